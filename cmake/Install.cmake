@@ -1,0 +1,33 @@
+# The library, its public headers, the CMake package and the pkg-config file; the program too.
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvxfer)
+
+install(TARGETS kvxfer EXPORT kvxferTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT kvxferTargets NAMESPACE kvxfer:: DESTINATION ${package_dir})
+
+configure_package_config_file(cmake/kvxferConfig.cmake.in ${PROJECT_BINARY_DIR}/kvxferConfig.cmake
+  INSTALL_DESTINATION ${package_dir})
+# Before 1.0 a minor version may change the interface.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvxferConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/kvxferConfig.cmake
+  ${PROJECT_BINARY_DIR}/kvxferConfigVersion.cmake DESTINATION ${package_dir})
+
+# A static library's own needs are its user's; a shared one brings them along.
+set(KVXFER_PC_PRIVATE "absl_strings spdlog protobuf libxxhash")
+set(KVXFER_PC_REQUIRES "absl_status absl_statusor")
+if(NOT BUILD_SHARED_LIBS)
+  string(APPEND KVXFER_PC_REQUIRES " ${KVXFER_PC_PRIVATE}")
+  set(KVXFER_PC_PRIVATE "")
+endif()
+configure_file(cmake/kvxfer.pc.in ${PROJECT_BINARY_DIR}/kvxfer.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/kvxfer.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+if(TARGET kvxfer_cli)
+  install(TARGETS kvxfer_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()

@@ -1,0 +1,143 @@
+// The agent: registers memory, knows peers, moves blocks, tells and is told.
+//
+// Thread-safety: every method may be called from any thread at any time, except that the
+// destructor must be the last call. Several agents in one process are independent.
+// Errors: public functions never abort and never throw; each Status names what, whom and the
+// remedy. Fork: a forked child's calls on the parent's agents are refused (FailedPrecondition).
+// Details of who drives progress: docs/threading.md; of the guarantees: docs/architecture.md.
+//
+// Example:
+//   auto agent = kvxfer::Agent::Create({.name = "prefill-0"});
+//   auto region = (*agent)->RegisterMemory({.data = cache, .bytes = bytes}, Access::kRemoteRead);
+//   auto peer = (*agent)->AddPeer(metadata_of_decode);
+//   auto transfer = (*agent)->Write(*peer, blocks, {.notification = "request 7"});
+//   absl::Status done = transfer->Wait(std::chrono::seconds(5));
+
+#ifndef KVXFER_AGENT_H_
+#define KVXFER_AGENT_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/memory.h"
+#include "kvxfer/notification.h"
+#include "kvxfer/options.h"
+#include "kvxfer/peer.h"
+#include "kvxfer/transfer.h"
+#include "kvxfer/types.h"
+
+namespace kvxfer {
+
+// What Quiesce asks about: inbound transfers of `peer` (empty: of all) that touch one of `regions`
+// (empty: any) and began before the call.
+struct QuiesceScope {
+  std::string peer{};
+  std::vector<RegionId> regions{};
+};
+
+// quiet: no byte of what was asked about can land any more. Else quarantined: `token` names what
+// is still open.
+struct QuiesceResult {
+  bool quiet = false;
+  uint64_t token = 0;     // 0 when quiet
+  std::string pending{};  // whom it waits for, for a person
+};
+
+class Agent {
+ public:
+  static absl::StatusOr<std::unique_ptr<Agent>> Create(const AgentOptions& options);
+
+  // Ends every transfer as cancelled, closes every connection, joins the threads.
+  ~Agent();
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  const std::string& name() const;
+  Incarnation incarnation() const;
+  // Where the tcp backend listens, "host:port" with the real port; empty without tcp.
+  std::string listen_address() const;
+
+  // --- Memory -------------------------------------------------------------------------------
+  // Peers learn of a region through metadata taken after this call. Overlapping registrations are
+  // allowed. InvalidArgument: null or empty span, unsupported kind; ResourceExhausted.
+  absl::StatusOr<RegionId> RegisterMemory(const MemorySpan& span, Access access);
+
+  // Refuses new remote operations on the region, waits up to `timeout` until no transfer, local or
+  // remote, can touch it, and forgets it. NotFound: unknown or already deregistered.
+  // DeadlineExceeded: still in use; the region stays registered and its memory must not be freed.
+  absl::Status DeregisterMemory(RegionId region, Duration timeout = std::chrono::seconds(5));
+
+  // --- Peers --------------------------------------------------------------------------------
+  // What a peer must know to reach this agent and its regions: an opaque, versioned, checksummed
+  // blob. Take it again after registering or deregistering memory.
+  absl::StatusOr<std::string> Metadata() const;
+
+  // Makes the agent of `metadata` known (or brings it up to date) and returns its name. No
+  // connection is made before the first transfer. A new incarnation replaces the old, whose
+  // transfers fail. InvalidArgument: not metadata, damaged, of oneself, advertises loopback from
+  // another host; FailedPrecondition: no common version, or none of require_backends reaches it.
+  absl::StatusOr<std::string> AddPeer(std::string_view metadata);
+
+  // Ends the peer's transfers as cancelled and forgets it. NotFound.
+  absl::Status RemovePeer(std::string_view peer);
+
+  absl::StatusOr<Explanation> Explain(std::string_view peer) const;
+
+  // The next event about any peer, oldest first; empty when there is none. At most 1024 are
+  // kept; the oldest is dropped first.
+  std::optional<PeerEvent> PollPeerEvent();
+  // Runs on the dispatcher thread, in place of PollPeerEvent. Empty: back to polling.
+  void OnPeerEvent(std::function<void(const PeerEvent&)> callback);
+
+  // --- Transfers ----------------------------------------------------------------------------
+  // Local memory into the peer's. O(ids) work on the calling thread; never blocks on the network.
+  // InvalidArgument: no blocks, unequal lists, index out of range, not inside one registered
+  // region, duplicate or overlapping destination blocks, bad options; NotFound: unknown peer;
+  // PermissionDenied: the region does not allow it; ResourceExhausted: too many queued transfers.
+  absl::StatusOr<Transfer> Write(std::string_view peer, const PagedBlocks& blocks,
+                                 const TransferOptions& options = {});
+  absl::StatusOr<Transfer> Write(std::string_view peer, const DescriptorBlocks& blocks,
+                                 const TransferOptions& options = {});
+  // The peer's memory into local memory. A notification tells the peer that all bytes were read
+  // and that it may use the source again.
+  absl::StatusOr<Transfer> Read(std::string_view peer, const PagedBlocks& blocks,
+                                const TransferOptions& options = {});
+  absl::StatusOr<Transfer> Read(std::string_view peer, const DescriptorBlocks& blocks,
+                                const TransferOptions& options = {});
+  // A notification alone; options.notification is ignored.
+  absl::StatusOr<Transfer> Notify(std::string_view peer, std::string payload,
+                                  const TransferOptions& options = {});
+
+  // --- Being told ---------------------------------------------------------------------------
+  // Looks, and makes progress once.
+  std::optional<Notification> PollNotification();
+  // DeadlineExceeded after `timeout`; FailedPrecondition from a callback.
+  absl::StatusOr<Notification> WaitNotification(Duration timeout);
+  // An eventfd, readable while notifications wait; for epoll and asyncio loops. Owned by the
+  // agent. Poll until empty after it fires; do not read from it.
+  int notification_fd() const;
+  // Runs on the dispatcher thread, in order, in place of the calls above. Empty: back to them.
+  void OnNotification(std::function<void(Notification)> callback);
+
+  // --- Quiet --------------------------------------------------------------------------------
+  // Waits up to `timeout` until every transfer in `scope` has ended at both sides.
+  absl::StatusOr<QuiesceResult> Quiesce(const QuiesceScope& scope, Duration timeout);
+  // True once what `token` named is quiet. NotFound: unknown token (or already answered true).
+  absl::StatusOr<bool> IsQuiet(uint64_t token);
+
+ private:
+  class Impl;
+  explicit Agent(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_H_

@@ -1,0 +1,104 @@
+// Memory that takes part in transfers: spans to register, buffers that kvxfer allocates, and the
+// two ways to name blocks inside registered memory (paged regions and raw descriptors).
+//
+// Thread-safety: plain values, except HostBuffer, which one thread at a time may move.
+// Lifetime: kvxfer never owns registered memory. It must stay mapped from RegisterMemory until
+// DeregisterMemory has returned OK.
+//
+// Example:
+//   auto buffer = kvxfer::HostBuffer::Allocate(1 << 20);
+//   if (!buffer.ok()) return buffer.status();
+//   auto region = agent->RegisterMemory(buffer->span(), kvxfer::Access::kReadWrite);
+
+#ifndef KVXFER_MEMORY_H_
+#define KVXFER_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/types.h"
+
+namespace kvxfer {
+
+// A range of memory to register. `shared_fd` >= 0 says that the range is a MAP_SHARED mapping of
+// that descriptor at `shared_offset` (bytes), so that a peer on the same host may map it too;
+// HostBuffer fills it in. The descriptor is borrowed for the lifetime of the registration.
+struct MemorySpan {
+  void* data = nullptr;
+  size_t bytes = 0;
+  MemoryKind kind = MemoryKind::kHost;
+  int device_id = 0;  // CUDA device; 0 for host memory
+  int shared_fd = -1;
+  uint64_t shared_offset = 0;
+};
+
+// Page-aligned, zeroed host memory in a sealed memfd: the fastest memory for peers on the same
+// host, ordinary memory for all else. Unmapped when destroyed.
+class HostBuffer {
+ public:
+  // ResourceExhausted (with errno) when memory, descriptors or address space run out;
+  // InvalidArgument for zero bytes.
+  static absl::StatusOr<HostBuffer> Allocate(size_t bytes);
+
+  HostBuffer() = default;
+  HostBuffer(HostBuffer&& other) noexcept;
+  HostBuffer& operator=(HostBuffer&& other) noexcept;
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+  ~HostBuffer();
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return bytes_; }
+  MemorySpan span() const {
+    return {.data = data_, .bytes = bytes_, .shared_fd = fd_, .shared_offset = 0};
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+  int fd_ = -1;
+};
+
+// Equal blocks at equal distances: block i covers [base + i * stride, + block_bytes), i < count.
+// This is how a paged KV cache is told to kvxfer: one for each layer and each of K and V. The
+// whole of it must lie inside one registered region. Requires stride >= block_bytes.
+struct PagedRegion {
+  uint64_t base = 0;         // address of block 0, in the address space of its owner
+  uint64_t block_bytes = 0;  // bytes of one block
+  uint64_t stride = 0;       // bytes from one block to the next
+  uint64_t count = 0;        // number of blocks
+
+  bool operator==(const PagedRegion&) const = default;
+};
+
+// One contiguous range inside a registered region of its owner.
+struct Descriptor {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+
+  bool operator==(const Descriptor&) const = default;
+};
+
+// Blocks by index: for every pair (local[p], remote[p]) and every i, block local_ids[i] of
+// local[p] pairs with block remote_ids[i] of remote[p]. `local` and `remote` have equal length and
+// pairwise equal block_bytes; `local_ids` and `remote_ids` have equal length. The spans are read
+// during the call only.
+struct PagedBlocks {
+  std::span<const PagedRegion> local{};
+  std::span<const PagedRegion> remote{};
+  std::span<const uint32_t> local_ids{};
+  std::span<const uint32_t> remote_ids{};
+};
+
+// Blocks by address: local[i] pairs with remote[i]; equal length, pairwise equal bytes. The spans
+// are read during the call only.
+struct DescriptorBlocks {
+  std::span<const Descriptor> local{};
+  std::span<const Descriptor> remote{};
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_MEMORY_H_

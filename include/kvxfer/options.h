@@ -1,0 +1,82 @@
+// How an agent is set up.
+//
+// Thread-safety: plain values. OptionsFromEnvironment reads the environment once, where it is
+// called; nothing else in kvxfer reads environment variables.
+//
+// Example:
+//   kvxfer::AgentOptions options;
+//   options.name = "prefill-0";
+//   options.listen = "0.0.0.0:0";
+//   auto agent = kvxfer::Agent::Create(options);
+
+#ifndef KVXFER_OPTIONS_H_
+#define KVXFER_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/types.h"
+
+namespace kvxfer {
+
+// Default port of `kvxfer serve` and of host:port arguments without a port.
+inline constexpr uint16_t kDefaultPort = 7471;
+
+// What the decorator `faulty:<backend>` does to the backend beneath it. Every choice is drawn from
+// `seed`; probabilities are per operation or message.
+struct FaultOptions {
+  uint64_t seed = 1;
+  uint32_t reorder_window = 0;      // hold up to this many ops, immediates, messages; let any go
+  Duration max_delay{};             // hold each for up to this long
+  bool overtake = false;            // messages overtake the data posted before them
+  double error_probability = 0;     // an op completes with an error
+  double cut_probability = 0;       // the connection is cut
+  uint64_t blackhole_after = 0;     // after this many ops and messages nothing passes; 0: never
+  uint32_t slow_rail = UINT32_MAX;  // every op of this rail is held for slow_rail_delay
+  Duration slow_rail_delay{};
+};
+
+struct AgentOptions {
+  // How peers call this agent; unique among the agents that exchange metadata. 1 to 255 bytes.
+  std::string name{};
+
+  // Backends to use, best first; empty: {"loopback", "shm", "tcp"}. "faulty:<backend>" decorates.
+  std::vector<std::string> backends{};
+  // AddPeer fails unless the peer is reached over one of these; empty: any.
+  std::vector<std::string> require_backends{};
+
+  // Where the tcp backend listens: "host:port", "[v6]:port"; port 0: any free one. Loopback
+  // unless told otherwise, for there is no authentication yet.
+  std::string listen = "127.0.0.1:0";
+  // What peers are told to connect to, "host" or "host:port"; empty: the listening address, or,
+  // where that is a wildcard, the source address of the default route. Advertising loopback to a
+  // peer on another host is refused there.
+  std::string advertise{};
+  uint32_t tcp_streams = 2;  // data streams (rails) to each peer, 1 to 16
+
+  Duration heartbeat = std::chrono::milliseconds(500);  // between pings on a connection in use
+  Duration suspect_after = std::chrono::seconds(2);     // of silence: peer event kSuspect
+  Duration connect_timeout = std::chrono::seconds(2);   // one attempt to connect
+  Duration cancel_grace = std::chrono::seconds(1);      // Cancel waits so long for quiet
+
+  // Bounds of what this agent keeps for one peer.
+  uint32_t max_notifications = 4096;                   // undrained notifications of one peer
+  uint64_t max_notification_bytes = 16 * 1024 * 1024;  // and their payload bytes
+  uint32_t max_active_transfers = 1024;                // being sent to one peer at once
+
+  // Time to spin before sleeping; negative: adaptive (none below 4 usable CPUs).
+  Duration spin{-1};
+
+  FaultOptions faults{};
+};
+
+// Defaults changed by KVXFER_NAME, KVXFER_BACKENDS (comma separated), KVXFER_LISTEN,
+// KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_REQUIRE_BACKENDS, KVXFER_SPIN_US.
+// InvalidArgument names the variable that does not parse.
+absl::StatusOr<AgentOptions> OptionsFromEnvironment();
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_OPTIONS_H_

@@ -1,0 +1,57 @@
+// What an agent tells about its peers: events, and which path is taken and why.
+//
+// Thread-safety: plain values.
+//
+// Example:
+//   auto why = agent->Explain("decode-0");
+//   if (why.ok()) std::puts(why->ToString().c_str());
+
+#ifndef KVXFER_PEER_H_
+#define KVXFER_PEER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvxfer/types.h"
+
+namespace kvxfer {
+
+enum class PeerEventKind : uint8_t {
+  kJoined,   // first connection of this incarnation is up
+  kSuspect,  // connected, but silent for AgentOptions::suspect_after
+  kLost,     // connection lost, or the peer's process is gone
+  kBack,     // heard again after kSuspect or kLost
+};
+
+struct PeerEvent {
+  std::string peer{};
+  Incarnation incarnation{};
+  PeerEventKind kind = PeerEventKind::kJoined;
+  absl::Status cause{};  // OK for kJoined and kBack
+};
+
+const char* ToString(PeerEventKind kind);
+
+// One backend's answer to "how do you reach this peer?".
+struct PathExplanation {
+  std::string backend{};
+  bool usable = false;
+  bool chosen = false;     // carries transfers that do not name a backend
+  bool connected = false;  // a connection is up now
+  uint32_t rails = 0;
+  std::string why{};  // why not usable, or what the path is, e.g. "mapped memfd and cross-memory"
+};
+
+struct Explanation {
+  std::string peer{};
+  Incarnation incarnation{};
+  std::string host{};  // the peer's host name
+  std::vector<PathExplanation> paths{};
+  std::string ToString() const;  // a few lines for a person
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_PEER_H_

@@ -1,0 +1,119 @@
+#include "kvxfer/agent.h"
+
+#include <utility>
+
+#include "src/agent/engine.h"
+
+namespace kvxfer {
+
+class Agent::Impl {
+ public:
+  explicit Impl(std::shared_ptr<Engine> impl_engine) : engine(std::move(impl_engine)) {}
+  std::shared_ptr<Engine> engine;
+};
+
+absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(const AgentOptions& options) {
+  auto engine = Engine::Create(options);
+  if (!engine.ok()) return engine.status();
+  return std::unique_ptr<Agent>(new Agent(std::make_unique<Impl>(*std::move(engine))));
+}
+
+Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Agent::~Agent() {
+  if (impl_->engine->InForkedChild()) {
+    // Threads, sockets and wake-ups are the parent's: touch none of them.
+    (void)impl_.release();
+    return;
+  }
+  impl_->engine->Close();
+}
+
+const std::string& Agent::name() const { return impl_->engine->options().name; }
+Incarnation Agent::incarnation() const { return impl_->engine->incarnation(); }
+std::string Agent::listen_address() const { return impl_->engine->listen_address(); }
+
+absl::StatusOr<RegionId> Agent::RegisterMemory(const MemorySpan& span, Access access) {
+  return impl_->engine->RegisterMemory(span, access);
+}
+absl::Status Agent::DeregisterMemory(RegionId region, Duration timeout) {
+  return impl_->engine->DeregisterMemory(region, timeout);
+}
+
+absl::StatusOr<std::string> Agent::Metadata() const { return impl_->engine->Metadata(); }
+absl::StatusOr<std::string> Agent::AddPeer(std::string_view metadata) {
+  return impl_->engine->AddPeer(metadata);
+}
+absl::Status Agent::RemovePeer(std::string_view peer) { return impl_->engine->RemovePeer(peer); }
+absl::StatusOr<Explanation> Agent::Explain(std::string_view peer) const {
+  return impl_->engine->Explain(peer);
+}
+
+std::optional<PeerEvent> Agent::PollPeerEvent() { return impl_->engine->presence().Pop(); }
+void Agent::OnPeerEvent(std::function<void(const PeerEvent&)> callback) {
+  impl_->engine->presence().SetCallback(std::move(callback));
+}
+
+namespace {
+absl::StatusOr<Transfer> ToHandle(absl::StatusOr<TransferPtr> record) {
+  if (!record.ok()) return record.status();
+  return internal::TransferRecord::Handle(*std::move(record));
+}
+}  // namespace
+
+absl::StatusOr<Transfer> Agent::Write(std::string_view peer, const PagedBlocks& blocks,
+                                      const TransferOptions& options) {
+  return ToHandle(impl_->engine->Start(TransferKind::kWrite, peer, blocks, options));
+}
+absl::StatusOr<Transfer> Agent::Write(std::string_view peer, const DescriptorBlocks& blocks,
+                                      const TransferOptions& options) {
+  return ToHandle(impl_->engine->Start(TransferKind::kWrite, peer, blocks, options));
+}
+absl::StatusOr<Transfer> Agent::Read(std::string_view peer, const PagedBlocks& blocks,
+                                     const TransferOptions& options) {
+  return ToHandle(impl_->engine->Start(TransferKind::kRead, peer, blocks, options));
+}
+absl::StatusOr<Transfer> Agent::Read(std::string_view peer, const DescriptorBlocks& blocks,
+                                     const TransferOptions& options) {
+  return ToHandle(impl_->engine->Start(TransferKind::kRead, peer, blocks, options));
+}
+absl::StatusOr<Transfer> Agent::Notify(std::string_view peer, std::string payload,
+                                       const TransferOptions& options) {
+  TransferOptions with_payload = options;
+  with_payload.notification = std::move(payload);
+  return ToHandle(impl_->engine->Start(TransferKind::kNotify, peer, {}, std::move(with_payload)));
+}
+
+std::optional<Notification> Agent::PollNotification() {
+  Notifier& notifier = impl_->engine->notifier();
+  if (impl_->engine->InForkedChild()) return std::nullopt;
+  if (notifier.empty()) impl_->engine->Progress();
+  return notifier.Pop();
+}
+
+absl::StatusOr<Notification> Agent::WaitNotification(Duration timeout) {
+  Notifier& notifier = impl_->engine->notifier();
+  const Time deadline = After(timeout);
+  for (;;) {
+    auto waited = impl_->engine->WaitFor(
+        &notifier, [&] { return !notifier.empty(); }, deadline);
+    if (!waited.ok()) return waited.status();
+    // Another thread may have taken it.
+    if (auto notification = notifier.Pop()) return *std::move(notification);
+    if (Now() >= deadline) {
+      return absl::DeadlineExceededError("no notification within the time-out");
+    }
+  }
+}
+
+int Agent::notification_fd() const { return impl_->engine->notifier().fd(); }
+void Agent::OnNotification(std::function<void(Notification)> callback) {
+  impl_->engine->notifier().SetCallback(std::move(callback));
+}
+
+absl::StatusOr<QuiesceResult> Agent::Quiesce(const QuiesceScope& scope, Duration timeout) {
+  return impl_->engine->Quiesce(scope, timeout);
+}
+absl::StatusOr<bool> Agent::IsQuiet(uint64_t token) { return impl_->engine->IsQuiet(token); }
+
+}  // namespace kvxfer

@@ -1,0 +1,194 @@
+// Life of the engine, its rounds, and waiting.
+#include "src/agent/engine.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "src/core/host_identity.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// Closing waits so long for peers to let go of this agent's memory.
+constexpr Duration kCloseWithin = std::chrono::seconds(2);
+
+const std::vector<std::string>& DefaultBackends() {
+  static const std::vector<std::string> names{"loopback", "shm", "tcp"};
+  return names;
+}
+
+absl::Status CheckAgentOptions(const AgentOptions& options) {
+  if (options.name.empty() || options.name.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("agent name must have 1 to 255 bytes, has ", options.name.size()));
+  }
+  if (options.tcp_streams < 1 || options.tcp_streams > 16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tcp_streams must be 1 to 16, is ", options.tcp_streams));
+  }
+  if (options.heartbeat <= Duration::zero() || options.connect_timeout <= Duration::zero() ||
+      options.suspect_after <= options.heartbeat || options.cancel_grace < Duration::zero()) {
+    return absl::InvalidArgumentError(
+        "heartbeat and connect_timeout must be positive, suspect_after longer than heartbeat");
+  }
+  if (options.max_notifications == 0 || options.max_notification_bytes < kMaxNotificationBytes ||
+      options.max_active_transfers == 0) {
+    return absl::InvalidArgumentError(
+        "max_notifications and max_active_transfers must be positive, max_notification_bytes at "
+        "least 64 KiB");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Engine>> Engine::Create(const AgentOptions& options) {
+  if (auto status = CheckAgentOptions(options); !status.ok()) return status;
+  auto engine = std::make_shared<Engine>(options);
+  if (auto status = engine->Init(); !status.ok()) return status;
+  return engine;
+}
+
+Engine::~Engine() { Close(); }
+
+absl::Status Engine::Init() {
+  runtime_.incarnation = Incarnation::Random();
+  runtime_.host = ReadHostIdentity();
+  if (auto status = runtime_.notifier.Open(); !status.ok()) return status;
+  const BackendContext context{runtime_.options, runtime_.incarnation, runtime_.host};
+  const bool chosen = !runtime_.options.backends.empty();
+  std::vector<int> fds;
+  for (const std::string& name : chosen ? runtime_.options.backends : DefaultBackends()) {
+    auto backend = MakeBackend(name, context);
+    if (!backend.ok()) return Annotate(backend.status(), absl::StrCat("backend ", name));
+    fds.push_back((*backend)->wait_fd());
+    runtime_.backends.push_back(*std::move(backend));
+  }
+  for (const auto& backend : runtime_.backends) {
+    if (listen_address_.empty()) listen_address_ = backend->ListenAddress();
+  }
+  runtime_.notifier.set_on_drained([this] {
+    const uint64_t step = std::clamp<uint64_t>(runtime_.options.max_notifications / 4, 1, 256);
+    if (++drained_ % step == 0) runtime_.loop.Submit([] {});
+  });
+  return runtime_.loop.Start(this, fds);
+}
+
+void Engine::Close() {
+  if (fork_guard_.InChild()) return;
+  if (runtime_.loop.running()) {
+    runtime_.loop.Call([this] { CloseAll(); });
+    const Time until = Now() + kCloseWithin;
+    // Rounds go on until every connection is down: then no byte of a peer can land here any more.
+    std::atomic<bool> down{false};
+    while (!down && Now() < until) {
+      runtime_.loop.DriveUntil(
+          &down, [&] { return down.load(); },
+          std::min(until, Now() + std::chrono::milliseconds(1)));
+      runtime_.loop.Call([&] {
+        down = inbound_.Finished() &&
+               std::ranges::all_of(leaving_, [](const auto& peer) { return peer->Finished(); });
+      });
+    }
+    if (!down) {
+      Log(LogLevel::kWarning,
+          "agent {}: some connections did not close in time; peers may still write to memory "
+          "that was registered",
+          runtime_.options.name);
+    }
+    runtime_.loop.Stop();
+  }
+  runtime_.dispatcher.Stop();
+  runtime_.finished.clear();
+}
+
+void Engine::CloseAll() {
+  closed_ = true;
+  Round();
+  const absl::Status why = absl::CancelledError("the agent was closed");
+  for (auto& [name, peer] : peers_) {
+    peer->Close(TransferState::kCancelled, why);
+    peer->Pump(Now());
+    leaving_.push_back(std::move(peer));
+  }
+  peers_.clear();
+  inbound_.Pump();
+  inbound_.Close(why);
+}
+
+bool Engine::Round() {
+  bool busy = false;
+  std::array<Event, 64> events;
+  for (const auto& backend : runtime_.backends) {
+    const size_t n = backend->Poll(events);
+    for (size_t i = 0; i < n; ++i) {
+      Dispatch(events[i]);
+      events[i] = Event();
+    }
+    busy |= n > 0;
+  }
+  runtime_.finished.clear();
+  const Time now = Now();
+  if (NextTimer() <= now) {
+    for (auto& [name, peer] : peers_) peer->OnTimer(now);
+    for (auto& peer : leaving_) peer->OnTimer(now);
+    inbound_.OnTimer(now);
+  }
+  Post();
+  return busy;
+}
+
+void Engine::Dispatch(Event& event) {
+  if (event.kind == EventKind::kAccepted) {
+    if (closed_) event.accepted->Shutdown(absl::CancelledError("the agent was closed"));
+    inbound_.Accept(std::move(event.accepted));
+    return;
+  }
+  const auto user = runtime_.users.find(event.endpoint);
+  if (user != runtime_.users.end()) user->second->OnEvent(event);
+}
+
+void Engine::Post() {
+  const Time now = Now();
+  for (auto& [name, peer] : peers_) peer->Pump(now);
+  for (auto& peer : leaving_) peer->Pump(now);
+  std::erase_if(leaving_, [this](const auto& peer) { return !closed_ && peer->Finished(); });
+  inbound_.Pump();
+}
+
+bool Engine::Arm() {
+  bool armed = true;
+  for (const auto& backend : runtime_.backends) armed &= backend->Arm();
+  return armed;
+}
+
+Time Engine::NextTimer() {
+  Time next = inbound_.NextTimer();
+  for (const auto& [name, peer] : peers_) next = std::min(next, peer->NextTimer());
+  for (const auto& peer : leaving_) next = std::min(next, peer->NextTimer());
+  return next;
+}
+
+absl::Status Engine::Call(absl::FunctionRef<void()> command) {
+  if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (runtime_.loop.Call(command)) return absl::OkStatus();
+  return absl::FailedPreconditionError("the agent is closed");
+}
+
+absl::StatusOr<bool> Engine::WaitFor(const void* key, absl::FunctionRef<bool()> done,
+                                     Time deadline) {
+  if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (done()) return true;
+  if (Dispatcher::InCallback()) {
+    return absl::FailedPreconditionError(
+        "waiting inside a callback is refused: it would stop every other callback");
+  }
+  if (runtime_.loop.DriveUntil(key, done, deadline)) return true;
+  if (runtime_.loop.stopped()) return absl::CancelledError("the agent was closed");
+  return false;
+}
+
+}  // namespace kvxfer

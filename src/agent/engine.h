@@ -1,0 +1,100 @@
+// The agent behind its interface: plans on the caller's thread, runs everything else under the one
+// ownership of the progress loop. Agent forwards to it; Transfer handles find it by weak pointer.
+//
+// Thread-safety: the public methods from any thread, but for those of Driven.
+
+#ifndef KVXFER_AGENT_ENGINE_H_
+#define KVXFER_AGENT_ENGINE_H_
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/agent.h"
+#include "src/agent/fork_guard.h"
+#include "src/agent/inbound.h"
+#include "src/agent/peer.h"
+#include "src/agent/runtime.h"
+
+namespace kvxfer {
+
+class Engine : public Driven, public std::enable_shared_from_this<Engine> {
+ public:
+  using Blocks = std::variant<std::monostate, PagedBlocks, DescriptorBlocks>;
+
+  static absl::StatusOr<std::shared_ptr<Engine>> Create(const AgentOptions& options);
+  explicit Engine(const AgentOptions& options) : runtime_(options), inbound_(&runtime_) {}
+  ~Engine() override;
+
+  // Ends everything; no other call may be in progress or follow. In a forked child: does nothing.
+  void Close();
+
+  const AgentOptions& options() const { return runtime_.options; }
+  Incarnation incarnation() const { return runtime_.incarnation; }
+  const std::string& listen_address() const { return listen_address_; }
+  bool InForkedChild() const { return fork_guard_.InChild(); }
+
+  absl::StatusOr<RegionId> RegisterMemory(const MemorySpan& span, Access access);
+  absl::Status DeregisterMemory(RegionId region, Duration timeout);
+
+  absl::StatusOr<std::string> Metadata();
+  absl::StatusOr<std::string> AddPeer(std::string_view metadata_bytes);
+  absl::Status RemovePeer(std::string_view peer);
+  absl::StatusOr<Explanation> Explain(std::string_view peer);
+  Presence& presence() { return runtime_.presence; }
+
+  absl::StatusOr<TransferPtr> Start(TransferKind kind, std::string_view peer, const Blocks& blocks,
+                                    TransferOptions options);
+  void Cancel(const TransferPtr& record);
+  // False: `done` did not become true by `deadline`, or the agent was closed.
+  absl::StatusOr<bool> WaitFor(const void* key, absl::FunctionRef<bool()> done, Time deadline);
+
+  Notifier& notifier() { return runtime_.notifier; }
+  Dispatcher& dispatcher() { return runtime_.dispatcher; }
+  void Progress() { runtime_.loop.Progress(); }
+  absl::StatusOr<QuiesceResult> Quiesce(const QuiesceScope& scope, Duration timeout);
+  absl::StatusOr<bool> IsQuiet(uint64_t token);
+
+  // Driven.
+  bool Round() override;
+  void Post() override;
+  bool Arm() override;
+  Time NextTimer() override;
+
+ private:
+  absl::Status Init();
+  absl::Status CheckOptions(const TransferOptions& options, TransferKind kind) const;
+  std::shared_ptr<const PeerView> FindView(std::string_view peer) const;
+  void PublishView(const Peer& peer);
+  absl::Status Call(absl::FunctionRef<void()> command);
+  absl::Status Install(AgentMetadata metadata);
+  void Dispatch(Event& event);
+  Peer* FindPeer(std::string_view name);
+  void CloseAll();
+
+  Runtime runtime_;
+  InboundHub inbound_;
+  ForkGuard fork_guard_;
+  std::string listen_address_;
+  std::atomic<uint64_t> last_transfer_{0};
+  std::atomic<uint64_t> drained_{0};
+
+  // By the owner.
+  std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
+  std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
+  bool closed_ = false;
+
+  mutable std::mutex views_mu_;
+  std::map<std::string, std::shared_ptr<const PeerView>, std::less<>> views_;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_ENGINE_H_

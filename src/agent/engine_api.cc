@@ -1,0 +1,265 @@
+// What the application asks of the engine: memory, peers, transfers, quiet.
+#include <algorithm>
+#include <utility>
+
+#include "src/agent/engine.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// Posted and not ended, to one peer.
+constexpr uint32_t kMaxQueued = 1u << 16;
+constexpr Duration kMaxDeadline = std::chrono::hours(24 * 365);
+
+}  // namespace
+
+absl::StatusOr<RegionId> Engine::RegisterMemory(const MemorySpan& span, Access access) {
+  absl::StatusOr<RegionId> id = absl::UnknownError("");
+  auto status = Call([&] { id = runtime_.memory.Register(span, access, runtime_.backends); });
+  return status.ok() ? id : status;
+}
+
+absl::Status Engine::DeregisterMemory(RegionId region, Duration timeout) {
+  if (Dispatcher::InCallback()) {
+    return absl::FailedPreconditionError("DeregisterMemory waits: not inside a callback");
+  }
+  const Time deadline = After(timeout);
+  absl::Status result;
+  InboundHub::Question question;
+  auto status = Call([&] {
+    result = runtime_.memory.Close(region);
+    if (result.ok()) question = inbound_.StartQuiesce({.regions = {region}}, true);
+  });
+  if (!status.ok()) return status;
+  if (!result.ok()) return result;
+  bool removed = false;
+  std::string pending;
+  while (!removed) {
+    const Time look = std::min(deadline, Now() + std::chrono::milliseconds(1));
+    runtime_.loop.DriveUntil(
+        question.quiet.get(), [&] { return question.quiet->load(std::memory_order_acquire); },
+        look);
+    status = Call([&] {
+      const bool quiet = question.quiet->load(std::memory_order_acquire);
+      removed = quiet && !runtime_.memory.InUse(region);
+      if (removed) runtime_.memory.Remove(region);
+      pending = quiet ? "transfers of this agent" : inbound_.Pending(question.token);
+      if (quiet) (void)inbound_.IsQuiet(question.token);
+    });
+    if (!status.ok()) return status;
+    if (removed || Now() >= deadline) break;
+    if (question.quiet->load(std::memory_order_acquire)) {
+      runtime_.loop.DriveUntil(
+          &removed, [] { return false; }, look);
+    }
+  }
+  if (removed) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("region ", static_cast<uint32_t>(region), " is still in use by ", pending,
+                   "; it stays registered and its memory must not be freed: call again"));
+}
+
+absl::StatusOr<std::string> Engine::Metadata() {
+  AgentMetadata metadata{.name = runtime_.options.name,
+                         .incarnation = runtime_.incarnation,
+                         .min_version = kMinProtocolVersion,
+                         .max_version = kMaxProtocolVersion,
+                         .host = runtime_.host};
+  auto status = Call([&] {
+    for (const auto& backend : runtime_.backends) {
+      metadata.backends.push_back({std::string(backend->name()), backend->Address()});
+    }
+    metadata.regions = runtime_.memory.Describe(runtime_.backends);
+    metadata.last_region = runtime_.memory.last_region();
+  });
+  if (!status.ok()) return status;
+  return EncodeMetadata(metadata);
+}
+
+absl::StatusOr<std::string> Engine::AddPeer(std::string_view metadata_bytes) {
+  auto metadata = DecodeMetadata(metadata_bytes);
+  if (!metadata.ok()) return metadata.status();
+  if (metadata->incarnation == runtime_.incarnation) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the metadata is of this agent itself, ", runtime_.options.name));
+  }
+  std::string name = metadata->name;
+  if (name == runtime_.options.name) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the peer is called ", name, " as this agent is; give agents unique names"));
+  }
+  absl::Status result;
+  auto status = Call([&] { result = Install(*std::move(metadata)); });
+  if (!status.ok()) return status;
+  if (!result.ok()) return result;
+  return name;
+}
+
+absl::Status Engine::Install(AgentMetadata metadata) {
+  const std::string name = metadata.name;
+  Peer* known = FindPeer(name);
+  if (known != nullptr && known->metadata().incarnation == metadata.incarnation) {
+    // Older metadata that arrives late takes nothing away.
+    if (metadata.last_region < known->metadata().last_region) return absl::OkStatus();
+    known->Update(std::move(metadata));
+    PublishView(*known);
+    return absl::OkStatus();
+  }
+  auto peer = std::make_unique<Peer>(&runtime_, std::move(metadata));
+  if (auto status = peer->CheckReachable(runtime_.options.require_backends); !status.ok()) {
+    return status;
+  }
+  if (known != nullptr) {
+    known->Close(TransferState::kFailed,
+                 absl::FailedPreconditionError(absl::StrCat(
+                     "peer ", name, " restarted: its new metadata replaced incarnation ",
+                     known->metadata().incarnation.ToString())));
+    leaving_.push_back(std::move(peers_.find(name)->second));
+  }
+  PublishView(*peer);
+  peers_[name] = std::move(peer);
+  return absl::OkStatus();
+}
+
+absl::Status Engine::RemovePeer(std::string_view peer) {
+  absl::Status result;
+  auto status = Call([&] {
+    Peer* found = FindPeer(peer);
+    if (found == nullptr) {
+      result = absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer)));
+      return;
+    }
+    {
+      std::lock_guard lock(views_mu_);
+      views_.erase(std::string(peer));
+    }
+    found->Close(TransferState::kCancelled,
+                 absl::CancelledError(absl::StrCat("peer ", ToAbsl(peer), " was removed")));
+    const auto it = peers_.find(peer);
+    leaving_.push_back(std::move(it->second));
+    peers_.erase(it);
+  });
+  return status.ok() ? result : status;
+}
+
+absl::StatusOr<Explanation> Engine::Explain(std::string_view peer) {
+  absl::StatusOr<Explanation> result =
+      absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer), "; add its metadata first"));
+  auto status = Call([&] {
+    if (Peer* found = FindPeer(peer)) result = found->Explain();
+  });
+  return status.ok() ? result : status;
+}
+
+Peer* Engine::FindPeer(std::string_view name) {
+  const auto it = peers_.find(name);
+  return it == peers_.end() ? nullptr : it->second.get();
+}
+
+std::shared_ptr<const PeerView> Engine::FindView(std::string_view peer) const {
+  std::lock_guard lock(views_mu_);
+  const auto it = views_.find(peer);
+  return it == views_.end() ? nullptr : it->second;
+}
+
+void Engine::PublishView(const Peer& peer) {
+  std::lock_guard lock(views_mu_);
+  views_[peer.metadata().name] = peer.view();
+}
+
+absl::Status Engine::CheckOptions(const TransferOptions& options, TransferKind kind) const {
+  if (options.deadline <= Duration::zero() || options.deadline > kMaxDeadline) {
+    return absl::InvalidArgumentError("the deadline must be positive and at most a year");
+  }
+  if (options.notification.has_value() && options.notification->size() > kMaxNotificationBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("notification of ", options.notification->size(),
+                                                   " bytes is larger than 64 KiB"));
+  }
+  if (options.backend.empty() || kind == TransferKind::kNotify) return absl::OkStatus();
+  const bool known = std::ranges::any_of(
+      runtime_.backends, [&](const auto& backend) { return backend->name() == options.backend; });
+  if (known) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("this agent has no backend ", options.backend));
+}
+
+absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view peer,
+                                          const Blocks& blocks, TransferOptions options) {
+  if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (auto status = CheckOptions(options, kind); !status.ok()) return status;
+  const auto view = FindView(peer);
+  if (view == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer), "; add its metadata first"));
+  }
+  if (view->queued->load(std::memory_order_relaxed) >= kMaxQueued) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        kMaxQueued, " transfers to peer ", ToAbsl(peer), " are queued; wait for some to end"));
+  }
+  auto record = std::make_shared<internal::TransferRecord>();
+  record->kind = kind;
+  record->peer = peer;
+  if (kind != TransferKind::kNotify) {
+    record->local = runtime_.memory.table();
+    record->remote = view->regions;
+    const Direction direction = kind == TransferKind::kWrite ? Direction::kWrite : Direction::kRead;
+    auto list = std::holds_alternative<PagedBlocks>(blocks)
+                    ? BlockList::FromPaged(std::get<PagedBlocks>(blocks), direction, *record->local,
+                                           *record->remote)
+                    : BlockList::FromDescriptors(std::get<DescriptorBlocks>(blocks), direction,
+                                                 *record->local, *record->remote);
+    if (!list.ok()) return list.status();
+    record->blocks = *std::move(list);
+  }
+  record->incarnation = view->incarnation;
+  record->options = std::move(options);
+  record->posted = Now();
+  record->deadline = record->posted + record->options.deadline;
+  record->engine = weak_from_this();
+  record->id = ++last_transfer_;
+  runtime_.loop.Submit([this, record] {
+    Peer* found = FindPeer(record->peer);
+    if (found != nullptr && found->metadata().incarnation == record->incarnation) {
+      found->Submit(record);
+      return;
+    }
+    runtime_.Publish(record,
+                     {.state = TransferState::kFailed,
+                      .status = absl::FailedPreconditionError(
+                          absl::StrCat("peer ", record->peer, " was removed or replaced")),
+                      .delivery = record->options.notification.has_value() ? Delivery::kNotDelivered
+                                                                           : Delivery::kNone});
+  });
+  return record;
+}
+
+void Engine::Cancel(const TransferPtr& record) {
+  runtime_.loop.Submit([this, record] {
+    if (Peer* peer = FindPeer(record->peer)) peer->Cancel(record);
+  });
+}
+
+absl::StatusOr<QuiesceResult> Engine::Quiesce(const QuiesceScope& scope, Duration timeout) {
+  InboundHub::Question question;
+  auto status = Call([&] { question = inbound_.StartQuiesce(scope, false); });
+  if (!status.ok()) return status;
+  const auto quiet = [&] { return question.quiet->load(std::memory_order_acquire); };
+  auto waited = WaitFor(question.quiet.get(), quiet, After(timeout));
+  if (!waited.ok()) return waited.status();
+  QuiesceResult result{.quiet = quiet(), .token = question.token};
+  status = Call([&] {
+    result.quiet = inbound_.IsQuiet(question.token).value_or(false);
+    if (!result.quiet) result.pending = inbound_.Pending(question.token);
+  });
+  if (!status.ok()) return status;
+  if (result.quiet) result.token = 0;
+  return result;
+}
+
+absl::StatusOr<bool> Engine::IsQuiet(uint64_t token) {
+  absl::StatusOr<bool> result = false;
+  auto status = Call([&] { result = inbound_.IsQuiet(token); });
+  return status.ok() ? result : status;
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,247 @@
+// Connections and hellos of initiators, sweeping, and the questions of Quiesce.
+#include "src/agent/inbound.h"
+
+#include <algorithm>
+
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+constexpr Duration kHelloWithin = std::chrono::seconds(2);
+// An initiator pings at least every 5 s; one that is silent for so long is disconnected.
+constexpr Duration kSilence = std::chrono::seconds(30);
+
+}  // namespace
+
+void InboundLink::OnEvent(Event& event) {
+  switch (event.kind) {
+    case EventKind::kMessage:
+      return hub->OnMessage(*this, event.message);
+    case EventKind::kImmediate:
+      return hub->OnImmediate(*this, event.immediate);
+    case EventKind::kFenced:
+      return hub->OnFenced(*this, event.id);
+    case EventKind::kDown:
+      return hub->OnDown(*this, event.status);
+    case EventKind::kConnected:
+    case EventKind::kCompletion:
+    case EventKind::kAccepted:
+      return;
+  }
+}
+
+void InboundHub::Accept(std::unique_ptr<Endpoint> endpoint) {
+  auto link = std::make_unique<InboundLink>(this, std::move(endpoint));
+  link->heard = Now();
+  runtime_->users[link->endpoint.get()] = link.get();
+  const InboundLink* key = link.get();
+  links_.emplace(key, std::move(link));
+}
+
+void InboundHub::CloseLink(InboundLink& link, const absl::Status& why) {
+  if (link.closing) return;
+  link.closing = true;
+  link.endpoint->Shutdown(why);
+}
+
+void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::string& text) {
+  const RefuseFrame frame{.reason = reason, .target = runtime_->incarnation, .text = text};
+  const std::string message = EncodeMessage(FrameType::kRefuse, 0, 0, Encode(frame));
+  link.endpoint->Send(std::as_bytes(std::span(message)));
+  CloseLink(link, absl::FailedPreconditionError(text));
+}
+
+void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
+  auto hello = Decode<HelloFrame>(envelope.body);
+  if (!hello.ok()) return CloseLink(link, hello.status());
+  if (link.session != nullptr) return CloseLink(link, absl::InvalidArgumentError("second hello"));
+  if (hello->target != runtime_->incarnation) {
+    return Refuse(link, RefuseReason::kIncarnation,
+                  absl::StrCat("this is agent ", runtime_->options.name, " of incarnation ",
+                               runtime_->incarnation.ToString()));
+  }
+  const auto version = CommonVersion(hello->min_version, hello->max_version, kMinProtocolVersion,
+                                     kMaxProtocolVersion);
+  if (!version.ok()) {
+    return Refuse(link, RefuseReason::kVersion, std::string(version.status().message()));
+  }
+  if (std::ranges::find(hello->auth, AuthMethod::kNone) == hello->auth.end()) {
+    return Refuse(link, RefuseReason::kAuth, "no common authentication method");
+  }
+  InboundSession* session = Attach(link, *hello);
+  if (session == nullptr) return;
+  const bool first = session->links.empty();
+  link.session = session;
+  session->links.push_back(&link);
+  session->unlinked = Time{};
+  if (first) session->channel.Rewind();
+  if (auto status = session->channel.OnAck(envelope.ack); !status.ok()) {
+    return Fail(*session, status);
+  }
+  link.endpoint->Authorize();
+  // What is being fenced may be on its way over this connection as well.
+  for (auto& [transfer, waiting] : session->fencing) {
+    waiting.insert(&link);
+    link.endpoint->Fence(transfer);
+  }
+  SendHelloAck(link, *version);
+  runtime_->presence.LinkUp(session->name, session->initiator);
+}
+
+// The session that `hello` continues or begins; null after a refusal.
+InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
+  const auto it = sessions_.find(hello.initiator);
+  if (it != sessions_.end()) {
+    InboundSession& session = *it->second;
+    if (!session.failed && session.id == hello.session &&
+        hello.oldest_kept <= session.channel.received() + 1) {
+      return &session;
+    }
+    if (!session.links.empty()) {
+      for (InboundLink* old : session.links) {
+        CloseLink(*old, absl::AbortedError("the initiator began a new session"));
+      }
+      Refuse(link, RefuseReason::kClosing, "the session before is being closed; try again");
+      return nullptr;
+    }
+    Sweep(hello.initiator);
+  }
+  if (hello.oldest_kept != 1) {
+    Refuse(link, RefuseReason::kSession, "the session is no longer known; start a new one");
+    return nullptr;
+  }
+  auto session = std::make_unique<InboundSession>(&slots_, ++last_owner_);
+  session->id = hello.session;
+  session->initiator = hello.initiator;
+  session->name = hello.name;
+  InboundSession* added = session.get();
+  sessions_.emplace(hello.initiator, std::move(session));
+  GrantSlots(*added);
+  TellCredit(*added);
+  return added;
+}
+
+void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
+  const HelloAckFrame ack{.version = version,
+                          .target = runtime_->incarnation,
+                          .last_region = runtime_->memory.last_region(),
+                          .live_regions = runtime_->memory.LiveRegions()};
+  const std::string message =
+      EncodeMessage(FrameType::kHelloAck, 0, link.session->channel.received(), Encode(ack));
+  if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
+    CloseLink(link, absl::InternalError("no room for the answer to a hello"));
+  }
+}
+
+void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
+  InboundSession* session = link.session;
+  if (session != nullptr) {
+    std::erase(session->links, &link);
+    std::vector<uint64_t> fencing;
+    for (const auto& [transfer, waiting] : session->fencing) fencing.push_back(transfer);
+    // A connection that is down lands nothing: it counts as fenced.
+    for (uint64_t transfer : fencing) FenceDone(*session, link, transfer);
+    Act(*session);
+    if (session->links.empty()) {
+      session->unlinked = Now();
+      for (auto& [token, question] : questions_) Answered(question, session->owner);
+    }
+    runtime_->presence.LinkDown(session->name, session->initiator, why);
+  }
+  runtime_->users.erase(link.endpoint.get());
+  auto it = links_.find(&link);
+  runtime_->finished.push_back(std::move(it->second));
+  links_.erase(it);
+}
+
+void InboundHub::OnTimer(Time now) {
+  for (auto& [key, link] : links_) {
+    if (link->session == nullptr && now - link->heard >= kHelloWithin) {
+      CloseLink(*link, absl::DeadlineExceededError("no hello came"));
+    } else if (link->session != nullptr && now - link->heard >= kSilence) {
+      CloseLink(*link, absl::UnavailableError("the initiator is silent"));
+    }
+  }
+  std::vector<Incarnation> old;
+  for (const auto& [initiator, session] : sessions_) {
+    if (session->links.empty() && now - session->unlinked >= kSweepAfter) old.push_back(initiator);
+  }
+  for (const Incarnation& initiator : old) Sweep(initiator);
+}
+
+Time InboundHub::NextTimer() const {
+  Time next = Time::max();
+  for (const auto& [key, link] : links_) {
+    if (link->closing) continue;
+    next = std::min(next, link->heard + (link->session == nullptr ? kHelloWithin : kSilence));
+  }
+  for (const auto& [initiator, session] : sessions_) {
+    if (session->links.empty()) next = std::min(next, session->unlinked + kSweepAfter);
+  }
+  return next;
+}
+
+// Nothing of the session can arrive any more (it has no connection): keeps nothing of it.
+void InboundHub::Sweep(Incarnation initiator) {
+  const auto it = sessions_.find(initiator);
+  slots_.Release(it->second->owner);
+  runtime_->presence.Forget(it->second->name, initiator);
+  sessions_.erase(it);
+}
+
+void InboundHub::Close(const absl::Status& why) {
+  for (auto& [key, link] : links_) CloseLink(*link, why);
+}
+
+InboundHub::Question InboundHub::StartQuiesce(const QuiesceScope& scope, bool revoke) {
+  Question question{.token = ++last_question_};
+  QuiesceFrame frame{.id = question.token, .all_regions = scope.regions.empty(), .revoke = revoke};
+  for (RegionId region : scope.regions) frame.regions.push_back(static_cast<uint32_t>(region));
+  std::vector<Incarnation> gone;
+  for (auto& [initiator, session] : sessions_) {
+    if (!scope.peer.empty() && session->name != scope.peer) continue;
+    if (session->links.empty()) {
+      // Without a connection nothing lands; and what its initiator still has queued must not come
+      // later in the name of this session.
+      gone.push_back(initiator);
+      continue;
+    }
+    question.waiting.insert(session->owner);
+    session->channel.Push(FrameType::kQuiesce, Encode(frame));
+  }
+  for (const Incarnation& initiator : gone) Sweep(initiator);
+  question.quiet->store(question.waiting.empty(), std::memory_order_release);
+  return questions_.emplace(question.token, std::move(question)).first->second;
+}
+
+std::string InboundHub::Pending(uint64_t token) const {
+  std::string pending;
+  const auto it = questions_.find(token);
+  if (it == questions_.end()) return pending;
+  for (const auto& [initiator, session] : sessions_) {
+    if (!it->second.waiting.contains(session->owner)) continue;
+    absl::StrAppend(&pending, pending.empty() ? "" : ", ", session->name);
+  }
+  return pending;
+}
+
+absl::StatusOr<bool> InboundHub::IsQuiet(uint64_t token) {
+  const auto it = questions_.find(token);
+  if (it == questions_.end()) {
+    return absl::NotFoundError(absl::StrCat("no quarantine with token ", token));
+  }
+  if (!it->second.waiting.empty()) return false;
+  questions_.erase(it);
+  return true;
+}
+
+void InboundHub::Answered(Question& question, SlotTable::Owner owner) {
+  question.waiting.erase(owner);
+  if (!question.waiting.empty()) return;
+  question.quiet->store(true, std::memory_order_release);
+  runtime_->loop.Wake(question.quiet.get());
+}
+
+}  // namespace kvxfer

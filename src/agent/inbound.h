@@ -1,0 +1,125 @@
+// The target's side: connections that peers made to this agent, a session for each initiator's
+// incarnation, what they bring, and the questions asked back (quiesce).
+//
+// Thread-safety: none; owned by the engine.
+
+#ifndef KVXFER_AGENT_INBOUND_H_
+#define KVXFER_AGENT_INBOUND_H_
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "kvxfer/agent.h"
+#include "src/agent/runtime.h"
+#include "src/core/arrival_tracker.h"
+#include "src/core/reliable_channel.h"
+#include "src/core/slot_table.h"
+
+namespace kvxfer {
+
+class InboundHub;
+struct InboundSession;
+
+// One connection that a peer made.
+class InboundLink : public EndpointUser {
+ public:
+  InboundLink(InboundHub* link_hub, std::unique_ptr<Endpoint> link_endpoint)
+      : hub(link_hub), endpoint(std::move(link_endpoint)) {}
+  void OnEvent(Event& event) override;
+
+  InboundHub* const hub;
+  std::unique_ptr<Endpoint> endpoint;
+  InboundSession* session = nullptr;  // after its hello
+  Time heard{};
+  bool closing = false;
+};
+
+// What one incarnation of an initiator has going here. Outlives its connections for kSweepAfter.
+struct InboundSession {
+  InboundSession(SlotTable* slots, SlotTable::Owner session_owner)
+      : owner(session_owner), tracker(slots, session_owner) {}
+
+  const SlotTable::Owner owner;
+  uint64_t id = 0;
+  Incarnation initiator{};
+  std::string name{};
+  std::vector<InboundLink*> links{};
+  ReliableChannel channel;
+  ArrivalTracker tracker;
+  uint32_t ranges = 0;  // of slots granted
+  std::shared_ptr<CreditAccount> account = std::make_shared<CreditAccount>();
+  CreditFrame credit_told{};
+  std::map<uint64_t, std::set<const InboundLink*>> fencing{};  // transfer → links not yet fenced
+  Time unlinked{};                                             // since when it has no connection
+  bool failed = false;
+};
+
+class InboundHub {
+ public:
+  explicit InboundHub(Runtime* runtime) : runtime_(runtime) {}
+
+  void Accept(std::unique_ptr<Endpoint> endpoint);
+  // Sends what is due: acknowledgements, credit, frames.
+  void Pump();
+  void OnTimer(Time now);
+  Time NextTimer() const;
+  void Close(const absl::Status& why);
+  bool Finished() const { return links_.empty(); }
+
+  // One question of Quiesce. `quiet` turns true once, when everybody has answered or is gone, and
+  // is the key of ProgressLoop::Wake.
+  struct Question {
+    uint64_t token = 0;
+    std::shared_ptr<std::atomic<bool>> quiet = std::make_shared<std::atomic<bool>>(false);
+    std::set<SlotTable::Owner> waiting{};
+  };
+  // Asks every initiator in `scope`; answers come in over time.
+  Question StartQuiesce(const QuiesceScope& scope, bool revoke);
+  // Who has not answered, for a person.
+  std::string Pending(uint64_t token) const;
+  // NotFound: unknown, or answered true before.
+  absl::StatusOr<bool> IsQuiet(uint64_t token);
+
+  // How long a session is kept without a connection.
+  static constexpr Duration kSweepAfter = std::chrono::seconds(60);
+
+ private:
+  friend class InboundLink;
+
+  void OnMessage(InboundLink& link, std::span<const std::byte> message);
+  void OnHello(InboundLink& link, const Envelope& envelope);
+  void Refuse(InboundLink& link, RefuseReason reason, const std::string& text);
+  InboundSession* Attach(InboundLink& link, const HelloFrame& hello);
+  void SendHelloAck(InboundLink& link, uint16_t version);
+  absl::Status OnNumbered(InboundSession& session, const ReliableChannel::Incoming& frame);
+  void OnImmediate(InboundLink& link, uint32_t immediate);
+  void OnFenced(InboundLink& link, uint64_t transfer);
+  void OnDown(InboundLink& link, const absl::Status& why);
+  void Act(InboundSession& session);
+  void StartFence(InboundSession& session, uint64_t transfer);
+  void FenceDone(InboundSession& session, const InboundLink& link, uint64_t transfer);
+  void GrantSlots(InboundSession& session);
+  void TellCredit(InboundSession& session);
+  void Flush(InboundSession& session);
+  void Fail(InboundSession& session, const absl::Status& why);
+  void CloseLink(InboundLink& link, const absl::Status& why);
+  void Sweep(Incarnation initiator);
+  void Answered(Question& question, SlotTable::Owner owner);
+
+  Runtime* const runtime_;
+  SlotTable slots_;
+  SlotTable::Owner last_owner_ = 0;
+  std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
+  std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
+  uint64_t last_question_ = 0;
+  std::map<uint64_t, Question> questions_;  // until IsQuiet has answered true
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_INBOUND_H_

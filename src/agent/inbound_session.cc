@@ -1,0 +1,201 @@
+// What initiators send within a session: frames, immediates, fences; and what they are told.
+#include <algorithm>
+
+#include "src/agent/inbound.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// Slots one session may hold, so that one initiator cannot take the table.
+constexpr uint32_t kMaxRanges = 32;
+
+}  // namespace
+
+void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message) {
+  if (link.closing) return;
+  link.heard = Now();
+  auto envelope = DecodeEnvelope(message);
+  if (!envelope.ok()) return CloseLink(link, envelope.status());
+  if (envelope->type == FrameType::kHello) return OnHello(link, *envelope);
+  if (link.session == nullptr) {
+    return CloseLink(link, absl::InvalidArgumentError("a frame came before the hello"));
+  }
+  InboundSession& session = *link.session;
+  if (session.failed) return;
+  absl::Status status = session.channel.OnAck(envelope->ack);
+  if (status.ok() && envelope->type == FrameType::kPing) {
+    auto ping = Decode<PingFrame>(envelope->body);
+    if (!ping.ok()) return Fail(session, ping.status());
+    const std::string pong =
+        EncodeMessage(FrameType::kPong, 0, session.channel.received(), Encode(*ping));
+    // Lost for want of room: the next ping is answered.
+    link.endpoint->Send(std::as_bytes(std::span(pong)));
+    return;
+  }
+  if (status.ok() && envelope->sequence != 0) {
+    std::vector<ReliableChannel::Incoming> frames;
+    status = session.channel.OnFrame(*envelope, frames);
+    for (const auto& frame : frames) {
+      if (status.ok()) status = OnNumbered(session, frame);
+    }
+  }
+  if (!status.ok()) return Fail(session, status);
+  Act(session);
+}
+
+absl::Status InboundHub::OnNumbered(InboundSession& session,
+                                    const ReliableChannel::Incoming& frame) {
+  const auto body = std::as_bytes(std::span(frame.body));
+  switch (frame.type) {
+    case FrameType::kOpen: {
+      auto open = Decode<OpenFrame>(body);
+      return open.ok() ? session.tracker.OnOpen(*std::move(open)) : open.status();
+    }
+    case FrameType::kAmend: {
+      auto amend = Decode<AmendFrame>(body);
+      return amend.ok() ? session.tracker.OnAmend(*amend) : amend.status();
+    }
+    case FrameType::kAbort: {
+      auto abort = Decode<AbortFrame>(body);
+      return abort.ok() ? session.tracker.OnAbort(*abort) : abort.status();
+    }
+    case FrameType::kDiscard: {
+      auto discard = Decode<DiscardFrame>(body);
+      return discard.ok() ? session.tracker.OnDiscard(*discard) : discard.status();
+    }
+    case FrameType::kSlotRequest:
+      GrantSlots(session);
+      return absl::OkStatus();
+    case FrameType::kQuiet: {
+      auto quiet = Decode<QuietFrame>(body);
+      if (!quiet.ok()) return quiet.status();
+      const auto question = questions_.find(quiet->id);
+      if (question != questions_.end()) Answered(question->second, session.owner);
+      return absl::OkStatus();
+    }
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("frame of type ", static_cast<int>(frame.type),
+                                                     " does not come from an initiator"));
+  }
+}
+
+void InboundHub::OnImmediate(InboundLink& link, uint32_t immediate) {
+  if (link.session == nullptr || link.session->failed) return;
+  InboundSession& session = *link.session;
+  const absl::Status status = session.tracker.OnImmediate(DecodeImmediate(immediate));
+  if (!status.ok()) return Fail(session, status);
+  Act(session);
+}
+
+void InboundHub::OnFenced(InboundLink& link, uint64_t transfer) {
+  if (link.session == nullptr || link.session->failed) return;
+  FenceDone(*link.session, link, transfer);
+  Act(*link.session);
+}
+
+void InboundHub::FenceDone(InboundSession& session, const InboundLink& link, uint64_t transfer) {
+  const auto it = session.fencing.find(transfer);
+  if (it == session.fencing.end()) return;
+  it->second.erase(&link);
+  if (!it->second.empty()) return;
+  session.fencing.erase(it);
+  if (auto status = session.tracker.OnFenced(transfer); !status.ok()) Fail(session, status);
+}
+
+void InboundHub::StartFence(InboundSession& session, uint64_t transfer) {
+  auto& waiting = session.fencing[transfer];
+  for (InboundLink* link : session.links) {
+    if (link->closing) continue;
+    waiting.insert(link);
+    link->endpoint->Fence(transfer);
+  }
+  // A connection that is closing counts as fenced once it is down.
+  for (InboundLink* link : session.links) {
+    if (link->closing) waiting.insert(link);
+  }
+  if (!waiting.empty()) return;
+  session.fencing.erase(transfer);
+  if (auto status = session.tracker.OnFenced(transfer); !status.ok()) Fail(session, status);
+}
+
+// Carries out what the tracker came to know: deliveries first, then what the initiator is told.
+void InboundHub::Act(InboundSession& session) {
+  for (;;) {
+    if (session.failed) return;
+    ArrivalTracker::Actions actions = session.tracker.TakeActions();
+    if (actions.empty()) return;
+    for (auto& delivered : actions.deliver) {
+      runtime_->notifier.Push({.peer = session.name,
+                               .incarnation = session.initiator,
+                               .transfer = delivered.transfer,
+                               .payload = std::move(delivered.notification)},
+                              session.account);
+    }
+    if (!actions.deliver.empty()) runtime_->loop.Wake(&runtime_->notifier);
+    if (!actions.released.empty()) {
+      session.channel.Push(FrameType::kReleased, Encode(actions.released));
+    }
+    for (uint64_t transfer : actions.fence) StartFence(session, transfer);
+  }
+}
+
+void InboundHub::GrantSlots(InboundSession& session) {
+  if (session.ranges >= kMaxRanges) return;
+  const auto grant = slots_.Grant(session.owner);
+  if (!grant.has_value()) {
+    Log(LogLevel::kWarning, "no slots left to grant to peer {}", session.name);
+    return;
+  }
+  ++session.ranges;
+  session.channel.Push(FrameType::kSlotGrant, Encode(*grant));
+}
+
+// Gives credit back once a quarter of it has been drained, so that it is not a frame a
+// notification.
+void InboundHub::TellCredit(InboundSession& session) {
+  const auto& options = runtime_->options;
+  const CreditFrame now{
+      .notifications = session.account->notifications.load(std::memory_order_acquire) +
+                       options.max_notifications,
+      .bytes =
+          session.account->bytes.load(std::memory_order_acquire) + options.max_notification_bytes};
+  const bool due =
+      now.notifications - session.credit_told.notifications > (options.max_notifications - 1) / 4 ||
+      now.bytes - session.credit_told.bytes > options.max_notification_bytes / 4;
+  if (!due) return;
+  session.credit_told = now;
+  session.channel.Push(FrameType::kCredit, Encode(now));
+}
+
+void InboundHub::Pump() {
+  for (auto& [initiator, session] : sessions_) {
+    if (session->failed || session->links.empty()) continue;
+    TellCredit(*session);
+    Flush(*session);
+  }
+}
+
+void InboundHub::Flush(InboundSession& session) {
+  const auto link =
+      std::ranges::find_if(session.links, [](const InboundLink* one) { return !one->closing; });
+  if (link == session.links.end()) return;
+  Endpoint& endpoint = *(*link)->endpoint;
+  while (const std::string* message = session.channel.NextToSend()) {
+    if (!endpoint.Send(std::as_bytes(std::span(*message)))) return;
+    session.channel.MessageSent();
+  }
+  if (!session.channel.ack_pressing()) return;
+  const std::string ack = session.channel.AckMessage();
+  endpoint.Send(std::as_bytes(std::span(ack)));
+}
+
+void InboundHub::Fail(InboundSession& session, const absl::Status& why) {
+  if (session.failed) return;
+  session.failed = true;
+  Log(LogLevel::kError, "peer {} broke the protocol: {}", session.name, ToStd(why.message()));
+  for (InboundLink* link : session.links) CloseLink(*link, why);
+}
+
+}  // namespace kvxfer

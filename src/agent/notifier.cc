@@ -1,0 +1,82 @@
+#include "src/agent/notifier.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "src/core/strings.h"
+
+namespace kvxfer {
+
+Notifier::~Notifier() {
+  if (fd_ >= 0) close(fd_);
+}
+
+absl::Status Notifier::Open() {
+  fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (fd_ >= 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(ErrnoText("cannot create the notification eventfd", errno));
+}
+
+void Notifier::Push(Notification notification, std::shared_ptr<CreditAccount> account) {
+  std::lock_guard lock(mu_);
+  Item item{std::move(notification), std::move(account)};
+  if (callback_ != nullptr) {
+    Dispatch(std::move(item));
+    return;
+  }
+  queue_.push_back(std::move(item));
+  count_.store(queue_.size(), std::memory_order_release);
+  if (queue_.size() == 1) {
+    const uint64_t one = 1;
+    [[maybe_unused]] ssize_t n = write(fd_, &one, sizeof(one));
+  }
+}
+
+std::optional<Notification> Notifier::Pop() {
+  std::optional<Item> item;
+  {
+    std::lock_guard lock(mu_);
+    if (queue_.empty()) return std::nullopt;
+    item = std::move(queue_.front());
+    queue_.pop_front();
+    count_.store(queue_.size(), std::memory_order_release);
+    if (queue_.empty()) {
+      uint64_t count;
+      [[maybe_unused]] ssize_t n = read(fd_, &count, sizeof(count));
+    }
+  }
+  Drained(*item);
+  return std::move(item->notification);
+}
+
+void Notifier::Drained(const Item& item) {
+  item.account->bytes.fetch_add(item.notification.payload.size(), std::memory_order_relaxed);
+  item.account->notifications.fetch_add(1, std::memory_order_release);
+  if (on_drained_) on_drained_();
+}
+
+void Notifier::Dispatch(Item item) {
+  dispatcher_->Run([this, callback = callback_, item = std::move(item)]() mutable {
+    Drained(item);
+    (*callback)(std::move(item.notification));
+  });
+}
+
+void Notifier::SetCallback(std::function<void(Notification)> callback) {
+  std::lock_guard lock(mu_);
+  callback_ =
+      callback ? std::make_shared<std::function<void(Notification)>>(std::move(callback)) : nullptr;
+  if (callback_ == nullptr || queue_.empty()) return;
+  while (!queue_.empty()) {
+    Dispatch(std::move(queue_.front()));
+    queue_.pop_front();
+  }
+  count_.store(0, std::memory_order_release);
+  uint64_t count;
+  [[maybe_unused]] ssize_t n = read(fd_, &count, sizeof(count));
+}
+
+}  // namespace kvxfer

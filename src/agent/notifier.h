@@ -1,0 +1,65 @@
+// Notifications on their way from the engine to the application: the queue, the eventfd, the
+// callback, and the account that gives credit back to initiators as the application drains.
+//
+// Thread-safety: all methods from any thread.
+
+#ifndef KVXFER_AGENT_NOTIFIER_H_
+#define KVXFER_AGENT_NOTIFIER_H_
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "kvxfer/notification.h"
+#include "src/agent/dispatcher.h"
+
+namespace kvxfer {
+
+// What one inbound session's notifications have given back so far; shared by the session and the
+// notifications that are still queued, whichever ends last.
+struct CreditAccount {
+  std::atomic<uint64_t> notifications{0};  // drained by the application
+  std::atomic<uint64_t> bytes{0};
+};
+
+class Notifier {
+ public:
+  explicit Notifier(Dispatcher* dispatcher) : dispatcher_(dispatcher) {}
+  ~Notifier();
+
+  absl::Status Open();  // makes the eventfd
+  int fd() const { return fd_; }
+
+  // Runs after an application drained something, on its thread.
+  void set_on_drained(std::function<void()> f) { on_drained_ = std::move(f); }
+
+  void Push(Notification notification, std::shared_ptr<CreditAccount> account);
+  std::optional<Notification> Pop();
+  bool empty() const { return count_.load(std::memory_order_acquire) == 0; }
+  // Queued ones go to the callback too. Empty: back to Pop.
+  void SetCallback(std::function<void(Notification)> callback);
+
+ private:
+  struct Item {
+    Notification notification;
+    std::shared_ptr<CreditAccount> account;
+  };
+  void Drained(const Item& item);
+  void Dispatch(Item item);  // mu_ held
+
+  Dispatcher* const dispatcher_;
+  std::function<void()> on_drained_;
+  int fd_ = -1;
+  std::atomic<size_t> count_{0};
+  std::mutex mu_;
+  std::deque<Item> queue_;
+  std::shared_ptr<std::function<void(Notification)>> callback_;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_NOTIFIER_H_

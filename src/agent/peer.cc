@@ -1,0 +1,246 @@
+#include "src/agent/peer.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_join.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+uint64_t RandomId() {
+  uint64_t id = 0;
+  while (id == 0 && getrandom(&id, sizeof(id), 0) == sizeof(id)) {
+  }
+  return id;
+}
+
+// How often a transfer's ready fence, or a key on its way, is looked at.
+constexpr Duration kReadyPoll = std::chrono::microseconds(500);
+
+std::shared_ptr<const RegionTable> MakeTable(const AgentMetadata& metadata,
+                                             const std::unordered_set<uint32_t>& revoked) {
+  std::vector<RegionView> views;
+  for (const auto& [region, keys] : metadata.regions) {
+    if (revoked.contains(static_cast<uint32_t>(region.id))) continue;
+    views.push_back({region.id, region.base, region.bytes, region.access});
+  }
+  return std::make_shared<const RegionTable>(std::move(views), metadata.name);
+}
+
+}  // namespace
+
+Peer::Peer(Runtime* runtime, AgentMetadata metadata)
+    : runtime_(runtime), session_(RandomId()), unlinked_(Now()) {
+  Update(std::move(metadata));
+  for (size_t i = 0; i < runtime_->backends.size(); ++i) {
+    for (const auto& [name, address] : metadata_.backends) {
+      if (name != runtime_->backends[i]->name()) continue;
+      Path path{.backend = i, .address = address};
+      const auto& required = runtime_->options.require_backends;
+      path.reachable =
+          required.empty() || std::ranges::find(required, name) != required.end()
+              ? runtime_->backends[i]->Reachable(address, metadata_.host)
+              : absl::FailedPreconditionError("not among AgentOptions::require_backends");
+      paths_.push_back(std::move(path));
+    }
+  }
+}
+
+Peer::~Peer() = default;
+
+void Peer::Update(AgentMetadata metadata) {
+  metadata_ = std::move(metadata);
+  regions_by_id_.clear();
+  for (const auto& region : metadata_.regions) {
+    regions_by_id_.emplace(static_cast<uint32_t>(region.region.id), &region);
+  }
+  auto queued = view_ ? view_->queued : std::make_shared<std::atomic<uint32_t>>(0);
+  view_ = std::make_shared<const PeerView>(PeerView{
+      metadata_.name, metadata_.incarnation, MakeTable(metadata_, revoked_), std::move(queued)});
+}
+
+void Peer::Revoke(uint32_t region) {
+  if (regions_by_id_.contains(region)) revoked_.insert(region);
+}
+
+void Peer::Submit(TransferPtr record) {
+  view_->queued->fetch_add(1, std::memory_order_relaxed);
+  absl::Status status;
+  if (closing_) {
+    status = absl::CancelledError("the peer was removed");
+  } else if (record->kind != TransferKind::kNotify) {
+    status = runtime_->memory.Use(*record->local, record->blocks.local_regions());
+  }
+  if (!status.ok()) {
+    record->local = nullptr;  // holds no regions
+    FailQueued(record, TransferState::kFailed, std::move(status));
+    return;
+  }
+  deadlines_.emplace(record->deadline, record->id);
+  queue_.push_back(std::move(record));
+}
+
+void Peer::Cancel(const TransferPtr& record) {
+  if (record->ended()) return;
+  const absl::Status why = absl::CancelledError("cancelled by the application");
+  if (auto it = active_.find(record->id); it != active_.end()) {
+    const Time give_up = std::min(record->deadline, Now() + runtime_->options.cancel_grace);
+    BeginEnd(*it->second, TransferState::kCancelled, why, give_up);
+    return;
+  }
+  if (auto it = std::ranges::find(queue_, record); it != queue_.end()) {
+    queue_.erase(it);
+    FailQueued(record, TransferState::kCancelled, why);
+  }
+}
+
+void Peer::Close(TransferState state, const absl::Status& why) {
+  closing_ = true;
+  while (!queue_.empty()) {
+    const TransferPtr record = std::move(queue_.front());
+    queue_.pop_front();
+    FailQueued(record, state, why);
+  }
+  std::vector<Outbound*> active;
+  for (auto& [id, outbound] : active_) active.push_back(outbound.get());
+  for (Outbound* outbound : active) BeginEnd(*outbound, state, why, Now());
+  for (Path& path : paths_) {
+    if (path.link) CloseLink(*path.link, why);
+  }
+}
+
+void Peer::Pump(Time now) {
+  if (!closing_) {
+    KeepAlive(now);
+    Admit(now);
+    SendData(now);
+  }
+  FlushControl();
+}
+
+void Peer::OnTimer(Time now) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const uint64_t id = deadlines_.begin()->second;
+    deadlines_.erase(deadlines_.begin());
+    if (auto it = active_.find(id); it != active_.end()) {
+      Outbound& outbound = *it->second;
+      const auto& record = *outbound.record;
+      const Duration grace =
+          std::min<Duration>((record.deadline - record.posted) / 20, std::chrono::milliseconds(50));
+      BeginEnd(outbound, TransferState::kDeadlineExceeded, DeadlineStatus(record, Stage(outbound)),
+               now + grace);
+      continue;
+    }
+    auto it = std::ranges::find(queue_, id, [](const TransferPtr& record) { return record->id; });
+    if (it == queue_.end()) continue;
+    TransferPtr record = *it;
+    queue_.erase(it);
+    const std::string stage =
+        UpLink() != nullptr
+            ? "waiting its turn (queue, slots or notification credit)"
+            : absl::StrCat("not connected: ", Unreachable(record->options.backend).message());
+    FailQueued(record, TransferState::kDeadlineExceeded, DeadlineStatus(*record, stage));
+  }
+  if (ending_ > 0) {
+    std::vector<Outbound*> due;
+    for (auto& [id, outbound] : active_) {
+      if (outbound->ending && !outbound->published && outbound->give_up <= now) {
+        due.push_back(outbound.get());
+      }
+    }
+    for (Outbound* outbound : due) AdvanceEnd(*outbound, now);
+  }
+  for (Path& path : paths_) {
+    if (path.link) Heartbeat(*path.link, now);
+  }
+}
+
+Time Peer::NextTimer() const {
+  Time next = deadlines_.empty() ? Time::max() : deadlines_.begin()->first;
+  if (ending_ > 0) {
+    for (const auto& [id, outbound] : active_) {
+      if (outbound->ending && !outbound->published) next = std::min(next, outbound->give_up);
+    }
+  }
+  const bool waiting = !queue_.empty() || !active_.empty();
+  const Time now = Now();
+  for (const Path& path : paths_) {
+    if (path.link) {
+      if (path.link->state == Link::State::kClosing) continue;
+      next = std::min(
+          next, path.link->state == Link::State::kUp ? path.link->ping_at : path.link->give_up);
+    } else if (waiting && path.retry_at > now) {
+      next = std::min(next, path.retry_at);
+    }
+  }
+  if (waits_ready_ || waits_key_) next = std::min(next, now + kReadyPoll);
+  return next;
+}
+
+absl::Status Peer::DeadlineStatus(const internal::TransferRecord& record,
+                                  std::string_view stage) const {
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(record.deadline - record.posted);
+  return absl::DeadlineExceededError(absl::StrCat("transfer ", record.id, " to peer ",
+                                                  metadata_.name, " not done within ", ms.count(),
+                                                  " ms: ", ToAbsl(stage)));
+}
+
+Explanation Peer::Explain() const {
+  Explanation out{.peer = metadata_.name,
+                  .incarnation = metadata_.incarnation,
+                  .host = metadata_.host.hostname};
+  bool chosen = false;
+  for (const Path& path : paths_) {
+    PathExplanation one{.backend = std::string(runtime_->backends[path.backend]->name())};
+    one.connected = path.link != nullptr && path.link->state == Link::State::kUp;
+    one.usable = path.reachable.ok() && (one.connected || path.last_error.ok());
+    if (one.connected) {
+      one.rails = path.link->endpoint->rails();
+      one.why = path.link->endpoint->Describe();
+    } else if (!path.reachable.ok()) {
+      one.why = ToStd(path.reachable.message());
+    } else {
+      one.why = path.last_error.ok() ? "not connected yet: connects with the first transfer"
+                                     : ToStd(path.last_error.message());
+    }
+    one.chosen = !chosen && one.usable;
+    chosen |= one.chosen;
+    out.paths.push_back(std::move(one));
+  }
+  for (const auto& backend : runtime_->backends) {
+    const bool known = std::ranges::any_of(
+        paths_, [&](const Path& path) { return runtime_->backends[path.backend] == backend; });
+    if (known) continue;
+    out.paths.push_back(
+        {.backend = std::string(backend->name()), .why = "the peer does not offer this backend"});
+  }
+  return out;
+}
+
+absl::Status Peer::CheckReachable(const std::vector<std::string>& backends) const {
+  std::string why;
+  auto code = absl::StatusCode::kFailedPrecondition;
+  for (const Path& path : paths_) {
+    const std::string_view name = runtime_->backends[path.backend]->name();
+    // Metadata that cannot be right from here, such as loopback of another host.
+    if (absl::IsInvalidArgument(path.reachable)) code = absl::StatusCode::kInvalidArgument;
+    if (!backends.empty() && std::ranges::find(backends, name) == backends.end()) continue;
+    if (path.reachable.ok()) return absl::OkStatus();
+    absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), ": ", path.reachable.message());
+  }
+  if (why.empty()) why = "both sides have no such backend in common";
+  const std::string over = backends.empty() ? ""
+                                            : absl::StrCat(" over a required backend (",
+                                                           absl::StrJoin(backends, ", "), ")");
+  return absl::Status(code,
+                      absl::StrCat("peer ", metadata_.name, " on host ", metadata_.host.hostname,
+                                   " cannot be reached", over, ": ", why));
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,239 @@
+// One peer as an initiator sees it: the connections to it, the session with its incarnation, and
+// every transfer posted to it from queue to end.
+//
+// A session is one order of notifications and one numbered control channel. It outlives
+// connections; it ends with the peer's incarnation, with RemovePeer, or when the target no longer
+// knows it.
+//
+// Thread-safety: none; owned by the engine. Split by event: peer_links.cc (connecting, hello,
+// loss), peer_send.cc (from queue to OPEN), peer_control.cc (what the target says), peer_end.cc
+// (completions, aborts, ends, quiet).
+
+#ifndef KVXFER_AGENT_PEER_H_
+#define KVXFER_AGENT_PEER_H_
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "kvxfer/peer.h"
+#include "src/agent/runtime.h"
+#include "src/agent/transfer_record.h"
+#include "src/core/lane_book.h"
+#include "src/core/metadata.h"
+#include "src/core/plan.h"
+#include "src/core/reliable_channel.h"
+#include "src/core/slot_pool.h"
+
+namespace kvxfer {
+
+class Peer;
+
+// What the API threads need to plan a transfer to a peer. Immutable but for `queued`.
+struct PeerView {
+  std::string name{};
+  Incarnation incarnation{};
+  std::shared_ptr<const RegionTable> regions{};
+  std::shared_ptr<std::atomic<uint32_t>> queued{};  // posted and not ended
+};
+
+// One connection from this agent to the peer over one backend.
+class Link : public EndpointUser {
+ public:
+  enum class State : uint8_t { kConnecting, kHello, kUp, kClosing };
+
+  Link(Peer* link_peer, size_t backend_index, std::unique_ptr<Endpoint> link_endpoint)
+      : peer(link_peer),
+        backend(backend_index),
+        endpoint(std::move(link_endpoint)),
+        rail_bytes(endpoint->rails()) {}
+  void OnEvent(Event& event) override;
+
+  Peer* const peer;
+  const size_t backend;
+  State state = State::kConnecting;
+  bool was_up = false;
+  std::unique_ptr<Endpoint> endpoint;
+  std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys;  // closed before the endpoint
+  std::vector<uint64_t> rail_bytes;                               // in flight
+  bool full = false;  // every rail refused since SendData began
+  Time give_up{};     // for becoming up
+  Time heard{};       // last message
+  Time ping_at{};     // next ping
+  Time unanswered{};  // when the oldest unanswered ping went out; zero: none
+};
+
+// One transfer that has left the queue.
+struct Outbound {
+  TransferPtr record;
+  uint64_t order = 0;
+  Link* link = nullptr;  // carries the data; null once that is done or lost
+
+  // Sending.
+  SliceCursor cursor;
+  SliceLimits limits;
+  std::optional<LaneBook> lanes{};                   // where the target counts
+  std::vector<const Registration*> registrations{};  // by index in record->local
+  std::vector<const RemoteKey*> keys{};              // by index in record->remote
+  uint64_t prepared = 0;                             // op that waits to be accepted; 0: none
+  uint32_t ops = 0;                                  // accepted, not completed
+  uint64_t slices = 0;
+  Time first_post{};
+  bool all_posted = false;
+  bool opened = false;
+  bool arrived = false;
+
+  // Ending otherwise than done.
+  bool ending = false;
+  bool published = false;
+  bool abort_due = false;  // an ABORT is on its way and not acknowledged
+  bool orphan = false;     // its session ended before the target's word
+  TransferState end_state = TransferState::kActive;
+  absl::Status end_status{};
+  Time give_up{};  // publish then, quiet or not
+};
+
+class Peer {
+ public:
+  Peer(Runtime* runtime, AgentMetadata metadata);
+  ~Peer();
+
+  const AgentMetadata& metadata() const { return metadata_; }
+  // Newer metadata of the same incarnation.
+  void Update(AgentMetadata metadata);
+  std::shared_ptr<const PeerView> view() const { return view_; }
+
+  void Submit(TransferPtr record);
+  void Cancel(const TransferPtr& record);
+  // Ends every transfer as `state`, closes every connection. Call Finished until true.
+  void Close(TransferState state, const absl::Status& why);
+  bool Finished() const { return links() == 0; }
+
+  // Sends what can be sent.
+  void Pump(Time now);
+  void OnTimer(Time now);
+  Time NextTimer() const;
+
+  Explanation Explain() const;
+  // OK when one of `backends` could reach it (all: empty).
+  absl::Status CheckReachable(const std::vector<std::string>& backends) const;
+
+ private:
+  friend class Link;
+
+  // One backend that both sides have.
+  struct Path {
+    size_t backend = 0;
+    std::string address{};
+    absl::Status reachable{};   // static: the backend's own word
+    absl::Status last_error{};  // of the last attempt or connection
+    Time failed_at{};           // an attempt failed
+    Time retry_at{};
+    uint32_t failures = 0;  // in a row
+    std::unique_ptr<Link> link{};
+  };
+
+  // peer_links.cc
+  size_t links() const;
+  Link* UpLink();
+  absl::StatusOr<Link*> LinkFor(const std::string& backend, Time posted, Time now);
+  absl::Status Dial(Path& path, Time now);
+  absl::Status Unreachable(const std::string& backend) const;
+  void OnConnected(Link& link);
+  void OnHelloAck(Link& link, const Envelope& envelope);
+  void OnRefuse(Link& link, const Envelope& envelope);
+  void OnDown(Link& link, const absl::Status& why);
+  void LoseData(Link& link, const absl::Status& why);
+  void CheckDeath(const absl::Status& why);
+  void CloseLink(Link& link, const absl::Status& why);
+  void ResetSession(const absl::Status& why);
+  void KeepAlive(Time now);
+  void Heartbeat(Link& link, Time now);
+
+  // peer_send.cc
+  void Admit(Time now);
+  bool HasCredit(const TransferOptions& options) const;
+  absl::Status Begin(const TransferPtr& record, Link* link);
+  absl::Status ResolveRegions(Outbound& outbound);
+  absl::StatusOr<const RemoteKey*> KeyOf(Link& link, RegionId id);
+  void SendData(Time now);
+  enum class Turn : uint8_t { kPosted, kFinished, kBlocked };
+  Turn TakeTurn(Outbound& outbound, Time now);
+  void Prepare(Outbound& outbound);
+  bool PostPrepared(Outbound& outbound, bool last);
+  bool CloseLanes(Outbound& outbound);
+  bool TakeSlot(Outbound& outbound, uint32_t rail);
+  bool PostOn(Outbound& outbound, const Op& op);
+  void PushOpen(Outbound& outbound);
+  void FlushControl();
+
+  // peer_control.cc
+  void OnMessage(Link& link, std::span<const std::byte> message);
+  absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
+  absl::Status OnReleased(const ReleasedFrame& frame);
+  void OnQuiesce(const QuiesceFrame& frame);
+  void AnswerQuiesce();
+  void Revoke(uint32_t region);
+  void ProtocolError(Link& link, const absl::Status& why);
+
+  // peer_end.cc
+  void OnCompletion(Link& link, uint64_t op, const absl::Status& status);
+  void Advance(Outbound& outbound);
+  void BeginEnd(Outbound& outbound, TransferState state, absl::Status why, Time give_up);
+  void AdvanceEnd(Outbound& outbound, Time now);
+  void Publish(Outbound& outbound, TransferState state, absl::Status status, Delivery delivery,
+               bool quarantined);
+  void FailQueued(const TransferPtr& record, TransferState state, absl::Status status);
+  void DropPrepared(Outbound& outbound);
+  void Erase(Outbound& outbound);
+  void ClearQuarantines();
+  std::string Stage(const Outbound& outbound) const;
+  absl::Status DeadlineStatus(const internal::TransferRecord& record, std::string_view stage) const;
+
+  Runtime* const runtime_;
+  AgentMetadata metadata_;
+  std::shared_ptr<const PeerView> view_;
+  std::unordered_map<uint32_t, const AgentMetadata::Region*> regions_by_id_;
+  std::unordered_set<uint32_t> revoked_;
+  std::vector<Path> paths_;  // in order of preference
+  bool closing_ = false;
+  bool warned_fallback_ = false;
+
+  // Session.
+  uint64_t session_ = 0;
+  ReliableChannel channel_;
+  SlotPool slots_;
+  bool slots_requested_ = false;
+  uint64_t last_order_ = 0;
+  CreditFrame credit_;  // granted, totals
+  CreditFrame credit_used_;
+  Time unlinked_{};  // since when no link is up
+
+  // Transfers.
+  std::deque<TransferPtr> queue_;
+  std::map<uint64_t, std::unique_ptr<Outbound>> active_;
+  std::vector<Outbound*> sending_;  // have data to post; by priority, then posting
+  std::set<std::pair<Time, uint64_t>> deadlines_;
+  uint32_t ending_ = 0;       // of active_, how many are ending
+  bool waits_ready_ = false;  // a ready fence is not set yet
+  bool waits_key_ = false;    // a region's key is not here yet
+  // Transfers whose quiet was not learnt before their session ended.
+  std::vector<TransferPtr> quarantined_;
+
+  struct Asked {
+    uint64_t id = 0;
+    std::unordered_set<uint64_t> transfers{};  // still to end
+  };
+  std::vector<Asked> asked_;  // Quiesce requests not yet answered
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_PEER_H_

@@ -1,0 +1,147 @@
+// What the target says: arrivals, freed slots, grants, credit, quiesce requests.
+#include <algorithm>
+
+#include "src/agent/peer.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+
+void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
+  if (link.state == Link::State::kClosing) return;
+  auto envelope = DecodeEnvelope(message);
+  if (!envelope.ok()) return ProtocolError(link, envelope.status());
+  if (link.was_up) {
+    link.heard = Now();
+    runtime_->presence.Heard(metadata_.name, metadata_.incarnation);
+  }
+  if (envelope->type == FrameType::kRefuse) return OnRefuse(link, *envelope);
+  if (auto status = channel_.OnAck(envelope->ack); !status.ok()) {
+    return ProtocolError(link, status);
+  }
+  if (envelope->type == FrameType::kHelloAck) return OnHelloAck(link, *envelope);
+  if (envelope->type == FrameType::kPong) {
+    link.unanswered = Time{};
+    return;
+  }
+  if (envelope->sequence == 0) return;
+  std::vector<ReliableChannel::Incoming> frames;
+  absl::Status status = channel_.OnFrame(*envelope, frames);
+  for (const auto& frame : frames) {
+    if (status.ok()) status = OnNumbered(frame);
+  }
+  if (!status.ok()) ProtocolError(link, status);
+}
+
+absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
+  const auto body = std::as_bytes(std::span(frame.body));
+  switch (frame.type) {
+    case FrameType::kReleased: {
+      auto released = Decode<ReleasedFrame>(body);
+      return released.ok() ? OnReleased(*released) : released.status();
+    }
+    case FrameType::kSlotGrant: {
+      auto grant = Decode<SlotGrantFrame>(body);
+      if (!grant.ok()) return grant.status();
+      slots_.AddGrant(*grant);
+      slots_requested_ = false;
+      return absl::OkStatus();
+    }
+    case FrameType::kCredit: {
+      auto credit = Decode<CreditFrame>(body);
+      if (!credit.ok()) return credit.status();
+      credit_.notifications = std::max(credit_.notifications, credit->notifications);
+      credit_.bytes = std::max(credit_.bytes, credit->bytes);
+      return absl::OkStatus();
+    }
+    case FrameType::kQuiesce: {
+      auto quiesce = Decode<QuiesceFrame>(body);
+      if (!quiesce.ok()) return quiesce.status();
+      OnQuiesce(*quiesce);
+      return absl::OkStatus();
+    }
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("frame of type ", static_cast<int>(frame.type),
+                                                     " does not come from a target"));
+  }
+}
+
+absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
+  for (const SlotRef& ref : frame.freed) {
+    if (auto status = slots_.Free(ref); !status.ok()) return status;
+  }
+  for (uint64_t id : frame.arrived) {
+    const auto it = active_.find(id);
+    if (it == active_.end()) continue;
+    it->second->arrived = true;
+    // While it is ending, the answer to ABORT tells the same.
+    if (!it->second->ending) Advance(*it->second);
+  }
+  for (const AbortAck& ack : frame.aborted) {
+    const auto it = active_.find(ack.transfer);
+    if (it == active_.end()) continue;
+    Outbound& outbound = *it->second;
+    if (ack.delivered) {
+      outbound.arrived = true;
+      if (!outbound.published) {
+        outbound.end_state = TransferState::kDone;
+        outbound.end_status = absl::OkStatus();
+      }
+    }
+    outbound.abort_due = false;
+    runtime_->ClearQuarantine(outbound.record);
+    AdvanceEnd(outbound, Now());
+  }
+  return absl::OkStatus();
+}
+
+// Answered when every transfer that was posted before the request came, and touches what it names,
+// has ended and is quiet.
+void Peer::OnQuiesce(const QuiesceFrame& frame) {
+  const auto touches = [&](const internal::TransferRecord& record) {
+    if (record.kind == TransferKind::kNotify) return false;
+    if (frame.all_regions) return true;
+    return std::ranges::any_of(record.blocks.remote_regions(), [&](uint32_t index) {
+      const auto id = static_cast<uint32_t>(record.remote->regions()[index].id);
+      return std::ranges::find(frame.regions, id) != frame.regions.end();
+    });
+  };
+  if (frame.revoke) {
+    for (uint32_t region : frame.regions) Revoke(region);
+    std::erase_if(queue_, [&](TransferPtr& record) {
+      if (!touches(*record)) return false;
+      FailQueued(record, TransferState::kFailed,
+                 absl::FailedPreconditionError(
+                     absl::StrCat("a region of the transfer was deregistered by peer ",
+                                  metadata_.name, "; take its metadata again")));
+      return true;
+    });
+  }
+  Asked asked{.id = frame.id};
+  for (const TransferPtr& record : queue_) {
+    if (touches(*record)) asked.transfers.insert(record->id);
+  }
+  for (const auto& [id, outbound] : active_) {
+    if (touches(*outbound->record)) asked.transfers.insert(id);
+  }
+  asked_.push_back(std::move(asked));
+  AnswerQuiesce();
+}
+
+void Peer::AnswerQuiesce() {
+  std::erase_if(asked_, [&](const Asked& asked) {
+    if (!asked.transfers.empty()) return false;
+    channel_.Push(FrameType::kQuiet, Encode(QuietFrame{.id = asked.id}));
+    return true;
+  });
+}
+
+void Peer::ProtocolError(Link& link, const absl::Status& why) {
+  const absl::Status status = absl::InternalError(
+      absl::StrCat("peer ", metadata_.name, " broke the protocol: ", why.message()));
+  Log(LogLevel::kError, "{}", ToStd(status.message()));
+  CloseLink(link, status);
+  ResetSession(status);
+}
+
+}  // namespace kvxfer

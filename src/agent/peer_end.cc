@@ -1,0 +1,172 @@
+// How transfers end: completions, arrivals, aborts, time-outs, and what is told of it.
+#include <algorithm>
+
+#include "src/agent/peer.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+
+void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
+  OpTable::Entry* entry = runtime_->ops.Find(op);
+  if (entry == nullptr) return;
+  Outbound& outbound = *entry->owner;
+  link.rail_bytes[entry->rail] -= entry->bytes;
+  runtime_->ops.Release(op);
+  --outbound.ops;
+  if (!status.ok() && !outbound.ending) {
+    const absl::Status why =
+        Annotate(status, absl::StrCat("transfer ", outbound.record->id, " to peer ", metadata_.name,
+                                      " over ", ToAbsl(runtime_->backends[link.backend]->name())));
+    const Time give_up = Now() + runtime_->options.cancel_grace;
+    BeginEnd(outbound, TransferState::kFailed, why, std::min(outbound.record->deadline, give_up));
+    return;
+  }
+  if (outbound.ops > 0) return;
+  if (outbound.ending) {
+    AdvanceEnd(outbound, Now());
+  } else {
+    Advance(outbound);
+  }
+}
+
+// One step nearer to done, where nothing has gone wrong.
+void Peer::Advance(Outbound& outbound) {
+  if (outbound.ending || !outbound.all_posted) return;
+  const bool counted = outbound.lanes.has_value();
+  const bool notifies = outbound.record->options.notification.has_value();
+  if (!outbound.opened) {
+    if (!counted && outbound.ops > 0) return;
+    if (counted || notifies) PushOpen(outbound);
+  }
+  if (outbound.ops > 0 || (outbound.opened && !outbound.arrived)) return;
+  Publish(outbound, TransferState::kDone, absl::OkStatus(),
+          notifies ? Delivery::kDelivered : Delivery::kNone, false);
+  Erase(outbound);
+}
+
+// Ends a transfer as `state`: stops its data, takes its number back, and tells the application when
+// both sides are quiet, or at `give_up` without that. May erase `outbound`.
+void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, Time give_up) {
+  const Time now = Now();
+  if (outbound.ending) {
+    outbound.give_up = std::min(outbound.give_up, give_up);
+    AdvanceEnd(outbound, now);
+    return;
+  }
+  outbound.ending = true;
+  ++ending_;
+  outbound.end_state = state;
+  outbound.end_status = std::move(why);
+  outbound.give_up = give_up;
+  std::erase(sending_, &outbound);
+  DropPrepared(outbound);
+  const uint64_t id = outbound.record->id;
+  AbortFrame abort{.transfer = id, .order = outbound.order, .opened = outbound.opened};
+  if (outbound.lanes.has_value()) abort.slots = outbound.lanes->Slots();
+  // A transfer of which the target has seen nothing and that has no number needs no word of it.
+  outbound.abort_due = outbound.opened || outbound.order != 0 || !abort.slots.empty();
+  for (Path& path : paths_) {
+    if (path.link && path.link->state == Link::State::kUp) path.link->endpoint->Fence(id);
+  }
+  if (outbound.abort_due) channel_.Push(FrameType::kAbort, Encode(abort));
+  AdvanceEnd(outbound, now);
+}
+
+void Peer::AdvanceEnd(Outbound& outbound, Time now) {
+  if (!outbound.ending || outbound.ops > 0) return;
+  if (!outbound.published) {
+    if (outbound.abort_due && now < outbound.give_up) return;
+    const bool unsure = outbound.abort_due || outbound.orphan;
+    Delivery delivery = Delivery::kNone;
+    if (outbound.record->options.notification.has_value()) {
+      delivery = outbound.end_state == TransferState::kDone ? Delivery::kDelivered
+                 : unsure && outbound.opened                ? Delivery::kUnknown
+                                                            : Delivery::kNotDelivered;
+    }
+    // Only bytes that the target lands by itself can still come after this.
+    const bool quarantined = unsure && outbound.lanes.has_value();
+    if (quarantined && outbound.orphan) quarantined_.push_back(outbound.record);
+    Publish(outbound, outbound.end_state, outbound.end_status, delivery, quarantined);
+  }
+  if (!outbound.abort_due) Erase(outbound);
+}
+
+void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status, Delivery delivery,
+                   bool quarantined) {
+  const TransferPtr record = outbound.record;
+  const Time now = Now();
+  const Time first = outbound.first_post == Time{} ? now : outbound.first_post;
+  TransferStats stats{.bytes = record->blocks.total_bytes(),
+                      .blocks = record->blocks.size(),
+                      .slices = outbound.slices,
+                      .queued = first - record->posted,
+                      .wire = now - first,
+                      .total = now - record->posted};
+  if (outbound.link != nullptr) {
+    stats.path = std::string(runtime_->backends[outbound.link->backend]->name());
+  }
+  outbound.published = true;
+  deadlines_.erase({record->deadline, record->id});
+  if (record->local != nullptr) {
+    runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
+  }
+  view_->queued->fetch_sub(1, std::memory_order_relaxed);
+  runtime_->Publish(record, {.state = state,
+                             .status = std::move(status),
+                             .delivery = delivery,
+                             .quarantined = quarantined,
+                             .stats = std::move(stats)});
+}
+
+void Peer::FailQueued(const TransferPtr& record, TransferState state, absl::Status status) {
+  deadlines_.erase({record->deadline, record->id});
+  if (record->local != nullptr) {
+    runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
+  }
+  view_->queued->fetch_sub(1, std::memory_order_relaxed);
+  for (Asked& asked : asked_) asked.transfers.erase(record->id);
+  const Duration waited = Now() - record->posted;
+  runtime_->Publish(record,
+                    {.state = state,
+                     .status = std::move(status),
+                     .delivery = record->options.notification.has_value() ? Delivery::kNotDelivered
+                                                                          : Delivery::kNone,
+                     .stats = {.bytes = record->blocks.total_bytes(),
+                               .blocks = record->blocks.size(),
+                               .queued = waited,
+                               .total = waited}});
+  AnswerQuiesce();
+}
+
+void Peer::DropPrepared(Outbound& outbound) {
+  if (outbound.prepared == 0) return;
+  runtime_->ops.Release(outbound.prepared);
+  outbound.prepared = 0;
+}
+
+// Forgets a transfer that has ended at both sides, or whose other side will never say.
+void Peer::Erase(Outbound& outbound) {
+  const uint64_t id = outbound.record->id;
+  if (outbound.ending) --ending_;
+  for (Asked& asked : asked_) asked.transfers.erase(id);
+  active_.erase(id);
+  AnswerQuiesce();
+}
+
+void Peer::ClearQuarantines() {
+  for (const TransferPtr& record : std::exchange(quarantined_, {})) {
+    runtime_->ClearQuarantine(record);
+  }
+  for (auto& [id, outbound] : active_) outbound->orphan = false;
+}
+
+std::string Peer::Stage(const Outbound& outbound) const {
+  if (outbound.ops > 0 || !outbound.all_posted) {
+    return absl::StrCat("sending, ", outbound.slices, " slices posted, ", outbound.ops,
+                        " not complete");
+  }
+  if (outbound.opened) return "all sent, the peer has not confirmed the arrival";
+  return "waiting to be sent";
+}
+
+}  // namespace kvxfer

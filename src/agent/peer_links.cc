@@ -1,0 +1,367 @@
+// Connecting, the hello, keeping alive, and losing connections.
+#include <algorithm>
+#include <random>
+
+#include "src/agent/peer.h"
+#include "src/core/host_identity.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// Redialling: first after 5 ms, twice as long each time, at most 1 s, ± 25 %.
+constexpr Duration kFirstBackoff = std::chrono::milliseconds(5);
+constexpr Duration kMaxBackoff = std::chrono::seconds(1);
+// A session without a connection is given up before the target sweeps it (kSweepAfter,
+// inbound.h), so that both never disagree on what was delivered.
+constexpr Duration kAbandonAfter = std::chrono::seconds(30);
+// Between pings on a connection without transfers; well within the target's patience (kSilence,
+// inbound.cc).
+constexpr int kIdleHeartbeats = 10;
+constexpr Duration kIdlePing = std::chrono::seconds(10);
+
+Duration Backoff(uint32_t failures) {
+  thread_local std::minstd_rand random{std::random_device{}()};
+  Duration wait = kFirstBackoff * (1u << std::min(failures, 10u));
+  wait = std::min(wait, kMaxBackoff);
+  return wait * (750 + static_cast<int>(random() % 500)) / 1000;
+}
+
+}  // namespace
+
+void Link::OnEvent(Event& event) {
+  switch (event.kind) {
+    case EventKind::kConnected:
+      return peer->OnConnected(*this);
+    case EventKind::kDown:
+      return peer->OnDown(*this, event.status);
+    case EventKind::kMessage:
+      return peer->OnMessage(*this, event.message);
+    case EventKind::kCompletion:
+      return peer->OnCompletion(*this, event.id, event.status);
+    case EventKind::kFenced:     // its ops have completed one by one
+    case EventKind::kImmediate:  // nothing writes to a connecting side
+    case EventKind::kAccepted:
+      return;
+  }
+}
+
+size_t Peer::links() const {
+  return static_cast<size_t>(
+      std::ranges::count_if(paths_, [](const Path& path) { return path.link != nullptr; }));
+}
+
+Link* Peer::UpLink() {
+  for (Path& path : paths_) {
+    if (path.link && path.link->state == Link::State::kUp) return path.link.get();
+  }
+  return nullptr;
+}
+
+// The link for a transfer posted at `posted` that asks for `backend` (empty: any); null while one
+// is being made; or why there is none.
+absl::StatusOr<Link*> Peer::LinkFor(const std::string& backend, Time posted, Time now) {
+  Link* other = nullptr;
+  for (Path& path : paths_) {
+    const bool asked = backend.empty() || runtime_->backends[path.backend]->name() == backend;
+    if (asked && other == nullptr && path.link && path.link->state == Link::State::kUp) {
+      other = path.link.get();
+    }
+  }
+  bool wait = false;
+  for (Path& path : paths_) {
+    if (!backend.empty() && runtime_->backends[path.backend]->name() != backend) continue;
+    if (path.link) {
+      if (path.link->state == Link::State::kUp) return path.link.get();
+      return nullptr;
+    }
+    if (!path.reachable.ok()) continue;
+    // A path that failed is tried again when there is no other, not for every transfer.
+    if (path.failures > 0 && other != nullptr) continue;
+    const bool failed = path.failures > 0 && path.failed_at >= posted;
+    if (failed) continue;
+    if (now < path.retry_at) {
+      wait = true;  // but a path after it may be up
+      continue;
+    }
+    if (wait) continue;
+    if (Dial(path, now).ok()) return nullptr;
+  }
+  if (wait) return nullptr;
+  if (other != nullptr) return other;
+  return Unreachable(backend);
+}
+
+absl::Status Peer::Unreachable(const std::string& backend) const {
+  std::string why;
+  for (const Path& path : paths_) {
+    const std::string_view name = runtime_->backends[path.backend]->name();
+    if (!backend.empty() && name != backend) continue;
+    const absl::Status& cause = path.reachable.ok() ? path.last_error : path.reachable;
+    if (cause.code() == absl::StatusCode::kFailedPrecondition && path.reachable.ok()) {
+      return Annotate(cause, absl::StrCat("peer ", metadata_.name));
+    }
+    absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), ": ",
+                    cause.ok() ? "connecting" : cause.message());
+  }
+  if (why.empty()) {
+    why = backend.empty() ? "no backend in common"
+                          : absl::StrCat("backend ", backend, " is not offered by both sides");
+  }
+  return absl::UnavailableError(absl::StrCat("peer ", metadata_.name, " on host ",
+                                             metadata_.host.hostname, " is unreachable (", why,
+                                             ")"));
+}
+
+absl::Status Peer::Dial(Path& path, Time now) {
+  Backend& backend = *runtime_->backends[path.backend];
+  auto endpoint = backend.Connect(path.address, metadata_.host);
+  if (!endpoint.ok()) {
+    path.last_error = endpoint.status();
+    path.failed_at = now;
+    path.retry_at = now + Backoff(path.failures++);
+    return endpoint.status();
+  }
+  path.link = std::make_unique<Link>(this, path.backend, *std::move(endpoint));
+  path.link->give_up = now + runtime_->options.connect_timeout;
+  runtime_->users[path.link->endpoint.get()] = path.link.get();
+  return absl::OkStatus();
+}
+
+void Peer::OnConnected(Link& link) {
+  HelloFrame hello{.initiator = runtime_->incarnation,
+                   .target = metadata_.incarnation,
+                   .session = session_,
+                   .oldest_kept = channel_.oldest_kept(),
+                   .name = runtime_->options.name};
+  link.state = Link::State::kHello;
+  const std::string message =
+      EncodeMessage(FrameType::kHello, 0, channel_.received(), Encode(hello));
+  if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
+    CloseLink(link, absl::InternalError("no room for the hello"));
+  }
+}
+
+void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
+  auto ack = Decode<HelloAckFrame>(envelope.body);
+  if (!ack.ok()) return ProtocolError(link, ack.status());
+  if (link.state != Link::State::kHello) return;
+  const bool first = UpLink() == nullptr;
+  link.state = Link::State::kUp;
+  link.was_up = true;
+  const Time now = Now();
+  link.heard = now;
+  link.ping_at = now + runtime_->options.heartbeat;
+  unlinked_ = Time{};
+  for (Path& path : paths_) {
+    if (path.link.get() != &link) continue;
+    path.failures = 0;
+    path.last_error = absl::OkStatus();
+    path.retry_at = Time{};
+  }
+  for (const auto& [id, region] : regions_by_id_) {
+    if (id <= ack->last_region &&
+        std::ranges::find(ack->live_regions, id) == ack->live_regions.end()) {
+      Revoke(id);
+    }
+  }
+  if (first) channel_.Rewind();
+  // Data sent before over a lost connection cannot land after the target's side of it is gone, and
+  // the target accepts a new session only then.
+  ClearQuarantines();
+  for (auto& [id, outbound] : active_) {
+    if (outbound->abort_due) link.endpoint->Fence(id);
+  }
+  runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
+  const std::string_view name = runtime_->backends[link.backend]->name();
+  Log(LogLevel::kInfo, "peer {}: connected over {} ({})", metadata_.name, name,
+      link.endpoint->Describe());
+  for (const Path& path : paths_) {
+    if (path.link.get() == &link) break;
+    if (warned_fallback_ || path.failures == 0) continue;
+    warned_fallback_ = true;
+    Log(LogLevel::kWarning, "peer {}: using {} because {} failed: {}", metadata_.name, name,
+        runtime_->backends[path.backend]->name(), ToStd(path.last_error.message()));
+  }
+}
+
+void Peer::OnRefuse(Link& link, const Envelope& envelope) {
+  auto refuse = Decode<RefuseFrame>(envelope.body);
+  if (!refuse.ok()) return ProtocolError(link, refuse.status());
+  absl::Status why;
+  switch (refuse->reason) {
+    case RefuseReason::kIncarnation:
+      why = absl::FailedPreconditionError(
+          absl::StrCat("peer ", metadata_.name, " restarted: its metadata is of incarnation ",
+                       metadata_.incarnation.ToString(), ", at its address is now ",
+                       refuse->target.ToString(), "; add the new metadata"));
+      break;
+    case RefuseReason::kVersion:
+    case RefuseReason::kAuth:
+      why = absl::FailedPreconditionError(
+          absl::StrCat("peer ", metadata_.name, " refused: ", refuse->text));
+      break;
+    case RefuseReason::kSession:
+    case RefuseReason::kClosing:
+      why =
+          absl::UnavailableError(absl::StrCat("peer ", metadata_.name, " refused: ", refuse->text));
+      break;
+  }
+  const bool reset =
+      refuse->reason == RefuseReason::kSession || refuse->reason == RefuseReason::kIncarnation;
+  CloseLink(link, why);
+  if (reset) ResetSession(why);
+  if (refuse->reason == RefuseReason::kIncarnation) ClearQuarantines();
+}
+
+void Peer::CloseLink(Link& link, const absl::Status& why) {
+  if (link.state == Link::State::kClosing) return;
+  link.state = Link::State::kClosing;
+  link.endpoint->Shutdown(why);
+}
+
+void Peer::OnDown(Link& link, const absl::Status& why) {
+  const bool was_up = link.was_up;
+  const Time now = Now();
+  const absl::Status cause =
+      why.ok() ? absl::UnavailableError("connection closed by the peer") : why;
+  auto path = std::ranges::find_if(paths_, [&](Path& p) { return p.link.get() == &link; });
+  path->last_error = cause;
+  if (!was_up) {
+    path->failed_at = now;
+    path->retry_at = now + Backoff(path->failures++);
+  }
+  runtime_->users.erase(link.endpoint.get());
+  runtime_->finished.push_back(std::move(path->link));
+  LoseData(link, cause);
+  if (UpLink() == nullptr && was_up) {
+    unlinked_ = now;
+    channel_.Rewind();
+  }
+  if (was_up) runtime_->presence.LinkDown(metadata_.name, metadata_.incarnation, cause);
+  CheckDeath(cause);
+}
+
+// Fails what had data on the lost link; what only waits for a word of the target goes on.
+void Peer::LoseData(Link& link, const absl::Status& why) {
+  std::vector<Outbound*> lost;
+  for (auto& [id, outbound] : active_) {
+    if (outbound->link == &link) lost.push_back(outbound.get());
+  }
+  for (Outbound* outbound : lost) {
+    const bool control_only = outbound->opened && !outbound->lanes.has_value();
+    outbound->link = nullptr;
+    if (control_only && !outbound->ending) continue;
+    BeginEnd(*outbound, TransferState::kFailed,
+             absl::UnavailableError(absl::StrCat(
+                 "connection to peer ", metadata_.name, " lost over ",
+                 ToAbsl(runtime_->backends[link.backend]->name()), ": ", why.message())),
+             Now());
+  }
+}
+
+// Where the peer's process is proven dead, nothing is kept for it.
+void Peer::CheckDeath(const absl::Status& why) {
+  if (closing_ || !ProcessGone(metadata_.host, runtime_->host)) return;
+  // A restart that was recognised as such stays one.
+  const auto code = absl::IsFailedPrecondition(why) ? why.code() : absl::StatusCode::kUnavailable;
+  ResetSession(absl::Status(code, absl::StrCat("peer ", metadata_.name, " (process ",
+                                               metadata_.host.pid, ") is gone: ", why.message())));
+  ClearQuarantines();
+}
+
+// Ends every transfer and starts a session of which the target knows nothing yet.
+void Peer::ResetSession(const absl::Status& why) {
+  const TransferState state = TransferState::kFailed;
+  std::deque<TransferPtr> queue = std::exchange(queue_, {});
+  for (const TransferPtr& record : queue) FailQueued(record, state, why);
+  std::vector<Outbound*> active;
+  for (auto& [id, outbound] : active_) active.push_back(outbound.get());
+  for (Outbound* outbound : active) {
+    BeginEnd(*outbound, state, why, Now());
+  }
+  for (Path& path : paths_) {
+    if (path.link) CloseLink(*path.link, why);
+  }
+  // The rest ends without the target's word: it no longer knows, or never will.
+  active.clear();
+  for (auto& [id, outbound] : active_) active.push_back(outbound.get());
+  for (Outbound* outbound : active) {
+    outbound->orphan |= outbound->abort_due;
+    if (outbound->record->quarantined()) quarantined_.push_back(outbound->record);
+    outbound->abort_due = false;
+    AdvanceEnd(*outbound, Now());
+  }
+  session_ += 1;
+  channel_ = ReliableChannel();
+  slots_ = SlotPool();
+  slots_requested_ = false;
+  last_order_ = 0;
+  credit_ = {};
+  credit_used_ = {};
+  asked_.clear();
+}
+
+// Makes sure that there is a connection while anything waits for the target's word.
+void Peer::KeepAlive(Time now) {
+  if (UpLink() != nullptr) return;
+  if (active_.empty() && channel_.kept() == 0) return;
+  if (unlinked_ != Time{} && now - unlinked_ > kAbandonAfter) {
+    ResetSession(absl::UnavailableError(
+        absl::StrCat("peer ", metadata_.name, " not reached again: ", Unreachable("").message())));
+    return;
+  }
+  if (active_.empty()) return;
+  // Transfers that wait for word only are failed by the first attempt that fails after the loss.
+  auto link = LinkFor("", unlinked_, now);
+  if (link.ok()) return;
+  std::vector<Outbound*> hopeless;
+  for (auto& [id, outbound] : active_) {
+    if (!outbound->ending) hopeless.push_back(outbound.get());
+  }
+  for (Outbound* outbound : hopeless) {
+    BeginEnd(*outbound, TransferState::kFailed, link.status(), now);
+  }
+  // Quarantines wait for the peer to come back.
+  for (Path& path : paths_) {
+    if (!path.link && path.reachable.ok() && path.retry_at <= now) {
+      if (Dial(path, now).ok()) break;
+    }
+  }
+}
+
+void Peer::Heartbeat(Link& link, Time now) {
+  if (link.state == Link::State::kClosing) return;
+  if (link.state != Link::State::kUp) {
+    if (now >= link.give_up) {
+      CloseLink(link, absl::UnavailableError(
+                          absl::StrCat("peer ", metadata_.name, " did not answer within ",
+                                       std::chrono::duration_cast<std::chrono::milliseconds>(
+                                           runtime_->options.connect_timeout)
+                                           .count(),
+                                       " ms")));
+    }
+    return;
+  }
+  if (now < link.ping_at) return;
+  const auto& options = runtime_->options;
+  if (link.unanswered == Time{}) {
+    link.unanswered = now;
+  } else if (now - link.unanswered >= options.suspect_after - options.heartbeat) {
+    runtime_->presence.Suspect(
+        metadata_.name, metadata_.incarnation,
+        absl::UnavailableError(absl::StrCat(
+            "no sign of life over ", ToAbsl(runtime_->backends[link.backend]->name()), " for ",
+            std::chrono::duration_cast<std::chrono::milliseconds>(now - link.heard).count(),
+            " ms (stopped, or cut off)")));
+  }
+  const std::string ping =
+      EncodeMessage(FrameType::kPing, 0, channel_.received(), Encode(PingFrame{.nonce = 1}));
+  link.endpoint->Send(std::as_bytes(std::span(ping)));
+  const bool in_use = !active_.empty() || link.unanswered != now;
+  link.ping_at =
+      now + std::min<Duration>(options.heartbeat * (in_use ? 1 : kIdleHeartbeats), kIdlePing);
+}
+
+}  // namespace kvxfer

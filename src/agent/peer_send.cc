@@ -1,0 +1,282 @@
+// From the queue to OPEN: admitting transfers, cutting slices, posting them on rails, control out.
+#include <algorithm>
+
+#include "src/agent/peer.h"
+#include "src/core/slot_table.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+
+// Transfers leave the queue in the order of posting, whatever their priority: order numbers are
+// given out here, and priority only says whose data goes first.
+void Peer::Admit(Time now) {
+  waits_key_ = false;
+  while (!queue_.empty() && active_.size() < runtime_->options.max_active_transfers) {
+    TransferPtr record = queue_.front();
+    auto link = LinkFor(record->options.backend, record->posted, now);
+    if (link.ok() && *link == nullptr) return;
+    if (link.ok() && !HasCredit(record->options)) return;
+    absl::Status status = link.ok() ? Begin(record, *link) : link.status();
+    if (link.ok() && absl::IsUnavailable(status)) {
+      waits_key_ = true;
+      return;
+    }
+    queue_.pop_front();
+    if (!status.ok()) FailQueued(record, TransferState::kFailed, std::move(status));
+  }
+}
+
+bool Peer::HasCredit(const TransferOptions& options) const {
+  if (!options.notification.has_value()) return true;
+  return credit_used_.notifications < credit_.notifications &&
+         credit_used_.bytes + options.notification->size() <= credit_.bytes;
+}
+
+// Unavailable: the peer's word on one of the regions is still on its way; try again.
+absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
+  auto outbound = std::make_unique<Outbound>();
+  const TransferOptions& options = record->options;
+  outbound->record = record;
+  outbound->link = link;
+  if (record->kind != TransferKind::kNotify) {
+    if (auto status = ResolveRegions(*outbound); !status.ok()) return status;
+  }
+  if (options.notification.has_value()) {
+    ++credit_used_.notifications;
+    credit_used_.bytes += options.notification->size();
+    if (options.order == NotifyOrder::kPosted) outbound->order = ++last_order_;
+  }
+  link->ping_at = std::min(link->ping_at, Now() + runtime_->options.heartbeat);
+  Outbound& added = *outbound;
+  active_.emplace(record->id, std::move(outbound));
+  if (record->blocks.total_bytes() == 0) {
+    added.all_posted = true;
+    Advance(added);
+    return absl::OkStatus();
+  }
+  const Capabilities& capabilities = runtime_->backends[link->backend]->capabilities();
+  if (record->kind == TransferKind::kWrite && capabilities.arrival == Arrival::kImmediate) {
+    added.lanes.emplace(link->endpoint->rails(), capabilities.rail_keeps_order);
+  }
+  added.cursor = SliceCursor(&record->blocks);
+  added.limits = {.max_bytes = SliceBytes(record->blocks.total_bytes(), link->endpoint->rails(),
+                                          capabilities.max_op_bytes),
+                  .max_runs = capabilities.max_op_runs};
+  const auto later = std::ranges::find_if(sending_, [&](const Outbound* other) {
+    return other->record->options.priority < options.priority;
+  });
+  sending_.insert(later, &added);
+  return absl::OkStatus();
+}
+
+// Looks up, once a transfer, what each of its regions is called by the backend at both ends.
+absl::Status Peer::ResolveRegions(Outbound& outbound) {
+  const auto& record = *outbound.record;
+  const size_t backend = outbound.link->backend;
+  if (record.incarnation != metadata_.incarnation) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("peer ", metadata_.name, " was replaced by a new incarnation"));
+  }
+  outbound.registrations.resize(record.local->regions().size());
+  for (uint32_t index : record.blocks.local_regions()) {
+    const RegionId id = record.local->regions()[index].id;
+    outbound.registrations[index] = runtime_->memory.Find(id, backend);
+    if (outbound.registrations[index] == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "local region ", static_cast<uint32_t>(id), " is not registered with backend ",
+          ToAbsl(runtime_->backends[backend]->name())));
+    }
+  }
+  outbound.keys.resize(record.remote->regions().size());
+  for (uint32_t index : record.blocks.remote_regions()) {
+    auto key = KeyOf(*outbound.link, record.remote->regions()[index].id);
+    if (!key.ok()) return key.status();
+    outbound.keys[index] = *key;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
+  const auto number = static_cast<uint32_t>(id);
+  const auto known = regions_by_id_.find(number);
+  if (known == regions_by_id_.end() || revoked_.contains(number)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("region ", number, " of peer ", metadata_.name,
+                     " was deregistered there; take its metadata again"));
+  }
+  if (const auto it = link.keys.find(id); it != link.keys.end()) return it->second.get();
+  const AgentMetadata::Region& region = *known->second;
+  const auto extra = region.keys.find(std::string(runtime_->backends[link.backend]->name()));
+  auto key = link.endpoint->Import(region.region,
+                                   extra == region.keys.end() ? std::string_view() : extra->second);
+  if (!key.ok()) {
+    return Annotate(key.status(), absl::StrCat("region ", number, " of peer ", metadata_.name));
+  }
+  return link.keys.emplace(id, *std::move(key)).first->second.get();
+}
+
+// Transfers of one priority take turns, a slice each, so that a large one does not hold up a small
+// one; a lower priority gets what the higher ones cannot use.
+void Peer::SendData(Time now) {
+  waits_ready_ = false;
+  for (Path& path : paths_) {
+    if (path.link) path.link->full = false;
+  }
+  size_t begin = 0;
+  while (begin < sending_.size()) {
+    const int priority = sending_[begin]->record->options.priority;
+    size_t end = begin;
+    while (end < sending_.size() && sending_[end]->record->options.priority == priority) ++end;
+    size_t idle = 0;  // turns in a row that moved nothing
+    while (idle < end - begin) {
+      Outbound* outbound = sending_[begin];
+      const auto first = sending_.begin() + static_cast<std::ptrdiff_t>(begin);
+      const Turn turn = TakeTurn(*outbound, now);
+      if (turn == Turn::kFinished) {
+        sending_.erase(first);
+        --end;
+        idle = 0;
+        outbound->all_posted = true;
+        Advance(*outbound);
+        continue;
+      }
+      std::rotate(first, first + 1, sending_.begin() + static_cast<std::ptrdiff_t>(end));
+      idle = turn == Turn::kPosted ? 0 : idle + 1;
+    }
+    begin = end;
+  }
+}
+
+Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
+  const auto* ready = outbound.record->options.ready;
+  if (ready != nullptr && ready->load(std::memory_order_acquire) == 0) {
+    waits_ready_ = true;
+    return Turn::kBlocked;
+  }
+  if (outbound.link->full) return Turn::kBlocked;
+  if (outbound.prepared != 0 || !outbound.cursor.done()) {
+    if (outbound.prepared == 0) Prepare(outbound);
+    if (!PostPrepared(outbound, outbound.cursor.done())) return Turn::kBlocked;
+    if (outbound.first_post == Time{}) outbound.first_post = now;
+    if (!outbound.cursor.done()) return Turn::kPosted;
+  }
+  return !outbound.lanes.has_value() || CloseLanes(outbound) ? Turn::kFinished : Turn::kBlocked;
+}
+
+void Peer::Prepare(Outbound& outbound) {
+  static thread_local std::vector<PlannedRun> planned;
+  planned.clear();
+  outbound.prepared = runtime_->ops.Acquire(&outbound);
+  OpTable::Entry& op = *runtime_->ops.Find(outbound.prepared);
+  op.bytes = outbound.cursor.Next(outbound.limits, planned);
+  op.runs.reserve(planned.size());
+  for (const PlannedRun& run : planned) {
+    op.runs.push_back({.local = run.local,
+                       .remote = run.remote,
+                       .bytes = run.bytes,
+                       .registration = outbound.registrations[run.local_region],
+                       .key = outbound.keys[run.remote_region]});
+  }
+}
+
+// Offers the prepared op to the rails, the one with the least in flight first.
+bool Peer::PostPrepared(Outbound& outbound, bool last) {
+  Link& link = *outbound.link;
+  OpTable::Entry& entry = *runtime_->ops.Find(outbound.prepared);
+  const auto rails = static_cast<uint32_t>(link.rail_bytes.size());
+  uint32_t tried = 0;
+  bool refused = true;  // by every rail, not for want of a slot
+  for (uint32_t attempt = 0; attempt < rails; ++attempt) {
+    uint32_t best = rails;
+    for (uint32_t rail = 0; rail < rails; ++rail) {
+      if ((tried & (1u << rail)) != 0) continue;
+      if (best == rails || link.rail_bytes[rail] < link.rail_bytes[best]) best = rail;
+    }
+    tried |= 1u << best;
+    if (outbound.lanes.has_value() && !TakeSlot(outbound, best)) {
+      refused = false;
+      continue;
+    }
+    Op op{.kind = outbound.record->kind == TransferKind::kRead ? OpKind::kRead : OpKind::kWrite,
+          .rail = best,
+          .id = outbound.prepared,
+          .transfer = outbound.record->id,
+          .runs = entry.runs};
+    if (outbound.lanes.has_value()) {
+      const auto immediate = outbound.lanes->ImmediateFor(best, last);
+      op.has_immediate = immediate.has_value();
+      op.immediate = immediate.value_or(0);
+    }
+    entry.rail = best;
+    if (!PostOn(outbound, op)) continue;
+    link.rail_bytes[best] += entry.bytes;
+    ++outbound.slices;
+    outbound.prepared = 0;
+    if (outbound.lanes.has_value()) outbound.lanes->OnPosted(best, last);
+    return true;
+  }
+  link.full = refused;
+  return false;
+}
+
+bool Peer::CloseLanes(Outbound& outbound) {
+  while (const auto rail = outbound.lanes->NextToClose()) {
+    const uint64_t id = runtime_->ops.Acquire(&outbound);
+    runtime_->ops.Find(id)->rail = *rail;
+    const Op op{.has_immediate = true,
+                .rail = *rail,
+                .immediate = *outbound.lanes->ImmediateFor(*rail, true),
+                .id = id,
+                .transfer = outbound.record->id};
+    if (!PostOn(outbound, op)) {
+      runtime_->ops.Release(id);
+      return false;
+    }
+    outbound.lanes->OnPosted(*rail, true);
+  }
+  return true;
+}
+
+bool Peer::PostOn(Outbound& outbound, const Op& op) {
+  if (outbound.link->endpoint->Post(std::span(&op, 1)) == 0) return false;
+  ++outbound.ops;
+  return true;
+}
+
+bool Peer::TakeSlot(Outbound& outbound, uint32_t rail) {
+  if (!outbound.lanes->NeedsSlot(rail)) return true;
+  if (const auto slot = slots_.Take()) {
+    outbound.lanes->OpenLane(rail, *slot);
+    return true;
+  }
+  if (!slots_requested_) {
+    slots_requested_ = true;
+    channel_.Push(FrameType::kSlotRequest, Encode(SlotRequestFrame{.count = kRangeSlots}));
+  }
+  return false;
+}
+
+void Peer::PushOpen(Outbound& outbound) {
+  const auto& options = outbound.record->options;
+  OpenFrame open{.transfer = outbound.record->id,
+                 .order = outbound.order,
+                 .has_notification = options.notification.has_value(),
+                 .notification = options.notification.value_or("")};
+  if (outbound.lanes.has_value()) open.lanes = outbound.lanes->Lanes();
+  outbound.opened = true;
+  channel_.Push(FrameType::kOpen, Encode(open));
+}
+
+void Peer::FlushControl() {
+  Link* link = UpLink();
+  if (link == nullptr) return;
+  while (const std::string* message = channel_.NextToSend()) {
+    if (!link->endpoint->Send(std::as_bytes(std::span(*message)))) return;
+    channel_.MessageSent();
+  }
+  if (!channel_.ack_pressing()) return;
+  const std::string ack = channel_.AckMessage();
+  link->endpoint->Send(std::as_bytes(std::span(ack)));
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,56 @@
+// Which peers are there, over all connections of both directions, and the queue of peer events.
+//
+// Thread-safety: the Link… and Suspect/Heard methods from the engine only; the rest from any
+// thread.
+
+#ifndef KVXFER_AGENT_PRESENCE_H_
+#define KVXFER_AGENT_PRESENCE_H_
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "kvxfer/peer.h"
+#include "src/agent/dispatcher.h"
+
+namespace kvxfer {
+
+class Presence {
+ public:
+  explicit Presence(Dispatcher* dispatcher) : dispatcher_(dispatcher) {}
+
+  void LinkUp(const std::string& peer, const Incarnation& incarnation);
+  void LinkDown(const std::string& peer, const Incarnation& incarnation, const absl::Status& why);
+  void Suspect(const std::string& peer, const Incarnation& incarnation, const absl::Status& why);
+  void Heard(const std::string& peer, const Incarnation& incarnation);
+  // Nothing is kept for it any more.
+  void Forget(const std::string& peer, const Incarnation& incarnation);
+
+  std::optional<PeerEvent> Pop();
+  void SetCallback(std::function<void(const PeerEvent&)> callback);
+
+ private:
+  enum class State : uint8_t { kNew, kUp, kSuspect, kLost };
+  struct Entry {
+    State state = State::kNew;
+    uint32_t links = 0;
+  };
+  using Key = std::pair<std::string, Incarnation>;
+
+  void Tell(const Key& key, PeerEventKind kind, const absl::Status& why);
+
+  Dispatcher* const dispatcher_;
+  std::map<Key, Entry> entries_;
+  std::mutex mu_;  // guards the two below
+  std::deque<PeerEvent> events_;
+  std::shared_ptr<std::function<void(const PeerEvent&)>> callback_;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_PRESENCE_H_

@@ -1,0 +1,303 @@
+#include "src/agent/progress_loop.h"
+
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <utility>
+
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// While callers drive, the background thread looks this often whether they still do.
+constexpr Duration kStandBy = std::chrono::milliseconds(1);
+constexpr Duration kDefaultSpin = std::chrono::microseconds(20);
+constexpr int kSpinCpus = 4;
+
+int UsableCpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+int EpollTimeout(Time until) {
+  const Duration left = until - Now();
+  if (left <= Duration::zero()) return 0;
+  // Rounded up, so that a timer is due when epoll returns.
+  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+  return static_cast<int>(std::min<int64_t>(ms, 60'000));
+}
+
+}  // namespace
+
+ProgressLoop::~ProgressLoop() {
+  Stop();
+  if (epoll_fd_ >= 0) close(epoll_fd_);
+  if (event_fd_ >= 0) close(event_fd_);
+}
+
+absl::Status ProgressLoop::Start(Driven* driven, const std::vector<int>& fds) {
+  driven_ = driven;
+  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (epoll_fd_ < 0 || event_fd_ < 0) {
+    return absl::ResourceExhaustedError(
+        ErrnoText("cannot create the agent's epoll and event descriptors", errno));
+  }
+  std::vector<int> all = fds;
+  all.push_back(event_fd_);
+  for (int fd : all) {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+    if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
+      return absl::InternalError(ErrnoText("epoll_ctl on a backend's wait descriptor", errno));
+    }
+  }
+  background_ = std::thread([this] { Background(); });
+  return absl::OkStatus();
+}
+
+void ProgressLoop::Stop() {
+  {
+    std::unique_lock lock(mu_);
+    if (stopping_) return;
+    stopping_ = true;
+    Kick();
+    background_cv_.notify_all();
+    for (auto& [id, driver] : drivers_) driver->cv.notify_all();
+    empty_cv_.wait(lock, [this] { return drivers_.empty() && (seat_.empty() || !driven_); });
+  }
+  if (background_.joinable()) background_.join();
+}
+
+void ProgressLoop::RunCommands() {
+  std::vector<Command> commands;
+  {
+    std::lock_guard lock(commands_mu_);
+    commands.swap(commands_);
+  }
+  for (Command& command : commands) command();
+}
+
+void ProgressLoop::Kick() {
+  const uint64_t one = 1;
+  // EAGAIN means that the counter is full: the sleeper wakes all the same.
+  [[maybe_unused]] ssize_t n = write(event_fd_, &one, sizeof(one));
+}
+
+void ProgressLoop::Follow(const SeatState::Step& step) {
+  if (step.kick) Kick();
+  if (step.returned) returned_cv_.notify_all();
+  if (step.wake_background) background_cv_.notify_all();
+  if (step.unpark != 0) {
+    Driver* driver = drivers_.at(step.unpark);
+    driver->seated = true;
+    driver->cv.notify_all();
+  }
+  if (stopping_ && seat_.empty()) empty_cv_.notify_all();
+}
+
+void ProgressLoop::Submit(Command command) {
+  {
+    std::lock_guard lock(commands_mu_);
+    commands_.push_back(std::move(command));
+  }
+  Visit([this] { driven_->Post(); });
+}
+
+void ProgressLoop::Progress() {
+  Visit([this] { driven_->Round(); });
+}
+
+// Takes or borrows the seat for as long as work is marked, or marks it for whoever is awake in it.
+void ProgressLoop::Visit(absl::FunctionRef<void()> work) {
+  {
+    std::lock_guard lock(mu_);
+    if (stopping_ || !seat_.Submit().entered) return;
+  }
+  for (;;) {
+    RunCommands();
+    work();
+    const bool armed = driven_->Arm();
+    const Time next = driven_->NextTimer();
+    std::lock_guard lock(mu_);
+    const SeatState::Step step = seat_.LeaveSubmit(!armed || next < sleep_until_);
+    Follow(step);
+    if (!step.again) return;
+  }
+}
+
+bool ProgressLoop::Call(absl::FunctionRef<void()> command) {
+  std::atomic<bool> done{false};
+  // Should the loop stop first, the command must not run after this frame is gone.
+  auto state = std::make_shared<std::pair<std::mutex, bool>>();
+  Submit([this, state, &command, &done] {
+    std::lock_guard lock(state->first);
+    if (state->second) return;
+    command();
+    done.store(true, std::memory_order_release);
+    Wake(&done);
+  });
+  const bool ran = DriveUntil(
+      &done, [&] { return done.load(std::memory_order_acquire); }, Time::max());
+  std::lock_guard lock(state->first);
+  state->second = true;
+  return ran || done.load(std::memory_order_acquire);
+}
+
+void ProgressLoop::Wake(const void* key) {
+  std::lock_guard lock(mu_);
+  for (auto& [id, driver] : drivers_) {
+    if (driver->key != key) continue;
+    driver->woken = true;
+    if (driver->seated) {
+      if (seat_.sleeping()) Kick();
+    } else {
+      driver->cv.notify_all();
+    }
+  }
+}
+
+bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, Time deadline) {
+  Driver driver{.key = key};
+  std::unique_lock lock(mu_);
+  if (done()) return true;
+  if (stopping_) return false;
+  driver.id = ++last_driver_;
+  drivers_.emplace(driver.id, &driver);
+  const SeatState::Step entry = seat_.EnterDriver(driver.id);
+  driver.seated = entry.entered;
+  Follow(entry);
+  while (!driver.seated && !stopping_ && !done() && Now() < deadline) {
+    if (deadline == Time::max()) {
+      driver.cv.wait(lock);
+    } else {
+      driver.cv.wait_until(lock, deadline);
+    }
+  }
+  if (!driver.seated) seat_.Unpark(driver.id);
+  if (driver.seated) {
+    lock.unlock();
+    DriveSeated(driver, done, deadline);
+    LeaveSeat(&SeatState::LeaveDriver);
+    lock.lock();
+  }
+  drivers_.erase(driver.id);
+  if (stopping_) empty_cv_.notify_all();
+  lock.unlock();
+  return done();
+}
+
+void ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline) {
+  const Duration spin = SpinsUseful() ? (spin_ < Duration::zero() ? kDefaultSpin : spin_)
+                                      : std::max(spin_, Duration::zero());
+  Time spin_until = Now() + spin;
+  while (!done()) {
+    {
+      std::lock_guard lock(mu_);
+      if (stopping_) return;
+      driver.woken = false;
+    }
+    RunCommands();
+    const bool busy = driven_->Round();
+    if (done()) return;
+    const Time now = Now();
+    if (now >= deadline) return;
+    if (busy) {
+      spin_until = now + spin;
+    } else if (now >= spin_until) {
+      SleepOnce(deadline, false);
+    }
+  }
+}
+
+// Sleeps in epoll until something happens. False: the seat was taken (background only).
+bool ProgressLoop::SleepOnce(Time until, bool background) {
+  if (!driven_->Arm()) return true;
+  const Time wake = std::min(until, driven_->NextTimer());
+  {
+    std::lock_guard lock(mu_);
+    const bool woken = std::ranges::any_of(
+        drivers_, [](auto& entry) { return entry.second->seated && entry.second->woken; });
+    if (stopping_ || woken || !seat_.BeginSleep()) return true;
+    sleep_until_ = wake;
+  }
+  std::array<epoll_event, 8> events;
+  const int n =
+      epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), EpollTimeout(wake));
+  std::unique_lock lock(mu_);
+  for (;;) {
+    switch (seat_.EndSleep(background)) {
+      case SeatState::Wakened::kLost:
+        return false;
+      case SeatState::Wakened::kBorrowed:
+        returned_cv_.wait(lock);
+        continue;
+      case SeatState::Wakened::kOwner:
+        break;
+    }
+    break;
+  }
+  if (seat_.background_leaving()) return true;
+  for (int i = 0; i < n; ++i) {
+    if (events[static_cast<size_t>(i)].data.fd != event_fd_) continue;
+    uint64_t count;
+    [[maybe_unused]] ssize_t got = read(event_fd_, &count, sizeof(count));
+  }
+  return true;
+}
+
+void ProgressLoop::LeaveSeat(SeatState::Step (SeatState::*leave)()) {
+  for (;;) {
+    {
+      std::lock_guard lock(mu_);
+      const SeatState::Step step = (seat_.*leave)();
+      Follow(step);
+      if (!step.again || stopping_) {
+        if (step.again) Follow((seat_.*leave)());
+        return;
+      }
+    }
+    RunCommands();
+    driven_->Post();
+  }
+}
+
+bool ProgressLoop::SpinsUseful() const {
+  static const int cpus = UsableCpus();
+  return cpus >= kSpinCpus;
+}
+
+void ProgressLoop::Background() {
+  std::unique_lock lock(mu_);
+  while (!stopping_) {
+    const uint64_t seen = seat_.drives();
+    background_cv_.wait_for(lock, kStandBy, [this] { return stopping_; });
+    if (stopping_) return;
+    if (!seat_.BackgroundTake(seen).entered) {
+      // While a driver stays in its seat there is nothing to watch.
+      if (seat_.drives() == seen && seat_.BackgroundStandBy()) background_cv_.wait(lock);
+      continue;
+    }
+    lock.unlock();
+    bool seated = true;
+    while (seated) {
+      RunCommands();
+      const bool busy = driven_->Round();
+      if (!busy) seated = SleepOnce(Time::max(), true);
+      std::lock_guard guard(mu_);
+      if (stopping_) break;
+    }
+    if (seated) LeaveSeat(&SeatState::LeaveBackground);
+    lock.lock();
+  }
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,112 @@
+// Drives the runtime: one owner at a time, no thread of its own in the way of a caller that waits.
+// docs/threading.md tells the whole scheme; seat_state.h is its pure part.
+//
+// Thread-safety: Submit, Call, DriveUntil and Wake from any thread; Wake also under ownership.
+
+#ifndef KVXFER_AGENT_PROGRESS_LOOP_H_
+#define KVXFER_AGENT_PROGRESS_LOOP_H_
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "src/agent/seat_state.h"
+#include "src/core/clock.h"
+
+namespace kvxfer {
+
+// The moment at which a time-out that starts now is over; a year or more means never.
+inline Time After(Duration timeout) {
+  return timeout >= std::chrono::hours(24 * 365) ? Time::max() : Now() + timeout;
+}
+
+// What is driven. Every call comes from the owner of the seat.
+class Driven {
+ public:
+  virtual ~Driven() = default;
+  // Handles events and timers and sends what can be sent; true when anything was done.
+  virtual bool Round() = 0;
+  // Sends what can be sent without polling; for submitters.
+  virtual void Post() = 0;
+  // Ready to sleep on the wait descriptors: false when there is work they would not show.
+  virtual bool Arm() = 0;
+  // When Round must run again even if nothing happens.
+  virtual Time NextTimer() = 0;
+};
+
+class ProgressLoop {
+ public:
+  using Command = absl::AnyInvocable<void()>;
+
+  explicit ProgressLoop(Duration spin) : spin_(spin) {}
+  ~ProgressLoop();
+
+  // `driven` outlives Stop; `fds` are watched while sleeping.
+  absl::Status Start(Driven* driven, const std::vector<int>& fds);
+  bool running() const { return background_.joinable(); }
+  bool stopped() {
+    std::lock_guard lock(mu_);
+    return stopping_;
+  }
+  // No command runs and no thread is inside afterwards; DriveUntil returns false at once.
+  void Stop();
+
+  // Runs `command` under ownership, soon; on this thread when the seat is free.
+  void Submit(Command command);
+  // Runs `command` under ownership and returns after it has run. False: stopped, not run.
+  bool Call(absl::FunctionRef<void()> command);
+  // One round, if the seat is free.
+  void Progress();
+  // Drives, or parks while another thread drives, until done() or `deadline`; done() is called
+  // without ownership and must become true before Wake(key).
+  bool DriveUntil(const void* key, absl::FunctionRef<bool()> done, Time deadline);
+  // Threads in DriveUntil(key) look at their done() again.
+  void Wake(const void* key);
+
+ private:
+  struct Driver {
+    SeatState::DriverId id = 0;
+    const void* key = nullptr;
+    std::condition_variable cv{};
+    bool woken = false;
+    bool seated = false;
+  };
+
+  void RunCommands();
+  void Visit(absl::FunctionRef<void()> work);
+  void Follow(const SeatState::Step& step);  // mu_ held
+  void Kick();
+  bool SleepOnce(Time until, bool background);
+  void DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline);
+  void LeaveSeat(SeatState::Step (SeatState::*leave)());
+  bool SpinsUseful() const;
+  void Background();
+
+  const Duration spin_;
+  Driven* driven_ = nullptr;
+  int epoll_fd_ = -1;
+  int event_fd_ = -1;
+  std::thread background_;
+
+  std::mutex commands_mu_;
+  std::vector<Command> commands_;
+
+  std::mutex mu_;  // guards all below
+  SeatState seat_;
+  bool stopping_ = false;
+  SeatState::DriverId last_driver_ = 0;
+  std::unordered_map<SeatState::DriverId, Driver*> drivers_;
+  std::condition_variable returned_cv_;
+  std::condition_variable background_cv_;
+  std::condition_variable empty_cv_;
+  Time sleep_until_{};  // when the sleeper wakes by itself
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_PROGRESS_LOOP_H_

@@ -1,0 +1,61 @@
+// What the parts of the engine share: options, identity, backends, memory, ops in flight, and the
+// ways out to the application. Owned by Engine; parts hold a pointer to it.
+//
+// Thread-safety: by the owner of the engine, but for what its members say of themselves.
+
+#ifndef KVXFER_AGENT_RUNTIME_H_
+#define KVXFER_AGENT_RUNTIME_H_
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "kvxfer/backend.h"
+#include "kvxfer/options.h"
+#include "src/agent/dispatcher.h"
+#include "src/agent/memory_registry.h"
+#include "src/agent/notifier.h"
+#include "src/agent/op_table.h"
+#include "src/agent/presence.h"
+#include "src/agent/progress_loop.h"
+#include "src/agent/transfer_record.h"
+
+namespace kvxfer {
+
+// Whoever owns an endpoint: events come here, on the engine, outside of Backend::Poll.
+class EndpointUser {
+ public:
+  virtual ~EndpointUser() = default;
+  virtual void OnEvent(Event& event) = 0;
+};
+
+struct Runtime {
+  explicit Runtime(const AgentOptions& agent_options)
+      : options(agent_options),
+        notifier(&dispatcher),
+        presence(&dispatcher),
+        loop(agent_options.spin) {}
+
+  // Tells the application of a transfer's end: state, callback, waiters.
+  void Publish(const TransferPtr& record, internal::TransferRecord::End end);
+  void ClearQuarantine(const TransferPtr& record);
+
+  const AgentOptions options;
+  Incarnation incarnation;
+  HostIdentity host;
+  std::vector<std::unique_ptr<Backend>> backends;  // in order of preference
+  MemoryRegistry memory;
+  OpTable ops;
+  std::unordered_map<const Endpoint*, EndpointUser*> users;
+  // Endpoints (and their keys, with their users) that are finished, closed after the round.
+  std::vector<std::unique_ptr<EndpointUser>> finished;
+
+  Dispatcher dispatcher;
+  Notifier notifier;
+  Presence presence;
+  ProgressLoop loop;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_RUNTIME_H_

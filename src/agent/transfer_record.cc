@@ -1,0 +1,27 @@
+#include "src/agent/transfer_record.h"
+
+#include <utility>
+
+namespace kvxfer::internal {
+
+TransferRecord::End TransferRecord::end() const {
+  std::lock_guard lock(mu_);
+  return end_;
+}
+
+std::function<void(const Transfer&)> TransferRecord::Publish(End end) {
+  std::lock_guard lock(mu_);
+  end_ = std::move(end);
+  quarantined_.store(end_.quarantined, std::memory_order_release);
+  state_.store(end_.state, std::memory_order_release);
+  return std::exchange(callback_, nullptr);
+}
+
+bool TransferRecord::SetCallback(std::function<void(const Transfer&)> callback) {
+  std::lock_guard lock(mu_);
+  if (ended()) return true;
+  callback_ = std::move(callback);
+  return false;
+}
+
+}  // namespace kvxfer::internal

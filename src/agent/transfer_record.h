@@ -1,0 +1,82 @@
+// One transfer as the application's handles and the progress engine share it: what was asked
+// (immutable) and what became of it (published once).
+//
+// Thread-safety: the immutable part freely; the published part through its methods.
+
+#ifndef KVXFER_AGENT_TRANSFER_RECORD_H_
+#define KVXFER_AGENT_TRANSFER_RECORD_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "kvxfer/transfer.h"
+#include "src/core/block_list.h"
+#include "src/core/clock.h"
+
+namespace kvxfer {
+
+class Engine;
+
+enum class TransferKind : uint8_t { kWrite, kRead, kNotify };
+
+namespace internal {
+
+class TransferRecord {
+ public:
+  // --- What was asked: set before submission, then constant. ---
+  uint64_t id = 0;
+  std::string peer;
+  TransferKind kind = TransferKind::kWrite;
+  TransferOptions options;
+  BlockList blocks;
+  std::shared_ptr<const RegionTable> local;  // that `blocks` indexes
+  std::shared_ptr<const RegionTable> remote;
+  Incarnation incarnation;  // of the peer whose regions `blocks` names
+  Time posted{};
+  Time deadline{};
+  // Where handles find the engine; empty once the agent is gone.
+  std::weak_ptr<Engine> engine;
+
+  // --- What became of it. ---
+  struct End {
+    TransferState state = TransferState::kActive;
+    absl::Status status{};
+    Delivery delivery = Delivery::kNone;
+    bool quarantined = false;
+    TransferStats stats{};
+  };
+
+  TransferState state() const { return state_.load(std::memory_order_acquire); }
+  bool ended() const { return state() != TransferState::kActive; }
+  bool quarantined() const { return quarantined_.load(std::memory_order_acquire); }
+  End end() const;
+
+  static Transfer Handle(std::shared_ptr<TransferRecord> record) {
+    return Transfer(std::move(record));
+  }
+
+  // Publishes the one end and returns the callback to run, if any. Engine only, once.
+  std::function<void(const Transfer&)> Publish(End end);
+  void ClearQuarantine() { quarantined_.store(false, std::memory_order_release); }
+  // True when it has ended already: the caller runs the callback itself.
+  bool SetCallback(std::function<void(const Transfer&)> callback);
+
+ private:
+  std::atomic<TransferState> state_{TransferState::kActive};
+  std::atomic<bool> quarantined_{false};
+  mutable std::mutex mu_;
+  End end_;
+  std::function<void(const Transfer&)> callback_;
+};
+
+}  // namespace internal
+
+using TransferPtr = std::shared_ptr<internal::TransferRecord>;
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_TRANSFER_RECORD_H_

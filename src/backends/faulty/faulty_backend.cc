@@ -1,0 +1,159 @@
+#include "src/backends/faulty/faulty_backend.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "src/backends/faulty/factory.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace faulty {
+namespace {
+
+// Two agents with equal options must not draw the same fates in step.
+uint64_t SeedOf(const AgentOptions& options) {
+  uint64_t hash = 0xcbf29ce484222325u ^ options.faults.seed;
+  for (const char c : options.name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+bool Watch(int epoll_fd, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  return ::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+}  // namespace
+
+FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, const FaultOptions& options,
+                             uint64_t seed, int epoll_fd, int timer_fd)
+    : inner_(std::move(inner)),
+      options_(options),
+      name_(absl::StrCat("faulty:", ToAbsl(inner_->name()))),
+      capabilities_(inner_->capabilities()),
+      epoll_fd_(epoll_fd),
+      timer_fd_(timer_fd),
+      random_(seed) {
+  if (options_.reorder_window > 0 || options_.max_delay > Duration::zero()) {
+    capabilities_.rail_keeps_order = false;
+  }
+}
+
+FaultyBackend::~FaultyBackend() {
+  ready_.clear();  // may own accepted endpoints
+  for (FaultyEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
+  ::close(timer_fd_);
+  ::close(epoll_fd_);
+}
+
+absl::StatusOr<std::unique_ptr<Endpoint>> FaultyBackend::Connect(std::string_view address,
+                                                                 const HostIdentity& host) {
+  auto inner = inner_->Connect(address, host);
+  if (!inner.ok()) return inner.status();
+  return std::make_unique<FaultyEndpoint>(this, *std::move(inner), /*accepted=*/false);
+}
+
+size_t FaultyBackend::Poll(std::span<Event> out) {
+  messages_.clear();
+  if (timer_due_.has_value() && *timer_due_ <= Now()) {
+    uint64_t expirations = 0;
+    [[maybe_unused]] const ssize_t got = ::read(timer_fd_, &expirations, sizeof(expirations));
+    timer_due_.reset();
+  }
+  if (ready_.size() < out.size()) PollInner();
+  const Time now = Now();  // not before the events just taken in were given their delay
+  for (FaultyEndpoint* endpoint : endpoints_) endpoint->Progress(now);
+  size_t n = 0;
+  for (; n < out.size() && !ready_.empty(); ++n) {
+    Pending& pending = ready_.front();
+    out[n] = std::move(pending.event);
+    if (out[n].kind == EventKind::kMessage) {
+      out[n].message = pending.message;  // the bytes stay where they are when the vector moves
+      messages_.push_back(std::move(pending.message));
+    }
+    ready_.pop_front();
+  }
+  return n;
+}
+
+bool FaultyBackend::Arm() {
+  if (!ready_.empty()) return false;
+  std::optional<Time> due;
+  for (const FaultyEndpoint* endpoint : endpoints_) {
+    const std::optional<Time> next = endpoint->NextDue();
+    if (next.has_value() && (!due.has_value() || *next < *due)) due = next;
+  }
+  if (due.has_value()) {
+    if (*due <= Now()) return false;
+    SetTimer(*due);
+  }
+  return inner_->Arm();
+}
+
+void FaultyBackend::Forget(const FaultyEndpoint* endpoint) {
+  std::erase(endpoints_, endpoint);
+  std::erase_if(ready_, [&](const Pending& p) { return p.event.endpoint == endpoint; });
+}
+
+void FaultyBackend::PollInner() {
+  const size_t count = inner_->Poll(scratch_);
+  for (size_t i = 0; i < count; ++i) {
+    Event event = std::exchange(scratch_[i], Event{});
+    if (event.kind == EventKind::kAccepted) {
+      Pending pending;
+      pending.event = std::move(event);
+      auto endpoint = std::make_unique<FaultyEndpoint>(this, std::move(pending.event.accepted),
+                                                       /*accepted=*/true);
+      pending.event.endpoint = endpoint.get();
+      pending.event.accepted = std::move(endpoint);
+      Report(std::move(pending));
+    } else if (FaultyEndpoint* endpoint = Find(event.endpoint); endpoint != nullptr) {
+      endpoint->OnInner(std::move(event));
+    }
+  }
+}
+
+FaultyEndpoint* FaultyBackend::Find(const Endpoint* inner) const {
+  const auto it = std::find_if(endpoints_.begin(), endpoints_.end(),
+                               [&](const FaultyEndpoint* e) { return e->inner() == inner; });
+  return it == endpoints_.end() ? nullptr : *it;
+}
+
+void FaultyBackend::SetTimer(Time due) {
+  if (timer_due_.has_value() && *timer_due_ <= due) return;  // wakes early enough
+  const auto since_epoch = due.time_since_epoch();
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(since_epoch);
+  itimerspec spec{};
+  spec.it_value.tv_sec = seconds.count();
+  spec.it_value.tv_nsec = (since_epoch - seconds).count();
+  ::timerfd_settime(timer_fd_, TFD_TIMER_ABSTIME, &spec, nullptr);
+  timer_due_ = due;
+}
+
+}  // namespace faulty
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeFaultyBackend(std::unique_ptr<Backend> inner,
+                                                           const BackendContext& context) {
+  const int epoll_fd = ::epoll_create1(EPOLL_CLOEXEC);
+  const int timer_fd =
+      epoll_fd < 0 ? -1 : ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+  if (timer_fd < 0 || !faulty::Watch(epoll_fd, timer_fd) ||
+      !faulty::Watch(epoll_fd, inner->wait_fd())) {
+    const int error = errno;
+    if (timer_fd >= 0) ::close(timer_fd);
+    if (epoll_fd >= 0) ::close(epoll_fd);
+    return absl::ResourceExhaustedError(
+        ToAbsl(ErrnoText("timer of the faulty backend; raise the descriptor limit", error)));
+  }
+  return std::make_unique<faulty::FaultyBackend>(std::move(inner), context.options.faults,
+                                                 faulty::SeedOf(context.options), epoll_fd,
+                                                 timer_fd);
+}
+
+}  // namespace kvxfer

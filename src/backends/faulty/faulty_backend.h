@@ -1,0 +1,74 @@
+// The decorating backend: passes calls on, and the events of the inner backend through its
+// endpoints.
+//
+// Thread-safety: none, see kvxfer/backend.h.
+
+#ifndef KVXFER_BACKENDS_FAULTY_FAULTY_BACKEND_H_
+#define KVXFER_BACKENDS_FAULTY_FAULTY_BACKEND_H_
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/backends/faulty/faulty_endpoint.h"
+
+namespace kvxfer::faulty {
+
+class FaultyBackend : public Backend {
+ public:
+  // Owns both descriptors: an epoll set that watches `inner` and `timer_fd`.
+  FaultyBackend(std::unique_ptr<Backend> inner, const FaultOptions& options, uint64_t seed,
+                int epoll_fd, int timer_fd);
+  ~FaultyBackend() override;
+  FaultyBackend(const FaultyBackend&) = delete;
+  FaultyBackend& operator=(const FaultyBackend&) = delete;
+
+  std::string_view name() const override { return name_; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  std::string Address() const override { return inner_->Address(); }
+  absl::Status Reachable(std::string_view address, const HostIdentity& host) const override {
+    return inner_->Reachable(address, host);
+  }
+  absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
+                                                    const HostIdentity& host) override;
+  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override {
+    return inner_->Register(region);
+  }
+  size_t Poll(std::span<Event> out) override;
+  bool Arm() override;
+  int wait_fd() const override { return epoll_fd_; }
+  std::string ListenAddress() const override { return inner_->ListenAddress(); }
+
+  // --- for its endpoints ---
+  const FaultOptions& options() const { return options_; }
+  Random* random() { return &random_; }
+  void Report(Pending pending) { ready_.push_back(std::move(pending)); }
+  void Adopt(FaultyEndpoint* endpoint) { endpoints_.push_back(endpoint); }
+  void Forget(const FaultyEndpoint* endpoint);
+
+ private:
+  void PollInner();
+  FaultyEndpoint* Find(const Endpoint* inner) const;
+  void SetTimer(Time due);
+
+  const std::unique_ptr<Backend> inner_;
+  const FaultOptions options_;
+  const std::string name_;
+  Capabilities capabilities_;
+  const int epoll_fd_;
+  const int timer_fd_;
+  std::optional<Time> timer_due_;  // the timer is set for then
+  Random random_;
+
+  std::vector<FaultyEndpoint*> endpoints_;
+  std::array<Event, 64> scratch_;
+  std::deque<Pending> ready_;
+  std::vector<std::vector<std::byte>> messages_;  // given out by the last Poll
+};
+
+}  // namespace kvxfer::faulty
+
+#endif  // KVXFER_BACKENDS_FAULTY_FAULTY_BACKEND_H_

@@ -1,0 +1,267 @@
+#include "src/backends/faulty/faulty_endpoint.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "src/backends/faulty/faulty_backend.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::faulty {
+namespace {
+
+constexpr size_t kMaxBacklog = 128;  // ops held beyond the window
+constexpr size_t kMaxHeldMessageBytes = 1 << 20;
+
+}  // namespace
+
+FaultyEndpoint::FaultyEndpoint(FaultyBackend* backend, std::unique_ptr<Endpoint> inner,
+                               bool accepted)
+    : backend_(backend),
+      inner_(std::move(inner)),
+      accepted_(accepted),
+      ops_(backend->options(), backend->random()),
+      incoming_(backend->options(), backend->random()) {
+  backend_->Adopt(this);
+}
+
+FaultyEndpoint::~FaultyEndpoint() {
+  if (backend_ != nullptr) backend_->Forget(this);
+}
+
+uint32_t FaultyEndpoint::rails() const { return inner_ == nullptr ? 1 : inner_->rails(); }
+
+std::string FaultyEndpoint::Describe() const {
+  return inner_ == nullptr ? "closed" : absl::StrCat(inner_->Describe(), ", with injected faults");
+}
+
+void FaultyEndpoint::Authorize() {
+  if (inner_ != nullptr) inner_->Authorize();
+}
+
+size_t FaultyEndpoint::Post(std::span<const Op> ops) {
+  if (phase_ != Phase::kOpen) return 0;
+  const FaultOptions& options = backend_->options();
+  const Time now = Now();
+  size_t accepted = 0;
+  for (const Op& op : ops) {
+    if (Backlog() >= kMaxBacklog + options.reorder_window) break;
+    if (!Swallowed() && CutNow()) return accepted;
+    CountTowardsBlackHole();
+    ++accepted;
+    const HeldOp held{.op = op, .sequence = ++last_sequence_};
+    if (Swallowed()) {
+      swallowed_ops_.push_back(held);
+    } else if (backend_->random()->Chance(options.error_probability)) {
+      incoming_.Add(Completion(op, absl::UnavailableError(
+                                       absl::StrCat("injected error on op ", op.id, " of transfer ",
+                                                    op.transfer, "; it was not executed"))),
+                    now);
+    } else if (op.rail == options.slow_rail) {
+      slow_ops_.push_back({now + options.slow_rail_delay, held});
+    } else {
+      ops_.Add(held, now);
+    }
+  }
+  // To be overtaken, ops wait for the next Poll at least.
+  if (!options.overtake) ProgressOutgoing(now);
+  return accepted;
+}
+
+bool FaultyEndpoint::Send(std::span<const std::byte> message) {
+  if (phase_ != Phase::kOpen) return false;
+  if (!Swallowed() && CutNow()) return true;  // lost with the connection
+  CountTowardsBlackHole();
+  if (Swallowed()) return true;
+  const bool wait = !backend_->options().overtake && HasEarlierHeldOps(last_sequence_ + 1);
+  if (!wait && messages_.empty() && inner_->Send(message)) return true;
+  if (!messages_.empty() && message_bytes_ + message.size() > kMaxHeldMessageBytes) {
+    if (backend_->options().blackhole_after != 0) --passed_;  // it will be offered again
+    return false;
+  }
+  messages_.push_back({{message.begin(), message.end()}, last_sequence_ + 1});
+  if (backend_->options().overtake) messages_.back().after = 0;
+  message_bytes_ += message.size();
+  return true;
+}
+
+void FaultyEndpoint::Fence(uint64_t transfer) {
+  if (phase_ != Phase::kOpen) return;  // kDown is under way
+  const auto matches = [&](const HeldOp& held) { return held.op.transfer == transfer; };
+  std::vector<HeldOp> dropped;
+  std::erase_if(slow_ops_, [&](const SlowOp& slow) {
+    if (matches(slow.held)) dropped.push_back(slow.held);
+    return matches(slow.held);
+  });
+  ops_.Extract(matches, dropped);
+  std::ranges::copy_if(swallowed_ops_, std::back_inserter(dropped), matches);
+  std::erase_if(swallowed_ops_, matches);
+  std::erase_if(released_, [&](const Op& op) {
+    if (op.transfer == transfer) dropped.push_back({.op = op});
+    return op.transfer == transfer;
+  });
+  for (const HeldOp& held : dropped) {
+    backend_->Report(Completion(
+        held.op, absl::CancelledError(absl::StrCat("transfer ", transfer, " was fenced"))));
+  }
+  inner_->Fence(transfer);
+}
+
+void FaultyEndpoint::Shutdown(absl::Status why) {
+  if (phase_ != Phase::kOpen) return;
+  phase_ = Phase::kClosing;
+  FailHeldOps(why);
+  if (hidden_down_.has_value()) return OnInnerDown(why);
+  inner_->Shutdown(std::move(why));
+}
+
+absl::StatusOr<std::unique_ptr<RemoteKey>> FaultyEndpoint::Import(const RemoteRegion& region,
+                                                                  std::string_view key) {
+  if (inner_ == nullptr) return absl::UnavailableError("the backend was destroyed");
+  return inner_->Import(region, key);
+}
+
+void FaultyEndpoint::OnInner(Event event) {
+  event.endpoint = this;
+  const EventKind kind = event.kind;
+  if (kind == EventKind::kDown) return OnInnerDown(event.status);
+  // What the peer does is swallowed; what this side knows by itself is not.
+  const bool by_peer = kind == EventKind::kMessage || kind == EventKind::kImmediate ||
+                       (kind == EventKind::kFenced && accepted_);
+  if (by_peer && Swallowed()) return;
+  Pending pending;
+  pending.message.assign(event.message.begin(), event.message.end());
+  pending.event = std::move(event);
+  switch (kind) {
+    case EventKind::kCompletion:
+    case EventKind::kImmediate:
+    case EventKind::kMessage:
+      return incoming_.Add(std::move(pending), Now());
+    case EventKind::kFenced:
+      // Whose transfer a held immediate is cannot be known here: all of them go first.
+      FlushIncoming();
+      return backend_->Report(std::move(pending));
+    case EventKind::kAccepted:
+    case EventKind::kConnected:
+    case EventKind::kDown:
+      return backend_->Report(std::move(pending));
+  }
+}
+
+void FaultyEndpoint::Progress(Time now) {
+  if (phase_ == Phase::kDown) return;
+  std::vector<Pending> ready;
+  incoming_.Release(now, ready);
+  for (Pending& pending : ready) backend_->Report(std::move(pending));
+  ProgressOutgoing(now);
+}
+
+std::optional<Time> FaultyEndpoint::NextDue() const {
+  std::optional<Time> due;
+  const auto consider = [&](Time time) { due = due.has_value() ? std::min(*due, time) : time; };
+  if (phase_ == Phase::kDown) return due;
+  if (!incoming_.empty()) consider(incoming_.next_due());
+  if (phase_ != Phase::kOpen) return due;
+  if (!ops_.empty()) consider(ops_.next_due());
+  if (!slow_ops_.empty()) consider(slow_ops_.front().due);
+  return due;
+}
+
+void FaultyEndpoint::Detach() {
+  phase_ = Phase::kDown;
+  inner_.reset();
+  backend_ = nullptr;
+}
+
+void FaultyEndpoint::CountTowardsBlackHole() {
+  const uint64_t limit = backend_->options().blackhole_after;
+  if (limit != 0 && ++passed_ > limit) swallowing_ = true;
+}
+
+// Draws whether the connection is cut here and now.
+bool FaultyEndpoint::CutNow() {
+  if (!backend_->random()->Chance(backend_->options().cut_probability)) return false;
+  Shutdown(absl::UnavailableError("injected cut of the connection"));
+  return true;
+}
+
+bool FaultyEndpoint::HasEarlierHeldOps(uint64_t sequence) const {
+  return ops_.Contains([&](const HeldOp& held) { return held.sequence < sequence; });
+}
+
+size_t FaultyEndpoint::Backlog() const { return slow_ops_.size() + ops_.size() + released_.size(); }
+
+void FaultyEndpoint::ProgressOutgoing(Time now) {
+  if (phase_ != Phase::kOpen) return;
+  for (; !slow_ops_.empty() && slow_ops_.front().due <= now; slow_ops_.pop_front()) {
+    ops_.Add(slow_ops_.front().held, now);
+  }
+  std::vector<HeldOp> going;
+  ops_.Release(now, going);
+  for (const HeldOp& held : going) released_.push_back(held.op);
+  Forward();
+  ForwardMessages();
+}
+
+void FaultyEndpoint::Forward() {
+  if (released_.empty()) return;
+  const size_t taken = inner_->Post(released_);
+  released_.erase(released_.begin(), released_.begin() + static_cast<std::ptrdiff_t>(taken));
+}
+
+void FaultyEndpoint::ForwardMessages() {
+  while (!messages_.empty()) {
+    const HeldMessage& message = messages_.front();
+    if (HasEarlierHeldOps(message.after) || !inner_->Send(message.bytes)) return;
+    message_bytes_ -= message.bytes.size();
+    messages_.pop_front();
+  }
+}
+
+void FaultyEndpoint::FlushIncoming() {
+  std::vector<Pending> ready;
+  incoming_.ReleaseAll(ready);
+  for (Pending& pending : ready) backend_->Report(std::move(pending));
+}
+
+void FaultyEndpoint::OnInnerDown(const absl::Status& why) {
+  if (Swallowed()) {
+    hidden_down_ = why;
+    return;
+  }
+  phase_ = Phase::kDown;
+  FailHeldOps(why);
+  FlushIncoming();
+  Pending pending;
+  pending.event.kind = EventKind::kDown;
+  pending.event.endpoint = this;
+  pending.event.status = why;
+  backend_->Report(std::move(pending));
+}
+
+// Of the ops that the inner endpoint has not seen.
+void FaultyEndpoint::FailHeldOps(const absl::Status& why) {
+  std::vector<HeldOp> held;
+  ops_.ReleaseAll(held);
+  held.insert(held.end(), swallowed_ops_.begin(), swallowed_ops_.end());
+  for (const HeldOp& h : held) backend_->Report(Completion(h.op, why));
+  for (const SlowOp& slow : slow_ops_) backend_->Report(Completion(slow.held.op, why));
+  for (const Op& op : released_) backend_->Report(Completion(op, why));
+  slow_ops_.clear();
+  swallowed_ops_.clear();
+  released_.clear();
+  messages_.clear();
+  message_bytes_ = 0;
+}
+
+Pending FaultyEndpoint::Completion(const Op& op, absl::Status status) {
+  Pending pending;
+  pending.event.kind = EventKind::kCompletion;
+  pending.event.endpoint = this;
+  pending.event.id = op.id;
+  pending.event.rail = op.rail;
+  pending.event.status = std::move(status);
+  return pending;
+}
+
+}  // namespace kvxfer::faulty

@@ -1,0 +1,110 @@
+// An endpoint that lets ops, immediates and messages through when the seed says so.
+//
+// Ops wait here before the inner endpoint sees them; what comes in waits here before the agent
+// sees it. Where both are held the fates are drawn separately.
+//
+// Thread-safety: none; owned by its backend's thread.
+
+#ifndef KVXFER_BACKENDS_FAULTY_FAULTY_ENDPOINT_H_
+#define KVXFER_BACKENDS_FAULTY_FAULTY_ENDPOINT_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvxfer/backend.h"
+#include "src/backends/faulty/hold_queue.h"
+#include "src/core/clock.h"
+
+namespace kvxfer::faulty {
+
+class FaultyBackend;
+
+// An event on its way to the agent. It owns its message, which the inner backend keeps only until
+// its own next Poll.
+struct Pending {
+  Event event;
+  std::vector<std::byte> message;
+};
+
+class FaultyEndpoint : public Endpoint {
+ public:
+  FaultyEndpoint(FaultyBackend* backend, std::unique_ptr<Endpoint> inner, bool accepted);
+  ~FaultyEndpoint() override;
+
+  uint32_t rails() const override;
+  std::string Describe() const override;
+  void Authorize() override;
+  size_t Post(std::span<const Op> ops) override;
+  bool Send(std::span<const std::byte> message) override;
+  void Fence(uint64_t transfer) override;
+  void Shutdown(absl::Status why) override;
+  absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
+                                                    std::string_view key) override;
+
+  const Endpoint* inner() const { return inner_.get(); }
+  // An event of the inner endpoint; not kAccepted.
+  void OnInner(Event event);
+  // Lets go what may go at `now`, both ways.
+  void Progress(Time now);
+  // When Progress has something to let go; nothing: not before the inner endpoint stirs.
+  std::optional<Time> NextDue() const;
+  // The backend ends before its endpoint: the endpoint stays behind, closed.
+  void Detach();
+
+ private:
+  enum class Phase : uint8_t { kOpen, kClosing, kDown };
+  struct HeldOp {
+    Op op;  // its runs stay valid until the completion, so they need no copy
+    uint64_t sequence = 0;
+  };
+  struct SlowOp {
+    Time due;
+    HeldOp held;
+  };
+  struct HeldMessage {
+    std::vector<std::byte> bytes;
+    uint64_t after = 0;  // goes when no op with a lower sequence is held
+  };
+
+  bool Swallowed() const { return swallowing_ && phase_ == Phase::kOpen; }
+  void CountTowardsBlackHole();
+  bool CutNow();
+  bool HasEarlierHeldOps(uint64_t sequence) const;
+  size_t Backlog() const;
+  void ProgressOutgoing(Time now);
+  void Forward();
+  void ForwardMessages();
+  void FlushIncoming();
+  void OnInnerDown(const absl::Status& why);
+  void FailHeldOps(const absl::Status& why);
+  Pending Completion(const Op& op, absl::Status status);
+
+  FaultyBackend* backend_;  // null after Detach
+  std::unique_ptr<Endpoint> inner_;
+  const bool accepted_;
+  Phase phase_ = Phase::kOpen;
+
+  // Outgoing: slow rail → reorder and delay → the inner endpoint's room.
+  std::deque<SlowOp> slow_ops_;
+  HoldQueue<HeldOp> ops_;
+  std::vector<Op> released_;
+  std::deque<HeldMessage> messages_;
+  size_t message_bytes_ = 0;
+  uint64_t last_sequence_ = 0;
+
+  HoldQueue<Pending> incoming_;
+
+  // The black hole: what was counted, whether it has opened, the ops it took, the loss it hides.
+  uint64_t passed_ = 0;
+  bool swallowing_ = false;
+  std::vector<HeldOp> swallowed_ops_;
+  std::optional<absl::Status> hidden_down_;
+};
+
+}  // namespace kvxfer::faulty
+
+#endif  // KVXFER_BACKENDS_FAULTY_FAULTY_ENDPOINT_H_

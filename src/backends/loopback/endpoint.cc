@@ -1,0 +1,136 @@
+#include "src/backends/loopback/endpoint.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/backends/loopback/loopback_backend.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::loopback {
+namespace {
+
+constexpr size_t kMaxQueuedOps = 64;  // of one rail
+
+}  // namespace
+
+LoopbackEndpoint::LoopbackEndpoint(LoopbackBackend* backend, std::shared_ptr<Link> link, Side side)
+    : backend_(backend), link_(std::move(link)), side_(side) {}
+
+LoopbackEndpoint::~LoopbackEndpoint() {
+  link_->Close(side_, absl::CancelledError("the endpoint was destroyed"));
+  if (backend_ != nullptr) backend_->Forget(*this);
+}
+
+std::string LoopbackEndpoint::Describe() const {
+  return absl::StrCat("same process, incarnation ", link_->node(Other(side_)).address());
+}
+
+void LoopbackEndpoint::Authorize() {
+  if (side_ == Side::kTarget) link_->Authorize();
+}
+
+size_t LoopbackEndpoint::Post(std::span<const Op> ops) {
+  if (closing_ || backend_ == nullptr) return 0;
+  size_t accepted = 0;
+  for (const Op& op : ops) {
+    if (side_ == Side::kTarget || op.rail >= kRails) {
+      Complete(op, absl::InvalidArgumentError(absl::StrCat("op ", op.id, " on rail ", op.rail,
+                                                           ": only the side that connected posts, ",
+                                                           "on rails below ", kRails)));
+      ++accepted;
+      continue;
+    }
+    Rail& rail = rails_[op.rail];
+    if (rail.size() >= kMaxQueuedOps || !link_->HasRoom(side_)) break;
+    rail.push_back({.op = op, .cursor = {}});
+    ++accepted;
+  }
+  return accepted;
+}
+
+bool LoopbackEndpoint::Send(std::span<const std::byte> message) {
+  return !closing_ && message.size() <= kMaxMessageBytes && link_->Send(side_, message);
+}
+
+void LoopbackEndpoint::Fence(uint64_t transfer) {
+  if (closing_ || backend_ == nullptr) return;  // kDown is under way
+  if (side_ == Side::kTarget) return link_->Fence(transfer);
+  // This thread is the copier: between two calls no copy is in progress.
+  for (Rail& rail : rails_) {
+    std::erase_if(rail, [&](const Queued& queued) {
+      if (queued.op.transfer != transfer) return false;
+      Complete(queued.op, absl::CancelledError(absl::StrCat("transfer ", transfer, " was fenced")));
+      return true;
+    });
+  }
+  Event event = MakeEvent(EventKind::kFenced, this);
+  event.id = transfer;
+  backend_->Report(std::move(event));
+}
+
+void LoopbackEndpoint::Shutdown(absl::Status why) {
+  if (std::exchange(closing_, true)) return;
+  if (why.ok()) why = absl::CancelledError("shut down");
+  link_->Close(side_, why);
+}
+
+absl::StatusOr<std::unique_ptr<RemoteKey>> LoopbackEndpoint::Import(const RemoteRegion& region,
+                                                                    std::string_view /*key*/) {
+  if (region.kind != MemoryKind::kHost) {
+    return absl::UnimplementedError(absl::StrCat("loopback moves host memory only; region ",
+                                                 static_cast<uint32_t>(region.id),
+                                                 " of the peer is on a device"));
+  }
+  return std::make_unique<Key>(region.rkey);
+}
+
+bool LoopbackEndpoint::HasWork() const {
+  if (closing_ || !link_->authorized()) return false;
+  return std::any_of(rails_.begin(), rails_.end(), [](const Rail& r) { return !r.empty(); });
+}
+
+uint64_t LoopbackEndpoint::Advance() {
+  uint64_t copied = 0;
+  for (Rail& rail : rails_) copied += AdvanceRail(rail, kSliceBytes);
+  return copied;
+}
+
+void LoopbackEndpoint::OnDown(const absl::Status& why) {
+  closing_ = true;
+  for (Rail& rail : rails_) {
+    for (const Queued& queued : std::exchange(rail, {})) Complete(queued.op, why);
+  }
+}
+
+void LoopbackEndpoint::Detach() {
+  link_->Close(side_, absl::UnavailableError("the agent was destroyed"));
+  closing_ = true;
+  backend_ = nullptr;
+}
+
+// In the order of Post, up to `budget` bytes; ops that are refused complete with the cause.
+uint64_t LoopbackEndpoint::AdvanceRail(Rail& rail, uint64_t budget) {
+  if (!link_->authorized()) return 0;
+  uint64_t total = 0;
+  while (!rail.empty()) {
+    Queued& front = rail.front();
+    uint64_t copied = 0;
+    bool done = false;
+    absl::Status status = link_->CopySlice(front.op, front.cursor, budget - total, &copied, &done);
+    total += copied;
+    if (status.ok() && !done) break;
+    Complete(front.op, std::move(status));
+    rail.pop_front();
+  }
+  return total;
+}
+
+void LoopbackEndpoint::Complete(const Op& op, absl::Status status) {
+  Event event = MakeEvent(EventKind::kCompletion, this);
+  event.id = op.id;
+  event.rail = op.rail;
+  event.status = std::move(status);
+  backend_->Report(std::move(event));
+}
+
+}  // namespace kvxfer::loopback

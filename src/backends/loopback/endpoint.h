@@ -1,0 +1,68 @@
+// One side of a loopback link, and the queue of ops of the side that connected.
+//
+// Thread-safety: none; owned by its backend's thread. What another thread may touch is in Link.
+
+#ifndef KVXFER_BACKENDS_LOOPBACK_ENDPOINT_H_
+#define KVXFER_BACKENDS_LOOPBACK_ENDPOINT_H_
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "src/backends/loopback/link.h"
+
+namespace kvxfer::loopback {
+
+class LoopbackBackend;
+
+inline constexpr uint32_t kRails = 2;
+inline constexpr uint64_t kSliceBytes = 256 * 1024;  // copied between two looks at the mailbox
+
+class LoopbackEndpoint : public Endpoint {
+ public:
+  LoopbackEndpoint(LoopbackBackend* backend, std::shared_ptr<Link> link, Side side);
+  ~LoopbackEndpoint() override;
+
+  uint32_t rails() const override { return kRails; }
+  std::string Describe() const override;
+  void Authorize() override;
+  // Queues only: Poll copies, so that a large write does not hold its submitter up.
+  size_t Post(std::span<const Op> ops) override;
+  bool Send(std::span<const std::byte> message) override;
+  void Fence(uint64_t transfer) override;
+  void Shutdown(absl::Status why) override;
+  absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
+                                                    std::string_view key) override;
+
+  Link& link() { return *link_; }
+  Side side() const { return side_; }
+  // An op can be copied now.
+  bool HasWork() const;
+  // Copies at most one slice of each rail; returns the bytes.
+  uint64_t Advance();
+  // kDown came: every op completes with `why`, nothing is taken any more.
+  void OnDown(const absl::Status& why);
+  // The backend ends before its endpoint: the endpoint stays behind, closed.
+  void Detach();
+
+ private:
+  struct Queued {
+    Op op;
+    CopyCursor cursor;
+  };
+  using Rail = std::deque<Queued>;
+
+  uint64_t AdvanceRail(Rail& rail, uint64_t budget);
+  void Complete(const Op& op, absl::Status status);
+
+  LoopbackBackend* backend_;  // null after Detach
+  const std::shared_ptr<Link> link_;
+  const Side side_;
+  bool closing_ = false;
+  std::array<Rail, kRails> rails_;
+};
+
+}  // namespace kvxfer::loopback
+
+#endif  // KVXFER_BACKENDS_LOOPBACK_ENDPOINT_H_

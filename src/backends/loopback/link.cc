@@ -1,0 +1,108 @@
+#include "src/backends/loopback/link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/core/strings.h"
+
+namespace kvxfer::loopback {
+namespace {
+
+constexpr size_t kMaxWaitingBytes = 1 << 20;  // one direction of one link
+constexpr size_t kMailBytes = 64;             // what a mail counts beyond its message
+constexpr size_t kMaxFenced = 256;
+
+size_t CostOf(const Mail& mail) {
+  const bool counted = mail.kind == MailKind::kMessage || mail.kind == MailKind::kImmediate;
+  return counted ? kMailBytes + mail.message.size() : 0;
+}
+
+}  // namespace
+
+absl::Status Link::CopySlice(const Op& op, CopyCursor& cursor, uint64_t budget, uint64_t* copied,
+                             bool* done) {
+  *copied = 0;
+  *done = false;
+  std::lock_guard lock(gate_);
+  if (!open_) return absl::UnavailableError("the connection is closed");
+  if (IsFenced(op.transfer)) {
+    return absl::CancelledError(absl::StrCat("the target fenced transfer ", op.transfer));
+  }
+  if (absl::Status end = To(Side::kTarget).Copy(op, cursor, budget, copied); !end.ok()) return end;
+  if (cursor.run < op.runs.size()) return absl::OkStatus();
+  *done = true;
+  if (op.kind == OpKind::kRead || !op.has_immediate) return absl::OkStatus();
+  Mail mail{.kind = MailKind::kImmediate, .to = Side::kTarget, .link = shared_from_this()};
+  mail.rail = op.rail;
+  mail.immediate = op.immediate;
+  FlowFrom(Side::kInitiator).waiting.fetch_add(CostOf(mail));
+  if (To(Side::kTarget).Deliver(std::move(mail))) return absl::OkStatus();
+  return absl::UnavailableError("the target's agent was destroyed");
+}
+
+void Link::Authorize() {
+  authorized_.store(true, std::memory_order_release);
+  To(Side::kInitiator)
+      .Deliver({.kind = MailKind::kAuthorized, .to = Side::kInitiator, .link = shared_from_this()});
+}
+
+void Link::Fence(uint64_t transfer) {
+  std::lock_guard lock(gate_);
+  if (!open_) return;  // kDown is in the mail
+  if (!IsFenced(transfer)) {
+    if (fenced_.size() == kMaxFenced) fenced_.pop_front();
+    fenced_.push_back(transfer);
+  }
+  // Under the gate, hence behind every immediate of the transfer.
+  Mail mail{.kind = MailKind::kFenced, .to = Side::kTarget, .link = shared_from_this()};
+  mail.transfer = transfer;
+  To(Side::kTarget).Deliver(std::move(mail));
+}
+
+bool Link::HasRoom(Side from) {
+  Flow& flow = FlowFrom(from);
+  if (flow.waiting.load() < kMaxWaitingBytes) return true;
+  flow.blocked.store(true);
+  // Taken() lowers `waiting` before it looks at `blocked`; both are sequentially consistent, so
+  // either this load sees the room or Taken() sees the mark.
+  return flow.waiting.load() < kMaxWaitingBytes;
+}
+
+bool Link::Send(Side from, std::span<const std::byte> message) {
+  if (!HasRoom(from)) return false;
+  Mail mail{.kind = MailKind::kMessage, .to = Other(from), .link = shared_from_this()};
+  mail.message.assign(message.begin(), message.end());
+  FlowFrom(from).waiting.fetch_add(CostOf(mail));
+  return To(Other(from)).Deliver(std::move(mail));
+}
+
+void Link::Taken(const Mail& mail) {
+  const size_t cost = CostOf(mail);
+  if (cost == 0) return;
+  const Side from = Other(mail.to);
+  Flow& flow = FlowFrom(from);
+  flow.waiting.fetch_sub(cost);
+  if (flow.blocked.load() && flow.blocked.exchange(false)) {
+    To(from).Deliver({.kind = MailKind::kRoom, .to = from, .link = shared_from_this()});
+  }
+}
+
+void Link::Close(Side from, const absl::Status& why) {
+  {
+    std::lock_guard lock(gate_);
+    if (!std::exchange(open_, false)) return;
+  }
+  const absl::Status theirs =
+      absl::UnavailableError(absl::StrCat("the peer closed the connection: ", why.message()));
+  for (const Side side : {Side::kTarget, Side::kInitiator}) {
+    Mail mail{.kind = MailKind::kDown, .to = side, .link = shared_from_this()};
+    mail.status = side == from ? why : theirs;
+    To(side).Deliver(std::move(mail));
+  }
+}
+
+bool Link::IsFenced(uint64_t transfer) const {
+  return std::find(fenced_.begin(), fenced_.end(), transfer) != fenced_.end();
+}
+
+}  // namespace kvxfer::loopback

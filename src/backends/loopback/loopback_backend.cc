@@ -1,0 +1,200 @@
+#include "src/backends/loopback/loopback_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/backends/loopback/factory.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace loopback {
+namespace {
+
+constexpr uint64_t kPollBytes = 1 << 20;  // copied by one Poll, over all endpoints
+
+class LoopbackRegistration : public Registration {
+ public:
+  LoopbackRegistration(std::shared_ptr<Node> node, uint32_t rkey)
+      : node_(std::move(node)), rkey_(rkey) {}
+  ~LoopbackRegistration() override { node_->Conceal(rkey_); }
+
+ private:
+  const std::shared_ptr<Node> node_;
+  const uint32_t rkey_;
+};
+
+}  // namespace
+
+LoopbackBackend::LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host)
+    : node_(std::move(node)),
+      host_(std::move(host)),
+      capabilities_{.arrival = Arrival::kImmediate,
+                    .rail_keeps_order = true,
+                    .needs_remote_cpu = false,
+                    .max_op_bytes = 1 << 20,
+                    .max_op_runs = 1024,
+                    .max_message_bytes = kMaxMessageBytes} {}
+
+LoopbackBackend::~LoopbackBackend() {
+  Withdraw(*node_);
+  ready_.clear();  // may own accepted endpoints
+  for (LoopbackEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
+  for (const Mail& mail : node_->Close()) {
+    if (mail.kind != MailKind::kConnect) continue;
+    mail.link->Close(Side::kTarget, absl::UnavailableError("the agent was destroyed"));
+  }
+}
+
+absl::Status LoopbackBackend::Reachable(std::string_view address, const HostIdentity& host) const {
+  if (!host_.SameHost(host)) {
+    return absl::UnavailableError(absl::StrCat("loopback reaches agents of one process; this is ",
+                                               host_.hostname, ", the peer runs on ",
+                                               host.hostname));
+  }
+  if (host.pid != host_.pid || host.start_time != host_.start_time ||
+      host.pid_namespace != host_.pid_namespace) {
+    return absl::UnavailableError(
+        absl::StrCat("loopback reaches agents of one process; this is process ", host_.pid,
+                     ", the peer is process ", host.pid));
+  }
+  if (address == node_->address()) return absl::InvalidArgumentError("this is the agent itself");
+  if (Find(address) == nullptr) {
+    return absl::UnavailableError(absl::StrCat("no agent of incarnation ", ToAbsl(address),
+                                               " uses loopback in this process; destroyed?"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Endpoint>> LoopbackBackend::Connect(std::string_view address,
+                                                                   const HostIdentity& host) {
+  if (absl::Status reachable = Reachable(address, host); !reachable.ok()) return reachable;
+  std::shared_ptr<Node> target = Find(address);
+  auto link = target == nullptr ? nullptr : std::make_shared<Link>(node_, target);
+  if (link == nullptr ||
+      !target->Deliver({.kind = MailKind::kConnect, .to = Side::kTarget, .link = link})) {
+    return absl::UnavailableError(
+        absl::StrCat("the agent of incarnation ", ToAbsl(address), " was destroyed"));
+  }
+  auto endpoint = std::make_unique<LoopbackEndpoint>(this, std::move(link), Side::kInitiator);
+  endpoints_.push_back(endpoint.get());
+  Report(MakeEvent(EventKind::kConnected, endpoint.get()));
+  return endpoint;
+}
+
+absl::StatusOr<std::unique_ptr<Registration>> LoopbackBackend::Register(const LocalRegion& region) {
+  if (region.span.kind != MemoryKind::kHost) {
+    return absl::UnimplementedError("loopback moves host memory only");
+  }
+  node_->Expose(region);
+  return std::make_unique<LoopbackRegistration>(node_, region.rkey);
+}
+
+// Mail comes before copies, so that a close or a fence by the other side is seen early.
+size_t LoopbackBackend::Poll(std::span<Event> out) {
+  messages_.clear();
+  if (ready_.size() < out.size()) TakeMail(out.size() - ready_.size());
+  CopySome();
+  size_t n = 0;
+  for (; n < out.size() && !ready_.empty(); ++n) {
+    Ready& ready = ready_.front();
+    out[n] = std::move(ready.event);
+    if (out[n].kind == EventKind::kMessage) {
+      out[n].message = ready.message;  // the bytes stay where they are when the vector moves
+      messages_.push_back(std::move(ready.message));
+    }
+    ready_.pop_front();
+  }
+  return n;
+}
+
+bool LoopbackBackend::Arm() {
+  if (!ready_.empty() || node_->has_mail()) return false;
+  return std::none_of(endpoints_.begin(), endpoints_.end(),
+                      [](const LoopbackEndpoint* e) { return e->HasWork(); });
+}
+
+void LoopbackBackend::Forget(const LoopbackEndpoint& endpoint) {
+  std::erase(endpoints_, &endpoint);
+  std::erase_if(ready_, [&](const Ready& ready) { return ready.event.endpoint == &endpoint; });
+}
+
+void LoopbackBackend::TakeMail(size_t max) {
+  mail_.clear();
+  node_->Collect(max, mail_);
+  for (Mail& mail : mail_) {
+    mail.link->Taken(mail);
+    OnMail(mail);
+  }
+  mail_.clear();
+}
+
+void LoopbackBackend::OnMail(Mail& mail) {
+  if (mail.kind == MailKind::kConnect) return Accept(mail.link);
+  LoopbackEndpoint* const endpoint = FindEndpoint(*mail.link, mail.to);
+  if (endpoint == nullptr) return;  // down or destroyed meanwhile
+  Event event = MakeEvent(EventKind::kMessage, endpoint);
+  switch (mail.kind) {
+    case MailKind::kConnect:
+    case MailKind::kAuthorized:  // queued ops run from now on
+    case MailKind::kRoom:        // wakes the agent, which tries again after this Poll
+      return;
+    case MailKind::kMessage:
+      break;
+    case MailKind::kImmediate:
+      event.kind = EventKind::kImmediate;
+      event.rail = mail.rail;
+      event.immediate = mail.immediate;
+      break;
+    case MailKind::kFenced:
+      event.kind = EventKind::kFenced;
+      event.id = mail.transfer;
+      break;
+    case MailKind::kDown:
+      endpoint->OnDown(mail.status);
+      std::erase(endpoints_, endpoint);
+      event.kind = EventKind::kDown;
+      event.status = std::move(mail.status);
+      break;
+  }
+  Report(std::move(event), std::move(mail.message));
+}
+
+void LoopbackBackend::Accept(const std::shared_ptr<Link>& link) {
+  auto endpoint = std::make_unique<LoopbackEndpoint>(this, link, Side::kTarget);
+  endpoints_.push_back(endpoint.get());
+  Event event = MakeEvent(EventKind::kAccepted, endpoint.get());
+  event.accepted = std::move(endpoint);
+  Report(std::move(event));
+}
+
+// Round robin: one large op does not keep the others waiting.
+void LoopbackBackend::CopySome() {
+  const size_t count = endpoints_.size();
+  uint64_t copied = 0;
+  for (size_t i = 0; i < count && copied < kPollBytes; ++i) {
+    LoopbackEndpoint* const endpoint = endpoints_[(turn_ + i) % count];
+    if (endpoint->HasWork()) copied += endpoint->Advance();
+  }
+  if (count > 0) turn_ = (turn_ + 1) % count;
+}
+
+LoopbackEndpoint* LoopbackBackend::FindEndpoint(const Link& link, Side side) const {
+  for (LoopbackEndpoint* endpoint : endpoints_) {
+    if (&endpoint->link() == &link && endpoint->side() == side) return endpoint;
+  }
+  return nullptr;
+}
+
+}  // namespace loopback
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeLoopbackBackend(const BackendContext& context) {
+  auto node = loopback::Node::Create(context.incarnation.ToString());
+  if (!node.ok()) return node.status();
+  if (!loopback::Publish(*node)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("this process already has an agent of incarnation ", (*node)->address()));
+  }
+  return std::make_unique<loopback::LoopbackBackend>(*std::move(node), context.host);
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,76 @@
+// The loopback backend: one agent's node, its endpoints, and the events not yet reported.
+//
+// Thread-safety: none, see kvxfer/backend.h.
+
+#ifndef KVXFER_BACKENDS_LOOPBACK_LOOPBACK_BACKEND_H_
+#define KVXFER_BACKENDS_LOOPBACK_LOOPBACK_BACKEND_H_
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/backends/loopback/endpoint.h"
+#include "src/backends/loopback/node.h"
+
+namespace kvxfer::loopback {
+
+inline constexpr size_t kMaxMessageBytes = 256 * 1024;
+
+inline Event MakeEvent(EventKind kind, Endpoint* endpoint) {
+  Event event;
+  event.kind = kind;
+  event.endpoint = endpoint;
+  return event;
+}
+
+class LoopbackBackend : public Backend {
+ public:
+  LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host);
+  // Endpoints that are left are closed, and so is every connection that was not accepted yet.
+  ~LoopbackBackend() override;
+
+  std::string_view name() const override { return "loopback"; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  std::string Address() const override { return node_->address(); }
+  absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
+  absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
+                                                    const HostIdentity& host) override;
+  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
+  size_t Poll(std::span<Event> out) override;
+  bool Arm() override;
+  int wait_fd() const override { return node_->wake_fd(); }
+
+  // Queues an event for the next Poll.
+  void Report(Event event, std::vector<std::byte> message = {}) {
+    ready_.push_back({std::move(event), std::move(message)});
+  }
+  // `endpoint` is being destroyed.
+  void Forget(const LoopbackEndpoint& endpoint);
+
+ private:
+  struct Ready {
+    Event event;
+    std::vector<std::byte> message;
+  };
+
+  void TakeMail(size_t max);
+  void OnMail(Mail& mail);
+  void Accept(const std::shared_ptr<Link>& link);
+  void CopySome();
+  LoopbackEndpoint* FindEndpoint(const Link& link, Side side) const;
+
+  const std::shared_ptr<Node> node_;
+  const HostIdentity host_;
+  const Capabilities capabilities_;
+  std::vector<LoopbackEndpoint*> endpoints_;  // not down yet
+  size_t turn_ = 0;                           // whose copies come first
+  std::vector<Mail> mail_;                    // scratch of TakeMail
+  std::deque<Ready> ready_;
+  std::vector<std::vector<std::byte>> messages_;  // given out by the last Poll
+};
+
+}  // namespace kvxfer::loopback
+
+#endif  // KVXFER_BACKENDS_LOOPBACK_LOOPBACK_BACKEND_H_

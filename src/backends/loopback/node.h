@@ -1,0 +1,140 @@
+// What one agent of this process shows to the others: its registered memory and its mailbox, and
+// the hub where agents find each other.
+//
+// Thread-safety: everything here may be called from any thread; it is where the threads of two
+// agents meet. Locks are taken in this order: Link::gate, Node memory, Node mailbox; the hub's
+// lock is never held together with another.
+// Lifetime: shared_ptr, because a backend, the hub and the links of peers hold a Node and the last
+// of them to let go is not known beforehand. Close() ends it for all of them.
+
+#ifndef KVXFER_BACKENDS_LOOPBACK_NODE_H_
+#define KVXFER_BACKENDS_LOOPBACK_NODE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+
+namespace kvxfer::loopback {
+
+class Link;
+
+// The side of a link that connected is the initiator; the one that accepted is the target.
+enum class Side : uint8_t { kInitiator = 0, kTarget = 1 };
+
+constexpr Side Other(Side side) {
+  return side == Side::kInitiator ? Side::kTarget : Side::kInitiator;
+}
+
+enum class MailKind : uint8_t {
+  kConnect,     // to the target: a peer has connected
+  kAuthorized,  // to the initiator: ops may run now
+  kRoom,        // to a sender: the other side has taken mail, try again
+  kMessage,
+  kImmediate,
+  kFenced,  // from the target to itself, behind every immediate of that transfer
+  kDown,    // the last mail of its link to that side
+};
+
+struct Mail {
+  MailKind kind = MailKind::kRoom;
+  Side to = Side::kTarget;
+  std::shared_ptr<Link> link{};
+  uint32_t rail = 0;
+  uint32_t immediate = 0;
+  uint64_t transfer = 0;
+  std::vector<std::byte> message{};
+  absl::Status status{};
+};
+
+// How far a copy has come. `checked` is the version of the target's regions that every run of the
+// op was checked against; 0: not yet.
+struct CopyCursor {
+  size_t run = 0;
+  uint64_t offset = 0;
+  uint64_t checked = 0;
+};
+
+// A region of a peer is found by its rkey alone, at the owner.
+class Key : public RemoteKey {
+ public:
+  explicit Key(uint32_t rkey) : rkey_(rkey) {}
+  uint32_t rkey() const { return rkey_; }
+
+ private:
+  const uint32_t rkey_;
+};
+
+class Node {
+ public:
+  static absl::StatusOr<std::shared_ptr<Node>> Create(std::string address);
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  const std::string& address() const { return address_; }
+  int wake_fd() const { return wake_fd_; }
+
+  // --- memory ---
+  void Expose(const LocalRegion& region);
+  // Waits for a slice that is being copied (at most one slice per peer).
+  void Conceal(uint32_t rkey);
+
+  // Copies up to `budget` bytes of `op` between the caller's memory and this node's, from `cursor`
+  // on; `*copied` says how many. All runs are checked before the first byte moves, and again when
+  // a region came or went meanwhile. PermissionDenied: unknown rkey, bounds or rights;
+  // Unavailable: the owner is gone.
+  absl::Status Copy(const Op& op, CopyCursor& cursor, uint64_t budget, uint64_t* copied);
+
+  // --- mailbox ---
+  // False: closed; the mail is dropped.
+  bool Deliver(Mail mail);
+  // Moves up to `max` mails to the end of `out`, oldest first.
+  void Collect(size_t max, std::vector<Mail>& out);
+  bool has_mail() const { return mail_count_.load(std::memory_order_acquire) != 0; }
+
+  // No byte is copied from or to this node's memory after the return, and no mail is taken in.
+  // Returns what was in the mailbox.
+  std::deque<Mail> Close();
+
+ private:
+  Node(std::string address, int wake_fd) : address_(std::move(address)), wake_fd_(wake_fd) {}
+  std::unique_lock<std::shared_mutex> LockRegions();
+  absl::Status CheckRuns(const Op& op) const;
+
+  const std::string address_;
+  const int wake_fd_;
+
+  // Shared while a slice is copied, exclusive while regions change. Whoever wants it passes the
+  // turnstile first: a change waits only for the slices that are being copied, not for later ones.
+  std::mutex turnstile_;
+  std::shared_mutex memory_mutex_;
+  std::unordered_map<uint32_t, LocalRegion> regions_;
+  uint64_t version_ = 1;
+  bool memory_closed_ = false;
+
+  std::mutex mail_mutex_;
+  std::deque<Mail> mail_;
+  std::atomic<size_t> mail_count_{0};  // mail_.size(), readable without the lock
+  bool woken_ = false;                 // wake_fd_ is readable
+  bool mail_closed_ = false;
+};
+
+// The agents of this process by address. False: the address is taken.
+bool Publish(const std::shared_ptr<Node>& node);
+void Withdraw(const Node& node);
+std::shared_ptr<Node> Find(std::string_view address);  // null: none
+
+}  // namespace kvxfer::loopback
+
+#endif  // KVXFER_BACKENDS_LOOPBACK_NODE_H_

@@ -1,0 +1,156 @@
+#include "src/backends/shm/accepted.h"
+
+#include <sys/prctl.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "src/core/strings.h"
+
+namespace kvxfer::shm {
+
+AcceptedEndpoint::AcceptedEndpoint(Hub* hub, UniqueFd socket, uint32_t pid)
+    : ShmEndpoint(hub, std::move(socket)), dialler_pid_(pid) {}
+
+absl::StatusOr<std::unique_ptr<AcceptedEndpoint>> AcceptedEndpoint::Begin(Hub* hub, UniqueFd socket,
+                                                                          uint32_t pid) {
+  std::unique_ptr<AcceptedEndpoint> endpoint(new AcceptedEndpoint(hub, std::move(socket), pid));
+  if (absl::Status watched = endpoint->WatchSocket(); !watched.ok()) return watched;
+  return endpoint;
+}
+
+AcceptedEndpoint::~AcceptedEndpoint() { LeaveAuthorised(); }
+
+std::string AcceptedEndpoint::Describe() const {
+  return absl::StrCat("process ", dialler_pid_, ", which copies into this one's memory");
+}
+
+absl::Status AcceptedEndpoint::OnFrame(Channel::Frame& frame) {
+  const auto dial = FromBytes<DialBody>(frame.body);
+  if (frame.type != FrameType::kDial || !dial.has_value() || promoted_) {
+    return absl::InternalError(
+        absl::StrCat("shm: process ", dialler_pid_, " sent a frame out of place"));
+  }
+  return OnDial(*dial);
+}
+
+absl::Status AcceptedEndpoint::OnDial(const DialBody& dial) {
+  absl::Status refused;
+  if (dial.version != kWireVersion) {
+    refused = absl::FailedPreconditionError(absl::StrCat("it speaks version ", kWireVersion,
+                                                         " of shm, not ", dial.version,
+                                                         "; use the same kvxfer"));
+  } else if (dial.pid != dialler_pid_) {
+    refused = absl::PermissionDeniedError(
+        absl::StrCat("the dialler calls itself process ", dial.pid, " but is ", dialler_pid_,
+                     " there: the two are in different pid namespaces"));
+  } else {
+    auto peer = PeerProcess::Open(dial.pid, dial.start_time);
+    refused = peer.ok() ? WatchPeer(*std::move(peer)) : peer.status();
+  }
+  if (!refused.ok()) {
+    SendFrame(FrameType::kBye, ToStd(refused.message()));
+    return refused;
+  }
+  promoted_ = true;
+  auto self = std::find_if(hub_->embryos.begin(), hub_->embryos.end(),
+                           [this](const auto& embryo) { return embryo.get() == this; });
+  Event event;
+  event.kind = EventKind::kAccepted;
+  event.endpoint = this;
+  event.accepted = std::move(*self);
+  hub_->embryos.erase(self);
+  hub_->events.Push(std::move(event));
+  return absl::OkStatus();
+}
+
+void AcceptedEndpoint::Authorize() {
+  if (!promoted_ || authorised_ || closing_ || down_) return;
+  authorised_ = true;
+  hub_->authorised.push_back(this);
+  if (getrandom(&probe_[0], sizeof(probe_[0]), GRND_NONBLOCK) < 0) probe_[0] = hub_->probe_value;
+  OfferBody offer;
+  offer.probe_address = reinterpret_cast<uintptr_t>(probe_.data());
+  offer.probe_value = probe_[0];
+  offer.mapped_value = hub_->probe_value;
+  offer.dumpable = static_cast<uint32_t>(prctl(PR_GET_DUMPABLE));
+  SendFrame(FrameType::kOffer, AsBytes(offer), hub_->probe_file.get());
+  for (const auto& file : hub_->files.all()) SendFile(*file);
+}
+
+void AcceptedEndpoint::SendFile(const SharedFiles::File& file) {
+  const FileBody body{.id = file.id, .error = 0, .reserved = 0};
+  SendFrame(FrameType::kFile, AsBytes(body), file.fd.get());
+}
+
+void AcceptedEndpoint::SendForget(uint64_t id) {
+  if (channel_.DropQueuedFile(id)) return;  // so that the queue stays bounded by what is live
+  const ForgetBody body{.id = id};
+  SendFrame(FrameType::kForget, AsBytes(body));
+}
+
+size_t AcceptedEndpoint::Post(std::span<const Op> ops) {
+  if (down_) return 0;
+  for (const Op& op : ops) {
+    Event event;
+    event.kind = EventKind::kCompletion;
+    event.endpoint = this;
+    event.id = op.id;
+    event.rail = op.rail;
+    event.status = absl::FailedPreconditionError("shm: only the side that connected may post");
+    hub_->events.Push(std::move(event));
+  }
+  return ops.size();
+}
+
+void AcceptedEndpoint::Fence(uint64_t transfer) {
+  if (down_) return;
+  // The dialler was fenced first and copies by its own CPU: nothing is on the way.
+  Event event;
+  event.kind = EventKind::kFenced;
+  event.endpoint = this;
+  event.id = transfer;
+  hub_->events.Push(std::move(event));
+}
+
+absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedEndpoint::Import(const RemoteRegion&,
+                                                                    std::string_view) {
+  return absl::FailedPreconditionError(
+      "shm: only the side that connected may use regions of the other");
+}
+
+void AcceptedEndpoint::Shutdown(absl::Status why) {
+  if (down_ || closing_) return;
+  SendFrame(FrameType::kBye, ToStd(why.message()).substr(0, 1024));
+  closing_ = true;
+  why_ = std::move(why);
+  LeaveAuthorised();
+  if (!channel_.queued()) OnFlushed();
+}
+
+void AcceptedEndpoint::OnFlushed() {
+  if (!closing_) return;
+  channel_.HalfClose();
+  // Without authorisation the dialler has nothing that it could write through.
+  if (!authorised_) GoDown(why_);
+}
+
+void AcceptedEndpoint::OnEnd(const absl::Status& cause) {
+  LeaveAuthorised();
+  if (!promoted_) {
+    failed_embryo_ = true;
+    return;
+  }
+  const absl::Status why = closing_ ? why_ : cause;
+  if (authorised_ && cause.code() == absl::StatusCode::kInternal && !peer_.Exited()) {
+    // A peer that breaks the rules may still be copying: its end is the proof, not its offence.
+    Shutdown(why);
+    return;
+  }
+  GoDown(why);
+}
+
+void AcceptedEndpoint::LeaveAuthorised() { std::erase(hub_->authorised, this); }
+
+}  // namespace kvxfer::shm

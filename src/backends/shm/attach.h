@@ -1,0 +1,52 @@
+// Cross-memory attach: process_vm_writev and process_vm_readv on the peer's private memory.
+//
+// Thread-safety: none beyond what the caller orders.
+
+#ifndef KVXFER_BACKENDS_SHM_ATTACH_H_
+#define KVXFER_BACKENDS_SHM_ATTACH_H_
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/backends/shm/process.h"
+#include "src/backends/shm/wire.h"
+
+namespace kvxfer::shm {
+
+// Pieces for one system call; neighbours are joined on each side by itself. Reused, for it is
+// 32 KiB.
+class AttachBatch {
+ public:
+  void Clear() { locals_ = remotes_ = bytes_ = 0; }
+  // False: no room; the batch is as before.
+  bool Add(uint64_t local, uint64_t remote, uint64_t bytes);
+  size_t bytes() const { return bytes_; }
+
+  // Moves the batch in the direction of `kind` and returns how many bytes from its front were
+  // moved, at least 1. Unavailable: the process has exited; FailedPrecondition: the first byte
+  // not moved is not mapped, or not with these rights, at one of the sides (named).
+  // A write is visible to the peer on return.
+  absl::StatusOr<size_t> Move(OpKind kind, uint32_t pid) const;
+
+ private:
+  static constexpr size_t kMaxPieces = 1024;  // UIO_MAXIOV
+
+  std::array<iovec, kMaxPieces> local_;
+  std::array<iovec, kMaxPieces> remote_;
+  size_t locals_ = 0;
+  size_t remotes_ = 0;
+  size_t bytes_ = 0;
+};
+
+// Tries cross-memory attach on the probe words of the peer, both ways. PermissionDenied explains
+// what forbids it, and the remedy.
+absl::Status ProbeAttach(const PeerProcess& peer, const OfferBody& offer);
+
+}  // namespace kvxfer::shm
+
+#endif  // KVXFER_BACKENDS_SHM_ATTACH_H_

@@ -1,0 +1,225 @@
+#include "src/backends/shm/backend.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/backends/shm/factory.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeShmBackend(const BackendContext& context) {
+  return shm::ShmBackend::Create(context);
+}
+
+namespace shm {
+namespace {
+
+// Connections whose dialler has not said who it is; the oldest goes when there are more.
+constexpr size_t kMaxEmbryos = 64;
+constexpr int kAcceptsPerPoll = 16;
+// 512 KiB, some 50 us: the longest that copies keep Poll from anything else.
+constexpr size_t kSlicesPerPoll = 2;
+constexpr int kAcceptPauseMs = 100;
+
+uint64_t RandomWord() {
+  uint64_t word = 0;
+  while (getrandom(&word, sizeof(word), 0) != sizeof(word)) {
+  }
+  return word;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext& context) {
+  std::unique_ptr<ShmBackend> backend(new ShmBackend());
+  backend->capabilities_ = {.arrival = Arrival::kCopied,
+                            .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kHost),
+                            .rail_keeps_order = true,
+                            .needs_remote_cpu = false,
+                            .max_op_bytes = kMaxOpBytes,
+                            .max_op_runs = kMaxOpRuns,
+                            .max_message_bytes = kMaxMessageBytes};
+  backend->hub_.host = context.host;
+  backend->address_.pid = static_cast<uint32_t>(getpid());
+  backend->address_.start_time = context.host.start_time;
+  // Without a pidfd the death of a peer could not be told from its silence.
+  auto self = PeerProcess::Open(backend->address_.pid, context.host.start_time);
+  if (!self.ok()) {
+    return Annotate(self.status(), "shm is not usable here (pidfd needs Linux 5.3)");
+  }
+  auto poller = Poller::Create();
+  if (!poller.ok()) return poller.status();
+  backend->hub_.poller = *std::move(poller);
+  if (absl::Status made = backend->MakeProbeFile(); !made.ok()) return made;
+  if (absl::Status up = backend->Listen(context.incarnation); !up.ok()) return up;
+  return backend;
+}
+
+ShmBackend::~ShmBackend() {
+  // Undelivered connections reach into the hub when they go.
+  hub_.events.Clear();
+  hub_.embryos.clear();
+}
+
+absl::Status ShmBackend::MakeProbeFile() {
+  hub_.probe_value = RandomWord();
+  hub_.probe_file = UniqueFd(memfd_create("kvxfer-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!hub_.probe_file.valid()) return ErrnoStatus(errno, "shm: memfd_create");
+  if (pwrite(hub_.probe_file.get(), &hub_.probe_value, sizeof(uint64_t), 0) != sizeof(uint64_t) ||
+      fcntl(hub_.probe_file.get(), F_ADD_SEALS,
+            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0) {
+    return ErrnoStatus(errno, "shm: making the probe memfd");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShmBackend::Listen(const Incarnation& incarnation) {
+  // The random word keeps others from taking the name beforehand.
+  address_.socket = absl::StrCat("kvxfer-shm-", incarnation.ToString(), "-",
+                                 absl::Hex(RandomWord(), absl::kZeroPad16));
+  listener_ = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!listener_.valid()) return ErrnoStatus(errno, "shm: socket");
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  std::memcpy(name.sun_path + 1, address_.socket.data(), address_.socket.size());
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + address_.socket.size());
+  if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
+      listen(listener_.get(), SOMAXCONN) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("shm: listening on @", address_.socket));
+  }
+  timer_ = UniqueFd(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+  if (!timer_.valid()) return ErrnoStatus(errno, "shm: timerfd_create");
+  absl::Status added = hub_.poller.Add(listener_.get(), EPOLLIN, &listener_watch_);
+  if (!added.ok()) return added;
+  return hub_.poller.Add(timer_.get(), EPOLLIN, &timer_watch_);
+}
+
+absl::Status ShmBackend::Reachable(std::string_view address, const HostIdentity& host) const {
+  if (auto decoded = DecodeAddress(address); !decoded.ok()) return decoded.status();
+  return CheckReachable(hub_.host, host);
+}
+
+absl::StatusOr<std::unique_ptr<Endpoint>> ShmBackend::Connect(std::string_view address,
+                                                              const HostIdentity&) {
+  auto decoded = DecodeAddress(address);
+  if (!decoded.ok()) return decoded.status();
+  return DialledEndpoint::Dial(&hub_, *decoded);
+}
+
+absl::StatusOr<std::unique_ptr<Registration>> ShmBackend::Register(const LocalRegion& region) {
+  const MemorySpan& span = region.span;
+  if (span.kind != MemoryKind::kHost || span.data == nullptr || span.bytes == 0) {
+    return absl::InvalidArgumentError("shm: only host memory, not null and not empty, is taken");
+  }
+  RegionKey key;
+  if (span.shared_fd >= 0) {
+    const absl::Status mappable = SharedFiles::Mappable(span);
+    if (mappable.ok()) {
+      bool fresh = false;
+      auto file = hub_.files.Add(span.shared_fd, fresh);
+      if (!file.ok()) return Annotate(file.status(), "shm");
+      key = {.mapped = true, .file = (*file)->id, .offset = span.shared_offset};
+      // Before this returns, so that the memfd is on its way ahead of any metadata that names it.
+      if (fresh) {
+        for (AcceptedEndpoint* endpoint : hub_.authorised) endpoint->SendFile(**file);
+      }
+    } else {
+      Log(LogLevel::kWarning, "shm: region {} is not mapped by peers but attached, slower: {}",
+          static_cast<uint32_t>(region.id),
+          std::string_view(mappable.message().data(), mappable.message().size()));
+    }
+  }
+  return std::make_unique<ShmRegistration>(static_cast<RegistrationOwner*>(this), region, key);
+}
+
+void ShmBackend::Unregister(const RegionKey& key) {
+  if (!key.mapped || !hub_.files.Remove(key.file)) return;
+  for (AcceptedEndpoint* endpoint : hub_.authorised) endpoint->SendForget(key.file);
+}
+
+size_t ShmBackend::Poll(std::span<Event> out) {
+  // The sockets before the copies: a peer that closes stops them first.
+  if (hub_.events.size() < out.size()) {
+    hub_.poller.Dispatch();
+    std::erase_if(hub_.embryos, [](const auto& embryo) { return embryo->failed_embryo(); });
+    CopySlices();
+  }
+  return hub_.events.Take(out);
+}
+
+// Round robin over the connections, a slice each.
+void ShmBackend::CopySlices() {
+  for (size_t i = 0; i < kSlicesPerPoll && !hub_.busy.empty(); ++i) {
+    DialledEndpoint* const endpoint = hub_.busy.front();
+    hub_.busy.pop_front();
+    if (endpoint->Step()) hub_.busy.push_back(endpoint);
+  }
+}
+
+bool ShmBackend::Arm() { return hub_.events.empty() && hub_.busy.empty(); }
+
+void ShmBackend::OnReady(Ready what) {
+  if (what == Ready::kTimer) {
+    uint64_t expirations = 0;
+    if (read(timer_.get(), &expirations, sizeof(expirations)) < 0) return;
+    hub_.poller.Modify(listener_.get(), EPOLLIN, &listener_watch_);
+  }
+  AcceptAll();
+}
+
+void ShmBackend::AcceptAll() {
+  for (int i = 0; i < kAcceptsPerPoll; ++i) {
+    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.valid()) {
+      AcceptOne(std::move(socket));
+    } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+      PauseAccepting();
+      return;
+    } else if (errno != EINTR && errno != ECONNABORTED) {
+      return;
+    }
+  }
+}
+
+void ShmBackend::AcceptOne(UniqueFd socket) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return;
+  if (peer.uid != geteuid()) {
+    Log(LogLevel::kWarning, "shm: refused process {} of uid {}: only uid {} may connect", peer.pid,
+        peer.uid, geteuid());
+    Channel channel(std::move(socket));
+    channel.SendFrame(FrameType::kBye,
+                      absl::StrCat("this process runs as uid ", geteuid(), ", the dialler as uid ",
+                                   peer.uid, "; shm joins processes of one user only"));
+    channel.Close();
+    return;
+  }
+  // Nothing is sent or lent yet; a stranger gets no further than this.
+  auto embryo = AcceptedEndpoint::Begin(&hub_, std::move(socket), static_cast<uint32_t>(peer.pid));
+  if (!embryo.ok()) return;
+  hub_.embryos.push_back(*std::move(embryo));
+  if (hub_.embryos.size() > kMaxEmbryos) hub_.embryos.front()->FailEmbryo();
+}
+
+// Out of descriptors the listener stays readable, and would keep the agent awake for nothing.
+void ShmBackend::PauseAccepting() {
+  Log(LogLevel::kWarning, "shm: no descriptor left for a new connection; raise RLIMIT_NOFILE");
+  hub_.poller.Modify(listener_.get(), 0, &listener_watch_);
+  itimerspec once{};
+  once.it_value.tv_nsec = int64_t{kAcceptPauseMs} * 1000 * 1000;
+  timerfd_settime(timer_.get(), 0, &once, nullptr);
+}
+
+}  // namespace shm
+}  // namespace kvxfer

@@ -1,0 +1,56 @@
+// The shm backend: listens on an abstract socket, accepts, registers, and turns the crank.
+
+#ifndef KVXFER_BACKENDS_SHM_BACKEND_H_
+#define KVXFER_BACKENDS_SHM_BACKEND_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "kvxfer/backend.h"
+#include "src/backends/shm/accepted.h"
+#include "src/backends/shm/dialled.h"
+#include "src/backends/shm/hub.h"
+#include "src/backends/shm/regions.h"
+
+namespace kvxfer::shm {
+
+class ShmBackend final : public Backend, private Watcher, private RegistrationOwner {
+ public:
+  static absl::StatusOr<std::unique_ptr<Backend>> Create(const BackendContext& context);
+  ~ShmBackend() override;
+
+  std::string_view name() const override { return "shm"; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  std::string Address() const override { return Encode(address_); }
+  absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
+  absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
+                                                    const HostIdentity& host) override;
+  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
+  size_t Poll(std::span<Event> out) override;
+  bool Arm() override;
+  int wait_fd() const override { return hub_.poller.fd(); }
+
+ private:
+  ShmBackend() = default;
+  absl::Status Listen(const Incarnation& incarnation);
+  absl::Status MakeProbeFile();
+  void OnReady(Ready what) override;
+  void AcceptAll();
+  void AcceptOne(UniqueFd socket);
+  void PauseAccepting();
+  void Unregister(const RegionKey& key) override;
+  void CopySlices();
+
+  Capabilities capabilities_;
+  shm::Address address_;
+  Hub hub_;
+  UniqueFd listener_;
+  UniqueFd timer_;  // runs while accepting is paused for want of descriptors
+  Watch listener_watch_{this, Ready::kListener};
+  Watch timer_watch_{this, Ready::kTimer};
+};
+
+}  // namespace kvxfer::shm
+
+#endif  // KVXFER_BACKENDS_SHM_BACKEND_H_

@@ -1,0 +1,197 @@
+#include "src/backends/shm/channel.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace kvxfer::shm {
+namespace {
+
+// One frame must fit any socket buffer an administrator may have set.
+constexpr size_t kPartBytes = 60 * 1024;
+constexpr size_t kBufferBytes = sizeof(FrameHeader) + kPartBytes;
+// Beyond this SendMessage says "no room"; control frames are bounded by what they speak of.
+constexpr size_t kMaxQueuedBytes = 1024 * 1024;
+constexpr int kSocketBufferBytes = 1024 * 1024;
+
+UniqueFd TakeFile(msghdr& message) {
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+        c->cmsg_len >= CMSG_LEN(sizeof(int))) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(c), sizeof(fd));
+      return UniqueFd(fd);
+    }
+  }
+  return UniqueFd();
+}
+
+}  // namespace
+
+Channel::Channel(UniqueFd socket)
+    : socket_(std::move(socket)),
+      owner_(getpid()),
+      buffer_(std::make_unique_for_overwrite<std::byte[]>(kBufferBytes)) {
+  // As much as net.core.wmem_max grants.
+  setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof(int));
+}
+
+bool Channel::SendMessage(std::span<const std::byte> message) {
+  if (broken_ || queued_bytes_ >= kMaxQueuedBytes) return false;
+  std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
+  do {
+    const std::string_view part = rest.substr(0, kPartBytes);
+    rest.remove_prefix(part.size());
+    Enqueue(FrameType::kMessage, !rest.empty(), part, -1);
+  } while (!rest.empty());
+  return true;
+}
+
+void Channel::SendFrame(FrameType type, std::string_view body, int file) {
+  Enqueue(type, false, body, file);
+}
+
+void Channel::Enqueue(FrameType type, bool more, std::string_view body, int file) {
+  if (broken_ || !socket_.valid()) return;
+  const FrameHeader header{.type = type, .more = more ? 1u : 0u};
+  // Past a queue nothing may overtake: a memfd comes before the message that speaks of it.
+  if (queue_.empty()) {
+    const Sent sent = TrySend(AsBytes(header), body, file);
+    if (sent != Sent::kLater) return;
+  }
+  Queued queued;
+  queued.bytes = std::string(AsBytes(header)) + std::string(body);
+  if (file >= 0) queued.file = UniqueFd(fcntl(file, F_DUPFD_CLOEXEC, 0));
+  if (file >= 0 && !queued.file.valid() && type == FrameType::kFile) {
+    FileBody failed = FromBytes<FileBody>(body).value_or(FileBody{});
+    failed.error = errno;
+    queued.bytes.replace(sizeof(header), sizeof(failed), AsBytes(failed));
+  }
+  queued_bytes_ += queued.bytes.size();
+  queue_.push_back(std::move(queued));
+}
+
+void Channel::Flush() {
+  while (!queue_.empty() && !broken_) {
+    const Queued& front = queue_.front();
+    if (TrySend({}, front.bytes, front.file.get()) == Sent::kLater) return;
+    queued_bytes_ -= front.bytes.size();
+    queue_.pop_front();
+  }
+  if (broken_) {
+    queue_.clear();
+    queued_bytes_ = 0;
+  }
+}
+
+Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, int file) {
+  iovec parts[2] = {{const_cast<char*>(header.data()), header.size()},
+                    {const_cast<char*>(body.data()), body.size()}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  if (file >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(c), &file, sizeof(file));
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  if (sent >= 0) return Sent::kYes;
+  const int error = errno;
+  if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) return Sent::kLater;
+  if (file >= 0 && error != EPIPE && error != ECONNRESET && error != ENOTCONN) {
+    // The kernel passes no more descriptors (e.g. ETOOMANYREFS): the peer is told so instead.
+    std::string told = std::string(header) + std::string(body);
+    const auto type = FromBytes<FrameHeader>(std::string_view(told).substr(0, sizeof(FrameHeader)));
+    if (type.has_value() && type->type == FrameType::kFile) {
+      FileBody failed;
+      std::memcpy(&failed, told.data() + sizeof(FrameHeader), sizeof(failed));
+      failed.error = error;
+      told.replace(sizeof(FrameHeader), sizeof(failed), AsBytes(failed));
+    }
+    return TrySend({}, told, -1);
+  }
+  broken_ = true;
+  return Sent::kNever;
+}
+
+Channel::Got Channel::Receive(Frame& frame) {
+  if (!socket_.valid()) return Got::kEnd;
+  iovec part{buffer_.get(), kBufferBytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  // ECONNRESET comes once, before what the other side had sent when it closed.
+  for (int attempt = 0; attempt < 8; ++attempt) {
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // room for one: the kernel closes any other
+    const ssize_t got = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0) {
+      if (errno == EINTR || errno == ECONNRESET) continue;
+      return errno == EAGAIN || errno == ENOMEM ? Got::kNothing : Got::kEnd;
+    }
+    if (got == 0 && OtherSideClosed()) return Got::kEnd;
+    frame.file = TakeFile(message);
+    frame.file_lost = (message.msg_flags & MSG_CTRUNC) != 0 && !frame.file.valid();
+    const auto bytes = static_cast<size_t>(got);
+    if (bytes < sizeof(FrameHeader) || (message.msg_flags & MSG_TRUNC) != 0) {
+      frame.type = FrameType::kDamaged;
+      return Got::kFrame;
+    }
+    FrameHeader header;
+    std::memcpy(&header, buffer_.get(), sizeof(header));
+    frame.type = header.type;
+    frame.more = header.more != 0;
+    frame.body = {reinterpret_cast<const char*>(buffer_.get()) + sizeof(header),
+                  bytes - sizeof(header)};
+    return Got::kFrame;
+  }
+  return Got::kNothing;
+}
+
+// An empty frame reads as 0 bytes too, and must not pass for the end.
+bool Channel::OtherSideClosed() const {
+  pollfd fd{.fd = socket_.get(), .events = POLLRDHUP, .revents = 0};
+  return poll(&fd, 1, 0) == 1;
+}
+
+bool Channel::DropQueuedFile(uint64_t id) {
+  for (auto at = queue_.begin(); at != queue_.end(); ++at) {
+    const std::string_view bytes = at->bytes;
+    const auto header = FromBytes<FrameHeader>(bytes.substr(0, sizeof(FrameHeader)));
+    const auto body = FromBytes<FileBody>(bytes.substr(sizeof(FrameHeader)));
+    if (!header.has_value() || header->type != FrameType::kFile || !body.has_value()) continue;
+    if (body->id != id) continue;
+    queued_bytes_ -= bytes.size();
+    queue_.erase(at);
+    return true;
+  }
+  return false;
+}
+
+void Channel::HalfClose() {
+  if (socket_.valid() && getpid() == owner_) shutdown(socket_.get(), SHUT_WR);
+  broken_ = true;
+}
+
+void Channel::Close() {
+  if (socket_.valid() && getpid() == owner_) shutdown(socket_.get(), SHUT_RDWR);
+  socket_.Reset();
+  queue_.clear();
+  queued_bytes_ = 0;
+  broken_ = true;
+}
+
+}  // namespace kvxfer::shm

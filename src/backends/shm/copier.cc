@@ -1,0 +1,215 @@
+#include "src/backends/shm/copier.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/backends/shm/regions.h"
+#include "src/core/stream_copy.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::shm {
+namespace {
+
+// Bounds of what waits: enough to keep the copier busy between two Polls, little enough that the
+// agent can still put something else first.
+constexpr size_t kMaxQueuedOps = 64;
+constexpr uint64_t kMaxQueuedCopyBytes = 4 * kMaxOpBytes;
+// Completions that nobody has polled for.
+constexpr size_t kMaxEvents = 8192;
+
+const ShmRemoteKey* KeyOf(const Run& run) { return static_cast<const ShmRemoteKey*>(run.key); }
+
+}  // namespace
+
+size_t Copier::Post(std::span<const Op> ops) {
+  size_t accepted = 0;
+  uint64_t inline_left = kInlineBytes;
+  for (const Op& op : ops) {
+    if (queue_.size() >= kMaxQueuedOps || queued_bytes_ >= kMaxQueuedCopyBytes ||
+        events_->size() >= kMaxEvents) {
+      break;
+    }
+    ++accepted;
+    const absl::StatusOr<uint64_t> bytes = Check(op);
+    if (!bytes.ok()) {
+      Complete(op, bytes.status());
+      continue;
+    }
+    const bool at_once = queue_.empty() && *bytes <= inline_left;
+    queue_.push_back({.op = op, .left = *bytes, .run = 0, .offset = 0});
+    queued_bytes_ += *bytes;
+    if (at_once) {
+      inline_left -= *bytes;
+      Step(*bytes);
+    }
+  }
+  return accepted;
+}
+
+// All runs before any byte moves: an op that breaks the rules has no partial effect. This side is
+// where bounds are enforced, for a mapping ends at pages and an attached process has none.
+absl::StatusOr<uint64_t> Copier::Check(const Op& op) const {
+  if (op.runs.size() > kMaxOpRuns) {
+    return absl::InvalidArgumentError(absl::StrCat("shm: an op has ", op.runs.size(),
+                                                   " runs; at most ", kMaxOpRuns, " are taken"));
+  }
+  const Access wanted = op.kind == OpKind::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
+  uint64_t bytes = 0;
+  for (const Run& run : op.runs) {
+    const auto* here = static_cast<const ShmRegistration*>(run.registration);
+    const ShmRemoteKey* there = KeyOf(run);
+    if (here == nullptr || there == nullptr || there->endpoint() != endpoint_) {
+      return absl::InvalidArgumentError(
+          "shm: a run without a registration, or with a key of another connection");
+    }
+    const RemoteRegion& region = there->region();
+    if (!here->Contains(run.local, run.bytes) ||
+        !Holds(region.base, region.bytes, run.remote, run.bytes)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("shm: ", run.bytes, " bytes between local 0x", absl::Hex(run.local),
+                       " and remote 0x", absl::Hex(run.remote), " leave region ",
+                       static_cast<uint32_t>(region.id), " or the local one"));
+    }
+    if (!Allows(region.access, wanted)) {
+      return absl::PermissionDeniedError(
+          absl::StrCat("shm: the peer's region ", static_cast<uint32_t>(region.id),
+                       " is not registered for this; register it with the right Access there"));
+    }
+    bytes += run.bytes;
+    if (bytes > kMaxOpBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("shm: an op is larger than ", kMaxOpBytes, " bytes"));
+    }
+  }
+  return bytes;
+}
+
+void Copier::Step(size_t budget) {
+  while (!queue_.empty()) {
+    Queued& front = queue_.front();
+    absl::Status status;
+    if (front.left > 0) {
+      if (budget == 0) break;
+      const absl::StatusOr<size_t> moved = Advance(front, budget);
+      status = moved.status();
+      if (moved.ok()) {
+        budget -= *moved;
+        front.left -= *moved;
+        queued_bytes_ -= *moved;
+        if (front.left > 0) continue;
+      }
+    }
+    queued_bytes_ -= front.left;
+    Complete(front.op, std::move(status));
+    queue_.pop_front();
+  }
+  StreamFence();
+}
+
+absl::StatusOr<size_t> Copier::Advance(Queued& queued, size_t budget) {
+  while (queued.op.runs[queued.run].bytes == queued.offset) {
+    ++queued.run;
+    queued.offset = 0;
+  }
+  if (KeyOf(queued.op.runs[queued.run])->mapped()) return CopyMapped(queued, budget);
+  return MoveAttached(queued, budget);
+}
+
+size_t Copier::CopyMapped(Queued& queued, size_t budget) {
+  size_t moved = 0;
+  while (moved < budget && queued.run < queued.op.runs.size()) {
+    const Run& run = queued.op.runs[queued.run];
+    const ShmRemoteKey* key = KeyOf(run);
+    if (!key->mapped()) break;
+    const auto bytes = static_cast<size_t>(
+        std::min<uint64_t>(run.bytes - queued.offset, static_cast<uint64_t>(budget - moved)));
+    std::byte* there = key->At(run.remote + queued.offset);
+    auto* here = reinterpret_cast<std::byte*>(static_cast<uintptr_t>(run.local + queued.offset));
+    if (bytes > 0 && queued.op.kind == OpKind::kWrite) {
+      key->Warm(there, bytes);
+      StreamCopy(there, here, bytes);
+    } else if (bytes > 0) {
+      std::memcpy(here, there, bytes);
+    }
+    moved += bytes;
+    queued.offset += bytes;
+    if (queued.offset == run.bytes) {
+      ++queued.run;
+      queued.offset = 0;
+    }
+  }
+  return moved;
+}
+
+absl::StatusOr<size_t> Copier::MoveAttached(Queued& queued, size_t budget) {
+  if (absl::Status alive = CheckPeer(); !alive.ok()) return alive;
+  batch_->Clear();
+  uint64_t offset = queued.offset;
+  for (size_t i = queued.run; i < queued.op.runs.size() && batch_->bytes() < budget; ++i) {
+    const Run& run = queued.op.runs[i];
+    if (KeyOf(run)->mapped()) break;
+    const uint64_t bytes =
+        std::min<uint64_t>(run.bytes - offset, static_cast<uint64_t>(budget - batch_->bytes()));
+    if (bytes > 0 && !batch_->Add(run.local + offset, run.remote + offset, bytes)) break;
+    offset = 0;
+  }
+  absl::StatusOr<size_t> moved = batch_->Move(queued.op.kind, peer_->pid());
+  if (!moved.ok()) {
+    const RemoteRegion& region = KeyOf(queued.op.runs[queued.run])->region();
+    return Annotate(moved.status(), absl::StrCat("shm: region ", static_cast<uint32_t>(region.id)));
+  }
+  uint64_t left = *moved;  // may be short: the next call starts at the first byte not moved
+  while (left > 0) {
+    const uint64_t rest = queued.op.runs[queued.run].bytes - queued.offset;
+    const uint64_t step = std::min(left, rest);
+    left -= step;
+    queued.offset += step;
+    if (step == rest) {
+      ++queued.run;
+      queued.offset = 0;
+    }
+  }
+  return moved;
+}
+
+// Before each batch. The pidfd was bound to pid and start time when the connection began: while it
+// shows no exit, the number names that process. The socket tells of exec, which keeps the process
+// but puts another program's memory at its addresses, and of a peer that closes.
+absl::Status Copier::CheckPeer() const {
+  pollfd fds[2] = {{.fd = peer_->pidfd(), .events = POLLIN, .revents = 0},
+                   {.fd = socket_, .events = POLLRDHUP, .revents = 0}};
+  if (poll(fds, 2, 0) <= 0) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("shm: process ", peer_->pid(), fds[0].revents != 0 ? " exited" : " is closing"));
+}
+
+// The fence comes before the event: what it says is done must be visible to whoever hears of it.
+void Copier::Complete(const Op& op, absl::Status status) {
+  StreamFence();
+  Event event;
+  event.kind = EventKind::kCompletion;
+  event.endpoint = endpoint_;
+  event.id = op.id;
+  event.rail = op.rail;
+  event.status = std::move(status);
+  events_->Push(std::move(event));
+}
+
+void Copier::Drop(uint64_t transfer, const absl::Status& why) {
+  for (const Queued& queued : queue_) {
+    if (queued.op.transfer != transfer) continue;
+    queued_bytes_ -= queued.left;
+    Complete(queued.op, why);
+  }
+  std::erase_if(queue_, [transfer](const Queued& q) { return q.op.transfer == transfer; });
+}
+
+void Copier::DropAll(const absl::Status& why) {
+  for (const Queued& queued : queue_) Complete(queued.op, why);
+  queue_.clear();
+  queued_bytes_ = 0;
+}
+
+}  // namespace kvxfer::shm

@@ -1,0 +1,77 @@
+// Does the ops of one connection with this process's CPU: small ones inside Post, others in
+// slices, in the order of posting.
+//
+// Thread-safety: none; driven by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_SHM_COPIER_H_
+#define KVXFER_BACKENDS_SHM_COPIER_H_
+
+#include <cstdint>
+#include <deque>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/backends/shm/attach.h"
+#include "src/backends/shm/event_queue.h"
+#include "src/backends/shm/process.h"
+
+namespace kvxfer::shm {
+
+inline constexpr size_t kMaxOpBytes = 1024 * 1024;
+inline constexpr size_t kMaxOpRuns = 1024;
+inline constexpr size_t kInlineBytes = 64 * 1024;  // copied inside one Post
+inline constexpr size_t kSliceBytes = 256 * 1024;  // copied between two looks at anything else
+
+class Copier {
+ public:
+  // All pointers outlive the copier. Completions of `endpoint` go to `events`; `batch` is scratch
+  // that all copiers of a backend share.
+  Copier(Endpoint* endpoint, EventQueue* events, AttachBatch* batch)
+      : endpoint_(endpoint), events_(events), batch_(batch) {}
+
+  // Must come before the first op. `socket`: the connection's, borrowed.
+  void SetPeer(const PeerProcess* peer, int socket) {
+    peer_ = peer;
+    socket_ = socket;
+  }
+
+  size_t Post(std::span<const Op> ops);
+  // Copies up to `budget` bytes.
+  void Step(size_t budget);
+  bool idle() const { return queue_.empty(); }
+
+  // Completes the ops of `transfer`, or all, with `why`. No byte of them is read or stored after
+  // the return.
+  void Drop(uint64_t transfer, const absl::Status& why);
+  void DropAll(const absl::Status& why);
+
+ private:
+  struct Queued {
+    Op op;
+    uint64_t left = 0;    // bytes
+    size_t run = 0;       // the next one
+    uint64_t offset = 0;  // bytes of it already copied
+  };
+
+  // The bytes of `op`; InvalidArgument or PermissionDenied when it does not keep to its regions.
+  absl::StatusOr<uint64_t> Check(const Op& op) const;
+  absl::StatusOr<size_t> Advance(Queued& queued, size_t budget);
+  size_t CopyMapped(Queued& queued, size_t budget);
+  absl::StatusOr<size_t> MoveAttached(Queued& queued, size_t budget);
+  absl::Status CheckPeer() const;
+  void Complete(const Op& op, absl::Status status);
+
+  Endpoint* const endpoint_;
+  EventQueue* const events_;
+  AttachBatch* const batch_;
+  const PeerProcess* peer_ = nullptr;
+  int socket_ = -1;
+  std::deque<Queued> queue_;
+  uint64_t queued_bytes_ = 0;
+};
+
+}  // namespace kvxfer::shm
+
+#endif  // KVXFER_BACKENDS_SHM_COPIER_H_

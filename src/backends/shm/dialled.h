@@ -1,0 +1,68 @@
+// The connecting side: does every op with this process's CPU.
+//
+// It is up as soon as both sides have checked the other's user. The acceptor's offer (probe words,
+// memfds) comes when its agent authorises, before any message it sends afterwards: Import after
+// such a message always finds it.
+
+#ifndef KVXFER_BACKENDS_SHM_DIALLED_H_
+#define KVXFER_BACKENDS_SHM_DIALLED_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "src/backends/shm/copier.h"
+#include "src/backends/shm/endpoint.h"
+#include "src/backends/shm/wire.h"
+
+namespace kvxfer::shm {
+
+class DialledEndpoint final : public ShmEndpoint {
+ public:
+  // kConnected or kDown follows.
+  static std::unique_ptr<DialledEndpoint> Dial(Hub* hub, const Address& address);
+  ~DialledEndpoint() override;
+
+  std::string Describe() const override;
+  void Authorize() override {}
+  size_t Post(std::span<const Op> ops) override;
+  void Fence(uint64_t transfer) override;
+  void Shutdown(absl::Status why) override;
+  // Unavailable: the peer has not authorised this connection yet, or the region's memfd is still
+  // on the way; try again after the next Poll. PermissionDenied, ResourceExhausted,
+  // FailedPrecondition: not to be had, and why.
+  absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
+                                                    std::string_view key) override;
+
+  // Copies one slice; false: nothing is left to copy.
+  bool Step();
+
+ protected:
+  absl::Status OnFrame(Channel::Frame& frame) override;
+  void OnEnd(const absl::Status& cause) override;
+
+ private:
+  struct File {
+    UniqueFd fd;
+    absl::Status lost;  // why there is no fd
+  };
+
+  DialledEndpoint(Hub* hub, UniqueFd socket);
+  absl::Status Start(const Address& address);
+  absl::Status OnOffer(const OfferBody& offer, const Channel::Frame& frame);
+  absl::StatusOr<std::unique_ptr<RemoteKey>> ImportMapped(const RemoteRegion& region,
+                                                          const RegionKey& key);
+
+  Copier copier_;
+  bool busy_ = false;  // in Hub::busy
+  bool offered_ = false;
+  absl::Status mapped_;  // whether the peer's memfds can be mapped
+  absl::Status attach_;  // whether its other memory can be reached
+  std::unordered_map<uint64_t, File> files_;
+};
+
+}  // namespace kvxfer::shm
+
+#endif  // KVXFER_BACKENDS_SHM_DIALLED_H_

@@ -1,0 +1,140 @@
+#include "src/backends/shm/endpoint.h"
+
+#include <utility>
+
+#include "src/core/strings.h"
+
+namespace kvxfer::shm {
+namespace {
+
+// Of one connection, so that a talkative peer does not starve the others.
+constexpr size_t kFramesPerPoll = 32;
+
+}  // namespace
+
+ShmEndpoint::ShmEndpoint(Hub* hub, UniqueFd socket) : hub_(hub), channel_(std::move(socket)) {}
+
+ShmEndpoint::~ShmEndpoint() {
+  Unwatch();
+  channel_.Close();
+  hub_->events.Purge(this);
+}
+
+absl::Status ShmEndpoint::WatchSocket() {
+  absl::Status added = hub_->poller.Add(channel_.fd(), EPOLLIN | EPOLLRDHUP, &socket_watch_);
+  watching_socket_ = added.ok();
+  return added;
+}
+
+absl::Status ShmEndpoint::WatchPeer(PeerProcess peer) {
+  peer_ = std::move(peer);
+  absl::Status added = hub_->poller.Add(peer_.pidfd(), EPOLLIN, &process_watch_);
+  watching_process_ = added.ok();
+  return added;
+}
+
+void ShmEndpoint::Unwatch() {
+  if (std::exchange(watching_socket_, false)) hub_->poller.Remove(channel_.fd());
+  if (std::exchange(watching_process_, false)) hub_->poller.Remove(peer_.pidfd());
+}
+
+bool ShmEndpoint::Send(std::span<const std::byte> message) {
+  if (down_ || closing_ || message.size() > kMaxMessageBytes) return false;
+  const bool accepted = channel_.SendMessage(message);
+  UpdateSocketWatch();
+  return accepted;
+}
+
+void ShmEndpoint::SendFrame(FrameType type, std::string_view body, int file) {
+  channel_.SendFrame(type, body, file);
+  UpdateSocketWatch();
+}
+
+void ShmEndpoint::UpdateSocketWatch() {
+  if (!watching_socket_ || wants_write_ == channel_.queued()) return;
+  wants_write_ = channel_.queued();
+  const uint32_t writable = wants_write_ ? static_cast<uint32_t>(EPOLLOUT) : 0u;
+  hub_->poller.Modify(channel_.fd(), EPOLLIN | EPOLLRDHUP | writable, &socket_watch_);
+}
+
+void ShmEndpoint::OnReady(Ready what) {
+  if (down_) return;
+  if (what == Ready::kProcess) {
+    // What it sent before it died still counts.
+    while (Drain(kFramesPerPoll)) {
+    }
+    if (!down_) OnEnd(EndCause());
+    return;
+  }
+  if (channel_.queued()) {
+    channel_.Flush();
+    UpdateSocketWatch();
+    if (!channel_.queued()) OnFlushed();
+  }
+  if (!down_) Drain(kFramesPerPoll);
+}
+
+bool ShmEndpoint::Drain(size_t frames) {
+  for (size_t i = 0; i < frames && !down_; ++i) {
+    Channel::Frame frame;
+    switch (channel_.Receive(frame)) {
+      case Channel::Got::kNothing:
+        return false;
+      case Channel::Got::kEnd:
+        OnEnd(EndCause());
+        return false;
+      case Channel::Got::kFrame:
+        if (!HandleFrame(frame)) return false;
+        break;
+    }
+  }
+  return !down_;
+}
+
+bool ShmEndpoint::HandleFrame(Channel::Frame& frame) {
+  if (frame.type == FrameType::kMessage && peer_.pid() != 0) {
+    if (partial_.size() + frame.body.size() > kMaxMessageBytes) {
+      OnEnd(absl::InternalError(
+          absl::StrCat("shm: process ", peer_.pid(), " sent a message beyond the bound")));
+      return false;
+    }
+    partial_.append(frame.body);
+    // After Shutdown only the end of the connection is of interest.
+    if (!frame.more && !closing_) hub_->events.PushMessage(this, std::move(partial_));
+    if (!frame.more) partial_.clear();
+    return true;
+  }
+  if (frame.type == FrameType::kBye) {
+    said_goodbye_ = true;
+    goodbye_ = std::string(frame.body);
+    return true;
+  }
+  const absl::Status good = OnFrame(frame);
+  if (!good.ok() && !down_) OnEnd(good);
+  return good.ok();
+}
+
+absl::Status ShmEndpoint::EndCause() const {
+  if (said_goodbye_) {
+    return absl::UnavailableError(
+        absl::StrCat("shm: process ", peer_.pid(), " closed the connection: ", goodbye_));
+  }
+  if (peer_.pid() == 0) return absl::UnavailableError("shm: the connection ended before it began");
+  // The kernel closes a dying process's files shortly before it tells of the exit.
+  return absl::UnavailableError(absl::StrCat("shm: process ", peer_.pid(), " exited",
+                                             peer_.Exited() ? "" : " or dropped the connection"));
+}
+
+void ShmEndpoint::GoDown(const absl::Status& why) {
+  if (down_) return;
+  down_ = true;
+  Unwatch();
+  channel_.Close();
+  Event event;
+  event.kind = EventKind::kDown;
+  event.endpoint = this;
+  event.status = why;
+  hub_->events.Push(std::move(event));
+}
+
+}  // namespace kvxfer::shm

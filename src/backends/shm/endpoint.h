@@ -1,0 +1,72 @@
+// One connection: what both of its sides do. DialledEndpoint reads and writes the memory of the
+// peer; AcceptedEndpoint lends its own.
+
+#ifndef KVXFER_BACKENDS_SHM_ENDPOINT_H_
+#define KVXFER_BACKENDS_SHM_ENDPOINT_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "kvxfer/backend.h"
+#include "src/backends/shm/channel.h"
+#include "src/backends/shm/hub.h"
+#include "src/backends/shm/poller.h"
+#include "src/backends/shm/process.h"
+
+namespace kvxfer::shm {
+
+class ShmEndpoint : public Endpoint, public Watcher {
+ public:
+  ~ShmEndpoint() override;
+
+  uint32_t rails() const override { return 1; }
+  bool Send(std::span<const std::byte> message) override;
+  void OnReady(Ready what) override;
+
+  bool down() const { return down_; }
+
+ protected:
+  ShmEndpoint(Hub* hub, UniqueFd socket);
+
+  absl::Status WatchSocket();
+  // From now on the end of that process ends the connection.
+  absl::Status WatchPeer(PeerProcess peer);
+
+  // One frame that is neither message nor goodbye; an error ends the connection.
+  virtual absl::Status OnFrame(Channel::Frame& frame) = 0;
+  // Nothing more comes from the peer, or the connection is broken: stop, then GoDown.
+  virtual void OnEnd(const absl::Status& cause) = 0;
+  // The queue of what is to be sent has been emptied.
+  virtual void OnFlushed() {}
+
+  // Reads up to `frames` frames; false: there was none, or the connection ended.
+  bool Drain(size_t frames);
+  void SendFrame(FrameType type, std::string_view body, int file = -1);
+  // Closes the socket and reports kDown: the last event.
+  void GoDown(const absl::Status& why);
+
+  Hub* const hub_;
+  Channel channel_;
+  PeerProcess peer_;  // pid 0 until known
+  bool closing_ = false;
+  bool down_ = false;
+
+ private:
+  bool HandleFrame(Channel::Frame& frame);
+  absl::Status EndCause() const;
+  void UpdateSocketWatch();
+  void Unwatch();
+
+  Watch socket_watch_{this, Ready::kSocket};
+  Watch process_watch_{this, Ready::kProcess};
+  bool watching_socket_ = false;
+  bool watching_process_ = false;
+  bool wants_write_ = false;
+  std::string partial_;  // parts of a message so far
+  std::string goodbye_;  // the peer's, if it said one
+  bool said_goodbye_ = false;
+};
+
+}  // namespace kvxfer::shm
+
+#endif  // KVXFER_BACKENDS_SHM_ENDPOINT_H_

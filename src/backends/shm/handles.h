@@ -1,0 +1,91 @@
+// Handles that close themselves, and the one way this folder turns errno into a Status.
+
+#ifndef KVXFER_BACKENDS_SHM_HANDLES_H_
+#define KVXFER_BACKENDS_SHM_HANDLES_H_
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::shm {
+
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    if (this != &other) {
+      Reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  ~UniqueFd() { Reset(); }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void Reset() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+// A range from mmap.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(void* data, size_t bytes) : data_(static_cast<std::byte*>(data)), bytes_(bytes) {}
+  Mapping(Mapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping() {
+    if (data_ != nullptr) munmap(data_, bytes_);
+  }
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// "what: text (errno n)" with the code that fits the errno.
+inline absl::Status ErrnoStatus(int error, std::string_view what) {
+  absl::StatusCode code = absl::StatusCode::kUnavailable;
+  switch (error) {
+    case EPERM:
+    case EACCES:
+      code = absl::StatusCode::kPermissionDenied;
+      break;
+    case ENOMEM:
+    case EMFILE:
+    case ENFILE:
+    case ENOSPC:
+    case ENOBUFS:
+    case ETOOMANYREFS:
+      code = absl::StatusCode::kResourceExhausted;
+      break;
+    default:
+      break;
+  }
+  return absl::Status(code, ToAbsl(ErrnoText(what, error)));
+}
+
+}  // namespace kvxfer::shm
+
+#endif  // KVXFER_BACKENDS_SHM_HANDLES_H_

@@ -1,0 +1,38 @@
+// What the connections of one backend share. Owned by the backend, which outlives them.
+
+#ifndef KVXFER_BACKENDS_SHM_HUB_H_
+#define KVXFER_BACKENDS_SHM_HUB_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "kvxfer/backend.h"
+#include "src/backends/shm/attach.h"
+#include "src/backends/shm/event_queue.h"
+#include "src/backends/shm/poller.h"
+#include "src/backends/shm/regions.h"
+
+namespace kvxfer::shm {
+
+class AcceptedEndpoint;
+class DialledEndpoint;
+
+struct Hub {
+  HostIdentity host;  // of this process
+  Poller poller;
+  EventQueue events;
+  SharedFiles files;
+  AttachBatch batch;
+  UniqueFd probe_file;       // a sealed memfd whose first u64 is
+  uint64_t probe_value = 0;  // random
+  // Accepted, but not yet said who they are; handed to the agent once they have.
+  std::vector<std::unique_ptr<AcceptedEndpoint>> embryos;
+  std::vector<AcceptedEndpoint*> authorised;  // and not down: they get every memfd
+  std::deque<DialledEndpoint*> busy;          // with copies to do, next first
+};
+
+}  // namespace kvxfer::shm
+
+#endif  // KVXFER_BACKENDS_SHM_HUB_H_

@@ -1,0 +1,80 @@
+#include "src/backends/shm/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <charconv>
+
+#include "src/core/strings.h"
+
+namespace kvxfer::shm {
+namespace {
+
+std::string ReadProc(uint32_t pid, std::string_view file) {
+  const std::string path = absl::StrCat("/proc/", pid, "/", ToAbsl(file));
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return {};
+  std::string text(4096, '\0');
+  const ssize_t got = read(fd.get(), text.data(), text.size());
+  text.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  return text;
+}
+
+// Whether the numbers in /proc are those of this process's pid namespace; not so where a namespace
+// was made without mounting /proc again.
+bool ProcIsOwn() {
+  char text[32];
+  const ssize_t n = readlink("/proc/self", text, sizeof(text));
+  return n > 0 && std::string_view(text, static_cast<size_t>(n)) == std::to_string(getpid());
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> StartTime(uint32_t pid) {
+  const std::string text = ReadProc(pid, "stat");
+  // The command name may hold spaces and parentheses: fields count from the last ')'.
+  size_t at = text.rfind(')');
+  for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
+  uint64_t ticks = 0;
+  if (at == std::string::npos ||
+      std::from_chars(text.data() + at + 1, text.data() + text.size(), ticks).ec != std::errc()) {
+    return absl::NotFoundError(absl::StrCat("process ", pid, " exited"));
+  }
+  return ticks;
+}
+
+std::string StatusLine(uint32_t pid, std::string_view label) {
+  const std::string text = "\n" + ReadProc(pid, "status");
+  const size_t at = text.find("\n" + std::string(label));
+  if (at == std::string::npos) return {};
+  const size_t begin = at + 1 + label.size();
+  return text.substr(begin, text.find('\n', begin) - begin);
+}
+
+absl::StatusOr<PeerProcess> PeerProcess::Open(uint32_t pid, uint64_t start_time) {
+  PeerProcess process;
+  process.pid_ = pid;
+  process.pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!process.pidfd_.valid()) {
+    if (errno == ESRCH) return absl::NotFoundError(absl::StrCat("process ", pid, " exited"));
+    return ErrnoStatus(errno, absl::StrCat("pidfd_open of process ", pid));
+  }
+  if (process.Exited()) return absl::NotFoundError(absl::StrCat("process ", pid, " exited"));
+  if (start_time == 0 || !ProcIsOwn()) return process;
+  absl::StatusOr<uint64_t> started = StartTime(pid);
+  if (!started.ok()) return started.status();
+  if (*started != start_time) {
+    return absl::NotFoundError(
+        absl::StrCat("process ", pid, " exited; its number belongs to another process now"));
+  }
+  return process;
+}
+
+bool PeerProcess::Exited() const {
+  pollfd fd{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+  return poll(&fd, 1, 0) == 1;
+}
+
+}  // namespace kvxfer::shm

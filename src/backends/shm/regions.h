@@ -1,0 +1,123 @@
+// Local registrations, and regions of the peer made usable on one connection.
+
+#ifndef KVXFER_BACKENDS_SHM_REGIONS_H_
+#define KVXFER_BACKENDS_SHM_REGIONS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/backends/shm/handles.h"
+#include "src/backends/shm/wire.h"
+
+namespace kvxfer::shm {
+
+inline bool Holds(uint64_t base, uint64_t size, uint64_t address, uint64_t bytes) {
+  return address >= base && bytes <= size && address - base <= size - bytes;
+}
+
+// The memfds behind this agent's registrations, each once, however many regions lie in it.
+class SharedFiles {
+ public:
+  struct File {
+    uint64_t id = 0;
+    UniqueFd fd;
+    uint64_t device = 0;
+    uint64_t inode = 0;
+    size_t registrations = 0;
+  };
+
+  // Whether peers may map this: a memfd sealed against shrinking (else a peer could be killed by
+  // SIGBUS) that holds the whole span. FailedPrecondition says why not.
+  static absl::Status Mappable(const MemorySpan& span);
+
+  // Counts one more registration in `fd`; `fresh` says that the file was not known yet.
+  // ResourceExhausted: no descriptor left.
+  absl::StatusOr<const File*> Add(int fd, bool& fresh);
+  // Counts one less; true: it was the last, and the file is forgotten.
+  bool Remove(uint64_t id);
+
+  const std::vector<std::unique_ptr<File>>& all() const { return files_; }
+
+ private:
+  std::vector<std::unique_ptr<File>> files_;
+  uint64_t last_id_ = 0;
+};
+
+// Told when a registration closes; outlives every registration.
+class RegistrationOwner {
+ public:
+  virtual ~RegistrationOwner() = default;
+  virtual void Unregister(const RegionKey& key) = 0;
+};
+
+class ShmRegistration final : public Registration {
+ public:
+  ShmRegistration(RegistrationOwner* owner, const LocalRegion& region, const RegionKey& key)
+      : owner_(owner), region_(region), key_(key) {}
+  ~ShmRegistration() override { owner_->Unregister(key_); }
+  std::string Key() const override { return Encode(key_); }
+
+  bool Contains(uint64_t address, uint64_t bytes) const {
+    return Holds(reinterpret_cast<uintptr_t>(region_.span.data), region_.span.bytes, address,
+                 bytes);
+  }
+
+ private:
+  RegistrationOwner* const owner_;
+  const LocalRegion region_;
+  const RegionKey key_;
+};
+
+class ShmRemoteKey final : public RemoteKey {
+ public:
+  // An attached region.
+  ShmRemoteKey(const Endpoint* endpoint, const RemoteRegion& region)
+      : endpoint_(endpoint), region_(region) {}
+
+  // A mapped one: maps it out of `file` at `offset`.
+  static absl::StatusOr<std::unique_ptr<ShmRemoteKey>> Map(const Endpoint* endpoint,
+                                                           const RemoteRegion& region, int file,
+                                                           uint64_t offset);
+
+  const Endpoint* endpoint() const { return endpoint_; }
+  const RemoteRegion& region() const { return region_; }
+  bool mapped() const { return base_ != nullptr; }
+  // Where the byte at the peer's `address` is mapped here; only if mapped and inside the region.
+  std::byte* At(uint64_t address) const { return base_ + (address - region_.base); }
+
+  // Call before storing to [to, to + bytes) of the mapping. A first store would map one page at a
+  // time; a read maps the whole window around it, for storing too: a quarter of the cost.
+  void Warm(const std::byte* to, size_t bytes) const {
+    const uintptr_t first = reinterpret_cast<uintptr_t>(to) >> kWindowShift;
+    const uintptr_t last = (reinterpret_cast<uintptr_t>(to) + bytes - 1) >> kWindowShift;
+    for (uintptr_t window = first; window <= last; ++window) {
+      const uintptr_t i = window - first_window_;
+      uint64_t& word = warm_[i / 64];
+      if ((word >> (i % 64) & 1) != 0) continue;
+      word |= uint64_t{1} << (i % 64);
+      const uintptr_t begin = window << kWindowShift;
+      const auto at = std::max(begin, reinterpret_cast<uintptr_t>(to));
+      static_cast<void>(*reinterpret_cast<const volatile std::byte*>(at));
+    }
+  }
+
+ private:
+  static constexpr int kWindowShift = 16;  // the kernel's default fault_around_bytes
+
+  const Endpoint* const endpoint_;
+  const RemoteRegion region_;
+  Mapping mapping_;
+  std::byte* base_ = nullptr;
+  uintptr_t first_window_ = 0;
+  mutable std::vector<uint64_t> warm_;  // a bit for each window of the mapping
+};
+
+}  // namespace kvxfer::shm
+
+#endif  // KVXFER_BACKENDS_SHM_REGIONS_H_

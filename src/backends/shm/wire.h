@@ -1,0 +1,99 @@
+// What shm backends tell each other: addresses and keys (text, inside metadata), and the frames on
+// the socket of one connection. Frames never leave the host: plain structs in host byte order.
+//
+//   dialler → acceptor   kDial      first; who dials
+//   acceptor → dialler   kOffer     first, when authorised: the probe words, and a probe memfd
+//   acceptor → dialler   kFile      one memfd; all of them right after kOffer, later ones at once
+//   acceptor → dialler   kForget    that memfd has no registration any more
+//   both                 kMessage   one part of an agent's message; `more`: another part follows
+//   both                 kBye       why the sender closes, text; nothing follows
+//
+// Pure. Decoding never trusts a length.
+
+#ifndef KVXFER_BACKENDS_SHM_WIRE_H_
+#define KVXFER_BACKENDS_SHM_WIRE_H_
+
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+
+namespace kvxfer::shm {
+
+inline constexpr uint32_t kWireVersion = 1;
+
+struct Address {
+  uint32_t pid = 0;
+  uint64_t start_time = 0;  // of that process, clock ticks since boot
+  std::string socket;       // abstract name, without the leading zero byte
+};
+std::string Encode(const Address& address);
+absl::StatusOr<Address> DecodeAddress(std::string_view text);
+
+// Registration::Key(): "mapped:<file>:<offset>" or "attached".
+struct RegionKey {
+  bool mapped = false;
+  uint64_t file = 0;    // FileBody::id
+  uint64_t offset = 0;  // of the region in that file, bytes
+};
+std::string Encode(const RegionKey& key);
+absl::StatusOr<RegionKey> DecodeKey(std::string_view text);
+
+// Whether a process at `there` can be a peer of one at `here`. Unavailable says why not.
+absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there);
+
+enum class FrameType : uint32_t { kDamaged = 0, kDial, kOffer, kFile, kForget, kMessage, kBye };
+
+struct FrameHeader {
+  FrameType type = FrameType::kBye;
+  uint32_t more = 0;
+};
+
+struct DialBody {
+  uint32_t version = kWireVersion;
+  uint32_t pid = 0;
+  uint64_t start_time = 0;
+};
+
+struct OfferBody {
+  uint64_t probe_address = 0;  // of two u64: one to read, one to write
+  uint64_t probe_value = 0;    // what the first holds
+  uint64_t mapped_value = 0;   // the first u64 of the probe memfd
+  uint32_t dumpable = 0;       // PR_GET_DUMPABLE of the acceptor
+  uint32_t reserved = 0;
+};
+
+struct FileBody {
+  uint64_t id = 0;
+  int32_t error = 0;  // errno of sending: no descriptor comes along
+  uint32_t reserved = 0;
+};
+
+struct ForgetBody {
+  uint64_t id = 0;
+};
+
+template <typename Body>
+std::string_view AsBytes(const Body& body) {
+  static_assert(std::is_trivially_copyable_v<Body>);
+  return {reinterpret_cast<const char*>(&body), sizeof(body)};
+}
+
+template <typename Body>
+std::optional<Body> FromBytes(std::string_view bytes) {
+  static_assert(std::is_trivially_copyable_v<Body>);
+  if (bytes.size() != sizeof(Body)) return std::nullopt;
+  Body body;
+  std::memcpy(&body, bytes.data(), sizeof(body));
+  return body;
+}
+
+}  // namespace kvxfer::shm
+
+#endif  // KVXFER_BACKENDS_SHM_WIRE_H_

@@ -1,0 +1,190 @@
+#include "src/backends/tcp/backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::tcp {
+namespace {
+
+constexpr size_t kDiscardBytes = 64 * 1024;
+constexpr size_t kMaxLingering = 64;
+
+}  // namespace
+
+TcpBackend::TcpBackend(const BackendContext& context)
+    : options_(context.options), incarnation_(context.incarnation), host_(context.host) {
+  capabilities_ = {.arrival = Arrival::kImmediate,
+                   .rail_keeps_order = true,
+                   .needs_remote_cpu = true,
+                   .max_op_bytes = kMaxFrameBytes,
+                   .max_op_runs = kMaxFrameRuns,
+                   .max_message_bytes = kMaxMessageBytes};
+}
+
+absl::StatusOr<std::unique_ptr<TcpBackend>> TcpBackend::Create(const BackendContext& context) {
+  const AgentOptions& options = context.options;
+  if (options.tcp_streams < 1 || options.tcp_streams > kMaxRails) {
+    return absl::InvalidArgumentError(absl::StrCat("`tcp_streams` (KVXFER_TCP_STREAMS) is ",
+                                                   options.tcp_streams, "; it must be 1 to 16"));
+  }
+  absl::StatusOr<std::vector<SocketAddress>> at =
+      Resolve(options.listen, kDefaultPort, Names::kResolve);
+  if (!at.ok()) return Annotate(at.status(), "`listen` (KVXFER_LISTEN)");
+  std::unique_ptr<TcpBackend> backend(new TcpBackend(context));
+  absl::StatusOr<std::unique_ptr<Reactor>> reactor = Reactor::Create();
+  if (!reactor.ok()) return reactor.status();
+  backend->reactor_ = *std::move(reactor);
+  absl::StatusOr<std::unique_ptr<Listener>> listener =
+      Listener::Create(backend->reactor_.get(), backend.get(), at->front());
+  if (!listener.ok()) return listener.status();
+  backend->listener_ = *std::move(listener);
+  absl::StatusOr<std::vector<SocketAddress>> advertised =
+      Advertised(options, backend->listener_->address());
+  if (!advertised.ok()) return advertised.status();
+  backend->advertised_ = *std::move(advertised);
+  return backend;
+}
+
+TcpBackend::~TcpBackend() {
+  // Endpoints that were never handed out go with the events that hold them.
+  half_open_.clear();
+  sink_.TakeQueue().clear();
+  for (Link* link : links_) link->Detach();
+}
+
+std::string TcpBackend::Address() const { return EncodeAddress({incarnation_, advertised_}); }
+
+absl::StatusOr<PeerAddress> TcpBackend::ReachableAddress(std::string_view address,
+                                                         const HostIdentity& host) const {
+  absl::StatusOr<PeerAddress> peer = DecodeAddress(address);
+  if (!peer.ok()) return peer.status();
+  absl::Status reachable = KeepReachable(host_, host, peer->candidates);
+  if (!reachable.ok()) return reachable;
+  return peer;
+}
+
+absl::Status TcpBackend::Reachable(std::string_view address, const HostIdentity& host) const {
+  return ReachableAddress(address, host).status();
+}
+
+std::string TcpBackend::ListenAddress() const { return listener_->address().ToString(); }
+
+absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view address,
+                                                              const HostIdentity& host) {
+  absl::StatusOr<PeerAddress> peer = ReachableAddress(address, host);
+  if (!peer.ok()) return peer.status();
+  auto link = std::make_unique<Link>(this, *std::move(peer), options_.tcp_streams);
+  links_.push_back(link.get());
+  waiting_.push_back(link.get());
+  link->Dial();
+  SetTimer();
+  return link;
+}
+
+absl::StatusOr<std::unique_ptr<Registration>> TcpBackend::Register(const LocalRegion& region) {
+  if (region.span.kind != MemoryKind::kHost) {
+    return absl::InvalidArgumentError("tcp: only host memory can be registered");
+  }
+  if (region.span.data == nullptr || region.span.bytes == 0 || region.rkey == 0) {
+    return absl::InvalidArgumentError("tcp: a region needs an address, bytes and an rkey");
+  }
+  auto registration = std::make_unique<TcpRegistration>(this, region);
+  if (!regions_.Insert(registration.get())) {
+    registration->Detach();
+    return absl::AlreadyExistsError("tcp: the rkey is in use by another region");
+  }
+  return registration;
+}
+
+void TcpBackend::CloseRegion(const TcpRegistration& registration) {
+  regions_.Erase(registration);
+  for (Link* link : links_) link->OnRegionClosed(&registration);
+}
+
+std::span<std::byte> TcpBackend::discard_buffer() {
+  if (discard_ == nullptr) discard_ = std::make_unique<std::byte[]>(kDiscardBytes);
+  return {discard_.get(), kDiscardBytes};
+}
+
+void TcpBackend::Activate(Link* link) {
+  if (std::exchange(link->active, true)) return;
+  active_.push_back(link);
+}
+
+void TcpBackend::Forget(Link* link) {
+  std::erase(links_, link);
+  std::erase(active_, link);
+  std::erase(waiting_, link);
+  sink_.Purge(link);
+}
+
+void TcpBackend::Linger(Fd control, std::vector<Fd> data, std::string queued) {
+  if (lingering_.size() >= kMaxLingering) lingering_.pop_front();
+  lingering_.emplace_back(reactor_.get(), std::move(control), std::move(data), std::move(queued));
+  SetTimer();
+}
+
+size_t TcpBackend::Poll(std::span<Event> out) {
+  ++poll_number_;
+  sink_.Begin(out);
+  if (!sink_.full()) {
+    reactor_->Collect();
+    if (const std::optional<Time> next = NextDeadline(); next && *next <= Now()) OnDeadlines();
+    listener_->Work();
+    WorkLinks();
+    WorkLingering();
+    SetTimer();
+  }
+  return sink_.End();
+}
+
+void TcpBackend::WorkLinks() {
+  const size_t count = active_.size();
+  const size_t first = turn_++;
+  for (size_t i = 0; i < count && !sink_.full(); ++i) active_[(first + i) % count]->Work();
+  std::erase_if(active_, [](Link* link) {
+    link->active = link->HasWork();
+    return !link->active;
+  });
+  std::erase_if(waiting_, [](const Link* link) { return !link->deadline().has_value(); });
+}
+
+void TcpBackend::WorkLingering() {
+  lingering_.remove_if([](tcp::Linger& linger) { return linger.HasWork() && linger.Work(); });
+}
+
+bool TcpBackend::Arm() {
+  if (sink_.waiting() || listener_->HasWork()) return false;
+  for (const tcp::Linger& linger : lingering_) {
+    if (linger.HasWork()) return false;
+  }
+  return std::none_of(active_.begin(), active_.end(), [](Link* link) { return link->HasWork(); });
+}
+
+std::optional<Time> TcpBackend::NextDeadline() const {
+  std::optional<Time> next = listener_->deadline();
+  const auto consider = [&next](std::optional<Time> other) {
+    if (other && (!next || *other < *next)) next = other;
+  };
+  for (const Link* link : waiting_) consider(link->deadline());
+  if (!lingering_.empty()) consider(lingering_.front().deadline());
+  return next;
+}
+
+void TcpBackend::OnDeadlines() {
+  const Time now = Now();
+  listener_->OnDeadline(now);
+  const auto late = [now](const Link* link) {
+    return link->deadline() && *link->deadline() <= now;
+  };
+  for (Link* link : std::vector<Link*>(waiting_)) {
+    if (late(link)) link->OnDeadline();
+  }
+  std::erase_if(half_open_, [](const auto& link) { return link->down(); });
+  lingering_.remove_if([now](const tcp::Linger& linger) { return linger.deadline() <= now; });
+}
+
+}  // namespace kvxfer::tcp

@@ -1,0 +1,97 @@
+// The tcp backend: a listener, links to peers, local regions, and one epoll set for all of them.
+//
+// Lifetime: endpoints and registrations may outlive it; they are then of no use.
+// Thread-safety: none but that of kvxfer::Backend.
+
+#ifndef KVXFER_BACKENDS_TCP_BACKEND_H_
+#define KVXFER_BACKENDS_TCP_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/backends/tcp/event_sink.h"
+#include "src/backends/tcp/linger.h"
+#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/listener.h"
+#include "src/backends/tcp/reactor.h"
+#include "src/backends/tcp/regions.h"
+
+namespace kvxfer::tcp {
+
+class TcpBackend final : public Backend, private Listener::Acceptor {
+ public:
+  static absl::StatusOr<std::unique_ptr<TcpBackend>> Create(const BackendContext& context);
+  ~TcpBackend() override;
+
+  // --- Backend ---
+  std::string_view name() const override { return "tcp"; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  std::string Address() const override;
+  absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
+  std::string ListenAddress() const override;
+  absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
+                                                    const HostIdentity& host) override;
+  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
+  size_t Poll(std::span<Event> out) override;
+  bool Arm() override;
+  int wait_fd() const override { return reactor_->fd(); }
+
+  // --- for links and registrations ---
+  Reactor& reactor() { return *reactor_; }
+  EventSink& sink() { return sink_; }
+  RegionMap& regions() { return regions_; }
+  const AgentOptions& options() const { return options_; }
+  // Counts the calls of Poll.
+  uint64_t poll_number() const { return poll_number_; }
+  // Where bytes go that must not land.
+  std::span<std::byte> discard_buffer();
+  void Activate(Link* link);
+  void Forget(Link* link);
+  void Linger(Fd control, std::vector<Fd> data, std::string queued);
+  void CloseRegion(const TcpRegistration& registration);
+
+ private:
+  explicit TcpBackend(const BackendContext& context);
+
+  // The address, with what cannot be reached from here taken out.
+  absl::StatusOr<PeerAddress> ReachableAddress(std::string_view address,
+                                               const HostIdentity& host) const;
+  void OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) override;
+  void OnControlPreamble(Fd fd, const Preamble& preamble, const std::string& from);
+  void OnDataPreamble(Fd fd, const Preamble& preamble);
+  void WorkLinks();
+  void WorkLingering();
+  void OnDeadlines();
+  std::optional<Time> NextDeadline() const;
+  void SetTimer() { reactor_->SetTimer(NextDeadline()); }
+
+  const AgentOptions options_;
+  const Incarnation incarnation_;
+  const HostIdentity host_;
+  Capabilities capabilities_;
+  std::unique_ptr<Reactor> reactor_;
+  EventSink sink_;
+  RegionMap regions_;
+  std::vector<SocketAddress> advertised_;
+  uint64_t poll_number_ = 0;
+  std::unique_ptr<std::byte[]> discard_;
+
+  std::vector<Link*> links_;                      // all that are not destroyed
+  std::vector<Link*> active_;                     // those with work, perhaps
+  std::vector<Link*> waiting_;                    // those that may have a deadline
+  size_t turn_ = 0;                               // which of active_ goes first
+  std::vector<std::unique_ptr<Link>> half_open_;  // accepted and not yet reported, oldest first
+  std::list<tcp::Linger> lingering_;              // oldest first
+  std::unique_ptr<Listener> listener_;            // last: it hands over to what is above
+};
+
+}  // namespace kvxfer::tcp
+
+#endif  // KVXFER_BACKENDS_TCP_BACKEND_H_

@@ -1,0 +1,286 @@
+// A link's life after it is up: its turns, what it is asked by the agent, and its end.
+
+#include "src/backends/tcp/link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/tcp/backend.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::tcp {
+namespace {
+
+// Bytes a data stream moves in one turn, each way.
+constexpr size_t kTurnBytes = 2 * 1024 * 1024;
+// Post copies at most this much itself; the rest waits for Poll.
+constexpr size_t kInlineBytes = 64 * 1024;
+
+// From the control stream's preamble until every data stream has joined.
+constexpr Duration kJoinTimeout = std::chrono::seconds(2);
+
+std::vector<std::unique_ptr<Rail>> MakeRails(Link* link, uint32_t count) {
+  std::vector<std::unique_ptr<Rail>> out;
+  for (uint32_t i = 0; i < count; ++i) out.push_back(std::make_unique<Rail>(link, i));
+  return out;
+}
+
+}  // namespace
+
+Link::Link(TcpBackend* backend, PeerAddress peer, uint32_t rails)
+    : backend_(backend),
+      side_(Side::kConnecting),
+      state_(State::kDialling),
+      peer_(std::move(peer)),
+      authorized_(true),
+      reported_(true),
+      control_(this),
+      rails_(MakeRails(this, rails)),
+      fences_(rails) {}
+
+Link::Link(TcpBackend* backend, Fd control, std::string peer, uint32_t rails, LinkId id)
+    : backend_(backend),
+      side_(Side::kAccepting),
+      state_(State::kJoining),
+      accepted_(std::move(peer)),
+      id_(id),
+      authorized_(false),
+      reported_(false),
+      deadline_(Now() + kJoinTimeout),
+      control_(this),
+      rails_(MakeRails(this, rails)),
+      fences_(rails) {
+  control_.Adopt(std::move(control));
+}
+
+Link::~Link() {
+  if (backend_ == nullptr) return;
+  ReleaseStreams();
+  backend_->Forget(this);
+}
+
+void Link::ReleaseStreams() {
+  control_.Release();
+  for (const auto& rail : rails_) rail->Release();
+}
+
+void Link::Detach() {
+  ReleaseStreams();
+  state_ = State::kDown;
+  cause_ = absl::UnavailableError("the tcp backend is gone");
+  backend_ = nullptr;
+}
+
+Reactor& Link::reactor() { return backend_->reactor(); }
+EventSink& Link::sink() { return backend_->sink(); }
+RegionMap& Link::regions() { return backend_->regions(); }
+std::span<std::byte> Link::discard_buffer() { return backend_->discard_buffer(); }
+void Link::Activate() { backend_->Activate(this); }
+
+std::string Link::Name() const {
+  if (side_ == Side::kAccepting) return accepted_;
+  return peer_.candidates[std::min(candidate_, peer_.candidates.size() - 1)].ToString();
+}
+
+std::string Link::Describe() const {
+  return absl::StrCat(Name(), ", ", rails_.size(), rails_.size() == 1 ? " stream" : " streams");
+}
+
+void Link::Authorize() {
+  authorized_ = true;
+  if (!down()) Activate();
+}
+
+absl::StatusOr<std::unique_ptr<RemoteKey>> Link::Import(const RemoteRegion& region,
+                                                        std::string_view) {
+  if (region.rkey == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("tcp: region ", static_cast<uint32_t>(region.id),
+                                                   " of ", Name(), " has no rkey"));
+  }
+  return std::make_unique<TcpRemoteKey>(region.rkey);
+}
+
+absl::Status Link::CheckOp(const Op& op) const {
+  if (side_ == Side::kAccepting) {
+    return absl::FailedPreconditionError(
+        "tcp: ops are posted on the endpoint that connected; connect to the peer");
+  }
+  uint64_t bytes = 0;
+  bool complete = op.rail < rails_.size() && op.transfer != 0;
+  for (const Run& run : op.runs) {
+    complete = complete && run.key != nullptr && run.bytes <= kMaxFrameBytes;
+    bytes += run.bytes;
+  }
+  if (complete && op.runs.size() <= kMaxFrameRuns && bytes <= kMaxFrameBytes) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tcp: op ", op.id, " (rail ", op.rail, ", ", op.runs.size(), " runs, ", bytes,
+      " bytes, transfer ", op.transfer, ") is beyond the backend's capabilities or lacks a key"));
+}
+
+size_t Link::Post(std::span<const Op> ops) {
+  size_t accepted = 0;
+  size_t inline_left = kInlineBytes;
+  if (down()) return 0;
+  for (const Op& op : ops) {
+    absl::Status status = CheckOp(op);
+    if (!status.ok()) {
+      OnCompletion(op.id, op.rail, std::move(status));
+      ++accepted;
+      continue;
+    }
+    Rail& rail = *rails_[op.rail];
+    if (!up() || !rail.HasRoom()) break;
+    rail.Push(op);
+    ++accepted;
+    Activate();
+    const uint64_t queued = rail.queued_bytes();
+    if (queued > inline_left || !rail.CanSend()) continue;
+    if (absl::Status sent = rail.Send(inline_left); !sent.ok()) Fail(sent, rail);
+    inline_left -= std::min<uint64_t>(inline_left, queued);
+  }
+  return accepted;
+}
+
+bool Link::HasWork() const {
+  if (down() || (!up() && !connecting())) return false;
+  if (control_.readable() || (control_.sending() && control_.writable())) return true;
+  if (state_ == State::kDialling) return control_.writable();
+  if (state_ == State::kGreeting) return false;
+  if (control_.HasFrame()) return true;
+  for (const auto& rail : rails_) {
+    if (rail->hung_up()) return true;
+    if (state_ == State::kJoining) {
+      if (!rail->introduced() && rail->writable()) return true;
+    } else if (rail->CanSend() || (authorized_ && rail->CanReceive())) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Link::Work() {
+  if (state_ == State::kUp) {
+    WorkUp();
+  } else if (side_ == Side::kConnecting && !down()) {
+    WorkConnecting();
+  }
+}
+
+void Link::WorkUp() {
+  if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent, "control stream");
+  const Control control = ReceiveControl();
+  if (control == Control::kDown) return;
+  SendRails();
+  if (up() && control == Control::kQuiet) ReceiveRails();
+  ++turn_;
+}
+
+void Link::SendRails() {
+  for (size_t i = 0; i < rails_.size() && !sink().full(); ++i) {
+    Rail& rail = *rails_[(turn_ + i) % rails_.size()];
+    if (!rail.CanSend()) continue;
+    if (absl::Status sent = rail.Send(kTurnBytes); !sent.ok()) return Fail(sent, rail);
+  }
+}
+
+// Once one stream has ended nothing more lands, though bytes may be left in the sockets.
+bool Link::EndIfHungUp() {
+  for (const auto& rail : rails_) {
+    if (!rail->hung_up()) continue;
+    const int error = SocketError(rail->fd());
+    Fail(absl::UnavailableError(error != 0 ? ErrnoText("connection lost", error)
+                                           : "the peer closed the connection (end of file)"),
+         *rail);
+    return true;
+  }
+  return false;
+}
+
+void Link::ReceiveRails() {
+  if (EndIfHungUp() || !authorized_) return;
+  for (size_t i = 0; i < rails_.size() && up() && !sink().full(); ++i) {
+    Rail& rail = *rails_[(turn_ + i) % rails_.size()];
+    if (message_poll_ == backend_->poll_number()) return;
+    if (!rail.CanReceive()) continue;
+    if (absl::Status got = rail.Receive(kTurnBytes); !got.ok()) return Fail(got, rail);
+  }
+}
+
+void Link::OnImmediate(uint32_t rail, uint32_t immediate) {
+  Event event;
+  event.kind = EventKind::kImmediate;
+  event.endpoint = this;
+  event.rail = rail;
+  event.immediate = immediate;
+  sink().Emit(std::move(event));
+}
+
+void Link::OnCompletion(uint64_t op, uint32_t rail, absl::Status status) {
+  if (backend_ == nullptr) return;
+  Event event;
+  event.kind = EventKind::kCompletion;
+  event.endpoint = this;
+  event.id = op;
+  event.rail = rail;
+  event.status = std::move(status);
+  sink().Emit(std::move(event));
+}
+
+void Link::Emit(EventKind kind, uint64_t id, absl::Status status) {
+  Event event;
+  event.kind = kind;
+  event.endpoint = this;
+  event.id = id;
+  event.status = std::move(status);
+  sink().Emit(std::move(event));
+}
+
+void Link::OnRegionClosed(const TcpRegistration* registration) {
+  for (const auto& rail : rails_) {
+    if (!up()) return;
+    if (rail->ReleaseRegion(registration)) continue;
+    Fail(absl::FailedPreconditionError("a region was deregistered while the peer wrote to it"),
+         *rail);
+  }
+}
+
+void Link::Shutdown(absl::Status why) {
+  if (why.ok()) why = absl::CancelledError("closed");
+  if (!down()) Down(Annotate(why, absl::StrCat("tcp peer ", Name())), true);
+}
+
+void Link::Fail(const absl::Status& status, std::string_view stream) {
+  if (down()) return;
+  Down(Annotate(status, absl::StrCat("tcp peer ", Name(), ", ", ToAbsl(stream))),
+       !absl::IsUnavailable(status));
+}
+
+void Link::Fail(const absl::Status& status, const Rail& rail) {
+  Fail(status, absl::StrCat("data stream ", rail.index()));
+}
+
+void Link::Down(absl::Status why, bool tell) {
+  const bool was_up = up();
+  state_ = State::kDown;
+  deadline_.reset();
+  cause_ = std::move(why);
+  for (const auto& rail : rails_) rail->CancelOps(0, cause_);
+  if (tell && was_up) {
+    constexpr size_t kMaxReason = 1024;
+    const std::string reason(cause_.message().substr(0, kMaxReason));
+    // An error here is the end too.
+    control_.Push(ControlKind::kClosing, std::as_bytes(std::span(reason))).IgnoreError();
+    std::vector<Fd> data;
+    for (const auto& rail : rails_) data.push_back(rail->Release());
+    std::string queued = control_.TakeQueued();
+    backend_->Linger(control_.Release(), std::move(data), std::move(queued));
+  } else {
+    ReleaseStreams();
+  }
+  if (reported_) Emit(EventKind::kDown, 0, cause_);
+}
+
+}  // namespace kvxfer::tcp

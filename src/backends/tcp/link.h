@@ -1,0 +1,141 @@
+// A connection to one peer: one control stream and `rails` data streams.
+//
+// Life, connecting side: kDialling (control stream connects, candidate after candidate), kGreeting
+// (waits for the welcome), kJoining (data streams join), kUp, kDown. Accepting side: kJoining,
+// kUp, kDown; it belongs to the backend until it is up, then to the agent.
+// Nothing lands and nothing is read from local memory once it is kDown.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_TCP_LINK_H_
+#define KVXFER_BACKENDS_TCP_LINK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvxfer/backend.h"
+#include "src/backends/tcp/address.h"
+#include "src/backends/tcp/control_stream.h"
+#include "src/backends/tcp/event_sink.h"
+#include "src/backends/tcp/fence_book.h"
+#include "src/backends/tcp/rail.h"
+#include "src/backends/tcp/reactor.h"
+#include "src/core/clock.h"
+
+namespace kvxfer::tcp {
+
+class TcpBackend;
+
+class Link final : public Endpoint {
+ public:
+  // Connecting side; call Dial next.
+  Link(TcpBackend* backend, PeerAddress peer, uint32_t rails);
+  // Accepting side, with the control stream's socket, which is watched already.
+  Link(TcpBackend* backend, Fd control, std::string peer, uint32_t rails, LinkId id);
+  ~Link() override;
+
+  // --- Endpoint ---
+  uint32_t rails() const override { return static_cast<uint32_t>(rails_.size()); }
+  std::string Describe() const override;
+  void Authorize() override;
+  size_t Post(std::span<const Op> ops) override;
+  bool Send(std::span<const std::byte> message) override;
+  void Fence(uint64_t transfer) override;
+  void Shutdown(absl::Status why) override;
+  absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
+                                                    std::string_view key) override;
+
+  // --- for the backend ---
+  void Dial();
+  // Accepting side: takes the socket of data stream `rail`, watched already. False: it is there
+  // already, and `*fd` is left alone.
+  bool Join(uint32_t rail, Fd* fd);
+  bool joined() const;
+  // Every data stream has joined: tells the peer; the caller reports it to the agent.
+  void GoUp();
+  // One turn: a bounded amount of all there is to do.
+  void Work();
+  bool HasWork() const;
+  std::optional<Time> deadline() const { return deadline_; }
+  void OnDeadline();
+  void OnRegionClosed(const TcpRegistration* registration);
+  // The backend goes first.
+  void Detach();
+  const LinkId& id() const { return id_; }
+  bool down() const { return state_ == State::kDown; }
+  bool active = false;  // in the backend's list of links with work
+
+  // --- for the streams ---
+  bool up() const { return state_ == State::kUp; }
+  bool connecting() const { return side_ == Side::kConnecting; }
+  Reactor& reactor();
+  EventSink& sink();
+  RegionMap& regions();
+  std::span<std::byte> discard_buffer();
+  void Activate();
+  // Looks at the control stream's socket. False: messages came in (or the link went down), and the
+  // agent must see them before more lands.
+  bool ControlIsQuiet();
+  bool IsFenced(uint64_t transfer) const { return fences_.IsFenced(transfer); }
+  void OnMarker(uint64_t transfer, uint32_t rail);
+  void OnImmediate(uint32_t rail, uint32_t immediate);
+  void OnCompletion(uint64_t op, uint32_t rail, absl::Status status);
+
+ private:
+  enum class Side : uint8_t { kConnecting, kAccepting };
+  enum class State : uint8_t { kDialling, kGreeting, kJoining, kUp, kDown };
+
+  std::string Name() const;
+  void ReleaseStreams();
+  // Ends the link: completes its ops, tells the agent, and the peer where `tell`.
+  void Down(absl::Status why, bool tell);
+  // Down for what a stream said; the peer is told unless it was the network's doing.
+  void Fail(const absl::Status& status, std::string_view stream);
+  void Fail(const absl::Status& status, const Rail& rail);
+  void Emit(EventKind kind, uint64_t id = 0, absl::Status status = {});
+
+  void WorkConnecting();
+  void SendPreamble();
+  void ReceiveWelcome();
+  void OpenRails();
+  void IntroduceRails();
+  void TryNextCandidate(const absl::Status& why);
+
+  void WorkUp();
+  void SendRails();
+  void ReceiveRails();
+  bool EndIfHungUp();
+  enum class Control : uint8_t { kQuiet, kMessages, kDown };
+  Control ReceiveControl();
+  Control OnControlFrame(const ControlStream::Frame& frame);
+
+  absl::Status CheckOp(const Op& op) const;
+
+  TcpBackend* backend_;
+  const Side side_;
+  State state_;
+  const PeerAddress peer_;      // connecting side
+  size_t candidate_ = 0;        // of peer_.candidates
+  const std::string accepted_;  // accepting side: the peer's address
+  LinkId id_{};
+  bool authorized_;
+  bool reported_;       // the agent knows this endpoint
+  absl::Status cause_;  // of kDown
+  std::optional<Time> deadline_;
+  ControlStream control_;
+  std::vector<std::unique_ptr<Rail>> rails_;
+  FenceBook fences_;
+  uint64_t message_poll_ = 0;  // number of the Poll that last reported messages of this link
+  size_t turn_ = 0;            // rail that goes first in the next turn
+};
+
+}  // namespace kvxfer::tcp
+
+#endif  // KVXFER_BACKENDS_TCP_LINK_H_

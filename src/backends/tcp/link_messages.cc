@@ -1,0 +1,82 @@
+// Messages on the control stream of a link.
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/tcp/backend.h"
+#include "src/backends/tcp/link.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::tcp {
+
+bool Link::Send(std::span<const std::byte> message) {
+  if (!up() || message.size() > kMaxMessageBytes) return false;
+  absl::StatusOr<bool> taken = control_.Push(ControlKind::kMessage, message);
+  if (!taken.ok()) {
+    Fail(taken.status(), "control stream");
+    return false;
+  }
+  if (control_.sending()) Activate();
+  return *taken;
+}
+
+bool Link::ControlIsQuiet() { return ReceiveControl() == Control::kQuiet; }
+
+// Reports every message that has come in whole, reading the socket at most until there is one. The
+// buffer that the messages lie in is left alone until the next Poll.
+Link::Control Link::ReceiveControl() {
+  if (message_poll_ == backend_->poll_number()) return Control::kMessages;
+  while (true) {
+    absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
+    if (!frame.ok()) {
+      Fail(frame.status(), "control stream");
+      return Control::kDown;
+    }
+    if (frame->has_value()) {
+      if (sink().full()) return Control::kMessages;
+      if (OnControlFrame(**frame) == Control::kDown) return Control::kDown;
+      control_.Pop(**frame);
+      continue;
+    }
+    if (message_poll_ == backend_->poll_number()) return Control::kMessages;
+    absl::StatusOr<bool> got = control_.Fill();
+    if (!got.ok()) {
+      Fail(got.status(), "control stream");
+      return Control::kDown;
+    }
+    if (!*got) return Control::kQuiet;
+  }
+}
+
+Link::Control Link::OnControlFrame(const ControlStream::Frame& frame) {
+  switch (frame.kind) {
+    case ControlKind::kMessage: {
+      if (!up()) break;
+      message_poll_ = backend_->poll_number();
+      Event event;
+      event.kind = EventKind::kMessage;
+      event.endpoint = this;
+      event.message = frame.payload;
+      sink().Emit(std::move(event));
+      return Control::kMessages;
+    }
+    case ControlKind::kReady:
+      if (up() || side_ == Side::kAccepting) break;
+      state_ = State::kUp;
+      deadline_.reset();
+      Emit(EventKind::kConnected);
+      return Control::kQuiet;
+    case ControlKind::kClosing: {
+      const std::string reason(reinterpret_cast<const char*>(frame.payload.data()),
+                               frame.payload.size());
+      Fail(absl::UnavailableError(absl::StrCat("the peer closed the connection: ", reason)),
+           "control stream");
+      return Control::kDown;
+    }
+  }
+  Fail(absl::InvalidArgumentError("the peer sent a control frame that has no place here"),
+       "control stream");
+  return Control::kDown;
+}
+
+}  // namespace kvxfer::tcp

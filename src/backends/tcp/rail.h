@@ -1,0 +1,153 @@
+// One data stream of a link. The connecting side sends writes, read requests and fence markers on
+// it and receives read responses; the accepting side the reverse.
+//
+// Order: frames leave in the order of Post, except that a fence marker overtakes frames of other
+// transfers that have not begun.
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_TCP_RAIL_H_
+#define KVXFER_BACKENDS_TCP_RAIL_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/backends/tcp/frames.h"
+#include "src/backends/tcp/regions.h"
+#include "src/backends/tcp/stream.h"
+
+namespace kvxfer::tcp {
+
+// Pieces of one system call: IOV_MAX on Linux.
+inline constexpr size_t kMaxIovecs = 1024;
+
+class Rail final : public Stream {
+ public:
+  Rail(Link* link, uint32_t index) : Stream(link), index_(index) {}
+
+  uint32_t index() const { return index_; }
+
+  // --- connecting (link_connect.cc) ---
+  // False: not yet. Sent once, before all else.
+  absl::StatusOr<bool> SendPreamble(const Preamble& preamble);
+  bool introduced() const { return introduced_; }
+
+  // --- sending (rail_send.cc) ---
+  // Whether one more op may wait here for the socket.
+  bool HasRoom() const;
+  void Push(const Op& op);  // checked
+  void PushMarker(uint64_t transfer);
+  // Sends frames until `budget` bytes, or what the socket takes.
+  absl::Status Send(size_t budget);
+  bool CanSend() const { return writable() && !out_.empty(); }
+  // Bytes of ops that wait for the socket.
+  uint64_t queued_bytes() const { return queued_bytes_; }
+
+  // --- receiving (rail_receive.cc) ---
+  // Receives until `budget` bytes, what there is, or until the link has a control message.
+  absl::Status Receive(size_t budget);
+  bool CanReceive() const;
+  // Enough is being served: what comes in waits in the socket.
+  bool Paused() const;
+
+  // --- ending (rail_fence.cc) ---
+  // Connecting side: completes every op of `transfer` with `why`, or of all (0); of a frame that
+  // has begun the rest is filler, and void.
+  void CancelOps(uint64_t transfer, const absl::Status& why);
+  // Accepting side: lands and serves nothing more of `transfer`.
+  void Discard(uint64_t transfer);
+  // A region closes: it is served no more. False: a frame is landing in it.
+  bool ReleaseRegion(const TcpRegistration* registration);
+
+ private:
+  enum class Stage : uint8_t { kHead, kRuns, kPayload, kTrailer };
+
+  // A frame to send. Once voided its runs are not touched any more.
+  struct Outgoing {
+    FrameHead head;
+    bool owes_completion = false;  // `op`, when the frame has been sent
+    bool has_immediate = false;
+    bool voided = false;
+    uint32_t immediate = 0;
+    uint64_t op = 0;
+    std::span<const Run> runs;  // of the op, or of `served`
+    std::vector<Run> served;    // read response: local is the source
+  };
+  // A read whose response has not ended.
+  struct PendingRead {
+    uint64_t number = 0;
+    uint64_t op = 0;
+    uint64_t transfer = 0;
+    uint64_t bytes = 0;
+    std::span<const Run> runs;
+  };
+  struct Landing {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+    const TcpRegistration* registration = nullptr;
+  };
+
+  void Begin();
+  void EncodeRuns(const Outgoing& frame);
+  size_t Gather(std::span<iovec> pieces, size_t limit) const;
+  size_t GatherPayload(std::span<iovec> pieces, size_t limit) const;
+  void Advance(size_t bytes);
+  void FinishFrame();
+  size_t FrameBytes() const;
+
+  absl::StatusOr<bool> ParseStaged();
+  absl::StatusOr<size_t> ReadMore();
+  absl::StatusOr<size_t> ReadStaged();
+  absl::StatusOr<size_t> ReadPayload();
+  size_t staged() const { return in_end_ - in_begin_; }
+  size_t StageBytes() const;
+  absl::Status OnHead();
+  WireRun RunAt(size_t i) const;
+  absl::Status OnRuns();
+  absl::Status OnWriteRuns();
+  absl::Status OnReadRuns();
+  absl::Status OnResponse();
+  absl::Status OnTrailer();
+  void LandStaged();
+  void SkipLanded(size_t bytes);
+  void StartPayload();
+  void CompleteOp(uint64_t op, absl::Status status);
+
+  const uint32_t index_;
+  bool introduced_ = false;
+
+  // Sending: out_[0] is the frame under way when begun_.
+  std::deque<Outgoing> out_;
+  uint64_t queued_bytes_ = 0;
+  bool begun_ = false;
+  std::vector<std::byte> prefix_;  // its head and runs
+  std::array<std::byte, kTrailerBytes> trailer_{};
+  size_t sent_ = 0;        // bytes of it, prefix, payload and trailer
+  size_t run_ = 0;         // where its payload goes on
+  uint64_t run_sent_ = 0;  // bytes of runs[run_]
+  uint64_t last_number_ = 0;
+  std::deque<PendingRead> reads_;
+
+  // Receiving.
+  Stage stage_ = Stage::kHead;
+  FrameHead head_;
+  bool discard_ = false;  // the frame at hand must not land
+  std::vector<Landing> landings_;
+  size_t landing_ = 0;  // where the payload goes on
+  size_t landed_ = 0;   // bytes of landings_[landing_]
+  size_t payload_left_ = 0;
+  std::unique_ptr<std::byte[]> in_;  // staged: heads, runs, trailers, small payloads
+  size_t in_begin_ = 0;
+  size_t in_end_ = 0;
+};
+
+}  // namespace kvxfer::tcp
+
+#endif  // KVXFER_BACKENDS_TCP_RAIL_H_

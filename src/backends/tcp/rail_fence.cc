@@ -1,0 +1,56 @@
+// Ending transfers on one data stream.
+
+#include <algorithm>
+#include <utility>
+
+#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/rail.h"
+
+namespace kvxfer::tcp {
+
+void Rail::CancelOps(uint64_t transfer, const absl::Status& why) {
+  const auto concerned = [transfer](uint64_t other) { return transfer == 0 || other == transfer; };
+  if (begun_ && concerned(out_.front().head.transfer)) {
+    Outgoing& frame = out_.front();
+    // Its runs end with the completion: what is left of the payload is filler.
+    frame.voided = true;
+    if (std::exchange(frame.owes_completion, false)) CompleteOp(frame.op, why);
+  }
+  const auto unbegun = out_.begin() + (begun_ ? 1 : 0);
+  const auto end = std::remove_if(unbegun, out_.end(), [&](const Outgoing& frame) {
+    if (frame.head.kind == FrameKind::kFence || !concerned(frame.head.transfer)) return false;
+    if (frame.head.kind == FrameKind::kWrite) queued_bytes_ -= frame.head.bytes;
+    if (frame.owes_completion) CompleteOp(frame.op, why);
+    return true;
+  });
+  out_.erase(end, out_.end());
+
+  if (head_.kind == FrameKind::kReadResponse && stage_ != Stage::kHead && !reads_.empty() &&
+      reads_.front().number == head_.number && concerned(reads_.front().transfer)) {
+    discard_ = true;
+  }
+  std::erase_if(reads_, [&](const PendingRead& read) {
+    if (!concerned(read.transfer)) return false;
+    CompleteOp(read.op, why);
+    return true;
+  });
+}
+
+void Rail::Discard(uint64_t transfer) {
+  if (stage_ != Stage::kHead && head_.transfer == transfer) discard_ = true;
+  for (Outgoing& response : out_) {
+    if (response.head.transfer == transfer) response.voided = true;
+  }
+}
+
+bool Rail::ReleaseRegion(const TcpRegistration* registration) {
+  for (Outgoing& response : out_) {
+    const auto from = [registration](const Run& run) { return run.registration == registration; };
+    if (std::any_of(response.served.begin(), response.served.end(), from)) response.voided = true;
+  }
+  const auto into = [registration](const Landing& l) { return l.registration == registration; };
+  return stage_ != Stage::kPayload || discard_ ||
+         std::none_of(landings_.begin(), landings_.end(), into);
+}
+
+}  // namespace kvxfer::tcp

@@ -1,0 +1,267 @@
+// Receiving on one data stream: heads and runs through a staging buffer, payload straight into
+// place.
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/rail.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::tcp {
+namespace {
+
+// A landing read moves at most this much between two looks at the control stream.
+constexpr size_t kMaxLanding = 256 * 1024;
+// Read beyond what is needed, so that a small frame takes one system call and the head of the next
+// comes with the end of this; what is payload of it is copied once more.
+constexpr size_t kReadAhead = 8 * 1024;
+constexpr size_t kStaging = kMaxFrameRuns * kWireRunBytes + kReadAhead;
+
+}  // namespace
+
+size_t Rail::StageBytes() const {
+  switch (stage_) {
+    case Stage::kHead:
+      return kFrameHeadBytes;
+    case Stage::kRuns:
+      return head_.runs * kWireRunBytes;
+    case Stage::kPayload:
+      return 1;
+    case Stage::kTrailer:
+      return kTrailerBytes;
+  }
+  return 0;
+}
+
+bool Rail::CanReceive() const {
+  if (stage_ == Stage::kHead && Paused()) return false;
+  return readable() || staged() >= StageBytes();
+}
+
+absl::Status Rail::Receive(size_t budget) {
+  while (link_->up() && !link_->sink().full()) {
+    if (stage_ == Stage::kHead && Paused()) break;
+    absl::StatusOr<bool> parsed = ParseStaged();
+    if (!parsed.ok()) return parsed.status();
+    if (*parsed) continue;
+    if (!readable() || budget == 0) break;
+    // An abort or fence that the peer sent before these bytes is seen before they land.
+    if (!link_->ControlIsQuiet()) break;
+    absl::StatusOr<size_t> n = ReadMore();
+    if (!n.ok()) return n.status();
+    budget -= std::min(budget, *n);
+  }
+  return absl::OkStatus();
+}
+
+// One step with what is staged; false: more bytes are needed.
+absl::StatusOr<bool> Rail::ParseStaged() {
+  if (staged() < StageBytes()) return false;
+  absl::Status status;
+  switch (stage_) {
+    case Stage::kHead:
+      status = OnHead();
+      break;
+    case Stage::kRuns:
+      status = OnRuns();
+      break;
+    case Stage::kPayload:
+      LandStaged();
+      break;
+    case Stage::kTrailer:
+      status = OnTrailer();
+      break;
+  }
+  if (!status.ok()) return status;
+  return true;
+}
+
+absl::StatusOr<size_t> Rail::ReadMore() {
+  if (in_ == nullptr) in_ = std::make_unique<std::byte[]>(kStaging);
+  return stage_ == Stage::kPayload ? ReadPayload() : ReadStaged();
+}
+
+absl::StatusOr<size_t> Rail::ReadStaged() {
+  std::memmove(in_.get(), in_.get() + in_begin_, staged());
+  in_end_ -= in_begin_;
+  in_begin_ = 0;
+  const size_t wanted = std::max(StageBytes() - staged(), kReadAhead);
+  std::array<iovec, 1> piece{iovec{in_.get() + in_end_, std::min(wanted, kStaging - in_end_)}};
+  absl::StatusOr<size_t> n = Read(piece);
+  if (n.ok()) in_end_ += *n;
+  return n;
+}
+
+// Nothing is staged. Payload goes into place, or to the discard buffer; what follows the payload
+// is staged.
+absl::StatusOr<size_t> Rail::ReadPayload() {
+  std::array<iovec, kMaxIovecs> pieces;
+  size_t n = 0;
+  size_t payload = 0;
+  if (discard_) {
+    const std::span<std::byte> bin = link_->discard_buffer();
+    payload = std::min(payload_left_, bin.size());
+    pieces[n++] = {bin.data(), payload};
+  } else {
+    size_t landed = landed_;
+    for (size_t i = landing_; i < landings_.size() && payload < kMaxLanding; ++i) {
+      if (n == pieces.size() - 1) break;
+      const size_t bytes = std::min(landings_[i].bytes - landed, kMaxLanding - payload);
+      pieces[n++] = {landings_[i].data + landed, bytes};
+      payload += bytes;
+      landed = 0;
+    }
+  }
+  in_begin_ = in_end_ = 0;
+  if (payload == payload_left_) pieces[n++] = {in_.get(), kReadAhead};
+  absl::StatusOr<size_t> got = Read(std::span(pieces).first(n));
+  if (!got.ok()) return got;
+  const size_t landed = std::min(*got, payload);
+  in_end_ = *got - landed;
+  SkipLanded(landed);
+  return got;
+}
+
+void Rail::LandStaged() {
+  size_t bytes = std::min(staged(), payload_left_);
+  if (discard_) {
+    in_begin_ += bytes;
+    SkipLanded(bytes);
+    return;
+  }
+  while (bytes > 0) {
+    const Landing& to = landings_[landing_];
+    const size_t step = std::min(bytes, to.bytes - landed_);
+    std::memcpy(to.data + landed_, in_.get() + in_begin_, step);
+    in_begin_ += step;
+    bytes -= step;
+    SkipLanded(step);
+  }
+}
+
+// `bytes` of the payload are done with.
+void Rail::SkipLanded(size_t bytes) {
+  payload_left_ -= bytes;
+  if (payload_left_ == 0) stage_ = Stage::kTrailer;
+  if (discard_) return;
+  landed_ += bytes;
+  while (landing_ < landings_.size() && landed_ >= landings_[landing_].bytes) {
+    landed_ -= landings_[landing_].bytes;
+    ++landing_;
+  }
+}
+
+absl::Status Rail::OnHead() {
+  const std::span<const std::byte> bytes(in_.get() + in_begin_, staged());
+  absl::StatusOr<FrameHead> head = DecodeFrameHead(bytes.first<kFrameHeadBytes>());
+  if (!head.ok()) return head.status();
+  in_begin_ += kFrameHeadBytes;
+  head_ = *head;
+  discard_ = false;
+  landings_.clear();
+  if ((head_.kind == FrameKind::kReadResponse) != link_->connecting()) {
+    return absl::InvalidArgumentError("the peer sent a data frame that is not its to send");
+  }
+  switch (head_.kind) {
+    case FrameKind::kFence:
+      link_->OnMarker(head_.transfer, index_);
+      return absl::OkStatus();
+    case FrameKind::kReadResponse:
+      return OnResponse();
+    case FrameKind::kWrite:
+    case FrameKind::kReadRequest:
+      discard_ = link_->IsFenced(head_.transfer);
+      stage_ = Stage::kRuns;
+      return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
+WireRun Rail::RunAt(size_t i) const {
+  const std::byte* at = in_.get() + in_begin_ + i * kWireRunBytes;
+  return DecodeWireRun(std::span<const std::byte, kWireRunBytes>(at, kWireRunBytes));
+}
+
+absl::Status Rail::OnRuns() {
+  uint64_t total = 0;
+  for (size_t i = 0; i < head_.runs; ++i) total += RunAt(i).bytes;
+  if (total != head_.bytes) {
+    return absl::InvalidArgumentError("the runs of a data frame do not add up to its payload");
+  }
+  absl::Status status = head_.kind == FrameKind::kWrite ? OnWriteRuns() : OnReadRuns();
+  in_begin_ += head_.runs * kWireRunBytes;
+  return status;
+}
+
+// Nothing lands before every run of the frame has been checked. What is fenced does not land, and
+// its region may be gone.
+absl::Status Rail::OnWriteRuns() {
+  for (size_t i = 0; i < head_.runs && !discard_; ++i) {
+    const WireRun run = RunAt(i);
+    absl::StatusOr<const TcpRegistration*> held = link_->regions().Check(run, Access::kRemoteWrite);
+    if (!held.ok()) return Annotate(held.status(), "remote write refused");
+    if (run.bytes == 0) continue;
+    landings_.push_back({reinterpret_cast<std::byte*>(run.address), run.bytes, *held});
+  }
+  StartPayload();
+  return absl::OkStatus();
+}
+
+void Rail::StartPayload() {
+  payload_left_ = head_.bytes;
+  landing_ = landed_ = 0;
+  stage_ = payload_left_ > 0 ? Stage::kPayload : Stage::kTrailer;
+}
+
+absl::Status Rail::OnResponse() {
+  // Responses come in the order of their requests; the reads of earlier ones were cancelled.
+  if (reads_.empty() || head_.number < reads_.front().number) {
+    discard_ = true;
+    StartPayload();
+    return absl::OkStatus();
+  }
+  if (head_.number > reads_.front().number) {
+    return absl::InvalidArgumentError("the peer answered reads out of order");
+  }
+  const PendingRead& read = reads_.front();
+  if (head_.bytes != read.bytes && head_.bytes != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the peer answered a read of ", read.bytes, " bytes with ", head_.bytes));
+  }
+  for (const Run& run : read.runs) {
+    if (run.bytes == 0) continue;
+    landings_.push_back({reinterpret_cast<std::byte*>(run.local), run.bytes, nullptr});
+  }
+  StartPayload();
+  return absl::OkStatus();
+}
+
+absl::Status Rail::OnTrailer() {
+  const std::span<const std::byte> bytes(in_.get() + in_begin_, staged());
+  absl::StatusOr<Trailer> trailer = DecodeTrailer(bytes.first<kTrailerBytes>());
+  if (!trailer.ok()) return trailer.status();
+  in_begin_ += kTrailerBytes;
+  stage_ = Stage::kHead;
+  if (discard_) return absl::OkStatus();
+  if (head_.kind == FrameKind::kWrite) {
+    if (trailer->valid && trailer->has_immediate) link_->OnImmediate(index_, trailer->immediate);
+    return absl::OkStatus();
+  }
+  const PendingRead read = reads_.front();
+  if (trailer->valid && head_.bytes != read.bytes) {
+    return absl::InvalidArgumentError("the peer answered a read without its bytes");
+  }
+  reads_.pop_front();
+  CompleteOp(read.op, trailer->valid ? absl::OkStatus()
+                                     : absl::CancelledError("the peer stopped serving the read"));
+  return absl::OkStatus();
+}
+
+void Rail::CompleteOp(uint64_t op, absl::Status status) {
+  link_->OnCompletion(op, index_, std::move(status));
+}
+
+}  // namespace kvxfer::tcp

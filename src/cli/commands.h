@@ -1,0 +1,31 @@
+// The subcommands of `kvxfer`. Each Add function declares its options on `app` and, when the user
+// has chosen it, leaves what to do in `action`.
+#ifndef KVXFER_CLI_COMMANDS_H_
+#define KVXFER_CLI_COMMANDS_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace kvxfer::cli {
+
+using Action = std::function<absl::Status()>;
+
+void AddDemo(CLI::App& app, Action& action);
+void AddServe(CLI::App& app, Action& action);
+void AddPing(CLI::App& app, Action& action);
+void AddBench(CLI::App& app, Action& action);
+void AddExplain(CLI::App& app, Action& action);
+
+// Hidden: the second process of `demo` and of `bench`, started by it, with a channel on
+// kChannelFd.
+void AddDemoWorker(CLI::App& app, Action& action);
+void AddBenchWorker(CLI::App& app, Action& action);
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_COMMANDS_H_

@@ -1,0 +1,65 @@
+// `kvxfer explain`: which path is taken to a peer, which not, and why; seen from both sides.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "src/cli/agent_setup.h"
+#include "src/cli/bootstrap.h"
+#include "src/cli/commands.h"
+#include "src/cli/host_port.h"
+
+namespace kvxfer::cli {
+namespace {
+
+struct ExplainFlags {
+  std::string server;
+  std::string backend;
+  bool json = false;
+};
+
+absl::Status RunExplain(const ExplainFlags& flags) {
+  const absl::StatusOr<HostPort> address = ParseHostPort(flags.server);
+  if (!address.ok()) return address.status();
+  absl::StatusOr<Channel> channel = ConnectTo(*address, std::chrono::seconds(2));
+  if (!channel.ok()) return channel.status();
+  const absl::StatusOr<std::unique_ptr<Agent>> agent =
+      MakeAgent({.role = "explain", .backends = flags.backend});
+  if (!agent.ok()) return agent.status();
+  const absl::StatusOr<std::string> peer = Introduce(*channel, **agent);
+  if (!peer.ok()) return peer.status();
+  // An empty message makes the connection, so that its path is known and not only possible.
+  const absl::StatusOr<Transfer> hello = (*agent)->Notify(*peer, "");
+  if (!hello.ok()) return hello.status();
+  if (absl::Status s = hello->Wait(std::chrono::seconds(10)); !s.ok()) return s;
+  const absl::StatusOr<Explanation> here = (*agent)->Explain(*peer);
+  if (!here.ok()) return here.status();
+  const absl::StatusOr<Json> there = channel->Call({{"type", "explain"}}, std::chrono::seconds(10));
+  if (!there.ok()) return there.status();
+  if (flags.json) {
+    const auto reverse = there->find("explanation");
+    const Json report = {{"here", ToJson(*here)},
+                         {"there", reverse == there->end() ? Json::object() : *reverse}};
+    std::puts(DumpJson(report, 2).c_str());
+  } else {
+    std::printf("from here:\n%s\nfrom there:\n%s\n", here->ToString().c_str(),
+                GetString(*there, "text").c_str());
+  }
+  ExpectPeersToLeave();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddExplain(CLI::App& app, Action& action) {
+  CLI::App* command =
+      app.add_subcommand("explain", "Says which path is taken to a `kvxfer serve`, and why");
+  const auto flags = std::make_shared<ExplainFlags>();
+  command->add_option("server", flags->server, "host:port of kvxfer serve")->required();
+  command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: the best)");
+  command->add_flag("--json", flags->json, "Report as JSON");
+  command->callback([flags, &action] { action = [flags] { return RunExplain(*flags); }; });
+}
+
+}  // namespace kvxfer::cli

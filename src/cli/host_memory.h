@@ -1,0 +1,44 @@
+// Host memory of either kind that peers on the same host treat differently.
+#ifndef KVXFER_CLI_HOST_MEMORY_H_
+#define KVXFER_CLI_HOST_MEMORY_H_
+
+#include <cstddef>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/memory.h"
+
+namespace kvxfer::cli {
+
+enum class MemorySource {
+  kMapped,    // HostBuffer: a peer on this host maps it
+  kAttached,  // anonymous memory, as malloc gives: a peer on this host attaches to it
+};
+
+// "mapped" or "attached".
+absl::StatusOr<MemorySource> ParseMemorySource(std::string_view text);
+
+// Page-aligned and zeroed. Unmapped when destroyed.
+class HostMemory {
+ public:
+  static absl::StatusOr<HostMemory> Allocate(MemorySource source, size_t bytes);
+
+  HostMemory() = default;
+  HostMemory(HostMemory&& other) noexcept;
+  HostMemory& operator=(HostMemory&& other) noexcept;
+  ~HostMemory();
+
+  MemorySpan span() const;
+  std::span<std::byte> bytes() const {
+    return {static_cast<std::byte*>(span().data), span().bytes};
+  }
+
+ private:
+  HostBuffer mapped_;
+  void* anonymous_ = nullptr;  // null: mapped_ is what counts
+  size_t anonymous_bytes_ = 0;
+};
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_HOST_MEMORY_H_

@@ -1,0 +1,58 @@
+// A paged KV cache as an inference engine holds it: for every layer one region of K blocks and one
+// of V blocks (or one fused), each in memory of its own, with guard zones that nobody may write.
+//
+//   | guard | block 0 | gap | block 1 | gap | ... | guard |
+//
+// Thread-safety: none; the memory is written by peers between registration and the end.
+#ifndef KVXFER_CLI_KV_CACHE_H_
+#define KVXFER_CLI_KV_CACHE_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/agent.h"
+#include "src/cli/host_memory.h"
+
+namespace kvxfer::cli {
+
+struct KvCacheShape {
+  uint32_t pieces = 0;       // regions: layers, times two unless fused
+  uint64_t block_bytes = 0;  // of one block in one region
+  uint32_t blocks = 0;       // in each region
+  uint64_t gap = 0;          // guarded bytes behind every block
+  MemorySource memory = MemorySource::kMapped;
+
+  uint64_t stride() const { return block_bytes + gap; }
+  uint64_t bytes() const { return pieces * (blocks * stride()); }  // without the outer guards
+};
+
+class KvCache {
+ public:
+  static absl::StatusOr<KvCache> Create(const KvCacheShape& shape);
+
+  // Every region, with `access` for peers.
+  absl::Status RegisterWith(Agent& agent, Access access) const;
+
+  const std::vector<PagedRegion>& regions() const { return regions_; }
+  std::span<std::byte> Block(uint32_t piece, uint32_t block) const;
+
+  // Fills, and later compares, the content of one request: `ids` are its blocks in order.
+  void FillRequest(uint32_t request, std::span<const uint32_t> ids, uint64_t seed) const;
+  // DataLoss names the request, piece, block and offset of the first wrong byte.
+  absl::Status CheckRequest(uint32_t request, std::span<const uint32_t> ids, uint64_t seed) const;
+  // DataLoss names the region and address of the first guard byte that was written.
+  absl::Status CheckGuards() const;
+
+ private:
+  std::span<std::byte> Guard(uint32_t piece, uint32_t index) const;
+
+  KvCacheShape shape_;
+  std::vector<HostMemory> memory_;
+  std::vector<PagedRegion> regions_;
+};
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_KV_CACHE_H_

@@ -1,0 +1,26 @@
+// Command-line options with units. A value that does not parse is a usage error that says why.
+#ifndef KVXFER_CLI_OPTIONS_H_
+#define KVXFER_CLI_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kvxfer/types.h"
+
+namespace CLI {
+class App;
+}
+
+namespace kvxfer::cli {
+
+// Each leaves `value`, the default, as it is unless the option is given, and shows it in --help.
+// `value` must live as long as `app`.
+void AddSize(CLI::App* app, const std::string& name, uint64_t& value, const std::string& help);
+void AddSizes(CLI::App* app, const std::string& name, std::vector<uint64_t>& value,
+              const std::string& shown_default, const std::string& help);
+void AddDuration(CLI::App* app, const std::string& name, Duration& value, const std::string& help);
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_OPTIONS_H_

@@ -1,0 +1,91 @@
+// What a process does for the clients of its agent: answers pings, explains, and is the other side
+// of benchmarks. `kvxfer serve` offers it to all who connect, `kvxfer bench` to itself.
+//
+// Requests (channel messages) and answers; any other is answered with an error:
+//   hello {metadata}                      → {metadata}        both agents know each other
+//   explain {}                            → {explanation}     the path from here to the client
+//   prepare {bytes, memory, answer?}      → {session, base}   memory for the client; say hello
+//   again clear {} | fill {block_bytes, count, seed} | check {…}    → {}   content of that memory
+//   report {}                             → {notified_ns, boot_id, cpu_seconds}   since the last
+//
+// A session's notifications carry SessionNote. Where prepare had `answer` (a region of the client's
+// of `bytes` bytes) each is answered at once by a notified write of as many bytes into it.
+#ifndef KVXFER_CLI_PEER_SERVICE_H_
+#define KVXFER_CLI_PEER_SERVICE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/agent.h"
+#include "src/cli/channel.h"
+#include "src/cli/host_memory.h"
+
+namespace kvxfer::cli {
+
+// The notification payload of pings and benchmarks: 16 bytes, little-endian.
+struct SessionNote {
+  uint64_t session = 0;
+  uint64_t sequence = 0;
+
+  std::string Encode() const;
+  static std::optional<SessionNote> Decode(std::string_view payload);
+};
+
+// The clock of `notified_ns`, comparable between processes where `boot_id` is equal.
+int64_t MonotonicNanoseconds();
+std::string BootId();
+
+class PeerService {
+ public:
+  // `max_session_bytes` bounds what one client may have allocated.
+  PeerService(std::unique_ptr<Agent> agent, uint64_t max_session_bytes);
+  ~PeerService();
+
+  Agent& agent() { return *agent_; }
+
+  // Serves one client until it closes or sends what is no message. Several threads may call it at
+  // once, each with its own channel.
+  void Serve(Channel& channel);
+
+ private:
+  struct Session {
+    uint64_t id = 0;
+    std::string peer;
+    HostMemory memory;
+    RegionId region = RegionId::kNone;
+    std::vector<PagedRegion> answer;  // of the client; empty: do not answer
+    std::vector<int64_t> notified_ns;
+  };
+
+  absl::StatusOr<Json> Handle(Session& session, const Json& request);
+  absl::StatusOr<Json> Hello(Session& session, const Json& request);
+  absl::StatusOr<Json> Prepare(Session& session, const Json& request);
+  absl::StatusOr<Json> Content(Session& session, const std::string& type, const Json& request);
+  Json Report(Session& session);
+  absl::Status Forget(Session& session);
+  void Dispatch();
+  void OnNotification(const Notification& notification);
+
+  // Of clients that left before it was quiet; freed after the agent.
+  std::vector<HostMemory> stranded_;
+  const std::unique_ptr<Agent> agent_;
+  const uint64_t max_session_bytes_;
+  std::mutex mutex_;  // of sessions_, and of what the dispatcher reads of each
+  std::map<uint64_t, Session*> sessions_;
+  uint64_t next_session_ = 1;
+  std::atomic<bool> stopping_{false};
+  std::thread dispatcher_;
+};
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_PEER_SERVICE_H_

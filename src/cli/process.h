@@ -1,0 +1,49 @@
+// The second process of `demo` and `bench`: this program once more, joined by a channel.
+#ifndef KVXFER_CLI_PROCESS_H_
+#define KVXFER_CLI_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "src/cli/channel.h"
+
+namespace kvxfer::cli {
+
+// Where the child finds its end of the channel.
+inline constexpr int kChannelFd = 3;
+
+// Thread-safety: one thread at a time. A child that still runs is killed by the destructor.
+class WorkerProcess {
+ public:
+  // Runs `kvxfer <subcommand>`. `role` is what errors call it, e.g. "the decode process".
+  static absl::StatusOr<WorkerProcess> Start(const std::string& subcommand,
+                                             const std::string& role);
+  WorkerProcess(WorkerProcess&& other) noexcept;
+  WorkerProcess& operator=(WorkerProcess&& other) noexcept;
+  ~WorkerProcess();
+
+  Channel& channel() { return channel_; }
+  // Unavailable, with how it ended, once the process is no more; OK while it runs.
+  absl::Status CheckAlive();
+  // Waits for the end; OK when that was exit status 0.
+  absl::Status Join(Duration timeout);
+
+ private:
+  WorkerProcess(pid_t pid, Channel channel, std::string role)
+      : pid_(pid), channel_(std::move(channel)), role_(std::move(role)) {}
+  absl::Status Ended(int wait_status);
+
+  pid_t pid_ = -1;  // -1: reaped
+  Channel channel_;
+  std::string role_;
+};
+
+// In the child: its end of the channel; from now on the child dies with its parent.
+// FailedPrecondition when the program was not started by Start.
+absl::StatusOr<Channel> ChannelToParent();
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_PROCESS_H_

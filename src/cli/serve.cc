@@ -1,0 +1,80 @@
+// `kvxfer serve`: an agent that answers ping, bench and explain from other hosts or processes.
+
+#include <sys/signalfd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "src/cli/agent_setup.h"
+#include "src/cli/bootstrap.h"
+#include "src/cli/commands.h"
+#include "src/cli/options.h"
+#include "src/cli/peer_service.h"
+
+namespace kvxfer::cli {
+namespace {
+
+struct ServeFlags {
+  std::string listen = "127.0.0.1";
+  std::string backend{};
+  std::string advertise{};
+  uint64_t session_bytes = uint64_t{1} << 30;
+  bool json = false;
+};
+
+// Readable once the user asks to stop. Threads that start later inherit the blocked signals.
+UniqueFd StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return UniqueFd(signalfd(-1, &signals, SFD_CLOEXEC));
+}
+
+absl::Status RunServe(const ServeFlags& flags) {
+  const absl::StatusOr<HostPort> address = ParseHostPort(flags.listen);
+  if (!address.ok()) return address.status();
+  const UniqueFd stop = StopSignals();
+  absl::StatusOr<BootstrapServer> server = BootstrapServer::Listen(*address);
+  if (!server.ok()) return server.status();
+  // The data comes in at the same host, on a port that metadata tells.
+  const HostPort data{.host = address->host, .port = 0};
+  absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent({.role = "serve",
+                                                            .backends = flags.backend,
+                                                            .listen = data.ToString(),
+                                                            .advertise = flags.advertise});
+  if (!agent.ok()) return agent.status();
+  const std::string name = (*agent)->name();
+  const std::string data_address = (*agent)->listen_address();
+  PeerService service(std::move(*agent), flags.session_bytes);
+  const std::string where = server->address().ToString();
+  if (flags.json) {
+    const Json line = {{"serving", where}, {"name", name}, {"data", data_address}};
+    std::puts(DumpJson(line).c_str());
+  } else {
+    std::printf("serving %s as %s; stop with Ctrl-C\n", where.c_str(), name.c_str());
+  }
+  std::fflush(stdout);
+  server->Run(stop.get(), [&service](Channel& channel) { service.Serve(channel); });
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddServe(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("serve", "Answers ping, bench and explain");
+  const auto flags = std::make_shared<ServeFlags>();
+  command->add_option("--listen", flags->listen,
+                      "host:port for clients; only loopback unless told otherwise");
+  command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: all)");
+  command->add_option("--advertise", flags->advertise, "Host that peers connect to for data");
+  AddSize(command, "--max-session-bytes", flags->session_bytes, "Memory that one client may use");
+  command->add_flag("--json", flags->json, "Say where as JSON");
+  command->callback([flags, &action] { action = [flags] { return RunServe(*flags); }; });
+}
+
+}  // namespace kvxfer::cli

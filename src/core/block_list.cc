@@ -1,0 +1,249 @@
+#include "src/core/block_list.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "src/core/block_overlap.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+constexpr std::string_view kLocal = "local";
+constexpr std::string_view kRemote = "remote";
+
+std::string Named(std::string_view side, size_t index) {
+  return absl::StrCat(ToAbsl(side), "[", index, "]");
+}
+
+absl::Status NoBlocks(std::string_view what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("no blocks: ", ToAbsl(what), " is empty; use Notify for a notification alone"));
+}
+
+absl::Status UnequalLengths(std::string_view left, size_t left_size, std::string_view right,
+                            size_t right_size) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      ToAbsl(left), " has ", left_size, " entries and ", ToAbsl(right), " has ", right_size,
+      ": entry i of one goes with entry i of the other, so they must be of equal length"));
+}
+
+absl::Status UnequalBytes(size_t index, uint64_t local, uint64_t remote) {
+  return absl::InvalidArgumentError(absl::StrCat("local[", index, "] has blocks of ", local,
+                                                 " bytes and remote[", index, "] of ", remote,
+                                                 ": they must be equal"));
+}
+
+// The region that holds [address, +bytes) of `what`; kNoRegion for no bytes.
+absl::StatusOr<uint32_t> FindRegion(std::string_view side, size_t index, uint64_t address,
+                                    uint64_t bytes, Access wanted, const RegionTable& table) {
+  if (bytes == 0) return kNoRegion;
+  if (address == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Named(side, index), " of ", bytes, " bytes has a null address"));
+  }
+  absl::StatusOr<uint32_t> found = table.Find(address, bytes, wanted);
+  if (!found.ok()) return Annotate(found.status(), Named(side, index));
+  return found;
+}
+
+// Bytes from the base to the end of the last block; no address up to there overflows.
+absl::StatusOr<uint64_t> ExtentBytes(std::string_view side, size_t index,
+                                     const PagedRegion& region) {
+  if (region.count == 0) return 0;
+  if (region.count > 1 && region.stride < region.block_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(Named(side, index), ": stride ", region.stride,
+                                                   " is below block_bytes ", region.block_bytes,
+                                                   ": its blocks would overlap"));
+  }
+  uint64_t bytes = 0;
+  uint64_t end = 0;
+  if (__builtin_mul_overflow(region.count - 1, region.stride, &bytes) ||
+      __builtin_add_overflow(bytes, region.block_bytes, &bytes) ||
+      __builtin_add_overflow(region.base, bytes, &end)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Named(side, index), ": ", region.count, " blocks of ", region.block_bytes,
+                     " bytes, stride ", region.stride, ", from 0x", absl::Hex(region.base),
+                     " end beyond the address space"));
+  }
+  return bytes;
+}
+
+absl::StatusOr<uint32_t> PlacePaged(std::string_view side, size_t index, const PagedRegion& region,
+                                    Access wanted, const RegionTable& table) {
+  const absl::StatusOr<uint64_t> bytes = ExtentBytes(side, index, region);
+  if (!bytes.ok()) return bytes.status();
+  // Blocks without bytes have no place, however many of them there are.
+  return FindRegion(side, index, region.base, region.block_bytes == 0 ? 0 : *bytes, wanted, table);
+}
+
+// Every id names a block of every region.
+absl::Status CheckIdsInRange(std::string_view side, std::span<const uint32_t> ids,
+                             std::span<const PagedRegion> regions) {
+  const auto smallest = std::min_element(
+      regions.begin(), regions.end(),
+      [](const PagedRegion& a, const PagedRegion& b) { return a.count < b.count; });
+  uint32_t highest = 0;
+  for (const uint32_t id : ids) highest = std::max(highest, id);
+  if (highest < smallest->count) return absl::OkStatus();
+  const auto at =
+      std::find_if(ids.begin(), ids.end(), [&](uint32_t id) { return id >= smallest->count; });
+  const std::string region = Named(side, static_cast<size_t>(smallest - regions.begin()));
+  const std::string valid = smallest->count == 0
+                                ? std::string(" has no blocks")
+                                : absl::StrCat(" has blocks 0 to ", smallest->count - 1);
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToAbsl(side), "_ids[", at - ids.begin(), "] is ", *at, ", but ", region, valid));
+}
+
+// The side that is written.
+absl::Status CheckDestination(std::string_view side, std::span<const PagedRegion> regions,
+                              std::span<const uint32_t> ids) {
+  const bool any_bytes = std::any_of(regions.begin(), regions.end(),
+                                     [](const PagedRegion& r) { return r.block_bytes > 0; });
+  if (!any_bytes) return absl::OkStatus();
+  if (absl::Status status = CheckIdsDistinct(side, ids); !status.ok()) return status;
+  return CheckPagedDisjoint(side, regions, ids);
+}
+
+Access RemoteRight(Direction direction) {
+  return direction == Direction::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
+}
+
+// Collects indices of regions, each once; kNoRegion is none.
+class RegionSet {
+ public:
+  explicit RegionSet(const RegionTable& table) : seen_(table.regions().size()) {}
+  void Add(uint32_t region) {
+    if (region != kNoRegion) seen_[region] = true;
+  }
+  std::vector<uint32_t> Ascending() const {
+    std::vector<uint32_t> regions;
+    for (size_t i = 0; i < seen_.size(); ++i) {
+      if (seen_[i]) regions.push_back(static_cast<uint32_t>(i));
+    }
+    return regions;
+  }
+
+ private:
+  std::vector<bool> seen_;
+};
+
+absl::Status CheckPagedShape(const PagedBlocks& blocks) {
+  if (blocks.local.size() != blocks.remote.size()) {
+    return UnequalLengths(kLocal, blocks.local.size(), kRemote, blocks.remote.size());
+  }
+  if (blocks.local_ids.size() != blocks.remote_ids.size()) {
+    return UnequalLengths("local_ids", blocks.local_ids.size(), "remote_ids",
+                          blocks.remote_ids.size());
+  }
+  if (blocks.local.empty()) return NoBlocks("the list of paged regions");
+  if (blocks.local_ids.empty()) return NoBlocks("the list of ids");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direction direction,
+                                               const RegionTable& local,
+                                               const RegionTable& remote) {
+  if (absl::Status status = CheckPagedShape(blocks); !status.ok()) return status;
+  BlockList list;
+  list.pairs_.reserve(blocks.local.size());
+  RegionSet local_regions(local);
+  RegionSet remote_regions(remote);
+  for (size_t i = 0; i < blocks.local.size(); ++i) {
+    Pair pair{.local = blocks.local[i], .remote = blocks.remote[i]};
+    if (pair.local.block_bytes != pair.remote.block_bytes) {
+      return UnequalBytes(i, pair.local.block_bytes, pair.remote.block_bytes);
+    }
+    auto region = PlacePaged(kLocal, i, pair.local, Access::kNone, local);
+    if (!region.ok()) return region.status();
+    local_regions.Add(pair.local_region = *region);
+    region = PlacePaged(kRemote, i, pair.remote, RemoteRight(direction), remote);
+    if (!region.ok()) return region.status();
+    remote_regions.Add(pair.remote_region = *region);
+    list.pairs_.push_back(pair);
+  }
+  absl::Status status = CheckIdsInRange(kLocal, blocks.local_ids, blocks.local);
+  if (status.ok()) status = CheckIdsInRange(kRemote, blocks.remote_ids, blocks.remote);
+  if (!status.ok()) return status;
+  status = direction == Direction::kWrite
+               ? CheckDestination(kRemote, blocks.remote, blocks.remote_ids)
+               : CheckDestination(kLocal, blocks.local, blocks.local_ids);
+  if (!status.ok()) return status;
+  list.local_ids_.assign(blocks.local_ids.begin(), blocks.local_ids.end());
+  list.remote_ids_.assign(blocks.remote_ids.begin(), blocks.remote_ids.end());
+  list.local_regions_ = local_regions.Ascending();
+  list.remote_regions_ = remote_regions.Ascending();
+  if (status = list.SetTotals(); !status.ok()) return status;
+  return list;
+}
+
+absl::StatusOr<BlockList> BlockList::FromDescriptors(const DescriptorBlocks& blocks,
+                                                     Direction direction, const RegionTable& local,
+                                                     const RegionTable& remote) {
+  if (blocks.local.size() != blocks.remote.size()) {
+    return UnequalLengths(kLocal, blocks.local.size(), kRemote, blocks.remote.size());
+  }
+  if (blocks.local.empty()) return NoBlocks("the list of descriptors");
+  BlockList list;
+  list.descriptors_.reserve(blocks.local.size());
+  RegionSet local_regions(local);
+  RegionSet remote_regions(remote);
+  const Access right = RemoteRight(direction);
+  for (size_t i = 0; i < blocks.local.size(); ++i) {
+    const Descriptor& from = blocks.local[i];
+    const Descriptor& to = blocks.remote[i];
+    if (from.bytes != to.bytes) return UnequalBytes(i, from.bytes, to.bytes);
+    const auto local_region = FindRegion(kLocal, i, from.address, from.bytes, Access::kNone, local);
+    if (!local_region.ok()) return local_region.status();
+    const auto remote_region = FindRegion(kRemote, i, to.address, to.bytes, right, remote);
+    if (!remote_region.ok()) return remote_region.status();
+    local_regions.Add(*local_region);
+    remote_regions.Add(*remote_region);
+    list.descriptors_.push_back({.local = from.address,
+                                 .remote = to.address,
+                                 .bytes = from.bytes,
+                                 .local_region = *local_region,
+                                 .remote_region = *remote_region});
+  }
+  absl::Status status = CheckDescriptorsDisjoint(direction, list.descriptors_);
+  if (!status.ok()) return status;
+  list.local_regions_ = local_regions.Ascending();
+  list.remote_regions_ = remote_regions.Ascending();
+  if (status = list.SetTotals(); !status.ok()) return status;
+  return list;
+}
+
+absl::Status BlockList::SetTotals() {
+  bool overflow = false;
+  for (const Pair& pair : pairs_) {
+    uint64_t bytes = 0;
+    overflow |= __builtin_mul_overflow(pair.local.block_bytes, local_ids_.size(), &bytes);
+    overflow |= __builtin_add_overflow(total_bytes_, bytes, &total_bytes_);
+  }
+  for (const Block& block : descriptors_) {
+    overflow |= __builtin_add_overflow(total_bytes_, block.bytes, &total_bytes_);
+  }
+  // No address space holds so much; a source named many times can add up to it.
+  if (overflow)
+    return absl::InvalidArgumentError("the blocks have more than 2^64 - 1 bytes in all");
+  size_ = pairs_.empty() ? descriptors_.size() : pairs_.size() * local_ids_.size();
+  return absl::OkStatus();
+}
+
+Block BlockList::At(uint64_t index) const {
+  if (pairs_.empty()) return descriptors_[index];
+  const Pair& pair = pairs_[index / local_ids_.size()];
+  const uint64_t id = index % local_ids_.size();
+  return {.local = pair.local.base + local_ids_[id] * pair.local.stride,
+          .remote = pair.remote.base + remote_ids_[id] * pair.remote.stride,
+          .bytes = pair.local.block_bytes,
+          .local_region = pair.local_region,
+          .remote_region = pair.remote_region};
+}
+
+}  // namespace kvxfer

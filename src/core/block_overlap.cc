@@ -1,0 +1,185 @@
+#include "src/core/block_overlap.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <queue>
+#include <vector>
+
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+absl::Status DuplicateId(std::string_view side, std::span<const uint32_t> ids, uint32_t id) {
+  const auto first = std::find(ids.begin(), ids.end(), id);
+  const auto second = std::find(first + 1, ids.end(), id);
+  return absl::InvalidArgumentError(absl::StrCat(
+      ToAbsl(side), "_ids[", first - ids.begin(), "] and ", ToAbsl(side), "_ids[",
+      second - ids.begin(), "] are both ", id, ": a destination block may appear only once"));
+}
+
+bool StrictlyAscending(std::span<const uint32_t> ids) {
+  bool descends = false;  // no early exit, so that the loop vectorises
+  for (size_t i = 1; i < ids.size(); ++i) descends |= ids[i] <= ids[i - 1];
+  return !descends;
+}
+
+// Used part of one paged region: from its lowest to the end of its highest block.
+struct Extent {
+  uint64_t begin = 0;
+  uint64_t last = 0;  // last byte, inclusive: an end may be 2^64
+  size_t region = 0;
+};
+
+// Whether regions of one stride leave each other alone because their blocks fall on disjoint
+// residues modulo it.
+bool DisjointResidues(std::span<const PagedRegion> regions, std::span<const Extent> cluster) {
+  const uint64_t stride = regions[cluster[0].region].stride;
+  struct Arc {
+    uint64_t begin;
+    uint64_t bytes;
+  };
+  std::vector<Arc> arcs;
+  arcs.reserve(cluster.size());
+  for (const Extent& extent : cluster) {
+    const PagedRegion& region = regions[extent.region];
+    if (region.stride != stride || stride < region.block_bytes) return false;
+    arcs.push_back({region.base % stride, region.block_bytes});
+  }
+  std::sort(arcs.begin(), arcs.end(), [](Arc a, Arc b) { return a.begin < b.begin; });
+  for (size_t i = 0; i < arcs.size(); ++i) {
+    const bool wraps = i + 1 == arcs.size();
+    const uint64_t gap = wraps ? stride - arcs[i].begin + arcs[0].begin  // <= stride
+                               : arcs[i + 1].begin - arcs[i].begin;
+    if (gap < arcs[i].bytes) return false;
+  }
+  return true;
+}
+
+// The exact answer for regions that interleave in any way: their blocks in address order, by a
+// merge, so that memory stays O(ids + regions).
+absl::Status MergeCheck(std::string_view side, std::span<const PagedRegion> regions,
+                        std::span<const Extent> cluster, std::span<const uint32_t> sorted_ids) {
+  struct Head {
+    uint64_t begin;
+    size_t region;
+    size_t next;  // position in sorted_ids of the block that begins there
+    bool operator>(const Head& other) const { return begin > other.begin; }
+  };
+  std::priority_queue<Head, std::vector<Head>, std::greater<>> heads;
+  for (const Extent& extent : cluster) heads.push({extent.begin, extent.region, 0});
+  Head before{};
+  uint64_t before_last = 0;
+  for (bool first = true; !heads.empty(); first = false) {
+    const Head head = heads.top();
+    heads.pop();
+    const PagedRegion& region = regions[head.region];
+    if (!first && head.begin <= before_last) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "block ", sorted_ids[before.next], " of ", ToAbsl(side), "[", before.region,
+          "] and block ", sorted_ids[head.next], " of ", ToAbsl(side), "[", head.region,
+          "] overlap at 0x", absl::Hex(head.begin), ": destination blocks must be disjoint"));
+    }
+    before = head;
+    before_last = head.begin + (region.block_bytes - 1);
+    if (head.next + 1 < sorted_ids.size()) {
+      heads.push(
+          {region.base + sorted_ids[head.next + 1] * region.stride, head.region, head.next + 1});
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids) {
+  if (StrictlyAscending(ids)) return absl::OkStatus();
+  const uint32_t highest = *std::max_element(ids.begin(), ids.end());
+  // A bitmap while clearing it costs no more than a few words an id.
+  constexpr size_t kWordsPerId = 16;
+  const size_t words = highest / 64 + size_t{1};
+  if (words <= kWordsPerId * ids.size()) {
+    std::vector<uint64_t> seen(words);
+    for (const uint32_t id : ids) {
+      const uint64_t bit = uint64_t{1} << (id % 64);
+      if ((seen[id / 64] & bit) != 0) return DuplicateId(side, ids, id);
+      seen[id / 64] |= bit;
+    }
+    return absl::OkStatus();
+  }
+  std::vector<uint32_t> sorted(ids.begin(), ids.end());
+  std::sort(sorted.begin(), sorted.end());
+  const auto twin = std::adjacent_find(sorted.begin(), sorted.end());
+  return twin == sorted.end() ? absl::OkStatus() : DuplicateId(side, ids, *twin);
+}
+
+absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegion> regions,
+                                std::span<const uint32_t> ids) {
+  if (regions.size() < 2) return absl::OkStatus();
+  const auto [lowest, highest] = std::minmax_element(ids.begin(), ids.end());
+  std::vector<Extent> extents;
+  extents.reserve(regions.size());
+  for (size_t i = 0; i < regions.size(); ++i) {
+    const PagedRegion& region = regions[i];
+    if (region.block_bytes == 0) continue;
+    extents.push_back({.begin = region.base + *lowest * region.stride,
+                       .last = region.base + *highest * region.stride + (region.block_bytes - 1),
+                       .region = i});
+  }
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  std::vector<uint32_t> sorted_ids;  // filled when first needed
+  // Clusters of extents that hang together; between clusters nothing can overlap.
+  for (size_t begin = 0; begin < extents.size();) {
+    size_t end = begin + 1;
+    uint64_t last = extents[begin].last;
+    for (; end < extents.size() && extents[end].begin <= last; ++end) {
+      last = std::max(last, extents[end].last);
+    }
+    const auto cluster = std::span<const Extent>(extents).subspan(begin, end - begin);
+    if (cluster.size() > 1 && !DisjointResidues(regions, cluster)) {
+      if (sorted_ids.empty()) {
+        sorted_ids.assign(ids.begin(), ids.end());
+        std::sort(sorted_ids.begin(), sorted_ids.end());
+      }
+      if (absl::Status s = MergeCheck(side, regions, cluster, sorted_ids); !s.ok()) return s;
+    }
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDescriptorsDisjoint(Direction direction, std::span<const Block> blocks) {
+  const bool write = direction == Direction::kWrite;
+  struct Written {
+    uint64_t begin;
+    size_t index;
+  };
+  std::vector<Written> order;
+  order.reserve(blocks.size());
+  bool ascending = true;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].bytes == 0) continue;
+    const uint64_t begin = write ? blocks[i].remote : blocks[i].local;
+    ascending = ascending && (order.empty() || order.back().begin <= begin);
+    order.push_back({begin, i});
+  }
+  if (!ascending) {
+    std::sort(order.begin(), order.end(),
+              [](const Written& a, const Written& b) { return a.begin < b.begin; });
+  }
+  for (size_t i = 1; i < order.size(); ++i) {
+    const Written& before = order[i - 1];
+    const Written& after = order[i];
+    if (after.begin - before.begin >= blocks[before.index].bytes) continue;
+    const auto [first, second] = std::minmax(before.index, after.index);
+    const char* side = write ? "remote" : "local";
+    return absl::InvalidArgumentError(absl::StrCat(side, "[", first, "] and ", side, "[", second,
+                                                   "] overlap at 0x", absl::Hex(after.begin),
+                                                   ": destination blocks must be disjoint"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvxfer

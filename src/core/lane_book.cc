@@ -1,0 +1,70 @@
+#include "src/core/lane_book.h"
+
+namespace kvxfer {
+
+LaneBook::LaneBook(uint32_t rails, bool rail_keeps_order)
+    : lanes_(rails), rail_keeps_order_(rail_keeps_order) {}
+
+bool LaneBook::NeedsSlot(uint32_t rail) const { return !lanes_[rail].open; }
+
+void LaneBook::OpenLane(uint32_t rail, SlotRef slot) {
+  lanes_[rail] = {.open = true, .closed = false, .freed = false, .slot = slot, .immediates = 0};
+}
+
+std::optional<uint32_t> LaneBook::ImmediateFor(uint32_t rail, bool last) const {
+  if (rail_keeps_order_ && !last) return std::nullopt;
+  return EncodeImmediate(lanes_[rail].slot);
+}
+
+void LaneBook::OnPosted(uint32_t rail, bool last) {
+  Lane& lane = lanes_[rail];
+  if (last || !rail_keeps_order_) ++lane.immediates;
+  if (last) {
+    lane.closed = true;
+    last_posted_ = true;
+  }
+}
+
+std::optional<uint32_t> LaneBook::NextToClose() const {
+  if (!last_posted_) return std::nullopt;
+  for (uint32_t rail = 0; rail < lanes_.size(); ++rail) {
+    const Lane& lane = lanes_[rail];
+    const bool has_last = rail_keeps_order_ ? lane.closed : lane.immediates > 0;
+    if (lane.open && !has_last) return rail;
+  }
+  return std::nullopt;
+}
+
+void LaneBook::OnFreed(SlotRef slot) {
+  for (Lane& lane : lanes_) {
+    if (lane.open && !lane.freed && lane.slot == slot) lane.freed = true;
+  }
+}
+
+std::optional<SlotRef> LaneBook::Discard(uint32_t rail) {
+  Lane& lane = lanes_[rail];
+  if (!lane.open || lane.freed) return std::nullopt;
+  const SlotRef slot = lane.slot;
+  lane = {};
+  return slot;
+}
+
+std::vector<LaneFrame> LaneBook::Lanes() const {
+  std::vector<LaneFrame> lanes;
+  lanes.reserve(lanes_.size());
+  for (const Lane& lane : lanes_) {
+    if (lane.open) lanes.push_back({.ref = lane.slot, .arrivals = lane.immediates});
+  }
+  return lanes;
+}
+
+std::vector<SlotRef> LaneBook::Slots() const {
+  std::vector<SlotRef> slots;
+  slots.reserve(lanes_.size());
+  for (const Lane& lane : lanes_) {
+    if (lane.open && !lane.freed) slots.push_back(lane.slot);
+  }
+  return slots;
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,46 @@
+// What a peer must know of an agent, and its form outside the process: a small envelope (magic,
+// length, XXH3-64) around the protobuf of metadata.proto. Pure.
+
+#ifndef KVXFER_CORE_METADATA_H_
+#define KVXFER_CORE_METADATA_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "kvxfer/types.h"
+
+namespace kvxfer {
+
+struct AgentMetadata {
+  std::string name{};
+  Incarnation incarnation{};
+  uint16_t min_version = 0;
+  uint16_t max_version = 0;
+  HostIdentity host{};
+  struct BackendAddress {
+    std::string backend{};
+    std::string address{};
+  };
+  std::vector<BackendAddress> backends{};
+  struct Region {
+    RemoteRegion region{};
+    std::map<std::string, std::string> keys{};  // backend → Registration::Key(), where not empty
+  };
+  std::vector<Region> regions{};
+  uint32_t last_region = 0;  // highest id given out when this was taken
+};
+
+std::string EncodeMetadata(const AgentMetadata& metadata);
+
+// InvalidArgument: not metadata, truncated, damaged, or a field out of bounds (named);
+// FailedPrecondition: no common protocol version.
+absl::StatusOr<AgentMetadata> DecodeMetadata(std::string_view bytes);
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_CORE_METADATA_H_

@@ -1,0 +1,87 @@
+#include "src/core/reliable_channel.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvxfer {
+
+void ReliableChannel::Push(FrameType type, std::string_view body) {
+  ++last_sequence_;
+  kept_.push_back(
+      {.sequence = last_sequence_, .message = EncodeMessage(type, last_sequence_, 0, body)});
+}
+
+const std::string* ReliableChannel::NextToSend() {
+  if (next_ == kept_.size()) return nullptr;
+  std::string& message = kept_[next_].message;
+  PatchAck(message, received_);
+  return &message;
+}
+
+void ReliableChannel::MessageSent() {
+  if (next_ == kept_.size()) return;
+  // A replay never lowers what the other side may acknowledge.
+  if (kept_[next_].sequence > highest_sent_) highest_sent_ = kept_[next_].sequence;
+  ++next_;
+  ack_told_ = received_;
+}
+
+absl::Status ReliableChannel::OnAck(uint64_t ack) {
+  if (ack > highest_sent_) {
+    return absl::InvalidArgumentError(absl::StrCat("the peer acknowledges frame ", ack,
+                                                   ", but only ", highest_sent_,
+                                                   " were sent; the session must be reset"));
+  }
+  while (!kept_.empty() && kept_.front().sequence <= ack) {
+    kept_.pop_front();
+    if (next_ > 0) --next_;
+  }
+  return absl::OkStatus();
+}
+
+void ReliableChannel::Rewind() {
+  next_ = 0;
+  ack_told_ = 0;
+}
+
+uint64_t ReliableChannel::oldest_kept() const {
+  return kept_.empty() ? last_sequence_ + 1 : kept_.front().sequence;
+}
+
+absl::Status ReliableChannel::OnFrame(const Envelope& envelope, std::vector<Incoming>& out) {
+  const uint64_t sequence = envelope.sequence;
+  if (sequence == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a frame of type ", static_cast<int>(envelope.type),
+                     " came without a number; the session must be reset"));
+  }
+  if (sequence <= received_) return absl::OkStatus();
+  if (sequence - received_ > kMaxGap) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("frame ", sequence, " is more than ", kMaxGap, " ahead of frame ", received_,
+                     ", the last in order; the connection must be made anew"));
+  }
+  Incoming frame{.type = envelope.type,
+                 .body = std::string(reinterpret_cast<const char*>(envelope.body.data()),
+                                     envelope.body.size())};
+  if (sequence != received_ + 1) {
+    ahead_.try_emplace(sequence, std::move(frame));
+    return absl::OkStatus();
+  }
+  out.push_back(std::move(frame));
+  ++received_;
+  while (!ahead_.empty() && ahead_.begin()->first == received_ + 1) {
+    out.push_back(std::move(ahead_.begin()->second));
+    ahead_.erase(ahead_.begin());
+    ++received_;
+  }
+  return absl::OkStatus();
+}
+
+std::string ReliableChannel::AckMessage() {
+  ack_told_ = received_;
+  return EncodeMessage(FrameType::kAck, 0, received_, {});
+}
+
+}  // namespace kvxfer

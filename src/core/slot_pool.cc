@@ -1,0 +1,50 @@
+#include "src/core/slot_pool.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace kvxfer {
+
+void SlotPool::AddGrant(const SlotGrantFrame& grant) {
+  granted_ += grant.range.count;
+  free_.reserve(free_.size() + grant.range.count);
+  // Taken from the back: the lowest slot of the newest range goes first.
+  for (uint32_t i = grant.range.count; i > 0; --i) {
+    free_.push_back(
+        {.slot = grant.range.first + i - 1, .generation = grant.generation & kGenerationMask});
+  }
+}
+
+std::optional<SlotRef> SlotPool::Take() {
+  if (available() == 0) return std::nullopt;
+  return TakeAny();
+}
+
+SlotRef SlotPool::TakeReserved() {
+  --reserved_;
+  return TakeAny();
+}
+
+SlotRef SlotPool::TakeAny() {
+  const SlotRef ref = free_.back();
+  free_.pop_back();
+  used_.emplace(ref.slot, ref.generation);
+  return ref;
+}
+
+absl::Status SlotPool::Free(SlotRef ref) {
+  const auto used = used_.find(ref.slot);
+  if (used == used_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the target freed slot ", ref.slot, ", which is not in use; the session must be reset"));
+  }
+  if (used->second != ref.generation) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the target freed slot ", ref.slot, " at generation ", ref.generation,
+                     ", in use is ", used->second, "; the session must be reset"));
+  }
+  used_.erase(used);
+  free_.push_back({.slot = ref.slot, .generation = NextGeneration(ref.generation)});
+  return absl::OkStatus();
+}
+
+}  // namespace kvxfer

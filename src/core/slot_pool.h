@@ -1,0 +1,52 @@
+// The initiator's side of the slots that one target granted to one session.
+//
+// Thread-safety: none; owned by the progress engine.
+
+#ifndef KVXFER_CORE_SLOT_POOL_H_
+#define KVXFER_CORE_SLOT_POOL_H_
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "src/core/wire_format.h"
+
+namespace kvxfer {
+
+class SlotPool {
+ public:
+  // Adds the slots of a range that was not granted to this pool before.
+  void AddGrant(const SlotGrantFrame& grant);
+  // A slot that the target has freed (or never saw), with its generation; nothing when all are
+  // in use. It stays in use until Free.
+  std::optional<SlotRef> Take();
+
+  // A discarded lane was freed and goes again: keeps one free slot back for it, so that no other
+  // lane takes it. Without that, transfers that hold slots could wait for each other's for ever.
+  // Call right after Free of the discarded lane's slot; end by TakeReserved or Unreserve.
+  void Reserve() { ++reserved_; }
+  SlotRef TakeReserved();
+  void Unreserve() { --reserved_; }
+
+  // The target freed it: usable again, one generation on. InvalidArgument: not in use, or another
+  // generation than the one in use.
+  absl::Status Free(SlotRef ref);
+  size_t granted() const { return granted_; }
+  size_t available() const { return free_.size() - reserved_; }
+
+ private:
+  friend struct ProtocolModelAccess;  // the tests' search compares states
+
+  SlotRef TakeAny();
+
+  std::vector<SlotRef> free_;
+  std::unordered_map<uint32_t, uint32_t> used_;  // slot → generation
+  size_t granted_ = 0;
+  size_t reserved_ = 0;  // of free_
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_CORE_SLOT_POOL_H_

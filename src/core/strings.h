@@ -1,0 +1,29 @@
+// Debian's Abseil is built with its own string_view; this is the one place that converts.
+#ifndef KVXFER_CORE_STRINGS_H_
+#define KVXFER_CORE_STRINGS_H_
+
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace kvxfer {
+
+inline absl::string_view ToAbsl(std::string_view s) { return {s.data(), s.size()}; }
+inline std::string_view ToStd(absl::string_view s) { return {s.data(), s.size()}; }
+
+// "context: what" with the code of `status`; OK stays OK.
+inline absl::Status Annotate(const absl::Status& status, std::string_view context) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
+}
+
+// "what: Connection refused (errno 111)".
+std::string ErrnoText(std::string_view what, int error_number);
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_CORE_STRINGS_H_

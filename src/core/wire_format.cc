@@ -1,0 +1,441 @@
+#include "src/core/wire_format.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "kvxfer/notification.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+constexpr size_t kAckOffset = 16;
+
+template <typename Frame>
+constexpr const char* kFrameName = "";
+template <>
+constexpr const char* kFrameName<HelloFrame> = "hello";
+template <>
+constexpr const char* kFrameName<HelloAckFrame> = "hello-ack";
+template <>
+constexpr const char* kFrameName<RefuseFrame> = "refuse";
+template <>
+constexpr const char* kFrameName<OpenFrame> = "open";
+template <>
+constexpr const char* kFrameName<AmendFrame> = "amend";
+template <>
+constexpr const char* kFrameName<AbortFrame> = "abort";
+template <>
+constexpr const char* kFrameName<DiscardFrame> = "discard";
+template <>
+constexpr const char* kFrameName<SlotRequestFrame> = "slot-request";
+template <>
+constexpr const char* kFrameName<SlotGrantFrame> = "slot-grant";
+template <>
+constexpr const char* kFrameName<ReleasedFrame> = "released";
+template <>
+constexpr const char* kFrameName<CreditFrame> = "credit";
+template <>
+constexpr const char* kFrameName<QuiesceFrame> = "quiesce";
+template <>
+constexpr const char* kFrameName<QuietFrame> = "quiet";
+template <>
+constexpr const char* kFrameName<PingFrame> = "ping";
+
+// Bytes of one list item on the wire; every item has a fixed size, so that a count can be held
+// against the bytes that are left before anything is allocated.
+template <typename Item>
+constexpr size_t kItemBytes = sizeof(Item);
+template <>
+constexpr size_t kItemBytes<SlotRef> = 4;
+template <>
+constexpr size_t kItemBytes<LaneFrame> = 8;
+template <>
+constexpr size_t kItemBytes<AbortAck> = 9;
+template <>
+constexpr size_t kItemBytes<DiscardAck> = 13;
+
+template <typename Value>
+void StoreLittle(char* out, Value value) {
+  for (size_t i = 0; i < sizeof(Value); ++i) {
+    out[i] = static_cast<char>(static_cast<uint64_t>(value) >> (8 * i));
+  }
+}
+
+template <typename Value>
+Value LoadLittle(const std::byte* in) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < sizeof(Value); ++i) value |= static_cast<uint64_t>(in[i]) << (8 * i);
+  return static_cast<Value>(value);
+}
+
+// Writer and Reader offer the same calls, so that Fields() below states each layout once for both
+// directions. `field` names the field in errors.
+class Writer {
+ public:
+  static constexpr bool kReads = false;
+
+  template <typename Value>
+  void Int(const char* /*field*/, Value value) {
+    char bytes[sizeof(Value)];
+    StoreLittle(bytes, value);
+    out_.append(bytes, sizeof(Value));
+  }
+  void Bool(const char* field, bool value) { Int(field, static_cast<uint8_t>(value ? 1 : 0)); }
+  void Id(const char* /*field*/, const Incarnation& id) {
+    out_.append(reinterpret_cast<const char*>(id.bytes.data()), id.bytes.size());
+  }
+  void Slot(const char* field, const SlotRef& ref) {
+    Int(field, __builtin_bswap32(EncodeImmediate(ref)));
+  }
+  void Text(const char* field, const std::string& text, size_t /*min*/, size_t /*max*/) {
+    Int(field, static_cast<uint32_t>(text.size()));
+    out_.append(text);
+  }
+  template <typename Item>
+  void List(const char* field, const std::vector<Item>& items) {
+    Int(field, static_cast<uint32_t>(items.size()));
+    for (const Item& item : items) Fields(*this, item);
+  }
+  void Check(const char* /*field*/, bool /*good*/, const char* /*rule*/) {}
+
+  std::string Take() { return std::move(out_); }
+
+ private:
+  std::string out_;
+};
+
+// After the first error nothing more is read.
+class Reader {
+ public:
+  static constexpr bool kReads = true;
+
+  Reader(std::span<const std::byte> body, const char* frame) : left_(body), frame_(frame) {}
+
+  template <typename Value>
+  void Int(const char* field, Value& value) {
+    if (Have(field, sizeof(Value))) value = LoadLittle<Value>(Skip(sizeof(Value)));
+  }
+  void Bool(const char* field, bool& value) {
+    uint8_t byte = 0;
+    Int(field, byte);
+    Check(field, byte <= 1, "must be 0 or 1");
+    value = byte == 1;
+  }
+  void Id(const char* field, Incarnation& id) {
+    if (Have(field, id.bytes.size())) {
+      std::memcpy(id.bytes.data(), Skip(id.bytes.size()), id.bytes.size());
+    }
+  }
+  void Slot(const char* field, SlotRef& ref) {
+    uint32_t big_endian = 0;
+    Int(field, big_endian);
+    ref = DecodeImmediate(__builtin_bswap32(big_endian));
+  }
+  void Text(const char* field, std::string& text, size_t min, size_t max) {
+    uint32_t size = 0;
+    Int(field, size);
+    if (!Have(field, size)) return;
+    if (size < min || size > max) {
+      return Fail(field, absl::StrCat(size, " bytes, must be ", min, " to ", max));
+    }
+    text.assign(reinterpret_cast<const char*>(Skip(size)), size);
+  }
+  template <typename Item>
+  void List(const char* field, std::vector<Item>& items) {
+    uint32_t count = 0;
+    Int(field, count);
+    if (!ok()) return;
+    if (count > left_.size() / kItemBytes<Item>) {
+      return Fail(field, absl::StrCat(count, " items of ", kItemBytes<Item>,
+                                      " bytes do not fit into the ", left_.size(), " bytes left"));
+    }
+    items.resize(count);
+    for (size_t i = 0; i < count && ok(); ++i) Fields(*this, items[i]);
+  }
+  void Check(const char* field, bool good, const char* rule) {
+    if (ok() && !good) Fail(field, rule);
+  }
+
+  absl::Status Finish() {
+    if (ok() && !left_.empty()) {
+      Fail("end", absl::StrCat(left_.size(), " bytes left over"));
+    }
+    return status_;
+  }
+
+ private:
+  bool ok() const { return status_.ok(); }
+  bool Have(const char* field, size_t bytes) {
+    if (!ok()) return false;
+    if (bytes <= left_.size()) return true;
+    Fail(field, absl::StrCat("needs ", bytes, " bytes, ", left_.size(), " left"));
+    return false;
+  }
+  const std::byte* Skip(size_t bytes) {
+    const std::byte* at = left_.data();
+    left_ = left_.subspan(bytes);
+    return at;
+  }
+  void Fail(const char* field, absl::string_view what) {
+    status_ =
+        absl::InvalidArgumentError(absl::StrCat("damaged ", frame_, " frame: ", field, ": ", what));
+  }
+
+  std::span<const std::byte> left_;
+  const char* frame_;
+  absl::Status status_;
+};
+
+template <typename Io, typename T>
+using Ref = std::conditional_t<Io::kReads, T&, const T&>;
+
+// An enum of one byte, between `first` and `last`.
+template <typename Io, typename Enum>
+void EnumField(Io& io, const char* field, Enum& value, uint8_t first, uint8_t last) {
+  auto byte = static_cast<uint8_t>(value);
+  io.Int(field, byte);
+  io.Check(field, byte >= first && byte <= last, "unknown value");
+  if constexpr (Io::kReads) value = static_cast<Enum>(byte);
+}
+
+template <typename Io>
+void Versions(Io& io, Ref<Io, uint16_t> min, Ref<Io, uint16_t> max) {
+  io.Int("min_version", min);
+  io.Int("max_version", max);
+  io.Check("max_version", min <= max, "must not be below min_version");
+}
+
+// List items.
+template <typename Io>
+void Fields(Io& io, Ref<Io, uint32_t> id) {
+  io.Int("item", id);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, uint64_t> id) {
+  io.Int("item", id);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, AuthMethod> method) {
+  EnumField(io, "auth", method, 0, std::numeric_limits<uint8_t>::max());  // may be newer than us
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, SlotRef> ref) {
+  io.Slot("slot", ref);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, LaneFrame> lane) {
+  io.Slot("slot", lane.ref);
+  io.Int("arrivals", lane.arrivals);
+  io.Check("arrivals", lane.arrivals >= 1, "must be at least 1");
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, AbortAck> ack) {
+  io.Int("transfer", ack.transfer);
+  io.Bool("delivered", ack.delivered);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, DiscardAck> ack) {
+  io.Int("transfer", ack.transfer);
+  io.Slot("slot", ack.ref);
+  io.Bool("complete", ack.complete);
+}
+
+// Bodies.
+template <typename Io>
+void Fields(Io& io, Ref<Io, HelloFrame> frame) {
+  Versions(io, frame.min_version, frame.max_version);
+  io.Id("initiator", frame.initiator);
+  io.Id("target", frame.target);
+  io.Int("session", frame.session);
+  io.Int("oldest_kept", frame.oldest_kept);
+  io.List("auth", frame.auth);
+  io.Text("name", frame.name, 1, kMaxNameBytes);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, HelloAckFrame> frame) {
+  io.Int("version", frame.version);
+  EnumField(io, "auth", frame.auth, 0, static_cast<uint8_t>(AuthMethod::kNone));
+  io.Id("target", frame.target);
+  io.Int("last_region", frame.last_region);
+  io.List("live_regions", frame.live_regions);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, RefuseFrame> frame) {
+  EnumField(io, "reason", frame.reason, static_cast<uint8_t>(RefuseReason::kVersion),
+            static_cast<uint8_t>(RefuseReason::kClosing));
+  Versions(io, frame.min_version, frame.max_version);
+  io.Id("target", frame.target);
+  io.Text("text", frame.text, 0, std::numeric_limits<uint32_t>::max());
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, OpenFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  io.Int("order", frame.order);
+  io.Bool("has_notification", frame.has_notification);
+  io.List("lanes", frame.lanes);
+  io.Text("notification", frame.notification, 0, kMaxNotificationBytes);
+  io.Check("notification", frame.has_notification || frame.notification.empty(),
+           "must be empty without has_notification");
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, AmendFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  io.List("lanes", frame.lanes);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, AbortFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  io.Int("order", frame.order);
+  io.Bool("opened", frame.opened);
+  io.List("slots", frame.slots);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, DiscardFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  io.List("slots", frame.slots);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, SlotRequestFrame> frame) {
+  io.Int("count", frame.count);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, SlotGrantFrame> frame) {
+  io.Int("first", frame.range.first);
+  io.Int("count", frame.range.count);
+  io.Int("generation", frame.generation);
+  io.Check("range", uint64_t{frame.range.first} + frame.range.count <= (1u << kSlotBits),
+           "beyond the last slot, 1048575");
+  io.Check("generation", frame.generation <= kGenerationMask, "must be at most 4095");
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, ReleasedFrame> frame) {
+  io.List("arrived", frame.arrived);
+  io.List("freed", frame.freed);
+  io.List("aborted", frame.aborted);
+  io.List("discarded", frame.discarded);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, CreditFrame> frame) {
+  io.Int("notifications", frame.notifications);
+  io.Int("bytes", frame.bytes);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, QuiesceFrame> frame) {
+  io.Int("id", frame.id);
+  io.Bool("all_regions", frame.all_regions);
+  io.Bool("revoke", frame.revoke);
+  io.List("regions", frame.regions);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, QuietFrame> frame) {
+  io.Int("id", frame.id);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, PingFrame> frame) {
+  io.Int("nonce", frame.nonce);
+}
+
+template <typename Frame>
+std::string EncodeBody(const Frame& frame) {
+  Writer writer;
+  Fields(writer, frame);
+  return writer.Take();
+}
+
+}  // namespace
+
+std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body) {
+  std::string message(kEnvelopeBytes, '\0');
+  message.reserve(kEnvelopeBytes + body.size());
+  message[0] = static_cast<char>(type);
+  StoreLittle(message.data() + 4, static_cast<uint32_t>(body.size()));
+  StoreLittle(message.data() + 8, sequence);
+  StoreLittle(message.data() + kAckOffset, ack);
+  message.append(body);
+  return message;
+}
+
+void PatchAck(std::string& message, uint64_t ack) {
+  if (message.size() >= kEnvelopeBytes) StoreLittle(message.data() + kAckOffset, ack);
+}
+
+absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
+  if (message.size() < kEnvelopeBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("damaged envelope: ", message.size(),
+                                                   " bytes, needs at least ", kEnvelopeBytes));
+  }
+  const auto type = static_cast<uint8_t>(message[0]);
+  if (type < static_cast<uint8_t>(FrameType::kHello) ||
+      type > static_cast<uint8_t>(FrameType::kAck)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("damaged envelope: type: unknown frame type ", type));
+  }
+  if (message[1] != std::byte{0} || LoadLittle<uint16_t>(&message[2]) != 0) {
+    return absl::InvalidArgumentError("damaged envelope: flags: must be 0");
+  }
+  const auto body_bytes = LoadLittle<uint32_t>(&message[4]);
+  if (body_bytes != message.size() - kEnvelopeBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("damaged envelope: body bytes: says ",
+                                                   body_bytes, ", has ",
+                                                   message.size() - kEnvelopeBytes));
+  }
+  return Envelope{.type = static_cast<FrameType>(type),
+                  .sequence = LoadLittle<uint64_t>(&message[8]),
+                  .ack = LoadLittle<uint64_t>(&message[kAckOffset]),
+                  .body = message.subspan(kEnvelopeBytes)};
+}
+
+template <typename Frame>
+absl::StatusOr<Frame> Decode(std::span<const std::byte> body) {
+  Reader reader(body, kFrameName<Frame>);
+  Frame frame;
+  Fields(reader, frame);
+  if (absl::Status status = reader.Finish(); !status.ok()) return status;
+  return frame;
+}
+
+std::string Encode(const HelloFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const HelloAckFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const RefuseFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const OpenFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const AmendFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const AbortFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const DiscardFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const SlotRequestFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const SlotGrantFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const ReleasedFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const CreditFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const QuiesceFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const QuietFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const PingFrame& frame) { return EncodeBody(frame); }
+
+template absl::StatusOr<HelloFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<HelloAckFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<RefuseFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<OpenFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<AmendFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<AbortFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<DiscardFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<SlotRequestFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<SlotGrantFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<ReleasedFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<CreditFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<QuiesceFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<QuietFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<PingFrame> Decode(std::span<const std::byte> body);
+
+absl::StatusOr<uint16_t> CommonVersion(uint16_t min_a, uint16_t max_a, uint16_t min_b,
+                                       uint16_t max_b) {
+  const uint16_t highest = std::min(max_a, max_b);
+  if (highest < std::max(min_a, min_b)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no common protocol version: one side speaks ", min_a, " to ", max_a,
+                     ", the other ", min_b, " to ", max_b, "; update the older one"));
+  }
+  return highest;
+}
+
+}  // namespace kvxfer

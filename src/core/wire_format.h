@@ -1,0 +1,251 @@
+// Frames of the data plane's control channel, version 1: encode and decode, nothing else.
+//
+// All integers little-endian, except immediates, which travel big-endian as NICs carry them. Every
+// message of a backend is one envelope:
+//   u8 type | u8 flags (0) | u16 reserved (0) | u32 body bytes | u64 sequence | u64 ack | body
+// `sequence` is 0 for frames outside the numbered channel (hello, ping, pong, ack). `ack` is the
+// highest sequence received in order from the other side. docs/wire-format.md has the bodies.
+// Decoding never trusts a length; a damaged frame is an InvalidArgument that names the field.
+
+#ifndef KVXFER_CORE_WIRE_FORMAT_H_
+#define KVXFER_CORE_WIRE_FORMAT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/types.h"
+
+namespace kvxfer {
+
+inline constexpr uint16_t kMinProtocolVersion = 1;
+inline constexpr uint16_t kMaxProtocolVersion = 1;
+
+// Immediate: slot (20 bits, high) | generation (12 bits, low).
+inline constexpr uint32_t kSlotBits = 20;
+inline constexpr uint32_t kGenerationBits = 12;
+inline constexpr uint32_t kGenerationMask = (1u << kGenerationBits) - 1;
+
+struct SlotRef {
+  uint32_t slot = 0;
+  uint32_t generation = 0;
+  bool operator==(const SlotRef&) const = default;
+};
+constexpr uint32_t EncodeImmediate(SlotRef ref) {
+  return (ref.slot << kGenerationBits) | (ref.generation & kGenerationMask);
+}
+constexpr SlotRef DecodeImmediate(uint32_t immediate) {
+  return {.slot = immediate >> kGenerationBits, .generation = immediate & kGenerationMask};
+}
+constexpr uint32_t NextGeneration(uint32_t generation) {
+  return (generation + 1) & kGenerationMask;
+}
+
+struct SlotRange {
+  uint32_t first = 0;
+  uint32_t count = 0;
+  bool operator==(const SlotRange&) const = default;
+};
+
+enum class FrameType : uint8_t {
+  kHello = 1,    // initiator → target, first on every connection
+  kHelloAck,     // target → initiator
+  kRefuse,       // target → initiator, then the connection closes
+  kOpen,         // initiator → target, numbered, like all below up to kReleased
+  kAmend,        // initiator → target: lanes that replace discarded ones
+  kAbort,        // initiator → target
+  kDiscard,      // initiator → target: lanes of a failed rail
+  kSlotRequest,  // initiator → target
+  kQuiet,        // initiator → target: answers kQuiesce
+  kReleased,     // target → initiator: arrived transfers, freed slots, aborts, discards
+  kSlotGrant,    // target → initiator
+  kCredit,       // target → initiator
+  kQuiesce,      // target → initiator
+  kPing,         // unnumbered; answered by kPong
+  kPong,
+  kAck,  // unnumbered; only the envelope's ack
+};
+
+inline constexpr size_t kEnvelopeBytes = 24;
+
+struct Envelope {
+  FrameType type = FrameType::kAck;
+  uint64_t sequence = 0;
+  uint64_t ack = 0;
+  std::span<const std::byte> body{};  // into the decoded buffer
+};
+
+enum class AuthMethod : uint8_t { kNone = 0 };
+
+struct HelloFrame {
+  uint16_t min_version = kMinProtocolVersion;
+  uint16_t max_version = kMaxProtocolVersion;
+  Incarnation initiator{};
+  Incarnation target{};      // whom the initiator means; another one refuses
+  uint64_t session = 0;      // random; one order of transfers and one numbered channel
+  uint64_t oldest_kept = 1;  // lowest sequence the initiator can still replay
+  std::vector<AuthMethod> auth{AuthMethod::kNone};
+  std::string name{};  // the initiator's
+  bool operator==(const HelloFrame&) const = default;
+};
+
+struct HelloAckFrame {
+  uint16_t version = kMaxProtocolVersion;
+  AuthMethod auth = AuthMethod::kNone;
+  Incarnation target{};
+  // The target's live regions: an id not above last_region and not in the list is gone.
+  uint32_t last_region = 0;
+  std::vector<uint32_t> live_regions{};
+  bool operator==(const HelloAckFrame&) const = default;
+};
+
+enum class RefuseReason : uint8_t {
+  kVersion = 1,  // no common version
+  kIncarnation,  // the target is another incarnation than meant
+  kSession,      // the target no longer knows the session; start a new one
+  kAuth,         // no common authentication method
+  kClosing,      // the target shuts down
+};
+
+struct RefuseFrame {
+  RefuseReason reason = RefuseReason::kClosing;
+  uint16_t min_version = kMinProtocolVersion;
+  uint16_t max_version = kMaxProtocolVersion;
+  Incarnation target{};
+  std::string text{};
+  bool operator==(const RefuseFrame&) const = default;
+};
+
+struct LaneFrame {
+  SlotRef ref{};
+  uint32_t arrivals = 0;  // how many immediates the lane sends, >= 1
+  bool operator==(const LaneFrame&) const = default;
+};
+
+struct OpenFrame {
+  uint64_t transfer = 0;
+  uint64_t order = 0;  // number in the session's order, from 1; 0: in no order
+  bool has_notification = false;
+  std::vector<LaneFrame> lanes{};
+  std::string notification{};
+  bool operator==(const OpenFrame&) const = default;
+};
+
+struct AmendFrame {
+  uint64_t transfer = 0;
+  std::vector<LaneFrame> lanes{};
+  bool operator==(const AmendFrame&) const = default;
+};
+
+struct AbortFrame {
+  uint64_t transfer = 0;
+  uint64_t order = 0;
+  bool opened = false;           // kOpen was sent before
+  std::vector<SlotRef> slots{};  // lanes that are not known to be free
+  bool operator==(const AbortFrame&) const = default;
+};
+
+struct DiscardFrame {
+  uint64_t transfer = 0;
+  std::vector<SlotRef> slots{};
+  bool operator==(const DiscardFrame&) const = default;
+};
+
+struct SlotRequestFrame {
+  uint32_t count = 0;  // slots wished for
+  bool operator==(const SlotRequestFrame&) const = default;
+};
+
+struct SlotGrantFrame {
+  SlotRange range{};
+  uint32_t generation = 0;  // at which every slot of the range starts
+  bool operator==(const SlotGrantFrame&) const = default;
+};
+
+struct AbortAck {
+  uint64_t transfer = 0;
+  bool delivered = false;
+  bool operator==(const AbortAck&) const = default;
+};
+
+struct DiscardAck {
+  uint64_t transfer = 0;
+  SlotRef ref{};
+  bool complete = false;  // the lane's count was exact: nothing to send again
+  bool operator==(const DiscardAck&) const = default;
+};
+
+// What the target has let go since the last of these.
+struct ReleasedFrame {
+  std::vector<uint64_t> arrived{};  // transfers that are whole
+  std::vector<SlotRef> freed{};     // with the generation that was used
+  std::vector<AbortAck> aborted{};
+  std::vector<DiscardAck> discarded{};
+  bool empty() const {
+    return arrived.empty() && freed.empty() && aborted.empty() && discarded.empty();
+  }
+  bool operator==(const ReleasedFrame&) const = default;
+};
+
+// Totals since the session began; an initiator sends no kOpen with a notification beyond them.
+struct CreditFrame {
+  uint64_t notifications = 0;
+  uint64_t bytes = 0;
+  bool operator==(const CreditFrame&) const = default;
+};
+
+struct QuiesceFrame {
+  uint64_t id = 0;
+  bool all_regions = false;
+  bool revoke = false;  // and begin nothing new on these regions
+  std::vector<uint32_t> regions{};
+  bool operator==(const QuiesceFrame&) const = default;
+};
+
+struct QuietFrame {
+  uint64_t id = 0;
+  bool operator==(const QuietFrame&) const = default;
+};
+
+// Ping and pong carry one number, echoed.
+struct PingFrame {
+  uint64_t nonce = 0;
+  bool operator==(const PingFrame&) const = default;
+};
+
+// A whole message: the envelope with `body` behind it.
+std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body);
+// Overwrites the ack of an encoded message.
+void PatchAck(std::string& message, uint64_t ack);
+absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message);
+
+std::string Encode(const HelloFrame& frame);
+std::string Encode(const HelloAckFrame& frame);
+std::string Encode(const RefuseFrame& frame);
+std::string Encode(const OpenFrame& frame);
+std::string Encode(const AmendFrame& frame);
+std::string Encode(const AbortFrame& frame);
+std::string Encode(const DiscardFrame& frame);
+std::string Encode(const SlotRequestFrame& frame);
+std::string Encode(const SlotGrantFrame& frame);
+std::string Encode(const ReleasedFrame& frame);
+std::string Encode(const CreditFrame& frame);
+std::string Encode(const QuiesceFrame& frame);
+std::string Encode(const QuietFrame& frame);
+std::string Encode(const PingFrame& frame);
+
+// Decodes a body; bytes left over are an error. Specialised for every frame above.
+template <typename Frame>
+absl::StatusOr<Frame> Decode(std::span<const std::byte> body);
+
+// The highest version both ranges hold; FailedPrecondition names both ranges.
+absl::StatusOr<uint16_t> CommonVersion(uint16_t min_a, uint16_t max_a, uint16_t min_b,
+                                       uint16_t max_b);
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_CORE_WIRE_FORMAT_H_

@@ -1,0 +1,125 @@
+// Paths that carry nothing, or carry it badly: unreachable, black hole, a slow rail.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "tests/support/agents.h"
+#include "tests/support/blocks.h"
+#include "tests/support/scale.h"
+#include "tests/support/status_macros.h"
+#include "tests/support/tcp_proxy.h"
+
+namespace kvxfer::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class Network : public ::testing::TestWithParam<Flavour> {};
+
+// Expect that the transfers to a peer that is gone before the first connection end in time and
+// say whom they did not reach.
+TEST_P(Network, Unreachable) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(GetParam(), 64 * 1024));
+  pair.b.agent.reset();
+  TransferOptions brief = Telling("x");
+  brief.deadline = milliseconds(500);
+  const Time start = Now();
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer,
+                       BlockSet({}, pair.a.memory.address(), pair.b.memory.address())
+                           .Write(*pair.a.agent, "b", brief));
+  const absl::Status end = transfer.Wait(kAmple);
+  EXPECT_LE(Now() - start, brief.deadline + Bound(brief.deadline / 10));
+  EXPECT_FALSE(end.ok());
+  EXPECT_NE(end.message().find("b"), std::string::npos) << end;
+  EXPECT_NE(end.message().find(GetParam().inner()), std::string::npos) << end;
+  EXPECT_FALSE(transfer.quarantined());
+  EXPECT_EQ(transfer.delivery(), Delivery::kNotDelivered);
+  EXPECT_EQ(FirstNonZero(pair.b.memory.bytes()), kNoMismatch);
+}
+
+// Expect that nothing waits for ever when everything vanishes on the way without an error.
+TEST_P(Network, BlackHole) {
+  Flavour flavour = GetParam();
+  flavour.backend = "faulty:" + flavour.backend;
+  flavour.faults.blackhole_after = 200;
+  AgentOptions options = OptionsFor(flavour, "a");
+  options.heartbeat = milliseconds(50);
+  options.suspect_after = milliseconds(200);
+  options.cancel_grace = milliseconds(100);
+  ASSERT_OK_AND_ASSIGN(Pair pair,
+                       Pair::Create(flavour, options, OptionsFor(flavour, "b"), 64 * 1024));
+  const Shape shape{.block_bytes = 512, .ids = 16};
+  const BlockSet blocks(shape, pair.a.memory.address(), pair.b.memory.address());
+  TransferOptions brief = Telling("x");
+  brief.deadline = milliseconds(500);
+  int done = 0;
+  bool swallowed = false;
+  for (int i = 0; i < 1000 && !swallowed; ++i) {
+    const Time start = Now();
+    const absl::StatusOr<Transfer> transfer = blocks.Write(*pair.a.agent, "b", brief);
+    ASSERT_OK(transfer);
+    const absl::Status end = transfer->Wait(kAmple);
+    EXPECT_LE(Now() - start, brief.deadline + Bound(brief.deadline / 10)) << end;
+    swallowed = !end.ok();
+    done += end.ok() ? 1 : 0;
+    if (swallowed) {
+      EXPECT_NE(transfer->Poll(), TransferState::kActive);
+    }
+  }
+  EXPECT_TRUE(swallowed) << "the black hole never opened";
+  std::printf("%s: %d transfers before the black hole\n", flavour.name.c_str(), done);
+  // Quiesce at the target ends too.
+  const Time start = Now();
+  EXPECT_OK(pair.b.agent->Quiesce({.peer = "a", .regions = {}}, milliseconds(100)));
+  EXPECT_LE(Now() - start, Bound(milliseconds(200)));
+}
+
+// Expect that one slow rail slows a transfer down and harms nothing.
+TEST_P(Network, SlowRail) {
+  Flavour flavour = GetParam();
+  flavour.backend = "faulty:" + flavour.backend;
+  flavour.faults.slow_rail = 0;
+  flavour.faults.slow_rail_delay = milliseconds(20);
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(flavour, 2 << 20));
+  Pattern(1).Fill(pair.a.memory.bytes());
+  const Shape shape{.block_bytes = 8192, .ids = 128};
+  const BlockSet blocks(shape, pair.a.memory.address(), pair.b.memory.address());
+  for (int i = 0; i < 5; ++i) {
+    pair.b.memory.Clear();
+    ASSERT_OK_AND_ASSIGN(const Transfer transfer,
+                         blocks.Write(*pair.a.agent, "b", Telling(std::to_string(i))));
+    ASSERT_OK_AND_ASSIGN(const Notification n, pair.b.agent->WaitNotification(kAmple));
+    EXPECT_EQ(n.payload, std::to_string(i));
+    EXPECT_TRUE(Landed(shape, Side::kRemote, 1, pair.b.memory.bytes()));
+    EXPECT_OK(transfer.Wait(kAmple));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Plain, Network, ::testing::ValuesIn(PlainFlavours()), FlavourName);
+
+// Expect that an initiator whose only path is refused for a while carries on when it is there:
+// the proxy has no target at first.
+TEST(NetworkTcp, TargetComesLate) {
+  TcpProxy proxy;
+  const Flavour flavour = PlainFlavours()[1];
+  AgentOptions b = OptionsFor(flavour, "b");
+  b.advertise = proxy.address();
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(flavour, OptionsFor(flavour, "a"), b, 64 * 1024));
+  const BlockSet blocks({}, pair.a.memory.address(), pair.b.memory.address());
+  TransferOptions brief = Unhurried();
+  brief.deadline = milliseconds(200);
+  ASSERT_OK_AND_ASSIGN(const Transfer early, blocks.Write(*pair.a.agent, "b", brief));
+  EXPECT_FALSE(early.Wait(kAmple).ok());
+  ASSERT_FALSE(pair.b.agent->listen_address().empty());
+  proxy.SetTarget(pair.b.agent->listen_address());
+  EXPECT_TRUE(Eventually(kAmple, [&] {
+    const absl::StatusOr<Transfer> transfer = blocks.Write(*pair.a.agent, "b", Unhurried());
+    return transfer.ok() && transfer->Wait(kAmple).ok();
+  }));
+}
+
+}  // namespace
+}  // namespace kvxfer::testing

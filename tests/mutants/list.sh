@@ -1,0 +1,101 @@
+# The mutants: each breaks one rule of the completion protocol. Sourced by run.sh.
+#   mutant <name> <file> <text> <replacement> [<text> <replacement>]...
+# Each text must occur exactly once in the file.
+
+tracker=src/core/arrival_tracker.cc
+pool=src/core/slot_pool.cc
+book=src/core/lane_book.cc
+table=src/core/slot_table.cc
+channel=src/core/reliable_channel.cc
+model=tests/unit/protocol_model.cc
+
+mutant "no drain before DISCARDED is answered" $tracker \
+  'return Annotate(s, "DISCARD");
+  }
+  return absl::OkStatus();' 'return Annotate(s, "DISCARD");
+  }
+  return OnLanesDrained(frame.transfer);'
+mutant "one drained rail stands for all" $model \
+  'bool drained = true;' 'bool drained = false;' \
+  'drained = drained && rails_' 'drained = drained || rails_'
+mutant "only missing slices resent, on the old lane" $model \
+  '  --failures_left_;' '  --failures_left_;
+  for (const Item& item : rail.items) rails_[1 - index].items.push_back(item);
+  return;'
+mutant "slot used again before FREE" $pool \
+  'free_.pop_back();' 'free_.back().generation = NextGeneration(ref.generation);'
+mutant "released before the last arrival" $tracker \
+  'slot->arrivals == lane.expected' 'slot->arrivals + 1 >= lane.expected'
+mutant "skip not recorded" $tracker \
+  'if (frame.order == 0) return' 'if (frame.order >= 0) return'
+mutant "frames not replayed after a reconnect" $channel '  next_ = 0;' ''
+mutant "duplicate control frame applied twice" $channel \
+  'if (sequence <= received_) return absl::OkStatus();' \
+  'if (sequence <= received_) {
+    out.push_back({.type = envelope.type,
+                   .body = std::string(reinterpret_cast<const char*>(envelope.body.data()),
+                                       envelope.body.size())});
+    return absl::OkStatus();
+  }'
+mutant "early control frame dropped" $channel \
+  'ahead_.try_emplace(sequence, std::move(frame));' ''
+mutant "ack not told again after a reconnect" $channel \
+  'next_ = 0;
+  ack_told_ = 0;' 'next_ = 0;'
+mutant "early immediates not counted" $tracker \
+  '  ++(*slot)->arrivals;' '  if (lane_of_slot_.contains(ref.slot)) ++(*slot)->arrivals;'
+mutant "abort of a delivered transfer answered not delivered" $tracker \
+  '.delivered = true' '.delivered = false'
+mutant "abort answered before its fence" $tracker \
+  'actions_.fence.push_back(frame.transfer);' \
+  'actions_.fence.push_back(frame.transfer);
+  actions_.released.aborted.push_back({.transfer = frame.transfer, .delivered = false});' \
+  'transfers_.erase(it);
+  actions_.released.aborted.push_back({.transfer = transfer, .delivered = false});' \
+  'transfers_.erase(it);'
+mutant "aborted lanes not freed" $tracker \
+  'for (const Lane& lane : it->second.lanes) FreeSlot(lane.ref);' ''
+mutant "aborted transfer still becomes whole" $tracker \
+  'return transfer.phase == Phase::kOpen && transfer.missing' 'return transfer.missing' \
+  'if (transfer.phase != Phase::kOpen || lane.draining)' 'if (lane.draining)'
+mutant "ABORT forgets which lanes were exact" $tracker \
+  'if (absl::Status s = AddAbortedLanes(frame, transfer); !s.ok())' \
+  'std::erase_if(transfer.lanes, [](const Lane& lane) { return lane.exact; });
+  if (absl::Status s = AddAbortedLanes(frame, transfer); !s.ok())'
+mutant "generation not checked" $tracker \
+  'return slot.generation == ref.generation;' 'return slot.generation < 5000 || ref.slot > 0;'
+mutant "generation does not move on" $tracker \
+  'slot->generation = NextGeneration(slot->generation);' ''
+mutant "AMEND ignored" $tracker \
+  '  transfer.missing -= frame.lanes.size();' '  return absl::OkStatus();'
+mutant "AMEND may bring more lanes than are missing" $tracker \
+  'frame.lanes.size() > transfer.missing' 'frame.lanes.size() > 1000'
+mutant "discarded lane not missed" $tracker '    ++it->second.missing;' ''
+mutant "discarded lane still counts" $tracker ' || lane.draining) return' ') return'
+mutant "discarded before OPEN is remembered for ever" $tracker \
+  'transfers_.erase(it);  // a later' '// a later'
+mutant "order ignored" $tracker \
+  'if (order != 0) return Record' 'if (order != 0 && !past.deliver) return Record'
+mutant "skipped numbers not merged" $tracker \
+  'if (!at->second.deliver) {' 'if (at->second.last == 0) {'
+mutant "lane without posts never closed" $book \
+  'lane.immediates > 0;' 'true;'
+mutant "other lanes never closed where rails keep order" $book \
+  '? lane.closed :' '? true :'
+mutant "declared one too few" $book \
+  'if (last || !rail_keeps_order_) ++' 'if (last) ++'
+mutant "discarded lane stays in the book" $book '  lane = {};' ''
+mutant "freed lane discarded" $book '!lane.open || lane.freed' '!lane.open'
+mutant "no slot is kept for a lane that goes again" $model \
+  '  pool_.Reserve();' '' \
+  '    ++out.attempts[0].reserved;' '' \
+  '  again.reserved = 1;' ''
+mutant "a kept slot is given to others" $pool \
+  'if (available() == 0)' 'if (free_.empty())' \
+  '  --reserved_;' '  if (free_.empty()) return {};
+  --reserved_;'
+mutant "next owner starts where a slot ended" $table \
+  'NextGeneration(std::max_element(slots.begin(), slots.end(), higher)->generation);' \
+  'std::max_element(slots.begin(), slots.end(), higher)->generation;' \
+  'while (std::any_of(slots.begin(), slots.end(), has_next))' \
+  'while (slots.empty() && std::any_of(slots.begin(), slots.end(), has_next))'

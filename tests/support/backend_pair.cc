@@ -1,0 +1,287 @@
+#include "tests/support/backend_pair.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "src/core/host_identity.h"
+#include "tests/support/status_macros.h"
+
+namespace kvxfer::testing {
+
+RemoteRegion TestRegion::remote() const {
+  return {.id = local.id,
+          .rkey = local.rkey,
+          .base = address(),
+          .bytes = memory.size(),
+          .kind = local.span.kind,
+          .device_id = local.span.device_id,
+          .access = local.access};
+}
+
+Op TestLink::Make(OpKind kind, uint64_t transfer, std::vector<Run> op_runs,
+                  std::optional<uint32_t> immediate, uint32_t rail) {
+  runs.push_back(std::move(op_runs));
+  return {.kind = kind,
+          .has_immediate = immediate.has_value(),
+          .rail = rail,
+          .immediate = immediate.value_or(0),
+          .id = ++last_op,
+          .transfer = transfer,
+          .runs = runs.back()};
+}
+
+size_t TestLink::Post(std::span<const Op> ops) {
+  const size_t accepted = endpoint->Post(ops);
+  EXPECT_LE(accepted, ops.size());
+  for (const Op& op : ops.first(std::min(accepted, ops.size()))) {
+    EXPECT_TRUE(open.insert(op.id).second);
+  }
+  return accepted;
+}
+
+void TestLink::Fence(uint64_t transfer) {
+  fences.insert(transfer);
+  endpoint->Fence(transfer);
+}
+
+bool TestLink::Send(std::string_view message) {
+  return endpoint->Send(std::as_bytes(std::span(message)));
+}
+
+Party::Party(const Flavour& flavour, std::string_view name)
+    : memory_(flavour.memory), options_(OptionsFor(flavour, name)), host_(ReadHostIdentity()) {}
+
+absl::StatusOr<std::unique_ptr<Party>> Party::Make(const Flavour& flavour, std::string_view name) {
+  std::unique_ptr<Party> party(new Party(flavour, name));
+  auto backend = MakeBackend(
+      flavour.backend,
+      {.options = party->options_, .incarnation = Incarnation::Random(), .host = party->host_});
+  if (!backend.ok()) return backend.status();
+  party->backend_ = *std::move(backend);
+  return party;
+}
+
+Party::~Party() {
+  for (auto& link : links) link->keys.clear();
+  links.clear();
+  for (auto& region : regions_) region->registration.reset();
+}
+
+absl::StatusOr<TestLink*> Party::Connect(Party& other) {
+  auto endpoint = backend_->Connect(other.backend_->Address(), other.host_);
+  if (!endpoint.ok()) return endpoint.status();
+  links.push_back(std::make_unique<TestLink>());
+  links.back()->endpoint = *std::move(endpoint);
+  return links.back().get();
+}
+
+absl::StatusOr<TestRegion*> Party::Register(size_t bytes, Access access) {
+  auto memory = TestMemory::Allocate(memory_, bytes);
+  if (!memory.ok()) return memory.status();
+  auto region = std::make_unique<TestRegion>();
+  region->memory = *std::move(memory);
+  const auto id = static_cast<uint32_t>(regions_.size() + 1);
+  region->local = {.id = static_cast<RegionId>(id),
+                   .rkey = id * 0x9e3779b1u,  // odd factor: distinct and not zero
+                   .span = region->memory.span(),
+                   .access = access};
+  auto registration = backend_->Register(region->local);
+  if (!registration.ok()) return registration.status();
+  region->registration = *std::move(registration);
+  regions_.push_back(std::move(region));
+  return regions_.back().get();
+}
+
+size_t Party::Turn() {
+  // Room of every size, one event included.
+  constexpr std::array<size_t, 4> kRoom = {64, 1, 7, 16};
+  std::array<Event, 64> events;
+  const size_t room = kRoom[turns_++ % kRoom.size()];
+  const size_t n = backend_->Poll(std::span(events).first(room));
+  EXPECT_LE(n, room);
+  for (size_t i = 0; i < std::min(n, room); ++i) Take(events[i]);
+  return n;
+}
+
+bool Party::Sleep(Duration limit, int other_fd) {
+  if (!backend_->Arm()) return true;
+  pollfd fds[2] = {{.fd = backend_->wait_fd(), .events = POLLIN, .revents = 0},
+                   {.fd = other_fd, .events = POLLIN, .revents = 0}};
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
+  return ::poll(fds, 2, static_cast<int>(ms)) > 0;
+}
+
+void Party::Take(Event& event) {
+  if (event.kind == EventKind::kAccepted) {
+    ASSERT_NE(event.accepted, nullptr);
+    links.push_back(std::make_unique<TestLink>());
+    links.back()->endpoint = std::move(event.accepted);
+    links.back()->connected = true;
+    return;
+  }
+  TestLink* const link = Find(event.endpoint);
+  ASSERT_NE(link, nullptr) << "an event of an endpoint that nobody made";
+  ASSERT_FALSE(link->down) << "event " << static_cast<int>(event.kind) << " after kDown";
+  switch (event.kind) {
+    case EventKind::kAccepted:
+      return;
+    case EventKind::kConnected:
+      EXPECT_FALSE(link->connected) << "kConnected twice";
+      link->connected = true;
+      return;
+    case EventKind::kDown:
+      EXPECT_TRUE(link->open.empty()) << link->open.size() << " ops have not completed at kDown";
+      EXPECT_FALSE(event.status.ok()) << "kDown without a cause";
+      link->down = true;
+      link->why = event.status;
+      return;
+    case EventKind::kMessage: {
+      const auto* text = reinterpret_cast<const char*>(event.message.data());
+      link->messages.emplace_back(text, event.message.size());
+      return;
+    }
+    case EventKind::kImmediate:
+      link->immediates.push_back(event.immediate);
+      if (on_immediate) on_immediate(*link, event.immediate);
+      return;
+    case EventKind::kCompletion:
+      EXPECT_EQ(link->open.erase(event.id), 1u)
+          << "op " << event.id << " completed twice or was never accepted";
+      link->ended[event.id] = event.status;
+      link->failures += !event.status.ok();
+      return;
+    case EventKind::kFenced:
+      EXPECT_TRUE(link->fences.contains(event.id)) << "kFenced that nobody asked for";
+      EXPECT_TRUE(link->fenced.insert(event.id).second) << "kFenced twice";
+      return;
+  }
+}
+
+TestLink* Party::Find(const Endpoint* endpoint) {
+  for (auto& link : links) {
+    if (link->endpoint.get() == endpoint) return link.get();
+  }
+  return nullptr;
+}
+
+std::unique_ptr<BackendPair> BackendPair::Make(const Flavour& flavour, bool authorize) {
+  std::unique_ptr<BackendPair> pair(new BackendPair);
+  for (auto [party, name] :
+       {std::pair(&pair->initiator_, "initiator"), {&pair->target_, "target"}}) {
+    auto made = Party::Make(flavour, name);
+    EXPECT_OK(made);
+    if (!made.ok()) return nullptr;
+    *party = *std::move(made);
+  }
+  const auto link = pair->initiator_->Connect(*pair->target_);
+  EXPECT_OK(link);
+  if (!link.ok()) return nullptr;
+  const bool up = pair->Until(
+      [&] { return (pair->out().connected && !pair->target_->links.empty()) || pair->out().down; });
+  EXPECT_TRUE(up && !pair->out().down) << "not connected: " << pair->out().why;
+  if (!up || pair->out().down) return nullptr;
+  if (authorize) pair->Authorize();
+  return pair;
+}
+
+BackendPair::~BackendPair() {
+  if (initiator_ == nullptr || target_ == nullptr) return;
+  for (Party* party : {initiator_.get(), target_.get()}) {
+    for (auto& link : party->links) {
+      link->keys.clear();
+      if (!link->down) link->endpoint->Shutdown(absl::CancelledError("the test is over"));
+    }
+  }
+  EXPECT_TRUE(Until([&] {
+    const auto down = [](const auto& link) { return link->down; };
+    return std::ranges::all_of(initiator_->links, down) &&
+           std::ranges::all_of(target_->links, down);
+  })) << "no kDown after Shutdown";
+}
+
+// As agents do: the target says hello after it has authorised the link.
+void BackendPair::Authorize() {
+  const size_t before = out().messages.size();
+  in().endpoint->Authorize();
+  EXPECT_TRUE(Until([&] { return in().Send("hello"); }));
+  EXPECT_TRUE(Until([&] { return out().messages.size() > before; })) << "no hello";
+}
+
+size_t BackendPair::Turn() { return initiator_->Turn() + target_->Turn(); }
+
+bool BackendPair::Until(const std::function<bool()>& done, Duration limit) {
+  const Time end = Now() + limit;
+  while (!done()) {
+    if (Turn() == 0) std::this_thread::yield();
+    if (Now() > end) return false;
+  }
+  return true;
+}
+
+void BackendPair::Idle(Duration time) {
+  Until([] { return false; }, time);
+}
+
+const RemoteKey* BackendPair::Import(const TestRegion& region) {
+  auto key = TryImport(region.remote(), region.registration->Key());
+  EXPECT_OK(key);
+  if (!key.ok()) return nullptr;
+  out().keys.push_back(*std::move(key));
+  return out().keys.back().get();
+}
+
+absl::StatusOr<std::unique_ptr<RemoteKey>> BackendPair::TryImport(const RemoteRegion& region,
+                                                                  const std::string& key) {
+  absl::StatusOr<std::unique_ptr<RemoteKey>> imported;
+  Until(
+      [&] {
+        imported = out().endpoint->Import(region, key);
+        return !absl::IsUnavailable(imported.status());  // Unavailable: what it needs is under way
+      },
+      std::chrono::seconds(2));
+  return imported;
+}
+
+bool BackendPair::PostAll(std::span<const Op> ops) {
+  return Until([&] {
+           if (out().down) return true;
+           ops = ops.subspan(out().Post(ops));
+           return ops.empty();
+         }) &&
+         ops.empty();
+}
+
+PartyThread::PartyThread(Party* party, std::function<void()> after_turn)
+    : party_(party),
+      after_turn_(std::move(after_turn)),
+      stop_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      thread_([this] { Run(); }) {}
+
+PartyThread::~PartyThread() {
+  const uint64_t one = 1;
+  EXPECT_EQ(::write(stop_fd_, &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
+  thread_.join();
+  ::close(stop_fd_);
+}
+
+void PartyThread::Run() {
+  uint64_t stop = 0;
+  while (::read(stop_fd_, &stop, sizeof(stop)) < 0) {
+    bool idle = false;
+    {
+      std::lock_guard lock(mutex_);
+      idle = party_->Turn() == 0;
+      after_turn_();
+    }
+    // Only this thread calls into the backend while it has nothing to do, so Sleep needs no lock.
+    if (idle) party_->Sleep(kAmple, stop_fd_);
+  }
+}
+
+}  // namespace kvxfer::testing

@@ -1,0 +1,53 @@
+// What the one suite runs over: each backend, each kind of memory, and each backend made worse by
+// `faulty:`.
+#ifndef KVXFER_TESTS_SUPPORT_FLAVOUR_H_
+#define KVXFER_TESTS_SUPPORT_FLAVOUR_H_
+
+#include <gtest/gtest.h>
+
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvxfer/options.h"
+#include "tests/support/test_memory.h"
+
+namespace kvxfer::testing {
+
+struct Flavour {
+  std::string name;     // letters and digits: part of the test's name
+  std::string backend;  // "tcp", "faulty:shm", ...
+  MemoryType memory = MemoryType::kMapped;
+  FaultOptions faults;
+
+  bool faulty() const { return backend.starts_with("faulty:"); }
+  // "tcp" of "faulty:tcp".
+  std::string inner() const { return faulty() ? backend.substr(7) : backend; }
+  bool between_processes() const { return inner() != "loopback"; }
+  // Bytes of one case.
+  uint64_t max_case_bytes() const;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Flavour& f) { return out << f.name; }
+
+// loopback, tcp, shm with mapped memory, shm with attached memory.
+std::vector<Flavour> PlainFlavours();
+// Each of those reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on.
+std::vector<Flavour> FaultyFlavours(int seeds = 2);
+// Both.
+std::vector<Flavour> AllFlavours();
+// Those of AllFlavours that reach another process.
+std::vector<Flavour> ProcessFlavours();
+// The plain ones that reach another process.
+std::vector<Flavour> PlainProcessFlavours();
+
+AgentOptions OptionsFor(const Flavour& flavour, std::string_view name);
+
+inline std::string FlavourName(const ::testing::TestParamInfo<Flavour>& info) {
+  return info.param.name;
+}
+
+}  // namespace kvxfer::testing
+
+#endif  // KVXFER_TESTS_SUPPORT_FLAVOUR_H_

@@ -1,0 +1,37 @@
+// Content that tells where it came from: byte i of a pattern depends on its seed and i. No byte is
+// zero (fresh memory) and none is above 0x7f (kPoison), so both can be told from it.
+#ifndef KVXFER_TESTS_SUPPORT_PATTERN_H_
+#define KVXFER_TESTS_SUPPORT_PATTERN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace kvxfer::testing {
+
+inline constexpr std::byte kPoison{0xff};
+inline constexpr size_t kNoMismatch = SIZE_MAX;
+
+class Pattern {
+ public:
+  explicit Pattern(uint64_t seed) : base_((seed + 1) * 0x9e3779b97f4a7c15u) {}
+
+  // out[k] becomes byte `offset` + k of the pattern.
+  void Fill(std::span<std::byte> out, uint64_t offset = 0) const;
+  // The first k where in[k] is not byte `offset` + k, or kNoMismatch.
+  size_t Mismatch(std::span<const std::byte> in, uint64_t offset = 0) const;
+
+ private:
+  uint64_t Word(uint64_t index) const;
+  std::byte Byte(uint64_t offset) const;
+  uint64_t base_;
+};
+
+// The first k where in[k] is not zero, or kNoMismatch.
+size_t FirstNonZero(std::span<const std::byte> in);
+
+uint64_t Digest(std::span<const std::byte> in);
+
+}  // namespace kvxfer::testing
+
+#endif  // KVXFER_TESTS_SUPPORT_PATTERN_H_

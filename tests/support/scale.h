@@ -1,0 +1,55 @@
+// How much and how long: counts shrink and time bounds stretch under sanitizers. Every random
+// choice of a test comes from TestSeed(), which test runs print.
+#ifndef KVXFER_TESTS_SUPPORT_SCALE_H_
+#define KVXFER_TESTS_SUPPORT_SCALE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <thread>
+
+#include "kvxfer/types.h"
+#include "src/core/clock.h"
+
+namespace kvxfer::testing {
+
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kAddressSanitizer = true;
+#else
+inline constexpr bool kAddressSanitizer = false;
+#endif
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+inline constexpr bool kSanitized = kAddressSanitizer || kThreadSanitizer;
+
+// An upper bound of time.
+constexpr Duration Bound(Duration plain) { return plain * (kSanitized ? 10 : 1); }
+// A number of repetitions.
+constexpr int Scaled(int plain) { return std::max(1, plain / (kSanitized ? 10 : 1)); }
+
+// KVXFER_TEST_SEED, or 1.
+uint64_t TestSeed();
+
+// Time enough for anything that is to happen at all; tests that pass do not wait for it.
+inline constexpr Duration kAmple = Bound(std::chrono::seconds(20));
+
+// Looks every 200 µs until `done` or `limit` has passed; the last answer.
+template <typename Predicate>
+bool Eventually(Duration limit, Predicate done) {
+  const Time end = Now() + limit;
+  while (!done()) {
+    if (Now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
+}
+
+inline double Milliseconds(Duration d) {
+  return std::chrono::duration<double, std::milli>(d).count();
+}
+
+}  // namespace kvxfer::testing
+
+#endif  // KVXFER_TESTS_SUPPORT_SCALE_H_

@@ -1,0 +1,54 @@
+// Forwards TCP connections to an agent, and cuts them all when told.
+#ifndef KVXFER_TESTS_SUPPORT_TCP_PROXY_H_
+#define KVXFER_TESTS_SUPPORT_TCP_PROXY_H_
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace kvxfer::testing {
+
+class TcpProxy {
+ public:
+  // Listens on an ephemeral port of 127.0.0.1 and starts its thread.
+  TcpProxy();
+  ~TcpProxy();
+  TcpProxy(const TcpProxy&) = delete;
+  TcpProxy& operator=(const TcpProxy&) = delete;
+
+  // "127.0.0.1:port", to advertise.
+  std::string address() const;
+  // Where connections go from now on: "127.0.0.1:port".
+  void SetTarget(const std::string& address);
+  // Resets every connection that is up; new ones are forwarded again. The number of them.
+  size_t Cut();
+
+ private:
+  struct Direction {
+    int to = -1;
+    std::string pending;  // read, not yet written
+    bool ended = false;
+  };
+
+  void Run();
+  void Accept();
+  // False: the connection of `from` is over.
+  bool Forward(int from);
+  void Close(int fd);
+  size_t CloseAll();
+
+  int listener_ = -1;
+  int wake_ = -1;
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;  // guards what follows
+  uint16_t target_port_ = 0;
+  std::map<int, Direction> directions_;  // by the descriptor read from
+  std::thread thread_;
+};
+
+}  // namespace kvxfer::testing
+
+#endif  // KVXFER_TESTS_SUPPORT_TCP_PROXY_H_

@@ -1,0 +1,120 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <utility>
+
+#include "kvxfer/memory.h"
+
+namespace kvxfer {
+namespace {
+
+// The exit code of `body` in a child, whose limits it may change; 128 + signal if one killed it.
+int InChild(const std::function<int()>& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+bool Exhausted(size_t bytes) {
+  return HostBuffer::Allocate(bytes).status().code() == absl::StatusCode::kResourceExhausted;
+}
+
+TEST(HostBufferTest, IsZeroedPageAlignedAndShared) {
+  for (const size_t bytes : {size_t{1}, size_t{4096}, size_t{4097}, size_t{5} << 20}) {
+    auto buffer = HostBuffer::Allocate(bytes);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    EXPECT_EQ(buffer->size(), bytes);
+    EXPECT_EQ(
+        reinterpret_cast<uintptr_t>(buffer->data()) % static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)),
+        0u);
+    EXPECT_EQ(std::count(buffer->data(), buffer->data() + bytes, std::byte{0}),
+              static_cast<ptrdiff_t>(bytes));
+    const MemorySpan span = buffer->span();
+    EXPECT_EQ(span.data, buffer->data());
+    EXPECT_EQ(span.bytes, bytes);
+    // Expect that another mapping of the descriptor is the same memory.
+    auto* other =
+        static_cast<std::byte*>(mmap(nullptr, bytes, PROT_READ, MAP_SHARED, span.shared_fd, 0));
+    ASSERT_NE(static_cast<void*>(other), MAP_FAILED);
+    buffer->data()[bytes - 1] = std::byte{42};
+    EXPECT_EQ(other[bytes - 1], std::byte{42});
+    munmap(other, bytes);
+  }
+}
+
+TEST(HostBufferTest, CannotBeResizedAndIsNotInherited) {
+  const auto buffer = HostBuffer::Allocate(8192);
+  ASSERT_TRUE(buffer.ok());
+  const int fd = buffer->span().shared_fd;
+  EXPECT_EQ(ftruncate(fd, 4096), -1);
+  EXPECT_EQ(ftruncate(fd, 16384), -1);
+  EXPECT_NE(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
+  EXPECT_EQ(fcntl(fd, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+}
+
+TEST(HostBufferTest, HasItsPagesFromTheStart) {
+  constexpr size_t kBytes = size_t{8} << 20;
+  const auto buffer = HostBuffer::Allocate(kBytes);
+  ASSERT_TRUE(buffer.ok());
+  struct stat info {};
+  ASSERT_EQ(fstat(buffer->span().shared_fd, &info), 0);
+  EXPECT_GE(static_cast<size_t>(info.st_blocks) * 512, kBytes);
+}
+
+TEST(HostBufferTest, MovesAndClosesOnce) {
+  const int next = dup(0);
+  close(next);
+  {
+    auto made = HostBuffer::Allocate(4096);
+    ASSERT_TRUE(made.ok());
+    HostBuffer a = *std::move(made);
+    a.data()[7] = std::byte{9};
+    HostBuffer b = std::move(a);
+    EXPECT_EQ(a.data(), nullptr);  // NOLINT(bugprone-use-after-move): the state after is promised
+    EXPECT_EQ(a.span().shared_fd, -1);
+    EXPECT_EQ(b.data()[7], std::byte{9});
+    const int replaced = b.span().shared_fd;
+    b = *HostBuffer::Allocate(4096);
+    EXPECT_EQ(fcntl(replaced, F_GETFD), -1);  // what it held is gone at once
+  }
+  const int again = dup(0);
+  EXPECT_EQ(again, next);
+  close(again);
+}
+
+TEST(HostBufferTest, WantOfMemoryIsAStatusAndNoSignal) {
+  EXPECT_EQ(HostBuffer::Allocate(0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(Exhausted(std::numeric_limits<size_t>::max()));
+  EXPECT_TRUE(Exhausted(size_t{1} << 62));
+  EXPECT_TRUE(Exhausted(size_t{1} << 46));  // 64 TiB: fits the address space, not the machine
+}
+
+TEST(HostBufferTest, LimitsOfTheProcessAreAStatus) {
+  auto limited = [](auto resource, rlim_t limit) {
+    return InChild([resource, limit] {
+      const rlimit set{limit, limit};
+      if (setrlimit(resource, &set) != 0) return 2;
+      return Exhausted(size_t{1} << 20) ? 0 : 1;
+    });
+  };
+  EXPECT_EQ(limited(RLIMIT_NOFILE, 3), 0);
+  EXPECT_EQ(limited(RLIMIT_FSIZE, 4096), 0);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_EQ(limited(RLIMIT_AS, 1 << 20), 0);
+#endif
+}
+
+}  // namespace
+}  // namespace kvxfer

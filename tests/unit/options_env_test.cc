@@ -1,0 +1,124 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvxfer/options.h"
+
+namespace kvxfer {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr const char* kVariables[] = {
+    "KVXFER_NAME",        "KVXFER_BACKENDS",         "KVXFER_LISTEN",  "KVXFER_ADVERTISE",
+    "KVXFER_TCP_STREAMS", "KVXFER_REQUIRE_BACKENDS", "KVXFER_SPIN_US",
+};
+
+// Starts from an environment without any of the variables and gives back what was there.
+class OptionsEnvTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : kVariables) {
+      if (const char* value = std::getenv(name)) saved_[name] = value;
+      unsetenv(name);
+    }
+  }
+  void TearDown() override {
+    for (const char* name : kVariables) unsetenv(name);
+    for (const auto& [name, value] : saved_) setenv(name.c_str(), value.c_str(), 1);
+  }
+
+  static void Set(const char* name, const std::string& value) { setenv(name, value.c_str(), 1); }
+
+  // Expects `value` to be refused with a message that names the variable and the value.
+  static void ExpectRefused(const char* name, const std::string& value) {
+    Set(name, value);
+    const auto options = OptionsFromEnvironment();
+    ASSERT_FALSE(options.ok()) << name << "=" << value;
+    EXPECT_EQ(options.status().code(), absl::StatusCode::kInvalidArgument);
+    const std::string text = options.status().ToString();
+    EXPECT_NE(text.find(std::string(name) + "=\"" + value + "\""), std::string::npos) << text;
+    unsetenv(name);
+  }
+
+  std::map<std::string, std::string> saved_;
+};
+
+TEST_F(OptionsEnvTest, AnEmptyEnvironmentGivesTheDefaults) {
+  const auto options = OptionsFromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  const AgentOptions defaults;
+  EXPECT_EQ(options->name, "");
+  EXPECT_TRUE(options->backends.empty());
+  EXPECT_TRUE(options->require_backends.empty());
+  EXPECT_EQ(options->listen, defaults.listen);
+  EXPECT_EQ(options->advertise, "");
+  EXPECT_EQ(options->tcp_streams, defaults.tcp_streams);
+  EXPECT_EQ(options->spin, defaults.spin);
+}
+
+TEST_F(OptionsEnvTest, EveryVariableIsRead) {
+  Set("KVXFER_NAME", "prefill-0");
+  Set("KVXFER_BACKENDS", "shm, faulty:tcp");
+  Set("KVXFER_REQUIRE_BACKENDS", "tcp");
+  Set("KVXFER_LISTEN", "[::]:7471");
+  Set("KVXFER_ADVERTISE", "10.0.0.2");
+  Set("KVXFER_TCP_STREAMS", "16");
+  Set("KVXFER_SPIN_US", "50");
+  const auto options = OptionsFromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->name, "prefill-0");
+  EXPECT_EQ(options->backends, (std::vector<std::string>{"shm", "faulty:tcp"}));
+  EXPECT_EQ(options->require_backends, std::vector<std::string>{"tcp"});
+  EXPECT_EQ(options->listen, "[::]:7471");
+  EXPECT_EQ(options->advertise, "10.0.0.2");
+  EXPECT_EQ(options->tcp_streams, 16u);
+  EXPECT_EQ(options->spin, microseconds(50));
+}
+
+TEST_F(OptionsEnvTest, AnEmptyVariableCountsAsNotSet) {
+  for (const char* name : kVariables) Set(name, "");
+  const auto options = OptionsFromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->listen, AgentOptions().listen);
+  EXPECT_EQ(options->tcp_streams, AgentOptions().tcp_streams);
+  EXPECT_EQ(options->spin, AgentOptions().spin);
+}
+
+TEST_F(OptionsEnvTest, SpinZeroIsNoSpinAndMinusOneIsAdaptive) {
+  Set("KVXFER_SPIN_US", "0");
+  auto options = OptionsFromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->spin, Duration(0));
+  Set("KVXFER_SPIN_US", "-1");
+  options = OptionsFromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_LT(options->spin, Duration(0));
+}
+
+TEST_F(OptionsEnvTest, WhatDoesNotParseIsRefusedByName) {
+  for (const char* bad : {"0", "17", "-1", "two", "2x", "99999999999999999999"}) {
+    ExpectRefused("KVXFER_TCP_STREAMS", bad);
+  }
+  for (const char* bad : {"-2", "1000001", "1.5", "fast"}) ExpectRefused("KVXFER_SPIN_US", bad);
+  for (const char* bad : {",", "tcp,", ",tcp", "shm,,tcp", " "}) {
+    ExpectRefused("KVXFER_BACKENDS", bad);
+    ExpectRefused("KVXFER_REQUIRE_BACKENDS", bad);
+  }
+  ExpectRefused("KVXFER_NAME", std::string(256, 'n'));
+}
+
+TEST_F(OptionsEnvTest, TheLongestNameIsTaken) {
+  Set("KVXFER_NAME", std::string(255, 'n'));
+  const auto options = OptionsFromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->name.size(), 255u);
+}
+
+}  // namespace
+}  // namespace kvxfer

@@ -1,0 +1,291 @@
+#include "src/core/wire_format.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kvxfer/notification.h"
+#include "tests/fuzz/frame_checks.h"
+#include "tests/support/scale.h"
+#include "tests/support/status_macros.h"
+#include "tests/unit/golden/frames_v1.h"
+
+namespace kvxfer {
+namespace {
+
+using testing::AsBytes;
+using testing::Fails;
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+Incarnation IncarnationFrom(uint8_t first) {
+  Incarnation incarnation;
+  for (size_t i = 0; i < 16; ++i) incarnation.bytes[i] = static_cast<uint8_t>(first + i);
+  return incarnation;
+}
+
+std::string Hex(const std::string& bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const char c : bytes) {
+    text.push_back(kDigits[static_cast<uint8_t>(c) >> 4]);
+    text.push_back(kDigits[static_cast<uint8_t>(c) & 15]);
+  }
+  return text;
+}
+
+// The golden text without the spaces that part its fields.
+std::string Golden(std::string text) {
+  text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
+  return text;
+}
+
+// One frame of each kind, every field different from its default.
+const HelloFrame kHello{.min_version = 1,
+                        .max_version = 2,
+                        .initiator = IncarnationFrom(0x10),
+                        .target = IncarnationFrom(0x40),
+                        .session = 0x1122334455667788,
+                        .oldest_kept = 9,
+                        .auth = {AuthMethod::kNone, AuthMethod{7}},
+                        .name = "prefill-0"};
+const HelloAckFrame kHelloAck{.version = 1,
+                              .auth = AuthMethod::kNone,
+                              .target = IncarnationFrom(0x40),
+                              .last_region = 12,
+                              .live_regions = {3, 12}};
+const RefuseFrame kRefuse{.reason = RefuseReason::kSession,
+                          .min_version = 1,
+                          .max_version = 3,
+                          .target = IncarnationFrom(0x40),
+                          .text = "gone"};
+const OpenFrame kOpen{.transfer = 0x0102030405060708,
+                      .order = 5,
+                      .has_notification = true,
+                      .lanes = {{.ref = {.slot = 0xabcde, .generation = 0xf01}, .arrivals = 1},
+                                {.ref = {.slot = 1, .generation = 2}, .arrivals = 300}},
+                      .notification = "request 7"};
+const AmendFrame kAmend{.transfer = 6,
+                        .lanes = {{.ref = {.slot = 64, .generation = 4095}, .arrivals = 2}}};
+const AbortFrame kAbort{.transfer = 7,
+                        .order = 8,
+                        .opened = true,
+                        .slots = {{.slot = 5, .generation = 6}, {.slot = 7, .generation = 8}}};
+const DiscardFrame kDiscard{.transfer = 9, .slots = {{.slot = 1048575, .generation = 0}}};
+const SlotRequestFrame kSlotRequest{.count = 128};
+const SlotGrantFrame kSlotGrant{.range = {.first = 192, .count = 64}, .generation = 4095};
+const ReleasedFrame kReleased{
+    .arrived = {1, 0xffffffffffffffff},
+    .freed = {{.slot = 2, .generation = 3}},
+    .aborted = {{.transfer = 4, .delivered = true}},
+    .discarded = {{.transfer = 5, .ref = {.slot = 6, .generation = 7}, .complete = true}}};
+const CreditFrame kCredit{.notifications = 4096, .bytes = 16777216};
+const QuiesceFrame kQuiesce{.id = 10, .all_regions = true, .revoke = true, .regions = {1, 2, 3}};
+const QuietFrame kQuiet{.id = 11};
+const PingFrame kPing{.nonce = 0xfedcba9876543210};
+
+std::vector<std::pair<FrameType, std::string>> AllBodies() {
+  return {
+      {FrameType::kHello, Encode(kHello)},         {FrameType::kHelloAck, Encode(kHelloAck)},
+      {FrameType::kRefuse, Encode(kRefuse)},       {FrameType::kOpen, Encode(kOpen)},
+      {FrameType::kAmend, Encode(kAmend)},         {FrameType::kAbort, Encode(kAbort)},
+      {FrameType::kDiscard, Encode(kDiscard)},     {FrameType::kSlotRequest, Encode(kSlotRequest)},
+      {FrameType::kQuiet, Encode(kQuiet)},         {FrameType::kReleased, Encode(kReleased)},
+      {FrameType::kSlotGrant, Encode(kSlotGrant)}, {FrameType::kCredit, Encode(kCredit)},
+      {FrameType::kQuiesce, Encode(kQuiesce)},     {FrameType::kPing, Encode(kPing)}};
+}
+
+// Expect the bytes of version 1 for `frame`, the frame back from them, and every shorter or
+// longer body refused.
+template <typename Frame>
+void ExpectFormat(const Frame& frame, const char* golden) {
+  const std::string bytes = Encode(frame);
+  EXPECT_EQ(Hex(bytes), Golden(golden));
+  ASSERT_OK_AND_ASSIGN(const Frame decoded, Decode<Frame>(AsBytes(bytes)));
+  EXPECT_EQ(decoded, frame);
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_TRUE(Fails(Decode<Frame>(AsBytes(bytes).first(size)), kInvalid, {"damaged"})) << size;
+  }
+  EXPECT_TRUE(Fails(Decode<Frame>(AsBytes(bytes + '\0')), kInvalid, {"end", "1 bytes left over"}));
+}
+
+TEST(WireFormat, BytesOfVersion1AreKept) {
+  ExpectFormat(kHello, golden::kHello);
+  ExpectFormat(kHelloAck, golden::kHelloAck);
+  ExpectFormat(kRefuse, golden::kRefuse);
+  ExpectFormat(kOpen, golden::kOpen);
+  ExpectFormat(kAmend, golden::kAmend);
+  ExpectFormat(kAbort, golden::kAbort);
+  ExpectFormat(kDiscard, golden::kDiscard);
+  ExpectFormat(kSlotRequest, golden::kSlotRequest);
+  ExpectFormat(kSlotGrant, golden::kSlotGrant);
+  ExpectFormat(kReleased, golden::kReleased);
+  ExpectFormat(kCredit, golden::kCredit);
+  ExpectFormat(kQuiesce, golden::kQuiesce);
+  ExpectFormat(kQuiet, golden::kQuiet);
+  ExpectFormat(kPing, golden::kPing);
+}
+
+TEST(WireFormat, DefaultsOfListFramesSurvive) {
+  EXPECT_EQ(*Decode<ReleasedFrame>(AsBytes(Encode(ReleasedFrame{}))), ReleasedFrame{});
+  EXPECT_EQ(*Decode<OpenFrame>(AsBytes(Encode(OpenFrame{}))), OpenFrame{});
+  HelloFrame without_auth = kHello;
+  without_auth.auth = {};
+  EXPECT_EQ(*Decode<HelloFrame>(AsBytes(Encode(without_auth))), without_auth);
+}
+
+TEST(WireFormat, TypesHaveTheNumbersOfVersion1) {
+  EXPECT_EQ(static_cast<int>(FrameType::kHello), 1);
+  EXPECT_EQ(static_cast<int>(FrameType::kOpen), 4);
+  EXPECT_EQ(static_cast<int>(FrameType::kReleased), 10);
+  EXPECT_EQ(static_cast<int>(FrameType::kPing), 14);
+  EXPECT_EQ(static_cast<int>(FrameType::kAck), 16);
+}
+
+TEST(WireFormat, EnvelopeBytesAreKept) {
+  std::string message = EncodeMessage(FrameType::kPing, 3, 0x0102, Encode(kPing));
+  EXPECT_EQ(Hex(message), Golden(golden::kPingMessage));
+  ASSERT_OK_AND_ASSIGN(const Envelope envelope, DecodeEnvelope(AsBytes(message)));
+  EXPECT_EQ(envelope.type, FrameType::kPing);
+  EXPECT_EQ(envelope.sequence, 3u);
+  EXPECT_EQ(envelope.ack, 0x0102u);
+  EXPECT_EQ(*Decode<PingFrame>(envelope.body), kPing);
+
+  PatchAck(message, 0xffffffffffffffff);
+  ASSERT_OK_AND_ASSIGN(const Envelope patched, DecodeEnvelope(AsBytes(message)));
+  EXPECT_EQ(patched.ack, 0xffffffffffffffff);
+  EXPECT_EQ(patched.sequence, 3u);
+  EXPECT_EQ(*Decode<PingFrame>(patched.body), kPing);
+}
+
+TEST(WireFormat, PatchAckLeavesWhatIsNoMessageAlone) {
+  std::string shorter(kEnvelopeBytes - 1, 'x');
+  PatchAck(shorter, 1);
+  EXPECT_EQ(shorter, std::string(kEnvelopeBytes - 1, 'x'));
+}
+
+TEST(WireFormat, DamagedEnvelopesAreRefused) {
+  const std::string message = EncodeMessage(FrameType::kPing, 3, 4, Encode(kPing));
+  for (size_t size = 0; size < message.size(); ++size) {
+    EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message).first(size)), kInvalid)) << size;
+  }
+  EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message + "x")), kInvalid, {"body bytes"}));
+  for (const char type : {'\0', '\x11', '\xff'}) {
+    std::string bad = message;
+    bad[0] = type;
+    EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(bad)), kInvalid, {"type"}));
+  }
+  for (const size_t reserved : {1u, 2u, 3u}) {
+    std::string bad = message;
+    bad[reserved] = 1;
+    EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(bad)), kInvalid, {"flags"}));
+  }
+}
+
+TEST(WireFormat, ImmediateHoldsSlotAndGeneration) {
+  const SlotRef ref{.slot = 0xabcde, .generation = 0xf01};
+  EXPECT_EQ(EncodeImmediate(ref), 0xabcdef01u);
+  EXPECT_EQ(DecodeImmediate(0xabcdef01), ref);
+  EXPECT_EQ(NextGeneration(4095), 0u);
+}
+
+// A count or a length may promise anything; nothing is allocated for what cannot be there.
+TEST(WireFormat, CountsAreHeldAgainstTheBytesLeft) {
+  const std::string transfer(8, '\1');
+  const std::string huge(4, '\xff');
+  EXPECT_TRUE(Fails(Decode<DiscardFrame>(AsBytes(transfer + huge)), kInvalid,
+                    {"discard", "slots", "4294967295"}));
+  EXPECT_TRUE(Fails(Decode<ReleasedFrame>(AsBytes(huge + std::string(64, '\0'))), kInvalid,
+                    {"released", "arrived"}));
+  const std::string open_head = transfer + transfer + '\1' + std::string(4, '\0');
+  EXPECT_TRUE(Fails(Decode<OpenFrame>(AsBytes(open_head + huge)), kInvalid,
+                    {"open", "notification", "4294967295"}));
+}
+
+TEST(WireFormat, FieldsOutOfRangeAreNamed) {
+  HelloFrame hello = kHello;
+  hello.name = "";
+  EXPECT_TRUE(Fails(Decode<HelloFrame>(AsBytes(Encode(hello))), kInvalid, {"hello", "name"}));
+  hello.name = std::string(256, 'n');
+  EXPECT_TRUE(Fails(Decode<HelloFrame>(AsBytes(Encode(hello))), kInvalid, {"name", "256"}));
+  hello = kHello;
+  hello.min_version = 3;
+  EXPECT_TRUE(Fails(Decode<HelloFrame>(AsBytes(Encode(hello))), kInvalid, {"max_version"}));
+
+  OpenFrame open = kOpen;
+  open.lanes[1].arrivals = 0;
+  EXPECT_TRUE(Fails(Decode<OpenFrame>(AsBytes(Encode(open))), kInvalid, {"open", "arrivals"}));
+  open = kOpen;
+  open.has_notification = false;
+  EXPECT_TRUE(Fails(Decode<OpenFrame>(AsBytes(Encode(open))), kInvalid, {"notification"}));
+  open = kOpen;
+  open.notification = std::string(kMaxNotificationBytes, 'n');
+  EXPECT_OK(Decode<OpenFrame>(AsBytes(Encode(open))));
+  open.notification += 'n';
+  EXPECT_TRUE(Fails(Decode<OpenFrame>(AsBytes(Encode(open))), kInvalid, {"notification", "65537"}));
+
+  SlotGrantFrame grant{.range = {.first = 1048575, .count = 1}, .generation = 0};
+  EXPECT_OK(Decode<SlotGrantFrame>(AsBytes(Encode(grant))));
+  grant.range.count = 0xffffffff;
+  EXPECT_TRUE(Fails(Decode<SlotGrantFrame>(AsBytes(Encode(grant))), kInvalid, {"range"}));
+  grant = {.range = {.first = 0, .count = 64}, .generation = 4096};
+  EXPECT_TRUE(Fails(Decode<SlotGrantFrame>(AsBytes(Encode(grant))), kInvalid, {"generation"}));
+
+  for (const char reason : {'\0', '\6'}) {
+    std::string refuse = Encode(kRefuse);
+    refuse[0] = reason;
+    EXPECT_TRUE(Fails(Decode<RefuseFrame>(AsBytes(refuse)), kInvalid, {"refuse", "reason"}));
+  }
+  std::string ack = Encode(kHelloAck);
+  ack[2] = 1;
+  EXPECT_TRUE(Fails(Decode<HelloAckFrame>(AsBytes(ack)), kInvalid, {"hello-ack", "auth"}));
+  std::string abort = Encode(kAbort);
+  abort[16] = 2;
+  EXPECT_TRUE(Fails(Decode<AbortFrame>(AsBytes(abort)), kInvalid, {"abort", "opened"}));
+}
+
+TEST(WireFormat, CommonVersionIsTheHighestOfBoth) {
+  EXPECT_EQ(*CommonVersion(1, 1, 1, 1), 1);
+  EXPECT_EQ(*CommonVersion(1, 4, 2, 7), 4);
+  EXPECT_EQ(*CommonVersion(3, 9, 2, 3), 3);
+  EXPECT_TRUE(Fails(CommonVersion(1, 2, 3, 4), absl::StatusCode::kFailedPrecondition,
+                    {"1 to 2", "3 to 4"}));
+  EXPECT_TRUE(Fails(CommonVersion(3, 4, 1, 2), absl::StatusCode::kFailedPrecondition));
+}
+
+// A small run of the fuzz target's checks: damaged messages are refused or mean what they say.
+TEST(WireFormat, MutatedMessagesHold) {
+  std::mt19937_64 random(testing::TestSeed());
+  const auto pick = [&](size_t below) { return static_cast<size_t>(random() % below); };
+  for (const auto& [type, body] : AllBodies()) {
+    const std::string whole = EncodeMessage(type, 1, 2, body);
+    ASSERT_TRUE(testing::MessageHolds(AsBytes(whole)));
+    for (int round = 0; round < testing::Scaled(2000); ++round) {
+      std::string mutated = body;
+      for (size_t edits = pick(4) + 1; edits > 0 && !mutated.empty(); --edits) {
+        const size_t at = pick(mutated.size());
+        switch (pick(4)) {
+          case 0:
+            mutated[at] = static_cast<char>(random());
+            break;
+          case 1:
+            mutated[at] = static_cast<char>(mutated[at] ^ (1 << pick(8)));
+            break;
+          case 2:
+            mutated.erase(at, pick(8));
+            break;
+          default:
+            mutated.insert(at, pick(8), static_cast<char>(random()));
+        }
+      }
+      const std::string message = EncodeMessage(type, 1, 2, mutated);
+      ASSERT_TRUE(testing::MessageHolds(AsBytes(message))) << Hex(message);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvxfer
