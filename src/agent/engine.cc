@@ -35,10 +35,10 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         "heartbeat and connect_timeout must be positive, suspect_after longer than heartbeat");
   }
   if (options.max_notifications == 0 || options.max_notification_bytes < kMaxNotificationBytes ||
-      options.max_active_transfers == 0) {
+      options.max_active_transfers == 0 || options.max_active_transfers > kMaxSessionTransfers) {
     return absl::InvalidArgumentError(
-        "max_notifications and max_active_transfers must be positive, max_notification_bytes at "
-        "least 64 KiB");
+        "max_notifications must be positive, max_active_transfers 1 to 65536, "
+        "max_notification_bytes at least 64 KiB");
   }
   return absl::OkStatus();
 }
@@ -110,7 +110,8 @@ void Engine::CloseAll() {
   Round();
   const absl::Status why = absl::CancelledError("the agent was closed");
   for (auto& [name, peer] : peers_) {
-    peer->Close(TransferState::kCancelled, why);
+    peer->Close(TransferState::kCancelled, why,
+                std::min<Duration>(runtime_.options.cancel_grace, kCloseWithin / 2));
     peer->Pump(Now());
     leaving_.push_back(std::move(peer));
   }

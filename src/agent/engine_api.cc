@@ -30,7 +30,10 @@ absl::Status Engine::DeregisterMemory(RegionId region, Duration timeout) {
   InboundHub::Question question;
   auto status = Call([&] {
     result = runtime_.memory.Close(region);
-    if (result.ok()) question = inbound_.StartQuiesce({.regions = {region}}, true);
+    if (!result.ok()) return;
+    auto asked = inbound_.StartQuiesce({.regions = {region}}, true);
+    if (asked.ok()) question = *std::move(asked);
+    result = asked.status();
   });
   if (!status.ok()) return status;
   if (!result.ok()) return result;
@@ -112,10 +115,17 @@ absl::Status Engine::Install(AgentMetadata metadata) {
     return status;
   }
   if (known != nullptr) {
+    // On one host two incarnations do not share a name: the old one's memory is nobody's now.
+    if (known->metadata().host.SameHost(peer->metadata().host)) {
+      known->OnDeath(absl::FailedPreconditionError(
+          absl::StrCat("peer ", name, " restarted: its new metadata replaced incarnation ",
+                       known->metadata().incarnation.ToString())));
+    }
     known->Close(TransferState::kFailed,
                  absl::FailedPreconditionError(absl::StrCat(
                      "peer ", name, " restarted: its new metadata replaced incarnation ",
-                     known->metadata().incarnation.ToString())));
+                     known->metadata().incarnation.ToString())),
+                 runtime_.options.cancel_grace);
     leaving_.push_back(std::move(peers_.find(name)->second));
   }
   PublishView(*peer);
@@ -136,7 +146,8 @@ absl::Status Engine::RemovePeer(std::string_view peer) {
       views_.erase(std::string(peer));
     }
     found->Close(TransferState::kCancelled,
-                 absl::CancelledError(absl::StrCat("peer ", ToAbsl(peer), " was removed")));
+                 absl::CancelledError(absl::StrCat("peer ", ToAbsl(peer), " was removed")),
+                 runtime_.options.cancel_grace);
     const auto it = peers_.find(peer);
     leaving_.push_back(std::move(it->second));
     peers_.erase(it);
@@ -241,8 +252,14 @@ void Engine::Cancel(const TransferPtr& record) {
 
 absl::StatusOr<QuiesceResult> Engine::Quiesce(const QuiesceScope& scope, Duration timeout) {
   InboundHub::Question question;
-  auto status = Call([&] { question = inbound_.StartQuiesce(scope, false); });
+  absl::Status asked;
+  auto status = Call([&] {
+    auto started = inbound_.StartQuiesce(scope, false);
+    if (started.ok()) question = *std::move(started);
+    asked = started.status();
+  });
   if (!status.ok()) return status;
+  if (!asked.ok()) return asked;
   const auto quiet = [&] { return question.quiet->load(std::memory_order_acquire); };
   auto waited = WaitFor(question.quiet.get(), quiet, After(timeout));
   if (!waited.ok()) return waited.status();

@@ -12,6 +12,10 @@ namespace {
 constexpr Duration kHelloWithin = std::chrono::seconds(2);
 // An initiator pings at least every 5 s; one that is silent for so long is disconnected.
 constexpr Duration kSilence = std::chrono::seconds(30);
+// Sessions kept without a connection: initiators that restart again and again leave one each.
+constexpr size_t kMaxUnlinked = 256;
+// New sessions are refused while the application lets so many times one peer's share pile up.
+constexpr size_t kMaxUndrainedShares = 64;
 
 }  // namespace
 
@@ -108,7 +112,12 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
     }
     Sweep(hello.initiator);
   }
-  if (hello.oldest_kept != 1) {
+  if (runtime_->notifier.size() >
+      kMaxUndrainedShares * size_t{runtime_->options.max_notifications}) {
+    Refuse(link, RefuseReason::kClosing, "the application here does not take its notifications");
+    return nullptr;
+  }
+  if (hello.oldest_kept != 0) {
     Refuse(link, RefuseReason::kSession, "the session is no longer known; start a new one");
     return nullptr;
   }
@@ -118,7 +127,6 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
   session->name = hello.name;
   InboundSession* added = session.get();
   sessions_.emplace(hello.initiator, std::move(session));
-  GrantSlots(*added);
   TellCredit(*added);
   return added;
 }
@@ -144,16 +152,41 @@ void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
     // A connection that is down lands nothing: it counts as fenced.
     for (uint64_t transfer : fencing) FenceDone(*session, link, transfer);
     Act(*session);
-    if (session->links.empty()) {
-      session->unlinked = Now();
-      for (auto& [token, question] : questions_) Answered(question, session->owner);
-    }
+    // What it had taken may be lost, whatever other connections there are.
+    session->channel.Rewind();
     runtime_->presence.LinkDown(session->name, session->initiator, why);
+    if (session->links.empty()) OnUnlinked(*session);
   }
   runtime_->users.erase(link.endpoint.get());
   auto it = links_.find(&link);
   runtime_->finished.push_back(std::move(it->second));
   links_.erase(it);
+}
+
+// The last connection of `session`, which may be gone after this, is down.
+void InboundHub::OnUnlinked(InboundSession& session) {
+  session.unlinked = Now();
+  const SlotTable::Owner owner = session.owner;
+  const bool asked = std::ranges::any_of(
+      questions_, [&](const auto& entry) { return entry.second.waiting.contains(owner); });
+  if (asked) {
+    // As in StartQuiesce: what its initiator has queued must not come in the name of this session.
+    Sweep(session.initiator);
+    for (auto& [token, question] : questions_) Answered(question, owner);
+    return;
+  }
+  SweepBeyondBound();
+}
+
+void InboundHub::SweepBeyondBound() {
+  const InboundSession* oldest = nullptr;
+  size_t unlinked = 0;
+  for (const auto& [initiator, session] : sessions_) {
+    if (!session->links.empty()) continue;
+    ++unlinked;
+    if (oldest == nullptr || session->unlinked < oldest->unlinked) oldest = session.get();
+  }
+  if (unlinked > kMaxUnlinked) Sweep(oldest->initiator);
 }
 
 void InboundHub::OnTimer(Time now) {
@@ -183,19 +216,35 @@ Time InboundHub::NextTimer() const {
   return next;
 }
 
-// Nothing of the session can arrive any more (it has no connection): keeps nothing of it.
+// Nothing of the session can arrive any more (it has no connection): keeps nothing of it. Its
+// initiator may know transfers as done whose notifications waited for their turn: that is now.
 void InboundHub::Sweep(Incarnation initiator) {
   const auto it = sessions_.find(initiator);
+  Deliver(*it->second, it->second->tracker.GiveOut());
   slots_.Release(it->second->owner);
   runtime_->presence.Forget(it->second->name, initiator);
   sessions_.erase(it);
+  for (auto& [other, session] : sessions_) {
+    if (session->wants_slots) GrantSlots(*session);
+  }
 }
 
 void InboundHub::Close(const absl::Status& why) {
   for (auto& [key, link] : links_) CloseLink(*link, why);
 }
 
-InboundHub::Question InboundHub::StartQuiesce(const QuiesceScope& scope, bool revoke) {
+absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope& scope,
+                                                              bool revoke) {
+  if (scope.regions.size() > kMaxRegions) {
+    return absl::InvalidArgumentError(absl::StrCat("Quiesce of ", scope.regions.size(),
+                                                   " regions; an agent has at most ", kMaxRegions,
+                                                   ": leave the list empty to mean all"));
+  }
+  if (questions_.size() >= kMaxQuestions) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(questions_.size(), " calls of Quiesce or DeregisterMemory are not answered; ",
+                     "ask IsQuiet of those that are quarantined"));
+  }
   Question question{.token = ++last_question_};
   QuiesceFrame frame{.id = question.token, .all_regions = scope.regions.empty(), .revoke = revoke};
   for (RegionId region : scope.regions) frame.regions.push_back(static_cast<uint32_t>(region));
@@ -217,13 +266,17 @@ InboundHub::Question InboundHub::StartQuiesce(const QuiesceScope& scope, bool re
 }
 
 std::string InboundHub::Pending(uint64_t token) const {
+  constexpr size_t kNamed = 8;
+  size_t named = 0;
   std::string pending;
   const auto it = questions_.find(token);
   if (it == questions_.end()) return pending;
   for (const auto& [initiator, session] : sessions_) {
     if (!it->second.waiting.contains(session->owner)) continue;
+    if (++named > kNamed) continue;
     absl::StrAppend(&pending, pending.empty() ? "" : ", ", session->name);
   }
+  if (named > kNamed) absl::StrAppend(&pending, " and ", named - kNamed, " more");
   return pending;
 }
 
@@ -238,8 +291,7 @@ absl::StatusOr<bool> InboundHub::IsQuiet(uint64_t token) {
 }
 
 void InboundHub::Answered(Question& question, SlotTable::Owner owner) {
-  question.waiting.erase(owner);
-  if (!question.waiting.empty()) return;
+  if (question.waiting.erase(owner) == 0 || !question.waiting.empty()) return;
   question.quiet->store(true, std::memory_order_release);
   runtime_->loop.Wake(question.quiet.get());
 }

@@ -54,6 +54,8 @@ struct InboundSession {
   uint32_t ranges = 0;  // of slots granted
   std::shared_ptr<CreditAccount> account = std::make_shared<CreditAccount>();
   CreditFrame credit_told{};
+  CreditFrame delivered{};   // notifications given to the application, and their bytes
+  bool wants_slots = false;  // asked when the table was full
   std::map<uint64_t, std::set<const InboundLink*>> fencing{};  // transfer → links not yet fenced
   Time unlinked{};                                             // since when it has no connection
   bool failed = false;
@@ -78,8 +80,9 @@ class InboundHub {
     std::shared_ptr<std::atomic<bool>> quiet = std::make_shared<std::atomic<bool>>(false);
     std::set<SlotTable::Owner> waiting{};
   };
-  // Asks every initiator in `scope`; answers come in over time.
-  Question StartQuiesce(const QuiesceScope& scope, bool revoke);
+  // Asks every initiator in `scope`; answers come in over time. InvalidArgument: more regions than
+  // an agent can have; ResourceExhausted: too many questions are open.
+  absl::StatusOr<Question> StartQuiesce(const QuiesceScope& scope, bool revoke);
   // Who has not answered, for a person.
   std::string Pending(uint64_t token) const;
   // NotFound: unknown, or answered true before.
@@ -100,7 +103,10 @@ class InboundHub {
   void OnImmediate(InboundLink& link, uint32_t immediate);
   void OnFenced(InboundLink& link, uint64_t transfer);
   void OnDown(InboundLink& link, const absl::Status& why);
+  void OnUnlinked(InboundSession& session);
+  absl::Status CheckBounds(const InboundSession& session) const;
   void Act(InboundSession& session);
+  void Deliver(InboundSession& session, std::vector<ArrivalTracker::Delivered> all);
   void StartFence(InboundSession& session, uint64_t transfer);
   void FenceDone(InboundSession& session, const InboundLink& link, uint64_t transfer);
   void GrantSlots(InboundSession& session);
@@ -109,6 +115,7 @@ class InboundHub {
   void Fail(InboundSession& session, const absl::Status& why);
   void CloseLink(InboundLink& link, const absl::Status& why);
   void Sweep(Incarnation initiator);
+  void SweepBeyondBound();
   void Answered(Question& question, SlotTable::Owner owner);
 
   Runtime* const runtime_;

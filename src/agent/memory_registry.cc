@@ -8,6 +8,7 @@
 
 #include "src/core/log.h"
 #include "src/core/strings.h"
+#include "src/core/wire_format.h"
 
 namespace kvxfer {
 namespace {
@@ -32,6 +33,11 @@ MemoryRegistry::MemoryRegistry() : table_(std::make_shared<RegionTable>()) {}
 absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access access,
                                                   const Backends& backends) {
   if (auto status = CheckSpan(span); !status.ok()) return status;
+  if (entries_.size() >= kMaxRegions) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the agent has ", kMaxRegions,
+                     " regions already; register larger ones, or deregister some"));
+  }
   Entry entry;
   entry.region = {
       .id = RegionId{last_region_ + 1}, .rkey = NewRkey(), .span = span, .access = access};

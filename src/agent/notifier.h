@@ -39,7 +39,8 @@ class Notifier {
 
   void Push(Notification notification, std::shared_ptr<CreditAccount> account);
   std::optional<Notification> Pop();
-  bool empty() const { return count_.load(std::memory_order_acquire) == 0; }
+  size_t size() const { return count_.load(std::memory_order_acquire); }
+  bool empty() const { return size() == 0; }
   // Queued ones go to the callback too. Empty: back to Pop.
   void SetCallback(std::function<void(Notification)> callback);
 

@@ -22,11 +22,10 @@ uint64_t RandomId() {
 // How often a transfer's ready fence, or a key on its way, is looked at.
 constexpr Duration kReadyPoll = std::chrono::microseconds(500);
 
-std::shared_ptr<const RegionTable> MakeTable(const AgentMetadata& metadata,
-                                             const std::unordered_set<uint32_t>& revoked) {
+std::shared_ptr<const RegionTable> MakeTable(const AgentMetadata& metadata, const IdSet& revoked) {
   std::vector<RegionView> views;
   for (const auto& [region, keys] : metadata.regions) {
-    if (revoked.contains(static_cast<uint32_t>(region.id))) continue;
+    if (revoked.Contains(static_cast<uint32_t>(region.id))) continue;
     views.push_back({region.id, region.base, region.bytes, region.access});
   }
   return std::make_shared<const RegionTable>(std::move(views), metadata.name);
@@ -62,10 +61,7 @@ void Peer::Update(AgentMetadata metadata) {
   auto queued = view_ ? view_->queued : std::make_shared<std::atomic<uint32_t>>(0);
   view_ = std::make_shared<const PeerView>(PeerView{
       metadata_.name, metadata_.incarnation, MakeTable(metadata_, revoked_), std::move(queued)});
-}
-
-void Peer::Revoke(uint32_t region) {
-  if (regions_by_id_.contains(region)) revoked_.insert(region);
+  DropDeadKeys();
 }
 
 void Peer::Submit(TransferPtr record) {
@@ -99,8 +95,10 @@ void Peer::Cancel(const TransferPtr& record) {
   }
 }
 
-void Peer::Close(TransferState state, const absl::Status& why) {
+void Peer::Close(TransferState state, const absl::Status& why, Duration within) {
   closing_ = true;
+  close_by_ = Now() + within;
+  close_why_ = why;
   while (!queue_.empty()) {
     const TransferPtr record = std::move(queue_.front());
     queue_.pop_front();
@@ -108,9 +106,22 @@ void Peer::Close(TransferState state, const absl::Status& why) {
   }
   std::vector<Outbound*> active;
   for (auto& [id, outbound] : active_) active.push_back(outbound.get());
-  for (Outbound* outbound : active) BeginEnd(*outbound, state, why, Now());
+  for (Outbound* outbound : active) {
+    BeginEnd(*outbound, state, why, std::min(outbound->record->deadline, close_by_));
+  }
+  CheckDeath(why);
+  FinishClosing(Now());
+}
+
+// The aborts of what was in flight have to reach the target, and its answers this side: without
+// them nobody would learn that nothing lands any more.
+void Peer::FinishClosing(Time now) {
+  if (!closing_ || (UpLink() != nullptr && !active_.empty() && now < close_by_)) return;
+  std::vector<Outbound*> active;
+  for (auto& [id, outbound] : active_) active.push_back(outbound.get());
+  for (Outbound* outbound : active) BeginEnd(*outbound, outbound->end_state, close_why_, now);
   for (Path& path : paths_) {
-    if (path.link) CloseLink(*path.link, why);
+    if (path.link) CloseLink(*path.link, close_why_);
   }
 }
 
@@ -121,6 +132,7 @@ void Peer::Pump(Time now) {
     SendData(now);
   }
   FlushControl();
+  FinishClosing(now);
 }
 
 void Peer::OnTimer(Time now) {
@@ -167,8 +179,12 @@ Time Peer::NextTimer() const {
       if (outbound->ending && !outbound->published) next = std::min(next, outbound->give_up);
     }
   }
-  const bool waiting = !queue_.empty() || !active_.empty();
+  const bool waiting = !queue_.empty() || !active_.empty() || !quarantined_.empty();
   const Time now = Now();
+  if (closing_ && links() > 0 && now < close_by_) next = std::min(next, close_by_);
+  if (!closing_ && unlinked_ != Time{} && (!active_.empty() || channel_.kept() > 0)) {
+    next = std::min(next, unlinked_ + kAbandonAfter);
+  }
   for (const Path& path : paths_) {
     if (path.link) {
       if (path.link->state == Link::State::kClosing) continue;

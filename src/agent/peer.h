@@ -26,6 +26,7 @@
 #include "kvxfer/peer.h"
 #include "src/agent/runtime.h"
 #include "src/agent/transfer_record.h"
+#include "src/core/id_set.h"
 #include "src/core/lane_book.h"
 #include "src/core/metadata.h"
 #include "src/core/plan.h"
@@ -63,11 +64,12 @@ class Link : public EndpointUser {
   std::unique_ptr<Endpoint> endpoint;
   std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys;  // closed before the endpoint
   std::vector<uint64_t> rail_bytes;                               // in flight
-  bool full = false;  // every rail refused since SendData began
-  Time give_up{};     // for becoming up
-  Time heard{};       // last message
-  Time ping_at{};     // next ping
-  Time unanswered{};  // when the oldest unanswered ping went out; zero: none
+  bool full = false;     // every rail refused since SendData began
+  bool refused = false;  // the target said to try again soon: the attempt did not fail
+  Time give_up{};        // for becoming up
+  Time heard{};          // last message
+  Time ping_at{};        // next ping
+  Time unanswered{};     // when the oldest unanswered ping went out; zero: none
 };
 
 // One transfer that has left the queue.
@@ -102,6 +104,10 @@ struct Outbound {
 
 class Peer {
  public:
+  // A session without a connection is given up before the target sweeps it
+  // (InboundHub::kSweepAfter), so that both never disagree on what was delivered.
+  static constexpr Duration kAbandonAfter = std::chrono::seconds(30);
+
   Peer(Runtime* runtime, AgentMetadata metadata);
   ~Peer();
 
@@ -112,9 +118,13 @@ class Peer {
 
   void Submit(TransferPtr record);
   void Cancel(const TransferPtr& record);
-  // Ends every transfer as `state`, closes every connection. Call Finished until true.
-  void Close(TransferState state, const absl::Status& why);
+  // Ends every transfer as `state`, and closes every connection once the target has said that it
+  // lets go of them, or `within` from now. Pump goes on; call Finished until true.
+  void Close(TransferState state, const absl::Status& why, Duration within);
   bool Finished() const { return links() == 0; }
+
+  // The incarnation is proven dead: nothing of its transfers can land any more.
+  void OnDeath(const absl::Status& why);
 
   // Sends what can be sent.
   void Pump(Time now);
@@ -149,20 +159,26 @@ class Peer {
   void OnConnected(Link& link);
   void OnHelloAck(Link& link, const Envelope& envelope);
   void OnRefuse(Link& link, const Envelope& envelope);
+  void RevokeAllBut(std::vector<uint32_t> live, uint32_t last);
   void OnDown(Link& link, const absl::Status& why);
   void LoseData(Link& link, const absl::Status& why);
   void CheckDeath(const absl::Status& why);
   void CloseLink(Link& link, const absl::Status& why);
-  void ResetSession(const absl::Status& why);
+  void ResetSession(const absl::Status& why, Time posted_until = Time::max());
+  void NewSession();
+  bool SessionIsIdle() const;
+  void FinishClosing(Time now);
   void KeepAlive(Time now);
   void Heartbeat(Link& link, Time now);
 
   // peer_send.cc
   void Admit(Time now);
   bool HasCredit(const TransferOptions& options) const;
+  void ReturnCredit(const TransferOptions& options);
   absl::Status Begin(const TransferPtr& record, Link* link);
   absl::Status ResolveRegions(Outbound& outbound);
   absl::StatusOr<const RemoteKey*> KeyOf(Link& link, RegionId id);
+  void DropDeadKeys();
   void SendData(Time now);
   enum class Turn : uint8_t { kPosted, kFinished, kBlocked };
   Turn TakeTurn(Outbound& outbound, Time now);
@@ -170,6 +186,7 @@ class Peer {
   bool PostPrepared(Outbound& outbound, bool last);
   bool CloseLanes(Outbound& outbound);
   bool TakeSlot(Outbound& outbound, uint32_t rail);
+  void RequestSlots();
   bool PostOn(Outbound& outbound, const Op& op);
   void PushOpen(Outbound& outbound);
   void FlushControl();
@@ -178,9 +195,8 @@ class Peer {
   void OnMessage(Link& link, std::span<const std::byte> message);
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
   absl::Status OnReleased(const ReleasedFrame& frame);
-  void OnQuiesce(const QuiesceFrame& frame);
+  absl::Status OnQuiesce(const QuiesceFrame& frame);
   void AnswerQuiesce();
-  void Revoke(uint32_t region);
   void ProtocolError(Link& link, const absl::Status& why);
 
   // peer_end.cc
@@ -201,13 +217,18 @@ class Peer {
   AgentMetadata metadata_;
   std::shared_ptr<const PeerView> view_;
   std::unordered_map<uint32_t, const AgentMetadata::Region*> regions_by_id_;
-  std::unordered_set<uint32_t> revoked_;
+  // Regions that the target deregistered, also those whose metadata has not come yet: an id is
+  // never used again.
+  IdSet revoked_;
   std::vector<Path> paths_;  // in order of preference
   bool closing_ = false;
+  Time close_by_{};
+  absl::Status close_why_{};
   bool warned_fallback_ = false;
 
   // Session.
   uint64_t session_ = 0;
+  bool session_known_ = false;  // the target has answered a hello of it
   ReliableChannel channel_;
   SlotPool slots_;
   bool slots_requested_ = false;
@@ -230,6 +251,7 @@ class Peer {
   struct Asked {
     uint64_t id = 0;
     std::unordered_set<uint64_t> transfers{};  // still to end
+    bool revoke = false;
   };
   std::vector<Asked> asked_;  // Quiesce requests not yet answered
 };

@@ -6,6 +6,12 @@
 #include "src/core/strings.h"
 
 namespace kvxfer {
+namespace {
+
+// Dead regions come in few runs: between two are regions that live. Beyond this, ids are made up.
+constexpr size_t kMaxDeadRuns = 4 * kMaxRegions;
+
+}  // namespace
 
 void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
   if (link.state == Link::State::kClosing) return;
@@ -30,6 +36,9 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
   for (const auto& frame : frames) {
     if (status.ok()) status = OnNumbered(frame);
   }
+  if (status.ok() && channel_.kept() > ReliableChannel::kMaxKept) {
+    status = absl::ResourceExhaustedError("it acknowledges nothing");
+  }
   if (!status.ok()) ProtocolError(link, status);
 }
 
@@ -43,9 +52,8 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
     case FrameType::kSlotGrant: {
       auto grant = Decode<SlotGrantFrame>(body);
       if (!grant.ok()) return grant.status();
-      slots_.AddGrant(*grant);
       slots_requested_ = false;
-      return absl::OkStatus();
+      return slots_.AddGrant(*grant);
     }
     case FrameType::kCredit: {
       auto credit = Decode<CreditFrame>(body);
@@ -57,8 +65,7 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
     case FrameType::kQuiesce: {
       auto quiesce = Decode<QuiesceFrame>(body);
       if (!quiesce.ok()) return quiesce.status();
-      OnQuiesce(*quiesce);
-      return absl::OkStatus();
+      return OnQuiesce(*quiesce);
     }
     default:
       return absl::InvalidArgumentError(absl::StrCat("frame of type ", static_cast<int>(frame.type),
@@ -81,12 +88,15 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
     const auto it = active_.find(ack.transfer);
     if (it == active_.end()) continue;
     Outbound& outbound = *it->second;
+    if (!outbound.abort_due) continue;
     if (ack.delivered) {
       outbound.arrived = true;
       if (!outbound.published) {
         outbound.end_state = TransferState::kDone;
         outbound.end_status = absl::OkStatus();
       }
+    } else {
+      ReturnCredit(outbound.record->options);
     }
     outbound.abort_due = false;
     runtime_->ClearQuarantine(outbound.record);
@@ -97,7 +107,10 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
 
 // Answered when every transfer that was posted before the request came, and touches what it names,
 // has ended and is quiet.
-void Peer::OnQuiesce(const QuiesceFrame& frame) {
+absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
+  if (asked_.size() >= kMaxQuestions || revoked_.runs() > kMaxDeadRuns) {
+    return absl::ResourceExhaustedError("more QUIESCE at once than a target asks");
+  }
   const auto touches = [&](const internal::TransferRecord& record) {
     if (record.kind == TransferKind::kNotify) return false;
     if (frame.all_regions) return true;
@@ -107,7 +120,7 @@ void Peer::OnQuiesce(const QuiesceFrame& frame) {
     });
   };
   if (frame.revoke) {
-    for (uint32_t region : frame.regions) Revoke(region);
+    for (uint32_t region : frame.regions) revoked_.Add(region);
     std::erase_if(queue_, [&](TransferPtr& record) {
       if (!touches(*record)) return false;
       FailQueued(record, TransferState::kFailed,
@@ -117,7 +130,7 @@ void Peer::OnQuiesce(const QuiesceFrame& frame) {
       return true;
     });
   }
-  Asked asked{.id = frame.id};
+  Asked asked{.id = frame.id, .revoke = frame.revoke};
   for (const TransferPtr& record : queue_) {
     if (touches(*record)) asked.transfers.insert(record->id);
   }
@@ -126,14 +139,18 @@ void Peer::OnQuiesce(const QuiesceFrame& frame) {
   }
   asked_.push_back(std::move(asked));
   AnswerQuiesce();
+  return absl::OkStatus();
 }
 
 void Peer::AnswerQuiesce() {
+  bool revoked = false;
   std::erase_if(asked_, [&](const Asked& asked) {
     if (!asked.transfers.empty()) return false;
     channel_.Push(FrameType::kQuiet, Encode(QuietFrame{.id = asked.id}));
+    revoked |= asked.revoke;
     return true;
   });
+  if (revoked) DropDeadKeys();
 }
 
 void Peer::ProtocolError(Link& link, const absl::Status& why) {

@@ -68,7 +68,11 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
   for (Path& path : paths_) {
     if (path.link && path.link->state == Link::State::kUp) path.link->endpoint->Fence(id);
   }
-  if (outbound.abort_due) channel_.Push(FrameType::kAbort, Encode(abort));
+  if (outbound.abort_due) {
+    channel_.Push(FrameType::kAbort, Encode(abort));
+  } else {
+    ReturnCredit(outbound.record->options);
+  }
   AdvanceEnd(outbound, now);
 }
 

@@ -13,9 +13,6 @@ namespace {
 // Redialling: first after 5 ms, twice as long each time, at most 1 s, ± 25 %.
 constexpr Duration kFirstBackoff = std::chrono::milliseconds(5);
 constexpr Duration kMaxBackoff = std::chrono::seconds(1);
-// A session without a connection is given up before the target sweeps it (kSweepAfter,
-// inbound.h), so that both never disagree on what was delivered.
-constexpr Duration kAbandonAfter = std::chrono::seconds(30);
 // Between pings on a connection without transfers; well within the target's patience (kSilence,
 // inbound.cc).
 constexpr int kIdleHeartbeats = 10;
@@ -123,6 +120,8 @@ absl::Status Peer::Dial(Path& path, Time now) {
     path.retry_at = now + Backoff(path.failures++);
     return endpoint.status();
   }
+  // The target may have forgotten a session that was idle, and would refuse to go on with it.
+  if (links() == 0 && SessionIsIdle()) NewSession();
   path.link = std::make_unique<Link>(this, path.backend, *std::move(endpoint));
   path.link->give_up = now + runtime_->options.connect_timeout;
   runtime_->users[path.link->endpoint.get()] = path.link.get();
@@ -133,7 +132,7 @@ void Peer::OnConnected(Link& link) {
   HelloFrame hello{.initiator = runtime_->incarnation,
                    .target = metadata_.incarnation,
                    .session = session_,
-                   .oldest_kept = channel_.oldest_kept(),
+                   .oldest_kept = session_known_ ? channel_.oldest_kept() : 0,
                    .name = runtime_->options.name};
   link.state = Link::State::kHello;
   const std::string message =
@@ -147,6 +146,9 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   auto ack = Decode<HelloAckFrame>(envelope.body);
   if (!ack.ok()) return ProtocolError(link, ack.status());
   if (link.state != Link::State::kHello) return;
+  if (ack->target != metadata_.incarnation) {
+    return ProtocolError(link, absl::InvalidArgumentError("another incarnation took the hello"));
+  }
   const bool first = UpLink() == nullptr;
   link.state = Link::State::kUp;
   link.was_up = true;
@@ -154,19 +156,17 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   link.heard = now;
   link.ping_at = now + runtime_->options.heartbeat;
   unlinked_ = Time{};
+  session_known_ = true;
   for (Path& path : paths_) {
     if (path.link.get() != &link) continue;
     path.failures = 0;
     path.last_error = absl::OkStatus();
     path.retry_at = Time{};
   }
-  for (const auto& [id, region] : regions_by_id_) {
-    if (id <= ack->last_region &&
-        std::ranges::find(ack->live_regions, id) == ack->live_regions.end()) {
-      Revoke(id);
-    }
-  }
+  RevokeAllBut(std::move(ack->live_regions), ack->last_region);
   if (first) channel_.Rewind();
+  const auto arrival = runtime_->backends[link.backend]->capabilities().arrival;
+  if (arrival == Arrival::kImmediate && slots_.granted() == 0) RequestSlots();
   // Data sent before over a lost connection cannot land after the target's side of it is gone, and
   // the target accepts a new session only then.
   ClearQuarantines();
@@ -184,6 +184,19 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
     Log(LogLevel::kWarning, "peer {}: using {} because {} failed: {}", metadata_.name, name,
         runtime_->backends[path.backend]->name(), ToStd(path.last_error.message()));
   }
+}
+
+// What the target says when a connection begins: of the regions up to `last`, `live` are there.
+void Peer::RevokeAllBut(std::vector<uint32_t> live, uint32_t last) {
+  std::ranges::sort(live);
+  uint32_t next = 1;
+  for (const uint32_t id : live) {
+    if (id > last) break;
+    if (id > next) revoked_.Add(next, id - 1);
+    if (id >= next) next = id + 1;
+  }
+  if (last >= next) revoked_.Add(next, last);
+  DropDeadKeys();
 }
 
 void Peer::OnRefuse(Link& link, const Envelope& envelope) {
@@ -210,6 +223,7 @@ void Peer::OnRefuse(Link& link, const Envelope& envelope) {
   }
   const bool reset =
       refuse->reason == RefuseReason::kSession || refuse->reason == RefuseReason::kIncarnation;
+  link.refused = refuse->reason == RefuseReason::kClosing;
   CloseLink(link, why);
   if (reset) ResetSession(why);
   if (refuse->reason == RefuseReason::kIncarnation) ClearQuarantines();
@@ -229,15 +243,16 @@ void Peer::OnDown(Link& link, const absl::Status& why) {
   auto path = std::ranges::find_if(paths_, [&](Path& p) { return p.link.get() == &link; });
   path->last_error = cause;
   if (!was_up) {
-    path->failed_at = now;
+    if (!link.refused) path->failed_at = now;
     path->retry_at = now + Backoff(path->failures++);
   }
   runtime_->users.erase(link.endpoint.get());
   runtime_->finished.push_back(std::move(path->link));
   LoseData(link, cause);
-  if (UpLink() == nullptr && was_up) {
-    unlinked_ = now;
+  if (was_up) {
+    // What it had taken may be lost, whatever other connections there are.
     channel_.Rewind();
+    if (UpLink() == nullptr) unlinked_ = now;
   }
   if (was_up) runtime_->presence.LinkDown(metadata_.name, metadata_.incarnation, cause);
   CheckDeath(cause);
@@ -263,19 +278,29 @@ void Peer::LoseData(Link& link, const absl::Status& why) {
 
 // Where the peer's process is proven dead, nothing is kept for it.
 void Peer::CheckDeath(const absl::Status& why) {
-  if (closing_ || !ProcessGone(metadata_.host, runtime_->host)) return;
+  if (!ProcessGone(metadata_.host, runtime_->host)) return;
   // A restart that was recognised as such stays one.
   const auto code = absl::IsFailedPrecondition(why) ? why.code() : absl::StatusCode::kUnavailable;
-  ResetSession(absl::Status(code, absl::StrCat("peer ", metadata_.name, " (process ",
-                                               metadata_.host.pid, ") is gone: ", why.message())));
+  OnDeath(absl::Status(code, absl::StrCat("peer ", metadata_.name, " (process ", metadata_.host.pid,
+                                          ") is gone: ", why.message())));
+}
+
+void Peer::OnDeath(const absl::Status& why) {
+  ResetSession(why);
   ClearQuarantines();
 }
 
-// Ends every transfer and starts a session of which the target knows nothing yet.
-void Peer::ResetSession(const absl::Status& why) {
+// Ends every transfer posted up to `posted_until` and starts a session of which the target knows
+// nothing yet.
+void Peer::ResetSession(const absl::Status& why, Time posted_until) {
   const TransferState state = TransferState::kFailed;
-  std::deque<TransferPtr> queue = std::exchange(queue_, {});
-  for (const TransferPtr& record : queue) FailQueued(record, state, why);
+  std::vector<TransferPtr> queued;
+  std::erase_if(queue_, [&](const TransferPtr& record) {
+    if (record->posted > posted_until) return false;
+    queued.push_back(record);
+    return true;
+  });
+  for (const TransferPtr& record : queued) FailQueued(record, state, why);
   std::vector<Outbound*> active;
   for (auto& [id, outbound] : active_) active.push_back(outbound.get());
   for (Outbound* outbound : active) {
@@ -293,7 +318,12 @@ void Peer::ResetSession(const absl::Status& why) {
     outbound->abort_due = false;
     AdvanceEnd(*outbound, Now());
   }
+  NewSession();
+}
+
+void Peer::NewSession() {
   session_ += 1;
+  session_known_ = false;
   channel_ = ReliableChannel();
   slots_ = SlotPool();
   slots_requested_ = false;
@@ -303,16 +333,24 @@ void Peer::ResetSession(const absl::Status& why) {
   asked_.clear();
 }
 
+// Neither side has anything to say in this session, nor is anything queued that was posted before
+// its last connection was lost and that a Quiesce at the target may have ruled out since.
+bool Peer::SessionIsIdle() const {
+  return active_.empty() && channel_.kept() == 0 && asked_.empty() &&
+         std::ranges::none_of(
+             queue_, [&](const TransferPtr& record) { return record->posted <= unlinked_; });
+}
+
 // Makes sure that there is a connection while anything waits for the target's word.
 void Peer::KeepAlive(Time now) {
   if (UpLink() != nullptr) return;
-  if (active_.empty() && channel_.kept() == 0) return;
-  if (unlinked_ != Time{} && now - unlinked_ > kAbandonAfter) {
-    ResetSession(absl::UnavailableError(
-        absl::StrCat("peer ", metadata_.name, " not reached again: ", Unreachable("").message())));
-    return;
+  const bool session_waits = !active_.empty() || channel_.kept() > 0;
+  if (session_waits && unlinked_ != Time{} && now - unlinked_ > kAbandonAfter) {
+    ResetSession(absl::UnavailableError(absl::StrCat(
+                     "peer ", metadata_.name, " not reached again: ", Unreachable("").message())),
+                 unlinked_);
   }
-  if (active_.empty()) return;
+  if (active_.empty() && quarantined_.empty()) return;
   // Transfers that wait for word only are failed by the first attempt that fails after the loss.
   auto link = LinkFor("", unlinked_, now);
   if (link.ok()) return;

@@ -32,6 +32,13 @@ bool Peer::HasCredit(const TransferOptions& options) const {
          credit_used_.bytes + options.notification->size() <= credit_.bytes;
 }
 
+// The target never had the notification, or dropped it with the transfer.
+void Peer::ReturnCredit(const TransferOptions& options) {
+  if (!options.notification.has_value()) return;
+  --credit_used_.notifications;
+  credit_used_.bytes -= options.notification->size();
+}
+
 // Unavailable: the peer's word on one of the regions is still on its way; try again.
 absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
   auto outbound = std::make_unique<Outbound>();
@@ -99,7 +106,7 @@ absl::Status Peer::ResolveRegions(Outbound& outbound) {
 absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
   const auto number = static_cast<uint32_t>(id);
   const auto known = regions_by_id_.find(number);
-  if (known == regions_by_id_.end() || revoked_.contains(number)) {
+  if (known == regions_by_id_.end() || revoked_.Contains(number)) {
     return absl::FailedPreconditionError(
         absl::StrCat("region ", number, " of peer ", metadata_.name,
                      " was deregistered there; take its metadata again"));
@@ -113,6 +120,22 @@ absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
     return Annotate(key.status(), absl::StrCat("region ", number, " of peer ", metadata_.name));
   }
   return link.keys.emplace(id, *std::move(key)).first->second.get();
+}
+
+// Closes the keys of regions that are no more, once no transfer uses them: where memory is mapped,
+// the key is the mapping, and keeps the pages of a region that its owner has freed.
+void Peer::DropDeadKeys() {
+  std::unordered_set<const RemoteKey*> used;
+  for (const auto& [id, outbound] : active_)
+    used.insert(outbound->keys.begin(), outbound->keys.end());
+  for (Path& path : paths_) {
+    if (!path.link) continue;
+    std::erase_if(path.link->keys, [&](const auto& entry) {
+      const auto id = static_cast<uint32_t>(entry.first);
+      const bool dead = revoked_.Contains(id) || !regions_by_id_.contains(id);
+      return dead && !used.contains(entry.second.get());
+    });
+  }
 }
 
 // Transfers of one priority take turns, a slice each, so that a large one does not hold up a small
@@ -249,11 +272,13 @@ bool Peer::TakeSlot(Outbound& outbound, uint32_t rail) {
     outbound.lanes->OpenLane(rail, *slot);
     return true;
   }
-  if (!slots_requested_) {
-    slots_requested_ = true;
-    channel_.Push(FrameType::kSlotRequest, Encode(SlotRequestFrame{.count = kRangeSlots}));
-  }
+  RequestSlots();
   return false;
+}
+
+void Peer::RequestSlots() {
+  if (std::exchange(slots_requested_, true)) return;
+  channel_.Push(FrameType::kSlotRequest, Encode(SlotRequestFrame{.count = kRangeSlots}));
 }
 
 void Peer::PushOpen(Outbound& outbound) {
@@ -270,13 +295,7 @@ void Peer::PushOpen(Outbound& outbound) {
 void Peer::FlushControl() {
   Link* link = UpLink();
   if (link == nullptr) return;
-  while (const std::string* message = channel_.NextToSend()) {
-    if (!link->endpoint->Send(std::as_bytes(std::span(*message)))) return;
-    channel_.MessageSent();
-  }
-  if (!channel_.ack_pressing()) return;
-  const std::string ack = channel_.AckMessage();
-  link->endpoint->Send(std::as_bytes(std::span(ack)));
+  SendKept(channel_, *link->endpoint);
 }
 
 }  // namespace kvxfer

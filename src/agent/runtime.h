@@ -19,6 +19,7 @@
 #include "src/agent/presence.h"
 #include "src/agent/progress_loop.h"
 #include "src/agent/transfer_record.h"
+#include "src/core/reliable_channel.h"
 
 namespace kvxfer {
 
@@ -28,6 +29,9 @@ class EndpointUser {
   virtual ~EndpointUser() = default;
   virtual void OnEvent(Event& event) = 0;
 };
+
+// Hands over what `channel` has to send, as far as `endpoint` takes it.
+void SendKept(ReliableChannel& channel, Endpoint& endpoint);
 
 struct Runtime {
   explicit Runtime(const AgentOptions& agent_options)

@@ -41,6 +41,10 @@ absl::Status ArrivalTracker::OnOpen(OpenFrame frame) {
   transfer.order = frame.order;
   transfer.has_notification = frame.has_notification;
   transfer.notification = std::move(frame.notification);
+  if (transfer.has_notification) {
+    ++held_notifications_;
+    held_bytes_ += transfer.notification.size();
+  }
   if (absl::Status s = AddLanes(frame.transfer, transfer, frame.lanes); !s.ok()) {
     return Annotate(s, "OPEN");
   }
@@ -81,6 +85,7 @@ absl::Status ArrivalTracker::OnAbort(const AbortFrame& frame) {
                          " does not agree with what OPEN said");
   }
   transfer.phase = Phase::kAborting;
+  if (transfer.has_notification) Unhold(transfer.notification);
   transfer.notification.clear();
   if (absl::Status s = AddAbortedLanes(frame, transfer); !s.ok()) return Annotate(s, "ABORT");
   // Their slots may be in use by others already.
@@ -239,7 +244,7 @@ absl::Status ArrivalTracker::EndIfWhole(uint64_t id) {
   transfers_.erase(it);
   actions_.released.arrived.push_back(id);
   if (order != 0) return Record(order, std::move(past));
-  if (past.deliver) actions_.deliver.push_back(std::move(past.delivered));
+  if (past.deliver) GiveOut(std::move(past.delivered));
   return absl::OkStatus();
 }
 
@@ -269,10 +274,27 @@ absl::Status ArrivalTracker::Record(uint64_t order, Past past) {
   while (!ahead_.empty() && ahead_.begin()->first == next_order_) {
     Past& next = ahead_.begin()->second;
     next_order_ = next.last + 1;
-    if (next.deliver) actions_.deliver.push_back(std::move(next.delivered));
+    if (next.deliver) GiveOut(std::move(next.delivered));
     ahead_.erase(ahead_.begin());
   }
   return absl::OkStatus();
+}
+
+void ArrivalTracker::GiveOut(Delivered delivered) {
+  Unhold(delivered.notification);
+  actions_.deliver.push_back(std::move(delivered));
+}
+
+void ArrivalTracker::Unhold(const std::string& notification) {
+  --held_notifications_;
+  held_bytes_ -= notification.size();
+}
+
+std::vector<ArrivalTracker::Delivered> ArrivalTracker::GiveOut() {
+  for (auto& [order, past] : std::exchange(ahead_, {})) {
+    if (past.deliver) GiveOut(std::move(past.delivered));
+  }
+  return std::move(actions_.deliver);
 }
 
 ArrivalTracker::Actions ArrivalTracker::TakeActions() { return std::exchange(actions_, {}); }

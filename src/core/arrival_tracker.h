@@ -88,6 +88,16 @@ class ArrivalTracker {
 
   Actions TakeActions();
 
+  // The session is over, and so a number that is missing can come no more: gives out, in order,
+  // the notifications of all transfers that were whole, for their initiator knows them as done. The
+  // tracker must not be used again.
+  std::vector<Delivered> GiveOut();
+
+  // Notifications that were opened and neither given out nor aborted, and their bytes: what the
+  // session holds of the credit that its initiator was given.
+  uint64_t held_notifications() const { return held_notifications_; }
+  uint64_t held_bytes() const { return held_bytes_; }
+
   // For bounds and sweeps: transfers known and not ended, and runs of numbers recorded ahead of the
   // order. Neighbouring skipped numbers are one run, so runs are bounded by the transfers that are
   // active at the initiator and by the notifications it has credit for.
@@ -132,6 +142,8 @@ class ArrivalTracker {
   absl::Status Record(uint64_t order, Past past);
   bool IsPast(uint64_t order) const;
   void FreeSlot(SlotRef ref);
+  void GiveOut(Delivered delivered);
+  void Unhold(const std::string& notification);
   // The slot of this session that `ref` names, whatever its generation.
   absl::StatusOr<SlotTable::Slot*> Resolve(SlotRef ref);
   absl::StatusOr<SlotTable::Slot*> ResolveInUse(SlotRef ref);
@@ -142,6 +154,8 @@ class ArrivalTracker {
   std::unordered_map<uint32_t, uint64_t> lane_of_slot_;  // slot → transfer, for known lanes
   std::map<uint64_t, Past> ahead_;
   uint64_t next_order_ = 1;
+  uint64_t held_notifications_ = 0;
+  uint64_t held_bytes_ = 0;
   Actions actions_;
 };
 

@@ -66,12 +66,19 @@ absl::Status ReliableChannel::OnFrame(const Envelope& envelope, std::vector<Inco
                  .body = std::string(reinterpret_cast<const char*>(envelope.body.data()),
                                      envelope.body.size())};
   if (sequence != received_ + 1) {
-    ahead_.try_emplace(sequence, std::move(frame));
+    const size_t bytes = frame.body.size();
+    if (ahead_bytes_ + bytes > kMaxAheadBytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("frames of more than ", kMaxAheadBytes,
+                                                       " bytes wait for frame ", received_ + 1,
+                                                       "; the connection must be made anew"));
+    }
+    if (ahead_.try_emplace(sequence, std::move(frame)).second) ahead_bytes_ += bytes;
     return absl::OkStatus();
   }
   out.push_back(std::move(frame));
   ++received_;
   while (!ahead_.empty() && ahead_.begin()->first == received_ + 1) {
+    ahead_bytes_ -= ahead_.begin()->second.body.size();
     out.push_back(std::move(ahead_.begin()->second));
     ahead_.erase(ahead_.begin());
     ++received_;

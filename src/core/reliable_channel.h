@@ -42,7 +42,8 @@ class ReliableChannel {
 
   // --- receiving ---
   // Takes one numbered frame; frames now in order are appended to `out`. Duplicates vanish.
-  // ResourceExhausted: more than kMaxGap ahead of what is in order; InvalidArgument: not numbered.
+  // ResourceExhausted: more than kMaxGap ahead of what is in order, or kMaxAheadBytes wait for one
+  // that is missing; InvalidArgument: not numbered.
   absl::Status OnFrame(const Envelope& envelope, std::vector<Incoming>& out);
   uint64_t received() const { return received_; }  // highest in order: what to acknowledge
   // True when received() has not yet travelled in any message of this connection.
@@ -55,6 +56,10 @@ class ReliableChannel {
 
   // How far ahead of the order a frame may come.
   static constexpr uint64_t kMaxGap = 4096;
+  static constexpr size_t kMaxAheadBytes = 32u << 20;
+  // A peer that lets so many frames go unacknowledged breaks the protocol: each message of its own
+  // acknowledges, and so does a ping.
+  static constexpr size_t kMaxKept = 65'536;
   static constexpr uint64_t kAckEvery = 32;
 
  private:
@@ -72,6 +77,7 @@ class ReliableChannel {
   uint64_t received_ = 0;
   uint64_t ack_told_ = 0;  // 0: nothing yet on this connection
   std::map<uint64_t, Incoming> ahead_;
+  size_t ahead_bytes_ = 0;
 };
 
 }  // namespace kvxfer

@@ -4,14 +4,23 @@
 
 namespace kvxfer {
 
-void SlotPool::AddGrant(const SlotGrantFrame& grant) {
-  granted_ += grant.range.count;
+absl::Status SlotPool::AddGrant(const SlotGrantFrame& grant) {
+  constexpr uint64_t kSlots = uint64_t{1} << kSlotBits;
+  const auto [first, count] = grant.range;
+  if (count == 0 || uint64_t{first} + count > kSlots ||
+      ever_granted_.Intersects(first, first + count - 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the target granted ", count, " slots from ", first,
+                     " on, which do not exist or are granted already; the session must be reset"));
+  }
+  ever_granted_.Add(first, first + count - 1);
   free_.reserve(free_.size() + grant.range.count);
   // Taken from the back: the lowest slot of the newest range goes first.
   for (uint32_t i = grant.range.count; i > 0; --i) {
     free_.push_back(
         {.slot = grant.range.first + i - 1, .generation = grant.generation & kGenerationMask});
   }
+  return absl::OkStatus();
 }
 
 std::optional<SlotRef> SlotPool::Take() {

@@ -11,14 +11,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "src/core/id_set.h"
 #include "src/core/wire_format.h"
 
 namespace kvxfer {
 
 class SlotPool {
  public:
-  // Adds the slots of a range that was not granted to this pool before.
-  void AddGrant(const SlotGrantFrame& grant);
+  // Adds the slots of a range. InvalidArgument: some of them are granted already, or no immediate
+  // could name them; so what one target can make this side keep is bounded by the slots there are.
+  absl::Status AddGrant(const SlotGrantFrame& grant);
   // A slot that the target has freed (or never saw), with its generation; nothing when all are
   // in use. It stays in use until Free.
   std::optional<SlotRef> Take();
@@ -33,7 +35,7 @@ class SlotPool {
   // The target freed it: usable again, one generation on. InvalidArgument: not in use, or another
   // generation than the one in use.
   absl::Status Free(SlotRef ref);
-  size_t granted() const { return granted_; }
+  size_t granted() const { return free_.size() + used_.size(); }
   size_t available() const { return free_.size() - reserved_; }
 
  private:
@@ -43,7 +45,7 @@ class SlotPool {
 
   std::vector<SlotRef> free_;
   std::unordered_map<uint32_t, uint32_t> used_;  // slot → generation
-  size_t granted_ = 0;
+  IdSet ever_granted_;
   size_t reserved_ = 0;  // of free_
 };
 

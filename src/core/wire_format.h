@@ -30,6 +30,12 @@ inline constexpr uint32_t kSlotBits = 20;
 inline constexpr uint32_t kGenerationBits = 12;
 inline constexpr uint32_t kGenerationMask = (1u << kGenerationBits) - 1;
 
+// What one side may make the other keep; beyond these it breaks the protocol.
+inline constexpr size_t kMaxSessionTransfers = 65'536;  // begun and without the target's last word
+inline constexpr size_t kMaxQuestions = 1024;           // QUIESCE frames without their answer
+// Regions of one agent: QUIESCE and HELLO_ACK list them in one message, of 128 KiB at least.
+inline constexpr size_t kMaxRegions = 30'000;
+
 struct SlotRef {
   uint32_t slot = 0;
   uint32_t generation = 0;
@@ -85,9 +91,11 @@ struct HelloFrame {
   uint16_t min_version = kMinProtocolVersion;
   uint16_t max_version = kMaxProtocolVersion;
   Incarnation initiator{};
-  Incarnation target{};      // whom the initiator means; another one refuses
-  uint64_t session = 0;      // random; one order of transfers and one numbered channel
-  uint64_t oldest_kept = 1;  // lowest sequence the initiator can still replay
+  Incarnation target{};  // whom the initiator means; another one refuses
+  uint64_t session = 0;  // random; one order of transfers and one numbered channel
+  // Lowest sequence that the initiator can still replay; 0: the session is new, no target has
+  // answered a hello of it.
+  uint64_t oldest_kept = 0;
   std::vector<AuthMethod> auth{AuthMethod::kNone};
   std::string name{};  // the initiator's
   bool operator==(const HelloFrame&) const = default;

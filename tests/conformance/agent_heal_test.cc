@@ -23,6 +23,13 @@ using std::chrono::milliseconds;
 
 const Shape kShape{.block_bytes = 3000, .ids = 40, .layers = 1, .gap = 72};
 
+// `b` is not drained until a test's end: credit is not what these are about.
+AgentOptions Undrained(const Flavour& flavour) {
+  AgentOptions options = OptionsFor(flavour, "b");
+  options.max_notifications = 1'000'000;
+  return options;
+}
+
 // Writes notified transfers, a few at once, until told to stop, and keeps their handles.
 class Writer {
  public:
@@ -98,7 +105,7 @@ TEST(AgentHeal, TcpCutAHundredTimes) {
   TcpProxy proxy;
   const Flavour flavour = PlainFlavours()[1];
   ASSERT_EQ(flavour.backend, "tcp");
-  AgentOptions b = OptionsFor(flavour, "b");
+  AgentOptions b = Undrained(flavour);
   b.advertise = proxy.address();
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(flavour, OptionsFor(flavour, "a"), b, 256 * 1024));
   ASSERT_FALSE(pair.b.agent->listen_address().empty());
@@ -129,7 +136,8 @@ class AgentHealFaulty : public ::testing::TestWithParam<Flavour> {};
 TEST_P(AgentHealFaulty, CutAtRandomAHundredTimes) {
   Flavour flavour = GetParam();
   flavour.faults.cut_probability = 0.01;
-  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(flavour, 256 * 1024));
+  ASSERT_OK_AND_ASSIGN(
+      Pair pair, Pair::Create(flavour, OptionsFor(flavour, "a"), Undrained(flavour), 256 * 1024));
   std::atomic<int> lost{0};
   std::atomic<int> back{0};
   pair.a.agent->OnPeerEvent([&](const PeerEvent& event) {
@@ -157,7 +165,8 @@ INSTANTIATE_TEST_SUITE_P(Faulty, AgentHealFaulty, ::testing::ValuesIn(FaultyFlav
 TEST_P(AgentHealFaulty, OperationsThatFail) {
   Flavour flavour = GetParam();
   flavour.faults.error_probability = 0.02;
-  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(flavour, 256 * 1024));
+  ASSERT_OK_AND_ASSIGN(
+      Pair pair, Pair::Create(flavour, OptionsFor(flavour, "a"), Undrained(flavour), 256 * 1024));
   Pattern(4).Fill(pair.a.memory.bytes());
   Writer writer(pair, Scaled(500));
   EXPECT_TRUE(Eventually(kAmple, [&] { return writer.ended() >= Scaled(500) - 8; }));

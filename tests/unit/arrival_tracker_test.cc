@@ -76,6 +76,38 @@ TEST_F(ArrivalTrackerTest, NotificationsComeInOrderAndAnyOrderAtOnce) {
   EXPECT_EQ(tracker_.waiting_in_order(), 0u);
 }
 
+TEST_F(ArrivalTrackerTest, HeldUntilGivenOutOrAborted) {
+  const auto expect_held = [&](uint64_t notifications) {
+    EXPECT_EQ(tracker_.held_notifications(), notifications);
+    EXPECT_EQ(tracker_.held_bytes(), notifications * 2);
+  };
+  EXPECT_TRUE(tracker_.OnOpen(Open(1, 1, {{Slot(0), 1}})).ok());
+  EXPECT_TRUE(tracker_.OnOpen(Open(2, 2, {})).ok());
+  EXPECT_TRUE(tracker_.OnOpen(Open(3, 3, {{Slot(1), 1}})).ok());
+  expect_held(3);  // arrived, but not its turn, is held as well
+  EXPECT_TRUE(tracker_.OnAbort(Abort(3, 3, true, {Slot(1)})).ok());
+  expect_held(2);
+  EXPECT_TRUE(tracker_.OnImmediate(Slot(0)).ok());
+  EXPECT_EQ(Delivered(), (Ids{1, 2}));
+  expect_held(0);
+  EXPECT_TRUE(tracker_.OnAbort(Abort(4, 4, false, {Slot(2)})).ok());
+  expect_held(0);
+}
+
+TEST_F(ArrivalTrackerTest, GivesOutWhatWasWholeWhenTheSessionEnds) {
+  EXPECT_TRUE(tracker_.OnOpen(Open(4, 4, {})).ok());
+  EXPECT_TRUE(tracker_.OnOpen(Open(1, 1, {{Slot(0), 1}})).ok());
+  EXPECT_TRUE(tracker_.OnAbort(Abort(3, 3, false)).ok());
+  EXPECT_TRUE(tracker_.OnOpen(Open(2, 2, {})).ok());
+  EXPECT_EQ(Delivered(), Ids{});
+  // Expect number 1, which never came whole, to be left out.
+  const auto given = tracker_.GiveOut();
+  ASSERT_EQ(given.size(), 2u);
+  EXPECT_EQ(given[0].transfer, 2u);
+  EXPECT_EQ(given[1].transfer, 4u);
+  EXPECT_EQ(given[1].notification, "n4");
+}
+
 TEST_F(ArrivalTrackerTest, AbortedNumberIsSkippedAtOnce) {
   EXPECT_TRUE(tracker_.OnOpen(Open(2, 2, {})).ok());
   EXPECT_TRUE(tracker_.OnAbort(Abort(1, 1, false, {Slot(0)})).ok());

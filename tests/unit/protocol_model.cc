@@ -32,6 +32,8 @@ struct ProtocolModelAccess {
     to->transfers_ = from.transfers_;
     to->lane_of_slot_ = from.lane_of_slot_;
     to->ahead_ = from.ahead_;
+    to->held_notifications_ = from.held_notifications_;
+    to->held_bytes_ = from.held_bytes_;
     to->next_order_ = from.next_order_;
     return to;
   }
@@ -149,7 +151,7 @@ World::World(const ModelConfig& config)
       tracker_(std::make_unique<ArrivalTracker>(table_.get(), kOwner)) {
   SlotGrantFrame grant = *table_->Grant(kOwner);
   grant.range.count = config.slots;
-  pool_.AddGrant(grant);
+  Check(pool_.AddGrant(grant));
   grants_left_ = config.grants;
   Begin(config);
 }
@@ -319,6 +321,8 @@ bool World::CheckAtRest() {
           pool_.granted() - pool_.available());
   const size_t remembered = ProtocolModelAccess::Remembered(*tracker_);
   Require(remembered == 0, "at rest, but the target remembers", remembered);
+  Require(tracker_->held_notifications() == 0 && tracker_->held_bytes() == 0,
+          "at rest, but notifications are held", tracker_->held_notifications());
   return error_.empty();
 }
 
@@ -472,7 +476,7 @@ void World::FailRail(uint8_t rail_index) {
 void World::AtInitiator(const ReliableChannel::Incoming& frame) {
   if (frame.type == FrameType::kSlotGrant) {
     const auto grant = Decode<SlotGrantFrame>(AsBytes(frame.body));
-    if (Check(grant.status())) pool_.AddGrant(*grant);
+    if (Check(grant.status())) Check(pool_.AddGrant(*grant));
     return;
   }
   const auto released = Decode<ReleasedFrame>(AsBytes(frame.body));

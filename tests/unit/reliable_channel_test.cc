@@ -105,6 +105,22 @@ TEST(ReliableChannelTest, FrameTooFarAheadOrWithoutNumberIsRefused) {
   EXPECT_TRUE(out.empty());
 }
 
+TEST(ReliableChannelTest, WhatWaitsForAMissingFrameIsBoundedInBytes) {
+  ReliableChannel channel;
+  std::vector<ReliableChannel::Incoming> frames;
+  const std::string body(200 * 1024, 'x');
+  const auto frame = [&](uint64_t sequence) {
+    return channel.OnFrame(Decoded(EncodeMessage(FrameType::kOpen, sequence, 0, body)), frames);
+  };
+  const size_t fit = ReliableChannel::kMaxAheadBytes / body.size();
+  for (size_t i = 0; i < fit; ++i) ASSERT_TRUE(frame(2 + i).ok());
+  EXPECT_EQ(frame(2 + fit).code(), absl::StatusCode::kResourceExhausted);
+  // Expect the room to be there again once they are in order.
+  ASSERT_TRUE(frame(1).ok());
+  EXPECT_EQ(frames.size(), fit + 1);
+  EXPECT_TRUE(frame(fit + 3).ok());
+}
+
 TEST(ReliableChannelTest, AckIsDueUntilToldOnThisConnection) {
   ReliableChannel from;
   ReliableChannel to;

@@ -14,8 +14,8 @@ SlotGrantFrame Granted(uint32_t first, uint32_t count, uint32_t generation) {
 TEST(SlotPoolTest, GivesEverySlotOnceAndThenNothing) {
   SlotPool pool;
   EXPECT_FALSE(pool.Take().has_value());
-  pool.AddGrant(Granted(64, 3, 7));
-  pool.AddGrant(Granted(256, 2, 9));
+  ASSERT_TRUE(pool.AddGrant(Granted(64, 3, 7)).ok());
+  ASSERT_TRUE(pool.AddGrant(Granted(256, 2, 9)).ok());
   std::set<uint32_t> slots;
   while (const auto ref = pool.Take()) {
     ASSERT_TRUE(slots.insert(ref->slot).second);
@@ -28,7 +28,7 @@ TEST(SlotPoolTest, GivesEverySlotOnceAndThenNothing) {
 
 TEST(SlotPoolTest, FreedSlotComesBackOneGenerationOnAndWraps) {
   SlotPool pool;
-  pool.AddGrant(Granted(0, 1, kGenerationMask - 1));
+  ASSERT_TRUE(pool.AddGrant(Granted(0, 1, kGenerationMask - 1)).ok());
   for (const uint32_t generation : {kGenerationMask - 1, kGenerationMask, 0u, 1u}) {
     const auto ref = pool.Take();
     ASSERT_TRUE(ref.has_value());
@@ -38,9 +38,32 @@ TEST(SlotPoolTest, FreedSlotComesBackOneGenerationOnAndWraps) {
   }
 }
 
+TEST(SlotPoolTest, RefusesGrantsThatNoTargetMakes) {
+  SlotPool pool;
+  ASSERT_TRUE(pool.AddGrant(Granted(64, 64, 0)).ok());
+  const auto all = 1u << kSlotBits;
+  for (const auto& [first, count] : {std::pair{64u, 64u},
+                                     {127u, 1u},
+                                     {0u, 65u},
+                                     {5u, 0u},
+                                     {all - 1, 2u},
+                                     {all, 1u},
+                                     {~0u, 2u},
+                                     {0u, ~0u}}) {
+    EXPECT_EQ(pool.AddGrant(Granted(first, count, 0)).code(), absl::StatusCode::kInvalidArgument)
+        << count << " from " << first;
+  }
+  EXPECT_EQ(pool.granted(), 64u);
+  // Expect slots in use and freed ones to stay known.
+  const auto ref = pool.Take();
+  EXPECT_FALSE(pool.AddGrant(Granted(ref->slot, 1, 0)).ok());
+  EXPECT_TRUE(pool.AddGrant(Granted(0, 64, 0)).ok());
+  EXPECT_TRUE(pool.AddGrant(Granted(all - 1, 1, 0)).ok());
+}
+
 TEST(SlotPoolTest, RefusesToFreeWhatIsNotInUse) {
   SlotPool pool;
-  pool.AddGrant(Granted(0, 2, 3));
+  ASSERT_TRUE(pool.AddGrant(Granted(0, 2, 3)).ok());
   EXPECT_EQ(pool.Free({.slot = 0, .generation = 3}).code(), absl::StatusCode::kInvalidArgument);
   const auto ref = pool.Take();
   // Expect another generation, and a second FREE, to be refused.
@@ -52,7 +75,7 @@ TEST(SlotPoolTest, RefusesToFreeWhatIsNotInUse) {
 
 TEST(SlotPoolTest, ReservedSlotIsKeptFromOthers) {
   SlotPool pool;
-  pool.AddGrant(Granted(0, 2, 0));
+  ASSERT_TRUE(pool.AddGrant(Granted(0, 2, 0)).ok());
   const auto discarded = pool.Take();
   const auto other = pool.Take();
   ASSERT_TRUE(pool.Free(*discarded).ok());

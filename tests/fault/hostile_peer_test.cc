@@ -1,0 +1,243 @@
+// G7 against a peer that means harm or has lost its mind: what it can make this side keep is
+// bounded, and it loses its connection, not the host process.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "src/core/reliable_channel.h"
+#include "tests/support/agents.h"
+#include "tests/support/scale.h"
+#include "tests/support/scripted_peer.h"
+#include "tests/support/status_macros.h"
+
+namespace kvxfer::testing {
+namespace {
+
+constexpr int kFlood = 200'000;
+
+class HostilePeer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    AgentOptions options{.name = "victim", .backends = {"loopback"}};
+    options.max_notifications = 64;
+    ASSERT_OK_AND_ASSIGN(agent_, Agent::Create(options));
+  }
+  // The agent serves others as before.
+  void ExpectServes() {
+    AgentOptions options{.name = "honest", .backends = {"loopback"}};
+    ASSERT_OK_AND_ASSIGN(const auto honest, Agent::Create(options));
+    ASSERT_OK(Introduce(*honest, *agent_));
+    ASSERT_OK_AND_ASSIGN(const Transfer hello, honest->Notify("victim", "hello", Unhurried()));
+    EXPECT_OK(hello.Wait(kAmple));
+  }
+  // Says `frame(1)`, `frame(2)`, … until the connection is down.
+  template <typename Frame>
+  void Flood(ScriptedPeer& peer, FrameType type, int bound, Frame frame) {
+    int said = 0;
+    while (said < kFlood && peer.Say(type, Encode(frame(static_cast<uint64_t>(said + 1))))) ++said;
+    EXPECT_TRUE(peer.UntilDown());
+    // What was under way when the bound was met comes on top.
+    EXPECT_GE(said, bound);
+    EXPECT_LT(said, kFlood);
+  }
+
+  std::unique_ptr<Agent> agent_;
+};
+
+TEST_F(HostilePeer, NotificationsWithoutCredit) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
+  Flood(*peer, FrameType::kOpen, 64, [](uint64_t i) {
+    return OpenFrame{.transfer = i, .order = i, .has_notification = true, .notification = "x"};
+  });
+  int told = 0;
+  while (agent_->PollNotification().has_value()) ++told;
+  EXPECT_EQ(told, 65);  // the one that was too much was told before it was seen to be
+  ExpectServes();
+}
+
+// Numbers with gaps wait in order for ever.
+TEST_F(HostilePeer, NumbersThatLeaveGaps) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
+  Flood(*peer, FrameType::kOpen, static_cast<int>(kMaxSessionTransfers),
+        [](uint64_t i) { return OpenFrame{.transfer = i, .order = 2 * i}; });
+  ExpectServes();
+}
+
+TEST_F(HostilePeer, NumbersGivenUpThatLeaveGaps) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
+  Flood(*peer, FrameType::kAbort, static_cast<int>(kMaxSessionTransfers),
+        [](uint64_t i) { return AbortFrame{.transfer = i, .order = 2 * i, .opened = false}; });
+  ExpectServes();
+}
+
+TEST_F(HostilePeer, NothingIsAcknowledged) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
+  Flood(*peer, FrameType::kOpen, static_cast<int>(ReliableChannel::kMaxKept),
+        [](uint64_t i) { return OpenFrame{.transfer = i, .order = i}; });
+  ExpectServes();
+}
+
+TEST_F(HostilePeer, FramesOfRailsThatNobodyDrains) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
+  ASSERT_TRUE(peer->Say(FrameType::kDiscard, Encode(DiscardFrame{.transfer = 1})));
+  EXPECT_TRUE(peer->UntilDown());
+  ExpectServes();
+}
+
+// An honest one, whose frames the target may have acted upon: replayed into a session that begins
+// anew, its notification would come twice.
+TEST_F(HostilePeer, AForgottenSessionIsNotReplayed) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hasty"));
+  const std::string open = Encode(
+      OpenFrame{.transfer = 1, .order = 1, .has_notification = true, .notification = "once"});
+  ASSERT_TRUE(peer->Say(FrameType::kOpen, open));
+  ASSERT_OK(agent_->WaitNotification(kAmple));
+  peer->Drop();
+  ASSERT_TRUE(Eventually(kAmple, [&] {
+    const std::optional<PeerEvent> event = agent_->PollPeerEvent();
+    return event.has_value() && event->kind == PeerEventKind::kLost;
+  }));
+  ASSERT_OK(agent_->Quiesce({}, kAmple));
+  // It has heard nothing, so it can still replay from the first frame on.
+  ASSERT_TRUE(peer->Hello(*agent_, 1));
+  EXPECT_TRUE(peer->Heard(FrameType::kHelloAck).empty());
+  EXPECT_FALSE(peer->Heard(FrameType::kRefuse).empty());
+  EXPECT_FALSE(agent_->PollNotification().has_value());
+}
+
+// One range of slots is as many as an initiator may ask for at once; the table has an end.
+TEST_F(HostilePeer, AllSlotsTakenAndGivenBack) {
+  constexpr uint32_t kRanges = (1u << kSlotBits) / 64;
+  constexpr uint32_t kEach = 32;
+  std::vector<std::unique_ptr<ScriptedPeer>> hoarders;
+  for (uint32_t i = 0; i < kRanges / kEach; ++i) {
+    ASSERT_OK_AND_ASSIGN(auto peer,
+                         ScriptedPeer::Initiator(*agent_, "hoarder" + std::to_string(i)));
+    for (uint32_t r = 0; r < kEach; ++r) {
+      ASSERT_TRUE(peer->Say(FrameType::kSlotRequest, Encode(SlotRequestFrame{.count = 64})));
+    }
+    ASSERT_TRUE(peer->Until([&] { return peer->Heard(FrameType::kSlotGrant).size() == kEach; }));
+    hoarders.push_back(std::move(peer));
+  }
+  ASSERT_OK_AND_ASSIGN(Node honest, Node::Create({.name = "honest", .backends = {"loopback"}},
+                                                 MemoryType::kAttached, 4096));
+  ASSERT_OK_AND_ASSIGN(TestMemory memory, TestMemory::Allocate(MemoryType::kAttached, 4096));
+  ASSERT_OK_AND_ASSIGN(const RegionId region,
+                       agent_->RegisterMemory(memory.span(), Access::kReadWrite));
+  ASSERT_OK(Introduce(*honest.agent, *agent_));
+  const Descriptor local{honest.memory.address(), 4096};
+  const Descriptor remote{memory.address(), 4096};
+  ASSERT_OK_AND_ASSIGN(const Transfer write,
+                       honest.agent->Write("victim",
+                                           DescriptorBlocks{.local = std::span(&local, 1),
+                                                            .remote = std::span(&remote, 1)},
+                                           Unhurried()));
+  EXPECT_EQ(write.Wait(std::chrono::milliseconds(50)).code(), absl::StatusCode::kDeadlineExceeded);
+  // Expect the write to go on once a hoarder is gone and swept.
+  hoarders.pop_back();
+  EXPECT_TRUE(Eventually(kAmple, [&] {
+    const auto quiet = agent_->Quiesce({.peer = "hoarder511", .regions = {}}, kAmple);
+    return quiet.ok() && quiet->quiet && write.Wait(std::chrono::milliseconds(10)).ok();
+  }));
+  hoarders.clear();
+  EXPECT_OK(agent_->DeregisterMemory(region, kAmple));
+}
+
+// --- a hostile target
+// -----------------------------------------------------------------------------
+
+class HostileTarget : public HostilePeer {
+ protected:
+  // A target that has answered, with a notification under way to it.
+  std::unique_ptr<ScriptedPeer> Answered() {
+    auto peer = ScriptedPeer::Target(*agent_, "hostile", {});
+    EXPECT_OK(peer);
+    auto posted = agent_->Notify("hostile", "x", Unhurried());
+    EXPECT_OK(posted);
+    transfer_ = *std::move(posted);
+    EXPECT_TRUE((*peer)->Accept());
+    return *std::move(peer);
+  }
+  void ExpectFailed() {
+    EXPECT_FALSE(transfer_.Wait(kAmple).ok());
+    EXPECT_NE(transfer_.Poll(), TransferState::kActive);
+    EXPECT_NE(transfer_.status().message().find("hostile"), std::string::npos)
+        << transfer_.status();
+  }
+
+  Transfer transfer_;
+};
+
+TEST_F(HostileTarget, GrantsThatOverlapOrDoNotExist) {
+  for (const SlotRange range :
+       {SlotRange{.first = 0, .count = 0}, SlotRange{.first = 1u << kSlotBits, .count = 1},
+        SlotRange{.first = 5, .count = 1u << kSlotBits}}) {
+    const auto peer = Answered();
+    ASSERT_TRUE(peer->Say(FrameType::kSlotGrant, Encode(SlotGrantFrame{.range = range})));
+    EXPECT_TRUE(peer->UntilDown());
+    ExpectFailed();
+    ASSERT_OK(agent_->RemovePeer("hostile"));
+  }
+  const auto peer = Answered();
+  const SlotGrantFrame grant{.range = {.first = 64, .count = 64}};
+  ASSERT_TRUE(peer->Say(FrameType::kSlotGrant, Encode(grant)));
+  ASSERT_TRUE(peer->Say(FrameType::kSlotGrant, Encode(grant)));
+  EXPECT_TRUE(peer->UntilDown());
+  ExpectFailed();
+}
+
+TEST_F(HostileTarget, QuestionsWhoseAnswersAreNotAcknowledged) {
+  const auto peer = Answered();
+  Flood(*peer, FrameType::kQuiesce, static_cast<int>(ReliableChannel::kMaxKept),
+        [](uint64_t i) { return QuiesceFrame{.id = i, .all_regions = true}; });
+  ExpectFailed();
+}
+
+TEST_F(HostileTarget, QuestionsThatWaitForOneTransfer) {
+  ASSERT_OK_AND_ASSIGN(Node node, Node::Create({.name = "honest", .backends = {"loopback"}},
+                                               MemoryType::kAttached, 4096));
+  const RemoteRegion region{
+      .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = 4096, .access = Access::kReadWrite};
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Target(*node.agent, "hostile", {region}));
+  const Descriptor local{node.memory.address(), 4096};
+  const Descriptor remote{4096, 4096};
+  // No slot is granted, so it waits.
+  ASSERT_OK_AND_ASSIGN(const Transfer write,
+                       node.agent->Write("hostile",
+                                         DescriptorBlocks{.local = std::span(&local, 1),
+                                                          .remote = std::span(&remote, 1)},
+                                         Unhurried()));
+  ASSERT_TRUE(peer->Accept());
+  ASSERT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kSlotRequest).empty(); }));
+  Flood(*peer, FrameType::kQuiesce, static_cast<int>(kMaxQuestions),
+        [](uint64_t i) { return QuiesceFrame{.id = i, .all_regions = true}; });
+  EXPECT_FALSE(write.Wait(kAmple).ok());
+}
+
+TEST_F(HostileTarget, RegionsThatNeverWere) {
+  const auto peer = Answered();
+  Flood(*peer, FrameType::kQuiesce, 100, [](uint64_t i) {
+    QuiesceFrame frame{.id = i, .revoke = true};
+    for (uint32_t region = 1; region <= 1000; ++region) {
+      frame.regions.push_back(static_cast<uint32_t>(2 * (1000 * i + region)));
+    }
+    return frame;
+  });
+  ExpectFailed();
+}
+
+TEST_F(HostileTarget, AnswersToAbortsThatNobodySent) {
+  const auto peer = Answered();
+  ReleasedFrame released;
+  for (int i = 0; i < 100; ++i) released.aborted.push_back({.transfer = transfer_.id()});
+  ASSERT_TRUE(peer->Say(FrameType::kReleased, Encode(released)));
+  ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(CreditFrame{.notifications = 9, .bytes = 99})));
+  // Expect the notification to be sent all the same, and told as done when it arrives.
+  ASSERT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kOpen).empty(); }));
+  released = {.arrived = {transfer_.id()}};
+  ASSERT_TRUE(peer->Say(FrameType::kReleased, Encode(released)));
+  EXPECT_OK(transfer_.Wait(kAmple));
+}
+
+}  // namespace
+}  // namespace kvxfer::testing
