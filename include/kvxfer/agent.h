@@ -1,9 +1,11 @@
 // The agent: registers memory, knows peers, moves blocks, tells and is told.
 //
 // Thread-safety: every method may be called from any thread at any time, except that the
-// destructor must be the last call. Several agents in one process are independent.
+// destructor must be the last call (but for those of callbacks that it runs). Several agents in one
+// process are independent.
 // Errors: public functions never abort and never throw; each Status names what, whom and the
-// remedy. Fork: a forked child's calls on the parent's agents are refused (FailedPrecondition).
+// remedy. Fork: a forked child's calls on the parent's agents are refused (FailedPrecondition), and
+// those that return no Status do nothing.
 // Details of who drives progress: docs/threading.md; of the guarantees: docs/architecture.md.
 //
 // Example:
@@ -54,7 +56,13 @@ class Agent {
  public:
   static absl::StatusOr<std::unique_ptr<Agent>> Create(const AgentOptions& options);
 
-  // Ends every transfer as cancelled, closes every connection, joins the threads.
+  // Ends every transfer as cancelled, closes every connection, runs the callbacks that are due, and
+  // joins the threads. Inside a callback too: the others that are due run within it, and the
+  // dispatcher thread ends after it. What a callback still posts meanwhile ends as cancelled or is
+  // refused (FailedPrecondition).
+  // Afterwards registered memory may be unmapped without DeregisterMemory. One exception: a process
+  // of this host that uses shm and does not answer within 2 s (it is stopped) may copy into the
+  // memory's addresses when it goes on; a warning is logged. DeregisterMemory says so beforehand.
   ~Agent();
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
@@ -71,7 +79,8 @@ class Agent {
 
   // Refuses new remote operations on the region, waits up to `timeout` until no transfer, local or
   // remote, can touch it, and forgets it. NotFound: unknown or already deregistered.
-  // DeadlineExceeded: still in use; the region stays registered and its memory must not be freed.
+  // DeadlineExceeded: still in use; the region stays registered and its memory must not be freed;
+  // call again. FailedPrecondition: from a callback, or while another call deregisters the region.
   absl::Status DeregisterMemory(RegionId region, Duration timeout = std::chrono::seconds(5));
 
   // --- Peers --------------------------------------------------------------------------------
@@ -128,6 +137,7 @@ class Agent {
 
   // --- Quiet --------------------------------------------------------------------------------
   // Waits up to `timeout` until every transfer in `scope` has ended at both sides.
+  // FailedPrecondition from a callback.
   absl::StatusOr<QuiesceResult> Quiesce(const QuiesceScope& scope, Duration timeout);
   // True once what `token` named is quiet. NotFound: unknown token (or already answered true).
   absl::StatusOr<bool> IsQuiet(uint64_t token);

@@ -3,7 +3,7 @@
 //
 // Thread-safety: plain values, except HostBuffer, which one thread at a time may move.
 // Lifetime: kvxfer never owns registered memory. It must stay mapped from RegisterMemory until
-// DeregisterMemory has returned OK.
+// DeregisterMemory has returned OK or the agent has been destroyed (see ~Agent for the exception).
 //
 // Example:
 //   auto buffer = kvxfer::HostBuffer::Allocate(1 << 20);

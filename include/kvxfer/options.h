@@ -42,7 +42,8 @@ struct AgentOptions {
   // How peers call this agent; unique among the agents that exchange metadata. 1 to 255 bytes.
   std::string name{};
 
-  // Backends to use, best first; empty: {"loopback", "shm", "tcp"}. "faulty:<backend>" decorates.
+  // Backends to use, best first, each once; empty: {"loopback", "shm", "tcp"}. "faulty:<backend>"
+  // decorates.
   std::vector<std::string> backends{};
   // AddPeer fails unless the peer is reached over one of these; empty: any.
   std::vector<std::string> require_backends{};
@@ -56,6 +57,7 @@ struct AgentOptions {
   std::string advertise{};
   uint32_t tcp_streams = 2;  // data streams (rails) to each peer, 1 to 16
 
+  // Each at most a year.
   Duration heartbeat = std::chrono::milliseconds(500);  // between pings on a connection in use
   Duration suspect_after = std::chrono::seconds(2);     // of silence: peer event kSuspect
   Duration connect_timeout = std::chrono::seconds(2);   // one attempt to connect

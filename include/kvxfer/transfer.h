@@ -92,7 +92,8 @@ class Transfer {
   void Cancel() const;
 
   // Runs `callback` once on the agent's dispatcher thread after the end (at once if it has
-  // ended). At most one callback a transfer; a second replaces one that has not run.
+  // ended; never where the agent has been destroyed before the call). At most one callback a
+  // transfer; a second replaces one that has not run.
   void OnEnd(std::function<void(const Transfer&)> callback) const;
 
   // True from an end that could not be made quiet in time until the target's memory is quiet.

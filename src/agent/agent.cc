@@ -49,8 +49,12 @@ absl::StatusOr<Explanation> Agent::Explain(std::string_view peer) const {
   return impl_->engine->Explain(peer);
 }
 
-std::optional<PeerEvent> Agent::PollPeerEvent() { return impl_->engine->presence().Pop(); }
+std::optional<PeerEvent> Agent::PollPeerEvent() {
+  if (impl_->engine->InForkedChild()) return std::nullopt;
+  return impl_->engine->presence().Pop();
+}
 void Agent::OnPeerEvent(std::function<void(const PeerEvent&)> callback) {
+  if (impl_->engine->InForkedChild()) return;
   impl_->engine->presence().SetCallback(std::move(callback));
 }
 
@@ -108,6 +112,7 @@ absl::StatusOr<Notification> Agent::WaitNotification(Duration timeout) {
 
 int Agent::notification_fd() const { return impl_->engine->notifier().fd(); }
 void Agent::OnNotification(std::function<void(Notification)> callback) {
+  if (impl_->engine->InForkedChild()) return;
   impl_->engine->notifier().SetCallback(std::move(callback));
 }
 

@@ -20,6 +20,16 @@ const std::vector<std::string>& DefaultBackends() {
   return names;
 }
 
+// Peers find a backend's address and keys by its name.
+absl::Status CheckBackendNames(const std::vector<std::string>& names) {
+  for (auto it = names.begin(); it != names.end(); ++it) {
+    if (std::find(names.begin(), it, *it) == it) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("backend ", *it, " is named twice in backends; name it once"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAgentOptions(const AgentOptions& options) {
   if (options.name.empty() || options.name.size() > kMaxNameBytes) {
     return absl::InvalidArgumentError(
@@ -32,7 +42,16 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
   if (options.heartbeat <= Duration::zero() || options.connect_timeout <= Duration::zero() ||
       options.suspect_after <= options.heartbeat || options.cancel_grace < Duration::zero()) {
     return absl::InvalidArgumentError(
-        "heartbeat and connect_timeout must be positive, suspect_after longer than heartbeat");
+        "heartbeat and connect_timeout must be positive, suspect_after longer than heartbeat, "
+        "cancel_grace not negative");
+  }
+  for (const Duration duration :
+       {options.heartbeat, options.suspect_after, options.connect_timeout, options.cancel_grace,
+        options.spin, options.faults.max_delay, options.faults.slow_rail_delay}) {
+    if (duration <= kLongest) continue;
+    return absl::InvalidArgumentError(
+        "heartbeat, suspect_after, connect_timeout, cancel_grace, spin and the delays of faults "
+        "may be at most a year");
   }
   if (options.max_notifications == 0 || options.max_notification_bytes < kMaxNotificationBytes ||
       options.max_active_transfers == 0 || options.max_active_transfers > kMaxSessionTransfers) {
@@ -40,7 +59,7 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         "max_notifications must be positive, max_active_transfers 1 to 65536, "
         "max_notification_bytes at least 64 KiB");
   }
-  return absl::OkStatus();
+  return CheckBackendNames(options.backends);
 }
 
 }  // namespace
@@ -70,10 +89,7 @@ absl::Status Engine::Init() {
   for (const auto& backend : runtime_.backends) {
     if (listen_address_.empty()) listen_address_ = backend->ListenAddress();
   }
-  runtime_.notifier.set_on_drained([this] {
-    const uint64_t step = std::clamp<uint64_t>(runtime_.options.max_notifications / 4, 1, 256);
-    if (++drained_ % step == 0) runtime_.loop.Submit([] {});
-  });
+  runtime_.notifier.set_on_drained([this](uint64_t bytes) { OnDrained(bytes); });
   return runtime_.loop.Start(this, fds);
 }
 
@@ -158,6 +174,7 @@ void Engine::Post() {
   for (auto& peer : leaving_) peer->Pump(now);
   std::erase_if(leaving_, [this](const auto& peer) { return !closed_ && peer->Finished(); });
   inbound_.Pump();
+  FinishDeregistrations();
 }
 
 bool Engine::Arm() {
@@ -173,20 +190,39 @@ Time Engine::NextTimer() {
   return next;
 }
 
+// Credit goes back in a round of the engine: makes one where so much has been drained that the
+// initiator may be waiting for it. What is held back leaves room for one payload of any size.
+void Engine::OnDrained(uint64_t bytes) {
+  const AgentOptions& options = runtime_.options;
+  const uint64_t step = std::clamp<uint64_t>(options.max_notifications / 4, 1, 256);
+  const uint64_t byte_step =
+      std::clamp<uint64_t>((options.max_notification_bytes - kMaxNotificationBytes) / 2, 1,
+                           options.max_notification_bytes / 4);
+  const uint64_t count = drained_.fetch_add(1, std::memory_order_relaxed) + 1;
+  const uint64_t before = drained_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  const bool bytes_due = before / byte_step != (before + bytes) / byte_step;
+  if (count % step == 0 || bytes_due) runtime_.loop.Submit([] {});
+}
+
+absl::Status Engine::ClosedError() { return absl::FailedPreconditionError("the agent is closed"); }
+
+absl::Status Engine::RefuseInCallback(std::string_view what) {
+  if (!Dispatcher::InCallback()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      ToAbsl(what), " inside a callback is refused: it would stop every other callback"));
+}
+
 absl::Status Engine::Call(absl::FunctionRef<void()> command) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   if (runtime_.loop.Call(command)) return absl::OkStatus();
-  return absl::FailedPreconditionError("the agent is closed");
+  return ClosedError();
 }
 
 absl::StatusOr<bool> Engine::WaitFor(const void* key, absl::FunctionRef<bool()> done,
                                      Time deadline) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   if (done()) return true;
-  if (Dispatcher::InCallback()) {
-    return absl::FailedPreconditionError(
-        "waiting inside a callback is refused: it would stop every other callback");
-  }
+  if (auto status = RefuseInCallback("waiting"); !status.ok()) return status;
   if (runtime_.loop.DriveUntil(key, done, deadline)) return true;
   if (runtime_.loop.stopped()) return absl::CancelledError("the agent was closed");
   return false;

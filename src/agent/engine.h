@@ -25,6 +25,9 @@
 
 namespace kvxfer {
 
+// The longest that an option may ask for; sums of it and the clock do not overflow.
+inline constexpr Duration kLongest = std::chrono::hours(24 * 365);
+
 class Engine : public Driven, public std::enable_shared_from_this<Engine> {
  public:
   using Blocks = std::variant<std::monostate, PagedBlocks, DescriptorBlocks>;
@@ -70,10 +73,27 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
 
  private:
   absl::Status Init();
-  absl::Status CheckOptions(const TransferOptions& options, TransferKind kind) const;
+  // Set once, by the owner; waited for by others, whichever ends last.
+  using Flag = std::shared_ptr<std::atomic<bool>>;
+  // A region whose deregistration has begun. `awaited`: a call of DeregisterMemory waits for it.
+  struct Closing {
+    InboundHub::Question question{};
+    Flag removed = std::make_shared<std::atomic<bool>>(false);
+    bool awaited = false;
+  };
+
+  absl::Status CheckOptions(const TransferOptions& options) const;
+  void Enlist(const TransferPtr& record);
   std::shared_ptr<const PeerView> FindView(std::string_view peer) const;
   void PublishView(const Peer& peer);
   absl::Status Call(absl::FunctionRef<void()> command);
+  static absl::Status ClosedError();
+  // FailedPrecondition inside a callback, where `what` must not wait.
+  static absl::Status RefuseInCallback(std::string_view what);
+  absl::StatusOr<Flag> BeginDeregistration(RegionId region);
+  std::string LeaveDeregistration(RegionId region);
+  void FinishDeregistrations();
+  void OnDrained(uint64_t bytes);
   absl::Status Install(AgentMetadata metadata);
   void Dispatch(Event& event);
   Peer* FindPeer(std::string_view name);
@@ -84,11 +104,13 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   ForkGuard fork_guard_;
   std::string listen_address_;
   std::atomic<uint64_t> last_transfer_{0};
-  std::atomic<uint64_t> drained_{0};
+  std::atomic<uint64_t> drained_{0};        // notifications, by the application
+  std::atomic<uint64_t> drained_bytes_{0};  // of their payloads
 
   // By the owner.
   std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
   std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
+  std::map<RegionId, Closing> closing_;
   bool closed_ = false;
 
   mutable std::mutex views_mu_;

@@ -1,4 +1,4 @@
-// What the application asks of the engine: memory, peers, transfers, quiet.
+// What the application asks of the engine: peers and transfers.
 #include <algorithm>
 #include <utility>
 
@@ -11,58 +11,8 @@ namespace {
 
 // Posted and not ended, to one peer.
 constexpr uint32_t kMaxQueued = 1u << 16;
-constexpr Duration kMaxDeadline = std::chrono::hours(24 * 365);
 
 }  // namespace
-
-absl::StatusOr<RegionId> Engine::RegisterMemory(const MemorySpan& span, Access access) {
-  absl::StatusOr<RegionId> id = absl::UnknownError("");
-  auto status = Call([&] { id = runtime_.memory.Register(span, access, runtime_.backends); });
-  return status.ok() ? id : status;
-}
-
-absl::Status Engine::DeregisterMemory(RegionId region, Duration timeout) {
-  if (Dispatcher::InCallback()) {
-    return absl::FailedPreconditionError("DeregisterMemory waits: not inside a callback");
-  }
-  const Time deadline = After(timeout);
-  absl::Status result;
-  InboundHub::Question question;
-  auto status = Call([&] {
-    result = runtime_.memory.Close(region);
-    if (!result.ok()) return;
-    auto asked = inbound_.StartQuiesce({.regions = {region}}, true);
-    if (asked.ok()) question = *std::move(asked);
-    result = asked.status();
-  });
-  if (!status.ok()) return status;
-  if (!result.ok()) return result;
-  bool removed = false;
-  std::string pending;
-  while (!removed) {
-    const Time look = std::min(deadline, Now() + std::chrono::milliseconds(1));
-    runtime_.loop.DriveUntil(
-        question.quiet.get(), [&] { return question.quiet->load(std::memory_order_acquire); },
-        look);
-    status = Call([&] {
-      const bool quiet = question.quiet->load(std::memory_order_acquire);
-      removed = quiet && !runtime_.memory.InUse(region);
-      if (removed) runtime_.memory.Remove(region);
-      pending = quiet ? "transfers of this agent" : inbound_.Pending(question.token);
-      if (quiet) (void)inbound_.IsQuiet(question.token);
-    });
-    if (!status.ok()) return status;
-    if (removed || Now() >= deadline) break;
-    if (question.quiet->load(std::memory_order_acquire)) {
-      runtime_.loop.DriveUntil(
-          &removed, [] { return false; }, look);
-    }
-  }
-  if (removed) return absl::OkStatus();
-  return absl::DeadlineExceededError(
-      absl::StrCat("region ", static_cast<uint32_t>(region), " is still in use by ", pending,
-                   "; it stays registered and its memory must not be freed: call again"));
-}
 
 absl::StatusOr<std::string> Engine::Metadata() {
   AgentMetadata metadata{.name = runtime_.options.name,
@@ -180,15 +130,15 @@ void Engine::PublishView(const Peer& peer) {
   views_[peer.metadata().name] = peer.view();
 }
 
-absl::Status Engine::CheckOptions(const TransferOptions& options, TransferKind kind) const {
-  if (options.deadline <= Duration::zero() || options.deadline > kMaxDeadline) {
+absl::Status Engine::CheckOptions(const TransferOptions& options) const {
+  if (options.deadline <= Duration::zero() || options.deadline > kLongest) {
     return absl::InvalidArgumentError("the deadline must be positive and at most a year");
   }
   if (options.notification.has_value() && options.notification->size() > kMaxNotificationBytes) {
     return absl::InvalidArgumentError(absl::StrCat("notification of ", options.notification->size(),
                                                    " bytes is larger than 64 KiB"));
   }
-  if (options.backend.empty() || kind == TransferKind::kNotify) return absl::OkStatus();
+  if (options.backend.empty()) return absl::OkStatus();
   const bool known = std::ranges::any_of(
       runtime_.backends, [&](const auto& backend) { return backend->name() == options.backend; });
   if (known) return absl::OkStatus();
@@ -198,7 +148,7 @@ absl::Status Engine::CheckOptions(const TransferOptions& options, TransferKind k
 absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view peer,
                                           const Blocks& blocks, TransferOptions options) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
-  if (auto status = CheckOptions(options, kind); !status.ok()) return status;
+  if (auto status = CheckOptions(options); !status.ok()) return status;
   const auto view = FindView(peer);
   if (view == nullptr) {
     return absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer), "; add its metadata first"));
@@ -228,55 +178,34 @@ absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view pe
   record->deadline = record->posted + record->options.deadline;
   record->engine = weak_from_this();
   record->id = ++last_transfer_;
-  runtime_.loop.Submit([this, record] {
-    Peer* found = FindPeer(record->peer);
-    if (found != nullptr && found->metadata().incarnation == record->incarnation) {
-      found->Submit(record);
-      return;
-    }
-    runtime_.Publish(record,
-                     {.state = TransferState::kFailed,
-                      .status = absl::FailedPreconditionError(
-                          absl::StrCat("peer ", record->peer, " was removed or replaced")),
-                      .delivery = record->options.notification.has_value() ? Delivery::kNotDelivered
-                                                                           : Delivery::kNone});
-  });
+  if (!runtime_.loop.Submit([this, record] { Enlist(record); })) return ClosedError();
   return record;
+}
+
+// By the owner: hands a posted transfer to its peer, or ends it where that has gone meanwhile.
+void Engine::Enlist(const TransferPtr& record) {
+  Peer* found = FindPeer(record->peer);
+  if (found != nullptr && found->metadata().incarnation == record->incarnation) {
+    found->Submit(record);
+    return;
+  }
+  internal::TransferRecord::End end{.state = TransferState::kFailed,
+                                    .status = absl::FailedPreconditionError(absl::StrCat(
+                                        "peer ", record->peer, " was removed or replaced")),
+                                    .delivery = record->options.notification.has_value()
+                                                    ? Delivery::kNotDelivered
+                                                    : Delivery::kNone};
+  if (closed_) {
+    end.state = TransferState::kCancelled;
+    end.status = absl::CancelledError("the agent was closed");
+  }
+  runtime_.Publish(record, std::move(end));
 }
 
 void Engine::Cancel(const TransferPtr& record) {
   runtime_.loop.Submit([this, record] {
     if (Peer* peer = FindPeer(record->peer)) peer->Cancel(record);
   });
-}
-
-absl::StatusOr<QuiesceResult> Engine::Quiesce(const QuiesceScope& scope, Duration timeout) {
-  InboundHub::Question question;
-  absl::Status asked;
-  auto status = Call([&] {
-    auto started = inbound_.StartQuiesce(scope, false);
-    if (started.ok()) question = *std::move(started);
-    asked = started.status();
-  });
-  if (!status.ok()) return status;
-  if (!asked.ok()) return asked;
-  const auto quiet = [&] { return question.quiet->load(std::memory_order_acquire); };
-  auto waited = WaitFor(question.quiet.get(), quiet, After(timeout));
-  if (!waited.ok()) return waited.status();
-  QuiesceResult result{.quiet = quiet(), .token = question.token};
-  status = Call([&] {
-    result.quiet = inbound_.IsQuiet(question.token).value_or(false);
-    if (!result.quiet) result.pending = inbound_.Pending(question.token);
-  });
-  if (!status.ok()) return status;
-  if (result.quiet) result.token = 0;
-  return result;
-}
-
-absl::StatusOr<bool> Engine::IsQuiet(uint64_t token) {
-  absl::StatusOr<bool> result = false;
-  auto status = Call([&] { result = inbound_.IsQuiet(token); });
-  return status.ok() ? result : status;
 }
 
 }  // namespace kvxfer

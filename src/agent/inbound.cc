@@ -240,7 +240,8 @@ absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope
                                                    " regions; an agent has at most ", kMaxRegions,
                                                    ": leave the list empty to mean all"));
   }
-  if (questions_.size() >= kMaxQuestions) {
+  // Deregistrations are as few as regions, one each, and have to be asked.
+  if (!revoke && questions_.size() >= kMaxQuestions / 2) {
     return absl::ResourceExhaustedError(
         absl::StrCat(questions_.size(), " calls of Quiesce or DeregisterMemory are not answered; ",
                      "ask IsQuiet of those that are quarantined"));

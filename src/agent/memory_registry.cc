@@ -1,12 +1,11 @@
 #include "src/agent/memory_registry.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "src/core/log.h"
+#include "src/core/random.h"
 #include "src/core/strings.h"
 #include "src/core/wire_format.h"
 
@@ -145,8 +144,7 @@ std::shared_ptr<const RegionTable> MemoryRegistry::table() const {
 
 uint32_t MemoryRegistry::NewRkey() const {
   for (;;) {
-    uint32_t rkey = 0;
-    if (getrandom(&rkey, sizeof(rkey), 0) != sizeof(rkey) || rkey == 0) continue;
+    const uint32_t rkey = RandomNonZero32();
     const bool taken = std::ranges::any_of(
         entries_, [rkey](const auto& entry) { return entry.second.region.rkey == rkey; });
     if (!taken) return rkey;

@@ -53,9 +53,10 @@ std::optional<Notification> Notifier::Pop() {
 }
 
 void Notifier::Drained(const Item& item) {
-  item.account->bytes.fetch_add(item.notification.payload.size(), std::memory_order_relaxed);
+  const uint64_t bytes = item.notification.payload.size();
+  item.account->bytes.fetch_add(bytes, std::memory_order_relaxed);
   item.account->notifications.fetch_add(1, std::memory_order_release);
-  if (on_drained_) on_drained_();
+  if (on_drained_) on_drained_(bytes);
 }
 
 void Notifier::Dispatch(Item item) {

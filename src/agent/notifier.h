@@ -34,8 +34,8 @@ class Notifier {
   absl::Status Open();  // makes the eventfd
   int fd() const { return fd_; }
 
-  // Runs after an application drained something, on its thread.
-  void set_on_drained(std::function<void()> f) { on_drained_ = std::move(f); }
+  // Runs after an application drained one, on its thread; with the bytes of the payload.
+  void set_on_drained(std::function<void(uint64_t)> f) { on_drained_ = std::move(f); }
 
   void Push(Notification notification, std::shared_ptr<CreditAccount> account);
   std::optional<Notification> Pop();
@@ -53,7 +53,7 @@ class Notifier {
   void Dispatch(Item item);  // mu_ held
 
   Dispatcher* const dispatcher_;
-  std::function<void()> on_drained_;
+  std::function<void(uint64_t)> on_drained_;
   int fd_ = -1;
   std::atomic<size_t> count_{0};
   std::mutex mu_;

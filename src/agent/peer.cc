@@ -1,23 +1,15 @@
 #include "src/agent/peer.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_join.h"
 #include "src/core/log.h"
+#include "src/core/random.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
 namespace {
-
-uint64_t RandomId() {
-  uint64_t id = 0;
-  while (id == 0 && getrandom(&id, sizeof(id), 0) == sizeof(id)) {
-  }
-  return id;
-}
 
 // How often a transfer's ready fence, or a key on its way, is looked at.
 constexpr Duration kReadyPoll = std::chrono::microseconds(500);
@@ -34,7 +26,7 @@ std::shared_ptr<const RegionTable> MakeTable(const AgentMetadata& metadata, cons
 }  // namespace
 
 Peer::Peer(Runtime* runtime, AgentMetadata metadata)
-    : runtime_(runtime), session_(RandomId()), unlinked_(Now()) {
+    : runtime_(runtime), session_(RandomNonZero64()), unlinked_(Now()) {
   Update(std::move(metadata));
   for (size_t i = 0; i < runtime_->backends.size(); ++i) {
     for (const auto& [name, address] : metadata_.backends) {

@@ -75,6 +75,16 @@ void ProgressLoop::Stop() {
     empty_cv_.wait(lock, [this] { return drivers_.empty() && (seat_.empty() || !driven_); });
   }
   if (background_.joinable()) background_.join();
+  RunLastCommands();
+}
+
+// Whoever was told that a command is taken relies on it, also where everybody left before its turn.
+void ProgressLoop::RunLastCommands() {
+  {
+    std::lock_guard lock(commands_mu_);
+    taking_ = false;
+  }
+  RunCommands();
 }
 
 void ProgressLoop::RunCommands() {
@@ -104,12 +114,14 @@ void ProgressLoop::Follow(const SeatState::Step& step) {
   if (stopping_ && seat_.empty()) empty_cv_.notify_all();
 }
 
-void ProgressLoop::Submit(Command command) {
+bool ProgressLoop::Submit(Command command) {
   {
     std::lock_guard lock(commands_mu_);
+    if (!taking_) return false;
     commands_.push_back(std::move(command));
   }
   Visit([this] { driven_->Post(); });
+  return true;
 }
 
 void ProgressLoop::Progress() {
@@ -138,13 +150,14 @@ bool ProgressLoop::Call(absl::FunctionRef<void()> command) {
   std::atomic<bool> done{false};
   // Should the loop stop first, the command must not run after this frame is gone.
   auto state = std::make_shared<std::pair<std::mutex, bool>>();
-  Submit([this, state, &command, &done] {
+  const bool taken = Submit([this, state, &command, &done] {
     std::lock_guard lock(state->first);
     if (state->second) return;
     command();
     done.store(true, std::memory_order_release);
     Wake(&done);
   });
+  if (!taken) return false;
   const bool ran = DriveUntil(
       &done, [&] { return done.load(std::memory_order_acquire); }, Time::max());
   std::lock_guard lock(state->first);

@@ -53,11 +53,13 @@ class ProgressLoop {
     std::lock_guard lock(mu_);
     return stopping_;
   }
-  // No command runs and no thread is inside afterwards; DriveUntil returns false at once.
+  // Runs the commands that were taken. None runs, none is taken and no thread is inside afterwards;
+  // DriveUntil returns false at once.
   void Stop();
 
-  // Runs `command` under ownership, soon; on this thread when the seat is free.
-  void Submit(Command command);
+  // Takes `command`, which runs under ownership, soon; on this thread when the seat is free. False:
+  // stopped, not taken.
+  bool Submit(Command command);
   // Runs `command` under ownership and returns after it has run. False: stopped, not run.
   bool Call(absl::FunctionRef<void()> command);
   // One round, if the seat is free.
@@ -78,6 +80,7 @@ class ProgressLoop {
   };
 
   void RunCommands();
+  void RunLastCommands();
   void Visit(absl::FunctionRef<void()> work);
   void Follow(const SeatState::Step& step);  // mu_ held
   void Kick();
@@ -95,6 +98,7 @@ class ProgressLoop {
 
   std::mutex commands_mu_;
   std::vector<Command> commands_;
+  bool taking_ = true;  // commands
 
   std::mutex mu_;  // guards all below
   SeatState seat_;

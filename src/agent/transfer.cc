@@ -53,8 +53,10 @@ void Transfer::Cancel() const {
 
 void Transfer::OnEnd(std::function<void(const Transfer&)> callback) const {
   if (record_ == nullptr || !callback) return;
+  const auto engine = record_->engine.lock();
+  if (engine != nullptr && engine->InForkedChild()) return;
   if (!record_->SetCallback(callback)) return;
-  if (const auto engine = record_->engine.lock()) {
+  if (engine != nullptr) {
     engine->dispatcher().Run([callback = std::move(callback), self = *this] { callback(self); });
   }
 }

@@ -4,10 +4,8 @@
 
 namespace kvxfer::internal {
 
-TransferRecord::End TransferRecord::end() const {
-  std::lock_guard lock(mu_);
-  return end_;
-}
+// Without the lock, which a forked child may find taken for ever: written once, before `state_`.
+TransferRecord::End TransferRecord::end() const { return ended() ? end_ : End{}; }
 
 std::function<void(const Transfer&)> TransferRecord::Publish(End end) {
   std::lock_guard lock(mu_);

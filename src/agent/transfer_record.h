@@ -68,8 +68,8 @@ class TransferRecord {
  private:
   std::atomic<TransferState> state_{TransferState::kActive};
   std::atomic<bool> quarantined_{false};
-  mutable std::mutex mu_;
-  End end_;
+  End end_;        // constant once `state_` says so
+  std::mutex mu_;  // guards the callback
   std::function<void(const Transfer&)> callback_;
 };
 

@@ -121,17 +121,24 @@ TEST_P(AgentNotification, BlockingInsideACallbackIsRefused) {
   std::atomic<bool> ran{false};
   absl::Status wait_transfer;
   absl::Status wait_notification;
+  absl::Status quiesce;
+  absl::Status deregister;
   absl::StatusOr<Transfer> answer = absl::UnknownError("not posted");
   pair_.b.agent->OnNotification([&](const Notification& n) {
     answer = pair_.b.agent->Notify(n.peer, "answer", Unhurried());
     if (answer.ok()) wait_transfer = answer->Wait(kAmple);
     wait_notification = pair_.b.agent->WaitNotification(milliseconds(1)).status();
+    quiesce = pair_.b.agent->Quiesce({}, kAmple).status();
+    deregister = pair_.b.agent->DeregisterMemory(pair_.b.region);
     ran.store(true);
   });
   Notify("question");
   ASSERT_TRUE(Eventually(kAmple, [&] { return ran.load(); }));
   EXPECT_TRUE(Fails(wait_transfer, absl::StatusCode::kFailedPrecondition, {"callback"}));
   EXPECT_TRUE(Fails(wait_notification, absl::StatusCode::kFailedPrecondition, {"callback"}));
+  EXPECT_TRUE(Fails(quiesce, absl::StatusCode::kFailedPrecondition, {"callback"}));
+  EXPECT_TRUE(Fails(deregister, absl::StatusCode::kFailedPrecondition, {"callback"}));
+  EXPECT_TRUE(Fails(pair_.b.agent->IsQuiet(1), absl::StatusCode::kNotFound)) << "was begun";
   ASSERT_OK(answer);
   ASSERT_OK_AND_ASSIGN(const Notification n, pair_.a.agent->WaitNotification(kAmple));
   EXPECT_EQ(n.payload, "answer");
@@ -163,6 +170,28 @@ TEST_P(AgentNotification, UndrainedOnesHoldBackAndAreNotLost) {
     }
   }
   EXPECT_OK(last_.Wait(kAmple));
+}
+
+// Expect that credit for bytes comes back as the callback takes them: without a ping, of which
+// there is one in five seconds at most.
+TEST_P(AgentNotification, CallbackGivesBytesBackAtOnce) {
+  AgentOptions a = OptionsFor(GetParam(), "a");
+  AgentOptions b = OptionsFor(GetParam(), "b");
+  for (AgentOptions* options : {&a, &b}) {
+    options->heartbeat = std::chrono::minutes(1);
+    options->suspect_after = std::chrono::minutes(2);
+  }
+  b.max_notification_bytes = kMaxNotificationBytes;
+  ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(GetParam(), a, b, 4096));
+  std::atomic<int> told{0};
+  pair_.b.agent->OnNotification([&](const Notification& n) {
+    EXPECT_EQ(n.payload.size(), kMaxNotificationBytes);
+    ++told;
+  });
+  for (int i = 0; i < 20; ++i) Notify(std::string(kMaxNotificationBytes, 'x'));
+  EXPECT_OK(last_.Wait(std::chrono::seconds(30)));
+  EXPECT_TRUE(Eventually(kAmple, [&] { return told == 20; }));
+  pair_.b.agent->OnNotification(nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AgentNotification, ::testing::ValuesIn(AllFlavours()), FlavourName);

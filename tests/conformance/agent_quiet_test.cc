@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/core/metadata.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/scale.h"
@@ -86,6 +87,52 @@ TEST_P(AgentQuiet, LocalRegionInUseIsNotDeregistered) {
   EXPECT_TRUE(
       Fails(pair_.a.agent->DeregisterMemory(pair_.a.region, kAmple), absl::StatusCode::kNotFound));
   EXPECT_TRUE(Fails(Post({}, Unhurried()), absl::StatusCode::kInvalidArgument));
+}
+
+// Expect that calls that time out leave no question to the peers behind, however many they are.
+TEST_P(AgentQuiet, RetriedDeregistrationAsksOnce) {
+  ASSERT_OK_AND_ASSIGN(const Transfer first, Post({}, Unhurried()));
+  ASSERT_OK(first.Wait(kAmple));
+  // Held by the owner itself, so that the first calls time out whatever the peers answer.
+  std::atomic<uint32_t> ready{0};
+  TransferOptions held = Unhurried();
+  held.ready = &ready;
+  ASSERT_OK_AND_ASSIGN(const Transfer back,
+                       BlockSet({}, pair_.b.memory.address(), pair_.a.memory.address())
+                           .Write(*pair_.b.agent, "a", held));
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(Fails(pair_.b.agent->DeregisterMemory(pair_.b.region, Duration(0)),
+                      absl::StatusCode::kDeadlineExceeded, {"still in use"}));
+  }
+  ready.store(1, std::memory_order_release);
+  ASSERT_OK(back.Wait(kAmple));
+  EXPECT_OK(pair_.b.agent->DeregisterMemory(pair_.b.region, kAmple));
+  for (uint64_t token = 1; token <= 30; ++token) {
+    EXPECT_TRUE(Fails(pair_.b.agent->IsQuiet(token), absl::StatusCode::kNotFound)) << token;
+  }
+}
+
+// Expect that of two calls for one region the second is told, and does not say OK before its time.
+TEST_P(AgentQuiet, DeregisteredByTwo) {
+  std::atomic<uint32_t> ready{0};
+  TransferOptions held = Unhurried();
+  held.ready = &ready;
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer, Post({}, held));
+  absl::Status first;
+  std::thread one([&] { first = pair_.a.agent->DeregisterMemory(pair_.a.region, kAmple); });
+  // Begun: metadata does not name the region any more.
+  EXPECT_TRUE(Eventually(kAmple, [&] {
+    const absl::StatusOr<std::string> metadata = pair_.a.agent->Metadata();
+    return metadata.ok() && DecodeMetadata(*metadata)->regions.empty();
+  }));
+  EXPECT_TRUE(Fails(pair_.a.agent->DeregisterMemory(pair_.a.region, kAmple),
+                    absl::StatusCode::kFailedPrecondition, {"another call"}));
+  ready.store(1, std::memory_order_release);
+  one.join();
+  EXPECT_OK(first);
+  EXPECT_OK(transfer.Wait(kAmple));
+  EXPECT_TRUE(
+      Fails(pair_.a.agent->DeregisterMemory(pair_.a.region, kAmple), absl::StatusCode::kNotFound));
 }
 
 // Expect that once the target's deregistration returns OK not one byte changes, however busy the

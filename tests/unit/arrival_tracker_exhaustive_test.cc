@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "src/core/clock.h"
+#include "tests/support/scale.h"
 #include "tests/unit/protocol_model.h"
 
 namespace kvxfer::testing {
@@ -255,6 +256,7 @@ TEST(ArrivalTrackerExhaustive, KindsOfTransfersMixed) {
   Print(totals);
 }
 
+#if !KVXFER_SANITIZED  // every one of these worlds is too large for a sanitizer
 // Two minutes: run by hand or nightly.
 TEST(ArrivalTrackerExhaustiveSoak, LargerWorlds) {
   Totals totals;
@@ -269,6 +271,7 @@ TEST(ArrivalTrackerExhaustiveSoak, LargerWorlds) {
               [](ModelConfig& config) { config.cuts = 1; });
   Print(totals);
 }
+#endif
 
 }  // namespace
 }  // namespace kvxfer::testing

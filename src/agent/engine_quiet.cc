@@ -1,0 +1,108 @@
+// Registered memory, and when it is quiet: registration, deregistration, Quiesce.
+#include <utility>
+
+#include "src/agent/engine.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+
+absl::StatusOr<RegionId> Engine::RegisterMemory(const MemorySpan& span, Access access) {
+  absl::StatusOr<RegionId> id = absl::UnknownError("");
+  auto status = Call([&] { id = runtime_.memory.Register(span, access, runtime_.backends); });
+  return status.ok() ? id : status;
+}
+
+absl::Status Engine::DeregisterMemory(RegionId region, Duration timeout) {
+  if (auto status = RefuseInCallback("DeregisterMemory"); !status.ok()) return status;
+  const Time deadline = After(timeout);
+  absl::StatusOr<Flag> begun = absl::UnknownError("");
+  auto status = Call([&] { begun = BeginDeregistration(region); });
+  if (!status.ok()) return status;
+  if (!begun.ok()) return begun.status();
+  const Flag removed = *std::move(begun);
+  const auto done = [&] { return removed->load(std::memory_order_acquire); };
+  auto waited = WaitFor(removed.get(), done, deadline);
+  if (!waited.ok()) return waited.status();
+  if (*waited) return absl::OkStatus();
+  std::string pending;
+  status = Call([&] { pending = LeaveDeregistration(region); });
+  if (done()) return absl::OkStatus();
+  if (!status.ok()) return status;
+  return absl::DeadlineExceededError(
+      absl::StrCat("region ", static_cast<uint32_t>(region), " is still in use by ", pending,
+                   "; it stays registered and its memory must not be freed: call again"));
+}
+
+// Peers are asked once for each region: a call after one that timed out waits for the same answers.
+absl::StatusOr<Engine::Flag> Engine::BeginDeregistration(RegionId region) {
+  auto it = closing_.find(region);
+  if (it == closing_.end()) {
+    if (auto status = runtime_.memory.Close(region); !status.ok()) return status;
+    auto question = inbound_.StartQuiesce({.regions = {region}}, true);
+    if (!question.ok()) return question.status();
+    it = closing_.emplace(region, Closing{.question = *std::move(question)}).first;
+  } else if (it->second.awaited) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("region ", static_cast<uint32_t>(region),
+                     " is being deregistered by another call; wait for that one"));
+  }
+  it->second.awaited = true;
+  Flag removed = it->second.removed;
+  FinishDeregistrations();
+  return removed;
+}
+
+// The caller waits no longer; the region stays as it is until the next call. Who is in the way, for
+// a person; nothing when it was removed after all.
+std::string Engine::LeaveDeregistration(RegionId region) {
+  FinishDeregistrations();
+  const auto it = closing_.find(region);
+  if (it == closing_.end()) return "";
+  it->second.awaited = false;
+  std::string pending = inbound_.Pending(it->second.question.token);
+  return pending.empty() ? "transfers of this agent" : pending;
+}
+
+void Engine::FinishDeregistrations() {
+  for (auto it = closing_.begin(); it != closing_.end();) {
+    const Closing& closing = it->second;
+    if (!closing.awaited || !closing.question.quiet->load(std::memory_order_acquire) ||
+        runtime_.memory.InUse(it->first)) {
+      ++it;
+      continue;
+    }
+    (void)inbound_.IsQuiet(closing.question.token);  // forgets the question
+    runtime_.memory.Remove(it->first);
+    closing.removed->store(true, std::memory_order_release);
+    runtime_.loop.Wake(closing.removed.get());
+    it = closing_.erase(it);
+  }
+}
+
+absl::StatusOr<QuiesceResult> Engine::Quiesce(const QuiesceScope& scope, Duration timeout) {
+  if (auto status = RefuseInCallback("Quiesce"); !status.ok()) return status;
+  const Time deadline = After(timeout);
+  absl::StatusOr<InboundHub::Question> question = absl::UnknownError("");
+  auto status = Call([&] { question = inbound_.StartQuiesce(scope, false); });
+  if (!status.ok()) return status;
+  if (!question.ok()) return question.status();
+  const auto quiet = [&] { return question->quiet->load(std::memory_order_acquire); };
+  auto waited = WaitFor(question->quiet.get(), quiet, deadline);
+  if (!waited.ok()) return waited.status();
+  QuiesceResult result{.quiet = quiet(), .token = question->token};
+  status = Call([&] {
+    result.quiet = inbound_.IsQuiet(question->token).value_or(false);
+    if (!result.quiet) result.pending = inbound_.Pending(question->token);
+  });
+  if (!status.ok()) return status;
+  if (result.quiet) result.token = 0;
+  return result;
+}
+
+absl::StatusOr<bool> Engine::IsQuiet(uint64_t token) {
+  absl::StatusOr<bool> result = false;
+  auto status = Call([&] { result = inbound_.IsQuiet(token); });
+  return status.ok() ? result : status;
+}
+
+}  // namespace kvxfer
