@@ -16,20 +16,21 @@ constexpr uint64_t kBlockBytes = 16 * 1024;  // 16 tokens x 8 heads x 64 x 2 byt
 constexpr uint64_t kRegionBytes = kBlocks * kBlockBytes;
 constexpr uint64_t kCacheBytes = 2 * kLayers * kRegionBytes;
 
+// The cache comes first, so that it goes last: it must outlive its registration.
 struct Worker {
-  std::unique_ptr<kvxfer::Agent> agent;
   kvxfer::HostBuffer cache;
   std::vector<kvxfer::PagedRegion> regions;  // K and V of layer 0, K and V of layer 1, ...
+  std::unique_ptr<kvxfer::Agent> agent;
 };
 
 absl::StatusOr<Worker> MakeWorker(const char* name) {
   Worker worker;
+  auto cache = kvxfer::HostBuffer::Allocate(kCacheBytes);
+  if (!cache.ok()) return cache.status();
   kvxfer::AgentOptions options;
   options.name = name;
   auto agent = kvxfer::Agent::Create(options);
   if (!agent.ok()) return agent.status();
-  auto cache = kvxfer::HostBuffer::Allocate(kCacheBytes);
-  if (!cache.ok()) return cache.status();
   // The whole cache is one registration, however many blocks it has.
   auto region = (*agent)->RegisterMemory(cache->span(), kvxfer::Access::kReadWrite);
   if (!region.ok()) return region.status();

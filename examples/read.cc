@@ -14,6 +14,11 @@ constexpr size_t kBlock = 64 * 1024;
 constexpr size_t kBlocks = 8;
 
 absl::Status Run() {
+  // Before the agents: registered memory must outlive its registration, also on an early return.
+  std::vector<std::byte> source(kBlocks * kBlock);
+  std::vector<std::byte> target(kBlocks * kBlock);
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(i / kBlock + 1);
+
   kvxfer::AgentOptions options;
   options.name = "prefill-0";
   auto prefill = kvxfer::Agent::Create(options);
@@ -21,10 +26,6 @@ absl::Status Run() {
   options.name = "decode-0";
   auto decode = kvxfer::Agent::Create(options);
   if (!decode.ok()) return decode.status();
-
-  std::vector<std::byte> source(kBlocks * kBlock);
-  std::vector<std::byte> target(kBlocks * kBlock);
-  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(i / kBlock + 1);
   auto offered = (*prefill)->RegisterMemory({.data = source.data(), .bytes = source.size()},
                                             kvxfer::Access::kRemoteRead);
   if (!offered.ok()) return offered.status();

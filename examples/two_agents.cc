@@ -15,6 +15,15 @@ namespace {
 constexpr size_t kBytes = 1 << 20;
 
 absl::Status Run() {
+  // Any memory can be registered. HostBuffer's can also be mapped by peers on the same host, which
+  // is the fastest way between two processes. It is here before its agent, so that it outlives
+  // the registration on every way out.
+  auto source = kvxfer::HostBuffer::Allocate(kBytes);
+  if (!source.ok()) return source.status();
+  auto target = kvxfer::HostBuffer::Allocate(kBytes);
+  if (!target.ok()) return target.status();
+  std::memset(source->data(), 0x5a, kBytes);
+
   kvxfer::AgentOptions options;
   options.name = "prefill-0";
   auto prefill = kvxfer::Agent::Create(options);
@@ -22,14 +31,6 @@ absl::Status Run() {
   options.name = "decode-0";
   auto decode = kvxfer::Agent::Create(options);
   if (!decode.ok()) return decode.status();
-
-  // Any memory can be registered. HostBuffer's can also be mapped by peers on the same host, which
-  // is the fastest way between two processes.
-  auto source = kvxfer::HostBuffer::Allocate(kBytes);
-  if (!source.ok()) return source.status();
-  auto target = kvxfer::HostBuffer::Allocate(kBytes);
-  if (!target.ok()) return target.status();
-  std::memset(source->data(), 0x5a, kBytes);
   auto local = (*prefill)->RegisterMemory(source->span(), kvxfer::Access::kNone);
   if (!local.ok()) return local.status();
   auto remote = (*decode)->RegisterMemory(target->span(), kvxfer::Access::kRemoteWrite);

@@ -6,7 +6,8 @@
 // Errors: public functions never abort and never throw; each Status names what, whom and the
 // remedy. Fork: a forked child's calls on the parent's agents are refused (FailedPrecondition), and
 // those that return no Status do nothing.
-// Details of who drives progress: docs/threading.md; of the guarantees: docs/architecture.md.
+// Details of who drives progress: docs/threading.md; of the guarantees G1 to G8:
+// docs/architecture.md.
 //
 // Example:
 //   auto agent = kvxfer::Agent::Create({.name = "prefill-0"});
@@ -74,7 +75,9 @@ class Agent {
 
   // --- Memory -------------------------------------------------------------------------------
   // Peers learn of a region through metadata taken after this call. Overlapping registrations are
-  // allowed. InvalidArgument: null or empty span, unsupported kind; ResourceExhausted.
+  // allowed. The memory must outlive its registration, that is until DeregisterMemory has returned
+  // OK or the agent is destroyed: declare it before the agent. InvalidArgument: null or empty span,
+  // unsupported kind; ResourceExhausted.
   absl::StatusOr<RegionId> RegisterMemory(const MemorySpan& span, Access access);
 
   // Refuses new remote operations on the region, waits up to `timeout` until no transfer, local or

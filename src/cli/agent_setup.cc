@@ -10,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvxfer/log.h"
+#include "src/cli/host_port.h"
+#include "src/core/strings.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -23,6 +25,24 @@ std::string UniqueName(const std::string& role) {
                       absl::Hex(std::random_device{}(), absl::kZeroPad8));
 }
 
+// The default text cannot be told from a variable that says the same; --listen can.
+absl::Status SetAddresses(const AgentSetup& setup, AgentOptions& options) {
+  const bool unsaid = options.listen == AgentOptions().listen;
+  if (unsaid && !setup.default_listen.empty()) options.listen = setup.default_listen;
+  if (!setup.listen.empty()) options.listen = setup.listen;
+  if (!setup.advertise.empty()) options.advertise = setup.advertise;
+  absl::StatusOr<HostPort> listen = ParseHostPort(options.listen, 0);
+  if (!listen.ok()) return Annotate(listen.status(), "--listen (KVXFER_LISTEN)");
+  if (setup.own_port) listen->port = 0;
+  options.listen = listen->ToString();
+  if (!setup.own_port || options.advertise.empty()) return absl::OkStatus();
+  absl::StatusOr<HostPort> advertise = ParseHostPort(options.advertise, 0);
+  if (!advertise.ok()) return Annotate(advertise.status(), "KVXFER_ADVERTISE");
+  advertise->port = 0;
+  options.advertise = advertise->ToString();
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
@@ -33,13 +53,18 @@ absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
     options->backends = absl::StrSplit(setup.backends, ',', absl::SkipEmpty());
     options->require_backends = options->backends;
   }
-  if (!setup.listen.empty()) options->listen = setup.listen;
-  if (!setup.advertise.empty()) options->advertise = setup.advertise;
+  if (absl::Status status = SetAddresses(setup, *options); !status.ok()) return status;
+  // Enough to tear apart what relies on an order, not so much that a run takes long.
   options->faults = {.seed = setup.fault_seed,
                      .reorder_window = 8,
                      .max_delay = std::chrono::milliseconds(1),
                      .overtake = true};
-  return Agent::Create(*options);
+  absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::Create(*options);
+  // There is no peer yet that could be unavailable: it is this host that lacks something.
+  if (absl::IsUnavailable(agent.status())) {
+    return absl::FailedPreconditionError(agent.status().message());
+  }
+  return agent;
 }
 
 absl::StatusOr<std::string> Introduce(Channel& channel, Agent& agent) {

@@ -13,15 +13,24 @@
 namespace kvxfer::cli {
 
 struct AgentSetup {
-  std::string role{};       // first part of the agent's name
-  std::string backends{};   // comma separated, best first; empty: the environment's, else all
-  std::string listen{};     // empty: the environment's, else loopback
-  std::string advertise{};  // empty: the environment's, else by AgentOptions' rule
-  uint64_t fault_seed = 1;  // for "faulty:" backends
+  std::string role{};            // first part of the agent's name
+  std::string backends{};        // comma separated, best first; empty: the environment's, else all
+  std::string listen{};          // empty: the environment's, else default_listen
+  std::string default_listen{};  // where the user says nothing; empty: loopback
+  std::string advertise{};       // empty: the environment's, else by AgentOptions' rule
+  bool own_port = false;         // any free port, whatever the environment says
+  uint64_t fault_seed = 1;       // for "faulty:" backends
 };
 
 // Starts from OptionsFromEnvironment. Where backends are named, peers must be reached over one of
-// them. "faulty:" backends reorder, delay by up to 1 ms and let messages overtake data.
+// them. "faulty:" backends reorder, delay by up to 1 ms and let messages overtake data. An address
+// to listen on that has no port gets any free one. The name is made up, so that no two processes
+// that share an environment share it.
+//
+// `own_port` is for the second process of a run: both processes have one environment, and there a
+// port can be had only once.
+//
+// InvalidArgument, NotFound: what the user gave; FailedPrecondition: this host cannot do it.
 absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup);
 
 // Tells the agent at the other end of `channel` of `agent` and makes it known here; returns its

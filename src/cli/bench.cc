@@ -58,9 +58,13 @@ std::vector<std::string> RowCells(const BenchRow& row) {
 }
 
 absl::Status BenchOver(const BenchConfig& config, Channel& channel) {
-  HostMemory memory;
+  HostMemory memory;  // before the agent: it outlives its registration
   const absl::StatusOr<std::unique_ptr<Agent>> agent =
-      MakeAgent({.role = "bench", .backends = config.backend, .fault_seed = config.seed});
+      MakeAgent({.role = "bench",
+                 .backends = config.backend,
+                 .listen = config.listen,
+                 .default_listen = LocalHost(channel),
+                 .fault_seed = config.seed});
   if (!agent.ok()) return agent.status();
   BenchRun run(config, channel, **agent, memory);
   if (absl::Status s = run.Prepare(); !s.ok()) return s;
@@ -129,8 +133,10 @@ absl::Status Worker() {
   absl::StatusOr<std::unique_ptr<Agent>> agent =
       MakeAgent({.role = "target",
                  .backends = GetString(*first, "backend"),
+                 .own_port = true,
                  .fault_seed = GetUint(*first, "seed").value_or(1)});
   if (!agent.ok()) return parent->Send(ErrorAnswer(agent.status()));
+  // No bound: the one client is the user's own process.
   PeerService service(std::move(*agent), UINT64_MAX);
   service.Serve(*parent);
   return absl::OkStatus();
@@ -146,6 +152,7 @@ void AddBench(CLI::App& app, Action& action) {
                       "host:port of kvxfer serve; without it a second process is the target");
   command->add_option("--backend", config->backend,
                       "tcp, shm, faulty:tcp, ... (default: the best)");
+  command->add_option("--listen", config->listen, kClientListenHelp);
   command->add_option("--op", config->op, "write or read");
   command->add_option("--memory", config->memory, "mapped or attached");
   AddSizes(command, "--block-sizes", config->block_sizes, "4K:4M",

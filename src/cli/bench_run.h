@@ -17,6 +17,7 @@ namespace kvxfer::cli {
 struct BenchConfig {
   std::string server{};  // empty: a second process
   std::string backend{};
+  std::string listen{};  // of AgentSetup
   std::string op = "write";
   std::string memory = "mapped";
   std::vector<uint64_t> block_sizes{};
@@ -58,22 +59,25 @@ class BenchRun {
   std::string path() const;
 
  private:
+  // Blocks local_ids[i] and remote_ids[i] belong together.
   struct Scatter {
     PagedRegion local;
     PagedRegion remote;
     std::vector<uint32_t> local_ids;
     std::vector<uint32_t> remote_ids;
   };
+  // The target's report. Its times compare with ours only where both have one clock.
   struct Remote {
     std::vector<int64_t> notified_ns;
-    double cpu_seconds = 0;
+    double cpu_seconds = 0;  // since its process began
     bool same_clock = false;
   };
 
   Scatter MakeScatter(uint64_t block_bytes, uint32_t count) const;
   absl::Status VerifiedRound(const Scatter& scatter);
-  // When it ended at the initiator.
+  // When it ended at the initiator, in MonotonicNanoseconds.
   absl::StatusOr<int64_t> Round(const Scatter& scatter);
+  // What the target has seen since the last report: `notifications` of them, neither more nor less.
   absl::StatusOr<Remote> Report(size_t notifications);
   absl::StatusOr<Json> Content(const char* type, const Scatter& scatter);
 

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
 #include <iterator>
 #include <memory>
@@ -58,14 +59,14 @@ int ConnectWithin(int fd, const addrinfo& to, Duration timeout) {
 
 absl::StatusOr<BootstrapServer> BootstrapServer::Listen(const HostPort& address) {
   absl::StatusOr<Addresses> found = Resolve(address, AI_PASSIVE);
-  if (!found.ok()) return found.status();
+  if (!found.ok()) return absl::InvalidArgumentError(found.status().message());
   const addrinfo& a = **found;
   UniqueFd fd(socket(a.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (fd.get() < 0 || bind(fd.get(), a.ai_addr, a.ai_addrlen) != 0 || listen(fd.get(), 128) != 0) {
     const int error = errno;
-    return absl::UnavailableError(
+    return absl::FailedPreconditionError(
         absl::StrCat(ErrnoText("listening on " + address.ToString(), error),
                      "; choose another address or port with --listen"));
   }
@@ -110,6 +111,7 @@ void BootstrapServer::Accept(const std::function<void(Channel&)>& serve) {
   client.channel = std::move(channel);
   client.thread = std::thread([this, &client, &serve] {
     serve(client.channel);
+    // The other side is told now; the descriptor is closed when the thread is joined.
     const std::lock_guard ending(clients_->mutex);
     client.channel.Shutdown();
     client.done = true;
@@ -126,6 +128,7 @@ void BootstrapServer::JoinEnded(bool all) {
       it = next;
     }
   }
+  // Without the lock, which an ending thread takes.
   for (Client& client : ended) client.thread.join();
 }
 
@@ -144,6 +147,21 @@ absl::StatusOr<Channel> ConnectTo(const HostPort& address, Duration timeout) {
   return absl::UnavailableError(
       absl::StrCat(ErrnoText("connecting to " + address.ToString(), error),
                    "; is `kvxfer serve` running there?"));
+}
+
+std::string LocalHost(const Channel& channel) {
+  sockaddr_storage local{};
+  socklen_t size = sizeof(local);
+  const auto* address = reinterpret_cast<const sockaddr*>(&local);
+  if (getsockname(channel.fd(), reinterpret_cast<sockaddr*>(&local), &size) != 0 ||
+      (local.ss_family != AF_INET && local.ss_family != AF_INET6)) {
+    return {};
+  }
+  std::array<char, NI_MAXHOST> host{};
+  if (getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return {};
+  }
+  return host.data();
 }
 
 }  // namespace kvxfer::cli

@@ -21,7 +21,8 @@ class BootstrapServer {
  public:
   static constexpr size_t kMaxClients = 64;
 
-  // Unavailable with the remedy when the address cannot be had.
+  // InvalidArgument: the host does not resolve; FailedPrecondition, with the remedy: the address
+  // cannot be had here.
   static absl::StatusOr<BootstrapServer> Listen(const HostPort& address);
 
   // The port in use, also when 0 was asked for.
@@ -32,12 +33,15 @@ class BootstrapServer {
   void Run(int stop_fd, const std::function<void(Channel&)>& serve);
 
  private:
+  // `thread` has a reference to `channel`, so a client stays where it is in the list until it is
+  // joined. `done` is set by the thread as its last act.
   struct Client {
     Channel channel;
     std::thread thread;
     bool done = false;
   };
-  // The running threads. Held by pointer so that the server can be moved before Run.
+  // The running threads; `mutex` guards the list and each `done`. Held by pointer so that the
+  // server can be moved before Run.
   struct Clients {
     std::mutex mutex;
     std::list<Client> list;
@@ -48,6 +52,7 @@ class BootstrapServer {
         address_(std::move(address)),
         clients_(std::make_unique<Clients>()) {}
   void Accept(const std::function<void(Channel&)>& serve);
+  // Joins the threads that are done, or waits for all.
   void JoinEnded(bool all);
 
   UniqueFd listener_;
@@ -57,6 +62,10 @@ class BootstrapServer {
 
 // Unavailable, with the remedy, when nobody answers there within `timeout`.
 absl::StatusOr<Channel> ConnectTo(const HostPort& address, Duration timeout);
+
+// The address of this host that `channel` comes from, without a port: the other side has a route
+// to it, which it need not have to any other. Empty where the channel is no TCP connection.
+std::string LocalHost(const Channel& channel);
 
 }  // namespace kvxfer::cli
 

@@ -19,6 +19,11 @@ int MillisecondsUntil(Time end) {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1'000'000'000));
 }
 
+absl::Status NoMessage(const std::string& peer) {
+  return absl::UnavailableError(
+      peer + " sent what is no kvxfer message; is that the port of a `kvxfer serve`?");
+}
+
 }  // namespace
 
 UniqueFd::~UniqueFd() {
@@ -74,13 +79,13 @@ absl::StatusOr<Json> Channel::Receive(Duration timeout) {
   uint32_t size = 0;
   for (size_t i = 4; i-- > 0;) size = size << 8 | static_cast<uint8_t>(bytes[i]);
   if (size > kMaxChannelMessage) {
-    return absl::InvalidArgumentError(peer_ + " sent what is no kvxfer message");
+    return NoMessage(peer_);
   }
   bytes.resize(size);
   const Duration left = std::max<Duration>(end - Now(), std::chrono::milliseconds(1));
   if (absl::Status s = Transfer(bytes.data(), size, POLLIN, left); !s.ok()) return s;
   absl::StatusOr<Json> json = ParseJsonObject(bytes);
-  if (!json.ok()) return Annotate(json.status(), "message from " + peer_);
+  if (!json.ok()) return NoMessage(peer_);
   return json;
 }
 

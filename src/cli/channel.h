@@ -41,8 +41,9 @@ class Channel {
 
   // DeadlineExceeded when the other side takes nothing for `timeout`; Unavailable when it is gone.
   absl::Status Send(const Json& message, Duration timeout = std::chrono::seconds(10));
-  // DeadlineExceeded: no whole message within `timeout`; Unavailable: closed; InvalidArgument:
-  // not a message. After an error the channel is of no more use.
+  // DeadlineExceeded: no whole message within `timeout`; Unavailable: closed, or what came is no
+  // message, so that some other program is at the other end. After an error the channel is of no
+  // more use.
   absl::StatusOr<Json> Receive(Duration timeout);
   // Receive; a message with a field "error" (see ErrorAnswer) is returned as that error.
   absl::StatusOr<Json> ReceiveAnswer(Duration timeout);

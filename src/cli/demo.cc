@@ -156,6 +156,8 @@ absl::Status CheckWorker(WorkerProcess& worker) {
   return worker.CheckAlive();
 }
 
+// Every request is verified and every transfer has ended at both sides: collects what only the
+// decode process knows, and lets it end.
 absl::Status Finish(WorkerProcess& worker, DemoRun& run, Duration timeout) {
   ExpectPeersToLeave();
   const absl::StatusOr<Json> last = worker.channel().Call({{"type", "finish"}}, timeout);
@@ -169,6 +171,8 @@ absl::Status Finish(WorkerProcess& worker, DemoRun& run, Duration timeout) {
   return worker.Join(timeout);
 }
 
+// The order of what is made here is the order of lifetimes: the cache outlives the agent that has
+// it registered, and the decode process is let go of after this agent has closed.
 absl::Status RunDemo(const DemoConfig& config, bool json) {
   const absl::StatusOr<KvCacheShape> shape = DemoCacheShape(config);
   if (!shape.ok()) return shape.status();

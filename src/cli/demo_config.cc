@@ -28,10 +28,10 @@ uint32_t ReadAt(std::string_view bytes, size_t offset) {
   return value;
 }
 
-absl::Status CheckRange(const char* name, uint64_t value, uint64_t most) {
-  if (value >= 1 && value <= most) return absl::OkStatus();
+absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(name, " must be from 1 to ", most, ", not ", value));
+      absl::StrCat(name, " must be from ", least, " to ", most, ", not ", value));
 }
 
 // The numbers of DemoConfig that travel, with their names.
@@ -58,10 +58,10 @@ auto ModelNumbers(Model& m) {
 
 absl::StatusOr<KvCacheShape> DemoCacheShape(const DemoConfig& config) {
   for (const absl::Status& status :
-       {CheckRange("--requests", config.requests, 1'000'000),
-        CheckRange("--tokens", config.tokens, 1u << 24),
-        CheckRange("--block-tokens", config.block_tokens, 4096),
-        CheckRange("--tp", config.tp, 1024), CheckRange("--gap", config.gap + 1, (1u << 20) + 1)}) {
+       {CheckRange("--requests", config.requests, 1, 1'000'000),
+        CheckRange("--tokens", config.tokens, 1, 1u << 24),
+        CheckRange("--block-tokens", config.block_tokens, 1, 4096),
+        CheckRange("--tp", config.tp, 1, 1024), CheckRange("--gap", config.gap, 0, 1u << 20)}) {
     if (!status.ok()) return status;
   }
   if (config.blocks_per_request() > kMaxBlocks) {

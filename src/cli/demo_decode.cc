@@ -21,6 +21,8 @@
 namespace kvxfer::cli {
 namespace {
 
+// The agent and the cache outlive it. Thread-safety: one thread, which drives the agent while it
+// waits.
 class Decode {
  public:
   Decode(const DemoConfig& config, Agent& agent, const KvCache& cache, uint32_t cache_blocks,
@@ -55,6 +57,7 @@ class Decode {
   }
 
  private:
+  // Requests wait for blocks in their order; the blocks of one are a random draw of what is free.
   absl::Status AssignWhatFits() {
     while (next_request_ < config_.requests) {
       std::optional<std::vector<uint32_t>> blocks =
@@ -86,6 +89,8 @@ class Decode {
     return Tell(released);
   }
 
+  // Not waited for: notifications come in the order of posting, so the end of the last one is the
+  // end of all.
   absl::Status Tell(const DemoMessage& message) {
     TransferOptions options;
     options.deadline = config_.timeout;
@@ -128,8 +133,10 @@ absl::Status RunWorker(Channel& parent) {
   if (!shape.ok()) return shape.status();
   const absl::StatusOr<KvCache> cache = KvCache::Create(*shape);
   if (!cache.ok()) return cache.status();
-  const absl::StatusOr<std::unique_ptr<Agent>> agent =
-      MakeAgent({.role = "decode", .backends = config->backend, .fault_seed = config->seed + 1});
+  const absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent({.role = "decode",
+                                                                  .backends = config->backend,
+                                                                  .own_port = true,
+                                                                  .fault_seed = config->seed + 1});
   if (!agent.ok()) return agent.status();
   if (absl::Status s = cache->RegisterWith(**agent, Access::kRemoteWrite); !s.ok()) return s;
   absl::StatusOr<std::string> peer = AnswerHello(parent, *hello, **agent, *cache);

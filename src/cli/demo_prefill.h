@@ -37,6 +37,7 @@ class Prefill {
   const std::vector<DemoResult>& results() const { return results_; }
 
  private:
+  // A request on the way; its `blocks` are the allocator's again once the transfer has ended.
   struct Active {
     uint32_t request;
     std::vector<uint32_t> blocks;
@@ -54,10 +55,10 @@ class Prefill {
   const std::string peer_;
   const std::vector<PagedRegion> remote_;
   BlockAllocator allocator_;
-  std::deque<DemoMessage> assigned_;
-  std::deque<Active> active_;
-  std::vector<DemoResult> results_;
-  size_t released_ = 0;
+  std::deque<DemoMessage> assigned_;  // the decode side has blocks for them, this side not yet
+  std::deque<Active> active_;         // in the order of posting
+  std::vector<DemoResult> results_;   // by request
+  size_t released_ = 0;               // of results_
 };
 
 }  // namespace kvxfer::cli

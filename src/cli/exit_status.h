@@ -8,7 +8,7 @@ namespace kvxfer::cli {
 
 enum class ExitStatus : int {
   kOk = 0,
-  kFailed = 1,       // a transfer failed, or bytes are not what they must be
+  kFailed = 1,       // a transfer failed, bytes are not what they must be, or output was lost
   kUsage = 2,        // bad option, argument or input file
   kUnreachable = 3,  // the peer cannot be reached, or was lost
   kTimedOut = 4,     // nothing failed, but the deadline passed
@@ -28,6 +28,8 @@ constexpr ExitStatus ExitStatusOf(absl::StatusCode code) {
     case absl::StatusCode::kDeadlineExceeded:
       return ExitStatus::kTimedOut;
     case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kUnimplemented:
       return ExitStatus::kNotUsable;
     default:

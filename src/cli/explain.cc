@@ -9,6 +9,7 @@
 #include "src/cli/bootstrap.h"
 #include "src/cli/commands.h"
 #include "src/cli/host_port.h"
+#include "src/cli/options.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 struct ExplainFlags {
   std::string server;
   std::string backend;
+  std::string listen;
   bool json = false;
 };
 
@@ -25,7 +27,10 @@ absl::Status RunExplain(const ExplainFlags& flags) {
   absl::StatusOr<Channel> channel = ConnectTo(*address, std::chrono::seconds(2));
   if (!channel.ok()) return channel.status();
   const absl::StatusOr<std::unique_ptr<Agent>> agent =
-      MakeAgent({.role = "explain", .backends = flags.backend});
+      MakeAgent({.role = "explain",
+                 .backends = flags.backend,
+                 .listen = flags.listen,
+                 .default_listen = LocalHost(*channel)});
   if (!agent.ok()) return agent.status();
   const absl::StatusOr<std::string> peer = Introduce(*channel, **agent);
   if (!peer.ok()) return peer.status();
@@ -58,6 +63,7 @@ void AddExplain(CLI::App& app, Action& action) {
   const auto flags = std::make_shared<ExplainFlags>();
   command->add_option("server", flags->server, "host:port of kvxfer serve")->required();
   command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: the best)");
+  command->add_option("--listen", flags->listen, kClientListenHelp);
   command->add_flag("--json", flags->json, "Report as JSON");
   command->callback([flags, &action] { action = [flags] { return RunExplain(*flags); }; });
 }

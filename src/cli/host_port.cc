@@ -11,7 +11,7 @@ std::string HostPort::ToString() const {
   return absl::StrCat(v6 ? "[" : "", host, v6 ? "]:" : ":", port);
 }
 
-absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
+absl::StatusOr<HostPort> ParseHostPort(std::string_view text, uint16_t default_port) {
   const auto bad = [text](std::string_view why) {
     return absl::InvalidArgumentError(absl::StrCat("address '", ToAbsl(text), "': ", ToAbsl(why),
                                                    "; write host:port, host or [v6 address]:port"));
@@ -34,7 +34,7 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
     has_port = true;
   }
   if (host.empty()) return bad("no host");
-  HostPort result{.host = std::string(host)};
+  HostPort result{.host = std::string(host), .port = default_port};
   if (has_port) {
     const char* end = port.data() + port.size();
     const auto [rest, error] = std::from_chars(port.data(), end, result.port);

@@ -18,8 +18,8 @@ struct HostPort {
   std::string ToString() const;  // brackets around IPv6 addresses
 };
 
-// "node7", "node7:7471", "[::1]:7471", "[::1]", "::1".
-absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
+// "node7", "node7:7471", "[::1]:7471", "[::1]", "::1"; `default_port` where the text has none.
+absl::StatusOr<HostPort> ParseHostPort(std::string_view text, uint16_t default_port = kDefaultPort);
 
 }  // namespace kvxfer::cli
 

@@ -9,6 +9,7 @@ namespace kvxfer::cli {
 namespace {
 
 constexpr uint64_t kOuterGuard = 4096;  // at both ends of a region
+// Keeps a guard's content apart from that of any block.
 constexpr uint64_t kGuardSalt = 0x6775617264;
 
 uint64_t BlockSeed(uint64_t seed, uint32_t request, uint32_t piece, size_t index) {

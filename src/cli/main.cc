@@ -2,12 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <string>
 
 #include "src/cli/commands.h"
 #include "src/cli/exit_status.h"
+#include "src/core/strings.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -19,6 +21,16 @@ int Report(std::string message, ExitStatus status) {
   return static_cast<int>(status);
 }
 
+// A full disk or a closed pipe shows only here: a caller must not take the rest for the whole.
+absl::Status FlushOutput() {
+  if (std::fflush(stdout) != 0) {
+    return absl::DataLossError(ErrnoText("the output could not be written", errno));
+  }
+  if (std::ferror(stdout) != 0) return absl::DataLossError("the output was not written whole");
+  return absl::OkStatus();
+}
+
+// Parsing only chooses and fills `action`; it runs after, where no exception of CLI11 is under way.
 int Main(int argc, char** argv) {
   // A peer that goes away is an error of a call, not the end of the process.
   std::signal(SIGPIPE, SIG_IGN);
@@ -38,11 +50,14 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help
-    return Report(std::string(e.what()) + " (see kvxfer --help)", ExitStatus::kUsage);
+    if (e.get_exit_code() != 0) {
+      return Report(std::string(e.what()) + " (see kvxfer --help)", ExitStatus::kUsage);
+    }
+    app.exit(e);  // --help, --version
+    action = [] { return absl::OkStatus(); };
   }
-  const absl::Status status = action();
-  std::fflush(stdout);
+  absl::Status status = action();
+  status.Update(FlushOutput());
   if (status.ok()) return static_cast<int>(ExitStatus::kOk);
   return Report(std::string(status.message()), ExitStatusOf(status.code()));
 }

@@ -14,6 +14,11 @@ class App;
 
 namespace kvxfer::cli {
 
+// Of --listen of the clients of `kvxfer serve`.
+inline constexpr const char* kClientListenHelp =
+    "host or host:port where the server's answers come in (default: where the server is reached "
+    "from)";
+
 // Each leaves `value`, the default, as it is unless the option is given, and shows it in --help.
 // `value` must live as long as `app`.
 void AddSize(CLI::App* app, const std::string& name, uint64_t& value, const std::string& help);

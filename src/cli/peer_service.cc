@@ -9,6 +9,7 @@
 #include "src/cli/scatter.h"
 #include "src/cli/stats.h"
 #include "src/cli/units.h"
+#include "src/core/metadata.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -23,8 +24,10 @@ struct ContentRequest {
   std::vector<uint32_t> ids;
 };
 
-// Everything in a request comes from outside: bounds are checked against what was prepared.
-absl::StatusOr<ContentRequest> ParseContent(const Json& request, uint64_t bytes) {
+// Everything in a request comes from outside: bounds are checked against what was prepared, and
+// the ids with it against `max_bytes`.
+absl::StatusOr<ContentRequest> ParseContent(const Json& request, uint64_t bytes,
+                                            uint64_t max_bytes) {
   const absl::StatusOr<uint64_t> block_bytes = GetUint(request, "block_bytes");
   const absl::StatusOr<uint64_t> count = GetUint(request, "count");
   const absl::StatusOr<uint64_t> seed = GetUint(request, "seed");
@@ -34,6 +37,14 @@ absl::StatusOr<ContentRequest> ParseContent(const Json& request, uint64_t bytes)
   if (*block_bytes == 0 || *count > UINT32_MAX || *count > bytes / *block_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(*count, " blocks of ", *block_bytes,
                                                    " bytes do not fit the ", bytes, " prepared"));
+  }
+  const uint64_t id_bytes = *count * sizeof(uint32_t);
+  if (bytes > max_bytes || id_bytes > max_bytes - bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        FormatBytes(bytes), " and the ids of ", *count, " blocks, ", FormatBytes(id_bytes),
+        ", are more than the ", FormatBytes(max_bytes),
+        " of a session; use larger blocks or less memory, or let the server give more with "
+        "--max-session-bytes"));
   }
   return ContentRequest{.block_bytes = *block_bytes,
                         .seed = *seed,
@@ -95,12 +106,13 @@ void PeerService::Serve(Channel& channel) {
     const absl::StatusOr<Json> answer = Handle(session, *request);
     if (!channel.Send(answer.ok() ? *answer : ErrorAnswer(answer.status())).ok()) break;
   }
+  // First the peer: its transfers end, and nothing of it can touch the memory any more. Only then
+  // may another session have the name.
+  if (!session.peer.empty()) (void)agent_->RemovePeer(session.peer);
   {
     const std::lock_guard lock(mutex_);
     sessions_.erase(session.id);
   }
-  // First the peer: its transfers end, and nothing of it can touch the memory any more.
-  if (!session.peer.empty()) (void)agent_->RemovePeer(session.peer);
   if (!Forget(session).ok()) {
     const std::lock_guard lock(mutex_);
     stranded_.push_back(std::move(session.memory));
@@ -124,15 +136,37 @@ absl::StatusOr<Json> PeerService::Handle(Session& session, const Json& request) 
 absl::StatusOr<Json> PeerService::Hello(Session& session, const Json& request) {
   const absl::StatusOr<std::string> theirs = GetHex(request, "metadata");
   if (!theirs.ok()) return theirs.status();
-  const absl::StatusOr<std::string> name = agent_->AddPeer(*theirs);
-  if (!name.ok()) return name.status();
-  {
+  const absl::StatusOr<AgentMetadata> metadata = DecodeMetadata(*theirs);
+  if (!metadata.ok()) return metadata.status();
+  const bool first = session.peer.empty();
+  if (absl::Status status = Claim(session, metadata->name); !status.ok()) return status;
+  if (const absl::Status status = agent_->AddPeer(*theirs).status(); !status.ok()) {
     const std::lock_guard lock(mutex_);
-    session.peer = *name;
+    if (first) session.peer.clear();
+    return status;
   }
   const absl::StatusOr<std::string> ours = agent_->Metadata();
   if (!ours.ok()) return ours.status();
   return Json{{"metadata", ToHex(*ours)}};
+}
+
+// Before the agent hears of it: a peer's metadata replaces that of the same name, and every name
+// is kept until the session ends.
+absl::Status PeerService::Claim(Session& session, const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  if (session.peer == name) return absl::OkStatus();
+  if (!session.peer.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("this connection is of agent ", session.peer,
+                                                      "; make another one for ", name));
+  }
+  for (const auto& [id, other] : sessions_) {
+    if (other->peer == name) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("another client is called ", name, "; give agents unique names"));
+    }
+  }
+  session.peer = name;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Json> PeerService::Prepare(Session& session, const Json& request) {
@@ -176,7 +210,8 @@ absl::StatusOr<Json> PeerService::Content(Session& session, const std::string& t
     return absl::UnimplementedError(
         absl::StrCat("unknown request '", type, "'; are both sides the same version of kvxfer?"));
   }
-  const absl::StatusOr<ContentRequest> content = ParseContent(request, bytes.size());
+  const absl::StatusOr<ContentRequest> content =
+      ParseContent(request, bytes.size(), max_session_bytes_);
   if (!content.ok()) return content.status();
   if (type == "fill") {
     FillBlocks(bytes, content->block_bytes, content->ids, content->seed);

@@ -4,12 +4,14 @@
 // writes as many bytes back, with a notification. The time ends when that is here.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "src/cli/agent_setup.h"
 #include "src/cli/bootstrap.h"
 #include "src/cli/commands.h"
@@ -27,6 +29,7 @@ namespace {
 struct PingFlags {
   std::string server{};  // empty: a second process
   std::string backend{};
+  std::string listen{};
   std::string memory = "mapped";
   uint64_t count = 10;
   uint64_t size = 64;
@@ -36,6 +39,7 @@ struct PingFlags {
   bool json = false;
 };
 
+// Thread-safety: one thread, which drives the agent while it waits.
 class Pinger {
  public:
   // Prepare allocates and registers `memory`, which must outlive the agent.
@@ -73,7 +77,8 @@ class Pinger {
     return absl::OkStatus();
   }
 
-  // The round-trip time in microseconds.
+  // The round-trip time in microseconds. `sequence` differs from call to call: it tells the answer
+  // from a late one to an earlier ping.
   absl::StatusOr<double> Once(uint64_t sequence) {
     constexpr uint32_t kFirst = 0;
     TransferOptions options;
@@ -87,13 +92,9 @@ class Pinger {
                                                                        .remote_ids = {&kFirst, 1}},
                                                            options);
     if (!transfer.ok()) return transfer.status();
-    const absl::StatusOr<Notification> answer = agent_.WaitNotification(flags_.timeout);
+    const absl::StatusOr<Notification> answer = WaitAnswer(*transfer);
     const Time end = Now();
-    if (!answer.ok()) {
-      // The transfer's own end tells more than "no answer".
-      const absl::Status why = transfer->status();
-      return why.ok() ? answer.status() : why;
-    }
+    if (!answer.ok()) return answer.status();
     const std::optional<SessionNote> note = SessionNote::Decode(answer->payload);
     if (!note || note->sequence != sequence) {
       return absl::InternalError("the answer is not to this ping");
@@ -105,6 +106,23 @@ class Pinger {
   const std::string& peer() const { return peer_; }
 
  private:
+  // The end of a transfer that failed, which wakes nobody who waits for a notification, is looked
+  // for in between: no answer can come then, and it tells more than "no answer".
+  absl::StatusOr<Notification> WaitAnswer(const Transfer& transfer) {
+    constexpr Duration kLook = std::chrono::milliseconds(50);
+    for (const Time deadline = Now() + flags_.timeout;;) {
+      const Duration left = std::max(deadline - Now(), Duration::zero());
+      absl::StatusOr<Notification> answer = agent_.WaitNotification(std::min(left, kLook));
+      if (answer.ok() || !absl::IsDeadlineExceeded(answer.status())) return answer;
+      if (absl::Status failed = transfer.status(); !failed.ok()) return failed;
+      if (left <= kLook) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            "no answer from ", peer_, " within ", FormatFixed(Seconds(flags_.timeout), 3), " s"));
+      }
+    }
+  }
+
+  // The whole memory as one block, here or at the server.
   PagedRegion RegionAt(uint64_t base) const {
     return {.base = base, .block_bytes = flags_.size, .stride = flags_.size, .count = 1};
   }
@@ -132,9 +150,12 @@ void Print(const PingFlags& flags, const Pinger& pinger, const Summary& s) {
 }
 
 absl::Status PingOver(const PingFlags& flags, Channel& channel) {
-  HostMemory memory;
+  HostMemory memory;  // before the agent: it outlives its registration
   const absl::StatusOr<std::unique_ptr<Agent>> agent =
-      MakeAgent({.role = "ping", .backends = flags.backend});
+      MakeAgent({.role = "ping",
+                 .backends = flags.backend,
+                 .listen = flags.listen,
+                 .default_listen = LocalHost(channel)});
   if (!agent.ok()) return agent.status();
   Pinger pinger(flags, channel, **agent, memory);
   if (absl::Status s = pinger.Prepare(); !s.ok()) return s;
@@ -187,6 +208,7 @@ void AddPing(CLI::App& app, Action& action) {
   command->add_option("--count", flags->count, "Round trips");
   command->add_option("--warm-up", flags->warm_up, "Round trips before, not counted");
   command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: the best)");
+  command->add_option("--listen", flags->listen, kClientListenHelp);
   command->add_option("--memory", flags->memory, "mapped or attached");
   AddSize(command, "--size", flags->size, "Bytes of each write");
   AddDuration(command, "--interval", flags->interval, "Pause between round trips");

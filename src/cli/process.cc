@@ -37,6 +37,7 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::string& subcommand
   std::string argument = subcommand;
   const std::array<char*, 3> argv = {program.data(), argument.data(), nullptr};
   pid_t pid = -1;
+  // The file this process runs, also when the one at its path has been replaced since.
   const int error = posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) return absl::ResourceExhaustedError(ErrnoText("starting " + role, error));

@@ -13,12 +13,13 @@
 #include "src/cli/commands.h"
 #include "src/cli/options.h"
 #include "src/cli/peer_service.h"
+#include "src/core/strings.h"
 
 namespace kvxfer::cli {
 namespace {
 
 struct ServeFlags {
-  std::string listen = "127.0.0.1";
+  std::string listen{};  // empty: the host of the environment's, else loopback
   std::string backend{};
   std::string advertise{};
   uint64_t session_bytes = uint64_t{1} << 30;
@@ -35,18 +36,28 @@ UniqueFd StopSignals() {
   return UniqueFd(signalfd(-1, &signals, SFD_CLOEXEC));
 }
 
+// Where clients come in. Data comes in at the same host: on a port of the environment's, or on any
+// that is free, which metadata tells.
+absl::StatusOr<HostPort> ClientAddress(const ServeFlags& flags) {
+  if (!flags.listen.empty()) return ParseHostPort(flags.listen);
+  const absl::StatusOr<AgentOptions> environment = OptionsFromEnvironment();
+  if (!environment.ok()) return environment.status();
+  absl::StatusOr<HostPort> address = ParseHostPort(environment->listen);
+  if (!address.ok()) return Annotate(address.status(), "KVXFER_LISTEN");
+  address->port = kDefaultPort;
+  return address;
+}
+
 absl::Status RunServe(const ServeFlags& flags) {
-  const absl::StatusOr<HostPort> address = ParseHostPort(flags.listen);
+  const absl::StatusOr<HostPort> address = ClientAddress(flags);
   if (!address.ok()) return address.status();
   const UniqueFd stop = StopSignals();
   absl::StatusOr<BootstrapServer> server = BootstrapServer::Listen(*address);
   if (!server.ok()) return server.status();
-  // The data comes in at the same host, on a port that metadata tells.
-  const HostPort data{.host = address->host, .port = 0};
-  absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent({.role = "serve",
-                                                            .backends = flags.backend,
-                                                            .listen = data.ToString(),
-                                                            .advertise = flags.advertise});
+  const std::string data =
+      flags.listen.empty() ? "" : HostPort{.host = address->host, .port = 0}.ToString();
+  absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent(
+      {.role = "serve", .backends = flags.backend, .listen = data, .advertise = flags.advertise});
   if (!agent.ok()) return agent.status();
   const std::string name = (*agent)->name();
   const std::string data_address = (*agent)->listen_address();
@@ -69,7 +80,7 @@ void AddServe(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("serve", "Answers ping, bench and explain");
   const auto flags = std::make_shared<ServeFlags>();
   command->add_option("--listen", flags->listen,
-                      "host:port for clients; only loopback unless told otherwise");
+                      "host:port for clients (default: the host of KVXFER_LISTEN, else loopback)");
   command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: all)");
   command->add_option("--advertise", flags->advertise, "Host that peers connect to for data");
   AddSize(command, "--max-session-bytes", flags->session_bytes, "Memory that one client may use");

@@ -72,7 +72,7 @@ TEST(Channel, RefusesGarbage) {
   for (const std::string& bytes : cases) {
     auto [left, right] = Pair();
     ASSERT_EQ(send(left.fd(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
-    EXPECT_TRUE(absl::IsInvalidArgument(right.Receive(kLong).status())) << bytes;
+    EXPECT_TRUE(absl::IsUnavailable(right.Receive(kLong).status())) << bytes;
   }
 }
 
@@ -161,6 +161,14 @@ TEST_F(Bootstrap, ServesManyClientsAndEndsWithThemConnected) {
   EXPECT_EQ(served_.load(), 20);
 }
 
+TEST_F(Bootstrap, ClientsKnowTheAddressTheyComeFrom) {
+  const auto client = ConnectTo(address_, kLong);
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_EQ(LocalHost(*client), "127.0.0.1");
+  const auto pair = Pair();
+  EXPECT_EQ(LocalHost(pair.first), "");
+}
+
 TEST_F(Bootstrap, GarbageEndsOnlyItsOwnConnection) {
   auto good = ConnectTo(address_, kLong);
   ASSERT_TRUE(good.ok()) << good.status();
@@ -195,8 +203,10 @@ TEST(ConnectTo, SaysWhoIsNotThere) {
   const HostPort address = server->address();
   // Expect a second server on the port to be refused with the remedy.
   const auto second = BootstrapServer::Listen(address);
-  EXPECT_TRUE(absl::IsUnavailable(second.status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(second.status())) << second.status();
   EXPECT_NE(std::string(second.status().message()).find("--listen"), std::string::npos);
+  const auto nowhere = BootstrapServer::Listen({.host = "no-such-host.invalid", .port = 0});
+  EXPECT_TRUE(absl::IsInvalidArgument(nowhere.status())) << nowhere.status();
   { const BootstrapServer gone = std::move(*server); }
   const absl::Status status = ConnectTo(address, kLong).status();
   EXPECT_TRUE(absl::IsUnavailable(status));

@@ -1,0 +1,175 @@
+// `kvxfer serve` and its clients.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "kvxfer/agent.h"
+#include "src/cli/agent_setup.h"
+#include "src/cli/bootstrap.h"
+#include "src/cli/exit_status.h"
+#include "tests/integration/cli_program.h"
+
+namespace kvxfer::cli {
+namespace {
+
+using std::chrono::steady_clock;
+
+class Serve : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto json = nlohmann::json::parse(server_.ReadLine(), nullptr, false);
+    ASSERT_TRUE(json.is_object()) << server_.err();
+    address_ = json["serving"];
+  }
+  void TearDown() override {
+    kill(server_.pid(), SIGTERM);
+    EXPECT_EQ(server_.Wait(), ExitStatus::kOk) << server_.err();
+  }
+
+  Program server_{{"serve", "--listen", "127.0.0.1:0", "--json", "--max-session-bytes", "8M"}};
+  std::string address_;
+};
+
+TEST_F(Serve, AnswersPings) {
+  for (const char* backend : {"tcp", "shm"}) {
+    const Result result = RunProgram(
+        {"ping", address_, "--count", "20", "--interval", "0", "--backend", backend, "--json"});
+    ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
+    EXPECT_EQ(result.json["count"], 20);
+    EXPECT_GT(result.json["min_us"], 0);
+    EXPECT_LE(result.json["min_us"], result.json["p50_us"]);
+    EXPECT_EQ(result.json["path"].get<std::string>().rfind(backend, 0), 0u) << result.out;
+  }
+}
+
+TEST_F(Serve, IsTheOtherSideOfBenchmarks) {
+  for (const char* op : {"write", "read"}) {
+    for (const char* memory : {"mapped", "attached"}) {
+      const Result result =
+          RunProgram({"bench", address_, "--op", op, "--memory", memory, "--total", "4M",
+                      "--block-sizes", "4K:64K", "--rounds", "3", "--json"});
+      ASSERT_EQ(result.status, ExitStatus::kOk) << op << " " << memory << ": " << result.err;
+      ASSERT_EQ(result.json["rows"].size(), 5u);
+      for (const auto& row : result.json["rows"]) {
+        EXPECT_EQ(row["rounds"], 3);
+        EXPECT_EQ(row["bytes"], 4 << 20);
+        EXPECT_GT(row["gb_per_s"], 0);
+      }
+    }
+  }
+}
+
+TEST_F(Serve, BoundsWhatAClientMayHave) {
+  const Result result = RunProgram({"bench", address_, "--total", "9M", "--block-sizes", "4K"});
+  EXPECT_EQ(result.status, ExitStatus::kUsage) << result.err;
+  EXPECT_NE(result.err.find("8 MiB"), std::string::npos) << result.err;
+}
+
+TEST_F(Serve, ExplainsBothWays) {
+  const Result result = RunProgram({"explain", address_, "--json"});
+  ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
+  for (const char* side : {"here", "there"}) {
+    ASSERT_TRUE(result.json[side]["paths"].is_array()) << result.out;
+    EXPECT_GT(result.json[side]["paths"].size(), 0u);
+  }
+  EXPECT_NE(RunProgram({"explain", address_}).out.find("from there:"), std::string::npos);
+}
+
+TEST_F(Serve, OutlivesGarbageAndClientsThatDie) {
+  const auto server = ParseHostPort(address_);
+  ASSERT_TRUE(server.ok());
+  for (int i = 0; i < 20; ++i) {
+    auto channel = ConnectTo(*server, std::chrono::seconds(10));
+    ASSERT_TRUE(channel.ok()) << channel.status();
+    // Expect well-formed messages in the wrong order, or without sense, to be answered by errors.
+    for (const Json& message :
+         {Json{{"type", "prepare"}, {"bytes", 1}}, Json{{"type", "hello"}, {"metadata", "00ff"}},
+          Json{{"type", 7}}, Json{{"type", "check"}, {"count", UINT64_MAX}}}) {
+      EXPECT_FALSE(channel->Call(message, std::chrono::seconds(10)).ok());
+    }
+    const std::string garbage(100, static_cast<char>(128 + i));
+    ASSERT_GT(send(channel->fd(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
+  }
+  {
+    Program bench({"bench", address_, "--total", "4M", "--rounds", "50000"});
+    bench.ReadLine();
+  }  // killed in the middle
+  EXPECT_EQ(RunProgram({"ping", address_, "--count", "3", "--interval", "0"}).status,
+            ExitStatus::kOk);
+}
+
+// Adds an agent called `name` at `channel`; the server's verdict.
+absl::Status SayHello(Channel& channel, const std::string& name) {
+  AgentOptions options;
+  options.name = name;
+  const auto agent = Agent::Create(options);
+  return agent.ok() ? Introduce(channel, **agent).status() : agent.status();
+}
+
+TEST_F(Serve, KeepsOneAgentAClientAndOneClientAnAgent) {
+  const auto server = ParseHostPort(address_);
+  ASSERT_TRUE(server.ok());
+  auto first = ConnectTo(*server, std::chrono::seconds(10));
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_TRUE(SayHello(*first, "first").ok());
+  for (int i = 0; i < 3; ++i) {
+    const absl::Status another = SayHello(*first, "another" + std::to_string(i));
+    EXPECT_TRUE(absl::IsFailedPrecondition(another)) << another;
+  }
+  // Its own again, as a new incarnation, is no other.
+  EXPECT_TRUE(SayHello(*first, "first").ok());
+  auto second = ConnectTo(*server, std::chrono::seconds(10));
+  ASSERT_TRUE(second.ok()) << second.status();
+  const absl::Status stolen = SayHello(*second, "first");
+  EXPECT_TRUE(absl::IsFailedPrecondition(stolen)) << stolen;
+  EXPECT_NE(std::string(stolen.message()).find("first"), std::string::npos) << stolen;
+  EXPECT_TRUE(SayHello(*second, "second").ok());
+  EXPECT_TRUE(first->Call({{"type", "explain"}}, std::chrono::seconds(10)).ok());
+}
+
+TEST_F(Serve, CountsBlockIdsAmongWhatAClientMayHave) {
+  const auto server = ParseHostPort(address_);
+  ASSERT_TRUE(server.ok());
+  auto channel = ConnectTo(*server, std::chrono::seconds(10));
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  ASSERT_TRUE(SayHello(*channel, "first").ok());
+  const auto call = [&channel](const Json& message) {
+    return channel->Call(message, std::chrono::seconds(30)).status();
+  };
+  ASSERT_TRUE(call({{"type", "prepare"}, {"bytes", 2 << 20}, {"memory", "attached"}}).ok());
+  const auto fill = [&call](int block_bytes, int count) {
+    return call({{"type", "fill"}, {"block_bytes", block_bytes}, {"count", count}, {"seed", 1}});
+  };
+  // 2 MiB and 6 MiB of ids are all it may have.
+  EXPECT_TRUE(fill(1, 6 << 18).ok());
+  const absl::Status more = fill(1, (6 << 18) + 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(more)) << more;
+  EXPECT_NE(std::string(more.message()).find("--max-session-bytes"), std::string::npos) << more;
+}
+
+// Long before the time-out, which is as long as the test may take.
+TEST(Ping, EndsWhenItsTransferHasFailed) {
+  Program server({"serve", "--listen", "127.0.0.1:0", "--advertise", "127.0.0.1:1", "--backend",
+                  "tcp", "--json"});
+  const auto json = nlohmann::json::parse(server.ReadLine(), nullptr, false);
+  ASSERT_TRUE(json.is_object()) << server.err();
+  const auto start = steady_clock::now();
+  const Result result = RunProgram({"ping", json["serving"], "--timeout", "2m"});
+  EXPECT_EQ(result.status, ExitStatus::kUnreachable) << result.err;
+  EXPECT_LT(steady_clock::now() - start, std::chrono::minutes(1));
+}
+
+TEST(Ping, NeedsNoServer) {
+  const Result result = RunProgram({"ping", "--count", "10", "--interval", "0", "--json"});
+  ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
+  EXPECT_EQ(result.json["count"], 10);
+}
+
+}  // namespace
+}  // namespace kvxfer::cli
