@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
@@ -70,6 +71,8 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
 
  private:
   absl::Status Init();
+  absl::Status MakeBackends();
+  absl::Status CheckSomeBackend() const;
   absl::Status CheckOptions(const TransferOptions& options, TransferKind kind) const;
   std::shared_ptr<const PeerView> FindView(std::string_view peer) const;
   void PublishView(const Peer& peer);
@@ -83,6 +86,7 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   InboundHub inbound_;
   ForkGuard fork_guard_;
   std::string listen_address_;
+  std::vector<PathExplanation> unusable_;  // backends of the default list that are not usable here
   std::atomic<uint64_t> last_transfer_{0};
   std::atomic<uint64_t> drained_{0};
 
