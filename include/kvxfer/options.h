@@ -42,8 +42,8 @@ struct AgentOptions {
   // How peers call this agent; unique among the agents that exchange metadata. 1 to 255 bytes.
   std::string name{};
 
-  // Backends to use, best first, each once; empty: {"loopback", "shm", "tcp"}. "faulty:<backend>"
-  // decorates.
+  // Backends to use, best first, each once; "faulty:<backend>" decorates. Each must be usable here.
+  // Empty: those of {"loopback", "shm", "tcp"} that are; Agent::Explain says why another one is not.
   std::vector<std::string> backends{};
   // AddPeer fails unless the peer is reached over one of these; empty: any.
   std::vector<std::string> require_backends{};

@@ -62,6 +62,12 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
   return CheckBackendNames(options.backends);
 }
 
+// What a backend answers where it cannot work, as opposed to one that was set up wrongly.
+bool NotUsableHere(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsPermissionDenied(status) ||
+         absl::IsUnimplemented(status);
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Engine>> Engine::Create(const AgentOptions& options) {
@@ -77,20 +83,54 @@ absl::Status Engine::Init() {
   runtime_.incarnation = Incarnation::Random();
   runtime_.host = ReadHostIdentity();
   if (auto status = runtime_.notifier.Open(); !status.ok()) return status;
-  const BackendContext context{runtime_.options, runtime_.incarnation, runtime_.host};
-  const bool chosen = !runtime_.options.backends.empty();
+  if (auto status = MakeBackends(); !status.ok()) return status;
   std::vector<int> fds;
-  for (const std::string& name : chosen ? runtime_.options.backends : DefaultBackends()) {
-    auto backend = MakeBackend(name, context);
-    if (!backend.ok()) return Annotate(backend.status(), absl::StrCat("backend ", name));
-    fds.push_back((*backend)->wait_fd());
-    runtime_.backends.push_back(*std::move(backend));
-  }
   for (const auto& backend : runtime_.backends) {
+    fds.push_back(backend->wait_fd());
     if (listen_address_.empty()) listen_address_ = backend->ListenAddress();
   }
   runtime_.notifier.set_on_drained([this](uint64_t bytes) { OnDrained(bytes); });
   return runtime_.loop.Start(this, fds);
+}
+
+absl::Status Engine::MakeBackends() {
+  const AgentOptions& options = runtime_.options;
+  const BackendContext context{options, runtime_.incarnation, runtime_.host};
+  const bool chosen = !options.backends.empty();
+  for (const std::string& name : chosen ? options.backends : DefaultBackends()) {
+    auto backend = MakeBackend(name, context);
+    if (backend.ok()) {
+      runtime_.backends.push_back(*std::move(backend));
+      continue;
+    }
+    const absl::Status& why = backend.status();
+    // By default an agent takes what there is. What was asked for by name is not left out.
+    if (chosen || !NotUsableHere(why)) {
+      return Annotate(why, absl::StrCat("backend ", name));
+    }
+    unusable_.push_back({.backend = name, .why = std::string(why.message())});
+    Log(LogLevel::kWarning, "agent {} goes without a backend: {}", options.name,
+        unusable_.back().why);
+  }
+  return CheckSomeBackend();
+}
+
+// What is left must be of use: something, and something of what is required.
+absl::Status Engine::CheckSomeBackend() const {
+  const auto& required = runtime_.options.require_backends;
+  const auto wanted = [&required](std::string_view name) {
+    return required.empty() || std::ranges::find(required, name) != required.end();
+  };
+  std::string all;
+  for (const PathExplanation& path : unusable_) {
+    if (!wanted(path.backend)) continue;
+    absl::StrAppend(&all, all.empty() ? "" : "; ", path.why);
+  }
+  const bool some = std::ranges::any_of(
+      runtime_.backends, [&](const auto& backend) { return wanted(backend->name()); });
+  if (some || all.empty()) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("no ", required.empty() ? "" : "required ", "backend is usable here: ", all));
 }
 
 void Engine::Close() {

@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
@@ -82,6 +83,8 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
     bool awaited = false;
   };
 
+  absl::Status MakeBackends();
+  absl::Status CheckSomeBackend() const;
   absl::Status CheckOptions(const TransferOptions& options) const;
   void Enlist(const TransferPtr& record);
   std::shared_ptr<const PeerView> FindView(std::string_view peer) const;
@@ -103,6 +106,7 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   InboundHub inbound_;
   ForkGuard fork_guard_;
   std::string listen_address_;
+  std::vector<PathExplanation> unusable_;  // backends of the default list that are not usable here
   std::atomic<uint64_t> last_transfer_{0};
   std::atomic<uint64_t> drained_{0};        // notifications, by the application
   std::atomic<uint64_t> drained_bytes_{0};  // of their payloads

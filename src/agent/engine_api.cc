@@ -109,7 +109,10 @@ absl::StatusOr<Explanation> Engine::Explain(std::string_view peer) {
   absl::StatusOr<Explanation> result =
       absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer), "; add its metadata first"));
   auto status = Call([&] {
-    if (Peer* found = FindPeer(peer)) result = found->Explain();
+    Peer* const found = FindPeer(peer);
+    if (found == nullptr) return;
+    result = found->Explain();
+    result->paths.insert(result->paths.end(), unusable_.begin(), unusable_.end());
   });
   return status.ok() ? result : status;
 }
@@ -142,7 +145,10 @@ absl::Status Engine::CheckOptions(const TransferOptions& options) const {
   const bool known = std::ranges::any_of(
       runtime_.backends, [&](const auto& backend) { return backend->name() == options.backend; });
   if (known) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("this agent has no backend ", options.backend));
+  const auto unusable = std::ranges::find(unusable_, options.backend, &PathExplanation::backend);
+  return absl::InvalidArgumentError(absl::StrCat("this agent has no backend ", options.backend,
+                                                 unusable == unusable_.end() ? "" : ": ",
+                                                 unusable == unusable_.end() ? "" : unusable->why));
 }
 
 absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view peer,

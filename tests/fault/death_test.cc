@@ -117,6 +117,43 @@ TEST_P(Death, KilledInTheMiddle) {
   EXPECT_LE(best, Bound(milliseconds(100)));
 }
 
+struct Orphan {
+  pid_t pid;
+  ~Orphan() { kill(pid, SIGKILL); }
+};
+
+// Expect that a child which the peer has forked, and which lives on, neither hides the peer's death
+// nor keeps its address.
+TEST_P(Death, AForkedChildLivesOn) {
+  const Shape shape{.block_bytes = 64 * 1024, .ids = 512};
+  ASSERT_OK_AND_ASSIGN(Apart apart,
+                       MakeApart(GetParam(), OptionsFor(GetParam(), "a"), shape.memory_bytes()));
+  ASSERT_OK_AND_ASSIGN(const std::string address, apart.b->ListenAddress());
+  ASSERT_OK_AND_ASSIGN(const pid_t pid, apart.b->ForkSleeper());
+  ASSERT_GT(pid, 0);
+  const Orphan orphan{pid};
+  std::vector<Transfer> transfers;
+  for (int i = 0; i < 30; ++i) {
+    ASSERT_OK_AND_ASSIGN(Transfer transfer,
+                         apart.Blocks(shape).Write(*apart.a.agent, "b", Telling("x")));
+    transfers.push_back(std::move(transfer));
+  }
+  apart.b->process().Signal(SIGKILL);
+  const Time killed = Now();
+  for (const Transfer& transfer : transfers) {
+    const absl::Status end = transfer.Wait(kAmple);
+    EXPECT_TRUE(end.ok() || absl::IsUnavailable(end)) << end;
+  }
+  EXPECT_FALSE(transfers.back().Wait(kAmple).ok()) << "all had ended before the kill";
+  EXPECT_LE(Now() - killed, Bound(seconds(5)));
+  EXPECT_EQ(kill(orphan.pid, 0), 0);
+  if (address.empty()) return;
+  AgentOptions again = OptionsFor(GetParam(), "b");
+  again.listen = address;
+  ASSERT_OK_AND_ASSIGN(apart.b, TestPeer::Start(Where::kProcess));
+  EXPECT_OK(apart.b->Create(again, GetParam().memory, kMiB));
+}
+
 // Expect the end on time although the peer is stopped; on tcp it says quarantined. Once the peer
 // goes on nothing more lands, the quarantine clears, and the peer serves again.
 TEST_P(Death, StoppedAndGoesOn) {

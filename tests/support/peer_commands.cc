@@ -54,6 +54,7 @@ class CommandServer {
     if (command == "listen") return Fields{node_.agent->listen_address()};
     if (command == "address") return Fields{std::to_string(node_.memory.address())};
     if (command == "digest") return Fields{std::to_string(Digest(node_.memory.bytes()))};
+    if (command == "fork") return Fields{std::to_string(ForkSleeper())};
     if (command == "cpu") return Fields{std::to_string(CpuNanoseconds())};
     if (command == "fill") {
       Pattern(ToNumber(f.at(1))).Fill(node_.memory.bytes());
@@ -147,6 +148,14 @@ class CommandServer {
     if (!landed) return absl::DataLossError(landed.message());
     if (!node_.memory.GuardsIntact()) return absl::DataLossError("a guard page was written");
     return Fields{};
+  }
+
+  // Lives on when this process dies; not for ever.
+  static pid_t ForkSleeper() {
+    const pid_t child = fork();
+    if (child != 0) return child;
+    alarm(120);
+    for (;;) pause();
   }
 
   static uint64_t CpuNanoseconds() {

@@ -183,6 +183,12 @@ absl::StatusOr<QuiesceResult> TestPeer::Quiesce(std::string_view peer, Duration 
                        .pending = answer->at(2)};
 }
 
+absl::StatusOr<pid_t> TestPeer::ForkSleeper() {
+  absl::StatusOr<uint64_t> pid = CallForNumber({"fork"});
+  if (!pid.ok()) return pid.status();
+  return static_cast<pid_t>(*pid);
+}
+
 absl::StatusOr<Duration> TestPeer::CpuTime() {
   absl::StatusOr<uint64_t> nanoseconds = CallForNumber({"cpu"});
   if (!nanoseconds.ok()) return nanoseconds.status();

@@ -67,6 +67,9 @@ class TestPeer {
   // The payload.
   absl::StatusOr<std::string> WaitNotification(Duration timeout);
   absl::StatusOr<QuiesceResult> Quiesce(std::string_view peer, Duration timeout);
+  // The process id of a child that the peer's process forks, which sleeps and outlives it: to be
+  // killed.
+  absl::StatusOr<pid_t> ForkSleeper();
   // CPU time that the peer's process has used, in all threads.
   absl::StatusOr<Duration> CpuTime();
 

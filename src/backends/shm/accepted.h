@@ -38,7 +38,6 @@ class AcceptedEndpoint final : public ShmEndpoint {
   void SendFile(const SharedFiles::File& file);
   void SendForget(uint64_t id);
 
-  void FailEmbryo() { failed_embryo_ = true; }
   bool failed_embryo() const { return failed_embryo_; }
 
  protected:
@@ -56,7 +55,8 @@ class AcceptedEndpoint final : public ShmEndpoint {
   bool failed_embryo_ = false;
   bool authorised_ = false;
   absl::Status why_;  // of Shutdown
-  // The dialler reads the first and writes the second, once, when it has been authorised.
+  // The dialler writes the second once, when it has been authorised, and reads the first then and
+  // with every batch: while it holds, this is still the memory that it was lent.
   alignas(16) std::array<uint64_t, 2> probe_{};
 };
 

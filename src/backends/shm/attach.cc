@@ -130,6 +130,18 @@ absl::StatusOr<size_t> AttachBatch::Move(OpKind kind, uint32_t pid) const {
       "; the registered region is unmapped or protected there"));
 }
 
+absl::Status CheckProbe(uint32_t pid, uint64_t address, uint64_t value) {
+  uint64_t word = 0;
+  const bool readable = MoveWord(OpKind::kRead, pid, &word, address) == sizeof(word);
+  if (readable && word == value) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      "process ", pid,
+      !readable && errno == ESRCH
+          ? " exited"
+          : " does not hold the memory of this connection any more: it runs another program (exec)"
+            " or has dropped the connection"));
+}
+
 absl::Status ProbeAttach(const PeerProcess& peer, const OfferBody& offer) {
   uint64_t word = 0;
   int error = 0;

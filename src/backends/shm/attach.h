@@ -43,6 +43,11 @@ class AttachBatch {
   size_t bytes_ = 0;
 };
 
+// Whether the word of process `pid` at `address` is `value`, the random one that its agent put
+// there for this connection. Unavailable: it is not, or is no more; the process has exited, runs
+// another program since (exec), or has dropped the connection.
+absl::Status CheckProbe(uint32_t pid, uint64_t address, uint64_t value);
+
 // Tries cross-memory attach on the probe words of the peer, both ways. PermissionDenied explains
 // what forbids it, and the remedy.
 absl::Status ProbeAttach(const PeerProcess& peer, const OfferBody& offer);

@@ -25,6 +25,8 @@ namespace {
 
 // Connections whose dialler has not said who it is; the oldest goes when there are more.
 constexpr size_t kMaxEmbryos = 64;
+// Other users whose attempts are warned of, once each.
+constexpr size_t kMaxRefusedUids = 16;
 constexpr int kAcceptsPerPoll = 16;
 // 512 KiB, some 50 us: the longest that copies keep Poll from anything else.
 constexpr size_t kSlicesPerPoll = 2;
@@ -53,9 +55,7 @@ absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext
   backend->address_.start_time = context.host.start_time;
   // Without a pidfd the death of a peer could not be told from its silence.
   auto self = PeerProcess::Open(backend->address_.pid, context.host.start_time);
-  if (!self.ok()) {
-    return Annotate(self.status(), "shm is not usable here (pidfd needs Linux 5.3)");
-  }
+  if (!self.ok()) return Annotate(self.status(), "not usable here");
   auto poller = Poller::Create();
   if (!poller.ok()) return poller.status();
   backend->hub_.poller = *std::move(poller);
@@ -86,7 +86,8 @@ absl::Status ShmBackend::Listen(const Incarnation& incarnation) {
   // The random word keeps others from taking the name beforehand.
   address_.socket = absl::StrCat("kvxfer-shm-", incarnation.ToString(), "-",
                                  absl::Hex(RandomWord(), absl::kZeroPad16));
-  listener_ = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  listener_ = UniqueFd::Open(
+      [] { return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   if (!listener_.valid()) return ErrnoStatus(errno, "shm: socket");
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
@@ -151,10 +152,19 @@ size_t ShmBackend::Poll(std::span<Event> out) {
   // The sockets before the copies: a peer that closes stops them first.
   if (hub_.events.size() < out.size()) {
     hub_.poller.Dispatch();
-    std::erase_if(hub_.embryos, [](const auto& embryo) { return embryo->failed_embryo(); });
+    TrimEmbryos();
     CopySlices();
   }
   return hub_.events.Take(out);
+}
+
+// After Dispatch, which may still have had something for those that go. The vector is in the order
+// of accepting.
+void ShmBackend::TrimEmbryos() {
+  std::vector<std::unique_ptr<AcceptedEndpoint>>& all = hub_.embryos;
+  std::erase_if(all, [](const auto& embryo) { return embryo->failed_embryo(); });
+  if (all.size() <= kMaxEmbryos) return;
+  all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(kMaxEmbryos));
 }
 
 // Round robin over the connections, a slice each.
@@ -179,7 +189,9 @@ void ShmBackend::OnReady(Ready what) {
 
 void ShmBackend::AcceptAll() {
   for (int i = 0; i < kAcceptsPerPoll; ++i) {
-    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd socket = UniqueFd::Open([this] {
+      return accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    });
     if (socket.valid()) {
       AcceptOne(std::move(socket));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
@@ -195,21 +207,25 @@ void ShmBackend::AcceptOne(UniqueFd socket) {
   ucred peer{};
   socklen_t length = sizeof(peer);
   if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return;
-  if (peer.uid != geteuid()) {
-    Log(LogLevel::kWarning, "shm: refused process {} of uid {}: only uid {} may connect", peer.pid,
-        peer.uid, geteuid());
-    Channel channel(std::move(socket));
-    channel.SendFrame(FrameType::kBye,
-                      absl::StrCat("this process runs as uid ", geteuid(), ", the dialler as uid ",
-                                   peer.uid, "; shm joins processes of one user only"));
-    channel.Close();
-    return;
-  }
+  if (peer.uid != geteuid()) return Refuse(std::move(socket), peer);
   // Nothing is sent or lent yet; a stranger gets no further than this.
   auto embryo = AcceptedEndpoint::Begin(&hub_, std::move(socket), static_cast<uint32_t>(peer.pid));
   if (!embryo.ok()) return;
   hub_.embryos.push_back(*std::move(embryo));
-  if (hub_.embryos.size() > kMaxEmbryos) hub_.embryos.front()->FailEmbryo();
+}
+
+// Another user could fill the log by trying again and again.
+void ShmBackend::Refuse(UniqueFd socket, const ucred& peer) {
+  const bool known = std::ranges::find(refused_uids_, peer.uid) != refused_uids_.end();
+  const bool warn = !known && refused_uids_.size() < kMaxRefusedUids;
+  if (warn) refused_uids_.push_back(peer.uid);
+  Log(warn ? LogLevel::kWarning : LogLevel::kDebug,
+      "shm: refused process {} of uid {}: only uid {} may connect", peer.pid, peer.uid, geteuid());
+  Channel channel(std::move(socket));
+  channel.SendFrame(FrameType::kBye,
+                    absl::StrCat("this process runs as uid ", geteuid(), ", the dialler as uid ",
+                                 peer.uid, "; shm joins processes of one user only"));
+  channel.Close();
 }
 
 // Out of descriptors the listener stays readable, and would keep the agent awake for nothing.

@@ -3,9 +3,13 @@
 #ifndef KVXFER_BACKENDS_SHM_BACKEND_H_
 #define KVXFER_BACKENDS_SHM_BACKEND_H_
 
+#include <sys/socket.h>
+#include <sys/types.h>
+
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kvxfer/backend.h"
 #include "src/backends/shm/accepted.h"
@@ -38,6 +42,8 @@ class ShmBackend final : public Backend, private Watcher, private RegistrationOw
   void OnReady(Ready what) override;
   void AcceptAll();
   void AcceptOne(UniqueFd socket);
+  void Refuse(UniqueFd socket, const ucred& peer);
+  void TrimEmbryos();
   void PauseAccepting();
   void Unregister(const RegionKey& key) override;
   void CopySlices();
@@ -46,7 +52,8 @@ class ShmBackend final : public Backend, private Watcher, private RegistrationOw
   shm::Address address_;
   Hub hub_;
   UniqueFd listener_;
-  UniqueFd timer_;  // runs while accepting is paused for want of descriptors
+  std::vector<uid_t> refused_uids_;  // those that were logged; bounded
+  UniqueFd timer_;                   // runs while accepting is paused for want of descriptors
   Watch listener_watch_{this, Ready::kListener};
   Watch timer_watch_{this, Ready::kTimer};
 };

@@ -155,7 +155,8 @@ absl::StatusOr<size_t> Copier::MoveAttached(Queued& queued, size_t budget) {
     if (bytes > 0 && !batch_->Add(run.local + offset, run.remote + offset, bytes)) break;
     offset = 0;
   }
-  absl::StatusOr<size_t> moved = batch_->Move(queued.op.kind, peer_->pid());
+  absl::StatusOr<size_t> moved = MoveBatch(queued.op.kind);
+  if (absl::IsUnavailable(moved.status())) return Annotate(moved.status(), "shm");
   if (!moved.ok()) {
     const RemoteRegion& region = KeyOf(queued.op.runs[queued.run])->region();
     return Annotate(moved.status(), absl::StrCat("shm: region ", static_cast<uint32_t>(region.id)));
@@ -174,9 +175,23 @@ absl::StatusOr<size_t> Copier::MoveAttached(Queued& queued, size_t budget) {
   return moved;
 }
 
+// Exec keeps the process and puts another program's memory at its addresses; the socket does not
+// tell where another process holds a copy of it. So the probe word is looked at: before a write,
+// which must not go astray, and after a read, whose bytes count only if they were the peer's then;
+// and to tell the cause of a failure.
+absl::StatusOr<size_t> Copier::MoveBatch(OpKind kind) const {
+  const uint32_t pid = peer_->pid();
+  absl::Status same;
+  if (kind == OpKind::kWrite) same = CheckProbe(pid, probe_address_, probe_value_);
+  if (!same.ok()) return same;
+  absl::StatusOr<size_t> moved = batch_->Move(kind, pid);
+  if (kind == OpKind::kRead || !moved.ok()) same = CheckProbe(pid, probe_address_, probe_value_);
+  if (!same.ok()) return same;
+  return moved;
+}
+
 // Before each batch. The pidfd was bound to pid and start time when the connection began: while it
-// shows no exit, the number names that process. The socket tells of exec, which keeps the process
-// but puts another program's memory at its addresses, and of a peer that closes.
+// shows no exit, the number names that process. The socket tells of a peer that closes.
 absl::Status Copier::CheckPeer() const {
   pollfd fds[2] = {{.fd = peer_->pidfd(), .events = POLLIN, .revents = 0},
                    {.fd = socket_, .events = POLLRDHUP, .revents = 0}};

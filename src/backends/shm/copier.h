@@ -37,6 +37,13 @@ class Copier {
     socket_ = socket;
   }
 
+  // Must come before the first op on attached memory: the peer's word that tells whether its
+  // memory is still that of the agent that was connected to.
+  void SetProbe(uint64_t address, uint64_t value) {
+    probe_address_ = address;
+    probe_value_ = value;
+  }
+
   size_t Post(std::span<const Op> ops);
   // Copies up to `budget` bytes.
   void Step(size_t budget);
@@ -60,6 +67,7 @@ class Copier {
   absl::StatusOr<size_t> Advance(Queued& queued, size_t budget);
   size_t CopyMapped(Queued& queued, size_t budget);
   absl::StatusOr<size_t> MoveAttached(Queued& queued, size_t budget);
+  absl::StatusOr<size_t> MoveBatch(OpKind kind) const;
   absl::Status CheckPeer() const;
   void Complete(const Op& op, absl::Status status);
 
@@ -68,6 +76,8 @@ class Copier {
   AttachBatch* const batch_;
   const PeerProcess* peer_ = nullptr;
   int socket_ = -1;
+  uint64_t probe_address_ = 0;
+  uint64_t probe_value_ = 0;
   std::deque<Queued> queue_;
   uint64_t queued_bytes_ = 0;
 };

@@ -63,6 +63,10 @@ absl::Status ProbeMapped(const Channel::Frame& frame, uint64_t value) {
         frame.file_lost ? "no descriptor left for the peer's memory; raise RLIMIT_NOFILE"
                         : "the peer could not pass a descriptor; raise RLIMIT_NOFILE there");
   }
+  // It is the peer's word so far; a file without that much in it would raise SIGBUS here.
+  if (absl::Status good = CheckFile(frame.file.get(), 0, sizeof(value)); !good.ok()) {
+    return Annotate(good, "the peer's probe memory");
+  }
   void* data = mmap(nullptr, sizeof(value), PROT_READ, MAP_SHARED, frame.file.get(), 0);
   if (data == MAP_FAILED) return ErrnoStatus(errno, "mapping the peer's probe memory");
   const Mapping mapping(data, sizeof(value));
@@ -82,7 +86,8 @@ DialledEndpoint::~DialledEndpoint() {
 }
 
 std::unique_ptr<DialledEndpoint> DialledEndpoint::Dial(Hub* hub, const Address& address) {
-  UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd socket = UniqueFd::Open(
+      [] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   const int error = errno;
   std::unique_ptr<DialledEndpoint> endpoint(new DialledEndpoint(hub, std::move(socket)));
   const absl::Status started =
@@ -154,6 +159,7 @@ absl::Status DialledEndpoint::OnOffer(const OfferBody& offer, const Channel::Fra
   // Each way is tried, not inferred: what the kernel would refuse is known before the first op.
   mapped_ = ProbeMapped(frame, offer.mapped_value);
   attach_ = ProbeAttach(peer_, offer);
+  if (attach_.ok()) copier_.SetProbe(offer.probe_address, offer.probe_value);
   if (!attach_.ok()) {
     Log(LogLevel::kInfo, "shm: {}",
         std::string_view(attach_.message().data(), attach_.message().size()));

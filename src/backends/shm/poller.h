@@ -31,7 +31,7 @@ struct Watch {
 class Poller {
  public:
   static absl::StatusOr<Poller> Create() {
-    UniqueFd fd(epoll_create1(EPOLL_CLOEXEC));
+    UniqueFd fd = UniqueFd::Open([] { return epoll_create1(EPOLL_CLOEXEC); });
     if (!fd.valid()) return ErrnoStatus(errno, "shm: epoll_create1");
     Poller poller;
     poller.fd_ = std::move(fd);

@@ -30,6 +30,17 @@ bool ProcIsOwn() {
   return n > 0 && std::string_view(text, static_cast<size_t>(n)) == std::to_string(getpid());
 }
 
+// pidfd_open asks for no rights: whoever answers EPERM is a filter, not the kernel.
+absl::Status OpenError(int error, uint32_t pid) {
+  if (error == ESRCH) return absl::NotFoundError(absl::StrCat("process ", pid, " exited"));
+  const std::string what = absl::StrCat("pidfd_open of process ", pid);
+  if (error != EPERM && error != ENOSYS) return ErrnoStatus(error, what);
+  return absl::UnavailableError(
+      absl::StrCat(ToAbsl(ErrnoText(what, error)), "; a seccomp filter forbids it",
+                   error == ENOSYS ? ", or the kernel is older than Linux 5.3" : "",
+                   "; allow pidfd_open in the container's seccomp profile"));
+}
+
 }  // namespace
 
 absl::StatusOr<uint64_t> StartTime(uint32_t pid) {
@@ -56,11 +67,9 @@ std::string StatusLine(uint32_t pid, std::string_view label) {
 absl::StatusOr<PeerProcess> PeerProcess::Open(uint32_t pid, uint64_t start_time) {
   PeerProcess process;
   process.pid_ = pid;
-  process.pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  if (!process.pidfd_.valid()) {
-    if (errno == ESRCH) return absl::NotFoundError(absl::StrCat("process ", pid, " exited"));
-    return ErrnoStatus(errno, absl::StrCat("pidfd_open of process ", pid));
-  }
+  process.pidfd_ =
+      UniqueFd::Open([pid] { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); });
+  if (!process.pidfd_.valid()) return OpenError(errno, pid);
   if (process.Exited()) return absl::NotFoundError(absl::StrCat("process ", pid, " exited"));
   if (start_time == 0 || !ProcIsOwn()) return process;
   absl::StatusOr<uint64_t> started = StartTime(pid);

@@ -29,7 +29,7 @@ class PeerProcess {
   // The process `pid` that started at `start_time` (0: unknown; not checked, nor where /proc is of
   // another namespace). The start time is read after the pidfd is held, which binds the three
   // together: as long as the pidfd shows no exit, the number `pid` belongs to this process and to
-  // no later one. NotFound: it has exited; Unavailable: no pidfd on this kernel; ResourceExhausted.
+  // no later one. NotFound: it has exited; Unavailable: no pidfd here, and why; ResourceExhausted.
   static absl::StatusOr<PeerProcess> Open(uint32_t pid, uint64_t start_time);
 
   uint32_t pid() const { return pid_; }

@@ -9,7 +9,6 @@
 #include "src/core/strings.h"
 
 namespace kvxfer::shm {
-namespace {
 
 // Without F_SEAL_SHRINK its owner could cut the file, and a store here would raise SIGBUS.
 absl::Status CheckFile(int fd, uint64_t offset, uint64_t bytes) {
@@ -28,8 +27,6 @@ absl::Status CheckFile(int fd, uint64_t offset, uint64_t bytes) {
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::Status SharedFiles::Mappable(const MemorySpan& span) {
   return CheckFile(span.shared_fd, span.shared_offset, span.bytes);

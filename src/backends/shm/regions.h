@@ -21,6 +21,10 @@ inline bool Holds(uint64_t base, uint64_t size, uint64_t address, uint64_t bytes
   return address >= base && bytes <= size && address - base <= size - bytes;
 }
 
+// Whether [offset, offset + bytes) of a shared descriptor can be mapped, and stays there: a memfd
+// sealed against shrinking. FailedPrecondition says why not.
+absl::Status CheckFile(int fd, uint64_t offset, uint64_t bytes);
+
 // The memfds behind this agent's registrations, each once, however many regions lie in it.
 class SharedFiles {
  public:

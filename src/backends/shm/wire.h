@@ -63,7 +63,7 @@ struct DialBody {
 
 struct OfferBody {
   uint64_t probe_address = 0;  // of two u64: one to read, one to write
-  uint64_t probe_value = 0;    // what the first holds
+  uint64_t probe_value = 0;    // what the first holds, as long as the connection lives
   uint64_t mapped_value = 0;   // the first u64 of the probe memfd
   uint32_t dumpable = 0;       // PR_GET_DUMPABLE of the acceptor
   uint32_t reserved = 0;

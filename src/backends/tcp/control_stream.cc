@@ -14,6 +14,12 @@ iovec Piece(const void* data, size_t bytes) { return {const_cast<void*>(data), b
 
 }  // namespace
 
+void ControlStream::Restart() {
+  Release();
+  out_.clear();
+  sent_ = begin_ = end_ = 0;
+}
+
 absl::StatusOr<bool> ControlStream::Push(ControlKind kind, std::span<const std::byte> payload) {
   const bool bounded = kind == ControlKind::kMessage;
   if (bounded && out_.size() - sent_ + payload.size() > kMaxQueued) return false;

@@ -30,6 +30,9 @@ class ControlStream final : public Stream {
 
   explicit ControlStream(Link* link) : Stream(link) {}
 
+  // Gives the socket up and forgets what it brought: the next one begins at its first byte.
+  void Restart();
+
   // --- sending ---
   // Sends now what the socket takes and keeps the rest. False: no room for a message.
   absl::StatusOr<bool> Push(ControlKind kind, std::span<const std::byte> payload);

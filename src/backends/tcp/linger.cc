@@ -5,6 +5,12 @@
 #include <utility>
 
 namespace kvxfer::tcp {
+namespace {
+
+// A peer that goes on sending is not to keep Poll from anything else, its own time-out included.
+constexpr int kReadsPerTurn = 16;
+
+}  // namespace
 
 Linger::Linger(Reactor* reactor, Fd control, std::vector<Fd> data, std::string queued)
     : reactor_(reactor),
@@ -30,11 +36,13 @@ bool Linger::Work() {
   }
   if (sent_ == queued_.size()) ::shutdown(control_.get(), SHUT_WR);
   std::array<char, 4096> bin;
-  while (true) {
+  for (int i = 0; i < kReadsPerTurn; ++i) {
     const ssize_t n = ::recv(control_.get(), bin.data(), bin.size(), MSG_DONTWAIT);
     if (n > 0 || (n < 0 && errno == EINTR)) continue;
     return n == 0 || errno != EAGAIN;
   }
+  ready_ = true;
+  return false;
 }
 
 }  // namespace kvxfer::tcp

@@ -23,7 +23,7 @@ class Linger final : public Watcher {
   Linger(Reactor* reactor, Fd control, std::vector<Fd> data, std::string queued);
   ~Linger() override;
 
-  // Sends, and looks for the peer's end. True: over.
+  // Sends, and looks for the peer's end, a bounded amount of both. True: over.
   bool Work();
   bool HasWork() const { return ready_; }
   Time deadline() const { return deadline_; }

@@ -146,8 +146,9 @@ size_t Link::Post(std::span<const Op> ops) {
 
 bool Link::HasWork() const {
   if (down() || (!up() && !connecting())) return false;
-  if (control_.readable() || (control_.sending() && control_.writable())) return true;
+  // Before the connection is made there is nothing to read, and nobody tries: only the flag stands.
   if (state_ == State::kDialling) return control_.writable();
+  if (control_.readable() || (control_.sending() && control_.writable())) return true;
   if (state_ == State::kGreeting) return false;
   if (control_.HasFrame()) return true;
   for (const auto& rail : rails_) {

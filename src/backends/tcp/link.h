@@ -126,8 +126,9 @@ class Link final : public Endpoint {
   const std::string accepted_;  // accepting side: the peer's address
   LinkId id_{};
   bool authorized_;
-  bool reported_;       // the agent knows this endpoint
-  absl::Status cause_;  // of kDown
+  bool reported_;         // the agent knows this endpoint
+  absl::Status cause_;    // of kDown
+  absl::Status refused_;  // connecting side: what the first other agent at a candidate said
   std::optional<Time> deadline_;
   ControlStream control_;
   std::vector<std::unique_ptr<Rail>> rails_;

@@ -14,6 +14,17 @@ namespace {
 
 // A dead path to the peer is found on the control stream, on which the agent pings.
 constexpr unsigned kUserTimeoutMs = 2000;
+// A data stream may die alone (a middlebox forgets it, one of several paths breaks) and then holds
+// its link up for ever. Far longer than on the control stream: the window of a peer that is
+// stopped, or has not authorised the link yet, stays closed with bytes waiting, and the time it is
+// closed counts too. Such a peer is to have half a minute before its link has to be made again.
+constexpr unsigned kDataTimeoutMs = 30'000;
+
+// Busy, the stream ends by the time-out; idle, by keepalive.
+void GuardData(int fd) {
+  SetUserTimeout(fd, kDataTimeoutMs);
+  SetKeepAlive(fd);
+}
 
 }  // namespace
 
@@ -31,10 +42,14 @@ void Link::Dial() {
 }
 
 void Link::TryNextCandidate(const absl::Status& why) {
-  control_.Release();
+  control_.Restart();
   const absl::Status status = Annotate(why, absl::StrCat("tcp peer ", Name(), ", control stream"));
-  if (candidate_ + 1 == peer_.candidates.size() || absl::IsResourceExhausted(why)) {
-    return Down(status, false);
+  // An agent that is not the one meant may live at one of its addresses; what it says is told only
+  // if the one meant is at none.
+  if (absl::IsFailedPrecondition(why) && refused_.ok()) refused_ = status;
+  if (absl::IsResourceExhausted(why)) return Down(status, false);
+  if (candidate_ + 1 == peer_.candidates.size()) {
+    return Down(refused_.ok() ? status : refused_, false);
   }
   ++candidate_;
   Dial();
@@ -68,16 +83,14 @@ void Link::ReceiveWelcome() {
   control_.Consume(kWelcomeBytes);
   if (!welcome.ok()) return TryNextCandidate(welcome.status());
   if (welcome->verdict == Verdict::kWrongIncarnation) {
-    return Fail(absl::FailedPreconditionError(
-                    "another incarnation listens there now: the peer has restarted; add it again "
-                    "with its new metadata"),
-                "control stream");
+    return TryNextCandidate(absl::FailedPreconditionError(
+        "another incarnation listens there now: the peer has restarted; add it again with its new "
+        "metadata"));
   }
   if (welcome->verdict != Verdict::kJoin || welcome->version != kStreamVersion) {
-    return Fail(absl::FailedPreconditionError(absl::StrCat(
-                    "the peer speaks version ", welcome->version, " of the tcp streams, we ",
-                    kStreamVersion, "; use the same kvxfer version on both sides")),
-                "control stream");
+    return TryNextCandidate(absl::FailedPreconditionError(
+        absl::StrCat("the peer speaks version ", welcome->version, " of the tcp streams, we ",
+                     kStreamVersion, "; use the same kvxfer version on both sides")));
   }
   id_ = welcome->link;
   OpenRails();
@@ -87,7 +100,11 @@ void Link::OpenRails() {
   state_ = State::kJoining;
   for (const auto& rail : rails_) {
     absl::StatusOr<Fd> fd = StartConnect(peer_.candidates[candidate_]);
-    absl::Status status = fd.ok() ? rail->Attach(*std::move(fd)) : fd.status();
+    absl::Status status = fd.status();
+    if (fd.ok()) {
+      GuardData(fd->get());
+      status = rail->Attach(*std::move(fd));
+    }
     if (!status.ok()) return Fail(status, *rail);
   }
 }
@@ -119,6 +136,7 @@ absl::StatusOr<bool> Rail::SendPreamble(const Preamble& preamble) {
 
 bool Link::Join(uint32_t rail, Fd* fd) {
   if (state_ != State::kJoining || rail >= rails_.size() || rails_[rail]->attached()) return false;
+  GuardData(fd->get());
   rails_[rail]->Adopt(std::move(*fd));
   return true;
 }

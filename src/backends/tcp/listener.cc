@@ -63,7 +63,9 @@ void Listener::AcceptSome() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     SocketAddress from;
     from.length = sizeof(from.storage);
-    Fd fd(::accept4(fd_.get(), from.get(), &from.length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Fd fd = Fd::Open([&] {
+      return ::accept4(fd_.get(), from.get(), &from.length, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    });
     if (!fd.valid()) {
       const int error = errno;
       if (OutOfResources(error)) return PauseAccepting(error);

@@ -25,8 +25,9 @@ epoll_event EventFor(Watcher* watcher) {
 
 absl::StatusOr<std::unique_ptr<Reactor>> Reactor::Create() {
   auto reactor = std::make_unique<Reactor>();
-  reactor->epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
-  reactor->timer_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  reactor->epoll_ = Fd::Open([] { return ::epoll_create1(EPOLL_CLOEXEC); });
+  reactor->timer_ =
+      Fd::Open([] { return ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK); });
   if (!reactor->epoll_.valid() || !reactor->timer_.valid()) {
     return absl::ResourceExhaustedError(ErrnoText("tcp: epoll and timer descriptors", errno));
   }

@@ -63,10 +63,6 @@ const sockaddr_in6& V6(const SocketAddress& a) {
 
 }  // namespace
 
-void Fd::Close() {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
-
 uint16_t SocketAddress::port() const {
   return ntohs(family() == AF_INET6 ? V6(*this).sin6_port : V4(*this).sin_port);
 }
@@ -127,7 +123,8 @@ absl::StatusOr<std::vector<SocketAddress>> Resolve(std::string_view text, uint16
 
 absl::StatusOr<Fd> Listen(const SocketAddress& address) {
   const std::string where = absl::StrCat("tcp: listening on ", address.ToString());
-  Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Fd fd = Fd::Open(
+      [&] { return ::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (!fd.valid()) return absl::UnavailableError(ErrnoText(where, errno));
   const int on = 1;
   const int off = 0;
@@ -157,7 +154,8 @@ SocketAddress LocalAddress(int fd) {
 }
 
 absl::StatusOr<Fd> StartConnect(const SocketAddress& to) {
-  Fd fd(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Fd fd = Fd::Open(
+      [&] { return ::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (!fd.valid()) {
     const int error = errno;
     return absl::ResourceExhaustedError(
@@ -185,6 +183,17 @@ void SetNoDelay(int fd) {
 
 void SetUserTimeout(int fd, unsigned milliseconds) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof(milliseconds));
+}
+
+void SetKeepAlive(int fd) {
+  constexpr int kIdleSeconds = 30;
+  constexpr int kIntervalSeconds = 10;
+  constexpr int kProbes = 3;
+  const int on = 1;
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kIdleSeconds, sizeof(kIdleSeconds));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kIntervalSeconds, sizeof(kIntervalSeconds));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof(kProbes));
 }
 
 bool DefaultRouteSource(int family, SocketAddress& source) {

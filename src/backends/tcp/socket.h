@@ -1,4 +1,4 @@
-// Descriptors, socket addresses and the few socket calls that the rest of the tcp backend needs.
+// Socket addresses and the few socket calls that the rest of the tcp backend needs.
 //
 // Thread-safety: plain values and functions without state.
 
@@ -11,38 +11,15 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "src/core/own_fd.h"
 
 namespace kvxfer::tcp {
 
-// Owns a descriptor; -1 is none.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    if (this != &other) {
-      Close();
-      fd_ = std::exchange(other.fd_, -1);
-    }
-    return *this;
-  }
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  ~Fd() { Close(); }
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  void Close();
-
- private:
-  int fd_ = -1;
-};
+using Fd = OwnFd;
 
 // An IPv4 or IPv6 address with its port.
 struct SocketAddress {
@@ -81,6 +58,8 @@ int SocketError(int fd);
 void SetNoDelay(int fd);
 // The connection is reset when sent bytes stay unacknowledged so long.
 void SetUserTimeout(int fd, unsigned milliseconds);
+// An idle connection is probed, so that the end of a peer that said nothing is noticed.
+void SetKeepAlive(int fd);
 
 // Source address of the default route for `family`, port 0; nothing is sent. False: no such route.
 bool DefaultRouteSource(int family, SocketAddress& source);

@@ -1,0 +1,151 @@
+// Connecting over tcp: what waiting costs, candidates that answer wrongly, and what guards the
+// streams of a link that is up.
+#include <netinet/tcp.h>
+
+#include <filesystem>
+
+#include "src/backends/tcp/socket.h"
+#include "tests/unit/tcp_test_util.h"
+
+namespace kvxfer::tcp_test {
+namespace {
+
+using tcp::Fd;
+
+tcp::SocketAddress AnyLoopback() {
+  return tcp::Resolve("127.0.0.1:0", 0, tcp::Names::kNumericOnly)->front();
+}
+
+std::string Candidates(const Incarnation& target, const std::vector<std::string>& hosts) {
+  std::string text = "1;" + target.ToString();
+  for (const std::string& host : hosts) text += ";" + host;
+  return text;
+}
+
+// Reads a preamble, answers with `bytes` of nonsense, and closes.
+class Babbler {
+ public:
+  explicit Babbler(size_t bytes) : answer_(bytes, 'x'), listener_(*tcp::Listen(AnyLoopback())) {}
+  std::string address() const { return tcp::LocalAddress(listener_.get()).ToString(); }
+  bool done() const { return done_; }
+
+  void Turn() {
+    if (done_) return;
+    if (!peer_.valid()) peer_ = Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!peer_.valid()) return;
+    std::array<char, 256> preamble;
+    if (::recv(peer_.get(), preamble.data(), preamble.size(), MSG_DONTWAIT) <= 0) return;
+    EXPECT_EQ(::send(peer_.get(), answer_.data(), answer_.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(answer_.size()));
+    peer_.Reset();
+    done_ = true;
+  }
+
+ private:
+  const std::string answer_;
+  const Fd listener_;
+  Fd peer_;
+  bool done_ = false;
+};
+
+class TcpDial : public TcpPair {};
+
+TEST_F(TcpDial, WaitingForAnAnswerCostsNothing) {
+  tcp::SocketAddress at = AnyLoopback();
+  const Fd full(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(full.get(), at.get(), at.length), 0);
+  ASSERT_EQ(::listen(full.get(), 0), 0);
+  at = tcp::LocalAddress(full.get());
+  std::vector<Fd> before;  // they fill its queue
+  for (int i = 0; i < 4; ++i) before.push_back(*tcp::StartConnect(at));
+  pollfd last{before.back().get(), POLLOUT, 0};
+  ASSERT_EQ(::poll(&last, 1, 0), 0) << "the queue is not full";
+  Node node;
+  auto link = node.backend->Connect(Candidates(Incarnation::Random(), {at.ToString()}), ThisHost());
+  ASSERT_TRUE(link.ok()) << link.status();
+  for (int i = 0; i < 10; ++i) node.Poll();
+  EXPECT_TRUE(node.down.empty());
+  EXPECT_TRUE(node.backend->Arm());
+}
+
+TEST_F(TcpDial, ACandidateThatAnswersNonsenseDoesNotSpoilTheNext) {
+  Up(16);
+  int connected = a->connected;
+  for (const size_t bytes : {size_t{7}, size_t{40}}) {
+    Babbler first(bytes);
+    const std::string second = b->backend->ListenAddress();
+    auto link =
+        a->backend->Connect(Candidates(b->incarnation, {first.address(), second}), ThisHost());
+    ASSERT_TRUE(link.ok()) << link.status();
+    ++connected;
+    EXPECT_TRUE(Drive({a.get(), b.get()}, [&] {
+      first.Turn();
+      return a->connected == connected || !a->down.empty();
+    }));
+    EXPECT_TRUE(first.done());
+    ASSERT_TRUE(a->down.empty()) << bytes << " bytes: " << a->down[0].second;
+    EXPECT_EQ((*link)->Describe().substr(0, second.size()), second);
+  }
+}
+
+TEST_F(TcpDial, ACandidateOfAnotherAgentIsPassedOver) {
+  Up(16);
+  Node other;
+  auto link = a->backend->Connect(
+      Candidates(b->incarnation, {other.backend->ListenAddress(), b->backend->ListenAddress()}),
+      ThisHost());
+  ASSERT_TRUE(link.ok()) << link.status();
+  EXPECT_TRUE(
+      Drive({a.get(), b.get(), &other}, [&] { return a->connected == 2 || !a->down.empty(); }));
+  ASSERT_TRUE(a->down.empty()) << a->down[0].second;
+  EXPECT_TRUE(other.accepted.empty());
+}
+
+TEST_F(TcpDial, WhereNobodyElseJoinsTheRestartIsTheCause) {
+  Up(16);
+  // Port 1 of loopback: nobody listens there.
+  auto link = a->backend->Connect(
+      Candidates(Incarnation::Random(), {b->backend->ListenAddress(), "127.0.0.1:1"}), ThisHost());
+  ASSERT_TRUE(link.ok()) << link.status();
+  ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !a->down.empty(); }));
+  EXPECT_EQ(a->down[0].second.code(), absl::StatusCode::kFailedPrecondition) << a->down[0].second;
+  EXPECT_NE(a->down[0].second.ToString().find("restarted"), std::string::npos);
+}
+
+int Option(int fd, int level, int name) {
+  int value = 0;
+  socklen_t length = sizeof(value);
+  EXPECT_EQ(::getsockopt(fd, level, name, &value, &length), 0);
+  return value;
+}
+
+TEST_F(TcpDial, EveryStreamNoticesADeadPath) {
+  Up(16, Streams(3));
+  int control = 0;
+  int data = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename().string());
+    sockaddr_storage peer{};
+    socklen_t length = sizeof(peer);
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) continue;
+    if (peer.ss_family != AF_INET) continue;
+    const int timeout_ms = Option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT);
+    EXPECT_GT(timeout_ms, 0);
+    if (timeout_ms == 2000) {
+      ++control;  // the agent pings on it
+      continue;
+    }
+    ++data;
+    EXPECT_EQ(timeout_ms, 30'000);
+    EXPECT_EQ(Option(fd, SOL_SOCKET, SO_KEEPALIVE), 1);
+    EXPECT_EQ(Option(fd, IPPROTO_TCP, TCP_KEEPIDLE), 30);
+    EXPECT_EQ(Option(fd, IPPROTO_TCP, TCP_KEEPINTVL), 10);
+    EXPECT_EQ(Option(fd, IPPROTO_TCP, TCP_KEEPCNT), 3);
+  }
+  // Both sides are here.
+  EXPECT_EQ(control, 2);
+  EXPECT_EQ(data, 6);
+}
+
+}  // namespace
+}  // namespace kvxfer::tcp_test
