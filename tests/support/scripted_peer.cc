@@ -86,6 +86,7 @@ bool ScriptedPeer::Say(FrameType type, const std::string& body) {
 
 bool ScriptedPeer::Send(const std::string& message) {
   bool sent = false;
+  party_->Turn();  // a connection that went down meanwhile is seen to be
   Until([&] { return down() || (sent = party_->links.back()->Send(message)); });
   return sent;
 }
