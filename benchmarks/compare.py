@@ -65,14 +65,14 @@ def cases(options):
         return lambda: rates([tool("kvxfer"), "bench"] + list(more) + common)
 
     def raw_ping():
-        row = run([tool("tcp_limit"), "--json", "--mode", "ping-pong", "--size", "64", "--count",
+        row = run([tool("tcp_limit"), "--json", "--mode", "ping-pong", "--size", "4096", "--count",
                    str(options.pings)])["rows"][0]
-        return {"64 B": row["p50_us"]}
+        return {"4096 B": row["p50_us"]}
 
     def ping():
-        report = run([tool("kvxfer"), "ping", "--json", "--backend", "tcp", "--size", "64",
+        report = run([tool("kvxfer"), "ping", "--json", "--backend", "tcp", "--size", "4096",
                       "--interval", "0", "--warm-up", "100", "--count", str(options.pings)])
-        return {"64 B": report["p50_us"]}
+        return {"4096 B": report["p50_us"]}
 
     return [
         Case("tcp / gathered loop", "GB/s", raw("tcp_limit", "gather"),
