@@ -7,7 +7,8 @@ pool=src/core/slot_pool.cc
 book=src/core/lane_book.cc
 table=src/core/slot_table.cc
 channel=src/core/reliable_channel.cc
-model=tests/unit/protocol_model.cc
+initiator=tests/unit/protocol_model_initiator.cc
+target=tests/unit/protocol_model_target.cc
 
 mutant "no drain before DISCARDED is answered" $tracker \
   'return Annotate(s, "DISCARD");
@@ -15,12 +16,12 @@ mutant "no drain before DISCARDED is answered" $tracker \
   return absl::OkStatus();' 'return Annotate(s, "DISCARD");
   }
   return OnLanesDrained(frame.transfer);'
-mutant "one drained rail stands for all" $model \
+mutant "one drained rail stands for all" $target \
   'bool drained = true;' 'bool drained = false;' \
   'drained = drained && rails_' 'drained = drained || rails_'
-mutant "only missing slices resent, on the old lane" $model \
+mutant "only missing slices resent, on the old lane" $initiator \
   '  --failures_left_;' '  --failures_left_;
-  for (const Item& item : rail.items) rails_[1 - index].items.push_back(item);
+  for (const Item& item : rail.items) rails_[1 - rail_index].items.push_back(item);
   return;'
 mutant "slot used again before FREE" $pool \
   'free_.pop_back();' 'free_.back().generation = NextGeneration(ref.generation);'
@@ -86,7 +87,7 @@ mutant "declared one too few" $book \
   'if (last || !rail_keeps_order_) ++' 'if (last) ++'
 mutant "discarded lane stays in the book" $book '  lane = {};' ''
 mutant "freed lane discarded" $book '!lane.open || lane.freed' '!lane.open'
-mutant "no slot is kept for a lane that goes again" $model \
+mutant "no slot is kept for a lane that goes again" $initiator \
   '  pool_.Reserve();' '' \
   '    ++out.attempts[0].reserved;' '' \
   '  again.reserved = 1;' ''

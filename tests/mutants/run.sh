@@ -17,7 +17,7 @@ linker=
 command -v mold >/dev/null && linker=-fuse-ld=mold
 
 units="lane_book slot_pool slot_table reliable_channel arrival_tracker"
-sources="tests/unit/protocol_model.cc src/core/wire_format.cc"
+sources="$(cd "$root" && echo tests/unit/protocol_model*.cc) src/core/id_set.cc src/core/wire_format.cc"
 for unit in $units; do sources+=" src/core/$unit.cc tests/unit/${unit}_test.cc"; done
 sources+=" tests/unit/arrival_tracker_exhaustive_test.cc tests/unit/arrival_tracker_random_test.cc"
 

@@ -35,6 +35,8 @@ std::vector<Flavour> PlainFlavours() {
   };
 }
 
+Flavour TcpFlavour() { return PlainFlavours()[1]; }
+
 std::vector<Flavour> FaultyFlavours(int seeds) {
   std::vector<Flavour> all;
   for (int i = 0; i < seeds; ++i) {

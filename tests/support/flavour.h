@@ -33,6 +33,8 @@ inline std::ostream& operator<<(std::ostream& out, const Flavour& f) { return ou
 
 // loopback, tcp, shm with mapped memory, shm with attached memory.
 std::vector<Flavour> PlainFlavours();
+// The one of those that runs over tcp.
+Flavour TcpFlavour();
 // Each of those reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on.
 std::vector<Flavour> FaultyFlavours(int seeds = 2);
 // Both.

@@ -32,6 +32,8 @@
 
 namespace kvxfer::testing {
 
+class StateWriter;
+
 // The tests that drive the model do less under a sanitizer, and say so.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kModelSanitized = true;
@@ -221,6 +223,10 @@ class World {
   bool InFlight(uint8_t transfer) const;
   bool InFlight(SlotRef ref) const;
   uint8_t IndexOf(uint64_t id);
+
+  // The canonical state.
+  void WriteTransfers(StateWriter& w) const;
+  void WriteRails(StateWriter& w) const;
 
   const ModelConfig* config_;
   uint64_t first_id_ = 1;

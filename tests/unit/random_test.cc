@@ -70,7 +70,7 @@ KVXFER_CHILD(WithoutGetrandom) {
   CHILD_EXPECT(DrawsDiffer<16>(1000) && DrawsDiffer<37>(1000));
   CHILD_EXPECT(WordsDiffer());
   CHILD_EXPECT(Incarnation::Random() != Incarnation::Random());
-  absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::Create(OptionsFor(PlainFlavours()[1], "a"));
+  absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::Create(OptionsFor(TcpFlavour(), "a"));
   CHILD_EXPECT(agent.ok());
   std::vector<std::byte> memory(4096);
   for (int i = 0; i < 100; ++i) {

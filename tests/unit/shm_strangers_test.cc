@@ -2,33 +2,17 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/mman.h>
-#include <sys/un.h>
 
 #include <atomic>
 
 #include "kvxfer/log.h"
 #include "src/backends/shm/channel.h"
 #include "src/backends/shm/wire.h"
+#include "tests/unit/shm_socket_util.h"
 #include "tests/unit/shm_test_util.h"
 
 namespace kvxfer::shm_test {
 namespace {
-
-struct SocketName {
-  sockaddr_un name{};
-  socklen_t length = 0;
-
-  explicit SocketName(std::string_view text) {
-    name.sun_family = AF_UNIX;
-    std::memcpy(name.sun_path + 1, text.data(), text.size());
-    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-  }
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }
-};
-
-shm::UniqueFd NewSocket() {
-  return shm::UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-}
 
 bool HungUp(const shm::UniqueFd& fd) {
   pollfd look{fd.get(), POLLRDHUP, 0};
@@ -58,7 +42,6 @@ TEST(ShmStrangers, OfManySilentOnesTheOldestGo) {
 
 TEST(ShmStrangers, AnotherUserIsWarnedOfOnce) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to start a process of another user";
-  constexpr uid_t kNobody = 65534;
   std::atomic<int> warnings{0};
   std::atomic<int> refusals{0};
   SetLogLevel(LogLevel::kDebug);

@@ -32,6 +32,9 @@ namespace kvxfer::shm_test {
 using Piece = Run;  // in a test, Run is a method of testing::Test
 
 inline constexpr Duration kPatience = std::chrono::seconds(30);
+inline constexpr size_t kMiB = 1024 * 1024;
+
+inline uint64_t AddressOf(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 
 inline std::byte PatternAt(uint64_t seed, size_t i) {
   const uint64_t x = (seed + i) * 0x9E3779B97F4A7C15u;
@@ -132,7 +135,7 @@ struct Side {
     region.key = region.registration->Key();
     region.remote = {.id = id,
                      .rkey = 7,
-                     .base = reinterpret_cast<uintptr_t>(span.data),
+                     .base = AddressOf(span.data),
                      .bytes = span.bytes,
                      .kind = MemoryKind::kHost,
                      .device_id = 0,
@@ -140,6 +143,16 @@ struct Side {
     return region;
   }
 };
+
+// A run from the beginning of one region to the beginning of another.
+inline Piece RunBetween(const Side::Region& here, const RemoteRegion& there, uint64_t bytes,
+                        const RemoteKey* key) {
+  return {.local = here.remote.base,
+          .remote = there.base,
+          .bytes = bytes,
+          .registration = here.registration.get(),
+          .key = key};
+}
 
 // Polls every side until `done`; false after kPatience.
 inline bool Drive(std::initializer_list<Side*> sides, const std::function<bool()>& done,
