@@ -43,7 +43,8 @@ struct AgentOptions {
   std::string name{};
 
   // Backends to use, best first, each once; "faulty:<backend>" decorates. Each must be usable here.
-  // Empty: those of {"loopback", "shm", "tcp"} that are; Agent::Explain says why another one is not.
+  // Empty: those of {"loopback", "shm", "tcp"} that are; Agent::Explain says why another one is
+  // not.
   std::vector<std::string> backends{};
   // AddPeer fails unless the peer is reached over one of these; empty: any.
   std::vector<std::string> require_backends{};

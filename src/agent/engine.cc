@@ -56,7 +56,7 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
   if (options.max_notifications == 0 || options.max_notification_bytes < kMaxNotificationBytes ||
       options.max_active_transfers == 0 || options.max_active_transfers > kMaxSessionTransfers) {
     return absl::InvalidArgumentError(
-        "max_notifications must be positive, max_active_transfers 1 to 65536, "
+        "max_notifications must be positive, max_active_transfers 1 to 16384, "
         "max_notification_bytes at least 64 KiB");
   }
   return CheckBackendNames(options.backends);
@@ -212,7 +212,14 @@ void Engine::Post() {
   const Time now = Now();
   for (auto& [name, peer] : peers_) peer->Pump(now);
   for (auto& peer : leaving_) peer->Pump(now);
-  std::erase_if(leaving_, [this](const auto& peer) { return !closed_ && peer->Finished(); });
+  std::erase_if(leaving_, [this](const auto& peer) {
+    if (closed_ || !peer->Finished()) return false;
+    Peer* heir = FindPeer(peer->metadata().name);
+    if (heir != nullptr && heir->metadata().incarnation == peer->metadata().incarnation) {
+      heir->Inherit(*peer);
+    }
+    return true;
+  });
   inbound_.Pump();
   FinishDeregistrations();
 }

@@ -12,6 +12,14 @@ namespace {
 // Posted and not ended, to one peer.
 constexpr uint32_t kMaxQueued = 1u << 16;
 
+// Of two incarnations of one name on one host, in two processes, the newer one has taken the older
+// one's place. An older agent of the same process may still be there, and land what it was sent.
+bool Replaces(const HostIdentity& newer, const HostIdentity& older) {
+  const bool same_process = newer.pid_namespace == older.pid_namespace && newer.pid == older.pid &&
+                            newer.start_time == older.start_time;
+  return !newer.boot_id.empty() && newer.SameHost(older) && !same_process;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> Engine::Metadata() {
@@ -65,8 +73,7 @@ absl::Status Engine::Install(AgentMetadata metadata) {
     return status;
   }
   if (known != nullptr) {
-    // On one host two incarnations do not share a name: the old one's memory is nobody's now.
-    if (known->metadata().host.SameHost(peer->metadata().host)) {
+    if (Replaces(peer->metadata().host, known->metadata().host)) {
       known->OnDeath(absl::FailedPreconditionError(
           absl::StrCat("peer ", name, " restarted: its new metadata replaced incarnation ",
                        known->metadata().incarnation.ToString())));

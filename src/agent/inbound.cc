@@ -112,7 +112,7 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
     }
     Sweep(hello.initiator);
   }
-  if (runtime_->notifier.size() >
+  if (runtime_->notifier.undrained() >
       kMaxUndrainedShares * size_t{runtime_->options.max_notifications}) {
     Refuse(link, RefuseReason::kClosing, "the application here does not take its notifications");
     return nullptr;

@@ -60,7 +60,9 @@ void Notifier::Drained(const Item& item) {
 }
 
 void Notifier::Dispatch(Item item) {
+  ++dispatched_;
   dispatcher_->Run([this, callback = callback_, item = std::move(item)]() mutable {
+    --dispatched_;
     Drained(item);
     (*callback)(std::move(item.notification));
   });

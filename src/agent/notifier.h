@@ -39,8 +39,9 @@ class Notifier {
 
   void Push(Notification notification, std::shared_ptr<CreditAccount> account);
   std::optional<Notification> Pop();
-  size_t size() const { return count_.load(std::memory_order_acquire); }
-  bool empty() const { return size() == 0; }
+  bool empty() const { return count_.load(std::memory_order_acquire) == 0; }
+  // What the application has not taken, with what waits for its callback.
+  size_t undrained() const { return count_ + dispatched_; }
   // Queued ones go to the callback too. Empty: back to Pop.
   void SetCallback(std::function<void(Notification)> callback);
 
@@ -56,6 +57,7 @@ class Notifier {
   std::function<void(uint64_t)> on_drained_;
   int fd_ = -1;
   std::atomic<size_t> count_{0};
+  std::atomic<size_t> dispatched_{0};
   std::mutex mu_;
   std::deque<Item> queue_;
   std::shared_ptr<std::function<void(Notification)>> callback_;

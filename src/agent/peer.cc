@@ -118,6 +118,7 @@ void Peer::FinishClosing(Time now) {
 }
 
 void Peer::Pump(Time now) {
+  pumped_ = now;
   if (!closing_) {
     KeepAlive(now);
     Admit(now);
@@ -172,8 +173,7 @@ Time Peer::NextTimer() const {
     }
   }
   const bool waiting = !queue_.empty() || !active_.empty() || !quarantined_.empty();
-  const Time now = Now();
-  if (closing_ && links() > 0 && now < close_by_) next = std::min(next, close_by_);
+  if (closing_ && links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);
   if (!closing_ && unlinked_ != Time{} && (!active_.empty() || channel_.kept() > 0)) {
     next = std::min(next, unlinked_ + kAbandonAfter);
   }
@@ -182,11 +182,11 @@ Time Peer::NextTimer() const {
       if (path.link->state == Link::State::kClosing) continue;
       next = std::min(
           next, path.link->state == Link::State::kUp ? path.link->ping_at : path.link->give_up);
-    } else if (waiting && path.retry_at > now) {
+    } else if (waiting && path.retry_at > pumped_) {
       next = std::min(next, path.retry_at);
     }
   }
-  if (waits_ready_ || waits_key_) next = std::min(next, now + kReadyPoll);
+  if (waits_ready_ || waits_key_) next = std::min(next, Now() + kReadyPoll);
   return next;
 }
 

@@ -5,9 +5,9 @@
 // connections; it ends with the peer's incarnation, with RemovePeer, or when the target no longer
 // knows it.
 //
-// Thread-safety: none; owned by the engine. Split by event: peer_links.cc (connecting, hello,
-// loss), peer_send.cc (from queue to OPEN), peer_control.cc (what the target says), peer_end.cc
-// (completions, aborts, ends, quiet).
+// Thread-safety: none; owned by the engine. Split by event: peer_links.cc (connecting,
+// keeping alive, loss), peer_session.cc (hello, refusal, reset), peer_send.cc (from queue to OPEN),
+// peer_control.cc (what the target says), peer_end.cc (completions, aborts, ends, quiet).
 
 #ifndef KVXFER_AGENT_PEER_H_
 #define KVXFER_AGENT_PEER_H_
@@ -96,7 +96,8 @@ struct Outbound {
   bool ending = false;
   bool published = false;
   bool abort_due = false;  // an ABORT is on its way and not acknowledged
-  bool orphan = false;     // its session ended before the target's word
+  bool orphan = false;     // its session ended before the target's word, and may land yet
+  bool untold = false;     // its session ended before the target's word
   TransferState end_state = TransferState::kActive;
   absl::Status end_status{};
   Time give_up{};  // publish then, quiet or not
@@ -122,6 +123,8 @@ class Peer {
   // lets go of them, or `within` from now. Pump goes on; call Finished until true.
   void Close(TransferState state, const absl::Status& why, Duration within);
   bool Finished() const { return links() == 0; }
+  // Takes over the quarantines of `before`, which knew the same incarnation and is finished.
+  void Inherit(const Peer& before);
 
   // The incarnation is proven dead: nothing of its transfers can land any more.
   void OnDeath(const absl::Status& why);
@@ -156,20 +159,22 @@ class Peer {
   absl::StatusOr<Link*> LinkFor(const std::string& backend, Time posted, Time now);
   absl::Status Dial(Path& path, Time now);
   absl::Status Unreachable(const std::string& backend) const;
+  void OnDown(Link& link, const absl::Status& why);
+  void LoseData(Link& link, const absl::Status& why);
+  void CloseLink(Link& link, const absl::Status& why);
+  void FinishClosing(Time now);
+  void KeepAlive(Time now);
+  void Heartbeat(Link& link, Time now);
+
+  // peer_session.cc
   void OnConnected(Link& link);
   void OnHelloAck(Link& link, const Envelope& envelope);
   void OnRefuse(Link& link, const Envelope& envelope);
   void RevokeAllBut(std::vector<uint32_t> live, uint32_t last);
-  void OnDown(Link& link, const absl::Status& why);
-  void LoseData(Link& link, const absl::Status& why);
   void CheckDeath(const absl::Status& why);
-  void CloseLink(Link& link, const absl::Status& why);
   void ResetSession(const absl::Status& why, Time posted_until = Time::max());
   void NewSession();
   bool SessionIsIdle() const;
-  void FinishClosing(Time now);
-  void KeepAlive(Time now);
-  void Heartbeat(Link& link, Time now);
 
   // peer_send.cc
   void Admit(Time now);
@@ -236,6 +241,7 @@ class Peer {
   CreditFrame credit_;  // granted, totals
   CreditFrame credit_used_;
   Time unlinked_{};  // since when no link is up
+  Time pumped_{};    // timers up to then have been seen to
 
   // Transfers.
   std::deque<TransferPtr> queue_;

@@ -108,7 +108,11 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
 // Answered when every transfer that was posted before the request came, and touches what it names,
 // has ended and is quiet.
 absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
-  if (asked_.size() >= kMaxQuestions || revoked_.runs() > kMaxDeadRuns) {
+  // Deregistrations are as few as regions.
+  const auto alike = std::ranges::count_if(
+      asked_, [&](const Asked& asked) { return asked.revoke == frame.revoke; });
+  if (static_cast<size_t>(alike) >= (frame.revoke ? kMaxRegions : kMaxQuestions) ||
+      revoked_.runs() > kMaxDeadRuns) {
     return absl::ResourceExhaustedError("more QUIESCE at once than a target asks");
   }
   const auto touches = [&](const internal::TransferRecord& record) {

@@ -80,7 +80,7 @@ void Peer::AdvanceEnd(Outbound& outbound, Time now) {
   if (!outbound.ending || outbound.ops > 0) return;
   if (!outbound.published) {
     if (outbound.abort_due && now < outbound.give_up) return;
-    const bool unsure = outbound.abort_due || outbound.orphan;
+    const bool unsure = outbound.abort_due || outbound.untold;
     Delivery delivery = Delivery::kNone;
     if (outbound.record->options.notification.has_value()) {
       delivery = outbound.end_state == TransferState::kDone ? Delivery::kDelivered
@@ -88,7 +88,7 @@ void Peer::AdvanceEnd(Outbound& outbound, Time now) {
                                                             : Delivery::kNotDelivered;
     }
     // Only bytes that the target lands by itself can still come after this.
-    const bool quarantined = unsure && outbound.lanes.has_value();
+    const bool quarantined = (outbound.abort_due || outbound.orphan) && outbound.lanes.has_value();
     if (quarantined && outbound.orphan) quarantined_.push_back(outbound.record);
     Publish(outbound, outbound.end_state, outbound.end_status, delivery, quarantined);
   }
@@ -162,6 +162,15 @@ void Peer::ClearQuarantines() {
     runtime_->ClearQuarantine(record);
   }
   for (auto& [id, outbound] : active_) outbound->orphan = false;
+}
+
+// The target takes a new session only when every connection of the one before is down at its side.
+void Peer::Inherit(const Peer& before) {
+  quarantined_.insert(quarantined_.end(), before.quarantined_.begin(), before.quarantined_.end());
+  for (const auto& [id, outbound] : before.active_) {
+    if (outbound->record->quarantined()) quarantined_.push_back(outbound->record);
+  }
+  if (UpLink() != nullptr) ClearQuarantines();
 }
 
 std::string Peer::Stage(const Outbound& outbound) const {

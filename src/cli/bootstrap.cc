@@ -161,7 +161,9 @@ std::string LocalHost(const Channel& channel) {
   if (getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
     return {};
   }
-  return host.data();
+  // A link-local address names a device of this host too, which a peer cannot use.
+  const std::string_view text = host.data();
+  return text.find('%') == std::string_view::npos ? std::string(text) : std::string();
 }
 
 }  // namespace kvxfer::cli

@@ -31,8 +31,8 @@ inline constexpr uint32_t kGenerationBits = 12;
 inline constexpr uint32_t kGenerationMask = (1u << kGenerationBits) - 1;
 
 // What one side may make the other keep; beyond these it breaks the protocol.
-inline constexpr size_t kMaxSessionTransfers = 65'536;  // begun and without the target's last word
-inline constexpr size_t kMaxQuestions = 1024;           // QUIESCE frames without their answer
+inline constexpr size_t kMaxSessionTransfers = 16'384;  // begun and without the target's last word
+inline constexpr size_t kMaxQuestions = 1024;           // Quiesce calls without their answer
 // Regions of one agent: QUIESCE and HELLO_ACK list them in one message, of 128 KiB at least.
 inline constexpr size_t kMaxRegions = 30'000;
 

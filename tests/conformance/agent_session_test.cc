@@ -94,6 +94,24 @@ TEST_P(AgentSession, RemovingAPeerLeavesNothingQuarantined) {
   }
 }
 
+// The same where the peer is added again at once: the new session takes the old one's place before
+// its aborts were answered.
+TEST_P(AgentSession, ReplacingAPeerByItselfLeavesNothingQuarantined) {
+  const Shape shape{.block_bytes = 256 * 1024, .ids = 200, .layers = 1, .gap = 0, .paged = true};
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(GetParam(), shape.memory_bytes()));
+  const BlockSet blocks(shape, pair.a.memory.address(), pair.b.memory.address());
+  for (int i = 0; i < Scaled(10); ++i) {
+    ASSERT_OK_AND_ASSIGN(const Transfer write, blocks.Write(*pair.a.agent, "b", Unhurried()));
+    std::this_thread::sleep_for(milliseconds(i));
+    ASSERT_OK(pair.a.agent->RemovePeer("b"));
+    ASSERT_OK(Introduce(*pair.a.agent, *pair.b.agent));
+    ASSERT_OK_AND_ASSIGN(const Transfer next, pair.a.agent->Notify("b", "x", Unhurried()));
+    EXPECT_OK(next.Wait(kAmple));
+    write.Wait(kAmple).IgnoreError();
+    EXPECT_OK(write.WaitQuiet(kAmple));
+  }
+}
+
 // A region that is registered, written and deregistered again and again is mapped by nobody then.
 TEST_P(AgentSession, NoHoldOnMemoryThatItsOwnerFreed) {
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(GetParam(), 64 * 1024));

@@ -1,0 +1,182 @@
+// The session with the target's incarnation: its hello, what the target's answer means for it, and
+// its end.
+#include <algorithm>
+
+#include "src/agent/peer.h"
+#include "src/core/host_identity.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+
+void Peer::OnConnected(Link& link) {
+  HelloFrame hello{.initiator = runtime_->incarnation,
+                   .target = metadata_.incarnation,
+                   .session = session_,
+                   .oldest_kept = session_known_ ? channel_.oldest_kept() : 0,
+                   .name = runtime_->options.name};
+  link.state = Link::State::kHello;
+  link.give_up = Now() + runtime_->options.connect_timeout;
+  const std::string message =
+      EncodeMessage(FrameType::kHello, 0, channel_.received(), Encode(hello));
+  if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
+    CloseLink(link, absl::InternalError("no room for the hello"));
+  }
+}
+
+void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
+  auto ack = Decode<HelloAckFrame>(envelope.body);
+  if (!ack.ok()) return ProtocolError(link, ack.status());
+  if (link.state != Link::State::kHello) return;
+  if (ack->target != metadata_.incarnation) {
+    return ProtocolError(link, absl::InvalidArgumentError("another incarnation took the hello"));
+  }
+  const bool first = UpLink() == nullptr;
+  link.state = Link::State::kUp;
+  link.was_up = true;
+  const Time now = Now();
+  link.heard = now;
+  link.ping_at = now + runtime_->options.heartbeat;
+  unlinked_ = Time{};
+  session_known_ = true;
+  for (Path& path : paths_) {
+    if (path.link.get() != &link) continue;
+    path.failures = 0;
+    path.last_error = absl::OkStatus();
+    path.retry_at = Time{};
+  }
+  RevokeAllBut(std::move(ack->live_regions), ack->last_region);
+  if (first) channel_.Rewind();
+  const auto arrival = runtime_->backends[link.backend]->capabilities().arrival;
+  if (arrival == Arrival::kImmediate && slots_.granted() == 0) RequestSlots();
+  // Data sent before over a lost connection cannot land after the target's side of it is gone, and
+  // the target accepts a new session only then.
+  ClearQuarantines();
+  for (auto& [id, outbound] : active_) {
+    if (outbound->abort_due) link.endpoint->Fence(id);
+  }
+  runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
+  const std::string_view name = runtime_->backends[link.backend]->name();
+  Log(LogLevel::kInfo, "peer {}: connected over {} ({})", metadata_.name, name,
+      link.endpoint->Describe());
+  for (const Path& path : paths_) {
+    if (path.link.get() == &link) break;
+    if (warned_fallback_ || path.failures == 0) continue;
+    warned_fallback_ = true;
+    Log(LogLevel::kWarning, "peer {}: using {} because {} failed: {}", metadata_.name, name,
+        runtime_->backends[path.backend]->name(), ToStd(path.last_error.message()));
+  }
+}
+
+// What the target says when a connection begins: of the regions up to `last`, `live` are there.
+void Peer::RevokeAllBut(std::vector<uint32_t> live, uint32_t last) {
+  std::ranges::sort(live);
+  uint32_t next = 1;
+  for (const uint32_t id : live) {
+    if (id > last) break;
+    if (id > next) revoked_.Add(next, id - 1);
+    if (id >= next) next = id + 1;
+  }
+  if (last >= next) revoked_.Add(next, last);
+  DropDeadKeys();
+}
+
+void Peer::OnRefuse(Link& link, const Envelope& envelope) {
+  auto refuse = Decode<RefuseFrame>(envelope.body);
+  if (!refuse.ok()) return ProtocolError(link, refuse.status());
+  absl::Status why;
+  switch (refuse->reason) {
+    case RefuseReason::kIncarnation:
+      why = absl::FailedPreconditionError(
+          absl::StrCat("peer ", metadata_.name, " restarted: its metadata is of incarnation ",
+                       metadata_.incarnation.ToString(), ", at its address is now ",
+                       refuse->target.ToString(), "; add the new metadata"));
+      break;
+    case RefuseReason::kVersion:
+    case RefuseReason::kAuth:
+      why = absl::FailedPreconditionError(
+          absl::StrCat("peer ", metadata_.name, " refused: ", refuse->text));
+      break;
+    case RefuseReason::kSession:
+    case RefuseReason::kClosing:
+      why =
+          absl::UnavailableError(absl::StrCat("peer ", metadata_.name, " refused: ", refuse->text));
+      break;
+  }
+  const bool reset =
+      refuse->reason == RefuseReason::kSession || refuse->reason == RefuseReason::kIncarnation;
+  const bool forgotten = refuse->reason == RefuseReason::kSession;
+  link.refused = forgotten || refuse->reason == RefuseReason::kClosing;
+  CloseLink(link, why);
+  // What was posted after the connection was lost goes on in the new session.
+  if (reset) ResetSession(why, forgotten ? unlinked_ : Time::max());
+  if (refuse->reason == RefuseReason::kIncarnation) ClearQuarantines();
+}
+
+// Where the peer's process is proven dead, nothing is kept for it.
+void Peer::CheckDeath(const absl::Status& why) {
+  if (!ProcessGone(metadata_.host, runtime_->host)) return;
+  // A restart that was recognised as such stays one.
+  const auto code = absl::IsFailedPrecondition(why) ? why.code() : absl::StatusCode::kUnavailable;
+  OnDeath(absl::Status(code, absl::StrCat("peer ", metadata_.name, " (process ", metadata_.host.pid,
+                                          ") is gone: ", why.message())));
+}
+
+void Peer::OnDeath(const absl::Status& why) {
+  ResetSession(why);
+  ClearQuarantines();
+}
+
+// Ends every transfer posted up to `posted_until` and starts a session of which the target knows
+// nothing yet.
+void Peer::ResetSession(const absl::Status& why, Time posted_until) {
+  const TransferState state = TransferState::kFailed;
+  std::vector<TransferPtr> queued;
+  std::erase_if(queue_, [&](const TransferPtr& record) {
+    if (record->posted > posted_until) return false;
+    queued.push_back(record);
+    return true;
+  });
+  for (const TransferPtr& record : queued) FailQueued(record, state, why);
+  std::vector<Outbound*> active;
+  for (auto& [id, outbound] : active_) active.push_back(outbound.get());
+  for (Outbound* outbound : active) {
+    BeginEnd(*outbound, state, why, Now());
+  }
+  for (Path& path : paths_) {
+    if (path.link) CloseLink(*path.link, why);
+  }
+  // The rest ends without the target's word: it no longer knows, or never will.
+  active.clear();
+  for (auto& [id, outbound] : active_) active.push_back(outbound.get());
+  for (Outbound* outbound : active) {
+    outbound->orphan |= outbound->abort_due;
+    outbound->untold |= outbound->abort_due;
+    if (outbound->record->quarantined()) quarantined_.push_back(outbound->record);
+    outbound->abort_due = false;
+    AdvanceEnd(*outbound, Now());
+  }
+  NewSession();
+}
+
+void Peer::NewSession() {
+  session_ += 1;
+  session_known_ = false;
+  channel_ = ReliableChannel();
+  slots_ = SlotPool();
+  slots_requested_ = false;
+  last_order_ = 0;
+  credit_ = {};
+  credit_used_ = {};
+  asked_.clear();
+}
+
+// Neither side has anything to say in this session, nor is anything queued that was posted before
+// its last connection was lost and that a Quiesce at the target may have ruled out since.
+bool Peer::SessionIsIdle() const {
+  return active_.empty() && channel_.kept() == 0 && asked_.empty() &&
+         std::ranges::none_of(
+             queue_, [&](const TransferPtr& record) { return record->posted <= unlinked_; });
+}
+
+}  // namespace kvxfer
