@@ -27,7 +27,7 @@ struct ProxiedPair {
   TcpProxy proxy;
   Pair pair;
 
-  void Create(AgentOptions a, AgentOptions b, size_t bytes) {
+  void Create(const AgentOptions& a, AgentOptions b, size_t bytes) {
     b.advertise = proxy.address();
     absl::StatusOr<Pair> made = Pair::Create(Tcp(), a, b, bytes);
     ASSERT_OK(made);
@@ -118,7 +118,8 @@ TEST_P(AgentSession, NoHoldOnMemoryThatItsOwnerFreed) {
   const auto mappings = [] {
     std::ifstream maps("/proc/self/maps");
     int count = 0;
-    for (std::string line; std::getline(maps, line);) count += line.find("memfd:") != line.npos;
+    for (std::string line; std::getline(maps, line);)
+      count += line.find("memfd:") != std::string::npos;
     return count;
   };
   int before = 0;
