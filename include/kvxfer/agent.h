@@ -97,8 +97,9 @@ class Agent {
   // another host; FailedPrecondition: no common version, or none of require_backends reaches it.
   absl::StatusOr<std::string> AddPeer(std::string_view metadata);
 
-  // Forgets the peer. Its transfers end as cancelled, those in flight as by Cancel: when the peer has
-  // let go of them, or AgentOptions::cancel_grace later and quarantined. Does not wait. NotFound.
+  // Forgets the peer. Its transfers end as cancelled, those in flight as by Cancel: when the peer
+  // has let go of them, or AgentOptions::cancel_grace later and quarantined. Does not wait.
+  // NotFound.
   absl::Status RemovePeer(std::string_view peer);
 
   absl::StatusOr<Explanation> Explain(std::string_view peer) const;

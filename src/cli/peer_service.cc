@@ -202,9 +202,15 @@ absl::StatusOr<Json> PeerService::Prepare(Session& session, const Json& request)
 absl::StatusOr<Json> PeerService::Content(Session& session, const std::string& type,
                                           const Json& request) {
   const std::span<std::byte> bytes = session.memory.bytes();
+  // Within this process it is the agent that orders these writes before whatever lands next: the
+  // answer goes over a socket, and that orders nothing between threads.
+  const auto handed_over = [this]() -> absl::StatusOr<Json> {
+    if (auto metadata = agent_->Metadata(); !metadata.ok()) return metadata.status();
+    return Json::object();
+  };
   if (type == "clear") {
     if (!bytes.empty()) std::memset(bytes.data(), 0, bytes.size());
-    return Json::object();
+    return handed_over();
   }
   if (type != "fill" && type != "check") {
     return absl::UnimplementedError(
@@ -215,7 +221,7 @@ absl::StatusOr<Json> PeerService::Content(Session& session, const std::string& t
   if (!content.ok()) return content.status();
   if (type == "fill") {
     FillBlocks(bytes, content->block_bytes, content->ids, content->seed);
-    return Json::object();
+    return handed_over();
   }
   absl::Status check = CheckBlocks(bytes, content->block_bytes, content->ids, content->seed);
   if (!check.ok()) return check;

@@ -39,7 +39,7 @@ TEST(Usage, IsExitStatusTwoAndOneLine) {
       {"serve", "--listen", "[::1"}};
   for (const auto& arguments : cases) {
     const Result result = RunProgram(arguments);
-    EXPECT_EQ(result.status, ExitStatus::kUsage) << testing::PrintToString(arguments);
+    EXPECT_EQ(result.status, ExitStatus::kUsage) << ::testing::PrintToString(arguments);
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
     EXPECT_EQ(result.err.rfind("kvxfer: ", 0), 0u) << result.err;
   }
