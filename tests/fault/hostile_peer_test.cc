@@ -34,7 +34,7 @@ class HostilePeer : public ::testing::Test {
   template <typename Frame>
   void Flood(ScriptedPeer& peer, FrameType type, int bound, Frame frame) {
     int said = 0;
-    while (said < kFlood && peer.Say(type, Encode(frame(static_cast<uint64_t>(said + 1))))) ++said;
+    while (said < kFlood && peer.Say(type, Encode(frame(static_cast<uint64_t>(said) + 1)))) ++said;
     EXPECT_TRUE(peer.UntilDown());
     // What was under way when the bound was met comes on top.
     EXPECT_GE(said, bound);

@@ -35,7 +35,7 @@ bool ForbidPidfd(int error) {
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
-  const sock_fprog program{.len = static_cast<unsigned short>(std::size(filter)), .filter = filter};
+  const sock_fprog program{.len = static_cast<uint16_t>(std::size(filter)), .filter = filter};
   return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
@@ -67,7 +67,7 @@ KVXFER_CHILD(AgentsWithoutPidfd) {
   const bool missing = arguments.at(0) == "ENOSYS";
   if (!ForbidPidfd(missing ? ENOSYS : EPERM)) return 77;
   SetLogSink([](LogLevel level, std::string_view line) {
-    warnings += level == LogLevel::kWarning && line.find("shm") != line.npos ? 1 : 0;
+    warnings += level == LogLevel::kWarning && line.find("shm") != std::string_view::npos ? 1 : 0;
   });
   absl::StatusOr<Node> a = Node::Create(Named("a"), MemoryType::kAttached, 1 << 20);
   if (!a.ok()) std::fprintf(stderr, "%s\n", a.status().ToString().c_str());

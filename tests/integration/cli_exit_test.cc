@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "src/cli/bootstrap.h"
 #include "src/cli/exit_status.h"
 #include "tests/integration/cli_program.h"
@@ -128,10 +129,10 @@ TEST(Environment, NamesAPortForOneProcessOnly) {
     port = free->address().port;
   }
   const std::string at = host + ":" + std::to_string(port);
+  const std::string environment = absl::StrCat("env KVXFER_LISTEN=", at, " KVXFER_ADVERTISE=", at);
   for (const char* command : {"ping --count 1", "bench --total 64K --block-sizes 4K --rounds 1",
                               "demo --model gpt-oss-120b --requests 1 --tokens 32"}) {
-    const Result result = RunShell("env KVXFER_LISTEN=" + at + " KVXFER_ADVERTISE=" + at + " $0 " +
-                                   command + " --backend tcp");
+    const Result result = RunShell(absl::StrCat(environment, " $0 ", command, " --backend tcp"));
     EXPECT_EQ(result.status, ExitStatus::kOk) << command << ": " << result.err;
   }
 }

@@ -57,7 +57,7 @@ absl::Status BringUp(const char* device, const char* address) {
   ok = ok && ioctl(fd, SIOCGIFFLAGS, &request) == 0;
   request.ifr_flags = static_cast<int16_t>(request.ifr_flags | IFF_UP | IFF_RUNNING);
   ok = ok && ioctl(fd, SIOCSIFFLAGS, &request) == 0;
-  const absl::Status status = ok ? absl::OkStatus() : CannotHere("setting up a network device");
+  absl::Status status = ok ? absl::OkStatus() : CannotHere("setting up a network device");
   close(fd);
   return status;
 }

@@ -35,7 +35,7 @@ TEST(OwnFdTest, OwnsMovesAndCloses) {
   ASSERT_TRUE(a.valid());
   const int number = a.get();
   OwnFd b = std::move(a);
-  EXPECT_FALSE(a.valid());
+  EXPECT_FALSE(a.valid());  // NOLINT(bugprone-use-after-move): empty, it promises
   EXPECT_EQ(b.get(), number);
   EXPECT_TRUE(IsOpen(number));
   b.Reset();
@@ -52,6 +52,7 @@ TEST(OwnFdTest, OpenKeepsTheErrno) {
 
 TEST(OwnFdTest, AForkedChildHasNoneOfThemAndTheParentKeepsAll) {
   std::vector<OwnFd> all;
+  all.reserve(200);
   for (int i = 0; i < 200; ++i) all.push_back(OwnFd::Open(OpenNull));
   const OwnFd taken(OpenNull());
   const int other = OpenNull();

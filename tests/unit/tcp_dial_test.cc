@@ -57,6 +57,7 @@ TEST_F(TcpDial, WaitingForAnAnswerCostsNothing) {
   ASSERT_EQ(::listen(full.get(), 0), 0);
   at = tcp::LocalAddress(full.get());
   std::vector<Fd> before;  // they fill its queue
+  before.reserve(4);
   for (int i = 0; i < 4; ++i) before.push_back(*tcp::StartConnect(at));
   pollfd last{before.back().get(), POLLOUT, 0};
   ASSERT_EQ(::poll(&last, 1, 0), 0) << "the queue is not full";
