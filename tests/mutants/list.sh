@@ -39,7 +39,7 @@ mutant "duplicate control frame applied twice" $channel \
     return absl::OkStatus();
   }'
 mutant "early control frame dropped" $channel \
-  'ahead_.try_emplace(sequence, std::move(frame));' ''
+  'if (ahead_.try_emplace(sequence, std::move(frame)).second) ahead_bytes_ += bytes;' ''
 mutant "ack not told again after a reconnect" $channel \
   'next_ = 0;
   ack_told_ = 0;' 'next_ = 0;'
