@@ -238,13 +238,11 @@ Time Engine::NextTimer() {
 }
 
 // Credit goes back in a round of the engine: makes one where so much has been drained that the
-// initiator may be waiting for it. What is held back leaves room for one payload of any size.
+// initiator may be waiting for it.
 void Engine::OnDrained(uint64_t bytes) {
   const AgentOptions& options = runtime_.options;
   const uint64_t step = std::clamp<uint64_t>(options.max_notifications / 4, 1, 256);
-  const uint64_t byte_step =
-      std::clamp<uint64_t>((options.max_notification_bytes - kMaxNotificationBytes) / 2, 1,
-                           options.max_notification_bytes / 4);
+  const uint64_t byte_step = std::max<uint64_t>(CreditByteStep(options.max_notification_bytes), 1);
   const uint64_t count = drained_.fetch_add(1, std::memory_order_relaxed) + 1;
   const uint64_t before = drained_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   const bool bytes_due = before / byte_step != (before + bytes) / byte_step;

@@ -73,16 +73,11 @@ absl::Status Engine::Install(AgentMetadata metadata) {
     return status;
   }
   if (known != nullptr) {
-    if (Replaces(peer->metadata().host, known->metadata().host)) {
-      known->OnDeath(absl::FailedPreconditionError(
-          absl::StrCat("peer ", name, " restarted: its new metadata replaced incarnation ",
-                       known->metadata().incarnation.ToString())));
-    }
-    known->Close(TransferState::kFailed,
-                 absl::FailedPreconditionError(absl::StrCat(
-                     "peer ", name, " restarted: its new metadata replaced incarnation ",
-                     known->metadata().incarnation.ToString())),
-                 runtime_.options.cancel_grace);
+    const auto why = absl::FailedPreconditionError(
+        absl::StrCat("peer ", name, " restarted: its new metadata replaced incarnation ",
+                     known->metadata().incarnation.ToString()));
+    if (Replaces(peer->metadata().host, known->metadata().host)) known->OnDeath(why);
+    known->Close(TransferState::kFailed, why, runtime_.options.cancel_grace);
     leaving_.push_back(std::move(peers_.find(name)->second));
   }
   PublishView(*peer);

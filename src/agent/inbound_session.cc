@@ -188,12 +188,9 @@ void InboundHub::TellCredit(InboundSession& session) {
                        options.max_notifications,
       .bytes =
           session.account->bytes.load(std::memory_order_acquire) + options.max_notification_bytes};
-  // Bytes at the latest where what is held back could stop the largest notification.
-  const uint64_t byte_step = std::min(options.max_notification_bytes / 4,
-                                      (options.max_notification_bytes - kMaxNotificationBytes) / 2);
   const bool due =
       now.notifications - session.credit_told.notifications > (options.max_notifications - 1) / 4 ||
-      now.bytes - session.credit_told.bytes > byte_step;
+      now.bytes - session.credit_told.bytes > CreditByteStep(options.max_notification_bytes);
   if (!due) return;
   session.credit_told = now;
   session.channel.Push(FrameType::kCredit, Encode(now));

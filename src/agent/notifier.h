@@ -6,6 +6,7 @@
 #ifndef KVXFER_AGENT_NOTIFIER_H_
 #define KVXFER_AGENT_NOTIFIER_H_
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -18,6 +19,12 @@
 #include "src/agent/dispatcher.h"
 
 namespace kvxfer {
+
+// Drained payload bytes that are held back before credit for them goes back: a quarter of what an
+// initiator may have undrained, but never so much that the largest payload could not follow.
+inline uint64_t CreditByteStep(uint64_t max_notification_bytes) {
+  return std::min(max_notification_bytes / 4, (max_notification_bytes - kMaxNotificationBytes) / 2);
+}
 
 // What one inbound session's notifications have given back so far; shared by the session and the
 // notifications that are still queued, whichever ends last.

@@ -96,9 +96,7 @@ void Peer::Close(TransferState state, const absl::Status& why, Duration within) 
     queue_.pop_front();
     FailQueued(record, state, why);
   }
-  std::vector<Outbound*> active;
-  for (auto& [id, outbound] : active_) active.push_back(outbound.get());
-  for (Outbound* outbound : active) {
+  for (Outbound* outbound : Active()) {
     BeginEnd(*outbound, state, why, std::min(outbound->record->deadline, close_by_));
   }
   CheckDeath(why);
@@ -109,12 +107,17 @@ void Peer::Close(TransferState state, const absl::Status& why, Duration within) 
 // them nobody would learn that nothing lands any more.
 void Peer::FinishClosing(Time now) {
   if (!closing_ || (UpLink() != nullptr && !active_.empty() && now < close_by_)) return;
-  std::vector<Outbound*> active;
-  for (auto& [id, outbound] : active_) active.push_back(outbound.get());
-  for (Outbound* outbound : active) BeginEnd(*outbound, outbound->end_state, close_why_, now);
+  for (Outbound* outbound : Active()) BeginEnd(*outbound, outbound->end_state, close_why_, now);
   for (Path& path : paths_) {
     if (path.link) CloseLink(*path.link, close_why_);
   }
+}
+
+std::vector<Outbound*> Peer::Active() const {
+  std::vector<Outbound*> active;
+  active.reserve(active_.size());
+  for (const auto& [id, outbound] : active_) active.push_back(outbound.get());
+  return active;
 }
 
 void Peer::Pump(Time now) {

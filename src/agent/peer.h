@@ -162,6 +162,8 @@ class Peer {
   void OnDown(Link& link, const absl::Status& why);
   void LoseData(Link& link, const absl::Status& why);
   void CloseLink(Link& link, const absl::Status& why);
+  // To be ended one by one: each may be erased meanwhile, but no other.
+  std::vector<Outbound*> Active() const;
   void FinishClosing(Time now);
   void KeepAlive(Time now);
   void Heartbeat(Link& link, Time now);

@@ -126,8 +126,9 @@ absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
 // the key is the mapping, and keeps the pages of a region that its owner has freed.
 void Peer::DropDeadKeys() {
   std::unordered_set<const RemoteKey*> used;
-  for (const auto& [id, outbound] : active_)
+  for (const auto& [id, outbound] : active_) {
     used.insert(outbound->keys.begin(), outbound->keys.end());
+  }
   for (Path& path : paths_) {
     if (!path.link) continue;
     std::erase_if(path.link->keys, [&](const auto& entry) {

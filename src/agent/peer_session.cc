@@ -103,14 +103,12 @@ void Peer::OnRefuse(Link& link, const Envelope& envelope) {
           absl::UnavailableError(absl::StrCat("peer ", metadata_.name, " refused: ", refuse->text));
       break;
   }
-  const bool reset =
-      refuse->reason == RefuseReason::kSession || refuse->reason == RefuseReason::kIncarnation;
   const bool forgotten = refuse->reason == RefuseReason::kSession;
   link.refused = forgotten || refuse->reason == RefuseReason::kClosing;
   CloseLink(link, why);
   // What was posted after the connection was lost goes on in the new session.
-  if (reset) ResetSession(why, forgotten ? unlinked_ : Time::max());
-  if (refuse->reason == RefuseReason::kIncarnation) ClearQuarantines();
+  if (forgotten) ResetSession(why, unlinked_);
+  if (refuse->reason == RefuseReason::kIncarnation) OnDeath(why);
 }
 
 // Where the peer's process is proven dead, nothing is kept for it.
@@ -138,18 +136,12 @@ void Peer::ResetSession(const absl::Status& why, Time posted_until) {
     return true;
   });
   for (const TransferPtr& record : queued) FailQueued(record, state, why);
-  std::vector<Outbound*> active;
-  for (auto& [id, outbound] : active_) active.push_back(outbound.get());
-  for (Outbound* outbound : active) {
-    BeginEnd(*outbound, state, why, Now());
-  }
+  for (Outbound* outbound : Active()) BeginEnd(*outbound, state, why, Now());
   for (Path& path : paths_) {
     if (path.link) CloseLink(*path.link, why);
   }
   // The rest ends without the target's word: it no longer knows, or never will.
-  active.clear();
-  for (auto& [id, outbound] : active_) active.push_back(outbound.get());
-  for (Outbound* outbound : active) {
+  for (Outbound* outbound : Active()) {
     outbound->orphan |= outbound->abort_due;
     outbound->untold |= outbound->abort_due;
     if (outbound->record->quarantined()) quarantined_.push_back(outbound->record);

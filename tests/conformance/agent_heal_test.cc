@@ -103,7 +103,7 @@ void CheckTold(Pair& pair, const std::vector<Transfer>& transfers) {
 // Every connection is reset a hundred times by a proxy between the two.
 TEST(AgentHeal, TcpCutAHundredTimes) {
   TcpProxy proxy;
-  const Flavour flavour = PlainFlavours()[1];
+  const Flavour flavour = TcpFlavour();
   ASSERT_EQ(flavour.backend, "tcp");
   AgentOptions b = Undrained(flavour);
   b.advertise = proxy.address();

@@ -20,8 +20,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-Flavour Tcp() { return PlainFlavours()[1]; }
-
 // A pair over tcp; what `a` says to `b` passes a proxy.
 struct ProxiedPair {
   TcpProxy proxy;
@@ -29,12 +27,12 @@ struct ProxiedPair {
 
   void Create(const AgentOptions& a, AgentOptions b, size_t bytes) {
     b.advertise = proxy.address();
-    absl::StatusOr<Pair> made = Pair::Create(Tcp(), a, b, bytes);
+    absl::StatusOr<Pair> made = Pair::Create(TcpFlavour(), a, b, bytes);
     ASSERT_OK(made);
     pair = *std::move(made);
     Restore();
   }
-  void Create() { Create(OptionsFor(Tcp(), "a"), OptionsFor(Tcp(), "b"), 64 * 1024); }
+  void Create() { Create(OptionsFor(TcpFlavour(), "a"), OptionsFor(TcpFlavour(), "b"), 64 * 1024); }
   void Restore() { proxy.SetTarget(pair.b.agent->listen_address()); }
   // Cut, and nothing is connected anew until Restore.
   void CutOff() {
@@ -186,9 +184,9 @@ TEST(AgentSessionTcp, WhatIsDoneIsToldWhenItsSessionEnds) {
 TEST(AgentSessionTcp, NothingQueuedLandsAfterALossAnsweredQuiesce) {
   for (int round = 0; round < Scaled(20); ++round) {
     ProxiedPair p;
-    AgentOptions a = OptionsFor(Tcp(), "a");
+    AgentOptions a = OptionsFor(TcpFlavour(), "a");
     a.max_active_transfers = 1;
-    p.Create(a, OptionsFor(Tcp(), "b"), 64 * 1024);
+    p.Create(a, OptionsFor(TcpFlavour(), "b"), 64 * 1024);
     Pattern(3).Fill(p.pair.a.memory.bytes());
     std::atomic<uint32_t> ready{0};
     TransferOptions held = Unhurried();
@@ -231,11 +229,11 @@ TEST(AgentSessionTcp, AnIdleSessionThatWasForgottenBeginsAnew) {
 // Two connections carry one session: losing either loses no frame.
 TEST(AgentSessionTcp, LosingOneOfTwoConnectionsLosesNothing) {
   TcpProxy proxy;
-  AgentOptions a = OptionsFor(Tcp(), "a");
-  AgentOptions b = OptionsFor(Tcp(), "b");
+  AgentOptions a = OptionsFor(TcpFlavour(), "a");
+  AgentOptions b = OptionsFor(TcpFlavour(), "b");
   a.backends = b.backends = {"tcp", "shm"};  // control goes over tcp where it is up
   b.advertise = proxy.address();
-  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(Tcp(), a, b, 256 * 1024));
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(TcpFlavour(), a, b, 256 * 1024));
   proxy.SetTarget(pair.b.agent->listen_address());
   const Shape shape{.block_bytes = 4096, .ids = 16};
   const BlockSet blocks(shape, pair.a.memory.address(), pair.b.memory.address());

@@ -104,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Plain, Network, ::testing::ValuesIn(PlainFlavours()), F
 // the proxy has no target at first.
 TEST(NetworkTcp, TargetComesLate) {
   TcpProxy proxy;
-  const Flavour flavour = PlainFlavours()[1];
+  const Flavour flavour = TcpFlavour();
   AgentOptions b = OptionsFor(flavour, "b");
   b.advertise = proxy.address();
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(flavour, OptionsFor(flavour, "a"), b, 64 * 1024));

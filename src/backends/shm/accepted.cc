@@ -1,11 +1,11 @@
 #include "src/backends/shm/accepted.h"
 
 #include <sys/prctl.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "src/core/random.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::shm {
@@ -69,7 +69,7 @@ void AcceptedEndpoint::Authorize() {
   if (!promoted_ || authorised_ || closing_ || down_) return;
   authorised_ = true;
   hub_->authorised.push_back(this);
-  if (getrandom(&probe_[0], sizeof(probe_[0]), GRND_NONBLOCK) < 0) probe_[0] = hub_->probe_value;
+  probe_[0] = RandomNonZero64();
   OfferBody offer;
   offer.probe_address = reinterpret_cast<uintptr_t>(probe_.data());
   offer.probe_value = probe_[0];

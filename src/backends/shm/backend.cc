@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <sys/un.h>
@@ -12,6 +11,7 @@
 
 #include "src/backends/shm/factory.h"
 #include "src/core/log.h"
+#include "src/core/random.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
@@ -31,13 +31,6 @@ constexpr int kAcceptsPerPoll = 16;
 // 512 KiB, some 50 us: the longest that copies keep Poll from anything else.
 constexpr size_t kSlicesPerPoll = 2;
 constexpr int kAcceptPauseMs = 100;
-
-uint64_t RandomWord() {
-  uint64_t word = 0;
-  while (getrandom(&word, sizeof(word), 0) != sizeof(word)) {
-  }
-  return word;
-}
 
 }  // namespace
 
@@ -71,7 +64,7 @@ ShmBackend::~ShmBackend() {
 }
 
 absl::Status ShmBackend::MakeProbeFile() {
-  hub_.probe_value = RandomWord();
+  hub_.probe_value = RandomNonZero64();
   hub_.probe_file = UniqueFd(memfd_create("kvxfer-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!hub_.probe_file.valid()) return ErrnoStatus(errno, "shm: memfd_create");
   if (pwrite(hub_.probe_file.get(), &hub_.probe_value, sizeof(uint64_t), 0) != sizeof(uint64_t) ||
@@ -85,7 +78,7 @@ absl::Status ShmBackend::MakeProbeFile() {
 absl::Status ShmBackend::Listen(const Incarnation& incarnation) {
   // The random word keeps others from taking the name beforehand.
   address_.socket = absl::StrCat("kvxfer-shm-", incarnation.ToString(), "-",
-                                 absl::Hex(RandomWord(), absl::kZeroPad16));
+                                 absl::Hex(RandomNonZero64(), absl::kZeroPad16));
   listener_ = UniqueFd::Open(
       [] { return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   if (!listener_.valid()) return ErrnoStatus(errno, "shm: socket");
