@@ -27,12 +27,17 @@ std::string AcceptedEndpoint::Describe() const {
 }
 
 absl::Status AcceptedEndpoint::OnFrame(Channel::Frame& frame) {
-  const auto dial = FromBytes<DialBody>(frame.body);
-  if (frame.type != FrameType::kDial || !dial.has_value() || promoted_) {
-    return absl::InternalError(
-        absl::StrCat("shm: process ", dialler_pid_, " sent a frame out of place"));
+  if (frame.type == FrameType::kDial && !promoted_) {
+    if (const auto dial = FromBytes<DialBody>(frame.body)) return OnDial(*dial);
   }
-  return OnDial(*dial);
+  if (frame.type == FrameType::kRing && promoted_) {
+    const absl::Status taken = channel_.TakeRings(frame, hub_->bell.get());
+    WatchRings();
+    return taken;
+  }
+  if (frame.type == FrameType::kBell && promoted_) return channel_.TakeBell(frame);
+  return absl::InternalError(
+      absl::StrCat("shm: process ", dialler_pid_, " sent a frame out of place"));
 }
 
 absl::Status AcceptedEndpoint::OnDial(const DialBody& dial) {

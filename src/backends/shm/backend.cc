@@ -1,6 +1,7 @@
 #include "src/backends/shm/backend.h"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "src/backends/shm/factory.h"
 #include "src/core/log.h"
@@ -53,6 +55,7 @@ absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext
   if (!poller.ok()) return poller.status();
   backend->hub_.poller = *std::move(poller);
   if (absl::Status made = backend->MakeProbeFile(); !made.ok()) return made;
+  if (absl::Status made = backend->MakeBell(); !made.ok()) return made;
   if (absl::Status up = backend->Listen(context.incarnation); !up.ok()) return up;
   return backend;
 }
@@ -73,6 +76,13 @@ absl::Status ShmBackend::MakeProbeFile() {
     return ErrnoStatus(errno, "shm: making the probe memfd");
   }
   return absl::OkStatus();
+}
+
+// Edge-triggered and never read: that it was rung is all there is to it.
+absl::Status ShmBackend::MakeBell() {
+  hub_.bell = UniqueFd::Open([] { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); });
+  if (!hub_.bell.valid()) return ErrnoStatus(errno, "shm: eventfd");
+  return hub_.poller.Add(hub_.bell.get(), EPOLLIN | EPOLLET, &bell_watch_);
 }
 
 absl::Status ShmBackend::Listen(const Incarnation& incarnation) {
@@ -146,6 +156,7 @@ size_t ShmBackend::Poll(std::span<Event> out) {
   if (hub_.events.size() < out.size()) {
     hub_.poller.Dispatch();
     TrimEmbryos();
+    PollRings();
     CopySlices();
   }
   return hub_.events.Take(out);
@@ -160,6 +171,14 @@ void ShmBackend::TrimEmbryos() {
   all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(kMaxEmbryos));
 }
 
+// By index: an endpoint that goes down leaves the list, and the next one has its turn next time.
+void ShmBackend::PollRings() {
+  if (std::exchange(armed_, false)) {
+    for (ShmEndpoint* endpoint : hub_.ringed) endpoint->Disarm();
+  }
+  for (size_t i = 0; i < hub_.ringed.size(); ++i) hub_.ringed[i]->PollRing();
+}
+
 // Round robin over the connections, a slice each.
 void ShmBackend::CopySlices() {
   for (size_t i = 0; i < kSlicesPerPoll && !hub_.busy.empty(); ++i) {
@@ -169,9 +188,16 @@ void ShmBackend::CopySlices() {
   }
 }
 
-bool ShmBackend::Arm() { return hub_.events.empty() && hub_.busy.empty(); }
+bool ShmBackend::Arm() {
+  if (!hub_.events.empty() || !hub_.busy.empty()) return false;
+  armed_ = true;
+  bool silent = true;
+  for (ShmEndpoint* endpoint : hub_.ringed) silent &= endpoint->Arm();
+  return silent;
+}
 
 void ShmBackend::OnReady(Ready what) {
+  if (what == Ready::kBell) return;  // Poll looks at every ring
   if (what == Ready::kTimer) {
     uint64_t expirations = 0;
     if (read(timer_.get(), &expirations, sizeof(expirations)) < 0) return;

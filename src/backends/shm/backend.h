@@ -39,6 +39,7 @@ class ShmBackend final : public Backend, private Watcher, private RegistrationOw
   ShmBackend() = default;
   absl::Status Listen(const Incarnation& incarnation);
   absl::Status MakeProbeFile();
+  absl::Status MakeBell();
   void OnReady(Ready what) override;
   void AcceptAll();
   void AcceptOne(UniqueFd socket);
@@ -46,6 +47,7 @@ class ShmBackend final : public Backend, private Watcher, private RegistrationOw
   void TrimEmbryos();
   void PauseAccepting();
   void Unregister(const RegionKey& key) override;
+  void PollRings();
   void CopySlices();
 
   Capabilities capabilities_;
@@ -56,6 +58,8 @@ class ShmBackend final : public Backend, private Watcher, private RegistrationOw
   UniqueFd timer_;                   // runs while accepting is paused for want of descriptors
   Watch listener_watch_{this, Ready::kListener};
   Watch timer_watch_{this, Ready::kTimer};
+  Watch bell_watch_{this, Ready::kBell};
+  bool armed_ = false;  // the bell is asked for
 };
 
 }  // namespace kvxfer::shm

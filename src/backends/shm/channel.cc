@@ -13,6 +13,7 @@ namespace {
 // One frame must fit any socket buffer an administrator may have set.
 constexpr size_t kPartBytes = 60 * 1024;
 constexpr size_t kBufferBytes = sizeof(FrameHeader) + kPartBytes;
+static_assert(kBufferBytes >= kMaxRecordBytes);
 // Beyond this SendMessage says "no room"; control frames are bounded by what they speak of.
 constexpr size_t kMaxQueuedBytes = 1024 * 1024;
 constexpr int kSocketBufferBytes = 1024 * 1024;
@@ -41,11 +42,16 @@ Channel::Channel(UniqueFd socket)
 
 bool Channel::SendMessage(std::span<const std::byte> message) {
   if (broken_ || queued_bytes_ >= kMaxQueuedBytes) return false;
+  const bool ring = RingsReady();
   std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
   do {
-    const std::string_view part = rest.substr(0, kPartBytes);
+    const std::string_view part = rest.substr(0, ring ? kMaxRecordBytes : kPartBytes);
     rest.remove_prefix(part.size());
-    Enqueue(FrameType::kMessage, !rest.empty(), part, -1);
+    if (ring) {
+      PushPart(!rest.empty(), part);
+    } else {
+      Enqueue(FrameType::kMessage, !rest.empty(), part, -1);
+    }
   } while (!rest.empty());
   return true;
 }
@@ -81,10 +87,17 @@ void Channel::Flush() {
     queued_bytes_ -= front.bytes.size();
     queue_.pop_front();
   }
-  if (broken_) {
-    queue_.clear();
-    queued_bytes_ = 0;
+  while (!parts_.empty() && !broken_ && TryPush(parts_.front().more, parts_.front().body)) {
+    queued_bytes_ -= parts_.front().body.size();
+    parts_.pop_front();
   }
+  if (broken_) Discard();
+}
+
+void Channel::Discard() {
+  queue_.clear();
+  parts_.clear();
+  queued_bytes_ = 0;
 }
 
 Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, int file) {
@@ -107,7 +120,10 @@ Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, i
   do {
     sent = sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  if (sent >= 0) return Sent::kYes;
+  if (sent >= 0) {
+    ++frames_sent_;
+    return Sent::kYes;
+  }
   const int error = errno;
   if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) return Sent::kLater;
   if (file >= 0 && error != EPIPE && error != ECONNRESET && error != ENOTCONN) {
@@ -127,6 +143,14 @@ Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, i
 }
 
 Channel::Got Channel::Receive(Frame& frame) {
+  if (const Got got = ReceiveFromRing(frame); got != Got::kNothing) return got;
+  const Got got = ReceiveFromSocket(frame);
+  // What the other side put into the ring before it closed.
+  if (got == Got::kEnd && ReceiveFromRing(frame) == Got::kFrame) return Got::kFrame;
+  return got;
+}
+
+Channel::Got Channel::ReceiveFromSocket(Frame& frame) {
   if (!socket_.valid()) return Got::kEnd;
   iovec part{buffer_.get(), kBufferBytes};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
@@ -143,6 +167,7 @@ Channel::Got Channel::Receive(Frame& frame) {
       return errno == EAGAIN || errno == ENOMEM ? Got::kNothing : Got::kEnd;
     }
     if (got == 0 && OtherSideClosed()) return Got::kEnd;
+    ++frames_received_;
     frame.file = TakeFile(message);
     frame.file_lost = (message.msg_flags & MSG_CTRUNC) != 0 && !frame.file.valid();
     const auto bytes = static_cast<size_t>(got);
@@ -189,8 +214,9 @@ void Channel::HalfClose() {
 void Channel::Close() {
   if (socket_.valid() && getpid() == owner_) shutdown(socket_.get(), SHUT_RDWR);
   socket_.Reset();
-  queue_.clear();
-  queued_bytes_ = 0;
+  bell_.Reset();
+  rings_ = Mapping();
+  Discard();
   broken_ = true;
 }
 

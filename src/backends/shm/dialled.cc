@@ -115,6 +115,8 @@ absl::Status DialledEndpoint::Start(const Address& address) {
                       .pid = static_cast<uint32_t>(getpid()),
                       .start_time = hub_->host.start_time};
   SendFrame(FrameType::kDial, AsBytes(dial));
+  channel_.OfferRings(hub_->bell.get());
+  WatchRings();
   return absl::OkStatus();
 }
 
@@ -144,6 +146,7 @@ absl::Status DialledEndpoint::OnFrame(Channel::Frame& frame) {
       return absl::OkStatus();
     }
   }
+  if (frame.type == FrameType::kBell) return channel_.TakeBell(frame);
   if (frame.type == FrameType::kForget) {
     if (const auto body = FromBytes<ForgetBody>(frame.body)) {
       files_.erase(body->id);

@@ -1,6 +1,7 @@
 #include "src/backends/shm/endpoint.h"
 
 #include <utility>
+#include <vector>
 
 #include "src/core/strings.h"
 
@@ -36,6 +37,12 @@ absl::Status ShmEndpoint::WatchPeer(PeerProcess peer) {
 void ShmEndpoint::Unwatch() {
   if (std::exchange(watching_socket_, false)) hub_->poller.Remove(channel_.fd());
   if (std::exchange(watching_process_, false)) hub_->poller.Remove(peer_.pidfd());
+  if (std::exchange(watching_rings_, false)) std::erase(hub_->ringed, this);
+}
+
+void ShmEndpoint::WatchRings() {
+  if (!channel_.has_rings() || std::exchange(watching_rings_, true)) return;
+  hub_->ringed.push_back(this);
 }
 
 bool ShmEndpoint::Send(std::span<const std::byte> message) {
@@ -51,8 +58,8 @@ void ShmEndpoint::SendFrame(FrameType type, std::string_view body, int file) {
 }
 
 void ShmEndpoint::UpdateSocketWatch() {
-  if (!watching_socket_ || wants_write_ == channel_.queued()) return;
-  wants_write_ = channel_.queued();
+  if (!watching_socket_ || wants_write_ == channel_.socket_queued()) return;
+  wants_write_ = channel_.socket_queued();
   const uint32_t writable = wants_write_ ? static_cast<uint32_t>(EPOLLOUT) : 0u;
   hub_->poller.Modify(channel_.fd(), EPOLLIN | EPOLLRDHUP | writable, &socket_watch_);
 }
@@ -66,12 +73,26 @@ void ShmEndpoint::OnReady(Ready what) {
     if (!down_) OnEnd(EndCause());
     return;
   }
-  if (channel_.queued()) {
-    channel_.Flush();
-    UpdateSocketWatch();
-    if (!channel_.queued()) OnFlushed();
-  }
+  FlushQueue();
   if (!down_) Drain(kFramesPerPoll);
+}
+
+void ShmEndpoint::FlushQueue() {
+  if (!channel_.queued()) return;
+  channel_.Flush();
+  UpdateSocketWatch();
+  if (!channel_.queued()) OnFlushed();
+}
+
+void ShmEndpoint::PollRing() {
+  FlushQueue();
+  for (size_t i = 0; i < kFramesPerPoll && !down_; ++i) {
+    Channel::Frame frame;
+    const Channel::Got got = channel_.ReceiveFromRing(frame);
+    if (got == Channel::Got::kNothing) return;
+    if (got == Channel::Got::kEnd) return OnEnd(EndCause());
+    if (!HandleFrame(frame)) return;
+  }
 }
 
 bool ShmEndpoint::Drain(size_t frames) {

@@ -23,6 +23,12 @@ class ShmEndpoint : public Endpoint, public Watcher {
   bool Send(std::span<const std::byte> message) override;
   void OnReady(Ready what) override;
 
+  // What came through the ring, and what waited for room in it.
+  void PollRing();
+  // False: the ring holds something, do not sleep.
+  bool Arm() { return channel_.Arm(); }
+  void Disarm() { channel_.Disarm(); }
+
   bool down() const { return down_; }
 
  protected:
@@ -39,6 +45,9 @@ class ShmEndpoint : public Endpoint, public Watcher {
   // The queue of what is to be sent has been emptied.
   virtual void OnFlushed() {}
 
+  // The rings are mapped: Poll looks at them.
+  void WatchRings();
+
   // Reads up to `frames` frames; false: there was none, or the connection ended.
   bool Drain(size_t frames);
   void SendFrame(FrameType type, std::string_view body, int file = -1);
@@ -52,6 +61,7 @@ class ShmEndpoint : public Endpoint, public Watcher {
   bool down_ = false;
 
  private:
+  void FlushQueue();
   bool HandleFrame(Channel::Frame& frame);
   absl::Status EndCause() const;
   void UpdateSocketWatch();
@@ -61,6 +71,7 @@ class ShmEndpoint : public Endpoint, public Watcher {
   Watch process_watch_{this, Ready::kProcess};
   bool watching_socket_ = false;
   bool watching_process_ = false;
+  bool watching_rings_ = false;
   bool wants_write_ = false;
   std::string partial_;  // parts of a message so far
   std::string goodbye_;  // the peer's, if it said one

@@ -18,6 +18,7 @@ namespace kvxfer::shm {
 
 class AcceptedEndpoint;
 class DialledEndpoint;
+class ShmEndpoint;
 
 struct Hub {
   HostIdentity host;  // of this process
@@ -31,6 +32,8 @@ struct Hub {
   std::vector<std::unique_ptr<AcceptedEndpoint>> embryos;
   std::vector<AcceptedEndpoint*> authorised;  // and not down: they get every memfd
   std::deque<DialledEndpoint*> busy;          // with copies to do, next first
+  std::vector<ShmEndpoint*> ringed;           // those with rings
+  UniqueFd bell;                              // the other sides ring it while this one sleeps
 };
 
 }  // namespace kvxfer::shm

@@ -13,7 +13,7 @@
 
 namespace kvxfer::shm {
 
-enum class Ready : uint8_t { kListener, kTimer, kSocket, kProcess };
+enum class Ready : uint8_t { kListener, kTimer, kBell, kSocket, kProcess };
 
 class Watcher {
  public:

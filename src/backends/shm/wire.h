@@ -5,7 +5,13 @@
 //   acceptor → dialler   kOffer     first, when authorised: the probe words, and a probe memfd
 //   acceptor → dialler   kFile      one memfd; all of them right after kOffer, later ones at once
 //   acceptor → dialler   kForget    that memfd has no registration any more
-//   both                 kMessage   one part of an agent's message; `more`: another part follows
+//   dialler → acceptor   kRing      a memfd with two RingMemory (ring.h): the dialler's, which it
+//                                   sends through, then the acceptor's
+//   both                 kBell      an eventfd that wakes the sender of this frame; from the
+//                                   acceptor it also means that it has mapped the rings. Messages
+//                                   to the sender of it may go through its ring from then on
+//   both                 kMessage   one part of an agent's message; `more`: another part follows.
+//                                   None after the first one that went through a ring
 //   both                 kBye       why the sender closes, text; nothing follows
 //
 // Pure. Decoding never trusts a length.
@@ -26,7 +32,7 @@
 
 namespace kvxfer::shm {
 
-inline constexpr uint32_t kWireVersion = 1;
+inline constexpr uint32_t kWireVersion = 2;
 
 struct Address {
   uint32_t pid = 0;
@@ -48,7 +54,17 @@ absl::StatusOr<RegionKey> DecodeKey(std::string_view text);
 // Whether a process at `there` can be a peer of one at `here`. Unavailable says why not.
 absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there);
 
-enum class FrameType : uint32_t { kDamaged = 0, kDial, kOffer, kFile, kForget, kMessage, kBye };
+enum class FrameType : uint32_t {
+  kDamaged = 0,
+  kDial,
+  kOffer,
+  kFile,
+  kForget,
+  kMessage,
+  kBye,
+  kRing,
+  kBell
+};
 
 struct FrameHeader {
   FrameType type = FrameType::kBye;

@@ -1,0 +1,130 @@
+// The rings of a channel: making and mapping them, and the messages that go through them.
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <new>
+
+#include "src/backends/shm/channel.h"
+#include "src/backends/shm/regions.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::shm {
+namespace {
+
+constexpr size_t kDialler = 0;  // index of the ring that it sends through
+constexpr size_t kAcceptor = 1;
+constexpr size_t kFileBytes = 2 * sizeof(RingMemory);
+
+absl::StatusOr<UniqueFd> MakeFile() {
+  UniqueFd file =
+      UniqueFd::Open([] { return memfd_create("kvxfer-rings", MFD_CLOEXEC | MFD_ALLOW_SEALING); });
+  if (!file.valid()) return ErrnoStatus(errno, "memfd_create");
+  if (ftruncate(file.get(), kFileBytes) != 0 ||
+      fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return ErrnoStatus(errno, "making a memfd of the right size");
+  }
+  return file;
+}
+
+}  // namespace
+
+absl::Status Channel::MapRings(int file, size_t sends_through) {
+  // The other side's word: a file without that much in it would raise SIGBUS here.
+  if (absl::Status good = CheckFile(file, 0, kFileBytes); !good.ok()) return good;
+  void* data = mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (data == MAP_FAILED) return ErrnoStatus(errno, "mapping the rings");
+  rings_ = Mapping(data, kFileBytes);
+  // All zero, as the kernel gave it, is how a RingMemory begins.
+  auto* rings = std::launder(static_cast<RingMemory*>(data));
+  out_ = RingSender(&rings[sends_through]);
+  in_ = RingReceiver(&rings[1 - sends_through]);
+  return absl::OkStatus();
+}
+
+void Channel::OfferRings(int bell) {
+  const absl::StatusOr<UniqueFd> file = MakeFile();
+  absl::Status made = file.status();
+  if (made.ok()) made = MapRings(file->get(), kDialler);
+  if (!made.ok()) {
+    Log(LogLevel::kInfo, "shm: messages stay with the socket: {}", ToStd(made.message()));
+    return;
+  }
+  SendFrame(FrameType::kRing, {}, file->get());
+  SendFrame(FrameType::kBell, {}, bell);
+}
+
+absl::Status Channel::TakeRings(const Frame& frame, int bell) {
+  if (has_rings()) return absl::InternalError("shm: the peer offers rings twice");
+  // Without a descriptor to spare there are no rings, and the socket does.
+  if (!frame.file.valid()) return absl::OkStatus();
+  if (absl::Status mapped = MapRings(frame.file.get(), kAcceptor); !mapped.ok()) return mapped;
+  SendFrame(FrameType::kBell, {}, bell);
+  return absl::OkStatus();
+}
+
+absl::Status Channel::TakeBell(Frame& frame) {
+  if (RingsReady()) return absl::InternalError("shm: the peer offers a bell twice");
+  // Without it nobody could be woken.
+  if (!has_rings() || !frame.file.valid()) return absl::OkStatus();
+  const int flags = fcntl(frame.file.get(), F_GETFL);
+  if (flags < 0 || (flags & O_NONBLOCK) == 0) {
+    return absl::InternalError("shm: the peer's bell could block");
+  }
+  bell_ = std::move(frame.file);
+  return absl::OkStatus();
+}
+
+void Channel::PushPart(bool more, std::string_view body) {
+  // Past a queue nothing may overtake, and a record speaks of frames that have left.
+  if (!queued() && TryPush(more, body)) return;
+  parts_.push_back({.more = more, .body = std::string(body)});
+  queued_bytes_ += body.size();
+}
+
+bool Channel::TryPush(bool more, std::string_view body) {
+  if (!out_.Push(frames_sent_, more, body)) return false;
+  if (out_.BellDue()) RingBell();
+  return true;
+}
+
+void Channel::RingBell() const {
+  const uint64_t one = 1;
+  // EAGAIN means that it has been rung often enough.
+  [[maybe_unused]] const ssize_t n = write(bell_.get(), &one, sizeof(one));
+}
+
+Channel::Got Channel::ReceiveFromRing(Frame& frame) {
+  if (!has_rings()) return Got::kNothing;
+  RingRecord record;
+  switch (in_.Peek(record)) {
+    case RingReceiver::Got::kNothing:
+      return Got::kNothing;
+    case RingReceiver::Got::kDamaged:
+      frame.type = FrameType::kDamaged;
+      return Got::kFrame;
+    case RingReceiver::Got::kRecord:
+      break;
+  }
+  if (record.after > frames_received_) {
+    // The frames before it are in the socket already.
+    const Got got = ReceiveFromSocket(frame);
+    if (got != Got::kNothing) return got;
+    frame.type = FrameType::kDamaged;
+    return Got::kFrame;
+  }
+  in_.Pop(record, {buffer_.get(), kMaxRecordBytes});
+  if (RingsReady() && in_.BellDue()) RingBell();
+  frame.type = FrameType::kMessage;
+  frame.more = record.more != 0;
+  frame.body = {reinterpret_cast<const char*>(buffer_.get()), record.bytes};
+  return Got::kFrame;
+}
+
+bool Channel::Arm() { return !has_rings() || in_.Arm(); }
+
+void Channel::Disarm() {
+  if (has_rings()) in_.Disarm();
+}
+
+}  // namespace kvxfer::shm
