@@ -135,7 +135,7 @@ class Agent {
   // DeadlineExceeded after `timeout`; FailedPrecondition from a callback.
   absl::StatusOr<Notification> WaitNotification(Duration timeout);
   // An eventfd, readable while notifications wait; for epoll and asyncio loops. Owned by the
-  // agent. Poll until empty after it fires; do not read from it.
+  // agent. Poll until empty after it fires; do not read from it. -1 in a forked child.
   int notification_fd() const;
   // Runs on the dispatcher thread, in order, in place of the calls above. Empty: back to them.
   void OnNotification(std::function<void(Notification)> callback);

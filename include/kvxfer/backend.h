@@ -203,8 +203,10 @@ class Backend {
 
   virtual absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) = 0;
 
-  // Makes progress, for a bounded time, and reports up to out.size() events.
-  virtual size_t Poll(std::span<Event> out) = 0;
+  // Makes progress, for a bounded time, and reports up to out.size() events. `readable` false: the
+  // caller knows that wait_fd() is not readable, or will look soon: nothing needs to be asked of
+  // the kernel, only what is in memory be seen to.
+  virtual size_t Poll(std::span<Event> out, bool readable) = 0;
 
   // Called before the agent sleeps on wait_fd(). False: there is work that wait_fd would not show;
   // Poll again instead of sleeping.

@@ -110,7 +110,9 @@ absl::StatusOr<Notification> Agent::WaitNotification(Duration timeout) {
   }
 }
 
-int Agent::notification_fd() const { return impl_->engine->notifier().fd(); }
+int Agent::notification_fd() const {
+  return impl_->engine->InForkedChild() ? -1 : impl_->engine->notifier().fd();
+}
 void Agent::OnNotification(std::function<void(Notification)> callback) {
   if (impl_->engine->InForkedChild()) return;
   impl_->engine->notifier().SetCallback(std::move(callback));

@@ -163,7 +163,7 @@ void Engine::Close() {
 
 void Engine::CloseAll() {
   closed_ = true;
-  Round();
+  Round(~uint64_t{0}, Now());
   const absl::Status why = absl::CancelledError("the agent was closed");
   for (auto& [name, peer] : peers_) {
     peer->Close(TransferState::kCancelled, why,
@@ -176,25 +176,25 @@ void Engine::CloseAll() {
   inbound_.Close(why);
 }
 
-bool Engine::Round() {
+bool Engine::Round(uint64_t readable, Time now) {
   bool busy = false;
-  std::array<Event, 64> events;
+  runtime_.now = now;
   for (const auto& backend : runtime_.backends) {
-    const size_t n = backend->Poll(events);
+    const size_t n = backend->Poll(events_, (readable & 1) != 0);
+    readable >>= 1;
     for (size_t i = 0; i < n; ++i) {
-      Dispatch(events[i]);
-      events[i] = Event();
+      Dispatch(events_[i]);
+      events_[i] = Event();
     }
     busy |= n > 0;
   }
   runtime_.finished.clear();
-  const Time now = Now();
   if (NextTimer() <= now) {
     for (auto& [name, peer] : peers_) peer->OnTimer(now);
     for (auto& peer : leaving_) peer->OnTimer(now);
     inbound_.OnTimer(now);
   }
-  Post();
+  SendAll(now);
   return busy;
 }
 
@@ -208,8 +208,10 @@ void Engine::Dispatch(Event& event) {
   if (user != runtime_.users.end()) user->second->OnEvent(event);
 }
 
-void Engine::Post() {
-  const Time now = Now();
+void Engine::Post() { SendAll(Now()); }
+
+void Engine::SendAll(Time now) {
+  runtime_.now = now;
   for (auto& [name, peer] : peers_) peer->Pump(now);
   for (auto& peer : leaving_) peer->Pump(now);
   std::erase_if(leaving_, [this](const auto& peer) {

@@ -67,7 +67,7 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   absl::StatusOr<bool> IsQuiet(uint64_t token);
 
   // Driven.
-  bool Round() override;
+  bool Round(uint64_t readable, Time now) override;
   void Post() override;
   bool Arm() override;
   Time NextTimer() override;
@@ -101,6 +101,7 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   void Dispatch(Event& event);
   Peer* FindPeer(std::string_view name);
   void CloseAll();
+  void SendAll(Time now);
 
   Runtime runtime_;
   InboundHub inbound_;
@@ -116,6 +117,7 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
   std::map<RegionId, Closing> closing_;
   bool closed_ = false;
+  std::vector<Event> events_ = std::vector<Event>(64);  // of one Poll; each is empty between Polls
 
   mutable std::mutex views_mu_;
   std::map<std::string, std::shared_ptr<const PeerView>, std::less<>> views_;

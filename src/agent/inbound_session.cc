@@ -15,7 +15,7 @@ constexpr uint32_t kMaxRanges = 32;
 
 void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message) {
   if (link.closing) return;
-  link.heard = Now();
+  link.heard = runtime_->now;
   auto envelope = DecodeEnvelope(message);
   if (!envelope.ok()) return CloseLink(link, envelope.status());
   if (envelope->type == FrameType::kHello) return OnHello(link, *envelope);

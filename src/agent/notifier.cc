@@ -20,6 +20,24 @@ absl::Status Notifier::Open() {
   return absl::ResourceExhaustedError(ErrnoText("cannot create the notification eventfd", errno));
 }
 
+int Notifier::fd() {
+  std::lock_guard lock(mu_);
+  if (!std::exchange(fd_wanted_, true) && !queue_.empty()) Signal();
+  return fd_;
+}
+
+void Notifier::Signal() const {
+  if (!fd_wanted_) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t n = write(fd_, &one, sizeof(one));
+}
+
+void Notifier::Unsignal() const {
+  if (!fd_wanted_) return;
+  uint64_t count;
+  [[maybe_unused]] ssize_t n = read(fd_, &count, sizeof(count));
+}
+
 void Notifier::Push(Notification notification, std::shared_ptr<CreditAccount> account) {
   std::lock_guard lock(mu_);
   Item item{std::move(notification), std::move(account)};
@@ -29,10 +47,7 @@ void Notifier::Push(Notification notification, std::shared_ptr<CreditAccount> ac
   }
   queue_.push_back(std::move(item));
   count_.store(queue_.size(), std::memory_order_release);
-  if (queue_.size() == 1) {
-    const uint64_t one = 1;
-    [[maybe_unused]] ssize_t n = write(fd_, &one, sizeof(one));
-  }
+  if (queue_.size() == 1) Signal();
 }
 
 std::optional<Notification> Notifier::Pop() {
@@ -43,10 +58,7 @@ std::optional<Notification> Notifier::Pop() {
     item = std::move(queue_.front());
     queue_.pop_front();
     count_.store(queue_.size(), std::memory_order_release);
-    if (queue_.empty()) {
-      uint64_t count;
-      [[maybe_unused]] ssize_t n = read(fd_, &count, sizeof(count));
-    }
+    if (queue_.empty()) Unsignal();
   }
   Drained(*item);
   return std::move(item->notification);
@@ -78,8 +90,7 @@ void Notifier::SetCallback(std::function<void(Notification)> callback) {
     queue_.pop_front();
   }
   count_.store(0, std::memory_order_release);
-  uint64_t count;
-  [[maybe_unused]] ssize_t n = read(fd_, &count, sizeof(count));
+  Unsignal();
 }
 
 }  // namespace kvxfer

@@ -18,7 +18,7 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
   auto envelope = DecodeEnvelope(message);
   if (!envelope.ok()) return ProtocolError(link, envelope.status());
   if (link.was_up) {
-    link.heard = Now();
+    link.heard = runtime_->now;
     runtime_->presence.Heard(metadata_.name, metadata_.incarnation);
   }
   if (envelope->type == FrameType::kRefuse) return OnRefuse(link, *envelope);

@@ -53,7 +53,7 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
     credit_used_.bytes += options.notification->size();
     if (options.order == NotifyOrder::kPosted) outbound->order = ++last_order_;
   }
-  link->ping_at = std::min(link->ping_at, Now() + runtime_->options.heartbeat);
+  link->ping_at = std::min(link->ping_at, runtime_->now + runtime_->options.heartbeat);
   Outbound& added = *outbound;
   active_.emplace(record->id, std::move(outbound));
   if (record->blocks.total_bytes() == 0) {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "src/core/strings.h"
@@ -21,6 +22,18 @@ namespace {
 constexpr Duration kStandBy = std::chrono::milliseconds(1);
 constexpr Duration kDefaultSpin = std::chrono::microseconds(20);
 constexpr int kSpinCpus = 4;
+// Of those who spin, each so many rounds look at the descriptors: rings and completion queues show
+// themselves in memory, and a look costs as much as several such rounds.
+constexpr uint32_t kLookEvery = 4;
+
+// How events of epoll name the loop's own descriptor.
+constexpr uint32_t kOwnEvent = ProgressLoop::kMaxFds;
+
+uint64_t Readable(std::span<const epoll_event> events) {
+  uint64_t readable = 0;
+  for (const epoll_event& event : events) readable |= uint64_t{1} << event.data.u32;
+  return readable;
+}
 
 int UsableCpus() {
   cpu_set_t set;
@@ -52,11 +65,13 @@ absl::Status ProgressLoop::Start(Driven* driven, const std::vector<int>& fds) {
     return absl::ResourceExhaustedError(
         ErrnoText("cannot create the agent's epoll and event descriptors", errno));
   }
+  if (fds.size() > kMaxFds) return absl::InvalidArgumentError("too many backends");
   std::vector<int> all = fds;
   all.push_back(event_fd_);
-  for (int fd : all) {
-    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
-    if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
+  for (uint32_t i = 0; i < all.size(); ++i) {
+    const bool own = i == fds.size();
+    epoll_event event{.events = EPOLLIN, .data = {.u32 = own ? kOwnEvent : i}};
+    if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, all[i], &event) != 0) {
       return absl::InternalError(ErrnoText("epoll_ctl on a backend's wait descriptor", errno));
     }
   }
@@ -88,12 +103,14 @@ void ProgressLoop::RunLastCommands() {
 }
 
 void ProgressLoop::RunCommands() {
-  std::vector<Command> commands;
+  if (!commanded_.load(std::memory_order_acquire)) return;
   {
     std::lock_guard lock(commands_mu_);
-    commands.swap(commands_);
+    running_.swap(commands_);
+    commanded_.store(false, std::memory_order_relaxed);
   }
-  for (Command& command : commands) command();
+  for (Command& command : running_) command();
+  running_.clear();
 }
 
 void ProgressLoop::Kick() {
@@ -119,13 +136,14 @@ bool ProgressLoop::Submit(Command command) {
     std::lock_guard lock(commands_mu_);
     if (!taking_) return false;
     commands_.push_back(std::move(command));
+    commanded_.store(true, std::memory_order_release);
   }
   Visit([this] { driven_->Post(); });
   return true;
 }
 
 void ProgressLoop::Progress() {
-  Visit([this] { driven_->Round(); });
+  Visit([this] { driven_->Round(Look(), Now()); });
 }
 
 // Takes or borrows the seat for as long as work is marked, or marks it for whoever is awake in it.
@@ -211,29 +229,42 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
 void ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline) {
   const Duration spin = SpinsUseful() ? (spin_ < Duration::zero() ? kDefaultSpin : spin_)
                                       : std::max(spin_, Duration::zero());
-  Time spin_until = Now() + spin;
-  while (!done()) {
-    {
-      std::lock_guard lock(mu_);
-      if (stopping_) return;
-      driver.woken = false;
-    }
+  Time now = Now();
+  Time spin_until = now + spin;
+  uint64_t readable = 0;  // sleeping looks
+  for (uint32_t idle = 0; !done() && !stopping_;) {
     RunCommands();
-    const bool busy = driven_->Round();
+    const bool busy = driven_->Round(readable, now);
     if (done()) return;
-    const Time now = Now();
+    now = Now();
     if (now >= deadline) return;
-    if (busy) {
-      spin_until = now + spin;
-    } else if (now >= spin_until) {
-      SleepOnce(deadline, false);
+    idle = busy ? 0 : idle + 1;
+    if (busy) spin_until = now + spin;
+    if (!busy && now >= spin_until) {
+      SleepOnce(deadline, false, readable);
+      now = Now();
+      std::lock_guard lock(mu_);
+      driver.woken = false;
+    } else {
+      readable = idle % kLookEvery == 0 ? Look() : 0;
     }
   }
 }
 
+// Which descriptors are readable now.
+uint64_t ProgressLoop::Look() const {
+  std::array<epoll_event, kMaxFds + 1> events;
+  const int n = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), 0);
+  return Readable({events.data(), static_cast<size_t>(std::max(n, 0))});
+}
+
 // Sleeps in epoll until something happens. False: the seat was taken (background only).
-bool ProgressLoop::SleepOnce(Time until, bool background) {
-  if (!driven_->Arm()) return true;
+bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
+  readable = 0;
+  if (!driven_->Arm()) {
+    readable = Look();
+    return true;
+  }
   const Time wake = std::min(until, driven_->NextTimer());
   {
     std::lock_guard lock(mu_);
@@ -242,7 +273,7 @@ bool ProgressLoop::SleepOnce(Time until, bool background) {
     if (stopping_ || woken || !seat_.BeginSleep()) return true;
     sleep_until_ = wake;
   }
-  std::array<epoll_event, 8> events;
+  std::array<epoll_event, kMaxFds + 1> events;
   const int n =
       epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), EpollTimeout(wake));
   std::unique_lock lock(mu_);
@@ -258,9 +289,8 @@ bool ProgressLoop::SleepOnce(Time until, bool background) {
     }
     break;
   }
-  if (seat_.background_leaving()) return true;
-  for (int i = 0; i < n; ++i) {
-    if (events[static_cast<size_t>(i)].data.fd != event_fd_) continue;
+  readable = Readable({events.data(), static_cast<size_t>(std::max(n, 0))});
+  if ((readable & uint64_t{1} << kOwnEvent) != 0 && !seat_.background_leaving()) {
     uint64_t count;
     [[maybe_unused]] ssize_t got = read(event_fd_, &count, sizeof(count));
   }
@@ -292,7 +322,7 @@ void ProgressLoop::Background() {
   std::unique_lock lock(mu_);
   while (!stopping_) {
     const uint64_t seen = seat_.drives();
-    background_cv_.wait_for(lock, kStandBy, [this] { return stopping_; });
+    background_cv_.wait_for(lock, kStandBy, [this] { return stopping_.load(); });
     if (stopping_) return;
     if (!seat_.BackgroundTake(seen).entered) {
       // While a driver stays in its seat there is nothing to watch.
@@ -301,10 +331,15 @@ void ProgressLoop::Background() {
     }
     lock.unlock();
     bool seated = true;
+    uint64_t readable = 0;
     while (seated) {
       RunCommands();
-      const bool busy = driven_->Round();
-      if (!busy) seated = SleepOnce(Time::max(), true);
+      const bool busy = driven_->Round(readable, Now());
+      if (busy) {
+        readable = Look();
+      } else {
+        seated = SleepOnce(Time::max(), true, readable);
+      }
       std::lock_guard guard(mu_);
       if (stopping_) break;
     }

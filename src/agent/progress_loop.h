@@ -6,7 +6,9 @@
 #ifndef KVXFER_AGENT_PROGRESS_LOOP_H_
 #define KVXFER_AGENT_PROGRESS_LOOP_H_
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -29,8 +31,9 @@ inline Time After(Duration timeout) {
 class Driven {
  public:
   virtual ~Driven() = default;
-  // Handles events and timers and sends what can be sent; true when anything was done.
-  virtual bool Round() = 0;
+  // Handles events and timers and sends what can be sent; true when anything was done. `readable`:
+  // bit i says that descriptor i of Start may be; the others are not worth a system call.
+  virtual bool Round(uint64_t readable, Time now) = 0;
   // Sends what can be sent without polling; for submitters.
   virtual void Post() = 0;
   // Ready to sleep on the wait descriptors: false when there is work they would not show.
@@ -43,15 +46,17 @@ class ProgressLoop {
  public:
   using Command = absl::AnyInvocable<void()>;
 
+  static constexpr size_t kMaxFds = 63;
+
   explicit ProgressLoop(Duration spin) : spin_(spin) {}
   ~ProgressLoop();
 
-  // `driven` outlives Stop; `fds` are watched while sleeping.
+  // `driven` outlives Stop; `fds` are watched while sleeping; at most kMaxFds.
   absl::Status Start(Driven* driven, const std::vector<int>& fds);
   bool running() const { return background_.joinable(); }
   bool stopped() {
     std::lock_guard lock(mu_);
-    return stopping_;
+    return stopping_.load();
   }
   // Runs the commands that were taken. None runs, none is taken and no thread is inside afterwards;
   // DriveUntil returns false at once.
@@ -84,7 +89,8 @@ class ProgressLoop {
   void Visit(absl::FunctionRef<void()> work);
   void Follow(const SeatState::Step& step);  // mu_ held
   void Kick();
-  bool SleepOnce(Time until, bool background);
+  uint64_t Look() const;
+  bool SleepOnce(Time until, bool background, uint64_t& readable);
   void DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline);
   void LeaveSeat(SeatState::Step (SeatState::*leave)());
   bool SpinsUseful() const;
@@ -97,12 +103,14 @@ class ProgressLoop {
   std::thread background_;
 
   std::mutex commands_mu_;
+  std::atomic<bool> commanded_{false};  // there are commands; so that nobody locks to find none
   std::vector<Command> commands_;
-  bool taking_ = true;  // commands
+  std::vector<Command> running_;  // by the owner; kept for its memory
+  bool taking_ = true;            // commands
 
   std::mutex mu_;  // guards all below
   SeatState seat_;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};  // also read without mu_
   SeatState::DriverId last_driver_ = 0;
   std::unordered_map<SeatState::DriverId, Driver*> drivers_;
   std::condition_variable returned_cv_;

@@ -44,6 +44,7 @@ struct Runtime {
   void Publish(const TransferPtr& record, internal::TransferRecord::End end);
   void ClearQuarantine(const TransferPtr& record);
 
+  Time now{};  // when the present round, or posting, began
   const AgentOptions options;
   Incarnation incarnation;
   HostIdentity host;

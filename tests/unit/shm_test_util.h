@@ -86,7 +86,7 @@ struct Side {
 
   size_t Poll() {
     std::array<Event, 64> events;
-    const size_t n = backend->Poll(events);
+    const size_t n = backend->Poll(events, true);
     for (size_t i = 0; i < n; ++i) Take(events[i]);
     return n;
   }

@@ -45,7 +45,7 @@ struct Node {
   // One Poll; `max` events at most.
   size_t Poll(size_t max = 64) {
     std::vector<Event> events(max);
-    const size_t n = backend->Poll(events);
+    const size_t n = backend->Poll(events, true);
     for (size_t i = 0; i < n; ++i) Take(events[i]);
     return n;
   }

@@ -59,14 +59,14 @@ absl::StatusOr<std::unique_ptr<Endpoint>> FaultyBackend::Connect(std::string_vie
   return std::make_unique<FaultyEndpoint>(this, *std::move(inner), /*accepted=*/false);
 }
 
-size_t FaultyBackend::Poll(std::span<Event> out) {
+size_t FaultyBackend::Poll(std::span<Event> out, bool readable) {
   messages_.clear();
   if (timer_due_.has_value() && *timer_due_ <= Now()) {
     uint64_t expirations = 0;
     [[maybe_unused]] const ssize_t got = ::read(timer_fd_, &expirations, sizeof(expirations));
     timer_due_.reset();
   }
-  if (ready_.size() < out.size()) PollInner();
+  if (ready_.size() < out.size()) PollInner(readable);
   const Time now = Now();  // not before the events just taken in were given their delay
   for (FaultyEndpoint* endpoint : endpoints_) endpoint->Progress(now);
   size_t n = 0;
@@ -101,8 +101,8 @@ void FaultyBackend::Forget(const FaultyEndpoint* endpoint) {
   std::erase_if(ready_, [&](const Pending& p) { return p.event.endpoint == endpoint; });
 }
 
-void FaultyBackend::PollInner() {
-  const size_t count = inner_->Poll(scratch_);
+void FaultyBackend::PollInner(bool readable) {
+  const size_t count = inner_->Poll(scratch_, readable);
   for (size_t i = 0; i < count; ++i) {
     Event event = std::exchange(scratch_[i], Event{});
     if (event.kind == EventKind::kAccepted) {

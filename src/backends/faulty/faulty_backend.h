@@ -37,7 +37,7 @@ class FaultyBackend : public Backend {
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override {
     return inner_->Register(region);
   }
-  size_t Poll(std::span<Event> out) override;
+  size_t Poll(std::span<Event> out, bool readable) override;
   bool Arm() override;
   int wait_fd() const override { return epoll_fd_; }
   std::string ListenAddress() const override { return inner_->ListenAddress(); }
@@ -50,7 +50,7 @@ class FaultyBackend : public Backend {
   void Forget(const FaultyEndpoint* endpoint);
 
  private:
-  void PollInner();
+  void PollInner(bool readable);
   FaultyEndpoint* Find(const Endpoint* inner) const;
   void SetTimer(Time due);
 

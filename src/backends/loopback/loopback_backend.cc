@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<Registration>> LoopbackBackend::Register(const Lo
 }
 
 // Mail comes before copies, so that a close or a fence by the other side is seen early.
-size_t LoopbackBackend::Poll(std::span<Event> out) {
+size_t LoopbackBackend::Poll(std::span<Event> out, bool) {
   messages_.clear();
   if (ready_.size() < out.size()) TakeMail(out.size() - ready_.size());
   CopySome();

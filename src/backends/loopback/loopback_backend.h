@@ -38,7 +38,7 @@ class LoopbackBackend : public Backend {
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
-  size_t Poll(std::span<Event> out) override;
+  size_t Poll(std::span<Event> out, bool readable) override;
   bool Arm() override;
   int wait_fd() const override { return node_->wake_fd(); }
 

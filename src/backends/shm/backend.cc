@@ -151,11 +151,13 @@ void ShmBackend::Unregister(const RegionKey& key) {
   for (AcceptedEndpoint* endpoint : hub_.authorised) endpoint->SendForget(key.file);
 }
 
-size_t ShmBackend::Poll(std::span<Event> out) {
+size_t ShmBackend::Poll(std::span<Event> out, bool readable) {
   // The sockets before the copies: a peer that closes stops them first.
   if (hub_.events.size() < out.size()) {
-    hub_.poller.Dispatch();
-    TrimEmbryos();
+    if (readable) {
+      hub_.poller.Dispatch();
+      TrimEmbryos();
+    }
     PollRings();
     CopySlices();
   }

@@ -31,7 +31,7 @@ class ShmBackend final : public Backend, private Watcher, private RegistrationOw
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
-  size_t Poll(std::span<Event> out) override;
+  size_t Poll(std::span<Event> out, bool readable) override;
   bool Arm() override;
   int wait_fd() const override { return hub_.poller.fd(); }
 

@@ -127,11 +127,11 @@ void TcpBackend::Linger(Fd control, std::vector<Fd> data, std::string queued) {
   SetTimer();
 }
 
-size_t TcpBackend::Poll(std::span<Event> out) {
+size_t TcpBackend::Poll(std::span<Event> out, bool readable) {
   ++poll_number_;
   sink_.Begin(out);
   if (!sink_.full()) {
-    reactor_->Collect();
+    if (readable) reactor_->Collect();
     if (const std::optional<Time> next = NextDeadline(); next && *next <= Now()) OnDeadlines();
     listener_->Work();
     WorkLinks();

@@ -39,7 +39,7 @@ class TcpBackend final : public Backend, private Listener::Acceptor {
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
-  size_t Poll(std::span<Event> out) override;
+  size_t Poll(std::span<Event> out, bool readable) override;
   bool Arm() override;
   int wait_fd() const override { return reactor_->fd(); }
 
