@@ -65,10 +65,12 @@ void CountBlocks(benchmark::State& state) {
 
 void BM_BlockListFromPaged(benchmark::State& state) {
   const Case c(static_cast<uint32_t>(state.range(0)));
+  IdPool pool;
   for (auto _ : state) {
-    auto list = BlockList::FromPaged(c.paged_blocks(), Direction::kWrite, c.table, c.table);
+    auto list = BlockList::FromPaged(c.paged_blocks(), Direction::kWrite, c.table, c.table, pool);
     if (!list.ok()) return state.SkipWithError(std::string(list.status().message()).c_str());
     benchmark::DoNotOptimize(list);
+    list->ReleaseIds(pool);
   }
   CountBlocks(state);
 }
@@ -88,16 +90,19 @@ BENCHMARK(BM_BlockListFromDescriptors)->Arg(128)->Arg(1024);
 
 void BM_PlanWholeTransfer(benchmark::State& state) {
   const Case c(static_cast<uint32_t>(state.range(0)));
-  const auto list = BlockList::FromPaged(c.paged_blocks(), Direction::kWrite, c.table, c.table);
+  IdPool pool;
+  const auto list =
+      BlockList::FromPaged(c.paged_blocks(), Direction::kWrite, c.table, c.table, pool);
   if (!list.ok()) return state.SkipWithError(std::string(list.status().message()).c_str());
   const SliceLimits limits{.max_bytes = SliceBytes(list->total_bytes(), 2, 1 << 20),
                            .max_runs = 1024};
-  std::vector<PlannedRun> runs;
+  const std::vector<const Registration*> registrations(kRegions);
+  const std::vector<const RemoteKey*> keys(kRegions);
+  std::vector<Run> room;
   for (auto _ : state) {
     uint64_t bytes = 0;
     for (SliceCursor cursor(&*list); !cursor.done();) {
-      runs.clear();
-      bytes += cursor.Next(limits, runs);
+      bytes += cursor.Next(limits, {.local = registrations, .remote = keys}, room).bytes;
     }
     if (bytes != list->total_bytes()) return state.SkipWithError("bytes lost");
   }

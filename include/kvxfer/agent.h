@@ -38,6 +38,10 @@
 
 namespace kvxfer {
 
+namespace internal {
+class AgentFactory;
+}
+
 // What Quiesce asks about: inbound transfers of `peer` (empty: of all) that touch one of `regions`
 // (empty: any) and began before the call.
 struct QuiesceScope {
@@ -148,6 +152,7 @@ class Agent {
   absl::StatusOr<bool> IsQuiet(uint64_t token);
 
  private:
+  friend class internal::AgentFactory;
   class Impl;
   explicit Agent(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "src/agent/agent_factory.h"
 #include "src/agent/engine.h"
 
 namespace kvxfer {
@@ -13,9 +14,14 @@ class Agent::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(const AgentOptions& options) {
-  auto engine = Engine::Create(options);
+  return internal::AgentFactory::Create(options, MakeBackend);
+}
+
+absl::StatusOr<std::unique_ptr<Agent>> internal::AgentFactory::Create(const AgentOptions& options,
+                                                                      BackendMaker make) {
+  auto engine = Engine::Create(options, make);
   if (!engine.ok()) return engine.status();
-  return std::unique_ptr<Agent>(new Agent(std::make_unique<Impl>(*std::move(engine))));
+  return std::unique_ptr<Agent>(new Agent(std::make_unique<Agent::Impl>(*std::move(engine))));
 }
 
 Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

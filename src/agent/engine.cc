@@ -2,7 +2,6 @@
 #include "src/agent/engine.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "src/core/host_identity.h"
@@ -70,9 +69,10 @@ bool NotUsableHere(const absl::Status& status) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Engine>> Engine::Create(const AgentOptions& options) {
+absl::StatusOr<std::shared_ptr<Engine>> Engine::Create(const AgentOptions& options,
+                                                       internal::BackendMaker make) {
   if (auto status = CheckAgentOptions(options); !status.ok()) return status;
-  auto engine = std::make_shared<Engine>(options);
+  auto engine = std::make_shared<Engine>(options, make);
   if (auto status = engine->Init(); !status.ok()) return status;
   return engine;
 }
@@ -98,7 +98,7 @@ absl::Status Engine::MakeBackends() {
   const BackendContext context{options, runtime_.incarnation, runtime_.host};
   const bool chosen = !options.backends.empty();
   for (const std::string& name : chosen ? options.backends : DefaultBackends()) {
-    auto backend = MakeBackend(name, context);
+    auto backend = make_backend_(name, context);
     if (backend.ok()) {
       runtime_.backends.push_back(*std::move(backend));
       continue;

@@ -6,6 +6,7 @@
 #ifndef KVXFER_AGENT_ENGINE_H_
 #define KVXFER_AGENT_ENGINE_H_
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -19,6 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
+#include "src/agent/agent_factory.h"
 #include "src/agent/fork_guard.h"
 #include "src/agent/inbound.h"
 #include "src/agent/peer.h"
@@ -33,8 +35,10 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
  public:
   using Blocks = std::variant<std::monostate, PagedBlocks, DescriptorBlocks>;
 
-  static absl::StatusOr<std::shared_ptr<Engine>> Create(const AgentOptions& options);
-  explicit Engine(const AgentOptions& options) : runtime_(options), inbound_(&runtime_) {}
+  static absl::StatusOr<std::shared_ptr<Engine>> Create(const AgentOptions& options,
+                                                        internal::BackendMaker make);
+  Engine(const AgentOptions& options, internal::BackendMaker make)
+      : runtime_(options), inbound_(&runtime_), make_backend_(make) {}
   ~Engine() override;
 
   // Ends everything; no other call may be in progress or follow. In a forked child: does nothing.
@@ -105,6 +109,7 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
 
   Runtime runtime_;
   InboundHub inbound_;
+  const internal::BackendMaker make_backend_;
   ForkGuard fork_guard_;
   std::string listen_address_;
   std::vector<PathExplanation> unusable_;  // backends of the default list that are not usable here
@@ -113,11 +118,11 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   std::atomic<uint64_t> drained_bytes_{0};  // of their payloads
 
   // By the owner.
+  std::array<Event, 64> events_;  // of one Poll; all empty between rounds
   std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
   std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
   std::map<RegionId, Closing> closing_;
   bool closed_ = false;
-  std::vector<Event> events_ = std::vector<Event>(64);  // of one Poll; each is empty between Polls
 
   mutable std::mutex views_mu_;
   std::map<std::string, std::shared_ptr<const PeerView>, std::less<>> views_;

@@ -174,7 +174,7 @@ absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view pe
     const Direction direction = kind == TransferKind::kWrite ? Direction::kWrite : Direction::kRead;
     auto list = std::holds_alternative<PagedBlocks>(blocks)
                     ? BlockList::FromPaged(std::get<PagedBlocks>(blocks), direction, *record->local,
-                                           *record->remote)
+                                           *record->remote, runtime_.ids)
                     : BlockList::FromDescriptors(std::get<DescriptorBlocks>(blocks), direction,
                                                  *record->local, *record->remote);
     if (!list.ok()) return list.status();

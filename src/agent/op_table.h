@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <span>
 #include <vector>
 
 #include "kvxfer/backend.h"
@@ -22,11 +23,12 @@ class OpTable {
     Outbound* owner = nullptr;  // null: free
     uint64_t bytes = 0;
     uint32_t rail = 0;
-    uint32_t uses = 0;  // tells a stale id from a live one
-    std::vector<Run> runs;
+    uint32_t uses = 0;            // tells a stale id from a live one
+    std::span<const Run> runs{};  // at the front of `room`
+    std::vector<Run> room{};
   };
 
-  // A free entry for `owner`, with empty runs. Its address is stable until Release.
+  // A free entry for `owner`, without runs. Its address is stable until Release.
   uint64_t Acquire(Outbound* owner) {
     if (free_.empty()) {
       free_.push_back(static_cast<uint32_t>(entries_.size()));
@@ -37,7 +39,7 @@ class OpTable {
     Entry& entry = entries_[index];
     entry.owner = owner;
     entry.bytes = 0;
-    entry.runs.clear();
+    entry.runs = {};
     ++entry.uses;
     return (uint64_t{entry.uses} << 32) | index;
   }

@@ -110,6 +110,9 @@ void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status,
     stats.path = std::string(runtime_->backends[outbound.link->backend]->name());
   }
   outbound.published = true;
+  // No op of it is in flight and none follows: nobody walks its blocks any more.
+  outbound.cursor = SliceCursor();
+  record->blocks.ReleaseIds(runtime_->ids);
   deadlines_.erase({record->deadline, record->id});
   if (record->local != nullptr) {
     runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
@@ -130,6 +133,7 @@ void Peer::FailQueued(const TransferPtr& record, TransferState state, absl::Stat
   view_->queued->fetch_sub(1, std::memory_order_relaxed);
   for (Asked& asked : asked_) asked.transfers.erase(record->id);
   const Duration waited = Now() - record->posted;
+  record->blocks.ReleaseIds(runtime_->ids);
   runtime_->Publish(record,
                     {.state = state,
                      .status = std::move(status),

@@ -188,19 +188,12 @@ Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
 }
 
 void Peer::Prepare(Outbound& outbound) {
-  static thread_local std::vector<PlannedRun> planned;
-  planned.clear();
   outbound.prepared = runtime_->ops.Acquire(&outbound);
   OpTable::Entry& op = *runtime_->ops.Find(outbound.prepared);
-  op.bytes = outbound.cursor.Next(outbound.limits, planned);
-  op.runs.reserve(planned.size());
-  for (const PlannedRun& run : planned) {
-    op.runs.push_back({.local = run.local,
-                       .remote = run.remote,
-                       .bytes = run.bytes,
-                       .registration = outbound.registrations[run.local_region],
-                       .key = outbound.keys[run.remote_region]});
-  }
+  const SliceRuns slice = outbound.cursor.Next(
+      outbound.limits, {.local = outbound.registrations, .remote = outbound.keys}, op.room);
+  op.bytes = slice.bytes;
+  op.runs = slice.runs;
 }
 
 // Offers the prepared op to the rails, the one with the least in flight first.

@@ -19,6 +19,7 @@
 #include "src/agent/presence.h"
 #include "src/agent/progress_loop.h"
 #include "src/agent/transfer_record.h"
+#include "src/core/id_pool.h"
 #include "src/core/reliable_channel.h"
 
 namespace kvxfer {
@@ -50,6 +51,7 @@ struct Runtime {
   HostIdentity host;
   std::vector<std::unique_ptr<Backend>> backends;  // in order of preference
   MemoryRegistry memory;
+  IdPool ids;
   OpTable ops;
   std::unordered_map<const Endpoint*, EndpointUser*> users;
   // Endpoints (and their keys, with their users) that are finished, closed after the round.

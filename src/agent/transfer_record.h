@@ -32,7 +32,7 @@ class TransferRecord {
   std::string peer;
   TransferKind kind = TransferKind::kWrite;
   TransferOptions options;
-  BlockList blocks;
+  BlockList blocks;                          // lets go of its ids before the end is published
   std::shared_ptr<const RegionTable> local;  // that `blocks` indexes
   std::shared_ptr<const RegionTable> remote;
   Incarnation incarnation;  // of the peer whose regions `blocks` names

@@ -79,14 +79,22 @@ absl::StatusOr<uint32_t> PlacePaged(std::string_view side, size_t index, const P
   return FindRegion(side, index, region.base, region.block_bytes == 0 ? 0 : *bytes, wanted, table);
 }
 
-// Every id names a block of every region.
-absl::Status CheckIdsInRange(std::string_view side, std::span<const uint32_t> ids,
+// Copies `ids` and returns the highest.
+uint32_t CopyIds(std::span<const uint32_t> ids, uint32_t* to) {
+  uint32_t highest = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    to[i] = ids[i];
+    highest = std::max(highest, ids[i]);
+  }
+  return highest;
+}
+
+// Every id names a block of every region; `highest` of the ids.
+absl::Status CheckIdsInRange(std::string_view side, std::span<const uint32_t> ids, uint32_t highest,
                              std::span<const PagedRegion> regions) {
   const auto smallest = std::min_element(
       regions.begin(), regions.end(),
       [](const PagedRegion& a, const PagedRegion& b) { return a.count < b.count; });
-  uint32_t highest = 0;
-  for (const uint32_t id : ids) highest = std::max(highest, id);
   if (highest < smallest->count) return absl::OkStatus();
   const auto at =
       std::find_if(ids.begin(), ids.end(), [&](uint32_t id) { return id >= smallest->count; });
@@ -100,11 +108,11 @@ absl::Status CheckIdsInRange(std::string_view side, std::span<const uint32_t> id
 
 // The side that is written.
 absl::Status CheckDestination(std::string_view side, std::span<const PagedRegion> regions,
-                              std::span<const uint32_t> ids) {
+                              std::span<const uint32_t> ids, uint32_t highest) {
   const bool any_bytes = std::any_of(regions.begin(), regions.end(),
                                      [](const PagedRegion& r) { return r.block_bytes > 0; });
   if (!any_bytes) return absl::OkStatus();
-  if (absl::Status status = CheckIdsDistinct(side, ids); !status.ok()) return status;
+  if (absl::Status status = CheckIdsDistinct(side, ids, highest); !status.ok()) return status;
   return CheckPagedDisjoint(side, regions, ids);
 }
 
@@ -147,8 +155,8 @@ absl::Status CheckPagedShape(const PagedBlocks& blocks) {
 }  // namespace
 
 absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direction direction,
-                                               const RegionTable& local,
-                                               const RegionTable& remote) {
+                                               const RegionTable& local, const RegionTable& remote,
+                                               IdPool& pool) {
   if (absl::Status status = CheckPagedShape(blocks); !status.ok()) return status;
   BlockList list;
   list.pairs_.reserve(blocks.local.size());
@@ -167,15 +175,20 @@ absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direct
     remote_regions.Add(pair.remote_region = *region);
     list.pairs_.push_back(pair);
   }
-  absl::Status status = CheckIdsInRange(kLocal, blocks.local_ids, blocks.local);
-  if (status.ok()) status = CheckIdsInRange(kRemote, blocks.remote_ids, blocks.remote);
+  list.id_count_ = blocks.local_ids.size();
+  list.ids_ = pool.Take(2 * list.id_count_);
+  uint32_t* const ids = list.ids_.ids.get();
+  const uint32_t highest_local = CopyIds(blocks.local_ids, ids);
+  const uint32_t highest_remote = CopyIds(blocks.remote_ids, ids + list.id_count_);
+  absl::Status status = CheckIdsInRange(kLocal, blocks.local_ids, highest_local, blocks.local);
+  if (status.ok()) {
+    status = CheckIdsInRange(kRemote, blocks.remote_ids, highest_remote, blocks.remote);
+  }
   if (!status.ok()) return status;
   status = direction == Direction::kWrite
-               ? CheckDestination(kRemote, blocks.remote, blocks.remote_ids)
-               : CheckDestination(kLocal, blocks.local, blocks.local_ids);
+               ? CheckDestination(kRemote, blocks.remote, blocks.remote_ids, highest_remote)
+               : CheckDestination(kLocal, blocks.local, blocks.local_ids, highest_local);
   if (!status.ok()) return status;
-  list.local_ids_.assign(blocks.local_ids.begin(), blocks.local_ids.end());
-  list.remote_ids_.assign(blocks.remote_ids.begin(), blocks.remote_ids.end());
   list.local_regions_ = local_regions.Ascending();
   list.remote_regions_ = remote_regions.Ascending();
   if (status = list.SetTotals(); !status.ok()) return status;
@@ -222,7 +235,7 @@ absl::Status BlockList::SetTotals() {
   bool overflow = false;
   for (const Pair& pair : pairs_) {
     uint64_t bytes = 0;
-    overflow |= __builtin_mul_overflow(pair.local.block_bytes, local_ids_.size(), &bytes);
+    overflow |= __builtin_mul_overflow(pair.local.block_bytes, id_count_, &bytes);
     overflow |= __builtin_add_overflow(total_bytes_, bytes, &total_bytes_);
   }
   for (const Block& block : descriptors_) {
@@ -231,16 +244,16 @@ absl::Status BlockList::SetTotals() {
   // No address space holds so much; a source named many times can add up to it.
   if (overflow)
     return absl::InvalidArgumentError("the blocks have more than 2^64 - 1 bytes in all");
-  size_ = pairs_.empty() ? descriptors_.size() : pairs_.size() * local_ids_.size();
+  size_ = pairs_.empty() ? descriptors_.size() : pairs_.size() * id_count_;
   return absl::OkStatus();
 }
 
 Block BlockList::At(uint64_t index) const {
   if (pairs_.empty()) return descriptors_[index];
-  const Pair& pair = pairs_[index / local_ids_.size()];
-  const uint64_t id = index % local_ids_.size();
-  return {.local = pair.local.base + local_ids_[id] * pair.local.stride,
-          .remote = pair.remote.base + remote_ids_[id] * pair.remote.stride,
+  const Pair& pair = pairs_[index / id_count_];
+  const uint64_t id = index % id_count_;
+  return {.local = pair.local.base + local_ids()[id] * pair.local.stride,
+          .remote = pair.remote.base + remote_ids()[id] * pair.remote.stride,
           .bytes = pair.local.block_bytes,
           .local_region = pair.local_region,
           .remote_region = pair.remote_region};

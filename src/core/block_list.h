@@ -2,18 +2,20 @@
 // regions, or descriptors, never expanded (G7). Read and Write look the same from here: `local`
 // and `remote`.
 //
-// Thread-safety: immutable after construction.
+// Thread-safety: immutable after construction, but for ReleaseIds.
 
 #ifndef KVXFER_CORE_BLOCK_LIST_H_
 #define KVXFER_CORE_BLOCK_LIST_H_
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/memory.h"
+#include "src/core/id_pool.h"
 #include "src/core/region_table.h"
 
 namespace kvxfer {
@@ -45,9 +47,10 @@ class BlockList {
   // Checks everything that can be wrong with the arguments (see Agent::Write) against both
   // tables. Costs O(ids + pairs log pairs) unless destination regions interleave with unequal
   // strides (then O(blocks log pairs)); descriptors O(n), or O(n log n) unless sorted by
-  // destination, times the look-up of a region.
+  // destination, times the look-up of a region. The ids are copied into one buffer of `pool`.
   static absl::StatusOr<BlockList> FromPaged(const PagedBlocks& blocks, Direction direction,
-                                             const RegionTable& local, const RegionTable& remote);
+                                             const RegionTable& local, const RegionTable& remote,
+                                             IdPool& pool);
   static absl::StatusOr<BlockList> FromDescriptors(const DescriptorBlocks& blocks,
                                                    Direction direction, const RegionTable& local,
                                                    const RegionTable& remote);
@@ -57,6 +60,9 @@ class BlockList {
   uint64_t total_bytes() const { return total_bytes_; }
   Block At(uint64_t index) const;  // index < size()
 
+  // Nobody walks the blocks any more: gives the ids' memory back. Sizes and regions stay.
+  void ReleaseIds(IdPool& pool) { pool.Give(std::exchange(ids_, {})); }
+
   // Indices of the remote regions it touches, ascending, each once.
   const std::vector<uint32_t>& remote_regions() const { return remote_regions_; }
   const std::vector<uint32_t>& local_regions() const { return local_regions_; }
@@ -64,16 +70,16 @@ class BlockList {
   // For walks without a division a block. Paged: block i is pair i / ids, id i % ids.
   // Descriptors: no pairs, and block i is descriptors()[i].
   std::span<const Pair> pairs() const { return pairs_; }
-  std::span<const uint32_t> local_ids() const { return local_ids_; }
-  std::span<const uint32_t> remote_ids() const { return remote_ids_; }
+  std::span<const uint32_t> local_ids() const { return {ids_.ids.get(), id_count_}; }
+  std::span<const uint32_t> remote_ids() const { return {ids_.ids.get() + id_count_, id_count_}; }
   std::span<const Block> descriptors() const { return descriptors_; }
 
  private:
   absl::Status SetTotals();
 
   std::vector<Pair> pairs_;
-  std::vector<uint32_t> local_ids_;
-  std::vector<uint32_t> remote_ids_;
+  IdBuffer ids_;         // the local ones, then as many remote ones
+  size_t id_count_ = 0;  // of either side
   std::vector<Block> descriptors_;
   uint64_t size_ = 0;
   uint64_t total_bytes_ = 0;

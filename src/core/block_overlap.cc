@@ -20,9 +20,39 @@ absl::Status DuplicateId(std::string_view side, std::span<const uint32_t> ids, u
 }
 
 bool StrictlyAscending(std::span<const uint32_t> ids) {
-  bool descends = false;  // no early exit, so that the loop vectorises
-  for (size_t i = 1; i < ids.size(); ++i) descends |= ids[i] <= ids[i - 1];
-  return !descends;
+  constexpr size_t kStep = 64;
+  for (size_t begin = 1; begin < ids.size(); begin += kStep) {
+    const size_t end = std::min(begin + kStep, ids.size());
+    bool descends = false;  // no exit within a step, so that it vectorises
+    for (size_t i = begin; i < end; ++i) descends |= ids[i] <= ids[i - 1];
+    if (descends) return false;
+  }
+  return true;
+}
+
+// Whether some id occurs twice. `seen` has a zero bit for every id up to the highest.
+bool AnyTwice(std::span<const uint32_t> ids, uint64_t* seen) {
+  uint64_t twice = 0;  // no early exit: twins are rare, and found again for the message
+  for (const uint32_t id : ids) {
+    uint64_t& word = seen[id / 64];
+    const uint64_t bit = uint64_t{1} << (id % 64);
+    twice |= word & bit;
+    word |= bit;
+  }
+  return twice != 0;
+}
+
+// What a thread keeps for its next check.
+constexpr size_t kKeptBytes = 1 << 20;
+
+absl::Status DuplicateAmong(std::string_view side, std::span<const uint32_t> ids) {
+  static thread_local std::vector<uint32_t> kept;
+  std::vector<uint32_t> large;
+  std::vector<uint32_t>& sorted = ids.size_bytes() <= kKeptBytes ? kept : large;
+  sorted.assign(ids.begin(), ids.end());
+  std::sort(sorted.begin(), sorted.end());
+  const auto twin = std::adjacent_find(sorted.begin(), sorted.end());
+  return twin == sorted.end() ? absl::OkStatus() : DuplicateId(side, ids, *twin);
 }
 
 // Used part of one paged region: from its lowest to the end of its highest block.
@@ -93,25 +123,18 @@ absl::Status MergeCheck(std::string_view side, std::span<const PagedRegion> regi
 
 }  // namespace
 
-absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids) {
+absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids,
+                              uint32_t highest) {
   if (StrictlyAscending(ids)) return absl::OkStatus();
-  const uint32_t highest = *std::max_element(ids.begin(), ids.end());
   // A bitmap while clearing it costs no more than a few words an id.
   constexpr size_t kWordsPerId = 16;
   const size_t words = highest / 64 + size_t{1};
-  if (words <= kWordsPerId * ids.size()) {
-    std::vector<uint64_t> seen(words);
-    for (const uint32_t id : ids) {
-      const uint64_t bit = uint64_t{1} << (id % 64);
-      if ((seen[id / 64] & bit) != 0) return DuplicateId(side, ids, id);
-      seen[id / 64] |= bit;
-    }
-    return absl::OkStatus();
-  }
-  std::vector<uint32_t> sorted(ids.begin(), ids.end());
-  std::sort(sorted.begin(), sorted.end());
-  const auto twin = std::adjacent_find(sorted.begin(), sorted.end());
-  return twin == sorted.end() ? absl::OkStatus() : DuplicateId(side, ids, *twin);
+  if (words > kWordsPerId * ids.size()) return DuplicateAmong(side, ids);
+  static thread_local std::vector<uint64_t> kept;
+  std::vector<uint64_t> large;
+  std::vector<uint64_t>& seen = words * sizeof(uint64_t) <= kKeptBytes ? kept : large;
+  seen.assign(words, 0);
+  return AnyTwice(ids, seen.data()) ? DuplicateAmong(side, ids) : absl::OkStatus();
 }
 
 absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegion> regions,

@@ -15,9 +15,12 @@
 
 namespace kvxfer {
 
-// InvalidArgument when an id occurs twice in `ids`. `side` ("local", "remote") goes into messages.
-// O(ids), or O(ids log ids) where ids are few and far apart.
-absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids);
+// InvalidArgument when an id occurs twice in `ids`, the largest of which is `highest`. `side`
+// ("local", "remote") goes into messages. O(ids), or O(ids log ids) where ids are few and far
+// apart. Works in memory that the thread keeps, at most 2 MiB: a thread that calls it again
+// allocates nothing, unless an id is above 8 million.
+absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids,
+                              uint32_t highest);
 
 // InvalidArgument when blocks `ids` of two of `regions` overlap. Requires distinct ids inside
 // every region, and regions whose extents do not overflow. Zero-byte blocks overlap nothing.

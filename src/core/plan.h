@@ -1,4 +1,5 @@
-// Cuts a transfer into slices, and expands one slice at a time into coalesced runs.
+// Cuts a transfer into slices, and expands one slice at a time into coalesced runs. This is the
+// loop that every block goes through: no look-up, no allocation, no call a block.
 //
 // Specification, held by property tests: for every block list, max_bytes and max_runs, the runs of
 // all slices in order cover each byte of each block exactly once and pair the same bytes; no slice
@@ -11,25 +12,31 @@
 #define KVXFER_CORE_PLAN_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "kvxfer/backend.h"
 #include "src/core/block_list.h"
 
 namespace kvxfer {
 
-// A run with its regions by index; the agent turns those into registrations and keys.
-struct PlannedRun {
-  uint64_t local = 0;
-  uint64_t remote = 0;
-  uint64_t bytes = 0;
-  uint32_t local_region = 0;
-  uint32_t remote_region = 0;
-  bool operator==(const PlannedRun&) const = default;
+// What a backend calls the regions of a transfer, by their index in the tables that the block list
+// was checked against; asked for those only that the list touches.
+struct RegionHolds {
+  std::span<const Registration* const> local{};
+  std::span<const RemoteKey* const> remote{};
 };
 
 struct SliceLimits {
   uint64_t max_bytes = 0;  // of one slice, > 0
   uint64_t max_runs = 0;   // of one slice, > 0
+};
+
+// The runs of one slice, at the front of a vector that is used again: what lies behind them is of
+// earlier slices.
+struct SliceRuns {
+  uint64_t bytes = 0;  // 0 only when the walk is done
+  std::span<const Run> runs{};
 };
 
 // Walks a block list once, from the front, a slice a call. A value: copy it to walk again from
@@ -41,9 +48,8 @@ class SliceCursor {
 
   // No byte is left.
   bool done() const { return pair_ == pairs_; }
-  // Appends the runs of the next slice to `runs` and returns its bytes; 0 only when done. What
-  // `runs` held before is left alone.
-  uint64_t Next(const SliceLimits& limits, std::vector<PlannedRun>& runs);
+  // The next slice, in `room`, which is overwritten from the front and grows when it is short.
+  SliceRuns Next(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& room);
 
  private:
   class Slice;

@@ -33,8 +33,9 @@ struct Call {
   RegionTable remote_table{{View(1, 1, kTop - 1)}, "decode-0"};
 
   absl::StatusOr<BlockList> Make() const {
+    IdPool pool;
     return BlockList::FromPaged({local, remote, local_ids, remote_ids}, direction, local_table,
-                                remote_table);
+                                remote_table, pool);
   }
 };
 
@@ -82,6 +83,16 @@ TEST(BlockListPaged, RegionsAreNamedOnce) {
   EXPECT_EQ(list.local_regions(), (std::vector<uint32_t>{0}));
   EXPECT_EQ(list.At(0).remote_region, 2u);
   EXPECT_EQ(list.At(3).remote_region, 0u);
+}
+
+TEST(BlockListPaged, SizesAndRegionsOutliveTheIds) {
+  Call call;
+  IdPool pool;
+  ASSERT_OK_AND_ASSIGN(BlockList list, call.Make());
+  list.ReleaseIds(pool);
+  EXPECT_EQ(list.size(), 3u);
+  EXPECT_EQ(list.total_bytes(), 48u);
+  EXPECT_EQ(list.remote_regions(), (std::vector<uint32_t>{0}));
 }
 
 TEST(BlockListPaged, NoBlocks) {
@@ -209,6 +220,25 @@ TEST(BlockListPaged, DestinationIdsOccurOnce) {
   call.direction = Direction::kWrite;
   call.remote_ids = {3, 0, 4};
   EXPECT_OK(call.Make());
+}
+
+// What one check leaves behind in the thread's memory says nothing to the next.
+TEST(BlockListPaged, ChecksDoNotKnowOfEachOther) {
+  Call call;
+  call.remote[0] = {.base = 5000, .block_bytes = 16, .stride = 16, .count = 100'000};
+  call.local_ids = {1, 1, 1};
+  std::mt19937_64 random(testing::TestSeed());
+  const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
+  for (int round = 0; round < 1000; ++round) {
+    const uint32_t reach = round % 2 == 0 ? 100 : 100'000;  // with a bitmap, and by sorting
+    const uint32_t first = below(reach);
+    call.remote_ids = {first, (first + 1 + below(reach - 2)) % reach, first};
+    ASSERT_FALSE(call.Make().ok());
+    call.remote_ids.pop_back();
+    call.local_ids = {1, 1};
+    ASSERT_OK(call.Make());
+    call.local_ids = {1, 1, 1};
+  }
 }
 
 // Far apart and few: the way that sorts instead of a bitmap.

@@ -1,0 +1,66 @@
+// The send path by itself, for tools that count instructions: benchmarks/micro/callgrind runs it.
+// Between kvxfer_count_from and kvxfer_count_to lies what is counted, and in kvxfer_counted the
+// part of it that this thread does.
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "kvxfer/log.h"
+#include "tests/support/send_path.h"
+
+extern "C" {
+[[gnu::noipa]] void kvxfer_count_from() {}
+[[gnu::noipa]] void kvxfer_count_to() {}
+// By reference: what it returns has no place in C.
+[[gnu::noipa]] void kvxfer_counted(kvxfer::testing::SendPath& path,
+                                   const kvxfer::TransferOptions& options, absl::Status& end) {
+  end = path.Send(options);
+}
+}
+
+namespace kvxfer::testing {
+namespace {
+
+absl::Status Run(const SendPathShape& shape, int transfers, bool notify) {
+  auto path = SendPath::Create(shape);
+  if (!path.ok()) return path.status();
+  TransferOptions options;
+  options.deadline = std::chrono::minutes(10);
+  if (notify) options.notification = "request 7";
+  constexpr int kWarmUp = 4;
+  for (int i = -kWarmUp; i < transfers; ++i) {
+    if (i == 0) kvxfer_count_from();
+    absl::Status end;
+    kvxfer_counted(**path, options, end);
+    if (end.ok() && notify) end = (*path)->TakeNotification();
+    if (!end.ok()) return end;
+  }
+  kvxfer_count_to();
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Writes blocks by their ids over a backend that moves nothing.", "send_path");
+  SendPathShape shape;
+  int transfers = 10;
+  bool notify = false;
+  app.add_option("--ids", shape.ids, "Blocks of each region")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--regions", shape.regions, "Paged regions")->check(CLI::Range(1, 1024));
+  app.add_option("--transfers", transfers, "Transfers that are counted")
+      ->check(CLI::Range(1, 1'000'000));
+  app.add_flag("--notify", notify, "Each with a notification, which the target takes");
+  CLI11_PARSE(app, argc, argv);
+  SetLogLevel(LogLevel::kError);  // that a peer goes is no news here
+  const absl::Status status = Run(shape, transfers, notify);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "send_path: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+}  // namespace
+}  // namespace kvxfer::testing
+
+int main(int argc, char** argv) { return kvxfer::testing::Main(argc, argv); }

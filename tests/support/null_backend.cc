@@ -1,0 +1,160 @@
+#include "tests/support/null_backend.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvxfer::testing {
+namespace {
+
+class NullBackend;
+
+class NullEndpoint : public Endpoint {
+ public:
+  NullEndpoint(NullBackend* backend, std::unique_ptr<Endpoint> inner);
+  ~NullEndpoint() override;
+
+  uint32_t rails() const override { return inner_->rails(); }
+  std::string Describe() const override { return "nowhere, told by " + inner_->Describe(); }
+  void Authorize() override { inner_->Authorize(); }
+  size_t Post(std::span<const Op> ops) override;
+  bool Send(std::span<const std::byte> message) override { return inner_->Send(message); }
+  void Fence(uint64_t transfer) override { inner_->Fence(transfer); }
+  void Shutdown(absl::Status why) override;
+  absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
+                                                    std::string_view key) override {
+    return inner_->Import(region, key);
+  }
+
+  const Endpoint* inner() const { return inner_.get(); }
+  void set_up(bool up) { up_ = up; }
+  void Detach() { backend_ = nullptr; }
+
+ private:
+  NullBackend* backend_;  // null after Detach
+  const std::unique_ptr<Endpoint> inner_;
+  bool up_ = false;
+};
+
+class NullBackend : public Backend {
+ public:
+  NullBackend(std::string_view name, std::unique_ptr<Backend> inner)
+      : name_(name), inner_(std::move(inner)), capabilities_(inner_->capabilities()) {
+    capabilities_.arrival = Arrival::kCopied;
+  }
+  ~NullBackend() override {
+    for (NullEndpoint* endpoint : endpoints_) endpoint->Detach();
+  }
+
+  std::string_view name() const override { return name_; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  std::string Address() const override { return inner_->Address(); }
+  absl::Status Reachable(std::string_view address, const HostIdentity& host) const override {
+    return inner_->Reachable(address, host);
+  }
+  absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
+                                                    const HostIdentity& host) override {
+    auto inner = inner_->Connect(address, host);
+    if (!inner.ok()) return inner.status();
+    return std::make_unique<NullEndpoint>(this, *std::move(inner));
+  }
+  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override {
+    return inner_->Register(region);
+  }
+  size_t Poll(std::span<Event> out, bool) override;
+  bool Arm() override { return completed_.empty() && inner_->Arm(); }
+  int wait_fd() const override { return inner_->wait_fd(); }
+
+  // --- for its endpoints ---
+  void Adopt(NullEndpoint* endpoint) { endpoints_.push_back(endpoint); }
+  void Forget(const NullEndpoint* endpoint) {
+    std::erase(endpoints_, endpoint);
+    for (Completed& completed : completed_) {
+      if (completed.endpoint == endpoint) completed.endpoint = nullptr;  // reported to nobody
+    }
+  }
+  void Complete(NullEndpoint* endpoint, const Op& op) {
+    completed_.push_back({.endpoint = endpoint, .id = op.id, .rail = op.rail});
+  }
+
+ private:
+  struct Completed {
+    NullEndpoint* endpoint = nullptr;
+    uint64_t id = 0;
+    uint32_t rail = 0;
+  };
+  void Translate(Event& event);
+
+  const std::string name_;
+  const std::unique_ptr<Backend> inner_;
+  Capabilities capabilities_;
+  std::vector<NullEndpoint*> endpoints_;
+  std::vector<Completed> completed_;
+  size_t reported_ = 0;  // of completed_
+};
+
+NullEndpoint::NullEndpoint(NullBackend* backend, std::unique_ptr<Endpoint> inner)
+    : backend_(backend), inner_(std::move(inner)) {
+  backend_->Adopt(this);
+}
+
+NullEndpoint::~NullEndpoint() {
+  if (backend_ != nullptr) backend_->Forget(this);
+}
+
+size_t NullEndpoint::Post(std::span<const Op> ops) {
+  if (!up_ || backend_ == nullptr) return 0;
+  for (const Op& op : ops) backend_->Complete(this, op);
+  return ops.size();
+}
+
+void NullEndpoint::Shutdown(absl::Status why) {
+  up_ = false;
+  inner_->Shutdown(std::move(why));
+}
+
+// Completions first, so that an endpoint's kDown is its last event.
+size_t NullBackend::Poll(std::span<Event> out) {
+  size_t n = 0;
+  for (; n < out.size() && reported_ < completed_.size(); ++reported_) {
+    const Completed& completed = completed_[reported_];
+    if (completed.endpoint == nullptr) continue;
+    out[n].kind = EventKind::kCompletion;
+    out[n].endpoint = completed.endpoint;
+    out[n].id = completed.id;
+    out[n++].rail = completed.rail;
+  }
+  if (reported_ < completed_.size()) return n;
+  completed_.clear();
+  reported_ = 0;
+  const std::span<Event> rest = out.subspan(n);
+  const size_t more = rest.empty() ? 0 : inner_->Poll(rest);
+  for (Event& event : rest.first(more)) Translate(event);
+  return n + more;
+}
+
+void NullBackend::Translate(Event& event) {
+  if (event.kind == EventKind::kAccepted) {
+    auto endpoint = std::make_unique<NullEndpoint>(this, std::move(event.accepted));
+    event.endpoint = endpoint.get();
+    event.accepted = std::move(endpoint);
+    return;
+  }
+  const auto at = std::ranges::find(endpoints_, event.endpoint, &NullEndpoint::inner);
+  event.endpoint = at == endpoints_.end() ? nullptr : *at;
+  if (at == endpoints_.end()) return;
+  if (event.kind == EventKind::kConnected) (*at)->set_up(true);
+  if (event.kind == EventKind::kDown) (*at)->set_up(false);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeNullBackend(std::string_view name,
+                                                         const BackendContext& context) {
+  auto inner = MakeBackend("loopback", context);
+  if (!inner.ok()) return inner.status();
+  return std::make_unique<NullBackend>(name, *std::move(inner));
+}
+
+}  // namespace kvxfer::testing

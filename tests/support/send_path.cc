@@ -1,0 +1,103 @@
+#include "tests/support/send_path.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "src/agent/agent_factory.h"
+#include "src/core/strings.h"
+#include "tests/support/null_backend.h"
+
+namespace kvxfer::testing {
+namespace {
+
+constexpr Duration kLong = std::chrono::minutes(5);  // also under valgrind
+
+absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(std::string name, const MemorySpan& span) {
+  AgentOptions options;
+  options.name = std::move(name);
+  options.backends = {"null"};
+  options.spin = Duration::zero();
+  auto agent = internal::AgentFactory::Create(options, MakeNullBackend);
+  if (!agent.ok()) return agent.status();
+  auto region = (*agent)->RegisterMemory(span, Access::kReadWrite);
+  if (!region.ok()) return region.status();
+  return agent;
+}
+
+// Every id once, no two that follow each other in both lists.
+std::vector<uint32_t> Permuted(uint32_t ids, uint32_t seed) {
+  std::vector<uint32_t> all(ids);
+  std::iota(all.begin(), all.end(), 0u);
+  std::shuffle(all.begin(), all.end(), std::mt19937(seed));
+  return all;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SendPath>> SendPath::Create(const SendPathShape& shape) {
+  std::unique_ptr<SendPath> path(new SendPath(shape));
+  if (auto status = path->Init(); !status.ok()) return status;
+  return path;
+}
+
+absl::Status SendPath::Init() {
+  const uint64_t region_bytes = shape_.block_bytes * shape_.ids;
+  memory_bytes_ = region_bytes * shape_.regions;
+  void* memory =
+      ::mmap(nullptr, memory_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return absl::ResourceExhaustedError(ToAbsl(ErrnoText("mmap of address space", errno)));
+  }
+  memory_ = memory;
+  for (uint32_t i = 0; i < shape_.regions; ++i) {
+    regions_.push_back({.base = reinterpret_cast<uintptr_t>(memory_) + i * region_bytes,
+                        .block_bytes = shape_.block_bytes,
+                        .stride = shape_.block_bytes,
+                        .count = shape_.ids});
+  }
+  local_ids_ = Permuted(shape_.ids, 1);
+  remote_ids_ = Permuted(shape_.ids, 2);
+
+  const MemorySpan span{.data = memory_, .bytes = memory_bytes_};
+  for (auto [name, agent] : {std::pair{"source", &source_}, std::pair{"target", &target_}}) {
+    auto made = MakeAgent(name, span);
+    if (!made.ok()) return made.status();
+    *agent = *std::move(made);
+  }
+  auto metadata = target_->Metadata();
+  if (!metadata.ok()) return metadata.status();
+  auto peer = source_->AddPeer(*metadata);
+  if (!peer.ok()) return peer.status();
+  peer_ = *std::move(peer);
+  return Send();  // connects
+}
+
+SendPath::~SendPath() {
+  source_.reset();
+  target_.reset();
+  if (memory_ != nullptr) ::munmap(memory_, memory_bytes_);
+}
+
+absl::StatusOr<Transfer> SendPath::Submit(const TransferOptions& options) {
+  return source_->Write(peer_,
+                        PagedBlocks{.local = regions_,
+                                    .remote = regions_,
+                                    .local_ids = local_ids_,
+                                    .remote_ids = remote_ids_},
+                        options);
+}
+
+absl::Status SendPath::Send(const TransferOptions& options) {
+  auto transfer = Submit(options);
+  return transfer.ok() ? transfer->Wait(kLong) : transfer.status();
+}
+
+absl::Status SendPath::TakeNotification() { return target_->WaitNotification(kLong).status(); }
+
+}  // namespace kvxfer::testing

@@ -1,0 +1,60 @@
+// Two agents of this process over the null backend: one writes blocks by their ids to the other,
+// and nothing is moved. What it costs is the send path: checking and keeping the ids, cutting
+// slices, posting, completions, the end.
+//
+// Thread-safety: none.
+
+#ifndef KVXFER_TESTS_SUPPORT_SEND_PATH_H_
+#define KVXFER_TESTS_SUPPORT_SEND_PATH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/agent.h"
+
+namespace kvxfer::testing {
+
+struct SendPathShape {
+  uint32_t ids = 32768;  // blocks of one region, written in an order that coalesces nothing
+  uint32_t regions = 1;  // paged regions, e.g. K and V of each layer
+  uint64_t block_bytes = 4096;
+};
+
+class SendPath {
+ public:
+  static absl::StatusOr<std::unique_ptr<SendPath>> Create(const SendPathShape& shape);
+  ~SendPath();
+  SendPath(const SendPath&) = delete;
+  SendPath& operator=(const SendPath&) = delete;
+
+  uint64_t runs() const { return uint64_t{shape_.ids} * shape_.regions; }
+  // Agent::Write of all blocks, on this thread. Nothing moves, so it may end within the call.
+  absl::StatusOr<Transfer> Submit(const TransferOptions& options = {});
+  // Submits, and waits for the end.
+  absl::Status Send(const TransferOptions& options = {});
+  // The target's side of a notification, taken out so that its credit comes back.
+  absl::Status TakeNotification();
+
+ private:
+  explicit SendPath(const SendPathShape& shape) : shape_(shape) {}
+  absl::Status Init();
+
+  const SendPathShape shape_;
+  void* memory_ = nullptr;  // address space without pages
+  size_t memory_bytes_ = 0;
+  std::unique_ptr<Agent> source_;
+  std::unique_ptr<Agent> target_;
+  std::string peer_;
+  std::vector<PagedRegion> regions_;
+  std::vector<uint32_t> local_ids_;
+  std::vector<uint32_t> remote_ids_;
+};
+
+}  // namespace kvxfer::testing
+
+#endif  // KVXFER_TESTS_SUPPORT_SEND_PATH_H_
