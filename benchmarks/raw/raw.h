@@ -3,8 +3,10 @@
 #define KVXFER_BENCHMARKS_RAW_RAW_H_
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -23,7 +25,8 @@ struct Options {
   std::vector<uint64_t> block_sizes{4096, 16384, 65536, 262144, 1048576, 4194304};
   uint64_t total = uint64_t{256} << 20;  // bytes of one round
   uint64_t rounds = 10;
-  std::string mode{};  // empty: every mode of the program
+  std::string mode{};          // empty: every mode of the program
+  std::string pages = "huge";  // or small: of memory that both sides map
   uint64_t connections = 2;
   uint64_t size = 64;      // of a ping
   uint64_t count = 10000;  // pings
@@ -75,6 +78,8 @@ inline Options ParseOptions(int argc, char** argv) {
       o.block_sizes = ParseList(value);
     } else if (name == "--mode") {
       o.mode = value;
+    } else if (name == "--pages" && (value == "huge" || value == "small")) {
+      o.pages = value;
     } else if (number != numbers.end()) {
       *number->second = ParseList(value).front();
     } else {
@@ -100,12 +105,32 @@ inline std::vector<uint32_t> Permutation(uint64_t count, uint64_t seed) {
 inline constexpr uint64_t kSourceSeed = 2;
 inline constexpr uint64_t kTargetSeed = 3;
 
-// Shared between processes that are forked later; every page present.
-inline std::span<std::byte> SharedMemory(uint64_t bytes, int value) {
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+inline constexpr size_t kHugePage = size_t{2} << 20;
+
+// Shared between processes that are forked later; every page present. For huge ones addresses and
+// file must be aligned alike, and each needs a first small page to be made from (MADV_COLLAPSE).
+inline std::span<std::byte> SharedMemory(uint64_t bytes, int value, const Options& options) {
+  void* room = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const int fd = memfd_create("raw", MFD_CLOEXEC);
+  if (room == MAP_FAILED || fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) Die("memfd");
+  const size_t skip = (kHugePage - reinterpret_cast<uintptr_t>(room) % kHugePage) % kHugePage;
+  void* data = mmap(static_cast<std::byte*>(room) + skip, bytes, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_FIXED, fd, 0);
   if (data == MAP_FAILED) Die("mmap");
-  std::memset(data, value, bytes);
-  return {static_cast<std::byte*>(data), bytes};
+  close(fd);
+  auto* begin = static_cast<std::byte*>(data);
+  const bool huge = options.pages == "huge";
+  for (size_t at = 0; huge && at + kHugePage <= bytes; at += kHugePage) {
+    begin[at] = std::byte{0};
+    if (madvise(begin + at, kHugePage, MADV_COLLAPSE) == 0) continue;
+    std::fprintf(stderr, "no huge pages (%s): small ones are taken\n", std::strerror(errno));
+    break;
+  }
+  std::memset(begin, value, bytes);
+  return {begin, bytes};
 }
 
 inline double Now() {

@@ -1,11 +1,15 @@
 // What this host's memory gives between two address spaces: the floor under
 // `kvxfer bench --backend shm`.
 //
-//   copy      memcpy from private memory into a shared mapping, block by block
-//   stream    the same with non-temporal stores
-//   attached  process_vm_writev of up to 1,024 blocks at once into another process
+//   copy          memcpy between two shared mappings, block by block
+//   stream        the same with non-temporal stores
+//   stream-ahead  the same, asking for the first lines of the next page or block ahead
+//   attached      process_vm_writev of up to 1,024 blocks at once, from private memory into private
+//                 memory of another process
 //
-// Blocks are permuted on both sides as in `kvxfer bench`. The first round is not counted.
+// Blocks are permuted on both sides as in `kvxfer bench`. The first round is not counted. Shared
+// mappings have huge pages (MADV_COLLAPSE, Linux 6.1), as `bench --memory mapped`, or with
+// `--pages small` the smallest, as `--memory mapped-small`; private memory is what malloc gives.
 
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -13,6 +17,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <functional>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -23,6 +28,7 @@ namespace raw {
 namespace {
 
 constexpr size_t kMaxRuns = 1024;
+constexpr std::byte kContent{7};
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) void Stream512(std::byte* to, const std::byte* from, size_t n) {
@@ -68,12 +74,29 @@ struct Scatter {
   std::vector<uint32_t> to;
 };
 
-void CopyRound(const Scatter& s, const std::byte* source, std::byte* target, bool stream) {
+constexpr size_t kStep = 4096;
+
+// As StreamCopy, in steps, each of which begins by asking for the head of the one that follows:
+// no hardware prefetcher knows where the next page or block lies.
+void StreamAhead(std::byte* to, const std::byte* from, size_t bytes, const std::byte* next) {
+  for (size_t at = 0; at < bytes; at += kStep) {
+    const size_t step = std::min(kStep, bytes - at);
+    const std::byte* ahead = at + step < bytes ? from + at + step : next;
+    for (size_t line = 0; line < 8; ++line) __builtin_prefetch(ahead + 64 * line);
+    StreamCopy(to + at, from + at, step);
+  }
+}
+
+void CopyRound(const Scatter& s, const std::byte* source, std::byte* target,
+               const std::string& mode) {
   for (size_t i = 0; i < s.from.size(); ++i) {
     std::byte* to = target + s.to[i] * s.block_bytes;
     const std::byte* from = source + s.from[i] * s.block_bytes;
-    if (stream) {
+    if (mode == "stream") {
       StreamCopy(to, from, s.block_bytes);
+    } else if (mode == "stream-ahead") {
+      const size_t next = std::min(i + 1, s.from.size() - 1);
+      StreamAhead(to, from, s.block_bytes, source + s.from[next] * s.block_bytes);
     } else {
       std::memcpy(to, from, s.block_bytes);
     }
@@ -98,40 +121,72 @@ void AttachedRound(const Scatter& s, std::byte* source, std::byte* target, pid_t
   }
 }
 
+std::vector<double> TimeRounds(const Options& options, const std::function<void()>& round) {
+  std::vector<double> seconds;
+  for (uint64_t i = 0; i <= options.rounds; ++i) {
+    const double start = Now();
+    round();
+    if (i > 0) seconds.push_back(Now() - start);
+  }
+  return seconds;
+}
+
+void CheckArrived(const std::byte* target, uint64_t bytes) {
+  if (std::all_of(target, target + bytes, [](std::byte b) { return b == kContent; })) return;
+  std::fprintf(stderr, "not every byte arrived\n");
+  std::exit(1);
+}
+
+std::vector<double> RunMapped(const Options& options, const Scatter& scatter,
+                              const std::string& mode) {
+  const std::span<std::byte> source =
+      SharedMemory(options.total, static_cast<int>(kContent), options);
+  const std::span<std::byte> target = SharedMemory(options.total, 0, options);
+  std::vector<double> seconds =
+      TimeRounds(options, [&] { CopyRound(scatter, source.data(), target.data(), mode); });
+  CheckArrived(target.data(), scatter.from.size() * scatter.block_bytes);
+  munmap(source.data(), source.size());
+  munmap(target.data(), target.size());
+  return seconds;
+}
+
+// The child's copy of `target` becomes its own where it writes to it.
+std::vector<double> RunAttached(const Options& options, const Scatter& scatter) {
+  std::vector<std::byte> source(options.total, kContent);
+  std::vector<std::byte> target(options.total);
+  int ready[2];
+  if (pipe(ready) != 0) Die("pipe");
+  const pid_t child = fork();
+  if (child < 0) Die("fork");
+  if (child == 0) {
+    std::memset(target.data(), 1, target.size());
+    if (write(ready[1], "!", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  char word = 0;
+  if (read(ready[0], &word, 1) != 1) Die("the other process");
+  std::vector<double> seconds =
+      TimeRounds(options, [&] { AttachedRound(scatter, source.data(), target.data(), child); });
+  const iovec all{target.data(), scatter.from.size() * scatter.block_bytes};
+  if (process_vm_readv(child, &all, 1, &all, 1, 0) != static_cast<ssize_t>(all.iov_len)) {
+    Die("process_vm_readv");
+  }
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  close(ready[0]);
+  close(ready[1]);
+  CheckArrived(target.data(), all.iov_len);
+  return seconds;
+}
+
 void Run(const Options& options, const std::string& mode, uint64_t block_bytes, Report& report) {
   if (block_bytes % 64 != 0) return;
   const uint64_t blocks = options.total / block_bytes;
   const Scatter scatter{block_bytes, Permutation(blocks, kSourceSeed),
                         Permutation(blocks, kTargetSeed)};
-  std::vector<std::byte> source(options.total, std::byte{7});
-  const std::span<std::byte> target = SharedMemory(options.total, 0);
-  pid_t child = -1;
-  if (mode == "attached") {
-    child = fork();
-    if (child == 0) {
-      for (;;) pause();
-    }
-  }
-  std::vector<double> seconds;
-  for (uint64_t round = 0; round <= options.rounds; ++round) {
-    const double start = Now();
-    if (mode == "attached") {
-      AttachedRound(scatter, source.data(), target.data(), child);
-    } else {
-      CopyRound(scatter, source.data(), target.data(), mode == "stream");
-    }
-    if (round > 0) seconds.push_back(Now() - start);
-  }
-  if (child > 0) {
-    kill(child, SIGKILL);
-    waitpid(child, nullptr, 0);
-  }
-  if (std::memcmp(target.data(), source.data(), blocks * block_bytes) != 0) {
-    std::fprintf(stderr, "not every byte arrived\n");
-    std::exit(1);
-  }
-  report.Add(mode, block_bytes, blocks, std::move(seconds));
-  munmap(target.data(), target.size());
+  report.Add(
+      mode, block_bytes, blocks,
+      mode == "attached" ? RunAttached(options, scatter) : RunMapped(options, scatter, mode));
 }
 
 }  // namespace
@@ -140,7 +195,7 @@ void Run(const Options& options, const std::string& mode, uint64_t block_bytes, 
 int main(int argc, char** argv) {
   const raw::Options options = raw::ParseOptions(argc, argv);
   raw::Report report(options.json);
-  for (const char* mode : {"copy", "stream", "attached"}) {
+  for (const char* mode : {"copy", "stream", "stream-ahead", "attached"}) {
     if (!options.mode.empty() && options.mode != mode) continue;
     for (uint64_t size : options.block_sizes) raw::Run(options, mode, size, report);
   }

@@ -121,8 +121,8 @@ void CheckEveryByteArrived(std::span<const std::byte> target, uint64_t bytes) {
 
 void Blocks(const Options& options, const std::string& mode, uint64_t block_bytes, Report& report) {
   const uint64_t blocks = options.total / block_bytes;
-  const std::span<std::byte> source = SharedMemory(options.total, 7);
-  const std::span<std::byte> target = SharedMemory(options.total, 0);
+  const std::span<std::byte> source = SharedMemory(options.total, 7, options);
+  const std::span<std::byte> target = SharedMemory(options.total, 0, options);
   const auto pairs = Connect(options.connections);
   const size_t batch = mode == "gather" ? kMaxRuns : 1;
   const auto side = [&](bool sending) {

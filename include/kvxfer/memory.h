@@ -34,13 +34,20 @@ struct MemorySpan {
   uint64_t shared_offset = 0;
 };
 
+// The pages of a HostBuffer. Huge ones make scattered copies faster and the first touch cheap.
+enum class HostPages : uint8_t {
+  kHuge,      // transparent huge pages as far as the kernel has them, small ones for the rest
+  kReserved,  // those that vm.nr_hugepages reserved; rounded up to whole ones
+  kSmall,     // the smallest, unless the kernel is set to choose huge ones by itself
+};
+
 // Page-aligned, zeroed host memory in a sealed memfd: the fastest memory for peers on the same
 // host, ordinary memory for all else. Unmapped when destroyed.
 class HostBuffer {
  public:
-  // ResourceExhausted (with errno) when memory, descriptors or address space run out;
-  // InvalidArgument for zero bytes.
-  static absl::StatusOr<HostBuffer> Allocate(size_t bytes);
+  // ResourceExhausted (with errno) when memory, descriptors, address space or reserved pages run
+  // out; InvalidArgument for zero bytes.
+  static absl::StatusOr<HostBuffer> Allocate(size_t bytes, HostPages pages = HostPages::kHuge);
 
   HostBuffer() = default;
   HostBuffer(HostBuffer&& other) noexcept;
@@ -58,6 +65,7 @@ class HostBuffer {
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
+  size_t mapped_bytes_ = 0;  // whole pages
   int fd_ = -1;
 };
 

@@ -11,6 +11,7 @@
 #include "src/cli/bench_run.h"
 #include "src/cli/bootstrap.h"
 #include "src/cli/commands.h"
+#include "src/cli/host_memory.h"
 #include "src/cli/options.h"
 #include "src/cli/peer_service.h"
 #include "src/cli/process.h"
@@ -154,7 +155,7 @@ void AddBench(CLI::App& app, Action& action) {
                       "tcp, shm, faulty:tcp, ... (default: the best)");
   command->add_option("--listen", config->listen, kClientListenHelp);
   command->add_option("--op", config->op, "write or read");
-  command->add_option("--memory", config->memory, "mapped or attached");
+  command->add_option("--memory", config->memory, kMemoryHelp);
   AddSizes(command, "--block-sizes", config->block_sizes, "4K:4M",
            "One size, a range that doubles, or a list");
   AddSize(command, "--total", config->total, "Bytes of one round");

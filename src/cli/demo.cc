@@ -13,6 +13,7 @@
 #include "src/cli/agent_setup.h"
 #include "src/cli/commands.h"
 #include "src/cli/demo_prefill.h"
+#include "src/cli/host_memory.h"
 #include "src/cli/options.h"
 #include "src/cli/process.h"
 #include "src/cli/stats.h"
@@ -229,7 +230,7 @@ void AddDemo(CLI::App& app, Action& action) {
   command->add_option("--block-tokens", config.block_tokens, "Tokens of one block");
   command->add_option("--tp", config.tp, "Ranks the model is split over; one rank's part is moved");
   command->add_option("--backend", config.backend, "tcp, shm, faulty:tcp, ... (default: the best)");
-  command->add_option("--memory", config.memory, "mapped or attached");
+  command->add_option("--memory", config.memory, kMemoryHelp);
   command->add_option("--seed", config.seed, "Of block tables, content and injected faults");
   AddSize(command, "--gap", config.gap, "Guarded bytes behind each block; 0 packs the blocks");
   AddSize(command, "--cache-size", config.cache_bytes, "KV cache of each process");

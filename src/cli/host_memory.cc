@@ -11,15 +11,20 @@ namespace kvxfer::cli {
 
 absl::StatusOr<MemorySource> ParseMemorySource(std::string_view text) {
   if (text == "mapped") return MemorySource::kMapped;
+  if (text == "mapped-small") return MemorySource::kMappedSmall;
+  if (text == "mapped-reserved") return MemorySource::kMappedReserved;
   if (text == "attached") return MemorySource::kAttached;
-  return absl::InvalidArgumentError(
-      absl::StrCat("memory '", ToAbsl(text), "': choose mapped or attached"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "memory '", ToAbsl(text), "': choose mapped, mapped-small, mapped-reserved or attached"));
 }
 
 absl::StatusOr<HostMemory> HostMemory::Allocate(MemorySource source, size_t bytes) {
   HostMemory memory;
-  if (source == MemorySource::kMapped) {
-    absl::StatusOr<HostBuffer> buffer = HostBuffer::Allocate(bytes);
+  if (source != MemorySource::kAttached) {
+    const HostPages pages = source == MemorySource::kMappedReserved ? HostPages::kReserved
+                            : source == MemorySource::kMappedSmall  ? HostPages::kSmall
+                                                                    : HostPages::kHuge;
+    absl::StatusOr<HostBuffer> buffer = HostBuffer::Allocate(bytes, pages);
     if (!buffer.ok()) return buffer.status();
     memory.mapped_ = std::move(*buffer);
     return memory;

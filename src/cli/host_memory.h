@@ -11,11 +11,16 @@
 namespace kvxfer::cli {
 
 enum class MemorySource {
-  kMapped,    // HostBuffer: a peer on this host maps it
-  kAttached,  // anonymous memory, as malloc gives: a peer on this host attaches to it
+  kMapped,          // HostBuffer: a peer on this host maps it
+  kMappedSmall,     // the same with small pages
+  kMappedReserved,  // the same with reserved huge pages
+  kAttached,        // anonymous memory, as malloc gives: a peer on this host attaches to it
 };
 
-// "mapped" or "attached".
+inline constexpr const char* kMemoryHelp =
+    "mapped, attached, or mapped-small or mapped-reserved: what HostBuffer gives, with these pages";
+
+// "mapped", "mapped-small", "mapped-reserved" or "attached".
 absl::StatusOr<MemorySource> ParseMemorySource(std::string_view text);
 
 // Page-aligned and zeroed. Unmapped when destroyed.

@@ -209,7 +209,7 @@ void AddPing(CLI::App& app, Action& action) {
   command->add_option("--warm-up", flags->warm_up, "Round trips before, not counted");
   command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: the best)");
   command->add_option("--listen", flags->listen, kClientListenHelp);
-  command->add_option("--memory", flags->memory, "mapped or attached");
+  command->add_option("--memory", flags->memory, kMemoryHelp);
   AddSize(command, "--size", flags->size, "Bytes of each write");
   AddDuration(command, "--interval", flags->interval, "Pause between round trips");
   AddDuration(command, "--timeout", flags->timeout, "Longest wait for an answer");

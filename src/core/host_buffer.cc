@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include "kvxfer/memory.h"
+#include "src/core/shared_mapping.h"
 #include "src/core/strings.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -53,7 +55,13 @@ std::optional<uint64_t> NumberAfter(const std::string& text, std::string_view la
 
 // Asking the kernel for more pages than there are does not fail: it kills somebody. So what can
 // be known beforehand is checked here.
-absl::Status CheckRoom(size_t bytes) {
+absl::Status CheckRoom(size_t bytes, bool reserved) {
+  // Beyond this limit ftruncate sends a signal.
+  rlimit file_size{};
+  if (getrlimit(RLIMIT_FSIZE, &file_size) == 0 && bytes > file_size.rlim_cur) {
+    return Exhausted(bytes, absl::StrCat("RLIMIT_FSIZE is ", file_size.rlim_cur));
+  }
+  if (reserved) return absl::OkStatus();  // mmap tells
   if (const auto kib = NumberAfter(ReadText("/proc/meminfo"), "MemAvailable:");
       kib.has_value() && bytes / 1024 > *kib) {
     return Exhausted(bytes, absl::StrCat("only ", *kib, " KiB of memory are available"));
@@ -62,12 +70,15 @@ absl::Status CheckRoom(size_t bytes) {
       most.has_value() && bytes > *most) {
     return Exhausted(bytes, absl::StrCat("the control group may use ", *most, " bytes"));
   }
-  // Beyond this limit ftruncate sends a signal.
-  rlimit file_size{};
-  if (getrlimit(RLIMIT_FSIZE, &file_size) == 0 && bytes > file_size.rlim_cur) {
-    return Exhausted(bytes, absl::StrCat("RLIMIT_FSIZE is ", file_size.rlim_cur));
-  }
   return absl::OkStatus();
+}
+
+absl::StatusOr<size_t> PageBytes(int fd, bool reserved) {
+  if (!reserved) return static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  struct stat info {};
+  if (fstat(fd, &info) != 0)
+    return absl::ResourceExhaustedError(ErrnoText("HostBuffer: fstat", errno));
+  return static_cast<size_t>(info.st_blksize);
 }
 
 // Gives the file all its pages now, so that a lack of memory is an error here and not SIGBUS later.
@@ -88,27 +99,34 @@ int Populate(int fd, std::byte* data, size_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<HostBuffer> HostBuffer::Allocate(size_t bytes) {
+absl::StatusOr<HostBuffer> HostBuffer::Allocate(size_t bytes, HostPages pages) {
   if (bytes == 0) return absl::InvalidArgumentError("HostBuffer of 0 bytes: nothing to allocate");
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  if (bytes > static_cast<size_t>(std::numeric_limits<off_t>::max()) - page) {
+  const bool reserved = pages == HostPages::kReserved;
+  HostBuffer buffer;  // closes what it has on every way out
+  buffer.fd_ =
+      memfd_create("kvxfer", MFD_CLOEXEC | MFD_ALLOW_SEALING | (reserved ? MFD_HUGETLB : 0u));
+  if (buffer.fd_ < 0) return Exhausted(bytes, ErrnoText("memfd_create", errno));
+  const absl::StatusOr<size_t> page = PageBytes(buffer.fd_, reserved);
+  if (!page.ok()) return page.status();
+  if (bytes > static_cast<size_t>(std::numeric_limits<off_t>::max()) - *page) {
     return Exhausted(bytes, "larger than any file");
   }
-  const size_t whole = (bytes + page - 1) / page * page;
-  if (absl::Status room = CheckRoom(whole); !room.ok()) return room;
+  const size_t whole = (bytes + *page - 1) / *page * *page;
+  if (absl::Status room = CheckRoom(whole, reserved); !room.ok()) return room;
 
-  HostBuffer buffer;  // closes what it has on every way out
-  buffer.fd_ = memfd_create("kvxfer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (buffer.fd_ < 0) return Exhausted(bytes, ErrnoText("memfd_create", errno));
   if (ftruncate(buffer.fd_, static_cast<off_t>(whole)) != 0) {
     return Exhausted(bytes, ErrnoText("ftruncate", errno));
   }
-  void* data = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, buffer.fd_, 0);
+  void* data = MapShared(buffer.fd_, 0, whole, PROT_READ | PROT_WRITE);
+  if (data == MAP_FAILED && reserved) {
+    return Exhausted(bytes, absl::StrCat(ToAbsl(ErrnoText("mmap", errno)), "; vm.nr_hugepages must",
+                                         " reserve ", whole / *page, " free huge pages for it"));
+  }
   if (data == MAP_FAILED) return Exhausted(bytes, ErrnoText("mmap", errno));
   buffer.data_ = static_cast<std::byte*>(data);
   buffer.bytes_ = bytes;
-  // Takes effect where shmem_enabled is "advise"; no harm elsewhere.
-  madvise(data, whole, MADV_HUGEPAGE);
+  buffer.mapped_bytes_ = whole;
+  if (pages == HostPages::kHuge) GatherHugePages(buffer.data_, whole);
   if (const int error = Populate(buffer.fd_, buffer.data_, whole); error != 0) {
     return Exhausted(bytes, ErrnoText("reserving its pages", error));
   }
@@ -121,21 +139,20 @@ absl::StatusOr<HostBuffer> HostBuffer::Allocate(size_t bytes) {
 HostBuffer::HostBuffer(HostBuffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
+      mapped_bytes_(std::exchange(other.mapped_bytes_, 0)),
       fd_(std::exchange(other.fd_, -1)) {}
 
 HostBuffer& HostBuffer::operator=(HostBuffer&& other) noexcept {
   const HostBuffer old(std::move(*this));
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(mapped_bytes_, other.mapped_bytes_);
   std::swap(fd_, other.fd_);
   return *this;
 }
 
 HostBuffer::~HostBuffer() {
-  if (data_ != nullptr) {
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    munmap(data_, (bytes_ + page - 1) / page * page);
-  }
+  if (data_ != nullptr) munmap(data_, mapped_bytes_);
   if (fd_ >= 0) close(fd_);
 }
 

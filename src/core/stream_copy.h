@@ -7,14 +7,17 @@
 #define KVXFER_CORE_STREAM_COPY_H_
 
 #include <cstddef>
+#include <span>
 
 namespace kvxfer {
 
 // Below this many bytes StreamCopy is memcpy, which was measured to be no slower there.
-inline constexpr size_t kStreamCopyMin = 2048;
+inline constexpr size_t kStreamCopyMin = 256;
 
-// Uses the widest stores that the CPU has. Call StreamFence before anything that publishes.
-void StreamCopy(void* to, const void* from, size_t bytes);
+// Uses the stores that were measured to be the fastest on this kind of CPU. Call StreamFence before
+// anything that publishes. `next` is the source of the copy that follows, where it is known: its
+// first lines are fetched meanwhile. It is a hint, need not be readable, and may be empty.
+void StreamCopy(void* to, const void* from, size_t bytes, std::span<const std::byte> next = {});
 
 // Orders every StreamCopy of this thread before its later stores, sends and system calls.
 void StreamFence();

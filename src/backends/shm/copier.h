@@ -58,6 +58,7 @@ class Copier {
   struct Queued {
     Op op;
     uint64_t left = 0;    // bytes
+    bool cached = false;  // copied by ordinary stores
     size_t run = 0;       // the next one
     uint64_t offset = 0;  // bytes of it already copied
   };

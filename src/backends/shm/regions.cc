@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "src/core/shared_mapping.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::shm {
@@ -78,8 +79,7 @@ absl::StatusOr<std::unique_ptr<ShmRemoteKey>> ShmRemoteKey::Map(const Endpoint* 
   const uint64_t begin = offset / unit * unit;
   const uint64_t bytes = (offset - begin + region.bytes + unit - 1) / unit * unit;
   const bool writable = Allows(region.access, Access::kRemoteWrite);
-  void* data = mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, file,
-                    static_cast<off_t>(begin));
+  void* data = MapShared(file, begin, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ);
   if (data == MAP_FAILED) {
     return ErrnoStatus(errno, absl::StrCat("mapping ", bytes, " bytes of the peer's region ",
                                            static_cast<uint32_t>(region.id)));
