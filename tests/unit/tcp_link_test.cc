@@ -1,4 +1,5 @@
 // How links come up and go down, and what a target refuses.
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 
 #include "src/backends/tcp/frames.h"
@@ -85,6 +86,28 @@ TEST_F(TcpLink, WithoutAuthorizeMessagesPassAndNoByteLands) {
   b->accepted[0]->Authorize();
   EXPECT_TRUE(Drive({a.get(), b.get()},
                     [&] { return b->immediates.size() == 1 && a->completions.contains(2); }));
+}
+
+TEST(TcpSocket, OnOneHostThePlainestCongestionControlIsTaken) {
+  const auto at = tcp::Resolve("127.0.0.1:0", 0, tcp::Names::kNumericOnly);
+  const auto congestion = [](int fd) {
+    std::array<char, 16> name{};
+    socklen_t size = name.size();
+    EXPECT_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), &size), 0);
+    return std::string(name.data());
+  };
+  const auto listener = tcp::Listen(at->front());
+  ASSERT_TRUE(listener.ok());
+  const auto fd = tcp::StartConnect(tcp::LocalAddress(listener->get()));
+  ASSERT_TRUE(fd.ok());
+  pollfd connected{.fd = fd->get(), .events = POLLOUT, .revents = 0};
+  ASSERT_EQ(::poll(&connected, 1, 10'000), 1);
+  tcp::TuneIfLocal(fd->get());
+  EXPECT_EQ(congestion(fd->get()), "reno");
+  // Expect a socket without a peer, of which nothing is known, to be left as it is.
+  const std::string before = congestion(listener->get());
+  tcp::TuneIfLocal(listener->get());
+  EXPECT_EQ(congestion(listener->get()), before);
 }
 
 TEST_F(TcpLink, TheLinkNamesItsPath) {

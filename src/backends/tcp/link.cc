@@ -13,7 +13,7 @@ namespace kvxfer::tcp {
 namespace {
 
 // Bytes a data stream moves in one turn, each way.
-constexpr size_t kTurnBytes = 2 * 1024 * 1024;
+constexpr size_t kTurnBytes = 4 * 1024 * 1024;
 // Post copies at most this much itself; the rest waits for Poll.
 constexpr size_t kInlineBytes = 64 * 1024;
 

@@ -72,7 +72,9 @@ void Link::SendPreamble() {
          bytes);
   absl::StatusOr<bool> sent = control_.PushRaw(bytes);
   if (!sent.ok()) return TryNextCandidate(sent.status());
-  if (*sent) state_ = State::kGreeting;
+  if (!*sent) return;
+  state_ = State::kGreeting;
+  TuneIfLocal(control_.fd());
 }
 
 void Link::ReceiveWelcome() {
@@ -118,6 +120,7 @@ void Link::IntroduceRails() {
                                                     .target = peer_.incarnation,
                                                     .link = id_});
     if (!sent.ok()) return Fail(sent.status(), *rail);
+    if (*sent) TuneIfLocal(rail->fd());
   }
 }
 
@@ -137,6 +140,7 @@ absl::StatusOr<bool> Rail::SendPreamble(const Preamble& preamble) {
 bool Link::Join(uint32_t rail, Fd* fd) {
   if (state_ != State::kJoining || rail >= rails_.size() || rails_[rail]->attached()) return false;
   GuardData(fd->get());
+  TuneIfLocal(fd->get());
   rails_[rail]->Adopt(std::move(*fd));
   return true;
 }
@@ -151,6 +155,7 @@ void Link::GoUp() {
   reported_ = true;
   deadline_.reset();
   SetUserTimeout(control_.fd(), kUserTimeoutMs);
+  TuneIfLocal(control_.fd());
   // A broken stream shows when the control stream is read.
   control_.Push(ControlKind::kReady, {}).IgnoreError();
   Activate();

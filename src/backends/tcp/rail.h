@@ -72,6 +72,8 @@ class Rail final : public Stream {
   // A frame to send. Once voided its runs are not touched any more.
   struct Outgoing {
     FrameHead head;
+    std::vector<std::byte> prefix;  // head and runs, encoded; empty until it is gathered
+    std::array<std::byte, kTrailerBytes> trailer{};
     bool owes_completion = false;  // `op`, when the frame has been sent
     bool has_immediate = false;
     bool voided = false;
@@ -94,13 +96,15 @@ class Rail final : public Stream {
     const TcpRegistration* registration = nullptr;
   };
 
-  void Begin();
-  void EncodeRuns(const Outgoing& frame);
-  size_t Gather(std::span<iovec> pieces, size_t limit) const;
-  size_t GatherPayload(std::span<iovec> pieces, size_t limit) const;
+  bool begun() const { return sent_ > 0; }
+  void EncodePrefix(Outgoing& frame);
+  void EncodeTrailer(Outgoing& frame, size_t sent) const;
+  size_t Gather(std::span<iovec> pieces, size_t limit);
+  size_t GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> pieces,
+                       size_t limit) const;
   void Advance(size_t bytes);
+  void AdvancePayload(const Outgoing& frame, size_t from, size_t to);
   void FinishFrame();
-  size_t FrameBytes() const;
 
   absl::StatusOr<bool> ParseStaged();
   absl::StatusOr<size_t> ReadMore();
@@ -123,13 +127,11 @@ class Rail final : public Stream {
   const uint32_t index_;
   bool introduced_ = false;
 
-  // Sending: out_[0] is the frame under way when begun_.
+  // Sending. Only out_[0] can have begun.
   std::deque<Outgoing> out_;
   uint64_t queued_bytes_ = 0;
-  bool begun_ = false;
-  std::vector<std::byte> prefix_;  // its head and runs
-  std::array<std::byte, kTrailerBytes> trailer_{};
-  size_t sent_ = 0;        // bytes of it, prefix, payload and trailer
+  std::vector<std::vector<std::byte>> spare_prefixes_;  // of frames that are over
+  size_t sent_ = 0;        // bytes of out_[0], prefix, payload and trailer
   size_t run_ = 0;         // where its payload goes on
   uint64_t run_sent_ = 0;  // bytes of runs[run_]
   uint64_t last_number_ = 0;

@@ -10,13 +10,13 @@ namespace kvxfer::tcp {
 
 void Rail::CancelOps(uint64_t transfer, const absl::Status& why) {
   const auto concerned = [transfer](uint64_t other) { return transfer == 0 || other == transfer; };
-  if (begun_ && concerned(out_.front().head.transfer)) {
+  if (begun() && concerned(out_.front().head.transfer)) {
     Outgoing& frame = out_.front();
     // Its runs end with the completion: what is left of the payload is filler.
     frame.voided = true;
     if (std::exchange(frame.owes_completion, false)) CompleteOp(frame.op, why);
   }
-  const auto unbegun = out_.begin() + (begun_ ? 1 : 0);
+  const auto unbegun = out_.begin() + (begun() ? 1 : 0);
   const auto end = std::remove_if(unbegun, out_.end(), [&](const Outgoing& frame) {
     if (frame.head.kind == FrameKind::kFence || !concerned(frame.head.transfer)) return false;
     if (frame.head.kind == FrameKind::kWrite) queued_bytes_ -= frame.head.bytes;

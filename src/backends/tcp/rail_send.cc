@@ -10,11 +10,13 @@
 namespace kvxfer::tcp {
 namespace {
 
-// IOV_MAX, less one each for prefix and trailer.
-constexpr size_t kMaxPayloadPieces = kMaxIovecs - 2;
-// What may wait for the socket: enough to keep it busy between two Polls, little enough that other
-// transfers get their turn and a cancelled op has seldom begun.
-constexpr uint64_t kMaxQueuedBytes = 1024 * 1024;
+// A prefix, something of the payload, and a trailer.
+constexpr size_t kMinFramePieces = 3;
+constexpr size_t kMaxSparePrefixes = 8;
+// What may wait for the socket: enough that one system call takes some megabytes, for each wakes
+// the receiver (a megabyte at a time costs a third more CPU over loopback), little enough that
+// other transfers get their turn and a cancelled op has seldom begun.
+constexpr uint64_t kMaxQueuedBytes = 4 * 1024 * 1024;
 constexpr size_t kMaxQueuedFrames = 32;
 // Reads asked for and not answered.
 constexpr size_t kMaxPendingReads = 8;
@@ -62,11 +64,19 @@ void Rail::Push(const Op& op) {
 void Rail::PushMarker(uint64_t transfer) {
   Outgoing marker;
   marker.head = {.kind = FrameKind::kFence, .transfer = transfer};
-  out_.insert(out_.begin() + (begun_ ? 1 : 0), std::move(marker));
+  out_.insert(out_.begin() + (begun() ? 1 : 0), std::move(marker));
 }
 
-void Rail::EncodeRuns(const Outgoing& frame) {
-  std::byte* at = prefix_.data() + kFrameHeadBytes;
+void Rail::EncodePrefix(Outgoing& frame) {
+  if (!frame.prefix.empty()) return;
+  if (!spare_prefixes_.empty()) {
+    frame.prefix = std::move(spare_prefixes_.back());
+    spare_prefixes_.pop_back();
+  }
+  frame.prefix.resize(kFrameHeadBytes + frame.head.runs * kWireRunBytes);
+  Encode(frame.head, std::span(frame.prefix).first<kFrameHeadBytes>());
+  if (frame.head.runs == 0) return;
+  std::byte* at = frame.prefix.data() + kFrameHeadBytes;
   for (const Run& run : frame.runs) {
     const WireRun wire{.address = run.remote,
                        .bytes = static_cast<uint32_t>(run.bytes),
@@ -76,28 +86,24 @@ void Rail::EncodeRuns(const Outgoing& frame) {
   }
 }
 
-void Rail::Begin() {
-  const Outgoing& frame = out_.front();
-  prefix_.resize(kFrameHeadBytes + frame.head.runs * kWireRunBytes);
-  Encode(frame.head, std::span(prefix_).first<kFrameHeadBytes>());
-  if (frame.head.runs > 0) EncodeRuns(frame);
-  begun_ = true;
-  sent_ = run_ = 0;
-  run_sent_ = 0;
+// The verdict is made up anew for each call, for a fence may have come in between; of a trailer
+// that is partly sent the rest stays the same.
+void Rail::EncodeTrailer(Outgoing& frame, size_t sent) const {
+  if (sent > frame.prefix.size() + frame.head.bytes) return;
+  Encode(Trailer{.valid = !frame.voided,
+                 .has_immediate = frame.has_immediate,
+                 .immediate = frame.immediate},
+         frame.trailer);
 }
 
-size_t Rail::FrameBytes() const {
-  const FrameHead& head = out_.front().head;
-  return prefix_.size() + (HasPayload(head.kind) ? head.bytes + kTrailerBytes : 0);
-}
-
-size_t Rail::GatherPayload(std::span<iovec> pieces, size_t limit) const {
-  const Outgoing& frame = out_.front();
-  const size_t payload_sent = sent_ > prefix_.size() ? sent_ - prefix_.size() : 0;
+// Pieces of the payload of `frame`, of which `sent` bytes have gone; at most `limit` bytes.
+size_t Rail::GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> pieces,
+                           size_t limit) const {
+  const size_t payload_sent = sent > frame.prefix.size() ? sent - frame.prefix.size() : 0;
   limit = std::min(limit, frame.head.bytes - std::min<size_t>(payload_sent, frame.head.bytes));
   size_t n = 0;
-  size_t run = run_;
-  uint64_t skip = run_sent_;
+  size_t run = sent > 0 ? run_ : 0;
+  uint64_t skip = sent > 0 ? run_sent_ : 0;
   while (limit > 0 && n < pieces.size()) {
     iovec piece{const_cast<std::byte*>(kFiller.data()), std::min(limit, kFiller.size())};
     if (!frame.voided) {
@@ -112,37 +118,39 @@ size_t Rail::GatherPayload(std::span<iovec> pieces, size_t limit) const {
   return n;
 }
 
-// Pieces of the frame under way from sent_ on; at most about `limit` bytes of payload.
-size_t Rail::Gather(std::span<iovec> pieces, size_t limit) const {
-  const FrameHead& head = out_.front().head;
+// Pieces of the frames that wait, from sent_ on, until the pieces are used up or about `limit`
+// bytes of payload are reached: small frames and small blocks share a system call.
+size_t Rail::Gather(std::span<iovec> pieces, size_t limit) {
   size_t n = 0;
-  if (sent_ < prefix_.size()) {
-    pieces[n++] = {const_cast<std::byte*>(prefix_.data()) + sent_, prefix_.size() - sent_};
-  }
-  if (!HasPayload(head.kind)) return n;
-  const size_t payload_end = prefix_.size() + head.bytes;
-  size_t reached = std::max(sent_, prefix_.size());
-  const size_t payload = GatherPayload(pieces.subspan(n, kMaxPayloadPieces), limit);
-  for (size_t i = n; i < n + payload; ++i) reached += pieces[i].iov_len;
-  n += payload;
-  if (reached >= payload_end) {
-    const size_t done = reached - payload_end;
-    pieces[n++] = {const_cast<std::byte*>(trailer_.data()) + done, kTrailerBytes - done};
+  size_t sent = sent_;
+  for (Outgoing& frame : out_) {
+    if (limit == 0 || pieces.size() - n < kMinFramePieces) break;
+    EncodePrefix(frame);
+    const size_t prefix = frame.prefix.size();
+    if (sent < prefix) pieces[n++] = {frame.prefix.data() + sent, prefix - sent};
+    if (HasPayload(frame.head.kind)) {
+      EncodeTrailer(frame, sent);
+      size_t reached = std::max(sent, prefix);
+      const size_t room = pieces.size() - n - 1;
+      const size_t payload = GatherPayload(frame, sent, pieces.subspan(n, room), limit);
+      for (size_t i = n; i < n + payload; ++i) reached += pieces[i].iov_len;
+      limit -= std::min(limit, reached - std::max(sent, prefix));
+      n += payload;
+      const size_t payload_end = prefix + frame.head.bytes;
+      if (reached < payload_end) break;
+      const size_t done = reached - payload_end;
+      pieces[n++] = {frame.trailer.data() + done, kTrailerBytes - done};
+    }
+    sent = 0;
   }
   return n;
 }
 
-void Rail::Advance(size_t bytes) {
-  const Outgoing& frame = out_.front();
-  const size_t before = std::max(sent_, prefix_.size());
-  sent_ += bytes;
-  if (frame.voided || !HasPayload(frame.head.kind) || sent_ <= prefix_.size()) return;
-  const size_t payload_end = prefix_.size() + frame.head.bytes;
-  if (before >= payload_end) return;
-  uint64_t payload = std::min(sent_, payload_end) - before;
-  while (payload > 0) {
-    const uint64_t step = std::min(payload, frame.runs[run_].bytes - run_sent_);
-    payload -= step;
+// Bytes `from` to `to` of the payload of the frame under way have gone.
+void Rail::AdvancePayload(const Outgoing& frame, size_t from, size_t to) {
+  while (from < to) {
+    const uint64_t step = std::min<uint64_t>(to - from, frame.runs[run_].bytes - run_sent_);
+    from += step;
     run_sent_ += step;
     if (run_sent_ == frame.runs[run_].bytes) {
       ++run_;
@@ -151,34 +159,47 @@ void Rail::Advance(size_t bytes) {
   }
 }
 
+void Rail::Advance(size_t bytes) {
+  while (bytes > 0) {
+    const Outgoing& frame = out_.front();
+    const size_t prefix = frame.prefix.size();
+    const size_t payload = HasPayload(frame.head.kind) ? frame.head.bytes : 0;
+    const size_t whole = prefix + payload + (HasPayload(frame.head.kind) ? kTrailerBytes : 0);
+    const size_t step = std::min(bytes, whole - sent_);
+    if (!frame.voided) {
+      const auto of_payload = [&](size_t at) {
+        return std::clamp(at, prefix, prefix + payload) - prefix;
+      };
+      AdvancePayload(frame, of_payload(sent_), of_payload(sent_ + step));
+    }
+    sent_ += step;
+    bytes -= step;
+    if (sent_ == whole) FinishFrame();
+  }
+}
+
 absl::Status Rail::Send(size_t budget) {
   std::array<iovec, kMaxIovecs> pieces;
   while (writable() && budget > 0 && !out_.empty()) {
-    if (!begun_) Begin();
-    const Outgoing& frame = out_.front();
-    // The verdict is made up anew for each call, for a fence may have come in between; of a
-    // trailer that is partly sent the rest stays the same.
-    if (sent_ <= FrameBytes() - kTrailerBytes || !HasPayload(frame.head.kind)) {
-      Encode(Trailer{.valid = !frame.voided,
-                     .has_immediate = frame.has_immediate,
-                     .immediate = frame.immediate},
-             trailer_);
-    }
     const size_t n = Gather(pieces, budget);
     absl::StatusOr<size_t> sent = Write(std::span(pieces).first(n));
     if (!sent.ok()) return sent.status();
     if (*sent == 0) break;
     budget -= std::min(budget, *sent);
     Advance(*sent);
-    if (sent_ == FrameBytes()) FinishFrame();
   }
   return absl::OkStatus();
 }
 
 void Rail::FinishFrame() {
-  begun_ = false;
   Outgoing frame = std::move(out_.front());
   out_.pop_front();
+  sent_ = run_ = 0;
+  run_sent_ = 0;
+  if (spare_prefixes_.size() < kMaxSparePrefixes) {
+    frame.prefix.clear();
+    spare_prefixes_.push_back(std::move(frame.prefix));
+  }
   if (HasPayload(frame.head.kind)) queued_bytes_ -= frame.head.bytes;
   if (frame.owes_completion) CompleteOp(frame.op, absl::OkStatus());
 }

@@ -185,6 +185,17 @@ void SetUserTimeout(int fd, unsigned milliseconds) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof(milliseconds));
 }
 
+void TuneIfLocal(int fd) {
+  SocketAddress peer;
+  peer.length = sizeof(peer.storage);
+  if (::getpeername(fd, peer.get(), &peer.length) != 0) return;
+  SocketAddress own = LocalAddress(fd);
+  own.set_port(peer.port());
+  if (!peer.IsLoopback() && own.ToString() != peer.ToString()) return;
+  constexpr std::string_view kPlain = "reno";
+  ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kPlain.data(), kPlain.size());
+}
+
 void SetKeepAlive(int fd) {
   constexpr int kIdleSeconds = 30;
   constexpr int kIntervalSeconds = 10;
