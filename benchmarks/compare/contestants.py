@@ -115,20 +115,22 @@ GROUPS = (
         _raw_shm("raw process_vm_writev", LIMIT, "attached"),
         _raw_shm("raw process_vm_writev, 2 threads", REFERENCE, "attached", 2),
         *_NIXL_SM, *_UCX_ANY)),
-    Group("ping-tcp", "4 KiB, notification and answer over TCP, nobody spins", (
-        *_SLEEPING_TCP, *_NIXL_TCP, *_UCX_TCP, _MOONCAKE), ping=True),
-    Group("ping-tcp-spin", "4 KiB, notification and answer over TCP, spinning allowed", (
+    Group("ping-tcp", "4 KiB and answer over TCP, nobody spins", _SLEEPING_TCP, ping=True),
+    Group("ping-shm", "4 KiB and answer over shared memory, nobody spins", _SLEEPING_SHM,
+          ping=True),
+    # The peers have no other way: who uses them polls.
+    Group("ping-tcp-spin", "4 KiB and answer over TCP, spinning allowed", (
         _kvxfer("kvxfer tcp, spinning", "tcp", 2, spin=True),
-        _raw_tcp("busy-polled ping-pong", LIMIT, spin=True)), ping=True),
-    Group("ping-shm", "4 KiB, notification and answer over shared memory, nobody spins", (
-        *_SLEEPING_SHM, *_NIXL_SM, *_UCX_OWN), ping=True),
-    Group("ping-shm-spin", "4 KiB, notification and answer over shared memory, spinning allowed", (
+        _raw_tcp("busy-polled ping-pong", LIMIT, spin=True),
+        *_NIXL_TCP, *_UCX_TCP, _MOONCAKE), ping=True),
+    Group("ping-shm-spin", "4 KiB and answer over shared memory, spinning allowed", (
         _kvxfer("kvxfer mapped, spinning", "mapped", spin=True),
         _kvxfer("kvxfer attached, spinning", "attached", spin=True),
-        _raw_shm("spinning ping-pong", LIMIT, "copy", spin=True)), ping=True),
-    Group("hogs-tcp", "The same over TCP beside a busy process on every core", (
+        _raw_shm("spinning ping-pong", LIMIT, "copy", spin=True),
+        *_NIXL_SM, *_UCX_OWN, *_UCX_ANY[:2]), ping=True),
+    Group("hogs-tcp", "4 KiB and answer over TCP beside a busy process on every core", (
         *_SLEEPING_TCP, *_NIXL_TCP), ping=True, hogs=True),
-    Group("hogs-shm", "The same over shared memory beside a busy process on every core", (
+    Group("hogs-shm", "4 KiB and answer over shared memory beside a busy process on every core", (
         *_SLEEPING_SHM, *_NIXL_SM), ping=True, hogs=True),
 )
 

@@ -1,6 +1,7 @@
 """Where everything is: the drivers' build, the peers' virtual environment, the logs."""
 
 import dataclasses
+import glob
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ PEERS = {
     "mooncake-transfer-engine-non-cuda": "0.3.13.post1",
     "libucx-cu12": "1.22.0",
 }
+# What shows that a peer that is installed also runs here.
+_IMPORTS = {"nixl-cu12": "nixl_cu12._api", "mooncake-transfer-engine-non-cuda": "mooncake.engine"}
 _TOOLS = ("numpy==2.4.6", "matplotlib==3.11.2")
 
 
@@ -34,14 +37,12 @@ class Places:
         environment = dict(os.environ)
         environment.update(contestant.environment)
         if contestant.package == "libucx-cu12":
-            library = os.path.join(self._packages(), "libucx", "lib")
+            library = glob.glob(os.path.join(self.venv, "lib", "python3*", "site-packages",
+                                             "libucx", "lib"))[0]
             environment["LD_LIBRARY_PATH"] = library
             environment["UCX_MODULE_DIR"] = os.path.join(library, "ucx")
         return environment
 
-    def _packages(self):
-        version = "python%d.%d" % sys.version_info[:2]
-        return os.path.join(self.venv, "lib", version, "site-packages")
 
 
 def _last_line(text, default):
@@ -54,7 +55,7 @@ def _last_line(text, default):
 def _pip(venv, arguments):
     """Empty when it went well, else why not."""
     command = [os.path.join(venv, "bin", "python"), "-m", "pip", "install", "--quiet",
-               "--disable-pip-version-check", *arguments]
+               "--disable-pip-version-check", "--retries", "2", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -64,14 +65,17 @@ def _pip(venv, arguments):
     return _last_line(done.stderr, f"pip ended with exit status {done.returncode}")
 
 
+def _try(venv, code):
+    """Runs a line of Python there: empty when it went well, else its last words."""
+    done = subprocess.run([os.path.join(venv, "bin", "python"), "-c", code], capture_output=True,
+                          text=True, check=False)
+    return "" if done.returncode == 0 else _last_line(done.stderr, f"status {done.returncode}")
+
+
 def _installed(venv, requirement):
     name, _, version = requirement.partition("==")
-    code = f"import importlib.metadata as m; assert m.version({name!r}) == {version!r}"
-    try:
-        return subprocess.run([os.path.join(venv, "bin", "python"), "-c", code], check=False,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
-    except OSError:
-        return False
+    return not _try(venv, f"import importlib.metadata as m; assert m.version({name!r}) == "
+                          f"{version!r}")
 
 
 def _make_venv(venv):
@@ -96,10 +100,12 @@ def set_up_peers(venv, say):
                                    for name, version in PEERS.items()}}
     for name, arguments in wanted.items():
         requirements = [argument for argument in arguments if "==" in argument]
-        if all(_installed(venv, requirement) for requirement in requirements):
-            continue
-        say(f"installing {' '.join(requirements)} into {venv}")
-        why = _pip(venv, arguments)
+        why = ""
+        if not all(_installed(venv, requirement) for requirement in requirements):
+            say(f"installing {' '.join(requirements)} into {venv}")
+            why = _pip(venv, arguments)
+        if not why and name in _IMPORTS:
+            why = _try(venv, f"import {_IMPORTS[name]}")
         if why:
             missing[name] = why
     return missing

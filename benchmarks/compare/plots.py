@@ -1,5 +1,6 @@
 """Draws a result: plots.py RESULT.json FOLDER. Needs matplotlib; prints the names it wrote."""
 
+import io
 import json
 import os
 import sys
@@ -8,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402 (after the choice of how to draw)
+from PIL import Image  # noqa: E402 (matplotlib brings it)
 
 _STYLES = {
     "kvxfer": {"color": "#c2410c", "linewidth": 2.6, "marker": "o", "zorder": 5},
@@ -20,6 +22,10 @@ _PEER_COLORS = ("#1d4ed8", "#60a5fa", "#15803d", "#86efac", "#7e22ce", "#c084fc"
 
 def _size(count):
     return f"{count >> 20}M" if count >= 1 << 20 else f"{count >> 10}K"
+
+
+def _time(us):
+    return f"{us:.1f}" if us < 100 else f"{us:.0f}"
 
 
 def _groups(result, ping):
@@ -41,7 +47,10 @@ def _series(result, group):
 def _finish(figure, folder, name):
     figure.tight_layout()
     path = os.path.join(folder, name)
-    figure.savefig(path + ".tmp", format="png", dpi=80)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=80)
+    # Few colours make a file small enough to keep beside the figures.
+    Image.open(drawn).convert("RGB").quantize(48).save(path + ".tmp", format="png", optimize=True)
     os.replace(path + ".tmp", path)
     print(name)
 
@@ -92,10 +101,10 @@ def latency(result, folder):
         axis.barh(places, [row["p50_us"] for row in rows], color=colors, height=0.7)
         axis.set_yticks(places, [row["contestant"] for row in rows], fontsize=8)
         for place, row in zip(places, rows):
-            axis.text(row["p99_us"], place, f" {row['p50_us']:.1f} / {row['p99_us']:.1f}",
+            axis.text(row["p99_us"], place, f" {_time(row['p50_us'])} / {_time(row['p99_us'])}",
                       va="center", fontsize=7)
         axis.set_xscale("log")
-        axis.set_xlim(right=max(row["p99_us"] for row in rows) * 4)
+        axis.set_xlim(0.1, max(row["p99_us"] for row in rows) * 60)
         axis.set_title(f"{group}: µs, p50 (dark) and p99 (light)", fontsize=10)
         axis.grid(axis="x", alpha=0.25)
     _finish(figure, folder, "latency.png")
