@@ -62,7 +62,7 @@ class NullBackend : public Backend {
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override {
     return inner_->Register(region);
   }
-  size_t Poll(std::span<Event> out, bool) override;
+  size_t Poll(std::span<Event> out, bool readable) override;
   bool Arm() override { return completed_.empty() && inner_->Arm(); }
   int wait_fd() const override { return inner_->wait_fd(); }
 
@@ -115,7 +115,7 @@ void NullEndpoint::Shutdown(absl::Status why) {
 }
 
 // Completions first, so that an endpoint's kDown is its last event.
-size_t NullBackend::Poll(std::span<Event> out) {
+size_t NullBackend::Poll(std::span<Event> out, bool readable) {
   size_t n = 0;
   for (; n < out.size() && reported_ < completed_.size(); ++reported_) {
     const Completed& completed = completed_[reported_];
@@ -129,7 +129,7 @@ size_t NullBackend::Poll(std::span<Event> out) {
   completed_.clear();
   reported_ = 0;
   const std::span<Event> rest = out.subspan(n);
-  const size_t more = rest.empty() ? 0 : inner_->Poll(rest);
+  const size_t more = rest.empty() ? 0 : inner_->Poll(rest, readable);
   for (Event& event : rest.first(more)) Translate(event);
   return n + more;
 }

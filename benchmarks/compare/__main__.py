@@ -1,0 +1,155 @@
+"""Compares kvxfer with its peers and with this machine's limits, in turn, on the same work.
+
+    python3 benchmarks/compare [--quick]
+
+Builds what it runs (the preset release), installs the peers into build/compare/venv, and leaves a
+JSON file, Markdown tables and plots in benchmarks/results. docs/performance.md says how to read
+them. Exit status: 0 done, 1 something failed and no result was left, 2 bad arguments.
+"""
+
+import argparse
+import datetime
+import os
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, HERE)
+
+# pylint: disable=wrong-import-position
+import contestants  # noqa: E402
+import environment  # noqa: E402
+import figures  # noqa: E402
+import machine  # noqa: E402
+import report  # noqa: E402
+from pair import ContestantError  # noqa: E402
+from session import Plan, Session  # noqa: E402
+
+MIB = 1 << 20
+
+
+def say(line):
+    print(f"compare: {line}", file=sys.stderr, flush=True)
+
+
+def _positive(text):
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return value
+
+
+def _block_size(text):
+    value = _positive(text)
+    if value % 64:
+        raise argparse.ArgumentTypeError(f"{text} is no multiple of 64")
+    return value
+
+
+def _arguments(arguments):
+    names = [group.name for group in contestants.GROUPS]
+    parser = argparse.ArgumentParser(prog="benchmarks/compare",
+                                     description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true",
+                        help="at most 3 minutes: fewer sizes, fewer and shorter turns")
+    parser.add_argument("--groups", nargs="+", metavar="GROUP", choices=names, default=names,
+                        help="only these of: " + " ".join(names))
+    parser.add_argument("--block-sizes", type=_block_size, nargs="+", metavar="BYTES")
+    parser.add_argument("--total", type=_positive, default=256 * MIB, metavar="BYTES",
+                        help="of one round; default 256 MiB")
+    parser.add_argument("--turns", type=_positive, help="of each contestant at each case")
+    parser.add_argument("--pages", choices=["4k", "huge"], default="4k",
+                        help="of all caches: plain, or huge where the kernel gives them")
+    parser.add_argument("--no-peers", action="store_true", help="only kvxfer and the limits")
+    parser.add_argument("--bin", metavar="DIR", help="drivers that are built already")
+    parser.add_argument("--out", metavar="DIR",
+                        help="default benchmarks/results, with --quick benchmarks/results/quick")
+    options = parser.parse_args(arguments)
+    quick = options.quick
+    options.block_sizes = options.block_sizes or (
+        [4096, 65536, MIB] if quick else [4096, 16384, 65536, MIB])
+    options.turns = options.turns or (3 if quick else 5)
+    results = os.path.join(ROOT, "benchmarks", "results")
+    options.out = options.out or (os.path.join(results, "quick") if quick else results)
+    if max(options.block_sizes) > options.total:
+        parser.error(f"--total of {options.total} bytes holds no block of "
+                     f"{max(options.block_sizes)}")
+    if options.bin and not os.path.exists(os.path.join(options.bin, "compare_kvxfer")):
+        parser.error(f"--bin: there is no compare_kvxfer in {options.bin}; build the target "
+                     "compare_drivers")
+    return options
+
+
+def _places(options):
+    work = os.path.join(ROOT, "build", "compare")
+    logs = os.path.join(work, "logs")
+    os.makedirs(logs, exist_ok=True)
+    os.makedirs(options.out, exist_ok=True)
+    programs = options.bin or environment.build_drivers(ROOT, os.path.join(logs, "build.log"))
+    return environment.Places(here=HERE, programs=os.path.abspath(programs),
+                              venv=os.path.join(work, "venv"), logs=logs)
+
+
+def _draw(places, path, folder):
+    """The plots' names; none where there is no matplotlib."""
+    if not os.path.exists(places.python):
+        say("no plots: matplotlib is not installed; a run with peers installs it")
+        return []
+    done = subprocess.run([places.python, os.path.join(HERE, "plots.py"), path, folder],
+                          capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        say("no plots: " + (done.stderr.strip().splitlines() or ["plots.py failed"])[-1])
+        return []
+    return done.stdout.split()
+
+
+def _measure(options, places):
+    groups = tuple(group for group in contestants.GROUPS if group.name in options.groups)
+    if options.no_peers:
+        missing, absent = {}, []
+        groups = tuple(contestants.without_peers(group) for group in groups)
+    else:
+        missing = environment.set_up_peers(places.venv, say)
+        groups, absent = environment.drop_missing(groups, places, missing)
+    for one in absent:
+        say(f"missing: {one['name']}: {one['reason']}")
+    plan = Plan(block_sizes=tuple(options.block_sizes), total=options.total, turns=options.turns,
+                turn_s=0.2 if options.quick else 0.4, pages=options.pages)
+    load = machine.load_average()
+    rows = Session(plan, places, say).run(groups)
+    return {
+        "schema": report.SCHEMA, "complete": True,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": machine.describe(), "versions": machine.versions(ROOT),
+        "workload": {"total": options.total, "block_sizes": options.block_sizes,
+                     "turns": options.turns, "pages": options.pages, "quick": options.quick,
+                     "load_before": load},
+        "missing": absent, "results": rows, "ratios": figures.ratios(rows),
+    }
+
+
+def main(arguments=None):
+    options = _arguments(arguments)
+    try:
+        places = _places(options)
+        result = _measure(options, places)
+        name = "compare"
+        path = os.path.join(options.out, name + ".json")
+        report.write_json(path, result)
+        plots = _draw(places, path, options.out)
+        titles = {group.name: group.title for group in contestants.GROUPS}
+        text = report.markdown(result, titles, plots)
+        report.write(os.path.join(options.out, name + ".md"), text)
+    except (ContestantError, environment.SetupError, OSError) as error:
+        say(f"{error}; no result was written")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; no result was written")
+        return 1
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Who takes part: one line a contestant, and the groups in which they are measured in turn."""
+
+import dataclasses
+import os
+
+LIMIT, KVXFER, PEER, REFERENCE = "limit", "kvxfer", "peer", "reference"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """How one contestant is run. `kind`: limit is what kvxfer is held against, reference is shown
+    beside it (a raw loop that is not the limit), peer is a product of others."""
+
+    name: str
+    kind: str
+    program: str  # compare_<program> of the build, or peers/<program>.py
+    mode: str
+    threads: int = 1
+    spin: bool = False  # may burn a core while it waits
+    environment: tuple = ()  # of (name, value)
+    package: str = ""  # of the peers' environment that it needs
+    # Has threads that poll while nothing is asked of it: stopped (SIGSTOP) between its turns.
+    pause: bool = False
+
+    def command(self, where, role, size, pages):
+        """`where` is an environment.Places."""
+        if self.package and self.program != "ucx":
+            start = [where.python, os.path.join(where.here, "peers", self.program + ".py")]
+        else:
+            start = [os.path.join(where.programs, "compare_" + self.program)]
+        start += ["--role", role, "--bytes", str(size), "--pages", pages, "--mode", self.mode]
+        if not start[0].endswith("python"):
+            start += ["--threads", str(self.threads)] + (["--spin"] if self.spin else [])
+        return start
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Contestants that are measured in turn, on the same work."""
+
+    name: str
+    title: str
+    contestants: tuple
+    # A round is one block of 4 KiB (a ping), else the whole of --total in blocks of each size.
+    ping: bool = False
+    hogs: bool = False  # beside one process on every core that only computes
+
+
+def _ucx(name, transports, mode, package=""):
+    """UCX's own put: Debian's UCX that the driver was built with, or a newer one from PyPI."""
+    return Contestant(name, PEER, "ucx", mode, package=package,
+                      environment=(("UCX_TLS", transports),))
+
+
+def _nixl(name, transports, mode):
+    return Contestant(name, PEER, "nixl_driver", mode, package="nixl-cu12",
+                      environment=(("UCX_TLS", transports),), pause=True)
+
+
+# What UCX_TLS lets UCX choose from. Found with UCX_PROTO_INFO=y and UCX_LOG_LEVEL=info: memory of
+# UCX's own is copied into by the initiator (posix); any other memory is either attached to (cma) or
+# copied through a queue in shared memory by both sides (posix alone), which is faster and takes two
+# cores. NIXL asks for endpoints that notice the peer's failure, which posix has not: its data takes
+# cma, its notifications tcp.
+_TCP = "tcp,self"
+_POSIX = "posix,self"
+_CMA = "posix,cma,self"
+_NIXL_LOCAL = "cma,tcp,self"
+
+_NIXL_TCP = (_nixl("NIXL tcp", _TCP, "no-progress"),
+             _nixl("NIXL tcp, progress thread", _TCP, "progress"))
+_NIXL_SM = (_nixl("NIXL sm", _NIXL_LOCAL, "no-progress"),
+            _nixl("NIXL sm, progress thread", _NIXL_LOCAL, "progress"))
+_UCX_TCP = (_ucx("UCX put 1.13 tcp", _TCP, "any"),
+            _ucx("UCX put 1.22 tcp", _TCP, "any", "libucx-cu12"))
+_UCX_OWN = (_ucx("UCX put 1.13 own memory", _POSIX, "own"),
+            _ucx("UCX put 1.22 own memory", _POSIX, "own", "libucx-cu12"))
+_UCX_ANY = (_ucx("UCX put 1.13 posix", _POSIX, "any"),
+            _ucx("UCX put 1.22 posix", _POSIX, "any", "libucx-cu12"),
+            _ucx("UCX put 1.22 cma", _CMA, "any", "libucx-cu12"))
+_MOONCAKE = Contestant("Mooncake tcp", PEER, "mooncake_driver", "", pause=True,
+                       package="mooncake-transfer-engine-non-cuda")
+
+
+def _raw_tcp(name, kind, mode="gather", threads=1, spin=False):
+    return Contestant(name, kind, "raw_tcp", mode, threads, spin)
+
+
+def _raw_shm(name, kind, mode, threads=1, spin=False):
+    return Contestant(name, kind, "raw_shm", mode, threads, spin)
+
+
+def _kvxfer(name, mode, threads=1, spin=False):
+    return Contestant(name, KVXFER, "kvxfer", mode, threads, spin)
+
+
+_SLEEPING_TCP = (_kvxfer("kvxfer tcp", "tcp", 2), _raw_tcp("blocking ping-pong", LIMIT))
+_SLEEPING_SHM = (_kvxfer("kvxfer mapped", "mapped"), _kvxfer("kvxfer attached", "attached"),
+                 _raw_shm("futex ping-pong", LIMIT, "copy"))
+
+GROUPS = (
+    Group("tcp", "TCP over loopback", (
+        _kvxfer("kvxfer tcp", "tcp", 2),
+        _raw_tcp("raw gathered, 2 connections", LIMIT, "gather", 2),
+        _raw_tcp("raw, one send a block", REFERENCE, "per-block", 2),
+        *_NIXL_TCP, *_UCX_TCP, _MOONCAKE)),
+    Group("shm-mapped", "Shared memory, the target's memory mapped", (
+        _kvxfer("kvxfer mapped", "mapped"),
+        _raw_shm("raw non-temporal copy", LIMIT, "stream"),
+        _raw_shm("raw non-temporal copy, 2 threads", REFERENCE, "stream", 2),
+        _raw_shm("raw memcpy", REFERENCE, "copy"),
+        *_UCX_OWN)),
+    Group("shm-attached", "Shared memory, any memory of the target", (
+        _kvxfer("kvxfer attached", "attached"),
+        _raw_shm("raw process_vm_writev", LIMIT, "attached"),
+        _raw_shm("raw process_vm_writev, 2 threads", REFERENCE, "attached", 2),
+        *_NIXL_SM, *_UCX_ANY)),
+    Group("ping-tcp", "4 KiB and answer over TCP, nobody spins", _SLEEPING_TCP, ping=True),
+    Group("ping-shm", "4 KiB and answer over shared memory, nobody spins", _SLEEPING_SHM,
+          ping=True),
+    # The peers have no other way: who uses them polls.
+    Group("ping-tcp-spin", "4 KiB and answer over TCP, spinning allowed", (
+        _kvxfer("kvxfer tcp, spinning", "tcp", 2, spin=True),
+        _raw_tcp("busy-polled ping-pong", LIMIT, spin=True),
+        *_NIXL_TCP, *_UCX_TCP, _MOONCAKE), ping=True),
+    Group("ping-shm-spin", "4 KiB and answer over shared memory, spinning allowed", (
+        _kvxfer("kvxfer mapped, spinning", "mapped", spin=True),
+        _kvxfer("kvxfer attached, spinning", "attached", spin=True),
+        _raw_shm("spinning ping-pong", LIMIT, "copy", spin=True),
+        *_NIXL_SM, *_UCX_OWN, *_UCX_ANY[:2]), ping=True),
+    Group("hogs-tcp", "4 KiB and answer over TCP beside a busy process on every core", (
+        *_SLEEPING_TCP, *_NIXL_TCP), ping=True, hogs=True),
+    Group("hogs-shm", "4 KiB and answer over shared memory beside a busy process on every core", (
+        *_SLEEPING_SHM, *_NIXL_SM), ping=True, hogs=True),
+)
+
+
+def without_peers(group):
+    return dataclasses.replace(group, contestants=tuple(
+        one for one in group.contestants if one.kind != PEER))

@@ -1,0 +1,91 @@
+"""From seconds of rounds to the figures of a row. Pure."""
+
+import math
+import statistics
+
+GB = 1e9
+
+
+def percentile(values, percent):
+    """The smallest value that at least `percent` % of `values` do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)]
+
+
+class Samples:
+    """All counted rounds of one contestant at one case, turn by turn."""
+
+    def __init__(self, bytes_per_round):
+        self.bytes_per_round = bytes_per_round
+        self.turns = []  # lists of seconds
+        self.preparing_s = 0.0
+        self.cpu_s = {"prefill": 0.0, "decode": 0.0}
+
+    def add(self, answers):
+        """The two sides' answers to one "rounds" order."""
+        self.turns.append(answers["prefill"]["seconds"])
+        self.preparing_s += answers["prefill"].get("preparing_s", 0.0)
+        for role, answer in answers.items():
+            self.cpu_s[role] += answer["cpu_s"]
+
+    def turn_medians(self):
+        return [statistics.median(turn) for turn in self.turns]
+
+    def figures(self):
+        seconds = [second for turn in self.turns for second in turn]
+        total = self.bytes_per_round * len(seconds)
+        p50, p99 = statistics.median(seconds), percentile(seconds, 99)
+        bare = max(p50 - self.preparing_s / len(seconds), 1e-12)
+        return {
+            "rounds": len(seconds),
+            "gb_per_s": self.bytes_per_round / p50 / GB,
+            "gb_per_s_without_preparing": self.bytes_per_round / bare / GB,
+            "p50_us": p50 * 1e6,
+            "p99_us": p99 * 1e6,
+            "jitter": p99 / p50,
+            "cpu_s_per_gb_prefill": self.cpu_s["prefill"] / total * GB,
+            "cpu_s_per_gb_decode": self.cpu_s["decode"] / total * GB,
+            "turn_p50_us": [median * 1e6 for median in self.turn_medians()],
+        }
+
+
+def _same_case(rows, row):
+    return [other for other in rows
+            if (other["group"], other["block_bytes"]) == (row["group"], row["block_bytes"])]
+
+
+def _times_faster(ours, theirs):
+    """The median over the turns, each with its neighbour: what slows the machine for a while slows
+    both and cancels out."""
+    pairs = zip(ours["turn_p50_us"], theirs["turn_p50_us"])
+    return statistics.median(their / our for our, their in pairs)
+
+
+def cpu_s_per_gb(row):
+    return row["cpu_s_per_gb_prefill"] + row["cpu_s_per_gb_decode"]
+
+
+def ratios(rows):
+    """For every row of kvxfer: how it stands to the limit and to the best peer of its case. Above 1
+    is better than they are; jitter and CPU are kvxfer's over the limit's, so below 1 is better.
+    A peer is taken at its best: without the time that it takes to prepare a transfer."""
+    result = []
+    for row in rows:
+        if row["kind"] != "kvxfer":
+            continue
+        ratio = {"group": row["group"], "contestant": row["contestant"],
+                 "block_bytes": row["block_bytes"]}
+        others = _same_case(rows, row)
+        for limit in (other for other in others if other["kind"] == "limit"):
+            ratio["limit"] = limit["contestant"]
+            ratio["to_limit"] = _times_faster(row, limit)
+            ratio["cpu_to_limit"] = cpu_s_per_gb(row) / max(cpu_s_per_gb(limit), 1e-9)
+            ratio["jitter_to_limit"] = row["jitter"] / limit["jitter"]
+        peers = [other for other in others if other["kind"] == "peer"]
+        if peers:
+            best = max(peers, key=lambda peer: peer["gb_per_s_without_preparing"])
+            helped = best["gb_per_s_without_preparing"] / best["gb_per_s"]
+            ratio["best_peer"] = best["contestant"]
+            ratio["to_best_peer"] = _times_faster(row, best) / helped
+        result.append(ratio)
+    return result

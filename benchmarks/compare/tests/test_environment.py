@@ -1,0 +1,78 @@
+"""Peers that cannot run are named with the reason and take no part."""
+
+import tempfile
+import unittest
+
+import contestants
+import environment
+
+
+class MissingPeersTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.places = environment.Places(here=folder.name, programs=folder.name,
+                                         venv=folder.name, logs=folder.name)
+
+    def drop(self, missing, with_ucx=True):
+        if with_ucx:
+            with open(f"{self.places.programs}/compare_ucx", "w", encoding="ascii"):
+                pass
+        groups, absent = environment.drop_missing(contestants.GROUPS, self.places, missing)
+        left = {one.name for group in groups for one in group.contestants}
+        return left, {one["name"]: one["reason"] for one in absent}
+
+    def test_all_take_part_where_nothing_is_missing(self):
+        left, absent = self.drop({})
+        self.assertEqual(absent, {})
+        self.assertIn("NIXL tcp", left)
+
+    def test_a_package_takes_its_contestants_along(self):
+        left, absent = self.drop({"nixl-cu12": "no network"})
+        self.assertEqual(absent["NIXL sm, progress thread"], "no network")
+        self.assertNotIn("NIXL tcp", left)
+        self.assertLessEqual({"kvxfer tcp", "Mooncake tcp", "UCX put 1.22 tcp"}, left)
+
+    def test_without_the_tools_no_peer_in_python_runs(self):
+        left, absent = self.drop({"": "no numpy"})
+        self.assertEqual(absent["Mooncake tcp"], "no numpy")
+        self.assertIn("UCX put 1.22 tcp", left)
+
+    def test_without_headers_ucx_is_missing(self):
+        _, absent = self.drop({}, with_ucx=False)
+        self.assertIn("libucx-dev", absent["UCX put 1.13 tcp"])
+
+    def test_no_virtual_environment_is_a_reason_not_a_failure(self):
+        file = f"{self.places.venv}/file"
+        with open(file, "w", encoding="ascii"):
+            pass
+        missing = environment.set_up_peers(f"{file}/venv", lambda line: None)
+        self.assertEqual(set(missing), {"", *environment.PEERS})
+        self.assertIn("virtual environment", missing[""])
+
+
+class ContestantsTest(unittest.TestCase):
+    def test_every_group_holds_kvxfer_against_one_limit(self):
+        for group in contestants.GROUPS:
+            kinds = [one.kind for one in group.contestants]
+            self.assertEqual(kinds.count("limit"), 1, group.name)
+            self.assertGreaterEqual(kinds.count("kvxfer"), 1, group.name)
+            self.assertEqual(kinds[0], "kvxfer", group.name)
+
+    def test_kvxfer_and_its_limit_have_as_many_threads_and_spin_alike(self):
+        for group in contestants.GROUPS:
+            limit = next(one for one in group.contestants if one.kind == "limit")
+            for one in group.contestants:
+                if one.kind == "kvxfer":
+                    self.assertEqual(one.spin, limit.spin, group.name)
+                    if not group.ping:
+                        self.assertEqual(one.threads, limit.threads, group.name)
+
+    def test_names_are_unique_within_a_group(self):
+        for group in contestants.GROUPS:
+            names = [one.name for one in group.contestants]
+            self.assertEqual(len(names), len(set(names)))
+
+
+if __name__ == "__main__":
+    unittest.main()

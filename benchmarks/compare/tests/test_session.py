@@ -1,0 +1,79 @@
+"""Turns, counts and failures of whole groups, with drivers that move nothing."""
+
+import os
+import sys
+import tempfile
+import unittest
+
+import contestants
+import report
+from pair import ContestantError
+from session import Plan, Session
+
+_FAKE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_driver.py")
+
+
+class _Fake(contestants.Contestant):
+    def command(self, where, role, size, pages):
+        return [sys.executable, _FAKE, "--role", role, "--mode", self.mode]
+
+
+class _Places:
+    def __init__(self, logs):
+        self.logs = logs
+
+    def environment(self, _):
+        return dict(os.environ)
+
+
+def group(*modes, ping=False):
+    kinds = (contestants.KVXFER, contestants.LIMIT, contestants.PEER)
+    return contestants.Group("g", "G", tuple(
+        _Fake(f"c{i}", kind, "fake", mode) for i, (kind, mode) in enumerate(zip(kinds, modes))),
+        ping=ping)
+
+
+class SessionTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.places = _Places(folder.name)
+        self.plan = Plan(block_sizes=(4096, 8192), total=65536, turns=2, turn_s=0.003, pages="4k")
+
+    def run_group(self, one):
+        return Session(self.plan, self.places, lambda line: None).run([one])
+
+    def test_every_contestant_has_a_row_for_every_size(self):
+        rows = self.run_group(group("", "", ""))
+        self.assertEqual([(row["contestant"], row["block_bytes"]) for row in rows],
+                         [(name, size) for size in (4096, 8192) for name in ("c0", "c1", "c2")])
+        self.assertEqual({row["bytes"] for row in rows}, {65536})
+
+    def test_a_turn_takes_about_as_long_as_asked(self):
+        rows = self.run_group(group(""))
+        # Rounds of 1 ms each in turns of 3 ms; the warming one does not count.
+        self.assertEqual([row["rounds"] for row in rows], [6, 6])
+        self.assertEqual(len(rows[0]["turn_p50_us"]), 2)
+
+    def test_a_ping_is_one_block(self):
+        rows = self.run_group(group("", "", ping=True))
+        self.assertEqual([(row["block_bytes"], row["blocks"]) for row in rows], [(4096, 1)] * 2)
+        self.assertEqual(rows[0]["rounds"], 2 * Plan.least_pings)
+
+    def test_rows_pass_the_schema(self):
+        for row in self.run_group(group("", "")):
+            self.assertEqual(report._mistyped(row, report._ROW, "a row"), [])
+
+    def test_a_contestant_that_dies_ends_the_run(self):
+        with self.assertRaisesRegex(ContestantError, "^c1, decode side ended by signal 9"):
+            self.run_group(group("", "die", ""))
+
+    def test_other_work_is_refused(self):
+        with self.assertRaisesRegex(ContestantError, "c1 has other work than c0"):
+            self.run_group(group("", "stranger"))
+
+
+
+
+if __name__ == "__main__":
+    unittest.main()
