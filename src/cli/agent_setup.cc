@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "kvxfer/log.h"
 #include "src/cli/host_port.h"
+#include "src/cli/stats.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::cli {
@@ -67,12 +68,24 @@ absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
   return agent;
 }
 
+absl::Status CheckVersion(const Json& hello, const std::string& they, const std::string& we) {
+  const std::string version = GetString(hello, "version");
+  if (version == KVXFER_VERSION) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      they, " is of ", version.empty() ? "another version" : "version " + version, " of kvxfer, ",
+      we, " of ", KVXFER_VERSION, "; run the same version on both hosts"));
+}
+
 absl::StatusOr<std::string> Introduce(Channel& channel, Agent& agent) {
   const absl::StatusOr<std::string> ours = agent.Metadata();
   if (!ours.ok()) return ours.status();
-  const absl::StatusOr<Json> answer =
-      channel.Call({{"type", "hello"}, {"metadata", ToHex(*ours)}}, std::chrono::seconds(10));
+  const Json hello = {{"type", "hello"},
+                      {"metadata", ToHex(*ours)},
+                      {"version", KVXFER_VERSION},
+                      {"boot_id", BootId()}};
+  const absl::StatusOr<Json> answer = channel.Call(hello, std::chrono::seconds(10));
   if (!answer.ok()) return answer.status();
+  if (absl::Status s = CheckVersion(*answer, channel.peer(), "this program"); !s.ok()) return s;
   const absl::StatusOr<std::string> theirs = GetHex(*answer, "metadata");
   if (!theirs.ok()) return theirs.status();
   return agent.AddPeer(*theirs);

@@ -33,6 +33,10 @@ struct AgentSetup {
 // InvalidArgument, NotFound: what the user gave; FailedPrecondition: this host cannot do it.
 absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup);
 
+// InvalidArgument unless `hello`, or the answer to one, is of this version of kvxfer: messages and
+// what they mean differ between versions. `they` sent it; what an error calls the two sides.
+absl::Status CheckVersion(const Json& hello, const std::string& they, const std::string& we);
+
 // Tells the agent at the other end of `channel` of `agent` and makes it known here; returns its
 // name. Again after registering memory: both sides' metadata is brought up to date.
 absl::StatusOr<std::string> Introduce(Channel& channel, Agent& agent);

@@ -19,7 +19,7 @@ namespace kvxfer::cli {
 
 class BootstrapServer {
  public:
-  static constexpr size_t kMaxClients = 64;
+  static constexpr size_t kMaxClients = 256;
 
   // InvalidArgument: the host does not resolve; FailedPrecondition, with the remedy: the address
   // cannot be had here.

@@ -57,6 +57,7 @@ class Channel {
   // Wakes a thread that waits in Receive: it finds the channel closed. Any thread may call it.
   void Shutdown();
   int fd() const { return socket_.get(); }
+  const std::string& peer() const { return peer_; }
 
  private:
   absl::Status Transfer(char* bytes, size_t size, int16_t events, Duration timeout);

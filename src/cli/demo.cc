@@ -185,7 +185,7 @@ absl::Status RunDemo(const DemoConfig& config, bool json) {
       MakeAgent({.role = "prefill", .backends = config.backend, .fault_seed = config.seed});
   if (!agent.ok()) return agent.status();
   // Reads of the source are local: peers need no rights.
-  if (absl::Status s = cache->RegisterWith(**agent, Access::kNone); !s.ok()) return s;
+  if (auto s = cache->RegisterWith(**agent, Access::kNone); !s.ok()) return s.status();
   std::string peer;
   absl::StatusOr<std::vector<PagedRegion>> remote = Meet(config, *worker, **agent, peer);
   if (!remote.ok()) return remote.status();

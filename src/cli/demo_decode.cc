@@ -138,7 +138,7 @@ absl::Status RunWorker(Channel& parent) {
                                                                   .own_port = true,
                                                                   .fault_seed = config->seed + 1});
   if (!agent.ok()) return agent.status();
-  if (absl::Status s = cache->RegisterWith(**agent, Access::kRemoteWrite); !s.ok()) return s;
+  if (auto s = cache->RegisterWith(**agent, Access::kRemoteWrite); !s.ok()) return s.status();
   absl::StatusOr<std::string> peer = AnswerHello(parent, *hello, **agent, *cache);
   if (!peer.ok()) return peer.status();
 

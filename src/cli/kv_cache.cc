@@ -1,5 +1,6 @@
 #include "src/cli/kv_cache.h"
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,7 +9,6 @@
 namespace kvxfer::cli {
 namespace {
 
-constexpr uint64_t kOuterGuard = 4096;  // at both ends of a region
 // Keeps a guard's content apart from that of any block.
 constexpr uint64_t kGuardSalt = 0x6775617264;
 
@@ -39,12 +39,18 @@ absl::StatusOr<KvCache> KvCache::Create(const KvCacheShape& shape) {
   return cache;
 }
 
-absl::Status KvCache::RegisterWith(Agent& agent, Access access) const {
+absl::StatusOr<std::vector<RegionId>> KvCache::RegisterWith(Agent& agent, Access access) const {
+  std::vector<RegionId> regions;
   for (const HostMemory& memory : memory_) {
-    absl::StatusOr<RegionId> region = agent.RegisterMemory(memory.span(), access);
-    if (!region.ok()) return region.status();
+    const absl::StatusOr<RegionId> region = agent.RegisterMemory(memory.span(), access);
+    if (!region.ok()) {
+      // Metadata with them has not been given out, so nothing is in use.
+      for (RegionId id : regions) (void)agent.DeregisterMemory(id);
+      return region.status();
+    }
+    regions.push_back(*region);
   }
-  return absl::OkStatus();
+  return regions;
 }
 
 std::span<std::byte> KvCache::Block(uint32_t piece, uint32_t block) const {
@@ -59,6 +65,19 @@ std::span<std::byte> KvCache::Guard(uint32_t piece, uint32_t index) const {
   if (index == shape_.blocks + 1) return all.last(kOuterGuard);
   const uint64_t offset = kOuterGuard + (index - 1) * shape_.stride() + shape_.block_bytes;
   return all.subspan(offset, shape_.gap);
+}
+
+void KvCache::Clear() const {
+  for (uint32_t piece = 0; piece < shape_.pieces; ++piece) {
+    if (shape_.gap == 0) {
+      const std::span<std::byte> all = memory_[piece].bytes();
+      std::memset(all.data() + kOuterGuard, 0, shape_.blocks * shape_.block_bytes);
+      continue;
+    }
+    for (uint32_t i = 0; i < shape_.blocks; ++i) {
+      std::memset(Block(piece, i).data(), 0, shape_.block_bytes);
+    }
+  }
 }
 
 void KvCache::FillRequest(uint32_t request, std::span<const uint32_t> ids, uint64_t seed) const {

@@ -28,16 +28,23 @@ struct KvCacheShape {
   uint64_t bytes() const { return pieces * (blocks * stride()); }  // without the outer guards
 };
 
+// At both ends of a region.
+inline constexpr uint64_t kOuterGuard = 4096;
+
 class KvCache {
  public:
+  KvCache() = default;
   static absl::StatusOr<KvCache> Create(const KvCacheShape& shape);
 
-  // Every region, with `access` for peers.
-  absl::Status RegisterWith(Agent& agent, Access access) const;
+  // Every region, with `access` for peers; all or none.
+  absl::StatusOr<std::vector<RegionId>> RegisterWith(Agent& agent, Access access) const;
 
+  const KvCacheShape& shape() const { return shape_; }
   const std::vector<PagedRegion>& regions() const { return regions_; }
   std::span<std::byte> Block(uint32_t piece, uint32_t block) const;
 
+  // Zeros every block; guards stay.
+  void Clear() const;
   // Fills, and later compares, the content of one request: `ids` are its blocks in order.
   void FillRequest(uint32_t request, std::span<const uint32_t> ids, uint64_t seed) const;
   // DataLoss names the request, piece, block and offset of the first wrong byte.

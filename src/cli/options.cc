@@ -11,35 +11,39 @@ namespace {
 
 // CLI11 takes errors by exception only; App::parse's caller turns it into an exit status.
 template <typename Value>
-void Add(CLI::App* app, const std::string& name, Value& value, const std::string& shown_default,
-         const std::string& help, absl::StatusOr<Value> (*parse)(std::string_view)) {
-  app->add_option_function<std::string>(
-         name,
-         [name, &value, parse](const std::string& text) {
-           absl::StatusOr<Value> parsed = parse(text);
-           if (!parsed.ok()) {
-             throw CLI::ValidationError(name, std::string(parsed.status().message()));
-           }
-           value = std::move(*parsed);
-         },
-         help)
-      ->default_str(shown_default);
+CLI::Option* Add(CLI::App* app, const std::string& name, Value& value,
+                 const std::string& shown_default, const std::string& help,
+                 absl::StatusOr<Value> (*parse)(std::string_view)) {
+  CLI::Option* option = app->add_option_function<std::string>(
+      name,
+      [name, &value, parse](const std::string& text) {
+        absl::StatusOr<Value> parsed = parse(text);
+        if (!parsed.ok()) {
+          throw CLI::ValidationError(name, std::string(parsed.status().message()));
+        }
+        value = std::move(*parsed);
+      },
+      help);
+  return option->default_str(shown_default);
 }
 
 }  // namespace
 
-void AddSize(CLI::App* app, const std::string& name, uint64_t& value, const std::string& help) {
-  Add<uint64_t>(app, name, value, FormatBytes(value), help, &ParseSize);
+CLI::Option* AddSize(CLI::App* app, const std::string& name, uint64_t& value,
+                     const std::string& help) {
+  return Add<uint64_t>(app, name, value, FormatBytes(value), help, &ParseSize);
 }
 
-void AddSizes(CLI::App* app, const std::string& name, std::vector<uint64_t>& value,
-              const std::string& shown_default, const std::string& help) {
+CLI::Option* AddSizes(CLI::App* app, const std::string& name, std::vector<uint64_t>& value,
+                      const std::string& shown_default, const std::string& help) {
   value = ParseSizes(shown_default).value_or(std::vector<uint64_t>{});
-  Add<std::vector<uint64_t>>(app, name, value, shown_default, help, &ParseSizes);
+  return Add<std::vector<uint64_t>>(app, name, value, shown_default, help, &ParseSizes);
 }
 
-void AddDuration(CLI::App* app, const std::string& name, Duration& value, const std::string& help) {
-  Add<Duration>(app, name, value, FormatFixed(Seconds(value), 1) + "s", help, &ParseDuration);
+CLI::Option* AddDuration(CLI::App* app, const std::string& name, Duration& value,
+                         const std::string& help) {
+  return Add<Duration>(app, name, value, FormatFixed(Seconds(value), 1) + "s", help,
+                       &ParseDuration);
 }
 
 }  // namespace kvxfer::cli

@@ -10,7 +10,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace kvxfer::cli {
 
@@ -21,10 +22,13 @@ inline constexpr const char* kClientListenHelp =
 
 // Each leaves `value`, the default, as it is unless the option is given, and shows it in --help.
 // `value` must live as long as `app`.
-void AddSize(CLI::App* app, const std::string& name, uint64_t& value, const std::string& help);
-void AddSizes(CLI::App* app, const std::string& name, std::vector<uint64_t>& value,
-              const std::string& shown_default, const std::string& help);
-void AddDuration(CLI::App* app, const std::string& name, Duration& value, const std::string& help);
+CLI::Option* AddSize(CLI::App* app, const std::string& name, uint64_t& value,
+                     const std::string& help);
+// `shown_default` may be empty: then there is none.
+CLI::Option* AddSizes(CLI::App* app, const std::string& name, std::vector<uint64_t>& value,
+                      const std::string& shown_default, const std::string& help);
+CLI::Option* AddDuration(CLI::App* app, const std::string& name, Duration& value,
+                         const std::string& help);
 
 }  // namespace kvxfer::cli
 

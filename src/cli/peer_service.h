@@ -2,15 +2,20 @@
 // of benchmarks. `kvxfer serve` offers it to all who connect, `kvxfer bench` to itself.
 //
 // Requests (channel messages) and answers; any other is answered with an error:
-//   hello {metadata}                      → {metadata}        both agents know each other; one
-//                                           agent a channel, and one channel an agent
-//   explain {}                            → {explanation}     the path from here to the client
-//   prepare {bytes, memory, answer?}      → {session, base}   memory for the client; say hello
-//   again clear {} | fill {block_bytes, count, seed} | check {…}    → {}   content of that memory
-//   report {}                             → {notified_ns, boot_id, cpu_seconds}   since the last
+//   hello {metadata, version}          → {metadata, version}  both agents know each other; one
+//   agent
+//                                        a channel, and one channel an agent; one version of kvxfer
+//   explain {}                         → {explanation}        the path from here to the client
+//   prepare {pieces, block_bytes, blocks, memory, answer?, drive?}
+//                                      → {session, regions}   a cache for the client; say hello
+//                                      again
+//   clear {}                           → {}                   zeros in all of that cache
+//   fill | check {first, streams, request_blocks, content, seed} → {}   content of some streams
+//   drive {op, threads, share, …}      → a result             this side is the initiator of a load
+//   report {}                          → {notifications, notified, process, cpu_seconds, rss_bytes}
 //
 // A session's notifications carry SessionNote. Where prepare had `answer` (a region of the client's
-// of `bytes` bytes) each is answered at once by a notified write of as many bytes into it.
+// as large as its cache here) each is answered at once by a notified write into it.
 #ifndef KVXFER_CLI_PEER_SERVICE_H_
 #define KVXFER_CLI_PEER_SERVICE_H_
 
@@ -19,36 +24,25 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
 #include "src/cli/channel.h"
-#include "src/cli/host_memory.h"
+#include "src/cli/kv_cache.h"
+#include "src/cli/latency_histogram.h"
 
 namespace kvxfer::cli {
 
-// The notification payload of pings and benchmarks: 16 bytes, little-endian.
-struct SessionNote {
-  uint64_t session = 0;
-  uint64_t sequence = 0;
-
-  std::string Encode() const;
-  static std::optional<SessionNote> Decode(std::string_view payload);
-};
-
-// The clock of `notified_ns`, comparable between processes where `boot_id` is equal.
-int64_t MonotonicNanoseconds();
-std::string BootId();
+// What a session with such a cache counts against PeerService's bound: the cache and, for each of
+// its blocks, the two ids by which content and loads name it.
+uint64_t SessionBytes(const KvCacheShape& shape);
 
 class PeerService {
  public:
-  // `max_session_bytes` bounds what one client may have allocated: its memory and, while that is
-  // filled or checked, the block ids.
+  // `max_session_bytes` bounds the SessionBytes of each client.
   PeerService(std::unique_ptr<Agent> agent, uint64_t max_session_bytes);
   ~PeerService();
 
@@ -64,10 +58,13 @@ class PeerService {
   struct Session {
     uint64_t id = 0;
     std::string peer;  // empty before its hello; no two sessions have the same
-    HostMemory memory;
-    RegionId region = RegionId::kNone;  // of `memory`, while it is registered
-    std::vector<PagedRegion> answer;    // of the client; empty: do not answer
-    std::vector<int64_t> notified_ns;   // since the last report, in the order of coming
+    bool same_clock = false;
+    KvCache cache;
+    std::vector<RegionId> regions;    // of `cache`, while they are registered
+    std::vector<PagedRegion> answer;  // of the client; empty: do not answer
+    std::vector<PagedRegion> drive;   // of the client
+    uint64_t notifications = 0;       // since the last report, as is `notified`
+    LatencyHistogram notified;
   };
 
   absl::StatusOr<Json> Handle(Session& session, const Json& request);
@@ -75,6 +72,8 @@ class PeerService {
   absl::Status Claim(Session& session, const std::string& name);
   absl::StatusOr<Json> Prepare(Session& session, const Json& request);
   absl::StatusOr<Json> Content(Session& session, const std::string& type, const Json& request);
+  absl::StatusOr<Json> Drive(Session& session, const Json& request);
+  absl::StatusOr<Json> HandedOver() const;
   Json Report(Session& session);
   absl::Status Forget(Session& session);
   void Dispatch();
@@ -82,7 +81,7 @@ class PeerService {
 
   // Of clients that left before it was quiet. Declared before the agent, so that it is freed after
   // it: then nothing can land there any more.
-  std::vector<HostMemory> stranded_;
+  std::vector<KvCache> stranded_;
   const std::unique_ptr<Agent> agent_;
   const uint64_t max_session_bytes_;
   std::mutex mutex_;  // of sessions_, and of what the dispatcher reads of each

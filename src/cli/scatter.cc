@@ -4,9 +4,6 @@
 #include <numeric>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "src/cli/pattern.h"
-
 namespace kvxfer::cli {
 
 std::vector<uint32_t> Permutation(uint32_t count, uint64_t seed) {
@@ -26,27 +23,6 @@ uint64_t CountRuns(std::span<const uint32_t> local, std::span<const uint32_t> re
     if (!joined) ++runs;
   }
   return runs;
-}
-
-void FillBlocks(std::span<std::byte> buffer, uint64_t block_bytes, std::span<const uint32_t> ids,
-                uint64_t seed) {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    FillPattern(buffer.subspan(ids[i] * block_bytes, block_bytes), PatternSeed({seed, i}));
-  }
-}
-
-absl::Status CheckBlocks(std::span<const std::byte> buffer, uint64_t block_bytes,
-                         std::span<const uint32_t> ids, uint64_t seed) {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const auto wrong =
-        FindMismatch(buffer.subspan(ids[i] * block_bytes, block_bytes), PatternSeed({seed, i}));
-    if (wrong) {
-      return absl::DataLossError(absl::StrCat("block ", ids[i], " (number ", i, " of ", ids.size(),
-                                              ", ", block_bytes, " bytes): byte ", *wrong,
-                                              " is not what was sent"));
-    }
-  }
-  return absl::OkStatus();
 }
 
 BlockAllocator::BlockAllocator(uint32_t count, uint64_t seed)

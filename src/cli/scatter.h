@@ -9,8 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "absl/status/status.h"
-
 namespace kvxfer::cli {
 
 // The numbers below `count` in an order drawn from `seed`; the same on every host.
@@ -22,14 +20,6 @@ constexpr uint64_t TargetSeed(uint64_t seed) { return 2 * seed + 1; }
 
 // Runs that remain when neighbours on both sides are joined, for blocks without gaps.
 uint64_t CountRuns(std::span<const uint32_t> local, std::span<const uint32_t> remote);
-
-// The two sides of one benchmark: block ids[i] of a buffer of equal blocks holds content made from
-// `seed` and i, so the target finds at its ids what the initiator had at its own.
-void FillBlocks(std::span<std::byte> buffer, uint64_t block_bytes, std::span<const uint32_t> ids,
-                uint64_t seed);
-// DataLoss names the first block that holds something else.
-absl::Status CheckBlocks(std::span<const std::byte> buffer, uint64_t block_bytes,
-                         std::span<const uint32_t> ids, uint64_t seed);
 
 // A paged cache's free list. It begins in random order, as after long use, and what comes back
 // goes in at random places.

@@ -1,8 +1,10 @@
-// Percentiles of a small sample, and the CPU time of this process.
+// Percentiles of a small sample; clocks, CPU time and memory of this process.
 #ifndef KVXFER_CLI_STATS_H_
 #define KVXFER_CLI_STATS_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 #include <vector>
 
 namespace kvxfer::cli {
@@ -24,6 +26,13 @@ Summary Summarize(std::vector<double> samples);
 
 // User and system time of all threads since the process began, in seconds.
 double CpuSeconds();
+
+// Resident memory of this process, registered and mapped memory included.
+uint64_t RssBytes();
+
+// Comparable between processes where BootId is equal.
+int64_t MonotonicNanoseconds();
+std::string BootId();
 
 }  // namespace kvxfer::cli
 

@@ -23,19 +23,30 @@ std::string Table::Row(std::span<const std::string> cells) const {
   return row;
 }
 
-ProgressBar::ProgressBar(std::string_view label, size_t total)
-    : label_(label), total_(std::max<size_t>(total, 1)), terminal_(isatty(STDERR_FILENO) == 1) {
-  Update(0);
+ProgressBar::ProgressBar(std::string_view label, size_t total, bool shown)
+    : label_(label),
+      total_(std::max<size_t>(total, 1)),
+      terminal_(shown && isatty(STDERR_FILENO) == 1) {
+  Draw(0, "");
 }
 
 ProgressBar::~ProgressBar() { Clear(); }
 
 void ProgressBar::Update(size_t done) {
+  Draw(static_cast<double>(done) / static_cast<double>(total_),
+       std::to_string(done) + "/" + std::to_string(total_));
+}
+
+void ProgressBar::UpdatePart(double part) {
+  Draw(part, std::to_string(static_cast<int>(std::clamp(part, 0.0, 1.0) * 100)) + " %");
+}
+
+void ProgressBar::Draw(double part, const std::string& figure) {
   if (!terminal_) return;
   constexpr size_t kWidth = 40;
-  const size_t filled = std::min(done, total_) * kWidth / total_;
+  const auto filled = static_cast<size_t>(std::clamp(part, 0.0, 1.0) * kWidth);
   const std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
-  std::fprintf(stderr, "\r%s [%s] %zu/%zu", label_.c_str(), bar.c_str(), done, total_);
+  std::fprintf(stderr, "\r%s [%s] %s\033[K", label_.c_str(), bar.c_str(), figure.c_str());
   std::fflush(stderr);
 }
 

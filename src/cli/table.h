@@ -31,15 +31,19 @@ class Table {
 // Draws on stderr, and only where that is a terminal. Cleared by its destructor.
 class ProgressBar {
  public:
-  ProgressBar(std::string_view label, size_t total);
+  ProgressBar(std::string_view label, size_t total, bool shown = true);
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void Update(size_t done);
+  // Of work that is not counted: `part` of 1 is done.
+  void UpdatePart(double part);
   void Clear();
 
  private:
+  void Draw(double part, const std::string& figure);
+
   const std::string label_;
   const size_t total_;
   const bool terminal_;

@@ -53,11 +53,13 @@ TEST_F(Serve, IsTheOtherSideOfBenchmarks) {
     for (const char* memory : {"mapped", "attached"}) {
       const Result result =
           RunProgram({"bench", address_, "--op", op, "--memory", memory, "--total", "4M",
-                      "--block-sizes", "4K:64K", "--rounds", "3", "--json"});
+                      "--block-sizes", "4K:64K", "--iters", "3", "--json"});
       ASSERT_EQ(result.status, ExitStatus::kOk) << op << " " << memory << ": " << result.err;
-      ASSERT_EQ(result.json["rows"].size(), 5u);
-      for (const auto& row : result.json["rows"]) {
-        EXPECT_EQ(row["rounds"], 3);
+      ASSERT_EQ(result.json["results"].size(), 5u);
+      for (const auto& row : result.json["results"]) {
+        EXPECT_EQ(row["requests"], 3);
+        EXPECT_EQ(row["op"], op);
+        EXPECT_EQ(row["verified"], true);
         EXPECT_EQ(row["bytes"], 4 << 20);
         EXPECT_GT(row["gb_per_s"], 0);
       }
@@ -142,15 +144,76 @@ TEST_F(Serve, CountsBlockIdsAmongWhatAClientMayHave) {
   const auto call = [&channel](const Json& message) {
     return channel->Call(message, std::chrono::seconds(30)).status();
   };
-  ASSERT_TRUE(call({{"type", "prepare"}, {"bytes", 2 << 20}, {"memory", "attached"}}).ok());
-  const auto fill = [&call](int block_bytes, int count) {
-    return call({{"type", "fill"}, {"block_bytes", block_bytes}, {"count", count}, {"seed", 1}});
+  const auto prepare = [&call](uint64_t blocks) {
+    return call({{"type", "prepare"},
+                 {"pieces", 1},
+                 {"block_bytes", 1},
+                 {"blocks", blocks},
+                 {"memory", "attached"}});
   };
-  // 2 MiB and 6 MiB of ids are all it may have.
-  EXPECT_TRUE(fill(1, 6 << 18).ok());
-  const absl::Status more = fill(1, (6 << 18) + 1);
+  // Blocks of a byte and their ids, two of 4 bytes each, are all it may have; and the guards.
+  constexpr uint64_t kMost = ((8 << 20) - 8192) / 9;
+  EXPECT_TRUE(prepare(kMost).ok()) << prepare(kMost);
+  const absl::Status more = prepare(kMost + 1);
   EXPECT_TRUE(absl::IsInvalidArgument(more)) << more;
   EXPECT_NE(std::string(more.message()).find("--max-session-bytes"), std::string::npos) << more;
+  // Nor by sizes whose product does not fit 64 bits.
+  EXPECT_TRUE(absl::IsInvalidArgument(call({{"type", "prepare"},
+                                            {"pieces", 4096},
+                                            {"block_bytes", uint64_t{1} << 60},
+                                            {"blocks", 16},
+                                            {"memory", "attached"}})));
+}
+
+TEST_F(Serve, BoundsWhatAClientMayAskOfItsCache) {
+  const auto server = ParseHostPort(address_);
+  ASSERT_TRUE(server.ok());
+  auto channel = ConnectTo(*server, std::chrono::seconds(10));
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  ASSERT_TRUE(SayHello(*channel, "first").ok());
+  const auto call = [&channel](const Json& message) {
+    return channel->Call(message, std::chrono::seconds(30)).status();
+  };
+  EXPECT_FALSE(call({{"type", "clear"}}).ok());
+  const Json region = {4096, 64, 64, 100};
+  Json prepare = {{"type", "prepare"}, {"pieces", 1},        {"block_bytes", 64},
+                  {"blocks", 100},     {"memory", "mapped"}, {"drive", {region}}};
+  ASSERT_TRUE(call(prepare).ok()) << call(prepare);
+  for (const Json& bad : {Json{{"first", 90}, {"streams", 2}, {"request_blocks", 6}},
+                          Json{{"first", 0}, {"streams", 0}, {"request_blocks", 1}},
+                          Json{{"first", 101}, {"streams", 1}, {"request_blocks", 1}},
+                          Json{{"first", 0}, {"streams", 1}}}) {
+    Json message = {{"type", "fill"}, {"content", 0}, {"seed", 1}};
+    message.update(bad);
+    EXPECT_TRUE(absl::IsInvalidArgument(call(message))) << message;
+  }
+  // A load that does not fit, or that would not end.
+  const Json loop = {{"requests", 1}, {"duration_ns", 0}, {"seed", 1}, {"start_ns", 0}};
+  Json drive = {{"type", "drive"},   {"threads", 1}, {"request_blocks", 101},       {"first", 0},
+                {"remote_first", 0}, {"seed", 1},    {"timeout_ns", 1'000'000'000}, {"loop", loop}};
+  EXPECT_TRUE(absl::IsInvalidArgument(call(drive)));
+  drive["request_blocks"] = 1;
+  drive["loop"]["requests"] = 0;
+  EXPECT_TRUE(absl::IsInvalidArgument(call(drive)));
+  // Regions of the client's that are not like those of the cache.
+  for (const Json& bad : {Json{4096, 64, 64, 101}, Json{4096, 63, 64, 100}}) {
+    prepare["drive"] = {bad};
+    EXPECT_TRUE(absl::IsInvalidArgument(call(prepare))) << bad;
+  }
+}
+
+TEST_F(Serve, RefusesAnotherVersion) {
+  const auto server = ParseHostPort(address_);
+  ASSERT_TRUE(server.ok());
+  for (const Json& version : {Json("9.9.9"), Json()}) {
+    auto channel = ConnectTo(*server, std::chrono::seconds(10));
+    ASSERT_TRUE(channel.ok()) << channel.status();
+    Json hello = {{"type", "hello"}, {"metadata", "00"}};
+    if (!version.is_null()) hello["version"] = version;
+    const absl::Status refused = channel->Call(hello, std::chrono::seconds(10)).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_NE(std::string(refused.message()).find("same version"), std::string::npos) << refused;
+  }
 }
 
 // Long before the time-out, which is as long as the test may take.

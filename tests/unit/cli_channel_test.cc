@@ -14,7 +14,7 @@
 #include "src/cli/bootstrap.h"
 #include "src/cli/channel.h"
 #include "src/cli/json_util.h"
-#include "src/cli/peer_service.h"
+#include "src/cli/session_note.h"
 
 namespace kvxfer::cli {
 namespace {

@@ -1,0 +1,49 @@
+// One notified write and its answer: what `ping` and `bench --latency` measure.
+#ifndef KVXFER_CLI_ROUND_TRIP_H_
+#define KVXFER_CLI_ROUND_TRIP_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/agent.h"
+#include "src/cli/host_memory.h"
+#include "src/cli/kv_cache.h"
+#include "src/cli/target_session.h"
+
+namespace kvxfer::cli {
+
+// Writes a block with a notification; the service's application is notified and writes as many
+// bytes back, with a notification. It has ended when that is here.
+//
+// Thread-safety: one thread, which drives the agent while it waits and takes all its notifications.
+class RoundTrip {
+ public:
+  // Makes the memory for both directions, in `cache` (which must outlive the agent), and the
+  // session. `register_ms`, where not null, gets the time that registering took.
+  static absl::StatusOr<RoundTrip> Open(Channel& channel, Agent& agent, KvCache& cache,
+                                        uint64_t size, const std::string& memory, Duration timeout,
+                                        double* register_ms = nullptr);
+
+  // Until the answer is here. A transfer that fails ends it at once, with its status.
+  absl::Status Once();
+
+  // Writes content that says where it belongs and compares what came back: DataLoss. `took_us` gets
+  // the time of the round trip alone.
+  absl::Status Verify(double* took_us);
+
+  const TargetSession& session() const { return session_; }
+
+ private:
+  absl::Status WaitAnswer(const Transfer& transfer);
+
+  Agent* agent_ = nullptr;
+  const KvCache* cache_ = nullptr;
+  Duration timeout_{};
+  TargetSession session_;
+  uint64_t sequence_ = 0;  // tells the answer from a late one to an earlier write
+};
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_ROUND_TRIP_H_

@@ -1,0 +1,240 @@
+// `kvxfer bench`: every kind of run, and what it prints.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/integration/bench_schema.h"
+#include "tests/integration/cli_program.h"
+
+namespace kvxfer::cli {
+namespace {
+
+using nlohmann::json;
+using ::testing::IsEmpty;
+using Arguments = std::vector<std::string>;
+
+Result RunBench(Arguments arguments) {
+  arguments.insert(arguments.begin(), "bench");
+  return RunProgram(arguments);
+}
+
+Result RunBenchJson(Arguments arguments) {
+  arguments.emplace_back("--json");
+  Result result = RunBench(arguments);
+  EXPECT_EQ(result.status, ExitStatus::kOk) << result.err;
+  EXPECT_THAT(result.err, IsEmpty());
+  EXPECT_THAT(SchemaErrors(BenchSchema(), result.json), IsEmpty()) << result.out;
+  return result;
+}
+
+struct BenchMode {
+  const char* name;
+  Arguments arguments;
+  const char* workload;
+  size_t results;
+};
+
+class BenchModes : public testing::TestWithParam<BenchMode> {};
+
+// The first round of each was checked, byte by byte, or there would be no result.
+TEST_P(BenchModes, GiveWhatTheSchemaSays) {
+  const Result result = RunBenchJson(GetParam().arguments);
+  ASSERT_EQ(result.json["results"].size(), GetParam().results) << result.out;
+  for (const json& row : result.json["results"]) {
+    EXPECT_EQ(row["workload"], GetParam().workload);
+    EXPECT_GT(row["requests"], 0);
+    EXPECT_GT(row["gb_per_s"], 0);
+    EXPECT_LE(row["min_us"], row["p50_us"]);
+    EXPECT_LE(row["p50_us"], row["p99_us"]);
+    EXPECT_LE(row["p99_us"], row["p999_us"]);
+    EXPECT_LE(row["p999_us"], row["max_us"]);
+    EXPECT_GT(row["first_transfer_us"], 0);
+    EXPECT_GT(row["rss_bytes"], row["bytes"]);
+    EXPECT_GT(row["rss_bytes_target"], 0);
+    EXPECT_EQ(row["path"].get<std::string>().rfind(row["backend"].get<std::string>(), 0), 0u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BenchModes,
+    testing::Values(
+        BenchMode{"Sweep", {"--total", "1M", "-s", "4K:16K", "-n", "3"}, "raw", 3},
+        BenchMode{"NixlWords",
+                  {"--op_type", "READ", "--start_block_size", "8192", "--max_block_size", "16384",
+                   "--total_buffer_size", "1048576", "--num_iter", "3", "--warmup_iter", "1",
+                   "--num_threads", "2", "--backend", "tcp"},
+                  "raw",
+                  2},
+        BenchMode{"Latency", {"--latency", "-n", "50", "--backend", "tcp"}, "latency", 1},
+        BenchMode{"LatencySizes", {"--latency", "-n", "20", "-s", "64,64K"}, "latency", 2},
+        BenchMode{
+            "BothWays", {"-b", "--total", "1M", "-s", "4K", "-n", "5", "--threads", "2"}, "raw", 1},
+        BenchMode{
+            "BothWaysRead",
+            {"-b", "--op", "read", "--backend", "tcp", "--total", "1M", "-s", "4K", "-n", "5"},
+            "raw",
+            1},
+        BenchMode{
+            "Attached",
+            {"--memory", "attached", "--backend", "shm", "--total", "1M", "-s", "4K", "-D", "50ms"},
+            "raw",
+            1},
+        BenchMode{"Model",
+                  {"--model", "gpt-oss-120b", "--tokens", "200", "--requests", "6", "--tp", "2",
+                   "--threads", "2"},
+                  "kv",
+                  1},
+        BenchMode{"FanInLatency",
+                  {"--latency", "--peers", "3", "-n", "20", "--backend", "tcp"},
+                  "latency",
+                  1},
+        BenchMode{"Faulty",
+                  {"--backend", "faulty:tcp", "--total", "256K", "-s", "16K", "-n", "3"},
+                  "raw",
+                  1}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Bench, CountsRequestsOfEveryThread) {
+  const json row =
+      RunBenchJson({"--total", "1M", "-s", "4K", "-n", "5", "--threads", "4"}).json["results"][0];
+  EXPECT_EQ(row["requests"], 20);
+  EXPECT_EQ(row["threads"], 4);
+  EXPECT_EQ(row["blocks"], 64);
+  EXPECT_EQ(row["bytes"], 256 << 10);
+}
+
+TEST(Bench, MovesBothWays) {
+  const json row = RunBenchJson({"-b", "--total", "1M", "-s", "64K", "-n", "5"}).json["results"][0];
+  EXPECT_EQ(row["requests"], 10);
+  EXPECT_EQ(row["bidirectional"], true);
+}
+
+// Many agents into one and one into many, spread over processes.
+TEST(Bench, ComparesPeers) {
+  for (const char* scheme : {"manytoone", "onetomany"}) {
+    for (const char* backend : {"tcp", "shm"}) {
+      const json row = RunBenchJson({"--peers", "9", "--scheme", scheme, "--backend", backend,
+                                     "--total", "9M", "-s", "16K", "-D", "300ms"})
+                           .json["results"][0];
+      EXPECT_EQ(row["peers"], 9) << scheme;
+      EXPECT_EQ(row["scheme"], scheme);
+      ASSERT_EQ(row["peer_gb_per_s"].size(), 9u);
+      for (const json& rate : row["peer_gb_per_s"]) EXPECT_GT(rate, 0);
+      EXPECT_GT(row["fairness"], 0);
+      EXPECT_LE(row["fairness"], 1);
+    }
+  }
+}
+
+TEST(Bench, TakesSixtyFourPeers) {
+  const json row =
+      RunBenchJson({"--peers", "64", "--backend", "tcp", "--total", "16M", "-s", "16K", "-n", "2"})
+          .json["results"][0];
+  EXPECT_EQ(row["requests"], 128);
+  EXPECT_EQ(row["peer_gb_per_s"].size(), 64u);
+}
+
+TEST(Bench, HoldsARate) {
+  const json row =
+      RunBenchJson({"--total", "64K", "-s", "4K", "--rate", "500", "-n", "100"}).json["results"][0];
+  EXPECT_EQ(row["target_requests_per_s"], 500);
+  EXPECT_EQ(row["requests"], 100);
+  EXPECT_EQ(row["arrivals"], "constant");
+  // The last of a hundred arrives after 198 ms: no faster can it be.
+  EXPECT_GE(row["seconds"], 0.198);
+  EXPECT_LE(row["requests_per_s"], 100 / 0.198);
+}
+
+TEST(Bench, TakesARateByThePeak) {
+  const json row = RunBenchJson({"--total", "64K", "-s", "4K", "--rate", "50%", "--arrivals",
+                                 "poisson", "-D", "200ms"})
+                       .json["results"][0];
+  EXPECT_NEAR(row["target_requests_per_s"], row["peak_requests_per_s"].get<double>() / 2,
+              row["peak_requests_per_s"].get<double>() / 1000);
+  EXPECT_GT(row["peak_gb_per_s"], 0);
+  EXPECT_EQ(row["arrivals"], "poisson");
+}
+
+TEST(Bench, MovesOnlyWhatATracesTargetLacks) {
+  const std::string sample = KVXFER_SOURCE_DIR "/benchmarks/traces/sample.jsonl";
+  const Arguments trace = {"--trace", sample,      "--model", "gpt-oss-120b", "--tp",
+                           "8",       "--speedup", "100",     "--cache-size", "512M"};
+  const json row = RunBenchJson(trace).json["results"][0];
+  EXPECT_EQ(row["requests"], 41);
+  EXPECT_EQ(row["prompt_tokens"], 64569);
+  EXPECT_GT(row["hit_tokens"], 0);
+  EXPECT_EQ(row["hit_tokens"].get<int>() % 512, 0);
+  // All that was moved is what was not there: blocks of 16 tokens in 72 regions.
+  const uint64_t missing = 64569 - row["hit_tokens"].get<uint64_t>();
+  const uint64_t moved = row["ops_per_s"].get<double>() * row["seconds"].get<double>() / 72;
+  EXPECT_GE(moved * 16 + 16, missing);
+  EXPECT_LE(moved * 16, missing + 41 * 16);
+  Arguments first = trace;
+  first.insert(first.end(), {"--requests", "5"});
+  EXPECT_EQ(RunBenchJson(first).json["results"][0]["requests"], 5);
+}
+
+TEST(Bench, PrintsCsvWithTheSameFields) {
+  const Result result = RunBench({"--total", "1M", "-s", "4K,8K", "-n", "3", "--csv"});
+  ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
+  std::istringstream lines(result.out);
+  std::string header, line;
+  std::getline(lines, header);
+  const json schema = BenchSchema()["properties"]["results"]["items"];
+  std::istringstream names(header);
+  std::vector<std::string> columns;
+  for (std::string name; std::getline(names, name, ',');) columns.push_back(name);
+  for (const json& required : schema["required"]) {
+    EXPECT_NE(std::find(columns.begin(), columns.end(), required), columns.end()) << required;
+  }
+  for (const std::string& column : columns) {
+    EXPECT_TRUE(schema["properties"].contains(column)) << column;
+  }
+  size_t rows = 0;
+  for (; std::getline(lines, line); ++rows) {
+    EXPECT_EQ(line.rfind("\"raw\",", 0), 0u) << line;
+  }
+  EXPECT_EQ(rows, 2u);
+}
+
+TEST(Bench, TellsPeopleWhatItDid) {
+  const Result result = RunBench({"--total", "1M", "-s", "4K,8K", "-n", "3"});
+  ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
+  EXPECT_THAT(result.err, IsEmpty()) << "the progress bar is for terminals";
+  for (const char* text : {"GB/s", "p99.9 us", "4 KiB", "8 KiB", "verified", "path "}) {
+    EXPECT_NE(result.out.find(text), std::string::npos) << text << " in:\n" << result.out;
+  }
+}
+
+// A check that cannot fail would be none.
+TEST(BenchSchema, RefusesWhatIsNotWhole) {
+  const json schema = BenchSchema();
+  ASSERT_TRUE(schema.is_object());
+  const json whole = RunBenchJson({"--total", "64K", "-s", "4K", "-n", "1"}).json;
+  ASSERT_TRUE(whole.is_object());
+  for (const json& name : schema["properties"]["results"]["items"]["required"]) {
+    json broken = whole;
+    broken["results"][0].erase(name.get<std::string>());
+    EXPECT_EQ(SchemaErrors(schema, broken).size(), 1u) << name;
+  }
+  for (const auto& [name, value] : whole["results"][0].items()) {
+    json broken = whole;
+    broken["results"][0][name] = json::object();
+    EXPECT_FALSE(SchemaErrors(schema, broken).empty()) << name;
+  }
+  json broken = whole;
+  broken["results"] = json::array();
+  EXPECT_FALSE(SchemaErrors(schema, broken).empty());
+  broken = whole;
+  broken["results"][0]["verified"] = false;
+  EXPECT_FALSE(SchemaErrors(schema, broken).empty());
+}
+
+}  // namespace
+}  // namespace kvxfer::cli
