@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "src/cli/host_memory.h"
 #include "src/cli/options.h"
 
 namespace kvxfer::cli {
@@ -59,7 +60,7 @@ void DeclareWhere(CLI::App* command, BenchOptions& o) {
 void DeclareWhat(CLI::App* command, BenchOptions& o) {
   command->add_option("--op,--op-type,--op_type", o.op, "write or read")
       ->transform([](const std::string& text) { return Lower(text); });
-  command->add_option("--memory", o.memory, "mapped or attached");
+  command->add_option("--memory", o.memory, kMemoryHelp);
   AddSizes(command, "-s,--block-sizes,--size", o.block_sizes, "",
            "One size, a range that doubles, or a list (default: 4K:4M; of --latency 4K)");
   AddSize(command, "--start-block-size,--start_block_size", o.start_block_size,
