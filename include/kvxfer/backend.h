@@ -102,6 +102,9 @@ enum class OpKind : uint8_t { kWrite, kRead };
 struct Op {
   OpKind kind = OpKind::kWrite;
   bool has_immediate = false;
+  // No other op of its transfer is posted before it completes, and a Send follows in the same turn:
+  // a backend may let it share that message's way, and pass by what its rail carries.
+  bool sole = false;
   uint32_t rail = 0;            // < Endpoint::rails()
   uint32_t immediate = 0;       // arrives after the bytes of this op, where arrival is kImmediate
   uint64_t id = 0;              // comes back in the completion

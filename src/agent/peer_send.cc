@@ -215,6 +215,7 @@ bool Peer::PostPrepared(Outbound& outbound, bool last) {
       continue;
     }
     Op op{.kind = outbound.record->kind == TransferKind::kRead ? OpKind::kRead : OpKind::kWrite,
+          .sole = last && outbound.slices == 0 && outbound.lanes.has_value(),
           .rail = best,
           .id = outbound.prepared,
           .transfer = outbound.record->id,

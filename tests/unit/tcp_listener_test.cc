@@ -3,49 +3,13 @@
 #include <sys/resource.h>
 
 #include "kvxfer/log.h"
-#include "src/backends/tcp/frames.h"
-#include "src/backends/tcp/socket.h"
 #include "tests/unit/tcp_test_util.h"
 
 namespace kvxfer::tcp_test {
 namespace {
 
-using tcp::Fd;
-
-class TcpListener : public TcpPair {
+class TcpListener : public TcpStranger {
  protected:
-  tcp::SocketAddress ListenAddress() {
-    const std::string text = b->backend->Address();
-    return tcp::Resolve(text.substr(text.rfind(';') + 1), 0, tcp::Names::kNumericOnly)->front();
-  }
-
-  // A blocking socket connected to b's listener.
-  Fd Stranger() {
-    const tcp::SocketAddress to = ListenAddress();
-    Fd fd(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-    EXPECT_EQ(::connect(fd.get(), to.get(), to.length), 0);
-    return fd;
-  }
-
-  void Say(const Fd& fd, const tcp::Preamble& preamble) {
-    std::array<std::byte, tcp::kPreambleBytes> bytes;
-    tcp::Encode(preamble, bytes);
-    ASSERT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t{48});
-  }
-
-  tcp::Welcome Hear(const Fd& fd) {
-    std::array<std::byte, tcp::kWelcomeBytes> bytes{};
-    ssize_t n = 0;
-    EXPECT_TRUE(Drive({b.get()}, [&] {
-      n = ::recv(fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-      return n >= 0;
-    }));
-    EXPECT_EQ(n, static_cast<ssize_t>(bytes.size()));
-    absl::StatusOr<tcp::Welcome> welcome = tcp::DecodeWelcome(bytes);
-    EXPECT_TRUE(welcome.ok());
-    return welcome.ok() ? *welcome : tcp::Welcome{};
-  }
-
   // True when b closes the connection within `timeout`.
   bool Closed(const Fd& fd, std::chrono::milliseconds timeout = std::chrono::seconds(5)) {
     char byte;

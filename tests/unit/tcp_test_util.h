@@ -18,9 +18,12 @@
 #include <vector>
 
 #include "src/backends/tcp/factory.h"
+#include "src/backends/tcp/frames.h"
+#include "src/backends/tcp/socket.h"
 
 namespace kvxfer::tcp_test {
 
+using tcp::Fd;
 using OpRun = kvxfer::Run;  // testing::Test has a Run of its own
 
 inline AgentOptions Streams(uint32_t count) {
@@ -177,6 +180,42 @@ class TcpPair : public testing::Test {
   std::unique_ptr<Registration> sink_registration;
   std::unique_ptr<Endpoint> endpoint;
   std::unique_ptr<RemoteKey> key;
+};
+
+// A peer of b that is only sockets, and says what the test makes it say.
+class TcpStranger : public TcpPair {
+ protected:
+  tcp::SocketAddress ListenAddress() {
+    const std::string text = b->backend->Address();
+    return tcp::Resolve(text.substr(text.rfind(';') + 1), 0, tcp::Names::kNumericOnly)->front();
+  }
+
+  // A blocking socket connected to b's listener.
+  Fd Stranger() {
+    const tcp::SocketAddress to = ListenAddress();
+    Fd fd(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(fd.get(), to.get(), to.length), 0);
+    return fd;
+  }
+
+  void Say(const Fd& fd, const tcp::Preamble& preamble) {
+    std::array<std::byte, tcp::kPreambleBytes> bytes;
+    tcp::Encode(preamble, bytes);
+    ASSERT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t{48});
+  }
+
+  tcp::Welcome Hear(const Fd& fd) {
+    std::array<std::byte, tcp::kWelcomeBytes> bytes{};
+    ssize_t n = 0;
+    EXPECT_TRUE(Drive({b.get()}, [&] {
+      n = ::recv(fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+      return n >= 0;
+    }));
+    EXPECT_EQ(n, static_cast<ssize_t>(bytes.size()));
+    absl::StatusOr<tcp::Welcome> welcome = tcp::DecodeWelcome(bytes);
+    EXPECT_TRUE(welcome.ok());
+    return welcome.ok() ? *welcome : tcp::Welcome{};
+  }
 };
 
 }  // namespace kvxfer::tcp_test

@@ -8,7 +8,8 @@
 namespace kvxfer::tcp {
 namespace {
 
-constexpr size_t kReadBytes = 16 * 1024;
+// A small write comes with its OPEN by one read.
+constexpr size_t kReadBytes = 32 * 1024;
 
 iovec Piece(const void* data, size_t bytes) { return {const_cast<void*>(data), bytes}; }
 
@@ -22,11 +23,17 @@ void ControlStream::Restart() {
 
 absl::StatusOr<bool> ControlStream::Push(ControlKind kind, std::span<const std::byte> payload) {
   const bool bounded = kind == ControlKind::kMessage;
-  if (bounded && out_.size() - sent_ + payload.size() > kMaxQueued) return false;
+  if (bounded && queued_bytes() + payload.size() > kMaxQueued) return false;
+  if (!out_.empty()) {
+    const std::span<std::byte> place = Append(kind, payload.size());
+    std::copy(payload.begin(), payload.end(), place.begin());
+    if (absl::Status flushed = Flush(); !flushed.ok()) return flushed;
+    return true;
+  }
   std::array<std::byte, kControlHeadBytes> head;
   Encode(ControlHead{.bytes = static_cast<uint32_t>(payload.size()), .kind = kind}, head);
   size_t sent = 0;
-  if (out_.empty() && attached()) {
+  if (attached()) {
     std::array<iovec, 2> pieces{Piece(head.data(), head.size()),
                                 Piece(payload.data(), payload.size())};
     absl::StatusOr<size_t> n = Write(pieces);
@@ -40,6 +47,15 @@ absl::StatusOr<bool> ControlStream::Push(ControlKind kind, std::span<const std::
   const std::span<const std::byte> rest = payload.subspan(sent - head.size());
   out_.append(reinterpret_cast<const char*>(rest.data()), rest.size());
   return true;
+}
+
+std::span<std::byte> ControlStream::Append(ControlKind kind, size_t bytes) {
+  const size_t at = out_.size();
+  out_.resize(at + kControlHeadBytes + bytes);
+  const std::span<std::byte> place = std::as_writable_bytes(std::span(out_)).subspan(at);
+  Encode(ControlHead{.bytes = static_cast<uint32_t>(bytes), .kind = kind},
+         place.first<kControlHeadBytes>());
+  return place.subspan(kControlHeadBytes);
 }
 
 absl::StatusOr<bool> ControlStream::PushRaw(std::span<const std::byte> bytes) {

@@ -34,12 +34,17 @@ class ControlStream final : public Stream {
   void Restart();
 
   // --- sending ---
-  // Sends now what the socket takes and keeps the rest. False: no room for a message.
+  // Sends now what the socket takes, what waits here first, and keeps the rest. False: no room for
+  // a message.
   absl::StatusOr<bool> Push(ControlKind kind, std::span<const std::byte> payload);
+  // A frame whose payload the caller writes before anything else is called here. It leaves with the
+  // next Push or Flush.
+  std::span<std::byte> Append(ControlKind kind, size_t bytes);
   // Sends all of `bytes` or, while the connection is not up, nothing (false).
   absl::StatusOr<bool> PushRaw(std::span<const std::byte> bytes);
   absl::Status Flush();
   bool sending() const { return !out_.empty(); }
+  size_t queued_bytes() const { return out_.size() - sent_; }
   // What the socket has not taken, at the end of the link.
   std::string TakeQueued();
 

@@ -108,7 +108,7 @@ void Encode(const ControlHead& head, std::span<std::byte, kControlHeadBytes> out
 
 absl::StatusOr<ControlHead> DecodeControlHead(std::span<const std::byte, kControlHeadBytes> in) {
   const uint32_t kind = Get32(&in[4]);
-  if (kind < 1 || kind > 3) return Damaged("kind of a control frame");
+  if (kind < 1 || kind > 4) return Damaged("kind of a control frame");
   ControlHead out{.bytes = Get32(in.data()), .kind = static_cast<ControlKind>(kind)};
   if (out.bytes > kMaxMessageBytes) return Damaged("length of a control frame");
   return out;

@@ -16,13 +16,17 @@
 
 namespace kvxfer::tcp {
 
-inline constexpr uint16_t kStreamVersion = 1;
+inline constexpr uint16_t kStreamVersion = 2;
 inline constexpr uint32_t kMaxRails = 16;
 
 // Bounds of one data frame, and of a message.
 inline constexpr size_t kMaxFrameBytes = 1024 * 1024;
 inline constexpr size_t kMaxFrameRuns = 1024;
 inline constexpr size_t kMaxMessageBytes = 256 * 1024;
+
+// Bounds of a write that travels on the control stream.
+inline constexpr size_t kMaxInlineBytes = 16 * 1024;
+inline constexpr size_t kMaxInlineRuns = 64;
 
 // Random per link: whoever knows it may join a data stream to that link.
 using LinkId = std::array<uint8_t, 16>;
@@ -55,6 +59,7 @@ enum class ControlKind : uint8_t {
   kMessage = 1,  // one Endpoint::Send
   kReady = 2,    // accepting side: every data stream has joined
   kClosing = 3,  // the sender closes; the payload says why
+  kFrame = 4,    // connecting side: one whole data frame, a small write or a fence
 };
 struct ControlHead {
   uint32_t bytes = 0;
@@ -73,7 +78,7 @@ struct FrameHead {
   uint16_t runs = 0;
   uint32_t bytes = 0;  // of the payload (of a read request: asked for)
   uint64_t transfer = 0;
-  uint64_t number = 0;  // of a read, counted by the side that asks
+  uint64_t number = 0;  // of a read, counted by the side that asks; of an inline write, its rail
 };
 inline constexpr size_t kFrameHeadBytes = 32;
 

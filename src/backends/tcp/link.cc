@@ -37,7 +37,7 @@ Link::Link(TcpBackend* backend, PeerAddress peer, uint32_t rails)
       reported_(true),
       control_(this),
       rails_(MakeRails(this, rails)),
-      fences_(rails) {}
+      fences_(rails + 1) {}
 
 Link::Link(TcpBackend* backend, Fd control, std::string peer, uint32_t rails, LinkId id)
     : backend_(backend),
@@ -50,7 +50,7 @@ Link::Link(TcpBackend* backend, Fd control, std::string peer, uint32_t rails, Li
       deadline_(Now() + kJoinTimeout),
       control_(this),
       rails_(MakeRails(this, rails)),
-      fences_(rails) {
+      fences_(rails + 1) {
   control_.Adopt(std::move(control));
 }
 
@@ -132,7 +132,12 @@ size_t Link::Post(std::span<const Op> ops) {
       continue;
     }
     Rail& rail = *rails_[op.rail];
-    if (!up() || !rail.HasRoom()) break;
+    if (!up()) break;
+    if (op.sole && PostInline(op)) {
+      ++accepted;
+      continue;
+    }
+    if (!rail.HasRoom()) break;
     rail.Push(op);
     ++accepted;
     Activate();
@@ -148,9 +153,9 @@ bool Link::HasWork() const {
   if (down() || (!up() && !connecting())) return false;
   // Before the connection is made there is nothing to read, and nobody tries: only the flag stands.
   if (state_ == State::kDialling) return control_.writable();
-  if (control_.readable() || (control_.sending() && control_.writable())) return true;
-  if (state_ == State::kGreeting) return false;
-  if (control_.HasFrame()) return true;
+  if (control_.sending() && control_.writable()) return true;
+  if (state_ == State::kGreeting) return control_.readable();
+  if (!HoldsInline() && (control_.readable() || control_.HasFrame())) return true;
   for (const auto& rail : rails_) {
     if (rail->hung_up()) return true;
     if (state_ == State::kJoining) {

@@ -118,6 +118,15 @@ class Link final : public Endpoint {
 
   absl::Status CheckOp(const Op& op) const;
 
+  // link_inline.cc
+  bool PostInline(const Op& op);
+  void PushInlineMarker(uint64_t transfer);
+  absl::Status OnInlineFrame(std::span<const std::byte> frame);
+  absl::Status LandInline(const FrameHead& head, std::span<const std::byte> runs,
+                          std::span<const std::byte> payload);
+  // A write came on the control stream that must not land yet.
+  bool HoldsInline() const;
+
   TcpBackend* backend_;
   const Side side_;
   State state_;

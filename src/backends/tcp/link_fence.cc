@@ -1,4 +1,4 @@
-// Fences of a link: in-band markers on every rail, after which nothing of a transfer follows.
+// Fences of a link: in-band markers on every stream, after which nothing of a transfer follows.
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
@@ -19,6 +19,7 @@ void Link::Fence(uint64_t transfer) {
     rail->CancelOps(transfer, why);
     rail->PushMarker(transfer);
   }
+  PushInlineMarker(transfer);
   Activate();
   // Its ops are over and their memory is let go. The markers may have to wait for the sockets.
   Emit(EventKind::kFenced, transfer);

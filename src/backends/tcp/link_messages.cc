@@ -34,6 +34,11 @@ Link::Control Link::ReceiveControl() {
     }
     if (frame->has_value()) {
       if (sink().full()) return Control::kMessages;
+      if ((*frame)->kind == ControlKind::kFrame) {
+        if (!authorized_) return Control::kQuiet;
+        // Like what comes on the data streams: the agent sees the messages before it first.
+        if (message_poll_ == backend_->poll_number()) return Control::kMessages;
+      }
       if (OnControlFrame(**frame) == Control::kDown) return Control::kDown;
       control_.Pop(**frame);
       continue;
@@ -59,6 +64,12 @@ Link::Control Link::OnControlFrame(const ControlStream::Frame& frame) {
       event.message = frame.payload;
       sink().Emit(std::move(event));
       return Control::kMessages;
+    }
+    case ControlKind::kFrame: {
+      absl::Status status = OnInlineFrame(frame.payload);
+      if (status.ok()) return Control::kQuiet;
+      Fail(status, "control stream");
+      return Control::kDown;
     }
     case ControlKind::kReady:
       if (up() || side_ == Side::kAccepting) break;

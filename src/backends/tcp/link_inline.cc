@@ -1,0 +1,122 @@
+// Small writes on the control stream: the bytes, and the message that tells of them, leave with one
+// system call and come in with one.
+
+#include <cstring>
+#include <utility>
+
+#include "src/backends/tcp/backend.h"
+#include "src/backends/tcp/link.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::tcp {
+namespace {
+
+// More than this in the control stream's way goes by the rails, so that messages are not held up.
+constexpr size_t kMaxInlineQueued = 64 * 1024;
+
+WireRun RunAt(std::span<const std::byte> runs, size_t i) {
+  return DecodeWireRun(runs.subspan(i * kWireRunBytes).first<kWireRunBytes>());
+}
+
+}  // namespace
+
+// The op is over at once, for its bytes are copied. False: it goes by its rail.
+bool Link::PostInline(const Op& op) {
+  if (op.kind != OpKind::kWrite || op.runs.size() > kMaxInlineRuns) return false;
+  size_t bytes = 0;
+  for (const Run& run : op.runs) bytes += run.bytes;
+  const size_t size = kFrameHeadBytes + op.runs.size() * kWireRunBytes + bytes + kTrailerBytes;
+  if (bytes > kMaxInlineBytes || !control_.writable() ||
+      control_.queued_bytes() + size > kMaxInlineQueued) {
+    return false;
+  }
+  std::span<std::byte> at = control_.Append(ControlKind::kFrame, size);
+  const auto take = [&at](size_t n) { return std::exchange(at, at.subspan(n)).first(n); };
+  Encode(FrameHead{.kind = FrameKind::kWrite,
+                   .runs = static_cast<uint16_t>(op.runs.size()),
+                   .bytes = static_cast<uint32_t>(bytes),
+                   .transfer = op.transfer,
+                   .number = op.rail},
+         take(kFrameHeadBytes).first<kFrameHeadBytes>());
+  for (const Run& run : op.runs) {
+    Encode(WireRun{.address = run.remote,
+                   .bytes = static_cast<uint32_t>(run.bytes),
+                   .rkey = static_cast<const TcpRemoteKey*>(run.key)->rkey()},
+           take(kWireRunBytes).first<kWireRunBytes>());
+  }
+  for (const Run& run : op.runs) {
+    if (run.bytes == 0) continue;
+    std::memcpy(take(run.bytes).data(), reinterpret_cast<const void*>(run.local), run.bytes);
+  }
+  Encode(Trailer{.valid = true, .has_immediate = op.has_immediate, .immediate = op.immediate},
+         take(kTrailerBytes).first<kTrailerBytes>());
+  OnCompletion(op.id, op.rail, absl::OkStatus());
+  Activate();
+  return true;
+}
+
+void Link::PushInlineMarker(uint64_t transfer) {
+  const std::span<std::byte> at = control_.Append(ControlKind::kFrame, kFrameHeadBytes);
+  Encode(FrameHead{.kind = FrameKind::kFence, .transfer = transfer}, at.first<kFrameHeadBytes>());
+}
+
+bool Link::HoldsInline() const {
+  if (authorized_ || !control_.HasFrame()) return false;
+  const absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
+  return frame.ok() && frame->has_value() && (*frame)->kind == ControlKind::kFrame;
+}
+
+absl::Status Link::OnInlineFrame(std::span<const std::byte> frame) {
+  if (!up() || side_ == Side::kConnecting) {
+    return absl::InvalidArgumentError("the peer sent a data frame that is not its to send");
+  }
+  if (frame.size() < kFrameHeadBytes) {
+    return absl::InvalidArgumentError("a data frame is cut off");
+  }
+  absl::StatusOr<FrameHead> head = DecodeFrameHead(frame.first<kFrameHeadBytes>());
+  if (!head.ok()) return head.status();
+  frame = frame.subspan(kFrameHeadBytes);
+  if (head->kind == FrameKind::kFence && frame.empty() && head->runs == 0) {
+    OnMarker(head->transfer, rails());
+    return absl::OkStatus();
+  }
+  if (head->kind != FrameKind::kWrite || head->bytes > kMaxInlineBytes ||
+      head->runs > kMaxInlineRuns || head->number >= rails() ||
+      frame.size() != head->runs * kWireRunBytes + head->bytes + kTrailerBytes) {
+    return absl::InvalidArgumentError("a data frame that does not belong on the control stream");
+  }
+  absl::StatusOr<Trailer> trailer = DecodeTrailer(frame.last<kTrailerBytes>());
+  if (!trailer.ok()) return trailer.status();
+  if (IsFenced(head->transfer)) return absl::OkStatus();
+  const size_t runs = head->runs * kWireRunBytes;
+  absl::Status landed = LandInline(*head, frame.first(runs), frame.subspan(runs, head->bytes));
+  if (!landed.ok()) return landed;
+  if (trailer->valid && trailer->has_immediate) {
+    OnImmediate(static_cast<uint32_t>(head->number), trailer->immediate);
+  }
+  return absl::OkStatus();
+}
+
+// Nothing lands before every run has been checked.
+absl::Status Link::LandInline(const FrameHead& head, std::span<const std::byte> runs,
+                              std::span<const std::byte> payload) {
+  uint64_t total = 0;
+  for (size_t i = 0; i < head.runs; ++i) {
+    const WireRun run = RunAt(runs, i);
+    total += run.bytes;
+    absl::StatusOr<const TcpRegistration*> held = regions().Check(run, Access::kRemoteWrite);
+    if (!held.ok()) return Annotate(held.status(), "remote write refused");
+  }
+  if (total != head.bytes) {
+    return absl::InvalidArgumentError("the runs of a data frame do not add up to its payload");
+  }
+  for (size_t i = 0; i < head.runs; ++i) {
+    const WireRun run = RunAt(runs, i);
+    if (run.bytes == 0) continue;
+    std::memcpy(reinterpret_cast<void*>(run.address), payload.data(), run.bytes);
+    payload = payload.subspan(run.bytes);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvxfer::tcp
