@@ -53,7 +53,7 @@ class HeldWarnings {
   HeldWarnings() {
     SetLogSink([lines = lines_](LogLevel, std::string_view line) {
       const std::lock_guard lock(lines->mutex);
-      lines->text.append(line).append("\n");
+      lines->text.append("kvxfer: warning: ").append(line).append("\n");
     });
   }
   ~HeldWarnings() { SetLogSink({}); }
