@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvxfer/log.h"
 #include "src/cli/agent_setup.h"
 #include "src/cli/bench_crew.h"
 #include "src/cli/bench_options.h"
@@ -42,6 +45,34 @@ absl::Status CheckMemory(const BenchPlan& plan) {
   }
   return absl::OkStatus();
 }
+
+// Keeps the library's warnings back while a run lasts: what ends it is said once, by its status.
+// Those of a run that went well qualify its figures, and are said at its end.
+class HeldWarnings {
+ public:
+  HeldWarnings() {
+    SetLogSink([lines = lines_](LogLevel, std::string_view line) {
+      const std::lock_guard lock(lines->mutex);
+      lines->text.append("kvxfer: warning: ").append(line).append("\n");
+    });
+  }
+  ~HeldWarnings() { SetLogSink({}); }
+  HeldWarnings(const HeldWarnings&) = delete;
+  HeldWarnings& operator=(const HeldWarnings&) = delete;
+
+  void Print() const {
+    const std::lock_guard lock(lines_->mutex);
+    std::fputs(lines_->text.c_str(), stderr);
+  }
+
+ private:
+  struct Lines {
+    std::mutex mutex;
+    std::string text;
+  };
+  // Shared with the sink, which a thread may still be in when it is replaced.
+  const std::shared_ptr<Lines> lines_ = std::make_shared<Lines>();
+};
 
 // The measured part of one configuration. A bar says how far it is.
 class CaseRun {
@@ -143,10 +174,13 @@ absl::Status RunBench(const BenchOptions& options) {
   if (!plan.ok()) return plan.status();
   if (absl::Status s = CheckMemory(*plan); !s.ok()) return s;
   RaiseDescriptorLimit();
+  const HeldWarnings warnings;
   const absl::StatusOr<std::unique_ptr<BenchCrew>> crew = BenchCrew::Start(plan->crew);
   if (!crew.ok()) return crew.status();
   absl::Status status = RunCases(options, *plan, **crew);
-  return status.ok() ? status : (*crew)->Explain(status);
+  if (!status.ok()) return (*crew)->Explain(status);
+  warnings.Print();
+  return status;
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace {
 constexpr Duration kTick = std::chrono::milliseconds(100);
 constexpr Duration kSetUp = std::chrono::minutes(10);  // longest time to set up or end
 // Until threads and processes that are to begin together have been told when.
-constexpr int64_t kHeadStart = 2'000'000;
+constexpr int64_t kHeadStart = 5'000'000;
 constexpr int64_t kWorkersHeadStart = 30'000'000;
 
 uint32_t Workers(uint32_t parts) { return std::min(parts, kMaxWorkers); }

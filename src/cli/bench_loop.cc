@@ -48,7 +48,10 @@ void RunStream(Run& run, size_t stream, Share& share) {
     const std::optional<Request> request = run.source.Next(stream);
     if (!request) return;
     WaitUntil(request->due_ns, run.stop);
-    if (run.stop.load(std::memory_order_relaxed)) return;
+    if (run.stop.load(std::memory_order_relaxed)) {
+      run.source.Done(stream);  // another stream may wait for its blocks
+      return;
+    }
     share.status = run.exchange(stream, *request);
     const int64_t end = MonotonicNanoseconds();
     run.source.Done(stream);

@@ -83,11 +83,28 @@ absl::Status RoundTrip::WaitAnswer(const Transfer& transfer) {
     }
     if (!absl::IsDeadlineExceeded(answer.status())) return answer.status();
     if (absl::Status failed = transfer.status(); !failed.ok()) return failed;
+    if (absl::Status gone = CheckPeer(); !gone.ok()) return gone;
     if (left <= kLook) {
       return absl::DeadlineExceededError(absl::StrCat(
           "no answer from ", session_.peer(), " within ", FormatFixed(Seconds(timeout_), 3), " s"));
     }
   }
+}
+
+// A connection that broke may be made again, and what was under way goes on.
+absl::Status RoundTrip::CheckPeer() {
+  constexpr Duration kPatience = std::chrono::seconds(1);
+  while (const std::optional<PeerEvent> event = agent_->PollPeerEvent()) {
+    if (event->peer != session_.peer()) continue;
+    if (event->kind == PeerEventKind::kLost) {
+      lost_since_ = Now();
+      lost_ = absl::UnavailableError(
+          absl::StrCat("peer ", event->peer, " was lost: ", event->cause.message()));
+    } else if (event->kind != PeerEventKind::kSuspect) {
+      lost_ = absl::OkStatus();
+    }
+  }
+  return lost_.ok() || Now() - lost_since_ < kPatience ? absl::OkStatus() : lost_;
 }
 
 absl::Status RoundTrip::Verify(double* took_us) {

@@ -10,6 +10,7 @@
 #include "src/cli/host_memory.h"
 #include "src/cli/kv_cache.h"
 #include "src/cli/target_session.h"
+#include "src/core/clock.h"
 
 namespace kvxfer::cli {
 
@@ -25,7 +26,8 @@ class RoundTrip {
                                         uint64_t size, const std::string& memory, Duration timeout,
                                         double* register_ms = nullptr);
 
-  // Until the answer is here. A transfer that fails ends it at once, with its status.
+  // Until the answer is here. A transfer that fails ends it at once, with its status; a peer that
+  // is lost and does not come back, within a second or two: Unavailable.
   absl::Status Once();
 
   // Writes content that says where it belongs and compares what came back: DataLoss. `took_us` gets
@@ -36,11 +38,15 @@ class RoundTrip {
 
  private:
   absl::Status WaitAnswer(const Transfer& transfer);
+  // Why no answer can come any more; OK while one can.
+  absl::Status CheckPeer();
 
   Agent* agent_ = nullptr;
   const KvCache* cache_ = nullptr;
   Duration timeout_{};
   TargetSession session_;
+  Time lost_since_{};      // where lost_ is not OK
+  absl::Status lost_;      // why the peer was lost last; OK: it was not, or is back
   uint64_t sequence_ = 0;  // tells the answer from a late one to an earlier write
 };
 

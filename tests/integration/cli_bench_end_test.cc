@@ -183,7 +183,7 @@ struct KillCase {
   bool first;        // kill the first (a target), or the last
 };
 
-class BenchKilled : public testing::TestWithParam<KillCase> {};
+class BenchKilled : public ::testing::TestWithParam<KillCase> {};
 
 TEST_P(BenchKilled, EndsWithOneLineAndNoJson) {
   Program bench(LongRun(GetParam().arguments));
@@ -203,19 +203,19 @@ TEST_P(BenchKilled, EndsWithOneLineAndNoJson) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, BenchKilled,
-    testing::Values(KillCase{"Tcp", {"--backend", "tcp"}, 1, true},
-                    KillCase{"TcpRead", {"--backend", "tcp", "--op", "read"}, 1, true},
-                    KillCase{"Latency", {"--backend", "tcp", "--latency"}, 1, true},
-                    KillCase{"BothWays", {"--backend", "shm", "-b"}, 1, true},
-                    KillCase{"TargetOfMany", {"--backend", "tcp", "--peers", "6"}, 5, true},
-                    KillCase{"OneOfMany", {"--backend", "tcp", "--peers", "6"}, 5, false},
-                    KillCase{"OneOfManyTargets",
-                             {"--backend", "tcp", "--peers", "6", "--scheme", "onetomany"},
-                             4,
-                             false}),
+    ::testing::Values(KillCase{"Tcp", {"--backend", "tcp"}, 1, true},
+                      KillCase{"TcpRead", {"--backend", "tcp", "--op", "read"}, 1, true},
+                      KillCase{"Latency", {"--backend", "tcp", "--latency"}, 1, true},
+                      KillCase{"BothWays", {"--backend", "shm", "-b"}, 1, true},
+                      KillCase{"TargetOfMany", {"--backend", "tcp", "--peers", "6"}, 5, true},
+                      KillCase{"OneOfMany", {"--backend", "tcp", "--peers", "6"}, 5, false},
+                      KillCase{"OneOfManyTargets",
+                               {"--backend", "tcp", "--peers", "6", "--scheme", "onetomany"},
+                               4,
+                               false}),
     [](const auto& info) { return std::string(info.param.name); });
 
-TEST(BenchKilled, IsTheServersEndToo) {
+TEST(BenchServerKilled, EndsWithOneLineAndNoJson) {
   Program server({"serve", "--listen", "127.0.0.1:0", "--json"});
   const auto json = nlohmann::json::parse(server.ReadLine(), nullptr, false);
   ASSERT_TRUE(json.is_object()) << server.err();
