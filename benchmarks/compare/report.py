@@ -108,7 +108,8 @@ def markdown(result, titles, plots):
     text.append(
         f"{result['date']}, {machine['cpus']} CPUs {machine['cpu']}"
         f"{' (virtual)' if machine['virtual'] else ''}, {machine['memory_gib']} GiB, "
-        f"Linux {machine['kernel']}; huge pages of shared memory: {machine['huge_pages_shared']}; {work['total'] >> 20} MiB a round, "
+        f"Linux {machine['kernel']}; huge pages of shared memory: "
+        f"{machine['huge_pages_shared']}; {work['total'] >> 20} MiB a round, "
         f"{work['turns']} turns of each contestant, in turn; load before the run "
         f"{work['load_before']:.2f}.\n")
     text.append("Versions: " + ", ".join(
