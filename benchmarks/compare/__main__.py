@@ -59,8 +59,6 @@ def _arguments(arguments):
     parser.add_argument("--total", type=_positive, default=256 * MIB, metavar="BYTES",
                         help="of one round; default 256 MiB")
     parser.add_argument("--turns", type=_positive, help="of each contestant at each case")
-    parser.add_argument("--pages", choices=["4k", "huge"], default="4k",
-                        help="of all caches: plain, or huge where the kernel gives them")
     parser.add_argument("--no-peers", action="store_true", help="only kvxfer and the limits")
     parser.add_argument("--bin", metavar="DIR", help="drivers that are built already")
     parser.add_argument("--out", metavar="DIR",
@@ -115,7 +113,7 @@ def _measure(options, places):
     for one in absent:
         say(f"missing: {one['name']}: {one['reason']}")
     plan = Plan(block_sizes=tuple(options.block_sizes), total=options.total, turns=options.turns,
-                turn_s=0.2 if options.quick else 0.4, pages=options.pages)
+                turn_s=0.2 if options.quick else 0.4)
     load = machine.load_average()
     rows = Session(plan, places, say).run(groups)
     return {
@@ -123,7 +121,7 @@ def _measure(options, places):
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine.describe(), "versions": machine.versions(ROOT),
         "workload": {"total": options.total, "block_sizes": options.block_sizes,
-                     "turns": options.turns, "pages": options.pages, "quick": options.quick,
+                     "turns": options.turns, "quick": options.quick,
                      "load_before": load},
         "missing": absent, "results": rows, "ratios": figures.ratios(rows),
     }

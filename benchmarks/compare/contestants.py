@@ -22,16 +22,19 @@ class Contestant:
     # Has threads that poll while nothing is asked of it: stopped (SIGSTOP) between its turns.
     pause: bool = False
 
-    def command(self, where, role, size, pages):
+    def command(self, where, role, size, cache_fd):
         """`where` is an environment.Places."""
-        if self.package and self.program != "ucx":
-            start = [where.python, os.path.join(where.here, "peers", self.program + ".py")]
-        else:
-            start = [os.path.join(where.programs, "compare_" + self.program)]
-        start += ["--role", role, "--bytes", str(size), "--pages", pages, "--mode", self.mode]
-        if not start[0].endswith("python"):
-            start += ["--threads", str(self.threads)] + (["--spin"] if self.spin else [])
-        return start
+        order = ["--role", role, "--bytes", str(size), "--cache-fd", str(cache_fd),
+                 "--mode", self.mode]
+        if self.in_python:
+            program = os.path.join(where.here, "peers", self.program + ".py")
+            return [where.python, program, *order]
+        order += ["--threads", str(self.threads)] + (["--spin"] if self.spin else [])
+        return [os.path.join(where.programs, "compare_" + self.program), *order]
+
+    @property
+    def in_python(self):
+        return self.program.endswith("_driver")
 
 
 @dataclasses.dataclass(frozen=True)

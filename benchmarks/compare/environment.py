@@ -134,7 +134,7 @@ def drop_missing(groups, places, missing):
     for group in groups:
         for one in group.contestants:
             reason = missing.get(one.package, "") if one.package else ""
-            if one.package and one.program != "ucx":
+            if one.in_python:
                 reason = reason or missing.get("", "")
             if one.program == "ucx" and not os.path.exists(
                     os.path.join(places.programs, "compare_ucx")):

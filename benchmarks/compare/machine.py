@@ -33,7 +33,6 @@ def _output(command, cwd=None):
 def describe():
     model = re.search(r"^model name\s*:\s*(.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     memory = re.search(r"^MemTotal:\s*(\d+)", _read("/proc/meminfo"), re.MULTILINE)
-    pages = "/sys/kernel/mm/transparent_hugepage/"
     return {
         "cpu": model.group(1) if model else platform.machine(),
         "cpus": len(os.sched_getaffinity(0)),
@@ -41,8 +40,7 @@ def describe():
                                   re.MULTILINE)),
         "memory_gib": round(int(memory.group(1)) / 2**20, 1) if memory else 0,
         "kernel": platform.release(),
-        "huge_pages": _chosen(pages + "enabled"),
-        "huge_pages_shared": _chosen(pages + "shmem_enabled"),
+        "huge_pages_shared": _chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
     }
 
 

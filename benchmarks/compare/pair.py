@@ -20,7 +20,7 @@ class ContestantError(Exception):
 class _Process:
     """One side. Its standard error, and what it prints besides answers, goes to a log."""
 
-    def __init__(self, label, command, environment, log_path, cpus):
+    def __init__(self, label, command, environment, log_path, descriptor, cpus):
         self.label, self.log_path = label, log_path
         self._rest = b""
         pin = (lambda: os.sched_setaffinity(0, cpus)) if cpus else None
@@ -29,7 +29,8 @@ class _Process:
             with open(log_path, "wb") as log:
                 self._child = subprocess.Popen(command, stdin=subprocess.PIPE,
                                                stdout=subprocess.PIPE, stderr=log,
-                                               env=environment, preexec_fn=pin)
+                                               env=environment, preexec_fn=pin,
+                                               pass_fds=[descriptor])
         except OSError as error:
             raise ContestantError(f"{label} could not be started: {error}") from error
 
@@ -79,10 +80,10 @@ class _Process:
 
 
 class Pair:
-    """`command(role)` starts one side; `cpus[role]` are the only ones that it may use. Use as a
-    context manager, or call stop()."""
+    """`command(role)` starts one side, which inherits the descriptor caches[role]; `cpus[role]`
+    are the only ones that it may use. Use as a context manager, or call stop()."""
 
-    def __init__(self, name, command, environment, log_folder, cpus=None, pause=False,
+    def __init__(self, name, command, environment, log_folder, caches, cpus=None, pause=False,
                  patience=120.0):
         self.name, self._pause, self._patience = name, pause, patience
         self._sides = {}
@@ -91,7 +92,7 @@ class Pair:
                 log = "".join(c if c.isalnum() else "-" for c in f"{name}-{role}")
                 self._sides[role] = _Process(f"{name}, {role} side", command(role), environment,
                                              os.path.join(log_folder, log + ".log"),
-                                             (cpus or {}).get(role))
+                                             caches[role], (cpus or {}).get(role))
             hello = self._answers(ROLES)
             self._tell({role: {"cmd": "meet", "hello": hello[other]["hello"]}
                         for role, other in zip(ROLES, reversed(ROLES))})
@@ -108,8 +109,7 @@ class Pair:
 
     def prepare(self, block_bytes, blocks, seed):
         """The work of the rounds that follow: fills the source, clears the target. Returns by role
-        what the sides say of it: huge_bytes, the part of the cache that lies in huge pages, and
-        the work's fingerprint, which is workload.fingerprint's."""
+        what the sides say of it: its fingerprint, which is workload.fingerprint's."""
         order = {"cmd": "prepare", "block_bytes": block_bytes, "blocks": blocks, "seed": seed}
         return self._tell({role: order for role in ROLES})
 

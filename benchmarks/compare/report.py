@@ -7,8 +7,7 @@ SCHEMA = 1
 
 _ROW = {
     "group": str, "contestant": str, "kind": str, "block_bytes": int, "blocks": int, "bytes": int,
-    "threads": int, "spin": bool, "verified": bool, "huge_bytes_prefill": int,
-    "huge_bytes_decode": int, "rounds": int, "gb_per_s": float,
+    "threads": int, "spin": bool, "verified": bool, "rounds": int, "gb_per_s": float,
     "gb_per_s_without_preparing": float, "p50_us": float, "p99_us": float, "jitter": float,
     "cpu_s_per_gb_prefill": float, "cpu_s_per_gb_decode": float, "turn_p50_us": list,
 }
@@ -109,7 +108,8 @@ def markdown(result, titles, plots):
     text.append(
         f"{result['date']}, {machine['cpus']} CPUs {machine['cpu']}"
         f"{' (virtual)' if machine['virtual'] else ''}, {machine['memory_gib']} GiB, "
-        f"Linux {machine['kernel']}; pages: {work['pages']}; {work['total'] >> 20} MiB a round, "
+        f"Linux {machine['kernel']}; huge pages of shared memory: "
+        f"{machine['huge_pages_shared']}; {work['total'] >> 20} MiB a round, "
         f"{work['turns']} turns of each contestant, in turn; load before the run "
         f"{work['load_before']:.2f}.\n")
     text.append("Versions: " + ", ".join(

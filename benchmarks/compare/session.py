@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import subprocess
 import sys
 
 import figures
-from pair import ContestantError, Pair
+from pair import ROLES, ContestantError, Pair
 
 PING_BYTES = 4096
 SEED = 7
@@ -21,7 +22,6 @@ class Plan:
     total: int  # bytes of a round, and of each cache
     turns: int  # of each contestant at each case
     turn_s: float  # about so long is each turn
-    pages: str
 
     # A turn's rounds; the first, not counted, brings back what others' turns drove out.
     most_rounds = 12
@@ -41,6 +41,23 @@ def hogs(wanted):
         for process in running:
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def shared_caches(size):
+    """Descriptors of both caches by role. All contestants map the very same pages: where physical
+    pages lie makes the same program up to half faster or slower, for as long as it has them."""
+    caches = {}
+    try:
+        for role in ROLES:
+            caches[role] = os.memfd_create(f"compare-{role}", os.MFD_ALLOW_SEALING)
+            os.posix_fallocate(caches[role], 0, size)
+            fcntl.fcntl(caches[role], fcntl.F_ADD_SEALS,
+                        fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        yield caches
+    finally:
+        for descriptor in caches.values():
+            os.close(descriptor)
 
 
 def sides_of_the_machine():
@@ -70,7 +87,8 @@ class Session:
 
     def run(self, groups):
         """Rows of the result; ContestantError as soon as anything fails."""
-        return [row for group in groups for row in self._group(group)]
+        with shared_caches(self._plan.total) as self._caches:
+            return [row for group in groups for row in self._group(group)]
 
     def _group(self, group):
         plan = self._plan
@@ -89,8 +107,9 @@ class Session:
     def _pair(self, contestant, cpus):
         plan, places = self._plan, self._places
         return Pair(contestant.name,
-                    lambda role: contestant.command(places, role, plan.total, plan.pages),
-                    places.environment(contestant), places.logs, cpus, contestant.pause)
+                    lambda role: contestant.command(places, role, plan.total, self._caches[role]),
+                    places.environment(contestant), places.logs, self._caches, cpus,
+                    contestant.pause)
 
     def _case(self, group, pairs, block_bytes, blocks):
         samples = [figures.Samples(block_bytes * blocks) for _ in pairs]
@@ -109,8 +128,8 @@ class Session:
                 pair.rounds(min(count, self._plan.warm_pings) if group.ping else 1)
                 sample.add(pair.rounds(count))
                 pair.rest()
-        return [self._row(group, contestant, block_bytes, blocks, sample, sides)
-                for contestant, sample, sides in zip(group.contestants, samples, prepared)]
+        return [self._row(group, contestant, block_bytes, blocks, sample)
+                for contestant, sample in zip(group.contestants, samples)]
 
     def _count(self, group, pair):
         """How many rounds make a turn of the length that was asked for."""
@@ -121,10 +140,8 @@ class Session:
             return min(max(wanted, plan.least_pings), plan.most_pings)
         return min(max(wanted, 1), plan.most_rounds)
 
-    def _row(self, group, contestant, block_bytes, blocks, sample, sides):
+    def _row(self, group, contestant, block_bytes, blocks, sample):
         return {"group": group.name, "contestant": contestant.name, "kind": contestant.kind,
                 "block_bytes": block_bytes, "blocks": blocks, "bytes": block_bytes * blocks,
                 "threads": contestant.threads, "spin": contestant.spin, "verified": True,
-                "huge_bytes_prefill": sides["prefill"]["huge_bytes"],
-                "huge_bytes_decode": sides["decode"]["huge_bytes"],
                 **sample.figures()}

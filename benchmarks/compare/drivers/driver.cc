@@ -5,15 +5,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
-#include <csignal>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <utility>
 
-#include "benchmarks/compare/drivers/memory.h"
 #include "benchmarks/compare/drivers/workload.h"
 
 namespace compare {
@@ -73,9 +72,8 @@ class Driver {
       std::memset(memory.data(), 0, memory.size());
     }
     contestant_->Prepare(blocks_);
-    return {{"huge_bytes", HugePageBytes(memory)},
-            {"fingerprint",
-             Fingerprint(blocks_.block_bytes, blocks_.source_ids, blocks_.target_ids)}};
+    return {
+        {"fingerprint", Fingerprint(blocks_.block_bytes, blocks_.source_ids, blocks_.target_ids)}};
   }
 
   Json Rounds(const Json& order) {
@@ -123,11 +121,10 @@ int RunDriver(int argc, char** argv, const Factory& make) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   Config config;
   std::string role;
-  std::string pages;
   CLI::App app("One side of one contestant of benchmarks/compare; takes its orders on its input.");
   app.add_option("--role", role)->required()->check(CLI::IsMember({"prefill", "decode"}));
   app.add_option("--bytes", config.bytes)->required()->check(CLI::PositiveNumber);
-  app.add_option("--pages", pages)->required()->check(CLI::IsMember({"4k", "huge"}));
+  app.add_option("--cache-fd", config.cache_fd)->required()->check(CLI::NonNegativeNumber);
   app.add_option("--mode", config.mode);
   app.add_option("--threads", config.threads)->check(CLI::Range(1, 64));
   app.add_flag("--spin", config.spin);
@@ -137,7 +134,6 @@ int RunDriver(int argc, char** argv, const Factory& make) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   config.prefill = role == "prefill";
-  config.huge_pages = pages == "huge";
 
   std::unique_ptr<Contestant> contestant = make(config);
   Say({{"hello", contestant->Hello()}});

@@ -23,7 +23,7 @@ using Json = nlohmann::json;
 struct Config {
   bool prefill = false;  // else the decode side
   uint64_t bytes = 0;    // of this side's cache
-  bool huge_pages = false;
+  int cache_fd = -1;     // shared memory of so many bytes, the same for all contestants
   std::string mode{};    // of the driver
   uint64_t threads = 1;  // or connections, each with a thread of its own
   bool spin = false;     // may burn a core while it waits
@@ -40,7 +40,8 @@ struct Blocks {
 class Contestant {
  public:
   virtual ~Contestant() = default;
-  // This side's cache, Config::bytes of it, every page present.
+  // This side's cache, Config::bytes of it, every page present: Config::cache_fd, mapped, unless
+  // the contestant can only move memory of its own.
   virtual std::span<std::byte> memory() = 0;
   // What the other side must know; called once, before Meet.
   virtual Json Hello() = 0;

@@ -1,5 +1,6 @@
-// kvxfer as a contestant. Modes: tcp, mapped (memory of kvxfer's allocator over shm), attached
-// (any memory over shm). --spin lets the agent spin before it sleeps; else it never does.
+// kvxfer as a contestant. Modes: tcp, mapped (over shm, the cache told to be shared memory, as
+// HostBuffer is), attached (over shm, the cache told to be memory like any other). --spin lets the
+// agent spin before it sleeps; else it never does.
 
 #include <unistd.h>
 
@@ -34,18 +35,12 @@ T Require(absl::StatusOr<T> value) {
 
 class Kvxfer : public Contestant {
  public:
-  explicit Kvxfer(const Config& config) : config_(config) {
-    kvxfer::MemorySpan span;
-    if (config.mode == "mapped") {
-      buffer_ = Require(kvxfer::HostBuffer::Allocate(config.bytes));
-      span = buffer_.span();
-    } else {
-      span.data = PrivateMemory(config.bytes, config.huge_pages).bytes.data();
-      span.bytes = config.bytes;
-    }
-    memory_ = {static_cast<std::byte*>(span.data), span.bytes};
-    AskForPages(memory_, config.huge_pages);
-
+  explicit Kvxfer(const Config& config)
+      : config_(config), memory_(MapShared(config.cache_fd, config.bytes)) {
+    // Without the descriptor it is memory like any other.
+    const kvxfer::MemorySpan span{.data = memory_.data(),
+                                  .bytes = memory_.size(),
+                                  .shared_fd = config.mode == "mapped" ? config.cache_fd : -1};
     kvxfer::AgentOptions options;
     options.name = config.prefill ? "prefill" : "decode";
     options.backends = {config.mode == "tcp" ? "tcp" : "shm"};
@@ -101,8 +96,7 @@ class Kvxfer : public Contestant {
 
  private:
   const Config config_;
-  kvxfer::HostBuffer buffer_;
-  std::span<std::byte> memory_;
+  const std::span<std::byte> memory_;
   std::unique_ptr<kvxfer::Agent> agent_;  // after the memory, which must outlive it
   kvxfer::Transfer answer_;
   std::string peer_;

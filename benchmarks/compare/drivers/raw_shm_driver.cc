@@ -2,7 +2,7 @@
 //
 //   copy      memcpy into a shared mapping, block by block
 //   stream    the same with non-temporal stores
-//   attached  process_vm_writev of up to 1,024 blocks at once into the other's private memory
+//   attached  process_vm_writev of up to 1,024 blocks at once into the other's memory
 //
 // --threads N splits the blocks evenly. The sides tell each other through one shared page: by
 // futex, or spinning with --spin. Both know the order of blocks; nothing is checked.
@@ -95,37 +95,34 @@ struct Bells {
 class RawShm : public Contestant {
  public:
   explicit RawShm(const Config& config)
-      : config_(config),
-        cache_(config.mode == "attached" || config.prefill
-                   ? PrivateMemory(config.bytes, config.huge_pages)
-                   : SharedMemory(config.bytes, config.huge_pages)) {
+      : config_(config), cache_(MapShared(config.cache_fd, config.bytes)) {
     if (config.prefill) return;
-    page_ = SharedMemory(sizeof(Bells), /*huge_pages=*/false);
-    bells_ = new (page_.bytes.data()) Bells;
+    bells_fd_ = MakeShared(sizeof(Bells));
+    bells_ = new (MapShared(bells_fd_, sizeof(Bells)).data()) Bells;
     // Where the kernel lets only a parent attach; else this has no effect.
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   }
 
-  std::span<std::byte> memory() override { return cache_.bytes; }
+  std::span<std::byte> memory() override { return cache_; }
 
   Json Hello() override {
     return {{"pid", getpid()},
-            {"bells", page_.fd},
-            {"cache", cache_.fd},
-            {"base", reinterpret_cast<uint64_t>(cache_.bytes.data())}};
+            {"bells", bells_fd_},
+            {"cache", config_.cache_fd},
+            {"base", reinterpret_cast<uint64_t>(cache_.data())}};
   }
 
   void Meet(const Json& other) override {
     if (!config_.prefill) return;
     pid_ = other.at("pid").get<pid_t>();
-    bells_ = reinterpret_cast<Bells*>(MapOf(pid_, other.at("bells"), sizeof(Bells)).data());
+    const int bells = OpenOf(pid_, other.at("bells").get<int>());
+    bells_ = reinterpret_cast<Bells*>(MapShared(bells, sizeof(Bells)).data());
     if (config_.mode == "attached") {
       target_ = other.at("base").get<uint64_t>();
-      return;
+    } else {
+      const int cache = OpenOf(pid_, other.at("cache").get<int>());
+      target_ = reinterpret_cast<uint64_t>(MapShared(cache, config_.bytes).data());
     }
-    const std::span<std::byte> target = MapOf(pid_, other.at("cache"), config_.bytes);
-    AskForPages(target, config_.huge_pages);
-    target_ = reinterpret_cast<uint64_t>(target.data());
   }
 
   double Round(const Blocks& blocks) override {
@@ -191,8 +188,8 @@ class RawShm : public Contestant {
   }
 
   const Config config_;
-  const Mapping cache_;
-  Mapping page_;
+  const std::span<std::byte> cache_;
+  int bells_fd_ = -1;
   Bells* bells_ = nullptr;
   pid_t pid_ = 0;
   uint64_t target_ = 0;  // where the target's cache is: mapped here, or in its own process

@@ -31,9 +31,9 @@ sockaddr* AsSockaddr(sockaddr_in* address) { return reinterpret_cast<sockaddr*>(
 class RawTcp : public Contestant {
  public:
   explicit RawTcp(const Config& config)
-      : config_(config), cache_(PrivateMemory(config.bytes, config.huge_pages)) {}
+      : config_(config), cache_(MapShared(config.cache_fd, config.bytes)) {}
 
-  std::span<std::byte> memory() override { return cache_.bytes; }
+  std::span<std::byte> memory() override { return cache_; }
 
   Json Hello() override {
     if (config_.prefill) return Json::object();
@@ -125,7 +125,7 @@ class RawTcp : public Contestant {
   }
 
   const Config config_;
-  const Mapping cache_;
+  const std::span<std::byte> cache_;
   int listener_ = -1;
   std::vector<int> fds_;
 };

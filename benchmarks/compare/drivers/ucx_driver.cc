@@ -1,6 +1,6 @@
 // UCX's one-sided put as a contestant: every block one ucp_put_nbx, a flush, then an active
 // message; the decode side answers with another. Modes: own (the target's memory is UCX's,
-// ucp_mem_map allocates it) and any (memory as malloc gives, registered). The runner chooses
+// ucp_mem_map allocates it) and any (the cache as it is, registered). The runner chooses
 // transports by UCX_TLS, and the version of UCX by LD_LIBRARY_PATH. Both sides poll, as UCX wants
 // it.
 
@@ -116,7 +116,7 @@ class Ucx : public Contestant {
     if (config_.mode == "own" && !config_.prefill) {
       params.flags = UCP_MEM_MAP_ALLOCATE;
     } else {
-      memory_ = PrivateMemory(config_.bytes, config_.huge_pages).bytes;
+      memory_ = MapShared(config_.cache_fd, config_.bytes);
       params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
       params.address = memory_.data();
     }
@@ -126,7 +126,6 @@ class Ucx : public Contestant {
     attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH;
     Require(ucp_mem_query(handle_, &attributes), "looking at memory");
     memory_ = {static_cast<std::byte*>(attributes.address), config_.bytes};
-    AskForPages(memory_, config_.huge_pages);
     std::memset(memory_.data(), 1, memory_.size());
   }
 

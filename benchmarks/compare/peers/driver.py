@@ -15,7 +15,6 @@ import numpy as np
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import workload  # noqa: E402 (the folder above is not a package)
 
-_HUGE_PAGE = 2 << 20
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,7 +28,7 @@ class Contestant:
     def __init__(self, options):
         self.prefill = options.role == "prefill"
         self.options = options
-        self.memory = allocate(options.bytes, options.pages == "huge")
+        self.memory = map_shared(options.cache_fd, options.bytes)
         self.address = self.memory.ctypes.data
 
     def hello(self):
@@ -46,28 +45,12 @@ class Contestant:
         raise NotImplementedError
 
 
-def allocate(size, huge_pages):
-    """Private memory, every page present, with or without 2 MiB pages as the kernel lets it."""
-    whole = mmap.mmap(-1, size + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    array = np.frombuffer(whole, dtype=np.uint8)
-    start = -array.ctypes.data % _HUGE_PAGE
-    whole.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE, start, size)
-    array = array[start:start + size]
-    array[:] = 1
+def map_shared(descriptor, size):
+    """Shared memory as an array of bytes, every page present in this process."""
+    array = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.uint8)
+    for page in range(0, size, mmap.PAGESIZE):
+        array[page] = 0
     return array
-
-
-def huge_page_bytes(address):
-    inside, kib = False, 0
-    with open("/proc/self/smaps", encoding="ascii", errors="replace") as smaps:
-        for line in smaps:
-            first, _, rest = line.partition(" ")
-            if "-" in first:
-                begin, end = (int(part, 16) for part in first.split("-"))
-                inside = begin <= address < end
-            elif inside and first == "AnonHugePages:":
-                kib += int(rest.split()[0])
-    return kib * 1024
 
 
 def cpu_seconds():
@@ -94,8 +77,7 @@ class _Loop:
         else:
             memory[:] = 0
         self.contestant.prepare(self.block_bytes, source, self.target)
-        return {"huge_bytes": huge_page_bytes(self.contestant.address),
-                "fingerprint": workload.fingerprint(self.block_bytes, source, self.target)}
+        return {"fingerprint": workload.fingerprint(self.block_bytes, source, self.target)}
 
     def rounds(self, order):
         seconds, preparing = [], 0.0
@@ -125,7 +107,7 @@ def run(make):
     parser = argparse.ArgumentParser()
     parser.add_argument("--role", choices=["prefill", "decode"], required=True)
     parser.add_argument("--bytes", type=int, required=True)
-    parser.add_argument("--pages", choices=["4k", "huge"], required=True)
+    parser.add_argument("--cache-fd", type=int, required=True)
     parser.add_argument("--mode", default="")
     options = parser.parse_args()
 

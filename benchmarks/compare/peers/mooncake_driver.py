@@ -10,6 +10,8 @@ import mmap
 import os
 import time
 
+import numpy as np
+
 import driver
 
 os.environ.setdefault("GLOG_minloglevel", "2")
@@ -26,7 +28,7 @@ class Mooncake(driver.Contestant):
         self.engine = TransferEngine()
         if self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""):
             raise driver.Failure("the engine could not be initialized")
-        self.word = driver.allocate(mmap.PAGESIZE, huge_pages=False)
+        self.word = np.zeros(mmap.PAGESIZE, dtype=np.uint8)
         for memory in (self.memory, self.word):
             if self.engine.register_memory(memory.ctypes.data, memory.size):
                 raise driver.Failure("memory could not be registered")

@@ -27,7 +27,7 @@ def main():
         if order["cmd"] == "meet" and order["hello"]["role"] == options.role:
             say({"error": "met itself"})
         elif order["cmd"] == "prepare":
-            say({"huge_bytes": 0, "fingerprint": 8 if bad == "stranger" else 7})
+            say({"fingerprint": 8 if bad == "stranger" else 7})
         elif order["cmd"] == "rounds":
             if bad == "die":
                 os.kill(os.getpid(), 9)

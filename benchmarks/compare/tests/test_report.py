@@ -19,13 +19,13 @@ def result():
                          "decode": {"seconds": [], "cpu_s": 0.1}})
         rows.append({"group": "tcp", "contestant": name, "kind": kind, "block_bytes": 4096,
                      "blocks": 1 << 16, "bytes": 1 << 28, "threads": 2, "spin": False,
-                     "verified": True, "huge_bytes_prefill": 0, "huge_bytes_decode": 0,
+                     "verified": True,
                      **samples.figures()})
     return {"schema": report.SCHEMA, "complete": True, "date": "2026-01-02 03:04 UTC",
             "machine": {"cpu": "a CPU", "cpus": 2, "virtual": True, "memory_gib": 24.0,
                         "kernel": "6.18", "huge_pages": "madvise", "huge_pages_shared": "never"},
             "versions": {"kvxfer": "abc"}, "workload": {"total": 1 << 28, "block_sizes": [4096],
-                                                        "turns": 3, "pages": "4k",
+                                                        "turns": 3,
                                                         "load_before": 0.1},
             "missing": [{"name": "NIXL tcp", "reason": "no network"}], "results": rows,
             "ratios": figures.ratios(rows)}

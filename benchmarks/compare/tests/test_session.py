@@ -14,7 +14,7 @@ _FAKE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_driver.py
 
 
 class _Fake(contestants.Contestant):
-    def command(self, where, role, size, pages):
+    def command(self, where, role, size, cache_fd):
         return [sys.executable, _FAKE, "--role", role, "--mode", self.mode]
 
 
@@ -38,7 +38,7 @@ class SessionTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.places = _Places(folder.name)
-        self.plan = Plan(block_sizes=(4096, 8192), total=65536, turns=2, turn_s=0.003, pages="4k")
+        self.plan = Plan(block_sizes=(4096, 8192), total=65536, turns=2, turn_s=0.003)
 
     def run_group(self, one):
         return Session(self.plan, self.places, lambda line: None).run([one])
