@@ -177,6 +177,18 @@ void Engine::CloseAll() {
 }
 
 bool Engine::Round(uint64_t readable, Time now) {
+  const bool busy = PollAll(readable, now);
+  FinishRound(now);
+  return busy;
+}
+
+bool Engine::Glance(Time now) {
+  if (!PollAll(0, now)) return false;
+  FinishRound(now);
+  return true;
+}
+
+bool Engine::PollAll(uint64_t readable, Time now) {
   bool busy = false;
   runtime_.now = now;
   for (const auto& backend : runtime_.backends) {
@@ -188,6 +200,10 @@ bool Engine::Round(uint64_t readable, Time now) {
     }
     busy |= n > 0;
   }
+  return busy;
+}
+
+void Engine::FinishRound(Time now) {
   runtime_.finished.clear();
   if (NextTimer() <= now) {
     for (auto& [name, peer] : peers_) peer->OnTimer(now);
@@ -195,7 +211,6 @@ bool Engine::Round(uint64_t readable, Time now) {
     inbound_.OnTimer(now);
   }
   SendAll(now);
-  return busy;
 }
 
 void Engine::Dispatch(Event& event) {

@@ -72,6 +72,7 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
 
   // Driven.
   bool Round(uint64_t readable, Time now) override;
+  bool Glance(Time now) override;
   void Post() override;
   bool Arm() override;
   Time NextTimer() override;
@@ -102,6 +103,8 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   void FinishDeregistrations();
   void OnDrained(uint64_t bytes);
   absl::Status Install(AgentMetadata metadata);
+  bool PollAll(uint64_t readable, Time now);
+  void FinishRound(Time now);
   void Dispatch(Event& event);
   Peer* FindPeer(std::string_view name);
   void CloseAll();

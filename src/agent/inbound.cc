@@ -52,7 +52,7 @@ void InboundHub::CloseLink(InboundLink& link, const absl::Status& why) {
 
 void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::string& text) {
   const RefuseFrame frame{.reason = reason, .target = runtime_->incarnation, .text = text};
-  const std::string message = EncodeMessage(FrameType::kRefuse, 0, 0, Encode(frame));
+  const std::string message = EncodeMessage(FrameType::kRefuse, 0, 0, frame);
   link.endpoint->Send(std::as_bytes(std::span(message)));
   CloseLink(link, absl::FailedPreconditionError(text));
 }
@@ -137,7 +137,7 @@ void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
                           .last_region = runtime_->memory.last_region(),
                           .live_regions = runtime_->memory.LiveRegions()};
   const std::string message =
-      EncodeMessage(FrameType::kHelloAck, 0, link.session->channel.received(), Encode(ack));
+      EncodeMessage(FrameType::kHelloAck, 0, link.session->channel.received(), ack);
   if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
     CloseLink(link, absl::InternalError("no room for the answer to a hello"));
   }
@@ -259,7 +259,7 @@ absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope
       continue;
     }
     question.waiting.insert(session->owner);
-    session->channel.Push(FrameType::kQuiesce, Encode(frame));
+    session->channel.Push(FrameType::kQuiesce, frame);
   }
   for (const Incarnation& initiator : gone) Sweep(initiator);
   question.quiet->store(question.waiting.empty(), std::memory_order_release);

@@ -106,7 +106,7 @@ class InboundHub {
   void OnUnlinked(InboundSession& session);
   absl::Status CheckBounds(const InboundSession& session) const;
   void Act(InboundSession& session);
-  void Deliver(InboundSession& session, std::vector<ArrivalTracker::Delivered> all);
+  void Deliver(InboundSession& session, ArrivalTracker::Deliveries all);
   void StartFence(InboundSession& session, uint64_t transfer);
   void FenceDone(InboundSession& session, const InboundLink& link, uint64_t transfer);
   void GrantSlots(InboundSession& session);

@@ -29,18 +29,16 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
     auto ping = Decode<PingFrame>(envelope->body);
     if (!ping.ok()) return Fail(session, ping.status());
     const std::string pong =
-        EncodeMessage(FrameType::kPong, 0, session.channel.received(), Encode(*ping));
+        EncodeMessage(FrameType::kPong, 0, session.channel.received(), *ping);
     // Lost for want of room: the next ping is answered.
     link.endpoint->Send(std::as_bytes(std::span(pong)));
     return;
   }
   if (status.ok() && envelope->sequence != 0) {
-    std::vector<ReliableChannel::Incoming> frames;
-    status = session.channel.OnFrame(*envelope, frames);
-    for (const auto& frame : frames) {
-      if (status.ok()) status = OnNumbered(session, frame);
-      if (status.ok()) status = CheckBounds(session);
-    }
+    status = session.channel.OnFrame(*envelope, [&](const auto& frame) {
+      const absl::Status good = OnNumbered(session, frame);
+      return good.ok() ? CheckBounds(session) : good;
+    });
   }
   if (!status.ok()) return Fail(session, status);
   Act(session);
@@ -48,21 +46,20 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
 
 absl::Status InboundHub::OnNumbered(InboundSession& session,
                                     const ReliableChannel::Incoming& frame) {
-  const auto body = std::as_bytes(std::span(frame.body));
   switch (frame.type) {
     case FrameType::kOpen: {
-      auto open = Decode<OpenFrame>(body);
+      auto open = Decode<OpenFrame>(frame.body);
       return open.ok() ? session.tracker.OnOpen(*std::move(open)) : open.status();
     }
     case FrameType::kAbort: {
-      auto abort = Decode<AbortFrame>(body);
+      auto abort = Decode<AbortFrame>(frame.body);
       return abort.ok() ? session.tracker.OnAbort(*abort) : abort.status();
     }
     case FrameType::kSlotRequest:
       GrantSlots(session);
       return absl::OkStatus();
     case FrameType::kQuiet: {
-      auto quiet = Decode<QuietFrame>(body);
+      auto quiet = Decode<QuietFrame>(frame.body);
       if (!quiet.ok()) return quiet.status();
       const auto question = questions_.find(quiet->id);
       if (question != questions_.end()) Answered(question->second, session.owner);
@@ -139,19 +136,17 @@ void InboundHub::StartFence(InboundSession& session, uint64_t transfer) {
 
 // Carries out what the tracker came to know: deliveries first, then what the initiator is told.
 void InboundHub::Act(InboundSession& session) {
-  for (;;) {
-    if (session.failed) return;
+  while (!session.failed && session.tracker.has_actions()) {
     ArrivalTracker::Actions actions = session.tracker.TakeActions();
-    if (actions.empty()) return;
     Deliver(session, std::move(actions.deliver));
     if (!actions.released.empty()) {
-      session.channel.Push(FrameType::kReleased, Encode(actions.released));
+      session.channel.Push(FrameType::kReleased, actions.released);
     }
     for (uint64_t transfer : actions.fence) StartFence(session, transfer);
   }
 }
 
-void InboundHub::Deliver(InboundSession& session, std::vector<ArrivalTracker::Delivered> all) {
+void InboundHub::Deliver(InboundSession& session, ArrivalTracker::Deliveries all) {
   for (auto& delivered : all) {
     ++session.delivered.notifications;
     session.delivered.bytes += delivered.notification.size();
@@ -176,7 +171,7 @@ void InboundHub::GrantSlots(InboundSession& session) {
     return;
   }
   ++session.ranges;
-  session.channel.Push(FrameType::kSlotGrant, Encode(*grant));
+  session.channel.Push(FrameType::kSlotGrant, *grant);
 }
 
 // Gives credit back once a quarter of it has been drained, so that it is not a frame a
@@ -193,7 +188,7 @@ void InboundHub::TellCredit(InboundSession& session) {
       now.bytes - session.credit_told.bytes > CreditByteStep(options.max_notification_bytes);
   if (!due) return;
   session.credit_told = now;
-  session.channel.Push(FrameType::kCredit, Encode(now));
+  session.channel.Push(FrameType::kCredit, now);
 }
 
 void InboundHub::Pump() {

@@ -78,7 +78,7 @@ void Peer::Cancel(const TransferPtr& record) {
   const absl::Status why = absl::CancelledError("cancelled by the application");
   if (auto it = active_.find(record->id); it != active_.end()) {
     const Time give_up = std::min(record->deadline, Now() + runtime_->options.cancel_grace);
-    BeginEnd(*it->second, TransferState::kCancelled, why, give_up);
+    BeginEnd(it->second, TransferState::kCancelled, why, give_up);
     return;
   }
   if (auto it = std::ranges::find(queue_, record); it != queue_.end()) {
@@ -113,10 +113,10 @@ void Peer::FinishClosing(Time now) {
   }
 }
 
-std::vector<Outbound*> Peer::Active() const {
+std::vector<Outbound*> Peer::Active() {
   std::vector<Outbound*> active;
   active.reserve(active_.size());
-  for (const auto& [id, outbound] : active_) active.push_back(outbound.get());
+  for (auto& [id, outbound] : active_) active.push_back(&outbound);
   return active;
 }
 
@@ -136,7 +136,7 @@ void Peer::OnTimer(Time now) {
     const uint64_t id = deadlines_.begin()->second;
     deadlines_.erase(deadlines_.begin());
     if (auto it = active_.find(id); it != active_.end()) {
-      Outbound& outbound = *it->second;
+      Outbound& outbound = it->second;
       const auto& record = *outbound.record;
       const Duration grace =
           std::min<Duration>((record.deadline - record.posted) / 20, std::chrono::milliseconds(50));
@@ -157,8 +157,8 @@ void Peer::OnTimer(Time now) {
   if (ending_ > 0) {
     std::vector<Outbound*> due;
     for (auto& [id, outbound] : active_) {
-      if (outbound->ending && !outbound->published && outbound->give_up <= now) {
-        due.push_back(outbound.get());
+      if (outbound.ending && !outbound.published && outbound.give_up <= now) {
+        due.push_back(&outbound);
       }
     }
     for (Outbound* outbound : due) AdvanceEnd(*outbound, now);
@@ -172,7 +172,7 @@ Time Peer::NextTimer() const {
   Time next = deadlines_.empty() ? Time::max() : deadlines_.begin()->first;
   if (ending_ > 0) {
     for (const auto& [id, outbound] : active_) {
-      if (outbound->ending && !outbound->published) next = std::min(next, outbound->give_up);
+      if (outbound.ending && !outbound.published) next = std::min(next, outbound.give_up);
     }
   }
   const bool waiting = !queue_.empty() || !active_.empty() || !quarantined_.empty();

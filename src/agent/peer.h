@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "kvxfer/peer.h"
 #include "src/agent/runtime.h"
 #include "src/agent/transfer_record.h"
@@ -82,9 +83,9 @@ struct Outbound {
   SliceCursor cursor;
   SliceLimits limits;
   std::optional<LaneBook> lanes{};                   // where the target counts
-  std::vector<const Registration*> registrations{};  // by index in record->local
-  std::vector<const RemoteKey*> keys{};              // by index in record->remote
-  uint64_t prepared = 0;                             // op that waits to be accepted; 0: none
+  absl::InlinedVector<const Registration*, 4> registrations{};  // by index in record->local
+  absl::InlinedVector<const RemoteKey*, 4> keys{};              // by index in record->remote
+  uint64_t prepared = 0;  // op that waits to be accepted; 0: none
   uint32_t ops = 0;                                  // accepted, not completed
   uint64_t slices = 0;
   Time first_post{};
@@ -163,7 +164,7 @@ class Peer {
   void LoseData(Link& link, const absl::Status& why);
   void CloseLink(Link& link, const absl::Status& why);
   // To be ended one by one: each may be erased meanwhile, but no other.
-  std::vector<Outbound*> Active() const;
+  std::vector<Outbound*> Active();
   void FinishClosing(Time now);
   void KeepAlive(Time now);
   void Heartbeat(Link& link, Time now);
@@ -247,7 +248,7 @@ class Peer {
 
   // Transfers.
   std::deque<TransferPtr> queue_;
-  std::map<uint64_t, std::unique_ptr<Outbound>> active_;
+  std::map<uint64_t, Outbound> active_;  // by id; addresses last until Erase
   std::vector<Outbound*> sending_;  // have data to post; by priority, then posting
   std::set<std::pair<Time, uint64_t>> deadlines_;
   uint32_t ending_ = 0;       // of active_, how many are ending

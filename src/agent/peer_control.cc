@@ -31,11 +31,8 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
     return;
   }
   if (envelope->sequence == 0) return;
-  std::vector<ReliableChannel::Incoming> frames;
-  absl::Status status = channel_.OnFrame(*envelope, frames);
-  for (const auto& frame : frames) {
-    if (status.ok()) status = OnNumbered(frame);
-  }
+  absl::Status status =
+      channel_.OnFrame(*envelope, [this](const auto& frame) { return OnNumbered(frame); });
   if (status.ok() && channel_.kept() > ReliableChannel::kMaxKept) {
     status = absl::ResourceExhaustedError("it acknowledges nothing");
   }
@@ -43,27 +40,26 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
 }
 
 absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
-  const auto body = std::as_bytes(std::span(frame.body));
   switch (frame.type) {
     case FrameType::kReleased: {
-      auto released = Decode<ReleasedFrame>(body);
+      auto released = Decode<ReleasedFrame>(frame.body);
       return released.ok() ? OnReleased(*released) : released.status();
     }
     case FrameType::kSlotGrant: {
-      auto grant = Decode<SlotGrantFrame>(body);
+      auto grant = Decode<SlotGrantFrame>(frame.body);
       if (!grant.ok()) return grant.status();
       slots_requested_ = false;
       return slots_.AddGrant(*grant);
     }
     case FrameType::kCredit: {
-      auto credit = Decode<CreditFrame>(body);
+      auto credit = Decode<CreditFrame>(frame.body);
       if (!credit.ok()) return credit.status();
       credit_.notifications = std::max(credit_.notifications, credit->notifications);
       credit_.bytes = std::max(credit_.bytes, credit->bytes);
       return absl::OkStatus();
     }
     case FrameType::kQuiesce: {
-      auto quiesce = Decode<QuiesceFrame>(body);
+      auto quiesce = Decode<QuiesceFrame>(frame.body);
       if (!quiesce.ok()) return quiesce.status();
       return OnQuiesce(*quiesce);
     }
@@ -80,14 +76,14 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
   for (uint64_t id : frame.arrived) {
     const auto it = active_.find(id);
     if (it == active_.end()) continue;
-    it->second->arrived = true;
+    it->second.arrived = true;
     // While it is ending, the answer to ABORT tells the same.
-    if (!it->second->ending) Advance(*it->second);
+    if (!it->second.ending) Advance(it->second);
   }
   for (const AbortAck& ack : frame.aborted) {
     const auto it = active_.find(ack.transfer);
     if (it == active_.end()) continue;
-    Outbound& outbound = *it->second;
+    Outbound& outbound = it->second;
     if (!outbound.abort_due) continue;
     if (ack.delivered) {
       outbound.arrived = true;
@@ -139,7 +135,7 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
     if (touches(*record)) asked.transfers.insert(record->id);
   }
   for (const auto& [id, outbound] : active_) {
-    if (touches(*outbound->record)) asked.transfers.insert(id);
+    if (touches(*outbound.record)) asked.transfers.insert(id);
   }
   asked_.push_back(std::move(asked));
   AnswerQuiesce();
@@ -150,7 +146,7 @@ void Peer::AnswerQuiesce() {
   bool revoked = false;
   std::erase_if(asked_, [&](const Asked& asked) {
     if (!asked.transfers.empty()) return false;
-    channel_.Push(FrameType::kQuiet, Encode(QuietFrame{.id = asked.id}));
+    channel_.Push(FrameType::kQuiet, QuietFrame{.id = asked.id});
     revoked |= asked.revoke;
     return true;
   });

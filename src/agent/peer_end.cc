@@ -69,7 +69,7 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
     if (path.link && path.link->state == Link::State::kUp) path.link->endpoint->Fence(id);
   }
   if (outbound.abort_due) {
-    channel_.Push(FrameType::kAbort, Encode(abort));
+    channel_.Push(FrameType::kAbort, abort);
   } else {
     ReturnCredit(outbound.record->options);
   }
@@ -165,14 +165,14 @@ void Peer::ClearQuarantines() {
   for (const TransferPtr& record : std::exchange(quarantined_, {})) {
     runtime_->ClearQuarantine(record);
   }
-  for (auto& [id, outbound] : active_) outbound->orphan = false;
+  for (auto& [id, outbound] : active_) outbound.orphan = false;
 }
 
 // The target takes a new session only when every connection of the one before is down at its side.
 void Peer::Inherit(const Peer& before) {
   quarantined_.insert(quarantined_.end(), before.quarantined_.begin(), before.quarantined_.end());
   for (const auto& [id, outbound] : before.active_) {
-    if (outbound->record->quarantined()) quarantined_.push_back(outbound->record);
+    if (outbound.record->quarantined()) quarantined_.push_back(outbound.record);
   }
   if (UpLink() != nullptr) ClearQuarantines();
 }

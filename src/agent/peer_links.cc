@@ -163,7 +163,7 @@ void Peer::OnDown(Link& link, const absl::Status& why) {
 void Peer::LoseData(Link& link, const absl::Status& why) {
   std::vector<Outbound*> lost;
   for (auto& [id, outbound] : active_) {
-    if (outbound->link == &link) lost.push_back(outbound.get());
+    if (outbound.link == &link) lost.push_back(&outbound);
   }
   for (Outbound* outbound : lost) {
     const bool control_only = outbound->opened && !outbound->lanes.has_value();
@@ -192,7 +192,7 @@ void Peer::KeepAlive(Time now) {
   if (link.ok()) return;
   std::vector<Outbound*> hopeless;
   for (auto& [id, outbound] : active_) {
-    if (!outbound->ending) hopeless.push_back(outbound.get());
+    if (!outbound.ending) hopeless.push_back(&outbound);
   }
   for (Outbound* outbound : hopeless) {
     BeginEnd(*outbound, TransferState::kFailed, link.status(), now);
@@ -231,7 +231,7 @@ void Peer::Heartbeat(Link& link, Time now) {
             " ms (stopped, or cut off)")));
   }
   const std::string ping =
-      EncodeMessage(FrameType::kPing, 0, channel_.received(), Encode(PingFrame{.nonce = 1}));
+      EncodeMessage(FrameType::kPing, 0, channel_.received(), PingFrame{.nonce = 1});
   link.endpoint->Send(std::as_bytes(std::span(ping)));
   const bool in_use = !active_.empty() || link.unanswered != now;
   link.ping_at =

@@ -41,21 +41,22 @@ void Peer::ReturnCredit(const TransferOptions& options) {
 
 // Unavailable: the peer's word on one of the regions is still on its way; try again.
 absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
-  auto outbound = std::make_unique<Outbound>();
+  Outbound& added = active_[record->id];
   const TransferOptions& options = record->options;
-  outbound->record = record;
-  outbound->link = link;
+  added.record = record;
+  added.link = link;
   if (record->kind != TransferKind::kNotify) {
-    if (auto status = ResolveRegions(*outbound); !status.ok()) return status;
+    if (auto status = ResolveRegions(added); !status.ok()) {
+      active_.erase(record->id);
+      return status;
+    }
   }
   if (options.notification.has_value()) {
     ++credit_used_.notifications;
     credit_used_.bytes += options.notification->size();
-    if (options.order == NotifyOrder::kPosted) outbound->order = ++last_order_;
+    if (options.order == NotifyOrder::kPosted) added.order = ++last_order_;
   }
   link->ping_at = std::min(link->ping_at, runtime_->now + runtime_->options.heartbeat);
-  Outbound& added = *outbound;
-  active_.emplace(record->id, std::move(outbound));
   if (record->blocks.total_bytes() == 0) {
     added.all_posted = true;
     Advance(added);
@@ -127,7 +128,7 @@ absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
 void Peer::DropDeadKeys() {
   std::unordered_set<const RemoteKey*> used;
   for (const auto& [id, outbound] : active_) {
-    used.insert(outbound->keys.begin(), outbound->keys.end());
+    used.insert(outbound.keys.begin(), outbound.keys.end());
   }
   for (Path& path : paths_) {
     if (!path.link) continue;
@@ -273,7 +274,7 @@ bool Peer::TakeSlot(Outbound& outbound, uint32_t rail) {
 
 void Peer::RequestSlots() {
   if (std::exchange(slots_requested_, true)) return;
-  channel_.Push(FrameType::kSlotRequest, Encode(SlotRequestFrame{.count = kRangeSlots}));
+  channel_.Push(FrameType::kSlotRequest, SlotRequestFrame{.count = kRangeSlots});
 }
 
 void Peer::PushOpen(Outbound& outbound) {
@@ -284,7 +285,7 @@ void Peer::PushOpen(Outbound& outbound) {
                  .notification = options.notification.value_or("")};
   if (outbound.lanes.has_value()) open.lanes = outbound.lanes->Lanes();
   outbound.opened = true;
-  channel_.Push(FrameType::kOpen, Encode(open));
+  channel_.Push(FrameType::kOpen, open);
 }
 
 void Peer::FlushControl() {

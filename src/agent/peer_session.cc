@@ -18,7 +18,7 @@ void Peer::OnConnected(Link& link) {
   link.state = Link::State::kHello;
   link.give_up = Now() + runtime_->options.connect_timeout;
   const std::string message =
-      EncodeMessage(FrameType::kHello, 0, channel_.received(), Encode(hello));
+      EncodeMessage(FrameType::kHello, 0, channel_.received(), hello);
   if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
     CloseLink(link, absl::InternalError("no room for the hello"));
   }
@@ -53,7 +53,7 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   // the target accepts a new session only then.
   ClearQuarantines();
   for (auto& [id, outbound] : active_) {
-    if (outbound->abort_due) link.endpoint->Fence(id);
+    if (outbound.abort_due) link.endpoint->Fence(id);
   }
   runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
   const std::string_view name = runtime_->backends[link.backend]->name();

@@ -25,6 +25,7 @@ void Presence::LinkDown(const std::string& peer, const Incarnation& incarnation,
                         const absl::Status& why) {
   const auto it = entries_.find({peer, incarnation});
   if (it == entries_.end() || it->second.links == 0 || --it->second.links > 0) return;
+  if (it->second.state == State::kSuspect) --suspects_;
   it->second.state = State::kLost;
   Tell(it->first, PeerEventKind::kLost, why);
 }
@@ -34,13 +35,16 @@ void Presence::Suspect(const std::string& peer, const Incarnation& incarnation,
   const auto it = entries_.find({peer, incarnation});
   if (it == entries_.end() || it->second.state != State::kUp) return;
   it->second.state = State::kSuspect;
+  ++suspects_;
   Tell(it->first, PeerEventKind::kSuspect, why);
 }
 
 void Presence::Heard(const std::string& peer, const Incarnation& incarnation) {
+  if (suspects_ == 0) return;
   const auto it = entries_.find({peer, incarnation});
   if (it == entries_.end() || it->second.state != State::kSuspect) return;
   it->second.state = State::kUp;
+  --suspects_;
   Tell(it->first, PeerEventKind::kBack, absl::OkStatus());
 }
 

@@ -86,7 +86,7 @@ void ProgressLoop::Stop() {
     stopping_ = true;
     Kick();
     background_cv_.notify_all();
-    for (auto& [id, driver] : drivers_) driver->cv.notify_all();
+    for (Driver* driver : drivers_) driver->cv.notify_all();
     empty_cv_.wait(lock, [this] { return drivers_.empty() && (seat_.empty() || !driven_); });
   }
   if (background_.joinable()) background_.join();
@@ -96,21 +96,30 @@ void ProgressLoop::Stop() {
 // Whoever was told that a command is taken relies on it, also where everybody left before its turn.
 void ProgressLoop::RunLastCommands() {
   {
-    std::lock_guard lock(commands_mu_);
+    std::lock_guard lock(mu_);
     taking_ = false;
   }
   RunCommands();
 }
 
-void ProgressLoop::RunCommands() {
-  if (!commanded_.load(std::memory_order_acquire)) return;
-  {
-    std::lock_guard lock(commands_mu_);
-    running_.swap(commands_);
-    commanded_.store(false, std::memory_order_relaxed);
-  }
+void ProgressLoop::TakeCommands() {
+  running_.swap(commands_);
+  commanded_.store(false, std::memory_order_relaxed);
+}
+
+void ProgressLoop::RunTaken() {
   for (Command& command : running_) command();
   running_.clear();
+}
+
+bool ProgressLoop::RunCommands() {
+  if (!commanded_.load(std::memory_order_acquire)) return false;
+  {
+    std::lock_guard lock(mu_);
+    TakeCommands();
+  }
+  RunTaken();
+  return true;
 }
 
 void ProgressLoop::Kick() {
@@ -124,43 +133,53 @@ void ProgressLoop::Follow(const SeatState::Step& step) {
   if (step.returned) returned_cv_.notify_all();
   if (step.wake_background) background_cv_.notify_all();
   if (step.unpark != 0) {
-    Driver* driver = drivers_.at(step.unpark);
-    driver->seated = true;
-    driver->cv.notify_all();
+    Driver& driver = **std::ranges::find(drivers_, step.unpark, &Driver::id);
+    driver.seated = true;
+    driver.cv.notify_all();
   }
   if (stopping_ && seat_.empty()) empty_cv_.notify_all();
 }
 
+// The seat is taken or borrowed, or whoever is awake in it finds the command marked.
 bool ProgressLoop::Submit(Command command) {
+  bool borrowed = false;
   {
-    std::lock_guard lock(commands_mu_);
+    std::lock_guard lock(mu_);
     if (!taking_) return false;
     commands_.push_back(std::move(command));
     commanded_.store(true, std::memory_order_release);
+    if (stopping_ || !seat_.Submit().entered) return true;
+    borrowed = seat_.borrowed();
+    TakeCommands();
   }
-  Visit([this] { driven_->Post(); });
+  Visit(borrowed, [this] { driven_->Post(); });
   return true;
 }
 
 void ProgressLoop::Progress() {
-  Visit([this] { driven_->Round(Look(), Now()); });
-}
-
-// Takes or borrows the seat for as long as work is marked, or marks it for whoever is awake in it.
-void ProgressLoop::Visit(absl::FunctionRef<void()> work) {
+  bool borrowed = false;
   {
     std::lock_guard lock(mu_);
     if (stopping_ || !seat_.Submit().entered) return;
+    borrowed = seat_.borrowed();
+    TakeCommands();
   }
+  Visit(borrowed, [this] { driven_->Round(Look(), Now()); });
+}
+
+// In the seat, which is left again: for as long as work is marked. Only a sleeper from whom it is
+// `borrowed` relies on the wait descriptors afterwards; others look for themselves.
+void ProgressLoop::Visit(bool borrowed, absl::FunctionRef<void()> work) {
   for (;;) {
-    RunCommands();
+    RunTaken();
     work();
-    const bool armed = driven_->Arm();
-    const Time next = driven_->NextTimer();
+    const bool armed = !borrowed || driven_->Arm();
+    const Time next = borrowed ? driven_->NextTimer() : Time::max();
     std::lock_guard lock(mu_);
     const SeatState::Step step = seat_.LeaveSubmit(!armed || next < sleep_until_);
     Follow(step);
     if (!step.again) return;
+    TakeCommands();
   }
 }
 
@@ -185,7 +204,7 @@ bool ProgressLoop::Call(absl::FunctionRef<void()> command) {
 
 void ProgressLoop::Wake(const void* key) {
   std::lock_guard lock(mu_);
-  for (auto& [id, driver] : drivers_) {
+  for (Driver* driver : drivers_) {
     if (driver->key != key) continue;
     driver->woken = true;
     if (driver->seated) {
@@ -202,7 +221,7 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
   if (done()) return true;
   if (stopping_) return false;
   driver.id = ++last_driver_;
-  drivers_.emplace(driver.id, &driver);
+  drivers_.push_back(&driver);
   const SeatState::Step entry = seat_.EnterDriver(driver.id);
   driver.seated = entry.entered;
   Follow(entry);
@@ -217,10 +236,10 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
   if (driver.seated) {
     lock.unlock();
     DriveSeated(driver, done, deadline);
-    LeaveSeat(&SeatState::LeaveDriver);
     lock.lock();
+    LeaveSeat(lock, &SeatState::LeaveDriver);
   }
-  drivers_.erase(driver.id);
+  std::erase(drivers_, &driver);
   if (stopping_) empty_cv_.notify_all();
   lock.unlock();
   return done();
@@ -233,14 +252,15 @@ void ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, T
   Time spin_until = now + spin;
   uint64_t readable = 0;  // sleeping looks
   for (uint32_t idle = 0; !done() && !stopping_;) {
-    RunCommands();
-    const bool busy = driven_->Round(readable, now);
+    // Between two rounds that found nothing, spinning only glances.
+    const bool whole = RunCommands() || idle % kLookEvery == 0 || now >= spin_until;
+    const bool busy = whole ? driven_->Round(readable, now) : driven_->Glance(now);
     if (done()) return;
     now = Now();
     if (now >= deadline) return;
     idle = busy ? 0 : idle + 1;
     if (busy) spin_until = now + spin;
-    if (!busy && now >= spin_until) {
+    if (!busy && whole && now >= spin_until) {
       SleepOnce(deadline, false, readable);
       now = Now();
       std::lock_guard lock(mu_);
@@ -269,7 +289,7 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
   {
     std::lock_guard lock(mu_);
     const bool woken = std::ranges::any_of(
-        drivers_, [](auto& entry) { return entry.second->seated && entry.second->woken; });
+        drivers_, [](const Driver* driver) { return driver->seated && driver->woken; });
     if (stopping_ || woken || !seat_.BeginSleep()) return true;
     sleep_until_ = wake;
   }
@@ -297,19 +317,22 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
   return true;
 }
 
-void ProgressLoop::LeaveSeat(SeatState::Step (SeatState::*leave)()) {
+// `lock` is of mu_ and held, also afterwards.
+void ProgressLoop::LeaveSeat(std::unique_lock<std::mutex>& lock,
+                             SeatState::Step (SeatState::*leave)()) {
   for (;;) {
-    {
-      std::lock_guard lock(mu_);
-      const SeatState::Step step = (seat_.*leave)();
-      Follow(step);
-      if (!step.again || stopping_) {
-        if (step.again) Follow((seat_.*leave)());
-        return;
-      }
+    const SeatState::Step step = (seat_.*leave)();
+    Follow(step);
+    if (!step.again) return;
+    if (stopping_) {
+      Follow((seat_.*leave)());
+      return;
     }
-    RunCommands();
+    TakeCommands();
+    lock.unlock();
+    RunTaken();
     driven_->Post();
+    lock.lock();
   }
 }
 
@@ -332,7 +355,7 @@ void ProgressLoop::Background() {
     lock.unlock();
     bool seated = true;
     uint64_t readable = 0;
-    while (seated) {
+    while (seated && !stopping_) {
       RunCommands();
       const bool busy = driven_->Round(readable, Now());
       if (busy) {
@@ -340,11 +363,9 @@ void ProgressLoop::Background() {
       } else {
         seated = SleepOnce(Time::max(), true, readable);
       }
-      std::lock_guard guard(mu_);
-      if (stopping_) break;
     }
-    if (seated) LeaveSeat(&SeatState::LeaveBackground);
     lock.lock();
+    if (seated) LeaveSeat(lock, &SeatState::LeaveBackground);
   }
 }
 

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <mutex>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -34,6 +33,9 @@ class Driven {
   // Handles events and timers and sends what can be sent; true when anything was done. `readable`:
   // bit i says that descriptor i of Start may be; the others are not worth a system call.
   virtual bool Round(uint64_t readable, Time now) = 0;
+  // A round that ends at once, having sent nothing and looked at no timer, when there is no event;
+  // for those who spin, between two rounds.
+  virtual bool Glance(Time now) = 0;
   // Sends what can be sent without polling; for submitters.
   virtual void Post() = 0;
   // Ready to sleep on the wait descriptors: false when there is work they would not show.
@@ -84,15 +86,17 @@ class ProgressLoop {
     bool seated = false;
   };
 
-  void RunCommands();
+  void TakeCommands();  // mu_ held, by the owner
+  void RunTaken();
+  bool RunCommands();  // true when there were any
   void RunLastCommands();
-  void Visit(absl::FunctionRef<void()> work);
+  void Visit(bool borrowed, absl::FunctionRef<void()> work);
   void Follow(const SeatState::Step& step);  // mu_ held
   void Kick();
   uint64_t Look() const;
   bool SleepOnce(Time until, bool background, uint64_t& readable);
   void DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline);
-  void LeaveSeat(SeatState::Step (SeatState::*leave)());
+  void LeaveSeat(std::unique_lock<std::mutex>& lock, SeatState::Step (SeatState::*leave)());
   bool SpinsUseful() const;
   void Background();
 
@@ -102,17 +106,16 @@ class ProgressLoop {
   int event_fd_ = -1;
   std::thread background_;
 
-  std::mutex commands_mu_;
   std::atomic<bool> commanded_{false};  // there are commands; so that nobody locks to find none
-  std::vector<Command> commands_;
-  std::vector<Command> running_;  // by the owner; kept for its memory
-  bool taking_ = true;            // commands
+  std::vector<Command> running_;        // by the owner; kept for its memory
 
   std::mutex mu_;  // guards all below
+  std::vector<Command> commands_;
+  bool taking_ = true;  // commands
   SeatState seat_;
   std::atomic<bool> stopping_{false};  // also read without mu_
   SeatState::DriverId last_driver_ = 0;
-  std::unordered_map<SeatState::DriverId, Driver*> drivers_;
+  std::vector<Driver*> drivers_;  // few: threads that wait
   std::condition_variable returned_cv_;
   std::condition_variable background_cv_;
   std::condition_variable empty_cv_;

@@ -59,6 +59,8 @@ class SeatState {
 
   uint64_t drives() const { return drives_; }
   bool sleeping() const { return sleeping_; }
+  // The submitter in the seat has it from a sleeper.
+  bool borrowed() const { return borrowed_; }
   // The background thread lost its seat while it slept and has not left epoll yet: the wake-up that
   // was written for it must not be taken by the one who sleeps next.
   bool background_leaving() const { return background_leaving_; }

@@ -28,23 +28,26 @@ bool FreedSince(const SlotTable::Slot& slot, SlotRef ref) {
 // --- frames -------------------------------------------------------------------------------------
 
 absl::Status ArrivalTracker::OnOpen(OpenFrame frame) {
-  const auto [it, fresh] = transfers_.try_emplace(frame.transfer);
-  Inbound& transfer = it->second;
-  if (!fresh && transfer.phase != Phase::kUnopened) {
+  const auto known = transfers_.find(frame.transfer);
+  if (known != transfers_.end() && known->second.phase != Phase::kUnopened) {
     return ProtocolError("OPEN of transfer ", frame.transfer, ", which is open already");
   }
   if (frame.order != 0 && IsPast(frame.order)) {
     return ProtocolError("OPEN of transfer ", frame.transfer, ": number ", frame.order,
                          " is past already");
   }
+  if (frame.has_notification) {
+    ++held_notifications_;
+    held_bytes_ += frame.notification.size();
+  }
+  if (known == transfers_.end() && frame.lanes.empty()) {  // nothing of it is to come
+    return End(frame.transfer, frame.order, frame.has_notification, std::move(frame.notification));
+  }
+  Inbound& transfer = transfers_[frame.transfer];
   transfer.phase = Phase::kOpen;
   transfer.order = frame.order;
   transfer.has_notification = frame.has_notification;
   transfer.notification = std::move(frame.notification);
-  if (transfer.has_notification) {
-    ++held_notifications_;
-    held_bytes_ += transfer.notification.size();
-  }
   if (absl::Status s = AddLanes(frame.transfer, transfer, frame.lanes); !s.ok()) {
     return Annotate(s, "OPEN");
   }
@@ -236,12 +239,16 @@ bool ArrivalTracker::IsWhole(const Inbound& transfer) {
 absl::Status ArrivalTracker::EndIfWhole(uint64_t id) {
   const auto it = transfers_.find(id);
   if (!IsWhole(it->second)) return absl::OkStatus();
-  const uint64_t order = it->second.order;
-  Past past{.last = order, .deliver = it->second.has_notification, .delivered = {}};
-  if (past.deliver) {
-    past.delivered = {.transfer = id, .notification = std::move(it->second.notification)};
-  }
+  Inbound whole = std::move(it->second);
   transfers_.erase(it);
+  return End(id, whole.order, whole.has_notification, std::move(whole.notification));
+}
+
+// Transfer `id`, which is no longer in transfers_, is whole.
+absl::Status ArrivalTracker::End(uint64_t id, uint64_t order, bool has_notification,
+                                 std::string notification) {
+  Past past{.last = order, .deliver = has_notification, .delivered = {}};
+  if (past.deliver) past.delivered = {.transfer = id, .notification = std::move(notification)};
   actions_.released.arrived.push_back(id);
   if (order != 0) return Record(order, std::move(past));
   if (past.deliver) GiveOut(std::move(past.delivered));
@@ -255,6 +262,11 @@ bool ArrivalTracker::IsPast(uint64_t order) const {
 }
 
 absl::Status ArrivalTracker::Record(uint64_t order, Past past) {
+  if (order == next_order_ && ahead_.empty()) {
+    next_order_ = past.last + 1;
+    if (past.deliver) GiveOut(std::move(past.delivered));
+    return absl::OkStatus();
+  }
   if (IsPast(order)) return ProtocolError("number ", order, " is used twice");
   const auto at = ahead_.emplace(order, std::move(past)).first;
   if (!at->second.deliver) {
@@ -290,7 +302,7 @@ void ArrivalTracker::Unhold(const std::string& notification) {
   held_bytes_ -= notification.size();
 }
 
-std::vector<ArrivalTracker::Delivered> ArrivalTracker::GiveOut() {
+ArrivalTracker::Deliveries ArrivalTracker::GiveOut() {
   for (auto& [order, past] : std::exchange(ahead_, {})) {
     if (past.deliver) GiveOut(std::move(past.delivered));
   }

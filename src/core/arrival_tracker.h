@@ -46,6 +46,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/core/slot_table.h"
@@ -60,10 +61,12 @@ class ArrivalTracker {
     std::string notification{};
   };
 
+  using Deliveries = absl::InlinedVector<Delivered, 1>;  // seldom more
+
   // What became known since the last TakeActions, in this order of doing: deliveries first (they
   // publish to the application), then what the initiator is told.
   struct Actions {
-    std::vector<Delivered> deliver{};
+    Deliveries deliver{};
     ReleasedFrame released;
     // Transfers whose data the backends must fence; answer each with OnFenced.
     std::vector<uint64_t> fence{};
@@ -86,12 +89,13 @@ class ArrivalTracker {
   // DISCARD so far, so with two failed rails only after the second. Nothing waits: no effect.
   absl::Status OnLanesDrained(uint64_t transfer);
 
+  bool has_actions() const { return !actions_.empty(); }
   Actions TakeActions();
 
   // The session is over, and so a number that is missing can come no more: gives out, in order,
   // the notifications of all transfers that were whole, for their initiator knows them as done. The
   // tracker must not be used again.
-  std::vector<Delivered> GiveOut();
+  Deliveries GiveOut();
 
   // Notifications that were opened and neither given out nor aborted, and their bytes: what the
   // session holds of the credit that its initiator was given.
@@ -138,6 +142,7 @@ class ArrivalTracker {
   // Nothing in `transfer` is on the way or awaited.
   static bool IsWhole(const Inbound& transfer);
   absl::Status EndIfWhole(uint64_t id);
+  absl::Status End(uint64_t id, uint64_t order, bool has_notification, std::string notification);
   // Puts order number `order` behind: what is next in order is given out.
   absl::Status Record(uint64_t order, Past past);
   bool IsPast(uint64_t order) const;

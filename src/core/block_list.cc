@@ -1,6 +1,7 @@
 #include "src/core/block_list.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -120,25 +121,6 @@ Access RemoteRight(Direction direction) {
   return direction == Direction::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
 }
 
-// Collects indices of regions, each once; kNoRegion is none.
-class RegionSet {
- public:
-  explicit RegionSet(const RegionTable& table) : seen_(table.regions().size()) {}
-  void Add(uint32_t region) {
-    if (region != kNoRegion) seen_[region] = true;
-  }
-  std::vector<uint32_t> Ascending() const {
-    std::vector<uint32_t> regions;
-    for (size_t i = 0; i < seen_.size(); ++i) {
-      if (seen_[i]) regions.push_back(static_cast<uint32_t>(i));
-    }
-    return regions;
-  }
-
- private:
-  std::vector<bool> seen_;
-};
-
 absl::Status CheckPagedShape(const PagedBlocks& blocks) {
   if (blocks.local.size() != blocks.remote.size()) {
     return UnequalLengths(kLocal, blocks.local.size(), kRemote, blocks.remote.size());
@@ -153,6 +135,28 @@ absl::Status CheckPagedShape(const PagedBlocks& blocks) {
 }
 
 }  // namespace
+
+// Collects indices of regions, each once; kNoRegion is none.
+class BlockList::RegionSet {
+ public:
+  explicit RegionSet(const RegionTable& table) : seen_((table.regions().size() + 63) / 64) {}
+  void Add(uint32_t region) {
+    if (region != kNoRegion) seen_[region / 64] |= uint64_t{1} << region % 64;
+  }
+  Regions Ascending() const {
+    Regions regions;
+    for (size_t i = 0; i < seen_.size(); ++i) {
+      for (uint64_t left = seen_[i]; left != 0; left &= left - 1) {
+        regions.push_back(static_cast<uint32_t>(i * 64) +
+                          static_cast<uint32_t>(std::countr_zero(left)));
+      }
+    }
+    return regions;
+  }
+
+ private:
+  absl::InlinedVector<uint64_t, 4> seen_;
+};
 
 absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direction direction,
                                                const RegionTable& local, const RegionTable& remote,

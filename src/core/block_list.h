@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/memory.h"
 #include "src/core/id_pool.h"
@@ -64,8 +65,8 @@ class BlockList {
   void ReleaseIds(IdPool& pool) { pool.Give(std::exchange(ids_, {})); }
 
   // Indices of the remote regions it touches, ascending, each once.
-  const std::vector<uint32_t>& remote_regions() const { return remote_regions_; }
-  const std::vector<uint32_t>& local_regions() const { return local_regions_; }
+  std::span<const uint32_t> remote_regions() const { return remote_regions_; }
+  std::span<const uint32_t> local_regions() const { return local_regions_; }
 
   // For walks without a division a block. Paged: block i is pair i / ids, id i % ids.
   // Descriptors: no pairs, and block i is descriptors()[i].
@@ -77,14 +78,18 @@ class BlockList {
  private:
   absl::Status SetTotals();
 
-  std::vector<Pair> pairs_;
+  // A small transfer allocates for neither its regions nor its pairs.
+  using Regions = absl::InlinedVector<uint32_t, 2>;
+  class RegionSet;
+
+  absl::InlinedVector<Pair, 1> pairs_;
   IdBuffer ids_;         // the local ones, then as many remote ones
   size_t id_count_ = 0;  // of either side
   std::vector<Block> descriptors_;
   uint64_t size_ = 0;
   uint64_t total_bytes_ = 0;
-  std::vector<uint32_t> remote_regions_;
-  std::vector<uint32_t> local_regions_;
+  Regions remote_regions_;
+  Regions local_regions_;
 };
 
 }  // namespace kvxfer

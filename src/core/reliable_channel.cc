@@ -6,12 +6,6 @@
 
 namespace kvxfer {
 
-void ReliableChannel::Push(FrameType type, std::string_view body) {
-  ++last_sequence_;
-  kept_.push_back(
-      {.sequence = last_sequence_, .message = EncodeMessage(type, last_sequence_, 0, body)});
-}
-
 const std::string* ReliableChannel::NextToSend() {
   if (next_ == kept_.size()) return nullptr;
   std::string& message = kept_[next_].message;
@@ -49,7 +43,8 @@ uint64_t ReliableChannel::oldest_kept() const {
   return kept_.empty() ? last_sequence_ + 1 : kept_.front().sequence;
 }
 
-absl::Status ReliableChannel::OnFrame(const Envelope& envelope, std::vector<Incoming>& out) {
+absl::Status ReliableChannel::OnFrame(const Envelope& envelope,
+                                      absl::FunctionRef<absl::Status(const Incoming&)> take) {
   const uint64_t sequence = envelope.sequence;
   if (sequence == 0) {
     return absl::InvalidArgumentError(
@@ -62,33 +57,33 @@ absl::Status ReliableChannel::OnFrame(const Envelope& envelope, std::vector<Inco
         absl::StrCat("frame ", sequence, " is more than ", kMaxGap, " ahead of frame ", received_,
                      ", the last in order; the connection must be made anew"));
   }
-  Incoming frame{.type = envelope.type,
-                 .body = std::string(reinterpret_cast<const char*>(envelope.body.data()),
-                                     envelope.body.size())};
   if (sequence != received_ + 1) {
-    const size_t bytes = frame.body.size();
+    const size_t bytes = envelope.body.size();
     if (ahead_bytes_ + bytes > kMaxAheadBytes) {
       return absl::ResourceExhaustedError(absl::StrCat("frames of more than ", kMaxAheadBytes,
                                                        " bytes wait for frame ", received_ + 1,
                                                        "; the connection must be made anew"));
     }
-    if (ahead_.try_emplace(sequence, std::move(frame)).second) ahead_bytes_ += bytes;
+    const auto [at, fresh] = ahead_.try_emplace(sequence, Ahead{.type = envelope.type});
+    if (!fresh) return absl::OkStatus();
+    at->second.body.assign(envelope.body.begin(), envelope.body.end());
+    ahead_bytes_ += bytes;
     return absl::OkStatus();
   }
-  out.push_back(std::move(frame));
   ++received_;
-  while (!ahead_.empty() && ahead_.begin()->first == received_ + 1) {
-    ahead_bytes_ -= ahead_.begin()->second.body.size();
-    out.push_back(std::move(ahead_.begin()->second));
-    ahead_.erase(ahead_.begin());
+  absl::Status status = take({.type = envelope.type, .body = envelope.body});
+  while (status.ok() && !ahead_.empty() && ahead_.begin()->first == received_ + 1) {
+    const Ahead frame = std::move(ahead_.extract(ahead_.begin()).mapped());
+    ahead_bytes_ -= frame.body.size();
     ++received_;
+    status = take({.type = frame.type, .body = frame.body});
   }
-  return absl::OkStatus();
+  return status;
 }
 
 std::string ReliableChannel::AckMessage() {
   ack_told_ = received_;
-  return EncodeMessage(FrameType::kAck, 0, received_, {});
+  return EncodeMessage(FrameType::kAck, 0, received_, std::string_view());
 }
 
 }  // namespace kvxfer

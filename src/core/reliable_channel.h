@@ -7,13 +7,16 @@
 #ifndef KVXFER_CORE_RELIABLE_CHANNEL_H_
 #define KVXFER_CORE_RELIABLE_CHANNEL_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "src/core/wire_format.h"
 
@@ -23,11 +26,17 @@ class ReliableChannel {
  public:
   struct Incoming {
     FrameType type;
-    std::string body{};
+    std::span<const std::byte> body{};
   };
 
   // --- sending ---
-  void Push(FrameType type, std::string_view body);
+  // `body`: a frame of wire_format.h, or the bytes of one.
+  template <typename Body>
+  void Push(FrameType type, const Body& body) {
+    ++last_sequence_;
+    kept_.push_back(
+        {.sequence = last_sequence_, .message = EncodeMessage(type, last_sequence_, 0, body)});
+  }
   // The next message to hand to the transport, with the latest ack in it, or null. It stays kept
   // until acknowledged. Call MessageSent after the transport took it, before anything else here.
   const std::string* NextToSend();
@@ -41,10 +50,13 @@ class ReliableChannel {
   size_t kept() const { return kept_.size(); }
 
   // --- receiving ---
-  // Takes one numbered frame; frames now in order are appended to `out`. Duplicates vanish.
+  // Takes one numbered frame and gives `take` those that are now in order, one by one, until it
+  // fails, after which the session must be reset. Their bodies are valid during the call only.
+  // Duplicates vanish.
   // ResourceExhausted: more than kMaxGap ahead of what is in order, or kMaxAheadBytes wait for one
   // that is missing; InvalidArgument: not numbered.
-  absl::Status OnFrame(const Envelope& envelope, std::vector<Incoming>& out);
+  absl::Status OnFrame(const Envelope& envelope,
+                       absl::FunctionRef<absl::Status(const Incoming&)> take);
   uint64_t received() const { return received_; }  // highest in order: what to acknowledge
   // True when received() has not yet travelled in any message of this connection.
   bool ack_due() const { return received_ != ack_told_; }
@@ -76,7 +88,11 @@ class ReliableChannel {
 
   uint64_t received_ = 0;
   uint64_t ack_told_ = 0;  // 0: nothing yet on this connection
-  std::map<uint64_t, Incoming> ahead_;
+  struct Ahead {
+    FrameType type;
+    std::vector<std::byte> body{};
+  };
+  std::map<uint64_t, Ahead> ahead_;
   size_t ahead_bytes_ = 0;
 };
 

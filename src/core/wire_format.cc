@@ -94,13 +94,15 @@ class Writer {
     Int(field, static_cast<uint32_t>(text.size()));
     out_.append(text);
   }
-  template <typename Item>
-  void List(const char* field, const std::vector<Item>& items) {
+  template <typename Items>
+  void List(const char* field, const Items& items) {
     Int(field, static_cast<uint32_t>(items.size()));
-    for (const Item& item : items) Fields(*this, item);
+    for (const auto& item : items) Fields(*this, item);
   }
   void Check(const char* /*field*/, bool /*good*/, const char* /*rule*/) {}
 
+  // What is written goes behind `header`.
+  explicit Writer(std::string header = {}) : out_(std::move(header)) {}
   std::string Take() { return std::move(out_); }
 
  private:
@@ -143,8 +145,9 @@ class Reader {
     }
     text.assign(reinterpret_cast<const char*>(Skip(size)), size);
   }
-  template <typename Item>
-  void List(const char* field, std::vector<Item>& items) {
+  template <typename Items>
+  void List(const char* field, Items& items) {
+    using Item = typename Items::value_type;
     uint32_t count = 0;
     Int(field, count);
     if (!ok()) return;
@@ -338,6 +341,24 @@ void Fields(Io& io, Ref<Io, PingFrame> frame) {
   io.Int("nonce", frame.nonce);
 }
 
+// Most frames have fewer.
+constexpr size_t kUsualBodyBytes = 96;
+
+std::string RoomForEnvelope(size_t body_bytes) {
+  std::string message;
+  message.reserve(kEnvelopeBytes + body_bytes);
+  message.resize(kEnvelopeBytes);
+  return message;
+}
+
+// In front of the body that `message` has already.
+void WriteEnvelope(std::string& message, FrameType type, uint64_t sequence, uint64_t ack) {
+  message[0] = static_cast<char>(type);
+  StoreLittle(message.data() + 4, static_cast<uint32_t>(message.size() - kEnvelopeBytes));
+  StoreLittle(message.data() + 8, sequence);
+  StoreLittle(message.data() + kAckOffset, ack);
+}
+
 template <typename Frame>
 std::string EncodeBody(const Frame& frame) {
   Writer writer;
@@ -348,13 +369,19 @@ std::string EncodeBody(const Frame& frame) {
 }  // namespace
 
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body) {
-  std::string message(kEnvelopeBytes, '\0');
-  message.reserve(kEnvelopeBytes + body.size());
-  message[0] = static_cast<char>(type);
-  StoreLittle(message.data() + 4, static_cast<uint32_t>(body.size()));
-  StoreLittle(message.data() + 8, sequence);
-  StoreLittle(message.data() + kAckOffset, ack);
+  std::string message = RoomForEnvelope(body.size());
   message.append(body);
+  WriteEnvelope(message, type, sequence, ack);
+  return message;
+}
+
+template <typename Frame>
+  requires(std::is_class_v<Frame> && std::is_aggregate_v<Frame>)
+std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame) {
+  Writer writer(RoomForEnvelope(kUsualBodyBytes));
+  Fields(writer, frame);
+  std::string message = writer.Take();
+  WriteEnvelope(message, type, sequence, ack);
   return message;
 }
 
@@ -426,6 +453,21 @@ template absl::StatusOr<CreditFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<QuiesceFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<QuietFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<PingFrame> Decode(std::span<const std::byte> body);
+
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const HelloFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const HelloAckFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const RefuseFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const OpenFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const AmendFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const AbortFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const DiscardFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const SlotRequestFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const SlotGrantFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const ReleasedFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const CreditFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const QuiesceFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const QuietFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const PingFrame&);
 
 absl::StatusOr<uint16_t> CommonVersion(uint16_t min_a, uint16_t max_a, uint16_t min_b,
                                        uint16_t max_b) {

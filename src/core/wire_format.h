@@ -15,8 +15,10 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/types.h"
 
@@ -189,7 +191,7 @@ struct DiscardAck {
 
 // What the target has let go since the last of these.
 struct ReleasedFrame {
-  std::vector<uint64_t> arrived{};  // transfers that are whole
+  absl::InlinedVector<uint64_t, 2> arrived{};  // transfers that are whole
   std::vector<SlotRef> freed{};     // with the generation that was used
   std::vector<AbortAck> aborted{};
   std::vector<DiscardAck> discarded{};
@@ -227,6 +229,10 @@ struct PingFrame {
 
 // A whole message: the envelope with `body` behind it.
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body);
+// The same with the body that Encode makes of a frame, without a copy of it in between.
+template <typename Frame>
+  requires(std::is_class_v<Frame> && std::is_aggregate_v<Frame>)
+std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame);
 // Overwrites the ack of an encoded message.
 void PatchAck(std::string& message, uint64_t ack);
 absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message);

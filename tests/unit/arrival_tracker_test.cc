@@ -46,6 +46,7 @@ class ArrivalTrackerTest : public ::testing::Test {
     EXPECT_NE(std::string(status.message()).find(words), std::string::npos) << status;
   }
   using Ids = std::vector<uint64_t>;
+  using Arrived = decltype(ReleasedFrame::arrived);
 
   SlotTable table_;
   ArrivalTracker tracker_;
@@ -60,7 +61,7 @@ TEST_F(ArrivalTrackerTest, ArrivalsCountBeforeAndAfterOpen) {
   EXPECT_EQ(last_.released.freed, std::vector<SlotRef>{Slot(3)});
   EXPECT_TRUE(tracker_.OnImmediate(Slot(4)).ok());
   EXPECT_EQ(Delivered(), Ids{1});
-  EXPECT_EQ(last_.released.arrived, Ids{1});
+  EXPECT_EQ(last_.released.arrived, Arrived{1});
   EXPECT_EQ(last_.released.freed, std::vector<SlotRef>{Slot(4)});
   EXPECT_EQ(tracker_.active(), 0u);
 }
@@ -69,7 +70,7 @@ TEST_F(ArrivalTrackerTest, NotificationsComeInOrderAndAnyOrderAtOnce) {
   EXPECT_TRUE(tracker_.OnOpen(Open(2, 2, {})).ok());
   EXPECT_TRUE(tracker_.OnOpen(Open(3, 0, {})).ok());
   EXPECT_EQ(Delivered(), Ids{3});
-  EXPECT_EQ(last_.released.arrived, (Ids{2, 3}));  // arrived, though not its turn
+  EXPECT_EQ(last_.released.arrived, (Arrived{2, 3}));  // arrived, though not its turn
   EXPECT_EQ(tracker_.waiting_in_order(), 1u);
   EXPECT_TRUE(tracker_.OnOpen(Open(1, 1, {})).ok());
   EXPECT_EQ(Delivered(), (Ids{1, 2}));

@@ -154,11 +154,11 @@ void World::FailRail(uint8_t rail_index) {
 
 void World::AtInitiator(const ReliableChannel::Incoming& frame) {
   if (frame.type == FrameType::kSlotGrant) {
-    const auto grant = Decode<SlotGrantFrame>(AsBytes(frame.body));
+    const auto grant = Decode<SlotGrantFrame>(frame.body);
     if (Check(grant.status())) Check(pool_.AddGrant(*grant));
     return;
   }
-  const auto released = Decode<ReleasedFrame>(AsBytes(frame.body));
+  const auto released = Decode<ReleasedFrame>(frame.body);
   if (Check(released.status())) OnReleased(*released);
 }
 

@@ -50,13 +50,15 @@ void World::Receive(bool at_target, uint8_t index) {
   const auto envelope = DecodeEnvelope(AsBytes(message));
   if (!Check(envelope.status())) return;
   ReliableChannel& channel = at_target ? target_ : initiator_;
-  std::vector<ReliableChannel::Incoming> frames;
-  if (!Check(channel.OnAck(envelope->ack)) || !Check(channel.OnFrame(*envelope, frames))) return;
-  for (const auto& frame : frames) at_target ? AtTarget(frame) : AtInitiator(frame);
+  if (!Check(channel.OnAck(envelope->ack))) return;
+  Check(channel.OnFrame(*envelope, [&](const auto& frame) {
+    at_target ? AtTarget(frame) : AtInitiator(frame);
+    return absl::OkStatus();
+  }));
 }
 
 void World::AtTarget(const ReliableChannel::Incoming& frame) {
-  const auto body = AsBytes(frame.body);
+  const auto body = frame.body;
   if (frame.type == FrameType::kOpen) {
     const auto open = Decode<OpenFrame>(body);
     if (!Check(open.status())) return;

@@ -28,14 +28,18 @@ std::vector<std::string> SendAll(ReliableChannel& channel) {
   return messages;
 }
 
+auto CollectInto(std::vector<std::string>& bodies) {
+  return [&bodies](const ReliableChannel::Incoming& frame) {
+    bodies.emplace_back(reinterpret_cast<const char*>(frame.body.data()), frame.body.size());
+    return absl::OkStatus();
+  };
+}
+
 std::vector<std::string> Receive(ReliableChannel& channel, const std::string& message) {
-  std::vector<ReliableChannel::Incoming> frames;
+  std::vector<std::string> bodies;
   const Envelope envelope = Decoded(message);
   EXPECT_TRUE(channel.OnAck(envelope.ack).ok());
-  EXPECT_TRUE(envelope.sequence == 0 || channel.OnFrame(envelope, frames).ok());
-  std::vector<std::string> bodies;
-  bodies.reserve(frames.size());
-  for (auto& frame : frames) bodies.push_back(std::move(frame.body));
+  EXPECT_TRUE(envelope.sequence == 0 || channel.OnFrame(envelope, CollectInto(bodies)).ok());
   return bodies;
 }
 
@@ -95,22 +99,23 @@ TEST(ReliableChannelTest, OutOfOrderIsPutInOrderAndDuplicatesVanish) {
 
 TEST(ReliableChannelTest, FrameTooFarAheadOrWithoutNumberIsRefused) {
   ReliableChannel channel;
-  std::vector<ReliableChannel::Incoming> out;
+  std::vector<std::string> out;
   Envelope envelope{.type = FrameType::kOpen, .sequence = 0, .ack = 0, .body = {}};
-  EXPECT_EQ(channel.OnFrame(envelope, out).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(channel.OnFrame(envelope, CollectInto(out)).code(), absl::StatusCode::kInvalidArgument);
   envelope.sequence = ReliableChannel::kMaxGap + 1;
-  EXPECT_EQ(channel.OnFrame(envelope, out).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(channel.OnFrame(envelope, CollectInto(out)).code(), absl::StatusCode::kResourceExhausted);
   envelope.sequence = ReliableChannel::kMaxGap;
-  EXPECT_TRUE(channel.OnFrame(envelope, out).ok());
+  EXPECT_TRUE(channel.OnFrame(envelope, CollectInto(out)).ok());
   EXPECT_TRUE(out.empty());
 }
 
 TEST(ReliableChannelTest, WhatWaitsForAMissingFrameIsBoundedInBytes) {
   ReliableChannel channel;
-  std::vector<ReliableChannel::Incoming> frames;
+  std::vector<std::string> frames;
   const std::string body(200 * 1024, 'x');
   const auto frame = [&](uint64_t sequence) {
-    return channel.OnFrame(Decoded(EncodeMessage(FrameType::kOpen, sequence, 0, body)), frames);
+    return channel.OnFrame(Decoded(EncodeMessage(FrameType::kOpen, sequence, 0, body)),
+                           CollectInto(frames));
   };
   const size_t fit = ReliableChannel::kMaxAheadBytes / body.size();
   for (size_t i = 0; i < fit; ++i) ASSERT_TRUE(frame(2 + i).ok());
