@@ -30,9 +30,8 @@ constexpr size_t kMaxEmbryos = 64;
 // Other users whose attempts are warned of, once each.
 constexpr size_t kMaxRefusedUids = 16;
 constexpr int kAcceptsPerPoll = 16;
-// 1 MiB, some 50 us where memory is mapped and 200 us where attached: the longest that copies keep
-// Poll from anything else.
-constexpr size_t kSlicesPerPoll = 4;
+// 512 KiB, some 50 us: the longest that copies keep Poll from anything else.
+constexpr size_t kSlicesPerPoll = 2;
 constexpr int kAcceptPauseMs = 100;
 
 }  // namespace
