@@ -10,7 +10,7 @@
 // Example (the smallest use of one):
 //   size_t accepted = endpoint->Post(ops);            // a short count is the back-pressure
 //   std::array<kvxfer::Event, 64> events;
-//   size_t n = backend->Poll(events);                 // completions come from here only
+//   size_t n = backend->Poll(events, true);           // completions come from here only
 
 #ifndef KVXFER_BACKEND_H_
 #define KVXFER_BACKEND_H_

@@ -145,7 +145,7 @@ struct OneOpBackend final : kvxfer::Backend {
       const kvxfer::LocalRegion&) override {
     return std::make_unique<kvxfer::Registration>();
   }
-  size_t Poll(std::span<kvxfer::Event> out) override {
+  size_t Poll(std::span<kvxfer::Event> out, bool) override {
     if (endpoint->posted == 0 || out.empty()) return 0;
     out[0].kind = kvxfer::EventKind::kCompletion;
     out[0].id = std::exchange(endpoint->posted, 0);
@@ -165,7 +165,7 @@ TEST(HeaderExamples, Backend) {
   const std::array ops{kvxfer::Op{.id = 42}, kvxfer::Op{.id = 43}};
   size_t accepted = endpoint->Post(ops);  // a short count is the back-pressure
   std::array<kvxfer::Event, 64> events;
-  size_t n = backend->Poll(events);  // completions come from here only
+  size_t n = backend->Poll(events, true);  // completions come from here only
   EXPECT_EQ(accepted, 1u);
   ASSERT_EQ(n, 1u);
   EXPECT_EQ(events[0].id, 42u);

@@ -94,7 +94,7 @@ TEST_F(TcpInline, TheSourceMayChangeOnceTheOpIsComplete) {
   const std::vector<std::byte> before = source;
   ASSERT_EQ(PostNow({Sole(runs)}), 1u);
   std::array<Event, 1> event;
-  ASSERT_EQ(a->backend->Poll(event), 1u);
+  ASSERT_EQ(a->backend->Poll(event, true), 1u);
   ASSERT_EQ(event[0].kind, EventKind::kCompletion);
   std::fill(source.begin(), source.end(), std::byte{0xEE});
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !b->immediates.empty(); }));
