@@ -67,7 +67,7 @@ def _arguments(arguments):
     quick = options.quick
     options.block_sizes = options.block_sizes or (
         [4096, 65536, MIB] if quick else [4096, 16384, 65536, MIB])
-    options.turns = options.turns or (3 if quick else 5)
+    options.turns = options.turns or (2 if quick else 5)
     results = os.path.join(ROOT, "benchmarks", "results")
     options.out = options.out or (os.path.join(results, "quick") if quick else results)
     if max(options.block_sizes) > options.total:
@@ -113,7 +113,7 @@ def _measure(options, places):
     for one in absent:
         say(f"missing: {one['name']}: {one['reason']}")
     plan = Plan(block_sizes=tuple(options.block_sizes), total=options.total, turns=options.turns,
-                turn_s=0.2 if options.quick else 0.4)
+                turn_s=0.15 if options.quick else 0.4)
     load = machine.load_average()
     rows = Session(plan, places, say).run(groups)
     return {
