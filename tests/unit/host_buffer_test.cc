@@ -9,11 +9,15 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
+#include <fstream>
 #include <functional>
 #include <limits>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "kvxfer/memory.h"
+#include "src/core/shared_mapping.h"
 
 namespace kvxfer {
 namespace {
@@ -71,6 +75,79 @@ TEST(HostBufferTest, HasItsPagesFromTheStart) {
   struct stat info {};
   ASSERT_EQ(fstat(buffer->span().shared_fd, &info), 0);
   EXPECT_GE(static_cast<size_t>(info.st_blocks) * 512, kBytes);
+}
+
+// KiB that /proc/self/smaps counts under `label` for the mapping that begins at `data`.
+uint64_t SmapsKib(const void* data, const std::string& label) {
+  std::ostringstream begin;
+  begin << std::hex << reinterpret_cast<uintptr_t>(data) << "-";
+  std::ifstream smaps("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(smaps, line);) {
+    if (line.find('-') < line.find(' ')) inside = line.starts_with(begin.str());
+    if (inside && line.starts_with(label)) return std::stoull(line.substr(label.size()));
+  }
+  return 0;
+}
+
+// What the kernel does here with the call that HostBuffer counts on.
+bool KernelGathers() {
+  constexpr size_t kHuge = size_t{2} << 20;
+  void* room = mmap(nullptr, 2 * kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) return false;
+  const int fd = memfd_create("try", MFD_CLOEXEC);
+  auto* at = static_cast<std::byte*>(room) + (0 - reinterpret_cast<uintptr_t>(room)) % kHuge;
+  bool can = fd >= 0 && ftruncate(fd, kHuge) == 0 &&
+             mmap(at, kHuge, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
+  if (can) *at = std::byte{1};
+  can = can && madvise(at, kHuge, 25 /* MADV_COLLAPSE */) == 0;
+  munmap(room, 2 * kHuge);
+  close(fd);
+  return can;
+}
+
+TEST(HostBufferTest, HugePagesAreAskedForAndUsedOnBothSides) {
+  constexpr size_t kBytes = (size_t{8} << 20) + 5000;
+  const auto buffer = HostBuffer::Allocate(kBytes);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_EQ(std::count(buffer->data(), buffer->data() + kBytes, std::byte{0}),
+            static_cast<ptrdiff_t>(kBytes));
+  if (HugePageBytes() != size_t{2} << 20 || !KernelGathers()) {
+    GTEST_SKIP() << "this kernel gathers no huge pages of 2 MiB for shared memory";
+  }
+  EXPECT_EQ(SmapsKib(buffer->data(), "ShmemPmdMapped:"), 8192u);
+  // Expect that a mapping of a part that begins at an odd page has them too.
+  constexpr size_t kOffset = 12288;
+  void* other = MapShared(buffer->span().shared_fd, kOffset, kBytes - kOffset, PROT_READ);
+  ASSERT_NE(other, MAP_FAILED);
+  ASSERT_EQ(madvise(other, kBytes - kOffset, 22 /* MADV_POPULATE_READ */), 0);
+  EXPECT_EQ(SmapsKib(other, "ShmemPmdMapped:"), 6144u);
+  buffer->data()[kOffset + 77] = std::byte{9};
+  EXPECT_EQ(static_cast<std::byte*>(other)[77], std::byte{9});
+  munmap(other, kBytes - kOffset);
+}
+
+TEST(HostBufferTest, SmallPagesAreLeftSmall) {
+  const auto buffer = HostBuffer::Allocate(size_t{4} << 20, HostPages::kSmall);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  std::string word;
+  std::ifstream("/sys/kernel/mm/transparent_hugepage/shmem_enabled") >> word;
+  if (word.starts_with("[")) GTEST_SKIP() << "shmem_enabled makes all shared memory huge";
+  EXPECT_EQ(SmapsKib(buffer->data(), "ShmemPmdMapped:"), 0u);
+}
+
+TEST(HostBufferTest, ReservedPagesAreTakenOrSaidToBeMissing) {
+  // More than any machine has set aside.
+  const auto none = HostBuffer::Allocate(size_t{1} << 45, HostPages::kReserved);
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kResourceExhausted);
+  const auto buffer = HostBuffer::Allocate(1, HostPages::kReserved);
+  if (!buffer.ok()) {
+    EXPECT_EQ(buffer.status().code(), absl::StatusCode::kResourceExhausted) << buffer.status();
+    EXPECT_NE(buffer.status().ToString().find("vm.nr_hugepages"), std::string::npos);
+    return;
+  }
+  EXPECT_EQ(buffer->size(), 1u);
+  buffer->data()[4096] = std::byte{1};  // the whole page is there
 }
 
 TEST(HostBufferTest, MovesAndClosesOnce) {
