@@ -105,6 +105,8 @@ GROUPS = (
     Group("tcp", "TCP over loopback", (
         _kvxfer("kvxfer tcp", "tcp", 2),
         _raw_tcp("raw gathered, 2 connections", LIMIT, "gather", 2),
+        _raw_tcp("raw gathered, 2 connections, reno", REFERENCE, "gather-reno", 2),
+        _raw_tcp("raw gathered, 1 connection, reno", REFERENCE, "gather-reno", 1),
         _raw_tcp("raw, one send a block", REFERENCE, "per-block", 2),
         *_NIXL_TCP, *_UCX_TCP, _MOONCAKE)),
     Group("shm-mapped", "Shared memory, the target's memory mapped", (

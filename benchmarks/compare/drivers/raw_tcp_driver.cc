@@ -1,8 +1,10 @@
 // What TCP over loopback gives between two processes without any protocol: the limit for
 // contestants on tcp.
 //
-//   gather     sendmsg and readv of up to 1,024 blocks at once
-//   per-block  one send and one recv a block
+//   gather       sendmsg and readv of up to 1,024 blocks at once
+//   gather-reno  the same with that congestion control, whatever the machine's default is: one that
+//                paces, as BBR does, holds loopback back
+//   per-block    one send and one recv a block
 //
 // --threads N: so many connections, each with a thread of its own (none for one connection). The
 // answer is one byte on each. The order of blocks is known to both sides, so nothing but payload
@@ -56,6 +58,10 @@ class RawTcp : public Contestant {
       if (fd < 0) FailErrno("accepting a connection");
       const int on = 1;
       setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+      if (config_.mode == "gather-reno" &&
+          setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4) != 0) {
+        FailErrno("choosing reno");
+      }
       fds_.push_back(fd);
     }
   }
@@ -86,7 +92,7 @@ class RawTcp : public Contestant {
   // The share of one connection: every n-th block; its answer too.
   void Move(const Blocks& blocks, size_t connection) {
     const std::vector<uint32_t>& ids = config_.prefill ? blocks.source_ids : blocks.target_ids;
-    const size_t batch = config_.mode == "gather" ? kMaxRuns : 1;
+    const size_t batch = config_.mode == "per-block" ? 1 : kMaxRuns;
     const int fd = fds_[connection];
     std::vector<iovec> runs;
     for (size_t at = connection; at < ids.size();) {
@@ -135,8 +141,8 @@ class RawTcp : public Contestant {
 
 int main(int argc, char** argv) {
   return compare::RunDriver(argc, argv, [](const compare::Config& config) {
-    if (config.mode != "gather" && config.mode != "per-block") {
-      compare::Fail("--mode must be gather or per-block");
+    if (config.mode != "gather" && config.mode != "gather-reno" && config.mode != "per-block") {
+      compare::Fail("--mode must be gather, gather-reno or per-block");
     }
     return std::make_unique<compare::RawTcp>(config);
   });
