@@ -106,7 +106,7 @@ absl::StatusOr<Notification> Agent::WaitNotification(Duration timeout) {
   const Time deadline = After(timeout);
   for (;;) {
     auto waited = impl_->engine->WaitFor(
-        &notifier, [&] { return !notifier.empty(); }, deadline);
+        &notifier, [&] { return !notifier.empty(); }, deadline, /*answers=*/true);
     if (!waited.ok()) return waited.status();
     // Another thread may have taken it.
     if (auto notification = notifier.Pop()) return *std::move(notification);

@@ -14,6 +14,13 @@ namespace {
 // Closing waits so long for peers to let go of this agent's memory.
 constexpr Duration kCloseWithin = std::chrono::seconds(2);
 
+// An application that answers a notification does so within this, and its answer goes before the
+// acknowledgement of what it answers: one wake-up less for the peer. Where it does not, the next so
+// many are acknowledged at once, for what was kept back left with the background thread's help
+// only.
+constexpr Duration kAnswersWithin = std::chrono::microseconds(50);
+constexpr uint32_t kEagerAcks = 64;
+
 const std::vector<std::string>& DefaultBackends() {
   static const std::vector<std::string> names{"loopback", "shm", "tcp"};
   return names;
@@ -163,7 +170,7 @@ void Engine::Close() {
 
 void Engine::CloseAll() {
   closed_ = true;
-  Round(~uint64_t{0}, Now());
+  Round(~uint64_t{0}, Now(), Stays);
   const absl::Status why = absl::CancelledError("the agent was closed");
   for (auto& [name, peer] : peers_) {
     peer->Close(TransferState::kCancelled, why,
@@ -176,16 +183,22 @@ void Engine::CloseAll() {
   inbound_.Close(why);
 }
 
-bool Engine::Round(uint64_t readable, Time now) {
+bool Engine::Round(uint64_t readable, Time now, Leaving leaving) {
   const bool busy = PollAll(readable, now);
-  FinishRound(now);
+  FinishRound(now, leaving);
   return busy;
 }
 
-bool Engine::Glance(Time now) {
+bool Engine::Glance(Time now, Leaving leaving) {
   if (!PollAll(0, now)) return false;
-  FinishRound(now);
+  FinishRound(now, leaving);
   return true;
+}
+
+bool Engine::MayHoldAcks() {
+  if (acks_eager_ == 0) return true;
+  --acks_eager_;
+  return false;
 }
 
 bool Engine::PollAll(uint64_t readable, Time now) {
@@ -203,14 +216,14 @@ bool Engine::PollAll(uint64_t readable, Time now) {
   return busy;
 }
 
-void Engine::FinishRound(Time now) {
+void Engine::FinishRound(Time now, Leaving leaving) {
   runtime_.finished.clear();
   if (NextTimer() <= now) {
     for (auto& [name, peer] : peers_) peer->OnTimer(now);
     for (auto& peer : leaving_) peer->OnTimer(now);
     inbound_.OnTimer(now);
   }
-  SendAll(now);
+  SendAll(now, leaving() && MayHoldAcks());
 }
 
 void Engine::Dispatch(Event& event) {
@@ -223,9 +236,9 @@ void Engine::Dispatch(Event& event) {
   if (user != runtime_.users.end()) user->second->OnEvent(event);
 }
 
-void Engine::Post() { SendAll(Now()); }
+void Engine::Post() { SendAll(Now(), false); }
 
-void Engine::SendAll(Time now) {
+void Engine::SendAll(Time now, bool hold_acks) {
   runtime_.now = now;
   for (auto& [name, peer] : peers_) peer->Pump(now);
   for (auto& peer : leaving_) peer->Pump(now);
@@ -237,7 +250,13 @@ void Engine::SendAll(Time now) {
     }
     return true;
   });
-  inbound_.Pump();
+  if (hold_acks) {
+    if (acks_held_ == Time{}) acks_held_ = now;
+  } else {
+    if (acks_held_ != Time{} && now - acks_held_ > kAnswersWithin) acks_eager_ = kEagerAcks;
+    acks_held_ = Time{};
+    inbound_.Pump();
+  }
   FinishDeregistrations();
 }
 
@@ -280,12 +299,12 @@ absl::Status Engine::Call(absl::FunctionRef<void()> command) {
   return ClosedError();
 }
 
-absl::StatusOr<bool> Engine::WaitFor(const void* key, absl::FunctionRef<bool()> done,
-                                     Time deadline) {
+absl::StatusOr<bool> Engine::WaitFor(const void* key, absl::FunctionRef<bool()> done, Time deadline,
+                                     bool answers) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   if (done()) return true;
   if (auto status = RefuseInCallback("waiting"); !status.ok()) return status;
-  if (runtime_.loop.DriveUntil(key, done, deadline)) return true;
+  if (runtime_.loop.DriveUntil(key, done, deadline, answers)) return true;
   if (runtime_.loop.stopped()) return absl::CancelledError("the agent was closed");
   return false;
 }

@@ -62,7 +62,9 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
                                     TransferOptions options);
   void Cancel(const TransferPtr& record);
   // False: `done` did not become true by `deadline`, or the agent was closed.
-  absl::StatusOr<bool> WaitFor(const void* key, absl::FunctionRef<bool()> done, Time deadline);
+  // `answers`: of ProgressLoop::DriveUntil.
+  absl::StatusOr<bool> WaitFor(const void* key, absl::FunctionRef<bool()> done, Time deadline,
+                               bool answers = false);
 
   Notifier& notifier() { return runtime_.notifier; }
   Dispatcher& dispatcher() { return runtime_.dispatcher; }
@@ -71,8 +73,8 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   absl::StatusOr<bool> IsQuiet(uint64_t token);
 
   // Driven.
-  bool Round(uint64_t readable, Time now) override;
-  bool Glance(Time now) override;
+  bool Round(uint64_t readable, Time now, Leaving leaving) override;
+  bool Glance(Time now, Leaving leaving) override;
   void Post() override;
   bool Arm() override;
   Time NextTimer() override;
@@ -104,11 +106,12 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   void OnDrained(uint64_t bytes);
   absl::Status Install(AgentMetadata metadata);
   bool PollAll(uint64_t readable, Time now);
-  void FinishRound(Time now);
+  void FinishRound(Time now, Leaving leaving);
+  bool MayHoldAcks();
   void Dispatch(Event& event);
   Peer* FindPeer(std::string_view name);
   void CloseAll();
-  void SendAll(Time now);
+  void SendAll(Time now, bool hold_acks);
 
   Runtime runtime_;
   InboundHub inbound_;
@@ -126,6 +129,8 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
   std::map<RegionId, Closing> closing_;
   bool closed_ = false;
+  Time acks_held_{};         // since when acknowledgements are kept back; zero: none are
+  uint32_t acks_eager_ = 0;  // so many times they are not, for nothing followed in time
 
   mutable std::mutex views_mu_;
   std::map<std::string, std::shared_ptr<const PeerView>, std::less<>> views_;

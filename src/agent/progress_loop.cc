@@ -164,7 +164,7 @@ void ProgressLoop::Progress() {
     borrowed = seat_.borrowed();
     TakeCommands();
   }
-  Visit(borrowed, [this] { driven_->Round(Look(), Now()); });
+  Visit(borrowed, [this] { driven_->Round(Look(), Now(), Driven::Stays); });
 }
 
 // In the seat, which is left again: for as long as work is marked. Only a sleeper from whom it is
@@ -215,8 +215,9 @@ void ProgressLoop::Wake(const void* key) {
   }
 }
 
-bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, Time deadline) {
-  Driver driver{.key = key};
+bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, Time deadline,
+                              bool answers) {
+  Driver driver{.key = key, .answers = answers};
   std::unique_lock lock(mu_);
   if (done()) return true;
   if (stopping_) return false;
@@ -248,13 +249,15 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
 void ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline) {
   const Duration spin = SpinsUseful() ? (spin_ < Duration::zero() ? kDefaultSpin : spin_)
                                       : std::max(spin_, Duration::zero());
+  const auto leaving = [&] { return driver.answers && done(); };
   Time now = Now();
   Time spin_until = now + spin;
   uint64_t readable = 0;  // sleeping looks
   for (uint32_t idle = 0; !done() && !stopping_;) {
     // Between two rounds that found nothing, spinning only glances.
     const bool whole = RunCommands() || idle % kLookEvery == 0 || now >= spin_until;
-    const bool busy = whole ? driven_->Round(readable, now) : driven_->Glance(now);
+    const bool busy =
+        whole ? driven_->Round(readable, now, leaving) : driven_->Glance(now, leaving);
     if (done()) return;
     now = Now();
     if (now >= deadline) return;
@@ -357,7 +360,7 @@ void ProgressLoop::Background() {
     uint64_t readable = 0;
     while (seated && !stopping_) {
       RunCommands();
-      const bool busy = driven_->Round(readable, Now());
+      const bool busy = driven_->Round(readable, Now(), Driven::Stays);
       if (busy) {
         readable = Look();
       } else {

@@ -30,12 +30,17 @@ inline Time After(Duration timeout) {
 class Driven {
  public:
   virtual ~Driven() = default;
+  // Whether the driver is about to leave and likely to post at once; asked after the events. Where
+  // it says so, mere acknowledgements may stay back until the next round or Post.
+  using Leaving = absl::FunctionRef<bool()>;
+  static bool Stays() { return false; }
+
   // Handles events and timers and sends what can be sent; true when anything was done. `readable`:
   // bit i says that descriptor i of Start may be; the others are not worth a system call.
-  virtual bool Round(uint64_t readable, Time now) = 0;
+  virtual bool Round(uint64_t readable, Time now, Leaving leaving) = 0;
   // A round that ends at once, having sent nothing and looked at no timer, when there is no event;
   // for those who spin, between two rounds.
-  virtual bool Glance(Time now) = 0;
+  virtual bool Glance(Time now, Leaving leaving) = 0;
   // Sends what can be sent without polling; for submitters.
   virtual void Post() = 0;
   // Ready to sleep on the wait descriptors: false when there is work they would not show.
@@ -73,7 +78,9 @@ class ProgressLoop {
   void Progress();
   // Drives, or parks while another thread drives, until done() or `deadline`; done() is called
   // without ownership and must become true before Wake(key).
-  bool DriveUntil(const void* key, absl::FunctionRef<bool()> done, Time deadline);
+  // `answers`: the caller is likely to post something once done() is true.
+  bool DriveUntil(const void* key, absl::FunctionRef<bool()> done, Time deadline,
+                  bool answers = false);
   // Threads in DriveUntil(key) look at their done() again.
   void Wake(const void* key);
 
@@ -81,6 +88,7 @@ class ProgressLoop {
   struct Driver {
     SeatState::DriverId id = 0;
     const void* key = nullptr;
+    bool answers = false;
     std::condition_variable cv{};
     bool woken = false;
     bool seated = false;

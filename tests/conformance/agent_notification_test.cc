@@ -116,6 +116,17 @@ TEST_P(AgentNotification, CallbackInOrderThenBackToPolling) {
   EXPECT_EQ(told.size(), 100u);
 }
 
+// Expect that a transfer ends although the application that was told of it never calls again: it is
+// trusted to answer at once, but not for ever.
+TEST_P(AgentNotification, AnApplicationThatDoesNotAnswerHoldsNobodyUp) {
+  for (int i = 0; i < 100; ++i) {
+    Notify(std::to_string(i));
+    ASSERT_OK_AND_ASSIGN(const Notification n, pair_.b.agent->WaitNotification(kAmple));
+    EXPECT_EQ(n.payload, std::to_string(i));
+    ASSERT_OK(last_.Wait(kAmple));
+  }
+}
+
 // Expect that every blocking call inside a callback is refused, and that posting is not.
 TEST_P(AgentNotification, BlockingInsideACallbackIsRefused) {
   std::atomic<bool> ran{false};
