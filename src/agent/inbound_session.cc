@@ -28,8 +28,7 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
   if (status.ok() && envelope->type == FrameType::kPing) {
     auto ping = Decode<PingFrame>(envelope->body);
     if (!ping.ok()) return Fail(session, ping.status());
-    const std::string pong =
-        EncodeMessage(FrameType::kPong, 0, session.channel.received(), *ping);
+    const std::string pong = EncodeMessage(FrameType::kPong, 0, session.channel.received(), *ping);
     // Lost for want of room: the next ping is answered.
     link.endpoint->Send(std::as_bytes(std::span(pong)));
     return;

@@ -82,11 +82,11 @@ struct Outbound {
   // Sending.
   SliceCursor cursor;
   SliceLimits limits;
-  std::optional<LaneBook> lanes{};                   // where the target counts
+  std::optional<LaneBook> lanes{};                              // where the target counts
   absl::InlinedVector<const Registration*, 4> registrations{};  // by index in record->local
   absl::InlinedVector<const RemoteKey*, 4> keys{};              // by index in record->remote
   uint64_t prepared = 0;  // op that waits to be accepted; 0: none
-  uint32_t ops = 0;                                  // accepted, not completed
+  uint32_t ops = 0;       // accepted, not completed
   uint64_t slices = 0;
   Time first_post{};
   bool all_posted = false;
@@ -249,7 +249,7 @@ class Peer {
   // Transfers.
   std::deque<TransferPtr> queue_;
   std::map<uint64_t, Outbound> active_;  // by id; addresses last until Erase
-  std::vector<Outbound*> sending_;  // have data to post; by priority, then posting
+  std::vector<Outbound*> sending_;       // have data to post; by priority, then posting
   std::set<std::pair<Time, uint64_t>> deadlines_;
   uint32_t ending_ = 0;       // of active_, how many are ending
   bool waits_ready_ = false;  // a ready fence is not set yet

@@ -17,8 +17,7 @@ void Peer::OnConnected(Link& link) {
                    .name = runtime_->options.name};
   link.state = Link::State::kHello;
   link.give_up = Now() + runtime_->options.connect_timeout;
-  const std::string message =
-      EncodeMessage(FrameType::kHello, 0, channel_.received(), hello);
+  const std::string message = EncodeMessage(FrameType::kHello, 0, channel_.received(), hello);
   if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
     CloseLink(link, absl::InternalError("no room for the hello"));
   }

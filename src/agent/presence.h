@@ -47,7 +47,7 @@ class Presence {
   Dispatcher* const dispatcher_;
   std::map<Key, Entry> entries_;
   uint32_t suspects_ = 0;  // of entries_, so that a sign of life is looked up only if that matters
-  std::mutex mu_;  // guards the two below
+  std::mutex mu_;          // guards the two below
   std::deque<PeerEvent> events_;
   std::shared_ptr<std::function<void(const PeerEvent&)>> callback_;
 };
