@@ -144,6 +144,7 @@ void Peer::DropDeadKeys() {
 // one; a lower priority gets what the higher ones cannot use.
 void Peer::SendData(Time now) {
   waits_ready_ = false;
+  if (sending_.empty()) return;
   for (Path& path : paths_) {
     if (path.link) path.link->full = false;
   }

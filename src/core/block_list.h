@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/memory.h"
 #include "src/core/id_pool.h"

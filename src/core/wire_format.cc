@@ -375,8 +375,7 @@ std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::
   return message;
 }
 
-template <typename Frame>
-  requires(std::is_class_v<Frame> && std::is_aggregate_v<Frame>)
+template <PlainFrame Frame>
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame) {
   Writer writer(RoomForEnvelope(kUsualBodyBytes));
   Fields(writer, frame);

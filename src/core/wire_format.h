@@ -192,7 +192,7 @@ struct DiscardAck {
 // What the target has let go since the last of these.
 struct ReleasedFrame {
   absl::InlinedVector<uint64_t, 2> arrived{};  // transfers that are whole
-  std::vector<SlotRef> freed{};     // with the generation that was used
+  std::vector<SlotRef> freed{};                // with the generation that was used
   std::vector<AbortAck> aborted{};
   std::vector<DiscardAck> discarded{};
   bool empty() const {
@@ -227,11 +227,14 @@ struct PingFrame {
   bool operator==(const PingFrame&) const = default;
 };
 
+// A frame as declared above, as opposed to the bytes of one.
+template <typename T>
+concept PlainFrame = std::is_class_v<T> && std::is_aggregate_v<T>;
+
 // A whole message: the envelope with `body` behind it.
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body);
 // The same with the body that Encode makes of a frame, without a copy of it in between.
-template <typename Frame>
-  requires(std::is_class_v<Frame> && std::is_aggregate_v<Frame>)
+template <PlainFrame Frame>
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame);
 // Overwrites the ack of an encoded message.
 void PatchAck(std::string& message, uint64_t ack);

@@ -103,7 +103,8 @@ TEST(ReliableChannelTest, FrameTooFarAheadOrWithoutNumberIsRefused) {
   Envelope envelope{.type = FrameType::kOpen, .sequence = 0, .ack = 0, .body = {}};
   EXPECT_EQ(channel.OnFrame(envelope, CollectInto(out)).code(), absl::StatusCode::kInvalidArgument);
   envelope.sequence = ReliableChannel::kMaxGap + 1;
-  EXPECT_EQ(channel.OnFrame(envelope, CollectInto(out)).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(channel.OnFrame(envelope, CollectInto(out)).code(),
+            absl::StatusCode::kResourceExhausted);
   envelope.sequence = ReliableChannel::kMaxGap;
   EXPECT_TRUE(channel.OnFrame(envelope, CollectInto(out)).ok());
   EXPECT_TRUE(out.empty());
