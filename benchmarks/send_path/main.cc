@@ -12,11 +12,12 @@
 #include "tests/support/send_path.h"
 
 extern "C" {
-[[gnu::noipa]] void kvxfer_count_from() {}
-[[gnu::noipa]] void kvxfer_count_to() {}
+__attribute__((noinline)) void kvxfer_count_from() { asm volatile(""); }
+__attribute__((noinline)) void kvxfer_count_to() { asm volatile(""); }
 // By reference: what it returns has no place in C.
-[[gnu::noipa]] void kvxfer_counted(kvxfer::testing::SendPath& path,
-                                   const kvxfer::TransferOptions& options, absl::Status& end) {
+__attribute__((noinline)) void kvxfer_counted(kvxfer::testing::SendPath& path,
+                                              const kvxfer::TransferOptions& options,
+                                              absl::Status& end) {
   end = path.Send(options);
 }
 }

@@ -250,7 +250,7 @@ void Engine::SendAll(Time now, bool hold_acks) {
     }
     return true;
   });
-  if (hold_acks) {
+  if (hold_acks && (acks_held_ == Time{} || now - acks_held_ <= kAnswersWithin)) {
     if (acks_held_ == Time{}) acks_held_ = now;
   } else {
     if (acks_held_ != Time{} && now - acks_held_ > kAnswersWithin) acks_eager_ = kEagerAcks;

@@ -249,7 +249,10 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
 void ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline) {
   const Duration spin = SpinsUseful() ? (spin_ < Duration::zero() ? kDefaultSpin : spin_)
                                       : std::max(spin_, Duration::zero());
-  const auto leaving = [&] { return driver.answers && done(); };
+  // Once it has said so it leaves, whatever another thread takes away meanwhile: what was kept back
+  // for it must not lie here while it sleeps.
+  bool leaves = false;
+  const auto leaving = [&] { return leaves = driver.answers && done(); };
   Time now = Now();
   Time spin_until = now + spin;
   uint64_t readable = 0;  // sleeping looks
@@ -258,7 +261,7 @@ void ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, T
     const bool whole = RunCommands() || idle % kLookEvery == 0 || now >= spin_until;
     const bool busy =
         whole ? driven_->Round(readable, now, leaving) : driven_->Glance(now, leaving);
-    if (done()) return;
+    if (leaves || done()) return;
     now = Now();
     if (now >= deadline) return;
     idle = busy ? 0 : idle + 1;
@@ -289,12 +292,17 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
     return true;
   }
   const Time wake = std::min(until, driven_->NextTimer());
+  bool sleeps = false;
   {
     std::lock_guard lock(mu_);
     const bool woken = std::ranges::any_of(
         drivers_, [](const Driver* driver) { return driver->seated && driver->woken; });
-    if (stopping_ || woken || !seat_.BeginSleep()) return true;
-    sleep_until_ = wake;
+    sleeps = !stopping_ && !woken && seat_.BeginSleep();
+    if (sleeps) sleep_until_ = wake;
+  }
+  if (!sleeps) {
+    readable = Look();
+    return true;
   }
   std::array<epoll_event, kMaxFds + 1> events;
   const int n =

@@ -49,20 +49,21 @@ void* MapShared(int fd, uint64_t offset, size_t bytes, int protection) {
   if (huge == 0 || bytes < huge || whole > SIZE_MAX - huge) {
     return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
   }
-  // A range with room to spare, of which a part with the right remainder is kept.
+  // An address with the right remainder, in a range that is free now. Nothing is replaced there:
+  // what another thread maps meanwhile stays, and the kernel chooses instead.
   void* room =
       mmap(nullptr, whole + huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
   auto* const begin = static_cast<std::byte*>(room);
   const size_t skip = (offset - reinterpret_cast<uintptr_t>(begin)) & (huge - 1);
-  void* const data = mmap(begin + skip, bytes, protection, MAP_SHARED | MAP_FIXED, fd, at);
-  if (data == MAP_FAILED) {  // e.g. a file of still larger pages, which the kernel places itself
-    munmap(begin, whole + huge);
-    return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
-  }
-  if (skip > 0) munmap(begin, skip);
-  munmap(begin + skip + whole, huge - skip);
-  return data;
+  munmap(begin, whole + huge);
+  void* const data =
+      mmap(begin + skip, bytes, protection, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, at);
+  if (data == begin + skip) return data;
+  // Before Linux 4.17 the flag is only a wish, and a file of still larger pages is placed
+  // elsewhere.
+  if (data != MAP_FAILED) return data;
+  return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
 }
 
 void GatherHugePages(std::byte* data, size_t bytes) {

@@ -1,9 +1,14 @@
 // What silent, foreign and lying processes do over the shm backend's socket: nothing to others.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 
 #include <atomic>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "kvxfer/log.h"
 #include "src/backends/shm/channel.h"
@@ -88,6 +93,87 @@ TEST(ShmStrangers, AnEmptyProbeFileIsNoCrash) {
   ASSERT_TRUE(Drive({&side}, [&] { return !side.down.empty(); }));
   const std::string why = side.down.begin()->second.ToString();
   EXPECT_NE(why.find("the peer's probe memory"), std::string::npos) << why;
+}
+
+// A dialler that is only a socket and rings, which the test can spoil.
+struct LyingDialler {
+  explicit LyingDialler(Side& target)
+      : file(memfd_create("rings", MFD_CLOEXEC | MFD_ALLOW_SEALING)),
+        bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    constexpr size_t kBytes = 2 * sizeof(shm::RingMemory);
+    EXPECT_EQ(ftruncate(file.get(), kBytes), 0);
+    rings = static_cast<shm::RingMemory*>(
+        mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0));
+    EXPECT_NE(static_cast<void*>(rings), MAP_FAILED);
+    const SocketName name(shm::DecodeAddress(target.backend->Address())->socket);
+    shm::UniqueFd socket = NewSocket();
+    EXPECT_EQ(connect(socket.get(), name.get(), name.length), 0);
+    channel.emplace(std::move(socket));
+    channel->SendFrame(shm::FrameType::kDial,
+                       shm::AsBytes(shm::DialBody{.pid = static_cast<uint32_t>(getpid()),
+                                                  .start_time = ReadHostIdentity().start_time}));
+  }
+  ~LyingDialler() { munmap(rings, 2 * sizeof(shm::RingMemory)); }
+
+  void Seal() { EXPECT_EQ(fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0); }
+  void Offer() {
+    channel->SendFrame(shm::FrameType::kRing, {}, file.get());
+    channel->SendFrame(shm::FrameType::kBell, {}, bell.get());
+  }
+
+  shm::UniqueFd file;
+  shm::UniqueFd bell;
+  shm::RingMemory* rings = nullptr;
+  std::optional<shm::Channel> channel;
+};
+
+// Expect that a ring that makes no sense is heard no more, and that the connection still ends with
+// its socket: until then the peer may be copying.
+TEST(ShmStrangers, ASpoiltRingEndsWithItsSocket) {
+  Side target;
+  LyingDialler dialler(target);
+  dialler.Seal();
+  dialler.Offer();
+  ASSERT_TRUE(Drive({&target}, [&] { return target.endpoints.size() == 1; }));
+  target.endpoints[0]->Authorize();
+  ASSERT_TRUE(Drive({&target}, [&] { return target.backend->Arm(); }));
+  dialler.rings[0].head.store(8);
+  EXPECT_FALSE(target.backend->Arm());
+  for (int i = 0; i < 10; ++i) target.Poll();
+  EXPECT_TRUE(target.backend->Arm());
+  EXPECT_TRUE(target.down.empty());
+  dialler.channel->Close();
+  EXPECT_TRUE(Drive({&target}, [&] { return target.down.size() == 1; }));
+}
+
+// Expect that neither rings that could shrink nor a bell that is none are taken, and that this is
+// no proof that the peer copies no more.
+TEST(ShmStrangers, RingsThatCouldShrinkAndFalseBellsAreRefused) {
+  for (const bool sealed : {false, true}) {
+    Side target;
+    LyingDialler dialler(target);
+    ASSERT_TRUE(Drive({&target}, [&] { return target.endpoints.size() == 1; }));
+    target.endpoints[0]->Authorize();
+    if (sealed) {
+      dialler.Seal();
+      int pipes[2];
+      ASSERT_EQ(pipe2(pipes, O_NONBLOCK | O_CLOEXEC), 0);
+      close(pipes[0]);
+      dialler.bell = shm::UniqueFd(pipes[1]);
+    }
+    dialler.Offer();
+    for (int i = 0; i < 20; ++i) target.Poll();
+    EXPECT_TRUE(target.down.empty());
+    // The end of what it has to say, the goodbye among it.
+    shm::Channel::Frame frame;
+    std::string goodbye;
+    while (dialler.channel->Receive(frame) == shm::Channel::Got::kFrame) {
+      if (frame.type == shm::FrameType::kBye) goodbye = std::string(frame.body);
+    }
+    EXPECT_NE(goodbye.find(sealed ? "bell" : "rings"), std::string::npos) << goodbye;
+    dialler.channel->Close();
+    EXPECT_TRUE(Drive({&target}, [&] { return target.down.size() == 1; }));
+  }
 }
 
 }  // namespace

@@ -153,7 +153,11 @@ TEST_F(TcpFence, OtherTransfersGoOn) {
   b->accepted[0]->Fence(5);
   ASSERT_TRUE(PostAll(std::vector<Op>(ops.begin() + static_cast<ptrdiff_t>(posted), ops.end())));
   ASSERT_TRUE(Settle(kOps));
-  ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->fenced.size() == 1; }));
+  const auto arrived = [&](const Op& op) {
+    return op.transfer != 6 || std::ranges::count(b->immediates, op.immediate) == 1;
+  };
+  ASSERT_TRUE(Drive({a.get(), b.get()},
+                    [&] { return b->fenced.size() == 1 && std::ranges::all_of(ops, arrived); }));
   for (const Op& op : ops) {
     if (op.transfer != 6) continue;
     EXPECT_TRUE(a->completions[op.id].ok()) << op.id << a->completions[op.id];

@@ -276,5 +276,54 @@ TEST_F(TcpInline, HostileFramesEndTheLinkAndLandNothing) {
   }
 }
 
+// Expect that frames of which nobody hears do not keep one Poll for themselves: everybody else's
+// turn would never come.
+TEST_F(TcpInline, FramesThatTellNothingAreBoundedInAPoll) {
+  Up(kBytes);
+  StrangerUp();
+  constexpr size_t kFrames = 2000;
+  std::vector<std::byte> flood;
+  for (uint32_t i = 0; i < kFrames; ++i) {
+    // Each write but the last is without an immediate; that one says when all are through.
+    std::vector<std::byte> frame = WriteFrame(
+        {.kind = tcp::FrameKind::kWrite, .runs = 1, .bytes = 8, .transfer = 1, .number = 0}, 8);
+    const bool last = i + 1 == kFrames;
+    tcp::Encode(tcp::Trailer{.valid = true, .has_immediate = last, .immediate = last ? 9u : 0u},
+                std::span(frame).last<tcp::kTrailerBytes>());
+    flood.insert(flood.end(), frame.begin(), frame.end());
+  }
+  SendRaw(control, flood);
+  size_t polls = 0;
+  ASSERT_TRUE(Drive({b.get()}, [&] { return ++polls, !b->immediates.empty(); }));
+  EXPECT_EQ(b->immediates, std::vector<uint32_t>{9});
+  EXPECT_GE(polls, kFrames / 256);
+}
+
+// Expect that what comes by a data stream lands although messages never cease.
+TEST_F(TcpInline, MessagesWithoutEndDoNotHoldTheDataUp) {
+  constexpr size_t kBulk = 1 << 20;
+  Up(kBulk);
+  const std::vector<OpRun> bulk{RunAt(0, 0, kBulk)};
+  ASSERT_EQ(PostNow({{.has_immediate = true,
+                      .rail = 0,
+                      .immediate = 7,
+                      .id = 7,
+                      .transfer = 7,
+                      .runs = bulk}}),
+            1u);
+  const auto refill = [&] {
+    while (endpoint->Send(Bytes(std::string(1000, 'm')))) {
+    }
+    a->Poll();
+  };
+  for (int i = 0; i < 20; ++i) refill();
+  for (int i = 0; i < 10'000 && b->immediates.empty(); ++i) {
+    refill();
+    b->Poll();
+  }
+  EXPECT_EQ(b->immediates, std::vector<uint32_t>{7});
+  EXPECT_FALSE(b->messages.empty());
+}
+
 }  // namespace
 }  // namespace kvxfer::tcp_test

@@ -152,7 +152,7 @@ void ShmBackend::Unregister(const RegionKey& key) {
 }
 
 size_t ShmBackend::Poll(std::span<Event> out, bool readable) {
-  // The sockets before the copies: a peer that closes stops them first.
+  // The sockets, where looked at, before the copies: a peer that closes stops them first.
   if (hub_.events.size() < out.size()) {
     if (readable) {
       hub_.poller.Dispatch();

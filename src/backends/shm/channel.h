@@ -103,6 +103,7 @@ class Channel {
   void Discard();
   void Enqueue(FrameType type, bool more, std::string_view body, int file);
   Got ReceiveFromSocket(Frame& frame);
+  Got Damaged(Frame& frame);
   bool OtherSideClosed() const;
   Sent TrySend(std::string_view header, std::string_view body, int file);
 
@@ -116,8 +117,9 @@ class Channel {
   Mapping rings_;
   RingSender out_;
   RingReceiver in_;
-  UniqueFd bell_;        // of the other side; valid: it has mapped the rings
-  bool broken_ = false;  // sending is over; Receive says why
+  bool in_damaged_ = false;  // nothing more is taken out of it
+  UniqueFd bell_;            // of the other side; valid: it has mapped the rings
+  bool broken_ = false;      // sending is over; Receive says why
   std::unique_ptr<std::byte[]> buffer_;
 };
 

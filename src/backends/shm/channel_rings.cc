@@ -2,7 +2,10 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <array>
+#include <cerrno>
 #include <new>
+#include <string>
 
 #include "src/backends/shm/channel.h"
 #include "src/backends/shm/regions.h"
@@ -27,11 +30,19 @@ absl::StatusOr<UniqueFd> MakeFile() {
   return file;
 }
 
+// Writing to anything but an eventfd might raise SIGPIPE, or change what a file holds.
+bool RingsWithoutHarm(int bell) {
+  const int flags = fcntl(bell, F_GETFL);
+  if (flags < 0 || (flags & O_NONBLOCK) == 0) return false;
+  std::array<char, 64> kind{};
+  const std::string link = absl::StrCat("/proc/self/fd/", bell);
+  return readlink(link.c_str(), kind.data(), kind.size() - 1) > 0 &&
+         std::string_view(kind.data()) == "anon_inode:[eventfd]";
+}
+
 }  // namespace
 
 absl::Status Channel::MapRings(int file, size_t sends_through) {
-  // The other side's word: a file without that much in it would raise SIGBUS here.
-  if (absl::Status good = CheckFile(file, 0, kFileBytes); !good.ok()) return good;
   void* data = mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (data == MAP_FAILED) return ErrnoStatus(errno, "mapping the rings");
   rings_ = Mapping(data, kFileBytes);
@@ -56,20 +67,22 @@ void Channel::OfferRings(int bell) {
 
 absl::Status Channel::TakeRings(const Frame& frame, int bell) {
   if (has_rings()) return absl::InternalError("shm: the peer offers rings twice");
-  // Without a descriptor to spare there are no rings, and the socket does.
+  // Without a descriptor or memory to spare there are no rings, and the socket does.
   if (!frame.file.valid()) return absl::OkStatus();
-  if (absl::Status mapped = MapRings(frame.file.get(), kAcceptor); !mapped.ok()) return mapped;
-  SendFrame(FrameType::kBell, {}, bell);
+  // The peer's word: a file without that much in it would raise SIGBUS here.
+  if (absl::Status good = CheckFile(frame.file.get(), 0, kFileBytes); !good.ok()) {
+    return absl::InternalError(absl::StrCat("shm: the peer's rings: ", good.message()));
+  }
+  if (MapRings(frame.file.get(), kAcceptor).ok()) SendFrame(FrameType::kBell, {}, bell);
   return absl::OkStatus();
 }
 
 absl::Status Channel::TakeBell(Frame& frame) {
-  if (RingsReady()) return absl::InternalError("shm: the peer offers a bell twice");
-  // Without it nobody could be woken.
+  // Without it nobody could be woken; later, it only wakes.
   if (!has_rings() || !frame.file.valid()) return absl::OkStatus();
-  const int flags = fcntl(frame.file.get(), F_GETFL);
-  if (flags < 0 || (flags & O_NONBLOCK) == 0) {
-    return absl::InternalError("shm: the peer's bell could block");
+  if (RingsReady()) return absl::InternalError("shm: the peer offers a bell twice");
+  if (!RingsWithoutHarm(frame.file.get())) {
+    return absl::InternalError("shm: the peer's bell is no eventfd, or could block");
   }
   bell_ = std::move(frame.file);
   return absl::OkStatus();
@@ -95,33 +108,39 @@ void Channel::RingBell() const {
 }
 
 Channel::Got Channel::ReceiveFromRing(Frame& frame) {
-  if (!has_rings()) return Got::kNothing;
+  if (!has_rings() || in_damaged_) return Got::kNothing;
   RingRecord record;
   switch (in_.Peek(record)) {
     case RingReceiver::Got::kNothing:
       return Got::kNothing;
     case RingReceiver::Got::kDamaged:
-      frame.type = FrameType::kDamaged;
-      return Got::kFrame;
+      return Damaged(frame);
     case RingReceiver::Got::kRecord:
       break;
   }
   if (record.after > frames_received_) {
     // The frames before it are in the socket already.
     const Got got = ReceiveFromSocket(frame);
-    if (got != Got::kNothing) return got;
-    frame.type = FrameType::kDamaged;
-    return Got::kFrame;
+    return got == Got::kNothing && errno == EAGAIN ? Damaged(frame) : got;
   }
   in_.Pop(record, {buffer_.get(), kMaxRecordBytes});
-  if (RingsReady() && in_.BellDue()) RingBell();
+  // Whose bell was lost for want of a descriptor is woken by an empty frame.
+  if (in_.BellDue()) RingsReady() ? RingBell() : SendFrame(FrameType::kBell, {});
   frame.type = FrameType::kMessage;
   frame.more = record.more != 0;
   frame.body = {reinterpret_cast<const char*>(buffer_.get()), record.bytes};
   return Got::kFrame;
 }
 
-bool Channel::Arm() { return !has_rings() || in_.Arm(); }
+// Once: from now on only the socket is heard, which brings the end.
+Channel::Got Channel::Damaged(Frame& frame) {
+  in_damaged_ = true;
+  frame.type = FrameType::kDamaged;
+  frame.body = {};
+  return Got::kFrame;
+}
+
+bool Channel::Arm() { return !has_rings() || in_damaged_ || in_.Arm(); }
 
 void Channel::Disarm() {
   if (has_rings()) in_.Disarm();

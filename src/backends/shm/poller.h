@@ -1,4 +1,4 @@
-// The backend's epoll. Level-triggered: what a Poll leaves behind shows again.
+// The backend's epoll. Level-triggered, but for the bell: what a Poll leaves behind shows again.
 
 #ifndef KVXFER_BACKENDS_SHM_POLLER_H_
 #define KVXFER_BACKENDS_SHM_POLLER_H_

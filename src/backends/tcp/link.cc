@@ -12,8 +12,12 @@
 namespace kvxfer::tcp {
 namespace {
 
-// Bytes a data stream moves in one turn, each way.
-constexpr size_t kTurnBytes = 4 * 1024 * 1024;
+// Bytes a data stream moves in one turn. Receiving has less: with many peers at once it is what
+// keeps Poll from everything else.
+constexpr size_t kSendTurnBytes = 4 * 1024 * 1024;
+constexpr size_t kReceiveTurnBytes = 2 * 1024 * 1024;
+// So many Polls in a row may leave the data streams alone because messages came in.
+constexpr uint32_t kMaxPassedOver = 4;
 // Post copies at most this much itself; the rest waits for Poll.
 constexpr size_t kInlineBytes = 64 * 1024;
 
@@ -177,18 +181,32 @@ void Link::Work() {
 
 void Link::WorkUp() {
   if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent, "control stream");
+  // Messages without end must not hold data up for ever: one read of a stream, unseen what they
+  // say. An abort among them is answered after it, so nothing lands behind an answer.
+  if (passed_over_ >= kMaxPassedOver && !HungUp()) {
+    passed_over_ = 0;
+    landing_due_ = true;
+    ReceiveRails();
+    landing_due_ = false;
+    if (!up()) return;
+  }
   const Control control = ReceiveControl();
   if (control == Control::kDown) return;
   SendRails();
   if (up() && control == Control::kQuiet) ReceiveRails();
+  passed_over_ = control == Control::kQuiet ? 0 : passed_over_ + 1;
   ++turn_;
+}
+
+bool Link::HungUp() const {
+  return std::ranges::any_of(rails_, [](const auto& rail) { return rail->hung_up(); });
 }
 
 void Link::SendRails() {
   for (size_t i = 0; i < rails_.size() && !sink().full(); ++i) {
     Rail& rail = *rails_[(turn_ + i) % rails_.size()];
     if (!rail.CanSend()) continue;
-    if (absl::Status sent = rail.Send(kTurnBytes); !sent.ok()) return Fail(sent, rail);
+    if (absl::Status sent = rail.Send(kSendTurnBytes); !sent.ok()) return Fail(sent, rail);
   }
 }
 
@@ -211,7 +229,7 @@ void Link::ReceiveRails() {
     Rail& rail = *rails_[(turn_ + i) % rails_.size()];
     if (message_poll_ == backend_->poll_number()) return;
     if (!rail.CanReceive()) continue;
-    if (absl::Status got = rail.Receive(kTurnBytes); !got.ok()) return Fail(got, rail);
+    if (absl::Status got = rail.Receive(kReceiveTurnBytes); !got.ok()) return Fail(got, rail);
   }
 }
 

@@ -112,6 +112,7 @@ class Link final : public Endpoint {
   void SendRails();
   void ReceiveRails();
   bool EndIfHungUp();
+  bool HungUp() const;
   enum class Control : uint8_t { kQuiet, kMessages, kDown };
   Control ReceiveControl();
   Control OnControlFrame(const ControlStream::Frame& frame);
@@ -144,6 +145,8 @@ class Link final : public Endpoint {
   FenceBook fences_;
   uint64_t message_poll_ = 0;  // number of the Poll that last reported messages of this link
   size_t turn_ = 0;            // rail that goes first in the next turn
+  uint32_t passed_over_ = 0;   // Polls in a row in which no data stream was read, for messages
+  bool landing_due_ = false;   // the next read of a data stream does not ask for messages first
 };
 
 }  // namespace kvxfer::tcp

@@ -8,6 +8,12 @@
 #include "src/core/strings.h"
 
 namespace kvxfer::tcp {
+namespace {
+
+// Of one Poll.
+constexpr size_t kMaxControlFrames = 256;
+
+}  // namespace
 
 bool Link::Send(std::span<const std::byte> message) {
   if (!up() || message.size() > kMaxMessageBytes) return false;
@@ -20,13 +26,16 @@ bool Link::Send(std::span<const std::byte> message) {
   return *taken;
 }
 
-bool Link::ControlIsQuiet() { return ReceiveControl() == Control::kQuiet; }
+bool Link::ControlIsQuiet() {
+  return std::exchange(landing_due_, false) || ReceiveControl() == Control::kQuiet;
+}
 
-// Reports every message that has come in whole, reading the socket at most until there is one. The
-// buffer that the messages lie in is left alone until the next Poll.
+// Reports every message that has come in whole, reading the socket at most until there is one, or
+// until so many frames have been handled: of most kinds nobody hears, and a peer may send no other.
+// The buffer that the messages lie in is left alone until the next Poll.
 Link::Control Link::ReceiveControl() {
   if (message_poll_ == backend_->poll_number()) return Control::kMessages;
-  while (true) {
+  for (size_t frames = 0; frames < kMaxControlFrames;) {
     absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
     if (!frame.ok()) {
       Fail(frame.status(), "control stream");
@@ -41,6 +50,7 @@ Link::Control Link::ReceiveControl() {
       }
       if (OnControlFrame(**frame) == Control::kDown) return Control::kDown;
       control_.Pop(**frame);
+      ++frames;
       continue;
     }
     if (message_poll_ == backend_->poll_number()) return Control::kMessages;
@@ -51,6 +61,7 @@ Link::Control Link::ReceiveControl() {
     }
     if (!*got) return Control::kQuiet;
   }
+  return Control::kMessages;
 }
 
 Link::Control Link::OnControlFrame(const ControlStream::Frame& frame) {
