@@ -9,9 +9,11 @@ them. Exit status: 0 done, 1 something failed and no result was left, 2 bad argu
 
 import argparse
 import datetime
+import glob
 import os
 import subprocess
 import sys
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -127,19 +129,30 @@ def _measure(options, places):
     }
 
 
+def _write(places, result, out):
+    """Everything into a folder of its own first: what lies in `out` is of one run, and whole."""
+    os.makedirs(out, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out) as fresh:
+        path = os.path.join(fresh, "compare.json")
+        report.write_json(path, result)
+        plots = _draw(places, path, fresh)
+        titles = {group.name: group.title for group in contestants.GROUPS}
+        text = report.markdown(result, titles, plots)
+        report.write(os.path.join(fresh, "compare.md"), text)
+        for old in glob.glob(os.path.join(out, "*.png")):
+            os.remove(old)
+        for name in os.listdir(fresh):
+            os.replace(os.path.join(fresh, name), os.path.join(out, name))
+    return text
+
+
 def main(arguments=None):
     options = _arguments(arguments)
     try:
         places = _places(options)
         result = _measure(options, places)
-        name = "compare"
-        path = os.path.join(options.out, name + ".json")
-        report.write_json(path, result)
-        plots = _draw(places, path, options.out)
-        titles = {group.name: group.title for group in contestants.GROUPS}
-        text = report.markdown(result, titles, plots)
-        report.write(os.path.join(options.out, name + ".md"), text)
-    except (ContestantError, environment.SetupError, OSError) as error:
+        text = _write(places, result, options.out)
+    except (ContestantError, environment.SetupError, OSError, ValueError, IndexError) as error:
         say(f"{error}; no result was written")
         return 1
     except KeyboardInterrupt:

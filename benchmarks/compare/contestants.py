@@ -104,8 +104,9 @@ _SLEEPING_SHM = (_kvxfer("kvxfer mapped", "mapped"), _kvxfer("kvxfer attached", 
 GROUPS = (
     Group("tcp", "TCP over loopback", (
         _kvxfer("kvxfer tcp", "tcp", 2),
-        _raw_tcp("raw gathered, 2 connections", LIMIT, "gather", 2),
-        _raw_tcp("raw gathered, 2 connections, reno", REFERENCE, "gather-reno", 2),
+        # With the congestion control that kvxfer takes on one host: it makes the loop faster.
+        _raw_tcp("raw gathered, 2 connections, reno", LIMIT, "gather-reno", 2),
+        _raw_tcp("raw gathered, 2 connections", REFERENCE, "gather", 2),
         _raw_tcp("raw gathered, 1 connection, reno", REFERENCE, "gather-reno", 1),
         _raw_tcp("raw, one send a block", REFERENCE, "per-block", 2),
         *_NIXL_TCP, *_UCX_TCP, _MOONCAKE)),

@@ -3,6 +3,7 @@
 import dataclasses
 import glob
 import os
+import shutil
 import subprocess
 import sys
 
@@ -80,8 +81,9 @@ def _installed(venv, requirement):
 
 def _make_venv(venv):
     """Empty, or why there is none."""
-    if os.path.exists(os.path.join(venv, "bin", "python")):
+    if os.path.exists(os.path.join(venv, "bin", "python")) and not _try(venv, "import pip"):
         return ""
+    shutil.rmtree(venv, ignore_errors=True)  # left half made by a try without python3-venv
     done = subprocess.run([sys.executable, "-m", "venv", venv], capture_output=True, text=True,
                           check=False)
     if done.returncode == 0:

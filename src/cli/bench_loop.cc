@@ -36,6 +36,7 @@ struct Share {
 
 struct Run {
   const int64_t start_ns;
+  const int64_t since_ns;  // the common start, also where this process comes late to it
   RequestSource& source;
   const Exchange& exchange;
   std::atomic<uint64_t>* const moved;
@@ -63,7 +64,7 @@ void RunStream(Run& run, size_t stream, Share& share) {
     share.targets[request->target].Merge({.requests = 1,
                                           .blocks = request->blocks(),
                                           .bytes = request->bytes(),
-                                          .elapsed_ns = end - run.start_ns});
+                                          .elapsed_ns = end - run.since_ns});
     if (run.moved != nullptr) run.moved->fetch_add(1, std::memory_order_relaxed);
   }
 }
@@ -196,7 +197,9 @@ absl::StatusOr<LoopResult> LoopResultFromJson(const Json& json) {
 absl::StatusOr<LoopResult> RunLoop(const LoopSpec& spec, size_t streams, size_t targets,
                                    RequestSource& source, const Exchange& exchange,
                                    std::atomic<uint64_t>* moved) {
-  Run run{.start_ns = std::max(spec.start_ns, MonotonicNanoseconds()),
+  const int64_t start_ns = std::max(spec.start_ns, MonotonicNanoseconds());
+  Run run{.start_ns = start_ns,
+          .since_ns = spec.start_ns != 0 ? spec.start_ns : start_ns,
           .source = source,
           .exchange = exchange,
           .moved = moved};

@@ -119,6 +119,8 @@ double Now() {
 int RunDriver(int argc, char** argv, const Factory& make) {
   // Whoever polls for a peer would go on for ever when the runner is killed.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // Where Yama lets only ancestors attach, prefill and decode are siblings.
+  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   Config config;
   std::string role;
   CLI::App app("One side of one contestant of benchmarks/compare; takes its orders on its input.");

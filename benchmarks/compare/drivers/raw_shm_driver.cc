@@ -8,7 +8,6 @@
 // futex, or spinning with --spin. Both know the order of blocks; nothing is checked.
 
 #include <linux/futex.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -99,8 +98,6 @@ class RawShm : public Contestant {
     if (config.prefill) return;
     bells_fd_ = MakeShared(sizeof(Bells));
     bells_ = new (MapShared(bells_fd_, sizeof(Bells)).data()) Bells;
-    // Where the kernel lets only a parent attach; else this has no effect.
-    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   }
 
   std::span<std::byte> memory() override { return cache_; }
