@@ -43,7 +43,7 @@ struct BenchCase {
 };
 
 // Checked against what could overflow; the rest is checked where it is used.
-absl::Status CheckCase(const BenchCase& bench);
+absl::Status CheckCase(const BenchCase& c);
 Json ToJson(const BenchCase& bench);
 absl::StatusOr<BenchCase> BenchCaseFromJson(const Json& json);
 

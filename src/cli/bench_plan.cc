@@ -20,7 +20,7 @@ constexpr uint64_t kMaxStreams = 1024;
 constexpr uint64_t kMaxRequests = 1'000'000'000;
 constexpr Duration kDefaultRun = std::chrono::seconds(2);
 
-absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(message); }
+absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
 absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most) {
   if (value >= least && value <= most) return absl::OkStatus();

@@ -157,12 +157,12 @@ std::optional<PrefixCache::Placement> PrefixCache::Place(const TraceRequest& req
 
 // From the back, so that the end of a prompt, which fewer others share, goes before its beginning.
 void PrefixCache::Release(const Placement& placement) {
-  for (auto id = placement.pinned.rbegin(); id != placement.pinned.rend(); ++id) {
-    Entry& entry = entries_.at(*id);
-    if (--entry.pins > 0) continue;
-    entry.idle = idle_.insert(idle_.end(), *id);
+  std::for_each(placement.pinned.rbegin(), placement.pinned.rend(), [this](auto id) {
+    Entry& entry = entries_.at(id);
+    if (--entry.pins > 0) return;
+    entry.idle = idle_.insert(idle_.end(), id);
     idle_blocks_ += entry.blocks.size();
-  }
+  });
   free_.Free(placement.unnamed);
 }
 

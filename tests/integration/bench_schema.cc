@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
+
 namespace kvxfer::cli {
 namespace {
 
@@ -59,9 +61,9 @@ class Checker {
     for (const auto& [name, item] : value.items()) {
       const auto property = schema["properties"].find(name);
       if (property == schema["properties"].end()) {
-        Require(!schema.contains("additionalProperties"), place + ": unknown " + name);
+        Require(!schema.contains("additionalProperties"), absl::StrCat(place, ": unknown ", name));
       } else {
-        Check(*property, item, place + "." + name);
+        Check(*property, item, absl::StrCat(place, ".", name));
       }
     }
   }

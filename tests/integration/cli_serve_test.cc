@@ -20,6 +20,14 @@ namespace {
 
 using std::chrono::steady_clock;
 
+// Adds an agent called `name` at `channel`; the server's verdict.
+absl::Status SayHello(Channel& channel, const std::string& name) {
+  AgentOptions options;
+  options.name = name;
+  const auto agent = Agent::Create(options);
+  return agent.ok() ? Introduce(channel, **agent).status() : agent.status();
+}
+
 class Serve : public testing::Test {
  protected:
   void SetUp() override {
@@ -30,6 +38,16 @@ class Serve : public testing::Test {
   void TearDown() override {
     kill(server_.pid(), SIGTERM);
     EXPECT_EQ(server_.Wait(), ExitStatus::kOk) << server_.err();
+  }
+
+  // A channel to the server of a client called `name`, which it has taken in.
+  absl::StatusOr<Channel> Client(const std::string& name) const {
+    const absl::StatusOr<HostPort> server = ParseHostPort(address_);
+    if (!server.ok()) return server.status();
+    absl::StatusOr<Channel> channel = ConnectTo(*server, std::chrono::seconds(10));
+    if (!channel.ok()) return channel;
+    if (absl::Status taken = SayHello(*channel, name); !taken.ok()) return taken;
+    return channel;
   }
 
   Program server_{{"serve", "--listen", "127.0.0.1:0", "--json", "--max-session-bytes", "8M"}};
@@ -106,14 +124,6 @@ TEST_F(Serve, OutlivesGarbageAndClientsThatDie) {
             ExitStatus::kOk);
 }
 
-// Adds an agent called `name` at `channel`; the server's verdict.
-absl::Status SayHello(Channel& channel, const std::string& name) {
-  AgentOptions options;
-  options.name = name;
-  const auto agent = Agent::Create(options);
-  return agent.ok() ? Introduce(channel, **agent).status() : agent.status();
-}
-
 TEST_F(Serve, KeepsOneAgentAClientAndOneClientAnAgent) {
   const auto server = ParseHostPort(address_);
   ASSERT_TRUE(server.ok());
@@ -136,11 +146,8 @@ TEST_F(Serve, KeepsOneAgentAClientAndOneClientAnAgent) {
 }
 
 TEST_F(Serve, CountsBlockIdsAmongWhatAClientMayHave) {
-  const auto server = ParseHostPort(address_);
-  ASSERT_TRUE(server.ok());
-  auto channel = ConnectTo(*server, std::chrono::seconds(10));
+  auto channel = Client("first");
   ASSERT_TRUE(channel.ok()) << channel.status();
-  ASSERT_TRUE(SayHello(*channel, "first").ok());
   const auto call = [&channel](const Json& message) {
     return channel->Call(message, std::chrono::seconds(30)).status();
   };
@@ -166,11 +173,8 @@ TEST_F(Serve, CountsBlockIdsAmongWhatAClientMayHave) {
 }
 
 TEST_F(Serve, BoundsWhatAClientMayAskOfItsCache) {
-  const auto server = ParseHostPort(address_);
-  ASSERT_TRUE(server.ok());
-  auto channel = ConnectTo(*server, std::chrono::seconds(10));
+  auto channel = Client("first");
   ASSERT_TRUE(channel.ok()) << channel.status();
-  ASSERT_TRUE(SayHello(*channel, "first").ok());
   const auto call = [&channel](const Json& message) {
     return channel->Call(message, std::chrono::seconds(30)).status();
   };

@@ -31,7 +31,7 @@ absl::Status AcceptedEndpoint::OnFrame(Channel::Frame& frame) {
     if (const auto dial = FromBytes<DialBody>(frame.body)) return OnDial(*dial);
   }
   if (frame.type == FrameType::kRing && promoted_) {
-    const absl::Status taken = channel_.TakeRings(frame, hub_->bell.get());
+    absl::Status taken = channel_.TakeRings(frame, hub_->bell.get());
     WatchRings();
     return taken;
   }

@@ -178,6 +178,7 @@ void ShmBackend::PollRings() {
   if (std::exchange(armed_, false)) {
     for (ShmEndpoint* endpoint : hub_.ringed) endpoint->Disarm();
   }
+  // NOLINTNEXTLINE(modernize-loop-convert): the list changes under way
   for (size_t i = 0; i < hub_.ringed.size(); ++i) hub_.ringed[i]->PollRing();
 }
 
