@@ -302,8 +302,8 @@ absl::Status Engine::Call(absl::FunctionRef<void()> command) {
 absl::StatusOr<bool> Engine::WaitFor(const void* key, absl::FunctionRef<bool()> done, Time deadline,
                                      bool answers) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
-  if (done()) return true;
   if (auto status = RefuseInCallback("waiting"); !status.ok()) return status;
+  if (done()) return true;
   if (runtime_.loop.DriveUntil(key, done, deadline, answers)) return true;
   if (runtime_.loop.stopped()) return absl::CancelledError("the agent was closed");
   return false;

@@ -61,8 +61,10 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   absl::StatusOr<TransferPtr> Start(TransferKind kind, std::string_view peer, const Blocks& blocks,
                                     TransferOptions options);
   void Cancel(const TransferPtr& record);
-  // False: `done` did not become true by `deadline`, or the agent was closed.
-  // `answers`: of ProgressLoop::DriveUntil.
+  // FailedPrecondition inside a callback, where `what` must not wait.
+  static absl::Status RefuseInCallback(std::string_view what);
+  // False: `done` did not become true by `deadline`, or the agent was closed. Refused inside a
+  // callback, done or not. `answers`: of ProgressLoop::DriveUntil.
   absl::StatusOr<bool> WaitFor(const void* key, absl::FunctionRef<bool()> done, Time deadline,
                                bool answers = false);
 
@@ -98,8 +100,6 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   void PublishView(const Peer& peer);
   absl::Status Call(absl::FunctionRef<void()> command);
   static absl::Status ClosedError();
-  // FailedPrecondition inside a callback, where `what` must not wait.
-  static absl::Status RefuseInCallback(std::string_view what);
   absl::StatusOr<Flag> BeginDeregistration(RegionId region);
   std::string LeaveDeregistration(RegionId region);
   void FinishDeregistrations();

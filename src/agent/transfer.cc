@@ -16,6 +16,8 @@ absl::Status StillActive() {
 // Waits on the engine of `record` until done(); OK says that it is.
 absl::Status WaitOn(const TransferPtr& record, absl::FunctionRef<bool()> done, Duration timeout) {
   if (record == nullptr) return NoTransfer();
+  // Even where there is nothing to wait for: else the mistake shows only under load.
+  if (auto status = Engine::RefuseInCallback("waiting"); !status.ok()) return status;
   if (done()) return absl::OkStatus();
   const auto engine = record->engine.lock();
   if (engine == nullptr) return absl::FailedPreconditionError("the agent is gone");

@@ -127,7 +127,8 @@ TEST_P(AgentNotification, AnApplicationThatDoesNotAnswerHoldsNobodyUp) {
   }
 }
 
-// Expect that every blocking call inside a callback is refused, and that posting is not.
+// Expect that every blocking call inside a callback is refused, even where there is nothing left to
+// wait for, and that posting is not.
 TEST_P(AgentNotification, BlockingInsideACallbackIsRefused) {
   std::atomic<bool> ran{false};
   absl::Status wait_transfer;
@@ -135,16 +136,22 @@ TEST_P(AgentNotification, BlockingInsideACallbackIsRefused) {
   absl::Status quiesce;
   absl::Status deregister;
   absl::StatusOr<Transfer> answer = absl::UnknownError("not posted");
+  absl::Status wait_ended;
   pair_.b.agent->OnNotification([&](const Notification& n) {
     answer = pair_.b.agent->Notify(n.peer, "answer", Unhurried());
-    if (answer.ok()) wait_transfer = answer->Wait(kAmple);
+    if (!answer.ok()) return ran.store(true);
+    wait_transfer = answer->Wait(kAmple);
     wait_notification = pair_.b.agent->WaitNotification(milliseconds(1)).status();
     quiesce = pair_.b.agent->Quiesce({}, kAmple).status();
     deregister = pair_.b.agent->DeregisterMemory(pair_.b.region);
-    ran.store(true);
+    answer->OnEnd([&](const Transfer& ended) {
+      wait_ended = ended.Wait(kAmple);
+      ran.store(true);
+    });
   });
   Notify("question");
   ASSERT_TRUE(Eventually(kAmple, [&] { return ran.load(); }));
+  EXPECT_TRUE(Fails(wait_ended, absl::StatusCode::kFailedPrecondition, {"callback"}));
   EXPECT_TRUE(Fails(wait_transfer, absl::StatusCode::kFailedPrecondition, {"callback"}));
   EXPECT_TRUE(Fails(wait_notification, absl::StatusCode::kFailedPrecondition, {"callback"}));
   EXPECT_TRUE(Fails(quiesce, absl::StatusCode::kFailedPrecondition, {"callback"}));
