@@ -46,7 +46,7 @@ FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, const FaultOptions&
 }
 
 FaultyBackend::~FaultyBackend() {
-  ready_.clear();  // may own accepted endpoints
+  ready_.Clear();  // may own accepted endpoints
   for (FaultyEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
   ::close(timer_fd_);
   ::close(epoll_fd_);
@@ -60,7 +60,6 @@ absl::StatusOr<std::unique_ptr<Endpoint>> FaultyBackend::Connect(std::string_vie
 }
 
 size_t FaultyBackend::Poll(std::span<Event> out, bool readable) {
-  messages_.clear();
   if (timer_due_.has_value() && *timer_due_ <= Now()) {
     uint64_t expirations = 0;
     [[maybe_unused]] const ssize_t got = ::read(timer_fd_, &expirations, sizeof(expirations));
@@ -69,17 +68,7 @@ size_t FaultyBackend::Poll(std::span<Event> out, bool readable) {
   if (ready_.size() < out.size()) PollInner(readable);
   const Time now = Now();  // not before the events just taken in were given their delay
   for (FaultyEndpoint* endpoint : endpoints_) endpoint->Progress(now);
-  size_t n = 0;
-  for (; n < out.size() && !ready_.empty(); ++n) {
-    Pending& pending = ready_.front();
-    out[n] = std::move(pending.event);
-    if (out[n].kind == EventKind::kMessage) {
-      out[n].message = pending.message;  // the bytes stay where they are when the vector moves
-      messages_.push_back(std::move(pending.message));
-    }
-    ready_.pop_front();
-  }
-  return n;
+  return ready_.Take(out);
 }
 
 bool FaultyBackend::Arm() {
@@ -98,7 +87,7 @@ bool FaultyBackend::Arm() {
 
 void FaultyBackend::Forget(const FaultyEndpoint* endpoint) {
   std::erase(endpoints_, endpoint);
-  std::erase_if(ready_, [&](const Pending& p) { return p.event.endpoint == endpoint; });
+  ready_.Purge(endpoint);
 }
 
 void FaultyBackend::PollInner(bool readable) {

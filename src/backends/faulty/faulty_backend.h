@@ -7,13 +7,13 @@
 #define KVXFER_BACKENDS_FAULTY_FAULTY_BACKEND_H_
 
 #include <array>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "src/backends/faulty/faulty_endpoint.h"
+#include "src/core/event_queue.h"
 
 namespace kvxfer::faulty {
 
@@ -45,7 +45,9 @@ class FaultyBackend : public Backend {
   // --- for its endpoints ---
   const FaultOptions& options() const { return options_; }
   Random* random() { return &random_; }
-  void Report(Pending pending) { ready_.push_back(std::move(pending)); }
+  void Report(Pending pending) {
+    ready_.Push(std::move(pending.event), std::move(pending.message));
+  }
   void Adopt(FaultyEndpoint* endpoint) { endpoints_.push_back(endpoint); }
   void Forget(const FaultyEndpoint* endpoint);
 
@@ -65,8 +67,7 @@ class FaultyBackend : public Backend {
 
   std::vector<FaultyEndpoint*> endpoints_;
   std::array<Event, 64> scratch_;
-  std::deque<Pending> ready_;
-  std::vector<std::vector<std::byte>> messages_;  // given out by the last Poll
+  EventQueue<std::vector<std::byte>> ready_;
 };
 
 }  // namespace kvxfer::faulty

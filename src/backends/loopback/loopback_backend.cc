@@ -37,7 +37,7 @@ LoopbackBackend::LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host)
 
 LoopbackBackend::~LoopbackBackend() {
   Withdraw(*node_);
-  ready_.clear();  // may own accepted endpoints
+  ready_.Clear();  // may own accepted endpoints
   for (LoopbackEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
   for (const Mail& mail : node_->Close()) {
     if (mail.kind != MailKind::kConnect) continue;
@@ -91,20 +91,9 @@ absl::StatusOr<std::unique_ptr<Registration>> LoopbackBackend::Register(const Lo
 
 // Mail comes before copies, so that a close or a fence by the other side is seen early.
 size_t LoopbackBackend::Poll(std::span<Event> out, bool) {
-  messages_.clear();
   if (ready_.size() < out.size()) TakeMail(out.size() - ready_.size());
   CopySome();
-  size_t n = 0;
-  for (; n < out.size() && !ready_.empty(); ++n) {
-    Ready& ready = ready_.front();
-    out[n] = std::move(ready.event);
-    if (out[n].kind == EventKind::kMessage) {
-      out[n].message = ready.message;  // the bytes stay where they are when the vector moves
-      messages_.push_back(std::move(ready.message));
-    }
-    ready_.pop_front();
-  }
-  return n;
+  return ready_.Take(out);
 }
 
 bool LoopbackBackend::Arm() {
@@ -115,7 +104,7 @@ bool LoopbackBackend::Arm() {
 
 void LoopbackBackend::Forget(const LoopbackEndpoint& endpoint) {
   std::erase(endpoints_, &endpoint);
-  std::erase_if(ready_, [&](const Ready& ready) { return ready.event.endpoint == &endpoint; });
+  ready_.Purge(&endpoint);
 }
 
 void LoopbackBackend::TakeMail(size_t max) {

@@ -6,13 +6,13 @@
 #define KVXFER_BACKENDS_LOOPBACK_LOOPBACK_BACKEND_H_
 
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "src/backends/loopback/endpoint.h"
 #include "src/backends/loopback/node.h"
+#include "src/core/event_queue.h"
 
 namespace kvxfer::loopback {
 
@@ -44,17 +44,12 @@ class LoopbackBackend : public Backend {
 
   // Queues an event for the next Poll.
   void Report(Event event, std::vector<std::byte> message = {}) {
-    ready_.push_back({std::move(event), std::move(message)});
+    ready_.Push(std::move(event), std::move(message));
   }
   // `endpoint` is being destroyed.
   void Forget(const LoopbackEndpoint& endpoint);
 
  private:
-  struct Ready {
-    Event event;
-    std::vector<std::byte> message;
-  };
-
   void TakeMail(size_t max);
   void OnMail(Mail& mail);
   void Accept(const std::shared_ptr<Link>& link);
@@ -67,8 +62,7 @@ class LoopbackBackend : public Backend {
   std::vector<LoopbackEndpoint*> endpoints_;  // not down yet
   size_t turn_ = 0;                           // whose copies come first
   std::vector<Mail> mail_;                    // scratch of TakeMail
-  std::deque<Ready> ready_;
-  std::vector<std::vector<std::byte>> messages_;  // given out by the last Poll
+  EventQueue<std::vector<std::byte>> ready_;
 };
 
 }  // namespace kvxfer::loopback
