@@ -202,6 +202,39 @@ TEST_P(BackendConformance, MessagesOfEverySizeBothWays) {
 }
 
 // A sender that nobody listens to is told to wait, and goes on when it is heard.
+// A transfer in one write, with its message right behind: a backend may send both at once.
+TEST_P(BackendConformance, SoleWritesWithTheirMessages) {
+  constexpr uint64_t kBytes = 20'000;
+  ASSERT_NO_FATAL_FAILURE(Start(kBytes));
+  size_t round = 0;
+  for (const uint64_t bytes : {1u, 100u, 4096u, 16384u, 20'000u}) {
+    for (uint32_t rail = 0; rail < out().endpoint->rails(); ++rail) {
+      ++round;
+      const Pattern pattern(round);
+      remote_->memory.Clear();
+      pattern.Fill(local_->bytes().first(bytes));
+      const uint64_t half = bytes / 2;
+      Op op = out().Make(OpKind::kWrite, round, {RunAt(0, half), RunAt(half, bytes - half)},
+                         static_cast<uint32_t>(round), rail);
+      op.sole = true;
+      ASSERT_TRUE(pair_->PostAll({&op, 1}));
+      const std::string message = "of round " + std::to_string(round);
+      ASSERT_TRUE(pair_->Until([&] { return out().Send(message); }));
+      ASSERT_TRUE(Ended());
+      ASSERT_TRUE(Arrived(round));
+      // Expect every byte once it has arrived, and one immediate and one message a write.
+      EXPECT_EQ(pattern.Mismatch(remote_->bytes().first(bytes)), kNoMismatch) << bytes;
+      EXPECT_EQ(FirstNonZero(remote_->bytes().subspan(bytes)), kNoMismatch) << bytes;
+      ASSERT_TRUE(pair_->Until([&] { return in().messages.size() >= round; }));
+      EXPECT_EQ(in().messages.back(), message);
+      if (!immediates()) continue;
+      EXPECT_EQ(in().immediates.back(), round);
+    }
+  }
+  EXPECT_EQ(out().failed(), 0u);
+  EXPECT_EQ(in().immediates.size(), immediates() ? round : 0);
+}
+
 TEST_P(BackendConformance, MessagesPressBack) {
   ASSERT_NO_FATAL_FAILURE(Start(4096));
   const std::string message(64 * 1024, 'x');
