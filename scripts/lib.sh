@@ -1,8 +1,8 @@
 # Shared by the scripts: the root of the repository, and stages that are timed and counted.
 #
-# A stage is one command. When the last line of its output that looks like "12 passed, 0 failed"
-# exists, these are its counts; else it counts nothing when it succeeds. A stage that exits
-# non-zero counts as at least one failed.
+# A stage is one command, of whose output the lines that begin with "skipped: " are shown. When the
+# last line of it that looks like "12 passed, 0 failed" exists, these are its counts; else it counts
+# nothing when it succeeds. A stage that exits non-zero counts as at least one failed.
 # shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -40,6 +40,7 @@ stage() {
     printf '(the whole output: %s)\n' "${log#"$root"/}"
   fi
   printf '   %s: %d s, %s\n' "$name" $((SECONDS - start)) "$(counts "$passed" "$failed" "$skipped")"
+  grep '^skipped: ' "$log" | sed 's/^/   /' || true
   total_passed=$((total_passed + passed))
   total_failed=$((total_failed + failed))
   total_skipped=$((total_skipped + skipped))

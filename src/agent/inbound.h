@@ -110,6 +110,7 @@ class InboundHub {
   void StartFence(InboundSession& session, uint64_t transfer);
   void FenceDone(InboundSession& session, const InboundLink& link, uint64_t transfer);
   void GrantSlots(InboundSession& session);
+  void Pump(InboundSession& session);
   void TellCredit(InboundSession& session);
   void Flush(InboundSession& session);
   void Fail(InboundSession& session, const absl::Status& why);
@@ -122,6 +123,7 @@ class InboundHub {
   SlotTable slots_;
   SlotTable::Owner last_owner_ = 0;
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
+  Incarnation pumped_first_{};  // the session that Pump began with
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
   uint64_t last_question_ = 0;
   std::map<uint64_t, Question> questions_;  // until IsQuiet has answered true

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <future>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -71,9 +72,10 @@ absl::Status BenchCrew::StartTargets() {
 }
 
 absl::Status BenchCrew::StartInitiators() {
-  for (uint32_t i = 0; i < Workers(spec_.initiators); ++i) {
-    absl::StatusOr<WorkerProcess> worker =
-        WorkerProcess::Start("bench-worker", "a process of initiators");
+  const uint32_t workers = Workers(spec_.initiators);
+  for (uint32_t i = 0; i < workers; ++i) {
+    absl::StatusOr<WorkerProcess> worker = WorkerProcess::Start(
+        "bench-worker", absl::StrCat("process ", i + 1, " of ", workers, " with initiators"));
     if (!worker.ok()) return worker.status();
     initiator_workers_.push_back(std::move(*worker));
     const Json role = {{"role", "initiators"}};
@@ -82,36 +84,73 @@ absl::Status BenchCrew::StartInitiators() {
   return absl::OkStatus();
 }
 
+// An answer that is awaited.
+struct BenchCrew::Awaited {
+  std::optional<Json> answer{};
+  uint64_t moved = 0;  // requests, as it said last
+  Duration silent{};
+};
+
+absl::Status BenchCrew::Hear(size_t worker, bool spoke, Duration passed, Awaited& awaited) {
+  WorkerProcess& process = initiator_workers_[worker];
+  if (!spoke) {
+    awaited.silent += passed;
+    if (awaited.silent < kLongestSilence) return absl::OkStatus();
+    return absl::AbortedError(
+        absl::StrCat("the run broke off: ", process.channel().peer(), " (pid ", process.pid(),
+                     ") has given no sign of life for ",
+                     std::chrono::duration_cast<std::chrono::seconds>(awaited.silent).count(),
+                     " s; is it stopped?"));
+  }
+  awaited.silent = {};
+  absl::StatusOr<Json> word = process.channel().ReceiveAnswer(kLongestSilence);
+  if (!word.ok()) return word.status();
+  if (const absl::StatusOr<uint64_t> moved = GetUint(*word, "moved"); moved.ok()) {
+    awaited.moved = *moved;
+  } else {
+    awaited.answer = std::move(*word);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<Json>> BenchCrew::CallAll(const std::vector<Json>& messages,
                                                      Duration timeout,
-                                                     const std::function<void()>& tick) {
+                                                     const std::function<void(uint64_t)>& tick) {
   for (size_t i = 0; i < messages.size(); ++i) {
     absl::Status s = initiator_workers_[i].channel().Send(messages[i]);
     if (!s.ok()) return s;
   }
-  std::vector<Json> answers(messages.size());
-  size_t waiting = messages.size();
+  std::vector<Awaited> all(messages.size());
   std::vector<pollfd> waits;
   for (WorkerProcess& worker : initiator_workers_) {
     waits.push_back({.fd = worker.channel().fd(), .events = POLLIN, .revents = 0});
   }
-  for (const Time end = Now() + timeout; waiting > 0;) {
+  size_t waiting = all.size();
+  Time last = Now();
+  for (const Time end = last + timeout; waiting > 0;) {
     const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(kTick).count();
     poll(waits.data(), waits.size(), static_cast<int>(limit));
+    // If this process was stopped itself it is not the others that were silent.
+    const Duration passed = std::min<Duration>(Now() - last, 2 * kTick);
+    last = Now();
+    uint64_t moved = 0;
     for (size_t i = 0; i < waits.size(); ++i) {
-      if (waits[i].fd < 0 || waits[i].revents == 0) continue;
-      absl::StatusOr<Json> answer =
-          initiator_workers_[i].channel().ReceiveAnswer(std::chrono::seconds(10));
-      if (!answer.ok()) return answer.status();
-      answers[i] = std::move(*answer);
-      waits[i].fd = -1;  // poll passes it over
-      --waiting;
+      if (waits[i].fd >= 0) {
+        if (auto s = Hear(i, waits[i].revents != 0, passed, all[i]); !s.ok()) return s;
+        if (all[i].answer) {
+          waits[i].fd = -1;  // poll passes it over
+          --waiting;
+        }
+      }
+      moved += all[i].moved;
     }
-    if (tick) tick();
-    if (waiting > 0 && Now() > end) {
+    if (tick) tick(moved);
+    if (waiting > 0 && last > end) {
       return absl::DeadlineExceededError("the processes of initiators do not come to an end");
     }
   }
+  std::vector<Json> answers;
+  for (Awaited& awaited : all) answers.push_back(*std::move(awaited.answer));
   return answers;
 }
 
@@ -150,8 +189,7 @@ absl::StatusOr<Ran> BenchCrew::Run(LoopSpec spec, const TraceSpec* trace,
   spec.start_ns = MonotonicNanoseconds() + kWorkersHeadStart;
   const Json message = {{"type", "run"}, {"loop", ToJson(spec)}, {"total", spec_.initiators}};
   const std::vector<Json> messages(initiator_workers_.size(), message);
-  const absl::StatusOr<std::vector<Json>> answers =
-      CallAll(messages, 2 * kLongestRun, [&tick] { tick(0); });
+  const absl::StatusOr<std::vector<Json>> answers = CallAll(messages, 2 * kLongestRun, tick);
   if (!answers.ok()) return answers.status();
   Ran all;
   for (const Json& answer : *answers) {

@@ -18,6 +18,11 @@ namespace kvxfer::cli {
 
 inline constexpr uint32_t kMaxWorkers = 4;  // processes of initiators, and of targets
 
+// A process of initiators speaks so often while it works; one that is silent for so long is given
+// up, for a stopped process closes no connection.
+inline constexpr Duration kAliveEvery = std::chrono::milliseconds(250);
+inline constexpr Duration kLongestSilence = std::chrono::seconds(10);
+
 struct CrewSpec {
   std::vector<std::string> servers{};  // empty: processes of our own
   uint32_t targets = 1;                // where servers are named: as many
@@ -36,8 +41,8 @@ class BenchCrew {
   const std::vector<std::string>& targets() const { return targets_; }
 
   absl::StatusOr<Opened> Open(const BenchCase& bench);
-  // All initiators begin at one moment. `tick` is called every 100 ms with the number of requests
-  // moved, as far as this process knows it.
+  // All initiators begin at one moment. `tick` is called every 100 ms or so with the number of
+  // requests moved.
   absl::StatusOr<Ran> Run(LoopSpec spec, const TraceSpec* trace,
                           const std::function<void(uint64_t)>& tick);
   absl::Status Close();
@@ -50,8 +55,11 @@ class BenchCrew {
   absl::Status StartTargets();
   absl::Status StartInitiators();
   // Sends each worker a message made for it and collects the answers, in whatever order they come.
+  // Aborted names one that has not said for kLongestSilence that it lives. `tick` may be null.
   absl::StatusOr<std::vector<Json>> CallAll(const std::vector<Json>& messages, Duration timeout,
-                                            const std::function<void()>& tick);
+                                            const std::function<void(uint64_t)>& tick);
+  struct Awaited;
+  absl::Status Hear(size_t worker, bool spoke, Duration passed, Awaited& awaited);
 
   const CrewSpec spec_;
   std::vector<std::string> targets_;

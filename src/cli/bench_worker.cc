@@ -1,6 +1,8 @@
 // `kvxfer bench-worker`: the other processes of `bench` and `ping`.
 
 #include <CLI/CLI.hpp>
+#include <atomic>
+#include <future>
 #include <list>
 #include <memory>
 #include <thread>
@@ -52,7 +54,8 @@ absl::StatusOr<std::list<Target>> MakeTargets(const Json& first) {
   return targets;
 }
 
-absl::StatusOr<Json> Answer(InitiatorGroup& group, const Json& request) {
+absl::StatusOr<Json> Answer(InitiatorGroup& group, const Json& request,
+                            std::atomic<uint64_t>& moved) {
   const std::string type = GetString(request, "type");
   if (type == "open") {
     const absl::StatusOr<BenchCase> bench =
@@ -73,12 +76,23 @@ absl::StatusOr<Json> Answer(InitiatorGroup& group, const Json& request) {
     if (!loop.ok()) return loop.status();
     if (!total.ok()) return total.status();
     const absl::StatusOr<Ran> ran =
-        group.Run(*loop, static_cast<uint32_t>(*total), nullptr, nullptr);
+        group.Run(*loop, static_cast<uint32_t>(*total), nullptr, &moved);
     if (!ran.ok()) return ran.status();
     return ToJson(*ran);
   }
   group.Close();
   return Json::object();
+}
+
+// Says every kAliveEvery that this process runs, and how far it is, until the answer is there.
+absl::Status AnswerAloud(Channel& parent, InitiatorGroup& group, const Json& request) {
+  std::atomic<uint64_t> moved{0};
+  auto work = std::async(std::launch::async, [&] { return Answer(group, request, moved); });
+  while (work.wait_for(kAliveEvery) != std::future_status::ready) {
+    if (absl::Status s = parent.Send({{"moved", moved.load()}}); !s.ok()) return s;
+  }
+  const absl::StatusOr<Json> answer = work.get();
+  return parent.Send(answer.ok() ? *answer : ErrorAnswer(answer.status()));
 }
 
 absl::Status Worker() {
@@ -125,10 +139,7 @@ absl::Status ServeInitiators(Channel& parent) {
   for (;;) {
     const absl::StatusOr<Json> request = parent.Receive(kIdle);
     if (!request.ok()) return absl::OkStatus();
-    const absl::StatusOr<Json> answer = Answer(group, *request);
-    if (!parent.Send(answer.ok() ? *answer : ErrorAnswer(answer.status())).ok()) {
-      return absl::OkStatus();
-    }
+    if (!AnswerAloud(parent, group, *request).ok()) return absl::OkStatus();
   }
 }
 

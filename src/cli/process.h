@@ -25,6 +25,7 @@ class WorkerProcess {
   ~WorkerProcess();
 
   Channel& channel() { return channel_; }
+  pid_t pid() const { return pid_; }
   // Unavailable, with how it ended, once the process is no more; OK while it runs.
   absl::Status CheckAlive();
   // Waits for the end; OK when that was exit status 0.

@@ -215,6 +215,24 @@ INSTANTIATE_TEST_SUITE_P(
                                false}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// A stopped process closes nothing: what it does not say any more is all there is to know it by.
+TEST(BenchStopped, EndsWithOneLineThatNamesTheProcess) {
+  Program bench(LongRun({"--backend", "tcp", "--peers", "3"}));
+  std::vector<pid_t> children;
+  ASSERT_TRUE(Eventually(kAmple, [&] {
+    children = Children(bench.pid());
+    return children.size() == 4;
+  })) << children.size();
+  ASSERT_TRUE(IsAtWork(children[2]));
+  ASSERT_EQ(kill(children[2], SIGSTOP), 0);
+  const Result result = Finish(bench);
+  ExpectOneLine(result, ExitStatus::kFailed, "stopped");
+  EXPECT_NE(result.err.find("process 2 of 3 with initiators (pid " + std::to_string(children[2])),
+            std::string::npos)
+      << result.err;
+  EXPECT_EQ(result.out, "");
+}
+
 TEST(BenchServerKilled, EndsWithOneLineAndNoJson) {
   Program server({"serve", "--listen", "127.0.0.1:0", "--json"});
   const auto json = nlohmann::json::parse(server.ReadLine(), nullptr, false);

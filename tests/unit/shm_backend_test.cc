@@ -222,6 +222,29 @@ TEST(ShmMessages, AllSizesInOrderWithBackPressure) {
   EXPECT_TRUE(Send(pair.out, "again"));
 }
 
+// Who is answered first may go on first: no connection is always before another.
+TEST(ShmMessages, EachConnectionIsReadFirstInItsTurn) {
+  Connected pair;
+  Side other;
+  auto dialled = other.backend->Connect(pair.target.backend->Address(), ReadHostIdentity());
+  ASSERT_TRUE(dialled.ok()) << dialled.status();
+  ASSERT_TRUE(Drive({&other, &pair.target},
+                    [&] { return other.connected == 1 && pair.target.endpoints.size() == 2; }));
+  pair.target.endpoints.back()->Authorize();
+  ASSERT_TRUE(Send(pair.target.endpoints.back().get(), "hello"));
+  ASSERT_TRUE(Drive({&other, &pair.target}, [&] { return other.messages.size() == 1; }));
+  std::map<std::string, int> first;
+  for (int round = 0; round < 10; ++round) {
+    pair.target.messages.clear();
+    ASSERT_TRUE(Send(pair.out, "one"));
+    ASSERT_TRUE(Send(dialled->get(), "other"));
+    ASSERT_TRUE(Drive({&pair.target}, [&] { return pair.target.messages.size() == 2; }));
+    ++first[pair.target.messages.front()];
+  }
+  EXPECT_GE(first["one"], 3);
+  EXPECT_GE(first["other"], 3);
+}
+
 TEST(ShmMessages, MemfdsAndMessagesKeepTheirOrderWhenTheSocketIsFull) {
   Connected pair;
   const Memory again(true, 4096);

@@ -100,14 +100,31 @@ TEST(TcpSocket, OnOneHostThePlainestCongestionControlIsTaken) {
   ASSERT_TRUE(listener.ok());
   const auto fd = tcp::StartConnect(tcp::LocalAddress(listener->get()));
   ASSERT_TRUE(fd.ok());
-  pollfd connected{.fd = fd->get(), .events = POLLOUT, .revents = 0};
-  ASSERT_EQ(::poll(&connected, 1, 10'000), 1);
-  tcp::TuneIfLocal(fd->get());
+  // Expect it at both ends from the first packet on, for what once began to pace paces for life.
   EXPECT_EQ(congestion(fd->get()), "reno");
+  pollfd come{.fd = listener->get(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(::poll(&come, 1, 10'000), 1);
+  const tcp::Fd accepted(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+  ASSERT_TRUE(accepted.valid());
+  EXPECT_EQ(congestion(accepted.get()), "reno");
   // Expect a socket without a peer, of which nothing is known, to be left as it is.
-  const std::string before = congestion(listener->get());
-  tcp::TuneIfLocal(listener->get());
-  EXPECT_EQ(congestion(listener->get()), before);
+  const tcp::Fd alone(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const std::string before = congestion(alone.get());
+  tcp::TuneIfLocal(alone.get());
+  EXPECT_EQ(congestion(alone.get()), before);
+}
+
+TEST(TcpSocket, AddressesOfThisHostAreKnown) {
+  const auto at = [](const char* text) {
+    return tcp::Resolve(text, 0, tcp::Names::kNumericOnly)->front();
+  };
+  EXPECT_TRUE(tcp::IsOfThisHost(at("127.0.0.2:5")));
+  EXPECT_TRUE(tcp::IsOfThisHost(at("[::1]:5")));
+  EXPECT_FALSE(tcp::IsOfThisHost(at("192.0.2.1:5")));
+  for (tcp::SocketAddress own : tcp::InterfaceAddresses()) {
+    own.set_port(5);
+    EXPECT_TRUE(tcp::IsOfThisHost(own)) << own.ToString();
+  }
 }
 
 TEST_F(TcpLink, TheLinkNamesItsPath) {

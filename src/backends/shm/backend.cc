@@ -173,13 +173,16 @@ void ShmBackend::TrimEmbryos() {
   all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(kMaxEmbryos));
 }
 
-// By index: an endpoint that goes down leaves the list, and the next one has its turn next time.
+// Each ring is first in its turn. By index: an endpoint that goes down leaves the list, and who is
+// passed over for it has its turn next time.
 void ShmBackend::PollRings() {
   if (std::exchange(armed_, false)) {
     for (ShmEndpoint* endpoint : hub_.ringed) endpoint->Disarm();
   }
-  // NOLINTNEXTLINE(modernize-loop-convert): the list changes under way
-  for (size_t i = 0; i < hub_.ringed.size(); ++i) hub_.ringed[i]->PollRing();
+  const size_t first = ring_turn_++;
+  for (size_t i = 0; i < hub_.ringed.size(); ++i) {
+    hub_.ringed[(first + i) % hub_.ringed.size()]->PollRing();
+  }
 }
 
 // Round robin over the connections, a slice each.

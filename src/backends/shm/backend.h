@@ -59,7 +59,8 @@ class ShmBackend final : public Backend, private Watcher, private RegistrationOw
   Watch listener_watch_{this, Ready::kListener};
   Watch timer_watch_{this, Ready::kTimer};
   Watch bell_watch_{this, Ready::kBell};
-  bool armed_ = false;  // the bell is asked for
+  bool armed_ = false;    // the bell is asked for
+  size_t ring_turn_ = 0;  // which of the rings goes first
 };
 
 }  // namespace kvxfer::shm

@@ -74,7 +74,6 @@ void Link::SendPreamble() {
   if (!sent.ok()) return TryNextCandidate(sent.status());
   if (!*sent) return;
   state_ = State::kGreeting;
-  TuneIfLocal(control_.fd());
 }
 
 void Link::ReceiveWelcome() {
@@ -120,7 +119,6 @@ void Link::IntroduceRails() {
                                                     .target = peer_.incarnation,
                                                     .link = id_});
     if (!sent.ok()) return Fail(sent.status(), *rail);
-    if (*sent) TuneIfLocal(rail->fd());
   }
 }
 

@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -52,6 +53,12 @@ absl::StatusOr<HostPort> Split(std::string_view text, uint16_t default_port) {
     return BadAddress(text, "the port is not a number from 0 to 65535");
   }
   return out;
+}
+
+// The plainest congestion control, which every kernel has and allows.
+void ChoosePlainControl(int fd) {
+  constexpr std::string_view kPlain = "reno";
+  ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kPlain.data(), kPlain.size());
 }
 
 const sockaddr_in& V4(const SocketAddress& a) {
@@ -129,6 +136,7 @@ absl::StatusOr<Fd> Listen(const SocketAddress& address) {
   const int on = 1;
   const int off = 0;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (address.IsLoopback()) ChoosePlainControl(fd.get());  // for all that it accepts
   if (address.family() == AF_INET6) {
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   }
@@ -163,10 +171,20 @@ absl::StatusOr<Fd> StartConnect(const SocketAddress& to) {
                      error == EMFILE ? "; raise the limit of open files (ulimit -n)" : ""));
   }
   SetNoDelay(fd.get());
+  if (IsOfThisHost(to)) ChoosePlainControl(fd.get());
   if (::connect(fd.get(), to.get(), to.length) != 0 && errno != EINPROGRESS) {
     return absl::UnavailableError(ErrnoText("connect", errno));
   }
   return fd;
+}
+
+bool IsOfThisHost(const SocketAddress& address) {
+  if (address.IsLoopback()) return true;
+  std::vector<SocketAddress> own = InterfaceAddresses();
+  return std::ranges::any_of(own, [&](SocketAddress& one) {
+    one.set_port(address.port());
+    return one.ToString() == address.ToString();
+  });
 }
 
 int SocketError(int fd) {
@@ -192,8 +210,7 @@ void TuneIfLocal(int fd) {
   SocketAddress own = LocalAddress(fd);
   own.set_port(peer.port());
   if (!peer.IsLoopback() && own.ToString() != peer.ToString()) return;
-  constexpr std::string_view kPlain = "reno";
-  ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kPlain.data(), kPlain.size());
+  ChoosePlainControl(fd);
 }
 
 void SetKeepAlive(int fd) {

@@ -50,7 +50,14 @@ absl::StatusOr<Fd> Listen(const SocketAddress& address);
 SocketAddress LocalAddress(int fd);
 
 // A non-blocking socket whose connection is under way; ResourceExhausted without descriptors.
+//
+// Where both ends are on this host there is no path to be congested: it takes the plainest
+// congestion control, as a listener at a loopback address does. One that paces and probes (BBR)
+// costs a third of the throughput of loopback, and stops it for 200 ms every few seconds. It is
+// chosen before the connection is made, for what BBR has begun to pace it paces for life.
 absl::StatusOr<Fd> StartConnect(const SocketAddress& to);
+// Loopback, or an address of an interface that is up.
+bool IsOfThisHost(const SocketAddress& address);
 // The errno that the connection ended with, told once; 0 when there is none.
 int SocketError(int fd);
 
@@ -58,9 +65,7 @@ int SocketError(int fd);
 void SetNoDelay(int fd);
 // The connection is reset when sent bytes stay unacknowledged so long.
 void SetUserTimeout(int fd, unsigned milliseconds);
-// For a connection whose two ends are on this host, which has no path to be congested: takes the
-// plainest congestion control, which every kernel has and allows. One that paces and probes (BBR)
-// costs a third of the throughput of loopback, and stops it for 200 ms every few seconds.
+// For an accepted connection whose two ends are on this host; see StartConnect.
 void TuneIfLocal(int fd);
 // An idle connection is probed, so that the end of a peer that said nothing is noticed.
 void SetKeepAlive(int fd);
