@@ -15,7 +15,8 @@ class Contestant:
     kind: str
     program: str  # compare_<program> of the build, or peers/<program>.py
     mode: str
-    threads: int = 1
+    threads: int = 1  # that move bytes, on each side
+    connections: int = 1  # of tcp, shared by the threads
     spin: bool = False  # may burn a core while it waits
     environment: tuple = ()  # of (name, value)
     package: str = ""  # of the peers' environment that it needs
@@ -29,7 +30,8 @@ class Contestant:
         if self.in_python:
             program = os.path.join(where.here, "peers", self.program + ".py")
             return [where.python, program, *order]
-        order += ["--threads", str(self.threads)] + (["--spin"] if self.spin else [])
+        order += ["--threads", str(self.threads), "--connections", str(self.connections)]
+        order += ["--spin"] if self.spin else []
         return [os.path.join(where.programs, "compare_" + self.program), *order]
 
     @property
@@ -85,16 +87,16 @@ _MOONCAKE = Contestant("Mooncake tcp", PEER, "mooncake_driver", "", pause=True,
                        package="mooncake-transfer-engine-non-cuda")
 
 
-def _raw_tcp(name, kind, mode="gather", threads=1, spin=False):
-    return Contestant(name, kind, "raw_tcp", mode, threads, spin)
+def _raw_tcp(name, kind, mode="gather", threads=1, connections=1, spin=False):
+    return Contestant(name, kind, "raw_tcp", mode, threads, connections, spin)
 
 
 def _raw_shm(name, kind, mode, threads=1, spin=False):
-    return Contestant(name, kind, "raw_shm", mode, threads, spin)
+    return Contestant(name, kind, "raw_shm", mode, threads, spin=spin)
 
 
-def _kvxfer(name, mode, threads=1, spin=False):
-    return Contestant(name, KVXFER, "kvxfer", mode, threads, spin)
+def _kvxfer(name, mode, connections=1, spin=False):
+    return Contestant(name, KVXFER, "kvxfer", mode, 1, connections, spin)
 
 
 _SLEEPING_TCP = (_kvxfer("kvxfer tcp", "tcp", 2), _raw_tcp("blocking ping-pong", LIMIT))
@@ -105,10 +107,10 @@ GROUPS = (
     Group("tcp", "TCP over loopback", (
         _kvxfer("kvxfer tcp", "tcp", 2),
         # With the congestion control that kvxfer takes on one host: it makes the loop faster.
-        _raw_tcp("raw gathered, 2 connections, reno", LIMIT, "gather-reno", 2),
-        _raw_tcp("raw gathered, 2 connections", REFERENCE, "gather", 2),
-        _raw_tcp("raw gathered, 1 connection, reno", REFERENCE, "gather-reno", 1),
-        _raw_tcp("raw, one send a block", REFERENCE, "per-block", 2),
+        _raw_tcp("raw gathered", LIMIT, "gather-reno", 1, 2),
+        _raw_tcp("raw gathered, 2 threads", REFERENCE, "gather-reno", 2, 2),
+        _raw_tcp("raw gathered, 2 threads, default congestion control", REFERENCE, "gather", 2, 2),
+        _raw_tcp("raw, one send a block, 2 threads", REFERENCE, "per-block", 2, 2),
         *_NIXL_TCP, *_UCX_TCP, _MOONCAKE)),
     Group("shm-mapped", "Shared memory, the target's memory mapped", (
         _kvxfer("kvxfer mapped", "mapped"),

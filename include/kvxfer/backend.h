@@ -112,6 +112,11 @@ struct Op {
   std::span<const Run> runs{};  // stays valid until the completion
 };
 
+// Of the bytes of one Post, so many are copied inside it at most. A backend whose initiator copies
+// copies all of an op that is no larger inside Post, where nothing else waits on its endpoint, and
+// has its completion ready: a Poll that asks for no more than those does nothing else.
+inline constexpr size_t kInlineCopyBytes = 64 * 1024;
+
 class Endpoint;
 
 enum class EventKind : uint8_t {
@@ -151,9 +156,9 @@ class Endpoint {
   virtual void Authorize() = 0;
 
   // Hands over `ops` from the front and returns how many were accepted; never blocks. Every
-  // accepted op completes exactly once, on shutdown and loss too. Copies at most 64 KiB inline.
-  // Accepts nothing before kConnected, after kDown, or after Shutdown; on the accepting side, where
-  // nobody posts, ops complete with an error.
+  // accepted op completes exactly once, on shutdown and loss too. Copies at most kInlineCopyBytes
+  // inline. Accepts nothing before kConnected, after kDown, or after Shutdown; on the accepting
+  // side, where nobody posts, ops complete with an error.
   virtual size_t Post(std::span<const Op> ops) = 0;
 
   // Sends one message; copied. False: no room now, try again after the next Poll.

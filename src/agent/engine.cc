@@ -184,13 +184,13 @@ void Engine::CloseAll() {
 }
 
 bool Engine::Round(uint64_t readable, Time now, Leaving leaving) {
-  const bool busy = PollAll(readable, now);
+  const bool busy = PollAll(readable, now, leaving);
   FinishRound(now, leaving);
   return busy;
 }
 
 bool Engine::Glance(Time now, Leaving leaving) {
-  if (!PollAll(0, now)) return false;
+  if (!PollAll(0, now, leaving)) return false;
   FinishRound(now, leaving);
   return true;
 }
@@ -201,19 +201,41 @@ bool Engine::MayHoldAcks() {
   return false;
 }
 
-bool Engine::PollAll(uint64_t readable, Time now) {
-  bool busy = false;
+bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
+  bool busy = !undone_.empty();
   runtime_.now = now;
+  if (!DispatchAll(leaving)) return true;
+  runtime_.copied = 0;
   for (const auto& backend : runtime_.backends) {
     const size_t n = backend->Poll(events_, (readable & 1) != 0);
+    undone_ = std::span(events_).first(n);
+    if (!DispatchAll(leaving)) return true;
     readable >>= 1;
-    for (size_t i = 0; i < n; ++i) {
-      Dispatch(events_[i]);
-      events_[i] = Event();
-    }
     busy |= n > 0;
   }
   return busy;
+}
+
+// False: whoever drives is leaving, and what is left comes first in the next round.
+bool Engine::DispatchAll(Leaving leaving) {
+  while (!undone_.empty()) {
+    Event event = std::exchange(undone_.front(), Event());
+    undone_ = undone_.subspan(1);
+    Dispatch(event);
+    if (!undone_.empty() && leaving()) return false;
+  }
+  return true;
+}
+
+// So that what follows a write that was copied while it was posted does not wait for a round.
+void Engine::TakeCopied() {
+  DispatchAll(Stays);
+  const size_t n = std::min(std::exchange(runtime_.copied, 0), events_.size());
+  for (const auto& backend : runtime_.backends) {
+    if (backend->capabilities().arrival != Arrival::kCopied) continue;
+    undone_ = std::span(events_).first(backend->Poll(std::span(events_).first(n), false));
+    DispatchAll(Stays);
+  }
 }
 
 void Engine::FinishRound(Time now, Leaving leaving) {
@@ -240,8 +262,11 @@ void Engine::Post() { SendAll(Now(), false); }
 
 void Engine::SendAll(Time now, bool hold_acks) {
   runtime_.now = now;
-  for (auto& [name, peer] : peers_) peer->Pump(now);
-  for (auto& peer : leaving_) peer->Pump(now);
+  PumpPeers(now);
+  if (runtime_.copied > 0) {
+    TakeCopied();
+    PumpPeers(now);
+  }
   std::erase_if(leaving_, [this](const auto& peer) {
     if (closed_ || !peer->Finished()) return false;
     Peer* heir = FindPeer(peer->metadata().name);
@@ -260,8 +285,13 @@ void Engine::SendAll(Time now, bool hold_acks) {
   FinishDeregistrations();
 }
 
+void Engine::PumpPeers(Time now) {
+  for (auto& [name, peer] : peers_) peer->Pump(now);
+  for (auto& peer : leaving_) peer->Pump(now);
+}
+
 bool Engine::Arm() {
-  bool armed = true;
+  bool armed = undone_.empty();
   for (const auto& backend : runtime_.backends) armed &= backend->Arm();
   return armed;
 }

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -105,7 +106,10 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   void FinishDeregistrations();
   void OnDrained(uint64_t bytes);
   absl::Status Install(AgentMetadata metadata);
-  bool PollAll(uint64_t readable, Time now);
+  bool PollAll(uint64_t readable, Time now, Leaving leaving);
+  bool DispatchAll(Leaving leaving);
+  void TakeCopied();
+  void PumpPeers(Time now);
   void FinishRound(Time now, Leaving leaving);
   bool MayHoldAcks();
   void Dispatch(Event& event);
@@ -124,7 +128,8 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   std::atomic<uint64_t> drained_bytes_{0};  // of their payloads
 
   // By the owner.
-  std::array<Event, 64> events_;  // of one Poll; all empty between rounds
+  std::array<Event, 64> events_;  // of one Poll
+  std::span<Event> undone_;       // of events_, those not yet handled
   std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
   std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
   std::map<RegionId, Closing> closing_;

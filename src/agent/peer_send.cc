@@ -230,6 +230,10 @@ bool Peer::PostPrepared(Outbound& outbound, bool last) {
     entry.rail = best;
     if (!PostOn(outbound, op)) continue;
     link.rail_bytes[best] += entry.bytes;
+    if (!outbound.lanes.has_value() && link.rail_bytes[best] <= kInlineCopyBytes &&
+        runtime_->backends[link.backend]->capabilities().arrival == Arrival::kCopied) {
+      ++runtime_->copied;
+    }
     ++outbound.slices;
     outbound.prepared = 0;
     if (outbound.lanes.has_value()) outbound.lanes->OnPosted(best, last);

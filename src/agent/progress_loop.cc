@@ -18,16 +18,22 @@
 namespace kvxfer {
 namespace {
 
-// While callers drive, the background thread looks this often whether they still do.
-constexpr Duration kStandBy = std::chrono::milliseconds(1);
 constexpr Duration kDefaultSpin = std::chrono::microseconds(20);
 constexpr int kSpinCpus = 4;
-// Of those who spin, each so many rounds look at the descriptors: rings and completion queues show
-// themselves in memory, and a look costs as much as several such rounds.
-constexpr uint32_t kLookEvery = 4;
+// Of the rounds of those who drive, each so many look at the descriptors: rings and completion
+// queues show themselves in memory, and a look costs as much as several rounds that find nothing.
+// Seldom, where what came lately did not come that way; but within a while at the latest, a longer
+// one where waking looks anyway.
+constexpr uint32_t kLookOften = 4;
+constexpr uint32_t kLookSeldom = 256;
+constexpr Duration kLookWithin = std::chrono::microseconds(20);
+constexpr Duration kLookAwake = std::chrono::milliseconds(1);
+// The clock costs as much as a round that finds nothing.
+constexpr uint32_t kClockEvery = 8;
 
 // How events of epoll name the loop's own descriptor.
 constexpr uint32_t kOwnEvent = ProgressLoop::kMaxFds;
+constexpr uint64_t kOwnBit = uint64_t{1} << kOwnEvent;
 
 uint64_t Readable(std::span<const epoll_event> events) {
   uint64_t readable = 0;
@@ -65,6 +71,7 @@ absl::Status ProgressLoop::Start(Driven* driven, const std::vector<int>& fds) {
     return absl::ResourceExhaustedError(
         ErrnoText("cannot create the agent's epoll and event descriptors", errno));
   }
+  if (auto status = standby_.Open(); !status.ok()) return status;
   if (fds.size() > kMaxFds) return absl::InvalidArgumentError("too many backends");
   std::vector<int> all = fds;
   all.push_back(event_fd_);
@@ -85,7 +92,7 @@ void ProgressLoop::Stop() {
     if (stopping_) return;
     stopping_ = true;
     Kick();
-    background_cv_.notify_all();
+    standby_.Fire();
     for (Driver* driver : drivers_) driver->cv.notify_all();
     empty_cv_.wait(lock, [this] { return drivers_.empty() && (seat_.empty() || !driven_); });
   }
@@ -131,7 +138,6 @@ void ProgressLoop::Kick() {
 void ProgressLoop::Follow(const SeatState::Step& step) {
   if (step.kick) Kick();
   if (step.returned) returned_cv_.notify_all();
-  if (step.wake_background) background_cv_.notify_all();
   if (step.unpark != 0) {
     Driver& driver = **std::ranges::find(drivers_, step.unpark, &Driver::id);
     driver.seated = true;
@@ -164,7 +170,7 @@ void ProgressLoop::Progress() {
     borrowed = seat_.borrowed();
     TakeCommands();
   }
-  Visit(borrowed, [this] { driven_->Round(Look(), Now(), Driven::Stays); });
+  Visit(borrowed, [this] { driven_->Round(Look(Now()), Now(), Driven::Stays); });
 }
 
 // In the seat, which is left again: for as long as work is marked. Only a sleeper from whom it is
@@ -178,6 +184,7 @@ void ProgressLoop::Visit(bool borrowed, absl::FunctionRef<void()> work) {
     std::lock_guard lock(mu_);
     const SeatState::Step step = seat_.LeaveSubmit(!armed || next < sleep_until_);
     Follow(step);
+    if (step.wake_background) standby_.Fire();
     if (!step.again) return;
     TakeCommands();
   }
@@ -236,9 +243,11 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
   if (!driver.seated) seat_.Unpark(driver.id);
   if (driver.seated) {
     lock.unlock();
-    DriveSeated(driver, done, deadline);
+    const Time left = DriveSeated(driver, done, deadline);
     lock.lock();
     LeaveSeat(lock, &SeatState::LeaveDriver);
+    // Should nobody come back, the background thread is to notice.
+    if (seat_.empty() && !stopping_) standby_.PutOff(left);
   }
   std::erase(drivers_, &driver);
   if (stopping_) empty_cv_.notify_all();
@@ -246,7 +255,8 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
   return done();
 }
 
-void ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline) {
+// Returns when it left, or a moment before.
+Time ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline) {
   const Duration spin = SpinsUseful() ? (spin_ < Duration::zero() ? kDefaultSpin : spin_)
                                       : std::max(spin_, Duration::zero());
   // Once it has said so it leaves, whatever another thread takes away meanwhile: what was kept back
@@ -255,40 +265,62 @@ void ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, T
   const auto leaving = [&] { return leaves = driver.answers && done(); };
   Time now = Now();
   Time spin_until = now + spin;
-  uint64_t readable = 0;  // sleeping looks
-  for (uint32_t idle = 0; !done() && !stopping_;) {
+  const Duration look_within = spin > Duration::zero() ? kLookWithin : kLookAwake;
+  uint64_t readable = now - looked_ >= look_within ? Look(now) : 0;
+  bool whole = true;
+  for (uint32_t round = 0; !done() && !stopping_; ++round) {
     // Between two rounds that found nothing, spinning only glances.
-    const bool whole = RunCommands() || idle % kLookEvery == 0 || now >= spin_until;
+    whole = RunCommands() || whole;
     const bool busy =
         whole ? driven_->Round(readable, now, leaving) : driven_->Glance(now, leaving);
-    if (leaves || done()) return;
-    now = Now();
-    if (now >= deadline) return;
-    idle = busy ? 0 : idle + 1;
-    if (busy) spin_until = now + spin;
-    if (!busy && whole && now >= spin_until) {
+    if (leaves) return now;
+    if (busy || whole || round % kClockEvery == 0) now = Now();
+    if (now >= deadline) return now;
+    if (busy) {
+      look_every_ = readable != 0 ? kLookOften : std::min(look_every_ * 2, kLookSeldom);
+      spin_until = now + spin;
+    }
+    const bool spins = now < spin_until;
+    if (!busy && whole && !spins) {
       SleepOnce(deadline, false, readable);
-      now = Now();
+      now = looked_;
       std::lock_guard lock(mu_);
       driver.woken = false;
     } else {
-      readable = idle % kLookEvery == 0 ? Look() : 0;
+      const bool look = ++unlooked_ >= look_every_ || now - looked_ >= look_within ||
+                        (busy && readable != 0 && spins);
+      readable = look ? Look(now) : 0;
+      whole = look || !spins;
     }
   }
+  return now;
 }
 
 // Which descriptors are readable now.
-uint64_t ProgressLoop::Look() const {
+uint64_t ProgressLoop::Look(Time now) {
   std::array<epoll_event, kMaxFds + 1> events;
   const int n = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), 0);
-  return Readable({events.data(), static_cast<size_t>(std::max(n, 0))});
+  looked_ = now;
+  unlooked_ = 0;
+  const uint64_t readable = Readable({events.data(), static_cast<size_t>(std::max(n, 0))});
+  if ((readable & kOwnBit) == 0) return readable;
+  std::lock_guard lock(mu_);
+  TakeKick();
+  return readable & ~kOwnBit;
+}
+
+// mu_ held, by the owner.
+void ProgressLoop::TakeKick() {
+  if (seat_.background_leaving()) return;
+  uint64_t count;
+  [[maybe_unused]] ssize_t got = read(event_fd_, &count, sizeof(count));
 }
 
 // Sleeps in epoll until something happens. False: the seat was taken (background only).
 bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
   readable = 0;
   if (!driven_->Arm()) {
-    readable = Look();
+    readable = Look(Now());
     return true;
   }
   const Time wake = std::min(until, driven_->NextTimer());
@@ -301,7 +333,7 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
     if (sleeps) sleep_until_ = wake;
   }
   if (!sleeps) {
-    readable = Look();
+    readable = Look(Now());
     return true;
   }
   std::array<epoll_event, kMaxFds + 1> events;
@@ -320,11 +352,11 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
     }
     break;
   }
+  looked_ = Now();
+  unlooked_ = 0;
   readable = Readable({events.data(), static_cast<size_t>(std::max(n, 0))});
-  if ((readable & uint64_t{1} << kOwnEvent) != 0 && !seat_.background_leaving()) {
-    uint64_t count;
-    [[maybe_unused]] ssize_t got = read(event_fd_, &count, sizeof(count));
-  }
+  if ((readable & kOwnBit) != 0) TakeKick();
+  readable &= ~kOwnBit;
   return true;
 }
 
@@ -355,14 +387,13 @@ bool ProgressLoop::SpinsUseful() const {
 void ProgressLoop::Background() {
   std::unique_lock lock(mu_);
   while (!stopping_) {
-    const uint64_t seen = seat_.drives();
-    background_cv_.wait_for(lock, kStandBy, [this] { return stopping_.load(); });
+    // While somebody has the seat there is nothing to watch: who leaves it sets the timer.
+    if (!seat_.BackgroundStandBy()) standby_.PutOff(Now());
+    lock.unlock();
+    standby_.Wait();
+    lock.lock();
     if (stopping_) return;
-    if (!seat_.BackgroundTake(seen).entered) {
-      // While a driver stays in its seat there is nothing to watch.
-      if (seat_.drives() == seen && seat_.BackgroundStandBy()) background_cv_.wait(lock);
-      continue;
-    }
+    if (!seat_.BackgroundTake().entered) continue;
     lock.unlock();
     bool seated = true;
     uint64_t readable = 0;
@@ -370,7 +401,7 @@ void ProgressLoop::Background() {
       RunCommands();
       const bool busy = driven_->Round(readable, Now(), Driven::Stays);
       if (busy) {
-        readable = Look();
+        readable = Look(Now());
       } else {
         seated = SleepOnce(Time::max(), true, readable);
       }

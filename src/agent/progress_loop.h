@@ -17,6 +17,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "src/agent/seat_state.h"
+#include "src/agent/standby_timer.h"
 #include "src/core/clock.h"
 
 namespace kvxfer {
@@ -101,9 +102,10 @@ class ProgressLoop {
   void Visit(bool borrowed, absl::FunctionRef<void()> work);
   void Follow(const SeatState::Step& step);  // mu_ held
   void Kick();
-  uint64_t Look() const;
+  void TakeKick();
+  uint64_t Look(Time now);
   bool SleepOnce(Time until, bool background, uint64_t& readable);
-  void DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline);
+  Time DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline);
   void LeaveSeat(std::unique_lock<std::mutex>& lock, SeatState::Step (SeatState::*leave)());
   bool SpinsUseful() const;
   void Background();
@@ -117,6 +119,11 @@ class ProgressLoop {
   std::atomic<bool> commanded_{false};  // there are commands; so that nobody locks to find none
   std::vector<Command> running_;        // by the owner; kept for its memory
 
+  // By the owner: when it looks at the descriptors.
+  uint32_t look_every_ = 1;  // so many rounds
+  uint32_t unlooked_ = 0;    // rounds since it did
+  Time looked_{};            // when it did
+
   std::mutex mu_;  // guards all below
   std::vector<Command> commands_;
   bool taking_ = true;  // commands
@@ -125,7 +132,7 @@ class ProgressLoop {
   SeatState::DriverId last_driver_ = 0;
   std::vector<Driver*> drivers_;  // few: threads that wait
   std::condition_variable returned_cv_;
-  std::condition_variable background_cv_;
+  StandbyTimer standby_;  // but for its Wait
   std::condition_variable empty_cv_;
   Time sleep_until_{};  // when the sleeper wakes by itself
 };

@@ -53,6 +53,8 @@ struct Runtime {
   MemoryRegistry memory;
   IdPool ids;
   OpTable ops;
+  // Writes that were copied while they were posted, and whose completions nobody has asked for.
+  size_t copied = 0;
   std::unordered_map<const Endpoint*, EndpointUser*> users;
   // Endpoints (and their keys, with their users) that are finished, closed after the round.
   std::vector<std::unique_ptr<EndpointUser>> finished;

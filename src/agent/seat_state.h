@@ -8,7 +8,7 @@
 //    sleeps or leaves;
 //  - a driver (a thread in Wait) takes an empty seat, or the background thread's while that
 //    sleeps; else it parks. A leaving driver hands the seat to one that is parked;
-//  - the background thread takes the seat when nobody drove for an interval.
+//  - the background thread takes the seat when it has been empty for an interval.
 
 #ifndef KVXFER_AGENT_SEAT_STATE_H_
 #define KVXFER_AGENT_SEAT_STATE_H_
@@ -30,7 +30,7 @@ class SeatState {
     bool kick = false;             // wake the sleeper in epoll
     bool returned = false;         // tell a sleeper that waits for its borrowed seat
     DriverId unpark = 0;           // this driver has the seat now: wake it
-    bool wake_background = false;  // it stands by without a timer
+    bool wake_background = false;  // it stands by without a timer: the seat is empty now
   };
   enum class Wakened : uint8_t { kOwner, kBorrowed, kLost };
 
@@ -50,14 +50,13 @@ class SeatState {
   // the seat was taken (background only).
   Wakened EndSleep(bool background);
 
-  // entered: nobody drove since `seen_drives` (see drives()).
-  Step BackgroundTake(uint64_t seen_drives);
-  // The background thread will stand by without a timer, to be woken when the seat empties; false:
+  // entered: the seat was empty.
+  Step BackgroundTake();
+  // The background thread will stand by without a timer, to be told when the seat empties; false:
   // it is empty now, use a timer.
   bool BackgroundStandBy();
   Step LeaveBackground();
 
-  uint64_t drives() const { return drives_; }
   bool sleeping() const { return sleeping_; }
   // The submitter in the seat has it from a sleeper.
   bool borrowed() const { return borrowed_; }
@@ -80,7 +79,6 @@ class SeatState {
   bool pending_ = false;
   bool background_waits_ = false;
   bool background_leaving_ = false;
-  uint64_t drives_ = 0;
   std::deque<DriverId> parked_;
 };
 

@@ -30,7 +30,7 @@ enum class At : uint8_t {
   kAsleep,    // in epoll
   kReturned,  // waits for its borrowed seat
   kParked,    // driver that waits for the seat or for its event
-  kStandBy,   // background: timed wait
+  kStandBy,   // background: its timer may fire at any moment
   kLongWait,  // background: waits to be woken
   kGone,
 };
@@ -51,7 +51,6 @@ struct Model {
   int queued = 0;                         // commands not yet run
   bool kick = false;                      // the eventfd is readable
   std::array<uint8_t, kMaxThreads> io{};  // events: 0 to come, 1 readable, 2 handled
-  uint64_t seen_drives = 0;
   bool background_told = false;
   auto operator<=>(const Model&) const = default;
 };
@@ -223,7 +222,6 @@ class Explorer {
     switch (m.seat.EndSleep(background)) {
       case SeatState::Wakened::kLost:
         t.at = At::kStandBy;
-        m.seen_drives = m.seat.drives();
         return;
       case SeatState::Wakened::kBorrowed:
         t.at = At::kReturned;
@@ -239,10 +237,8 @@ class Explorer {
     Thread& t = m.background;
     switch (t.at) {
       case At::kStandBy:
-        if (m.seat.BackgroundTake(m.seen_drives).entered) {
+        if (m.seat.BackgroundTake().entered) {
           t.at = At::kInside;
-        } else if (m.seat.drives() != m.seen_drives) {
-          m.seen_drives = m.seat.drives();
         } else if (m.seat.BackgroundStandBy()) {
           m.background_told = false;
           t.at = At::kLongWait;
@@ -251,7 +247,6 @@ class Explorer {
       case At::kLongWait:
         if (!m.background_told) return;
         m.background_told = false;
-        m.seen_drives = m.seat.drives();
         t.at = At::kStandBy;
         return;
       case At::kInside:

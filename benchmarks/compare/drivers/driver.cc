@@ -129,6 +129,7 @@ int RunDriver(int argc, char** argv, const Factory& make) {
   app.add_option("--cache-fd", config.cache_fd)->required()->check(CLI::NonNegativeNumber);
   app.add_option("--mode", config.mode);
   app.add_option("--threads", config.threads)->check(CLI::Range(1, 64));
+  app.add_option("--connections", config.connections)->check(CLI::Range(1, 64));
   app.add_flag("--spin", config.spin);
   try {
     app.parse(argc, argv);

@@ -21,12 +21,13 @@ namespace compare {
 using Json = nlohmann::json;
 
 struct Config {
-  bool prefill = false;  // else the decode side
-  uint64_t bytes = 0;    // of this side's cache
-  int cache_fd = -1;     // shared memory of so many bytes, the same for all contestants
-  std::string mode{};    // of the driver
-  uint64_t threads = 1;  // or connections, each with a thread of its own
-  bool spin = false;     // may burn a core while it waits
+  bool prefill = false;      // else the decode side
+  uint64_t bytes = 0;        // of this side's cache
+  int cache_fd = -1;         // shared memory of so many bytes, the same for all contestants
+  std::string mode{};        // of the driver
+  uint64_t threads = 1;      // that move bytes
+  uint64_t connections = 1;  // of tcp, shared by the threads
+  bool spin = false;         // may burn a core while it waits
 };
 
 // Blocks of one transfer: number i goes from block source_ids[i] to block target_ids[i].

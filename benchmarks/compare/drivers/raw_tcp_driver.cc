@@ -6,12 +6,14 @@
 //                paces, as BBR does, holds loopback back
 //   per-block    one send and one recv a block
 //
-// --threads N: so many connections, each with a thread of its own (none for one connection). The
-// answer is one byte on each. The order of blocks is known to both sides, so nothing but payload
-// travels. --spin polls the sockets instead of blocking in them.
+// --connections N, shared evenly by --threads N: a thread with one connection blocks in its calls,
+// one with several asks poll which of them goes on. The answer is one byte on each. The order of
+// blocks is known to both sides, so nothing but payload travels. --spin polls the sockets instead
+// of blocking in them.
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -29,6 +31,66 @@ namespace {
 constexpr size_t kMaxRuns = 1024;
 
 sockaddr* AsSockaddr(sockaddr_in* address) { return reinterpret_cast<sockaddr*>(address); }
+
+// Moves one call's worth of `runs` and takes it off them. False: would block.
+bool MoveSome(int fd, std::span<iovec>& runs, bool sending, int flags) {
+  msghdr message{};
+  message.msg_iov = runs.data();
+  message.msg_iovlen = runs.size();
+  const ssize_t moved = sending ? sendmsg(fd, &message, flags | MSG_NOSIGNAL)
+                                : recvmsg(fd, &message, flags | MSG_NOSIGNAL);
+  if (moved < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (moved <= 0) FailErrno(sending ? "sending" : "receiving");
+  for (auto left = static_cast<size_t>(moved); left > 0;) {
+    iovec& run = runs.front();
+    const size_t step = std::min(left, run.iov_len);
+    run.iov_base = static_cast<std::byte*>(run.iov_base) + step;
+    run.iov_len -= step;
+    left -= step;
+    if (run.iov_len == 0) runs = runs.subspan(1);
+  }
+  return true;
+}
+
+// What is left to move on one connection: every n-th block.
+class Share {
+ public:
+  Share(int fd, std::span<std::byte> memory, const std::vector<uint32_t>& ids, size_t block_bytes,
+        size_t first, size_t step, size_t batch)
+      : fd_(fd),
+        memory_(memory),
+        ids_(ids),
+        block_bytes_(block_bytes),
+        at_(first),
+        step_(step),
+        batch_(batch) {}
+
+  int fd() const { return fd_; }
+  bool done() const { return runs_.empty() && at_ >= ids_.size(); }
+  bool Move(bool sending, int flags) {
+    if (runs_.empty()) Load();
+    return MoveSome(fd_, runs_, sending, flags);
+  }
+
+ private:
+  void Load() {
+    loaded_.clear();
+    for (; at_ < ids_.size() && loaded_.size() < batch_; at_ += step_) {
+      loaded_.push_back({memory_.data() + ids_[at_] * block_bytes_, block_bytes_});
+    }
+    runs_ = loaded_;
+  }
+
+  int fd_;
+  std::span<std::byte> memory_;
+  std::span<const uint32_t> ids_;
+  size_t block_bytes_;
+  size_t at_;
+  size_t step_;
+  size_t batch_;
+  std::vector<iovec> loaded_;
+  std::span<iovec> runs_;
+};
 
 class RawTcp : public Contestant {
  public:
@@ -52,7 +114,7 @@ class RawTcp : public Contestant {
   }
 
   void Meet(const Json& other) override {
-    for (uint64_t i = 0; i < config_.threads; ++i) {
+    for (uint64_t i = 0; i < config_.connections; ++i) {
       const int fd = config_.prefill ? Connect(other.at("port").get<uint16_t>())
                                      : accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
       if (fd < 0) FailErrno("accepting a connection");
@@ -68,8 +130,8 @@ class RawTcp : public Contestant {
 
   double Round(const Blocks& blocks) override {
     std::vector<std::thread> others;
-    for (size_t i = 1; i < fds_.size(); ++i) {
-      others.emplace_back([&, i] { Move(blocks, i); });
+    for (uint64_t t = 1; t < config_.threads; ++t) {
+      others.emplace_back([&, t] { Move(blocks, t); });
     }
     Move(blocks, 0);
     for (std::thread& other : others) other.join();
@@ -89,45 +151,39 @@ class RawTcp : public Contestant {
     return fd;
   }
 
-  // The share of one connection: every n-th block; its answer too.
-  void Move(const Blocks& blocks, size_t connection) {
+  // The connections of one thread; their answers too.
+  void Move(const Blocks& blocks, uint64_t thread) {
     const std::vector<uint32_t>& ids = config_.prefill ? blocks.source_ids : blocks.target_ids;
     const size_t batch = config_.mode == "per-block" ? 1 : kMaxRuns;
-    const int fd = fds_[connection];
-    std::vector<iovec> runs;
-    for (size_t at = connection; at < ids.size();) {
-      runs.clear();
-      for (; at < ids.size() && runs.size() < batch; at += fds_.size()) {
-        runs.push_back({memory().data() + ids[at] * blocks.block_bytes, blocks.block_bytes});
-      }
-      MoveRuns(fd, runs, config_.prefill);
+    std::vector<Share> shares;
+    for (size_t i = thread; i < fds_.size(); i += config_.threads) {
+      shares.emplace_back(fds_[i], memory(), ids, blocks.block_bytes, i, fds_.size(), batch);
     }
-    char byte = 1;
-    MoveRuns(fd, iovec{&byte, 1}, !config_.prefill);
-  }
-
-  void MoveRuns(int fd, std::span<iovec> runs, bool sending) const {
-    const int flags = MSG_NOSIGNAL | (config_.spin ? MSG_DONTWAIT : 0);
-    while (!runs.empty()) {
-      msghdr message{};
-      message.msg_iov = runs.data();
-      message.msg_iovlen = runs.size();
-      const ssize_t moved = sending ? sendmsg(fd, &message, flags) : recvmsg(fd, &message, flags);
-      if (moved < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-      if (moved <= 0) FailErrno(sending ? "sending" : "receiving");
-      for (auto left = static_cast<size_t>(moved); left > 0;) {
-        iovec& run = runs.front();
-        const size_t step = std::min(left, run.iov_len);
-        run.iov_base = static_cast<std::byte*>(run.iov_base) + step;
-        run.iov_len -= step;
-        left -= step;
-        if (run.iov_len == 0) runs = runs.subspan(1);
-      }
+    const int flags = config_.spin || shares.size() > 1 ? MSG_DONTWAIT : 0;
+    MoveAll(shares, flags);
+    const int answer_flags = config_.spin ? MSG_DONTWAIT : 0;
+    for (size_t i = thread; i < fds_.size(); i += config_.threads) {
+      char byte = 1;
+      iovec one{&byte, 1};
+      std::span<iovec> run(&one, 1);
+      while (!run.empty()) MoveSome(fds_[i], run, !config_.prefill, answer_flags);
     }
   }
 
-  void MoveRuns(int fd, iovec run, bool sending) const {
-    MoveRuns(fd, std::span<iovec>(&run, 1), sending);
+  void MoveAll(std::vector<Share>& shares, int flags) const {
+    for (;;) {
+      bool moved = false;
+      std::vector<pollfd> waiting;
+      for (Share& share : shares) {
+        if (share.done()) continue;
+        if (share.Move(config_.prefill, flags)) moved = true;
+        if (share.done()) continue;
+        waiting.push_back(
+            {share.fd(), static_cast<int16_t>(config_.prefill ? POLLOUT : POLLIN), 0});
+      }
+      if (waiting.empty()) return;
+      if (!moved && !config_.spin && flags != 0) poll(waiting.data(), waiting.size(), -1);
+    }
   }
 
   const Config config_;

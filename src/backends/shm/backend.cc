@@ -30,8 +30,8 @@ constexpr size_t kMaxEmbryos = 64;
 // Other users whose attempts are warned of, once each.
 constexpr size_t kMaxRefusedUids = 16;
 constexpr int kAcceptsPerPoll = 16;
-// 512 KiB, some 50 us: the longest that copies keep Poll from anything else.
-constexpr size_t kSlicesPerPoll = 2;
+// Some 50 us: what copies keep Poll from anything else, but for a slice of attached memory.
+constexpr size_t kCopiedPerPoll = 2 * kSliceBytes;
 constexpr int kAcceptPauseMs = 100;
 
 }  // namespace
@@ -187,10 +187,11 @@ void ShmBackend::PollRings() {
 
 // Round robin over the connections, a slice each.
 void ShmBackend::CopySlices() {
-  for (size_t i = 0; i < kSlicesPerPoll && !hub_.busy.empty(); ++i) {
+  for (size_t copied = 0; copied < kCopiedPerPoll && !hub_.busy.empty();) {
     DialledEndpoint* const endpoint = hub_.busy.front();
     hub_.busy.pop_front();
-    if (endpoint->Step()) hub_.busy.push_back(endpoint);
+    copied += endpoint->Step();
+    if (endpoint->busy()) hub_.busy.push_back(endpoint);
   }
 }
 

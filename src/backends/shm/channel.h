@@ -72,6 +72,9 @@ class Channel {
   // The same, while the ring has something: without a system call but for what comes before it.
   Got ReceiveFromRing(Frame& frame);
 
+  // Whether ReceiveFromRing may find something.
+  bool ring_filled() const { return has_rings() && in_.filled(); }
+
   // From now on the other side rings the bell for what it puts into the ring. False: there is
   // something already.
   bool Arm();

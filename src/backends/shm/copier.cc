@@ -41,7 +41,7 @@ std::span<const std::byte> NextSource(std::span<const Run> rest, bool write) {
 
 size_t Copier::Post(std::span<const Op> ops) {
   size_t accepted = 0;
-  uint64_t inline_left = kInlineBytes;
+  uint64_t inline_left = kInlineCopyBytes;
   for (const Op& op : ops) {
     if (queue_.size() >= kMaxQueuedOps || queued_bytes_ >= kMaxQueuedCopyBytes ||
         events_->size() >= kMaxEvents) {
@@ -102,16 +102,17 @@ absl::StatusOr<uint64_t> Copier::Check(const Op& op) const {
   return bytes;
 }
 
-void Copier::Step(size_t budget) {
+size_t Copier::Step(size_t budget) {
+  size_t copied = 0;
   while (!queue_.empty()) {
     Queued& front = queue_.front();
     absl::Status status;
     if (front.left > 0) {
-      if (budget == 0) break;
-      const absl::StatusOr<size_t> moved = Advance(front, budget);
+      if (copied >= budget) break;
+      const absl::StatusOr<size_t> moved = Advance(front, budget - copied);
       status = moved.status();
       if (moved.ok()) {
-        budget -= *moved;
+        copied += *moved;
         front.left -= *moved;
         queued_bytes_ -= *moved;
         if (front.left > 0) continue;
@@ -122,6 +123,7 @@ void Copier::Step(size_t budget) {
     queue_.pop_front();
   }
   StreamFence();
+  return copied;
 }
 
 absl::StatusOr<size_t> Copier::Advance(Queued& queued, size_t budget) {
@@ -130,7 +132,7 @@ absl::StatusOr<size_t> Copier::Advance(Queued& queued, size_t budget) {
     queued.offset = 0;
   }
   if (KeyOf(queued.op.runs[queued.run])->mapped()) return CopyMapped(queued, budget);
-  return MoveAttached(queued, budget);
+  return MoveAttached(queued, kAttachedSliceBytes);
 }
 
 size_t Copier::CopyMapped(Queued& queued, size_t budget) {

@@ -183,10 +183,10 @@ size_t DialledEndpoint::Post(std::span<const Op> ops) {
   return accepted;
 }
 
-bool DialledEndpoint::Step() {
-  copier_.Step(kSliceBytes);
+size_t DialledEndpoint::Step() {
+  const size_t copied = copier_.Step(kSliceBytes);
   busy_ = !copier_.idle();
-  return busy_;
+  return copied;
 }
 
 void DialledEndpoint::Fence(uint64_t transfer) {

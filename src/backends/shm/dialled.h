@@ -36,8 +36,9 @@ class DialledEndpoint final : public ShmEndpoint {
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  // Copies one slice; false: nothing is left to copy.
-  bool Step();
+  // Copies one slice and returns its bytes.
+  size_t Step();
+  bool busy() const { return busy_; }
 
  protected:
   absl::Status OnFrame(Channel::Frame& frame) override;

@@ -85,6 +85,7 @@ void ShmEndpoint::FlushQueue() {
 }
 
 void ShmEndpoint::PollRing() {
+  if (!channel_.queued() && !channel_.ring_filled()) return;
   FlushQueue();
   for (size_t i = 0; i < kFramesPerPoll && !down_; ++i) {
     Channel::Frame frame;

@@ -66,6 +66,7 @@ class RingReceiver {
   RingReceiver() = default;
   explicit RingReceiver(RingMemory* memory) : memory_(memory) {}
 
+  bool filled() const { return memory_->head.load(std::memory_order_relaxed) != tail_; }
   // The record in front, which stays there until Pop. kDamaged: the sender broke the rules.
   Got Peek(RingRecord& record) const;
   // Copies its body out and gives its room back. `body` has room for kMaxRecordBytes.
