@@ -106,6 +106,7 @@ class RawTcp : public Contestant {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof(address);
+    ChooseControl(listener_);
     if (listener_ < 0 || bind(listener_, AsSockaddr(&address), size) != 0 ||
         listen(listener_, 64) != 0 || getsockname(listener_, AsSockaddr(&address), &size) != 0) {
       FailErrno("listening on loopback");
@@ -120,10 +121,6 @@ class RawTcp : public Contestant {
       if (fd < 0) FailErrno("accepting a connection");
       const int on = 1;
       setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-      if (config_.mode == "gather-reno" &&
-          setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4) != 0) {
-        FailErrno("choosing reno");
-      }
       fds_.push_back(fd);
     }
   }
@@ -139,8 +136,18 @@ class RawTcp : public Contestant {
   }
 
  private:
-  static int Connect(uint16_t port) {
+  // Before there is a connection: what BBR has begun to pace it paces for life. What a listener
+  // accepts has its choice.
+  void ChooseControl(int fd) const {
+    if (config_.mode == "gather-reno" && fd >= 0 &&
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4) != 0) {
+      FailErrno("choosing reno");
+    }
+  }
+
+  int Connect(uint16_t port) const {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ChooseControl(fd);
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(port);
