@@ -113,8 +113,6 @@ size_t Copier::Step(size_t budget) {
       status = moved.status();
       if (moved.ok()) {
         copied += *moved;
-        front.left -= *moved;
-        queued_bytes_ -= *moved;
         if (front.left > 0) continue;
       }
     }
@@ -132,7 +130,13 @@ absl::StatusOr<size_t> Copier::Advance(Queued& queued, size_t budget) {
     queued.offset = 0;
   }
   if (KeyOf(queued.op.runs[queued.run])->mapped()) return CopyMapped(queued, budget);
-  return MoveAttached(queued, kAttachedSliceBytes);
+  return MoveAttached();
+}
+
+// So many bytes of `queued` are copied.
+void Copier::Take(Queued& queued, uint64_t bytes) {
+  queued.left -= bytes;
+  queued_bytes_ -= bytes;
 }
 
 size_t Copier::CopyMapped(Queued& queued, size_t budget) {
@@ -161,36 +165,51 @@ size_t Copier::CopyMapped(Queued& queued, size_t budget) {
       queued.offset = 0;
     }
   }
+  Take(queued, moved);
   return moved;
 }
 
-absl::StatusOr<size_t> Copier::MoveAttached(Queued& queued, size_t budget) {
-  if (absl::Status alive = CheckPeer(); !alive.ok()) return alive;
+// Attached runs from the front of the queue on, over the ops of one kind.
+void Copier::FillBatch() {
   batch_->Clear();
-  uint64_t offset = queued.offset;
-  for (size_t i = queued.run; i < queued.op.runs.size() && batch_->bytes() < budget; ++i) {
-    const Run& run = queued.op.runs[i];
-    if (KeyOf(run)->mapped()) break;
-    const uint64_t bytes =
-        std::min<uint64_t>(run.bytes - offset, static_cast<uint64_t>(budget - batch_->bytes()));
-    if (bytes > 0 && !batch_->Add(run.local + offset, run.remote + offset, bytes)) break;
-    offset = 0;
+  for (const Queued& queued : queue_) {
+    if (queued.op.kind != queue_.front().op.kind) return;
+    uint64_t offset = queued.offset;
+    for (const Run& run : queued.op.runs.subspan(queued.run)) {
+      if (batch_->bytes() == kAttachedSliceBytes || KeyOf(run)->mapped()) return;
+      const uint64_t bytes =
+          std::min<uint64_t>(run.bytes - offset, kAttachedSliceBytes - batch_->bytes());
+      if (bytes > 0 && !batch_->Add(run.local + offset, run.remote + offset, bytes)) return;
+      offset = 0;
+    }
   }
-  absl::StatusOr<size_t> moved = MoveBatch(queued.op.kind);
+}
+
+absl::StatusOr<size_t> Copier::MoveAttached() {
+  if (absl::Status alive = CheckPeer(); !alive.ok()) return alive;
+  FillBatch();
+  const Queued& front = queue_.front();
+  absl::StatusOr<size_t> moved = MoveBatch(front.op.kind);
   if (absl::IsUnavailable(moved.status())) return Annotate(moved.status(), "shm");
   if (!moved.ok()) {
-    const RemoteRegion& region = KeyOf(queued.op.runs[queued.run])->region();
+    const RemoteRegion& region = KeyOf(front.op.runs[front.run])->region();
     return Annotate(moved.status(), absl::StrCat("shm: region ", static_cast<uint32_t>(region.id)));
   }
-  uint64_t left = *moved;  // may be short: the next call starts at the first byte not moved
-  while (left > 0) {
-    const uint64_t rest = queued.op.runs[queued.run].bytes - queued.offset;
+  // May be short: the next call starts at the first byte not moved.
+  uint64_t left = *moved;
+  for (auto queued = queue_.begin(); left > 0;) {
+    if (queued->left == 0) {
+      ++queued;
+      continue;
+    }
+    const uint64_t rest = queued->op.runs[queued->run].bytes - queued->offset;
     const uint64_t step = std::min(left, rest);
     left -= step;
-    queued.offset += step;
+    queued->offset += step;
+    Take(*queued, step);
     if (step == rest) {
-      ++queued.run;
-      queued.offset = 0;
+      ++queued->run;
+      queued->offset = 0;
     }
   }
   return moved;
