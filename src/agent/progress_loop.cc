@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 namespace kvxfer {
 namespace {
 
-// While callers drive, the background thread looks this often whether they still do.
+// The background thread takes over at most so long after the last driver has left.
 constexpr Duration kStandBy = std::chrono::milliseconds(1);
 constexpr Duration kDefaultSpin = std::chrono::microseconds(20);
 constexpr int kSpinCpus = 4;
@@ -55,15 +56,17 @@ ProgressLoop::~ProgressLoop() {
   Stop();
   if (epoll_fd_ >= 0) close(epoll_fd_);
   if (event_fd_ >= 0) close(event_fd_);
+  if (timer_fd_ >= 0) close(timer_fd_);
 }
 
 absl::Status ProgressLoop::Start(Driven* driven, const std::vector<int>& fds) {
   driven_ = driven;
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_fd_ < 0 || event_fd_ < 0) {
+  timer_fd_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
+  if (epoll_fd_ < 0 || event_fd_ < 0 || timer_fd_ < 0) {
     return absl::ResourceExhaustedError(
-        ErrnoText("cannot create the agent's epoll and event descriptors", errno));
+        ErrnoText("cannot create the agent's epoll, event and timer descriptors", errno));
   }
   if (fds.size() > kMaxFds) return absl::InvalidArgumentError("too many backends");
   std::vector<int> all = fds;
@@ -83,9 +86,9 @@ void ProgressLoop::Stop() {
   {
     std::unique_lock lock(mu_);
     if (stopping_) return;
+    StartTimer(Time{});
     stopping_ = true;
     Kick();
-    background_cv_.notify_all();
     for (Driver* driver : drivers_) driver->cv.notify_all();
     empty_cv_.wait(lock, [this] { return drivers_.empty() && (seat_.empty() || !driven_); });
   }
@@ -131,7 +134,7 @@ void ProgressLoop::Kick() {
 void ProgressLoop::Follow(const SeatState::Step& step) {
   if (step.kick) Kick();
   if (step.returned) returned_cv_.notify_all();
-  if (step.wake_background) background_cv_.notify_all();
+  if (step.start_timer) StartTimer(Now() + kStandBy);
   if (step.unpark != 0) {
     Driver& driver = **std::ranges::find(drivers_, step.unpark, &Driver::id);
     driver.seated = true;
@@ -237,6 +240,7 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
   if (driver.seated) {
     lock.unlock();
     DriveSeated(driver, done, deadline);
+    Postpone(Now(), kStandBy / 8);
     lock.lock();
     LeaveSeat(lock, &SeatState::LeaveDriver);
   }
@@ -266,6 +270,7 @@ void ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, T
     if (now >= deadline) return;
     idle = busy ? 0 : idle + 1;
     if (busy) spin_until = now + spin;
+    if (!busy && whole) Postpone(now, kStandBy / 4);
     if (!busy && whole && now >= spin_until) {
       SleepOnce(deadline, false, readable);
       now = Now();
@@ -352,16 +357,58 @@ bool ProgressLoop::SpinsUseful() const {
   return cpus >= kSpinCpus;
 }
 
+// Wakes the background thread at `until` from its standing by.
+void ProgressLoop::StartTimer(Time until) {
+  if (stopping_) return;
+  stand_by_until_ = until;
+  itimerspec spec{};
+  // Zero would disarm it; a time past fires at once.
+  const int64_t ns = std::max<int64_t>(until.time_since_epoch().count(), 1);
+  spec.it_value.tv_sec = ns / 1'000'000'000;
+  spec.it_value.tv_nsec = ns % 1'000'000'000;
+  timerfd_settime(timer_fd_, TFD_TIMER_ABSTIME, &spec, nullptr);
+}
+
+// Drivers that come and go put the timer off, now and then, instead of letting it wake a thread
+// that would find them there: that would take the CPU from one of them. Setting a timer may cost
+// more than a message (a virtual machine asks its host), so it is done by preference while there is
+// nothing else to do, and on leaving only where it is about to fire.
+void ProgressLoop::Postpone(Time now, Duration left) {
+  if (stand_by_until_.load(std::memory_order_relaxed) - now >= left) return;
+  std::lock_guard lock(mu_);
+  if (stand_by_until_.load(std::memory_order_relaxed) - now < left) StartTimer(now + kStandBy);
+}
+
+// Until the timer is over.
+void ProgressLoop::StandBy(std::unique_lock<std::mutex>& lock) {
+  while (!stopping_ && Now() < stand_by_until_.load()) {
+    lock.unlock();
+    uint64_t times;
+    [[maybe_unused]] ssize_t n = read(timer_fd_, &times, sizeof(times));
+    lock.lock();
+  }
+  stand_by_until_ = Time::max();
+}
+
+// A driver that came while the background thread was awake: it shall not sleep beside it, to be
+// told by a thread that is woken first.
+bool ProgressLoop::HandOver() {
+  std::lock_guard lock(mu_);
+  const SeatState::Step step = seat_.HandOver();
+  Follow(step);
+  return step.unpark != 0;
+}
+
 void ProgressLoop::Background() {
   std::unique_lock lock(mu_);
   while (!stopping_) {
-    const uint64_t seen = seat_.drives();
-    background_cv_.wait_for(lock, kStandBy, [this] { return stopping_.load(); });
-    if (stopping_) return;
-    if (!seat_.BackgroundTake(seen).entered) {
-      // While a driver stays in its seat there is nothing to watch.
-      if (seat_.drives() == seen && seat_.BackgroundStandBy()) background_cv_.wait(lock);
-      continue;
+    StartTimer(Now() + kStandBy);
+    // Whoever has the seat meanwhile starts the timer again on leaving it.
+    for (;;) {
+      StandBy(lock);
+      if (stopping_) return;
+      if (seat_.BackgroundTake().entered) break;
+      seat_.BackgroundStandBy();
     }
     lock.unlock();
     bool seated = true;
@@ -369,7 +416,9 @@ void ProgressLoop::Background() {
     while (seated && !stopping_) {
       RunCommands();
       const bool busy = driven_->Round(readable, Now(), Driven::Stays);
-      if (busy) {
+      if (HandOver()) {
+        seated = false;
+      } else if (busy) {
         readable = Look();
       } else {
         seated = SleepOnce(Time::max(), true, readable);

@@ -39,7 +39,7 @@ class Driven {
   // bit i says that descriptor i of Start may be; the others are not worth a system call.
   virtual bool Round(uint64_t readable, Time now, Leaving leaving) = 0;
   // A round that ends at once, having sent nothing and looked at no timer, when there is no event;
-  // for those who spin, between two rounds.
+  // for those who spin, between two rounds. Asks backends for what is likely to have come.
   virtual bool Glance(Time now, Leaving leaving) = 0;
   // Sends what can be sent without polling; for submitters.
   virtual void Post() = 0;
@@ -106,16 +106,24 @@ class ProgressLoop {
   void DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline);
   void LeaveSeat(std::unique_lock<std::mutex>& lock, SeatState::Step (SeatState::*leave)());
   bool SpinsUseful() const;
+  void StartTimer(Time until);  // mu_ held
+  void Postpone(Time now, Duration left);
+  bool HandOver();
+  void StandBy(std::unique_lock<std::mutex>& lock);
   void Background();
 
   const Duration spin_;
   Driven* driven_ = nullptr;
   int epoll_fd_ = -1;
   int event_fd_ = -1;
+  int timer_fd_ = -1;  // the background thread's while it stands by
   std::thread background_;
 
   std::atomic<bool> commanded_{false};  // there are commands; so that nobody locks to find none
   std::vector<Command> running_;        // by the owner; kept for its memory
+
+  // When timer_fd_ wakes the background thread; max: never. Written with mu_ held.
+  std::atomic<Time> stand_by_until_{Time::max()};
 
   std::mutex mu_;  // guards all below
   std::vector<Command> commands_;
@@ -125,7 +133,6 @@ class ProgressLoop {
   SeatState::DriverId last_driver_ = 0;
   std::vector<Driver*> drivers_;  // few: threads that wait
   std::condition_variable returned_cv_;
-  std::condition_variable background_cv_;
   std::condition_variable empty_cv_;
   Time sleep_until_{};  // when the sleeper wakes by itself
 };

@@ -29,7 +29,7 @@ SeatState::Step SeatState::Vacate() {
   }
   owner_ = Owner::kNobody;
   driver_ = 0;
-  step.wake_background = background_waits_;
+  step.start_timer = background_waits_;
   background_waits_ = false;
   return step;
 }
@@ -52,7 +52,6 @@ SeatState::Step SeatState::LeaveSubmit(bool kick_sleeper) {
 }
 
 SeatState::Step SeatState::EnterDriver(DriverId id) {
-  ++drives_;
   const bool take = owner_ == Owner::kBackground && sleeping_ && !borrowed_;
   if (owner_ != Owner::kNobody && !take) {
     parked_.push_back(id);
@@ -98,8 +97,8 @@ SeatState::Wakened SeatState::EndSleep(bool background) {
   return Wakened::kOwner;
 }
 
-SeatState::Step SeatState::BackgroundTake(uint64_t seen_drives) {
-  if (owner_ != Owner::kNobody || drives_ != seen_drives) return {};
+SeatState::Step SeatState::BackgroundTake() {
+  if (owner_ != Owner::kNobody) return {};
   owner_ = Owner::kBackground;
   return {.entered = true};
 }
@@ -109,6 +108,8 @@ bool SeatState::BackgroundStandBy() {
   background_waits_ = true;
   return true;
 }
+
+SeatState::Step SeatState::HandOver() { return parked_.empty() ? Step{} : Vacate(); }
 
 SeatState::Step SeatState::LeaveBackground() {
   if (pending_) {

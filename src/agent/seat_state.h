@@ -25,12 +25,12 @@ class SeatState {
 
   // What the caller must do after the step, besides what `entered` and `again` say.
   struct Step {
-    bool entered = false;          // the caller has the seat
-    bool again = false;            // work was marked: drain it, then leave again
-    bool kick = false;             // wake the sleeper in epoll
-    bool returned = false;         // tell a sleeper that waits for its borrowed seat
-    DriverId unpark = 0;           // this driver has the seat now: wake it
-    bool wake_background = false;  // it stands by without a timer
+    bool entered = false;      // the caller has the seat
+    bool again = false;        // work was marked: drain it, then leave again
+    bool kick = false;         // wake the sleeper in epoll
+    bool returned = false;     // tell a sleeper that waits for its borrowed seat
+    DriverId unpark = 0;       // this driver has the seat now: wake it
+    bool start_timer = false;  // the background thread's: it stands by without one
   };
   enum class Wakened : uint8_t { kOwner, kBorrowed, kLost };
 
@@ -50,14 +50,15 @@ class SeatState {
   // the seat was taken (background only).
   Wakened EndSleep(bool background);
 
-  // entered: nobody drove since `seen_drives` (see drives()).
-  Step BackgroundTake(uint64_t seen_drives);
-  // The background thread will stand by without a timer, to be woken when the seat empties; false:
+  // When the timer of who stands by is over. entered: nobody has the seat.
+  Step BackgroundTake();
+  // The background thread will stand by without a timer, to get one when the seat empties; false:
   // it is empty now, use a timer.
   bool BackgroundStandBy();
   Step LeaveBackground();
+  // The background thread, awake, gives its seat to a driver that is parked, if there is one.
+  Step HandOver();
 
-  uint64_t drives() const { return drives_; }
   bool sleeping() const { return sleeping_; }
   // The submitter in the seat has it from a sleeper.
   bool borrowed() const { return borrowed_; }
@@ -80,7 +81,6 @@ class SeatState {
   bool pending_ = false;
   bool background_waits_ = false;
   bool background_leaving_ = false;
-  uint64_t drives_ = 0;
   std::deque<DriverId> parked_;
 };
 

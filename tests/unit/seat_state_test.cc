@@ -31,7 +31,7 @@ enum class At : uint8_t {
   kReturned,  // waits for its borrowed seat
   kParked,    // driver that waits for the seat or for its event
   kStandBy,   // background: timed wait
-  kLongWait,  // background: waits to be woken
+  kLongWait,  // background: waits for its timer to be started
   kGone,
 };
 
@@ -51,7 +51,6 @@ struct Model {
   int queued = 0;                         // commands not yet run
   bool kick = false;                      // the eventfd is readable
   std::array<uint8_t, kMaxThreads> io{};  // events: 0 to come, 1 readable, 2 handled
-  uint64_t seen_drives = 0;
   bool background_told = false;
   auto operator<=>(const Model&) const = default;
 };
@@ -114,7 +113,7 @@ class Explorer {
 
   void Follow(Model& m, const SeatState::Step& step) {
     m.kick |= step.kick;
-    m.background_told |= step.wake_background;
+    m.background_told |= step.start_timer;
     if (step.unpark != 0) m.drivers[step.unpark - 1].seated = true;
   }
 
@@ -223,7 +222,6 @@ class Explorer {
     switch (m.seat.EndSleep(background)) {
       case SeatState::Wakened::kLost:
         t.at = At::kStandBy;
-        m.seen_drives = m.seat.drives();
         return;
       case SeatState::Wakened::kBorrowed:
         t.at = At::kReturned;
@@ -239,10 +237,8 @@ class Explorer {
     Thread& t = m.background;
     switch (t.at) {
       case At::kStandBy:
-        if (m.seat.BackgroundTake(m.seen_drives).entered) {
+        if (m.seat.BackgroundTake().entered) {
           t.at = At::kInside;
-        } else if (m.seat.drives() != m.seen_drives) {
-          m.seen_drives = m.seat.drives();
         } else if (m.seat.BackgroundStandBy()) {
           m.background_told = false;
           t.at = At::kLongWait;
@@ -251,13 +247,15 @@ class Explorer {
       case At::kLongWait:
         if (!m.background_told) return;
         m.background_told = false;
-        m.seen_drives = m.seat.drives();
         t.at = At::kStandBy;
         return;
-      case At::kInside:
+      case At::kInside: {
         Work(m);
-        t.at = At::kChecked;
+        const SeatState::Step step = m.seat.HandOver();
+        Follow(m, step);
+        t.at = step.unpark != 0 ? At::kStandBy : At::kChecked;
         return;
+      }
       default:
         Sleeper(m, t, true);
     }
