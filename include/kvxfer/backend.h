@@ -211,6 +211,11 @@ class Backend {
   // the kernel, only what is in memory be seen to.
   virtual size_t Poll(std::span<Event> out, bool readable) = 0;
 
+  // Before a Poll that is not told `readable`, by those who spin: asks the kernel for what is most
+  // likely to have come, by one system call at most, so that Poll finds it in memory. What comes
+  // elsewhere shows by wait_fd().
+  virtual void Peek() {}
+
   // Called before the agent sleeps on wait_fd(). False: there is work that wait_fd would not show;
   // Poll again instead of sleeping.
   virtual bool Arm() = 0;

@@ -190,6 +190,7 @@ bool Engine::Round(uint64_t readable, Time now, Leaving leaving) {
 }
 
 bool Engine::Glance(Time now, Leaving leaving) {
+  for (const auto& backend : runtime_.backends) backend->Peek();
   if (!PollAll(0, now)) return false;
   FinishRound(now, leaving);
   return true;
