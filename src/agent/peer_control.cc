@@ -40,8 +40,9 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
 void Peer::OnCarry(Link& link, std::span<const std::byte> body) {
   const auto both = DecodeCarry(body);
   absl::Status status = both.status();
-  if (status.ok() && !link.carries) {
-    status = absl::InvalidArgumentError("a carry frame in protocol version 1, or before the hello");
+  // It may overtake the answer to the hello, where its sender has learnt the version.
+  if (status.ok() && link.was_up && !link.carries) {
+    status = absl::InvalidArgumentError("a carry frame in protocol version 1");
   }
   if (status.ok()) {
     const auto own = DecodeNumbered(both->own);
