@@ -119,7 +119,7 @@ enum class EventKind : uint8_t {
   kConnected,   // the endpoint that Connect returned is up
   kDown,        // the endpoint is finished: its last event. On an accepted endpoint it also means
                 // that no byte of that peer can land through it any more.
-  kMessage,     // `message` came in; valid until the next Poll
+  kMessage,     // `message` came in; valid until the next Poll or Peek
   kImmediate,   // `immediate` came in on `rail`; the bytes of that write are visible
   kCompletion,  // op `id` is over, `status` says how; its local memory is not touched any more.
                 // Write: done with the source (kCopied: and visible). Read: bytes are here.
