@@ -124,7 +124,7 @@ enum class EventKind : uint8_t {
   kConnected,   // the endpoint that Connect returned is up
   kDown,        // the endpoint is finished: its last event. On an accepted endpoint it also means
                 // that no byte of that peer can land through it any more.
-  kMessage,     // `message` came in; valid until the next Poll
+  kMessage,     // `message` came in; valid until the next Poll or Peek
   kImmediate,   // `immediate` came in on `rail`; the bytes of that write are visible
   kCompletion,  // op `id` is over, `status` says how; its local memory is not touched any more.
                 // Write: done with the source (kCopied: and visible). Read: bytes are here.
@@ -215,6 +215,11 @@ class Backend {
   // caller knows that wait_fd() is not readable, or will look soon: nothing needs to be asked of
   // the kernel, only what is in memory be seen to.
   virtual size_t Poll(std::span<Event> out, bool readable) = 0;
+
+  // Before a Poll that is not told `readable`, by those who spin: asks the kernel for what is most
+  // likely to have come, by one system call at most, so that Poll finds it in memory. What comes
+  // elsewhere shows by wait_fd().
+  virtual void Peek() {}
 
   // Called before the agent sleeps on wait_fd(). False: there is work that wait_fd would not show;
   // Poll again instead of sleeping.

@@ -15,10 +15,11 @@ namespace {
 constexpr Duration kCloseWithin = std::chrono::seconds(2);
 
 // An application that answers a notification does so within this, and its answer goes before the
-// acknowledgement of what it answers: one wake-up less for the peer. Where it does not, the next so
-// many are acknowledged at once, for what was kept back left with the background thread's help
-// only.
+// acknowledgement of what it answers, or takes that along: one wake-up less for the peer. Where it
+// does not, so many times in a row, the next kEagerAcks are acknowledged at once, for what was kept
+// back left with the background thread's help only. Once alone is a thread that was interrupted.
 constexpr Duration kAnswersWithin = std::chrono::microseconds(50);
+constexpr uint32_t kLateAcks = 2;
 constexpr uint32_t kEagerAcks = 64;
 
 const std::vector<std::string>& DefaultBackends() {
@@ -190,6 +191,10 @@ bool Engine::Round(uint64_t readable, Time now, Leaving leaving) {
 }
 
 bool Engine::Glance(Time now, Leaving leaving) {
+  // The messages of events that are left are valid until then.
+  if (undone_.empty()) {
+    for (const auto& backend : runtime_.backends) backend->Peek();
+  }
   if (!PollAll(0, now, leaving)) return false;
   FinishRound(now, leaving);
   return true;
@@ -258,6 +263,26 @@ void Engine::Dispatch(Event& event) {
   if (user != runtime_.users.end()) user->second->OnEvent(event);
 }
 
+absl::Status Engine::OnCarriedTo(const Incarnation& peer, uint64_t session,
+                                 std::span<const std::byte> message) {
+  for (auto& [name, one] : peers_) {
+    if (one->Knows(peer, session)) return one->OnCarried(message);
+  }
+  for (auto& one : leaving_) {
+    if (one->Knows(peer, session)) return one->OnCarried(message);
+  }
+  return absl::OkStatus();
+}
+
+void Engine::CarrierToLost(const Incarnation& peer) {
+  for (auto& [name, one] : peers_) {
+    if (one->metadata().incarnation == peer) one->CarrierLost();
+  }
+  for (auto& one : leaving_) {
+    if (one->metadata().incarnation == peer) one->CarrierLost();
+  }
+}
+
 void Engine::Post() { SendAll(Now(), false); }
 
 void Engine::SendAll(Time now, bool hold_acks) {
@@ -278,7 +303,11 @@ void Engine::SendAll(Time now, bool hold_acks) {
   if (hold_acks && (acks_held_ == Time{} || now - acks_held_ <= kAnswersWithin)) {
     if (acks_held_ == Time{}) acks_held_ = now;
   } else {
-    if (acks_held_ != Time{} && now - acks_held_ > kAnswersWithin) acks_eager_ = kEagerAcks;
+    if (acks_held_ != Time{}) {
+      acks_late_ = now - acks_held_ > kAnswersWithin ? acks_late_ + 1 : 0;
+      if (acks_late_ == kLateAcks) acks_eager_ = kEagerAcks;
+      acks_late_ %= kLateAcks;
+    }
     acks_held_ = Time{};
     inbound_.Pump();
   }

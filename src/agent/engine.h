@@ -32,14 +32,16 @@ namespace kvxfer {
 // The longest that an option may ask for; sums of it and the clock do not overflow.
 inline constexpr Duration kLongest = std::chrono::hours(24 * 365);
 
-class Engine : public Driven, public std::enable_shared_from_this<Engine> {
+class Engine : public Driven, public OtherWay, public std::enable_shared_from_this<Engine> {
  public:
   using Blocks = std::variant<std::monostate, PagedBlocks, DescriptorBlocks>;
 
   static absl::StatusOr<std::shared_ptr<Engine>> Create(const AgentOptions& options,
                                                         internal::BackendMaker make);
   Engine(const AgentOptions& options, internal::BackendMaker make)
-      : runtime_(options), inbound_(&runtime_), make_backend_(make) {}
+      : runtime_(options), inbound_(&runtime_), make_backend_(make) {
+    runtime_.other_way = this;
+  }
   ~Engine() override;
 
   // Ends everything; no other call may be in progress or follow. In a forked child: does nothing.
@@ -81,6 +83,17 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   void Post() override;
   bool Arm() override;
   Time NextTimer() override;
+
+  // OtherWay.
+  Rider RiderTo(const Incarnation& initiator) override { return inbound_.RiderTo(initiator); }
+  void CarrierFromLost(const Incarnation& peer) override { inbound_.CarrierLost(peer); }
+  void CarrierToLost(const Incarnation& peer) override;
+  absl::Status OnCarriedFrom(const Incarnation& peer, uint64_t session,
+                             std::span<const std::byte> message) override {
+    return inbound_.OnCarried(peer, session, message);
+  }
+  absl::Status OnCarriedTo(const Incarnation& peer, uint64_t session,
+                           std::span<const std::byte> message) override;
 
  private:
   absl::Status Init();
@@ -135,7 +148,8 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   std::map<RegionId, Closing> closing_;
   bool closed_ = false;
   Time acks_held_{};         // since when acknowledgements are kept back; zero: none are
-  uint32_t acks_eager_ = 0;  // so many times they are not, for nothing followed in time
+  uint32_t acks_late_ = 0;   // so many times in a row nothing followed in time
+  uint32_t acks_eager_ = 0;  // so many times they are not kept back, for that
 
   mutable std::mutex views_mu_;
   std::map<std::string, std::shared_ptr<const PeerView>, std::less<>> views_;

@@ -78,6 +78,7 @@ void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
   if (session == nullptr) return;
   const bool first = session->links.empty();
   link.session = session;
+  link.version = *version;
   session->links.push_back(&link);
   session->unlinked = Time{};
   if (first) session->channel.Rewind();
@@ -154,6 +155,7 @@ void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
     Act(*session);
     // What it had taken may be lost, whatever other connections there are.
     session->channel.Rewind();
+    if (link.carried) runtime_->other_way->CarrierToLost(session->initiator);
     runtime_->presence.LinkDown(session->name, session->initiator, why);
     if (session->links.empty()) OnUnlinked(*session);
   }

@@ -37,6 +37,8 @@ class InboundLink : public EndpointUser {
   InboundSession* session = nullptr;  // after its hello
   Time heard{};
   bool closing = false;
+  uint16_t version = 0;  // of the protocol, agreed on by its hello
+  bool carried = false;  // told the initiator what belongs to the session the other way
 };
 
 // What one incarnation of an initiator has going here. Outlives its connections for kSweepAfter.
@@ -68,6 +70,11 @@ class InboundHub {
   void Accept(std::unique_ptr<Endpoint> endpoint);
   // Sends what is due: acknowledgements, credit, frames.
   void Pump();
+  // See OtherWay.
+  OtherWay::Rider RiderTo(const Incarnation& initiator);
+  void CarrierLost(const Incarnation& initiator);
+  absl::Status OnCarried(const Incarnation& initiator, uint64_t id,
+                         std::span<const std::byte> message);
   void OnTimer(Time now);
   Time NextTimer() const;
   void Close(const absl::Status& why);
@@ -99,6 +106,8 @@ class InboundHub {
   void Refuse(InboundLink& link, RefuseReason reason, const std::string& text);
   InboundSession* Attach(InboundLink& link, const HelloFrame& hello);
   void SendHelloAck(InboundLink& link, uint16_t version);
+  void OnCarry(InboundLink& link, std::span<const std::byte> body);
+  void OnNumberedMessage(InboundSession& session, const Envelope& envelope);
   absl::Status OnNumbered(InboundSession& session, const ReliableChannel::Incoming& frame);
   void OnImmediate(InboundLink& link, uint32_t immediate);
   void OnFenced(InboundLink& link, uint64_t transfer);

@@ -33,14 +33,79 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
     link.endpoint->Send(std::as_bytes(std::span(pong)));
     return;
   }
-  if (status.ok() && envelope->sequence != 0) {
-    status = session.channel.OnFrame(*envelope, [&](const auto& frame) {
-      const absl::Status good = OnNumbered(session, frame);
-      return good.ok() ? CheckBounds(session) : good;
-    });
-  }
+  if (!status.ok()) return Fail(session, status);
+  if (envelope->type == FrameType::kCarry) return OnCarry(link, envelope->body);
+  if (envelope->sequence != 0) OnNumberedMessage(session, *envelope);
+}
+
+void InboundHub::OnNumberedMessage(InboundSession& session, const Envelope& envelope) {
+  const absl::Status status = session.channel.OnFrame(envelope, [&](const auto& frame) {
+    const absl::Status good = OnNumbered(session, frame);
+    return good.ok() ? CheckBounds(session) : good;
+  });
   if (!status.ok()) return Fail(session, status);
   Act(session);
+}
+
+// First what the peer acknowledges, then what it begins: an answer is told after the transfer that
+// it answers has ended.
+void InboundHub::OnCarry(InboundLink& link, std::span<const std::byte> body) {
+  InboundSession& session = *link.session;
+  if (link.version < kCarryVersion) {
+    return Fail(session, absl::InvalidArgumentError("a carry frame in protocol version 1"));
+  }
+  const auto both = DecodeCarry(body);
+  if (!both.ok()) return Fail(session, both.status());
+  const auto own = DecodeNumbered(both->own);
+  if (!own.ok()) return Fail(session, own.status());
+  absl::Status status =
+      runtime_->other_way->OnCarriedTo(session.initiator, both->session, both->carried);
+  if (status.ok()) status = session.channel.OnAck(own->ack);
+  if (!status.ok()) return Fail(session, status);
+  OnNumberedMessage(session, *own);
+}
+
+absl::Status InboundHub::OnCarried(const Incarnation& initiator, uint64_t id,
+                                   std::span<const std::byte> message) {
+  const auto it = sessions_.find(initiator);
+  // Without a connection of its own a session rests: this comes again with the next one.
+  if (it == sessions_.end() || it->second->id != id || it->second->links.empty()) {
+    return absl::OkStatus();
+  }
+  InboundSession& session = *it->second;
+  if (session.failed) return absl::OkStatus();
+  auto envelope = DecodeNumbered(message);
+  absl::Status status = envelope.status();
+  if (status.ok()) status = session.channel.OnAck(envelope->ack);
+  if (!status.ok()) {
+    Fail(session, status);
+    return status;
+  }
+  OnNumberedMessage(session, *envelope);
+  return absl::OkStatus();
+}
+
+OtherWay::Rider InboundHub::RiderTo(const Incarnation& initiator) {
+  const auto it = sessions_.find(initiator);
+  if (it == sessions_.end()) return {};
+  InboundSession& session = *it->second;
+  const auto link =
+      std::ranges::find_if(session.links, [](const InboundLink* one) { return !one->closing; });
+  if (session.failed || link == session.links.end() || session.channel.NextToSend() == nullptr) {
+    return {};
+  }
+  OtherWay::Rider rider{.channel = &session.channel, .session = session.id};
+  if ((*link)->version >= kCarryVersion) {
+    rider.endpoint = (*link)->endpoint.get();
+    rider.heard = (*link)->heard;
+    rider.carried = &(*link)->carried;
+  }
+  return rider;
+}
+
+void InboundHub::CarrierLost(const Incarnation& initiator) {
+  const auto it = sessions_.find(initiator);
+  if (it != sessions_.end()) it->second->channel.Rewind();
 }
 
 absl::Status InboundHub::OnNumbered(InboundSession& session,

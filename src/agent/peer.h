@@ -66,6 +66,8 @@ class Link : public EndpointUser {
   std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys;  // closed before the endpoint
   std::vector<uint64_t> rail_bytes;                               // in flight
   bool full = false;     // every rail refused since SendData began
+  bool carries = false;  // the target knows kCarry
+  bool carried = false;  // told the target what belongs to the session the other way
   bool refused = false;  // the target said to try again soon: the attempt did not fail
   Time give_up{};        // for becoming up
   Time heard{};          // last message
@@ -117,6 +119,15 @@ class Peer {
   // Newer metadata of the same incarnation.
   void Update(AgentMetadata metadata);
   std::shared_ptr<const PeerView> view() const { return view_; }
+
+  // Whether `session` is the present one, with this incarnation.
+  bool Knows(const Incarnation& incarnation, uint64_t session) const {
+    return session == session_ && incarnation == metadata_.incarnation;
+  }
+  // What the target says in the present session over a connection of its own.
+  absl::Status OnCarried(std::span<const std::byte> message);
+  // One that took along what this agent said in the present session is lost.
+  void CarrierLost() { channel_.Rewind(); }
 
   void Submit(TransferPtr record);
   void Cancel(const TransferPtr& record);
@@ -197,15 +208,19 @@ class Peer {
   void RequestSlots();
   bool PostOn(Outbound& outbound, const Op& op);
   void PushOpen(Outbound& outbound);
+  bool SendCarrying(Link& link);
   void FlushControl();
 
   // peer_control.cc
   void OnMessage(Link& link, std::span<const std::byte> message);
+  void OnCarry(Link& link, std::span<const std::byte> body);
+  absl::Status TakeNumbered(const Envelope& envelope);
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
   absl::Status OnReleased(const ReleasedFrame& frame);
   absl::Status OnQuiesce(const QuiesceFrame& frame);
   void AnswerQuiesce();
   void ProtocolError(Link& link, const absl::Status& why);
+  absl::Status Broken(const absl::Status& why) const;
 
   // peer_end.cc
   void OnCompletion(Link& link, uint64_t op, const absl::Status& status);
@@ -252,6 +267,7 @@ class Peer {
   std::vector<Outbound*> sending_;       // have data to post; by priority, then posting
   std::set<std::pair<Time, uint64_t>> deadlines_;
   uint32_t ending_ = 0;       // of active_, how many are ending
+  bool inline_data_ = false;  // posted, and waits for OPEN to go with it over the same connection
   bool waits_ready_ = false;  // a ready fence is not set yet
   bool waits_key_ = false;    // a region's key is not here yet
   // Transfers whose quiet was not learnt before their session ended.

@@ -30,13 +30,49 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
     link.unanswered = Time{};
     return;
   }
+  if (envelope->type == FrameType::kCarry) return OnCarry(link, envelope->body);
   if (envelope->sequence == 0) return;
+  if (auto status = TakeNumbered(*envelope); !status.ok()) ProtocolError(link, status);
+}
+
+// First what the target acknowledges, then what it begins: an answer is told after the transfer
+// that it answers has ended.
+void Peer::OnCarry(Link& link, std::span<const std::byte> body) {
+  const auto both = DecodeCarry(body);
+  absl::Status status = both.status();
+  // It may overtake the answer to the hello, where its sender has learnt the version.
+  if (status.ok() && link.was_up && !link.carries) {
+    status = absl::InvalidArgumentError("a carry frame in protocol version 1");
+  }
+  if (status.ok()) {
+    const auto own = DecodeNumbered(both->own);
+    status = own.status();
+    if (status.ok()) status = channel_.OnAck(own->ack);
+    if (status.ok()) status = TakeNumbered(*own);
+  }
+  if (status.ok()) {
+    status =
+        runtime_->other_way->OnCarriedFrom(metadata_.incarnation, both->session, both->carried);
+  }
+  if (!status.ok()) ProtocolError(link, status);
+}
+
+absl::Status Peer::TakeNumbered(const Envelope& envelope) {
   absl::Status status =
-      channel_.OnFrame(*envelope, [this](const auto& frame) { return OnNumbered(frame); });
+      channel_.OnFrame(envelope, [this](const auto& frame) { return OnNumbered(frame); });
   if (status.ok() && channel_.kept() > ReliableChannel::kMaxKept) {
     status = absl::ResourceExhaustedError("it acknowledges nothing");
   }
-  if (!status.ok()) ProtocolError(link, status);
+  return status;
+}
+
+absl::Status Peer::OnCarried(std::span<const std::byte> message) {
+  const auto envelope = DecodeNumbered(message);
+  absl::Status status = envelope.status();
+  if (status.ok()) status = channel_.OnAck(envelope->ack);
+  if (status.ok()) status = TakeNumbered(*envelope);
+  if (!status.ok()) ResetSession(Broken(status));
+  return status;
 }
 
 absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
@@ -154,11 +190,16 @@ void Peer::AnswerQuiesce() {
 }
 
 void Peer::ProtocolError(Link& link, const absl::Status& why) {
-  const absl::Status status = absl::InternalError(
-      absl::StrCat("peer ", metadata_.name, " broke the protocol: ", why.message()));
-  Log(LogLevel::kError, "{}", ToStd(status.message()));
+  const absl::Status status = Broken(why);
   CloseLink(link, status);
   ResetSession(status);
+}
+
+absl::Status Peer::Broken(const absl::Status& why) const {
+  absl::Status status = absl::InternalError(
+      absl::StrCat("peer ", metadata_.name, " broke the protocol: ", why.message()));
+  Log(LogLevel::kError, "{}", ToStd(status.message()));
+  return status;
 }
 
 }  // namespace kvxfer

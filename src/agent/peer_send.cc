@@ -6,6 +6,12 @@
 #include "src/core/strings.h"
 
 namespace kvxfer {
+namespace {
+
+// What is larger goes by itself: carrying copies.
+constexpr size_t kMaxCarryBytes = 8 * 1024;
+
+}  // namespace
 
 // Transfers leave the queue in the order of posting, whatever their priority: order numbers are
 // given out here, and priority only says whose data goes first.
@@ -229,6 +235,7 @@ bool Peer::PostPrepared(Outbound& outbound, bool last) {
     }
     entry.rail = best;
     if (!PostOn(outbound, op)) continue;
+    inline_data_ |= op.sole;
     link.rail_bytes[best] += entry.bytes;
     if (!outbound.lanes.has_value() && link.rail_bytes[best] <= kInlineCopyBytes &&
         runtime_->backends[link.backend]->capabilities().arrival == Arrival::kCopied) {
@@ -293,9 +300,35 @@ void Peer::PushOpen(Outbound& outbound) {
   channel_.Push(FrameType::kOpen, open);
 }
 
+// Where the peer writes to this agent too, the next frame goes together with what the peer waits to
+// be told: an acknowledgement by itself costs both sides a system call, and the peer perhaps a
+// wake-up. They take the connection over which the peer spoke last, so that a conversation stays on
+// one (tcp then acknowledges with its answers), but for frames whose data goes over `link`.
+// False: no room.
+bool Peer::SendCarrying(Link& link) {
+  const std::string* mine = channel_.NextToSend();
+  if (mine == nullptr || mine->size() > kMaxCarryBytes) return true;
+  const OtherWay::Rider rider = runtime_->other_way->RiderTo(metadata_.incarnation);
+  if (rider.channel == nullptr) return true;
+  const std::string* theirs = rider.channel->NextToSend();
+  if (theirs->size() > kMaxCarryBytes) return true;
+  const bool back = rider.endpoint != nullptr && !inline_data_ && rider.heard > link.heard;
+  if (!back && !link.carries) return true;
+  const std::string message = back
+                                  ? EncodeCarry(rider.channel->received(), session_, *mine, *theirs)
+                                  : EncodeCarry(channel_.received(), rider.session, *theirs, *mine);
+  Endpoint& endpoint = back ? *rider.endpoint : *link.endpoint;
+  if (!endpoint.Send(std::as_bytes(std::span(message)))) return false;
+  channel_.MessageSent();
+  rider.channel->MessageSent();
+  (back ? *rider.carried : link.carried) = true;
+  return true;
+}
+
 void Peer::FlushControl() {
   Link* link = UpLink();
-  if (link == nullptr) return;
+  if (link == nullptr || !SendCarrying(*link)) return;
+  inline_data_ = false;
   SendKept(channel_, *link->endpoint);
 }
 

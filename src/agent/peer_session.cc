@@ -33,6 +33,7 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   const bool first = UpLink() == nullptr;
   link.state = Link::State::kUp;
   link.was_up = true;
+  link.carries = ack->version >= kCarryVersion;
   const Time now = Now();
   link.heard = now;
   link.ping_at = now + runtime_->options.heartbeat;

@@ -384,6 +384,15 @@ bool ProgressLoop::SpinsUseful() const {
   return cpus >= kSpinCpus;
 }
 
+// A driver that came while the background thread was awake: it shall not sleep beside it, to be
+// told by a thread that is woken first.
+bool ProgressLoop::HandOver() {
+  std::lock_guard lock(mu_);
+  const SeatState::Step step = seat_.HandOver();
+  Follow(step);
+  return step.unpark != 0;
+}
+
 void ProgressLoop::Background() {
   std::unique_lock lock(mu_);
   while (!stopping_) {
@@ -400,7 +409,9 @@ void ProgressLoop::Background() {
     while (seated && !stopping_) {
       RunCommands();
       const bool busy = driven_->Round(readable, Now(), Driven::Stays);
-      if (busy) {
+      if (HandOver()) {
+        seated = false;
+      } else if (busy) {
         readable = Look(Now());
       } else {
         seated = SleepOnce(Time::max(), true, readable);

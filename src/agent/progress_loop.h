@@ -40,7 +40,7 @@ class Driven {
   // bit i says that descriptor i of Start may be; the others are not worth a system call.
   virtual bool Round(uint64_t readable, Time now, Leaving leaving) = 0;
   // A round that ends at once, having sent nothing and looked at no timer, when there is no event;
-  // for those who spin, between two rounds.
+  // for those who spin, between two rounds. Asks backends for what is likely to have come.
   virtual bool Glance(Time now, Leaving leaving) = 0;
   // Sends what can be sent without polling; for submitters.
   virtual void Post() = 0;
@@ -108,6 +108,7 @@ class ProgressLoop {
   Time DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline);
   void LeaveSeat(std::unique_lock<std::mutex>& lock, SeatState::Step (SeatState::*leave)());
   bool SpinsUseful() const;
+  bool HandOver();
   void Background();
 
   const Duration spin_;

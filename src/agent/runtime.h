@@ -7,6 +7,7 @@
 #define KVXFER_AGENT_RUNTIME_H_
 
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -31,6 +32,34 @@ class EndpointUser {
   virtual void OnEvent(Event& event) = 0;
 };
 
+// Where two agents write to each other there are two sessions, one each way. What one of them has
+// to say may ride with a message of the other, in either direction: one send instead of two.
+class OtherWay {
+ public:
+  virtual ~OtherWay() = default;
+
+  // What this agent says as the target of a session.
+  struct Rider {
+    ReliableChannel* channel = nullptr;  // null: nothing
+    uint64_t session = 0;
+    // A connection of that session which may take along what this agent says as initiator, and when
+    // something came over it; null: there is none.
+    Endpoint* endpoint = nullptr;
+    Time heard{};
+    bool* carried = nullptr;  // of that connection: it took something along
+  };
+  virtual Rider RiderTo(const Incarnation& initiator) = 0;
+  // A connection is lost over which was told what belongs to the session from, or to, `peer`.
+  virtual void CarrierFromLost(const Incarnation& peer) = 0;
+  virtual void CarrierToLost(const Incarnation& peer) = 0;
+  // What `peer` says in `session` as its initiator, or as its target, over a connection of the
+  // other one. An error: it broke the protocol. Sessions that are over are nobody's.
+  virtual absl::Status OnCarriedFrom(const Incarnation& peer, uint64_t session,
+                                     std::span<const std::byte> message) = 0;
+  virtual absl::Status OnCarriedTo(const Incarnation& peer, uint64_t session,
+                                   std::span<const std::byte> message) = 0;
+};
+
 // Hands over what `channel` has to send, as far as `endpoint` takes it.
 void SendKept(ReliableChannel& channel, Endpoint& endpoint);
 
@@ -45,7 +74,8 @@ struct Runtime {
   void Publish(const TransferPtr& record, internal::TransferRecord::End end);
   void ClearQuarantine(const TransferPtr& record);
 
-  Time now{};  // when the present round, or posting, began
+  OtherWay* other_way = nullptr;  // set by the engine
+  Time now{};                     // when the present round, or posting, began
   const AgentOptions options;
   Incarnation incarnation;
   HostIdentity host;

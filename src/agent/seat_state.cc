@@ -109,6 +109,8 @@ bool SeatState::BackgroundStandBy() {
   return true;
 }
 
+SeatState::Step SeatState::HandOver() { return parked_.empty() ? Step{} : Vacate(); }
+
 SeatState::Step SeatState::LeaveBackground() {
   if (pending_) {
     pending_ = false;

@@ -56,6 +56,8 @@ class SeatState {
   // it is empty now, use a timer.
   bool BackgroundStandBy();
   Step LeaveBackground();
+  // The background thread, awake, gives its seat to a driver that is parked, if there is one.
+  Step HandOver();
 
   bool sleeping() const { return sleeping_; }
   // The submitter in the seat has it from a sleeper.

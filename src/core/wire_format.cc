@@ -384,6 +384,43 @@ std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const
   return message;
 }
 
+absl::StatusOr<Envelope> DecodeNumbered(std::span<const std::byte> message) {
+  auto envelope = DecodeEnvelope(message);
+  if (envelope.ok() && envelope->sequence == 0) {
+    return absl::InvalidArgumentError("damaged carry frame: a message in it has no number");
+  }
+  return envelope;
+}
+
+std::string EncodeCarry(uint64_t ack, uint64_t session, std::string_view carried,
+                        std::string_view own) {
+  std::string message = RoomForEnvelope(sizeof(session) + carried.size() + own.size());
+  message.resize(kEnvelopeBytes + sizeof(session));
+  StoreLittle(message.data() + kEnvelopeBytes, session);
+  message.append(carried).append(own);
+  WriteEnvelope(message, FrameType::kCarry, 0, ack);
+  return message;
+}
+
+absl::StatusOr<CarriedMessages> DecodeCarry(std::span<const std::byte> body) {
+  constexpr size_t kSessionBytes = sizeof(CarriedMessages::session);
+  constexpr size_t kBodyBytesOffset = 4;
+  if (body.size() < kSessionBytes + 2 * kEnvelopeBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("damaged carry frame: ", body.size(), " bytes hold no two messages"));
+  }
+  const std::span<const std::byte> both = body.subspan(kSessionBytes);
+  const size_t carried = LoadLittle<uint32_t>(&both[kBodyBytesOffset]) + kEnvelopeBytes;
+  if (carried > both.size() - kEnvelopeBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("damaged carry frame: the first message says ",
+                                                   carried, " bytes, of ", both.size(),
+                                                   " for two"));
+  }
+  return CarriedMessages{.session = LoadLittle<uint64_t>(body.data()),
+                         .carried = both.first(carried),
+                         .own = both.subspan(carried)};
+}
+
 void PatchAck(std::string& message, uint64_t ack) {
   if (message.size() >= kEnvelopeBytes) StoreLittle(message.data() + kAckOffset, ack);
 }
@@ -395,7 +432,7 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
   }
   const auto type = static_cast<uint8_t>(message[0]);
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kAck)) {
+      type > static_cast<uint8_t>(FrameType::kCarry)) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }

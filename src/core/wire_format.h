@@ -1,4 +1,4 @@
-// Frames of the data plane's control channel, version 1: encode and decode, nothing else.
+// Frames of the data plane's control channel, versions 1 and 2: encode and decode, nothing else.
 //
 // All integers little-endian, except immediates, which travel big-endian as NICs carry them. Every
 // message of a backend is one envelope:
@@ -25,7 +25,8 @@
 namespace kvxfer {
 
 inline constexpr uint16_t kMinProtocolVersion = 1;
-inline constexpr uint16_t kMaxProtocolVersion = 1;
+inline constexpr uint16_t kMaxProtocolVersion = 2;
+inline constexpr uint16_t kCarryVersion = 2;  // the first that knows kCarry
 
 // Immediate: slot (20 bits, high) | generation (12 bits, low).
 inline constexpr uint32_t kSlotBits = 20;
@@ -75,7 +76,8 @@ enum class FrameType : uint8_t {
   kQuiesce,      // target → initiator
   kPing,         // unnumbered; answered by kPong
   kPong,
-  kAck,  // unnumbered; only the envelope's ack
+  kAck,    // unnumbered; only the envelope's ack
+  kCarry,  // both, unnumbered: two messages in one, see CarriedMessages
 };
 
 inline constexpr size_t kEnvelopeBytes = 24;
@@ -236,9 +238,24 @@ std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::
 // The same with the body that Encode makes of a frame, without a copy of it in between.
 template <PlainFrame Frame>
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame);
+// Of two sessions between the same two agents, one each way: `own` belongs to the session of the
+// connection, `carried` to the other one, `session`. Both are whole messages with numbered frames.
+struct CarriedMessages {
+  uint64_t session = 0;
+  std::span<const std::byte> carried{};
+  std::span<const std::byte> own{};
+};
+// The message of type kCarry.
+std::string EncodeCarry(uint64_t ack, uint64_t session, std::string_view carried,
+                        std::string_view own);
+// The spans are into `body`; that what they hold is sound is not known yet.
+absl::StatusOr<CarriedMessages> DecodeCarry(std::span<const std::byte> body);
+
 // Overwrites the ack of an encoded message.
 void PatchAck(std::string& message, uint64_t ack);
 absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message);
+// Refuses those without a number.
+absl::StatusOr<Envelope> DecodeNumbered(std::span<const std::byte> message);
 
 std::string Encode(const HelloFrame& frame);
 std::string Encode(const HelloAckFrame& frame);

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/scale.h"
@@ -267,6 +268,42 @@ TEST(AgentSessionTcp, LosingOneOfTwoConnectionsLosesNothing) {
     ASSERT_OK_AND_ASSIGN(const Transfer last, blocks.Write(*pair.a.agent, "b", options));
     EXPECT_OK(last.Wait(kAmple)) << backend;
   }
+}
+
+// What one side acknowledges rides with what it begins, over either side's connection. Expect every
+// question and every answer once and in order, and each told as done, though the connection that
+// carries both is lost again and again.
+void Converse(Pair& pair, int rounds, absl::FunctionRef<void(int)> meanwhile) {
+  ASSERT_OK(Introduce(*pair.b.agent, *pair.a.agent));
+  std::vector<Transfer> said;
+  for (int i = 0; i < rounds; ++i) {
+    meanwhile(i);
+    const std::string text = std::to_string(i);
+    ASSERT_OK_AND_ASSIGN(Transfer question, pair.a.agent->Notify("b", text, Unhurried()));
+    ASSERT_OK_AND_ASSIGN(const Notification asked, pair.b.agent->WaitNotification(kAmple));
+    ASSERT_EQ(asked.payload, text);
+    ASSERT_OK_AND_ASSIGN(Transfer answer, pair.b.agent->Notify("a", text, Unhurried()));
+    ASSERT_OK_AND_ASSIGN(const Notification answered, pair.a.agent->WaitNotification(kAmple));
+    ASSERT_EQ(answered.payload, text);
+    said.push_back(std::move(question));
+    said.push_back(std::move(answer));
+  }
+  for (Transfer& one : said) ASSERT_OK(one.Wait(kAmple));
+  EXPECT_FALSE(pair.a.agent->PollNotification().has_value());
+  EXPECT_FALSE(pair.b.agent->PollNotification().has_value());
+}
+
+TEST_P(AgentSession, Conversation) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(GetParam(), 64 * 1024));
+  Converse(pair, Scaled(300), [](int) {});
+}
+
+TEST(AgentSessionTcp, AConversationOverConnectionsThatAreLost) {
+  ProxiedPair p;
+  p.Create();
+  Converse(p.pair, Scaled(300), [&](int i) {
+    if (i % 7 == 6) p.proxy.Cut();
+  });
 }
 
 }  // namespace

@@ -30,6 +30,16 @@ bool BodyHolds(std::span<const std::byte> body) {
   return SameBytes(Encode(*frame), body);
 }
 
+inline bool CarryHolds(std::span<const std::byte> body) {
+  const absl::StatusOr<CarriedMessages> both = DecodeCarry(body);
+  if (!both.ok()) return both.status().code() == absl::StatusCode::kInvalidArgument;
+  const auto text = [](std::span<const std::byte> bytes) {
+    return std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
+  const std::string again = EncodeCarry(0, both->session, text(both->carried), text(both->own));
+  return SameBytes(again.substr(kEnvelopeBytes), body);
+}
+
 inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
   switch (type) {
     case FrameType::kHello:
@@ -63,6 +73,8 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
       return BodyHolds<PingFrame>(body);
     case FrameType::kAck:
       return true;
+    case FrameType::kCarry:
+      return CarryHolds(body);
   }
   return false;
 }

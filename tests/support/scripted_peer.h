@@ -32,6 +32,8 @@ class ScriptedPeer {
 
   // One numbered frame; false: the connection is down.
   bool Say(FrameType type, const std::string& body);
+  // A whole message.
+  bool Send(const std::string& message);
   // What has come of that type so far, in order: bodies.
   std::vector<std::string> Heard(FrameType type) const;
   // Turns until `done`; false after kAmple.
@@ -41,7 +43,6 @@ class ScriptedPeer {
 
  private:
   ScriptedPeer() = default;
-  bool Send(const std::string& message);
 
   std::unique_ptr<Party> party_;
   std::string name_;

@@ -249,10 +249,13 @@ class Explorer {
         m.background_told = false;
         t.at = At::kStandBy;
         return;
-      case At::kInside:
+      case At::kInside: {
         Work(m);
-        t.at = At::kChecked;
+        const SeatState::Step step = m.seat.HandOver();
+        Follow(m, step);
+        t.at = step.unpark != 0 ? At::kStandBy : At::kChecked;
         return;
+      }
       default:
         Sleeper(m, t, true);
     }

@@ -13,6 +13,7 @@
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/unit/golden/frames_v1.h"
+#include "tests/unit/golden/frames_v2.h"
 
 namespace kvxfer {
 namespace {
@@ -173,7 +174,7 @@ TEST(WireFormat, DamagedEnvelopesAreRefused) {
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message).first(size)), kInvalid)) << size;
   }
   EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message + "x")), kInvalid, {"body bytes"}));
-  for (const char type : {'\0', '\x11', '\xff'}) {
+  for (const char type : {'\0', '\x12', '\xff'}) {
     std::string bad = message;
     bad[0] = type;
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(bad)), kInvalid, {"type"}));
@@ -183,6 +184,37 @@ TEST(WireFormat, DamagedEnvelopesAreRefused) {
     bad[reserved] = 1;
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(bad)), kInvalid, {"flags"}));
   }
+}
+
+TEST(WireFormat, CarryBytesAreKept) {
+  const std::string carried = EncodeMessage(FrameType::kQuiet, 5, 6, QuietFrame{.id = 7});
+  const std::string own = EncodeMessage(FrameType::kPing, 3, 0x0102, kPing);
+  const std::string message = EncodeCarry(8, 9, carried, own);
+  EXPECT_EQ(Hex(message), Golden(golden::kCarryMessage));
+  ASSERT_OK_AND_ASSIGN(const Envelope envelope, DecodeEnvelope(AsBytes(message)));
+  EXPECT_EQ(envelope.type, FrameType::kCarry);
+  EXPECT_EQ(envelope.sequence, 0u);
+  EXPECT_EQ(envelope.ack, 8u);
+  ASSERT_OK_AND_ASSIGN(const CarriedMessages both, DecodeCarry(envelope.body));
+  EXPECT_EQ(both.session, 9u);
+  EXPECT_TRUE(testing::SameBytes(carried, both.carried));
+  EXPECT_TRUE(testing::SameBytes(own, both.own));
+}
+
+// The first of the two says how long it is; the second must be a whole envelope at least.
+TEST(WireFormat, DamagedCarriesAreRefused) {
+  const std::string carried = EncodeMessage(FrameType::kQuiet, 5, 6, QuietFrame{.id = 7});
+  const std::string own = EncodeMessage(FrameType::kAck, 3, 4, std::string_view());
+  const std::string body = EncodeCarry(8, 9, carried, own).substr(kEnvelopeBytes);
+  ASSERT_OK(DecodeCarry(AsBytes(body)));
+  for (size_t size = 0; size < body.size(); ++size) {
+    EXPECT_TRUE(Fails(DecodeCarry(AsBytes(body).first(size)), kInvalid, {"carry"})) << size;
+  }
+  std::string bad = body;
+  bad.replace(8 + 4, 4, "\xff\xff\xff\xff");
+  EXPECT_TRUE(Fails(DecodeCarry(AsBytes(bad)), kInvalid, {"carry"}));
+  EXPECT_TRUE(Fails(DecodeNumbered(AsBytes(EncodeMessage(FrameType::kAck, 0, 4, ""))), kInvalid,
+                    {"number"}));
 }
 
 TEST(WireFormat, ImmediateHoldsSlotAndGeneration) {

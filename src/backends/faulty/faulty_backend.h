@@ -38,6 +38,7 @@ class FaultyBackend : public Backend {
     return inner_->Register(region);
   }
   size_t Poll(std::span<Event> out, bool readable) override;
+  void Peek() override { inner_->Peek(); }
   bool Arm() override;
   int wait_fd() const override { return epoll_fd_; }
   std::string ListenAddress() const override { return inner_->ListenAddress(); }

@@ -11,6 +11,8 @@ namespace {
 
 constexpr size_t kDiscardBytes = 64 * 1024;
 constexpr size_t kMaxLingering = 64;
+// So many times in vain, and nothing is expected any more.
+constexpr uint32_t kMaxPeeks = 1024;
 
 }  // namespace
 
@@ -118,6 +120,7 @@ void TcpBackend::Forget(Link* link) {
   std::erase(links_, link);
   std::erase(active_, link);
   std::erase(waiting_, link);
+  if (expected_ == link) expected_ = nullptr;
   sink_.Purge(link);
 }
 
@@ -139,6 +142,15 @@ size_t TcpBackend::Poll(std::span<Event> out, bool readable) {
     SetTimer();
   }
   return sink_.End();
+}
+
+void TcpBackend::Peek() {
+  if (expected_ == nullptr) return;
+  if (++peeks_ > kMaxPeeks) {
+    expected_ = nullptr;
+    return;
+  }
+  expected_->Peek();
 }
 
 void TcpBackend::WorkLinks() {

@@ -40,6 +40,7 @@ class TcpBackend final : public Backend, private Listener::Acceptor {
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
   size_t Poll(std::span<Event> out, bool readable) override;
+  void Peek() override;
   bool Arm() override;
   int wait_fd() const override { return reactor_->fd(); }
 
@@ -54,6 +55,11 @@ class TcpBackend final : public Backend, private Listener::Acceptor {
   std::span<std::byte> discard_buffer();
   void Activate(Link* link);
   void Forget(Link* link);
+  // A message came over it: another may, soon.
+  void Expect(Link* link) {
+    expected_ = link;
+    peeks_ = 0;
+  }
   void Linger(Fd control, std::vector<Fd> data, std::string queued);
   void CloseRegion(const TcpRegistration& registration);
 
@@ -87,6 +93,8 @@ class TcpBackend final : public Backend, private Listener::Acceptor {
   std::vector<Link*> active_;                     // those with work, perhaps
   std::vector<Link*> waiting_;                    // those that may have a deadline
   size_t turn_ = 0;                               // which of active_ goes first
+  Link* expected_ = nullptr;                      // brought the last message
+  uint32_t peeks_ = 0;                            // since then
   std::vector<std::unique_ptr<Link>> half_open_;  // accepted and not yet reported, oldest first
   std::list<tcp::Linger> lingering_;              // oldest first
   std::unique_ptr<Listener> listener_;            // last: it hands over to what is above

@@ -190,7 +190,9 @@ void Link::WorkUp() {
     landing_due_ = false;
     if (!up()) return;
   }
-  const Control control = ReceiveControl();
+  const bool lands =
+      std::ranges::any_of(rails_, [](const auto& rail) { return rail->CanReceive(); });
+  const Control control = ReceiveControl(lands);
   if (control == Control::kDown) return;
   SendRails();
   if (up() && control == Control::kQuiet) ReceiveRails();

@@ -63,6 +63,8 @@ class Link final : public Endpoint {
   // One turn: a bounded amount of all there is to do.
   void Work();
   bool HasWork() const;
+  // Reads the control stream, unless what it brought before is not seen to yet.
+  void Peek();
   std::optional<Time> deadline() const { return deadline_; }
   void OnDeadline();
   void OnRegionClosed(const TcpRegistration* registration);
@@ -114,7 +116,7 @@ class Link final : public Endpoint {
   bool EndIfHungUp();
   bool HungUp() const;
   enum class Control : uint8_t { kQuiet, kMessages, kDown };
-  Control ReceiveControl();
+  Control ReceiveControl(bool look);
   Control OnControlFrame(const ControlStream::Frame& frame);
 
   absl::Status CheckOp(const Op& op) const;

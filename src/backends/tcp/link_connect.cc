@@ -61,7 +61,7 @@ void Link::WorkConnecting() {
   if (state_ != State::kJoining) return;
   IntroduceRails();
   if (down() || EndIfHungUp() || !(control_.readable() || control_.HasFrame())) return;
-  ReceiveControl();
+  ReceiveControl(false);
 }
 
 void Link::SendPreamble() {

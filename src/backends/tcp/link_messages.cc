@@ -27,13 +27,21 @@ bool Link::Send(std::span<const std::byte> message) {
 }
 
 bool Link::ControlIsQuiet() {
-  return std::exchange(landing_due_, false) || ReceiveControl() == Control::kQuiet;
+  return std::exchange(landing_due_, false) || ReceiveControl(true) == Control::kQuiet;
+}
+
+void Link::Peek() {
+  if (!up() || control_.HasFrame()) return;
+  absl::StatusOr<bool> got = control_.Fill();
+  if (!got.ok()) return Fail(got.status(), "control stream");
+  if (*got) Activate();
 }
 
 // Reports every message that has come in whole, reading the socket at most until there is one, or
 // until so many frames have been handled: of most kinds nobody hears, and a peer may send no other.
-// The buffer that the messages lie in is left alone until the next Poll.
-Link::Control Link::ReceiveControl() {
+// The buffer that the messages lie in is left alone until the next Poll. `look`: reads also where
+// no event said that there is something to read.
+Link::Control Link::ReceiveControl(bool look) {
   if (message_poll_ == backend_->poll_number()) return Control::kMessages;
   for (size_t frames = 0; frames < kMaxControlFrames;) {
     absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
@@ -54,6 +62,7 @@ Link::Control Link::ReceiveControl() {
       continue;
     }
     if (message_poll_ == backend_->poll_number()) return Control::kMessages;
+    if (!look && !control_.readable()) return Control::kQuiet;
     absl::StatusOr<bool> got = control_.Fill();
     if (!got.ok()) {
       Fail(got.status(), "control stream");
@@ -69,6 +78,7 @@ Link::Control Link::OnControlFrame(const ControlStream::Frame& frame) {
     case ControlKind::kMessage: {
       if (!up()) break;
       message_poll_ = backend_->poll_number();
+      backend_->Expect(this);
       Event event;
       event.kind = EventKind::kMessage;
       event.endpoint = this;
