@@ -99,7 +99,7 @@ def _kvxfer(name, mode, connections=1, spin=False):
     return Contestant(name, KVXFER, "kvxfer", mode, 1, connections, spin)
 
 
-_SLEEPING_TCP = (_kvxfer("kvxfer tcp", "tcp", 2), _raw_tcp("blocking ping-pong", LIMIT))
+_SLEEPING_TCP = (_kvxfer("kvxfer tcp", "tcp", 2), _raw_tcp("blocking ping-pong", LIMIT, "gather-reno"))
 _SLEEPING_SHM = (_kvxfer("kvxfer mapped", "mapped"), _kvxfer("kvxfer attached", "attached"),
                  _raw_shm("futex ping-pong", LIMIT, "copy"))
 
@@ -108,6 +108,7 @@ GROUPS = (
         _kvxfer("kvxfer tcp", "tcp", 2),
         # With the congestion control that kvxfer takes on one host: it makes the loop faster.
         _raw_tcp("raw gathered", LIMIT, "gather-reno", 1, 2),
+        _raw_tcp("raw gathered, 1 connection", REFERENCE, "gather-reno", 1, 1),
         _raw_tcp("raw gathered, 2 threads", REFERENCE, "gather-reno", 2, 2),
         _raw_tcp("raw gathered, 2 threads, default congestion control", REFERENCE, "gather", 2, 2),
         _raw_tcp("raw, one send a block, 2 threads", REFERENCE, "per-block", 2, 2),
@@ -129,7 +130,7 @@ GROUPS = (
     # The peers have no other way: who uses them polls.
     Group("ping-tcp-spin", "4 KiB and answer over TCP, spinning allowed", (
         _kvxfer("kvxfer tcp, spinning", "tcp", 2, spin=True),
-        _raw_tcp("busy-polled ping-pong", LIMIT, spin=True),
+        _raw_tcp("busy-polled ping-pong", LIMIT, "gather-reno", spin=True),
         *_NIXL_TCP, *_UCX_TCP, _MOONCAKE), ping=True),
     Group("ping-shm-spin", "4 KiB and answer over shared memory, spinning allowed", (
         _kvxfer("kvxfer mapped, spinning", "mapped", spin=True),

@@ -209,13 +209,15 @@ bool Engine::MayHoldAcks() {
 bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
   bool busy = !undone_.empty();
   runtime_.now = now;
-  if (!DispatchAll(leaving)) return true;
+  DispatchAll(Stays);
   runtime_.copied = 0;
-  for (const auto& backend : runtime_.backends) {
-    const size_t n = backend->Poll(events_, (readable & 1) != 0);
+  // Whoever leaves early leaves it to the next round to begin with the backends that were left out.
+  const size_t count = runtime_.backends.size();
+  for (size_t i = 0; i < count; ++i) {
+    const size_t at = std::exchange(next_backend_, (next_backend_ + 1) % count);
+    const size_t n = runtime_.backends[at]->Poll(events_, (readable >> at & 1) != 0);
     undone_ = std::span(events_).first(n);
     if (!DispatchAll(leaving)) return true;
-    readable >>= 1;
     busy |= n > 0;
   }
   return busy;
@@ -241,6 +243,7 @@ void Engine::TakeCopied() {
     undone_ = std::span(events_).first(backend->Poll(std::span(events_).first(n), false));
     DispatchAll(Stays);
   }
+  runtime_.finished.clear();
 }
 
 void Engine::FinishRound(Time now, Leaving leaving) {

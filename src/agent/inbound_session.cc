@@ -261,7 +261,8 @@ void InboundHub::Pump() {
   const auto first = sessions_.upper_bound(pumped_first_);
   for (auto it = first; it != sessions_.end(); ++it) Pump(*it->second);
   for (auto it = sessions_.begin(); it != first; ++it) Pump(*it->second);
-  pumped_first_ = first == sessions_.end() ? Incarnation{} : first->first;
+  const auto began = first == sessions_.end() ? sessions_.begin() : first;
+  pumped_first_ = began == sessions_.end() ? Incarnation{} : began->first;
 }
 
 void InboundHub::Pump(InboundSession& session) {

@@ -318,7 +318,8 @@ bool Peer::SendCarrying(Link& link) {
                                   ? EncodeCarry(rider.channel->received(), session_, *mine, *theirs)
                                   : EncodeCarry(channel_.received(), rider.session, *theirs, *mine);
   Endpoint& endpoint = back ? *rider.endpoint : *link.endpoint;
-  if (!endpoint.Send(std::as_bytes(std::span(message)))) return false;
+  // What waits for the other connection's room may still go over this one.
+  if (!endpoint.Send(std::as_bytes(std::span(message)))) return back;
   channel_.MessageSent();
   rider.channel->MessageSent();
   (back ? *rider.carried : link.carried) = true;

@@ -311,7 +311,8 @@ uint64_t ProgressLoop::Look(Time now) {
 
 // mu_ held, by the owner.
 void ProgressLoop::TakeKick() {
-  if (seat_.background_leaving()) return;
+  // Somebody else sleeps, and it was meant for them: a submitter has the seat from a sleeper.
+  if (seat_.background_leaving() || seat_.sleeping()) return;
   uint64_t count;
   [[maybe_unused]] ssize_t got = read(event_fd_, &count, sizeof(count));
 }
@@ -401,6 +402,7 @@ void ProgressLoop::Background() {
     lock.unlock();
     standby_.Wait();
     lock.lock();
+    standby_.Fired();
     if (stopping_) return;
     if (!seat_.BackgroundTake().entered) continue;
     lock.unlock();

@@ -29,14 +29,16 @@ class StandbyTimer {
   void PutOff(Time now);
   // Fires at once.
   void Fire();
-  // Until it has fired since the last Wait.
+  // Until it has fired since the last Wait. Fired follows, after which PutOff sets it again,
+  // however old the time that it is told.
   void Wait();
+  void Fired() { due_ = Time{}; }
 
  private:
   void Set(Duration from_now);
 
   int fd_ = -1;
-  Time due_{};  // zero: it has been told to fire at once
+  Time due_{};  // zero: it is not set, or told to fire at once
 };
 
 }  // namespace kvxfer

@@ -108,6 +108,11 @@ bool Channel::Readable() const {
   return poll(&state, 1, 0) > 0;
 }
 
+bool Channel::Writable() const {
+  pollfd state{.fd = socket_.get(), .events = POLLOUT, .revents = 0};
+  return poll(&state, 1, 0) > 0;
+}
+
 bool Channel::Closed() const {
   pollfd state{.fd = socket_.get(), .events = POLLRDHUP, .revents = 0};
   return poll(&state, 1, 0) > 0 && (state.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;

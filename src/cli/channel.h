@@ -52,6 +52,8 @@ class Channel {
 
   // Whether Receive would find something, if only that the other side has closed.
   bool Readable() const;
+  // Whether a short message could be sent without waiting, or would fail at once.
+  bool Writable() const;
   // Whether the other side has closed (or died).
   bool Closed() const;
   // Wakes a thread that waits in Receive: it finds the channel closed. Any thread may call it.

@@ -201,7 +201,6 @@ TEST_P(BackendConformance, MessagesOfEverySizeBothWays) {
   }
 }
 
-// A sender that nobody listens to is told to wait, and goes on when it is heard.
 // A transfer in one write, with its message right behind: a backend may send both at once.
 TEST_P(BackendConformance, SoleWritesWithTheirMessages) {
   constexpr uint64_t kBytes = 20'000;
@@ -235,6 +234,7 @@ TEST_P(BackendConformance, SoleWritesWithTheirMessages) {
   EXPECT_EQ(in().immediates.size(), immediates() ? round : 0);
 }
 
+// A sender that nobody listens to is told to wait, and goes on when it is heard.
 TEST_P(BackendConformance, MessagesPressBack) {
   ASSERT_NO_FATAL_FAILURE(Start(4096));
   const std::string message(64 * 1024, 'x');

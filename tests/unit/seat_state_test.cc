@@ -93,7 +93,7 @@ class Explorer {
     CheckOneInside(model);
     moved_ = false;
     for (int i = 0; i < size_.submitters; ++i) {
-      Step(model, [&](Model& m) { Submitter(m, m.submitters[static_cast<size_t>(i)]); });
+      Step(model, [&](Model& m) { Submitter(m, static_cast<size_t>(i)); });
     }
     for (int i = 0; i < size_.drivers; ++i) {
       const auto d = static_cast<size_t>(i);
@@ -136,7 +136,12 @@ class Explorer {
     return m.kick;
   }
 
-  void Submitter(Model& m, Thread& t) {
+  // Whoever looks takes the kick, unless it is for somebody who sleeps.
+  void TakeKick(Model& m) { m.kick = m.kick && (m.seat.background_leaving() || m.seat.sleeping()); }
+
+  // The first only posts; the others make a round, as Progress does.
+  void Submitter(Model& m, size_t i) {
+    Thread& t = m.submitters[i];
     switch (t.at) {
       case At::kStart:
         ++m.queued;
@@ -146,7 +151,11 @@ class Explorer {
         t.at = m.seat.Submit().entered ? At::kInside : At::kGone;
         return;
       case At::kInside:
-        m.queued = 0;  // posts only: handles no events
+        m.queued = 0;
+        if (i > 0) {
+          TakeKick(m);
+          Work(m);
+        }
         t.at = At::kChecked;
         return;
       case At::kChecked: {
@@ -227,7 +236,7 @@ class Explorer {
         t.at = At::kReturned;
         return;
       case SeatState::Wakened::kOwner:
-        m.kick = m.kick && m.seat.background_leaving();
+        TakeKick(m);
         t.at = At::kInside;
         return;
     }

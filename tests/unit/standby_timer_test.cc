@@ -31,6 +31,19 @@ TEST(StandbyTimer, IsPutOffByWhoComesInTime) {
   EXPECT_GE(Now() - last, StandbyTimer::kInterval / 8);
 }
 
+// Who leaves the seat may have looked at the clock before the timer fired.
+TEST(StandbyTimer, IsSetAgainAfterItFiredByAnOldTime) {
+  StandbyTimer timer;
+  ASSERT_TRUE(timer.Open().ok());
+  const Time start = Now();
+  timer.PutOff(start);
+  timer.Wait();
+  timer.Fired();
+  timer.PutOff(start);
+  timer.Wait();
+  EXPECT_GE(Now() - start, 2 * StandbyTimer::kInterval);
+}
+
 TEST(StandbyTimer, FiresAtOnceWhereToldTo) {
   StandbyTimer timer;
   ASSERT_TRUE(timer.Open().ok());

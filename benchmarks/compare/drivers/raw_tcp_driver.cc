@@ -1,7 +1,7 @@
 // What TCP over loopback gives between two processes without any protocol: the limit for
 // contestants on tcp.
 //
-//   gather       sendmsg and readv of up to 1,024 blocks at once
+//   gather       sendmsg and recvmsg of up to 1,024 blocks at once
 //   gather-reno  the same with that congestion control, whatever the machine's default is: one that
 //                paces, as BBR does, holds loopback back
 //   per-block    one send and one recv a block
@@ -177,19 +177,26 @@ class RawTcp : public Contestant {
     }
   }
 
+  // Several connections on one thread: one that would block is left alone until poll names it.
   void MoveAll(std::vector<Share>& shares, int flags) const {
+    const bool polls = flags != 0 && !config_.spin;
+    const auto wanted = static_cast<int16_t>(config_.prefill ? POLLOUT : POLLIN);
+    std::vector<pollfd> sockets;
+    for (const Share& share : shares) sockets.push_back({share.fd(), wanted, wanted});
     for (;;) {
-      bool moved = false;
-      std::vector<pollfd> waiting;
-      for (Share& share : shares) {
-        if (share.done()) continue;
-        if (share.Move(config_.prefill, flags)) moved = true;
-        if (share.done()) continue;
-        waiting.push_back(
-            {share.fd(), static_cast<int16_t>(config_.prefill ? POLLOUT : POLLIN), 0});
+      bool left = false;
+      bool ready = false;
+      for (size_t i = 0; i < shares.size(); ++i) {
+        pollfd& socket = sockets[i];
+        if (!shares[i].done() && socket.revents != 0) {
+          if (!shares[i].Move(config_.prefill, flags) && polls) socket.revents = 0;
+        }
+        if (shares[i].done()) socket.fd = -1;
+        left |= !shares[i].done();
+        ready |= !shares[i].done() && socket.revents != 0;
       }
-      if (waiting.empty()) return;
-      if (!moved && !config_.spin && flags != 0) poll(waiting.data(), waiting.size(), -1);
+      if (!left) return;
+      if (polls && !ready) poll(sockets.data(), sockets.size(), -1);
     }
   }
 

@@ -114,6 +114,8 @@ size_t Copier::Step(size_t budget) {
       if (moved.ok()) {
         copied += *moved;
         if (front.left > 0) continue;
+      } else {
+        copied += budget;  // it may have moved as much before it failed
       }
     }
     queued_bytes_ -= front.left;
