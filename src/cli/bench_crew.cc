@@ -150,6 +150,7 @@ absl::StatusOr<std::vector<Json>> BenchCrew::CallAll(const std::vector<Json>& me
     }
   }
   std::vector<Json> answers;
+  answers.reserve(all.size());
   for (Awaited& awaited : all) answers.push_back(*std::move(awaited.answer));
   return answers;
 }

@@ -182,6 +182,7 @@ class RawTcp : public Contestant {
     const bool polls = flags != 0 && !config_.spin;
     const auto wanted = static_cast<int16_t>(config_.prefill ? POLLOUT : POLLIN);
     std::vector<pollfd> sockets;
+    sockets.reserve(shares.size());
     for (const Share& share : shares) sockets.push_back({share.fd(), wanted, wanted});
     for (;;) {
       bool left = false;
