@@ -58,6 +58,19 @@ std::string WhatThereIs(const Topology& topology) {
                       more == 0 ? "" : absl::StrCat(" and ", more, " more"));
 }
 
+// A virtual function sends through its parent's port.
+void InheritFabrics(Topology& topology) {
+  for (RdmaPort& port : topology.ports) {
+    const RdmaDevice* parent = topology.ParentOf(topology.DeviceOf(port));
+    if (port.fabric_named || parent == nullptr) continue;
+    for (const RdmaPort& above : topology.ports) {
+      if (&topology.DeviceOf(above) != parent || above.number != port.number) continue;
+      port.fabric = above.fabric;
+      port.fabric_named = above.fabric_named;
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<PortSelector::Pattern> PortSelector::ParsePattern(std::string_view text) {
@@ -192,6 +205,7 @@ absl::Status NameFabrics(const std::vector<FabricName>& names, Topology& topolog
     topology.ports[i].fabric = name_of[i]->name;
     topology.ports[i].fabric_named = true;
   }
+  InheritFabrics(topology);
   return absl::OkStatus();
 }
 

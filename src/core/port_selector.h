@@ -77,8 +77,8 @@ struct FabricName {
   static absl::StatusOr<FabricName> Parse(std::string_view text);
 };
 
-// Sets the `fabric` of the ports that `names` select. NotFound: a selector matches no port;
-// InvalidArgument: a port would be in two fabrics.
+// Sets the `fabric` of the ports that `names` select, and of virtual functions of theirs. NotFound:
+// a selector matches no port; InvalidArgument: a port would be in two fabrics.
 absl::Status NameFabrics(const std::vector<FabricName>& names, Topology& topology);
 
 }  // namespace kvxfer

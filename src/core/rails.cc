@@ -10,17 +10,17 @@ namespace {
 
 // Relative cost of a byte. A root complex forwards between its ports at somewhat less than a
 // switch does; the link between CPUs is shared with everything else that crosses it.
-double Weight(Distance distance) {
+double Weight(DeviceDistance distance) {
   switch (distance) {
-    case Distance::kSwitch:
+    case DeviceDistance::kSwitch:
       return 1.0;
-    case Distance::kRoot:
+    case DeviceDistance::kRoot:
       return 1.2;
-    case Distance::kNode:
+    case DeviceDistance::kNode:
       return 1.5;
-    case Distance::kUnknown:
+    case DeviceDistance::kUnknown:
       return 2.0;
-    case Distance::kOtherNode:
+    case DeviceDistance::kOtherNode:
       return 3.0;
   }
   return 3.0;
@@ -88,7 +88,7 @@ std::string WhyUnusable(const Topology& topology, const RdmaPort& port) {
 RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
                    const PortSelector& selector) {
   RailPlan plan;
-  std::map<std::string, Distance> nearest;  // by fabric
+  std::map<std::string, DeviceDistance> nearest;  // by fabric
   for (size_t i = 0; i < topology.ports.size(); ++i) {
     const RdmaPort& port = topology.ports[i];
     if (!selector.Matches(topology, port)) {
@@ -99,21 +99,21 @@ RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
       plan.left_out.push_back({i, std::move(why)});
       continue;
     }
-    const Distance distance = DistanceOf(topology, topology.DeviceOf(port), place);
+    const DeviceDistance distance = DistanceOf(topology, topology.DeviceOf(port), place);
     plan.rails.push_back({.port = i, .distance = distance});
     const auto [it, first] = nearest.emplace(port.fabric, distance);
     if (!first) it->second = std::min(it->second, distance);
   }
-  for (Rail& rail : plan.rails) {
-    const Distance best = nearest[topology.ports[rail.port].fabric];
+  for (RailChoice& rail : plan.rails) {
+    const DeviceDistance best = nearest[topology.ports[rail.port].fabric];
     rail.near = rail.distance == best;
     rail.penalty = Weight(rail.distance) / Weight(best);
   }
   const int node = NodeOf(topology, place);
-  const auto far = [&](const Rail& rail) {
+  const auto far = [&](const RailChoice& rail) {
     return NodeDistance(topology, node, topology.DeviceOf(topology.ports[rail.port]).numa_node);
   };
-  std::stable_sort(plan.rails.begin(), plan.rails.end(), [&](const Rail& a, const Rail& b) {
+  std::stable_sort(plan.rails.begin(), plan.rails.end(), [&](const RailChoice& a, const RailChoice& b) {
     return a.distance != b.distance ? a.distance < b.distance : far(a) < far(b);
   });
   return plan;

@@ -4,7 +4,7 @@
 //
 // Example:
 //   RailPlan plan = PlanRails(topology, {MemoryPlace::Kind::kGpu, 0}, PortSelector());
-//   for (const Rail& rail : plan.rails) Open(topology.ports[rail.port]);
+//   for (const RailChoice& rail : plan.rails) Open(topology.ports[rail.port]);
 
 #ifndef KVXFER_CORE_RAILS_H_
 #define KVXFER_CORE_RAILS_H_
@@ -19,9 +19,9 @@
 
 namespace kvxfer {
 
-struct Rail {
+struct RailChoice {
   size_t port = 0;  // index into Topology::ports
-  Distance distance = Distance::kUnknown;
+  DeviceDistance distance = DeviceDistance::kUnknown;
   // Of the nearest of its fabric: memory is registered with these first, and transfers take them
   // while they can.
   bool near = false;
@@ -35,7 +35,7 @@ struct LeftOut {
 };
 
 struct RailPlan {
-  std::vector<Rail>
+  std::vector<RailChoice>
       rails{};  // nearest first; equals by distance between NUMA nodes, then as they are
   std::vector<LeftOut> left_out{};
 };

@@ -71,17 +71,17 @@ std::string PciAddress::ToString() const {
   return absl::StrFormat("%04x:%02x:%02x.%x", domain, bus, device, function);
 }
 
-const char* ToString(Distance distance) {
+const char* ToString(DeviceDistance distance) {
   switch (distance) {
-    case Distance::kSwitch:
+    case DeviceDistance::kSwitch:
       return "switch";
-    case Distance::kRoot:
+    case DeviceDistance::kRoot:
       return "root";
-    case Distance::kNode:
+    case DeviceDistance::kNode:
       return "node";
-    case Distance::kUnknown:
+    case DeviceDistance::kUnknown:
       return "?";
-    case Distance::kOtherNode:
+    case DeviceDistance::kOtherNode:
       return "far";
   }
   return "?";
@@ -186,23 +186,25 @@ const RdmaDevice* Topology::ParentOf(const RdmaDevice& device) const {
   return nullptr;
 }
 
-Distance PciDistance(const PciPath& a, int node_a, const PciPath& b, int node_b) {
+DeviceDistance PciDistance(const PciPath& a, int node_a, const PciPath& b, int node_b) {
   const auto [end_a, end_b] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
   const auto common = end_a - a.begin();
-  if (common >= 2) return Distance::kSwitch;
-  if (common == 1) return Distance::kRoot;
-  if (node_a < 0 || node_b < 0) return Distance::kUnknown;
-  return node_a == node_b ? Distance::kNode : Distance::kOtherNode;
+  if (common >= 2) return DeviceDistance::kSwitch;
+  if (common == 1) return DeviceDistance::kRoot;
+  if (node_a < 0 || node_b < 0) return DeviceDistance::kUnknown;
+  return node_a == node_b ? DeviceDistance::kNode : DeviceDistance::kOtherNode;
 }
 
-Distance DistanceOf(const Topology& topology, const RdmaDevice& nic, const MemoryPlace& place) {
+DeviceDistance DistanceOf(const Topology& topology, const RdmaDevice& nic,
+                          const MemoryPlace& place) {
   if (place.kind == MemoryPlace::Kind::kGpu) {
-    if (place.index >= topology.gpus.size()) return Distance::kUnknown;
+    if (place.index >= topology.gpus.size()) return DeviceDistance::kUnknown;
     const Gpu& gpu = topology.gpus[place.index];
     return PciDistance(nic.path, nic.numa_node, gpu.path, gpu.numa_node);
   }
-  if (place.index >= topology.nodes.size() || nic.numa_node < 0) return Distance::kUnknown;
-  return nic.numa_node == topology.nodes[place.index].id ? Distance::kNode : Distance::kOtherNode;
+  if (place.index >= topology.nodes.size() || nic.numa_node < 0) return DeviceDistance::kUnknown;
+  return nic.numa_node == topology.nodes[place.index].id ? DeviceDistance::kNode
+                                                         : DeviceDistance::kOtherNode;
 }
 
 }  // namespace kvxfer

@@ -41,7 +41,7 @@ struct PciAddress {
 using PciPath = std::vector<std::string>;
 
 // From near to far. What lies between two devices, or between a device and memory of a NUMA node.
-enum class Distance : uint8_t {
+enum class DeviceDistance : uint8_t {
   kSwitch,     // a PCIe switch: traffic between them does not reach the CPU
   kRoot,       // one PCIe root complex (host bridge)
   kNode,       // one NUMA node
@@ -50,7 +50,7 @@ enum class Distance : uint8_t {
 };
 
 // The one-word name that `kvxfer topo` prints: "switch", "root", "node", "?", "far".
-const char* ToString(Distance distance);
+const char* ToString(DeviceDistance distance);
 
 struct NumaNode {
   int id = 0;
@@ -167,10 +167,11 @@ struct MemoryPlace {
 };
 
 // A place that does not exist is at an unknown distance.
-Distance DistanceOf(const Topology& topology, const RdmaDevice& nic, const MemoryPlace& place);
+DeviceDistance DistanceOf(const Topology& topology, const RdmaDevice& nic,
+                          const MemoryPlace& place);
 
 // Between two PCI devices.
-Distance PciDistance(const PciPath& a, int node_a, const PciPath& b, int node_b);
+DeviceDistance PciDistance(const PciPath& a, int node_a, const PciPath& b, int node_b);
 
 }  // namespace kvxfer
 
