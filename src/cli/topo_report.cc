@@ -123,7 +123,7 @@ std::vector<Line> Lines(const Topology& topology) {
 }
 
 std::string LineName(const Topology& topology, const Line& line) {
-  const std::string first = ShortName(topology, line.first);
+  std::string first = ShortName(topology, line.first);
   if (line.count == 1) return first;
   return absl::StrCat(first, "..", ShortName(topology, line.first + line.count - 1));
 }

@@ -43,7 +43,7 @@ std::string FolderOf(const Json& device, const PciAddress& pci) {
 
 // Adds the PCI device and returns its folder.
 std::string AddPciDevice(const Json& device, const PciAddress& pci, SysfsTree& tree) {
-  const std::string folder = FolderOf(device, pci);
+  std::string folder = FolderOf(device, pci);
   tree.File(folder + "/vendor", Text(device, "vendor", "0x15b3"));
   tree.File(folder + "/device", Text(device, "device", "0x1021"));
   tree.File(folder + "/class", Text(device, "class", "0x020700"));
@@ -113,10 +113,10 @@ void AddPort(const Json& nic, const std::string& rdma, const std::string& guid, 
     gids.push_back({{"gid", FullGid(Text(nic, "prefix", "fe80::"), guid)}});
   for (const Json& gid : gids) {
     const std::string index = absl::StrCat(Number(gid, "index", 0));
-    tree.File(port + "/gids/" + index, Text(gid, "gid"));
-    tree.File(port + "/gid_attrs/types/" + index, Text(gid, "type", "IB/RoCE v1"));
+    tree.File(absl::StrCat(port, "/gids/", index), Text(gid, "gid"));
+    tree.File(absl::StrCat(port, "/gid_attrs/types/", index), Text(gid, "type", "IB/RoCE v1"));
     if (gid.contains("netdev")) {
-      tree.File(port + "/gid_attrs/ndevs/" + index, Text(gid, "netdev"));
+      tree.File(absl::StrCat(port, "/gid_attrs/ndevs/", index), Text(gid, "netdev"));
     }
   }
 }

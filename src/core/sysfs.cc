@@ -89,7 +89,7 @@ std::vector<std::string> Sysfs::List(std::string_view path) const {
 
 std::string Sysfs::Resolve(std::string_view path) const {
   std::error_code error;
-  const std::string real = std::filesystem::canonical(Full(path), error).string();
+  std::string real = std::filesystem::canonical(Full(path), error).string();
   if (error) return {};
   if (root_.empty()) return real;
   const std::string base = std::filesystem::canonical(root_, error).string();

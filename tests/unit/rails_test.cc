@@ -137,7 +137,7 @@ TEST(PlanRails, APlaceThatIsNotThereIsFarFromAll) {
 TEST(WhyUnusable, NamesTheRemedy) {
   Topology host;
   host.devices.push_back({.name = "mlx5_0"});
-  const auto why = [&](RdmaPort port) { return WhyUnusable(host, port); };
+  const auto why = [&](const RdmaPort& port) { return WhyUnusable(host, port); };
   Gid v2{.index = 3, .type = GidType::kRoceV2};
   RdmaPort ib{.state = PortState::kActive, .link = LinkLayer::kInfiniBand, .lid = 4};
   RdmaPort eth{.state = PortState::kActive, .link = LinkLayer::kEthernet};
@@ -204,8 +204,9 @@ TEST(PortSelector, RefusesWhatIsNoPattern) {
 TEST(NameFabrics, GivesNamesAndRefusesTwoForAPort) {
   EXPECT_EQ(Fixture("dgx-h100", {"compute=mlx5_0,mlx5_3"}).ports[3].fabric, "compute");
   Topology dgx = Fixture("dgx-h100");
-  const auto name = [&](std::vector<std::string> texts) {
+  const auto name = [&](const std::vector<std::string>& texts) {
     std::vector<FabricName> names;
+    names.reserve(texts.size());
     for (const std::string& text : texts) names.push_back(*FabricName::Parse(text));
     return NameFabrics(names, dgx);
   };
