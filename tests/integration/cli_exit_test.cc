@@ -37,7 +37,16 @@ TEST(Usage, IsExitStatusTwoAndOneLine) {
       {"ping", "host:99999"},
       {"ping", "--count", "0"},
       {"explain"},
-      {"serve", "--listen", "[::1"}};
+      {"serve", "--listen", "[::1"},
+      {"topo", "--fixture", "no-such-host"},
+      {"topo", "--root", "/no/such/folder"},
+      {"topo", "--root", "/usr"},
+      {"topo", "--root", "/", "--fixture", "dgx-h100"},
+      {"topo", "--fixture", "dgx-h100", "--ports", "mlx5_99"},
+      {"topo", "--fixture", "dgx-h100", "--ports", "mlx5_0,,"},
+      {"topo", "--fixture", "dgx-h100", "--fabric", "compute"},
+      {"topo", "--fixture", "plain-vm", "--ports", "mlx5_0"},
+      {"topo", "dgx-h100"}};
   for (const auto& arguments : cases) {
     const Result result = RunProgram(arguments);
     EXPECT_EQ(result.status, ExitStatus::kUsage) << ::testing::PrintToString(arguments);
