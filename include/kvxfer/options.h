@@ -57,6 +57,9 @@ struct AgentOptions {
   // peer on another host is refused there.
   std::string advertise{};
   uint32_t tcp_streams = 2;  // data streams (rails) to each peer, 1 to 16
+  // Threads that share large copies to and from attached memory (shm), 1 to 8; 0: 2 where 4 CPUs are
+  // usable, else 1. More than one takes their CPUs from the application for as long as copies last.
+  uint32_t shm_copy_threads = 0;
 
   // Each at most a year.
   Duration heartbeat = std::chrono::milliseconds(500);  // between pings on a connection in use
@@ -76,7 +79,8 @@ struct AgentOptions {
 };
 
 // Defaults changed by KVXFER_NAME, KVXFER_BACKENDS (comma separated), KVXFER_LISTEN,
-// KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_REQUIRE_BACKENDS, KVXFER_SPIN_US.
+// KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS,
+// KVXFER_SPIN_US.
 // InvalidArgument names the variable that does not parse.
 absl::StatusOr<AgentOptions> OptionsFromEnvironment();
 
