@@ -46,15 +46,23 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("tcp_streams must be 1 to 16, is ", options.tcp_streams));
   }
+  if (options.shm_copy_threads > 8) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shm_copy_threads must be 0 to 8, is ", options.shm_copy_threads));
+  }
+  if (options.loopback_rails < 1 || options.loopback_rails > 16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("loopback_rails must be 1 to 16, is ", options.loopback_rails));
+  }
   if (options.heartbeat <= Duration::zero() || options.connect_timeout <= Duration::zero() ||
       options.suspect_after <= options.heartbeat || options.cancel_grace < Duration::zero()) {
     return absl::InvalidArgumentError(
         "heartbeat and connect_timeout must be positive, suspect_after longer than heartbeat, "
         "cancel_grace not negative");
   }
-  for (const Duration duration :
-       {options.heartbeat, options.suspect_after, options.connect_timeout, options.cancel_grace,
-        options.spin, options.faults.max_delay, options.faults.slow_rail_delay}) {
+  for (const Duration duration : {options.heartbeat, options.suspect_after, options.connect_timeout,
+                                  options.cancel_grace, options.spin, options.faults.max_delay,
+                                  options.faults.slow_rail_delay, options.faults.rail_down_for}) {
     if (duration <= kLongest) continue;
     return absl::InvalidArgumentError(
         "heartbeat, suspect_after, connect_timeout, cancel_grace, spin and the delays of faults "
@@ -249,8 +257,7 @@ void Engine::TakeCopied() {
 void Engine::FinishRound(Time now, Leaving leaving) {
   runtime_.finished.clear();
   if (NextTimer() <= now) {
-    for (auto& [name, peer] : peers_) peer->OnTimer(now);
-    for (auto& peer : leaving_) peer->OnTimer(now);
+    ForEachPeer([now](Peer& peer) { peer.OnTimer(now); });
     inbound_.OnTimer(now);
   }
   SendAll(now, leaving() && MayHoldAcks());
@@ -268,22 +275,17 @@ void Engine::Dispatch(Event& event) {
 
 absl::Status Engine::OnCarriedTo(const Incarnation& peer, uint64_t session,
                                  std::span<const std::byte> message) {
-  for (auto& [name, one] : peers_) {
-    if (one->Knows(peer, session)) return one->OnCarried(message);
-  }
-  for (auto& one : leaving_) {
-    if (one->Knows(peer, session)) return one->OnCarried(message);
-  }
-  return absl::OkStatus();
+  Peer* owner = nullptr;
+  ForEachPeer([&](Peer& one) {
+    if (owner == nullptr && one.Knows(peer, session)) owner = &one;
+  });
+  return owner == nullptr ? absl::OkStatus() : owner->OnCarried(message);
 }
 
 void Engine::CarrierToLost(const Incarnation& peer) {
-  for (auto& [name, one] : peers_) {
-    if (one->metadata().incarnation == peer) one->CarrierLost();
-  }
-  for (auto& one : leaving_) {
-    if (one->metadata().incarnation == peer) one->CarrierLost();
-  }
+  ForEachPeer([&](Peer& one) {
+    if (one.metadata().incarnation == peer) one.CarrierLost();
+  });
 }
 
 void Engine::Post() { SendAll(Now(), false); }
@@ -318,8 +320,12 @@ void Engine::SendAll(Time now, bool hold_acks) {
 }
 
 void Engine::PumpPeers(Time now) {
-  for (auto& [name, peer] : peers_) peer->Pump(now);
-  for (auto& peer : leaving_) peer->Pump(now);
+  ForEachPeer([now](Peer& peer) { peer.Pump(now); });
+}
+
+void Engine::ForEachPeer(absl::FunctionRef<void(Peer&)> act) {
+  for (auto& [name, peer] : peers_) act(*peer);
+  for (auto& peer : leaving_) act(*peer);
 }
 
 bool Engine::Arm() {
@@ -330,8 +336,7 @@ bool Engine::Arm() {
 
 Time Engine::NextTimer() {
   Time next = inbound_.NextTimer();
-  for (const auto& [name, peer] : peers_) next = std::min(next, peer->NextTimer());
-  for (const auto& peer : leaving_) next = std::min(next, peer->NextTimer());
+  ForEachPeer([&next](Peer& peer) { next = std::min(next, peer.NextTimer()); });
   return next;
 }
 

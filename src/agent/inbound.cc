@@ -27,11 +27,15 @@ void InboundLink::OnEvent(Event& event) {
       return hub->OnImmediate(*this, event.immediate);
     case EventKind::kFenced:
       return hub->OnFenced(*this, event.id);
+    case EventKind::kRailFenced:
+      return hub->OnRailFenced(*this, event.rail);
     case EventKind::kDown:
       return hub->OnDown(*this, event.status);
     case EventKind::kConnected:
     case EventKind::kCompletion:
     case EventKind::kAccepted:
+    case EventKind::kRailDown:
+    case EventKind::kRailUp:
       return;
   }
 }

@@ -31,6 +31,7 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
     return;
   }
   if (envelope->type == FrameType::kCarry) return OnCarry(link, envelope->body);
+  if (envelope->type == FrameType::kRailFenced) return OnRailFenced(link, *envelope);
   if (envelope->sequence == 0) return;
   if (auto status = TakeNumbered(*envelope); !status.ok()) ProtocolError(link, status);
 }
@@ -44,12 +45,7 @@ void Peer::OnCarry(Link& link, std::span<const std::byte> body) {
   if (status.ok() && link.was_up && !link.carries) {
     status = absl::InvalidArgumentError("a carry frame in protocol version 1");
   }
-  if (status.ok()) {
-    const auto own = DecodeNumbered(both->own);
-    status = own.status();
-    if (status.ok()) status = channel_.OnAck(own->ack);
-    if (status.ok()) status = TakeNumbered(*own);
-  }
+  if (status.ok()) status = TakeOneOfTwo(both->own);
   if (status.ok()) {
     status =
         runtime_->other_way->OnCarriedFrom(metadata_.incarnation, both->session, both->carried);
@@ -66,11 +62,15 @@ absl::Status Peer::TakeNumbered(const Envelope& envelope) {
   return status;
 }
 
-absl::Status Peer::OnCarried(std::span<const std::byte> message) {
+absl::Status Peer::TakeOneOfTwo(std::span<const std::byte> message) {
   const auto envelope = DecodeNumbered(message);
   absl::Status status = envelope.status();
   if (status.ok()) status = channel_.OnAck(envelope->ack);
-  if (status.ok()) status = TakeNumbered(*envelope);
+  return status.ok() ? TakeNumbered(*envelope) : status;
+}
+
+absl::Status Peer::OnCarried(std::span<const std::byte> message) {
+  absl::Status status = TakeOneOfTwo(message);
   if (!status.ok()) ResetSession(Broken(status));
   return status;
 }
@@ -107,6 +107,7 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
 
 absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
   for (const SlotRef& ref : frame.freed) {
+    OnFreed(ref);
     if (auto status = slots_.Free(ref); !status.ok()) return status;
   }
   for (uint64_t id : frame.arrived) {
@@ -115,6 +116,9 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
     it->second.arrived = true;
     // While it is ending, the answer to ABORT tells the same.
     if (!it->second.ending) Advance(it->second);
+  }
+  for (const DiscardAck& ack : frame.discarded) {
+    if (auto status = OnDiscarded(ack); !status.ok()) return status;
   }
   for (const AbortAck& ack : frame.aborted) {
     const auto it = active_.find(ack.transfer);
