@@ -1,4 +1,4 @@
-// `kvxfer`: demo, serve, ping, bench, explain, topo. docs/cli.md is the user's page.
+// `kvxfer`: demo, serve, ping, bench, explain, topo, doctor. docs/cli.md is the user's page.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -45,6 +45,7 @@ int Main(int argc, char** argv) {
   AddBench(app, action);
   AddExplain(app, action);
   AddTopo(app, action);
+  AddDoctor(app, action);
   AddDemoWorker(app, action);
   AddBenchWorker(app, action);
   // CLI11 reports by exception; it goes no further than here.

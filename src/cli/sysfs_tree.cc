@@ -58,12 +58,14 @@ absl::Status SysfsTree::WriteTo(const std::string& root) const {
 absl::StatusOr<TemporaryFolder> TemporaryFolder::Make() {
   std::error_code error;
   const fs::path base = fs::temp_directory_path(error);
-  std::string path = (error ? fs::path("/tmp") : base) / "kvxfer-XXXXXX";
-  if (mkdtemp(path.data()) == nullptr) {
-    return absl::FailedPreconditionError(
-        ErrnoText(absl::StrCat("cannot make a temporary folder ", path), errno));
+  // Hundreds of tiny files: in memory where there is a place.
+  std::string path;
+  for (const fs::path& folder : {fs::path("/dev/shm"), error ? fs::path("/tmp") : base}) {
+    path = folder / "kvxfer-XXXXXX";
+    if (mkdtemp(path.data()) != nullptr) return TemporaryFolder(std::move(path));
   }
-  return TemporaryFolder(std::move(path));
+  return absl::FailedPreconditionError(
+      ErrnoText(absl::StrCat("cannot make a temporary folder ", path), errno));
 }
 
 TemporaryFolder::~TemporaryFolder() {

@@ -30,7 +30,7 @@ class SysfsTree {
   std::map<std::string, bool> folders_;
 };
 
-// A folder below the system's place for temporary files, removed with all that is in it.
+// A folder in /dev/shm, or else where temporary files belong; removed with all that is in it.
 class TemporaryFolder {
  public:
   static absl::StatusOr<TemporaryFolder> Make();
