@@ -129,6 +129,11 @@ enum class EventKind : uint8_t {
   kCompletion,  // op `id` is over, `status` says how; its local memory is not touched any more.
                 // Write: done with the source (kCopied: and visible). Read: bytes are here.
   kFenced,      // answers Fence(transfer = `id`)
+  kRailDown,    // connecting side: `rail` is out of use, `status` says why. Every op that was
+                // accepted on it has completed before this, those that failed with a status
+  kRailUp,      // connecting side: `rail` can be used, again or for the first time
+  kRailFenced,  // accepting side, answers FenceRail(rail): nothing that the peer posted on it
+                // before its kRailDown can land, and Poll has reported every immediate of it
 };
 
 struct Event {
@@ -142,8 +147,18 @@ struct Event {
   absl::Status status{};
 };
 
-// One connection to one peer. Destroyed by the agent, only after kDown (or never connected) and
-// outside of Poll.
+// What is known of one rail beforehand.
+struct RailInfo {
+  double bytes_per_second = 0;  // nominal; 0: not known
+  uint32_t distance = 0;        // between its NIC and the memory; 0: near
+  std::string name{};           // a word for a person, e.g. "mlx5_0:1 → mlx5_2:1"
+};
+
+// One connection to one peer. Rails may fail alone: while the endpoint lives, kRailDown takes one
+// out of use, the initiator's agent discards what went over it (docs/architecture.md, "A rail
+// fails"), and ReopenRail lets the backend build it anew. An endpoint whose last rail is down
+// stays up as long as messages pass; transfers wait. Destroyed by the agent, only after kDown (or
+// never connected) and outside of Poll.
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
@@ -158,7 +173,8 @@ class Endpoint {
   // Hands over `ops` from the front and returns how many were accepted; never blocks. Every
   // accepted op completes exactly once, on shutdown and loss too. Copies at most kInlineCopyBytes
   // inline. Accepts nothing before kConnected, after kDown, or after Shutdown; on the accepting
-  // side, where nobody posts, ops complete with an error.
+  // side, where nobody posts, ops complete with an error. On a rail that is down nothing is
+  // accepted: the count stops there.
   virtual size_t Post(std::span<const Op> ops) = 0;
 
   // Sends one message; copied. False: no room now, try again after the next Poll.
@@ -170,6 +186,21 @@ class Endpoint {
   // byte of it lands, and kFenced means that no byte and no immediate of it is on the way: it
   // counts on the connecting side having been fenced too.
   virtual void Fence(uint64_t transfer) = 0;
+
+  // Connecting side: whether `rail` can be used. At kConnected those of which this is false are out
+  // of use until their kRailUp.
+  virtual bool rail_up(uint32_t /*rail*/) const { return true; }
+  virtual RailInfo rail_info(uint32_t /*rail*/) const { return {}; }
+
+  // Accepting side: makes an earlier life of `rail` quiet, which ended with the peer's kRailDown,
+  // and answers kRailFenced exactly once (unless kDown comes first). Not called again before that.
+  // Backends whose rails never go down alone need neither this nor ReopenRail.
+  virtual void FenceRail(uint32_t /*rail*/) {}
+
+  // Connecting side, once after each kRailDown: the target's fence of the rail is over, or nothing
+  // of it was ever counted there. Only from now on may the backend build the rail anew, in its own
+  // time (back-off, probe), and say kRailUp; so a fence never meets a rebuilt rail.
+  virtual void ReopenRail(uint32_t /*rail*/) {}
 
   // Starts closing; kDown follows when it is finished.
   virtual void Shutdown(absl::Status why) = 0;

@@ -32,6 +32,9 @@ void InboundLink::OnEvent(Event& event) {
     case EventKind::kConnected:
     case EventKind::kCompletion:
     case EventKind::kAccepted:
+    case EventKind::kRailDown:
+    case EventKind::kRailUp:
+    case EventKind::kRailFenced:
       return;
   }
 }

@@ -42,6 +42,9 @@ void Link::OnEvent(Event& event) {
     case EventKind::kFenced:     // its ops have completed one by one
     case EventKind::kImmediate:  // nothing writes to a connecting side
     case EventKind::kAccepted:
+    case EventKind::kRailDown:  // no backend has rails that fail alone
+    case EventKind::kRailUp:
+    case EventKind::kRailFenced:
       return;
   }
 }

@@ -162,6 +162,10 @@ void Party::Take(Event& event) {
       EXPECT_TRUE(link->fences.contains(event.id)) << "kFenced that nobody asked for";
       EXPECT_TRUE(link->fenced.insert(event.id).second) << "kFenced twice";
       return;
+    case EventKind::kRailDown:
+    case EventKind::kRailUp:
+    case EventKind::kRailFenced:
+      return;
   }
 }
 

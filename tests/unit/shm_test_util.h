@@ -116,6 +116,11 @@ struct Side {
       case EventKind::kImmediate:
         ADD_FAILURE() << "shm has no immediates";
         break;
+      case EventKind::kRailDown:
+      case EventKind::kRailUp:
+      case EventKind::kRailFenced:
+        ADD_FAILURE() << "shm's rail does not fail alone";
+        break;
     }
   }
 

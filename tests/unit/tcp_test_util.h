@@ -78,6 +78,11 @@ struct Node {
       case EventKind::kFenced:
         fenced.push_back(event.id);
         break;
+      case EventKind::kRailDown:
+      case EventKind::kRailUp:
+      case EventKind::kRailFenced:
+        ADD_FAILURE() << "tcp's rails do not fail alone";
+        break;
     }
   }
 

@@ -138,6 +138,9 @@ void FaultyEndpoint::OnInner(Event event) {
     case EventKind::kMessage:
       return incoming_.Add(std::move(pending), Now());
     case EventKind::kFenced:
+    case EventKind::kRailDown:  // a held completion of the rail comes before it
+    case EventKind::kRailUp:
+    case EventKind::kRailFenced:
       // Whose transfer a held immediate is cannot be known here: all of them go first.
       FlushIncoming();
       return backend_->Report(std::move(pending));
