@@ -3,17 +3,17 @@
 //
 // Thread-safety: none; used by the backend's owner.
 
-#ifndef KVXFER_BACKENDS_TCP_LINGER_H_
-#define KVXFER_BACKENDS_TCP_LINGER_H_
+#ifndef KVXFER_NET_LINGER_H_
+#define KVXFER_NET_LINGER_H_
 
 #include <string>
 #include <vector>
 
-#include "src/backends/tcp/reactor.h"
-#include "src/backends/tcp/socket.h"
 #include "src/core/clock.h"
+#include "src/net/reactor.h"
+#include "src/net/socket.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 
 class Linger final : public Watcher {
  public:
@@ -39,6 +39,6 @@ class Linger final : public Watcher {
   const Time deadline_;
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net
 
-#endif  // KVXFER_BACKENDS_TCP_LINGER_H_
+#endif  // KVXFER_NET_LINGER_H_

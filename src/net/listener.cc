@@ -1,4 +1,4 @@
-#include "src/backends/tcp/listener.h"
+#include "src/net/listener.h"
 
 #include <cerrno>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "src/core/log.h"
 #include "src/core/strings.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 namespace {
 
 constexpr int kAcceptsPerTurn = 32;
@@ -129,4 +129,4 @@ void Listener::OnDeadline(Time now) {
   while (!inbound_.empty() && inbound_.front().deadline <= now) inbound_.pop_front();
 }
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net

@@ -5,8 +5,8 @@
 //
 // Thread-safety: plain values and functions without state.
 
-#ifndef KVXFER_BACKENDS_TCP_ADDRESS_H_
-#define KVXFER_BACKENDS_TCP_ADDRESS_H_
+#ifndef KVXFER_NET_ADDRESS_H_
+#define KVXFER_NET_ADDRESS_H_
 
 #include <string>
 #include <string_view>
@@ -15,9 +15,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
-#include "src/backends/tcp/socket.h"
+#include "src/net/socket.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 
 struct PeerAddress {
   Incarnation incarnation;
@@ -39,6 +39,6 @@ absl::StatusOr<std::vector<SocketAddress>> Advertised(const AgentOptions& option
 absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
                            std::vector<SocketAddress>& candidates);
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net
 
-#endif  // KVXFER_BACKENDS_TCP_ADDRESS_H_
+#endif  // KVXFER_NET_ADDRESS_H_

@@ -1,10 +1,10 @@
-#include "src/backends/tcp/linger.h"
+#include "src/net/linger.h"
 
 #include <array>
 #include <cerrno>
 #include <utility>
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 namespace {
 
 // A peer that goes on sending is not to keep Poll from anything else, its own time-out included.
@@ -45,4 +45,4 @@ bool Linger::Work() {
   return false;
 }
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net

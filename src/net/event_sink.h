@@ -3,8 +3,8 @@
 //
 // Thread-safety: none; used by the backend's owner.
 
-#ifndef KVXFER_BACKENDS_TCP_EVENT_SINK_H_
-#define KVXFER_BACKENDS_TCP_EVENT_SINK_H_
+#ifndef KVXFER_NET_EVENT_SINK_H_
+#define KVXFER_NET_EVENT_SINK_H_
 
 #include <deque>
 #include <span>
@@ -12,7 +12,7 @@
 
 #include "kvxfer/backend.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 
 class EventSink {
  public:
@@ -56,6 +56,6 @@ class EventSink {
   std::deque<Event> queue_;
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net
 
-#endif  // KVXFER_BACKENDS_TCP_EVENT_SINK_H_
+#endif  // KVXFER_NET_EVENT_SINK_H_

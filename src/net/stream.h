@@ -2,8 +2,8 @@
 //
 // Thread-safety: none; used by the backend's owner.
 
-#ifndef KVXFER_BACKENDS_TCP_STREAM_H_
-#define KVXFER_BACKENDS_TCP_STREAM_H_
+#ifndef KVXFER_NET_STREAM_H_
+#define KVXFER_NET_STREAM_H_
 
 #include <sys/uio.h>
 
@@ -13,16 +13,23 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/backends/tcp/reactor.h"
-#include "src/backends/tcp/socket.h"
+#include "src/net/reactor.h"
+#include "src/net/socket.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 
-class Link;
+// Whose stream it is.
+class StreamOwner {
+ public:
+  virtual ~StreamOwner() = default;
+  virtual Reactor& reactor() = 0;
+  // Something may be done on one of its streams.
+  virtual void Activate() = 0;
+};
 
 class Stream : public Watcher {
  public:
-  explicit Stream(Link* link) : link_(link) {}
+  explicit Stream(StreamOwner* owner) : owner_(owner) {}
   ~Stream() override;
 
   bool attached() const { return fd_.valid(); }
@@ -46,15 +53,14 @@ class Stream : public Watcher {
   absl::StatusOr<size_t> Write(std::span<iovec> pieces);
   absl::StatusOr<size_t> Read(std::span<iovec> pieces);
 
-  Link* const link_;
-
  private:
+  StreamOwner* const owner_;
   Fd fd_;
   bool readable_ = false;
   bool writable_ = false;
   bool hung_up_ = false;
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net
 
-#endif  // KVXFER_BACKENDS_TCP_STREAM_H_
+#endif  // KVXFER_NET_STREAM_H_

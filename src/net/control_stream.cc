@@ -1,11 +1,11 @@
-#include "src/backends/tcp/control_stream.h"
+#include "src/net/control_stream.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 namespace {
 
 // A small write comes with its OPEN by one read.
@@ -129,4 +129,4 @@ absl::StatusOr<std::optional<ControlStream::Frame>> ControlStream::Front() const
   return Frame{.kind = head->kind, .payload = have.subspan(kControlHeadBytes, head->bytes)};
 }
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net

@@ -7,10 +7,10 @@
 #include <string>
 #include <utility>
 
-#include "src/backends/tcp/linger.h"
-#include "src/backends/tcp/reactor.h"
+#include "src/net/linger.h"
+#include "src/net/reactor.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 namespace {
 
 // Bytes that wait in the socket.
@@ -26,7 +26,7 @@ void SendAllThatFits(const Fd& fd) {
   }
 }
 
-TEST(TcpLinger, APeerThatKeepsSendingDoesNotKeepItsTurnGoing) {
+TEST(NetLinger, APeerThatKeepsSendingDoesNotKeepItsTurnGoing) {
   auto reactor = Reactor::Create();
   ASSERT_TRUE(reactor.ok());
   std::array<int, 2> ends{};
@@ -50,4 +50,4 @@ TEST(TcpLinger, APeerThatKeepsSendingDoesNotKeepItsTurnGoing) {
 }
 
 }  // namespace
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net

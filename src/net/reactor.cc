@@ -1,4 +1,4 @@
-#include "src/backends/tcp/reactor.h"
+#include "src/net/reactor.h"
 
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
@@ -9,7 +9,7 @@
 
 #include "src/core/strings.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 namespace {
 
 constexpr uint32_t kInterest = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
@@ -77,4 +77,4 @@ void Reactor::SetTimer(std::optional<Time> when) {
   ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &spec, nullptr);
 }
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net

@@ -2,8 +2,8 @@
 //
 // Thread-safety: none; used by the backend's owner.
 
-#ifndef KVXFER_BACKENDS_TCP_CONTROL_STREAM_H_
-#define KVXFER_BACKENDS_TCP_CONTROL_STREAM_H_
+#ifndef KVXFER_NET_CONTROL_STREAM_H_
+#define KVXFER_NET_CONTROL_STREAM_H_
 
 #include <cstddef>
 #include <optional>
@@ -13,10 +13,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/backends/tcp/frames.h"
-#include "src/backends/tcp/stream.h"
+#include "src/net/hello.h"
+#include "src/net/stream.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 
 class ControlStream final : public Stream {
  public:
@@ -28,7 +28,7 @@ class ControlStream final : public Stream {
     std::span<const std::byte> payload;
   };
 
-  explicit ControlStream(Link* link) : Stream(link) {}
+  explicit ControlStream(StreamOwner* owner) : Stream(owner) {}
 
   // Gives the socket up and forgets what it brought: the next one begins at its first byte.
   void Restart();
@@ -69,6 +69,6 @@ class ControlStream final : public Stream {
   size_t end_ = 0;
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net
 
-#endif  // KVXFER_BACKENDS_TCP_CONTROL_STREAM_H_
+#endif  // KVXFER_NET_CONTROL_STREAM_H_

@@ -5,8 +5,8 @@
 //
 // Thread-safety: none; used by the backend's owner.
 
-#ifndef KVXFER_BACKENDS_TCP_REACTOR_H_
-#define KVXFER_BACKENDS_TCP_REACTOR_H_
+#ifndef KVXFER_NET_REACTOR_H_
+#define KVXFER_NET_REACTOR_H_
 
 #include <cstdint>
 #include <memory>
@@ -14,10 +14,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/backends/tcp/socket.h"
 #include "src/core/clock.h"
+#include "src/net/socket.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 
 // Told of readiness. Must only note it: watchers are neither made nor destroyed meanwhile.
 class Watcher {
@@ -52,6 +52,6 @@ class Reactor {
   std::optional<Time> when_;
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net
 
-#endif  // KVXFER_BACKENDS_TCP_REACTOR_H_
+#endif  // KVXFER_NET_REACTOR_H_

@@ -1,4 +1,4 @@
-#include "src/backends/tcp/socket.h"
+#include "src/net/socket.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/core/strings.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 namespace {
 
 constexpr int kBacklog = 511;
@@ -258,4 +258,4 @@ std::vector<SocketAddress> InterfaceAddresses() {
   return out;
 }
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net

@@ -5,8 +5,8 @@
 //
 // Thread-safety: none; used by the backend's owner.
 
-#ifndef KVXFER_BACKENDS_TCP_LISTENER_H_
-#define KVXFER_BACKENDS_TCP_LISTENER_H_
+#ifndef KVXFER_NET_LISTENER_H_
+#define KVXFER_NET_LISTENER_H_
 
 #include <array>
 #include <cstddef>
@@ -16,12 +16,12 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "src/backends/tcp/frames.h"
-#include "src/backends/tcp/reactor.h"
-#include "src/backends/tcp/socket.h"
 #include "src/core/clock.h"
+#include "src/net/hello.h"
+#include "src/net/reactor.h"
+#include "src/net/socket.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 
 class Listener final : public Watcher {
  public:
@@ -82,6 +82,6 @@ class Listener final : public Watcher {
   std::list<Inbound> inbound_;  // oldest first
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net
 
-#endif  // KVXFER_BACKENDS_TCP_LISTENER_H_
+#endif  // KVXFER_NET_LISTENER_H_

@@ -1,9 +1,9 @@
-// Socket addresses and the few socket calls that the rest of the tcp backend needs.
+// Socket addresses and the few socket calls that backends over sockets need.
 //
 // Thread-safety: plain values and functions without state.
 
-#ifndef KVXFER_BACKENDS_TCP_SOCKET_H_
-#define KVXFER_BACKENDS_TCP_SOCKET_H_
+#ifndef KVXFER_NET_SOCKET_H_
+#define KVXFER_NET_SOCKET_H_
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "src/core/own_fd.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 
 using Fd = OwnFd;
 
@@ -75,6 +75,6 @@ bool DefaultRouteSource(int family, SocketAddress& source);
 // Addresses of the interfaces that are up, without loopback and link-local ones.
 std::vector<SocketAddress> InterfaceAddresses();
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net
 
-#endif  // KVXFER_BACKENDS_TCP_SOCKET_H_
+#endif  // KVXFER_NET_SOCKET_H_

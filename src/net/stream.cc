@@ -1,14 +1,13 @@
-#include "src/backends/tcp/stream.h"
+#include "src/net/stream.h"
 
 #include <sys/epoll.h>
 
 #include <cerrno>
 #include <utility>
 
-#include "src/backends/tcp/link.h"
 #include "src/core/strings.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 namespace {
 
 size_t TotalBytes(std::span<const iovec> pieces) {
@@ -22,7 +21,7 @@ size_t TotalBytes(std::span<const iovec> pieces) {
 Stream::~Stream() { Release(); }
 
 absl::Status Stream::Attach(Fd fd) {
-  if (absl::Status added = link_->reactor().Add(fd.get(), this); !added.ok()) return added;
+  if (absl::Status added = owner_->reactor().Add(fd.get(), this); !added.ok()) return added;
   fd_ = std::move(fd);
   readable_ = writable_ = true;
   hung_up_ = false;
@@ -30,14 +29,14 @@ absl::Status Stream::Attach(Fd fd) {
 }
 
 void Stream::Adopt(Fd fd) {
-  link_->reactor().Move(fd.get(), this);
+  owner_->reactor().Move(fd.get(), this);
   fd_ = std::move(fd);
   readable_ = writable_ = true;
   hung_up_ = false;
 }
 
 Fd Stream::Release() {
-  if (fd_.valid()) link_->reactor().Remove(fd_.get());
+  if (fd_.valid()) owner_->reactor().Remove(fd_.get());
   readable_ = writable_ = false;
   return std::move(fd_);
 }
@@ -47,7 +46,7 @@ void Stream::OnReady(uint32_t events) {
   if (events & kHangUp) hung_up_ = true;
   if (events & (EPOLLIN | kHangUp)) readable_ = true;
   if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) writable_ = true;
-  link_->Activate();
+  owner_->Activate();
 }
 
 absl::StatusOr<size_t> Stream::Write(std::span<iovec> pieces) {
@@ -89,4 +88,4 @@ absl::StatusOr<size_t> Stream::Read(std::span<iovec> pieces) {
   }
 }
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net

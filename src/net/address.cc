@@ -1,4 +1,4 @@
-#include "src/backends/tcp/address.h"
+#include "src/net/address.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "src/core/strings.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::net {
 namespace {
 
 constexpr std::string_view kForm = "1";
@@ -120,4 +120,4 @@ absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
       "`advertise` (KVXFER_ADVERTISE)"));
 }
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::net
