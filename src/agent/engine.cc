@@ -249,8 +249,7 @@ void Engine::TakeCopied() {
 void Engine::FinishRound(Time now, Leaving leaving) {
   runtime_.finished.clear();
   if (NextTimer() <= now) {
-    for (auto& [name, peer] : peers_) peer->OnTimer(now);
-    for (auto& peer : leaving_) peer->OnTimer(now);
+    ForEachPeer([now](Peer& peer) { peer.OnTimer(now); });
     inbound_.OnTimer(now);
   }
   SendAll(now, leaving() && MayHoldAcks());
@@ -268,22 +267,17 @@ void Engine::Dispatch(Event& event) {
 
 absl::Status Engine::OnCarriedTo(const Incarnation& peer, uint64_t session,
                                  std::span<const std::byte> message) {
-  for (auto& [name, one] : peers_) {
-    if (one->Knows(peer, session)) return one->OnCarried(message);
-  }
-  for (auto& one : leaving_) {
-    if (one->Knows(peer, session)) return one->OnCarried(message);
-  }
-  return absl::OkStatus();
+  Peer* owner = nullptr;
+  ForEachPeer([&](Peer& one) {
+    if (owner == nullptr && one.Knows(peer, session)) owner = &one;
+  });
+  return owner == nullptr ? absl::OkStatus() : owner->OnCarried(message);
 }
 
 void Engine::CarrierToLost(const Incarnation& peer) {
-  for (auto& [name, one] : peers_) {
-    if (one->metadata().incarnation == peer) one->CarrierLost();
-  }
-  for (auto& one : leaving_) {
-    if (one->metadata().incarnation == peer) one->CarrierLost();
-  }
+  ForEachPeer([&](Peer& one) {
+    if (one.metadata().incarnation == peer) one.CarrierLost();
+  });
 }
 
 void Engine::Post() { SendAll(Now(), false); }
@@ -318,8 +312,12 @@ void Engine::SendAll(Time now, bool hold_acks) {
 }
 
 void Engine::PumpPeers(Time now) {
-  for (auto& [name, peer] : peers_) peer->Pump(now);
-  for (auto& peer : leaving_) peer->Pump(now);
+  ForEachPeer([now](Peer& peer) { peer.Pump(now); });
+}
+
+void Engine::ForEachPeer(absl::FunctionRef<void(Peer&)> act) {
+  for (auto& [name, peer] : peers_) act(*peer);
+  for (auto& peer : leaving_) act(*peer);
 }
 
 bool Engine::Arm() {
@@ -330,8 +328,7 @@ bool Engine::Arm() {
 
 Time Engine::NextTimer() {
   Time next = inbound_.NextTimer();
-  for (const auto& [name, peer] : peers_) next = std::min(next, peer->NextTimer());
-  for (const auto& peer : leaving_) next = std::min(next, peer->NextTimer());
+  ForEachPeer([&next](Peer& peer) { next = std::min(next, peer.NextTimer()); });
   return next;
 }
 

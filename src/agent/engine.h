@@ -123,6 +123,8 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   bool DispatchAll(Leaving leaving);
   void TakeCopied();
   void PumpPeers(Time now);
+  // Those that are leaving, too. `act` must add and remove none.
+  void ForEachPeer(absl::FunctionRef<void(Peer&)> act);
   void FinishRound(Time now, Leaving leaving);
   bool MayHoldAcks();
   void Dispatch(Event& event);

@@ -44,12 +44,7 @@ void Peer::OnCarry(Link& link, std::span<const std::byte> body) {
   if (status.ok() && link.was_up && !link.carries) {
     status = absl::InvalidArgumentError("a carry frame in protocol version 1");
   }
-  if (status.ok()) {
-    const auto own = DecodeNumbered(both->own);
-    status = own.status();
-    if (status.ok()) status = channel_.OnAck(own->ack);
-    if (status.ok()) status = TakeNumbered(*own);
-  }
+  if (status.ok()) status = TakeOneOfTwo(both->own);
   if (status.ok()) {
     status =
         runtime_->other_way->OnCarriedFrom(metadata_.incarnation, both->session, both->carried);
@@ -66,11 +61,15 @@ absl::Status Peer::TakeNumbered(const Envelope& envelope) {
   return status;
 }
 
-absl::Status Peer::OnCarried(std::span<const std::byte> message) {
+absl::Status Peer::TakeOneOfTwo(std::span<const std::byte> message) {
   const auto envelope = DecodeNumbered(message);
   absl::Status status = envelope.status();
   if (status.ok()) status = channel_.OnAck(envelope->ack);
-  if (status.ok()) status = TakeNumbered(*envelope);
+  return status.ok() ? TakeNumbered(*envelope) : status;
+}
+
+absl::Status Peer::OnCarried(std::span<const std::byte> message) {
+  absl::Status status = TakeOneOfTwo(message);
   if (!status.ok()) ResetSession(Broken(status));
   return status;
 }

@@ -7,7 +7,6 @@
 #include <netinet/tcp.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -53,6 +52,14 @@ absl::StatusOr<HostPort> Split(std::string_view text, uint16_t default_port) {
     return BadAddress(text, "the port is not a number from 0 to 65535");
   }
   return out;
+}
+
+// The address that datagrams to `to` leave from; its length is 0 where there is no route.
+// Connecting a datagram socket sends nothing.
+SocketAddress SourceTo(const SocketAddress& to) {
+  Fd fd(::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid() || ::connect(fd.get(), to.get(), to.length) != 0) return {};
+  return LocalAddress(fd.get());
 }
 
 // The plainest congestion control, which every kernel has and allows.
@@ -180,11 +187,9 @@ absl::StatusOr<Fd> StartConnect(const SocketAddress& to) {
 
 bool IsOfThisHost(const SocketAddress& address) {
   if (address.IsLoopback()) return true;
-  std::vector<SocketAddress> own = InterfaceAddresses();
-  return std::ranges::any_of(own, [&](SocketAddress& one) {
-    one.set_port(address.port());
-    return one.ToString() == address.ToString();
-  });
+  SocketAddress own = SourceTo(address);
+  own.set_port(address.port());
+  return own.length != 0 && own.ToString() == address.ToString();
 }
 
 int SocketError(int fd) {
@@ -225,14 +230,11 @@ void SetKeepAlive(int fd) {
 }
 
 bool DefaultRouteSource(int family, SocketAddress& source) {
-  // Documentation addresses: routed like any other, and a datagram socket's connect sends nothing.
+  // Documentation addresses: routed like any other.
   const char* somewhere = family == AF_INET6 ? "[2001:db8::1]:9" : "192.0.2.1:9";
   absl::StatusOr<std::vector<SocketAddress>> to = Resolve(somewhere, 9, Names::kNumericOnly);
   if (!to.ok()) return false;
-  Fd fd(::socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) return false;
-  if (::connect(fd.get(), to->front().get(), to->front().length) != 0) return false;
-  source = LocalAddress(fd.get());
+  source = SourceTo(to->front());
   if (source.length == 0 || source.IsWildcard() || source.IsLoopback()) return false;
   source.set_port(0);
   return true;

@@ -56,7 +56,8 @@ SocketAddress LocalAddress(int fd);
 // costs a third of the throughput of loopback, and stops it for 200 ms every few seconds. It is
 // chosen before the connection is made, for what BBR has begun to pace it paces for life.
 absl::StatusOr<Fd> StartConnect(const SocketAddress& to);
-// Loopback, or an address of an interface that is up.
+// Loopback, or an address that this host routes to itself. A few system calls, however many
+// interfaces there are.
 bool IsOfThisHost(const SocketAddress& address);
 // The errno that the connection ended with, told once; 0 when there is none.
 int SocketError(int fd);

@@ -123,7 +123,7 @@ void RunCase(Pair& pair, const Flavour& flavour, const Case& c) {
 }
 
 TEST_P(AgentTransfer, EverySizeAndNumberOfBlocks) {
-  const uint64_t limit = GetParam().max_case_bytes() / (kSanitized ? 4 : 1);
+  const uint64_t limit = GetParam().max_case_bytes() / (kSlow ? 4 : 1);
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(GetParam(), 4096));
   for (const Case& c : PairwiseCases(limit)) {
     RunCase(pair, GetParam(), c);
@@ -196,11 +196,11 @@ TEST_P(PeersTransfer, WriteAndReadBothWays) {
   const auto& [where, flavour] = GetParam();
   ASSERT_OK_AND_ASSIGN(const auto a, TestPeer::Start(where));
   ASSERT_OK_AND_ASSIGN(const auto b, TestPeer::Start(where));
-  const std::vector<Case> cases = PairwiseCases(kSanitized ? 2 * kMiB : 16 * kMiB);
+  const std::vector<Case> cases = PairwiseCases(kSlow ? 2 * kMiB : 16 * kMiB);
   std::vector<Case> some;
   for (size_t i = 0; i < cases.size(); ++i) {
     const bool large = cases[i].shape.block_bytes > 4 * kMiB;
-    if (i % 3 == 0 && !(large && (kSanitized || flavour.faulty()))) some.push_back(cases[i]);
+    if (i % 3 == 0 && !(large && (kSlow || flavour.faulty()))) some.push_back(cases[i]);
   }
   const uint64_t bytes = MemoryFor(some);
   ASSERT_OK(a->Create(OptionsFor(flavour, "a"), flavour.memory, bytes));

@@ -24,7 +24,10 @@ uint64_t TestSeed() {
   return seed;
 }
 
-uint64_t Flavour::max_case_bytes() const { return (kSanitized || faulty() ? 64u : 256u) << 20; }
+uint64_t Flavour::max_case_bytes() const {
+  if (kEmulated) return uint64_t{8} << 20;
+  return uint64_t{kSanitized || faulty() ? 64u : 256u} << 20;
+}
 
 std::vector<Flavour> PlainFlavours() {
   return {

@@ -1,10 +1,11 @@
-// How much and how long: counts shrink and time bounds stretch under sanitizers. Every random
-// choice of a test comes from TestSeed(), which test runs print.
+// How much and how long: counts shrink and time bounds stretch under sanitizers and in an emulated
+// guest. Every random choice of a test comes from TestSeed(), which test runs print.
 #ifndef KVXFER_TESTS_SUPPORT_SCALE_H_
 #define KVXFER_TESTS_SUPPORT_SCALE_H_
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <thread>
 
 #include "kvxfer/types.h"
@@ -29,17 +30,20 @@ namespace kvxfer::testing {
 inline constexpr bool kAddressSanitizer = KVXFER_ADDRESS_SANITIZER;
 inline constexpr bool kThreadSanitizer = KVXFER_THREAD_SANITIZER;
 inline constexpr bool kSanitized = KVXFER_SANITIZED;
+// KVXFER_TEST_GUEST is set: the processor is emulated (tests/support/rdma-vm).
+inline const bool kEmulated = std::getenv("KVXFER_TEST_GUEST") != nullptr;
+inline const bool kSlow = kSanitized || kEmulated;
 
 // An upper bound of time.
-constexpr Duration Bound(Duration plain) { return plain * (kSanitized ? 10 : 1); }
+inline Duration Bound(Duration plain) { return plain * (kSlow ? 10 : 1); }
 // A number of repetitions.
-constexpr int Scaled(int plain) { return std::max(1, plain / (kSanitized ? 10 : 1)); }
+inline int Scaled(int plain) { return std::max(1, plain / (kSlow ? 10 : 1)); }
 
 // KVXFER_TEST_SEED, or 1.
 uint64_t TestSeed();
 
 // Time enough for anything that is to happen at all; tests that pass do not wait for it.
-inline constexpr Duration kAmple = Bound(std::chrono::seconds(20));
+inline const Duration kAmple = Bound(std::chrono::seconds(20));
 
 // Looks every 200 µs until `done` or `limit` has passed; the last answer.
 template <typename Predicate>

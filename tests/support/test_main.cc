@@ -11,6 +11,6 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   std::printf("KVXFER_TEST_SEED=%llu%s\n",
               static_cast<unsigned long long>(kvxfer::testing::TestSeed()),
-              kvxfer::testing::kSanitized ? " (sanitized: counts / 10, time bounds x 10)" : "");
+              kvxfer::testing::kSlow ? " (slow: counts / 10, time bounds x 10)" : "");
   return RUN_ALL_TESTS();
 }
