@@ -36,6 +36,8 @@ struct FaultOptions {
   uint64_t blackhole_after = 0;     // after this many ops and messages nothing passes; 0: never
   uint32_t slow_rail = UINT32_MAX;  // every op of this rail is held for slow_rail_delay
   Duration slow_rail_delay{};
+  double rail_down_probability = 0;  // an op takes its rail down; some rails begin as down
+  Duration rail_down_for{};          // until it is up again, at most, from when it may be
 };
 
 struct AgentOptions {
@@ -56,7 +58,11 @@ struct AgentOptions {
   // where that is a wildcard, the source address of the default route. Advertising loopback to a
   // peer on another host is refused there.
   std::string advertise{};
-  uint32_t tcp_streams = 2;  // data streams (rails) to each peer, 1 to 16
+  uint32_t tcp_streams = 2;     // data streams (rails) to each peer, 1 to 16
+  uint32_t loopback_rails = 2;  // queues to each peer in this process, 1 to 16
+  // Transfers of fewer bytes stay on one rail, as long as it takes them: a second lane costs the
+  // target one more count, and the initiator one more write.
+  uint64_t stripe_from = 256 * 1024;
 
   // Each at most a year.
   Duration heartbeat = std::chrono::milliseconds(500);  // between pings on a connection in use

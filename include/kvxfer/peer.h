@@ -34,6 +34,15 @@ struct PeerEvent {
 
 const char* ToString(PeerEventKind kind);
 
+// One rail of a connection that is up.
+struct RailExplanation {
+  std::string name{};  // e.g. "mlx5_0:1 → mlx5_2:1"; empty: the backend has no word for it
+  bool up = true;
+  double bytes_per_second = 0;  // as measured lately, or else the nominal speed
+  Duration down_for{};          // while it is not up
+  std::string why{};            // why it is not, or was not when it failed last; empty: never
+};
+
 // One backend's answer to "how do you reach this peer?".
 struct PathExplanation {
   std::string backend{};
@@ -41,6 +50,7 @@ struct PathExplanation {
   bool chosen = false;     // carries transfers that do not name a backend
   bool connected = false;  // a connection is up now
   uint32_t rails = 0;
+  std::vector<RailExplanation> each_rail{};  // while connected
   std::string why{};  // why not usable, or what the path is, e.g. "mapped memfd and cross-memory"
 };
 

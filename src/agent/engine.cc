@@ -46,15 +46,19 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("tcp_streams must be 1 to 16, is ", options.tcp_streams));
   }
+  if (options.loopback_rails < 1 || options.loopback_rails > 16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("loopback_rails must be 1 to 16, is ", options.loopback_rails));
+  }
   if (options.heartbeat <= Duration::zero() || options.connect_timeout <= Duration::zero() ||
       options.suspect_after <= options.heartbeat || options.cancel_grace < Duration::zero()) {
     return absl::InvalidArgumentError(
         "heartbeat and connect_timeout must be positive, suspect_after longer than heartbeat, "
         "cancel_grace not negative");
   }
-  for (const Duration duration :
-       {options.heartbeat, options.suspect_after, options.connect_timeout, options.cancel_grace,
-        options.spin, options.faults.max_delay, options.faults.slow_rail_delay}) {
+  for (const Duration duration : {options.heartbeat, options.suspect_after, options.connect_timeout,
+                                  options.cancel_grace, options.spin, options.faults.max_delay,
+                                  options.faults.slow_rail_delay, options.faults.rail_down_for}) {
     if (duration <= kLongest) continue;
     return absl::InvalidArgumentError(
         "heartbeat, suspect_after, connect_timeout, cancel_grace, spin and the delays of faults "

@@ -1,7 +1,26 @@
+#include <chrono>
+
 #include "absl/strings/str_cat.h"
 #include "kvxfer/peer.h"
 
 namespace kvxfer {
+namespace {
+
+// Of rails that have no name and never failed there is nothing to tell.
+void AppendRail(std::string& out, size_t index, const RailExplanation& rail) {
+  if (rail.name.empty() && rail.why.empty()) return;
+  absl::StrAppend(&out, "    rail ", index, rail.name.empty() ? "" : " ", rail.name);
+  if (rail.up) {
+    absl::StrAppend(&out, ": up", rail.why.empty() ? "" : ", failed before: ", rail.why, "\n");
+    return;
+  }
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(rail.down_for).count();
+  absl::StrAppend(&out, ": down since ",
+                  ms < 10'000 ? absl::StrCat(ms, " ms") : absl::StrCat(ms / 1000, " s"), ": ",
+                  rail.why, "\n");
+}
+
+}  // namespace
 
 std::string Explanation::ToString() const {
   std::string out = absl::StrCat("peer ", peer, " on host ", host, ", incarnation ",
@@ -14,6 +33,7 @@ std::string Explanation::ToString() const {
     absl::StrAppend(&out, "  ", path.backend, ": ", state);
     if (path.rails > 0) absl::StrAppend(&out, ", ", path.rails, " rails");
     absl::StrAppend(&out, ": ", path.why, "\n");
+    for (size_t i = 0; i < path.each_rail.size(); ++i) AppendRail(out, i, path.each_rail[i]);
   }
   return out;
 }

@@ -27,6 +27,8 @@ void InboundLink::OnEvent(Event& event) {
       return hub->OnImmediate(*this, event.immediate);
     case EventKind::kFenced:
       return hub->OnFenced(*this, event.id);
+    case EventKind::kRailFenced:
+      return hub->OnRailFenced(*this, event.rail);
     case EventKind::kDown:
       return hub->OnDown(*this, event.status);
     case EventKind::kConnected:
@@ -34,7 +36,6 @@ void InboundLink::OnEvent(Event& event) {
     case EventKind::kAccepted:
     case EventKind::kRailDown:
     case EventKind::kRailUp:
-    case EventKind::kRailFenced:
       return;
   }
 }

@@ -37,8 +37,10 @@ class InboundLink : public EndpointUser {
   InboundSession* session = nullptr;  // after its hello
   Time heard{};
   bool closing = false;
-  uint16_t version = 0;  // of the protocol, agreed on by its hello
-  bool carried = false;  // told the initiator what belongs to the session the other way
+  uint16_t version = 0;             // of the protocol, agreed on by its hello
+  bool carried = false;             // told the initiator what belongs to the session the other way
+  std::vector<uint32_t> fencing{};  // rails whose kRailFenced event is awaited
+  std::vector<uint32_t> fenced{};   // and those that the initiator is to be told of
 };
 
 // What one incarnation of an initiator has going here. Outlives its connections for kSweepAfter.
@@ -58,6 +60,7 @@ struct InboundSession {
   CreditFrame credit_told{};
   CreditFrame delivered{};   // notifications given to the application, and their bytes
   bool wants_slots = false;  // asked when the table was full
+  bool rails_failed = false;  // of a connection of it
   std::map<uint64_t, std::set<const InboundLink*>> fencing{};  // transfer → links not yet fenced
   Time unlinked{};                                             // since when it has no connection
   bool failed = false;
@@ -111,6 +114,9 @@ class InboundHub {
   absl::Status OnNumbered(InboundSession& session, const ReliableChannel::Incoming& frame);
   void OnImmediate(InboundLink& link, uint32_t immediate);
   void OnFenced(InboundLink& link, uint64_t transfer);
+  void OnFenceRail(InboundLink& link, std::span<const std::byte> body);
+  void OnRailFenced(InboundLink& link, uint32_t rail);
+  void TellFencedRails(InboundSession& session);
   void OnDown(InboundLink& link, const absl::Status& why);
   void OnUnlinked(InboundSession& session);
   absl::Status CheckBounds(const InboundSession& session) const;

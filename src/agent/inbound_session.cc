@@ -35,6 +35,7 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
   }
   if (!status.ok()) return Fail(session, status);
   if (envelope->type == FrameType::kCarry) return OnCarry(link, envelope->body);
+  if (envelope->type == FrameType::kFenceRail) return OnFenceRail(link, envelope->body);
   if (envelope->sequence != 0) OnNumberedMessage(session, *envelope);
 }
 
@@ -129,10 +130,20 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
       if (question != questions_.end()) Answered(question->second, session.owner);
       return absl::OkStatus();
     }
-    case FrameType::kAmend:
-    case FrameType::kDiscard:
-      // The tracker knows them; nobody fences and drains a single rail yet.
-      return absl::UnimplementedError("DISCARD and AMEND are not in use in protocol version 1");
+    case FrameType::kAmend: {
+      auto amend = Decode<AmendFrame>(frame.body);
+      return amend.ok() ? session.tracker.OnAmend(*amend) : amend.status();
+    }
+    case FrameType::kDiscard: {
+      auto discard = Decode<DiscardFrame>(frame.body);
+      absl::Status status = discard.status();
+      if (status.ok() && !session.rails_failed) {
+        status = absl::InvalidArgumentError("a DISCARD where no rail was fenced");
+      }
+      // It names lanes of a rail of which this side has said that it is fenced.
+      if (status.ok()) status = session.tracker.OnDiscard(*discard);
+      return status.ok() ? session.tracker.OnLanesDrained(discard->transfer) : status;
+    }
     default:
       return absl::InvalidArgumentError(absl::StrCat("frame of type ", static_cast<int>(frame.type),
                                                      " does not come from an initiator"));
@@ -171,6 +182,41 @@ void InboundHub::OnFenced(InboundLink& link, uint64_t transfer) {
   if (link.session == nullptr || link.session->failed) return;
   FenceDone(*link.session, link, transfer);
   Act(*link.session);
+}
+
+// A rail of this connection failed at the initiator, which sends nothing over it before the answer.
+void InboundHub::OnFenceRail(InboundLink& link, std::span<const std::byte> body) {
+  const auto frame = Decode<RailFrame>(body);
+  if (!frame.ok()) return Fail(*link.session, frame.status());
+  const uint32_t rail = frame->rail;
+  if (link.version < kRailVersion || rail >= link.endpoint->rails() ||
+      std::ranges::find(link.fencing, rail) != link.fencing.end() ||
+      std::ranges::find(link.fenced, rail) != link.fenced.end()) {
+    return Fail(*link.session,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "a fence of rail ", rail, ", which is not there or is being fenced already")));
+  }
+  link.fencing.push_back(rail);
+  link.endpoint->FenceRail(rail);
+}
+
+// Every immediate of it was reported before, and counted.
+void InboundHub::OnRailFenced(InboundLink& link, uint32_t rail) {
+  if (link.session == nullptr || std::erase(link.fencing, rail) == 0) return;
+  link.fenced.push_back(rail);
+  link.session->rails_failed = true;
+}
+
+void InboundHub::TellFencedRails(InboundSession& session) {
+  for (InboundLink* link : session.links) {
+    while (!link->closing && !link->fenced.empty()) {
+      const std::string message =
+          EncodeMessage(FrameType::kRailFenced, 0, session.channel.received(),
+                        RailFrame{.rail = link->fenced.back()});
+      if (!link->endpoint->Send(std::as_bytes(std::span(message)))) break;
+      link->fenced.pop_back();
+    }
+  }
 }
 
 void InboundHub::FenceDone(InboundSession& session, const InboundLink& link, uint64_t transfer) {
@@ -269,6 +315,7 @@ void InboundHub::Pump(InboundSession& session) {
   if (session.failed || session.links.empty()) return;
   TellCredit(session);
   Flush(session);
+  TellFencedRails(session);
 }
 
 void InboundHub::Flush(InboundSession& session) {

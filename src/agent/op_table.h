@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kvxfer/backend.h"
+#include "src/core/slice_set.h"
 
 namespace kvxfer {
 
@@ -23,6 +24,7 @@ class OpTable {
     Outbound* owner = nullptr;  // null: free
     uint64_t bytes = 0;
     uint32_t rail = 0;
+    uint32_t slice = 0;           // of the transfer; kNoSlice: an empty write
     uint32_t uses = 0;            // tells a stale id from a live one
     std::span<const Run> runs{};  // at the front of `room`
     std::vector<Run> room{};
@@ -39,6 +41,7 @@ class OpTable {
     Entry& entry = entries_[index];
     entry.owner = owner;
     entry.bytes = 0;
+    entry.slice = kNoSlice;
     entry.runs = {};
     ++entry.uses;
     return (uint64_t{entry.uses} << 32) | index;

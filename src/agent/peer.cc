@@ -163,6 +163,7 @@ void Peer::OnTimer(Time now) {
     }
     for (Outbound* outbound : due) AdvanceEnd(*outbound, now);
   }
+  EndUnexplained(now);
   for (Path& path : paths_) {
     if (path.link) Heartbeat(*path.link, now);
   }
@@ -175,6 +176,7 @@ Time Peer::NextTimer() const {
       if (outbound.ending && !outbound.published) next = std::min(next, outbound.give_up);
     }
   }
+  if (!unexplained_.empty()) next = std::min(next, unexplained_.front().first);
   const bool waiting = !queue_.empty() || !active_.empty() || !quarantined_.empty();
   if (closing_ && links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);
   if (!closing_ && unlinked_ != Time{} && (!active_.empty() || channel_.kept() > 0)) {
@@ -214,6 +216,7 @@ Explanation Peer::Explain() const {
     if (one.connected) {
       one.rails = path.link->endpoint->rails();
       one.why = path.link->endpoint->Describe();
+      one.each_rail = ExplainRails(*path.link);
     } else if (!path.reachable.ok()) {
       one.why = ToStd(path.reachable.message());
     } else {

@@ -7,7 +7,8 @@
 //
 // Thread-safety: none; owned by the engine. Split by event: peer_links.cc (connecting,
 // keeping alive, loss), peer_session.cc (hello, refusal, reset), peer_send.cc (from queue to OPEN),
-// peer_control.cc (what the target says), peer_end.cc (completions, aborts, ends, quiet).
+// peer_rails.cc (rails that fail and come back), peer_control.cc (what the target says),
+// peer_end.cc (completions, aborts, ends, quiet).
 
 #ifndef KVXFER_AGENT_PEER_H_
 #define KVXFER_AGENT_PEER_H_
@@ -31,7 +32,9 @@
 #include "src/core/lane_book.h"
 #include "src/core/metadata.h"
 #include "src/core/plan.h"
+#include "src/core/rail_choice.h"
 #include "src/core/reliable_channel.h"
+#include "src/core/slice_set.h"
 #include "src/core/slot_pool.h"
 
 namespace kvxfer {
@@ -46,16 +49,22 @@ struct PeerView {
   std::shared_ptr<std::atomic<uint32_t>> queued{};  // posted and not ended
 };
 
+// What became of a rail that failed. In this order: the target is asked to fence it, it has, the
+// backend may build the rail anew.
+struct RailLife {
+  enum class State : uint8_t { kUp, kFenceDue, kFencing, kReopening };
+  State state = State::kUp;
+  Time since{};        // it is not up
+  absl::Status why{};  // the last failure
+};
+
 // One connection from this agent to the peer over one backend.
 class Link : public EndpointUser {
  public:
   enum class State : uint8_t { kConnecting, kHello, kUp, kClosing };
 
   Link(Peer* link_peer, size_t backend_index, std::unique_ptr<Endpoint> link_endpoint)
-      : peer(link_peer),
-        backend(backend_index),
-        endpoint(std::move(link_endpoint)),
-        rail_bytes(endpoint->rails()) {}
+      : peer(link_peer), backend(backend_index), endpoint(std::move(link_endpoint)) {}
   void OnEvent(Event& event) override;
 
   Peer* const peer;
@@ -64,33 +73,77 @@ class Link : public EndpointUser {
   bool was_up = false;
   std::unique_ptr<Endpoint> endpoint;
   std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys;  // closed before the endpoint
-  std::vector<uint64_t> rail_bytes;                               // in flight
-  bool full = false;     // every rail refused since SendData began
-  bool carries = false;  // the target knows kCarry
-  bool carried = false;  // told the target what belongs to the session the other way
-  bool refused = false;  // the target said to try again soon: the attempt did not fail
-  Time give_up{};        // for becoming up
-  Time heard{};          // last message
-  Time ping_at{};        // next ping
-  Time unanswered{};     // when the oldest unanswered ping went out; zero: none
+  RailChoice choice{{}};                                          // from kConnected on
+  std::vector<RailLife> lives;                                    // of each rail
+  uint32_t fences_due = 0;    // of `lives`, how many are in that state
+  bool fences_rails = false;  // the target knows kFenceRail
+  bool full = false;          // every rail refused since SendData began
+  bool carries = false;       // the target knows kCarry
+  bool carried = false;       // told the target what belongs to the session the other way
+  bool refused = false;       // the target said to try again soon: the attempt did not fail
+  Time give_up{};             // for becoming up
+  Time heard{};               // last message
+  Time ping_at{};             // next ping
+  Time unanswered{};          // when the oldest unanswered ping went out; zero: none
+};
+
+// A lane that goes again after the first book's last slice was posted: one new lane for one
+// discarded, on a rail of its own choice.
+struct LaneAgain {
+  LaneBook book;
+  SliceWalk walk;           // to be posted; may be nothing, then an empty write stands for it
+  uint32_t rail = kNoRail;  // where it has begun; before, a slot is kept back for it
+  bool posted = false;      // its last
+  bool told = false;        // by OPEN or AMEND
+};
+
+// What failed rails left of a transfer.
+struct Recovery {
+  SliceWalk walk;         // goes again in the first book, or without one
+  uint32_t reserved = 0;  // slots kept back for that book's lanes
+  std::vector<LaneAgain> lanes;
+  struct Discarded {
+    SlotRef slot{};
+    SliceSet slices{};
+    bool named = false;  // by OPEN or AMEND, which wait for a lane instead
+  };
+  std::vector<Discarded> discarded;  // DISCARD sent, not answered
+
+  // The one of `lanes` that is to be posted next; kFirstBook: none.
+  size_t NextLane() const;
 };
 
 // One transfer that has left the queue.
 struct Outbound {
+  static constexpr size_t kFirstBook = SIZE_MAX;
+
+  // An op that failed as those of a failing rail do. Without kRailDown by then the transfer fails.
+  struct Unexplained {
+    uint32_t rail = 0;
+    absl::Status status{};
+    Time until{};
+  };
+
   TransferPtr record;
   uint64_t order = 0;
   Link* link = nullptr;  // carries the data; null once that is done or lost
 
   // Sending.
   SliceCursor cursor;
+  uint32_t cut = 0;  // slices that the cursor has given
   SliceLimits limits;
   std::optional<LaneBook> lanes{};                              // where the target counts
   absl::InlinedVector<const Registration*, 4> registrations{};  // by index in record->local
   absl::InlinedVector<const RemoteKey*, 4> keys{};              // by index in record->remote
-  uint64_t prepared = 0;  // op that waits to be accepted; 0: none
-  uint32_t ops = 0;       // accepted, not completed
+  uint64_t prepared = 0;             // op that waits to be accepted; 0: none
+  size_t prepared_for = kFirstBook;  // or an index of recovery->lanes
+  uint32_t ops = 0;                  // accepted, not completed
   uint64_t slices = 0;
+  uint32_t home = kNoRail;  // a transfer that is too small to be striped stays on one rail
+  std::unique_ptr<Recovery> recovery{};  // null: no rail has failed in it
+  std::vector<Unexplained> unexplained{};
   Time first_post{};
+  bool last_posted = false;  // the last slice, in the first book
   bool all_posted = false;
   bool opened = false;
   bool arrived = false;
@@ -201,8 +254,11 @@ class Peer {
   void SendData(Time now);
   enum class Turn : uint8_t { kPosted, kFinished, kBlocked };
   Turn TakeTurn(Outbound& outbound, Time now);
-  void Prepare(Outbound& outbound);
-  bool PostPrepared(Outbound& outbound, bool last);
+  void StartSending(Outbound& outbound);
+  bool Prepare(Outbound& outbound);
+  bool PrepareAgain(Outbound& outbound, OpTable::Entry& op);
+  bool PostPrepared(Outbound& outbound);
+  bool PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail);
   bool CloseLanes(Outbound& outbound);
   bool TakeSlot(Outbound& outbound, uint32_t rail);
   void RequestSlots();
@@ -210,6 +266,21 @@ class Peer {
   void PushOpen(Outbound& outbound);
   bool SendCarrying(Link& link);
   void FlushControl();
+
+  // peer_rails.cc
+  void LearnRails(Link& link);
+  void OnRailDown(Link& link, uint32_t rail, const absl::Status& why);
+  void OnRailUp(Link& link, uint32_t rail);
+  void OnRailFenced(Link& link, const Envelope& envelope);
+  void SendRailFences();
+  void DiscardLanes(Outbound& outbound, uint32_t rail);
+  absl::Status OnDiscarded(const DiscardAck& ack);
+  void OnFreed(SlotRef slot);
+  bool AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const absl::Status& status);
+  void EndUnexplained(Time now);
+  void LetSlotsGo(Outbound& outbound);
+  void PushAmend(Outbound& outbound);
+  std::vector<RailExplanation> ExplainRails(const Link& link) const;
 
   // peer_control.cc
   void OnMessage(Link& link, std::span<const std::byte> message);
@@ -225,6 +296,7 @@ class Peer {
 
   // peer_end.cc
   void OnCompletion(Link& link, uint64_t op, const absl::Status& status);
+  absl::Status OpFailed(const Outbound& outbound, const absl::Status& status) const;
   void Advance(Outbound& outbound);
   void BeginEnd(Outbound& outbound, TransferState state, absl::Status why, Time give_up);
   void AdvanceEnd(Outbound& outbound, Time now);
@@ -267,7 +339,8 @@ class Peer {
   std::map<uint64_t, Outbound> active_;  // by id; addresses last until Erase
   std::vector<Outbound*> sending_;       // have data to post; by priority, then posting
   std::set<std::pair<Time, uint64_t>> deadlines_;
-  uint32_t ending_ = 0;       // of active_, how many are ending
+  uint32_t ending_ = 0;                                // of active_, how many are ending
+  std::deque<std::pair<Time, uint64_t>> unexplained_;  // transfers with such ops, by time
   bool inline_data_ = false;  // posted, and waits for OPEN to go with it over the same connection
   bool waits_ready_ = false;  // a ready fence is not set yet
   bool waits_key_ = false;    // a region's key is not here yet

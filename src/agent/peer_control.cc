@@ -31,6 +31,7 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
     return;
   }
   if (envelope->type == FrameType::kCarry) return OnCarry(link, envelope->body);
+  if (envelope->type == FrameType::kRailFenced) return OnRailFenced(link, *envelope);
   if (envelope->sequence == 0) return;
   if (auto status = TakeNumbered(*envelope); !status.ok()) ProtocolError(link, status);
 }
@@ -106,6 +107,7 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
 
 absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
   for (const SlotRef& ref : frame.freed) {
+    OnFreed(ref);
     if (auto status = slots_.Free(ref); !status.ok()) return status;
   }
   for (uint64_t id : frame.arrived) {
@@ -114,6 +116,9 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
     it->second.arrived = true;
     // While it is ending, the answer to ABORT tells the same.
     if (!it->second.ending) Advance(it->second);
+  }
+  for (const DiscardAck& ack : frame.discarded) {
+    if (auto status = OnDiscarded(ack); !status.ok()) return status;
   }
   for (const AbortAck& ack : frame.aborted) {
     const auto it = active_.find(ack.transfer);

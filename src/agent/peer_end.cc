@@ -10,15 +10,15 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   OpTable::Entry* entry = runtime_->ops.Find(op);
   if (entry == nullptr) return;
   Outbound& outbound = *entry->owner;
-  link.rail_bytes[entry->rail] -= entry->bytes;
+  link.choice.OnCompleted(entry->rail, entry->bytes, runtime_->now, status.ok());
+  const bool failed = !status.ok() && !outbound.ending && !outbound.arrived;
+  const bool fatal = failed && !AwaitRailDown(outbound, *entry, status);
   runtime_->ops.Release(op);
   --outbound.ops;
-  if (!status.ok() && !outbound.ending) {
-    const absl::Status why =
-        Annotate(status, absl::StrCat("transfer ", outbound.record->id, " to peer ", metadata_.name,
-                                      " over ", ToAbsl(runtime_->backends[link.backend]->name())));
+  if (fatal) {
     const Time give_up = Now() + runtime_->options.cancel_grace;
-    BeginEnd(outbound, TransferState::kFailed, why, std::min(outbound.record->deadline, give_up));
+    BeginEnd(outbound, TransferState::kFailed, OpFailed(outbound, status),
+             std::min(outbound.record->deadline, give_up));
     return;
   }
   if (outbound.ops > 0) return;
@@ -29,14 +29,24 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   }
 }
 
+absl::Status Peer::OpFailed(const Outbound& outbound, const absl::Status& status) const {
+  return Annotate(
+      status, absl::StrCat("transfer ", outbound.record->id, " to peer ", metadata_.name, " over ",
+                           ToAbsl(runtime_->backends[outbound.link->backend]->name())));
+}
+
 // One step nearer to done, where nothing has gone wrong.
 void Peer::Advance(Outbound& outbound) {
   if (outbound.ending || !outbound.all_posted) return;
   const bool counted = outbound.lanes.has_value();
   const bool notifies = outbound.record->options.notification.has_value();
+  if (counted && outbound.recovery != nullptr) LetSlotsGo(outbound);
   if (!outbound.opened) {
-    if (!counted && outbound.ops > 0) return;
+    if (!counted && (outbound.ops > 0 || !outbound.unexplained.empty())) return;
+    if (counted && outbound.recovery != nullptr && !outbound.recovery->discarded.empty()) return;
     if (counted || notifies) PushOpen(outbound);
+  } else if (outbound.recovery != nullptr && !outbound.arrived) {
+    PushAmend(outbound);
   }
   if (outbound.ops > 0 || (outbound.opened && !outbound.arrived)) return;
   Publish(outbound, TransferState::kDone, absl::OkStatus(),
@@ -63,6 +73,13 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
   const uint64_t id = outbound.record->id;
   AbortFrame abort{.transfer = id, .order = outbound.order, .opened = outbound.opened};
   if (outbound.lanes.has_value()) abort.slots = outbound.lanes->Slots();
+  if (outbound.recovery != nullptr) {
+    LetSlotsGo(outbound);
+    for (const LaneAgain& again : outbound.recovery->lanes) {
+      if (again.rail == kNoRail) slots_.Unreserve();
+      for (const SlotRef slot : again.book.Slots()) abort.slots.push_back(slot);
+    }
+  }
   // A transfer of which the target has seen nothing and that has no number needs no word of it.
   outbound.abort_due = outbound.opened || outbound.order != 0 || !abort.slots.empty();
   for (Path& path : paths_) {
@@ -112,6 +129,7 @@ void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status,
   outbound.published = true;
   // No op of it is in flight and none follows: nobody walks its blocks any more.
   outbound.cursor = SliceCursor();
+  outbound.recovery.reset();
   record->blocks.ReleaseIds(runtime_->ids);
   deadlines_.erase({record->deadline, record->id});
   if (record->local != nullptr) {

@@ -42,10 +42,12 @@ void Link::OnEvent(Event& event) {
     case EventKind::kFenced:     // its ops have completed one by one
     case EventKind::kImmediate:  // nothing writes to a connecting side
     case EventKind::kAccepted:
-    case EventKind::kRailDown:  // no backend has rails that fail alone
-    case EventKind::kRailUp:
     case EventKind::kRailFenced:
       return;
+    case EventKind::kRailDown:
+      return peer->OnRailDown(*this, event.rail, event.status);
+    case EventKind::kRailUp:
+      return peer->OnRailUp(*this, event.rail);
   }
 }
 

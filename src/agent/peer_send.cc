@@ -11,6 +11,17 @@ namespace {
 // What is larger goes by itself: carrying copies.
 constexpr size_t kMaxCarryBytes = 8 * 1024;
 
+// Whether slices are left to be cut: in the first book or, where there is none, at all.
+bool MoreInFirstBook(const Outbound& outbound) {
+  if (!outbound.cursor.done()) return true;
+  return outbound.recovery != nullptr && !outbound.recovery->walk.done(outbound.cut);
+}
+
+bool HasMore(const Outbound& outbound) {
+  if (MoreInFirstBook(outbound)) return true;
+  return outbound.recovery != nullptr && outbound.recovery->NextLane() != Outbound::kFirstBook;
+}
+
 }  // namespace
 
 // Transfers leave the queue in the order of posting, whatever their priority: order numbers are
@@ -70,16 +81,13 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
   }
   const Capabilities& capabilities = runtime_->backends[link->backend]->capabilities();
   if (record->kind == TransferKind::kWrite && capabilities.arrival == Arrival::kImmediate) {
-    added.lanes.emplace(link->endpoint->rails(), capabilities.rail_keeps_order);
+    added.lanes.emplace(link->choice.size(), capabilities.rail_keeps_order);
   }
   added.cursor = SliceCursor(&record->blocks);
-  added.limits = {.max_bytes = SliceBytes(record->blocks.total_bytes(), link->endpoint->rails(),
+  added.limits = {.max_bytes = SliceBytes(record->blocks.total_bytes(), link->choice.size(),
                                           capabilities.max_op_bytes),
                   .max_runs = capabilities.max_op_runs};
-  const auto later = std::ranges::find_if(sending_, [&](const Outbound* other) {
-    return other->record->options.priority < options.priority;
-  });
-  sending_.insert(later, &added);
+  StartSending(added);
   return absl::OkStatus();
 }
 
@@ -185,73 +193,131 @@ Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
     waits_ready_ = true;
     return Turn::kBlocked;
   }
-  if (outbound.link->full) return Turn::kBlocked;
-  if (outbound.prepared != 0 || !outbound.cursor.done()) {
-    if (outbound.prepared == 0) Prepare(outbound);
-    if (!PostPrepared(outbound, outbound.cursor.done())) return Turn::kBlocked;
+  if (outbound.link->full || !outbound.unexplained.empty()) return Turn::kBlocked;
+  if (outbound.prepared != 0 || HasMore(outbound)) {
+    if (outbound.prepared == 0 && !Prepare(outbound)) return Turn::kPosted;
+    if (!PostPrepared(outbound)) return Turn::kBlocked;
     if (outbound.first_post == Time{}) outbound.first_post = now;
-    if (!outbound.cursor.done()) return Turn::kPosted;
+    if (HasMore(outbound)) return Turn::kPosted;
   }
   return !outbound.lanes.has_value() || CloseLanes(outbound) ? Turn::kFinished : Turn::kBlocked;
 }
 
-void Peer::Prepare(Outbound& outbound) {
-  outbound.prepared = runtime_->ops.Acquire(&outbound);
-  OpTable::Entry& op = *runtime_->ops.Find(outbound.prepared);
-  const SliceRuns slice = outbound.cursor.Next(
-      outbound.limits, {.local = outbound.registrations, .remote = outbound.keys}, op.room);
-  op.bytes = slice.bytes;
-  op.runs = slice.runs;
+// By priority, then posting.
+void Peer::StartSending(Outbound& outbound) {
+  if (std::ranges::find(sending_, &outbound) != sending_.end()) return;
+  outbound.all_posted = false;
+  const auto later = std::ranges::find_if(sending_, [&](const Outbound* other) {
+    return other->record->options.priority < outbound.record->options.priority;
+  });
+  sending_.insert(later, &outbound);
 }
 
-// Offers the prepared op to the rails, the one with the least in flight first.
-bool Peer::PostPrepared(Outbound& outbound, bool last) {
+// False: a walk to the next slice that goes again has not come there yet.
+bool Peer::Prepare(Outbound& outbound) {
+  const uint64_t id = runtime_->ops.Acquire(&outbound);
+  OpTable::Entry& op = *runtime_->ops.Find(id);
+  outbound.prepared_for = Outbound::kFirstBook;
+  if (outbound.cursor.done()) {
+    if (!PrepareAgain(outbound, op)) {
+      runtime_->ops.Release(id);
+      return false;
+    }
+  } else {
+    const SliceRuns slice = outbound.cursor.Next(
+        outbound.limits, {.local = outbound.registrations, .remote = outbound.keys}, op.room);
+    op.bytes = slice.bytes;
+    op.runs = slice.runs;
+    op.slice = outbound.cut++;
+  }
+  outbound.prepared = id;
+  return true;
+}
+
+// The same for a slice that goes again, or for a lane without any.
+bool Peer::PrepareAgain(Outbound& outbound, OpTable::Entry& op) {
+  Recovery& recovery = *outbound.recovery;
+  SliceWalk* walk = &recovery.walk;
+  if (walk->done(outbound.cut)) {
+    outbound.prepared_for = recovery.NextLane();
+    walk = &recovery.lanes[outbound.prepared_for].walk;
+    if (walk->done(outbound.cut)) return true;
+  }
+  SliceRuns slice;
+  if (!walk->Step(outbound.limits, {.local = outbound.registrations, .remote = outbound.keys},
+                  op.room, &slice, &op.slice)) {
+    return false;
+  }
+  op.bytes = slice.bytes;
+  op.runs = slice.runs;
+  return true;
+}
+
+// Offers the prepared op to the rails that are up, the best first.
+bool Peer::PostPrepared(Outbound& outbound) {
   Link& link = *outbound.link;
   OpTable::Entry& entry = *runtime_->ops.Find(outbound.prepared);
-  const auto rails = static_cast<uint32_t>(link.rail_bytes.size());
-  uint32_t tried = 0;
+  const bool again = outbound.prepared_for != Outbound::kFirstBook;
+  uint32_t wanted = outbound.home;
+  if (again) wanted = outbound.recovery->lanes[outbound.prepared_for].rail;
+  uint64_t tried = 0;
   bool refused = true;  // by every rail, not for want of a slot
-  for (uint32_t attempt = 0; attempt < rails; ++attempt) {
-    uint32_t best = rails;
-    for (uint32_t rail = 0; rail < rails; ++rail) {
-      if ((tried & (1u << rail)) != 0) continue;
-      if (best == rails || link.rail_bytes[rail] < link.rail_bytes[best]) best = rail;
-    }
-    tried |= 1u << best;
-    if (outbound.lanes.has_value() && !TakeSlot(outbound, best)) {
+  while (true) {
+    const bool has_wish = tried == 0 && wanted != kNoRail && link.choice.up(wanted);
+    const uint32_t rail = has_wish ? wanted : link.choice.Pick(entry.bytes, tried);
+    if (rail == kNoRail) break;
+    tried |= uint64_t{1} << rail;
+    if (again && wanted != kNoRail && rail != wanted) return false;
+    if (outbound.lanes.has_value() && !TakeSlot(outbound, rail)) {
       refused = false;
       continue;
     }
-    Op op{.kind = outbound.record->kind == TransferKind::kRead ? OpKind::kRead : OpKind::kWrite,
-          .sole = last && outbound.slices == 0 && outbound.lanes.has_value(),
-          .rail = best,
-          .id = outbound.prepared,
-          .transfer = outbound.record->id,
-          .runs = entry.runs};
-    if (outbound.lanes.has_value()) {
-      const auto immediate = outbound.lanes->ImmediateFor(best, last);
-      op.has_immediate = immediate.has_value();
-      op.immediate = immediate.value_or(0);
-    }
-    entry.rail = best;
-    if (!PostOn(outbound, op)) continue;
-    inline_data_ |= op.sole;
-    link.rail_bytes[best] += entry.bytes;
-    if (!outbound.lanes.has_value() && link.rail_bytes[best] <= kInlineCopyBytes &&
-        runtime_->backends[link.backend]->capabilities().arrival == Arrival::kCopied) {
-      ++runtime_->copied;
-    }
-    ++outbound.slices;
-    outbound.prepared = 0;
-    if (outbound.lanes.has_value()) outbound.lanes->OnPosted(best, last);
-    return true;
+    if (PostPreparedOn(outbound, entry, rail)) return true;
+    if (again) return false;  // the lane has begun and stays on its rail
   }
   link.full = refused;
   return false;
 }
 
+bool Peer::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail) {
+  Link& link = *outbound.link;
+  const bool counted = outbound.lanes.has_value();
+  LaneAgain* again = outbound.prepared_for == Outbound::kFirstBook
+                         ? nullptr
+                         : &outbound.recovery->lanes[outbound.prepared_for];
+  const bool last = again != nullptr ? again->walk.done(outbound.cut) : !MoreInFirstBook(outbound);
+  Op op{.kind = outbound.record->kind == TransferKind::kRead ? OpKind::kRead : OpKind::kWrite,
+        .sole = last && outbound.slices == 0 && counted,
+        .rail = rail,
+        .id = outbound.prepared,
+        .transfer = outbound.record->id,
+        .runs = entry.runs};
+  LaneBook* const book = !counted ? nullptr : again != nullptr ? &again->book : &*outbound.lanes;
+  if (book != nullptr) {
+    const auto immediate = book->ImmediateFor(rail, last);
+    op.has_immediate = immediate.has_value();
+    op.immediate = immediate.value_or(0);
+  }
+  entry.rail = rail;
+  if (!PostOn(outbound, op)) return false;
+  inline_data_ |= op.sole;
+  link.choice.OnPosted(rail, entry.bytes, runtime_->now);
+  if (!counted && link.choice.in_flight(rail) <= kInlineCopyBytes &&
+      runtime_->backends[link.backend]->capabilities().arrival == Arrival::kCopied) {
+    ++runtime_->copied;
+  }
+  ++outbound.slices;
+  outbound.prepared = 0;
+  if (outbound.record->blocks.total_bytes() < runtime_->options.stripe_from) outbound.home = rail;
+  if (book != nullptr) book->OnPosted(rail, last, entry.slice);
+  (again == nullptr ? outbound.last_posted : again->posted) = last;
+  return true;
+}
+
 bool Peer::CloseLanes(Outbound& outbound) {
   while (const auto rail = outbound.lanes->NextToClose()) {
+    // That of a failed rail will be discarded.
+    if (!outbound.link->choice.up(*rail)) return false;
     const uint64_t id = runtime_->ops.Acquire(&outbound);
     runtime_->ops.Find(id)->rail = *rail;
     const Op op{.has_immediate = true,
@@ -275,8 +341,20 @@ bool Peer::PostOn(Outbound& outbound, const Op& op) {
 }
 
 bool Peer::TakeSlot(Outbound& outbound, uint32_t rail) {
+  const uint64_t id = outbound.record->id;
+  if (outbound.prepared_for != Outbound::kFirstBook) {
+    LaneAgain& again = outbound.recovery->lanes[outbound.prepared_for];
+    if (again.rail == kNoRail) again.book.OpenLane(rail, slots_.TakeReserved(id));
+    again.rail = rail;
+    return true;
+  }
   if (!outbound.lanes->NeedsSlot(rail)) return true;
-  if (const auto slot = slots_.Take()) {
+  if (outbound.recovery != nullptr && outbound.recovery->reserved > 0) {
+    --outbound.recovery->reserved;
+    outbound.lanes->OpenLane(rail, slots_.TakeReserved(id));
+    return true;
+  }
+  if (const auto slot = slots_.Take(id)) {
     outbound.lanes->OpenLane(rail, *slot);
     return true;
   }
@@ -296,6 +374,12 @@ void Peer::PushOpen(Outbound& outbound) {
                  .has_notification = options.notification.has_value(),
                  .notification = options.notification.value_or("")};
   if (outbound.lanes.has_value()) open.lanes = outbound.lanes->Lanes();
+  if (outbound.recovery != nullptr) {
+    for (LaneAgain& again : outbound.recovery->lanes) {
+      again.told = true;
+      for (const LaneFrame& lane : again.book.Lanes()) open.lanes.push_back(lane);
+    }
+  }
   outbound.opened = true;
   channel_.Push(FrameType::kOpen, open);
 }
@@ -327,6 +411,7 @@ bool Peer::SendCarrying(Link& link) {
 }
 
 void Peer::FlushControl() {
+  SendRailFences();
   Link* link = UpLink();
   if (link == nullptr || !SendCarrying(*link)) return;
   inline_data_ = false;

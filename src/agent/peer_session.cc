@@ -15,6 +15,7 @@ void Peer::OnConnected(Link& link) {
                    .session = session_,
                    .oldest_kept = session_known_ ? channel_.oldest_kept() : 0,
                    .name = runtime_->options.name};
+  LearnRails(link);
   link.state = Link::State::kHello;
   link.give_up = Now() + runtime_->options.connect_timeout;
   const std::string message = EncodeMessage(FrameType::kHello, 0, channel_.received(), hello);
@@ -34,6 +35,7 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   link.state = Link::State::kUp;
   link.was_up = true;
   link.carries = ack->version >= kCarryVersion;
+  link.fences_rails = ack->version >= kRailVersion;
   const Time now = Now();
   link.heard = now;
   link.ping_at = now + runtime_->options.heartbeat;

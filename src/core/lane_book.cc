@@ -1,5 +1,7 @@
 #include "src/core/lane_book.h"
 
+#include <utility>
+
 namespace kvxfer {
 
 LaneBook::LaneBook(uint32_t rails, bool rail_keeps_order)
@@ -8,7 +10,7 @@ LaneBook::LaneBook(uint32_t rails, bool rail_keeps_order)
 bool LaneBook::NeedsSlot(uint32_t rail) const { return !lanes_[rail].open; }
 
 void LaneBook::OpenLane(uint32_t rail, SlotRef slot) {
-  lanes_[rail] = {.open = true, .closed = false, .freed = false, .slot = slot, .immediates = 0};
+  lanes_[rail] = {.open = true, .slot = slot};
 }
 
 std::optional<uint32_t> LaneBook::ImmediateFor(uint32_t rail, bool last) const {
@@ -16,8 +18,9 @@ std::optional<uint32_t> LaneBook::ImmediateFor(uint32_t rail, bool last) const {
   return EncodeImmediate(lanes_[rail].slot);
 }
 
-void LaneBook::OnPosted(uint32_t rail, bool last) {
+void LaneBook::OnPosted(uint32_t rail, bool last, uint32_t slice) {
   Lane& lane = lanes_[rail];
+  if (slice != kNoSlice) lane.slices.Add(slice);
   if (last || !rail_keeps_order_) ++lane.immediates;
   if (last) {
     lane.closed = true;
@@ -41,12 +44,12 @@ void LaneBook::OnFreed(SlotRef slot) {
   }
 }
 
-std::optional<SlotRef> LaneBook::Discard(uint32_t rail) {
+std::optional<LaneBook::Discarded> LaneBook::Discard(uint32_t rail) {
   Lane& lane = lanes_[rail];
   if (!lane.open || lane.freed) return std::nullopt;
-  const SlotRef slot = lane.slot;
+  Discarded discarded{.slot = lane.slot, .slices = std::move(lane.slices)};
   lane = {};
-  return slot;
+  return discarded;
 }
 
 std::vector<LaneFrame> LaneBook::Lanes() const {

@@ -7,10 +7,10 @@
 // immediate and each other lane is closed by an empty write with the immediate; where not, every
 // op carries one.
 //
-// A rail that fails takes its lane out of the book (Discard). What that lane carried goes again:
-// in the same book as long as the last slice is not posted, and after that in a book of its own
-// with one lane, so that one new lane stands for one discarded (AMEND). SlotPool::Reserve keeps a
-// slot for it.
+// A rail that fails takes its lane out of the book (Discard). What that lane carried goes again,
+// all of it, for which of its writes arrived is not known: in the same book as long as the last
+// slice is not posted, and after that in a book of its own with one lane, so that one new lane
+// stands for one discarded (AMEND). SlotPool::Reserve keeps a slot for it.
 //
 // Thread-safety: none; owned by the progress engine.
 
@@ -21,6 +21,7 @@
 #include <optional>
 #include <vector>
 
+#include "src/core/slice_set.h"
 #include "src/core/slot_pool.h"
 #include "src/core/wire_format.h"
 
@@ -37,7 +38,8 @@ class LaneBook {
   // The immediate that the next data op on `rail` carries, if any. `last`: it is the transfer's
   // last slice. Call OnPosted once the backend has accepted that op.
   std::optional<uint32_t> ImmediateFor(uint32_t rail, bool last) const;
-  void OnPosted(uint32_t rail, bool last);
+  // `slice`: the number of the slice that it was; kNoSlice: an empty write.
+  void OnPosted(uint32_t rail, bool last, uint32_t slice = kNoSlice);
 
   // After the last slice: the next rail whose lane must be closed by an empty write (with
   // ImmediateFor(rail, true)), or nothing when every lane is closed. Where rails keep no order
@@ -47,10 +49,14 @@ class LaneBook {
   // The target freed `slot`: if it is a lane's here, nothing of that lane is on the way and the
   // slot belongs to the pool again.
   void OnFreed(SlotRef slot);
+  struct Discarded {
+    SlotRef slot{};
+    SliceSet slices{};  // what it carried
+  };
   // The rail failed: forgets its lane and returns the slot to name in DISCARD; nothing when there
   // is no lane or it was freed (then it stays in the book: all of it arrived). The rail may be
   // opened again.
-  std::optional<SlotRef> Discard(uint32_t rail);
+  std::optional<Discarded> Discard(uint32_t rail);
 
   // The lanes as OPEN or AMEND tells them; complete once the last slice is posted and NextToClose
   // is empty.
@@ -67,6 +73,7 @@ class LaneBook {
     bool freed = false;
     SlotRef slot{};
     uint32_t immediates = 0;
+    SliceSet slices{};
   };
   std::vector<Lane> lanes_;
   bool rail_keeps_order_;

@@ -23,20 +23,25 @@ absl::Status SlotPool::AddGrant(const SlotGrantFrame& grant) {
   return absl::OkStatus();
 }
 
-std::optional<SlotRef> SlotPool::Take() {
+std::optional<SlotRef> SlotPool::Take(uint64_t holder) {
   if (available() == 0) return std::nullopt;
-  return TakeAny();
+  return TakeAny(holder);
 }
 
-SlotRef SlotPool::TakeReserved() {
+SlotRef SlotPool::TakeReserved(uint64_t holder) {
   --reserved_;
-  return TakeAny();
+  return TakeAny(holder);
 }
 
-SlotRef SlotPool::TakeAny() {
+uint64_t SlotPool::HolderOf(SlotRef ref) const {
+  const auto used = used_.find(ref.slot);
+  return used != used_.end() && used->second.generation == ref.generation ? used->second.holder : 0;
+}
+
+SlotRef SlotPool::TakeAny(uint64_t holder) {
   const SlotRef ref = free_.back();
   free_.pop_back();
-  used_.emplace(ref.slot, ref.generation);
+  used_.emplace(ref.slot, Use{.generation = ref.generation, .holder = holder});
   return ref;
 }
 
@@ -46,10 +51,10 @@ absl::Status SlotPool::Free(SlotRef ref) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the target freed slot ", ref.slot, ", which is not in use; the session must be reset"));
   }
-  if (used->second != ref.generation) {
+  if (used->second.generation != ref.generation) {
     return absl::InvalidArgumentError(
         absl::StrCat("the target freed slot ", ref.slot, " at generation ", ref.generation,
-                     ", in use is ", used->second, "; the session must be reset"));
+                     ", in use is ", used->second.generation, "; the session must be reset"));
   }
   used_.erase(used);
   free_.push_back({.slot = ref.slot, .generation = NextGeneration(ref.generation)});

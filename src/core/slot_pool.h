@@ -22,29 +22,36 @@ class SlotPool {
   // could name them; so what one target can make this side keep is bounded by the slots there are.
   absl::Status AddGrant(const SlotGrantFrame& grant);
   // A slot that the target has freed (or never saw), with its generation; nothing when all are
-  // in use. It stays in use until Free.
-  std::optional<SlotRef> Take();
+  // in use. It stays in use until Free. `holder`: see HolderOf.
+  std::optional<SlotRef> Take(uint64_t holder = 0);
 
   // A discarded lane was freed and goes again: keeps one free slot back for it, so that no other
   // lane takes it. Without that, transfers that hold slots could wait for each other's for ever.
   // Call right after Free of the discarded lane's slot; end by TakeReserved or Unreserve.
   void Reserve() { ++reserved_; }
-  SlotRef TakeReserved();
+  SlotRef TakeReserved(uint64_t holder = 0);
   void Unreserve() { --reserved_; }
 
   // The target freed it: usable again, one generation on. InvalidArgument: not in use, or another
   // generation than the one in use.
   absl::Status Free(SlotRef ref);
+  // Who took it; 0: not in use at this generation.
+  uint64_t HolderOf(SlotRef ref) const;
   size_t granted() const { return free_.size() + used_.size(); }
   size_t available() const { return free_.size() - reserved_; }
 
  private:
   friend struct ProtocolModelAccess;  // the tests' search compares states
 
-  SlotRef TakeAny();
+  struct Use {
+    uint32_t generation = 0;
+    uint64_t holder = 0;
+  };
+
+  SlotRef TakeAny(uint64_t holder);
 
   std::vector<SlotRef> free_;
-  std::unordered_map<uint32_t, uint32_t> used_;  // slot → generation
+  std::unordered_map<uint32_t, Use> used_;  // by slot
   IdSet ever_granted_;
   size_t reserved_ = 0;  // of free_
 };

@@ -43,6 +43,8 @@ template <>
 constexpr const char* kFrameName<QuietFrame> = "quiet";
 template <>
 constexpr const char* kFrameName<PingFrame> = "ping";
+template <>
+constexpr const char* kFrameName<RailFrame> = "rail";
 
 // Bytes of one list item on the wire; every item has a fixed size, so that a count can be held
 // against the bytes that are left before anything is allocated.
@@ -340,6 +342,10 @@ template <typename Io>
 void Fields(Io& io, Ref<Io, PingFrame> frame) {
   io.Int("nonce", frame.nonce);
 }
+template <typename Io>
+void Fields(Io& io, Ref<Io, RailFrame> frame) {
+  io.Int("rail", frame.rail);
+}
 
 // Most frames have fewer.
 constexpr size_t kUsualBodyBytes = 96;
@@ -432,7 +438,7 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
   }
   const auto type = static_cast<uint8_t>(message[0]);
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kCarry)) {
+      type > static_cast<uint8_t>(FrameType::kRailFenced)) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }
@@ -474,6 +480,7 @@ std::string Encode(const CreditFrame& frame) { return EncodeBody(frame); }
 std::string Encode(const QuiesceFrame& frame) { return EncodeBody(frame); }
 std::string Encode(const QuietFrame& frame) { return EncodeBody(frame); }
 std::string Encode(const PingFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const RailFrame& frame) { return EncodeBody(frame); }
 
 template absl::StatusOr<HelloFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<HelloAckFrame> Decode(std::span<const std::byte> body);
@@ -489,6 +496,7 @@ template absl::StatusOr<CreditFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<QuiesceFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<QuietFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<PingFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<RailFrame> Decode(std::span<const std::byte> body);
 
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const HelloFrame&);
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const HelloAckFrame&);
@@ -504,6 +512,7 @@ template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const CreditFr
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const QuiesceFrame&);
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const QuietFrame&);
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const PingFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const RailFrame&);
 
 absl::StatusOr<uint16_t> CommonVersion(uint16_t min_a, uint16_t max_a, uint16_t min_b,
                                        uint16_t max_b) {

@@ -1,4 +1,4 @@
-// Frames of the data plane's control channel, versions 1 and 2: encode and decode, nothing else.
+// Frames of the data plane's control channel, versions 1 to 3: encode and decode, nothing else.
 //
 // All integers little-endian, except immediates, which travel big-endian as NICs carry them. Every
 // message of a backend is one envelope:
@@ -25,8 +25,9 @@
 namespace kvxfer {
 
 inline constexpr uint16_t kMinProtocolVersion = 1;
-inline constexpr uint16_t kMaxProtocolVersion = 2;
+inline constexpr uint16_t kMaxProtocolVersion = 3;
 inline constexpr uint16_t kCarryVersion = 2;  // the first that knows kCarry
+inline constexpr uint16_t kRailVersion = 3;   // the first whose rails may fail one by one
 
 // Immediate: slot (20 bits, high) | generation (12 bits, low).
 inline constexpr uint32_t kSlotBits = 20;
@@ -76,8 +77,10 @@ enum class FrameType : uint8_t {
   kQuiesce,      // target → initiator
   kPing,         // unnumbered; answered by kPong
   kPong,
-  kAck,    // unnumbered; only the envelope's ack
-  kCarry,  // both, unnumbered: two messages in one, see CarriedMessages
+  kAck,         // unnumbered; only the envelope's ack
+  kCarry,       // both, unnumbered: two messages in one, see CarriedMessages
+  kFenceRail,   // initiator → target, unnumbered: over the connection whose rail failed
+  kRailFenced,  // target → initiator, unnumbered: answers kFenceRail over the same connection
 };
 
 inline constexpr size_t kEnvelopeBytes = 24;
@@ -229,6 +232,12 @@ struct PingFrame {
   bool operator==(const PingFrame&) const = default;
 };
 
+// Of the connection over which it comes; kFenceRail and kRailFenced.
+struct RailFrame {
+  uint32_t rail = 0;
+  bool operator==(const RailFrame&) const = default;
+};
+
 // A frame as declared above, as opposed to the bytes of one.
 template <typename T>
 concept PlainFrame = std::is_class_v<T> && std::is_aggregate_v<T>;
@@ -271,6 +280,7 @@ std::string Encode(const CreditFrame& frame);
 std::string Encode(const QuiesceFrame& frame);
 std::string Encode(const QuietFrame& frame);
 std::string Encode(const PingFrame& frame);
+std::string Encode(const RailFrame& frame);
 
 // Decodes a body; bytes left over are an error. Specialised for every frame above.
 template <typename Frame>

@@ -84,6 +84,27 @@ TEST_F(HostilePeer, FramesOfRailsThatNobodyDrains) {
   ExpectServes();
 }
 
+TEST_F(HostilePeer, FencesOfRailsThatAreNotThereOrTwice) {
+  const auto fence = [](uint32_t rail) {
+    return EncodeMessage(FrameType::kFenceRail, 0, 0, RailFrame{.rail = rail});
+  };
+  {
+    ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
+    ASSERT_TRUE(peer->Send(fence(1000)));
+    EXPECT_TRUE(peer->UntilDown());
+  }
+  {
+    ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "twice"));
+    ASSERT_TRUE(peer->Send(fence(0)));
+    ASSERT_TRUE(peer->Send(fence(0)));
+    EXPECT_TRUE(peer->UntilDown());
+  }
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "short"));
+  ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kFenceRail, 0, 0, std::string_view("x"))));
+  EXPECT_TRUE(peer->UntilDown());
+  ExpectServes();
+}
+
 // Two messages in one: what belongs to a session that is over is passed by, and does not hold up
 // the other.
 TEST_F(HostilePeer, CarriesForASessionThatIsOver) {
@@ -253,6 +274,51 @@ TEST_F(HostileTarget, RegionsThatNeverWere) {
     return frame;
   });
   ExpectFailed();
+}
+
+TEST_F(HostileTarget, RailsFencedThatNobodyAskedFor) {
+  for (const uint32_t rail : {0u, 1000u}) {
+    const auto peer = Answered();
+    ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kRailFenced, 0, 0, RailFrame{.rail = rail})));
+    EXPECT_TRUE(peer->UntilDown());
+    ExpectFailed();
+    ASSERT_OK(agent_->RemovePeer("hostile"));
+  }
+}
+
+TEST_F(HostileTarget, AnswersToDiscardsThatNobodySent) {
+  const auto peer = Answered();
+  const ReleasedFrame released{.discarded = {{.transfer = transfer_.id()}}};
+  ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(CreditFrame{.notifications = 9, .bytes = 99})));
+  ASSERT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kOpen).empty(); }));
+  ASSERT_TRUE(peer->Say(FrameType::kReleased, Encode(released)));
+  EXPECT_TRUE(peer->UntilDown());
+  ExpectFailed();
+}
+
+// Not hostile, only older: it is told nothing of rails, and loses the connection instead.
+TEST_F(HostileTarget, AnOlderPeerIsNotAskedToFenceARail) {
+  AgentOptions options{.name = "newer", .backends = {"faulty:loopback"}};
+  options.faults = {.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)};
+  ASSERT_OK_AND_ASSIGN(Node node, Node::Create(options, MemoryType::kAttached, 4096));
+  const RemoteRegion region{
+      .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = 4096, .access = Access::kReadWrite};
+  ASSERT_OK_AND_ASSIGN(const auto peer,
+                       ScriptedPeer::Target(*node.agent, "older", {region}, "faulty:loopback"));
+  const Descriptor local{node.memory.address(), 4096};
+  const Descriptor remote{4096, 4096};
+  ASSERT_OK_AND_ASSIGN(
+      const Transfer write,
+      node.agent->Write(
+          "older", DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
+          Unhurried()));
+  ASSERT_TRUE(peer->Accept(kRailVersion - 1));
+  ASSERT_TRUE(
+      peer->Say(FrameType::kSlotGrant, Encode(SlotGrantFrame{.range = {.first = 0, .count = 64}})));
+  EXPECT_TRUE(peer->UntilDown());
+  EXPECT_TRUE(Fails(write.Wait(kAmple), absl::StatusCode::kUnavailable, {"older", "rail"}));
+  EXPECT_TRUE(peer->Heard(FrameType::kFenceRail).empty());
+  EXPECT_TRUE(peer->Heard(FrameType::kDiscard).empty());
 }
 
 TEST_F(HostileTarget, AnswersToAbortsThatNobodySent) {

@@ -75,6 +75,9 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
       return true;
     case FrameType::kCarry:
       return CarryHolds(body);
+    case FrameType::kFenceRail:
+    case FrameType::kRailFenced:
+      return BodyHolds<RailFrame>(body);
   }
   return false;
 }

@@ -41,6 +41,8 @@ size_t TestLink::Post(std::span<const Op> ops) {
   EXPECT_LE(accepted, ops.size());
   for (const Op& op : ops.first(std::min(accepted, ops.size()))) {
     EXPECT_TRUE(open.insert(op.id).second);
+    EXPECT_FALSE(down_rails.contains(op.rail)) << "accepted on a rail that is down";
+    rail_of[op.id] = op.rail;
   }
   return accepted;
 }
@@ -48,6 +50,11 @@ size_t TestLink::Post(std::span<const Op> ops) {
 void TestLink::Fence(uint64_t transfer) {
   fences.insert(transfer);
   endpoint->Fence(transfer);
+}
+
+void TestLink::FenceRail(uint32_t rail) {
+  EXPECT_TRUE(fencing_rails.insert(rail).second);
+  endpoint->FenceRail(rail);
 }
 
 bool TestLink::Send(std::string_view message) {
@@ -150,11 +157,13 @@ void Party::Take(Event& event) {
     }
     case EventKind::kImmediate:
       link->immediates.push_back(event.immediate);
+      link->on_rail.push_back(event.rail);
       if (on_immediate) on_immediate(*link, event.immediate);
       return;
     case EventKind::kCompletion:
       EXPECT_EQ(link->open.erase(event.id), 1u)
           << "op " << event.id << " completed twice or was never accepted";
+      link->rail_of.erase(event.id);
       link->ended[event.id] = event.status;
       link->failures += !event.status.ok();
       return;
@@ -163,8 +172,20 @@ void Party::Take(Event& event) {
       EXPECT_TRUE(link->fenced.insert(event.id).second) << "kFenced twice";
       return;
     case EventKind::kRailDown:
+      EXPECT_TRUE(link->down_rails.insert(event.rail).second) << "kRailDown twice";
+      EXPECT_FALSE(event.status.ok()) << "kRailDown without a cause";
+      for (const auto& [op, rail] : link->rail_of) {
+        EXPECT_NE(rail, event.rail) << "op " << op << " has not completed at kRailDown";
+      }
+      link->rails_down.push_back(event.rail);
+      return;
     case EventKind::kRailUp:
+      link->down_rails.erase(event.rail);
+      link->rails_up.push_back(event.rail);
+      return;
     case EventKind::kRailFenced:
+      EXPECT_EQ(link->fencing_rails.erase(event.rail), 1u) << "kRailFenced that nobody asked for";
+      link->rails_fenced.push_back(event.rail);
       return;
   }
 }

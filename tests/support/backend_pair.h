@@ -3,8 +3,9 @@
 //
 // A Party is one backend with a log of its events. Rules that hold for every event are checked as
 // it comes: an op completes once and only if it was accepted, nothing follows kDown, kFenced
-// answers a Fence. A BackendPair is two connected parties driven in one thread by turns; a
-// PartyThread drives one of them in a thread of its own, asleep when there is nothing to do.
+// answers a Fence, kRailFenced a FenceRail, and a rail that goes down has no op left. A BackendPair
+// is two connected parties driven in one thread by turns; a PartyThread drives one of them in a
+// thread of its own, asleep when there is nothing to do.
 #ifndef KVXFER_TESTS_SUPPORT_BACKEND_PAIR_H_
 #define KVXFER_TESTS_SUPPORT_BACKEND_PAIR_H_
 
@@ -54,6 +55,13 @@ struct TestLink {
   std::map<uint64_t, absl::Status> ended;  // op → how
   std::deque<std::vector<Run>> runs;       // of the ops made here
   size_t failures = 0;                     // ops that ended with an error
+  std::map<uint64_t, uint32_t> rail_of;    // open ops
+  std::set<uint32_t> down_rails;           // kRailDown came, kRailUp not
+  std::set<uint32_t> fencing_rails;        // asked for, not answered
+  std::vector<uint32_t> rails_down;        // each time
+  std::vector<uint32_t> rails_up;
+  std::vector<uint32_t> rails_fenced;
+  std::vector<uint32_t> on_rail;  // of `immediates`, over which each came
   uint64_t last_op = 0;
 
   // An op on this endpoint; its runs live as long as the link.
@@ -62,6 +70,7 @@ struct TestLink {
   // Offers `ops` once; returns how many were accepted.
   size_t Post(std::span<const Op> ops);
   void Fence(uint64_t transfer);
+  void FenceRail(uint32_t rail);
   bool Send(std::string_view message);
   size_t failed() const { return failures; }
 };

@@ -62,6 +62,31 @@ std::vector<Flavour> FaultyFlavours(int seeds) {
   return all;
 }
 
+std::vector<Flavour> RailFlavours(double down_probability, Duration down_for) {
+  std::vector<Flavour> all;
+  const auto add = [&](std::string name, Flavour flavour, uint32_t rails, bool reorders) {
+    flavour.name = std::move(name);
+    flavour.backend = "faulty:" + flavour.backend;
+    flavour.rails = rails;
+    flavour.faults = {
+        .seed = TestSeed(), .rail_down_probability = down_probability, .rail_down_for = down_for};
+    if (reorders) {
+      flavour.faults.reorder_window = 8;
+      flavour.faults.max_delay = std::chrono::microseconds(300);
+      flavour.faults.overtake = true;
+    }
+    all.push_back(std::move(flavour));
+  };
+  const std::vector<Flavour> plain = PlainFlavours();
+  add("LoopbackTwo", plain[0], 2, false);
+  add("LoopbackFour", plain[0], 4, false);
+  add("LoopbackFourReordered", plain[0], 4, true);
+  add("TcpFour", plain[1], 4, false);
+  add("TcpTwoReordered", plain[1], 2, true);
+  add("ShmOne", plain[2], 1, false);
+  return all;
+}
+
 std::vector<Flavour> AllFlavours() {
   std::vector<Flavour> all = PlainFlavours();
   std::ranges::move(FaultyFlavours(), std::back_inserter(all));
@@ -76,6 +101,8 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   options.name = name;
   options.backends = {flavour.backend};
   options.faults = flavour.faults;
+  options.tcp_streams = flavour.rails;
+  options.loopback_rails = flavour.rails;
   return options;
 }
 

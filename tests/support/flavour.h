@@ -20,6 +20,7 @@ struct Flavour {
   std::string backend;  // "tcp", "faulty:shm", ...
   MemoryType memory = MemoryType::kMapped;
   FaultOptions faults;
+  uint32_t rails = 2;  // of the backends that have as many as they are told to
 
   bool faulty() const { return backend.starts_with("faulty:"); }
   // "tcp" of "faulty:tcp".
@@ -37,7 +38,9 @@ std::vector<Flavour> PlainFlavours();
 Flavour TcpFlavour();
 // Each of those reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on.
 std::vector<Flavour> FaultyFlavours(int seeds = 2);
-// Both.
+// Rails that fail alone and come back within `down_for`, on each backend; with orders kept and not.
+std::vector<Flavour> RailFlavours(double down_probability, Duration down_for);
+// The plain and the faulty ones.
 std::vector<Flavour> AllFlavours();
 // Those of AllFlavours that reach another process.
 std::vector<Flavour> ProcessFlavours();

@@ -8,8 +8,8 @@
 namespace kvxfer::testing {
 namespace {
 
-Flavour Loopback(const std::string& name) {
-  return {.name = name, .backend = "loopback", .memory = MemoryType::kAttached, .faults = {}};
+Flavour Over(const std::string& backend, const std::string& name) {
+  return {.name = name, .backend = backend, .memory = MemoryType::kAttached, .faults = {}};
 }
 
 absl::StatusOr<AgentMetadata> MetadataOf(const Agent& agent) {
@@ -22,7 +22,7 @@ absl::StatusOr<AgentMetadata> MetadataOf(const Agent& agent) {
 
 absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Initiator(const Agent& agent,
                                                                       const std::string& name) {
-  auto party = Party::Make(Loopback(name), name);
+  auto party = Party::Make(Over("loopback", name), name);
   if (!party.ok()) return party.status();
   std::unique_ptr<ScriptedPeer> peer(new ScriptedPeer);
   peer->party_ = *std::move(party);
@@ -52,8 +52,9 @@ bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept) {
 }
 
 absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
-    Agent& agent, const std::string& name, const std::vector<RemoteRegion>& regions) {
-  auto party = Party::Make(Loopback(name), name);
+    Agent& agent, const std::string& name, const std::vector<RemoteRegion>& regions,
+    const std::string& backend) {
+  auto party = Party::Make(Over(backend, name), name);
   if (!party.ok()) return party.status();
   std::unique_ptr<ScriptedPeer> peer(new ScriptedPeer);
   peer->party_ = *std::move(party);
@@ -63,7 +64,7 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
                          .min_version = kMinProtocolVersion,
                          .max_version = kMaxProtocolVersion,
                          .host = peer->party_->host()};
-  metadata.backends.push_back({"loopback", peer->party_->backend().Address()});
+  metadata.backends.push_back({backend, peer->party_->backend().Address()});
   for (const RemoteRegion& region : regions) {
     metadata.regions.push_back({.region = region, .keys = {}});
     metadata.last_region = static_cast<uint32_t>(region.id);
@@ -73,10 +74,11 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
   return peer;
 }
 
-bool ScriptedPeer::Accept() {
+bool ScriptedPeer::Accept(uint16_t version) {
   if (!Until([&] { return !Heard(FrameType::kHello).empty(); })) return false;
   party_->links.back()->endpoint->Authorize();
-  const HelloAckFrame ack{.target = self_, .last_region = 0, .live_regions = {}};
+  const HelloAckFrame ack{
+      .version = version, .target = self_, .last_region = 0, .live_regions = {}};
   return Send(EncodeMessage(FrameType::kHelloAck, 0, 0, Encode(ack)));
 }
 

@@ -22,8 +22,9 @@ class ScriptedPeer {
                                                                  const std::string& name);
   // As a target: `agent` knows it as `name`, with `regions`; Accept answers its hello.
   static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Target(
-      Agent& agent, const std::string& name, const std::vector<RemoteRegion>& regions);
-  bool Accept();
+      Agent& agent, const std::string& name, const std::vector<RemoteRegion>& regions,
+      const std::string& backend = "loopback");
+  bool Accept(uint16_t version = kMaxProtocolVersion);
 
   // Connects once more and says hello for the same session; whether it was answered or refused.
   bool Hello(const Agent& agent, uint64_t oldest_kept);

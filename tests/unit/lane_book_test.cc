@@ -99,10 +99,15 @@ TEST(LaneBookTest, OnlyTheLastOpOfAnOrderedLaneCarriesAnImmediate) {
 TEST(LaneBookTest, DiscardedLaneIsForgottenAndItsRailMayBeOpenedAgain) {
   LaneBook book(2, false);
   book.OpenLane(0, {.slot = 1, .generation = 0});
-  book.OnPosted(0, false);
+  book.OnPosted(0, false, 5);
   book.OpenLane(1, {.slot = 2, .generation = 0});
-  book.OnPosted(1, false);
-  EXPECT_EQ(book.Discard(0), (SlotRef{.slot = 1, .generation = 0}));
+  book.OnPosted(1, false, 6);
+  const auto discarded = book.Discard(0);
+  ASSERT_TRUE(discarded.has_value());
+  EXPECT_EQ(discarded->slot, (SlotRef{.slot = 1, .generation = 0}));
+  // Expect what it carried, and nothing of the other lane's.
+  EXPECT_EQ(discarded->slices.Next(0), 5u);
+  EXPECT_EQ(discarded->slices.Next(6), kNoSlice);
   // Expect no second DISCARD for it, and no mention in OPEN or ABORT.
   EXPECT_FALSE(book.Discard(0).has_value());
   EXPECT_EQ(book.Slots(), (std::vector<SlotRef>{{.slot = 2, .generation = 0}}));

@@ -128,15 +128,15 @@ void World::FailRail(uint8_t rail_index) {
     DiscardFrame frame{.transfer = out.id, .slots = {}};
     for (size_t i = 0; i < out.attempts.size();) {
       Attempt& attempt = out.attempts[i];
-      const auto ref = attempt.book.Discard(rail_index);
-      if (!ref.has_value()) {
+      const auto discarded = attempt.book.Discard(rail_index);
+      if (!discarded.has_value()) {
         ++i;
         continue;
       }
       Slices again = std::exchange(attempt.carried[rail_index], Slices{0});
       if (attempt.one_lane) again = static_cast<Slices>(again | attempt.pending);
-      frame.slots.push_back(*ref);
-      out.discarded.push_back({.ref = *ref,
+      frame.slots.push_back(discarded->slot);
+      out.discarded.push_back({.ref = discarded->slot,
                                .slices = again,
                                .named = attempt.told || attempt.one_lane,
                                .rail = rail_index,

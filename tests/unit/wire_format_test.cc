@@ -14,6 +14,7 @@
 #include "tests/support/status_macros.h"
 #include "tests/unit/golden/frames_v1.h"
 #include "tests/unit/golden/frames_v2.h"
+#include "tests/unit/golden/frames_v3.h"
 
 namespace kvxfer {
 namespace {
@@ -87,6 +88,7 @@ const CreditFrame kCredit{.notifications = 4096, .bytes = 16777216};
 const QuiesceFrame kQuiesce{.id = 10, .all_regions = true, .revoke = true, .regions = {1, 2, 3}};
 const QuietFrame kQuiet{.id = 11};
 const PingFrame kPing{.nonce = 0xfedcba9876543210};
+const RailFrame kRail{.rail = 5};
 
 std::vector<std::pair<FrameType, std::string>> AllBodies() {
   return {
@@ -96,7 +98,8 @@ std::vector<std::pair<FrameType, std::string>> AllBodies() {
       {FrameType::kDiscard, Encode(kDiscard)},     {FrameType::kSlotRequest, Encode(kSlotRequest)},
       {FrameType::kQuiet, Encode(kQuiet)},         {FrameType::kReleased, Encode(kReleased)},
       {FrameType::kSlotGrant, Encode(kSlotGrant)}, {FrameType::kCredit, Encode(kCredit)},
-      {FrameType::kQuiesce, Encode(kQuiesce)},     {FrameType::kPing, Encode(kPing)}};
+      {FrameType::kQuiesce, Encode(kQuiesce)},     {FrameType::kPing, Encode(kPing)},
+      {FrameType::kFenceRail, Encode(kRail)},      {FrameType::kRailFenced, Encode(kRail)}};
 }
 
 // Expect the bytes of version 1 for `frame`, the frame back from them, and every shorter or
@@ -128,6 +131,12 @@ TEST(WireFormat, BytesOfVersion1AreKept) {
   ExpectFormat(kQuiesce, golden::kQuiesce);
   ExpectFormat(kQuiet, golden::kQuiet);
   ExpectFormat(kPing, golden::kPing);
+}
+
+TEST(WireFormat, BytesOfVersion3AreKept) {
+  ExpectFormat(kRail, golden::kRail);
+  EXPECT_EQ(static_cast<int>(FrameType::kFenceRail), 18);
+  EXPECT_EQ(static_cast<int>(FrameType::kRailFenced), 19);
 }
 
 TEST(WireFormat, DefaultsOfListFramesSurvive) {
@@ -174,7 +183,7 @@ TEST(WireFormat, DamagedEnvelopesAreRefused) {
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message).first(size)), kInvalid)) << size;
   }
   EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message + "x")), kInvalid, {"body bytes"}));
-  for (const char type : {'\0', '\x12', '\xff'}) {
+  for (const char type : {'\0', '\x14', '\xff'}) {
     std::string bad = message;
     bad[0] = type;
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(bad)), kInvalid, {"type"}));

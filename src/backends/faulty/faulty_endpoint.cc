@@ -21,8 +21,10 @@ FaultyEndpoint::FaultyEndpoint(FaultyBackend* backend, std::unique_ptr<Endpoint>
       inner_(std::move(inner)),
       accepted_(accepted),
       ops_(backend->options(), backend->random()),
-      incoming_(backend->options(), backend->random()) {
+      incoming_(backend->options(), backend->random()),
+      rails_(backend->options(), backend->random()) {
   backend_->Adopt(this);
+  if (accepted_) rails_.Start(inner_->rails(), /*connecting=*/false, Now());
 }
 
 FaultyEndpoint::~FaultyEndpoint() {
@@ -45,7 +47,7 @@ size_t FaultyEndpoint::Post(std::span<const Op> ops) {
   const Time now = Now();
   size_t accepted = 0;
   for (const Op& op : ops) {
-    if (Backlog() >= kMaxBacklog + options.reorder_window) break;
+    if (Backlog() >= kMaxBacklog + options.reorder_window || !rails_.up(op.rail)) break;
     if (!Swallowed() && CutNow()) return accepted;
     CountTowardsBlackHole();
     ++accepted;
@@ -62,6 +64,7 @@ size_t FaultyEndpoint::Post(std::span<const Op> ops) {
     } else {
       ops_.Add(held, now);
     }
+    if (!Swallowed() && rails_.DrawFailure(op.rail)) FailRail(op.rail);
   }
   // To be overtaken, ops wait for the next Poll at least.
   if (!options.overtake) ProgressOutgoing(now);
@@ -88,18 +91,9 @@ bool FaultyEndpoint::Send(std::span<const std::byte> message) {
 void FaultyEndpoint::Fence(uint64_t transfer) {
   if (phase_ != Phase::kOpen) return;  // kDown is under way
   const auto matches = [&](const HeldOp& held) { return held.op.transfer == transfer; };
-  std::vector<HeldOp> dropped;
-  std::erase_if(slow_ops_, [&](const SlowOp& slow) {
-    if (matches(slow.held)) dropped.push_back(slow.held);
-    return matches(slow.held);
-  });
-  ops_.Extract(matches, dropped);
+  std::vector<HeldOp> dropped = ExtractHeldOps(matches);
   std::ranges::copy_if(swallowed_ops_, std::back_inserter(dropped), matches);
   std::erase_if(swallowed_ops_, matches);
-  std::erase_if(released_, [&](const Op& op) {
-    if (op.transfer == transfer) dropped.push_back({.op = op});
-    return op.transfer == transfer;
-  });
   for (const HeldOp& held : dropped) {
     backend_->Report(Completion(
         held.op, absl::CancelledError(absl::StrCat("transfer ", transfer, " was fenced"))));
@@ -134,18 +128,24 @@ void FaultyEndpoint::OnInner(Event event) {
   pending.event = std::move(event);
   switch (kind) {
     case EventKind::kCompletion:
+      if (rails_.OnCompleted(pending.event.id) && pending.event.status.ok()) {
+        pending.event.status = absl::UnavailableError(absl::StrCat(
+            "injected failure of rail ", pending.event.rail, ": the completion is lost"));
+      }
+      return incoming_.Add(std::move(pending), Now());
     case EventKind::kImmediate:
     case EventKind::kMessage:
       return incoming_.Add(std::move(pending), Now());
     case EventKind::kFenced:
-    case EventKind::kRailDown:  // a held completion of the rail comes before it
+      return OnInnerFenced(std::move(pending.event));
+    case EventKind::kRailDown:
     case EventKind::kRailUp:
     case EventKind::kRailFenced:
-      // Whose transfer a held immediate is cannot be known here: all of them go first.
-      FlushIncoming();
+      return OnInnerRail(std::move(pending.event));
+    case EventKind::kConnected:
+      rails_.Start(inner_->rails(), /*connecting=*/true, Now());
       return backend_->Report(std::move(pending));
     case EventKind::kAccepted:
-    case EventKind::kConnected:
     case EventKind::kDown:
       return backend_->Report(std::move(pending));
   }
@@ -157,6 +157,7 @@ void FaultyEndpoint::Progress(Time now) {
   incoming_.Release(now, ready);
   for (Pending& pending : ready) backend_->Report(std::move(pending));
   ProgressOutgoing(now);
+  ProgressRails(now);
 }
 
 std::optional<Time> FaultyEndpoint::NextDue() const {
@@ -167,6 +168,7 @@ std::optional<Time> FaultyEndpoint::NextDue() const {
   if (phase_ != Phase::kOpen) return due;
   if (!ops_.empty()) consider(ops_.next_due());
   if (!slow_ops_.empty()) consider(slow_ops_.front().due);
+  if (const auto up = rails_.NextDue()) consider(*up);
   return due;
 }
 
@@ -209,6 +211,7 @@ void FaultyEndpoint::ProgressOutgoing(Time now) {
 void FaultyEndpoint::Forward() {
   if (released_.empty()) return;
   const size_t taken = inner_->Post(released_);
+  for (const Op& op : std::span(released_).first(taken)) rails_.OnForwarded(op.id, op.rail);
   released_.erase(released_.begin(), released_.begin() + static_cast<std::ptrdiff_t>(taken));
 }
 

@@ -17,6 +17,7 @@
 
 #include "kvxfer/backend.h"
 #include "src/backends/faulty/hold_queue.h"
+#include "src/backends/faulty/rail_faults.h"
 #include "src/core/clock.h"
 
 namespace kvxfer::faulty {
@@ -41,6 +42,10 @@ class FaultyEndpoint : public Endpoint {
   size_t Post(std::span<const Op> ops) override;
   bool Send(std::span<const std::byte> message) override;
   void Fence(uint64_t transfer) override;
+  bool rail_up(uint32_t rail) const override;
+  RailInfo rail_info(uint32_t rail) const override;
+  void FenceRail(uint32_t rail) override;
+  void ReopenRail(uint32_t rail) override;
   void Shutdown(absl::Status why) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
@@ -73,6 +78,26 @@ class FaultyEndpoint : public Endpoint {
   bool Swallowed() const { return swallowing_ && phase_ == Phase::kOpen; }
   void CountTowardsBlackHole();
   bool CutNow();
+  void OnInnerRail(Event event);
+  void OnInnerFenced(Event event);
+  void FailRail(uint32_t rail);
+  void ProgressRails(Time now);
+  // Takes those of the ops that the inner endpoint has not seen.
+  template <typename Match>
+  std::vector<HeldOp> ExtractHeldOps(Match match) {
+    std::vector<HeldOp> taken;
+    std::erase_if(slow_ops_, [&](const SlowOp& slow) {
+      if (match(slow.held)) taken.push_back(slow.held);
+      return match(slow.held);
+    });
+    ops_.Extract(match, taken);
+    std::erase_if(released_, [&](const Op& op) {
+      const HeldOp held{.op = op};
+      if (match(held)) taken.push_back(held);
+      return match(held);
+    });
+    return taken;
+  }
   bool HasEarlierHeldOps(uint64_t sequence) const;
   size_t Backlog() const;
   void ProgressOutgoing(Time now);
@@ -97,6 +122,7 @@ class FaultyEndpoint : public Endpoint {
   uint64_t last_sequence_ = 0;
 
   HoldQueue<Pending> incoming_;
+  RailFaults rails_;
 
   // The black hole: what was counted, whether it has opened, the ops it took, the loss it hides.
   uint64_t passed_ = 0;

@@ -14,7 +14,7 @@ constexpr size_t kMaxQueuedOps = 64;  // of one rail
 }  // namespace
 
 LoopbackEndpoint::LoopbackEndpoint(LoopbackBackend* backend, std::shared_ptr<Link> link, Side side)
-    : backend_(backend), link_(std::move(link)), side_(side) {}
+    : backend_(backend), link_(std::move(link)), side_(side), rails_(link_->rails()) {}
 
 LoopbackEndpoint::~LoopbackEndpoint() {
   link_->Close(side_, absl::CancelledError("the endpoint was destroyed"));
@@ -33,10 +33,10 @@ size_t LoopbackEndpoint::Post(std::span<const Op> ops) {
   if (closing_ || backend_ == nullptr) return 0;
   size_t accepted = 0;
   for (const Op& op : ops) {
-    if (side_ == Side::kTarget || op.rail >= kRails) {
+    if (side_ == Side::kTarget || op.rail >= rails()) {
       Complete(op, absl::InvalidArgumentError(absl::StrCat("op ", op.id, " on rail ", op.rail,
                                                            ": only the side that connected posts, ",
-                                                           "on rails below ", kRails)));
+                                                           "on rails below ", rails())));
       ++accepted;
       continue;
     }

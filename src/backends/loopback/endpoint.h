@@ -5,10 +5,10 @@
 #ifndef KVXFER_BACKENDS_LOOPBACK_ENDPOINT_H_
 #define KVXFER_BACKENDS_LOOPBACK_ENDPOINT_H_
 
-#include <array>
 #include <deque>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "src/backends/loopback/link.h"
 
@@ -16,7 +16,7 @@ namespace kvxfer::loopback {
 
 class LoopbackBackend;
 
-inline constexpr uint32_t kRails = 2;
+inline constexpr uint32_t kMaxRails = 16;
 inline constexpr uint64_t kSliceBytes = 256 * 1024;  // copied between two looks at the mailbox
 
 class LoopbackEndpoint : public Endpoint {
@@ -24,7 +24,7 @@ class LoopbackEndpoint : public Endpoint {
   LoopbackEndpoint(LoopbackBackend* backend, std::shared_ptr<Link> link, Side side);
   ~LoopbackEndpoint() override;
 
-  uint32_t rails() const override { return kRails; }
+  uint32_t rails() const override { return link_->rails(); }
   std::string Describe() const override;
   void Authorize() override;
   // Queues only: Poll copies, so that a large write does not hold its submitter up.
@@ -60,7 +60,7 @@ class LoopbackEndpoint : public Endpoint {
   const std::shared_ptr<Link> link_;
   const Side side_;
   bool closing_ = false;
-  std::array<Rail, kRails> rails_;
+  std::vector<Rail> rails_;
 };
 
 }  // namespace kvxfer::loopback

@@ -23,9 +23,10 @@ namespace kvxfer::loopback {
 
 class Link : public std::enable_shared_from_this<Link> {
  public:
-  Link(std::shared_ptr<Node> initiator, std::shared_ptr<Node> target)
-      : nodes_{std::move(initiator), std::move(target)} {}
+  Link(std::shared_ptr<Node> initiator, std::shared_ptr<Node> target, uint32_t rails)
+      : nodes_{std::move(initiator), std::move(target)}, rails_(rails) {}
 
+  uint32_t rails() const { return rails_; }
   const Node& node(Side side) const { return *nodes_[static_cast<size_t>(side)]; }
 
   // --- the initiator ---
@@ -62,6 +63,7 @@ class Link : public std::enable_shared_from_this<Link> {
   bool IsFenced(uint64_t transfer) const;
 
   const std::array<std::shared_ptr<Node>, 2> nodes_;
+  const uint32_t rails_;
   std::array<Flow, 2> flows_;
   std::atomic<bool> authorized_{false};
 

@@ -25,9 +25,10 @@ class LoopbackRegistration : public Registration {
 
 }  // namespace
 
-LoopbackBackend::LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host)
+LoopbackBackend::LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host, uint32_t rails)
     : node_(std::move(node)),
       host_(std::move(host)),
+      rails_(rails),
       capabilities_{.arrival = Arrival::kImmediate,
                     .rail_keeps_order = true,
                     .needs_remote_cpu = false,
@@ -69,7 +70,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> LoopbackBackend::Connect(std::string_v
                                                                    const HostIdentity& host) {
   if (absl::Status reachable = Reachable(address, host); !reachable.ok()) return reachable;
   std::shared_ptr<Node> target = Find(address);
-  auto link = target == nullptr ? nullptr : std::make_shared<Link>(node_, target);
+  auto link = target == nullptr ? nullptr : std::make_shared<Link>(node_, target, rails_);
   if (link == nullptr ||
       !target->Deliver({.kind = MailKind::kConnect, .to = Side::kTarget, .link = link})) {
     return absl::UnavailableError(
@@ -177,13 +178,18 @@ LoopbackEndpoint* LoopbackBackend::FindEndpoint(const Link& link, Side side) con
 }  // namespace loopback
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeLoopbackBackend(const BackendContext& context) {
+  const uint32_t rails = context.options.loopback_rails;
+  if (rails < 1 || rails > loopback::kMaxRails) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`loopback_rails` is ", rails, "; it must be 1 to ", loopback::kMaxRails));
+  }
   auto node = loopback::Node::Create(context.incarnation.ToString());
   if (!node.ok()) return node.status();
   if (!loopback::Publish(*node)) {
     return absl::AlreadyExistsError(
         absl::StrCat("this process already has an agent of incarnation ", (*node)->address()));
   }
-  return std::make_unique<loopback::LoopbackBackend>(*std::move(node), context.host);
+  return std::make_unique<loopback::LoopbackBackend>(*std::move(node), context.host, rails);
 }
 
 }  // namespace kvxfer

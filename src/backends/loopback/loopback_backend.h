@@ -27,7 +27,8 @@ inline Event MakeEvent(EventKind kind, Endpoint* endpoint) {
 
 class LoopbackBackend : public Backend {
  public:
-  LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host);
+  // `rails`: of each connection made here.
+  LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host, uint32_t rails);
   // Endpoints that are left are closed, and so is every connection that was not accepted yet.
   ~LoopbackBackend() override;
 
@@ -58,6 +59,7 @@ class LoopbackBackend : public Backend {
 
   const std::shared_ptr<Node> node_;
   const HostIdentity host_;
+  const uint32_t rails_;
   const Capabilities capabilities_;
   std::vector<LoopbackEndpoint*> endpoints_;  // not down yet
   size_t turn_ = 0;                           // whose copies come first

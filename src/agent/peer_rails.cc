@@ -1,0 +1,246 @@
+// Rails that fail alone and come back. docs/architecture.md, "A rail fails", says in which order.
+#include <algorithm>
+
+#include "src/agent/peer.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// An op that failed with its rail is followed by kRailDown; one that is not so soon failed alone.
+constexpr Duration kExplainWithin = std::chrono::milliseconds(20);
+
+// Where nothing goes again yet.
+Recovery& Recover(Outbound& outbound) {
+  if (outbound.recovery == nullptr) {
+    outbound.recovery = std::make_unique<Recovery>();
+    outbound.recovery->walk = SliceWalk(&outbound.record->blocks);
+  }
+  return *outbound.recovery;
+}
+
+}  // namespace
+
+size_t Recovery::NextLane() const {
+  const auto next = std::ranges::find(lanes, false, &LaneAgain::posted);
+  return next == lanes.end() ? Outbound::kFirstBook : static_cast<size_t>(next - lanes.begin());
+}
+
+void Peer::LearnRails(Link& link) {
+  std::vector<RailInfo> infos;
+  for (uint32_t rail = 0; rail < link.endpoint->rails(); ++rail) {
+    infos.push_back(link.endpoint->rail_info(rail));
+  }
+  link.choice = RailChoice(infos);
+  link.lives.resize(link.choice.size());
+  for (uint32_t rail = 0; rail < link.choice.size(); ++rail) {
+    link.choice.SetUp(rail, link.endpoint->rail_up(rail));
+    if (link.choice.up(rail)) continue;
+    link.lives[rail] = {.state = RailLife::State::kReopening,
+                        .since = Now(),
+                        .why = absl::UnavailableError("not up yet")};
+  }
+}
+
+void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
+  if (rail >= link.lives.size() || link.lives[rail].state != RailLife::State::kUp) return;
+  link.choice.SetUp(rail, false);
+  link.lives[rail] = {.state = RailLife::State::kFenceDue, .since = Now(), .why = why};
+  ++link.fences_due;
+  Log(LogLevel::kWarning, "peer {}: rail {} of {} failed: {}", metadata_.name, rail,
+      runtime_->backends[link.backend]->name(), ToStd(why.message()));
+  for (auto& [id, outbound] : active_) {
+    if (outbound.link != &link) continue;
+    std::erase_if(outbound.unexplained, [&](const auto& failed) { return failed.rail == rail; });
+  }
+}
+
+void Peer::OnRailUp(Link& link, uint32_t rail) {
+  if (rail >= link.lives.size() || link.choice.up(rail)) return;
+  link.choice.SetUp(rail, true);
+  link.lives[rail].state = RailLife::State::kUp;
+  Log(LogLevel::kInfo, "peer {}: rail {} of {} is up", metadata_.name, rail,
+      runtime_->backends[link.backend]->name());
+}
+
+// Over the connection itself: lost only together with it, and then nothing needs a fence any more.
+void Peer::SendRailFences() {
+  for (Path& path : paths_) {
+    Link* const link = path.link.get();
+    if (link == nullptr || link->fences_due == 0 || link->state != Link::State::kUp) continue;
+    if (!link->fences_rails) {
+      CloseLink(*link, absl::UnavailableError(
+                           "a rail failed, and the peer's older version cannot do without it"));
+      continue;
+    }
+    for (uint32_t rail = 0; rail < link->lives.size(); ++rail) {
+      RailLife& life = link->lives[rail];
+      if (life.state != RailLife::State::kFenceDue) continue;
+      const std::string message =
+          EncodeMessage(FrameType::kFenceRail, 0, channel_.received(), RailFrame{.rail = rail});
+      if (!link->endpoint->Send(std::as_bytes(std::span(message)))) break;
+      life.state = RailLife::State::kFencing;
+      --link->fences_due;
+    }
+  }
+}
+
+// From here on nothing of the rail's earlier life is on the way, and all of it that arrived has
+// been counted.
+void Peer::OnRailFenced(Link& link, const Envelope& envelope) {
+  auto frame = Decode<RailFrame>(envelope.body);
+  if (!frame.ok()) return ProtocolError(link, frame.status());
+  const uint32_t rail = frame->rail;
+  if (rail >= link.lives.size() || link.lives[rail].state != RailLife::State::kFencing) {
+    return ProtocolError(link, absl::InvalidArgumentError(absl::StrCat(
+                                   "it fenced rail ", rail, ", which it was not asked to")));
+  }
+  link.lives[rail].state = RailLife::State::kReopening;
+  for (auto& [id, outbound] : active_) {
+    if (outbound.link == &link) DiscardLanes(outbound, rail);
+  }
+  link.endpoint->ReopenRail(rail);
+}
+
+// Takes the lanes on `rail` back. Which of their writes arrived is not known: all go again, once
+// the target has let go of the slots.
+void Peer::DiscardLanes(Outbound& outbound, uint32_t rail) {
+  // ABORT names the lanes of what is ending.
+  if (outbound.ending || outbound.arrived || !outbound.lanes.has_value()) return;
+  DiscardFrame frame{.transfer = outbound.record->id};
+  if (auto lane = outbound.lanes->Discard(rail)) {
+    frame.slots.push_back(lane->slot);
+    Recover(outbound).discarded.push_back(
+        {.slot = lane->slot, .slices = std::move(lane->slices), .named = outbound.opened});
+  }
+  if (outbound.recovery != nullptr) {
+    Recovery& recovery = *outbound.recovery;
+    if (outbound.prepared != 0 && outbound.prepared_for != Outbound::kFirstBook) {
+      SliceSet back;
+      const uint32_t slice = runtime_->ops.Find(outbound.prepared)->slice;
+      if (slice != kNoSlice) back.Add(slice);
+      recovery.lanes[outbound.prepared_for].walk.Add(back);
+      DropPrepared(outbound);
+    }
+    std::erase_if(recovery.lanes, [&](LaneAgain& again) {
+      auto lane = again.book.Discard(rail);
+      if (!lane.has_value()) return false;
+      lane->slices.Add(again.walk.slices());
+      frame.slots.push_back(lane->slot);
+      recovery.discarded.push_back(
+          {.slot = lane->slot, .slices = std::move(lane->slices), .named = true});
+      return true;
+    });
+  }
+  if (!frame.slots.empty()) channel_.Push(FrameType::kDiscard, frame);
+}
+
+// The target has let go of a discarded lane; its slot was freed just before.
+absl::Status Peer::OnDiscarded(const DiscardAck& ack) {
+  const auto it = active_.find(ack.transfer);
+  if (it == active_.end() || it->second.ending || it->second.arrived) return absl::OkStatus();
+  Outbound& outbound = it->second;
+  Recovery& recovery = Recover(outbound);
+  const auto lane = std::ranges::find(recovery.discarded, ack.ref, &Recovery::Discarded::slot);
+  if (lane == recovery.discarded.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it answers a DISCARD of transfer ", ack.transfer, " that was not sent"));
+  }
+  const Recovery::Discarded discarded = std::move(*lane);
+  recovery.discarded.erase(lane);
+  // Nothing of it goes again where all of it arrived, or where it was opened and not posted to.
+  if (!ack.complete && (discarded.named || !discarded.slices.empty())) {
+    slots_.Reserve();
+    if (outbound.last_posted) {
+      LaneAgain& again = recovery.lanes.emplace_back(LaneAgain{
+          .book =
+              LaneBook(outbound.link->choice.size(),
+                       runtime_->backends[outbound.link->backend]->capabilities().rail_keeps_order),
+          .walk = SliceWalk(&outbound.record->blocks)});
+      again.walk.Add(discarded.slices);
+    } else {
+      ++recovery.reserved;
+      recovery.walk.Add(discarded.slices);
+    }
+    StartSending(outbound);
+  }
+  Advance(outbound);
+  return absl::OkStatus();
+}
+
+// Of the lane that uses `slot` now nothing is on the way: it needs no DISCARD, and no ABORT.
+void Peer::OnFreed(SlotRef slot) {
+  const auto it = active_.find(slots_.HolderOf(slot));
+  if (it == active_.end() || !it->second.lanes.has_value()) return;
+  it->second.lanes->OnFreed(slot);
+  if (it->second.recovery == nullptr) return;
+  for (LaneAgain& again : it->second.recovery->lanes) again.book.OnFreed(slot);
+}
+
+// Whether `op` failed as those of a failing rail do. Then it waits for that to be said; what was
+// not counted goes again by itself.
+bool Peer::AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const absl::Status& status) {
+  if (!absl::IsUnavailable(status) && !absl::IsAborted(status) && !absl::IsCancelled(status)) {
+    return false;
+  }
+  const Time until = Now() + kExplainWithin;
+  if (outbound.unexplained.empty() || outbound.unexplained.back().rail != op.rail) {
+    outbound.unexplained.push_back({.rail = op.rail, .status = status, .until = until});
+    unexplained_.emplace_back(until, outbound.record->id);
+  }
+  if (!outbound.lanes.has_value()) {
+    SliceSet again;
+    again.Add(op.slice);
+    Recover(outbound).walk.Add(again);
+    StartSending(outbound);
+  }
+  return true;
+}
+
+void Peer::EndUnexplained(Time now) {
+  while (!unexplained_.empty() && unexplained_.front().first <= now) {
+    const auto it = active_.find(unexplained_.front().second);
+    unexplained_.pop_front();
+    if (it == active_.end()) continue;
+    Outbound& outbound = it->second;
+    const auto alone = std::ranges::find_if(
+        outbound.unexplained, [&](const auto& failed) { return failed.until <= now; });
+    if (outbound.ending || outbound.arrived || alone == outbound.unexplained.end()) continue;
+    BeginEnd(outbound, TransferState::kFailed, OpFailed(outbound, alone->status),
+             std::min(outbound.record->deadline, now + runtime_->options.cancel_grace));
+  }
+}
+
+// Slots that were kept back for lanes that did not need them.
+void Peer::LetSlotsGo(Outbound& outbound) {
+  if (outbound.recovery == nullptr) return;
+  for (; outbound.recovery->reserved > 0; --outbound.recovery->reserved) slots_.Unreserve();
+}
+
+// One new lane for each that was discarded after OPEN had named it.
+void Peer::PushAmend(Outbound& outbound) {
+  AmendFrame amend{.transfer = outbound.record->id};
+  for (LaneAgain& again : outbound.recovery->lanes) {
+    if (std::exchange(again.told, true)) continue;
+    for (const LaneFrame& lane : again.book.Lanes()) amend.lanes.push_back(lane);
+  }
+  if (!amend.lanes.empty()) channel_.Push(FrameType::kAmend, amend);
+}
+
+std::vector<RailExplanation> Peer::ExplainRails(const Link& link) const {
+  std::vector<RailExplanation> rails;
+  const Time now = Now();
+  for (uint32_t rail = 0; rail < link.lives.size(); ++rail) {
+    const RailLife& life = link.lives[rail];
+    const bool up = life.state == RailLife::State::kUp;
+    rails.push_back({.name = link.endpoint->rail_info(rail).name,
+                     .up = up,
+                     .bytes_per_second = link.choice.bytes_per_second(rail),
+                     .down_for = up ? Duration{} : now - life.since,
+                     .why = std::string(life.why.message())});
+  }
+  return rails;
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,89 @@
+// Rails of a faulty endpoint that fail alone and come back.
+#include <utility>
+
+#include "src/backends/faulty/faulty_backend.h"
+#include "src/backends/faulty/faulty_endpoint.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::faulty {
+
+bool FaultyEndpoint::rail_up(uint32_t rail) const {
+  return inner_ != nullptr && inner_->rail_up(rail) && rails_.up(rail);
+}
+
+RailInfo FaultyEndpoint::rail_info(uint32_t rail) const {
+  return inner_ == nullptr ? RailInfo{} : inner_->rail_info(rail);
+}
+
+void FaultyEndpoint::FenceRail(uint32_t rail) {
+  if (phase_ != Phase::kOpen) return;
+  if (!rails_.enabled()) return inner_->FenceRail(rail);
+  inner_->Fence(rails_.NextMarker(rail));
+}
+
+void FaultyEndpoint::ReopenRail(uint32_t rail) {
+  if (phase_ != Phase::kOpen) return;
+  if (!rails_.enabled()) return inner_->ReopenRail(rail);
+  rails_.Reopen(rail, Now());
+}
+
+// Of the inner endpoint's own rails.
+void FaultyEndpoint::OnInnerRail(Event event) {
+  if (rails_.enabled() && event.kind == EventKind::kRailDown) {
+    // Which of both failures a fence is for could not be told.
+    return Shutdown(absl::UnavailableError(
+        absl::StrCat("rail ", event.rail,
+                     " failed while failures of rails are injected: ", event.status.message())));
+  }
+  // A held completion or immediate of the rail comes before it.
+  FlushIncoming();
+  Pending pending;
+  pending.event = std::move(event);
+  backend_->Report(std::move(pending));
+}
+
+void FaultyEndpoint::OnInnerFenced(Event event) {
+  const auto rail = RailFaults::RailOfMarker(event.id);
+  if (rail.has_value() && !accepted_) return;
+  // Whose transfer a held immediate is cannot be known here: all of them go first.
+  FlushIncoming();
+  if (rail.has_value()) {
+    event.kind = EventKind::kRailFenced;
+    event.rail = *rail;
+  }
+  Pending pending;
+  pending.event = std::move(event);
+  backend_->Report(std::move(pending));
+}
+
+void FaultyEndpoint::FailRail(uint32_t rail) {
+  for (const HeldOp& held : ExtractHeldOps([&](const HeldOp& h) { return h.op.rail == rail; })) {
+    backend_->Report(Completion(
+        held.op, absl::UnavailableError(absl::StrCat("injected failure of rail ", rail, ": op ",
+                                                     held.op.id, " was not executed"))));
+  }
+}
+
+void FaultyEndpoint::ProgressRails(Time now) {
+  if (phase_ != Phase::kOpen) return;
+  while (const auto rail = rails_.TakeDown()) {
+    // Its completions may be held here.
+    FlushIncoming();
+    inner_->Fence(rails_.NextMarker(*rail));
+    Pending pending;
+    pending.event.kind = EventKind::kRailDown;
+    pending.event.endpoint = this;
+    pending.event.rail = *rail;
+    pending.event.status = absl::UnavailableError(absl::StrCat("injected failure of rail ", *rail));
+    backend_->Report(std::move(pending));
+  }
+  while (const auto rail = rails_.TakeUp(now)) {
+    Pending pending;
+    pending.event.kind = EventKind::kRailUp;
+    pending.event.endpoint = this;
+    pending.event.rail = *rail;
+    backend_->Report(std::move(pending));
+  }
+}
+
+}  // namespace kvxfer::faulty

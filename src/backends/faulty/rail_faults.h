@@ -1,0 +1,73 @@
+// The rails of one faulty endpoint that go down and come up as the seed says.
+//
+// An op takes its rail down. What is still held of that rail fails and is never executed; what the
+// inner endpoint has goes through, and of its completions some are lost: done at the target, and
+// reported as failed. Then comes kRailDown, and some time after ReopenRail kRailUp. The target's
+// fence of the rail is one of the inner endpoint, of a transfer that does not exist: it takes its
+// way behind everything that went before.
+//
+// Thread-safety: none; owned by its endpoint.
+
+#ifndef KVXFER_BACKENDS_FAULTY_RAIL_FAULTS_H_
+#define KVXFER_BACKENDS_FAULTY_RAIL_FAULTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "kvxfer/options.h"
+#include "src/backends/faulty/random.h"
+#include "src/core/clock.h"
+
+namespace kvxfer::faulty {
+
+class RailFaults {
+ public:
+  // Both are borrowed.
+  RailFaults(const FaultOptions& options, Random* random) : options_(options), random_(random) {}
+
+  bool enabled() const { return options_.rail_down_probability > 0; }
+  // All up, or, where this side connects, some of them still to come up.
+  void Start(uint32_t rails, bool connecting, Time now);
+  bool up(uint32_t rail) const { return rail >= rails_.size() || rails_[rail].state == State::kUp; }
+
+  // Draws whether the rail fails with an op that was just accepted on it.
+  bool DrawFailure(uint32_t rail);
+  // The inner endpoint has taken an op, or has completed it. Completed: whether its completion is
+  // lost now.
+  void OnForwarded(uint64_t op, uint32_t rail);
+  bool OnCompleted(uint64_t op);
+  // The next rail that has failed and of which the inner endpoint has nothing any more; each once.
+  std::optional<uint32_t> TakeDown();
+
+  void Reopen(uint32_t rail, Time now);
+  // The next rail that is up again.
+  std::optional<uint32_t> TakeUp(Time now);
+  // When TakeDown or TakeUp has one; nothing: not before the inner endpoint stirs.
+  std::optional<Time> NextDue() const;
+
+  // The transfer whose fence stands for the next one of `rail`; both sides count alike.
+  uint64_t NextMarker(uint32_t rail);
+  static std::optional<uint32_t> RailOfMarker(uint64_t transfer);
+
+ private:
+  enum class State : uint8_t { kUp, kEnding, kDown, kReopening };
+  struct Rail {
+    State state = State::kUp;
+    uint32_t inner_ops = 0;
+    uint32_t fences = 0;
+    Time up_at{};
+  };
+
+  Time DrawUpTime(Time now);
+
+  const FaultOptions& options_;
+  Random* const random_;
+  std::vector<Rail> rails_;
+  std::unordered_map<uint64_t, uint32_t> inner_ops_;  // op → rail
+};
+
+}  // namespace kvxfer::faulty
+
+#endif  // KVXFER_BACKENDS_FAULTY_RAIL_FAULTS_H_

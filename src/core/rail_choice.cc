@@ -1,0 +1,69 @@
+#include "src/core/rail_choice.h"
+
+#include <algorithm>
+
+namespace kvxfer {
+namespace {
+
+constexpr double kUnknownSpeed = 1e9;  // where no rail knows: only their ratio matters
+constexpr double kWeight = 0.25;       // of a new sample
+// Shorter than this a sample says more of how often completions are looked at than of the rail.
+constexpr Duration kShortest = std::chrono::microseconds(20);
+
+}  // namespace
+
+RailChoice::RailChoice(std::span<const RailInfo> rails) {
+  double best = 0;
+  for (const RailInfo& info : rails) best = std::max(best, info.bytes_per_second);
+  if (best <= 0) best = kUnknownSpeed;
+  rails_.resize(std::min<size_t>(rails.size(), kMaxRails));
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    rails_[i].speed = rails[i].bytes_per_second > 0 ? rails[i].bytes_per_second : best;
+    rails_[i].penalty = 1.0 + rails[i].distance;
+  }
+}
+
+uint32_t RailChoice::Pick(uint64_t bytes, uint64_t tried) const {
+  uint32_t best = kNoRail;
+  double best_cost = 0;
+  for (uint32_t i = 0; i < rails_.size(); ++i) {
+    const Rail& rail = rails_[i];
+    if (!rail.up || (tried >> i & 1) != 0) continue;
+    const double cost = static_cast<double>(rail.in_flight + bytes) * rail.penalty / rail.speed;
+    if (best == kNoRail || cost < best_cost) {
+      best = i;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+void RailChoice::OnPosted(uint32_t rail_index, uint64_t bytes, Time now) {
+  Rail& rail = rails_[rail_index];
+  if (rail.in_flight == 0) rail.since = now;
+  rail.in_flight += bytes;
+}
+
+void RailChoice::OnCompleted(uint32_t rail_index, uint64_t bytes, Time now, bool measured) {
+  Rail& rail = rails_[rail_index];
+  rail.in_flight -= bytes;
+  if (!measured) {
+    rail.sampled = 0;
+    rail.busy = {};
+    rail.since = now;
+    return;
+  }
+  rail.sampled += bytes;
+  rail.busy += now - rail.since;
+  rail.since = now;
+  rail.ran_empty |= rail.in_flight == 0;
+  if (rail.sampled < kSample || rail.busy < kShortest) return;
+  const double speed =
+      static_cast<double>(rail.sampled) / std::chrono::duration<double>(rail.busy).count();
+  if (!rail.ran_empty || speed > rail.speed) rail.speed += kWeight * (speed - rail.speed);
+  rail.sampled = 0;
+  rail.busy = {};
+  rail.ran_empty = rail.in_flight == 0;
+}
+
+}  // namespace kvxfer

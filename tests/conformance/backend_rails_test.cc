@@ -1,0 +1,131 @@
+// Rails that fail alone, at the interface of backends: what went over one is over before it is
+// down, fenced at the target before it is used again, and some of it arrived though it failed.
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "tests/conformance/backend_conformance.h"
+
+namespace kvxfer::testing {
+namespace {
+
+constexpr uint64_t kOp = 4096;
+constexpr size_t kOps = 64;  // places in memory
+
+class BackendRails : public BackendConformance {
+ protected:
+  // What an agent does at both ends, by messages of one word and a number.
+  void Serve() {
+    pair_->Turn();
+    for (; downs_ < out().rails_down.size(); ++downs_) {
+      ASSERT_TRUE(out().Send("fence " + std::to_string(out().rails_down[downs_])));
+    }
+    for (; asked_ < in().messages.size(); ++asked_) {
+      if (!in().messages[asked_].starts_with("fence ")) continue;
+      in().FenceRail(static_cast<uint32_t>(std::stoul(in().messages[asked_].substr(6))));
+    }
+    for (; fenced_ < in().rails_fenced.size(); ++fenced_) {
+      const uint32_t rail = in().rails_fenced[fenced_];
+      quiet_from_[rail] = in().immediates.size();
+      ASSERT_TRUE(in().Send("fenced " + std::to_string(rail)));
+    }
+    for (; answers_ < out().messages.size(); ++answers_) {
+      if (!out().messages[answers_].starts_with("fenced ")) continue;
+      const auto rail = static_cast<uint32_t>(std::stoul(out().messages[answers_].substr(7)));
+      ++lives_[rail];
+      out().endpoint->ReopenRail(rail);
+    }
+    CheckNothingLate();
+  }
+
+  // An immediate names its rail's life and the op: none of an earlier life comes after its fence.
+  void CheckNothingLate() {
+    for (; checked_ < in().immediates.size(); ++checked_) {
+      const uint32_t immediate = in().immediates[checked_];
+      const uint32_t rail = immediate >> 28;
+      const uint32_t life = immediate >> 20 & 0xff;
+      if (immediates_seen_.insert(immediate).second) continue;
+      ADD_FAILURE() << "immediate " << immediate << " of rail " << rail << " in life " << life
+                    << " came twice";
+    }
+    for (const auto& [rail, from] : quiet_from_) {
+      for (size_t i = from; i < in().immediates.size(); ++i) {
+        const uint32_t immediate = in().immediates[i];
+        if (immediate >> 28 != rail) continue;
+        EXPECT_EQ(immediate >> 20 & 0xff, lives_[rail] & 0xff)
+            << "of an earlier life of rail " << rail << ", after its fence";
+      }
+    }
+  }
+
+  // One op on a rail that is up, if there is room.
+  void PostOne() {
+    const uint32_t rails = out().endpoint->rails();
+    const auto rail = static_cast<uint32_t>(random_() % rails);
+    if (out().down_rails.contains(rail) || !out().endpoint->rail_up(rail)) return;
+    const uint32_t number = static_cast<uint32_t>(out().last_op) & 0xfffff;
+    const uint32_t immediate = rail << 28 | (lives_[rail] & 0xff) << 20 | number;
+    const uint64_t place = number % kOps * kOp;
+    const Op op = out().Make(OpKind::kWrite, 1, {RunAt(place, kOp)},
+                             immediates() ? std::optional(immediate) : std::nullopt, rail);
+    if (out().Post(std::span(&op, 1)) == 1) posted_[op.id] = immediate;
+  }
+
+  std::map<uint32_t, uint32_t> lives_;     // rail → how often it was reopened
+  std::map<uint32_t, size_t> quiet_from_;  // rail → immediates reported before its last fence
+  std::map<uint64_t, uint32_t> posted_;    // op → its immediate
+  std::set<uint32_t> immediates_seen_;
+  size_t downs_ = 0;
+  size_t asked_ = 0;
+  size_t fenced_ = 0;
+  size_t answers_ = 0;
+  size_t checked_ = 0;
+};
+
+TEST_P(BackendRails, FailAndComeBack) {
+  ASSERT_NO_FATAL_FAILURE(Start(kOps * kOp));
+  Pattern(1).Fill(local_->bytes());
+  const int failures = Scaled(100);
+  const Time end = Now() + kAmple;
+  while (out().rails_up.size() < static_cast<size_t>(failures) && Now() < end) {
+    for (auto ops = random_() % 8; ops > 0; --ops) PostOne();
+    ASSERT_NO_FATAL_FAILURE(Serve());
+    ASSERT_FALSE(out().down) << out().why;
+  }
+  EXPECT_GE(out().rails_up.size(), static_cast<size_t>(failures));
+  ASSERT_TRUE(pair_->Until([&] {
+    Serve();
+    return pair_->AllEnded() && out().down_rails.empty();
+  }));
+  // Expect every op that succeeded to have arrived, and of those that failed some, not all.
+  size_t failed = 0;
+  size_t failed_and_there = 0;
+  for (const auto& [op, immediate] : posted_) {
+    const absl::Status& status = out().ended[op];
+    if (!immediates()) continue;
+    const auto there = [&] { return immediates_seen_.contains(immediate); };
+    if (status.ok()) {
+      EXPECT_TRUE(pair_->Until([&] {
+        Serve();
+        return there();
+      })) << op;
+      continue;
+    }
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    ++failed;
+    failed_and_there += there() ? 1 : 0;
+  }
+  if (!immediates()) return;
+  EXPECT_GT(failed, 0u);
+  EXPECT_LT(failed_and_there, failed);
+  if (caps().needs_remote_cpu || !caps().rail_keeps_order) return;
+  EXPECT_GT(failed_and_there, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rails, BackendRails,
+                         ::testing::ValuesIn(RailFlavours(0.05, std::chrono::microseconds(500))),
+                         FlavourName);
+
+}  // namespace
+}  // namespace kvxfer::testing
