@@ -21,7 +21,7 @@
 
 #include "absl/status/status.h"
 #include "kvxfer/backend.h"
-#include "src/backends/tcp/fence_book.h"
+#include "src/core/fence_book.h"
 #include "src/backends/tcp/rail.h"
 #include "src/core/clock.h"
 #include "src/net/address.h"

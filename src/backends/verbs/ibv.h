@@ -33,7 +33,8 @@ class Ibv {
   virtual int QueryDevice(ibv_context* context, ibv_device_attr* attr) = 0;
   virtual int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attr) = 0;
   // ENODATA: there is no such entry.
-  virtual int QueryGid(ibv_context* context, uint8_t port, uint32_t index, ibv_gid_entry* entry) = 0;
+  virtual int QueryGid(ibv_context* context, uint8_t port, uint32_t index,
+                       ibv_gid_entry* entry) = 0;
   // In host order.
   virtual int QueryPkey(ibv_context* context, uint8_t port, int index, uint16_t* pkey) = 0;
   // The NUMA node of the device, -1 where that is not known.

@@ -60,12 +60,12 @@ bool Find(void* library, Functions& f, const char*& name) {
   };
   return find("ibv_get_device_list", f.get_device_list) &&
          find("ibv_free_device_list", f.free_device_list) &&
-         find("ibv_get_device_name", f.get_device_name) &&
-         find("ibv_open_device", f.open_device) && find("ibv_close_device", f.close_device) &&
-         find("ibv_query_device", f.query_device) && find("ibv_query_port", f.query_port) &&
-         find("_ibv_query_gid_ex", f.query_gid_ex) && find("ibv_query_pkey", f.query_pkey) &&
-         find("ibv_alloc_pd", f.alloc_pd) && find("ibv_dealloc_pd", f.dealloc_pd) &&
-         find("ibv_reg_mr", f.reg_mr) && find("ibv_dereg_mr", f.dereg_mr) &&
+         find("ibv_get_device_name", f.get_device_name) && find("ibv_open_device", f.open_device) &&
+         find("ibv_close_device", f.close_device) && find("ibv_query_device", f.query_device) &&
+         find("ibv_query_port", f.query_port) && find("_ibv_query_gid_ex", f.query_gid_ex) &&
+         find("ibv_query_pkey", f.query_pkey) && find("ibv_alloc_pd", f.alloc_pd) &&
+         find("ibv_dealloc_pd", f.dealloc_pd) && find("ibv_reg_mr", f.reg_mr) &&
+         find("ibv_dereg_mr", f.dereg_mr) &&
          find("ibv_create_comp_channel", f.create_comp_channel) &&
          find("ibv_destroy_comp_channel", f.destroy_comp_channel) &&
          find("ibv_create_cq", f.create_cq) && find("ibv_destroy_cq", f.destroy_cq) &&

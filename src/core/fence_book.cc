@@ -1,6 +1,6 @@
-#include "src/backends/tcp/fence_book.h"
+#include "src/core/fence_book.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer {
 
 uint32_t FenceBook::Ask(uint64_t transfer) {
   const auto it = fences_.try_emplace(transfer).first;
@@ -30,4 +30,4 @@ uint32_t FenceBook::EndIfWhole(std::unordered_map<uint64_t, Fence>::iterator it)
   return answers;
 }
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer

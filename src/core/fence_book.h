@@ -3,15 +3,15 @@
 //
 // Thread-safety: none; used by the backend's owner.
 
-#ifndef KVXFER_BACKENDS_TCP_FENCE_BOOK_H_
-#define KVXFER_BACKENDS_TCP_FENCE_BOOK_H_
+#ifndef KVXFER_CORE_FENCE_BOOK_H_
+#define KVXFER_CORE_FENCE_BOOK_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <unordered_map>
 
-namespace kvxfer::tcp {
+namespace kvxfer {
 
 class FenceBook {
  public:
@@ -45,6 +45,6 @@ class FenceBook {
   size_t asked_ = 0;            // fences in the book that were asked for
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer
 
-#endif  // KVXFER_BACKENDS_TCP_FENCE_BOOK_H_
+#endif  // KVXFER_CORE_FENCE_BOOK_H_
