@@ -1,6 +1,8 @@
 #include "src/cli/json_util.h"
 
 #include <charconv>
+#include <chrono>
+#include <utility>
 
 #include "src/core/strings.h"
 
@@ -99,11 +101,20 @@ absl::StatusOr<std::vector<PagedRegion>> GetRegions(const Json& object, const ch
 Json ToJson(const Explanation& explanation) {
   Json paths = Json::array();
   for (const PathExplanation& path : explanation.paths) {
+    Json each_rail = Json::array();
+    for (const RailExplanation& rail : path.each_rail) {
+      each_rail.push_back({{"name", rail.name},
+                           {"up", rail.up},
+                           {"bytes_per_second", rail.bytes_per_second},
+                           {"down_for_s", std::chrono::duration<double>(rail.down_for).count()},
+                           {"why", rail.why}});
+    }
     paths.push_back({{"backend", path.backend},
                      {"usable", path.usable},
                      {"chosen", path.chosen},
                      {"connected", path.connected},
                      {"rails", path.rails},
+                     {"each_rail", std::move(each_rail)},
                      {"why", path.why}});
   }
   return {{"peer", explanation.peer},
