@@ -40,6 +40,29 @@ struct FaultOptions {
   Duration rail_down_for{};          // until it is up again, at most, from when it may be
 };
 
+// How the backend `verbs` uses RDMA devices; docs/verbs.md explains each.
+struct VerbsOptions {
+  // Ports to use, "mlx5_0" (all of its ports) or "mlx5_0:1"; empty: every active one.
+  std::vector<std::string> devices{};
+  // What fabric a port belongs to, "mlx5_0:1=blue" or "mlx5_0=blue". A port with a name talks to
+  // ports of that name only; names are needed where two fabrics share a subnet prefix.
+  std::vector<std::string> fabrics{};
+  // Where control connections come in; empty: the host of AgentOptions::listen, any free port.
+  std::string listen{};
+  int32_t gid_index = -1;       // in the port's GID table; -1: the best of RoCE v2 (InfiniBand: 0)
+  uint32_t p_key = 0xffff;      // looked up in the port's table by its lower 15 bits
+  uint32_t service_level = 0;   // 0 to 15
+  uint32_t traffic_class = 0;   // 0 to 255, of the GRH (RoCE: DSCP and ECN)
+  uint32_t mtu = 0;             // bytes, 256 to 4096; 0: what both ports have
+  uint32_t timeout = 14;        // of an acknowledgement: 4.096 µs * 2^timeout, 1 to 31
+  uint32_t retry_count = 7;     // of an unanswered packet, 1 to 7
+  uint32_t rnr_timer = 12;      // a peer without a receive is tried again after this; 0 to 31
+  uint32_t queue_depth = 1024;  // work requests in flight on one rail
+  uint32_t receive_depth = 8192;  // receives posted on one device, for immediates
+  uint32_t max_inline = 128;      // bytes that travel inside of a work request
+  Duration stall_timeout = std::chrono::seconds(30);  // work that neither completes nor fails
+};
+
 struct AgentOptions {
   // How peers call this agent; unique among the agents that exchange metadata. 1 to 255 bytes.
   std::string name{};
@@ -82,12 +105,18 @@ struct AgentOptions {
   // Time to spin before sleeping; negative: adaptive (none below 4 usable CPUs).
   Duration spin{-1};
 
+  VerbsOptions verbs{};
+
   FaultOptions faults{};
 };
 
 // Defaults changed by KVXFER_NAME, KVXFER_BACKENDS (comma separated), KVXFER_LISTEN,
 // KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS,
-// KVXFER_SPIN_US.
+// KVXFER_SPIN_US, and of VerbsOptions KVXFER_VERBS_DEVICES and KVXFER_VERBS_FABRICS (comma
+// separated), KVXFER_VERBS_LISTEN, KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY,
+// KVXFER_VERBS_SERVICE_LEVEL, KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT,
+// KVXFER_VERBS_RETRY_COUNT, KVXFER_VERBS_RNR_TIMER, KVXFER_VERBS_QUEUE_DEPTH,
+// KVXFER_VERBS_RECEIVE_DEPTH, KVXFER_VERBS_MAX_INLINE, KVXFER_VERBS_STALL_TIMEOUT_MS.
 // InvalidArgument names the variable that does not parse.
 absl::StatusOr<AgentOptions> OptionsFromEnvironment();
 

@@ -64,6 +64,36 @@ void ReadText(const char* variable, std::string& out) {
   if (!value.empty()) out = value;
 }
 
+absl::Status ReadNumber32(const char* variable, int64_t low, int64_t high, uint32_t& out) {
+  int64_t number = out;
+  const absl::Status status = ReadNumber(variable, low, high, number);
+  out = static_cast<uint32_t>(number);
+  return status;
+}
+
+absl::Status ReadVerbs(VerbsOptions& verbs) {
+  absl::Status status = ReadList("KVXFER_VERBS_DEVICES", verbs.devices);
+  status.Update(ReadList("KVXFER_VERBS_FABRICS", verbs.fabrics));
+  ReadText("KVXFER_VERBS_LISTEN", verbs.listen);
+  int64_t gid_index = verbs.gid_index;
+  status.Update(ReadNumber("KVXFER_VERBS_GID_INDEX", -1, 255, gid_index));
+  verbs.gid_index = static_cast<int32_t>(gid_index);
+  status.Update(ReadNumber32("KVXFER_VERBS_P_KEY", 1, 0xffff, verbs.p_key));
+  status.Update(ReadNumber32("KVXFER_VERBS_SERVICE_LEVEL", 0, 15, verbs.service_level));
+  status.Update(ReadNumber32("KVXFER_VERBS_TRAFFIC_CLASS", 0, 255, verbs.traffic_class));
+  status.Update(ReadNumber32("KVXFER_VERBS_MTU", 0, 4096, verbs.mtu));
+  status.Update(ReadNumber32("KVXFER_VERBS_TIMEOUT", 1, 31, verbs.timeout));
+  status.Update(ReadNumber32("KVXFER_VERBS_RETRY_COUNT", 1, 7, verbs.retry_count));
+  status.Update(ReadNumber32("KVXFER_VERBS_RNR_TIMER", 0, 31, verbs.rnr_timer));
+  status.Update(ReadNumber32("KVXFER_VERBS_QUEUE_DEPTH", 16, 32768, verbs.queue_depth));
+  status.Update(ReadNumber32("KVXFER_VERBS_RECEIVE_DEPTH", 64, 1 << 20, verbs.receive_depth));
+  status.Update(ReadNumber32("KVXFER_VERBS_MAX_INLINE", 0, 1024, verbs.max_inline));
+  int64_t stall_ms = verbs.stall_timeout / std::chrono::milliseconds(1);
+  status.Update(ReadNumber("KVXFER_VERBS_STALL_TIMEOUT_MS", 100, 86'400'000, stall_ms));
+  verbs.stall_timeout = std::chrono::milliseconds(stall_ms);
+  return status;
+}
+
 }  // namespace
 
 absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
@@ -85,6 +115,7 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
   int64_t copy_threads = options.shm_copy_threads;
   status.Update(ReadNumber("KVXFER_SHM_COPY_THREADS", 0, kMaxCopyThreads, copy_threads));
   options.shm_copy_threads = static_cast<uint32_t>(copy_threads);
+  status.Update(ReadVerbs(options.verbs));
 
   // -1 is the adaptive spin of AgentOptions.
   int64_t spin_us = -1;

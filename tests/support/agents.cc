@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "src/agent/agent_factory.h"
 #include "tests/support/scale.h"
+#include "tests/support/test_backends.h"
 
 namespace kvxfer::testing {
 
@@ -25,7 +27,8 @@ absl::StatusOr<Node> Node::Create(const AgentOptions& options, MemoryType type, 
   absl::StatusOr<TestMemory> memory = TestMemory::Allocate(type, bytes);
   if (!memory.ok()) return memory.status();
   node.memory = *std::move(memory);
-  absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::Create(options);
+  absl::StatusOr<std::unique_ptr<Agent>> agent =
+      internal::AgentFactory::Create(options, MakeTestBackend);
   if (!agent.ok()) return agent.status();
   node.agent = *std::move(agent);
   absl::StatusOr<RegionId> region = node.agent->RegisterMemory(node.memory.span(), access);

@@ -11,6 +11,7 @@
 
 #include "src/core/host_identity.h"
 #include "tests/support/status_macros.h"
+#include "tests/support/test_backends.h"
 
 namespace kvxfer::testing {
 
@@ -66,7 +67,7 @@ Party::Party(const Flavour& flavour, std::string_view name)
 
 absl::StatusOr<std::unique_ptr<Party>> Party::Make(const Flavour& flavour, std::string_view name) {
   std::unique_ptr<Party> party(new Party(flavour, name));
-  auto backend = MakeBackend(
+  auto backend = MakeTestBackend(
       flavour.backend,
       {.options = party->options_, .incarnation = Incarnation::Random(), .host = party->host_});
   if (!backend.ok()) return backend.status();
@@ -238,6 +239,14 @@ void BackendPair::Authorize() {
   in().endpoint->Authorize();
   EXPECT_TRUE(Until([&] { return in().Send("hello"); }));
   EXPECT_TRUE(Until([&] { return out().messages.size() > before; })) << "no hello";
+  const auto all_up = [&] {
+    const Endpoint& endpoint = *out().endpoint;
+    for (uint32_t rail = 0; rail < endpoint.rails(); ++rail) {
+      if (!endpoint.rail_up(rail)) return false;
+    }
+    return true;
+  };
+  EXPECT_TRUE(Until([&] { return all_up() || out().down; })) << "a rail does not come up";
 }
 
 size_t BackendPair::Turn() { return initiator_->Turn() + target_->Turn(); }

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "tests/support/scale.h"
+#include "tests/support/test_backends.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -24,6 +25,10 @@ uint64_t TestSeed() {
   return seed;
 }
 
+bool Flavour::between_processes() const {
+  return inner() != "loopback" && (inner() != "verbs" || RealVerbs());
+}
+
 uint64_t Flavour::max_case_bytes() const {
   if (kEmulated) return uint64_t{8} << 20;
   return uint64_t{kSanitized || faulty() ? 64u : 256u} << 20;
@@ -35,6 +40,10 @@ std::vector<Flavour> PlainFlavours() {
       {.name = "Tcp", .backend = "tcp", .memory = MemoryType::kAttached, .faults = {}},
       {.name = "ShmMapped", .backend = "shm", .memory = MemoryType::kMapped, .faults = {}},
       {.name = "ShmAttached", .backend = "shm", .memory = MemoryType::kAttached, .faults = {}},
+      {.name = RealVerbs() ? "Verbs" : "VerbsTestDevice",
+       .backend = "verbs",
+       .memory = MemoryType::kAttached,
+       .faults = {}},
   };
 }
 

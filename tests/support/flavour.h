@@ -25,14 +25,15 @@ struct Flavour {
   bool faulty() const { return backend.starts_with("faulty:"); }
   // "tcp" of "faulty:tcp".
   std::string inner() const { return faulty() ? backend.substr(7) : backend; }
-  bool between_processes() const { return inner() != "loopback"; }
+  bool between_processes() const;
   // Bytes of one case.
   uint64_t max_case_bytes() const;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Flavour& f) { return out << f.name; }
 
-// loopback, tcp, shm with mapped memory, shm with attached memory.
+// loopback, tcp, shm with mapped memory, shm with attached memory, verbs over devices in memory or
+// real ones (test_backends.h).
 std::vector<Flavour> PlainFlavours();
 // The one of those that runs over tcp.
 Flavour TcpFlavour();

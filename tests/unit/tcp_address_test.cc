@@ -1,7 +1,7 @@
 // Where a listener says it can be reached, and who believes it; and the codec of the streams.
 #include <gtest/gtest.h>
 
-#include "src/backends/tcp/address.h"
+#include "src/net/address.h"
 #include "src/backends/tcp/frames.h"
 #include "tests/unit/tcp_test_util.h"
 
@@ -17,7 +17,7 @@ TEST(TcpAddress, TextsThatNameAnAddress) {
                                                        {"0.0.0.0:0", "0.0.0.0:0"},
                                                        {"10.1.2.3:65535", "10.1.2.3:65535"}};
   for (const auto& [text, expected] : cases) {
-    auto got = tcp::Resolve(text, kDefaultPort, tcp::Names::kNumericOnly);
+    auto got = net::Resolve(text, kDefaultPort, net::Names::kNumericOnly);
     ASSERT_TRUE(got.ok()) << text << got.status();
     EXPECT_EQ(got->front().ToString(), expected);
   }
@@ -26,7 +26,7 @@ TEST(TcpAddress, TextsThatNameAnAddress) {
 TEST(TcpAddress, TextsThatDoNot) {
   for (const char* text : {"", ":80", "1.2.3.4:", "1.2.3.4:65536", "1.2.3.4:x", "[::1", "[::1]x",
                            "1.2.3.4:-1", "1.2.3.4:80 ", "300.1.1.1:5"}) {
-    auto got = tcp::Resolve(text, kDefaultPort, tcp::Names::kNumericOnly);
+    auto got = net::Resolve(text, kDefaultPort, net::Names::kNumericOnly);
     EXPECT_EQ(got.status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
 }
@@ -87,7 +87,7 @@ TEST(TcpAddress, DamagedAddressesAreRefused) {
     EXPECT_EQ(node.backend->Reachable(text, ThisHost()).code(), absl::StatusCode::kInvalidArgument)
         << text;
   }
-  EXPECT_TRUE(tcp::DecodeAddress(good).ok());
+  EXPECT_TRUE(net::DecodeAddress(good).ok());
 }
 
 TEST(TcpAddress, OptionsThatCannotBeUsedAreNamed) {

@@ -4,16 +4,16 @@
 
 #include <filesystem>
 
-#include "src/backends/tcp/socket.h"
+#include "src/net/socket.h"
 #include "tests/unit/tcp_test_util.h"
 
 namespace kvxfer::tcp_test {
 namespace {
 
-using tcp::Fd;
+using net::Fd;
 
-tcp::SocketAddress AnyLoopback() {
-  return tcp::Resolve("127.0.0.1:0", 0, tcp::Names::kNumericOnly)->front();
+net::SocketAddress AnyLoopback() {
+  return net::Resolve("127.0.0.1:0", 0, net::Names::kNumericOnly)->front();
 }
 
 std::string Candidates(const Incarnation& target, const std::vector<std::string>& hosts) {
@@ -25,8 +25,8 @@ std::string Candidates(const Incarnation& target, const std::vector<std::string>
 // Reads a preamble, answers with `bytes` of nonsense, and closes.
 class Babbler {
  public:
-  explicit Babbler(size_t bytes) : answer_(bytes, 'x'), listener_(*tcp::Listen(AnyLoopback())) {}
-  std::string address() const { return tcp::LocalAddress(listener_.get()).ToString(); }
+  explicit Babbler(size_t bytes) : answer_(bytes, 'x'), listener_(*net::Listen(AnyLoopback())) {}
+  std::string address() const { return net::LocalAddress(listener_.get()).ToString(); }
   bool done() const { return done_; }
 
   void Turn() {
@@ -51,14 +51,14 @@ class Babbler {
 class TcpDial : public TcpPair {};
 
 TEST_F(TcpDial, WaitingForAnAnswerCostsNothing) {
-  tcp::SocketAddress at = AnyLoopback();
+  net::SocketAddress at = AnyLoopback();
   const Fd full(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::bind(full.get(), at.get(), at.length), 0);
   ASSERT_EQ(::listen(full.get(), 0), 0);
-  at = tcp::LocalAddress(full.get());
+  at = net::LocalAddress(full.get());
   std::vector<Fd> before;  // they fill its queue
   before.reserve(4);
-  for (int i = 0; i < 4; ++i) before.push_back(*tcp::StartConnect(at));
+  for (int i = 0; i < 4; ++i) before.push_back(*net::StartConnect(at));
   pollfd last{before.back().get(), POLLOUT, 0};
   ASSERT_EQ(::poll(&last, 1, 0), 0) << "the queue is not full";
   Node node;

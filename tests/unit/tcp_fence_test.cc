@@ -1,5 +1,5 @@
 // Fences, void frames, and what the end of a link means for bytes on the way.
-#include "src/backends/tcp/fence_book.h"
+#include "src/core/fence_book.h"
 #include "tests/unit/tcp_test_util.h"
 
 namespace kvxfer::tcp_test {
@@ -267,7 +267,7 @@ TEST_F(TcpFence, ARegionThatClosesUnderAWriteEndsTheLink) {
 }
 
 TEST(TcpFenceBook, AnswersOncePerAskWhenEveryRailHasItsMarker) {
-  tcp::FenceBook book(3);
+  FenceBook book(3);
   EXPECT_EQ(book.Ask(1), 0u);
   EXPECT_TRUE(book.IsFenced(1));
   EXPECT_EQ(book.OnMarker(1, 0), 0u);
@@ -280,10 +280,10 @@ TEST(TcpFenceBook, AnswersOncePerAskWhenEveryRailHasItsMarker) {
 }
 
 TEST(TcpFenceBook, ForgetsTheOldestEarlyMarkersOnly) {
-  tcp::FenceBook book(1);
+  FenceBook book(1);
   EXPECT_EQ(book.Ask(999'999), 0u);
-  for (uint64_t t = 1; t <= tcp::FenceBook::kMaxEarly + 10; ++t) EXPECT_EQ(book.OnMarker(t, 0), 0u);
-  EXPECT_EQ(book.remembered(), tcp::FenceBook::kMaxEarly + 1);
+  for (uint64_t t = 1; t <= FenceBook::kMaxEarly + 10; ++t) EXPECT_EQ(book.OnMarker(t, 0), 0u);
+  EXPECT_EQ(book.remembered(), FenceBook::kMaxEarly + 1);
   EXPECT_EQ(book.Ask(10), 0u);
   EXPECT_EQ(book.Ask(11), 1u);
   EXPECT_TRUE(book.IsFenced(999'999));

@@ -3,7 +3,7 @@
 #include <sys/resource.h>
 
 #include "src/backends/tcp/frames.h"
-#include "src/backends/tcp/socket.h"
+#include "src/net/socket.h"
 #include "tests/unit/tcp_test_util.h"
 
 namespace kvxfer::tcp_test {
@@ -89,41 +89,41 @@ TEST_F(TcpLink, WithoutAuthorizeMessagesPassAndNoByteLands) {
 }
 
 TEST(TcpSocket, OnOneHostThePlainestCongestionControlIsTaken) {
-  const auto at = tcp::Resolve("127.0.0.1:0", 0, tcp::Names::kNumericOnly);
+  const auto at = net::Resolve("127.0.0.1:0", 0, net::Names::kNumericOnly);
   const auto congestion = [](int fd) {
     std::array<char, 16> name{};
     socklen_t size = name.size();
     EXPECT_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), &size), 0);
     return std::string(name.data());
   };
-  const auto listener = tcp::Listen(at->front());
+  const auto listener = net::Listen(at->front());
   ASSERT_TRUE(listener.ok());
-  const auto fd = tcp::StartConnect(tcp::LocalAddress(listener->get()));
+  const auto fd = net::StartConnect(net::LocalAddress(listener->get()));
   ASSERT_TRUE(fd.ok());
   // Expect it at both ends from the first packet on, for what once began to pace paces for life.
   EXPECT_EQ(congestion(fd->get()), "reno");
   pollfd come{.fd = listener->get(), .events = POLLIN, .revents = 0};
   ASSERT_EQ(::poll(&come, 1, 10'000), 1);
-  const tcp::Fd accepted(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const net::Fd accepted(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
   ASSERT_TRUE(accepted.valid());
   EXPECT_EQ(congestion(accepted.get()), "reno");
   // Expect a socket without a peer, of which nothing is known, to be left as it is.
-  const tcp::Fd alone(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const net::Fd alone(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const std::string before = congestion(alone.get());
-  tcp::TuneIfLocal(alone.get());
+  net::TuneIfLocal(alone.get());
   EXPECT_EQ(congestion(alone.get()), before);
 }
 
 TEST(TcpSocket, AddressesOfThisHostAreKnown) {
   const auto at = [](const char* text) {
-    return tcp::Resolve(text, 0, tcp::Names::kNumericOnly)->front();
+    return net::Resolve(text, 0, net::Names::kNumericOnly)->front();
   };
-  EXPECT_TRUE(tcp::IsOfThisHost(at("127.0.0.2:5")));
-  EXPECT_TRUE(tcp::IsOfThisHost(at("[::1]:5")));
-  EXPECT_FALSE(tcp::IsOfThisHost(at("192.0.2.1:5")));
-  for (tcp::SocketAddress own : tcp::InterfaceAddresses()) {
+  EXPECT_TRUE(net::IsOfThisHost(at("127.0.0.2:5")));
+  EXPECT_TRUE(net::IsOfThisHost(at("[::1]:5")));
+  EXPECT_FALSE(net::IsOfThisHost(at("192.0.2.1:5")));
+  for (net::SocketAddress own : net::InterfaceAddresses()) {
     own.set_port(5);
-    EXPECT_TRUE(tcp::IsOfThisHost(own)) << own.ToString();
+    EXPECT_TRUE(net::IsOfThisHost(own)) << own.ToString();
   }
 }
 
@@ -216,15 +216,15 @@ TEST_F(TcpLink, AnotherIncarnationIsNotTakenForTheOneMeant) {
 }
 
 TEST_F(TcpLink, ASilentListenerIsGivenUpAfterConnectTimeout) {
-  absl::StatusOr<std::vector<tcp::SocketAddress>> at =
-      tcp::Resolve("127.0.0.1:0", 0, tcp::Names::kNumericOnly);
-  absl::StatusOr<tcp::Fd> mute = tcp::Listen(at->front());
+  absl::StatusOr<std::vector<net::SocketAddress>> at =
+      net::Resolve("127.0.0.1:0", 0, net::Names::kNumericOnly);
+  absl::StatusOr<net::Fd> mute = net::Listen(at->front());
   ASSERT_TRUE(mute.ok());
   AgentOptions options;
   options.connect_timeout = std::chrono::milliseconds(100);
   Node node(options);
   auto link = node.backend->Connect(
-      "1;" + Incarnation::Random().ToString() + ";" + tcp::LocalAddress(mute->get()).ToString(),
+      "1;" + Incarnation::Random().ToString() + ";" + net::LocalAddress(mute->get()).ToString(),
       ThisHost());
   ASSERT_TRUE(link.ok()) << link.status();
   const auto start = std::chrono::steady_clock::now();

@@ -169,7 +169,7 @@ TEST_F(TcpListener, WithoutDescriptorsItWaitsAndLinksGoOn) {
   // Before as well: a sanitizer opens descriptors where it meets a type for the first time.
   ExpectTheLinkWorks();
   EXPECT_TRUE(b->backend->Arm());
-  const tcp::SocketAddress to = ListenAddress();
+  const net::SocketAddress to = ListenAddress();
   const Fd late(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);

@@ -19,11 +19,11 @@
 
 #include "src/backends/tcp/factory.h"
 #include "src/backends/tcp/frames.h"
-#include "src/backends/tcp/socket.h"
+#include "src/net/socket.h"
 
 namespace kvxfer::tcp_test {
 
-using tcp::Fd;
+using net::Fd;
 using OpRun = kvxfer::Run;  // testing::Test has a Run of its own
 
 inline AgentOptions Streams(uint32_t count) {
@@ -190,14 +190,14 @@ class TcpPair : public testing::Test {
 // A peer of b that is only sockets, and says what the test makes it say.
 class TcpStranger : public TcpPair {
  protected:
-  tcp::SocketAddress ListenAddress() {
+  net::SocketAddress ListenAddress() {
     const std::string text = b->backend->Address();
-    return tcp::Resolve(text.substr(text.rfind(';') + 1), 0, tcp::Names::kNumericOnly)->front();
+    return net::Resolve(text.substr(text.rfind(';') + 1), 0, net::Names::kNumericOnly)->front();
   }
 
   // A blocking socket connected to b's listener.
   Fd Stranger() {
-    const tcp::SocketAddress to = ListenAddress();
+    const net::SocketAddress to = ListenAddress();
     Fd fd(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(::connect(fd.get(), to.get(), to.length), 0);
     return fd;

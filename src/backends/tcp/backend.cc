@@ -32,19 +32,19 @@ absl::StatusOr<std::unique_ptr<TcpBackend>> TcpBackend::Create(const BackendCont
     return absl::InvalidArgumentError(absl::StrCat("`tcp_streams` (KVXFER_TCP_STREAMS) is ",
                                                    options.tcp_streams, "; it must be 1 to 16"));
   }
-  absl::StatusOr<std::vector<SocketAddress>> at =
-      Resolve(options.listen, kDefaultPort, Names::kResolve);
+  absl::StatusOr<std::vector<net::SocketAddress>> at =
+      net::Resolve(options.listen, kDefaultPort, net::Names::kResolve);
   if (!at.ok()) return Annotate(at.status(), "`listen` (KVXFER_LISTEN)");
   std::unique_ptr<TcpBackend> backend(new TcpBackend(context));
-  absl::StatusOr<std::unique_ptr<Reactor>> reactor = Reactor::Create();
+  absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
   if (!reactor.ok()) return reactor.status();
   backend->reactor_ = *std::move(reactor);
-  absl::StatusOr<std::unique_ptr<Listener>> listener =
-      Listener::Create(backend->reactor_.get(), backend.get(), at->front());
+  absl::StatusOr<std::unique_ptr<net::Listener>> listener =
+      net::Listener::Create(backend->reactor_.get(), backend.get(), at->front());
   if (!listener.ok()) return listener.status();
   backend->listener_ = *std::move(listener);
-  absl::StatusOr<std::vector<SocketAddress>> advertised =
-      Advertised(options, backend->listener_->address());
+  absl::StatusOr<std::vector<net::SocketAddress>> advertised =
+      net::Advertised(options, backend->listener_->address());
   if (!advertised.ok()) return advertised.status();
   backend->advertised_ = *std::move(advertised);
   return backend;
@@ -57,13 +57,13 @@ TcpBackend::~TcpBackend() {
   for (Link* link : links_) link->Detach();
 }
 
-std::string TcpBackend::Address() const { return EncodeAddress({incarnation_, advertised_}); }
+std::string TcpBackend::Address() const { return net::EncodeAddress({incarnation_, advertised_}); }
 
-absl::StatusOr<PeerAddress> TcpBackend::ReachableAddress(std::string_view address,
-                                                         const HostIdentity& host) const {
-  absl::StatusOr<PeerAddress> peer = DecodeAddress(address);
+absl::StatusOr<net::PeerAddress> TcpBackend::ReachableAddress(std::string_view address,
+                                                              const HostIdentity& host) const {
+  absl::StatusOr<net::PeerAddress> peer = net::DecodeAddress(address);
   if (!peer.ok()) return peer.status();
-  absl::Status reachable = KeepReachable(host_, host, peer->candidates);
+  absl::Status reachable = net::KeepReachable(host_, host, peer->candidates);
   if (!reachable.ok()) return reachable;
   return peer;
 }
@@ -76,7 +76,7 @@ std::string TcpBackend::ListenAddress() const { return listener_->address().ToSt
 
 absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view address,
                                                               const HostIdentity& host) {
-  absl::StatusOr<PeerAddress> peer = ReachableAddress(address, host);
+  absl::StatusOr<net::PeerAddress> peer = ReachableAddress(address, host);
   if (!peer.ok()) return peer.status();
   auto link = std::make_unique<Link>(this, *std::move(peer), options_.tcp_streams);
   links_.push_back(link.get());
@@ -124,7 +124,7 @@ void TcpBackend::Forget(Link* link) {
   sink_.Purge(link);
 }
 
-void TcpBackend::Linger(Fd control, std::vector<Fd> data, std::string queued) {
+void TcpBackend::Linger(net::Fd control, std::vector<net::Fd> data, std::string queued) {
   if (lingering_.size() >= kMaxLingering) lingering_.pop_front();
   lingering_.emplace_back(reactor_.get(), std::move(control), std::move(data), std::move(queued));
   SetTimer();
@@ -165,12 +165,12 @@ void TcpBackend::WorkLinks() {
 }
 
 void TcpBackend::WorkLingering() {
-  lingering_.remove_if([](tcp::Linger& linger) { return linger.HasWork() && linger.Work(); });
+  lingering_.remove_if([](net::Linger& linger) { return linger.HasWork() && linger.Work(); });
 }
 
 bool TcpBackend::Arm() {
   if (sink_.waiting() || listener_->HasWork()) return false;
-  for (const tcp::Linger& linger : lingering_) {
+  for (const net::Linger& linger : lingering_) {
     if (linger.HasWork()) return false;
   }
   return std::none_of(active_.begin(), active_.end(), [](Link* link) { return link->HasWork(); });
@@ -196,7 +196,7 @@ void TcpBackend::OnDeadlines() {
     if (late(link)) link->OnDeadline();
   }
   std::erase_if(half_open_, [](const auto& link) { return link->down(); });
-  lingering_.remove_if([now](const tcp::Linger& linger) { return linger.deadline() <= now; });
+  lingering_.remove_if([now](const net::Linger& linger) { return linger.deadline() <= now; });
 }
 
 }  // namespace kvxfer::tcp

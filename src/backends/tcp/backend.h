@@ -16,16 +16,16 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
-#include "src/backends/tcp/event_sink.h"
-#include "src/backends/tcp/linger.h"
 #include "src/backends/tcp/link.h"
-#include "src/backends/tcp/listener.h"
-#include "src/backends/tcp/reactor.h"
 #include "src/backends/tcp/regions.h"
+#include "src/net/event_sink.h"
+#include "src/net/linger.h"
+#include "src/net/listener.h"
+#include "src/net/reactor.h"
 
 namespace kvxfer::tcp {
 
-class TcpBackend final : public Backend, private Listener::Acceptor {
+class TcpBackend final : public Backend, private net::Listener::Acceptor {
  public:
   static absl::StatusOr<std::unique_ptr<TcpBackend>> Create(const BackendContext& context);
   ~TcpBackend() override;
@@ -45,8 +45,8 @@ class TcpBackend final : public Backend, private Listener::Acceptor {
   int wait_fd() const override { return reactor_->fd(); }
 
   // --- for links and registrations ---
-  Reactor& reactor() { return *reactor_; }
-  EventSink& sink() { return sink_; }
+  net::Reactor& reactor() { return *reactor_; }
+  net::EventSink& sink() { return sink_; }
   RegionMap& regions() { return regions_; }
   const AgentOptions& options() const { return options_; }
   // Counts the calls of Poll.
@@ -60,18 +60,18 @@ class TcpBackend final : public Backend, private Listener::Acceptor {
     expected_ = link;
     peeks_ = 0;
   }
-  void Linger(Fd control, std::vector<Fd> data, std::string queued);
+  void Linger(net::Fd control, std::vector<net::Fd> data, std::string queued);
   void CloseRegion(const TcpRegistration& registration);
 
  private:
   explicit TcpBackend(const BackendContext& context);
 
   // The address, with what cannot be reached from here taken out.
-  absl::StatusOr<PeerAddress> ReachableAddress(std::string_view address,
-                                               const HostIdentity& host) const;
-  void OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) override;
-  void OnControlPreamble(Fd fd, const Preamble& preamble, const std::string& from);
-  void OnDataPreamble(Fd fd, const Preamble& preamble);
+  absl::StatusOr<net::PeerAddress> ReachableAddress(std::string_view address,
+                                                    const HostIdentity& host) const;
+  void OnPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) override;
+  void OnControlPreamble(net::Fd fd, const Preamble& preamble, const std::string& from);
+  void OnDataPreamble(net::Fd fd, const Preamble& preamble);
   void WorkLinks();
   void WorkLingering();
   void OnDeadlines();
@@ -82,10 +82,10 @@ class TcpBackend final : public Backend, private Listener::Acceptor {
   const Incarnation incarnation_;
   const HostIdentity host_;
   Capabilities capabilities_;
-  std::unique_ptr<Reactor> reactor_;
-  EventSink sink_;
+  std::unique_ptr<net::Reactor> reactor_;
+  net::EventSink sink_;
   RegionMap regions_;
-  std::vector<SocketAddress> advertised_;
+  std::vector<net::SocketAddress> advertised_;
   uint64_t poll_number_ = 0;
   std::unique_ptr<std::byte[]> discard_;
 
@@ -96,8 +96,8 @@ class TcpBackend final : public Backend, private Listener::Acceptor {
   Link* expected_ = nullptr;                      // brought the last message
   uint32_t peeks_ = 0;                            // since then
   std::vector<std::unique_ptr<Link>> half_open_;  // accepted and not yet reported, oldest first
-  std::list<tcp::Linger> lingering_;              // oldest first
-  std::unique_ptr<Listener> listener_;            // last: it hands over to what is above
+  std::list<net::Linger> lingering_;              // oldest first
+  std::unique_ptr<net::Listener> listener_;       // last: it hands over to what is above
 };
 
 }  // namespace kvxfer::tcp

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kMaxHalfOpen = 256;
 
 // Best effort: the socket is new, so its buffer has room.
-void Answer(const Fd& fd, const Welcome& welcome) {
+void Answer(const net::Fd& fd, const Welcome& welcome) {
   std::array<std::byte, kWelcomeBytes> bytes;
   Encode(welcome, bytes);
   (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -21,11 +21,13 @@ void Answer(const Fd& fd, const Welcome& welcome) {
 
 }  // namespace
 
-void TcpBackend::OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) {
+void TcpBackend::OnPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) {
   if (preamble.version != kStreamVersion) {
     Log(LogLevel::kDebug, "tcp: {} speaks version {} of the tcp streams, we {}", from,
         preamble.version, kStreamVersion);
     Answer(fd, {.verdict = Verdict::kWrongVersion});
+    reactor_->Remove(fd.get());
+  } else if (preamble.service != net::Service::kTcp) {
     reactor_->Remove(fd.get());
   } else if (preamble.role == Role::kControl) {
     OnControlPreamble(std::move(fd), preamble, from);
@@ -34,7 +36,7 @@ void TcpBackend::OnPreamble(Fd fd, const Preamble& preamble, const std::string& 
   }
 }
 
-void TcpBackend::OnControlPreamble(Fd fd, const Preamble& preamble, const std::string& from) {
+void TcpBackend::OnControlPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) {
   if (preamble.target != incarnation_) {
     Answer(fd, {.verdict = Verdict::kWrongIncarnation});
     reactor_->Remove(fd.get());
@@ -48,7 +50,7 @@ void TcpBackend::OnControlPreamble(Fd fd, const Preamble& preamble, const std::s
   waiting_.push_back(half_open_.back().get());
 }
 
-void TcpBackend::OnDataPreamble(Fd fd, const Preamble& preamble) {
+void TcpBackend::OnDataPreamble(net::Fd fd, const Preamble& preamble) {
   const auto it = std::find_if(half_open_.begin(), half_open_.end(), [&](const auto& link) {
     return link->id() == preamble.link && link->rails() == preamble.rails;
   });

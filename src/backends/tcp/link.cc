@@ -32,18 +32,20 @@ std::vector<std::unique_ptr<Rail>> MakeRails(Link* link, uint32_t count) {
 
 }  // namespace
 
-Link::Link(TcpBackend* backend, PeerAddress peer, uint32_t rails)
+Link::Link(TcpBackend* backend, net::PeerAddress peer, uint32_t rails)
     : backend_(backend),
       side_(Side::kConnecting),
       state_(State::kDialling),
-      peer_(std::move(peer)),
       authorized_(true),
       reported_(true),
       control_(this),
       rails_(MakeRails(this, rails)),
-      fences_(rails + 1) {}
+      fences_(rails + 1) {
+  dialler_.emplace("tcp peer", std::move(peer), net::Service::kTcp, rails,
+                   backend->options().connect_timeout, &control_);
+}
 
-Link::Link(TcpBackend* backend, Fd control, std::string peer, uint32_t rails, LinkId id)
+Link::Link(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rails, LinkId id)
     : backend_(backend),
       side_(Side::kAccepting),
       state_(State::kJoining),
@@ -76,15 +78,15 @@ void Link::Detach() {
   backend_ = nullptr;
 }
 
-Reactor& Link::reactor() { return backend_->reactor(); }
-EventSink& Link::sink() { return backend_->sink(); }
+net::Reactor& Link::reactor() { return backend_->reactor(); }
+net::EventSink& Link::sink() { return backend_->sink(); }
 RegionMap& Link::regions() { return backend_->regions(); }
 std::span<std::byte> Link::discard_buffer() { return backend_->discard_buffer(); }
 void Link::Activate() { backend_->Activate(this); }
 
 std::string Link::Name() const {
   if (side_ == Side::kAccepting) return accepted_;
-  return peer_.candidates[std::min(candidate_, peer_.candidates.size() - 1)].ToString();
+  return dialler_->address().ToString();
 }
 
 std::string Link::Describe() const {
@@ -155,10 +157,8 @@ size_t Link::Post(std::span<const Op> ops) {
 
 bool Link::HasWork() const {
   if (down() || (!up() && !connecting())) return false;
-  // Before the connection is made there is nothing to read, and nobody tries: only the flag stands.
-  if (state_ == State::kDialling) return control_.writable();
+  if (state_ == State::kDialling) return dialler_->HasWork();
   if (control_.sending() && control_.writable()) return true;
-  if (state_ == State::kGreeting) return control_.readable();
   if (!HoldsInline() && (control_.readable() || control_.HasFrame())) return true;
   for (const auto& rail : rails_) {
     if (rail->hung_up()) return true;
@@ -216,7 +216,7 @@ void Link::SendRails() {
 bool Link::EndIfHungUp() {
   for (const auto& rail : rails_) {
     if (!rail->hung_up()) continue;
-    const int error = SocketError(rail->fd());
+    const int error = net::SocketError(rail->fd());
     Fail(absl::UnavailableError(error != 0 ? ErrnoText("connection lost", error)
                                            : "the peer closed the connection (end of file)"),
          *rail);
@@ -299,7 +299,7 @@ void Link::Down(absl::Status why, bool tell) {
     const std::string reason(cause_.message().substr(0, kMaxReason));
     // An error here is the end too.
     control_.Push(ControlKind::kClosing, std::as_bytes(std::span(reason))).IgnoreError();
-    std::vector<Fd> data;
+    std::vector<net::Fd> data;
     for (const auto& rail : rails_) data.push_back(rail->Release());
     std::string queued = control_.TakeQueued();
     backend_->Linger(control_.Release(), std::move(data), std::move(queued));

@@ -1,7 +1,7 @@
 // A connection to one peer: one control stream and `rails` data streams.
 //
-// Life, connecting side: kDialling (control stream connects, candidate after candidate), kGreeting
-// (waits for the welcome), kJoining (data streams join), kUp, kDown. Accepting side: kJoining,
+// Life, connecting side: kDialling (until the control stream is welcomed), kJoining (data streams
+// join), kUp, kDown. Accepting side: kJoining,
 // kUp, kDown; it belongs to the backend until it is up, then to the agent.
 // Nothing lands and nothing is read from local memory once it is kDown.
 //
@@ -21,24 +21,25 @@
 
 #include "absl/status/status.h"
 #include "kvxfer/backend.h"
-#include "src/backends/tcp/address.h"
-#include "src/backends/tcp/control_stream.h"
-#include "src/backends/tcp/event_sink.h"
-#include "src/backends/tcp/fence_book.h"
+#include "src/core/fence_book.h"
 #include "src/backends/tcp/rail.h"
-#include "src/backends/tcp/reactor.h"
 #include "src/core/clock.h"
+#include "src/net/address.h"
+#include "src/net/control_stream.h"
+#include "src/net/dialler.h"
+#include "src/net/event_sink.h"
+#include "src/net/reactor.h"
 
 namespace kvxfer::tcp {
 
 class TcpBackend;
 
-class Link final : public Endpoint {
+class Link final : public Endpoint, public net::StreamOwner {
  public:
   // Connecting side; call Dial next.
-  Link(TcpBackend* backend, PeerAddress peer, uint32_t rails);
+  Link(TcpBackend* backend, net::PeerAddress peer, uint32_t rails);
   // Accepting side, with the control stream's socket, which is watched already.
-  Link(TcpBackend* backend, Fd control, std::string peer, uint32_t rails, LinkId id);
+  Link(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rails, LinkId id);
   ~Link() override;
 
   // --- Endpoint ---
@@ -56,7 +57,7 @@ class Link final : public Endpoint {
   void Dial();
   // Accepting side: takes the socket of data stream `rail`, watched already. False: it is there
   // already, and `*fd` is left alone.
-  bool Join(uint32_t rail, Fd* fd);
+  bool Join(uint32_t rail, net::Fd* fd);
   bool joined() const;
   // Every data stream has joined: tells the peer; the caller reports it to the agent.
   void GoUp();
@@ -77,11 +78,11 @@ class Link final : public Endpoint {
   // --- for the streams ---
   bool up() const { return state_ == State::kUp; }
   bool connecting() const { return side_ == Side::kConnecting; }
-  Reactor& reactor();
-  EventSink& sink();
+  net::Reactor& reactor() override;
+  net::EventSink& sink();
   RegionMap& regions();
   std::span<std::byte> discard_buffer();
-  void Activate();
+  void Activate() override;
   // Looks at the control stream's socket. False: messages came in (or the link went down), and the
   // agent must see them before more lands.
   bool ControlIsQuiet();
@@ -92,7 +93,7 @@ class Link final : public Endpoint {
 
  private:
   enum class Side : uint8_t { kConnecting, kAccepting };
-  enum class State : uint8_t { kDialling, kGreeting, kJoining, kUp, kDown };
+  enum class State : uint8_t { kDialling, kJoining, kUp, kDown };
 
   std::string Name() const;
   void ReleaseStreams();
@@ -104,11 +105,9 @@ class Link final : public Endpoint {
   void Emit(EventKind kind, uint64_t id = 0, absl::Status status = {});
 
   void WorkConnecting();
-  void SendPreamble();
-  void ReceiveWelcome();
+  void FollowDialler();
   void OpenRails();
   void IntroduceRails();
-  void TryNextCandidate(const absl::Status& why);
 
   void WorkUp();
   void SendRails();
@@ -117,7 +116,7 @@ class Link final : public Endpoint {
   bool HungUp() const;
   enum class Control : uint8_t { kQuiet, kMessages, kDown };
   Control ReceiveControl(bool look);
-  Control OnControlFrame(const ControlStream::Frame& frame);
+  Control OnControlFrame(const net::ControlStream::Frame& frame);
 
   absl::Status CheckOp(const Op& op) const;
 
@@ -133,16 +132,14 @@ class Link final : public Endpoint {
   TcpBackend* backend_;
   const Side side_;
   State state_;
-  const PeerAddress peer_;      // connecting side
-  size_t candidate_ = 0;        // of peer_.candidates
   const std::string accepted_;  // accepting side: the peer's address
   LinkId id_{};
   bool authorized_;
-  bool reported_;         // the agent knows this endpoint
-  absl::Status cause_;    // of kDown
-  absl::Status refused_;  // connecting side: what the first other agent at a candidate said
+  bool reported_;       // the agent knows this endpoint
+  absl::Status cause_;  // of kDown
   std::optional<Time> deadline_;
-  ControlStream control_;
+  net::ControlStream control_;
+  std::optional<net::Dialler> dialler_;  // connecting side
   std::vector<std::unique_ptr<Rail>> rails_;
   FenceBook fences_;
   uint64_t message_poll_ = 0;  // number of the Poll that last reported messages of this link

@@ -62,7 +62,7 @@ void Link::PushInlineMarker(uint64_t transfer) {
 
 bool Link::HoldsInline() const {
   if (authorized_ || !control_.HasFrame()) return false;
-  const absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
+  const absl::StatusOr<std::optional<net::ControlStream::Frame>> frame = control_.Front();
   return frame.ok() && frame->has_value() && (*frame)->kind == ControlKind::kFrame;
 }
 

@@ -44,7 +44,7 @@ void Link::Peek() {
 Link::Control Link::ReceiveControl(bool look) {
   if (message_poll_ == backend_->poll_number()) return Control::kMessages;
   for (size_t frames = 0; frames < kMaxControlFrames;) {
-    absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
+    absl::StatusOr<std::optional<net::ControlStream::Frame>> frame = control_.Front();
     if (!frame.ok()) {
       Fail(frame.status(), "control stream");
       return Control::kDown;
@@ -73,7 +73,7 @@ Link::Control Link::ReceiveControl(bool look) {
   return Control::kMessages;
 }
 
-Link::Control Link::OnControlFrame(const ControlStream::Frame& frame) {
+Link::Control Link::OnControlFrame(const net::ControlStream::Frame& frame) {
   switch (frame.kind) {
     case ControlKind::kMessage: {
       if (!up()) break;

@@ -21,16 +21,18 @@
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/frames.h"
 #include "src/backends/tcp/regions.h"
-#include "src/backends/tcp/stream.h"
+#include "src/net/stream.h"
 
 namespace kvxfer::tcp {
+
+class Link;
 
 // Pieces of one system call: IOV_MAX on Linux.
 inline constexpr size_t kMaxIovecs = 1024;
 
-class Rail final : public Stream {
+class Rail final : public net::Stream {
  public:
-  Rail(Link* link, uint32_t index) : Stream(link), index_(index) {}
+  Rail(Link* link, uint32_t index);
 
   uint32_t index() const { return index_; }
 
@@ -124,6 +126,7 @@ class Rail final : public Stream {
   void StartPayload();
   void CompleteOp(uint64_t op, absl::Status status);
 
+  Link* const link_;
   const uint32_t index_;
   bool introduced_ = false;
 

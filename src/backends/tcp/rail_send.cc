@@ -30,6 +30,8 @@ bool HasPayload(FrameKind kind) {
 
 }  // namespace
 
+Rail::Rail(Link* link, uint32_t index) : Stream(link), link_(link), index_(index) {}
+
 bool Rail::HasRoom() const {
   return queued_bytes_ < kMaxQueuedBytes && out_.size() < kMaxQueuedFrames &&
          reads_.size() < kMaxPendingReads;

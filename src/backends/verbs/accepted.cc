@@ -1,0 +1,238 @@
+#include "src/backends/verbs/accepted.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/verbs/backend.h"
+#include "src/backends/verbs/errors.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::verbs {
+namespace {
+
+// An initiator that does not say for so long that a fenced transfer is quiet (it may be stopped,
+// and its device is not) loses its queue pairs.
+constexpr Duration kPatience = std::chrono::seconds(3);
+
+}  // namespace
+
+AcceptedLink::AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer,
+                           Scratch::Slot scratch)
+    : Link(backend, State::kUp), peer_(std::move(peer)), scratch_(scratch) {
+  control_.Adopt(std::move(control));
+}
+
+AcceptedLink::~AcceptedLink() {
+  if (backend_ == nullptr) return;
+  for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
+  backend_->scratch().Give(scratch_);
+}
+
+void AcceptedLink::Begin() { Tell(Ports{.ports = backend_->PortInfos()}); }
+
+std::string AcceptedLink::Describe() const {
+  std::string out = peer_;
+  for (const Rail& rail : rails_) {
+    if (rail.end != nullptr) absl::StrAppend(&out, ", ", rail.end->address().port.name);
+  }
+  return out;
+}
+
+void AcceptedLink::Authorize() {
+  if (std::exchange(authorized_, true)) return;
+  for (Rail& rail : rails_) {
+    if (down() || !rail.offer) continue;
+    Make(*std::exchange(rail.offer, std::nullopt));
+  }
+}
+
+size_t AcceptedLink::Post(std::span<const Op> ops) {
+  if (!up()) return 0;
+  for (const Op& op : ops) {
+    Emit(EventKind::kCompletion, op.id,
+         absl::FailedPreconditionError(
+             "verbs: ops are posted on the endpoint that connected; connect to the peer"));
+  }
+  return ops.size();
+}
+
+absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegion& region,
+                                                                std::string_view key) {
+  absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> decoded = VerbsRemoteKey::Decode(region, key);
+  if (!decoded.ok()) return decoded.status();
+  return std::unique_ptr<RemoteKey>(*std::move(decoded));
+}
+
+absl::Status AcceptedLink::OnBlob(Blob& blob) {
+  if (const auto* offer = std::get_if<Offer>(&blob)) return OnOffer(*offer);
+  if (const auto* quiet = std::get_if<Quiet>(&blob)) {
+    OnQuiet(quiet->transfer);
+    return absl::OkStatus();
+  }
+  if (const auto* probe = std::get_if<Probe>(&blob); probe && probe->rail < rails_.size()) {
+    OnProbe(*probe);
+    return absl::OkStatus();
+  }
+  if (const auto* lost = std::get_if<RailLost>(&blob); lost && lost->rail < rails_.size()) {
+    Rail& rail = rails_[lost->rail];
+    if (rail.offer && rail.offer->life == lost->life) rail.offer.reset();
+    if (rail.life == lost->life) Kill(lost->rail);
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("the peer sent a verbs frame that has no place here");
+}
+
+absl::Status AcceptedLink::OnOffer(const Offer& offer) {
+  if (offer.rail >= rails_.size() || offer.life <= rails_[offer.rail].life) {
+    return absl::InvalidArgumentError("the peer offered a queue pair of no rail, or an old one");
+  }
+  rails_offered_ = std::max(rails_offered_, offer.rail + 1u);
+  if (authorized_) {
+    Make(offer);
+  } else {
+    rails_[offer.rail].offer = offer;
+  }
+  return absl::OkStatus();
+}
+
+void AcceptedLink::Make(const Offer& offer) {
+  Kill(offer.rail);
+  rails_[offer.rail].life = offer.life;
+  Answer answer{.rail = offer.rail, .life = offer.life};
+  if (absl::Status status = TryMake(offer, answer); !status.ok()) {
+    rails_[offer.rail].end.reset();
+    answer.error = std::string(status.message());
+  }
+  Tell(answer);
+}
+
+absl::Status AcceptedLink::TryMake(const Offer& offer, Answer& answer) {
+  if (offer.port >= backend_->ports().size()) {
+    return absl::InvalidArgumentError("no such port");
+  }
+  const VerbsBackend::PortRef& ref = backend_->ports()[offer.port];
+  if (ref.device->broken()) return ref.device->why_broken();
+  if (absl::Status status = ref.device->Refresh(ref.index); !status.ok()) return status;
+  if (!ref.port().active) {
+    return absl::UnavailableError(absl::StrCat(ref.port().info.name, ": the port is down"));
+  }
+  absl::StatusOr<std::unique_ptr<QueuePair>> made =
+      QueuePair::Create(ref.device, ref.port(), 0, backend_->options().verbs);
+  if (!made.ok()) return made.status();
+  if (absl::Status status = (*made)->Connect(offer.from, false); !status.ok()) return status;
+  answer.at = (*made)->address();
+  answer.scratch = scratch_.address();
+  answer.scratch_key = scratch_.registration->rkey_of(ref.device->ordinal());
+  backend_->AddReceiver((*made)->number(), *ref.device, this, offer.rail);
+  rails_[offer.rail].end = *std::move(made);
+  return absl::OkStatus();
+}
+
+void AcceptedLink::OnProbe(const Probe& probe) {
+  const bool found = rails_[probe.rail].life == probe.life && rails_[probe.rail].end != nullptr &&
+                     LoadScratch(scratch_.at + probe.rail * 8) == probe.nonce;
+  Tell(Probed{.rail = probe.rail, .life = probe.life, .found = found});
+}
+
+void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
+  Event event;
+  event.kind = EventKind::kImmediate;
+  event.endpoint = this;
+  event.rail = rail;
+  event.immediate = immediate;
+  Emit(std::move(event));
+}
+
+void AcceptedLink::Kill(uint32_t rail) {
+  std::unique_ptr<QueuePair>& end = rails_[rail].end;
+  if (end == nullptr) return;
+  Device& device = end->device();
+  const uint32_t number = end->number();
+  end->SetError();
+  device.DrainReceived();
+  end.reset();
+  device.DrainReceived();
+  backend_->RemoveReceiver(number, device);
+}
+
+void AcceptedLink::Lose(uint32_t rail, std::string_view why) {
+  if (rails_[rail].end == nullptr) return;
+  Kill(rail);
+  Tell(RailLost{
+      .rail = static_cast<uint8_t>(rail), .life = rails_[rail].life, .why = std::string(why)});
+}
+
+void AcceptedLink::Fence(uint64_t transfer) {
+  if (!up() || transfer == 0) return;
+  asked_.insert(transfer);
+  AnswerFences(transfer, fences_.Ask(transfer));
+  if (asked_.empty() || patience_) return;
+  patience_ = Now() + kPatience;
+  backend_->TimersChanged();
+}
+
+void AcceptedLink::OnQuiet(uint64_t transfer) {
+  AnswerFences(transfer, fences_.OnMarker(transfer, 0));
+}
+
+void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
+  if (count == 0) return;
+  for (const Rail& rail : rails_) {
+    if (rail.end != nullptr) rail.end->device().DrainReceived();
+  }
+  asked_.erase(transfer);
+  if (asked_.empty()) patience_.reset();
+  for (; count > 0; --count) Emit(EventKind::kFenced, transfer);
+}
+
+void AcceptedLink::OnDeadline(Time now) {
+  if (!patience_ || *patience_ > now) return;
+  patience_.reset();
+  for (uint32_t i = 0; i < rails_.size(); ++i) {
+    Lose(i, "a transfer had to be stopped, and its initiator did not say that it was");
+  }
+  for (const uint64_t transfer : std::exchange(asked_, {})) {
+    AnswerFences(transfer, fences_.OnMarker(transfer, 0));
+  }
+}
+
+void AcceptedLink::FenceRail(uint32_t rail) {
+  if (!up() || rail >= rails_.size()) return;
+  Kill(rail);
+  EmitRail(EventKind::kRailFenced, rail);
+}
+
+void AcceptedLink::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
+  if (type == IBV_EVENT_PORT_ACTIVE) return;
+  for (uint32_t i = 0; i < rails_.size(); ++i) {
+    if (rails_[i].end == nullptr || &rails_[i].end->device() != &device) continue;
+    const std::string name = rails_[i].end->address().port.name;
+    if (name == absl::StrCat(device.name(), ":", port)) {
+      Lose(i, ToStd(absl::StrCat(name, ": ", ToAbsl(EventName(type)))));
+    }
+  }
+}
+
+void AcceptedLink::OnQueuePair(uint32_t number, const absl::Status& why) {
+  for (uint32_t i = 0; i < rails_.size(); ++i) {
+    if (rails_[i].end == nullptr || rails_[i].end->number() != number) continue;
+    Lose(i, ToStd(why.message()));
+  }
+}
+
+void AcceptedLink::OnBroken(const Device& device, const absl::Status& why) {
+  for (uint32_t i = 0; i < rails_.size(); ++i) {
+    if (rails_[i].end == nullptr || &rails_[i].end->device() != &device) continue;
+    Lose(i, ToStd(why.message()));
+  }
+}
+
+void AcceptedLink::EndData(const absl::Status&) {
+  for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
+  asked_.clear();
+  patience_.reset();
+}
+
+}  // namespace kvxfer::verbs

@@ -1,0 +1,86 @@
+// The accepting side of a link: makes the other ends of the peer's queue pairs, once the peer is
+// authorised, and ends them.
+//
+// Destroying a queue pair is what makes it quiet: nothing of the peer's lands through it any more.
+// Receive completions are taken before and after, so that no immediate is lost.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_VERBS_ACCEPTED_H_
+#define KVXFER_BACKENDS_VERBS_ACCEPTED_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "src/backends/verbs/link.h"
+#include "src/backends/verbs/queue_pair.h"
+#include "src/backends/verbs/scratch.h"
+#include "src/core/fence_book.h"
+#include "src/net/hello.h"
+
+namespace kvxfer::verbs {
+
+class AcceptedLink final : public Link {
+ public:
+  AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer, Scratch::Slot scratch);
+  ~AcceptedLink() override;
+  // Tells the peer which ports there are.
+  void Begin();
+
+  // --- Endpoint ---
+  uint32_t rails() const override { return rails_offered_; }
+  std::string Describe() const override;
+  void Authorize() override;
+  size_t Post(std::span<const Op> ops) override;
+  void Fence(uint64_t transfer) override;
+  void FenceRail(uint32_t rail) override;
+  absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
+                                                    std::string_view key) override;
+
+  // --- Link ---
+  std::optional<Time> deadline() const override { return patience_; }
+  void OnDeadline(Time now) override;
+  void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
+  void OnQueuePair(uint32_t number, const absl::Status& why) override;
+  void OnBroken(const Device& device, const absl::Status& why) override;
+
+  // --- for the backend ---
+  void OnImmediate(uint32_t rail, uint32_t immediate);
+
+ private:
+  struct Rail {
+    std::unique_ptr<QueuePair> end;
+    uint32_t life = 0;
+    std::optional<Offer> offer;  // that waits for Authorize
+  };
+
+  std::string Name() const override { return peer_; }
+  absl::Status OnBlob(Blob& blob) override;
+  void EndData(const absl::Status& why) override;
+  absl::Status OnOffer(const Offer& offer);
+  void Make(const Offer& offer);
+  absl::Status TryMake(const Offer& offer, Answer& answer);
+  void OnProbe(const Probe& probe);
+  void OnQuiet(uint64_t transfer);
+  void AnswerFences(uint64_t transfer, uint32_t count);
+  // Nothing lands through that rail any more, and what landed is reported.
+  void Kill(uint32_t rail);
+  void Lose(uint32_t rail, std::string_view why);
+
+  const std::string peer_;
+  const Scratch::Slot scratch_;
+  bool authorized_ = false;
+  std::array<Rail, net::kMaxRails> rails_;
+  uint32_t rails_offered_ = 1;
+  FenceBook fences_{1};
+  std::set<uint64_t> asked_;  // fences without an answer
+  std::optional<Time> patience_;
+};
+
+}  // namespace kvxfer::verbs
+
+#endif  // KVXFER_BACKENDS_VERBS_ACCEPTED_H_

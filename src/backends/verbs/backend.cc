@@ -1,0 +1,267 @@
+#include "src/backends/verbs/backend.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/verbs/accepted.h"
+#include "src/backends/verbs/dialled.h"
+#include "src/backends/verbs/errors.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::verbs {
+namespace {
+
+constexpr size_t kMaxOpRuns = 256;
+constexpr size_t kMaxLingering = 64;
+
+uint64_t ReceiverId(uint32_t number, const Device& device) {
+  return uint64_t{device.ordinal()} << 32 | number;
+}
+
+}  // namespace
+
+VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv)
+    : options_(context.options),
+      incarnation_(context.incarnation),
+      host_(context.host),
+      ibv_(std::move(ibv)),
+      scratch_(this) {}
+
+absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const BackendContext& context,
+                                                                   std::unique_ptr<Ibv> ibv) {
+  std::unique_ptr<VerbsBackend> backend(new VerbsBackend(context, std::move(ibv)));
+  absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
+  if (!reactor.ok()) return reactor.status();
+  backend->reactor_ = *std::move(reactor);
+  if (absl::Status status = backend->OpenDevices(); !status.ok()) return status;
+  if (absl::Status status = backend->Listen(); !status.ok()) return status;
+  backend->capabilities_ = {.arrival = Arrival::kImmediate,
+                            .rail_keeps_order = true,
+                            .needs_remote_cpu = false,
+                            .max_op_bytes = kMaxOpBytes,
+                            .max_op_runs = std::min<size_t>(kMaxOpRuns, backend->queue_depth_ - 2),
+                            .max_message_bytes = net::kMaxMessageBytes};
+  return backend;
+}
+
+absl::Status VerbsBackend::OpenDevices() {
+  std::vector<std::string> names;
+  if (const int error = ibv_->ListDevices(names); error != 0) {
+    return absl::UnavailableError(
+        absl::StrCat(ErrnoText("ibv_get_device_list", error),
+                     "; the kernel has no RDMA support loaded (modprobe ib_uverbs)"));
+  }
+  absl::Status why = absl::UnavailableError(
+      names.empty() ? "there is no RDMA device (rdma link shows them)"
+                    : "none of the RDMA devices is in `verbs.devices` (KVXFER_VERBS_DEVICES)");
+  queue_depth_ = options_.verbs.queue_depth;
+  for (const std::string& name : names) {
+    const bool named = std::ranges::any_of(options_.verbs.devices, [&](const std::string& wanted) {
+      return wanted == name || wanted.starts_with(name + ":");
+    });
+    if ((!options_.verbs.devices.empty() && !named) || devices_.size() == kMaxDevices) continue;
+    const auto ordinal = static_cast<uint8_t>(devices_.size());
+    absl::StatusOr<std::unique_ptr<Device>> device =
+        Device::Open(ibv_.get(), this, reactor_.get(), name, ordinal, options_.verbs);
+    if (!device.ok()) {
+      if (named) return device.status();
+      if (devices_.empty()) why = device.status();
+      Log(LogLevel::kInfo, "verbs: not used: {}",
+          std::string_view(device.status().message().data(), device.status().message().size()));
+      continue;
+    }
+    queue_depth_ = std::min(queue_depth_, static_cast<uint32_t>((*device)->attr().max_qp_wr));
+    devices_.push_back(*std::move(device));
+  }
+  for (const auto& device : devices_) {
+    for (size_t i = 0; i < device->ports().size(); ++i) {
+      if (device->ports()[i].active && ports_.size() < kMaxPorts)
+        ports_.push_back({device.get(), i});
+    }
+  }
+  for (const std::string& wanted : options_.verbs.devices) {
+    const bool found = std::ranges::any_of(ports_, [&](const PortRef& ref) {
+      return ref.port().info.name == wanted || ref.device->name() == wanted;
+    });
+    if (found) continue;
+    return absl::NotFoundError(absl::StrCat("`verbs.devices` (KVXFER_VERBS_DEVICES) names ", wanted,
+                                            ", which is not there, or not active"));
+  }
+  if (queue_depth_ < 16 && !devices_.empty()) {
+    return absl::InvalidArgumentError("`verbs.queue_depth` is below 16, or the device's limit is");
+  }
+  return ports_.empty() ? why : absl::OkStatus();
+}
+
+absl::Status VerbsBackend::Listen() {
+  const bool own = !options_.verbs.listen.empty();
+  absl::StatusOr<std::vector<net::SocketAddress>> at = net::Resolve(
+      own ? options_.verbs.listen : options_.listen, kDefaultPort, net::Names::kResolve);
+  if (!at.ok()) {
+    return Annotate(at.status(),
+                    own ? "`verbs.listen` (KVXFER_VERBS_LISTEN)" : "`listen` (KVXFER_LISTEN)");
+  }
+  if (!own) at->front().set_port(0);
+  absl::StatusOr<std::unique_ptr<net::Listener>> listener =
+      net::Listener::Create(reactor_.get(), this, at->front());
+  if (!listener.ok()) return listener.status();
+  listener_ = *std::move(listener);
+  AgentOptions told = options_;
+  // A port that is told to peers is that of tcp.
+  if (const size_t colon = told.advertise.rfind(':');
+      colon != std::string::npos && told.advertise.find(']', colon) == std::string::npos &&
+      (told.advertise.find(':') == colon || told.advertise[colon - 1] == ']')) {
+    told.advertise.resize(colon);
+  }
+  absl::StatusOr<std::vector<net::SocketAddress>> advertised =
+      net::Advertised(told, listener_->address());
+  if (!advertised.ok()) return advertised.status();
+  advertised_ = *std::move(advertised);
+  return absl::OkStatus();
+}
+
+VerbsBackend::~VerbsBackend() {
+  // Endpoints that were never handed out go with the events that hold them.
+  sink_.TakeQueue().clear();
+  for (Link* link : Links()) link->Detach();
+  scratch_.Close();
+  for (VerbsRegistration* registration : std::exchange(registrations_, {})) registration->Close();
+  listener_.reset();
+  lingering_.clear();
+}
+
+std::string VerbsBackend::Address() const {
+  return net::EncodeAddress({incarnation_, advertised_});
+}
+std::string VerbsBackend::ListenAddress() const { return listener_->address().ToString(); }
+
+absl::StatusOr<net::PeerAddress> VerbsBackend::ReachableAddress(std::string_view address,
+                                                                const HostIdentity& host) const {
+  absl::StatusOr<net::PeerAddress> peer = net::DecodeAddress(address);
+  if (!peer.ok()) return peer.status();
+  absl::Status reachable = net::KeepReachable(host_, host, peer->candidates);
+  if (!reachable.ok()) return reachable;
+  return peer;
+}
+
+absl::Status VerbsBackend::Reachable(std::string_view address, const HostIdentity& host) const {
+  return ReachableAddress(address, host).status();
+}
+
+absl::StatusOr<std::unique_ptr<Endpoint>> VerbsBackend::Connect(std::string_view address,
+                                                                const HostIdentity& host) {
+  absl::StatusOr<net::PeerAddress> peer = ReachableAddress(address, host);
+  if (!peer.ok()) return peer.status();
+  absl::StatusOr<Scratch::Slot> scratch = scratch_.Take(devices_);
+  if (!scratch.ok()) return scratch.status();
+  auto link = std::make_unique<DialledLink>(this, *std::move(peer), *scratch);
+  links_.push_back(link.get());
+  link->Dial();
+  SetTimer();
+  return link;
+}
+
+absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const LocalRegion& region) {
+  if (region.span.kind != MemoryKind::kHost) {
+    return absl::InvalidArgumentError("verbs: only host memory can be registered");
+  }
+  if (region.span.data == nullptr || region.span.bytes == 0 || region.rkey == 0) {
+    return absl::InvalidArgumentError("verbs: a region needs an address, bytes and an rkey");
+  }
+  auto registration = std::make_unique<VerbsRegistration>(this, region);
+  registrations_.insert(registration.get());
+  if (absl::Status status = registration->Register(devices_); !status.ok()) return status;
+  return registration;
+}
+
+void VerbsBackend::OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) {
+  net::Welcome welcome;
+  if (preamble.version != net::kStreamVersion) {
+    welcome.verdict = net::Verdict::kWrongVersion;
+  } else if (preamble.target != incarnation_) {
+    welcome.verdict = net::Verdict::kWrongIncarnation;
+  } else if (preamble.service != net::Service::kVerbs || preamble.role != net::Role::kControl) {
+    reactor_->Remove(fd.get());
+    return;
+  }
+  // Best effort: the socket is new, so its buffer has room.
+  std::array<std::byte, net::kWelcomeBytes> bytes;
+  net::Encode(welcome, bytes);
+  (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  absl::StatusOr<Scratch::Slot> scratch = scratch_.Take(devices_);
+  if (welcome.verdict != net::Verdict::kJoin || !scratch.ok()) {
+    if (scratch.ok()) scratch_.Give(*scratch);
+    reactor_->Remove(fd.get());
+    return;
+  }
+  net::SetUserTimeout(fd.get(), net::Dialler::kUserTimeoutMs);
+  net::TuneIfLocal(fd.get());
+  auto link = std::make_unique<AcceptedLink>(this, std::move(fd), from, *scratch);
+  links_.push_back(link.get());
+  AcceptedLink* const accepted = link.get();
+  Event event;
+  event.kind = EventKind::kAccepted;
+  event.endpoint = accepted;
+  event.accepted = std::move(link);
+  sink_.Emit(std::move(event));
+  accepted->Begin();
+  Activate(accepted);
+}
+
+void VerbsBackend::Activate(Link* link) {
+  if (std::exchange(link->active, true)) return;
+  active_.push_back(link);
+}
+
+void VerbsBackend::Forget(Link* link) {
+  std::erase(links_, link);
+  std::erase(active_, link);
+  sink_.Purge(link);
+  timers_changed_ = true;
+}
+
+void VerbsBackend::Linger(net::Fd control, std::string queued) {
+  if (!control.valid()) return;
+  if (lingering_.size() >= kMaxLingering) lingering_.pop_front();
+  lingering_.emplace_back(reactor_.get(), std::move(control), std::vector<net::Fd>(),
+                          std::move(queued));
+  timers_changed_ = true;
+}
+
+uint16_t VerbsBackend::TakeSlot(Rail* rail, uint64_t& first) {
+  if (free_slots_.empty()) {
+    free_slots_.push_back(static_cast<uint16_t>(slots_.size()));
+    slots_.emplace_back();
+  }
+  const uint16_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  slots_[slot].rail = rail;
+  first = slots_[slot].next;
+  return slot;
+}
+
+void VerbsBackend::FreeSlot(uint16_t slot, uint64_t next) {
+  slots_[slot] = {.rail = nullptr, .next = next};
+  free_slots_.push_back(slot);
+}
+
+void VerbsBackend::AddReceiver(uint32_t number, const Device& device, AcceptedLink* link,
+                               uint32_t rail) {
+  receivers_[ReceiverId(number, device)] = {.link = link, .rail = rail};
+}
+
+void VerbsBackend::RemoveReceiver(uint32_t number, const Device& device) {
+  receivers_.erase(ReceiverId(number, device));
+}
+
+std::vector<PortInfo> VerbsBackend::PortInfos() const {
+  std::vector<PortInfo> out;
+  for (const PortRef& ref : ports_) out.push_back(ref.port().info);
+  return out;
+}
+
+}  // namespace kvxfer::verbs

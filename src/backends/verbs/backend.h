@@ -1,0 +1,150 @@
+// The verbs backend: devices, a listener for control connections, and the links to peers.
+//
+// Lifetime: endpoints and registrations may outlive it; they are then of no use.
+// Thread-safety: none but that of kvxfer::Backend.
+
+#ifndef KVXFER_BACKENDS_VERBS_BACKEND_H_
+#define KVXFER_BACKENDS_VERBS_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/backends/verbs/device.h"
+#include "src/backends/verbs/ibv.h"
+#include "src/backends/verbs/regions.h"
+#include "src/backends/verbs/request_pool.h"
+#include "src/backends/verbs/scratch.h"
+#include "src/net/address.h"
+#include "src/net/event_sink.h"
+#include "src/net/linger.h"
+#include "src/net/listener.h"
+#include "src/net/reactor.h"
+
+namespace kvxfer::verbs {
+
+class AcceptedLink;
+class Link;
+class Rail;
+
+// Of one op, and of one message of the device.
+inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
+
+class VerbsBackend final : public Backend,
+                           private net::Listener::Acceptor,
+                           private Device::Listener {
+ public:
+  // One of the ports that peers are told of, in that order.
+  struct PortRef {
+    Device* device = nullptr;
+    size_t index = 0;  // in Device::ports()
+    const LocalPort& port() const { return device->ports()[index]; }
+  };
+
+  static absl::StatusOr<std::unique_ptr<VerbsBackend>> Create(const BackendContext& context,
+                                                              std::unique_ptr<Ibv> ibv);
+  ~VerbsBackend() override;
+
+  // --- Backend ---
+  std::string_view name() const override { return "verbs"; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  std::string Address() const override;
+  absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
+  std::string ListenAddress() const override;
+  absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
+                                                    const HostIdentity& host) override;
+  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
+  size_t Poll(std::span<Event> out, bool readable) override;
+  bool Arm() override;
+  int wait_fd() const override { return reactor_->fd(); }
+
+  // --- for links, rails and registrations ---
+  net::Reactor& reactor() { return *reactor_; }
+  net::EventSink& sink() { return sink_; }
+  RequestPool& requests() { return requests_; }
+  Scratch& scratch() { return scratch_; }
+  const AgentOptions& options() const { return options_; }
+  const std::vector<PortRef>& ports() const { return ports_; }
+  std::vector<PortInfo> PortInfos() const;
+  // Send requests of one queue pair.
+  uint32_t queue_depth() const { return queue_depth_; }
+  uint64_t poll_number() const { return poll_number_; }
+  void Activate(Link* link);
+  void Forget(Link* link);
+  void Forget(VerbsRegistration* registration) { registrations_.erase(registration); }
+  void Linger(net::Fd control, std::string queued);
+  void TimersChanged() { timers_changed_ = true; }
+
+  // Work requests name their rail by a slot; `first` is the number of its first request.
+  uint16_t TakeSlot(Rail* rail, uint64_t& first);
+  void FreeSlot(uint16_t slot, uint64_t next);
+  // Whose immediates come in by that queue pair.
+  void AddReceiver(uint32_t number, const Device& device, AcceptedLink* link, uint32_t rail);
+  void RemoveReceiver(uint32_t number, const Device& device);
+
+ private:
+  struct Slot {
+    Rail* rail = nullptr;
+    uint64_t next = 1;
+  };
+  struct Receiver {
+    AcceptedLink* link = nullptr;
+    uint32_t rail = 0;
+  };
+
+  VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv);
+  absl::Status OpenDevices();
+  absl::Status Listen();
+  absl::StatusOr<net::PeerAddress> ReachableAddress(std::string_view address,
+                                                    const HostIdentity& host) const;
+  void OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) override;
+  void OnSendDone(Device& device, const ibv_wc& wc) override;
+  void OnReceived(Device& device, const ibv_wc& wc) override;
+  void OnAsync(Device& device, const ibv_async_event& event) override;
+  void OnBroken(Device& device, const absl::Status& why) override;
+  void OnPortEvent(Device& device, const ibv_async_event& event);
+  void WorkLinks();
+  void OnDeadlines();
+  std::optional<Time> NextDeadline() const;
+  void SetTimer();
+  // All that there are now: what is called for one may end another.
+  std::vector<Link*> Links() const { return links_; }
+
+  const AgentOptions options_;
+  const Incarnation incarnation_;
+  const HostIdentity host_;
+  Capabilities capabilities_;
+  const std::unique_ptr<Ibv> ibv_;
+  std::unique_ptr<net::Reactor> reactor_;
+  net::EventSink sink_;
+  RequestPool requests_;
+  std::vector<std::unique_ptr<Device>> devices_;
+  std::vector<PortRef> ports_;
+  Scratch scratch_;
+  uint32_t queue_depth_ = 0;
+  std::unordered_set<VerbsRegistration*> registrations_;
+  std::vector<net::SocketAddress> advertised_;
+  uint64_t poll_number_ = 0;
+
+  std::vector<Slot> slots_;
+  std::vector<uint16_t> free_slots_;
+  std::unordered_map<uint64_t, Receiver> receivers_;  // by device and queue pair number
+  std::vector<Link*> links_;                          // all that are not destroyed
+  std::vector<Link*> active_;                         // those with work, perhaps
+  std::list<net::Linger> lingering_;                  // oldest first
+  bool timers_changed_ = false;
+  std::optional<Time> next_deadline_;
+  std::unique_ptr<net::Listener> listener_;  // last: it hands over to what is above
+};
+
+}  // namespace kvxfer::verbs
+
+#endif  // KVXFER_BACKENDS_VERBS_BACKEND_H_

@@ -1,0 +1,170 @@
+// The backend's turns: completions, control streams, events of devices, timers.
+
+#include <endian.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/verbs/accepted.h"
+#include "src/backends/verbs/backend.h"
+#include "src/backends/verbs/dialled.h"
+#include "src/backends/verbs/errors.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::verbs {
+namespace {
+
+// Of one queue, in one turn.
+constexpr size_t kPollBatch = 64;
+
+}  // namespace
+
+size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
+  ++poll_number_;
+  sink_.Begin(out);
+  if (!sink_.full()) {
+    if (readable) {
+      reactor_->Collect();
+      for (const auto& device : devices_) {
+        device->OnChannel();
+        device->OnAsync();
+      }
+    }
+    for (const auto& device : devices_) {
+      if (!sink_.full()) device->Poll(kPollBatch);
+    }
+    if (next_deadline_ && *next_deadline_ <= Now()) OnDeadlines();
+    listener_->Work();
+    WorkLinks();
+    lingering_.remove_if([](net::Linger& linger) { return linger.HasWork() && linger.Work(); });
+    SetTimer();
+  }
+  return sink_.End();
+}
+
+void VerbsBackend::WorkLinks() {
+  for (Link* link : std::vector<Link*>(active_)) {
+    if (!sink_.full()) link->Work();
+  }
+  std::erase_if(active_, [](Link* link) {
+    link->active = link->HasWork();
+    return !link->active;
+  });
+}
+
+bool VerbsBackend::Arm() {
+  SetTimer();
+  if (sink_.waiting() || listener_->HasWork()) return false;
+  for (const net::Linger& linger : lingering_) {
+    if (linger.HasWork()) return false;
+  }
+  if (std::ranges::any_of(active_, [](const Link* link) { return link->HasWork(); })) return false;
+  for (const auto& device : devices_) device->Arm();
+  // What came before the queues were armed shows by nothing else.
+  bool quiet = true;
+  for (const auto& device : devices_) quiet = device->Poll(kPollBatch) == 0 && quiet;
+  return quiet && !sink_.waiting();
+}
+
+std::optional<Time> VerbsBackend::NextDeadline() const {
+  std::optional<Time> next = listener_->deadline();
+  const auto consider = [&next](std::optional<Time> other) {
+    if (other && (!next || *other < *next)) next = other;
+  };
+  for (const Link* link : links_) consider(link->deadline());
+  if (!lingering_.empty()) consider(lingering_.front().deadline());
+  return next;
+}
+
+void VerbsBackend::SetTimer() {
+  const std::optional<Time> listener = listener_->deadline();
+  if (!timers_changed_ && (!listener || (next_deadline_ && *next_deadline_ <= *listener))) return;
+  timers_changed_ = false;
+  next_deadline_ = NextDeadline();
+  reactor_->SetTimer(next_deadline_);
+}
+
+void VerbsBackend::OnDeadlines() {
+  const Time now = Now();
+  timers_changed_ = true;
+  listener_->OnDeadline(now);
+  for (Link* link : Links()) {
+    if (link->deadline() && *link->deadline() <= now) link->OnDeadline(now);
+  }
+  lingering_.remove_if([now](const net::Linger& linger) { return linger.deadline() <= now; });
+}
+
+void VerbsBackend::OnSendDone(Device&, const ibv_wc& wc) {
+  const WorkId id = WorkId::Decode(wc.wr_id);
+  if (id.slot >= slots_.size() || slots_[id.slot].rail == nullptr) return;  // of an earlier life
+  slots_[id.slot].rail->OnDone(id, wc);
+}
+
+void VerbsBackend::OnReceived(Device& device, const ibv_wc& wc) {
+  const auto it = receivers_.find(uint64_t{device.ordinal()} << 32 | wc.qp_num);
+  if (it == receivers_.end()) return;  // of a queue pair that is no more
+  const Receiver receiver = it->second;
+  if (wc.status != IBV_WC_SUCCESS) {
+    receiver.link->OnQueuePair(wc.qp_num, CompletionError(receiver.link->Describe(), wc.qp_num,
+                                                          "a receive", wc.status, wc.vendor_err));
+    return;
+  }
+  if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return;
+  receiver.link->OnImmediate(receiver.rail, be32toh(wc.imm_data));
+}
+
+void VerbsBackend::OnAsync(Device& device, const ibv_async_event& event) {
+  switch (event.event_type) {
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR: {
+      const uint32_t number = event.element.qp->qp_num;
+      const absl::Status why = absl::UnavailableError(absl::StrCat(
+          device.name(), ", queue pair ", number, ": ", ToAbsl(EventName(event.event_type))));
+      for (Link* link : Links()) link->OnQueuePair(number, why);
+      return;
+    }
+    case IBV_EVENT_PORT_ERR:
+    case IBV_EVENT_PORT_ACTIVE:
+    case IBV_EVENT_LID_CHANGE:
+    case IBV_EVENT_PKEY_CHANGE:
+    case IBV_EVENT_GID_CHANGE:
+      return OnPortEvent(device, event);
+    case IBV_EVENT_DEVICE_FATAL:
+    case IBV_EVENT_CQ_ERR:
+    case IBV_EVENT_SRQ_ERR:
+      Log(LogLevel::kError, "verbs: {}: {}", device.name(), EventName(event.event_type));
+      return device.Break(EventName(event.event_type));
+    default:
+      Log(LogLevel::kDebug, "verbs: {}: event {}", device.name(),
+          static_cast<int>(event.event_type));
+  }
+}
+
+// A port that became another (its GID or LID) is to its queue pairs as one that went down; a table
+// that changed elsewhere is nothing to them.
+void VerbsBackend::OnPortEvent(Device& device, const ibv_async_event& event) {
+  const auto number = static_cast<uint8_t>(event.element.port_num);
+  Log(LogLevel::kInfo, "verbs: {}:{}: {}", device.name(), number, EventName(event.event_type));
+  bool same = false;
+  for (const PortRef& ref : ports_) {
+    if (ref.device != &device || ref.port().number != number) continue;
+    const LocalPort before = ref.port();
+    const absl::Status status = device.Refresh(ref.index);
+    const LocalPort& now = ref.port();
+    same = status.ok() && now.active && now.info == before.info &&
+           now.gid_index == before.gid_index && now.pkey_index == before.pkey_index;
+  }
+  const bool changes =
+      event.event_type != IBV_EVENT_PORT_ERR && event.event_type != IBV_EVENT_PORT_ACTIVE;
+  if (changes && same) return;
+  for (Link* link : Links()) link->OnPort(device, number, event.event_type);
+}
+
+void VerbsBackend::OnBroken(Device& device, const absl::Status& why) {
+  for (Link* link : Links()) link->OnBroken(device, why);
+}
+
+}  // namespace kvxfer::verbs

@@ -1,0 +1,84 @@
+// What the two sides of a link say to each other on its control stream (kFrame). Little-endian;
+// decoding never trusts a length.
+//
+//   accepting → connecting   Ports: what may be connected to
+//   connecting → accepting   Offer: a queue pair is ready at this side, make its other end
+//   accepting → connecting   Answer: here it is, or why not
+//   connecting → accepting   Probe: a write of these eight bytes was acknowledged; are they there?
+//   accepting → connecting   Probed
+//   both                     RailLost: my end of it is in error or gone
+//   connecting → accepting   Quiet: nothing of that transfer is on the way any more
+//
+// Thread-safety: plain values and functions without state.
+
+#ifndef KVXFER_BACKENDS_VERBS_BLOBS_H_
+#define KVXFER_BACKENDS_VERBS_BLOBS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "src/backends/verbs/port.h"
+
+namespace kvxfer::verbs {
+
+inline constexpr size_t kMaxPorts = 64;
+inline constexpr size_t kMaxText = 512;
+
+// One end of a queue pair.
+struct QpAddress {
+  uint32_t number = 0;  // 24 bits
+  uint32_t psn = 0;     // of the first packet it sends, 24 bits
+  uint8_t reads = 1;    // that it serves at once
+  PortInfo port{};
+};
+
+struct Ports {
+  std::vector<PortInfo> ports{};
+};
+struct Offer {
+  uint8_t rail = 0;
+  uint32_t life = 0;  // rises with every queue pair of the rail
+  uint8_t port = 0;   // index into Ports
+  QpAddress from{};
+};
+struct Answer {
+  uint8_t rail = 0;
+  uint32_t life = 0;
+  std::string error{};  // empty: `at` and what follows hold
+  QpAddress at{};
+  uint64_t scratch = 0;  // where the probe is written, kScratchBytes of it
+  uint32_t scratch_key = 0;
+};
+struct Probe {
+  uint8_t rail = 0;
+  uint32_t life = 0;
+  uint64_t nonce = 0;
+};
+struct Probed {
+  uint8_t rail = 0;
+  uint32_t life = 0;
+  bool found = false;
+};
+struct RailLost {
+  uint8_t rail = 0;
+  uint32_t life = 0;
+  std::string why{};
+};
+struct Quiet {
+  uint64_t transfer = 0;
+};
+
+using Blob = std::variant<Ports, Offer, Answer, Probe, Probed, RailLost, Quiet>;
+
+// Texts are cut to kMaxText.
+std::vector<std::byte> Encode(const Blob& blob);
+absl::StatusOr<Blob> Decode(std::span<const std::byte> bytes);
+
+}  // namespace kvxfer::verbs
+
+#endif  // KVXFER_BACKENDS_VERBS_BLOBS_H_

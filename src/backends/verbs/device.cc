@@ -1,0 +1,222 @@
+#include "src/backends/verbs/device.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/verbs/errors.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::verbs {
+namespace {
+
+constexpr size_t kBatch = 32;
+// Posted again so many at a time, with one doorbell; few enough that the rest is never short.
+constexpr uint32_t kRepost = 64;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Device>> Device::Open(Ibv* ibv, Listener* listener,
+                                                     net::Reactor* reactor, const std::string& name,
+                                                     uint8_t ordinal, const VerbsOptions& options) {
+  std::unique_ptr<Device> device(new Device(ibv, listener, reactor, name, ordinal, options));
+  device->context_ = ibv->Open(name);
+  if (device->context_ == nullptr) return OpenError(name, errno);
+  if (absl::Status status = device->Prepare(); !status.ok()) return Annotate(status, name);
+  return device;
+}
+
+Device::Device(Ibv* ibv, Listener* listener, net::Reactor* reactor, std::string name,
+               uint8_t ordinal, const VerbsOptions& options)
+    : ibv_(ibv),
+      listener_(listener),
+      reactor_(reactor),
+      name_(std::move(name)),
+      ordinal_(ordinal),
+      options_(options) {}
+
+Device::~Device() {
+  if (channel_ != nullptr) reactor_->Remove(channel_->fd);
+  if (context_ != nullptr) reactor_->Remove(context_->async_fd);
+  const auto report = [&](const char* call, int error) {
+    if (error != 0) Log(LogLevel::kError, "verbs: {}: {}", name_, ErrnoText(call, error));
+  };
+  if (srq_ != nullptr) report("ibv_destroy_srq", ibv_->DestroySrq(srq_));
+  if (receive_cq_ != nullptr) report("ibv_destroy_cq", ibv_->DestroyCq(receive_cq_));
+  if (send_cq_ != nullptr) report("ibv_destroy_cq", ibv_->DestroyCq(send_cq_));
+  if (channel_ != nullptr) report("ibv_destroy_comp_channel", ibv_->DestroyChannel(channel_));
+  if (pd_ != nullptr) report("ibv_dealloc_pd", ibv_->DeallocPd(pd_));
+  if (context_ != nullptr) report("ibv_close_device", ibv_->Close(context_));
+}
+
+absl::Status Device::Prepare() {
+  if (const int error = ibv_->QueryDevice(context_, &attr_); error != 0) {
+    return absl::UnavailableError(ErrnoText("ibv_query_device", error));
+  }
+  for (int number = 1; number <= attr_.phys_port_cnt; ++number) {
+    const auto port = static_cast<uint8_t>(number);
+    if (!IsWanted(options_, name_, port)) continue;
+    absl::StatusOr<LocalPort> read = ReadPort(*ibv_, context_, name_, port, options_);
+    if (!read.ok()) return Annotate(read.status(), absl::StrCat("port ", number));
+    read->info.device = ordinal_;
+    ports_.push_back(*std::move(read));
+  }
+  if (std::ranges::none_of(ports_, &LocalPort::active)) {
+    return absl::UnavailableError(
+        "no port is active; look at the cable, the link (ip link set ... up) and, on InfiniBand, "
+        "the subnet manager (ibv_devinfo shows the state)");
+  }
+  return MakeQueues();
+}
+
+absl::Status Device::MakeQueues() {
+  const auto failed = [](const char* call) {
+    return absl::UnavailableError(ErrnoText(call, errno));
+  };
+  pd_ = ibv_->AllocPd(context_);
+  if (pd_ == nullptr) return failed("ibv_alloc_pd");
+  channel_ = ibv_->CreateChannel(context_);
+  if (channel_ == nullptr) return failed("ibv_create_comp_channel");
+  receives_ = std::min({options_.receive_depth, static_cast<uint32_t>(attr_.max_srq_wr),
+                        static_cast<uint32_t>(attr_.max_cqe)});
+  send_cq_ =
+      ibv_->CreateCq(context_, attr_.max_cqe < 65536 ? attr_.max_cqe : 65536, this, channel_);
+  if (send_cq_ == nullptr) return failed("ibv_create_cq");
+  room_ = static_cast<uint32_t>(send_cq_->cqe);
+  receive_cq_ = ibv_->CreateCq(context_, static_cast<int>(receives_), this, channel_);
+  if (receive_cq_ == nullptr) return failed("ibv_create_cq");
+  ibv_srq_init_attr srq{};
+  srq.attr.max_wr = receives_;
+  srq.attr.max_sge = 1;  // some providers take no 0; the receives have none
+  srq_ = ibv_->CreateSrq(pd_, &srq);
+  if (srq_ == nullptr) return failed("ibv_create_srq");
+  if (absl::Status posted = PostReceives(receives_); !posted.ok()) return posted;
+  if (const int error = ibv_->ArmSrqLimit(srq_, receives_ / 8); error != 0) {
+    return absl::UnavailableError(ErrnoText("ibv_modify_srq", error));
+  }
+  if (absl::Status added = reactor_->Add(channel_->fd, &channel_watch_); !added.ok()) return added;
+  return reactor_->Add(context_->async_fd, &async_watch_);
+}
+
+absl::Status Device::PostReceives(uint32_t count) {
+  std::array<ibv_recv_wr, kRepost> requests{};
+  while (count > 0) {
+    const uint32_t some = std::min(count, kRepost);
+    for (uint32_t i = 0; i < some; ++i) {
+      requests[i].next = i + 1 < some ? &requests[i + 1] : nullptr;
+    }
+    ibv_recv_wr* bad = nullptr;
+    if (const int error = ibv_->PostSrqRecv(srq_, requests.data(), &bad); error != 0) {
+      return absl::UnavailableError(ErrnoText("ibv_post_srq_recv", error));
+    }
+    count -= some;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Device::Refresh(size_t index) {
+  LocalPort& port = ports_[index];
+  absl::StatusOr<LocalPort> read = ReadPort(*ibv_, context_, name_, port.number, options_);
+  if (!read.ok()) {
+    port.active = false;
+    return Annotate(read.status(), port.info.name);
+  }
+  read->info.device = ordinal_;
+  port = *std::move(read);
+  return absl::OkStatus();
+}
+
+void Device::Break(const char* call, int error_number) { Break(ErrnoText(call, error_number)); }
+
+void Device::Break(std::string_view why) {
+  if (broken()) return;
+  broken_ = absl::UnavailableError(absl::StrCat(name_, ": ", ToAbsl(why)));
+  listener_->OnBroken(*this, broken_);
+}
+
+size_t Device::Poll(size_t most) {
+  if (broken()) return 0;
+  std::array<ibv_wc, kBatch> entries;
+  size_t total = PollReceived(most);
+  for (size_t sent = 0; sent < most;) {
+    const auto want = static_cast<int>(std::min(kBatch, most - sent));
+    const int n = ibv_->PollCq(send_cq_, want, entries.data());
+    if (n < 0) {
+      Break("ibv_poll_cq", EIO);
+      return total;
+    }
+    for (int i = 0; i < n; ++i) listener_->OnSendDone(*this, entries[static_cast<size_t>(i)]);
+    sent += static_cast<size_t>(n);
+    total += static_cast<size_t>(n);
+    if (n == want) continue;
+    room_ += std::exchange(room_when_polled_, 0);
+    break;
+  }
+  return total;
+}
+
+size_t Device::PollReceived(size_t most) {
+  std::array<ibv_wc, kBatch> entries;
+  size_t total = 0;
+  while (total < most) {
+    const auto want = static_cast<int>(std::min(kBatch, most - total));
+    const int n = ibv_->PollCq(receive_cq_, want, entries.data());
+    if (n < 0) {
+      Break("ibv_poll_cq", EIO);
+      return total;
+    }
+    for (int i = 0; i < n; ++i) listener_->OnReceived(*this, entries[static_cast<size_t>(i)]);
+    total += static_cast<size_t>(n);
+    taken_ += static_cast<uint32_t>(n);
+    if (n < want) break;
+  }
+  if (taken_ >= std::min(kRepost, receives_ / 8)) {
+    if (!PostReceives(std::exchange(taken_, 0)).ok()) Break("ibv_post_srq_recv", errno);
+  }
+  return total;
+}
+
+void Device::DrainReceived() {
+  while (!broken() && PollReceived(kBatch) > 0) {
+  }
+}
+
+void Device::Arm() {
+  if (broken()) return;
+  for (auto [cq, armed] : {std::pair(send_cq_, &send_armed_), {receive_cq_, &receive_armed_}}) {
+    if (*armed) continue;
+    if (const int error = ibv_->ReqNotify(cq); error != 0) {
+      Break("ibv_req_notify_cq", error);
+      return;
+    }
+    *armed = true;
+  }
+}
+
+void Device::OnChannel() {
+  if (!std::exchange(channel_ready_, false)) return;
+  ibv_cq* cq = nullptr;
+  while (ibv_->NextCqEvent(channel_, &cq) == 0) {
+    (cq == send_cq_ ? send_armed_ : receive_armed_) = false;
+  }
+}
+
+void Device::OnAsync() {
+  if (!std::exchange(async_ready_, false)) return;
+  ibv_async_event event{};
+  while (ibv_->NextAsyncEvent(context_, &event) == 0) {
+    if (event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED) {
+      Log(LogLevel::kDebug, "verbs: {}: few receives are left; peers wait until they are posted",
+          name_);
+      if (!PostReceives(std::exchange(taken_, 0)).ok()) Break("ibv_post_srq_recv", errno);
+      if (ibv_->ArmSrqLimit(srq_, receives_ / 8) != 0) Break("ibv_modify_srq", errno);
+      continue;
+    }
+    listener_->OnAsync(*this, event);
+  }
+}
+
+}  // namespace kvxfer::verbs

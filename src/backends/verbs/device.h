@@ -1,0 +1,133 @@
+// One open device: its protection domain, completion queues, shared receive queue and ports.
+//
+// Room in the send completion queue is given out: each work request takes one place when it is
+// posted, for in the worst case (a flush) each makes an entry; so the queue never overruns. The
+// receive completion queue holds as many as there are receives.
+//
+// Thread-safety: none; used by the backend's owner, except Register.
+
+#ifndef KVXFER_BACKENDS_VERBS_DEVICE_H_
+#define KVXFER_BACKENDS_VERBS_DEVICE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/options.h"
+#include "src/backends/verbs/ibv.h"
+#include "src/backends/verbs/port.h"
+#include "src/net/reactor.h"
+
+namespace kvxfer::verbs {
+
+class Device {
+ public:
+  // Who hears of what a device does.
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    virtual void OnSendDone(Device& device, const ibv_wc& wc) = 0;
+    virtual void OnReceived(Device& device, const ibv_wc& wc) = 0;
+    virtual void OnAsync(Device& device, const ibv_async_event& event) = 0;
+    // A call on its queues failed: nothing more comes from it.
+    virtual void OnBroken(Device& device, const absl::Status& why) = 0;
+  };
+
+  // Opens `name` with those of its ports that the options want. An error names the device.
+  static absl::StatusOr<std::unique_ptr<Device>> Open(Ibv* ibv, Listener* listener,
+                                                      net::Reactor* reactor,
+                                                      const std::string& name, uint8_t ordinal,
+                                                      const VerbsOptions& options);
+  ~Device();
+
+  const std::string& name() const { return name_; }
+  uint8_t ordinal() const { return ordinal_; }
+  Ibv& ibv() { return *ibv_; }
+  const ibv_device_attr& attr() const { return attr_; }
+  ibv_pd* pd() { return pd_; }
+  ibv_cq* send_cq() { return send_cq_; }
+  ibv_cq* receive_cq() { return receive_cq_; }
+  ibv_srq* srq() { return srq_; }
+  const std::vector<LocalPort>& ports() const { return ports_; }
+  // Reads ports()[index] anew; the error, where it cannot be used, is kept there as inactive.
+  absl::Status Refresh(size_t index);
+  bool broken() const { return !broken_.ok(); }
+  const absl::Status& why_broken() const { return broken_; }
+
+  // --- room in the send completion queue ---
+  uint32_t room() const { return room_; }
+  void TakeRoom(uint32_t requests) { room_ -= requests; }
+  void GiveRoom(uint32_t requests) { room_ += requests; }
+  // Of a queue pair that is destroyed: entries of it may still lie in the queue.
+  void GiveRoomWhenPolled(uint32_t requests) { room_when_polled_ += requests; }
+
+  // From any thread. Null and errno on failure.
+  ibv_mr* Register(void* address, size_t bytes, int access) {
+    return ibv_->RegMr(pd_, address, bytes, access);
+  }
+
+  // Hands up to `most` completions of each queue to the listener; returns their number.
+  size_t Poll(size_t most);
+  // All that the receive completion queue holds.
+  void DrainReceived();
+  // Asks for an event with the next completion.
+  void Arm();
+  void OnChannel();
+  void OnAsync();
+  // It is of no use any more, for what it said of itself.
+  void Break(std::string_view why);
+
+ private:
+  // Watches one of the two descriptors.
+  class Watch final : public net::Watcher {
+   public:
+    explicit Watch(bool* ready) : ready_(ready) {}
+    void OnReady(uint32_t) override { *ready_ = true; }
+
+   private:
+    bool* const ready_;
+  };
+
+  Device(Ibv* ibv, Listener* listener, net::Reactor* reactor, std::string name, uint8_t ordinal,
+         const VerbsOptions& options);
+  absl::Status Prepare();
+  absl::Status MakeQueues();
+  absl::Status PostReceives(uint32_t count);
+  size_t PollReceived(size_t most);
+  void Break(const char* call, int error_number);
+
+  Ibv* const ibv_;
+  Listener* const listener_;
+  net::Reactor* const reactor_;
+  const std::string name_;
+  const uint8_t ordinal_;
+  const VerbsOptions options_;
+  absl::Status broken_;
+  ibv_context* context_ = nullptr;
+  ibv_device_attr attr_{};
+  ibv_pd* pd_ = nullptr;
+  ibv_comp_channel* channel_ = nullptr;
+  ibv_cq* send_cq_ = nullptr;
+  ibv_cq* receive_cq_ = nullptr;
+  ibv_srq* srq_ = nullptr;
+  std::vector<LocalPort> ports_;
+  uint32_t room_ = 0;
+  uint32_t room_when_polled_ = 0;
+  uint32_t receives_ = 0;  // that are to be posted
+  uint32_t taken_ = 0;     // of those, not posted again yet
+  bool send_armed_ = false;
+  bool receive_armed_ = false;
+  bool channel_ready_ = false;
+  bool async_ready_ = false;
+  Watch channel_watch_{&channel_ready_};
+  Watch async_watch_{&async_ready_};
+};
+
+}  // namespace kvxfer::verbs
+
+#endif  // KVXFER_BACKENDS_VERBS_DEVICE_H_

@@ -1,0 +1,249 @@
+#include "src/backends/verbs/dialled.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/verbs/backend.h"
+#include "src/backends/verbs/errors.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::verbs {
+
+DialledLink::DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::Slot scratch)
+    : Link(backend, State::kDialling), scratch_(scratch) {
+  dialler_.emplace("verbs peer", std::move(peer), net::Service::kVerbs, 1,
+                   backend->options().connect_timeout, &control_);
+}
+
+DialledLink::~DialledLink() {
+  if (backend_ == nullptr) return;
+  rails_.clear();
+  backend_->scratch().Give(scratch_);
+}
+
+std::string DialledLink::Name() const { return dialler_->address().ToString(); }
+
+Device& DialledLink::local_device(size_t port) const { return *backend_->ports()[port].device; }
+const LocalPort& DialledLink::local_port(size_t port) const {
+  return backend_->ports()[port].port();
+}
+absl::Status DialledLink::RefreshPort(size_t port) {
+  return local_device(port).Refresh(backend_->ports()[port].index);
+}
+
+void DialledLink::Dial() {
+  dialler_->Start();
+  FollowDialler();
+}
+
+void DialledLink::FollowDialler() {
+  backend_->TimersChanged();
+  if (dialler_->state() == net::Dialler::State::kFailed) return Down(dialler_->status(), false);
+  Activate();
+  if (dialler_->state() == net::Dialler::State::kJoined) ports_by_ = dialler_->deadline();
+}
+
+bool DialledLink::HasWork() const {
+  if (state_ == State::kDialling && dialler_->state() == net::Dialler::State::kBusy) {
+    return dialler_->HasWork();
+  }
+  if (up() && flushes_ == 0 && !stopped_.empty()) return true;
+  return Link::HasWork();
+}
+
+// Until the welcome the stream is the dialler's.
+bool DialledLink::WorkBefore() {
+  if (dialler_->state() == net::Dialler::State::kBusy) {
+    dialler_->Work();
+    FollowDialler();
+    return dialler_->state() == net::Dialler::State::kJoined;
+  }
+  if (up() && flushes_ == 0 && !stopped_.empty()) StartFlush();
+  return true;
+}
+
+std::optional<Time> DialledLink::deadline() const {
+  if (down()) return std::nullopt;
+  if (state_ == State::kDialling) return ports_by_ ? ports_by_ : dialler_->deadline();
+  std::optional<Time> next;
+  const auto consider = [&next](std::optional<Time> other) {
+    if (other && (!next || *other < *next)) next = other;
+  };
+  for (const auto& rail : rails_) consider(rail->deadline());
+  for (const auto& [transfer, stopping] : stopping_) consider(stopping.patience);
+  return next;
+}
+
+void DialledLink::OnDeadline(Time now) {
+  if (state_ == State::kDialling) {
+    if (ports_by_) {
+      return Fail(absl::UnavailableError("the peer did not say which ports it has"));
+    }
+    dialler_->OnDeadline();
+    return FollowDialler();
+  }
+  for (const auto& rail : rails_) {
+    if (!down()) rail->OnDeadline(now);
+  }
+  if (!down()) Impatient(now);
+}
+
+absl::Status DialledLink::OnBlob(Blob& blob) {
+  if (auto* ports = std::get_if<Ports>(&blob); ports != nullptr && state_ == State::kDialling) {
+    OnPorts(std::move(*ports));
+    return absl::OkStatus();
+  }
+  const auto rail_of = [&](const auto& of) -> Rail* {
+    return of.rail < rails_.size() ? rails_[of.rail].get() : nullptr;
+  };
+  Rail* rail = nullptr;
+  if (const auto* answer = std::get_if<Answer>(&blob)) {
+    if ((rail = rail_of(*answer)) != nullptr) rail->OnAnswer(*answer);
+  } else if (const auto* probed = std::get_if<Probed>(&blob)) {
+    if ((rail = rail_of(*probed)) != nullptr) rail->OnProbed(*probed);
+  } else if (const auto* lost = std::get_if<RailLost>(&blob)) {
+    if ((rail = rail_of(*lost)) != nullptr) rail->OnLost(*lost);
+  }
+  if (rail == nullptr) {
+    return absl::InvalidArgumentError("the peer sent a verbs frame that has no place here");
+  }
+  return absl::OkStatus();
+}
+
+void DialledLink::OnPorts(Ports ports) {
+  ports_by_.reset();
+  remote_ = std::move(ports.ports);
+  const std::vector<PortInfo> local = backend_->PortInfos();
+  const std::vector<Pair> pairs = ChoosePairs(local, remote_, net::kMaxRails);
+  if (pairs.empty()) {
+    std::string why;
+    for (const PortInfo& a : local) {
+      for (const PortInfo& b : remote_) absl::StrAppend(&why, "; ", WhyApart(a, b));
+    }
+    return Down(absl::UnavailableError(absl::StrCat(
+                    "verbs peer ", Name(), ": no port of ours can talk to one of the peer's", why)),
+                true);
+  }
+  state_ = State::kUp;
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    rails_.push_back(std::make_unique<Rail>(this, static_cast<uint32_t>(i), pairs[i]));
+  }
+  Emit(EventKind::kConnected);
+  for (const auto& rail : rails_) {
+    if (!down()) rail->Attempt();
+  }
+}
+
+std::optional<Pair> DialledLink::OtherPair(const Rail& rail) const {
+  std::vector<Pair> used;
+  for (const auto& other : rails_) {
+    if (other.get() != &rail) used.push_back(other->pair());
+  }
+  return ChooseOther(backend_->PortInfos(), remote_, used, rail.bad_pairs());
+}
+
+// A link whose every pair was tried in vain is of no use.
+void DialledLink::OnAttemptFailed() {
+  if (ever_up_ || !up()) return;
+  if (!std::ranges::all_of(rails_, [](const auto& rail) { return rail->settled(); })) return;
+  std::string why;
+  for (const auto& rail : rails_) {
+    absl::StrAppend(&why, "; ", rail->Path(), ": ", rail->why().message());
+  }
+  Down(absl::UnavailableError(
+           absl::StrCat("verbs peer ", Name(), ": no pair of ports passes data", why)),
+       true);
+}
+
+void DialledLink::RailUp(uint32_t rail) {
+  ever_up_ = true;
+  EmitRail(EventKind::kRailUp, rail);
+}
+
+void DialledLink::RailDown(uint32_t rail, const absl::Status& why) {
+  Log(LogLevel::kWarning, "verbs: {}",
+      std::string_view(why.message().data(), why.message().size()));
+  EmitRail(EventKind::kRailDown, rail, why);
+}
+
+void DialledLink::TellLost(uint32_t rail, uint32_t life, const absl::Status& why) {
+  Tell(RailLost{.rail = static_cast<uint8_t>(rail),
+                .life = life,
+                .why = std::string(why.message().substr(0, kMaxText))});
+}
+
+void DialledLink::ReopenRail(uint32_t rail) {
+  if (up() && rail < rails_.size()) rails_[rail]->Reopen();
+}
+
+void DialledLink::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
+  for (const auto& rail : rails_) {
+    if (down() || !rail->uses(device, port)) continue;
+    if (type == IBV_EVENT_PORT_ACTIVE) {
+      rail->OnPortUp();
+    } else {
+      rail->Fail(absl::UnavailableError(absl::StrCat("verbs peer ", Name(), ", ", rail->Path(),
+                                                     ": ", ToAbsl(EventName(type)))),
+                 true);
+    }
+  }
+}
+
+void DialledLink::OnQueuePair(uint32_t number, const absl::Status& why) {
+  for (const auto& rail : rails_) {
+    if (!down() && rail->queue_pair() == number) rail->Fail(why, true);
+  }
+}
+
+void DialledLink::OnBroken(const Device& device, const absl::Status& why) {
+  for (const auto& rail : rails_) {
+    if (!down() && rail->uses(device)) rail->Fail(why, true);
+  }
+}
+
+std::string DialledLink::Describe() const {
+  std::string out = Name();
+  for (const auto& rail : rails_) {
+    absl::StrAppend(&out, ", ", rail->Path());
+    if (rail->up()) continue;
+    absl::StrAppend(&out, " (not in use", rail->why().ok() ? "" : ": ", rail->why().message(), ")");
+    for (const Pair& pair : rail->bad_pairs()) {
+      absl::StrAppend(&out, " (", backend_ == nullptr ? "" : local_port(pair.local).info.name,
+                      " → ", remote_[pair.remote].name, " does not answer)");
+    }
+  }
+  return out;
+}
+
+RailInfo DialledLink::rail_info(uint32_t rail) const {
+  if (rail >= rails_.size() || backend_ == nullptr) return {};
+  const Pair& pair = rails_[rail]->pair();
+  const uint32_t mbps = std::min(local_port(pair.local).info.mbps, remote_[pair.remote].mbps);
+  return {.bytes_per_second = mbps * 1e6 / 8, .distance = 0, .name = rails_[rail]->Path()};
+}
+
+absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegion& region,
+                                                               std::string_view key) {
+  absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> decoded = VerbsRemoteKey::Decode(region, key);
+  if (!decoded.ok()) return decoded.status();
+  for (const PortInfo& port : remote_) {
+    if ((*decoded)->has(port.device)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "verbs: region ", static_cast<uint32_t>(region.id), " of ", Name(),
+        " is not registered with its device of ", port.name, "; take the metadata again"));
+  }
+  return std::unique_ptr<RemoteKey>(*std::move(decoded));
+}
+
+void DialledLink::EndData(const absl::Status& why) {
+  for (const auto& rail : rails_) rail->End(why);
+  stopping_.clear();
+  stopped_.clear();
+  flushing_.clear();
+  flushes_ = 0;
+}
+
+}  // namespace kvxfer::verbs

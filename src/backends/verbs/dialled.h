@@ -1,0 +1,103 @@
+// The connecting side of a link: dials, learns the peer's ports, makes the rails, posts.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_VERBS_DIALLED_H_
+#define KVXFER_BACKENDS_VERBS_DIALLED_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/backends/verbs/link.h"
+#include "src/backends/verbs/pairs.h"
+#include "src/backends/verbs/rail.h"
+#include "src/backends/verbs/scratch.h"
+#include "src/net/address.h"
+#include "src/net/dialler.h"
+
+namespace kvxfer::verbs {
+
+class DialledLink final : public Link {
+ public:
+  DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::Slot scratch);
+  ~DialledLink() override;
+  void Dial();
+
+  // --- Endpoint ---
+  uint32_t rails() const override { return static_cast<uint32_t>(rails_.size()); }
+  std::string Describe() const override;
+  void Authorize() override {}
+  size_t Post(std::span<const Op> ops) override;
+  void Fence(uint64_t transfer) override;
+  bool rail_up(uint32_t rail) const override { return rail < rails_.size() && rails_[rail]->up(); }
+  RailInfo rail_info(uint32_t rail) const override;
+  void ReopenRail(uint32_t rail) override;
+  absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
+                                                    std::string_view key) override;
+
+  // --- Link ---
+  bool HasWork() const override;
+  std::optional<Time> deadline() const override;
+  void OnDeadline(Time now) override;
+  void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
+  void OnQueuePair(uint32_t number, const absl::Status& why) override;
+  void OnBroken(const Device& device, const absl::Status& why) override;
+
+  // --- for its rails ---
+  VerbsBackend& backend() const { return *backend_; }
+  Device& local_device(size_t port) const;
+  const LocalPort& local_port(size_t port) const;
+  absl::Status RefreshPort(size_t port);
+  const std::vector<PortInfo>& remote_ports() const { return remote_; }
+  const Scratch::Slot& scratch() const { return scratch_; }
+  std::string PeerName() const { return Name(); }
+  using Link::Tell;
+  void TellLost(uint32_t rail, uint32_t life, const absl::Status& why);
+  void RingAll();
+  void OpDone(uint32_t rail, const Flight& flight, absl::Status status);
+  void FlushDone();
+  void RailUp(uint32_t rail);
+  void RailDown(uint32_t rail, const absl::Status& why);
+  std::optional<Pair> OtherPair(const Rail& rail) const;
+  void OnAttemptFailed();
+
+ private:
+  // A transfer that is being made quiet.
+  struct Stopping {
+    size_t ops = 0;  // of it in flight
+    Time patience{};
+    uint64_t progress = 0;
+  };
+
+  std::string Name() const override;
+  bool WorkBefore() override;
+  absl::Status OnBlob(Blob& blob) override;
+  void EndData(const absl::Status& why) override;
+  void FollowDialler();
+  void OnPorts(Ports ports);
+  absl::Status CheckOp(const Op& op) const;
+  void FenceDone(uint64_t transfer);
+  void StartFlush();
+  uint64_t Progress() const;
+  void Impatient(Time now);
+
+  std::optional<net::Dialler> dialler_;
+  std::optional<Time> ports_by_;  // the peer's ports have to come by then
+  const Scratch::Slot scratch_;
+  std::vector<PortInfo> remote_;
+  std::vector<std::unique_ptr<Rail>> rails_;
+  bool ever_up_ = false;
+  std::map<uint64_t, Stopping> stopping_;
+  std::vector<uint64_t> stopped_;   // to be told once a flush that begins from now on is over
+  std::vector<uint64_t> flushing_;  // to be told once the flush at hand is over
+  size_t flushes_ = 0;              // of it that are not
+};
+
+}  // namespace kvxfer::verbs
+
+#endif  // KVXFER_BACKENDS_VERBS_DIALLED_H_

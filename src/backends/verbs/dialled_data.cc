@@ -1,0 +1,140 @@
+// The connecting side's data: posting, completions, and making transfers quiet.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/verbs/backend.h"
+#include "src/backends/verbs/dialled.h"
+
+namespace kvxfer::verbs {
+namespace {
+
+// A fenced transfer's requests that make no progress for so long are ended with their queue pair.
+constexpr Duration kFencePatience = std::chrono::milliseconds(500);
+
+}  // namespace
+
+absl::Status DialledLink::CheckOp(const Op& op) const {
+  uint64_t bytes = 0;
+  bool complete = op.rail < rails_.size() && op.transfer != 0;
+  for (const Run& run : op.runs) {
+    complete = complete && run.key != nullptr && run.registration != nullptr;
+    bytes += std::min(run.bytes, kMaxOpBytes + 1);
+  }
+  if (complete && op.runs.size() <= backend_->capabilities().max_op_runs && bytes <= kMaxOpBytes) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("verbs: op ", op.id, " is too large, or names no rail, transfer or key"));
+}
+
+size_t DialledLink::Post(std::span<const Op> ops) {
+  if (!up()) return 0;
+  size_t accepted = 0;
+  for (const Op& op : ops) {
+    if (absl::Status status = CheckOp(op); !status.ok()) {
+      Event event;
+      event.kind = EventKind::kCompletion;
+      event.endpoint = this;
+      event.id = op.id;
+      event.rail = op.rail;
+      event.status = std::move(status);
+      Emit(std::move(event));
+    } else if (!rails_[op.rail]->up() || !rails_[op.rail]->Post(op)) {
+      break;
+    }
+    ++accepted;
+  }
+  RingAll();
+  return accepted;
+}
+
+void DialledLink::RingAll() {
+  for (const auto& rail : rails_) rail->Ring();
+  backend_->requests().Clear();
+}
+
+void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
+  Event event;
+  event.kind = EventKind::kCompletion;
+  event.endpoint = this;
+  event.id = flight.op;
+  event.rail = rail;
+  event.status = std::move(status);
+  Emit(std::move(event));
+  if (stopping_.empty()) return;
+  const auto it = stopping_.find(flight.transfer);
+  if (it == stopping_.end() || --it->second.ops > 0) return;
+  stopping_.erase(it);
+  FenceDone(flight.transfer);
+}
+
+// All that was accepted is posted: there is nothing to drop, and what is on its way cannot be taken
+// back one by one.
+void DialledLink::Fence(uint64_t transfer) {
+  if (!up() || transfer == 0 || stopping_.contains(transfer)) return;
+  size_t ops = 0;
+  for (const auto& rail : rails_) ops += rail->CountOf(transfer);
+  if (ops == 0) return FenceDone(transfer);
+  stopping_[transfer] = {.ops = ops, .patience = Now() + kFencePatience, .progress = Progress()};
+  backend_->TimersChanged();
+}
+
+uint64_t DialledLink::Progress() const {
+  uint64_t sum = 0;
+  for (const auto& rail : rails_) sum += rail->progress();
+  return sum;
+}
+
+void DialledLink::Impatient(Time now) {
+  const uint64_t progress = Progress();
+  std::vector<uint64_t> stuck;
+  for (auto& [transfer, stopping] : stopping_) {
+    if (stopping.patience > now) continue;
+    stopping.patience = now + kFencePatience;
+    if (std::exchange(stopping.progress, progress) == progress) stuck.push_back(transfer);
+    backend_->TimersChanged();
+  }
+  for (const uint64_t transfer : stuck) {
+    for (const auto& rail : rails_) {
+      if (rail->CountOf(transfer) == 0) continue;
+      rail->Fail(absl::UnavailableError(absl::StrCat(
+                     "verbs peer ", Name(), ", ", rail->Path(), ": transfer ", transfer,
+                     " has to stop, and what was posted of it does not end")),
+                 true);
+    }
+  }
+}
+
+// Its memory is let go. The target is told once everything that was posted has been seen to have
+// landed: a read that follows the writes of a queue pair pushes them, and their receive
+// completions, before itself.
+void DialledLink::FenceDone(uint64_t transfer) {
+  Emit(EventKind::kFenced, transfer);
+  stopped_.push_back(transfer);
+  Activate();
+}
+
+void DialledLink::StartFlush() {
+  std::vector<Rail*> rails;
+  for (const auto& rail : rails_) {
+    if (rail->needs_flush()) rails.push_back(rail.get());
+  }
+  flushing_ = std::exchange(stopped_, {});
+  // One for the loop, so that a rail which fails in it does not end the round.
+  flushes_ = 1 + rails.size();
+  for (Rail* rail : rails) {
+    // The two requests that every rail keeps for itself leave room, for there is one round at most.
+    if (!rail->up() || !rail->Flush()) FlushDone();
+  }
+  FlushDone();
+}
+
+void DialledLink::FlushDone() {
+  if (flushes_ == 0 || --flushes_ > 0) return;
+  for (const uint64_t transfer : std::exchange(flushing_, {})) Tell(Quiet{.transfer = transfer});
+  if (!stopped_.empty()) Activate();
+}
+
+}  // namespace kvxfer::verbs

@@ -1,0 +1,210 @@
+#include "src/backends/verbs/port.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::verbs {
+namespace {
+
+// Of GIDs looked through in one table; tables are larger than anyone's use of them.
+constexpr int kMaxGids = 256;
+
+Gid Bytes(const ibv_gid& gid) {
+  Gid out;
+  std::memcpy(out.data(), gid.raw, out.size());
+  return out;
+}
+
+bool IsMapped(const Gid& gid) {
+  constexpr std::array<uint8_t, 12> kPrefix = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  return std::equal(kPrefix.begin(), kPrefix.end(), gid.begin());
+}
+
+bool IsLinkLocal(const Gid& gid) { return gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80; }
+
+// Smaller is better.
+int Rank(const Gid& gid) { return IsMapped(gid) ? 0 : IsLinkLocal(gid) ? 2 : 1; }
+
+bool Usable(const ibv_gid_entry& entry, uint8_t link_layer) {
+  if (Bytes(entry.gid) == Gid{}) return false;
+  return link_layer != IBV_LINK_LAYER_ETHERNET || entry.gid_type == IBV_GID_TYPE_ROCE_V2;
+}
+
+std::string WhatThereIs(std::span<const ibv_gid_entry> entries, uint8_t link_layer) {
+  std::string out;
+  for (const ibv_gid_entry& entry : entries) {
+    if (!Usable(entry, link_layer)) continue;
+    absl::StrAppend(&out, out.empty() ? "" : ", ", entry.gid_index, " (", GidText(Bytes(entry.gid)),
+                    ")");
+  }
+  return out.empty() ? "none that can be used" : out;
+}
+
+absl::StatusOr<uint16_t> FindPkey(Ibv& ibv, ibv_context* context, uint8_t number, int entries,
+                                  uint32_t wanted) {
+  std::string there;
+  for (int i = 0; i < entries; ++i) {
+    uint16_t pkey = 0;
+    if (ibv.QueryPkey(context, number, i, &pkey) != 0) continue;
+    // The upper bit is the kind of membership.
+    if (pkey != 0 && (pkey & 0x7fff) == (wanted & 0x7fff)) return static_cast<uint16_t>(i);
+    if (pkey != 0) absl::StrAppend(&there, there.empty() ? "" : ", ", "0x", absl::Hex(pkey));
+  }
+  return absl::NotFoundError(
+      absl::StrCat("P_Key 0x", absl::Hex(wanted), " is not in the port's table, which has ",
+                   there.empty() ? "none" : there,
+                   "; have the subnet manager add it, or set `verbs.p_key` (KVXFER_VERBS_P_KEY)"));
+}
+
+// In 10^6 bits per second, after the encoding.
+uint32_t Speed(const ibv_port_attr& attr) {
+  const uint32_t lanes = attr.active_width == 1    ? 1
+                         : attr.active_width == 2  ? 4
+                         : attr.active_width == 4  ? 8
+                         : attr.active_width == 8  ? 12
+                         : attr.active_width == 16 ? 2
+                                                   : 0;
+  const uint32_t lane = attr.active_speed == 1     ? 2000
+                        : attr.active_speed == 2   ? 4000
+                        : attr.active_speed == 4   ? 8000
+                        : attr.active_speed == 8   ? 10000
+                        : attr.active_speed == 16  ? 14000
+                        : attr.active_speed == 32  ? 25000
+                        : attr.active_speed == 64  ? 50000
+                        : attr.active_speed == 128 ? 100000
+                                                   : 0;
+  return lanes * lane;
+}
+
+std::vector<ibv_gid_entry> ReadGids(Ibv& ibv, ibv_context* context, uint8_t number, int length) {
+  std::vector<ibv_gid_entry> out;
+  for (int i = 0; i < std::min(length, kMaxGids); ++i) {
+    ibv_gid_entry entry{};
+    // A hole: the table is sparse.
+    if (ibv.QueryGid(context, number, static_cast<uint32_t>(i), &entry) != 0) continue;
+    entry.gid_index = static_cast<uint32_t>(i);
+    out.push_back(entry);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string GidText(const Gid& gid) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (IsMapped(gid)) {
+    inet_ntop(AF_INET, gid.data() + 12, text, sizeof(text));
+  } else {
+    inet_ntop(AF_INET6, gid.data(), text, sizeof(text));
+  }
+  return text;
+}
+
+absl::StatusOr<uint32_t> ChooseGid(std::span<const ibv_gid_entry> entries, uint8_t link_layer,
+                                   int wanted) {
+  const ibv_gid_entry* best = nullptr;
+  for (const ibv_gid_entry& entry : entries) {
+    if (!Usable(entry, link_layer)) continue;
+    if (wanted >= 0 && entry.gid_index != static_cast<uint32_t>(wanted)) continue;
+    if (best == nullptr || (link_layer == IBV_LINK_LAYER_ETHERNET &&
+                            Rank(Bytes(entry.gid)) < Rank(Bytes(best->gid)))) {
+      best = &entry;
+    }
+  }
+  if (best != nullptr) return best->gid_index;
+  const std::string there = WhatThereIs(entries, link_layer);
+  if (wanted >= 0) {
+    return absl::NotFoundError(
+        absl::StrCat("GID index ", wanted, " is empty or not of RoCE v2; those that are: ", there,
+                     "; set `verbs.gid_index` (KVXFER_VERBS_GID_INDEX) to one of them, or to -1"));
+  }
+  return absl::NotFoundError(
+      absl::StrCat("the GID table has ", there,
+                   "; give the port's network interface an IP address and set it up"));
+}
+
+absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::string& device,
+                                   uint8_t number, const VerbsOptions& options) {
+  ibv_port_attr attr{};
+  if (const int error = ibv.QueryPort(context, number, &attr); error != 0) {
+    return absl::UnavailableError(ErrnoText("ibv_query_port", error));
+  }
+  LocalPort port;
+  port.number = number;
+  port.active = attr.state == IBV_PORT_ACTIVE || attr.state == IBV_PORT_ACTIVE_DEFER;
+  port.info = {.name = absl::StrCat(device, ":", number),
+               .fabric = FabricOf(options, device, number),
+               .link_layer = attr.link_layer == IBV_LINK_LAYER_ETHERNET
+                                 ? uint8_t{IBV_LINK_LAYER_ETHERNET}
+                                 : uint8_t{IBV_LINK_LAYER_INFINIBAND},
+               .mtu = static_cast<uint8_t>(attr.active_mtu),
+               .lid = attr.lid,
+               .mbps = Speed(attr)};
+  if (options.mtu != 0) port.info.mtu = std::min(port.info.mtu, MtuFromBytes(options.mtu));
+  if (!port.active) return port;
+  const std::vector<ibv_gid_entry> gids = ReadGids(ibv, context, number, attr.gid_tbl_len);
+  absl::StatusOr<uint32_t> index = ChooseGid(gids, port.info.link_layer, options.gid_index);
+  if (!index.ok()) return index.status();
+  const auto chosen = std::ranges::find(gids, *index, &ibv_gid_entry::gid_index);
+  port.gid_index = static_cast<uint8_t>(*index);
+  port.info.gid = Bytes(chosen->gid);
+  port.needs_grh =
+      port.info.link_layer == IBV_LINK_LAYER_ETHERNET || (attr.flags & IBV_QPF_GRH_REQUIRED) != 0;
+  absl::StatusOr<uint16_t> pkey = FindPkey(ibv, context, number, attr.pkey_tbl_len, options.p_key);
+  if (!pkey.ok()) return pkey.status();
+  port.pkey_index = *pkey;
+  return port;
+}
+
+std::string_view PortStateName(ibv_port_state state) {
+  switch (state) {
+    case IBV_PORT_DOWN:
+      return "down";
+    case IBV_PORT_INIT:
+      return "initialising: it waits for a subnet manager";
+    case IBV_PORT_ARMED:
+      return "armed: it waits for the subnet manager";
+    case IBV_PORT_ACTIVE:
+    case IBV_PORT_ACTIVE_DEFER:
+      return "active";
+    case IBV_PORT_NOP:
+      break;
+  }
+  return "in no known state";
+}
+
+uint32_t MtuBytes(uint8_t mtu) { return mtu >= 1 && mtu <= 5 ? 128u << mtu : 0; }
+
+uint8_t MtuFromBytes(uint32_t bytes) {
+  uint8_t mtu = IBV_MTU_256;
+  while (mtu < IBV_MTU_4096 && MtuBytes(static_cast<uint8_t>(mtu + 1)) <= bytes) ++mtu;
+  return mtu;
+}
+
+std::string FabricOf(const VerbsOptions& options, const std::string& device, uint8_t number) {
+  std::string out;
+  for (const std::string& entry : options.fabrics) {
+    const size_t equals = entry.find('=');
+    if (equals == std::string::npos) continue;
+    const std::string port = entry.substr(0, equals);
+    if (port == absl::StrCat(device, ":", number)) return entry.substr(equals + 1);
+    if (port == device) out = entry.substr(equals + 1);
+  }
+  return out;
+}
+
+bool IsWanted(const VerbsOptions& options, const std::string& device, uint8_t number) {
+  if (options.devices.empty()) return true;
+  return std::ranges::any_of(options.devices, [&](const std::string& wanted) {
+    return wanted == device || wanted == absl::StrCat(device, ":", number);
+  });
+}
+
+}  // namespace kvxfer::verbs

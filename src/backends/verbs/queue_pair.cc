@@ -1,0 +1,136 @@
+#include "src/backends/verbs/queue_pair.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/log.h"
+#include "src/core/random.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::verbs {
+namespace {
+
+constexpr uint32_t kMaxSge = 8;
+constexpr uint8_t kRnrWithoutEnd = 7;  // the transfer's deadline is the end
+constexpr uint8_t kMaxReads = 16;
+constexpr uint8_t kHopLimit = 64;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::Create(Device* device, const LocalPort& port,
+                                                             uint32_t depth,
+                                                             const VerbsOptions& options) {
+  std::unique_ptr<QueuePair> pair(new QueuePair(device, port, options));
+  ibv_qp_init_attr attr{};
+  attr.send_cq = device->send_cq();
+  attr.recv_cq = device->receive_cq();
+  attr.srq = device->srq();
+  attr.qp_type = IBV_QPT_RC;
+  attr.cap.max_send_wr = std::max(depth, 1u);
+  attr.cap.max_send_sge =
+      std::clamp(static_cast<uint32_t>(device->attr().max_sge), 1u, depth == 0 ? 1u : kMaxSge);
+  attr.cap.max_inline_data = depth == 0 ? 0 : options.max_inline;
+  const ibv_qp_cap wanted = attr.cap;
+  pair->qp_ = device->ibv().CreateQp(device->pd(), &attr);
+  if (pair->qp_ == nullptr && wanted.max_inline_data != 0) {
+    // What a device can take inline it does not tell.
+    attr.cap = wanted;
+    attr.cap.max_inline_data = 0;
+    pair->qp_ = device->ibv().CreateQp(device->pd(), &attr);
+  }
+  if (pair->qp_ == nullptr) {
+    const int error = errno;
+    return absl::UnavailableError(absl::StrCat(
+        port.info.name, ": ", ErrnoText("ibv_create_qp", error),
+        error == ENOMEM ? "; set a smaller `verbs.queue_depth` (KVXFER_VERBS_QUEUE_DEPTH)" : ""));
+  }
+  pair->max_inline_ = std::min(attr.cap.max_inline_data, wanted.max_inline_data);
+  pair->max_sge_ = std::clamp(attr.cap.max_send_sge, 1u, kMaxSge);
+  pair->address_ = {
+      .number = pair->qp_->qp_num,
+      .psn = RandomNonZero32() & 0xff'ffff,
+      .reads = static_cast<uint8_t>(std::clamp(device->attr().max_qp_rd_atom, 1, int{kMaxReads})),
+      .port = port.info};
+  ibv_qp_attr init{};
+  init.qp_state = IBV_QPS_INIT;
+  init.pkey_index = port.pkey_index;
+  init.port_num = port.number;
+  init.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+  absl::Status status = pair->Modify(
+      init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
+  if (!status.ok()) return status;
+  return pair;
+}
+
+QueuePair::~QueuePair() {
+  if (qp_ == nullptr) return;
+  if (const int error = device_->ibv().DestroyQp(qp_); error != 0) {
+    Log(LogLevel::kError, "verbs: {}: queue pair {} stays: {}", port_.info.name, address_.number,
+        ErrnoText("ibv_destroy_qp", error));
+  }
+}
+
+absl::Status QueuePair::Modify(ibv_qp_attr& attr, int mask, const char* to) {
+  const int error = device_->ibv().ModifyQp(qp_, &attr, mask);
+  if (error == 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(port_.info.name, ", queue pair ", address_.number,
+                                             ": ", ErrnoText("ibv_modify_qp", error), " to ", to));
+}
+
+absl::Status QueuePair::Connect(const QpAddress& to, bool sends) {
+  const bool roce = port_.info.link_layer == IBV_LINK_LAYER_ETHERNET;
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_RTR;
+  attr.path_mtu = static_cast<ibv_mtu>(std::min(port_.info.mtu, to.port.mtu));
+  attr.dest_qp_num = to.number;
+  attr.rq_psn = to.psn;
+  attr.max_dest_rd_atomic = address_.reads;
+  attr.min_rnr_timer = static_cast<uint8_t>(options_.rnr_timer);
+  attr.ah_attr.sl = static_cast<uint8_t>(options_.service_level);
+  attr.ah_attr.port_num = port_.number;
+  attr.ah_attr.dlid = to.port.lid;
+  const bool other_subnet =
+      !std::equal(to.port.gid.begin(), to.port.gid.begin() + 8, port_.info.gid.begin());
+  if (roce || port_.needs_grh || to.port.lid == 0 || other_subnet) {
+    attr.ah_attr.is_global = 1;
+    std::memcpy(attr.ah_attr.grh.dgid.raw, to.port.gid.data(), to.port.gid.size());
+    attr.ah_attr.grh.sgid_index = port_.gid_index;
+    attr.ah_attr.grh.hop_limit = kHopLimit;
+    attr.ah_attr.grh.traffic_class = static_cast<uint8_t>(options_.traffic_class);
+  }
+  absl::Status status = Modify(attr,
+                               IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                                   IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+                               "RTR");
+  if (!status.ok()) {
+    return Annotate(status, absl::StrCat("towards ", to.port.name, " (", GidText(to.port.gid),
+                                         ", LID ", to.port.lid, ")"));
+  }
+  if (!sends) return absl::OkStatus();
+  ibv_qp_attr rts{};
+  rts.qp_state = IBV_QPS_RTS;
+  rts.timeout = static_cast<uint8_t>(options_.timeout);
+  rts.retry_cnt = static_cast<uint8_t>(options_.retry_count);
+  rts.rnr_retry = kRnrWithoutEnd;
+  rts.sq_psn = address_.psn;
+  rts.max_rd_atomic = static_cast<uint8_t>(
+      std::clamp(std::min(device_->attr().max_qp_init_rd_atom, int{to.reads}), 1, int{kMaxReads}));
+  return Modify(rts,
+                IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                    IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+                "RTS");
+}
+
+void QueuePair::SetError() {
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_ERR;
+  const absl::Status status = Modify(attr, IBV_QP_STATE, "error");
+  if (!status.ok()) {
+    Log(LogLevel::kWarning, "verbs: {}",
+        std::string_view(status.message().data(), status.message().size()));
+  }
+}
+
+}  // namespace kvxfer::verbs

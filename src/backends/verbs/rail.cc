@@ -1,0 +1,278 @@
+// A rail at work: building requests, ringing doorbells, completions, and its end.
+
+#include "src/backends/verbs/rail.h"
+
+#include <endian.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/verbs/backend.h"
+#include "src/backends/verbs/dialled.h"
+#include "src/backends/verbs/errors.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::verbs {
+namespace {
+
+// In flight on one rail: far more than any path holds, and little enough that a fence is quick.
+constexpr uint64_t kMaxBytesInFlight = 16 * 1024 * 1024;
+// Flushed requests come at once, where they come at all.
+constexpr Duration kDrainTime = std::chrono::seconds(1);
+
+}  // namespace
+
+bool Rail::Post(const Op& op) {
+  const auto most = static_cast<uint32_t>(std::max<size_t>(op.runs.size(), 1));
+  RequestPool& pool = link_->backend().requests();
+  // Two requests are kept for what the rail does by itself.
+  if (queue_.room() < most + 2 || device().room() < most || bytes_ > kMaxBytesInFlight) {
+    return false;
+  }
+  if (!pool.HasRoom(most)) {
+    link_->RingAll();
+    if (!up()) return false;
+  }
+  Flight flight{.op = op.id, .transfer = op.transfer, .read = op.kind == OpKind::kRead};
+  for (const Run& run : op.runs) flight.bytes += run.bytes;
+  ibv_send_wr* last = nullptr;
+  flight.requests = Build(op, last);
+  if (op.has_immediate) {
+    last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    last->imm_data = htobe32(op.immediate);
+  }
+  last->send_flags |= IBV_SEND_SIGNALED;
+  last->wr_id |= 1;
+  if (queue_.empty()) WatchStall(Now());
+  bytes_ += flight.bytes;
+  dirty_ = dirty_ || !flight.read;
+  device().TakeRoom(flight.requests);
+  queue_.Push(flight);
+  return true;
+}
+
+// The next request of the chain that is being built, with the id of the op that is pushed next.
+ibv_send_wr& Rail::Chain() {
+  ibv_send_wr& wr = link_->backend().requests().NextRequest();
+  wr.wr_id = WorkId{.slot = slot_, .number = queue_.next_number()}.Encode();
+  wr.next = nullptr;
+  wr.send_flags = 0;
+  if (first_ == nullptr) {
+    first_ = &wr;
+  } else {
+    last_->next = &wr;
+  }
+  last_ = &wr;
+  return wr;
+}
+
+// Runs whose remote ends meet go into one request, gathered; returns the number of requests.
+uint32_t Rail::Build(const Op& op, ibv_send_wr*& last) {
+  RequestPool& pool = link_->backend().requests();
+  const ibv_wr_opcode opcode = op.kind == OpKind::kRead ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+  const size_t local_device = device().ordinal();
+  const uint32_t max_sge = qp_->max_sge();
+  uint32_t requests = 0;
+  uint64_t end = 0;  // of the request at hand, at the peer
+  uint64_t total = 0;
+  const RemoteKey* key = nullptr;
+  const auto finish = [&] {
+    if (op.kind == OpKind::kWrite && total <= qp_->max_inline()) {
+      last->send_flags |= IBV_SEND_INLINE;
+    }
+  };
+  for (const Run& run : op.runs) {
+    if (run.bytes == 0) continue;
+    if (requests > 0 && run.remote == end && run.key == key &&
+        static_cast<uint32_t>(last->num_sge) < max_sge) {
+      ++last->num_sge;
+    } else {
+      if (requests > 0) finish();
+      last = &Chain();
+      last->opcode = opcode;
+      last->sg_list = nullptr;
+      last->num_sge = 1;
+      last->wr.rdma.remote_addr = run.remote;
+      last->wr.rdma.rkey = static_cast<const VerbsRemoteKey*>(run.key)->rkey(remote_device_);
+      key = run.key;
+      total = 0;
+      ++requests;
+    }
+    ibv_sge& element = pool.NextElement();
+    if (last->sg_list == nullptr) last->sg_list = &element;
+    element.addr = run.local;
+    element.length = static_cast<uint32_t>(run.bytes);
+    element.lkey = static_cast<const VerbsRegistration*>(run.registration)->lkey(local_device);
+    end = run.remote + run.bytes;
+    total += run.bytes;
+  }
+  if (requests > 0) {
+    finish();
+    return requests;
+  }
+  // Nothing to move: an empty write, which needs no memory, has its place in the order.
+  last = &Chain();
+  last->opcode = IBV_WR_RDMA_WRITE;
+  last->sg_list = nullptr;
+  last->num_sge = 0;
+  last->wr.rdma.remote_addr = 0;
+  last->wr.rdma.rkey = 0;
+  return 1;
+}
+
+void Rail::FillWord(ibv_send_wr& wr, bool read) {
+  const Scratch::Slot& mine = link_->scratch();
+  ibv_sge& element = link_->backend().requests().NextElement();
+  element.addr = mine.address() + index_ * 8 + (read ? Scratch::kReadOffset : 0);
+  element.length = 8;
+  element.lkey = mine.registration->lkey(device().ordinal());
+  wr.opcode = read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+  wr.sg_list = &element;
+  wr.num_sge = 1;
+  wr.wr.rdma.remote_addr = scratch_ + index_ * 8;
+  wr.wr.rdma.rkey = scratch_key_;
+}
+
+// The chain's last requests are the rail's own; their room was set aside.
+void Rail::Internal(Purpose purpose, ibv_send_wr& last, uint32_t requests) {
+  last.send_flags |= IBV_SEND_SIGNALED;
+  last.wr_id |= 1;
+  if (queue_.empty()) WatchStall(Now());
+  queue_.Push({.requests = requests, .purpose = purpose, .read = true});
+  Ring();
+}
+
+bool Rail::Flush() {
+  if (queue_.room() < 2 || !link_->backend().requests().HasRoom(2)) return false;
+  dirty_ = false;
+  ibv_send_wr& wr = Chain();
+  FillWord(wr, true);
+  Internal(Purpose::kFlush, wr, 1);
+  return true;
+}
+
+void Rail::Ring() {
+  if (first_ == nullptr) return;
+  ibv_send_wr* bad = nullptr;
+  ibv_send_wr* const first = std::exchange(first_, nullptr);
+  last_ = nullptr;
+  const int error = device().ibv().PostSend(qp_->get(), first, &bad);
+  if (error == 0) return;
+  // What comes before `bad` is flushed; the rest never was posted and ends with the queue pair.
+  if (bad != nullptr) failed_ = WorkId::Decode(bad->wr_id).number;
+  Fail(absl::UnavailableError(absl::StrCat(Where(), ": ", ErrnoText("ibv_post_send", error))),
+       true);
+  if (state_ != State::kDraining) return;
+  drains_with_ = failed_ - 1;
+  if (queue_.front().number > drains_with_) FinishDrain();
+}
+
+void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
+  if (!queue_.Has(id.number)) return;  // of an earlier life
+  ++progress_;
+  if (wc.status == IBV_WC_SUCCESS) {
+    CompleteThrough(id.number, absl::OkStatus());
+  } else {
+    absl::Status status;
+    if (state_ != State::kDraining) {
+      // Those before it completed.
+      CompleteThrough(id.number - 1, absl::OkStatus());
+      failed_ = id.number;
+      const char* operation = queue_.front().purpose != Purpose::kOp ? "a probe"
+                              : queue_.front().read                  ? "an RDMA read"
+                                                                     : "an RDMA write";
+      status = CompletionError(Where(), qp_->number(), operation, wc.status, wc.vendor_err);
+    }
+    if (state_ == State::kProbing) return ProbeDone(status);
+    if (state_ != State::kDraining) {
+      Fail(status, true);
+      if (state_ != State::kDraining) return;
+    }
+  }
+  // The rest is ended together with the rail, so that whoever hears of an op hears why at once.
+  if (state_ == State::kDraining && (queue_.empty() || (id.last && id.number >= drains_with_))) {
+    FinishDrain();
+  }
+}
+
+void Rail::CompleteThrough(uint64_t number, const absl::Status& status) {
+  while (!queue_.empty() && queue_.front().number <= number) {
+    const Flight flight = queue_.Pop();
+    if (flight.purpose == Purpose::kOp) device().GiveRoom(flight.requests);
+    EndFlight(flight, status);
+  }
+}
+
+void Rail::EndFlight(const Flight& flight, absl::Status status) {
+  bytes_ -= flight.bytes;
+  switch (flight.purpose) {
+    case Purpose::kProbe:
+      if (status.ok()) ProbeDone(status);
+      return;
+    case Purpose::kFlush:
+      return link_->FlushDone();
+    case Purpose::kOp:
+      return link_->OpDone(index_, flight, std::move(status));
+  }
+}
+
+void Rail::WatchStall(Time now) {
+  if (state_ != State::kUp || deadline_) return;
+  progress_seen_ = progress_;
+  deadline_ = now + link_->backend().options().verbs.stall_timeout;
+  link_->backend().TimersChanged();
+}
+
+void Rail::Fail(absl::Status why, bool tell) {
+  if (state_ == State::kOffered || state_ == State::kProbing) {
+    return AttemptFailed(std::move(why), true);
+  }
+  if (state_ != State::kUp) return;
+  state_ = State::kDraining;
+  why_ = std::move(why);
+  if (tell) link_->TellLost(index_, life_, why_);
+  // Posting may be under way: what was built for this rail is dropped, and ends with the drain.
+  first_ = last_ = nullptr;
+  qp_->SetError();
+  if (queue_.empty()) return FinishDrain();
+  drains_with_ = queue_.back().number;
+  deadline_ = Now() + kDrainTime;
+  link_->backend().TimersChanged();
+}
+
+void Rail::FinishDrain() {
+  Destroy(why_);
+  state_ = State::kDown;
+  deadline_.reset();
+  link_->RailDown(index_, why_);
+}
+
+void Rail::Destroy(const absl::Status& why) {
+  if (qp_ == nullptr) return;
+  first_ = last_ = nullptr;
+  qp_.reset();
+  link_->backend().FreeSlot(slot_, queue_.next_number());
+  device().GiveRoomWhenPolled(2);
+  while (!queue_.empty()) {
+    const Flight flight = queue_.Pop();
+    if (flight.purpose == Purpose::kOp) device().GiveRoomWhenPolled(flight.requests);
+    // The first that failed has the cause as it is.
+    EndFlight(flight, flight.number == failed_ ? why : Annotate(why, "given up with its rail"));
+  }
+  dirty_ = false;
+}
+
+void Rail::OnLost(const RailLost& lost) {
+  if (lost.life != life_) return;
+  Fail(absl::UnavailableError(absl::StrCat(Where(), ": the peer's end of it failed: ", lost.why)),
+       true);
+}
+
+void Rail::End(const absl::Status& why) {
+  Destroy(why);
+  state_ = State::kDown;
+  deadline_.reset();
+}
+
+}  // namespace kvxfer::verbs

@@ -1,0 +1,66 @@
+// A few registered bytes for each link: the accepting side's are where probes are written, and the
+// connecting side's are where they come from and where what is read to flush a rail lands.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_VERBS_SCRATCH_H_
+#define KVXFER_BACKENDS_VERBS_SCRATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "src/backends/verbs/device.h"
+#include "src/backends/verbs/regions.h"
+
+namespace kvxfer::verbs {
+
+class Scratch {
+ public:
+  // Of one link: 16 rails' words to write, then as many to read into.
+  static constexpr size_t kSlotBytes = 256;
+  static constexpr size_t kReadOffset = 128;
+
+  struct Slot {
+    std::byte* at = nullptr;
+    const VerbsRegistration* registration = nullptr;
+    uint64_t address() const { return reinterpret_cast<uint64_t>(at); }
+  };
+
+  explicit Scratch(VerbsBackend* backend) : backend_(backend) {}
+
+  // Zeroed. Registers another page with every device where all are taken.
+  absl::StatusOr<Slot> Take(std::span<const std::unique_ptr<Device>> devices);
+  void Give(const Slot& slot) { free_.push_back(slot); }
+  // Before the devices go.
+  void Close() { pages_.clear(); }
+
+ private:
+  static constexpr size_t kPageBytes = 16 * 1024;
+  struct Free {
+    void operator()(std::byte* page) const;
+  };
+  struct Page {
+    std::unique_ptr<std::byte, Free> memory;
+    std::unique_ptr<VerbsRegistration> registration;
+  };
+
+  VerbsBackend* const backend_;
+  std::vector<Page> pages_;
+  std::vector<Slot> free_;
+};
+
+// The device writes there: read once, after what says that it has.
+inline uint64_t LoadScratch(const std::byte* at) {
+  return __atomic_load_n(reinterpret_cast<const uint64_t*>(at), __ATOMIC_ACQUIRE);
+}
+inline void StoreScratch(std::byte* at, uint64_t value) {
+  __atomic_store_n(reinterpret_cast<uint64_t*>(at), value, __ATOMIC_RELEASE);
+}
+
+}  // namespace kvxfer::verbs
+
+#endif  // KVXFER_BACKENDS_VERBS_SCRATCH_H_

@@ -1,0 +1,101 @@
+// What is in flight on one queue pair: which op each work request belongs to, and how much room is
+// left. Pure.
+//
+// An op is one or more work requests; the last of them is signalled. Requests of one queue pair end
+// in order, so a completion of an op says the same of every one before it.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_VERBS_SEND_QUEUE_H_
+#define KVXFER_BACKENDS_VERBS_SEND_QUEUE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+
+namespace kvxfer::verbs {
+
+// What a work request carries as wr_id: whose it is, which op, and whether it is its op's last.
+struct WorkId {
+  uint16_t slot = 0;
+  uint64_t number = 0;  // 47 bits
+  bool last = false;
+
+  uint64_t Encode() const {
+    return (uint64_t{slot} << 48) | ((number << 1) & 0xffff'ffff'ffffu) | (last ? 1 : 0);
+  }
+  static WorkId Decode(uint64_t id) {
+    return {.slot = static_cast<uint16_t>(id >> 48),
+            .number = (id & 0xffff'ffff'ffffu) >> 1,
+            .last = (id & 1) != 0};
+  }
+};
+
+enum class Purpose : uint8_t { kOp, kProbe, kFlush };
+
+struct Flight {
+  uint64_t number = 0;
+  uint64_t op = 0;
+  uint64_t transfer = 0;
+  uint32_t requests = 0;
+  Purpose purpose = Purpose::kOp;
+  uint64_t bytes = 0;
+  bool read = false;
+};
+
+class SendQueue {
+ public:
+  // Numbers go on from `first`, so that what comes late from an earlier life is known as such.
+  void Reset(uint32_t depth, uint64_t first) {
+    depth_ = depth;
+    used_ = 0;
+    next_ = first;
+    flights_.clear();
+  }
+  uint32_t room() const { return depth_ - used_; }
+  uint32_t used() const { return used_; }
+  bool empty() const { return flights_.empty(); }
+  uint64_t next_number() const { return next_; }
+
+  // The number that its requests carry. At most room() requests.
+  uint64_t Push(Flight flight) {
+    flight.number = next_++;
+    used_ += flight.requests;
+    flights_.push_back(flight);
+    return flight.number;
+  }
+  // Takes back the one pushed last, whose requests were not posted.
+  void Unpush() {
+    used_ -= flights_.back().requests;
+    --next_;
+    flights_.pop_back();
+  }
+  bool Has(uint64_t number) const {
+    return !flights_.empty() && number >= flights_.front().number && number < next_;
+  }
+  const Flight& front() const { return flights_.front(); }
+  const Flight& back() const { return flights_.back(); }
+  Flight Pop() {
+    const Flight flight = flights_.front();
+    used_ -= flight.requests;
+    flights_.pop_front();
+    return flight;
+  }
+  size_t CountOf(uint64_t transfer) const {
+    size_t count = 0;
+    for (const Flight& flight : flights_) {
+      count += flight.purpose == Purpose::kOp && flight.transfer == transfer;
+    }
+    return count;
+  }
+
+ private:
+  uint32_t depth_ = 0;
+  uint32_t used_ = 0;
+  uint64_t next_ = 1;
+  std::deque<Flight> flights_;
+};
+
+}  // namespace kvxfer::verbs
+
+#endif  // KVXFER_BACKENDS_VERBS_SEND_QUEUE_H_

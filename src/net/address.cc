@@ -1,0 +1,123 @@
+#include "src/net/address.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::net {
+namespace {
+
+constexpr std::string_view kForm = "1";
+constexpr size_t kMaxAddressText = 1024;
+
+absl::Status BadAddress(std::string_view why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("tcp address in the peer's metadata: ", ToAbsl(why)));
+}
+
+bool IsHex(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); }
+
+bool ParseIncarnation(absl::string_view hex, Incarnation& out) {
+  if (hex.size() != 2 * out.bytes.size() || !std::all_of(hex.begin(), hex.end(), IsHex)) {
+    return false;
+  }
+  const std::string raw = absl::HexStringToBytes(hex);
+  std::copy(raw.begin(), raw.end(), out.bytes.begin());
+  return true;
+}
+
+// For a wildcard listener: the default route's source for each family it takes, else what the
+// interfaces have, else loopback.
+std::vector<SocketAddress> AddressesOfThisHost(const SocketAddress& bound) {
+  std::vector<SocketAddress> out;
+  SocketAddress source;
+  if (DefaultRouteSource(AF_INET, source)) out.push_back(source);
+  if (bound.family() == AF_INET6 && DefaultRouteSource(AF_INET6, source)) out.push_back(source);
+  if (out.empty()) {
+    for (const SocketAddress& address : InterfaceAddresses()) {
+      const bool heard = address.family() == AF_INET || bound.family() == AF_INET6;
+      if (heard && out.size() < kMaxCandidates) out.push_back(address);
+    }
+  }
+  if (out.empty()) {
+    const char* loopback = bound.family() == AF_INET6 ? "[::1]" : "127.0.0.1";
+    absl::StatusOr<std::vector<SocketAddress>> list = Resolve(loopback, 0, Names::kNumericOnly);
+    if (list.ok()) out = *std::move(list);
+  }
+  for (SocketAddress& address : out) address.set_port(bound.port());
+  return out;
+}
+
+}  // namespace
+
+std::string EncodeAddress(const PeerAddress& address) {
+  std::string out = absl::StrCat(ToAbsl(kForm), ";", address.incarnation.ToString());
+  for (const SocketAddress& candidate : address.candidates) {
+    absl::StrAppend(&out, ";", candidate.ToString());
+  }
+  return out;
+}
+
+absl::StatusOr<PeerAddress> DecodeAddress(std::string_view text) {
+  if (text.size() > kMaxAddressText) return BadAddress("longer than 1024 bytes");
+  const std::vector<absl::string_view> parts = absl::StrSplit(ToAbsl(text), ';');
+  if (parts.front() != ToAbsl(kForm)) {
+    return BadAddress("not of a form known here; use the same kvxfer version on both sides");
+  }
+  if (parts.size() < 3 || parts.size() > 2 + kMaxCandidates) {
+    return BadAddress("it must hold an incarnation and 1 to 8 addresses");
+  }
+  PeerAddress out;
+  if (!ParseIncarnation(parts[1], out.incarnation)) return BadAddress("the incarnation is damaged");
+  for (size_t i = 2; i < parts.size(); ++i) {
+    absl::StatusOr<std::vector<SocketAddress>> one =
+        Resolve(ToStd(parts[i]), 0, Names::kNumericOnly);
+    if (!one.ok()) return one.status();
+    if (one->front().port() == 0 || one->front().IsWildcard()) {
+      return BadAddress(one->front().ToString() + " cannot be connected to");
+    }
+    out.candidates.push_back(one->front());
+  }
+  return out;
+}
+
+absl::StatusOr<std::vector<SocketAddress>> Advertised(const AgentOptions& options,
+                                                      const SocketAddress& bound) {
+  if (options.advertise.empty()) {
+    if (bound.IsWildcard()) return AddressesOfThisHost(bound);
+    return std::vector<SocketAddress>{bound};
+  }
+  absl::StatusOr<std::vector<SocketAddress>> out =
+      Resolve(options.advertise, bound.port(), Names::kResolve);
+  if (!out.ok()) return Annotate(out.status(), "`advertise` (KVXFER_ADVERTISE)");
+  for (SocketAddress& address : *out) {
+    if (address.IsWildcard()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`advertise` (KVXFER_ADVERTISE) is ", options.advertise,
+          ", which peers cannot connect to; name an address of this host, or leave it empty"));
+    }
+    if (address.port() == 0) address.set_port(bound.port());
+  }
+  if (out->size() > kMaxCandidates) out->resize(kMaxCandidates);
+  return out;
+}
+
+absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
+                           std::vector<SocketAddress>& candidates) {
+  if (self.SameHost(peer) && self.net_namespace == peer.net_namespace) return absl::OkStatus();
+  const std::string first = candidates.front().ToString();
+  std::erase_if(candidates, [](const SocketAddress& a) { return a.IsLoopback(); });
+  if (!candidates.empty()) return absl::OkStatus();
+  const char* where = self.SameHost(peer) ? " in another network namespace" : "";
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the peer on host ", peer.hostname, where, " advertises the loopback address ", first,
+      ", which host ", self.hostname,
+      " cannot reach; on the peer set `listen` (KVXFER_LISTEN) to an address of the network, or "
+      "`advertise` (KVXFER_ADVERTISE)"));
+}
+
+}  // namespace kvxfer::net

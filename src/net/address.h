@@ -1,0 +1,44 @@
+// What peers are told of where this agent listens, and what is made of it at the other side.
+//
+// The text is "1;<incarnation>;host:port[;host:port...]": the incarnation that listens there, and
+// the addresses to try, best first, numeric. Names in `advertise` are resolved where they are set.
+//
+// Thread-safety: plain values and functions without state.
+
+#ifndef KVXFER_NET_ADDRESS_H_
+#define KVXFER_NET_ADDRESS_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/net/socket.h"
+
+namespace kvxfer::net {
+
+struct PeerAddress {
+  Incarnation incarnation;
+  std::vector<SocketAddress> candidates;  // 1 to kMaxCandidates
+};
+
+inline constexpr size_t kMaxCandidates = 8;
+
+std::string EncodeAddress(const PeerAddress& address);
+// InvalidArgument says what is wrong with the text.
+absl::StatusOr<PeerAddress> DecodeAddress(std::string_view text);
+
+// The addresses peers are told, for a listener bound to `bound`. May block on DNS.
+absl::StatusOr<std::vector<SocketAddress>> Advertised(const AgentOptions& options,
+                                                      const SocketAddress& bound);
+
+// Drops loopback candidates when `peer` runs on another host or in another network namespace than
+// `self`; InvalidArgument, naming both hosts and the remedy, when nothing is left.
+absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
+                           std::vector<SocketAddress>& candidates);
+
+}  // namespace kvxfer::net
+
+#endif  // KVXFER_NET_ADDRESS_H_

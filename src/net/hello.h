@@ -1,0 +1,79 @@
+// How a stream to an agent begins, and what frames its control stream carries;
+// docs/wire-format-tcp.md has the tables. Little-endian. Decoding never trusts a length.
+//
+// Thread-safety: plain values and functions without state.
+
+#ifndef KVXFER_NET_HELLO_H_
+#define KVXFER_NET_HELLO_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/types.h"
+
+namespace kvxfer::net {
+
+inline constexpr uint16_t kStreamVersion = 2;
+inline constexpr uint32_t kMaxRails = 16;
+inline constexpr size_t kMaxMessageBytes = 256 * 1024;
+
+// Random per link: whoever knows it may join a data stream to that link.
+using LinkId = std::array<uint8_t, 16>;
+
+enum class Role : uint8_t { kControl = 1, kData = 2 };
+// The backend that is meant: each has a listener of its own.
+enum class Service : uint8_t { kTcp = 0, kVerbs = 1 };
+
+// The first bytes of every stream, from the side that connects.
+struct Preamble {
+  uint16_t version = kStreamVersion;
+  Role role = Role::kControl;
+  uint8_t rail = 0;    // of a data stream
+  uint8_t rails = 0;   // of the link, 1 to kMaxRails
+  Incarnation target;  // whom the connecting side means
+  LinkId link{};       // zero on the control stream
+  Service service = Service::kTcp;
+};
+inline constexpr size_t kPreambleBytes = 48;
+
+enum class Verdict : uint8_t { kJoin = 1, kWrongIncarnation = 2, kWrongVersion = 3 };
+
+// The accepting side's answer, on the control stream only.
+struct Welcome {
+  uint16_t version = kStreamVersion;
+  Verdict verdict = Verdict::kJoin;
+  LinkId link{};
+};
+inline constexpr size_t kWelcomeBytes = 32;
+
+// After preamble and welcome the control stream carries these, in both directions.
+enum class ControlKind : uint8_t {
+  kMessage = 1,  // one Endpoint::Send
+  kReady = 2,    // accepting side: the link is whole
+  kClosing = 3,  // the sender closes; the payload says why
+  kFrame = 4,    // what the two backends say to each other
+};
+struct ControlHead {
+  uint32_t bytes = 0;
+  ControlKind kind = ControlKind::kMessage;
+};
+inline constexpr size_t kControlHeadBytes = 8;
+
+void Encode(const Preamble& preamble, std::span<std::byte, kPreambleBytes> out);
+void Encode(const Welcome& welcome, std::span<std::byte, kWelcomeBytes> out);
+void Encode(const ControlHead& head, std::span<std::byte, kControlHeadBytes> out);
+
+// A preamble of another version decodes (with that version), so that it can be answered.
+absl::StatusOr<Preamble> DecodePreamble(std::span<const std::byte, kPreambleBytes> in);
+absl::StatusOr<Welcome> DecodeWelcome(std::span<const std::byte, kWelcomeBytes> in);
+absl::StatusOr<ControlHead> DecodeControlHead(std::span<const std::byte, kControlHeadBytes> in);
+
+// What decoders answer to bytes that make no sense.
+absl::Status Damaged(const char* what);
+
+}  // namespace kvxfer::net
+
+#endif  // KVXFER_NET_HELLO_H_

@@ -1,0 +1,44 @@
+// Sockets of a link that this side closed, kept until the peer has read why: closing them at once
+// would reset them, and the reset would overtake the last messages. Nothing that comes in is used.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_NET_LINGER_H_
+#define KVXFER_NET_LINGER_H_
+
+#include <string>
+#include <vector>
+
+#include "src/core/clock.h"
+#include "src/net/reactor.h"
+#include "src/net/socket.h"
+
+namespace kvxfer::net {
+
+class Linger final : public Watcher {
+ public:
+  static constexpr Duration kTimeout = std::chrono::seconds(1);
+
+  // `queued`: what the control stream has yet to send.
+  Linger(Reactor* reactor, Fd control, std::vector<Fd> data, std::string queued);
+  ~Linger() override;
+
+  // Sends, and looks for the peer's end, a bounded amount of both. True: over.
+  bool Work();
+  bool HasWork() const { return ready_; }
+  Time deadline() const { return deadline_; }
+  void OnReady(uint32_t) override { ready_ = true; }
+
+ private:
+  Reactor* const reactor_;
+  Fd control_;
+  std::vector<Fd> data_;
+  std::string queued_;
+  size_t sent_ = 0;
+  bool ready_ = true;
+  const Time deadline_;
+};
+
+}  // namespace kvxfer::net
+
+#endif  // KVXFER_NET_LINGER_H_

@@ -1,0 +1,30 @@
+// Where the tests' backends come from: the built-in ones, except that `verbs` runs over devices in
+// memory, unless KVXFER_TEST_VERBS is set, which says that there are real ones.
+#ifndef KVXFER_TESTS_SUPPORT_TEST_BACKENDS_H_
+#define KVXFER_TESTS_SUPPORT_TEST_BACKENDS_H_
+
+#include <memory>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "tests/support/verbs_fabric.h"
+
+namespace kvxfer::testing {
+
+bool RealVerbs();
+
+// Two RoCE devices of one port, in a subnet each, that all agents of this process share.
+VerbsFabric& SharedFabric();
+
+// As MakeBackend.
+absl::StatusOr<std::unique_ptr<Backend>> MakeTestBackend(std::string_view name,
+                                                         const BackendContext& context);
+
+// `verbs` over that fabric.
+absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsOver(VerbsFabric& fabric,
+                                                       const BackendContext& context);
+
+}  // namespace kvxfer::testing
+
+#endif  // KVXFER_TESTS_SUPPORT_TEST_BACKENDS_H_

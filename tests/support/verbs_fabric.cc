@@ -1,0 +1,417 @@
+#include "tests/support/verbs_fabric.h"
+
+#include <arpa/inet.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "tests/support/verbs_fabric_objects.h"
+
+namespace kvxfer::testing {
+namespace {
+
+constexpr uint64_t kChunk = 128 * 1024;
+constexpr Duration kNotReadyTimer = std::chrono::milliseconds(1);
+
+ibv_gid LinkLocal(uint8_t subnet, uint8_t host) {
+  ibv_gid gid{};
+  gid.raw[0] = 0xfe;
+  gid.raw[1] = 0x80;
+  gid.raw[14] = subnet;
+  gid.raw[15] = host;
+  return gid;
+}
+
+ibv_gid Mapped(uint8_t subnet, uint8_t host) {
+  ibv_gid gid{};
+  gid.raw[10] = gid.raw[11] = 0xff;
+  gid.raw[12] = 10;
+  gid.raw[13] = 77;
+  gid.raw[14] = subnet;
+  gid.raw[15] = host;
+  return gid;
+}
+
+}  // namespace
+
+const char* CallName(Call call) {
+  constexpr const char* kNames[] = {"ListDevices", "Open",          "QueryDevice", "QueryPort",
+                                    "QueryGid",    "QueryPkey",     "AllocPd",     "RegMr",
+                                    "DeregMr",     "CreateChannel", "CreateCq",    "CreateSrq",
+                                    "ArmSrqLimit", "CreateQp",      "ModifyQp",    "DestroyQp",
+                                    "PostSend",    "PostSrqRecv",   "PollCq",      "ReqNotify"};
+  return kNames[static_cast<size_t>(call)];
+}
+
+FabricPort RocePort(uint8_t subnet, uint8_t host) {
+  FabricPort port;
+  port.gids = {{0, IBV_GID_TYPE_ROCE_V1, LinkLocal(subnet, host)},
+               {1, IBV_GID_TYPE_ROCE_V2, LinkLocal(subnet, host)},
+               {4, IBV_GID_TYPE_ROCE_V1, Mapped(subnet, host)},
+               {5, IBV_GID_TYPE_ROCE_V2, Mapped(subnet, host)}};
+  return port;
+}
+
+FabricPort InfinibandPort(uint16_t lid, uint64_t subnet_prefix) {
+  FabricPort port;
+  port.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  port.lid = lid;
+  ibv_gid gid{};
+  gid.global.subnet_prefix = htobe64(subnet_prefix);
+  gid.global.interface_id = htobe64(0x0002c90300000000 + lid);
+  port.gids = {{0, IBV_GID_TYPE_IB, gid}};
+  return port;
+}
+
+VerbsFabric::VerbsFabric(std::vector<FabricDevice> devices) : devices_(std::move(devices)) {
+  thread_ = std::thread([this] { Run(); });
+}
+
+VerbsFabric::~VerbsFabric() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+int VerbsFabric::Find(const std::string& device) const {
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    if (devices_[i].name == device) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+FabricPort& VerbsFabric::Port(int device, uint8_t port) {
+  return devices_[static_cast<size_t>(device)].ports[port - 1u];
+}
+
+int VerbsFabric::Enter(Call call) {
+  const uint64_t number = ++calls_[static_cast<size_t>(call)];
+  const auto it = std::ranges::find_if(
+      planned_, [&](const Planned& p) { return p.call == call && p.at == number; });
+  if (it == planned_.end()) return 0;
+  const int error = it->error;
+  planned_.erase(it);
+  return error;
+}
+
+// --- the hardware --------------------------------------------------------------------------------
+
+void VerbsFabric::Run() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    const Time now = Now();
+    DeliverDelayed(now);
+    bool moved = false;
+    bool waits = !delayed_.empty();
+    if (!held_) {
+      for (auto& [number, qp] : qps_) {
+        const Step step = Progress(*qp, now);
+        moved = moved || step == Step::kMoved;
+        waits = waits || step == Step::kWaits;
+      }
+    }
+    if (moved) {
+      // Others are to get the lock between two chunks.
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+    } else if (waits) {
+      wake_.wait_for(lock, std::chrono::microseconds(500));
+    } else {
+      wake_.wait(lock);
+    }
+  }
+}
+
+bool VerbsFabric::Reachable(const Qp& qp, Qp*& remote) {
+  const auto it = qps_.find(qp.attr.dest_qp_num);
+  if (it == qps_.end()) return false;
+  remote = it->second;
+  if (remote->state != IBV_QPS_RTR && remote->state != IBV_QPS_RTS) return false;
+  if (remote->attr.dest_qp_num != qp.qp_num || remote->attr.rq_psn != qp.attr.sq_psn) return false;
+  const FabricPort& from = Port(static_cast<Context*>(qp.context)->index, qp.attr.port_num);
+  const FabricPort& to = Port(static_cast<Context*>(remote->context)->index, remote->attr.port_num);
+  if (from.state != IBV_PORT_ACTIVE || to.state != IBV_PORT_ACTIVE) return false;
+  if (from.network != to.network || from.link_layer != to.link_layer) return false;
+  if (qp.attr.ah_attr.is_global != 0) {
+    return std::ranges::any_of(to.gids, [&](const FabricGid& entry) {
+      return std::memcmp(&entry.gid, &qp.attr.ah_attr.grh.dgid, sizeof(ibv_gid)) == 0;
+    });
+  }
+  return qp.attr.ah_attr.dlid == to.lid;
+}
+
+bool VerbsFabric::CheckLocal(const Qp& qp, const Wqe& wqe) {
+  if (!wqe.inlined.empty()) return true;
+  return std::ranges::all_of(wqe.sges, [&](const ibv_sge& sge) {
+    const auto it = mrs_.find(sge.lkey);
+    if (it == mrs_.end() || it->second->pd != qp.pd) return false;
+    const auto base = reinterpret_cast<uint64_t>(it->second->addr);
+    return sge.addr >= base && sge.length <= it->second->length &&
+           sge.addr - base <= it->second->length - sge.length;
+  });
+}
+
+VerbsFabric::Mr* VerbsFabric::CheckRemote(const Qp& remote, const Wqe& wqe, int access) {
+  const auto it = mrs_.find(wqe.wr.wr.rdma.rkey);
+  if (it == mrs_.end() || it->second->pd != remote.pd || (it->second->access & access) == 0) {
+    return nullptr;
+  }
+  const auto base = reinterpret_cast<uint64_t>(it->second->addr);
+  const uint64_t at = wqe.wr.wr.rdma.remote_addr;
+  const bool inside =
+      at >= base && wqe.bytes <= it->second->length && at - base <= it->second->length - wqe.bytes;
+  return inside ? it->second : nullptr;
+}
+
+// Bytes [from, from + bytes) of a request, in its direction.
+void VerbsFabric::Copy(const Wqe& wqe, uint64_t from, uint64_t bytes) {
+  auto* remote = reinterpret_cast<std::byte*>(wqe.wr.wr.rdma.remote_addr) + from;
+  if (!wqe.inlined.empty()) {
+    std::memcpy(remote, wqe.inlined.data() + from, bytes);
+    return;
+  }
+  for (const ibv_sge& sge : wqe.sges) {
+    if (bytes == 0) return;
+    if (from >= sge.length) {
+      from -= sge.length;
+      continue;
+    }
+    const uint64_t part = std::min<uint64_t>(bytes, sge.length - from);
+    auto* local = reinterpret_cast<std::byte*>(sge.addr) + from;
+    if (wqe.wr.opcode == IBV_WR_RDMA_READ) {
+      std::memcpy(local, remote, part);
+    } else {
+      std::memcpy(remote, local, part);
+    }
+    remote += part;
+    bytes -= part;
+    from = 0;
+  }
+}
+
+VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
+  if (qp.requests.empty() || qp.state != IBV_QPS_RTS) return Step::kIdle;
+  Wqe& wqe = qp.requests.front();
+  if (wqe.retry_at > now) return Step::kWaits;
+  Qp* remote = nullptr;
+  if (wqe.waits_ack || !Reachable(qp, remote)) {
+    if (wqe.give_up == Time{}) wqe.give_up = now + retry_time_;
+    if (now < wqe.give_up) return Step::kWaits;
+    Finish(qp, IBV_WC_RETRY_EXC_ERR);
+    return Step::kMoved;
+  }
+  wqe.give_up = Time{};
+  if (!CheckLocal(qp, wqe)) {
+    Finish(qp, IBV_WC_LOC_PROT_ERR);
+    return Step::kMoved;
+  }
+  const bool read = wqe.wr.opcode == IBV_WR_RDMA_READ;
+  const int access = read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+  if (wqe.bytes > 0 && CheckRemote(*remote, wqe, access) == nullptr) {
+    RaiseLocked(*static_cast<Context*>(remote->context),
+                {.element = {.qp = remote}, .event_type = IBV_EVENT_QP_ACCESS_ERR});
+    SetError(*remote);
+    Finish(qp, IBV_WC_REM_ACCESS_ERR);
+    return Step::kMoved;
+  }
+  const bool tells = wqe.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+  auto* srq = static_cast<Srq*>(remote->srq);
+  if (tells && srq->receives.empty()) {
+    ++not_ready_;
+    wqe.retry_at = now + kNotReadyTimer;
+    return Step::kWaits;
+  }
+  const uint64_t part = std::min(kChunk, wqe.bytes - wqe.done);
+  if (part > 0) Copy(wqe, wqe.done, part);
+  wqe.done += part;
+  if (wqe.done < wqe.bytes) return Step::kMoved;
+  if (tells) {
+    ibv_wc wc{};
+    wc.wr_id = srq->receives.front();
+    wc.status = IBV_WC_SUCCESS;
+    wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+    wc.byte_len = static_cast<uint32_t>(wqe.bytes);
+    wc.imm_data = wqe.wr.imm_data;
+    wc.qp_num = remote->qp_num;
+    wc.wc_flags = IBV_WC_WITH_IMM;
+    srq->receives.pop_front();
+    Enqueue(*static_cast<Cq*>(remote->recv_cq), wc);
+    if (srq->limit != 0 && srq->receives.size() < srq->limit) {
+      srq->limit = 0;
+      RaiseLocked(*static_cast<Context*>(remote->context),
+                  {.element = {.srq = srq}, .event_type = IBV_EVENT_SRQ_LIMIT_REACHED});
+    }
+  }
+  const bool signalled = qp.all_signalled || (wqe.wr.send_flags & IBV_SEND_SIGNALED) != 0;
+  if (signalled && lose_acks_ > 0) {
+    --lose_acks_;
+    wqe.waits_ack = true;
+    return Step::kWaits;
+  }
+  Finish(qp, IBV_WC_SUCCESS);
+  return Step::kMoved;
+}
+
+// The first request of `qp` is over.
+void VerbsFabric::Finish(Qp& qp, ibv_wc_status status) {
+  const Wqe wqe = std::move(qp.requests.front());
+  qp.requests.pop_front();
+  const bool signalled = qp.all_signalled || (wqe.wr.send_flags & IBV_SEND_SIGNALED) != 0;
+  ibv_wc wc{};
+  wc.wr_id = wqe.wr.wr_id;
+  wc.status = status;
+  wc.qp_num = qp.qp_num;
+  wc.vendor_err = status == IBV_WC_SUCCESS ? 0 : 0x88;
+  if (status == IBV_WC_SUCCESS && signalled && lose_completions_ > 0) {
+    --lose_completions_;
+    return;
+  }
+  if (signalled || status != IBV_WC_SUCCESS) {
+    Push(*static_cast<Cq*>(qp.send_cq), wc, Now() + completion_delay_);
+  }
+  if (status != IBV_WC_SUCCESS) SetError(qp);
+}
+
+void VerbsFabric::SetError(Qp& qp) {
+  qp.state = IBV_QPS_ERR;
+  while (!qp.requests.empty()) {
+    ibv_wc wc{};
+    wc.wr_id = qp.requests.front().wr.wr_id;
+    wc.status = IBV_WC_WR_FLUSH_ERR;
+    wc.qp_num = qp.qp_num;
+    wc.vendor_err = 0xf5;
+    qp.requests.pop_front();
+    Push(*static_cast<Cq*>(qp.send_cq), wc, Now() + completion_delay_);
+  }
+}
+
+void VerbsFabric::Push(Cq& cq, const ibv_wc& wc, Time ready) {
+  if (completion_delay_ == Duration{} && delayed_.empty()) return Enqueue(cq, wc);
+  delayed_.push_back({ready, &cq, wc});
+}
+
+void VerbsFabric::DeliverDelayed(Time now) {
+  while (!delayed_.empty() && delayed_.front().ready <= now) {
+    const Delayed delayed = delayed_.front();
+    delayed_.pop_front();
+    Enqueue(*delayed.cq, delayed.wc);
+  }
+}
+
+void VerbsFabric::Enqueue(Cq& cq, const ibv_wc& wc) {
+  if (cq.entries.size() >= static_cast<size_t>(cq.cqe)) {
+    ++overruns_;
+    return;
+  }
+  ++completions_;
+  cq.entries.push_back(wc);
+  if (!cq.armed || cq.channel == nullptr) return;
+  cq.armed = false;
+  auto* channel = static_cast<Channel*>(cq.channel);
+  channel->events.push_back(&cq);
+  ::eventfd_write(channel->fd, 1);
+}
+
+void VerbsFabric::RaiseLocked(Context& context, const ibv_async_event& event) {
+  context.events.push_back(event);
+  ::eventfd_write(context.async_fd, 1);
+}
+
+// --- what goes wrong, and what happened ----------------------------------------------------------
+
+void VerbsFabric::FailCall(Call call, uint64_t n, int error) {
+  std::lock_guard lock(mutex_);
+  planned_.push_back({call, calls_[static_cast<size_t>(call)] + n, error});
+}
+
+uint64_t VerbsFabric::calls(Call call) {
+  std::lock_guard lock(mutex_);
+  return calls_[static_cast<size_t>(call)];
+}
+
+void VerbsFabric::SetPort(const std::string& device, uint8_t port, bool up, bool tell) {
+  std::lock_guard lock(mutex_);
+  const int index = Find(device);
+  Port(index, port).state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+  for (Context* context : contexts_) {
+    if (!tell || context->index != index) continue;
+    RaiseLocked(*context, {.element = {.port_num = port},
+                           .event_type = up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR});
+  }
+  wake_.notify_all();
+}
+
+void VerbsFabric::SetNetwork(const std::string& device, uint8_t port, int network) {
+  std::lock_guard lock(mutex_);
+  Port(Find(device), port).network = network;
+  wake_.notify_all();
+}
+
+void VerbsFabric::Raise(const std::string& device, ibv_event_type type, uint8_t port) {
+  std::lock_guard lock(mutex_);
+  for (Context* context : contexts_) {
+    if (context->index != Find(device)) continue;
+    RaiseLocked(*context, {.element = {.port_num = port}, .event_type = type});
+  }
+}
+
+void VerbsFabric::LoseCompletions(uint64_t n) {
+  std::lock_guard lock(mutex_);
+  lose_completions_ = n;
+}
+
+void VerbsFabric::LoseAcks(uint64_t n) {
+  std::lock_guard lock(mutex_);
+  lose_acks_ = n;
+}
+
+void VerbsFabric::DelayCompletions(Duration delay) {
+  std::lock_guard lock(mutex_);
+  completion_delay_ = delay;
+}
+
+void VerbsFabric::Hold(bool held) {
+  std::lock_guard lock(mutex_);
+  held_ = held;
+  wake_.notify_all();
+}
+
+void VerbsFabric::SetRetryTime(Duration time) {
+  std::lock_guard lock(mutex_);
+  retry_time_ = time;
+}
+
+size_t VerbsFabric::live_objects() {
+  std::lock_guard lock(mutex_);
+  return live_;
+}
+uint64_t VerbsFabric::overruns() {
+  std::lock_guard lock(mutex_);
+  return overruns_;
+}
+uint64_t VerbsFabric::doorbells() {
+  std::lock_guard lock(mutex_);
+  return doorbells_;
+}
+uint64_t VerbsFabric::requests() {
+  std::lock_guard lock(mutex_);
+  return requests_;
+}
+uint64_t VerbsFabric::completions() {
+  std::lock_guard lock(mutex_);
+  return completions_;
+}
+uint64_t VerbsFabric::not_ready() {
+  std::lock_guard lock(mutex_);
+  return not_ready_;
+}
+
+}  // namespace kvxfer::testing
