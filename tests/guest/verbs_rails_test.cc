@@ -24,7 +24,7 @@ using std::chrono::seconds;
 
 constexpr Shape kShape{.block_bytes = 16 * 1024, .ids = 40, .gap = 64};
 
-void Run(const std::string& command) { ASSERT_EQ(std::system(command.c_str()), 0) << command; }
+void Shell(const std::string& command) { ASSERT_EQ(std::system(command.c_str()), 0) << command; }
 
 uint64_t PacketsSent(const std::string& device) {
   uint64_t packets = 0;
@@ -37,8 +37,8 @@ class VerbsRails : public ::testing::Test {
   void TearDown() override {
     for (int i = 0; i < 4; ++i) {
       const std::string netdev = "rdma" + std::to_string(i);
-      Run("tc qdisc del dev " + netdev + " root 2>/dev/null || true");
-      Run("ip link set " + netdev + " up");
+      Shell("tc qdisc del dev " + netdev + " root 2>/dev/null || true");
+      Shell("ip link set " + netdev + " up");
     }
   }
 
@@ -56,7 +56,8 @@ class VerbsRails : public ::testing::Test {
   }
 
   void Start(const AgentOptions& a, const AgentOptions& b) {
-    const Flavour flavour{.name = "Verbs", .backend = "verbs", .memory = MemoryType::kAttached};
+    const Flavour flavour{
+        .name = "Verbs", .backend = "verbs", .memory = MemoryType::kAttached, .faults = {}};
     ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(flavour, a, b, kShape.memory_bytes()));
   }
 
@@ -96,14 +97,14 @@ TEST_F(VerbsRails, ALinkThatGoesDownInMidTransferIsDoneWithoutAndUsedAgainOnceIt
   ASSERT_TRUE(Eventually(kAmple, [&] { return RailsUp() == 2; }));
   std::thread cutter([] {
     std::this_thread::sleep_for(milliseconds(15));
-    Run("ip link set rdma0 down");
+    Shell("ip link set rdma0 down");
   });
   for (uint64_t number = 2; number < 22; ++number) ASSERT_NO_FATAL_FAILURE(Move(number));
   cutter.join();
   ASSERT_NO_FATAL_FAILURE(Move(22));
   EXPECT_EQ(RailsUp(), 1u);
   const uint64_t before = PacketsSent("rxe0");
-  Run("ip link set rdma0 up");
+  Shell("ip link set rdma0 up");
   const Time up = Now();
   ASSERT_TRUE(Eventually(kAmple, [&] { return RailsUp() == 2; }));
   std::printf("rail up again %.0f ms after its link\n", Milliseconds(Now() - up));
@@ -114,10 +115,10 @@ TEST_F(VerbsRails, ALinkThatGoesDownInMidTransferIsDoneWithoutAndUsedAgainOnceIt
 TEST_F(VerbsRails, BothLinksDownAndUpAgainIsWaitedFor) {
   ASSERT_NO_FATAL_FAILURE(Start(Options("a", {"rxe0", "rxe2"}), Options("b", {"rxe1", "rxe3"})));
   ASSERT_NO_FATAL_FAILURE(Move(1));
-  Run("ip link set rdma0 down && ip link set rdma2 down");
+  Shell("ip link set rdma0 down && ip link set rdma2 down");
   std::thread mender([] {
     std::this_thread::sleep_for(seconds(2));
-    Run("ip link set rdma2 up");
+    Shell("ip link set rdma2 up");
   });
   ASSERT_NO_FATAL_FAILURE(Move(2));
   mender.join();
@@ -174,8 +175,8 @@ TEST_P(VerbsLoss, EveryByteComesAndIsToldOnceAndInOrder) {
   ASSERT_NO_FATAL_FAILURE(Start(Options("a", {"rxe0", "rxe2"}), Options("b", {"rxe1", "rxe3"})));
   ASSERT_NO_FATAL_FAILURE(Move(1));
   for (int i = 0; i < 4; ++i) {
-    Run("tc qdisc add dev rdma" + std::to_string(i) + " root netem loss " +
-        std::to_string(GetParam()) + "%");
+    Shell("tc qdisc add dev rdma" + std::to_string(i) + " root netem loss " +
+          std::to_string(GetParam()) + "%");
   }
   for (uint64_t number = 2; number < 22; ++number) ASSERT_NO_FATAL_FAILURE(Move(number));
 }
