@@ -95,8 +95,8 @@ def _raw_shm(name, kind, mode, threads=1, spin=False):
     return Contestant(name, kind, "raw_shm", mode, threads, spin=spin)
 
 
-def _kvxfer(name, mode, connections=1, spin=False):
-    return Contestant(name, KVXFER, "kvxfer", mode, 1, connections, spin)
+def _kvxfer(name, mode, connections=1, spin=False, threads=1):
+    return Contestant(name, KVXFER, "kvxfer", mode, threads, connections, spin)
 
 
 _SLEEPING_TCP = (_kvxfer("kvxfer tcp", "tcp", 2), _raw_tcp("blocking ping-pong", LIMIT, "gather-reno"))
@@ -123,6 +123,11 @@ GROUPS = (
         _kvxfer("kvxfer attached", "attached"),
         _raw_shm("raw process_vm_writev", LIMIT, "attached"),
         _raw_shm("raw process_vm_writev, 2 threads", REFERENCE, "attached", 2),
+        *_NIXL_SM, *_UCX_ANY)),
+    # What a peer reaches that copies on both sides, so on two cores.
+    Group("shm-attached-2", "Shared memory, any memory of the target, two copying threads", (
+        _kvxfer("kvxfer attached, 2 threads", "attached", threads=2),
+        _raw_shm("raw process_vm_writev, 2 threads", LIMIT, "attached", 2),
         *_NIXL_SM, *_UCX_ANY)),
     Group("ping-tcp", "4 KiB and answer over TCP, nobody spins", _SLEEPING_TCP, ping=True),
     Group("ping-shm", "4 KiB and answer over shared memory, nobody spins", _SLEEPING_SHM,

@@ -86,6 +86,10 @@ struct AgentOptions {
   // Transfers of fewer bytes stay on one rail, as long as it takes them: a second lane costs the
   // target one more count, and the initiator one more write.
   uint64_t stripe_from = 256 * 1024;
+  // Threads that share large copies to and from attached memory (shm), 1 to 8; 0: 2 where 4 CPUs
+  // are usable, else 1. More than one takes their CPUs from the application for as long as copies
+  // last.
+  uint32_t shm_copy_threads = 0;
 
   // Each at most a year.
   Duration heartbeat = std::chrono::milliseconds(500);  // between pings on a connection in use
@@ -107,12 +111,12 @@ struct AgentOptions {
 };
 
 // Defaults changed by KVXFER_NAME, KVXFER_BACKENDS (comma separated), KVXFER_LISTEN,
-// KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_REQUIRE_BACKENDS, KVXFER_SPIN_US, and of
-// VerbsOptions KVXFER_VERBS_DEVICES and KVXFER_VERBS_FABRICS (comma separated),
-// KVXFER_VERBS_LISTEN, KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY, KVXFER_VERBS_SERVICE_LEVEL,
-// KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT, KVXFER_VERBS_RETRY_COUNT,
-// KVXFER_VERBS_RNR_TIMER, KVXFER_VERBS_QUEUE_DEPTH, KVXFER_VERBS_RECEIVE_DEPTH,
-// KVXFER_VERBS_MAX_INLINE, KVXFER_VERBS_STALL_TIMEOUT_MS.
+// KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS,
+// KVXFER_SPIN_US, and of VerbsOptions KVXFER_VERBS_DEVICES and KVXFER_VERBS_FABRICS (comma
+// separated), KVXFER_VERBS_LISTEN, KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY,
+// KVXFER_VERBS_SERVICE_LEVEL, KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT,
+// KVXFER_VERBS_RETRY_COUNT, KVXFER_VERBS_RNR_TIMER, KVXFER_VERBS_QUEUE_DEPTH,
+// KVXFER_VERBS_RECEIVE_DEPTH, KVXFER_VERBS_MAX_INLINE, KVXFER_VERBS_STALL_TIMEOUT_MS.
 // InvalidArgument names the variable that does not parse.
 absl::StatusOr<AgentOptions> OptionsFromEnvironment();
 

@@ -46,6 +46,10 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("tcp_streams must be 1 to 16, is ", options.tcp_streams));
   }
+  if (options.shm_copy_threads > 8) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shm_copy_threads must be 0 to 8, is ", options.shm_copy_threads));
+  }
   if (options.loopback_rails < 1 || options.loopback_rails > 16) {
     return absl::InvalidArgumentError(
         absl::StrCat("loopback_rails must be 1 to 16, is ", options.loopback_rails));

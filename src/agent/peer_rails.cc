@@ -44,7 +44,10 @@ void Peer::LearnRails(Link& link) {
 }
 
 void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
-  if (rail >= link.lives.size() || link.lives[rail].state != RailLife::State::kUp) return;
+  if (rail >= link.lives.size()) return;
+  // Also one that never came up.
+  const RailLife::State state = link.lives[rail].state;
+  if (state != RailLife::State::kUp && state != RailLife::State::kReopening) return;
   link.choice.SetUp(rail, false);
   link.lives[rail] = {.state = RailLife::State::kFenceDue, .since = Now(), .why = why};
   ++link.fences_due;

@@ -1,6 +1,5 @@
 #include "src/agent/progress_loop.h"
 
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <span>
 #include <utility>
 
+#include "src/core/cpus.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
@@ -39,12 +39,6 @@ uint64_t Readable(std::span<const epoll_event> events) {
   uint64_t readable = 0;
   for (const epoll_event& event : events) readable |= uint64_t{1} << event.data.u32;
   return readable;
-}
-
-int UsableCpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 int EpollTimeout(Time until) {

@@ -99,11 +99,20 @@ absl::StatusOr<std::vector<PagedRegion>> GetRegions(const Json& object, const ch
 Json ToJson(const Explanation& explanation) {
   Json paths = Json::array();
   for (const PathExplanation& path : explanation.paths) {
+    Json rails = Json::array();
+    for (const RailExplanation& rail : path.each_rail) {
+      rails.push_back({{"name", rail.name},
+                       {"up", rail.up},
+                       {"bytes_per_second", rail.bytes_per_second},
+                       {"down_for_ns", rail.down_for.count()},
+                       {"why", rail.why}});
+    }
     paths.push_back({{"backend", path.backend},
                      {"usable", path.usable},
                      {"chosen", path.chosen},
                      {"connected", path.connected},
                      {"rails", path.rails},
+                     {"each_rail", std::move(rails)},
                      {"why", path.why}});
   }
   return {{"peer", explanation.peer},

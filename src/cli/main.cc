@@ -1,4 +1,4 @@
-// `kvxfer`: demo, serve, ping, bench, explain. docs/cli.md is the user's page.
+// `kvxfer`: demo, serve, ping, bench, explain, topo, doctor. docs/cli.md is the user's page.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -44,6 +44,8 @@ int Main(int argc, char** argv) {
   AddPing(app, action);
   AddBench(app, action);
   AddExplain(app, action);
+  AddTopo(app, action);
+  AddDoctor(app, action);
   AddDemoWorker(app, action);
   AddBenchWorker(app, action);
   // CLI11 reports by exception; it goes no further than here.

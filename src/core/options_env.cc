@@ -19,6 +19,7 @@ namespace kvxfer {
 namespace {
 
 constexpr int64_t kMaxTcpStreams = 16;
+constexpr int64_t kMaxCopyThreads = 8;
 constexpr int64_t kMaxSpinMicroseconds = 1'000'000;
 
 std::string_view Value(const char* variable) {
@@ -111,6 +112,9 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
   status.Update(ReadNumber("KVXFER_TCP_STREAMS", 1, kMaxTcpStreams, streams));
   options.tcp_streams = static_cast<uint32_t>(streams);
 
+  int64_t copy_threads = options.shm_copy_threads;
+  status.Update(ReadNumber("KVXFER_SHM_COPY_THREADS", 0, kMaxCopyThreads, copy_threads));
+  options.shm_copy_threads = static_cast<uint32_t>(copy_threads);
   status.Update(ReadVerbs(options.verbs));
 
   // -1 is the adaptive spin of AgentOptions.

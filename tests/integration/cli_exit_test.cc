@@ -37,7 +37,24 @@ TEST(Usage, IsExitStatusTwoAndOneLine) {
       {"ping", "host:99999"},
       {"ping", "--count", "0"},
       {"explain"},
-      {"serve", "--listen", "[::1"}};
+      {"serve", "--listen", "[::1"},
+      {"topo", "--fixture", "no-such-host"},
+      {"topo", "--root", "/no/such/folder"},
+      {"topo", "--root", "/usr"},
+      {"topo", "--root", "/", "--fixture", "dgx-h100"},
+      {"topo", "--fixture", "dgx-h100", "--ports", "mlx5_99"},
+      {"topo", "--fixture", "dgx-h100", "--ports", "mlx5_0,,"},
+      {"topo", "--fixture", "dgx-h100", "--fabric", "compute"},
+      {"topo", "--fixture", "plain-vm", "--ports", "mlx5_0"},
+      {"topo", "dgx-h100"},
+      {"doctor", "--root", "/no/such/folder"},
+      {"doctor", "--root", "/usr"},
+      {"doctor", "--fixture", "no-such-host"},
+      {"doctor", "--fabric", "Fabric1=no-such-port"},
+      {"doctor", "--backend", "tcp"},
+      {"doctor", "127.0.0.1:1", "--root", "/"},
+      {"doctor", "127.0.0.1:1", "--backend", "carrier-pigeon"},
+      {"doctor", "host:99999"}};
   for (const auto& arguments : cases) {
     const Result result = RunProgram(arguments);
     EXPECT_EQ(result.status, ExitStatus::kUsage) << ::testing::PrintToString(arguments);
@@ -50,7 +67,7 @@ TEST(Usage, IsExitStatusTwoAndOneLine) {
 
 TEST(Unreachable, IsExitStatusThree) {
   // Port 1 of loopback: nothing listens there.
-  for (const char* command : {"ping", "bench", "explain"}) {
+  for (const char* command : {"ping", "bench", "explain", "doctor"}) {
     const Result result = RunProgram({command, "127.0.0.1:1"});
     EXPECT_EQ(result.status, ExitStatus::kUnreachable);
     EXPECT_NE(result.err.find("127.0.0.1:1"), std::string::npos) << result.err;

@@ -110,6 +110,8 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   options.name = name;
   options.backends = {flavour.backend};
   options.faults = flavour.faults;
+  // Also where there are few CPUs: whether it is right does not hang on how many there are.
+  options.shm_copy_threads = 2;
   options.tcp_streams = flavour.rails;
   options.loopback_rails = flavour.rails;
   // An emulated device answers late.

@@ -109,6 +109,9 @@ TEST(BadOptions, Create) {
   EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"tcp_streams"}));
   options.tcp_streams = 17;
   EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"tcp_streams"}));
+  options.tcp_streams = 2;
+  options.shm_copy_threads = 9;
+  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"shm_copy_threads"}));
 }
 
 // Expect that no duration is so long that the moment it ends at cannot be told.

@@ -15,8 +15,8 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr const char* kVariables[] = {
-    "KVXFER_NAME",        "KVXFER_BACKENDS",         "KVXFER_LISTEN",  "KVXFER_ADVERTISE",
-    "KVXFER_TCP_STREAMS", "KVXFER_REQUIRE_BACKENDS", "KVXFER_SPIN_US",
+    "KVXFER_NAME",        "KVXFER_BACKENDS",         "KVXFER_LISTEN",           "KVXFER_ADVERTISE",
+    "KVXFER_TCP_STREAMS", "KVXFER_SHM_COPY_THREADS", "KVXFER_REQUIRE_BACKENDS", "KVXFER_SPIN_US",
 };
 
 // Starts from an environment without any of the variables and gives back what was there.
@@ -59,6 +59,7 @@ TEST_F(OptionsEnvTest, AnEmptyEnvironmentGivesTheDefaults) {
   EXPECT_EQ(options->listen, defaults.listen);
   EXPECT_EQ(options->advertise, "");
   EXPECT_EQ(options->tcp_streams, defaults.tcp_streams);
+  EXPECT_EQ(options->shm_copy_threads, defaults.shm_copy_threads);
   EXPECT_EQ(options->spin, defaults.spin);
 }
 
@@ -69,6 +70,7 @@ TEST_F(OptionsEnvTest, EveryVariableIsRead) {
   Set("KVXFER_LISTEN", "[::]:7471");
   Set("KVXFER_ADVERTISE", "10.0.0.2");
   Set("KVXFER_TCP_STREAMS", "16");
+  Set("KVXFER_SHM_COPY_THREADS", "8");
   Set("KVXFER_SPIN_US", "50");
   const auto options = OptionsFromEnvironment();
   ASSERT_TRUE(options.ok()) << options.status();
@@ -78,6 +80,7 @@ TEST_F(OptionsEnvTest, EveryVariableIsRead) {
   EXPECT_EQ(options->listen, "[::]:7471");
   EXPECT_EQ(options->advertise, "10.0.0.2");
   EXPECT_EQ(options->tcp_streams, 16u);
+  EXPECT_EQ(options->shm_copy_threads, 8u);
   EXPECT_EQ(options->spin, microseconds(50));
 }
 
@@ -105,6 +108,7 @@ TEST_F(OptionsEnvTest, WhatDoesNotParseIsRefusedByName) {
   for (const char* bad : {"0", "17", "-1", "two", "2x", "99999999999999999999"}) {
     ExpectRefused("KVXFER_TCP_STREAMS", bad);
   }
+  for (const char* bad : {"9", "-1", "two"}) ExpectRefused("KVXFER_SHM_COPY_THREADS", bad);
   for (const char* bad : {"-2", "1000001", "1.5", "fast"}) ExpectRefused("KVXFER_SPIN_US", bad);
   for (const char* bad : {",", "tcp,", ",tcp", "shm,,tcp", " "}) {
     ExpectRefused("KVXFER_BACKENDS", bad);

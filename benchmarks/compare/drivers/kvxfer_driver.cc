@@ -46,6 +46,7 @@ class Kvxfer : public Contestant {
     options.backends = {config.mode == "tcp" ? "tcp" : "shm"};
     options.require_backends = options.backends;
     if (config.mode == "tcp") options.tcp_streams = static_cast<uint32_t>(config.connections);
+    options.shm_copy_threads = static_cast<uint32_t>(config.threads);
     options.spin = config.spin ? milliseconds(1) : milliseconds(0);
     agent_ = Require(kvxfer::Agent::Create(options));
     Require(agent_->RegisterMemory(span, kvxfer::Access::kReadWrite).status());

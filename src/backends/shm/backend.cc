@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "src/backends/shm/factory.h"
+#include "src/core/cpus.h"
 #include "src/core/log.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
@@ -33,11 +34,18 @@ constexpr int kAcceptsPerPoll = 16;
 // Some 50 us: what copies keep Poll from anything else, but for a slice of attached memory.
 constexpr size_t kCopiedPerPoll = 2 * kSliceBytes;
 constexpr int kAcceptPauseMs = 100;
+// With fewer CPUs a copying thread is in the way of the application it copies for.
+constexpr int kSharedCopyCpus = 4;
+
+uint32_t CopyThreads(uint32_t asked) {
+  return asked != 0 ? asked : UsableCpus() >= kSharedCopyCpus ? 2 : 1;
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext& context) {
-  std::unique_ptr<ShmBackend> backend(new ShmBackend());
+  std::unique_ptr<ShmBackend> backend(
+      new ShmBackend(CopyThreads(context.options.shm_copy_threads)));
   backend->capabilities_ = {.arrival = Arrival::kCopied,
                             .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kHost),
                             .rail_keeps_order = true,

@@ -36,7 +36,7 @@ class ShmBackend final : public Backend, private Watcher, private RegistrationOw
   int wait_fd() const override { return hub_.poller.fd(); }
 
  private:
-  ShmBackend() = default;
+  explicit ShmBackend(uint32_t copy_threads) : hub_(copy_threads) {}
   absl::Status Listen(const Incarnation& incarnation);
   absl::Status MakeProbeFile();
   absl::Status MakeBell();

@@ -173,15 +173,18 @@ size_t Copier::CopyMapped(Queued& queued, size_t budget) {
 
 // Attached runs from the front of the queue on, over the ops of one kind.
 void Copier::FillBatch() {
-  batch_->Clear();
+  crew_->Begin(queued_bytes_);
   for (const Queued& queued : queue_) {
     if (queued.op.kind != queue_.front().op.kind) return;
     uint64_t offset = queued.offset;
     for (const Run& run : queued.op.runs.subspan(queued.run)) {
-      if (batch_->bytes() == kAttachedSliceBytes || KeyOf(run)->mapped()) return;
-      const uint64_t bytes =
-          std::min<uint64_t>(run.bytes - offset, kAttachedSliceBytes - batch_->bytes());
-      if (bytes > 0 && !batch_->Add(run.local + offset, run.remote + offset, bytes)) return;
+      if (KeyOf(run)->mapped()) return;
+      while (offset < run.bytes) {
+        const uint64_t taken =
+            crew_->Add(run.local + offset, run.remote + offset, run.bytes - offset);
+        if (taken == 0) return;
+        offset += taken;
+      }
       offset = 0;
     }
   }
@@ -226,7 +229,7 @@ absl::StatusOr<size_t> Copier::MoveBatch(OpKind kind) const {
   absl::Status same;
   if (kind == OpKind::kWrite) same = CheckProbe(pid, probe_address_, probe_value_);
   if (!same.ok()) return same;
-  absl::StatusOr<size_t> moved = batch_->Move(kind, pid);
+  absl::StatusOr<size_t> moved = crew_->Move(kind, pid);
   if (kind == OpKind::kRead || !moved.ok()) same = CheckProbe(pid, probe_address_, probe_value_);
   if (!same.ok()) return same;
   return moved;

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
-#include "src/backends/shm/attach.h"
+#include "src/backends/shm/attach_crew.h"
 #include "src/backends/shm/event_queue.h"
 #include "src/backends/shm/process.h"
 
@@ -22,16 +22,13 @@ namespace kvxfer::shm {
 inline constexpr size_t kMaxOpBytes = 1024 * 1024;
 inline constexpr size_t kMaxOpRuns = 1024;
 inline constexpr size_t kSliceBytes = 256 * 1024;  // copied between two looks at anything else
-// The same for attached memory, 0.3 to 0.6 ms, over several ops where they are small: each call to
-// the kernel comes with two that see whether the peer is still there.
-inline constexpr size_t kAttachedSliceBytes = 2 * 1024 * 1024;
 
 class Copier {
  public:
-  // All pointers outlive the copier. Completions of `endpoint` go to `events`; `batch` is scratch
-  // that all copiers of a backend share.
-  Copier(Endpoint* endpoint, EventQueue* events, AttachBatch* batch)
-      : endpoint_(endpoint), events_(events), batch_(batch) {}
+  // All pointers outlive the copier. Completions of `endpoint` go to `events`; `crew` is
+  // shared by all copiers of a backend.
+  Copier(Endpoint* endpoint, EventQueue* events, AttachCrew* crew)
+      : endpoint_(endpoint), events_(events), crew_(crew) {}
 
   // Must come before the first op. `socket`: the connection's, borrowed.
   void SetPeer(const PeerProcess* peer, int socket) {
@@ -47,8 +44,8 @@ class Copier {
   }
 
   size_t Post(std::span<const Op> ops);
-  // Copies up to `budget` bytes, or where the next are attached at most a slice of those; returns
-  // how many.
+  // Copies up to `budget` bytes, or where the next are attached at most a slice of those a thread;
+  // returns how many.
   size_t Step(size_t budget);
   bool idle() const { return queue_.empty(); }
 
@@ -79,7 +76,7 @@ class Copier {
 
   Endpoint* const endpoint_;
   EventQueue* const events_;
-  AttachBatch* const batch_;
+  AttachCrew* const crew_;
   const PeerProcess* peer_ = nullptr;
   int socket_ = -1;
   uint64_t probe_address_ = 0;

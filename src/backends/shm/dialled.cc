@@ -79,7 +79,7 @@ absl::Status ProbeMapped(const Channel::Frame& frame, uint64_t value) {
 }  // namespace
 
 DialledEndpoint::DialledEndpoint(Hub* hub, UniqueFd socket)
-    : ShmEndpoint(hub, std::move(socket)), copier_(this, &hub->events, &hub->batch) {}
+    : ShmEndpoint(hub, std::move(socket)), copier_(this, &hub->events, &hub->crew) {}
 
 DialledEndpoint::~DialledEndpoint() {
   if (busy_) std::erase(hub_->busy, this);

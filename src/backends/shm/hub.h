@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kvxfer/backend.h"
-#include "src/backends/shm/attach.h"
+#include "src/backends/shm/attach_crew.h"
 #include "src/backends/shm/event_queue.h"
 #include "src/backends/shm/poller.h"
 #include "src/backends/shm/regions.h"
@@ -21,11 +21,13 @@ class DialledEndpoint;
 class ShmEndpoint;
 
 struct Hub {
+  explicit Hub(uint32_t copy_threads) : crew(copy_threads) {}
+
   HostIdentity host;  // of this process
   Poller poller;
   EventQueue events;
   SharedFiles files;
-  AttachBatch batch;
+  AttachCrew crew;
   UniqueFd probe_file;       // a sealed memfd whose first u64 is
   uint64_t probe_value = 0;  // random
   // Accepted, but not yet said who they are; handed to the agent once they have.

@@ -1,0 +1,278 @@
+#include "src/cli/doctor_peer.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "src/cli/agent_setup.h"
+#include "src/cli/bootstrap.h"
+#include "src/cli/doctor_view.h"
+#include "src/cli/host_port.h"
+#include "src/cli/kv_cache.h"
+#include "src/cli/round_trip.h"
+#include "src/cli/stats.h"
+#include "src/cli/text_grid.h"
+#include "src/cli/units.h"
+#include "src/core/clock.h"
+
+namespace kvxfer::cli {
+namespace {
+
+constexpr Duration kPatience = std::chrono::seconds(5);
+constexpr uint64_t kPingBytes = 64;
+constexpr int kPings = 20;
+constexpr uint64_t kSampleBlock = uint64_t{1} << 20;
+constexpr uint32_t kSampleBlocks = 32;
+constexpr int kSamples = 3;
+
+absl::StatusOr<Channel> Connect(const std::string& server) {
+  const absl::StatusOr<HostPort> address = ParseHostPort(server);
+  if (!address.ok()) return address.status();
+  return ConnectTo(*address, std::chrono::seconds(2));
+}
+
+void KeepExplanations(Channel& channel, const Agent& agent, const std::string& peer,
+                      PeerPath& path) {
+  if (const auto here = agent.Explain(peer); here.ok()) {
+    path.here = ToJson(*here);
+    for (const PathExplanation& way : here->paths) {
+      if (!way.chosen) continue;
+      path.rails = way.rails;
+      path.why = way.why;
+    }
+  }
+  if (const auto there = channel.Call({{"type", "explain"}}, kPatience); there.ok()) {
+    const auto explanation = there->find("explanation");
+    if (explanation != there->end()) path.there = *explanation;
+  }
+}
+
+// Round trips; the first makes the connection, and compares what came back.
+absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, KvCache& cache, PeerPath& path) {
+  absl::StatusOr<RoundTrip> trip =
+      RoundTrip::Open(channel, agent, cache, kPingBytes, "mapped", kPatience);
+  if (!trip.ok()) return trip.status();
+  double first = 0;
+  if (absl::Status s = trip->Verify(&first); !s.ok()) return s;
+  std::vector<double> times;
+  for (int i = 0; i < kPings; ++i) {
+    const Time start = Now();
+    if (absl::Status s = trip->Once(); !s.ok()) return s;
+    times.push_back(Seconds(Now() - start) * 1e6);
+  }
+  const Summary summary = Summarize(std::move(times));
+  path.rtt_min_us = summary.min;
+  path.rtt_p50_us = summary.p50;
+  path.rtt_max_us = summary.max;
+  KeepExplanations(channel, agent, trip->session().peer(), path);
+  return absl::OkStatus();
+}
+
+// The best of a few transfers of 32 MiB, each until the target has all of it.
+absl::Status MeasureBandwidth(Channel& channel, Agent& agent, KvCache& cache, PeerPath& path) {
+  const KvCacheShape shape{.pieces = 1, .block_bytes = kSampleBlock, .blocks = kSampleBlocks};
+  absl::StatusOr<KvCache> made = KvCache::Create(shape);
+  if (!made.ok()) return made.status();
+  cache = *std::move(made);
+  if (auto s = cache.RegisterWith(agent, Access::kRemoteRead); !s.ok()) return s.status();
+  const absl::StatusOr<TargetSession> session =
+      TargetSession::Open(channel, agent, {.shape = shape, .memory = "mapped"}, kPatience);
+  if (!session.ok()) return session.status();
+  std::vector<uint32_t> ids(kSampleBlocks);
+  for (uint32_t i = 0; i < kSampleBlocks; ++i) ids[i] = i;
+  TransferOptions options;
+  options.deadline = kPatience;
+  for (int i = 0; i < kSamples; ++i) {
+    const Time start = Now();
+    const absl::StatusOr<Transfer> transfer = agent.Write(session->peer(),
+                                                          PagedBlocks{.local = cache.regions(),
+                                                                      .remote = session->regions(),
+                                                                      .local_ids = ids,
+                                                                      .remote_ids = ids},
+                                                          options);
+    if (!transfer.ok()) return transfer.status();
+    if (absl::Status s = transfer->Wait(2 * kPatience); !s.ok()) return s;
+    const double bits = 8.0 * static_cast<double>(shape.bytes());
+    path.gbps = std::max(path.gbps, bits / Seconds(Now() - start) / 1e9);
+  }
+  return absl::OkStatus();
+}
+
+// "tcp" of "faulty:tcp".
+std::string Plain(const std::string& backend) {
+  return backend.starts_with("faulty:") ? backend.substr(7) : backend;
+}
+
+// "why" of "... cannot be reached: tcp: why".
+std::string CauseOf(const absl::Status& status, const std::string& backend) {
+  const std::string words = absl::StrCat("cannot be reached: ", backend, ": ");
+  const std::string message(status.message());
+  const size_t at = message.find(words);
+  return at == std::string::npos ? message : message.substr(at + words.size());
+}
+
+// Caches live as long as the agent that has them registered.
+absl::Status Try(const std::string& server, const PeerCheckOptions& options, PeerPath& path) {
+  if (!IsBuiltIn(Plain(path.backend))) {
+    path.verdict = Verdict::kNotApplicable;
+    path.why = "not built in";
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Channel> channel = Connect(server);
+  if (!channel.ok()) return channel.status();
+  KvCache small;
+  KvCache large;
+  const absl::StatusOr<std::unique_ptr<Agent>> agent =
+      MakeAgent({.role = "doctor",
+                 .backends = path.backend,
+                 .listen = options.listen,
+                 .default_listen = LocalHost(*channel)});
+  if (!agent.ok()) {
+    // Not built in, no device: nothing that is wrong with the way.
+    path.verdict = Verdict::kNotApplicable;
+    path.why = absl::StrCat("not usable here: ", agent.status().message());
+    return absl::OkStatus();
+  }
+  if (absl::Status s = Introduce(*channel, **agent).status(); absl::IsFailedPrecondition(s)) {
+    // Of these, that they do not reach every host is in their nature.
+    const bool local =
+        path.backend == "loopback" || path.backend == "shm" || path.backend == "cuda_ipc";
+    path.verdict = local ? Verdict::kNotApplicable : Verdict::kProblem;
+    path.why = CauseOf(s, path.backend);
+    path.mend = "kvxfer doctor, here and on the server's host";
+    return absl::OkStatus();
+  } else if (!s.ok()) {
+    return s;
+  }
+  if (absl::Status s = MeasureRoundTrips(*channel, **agent, small, path); !s.ok()) return s;
+  return MeasureBandwidth(*channel, **agent, large, path);
+}
+
+PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
+                   const std::string& backend) {
+  PeerPath path{.backend = backend};
+  const absl::Status status = Try(server, options, path);
+  if (status.ok()) return path;
+  path.verdict = Verdict::kProblem;
+  path.why = std::string(status.message());
+  path.mend = absl::IsDataLoss(status) ? "the path changes bytes: take it out of use"
+                                       : "kvxfer doctor, here and on the server's host; firewall "
+                                         "between them: kvxfer explain " +
+                                             server;
+  return path;
+}
+
+absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options) {
+  if (options.backends.empty())
+    return std::vector<std::string>(kKnownBackends.begin(), kKnownBackends.end());
+  std::vector<std::string> wanted = absl::StrSplit(options.backends, ',', absl::SkipEmpty());
+  for (const std::string& name : wanted) {
+    const std::string plain = Plain(name);
+    if (std::find(kKnownBackends.begin(), kKnownBackends.end(), plain) == kKnownBackends.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "no backend '", name, "'; there are ",
+          absl::StrJoin(kKnownBackends, ", ",
+                        [](std::string* out, std::string_view part) { out->append(part); })));
+    }
+  }
+  if (wanted.empty()) return absl::InvalidArgumentError("--backend names none");
+  return wanted;
+}
+
+}  // namespace
+
+absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckOptions& options) {
+  const absl::StatusOr<std::vector<std::string>> wanted = Wanted(options);
+  if (!wanted.ok()) return wanted.status();
+  PeerReport report{.server = server};
+  {
+    // Whether there is a server, of this version: once, and not as the fault of every backend.
+    absl::StatusOr<Channel> channel = Connect(server);
+    if (!channel.ok()) return channel.status();
+    const absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent(
+        {.role = "doctor", .listen = options.listen, .default_listen = LocalHost(*channel)});
+    if (!agent.ok()) return agent.status();
+    const absl::StatusOr<std::string> peer = Introduce(*channel, **agent);
+    if (!peer.ok()) return peer.status();
+    if (const auto explanation = (*agent)->Explain(*peer); explanation.ok()) {
+      for (const PathExplanation& path : explanation->paths) {
+        if (path.chosen) report.taken = path.backend;
+      }
+    }
+    ExpectPeersToLeave();
+  }
+  for (const std::string& backend : *wanted) {
+    report.paths.push_back(CheckPath(server, options, backend));
+  }
+  return report;
+}
+
+std::string PeerText(const PeerReport& report) {
+  using Align = TextGrid::Align;
+  TextGrid grid({Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
+                 Align::kRight, Align::kLeft});
+  grid.Add({"backend", "", "rails", "rtt us min", "p50", "Gb/s", "path"});
+  std::string details;
+  for (const PeerPath& path : report.paths) {
+    const bool reached = path.verdict == Verdict::kOk;
+    const char* word = reached                                   ? "reached"
+                       : path.verdict == Verdict::kNotApplicable ? "-"
+                                                                 : "NOT REACHED";
+    grid.Add({path.backend, word, reached ? absl::StrCat(path.rails) : "",
+              reached ? FormatFixed(path.rtt_min_us, 1) : "",
+              reached ? FormatFixed(path.rtt_p50_us, 1) : "",
+              reached ? FormatFixed(path.gbps, 2) : "", path.why});
+    if (path.verdict < Verdict::kWarning) continue;
+    absl::StrAppend(&details, "\nPROBLEM  ", path.backend, " does not reach ", report.server,
+                    "\n  why   ", path.why, "\n  mend  ", path.mend, "\n");
+  }
+  return absl::StrCat(grid.ToString(), details, "\n",
+                      report.taken.empty()
+                          ? "no backend carries transfers there\n"
+                          : absl::StrCat("transfers there take ", report.taken, "\n"));
+}
+
+Json PeerJson(const PeerReport& report) {
+  Json paths = Json::array();
+  for (const PeerPath& path : report.paths) {
+    const bool reached = path.verdict == Verdict::kOk;
+    paths.push_back({{"backend", path.backend},
+                     {"verdict", ToString(path.verdict)},
+                     {"reached", reached},
+                     {"why", path.why},
+                     {"mend", path.mend},
+                     {"rails", path.rails},
+                     {"rtt_min_us", path.rtt_min_us},
+                     {"rtt_p50_us", path.rtt_p50_us},
+                     {"rtt_max_us", path.rtt_max_us},
+                     {"gbps", path.gbps},
+                     {"here", path.here},
+                     {"there", path.there}});
+  }
+  return {{"server", report.server},
+          {"taken", report.taken.empty() ? Json(nullptr) : Json(report.taken)},
+          {"paths", paths}};
+}
+
+absl::Status PeerStatus(const PeerReport& report, bool strict) {
+  std::vector<std::string> bad;
+  bool reached = false;
+  for (const PeerPath& path : report.paths) {
+    reached |= path.verdict == Verdict::kOk;
+    const bool counts =
+        path.verdict == Verdict::kProblem || (strict && path.verdict == Verdict::kWarning);
+    if (counts) bad.push_back(path.backend);
+  }
+  if (!bad.empty()) {
+    return absl::AbortedError(
+        absl::StrCat("not reached over ", absl::StrJoin(bad, ", "), ": ", report.server));
+  }
+  if (reached) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("no backend reaches ", report.server));
+}
+
+}  // namespace kvxfer::cli

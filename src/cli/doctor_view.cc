@@ -1,0 +1,109 @@
+#include "src/cli/doctor_view.h"
+
+#include <dlfcn.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "kvxfer/agent.h"
+#include "src/backends/builtin_backends.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::cli {
+namespace {
+
+absl::Status NotThere(const std::string& path) {
+  return absl::NotFoundError(path + " is not there");
+}
+
+class TreeView final : public SystemView {
+ public:
+  using SystemView::SystemView;
+
+  absl::Status MayOpen(const std::string& path) const override {
+    struct stat info {};
+    if (stat(files().Full(path).c_str(), &info) != 0) return NotThere(path);
+    constexpr mode_t kAll = S_IROTH | S_IWOTH;
+    if ((info.st_mode & kAll) == kAll) return absl::OkStatus();
+    return absl::PermissionDeniedError(path + " is not for everyone");
+  }
+  std::optional<uint64_t> FilesystemBytes(const std::string&) const override { return {}; }
+  std::string LibraryVersion(const std::string&) const override { return {}; }
+  std::vector<BackendState> Backends() const override { return {}; }
+};
+
+// A library that is kept loaded: some do not stand being unloaded.
+void* Symbol(const std::string& soname, const char* name) {
+  void* library = dlopen(soname.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE);
+  return library == nullptr ? nullptr : dlsym(library, name);
+}
+
+class LiveView final : public SystemView {
+ public:
+  explicit LiveView(Topology topology) : SystemView(Sysfs("/"), std::move(topology)) {}
+
+  absl::Status MayOpen(const std::string& path) const override {
+    if (access(path.c_str(), F_OK) != 0) return NotThere(path);
+    if (access(path.c_str(), R_OK | W_OK) == 0) return absl::OkStatus();
+    return absl::PermissionDeniedError(ErrnoText(path, errno));
+  }
+
+  std::optional<uint64_t> FilesystemBytes(const std::string& path) const override {
+    struct statvfs info {};
+    if (statvfs(path.c_str(), &info) != 0) return std::nullopt;
+    return uint64_t{info.f_blocks} * info.f_frsize;
+  }
+
+  std::string LibraryVersion(const std::string& soname) const override {
+    if (soname == "libucp.so.0") {
+      auto* version = reinterpret_cast<const char* (*)()>(Symbol(soname, "ucp_get_version_string"));
+      return version == nullptr ? "" : version();
+    }
+    if (soname == "libfabric.so.1") {
+      auto* version = reinterpret_cast<uint32_t (*)()>(Symbol(soname, "fi_version"));
+      return version == nullptr ? ""
+                                : absl::StrFormat("%d.%d", version() >> 16, version() & 0xffff);
+    }
+    return {};
+  }
+
+  std::vector<BackendState> Backends() const override {
+    std::vector<BackendState> states;
+    for (const std::string_view name : kKnownBackends) states.push_back(StateOf(std::string(name)));
+    return states;
+  }
+
+ private:
+  static BackendState StateOf(const std::string& name) {
+    if (!IsBuiltIn(name)) return {.name = name, .usable = false, .why = "not built in"};
+    AgentOptions options;
+    options.name = "doctor";
+    options.backends = {name};
+    const auto agent = Agent::Create(options);
+    return {.name = name,
+            .usable = agent.ok(),
+            .why = agent.ok() ? "" : std::string(agent.status().message())};
+  }
+};
+
+}  // namespace
+
+bool IsBuiltIn(std::string_view backend) {
+  return std::any_of(BuiltinBackends().begin(), BuiltinBackends().end(),
+                     [&](const BuiltinBackend& built_in) { return built_in.name == backend; });
+}
+
+std::unique_ptr<SystemView> MakeLiveView(Topology topology) {
+  return std::make_unique<LiveView>(std::move(topology));
+}
+
+std::unique_ptr<SystemView> MakeTreeView(Sysfs files, Topology topology) {
+  return std::make_unique<TreeView>(std::move(files), std::move(topology));
+}
+
+}  // namespace kvxfer::cli

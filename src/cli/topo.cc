@@ -1,0 +1,70 @@
+// `kvxfer topo`: NUMA nodes, GPUs and NIC ports, how far they are from each other, and which rails
+// a transfer from each memory takes.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/cli/commands.h"
+#include "src/cli/topo_report.h"
+#include "src/cli/topology_source.h"
+
+namespace kvxfer::cli {
+namespace {
+
+struct TopoFlags {
+  std::string root{};
+  std::string fixture{};
+  std::string ports{};
+  std::vector<std::string> fabrics{};
+  bool json = false;
+};
+
+absl::Status RunTopo(const TopoFlags& flags) {
+  const absl::StatusOr<PortSelector> selector = PortSelector::Parse(flags.ports);
+  if (!selector.ok()) return selector.status();
+  const absl::StatusOr<TopologySource> source = OpenTopology(flags.root, flags.fixture);
+  if (!source.ok()) return source.status();
+  const absl::StatusOr<Topology> topology = ReadNamedTopology(*source, flags.fabrics);
+  if (!topology.ok()) return topology.status();
+  // A pattern that names nothing is an error of the user's, not an empty report.
+  if (const auto selected = selector->Select(*topology); !selected.ok()) return selected.status();
+  if (flags.json) {
+    Json report = TopologyJson(*topology, *selector);
+    report["described"] = source->title.empty() ? Json(nullptr)
+                                                : Json({{"title", source->title},
+                                                        {"origin", source->origin},
+                                                        {"source", source->source}});
+    std::puts(DumpJson(report, 2).c_str());
+    return absl::OkStatus();
+  }
+  if (!source->title.empty()) {
+    std::printf("%s\n(%s: %s)\n\n", source->title.c_str(), source->origin.c_str(),
+                source->source.c_str());
+  }
+  std::fputs(TopologyText(*topology, *selector).c_str(), stdout);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddTopo(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand(
+      "topo", "Shows NUMA nodes, GPUs and NIC ports, and which rails transfers take");
+  const auto flags = std::make_shared<TopoFlags>();
+  command->add_option("--fixture", flags->fixture,
+                      "A described host (a wrong name lists them), or a folder like --root");
+  command->add_option("--root", flags->root, "Folder with sys/ and proc/ to look at (default: /)");
+  command->add_option(
+      "--ports", flags->ports,
+      "Ports to use: devices, netdevs, PCI addresses, subnets, fabrics; ^ excludes");
+  command
+      ->add_option("--fabric", flags->fabrics, "NAME=PORTS: names the fabric of ports; repeat it")
+      ->allow_extra_args(false);
+  command->add_flag("--json", flags->json, "Report as JSON");
+  command->callback([flags, &action] { action = [flags] { return RunTopo(*flags); }; });
+}
+
+}  // namespace kvxfer::cli

@@ -1,0 +1,363 @@
+#include "src/cli/topo_report.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "src/cli/text_grid.h"
+#include "src/cli/units.h"
+#include "src/core/rails.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::cli {
+namespace {
+
+struct Place {
+  MemoryPlace place{};
+  std::string column{};  // over its column of the matrix: "N0", "G0"
+  std::string name{};    // "node 0", "GPU 0"
+  RailPlan plan{};
+};
+
+std::vector<Place> Places(const Topology& topology, const PortSelector& selector) {
+  std::vector<Place> places;
+  const auto add = [&](MemoryPlace place, const char* letter, const char* word, int number) {
+    places.push_back({.place = place,
+                      .column = absl::StrCat(letter, number),
+                      .name = absl::StrCat(word, " ", number),
+                      .plan = PlanRails(topology, place, selector)});
+  };
+  for (size_t i = 0; i < topology.nodes.size(); ++i) {
+    add({MemoryPlace::Kind::kNode, i}, "N", "node", topology.nodes[i].id);
+  }
+  for (size_t i = 0; i < topology.gpus.size(); ++i) {
+    add({MemoryPlace::Kind::kGpu, i}, "G", "GPU", static_cast<int>(i));
+  }
+  return places;
+}
+
+// Without the domain where every device is in domain 0.
+std::string ShortPci(const PciAddress& pci) {
+  const std::string text = pci.ToString();
+  return pci.domain == 0 ? text.substr(5) : text;
+}
+
+std::string NetdevText(const RdmaPort& port) {
+  std::vector<std::string> names;
+  for (const Netdev& netdev : port.netdevs) names.push_back(netdev.name);
+  return names.empty() ? "-" : absl::StrJoin(names, ",");
+}
+
+// Without the port's number where its device has one port only.
+std::string ShortName(const Topology& topology, size_t port) {
+  const RdmaPort& named = topology.ports[port];
+  const auto ports_of_device =
+      std::count_if(topology.ports.begin(), topology.ports.end(),
+                    [&](const RdmaPort& other) { return other.device == named.device; });
+  return ports_of_device == 1 ? topology.DeviceOf(named).name : topology.PortName(named);
+}
+
+// Long runs of neighbours become "first..last (32)": a node may have a hundred virtual functions.
+std::string PortList(const Topology& topology, const std::vector<size_t>& ports) {
+  std::string text;
+  for (size_t i = 0; i < ports.size();) {
+    size_t last = i;
+    while (last + 1 < ports.size() && ports[last + 1] == ports[last] + 1) ++last;
+    if (last < i + 4) last = i;
+    absl::StrAppend(&text, text.empty() ? "" : " ", ShortName(topology, ports[i]));
+    if (last > i) {
+      absl::StrAppend(&text, "..", ShortName(topology, ports[last]), " (", last - i + 1, ")");
+    }
+    i = last + 1;
+  }
+  return text;
+}
+
+std::string NodesText(const Topology& topology) {
+  TextGrid grid({TextGrid::Align::kLeft, TextGrid::Align::kRight});
+  for (const NumaNode& node : topology.nodes) {
+    std::vector<std::string> gpus;
+    for (size_t i = 0; i < topology.gpus.size(); ++i) {
+      if (topology.gpus[i].numa_node == node.id) {
+        gpus.push_back(absl::StrCat("G", i, " ", ShortPci(topology.gpus[i].pci)));
+      }
+    }
+    grid.Add(
+        {absl::StrCat("N", node.id), node.memory_bytes == 0 ? "-" : FormatBytes(node.memory_bytes),
+         node.cpus.empty() ? "" : absl::StrCat("CPUs ", node.cpus), absl::StrJoin(gpus, "  ")});
+  }
+  std::string text = grid.ToString();
+  for (size_t i = 0; i < topology.gpus.size(); ++i) {
+    if (topology.gpus[i].numa_node >= 0) continue;
+    absl::StrAppend(&text, "G", i, " ", ShortPci(topology.gpus[i].pci), " on no known NUMA node\n");
+  }
+  return text;
+}
+
+// Lines of the matrix: a port, or virtual functions of one parent that nothing tells apart.
+struct Line {
+  size_t first = 0;
+  size_t count = 1;
+};
+
+std::vector<Line> Lines(const Topology& topology) {
+  std::vector<Line> lines;
+  for (size_t i = 0; i < topology.ports.size(); ++i) {
+    const RdmaPort& port = topology.ports[i];
+    const RdmaDevice& device = topology.DeviceOf(port);
+    if (!lines.empty() && device.physical_function && !WhyUnusable(topology, port).empty()) {
+      const RdmaPort& above = topology.ports[lines.back().first];
+      if (topology.DeviceOf(above).physical_function == device.physical_function &&
+          WhyUnusable(topology, above) == WhyUnusable(topology, port) &&
+          above.fabric == port.fabric) {
+        ++lines.back().count;
+        continue;
+      }
+    }
+    lines.push_back({.first = i});
+  }
+  return lines;
+}
+
+std::string LineName(const Topology& topology, const Line& line) {
+  std::string first = ShortName(topology, line.first);
+  if (line.count == 1) return first;
+  return absl::StrCat(first, "..", ShortName(topology, line.first + line.count - 1));
+}
+
+std::string KindText(const Topology& topology, const Line& line) {
+  const RdmaDevice& device = topology.DeviceOf(topology.ports[line.first]);
+  if (!device.physical_function) {
+    return device.virtual_functions > 0 ? absl::StrCat("PF, ", device.virtual_functions, " VFs")
+                                        : "";
+  }
+  const RdmaDevice* parent = topology.ParentOf(device);
+  return absl::StrCat(line.count > 1 ? absl::StrCat(line.count, " VFs of ") : "VF of ",
+                      parent != nullptr ? parent->name : ShortPci(*device.physical_function));
+}
+
+// "switch*": the distance, and whether transfers from there take the port.
+std::string Cell(const Topology& topology, const Place& place, size_t port) {
+  const RdmaDevice& device = topology.DeviceOf(topology.ports[port]);
+  const std::string distance = ToString(DistanceOf(topology, device, place.place));
+  for (const RailChoice& rail : place.plan.rails) {
+    if (rail.port == port) return distance + (rail.near ? "*" : " ");
+  }
+  return distance == "?" ? "- " : absl::StrCat("(", distance, ")");
+}
+
+std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
+  using Align = TextGrid::Align;
+  std::vector<Align> columns(6, Align::kLeft);
+  columns[4] = Align::kRight;  // Gb/s
+  columns.resize(6 + places.size(), Align::kRight);
+  TextGrid grid(columns);
+  std::vector<std::string> header = {"port", "PCI", "netdev", "fabric", "Gb/s", "state"};
+  for (const Place& place : places) header.push_back(place.column + " ");
+  header.emplace_back("");
+  grid.Add(header);
+  for (const Line& line : Lines(topology)) {
+    const RdmaPort& port = topology.ports[line.first];
+    const RdmaDevice& device = topology.DeviceOf(port);
+    std::vector<std::string> row = {LineName(topology, line),
+                                    device.pci ? ShortPci(*device.pci) : "-",
+                                    NetdevText(port),
+                                    port.fabric,
+                                    port.gbps > 0 ? absl::StrFormat("%.4g", port.gbps) : "-",
+                                    ToString(port.state)};
+    for (const Place& place : places) row.push_back(Cell(topology, place, line.first));
+    row.push_back(KindText(topology, line));
+    grid.Add(std::move(row));
+  }
+  return grid.ToString();
+}
+
+// Of the rails of one fabric, by name those that are taken first, and how many there are besides.
+struct FabricRails {
+  std::vector<size_t> near{};
+  std::map<DeviceDistance, std::pair<size_t, double>> others{};  // how many, penalty
+};
+
+std::string RailsText(const Topology& topology, const RailPlan& plan) {
+  std::map<std::string, FabricRails> by_fabric;
+  for (const RailChoice& rail : plan.rails) {
+    FabricRails& rails = by_fabric[topology.ports[rail.port].fabric];
+    if (rail.near) {
+      rails.near.push_back(rail.port);
+    } else {
+      auto& [count, penalty] = rails.others[rail.distance];
+      ++count;
+      penalty = rail.penalty;
+    }
+  }
+  std::vector<std::string> parts;
+  for (const auto& [fabric, rails] : by_fabric) {
+    std::string part = by_fabric.size() > 1 ? fabric + ": " : "";
+    absl::StrAppend(&part, PortList(topology, rails.near));
+    const char* word = ", then ";
+    for (const auto& [distance, other] : rails.others) {
+      absl::StrAppend(&part, absl::StrFormat("%s%d %s (x%.3g)", word, other.first,
+                                             ToString(distance), other.second));
+      word = ", ";
+    }
+    parts.push_back(part);
+  }
+  return parts.empty() ? "none" : absl::StrJoin(parts, "; ");
+}
+
+std::string LeftOutText(const Topology& topology, const RailPlan& plan) {
+  std::vector<std::pair<std::string, std::vector<size_t>>> by_reason;
+  for (const LeftOut& out : plan.left_out) {
+    const auto it = std::find_if(by_reason.begin(), by_reason.end(),
+                                 [&](const auto& entry) { return entry.first == out.why; });
+    if (it != by_reason.end()) {
+      it->second.push_back(out.port);
+    } else {
+      by_reason.push_back({out.why, {out.port}});
+    }
+  }
+  std::string text;
+  for (const auto& [why, ports] : by_reason) {
+    absl::StrAppend(&text, "  ", PortList(topology, ports), "\n      ", why, "\n");
+  }
+  return text;
+}
+
+Json GidsJson(const RdmaPort& port) {
+  Json gids = Json::array();
+  for (const Gid& gid : port.gids) {
+    gids.push_back({{"index", gid.index},
+                    {"gid", gid.ToString()},
+                    {"type", ToString(gid.type)},
+                    {"netdev", gid.netdev}});
+  }
+  return gids;
+}
+
+Json NetdevsJson(const RdmaPort& port) {
+  Json netdevs = Json::array();
+  for (const Netdev& netdev : port.netdevs) {
+    Json subnets = Json::array();
+    for (const IpSubnet& subnet : netdev.subnets) subnets.push_back(subnet.ToString());
+    netdevs.push_back({{"name", netdev.name},
+                       {"mtu", netdev.mtu},
+                       {"operstate", netdev.operstate},
+                       {"subnets", subnets}});
+  }
+  return netdevs;
+}
+
+Json PciJson(const std::optional<PciAddress>& pci) {
+  return pci ? Json(pci->ToString()) : Json(nullptr);
+}
+
+Json PortJson(const Topology& topology, const RdmaPort& port) {
+  const RdmaDevice& device = topology.DeviceOf(port);
+  return {{"port", topology.PortName(port)},
+          {"device", device.name},
+          {"number", port.number},
+          {"pci", PciJson(device.pci)},
+          {"pci_path", device.path},
+          {"numa_node", device.numa_node},
+          {"vendor_id", device.vendor},
+          {"device_id", device.device},
+          {"driver", device.driver},
+          {"firmware", device.firmware},
+          {"physical_function", PciJson(device.physical_function)},
+          {"virtual_functions", device.virtual_functions},
+          {"state", ToString(port.state)},
+          {"physical_state", port.physical_state},
+          {"link_layer", ToString(port.link)},
+          {"gbps", port.gbps},
+          {"rate", port.rate},
+          {"lid", port.lid},
+          {"sm_lid", port.sm_lid},
+          {"gids", GidsJson(port)},
+          {"netdevs", NetdevsJson(port)},
+          {"fabric", port.fabric},
+          {"fabric_named", port.fabric_named}};
+}
+
+Json PlaceJson(const Topology& topology, const Place& place) {
+  const bool gpu = place.place.kind == MemoryPlace::Kind::kGpu;
+  Json distances = Json::object();
+  for (const RdmaPort& port : topology.ports) {
+    distances[topology.PortName(port)] =
+        ToString(DistanceOf(topology, topology.DeviceOf(port), place.place));
+  }
+  Json rails = Json::array();
+  for (const RailChoice& rail : place.plan.rails) {
+    const RdmaPort& port = topology.ports[rail.port];
+    rails.push_back({{"port", topology.PortName(port)},
+                     {"fabric", port.fabric},
+                     {"distance", ToString(rail.distance)},
+                     {"near", rail.near},
+                     {"penalty", rail.penalty}});
+  }
+  Json left_out = Json::array();
+  for (const LeftOut& out : place.plan.left_out) {
+    left_out.push_back({{"port", topology.PortName(topology.ports[out.port])}, {"why", out.why}});
+  }
+  return {{"place", place.name},
+          {"kind", gpu ? "gpu" : "node"},
+          {"pci", gpu ? PciJson(topology.gpus[place.place.index].pci) : Json(nullptr)},
+          {"distances", distances},
+          {"rails", rails},
+          {"left_out", left_out}};
+}
+
+}  // namespace
+
+std::string TopologyText(const Topology& topology, const PortSelector& selector) {
+  std::string text = NodesText(topology) + "\n";
+  if (topology.ports.empty()) {
+    return text +
+           "no RDMA port: /sys/class/infiniband has none. Transfers go over tcp and shm.\n"
+           "`kvxfer doctor` says what may be missing.\n";
+  }
+  const std::vector<Place> places = Places(topology, selector);
+  text += Matrix(topology, places);
+  text +=
+      "\nswitch: below one PCIe switch  root: one root complex  node: one NUMA node  far: another "
+      "node\n"
+      "*: nearest of its fabric, transfers from there take it first  (...): left out, see below\n"
+      "\nrails of a transfer from memory on (x: cost of a byte there, next to the nearest)\n";
+  TextGrid grid;
+  for (const Place& place : places) grid.Add({place.name, RailsText(topology, place.plan)});
+  text += grid.ToString("  ");
+  // Why a port is left out does not depend on where the memory is.
+  if (const std::string out = LeftOutText(topology, places.front().plan); !out.empty()) {
+    text += "\nleft out\n" + out;
+  }
+  return text;
+}
+
+Json TopologyJson(const Topology& topology, const PortSelector& selector) {
+  Json nodes = Json::array();
+  for (const NumaNode& node : topology.nodes) {
+    nodes.push_back({{"id", node.id},
+                     {"cpus", node.cpus},
+                     {"memory_bytes", node.memory_bytes},
+                     {"distances", node.distances}});
+  }
+  Json gpus = Json::array();
+  for (const Gpu& gpu : topology.gpus) {
+    gpus.push_back({{"pci", gpu.pci.ToString()},
+                    {"pci_path", gpu.path},
+                    {"numa_node", gpu.numa_node},
+                    {"vendor_id", gpu.vendor},
+                    {"device_id", gpu.device}});
+  }
+  Json ports = Json::array();
+  for (const RdmaPort& port : topology.ports) ports.push_back(PortJson(topology, port));
+  Json memory = Json::array();
+  for (const Place& place : Places(topology, selector)) {
+    memory.push_back(PlaceJson(topology, place));
+  }
+  return {{"nodes", nodes}, {"gpus", gpus}, {"ports", ports}, {"memory", memory}};
+}
+
+}  // namespace kvxfer::cli

@@ -1,0 +1,71 @@
+// Which NIC ports serve memory at a place, nearest first, and why the others do not.
+//
+// Thread-safety: free functions over plain values.
+//
+// Example:
+//   RailPlan plan = PlanRails(topology, {MemoryPlace::Kind::kGpu, 0}, PortSelector());
+//   for (const RailChoice& rail : plan.rails) Open(topology.ports[rail.port]);
+
+#ifndef KVXFER_CORE_RAILS_H_
+#define KVXFER_CORE_RAILS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/core/port_selector.h"
+#include "src/core/topology.h"
+
+namespace kvxfer {
+
+struct RailChoice {
+  size_t port = 0;  // index into Topology::ports
+  DeviceDistance distance = DeviceDistance::kUnknown;
+  // Of the nearest of its fabric: memory is registered with these first, and transfers take them
+  // while they can.
+  bool near = false;
+  // What the cost of a slice on this rail is multiplied with; 1 for a near rail.
+  double penalty = 1;
+};
+
+struct LeftOut {
+  size_t port = 0;
+  std::string why{};  // for a person, with the remedy
+};
+
+struct RailPlan {
+  std::vector<RailChoice>
+      rails{};  // nearest first; equals by distance between NUMA nodes, then as they are
+  std::vector<LeftOut> left_out{};
+};
+
+// Nearness is judged within a fabric, for a peer may be in one of them only.
+RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
+                   const PortSelector& selector);
+
+// Why `port` cannot carry data now, with the remedy. Empty: it can.
+std::string WhyUnusable(const Topology& topology, const RdmaPort& port);
+
+// What is known beforehand of whether two ports, on one host or on two, reach each other. Data goes
+// only where a probe went through; this says which pairs to probe, and in which order.
+enum class Reach : uint8_t {
+  kNo,        // do not try: different link layers, or the user named different fabrics
+  kUnlikely,  // different InfiniBand subnets
+  kMaybe,     // nothing speaks against it: Ethernet, EFA, or the default subnet prefix on both
+  kLikely,    // one fabric by name, or one subnet prefix that somebody configured
+};
+
+// What a port tells its peers about its fabric.
+struct FabricHint {
+  LinkLayer link = LinkLayer::kUnknown;
+  std::string name{};          // the user's; empty: none
+  uint64_t subnet_prefix = 0;  // InfiniBand
+};
+
+FabricHint HintOf(const RdmaPort& port);
+Reach ReachOf(const FabricHint& a, const FabricHint& b);
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_CORE_RAILS_H_
