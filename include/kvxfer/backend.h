@@ -43,6 +43,10 @@ struct Capabilities {
   // Writes of one rail become visible in the order of Post: only the last of a lane needs an
   // immediate. False: every write carries one.
   bool rail_keeps_order = false;
+  // A rail may go down while its endpoint lives. An op that ends as Unavailable, Aborted or
+  // Cancelled may then be the first sign of it: kRailDown follows within 20 ms of the last op of
+  // that rail. False: there is no kRailDown, and such an op fails its transfer at once.
+  bool rails_fail_alone = false;
   // Reads and writes move only while the target's process makes progress.
   bool needs_remote_cpu = false;
   size_t max_op_bytes = 0;       // bytes of all runs of one op

@@ -36,8 +36,9 @@ struct FaultOptions {
   uint64_t blackhole_after = 0;     // after this many ops and messages nothing passes; 0: never
   uint32_t slow_rail = UINT32_MAX;  // every op of this rail is held for slow_rail_delay
   Duration slow_rail_delay{};
-  double rail_down_probability = 0;  // an op takes its rail down; some rails begin as down
-  Duration rail_down_for{};          // until it is up again, at most, from when it may be
+  // An op takes its rail down; some rails begin as down. Both sides must have it, or neither.
+  double rail_down_probability = 0;
+  Duration rail_down_for{};  // until it is up again, at most, from when it may be
 };
 
 // How the backend `verbs` uses RDMA devices; docs/verbs.md explains each.

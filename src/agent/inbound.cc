@@ -152,6 +152,7 @@ void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
   InboundSession* session = link.session;
   if (session != nullptr) {
     std::erase(session->links, &link);
+    link.fencing.clear();
     std::vector<uint64_t> fencing;
     for (const auto& [transfer, waiting] : session->fencing) fencing.push_back(transfer);
     // A connection that is down lands nothing: it counts as fenced.

@@ -41,6 +41,7 @@ class InboundLink : public EndpointUser {
   bool carried = false;             // told the initiator what belongs to the session the other way
   std::vector<uint32_t> fencing{};  // rails whose kRailFenced event is awaited
   std::vector<uint32_t> fenced{};   // and those that the initiator is to be told of
+  std::vector<uint64_t> waiting{};  // transfers that are fenced but for the rails in `fencing`
 };
 
 // What one incarnation of an initiator has going here. Outlives its connections for kSweepAfter.
@@ -58,8 +59,8 @@ struct InboundSession {
   uint32_t ranges = 0;  // of slots granted
   std::shared_ptr<CreditAccount> account = std::make_shared<CreditAccount>();
   CreditFrame credit_told{};
-  CreditFrame delivered{};   // notifications given to the application, and their bytes
-  bool wants_slots = false;  // asked when the table was full
+  CreditFrame delivered{};    // notifications given to the application, and their bytes
+  bool wants_slots = false;   // asked when the table was full
   bool rails_failed = false;  // of a connection of it
   std::map<uint64_t, std::set<const InboundLink*>> fencing{};  // transfer → links not yet fenced
   Time unlinked{};                                             // since when it has no connection
@@ -123,7 +124,7 @@ class InboundHub {
   void Act(InboundSession& session);
   void Deliver(InboundSession& session, ArrivalTracker::Deliveries all);
   void StartFence(InboundSession& session, uint64_t transfer);
-  void FenceDone(InboundSession& session, const InboundLink& link, uint64_t transfer);
+  void FenceDone(InboundSession& session, InboundLink& link, uint64_t transfer);
   void GrantSlots(InboundSession& session);
   void Pump(InboundSession& session);
   void TellCredit(InboundSession& session);

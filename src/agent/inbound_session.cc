@@ -204,7 +204,13 @@ void InboundHub::OnFenceRail(InboundLink& link, std::span<const std::byte> body)
 void InboundHub::OnRailFenced(InboundLink& link, uint32_t rail) {
   if (link.session == nullptr || std::erase(link.fencing, rail) == 0) return;
   link.fenced.push_back(rail);
-  link.session->rails_failed = true;
+  InboundSession& session = *link.session;
+  session.rails_failed = true;
+  if (!link.fencing.empty() || link.waiting.empty() || session.failed) return;
+  for (const uint64_t transfer : std::exchange(link.waiting, {})) {
+    FenceDone(session, link, transfer);
+  }
+  Act(session);
 }
 
 void InboundHub::TellFencedRails(InboundSession& session) {
@@ -219,9 +225,14 @@ void InboundHub::TellFencedRails(InboundSession& session) {
   }
 }
 
-void InboundHub::FenceDone(InboundSession& session, const InboundLink& link, uint64_t transfer) {
+void InboundHub::FenceDone(InboundSession& session, InboundLink& link, uint64_t transfer) {
   const auto it = session.fencing.find(transfer);
   if (it == session.fencing.end()) return;
+  // What the transfer left on a rail that failed is quiet only when that rail is.
+  if (!link.fencing.empty()) {
+    link.waiting.push_back(transfer);
+    return;
+  }
   it->second.erase(&link);
   if (!it->second.empty()) return;
   session.fencing.erase(it);

@@ -25,6 +25,7 @@ class OpTable {
     uint64_t bytes = 0;
     uint32_t rail = 0;
     uint32_t slice = 0;           // of the transfer; kNoSlice: an empty write
+    bool sole = false;            // Op::sole: its bytes may take another way than its rail's
     uint32_t uses = 0;            // tells a stale id from a live one
     std::span<const Run> runs{};  // at the front of `room`
     std::vector<Run> room{};
@@ -42,6 +43,7 @@ class OpTable {
     entry.owner = owner;
     entry.bytes = 0;
     entry.slice = kNoSlice;
+    entry.sole = false;
     entry.runs = {};
     ++entry.uses;
     return (uint64_t{entry.uses} << 32) | index;

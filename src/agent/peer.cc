@@ -163,7 +163,7 @@ void Peer::OnTimer(Time now) {
     }
     for (Outbound* outbound : due) AdvanceEnd(*outbound, now);
   }
-  EndUnexplained(now);
+  RailTimers(now);
   for (Path& path : paths_) {
     if (path.link) Heartbeat(*path.link, now);
   }
@@ -176,7 +176,6 @@ Time Peer::NextTimer() const {
       if (outbound.ending && !outbound.published) next = std::min(next, outbound.give_up);
     }
   }
-  if (!unexplained_.empty()) next = std::min(next, unexplained_.front().first);
   const bool waiting = !queue_.empty() || !active_.empty() || !quarantined_.empty();
   if (closing_ && links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);
   if (!closing_ && unlinked_ != Time{} && (!active_.empty() || channel_.kept() > 0)) {
@@ -185,6 +184,7 @@ Time Peer::NextTimer() const {
   for (const Path& path : paths_) {
     if (path.link) {
       if (path.link->state == Link::State::kClosing) continue;
+      next = std::min(next, NextRailTimer(*path.link));
       next = std::min(
           next, path.link->state == Link::State::kUp ? path.link->ping_at : path.link->give_up);
     } else if (waiting && path.retry_at > pumped_) {

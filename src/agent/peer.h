@@ -32,7 +32,7 @@
 #include "src/core/lane_book.h"
 #include "src/core/metadata.h"
 #include "src/core/plan.h"
-#include "src/core/rail_choice.h"
+#include "src/core/rail_picker.h"
 #include "src/core/reliable_channel.h"
 #include "src/core/slice_set.h"
 #include "src/core/slot_pool.h"
@@ -52,11 +52,18 @@ struct PeerView {
 // What became of a rail that failed. In this order: the target is asked to fence it, it has, the
 // backend may build the rail anew.
 struct RailLife {
-  enum class State : uint8_t { kUp, kFenceDue, kFencing, kReopening };
+  // kSuspected: an op on it failed as those of a failing rail do, which is to be said or not.
+  enum class State : uint8_t { kUp, kSuspected, kFenceDue, kFencing, kReopening };
   State state = State::kUp;
   Time since{};        // it is not up
+  Time until{};        // of kSuspected: then the op failed alone; max while others are under way
+  uint32_t ops = 0;    // accepted, not completed
   absl::Status why{};  // the last failure
 };
+
+// The last op of a failed rail is followed by kRailDown; where it is not so soon, the op that
+// failed failed alone.
+inline constexpr Duration kExplainWithin = std::chrono::milliseconds(20);
 
 // One connection from this agent to the peer over one backend.
 class Link : public EndpointUser {
@@ -66,6 +73,7 @@ class Link : public EndpointUser {
   Link(Peer* link_peer, size_t backend_index, std::unique_ptr<Endpoint> link_endpoint)
       : peer(link_peer), backend(backend_index), endpoint(std::move(link_endpoint)) {}
   void OnEvent(Event& event) override;
+  void SetLife(uint32_t rail, RailLife::State to);
 
   Peer* const peer;
   const size_t backend;
@@ -73,9 +81,10 @@ class Link : public EndpointUser {
   bool was_up = false;
   std::unique_ptr<Endpoint> endpoint;
   std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys;  // closed before the endpoint
-  RailChoice choice{{}};                                          // from kConnected on
+  RailPicker choice{{}};                                          // from kConnected on
   std::vector<RailLife> lives;                                    // of each rail
   uint32_t fences_due = 0;    // of `lives`, how many are in that state
+  uint32_t unsettled = 0;     // and how many have a time limit
   bool fences_rails = false;  // the target knows kFenceRail
   bool full = false;          // every rail refused since SendData began
   bool carries = false;       // the target knows kCarry
@@ -117,11 +126,10 @@ struct Recovery {
 struct Outbound {
   static constexpr size_t kFirstBook = SIZE_MAX;
 
-  // An op that failed as those of a failing rail do. Without kRailDown by then the transfer fails.
+  // An op that failed as those of a failing rail do. Without kRailDown the transfer fails.
   struct Unexplained {
     uint32_t rail = 0;
     absl::Status status{};
-    Time until{};
   };
 
   TransferPtr record;
@@ -277,7 +285,10 @@ class Peer {
   absl::Status OnDiscarded(const DiscardAck& ack);
   void OnFreed(SlotRef slot);
   bool AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const absl::Status& status);
-  void EndUnexplained(Time now);
+  void RailTimers(Time now);
+  Time NextRailTimer(const Link& link) const;
+  void Acquit(Link& link, uint32_t rail);
+  std::string WhyNoRail(const Link& link) const;
   void LetSlotsGo(Outbound& outbound);
   void PushAmend(Outbound& outbound);
   std::vector<RailExplanation> ExplainRails(const Link& link) const;
@@ -339,8 +350,7 @@ class Peer {
   std::map<uint64_t, Outbound> active_;  // by id; addresses last until Erase
   std::vector<Outbound*> sending_;       // have data to post; by priority, then posting
   std::set<std::pair<Time, uint64_t>> deadlines_;
-  uint32_t ending_ = 0;                                // of active_, how many are ending
-  std::deque<std::pair<Time, uint64_t>> unexplained_;  // transfers with such ops, by time
+  uint32_t ending_ = 0;       // of active_, how many are ending
   bool inline_data_ = false;  // posted, and waits for OPEN to go with it over the same connection
   bool waits_ready_ = false;  // a ready fence is not set yet
   bool waits_key_ = false;    // a region's key is not here yet

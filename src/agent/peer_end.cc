@@ -10,11 +10,16 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   OpTable::Entry* entry = runtime_->ops.Find(op);
   if (entry == nullptr) return;
   Outbound& outbound = *entry->owner;
-  link.choice.OnCompleted(entry->rail, entry->bytes, runtime_->now, status.ok());
+  RailLife& life = link.lives[entry->rail];
+  --life.ops;
+  link.choice.OnCompleted(entry->rail, entry->bytes, runtime_->now, status.ok() && !entry->sole);
   const bool failed = !status.ok() && !outbound.ending && !outbound.arrived;
   const bool fatal = failed && !AwaitRailDown(outbound, *entry, status);
   runtime_->ops.Release(op);
   --outbound.ops;
+  if (life.state == RailLife::State::kSuspected && life.ops == 0) {
+    life.until = Now() + kExplainWithin;
+  }
   if (fatal) {
     const Time give_up = Now() + runtime_->options.cancel_grace;
     BeginEnd(outbound, TransferState::kFailed, OpFailed(outbound, status),
@@ -198,7 +203,7 @@ void Peer::Inherit(const Peer& before) {
 std::string Peer::Stage(const Outbound& outbound) const {
   if (outbound.ops > 0 || !outbound.all_posted) {
     return absl::StrCat("sending, ", outbound.slices, " slices posted, ", outbound.ops,
-                        " not complete");
+                        " not complete", outbound.link == nullptr ? "" : WhyNoRail(*outbound.link));
   }
   if (outbound.opened) return "all sent, the peer has not confirmed the arrival";
   return "waiting to be sent";

@@ -8,9 +8,6 @@
 namespace kvxfer {
 namespace {
 
-// An op that failed with its rail is followed by kRailDown; one that is not so soon failed alone.
-constexpr Duration kExplainWithin = std::chrono::milliseconds(20);
-
 // Where nothing goes again yet.
 Recovery& Recover(Outbound& outbound) {
   if (outbound.recovery == nullptr) {
@@ -27,19 +24,30 @@ size_t Recovery::NextLane() const {
   return next == lanes.end() ? Outbound::kFirstBook : static_cast<size_t>(next - lanes.begin());
 }
 
+// The only place that says which rails are up.
+void Link::SetLife(uint32_t rail, RailLife::State to) {
+  using enum RailLife::State;
+  const auto timed = [](RailLife::State state) { return state != kUp && state != kReopening; };
+  RailLife& life = lives[rail];
+  if (life.state == kUp && to != kUp) life.since = Now();
+  unsettled += static_cast<uint32_t>(timed(to)) - static_cast<uint32_t>(timed(life.state));
+  fences_due +=
+      static_cast<uint32_t>(to == kFenceDue) - static_cast<uint32_t>(life.state == kFenceDue);
+  life.state = to;
+  choice.SetUp(rail, to == kUp);
+}
+
 void Peer::LearnRails(Link& link) {
   std::vector<RailInfo> infos;
   for (uint32_t rail = 0; rail < link.endpoint->rails(); ++rail) {
     infos.push_back(link.endpoint->rail_info(rail));
   }
-  link.choice = RailChoice(infos);
+  link.choice = RailPicker(infos);
   link.lives.resize(link.choice.size());
   for (uint32_t rail = 0; rail < link.choice.size(); ++rail) {
-    link.choice.SetUp(rail, link.endpoint->rail_up(rail));
-    if (link.choice.up(rail)) continue;
-    link.lives[rail] = {.state = RailLife::State::kReopening,
-                        .since = Now(),
-                        .why = absl::UnavailableError("not up yet")};
+    const bool up = link.endpoint->rail_up(rail);
+    link.SetLife(rail, up ? RailLife::State::kUp : RailLife::State::kReopening);
+    if (!up) link.lives[rail].why = absl::UnavailableError("not up yet");
   }
 }
 
@@ -47,10 +55,10 @@ void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
   if (rail >= link.lives.size()) return;
   // Also one that never came up.
   const RailLife::State state = link.lives[rail].state;
-  if (state != RailLife::State::kUp && state != RailLife::State::kReopening) return;
-  link.choice.SetUp(rail, false);
-  link.lives[rail] = {.state = RailLife::State::kFenceDue, .since = Now(), .why = why};
-  ++link.fences_due;
+  if (state == RailLife::State::kFenceDue || state == RailLife::State::kFencing) return;
+  link.SetLife(rail, RailLife::State::kFenceDue);
+  link.lives[rail].since = Now();
+  link.lives[rail].why = why;
   Log(LogLevel::kWarning, "peer {}: rail {} of {} failed: {}", metadata_.name, rail,
       runtime_->backends[link.backend]->name(), ToStd(why.message()));
   for (auto& [id, outbound] : active_) {
@@ -60,9 +68,13 @@ void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
 }
 
 void Peer::OnRailUp(Link& link, uint32_t rail) {
-  if (rail >= link.lives.size() || link.choice.up(rail)) return;
-  link.choice.SetUp(rail, true);
-  link.lives[rail].state = RailLife::State::kUp;
+  if (rail >= link.lives.size()) return;
+  if (link.lives[rail].state != RailLife::State::kReopening) {
+    return CloseLink(link,
+                     absl::InternalError(absl::StrCat("the backend says that rail ", rail,
+                                                      " is up, which it was not asked to build")));
+  }
+  link.SetLife(rail, RailLife::State::kUp);
   Log(LogLevel::kInfo, "peer {}: rail {} of {} is up", metadata_.name, rail,
       runtime_->backends[link.backend]->name());
 }
@@ -78,13 +90,11 @@ void Peer::SendRailFences() {
       continue;
     }
     for (uint32_t rail = 0; rail < link->lives.size(); ++rail) {
-      RailLife& life = link->lives[rail];
-      if (life.state != RailLife::State::kFenceDue) continue;
+      if (link->lives[rail].state != RailLife::State::kFenceDue) continue;
       const std::string message =
           EncodeMessage(FrameType::kFenceRail, 0, channel_.received(), RailFrame{.rail = rail});
       if (!link->endpoint->Send(std::as_bytes(std::span(message)))) break;
-      life.state = RailLife::State::kFencing;
-      --link->fences_due;
+      link->SetLife(rail, RailLife::State::kFencing);
     }
   }
 }
@@ -99,7 +109,7 @@ void Peer::OnRailFenced(Link& link, const Envelope& envelope) {
     return ProtocolError(link, absl::InvalidArgumentError(absl::StrCat(
                                    "it fenced rail ", rail, ", which it was not asked to")));
   }
-  link.lives[rail].state = RailLife::State::kReopening;
+  link.SetLife(rail, RailLife::State::kReopening);
   for (auto& [id, outbound] : active_) {
     if (outbound.link == &link) DiscardLanes(outbound, rail);
   }
@@ -154,7 +164,10 @@ absl::Status Peer::OnDiscarded(const DiscardAck& ack) {
   recovery.discarded.erase(lane);
   // Nothing of it goes again where all of it arrived, or where it was opened and not posted to.
   if (!ack.complete && (discarded.named || !discarded.slices.empty())) {
-    slots_.Reserve();
+    if (!slots_.Reserve()) {
+      return absl::InvalidArgumentError(absl::StrCat("it let go of a lane of transfer ",
+                                                     ack.transfer, " without freeing its slot"));
+    }
     if (outbound.last_posted) {
       LaneAgain& again = recovery.lanes.emplace_back(LaneAgain{
           .book =
@@ -181,16 +194,24 @@ void Peer::OnFreed(SlotRef slot) {
   for (LaneAgain& again : it->second.recovery->lanes) again.book.OnFreed(slot);
 }
 
-// Whether `op` failed as those of a failing rail do. Then it waits for that to be said; what was
-// not counted goes again by itself.
+// Whether `op` failed as those of a failing rail do. Then the transfer waits for that to be said,
+// and nothing more goes on that rail; what was not counted goes again by itself.
 bool Peer::AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const absl::Status& status) {
+  Link& link = *outbound.link;
+  if (!runtime_->backends[link.backend]->capabilities().rails_fail_alone) return false;
   if (!absl::IsUnavailable(status) && !absl::IsAborted(status) && !absl::IsCancelled(status)) {
     return false;
   }
-  const Time until = Now() + kExplainWithin;
-  if (outbound.unexplained.empty() || outbound.unexplained.back().rail != op.rail) {
-    outbound.unexplained.push_back({.rail = op.rail, .status = status, .until = until});
-    unexplained_.emplace_back(until, outbound.record->id);
+  RailLife& life = link.lives[op.rail];
+  if (life.state == RailLife::State::kUp) {
+    link.SetLife(op.rail, RailLife::State::kSuspected);
+    life.until = Time::max();
+    life.why = status;
+  }
+  if (life.state != RailLife::State::kSuspected) return false;
+  if (std::ranges::find(outbound.unexplained, op.rail, &Outbound::Unexplained::rail) ==
+      outbound.unexplained.end()) {
+    outbound.unexplained.push_back({.rail = op.rail, .status = status});
   }
   if (!outbound.lanes.has_value()) {
     SliceSet again;
@@ -201,17 +222,52 @@ bool Peer::AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const abs
   return true;
 }
 
-void Peer::EndUnexplained(Time now) {
-  while (!unexplained_.empty() && unexplained_.front().first <= now) {
-    const auto it = active_.find(unexplained_.front().second);
-    unexplained_.pop_front();
-    if (it == active_.end()) continue;
-    Outbound& outbound = it->second;
-    const auto alone = std::ranges::find_if(
-        outbound.unexplained, [&](const auto& failed) { return failed.until <= now; });
-    if (outbound.ending || outbound.arrived || alone == outbound.unexplained.end()) continue;
-    BeginEnd(outbound, TransferState::kFailed, OpFailed(outbound, alone->status),
-             std::min(outbound.record->deadline, now + runtime_->options.cancel_grace));
+Time Peer::NextRailTimer(const Link& link) const {
+  Time next = Time::max();
+  if (link.unsettled == 0) return next;
+  for (const RailLife& life : link.lives) {
+    using enum RailLife::State;
+    if (life.state == kSuspected) next = std::min(next, life.until);
+    if (life.state == kFenceDue || life.state == kFencing) {
+      next = std::min(next, life.since + runtime_->options.connect_timeout);
+    }
+  }
+  return next;
+}
+
+void Peer::RailTimers(Time now) {
+  for (Path& path : paths_) {
+    Link* const link = path.link.get();
+    if (link == nullptr || link->state != Link::State::kUp || NextRailTimer(*link) > now) continue;
+    for (uint32_t rail = 0; rail < link->lives.size(); ++rail) {
+      const RailLife& life = link->lives[rail];
+      using enum RailLife::State;
+      if (life.state == kSuspected && life.until <= now) Acquit(*link, rail);
+      if (life.state != kFenceDue && life.state != kFencing) continue;
+      if (life.since + runtime_->options.connect_timeout > now) continue;
+      CloseLink(*link,
+                absl::UnavailableError(absl::StrCat("the peer did not make rail ", rail,
+                                                    " quiet, which failed: ", life.why.message())));
+      break;
+    }
+  }
+}
+
+// Its ops failed alone.
+void Peer::Acquit(Link& link, uint32_t rail) {
+  link.SetLife(rail, RailLife::State::kUp);
+  std::vector<std::pair<Outbound*, absl::Status>> failed;
+  for (auto& [id, outbound] : active_) {
+    if (outbound.link != &link) continue;
+    const auto op = std::ranges::find(outbound.unexplained, rail, &Outbound::Unexplained::rail);
+    if (op == outbound.unexplained.end()) continue;
+    if (!outbound.ending && !outbound.arrived) failed.emplace_back(&outbound, op->status);
+    outbound.unexplained.erase(op);
+  }
+  const Time now = Now();
+  for (auto& [outbound, status] : failed) {
+    BeginEnd(*outbound, TransferState::kFailed, OpFailed(*outbound, status),
+             std::min(outbound->record->deadline, now + runtime_->options.cancel_grace));
   }
 }
 
@@ -229,6 +285,18 @@ void Peer::PushAmend(Outbound& outbound) {
     for (const LaneFrame& lane : again.book.Lanes()) amend.lanes.push_back(lane);
   }
   if (!amend.lanes.empty()) channel_.Push(FrameType::kAmend, amend);
+}
+
+// Of a connection all of whose rails are out of use; else nothing.
+std::string Peer::WhyNoRail(const Link& link) const {
+  std::string why;
+  for (uint32_t rail = 0; rail < link.lives.size(); ++rail) {
+    const RailLife& life = link.lives[rail];
+    if (life.state == RailLife::State::kUp) return {};
+    absl::StrAppend(&why, why.empty() ? "; no rail is up: " : "; ", "rail ", rail, ": ",
+                    life.why.message());
+  }
+  return why;
 }
 
 std::vector<RailExplanation> Peer::ExplainRails(const Link& link) const {

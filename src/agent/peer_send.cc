@@ -287,7 +287,7 @@ bool Peer::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t ra
                          : &outbound.recovery->lanes[outbound.prepared_for];
   const bool last = again != nullptr ? again->walk.done(outbound.cut) : !MoreInFirstBook(outbound);
   Op op{.kind = outbound.record->kind == TransferKind::kRead ? OpKind::kRead : OpKind::kWrite,
-        .sole = last && outbound.slices == 0 && counted,
+        .sole = last && outbound.slices == 0 && counted && outbound.recovery == nullptr,
         .rail = rail,
         .id = outbound.prepared,
         .transfer = outbound.record->id,
@@ -299,6 +299,7 @@ bool Peer::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t ra
     op.immediate = immediate.value_or(0);
   }
   entry.rail = rail;
+  entry.sole = op.sole;
   if (!PostOn(outbound, op)) return false;
   inline_data_ |= op.sole;
   link.choice.OnPosted(rail, entry.bytes, runtime_->now);
@@ -336,6 +337,7 @@ bool Peer::CloseLanes(Outbound& outbound) {
 
 bool Peer::PostOn(Outbound& outbound, const Op& op) {
   if (outbound.link->endpoint->Post(std::span(&op, 1)) == 0) return false;
+  ++outbound.link->lives[op.rail].ops;
   ++outbound.ops;
   return true;
 }

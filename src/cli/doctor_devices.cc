@@ -38,7 +38,7 @@ std::vector<NicWithoutDevice> NicsWithoutDevice(const SystemView& view) {
     };
     const char* module = RdmaModule(read("vendor"), read("device"), read("class"));
     // A virtual function without a device is one that a pod has, or nobody yet.
-    const bool virtual_function = view.files().Exists(absl::StrCat(bus, pci, "/physfn"));
+    const bool virtual_function = !view.files().LinkName(absl::StrCat(bus, pci, "/physfn")).empty();
     if (module == nullptr || virtual_function || known.contains(pci)) continue;
     nics.push_back({.pci = pci, .module = module});
   }

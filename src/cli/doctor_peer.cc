@@ -35,6 +35,10 @@ absl::StatusOr<Channel> Connect(const std::string& server) {
   return ConnectTo(*address, std::chrono::seconds(2));
 }
 
+std::string RailName(const RailExplanation& rail, size_t index) {
+  return absl::StrCat("rail ", index, rail.name.empty() ? "" : " ", rail.name);
+}
+
 void KeepExplanations(Channel& channel, const Agent& agent, const std::string& peer,
                       PeerPath& path) {
   if (const auto here = agent.Explain(peer); here.ok()) {
@@ -42,6 +46,7 @@ void KeepExplanations(Channel& channel, const Agent& agent, const std::string& p
     for (const PathExplanation& way : here->paths) {
       if (!way.chosen) continue;
       path.rails = way.rails;
+      path.each_rail = way.each_rail;
       path.why = way.why;
     }
   }
@@ -68,7 +73,7 @@ absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, KvCache& cache, P
   path.rtt_min_us = summary.min;
   path.rtt_p50_us = summary.p50;
   path.rtt_max_us = summary.max;
-  KeepExplanations(channel, agent, trip->session().peer(), path);
+  path.reached = true;
   return absl::OkStatus();
 }
 
@@ -99,6 +104,7 @@ absl::Status MeasureBandwidth(Channel& channel, Agent& agent, KvCache& cache, Pe
     const double bits = 8.0 * static_cast<double>(shape.bytes());
     path.gbps = std::max(path.gbps, bits / Seconds(Now() - start) / 1e9);
   }
+  KeepExplanations(channel, agent, session->peer(), path);
   return absl::OkStatus();
 }
 
@@ -149,7 +155,9 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
     return s;
   }
   if (absl::Status s = MeasureRoundTrips(*channel, **agent, small, path); !s.ok()) return s;
-  return MeasureBandwidth(*channel, **agent, large, path);
+  if (absl::Status s = MeasureBandwidth(*channel, **agent, large, path); !s.ok()) return s;
+  JudgeRails(path);
+  return absl::OkStatus();
 }
 
 PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
@@ -157,6 +165,7 @@ PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
   PeerPath path{.backend = backend};
   const absl::Status status = Try(server, options, path);
   if (status.ok()) return path;
+  path.reached = false;
   path.verdict = Verdict::kProblem;
   path.why = std::string(status.message());
   path.mend = absl::IsDataLoss(status) ? "the path changes bytes: take it out of use"
@@ -185,6 +194,20 @@ absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options)
 
 }  // namespace
 
+// Pairs of ports that do not reach each other: transfers go on over the others.
+void JudgeRails(PeerPath& path) {
+  std::vector<std::string> down;
+  for (size_t i = 0; i < path.each_rail.size(); ++i) {
+    const RailExplanation& rail = path.each_rail[i];
+    if (!rail.up) down.push_back(absl::StrCat(RailName(rail, i), " (", rail.why, ")"));
+  }
+  if (down.empty()) return;
+  path.verdict = Verdict::kWarning;
+  path.why = absl::StrCat(down.size(), " of ", path.each_rail.size(),
+                          " rails are down: ", absl::StrJoin(down, "; "));
+  path.mend = "kvxfer doctor, here and on the server's host; name the fabrics alike on both";
+}
+
 absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckOptions& options) {
   const absl::StatusOr<std::vector<std::string>> wanted = Wanted(options);
   if (!wanted.ok()) return wanted.status();
@@ -211,26 +234,49 @@ absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckO
   return report;
 }
 
+namespace {
+
+// A line for each rail, where there is more to tell than how many there are.
+std::string RailsText(const PeerPath& path) {
+  const bool telling =
+      path.each_rail.size() > 1 || std::any_of(path.each_rail.begin(), path.each_rail.end(),
+                                               [](const RailExplanation& r) { return !r.up; });
+  if (!path.reached || !telling) return {};
+  TextGrid grid({TextGrid::Align::kLeft, TextGrid::Align::kLeft, TextGrid::Align::kRight});
+  for (size_t i = 0; i < path.each_rail.size(); ++i) {
+    const RailExplanation& rail = path.each_rail[i];
+    grid.Add({RailName(rail, i), rail.up ? "up" : "DOWN",
+              rail.up ? FormatFixed(8 * rail.bytes_per_second / 1e9, 2) + " Gb/s" : "", rail.why});
+  }
+  return absl::StrCat("\n", path.backend, "\n", grid.ToString("  "));
+}
+
+}  // namespace
+
 std::string PeerText(const PeerReport& report) {
   using Align = TextGrid::Align;
   TextGrid grid({Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
                  Align::kRight, Align::kLeft});
   grid.Add({"backend", "", "rails", "rtt us min", "p50", "Gb/s", "path"});
+  std::string rails;
   std::string details;
   for (const PeerPath& path : report.paths) {
-    const bool reached = path.verdict == Verdict::kOk;
-    const char* word = reached                                   ? "reached"
+    const char* word = path.reached                              ? "reached"
                        : path.verdict == Verdict::kNotApplicable ? "-"
                                                                  : "NOT REACHED";
-    grid.Add({path.backend, word, reached ? absl::StrCat(path.rails) : "",
-              reached ? FormatFixed(path.rtt_min_us, 1) : "",
-              reached ? FormatFixed(path.rtt_p50_us, 1) : "",
-              reached ? FormatFixed(path.gbps, 2) : "", path.why});
+    grid.Add({path.backend, word, path.reached ? absl::StrCat(path.rails) : "",
+              path.reached ? FormatFixed(path.rtt_min_us, 1) : "",
+              path.reached ? FormatFixed(path.rtt_p50_us, 1) : "",
+              path.reached ? FormatFixed(path.gbps, 2) : "", path.why});
+    rails += RailsText(path);
     if (path.verdict < Verdict::kWarning) continue;
-    absl::StrAppend(&details, "\nPROBLEM  ", path.backend, " does not reach ", report.server,
+    absl::StrAppend(&details, "\n",
+                    path.verdict == Verdict::kProblem
+                        ? absl::StrCat("PROBLEM  ", path.backend, " does not reach ", report.server)
+                        : absl::StrCat("WARNING  ", path.backend, " is not whole"),
                     "\n  why   ", path.why, "\n  mend  ", path.mend, "\n");
   }
-  return absl::StrCat(grid.ToString(), details, "\n",
+  return absl::StrCat(grid.ToString(), rails, details, "\n",
                       report.taken.empty()
                           ? "no backend carries transfers there\n"
                           : absl::StrCat("transfers there take ", report.taken, "\n"));
@@ -239,10 +285,9 @@ std::string PeerText(const PeerReport& report) {
 Json PeerJson(const PeerReport& report) {
   Json paths = Json::array();
   for (const PeerPath& path : report.paths) {
-    const bool reached = path.verdict == Verdict::kOk;
     paths.push_back({{"backend", path.backend},
                      {"verdict", ToString(path.verdict)},
-                     {"reached", reached},
+                     {"reached", path.reached},
                      {"why", path.why},
                      {"mend", path.mend},
                      {"rails", path.rails},
@@ -259,20 +304,18 @@ Json PeerJson(const PeerReport& report) {
 }
 
 absl::Status PeerStatus(const PeerReport& report, bool strict) {
-  std::vector<std::string> bad;
+  std::vector<std::string> faults;
   bool reached = false;
   for (const PeerPath& path : report.paths) {
-    reached |= path.verdict == Verdict::kOk;
-    const bool counts =
-        path.verdict == Verdict::kProblem || (strict && path.verdict == Verdict::kWarning);
-    if (counts) bad.push_back(path.backend);
+    reached |= path.reached;
+    if (path.verdict == Verdict::kProblem) faults.push_back("not reached over " + path.backend);
+    if (strict && path.verdict == Verdict::kWarning) {
+      faults.push_back("not every rail of " + path.backend + " is up (--strict)");
+    }
   }
-  if (!bad.empty()) {
-    return absl::AbortedError(
-        absl::StrCat("not reached over ", absl::StrJoin(bad, ", "), ": ", report.server));
-  }
-  if (reached) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat("no backend reaches ", report.server));
+  if (faults.empty() && !reached) faults.emplace_back("no backend reaches it");
+  if (faults.empty()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(report.server, ": ", absl::StrJoin(faults, ", ")));
 }
 
 }  // namespace kvxfer::cli

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvxfer/peer.h"
 #include "src/cli/doctor.h"
 #include "src/cli/json_util.h"
 
@@ -23,11 +24,13 @@ struct PeerCheckOptions {
 // One backend, tried.
 struct PeerPath {
   std::string backend{};
-  // kOk: bytes went there and back, and were compared.
+  bool reached = false;  // bytes went there and back, and were compared
+  // kWarning: reached, but not over every rail.
   Verdict verdict = Verdict::kOk;
   std::string why{};  // why it does not reach the server; else what its path is
   std::string mend{};
   uint32_t rails = 0;
+  std::vector<RailExplanation> each_rail{};
   double rtt_min_us = 0;  // of a notified write of 64 bytes and its answer
   double rtt_p50_us = 0;
   double rtt_max_us = 0;
@@ -45,6 +48,9 @@ struct PeerReport {
 // Unavailable: nobody answers there; InvalidArgument: no address, no such backend, or a server of
 // another version. What a backend lacks is in the report.
 absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckOptions& options);
+
+// Makes a path that is reached, but not over each of its rails, a warning.
+void JudgeRails(PeerPath& path);
 
 std::string PeerText(const PeerReport& report);
 Json PeerJson(const PeerReport& report);

@@ -143,7 +143,7 @@ std::string KindText(const Topology& topology, const Line& line) {
 std::string Cell(const Topology& topology, const Place& place, size_t port) {
   const RdmaDevice& device = topology.DeviceOf(topology.ports[port]);
   const std::string distance = ToString(DistanceOf(topology, device, place.place));
-  for (const RailChoice& rail : place.plan.rails) {
+  for (const PlannedRail& rail : place.plan.rails) {
     if (rail.port == port) return distance + (rail.near ? "*" : " ");
   }
   return distance == "?" ? "- " : absl::StrCat("(", distance, ")");
@@ -178,12 +178,12 @@ std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
 // Of the rails of one fabric, by name those that are taken first, and how many there are besides.
 struct FabricRails {
   std::vector<size_t> near{};
-  std::map<DeviceDistance, std::pair<size_t, double>> others{};  // how many, penalty
+  std::map<DeviceDistance, std::pair<size_t, uint32_t>> others{};  // how many, penalty
 };
 
 std::string RailsText(const Topology& topology, const RailPlan& plan) {
   std::map<std::string, FabricRails> by_fabric;
-  for (const RailChoice& rail : plan.rails) {
+  for (const PlannedRail& rail : plan.rails) {
     FabricRails& rails = by_fabric[topology.ports[rail.port].fabric];
     if (rail.near) {
       rails.near.push_back(rail.port);
@@ -199,8 +199,8 @@ std::string RailsText(const Topology& topology, const RailPlan& plan) {
     absl::StrAppend(&part, PortList(topology, rails.near));
     const char* word = ", then ";
     for (const auto& [distance, other] : rails.others) {
-      absl::StrAppend(&part, absl::StrFormat("%s%d %s (x%.3g)", word, other.first,
-                                             ToString(distance), other.second));
+      absl::StrAppend(&part, absl::StrFormat("%s%d %s (x%d)", word, other.first, ToString(distance),
+                                             1 + other.second));
       word = ", ";
     }
     parts.push_back(part);
@@ -289,7 +289,7 @@ Json PlaceJson(const Topology& topology, const Place& place) {
         ToString(DistanceOf(topology, topology.DeviceOf(port), place.place));
   }
   Json rails = Json::array();
-  for (const RailChoice& rail : place.plan.rails) {
+  for (const PlannedRail& rail : place.plan.rails) {
     const RdmaPort& port = topology.ports[rail.port];
     rails.push_back({{"port", topology.PortName(port)},
                      {"fabric", port.fabric},

@@ -8,22 +8,19 @@
 namespace kvxfer {
 namespace {
 
-// Relative cost of a byte. A root complex forwards between its ports at somewhat less than a
-// switch does; the link between CPUs is shared with everything else that crosses it.
-double Weight(DeviceDistance distance) {
+// Steps away from memory. Between root and node there is none: both cross the root complex.
+uint32_t Steps(DeviceDistance distance) {
   switch (distance) {
     case DeviceDistance::kSwitch:
-      return 1.0;
+      return 0;
     case DeviceDistance::kRoot:
-      return 1.2;
     case DeviceDistance::kNode:
-      return 1.5;
+      return 1;
     case DeviceDistance::kUnknown:
-      return 2.0;
     case DeviceDistance::kOtherNode:
-      return 3.0;
+      return 2;
   }
-  return 3.0;
+  return 2;
 }
 
 int NodeOf(const Topology& topology, const MemoryPlace& place) {
@@ -104,18 +101,19 @@ RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
     const auto [it, first] = nearest.emplace(port.fabric, distance);
     if (!first) it->second = std::min(it->second, distance);
   }
-  for (RailChoice& rail : plan.rails) {
+  for (PlannedRail& rail : plan.rails) {
     const DeviceDistance best = nearest[topology.ports[rail.port].fabric];
     rail.near = rail.distance == best;
-    rail.penalty = Weight(rail.distance) / Weight(best);
+    rail.penalty = rail.near ? 0 : std::max(1u, Steps(rail.distance) - Steps(best));
   }
   const int node = NodeOf(topology, place);
-  const auto far = [&](const RailChoice& rail) {
+  const auto far = [&](const PlannedRail& rail) {
     return NodeDistance(topology, node, topology.DeviceOf(topology.ports[rail.port]).numa_node);
   };
-  std::stable_sort(plan.rails.begin(), plan.rails.end(), [&](const RailChoice& a, const RailChoice& b) {
-    return a.distance != b.distance ? a.distance < b.distance : far(a) < far(b);
-  });
+  std::stable_sort(plan.rails.begin(), plan.rails.end(),
+                   [&](const PlannedRail& a, const PlannedRail& b) {
+                     return a.distance != b.distance ? a.distance < b.distance : far(a) < far(b);
+                   });
   return plan;
 }
 

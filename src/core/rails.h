@@ -4,7 +4,7 @@
 //
 // Example:
 //   RailPlan plan = PlanRails(topology, {MemoryPlace::Kind::kGpu, 0}, PortSelector());
-//   for (const RailChoice& rail : plan.rails) Open(topology.ports[rail.port]);
+//   for (const PlannedRail& rail : plan.rails) Open(topology.ports[rail.port]);
 
 #ifndef KVXFER_CORE_RAILS_H_
 #define KVXFER_CORE_RAILS_H_
@@ -19,14 +19,14 @@
 
 namespace kvxfer {
 
-struct RailChoice {
+struct PlannedRail {
   size_t port = 0;  // index into Topology::ports
   DeviceDistance distance = DeviceDistance::kUnknown;
   // Of the nearest of its fabric: memory is registered with these first, and transfers take them
   // while they can.
   bool near = false;
-  // What the cost of a slice on this rail is multiplied with; 1 for a near rail.
-  double penalty = 1;
+  // A byte costs 1 + this as much as on a near rail, which has 0. What RailInfo::distance takes.
+  uint32_t penalty = 0;
 };
 
 struct LeftOut {
@@ -35,7 +35,7 @@ struct LeftOut {
 };
 
 struct RailPlan {
-  std::vector<RailChoice>
+  std::vector<PlannedRail>
       rails{};  // nearest first; equals by distance between NUMA nodes, then as they are
   std::vector<LeftOut> left_out{};
 };

@@ -27,8 +27,13 @@ class SlotPool {
 
   // A discarded lane was freed and goes again: keeps one free slot back for it, so that no other
   // lane takes it. Without that, transfers that hold slots could wait for each other's for ever.
-  // Call right after Free of the discarded lane's slot; end by TakeReserved or Unreserve.
-  void Reserve() { ++reserved_; }
+  // Call right after Free of the discarded lane's slot; end by TakeReserved or Unreserve. False: no
+  // slot is free, so the target did not let go of that one.
+  [[nodiscard]] bool Reserve() {
+    if (available() == 0) return false;
+    ++reserved_;
+    return true;
+  }
   SlotRef TakeReserved(uint64_t holder = 0);
   void Unreserve() { --reserved_; }
 

@@ -49,11 +49,14 @@ std::optional<std::string> Sysfs::Read(std::string_view path) const {
   if (!std::filesystem::is_regular_file(Full(path), error)) return std::nullopt;
   std::ifstream file(Full(path), std::ios::binary);
   if (!file) return std::nullopt;
-  std::string text(kMaxSysfsBytes, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  std::string text;
+  std::array<char, 4096> part;
+  do {
+    file.read(part.data(), part.size());
+    text.append(part.data(), static_cast<size_t>(file.gcount()));
+  } while (file && text.size() < kMaxSysfsBytes);
   // Some files are there and cannot be read now: a netdev's speed while it is down.
   if (file.bad()) return std::nullopt;
-  text.resize(static_cast<size_t>(file.gcount()));
   absl::StripAsciiWhitespace(&text);
   return text;
 }
@@ -95,6 +98,12 @@ std::string Sysfs::Resolve(std::string_view path) const {
   const std::string base = std::filesystem::canonical(root_, error).string();
   if (error || !real.starts_with(base + "/")) return {};
   return real.substr(base.size());
+}
+
+std::string Sysfs::LinkName(std::string_view path) const {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::read_symlink(Full(path), error);
+  return error ? std::string() : target.filename().string();
 }
 
 bool NaturalLess(std::string_view a, std::string_view b) {

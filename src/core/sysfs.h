@@ -35,7 +35,10 @@ class Sysfs {
   std::vector<std::string> List(std::string_view path) const;
   // The path with every link followed, again below the root. Empty: nothing there, or outside.
   std::string Resolve(std::string_view path) const;
-  // The same as a path that any program can open.
+  // The last part of where the link at `path` points to, be that there or not: the name of a
+  // driver, a PCI address. Empty: no link.
+  std::string LinkName(std::string_view path) const;
+  // `path` as any program can open it.
   std::string Full(std::string_view path) const;
 
  private:

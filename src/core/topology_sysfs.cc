@@ -101,12 +101,6 @@ std::vector<Gpu> ReadGpus(const Sysfs& sysfs, const std::vector<NumaNode>& nodes
   return gpus;
 }
 
-// The last part of where `link` points to, which is the name of a driver or of a PCI device.
-std::string LinkName(const Sysfs& sysfs, const std::string& link) {
-  const std::string target = sysfs.Resolve(link);
-  return target.substr(target.rfind('/') + 1);
-}
-
 RdmaDevice ReadDevice(const Sysfs& sysfs, const std::string& name,
                       const std::vector<NumaNode>& nodes) {
   const std::string folder = Join(kRdma, name);
@@ -117,13 +111,11 @@ RdmaDevice ReadDevice(const Sysfs& sysfs, const std::string& name,
   device.numa_node = NumaNodeOf(sysfs, pci, nodes);
   device.vendor = ReadUint(sysfs, Join(pci, "vendor"));
   device.device = ReadUint(sysfs, Join(pci, "device"));
-  if (sysfs.Exists(Join(pci, "driver"))) device.driver = LinkName(sysfs, Join(pci, "driver"));
+  device.driver = sysfs.LinkName(Join(pci, "driver"));
   device.firmware = sysfs.Read(Join(folder, "fw_ver")).value_or("");
   device.board = sysfs.Read(Join(folder, "board_id")).value_or("");
   device.node_guid = sysfs.Read(Join(folder, "node_guid")).value_or("");
-  if (sysfs.Exists(Join(pci, "physfn"))) {
-    device.physical_function = PciAddress::Parse(LinkName(sysfs, Join(pci, "physfn")));
-  }
+  device.physical_function = PciAddress::Parse(sysfs.LinkName(Join(pci, "physfn")));
   device.virtual_functions = ReadUint(sysfs, Join(pci, "sriov_numvfs"));
   return device;
 }

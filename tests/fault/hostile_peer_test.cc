@@ -2,6 +2,7 @@
 // bounded, and it loses its connection, not the host process.
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 
 #include "src/core/reliable_channel.h"
@@ -294,6 +295,68 @@ TEST_F(HostileTarget, AnswersToDiscardsThatNobodySent) {
   ASSERT_TRUE(peer->Say(FrameType::kReleased, Encode(released)));
   EXPECT_TRUE(peer->UntilDown());
   ExpectFailed();
+}
+
+// An initiator of one block whose only rail fails with the first op; the peer grants one slot.
+struct RailFailure {
+  static constexpr Descriptor kRemote{4096, 4096};
+
+  absl::Status Begin() {
+    AgentOptions options{.name = "honest", .backends = {"faulty:loopback"}};
+    options.faults = {.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)};
+    options.connect_timeout = std::chrono::milliseconds(200);
+    options.loopback_rails = 1;
+    auto made = Node::Create(options, MemoryType::kAttached, 4096);
+    if (!made.ok()) return made.status();
+    node.emplace(*std::move(made));
+    const RemoteRegion region{
+        .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = 4096, .access = Access::kReadWrite};
+    auto target = ScriptedPeer::Target(*node->agent, "hostile", {region}, "faulty:loopback");
+    if (!target.ok()) return target.status();
+    peer = *std::move(target);
+    const Descriptor local{node->memory.address(), 4096};
+    auto begun = node->agent->Write(
+        "hostile",
+        DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&kRemote, 1)},
+        Unhurried());
+    if (!begun.ok()) return begun.status();
+    write = *std::move(begun);
+    const SlotGrantFrame grant{.range = {.first = 0, .count = 1}};
+    if (!peer->Accept() || !peer->Say(FrameType::kSlotGrant, Encode(grant)) ||
+        !peer->Until([&] { return !peer->Heard(FrameType::kFenceRail).empty(); })) {
+      return absl::InternalError("the rail did not fail");
+    }
+    return absl::OkStatus();
+  }
+
+  std::optional<Node> node;
+  std::unique_ptr<ScriptedPeer> peer;
+  Transfer write;
+};
+
+TEST_F(HostileTarget, ALaneLetGoWithoutItsSlot) {
+  RailFailure rail;
+  ASSERT_OK(rail.Begin());
+  ASSERT_TRUE(rail.peer->Send(EncodeMessage(FrameType::kRailFenced, 0, 0, RailFrame{.rail = 0})));
+  ASSERT_TRUE(rail.peer->Until([&] { return !rail.peer->Heard(FrameType::kDiscard).empty(); }));
+  const std::string body = rail.peer->Heard(FrameType::kDiscard).back();
+  const auto discard = Decode<DiscardFrame>(std::as_bytes(std::span(body)));
+  ASSERT_OK(discard.status());
+  ASSERT_EQ(discard->slots.size(), 1u);
+  const ReleasedFrame released{
+      .discarded = {{.transfer = discard->transfer, .ref = discard->slots.front()}}};
+  ASSERT_TRUE(rail.peer->Say(FrameType::kReleased, Encode(released)));
+  EXPECT_TRUE(rail.peer->UntilDown());
+  EXPECT_FALSE(rail.write.Wait(kAmple).ok());
+}
+
+// Long before the transfer's deadline: without the fence nothing of it can go again.
+TEST_F(HostileTarget, ARailThatItNeverFences) {
+  RailFailure rail;
+  ASSERT_OK(rail.Begin());
+  EXPECT_TRUE(rail.peer->UntilDown());
+  EXPECT_TRUE(Fails(rail.write.Wait(kAmple), absl::StatusCode::kUnavailable,
+                    {"did not make rail 0 quiet", "injected failure"}));
 }
 
 // Not hostile, only older: it is told nothing of rails, and loses the connection instead.

@@ -117,6 +117,8 @@ TEST(DoctorPeer, MeasuresEachWayToAServer) {
     EXPECT_LE(path["rtt_p50_us"], path["rtt_max_us"]);
     EXPECT_GT(path["gbps"], 0.0);
     EXPECT_EQ(path["rails"], name == "tcp" ? 2 : 1);
+    EXPECT_EQ(path["here"]["paths"][0]["each_rail"].size(), name == "tcp" ? 2u : 1u);
+    EXPECT_EQ(path["here"]["paths"][0]["each_rail"][0]["up"], true);
     EXPECT_EQ(path["here"]["paths"][0]["connected"], true) << path.dump();
     EXPECT_FALSE(path["there"].is_null());
   }
@@ -136,10 +138,10 @@ TEST(DoctorPeer, AWayThatIsNotThereIsAProblem) {
   EXPECT_THAT(result.out, HasSubstr("NOT REACHED"));
   EXPECT_THAT(result.out, HasSubstr("PROBLEM  tcp does not reach " + server.address()));
   EXPECT_THAT(result.out, HasSubstr("  mend  "));
-  EXPECT_EQ(result.err, "kvxfer: not reached over tcp: " + server.address() + "\n");
+  EXPECT_EQ(result.err, "kvxfer: " + server.address() + ": not reached over tcp\n");
   const Result none = RunProgram({"doctor", server.address(), "--backend", "loopback"});
   EXPECT_EQ(none.status, ExitStatus::kFailed);
-  EXPECT_EQ(none.err, "kvxfer: no backend reaches " + server.address() + "\n");
+  EXPECT_EQ(none.err, "kvxfer: " + server.address() + ": no backend reaches it\n");
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ TEST(Topo, MatrixNamesFabricDistanceAndRails) {
   EXPECT_THAT(LineOf(result.out, "mlx5_6..mlx5_13"), HasSubstr("8 VFs of mlx5_0"));
   EXPECT_THAT(result.out, HasSubstr("mlx5_6..mlx5_37 (32)"));
   EXPECT_THAT(result.out, HasSubstr("port_guid"));
-  EXPECT_THAT(result.out, HasSubstr("Fabric1: mlx5_0, then 2 node (x1.5), 1 far (x3); Fabric2: "
+  EXPECT_THAT(result.out, HasSubstr("Fabric1: mlx5_0, then 2 node (x2), 1 far (x3); Fabric2: "
                                     "mlx5_4 mlx5_5"));
 }
 

@@ -88,7 +88,7 @@ mutant "declared one too few" $book \
 mutant "discarded lane stays in the book" $book '  lane = {};' ''
 mutant "freed lane discarded" $book '!lane.open || lane.freed' '!lane.open'
 mutant "no slot is kept for a lane that goes again" $initiator \
-  '  pool_.Reserve();' '' \
+  '  Require(pool_.Reserve(), "DISCARD is answered, its slot is not free", out.id);' '' \
   '    ++out.attempts[0].reserved;' '' \
   '  again.reserved = 1;' ''
 mutant "a kept slot is given to others" $pool \

@@ -195,7 +195,7 @@ void World::OnDiscardAck(const DiscardAck& ack) {
   Require(!ack.complete || (lane.slices & ~landed) == 0, "complete, but not all landed", out.id);
   if (out.state != State::kSending || ack.complete) return;
   if (lane.slices == 0 && !lane.named) return;  // no OPEN waits for it
-  pool_.Reserve();
+  Require(pool_.Reserve(), "DISCARD is answered, its slot is not free", out.id);
   if (out.attempts[0].pending != 0) {  // its last slice is not posted
     out.attempts[0].pending = static_cast<Slices>(out.attempts[0].pending | lane.slices);
     ++out.attempts[0].reserved;

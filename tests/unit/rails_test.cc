@@ -42,7 +42,7 @@ std::vector<std::string> Selected(const Topology& topology, const std::string& t
 std::vector<std::string> NearRails(const Topology& topology, const MemoryPlace& place,
                                    const std::string& fabric = "") {
   std::vector<std::string> names;
-  for (const RailChoice& rail : PlanRails(topology, place, PortSelector()).rails) {
+  for (const PlannedRail& rail : PlanRails(topology, place, PortSelector()).rails) {
     const RdmaPort& port = topology.ports[rail.port];
     if (rail.near && (fabric.empty() || port.fabric == fabric)) {
       names.push_back(topology.DeviceOf(port).name);
@@ -68,14 +68,21 @@ TEST(PlanRails, OthersFollowByDistanceAtACost) {
   const Topology dgx = Fixture("dgx-h100");
   const RailPlan plan = PlanRails(dgx, GpuAt(4), PortSelector());
   ASSERT_EQ(plan.rails.size(), 8u);
-  EXPECT_EQ(plan.rails[0].penalty, 1);
+  EXPECT_EQ(plan.rails[0].penalty, 0u);
   for (size_t i = 1; i < plan.rails.size(); ++i) {
     EXPECT_LE(plan.rails[i - 1].distance, plan.rails[i].distance);
     EXPECT_LE(plan.rails[i - 1].penalty, plan.rails[i].penalty);
     EXPECT_FALSE(plan.rails[i].near);
-    EXPECT_GT(plan.rails[i].penalty, 1);
+    EXPECT_GT(plan.rails[i].penalty, 0u);
   }
+  EXPECT_EQ(plan.rails[1].penalty, 1u);
   EXPECT_EQ(plan.rails[7].distance, DeviceDistance::kOtherNode);
+  EXPECT_EQ(plan.rails[7].penalty, 2u);
+  // Expect a price also where only the order tells them apart.
+  const RailPlan p4d = PlanRails(Fixture("p4d.24xlarge"), GpuAt(0), PortSelector());
+  EXPECT_EQ(p4d.rails[0].distance, DeviceDistance::kRoot);
+  EXPECT_EQ(p4d.rails[1].distance, DeviceDistance::kNode);
+  EXPECT_EQ(p4d.rails[1].penalty, 1u);
   // The storage ports are down.
   ASSERT_EQ(plan.left_out.size(), 4u);
   EXPECT_THAT(plan.left_out[0].why, HasSubstr("Disabled"));
@@ -87,8 +94,8 @@ TEST(PlanRails, EachFabricHasItsNearRails) {
   EXPECT_THAT(NearRails(node, GpuAt(1), "Fabric2"), ElementsAre("mlx5_4", "mlx5_5"));
   EXPECT_THAT(NearRails(node, GpuAt(5), "Fabric2"), ElementsAre("mlx5_4"));
   // Expect no price on the only rails there are, however far.
-  for (const RailChoice& rail : PlanRails(node, GpuAt(1), PortSelector()).rails) {
-    EXPECT_EQ(rail.penalty == 1, rail.near);
+  for (const PlannedRail& rail : PlanRails(node, GpuAt(1), PortSelector()).rails) {
+    EXPECT_EQ(rail.penalty == 0, rail.near);
   }
   const RailPlan plan = PlanRails(node, Node(0), PortSelector());
   EXPECT_EQ(plan.left_out.size(), 32u);
@@ -116,7 +123,7 @@ TEST(PlanRails, NearerNodesComeFirst) {
                           .fabric = "efa"});
   }
   std::vector<std::string> order;
-  for (const RailChoice& rail : PlanRails(host, Node(0), PortSelector()).rails) {
+  for (const PlannedRail& rail : PlanRails(host, Node(0), PortSelector()).rails) {
     order.push_back(host.DeviceOf(host.ports[rail.port]).name);
   }
   EXPECT_THAT(order, ElementsAre("nic0", "nic1", "nic3", "nic2"));
@@ -127,7 +134,7 @@ TEST(PlanRails, APlaceThatIsNotThereIsFarFromAll) {
   for (const MemoryPlace& place : {GpuAt(8), Node(2)}) {
     const RailPlan plan = PlanRails(dgx, place, PortSelector());
     ASSERT_EQ(plan.rails.size(), 8u);
-    for (const RailChoice& rail : plan.rails) {
+    for (const PlannedRail& rail : plan.rails) {
       EXPECT_EQ(rail.distance, DeviceDistance::kUnknown);
       EXPECT_TRUE(rail.near);
     }

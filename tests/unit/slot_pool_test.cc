@@ -79,15 +79,27 @@ TEST(SlotPoolTest, ReservedSlotIsKeptFromOthers) {
   const auto discarded = pool.Take();
   const auto other = pool.Take();
   ASSERT_TRUE(pool.Free(*discarded).ok());
-  pool.Reserve();
+  ASSERT_TRUE(pool.Reserve());
   EXPECT_EQ(pool.available(), 0u);
   EXPECT_FALSE(pool.Take().has_value());
   EXPECT_EQ(pool.TakeReserved().slot, discarded->slot);
   // Expect the reservation of a transfer that ended otherwise to be given up.
   ASSERT_TRUE(pool.Free(*other).ok());
-  pool.Reserve();
+  ASSERT_TRUE(pool.Reserve());
   pool.Unreserve();
   EXPECT_EQ(pool.Take()->slot, other->slot);
+}
+
+TEST(SlotPoolTest, WhereNoSlotIsFreeNoneIsReserved) {
+  SlotPool pool;
+  EXPECT_FALSE(pool.Reserve());
+  ASSERT_TRUE(pool.AddGrant(Granted(0, 1, 0)).ok());
+  const auto only = pool.Take();
+  EXPECT_FALSE(pool.Reserve());
+  EXPECT_EQ(pool.available(), 0u);
+  ASSERT_TRUE(pool.Free(*only).ok());
+  EXPECT_TRUE(pool.Reserve());
+  EXPECT_FALSE(pool.Reserve());
 }
 
 }  // namespace

@@ -333,6 +333,9 @@ TEST(Sysfs, LinksDoNotLeadOutOfTheRoot) {
   EXPECT_EQ(sysfs.Resolve("/sys/inside/b"), "/sys/a/b");
   EXPECT_EQ(sysfs.Resolve("/sys/outside"), "");
   EXPECT_EQ(sysfs.Resolve("/sys/none"), "");
+  EXPECT_EQ(sysfs.LinkName("/sys/inside"), "a");
+  EXPECT_EQ(sysfs.LinkName("/sys/a/b"), "");
+  EXPECT_EQ(sysfs.LinkName("/sys/none"), "");
   EXPECT_EQ(sysfs.ReadInt("/sys/inside/b"), 31);
   EXPECT_FALSE(sysfs.Read("/sys/a").has_value());
   EXPECT_TRUE(sysfs.List("/sys/none").empty());

@@ -43,6 +43,7 @@ FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, const FaultOptions&
   if (options_.reorder_window > 0 || options_.max_delay > Duration::zero()) {
     capabilities_.rail_keeps_order = false;
   }
+  if (options_.rail_down_probability > 0) capabilities_.rails_fail_alone = true;
 }
 
 FaultyBackend::~FaultyBackend() {

@@ -47,7 +47,7 @@ size_t FaultyEndpoint::Post(std::span<const Op> ops) {
   const Time now = Now();
   size_t accepted = 0;
   for (const Op& op : ops) {
-    if (Backlog() >= kMaxBacklog + options.reorder_window || !rails_.up(op.rail)) break;
+    if (Backlog() >= kMaxBacklog + options.reorder_window || !rail_up(op.rail)) break;
     if (!Swallowed() && CutNow()) return accepted;
     CountTowardsBlackHole();
     ++accepted;

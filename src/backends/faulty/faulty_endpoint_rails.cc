@@ -35,7 +35,8 @@ void FaultyEndpoint::OnInnerRail(Event event) {
         absl::StrCat("rail ", event.rail,
                      " failed while failures of rails are injected: ", event.status.message())));
   }
-  // A held completion or immediate of the rail comes before it.
+  // What is held here of the rail ends before it: its ops never reached the rail.
+  if (event.kind == EventKind::kRailDown) FailRail(event.rail);
   FlushIncoming();
   Pending pending;
   pending.event = std::move(event);
@@ -58,9 +59,9 @@ void FaultyEndpoint::OnInnerFenced(Event event) {
 
 void FaultyEndpoint::FailRail(uint32_t rail) {
   for (const HeldOp& held : ExtractHeldOps([&](const HeldOp& h) { return h.op.rail == rail; })) {
-    backend_->Report(Completion(
-        held.op, absl::UnavailableError(absl::StrCat("injected failure of rail ", rail, ": op ",
-                                                     held.op.id, " was not executed"))));
+    backend_->Report(
+        Completion(held.op, absl::UnavailableError(absl::StrCat("rail ", rail, " failed: op ",
+                                                                held.op.id, " was not executed"))));
   }
 }
 

@@ -41,6 +41,7 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
   if (absl::Status status = backend->Listen(); !status.ok()) return status;
   backend->capabilities_ = {.arrival = Arrival::kImmediate,
                             .rail_keeps_order = true,
+                            .rails_fail_alone = true,
                             .needs_remote_cpu = false,
                             .max_op_bytes = kMaxOpBytes,
                             .max_op_runs = std::min<size_t>(kMaxOpRuns, backend->queue_depth_ - 2),

@@ -1,35 +1,35 @@
-#include "src/core/rail_choice.h"
+#include "src/core/rail_picker.h"
 
 #include <algorithm>
 
 namespace kvxfer {
 namespace {
 
-constexpr double kUnknownSpeed = 1e9;  // where no rail knows: only their ratio matters
-constexpr double kWeight = 0.25;       // of a new sample
+constexpr double kWeight = 0.25;  // of a new sample
 // Shorter than this a sample says more of how often completions are looked at than of the rail.
 constexpr Duration kShortest = std::chrono::microseconds(20);
 
 }  // namespace
 
-RailChoice::RailChoice(std::span<const RailInfo> rails) {
-  double best = 0;
-  for (const RailInfo& info : rails) best = std::max(best, info.bytes_per_second);
-  if (best <= 0) best = kUnknownSpeed;
+RailPicker::RailPicker(std::span<const RailInfo> rails) {
   rails_.resize(std::min<size_t>(rails.size(), kMaxRails));
   for (size_t i = 0; i < rails_.size(); ++i) {
-    rails_[i].speed = rails[i].bytes_per_second > 0 ? rails[i].bytes_per_second : best;
+    rails_[i].speed = std::max(rails[i].bytes_per_second, 0.0);
     rails_[i].penalty = 1.0 + rails[i].distance;
   }
 }
 
-uint32_t RailChoice::Pick(uint64_t bytes, uint64_t tried) const {
+uint32_t RailPicker::Pick(uint64_t bytes, uint64_t tried) const {
   uint32_t best = kNoRail;
   double best_cost = 0;
+  double highest = 0;
+  for (const Rail& rail : rails_) highest = std::max(highest, rail.speed);
+  if (highest <= 0) highest = 1;  // where no rail knows, only their ratio matters
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     const Rail& rail = rails_[i];
     if (!rail.up || (tried >> i & 1) != 0) continue;
-    const double cost = static_cast<double>(rail.in_flight + bytes) * rail.penalty / rail.speed;
+    const double cost = static_cast<double>(rail.in_flight + bytes) * rail.penalty /
+                        (rail.speed > 0 ? rail.speed : highest);
     if (best == kNoRail || cost < best_cost) {
       best = i;
       best_cost = cost;
@@ -38,13 +38,13 @@ uint32_t RailChoice::Pick(uint64_t bytes, uint64_t tried) const {
   return best;
 }
 
-void RailChoice::OnPosted(uint32_t rail_index, uint64_t bytes, Time now) {
+void RailPicker::OnPosted(uint32_t rail_index, uint64_t bytes, Time now) {
   Rail& rail = rails_[rail_index];
   if (rail.in_flight == 0) rail.since = now;
   rail.in_flight += bytes;
 }
 
-void RailChoice::OnCompleted(uint32_t rail_index, uint64_t bytes, Time now, bool measured) {
+void RailPicker::OnCompleted(uint32_t rail_index, uint64_t bytes, Time now, bool measured) {
   Rail& rail = rails_[rail_index];
   rail.in_flight -= bytes;
   if (!measured) {
@@ -60,7 +60,12 @@ void RailChoice::OnCompleted(uint32_t rail_index, uint64_t bytes, Time now, bool
   if (rail.sampled < kSample || rail.busy < kShortest) return;
   const double speed =
       static_cast<double>(rail.sampled) / std::chrono::duration<double>(rail.busy).count();
-  if (!rail.ran_empty || speed > rail.speed) rail.speed += kWeight * (speed - rail.speed);
+  if (!rail.measured) {
+    rail.measured = true;
+    rail.speed = rail.ran_empty ? std::max(rail.speed, speed) : speed;
+  } else if (!rail.ran_empty || speed > rail.speed) {
+    rail.speed += kWeight * (speed - rail.speed);
+  }
   rail.sampled = 0;
   rail.busy = {};
   rail.ran_empty = rail.in_flight == 0;

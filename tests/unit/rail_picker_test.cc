@@ -1,7 +1,7 @@
 // Rails get bytes as they have speed. A small simulation stands for the rails: each works off its
 // queue at its own speed, whatever the estimate says.
 
-#include "src/core/rail_choice.h"
+#include "src/core/rail_picker.h"
 
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ class Simulation {
     return static_cast<double>(rails[rail].got) / static_cast<double>(all);
   }
 
-  RailChoice choice;
+  RailPicker choice;
   std::vector<SimRail> rails;
   double now = 0;
   double limit = 100;
@@ -89,14 +89,14 @@ class Simulation {
   }
 };
 
-TEST(RailChoice, EqualRailsShareEqually) {
+TEST(RailPicker, EqualRailsShareEqually) {
   Simulation sim(std::vector<RailInfo>(4));
   sim.Transfer(4000, 256 * 1024, 8 << 20);
   for (uint32_t rail = 0; rail < 4; ++rail) EXPECT_NEAR(sim.Share(rail), 0.25, 0.02) << rail;
 }
 
 // Nothing is known beforehand: what they carry tells.
-TEST(RailChoice, ARailAtAQuarterOfTheSpeedGetsAboutAQuarterOfTheBytes) {
+TEST(RailPicker, ARailAtAQuarterOfTheSpeedGetsAboutAQuarterOfTheBytes) {
   std::mt19937_64 random(TestSeed());
   for (int round = 0; round < 20; ++round) {
     Simulation sim(std::vector<RailInfo>(2));
@@ -109,9 +109,9 @@ TEST(RailChoice, ARailAtAQuarterOfTheSpeedGetsAboutAQuarterOfTheBytes) {
   }
 }
 
-TEST(RailChoice, NominalSpeedsAreWhereItBegins) {
+TEST(RailPicker, NominalSpeedsAreWhereItBegins) {
   const std::vector<RailInfo> infos = {{.bytes_per_second = 50e9}, {.bytes_per_second = 12.5e9}};
-  RailChoice choice(infos);
+  RailPicker choice(infos);
   choice.SetUp(0, true);
   choice.SetUp(1, true);
   uint64_t got[2] = {0, 0};
@@ -124,10 +124,10 @@ TEST(RailChoice, NominalSpeedsAreWhereItBegins) {
   EXPECT_EQ(got[1], 10u);
   // An unknown one counts as the best that is known.
   const std::vector<RailInfo> mixed = {{.bytes_per_second = 50e9}, {}};
-  EXPECT_EQ(RailChoice(mixed).bytes_per_second(1), 50e9);
+  EXPECT_EQ(RailPicker(mixed).bytes_per_second(1), 50e9);
 }
 
-TEST(RailChoice, ARailThatStallsGetsNoMoreThanItsWindow) {
+TEST(RailPicker, ARailThatStallsGetsNoMoreThanItsWindow) {
   Simulation sim(std::vector<RailInfo>(2));
   sim.Transfer(200, 256 * 1024, 4 << 20);
   sim.rails[1].speed = 0;
@@ -138,7 +138,7 @@ TEST(RailChoice, ARailThatStallsGetsNoMoreThanItsWindow) {
   EXPECT_GT(sim.rails[0].got, uint64_t{1900} * 256 * 1024);
 }
 
-TEST(RailChoice, ARailThatSlowsDownAndRecoversGetsItsShareBack) {
+TEST(RailPicker, ARailThatSlowsDownAndRecoversGetsItsShareBack) {
   Simulation sim(std::vector<RailInfo>(2));
   sim.Transfer(2000, 256 * 1024, 8 << 20);
   sim.rails[1].speed = 1e8;
@@ -155,7 +155,7 @@ TEST(RailChoice, ARailThatSlowsDownAndRecoversGetsItsShareBack) {
 }
 
 // Ops of a few KiB, one at a time: their latency is no word on the speed.
-TEST(RailChoice, TinyOpsDoNotMakeARailLookSlow) {
+TEST(RailPicker, TinyOpsDoNotMakeARailLookSlow) {
   const std::vector<RailInfo> infos(2, RailInfo{.bytes_per_second = 10e9});
   Simulation sim(infos);
   for (auto& rail : sim.rails) rail.speed = 10e9;
@@ -164,9 +164,9 @@ TEST(RailChoice, TinyOpsDoNotMakeARailLookSlow) {
   EXPECT_GE(sim.choice.bytes_per_second(1), 10e9);
 }
 
-TEST(RailChoice, ADistantRailWaitsUntilNearOnesHaveMoreToDo) {
+TEST(RailPicker, ADistantRailWaitsUntilNearOnesHaveMoreToDo) {
   const std::vector<RailInfo> infos = {{.distance = 1}, {.distance = 0}};
-  RailChoice choice(infos);
+  RailPicker choice(infos);
   choice.SetUp(0, true);
   choice.SetUp(1, true);
   std::vector<uint32_t> picked;
@@ -177,8 +177,8 @@ TEST(RailChoice, ADistantRailWaitsUntilNearOnesHaveMoreToDo) {
   EXPECT_EQ(picked, (std::vector<uint32_t>{1, 0, 1}));
 }
 
-TEST(RailChoice, DownOrTriedRailsAreNotPicked) {
-  RailChoice choice(std::vector<RailInfo>(3));
+TEST(RailPicker, DownOrTriedRailsAreNotPicked) {
+  RailPicker choice(std::vector<RailInfo>(3));
   EXPECT_EQ(choice.Pick(1), kNoRail);
   choice.SetUp(1, true);
   choice.SetUp(2, true);

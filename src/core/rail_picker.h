@@ -6,14 +6,14 @@
 // Speed: bytes that completed over the time in which the rail had something to do, kSample bytes at
 // a time, each counting a quarter. Small ops spend their time on other things than bytes, so a rail
 // that ran empty meanwhile may have been faster than it looks: such a sample only raises the
-// estimate. Before the first sample it is the nominal speed, or, where that is not known, the
-// highest known of the connection's.
+// estimate. Before its first sample a rail has its nominal speed, or, where that is not known, the
+// highest speed that any rail of the connection has: so it gets its share, and is measured.
 //
 // Thread-safety: none; owned by the progress engine. No allocation, no clock: the caller says what
 // time it is.
 
-#ifndef KVXFER_CORE_RAIL_CHOICE_H_
-#define KVXFER_CORE_RAIL_CHOICE_H_
+#ifndef KVXFER_CORE_RAIL_PICKER_H_
+#define KVXFER_CORE_RAIL_PICKER_H_
 
 #include <cstdint>
 #include <span>
@@ -26,13 +26,13 @@ namespace kvxfer {
 
 inline constexpr uint32_t kNoRail = UINT32_MAX;
 
-class RailChoice {
+class RailPicker {
  public:
   static constexpr uint32_t kMaxRails = 64;  // those beyond are not used
   static constexpr uint64_t kSample = 256 * 1024;
 
   // All of them down.
-  explicit RailChoice(std::span<const RailInfo> rails);
+  explicit RailPicker(std::span<const RailInfo> rails);
 
   uint32_t size() const { return static_cast<uint32_t>(rails_.size()); }
   void SetUp(uint32_t rail, bool up) { rails_[rail].up = up; }
@@ -46,11 +46,13 @@ class RailChoice {
   void OnCompleted(uint32_t rail, uint64_t bytes, Time now, bool measured);
 
   uint64_t in_flight(uint32_t rail) const { return rails_[rail].in_flight; }
+  // 0: not known.
   double bytes_per_second(uint32_t rail) const { return rails_[rail].speed; }
 
  private:
   struct Rail {
-    double speed = 0;  // bytes a second, never 0
+    double speed = 0;  // bytes a second; 0: neither measured nor nominal
+    bool measured = false;
     double penalty = 1;
     uint64_t in_flight = 0;
     bool up = false;
@@ -65,4 +67,4 @@ class RailChoice {
 
 }  // namespace kvxfer
 
-#endif  // KVXFER_CORE_RAIL_CHOICE_H_
+#endif  // KVXFER_CORE_RAIL_PICKER_H_

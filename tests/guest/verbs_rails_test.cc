@@ -1,0 +1,186 @@
+// The verbs backend on soft-RoCE devices whose links fail, lose packets and lie in two fabrics.
+// Runs in the RDMA guest only, with RDMA_VM_FABRICS="2 2": rdma0 and rdma1 are the two ports of one
+// fabric, rdma2 and rdma3 those of another. Changes the guest's links.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/agents.h"
+#include "tests/support/blocks.h"
+#include "tests/support/scale.h"
+#include "tests/support/status_macros.h"
+
+namespace kvxfer::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr Shape kShape{.block_bytes = 16 * 1024, .ids = 40, .gap = 64};
+
+void Run(const std::string& command) { ASSERT_EQ(std::system(command.c_str()), 0) << command; }
+
+uint64_t PacketsSent(const std::string& device) {
+  uint64_t packets = 0;
+  std::ifstream("/sys/class/infiniband/" + device + "/ports/1/hw_counters/sent_pkts") >> packets;
+  return packets;
+}
+
+class VerbsRails : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    for (int i = 0; i < 4; ++i) {
+      const std::string netdev = "rdma" + std::to_string(i);
+      Run("tc qdisc del dev " + netdev + " root 2>/dev/null || true");
+      Run("ip link set " + netdev + " up");
+    }
+  }
+
+  static AgentOptions Options(std::string name, std::vector<std::string> devices,
+                              std::vector<std::string> fabrics = {}) {
+    AgentOptions options{.name = std::move(name), .backends = {"verbs"}};
+    options.verbs.devices = std::move(devices);
+    options.verbs.fabrics = std::move(fabrics);
+    // A lost link is given up soon: 4.096 us * 2^16 = 0.27 s an attempt.
+    options.verbs.timeout = 16;
+    options.verbs.retry_count = 3;
+    options.stripe_from = 64 * 1024;
+    options.max_notifications = 10'000;
+    return options;
+  }
+
+  void Start(const AgentOptions& a, const AgentOptions& b) {
+    const Flavour flavour{.name = "Verbs", .backend = "verbs", .memory = MemoryType::kAttached};
+    ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(flavour, a, b, kShape.memory_bytes()));
+  }
+
+  // One transfer, told and looked at. The destination is cleared before.
+  void Move(uint64_t number, seconds deadline = seconds(60)) {
+    Pattern(number).Fill(pair_.a.memory.bytes());
+    std::ranges::fill(pair_.b.memory.bytes(), std::byte{0});
+    const BlockSet blocks(kShape, pair_.a.memory.address(), pair_.b.memory.address());
+    TransferOptions options = Telling(std::to_string(number));
+    options.deadline = deadline;
+    ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair_.a.agent, "b", options));
+    ASSERT_OK(transfer.Wait(kAmple));
+    ASSERT_OK_AND_ASSIGN(const Notification told, pair_.b.agent->WaitNotification(kAmple));
+    EXPECT_EQ(told.payload, std::to_string(number));
+    EXPECT_TRUE(Landed(kShape, Side::kRemote, number, pair_.b.memory.bytes()));
+    EXPECT_FALSE(pair_.b.agent->WaitNotification(milliseconds(0)).ok()) << "told twice";
+  }
+
+  std::vector<RailExplanation> Rails() {
+    const auto why = pair_.a.agent->Explain("b");
+    EXPECT_OK(why);
+    for (const PathExplanation& path : why->paths) {
+      if (path.backend == "verbs") return path.each_rail;
+    }
+    return {};
+  }
+  size_t RailsUp() {
+    return static_cast<size_t>(std::ranges::count(Rails(), true, &RailExplanation::up));
+  }
+
+  Pair pair_;
+};
+
+TEST_F(VerbsRails, ALinkThatGoesDownInMidTransferIsDoneWithoutAndUsedAgainOnceItIsUp) {
+  ASSERT_NO_FATAL_FAILURE(Start(Options("a", {"rxe0", "rxe2"}), Options("b", {"rxe1", "rxe3"})));
+  ASSERT_NO_FATAL_FAILURE(Move(1));
+  ASSERT_TRUE(Eventually(kAmple, [&] { return RailsUp() == 2; }));
+  std::thread cutter([] {
+    std::this_thread::sleep_for(milliseconds(15));
+    Run("ip link set rdma0 down");
+  });
+  for (uint64_t number = 2; number < 22; ++number) ASSERT_NO_FATAL_FAILURE(Move(number));
+  cutter.join();
+  ASSERT_NO_FATAL_FAILURE(Move(22));
+  EXPECT_EQ(RailsUp(), 1u);
+  const uint64_t before = PacketsSent("rxe0");
+  Run("ip link set rdma0 up");
+  const Time up = Now();
+  ASSERT_TRUE(Eventually(kAmple, [&] { return RailsUp() == 2; }));
+  std::printf("rail up again %.0f ms after its link\n", Milliseconds(Now() - up));
+  for (uint64_t number = 23; number < 33; ++number) ASSERT_NO_FATAL_FAILURE(Move(number));
+  EXPECT_GT(PacketsSent("rxe0"), before + 20);
+}
+
+TEST_F(VerbsRails, BothLinksDownAndUpAgainIsWaitedFor) {
+  ASSERT_NO_FATAL_FAILURE(Start(Options("a", {"rxe0", "rxe2"}), Options("b", {"rxe1", "rxe3"})));
+  ASSERT_NO_FATAL_FAILURE(Move(1));
+  Run("ip link set rdma0 down && ip link set rdma2 down");
+  std::thread mender([] {
+    std::this_thread::sleep_for(seconds(2));
+    Run("ip link set rdma2 up");
+  });
+  ASSERT_NO_FATAL_FAILURE(Move(2));
+  mender.join();
+}
+
+TEST_F(VerbsRails, FabricsAreNotMixedNamedOrNot) {
+  for (const bool named : {false, true}) {
+    std::vector<std::string> a;
+    std::vector<std::string> b;
+    if (named) {
+      a = {"rxe0=one", "rxe2=two"};
+      b = {"rxe1=one", "rxe3=two"};
+    }
+    // In another order on the other side.
+    ASSERT_NO_FATAL_FAILURE(
+        Start(Options("a", {"rxe0", "rxe2"}, a), Options("b", {"rxe3", "rxe1"}, b)));
+    ASSERT_NO_FATAL_FAILURE(Move(1));
+    EXPECT_TRUE(Eventually(kAmple, [&] { return RailsUp() == 2; })) << "named: " << named;
+    for (const RailExplanation& rail : Rails()) {
+      if (!rail.up) continue;
+      EXPECT_TRUE(rail.name.find("rxe0:1 → rxe1:1") != std::string::npos ||
+                  rail.name.find("rxe2:1 → rxe3:1") != std::string::npos)
+          << rail.name;
+    }
+    for (uint64_t number = 2; number < 6; ++number) ASSERT_NO_FATAL_FAILURE(Move(number));
+    pair_ = {};
+  }
+}
+
+TEST_F(VerbsRails, UnequalNumbersOfPortsInOneFabric) {
+  // 2 to 1 and 1 to 2: what cannot be reached is left out.
+  ASSERT_NO_FATAL_FAILURE(Start(Options("a", {"rxe0", "rxe2"}), Options("b", {"rxe1"})));
+  for (uint64_t number = 1; number < 4; ++number) ASSERT_NO_FATAL_FAILURE(Move(number));
+  pair_ = {};
+  ASSERT_NO_FATAL_FAILURE(Start(Options("a", {"rxe0"}), Options("b", {"rxe1", "rxe3"})));
+  for (uint64_t number = 1; number < 4; ++number) ASSERT_NO_FATAL_FAILURE(Move(number));
+}
+
+TEST_F(VerbsRails, APeerInAnotherFabricOnlyIsNotReached) {
+  ASSERT_NO_FATAL_FAILURE(
+      Start(Options("a", {"rxe0"}, {"rxe0=one"}), Options("b", {"rxe3"}, {"rxe3=two"})));
+  const BlockSet blocks(kShape, pair_.a.memory.address(), pair_.b.memory.address());
+  TransferOptions options = Unhurried();
+  options.deadline = seconds(5);
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair_.a.agent, "b", options));
+  const absl::Status end = transfer.Wait(kAmple);
+  EXPECT_FALSE(end.ok());
+  EXPECT_NE(end.message().find("fabric"), std::string::npos) << end;
+}
+
+class VerbsLoss : public VerbsRails, public ::testing::WithParamInterface<int> {};
+
+TEST_P(VerbsLoss, EveryByteComesAndIsToldOnceAndInOrder) {
+  ASSERT_NO_FATAL_FAILURE(Start(Options("a", {"rxe0", "rxe2"}), Options("b", {"rxe1", "rxe3"})));
+  ASSERT_NO_FATAL_FAILURE(Move(1));
+  for (int i = 0; i < 4; ++i) {
+    Run("tc qdisc add dev rdma" + std::to_string(i) + " root netem loss " +
+        std::to_string(GetParam()) + "%");
+  }
+  for (uint64_t number = 2; number < 22; ++number) ASSERT_NO_FATAL_FAILURE(Move(number));
+}
+
+INSTANTIATE_TEST_SUITE_P(Percent, VerbsLoss, ::testing::Values(1, 5));
+
+}  // namespace
+}  // namespace kvxfer::testing
