@@ -141,15 +141,15 @@ void Rail::Internal(Purpose purpose, ibv_send_wr& last, uint32_t requests) {
   if (queue_.empty()) WatchStall(Now());
   queue_.Push({.requests = requests, .purpose = purpose, .read = true});
   Ring();
+  // No Post is under way: nothing else lies in the pool.
+  link_->backend().requests().Clear();
 }
 
-bool Rail::Flush() {
-  if (queue_.room() < 2 || !link_->backend().requests().HasRoom(2)) return false;
+void Rail::Flush() {
   dirty_ = false;
   ibv_send_wr& wr = Chain();
   FillWord(wr, true);
   Internal(Purpose::kFlush, wr, 1);
-  return true;
 }
 
 void Rail::Ring() {
