@@ -51,6 +51,7 @@ class VerbsRails : public ::testing::Test {
     options.verbs.timeout = 16;
     options.verbs.retry_count = 3;
     options.stripe_from = 64 * 1024;
+    options.connect_timeout = seconds(20);  // the first time all code is cold, and emulated
     options.max_notifications = 10'000;
     return options;
   }

@@ -122,9 +122,43 @@ TEST(RailPicker, NominalSpeedsAreWhereItBegins) {
   }
   EXPECT_EQ(got[0], 40u);
   EXPECT_EQ(got[1], 10u);
-  // An unknown one counts as the best that is known.
-  const std::vector<RailInfo> mixed = {{.bytes_per_second = 50e9}, {}};
-  EXPECT_EQ(RailPicker(mixed).bytes_per_second(1), 50e9);
+}
+
+TEST(RailPicker, OneOfUnknownSpeedCountsAsTheBest) {
+  const std::vector<RailInfo> infos = {{.bytes_per_second = 50e9}, {}};
+  RailPicker picker(infos);
+  picker.SetUp(0, true);
+  picker.SetUp(1, true);
+  uint64_t got[2] = {0, 0};
+  for (int i = 0; i < 10; ++i) {
+    const uint32_t rail = picker.Pick(1 << 20);
+    picker.OnPosted(rail, 1 << 20, Time{});
+    got[rail] += 1;
+  }
+  EXPECT_EQ(got[0], 5u);
+  EXPECT_EQ(picker.bytes_per_second(1), 0);
+}
+
+// Small transfers one after the other go over the first rail and tell how fast it is.
+TEST(RailPicker, OneThatWasNeverMeasuredGetsItsShareBesideOneThatWas) {
+  const std::vector<RailInfo> infos(2);
+  RailPicker picker(infos);
+  picker.SetUp(0, true);
+  picker.SetUp(1, true);
+  Time now{};
+  for (int i = 0; i < 2000; ++i) {
+    picker.OnPosted(0, 4096, now);
+    now += std::chrono::nanoseconds(500);
+    picker.OnCompleted(0, 4096, now, true);
+  }
+  EXPECT_GT(picker.bytes_per_second(0), 4e9);
+  uint64_t got[2] = {0, 0};
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t rail = picker.Pick(64 * 1024);
+    picker.OnPosted(rail, 64 * 1024, now);
+    got[rail] += 1;
+  }
+  EXPECT_EQ(got[1], 4u);
 }
 
 TEST(RailPicker, ARailThatStallsGetsNoMoreThanItsWindow) {

@@ -215,9 +215,12 @@ void AcceptedLink::OnPort(const Device& device, uint8_t port, ibv_event_type typ
   }
 }
 
-void AcceptedLink::OnQueuePair(uint32_t number, const absl::Status& why) {
+void AcceptedLink::OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
-    if (rails_[i].end == nullptr || rails_[i].end->number() != number) continue;
+    if (rails_[i].end == nullptr || rails_[i].end->number() != number ||
+        &rails_[i].end->device() != &device) {
+      continue;
+    }
     Lose(i, ToStd(why.message()));
   }
 }

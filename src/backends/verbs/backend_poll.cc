@@ -107,8 +107,9 @@ void VerbsBackend::OnReceived(Device& device, const ibv_wc& wc) {
   if (it == receivers_.end()) return;  // of a queue pair that is no more
   const Receiver receiver = it->second;
   if (wc.status != IBV_WC_SUCCESS) {
-    receiver.link->OnQueuePair(wc.qp_num, CompletionError(receiver.link->Describe(), wc.qp_num,
-                                                          "a receive", wc.status, wc.vendor_err));
+    receiver.link->OnQueuePair(device, wc.qp_num,
+                               CompletionError(receiver.link->Describe(), wc.qp_num, "a receive",
+                                               wc.status, wc.vendor_err));
     return;
   }
   if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return;
@@ -123,7 +124,7 @@ void VerbsBackend::OnAsync(Device& device, const ibv_async_event& event) {
       const uint32_t number = event.element.qp->qp_num;
       const absl::Status why = absl::UnavailableError(absl::StrCat(
           device.name(), ", queue pair ", number, ": ", ToAbsl(EventName(event.event_type))));
-      for (Link* link : Links()) link->OnQueuePair(number, why);
+      for (Link* link : Links()) link->OnQueuePair(device, number, why);
       return;
     }
     case IBV_EVENT_PORT_ERR:

@@ -192,9 +192,9 @@ void DialledLink::OnPort(const Device& device, uint8_t port, ibv_event_type type
   }
 }
 
-void DialledLink::OnQueuePair(uint32_t number, const absl::Status& why) {
+void DialledLink::OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) {
   for (const auto& rail : rails_) {
-    if (!down() && rail->queue_pair() == number) rail->Fail(why, true);
+    if (!down() && rail->uses(device) && rail->queue_pair() == number) rail->Fail(why, true);
   }
 }
 

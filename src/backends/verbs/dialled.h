@@ -45,7 +45,7 @@ class DialledLink final : public Link {
   std::optional<Time> deadline() const override;
   void OnDeadline(Time now) override;
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
-  void OnQueuePair(uint32_t number, const absl::Status& why) override;
+  void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
   void OnBroken(const Device& device, const absl::Status& why) override;
 
   // --- for its rails ---

@@ -41,7 +41,7 @@ class Link : public Endpoint, public net::StreamOwner {
   // `port` of `device` came up, went down or became another.
   virtual void OnPort(const Device& device, uint8_t port, ibv_event_type type) = 0;
   // A queue pair of this link reported an error by itself.
-  virtual void OnQueuePair(uint32_t number, const absl::Status& why) = 0;
+  virtual void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) = 0;
   // Nothing works with that device any more.
   virtual void OnBroken(const Device& device, const absl::Status& why) = 0;
   // The backend goes first.

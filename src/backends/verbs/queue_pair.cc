@@ -57,7 +57,8 @@ absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::Create(Device* device, con
   init.qp_state = IBV_QPS_INIT;
   init.pkey_index = port.pkey_index;
   init.port_num = port.number;
-  init.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+  // Nobody writes to or reads from the side that connected.
+  init.qp_access_flags = depth > 0 ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   absl::Status status = pair->Modify(
       init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
   if (!status.ok()) return status;

@@ -257,8 +257,10 @@ void Rail::Destroy(const absl::Status& why) {
   while (!queue_.empty()) {
     const Flight flight = queue_.Pop();
     if (flight.purpose == Purpose::kOp) device().GiveRoomWhenPolled(flight.requests);
-    // The first that failed has the cause as it is.
-    EndFlight(flight, flight.number == failed_ ? why : Annotate(why, "given up with its rail"));
+    // The one that failed has the cause as it is; the others may go over other rails.
+    EndFlight(flight, flight.number == failed_ ? why
+                                               : absl::UnavailableError(absl::StrCat(
+                                                     "given up with its rail: ", why.message())));
   }
   dirty_ = false;
 }

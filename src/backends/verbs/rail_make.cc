@@ -190,7 +190,7 @@ void Rail::OnDeadline(Time now) {
     case State::kUp:
       if (queue_.empty()) return;
       if (progress_ != progress_seen_) return WatchStall(now);
-      return Fail(absl::DeadlineExceededError(absl::StrCat(
+      return Fail(absl::UnavailableError(absl::StrCat(
                       Where(), ": work requests neither completed nor failed within ",
                       link_->backend().options().verbs.stall_timeout / std::chrono::milliseconds(1),
                       " ms (KVXFER_VERBS_STALL_TIMEOUT_MS)")),
