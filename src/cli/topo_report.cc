@@ -143,7 +143,7 @@ std::string KindText(const Topology& topology, const Line& line) {
 std::string Cell(const Topology& topology, const Place& place, size_t port) {
   const RdmaDevice& device = topology.DeviceOf(topology.ports[port]);
   const std::string distance = ToString(DistanceOf(topology, device, place.place));
-  for (const RailChoice& rail : place.plan.rails) {
+  for (const PlannedRail& rail : place.plan.rails) {
     if (rail.port == port) return distance + (rail.near ? "*" : " ");
   }
   return distance == "?" ? "- " : absl::StrCat("(", distance, ")");
@@ -183,7 +183,7 @@ struct FabricRails {
 
 std::string RailsText(const Topology& topology, const RailPlan& plan) {
   std::map<std::string, FabricRails> by_fabric;
-  for (const RailChoice& rail : plan.rails) {
+  for (const PlannedRail& rail : plan.rails) {
     FabricRails& rails = by_fabric[topology.ports[rail.port].fabric];
     if (rail.near) {
       rails.near.push_back(rail.port);
@@ -289,7 +289,7 @@ Json PlaceJson(const Topology& topology, const Place& place) {
         ToString(DistanceOf(topology, topology.DeviceOf(port), place.place));
   }
   Json rails = Json::array();
-  for (const RailChoice& rail : place.plan.rails) {
+  for (const PlannedRail& rail : place.plan.rails) {
     const RdmaPort& port = topology.ports[rail.port];
     rails.push_back({{"port", topology.PortName(port)},
                      {"fabric", port.fabric},

@@ -104,18 +104,19 @@ RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
     const auto [it, first] = nearest.emplace(port.fabric, distance);
     if (!first) it->second = std::min(it->second, distance);
   }
-  for (RailChoice& rail : plan.rails) {
+  for (PlannedRail& rail : plan.rails) {
     const DeviceDistance best = nearest[topology.ports[rail.port].fabric];
     rail.near = rail.distance == best;
     rail.penalty = Weight(rail.distance) / Weight(best);
   }
   const int node = NodeOf(topology, place);
-  const auto far = [&](const RailChoice& rail) {
+  const auto far = [&](const PlannedRail& rail) {
     return NodeDistance(topology, node, topology.DeviceOf(topology.ports[rail.port]).numa_node);
   };
-  std::stable_sort(plan.rails.begin(), plan.rails.end(), [&](const RailChoice& a, const RailChoice& b) {
-    return a.distance != b.distance ? a.distance < b.distance : far(a) < far(b);
-  });
+  std::stable_sort(plan.rails.begin(), plan.rails.end(),
+                   [&](const PlannedRail& a, const PlannedRail& b) {
+                     return a.distance != b.distance ? a.distance < b.distance : far(a) < far(b);
+                   });
   return plan;
 }
 

@@ -4,7 +4,7 @@
 //
 // Example:
 //   RailPlan plan = PlanRails(topology, {MemoryPlace::Kind::kGpu, 0}, PortSelector());
-//   for (const RailChoice& rail : plan.rails) Open(topology.ports[rail.port]);
+//   for (const PlannedRail& rail : plan.rails) Open(topology.ports[rail.port]);
 
 #ifndef KVXFER_CORE_RAILS_H_
 #define KVXFER_CORE_RAILS_H_
@@ -19,7 +19,7 @@
 
 namespace kvxfer {
 
-struct RailChoice {
+struct PlannedRail {
   size_t port = 0;  // index into Topology::ports
   DeviceDistance distance = DeviceDistance::kUnknown;
   // Of the nearest of its fabric: memory is registered with these first, and transfers take them
@@ -35,7 +35,7 @@ struct LeftOut {
 };
 
 struct RailPlan {
-  std::vector<RailChoice>
+  std::vector<PlannedRail>
       rails{};  // nearest first; equals by distance between NUMA nodes, then as they are
   std::vector<LeftOut> left_out{};
 };

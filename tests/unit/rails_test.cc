@@ -42,7 +42,7 @@ std::vector<std::string> Selected(const Topology& topology, const std::string& t
 std::vector<std::string> NearRails(const Topology& topology, const MemoryPlace& place,
                                    const std::string& fabric = "") {
   std::vector<std::string> names;
-  for (const RailChoice& rail : PlanRails(topology, place, PortSelector()).rails) {
+  for (const PlannedRail& rail : PlanRails(topology, place, PortSelector()).rails) {
     const RdmaPort& port = topology.ports[rail.port];
     if (rail.near && (fabric.empty() || port.fabric == fabric)) {
       names.push_back(topology.DeviceOf(port).name);
@@ -87,7 +87,7 @@ TEST(PlanRails, EachFabricHasItsNearRails) {
   EXPECT_THAT(NearRails(node, GpuAt(1), "Fabric2"), ElementsAre("mlx5_4", "mlx5_5"));
   EXPECT_THAT(NearRails(node, GpuAt(5), "Fabric2"), ElementsAre("mlx5_4"));
   // Expect no price on the only rails there are, however far.
-  for (const RailChoice& rail : PlanRails(node, GpuAt(1), PortSelector()).rails) {
+  for (const PlannedRail& rail : PlanRails(node, GpuAt(1), PortSelector()).rails) {
     EXPECT_EQ(rail.penalty == 1, rail.near);
   }
   const RailPlan plan = PlanRails(node, Node(0), PortSelector());
@@ -116,7 +116,7 @@ TEST(PlanRails, NearerNodesComeFirst) {
                           .fabric = "efa"});
   }
   std::vector<std::string> order;
-  for (const RailChoice& rail : PlanRails(host, Node(0), PortSelector()).rails) {
+  for (const PlannedRail& rail : PlanRails(host, Node(0), PortSelector()).rails) {
     order.push_back(host.DeviceOf(host.ports[rail.port]).name);
   }
   EXPECT_THAT(order, ElementsAre("nic0", "nic1", "nic3", "nic2"));
@@ -127,7 +127,7 @@ TEST(PlanRails, APlaceThatIsNotThereIsFarFromAll) {
   for (const MemoryPlace& place : {GpuAt(8), Node(2)}) {
     const RailPlan plan = PlanRails(dgx, place, PortSelector());
     ASSERT_EQ(plan.rails.size(), 8u);
-    for (const RailChoice& rail : plan.rails) {
+    for (const PlannedRail& rail : plan.rails) {
       EXPECT_EQ(rail.distance, DeviceDistance::kUnknown);
       EXPECT_TRUE(rail.near);
     }
