@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "src/cli/commands.h"
+#include "src/cli/sysfs_copy.h"
 #include "src/cli/topo_report.h"
 #include "src/cli/topology_source.h"
+#include "src/core/strings.h"
+#include "src/core/topology_sysfs.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -19,14 +22,29 @@ struct TopoFlags {
   std::string fixture{};
   std::string ports{};
   std::vector<std::string> fabrics{};
+  std::string save{};
   bool json = false;
 };
+
+void Print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+absl::Status SaveTopology(const Sysfs& sysfs, const std::string& folder) {
+  std::vector<std::string> asked;
+  const absl::StatusOr<Topology> topology = ReadTopology(Sysfs(sysfs.root(), &asked));
+  if (!topology.ok()) return topology.status();
+  if (absl::Status s = CopySysfs(sysfs, asked, folder); !s.ok()) return Annotate(s, "--save");
+  Print(absl::StrCat("saved what is read of ", topology->ports.size(), " ports and ",
+                     topology->gpus.size(), " GPUs; look at it with: kvxfer topo --root ", folder,
+                     "\n"));
+  return absl::OkStatus();
+}
 
 absl::Status RunTopo(const TopoFlags& flags) {
   const absl::StatusOr<PortSelector> selector = PortSelector::Parse(flags.ports);
   if (!selector.ok()) return selector.status();
   const absl::StatusOr<TopologySource> source = OpenTopology(flags.root, flags.fixture);
   if (!source.ok()) return source.status();
+  if (!flags.save.empty()) return SaveTopology(source->sysfs, flags.save);
   const absl::StatusOr<Topology> topology = ReadNamedTopology(*source, flags.fabrics);
   if (!topology.ok()) return topology.status();
   // A pattern that names nothing is an error of the user's, not an empty report.
@@ -37,14 +55,14 @@ absl::Status RunTopo(const TopoFlags& flags) {
                                                 : Json({{"title", source->title},
                                                         {"origin", source->origin},
                                                         {"source", source->source}});
-    std::puts(DumpJson(report, 2).c_str());
+    Print(DumpJson(report, 2) + "\n");
     return absl::OkStatus();
   }
   if (!source->title.empty()) {
     std::printf("%s\n(%s: %s)\n\n", source->title.c_str(), source->origin.c_str(),
                 source->source.c_str());
   }
-  std::fputs(TopologyText(*topology, *selector).c_str(), stdout);
+  Print(TopologyText(*topology, *selector));
   return absl::OkStatus();
 }
 
@@ -63,6 +81,8 @@ void AddTopo(CLI::App& app, Action& action) {
   command
       ->add_option("--fabric", flags->fabrics, "NAME=PORTS: names the fabric of ports; repeat it")
       ->allow_extra_args(false);
+  command->add_option("--save", flags->save,
+                      "Copies what is read into this new folder, for --root elsewhere");
   command->add_flag("--json", flags->json, "Report as JSON");
   command->callback([flags, &action] { action = [flags] { return RunTopo(*flags); }; });
 }

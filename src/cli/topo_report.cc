@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "src/cli/text_grid.h"
 #include "src/cli/units.h"
 #include "src/core/rails.h"
@@ -14,6 +16,9 @@
 
 namespace kvxfer::cli {
 namespace {
+
+// Raised where a field goes away or changes its meaning; new ones do not count.
+constexpr int kTopologyJsonVersion = 2;
 
 struct Place {
   MemoryPlace place{};
@@ -91,7 +96,10 @@ std::string NodesText(const Topology& topology) {
   }
   std::string text = grid.ToString();
   for (size_t i = 0; i < topology.gpus.size(); ++i) {
-    if (topology.gpus[i].numa_node >= 0) continue;
+    const bool shown =
+        std::any_of(topology.nodes.begin(), topology.nodes.end(),
+                    [&](const NumaNode& node) { return node.id == topology.gpus[i].numa_node; });
+    if (shown) continue;
     absl::StrAppend(&text, "G", i, " ", ShortPci(topology.gpus[i].pci), " on no known NUMA node\n");
   }
   return text;
@@ -103,16 +111,21 @@ struct Line {
   size_t count = 1;
 };
 
-std::vector<Line> Lines(const Topology& topology) {
+bool LookAlike(const Topology& topology, const RdmaPort& a, const RdmaPort& b) {
+  return topology.DeviceOf(a).physical_function == topology.DeviceOf(b).physical_function &&
+         a.fabric == b.fabric && a.state == b.state && a.gbps == b.gbps &&
+         NetdevText(a) == NetdevText(b);
+}
+
+std::vector<Line> Lines(const Topology& topology, const RailPlan& plan) {
+  std::vector<std::string> why(topology.ports.size());
+  for (const LeftOut& out : plan.left_out) why[out.port] = out.why;
   std::vector<Line> lines;
   for (size_t i = 0; i < topology.ports.size(); ++i) {
     const RdmaPort& port = topology.ports[i];
-    const RdmaDevice& device = topology.DeviceOf(port);
-    if (!lines.empty() && device.physical_function && !WhyUnusable(topology, port).empty()) {
-      const RdmaPort& above = topology.ports[lines.back().first];
-      if (topology.DeviceOf(above).physical_function == device.physical_function &&
-          WhyUnusable(topology, above) == WhyUnusable(topology, port) &&
-          above.fabric == port.fabric) {
+    if (!lines.empty() && topology.DeviceOf(port).physical_function && !why[i].empty()) {
+      const size_t above = lines.back().first;
+      if (why[above] == why[i] && LookAlike(topology, topology.ports[above], port)) {
         ++lines.back().count;
         continue;
       }
@@ -130,6 +143,10 @@ std::string LineName(const Topology& topology, const Line& line) {
 
 std::string KindText(const Topology& topology, const Line& line) {
   const RdmaDevice& device = topology.DeviceOf(topology.ports[line.first]);
+  if (!device.subfunction.empty()) {
+    const RdmaDevice* parent = topology.ParentOf(device);
+    return absl::StrCat("SF of ", parent != nullptr ? parent->name : ShortPci(*device.pci));
+  }
   if (!device.physical_function) {
     return device.virtual_functions > 0 ? absl::StrCat("PF, ", device.virtual_functions, " VFs")
                                         : "";
@@ -149,7 +166,9 @@ std::string Cell(const Topology& topology, const Place& place, size_t port) {
   return distance == "?" ? "- " : absl::StrCat("(", distance, ")");
 }
 
-std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
+// What is known of each line's port, and its distances from `places`.
+std::string Facts(const Topology& topology, const std::vector<Line>& lines,
+                  std::span<const Place> places) {
   using Align = TextGrid::Align;
   std::vector<Align> columns(6, Align::kLeft);
   columns[4] = Align::kRight;  // Gb/s
@@ -159,7 +178,7 @@ std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
   for (const Place& place : places) header.push_back(place.column + " ");
   header.emplace_back("");
   grid.Add(header);
-  for (const Line& line : Lines(topology)) {
+  for (const Line& line : lines) {
     const RdmaPort& port = topology.ports[line.first];
     const RdmaDevice& device = topology.DeviceOf(port);
     std::vector<std::string> row = {LineName(topology, line),
@@ -173,6 +192,42 @@ std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
     grid.Add(std::move(row));
   }
   return grid.ToString();
+}
+
+// The lines' names, and their distances from `places` alone.
+std::string Distances(const Topology& topology, const std::vector<Line>& lines,
+                      std::span<const Place> places) {
+  std::vector<TextGrid::Align> columns(1 + places.size(), TextGrid::Align::kRight);
+  columns[0] = TextGrid::Align::kLeft;
+  TextGrid grid(columns);
+  std::vector<std::string> header = {"port"};
+  for (const Place& place : places) header.push_back(place.column + " ");
+  grid.Add(header);
+  for (const Line& line : lines) {
+    std::vector<std::string> row = {LineName(topology, line)};
+    for (const Place& place : places) row.push_back(Cell(topology, place, line.first));
+    grid.Add(std::move(row));
+  }
+  return grid.ToString();
+}
+
+size_t WidthOf(const std::string& text) {
+  size_t width = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    width = std::max(width, line.size());
+  }
+  return width;
+}
+
+// GPUs go into a table of their own where one would be too wide.
+std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
+  constexpr size_t kWide = 140;
+  const std::vector<Line> lines = Lines(topology, places.front().plan);
+  std::string one = Facts(topology, lines, places);
+  if (WidthOf(one) <= kWide) return one;
+  const std::span<const Place> all(places);
+  return absl::StrCat(Facts(topology, lines, all.first(topology.nodes.size())), "\n",
+                      Distances(topology, lines, all.subspan(topology.nodes.size())));
 }
 
 // Of the rails of one fabric, by name those that are taken first, and how many there are besides.
@@ -242,10 +297,14 @@ Json NetdevsJson(const RdmaPort& port) {
   for (const Netdev& netdev : port.netdevs) {
     Json subnets = Json::array();
     for (const IpSubnet& subnet : netdev.subnets) subnets.push_back(subnet.ToString());
+    Json addresses = Json::array();
+    for (const IpAddress& address : netdev.addresses) addresses.push_back(ToString(address));
     netdevs.push_back({{"name", netdev.name},
                        {"mtu", netdev.mtu},
                        {"operstate", netdev.operstate},
-                       {"subnets", subnets}});
+                       {"hardware_address", netdev.address},
+                       {"subnets", subnets},
+                       {"addresses", addresses}});
   }
   return netdevs;
 }
@@ -254,20 +313,35 @@ Json PciJson(const std::optional<PciAddress>& pci) {
   return pci ? Json(pci->ToString()) : Json(nullptr);
 }
 
+// As `lspci -n` writes them, so that they can be looked for.
+std::string IdText(uint32_t id) { return absl::StrFormat("0x%04x", id); }
+
+Json DeviceJson(const Topology& topology, const RdmaDevice& device) {
+  const RdmaDevice* parent = topology.ParentOf(device);
+  return {{"name", device.name},
+          {"pci", PciJson(device.pci)},
+          {"pci_path", device.path},
+          {"numa_node", device.numa_node},
+          {"vendor_id", IdText(device.vendor)},
+          {"device_id", IdText(device.device)},
+          {"driver", device.driver},
+          {"firmware", device.firmware},
+          {"board", device.board},
+          {"node_guid", device.node_guid},
+          {"physical_function", PciJson(device.physical_function)},
+          {"subfunction", device.subfunction},
+          {"parent", parent == nullptr ? Json(nullptr) : Json(parent->name)},
+          {"virtual_functions", device.virtual_functions},
+          {"iwarp", device.iwarp},
+          {"uverbs", device.uverbs},
+          {"given", device.given}};
+}
+
 Json PortJson(const Topology& topology, const RdmaPort& port) {
   const RdmaDevice& device = topology.DeviceOf(port);
   return {{"port", topology.PortName(port)},
           {"device", device.name},
           {"number", port.number},
-          {"pci", PciJson(device.pci)},
-          {"pci_path", device.path},
-          {"numa_node", device.numa_node},
-          {"vendor_id", device.vendor},
-          {"device_id", device.device},
-          {"driver", device.driver},
-          {"firmware", device.firmware},
-          {"physical_function", PciJson(device.physical_function)},
-          {"virtual_functions", device.virtual_functions},
           {"state", ToString(port.state)},
           {"physical_state", port.physical_state},
           {"link_layer", ToString(port.link)},
@@ -321,8 +395,8 @@ std::string TopologyText(const Topology& topology, const PortSelector& selector)
   const std::vector<Place> places = Places(topology, selector);
   text += Matrix(topology, places);
   text +=
-      "\nswitch: below one PCIe switch  root: one root complex  node: one NUMA node  far: another "
-      "node\n"
+      "\nswitch: below one PCIe switch  root: one root complex  node: one NUMA node\n"
+      "socket: another node of one CPU  far: another CPU  ?: not told  -: left out, and not told\n"
       "*: nearest of its fabric, transfers from there take it first  (...): left out, see below\n"
       "\nrails of a transfer from memory on (x: cost of a byte there, next to the nearest)\n";
   TextGrid grid;
@@ -341,6 +415,7 @@ Json TopologyJson(const Topology& topology, const PortSelector& selector) {
     nodes.push_back({{"id", node.id},
                      {"cpus", node.cpus},
                      {"memory_bytes", node.memory_bytes},
+                     {"package", node.package},
                      {"distances", node.distances}});
   }
   Json gpus = Json::array();
@@ -348,8 +423,12 @@ Json TopologyJson(const Topology& topology, const PortSelector& selector) {
     gpus.push_back({{"pci", gpu.pci.ToString()},
                     {"pci_path", gpu.path},
                     {"numa_node", gpu.numa_node},
-                    {"vendor_id", gpu.vendor},
-                    {"device_id", gpu.device}});
+                    {"vendor_id", IdText(gpu.vendor)},
+                    {"device_id", IdText(gpu.device)}});
+  }
+  Json devices = Json::array();
+  for (const RdmaDevice& device : topology.devices) {
+    devices.push_back(DeviceJson(topology, device));
   }
   Json ports = Json::array();
   for (const RdmaPort& port : topology.ports) ports.push_back(PortJson(topology, port));
@@ -357,7 +436,12 @@ Json TopologyJson(const Topology& topology, const PortSelector& selector) {
   for (const Place& place : Places(topology, selector)) {
     memory.push_back(PlaceJson(topology, place));
   }
-  return {{"nodes", nodes}, {"gpus", gpus}, {"ports", ports}, {"memory", memory}};
+  return {{"version", kTopologyJsonVersion},
+          {"nodes", nodes},
+          {"gpus", gpus},
+          {"devices", devices},
+          {"ports", ports},
+          {"memory", memory}};
 }
 
 }  // namespace kvxfer::cli

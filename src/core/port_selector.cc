@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -23,20 +25,31 @@ bool NetdevMatches(const std::string& pattern, const RdmaPort& port) {
                      [&](const Netdev& n) { return GlobMatches(pattern, n.name); });
 }
 
-// Either network lies in the other: "10.0.0.0/8" selects a netdev in 10.77.0.0/24, and so does an
-// address in that.
-bool Overlap(const IpSubnet& a, const IpSubnet& b) {
-  return a.prefix_bits <= b.prefix_bits ? a.Contains(b.address) : b.Contains(a.address);
-}
-
-bool SubnetMatches(const IpSubnet& wanted, const RdmaPort& port) {
+// An address of the port is in `wanted`, which may be one address (128 bits).
+bool HasAddressIn(const IpSubnet& wanted, const RdmaPort& port) {
   for (const Netdev& netdev : port.netdevs) {
-    for (const IpSubnet& subnet : netdev.subnets) {
-      if (Overlap(wanted, subnet)) return true;
+    for (const IpAddress& address : netdev.addresses) {
+      if (wanted.Contains(address)) return true;
     }
   }
   return std::any_of(port.gids.begin(), port.gids.end(),
                      [&](const Gid& gid) { return wanted.Contains(gid.bytes); });
+}
+
+// A network of the port lies in `wanted`: "10.0.0.0/8" selects a netdev in 10.77.0.0/24, the
+// contrary takes an address.
+bool HasNetworkIn(const IpSubnet& wanted, const RdmaPort& port) {
+  for (const Netdev& netdev : port.netdevs) {
+    for (const IpSubnet& subnet : netdev.subnets) {
+      if (wanted.prefix_bits <= subnet.prefix_bits && wanted.Contains(subnet.address)) return true;
+    }
+  }
+  return false;
+}
+
+bool PciMatches(const PciAddress& wanted, bool every_function, PciAddress there) {
+  if (every_function) there.function = 0;
+  return there == wanted;
 }
 
 // "mlx5_0:1 (ibp60s0, 0000:3c:00.0, Fabric1), ..."
@@ -58,16 +71,36 @@ std::string WhatThereIs(const Topology& topology) {
                       more == 0 ? "" : absl::StrCat(" and ", more, " more"));
 }
 
-// A virtual function sends through its parent's port.
+// The ports of one wire are in one fabric: that of the physical function, else the one that the
+// others were given, if it is one.
 void InheritFabrics(Topology& topology) {
-  for (RdmaPort& port : topology.ports) {
-    const RdmaDevice* parent = topology.ParentOf(topology.DeviceOf(port));
-    if (port.fabric_named || parent == nullptr) continue;
-    for (const RdmaPort& above : topology.ports) {
-      if (&topology.DeviceOf(above) != parent || above.number != port.number) continue;
-      port.fabric = above.fabric;
-      port.fabric_named = above.fabric_named;
+  struct Given {
+    std::string name{};
+    bool by_parent = false;
+    bool same = true;
+  };
+  std::map<Wire, Given> given;
+  for (const RdmaPort& port : topology.ports) {
+    const std::optional<Wire> wire = WireOf(topology, port);
+    if (!wire || !port.fabric_named) continue;
+    const RdmaDevice& device = topology.DeviceOf(port);
+    const bool parent = !device.physical_function && device.subfunction.empty();
+    const auto [it, first] =
+        given.emplace(*wire, Given{.name = port.fabric, .by_parent = parent, .same = true});
+    if (first || it->second.by_parent) continue;
+    if (parent) {
+      it->second = {.name = port.fabric, .by_parent = true, .same = true};
+    } else {
+      it->second.same &= it->second.name == port.fabric;
     }
+  }
+  for (RdmaPort& port : topology.ports) {
+    const std::optional<Wire> wire = WireOf(topology, port);
+    if (!wire || port.fabric_named) continue;
+    const auto it = given.find(*wire);
+    if (it == given.end() || !it->second.same) continue;
+    port.fabric = it->second.name;
+    port.fabric_named = true;
   }
 }
 
@@ -100,6 +133,7 @@ absl::StatusOr<PortSelector::Pattern> PortSelector::ParsePattern(std::string_vie
   pattern.pci = PciAddress::Parse(text);
   pattern.every_function = text.find('.') == std::string_view::npos;
   pattern.subnet = IpSubnet::Parse(text);
+  pattern.network = text.find('/') != std::string_view::npos;
   if (pattern.kind == Kind::kPci && !pattern.pci) {
     return bad("is no PCI address; write it as 0000:3c:00.0 or 3c:00");
   }
@@ -134,11 +168,34 @@ bool PortSelector::PatternMatches(const Pattern& pattern, const Topology& topolo
   if (is(Kind::kNetdev) && NetdevMatches(pattern.text, port)) return true;
   if (is(Kind::kFabric) && GlobMatches(pattern.text, port.fabric)) return true;
   if (is(Kind::kPci) && pattern.pci && device.pci) {
-    PciAddress there = *device.pci;
-    if (pattern.every_function) there.function = 0;
-    if (there == *pattern.pci) return true;
+    if (PciMatches(*pattern.pci, pattern.every_function, *device.pci)) return true;
+    // In a pod the virtual function is all there is of the card, at an address of its own.
+    if (pattern.every_function && device.physical_function &&
+        PciMatches(*pattern.pci, true, *device.physical_function)) {
+      return true;
+    }
   }
-  return is(Kind::kSubnet) && pattern.subnet && SubnetMatches(*pattern.subnet, port);
+  if (!is(Kind::kSubnet) || !pattern.subnet) return false;
+  return HasAddressIn(*pattern.subnet, port) ||
+         (pattern.network && HasNetworkIn(*pattern.subnet, port));
+}
+
+bool PortSelector::PatternNames(const Pattern& pattern, const Topology& topology,
+                                const RdmaPort& port) {
+  if (pattern.exclude || pattern.kind == Kind::kFabric) return false;
+  if (!PatternMatches(pattern, topology, port)) return false;
+  const RdmaDevice& device = topology.DeviceOf(port);
+  if (pattern.text == device.name || pattern.text == topology.PortName(port)) return true;
+  if (pattern.pci && !pattern.every_function) return true;
+  if (pattern.subnet && !pattern.network) return true;
+  return std::any_of(port.netdevs.begin(), port.netdevs.end(),
+                     [&](const Netdev& netdev) { return netdev.name == pattern.text; });
+}
+
+bool PortSelector::Names(const Topology& topology, const RdmaPort& port) const {
+  return Matches(topology, port) &&
+         std::any_of(patterns_.begin(), patterns_.end(),
+                     [&](const Pattern& pattern) { return PatternNames(pattern, topology, port); });
 }
 
 bool PortSelector::Matches(const Topology& topology, const RdmaPort& port) const {

@@ -7,9 +7,11 @@
 //   mlx5_0:1                device and port
 //   ibp60s0                 netdev, with globs
 //   Fabric1                 fabric, with globs: the user's name or "ib/fe80::", "eth", "efa"
-//   3c:00, 0000:3c:00.0     PCI address; without a function: all functions of the device
-//   10.77.0.0/24, fe80::/64 IP network or address of the port's netdev or of a GID; InfiniBand:
-//                           also the subnet prefix
+//   3c:00, 0000:3c:00.0     PCI address; without a function: all functions of the device, and
+//                           their virtual functions, wherever these are
+//   10.77.0.0/24, fe80::/64 IP network that the port's netdev or a GID is in; InfiniBand: the
+//                           subnet prefix
+//   10.77.0.5, fd00::5      that address of the port's netdev or GID, and no other
 //
 // `kind` is device, netdev, fabric, pci or subnet and takes the text for that alone; without it,
 // whichever of these matches. Numbers of devices are random in pods: prefer the others there.
@@ -43,6 +45,9 @@ class PortSelector {
   static absl::StatusOr<PortSelector> Parse(std::string_view text);
 
   bool Matches(const Topology& topology, const RdmaPort& port) const;
+  // Matches, by a pattern that means this port alone: its name without globs, its PCI address with
+  // the function, an address of its own.
+  bool Names(const Topology& topology, const RdmaPort& port) const;
   // Indices into `topology.ports`, in their order. NotFound where a pattern, but an exclusion,
   // matches no port, or nothing is left: says what ports there are.
   absl::StatusOr<std::vector<size_t>> Select(const Topology& topology) const;
@@ -59,10 +64,12 @@ class PortSelector {
     std::optional<PciAddress> pci{};   // of `text`, where it is one
     bool every_function = false;       // `pci` was given without a function
     std::optional<IpSubnet> subnet{};  // of `text`, where it is one
+    bool network = false;              // `subnet` was given with a prefix length
   };
   static absl::StatusOr<Pattern> ParsePattern(std::string_view text);
   static bool PatternMatches(const Pattern& pattern, const Topology& topology,
                              const RdmaPort& port);
+  static bool PatternNames(const Pattern& pattern, const Topology& topology, const RdmaPort& port);
 
   std::string text_;
   std::vector<Pattern> patterns_;
@@ -77,8 +84,8 @@ struct FabricName {
   static absl::StatusOr<FabricName> Parse(std::string_view text);
 };
 
-// Sets the `fabric` of the ports that `names` select, and of virtual functions of theirs. NotFound:
-// a selector matches no port; InvalidArgument: a port would be in two fabrics.
+// Sets the `fabric` of the ports that `names` select, and of the others of their wires. NotFound: a
+// selector matches no port; InvalidArgument: a port would be in two fabrics.
 absl::Status NameFabrics(const std::vector<FabricName>& names, Topology& topology);
 
 }  // namespace kvxfer

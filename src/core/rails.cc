@@ -2,25 +2,35 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "src/core/strings.h"
 
 namespace kvxfer {
 namespace {
 
-// Steps away from memory. Between root and node there is none: both cross the root complex.
+// Steps away from memory: out of the root complex, to another node of the package, over the link
+// between CPUs.
 uint32_t Steps(DeviceDistance distance) {
   switch (distance) {
     case DeviceDistance::kSwitch:
-      return 0;
     case DeviceDistance::kRoot:
+      return 0;
     case DeviceDistance::kNode:
       return 1;
-    case DeviceDistance::kUnknown:
-    case DeviceDistance::kOtherNode:
+    case DeviceDistance::kSocket:
       return 2;
+    case DeviceDistance::kOtherNode:
+    case DeviceDistance::kUnknown:
+      break;
   }
-  return 2;
+  return 3;
+}
+
+// What is nowhere in particular is not called near where something far is known.
+DeviceDistance Nearness(DeviceDistance distance) {
+  return std::min(distance, DeviceDistance::kOtherNode);
 }
 
 int NodeOf(const Topology& topology, const MemoryPlace& place) {
@@ -46,6 +56,11 @@ std::string WhyInfiniBand(const RdmaDevice& device, const RdmaPort& port) {
     return "a virtual function without a port GUID: set one on its parent (ip link set PARENT vf N "
            "port_guid GUID) and rebind it";
   }
+  if (device.physical_function && port.state == PortState::kDown) {
+    return "a virtual function whose port is down: its parent's link policy may keep it so; ip "
+           "link "
+           "set PARENT vf N state auto";
+  }
   if (port.state == PortState::kActive && port.lid == 0) {
     return "no LID: no subnet manager has seen it; start one (opensm, or on the switch)";
   }
@@ -60,25 +75,98 @@ std::string WhyEthernet(const RdmaPort& port) {
                            : "no RoCE v2 GID: give its netdev an IP address";
 }
 
-std::string WhyDown(const RdmaPort& port) {
+std::string WhyDown(const RdmaDevice& device, const RdmaPort& port) {
+  if (port.state == PortState::kUnknown) {
+    return absl::StrCat("port state unknown: /sys/class/infiniband/", device.name, "/ports/",
+                        port.number, "/state cannot be read, or tells none");
+  }
   std::string why = absl::StrCat("port ", ToString(port.state));
   if (!port.physical_state.empty()) absl::StrAppend(&why, " (", port.physical_state, ")");
   if (port.state == PortState::kInit || port.state == PortState::kArmed) {
     return why + ": waits for a subnet manager; start one, or look at its log";
+  }
+  if (port.link == LinkLayer::kEthernet && port.physical_state == "Disabled") {
+    // What Ethernet drivers say of every link without carrier, switched off or not.
+    return absl::StrCat(why, ": no carrier; ip link set ",
+                        port.netdevs.empty() ? "NETDEV" : port.netdevs.front().name,
+                        " up, else look at cable and switch port");
   }
   if (port.physical_state == "Polling") return why + ": no signal; look at cable and switch port";
   if (port.physical_state == "Disabled") return why + ": switched off here or in firmware";
   return why;
 }
 
+// Moves all but one of each wire's and fabric's ports out of `usable`.
+void LeaveOutSharers(const Topology& topology, const PortSelector& selector,
+                     std::vector<size_t>& usable, std::vector<LeftOut>& left_out) {
+  const auto rank = [&](size_t i) {
+    const RdmaDevice& device = topology.DeviceOf(topology.ports[i]);
+    const bool part = device.physical_function || !device.subfunction.empty();
+    return (selector.Names(topology, topology.ports[i]) ? 0 : 2) + (part ? 1 : 0);
+  };
+  using Key = std::pair<Wire, std::string>;
+  const auto key = [&](size_t i) -> std::optional<Key> {
+    const std::optional<Wire> wire = WireOf(topology, topology.ports[i]);
+    return wire ? std::optional<Key>({*wire, topology.ports[i].fabric}) : std::nullopt;
+  };
+  std::map<Key, size_t> taken;
+  for (const size_t i : usable) {
+    const std::optional<Key> wire = key(i);
+    if (!wire) continue;
+    const auto [it, first] = taken.emplace(*wire, i);
+    if (!first && rank(i) < rank(it->second)) it->second = i;
+  }
+  std::vector<size_t> kept;
+  for (const size_t i : usable) {
+    const std::optional<Key> wire = key(i);
+    const size_t holder = wire ? taken.at(*wire) : i;
+    if (holder == i) {
+      kept.push_back(i);
+      continue;
+    }
+    left_out.push_back(
+        {i, absl::StrCat("shares the port of ", topology.DeviceOf(topology.ports[holder]).name,
+                         ", which is a rail; name this one to take it instead")});
+  }
+  usable = std::move(kept);
+}
+
+// The ports that carry data; why not of each other one.
+std::vector<size_t> UsablePorts(const Topology& topology, const PortSelector& selector,
+                                std::vector<LeftOut>& left_out) {
+  std::vector<size_t> usable;
+  for (size_t i = 0; i < topology.ports.size(); ++i) {
+    const RdmaPort& port = topology.ports[i];
+    if (!selector.Matches(topology, port)) {
+      left_out.push_back({i, absl::StrCat("not selected by '", selector.text(), "'")});
+    } else if (std::string why = WhyUnusable(topology, port); !why.empty()) {
+      left_out.push_back({i, std::move(why)});
+    } else {
+      usable.push_back(i);
+    }
+  }
+  LeaveOutSharers(topology, selector, usable, left_out);
+  std::sort(left_out.begin(), left_out.end(),
+            [](const LeftOut& a, const LeftOut& b) { return a.port < b.port; });
+  return usable;
+}
+
 }  // namespace
 
 std::string WhyUnusable(const Topology& topology, const RdmaPort& port) {
   const RdmaDevice& device = topology.DeviceOf(port);
+  if (!device.given) {
+    return absl::StrCat(
+        "not given to this container: /dev/infiniband/", device.uverbs,
+        " is not there; request it of the RDMA device plugin, or run with --device");
+  }
+  if (device.iwarp) {
+    return "iWARP (node type RNIC): not supported; switch the card to RoCE if it can do it";
+  }
   if (port.link == LinkLayer::kInfiniBand) {
     if (std::string why = WhyInfiniBand(device, port); !why.empty()) return why;
   }
-  if (port.state != PortState::kActive) return WhyDown(port);
+  if (port.state != PortState::kActive) return WhyDown(device, port);
   return port.link == LinkLayer::kEthernet ? WhyEthernet(port) : std::string();
 }
 
@@ -86,24 +174,16 @@ RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
                    const PortSelector& selector) {
   RailPlan plan;
   std::map<std::string, DeviceDistance> nearest;  // by fabric
-  for (size_t i = 0; i < topology.ports.size(); ++i) {
+  for (const size_t i : UsablePorts(topology, selector, plan.left_out)) {
     const RdmaPort& port = topology.ports[i];
-    if (!selector.Matches(topology, port)) {
-      plan.left_out.push_back({i, absl::StrCat("not selected by '", selector.text(), "'")});
-      continue;
-    }
-    if (std::string why = WhyUnusable(topology, port); !why.empty()) {
-      plan.left_out.push_back({i, std::move(why)});
-      continue;
-    }
     const DeviceDistance distance = DistanceOf(topology, topology.DeviceOf(port), place);
     plan.rails.push_back({.port = i, .distance = distance});
-    const auto [it, first] = nearest.emplace(port.fabric, distance);
-    if (!first) it->second = std::min(it->second, distance);
+    const auto [it, first] = nearest.emplace(port.fabric, Nearness(distance));
+    if (!first) it->second = std::min(it->second, Nearness(distance));
   }
   for (PlannedRail& rail : plan.rails) {
     const DeviceDistance best = nearest[topology.ports[rail.port].fabric];
-    rail.near = rail.distance == best;
+    rail.near = Nearness(rail.distance) == best;
     rail.penalty = rail.near ? 0 : std::max(1u, Steps(rail.distance) - Steps(best));
   }
   const int node = NodeOf(topology, place);
@@ -128,7 +208,9 @@ Reach ReachOf(const FabricHint& a, const FabricHint& b) {
   if (!a.name.empty() && !b.name.empty()) return a.name == b.name ? Reach::kLikely : Reach::kNo;
   if (a.link != LinkLayer::kInfiniBand) return Reach::kMaybe;
   if (a.subnet_prefix != b.subnet_prefix) return Reach::kUnlikely;
-  return a.subnet_prefix == kDefaultSubnetPrefix ? Reach::kMaybe : Reach::kLikely;
+  // 0 is what a port without a GID has.
+  const bool telling = a.subnet_prefix != kDefaultSubnetPrefix && a.subnet_prefix != 0;
+  return telling ? Reach::kLikely : Reach::kMaybe;
 }
 
 }  // namespace kvxfer

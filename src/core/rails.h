@@ -40,7 +40,9 @@ struct RailPlan {
   std::vector<LeftOut> left_out{};
 };
 
-// Nearness is judged within a fabric, for a peer may be in one of them only.
+// Nearness is judged within a fabric, for a peer may be in one of them only. Of the ports of one
+// wire (WireOf) and fabric one is a rail, for more of them carry no more: one that the selector
+// names, else the physical function's, else the first.
 RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
                    const PortSelector& selector);
 

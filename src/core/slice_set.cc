@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kWordBits = 64;
 // Slices passed over by one step.
-constexpr uint32_t kCoarsening = 16;
+constexpr uint32_t kSlicesAStep = 16;
 
 // Bit i of the result: bit 2i or 2i + 1 of `word`.
 uint64_t Halve(uint64_t word) {
@@ -85,7 +85,7 @@ const SliceSet& SliceWalk::slices() {
 bool SliceWalk::Step(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& room,
                      SliceRuns* runs, uint32_t* slice) {
   const uint32_t next = slices_.Next(at_);
-  for (uint32_t steps = 0; steps < kCoarsening; ++steps) {
+  for (uint32_t steps = 0; steps < kSlicesAStep; ++steps) {
     *runs = cursor_.Next(limits, holds, room);
     *slice = at_++;
     if (*slice == next) return true;

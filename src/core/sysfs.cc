@@ -17,7 +17,7 @@
 namespace kvxfer {
 namespace {
 
-constexpr size_t kMaxSysfsBytes = 64 * 1024;
+constexpr size_t kMaxSysfsBytes = 1024 * 1024;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
@@ -29,7 +29,8 @@ std::string_view DigitsAt(std::string_view text, size_t at) {
 
 }  // namespace
 
-Sysfs::Sysfs(std::string root) : root_(std::move(root)) {
+Sysfs::Sysfs(std::string root, std::vector<std::string>* asked)
+    : root_(std::move(root)), asked_(asked) {
   while (!root_.empty() && root_.back() == '/') root_.pop_back();
 }
 
@@ -42,9 +43,14 @@ absl::Status Sysfs::Check() const {
                    "/ has"));
 }
 
+void Sysfs::Note(std::string_view path) const {
+  if (asked_ != nullptr) asked_->emplace_back(path);
+}
+
 std::string Sysfs::Full(std::string_view path) const { return absl::StrCat(root_, ToAbsl(path)); }
 
 std::optional<std::string> Sysfs::Read(std::string_view path) const {
+  Note(path);
   std::error_code error;
   if (!std::filesystem::is_regular_file(Full(path), error)) return std::nullopt;
   std::ifstream file(Full(path), std::ios::binary);
@@ -57,6 +63,7 @@ std::optional<std::string> Sysfs::Read(std::string_view path) const {
   } while (file && text.size() < kMaxSysfsBytes);
   // Some files are there and cannot be read now: a netdev's speed while it is down.
   if (file.bad()) return std::nullopt;
+  text.resize(std::min(text.find('\0'), text.size()));
   absl::StripAsciiWhitespace(&text);
   return text;
 }
@@ -75,22 +82,26 @@ std::optional<int64_t> Sysfs::ReadInt(std::string_view path) const {
 }
 
 bool Sysfs::Exists(std::string_view path) const {
+  Note(path);
   std::error_code error;
   return std::filesystem::exists(Full(path), error);
 }
 
 std::vector<std::string> Sysfs::List(std::string_view path) const {
+  Note(path);
   std::vector<std::string> names;
   std::error_code error;
   std::filesystem::directory_iterator it(Full(path), error);
   for (; !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
     names.push_back(it->path().filename().string());
+    if (asked_ != nullptr) Note(absl::StrCat(ToAbsl(path), "/", names.back()));
   }
   std::sort(names.begin(), names.end(), NaturalLess);
   return names;
 }
 
 std::string Sysfs::Resolve(std::string_view path) const {
+  Note(path);
   std::error_code error;
   std::string real = std::filesystem::canonical(Full(path), error).string();
   if (error) return {};
@@ -101,6 +112,7 @@ std::string Sysfs::Resolve(std::string_view path) const {
 }
 
 std::string Sysfs::LinkName(std::string_view path) const {
+  Note(path);
   std::error_code error;
   const std::filesystem::path target = std::filesystem::read_symlink(Full(path), error);
   return error ? std::string() : target.filename().string();

@@ -19,14 +19,16 @@ namespace kvxfer {
 
 class Sysfs {
  public:
-  explicit Sysfs(std::string root = "/");
+  // Where `asked` is given, every path that is asked for is added to it (and then one thread at a
+  // time may ask); it must outlive this.
+  explicit Sysfs(std::string root = "/", std::vector<std::string>* asked = nullptr);
 
   const std::string& root() const { return root_; }
   // InvalidArgument, naming the root, unless it is a folder with a folder sys/ in it.
   absl::Status Check() const;
 
-  // `path` is absolute below the root: "/sys/class/net". What is there, without white space at
-  // its ends, up to 64 KiB.
+  // `path` is absolute below the root: "/sys/class/net". What is there, up to the first NUL (copies
+  // of sysfs files are padded with them), without white space at its ends, up to 1 MiB.
   std::optional<std::string> Read(std::string_view path) const;
   // Decimal or, with 0x, hexadecimal; all of the file.
   std::optional<int64_t> ReadInt(std::string_view path) const;
@@ -42,7 +44,10 @@ class Sysfs {
   std::string Full(std::string_view path) const;
 
  private:
+  void Note(std::string_view path) const;
+
   std::string root_;  // without a slash at its end; empty: /
+  std::vector<std::string>* asked_;
 };
 
 // True where `a` comes before `b` with runs of digits compared as numbers.

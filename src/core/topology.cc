@@ -79,6 +79,8 @@ const char* ToString(DeviceDistance distance) {
       return "root";
     case DeviceDistance::kNode:
       return "node";
+    case DeviceDistance::kSocket:
+      return "socket";
     case DeviceDistance::kUnknown:
       return "?";
     case DeviceDistance::kOtherNode:
@@ -156,7 +158,9 @@ std::optional<IpSubnet> IpSubnet::Parse(std::string_view text) {
   return subnet;
 }
 
-bool IpSubnet::Contains(const std::array<uint8_t, 16>& other) const {
+std::string ToString(const IpAddress& address) { return AddressText(address, IsMappedV4(address)); }
+
+bool IpSubnet::Contains(const IpAddress& other) const {
   const size_t whole = prefix_bits / 8;
   if (!std::equal(address.begin(), address.begin() + static_cast<ptrdiff_t>(whole),
                   other.begin())) {
@@ -179,32 +183,67 @@ std::string Topology::PortName(const RdmaPort& port) const {
 }
 
 const RdmaDevice* Topology::ParentOf(const RdmaDevice& device) const {
-  if (!device.physical_function) return nullptr;
+  const std::optional<PciAddress>& parent =
+      device.subfunction.empty() ? device.physical_function : device.pci;
+  if (!parent) return nullptr;
   for (const RdmaDevice& other : devices) {
-    if (other.pci == device.physical_function) return &other;
+    if (other.pci == parent && other.subfunction.empty()) return &other;
   }
   return nullptr;
 }
 
-DeviceDistance PciDistance(const PciPath& a, int node_a, const PciPath& b, int node_b) {
+std::optional<Wire> WireOf(const Topology& topology, const RdmaPort& port) {
+  const RdmaDevice& device = topology.DeviceOf(port);
+  if (!device.pci) return std::nullopt;
+  return Wire{.card = device.physical_function.value_or(*device.pci), .port = port.number};
+}
+
+DeviceDistance PciDistance(const PciPath& a, const PciPath& b) {
   const auto [end_a, end_b] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
   const auto common = end_a - a.begin();
   if (common >= 2) return DeviceDistance::kSwitch;
-  if (common == 1) return DeviceDistance::kRoot;
-  if (node_a < 0 || node_b < 0) return DeviceDistance::kUnknown;
-  return node_a == node_b ? DeviceDistance::kNode : DeviceDistance::kOtherNode;
+  return common == 1 ? DeviceDistance::kRoot : DeviceDistance::kUnknown;
 }
+
+namespace {
+
+// Firmware that divides a socket says 11 or 12 between its nodes, and 20 or more to the next one.
+bool SameSocket(const Topology& topology, int a, int b) {
+  constexpr int kNextSocket = 20;
+  const auto index = [&](int id) {
+    return std::find_if(topology.nodes.begin(), topology.nodes.end(),
+                        [id](const NumaNode& node) { return node.id == id; }) -
+           topology.nodes.begin();
+  };
+  const auto i = static_cast<size_t>(index(a));
+  const auto j = static_cast<size_t>(index(b));
+  if (i >= topology.nodes.size() || j >= topology.nodes.size()) return false;
+  const NumaNode& from = topology.nodes[i];
+  if (from.package >= 0 && topology.nodes[j].package >= 0) {
+    return from.package == topology.nodes[j].package;
+  }
+  return j < from.distances.size() && from.distances[j] < kNextSocket;
+}
+
+DeviceDistance NodesApart(const Topology& topology, int a, int b) {
+  if (a < 0 || b < 0) return DeviceDistance::kUnknown;
+  if (a == b) return DeviceDistance::kNode;
+  return SameSocket(topology, a, b) ? DeviceDistance::kSocket : DeviceDistance::kOtherNode;
+}
+
+}  // namespace
 
 DeviceDistance DistanceOf(const Topology& topology, const RdmaDevice& nic,
                           const MemoryPlace& place) {
-  if (place.kind == MemoryPlace::Kind::kGpu) {
-    if (place.index >= topology.gpus.size()) return DeviceDistance::kUnknown;
-    const Gpu& gpu = topology.gpus[place.index];
-    return PciDistance(nic.path, nic.numa_node, gpu.path, gpu.numa_node);
+  if (place.kind == MemoryPlace::Kind::kNode) {
+    if (place.index >= topology.nodes.size()) return DeviceDistance::kUnknown;
+    return NodesApart(topology, topology.nodes[place.index].id, nic.numa_node);
   }
-  if (place.index >= topology.nodes.size() || nic.numa_node < 0) return DeviceDistance::kUnknown;
-  return nic.numa_node == topology.nodes[place.index].id ? DeviceDistance::kNode
-                                                         : DeviceDistance::kOtherNode;
+  if (place.index >= topology.gpus.size()) return DeviceDistance::kUnknown;
+  const Gpu& gpu = topology.gpus[place.index];
+  const DeviceDistance over_pci = PciDistance(nic.path, gpu.path);
+  return over_pci != DeviceDistance::kUnknown ? over_pci
+                                              : NodesApart(topology, gpu.numa_node, nic.numa_node);
 }
 
 }  // namespace kvxfer

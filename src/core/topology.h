@@ -45,11 +45,12 @@ enum class DeviceDistance : uint8_t {
   kSwitch,     // a PCIe switch: traffic between them does not reach the CPU
   kRoot,       // one PCIe root complex (host bridge)
   kNode,       // one NUMA node
-  kUnknown,    // the kernel does not say where one of them is
+  kSocket,     // one CPU package, of several NUMA nodes
   kOtherNode,  // the link between CPUs
+  kUnknown,    // the kernel does not say where one of them is; no better a choice than the last
 };
 
-// The one-word name that `kvxfer topo` prints: "switch", "root", "node", "?", "far".
+// The one-word name that `kvxfer topo` prints: "switch", "root", "node", "socket", "far", "?".
 const char* ToString(DeviceDistance distance);
 
 struct NumaNode {
@@ -57,6 +58,7 @@ struct NumaNode {
   std::string cpus{};            // as the kernel writes it, "0-47,96-143"
   uint64_t memory_bytes = 0;     // 0: not told
   std::vector<int> distances{};  // to each node, in the order of `Topology::nodes`; 10: itself
+  int package = -1;              // of its CPUs; -1: not told, or it has none
 };
 
 struct Gpu {
@@ -93,14 +95,18 @@ enum class LinkLayer : uint8_t { kUnknown, kInfiniBand, kEthernet, kEfa };
 const char* ToString(PortState state);
 const char* ToString(LinkLayer layer);  // "InfiniBand", "Ethernet", "EFA", "unknown"
 
+using IpAddress = std::array<uint8_t, 16>;
+
+std::string ToString(const IpAddress& address);  // "10.77.0.5", "fd00::5"
+
 // An IP network that a network device is in.
 struct IpSubnet {
-  std::array<uint8_t, 16> address{};  // IPv4 as ::ffff:a.b.c.d
-  uint32_t prefix_bits = 128;         // of the 128
+  IpAddress address{};         // IPv4 as ::ffff:a.b.c.d
+  uint32_t prefix_bits = 128;  // of the 128
 
   // "10.77.0.0/24", "fd00::/64", or an address alone. Empty: neither.
   static std::optional<IpSubnet> Parse(std::string_view text);
-  bool Contains(const std::array<uint8_t, 16>& other) const;
+  bool Contains(const IpAddress& other) const;
   std::string ToString() const;
 };
 
@@ -110,6 +116,7 @@ struct Netdev {
   std::string operstate{};  // "up", "down", ...
   std::string address{};    // hardware address, as the kernel writes it
   std::vector<IpSubnet> subnets{};
+  std::vector<IpAddress> addresses{};  // its own, IPv4 as ::ffff:a.b.c.d
 };
 
 struct RdmaDevice {
@@ -124,7 +131,14 @@ struct RdmaDevice {
   std::string board{};                            // the vendor's board id
   std::string node_guid{};                        // as the kernel writes it
   std::optional<PciAddress> physical_function{};  // set: this is a virtual function of that
-  uint32_t virtual_functions = 0;                 // how many of them are switched on
+  // "mlx5_core.sf.2": a sub-function, whose PCI device is another's too. Empty: none.
+  std::string subfunction{};
+  uint32_t virtual_functions = 0;  // how many of them are switched on
+  bool iwarp = false;
+  std::string uverbs{};  // its device file below /dev/infiniband, "uverbs3"; empty: not told
+  // False: that file is not here. A pod that shares the host's RDMA devices sees all of them in
+  // sysfs, and has the files of those that it was given.
+  bool given = true;
 };
 
 struct RdmaPort {
@@ -149,16 +163,27 @@ struct RdmaPort {
 };
 
 struct Topology {
-  std::vector<NumaNode> nodes{};      // by id; at least one
+  std::vector<NumaNode> nodes{};      // by id, those with CPUs or memory; at least one
   std::vector<Gpu> gpus{};            // by PCI address, as nvidia-smi counts them
   std::vector<RdmaDevice> devices{};  // by name, numbers in names by value
   std::vector<RdmaPort> ports{};      // by device, then number
 
   const RdmaDevice& DeviceOf(const RdmaPort& port) const { return devices[port.device]; }
   std::string PortName(const RdmaPort& port) const;  // "mlx5_0:1"
-  // The device that `device` is a virtual function of, if it is one and its parent is seen here.
+  // The device that `device` is a virtual function or sub-function of, if it is one and its parent
+  // is seen here.
   const RdmaDevice* ParentOf(const RdmaDevice& device) const;
 };
+
+// What the bytes of a port go over: a port of a card, however many functions of the card use it.
+struct Wire {
+  PciAddress card{};  // the physical function
+  uint32_t port = 1;
+  auto operator<=>(const Wire&) const = default;
+};
+
+// Empty: a software device, of which no wire is known.
+std::optional<Wire> WireOf(const Topology& topology, const RdmaPort& port);
 
 // Where memory of a transfer lives.
 struct MemoryPlace {
@@ -170,8 +195,8 @@ struct MemoryPlace {
 DeviceDistance DistanceOf(const Topology& topology, const RdmaDevice& nic,
                           const MemoryPlace& place);
 
-// Between two PCI devices.
-DeviceDistance PciDistance(const PciPath& a, int node_a, const PciPath& b, int node_b);
+// Between two PCI devices: kSwitch, kRoot or, where their paths have nothing in common, kUnknown.
+DeviceDistance PciDistance(const PciPath& a, const PciPath& b);
 
 }  // namespace kvxfer
 

@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "src/cli/topology_fixture.h"
 #include "src/cli/topology_source.h"
 #include "src/core/port_selector.h"
+#include "src/core/topology_sysfs.h"
 
 namespace kvxfer {
 namespace {
@@ -110,23 +112,123 @@ TEST(PlanRails, WhatIsNotSelectedIsSaid) {
   EXPECT_THAT(plan.left_out[0].why, HasSubstr("fabric:Fabric2"));
 }
 
-TEST(PlanRails, NearerNodesComeFirst) {
+// Four nodes in two sockets, and NICs on `nodes`.
+Topology DividedSockets(const std::vector<int>& nodes) {
   Topology host;
-  // Four nodes in two sockets: 0 and 1, 2 and 3.
   for (int id = 0; id < 4; ++id) host.nodes.push_back({.id = id});
   host.nodes[0].distances = {10, 12, 32, 32};
-  for (const int node : {3, 1, 2, 0}) {
+  for (const int node : nodes) {
     host.devices.push_back({.name = "nic" + std::to_string(node), .numa_node = node});
     host.ports.push_back({.device = host.devices.size() - 1,
                           .state = PortState::kActive,
                           .link = LinkLayer::kEfa,
                           .fabric = "efa"});
   }
+  return host;
+}
+
+TEST(PlanRails, NearerNodesComeFirst) {
+  const Topology host = DividedSockets({3, 1, 2, 0});
   std::vector<std::string> order;
   for (const PlannedRail& rail : PlanRails(host, Node(0), PortSelector()).rails) {
     order.push_back(host.DeviceOf(host.ports[rail.port]).name);
   }
   EXPECT_THAT(order, ElementsAre("nic0", "nic1", "nic3", "nic2"));
+}
+
+TEST(PlanRails, NicsOfTheOwnSocketAreNearWhereTheNodeHasNone) {
+  EXPECT_THAT(NearRails(DividedSockets({1, 2, 3}), Node(0)), ElementsAre("nic1"));
+  EXPECT_THAT(NearRails(DividedSockets({0, 1, 2, 3}), Node(0)), ElementsAre("nic0"));
+  EXPECT_THAT(NearRails(DividedSockets({2, 3}), Node(0)), ElementsAre("nic2", "nic3"));
+  // What the CPUs say of their package counts before what firmware says of distances.
+  Topology host = DividedSockets({1, 2});
+  for (size_t i = 0; i < 4; ++i) host.nodes[i].package = i == 0 || i == 2 ? 0 : 1;
+  EXPECT_THAT(NearRails(host, Node(0)), ElementsAre("nic2"));
+}
+
+TEST(PlanRails, AnUnknownPlaceIsNoNearerThanAFarOne) {
+  const Topology host = DividedSockets({-1, 3});
+  const RailPlan plan = PlanRails(host, Node(0), PortSelector());
+  ASSERT_EQ(plan.rails.size(), 2u);
+  EXPECT_EQ(host.DeviceOf(host.ports[plan.rails[0].port]).name, "nic3");
+  EXPECT_TRUE(plan.rails[0].near);
+  EXPECT_TRUE(plan.rails[1].near);
+  EXPECT_EQ(plan.rails[1].penalty, plan.rails[0].penalty);
+}
+
+// A port of one card: its physical function at 3c:00.0, two virtual ones, a sub-function; all can
+// carry data. The second card has none.
+Topology SharedCard() {
+  Topology host;
+  const auto add = [&](const char* name, const char* pci, const char* parent, const char* sub) {
+    host.devices.push_back({.name = name,
+                            .pci = PciAddress::Parse(pci),
+                            .numa_node = 0,
+                            .physical_function = PciAddress::Parse(parent),
+                            .subfunction = sub});
+    host.ports.push_back({.device = host.devices.size() - 1,
+                          .state = PortState::kActive,
+                          .link = LinkLayer::kEfa,
+                          .netdevs = {{.name = std::string("net_") + name}},
+                          .fabric = "efa"});
+  };
+  add("mlx5_9", "3c:00.1", "3c:00.0", "");
+  add("mlx5_10", "3c:00.2", "3c:00.0", "");
+  add("mlx5_11", "3c:00.0", "", "mlx5_core.sf.2");
+  add("mlx5_0", "3c:00.0", "", "");
+  add("mlx5_1", "4d:00.0", "", "");
+  return host;
+}
+
+std::vector<std::string> Rails(const Topology& topology, const std::string& selector) {
+  std::vector<std::string> names;
+  for (const auto& rail : PlanRails(topology, Node(0), *PortSelector::Parse(selector)).rails) {
+    names.push_back(topology.DeviceOf(topology.ports[rail.port]).name);
+  }
+  return names;
+}
+
+TEST(PlanRails, FunctionsOfOnePortAreOneRail) {
+  Topology host = SharedCard();
+  EXPECT_THAT(Rails(host, ""), ElementsAre("mlx5_0", "mlx5_1"));
+  EXPECT_EQ(host.ParentOf(host.devices[2]), &host.devices[3]);
+  EXPECT_EQ(host.ParentOf(host.devices[3]), nullptr);
+  const RailPlan plan = PlanRails(host, Node(0), PortSelector());
+  ASSERT_EQ(plan.left_out.size(), 3u);
+  EXPECT_THAT(plan.left_out[0].why, HasSubstr("shares the port of mlx5_0"));
+  // What the user names is taken; a pattern that means many names none.
+  EXPECT_THAT(Rails(host, "mlx5_*"), ElementsAre("mlx5_0", "mlx5_1"));
+  EXPECT_THAT(Rails(host, "mlx5_*,mlx5_10"), ElementsAre("mlx5_10", "mlx5_1"));
+  EXPECT_THAT(Rails(host, "efa,3c:00.2"), ElementsAre("mlx5_10", "mlx5_1"));
+  EXPECT_THAT(Rails(host, "efa,net_mlx5_11"), ElementsAre("mlx5_11", "mlx5_1"));
+  EXPECT_THAT(Rails(host, "3c:00"), ElementsAre("mlx5_0"));
+  EXPECT_THAT(Rails(host, "^mlx5_0"), ElementsAre("mlx5_9", "mlx5_1"));
+  // The physical function's port is down: one of the others carries.
+  host.ports[3].state = PortState::kDown;
+  EXPECT_THAT(Rails(host, ""), ElementsAre("mlx5_9", "mlx5_1"));
+  // In a pod the physical function is not seen.
+  host.devices[3].pci = PciAddress::Parse("5e:00.0");
+  EXPECT_THAT(Rails(host, ""), ElementsAre("mlx5_9", "mlx5_1"));
+  // The user knows better: two networks over one wire.
+  EXPECT_TRUE(
+      NameFabrics({*FabricName::Parse("a=mlx5_9"), *FabricName::Parse("b=mlx5_10")}, host).ok());
+  EXPECT_THAT(Rails(host, ""), ElementsAre("mlx5_9", "mlx5_10", "mlx5_11", "mlx5_1"));
+}
+
+TEST(PlanRails, ActiveVirtualFunctionsShareTheirParents) {
+  cli::Json vfs = {{"count", 2}, {"first", 6}, {"lid", 21}};
+  const cli::Json nic = {{"name", "mlx5_0"}, {"pci", "3c:00.0"}, {"netdev", "ibp60s0"},
+                         {"lid", 17},        {"sm_lid", 1},      {"vfs", vfs}};
+  const auto fixture = cli::MakeTopologyFixture(
+      {{"origin", "synthetic"}, {"source", "this test"}, {"nics", cli::Json::array({nic})}});
+  ASSERT_TRUE(fixture.ok()) << fixture.status();
+  const auto folder = cli::TemporaryFolder::Make();
+  ASSERT_TRUE(folder.ok() && fixture->tree.WriteTo(folder->path()).ok());
+  const auto topology = ReadTopology(Sysfs(folder->path()));
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  ASSERT_EQ(topology->ports.size(), 3u);
+  for (const RdmaPort& port : topology->ports) EXPECT_EQ(WhyUnusable(*topology, port), "");
+  EXPECT_THAT(Rails(*topology, ""), ElementsAre("mlx5_0"));
 }
 
 TEST(PlanRails, APlaceThatIsNotThereIsFarFromAll) {
@@ -157,6 +259,13 @@ TEST(WhyUnusable, NamesTheRemedy) {
   ib.physical_state = "Polling";
   EXPECT_THAT(why(ib), HasSubstr("cable"));
   EXPECT_THAT(why(eth), HasSubstr("address"));
+  // Ethernet says Disabled of a cable that is not there, too.
+  RdmaPort dark{
+      .state = PortState::kDown, .physical_state = "Disabled", .link = LinkLayer::kEthernet};
+  dark.netdevs.push_back({.name = "eth3"});
+  EXPECT_THAT(why(dark), HasSubstr("ip link set eth3 up"));
+  EXPECT_THAT(why(dark), HasSubstr("cable"));
+  EXPECT_THAT(why({.number = 2}), HasSubstr("/sys/class/infiniband/mlx5_0/ports/2/state"));
   eth.gids.push_back({.type = GidType::kRoceV1});
   EXPECT_THAT(why(eth), HasSubstr("RoCE v2"));
   eth.gids.push_back(v2);
@@ -164,6 +273,14 @@ TEST(WhyUnusable, NamesTheRemedy) {
   host.devices[0].physical_function = PciAddress{};
   ib.state = PortState::kActive;
   EXPECT_THAT(why(ib), HasSubstr("port_guid"));
+  ib.gids.push_back({.bytes = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1}});
+  ib.state = PortState::kDown;
+  EXPECT_THAT(why(ib), HasSubstr("state auto"));
+  host.devices[0].iwarp = true;
+  EXPECT_THAT(why(eth), HasSubstr("iWARP"));
+  host.devices[0].given = false;
+  host.devices[0].uverbs = "uverbs3";
+  EXPECT_THAT(why(eth), HasSubstr("/dev/infiniband/uverbs3 is not there"));
 }
 
 TEST(PortSelector, TakesEveryKindOfName) {
@@ -172,18 +289,23 @@ TEST(PortSelector, TakesEveryKindOfName) {
   EXPECT_THAT(Selected(node, "mlx5_[45]"), ElementsAre("mlx5_4", "mlx5_5"));
   EXPECT_THAT(Selected(node, "mlx5_0:1"), ElementsAre("mlx5_0"));
   EXPECT_THAT(Selected(node, "ibp60s0,ibp222s0"), ElementsAre("mlx5_0", "mlx5_5"));
-  EXPECT_THAT(Selected(node, "fabric:Fabric2"), ElementsAre("mlx5_4", "mlx5_5"));
-  EXPECT_THAT(Selected(node, "Fabric2, ^ibp188s0"), ElementsAre("mlx5_5"));
+  // Expect the virtual functions, 22 to 37, in the fabric of their parents.
+  EXPECT_EQ(Selected(node, "fabric:Fabric2").size(), 18u);
+  EXPECT_THAT(Selected(node, "fabric:Fabric2,^mlx5_??"), ElementsAre("mlx5_4", "mlx5_5"));
+  EXPECT_THAT(Selected(node, "Fabric2, ^ibp188s0,^mlx5_??"), ElementsAre("mlx5_5"));
   EXPECT_THAT(Selected(node, "pci:3c:00.0"), ElementsAre("mlx5_0"));
   EXPECT_THAT(Selected(node, "0000:3c:00.3"), ElementsAre("mlx5_8"));
-  // Expect the whole of a device where no function is given: 3c:00.0 to 3c:00.7.
-  EXPECT_EQ(Selected(node, "3c:00").size(), 8u);
+  // Expect the whole of a card where no function is given: 3c:00.0 and its eight virtual functions,
+  // of which the last is at 3c:01.0.
+  EXPECT_EQ(Selected(node, "3c:00").size(), 9u);
   EXPECT_EQ(Selected(node, "subnet:fe80::/64").size(), 38u);
   EXPECT_EQ(Selected(node, "").size(), 38u);
   EXPECT_EQ(Selected(node, "^mlx5_[6-9],^mlx5_??").size(), 6u);
   const Topology pod = Fixture("connectx7-pod");
   EXPECT_THAT(Selected(pod, "100.100.100.0/24"), ElementsAre("mlx5_16"));
-  EXPECT_THAT(Selected(pod, "100.100.101.7"), ElementsAre("mlx5_21"));
+  EXPECT_THAT(Selected(pod, "100.100.101.28"), ElementsAre("mlx5_28"));
+  // By the card, wherever on it the virtual function happens to be.
+  EXPECT_THAT(Selected(pod, "pci:4d:00"), ElementsAre("mlx5_16"));
   EXPECT_THAT(Selected(pod, "subnet:100.0.0.0/8,^netdev:net2"), ElementsAre("mlx5_16"));
 }
 
@@ -198,6 +320,21 @@ TEST(PortSelector, KindsDoNotTakeOthersNames) {
     EXPECT_THAT(std::string(ports.status().message()), HasSubstr("and 26 more")) << text;
   }
   EXPECT_EQ(PortSelector::Parse("^*")->Select(node).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(PortSelector, AnAddressMeansThePortThatHasIt) {
+  Topology pod = Fixture("connectx7-pod");
+  // Of another host in the network, the network's own; the card's physical function.
+  for (const char* text : {"100.100.101.7", "subnet:100.100.100.0", "100.100.100.255",
+                           "100.100.100.128/25", "pci:4d:00.0"}) {
+    EXPECT_EQ(PortSelector::Parse(text)->Select(pod).status().code(), absl::StatusCode::kNotFound)
+        << text;
+  }
+  EXPECT_THAT(Selected(pod, "100.100.100.16/30"), ElementsAre("mlx5_16"));
+  // An address that no routing table knows, as /32 and noprefixroute leave them: RoCE GIDs do.
+  pod.ports[1].gids.push_back({.bytes = IpSubnet::Parse("10.9.8.7")->address});
+  EXPECT_THAT(Selected(pod, "10.9.8.7"), ElementsAre("mlx5_28"));
+  EXPECT_THAT(Selected(pod, "10.9.0.0/16"), ElementsAre("mlx5_28"));
 }
 
 TEST(PortSelector, RefusesWhatIsNoPattern) {
@@ -235,6 +372,8 @@ TEST(ReachOf, FollowsNamesThenPrefixes) {
   EXPECT_EQ(ReachOf(named1, named2), Reach::kNo);
   EXPECT_EQ(ReachOf(named1, plain), Reach::kMaybe);
   EXPECT_EQ(ReachOf(plain, plain), Reach::kMaybe);
+  const FabricHint blank{LinkLayer::kInfiniBand, "", 0};
+  EXPECT_EQ(ReachOf(blank, blank), Reach::kMaybe);
   EXPECT_EQ(ReachOf(plain, other), Reach::kUnlikely);
   EXPECT_EQ(ReachOf(other, other), Reach::kLikely);
   EXPECT_EQ(ReachOf(plain, ethernet), Reach::kNo);

@@ -5,12 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "src/cli/sysfs_copy.h"
 #include "src/cli/sysfs_tree.h"
+#include "src/cli/topo_report.h"
 #include "src/cli/topology_fixture.h"
 #include "src/cli/topology_source.h"
+#include "src/core/rails.h"
 #include "src/core/sysfs.h"
 #include "src/core/topology_sysfs.h"
 
@@ -139,7 +143,7 @@ TEST(Topology, VirtualFunctionsKnowTheirParents) {
   const Topology pod = Fixture("connectx7-pod");
   const RdmaDevice& vf = pod.DeviceOf(PortOf(pod, "mlx5_16"));
   ASSERT_TRUE(vf.physical_function.has_value());
-  EXPECT_EQ(vf.physical_function->ToString(), "0000:3c:00.0");
+  EXPECT_EQ(vf.physical_function->ToString(), "0000:4d:00.0");
   EXPECT_EQ(pod.ParentOf(vf), nullptr);
   ASSERT_EQ(PortOf(pod, "mlx5_16").netdevs[0].subnets.size(), 1u);
   EXPECT_EQ(PortOf(pod, "mlx5_16").netdevs[0].subnets[0].ToString(), "100.100.100.0/24");
@@ -253,6 +257,173 @@ TEST(Topology, ReadsSoftwareRoce) {
   EXPECT_EQ(rxe.netdevs[0].subnets[1].ToString(), "fd00::7/64");
 }
 
+// A sub-function hangs below the PCI device of its parent, and has no files of a PCI device.
+TEST(Topology, SubFunctionsAreWhereTheirParentIs) {
+  SysfsTree tree;
+  const std::string pci = "/sys/devices/pci0000:37/0000:37:01.0/0000:3c:00.0";
+  for (const int node : {0, 1}) {
+    tree.File("/sys/devices/system/node/node" + std::to_string(node) + "/cpulist", "0-3");
+  }
+  tree.File(pci + "/vendor", "0x15b3");
+  tree.File(pci + "/device", "0x1021");
+  tree.File(pci + "/numa_node", "1");
+  tree.Link("/sys/bus/pci/devices/0000:3c:00.0", pci);
+  const std::string sub = pci + "/mlx5_core.sf.2";
+  tree.File(sub + "/infiniband/mlx5_6/ports/1/state", "4: ACTIVE");
+  tree.Link(sub + "/infiniband/mlx5_6/device", sub);
+  tree.Link("/sys/class/infiniband/mlx5_6", sub + "/infiniband/mlx5_6");
+  tree.File(sub + "/net/en3f0s2/mtu", "9000");
+  tree.Link(sub + "/net/en3f0s2/device", sub);
+  tree.Link("/sys/class/net/en3f0s2", sub + "/net/en3f0s2");
+  // Software RoCE over a VLAN of that netdev.
+  tree.File("/sys/devices/virtual/net/vlan7/mtu", "1500");
+  tree.Link("/sys/devices/virtual/net/vlan7/lower_en3f0s2", sub + "/net/en3f0s2");
+  tree.Link("/sys/class/net/vlan7", "/sys/devices/virtual/net/vlan7");
+  tree.File("/sys/devices/virtual/infiniband/rxe0/parent", "vlan7");
+  tree.File("/sys/devices/virtual/infiniband/rxe0/ports/1/state", "4: ACTIVE");
+  tree.Link("/sys/class/infiniband/rxe0", "/sys/devices/virtual/infiniband/rxe0");
+  const Topology host = ReadTree(tree);
+  ASSERT_EQ(host.devices.size(), 2u);
+  const RdmaDevice& device = host.devices[0];
+  EXPECT_EQ(device.name, "mlx5_6");
+  EXPECT_EQ(device.subfunction, "mlx5_core.sf.2");
+  EXPECT_EQ(device.pci->ToString(), "0000:3c:00.0");
+  EXPECT_EQ(device.numa_node, 1);
+  EXPECT_EQ(device.vendor, 0x15b3u);
+  EXPECT_EQ(device.device, 0x1021u);
+  EXPECT_EQ(PortOf(host, "mlx5_6").netdevs.at(0).name, "en3f0s2");
+  EXPECT_EQ(host.devices[1].numa_node, 1);
+}
+
+// Two devices of the host; a pod that was given the second one. Its own eth0 is not the host's.
+TEST(Topology, SharedDevicesAreThoseThatWereGiven) {
+  SysfsTree tree;
+  for (const int i : {0, 1}) {
+    const std::string number = std::to_string(i);
+    const std::string pci = "/sys/devices/pci0000:37/0000:3c:00." + number;
+    const std::string rdma = pci + "/infiniband/mlx5_" + number;
+    tree.File(rdma + "/ports/1/state", "4: ACTIVE");
+    tree.File(rdma + "/ports/1/link_layer", "Ethernet");
+    tree.File(rdma + "/ports/1/gids/0", "::ffff:10.0.0." + number);
+    tree.File(rdma + "/ports/1/gid_attrs/types/0", "RoCE v2");
+    tree.File(rdma + "/ports/1/gid_attrs/ndevs/0", i == 0 ? "eth0" : "bond0");
+    tree.Link(rdma + "/device", pci);
+    tree.Link("/sys/class/infiniband/mlx5_" + number, rdma);
+    tree.File("/sys/class/infiniband_verbs/uverbs" + number + "/ibdev", "mlx5_" + number);
+  }
+  tree.File("/sys/class/infiniband_verbs/abi_version", "6");
+  tree.File("/sys/devices/virtual/net/eth0/mtu", "1500");
+  tree.Link("/sys/class/net/eth0", "/sys/devices/virtual/net/eth0");
+  // A bond over the second device's netdev.
+  tree.Link("/sys/class/net/ens1/device", "/sys/devices/pci0000:37/0000:3c:00.1");
+  tree.Link("/sys/class/net/bond0/lower_ens1", "/sys/class/net/ens1");
+  EXPECT_EQ(WhyUnusable(ReadTree(tree), ReadTree(tree).ports[0]), "");
+  tree.File("/dev/infiniband/uverbs1", "");
+  const Topology pod = ReadTree(tree);
+  ASSERT_EQ(pod.ports.size(), 2u);
+  EXPECT_FALSE(pod.devices[0].given);
+  EXPECT_TRUE(pod.devices[1].given);
+  EXPECT_NE(WhyUnusable(pod, pod.ports[0]), "");
+  EXPECT_EQ(WhyUnusable(pod, pod.ports[1]), "");
+  EXPECT_TRUE(pod.ports[0].netdevs.empty());
+  ASSERT_EQ(pod.ports[1].netdevs.size(), 1u);
+  EXPECT_EQ(pod.ports[1].netdevs[0].name, "bond0");
+  // Expect the netdev that has the GID's address, too, whatever it stands on.
+  tree.File("/proc/net/route",
+            "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
+            "eth0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF");
+  tree.File("/proc/net/fib_trie", "Local:\n  |-- 10.0.0.0\n     /32 host LOCAL");
+  const Topology macvlan = ReadTree(tree);
+  ASSERT_EQ(macvlan.ports[0].netdevs.size(), 1u);
+  EXPECT_EQ(macvlan.ports[0].netdevs[0].name, "eth0");
+}
+
+TEST(Topology, NodesOfNothingAreLeftOut) {
+  SysfsTree tree;
+  const auto node = [&](int id, const char* cpus, const char* kib, const char* distance) {
+    const std::string folder = "/sys/devices/system/node/node" + std::to_string(id);
+    tree.File(folder + "/cpulist", cpus);
+    tree.File(folder + "/meminfo", "Node " + std::to_string(id) + " MemTotal: " + kib + " kB");
+    tree.File(folder + "/distance", distance);
+  };
+  node(0, "0-3", "1024", "10 80 12 20");
+  node(1, "", "0", "80 10 80 80");
+  node(2, "", "1024", "12 80 10 80");
+  node(3, "4-7", "0", "20 80 80 10");
+  tree.File("/sys/devices/system/cpu/cpu4/topology/physical_package_id", "1");
+  const Topology host = ReadTree(tree);
+  ASSERT_EQ(host.nodes.size(), 3u);
+  EXPECT_EQ(host.nodes[1].id, 2);
+  EXPECT_EQ(host.nodes[0].distances, (std::vector<int>{10, 12, 20}));
+  EXPECT_EQ(host.nodes[0].package, -1);
+  EXPECT_EQ(host.nodes[2].package, 1);
+}
+
+TEST(Topology, GpusAreThoseOfTheHost) {
+  SysfsTree tree;
+  const auto gpu = [&](const char* pci, const char* vendor, const char* device_class) {
+    const std::string folder = std::string("/sys/bus/pci/devices/") + pci;
+    tree.File(folder + "/vendor", vendor);
+    tree.File(folder + "/class", device_class);
+  };
+  gpu("0000:01:00.0", "0x1002", "0x120000");
+  gpu("0000:02:00.0", "0x1002", "0x038000");
+  gpu("0000:03:00.0", "0x10de", "0x030200");
+  gpu("0000:03:00.4", "0x10de", "0x030200");
+  gpu("0000:04:00.0", "0x1a03", "0x038000");
+  tree.Link("/sys/bus/pci/devices/0000:03:00.4/physfn", "/sys/bus/pci/devices/0000:03:00.0");
+  const Topology host = ReadTree(tree);
+  ASSERT_EQ(host.gpus.size(), 3u);
+  EXPECT_EQ(host.gpus[1].pci.bus, 2);
+  EXPECT_EQ(host.gpus[2].pci.function, 0);
+}
+
+TEST(CopySysfs, ACopyReadsAsTheOriginal) {
+  for (const BuiltinTopology& builtin : BuiltinTopologies()) {
+    const auto source = OpenTopology("", std::string(builtin.name));
+    ASSERT_TRUE(source.ok()) << source.status();
+    std::vector<std::string> asked;
+    const auto original = ReadTopology(Sysfs(source->sysfs.root(), &asked));
+    ASSERT_TRUE(original.ok()) << original.status();
+    const auto folder = TemporaryFolder::Make();
+    ASSERT_TRUE(folder.ok()) << folder.status();
+    const std::string to = folder->path() + "/copy";
+    ASSERT_TRUE(cli::CopySysfs(source->sysfs, asked, to).ok());
+    const auto copy = ReadTopology(Sysfs(to));
+    ASSERT_TRUE(copy.ok()) << copy.status();
+    EXPECT_EQ(cli::TopologyJson(*copy, {}).dump(1), cli::TopologyJson(*original, {}).dump(1));
+    EXPECT_EQ(cli::CopySysfs(source->sysfs, asked, to).code(),
+              absl::StatusCode::kFailedPrecondition);
+  }
+}
+
+TEST(CopySysfs, TakesWhatIsReadAndNothingElse) {
+  const auto folder = TemporaryFolder::Make();
+  ASSERT_TRUE(folder.ok());
+  SysfsTree tree;
+  tree.File("/sys/devices/a/mtu", "7");
+  tree.File("/sys/devices/a/secret", "8");
+  tree.Link("/sys/class/net/eth0", "/sys/devices/a");
+  tree.Link("/sys/devices/a/driver", "/sys/bus/drivers/gone");
+  const std::string from = folder->path() + "/from";
+  std::filesystem::create_directory(from);
+  ASSERT_TRUE(tree.WriteTo(from).ok());
+  std::vector<std::string> asked;
+  const Sysfs original(from, &asked);
+  EXPECT_EQ(original.ReadInt("/sys/class/net/eth0/mtu"), 7);
+  EXPECT_EQ(original.LinkName("/sys/class/net/eth0/driver"), "gone");
+  EXPECT_FALSE(original.Exists("/dev/infiniband/uverbs0"));
+  ASSERT_TRUE(cli::CopySysfs(Sysfs(from), asked, folder->path() + "/to").ok());
+  const Sysfs copy(folder->path() + "/to");
+  EXPECT_EQ(copy.ReadInt("/sys/class/net/eth0/mtu"), 7);
+  EXPECT_EQ(copy.Resolve("/sys/class/net/eth0/mtu"), "/sys/devices/a/mtu");
+  EXPECT_EQ(copy.LinkName("/sys/class/net/eth0/driver"), "gone");
+  EXPECT_FALSE(copy.Exists("/sys/devices/a/secret"));
+  // That there was no device file is a fact about that host.
+  EXPECT_TRUE(copy.Exists("/dev/infiniband"));
+  EXPECT_FALSE(copy.Exists("/dev/infiniband/uverbs0"));
+}
+
 TEST(Topology, WhatDoesNotParseIsNotTold) {
   SysfsTree tree;
   const std::string device = "/sys/devices/pci0000:00/0000:00:05.0/infiniband/odd0";
@@ -326,6 +497,7 @@ TEST(Sysfs, LinksDoNotLeadOutOfTheRoot) {
   ASSERT_TRUE(folder.ok());
   SysfsTree tree;
   tree.File("/sys/a/b", " 0x1F \n");
+  tree.File("/sys/a/padded", "12\n" + std::string(4096, '\0'));
   tree.Link("/sys/inside", "/sys/a");
   tree.Link("/sys/outside", "/../..");
   ASSERT_TRUE(tree.WriteTo(folder->path()).ok());
@@ -337,6 +509,8 @@ TEST(Sysfs, LinksDoNotLeadOutOfTheRoot) {
   EXPECT_EQ(sysfs.LinkName("/sys/a/b"), "");
   EXPECT_EQ(sysfs.LinkName("/sys/none"), "");
   EXPECT_EQ(sysfs.ReadInt("/sys/inside/b"), 31);
+  // A copy that took the size that sysfs claims for what is in the file.
+  EXPECT_EQ(sysfs.ReadInt("/sys/a/padded"), 12);
   EXPECT_FALSE(sysfs.Read("/sys/a").has_value());
   EXPECT_TRUE(sysfs.List("/sys/none").empty());
 }
