@@ -8,12 +8,12 @@
 namespace kvxfer {
 namespace {
 
-// Steps away from memory. Between root and node there is none: both cross the root complex.
+// Steps away from memory: out of the root complex, over the link between CPUs.
 uint32_t Steps(DeviceDistance distance) {
   switch (distance) {
     case DeviceDistance::kSwitch:
-      return 0;
     case DeviceDistance::kRoot:
+      return 0;
     case DeviceDistance::kNode:
       return 1;
     case DeviceDistance::kUnknown:
