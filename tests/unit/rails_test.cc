@@ -85,6 +85,8 @@ TEST(PlanRails, OthersFollowByDistanceAtACost) {
   EXPECT_EQ(p4d.rails[0].distance, DeviceDistance::kRoot);
   EXPECT_EQ(p4d.rails[1].distance, DeviceDistance::kNode);
   EXPECT_EQ(p4d.rails[1].penalty, 1u);
+  EXPECT_EQ(p4d.rails[3].distance, DeviceDistance::kOtherNode);
+  EXPECT_EQ(p4d.rails[3].penalty, 2u);
   // The storage ports are down.
   ASSERT_EQ(plan.left_out.size(), 4u);
   EXPECT_THAT(plan.left_out[0].why, HasSubstr("Disabled"));
