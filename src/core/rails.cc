@@ -10,22 +10,20 @@
 namespace kvxfer {
 namespace {
 
-// Steps away from memory: out of the root complex, to another node of the package, over the link
-// between CPUs.
+// Steps away from memory: out of the root complex, over the link between CPUs.
 uint32_t Steps(DeviceDistance distance) {
   switch (distance) {
     case DeviceDistance::kSwitch:
     case DeviceDistance::kRoot:
       return 0;
     case DeviceDistance::kNode:
-      return 1;
     case DeviceDistance::kSocket:
-      return 2;
+      return 1;
     case DeviceDistance::kOtherNode:
     case DeviceDistance::kUnknown:
       break;
   }
-  return 3;
+  return 2;
 }
 
 // What is nowhere in particular is not called near where something far is known.
