@@ -110,7 +110,7 @@ inline Findings Problem(std::string what, std::string why, std::string mend) {
   return {{Verdict::kProblem, std::move(what), std::move(why), std::move(mend)}};
 }
 // `bad`, or Ok(`good`) where there is none.
-inline Findings OrOk(Findings bad, std::string good) {
+inline Findings OrOk(const Findings& bad, std::string good) {
   return bad.empty() ? Ok(std::move(good)) : bad;
 }
 inline void Append(Findings& to, Findings more) {

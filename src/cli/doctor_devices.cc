@@ -61,6 +61,7 @@ Findings Devices(const SystemView& view) {
     return NotApplicable("no RDMA NIC: transfers between hosts go over tcp");
   }
   std::vector<std::string> pcis;
+  pcis.reserve(missing.size());
   for (const NicWithoutDevice& nic : missing) pcis.push_back(nic.pci);
   const std::string module = missing.front().module;
   return Problem(

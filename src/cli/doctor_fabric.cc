@@ -60,6 +60,7 @@ Findings Fabrics(const SystemView& view) {
   if (all_named) return NamedFabrics(topology, names);
   if (subnets.size() == 1) return Ok("one subnet");
   std::vector<std::string> parts;
+  parts.reserve(subnets.size());
   for (const auto& [subnet, ports] : subnets) parts.push_back(SubnetText(topology, ports));
   if (prefixes.size() == subnets.size()) {
     return Ok(absl::StrCat(subnets.size(), " subnets, told apart by their prefixes"));

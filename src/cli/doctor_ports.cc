@@ -83,6 +83,7 @@ Findings LinkLayers(const SystemView& view) {
   for (const size_t i : ActivePorts(topology)) layers[topology.ports[i].link].push_back(i);
   if (layers.empty()) return NotApplicable("no active port");
   std::vector<std::string> parts;
+  parts.reserve(layers.size());
   for (const auto& [layer, ports] : layers) {
     parts.push_back(absl::StrCat(ToString(layer), " on ", PortNames(topology, ports)));
   }

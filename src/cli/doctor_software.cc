@@ -57,7 +57,7 @@ std::string FindLibrary(const SystemView& view, const std::string& soname) {
   for (const char* folder :
        {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
         "/usr/local/lib", "/opt/amazon/efa/lib64", "/opt/amazon/efa/lib", "/opt/hpcx/ucx/lib"}) {
-    const std::string real = view.files().Resolve(absl::StrCat(folder, "/", soname));
+    std::string real = view.files().Resolve(absl::StrCat(folder, "/", soname));
     if (!real.empty()) return real;
   }
   return {};
@@ -69,7 +69,7 @@ std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind
 
 // What the library says of itself, else the numbers in its file's name.
 std::string VersionOf(const SystemView& view, const std::string& soname, const std::string& file) {
-  const std::string told = view.LibraryVersion(soname);
+  std::string told = view.LibraryVersion(soname);
   if (!told.empty()) return told;
   const size_t at = file.rfind(".so.");
   return at == std::string::npos ? "" : file.substr(at + 4);

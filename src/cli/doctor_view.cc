@@ -74,6 +74,7 @@ class LiveView final : public SystemView {
 
   std::vector<BackendState> Backends() const override {
     std::vector<BackendState> states;
+    states.reserve(kKnownBackends.size());
     for (const std::string_view name : kKnownBackends) states.push_back(StateOf(std::string(name)));
     return states;
   }
