@@ -114,6 +114,8 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   options.shm_copy_threads = 2;
   options.tcp_streams = flavour.rails;
   options.loopback_rails = flavour.rails;
+  // An emulated device answers late.
+  if (kEmulated) options.verbs.timeout = 18;
   return options;
 }
 

@@ -7,6 +7,27 @@
 #include "src/backends/verbs/backend.h"
 
 namespace kvxfer::testing {
+namespace {
+
+struct Scope {
+  VerbsFabric* fabric = nullptr;
+  VerbsOptions options{};
+};
+
+Scope& Current() {
+  static Scope scope;
+  return scope;
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsOver(VerbsFabric& fabric,
+                                                       const BackendContext& context) {
+  absl::StatusOr<std::unique_ptr<verbs::VerbsBackend>> made =
+      verbs::VerbsBackend::Create(context, fabric.MakeIbv(context.options.name));
+  if (!made.ok()) return made.status();
+  return std::unique_ptr<Backend>(*std::move(made));
+}
+
+}  // namespace
 
 bool RealVerbs() { return std::getenv("KVXFER_TEST_VERBS") != nullptr; }
 
@@ -16,19 +37,23 @@ VerbsFabric& SharedFabric() {
   return fabric;
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsOver(VerbsFabric& fabric,
-                                                       const BackendContext& context) {
-  absl::StatusOr<std::unique_ptr<verbs::VerbsBackend>> made =
-      verbs::VerbsBackend::Create(context, fabric.MakeIbv());
-  if (!made.ok()) return made.status();
-  return std::unique_ptr<Backend>(*std::move(made));
+ScopedFabric::ScopedFabric(VerbsFabric* fabric, VerbsOptions options) {
+  Current() = {.fabric = fabric, .options = std::move(options)};
 }
+
+ScopedFabric::~ScopedFabric() { Current() = {}; }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeTestBackend(std::string_view name,
                                                          const BackendContext& context) {
   const bool faulty = name == "faulty:verbs";
-  if (RealVerbs() || (name != "verbs" && !faulty)) return MakeBackend(name, context);
-  absl::StatusOr<std::unique_ptr<Backend>> made = MakeVerbsOver(SharedFabric(), context);
+  const Scope& scope = Current();
+  if (name != "verbs" && !faulty) return MakeBackend(name, context);
+  if (scope.fabric == nullptr && RealVerbs()) return MakeBackend(name, context);
+  AgentOptions options = context.options;
+  if (scope.fabric != nullptr) options.verbs = scope.options;
+  absl::StatusOr<std::unique_ptr<Backend>> made =
+      MakeVerbsOver(scope.fabric != nullptr ? *scope.fabric : SharedFabric(),
+                    {.options = options, .incarnation = context.incarnation, .host = context.host});
   if (!made.ok() || !faulty) return made;
   return MakeFaultyBackend(*std::move(made), context);
 }

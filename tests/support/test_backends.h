@@ -17,13 +17,17 @@ bool RealVerbs();
 // Two RoCE devices of one port, in a subnet each, that all agents of this process share.
 VerbsFabric& SharedFabric();
 
+// Until it is destroyed, `verbs` runs over `fabric` in every agent that is made, with `options`; an
+// agent has the devices that carry its name. One at a time.
+class ScopedFabric {
+ public:
+  explicit ScopedFabric(VerbsFabric* fabric, VerbsOptions options = {});
+  ~ScopedFabric();
+};
+
 // As MakeBackend.
 absl::StatusOr<std::unique_ptr<Backend>> MakeTestBackend(std::string_view name,
                                                          const BackendContext& context);
-
-// `verbs` over that fabric.
-absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsOver(VerbsFabric& fabric,
-                                                       const BackendContext& context);
 
 }  // namespace kvxfer::testing
 

@@ -53,6 +53,7 @@ struct FabricDevice {
   int max_srq_wr = 16384;
   uint32_t max_inline = 220;
   int numa_node = -1;
+  std::string host{};  // whose it is: the name of an agent; empty: everybody's
 };
 
 // A RoCE v2 port at 10.77.`subnet`.`host`, with the sparse GID table of such a port.
@@ -89,7 +90,8 @@ class VerbsFabric {
   explicit VerbsFabric(std::vector<FabricDevice> devices);
   ~VerbsFabric();
 
-  std::unique_ptr<verbs::Ibv> MakeIbv();
+  // With the devices of `host`.
+  std::unique_ptr<verbs::Ibv> MakeIbv(std::string host = {});
 
   // --- what goes wrong ---
   // The n-th call of that kind from now on (1: the next) fails with `error`; once.

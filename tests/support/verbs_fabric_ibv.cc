@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "tests/support/verbs_fabric_objects.h"
 
@@ -12,12 +13,14 @@ namespace kvxfer::testing {
 
 class FabricIbv final : public verbs::Ibv {
  public:
-  explicit FabricIbv(VerbsFabric* fabric) : f_(*fabric) {}
+  FabricIbv(VerbsFabric* fabric, std::string host) : f_(*fabric), host_(std::move(host)) {}
 
   int ListDevices(std::vector<std::string>& names) override {
     std::lock_guard lock(f_.mutex_);
     if (const int error = f_.Enter(Call::kListDevices)) return error;
-    for (const FabricDevice& device : f_.devices_) names.push_back(device.name);
+    for (const FabricDevice& device : f_.devices_) {
+      if (device.host.empty() || device.host == host_) names.push_back(device.name);
+    }
     return 0;
   }
   ibv_context* Open(const std::string& name) override {
@@ -401,8 +404,11 @@ class FabricIbv final : public verbs::Ibv {
   }
 
   VerbsFabric& f_;
+  const std::string host_;
 };
 
-std::unique_ptr<verbs::Ibv> VerbsFabric::MakeIbv() { return std::make_unique<FabricIbv>(this); }
+std::unique_ptr<verbs::Ibv> VerbsFabric::MakeIbv(std::string host) {
+  return std::make_unique<FabricIbv>(this, std::move(host));
+}
 
 }  // namespace kvxfer::testing

@@ -104,12 +104,36 @@ TEST_F(OptionsEnvTest, SpinZeroIsNoSpinAndMinusOneIsAdaptive) {
   EXPECT_LT(options->spin, Duration(0));
 }
 
+TEST_F(OptionsEnvTest, VerbsHasItsOwn) {
+  Set("KVXFER_VERBS_DEVICES", "mlx5_0, mlx5_1:2");
+  Set("KVXFER_VERBS_FABRICS", "mlx5_0=red");
+  Set("KVXFER_VERBS_LISTEN", "10.0.0.1:7000");
+  Set("KVXFER_VERBS_GID_INDEX", "3");
+  Set("KVXFER_VERBS_TIMEOUT", "18");
+  Set("KVXFER_VERBS_STALL_TIMEOUT_MS", "1500");
+  const auto options = OptionsFromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->verbs.devices, (std::vector<std::string>{"mlx5_0", "mlx5_1:2"}));
+  EXPECT_EQ(options->verbs.fabrics, std::vector<std::string>{"mlx5_0=red"});
+  EXPECT_EQ(options->verbs.listen, "10.0.0.1:7000");
+  EXPECT_EQ(options->verbs.gid_index, 3);
+  EXPECT_EQ(options->verbs.timeout, 18u);
+  EXPECT_EQ(options->verbs.stall_timeout, std::chrono::milliseconds(1500));
+  EXPECT_EQ(options->verbs.queue_depth, VerbsOptions().queue_depth);
+}
+
 TEST_F(OptionsEnvTest, WhatDoesNotParseIsRefusedByName) {
   for (const char* bad : {"0", "17", "-1", "two", "2x", "99999999999999999999"}) {
     ExpectRefused("KVXFER_TCP_STREAMS", bad);
   }
   for (const char* bad : {"9", "-1", "two"}) ExpectRefused("KVXFER_SHM_COPY_THREADS", bad);
   for (const char* bad : {"-2", "1000001", "1.5", "fast"}) ExpectRefused("KVXFER_SPIN_US", bad);
+  for (const char* bad : {"0", "32", "-1"}) ExpectRefused("KVXFER_VERBS_TIMEOUT", bad);
+  for (const char* bad : {"-2", "256"}) ExpectRefused("KVXFER_VERBS_GID_INDEX", bad);
+  for (const char* bad : {"0", "65536"}) ExpectRefused("KVXFER_VERBS_P_KEY", bad);
+  for (const char* bad : {"15", "32769"}) ExpectRefused("KVXFER_VERBS_QUEUE_DEPTH", bad);
+  for (const char* bad : {"99", "soon"}) ExpectRefused("KVXFER_VERBS_STALL_TIMEOUT_MS", bad);
+  ExpectRefused("KVXFER_VERBS_DEVICES", "mlx5_0,");
   for (const char* bad : {",", "tcp,", ",tcp", "shm,,tcp", " "}) {
     ExpectRefused("KVXFER_BACKENDS", bad);
     ExpectRefused("KVXFER_REQUIRE_BACKENDS", bad);

@@ -206,13 +206,14 @@ void DialledLink::OnBroken(const Device& device, const absl::Status& why) {
 
 std::string DialledLink::Describe() const {
   std::string out = Name();
+  if (backend_ == nullptr) return out;
   for (const auto& rail : rails_) {
     absl::StrAppend(&out, ", ", rail->Path());
     if (rail->up()) continue;
     absl::StrAppend(&out, " (not in use", rail->why().ok() ? "" : ": ", rail->why().message(), ")");
     for (const Pair& pair : rail->bad_pairs()) {
-      absl::StrAppend(&out, " (", backend_ == nullptr ? "" : local_port(pair.local).info.name,
-                      " → ", remote_[pair.remote].name, " does not answer)");
+      absl::StrAppend(&out, " (", local_port(pair.local).info.name, " → ",
+                      remote_[pair.remote].name, " does not answer)");
     }
   }
   return out;

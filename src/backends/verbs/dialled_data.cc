@@ -125,8 +125,11 @@ void DialledLink::StartFlush() {
   // One for the loop, so that a rail which fails in it does not end the round.
   flushes_ = 1 + rails.size();
   for (Rail* rail : rails) {
-    // The two requests that every rail keeps for itself leave room, for there is one round at most.
-    if (!rail->up() || !rail->Flush()) FlushDone();
+    if (rail->up()) {
+      rail->Flush();
+    } else {
+      FlushDone();
+    }
   }
   FlushDone();
 }

@@ -22,6 +22,7 @@ namespace kvxfer::verbs {
 namespace {
 
 struct Functions {
+  decltype(&::ibv_fork_init) fork_init;
   decltype(&::ibv_get_device_list) get_device_list;
   decltype(&::ibv_free_device_list) free_device_list;
   decltype(&::ibv_get_device_name) get_device_name;
@@ -58,7 +59,7 @@ bool Find(void* library, Functions& f, const char*& name) {
     out = reinterpret_cast<std::decay_t<decltype(out)>>(::dlsym(library, symbol));
     return out != nullptr;
   };
-  return find("ibv_get_device_list", f.get_device_list) &&
+  return find("ibv_fork_init", f.fork_init) && find("ibv_get_device_list", f.get_device_list) &&
          find("ibv_free_device_list", f.free_device_list) &&
          find("ibv_get_device_name", f.get_device_name) && find("ibv_open_device", f.open_device) &&
          find("ibv_close_device", f.close_device) && find("ibv_query_device", f.query_device) &&
@@ -211,6 +212,9 @@ absl::StatusOr<std::unique_ptr<Ibv>> LoadLibibverbs() {
     return absl::UnavailableError(
         absl::StrCat("libibverbs has no ", name, ": install rdma-core 34 or newer"));
   }
+  // On kernels before 5.12 a process that forks would write to other pages than its device does.
+  // Fails where somebody has registered memory before, who then has to have seen to it.
+  functions.fork_init();
   return std::make_unique<Libibverbs>(functions);
 }
 

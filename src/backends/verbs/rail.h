@@ -64,9 +64,8 @@ class Rail {
   void Ring();
   // A completion of one of its requests.
   void OnDone(const WorkId& id, const ibv_wc& wc);
-  // Reads one word of the peer behind every write that was posted, where there are any. False: no
-  // room for it now.
-  bool Flush();
+  // Reads one word of the peer behind every write that was posted; one at a time. Not within Post.
+  void Flush();
   bool needs_flush() const { return up() && dirty_; }
   size_t CountOf(uint64_t transfer) const { return queue_.CountOf(transfer); }
   uint64_t progress() const { return progress_; }

@@ -105,7 +105,6 @@ void Rail::PostProbe() {
   nonce_ = RandomNonZero64();
   StoreScratch(link_->scratch().at + index_ * 8, nonce_);
   StoreScratch(link_->scratch().at + Scratch::kReadOffset + index_ * 8, 0);
-  if (!link_->backend().requests().HasRoom(2)) link_->RingAll();
   FillWord(Chain(), false);
   ibv_send_wr& read = Chain();
   FillWord(read, true);

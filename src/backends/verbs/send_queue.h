@@ -64,12 +64,6 @@ class SendQueue {
     flights_.push_back(flight);
     return flight.number;
   }
-  // Takes back the one pushed last, whose requests were not posted.
-  void Unpush() {
-    used_ -= flights_.back().requests;
-    --next_;
-    flights_.pop_back();
-  }
   bool Has(uint64_t number) const {
     return !flights_.empty() && number >= flights_.front().number && number < next_;
   }

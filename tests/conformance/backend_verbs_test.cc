@@ -1,0 +1,372 @@
+// What only verbs has: pairs of ports, rails that fail and come back, devices whose calls fail.
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "tests/conformance/backend_conformance.h"
+#include "tests/support/test_backends.h"
+#include "tests/support/verbs_fabric.h"
+
+namespace kvxfer::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kOp = 4096;
+
+FabricDevice DeviceOf(std::string host, std::string name, uint8_t subnet, uint8_t number,
+                      int network = 0) {
+  FabricDevice device{.name = std::move(name), .ports = {RocePort(subnet, number)}};
+  device.ports[0].network = network;
+  device.host = std::move(host);
+  return device;
+}
+
+// `local` devices at the initiator and `remote` ones at the target, in one subnet.
+std::vector<FabricDevice> Devices(int local, int remote) {
+  std::vector<FabricDevice> out;
+  for (int i = 0; i < local; ++i) {
+    out.push_back(DeviceOf("initiator", "i" + std::to_string(i), 1, static_cast<uint8_t>(10 + i)));
+  }
+  for (int i = 0; i < remote; ++i) {
+    out.push_back(DeviceOf("target", "t" + std::to_string(i), 1, static_cast<uint8_t>(50 + i)));
+  }
+  return out;
+}
+
+class VerbsDevice : public BackendConformance {
+ protected:
+  void Use(std::vector<FabricDevice> devices, const VerbsOptions& options = {}) {
+    fabric_ = std::make_unique<VerbsFabric>(std::move(devices));
+    fabric_->SetRetryTime(milliseconds(50));
+    scope_.emplace(fabric_.get(), options);
+  }
+  void TearDown() override {
+    BackendConformance::TearDown();
+    End();
+  }
+  void End() {
+    pair_.reset();
+    local_ = remote_ = nullptr;
+    scope_.reset();
+    if (fabric_ == nullptr) return;
+    EXPECT_EQ(fabric_->overruns(), 0u);
+    EXPECT_EQ(fabric_->live_objects(), 0u);
+  }
+  // A write over each rail arrives.
+  void ExpectAllRailsWork() {
+    const uint32_t rails = out().endpoint->rails();
+    const size_t before = in().immediates.size();
+    Pattern(before).Fill(local_->bytes());
+    ASSERT_TRUE(pair_->PostAll(Stream(OpKind::kWrite, 7, rails, kOp)));
+    ASSERT_TRUE(Ended());
+    ASSERT_TRUE(Arrived(before + rails));
+    EXPECT_EQ(Pattern(before).Mismatch(remote_->bytes().first(rails * kOp)), kNoMismatch);
+  }
+  bool DownIs(size_t count) {
+    return pair_->Until([&] { return out().rails_down.size() == count || out().down; }) &&
+           !out().down;
+  }
+  // What agents do after kRailDown.
+  void FenceAndReopen(uint32_t rail) {
+    in().FenceRail(rail);
+    ASSERT_TRUE(pair_->Until([&] { return !in().fencing_rails.contains(rail); }));
+    out().endpoint->ReopenRail(rail);
+  }
+
+  std::unique_ptr<VerbsFabric> fabric_;
+  std::optional<ScopedFabric> scope_;
+};
+
+INSTANTIATE_TEST_SUITE_P(InMemory, VerbsDevice,
+                         ::testing::Values(Flavour{.name = "VerbsTestDevice",
+                                                   .backend = "verbs",
+                                                   .memory = MemoryType::kAttached,
+                                                   .faults = {}}),
+                         FlavourName);
+
+TEST_P(VerbsDevice, EveryPortIsUsedWhateverTheNumbers) {
+  const std::pair<int, int> cases[] = {{1, 1}, {2, 2}, {2, 1}, {1, 2}, {4, 2}, {1, 8}, {3, 2}};
+  for (const auto& [local, remote] : cases) {
+    SCOPED_TRACE(std::to_string(local) + " to " + std::to_string(remote));
+    Use(Devices(local, remote));
+    ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+    EXPECT_EQ(out().endpoint->rails(), static_cast<uint32_t>(std::max(local, remote)));
+    ASSERT_NO_FATAL_FAILURE(ExpectAllRailsWork());
+    const std::string path = out().endpoint->Describe();
+    for (int i = 0; i < local; ++i) EXPECT_THAT(path, HasSubstr("i" + std::to_string(i) + ":1"));
+    for (int i = 0; i < remote; ++i) EXPECT_THAT(path, HasSubstr("t" + std::to_string(i) + ":1"));
+    End();
+  }
+}
+
+// Two networks that look like one: the pairs that were guessed wrong are found out by their probes.
+TEST_P(VerbsDevice, NetworksAreNeverMixed) {
+  Use({DeviceOf("initiator", "i0", 1, 10, 0), DeviceOf("initiator", "i1", 1, 11, 1),
+       DeviceOf("target", "t0", 1, 50, 1), DeviceOf("target", "t1", 1, 51, 0)});
+  ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+  EXPECT_THAT(out().endpoint->Describe(), HasSubstr("i0:1 → t1:1"));
+  EXPECT_THAT(out().endpoint->Describe(), HasSubstr("i1:1 → t0:1"));
+  ExpectAllRailsWork();
+}
+
+TEST_P(VerbsDevice, NamedFabricsAreNotTried) {
+  VerbsOptions options;
+  options.fabrics = {"i0=red", "i1=blue", "t0=blue", "t1=red"};
+  Use({DeviceOf("initiator", "i0", 1, 10, 0), DeviceOf("initiator", "i1", 1, 11, 1),
+       DeviceOf("target", "t0", 1, 50, 1), DeviceOf("target", "t1", 1, 51, 0)},
+      options);
+  const uint64_t before = fabric_->calls(Call::kCreateQp);
+  ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+  EXPECT_EQ(fabric_->calls(Call::kCreateQp) - before, 4u);
+  ExpectAllRailsWork();
+}
+
+TEST_P(VerbsDevice, WithoutAWayThroughItSaysWhatWasTried) {
+  Use({DeviceOf("initiator", "i0", 1, 10, 0), DeviceOf("target", "t0", 1, 50, 1)});
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<Party> a, Party::Make(GetParam(), "initiator"));
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<Party> b, Party::Make(GetParam(), "target"));
+  ASSERT_OK_AND_ASSIGN(TestLink * link, a->Connect(*b));
+  bool authorized = false;
+  EXPECT_TRUE(Eventually(kAmple, [&] {
+    a->Turn();
+    b->Turn();
+    if (!authorized && !b->links.empty()) b->links.front()->endpoint->Authorize();
+    authorized = authorized || !b->links.empty();
+    return link->down;
+  }));
+  EXPECT_TRUE(Fails(link->why, absl::StatusCode::kUnavailable,
+                    {"no pair of ports passes data", "i0:1", "t0:1", "IBV_WC_RETRY_EXC_ERR"}));
+}
+
+TEST_P(VerbsDevice, APortThatGoesDownTakesItsRailAndComesBack) {
+  Use(Devices(2, 2));
+  ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+  for (const bool tell : {true, false}) {
+    for (const char* device : {"i0", "t1"}) {
+      SCOPED_TRACE(device);
+      const uint32_t rail = device[1] == '0' ? 0 : 1;
+      const size_t downs = out().rails_down.size();
+      fabric_->SetPort(device, 1, false, tell);
+      const Op op = out().Make(OpKind::kWrite, 1, {RunAt(0, kOp)}, 1, rail);
+      const bool posted = out().Post(std::span(&op, 1)) == 1;
+      ASSERT_TRUE(DownIs(downs + 1));
+      EXPECT_EQ(out().rails_down.back(), rail);
+      EXPECT_FALSE(out().endpoint->rail_up(rail));
+      EXPECT_TRUE(!posted || absl::IsUnavailable(out().ended[op.id])) << out().ended[op.id];
+      EXPECT_EQ(out().Post(std::span(&op, 1)), 0u);
+      FenceAndReopen(rail);
+      pair_->Idle(milliseconds(50));
+      EXPECT_FALSE(out().endpoint->rail_up(rail));
+      // Expect it back soon after the link is, with no further word.
+      fabric_->SetPort(device, 1, true, tell);
+      const Time up = Now();
+      ASSERT_TRUE(pair_->Until([&] { return out().endpoint->rail_up(rail); }));
+      EXPECT_LT(Now() - up, Bound(seconds(1)));
+      ASSERT_NO_FATAL_FAILURE(ExpectAllRailsWork());
+    }
+  }
+}
+
+TEST_P(VerbsDevice, AnErrorSaysWhoWhereAndWhatToDo) {
+  Use(Devices(1, 1));
+  ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+  kvxfer::Run run = RunAt(0, kOp);
+  run.remote += remote_->memory.size();
+  const Op op = out().Make(OpKind::kWrite, 1, {run}, 1);
+  ASSERT_TRUE(pair_->PostAll(std::span(&op, 1)));
+  ASSERT_TRUE(DownIs(1));
+  EXPECT_TRUE(Fails(out().ended[op.id], absl::StatusCode::kPermissionDenied,
+                    {"127.0.0.1", "rail 0", "i0:1 → t0:1", "queue pair", "RDMA write",
+                     "IBV_WC_REM_ACCESS_ERR", "vendor error 0x88", "metadata"}));
+}
+
+// The device has done the work, and forgets to say so.
+TEST_P(VerbsDevice, ALostCompletionIsImpliedByTheNextOrEndedByTime) {
+  VerbsOptions options;
+  options.stall_timeout = milliseconds(200);
+  Use(Devices(1, 1), options);
+  ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+  fabric_->LoseCompletions(1);
+  const std::vector<Op> ops = Stream(OpKind::kWrite, 1, 2, kOp);
+  ASSERT_TRUE(pair_->PostAll(ops));
+  ASSERT_TRUE(Ended());
+  EXPECT_EQ(out().failed(), 0u);
+  fabric_->LoseCompletions(1);
+  const Op last = out().Make(OpKind::kWrite, 1, {RunAt(0, kOp)}, 9);
+  ASSERT_TRUE(pair_->PostAll(std::span(&last, 1)));
+  ASSERT_TRUE(DownIs(1));
+  EXPECT_TRUE(Fails(out().ended[last.id], absl::StatusCode::kDeadlineExceeded,
+                    {"neither completed nor failed"}));
+  FenceAndReopen(0);
+  EXPECT_EQ(std::ranges::count(in().immediates, 9u), 1);
+  ASSERT_TRUE(pair_->Until([&] { return out().endpoint->rail_up(0); }));
+  ExpectAllRailsWork();
+}
+
+// A transfer whose requests do not end is stopped with its rail, and both sides are told.
+TEST_P(VerbsDevice, AFenceEndsWhatDoesNotEndByItself) {
+  Use(Devices(1, 1));
+  ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+  Pattern(1).Fill(local_->bytes());
+  fabric_->Hold(true);
+  ASSERT_TRUE(pair_->PostAll(Stream(OpKind::kWrite, 5, 8, kOp)));
+  out().Fence(5);
+  in().Fence(5);
+  ASSERT_TRUE(pair_->Until([&] { return out().fenced.contains(5) && in().fenced.contains(5); }));
+  EXPECT_EQ(out().failed(), 8u);
+  fabric_->Hold(false);
+  pair_->Idle(milliseconds(20));
+  EXPECT_EQ(FirstNonZero(remote_->bytes()), kNoMismatch);
+  EXPECT_TRUE(in().immediates.empty());
+}
+
+// An initiator that stands still while its device does not: the target makes itself quiet.
+TEST_P(VerbsDevice, TheTargetFencesWithoutItsInitiator) {
+  Use(Devices(2, 2));
+  ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+  fabric_->Hold(true);
+  ASSERT_TRUE(pair_->PostAll(Stream(OpKind::kWrite, 5, 8, kOp)));
+  in().Fence(5);
+  ASSERT_TRUE(Eventually(kAmple, [&] {
+    pair_->target().Turn();
+    return in().fenced.contains(5);
+  }));
+  fabric_->Hold(false);
+  const uint64_t before = Digest(remote_->bytes());
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(Digest(remote_->bytes()), before);
+  ASSERT_TRUE(DownIs(2));
+  EXPECT_EQ(out().failed(), 8u);
+}
+
+TEST_P(VerbsDevice, WithoutReceivesTheInitiatorWaitsAndNothingIsLost) {
+  VerbsOptions options;
+  options.receive_depth = 64;
+  Use(Devices(1, 1), options);
+  ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+  std::vector<Op> ops;
+  for (uint32_t i = 0; i < 500; ++i) ops.push_back(out().Make(OpKind::kWrite, 1, {RunAt(0, 8)}, i));
+  std::span<const Op> rest = ops;
+  const Time end = Now() + milliseconds(100);
+  while (Now() < end) {
+    rest = rest.subspan(out().Post(rest));
+    pair_->initiator().Turn();
+  }
+  EXPECT_GT(fabric_->not_ready(), 0u);
+  EXPECT_GE(out().open.size() + rest.size(), 500u - 64u);
+  ASSERT_TRUE(pair_->PostAll(rest));
+  ASSERT_TRUE(Ended());
+  ASSERT_TRUE(Arrived(500));
+  EXPECT_EQ(out().failed(), 0u);
+  EXPECT_TRUE(out().rails_down.empty());
+}
+
+// Many links on a device with a small completion queue: it never overruns, flushed or not.
+TEST_P(VerbsDevice, CompletionQueuesDoNotOverrun) {
+  std::vector<FabricDevice> devices = Devices(1, 1);
+  for (FabricDevice& device : devices) device.max_cqe = 256;
+  Use(devices);
+  ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+  const std::vector<Op> ops = Stream(OpKind::kWrite, 1, 1000, 8);
+  fabric_->Hold(true);
+  const size_t accepted = out().Post(ops);
+  EXPECT_GT(accepted, 100u);
+  EXPECT_LE(accepted, 256u);
+  fabric_->Hold(false);
+  ASSERT_TRUE(pair_->PostAll(std::span(ops).subspan(accepted)));
+  fabric_->SetPort("t0", 1, false, false);
+  ASSERT_TRUE(Ended());
+}
+
+TEST_P(VerbsDevice, OneDoorbellAndOneCompletionForMany) {
+  Use(Devices(1, 1));
+  ASSERT_NO_FATAL_FAILURE(Start(1 << 20));
+  std::vector<Op> ops;
+  for (uint64_t op = 0; op < 4; ++op) {
+    std::vector<kvxfer::Run> runs;
+    for (uint64_t i = 0; i < 32; ++i) {
+      const uint64_t at = (op * 32 + i) * kOp;
+      // Scattered at the target, except that two in a row meet.
+      runs.push_back(RunAt(at, (i / 2 * 3 + i % 2 + op * 50) * kOp, kOp));
+    }
+    ops.push_back(out().Make(OpKind::kWrite, 1, std::move(runs)));
+  }
+  const uint64_t doorbells = fabric_->doorbells();
+  const uint64_t requests = fabric_->requests();
+  const uint64_t completions = fabric_->completions();
+  ASSERT_EQ(out().Post(ops), 4u);
+  ASSERT_TRUE(Ended());
+  EXPECT_EQ(fabric_->doorbells() - doorbells, 1u);
+  EXPECT_EQ(fabric_->requests() - requests, 4u * 16u);
+  EXPECT_EQ(fabric_->completions() - completions, 4u);
+}
+
+// Each call fails in turn, wherever it stands: everything ends, with words, and nothing is left.
+TEST_P(VerbsDevice, EveryCallMayFail) {
+  for (size_t c = 0; c < static_cast<size_t>(Call::kCount); ++c) {
+    const auto call = static_cast<Call>(c);
+    // What is not let go stays: a device that refuses that leaks, and says so.
+    if (call == Call::kDeregMr || call == Call::kDestroyQp) continue;
+    for (const uint64_t n : {1, 2, 4, 9}) {
+      SCOPED_TRACE(std::string(CallName(call)) + " " + std::to_string(n));
+      Use(Devices(1, 1));
+      fabric_->FailCall(call, n, ENOMEM);
+      absl::StatusOr<std::unique_ptr<Party>> a = Party::Make(GetParam(), "initiator");
+      absl::StatusOr<std::unique_ptr<Party>> b = Party::Make(GetParam(), "target");
+      if (!a.ok() || !b.ok()) {
+        EXPECT_FALSE((a.ok() ? b.status() : a.status()).message().empty());
+        if (a.ok()) a->reset();
+        if (b.ok()) b->reset();
+        End();
+        continue;
+      }
+      absl::StatusOr<TestRegion*> source = (*a)->Register(64 * kOp);
+      absl::StatusOr<TestRegion*> sink = (*b)->Register(64 * kOp);
+      absl::StatusOr<TestLink*> link = (*a)->Connect(**b);
+      size_t posted = 0;
+      const Time end = Now() + milliseconds(150);
+      while (link.ok() && !(*link)->down && Now() < end && (*link)->ended.size() < 4) {
+        (*a)->Turn();
+        (*b)->Turn();
+        if ((*b)->links.empty()) continue;
+        (*b)->links.front()->endpoint->Authorize();
+        if (!source.ok() || !sink.ok()) break;
+        if ((*link)->keys.empty()) {
+          auto key = (*link)->endpoint->Import((*sink)->remote(), (*sink)->registration->Key());
+          if (key.ok()) (*link)->keys.push_back(*std::move(key));
+        }
+        if ((*link)->keys.empty() || posted == 4) continue;
+        const Op op = (*link)->Make(posted % 2 == 0 ? OpKind::kWrite : OpKind::kRead, 1,
+                                    {{.local = (*source)->address(),
+                                      .remote = (*sink)->address(),
+                                      .bytes = kOp,
+                                      .registration = (*source)->registration.get(),
+                                      .key = (*link)->keys.front().get()}});
+        posted += (*link)->Post(std::span(&op, 1));
+        (*a)->backend().Arm();
+      }
+      if (link.ok() && !(*link)->down) (*link)->endpoint->Shutdown(absl::CancelledError("over"));
+      if (link.ok()) {
+        EXPECT_TRUE(Eventually(kAmple, [&] {
+          (*a)->Turn();
+          (*b)->Turn();
+          return (*link)->down;
+        }));
+        EXPECT_TRUE((*link)->open.empty());
+      }
+      a->reset();
+      b->reset();
+      End();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvxfer::testing
