@@ -314,7 +314,7 @@ TEST_P(VerbsDevice, EveryCallMayFail) {
     const auto call = static_cast<Call>(c);
     // What is not let go stays: a device that refuses that leaks, and says so.
     if (call == Call::kDeregMr || call == Call::kDestroyQp) continue;
-    for (const uint64_t n : {1, 2, 3, 5, 9, 14, 20}) {
+    for (const uint64_t n : {1, 2, 4, 9}) {
       SCOPED_TRACE(std::string(CallName(call)) + " " + std::to_string(n));
       Use(Devices(1, 1));
       fabric_->FailCall(call, n, ENOMEM);
@@ -331,7 +331,7 @@ TEST_P(VerbsDevice, EveryCallMayFail) {
       absl::StatusOr<TestRegion*> sink = (*b)->Register(64 * kOp);
       absl::StatusOr<TestLink*> link = (*a)->Connect(**b);
       size_t posted = 0;
-      const Time end = Now() + Bound(milliseconds(150));
+      const Time end = Now() + milliseconds(150);
       while (link.ok() && !(*link)->down && Now() < end && (*link)->ended.size() < 4) {
         (*a)->Turn();
         (*b)->Turn();

@@ -28,8 +28,7 @@ VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> i
     : options_(context.options),
       incarnation_(context.incarnation),
       host_(context.host),
-      ibv_(std::move(ibv)),
-      scratch_(this) {}
+      ibv_(std::move(ibv)) {}
 
 absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const BackendContext& context,
                                                                    std::unique_ptr<Ibv> ibv) {

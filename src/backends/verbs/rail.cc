@@ -174,10 +174,10 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
   if (wc.status == IBV_WC_SUCCESS) {
     CompleteThrough(id.number, absl::OkStatus());
   } else {
+    const bool first = state_ != State::kDraining;
+    if (first) CompleteThrough(id.number - 1, absl::OkStatus());  // those before it completed
     absl::Status status;
-    if (state_ != State::kDraining) {
-      // Those before it completed.
-      CompleteThrough(id.number - 1, absl::OkStatus());
+    if (first || wc.status != IBV_WC_WR_FLUSH_ERR) {
       failed_ = id.number;
       const char* operation = queue_.front().purpose != Purpose::kOp ? "a probe"
                               : queue_.front().read                  ? "an RDMA read"
@@ -185,9 +185,12 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
       status = CompletionError(Where(), qp_->number(), operation, wc.status, wc.vendor_err);
     }
     if (state_ == State::kProbing) return ProbeDone(status);
-    if (state_ != State::kDraining) {
+    if (first) {
       Fail(status, true);
       if (state_ != State::kDraining) return;
+    } else if (!status.ok()) {
+      // The peer's word on it, or the port's, came first; this says more.
+      why_ = std::move(status);
     }
   }
   // The rest is ended together with the rail, so that whoever hears of an op hears why at once.

@@ -30,8 +30,6 @@ class Scratch {
     uint64_t address() const { return reinterpret_cast<uint64_t>(at); }
   };
 
-  explicit Scratch(VerbsBackend* backend) : backend_(backend) {}
-
   // Zeroed. Registers another page with every device where all are taken.
   absl::StatusOr<Slot> Take(std::span<const std::unique_ptr<Device>> devices);
   void Give(const Slot& slot) { free_.push_back(slot); }
@@ -48,7 +46,6 @@ class Scratch {
     std::unique_ptr<VerbsRegistration> registration;
   };
 
-  VerbsBackend* const backend_;
   std::vector<Page> pages_;
   std::vector<Slot> free_;
 };
