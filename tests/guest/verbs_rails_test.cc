@@ -96,7 +96,7 @@ TEST_F(VerbsRails, ALinkThatGoesDownInMidTransferIsDoneWithoutAndUsedAgainOnceIt
   ASSERT_NO_FATAL_FAILURE(Start(Options("a", {"rxe0", "rxe2"}), Options("b", {"rxe1", "rxe3"})));
   ASSERT_NO_FATAL_FAILURE(Move(1));
   ASSERT_TRUE(Eventually(kAmple, [&] { return RailsUp() == 2; }));
-  std::thread cutter([] {
+  std::jthread cutter([] {
     std::this_thread::sleep_for(milliseconds(15));
     Shell("ip link set rdma0 down");
   });
@@ -117,7 +117,7 @@ TEST_F(VerbsRails, BothLinksDownAndUpAgainIsWaitedFor) {
   ASSERT_NO_FATAL_FAILURE(Start(Options("a", {"rxe0", "rxe2"}), Options("b", {"rxe1", "rxe3"})));
   ASSERT_NO_FATAL_FAILURE(Move(1));
   Shell("ip link set rdma0 down && ip link set rdma2 down");
-  std::thread mender([] {
+  std::jthread mender([] {
     std::this_thread::sleep_for(seconds(2));
     Shell("ip link set rdma2 up");
   });

@@ -21,8 +21,9 @@ using Code = absl::StatusCode;
 constexpr std::array kMeanings = {
     Meaning{IBV_WC_LOC_LEN_ERR, "IBV_WC_LOC_LEN_ERR", Code::kInternal,
             "a request is longer than the queue pair takes"},
-    Meaning{IBV_WC_LOC_QP_OP_ERR, "IBV_WC_LOC_QP_OP_ERR", Code::kInternal,
-            "the device did not accept the request"},
+    // Also what soft-RoCE says of a link that went down.
+    Meaning{IBV_WC_LOC_QP_OP_ERR, "IBV_WC_LOC_QP_OP_ERR", Code::kUnavailable,
+            "the device did not accept the request; is its link up?"},
     Meaning{IBV_WC_LOC_PROT_ERR, "IBV_WC_LOC_PROT_ERR", Code::kFailedPrecondition,
             "the local memory is not registered any more: was it freed or deregistered?"},
     Meaning{IBV_WC_WR_FLUSH_ERR, "IBV_WC_WR_FLUSH_ERR", Code::kUnavailable,
