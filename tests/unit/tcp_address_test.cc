@@ -1,8 +1,8 @@
 // Where a listener says it can be reached, and who believes it; and the codec of the streams.
 #include <gtest/gtest.h>
 
-#include "src/net/address.h"
 #include "src/backends/tcp/frames.h"
+#include "src/net/address.h"
 #include "tests/unit/tcp_test_util.h"
 
 namespace kvxfer::tcp_test {

@@ -43,6 +43,10 @@ uint32_t CopyThreads(uint32_t asked) {
 
 }  // namespace
 
+// Here its endpoints are complete.
+Hub::Hub(uint32_t copy_threads) : crew(copy_threads) {}
+Hub::~Hub() = default;
+
 absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext& context) {
   std::unique_ptr<ShmBackend> backend(
       new ShmBackend(CopyThreads(context.options.shm_copy_threads)));

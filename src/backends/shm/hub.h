@@ -21,7 +21,8 @@ class DialledEndpoint;
 class ShmEndpoint;
 
 struct Hub {
-  explicit Hub(uint32_t copy_threads) : crew(copy_threads) {}
+  explicit Hub(uint32_t copy_threads);
+  ~Hub();
 
   HostIdentity host;  // of this process
   Poller poller;

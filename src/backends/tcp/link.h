@@ -21,9 +21,9 @@
 
 #include "absl/status/status.h"
 #include "kvxfer/backend.h"
-#include "src/core/fence_book.h"
 #include "src/backends/tcp/rail.h"
 #include "src/core/clock.h"
+#include "src/core/fence_book.h"
 #include "src/net/address.h"
 #include "src/net/control_stream.h"
 #include "src/net/dialler.h"
