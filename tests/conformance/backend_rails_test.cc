@@ -104,7 +104,7 @@ TEST_P(BackendRails, FailAndComeBack) {
   for (const auto& [op, immediate] : posted_) {
     const absl::Status& status = out().ended[op];
     if (!immediates()) continue;
-    const auto there = [&] { return immediates_seen_.contains(immediate); };
+    const auto there = [&, number = immediate] { return immediates_seen_.contains(number); };
     if (status.ok()) {
       EXPECT_TRUE(pair_->Until([&] {
         Serve();

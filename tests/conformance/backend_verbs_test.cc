@@ -314,7 +314,7 @@ TEST_P(VerbsDevice, EveryCallMayFail) {
     const auto call = static_cast<Call>(c);
     // What is not let go stays: a device that refuses that leaks, and says so.
     if (call == Call::kDeregMr || call == Call::kDestroyQp) continue;
-    for (const uint64_t n : {1, 2, 4, 9}) {
+    for (const uint64_t n : {1u, 2u, 4u, 9u}) {
       SCOPED_TRACE(std::string(CallName(call)) + " " + std::to_string(n));
       Use(Devices(1, 1));
       fabric_->FailCall(call, n, ENOMEM);
