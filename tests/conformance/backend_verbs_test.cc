@@ -31,6 +31,7 @@ FabricDevice DeviceOf(std::string host, std::string name, uint8_t subnet, uint8_
 // `local` devices at the initiator and `remote` ones at the target, in one subnet.
 std::vector<FabricDevice> Devices(int local, int remote) {
   std::vector<FabricDevice> out;
+  out.reserve(static_cast<size_t>(local) + static_cast<size_t>(remote));
   for (int i = 0; i < local; ++i) {
     out.push_back(DeviceOf("initiator", "i" + std::to_string(i), 1, static_cast<uint8_t>(10 + i)));
   }
