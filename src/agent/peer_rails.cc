@@ -68,7 +68,8 @@ void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
 }
 
 void Peer::OnRailUp(Link& link, uint32_t rail) {
-  if (rail >= link.lives.size()) return;
+  // LearnRails may have seen already what this says.
+  if (rail >= link.lives.size() || link.choice.up(rail)) return;
   if (link.lives[rail].state != RailLife::State::kReopening) {
     return CloseLink(link,
                      absl::InternalError(absl::StrCat("the backend says that rail ", rail,

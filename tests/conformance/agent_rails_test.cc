@@ -190,6 +190,29 @@ TEST_P(AgentLastRail, ATransferWaitsForItUntilItsDeadline) {
 INSTANTIATE_TEST_SUITE_P(Rails, AgentLastRail,
                          ::testing::ValuesIn(RailFlavours(1, std::chrono::hours(1))), FlavourName);
 
+class AgentRailsThatComeAtOnce : public AgentRails {};
+
+// Rails that are down when the connection is made and up before the agent looks: it hears that they
+// are up after it has seen so.
+TEST_P(AgentRailsThatComeAtOnce, KeepTheConnection) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    Flavour flavour = GetParam();
+    flavour.faults.seed += seed;
+    ASSERT_NO_FATAL_FAILURE(Start(flavour));
+    ASSERT_OK_AND_ASSIGN(const Transfer transfer,
+                         Blocks(seed).Write(*pair_.a.agent, "b", Telling("here")));
+    EXPECT_OK(transfer.Wait(kAmple));
+    while (const auto event = pair_.a.agent->PollPeerEvent()) {
+      EXPECT_NE(event->kind, PeerEventKind::kLost) << event->cause;
+    }
+    pair_ = {};
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rails, AgentRailsThatComeAtOnce,
+                         ::testing::ValuesIn(RailFlavours(1e-9, std::chrono::nanoseconds(1))),
+                         FlavourName);
+
 class AgentRailsAndCuts : public AgentRails {};
 
 // The connection is lost while rails of it are being fenced.
