@@ -52,6 +52,20 @@ std::vector<SocketAddress> AddressesOfThisHost(const SocketAddress& bound) {
   return out;
 }
 
+absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
+                           std::vector<SocketAddress>& candidates) {
+  if (self.SameHost(peer) && self.net_namespace == peer.net_namespace) return absl::OkStatus();
+  const std::string first = candidates.front().ToString();
+  std::erase_if(candidates, [](const SocketAddress& a) { return a.IsLoopback(); });
+  if (!candidates.empty()) return absl::OkStatus();
+  const char* where = self.SameHost(peer) ? " in another network namespace" : "";
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the peer on host ", peer.hostname, where, " advertises the loopback address ", first,
+      ", which host ", self.hostname,
+      " cannot reach; on the peer set `listen` (KVXFER_LISTEN) to an address of the network, or "
+      "`advertise` (KVXFER_ADVERTISE)"));
+}
+
 }  // namespace
 
 std::string EncodeAddress(const PeerAddress& address) {
@@ -106,18 +120,13 @@ absl::StatusOr<std::vector<SocketAddress>> Advertised(const AgentOptions& option
   return out;
 }
 
-absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
-                           std::vector<SocketAddress>& candidates) {
-  if (self.SameHost(peer) && self.net_namespace == peer.net_namespace) return absl::OkStatus();
-  const std::string first = candidates.front().ToString();
-  std::erase_if(candidates, [](const SocketAddress& a) { return a.IsLoopback(); });
-  if (!candidates.empty()) return absl::OkStatus();
-  const char* where = self.SameHost(peer) ? " in another network namespace" : "";
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the peer on host ", peer.hostname, where, " advertises the loopback address ", first,
-      ", which host ", self.hostname,
-      " cannot reach; on the peer set `listen` (KVXFER_LISTEN) to an address of the network, or "
-      "`advertise` (KVXFER_ADVERTISE)"));
+absl::StatusOr<PeerAddress> DecodeReachable(std::string_view text, const HostIdentity& self,
+                                            const HostIdentity& peer) {
+  absl::StatusOr<PeerAddress> address = DecodeAddress(text);
+  if (!address.ok()) return address.status();
+  absl::Status reachable = KeepReachable(self, peer, address->candidates);
+  if (!reachable.ok()) return reachable;
+  return address;
 }
 
 }  // namespace kvxfer::net

@@ -27,17 +27,18 @@ struct PeerAddress {
 inline constexpr size_t kMaxCandidates = 8;
 
 std::string EncodeAddress(const PeerAddress& address);
-// InvalidArgument says what is wrong with the text.
-absl::StatusOr<PeerAddress> DecodeAddress(std::string_view text);
-
 // The addresses peers are told, for a listener bound to `bound`. May block on DNS.
 absl::StatusOr<std::vector<SocketAddress>> Advertised(const AgentOptions& options,
                                                       const SocketAddress& bound);
 
-// Drops loopback candidates when `peer` runs on another host or in another network namespace than
-// `self`; InvalidArgument, naming both hosts and the remedy, when nothing is left.
-absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
-                           std::vector<SocketAddress>& candidates);
+// InvalidArgument says what is wrong with the text.
+absl::StatusOr<PeerAddress> DecodeAddress(std::string_view text);
+
+// The same of the address of `peer` as seen from `self`: without loopback candidates where they run
+// on other hosts or in other network namespaces. InvalidArgument, naming both hosts and the remedy,
+// when nothing is left.
+absl::StatusOr<PeerAddress> DecodeReachable(std::string_view text, const HostIdentity& self,
+                                            const HostIdentity& peer);
 
 }  // namespace kvxfer::net
 

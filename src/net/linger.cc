@@ -1,5 +1,6 @@
 #include "src/net/linger.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -43,6 +44,28 @@ bool Linger::Work() {
   }
   ready_ = true;
   return false;
+}
+
+void Lingerers::Add(Reactor* reactor, Fd control, std::vector<Fd> data, std::string queued) {
+  if (all_.size() >= kMax) all_.pop_front();
+  all_.emplace_back(reactor, std::move(control), std::move(data), std::move(queued));
+}
+
+void Lingerers::Work() {
+  all_.remove_if([](Linger& linger) { return linger.HasWork() && linger.Work(); });
+}
+
+bool Lingerers::HasWork() const {
+  return std::ranges::any_of(all_, [](const Linger& linger) { return linger.HasWork(); });
+}
+
+std::optional<Time> Lingerers::deadline() const {
+  if (all_.empty()) return std::nullopt;
+  return all_.front().deadline();
+}
+
+void Lingerers::OnDeadline(Time now) {
+  all_.remove_if([now](const Linger& linger) { return linger.deadline() <= now; });
 }
 
 }  // namespace kvxfer::net

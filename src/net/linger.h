@@ -6,6 +6,8 @@
 #ifndef KVXFER_NET_LINGER_H_
 #define KVXFER_NET_LINGER_H_
 
+#include <list>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +39,22 @@ class Linger final : public Watcher {
   size_t sent_ = 0;
   bool ready_ = true;
   const Time deadline_;
+};
+
+// Those of one backend. The oldest goes when there are more than kMax.
+class Lingerers {
+ public:
+  static constexpr size_t kMax = 64;
+
+  void Add(Reactor* reactor, Fd control, std::vector<Fd> data, std::string queued);
+  void Work();
+  bool HasWork() const;
+  std::optional<Time> deadline() const;
+  void OnDeadline(Time now);
+  void Clear() { all_.clear(); }
+
+ private:
+  std::list<Linger> all_;  // oldest first
 };
 
 }  // namespace kvxfer::net

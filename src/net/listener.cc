@@ -1,5 +1,6 @@
 #include "src/net/listener.h"
 
+#include <array>
 #include <cerrno>
 #include <utility>
 
@@ -17,6 +18,12 @@ bool OutOfResources(int error_number) {
 }
 
 }  // namespace
+
+void Answer(const Fd& fd, const Welcome& welcome) {
+  std::array<std::byte, kWelcomeBytes> bytes;
+  Encode(welcome, bytes);
+  (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
 
 Listener::Inbound::Inbound(Listener* owner, Fd socket, std::string peer)
     : listener(owner),

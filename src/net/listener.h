@@ -23,6 +23,9 @@
 
 namespace kvxfer::net {
 
+// Answers a preamble. Best effort: the socket is new, so its buffer has room.
+void Answer(const Fd& fd, const Welcome& welcome);
+
 class Listener final : public Watcher {
  public:
   static constexpr Duration kPreambleTimeout = std::chrono::seconds(2);

@@ -10,7 +10,6 @@ namespace kvxfer::tcp {
 namespace {
 
 constexpr size_t kDiscardBytes = 64 * 1024;
-constexpr size_t kMaxLingering = 64;
 // So many times in vain, and nothing is expected any more.
 constexpr uint32_t kMaxPeeks = 1024;
 
@@ -59,24 +58,15 @@ TcpBackend::~TcpBackend() {
 
 std::string TcpBackend::Address() const { return net::EncodeAddress({incarnation_, advertised_}); }
 
-absl::StatusOr<net::PeerAddress> TcpBackend::ReachableAddress(std::string_view address,
-                                                              const HostIdentity& host) const {
-  absl::StatusOr<net::PeerAddress> peer = net::DecodeAddress(address);
-  if (!peer.ok()) return peer.status();
-  absl::Status reachable = net::KeepReachable(host_, host, peer->candidates);
-  if (!reachable.ok()) return reachable;
-  return peer;
-}
-
 absl::Status TcpBackend::Reachable(std::string_view address, const HostIdentity& host) const {
-  return ReachableAddress(address, host).status();
+  return net::DecodeReachable(address, host_, host).status();
 }
 
 std::string TcpBackend::ListenAddress() const { return listener_->address().ToString(); }
 
 absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view address,
                                                               const HostIdentity& host) {
-  absl::StatusOr<net::PeerAddress> peer = ReachableAddress(address, host);
+  absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
   if (!peer.ok()) return peer.status();
   auto link = std::make_unique<Link>(this, *std::move(peer), options_.tcp_streams);
   links_.push_back(link.get());
@@ -125,8 +115,7 @@ void TcpBackend::Forget(Link* link) {
 }
 
 void TcpBackend::Linger(net::Fd control, std::vector<net::Fd> data, std::string queued) {
-  if (lingering_.size() >= kMaxLingering) lingering_.pop_front();
-  lingering_.emplace_back(reactor_.get(), std::move(control), std::move(data), std::move(queued));
+  lingering_.Add(reactor_.get(), std::move(control), std::move(data), std::move(queued));
   SetTimer();
 }
 
@@ -138,7 +127,7 @@ size_t TcpBackend::Poll(std::span<Event> out, bool readable) {
     if (const std::optional<Time> next = NextDeadline(); next && *next <= Now()) OnDeadlines();
     listener_->Work();
     WorkLinks();
-    WorkLingering();
+    lingering_.Work();
     SetTimer();
   }
   return sink_.End();
@@ -164,15 +153,8 @@ void TcpBackend::WorkLinks() {
   std::erase_if(waiting_, [](const Link* link) { return !link->deadline().has_value(); });
 }
 
-void TcpBackend::WorkLingering() {
-  lingering_.remove_if([](net::Linger& linger) { return linger.HasWork() && linger.Work(); });
-}
-
 bool TcpBackend::Arm() {
-  if (sink_.waiting() || listener_->HasWork()) return false;
-  for (const net::Linger& linger : lingering_) {
-    if (linger.HasWork()) return false;
-  }
+  if (sink_.waiting() || listener_->HasWork() || lingering_.HasWork()) return false;
   return std::none_of(active_.begin(), active_.end(), [](Link* link) { return link->HasWork(); });
 }
 
@@ -182,7 +164,7 @@ std::optional<Time> TcpBackend::NextDeadline() const {
     if (other && (!next || *other < *next)) next = other;
   };
   for (const Link* link : waiting_) consider(link->deadline());
-  if (!lingering_.empty()) consider(lingering_.front().deadline());
+  consider(lingering_.deadline());
   return next;
 }
 
@@ -196,7 +178,7 @@ void TcpBackend::OnDeadlines() {
     if (late(link)) link->OnDeadline();
   }
   std::erase_if(half_open_, [](const auto& link) { return link->down(); });
-  lingering_.remove_if([now](const net::Linger& linger) { return linger.deadline() <= now; });
+  lingering_.OnDeadline(now);
 }
 
 }  // namespace kvxfer::tcp

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -66,14 +65,10 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
  private:
   explicit TcpBackend(const BackendContext& context);
 
-  // The address, with what cannot be reached from here taken out.
-  absl::StatusOr<net::PeerAddress> ReachableAddress(std::string_view address,
-                                                    const HostIdentity& host) const;
   void OnPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) override;
   void OnControlPreamble(net::Fd fd, const Preamble& preamble, const std::string& from);
   void OnDataPreamble(net::Fd fd, const Preamble& preamble);
   void WorkLinks();
-  void WorkLingering();
   void OnDeadlines();
   std::optional<Time> NextDeadline() const;
   void SetTimer() { reactor_->SetTimer(NextDeadline()); }
@@ -96,8 +91,8 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   Link* expected_ = nullptr;                      // brought the last message
   uint32_t peeks_ = 0;                            // since then
   std::vector<std::unique_ptr<Link>> half_open_;  // accepted and not yet reported, oldest first
-  std::list<net::Linger> lingering_;              // oldest first
-  std::unique_ptr<net::Listener> listener_;       // last: it hands over to what is above
+  net::Lingerers lingering_;
+  std::unique_ptr<net::Listener> listener_;  // last: it hands over to what is above
 };
 
 }  // namespace kvxfer::tcp

@@ -1,7 +1,6 @@
 // Streams that come in become links, or join one.
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "src/backends/tcp/backend.h"
@@ -12,20 +11,13 @@ namespace {
 
 constexpr size_t kMaxHalfOpen = 256;
 
-// Best effort: the socket is new, so its buffer has room.
-void Answer(const net::Fd& fd, const Welcome& welcome) {
-  std::array<std::byte, kWelcomeBytes> bytes;
-  Encode(welcome, bytes);
-  (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
 }  // namespace
 
 void TcpBackend::OnPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) {
   if (preamble.version != kStreamVersion) {
     Log(LogLevel::kDebug, "tcp: {} speaks version {} of the tcp streams, we {}", from,
         preamble.version, kStreamVersion);
-    Answer(fd, {.verdict = Verdict::kWrongVersion});
+    net::Answer(fd, {.verdict = Verdict::kWrongVersion});
     reactor_->Remove(fd.get());
   } else if (preamble.service != net::Service::kTcp) {
     reactor_->Remove(fd.get());
@@ -38,12 +30,12 @@ void TcpBackend::OnPreamble(net::Fd fd, const Preamble& preamble, const std::str
 
 void TcpBackend::OnControlPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) {
   if (preamble.target != incarnation_) {
-    Answer(fd, {.verdict = Verdict::kWrongIncarnation});
+    net::Answer(fd, {.verdict = Verdict::kWrongIncarnation});
     reactor_->Remove(fd.get());
     return;
   }
   const LinkId id = Incarnation::Random().bytes;
-  Answer(fd, {.verdict = Verdict::kJoin, .link = id});
+  net::Answer(fd, {.verdict = Verdict::kJoin, .link = id});
   if (half_open_.size() >= kMaxHalfOpen) half_open_.erase(half_open_.begin());
   half_open_.push_back(std::make_unique<Link>(this, std::move(fd), from, preamble.rails, id));
   links_.push_back(half_open_.back().get());
@@ -60,13 +52,9 @@ void TcpBackend::OnDataPreamble(net::Fd fd, const Preamble& preamble) {
     return;
   }
   if (!(*it)->joined()) return;
-  Event event;
-  event.kind = EventKind::kAccepted;
-  event.endpoint = it->get();
   Link* const link = it->get();
-  event.accepted = std::move(*it);
+  sink_.Emit({.kind = EventKind::kAccepted, .endpoint = link, .accepted = std::move(*it)});
   half_open_.erase(it);
-  sink_.Emit(std::move(event));
   link->GoUp();
 }
 

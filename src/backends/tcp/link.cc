@@ -236,32 +236,21 @@ void Link::ReceiveRails() {
 }
 
 void Link::OnImmediate(uint32_t rail, uint32_t immediate) {
-  Event event;
-  event.kind = EventKind::kImmediate;
-  event.endpoint = this;
-  event.rail = rail;
-  event.immediate = immediate;
-  sink().Emit(std::move(event));
+  sink().Emit(
+      {.kind = EventKind::kImmediate, .endpoint = this, .rail = rail, .immediate = immediate});
 }
 
 void Link::OnCompletion(uint64_t op, uint32_t rail, absl::Status status) {
   if (backend_ == nullptr) return;
-  Event event;
-  event.kind = EventKind::kCompletion;
-  event.endpoint = this;
-  event.id = op;
-  event.rail = rail;
-  event.status = std::move(status);
-  sink().Emit(std::move(event));
+  sink().Emit({.kind = EventKind::kCompletion,
+               .endpoint = this,
+               .id = op,
+               .rail = rail,
+               .status = std::move(status)});
 }
 
 void Link::Emit(EventKind kind, uint64_t id, absl::Status status) {
-  Event event;
-  event.kind = kind;
-  event.endpoint = this;
-  event.id = id;
-  event.status = std::move(status);
-  sink().Emit(std::move(event));
+  sink().Emit({.kind = kind, .endpoint = this, .id = id, .status = std::move(status)});
 }
 
 void Link::OnRegionClosed(const TcpRegistration* registration) {

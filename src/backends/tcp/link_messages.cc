@@ -79,11 +79,7 @@ Link::Control Link::OnControlFrame(const net::ControlStream::Frame& frame) {
       if (!up()) break;
       message_poll_ = backend_->poll_number();
       backend_->Expect(this);
-      Event event;
-      event.kind = EventKind::kMessage;
-      event.endpoint = this;
-      event.message = frame.payload;
-      sink().Emit(std::move(event));
+      sink().Emit({.kind = EventKind::kMessage, .endpoint = this, .message = frame.payload});
       return Control::kMessages;
     }
     case ControlKind::kFrame: {

@@ -137,12 +137,7 @@ void AcceptedLink::OnProbe(const Probe& probe) {
 }
 
 void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
-  Event event;
-  event.kind = EventKind::kImmediate;
-  event.endpoint = this;
-  event.rail = rail;
-  event.immediate = immediate;
-  Emit(std::move(event));
+  Emit({.kind = EventKind::kImmediate, .endpoint = this, .rail = rail, .immediate = immediate});
 }
 
 void AcceptedLink::Kill(uint32_t rail) {

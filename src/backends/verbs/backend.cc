@@ -1,7 +1,6 @@
 #include "src/backends/verbs/backend.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <utility>
 
@@ -16,7 +15,6 @@ namespace kvxfer::verbs {
 namespace {
 
 constexpr size_t kMaxOpRuns = 256;
-constexpr size_t kMaxLingering = 64;
 
 uint64_t ReceiverId(uint32_t number, const Device& device) {
   return uint64_t{device.ordinal()} << 32 | number;
@@ -131,7 +129,7 @@ VerbsBackend::~VerbsBackend() {
   scratch_.Close();
   for (VerbsRegistration* registration : std::exchange(registrations_, {})) registration->Close();
   listener_.reset();
-  lingering_.clear();
+  lingering_.Clear();
 }
 
 std::string VerbsBackend::Address() const {
@@ -139,22 +137,13 @@ std::string VerbsBackend::Address() const {
 }
 std::string VerbsBackend::ListenAddress() const { return listener_->address().ToString(); }
 
-absl::StatusOr<net::PeerAddress> VerbsBackend::ReachableAddress(std::string_view address,
-                                                                const HostIdentity& host) const {
-  absl::StatusOr<net::PeerAddress> peer = net::DecodeAddress(address);
-  if (!peer.ok()) return peer.status();
-  absl::Status reachable = net::KeepReachable(host_, host, peer->candidates);
-  if (!reachable.ok()) return reachable;
-  return peer;
-}
-
 absl::Status VerbsBackend::Reachable(std::string_view address, const HostIdentity& host) const {
-  return ReachableAddress(address, host).status();
+  return net::DecodeReachable(address, host_, host).status();
 }
 
 absl::StatusOr<std::unique_ptr<Endpoint>> VerbsBackend::Connect(std::string_view address,
                                                                 const HostIdentity& host) {
-  absl::StatusOr<net::PeerAddress> peer = ReachableAddress(address, host);
+  absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
   if (!peer.ok()) return peer.status();
   absl::StatusOr<Scratch::Slot> scratch = scratch_.Take(devices_);
   if (!scratch.ok()) return scratch.status();
@@ -188,10 +177,7 @@ void VerbsBackend::OnPreamble(net::Fd fd, const net::Preamble& preamble, const s
     reactor_->Remove(fd.get());
     return;
   }
-  // Best effort: the socket is new, so its buffer has room.
-  std::array<std::byte, net::kWelcomeBytes> bytes;
-  net::Encode(welcome, bytes);
-  (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  net::Answer(fd, welcome);
   absl::StatusOr<Scratch::Slot> scratch = scratch_.Take(devices_);
   if (welcome.verdict != net::Verdict::kJoin || !scratch.ok()) {
     if (scratch.ok()) scratch_.Give(*scratch);
@@ -203,11 +189,7 @@ void VerbsBackend::OnPreamble(net::Fd fd, const net::Preamble& preamble, const s
   auto link = std::make_unique<AcceptedLink>(this, std::move(fd), from, *scratch);
   links_.push_back(link.get());
   AcceptedLink* const accepted = link.get();
-  Event event;
-  event.kind = EventKind::kAccepted;
-  event.endpoint = accepted;
-  event.accepted = std::move(link);
-  sink_.Emit(std::move(event));
+  sink_.Emit({.kind = EventKind::kAccepted, .endpoint = accepted, .accepted = std::move(link)});
   accepted->Begin();
   Activate(accepted);
 }
@@ -226,9 +208,7 @@ void VerbsBackend::Forget(Link* link) {
 
 void VerbsBackend::Linger(net::Fd control, std::string queued) {
   if (!control.valid()) return;
-  if (lingering_.size() >= kMaxLingering) lingering_.pop_front();
-  lingering_.emplace_back(reactor_.get(), std::move(control), std::vector<net::Fd>(),
-                          std::move(queued));
+  lingering_.Add(reactor_.get(), std::move(control), {}, std::move(queued));
   timers_changed_ = true;
 }
 

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -103,8 +102,6 @@ class VerbsBackend final : public Backend,
   VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv);
   absl::Status OpenDevices();
   absl::Status Listen();
-  absl::StatusOr<net::PeerAddress> ReachableAddress(std::string_view address,
-                                                    const HostIdentity& host) const;
   void OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) override;
   void OnSendDone(Device& device, const ibv_wc& wc) override;
   void OnReceived(Device& device, const ibv_wc& wc) override;
@@ -139,7 +136,7 @@ class VerbsBackend final : public Backend,
   std::unordered_map<uint64_t, Receiver> receivers_;  // by device and queue pair number
   std::vector<Link*> links_;                          // all that are not destroyed
   std::vector<Link*> active_;                         // those with work, perhaps
-  std::list<net::Linger> lingering_;                  // oldest first
+  net::Lingerers lingering_;
   bool timers_changed_ = false;
   std::optional<Time> next_deadline_;
   std::unique_ptr<net::Listener> listener_;  // last: it hands over to what is above

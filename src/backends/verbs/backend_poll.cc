@@ -38,7 +38,7 @@ size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
     if (next_deadline_ && *next_deadline_ <= Now()) OnDeadlines();
     listener_->Work();
     WorkLinks();
-    lingering_.remove_if([](net::Linger& linger) { return linger.HasWork() && linger.Work(); });
+    lingering_.Work();
     SetTimer();
   }
   return sink_.End();
@@ -56,10 +56,7 @@ void VerbsBackend::WorkLinks() {
 
 bool VerbsBackend::Arm() {
   SetTimer();
-  if (sink_.waiting() || listener_->HasWork()) return false;
-  for (const net::Linger& linger : lingering_) {
-    if (linger.HasWork()) return false;
-  }
+  if (sink_.waiting() || listener_->HasWork() || lingering_.HasWork()) return false;
   if (std::ranges::any_of(active_, [](const Link* link) { return link->HasWork(); })) return false;
   for (const auto& device : devices_) device->Arm();
   // What came before the queues were armed shows by nothing else.
@@ -74,7 +71,7 @@ std::optional<Time> VerbsBackend::NextDeadline() const {
     if (other && (!next || *other < *next)) next = other;
   };
   for (const Link* link : links_) consider(link->deadline());
-  if (!lingering_.empty()) consider(lingering_.front().deadline());
+  consider(lingering_.deadline());
   return next;
 }
 
@@ -93,7 +90,7 @@ void VerbsBackend::OnDeadlines() {
   for (Link* link : Links()) {
     if (link->deadline() && *link->deadline() <= now) link->OnDeadline(now);
   }
-  lingering_.remove_if([now](const net::Linger& linger) { return linger.deadline() <= now; });
+  lingering_.OnDeadline(now);
 }
 
 void VerbsBackend::OnSendDone(Device&, const ibv_wc& wc) {

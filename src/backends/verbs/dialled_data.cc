@@ -34,13 +34,11 @@ size_t DialledLink::Post(std::span<const Op> ops) {
   size_t accepted = 0;
   for (const Op& op : ops) {
     if (absl::Status status = CheckOp(op); !status.ok()) {
-      Event event;
-      event.kind = EventKind::kCompletion;
-      event.endpoint = this;
-      event.id = op.id;
-      event.rail = op.rail;
-      event.status = std::move(status);
-      Emit(std::move(event));
+      Emit({.kind = EventKind::kCompletion,
+            .endpoint = this,
+            .id = op.id,
+            .rail = op.rail,
+            .status = std::move(status)});
     } else if (!rails_[op.rail]->up() || !rails_[op.rail]->Post(op)) {
       break;
     }
@@ -56,13 +54,11 @@ void DialledLink::RingAll() {
 }
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
-  Event event;
-  event.kind = EventKind::kCompletion;
-  event.endpoint = this;
-  event.id = flight.op;
-  event.rail = rail;
-  event.status = std::move(status);
-  Emit(std::move(event));
+  Emit({.kind = EventKind::kCompletion,
+        .endpoint = this,
+        .id = flight.op,
+        .rail = rail,
+        .status = std::move(status)});
   if (stopping_.empty()) return;
   const auto it = stopping_.find(flight.transfer);
   if (it == stopping_.end() || --it->second.ops > 0) return;

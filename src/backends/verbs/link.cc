@@ -86,11 +86,7 @@ bool Link::OnFrame(const net::ControlStream::Frame& frame) {
     case net::ControlKind::kMessage: {
       if (!up()) break;
       message_poll_ = backend_->poll_number();
-      Event event;
-      event.kind = EventKind::kMessage;
-      event.endpoint = this;
-      event.message = frame.payload;
-      Emit(std::move(event));
+      Emit({.kind = EventKind::kMessage, .endpoint = this, .message = frame.payload});
       return true;
     }
     case net::ControlKind::kFrame: {
@@ -147,21 +143,11 @@ void Link::Emit(Event event) {
 }
 
 void Link::Emit(EventKind kind, uint64_t id, absl::Status status) {
-  Event event;
-  event.kind = kind;
-  event.endpoint = this;
-  event.id = id;
-  event.status = std::move(status);
-  Emit(std::move(event));
+  Emit({.kind = kind, .endpoint = this, .id = id, .status = std::move(status)});
 }
 
 void Link::EmitRail(EventKind kind, uint32_t rail, absl::Status status) {
-  Event event;
-  event.kind = kind;
-  event.endpoint = this;
-  event.rail = rail;
-  event.status = std::move(status);
-  Emit(std::move(event));
+  Emit({.kind = kind, .endpoint = this, .rail = rail, .status = std::move(status)});
 }
 
 }  // namespace kvxfer::verbs
