@@ -52,7 +52,6 @@ struct FabricDevice {
   int max_sge = 16;
   int max_srq_wr = 16384;
   uint32_t max_inline = 220;
-  int numa_node = -1;
   std::string host{};  // whose it is: the name of an agent; empty: everybody's
 };
 

@@ -103,11 +103,6 @@ class FabricIbv final : public verbs::Ibv {
     *pkey = pkeys[static_cast<size_t>(index)];
     return 0;
   }
-  int NumaNode(const std::string& name) override {
-    std::lock_guard lock(f_.mutex_);
-    const int index = f_.Find(name);
-    return index < 0 ? -1 : f_.devices_[static_cast<size_t>(index)].numa_node;
-  }
 
   ibv_pd* AllocPd(ibv_context* context) override {
     std::lock_guard lock(f_.mutex_);

@@ -37,8 +37,6 @@ class Ibv {
                        ibv_gid_entry* entry) = 0;
   // In host order.
   virtual int QueryPkey(ibv_context* context, uint8_t port, int index, uint16_t* pkey) = 0;
-  // The NUMA node of the device, -1 where that is not known.
-  virtual int NumaNode(const std::string& name) = 0;
 
   // --- memory ---
   virtual ibv_pd* AllocPd(ibv_context* context) = 0;

@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -128,12 +127,6 @@ class Libibverbs final : public Ibv {
     if (f_.query_pkey(context, port, index, &raw) != 0) return errno == 0 ? EINVAL : errno;
     *pkey = be16toh(raw);
     return 0;
-  }
-  int NumaNode(const std::string& name) override {
-    std::ifstream file(absl::StrCat("/sys/class/infiniband/", name, "/device/numa_node"));
-    int node = -1;
-    file >> node;
-    return file ? node : -1;
   }
 
   ibv_pd* AllocPd(ibv_context* context) override { return f_.alloc_pd(context); }

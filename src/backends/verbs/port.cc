@@ -163,23 +163,6 @@ absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::st
   return port;
 }
 
-std::string_view PortStateName(ibv_port_state state) {
-  switch (state) {
-    case IBV_PORT_DOWN:
-      return "down";
-    case IBV_PORT_INIT:
-      return "initialising: it waits for a subnet manager";
-    case IBV_PORT_ARMED:
-      return "armed: it waits for the subnet manager";
-    case IBV_PORT_ACTIVE:
-    case IBV_PORT_ACTIVE_DEFER:
-      return "active";
-    case IBV_PORT_NOP:
-      break;
-  }
-  return "in no known state";
-}
-
 uint32_t MtuBytes(uint8_t mtu) { return mtu >= 1 && mtu <= 5 ? 128u << mtu : 0; }
 
 uint8_t MtuFromBytes(uint32_t bytes) {

@@ -54,7 +54,6 @@ absl::StatusOr<uint32_t> ChooseGid(std::span<const ibv_gid_entry> entries, uint8
 absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::string& device,
                                    uint8_t number, const VerbsOptions& options);
 
-std::string_view PortStateName(ibv_port_state state);
 std::string GidText(const Gid& gid);
 uint32_t MtuBytes(uint8_t mtu);
 // The largest ibv_mtu that is no more than `bytes`.
