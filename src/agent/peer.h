@@ -29,12 +29,11 @@
 #include "src/agent/runtime.h"
 #include "src/agent/transfer_record.h"
 #include "src/core/id_set.h"
-#include "src/core/lane_book.h"
 #include "src/core/metadata.h"
-#include "src/core/plan.h"
 #include "src/core/rail_picker.h"
 #include "src/core/reliable_channel.h"
-#include "src/core/slice_set.h"
+#include "src/core/send_book.h"
+#include "src/core/slice_walk.h"
 #include "src/core/slot_pool.h"
 
 namespace kvxfer {
@@ -96,36 +95,8 @@ class Link : public EndpointUser {
   Time unanswered{};          // when the oldest unanswered ping went out; zero: none
 };
 
-// A lane that goes again after the first book's last slice was posted: one new lane for one
-// discarded, on a rail of its own choice.
-struct LaneAgain {
-  LaneBook book;
-  SliceWalk walk;           // to be posted; may be nothing, then an empty write stands for it
-  uint32_t rail = kNoRail;  // where it has begun; before, a slot is kept back for it
-  bool posted = false;      // its last
-  bool told = false;        // by OPEN or AMEND
-};
-
-// What failed rails left of a transfer.
-struct Recovery {
-  SliceWalk walk;         // goes again in the first book, or without one
-  uint32_t reserved = 0;  // slots kept back for that book's lanes
-  std::vector<LaneAgain> lanes;
-  struct Discarded {
-    SlotRef slot{};
-    SliceSet slices{};
-    bool named = false;  // by OPEN or AMEND, which wait for a lane instead
-  };
-  std::vector<Discarded> discarded;  // DISCARD sent, not answered
-
-  // The one of `lanes` that is to be posted next; kFirstBook: none.
-  size_t NextLane() const;
-};
-
 // One transfer that has left the queue.
 struct Outbound {
-  static constexpr size_t kFirstBook = SIZE_MAX;
-
   // An op that failed as those of a failing rail do. Without kRailDown the transfer fails.
   struct Unexplained {
     uint32_t rail = 0;
@@ -137,21 +108,18 @@ struct Outbound {
   Link* link = nullptr;  // carries the data; null once that is done or lost
 
   // Sending.
-  SliceCursor cursor;
-  uint32_t cut = 0;  // slices that the cursor has given
+  SliceWalk walk;
   SliceLimits limits;
-  std::optional<LaneBook> lanes{};                              // where the target counts
+  SendBook book{};
   absl::InlinedVector<const Registration*, 4> registrations{};  // by index in record->local
   absl::InlinedVector<const RemoteKey*, 4> keys{};              // by index in record->remote
-  uint64_t prepared = 0;             // op that waits to be accepted; 0: none
-  size_t prepared_for = kFirstBook;  // or an index of recovery->lanes
-  uint32_t ops = 0;                  // accepted, not completed
+  uint64_t prepared = 0;    // op that waits to be accepted; 0: none
+  SendBook::Slice slice{};  // what it carries
+  uint32_t ops = 0;         // accepted, not completed
   uint64_t slices = 0;
   uint32_t home = kNoRail;  // a transfer that is too small to be striped stays on one rail
-  std::unique_ptr<Recovery> recovery{};  // null: no rail has failed in it
   std::vector<Unexplained> unexplained{};
   Time first_post{};
-  bool last_posted = false;  // the last slice, in the first book
   bool all_posted = false;
   bool opened = false;
   bool arrived = false;
@@ -264,14 +232,13 @@ class Peer {
   Turn TakeTurn(Outbound& outbound, Time now);
   void StartSending(Outbound& outbound);
   bool Prepare(Outbound& outbound);
-  bool PrepareAgain(Outbound& outbound, OpTable::Entry& op);
   bool PostPrepared(Outbound& outbound);
   bool PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail);
   bool CloseLanes(Outbound& outbound);
-  bool TakeSlot(Outbound& outbound, uint32_t rail);
   void RequestSlots();
   bool PostOn(Outbound& outbound, const Op& op);
   void PushOpen(Outbound& outbound);
+  void PushAmend(Outbound& outbound);
   bool SendCarrying(Link& link);
   void FlushControl();
 
@@ -289,8 +256,6 @@ class Peer {
   Time NextRailTimer(const Link& link) const;
   void Acquit(Link& link, uint32_t rail);
   std::string WhyNoRail(const Link& link) const;
-  void LetSlotsGo(Outbound& outbound);
-  void PushAmend(Outbound& outbound);
   std::vector<RailExplanation> ExplainRails(const Link& link) const;
 
   // peer_control.cc

@@ -43,14 +43,14 @@ absl::Status Peer::OpFailed(const Outbound& outbound, const absl::Status& status
 // One step nearer to done, where nothing has gone wrong.
 void Peer::Advance(Outbound& outbound) {
   if (outbound.ending || !outbound.all_posted) return;
-  const bool counted = outbound.lanes.has_value();
+  const bool counted = outbound.book.counted();
   const bool notifies = outbound.record->options.notification.has_value();
-  if (counted && outbound.recovery != nullptr) LetSlotsGo(outbound);
+  outbound.book.LetSlotsGo(slots_);
   if (!outbound.opened) {
     if (!counted && (outbound.ops > 0 || !outbound.unexplained.empty())) return;
-    if (counted && outbound.recovery != nullptr && !outbound.recovery->discarded.empty()) return;
+    if (outbound.book.awaits_discarded()) return;
     if (counted || notifies) PushOpen(outbound);
-  } else if (outbound.recovery != nullptr && !outbound.arrived) {
+  } else if (!outbound.arrived) {
     PushAmend(outbound);
   }
   if (outbound.ops > 0 || (outbound.opened && !outbound.arrived)) return;
@@ -76,15 +76,10 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
   std::erase(sending_, &outbound);
   DropPrepared(outbound);
   const uint64_t id = outbound.record->id;
-  AbortFrame abort{.transfer = id, .order = outbound.order, .opened = outbound.opened};
-  if (outbound.lanes.has_value()) abort.slots = outbound.lanes->Slots();
-  if (outbound.recovery != nullptr) {
-    LetSlotsGo(outbound);
-    for (const LaneAgain& again : outbound.recovery->lanes) {
-      if (again.rail == kNoRail) slots_.Unreserve();
-      for (const SlotRef slot : again.book.Slots()) abort.slots.push_back(slot);
-    }
-  }
+  const AbortFrame abort{.transfer = id,
+                         .order = outbound.order,
+                         .opened = outbound.opened,
+                         .slots = outbound.book.End(slots_)};
   // A transfer of which the target has seen nothing and that has no number needs no word of it.
   outbound.abort_due = outbound.opened || outbound.order != 0 || !abort.slots.empty();
   for (Path& path : paths_) {
@@ -110,7 +105,7 @@ void Peer::AdvanceEnd(Outbound& outbound, Time now) {
                                                             : Delivery::kNotDelivered;
     }
     // Only bytes that the target lands by itself can still come after this.
-    const bool quarantined = (outbound.abort_due || outbound.orphan) && outbound.lanes.has_value();
+    const bool quarantined = (outbound.abort_due || outbound.orphan) && outbound.book.counted();
     if (quarantined && outbound.orphan) quarantined_.push_back(outbound.record);
     Publish(outbound, outbound.end_state, outbound.end_status, delivery, quarantined);
   }
@@ -133,8 +128,7 @@ void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status,
   }
   outbound.published = true;
   // No op of it is in flight and none follows: nobody walks its blocks any more.
-  outbound.cursor = SliceCursor();
-  outbound.recovery.reset();
+  outbound.walk = SliceWalk();
   record->blocks.ReleaseIds(runtime_->ids);
   deadlines_.erase({record->deadline, record->id});
   if (record->local != nullptr) {

@@ -172,7 +172,7 @@ void Peer::LoseData(Link& link, const absl::Status& why) {
     if (outbound.link == &link) lost.push_back(&outbound);
   }
   for (Outbound* outbound : lost) {
-    const bool control_only = outbound->opened && !outbound->lanes.has_value();
+    const bool control_only = outbound->opened && !outbound->book.counted();
     outbound->link = nullptr;
     if (control_only && !outbound->ending) continue;
     BeginEnd(*outbound, TransferState::kFailed,

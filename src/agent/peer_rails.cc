@@ -6,24 +6,6 @@
 #include "src/core/strings.h"
 
 namespace kvxfer {
-namespace {
-
-// Where nothing goes again yet.
-Recovery& Recover(Outbound& outbound) {
-  if (outbound.recovery == nullptr) {
-    outbound.recovery = std::make_unique<Recovery>();
-    outbound.recovery->walk = SliceWalk(&outbound.record->blocks);
-  }
-  return *outbound.recovery;
-}
-
-}  // namespace
-
-size_t Recovery::NextLane() const {
-  const auto next = std::ranges::find(lanes, false, &LaneAgain::posted);
-  return next == lanes.end() ? Outbound::kFirstBook : static_cast<size_t>(next - lanes.begin());
-}
-
 // The only place that says which rails are up.
 void Link::SetLife(uint32_t rail, RailLife::State to) {
   using enum RailLife::State;
@@ -121,32 +103,10 @@ void Peer::OnRailFenced(Link& link, const Envelope& envelope) {
 // the target has let go of the slots.
 void Peer::DiscardLanes(Outbound& outbound, uint32_t rail) {
   // ABORT names the lanes of what is ending.
-  if (outbound.ending || outbound.arrived || !outbound.lanes.has_value()) return;
-  DiscardFrame frame{.transfer = outbound.record->id};
-  if (auto lane = outbound.lanes->Discard(rail)) {
-    frame.slots.push_back(lane->slot);
-    Recover(outbound).discarded.push_back(
-        {.slot = lane->slot, .slices = std::move(lane->slices), .named = outbound.opened});
-  }
-  if (outbound.recovery != nullptr) {
-    Recovery& recovery = *outbound.recovery;
-    if (outbound.prepared != 0 && outbound.prepared_for != Outbound::kFirstBook) {
-      SliceSet back;
-      const uint32_t slice = runtime_->ops.Find(outbound.prepared)->slice;
-      if (slice != kNoSlice) back.Add(slice);
-      recovery.lanes[outbound.prepared_for].walk.Add(back);
-      DropPrepared(outbound);
-    }
-    std::erase_if(recovery.lanes, [&](LaneAgain& again) {
-      auto lane = again.book.Discard(rail);
-      if (!lane.has_value()) return false;
-      lane->slices.Add(again.walk.slices());
-      frame.slots.push_back(lane->slot);
-      recovery.discarded.push_back(
-          {.slot = lane->slot, .slices = std::move(lane->slices), .named = true});
-      return true;
-    });
-  }
+  if (outbound.ending || outbound.arrived || !outbound.book.counted()) return;
+  // It may be of a lane that is taken back.
+  if (outbound.slice.book != SendBook::kFirst) DropPrepared(outbound);
+  const DiscardFrame frame{.transfer = outbound.record->id, .slots = outbound.book.Discard(rail)};
   if (!frame.slots.empty()) channel_.Push(FrameType::kDiscard, frame);
 }
 
@@ -155,33 +115,9 @@ absl::Status Peer::OnDiscarded(const DiscardAck& ack) {
   const auto it = active_.find(ack.transfer);
   if (it == active_.end() || it->second.ending || it->second.arrived) return absl::OkStatus();
   Outbound& outbound = it->second;
-  Recovery& recovery = Recover(outbound);
-  const auto lane = std::ranges::find(recovery.discarded, ack.ref, &Recovery::Discarded::slot);
-  if (lane == recovery.discarded.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("it answers a DISCARD of transfer ", ack.transfer, " that was not sent"));
-  }
-  const Recovery::Discarded discarded = std::move(*lane);
-  recovery.discarded.erase(lane);
-  // Nothing of it goes again where all of it arrived, or where it was opened and not posted to.
-  if (!ack.complete && (discarded.named || !discarded.slices.empty())) {
-    if (!slots_.Reserve()) {
-      return absl::InvalidArgumentError(absl::StrCat("it let go of a lane of transfer ",
-                                                     ack.transfer, " without freeing its slot"));
-    }
-    if (outbound.last_posted) {
-      LaneAgain& again = recovery.lanes.emplace_back(LaneAgain{
-          .book =
-              LaneBook(outbound.link->choice.size(),
-                       runtime_->backends[outbound.link->backend]->capabilities().rail_keeps_order),
-          .walk = SliceWalk(&outbound.record->blocks)});
-      again.walk.Add(discarded.slices);
-    } else {
-      ++recovery.reserved;
-      recovery.walk.Add(discarded.slices);
-    }
-    StartSending(outbound);
-  }
+  const auto again = outbound.book.OnDiscarded(ack, slots_);
+  if (!again.ok()) return again.status();
+  if (*again) StartSending(outbound);
   Advance(outbound);
   return absl::OkStatus();
 }
@@ -189,10 +125,7 @@ absl::Status Peer::OnDiscarded(const DiscardAck& ack) {
 // Of the lane that uses `slot` now nothing is on the way: it needs no DISCARD, and no ABORT.
 void Peer::OnFreed(SlotRef slot) {
   const auto it = active_.find(slots_.HolderOf(slot));
-  if (it == active_.end() || !it->second.lanes.has_value()) return;
-  it->second.lanes->OnFreed(slot);
-  if (it->second.recovery == nullptr) return;
-  for (LaneAgain& again : it->second.recovery->lanes) again.book.OnFreed(slot);
+  if (it != active_.end()) it->second.book.OnFreed(slot);
 }
 
 // Whether `op` failed as those of a failing rail do. Then the transfer waits for that to be said,
@@ -214,10 +147,8 @@ bool Peer::AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const abs
       outbound.unexplained.end()) {
     outbound.unexplained.push_back({.rail = op.rail, .status = status});
   }
-  if (!outbound.lanes.has_value()) {
-    SliceSet again;
-    again.Add(op.slice);
-    Recover(outbound).walk.Add(again);
+  if (!outbound.book.counted()) {
+    outbound.book.Again(op.slice);
     StartSending(outbound);
   }
   return true;
@@ -270,22 +201,6 @@ void Peer::Acquit(Link& link, uint32_t rail) {
     BeginEnd(*outbound, TransferState::kFailed, OpFailed(*outbound, status),
              std::min(outbound->record->deadline, now + runtime_->options.cancel_grace));
   }
-}
-
-// Slots that were kept back for lanes that did not need them.
-void Peer::LetSlotsGo(Outbound& outbound) {
-  if (outbound.recovery == nullptr) return;
-  for (; outbound.recovery->reserved > 0; --outbound.recovery->reserved) slots_.Unreserve();
-}
-
-// One new lane for each that was discarded after OPEN had named it.
-void Peer::PushAmend(Outbound& outbound) {
-  AmendFrame amend{.transfer = outbound.record->id};
-  for (LaneAgain& again : outbound.recovery->lanes) {
-    if (std::exchange(again.told, true)) continue;
-    for (const LaneFrame& lane : again.book.Lanes()) amend.lanes.push_back(lane);
-  }
-  if (!amend.lanes.empty()) channel_.Push(FrameType::kAmend, amend);
 }
 
 // Of a connection all of whose rails are out of use; else nothing.

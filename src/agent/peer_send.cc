@@ -11,17 +11,6 @@ namespace {
 // What is larger goes by itself: carrying copies.
 constexpr size_t kMaxCarryBytes = 8 * 1024;
 
-// Whether slices are left to be cut: in the first book or, where there is none, at all.
-bool MoreInFirstBook(const Outbound& outbound) {
-  if (!outbound.cursor.done()) return true;
-  return outbound.recovery != nullptr && !outbound.recovery->walk.done(outbound.cut);
-}
-
-bool HasMore(const Outbound& outbound) {
-  if (MoreInFirstBook(outbound)) return true;
-  return outbound.recovery != nullptr && outbound.recovery->NextLane() != Outbound::kFirstBook;
-}
-
 }  // namespace
 
 // Transfers leave the queue in the order of posting, whatever their priority: order numbers are
@@ -80,10 +69,12 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
     return absl::OkStatus();
   }
   const Capabilities& capabilities = runtime_->backends[link->backend]->capabilities();
+  std::optional<LaneBook> lanes;
   if (record->kind == TransferKind::kWrite && capabilities.arrival == Arrival::kImmediate) {
-    added.lanes.emplace(link->choice.size(), capabilities.rail_keeps_order);
+    lanes.emplace(link->choice.size(), capabilities.rail_keeps_order);
   }
-  added.cursor = SliceCursor(&record->blocks);
+  added.book = SendBook(std::move(lanes));
+  added.walk = SliceWalk(&record->blocks);
   added.limits = {.max_bytes = SliceBytes(record->blocks.total_bytes(), link->choice.size(),
                                           capabilities.max_op_bytes),
                   .max_runs = capabilities.max_op_runs};
@@ -194,13 +185,13 @@ Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
     return Turn::kBlocked;
   }
   if (outbound.link->full || !outbound.unexplained.empty()) return Turn::kBlocked;
-  if (outbound.prepared != 0 || HasMore(outbound)) {
+  if (!outbound.book.posted()) {
     if (outbound.prepared == 0 && !Prepare(outbound)) return Turn::kPosted;
     if (!PostPrepared(outbound)) return Turn::kBlocked;
     if (outbound.first_post == Time{}) outbound.first_post = now;
-    if (HasMore(outbound)) return Turn::kPosted;
+    if (!outbound.book.posted()) return Turn::kPosted;
   }
-  return !outbound.lanes.has_value() || CloseLanes(outbound) ? Turn::kFinished : Turn::kBlocked;
+  return CloseLanes(outbound) ? Turn::kFinished : Turn::kBlocked;
 }
 
 // By priority, then posting.
@@ -213,43 +204,27 @@ void Peer::StartSending(Outbound& outbound) {
   sending_.insert(later, &outbound);
 }
 
-// False: a walk to the next slice that goes again has not come there yet.
+// False: the walk to the next slice has not come there yet.
 bool Peer::Prepare(Outbound& outbound) {
   const uint64_t id = runtime_->ops.Acquire(&outbound);
   OpTable::Entry& op = *runtime_->ops.Find(id);
-  outbound.prepared_for = Outbound::kFirstBook;
-  if (outbound.cursor.done()) {
-    if (!PrepareAgain(outbound, op)) {
-      runtime_->ops.Release(id);
-      return false;
-    }
-  } else {
-    const SliceRuns slice = outbound.cursor.Next(
-        outbound.limits, {.local = outbound.registrations, .remote = outbound.keys}, op.room);
-    op.bytes = slice.bytes;
-    op.runs = slice.runs;
-    op.slice = outbound.cut++;
-  }
-  outbound.prepared = id;
-  return true;
-}
-
-// The same for a slice that goes again, or for a lane without any.
-bool Peer::PrepareAgain(Outbound& outbound, OpTable::Entry& op) {
-  Recovery& recovery = *outbound.recovery;
-  SliceWalk* walk = &recovery.walk;
-  if (walk->done(outbound.cut)) {
-    outbound.prepared_for = recovery.NextLane();
-    walk = &recovery.lanes[outbound.prepared_for].walk;
-    if (walk->done(outbound.cut)) return true;
-  }
-  SliceRuns slice;
-  if (!walk->Step(outbound.limits, {.local = outbound.registrations, .remote = outbound.keys},
-                  op.room, &slice, &op.slice)) {
+  SendBook& book = outbound.book;
+  const bool fresh = !book.cut_all();
+  SendBook::Slice slice{.number = book.cut()};
+  if (!fresh) slice = book.Next();
+  SliceRuns cut;
+  if (slice.number != kNoSlice &&
+      !outbound.walk.StepTo(slice.number, outbound.limits,
+                            {.local = outbound.registrations, .remote = outbound.keys}, op.room,
+                            &cut)) {
+    runtime_->ops.Release(id);
     return false;
   }
-  op.bytes = slice.bytes;
-  op.runs = slice.runs;
+  outbound.slice = fresh ? book.Cut(outbound.walk.done()) : slice;
+  op.bytes = cut.bytes;
+  op.runs = cut.runs;
+  op.slice = slice.number;
+  outbound.prepared = id;
   return true;
 }
 
@@ -257,23 +232,22 @@ bool Peer::PrepareAgain(Outbound& outbound, OpTable::Entry& op) {
 bool Peer::PostPrepared(Outbound& outbound) {
   Link& link = *outbound.link;
   OpTable::Entry& entry = *runtime_->ops.Find(outbound.prepared);
-  const bool again = outbound.prepared_for != Outbound::kFirstBook;
-  uint32_t wanted = outbound.home;
-  if (again) wanted = outbound.recovery->lanes[outbound.prepared_for].rail;
+  if (const auto bound = outbound.book.BoundTo(outbound.slice)) {
+    return link.choice.up(*bound) && PostPreparedOn(outbound, entry, *bound);
+  }
   uint64_t tried = 0;
   bool refused = true;  // by every rail, not for want of a slot
   while (true) {
-    const bool has_wish = tried == 0 && wanted != kNoRail && link.choice.up(wanted);
-    const uint32_t rail = has_wish ? wanted : link.choice.Pick(entry.bytes, tried);
+    const bool at_home = tried == 0 && outbound.home != kNoRail && link.choice.up(outbound.home);
+    const uint32_t rail = at_home ? outbound.home : link.choice.Pick(entry.bytes, tried);
     if (rail == kNoRail) break;
     tried |= uint64_t{1} << rail;
-    if (again && wanted != kNoRail && rail != wanted) return false;
-    if (outbound.lanes.has_value() && !TakeSlot(outbound, rail)) {
+    if (!outbound.book.OpenLane(outbound.slice, rail, slots_, outbound.record->id)) {
+      RequestSlots();
       refused = false;
       continue;
     }
     if (PostPreparedOn(outbound, entry, rail)) return true;
-    if (again) return false;  // the lane has begun and stays on its rail
   }
   link.full = refused;
   return false;
@@ -281,56 +255,49 @@ bool Peer::PostPrepared(Outbound& outbound) {
 
 bool Peer::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail) {
   Link& link = *outbound.link;
-  const bool counted = outbound.lanes.has_value();
-  LaneAgain* again = outbound.prepared_for == Outbound::kFirstBook
-                         ? nullptr
-                         : &outbound.recovery->lanes[outbound.prepared_for];
-  const bool last = again != nullptr ? again->walk.done(outbound.cut) : !MoreInFirstBook(outbound);
+  SendBook& book = outbound.book;
   Op op{.kind = outbound.record->kind == TransferKind::kRead ? OpKind::kRead : OpKind::kWrite,
-        .sole = last && outbound.slices == 0 && counted && outbound.recovery == nullptr,
+        .sole = outbound.slices == 0 && book.counted() && book.IsLast(outbound.slice) &&
+                !book.awaits_discarded(),
         .rail = rail,
         .id = outbound.prepared,
         .transfer = outbound.record->id,
         .runs = entry.runs};
-  LaneBook* const book = !counted ? nullptr : again != nullptr ? &again->book : &*outbound.lanes;
-  if (book != nullptr) {
-    const auto immediate = book->ImmediateFor(rail, last);
-    op.has_immediate = immediate.has_value();
-    op.immediate = immediate.value_or(0);
-  }
+  const auto immediate = book.ImmediateFor(outbound.slice, rail);
+  op.has_immediate = immediate.has_value();
+  op.immediate = immediate.value_or(0);
   entry.rail = rail;
   entry.sole = op.sole;
   if (!PostOn(outbound, op)) return false;
   inline_data_ |= op.sole;
   link.choice.OnPosted(rail, entry.bytes, runtime_->now);
-  if (!counted && link.choice.in_flight(rail) <= kInlineCopyBytes &&
+  if (!book.counted() && link.choice.in_flight(rail) <= kInlineCopyBytes &&
       runtime_->backends[link.backend]->capabilities().arrival == Arrival::kCopied) {
     ++runtime_->copied;
   }
   ++outbound.slices;
   outbound.prepared = 0;
   if (outbound.record->blocks.total_bytes() < runtime_->options.stripe_from) outbound.home = rail;
-  if (book != nullptr) book->OnPosted(rail, last, entry.slice);
-  (again == nullptr ? outbound.last_posted : again->posted) = last;
+  book.OnPosted(outbound.slice, rail);
   return true;
 }
 
 bool Peer::CloseLanes(Outbound& outbound) {
-  while (const auto rail = outbound.lanes->NextToClose()) {
+  while (const auto closing = outbound.book.NextToClose()) {
     // That of a failed rail will be discarded.
-    if (!outbound.link->choice.up(*rail)) return false;
+    if (!outbound.link->choice.up(closing->rail)) return false;
     const uint64_t id = runtime_->ops.Acquire(&outbound);
-    runtime_->ops.Find(id)->rail = *rail;
+    runtime_->ops.Find(id)->rail = closing->rail;
     const Op op{.has_immediate = true,
-                .rail = *rail,
-                .immediate = *outbound.lanes->ImmediateFor(*rail, true),
+                .rail = closing->rail,
+                .immediate = closing->immediate,
                 .id = id,
                 .transfer = outbound.record->id};
     if (!PostOn(outbound, op)) {
       runtime_->ops.Release(id);
       return false;
     }
-    outbound.lanes->OnPosted(*rail, true);
+    outbound.book.OnClosed(closing->rail);
   }
   return true;
 }
@@ -340,28 +307,6 @@ bool Peer::PostOn(Outbound& outbound, const Op& op) {
   ++outbound.link->lives[op.rail].ops;
   ++outbound.ops;
   return true;
-}
-
-bool Peer::TakeSlot(Outbound& outbound, uint32_t rail) {
-  const uint64_t id = outbound.record->id;
-  if (outbound.prepared_for != Outbound::kFirstBook) {
-    LaneAgain& again = outbound.recovery->lanes[outbound.prepared_for];
-    if (again.rail == kNoRail) again.book.OpenLane(rail, slots_.TakeReserved(id));
-    again.rail = rail;
-    return true;
-  }
-  if (!outbound.lanes->NeedsSlot(rail)) return true;
-  if (outbound.recovery != nullptr && outbound.recovery->reserved > 0) {
-    --outbound.recovery->reserved;
-    outbound.lanes->OpenLane(rail, slots_.TakeReserved(id));
-    return true;
-  }
-  if (const auto slot = slots_.Take(id)) {
-    outbound.lanes->OpenLane(rail, *slot);
-    return true;
-  }
-  RequestSlots();
-  return false;
 }
 
 void Peer::RequestSlots() {
@@ -375,15 +320,15 @@ void Peer::PushOpen(Outbound& outbound) {
                  .order = outbound.order,
                  .has_notification = options.notification.has_value(),
                  .notification = options.notification.value_or("")};
-  if (outbound.lanes.has_value()) open.lanes = outbound.lanes->Lanes();
-  if (outbound.recovery != nullptr) {
-    for (LaneAgain& again : outbound.recovery->lanes) {
-      again.told = true;
-      for (const LaneFrame& lane : again.book.Lanes()) open.lanes.push_back(lane);
-    }
-  }
+  open.lanes = outbound.book.TellAll();
   outbound.opened = true;
   channel_.Push(FrameType::kOpen, open);
+}
+
+// One new lane for each that was discarded after OPEN had named it.
+void Peer::PushAmend(Outbound& outbound) {
+  const AmendFrame amend{.transfer = outbound.record->id, .lanes = outbound.book.TellNew()};
+  if (!amend.lanes.empty()) channel_.Push(FrameType::kAmend, amend);
 }
 
 // Where the peer writes to this agent too, the next frame goes together with what the peer waits to

@@ -4,6 +4,17 @@
 
 namespace kvxfer {
 
+std::optional<uint32_t> Lane::ImmediateFor(bool last, bool rail_keeps_order) const {
+  if (rail_keeps_order && !last) return std::nullopt;
+  return EncodeImmediate(slot);
+}
+
+void Lane::OnPosted(bool last, bool rail_keeps_order, uint32_t slice) {
+  if (slice != kNoSlice) slices.Add(slice);
+  if (last || !rail_keeps_order) ++immediates;
+  closed = closed || last;
+}
+
 LaneBook::LaneBook(uint32_t rails, bool rail_keeps_order)
     : lanes_(rails), rail_keeps_order_(rail_keeps_order) {}
 
@@ -14,18 +25,12 @@ void LaneBook::OpenLane(uint32_t rail, SlotRef slot) {
 }
 
 std::optional<uint32_t> LaneBook::ImmediateFor(uint32_t rail, bool last) const {
-  if (rail_keeps_order_ && !last) return std::nullopt;
-  return EncodeImmediate(lanes_[rail].slot);
+  return lanes_[rail].ImmediateFor(last, rail_keeps_order_);
 }
 
 void LaneBook::OnPosted(uint32_t rail, bool last, uint32_t slice) {
-  Lane& lane = lanes_[rail];
-  if (slice != kNoSlice) lane.slices.Add(slice);
-  if (last || !rail_keeps_order_) ++lane.immediates;
-  if (last) {
-    lane.closed = true;
-    last_posted_ = true;
-  }
+  lanes_[rail].OnPosted(last, rail_keeps_order_, slice);
+  last_posted_ = last_posted_ || last;
 }
 
 std::optional<uint32_t> LaneBook::NextToClose() const {

@@ -1,6 +1,6 @@
-// The initiator's side of one transfer's lanes: which slot each rail's share uses, which ops carry
-// an immediate, and how many the target must count. One attempt of one transfer over one rail is
-// one lane.
+// The initiator's side of one transfer's lanes, of the first attempt on each rail: which slot each
+// rail's share uses, which ops carry an immediate, and how many the target must count. One attempt
+// of one transfer over one rail is one lane.
 //
 // Slices go to rails as rails have room, so which op of a lane is its last is known only when the
 // last slice of the transfer is posted. Where a rail keeps order, that slice carries its lane's
@@ -8,9 +8,7 @@
 // op carries one.
 //
 // A rail that fails takes its lane out of the book (Discard). What that lane carried goes again,
-// all of it, for which of its writes arrived is not known: in the same book as long as the last
-// slice is not posted, and after that in a book of its own with one lane, so that one new lane
-// stands for one discarded (AMEND). SlotPool::Reserve keeps a slot for it.
+// all of it, for which of its writes arrived is not known; SendBook says where.
 //
 // Thread-safety: none; owned by the progress engine.
 
@@ -27,9 +25,24 @@
 
 namespace kvxfer {
 
+struct Lane {
+  bool open = false;
+  bool closed = false;  // its last op is posted
+  bool freed = false;
+  SlotRef slot{};
+  uint32_t immediates = 0;
+  SliceSet slices{};
+
+  // As those of LaneBook.
+  std::optional<uint32_t> ImmediateFor(bool last, bool rail_keeps_order) const;
+  void OnPosted(bool last, bool rail_keeps_order, uint32_t slice);
+};
+
 class LaneBook {
  public:
   LaneBook(uint32_t rails, bool rail_keeps_order);
+
+  bool rail_keeps_order() const { return rail_keeps_order_; }
 
   // Whether a lane on `rail` needs a slot before it can be posted to.
   bool NeedsSlot(uint32_t rail) const;
@@ -67,14 +80,6 @@ class LaneBook {
  private:
   friend struct ProtocolModelAccess;  // the tests' search compares states
 
-  struct Lane {
-    bool open = false;
-    bool closed = false;  // its last immediate is posted (rails that keep order)
-    bool freed = false;
-    SlotRef slot{};
-    uint32_t immediates = 0;
-    SliceSet slices{};
-  };
   std::vector<Lane> lanes_;
   bool rail_keeps_order_;
   bool last_posted_ = false;

@@ -7,8 +7,6 @@ namespace kvxfer {
 namespace {
 
 constexpr uint32_t kWordBits = 64;
-// Slices passed over by one step.
-constexpr uint32_t kSlicesAStep = 16;
 
 // Bit i of the result: bit 2i or 2i + 1 of `word`.
 uint64_t Halve(uint64_t word) {
@@ -69,28 +67,15 @@ void SliceSet::Coarsen() {
   rest_.resize((words() + 1) / 2 - 1);
 }
 
-void SliceWalk::Add(const SliceSet& slices) {
-  slices_.RemoveBelow(at_);
+void SliceQueue::Add(const SliceSet& slices) {
+  slices_.RemoveBelow(from_);
   slices_.Add(slices);
-  if (slices_.Next(0) >= at_) return;
-  cursor_ = SliceCursor(blocks_);
-  at_ = 0;
+  if (slices_.Next(0) < from_) from_ = 0;
 }
 
-const SliceSet& SliceWalk::slices() {
-  slices_.RemoveBelow(at_);
+const SliceSet& SliceQueue::slices() {
+  slices_.RemoveBelow(from_);
   return slices_;
-}
-
-bool SliceWalk::Step(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& room,
-                     SliceRuns* runs, uint32_t* slice) {
-  const uint32_t next = slices_.Next(at_);
-  for (uint32_t steps = 0; steps < kSlicesAStep; ++steps) {
-    *runs = cursor_.Next(limits, holds, room);
-    *slice = at_++;
-    if (*slice == next) return true;
-  }
-  return false;
 }
 
 }  // namespace kvxfer

@@ -1,5 +1,5 @@
-// Which slices of a transfer went one way, and the walk that takes those again. Slices are numbered
-// from 0 in the order in which SliceCursor cuts them; cutting with equal limits gives equal slices.
+// Which slices of a transfer went one way, and which go again. Slices are numbered from 0 in the
+// order in which SliceCursor cuts them; cutting with equal limits gives equal slices.
 //
 // Thread-safety: none; plain values.
 
@@ -9,8 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-
-#include "src/core/plan.h"
 
 namespace kvxfer {
 
@@ -45,29 +43,35 @@ class SliceSet {
   uint32_t shift_ = 0;  // bit i: some of the slices i << shift_ up to the next group's
 };
 
-// Walks a block list again, of its slices those of a set only.
-class SliceWalk {
+// Slices that go again, in ascending order. More may come at any time, also of those that were
+// taken before: then it begins anew.
+class SliceQueue {
  public:
-  SliceWalk() = default;
-  explicit SliceWalk(const BlockList* blocks) : blocks_(blocks), cursor_(blocks) {}
-
-  // Adds to what is still to be taken; slices that were taken before may be among them.
   void Add(const SliceSet& slices);
-  // `total`: how many slices there are.
-  bool done(uint32_t total) const { return slices_.Next(at_) >= total; }
+  // The next one below `total`, which is how many slices there are; kNoSlice: none is left.
+  uint32_t Front(uint32_t total) const { return At(from_, total); }
+  // Whether `slice` is all that is left.
+  bool IsLast(uint32_t slice, uint32_t total) const {
+    return Front(total) == slice && At(slice + 1, total) == kNoSlice;
+  }
+  // `slice` was taken, which was the front. Where others have come before it since, it is taken
+  // again after them.
+  void Pop(uint32_t slice) {
+    if (Front(slice + 1) == slice) from_ = slice + 1;
+  }
   // What is left.
   const SliceSet& slices();
 
-  // A step of bounded length towards the next slice of the set, cut as the first walk did it. True:
-  // it is in `runs`, its number in `slice`. Only while not done.
-  bool Step(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& room,
-            SliceRuns* runs, uint32_t* slice);
-
  private:
-  const BlockList* blocks_ = nullptr;
-  SliceCursor cursor_;
-  uint32_t at_ = 0;  // number of the slice that the cursor cuts next
+  friend struct ProtocolModelAccess;  // the tests' search compares states
+
+  uint32_t At(uint32_t from, uint32_t total) const {
+    const uint32_t next = slices_.Next(from);
+    return next < total ? next : kNoSlice;
+  }
+
   SliceSet slices_;
+  uint32_t from_ = 0;  // those below were taken
 };
 
 }  // namespace kvxfer

@@ -5,6 +5,7 @@
 tracker=src/core/arrival_tracker.cc
 pool=src/core/slot_pool.cc
 book=src/core/lane_book.cc
+send=src/core/send_book.cc
 table=src/core/slot_table.cc
 channel=src/core/reliable_channel.cc
 initiator=tests/unit/protocol_model_initiator.cc
@@ -84,13 +85,28 @@ mutant "lane without posts never closed" $book \
 mutant "other lanes never closed where rails keep order" $book \
   '? lane.closed :' '? true :'
 mutant "declared one too few" $book \
-  'if (last || !rail_keeps_order_) ++' 'if (last) ++'
+  'if (last || !rail_keeps_order) ++' 'if (last) ++'
 mutant "discarded lane stays in the book" $book '  lane = {};' ''
 mutant "freed lane discarded" $book '!lane.open || lane.freed' '!lane.open'
-mutant "no slot is kept for a lane that goes again" $initiator \
-  '  Require(pool_.Reserve(), "DISCARD is answered, its slot is not free", out.id);' '' \
-  '    ++out.attempts[0].reserved;' '' \
-  '  again.reserved = 1;' ''
+mutant "a lane goes again before the target has let go of it" $send \
+  '  if (!pool.Reserve()) {' '  if (pool.available() > 0 && !pool.Reserve()) {'
+mutant "a lane with nothing to carry is forgotten, though OPEN named it" $send \
+  '(!lane.named && lane.slices.empty())' 'lane.slices.empty()'
+mutant "what a lane had still to post is forgotten with its rail" $send \
+  '    again.lane.slices.Add(again.slices.slices());' ''
+mutant "a slice that goes again is taken for the last" $send \
+  'return fresh_ ? again_.Front(cut_) == kNoSlice :' 'return fresh_ ? true :'
+mutant "slots kept back for the first book stay kept" $send \
+  'for (; reserved_ > 0; --reserved_) pool.Unreserve();' ''
+mutant "AMEND names a lane twice" $send \
+  'std::exchange(again.told, true)' 'again.told'
+mutant "ABORT forgets the lanes that go again" $send \
+  '      slots.push_back(again.lane.slot);
+    }
+  }
+  return slots;' '    }
+  }
+  return slots;'
 mutant "a kept slot is given to others" $pool \
   'if (available() == 0)' 'if (free_.empty())' \
   '  --reserved_;' '  if (free_.empty()) return {};

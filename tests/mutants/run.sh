@@ -16,8 +16,8 @@ command -v ccache >/dev/null && compiler="ccache $compiler"
 linker=
 command -v mold >/dev/null && linker=-fuse-ld=mold
 
-units="lane_book slot_pool slot_table reliable_channel arrival_tracker"
-sources="$(cd "$root" && echo tests/unit/protocol_model*.cc) src/core/id_set.cc src/core/wire_format.cc"
+units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker"
+sources="$(cd "$root" && echo tests/unit/protocol_model*.cc) src/core/id_set.cc src/core/slice_set.cc src/core/wire_format.cc"
 for unit in $units; do sources+=" src/core/$unit.cc tests/unit/${unit}_test.cc"; done
 sources+=" tests/unit/arrival_tracker_exhaustive_test.cc tests/unit/arrival_tracker_random_test.cc"
 

@@ -37,9 +37,11 @@ void World::Begin(const ModelConfig& config) {
     out.spec = spec;
     out.id = first_id_ + out_.size() - 1;
     out.order = spec.ordered ? next_order_++ : 0;
-    Attempt& attempt =
-        out.attempts.emplace_back(Attempt{.book{config.rails, config.rail_keeps_order}});
-    attempt.pending = static_cast<Slices>((1u << spec.slices) - 1);
+    if (spec.slices > 0) {
+      out.book =
+          SendBook(spec.copied ? std::nullopt
+                               : std::optional(LaneBook(config.rails, config.rail_keeps_order)));
+    }
     TellLanes(out);
   }
   rails_ = {};  // at rest they are up and empty
@@ -61,20 +63,13 @@ void World::Enabled(std::vector<Step>& steps) const {
     if (out.state != State::kSending) continue;
     if (out.spec.may_abort) add(StepKind::kAbort, t, 0);
     if (posting && !config_->interleave) continue;
-    for (const Attempt& attempt : out.attempts) {
-      const auto rail = attempt.book.NextToClose();
-      if (rail.has_value() && !rails_[*rail].failed) add(StepKind::kClose, t, 0);
-      if (rail.has_value()) break;
-    }
+    const auto closing = out.book.NextToClose();
+    if (closing.has_value() && !rails_[closing->rail].failed) add(StepKind::kClose, t, 0);
     for (uint32_t rail = 0; rail < config_->rails; ++rail) {
-      const size_t attempt = PostingAttempt(out, rail);
-      if (attempt == out.attempts.size()) continue;
+      if (!CanPost(out, rail)) continue;
       posting = true;
       add(StepKind::kPost, t, rail);
-      if (idle_left_ > 0 && attempt == 0 && !out.spec.copied &&
-          out.attempts[0].book.NeedsSlot(rail)) {
-        add(StepKind::kOpenIdle, t, rail);
-      }
+      if (CanOpenIdle(out, rail)) add(StepKind::kOpenIdle, t, rail);
     }
   }
   for (size_t r = 0; r < config_->rails; ++r) {
@@ -107,7 +102,7 @@ bool World::Apply(Step step) {
       break;
     case StepKind::kOpenIdle:
       --idle_left_;
-      OpenLane(out_[step.a].attempts[0], step.b);
+      OpenLane(out_[step.a], ProtocolModelAccess::Next(out_[step.a].book), step.b);
       break;
     case StepKind::kClose:
       Close(step.a);

@@ -1,4 +1,4 @@
-// A small world for the completion protocol: one initiator (LaneBook, SlotPool, ReliableChannel),
+// A small world for the completion protocol: one initiator (SendBook, SlotPool, ReliableChannel),
 // rails that deliver what is in flight when the schedule says so, a control connection that can be
 // cut, and one target (ArrivalTracker, SlotTable, ReliableChannel). The schedule is chosen from
 // outside, step by step; beside the real classes a plain oracle keeps the truth (which slices
@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "src/core/arrival_tracker.h"
-#include "src/core/lane_book.h"
 #include "src/core/reliable_channel.h"
+#include "src/core/send_book.h"
 #include "src/core/slot_pool.h"
 #include "src/core/slot_table.h"
 
@@ -127,19 +127,14 @@ class World {
   static constexpr uint8_t kNone = 0xff;
   using Slices = uint16_t;  // bit i: slice i
 
-  struct Attempt {
-    LaneBook book;
-    Slices pending = 0;               // not posted yet
-    std::array<Slices, 2> carried{};  // by the lane on each rail
-    bool one_lane = false;            // a lane that goes again
-    uint8_t rail = kNone;             // of one_lane, once chosen
-    bool told = false;                // by OPEN or AMEND
-    uint8_t reserved = 0;             // slots kept back in the pool for it
+  // What was posted with one slot.
+  struct Carried {
+    SlotRef ref;
+    Slices slices = 0;
   };
   struct Discarded {
     SlotRef ref;
     Slices slices = 0;
-    bool named = false;  // by OPEN or AMEND before
     uint8_t rail = 0;
     uint8_t epoch = 0;
     bool at_target = false;
@@ -154,7 +149,8 @@ class World {
     bool opened = false;
     bool arrived = false;
     uint8_t frames = 0;  // control frames about it
-    std::vector<Attempt> attempts;
+    SendBook book;
+    std::vector<Carried> carried;
     std::vector<Discarded> discarded;  // DISCARD sent, answer not here
   };
   // What is true at the target.
@@ -186,16 +182,15 @@ class World {
   void Require(bool holds, const char* what, uint64_t whom);
 
   // The initiator.
-  bool CanPost(const Outbound& out, const Attempt& attempt, uint32_t rail) const;
-  size_t PostingAttempt(const Outbound& out, uint32_t rail) const;
+  bool CanPost(const Outbound& out, uint32_t rail) const;
+  bool CanOpenIdle(const Outbound& out, uint32_t rail) const;
   void Post(uint8_t transfer, uint32_t rail);
-  void OpenLane(Attempt& attempt, uint32_t rail);
-  void PutOnRail(uint8_t transfer, Attempt& attempt, uint32_t rail, uint8_t slice, bool last);
+  void OpenLane(Outbound& out, const SendBook::Slice& slice, uint32_t rail);
+  void PutOnRail(uint8_t transfer, uint32_t rail, uint8_t slice, SlotRef ref, bool has_immediate);
   void Close(uint8_t transfer);
   void Abort(uint8_t transfer);
   void FailRail(uint8_t rail_index);
   void TellLanes(Outbound& out);
-  void Unreserve(Attempt& attempt);
   void OnReleased(const ReleasedFrame& frame);
   void OnDiscardAck(const DiscardAck& ack);
   void OnAbortAck(const AbortAck& ack);

@@ -1,69 +1,69 @@
 // The model's initiator: what it posts, tells, gives up and sends again.
 #include <algorithm>
-#include <bit>
 
 #include "tests/unit/protocol_model.h"
 #include "tests/unit/protocol_model_internal.h"
 
 namespace kvxfer::testing {
 
-bool World::CanPost(const Outbound& out, const Attempt& attempt, uint32_t rail) const {
-  if (out.spec.copied) return attempt.pending != 0 && rail == 0;
+bool World::CanPost(const Outbound& out, uint32_t rail) const {
+  if (out.book.posted()) return false;
+  if (out.spec.copied) return rail == 0;
   if (rails_[rail].failed) return false;
-  // A lane that goes again may have had nothing but its empty write.
-  const bool empty_again = attempt.one_lane && attempt.rail == kNone;
-  if (attempt.pending == 0 && !empty_again) return false;
-  if (attempt.one_lane && attempt.rail != kNone && attempt.rail != rail) return false;
-  return !attempt.book.NeedsSlot(rail) || attempt.reserved > 0 || pool_.available() > 0;
+  const auto bound = out.book.BoundTo(ProtocolModelAccess::Next(out.book));
+  if (bound.has_value() && *bound != rail) return false;
+  return !ProtocolModelAccess::NeedsSlot(out.book, rail) || pool_.available() > 0;
 }
 
-size_t World::PostingAttempt(const Outbound& out, uint32_t rail) const {
-  size_t i = 0;
-  while (i < out.attempts.size() && !CanPost(out, out.attempts[i], rail)) ++i;
-  return i;
+bool World::CanOpenIdle(const Outbound& out, uint32_t rail) const {
+  return idle_left_ > 0 && ProtocolModelAccess::OpensLane(out.book, rail);
 }
 
-void World::OpenLane(Attempt& attempt, uint32_t rail) {
-  const auto slot = attempt.reserved > 0 ? pool_.TakeReserved() : pool_.Take();
-  if (attempt.reserved > 0) --attempt.reserved;
-  if (!slot.has_value()) return Fail("no slot where the pool said there was one");
-  Require(!InFlight(*slot), "a slot is used again while its last lane is in flight", slot->slot);
-  attempt.book.OpenLane(rail, *slot);
+void World::OpenLane(Outbound& out, const SendBook::Slice& slice, uint32_t rail) {
+  const bool opens = ProtocolModelAccess::OpensLane(out.book, rail);
+  if (!out.book.OpenLane(slice, rail, pool_, out.id)) {
+    return Fail("no slot where the pool said there was one");
+  }
+  if (!opens) return;
+  const SlotRef slot = ProtocolModelAccess::SlotOf(out.book, slice, rail);
+  Require(!InFlight(slot), "a slot is used again while its last lane is in flight", slot.slot);
+  out.carried.push_back({.ref = slot});
 }
 
 void World::Post(uint8_t transfer, uint32_t rail) {
   Outbound& out = out_[transfer];
-  Attempt& attempt = out.attempts[PostingAttempt(out, rail)];
-  const auto slice = static_cast<uint8_t>(std::countr_zero(attempt.pending));
-  const auto bit = static_cast<Slices>(attempt.pending & -attempt.pending);
-  attempt.pending = static_cast<Slices>(attempt.pending & ~bit);
+  SendBook& book = out.book;
+  SendBook::Slice slice = ProtocolModelAccess::Next(book);
+  if (book.counted()) OpenLane(out, slice, rail);
+  if (!book.cut_all()) slice = book.Cut(book.cut() + 1u == out.spec.slices);
+  const auto bit = static_cast<Slices>(slice.number == kNoSlice ? 0 : 1u << slice.number);
   if (out.spec.copied) {
+    book.OnPosted(slice, rail);
     truth_[transfer].landed |= bit;
     return;
   }
-  if (attempt.one_lane) attempt.rail = static_cast<uint8_t>(rail);
-  if (attempt.book.NeedsSlot(rail)) OpenLane(attempt, rail);
-  attempt.carried[rail] |= bit;
-  PutOnRail(transfer, attempt, rail, bit == 0 ? kNone : slice, attempt.pending == 0);
+  // An op without an immediate still belongs to its lane's slot.
+  const SlotRef ref = ProtocolModelAccess::SlotOf(book, slice, rail);
+  const auto immediate = book.ImmediateFor(slice, rail);
+  Require(!immediate.has_value() || *immediate == EncodeImmediate(ref), "another's immediate",
+          out.id);
+  book.OnPosted(slice, rail);
+  for (Carried& lane : out.carried) {
+    if (lane.ref == ref) lane.slices = static_cast<Slices>(lane.slices | bit);
+  }
+  PutOnRail(transfer, rail, bit == 0 ? kNone : static_cast<uint8_t>(slice.number), ref,
+            immediate.has_value());
 }
 
-void World::PutOnRail(uint8_t transfer, Attempt& attempt, uint32_t rail, uint8_t slice, bool last) {
-  const auto immediate = attempt.book.ImmediateFor(rail, last);
-  // An op without an immediate still belongs to its lane's slot.
-  const SlotRef ref = DecodeImmediate(*attempt.book.ImmediateFor(rail, true));
-  rails_[rail].items.push_back({transfer, slice, immediate.has_value(), ref});
-  attempt.book.OnPosted(rail, last);
+void World::PutOnRail(uint8_t transfer, uint32_t rail, uint8_t slice, SlotRef ref,
+                      bool has_immediate) {
+  rails_[rail].items.push_back({transfer, slice, has_immediate, ref});
 }
 
 void World::Close(uint8_t transfer) {
-  for (Attempt& attempt : out_[transfer].attempts) {
-    const auto rail = attempt.book.NextToClose();
-    if (rail.has_value()) return PutOnRail(transfer, attempt, *rail, kNone, true);
-  }
-}
-
-void World::Unreserve(Attempt& attempt) {
-  for (; attempt.reserved > 0; --attempt.reserved) pool_.Unreserve();
+  const auto closing = out_[transfer].book.NextToClose();
+  PutOnRail(transfer, closing->rail, kNone, DecodeImmediate(closing->immediate), true);
+  out_[transfer].book.OnClosed(closing->rail);
 }
 
 template <typename Frame>
@@ -72,48 +72,31 @@ void World::SendToTarget(Outbound& out, FrameType type, const Frame& frame) {
   initiator_.Push(type, Encode(frame));
 }
 
-// OPEN once everything is posted and no rail's answer is awaited; AMEND for each lane that goes
-// again, once it is posted.
+// OPEN once everything is posted and no rail's answer is awaited; AMEND for lanes that go again,
+// once all are posted.
 void World::TellLanes(Outbound& out) {
   if (out.state != State::kSending) return;
-  const auto complete = [](const Attempt& attempt) {
-    const bool posted = attempt.pending == 0 && (!attempt.one_lane || attempt.rail != kNone);
-    return posted && !attempt.book.NextToClose().has_value();
-  };
-  for (Attempt& attempt : out.attempts) {
-    if (complete(attempt)) Unreserve(attempt);
+  if (!out.book.posted() || out.book.NextToClose().has_value()) return;
+  out.book.LetSlotsGo(pool_);
+  if (out.opened) {
+    const AmendFrame amend{.transfer = out.id, .lanes = out.book.TellNew()};
+    if (!amend.lanes.empty()) SendToTarget(out, FrameType::kAmend, amend);
+    return;
   }
-  if (!out.opened) {
-    if (!out.discarded.empty()) return;
-    if (!std::all_of(out.attempts.begin(), out.attempts.end(), complete)) return;
-    OpenFrame open{.transfer = out.id,
-                   .order = out.order,
-                   .has_notification = out.spec.notification,
-                   .lanes = {},
-                   .notification = out.spec.notification ? Payload(out.id) : ""};
-    for (Attempt& attempt : out.attempts) {
-      attempt.told = true;
-      for (const LaneFrame lane : attempt.book.Lanes()) open.lanes.push_back(lane);
-    }
-    out.opened = true;
-    return SendToTarget(out, FrameType::kOpen, open);
-  }
-  for (Attempt& attempt : out.attempts) {
-    if (attempt.told || !complete(attempt)) continue;
-    attempt.told = true;
-    SendToTarget(out, FrameType::kAmend,
-                 AmendFrame{.transfer = out.id, .lanes = attempt.book.Lanes()});
-  }
+  if (out.book.awaits_discarded()) return;
+  out.opened = true;
+  SendToTarget(out, FrameType::kOpen,
+               OpenFrame{.transfer = out.id,
+                         .order = out.order,
+                         .has_notification = out.spec.notification,
+                         .lanes = out.book.TellAll(),
+                         .notification = out.spec.notification ? Payload(out.id) : ""});
 }
 
 void World::Abort(uint8_t transfer) {
   Outbound& out = out_[transfer];
-  AbortFrame abort{.transfer = out.id, .order = out.order, .opened = out.opened, .slots = {}};
-  for (Attempt& attempt : out.attempts) {
-    attempt.pending = 0;
-    Unreserve(attempt);
-    for (const SlotRef ref : attempt.book.Slots()) abort.slots.push_back(ref);
-  }
+  const AbortFrame abort{
+      .transfer = out.id, .order = out.order, .opened = out.opened, .slots = out.book.End(pool_)};
   out.state = State::kAborting;
   SendToTarget(out, FrameType::kAbort, abort);
 }
@@ -125,28 +108,13 @@ void World::FailRail(uint8_t rail_index) {
   --failures_left_;
   for (Outbound& out : out_) {
     if (out.state != State::kSending) continue;
-    DiscardFrame frame{.transfer = out.id, .slots = {}};
-    for (size_t i = 0; i < out.attempts.size();) {
-      Attempt& attempt = out.attempts[i];
-      const auto discarded = attempt.book.Discard(rail_index);
-      if (!discarded.has_value()) {
-        ++i;
-        continue;
-      }
-      Slices again = std::exchange(attempt.carried[rail_index], Slices{0});
-      if (attempt.one_lane) again = static_cast<Slices>(again | attempt.pending);
-      frame.slots.push_back(discarded->slot);
-      out.discarded.push_back({.ref = discarded->slot,
-                               .slices = again,
-                               .named = attempt.told || attempt.one_lane,
-                               .rail = rail_index,
-                               .epoch = rail.epoch});
-      if (attempt.one_lane) {
-        Unreserve(attempt);
-        out.attempts.erase(out.attempts.begin() + static_cast<ptrdiff_t>(i));
-      } else {
-        ++i;
-      }
+    const DiscardFrame frame{.transfer = out.id, .slots = out.book.Discard(rail_index)};
+    for (const SlotRef ref : frame.slots) {
+      const auto lane = std::ranges::find(out.carried, ref, &Carried::ref);
+      if (lane == out.carried.end()) return Fail("a lane is discarded that was not opened");
+      out.discarded.push_back(
+          {.ref = ref, .slices = lane->slices, .rail = rail_index, .epoch = rail.epoch});
+      out.carried.erase(lane);
     }
     if (!frame.slots.empty()) SendToTarget(out, FrameType::kDiscard, frame);
   }
@@ -166,7 +134,8 @@ void World::OnReleased(const ReleasedFrame& frame) {
   for (const SlotRef ref : frame.freed) {
     if (!Check(pool_.Free(ref))) return;
     for (Outbound& out : out_) {
-      for (Attempt& attempt : out.attempts) attempt.book.OnFreed(ref);
+      out.book.OnFreed(ref);
+      std::erase_if(out.carried, [&](const Carried& lane) { return lane.ref == ref; });
     }
   }
   for (const uint64_t id : frame.arrived) {
@@ -175,7 +144,7 @@ void World::OnReleased(const ReleasedFrame& frame) {
     out.arrived = true;
     // An abort that is on its way is still to be answered.
     if (out.state == State::kSending) out.state = State::kDone;
-    out.attempts.clear();
+    out.book = SendBook();
   }
   for (const DiscardAck& ack : frame.discarded) OnDiscardAck(ack);
   for (const AbortAck& ack : frame.aborted) OnAbortAck(ack);
@@ -193,19 +162,7 @@ void World::OnDiscardAck(const DiscardAck& ack) {
           out.id);
   const Slices landed = truth_[IndexOf(out.id)].landed;
   Require(!ack.complete || (lane.slices & ~landed) == 0, "complete, but not all landed", out.id);
-  if (out.state != State::kSending || ack.complete) return;
-  if (lane.slices == 0 && !lane.named) return;  // no OPEN waits for it
-  Require(pool_.Reserve(), "DISCARD is answered, its slot is not free", out.id);
-  if (out.attempts[0].pending != 0) {  // its last slice is not posted
-    out.attempts[0].pending = static_cast<Slices>(out.attempts[0].pending | lane.slices);
-    ++out.attempts[0].reserved;
-    return;
-  }
-  Attempt& again =
-      out.attempts.emplace_back(Attempt{.book{config_->rails, config_->rail_keeps_order}});
-  again.pending = lane.slices;
-  again.one_lane = true;
-  again.reserved = 1;
+  if (out.state == State::kSending) Check(out.book.OnDiscarded(ack, pool_).status());
 }
 
 void World::OnAbortAck(const AbortAck& ack) {
@@ -215,7 +172,7 @@ void World::OnAbortAck(const AbortAck& ack) {
   Require(ack.delivered == truth_[index].arrived, "an ABORT is answered with a lie", out.id);
   Require(!InFlight(index), "an ABORT is answered while data is in flight", out.id);
   out.state = ack.delivered ? State::kDone : State::kFailed;
-  out.attempts.clear();
+  out.book = SendBook();
   out.discarded.clear();
 }
 

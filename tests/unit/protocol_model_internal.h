@@ -15,6 +15,7 @@
 #include "src/core/arrival_tracker.h"
 #include "src/core/lane_book.h"
 #include "src/core/reliable_channel.h"
+#include "src/core/send_book.h"
 #include "src/core/slot_pool.h"
 #include "src/core/slot_table.h"
 
@@ -61,13 +62,26 @@ struct ProtocolModelAccess {
   // `slots`: the copy's table; borrowed.
   static std::unique_ptr<ArrivalTracker> Copy(const ArrivalTracker& from, SlotTable* slots);
 
+  static void Write(const Lane& lane, testing::StateWriter& out);
+  static void Write(const SliceSet& slices, testing::StateWriter& out);
   static void Write(const LaneBook& book, testing::StateWriter& out);
+  static void Write(const SendBook& book, testing::StateWriter& out);
   static void Write(const SlotPool& pool, testing::StateWriter& out);
   static void Write(const ReliableChannel& channel, testing::StateWriter& out);
   // `slots`: how many of each range are in use by the model.
   static void Write(const SlotTable& table, uint32_t slots, testing::StateWriter& out);
   static void Write(const ArrivalTracker& tracker, uint64_t first_id, size_t transfers,
                     testing::StateWriter& out);
+
+  // What is posted next.
+  static SendBook::Slice Next(const SendBook& book);
+  // Whether that would open a lane on `rail`, and whether it needs a slot of those that are free.
+  static bool OpensLane(const SendBook& book, uint32_t rail);
+  static bool NeedsSlot(const SendBook& book, uint32_t rail);
+  // The slot of the lane that `slice` is of, on `rail`.
+  static SlotRef SlotOf(const SendBook& book, const SendBook::Slice& slice, uint32_t rail);
+  // Whether OPEN and AMEND have named every lane.
+  static bool AllTold(const SendBook& book);
 
   // How many things the target still remembers.
   static size_t Remembered(const ArrivalTracker& tracker);

@@ -64,8 +64,7 @@ void World::CheckNothingLate() {
     const Outbound& out = out_[t];
     const Truth& truth = truth_[t];
     const bool all_told = out.opened && out.discarded.empty() && out.frames == truth.frames &&
-                          std::all_of(out.attempts.begin(), out.attempts.end(),
-                                      [](const Attempt& attempt) { return attempt.told; });
+                          ProtocolModelAccess::AllTold(out.book);
     if (all_told && !truth.aborted && !InFlight(static_cast<uint8_t>(t))) {
       Require(truth.arrived, "all of it is there, but it has not arrived", out.id);
     }

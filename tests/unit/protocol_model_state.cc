@@ -37,14 +37,73 @@ std::unique_ptr<ArrivalTracker> ProtocolModelAccess::Copy(const ArrivalTracker& 
   return to;
 }
 
+void ProtocolModelAccess::Write(const SliceSet& slices, testing::StateWriter& out) {
+  uint64_t bits = 0;
+  for (uint32_t slice = slices.Next(0); slice < 16; slice = slices.Next(slice + 1)) {
+    bits |= uint64_t{1} << slice;
+  }
+  out.Word(bits);
+}
+
+void ProtocolModelAccess::Write(const Lane& lane, testing::StateWriter& out) {
+  out.Byte((lane.open ? 1u : 0u) | (lane.closed ? 2u : 0u) | (lane.freed ? 4u : 0u));
+  if (!lane.open) return;
+  out.Slot(lane.slot);
+  out.Byte(lane.immediates);
+  Write(lane.slices, out);
+}
+
 void ProtocolModelAccess::Write(const LaneBook& book, testing::StateWriter& out) {
   out.Byte(book.last_posted_);
-  for (const LaneBook::Lane& lane : book.lanes_) {
-    out.Byte((lane.open ? 1u : 0u) | (lane.closed ? 2u : 0u) | (lane.freed ? 4u : 0u));
-    if (!lane.open) continue;
-    out.Slot(lane.slot);
-    out.Byte(lane.immediates);
+  for (const Lane& lane : book.lanes_) Write(lane, out);
+}
+
+void ProtocolModelAccess::Write(const SendBook& book, testing::StateWriter& out) {
+  out.Byte((book.cut_all_ ? 1u : 0u) | (book.told_first_ ? 2u : 0u));
+  out.Byte(book.cut_);
+  out.Byte(book.reserved_);
+  if (book.first_.has_value()) Write(*book.first_, out);
+  SliceQueue again = book.again_;
+  Write(again.slices(), out);
+  out.Byte(book.lanes_.size());
+  for (SendBook::LaneAgain lane : book.lanes_) {
+    Write(lane.lane, out);
+    Write(lane.slices.slices(), out);
+    out.Byte(lane.rail.value_or(7));
+    out.Byte(lane.told);
   }
+  out.Byte(book.discarded_.size());
+  for (const SendBook::Discarded& lane : book.discarded_) {
+    out.Slot(lane.slot);
+    Write(lane.slices, out);
+    out.Byte(lane.named);
+  }
+}
+
+SendBook::Slice ProtocolModelAccess::Next(const SendBook& book) {
+  return book.cut_all() ? book.Next() : SendBook::Slice{.number = book.cut()};
+}
+
+bool ProtocolModelAccess::OpensLane(const SendBook& book, uint32_t rail) {
+  if (!book.counted()) return false;
+  const SendBook::Slice next = Next(book);
+  if (next.book != SendBook::kFirst) return !book.lanes_[next.book].lane.open;
+  return book.first_->NeedsSlot(rail);
+}
+
+bool ProtocolModelAccess::NeedsSlot(const SendBook& book, uint32_t rail) {
+  return OpensLane(book, rail) && Next(book).book == SendBook::kFirst && book.reserved_ == 0;
+}
+
+SlotRef ProtocolModelAccess::SlotOf(const SendBook& book, const SendBook::Slice& slice,
+                                    uint32_t rail) {
+  if (slice.book != SendBook::kFirst) return book.lanes_[slice.book].lane.slot;
+  return book.first_->lanes_[rail].slot;
+}
+
+bool ProtocolModelAccess::AllTold(const SendBook& book) {
+  return book.posted() && !book.NextToClose().has_value() &&
+         std::ranges::all_of(book.lanes_, &SendBook::LaneAgain::told);
 }
 
 void ProtocolModelAccess::Write(const SlotPool& pool, testing::StateWriter& out) {
@@ -131,21 +190,17 @@ void World::WriteTransfers(StateWriter& w) const {
            (truth.arrived ? 8u : 0u) | (truth.delivered ? 16u : 0u) | (truth.ended ? 32u : 0u));
     w.Word(truth.landed);
     w.Byte(static_cast<uint64_t>(out.frames - truth.frames));
-    w.Byte(out.attempts.size());
-    for (const Attempt& attempt : out.attempts) {
-      w.Word(attempt.pending);
-      w.Word(attempt.carried[0]);
-      w.Word(attempt.carried[1]);
-      w.Byte((attempt.one_lane ? 1u : 0u) | (attempt.told ? 2u : 0u));
-      w.Byte(attempt.rail);
-      w.Byte(attempt.reserved);
-      ProtocolModelAccess::Write(attempt.book, w);
+    ProtocolModelAccess::Write(out.book, w);
+    w.Byte(out.carried.size());
+    for (const Carried& lane : out.carried) {
+      w.Slot(lane.ref);
+      w.Word(lane.slices);
     }
     w.Byte(out.discarded.size());
     for (const Discarded& lane : out.discarded) {
       w.Slot(lane.ref);
       w.Word(lane.slices);
-      w.Byte((lane.named ? 1u : 0u) | (lane.at_target ? 2u : 0u) | (lane.answered ? 4u : 0u));
+      w.Byte((lane.at_target ? 1u : 0u) | (lane.answered ? 2u : 0u));
       w.Byte(lane.rail);
       w.Byte(lane.epoch);
     }

@@ -1,5 +1,5 @@
-// A set of slices holds what was put in, nothing else while it is exact, and the walk takes those
-// slices again as they were cut first.
+// A set of slices holds what was put in, nothing else while it is exact; a queue gives each of them
+// once, and a walk cuts them as they were cut first.
 
 #include "src/core/slice_set.h"
 
@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "src/core/slice_walk.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -104,7 +105,7 @@ struct Cut {
   bool operator==(const Cut&) const = default;
 };
 
-TEST(SliceWalk, TakesAgainWhatTheFirstWalkCut) {
+TEST(SliceQueue, TakesAgainWhatTheFirstWalkCut) {
   const BlockList blocks = Blocks(50);
   const SliceLimits limits{.max_bytes = 64, .max_runs = 4};
   const std::vector<const Registration*> registrations(1, nullptr);
@@ -121,6 +122,7 @@ TEST(SliceWalk, TakesAgainWhatTheFirstWalkCut) {
   std::mt19937 random(static_cast<uint32_t>(TestSeed()));
   for (int round = 0; round < 200; ++round) {
     SliceWalk walk(&blocks);
+    SliceQueue queue;
     std::multiset<uint32_t> want;
     std::multiset<uint32_t> got;
     // More is added in the middle of the walk, before and behind where it is.
@@ -129,20 +131,45 @@ TEST(SliceWalk, TakesAgainWhatTheFirstWalkCut) {
       for (int i = 0; i < 20; ++i) added.Add(static_cast<uint32_t>(random() % total));
       for (const uint32_t slice : Members(added, total)) {
         // Still to be taken: once is enough.
-        if (walk.slices().Next(slice) != slice) want.insert(slice);
+        if (queue.slices().Next(slice) != slice) want.insert(slice);
       }
-      walk.Add(added);
-      for (auto steps = random() % 30; (steps > 0 || batch == 2) && !walk.done(total); --steps) {
+      queue.Add(added);
+      for (auto steps = random() % 30; steps > 0 || batch == 2; --steps) {
+        const uint32_t slice = queue.Front(total);
+        if (slice == kNoSlice) break;
         SliceRuns runs;
-        uint32_t slice = 0;
-        if (!walk.Step(limits, holds, room, &runs, &slice)) continue;
+        if (!walk.StepTo(slice, limits, holds, room, &runs)) continue;
         EXPECT_EQ(first[slice], (Cut{runs.runs.front().local, runs.bytes}));
+        EXPECT_EQ(walk.done(), slice + 1 == total);
+        EXPECT_EQ(queue.IsLast(slice, total), queue.slices().Next(slice + 1) == kNoSlice);
+        queue.Pop(slice);
         got.insert(slice);
       }
     }
     EXPECT_EQ(got, want);
-    EXPECT_TRUE(walk.slices().empty() || walk.slices().Next(0) >= total);
+    EXPECT_TRUE(queue.slices().empty());
   }
+}
+
+// What is under way when slices before it come is taken once more, after them: it was not the last.
+TEST(SliceQueue, SlicesThatComeBeforeTheOneUnderWayAreNotLost) {
+  SliceSet one;
+  one.Add(7);
+  SliceQueue queue;
+  queue.Add(one);
+  EXPECT_EQ(queue.Front(10), 7u);
+  EXPECT_TRUE(queue.IsLast(7, 10));
+  SliceSet before;
+  before.Add(3);
+  queue.Add(before);
+  EXPECT_FALSE(queue.IsLast(7, 10));
+  queue.Pop(7);
+  std::vector<uint32_t> taken;
+  for (uint32_t slice = queue.Front(10); slice != kNoSlice; slice = queue.Front(10)) {
+    taken.push_back(slice);
+    queue.Pop(slice);
+  }
+  EXPECT_EQ(taken, (std::vector<uint32_t>{3, 7}));
 }
 
 }  // namespace
