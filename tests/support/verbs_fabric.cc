@@ -393,6 +393,12 @@ size_t VerbsFabric::live_objects() {
   std::lock_guard lock(mutex_);
   return live_;
 }
+std::vector<int> VerbsFabric::region_rights() {
+  std::lock_guard lock(mutex_);
+  std::vector<int> rights;
+  for (const auto& [key, mr] : mrs_) rights.push_back(mr->access);
+  return rights;
+}
 uint64_t VerbsFabric::overruns() {
   std::lock_guard lock(mutex_);
   return overruns_;

@@ -116,6 +116,8 @@ class VerbsFabric {
   // --- what happened ---
   // Contexts, domains, regions, queues and channels that are not destroyed.
   size_t live_objects();
+  // Rights (ibv_access_flags) of the regions that there are.
+  std::vector<int> region_rights();
   uint64_t overruns();     // of completion queues
   uint64_t doorbells();    // calls of PostSend
   uint64_t requests();     // work requests in them

@@ -126,7 +126,8 @@ VerbsBackend::~VerbsBackend() {
   // Endpoints that were never handed out go with the events that hold them.
   sink_.TakeQueue().clear();
   for (Link* link : Links()) link->Detach();
-  scratch_.Close();
+  dialled_scratch_.Close();
+  accepted_scratch_.Close();
   for (VerbsRegistration* registration : std::exchange(registrations_, {})) registration->Close();
   listener_.reset();
   lingering_.Clear();
@@ -145,7 +146,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> VerbsBackend::Connect(std::string_view
                                                                 const HostIdentity& host) {
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
   if (!peer.ok()) return peer.status();
-  absl::StatusOr<Scratch::Slot> scratch = scratch_.Take(devices_);
+  absl::StatusOr<Scratch::Slot> scratch = dialled_scratch_.Take(devices_);
   if (!scratch.ok()) return scratch.status();
   auto link = std::make_unique<DialledLink>(this, *std::move(peer), *scratch);
   links_.push_back(link.get());
@@ -178,15 +179,13 @@ void VerbsBackend::OnPreamble(net::Fd fd, const net::Preamble& preamble, const s
     return;
   }
   net::Answer(fd, welcome);
-  absl::StatusOr<Scratch::Slot> scratch = scratch_.Take(devices_);
-  if (welcome.verdict != net::Verdict::kJoin || !scratch.ok()) {
-    if (scratch.ok()) scratch_.Give(*scratch);
+  if (welcome.verdict != net::Verdict::kJoin) {
     reactor_->Remove(fd.get());
     return;
   }
   net::SetUserTimeout(fd.get(), net::Dialler::kUserTimeoutMs);
   net::TuneIfLocal(fd.get());
-  auto link = std::make_unique<AcceptedLink>(this, std::move(fd), from, *scratch);
+  auto link = std::make_unique<AcceptedLink>(this, std::move(fd), from);
   links_.push_back(link.get());
   AcceptedLink* const accepted = link.get();
   sink_.Emit({.kind = EventKind::kAccepted, .endpoint = accepted, .accepted = std::move(link)});

@@ -69,7 +69,10 @@ class VerbsBackend final : public Backend,
   net::Reactor& reactor() { return *reactor_; }
   net::EventSink& sink() { return sink_; }
   RequestPool& requests() { return requests_; }
-  Scratch& scratch() { return scratch_; }
+  // Of links that dial, and of those that were accepted.
+  Scratch& dialled_scratch() { return dialled_scratch_; }
+  Scratch& accepted_scratch() { return accepted_scratch_; }
+  const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
   const AgentOptions& options() const { return options_; }
   const std::vector<PortRef>& ports() const { return ports_; }
   std::vector<PortInfo> PortInfos() const;
@@ -125,7 +128,8 @@ class VerbsBackend final : public Backend,
   RequestPool requests_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::vector<PortRef> ports_;
-  Scratch scratch_;
+  Scratch dialled_scratch_{Access::kNone};
+  Scratch accepted_scratch_{Access::kReadWrite};
   uint32_t queue_depth_ = 0;
   std::unordered_set<VerbsRegistration*> registrations_;
   std::vector<net::SocketAddress> advertised_;
