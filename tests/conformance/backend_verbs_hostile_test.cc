@@ -2,7 +2,7 @@
 // learns which ports there are and nothing is made for it; afterwards what it can ask for is
 // bounded.
 
-#include "tests/conformance/backend_verbs.h"
+#include "tests/conformance/verbs_device.h"
 #include "tests/support/raw_control.h"
 
 namespace kvxfer::testing {
@@ -72,7 +72,8 @@ class HostileVerbs : public VerbsDevice {
   bool over_ = false;
 };
 
-INSTANTIATE_TEST_SUITE_P(InMemory, HostileVerbs, ::testing::Values(InMemoryVerbs()), FlavourName);
+INSTANTIATE_TEST_SUITE_P(InMemory, HostileVerbs, ::testing::Values(VerbsDeviceFlavour()),
+                         FlavourName);
 
 TEST_P(HostileVerbs, StrangersAreToldThePortsAndNothingIsMadeForThem) {
   const uint64_t regions = fabric_->calls(Call::kRegMr);

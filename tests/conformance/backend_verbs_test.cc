@@ -1,13 +1,13 @@
 // What only verbs has: pairs of ports, rails that fail and come back, devices whose calls fail.
 
-#include "tests/conformance/backend_verbs.h"
-
 #include <gmock/gmock.h>
 
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
+
+#include "tests/conformance/verbs_device.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -16,7 +16,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-INSTANTIATE_TEST_SUITE_P(InMemory, VerbsDevice, ::testing::Values(InMemoryVerbs()), FlavourName);
+INSTANTIATE_TEST_SUITE_P(InMemory, VerbsDevice, ::testing::Values(VerbsDeviceFlavour()),
+                         FlavourName);
 
 TEST_P(VerbsDevice, EveryPortIsUsedWhateverTheNumbers) {
   const std::pair<int, int> cases[] = {{1, 1}, {2, 2}, {2, 1}, {1, 2}, {4, 2}, {1, 8}, {3, 2}};
@@ -233,66 +234,6 @@ TEST_P(VerbsDevice, OneDoorbellAndOneCompletionForMany) {
   EXPECT_EQ(fabric_->doorbells() - doorbells, 1u);
   EXPECT_EQ(fabric_->requests() - requests, 4u * 16u);
   EXPECT_EQ(fabric_->completions() - completions, 4u);
-}
-
-// Each call fails in turn, wherever it stands: everything ends, with words, and nothing is left.
-TEST_P(VerbsDevice, EveryCallMayFail) {
-  for (size_t c = 0; c < static_cast<size_t>(Call::kCount); ++c) {
-    const auto call = static_cast<Call>(c);
-    // What is not let go stays: a device that refuses that leaks, and says so.
-    if (call == Call::kDeregMr || call == Call::kDestroyQp) continue;
-    for (const uint64_t n : {1u, 2u, 4u, 9u}) {
-      SCOPED_TRACE(std::string(CallName(call)) + " " + std::to_string(n));
-      Use(Devices(1, 1));
-      fabric_->FailCall(call, n, ENOMEM);
-      absl::StatusOr<std::unique_ptr<Party>> a = Party::Make(GetParam(), "initiator");
-      absl::StatusOr<std::unique_ptr<Party>> b = Party::Make(GetParam(), "target");
-      if (!a.ok() || !b.ok()) {
-        EXPECT_FALSE((a.ok() ? b.status() : a.status()).message().empty());
-        if (a.ok()) a->reset();
-        if (b.ok()) b->reset();
-        End();
-        continue;
-      }
-      absl::StatusOr<TestRegion*> source = (*a)->Register(64 * kOp);
-      absl::StatusOr<TestRegion*> sink = (*b)->Register(64 * kOp);
-      absl::StatusOr<TestLink*> link = (*a)->Connect(**b);
-      size_t posted = 0;
-      const Time end = Now() + milliseconds(150);
-      while (link.ok() && !(*link)->down && Now() < end && (*link)->ended.size() < 4) {
-        (*a)->Turn();
-        (*b)->Turn();
-        if ((*b)->links.empty()) continue;
-        (*b)->links.front()->endpoint->Authorize();
-        if (!source.ok() || !sink.ok()) break;
-        if ((*link)->keys.empty()) {
-          auto key = (*link)->endpoint->Import((*sink)->remote(), (*sink)->registration->Key());
-          if (key.ok()) (*link)->keys.push_back(*std::move(key));
-        }
-        if ((*link)->keys.empty() || posted == 4) continue;
-        const Op op = (*link)->Make(posted % 2 == 0 ? OpKind::kWrite : OpKind::kRead, 1,
-                                    {{.local = (*source)->address(),
-                                      .remote = (*sink)->address(),
-                                      .bytes = kOp,
-                                      .registration = (*source)->registration.get(),
-                                      .key = (*link)->keys.front().get()}});
-        posted += (*link)->Post(std::span(&op, 1));
-        (*a)->backend().Arm();
-      }
-      if (link.ok() && !(*link)->down) (*link)->endpoint->Shutdown(absl::CancelledError("over"));
-      if (link.ok()) {
-        EXPECT_TRUE(Eventually(kAmple, [&] {
-          (*a)->Turn();
-          (*b)->Turn();
-          return (*link)->down;
-        }));
-        EXPECT_TRUE((*link)->open.empty());
-      }
-      a->reset();
-      b->reset();
-      End();
-    }
-  }
 }
 
 }  // namespace

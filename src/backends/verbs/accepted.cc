@@ -155,11 +155,13 @@ void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
 }
 
 void AcceptedLink::Kill(uint32_t rail) {
-  std::unique_ptr<QueuePair>& end = rails_[rail].end;
+  // A receive that it flushes is no further reason to end it.
+  std::unique_ptr<QueuePair> end = std::move(rails_[rail].end);
   if (end == nullptr) return;
   Device& device = end->device();
   const uint32_t number = end->number();
   end->SetError();
+  device.AwaitLastReceive(number);
   device.DrainReceived();
   end.reset();
   device.DrainReceived();
@@ -175,11 +177,17 @@ void AcceptedLink::Lose(uint32_t rail, std::string_view why) {
 
 void AcceptedLink::Fence(uint64_t transfer) {
   if (!up() || transfer == 0) return;
-  asked_.insert(transfer);
+  asked_.try_emplace(transfer, Now() + kPatience);
   AnswerFences(transfer, fences_.Ask(transfer));
-  if (asked_.empty() || patience_) return;
-  patience_ = Now() + kPatience;
   backend_->TimersChanged();
+}
+
+std::optional<Time> AcceptedLink::deadline() const {
+  std::optional<Time> next;
+  for (const auto& [transfer, patience] : asked_) {
+    next = std::min(next.value_or(patience), patience);
+  }
+  return next;
 }
 
 void AcceptedLink::OnQuiet(uint64_t transfer) {
@@ -192,17 +200,18 @@ void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
     if (rail.end != nullptr) rail.end->device().DrainReceived();
   }
   asked_.erase(transfer);
-  if (asked_.empty()) patience_.reset();
   for (; count > 0; --count) Emit(EventKind::kFenced, transfer);
 }
 
 void AcceptedLink::OnDeadline(Time now) {
-  if (!patience_ || *patience_ > now) return;
-  patience_.reset();
+  if (std::ranges::none_of(asked_, [now](const auto& fence) { return fence.second <= now; })) {
+    return;
+  }
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     Lose(i, "a transfer had to be stopped, and its initiator did not say that it was");
   }
-  for (const uint64_t transfer : std::exchange(asked_, {})) {
+  // Without queue pairs the others are quiet too.
+  for (const auto& [transfer, patience] : std::exchange(asked_, {})) {
     AnswerFences(transfer, fences_.OnMarker(transfer, 0));
   }
 }
@@ -244,7 +253,6 @@ void AcceptedLink::OnBroken(const Device& device, const absl::Status& why) {
 void AcceptedLink::EndData(const absl::Status&) {
   for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
   asked_.clear();
-  patience_.reset();
 }
 
 }  // namespace kvxfer::verbs

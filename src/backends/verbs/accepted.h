@@ -15,9 +15,9 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "src/backends/verbs/link.h"
@@ -46,7 +46,7 @@ class AcceptedLink final : public Link {
                                                     std::string_view key) override;
 
   // --- Link ---
-  std::optional<Time> deadline() const override { return patience_; }
+  std::optional<Time> deadline() const override;
   void OnDeadline(Time now) override;
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
   void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
@@ -82,8 +82,7 @@ class AcceptedLink final : public Link {
   std::array<Rail, net::kMaxRails> rails_;
   uint32_t rails_offered_ = 1;
   FenceBook fences_{1};
-  std::set<uint64_t> asked_;  // fences without an answer
-  std::optional<Time> patience_;
+  std::map<uint64_t, Time> asked_;  // fences without an answer, and how long they are waited for
 };
 
 }  // namespace kvxfer::verbs

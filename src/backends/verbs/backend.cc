@@ -42,7 +42,8 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
                             .needs_remote_cpu = false,
                             .max_op_bytes = kMaxOpBytes,
                             .max_op_runs = std::min<size_t>(kMaxOpRuns, backend->queue_depth_ - 2),
-                            .max_message_bytes = net::kMaxMessageBytes};
+                            .max_message_bytes = net::kMaxMessageBytes,
+                            .max_arrivals = backend->MaxArrivals()};
   return backend;
 }
 
@@ -93,6 +94,13 @@ absl::Status VerbsBackend::OpenDevices() {
     return absl::InvalidArgumentError("`verbs.queue_depth` is below 16, or the device's limit is");
   }
   return ports_.empty() ? why : absl::OkStatus();
+}
+
+// Which device an immediate comes to is its initiator's choice.
+size_t VerbsBackend::MaxArrivals() const {
+  size_t most = SIZE_MAX;
+  for (const auto& device : devices_) most = std::min<size_t>(most, device->max_arrivals());
+  return most;
 }
 
 absl::Status VerbsBackend::Listen() {

@@ -105,12 +105,13 @@ class VerbsBackend final : public Backend,
   VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv);
   absl::Status OpenDevices();
   absl::Status Listen();
+  size_t MaxArrivals() const;
   void OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) override;
   void OnSendDone(Device& device, const ibv_wc& wc) override;
   void OnReceived(Device& device, const ibv_wc& wc) override;
-  void OnAsync(Device& device, const ibv_async_event& event) override;
+  void OnAsync(Device& device, const Device::DeviceEvent& event) override;
   void OnBroken(Device& device, const absl::Status& why) override;
-  void OnPortEvent(Device& device, const ibv_async_event& event);
+  void OnPortEvent(Device& device, const Device::DeviceEvent& event);
   void WorkLinks();
   void OnDeadlines();
   std::optional<Time> NextDeadline() const;

@@ -1,8 +1,8 @@
 // The connecting side of one rail: a queue pair to one port of the peer, its life and its work.
 //
 // Life: kWaiting (for the next attempt) → kOffered (its end is made, the peer makes the other) →
-// kProbing (a write is on its way that the peer is asked about) → kUp → kDraining (in error; what
-// was posted is flushed) → kDown (until Reopen) → kWaiting ...
+// kProbing (a write is on its way that the peer is asked about) → kUp → kDraining (in error, or
+// soon; what was posted is flushed) → kDown (until Reopen) → kWaiting ...
 //
 // Thread-safety: none; used by the backend's owner.
 
@@ -95,7 +95,11 @@ class Rail {
   void FillWord(ibv_send_wr& wr, bool read);
   void CompleteThrough(uint64_t number, const absl::Status& status);
   void EndFlight(const Flight& flight, absl::Status status);
+  void StartDraining(absl::Status why, bool tell);
   void FinishDrain();
+  void OnDrainDeadline(Time now);
+  absl::Status OwnError(const ibv_wc& wc);
+  bool MayBeThePath(ibv_wc_status status);
   // Destroys the queue pair; what was in flight ends with `why`.
   void Destroy(const absl::Status& why);
 
@@ -126,6 +130,7 @@ class Rail {
   ibv_send_wr* last_ = nullptr;
   uint64_t failed_ = 0;       // number of the op that put the queue pair into error
   uint64_t drains_with_ = 0;  // number of the last op that is flushed
+  bool lingers_ = false;      // draining, and not in error yet
 };
 
 }  // namespace kvxfer::verbs

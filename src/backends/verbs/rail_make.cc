@@ -129,6 +129,7 @@ void Rail::OnProbed(const Probed& probed) {
                          true);
   }
   state_ = State::kUp;
+  failed_ = 0;
   was_up_ = true;
   failures_ = 0;
   bad_.clear();
@@ -196,7 +197,7 @@ void Rail::OnDeadline(Time now) {
                       " ms (KVXFER_VERBS_STALL_TIMEOUT_MS)")),
                   true);
     case State::kDraining:
-      return FinishDrain();
+      return OnDrainDeadline(now);
     case State::kDown:
       return;
   }

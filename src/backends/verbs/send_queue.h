@@ -37,6 +37,7 @@ struct Flight {
   uint64_t number = 0;
   uint64_t op = 0;
   uint64_t transfer = 0;
+  uint64_t remote = 0;  // where its first run begins
   uint32_t requests = 0;
   Purpose purpose = Purpose::kOp;
   uint64_t bytes = 0;

@@ -1,6 +1,6 @@
 // What the cases of the verbs backend have in common.
-#ifndef KVXFER_TESTS_CONFORMANCE_BACKEND_VERBS_H_
-#define KVXFER_TESTS_CONFORMANCE_BACKEND_VERBS_H_
+#ifndef KVXFER_TESTS_CONFORMANCE_VERBS_DEVICE_H_
+#define KVXFER_TESTS_CONFORMANCE_VERBS_DEVICE_H_
 
 #include <algorithm>
 #include <optional>
@@ -37,7 +37,7 @@ inline std::vector<FabricDevice> Devices(int local, int remote) {
   return out;
 }
 
-inline Flavour InMemoryVerbs() {
+inline Flavour VerbsDeviceFlavour() {
   return {
       .name = "VerbsTestDevice", .backend = "verbs", .memory = MemoryType::kAttached, .faults = {}};
 }
@@ -89,4 +89,4 @@ class VerbsDevice : public BackendConformance {
 
 }  // namespace kvxfer::testing
 
-#endif  // KVXFER_TESTS_CONFORMANCE_BACKEND_VERBS_H_
+#endif  // KVXFER_TESTS_CONFORMANCE_VERBS_DEVICE_H_
