@@ -16,6 +16,7 @@ namespace kvxfer::testing {
 namespace {
 
 constexpr uint64_t kChunk = 128 * 1024;
+constexpr size_t kWindow = 16;
 constexpr Duration kNotReadyTimer = std::chrono::milliseconds(1);
 
 ibv_gid LinkLocal(uint8_t subnet, uint8_t host) {
@@ -95,6 +96,10 @@ int VerbsFabric::Find(const std::string& device) const {
 
 FabricPort& VerbsFabric::Port(int device, uint8_t port) {
   return devices_[static_cast<size_t>(device)].ports[port - 1u];
+}
+
+size_t VerbsFabric::Any(size_t size) {
+  return random_ ? (*random_)() % std::min(size, kWindow) : 0;
 }
 
 int VerbsFabric::Enter(Call call) {
@@ -206,6 +211,9 @@ void VerbsFabric::Copy(const Wqe& wqe, uint64_t from, uint64_t bytes) {
 
 VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
   if (qp.requests.empty() || qp.state != IBV_QPS_RTS) return Step::kIdle;
+  if (qp.requests.front().untouched()) {
+    std::swap(qp.requests.front(), qp.requests[Any(qp.requests.size())]);
+  }
   Wqe& wqe = qp.requests.front();
   if (wqe.retry_at > now) return Step::kWaits;
   if (wqe.over) return End(qp, wqe.outcome, now);
@@ -354,7 +362,7 @@ void VerbsFabric::Enqueue(Cq& cq, const ibv_wc& wc) {
     return;
   }
   ++completions_;
-  cq.entries.push_back(wc);
+  cq.entries.insert(cq.entries.end() - static_cast<std::ptrdiff_t>(Any(cq.entries.size() + 1)), wc);
   if (!cq.armed || cq.channel == nullptr) return;
   cq.armed = false;
   auto* channel = static_cast<Channel*>(cq.channel);
@@ -459,6 +467,11 @@ void VerbsFabric::KeepReceives(Duration time) {
   std::lock_guard lock(mutex_);
   receives_kept_ = time;
   wake_.notify_all();
+}
+
+void VerbsFabric::Reorder(uint64_t seed) {
+  std::lock_guard lock(mutex_);
+  random_.emplace(seed);
 }
 
 void VerbsFabric::Hold(bool held) {

@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -127,6 +128,9 @@ class VerbsFabric {
   // A queue pair that goes into error has a receive of its queue in its hands, and gives it back,
   // as flushed, so much later; it is lost where the queue pair is destroyed before.
   void KeepReceives(Duration time);
+  // Of backends that are made from now on: requests of one queue pair are executed in any order,
+  // and completions come in any order, by this seed, as with SRD.
+  void Reorder(uint64_t seed);
   // Nothing moves while held.
   void Hold(bool held);
   // How long an unreachable peer is tried: what timeout and retry_count stand for.
@@ -171,6 +175,8 @@ class VerbsFabric {
   void CheckLimit(Srq& srq);
   void RaiseLocked(Context& context, const ibv_async_event& event);
   int Enter(Call call);
+  // An index below `size`, and among the first of them; 0 where order is kept.
+  size_t Any(size_t size);
   FabricPort& Port(int device, uint8_t port);
   int Find(const std::string& device) const;
 
@@ -187,6 +193,7 @@ class VerbsFabric {
   uint64_t lose_completions_ = 0, lose_acks_ = 0;
   uint64_t fail_writes_ = 0, fail_writes_from_ = 0;
   ibv_wc_status fail_writes_with_ = IBV_WC_SUCCESS;
+  std::optional<std::mt19937_64> random_;  // present: order is not kept
   Duration ack_delay_{};
   std::optional<Duration> receives_kept_;
   Duration completion_delay_{};

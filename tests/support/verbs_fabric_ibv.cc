@@ -16,6 +16,10 @@ class FabricIbv final : public verbs::Ibv {
  public:
   FabricIbv(VerbsFabric* fabric, std::string host) : f_(*fabric), host_(std::move(host)) {}
 
+  bool keeps_order() const override {
+    std::lock_guard lock(f_.mutex_);
+    return !f_.random_.has_value();
+  }
   int ListDevices(std::vector<std::string>& names) override {
     std::lock_guard lock(f_.mutex_);
     if (const int error = f_.Enter(Call::kListDevices)) return error;

@@ -61,6 +61,10 @@ struct VerbsFabric::Wqe {
   Time heard{};
   Time give_up{};  // set while the peer does not answer
   Time retry_at{};
+
+  bool untouched() const {
+    return done == 0 && !waits_ack && !over && give_up == Time{} && retry_at == Time{};
+  }
 };
 
 struct VerbsFabric::Qp : ibv_qp {

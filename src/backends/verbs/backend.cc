@@ -37,11 +37,11 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
   if (absl::Status status = backend->OpenDevices(); !status.ok()) return status;
   if (absl::Status status = backend->Listen(); !status.ok()) return status;
   backend->capabilities_ = {.arrival = Arrival::kImmediate,
-                            .rail_keeps_order = true,
+                            .rail_keeps_order = backend->ordered(),
                             .rails_fail_alone = true,
                             .needs_remote_cpu = false,
                             .max_op_bytes = kMaxOpBytes,
-                            .max_op_runs = std::min<size_t>(kMaxOpRuns, backend->queue_depth_ - 2),
+                            .max_op_runs = backend->MaxOpRuns(),
                             .max_message_bytes = net::kMaxMessageBytes,
                             .max_arrivals = backend->MaxArrivals()};
   return backend;
@@ -94,6 +94,11 @@ absl::Status VerbsBackend::OpenDevices() {
     return absl::InvalidArgumentError("`verbs.queue_depth` is below 16, or the device's limit is");
   }
   return ports_.empty() ? why : absl::OkStatus();
+}
+
+// Without order an immediate says nothing of other requests, so an op is one.
+size_t VerbsBackend::MaxOpRuns() const {
+  return ordered() ? std::min<size_t>(kMaxOpRuns, queue_depth_ - 2) : 1;
 }
 
 // Which device an immediate comes to is its initiator's choice.

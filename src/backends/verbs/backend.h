@@ -78,6 +78,7 @@ class VerbsBackend final : public Backend,
   std::vector<PortInfo> PortInfos() const;
   // Send requests of one queue pair.
   uint32_t queue_depth() const { return queue_depth_; }
+  bool ordered() const { return ibv_->keeps_order(); }
   uint64_t poll_number() const { return poll_number_; }
   void Activate(Link* link);
   void Forget(Link* link);
@@ -106,6 +107,7 @@ class VerbsBackend final : public Backend,
   absl::Status OpenDevices();
   absl::Status Listen();
   size_t MaxArrivals() const;
+  size_t MaxOpRuns() const;
   void OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) override;
   void OnSendDone(Device& device, const ibv_wc& wc) override;
   void OnReceived(Device& device, const ibv_wc& wc) override;

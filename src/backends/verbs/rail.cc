@@ -177,15 +177,15 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
   if (!queue_.Has(id.number)) return;  // of an earlier life
   ++progress_;
   if (wc.status == IBV_WC_SUCCESS) {
-    CompleteThrough(id.number, absl::OkStatus());
+    Complete(id.number);
   } else {
     // The queue pair was at work until now: those before it completed.
     const bool first = state_ != State::kDraining || lingers_;
-    if (first) CompleteThrough(id.number - 1, absl::OkStatus());
+    if (first && ordered_) CompleteThrough(id.number - 1);
     absl::Status status;
     if (state_ != State::kDraining || wc.status != IBV_WC_WR_FLUSH_ERR) {
       failed_ = id.number;
-      status = OwnError(wc);
+      status = OwnError(id.number, wc);
     }
     if (state_ == State::kProbing) return ProbeDone(status);
     if (state_ != State::kDraining) {
@@ -196,17 +196,22 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
       if (!status.ok()) why_ = std::move(status);
       if (std::exchange(lingers_, false)) deadline_ = Now() + kDrainTime;
     }
+    ++flushed_;
   }
   // The rest is ended together with the rail, so that whoever hears of an op hears why at once.
-  if (state_ == State::kDraining && (queue_.empty() || (id.last && id.number >= drains_with_))) {
-    FinishDrain();
-  }
+  if (state_ == State::kDraining && Drained(id)) FinishDrain();
 }
 
-// What the first of the queue ended with. An op that ends so wherever it goes is told by another
+// `id` has just ended.
+bool Rail::Drained(const WorkId& id) const {
+  if (queue_.empty()) return true;
+  return ordered_ ? id.last && id.number >= drains_with_ : flushed_ >= queue_.open();
+}
+
+// What the op of that number ended with. An op that ends so wherever it goes is told by another
 // code than those of a path, so that it does not go again.
-absl::Status Rail::OwnError(const ibv_wc& wc) {
-  const Flight& flight = queue_.front();
+absl::Status Rail::OwnError(uint64_t number, const ibv_wc& wc) {
+  const Flight& flight = queue_.At(number);
   const char* operation = flight.purpose != Purpose::kOp ? "a probe"
                           : flight.read                  ? "an RDMA read"
                                                          : "an RDMA write";
@@ -233,17 +238,27 @@ bool Rail::MayBeThePath(ibv_wc_status status) {
   }
 }
 
-void Rail::CompleteThrough(uint64_t number, const absl::Status& status) {
+void Rail::Complete(uint64_t number) {
+  if (ordered_) return CompleteThrough(number);
+  const Flight flight = queue_.Take(number);
+  if (flight.purpose == Purpose::kOp) device().GiveRoom(flight.requests);
+  EndFlight(flight, absl::OkStatus());
+}
+
+void Rail::CompleteThrough(uint64_t number) {
   while (!queue_.empty() && queue_.front().number <= number) {
     const Flight flight = queue_.Pop();
     if (flight.purpose == Purpose::kOp) device().GiveRoom(flight.requests);
-    EndFlight(flight, status);
+    EndFlight(flight, absl::OkStatus());
   }
 }
 
 void Rail::EndFlight(const Flight& flight, absl::Status status) {
   bytes_ -= flight.bytes;
   switch (flight.purpose) {
+    case Purpose::kProbeWrite:
+      if (status.ok() && state_ == State::kProbing) PostProbeRead();
+      return;
     case Purpose::kProbe:
       if (status.ok()) ProbeDone(status);
       return;
@@ -280,6 +295,7 @@ void Rail::StartDraining(absl::Status why, bool tell) {
   // Posting may be under way: what was built for this rail is dropped, and ends with the drain.
   first_ = last_ = nullptr;
   drains_with_ = queue_.empty() ? 0 : queue_.back().number;
+  flushed_ = 0;
   deadline_ = Now() + kDrainTime;
   link_->backend().TimersChanged();
 }
@@ -307,6 +323,7 @@ void Rail::Destroy(const absl::Status& why) {
   device().GiveRoomWhenPolled(2);
   while (!queue_.empty()) {
     const Flight flight = queue_.Pop();
+    if (flight.over) continue;
     if (flight.purpose == Purpose::kOp) device().GiveRoomWhenPolled(flight.requests);
     // The one that failed has the cause as it is; the others may go over other rails.
     EndFlight(flight, flight.number == failed_ ? why
