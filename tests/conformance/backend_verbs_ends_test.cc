@@ -1,6 +1,8 @@
 // How ops and fences of verbs end where rails fail: the op that is to blame hears of it, others go
 // on, and each fence has its own time.
 
+#include <thread>
+
 #include "tests/conformance/verbs_device.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
@@ -199,10 +201,15 @@ TEST_P(VerbsTransfers, GrantsDoNotExceedReceives) {
   std::vector<Transfer> transfers;
   for (int round = 0; round < 3; ++round) {
     fabric_->Hold(true);
-    for (int i = 0; i < Scaled(1000); ++i) {
+    const uint64_t before = fabric_->requests();
+    for (int i = 0; i < 1000; ++i) {
       ASSERT_OK_AND_ASSIGN(Transfer write, Write(shape, Unhurried()));
       transfers.push_back(std::move(write));
     }
+    std::this_thread::sleep_for(milliseconds(100));
+    // Each is one write with an immediate.
+    EXPECT_GE(fabric_->requests() - before, 64u);
+    EXPECT_LE(fabric_->requests() - before, options.receive_depth);
     fabric_->Hold(false);
     for (const Transfer& write : transfers) ASSERT_OK(write.Wait(kAmple));
     transfers.clear();
