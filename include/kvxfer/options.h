@@ -59,8 +59,8 @@ struct VerbsOptions {
   uint32_t retry_count = 7;     // of an unanswered packet, 1 to 7
   uint32_t rnr_timer = 12;      // a peer without a receive is tried again after this; 0 to 31
   uint32_t queue_depth = 1024;  // work requests in flight on one rail
-  uint32_t receive_depth = 8192;  // receives posted on one device, for immediates
-  uint32_t max_inline = 128;      // bytes that travel inside of a work request
+  uint32_t receive_depth = 32768;  // receives posted on one device, for immediates
+  uint32_t max_inline = 128;       // bytes that travel inside of a work request
   Duration stall_timeout = std::chrono::seconds(30);  // work that neither completes nor fails
 };
 

@@ -128,6 +128,7 @@ absl::Status Engine::MakeBackends() {
     Log(LogLevel::kWarning, "agent {} goes without a backend: {}", options.name,
         unusable_.back().why);
   }
+  inbound_.BoundGrants();
   return CheckSomeBackend();
 }
 

@@ -71,6 +71,8 @@ class InboundHub {
  public:
   explicit InboundHub(Runtime* runtime) : runtime_(runtime) {}
 
+  // The backends are there: what they can take in bounds what peers are granted.
+  void BoundGrants();
   void Accept(std::unique_ptr<Endpoint> endpoint);
   // Sends what is due: acknowledgements, credit, frames.
   void Pump();

@@ -280,13 +280,24 @@ void InboundHub::Deliver(InboundSession& session, ArrivalTracker::Deliveries all
   if (!all.empty()) runtime_->loop.Wake(&runtime_->notifier);
 }
 
+void InboundHub::BoundGrants() {
+  for (const auto& backend : runtime_->backends) {
+    const size_t most = backend->capabilities().max_arrivals;
+    if (most != 0) slots_.Bound(most);
+  }
+}
+
 // Asked for once: where the table is full the answer comes when another session gives back.
 void InboundHub::GrantSlots(InboundSession& session) {
   session.wants_slots = false;
   if (session.ranges >= kMaxRanges) return;
-  const auto grant = slots_.Grant(session.owner);
+  // Where they are few, half are for those that have none: one without slots cannot begin.
+  const bool kept_back = session.ranges > 0 && slots_.bounded() &&
+                         slots_.ranges_in_use() >= (slots_.max_ranges() + 1) / 2;
+  const auto grant = kept_back ? std::nullopt : slots_.Grant(session.owner);
   if (!grant.has_value()) {
     session.wants_slots = true;
+    if (session.ranges > 0) return;
     Log(LogLevel::kWarning, "no slots left to grant to peer {}; it waits for others to end",
         session.name);
     return;

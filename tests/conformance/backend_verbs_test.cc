@@ -7,9 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "tests/conformance/backend_conformance.h"
-#include "tests/support/test_backends.h"
-#include "tests/support/verbs_fabric.h"
+#include "tests/conformance/verbs_device.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -18,78 +16,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-constexpr uint64_t kOp = 4096;
-
-FabricDevice DeviceOf(std::string host, std::string name, uint8_t subnet, uint8_t number,
-                      int network = 0) {
-  FabricDevice device{.name = std::move(name), .ports = {RocePort(subnet, number)}};
-  device.ports[0].network = network;
-  device.host = std::move(host);
-  return device;
-}
-
-// `local` devices at the initiator and `remote` ones at the target, in one subnet.
-std::vector<FabricDevice> Devices(int local, int remote) {
-  std::vector<FabricDevice> out;
-  out.reserve(static_cast<size_t>(local) + static_cast<size_t>(remote));
-  for (int i = 0; i < local; ++i) {
-    out.push_back(DeviceOf("initiator", "i" + std::to_string(i), 1, static_cast<uint8_t>(10 + i)));
-  }
-  for (int i = 0; i < remote; ++i) {
-    out.push_back(DeviceOf("target", "t" + std::to_string(i), 1, static_cast<uint8_t>(50 + i)));
-  }
-  return out;
-}
-
-class VerbsDevice : public BackendConformance {
- protected:
-  void Use(std::vector<FabricDevice> devices, const VerbsOptions& options = {}) {
-    fabric_ = std::make_unique<VerbsFabric>(std::move(devices));
-    fabric_->SetRetryTime(milliseconds(50));
-    scope_.emplace(fabric_.get(), options);
-  }
-  void TearDown() override {
-    BackendConformance::TearDown();
-    End();
-  }
-  void End() {
-    pair_.reset();
-    local_ = remote_ = nullptr;
-    scope_.reset();
-    if (fabric_ == nullptr) return;
-    EXPECT_EQ(fabric_->overruns(), 0u);
-    EXPECT_EQ(fabric_->live_objects(), 0u);
-  }
-  // A write over each rail arrives.
-  void ExpectAllRailsWork() {
-    const uint32_t rails = out().endpoint->rails();
-    const size_t before = in().immediates.size();
-    Pattern(before).Fill(local_->bytes());
-    ASSERT_TRUE(pair_->PostAll(Stream(OpKind::kWrite, 7, rails, kOp)));
-    ASSERT_TRUE(Ended());
-    ASSERT_TRUE(Arrived(before + rails));
-    EXPECT_EQ(Pattern(before).Mismatch(remote_->bytes().first(rails * kOp)), kNoMismatch);
-  }
-  bool DownIs(size_t count) {
-    return pair_->Until([&] { return out().rails_down.size() == count || out().down; }) &&
-           !out().down;
-  }
-  // What agents do after kRailDown.
-  void FenceAndReopen(uint32_t rail) {
-    in().FenceRail(rail);
-    ASSERT_TRUE(pair_->Until([&] { return !in().fencing_rails.contains(rail); }));
-    out().endpoint->ReopenRail(rail);
-  }
-
-  std::unique_ptr<VerbsFabric> fabric_;
-  std::optional<ScopedFabric> scope_;
-};
-
-INSTANTIATE_TEST_SUITE_P(InMemory, VerbsDevice,
-                         ::testing::Values(Flavour{.name = "VerbsTestDevice",
-                                                   .backend = "verbs",
-                                                   .memory = MemoryType::kAttached,
-                                                   .faults = {}}),
+INSTANTIATE_TEST_SUITE_P(InMemory, VerbsDevice, ::testing::Values(VerbsDeviceFlavour()),
                          FlavourName);
 
 TEST_P(VerbsDevice, EveryPortIsUsedWhateverTheNumbers) {
@@ -307,66 +234,6 @@ TEST_P(VerbsDevice, OneDoorbellAndOneCompletionForMany) {
   EXPECT_EQ(fabric_->doorbells() - doorbells, 1u);
   EXPECT_EQ(fabric_->requests() - requests, 4u * 16u);
   EXPECT_EQ(fabric_->completions() - completions, 4u);
-}
-
-// Each call fails in turn, wherever it stands: everything ends, with words, and nothing is left.
-TEST_P(VerbsDevice, EveryCallMayFail) {
-  for (size_t c = 0; c < static_cast<size_t>(Call::kCount); ++c) {
-    const auto call = static_cast<Call>(c);
-    // What is not let go stays: a device that refuses that leaks, and says so.
-    if (call == Call::kDeregMr || call == Call::kDestroyQp) continue;
-    for (const uint64_t n : {1u, 2u, 4u, 9u}) {
-      SCOPED_TRACE(std::string(CallName(call)) + " " + std::to_string(n));
-      Use(Devices(1, 1));
-      fabric_->FailCall(call, n, ENOMEM);
-      absl::StatusOr<std::unique_ptr<Party>> a = Party::Make(GetParam(), "initiator");
-      absl::StatusOr<std::unique_ptr<Party>> b = Party::Make(GetParam(), "target");
-      if (!a.ok() || !b.ok()) {
-        EXPECT_FALSE((a.ok() ? b.status() : a.status()).message().empty());
-        if (a.ok()) a->reset();
-        if (b.ok()) b->reset();
-        End();
-        continue;
-      }
-      absl::StatusOr<TestRegion*> source = (*a)->Register(64 * kOp);
-      absl::StatusOr<TestRegion*> sink = (*b)->Register(64 * kOp);
-      absl::StatusOr<TestLink*> link = (*a)->Connect(**b);
-      size_t posted = 0;
-      const Time end = Now() + milliseconds(150);
-      while (link.ok() && !(*link)->down && Now() < end && (*link)->ended.size() < 4) {
-        (*a)->Turn();
-        (*b)->Turn();
-        if ((*b)->links.empty()) continue;
-        (*b)->links.front()->endpoint->Authorize();
-        if (!source.ok() || !sink.ok()) break;
-        if ((*link)->keys.empty()) {
-          auto key = (*link)->endpoint->Import((*sink)->remote(), (*sink)->registration->Key());
-          if (key.ok()) (*link)->keys.push_back(*std::move(key));
-        }
-        if ((*link)->keys.empty() || posted == 4) continue;
-        const Op op = (*link)->Make(posted % 2 == 0 ? OpKind::kWrite : OpKind::kRead, 1,
-                                    {{.local = (*source)->address(),
-                                      .remote = (*sink)->address(),
-                                      .bytes = kOp,
-                                      .registration = (*source)->registration.get(),
-                                      .key = (*link)->keys.front().get()}});
-        posted += (*link)->Post(std::span(&op, 1));
-        (*a)->backend().Arm();
-      }
-      if (link.ok() && !(*link)->down) (*link)->endpoint->Shutdown(absl::CancelledError("over"));
-      if (link.ok()) {
-        EXPECT_TRUE(Eventually(kAmple, [&] {
-          (*a)->Turn();
-          (*b)->Turn();
-          return (*link)->down;
-        }));
-        EXPECT_TRUE((*link)->open.empty());
-      }
-      a->reset();
-      b->reset();
-      End();
-    }
-  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "tests/support/verbs_fabric_objects.h"
@@ -15,6 +16,7 @@ namespace kvxfer::testing {
 namespace {
 
 constexpr uint64_t kChunk = 128 * 1024;
+constexpr size_t kWindow = 16;
 constexpr Duration kNotReadyTimer = std::chrono::milliseconds(1);
 
 ibv_gid LinkLocal(uint8_t subnet, uint8_t host) {
@@ -39,11 +41,14 @@ ibv_gid Mapped(uint8_t subnet, uint8_t host) {
 }  // namespace
 
 const char* CallName(Call call) {
-  constexpr const char* kNames[] = {"ListDevices", "Open",          "QueryDevice", "QueryPort",
-                                    "QueryGid",    "QueryPkey",     "AllocPd",     "RegMr",
-                                    "DeregMr",     "CreateChannel", "CreateCq",    "CreateSrq",
-                                    "ArmSrqLimit", "CreateQp",      "ModifyQp",    "DestroyQp",
-                                    "PostSend",    "PostSrqRecv",   "PollCq",      "ReqNotify"};
+  constexpr const char* kNames[] = {
+      "ListDevices", "Open",          "Close",          "QueryDevice", "QueryPort",
+      "QueryGid",    "QueryPkey",     "AllocPd",        "DeallocPd",   "RegMr",
+      "DeregMr",     "CreateChannel", "DestroyChannel", "CreateCq",    "DestroyCq",
+      "CreateSrq",   "ArmSrqLimit",   "DestroySrq",     "CreateQp",    "ModifyQp",
+      "DestroyQp",   "PostSend",      "PostSrqRecv",    "PollCq",      "ReqNotify",
+      "NextCqEvent", "NextAsyncEvent"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Call::kCount));
   return kNames[static_cast<size_t>(call)];
 }
 
@@ -78,6 +83,8 @@ VerbsFabric::~VerbsFabric() {
   }
   wake_.notify_all();
   thread_.join();
+  // What a device would not destroy.
+  for (const auto& [object, free] : objects_) free(object);
 }
 
 int VerbsFabric::Find(const std::string& device) const {
@@ -89,6 +96,10 @@ int VerbsFabric::Find(const std::string& device) const {
 
 FabricPort& VerbsFabric::Port(int device, uint8_t port) {
   return devices_[static_cast<size_t>(device)].ports[port - 1u];
+}
+
+size_t VerbsFabric::Any(size_t size) {
+  return random_ ? (*random_)() % std::min(size, kWindow) : 0;
 }
 
 int VerbsFabric::Enter(Call call) {
@@ -108,8 +119,9 @@ void VerbsFabric::Run() {
   while (!stop_) {
     const Time now = Now();
     DeliverDelayed(now);
+    GiveBackReceives(now);
     bool moved = false;
-    bool waits = !delayed_.empty();
+    bool waits = !delayed_.empty() || receives_kept_.has_value();
     if (!held_) {
       for (auto& [number, qp] : qps_) {
         const Step step = Progress(*qp, now);
@@ -199,8 +211,12 @@ void VerbsFabric::Copy(const Wqe& wqe, uint64_t from, uint64_t bytes) {
 
 VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
   if (qp.requests.empty() || qp.state != IBV_QPS_RTS) return Step::kIdle;
+  if (qp.requests.front().untouched()) {
+    std::swap(qp.requests.front(), qp.requests[Any(qp.requests.size())]);
+  }
   Wqe& wqe = qp.requests.front();
   if (wqe.retry_at > now) return Step::kWaits;
+  if (wqe.over) return End(qp, wqe.outcome, now);
   Qp* remote = nullptr;
   if (wqe.waits_ack || !Reachable(qp, remote)) {
     if (wqe.give_up == Time{}) wqe.give_up = now + retry_time_;
@@ -215,12 +231,15 @@ VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
   }
   const bool read = wqe.wr.opcode == IBV_WR_RDMA_READ;
   const int access = read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+  if (fail_writes_ > 0 && !read && wqe.bytes >= fail_writes_from_) {
+    --fail_writes_;
+    return End(qp, fail_writes_with_, now);
+  }
   if (wqe.bytes > 0 && CheckRemote(*remote, wqe, access) == nullptr) {
     RaiseLocked(*static_cast<Context*>(remote->context),
                 {.element = {.qp = remote}, .event_type = IBV_EVENT_QP_ACCESS_ERR});
     SetError(*remote);
-    Finish(qp, IBV_WC_REM_ACCESS_ERR);
-    return Step::kMoved;
+    return End(qp, IBV_WC_REM_ACCESS_ERR, now);
   }
   const bool tells = wqe.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   auto* srq = static_cast<Srq*>(remote->srq);
@@ -244,11 +263,7 @@ VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
     wc.wc_flags = IBV_WC_WITH_IMM;
     srq->receives.pop_front();
     Enqueue(*static_cast<Cq*>(remote->recv_cq), wc);
-    if (srq->limit != 0 && srq->receives.size() < srq->limit) {
-      srq->limit = 0;
-      RaiseLocked(*static_cast<Context*>(remote->context),
-                  {.element = {.srq = srq}, .event_type = IBV_EVENT_SRQ_LIMIT_REACHED});
-    }
+    CheckLimit(*srq);
   }
   const bool signalled = qp.all_signalled || (wqe.wr.send_flags & IBV_SEND_SIGNALED) != 0;
   if (signalled && lose_acks_ > 0) {
@@ -256,7 +271,16 @@ VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
     wqe.waits_ack = true;
     return Step::kWaits;
   }
-  Finish(qp, IBV_WC_SUCCESS);
+  return End(qp, IBV_WC_SUCCESS, now);
+}
+
+// The peer's device is through with the first request of `qp`.
+VerbsFabric::Step VerbsFabric::End(Qp& qp, ibv_wc_status status, Time now) {
+  Wqe& wqe = qp.requests.front();
+  if (!std::exchange(wqe.over, true)) wqe.heard = now + ack_delay_;
+  wqe.outcome = status;
+  if (wqe.heard > now) return Step::kWaits;
+  Finish(qp, status);
   return Step::kMoved;
 }
 
@@ -281,7 +305,16 @@ void VerbsFabric::Finish(Qp& qp, ibv_wc_status status) {
 }
 
 void VerbsFabric::SetError(Qp& qp) {
-  qp.state = IBV_QPS_ERR;
+  if (const auto before = std::exchange(qp.state, IBV_QPS_ERR); before != IBV_QPS_ERR) {
+    auto* srq = static_cast<Srq*>(qp.srq);
+    if (receives_kept_ && before == IBV_QPS_RTR && !srq->receives.empty()) {
+      qp.receive = srq->receives.front();
+      srq->receives.pop_front();
+    }
+    qp.gives_back = Now() + receives_kept_.value_or(Duration{});
+    qp.last_receive_due = true;
+    GiveBackReceives(Now());
+  }
   while (!qp.requests.empty()) {
     ibv_wc wc{};
     wc.wr_id = qp.requests.front().wr.wr_id;
@@ -290,6 +323,23 @@ void VerbsFabric::SetError(Qp& qp) {
     wc.vendor_err = 0xf5;
     qp.requests.pop_front();
     Push(*static_cast<Cq*>(qp.send_cq), wc, Now() + completion_delay_);
+  }
+}
+
+void VerbsFabric::GiveBackReceives(Time now) {
+  for (auto& [number, qp] : qps_) {
+    if (!qp->last_receive_due || qp->gives_back > now) continue;
+    qp->last_receive_due = false;
+    if (qp->receive) {
+      ibv_wc wc{};
+      wc.wr_id = *qp->receive;
+      wc.status = IBV_WC_WR_FLUSH_ERR;
+      wc.qp_num = number;
+      qp->receive.reset();
+      Enqueue(*static_cast<Cq*>(qp->recv_cq), wc);
+    }
+    RaiseLocked(*static_cast<Context*>(qp->context),
+                {.element = {.qp = qp}, .event_type = IBV_EVENT_QP_LAST_WQE_REACHED});
   }
 }
 
@@ -312,12 +362,20 @@ void VerbsFabric::Enqueue(Cq& cq, const ibv_wc& wc) {
     return;
   }
   ++completions_;
-  cq.entries.push_back(wc);
+  cq.entries.insert(cq.entries.end() - static_cast<std::ptrdiff_t>(Any(cq.entries.size() + 1)), wc);
   if (!cq.armed || cq.channel == nullptr) return;
   cq.armed = false;
   auto* channel = static_cast<Channel*>(cq.channel);
   channel->events.push_back(&cq);
   ::eventfd_write(channel->fd, 1);
+}
+
+// Also of a limit that is armed when the queue is below it.
+void VerbsFabric::CheckLimit(Srq& srq) {
+  if (srq.limit == 0 || srq.receives.size() >= srq.limit) return;
+  srq.limit = 0;
+  RaiseLocked(*static_cast<Context*>(srq.context),
+              {.element = {.srq = &srq}, .event_type = IBV_EVENT_SRQ_LIMIT_REACHED});
 }
 
 void VerbsFabric::RaiseLocked(Context& context, const ibv_async_event& event) {
@@ -357,10 +415,25 @@ void VerbsFabric::SetNetwork(const std::string& device, uint8_t port, int networ
 
 void VerbsFabric::Raise(const std::string& device, ibv_event_type type, uint8_t port) {
   std::lock_guard lock(mutex_);
+  const bool of_queue_pairs =
+      type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
   for (Context* context : contexts_) {
     if (context->index != Find(device)) continue;
-    RaiseLocked(*context, {.element = {.port_num = port}, .event_type = type});
+    if (!of_queue_pairs) RaiseLocked(*context, {.element = {.port_num = port}, .event_type = type});
+    for (const auto& [number, qp] : qps_) {
+      if (!of_queue_pairs || qp->context != context) continue;
+      SetError(*qp);
+      RaiseLocked(*context, {.element = {.qp = qp}, .event_type = type});
+    }
   }
+  wake_.notify_all();
+}
+
+void VerbsFabric::Change(const std::string& device, uint8_t port,
+                         const std::function<void(FabricPort&)>& how) {
+  std::lock_guard lock(mutex_);
+  how(Port(Find(device), port));
+  wake_.notify_all();
 }
 
 void VerbsFabric::LoseCompletions(uint64_t n) {
@@ -378,6 +451,29 @@ void VerbsFabric::DelayCompletions(Duration delay) {
   completion_delay_ = delay;
 }
 
+void VerbsFabric::DelayAcks(Duration delay) {
+  std::lock_guard lock(mutex_);
+  ack_delay_ = delay;
+}
+
+void VerbsFabric::FailWrites(uint64_t n, uint64_t bytes, ibv_wc_status status) {
+  std::lock_guard lock(mutex_);
+  fail_writes_ = n;
+  fail_writes_from_ = bytes;
+  fail_writes_with_ = status;
+}
+
+void VerbsFabric::KeepReceives(Duration time) {
+  std::lock_guard lock(mutex_);
+  receives_kept_ = time;
+  wake_.notify_all();
+}
+
+void VerbsFabric::Reorder(uint64_t seed) {
+  std::lock_guard lock(mutex_);
+  random_.emplace(seed);
+}
+
 void VerbsFabric::Hold(bool held) {
   std::lock_guard lock(mutex_);
   held_ = held;
@@ -391,7 +487,13 @@ void VerbsFabric::SetRetryTime(Duration time) {
 
 size_t VerbsFabric::live_objects() {
   std::lock_guard lock(mutex_);
-  return live_;
+  return objects_.size();
+}
+std::vector<int> VerbsFabric::region_rights() {
+  std::lock_guard lock(mutex_);
+  std::vector<int> rights;
+  for (const auto& [key, mr] : mrs_) rights.push_back(mr->access);
+  return rights;
 }
 uint64_t VerbsFabric::overruns() {
   std::lock_guard lock(mutex_);

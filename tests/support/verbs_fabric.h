@@ -14,9 +14,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -62,17 +65,22 @@ FabricPort InfinibandPort(uint16_t lid, uint64_t subnet_prefix = 0xfe80000000000
 enum class Call : uint8_t {
   kListDevices,
   kOpen,
+  kClose,
   kQueryDevice,
   kQueryPort,
   kQueryGid,
   kQueryPkey,
   kAllocPd,
+  kDeallocPd,
   kRegMr,
   kDeregMr,
   kCreateChannel,
+  kDestroyChannel,
   kCreateCq,
+  kDestroyCq,
   kCreateSrq,
   kArmSrqLimit,
+  kDestroySrq,
   kCreateQp,
   kModifyQp,
   kDestroyQp,
@@ -80,6 +88,8 @@ enum class Call : uint8_t {
   kPostSrqRecv,
   kPollCq,
   kReqNotify,
+  kNextCqEvent,
+  kNextAsyncEvent,
   kCount,
 };
 const char* CallName(Call call);
@@ -100,7 +110,10 @@ class VerbsFabric {
   void SetPort(const std::string& device, uint8_t port, bool up, bool tell = true);
   // A port's first GID of RoCE v2 becomes another.
   void SetNetwork(const std::string& device, uint8_t port, int network);
-  void Raise(const std::string& device, ibv_event_type type, uint8_t port);
+  // An event of a port, or of the device; of each of its queue pairs, where it is of that kind.
+  void Raise(const std::string& device, ibv_event_type type, uint8_t port = 0);
+  // What a subnet manager or an administrator changes; nobody is told.
+  void Change(const std::string& device, uint8_t port, const std::function<void(FabricPort&)>& how);
   // The next `n` signalled send requests are executed, and no completion comes: as if the device
   // had forgotten them.
   void LoseCompletions(uint64_t n);
@@ -108,6 +121,16 @@ class VerbsFabric {
   // acknowledgement had been lost.
   void LoseAcks(uint64_t n);
   void DelayCompletions(Duration delay);
+  // The peer's device has executed or refused a request so long before the initiator's hears of it.
+  void DelayAcks(Duration delay);
+  // The next `n` writes of at least `bytes` fail so, and nothing is written.
+  void FailWrites(uint64_t n, uint64_t bytes, ibv_wc_status status);
+  // A queue pair that goes into error has a receive of its queue in its hands, and gives it back,
+  // as flushed, so much later; it is lost where the queue pair is destroyed before.
+  void KeepReceives(Duration time);
+  // Of backends that are made from now on: requests of one queue pair are executed in any order,
+  // and completions come in any order, by this seed, as with SRD.
+  void Reorder(uint64_t seed);
   // Nothing moves while held.
   void Hold(bool held);
   // How long an unreachable peer is tried: what timeout and retry_count stand for.
@@ -116,6 +139,8 @@ class VerbsFabric {
   // --- what happened ---
   // Contexts, domains, regions, queues and channels that are not destroyed.
   size_t live_objects();
+  // Rights (ibv_access_flags) of the regions that there are.
+  std::vector<int> region_rights();
   uint64_t overruns();     // of completion queues
   uint64_t doorbells();    // calls of PostSend
   uint64_t requests();     // work requests in them
@@ -140,13 +165,18 @@ class VerbsFabric {
   bool CheckLocal(const Qp& qp, const Wqe& wqe);
   Mr* CheckRemote(const Qp& remote, const Wqe& wqe, int access);
   void Copy(const Wqe& wqe, uint64_t from, uint64_t bytes);
+  Step End(Qp& qp, ibv_wc_status status, Time now);
   void Finish(Qp& qp, ibv_wc_status status);
   void SetError(Qp& qp);
+  void GiveBackReceives(Time now);
   void Push(Cq& cq, const ibv_wc& wc, Time ready);
   void DeliverDelayed(Time now);
   void Enqueue(Cq& cq, const ibv_wc& wc);
+  void CheckLimit(Srq& srq);
   void RaiseLocked(Context& context, const ibv_async_event& event);
   int Enter(Call call);
+  // An index below `size`, and among the first of them; 0 where order is kept.
+  size_t Any(size_t size);
   FabricPort& Port(int device, uint8_t port);
   int Find(const std::string& device) const;
 
@@ -154,13 +184,18 @@ class VerbsFabric {
   std::condition_variable wake_;
   std::vector<FabricDevice> devices_;
   std::vector<Context*> contexts_;
+  std::map<void*, void (*)(void*)> objects_;  // all that are not destroyed, and what frees them
   std::map<uint32_t, Qp*> qps_;
   std::unordered_map<uint32_t, Mr*> mrs_;
   uint32_t next_number_ = 17;
   uint32_t next_key_ = 1000;
-  size_t live_ = 0;
   uint64_t overruns_ = 0, doorbells_ = 0, requests_ = 0, completions_ = 0, not_ready_ = 0;
   uint64_t lose_completions_ = 0, lose_acks_ = 0;
+  uint64_t fail_writes_ = 0, fail_writes_from_ = 0;
+  ibv_wc_status fail_writes_with_ = IBV_WC_SUCCESS;
+  std::optional<std::mt19937_64> random_;  // present: order is not kept
+  Duration ack_delay_{};
+  std::optional<Duration> receives_kept_;
   Duration completion_delay_{};
   Duration retry_time_ = std::chrono::milliseconds(300);
   bool held_ = false;

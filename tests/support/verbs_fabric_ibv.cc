@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "tests/support/verbs_fabric_objects.h"
@@ -15,6 +16,10 @@ class FabricIbv final : public verbs::Ibv {
  public:
   FabricIbv(VerbsFabric* fabric, std::string host) : f_(*fabric), host_(std::move(host)) {}
 
+  bool keeps_order() const override {
+    std::lock_guard lock(f_.mutex_);
+    return !f_.random_.has_value();
+  }
   int ListDevices(std::vector<std::string>& names) override {
     std::lock_guard lock(f_.mutex_);
     if (const int error = f_.Enter(Call::kListDevices)) return error;
@@ -35,17 +40,17 @@ class FabricIbv final : public verbs::Ibv {
     context->index = index;
     context->async_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     f_.contexts_.push_back(context);
-    ++f_.live_;
+    f_.objects_[context] = Free<VerbsFabric::Context>;
     return context;
   }
   int Close(ibv_context* context) override {
     std::lock_guard lock(f_.mutex_);
+    if (const int error = f_.Enter(Call::kClose)) return error;
     auto* mine = static_cast<VerbsFabric::Context*>(context);
     if (mine->children > 0) return EBUSY;
-    ::close(mine->async_fd);
     std::erase(f_.contexts_, mine);
-    --f_.live_;
-    delete mine;
+    f_.objects_.erase(mine);
+    Free<VerbsFabric::Context>(mine);
     return 0;
   }
   int QueryDevice(ibv_context* context, ibv_device_attr* attr) override {
@@ -113,6 +118,7 @@ class FabricIbv final : public verbs::Ibv {
   }
   int DeallocPd(ibv_pd* pd) override {
     std::lock_guard lock(f_.mutex_);
+    if (const int error = f_.Enter(Call::kDeallocPd)) return error;
     auto* mine = static_cast<VerbsFabric::Pd*>(pd);
     return mine->children > 0 ? EBUSY : Gone(mine);
   }
@@ -150,7 +156,8 @@ class FabricIbv final : public verbs::Ibv {
   }
   int DestroyChannel(ibv_comp_channel* channel) override {
     std::lock_guard lock(f_.mutex_);
-    ::close(channel->fd);
+    if (const int error = f_.Enter(Call::kDestroyChannel)) return error;
+    if (static_cast<VerbsFabric::Channel*>(channel)->users > 0) return EBUSY;
     return Gone(static_cast<VerbsFabric::Channel*>(channel));
   }
   ibv_cq* CreateCq(ibv_context* context, int cqe, void* cookie,
@@ -166,14 +173,18 @@ class FabricIbv final : public verbs::Ibv {
     cq->cqe = cqe;
     cq->cq_context = cookie;
     cq->channel = channel;
+    if (channel != nullptr) ++static_cast<VerbsFabric::Channel*>(channel)->users;
     return cq;
   }
   int DestroyCq(ibv_cq* cq) override {
     std::lock_guard lock(f_.mutex_);
+    if (const int error = f_.Enter(Call::kDestroyCq)) return error;
     auto* mine = static_cast<VerbsFabric::Cq*>(cq);
     if (mine->users > 0) return EBUSY;
     if (mine->channel != nullptr) {
-      std::erase(static_cast<VerbsFabric::Channel*>(mine->channel)->events, cq);
+      auto* channel = static_cast<VerbsFabric::Channel*>(mine->channel);
+      std::erase(channel->events, cq);
+      --channel->users;
     }
     std::erase_if(f_.delayed_, [&](const auto& delayed) { return delayed.cq == mine; });
     return Gone(mine);
@@ -192,10 +203,12 @@ class FabricIbv final : public verbs::Ibv {
     std::lock_guard lock(f_.mutex_);
     if (const int error = f_.Enter(Call::kArmSrqLimit)) return error;
     static_cast<VerbsFabric::Srq*>(srq)->limit = limit;
+    f_.CheckLimit(*static_cast<VerbsFabric::Srq*>(srq));
     return 0;
   }
   int DestroySrq(ibv_srq* srq) override {
     std::lock_guard lock(f_.mutex_);
+    if (const int error = f_.Enter(Call::kDestroySrq)) return error;
     auto* mine = static_cast<VerbsFabric::Srq*>(srq);
     if (mine->users > 0) return EBUSY;
     --static_cast<VerbsFabric::Pd*>(mine->pd)->children;
@@ -346,6 +359,7 @@ class FabricIbv final : public verbs::Ibv {
   }
   int NextCqEvent(ibv_comp_channel* channel, ibv_cq** cq) override {
     std::lock_guard lock(f_.mutex_);
+    if (const int error = f_.Enter(Call::kNextCqEvent)) return error;
     auto* mine = static_cast<VerbsFabric::Channel*>(channel);
     if (mine->events.empty()) {
       eventfd_t count = 0;
@@ -358,6 +372,7 @@ class FabricIbv final : public verbs::Ibv {
   }
   int NextAsyncEvent(ibv_context* context, ibv_async_event* event) override {
     std::lock_guard lock(f_.mutex_);
+    if (const int error = f_.Enter(Call::kNextAsyncEvent)) return error;
     auto* mine = static_cast<VerbsFabric::Context*>(context);
     if (mine->events.empty()) {
       eventfd_t count = 0;
@@ -385,16 +400,23 @@ class FabricIbv final : public verbs::Ibv {
         [&](const FabricGid& gid) { return gid.index == attr.grh.sgid_index; });
   }
   template <typename T>
+  static void Free(void* object) {
+    auto* mine = static_cast<T*>(object);
+    if constexpr (std::is_same_v<T, VerbsFabric::Context>) ::close(mine->async_fd);
+    if constexpr (std::is_same_v<T, VerbsFabric::Channel>) ::close(mine->fd);
+    delete mine;
+  }
+  template <typename T>
   void Made(T* object, ibv_context* context) {
     object->context = context;
     ++static_cast<VerbsFabric::Context*>(context)->children;
-    ++f_.live_;
+    f_.objects_[object] = Free<T>;
   }
   template <typename T>
   int Gone(T* object) {
     --static_cast<VerbsFabric::Context*>(object->context)->children;
-    --f_.live_;
-    delete object;
+    f_.objects_.erase(object);
+    Free<T>(object);
     return 0;
   }
 

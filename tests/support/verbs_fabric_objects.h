@@ -3,6 +3,7 @@
 #define KVXFER_TESTS_SUPPORT_VERBS_FABRIC_OBJECTS_H_
 
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "tests/support/verbs_fabric.h"
@@ -28,6 +29,7 @@ struct VerbsFabric::Mr : ibv_mr {
 
 struct VerbsFabric::Channel : ibv_comp_channel {
   Channel() : ibv_comp_channel{} {}
+  size_t users = 0;
   std::deque<ibv_cq*> events;
 };
 
@@ -54,8 +56,15 @@ struct VerbsFabric::Wqe {
   uint64_t bytes = 0;
   uint64_t done = 0;  // bytes that have moved
   bool waits_ack = false;
+  bool over = false;  // with `outcome`, of which the initiator hears at `heard`
+  ibv_wc_status outcome = IBV_WC_SUCCESS;
+  Time heard{};
   Time give_up{};  // set while the peer does not answer
   Time retry_at{};
+
+  bool untouched() const {
+    return done == 0 && !waits_ack && !over && give_up == Time{} && retry_at == Time{};
+  }
 };
 
 struct VerbsFabric::Qp : ibv_qp {
@@ -64,6 +73,9 @@ struct VerbsFabric::Qp : ibv_qp {
   uint32_t max_inline = 0;
   int max_sge = 0;
   bool all_signalled = false;
+  std::optional<uint64_t> receive;  // in its hands
+  Time gives_back{};
+  bool last_receive_due = false;
   ibv_qp_attr attr{};
   std::deque<Wqe> requests;
 };

@@ -208,6 +208,25 @@ TEST(VerbsSendQueue, RoomIsExactAndNumbersGoOn) {
   EXPECT_TRUE(back.last);
 }
 
+TEST(VerbsSendQueue, WithoutOrderEachEndsByItself) {
+  SendQueue queue;
+  queue.Reset(4, 7);
+  for (uint64_t op = 1; op <= 4; ++op) queue.Push({.op = op, .transfer = 5, .requests = 1});
+  EXPECT_EQ(queue.Take(9).op, 3u);
+  EXPECT_FALSE(queue.Has(9));
+  EXPECT_EQ(queue.CountOf(5), 3u);
+  EXPECT_EQ(queue.open(), 3u);
+  EXPECT_EQ(queue.room(), 0u);
+  EXPECT_EQ(queue.Take(7).op, 1u);
+  EXPECT_EQ(queue.room(), 1u);
+  EXPECT_EQ(queue.Take(8).op, 2u);
+  EXPECT_EQ(queue.room(), 3u);
+  EXPECT_EQ(queue.open(), 1u);
+  EXPECT_EQ(queue.Take(10).op, 4u);
+  EXPECT_TRUE(queue.empty());
+  EXPECT_EQ(queue.room(), 4u);
+}
+
 TEST(VerbsErrors, EachStatusHasItsNameItsCodeAndARemedy) {
   for (int status = IBV_WC_LOC_LEN_ERR; status <= IBV_WC_GENERAL_ERR; ++status) {
     const absl::Status error = CompletionError("peer p, rail 1", 77, "an RDMA write",

@@ -18,16 +18,15 @@ constexpr Duration kPatience = std::chrono::seconds(3);
 
 }  // namespace
 
-AcceptedLink::AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer,
-                           Scratch::Slot scratch)
-    : Link(backend, State::kUp), peer_(std::move(peer)), scratch_(scratch) {
+AcceptedLink::AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer)
+    : Link(backend, State::kUp), peer_(std::move(peer)) {
   control_.Adopt(std::move(control));
 }
 
 AcceptedLink::~AcceptedLink() {
   if (backend_ == nullptr) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
-  backend_->scratch().Give(scratch_);
+  if (scratch_) backend_->accepted_scratch().Give(*scratch_);
 }
 
 void AcceptedLink::Begin() { Tell(Ports{.ports = backend_->PortInfos()}); }
@@ -67,13 +66,13 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegi
 
 absl::Status AcceptedLink::OnBlob(Blob& blob) {
   if (const auto* offer = std::get_if<Offer>(&blob)) return OnOffer(*offer);
-  if (const auto* quiet = std::get_if<Quiet>(&blob)) {
+  if (const auto* quiet = std::get_if<Quiet>(&blob); quiet && authorized_) {
     OnQuiet(quiet->transfer);
     return absl::OkStatus();
   }
-  if (const auto* probe = std::get_if<Probe>(&blob); probe && probe->rail < rails_.size()) {
-    OnProbe(*probe);
-    return absl::OkStatus();
+  if (const auto* probe = std::get_if<Probe>(&blob);
+      probe && authorized_ && probe->rail < rails_.size()) {
+    return OnProbe(*probe);
   }
   if (const auto* lost = std::get_if<RailLost>(&blob); lost && lost->rail < rails_.size()) {
     Rail& rail = rails_[lost->rail];
@@ -85,7 +84,9 @@ absl::Status AcceptedLink::OnBlob(Blob& blob) {
 }
 
 absl::Status AcceptedLink::OnOffer(const Offer& offer) {
-  if (offer.rail >= rails_.size() || offer.life <= rails_[offer.rail].life) {
+  const bool fresh = offer.rail < rails_.size() && offer.life > rails_[offer.rail].life &&
+                     (!rails_[offer.rail].offer || offer.life > rails_[offer.rail].offer->life);
+  if (!fresh) {
     return absl::InvalidArgumentError("the peer offered a queue pair of no rail, or an old one");
   }
   rails_offered_ = std::max(rails_offered_, offer.rail + 1u);
@@ -100,6 +101,7 @@ absl::Status AcceptedLink::OnOffer(const Offer& offer) {
 void AcceptedLink::Make(const Offer& offer) {
   Kill(offer.rail);
   rails_[offer.rail].life = offer.life;
+  rails_[offer.rail].probed = false;
   Answer answer{.rail = offer.rail, .life = offer.life};
   if (absl::Status status = TryMake(offer, answer); !status.ok()) {
     rails_[offer.rail].end.reset();
@@ -118,22 +120,34 @@ absl::Status AcceptedLink::TryMake(const Offer& offer, Answer& answer) {
   if (!ref.port().active) {
     return absl::UnavailableError(absl::StrCat(ref.port().info.name, ": the port is down"));
   }
+  if (!scratch_) {
+    absl::StatusOr<Scratch::Slot> taken = backend_->accepted_scratch().Take(backend_->devices());
+    if (!taken.ok()) return taken.status();
+    scratch_ = *taken;
+  }
   absl::StatusOr<std::unique_ptr<QueuePair>> made =
       QueuePair::Create(ref.device, ref.port(), 0, backend_->options().verbs);
   if (!made.ok()) return made.status();
   if (absl::Status status = (*made)->Connect(offer.from, false); !status.ok()) return status;
   answer.at = (*made)->address();
-  answer.scratch = scratch_.address();
-  answer.scratch_key = scratch_.registration->rkey_of(ref.device->ordinal());
+  answer.scratch = scratch_->address();
+  answer.scratch_key = scratch_->registration->rkey_of(ref.device->ordinal());
   backend_->AddReceiver((*made)->number(), *ref.device, this, offer.rail);
   rails_[offer.rail].end = *std::move(made);
   return absl::OkStatus();
 }
 
-void AcceptedLink::OnProbe(const Probe& probe) {
-  const bool found = rails_[probe.rail].life == probe.life && rails_[probe.rail].end != nullptr &&
-                     LoadScratch(scratch_.at + probe.rail * 8) == probe.nonce;
+absl::Status AcceptedLink::OnProbe(const Probe& probe) {
+  Rail& rail = rails_[probe.rail];
+  if (probe.life > rail.life || (probe.life == rail.life && std::exchange(rail.probed, true))) {
+    return absl::InvalidArgumentError(
+        "the peer asked about a probe over a queue pair that it did not offer, or twice");
+  }
+  // Where that queue pair is gone, the peer has been told or has offered another.
+  if (probe.life != rail.life || rail.end == nullptr) return absl::OkStatus();
+  const bool found = LoadScratch(scratch_->at + probe.rail * 8) == probe.nonce;
   Tell(Probed{.rail = probe.rail, .life = probe.life, .found = found});
+  return absl::OkStatus();
 }
 
 void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
@@ -141,11 +155,13 @@ void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
 }
 
 void AcceptedLink::Kill(uint32_t rail) {
-  std::unique_ptr<QueuePair>& end = rails_[rail].end;
+  // A receive that it flushes is no further reason to end it.
+  std::unique_ptr<QueuePair> end = std::move(rails_[rail].end);
   if (end == nullptr) return;
   Device& device = end->device();
   const uint32_t number = end->number();
   end->SetError();
+  device.AwaitLastReceive(number);
   device.DrainReceived();
   end.reset();
   device.DrainReceived();
@@ -161,11 +177,17 @@ void AcceptedLink::Lose(uint32_t rail, std::string_view why) {
 
 void AcceptedLink::Fence(uint64_t transfer) {
   if (!up() || transfer == 0) return;
-  asked_.insert(transfer);
+  asked_.try_emplace(transfer, Now() + kPatience);
   AnswerFences(transfer, fences_.Ask(transfer));
-  if (asked_.empty() || patience_) return;
-  patience_ = Now() + kPatience;
   backend_->TimersChanged();
+}
+
+std::optional<Time> AcceptedLink::deadline() const {
+  std::optional<Time> next;
+  for (const auto& [transfer, patience] : asked_) {
+    next = std::min(next.value_or(patience), patience);
+  }
+  return next;
 }
 
 void AcceptedLink::OnQuiet(uint64_t transfer) {
@@ -178,17 +200,18 @@ void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
     if (rail.end != nullptr) rail.end->device().DrainReceived();
   }
   asked_.erase(transfer);
-  if (asked_.empty()) patience_.reset();
   for (; count > 0; --count) Emit(EventKind::kFenced, transfer);
 }
 
 void AcceptedLink::OnDeadline(Time now) {
-  if (!patience_ || *patience_ > now) return;
-  patience_.reset();
+  if (std::ranges::none_of(asked_, [now](const auto& fence) { return fence.second <= now; })) {
+    return;
+  }
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     Lose(i, "a transfer had to be stopped, and its initiator did not say that it was");
   }
-  for (const uint64_t transfer : std::exchange(asked_, {})) {
+  // Without queue pairs the others are quiet too.
+  for (const auto& [transfer, patience] : std::exchange(asked_, {})) {
     AnswerFences(transfer, fences_.OnMarker(transfer, 0));
   }
 }
@@ -230,7 +253,6 @@ void AcceptedLink::OnBroken(const Device& device, const absl::Status& why) {
 void AcceptedLink::EndData(const absl::Status&) {
   for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
   asked_.clear();
-  patience_.reset();
 }
 
 }  // namespace kvxfer::verbs

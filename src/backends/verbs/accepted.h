@@ -1,6 +1,10 @@
 // The accepting side of a link: makes the other ends of the peer's queue pairs, once the peer is
 // authorised, and ends them.
 //
+// Until it is authorised a peer learns which ports there are, and no more: its offers are kept, one
+// a rail, and nothing is made or registered for it. Afterwards each offer has one answer, and may
+// be probed once.
+//
 // Destroying a queue pair is what makes it quiet: nothing of the peer's lands through it any more.
 // Receive completions are taken before and after, so that no immediate is lost.
 //
@@ -11,9 +15,9 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "src/backends/verbs/link.h"
@@ -26,7 +30,7 @@ namespace kvxfer::verbs {
 
 class AcceptedLink final : public Link {
  public:
-  AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer, Scratch::Slot scratch);
+  AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer);
   ~AcceptedLink() override;
   // Tells the peer which ports there are.
   void Begin();
@@ -42,7 +46,7 @@ class AcceptedLink final : public Link {
                                                     std::string_view key) override;
 
   // --- Link ---
-  std::optional<Time> deadline() const override { return patience_; }
+  std::optional<Time> deadline() const override;
   void OnDeadline(Time now) override;
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
   void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
@@ -55,6 +59,7 @@ class AcceptedLink final : public Link {
   struct Rail {
     std::unique_ptr<QueuePair> end;
     uint32_t life = 0;
+    bool probed = false;         // that life was asked about
     std::optional<Offer> offer;  // that waits for Authorize
   };
 
@@ -64,7 +69,7 @@ class AcceptedLink final : public Link {
   absl::Status OnOffer(const Offer& offer);
   void Make(const Offer& offer);
   absl::Status TryMake(const Offer& offer, Answer& answer);
-  void OnProbe(const Probe& probe);
+  absl::Status OnProbe(const Probe& probe);
   void OnQuiet(uint64_t transfer);
   void AnswerFences(uint64_t transfer, uint32_t count);
   // Nothing lands through that rail any more, and what landed is reported.
@@ -72,13 +77,12 @@ class AcceptedLink final : public Link {
   void Lose(uint32_t rail, std::string_view why);
 
   const std::string peer_;
-  const Scratch::Slot scratch_;
+  std::optional<Scratch::Slot> scratch_;  // from the first queue pair on
   bool authorized_ = false;
   std::array<Rail, net::kMaxRails> rails_;
   uint32_t rails_offered_ = 1;
   FenceBook fences_{1};
-  std::set<uint64_t> asked_;  // fences without an answer
-  std::optional<Time> patience_;
+  std::map<uint64_t, Time> asked_;  // fences without an answer, and how long they are waited for
 };
 
 }  // namespace kvxfer::verbs

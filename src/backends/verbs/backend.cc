@@ -37,12 +37,13 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
   if (absl::Status status = backend->OpenDevices(); !status.ok()) return status;
   if (absl::Status status = backend->Listen(); !status.ok()) return status;
   backend->capabilities_ = {.arrival = Arrival::kImmediate,
-                            .rail_keeps_order = true,
+                            .rail_keeps_order = backend->ordered(),
                             .rails_fail_alone = true,
                             .needs_remote_cpu = false,
                             .max_op_bytes = kMaxOpBytes,
-                            .max_op_runs = std::min<size_t>(kMaxOpRuns, backend->queue_depth_ - 2),
-                            .max_message_bytes = net::kMaxMessageBytes};
+                            .max_op_runs = backend->MaxOpRuns(),
+                            .max_message_bytes = net::kMaxMessageBytes,
+                            .max_arrivals = backend->MaxArrivals()};
   return backend;
 }
 
@@ -95,6 +96,18 @@ absl::Status VerbsBackend::OpenDevices() {
   return ports_.empty() ? why : absl::OkStatus();
 }
 
+// Without order an immediate says nothing of other requests, so an op is one.
+size_t VerbsBackend::MaxOpRuns() const {
+  return ordered() ? std::min<size_t>(kMaxOpRuns, queue_depth_ - 2) : 1;
+}
+
+// Which device an immediate comes to is its initiator's choice.
+size_t VerbsBackend::MaxArrivals() const {
+  size_t most = SIZE_MAX;
+  for (const auto& device : devices_) most = std::min<size_t>(most, device->max_arrivals());
+  return most;
+}
+
 absl::Status VerbsBackend::Listen() {
   const bool own = !options_.verbs.listen.empty();
   absl::StatusOr<std::vector<net::SocketAddress>> at = net::Resolve(
@@ -126,7 +139,8 @@ VerbsBackend::~VerbsBackend() {
   // Endpoints that were never handed out go with the events that hold them.
   sink_.TakeQueue().clear();
   for (Link* link : Links()) link->Detach();
-  scratch_.Close();
+  dialled_scratch_.Close();
+  accepted_scratch_.Close();
   for (VerbsRegistration* registration : std::exchange(registrations_, {})) registration->Close();
   listener_.reset();
   lingering_.Clear();
@@ -145,7 +159,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> VerbsBackend::Connect(std::string_view
                                                                 const HostIdentity& host) {
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
   if (!peer.ok()) return peer.status();
-  absl::StatusOr<Scratch::Slot> scratch = scratch_.Take(devices_);
+  absl::StatusOr<Scratch::Slot> scratch = dialled_scratch_.Take(devices_);
   if (!scratch.ok()) return scratch.status();
   auto link = std::make_unique<DialledLink>(this, *std::move(peer), *scratch);
   links_.push_back(link.get());
@@ -178,15 +192,13 @@ void VerbsBackend::OnPreamble(net::Fd fd, const net::Preamble& preamble, const s
     return;
   }
   net::Answer(fd, welcome);
-  absl::StatusOr<Scratch::Slot> scratch = scratch_.Take(devices_);
-  if (welcome.verdict != net::Verdict::kJoin || !scratch.ok()) {
-    if (scratch.ok()) scratch_.Give(*scratch);
+  if (welcome.verdict != net::Verdict::kJoin) {
     reactor_->Remove(fd.get());
     return;
   }
   net::SetUserTimeout(fd.get(), net::Dialler::kUserTimeoutMs);
   net::TuneIfLocal(fd.get());
-  auto link = std::make_unique<AcceptedLink>(this, std::move(fd), from, *scratch);
+  auto link = std::make_unique<AcceptedLink>(this, std::move(fd), from);
   links_.push_back(link.get());
   AcceptedLink* const accepted = link.get();
   sink_.Emit({.kind = EventKind::kAccepted, .endpoint = accepted, .accepted = std::move(link)});

@@ -69,12 +69,16 @@ class VerbsBackend final : public Backend,
   net::Reactor& reactor() { return *reactor_; }
   net::EventSink& sink() { return sink_; }
   RequestPool& requests() { return requests_; }
-  Scratch& scratch() { return scratch_; }
+  // Of links that dial, and of those that were accepted.
+  Scratch& dialled_scratch() { return dialled_scratch_; }
+  Scratch& accepted_scratch() { return accepted_scratch_; }
+  const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
   const AgentOptions& options() const { return options_; }
   const std::vector<PortRef>& ports() const { return ports_; }
   std::vector<PortInfo> PortInfos() const;
   // Send requests of one queue pair.
   uint32_t queue_depth() const { return queue_depth_; }
+  bool ordered() const { return ibv_->keeps_order(); }
   uint64_t poll_number() const { return poll_number_; }
   void Activate(Link* link);
   void Forget(Link* link);
@@ -102,12 +106,14 @@ class VerbsBackend final : public Backend,
   VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv);
   absl::Status OpenDevices();
   absl::Status Listen();
+  size_t MaxArrivals() const;
+  size_t MaxOpRuns() const;
   void OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) override;
   void OnSendDone(Device& device, const ibv_wc& wc) override;
   void OnReceived(Device& device, const ibv_wc& wc) override;
-  void OnAsync(Device& device, const ibv_async_event& event) override;
+  void OnAsync(Device& device, const Device::DeviceEvent& event) override;
   void OnBroken(Device& device, const absl::Status& why) override;
-  void OnPortEvent(Device& device, const ibv_async_event& event);
+  void OnPortEvent(Device& device, const Device::DeviceEvent& event);
   void WorkLinks();
   void OnDeadlines();
   std::optional<Time> NextDeadline() const;
@@ -125,7 +131,8 @@ class VerbsBackend final : public Backend,
   RequestPool requests_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::vector<PortRef> ports_;
-  Scratch scratch_;
+  Scratch dialled_scratch_{Access::kNone};
+  Scratch accepted_scratch_{Access::kReadWrite};
   uint32_t queue_depth_ = 0;
   std::unordered_set<VerbsRegistration*> registrations_;
   std::vector<net::SocketAddress> advertised_;

@@ -25,12 +25,10 @@ size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
   ++poll_number_;
   sink_.Begin(out);
   if (!sink_.full()) {
-    if (readable) {
-      reactor_->Collect();
-      for (const auto& device : devices_) {
-        device->OnChannel();
-        device->OnAsync();
-      }
+    if (readable) reactor_->Collect();
+    for (const auto& device : devices_) {
+      device->OnChannel();
+      device->OnAsync();
     }
     for (const auto& device : devices_) {
       if (!sink_.full()) device->Poll(kPollBatch);
@@ -58,6 +56,9 @@ bool VerbsBackend::Arm() {
   SetTimer();
   if (sink_.waiting() || listener_->HasWork() || lingering_.HasWork()) return false;
   if (std::ranges::any_of(active_, [](const Link* link) { return link->HasWork(); })) return false;
+  if (std::ranges::any_of(devices_, [](const auto& device) { return device->HasEvents(); })) {
+    return false;
+  }
   for (const auto& device : devices_) device->Arm();
   // What came before the queues were armed shows by nothing else.
   bool quiet = true;
@@ -113,14 +114,14 @@ void VerbsBackend::OnReceived(Device& device, const ibv_wc& wc) {
   receiver.link->OnImmediate(receiver.rail, be32toh(wc.imm_data));
 }
 
-void VerbsBackend::OnAsync(Device& device, const ibv_async_event& event) {
-  switch (event.event_type) {
+void VerbsBackend::OnAsync(Device& device, const Device::DeviceEvent& event) {
+  switch (event.type) {
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR: {
-      const uint32_t number = event.element.qp->qp_num;
+      const uint32_t number = event.queue_pair;
       const absl::Status why = absl::UnavailableError(absl::StrCat(
-          device.name(), ", queue pair ", number, ": ", ToAbsl(EventName(event.event_type))));
+          device.name(), ", queue pair ", number, ": ", ToAbsl(EventName(event.type))));
       for (Link* link : Links()) link->OnQueuePair(device, number, why);
       return;
     }
@@ -133,19 +134,18 @@ void VerbsBackend::OnAsync(Device& device, const ibv_async_event& event) {
     case IBV_EVENT_DEVICE_FATAL:
     case IBV_EVENT_CQ_ERR:
     case IBV_EVENT_SRQ_ERR:
-      Log(LogLevel::kError, "verbs: {}: {}", device.name(), EventName(event.event_type));
-      return device.Break(EventName(event.event_type));
+      Log(LogLevel::kError, "verbs: {}: {}", device.name(), EventName(event.type));
+      return device.Break(EventName(event.type));
     default:
-      Log(LogLevel::kDebug, "verbs: {}: event {}", device.name(),
-          static_cast<int>(event.event_type));
+      Log(LogLevel::kDebug, "verbs: {}: event {}", device.name(), static_cast<int>(event.type));
   }
 }
 
 // A port that became another (its GID or LID) is to its queue pairs as one that went down; a table
 // that changed elsewhere is nothing to them.
-void VerbsBackend::OnPortEvent(Device& device, const ibv_async_event& event) {
-  const auto number = static_cast<uint8_t>(event.element.port_num);
-  Log(LogLevel::kInfo, "verbs: {}:{}: {}", device.name(), number, EventName(event.event_type));
+void VerbsBackend::OnPortEvent(Device& device, const Device::DeviceEvent& event) {
+  const uint8_t number = event.port;
+  Log(LogLevel::kInfo, "verbs: {}:{}: {}", device.name(), number, EventName(event.type));
   bool same = false;
   for (const PortRef& ref : ports_) {
     if (ref.device != &device || ref.port().number != number) continue;
@@ -153,12 +153,12 @@ void VerbsBackend::OnPortEvent(Device& device, const ibv_async_event& event) {
     const absl::Status status = device.Refresh(ref.index);
     const LocalPort& now = ref.port();
     same = status.ok() && now.active && now.info == before.info &&
-           now.gid_index == before.gid_index && now.pkey_index == before.pkey_index;
+           now.gid_index == before.gid_index && now.pkey_index == before.pkey_index &&
+           now.p_key == before.p_key;
   }
-  const bool changes =
-      event.event_type != IBV_EVENT_PORT_ERR && event.event_type != IBV_EVENT_PORT_ACTIVE;
+  const bool changes = event.type != IBV_EVENT_PORT_ERR && event.type != IBV_EVENT_PORT_ACTIVE;
   if (changes && same) return;
-  for (Link* link : Links()) link->OnPort(device, number, event.event_type);
+  for (Link* link : Links()) link->OnPort(device, number, event.type);
 }
 
 void VerbsBackend::OnBroken(Device& device, const absl::Status& why) {

@@ -1,5 +1,7 @@
 #include "src/backends/verbs/device.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -16,6 +18,10 @@ namespace {
 constexpr size_t kBatch = 32;
 // Posted again so many at a time, with one doorbell; few enough that the rest is never short.
 constexpr uint32_t kRepost = 64;
+// Devices tell within some tens of microseconds.
+constexpr Duration kLastReceive = std::chrono::milliseconds(20);
+// Some drivers never do.
+constexpr int kUntold = 3;
 
 }  // namespace
 
@@ -119,7 +125,7 @@ absl::Status Device::PostReceives(uint32_t count) {
 
 absl::Status Device::Refresh(size_t index) {
   LocalPort& port = ports_[index];
-  absl::StatusOr<LocalPort> read = ReadPort(*ibv_, context_, name_, port.number, options_);
+  absl::StatusOr<LocalPort> read = ReadPort(*ibv_, context_, name_, port.number, options_, &port);
   if (!read.ok()) {
     port.active = false;
     return Annotate(read.status(), port.info.name);
@@ -173,11 +179,13 @@ size_t Device::PollReceived(size_t most) {
     taken_ += static_cast<uint32_t>(n);
     if (n < want) break;
   }
-  if (taken_ >= std::min(kRepost, receives_ / 8)) {
+  if (taken_ >= RepostFrom()) {
     if (!PostReceives(std::exchange(taken_, 0)).ok()) Break("ibv_post_srq_recv", errno);
   }
   return total;
 }
+
+uint32_t Device::RepostFrom() const { return std::clamp(receives_ / 8, 1u, kRepost); }
 
 void Device::DrainReceived() {
   while (!broken() && PollReceived(kBatch) > 0) {
@@ -199,23 +207,86 @@ void Device::Arm() {
 void Device::OnChannel() {
   if (!std::exchange(channel_ready_, false)) return;
   ibv_cq* cq = nullptr;
-  while (ibv_->NextCqEvent(channel_, &cq) == 0) {
+  int error = 0;
+  while ((error = ibv_->NextCqEvent(channel_, &cq)) == 0) {
     (cq == send_cq_ ? send_armed_ : receive_armed_) = false;
   }
+  channel_ready_ = error != EAGAIN;
+}
+
+// This side was slow to look. Armed again only once all are back: a queue that is below its limit
+// would say so at once, and again.
+void Device::OnFewReceives() {
+  Log(LogLevel::kDebug, "verbs: {}: few receives are left", name_);
+  DrainReceived();
+  if (broken()) return;
+  if (!PostReceives(std::exchange(taken_, 0)).ok()) return Break("ibv_post_srq_recv", errno);
+  const int error = ibv_->ArmSrqLimit(srq_, receives_ / 8);
+  if (error != 0) Break("ibv_modify_srq", error);
+}
+
+// An event that could not be read is looked for again: the descriptor says it only once.
+void Device::ReadEvents() {
+  ibv_async_event event{};
+  int error = 0;
+  while ((error = ibv_->NextAsyncEvent(context_, &event)) == 0) {
+    DeviceEvent& read = events_.emplace_back(DeviceEvent{.type = event.event_type});
+    switch (event.event_type) {
+      case IBV_EVENT_QP_FATAL:
+      case IBV_EVENT_QP_REQ_ERR:
+      case IBV_EVENT_QP_ACCESS_ERR:
+      case IBV_EVENT_QP_LAST_WQE_REACHED:
+        read.queue_pair = event.element.qp->qp_num;
+        break;
+      case IBV_EVENT_PORT_ERR:
+      case IBV_EVENT_PORT_ACTIVE:
+      case IBV_EVENT_LID_CHANGE:
+      case IBV_EVENT_PKEY_CHANGE:
+      case IBV_EVENT_GID_CHANGE:
+        read.port = static_cast<uint8_t>(event.element.port_num);
+        break;
+      default:
+        break;
+    }
+  }
+  async_ready_ = error != EAGAIN;
 }
 
 void Device::OnAsync() {
-  if (!std::exchange(async_ready_, false)) return;
-  ibv_async_event event{};
-  while (ibv_->NextAsyncEvent(context_, &event) == 0) {
-    if (event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED) {
-      Log(LogLevel::kDebug, "verbs: {}: few receives are left; peers wait until they are posted",
-          name_);
-      if (!PostReceives(std::exchange(taken_, 0)).ok()) Break("ibv_post_srq_recv", errno);
-      if (ibv_->ArmSrqLimit(srq_, receives_ / 8) != 0) Break("ibv_modify_srq", errno);
-      continue;
+  if (async_ready_) ReadEvents();
+  while (!events_.empty()) {
+    const DeviceEvent event = events_.front();
+    events_.pop_front();
+    if (event.type == IBV_EVENT_SRQ_LIMIT_REACHED) {
+      OnFewReceives();
+    } else if (event.type == IBV_EVENT_QP_LAST_WQE_REACHED) {
+      untold_ = 0;
+    } else {
+      listener_->OnAsync(*this, event);
     }
-    listener_->OnAsync(*this, event);
+  }
+}
+
+void Device::AwaitLastReceive(uint32_t number) {
+  if (broken() || untold_ == kUntold) return;
+  const Time end = Now() + kLastReceive;
+  for (;;) {
+    ReadEvents();
+    const size_t told = std::erase_if(events_, [number](const DeviceEvent& event) {
+      return event.type == IBV_EVENT_QP_LAST_WQE_REACHED && event.queue_pair == number;
+    });
+    if (told > 0) {
+      untold_ = 0;
+      return;
+    }
+    const Duration left = end - Now();
+    if (left <= Duration{}) break;
+    pollfd look{.fd = context_->async_fd, .events = POLLIN, .revents = 0};
+    ::poll(&look, 1, static_cast<int>(left / std::chrono::milliseconds(1)) + 1);
+  }
+  if (++untold_ == kUntold) {
+    Log(LogLevel::kDebug, "verbs: {} does not tell when a queue pair has taken its last receive",
+        name_);
   }
 }
 

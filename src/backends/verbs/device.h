@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -27,13 +28,20 @@ namespace kvxfer::verbs {
 
 class Device {
  public:
+  // What a device reported by itself; nothing it points to may be gone meanwhile.
+  struct DeviceEvent {
+    ibv_event_type type{};
+    uint8_t port = 0;         // of an event of a port
+    uint32_t queue_pair = 0;  // number, of an event of a queue pair
+  };
+
   // Who hears of what a device does.
   class Listener {
    public:
     virtual ~Listener() = default;
     virtual void OnSendDone(Device& device, const ibv_wc& wc) = 0;
     virtual void OnReceived(Device& device, const ibv_wc& wc) = 0;
-    virtual void OnAsync(Device& device, const ibv_async_event& event) = 0;
+    virtual void OnAsync(Device& device, const DeviceEvent& event) = 0;
     // A call on its queues failed: nothing more comes from it.
     virtual void OnBroken(Device& device, const absl::Status& why) = 0;
   };
@@ -75,10 +83,19 @@ class Device {
   size_t Poll(size_t most);
   // All that the receive completion queue holds.
   void DrainReceived();
+  // Immediates that find a receive whenever they come: those of the others are on their way back
+  // into the queue.
+  uint32_t max_arrivals() const { return receives_ - RepostFrom() + 1; }
+  // Queue pair `number`, which is in error, has taken its last receive: what it took lies in the
+  // completion queue, or has been there. Waits for the device to say so, for a moment; one that
+  // does not say it is not waited for again. A receive that is taken by a queue pair and neither
+  // completes nor comes back would be missing for good.
+  void AwaitLastReceive(uint32_t number);
   // Asks for an event with the next completion.
   void Arm();
   void OnChannel();
   void OnAsync();
+  bool HasEvents() const { return !events_.empty(); }
   // It is of no use any more, for what it said of itself.
   void Break(std::string_view why);
 
@@ -98,6 +115,9 @@ class Device {
   absl::Status Prepare();
   absl::Status MakeQueues();
   absl::Status PostReceives(uint32_t count);
+  uint32_t RepostFrom() const;
+  void OnFewReceives();
+  void ReadEvents();
   size_t PollReceived(size_t most);
   void Break(const char* call, int error_number);
 
@@ -124,6 +144,8 @@ class Device {
   bool receive_armed_ = false;
   bool channel_ready_ = false;
   bool async_ready_ = false;
+  std::deque<DeviceEvent> events_;  // read, not told yet
+  int untold_ = 0;                  // last receives in a row that were awaited in vain
   Watch channel_watch_{&channel_ready_};
   Watch async_watch_{&async_ready_};
 };

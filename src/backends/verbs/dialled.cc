@@ -21,7 +21,7 @@ DialledLink::DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::
 DialledLink::~DialledLink() {
   if (backend_ == nullptr) return;
   rails_.clear();
-  backend_->scratch().Give(scratch_);
+  backend_->dialled_scratch().Give(scratch_);
 }
 
 std::string DialledLink::Name() const { return dialler_->address().ToString(); }

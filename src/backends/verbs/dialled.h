@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -63,6 +64,9 @@ class DialledLink final : public Link {
   void FlushDone();
   void RailUp(uint32_t rail);
   void RailDown(uint32_t rail, const absl::Status& why);
+  // `flight` put its queue pair into error with `status`; whether it, or what went before in its
+  // place, has done so before.
+  bool FailedBefore(const Flight& flight, ibv_wc_status status);
   std::optional<Pair> OtherPair(const Rail& rail) const;
   void OnAttemptFailed();
 
@@ -71,7 +75,13 @@ class DialledLink final : public Link {
   struct Stopping {
     size_t ops = 0;  // of it in flight
     Time patience{};
-    uint64_t progress = 0;
+    std::vector<uint64_t> progress{};  // of each rail, when it was last looked at
+  };
+  // An op that put its queue pair into error.
+  struct Culprit {
+    uint64_t transfer = 0;
+    uint64_t remote = 0;
+    ibv_wc_status status{};
   };
 
   std::string Name() const override;
@@ -83,7 +93,6 @@ class DialledLink final : public Link {
   absl::Status CheckOp(const Op& op) const;
   void FenceDone(uint64_t transfer);
   void StartFlush();
-  uint64_t Progress() const;
   void Impatient(Time now);
 
   std::optional<net::Dialler> dialler_;
@@ -96,6 +105,7 @@ class DialledLink final : public Link {
   std::vector<uint64_t> stopped_;   // to be told once a flush that begins from now on is over
   std::vector<uint64_t> flushing_;  // to be told once the flush at hand is over
   size_t flushes_ = 0;              // of it that are not
+  std::deque<Culprit> culprits_;    // the last ones
 };
 
 }  // namespace kvxfer::verbs

@@ -12,6 +12,8 @@ namespace {
 
 // A fenced transfer's requests that make no progress for so long are ended with their queue pair.
 constexpr Duration kFencePatience = std::chrono::milliseconds(500);
+// Remembered: each has cost a queue pair.
+constexpr size_t kMaxCulprits = 64;
 
 }  // namespace
 
@@ -73,34 +75,40 @@ void DialledLink::Fence(uint64_t transfer) {
   size_t ops = 0;
   for (const auto& rail : rails_) ops += rail->CountOf(transfer);
   if (ops == 0) return FenceDone(transfer);
-  stopping_[transfer] = {.ops = ops, .patience = Now() + kFencePatience, .progress = Progress()};
+  Stopping& stopping = stopping_[transfer];
+  stopping = {.ops = ops, .patience = Now() + kFencePatience};
+  for (const auto& rail : rails_) stopping.progress.push_back(rail->progress());
   backend_->TimersChanged();
 }
 
-uint64_t DialledLink::Progress() const {
-  uint64_t sum = 0;
-  for (const auto& rail : rails_) sum += rail->progress();
-  return sum;
-}
-
+// Rails are looked at one by one: that another moves on says nothing of the one that is stuck.
 void DialledLink::Impatient(Time now) {
-  const uint64_t progress = Progress();
-  std::vector<uint64_t> stuck;
+  std::vector<std::pair<Rail*, uint64_t>> stuck;
   for (auto& [transfer, stopping] : stopping_) {
     if (stopping.patience > now) continue;
     stopping.patience = now + kFencePatience;
-    if (std::exchange(stopping.progress, progress) == progress) stuck.push_back(transfer);
+    for (size_t i = 0; i < rails_.size(); ++i) {
+      const uint64_t progress = rails_[i]->progress();
+      const bool still = std::exchange(stopping.progress[i], progress) == progress;
+      if (still && rails_[i]->CountOf(transfer) > 0) stuck.emplace_back(rails_[i].get(), transfer);
+    }
     backend_->TimersChanged();
   }
-  for (const uint64_t transfer : stuck) {
-    for (const auto& rail : rails_) {
-      if (rail->CountOf(transfer) == 0) continue;
-      rail->Fail(absl::UnavailableError(absl::StrCat(
-                     "verbs peer ", Name(), ", ", rail->Path(), ": transfer ", transfer,
-                     " has to stop, and what was posted of it does not end")),
-                 true);
-    }
+  for (const auto& [rail, transfer] : stuck) {
+    rail->Fail(absl::UnavailableError(
+                   absl::StrCat("verbs peer ", Name(), ", ", rail->Path(), ": transfer ", transfer,
+                                " has to stop, and what was posted of it does not end")),
+               true);
   }
+}
+
+bool DialledLink::FailedBefore(const Flight& flight, ibv_wc_status status) {
+  const bool before = std::ranges::any_of(culprits_, [&](const Culprit& one) {
+    return one.transfer == flight.transfer && one.remote == flight.remote && one.status == status;
+  });
+  culprits_.push_back({flight.transfer, flight.remote, status});
+  if (culprits_.size() > kMaxCulprits) culprits_.pop_front();
+  return before;
 }
 
 // Its memory is let go. The target is told once everything that was posted has been seen to have

@@ -25,6 +25,10 @@ class Ibv {
  public:
   virtual ~Ibv() = default;
 
+  // Whether the requests of a queue pair are executed, and completed, in the order of posting. So
+  // it is with reliable connections; SRD does neither.
+  virtual bool keeps_order() const { return true; }
+
   // --- devices and ports ---
   // Names of the devices; an errno value, and none, where they cannot be listed.
   virtual int ListDevices(std::vector<std::string>& names) = 0;

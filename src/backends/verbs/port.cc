@@ -37,6 +37,14 @@ bool Usable(const ibv_gid_entry& entry, uint8_t link_layer) {
   return link_layer != IBV_LINK_LAYER_ETHERNET || entry.gid_type == IBV_GID_TYPE_ROCE_V2;
 }
 
+bool StillThere(std::span<const ibv_gid_entry> entries, uint8_t link_layer,
+                const LocalPort& before) {
+  return std::ranges::any_of(entries, [&](const ibv_gid_entry& entry) {
+    return Usable(entry, link_layer) && entry.gid_index == before.gid_index &&
+           Bytes(entry.gid) == before.info.gid;
+  });
+}
+
 std::string WhatThereIs(std::span<const ibv_gid_entry> entries, uint8_t link_layer) {
   std::string out;
   for (const ibv_gid_entry& entry : entries) {
@@ -61,6 +69,12 @@ absl::StatusOr<uint16_t> FindPkey(Ibv& ibv, ibv_context* context, uint8_t number
       absl::StrCat("P_Key 0x", absl::Hex(wanted), " is not in the port's table, which has ",
                    there.empty() ? "none" : there,
                    "; have the subnet manager add it, or set `verbs.p_key` (KVXFER_VERBS_P_KEY)"));
+}
+
+// 0: there is none.
+uint16_t PkeyAt(Ibv& ibv, ibv_context* context, uint8_t number, uint16_t index) {
+  uint16_t pkey = 0;
+  return ibv.QueryPkey(context, number, index, &pkey) == 0 ? pkey : 0;
 }
 
 // In 10^6 bits per second, after the encoding.
@@ -131,7 +145,8 @@ absl::StatusOr<uint32_t> ChooseGid(std::span<const ibv_gid_entry> entries, uint8
 }
 
 absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::string& device,
-                                   uint8_t number, const VerbsOptions& options) {
+                                   uint8_t number, const VerbsOptions& options,
+                                   const LocalPort* before) {
   ibv_port_attr attr{};
   if (const int error = ibv.QueryPort(context, number, &attr); error != 0) {
     return absl::UnavailableError(ErrnoText("ibv_query_port", error));
@@ -150,16 +165,24 @@ absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::st
   if (options.mtu != 0) port.info.mtu = std::min(port.info.mtu, MtuFromBytes(options.mtu));
   if (!port.active) return port;
   const std::vector<ibv_gid_entry> gids = ReadGids(ibv, context, number, attr.gid_tbl_len);
-  absl::StatusOr<uint32_t> index = ChooseGid(gids, port.info.link_layer, options.gid_index);
+  absl::StatusOr<uint32_t> index =
+      before != nullptr && StillThere(gids, port.info.link_layer, *before)
+          ? absl::StatusOr<uint32_t>(before->gid_index)
+          : ChooseGid(gids, port.info.link_layer, options.gid_index);
   if (!index.ok()) return index.status();
   const auto chosen = std::ranges::find(gids, *index, &ibv_gid_entry::gid_index);
   port.gid_index = static_cast<uint8_t>(*index);
   port.info.gid = Bytes(chosen->gid);
   port.needs_grh =
       port.info.link_layer == IBV_LINK_LAYER_ETHERNET || (attr.flags & IBV_QPF_GRH_REQUIRED) != 0;
-  absl::StatusOr<uint16_t> pkey = FindPkey(ibv, context, number, attr.pkey_tbl_len, options.p_key);
+  absl::StatusOr<uint16_t> pkey =
+      before != nullptr && before->p_key != 0 &&
+              PkeyAt(ibv, context, number, before->pkey_index) == before->p_key
+          ? absl::StatusOr<uint16_t>(before->pkey_index)
+          : FindPkey(ibv, context, number, attr.pkey_tbl_len, options.p_key);
   if (!pkey.ok()) return pkey.status();
   port.pkey_index = *pkey;
+  port.p_key = PkeyAt(ibv, context, number, *pkey);
   return port;
 }
 

@@ -39,6 +39,7 @@ struct LocalPort {
   uint8_t number = 1;  // at its device
   uint8_t gid_index = 0;
   uint16_t pkey_index = 0;
+  uint16_t p_key = 0;  // as it stands there
   bool active = false;
   bool needs_grh = false;  // InfiniBand: the subnet manager asks for it
 };
@@ -50,9 +51,11 @@ absl::StatusOr<uint32_t> ChooseGid(std::span<const ibv_gid_entry> entries, uint8
                                    int wanted);
 
 // Reads the port anew. A port that is not active is no error; what cannot work when it is active
-// (no such GID, no such P_Key) is.
+// (no such GID, no such P_Key) is. GID and P_Key of `before` are kept where they still stand in
+// their places, for queue pairs use them: a table that grows is nothing to those.
 absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::string& device,
-                                   uint8_t number, const VerbsOptions& options);
+                                   uint8_t number, const VerbsOptions& options,
+                                   const LocalPort* before = nullptr);
 
 std::string GidText(const Gid& gid);
 uint32_t MtuBytes(uint8_t mtu);

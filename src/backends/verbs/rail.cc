@@ -20,6 +20,8 @@ namespace {
 constexpr uint64_t kMaxBytesInFlight = 16 * 1024 * 1024;
 // Flushed requests come at once, where they come at all.
 constexpr Duration kDrainTime = std::chrono::seconds(1);
+// An answer of the peer's device is no longer on its way than this, once the peer has heard of it.
+constexpr Duration kLastWord = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -34,7 +36,10 @@ bool Rail::Post(const Op& op) {
     link_->RingAll();
     if (!up()) return false;
   }
-  Flight flight{.op = op.id, .transfer = op.transfer, .read = op.kind == OpKind::kRead};
+  Flight flight{.op = op.id,
+                .transfer = op.transfer,
+                .remote = op.runs.empty() ? 0 : op.runs.front().remote,
+                .read = op.kind == OpKind::kRead};
   for (const Run& run : op.runs) flight.bytes += run.bytes;
   ibv_send_wr* last = nullptr;
   flight.requests = Build(op, last);
@@ -172,44 +177,88 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
   if (!queue_.Has(id.number)) return;  // of an earlier life
   ++progress_;
   if (wc.status == IBV_WC_SUCCESS) {
-    CompleteThrough(id.number, absl::OkStatus());
+    Complete(id.number);
   } else {
-    const bool first = state_ != State::kDraining;
-    if (first) CompleteThrough(id.number - 1, absl::OkStatus());  // those before it completed
+    // The queue pair was at work until now: those before it completed.
+    const bool first = state_ != State::kDraining || lingers_;
+    if (first && ordered_) CompleteThrough(id.number - 1);
     absl::Status status;
-    if (first || wc.status != IBV_WC_WR_FLUSH_ERR) {
+    if (state_ != State::kDraining || wc.status != IBV_WC_WR_FLUSH_ERR) {
       failed_ = id.number;
-      const char* operation = queue_.front().purpose != Purpose::kOp ? "a probe"
-                              : queue_.front().read                  ? "an RDMA read"
-                                                                     : "an RDMA write";
-      status = CompletionError(Where(), qp_->number(), operation, wc.status, wc.vendor_err);
+      status = OwnError(id.number, wc);
     }
     if (state_ == State::kProbing) return ProbeDone(status);
-    if (first) {
+    if (state_ != State::kDraining) {
       Fail(status, true);
       if (state_ != State::kDraining) return;
-    } else if (!status.ok()) {
+    } else {
       // The peer's word on it, or the port's, came first; this says more.
-      why_ = std::move(status);
+      if (!status.ok()) why_ = std::move(status);
+      if (std::exchange(lingers_, false)) deadline_ = Now() + kDrainTime;
     }
+    ++flushed_;
   }
   // The rest is ended together with the rail, so that whoever hears of an op hears why at once.
-  if (state_ == State::kDraining && (queue_.empty() || (id.last && id.number >= drains_with_))) {
-    FinishDrain();
+  if (state_ == State::kDraining && Drained(id)) FinishDrain();
+}
+
+// `id` has just ended.
+bool Rail::Drained(const WorkId& id) const {
+  if (queue_.empty()) return true;
+  return ordered_ ? id.last && id.number >= drains_with_ : flushed_ >= queue_.open();
+}
+
+// What the op of that number ended with. An op that ends so wherever it goes is told by another
+// code than those of a path, so that it does not go again.
+absl::Status Rail::OwnError(uint64_t number, const ibv_wc& wc) {
+  const Flight& flight = queue_.At(number);
+  const char* operation = flight.purpose != Purpose::kOp ? "a probe"
+                          : flight.read                  ? "an RDMA read"
+                                                         : "an RDMA write";
+  absl::Status status =
+      CompletionError(Where(), qp_->number(), operation, wc.status, wc.vendor_err);
+  if (flight.purpose != Purpose::kOp || MayBeThePath(wc.status)) return status;
+  if (!link_->FailedBefore(flight, wc.status) || !absl::IsUnavailable(status)) return status;
+  return absl::InternalError(
+      absl::StrCat(status.message(), "; it ended so over another queue pair before"));
+}
+
+bool Rail::MayBeThePath(ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+    case IBV_WC_RESP_TIMEOUT_ERR:
+    case IBV_WC_WR_FLUSH_ERR:
+    case IBV_WC_FATAL_ERR:
+      return true;
+    case IBV_WC_LOC_QP_OP_ERR:
+      return !link_->RefreshPort(pair_.local).ok() || !port().active;
+    default:
+      return false;
   }
 }
 
-void Rail::CompleteThrough(uint64_t number, const absl::Status& status) {
+void Rail::Complete(uint64_t number) {
+  if (ordered_) return CompleteThrough(number);
+  const Flight flight = queue_.Take(number);
+  if (flight.purpose == Purpose::kOp) device().GiveRoom(flight.requests);
+  EndFlight(flight, absl::OkStatus());
+}
+
+void Rail::CompleteThrough(uint64_t number) {
   while (!queue_.empty() && queue_.front().number <= number) {
     const Flight flight = queue_.Pop();
     if (flight.purpose == Purpose::kOp) device().GiveRoom(flight.requests);
-    EndFlight(flight, status);
+    EndFlight(flight, absl::OkStatus());
   }
 }
 
 void Rail::EndFlight(const Flight& flight, absl::Status status) {
   bytes_ -= flight.bytes;
   switch (flight.purpose) {
+    case Purpose::kProbeWrite:
+      if (status.ok() && state_ == State::kProbing) PostProbeRead();
+      return;
     case Purpose::kProbe:
       if (status.ok()) ProbeDone(status);
       return;
@@ -231,20 +280,35 @@ void Rail::Fail(absl::Status why, bool tell) {
   if (state_ == State::kOffered || state_ == State::kProbing) {
     return AttemptFailed(std::move(why), true);
   }
+  if (state_ == State::kDraining && lingers_) return OnDrainDeadline(Now());
   if (state_ != State::kUp) return;
+  StartDraining(std::move(why), tell);
+  qp_->SetError();
+  if (queue_.empty()) FinishDrain();
+}
+
+// Nothing more is posted; what was, ends before its time is over, or with the queue pair.
+void Rail::StartDraining(absl::Status why, bool tell) {
   state_ = State::kDraining;
   why_ = std::move(why);
   if (tell) link_->TellLost(index_, life_, why_);
   // Posting may be under way: what was built for this rail is dropped, and ends with the drain.
   first_ = last_ = nullptr;
-  qp_->SetError();
-  if (queue_.empty()) return FinishDrain();
-  drains_with_ = queue_.back().number;
+  drains_with_ = queue_.empty() ? 0 : queue_.back().number;
+  flushed_ = 0;
   deadline_ = Now() + kDrainTime;
   link_->backend().TimersChanged();
 }
 
+void Rail::OnDrainDeadline(Time now) {
+  if (!std::exchange(lingers_, false)) return FinishDrain();
+  qp_->SetError();
+  deadline_ = now + kDrainTime;
+  link_->backend().TimersChanged();
+}
+
 void Rail::FinishDrain() {
+  lingers_ = false;
   Destroy(why_);
   state_ = State::kDown;
   deadline_.reset();
@@ -259,6 +323,7 @@ void Rail::Destroy(const absl::Status& why) {
   device().GiveRoomWhenPolled(2);
   while (!queue_.empty()) {
     const Flight flight = queue_.Pop();
+    if (flight.over) continue;
     if (flight.purpose == Purpose::kOp) device().GiveRoomWhenPolled(flight.requests);
     // The one that failed has the cause as it is; the others may go over other rails.
     EndFlight(flight, flight.number == failed_ ? why
@@ -268,10 +333,16 @@ void Rail::Destroy(const absl::Status& why) {
   dirty_ = false;
 }
 
+// What the peer's device refused to do, ours is told by that device; and only the op that it was is
+// to end for it. Flushed before that, all would look alike.
 void Rail::OnLost(const RailLost& lost) {
   if (lost.life != life_) return;
-  Fail(absl::UnavailableError(absl::StrCat(Where(), ": the peer's end of it failed: ", lost.why)),
-       true);
+  absl::Status why =
+      absl::UnavailableError(absl::StrCat(Where(), ": the peer's end of it failed: ", lost.why));
+  if (!up() || queue_.empty()) return Fail(std::move(why), true);
+  StartDraining(std::move(why), true);
+  lingers_ = true;
+  deadline_ = Now() + kLastWord;
 }
 
 void Rail::End(const absl::Status& why) {

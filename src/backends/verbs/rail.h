@@ -1,8 +1,8 @@
 // The connecting side of one rail: a queue pair to one port of the peer, its life and its work.
 //
 // Life: kWaiting (for the next attempt) → kOffered (its end is made, the peer makes the other) →
-// kProbing (a write is on its way that the peer is asked about) → kUp → kDraining (in error; what
-// was posted is flushed) → kDown (until Reopen) → kWaiting ...
+// kProbing (a write is on its way that the peer is asked about) → kUp → kDraining (in error, or
+// soon; what was posted is flushed) → kDown (until Reopen) → kWaiting ...
 //
 // Thread-safety: none; used by the backend's owner.
 
@@ -66,7 +66,9 @@ class Rail {
   void OnDone(const WorkId& id, const ibv_wc& wc);
   // Reads one word of the peer behind every write that was posted; one at a time. Not within Post.
   void Flush();
-  bool needs_flush() const { return up() && dirty_; }
+  // Without order nothing is pushed by what follows, and nothing has to be: a completion says that
+  // the peer's device is through with it.
+  bool needs_flush() const { return up() && dirty_ && ordered_; }
   size_t CountOf(uint64_t transfer) const { return queue_.CountOf(transfer); }
   uint64_t progress() const { return progress_; }
 
@@ -86,6 +88,7 @@ class Rail {
   std::string Where() const;
   void AttemptFailed(absl::Status why, bool bad_pair);
   void PostProbe();
+  void PostProbeRead();
   void ProbeDone(const absl::Status& status);
   void WatchStall(Time now);
 
@@ -93,14 +96,21 @@ class Rail {
   ibv_send_wr& Chain();
   void Internal(Purpose purpose, ibv_send_wr& last, uint32_t requests);
   void FillWord(ibv_send_wr& wr, bool read);
-  void CompleteThrough(uint64_t number, const absl::Status& status);
+  void Complete(uint64_t number);
+  void CompleteThrough(uint64_t number);
   void EndFlight(const Flight& flight, absl::Status status);
+  void StartDraining(absl::Status why, bool tell);
   void FinishDrain();
+  void OnDrainDeadline(Time now);
+  absl::Status OwnError(uint64_t number, const ibv_wc& wc);
+  bool Drained(const WorkId& id) const;
+  bool MayBeThePath(ibv_wc_status status);
   // Destroys the queue pair; what was in flight ends with `why`.
   void Destroy(const absl::Status& why);
 
   DialledLink* const link_;
   const uint32_t index_;
+  const bool ordered_;
   Pair pair_;
   std::vector<Pair> bad_;
   State state_ = State::kWaiting;
@@ -126,6 +136,8 @@ class Rail {
   ibv_send_wr* last_ = nullptr;
   uint64_t failed_ = 0;       // number of the op that put the queue pair into error
   uint64_t drains_with_ = 0;  // number of the last op that is flushed
+  size_t flushed_ = 0;        // of those in flight, while it drains
+  bool lingers_ = false;      // draining, and not in error yet
 };
 
 }  // namespace kvxfer::verbs

@@ -29,7 +29,7 @@ Duration AttemptTime(const VerbsOptions& options) {
 }  // namespace
 
 Rail::Rail(DialledLink* link, uint32_t index, Pair pair)
-    : link_(link), index_(index), pair_(pair) {}
+    : link_(link), index_(index), ordered_(link->backend().ordered()), pair_(pair) {}
 
 Rail::~Rail() { Destroy(absl::CancelledError("the link is gone")); }
 
@@ -105,10 +105,18 @@ void Rail::PostProbe() {
   nonce_ = RandomNonZero64();
   StoreScratch(link_->scratch().at + index_ * 8, nonce_);
   StoreScratch(link_->scratch().at + Scratch::kReadOffset + index_ * 8, 0);
-  FillWord(Chain(), false);
+  ibv_send_wr& write = Chain();
+  FillWord(write, false);
+  if (!ordered_) return Internal(Purpose::kProbeWrite, write, 1);
   ibv_send_wr& read = Chain();
   FillWord(read, true);
   Internal(Purpose::kProbe, read, 2);
+}
+
+void Rail::PostProbeRead() {
+  ibv_send_wr& read = Chain();
+  FillWord(read, true);
+  Internal(Purpose::kProbe, read, 1);
 }
 
 void Rail::ProbeDone(const absl::Status& status) {
@@ -129,6 +137,7 @@ void Rail::OnProbed(const Probed& probed) {
                          true);
   }
   state_ = State::kUp;
+  failed_ = 0;
   was_up_ = true;
   failures_ = 0;
   bad_.clear();
@@ -196,7 +205,7 @@ void Rail::OnDeadline(Time now) {
                       " ms (KVXFER_VERBS_STALL_TIMEOUT_MS)")),
                   true);
     case State::kDraining:
-      return FinishDrain();
+      return OnDrainDeadline(now);
     case State::kDown:
       return;
   }

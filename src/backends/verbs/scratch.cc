@@ -16,7 +16,7 @@ absl::StatusOr<Scratch::Slot> Scratch::Take(std::span<const std::unique_ptr<Devi
     Page page;
     page.memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, kPageBytes)));
     if (page.memory == nullptr) return absl::ResourceExhaustedError("verbs: no memory");
-    LocalRegion region{.rkey = RandomNonZero32(), .access = Access::kReadWrite};
+    LocalRegion region{.rkey = RandomNonZero32(), .access = access_};
     region.span = {.data = page.memory.get(), .bytes = kPageBytes};
     page.registration = std::make_unique<VerbsRegistration>(nullptr, region);
     if (absl::Status status = page.registration->Register(devices); !status.ok()) return status;

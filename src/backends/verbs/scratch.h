@@ -1,5 +1,6 @@
 // A few registered bytes for each link: the accepting side's are where probes are written, and the
-// connecting side's are where they come from and where what is read to flush a rail lands.
+// connecting side's are where they come from and where what is read to flush a rail lands. Only the
+// former are for peers to touch, so that each side has its own.
 //
 // Thread-safety: none; used by the backend's owner.
 
@@ -20,6 +21,9 @@ namespace kvxfer::verbs {
 
 class Scratch {
  public:
+  // `access`: what peers may do there.
+  explicit Scratch(Access access) : access_(access) {}
+
   // Of one link: 16 rails' words to write, then as many to read into.
   static constexpr size_t kSlotBytes = 256;
   static constexpr size_t kReadOffset = 128;
@@ -46,6 +50,7 @@ class Scratch {
     std::unique_ptr<VerbsRegistration> registration;
   };
 
+  const Access access_;
   std::vector<Page> pages_;
   std::vector<Slot> free_;
 };

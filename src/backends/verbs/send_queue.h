@@ -1,8 +1,9 @@
 // What is in flight on one queue pair: which op each work request belongs to, and how much room is
 // left. Pure.
 //
-// An op is one or more work requests; the last of them is signalled. Requests of one queue pair end
-// in order, so a completion of an op says the same of every one before it.
+// An op is one or more work requests; the last of them is signalled. Where requests of one queue
+// pair end in order, a completion of an op says the same of every one before it; elsewhere an op is
+// one request, and each ends by itself.
 //
 // Thread-safety: none; used by the backend's owner.
 
@@ -31,16 +32,18 @@ struct WorkId {
   }
 };
 
-enum class Purpose : uint8_t { kOp, kProbe, kFlush };
+enum class Purpose : uint8_t { kOp, kProbeWrite, kProbe, kFlush };
 
 struct Flight {
   uint64_t number = 0;
   uint64_t op = 0;
   uint64_t transfer = 0;
+  uint64_t remote = 0;  // where its first run begins
   uint32_t requests = 0;
   Purpose purpose = Purpose::kOp;
   uint64_t bytes = 0;
   bool read = false;
+  bool over = false;  // ended by itself, before one that was posted earlier
 };
 
 class SendQueue {
@@ -51,6 +54,7 @@ class SendQueue {
     used_ = 0;
     next_ = first;
     flights_.clear();
+    over_ = 0;
   }
   uint32_t room() const { return depth_ - used_; }
   uint32_t used() const { return used_; }
@@ -65,20 +69,35 @@ class SendQueue {
     return flight.number;
   }
   bool Has(uint64_t number) const {
-    return !flights_.empty() && number >= flights_.front().number && number < next_;
+    return !flights_.empty() && number >= flights_.front().number && number < next_ &&
+           !At(number).over;
   }
   const Flight& front() const { return flights_.front(); }
   const Flight& back() const { return flights_.back(); }
+  // One that Has.
+  const Flight& At(uint64_t number) const { return flights_[number - flights_.front().number]; }
+  // Those that have not ended.
+  size_t open() const { return flights_.size() - over_; }
   Flight Pop() {
     const Flight flight = flights_.front();
     used_ -= flight.requests;
+    over_ -= flight.over ? 1 : 0;
     flights_.pop_front();
     return flight;
+  }
+  // Ends one that Has. Its room comes back with that of those before it.
+  Flight Take(uint64_t number) {
+    Flight& flight = flights_[number - flights_.front().number];
+    flight.over = true;
+    ++over_;
+    const Flight taken = flight;
+    while (!flights_.empty() && flights_.front().over) Pop();
+    return taken;
   }
   size_t CountOf(uint64_t transfer) const {
     size_t count = 0;
     for (const Flight& flight : flights_) {
-      count += flight.purpose == Purpose::kOp && flight.transfer == transfer;
+      count += flight.purpose == Purpose::kOp && flight.transfer == transfer && !flight.over;
     }
     return count;
   }
@@ -87,6 +106,7 @@ class SendQueue {
   uint32_t depth_ = 0;
   uint32_t used_ = 0;
   uint64_t next_ = 1;
+  size_t over_ = 0;
   std::deque<Flight> flights_;
 };
 
