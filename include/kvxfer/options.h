@@ -82,7 +82,12 @@ struct AgentOptions {
   // where that is a wildcard, the source address of the default route. Advertising loopback to a
   // peer on another host is refused there.
   std::string advertise{};
-  uint32_t tcp_streams = 2;     // data streams (rails) to each peer, 1 to 16
+  uint32_t tcp_streams = 2;  // data streams (rails) to each peer, 1 to 16
+  // Where data streams of tcp begin and come in: up to 8 local addresses or names of network
+  // interfaces (of each its first IPv4 address, else its first IPv6 one). Each is listened on too,
+  // at any free port, also where `listen` is loopback. There are at least as many streams to a peer
+  // as it takes to use every address of both sides. Empty: the route chooses.
+  std::vector<std::string> tcp_addresses{};
   uint32_t loopback_rails = 2;  // queues to each peer in this process, 1 to 16
   // Transfers of fewer bytes stay on one rail, as long as it takes them: a second lane costs the
   // target one more count, and the initiator one more write.
@@ -112,13 +117,14 @@ struct AgentOptions {
 };
 
 // Defaults changed by KVXFER_NAME, KVXFER_BACKENDS (comma separated), KVXFER_LISTEN,
-// KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS,
-// KVXFER_SPIN_US, and of VerbsOptions KVXFER_VERBS_DEVICES and KVXFER_VERBS_FABRICS (comma
-// separated), KVXFER_VERBS_LISTEN, KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY,
-// KVXFER_VERBS_SERVICE_LEVEL, KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT,
-// KVXFER_VERBS_RETRY_COUNT, KVXFER_VERBS_RNR_TIMER, KVXFER_VERBS_QUEUE_DEPTH,
-// KVXFER_VERBS_RECEIVE_DEPTH, KVXFER_VERBS_MAX_INLINE, KVXFER_VERBS_STALL_TIMEOUT_MS.
-// InvalidArgument names the variable that does not parse.
+// KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_TCP_ADDRESSES (comma separated),
+// KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS, KVXFER_SPIN_US, and of VerbsOptions
+// KVXFER_VERBS_DEVICES and KVXFER_VERBS_FABRICS (comma separated), KVXFER_VERBS_LISTEN,
+// KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY, KVXFER_VERBS_SERVICE_LEVEL,
+// KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT, KVXFER_VERBS_RETRY_COUNT,
+// KVXFER_VERBS_RNR_TIMER, KVXFER_VERBS_QUEUE_DEPTH, KVXFER_VERBS_RECEIVE_DEPTH,
+// KVXFER_VERBS_MAX_INLINE, KVXFER_VERBS_STALL_TIMEOUT_MS. InvalidArgument names the variable that
+// does not parse.
 absl::StatusOr<AgentOptions> OptionsFromEnvironment();
 
 }  // namespace kvxfer

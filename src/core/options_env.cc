@@ -112,6 +112,8 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
   status.Update(ReadNumber("KVXFER_TCP_STREAMS", 1, kMaxTcpStreams, streams));
   options.tcp_streams = static_cast<uint32_t>(streams);
 
+  status.Update(ReadList("KVXFER_TCP_ADDRESSES", options.tcp_addresses));
+
   int64_t copy_threads = options.shm_copy_threads;
   status.Update(ReadNumber("KVXFER_SHM_COPY_THREADS", 0, kMaxCopyThreads, copy_threads));
   options.shm_copy_threads = static_cast<uint32_t>(copy_threads);

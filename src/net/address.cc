@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "src/core/strings.h"
@@ -12,7 +13,9 @@ namespace kvxfer::net {
 namespace {
 
 constexpr std::string_view kForm = "1";
-constexpr size_t kMaxAddressText = 1024;
+constexpr std::string_view kFormWithData = "2";
+constexpr std::string_view kData = "data";
+constexpr size_t kMaxAddressText = 2048;
 
 absl::Status BadAddress(std::string_view why) {
   return absl::InvalidArgumentError(
@@ -53,10 +56,12 @@ std::vector<SocketAddress> AddressesOfThisHost(const SocketAddress& bound) {
 }
 
 absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
-                           std::vector<SocketAddress>& candidates) {
+                           PeerAddress& address) {
+  std::vector<SocketAddress>& candidates = address.candidates;
   if (self.SameHost(peer) && self.net_namespace == peer.net_namespace) return absl::OkStatus();
   const std::string first = candidates.front().ToString();
   std::erase_if(candidates, [](const SocketAddress& a) { return a.IsLoopback(); });
+  std::erase_if(address.data, [](const DataAddress& a) { return a.at.IsLoopback(); });
   if (!candidates.empty()) return absl::OkStatus();
   const char* where = self.SameHost(peer) ? " in another network namespace" : "";
   return absl::InvalidArgumentError(absl::StrCat(
@@ -66,35 +71,67 @@ absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
       "`advertise` (KVXFER_ADVERTISE)"));
 }
 
+absl::StatusOr<SocketAddress> ParseOne(std::string_view text) {
+  absl::StatusOr<std::vector<SocketAddress>> one = Resolve(text, 0, Names::kNumericOnly);
+  if (!one.ok()) return one.status();
+  if (one->front().port() == 0 || one->front().IsWildcard()) {
+    return BadAddress(one->front().ToString() + " cannot be connected to");
+  }
+  return one->front();
+}
+
+absl::StatusOr<DataAddress> ParseData(absl::string_view text) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(text, '/');
+  DataAddress out;
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[1], &out.mbps)) {
+    return BadAddress("an address of data streams needs its speed");
+  }
+  absl::StatusOr<SocketAddress> at = ParseOne(ToStd(parts[0]));
+  if (!at.ok()) return at.status();
+  out.at = *at;
+  return out;
+}
+
 }  // namespace
 
 std::string EncodeAddress(const PeerAddress& address) {
-  std::string out = absl::StrCat(ToAbsl(kForm), ";", address.incarnation.ToString());
+  std::string out = absl::StrCat(ToAbsl(address.data.empty() ? kForm : kFormWithData), ";",
+                                 address.incarnation.ToString());
   for (const SocketAddress& candidate : address.candidates) {
     absl::StrAppend(&out, ";", candidate.ToString());
+  }
+  if (!address.data.empty()) absl::StrAppend(&out, ";", ToAbsl(kData));
+  for (const DataAddress& data : address.data) {
+    absl::StrAppend(&out, ";", data.at.ToString(), "/", data.mbps);
   }
   return out;
 }
 
 absl::StatusOr<PeerAddress> DecodeAddress(std::string_view text) {
-  if (text.size() > kMaxAddressText) return BadAddress("longer than 1024 bytes");
+  if (text.size() > kMaxAddressText) return BadAddress("longer than 2048 bytes");
   const std::vector<absl::string_view> parts = absl::StrSplit(ToAbsl(text), ';');
-  if (parts.front() != ToAbsl(kForm)) {
+  const bool with_data = parts.front() == ToAbsl(kFormWithData);
+  if (!with_data && parts.front() != ToAbsl(kForm)) {
     return BadAddress("not of a form known here; use the same kvxfer version on both sides");
   }
-  if (parts.size() < 3 || parts.size() > 2 + kMaxCandidates) {
+  const auto data = with_data ? std::find(parts.begin(), parts.end(), ToAbsl(kData)) : parts.end();
+  const std::ptrdiff_t candidates = data - parts.begin() - 2;
+  const std::ptrdiff_t more = parts.end() - data - 1;
+  if (candidates < 1 || candidates > static_cast<std::ptrdiff_t>(kMaxCandidates) ||
+      (with_data && (more < 1 || more > static_cast<std::ptrdiff_t>(kMaxDataAddresses)))) {
     return BadAddress("it must hold an incarnation and 1 to 8 addresses");
   }
   PeerAddress out;
   if (!ParseIncarnation(parts[1], out.incarnation)) return BadAddress("the incarnation is damaged");
-  for (size_t i = 2; i < parts.size(); ++i) {
-    absl::StatusOr<std::vector<SocketAddress>> one =
-        Resolve(ToStd(parts[i]), 0, Names::kNumericOnly);
+  for (auto part = parts.begin() + 2; part != data; ++part) {
+    absl::StatusOr<SocketAddress> one = ParseOne(ToStd(*part));
     if (!one.ok()) return one.status();
-    if (one->front().port() == 0 || one->front().IsWildcard()) {
-      return BadAddress(one->front().ToString() + " cannot be connected to");
-    }
-    out.candidates.push_back(one->front());
+    out.candidates.push_back(*one);
+  }
+  for (std::ptrdiff_t i = 1; i <= more; ++i) {
+    absl::StatusOr<DataAddress> one = ParseData(data[i]);
+    if (!one.ok()) return one.status();
+    out.data.push_back(*std::move(one));
   }
   return out;
 }
@@ -124,7 +161,10 @@ absl::StatusOr<PeerAddress> DecodeReachable(std::string_view text, const HostIde
                                             const HostIdentity& peer) {
   absl::StatusOr<PeerAddress> address = DecodeAddress(text);
   if (!address.ok()) return address.status();
-  absl::Status reachable = KeepReachable(self, peer, address->candidates);
+  for (const DataAddress& data : address->data) {
+    if (address->candidates.size() < kMaxCandidates) address->candidates.push_back(data.at);
+  }
+  absl::Status reachable = KeepReachable(self, peer, *address);
   if (!reachable.ok()) return reachable;
   return address;
 }

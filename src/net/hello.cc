@@ -32,6 +32,7 @@ void Encode(const Preamble& preamble, std::span<std::byte, kPreambleBytes> out) 
   out[7] = Byte(preamble.rail);
   out[8] = Byte(preamble.rails);
   out[9] = Byte(preamble.service);
+  if (preamble.role == Role::kData) Put32(&out[12], preamble.life);
   std::memcpy(&out[16], preamble.target.bytes.data(), preamble.target.bytes.size());
   std::memcpy(&out[32], preamble.link.data(), preamble.link.size());
 }
@@ -47,6 +48,7 @@ absl::StatusOr<Preamble> DecodePreamble(std::span<const std::byte, kPreambleByte
   out.service = static_cast<Service>(Get8(&in[9]));
   if (out.role != Role::kControl && out.role != Role::kData) return Damaged("role");
   if (out.rails == 0 || out.rails > kMaxRails || out.rail >= out.rails) return Damaged("rails");
+  out.life = Get32(&in[12]);
   std::memcpy(out.target.bytes.data(), &in[16], out.target.bytes.size());
   std::memcpy(out.link.data(), &in[32], out.link.size());
   return out;

@@ -16,7 +16,7 @@
 
 namespace kvxfer::net {
 
-inline constexpr uint16_t kStreamVersion = 2;
+inline constexpr uint16_t kStreamVersion = 3;
 inline constexpr uint32_t kMaxRails = 16;
 inline constexpr size_t kMaxMessageBytes = 256 * 1024;
 
@@ -35,13 +35,14 @@ struct Preamble {
   uint8_t rails = 0;   // of the link, 1 to kMaxRails
   Incarnation target;  // whom the connecting side means
   LinkId link{};       // zero on the control stream
+  uint32_t life = 1;   // of a data stream: which attempt at this rail, counted from 1
   Service service = Service::kTcp;
 };
 inline constexpr size_t kPreambleBytes = 48;
 
 enum class Verdict : uint8_t { kJoin = 1, kWrongIncarnation = 2, kWrongVersion = 3 };
 
-// The accepting side's answer, on the control stream only.
+// The accepting side's answer: on the control stream, and on a data stream that it has taken.
 struct Welcome {
   uint16_t version = kStreamVersion;
   Verdict verdict = Verdict::kJoin;

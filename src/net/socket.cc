@@ -101,14 +101,19 @@ bool SocketAddress::IsWildcard() const {
   return IN6_IS_ADDR_UNSPECIFIED(&V6(*this).sin6_addr);
 }
 
-std::string SocketAddress::ToString() const {
+std::string SocketAddress::Host() const {
   char host[INET6_ADDRSTRLEN] = "?";
   if (family() == AF_INET6) {
     inet_ntop(AF_INET6, &V6(*this).sin6_addr, host, sizeof(host));
-    return absl::StrCat("[", host, "]:", port());
+  } else {
+    inet_ntop(AF_INET, &V4(*this).sin_addr, host, sizeof(host));
   }
-  inet_ntop(AF_INET, &V4(*this).sin_addr, host, sizeof(host));
-  return absl::StrCat(host, ":", port());
+  return host;
+}
+
+std::string SocketAddress::ToString() const {
+  if (family() == AF_INET6) return absl::StrCat("[", Host(), "]:", port());
+  return absl::StrCat(Host(), ":", port());
 }
 
 absl::StatusOr<std::vector<SocketAddress>> Resolve(std::string_view text, uint16_t default_port,
@@ -168,7 +173,7 @@ SocketAddress LocalAddress(int fd) {
   return out;
 }
 
-absl::StatusOr<Fd> StartConnect(const SocketAddress& to) {
+absl::StatusOr<Fd> StartConnect(const SocketAddress& to, const SocketAddress& from) {
   Fd fd = Fd::Open(
       [&] { return ::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (!fd.valid()) {
@@ -179,6 +184,14 @@ absl::StatusOr<Fd> StartConnect(const SocketAddress& to) {
   }
   SetNoDelay(fd.get());
   if (IsOfThisHost(to)) ChoosePlainControl(fd.get());
+  if (from.length != 0) {
+    // The port is chosen with the connection, so that only both addresses together must be unused.
+    const int on = 1;
+    ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+    if (::bind(fd.get(), from.get(), from.length) != 0) {
+      return absl::UnavailableError(ErrnoText(absl::StrCat("bind to ", from.Host()), errno));
+    }
+  }
   if (::connect(fd.get(), to.get(), to.length) != 0 && errno != EINPROGRESS) {
     return absl::UnavailableError(ErrnoText("connect", errno));
   }

@@ -35,6 +35,7 @@ struct SocketAddress {
   bool IsWildcard() const;
   // "10.0.0.2:7471" or "[fe80::1]:7471".
   std::string ToString() const;
+  std::string Host() const;  // without the port: "10.0.0.2", "fe80::1"
 };
 
 enum class Names : uint8_t { kResolve, kNumericOnly };
@@ -55,12 +56,23 @@ SocketAddress LocalAddress(int fd);
 // congestion control, as a listener at a loopback address does. One that paces and probes (BBR)
 // costs a third of the throughput of loopback, and stops it for 200 ms every few seconds. It is
 // chosen before the connection is made, for what BBR has begun to pace it paces for life.
-absl::StatusOr<Fd> StartConnect(const SocketAddress& to);
+//
+// `from`: the local address it is bound to, any port; without one the route chooses.
+absl::StatusOr<Fd> StartConnect(const SocketAddress& to, const SocketAddress& from = {});
 // Loopback, or an address that this host routes to itself. A few system calls, however many
 // interfaces there are.
 bool IsOfThisHost(const SocketAddress& address);
 // The errno that the connection ended with, told once; 0 when there is none.
 int SocketError(int fd);
+
+// What the peer's kernel has yet to acknowledge of what was sent.
+struct SendProgress {
+  bool waiting = false;       // bytes are on the way, or wait in the socket
+  bool unanswered = false;    // bytes are on the way that the peer's window has room for
+  uint64_t acknowledged = 0;  // bytes, in all
+  uint32_t silent_ms = 0;     // since the last acknowledgement
+};
+SendProgress ProgressOf(int fd);
 
 // Small messages leave at once.
 void SetNoDelay(int fd);

@@ -37,7 +37,7 @@ void Stream::Adopt(Fd fd) {
 
 Fd Stream::Release() {
   if (fd_.valid()) owner_->reactor().Remove(fd_.get());
-  readable_ = writable_ = false;
+  readable_ = writable_ = hung_up_ = false;
   return std::move(fd_);
 }
 

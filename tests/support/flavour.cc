@@ -49,6 +49,14 @@ std::vector<Flavour> PlainFlavours() {
 
 Flavour TcpFlavour() { return PlainFlavours()[1]; }
 
+Flavour TcpAddressesFlavour() {
+  Flavour flavour = TcpFlavour();
+  flavour.name = "TcpAddresses";
+  flavour.tcp_addresses = {"127.0.0.1", "127.0.0.2"};
+  flavour.rails = 3;
+  return flavour;
+}
+
 std::vector<Flavour> FaultyFlavours(int seeds) {
   std::vector<Flavour> all;
   for (int i = 0; i < seeds; ++i) {
@@ -99,6 +107,7 @@ std::vector<Flavour> RailFlavours(double down_probability, Duration down_for) {
 std::vector<Flavour> AllFlavours() {
   std::vector<Flavour> all = PlainFlavours();
   std::ranges::move(FaultyFlavours(), std::back_inserter(all));
+  all.push_back(TcpAddressesFlavour());
   return all;
 }
 
@@ -113,6 +122,7 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   // Also where there are few CPUs: whether it is right does not hang on how many there are.
   options.shm_copy_threads = 2;
   options.tcp_streams = flavour.rails;
+  options.tcp_addresses = flavour.tcp_addresses;
   options.loopback_rails = flavour.rails;
   // An emulated device answers late.
   if (kEmulated) options.verbs.timeout = 18;

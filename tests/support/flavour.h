@@ -20,6 +20,7 @@ struct Flavour {
   std::string backend;  // "tcp", "faulty:shm", ...
   MemoryType memory = MemoryType::kMapped;
   FaultOptions faults;
+  std::vector<std::string> tcp_addresses{};
   uint32_t rails = 2;  // of the backends that have as many as they are told to
 
   bool faulty() const { return backend.starts_with("faulty:"); }
@@ -37,11 +38,13 @@ inline std::ostream& operator<<(std::ostream& out, const Flavour& f) { return ou
 std::vector<Flavour> PlainFlavours();
 // The one of those that runs over tcp.
 Flavour TcpFlavour();
+// Over tcp between two addresses of each side, with three data streams.
+Flavour TcpAddressesFlavour();
 // Each of those reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on.
 std::vector<Flavour> FaultyFlavours(int seeds = 2);
 // Rails that fail alone and come back within `down_for`, on each backend; with orders kept and not.
 std::vector<Flavour> RailFlavours(double down_probability, Duration down_for);
-// The plain and the faulty ones.
+// The plain and the faulty ones, and tcp between several addresses.
 std::vector<Flavour> AllFlavours();
 // Those of AllFlavours that reach another process.
 std::vector<Flavour> ProcessFlavours();

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "src/core/strings.h"
 #include "tests/support/agents.h"
 #include "tests/support/pattern.h"
@@ -96,6 +97,7 @@ class CommandServer {
     options.faults.reorder_window = static_cast<uint32_t>(ToNumber(f.at(9)));
     options.faults.max_delay = ToDuration(f.at(10));
     options.faults.overtake = ToNumber(f.at(11)) != 0;
+    if (!f.at(15).empty()) options.tcp_addresses = absl::StrSplit(f.at(15), ',');
     transfers_.clear();
     node_ = Node();
     absl::StatusOr<Node> node =

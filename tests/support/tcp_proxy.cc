@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <vector>
@@ -16,6 +17,11 @@ namespace kvxfer::testing {
 namespace {
 
 constexpr size_t kPending = 256 * 1024;
+// Where a preamble says what the stream is (docs/wire-format-tcp.md).
+constexpr size_t kRoleAt = 6;
+constexpr size_t kRailAt = 7;
+constexpr char kControl = 1;
+constexpr char kData = 2;
 
 sockaddr_in Loopback(uint16_t port) {
   sockaddr_in address{};
@@ -42,7 +48,7 @@ TcpProxy::~TcpProxy() {
   stop_ = true;
   eventfd_write(wake_, 1);
   thread_.join();
-  CloseAll();
+  Reset([](const Direction&) { return true; });
   close(listener_);
   close(wake_);
 }
@@ -60,21 +66,34 @@ void TcpProxy::SetTarget(const std::string& address) {
 }
 
 size_t TcpProxy::Cut() {
-  const size_t count = CloseAll();
+  const size_t count = Reset([](const Direction&) { return true; });
   eventfd_write(wake_, 1);
   return count;
 }
 
-size_t TcpProxy::CloseAll() {
-  const std::lock_guard lock(mutex_);
-  const size_t count = directions_.size() / 2;
-  for (const auto& [fd, direction] : directions_) {
-    const linger reset{.l_onoff = 1, .l_linger = 0};
-    setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-    close(fd);
-  }
-  directions_.clear();
+size_t TcpProxy::CutRail(uint32_t rail) {
+  const size_t count = Reset([rail](const Direction& d) {
+    return d.first.size() > kRailAt && d.first[kRoleAt] == kData &&
+           d.first[kRailAt] == static_cast<char>(rail);
+  });
+  eventfd_write(wake_, 1);
   return count;
+}
+
+size_t TcpProxy::Reset(const std::function<bool(const Direction&)>& chosen) {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> asked;
+  for (const auto& [fd, direction] : directions_) {
+    if (direction.asked && chosen(direction)) asked.push_back(fd);
+  }
+  for (const int fd : asked) {
+    for (const int end : {fd, directions_.at(fd).to}) {
+      const linger reset{.l_onoff = 1, .l_linger = 0};
+      setsockopt(end, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    }
+    Close(fd);
+  }
+  return asked.size();
 }
 
 void TcpProxy::Close(int fd) {
@@ -99,7 +118,7 @@ void TcpProxy::Accept() {
     const int on = 1;
     setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(server, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    directions_[client] = {.to = server, .pending = {}};
+    directions_[client] = {.to = server, .pending = {}, .asked = true};
     directions_[server] = {.to = client, .pending = {}};
   }
 }
@@ -110,6 +129,10 @@ bool TcpProxy::Forward(int from) {
     char buffer[64 * 1024];
     const ssize_t n = recv(from, buffer, sizeof buffer, MSG_DONTWAIT);
     if (n > 0) d.pending.append(buffer, static_cast<size_t>(n));
+    if (n > 0 && d.asked && d.first.size() <= kRailAt) {
+      d.first.append(buffer, std::min(static_cast<size_t>(n), kRailAt + 1 - d.first.size()));
+      if (d.first.size() > kRailAt && d.first[kRoleAt] == kControl) ++links_;
+    }
     if (n == 0) d.ended = true;
     if (n < 0 && errno != EAGAIN) return false;
   }

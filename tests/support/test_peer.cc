@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::testing {
@@ -125,7 +126,8 @@ absl::Status TestPeer::Create(const AgentOptions& options, MemoryType memory, ui
                Number(options.tcp_streams), Nanoseconds(options.heartbeat),
                Nanoseconds(options.suspect_after), Number(f.seed), Number(f.reorder_window),
                Nanoseconds(f.max_delay), Number(f.overtake), Number(static_cast<uint64_t>(memory)),
-               Number(bytes), Number(static_cast<uint64_t>(access))})
+               Number(bytes), Number(static_cast<uint64_t>(access)),
+               absl::StrJoin(options.tcp_addresses, ",")})
       .status();
 }
 

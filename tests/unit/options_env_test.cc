@@ -15,8 +15,15 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr const char* kVariables[] = {
-    "KVXFER_NAME",        "KVXFER_BACKENDS",         "KVXFER_LISTEN",           "KVXFER_ADVERTISE",
-    "KVXFER_TCP_STREAMS", "KVXFER_SHM_COPY_THREADS", "KVXFER_REQUIRE_BACKENDS", "KVXFER_SPIN_US",
+    "KVXFER_NAME",
+    "KVXFER_BACKENDS",
+    "KVXFER_LISTEN",
+    "KVXFER_ADVERTISE",
+    "KVXFER_TCP_STREAMS",
+    "KVXFER_TCP_ADDRESSES",
+    "KVXFER_SHM_COPY_THREADS",
+    "KVXFER_REQUIRE_BACKENDS",
+    "KVXFER_SPIN_US",
 };
 
 // Starts from an environment without any of the variables and gives back what was there.
@@ -70,6 +77,7 @@ TEST_F(OptionsEnvTest, EveryVariableIsRead) {
   Set("KVXFER_LISTEN", "[::]:7471");
   Set("KVXFER_ADVERTISE", "10.0.0.2");
   Set("KVXFER_TCP_STREAMS", "16");
+  Set("KVXFER_TCP_ADDRESSES", "10.0.0.1, eth1");
   Set("KVXFER_SHM_COPY_THREADS", "8");
   Set("KVXFER_SPIN_US", "50");
   const auto options = OptionsFromEnvironment();
@@ -80,6 +88,7 @@ TEST_F(OptionsEnvTest, EveryVariableIsRead) {
   EXPECT_EQ(options->listen, "[::]:7471");
   EXPECT_EQ(options->advertise, "10.0.0.2");
   EXPECT_EQ(options->tcp_streams, 16u);
+  EXPECT_EQ(options->tcp_addresses, (std::vector<std::string>{"10.0.0.1", "eth1"}));
   EXPECT_EQ(options->shm_copy_threads, 8u);
   EXPECT_EQ(options->spin, microseconds(50));
 }

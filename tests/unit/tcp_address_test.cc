@@ -132,5 +132,30 @@ TEST(TcpFrames, HeadsBeyondTheBoundsAreRefused) {
   EXPECT_TRUE(refused({.kind = static_cast<tcp::FrameKind>(5)}));
 }
 
+TEST(TcpFrames, ALostRailIsToldWithItsLifeAndWhy) {
+  const std::string text = tcp::Encode(tcp::RailLost{.rail = 3, .life = 0x01020304, .why = "gone"});
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(text));
+  const auto got = tcp::DecodeRailLost(bytes);
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(got->rail, 3);
+  EXPECT_EQ(got->life, 0x01020304u);
+  EXPECT_EQ(got->why, "gone");
+  EXPECT_FALSE(tcp::DecodeRailLost(bytes.first(7)).ok());
+  const std::string longest = tcp::Encode(tcp::RailLost{.why = std::string(5000, 'x')});
+  EXPECT_TRUE(tcp::DecodeRailLost(std::as_bytes(std::span(longest))).ok());
+  const std::string longer = longest + "x";
+  EXPECT_FALSE(tcp::DecodeRailLost(std::as_bytes(std::span(longer))).ok());
+}
+
+TEST(TcpFrames, OnlyADataStreamHasALife) {
+  std::array<std::byte, tcp::kPreambleBytes> bytes;
+  tcp::Encode(
+      tcp::Preamble{.role = tcp::Role::kData, .rail = 1, .rails = 2, .target = {}, .life = 77},
+      bytes);
+  EXPECT_EQ(tcp::DecodePreamble(bytes)->life, 77u);
+  tcp::Encode(tcp::Preamble{.rails = 2, .target = {}, .life = 77}, bytes);
+  EXPECT_EQ(tcp::DecodePreamble(bytes)->life, 0u);
+}
+
 }  // namespace
 }  // namespace kvxfer::tcp_test

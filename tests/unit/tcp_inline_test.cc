@@ -183,14 +183,19 @@ TEST_F(TcpInline, TheFenceWaitsForTheMarkerOfTheControlStreamToo) {
       WriteFrame({.kind = tcp::FrameKind::kWrite, .runs = 1, .bytes = 64, .transfer = 5}, 64);
   std::array<std::byte, tcp::kFrameHeadBytes> marker;
   tcp::Encode(tcp::FrameHead{.kind = tcp::FrameKind::kFence, .transfer = 5}, marker);
+  std::array<std::byte, tcp::kLifeBytes> life;  // of its one rail
+  tcp::EncodeLife(1, life);
   SendRaw(rail, marker);
   SendRaw(control, write);
   for (int i = 0; i < 100; ++i) b->Poll();
   EXPECT_TRUE(b->fenced.empty());
   std::array<std::byte, tcp::kControlHeadBytes> head;
-  tcp::Encode(tcp::ControlHead{.bytes = marker.size(), .kind = tcp::ControlKind::kFrame}, head);
+  tcp::Encode(
+      tcp::ControlHead{.bytes = marker.size() + life.size(), .kind = tcp::ControlKind::kFrame},
+      head);
   SendRaw(control, head);
   SendRaw(control, marker);
+  SendRaw(control, life);
   ASSERT_TRUE(Drive({b.get()}, [&] { return b->fenced.size() == 1; }));
   EXPECT_EQ(Landed(), 0u);
   EXPECT_TRUE(b->immediates.empty());

@@ -79,9 +79,13 @@ struct Node {
         fenced.push_back(event.id);
         break;
       case EventKind::kRailDown:
+        rails_down.emplace_back(event.rail, event.status);
+        break;
       case EventKind::kRailUp:
+        rails_up.push_back(event.rail);
+        break;
       case EventKind::kRailFenced:
-        ADD_FAILURE() << "tcp's rails do not fail alone";
+        rails_fenced.push_back(event.rail);
         break;
     }
   }
@@ -103,6 +107,9 @@ struct Node {
   std::vector<uint32_t> immediates;
   std::map<uint64_t, absl::Status> completions;
   std::vector<uint64_t> fenced;
+  std::vector<std::pair<uint32_t, absl::Status>> rails_down;
+  std::vector<uint32_t> rails_up;
+  std::vector<uint32_t> rails_fenced;
 };
 
 template <typename Done>
@@ -129,7 +136,7 @@ inline std::vector<std::byte> Pattern(size_t bytes, uint64_t seed) {
 
 // Two nodes, a connected and authorised link from `a` to `b`, and `bytes` of memory at each side:
 // a's is a pattern, b's is zero; rkey 7 at b.
-class TcpPair : public testing::Test {
+class TcpPair : public ::testing::Test {
  protected:
   static constexpr uint32_t kRkey = 7;
 

@@ -19,6 +19,7 @@ TcpBackend::TcpBackend(const BackendContext& context)
     : options_(context.options), incarnation_(context.incarnation), host_(context.host) {
   capabilities_ = {.arrival = Arrival::kImmediate,
                    .rail_keeps_order = true,
+                   .rails_fail_alone = true,
                    .needs_remote_cpu = true,
                    .max_op_bytes = kMaxFrameBytes,
                    .max_op_runs = kMaxFrameRuns,
@@ -31,22 +32,37 @@ absl::StatusOr<std::unique_ptr<TcpBackend>> TcpBackend::Create(const BackendCont
     return absl::InvalidArgumentError(absl::StrCat("`tcp_streams` (KVXFER_TCP_STREAMS) is ",
                                                    options.tcp_streams, "; it must be 1 to 16"));
   }
-  absl::StatusOr<std::vector<net::SocketAddress>> at =
-      net::Resolve(options.listen, kDefaultPort, net::Names::kResolve);
-  if (!at.ok()) return Annotate(at.status(), "`listen` (KVXFER_LISTEN)");
   std::unique_ptr<TcpBackend> backend(new TcpBackend(context));
   absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
   if (!reactor.ok()) return reactor.status();
   backend->reactor_ = *std::move(reactor);
-  absl::StatusOr<std::unique_ptr<net::Listener>> listener =
-      net::Listener::Create(backend->reactor_.get(), backend.get(), at->front());
-  if (!listener.ok()) return listener.status();
-  backend->listener_ = *std::move(listener);
-  absl::StatusOr<std::vector<net::SocketAddress>> advertised =
-      net::Advertised(options, backend->listener_->address());
-  if (!advertised.ok()) return advertised.status();
-  backend->advertised_ = *std::move(advertised);
+  if (absl::Status listening = backend->Listen(); !listening.ok()) return listening;
   return backend;
+}
+
+absl::Status TcpBackend::Listen() {
+  absl::StatusOr<std::vector<net::SocketAddress>> at =
+      net::Resolve(options_.listen, kDefaultPort, net::Names::kResolve);
+  if (!at.ok()) return Annotate(at.status(), "`listen` (KVXFER_LISTEN)");
+  absl::StatusOr<std::unique_ptr<net::Listener>> listener =
+      net::Listener::Create(reactor_.get(), this, at->front());
+  if (!listener.ok()) return listener.status();
+  listeners_.push_back(*std::move(listener));
+  absl::StatusOr<std::vector<net::SocketAddress>> advertised =
+      net::Advertised(options_, listeners_.front()->address());
+  if (!advertised.ok()) return advertised.status();
+  advertised_ = *std::move(advertised);
+  absl::StatusOr<std::vector<LocalAddress>> local = ResolveLocal(options_.tcp_addresses, Sysfs());
+  if (!local.ok()) return local.status();
+  local_ = *std::move(local);
+  for (const LocalAddress& address : local_) {
+    listener = net::Listener::Create(reactor_.get(), this, address.at);
+    if (!listener.ok()) {
+      return Annotate(listener.status(), "`tcp_addresses` (KVXFER_TCP_ADDRESSES)");
+    }
+    listeners_.push_back(*std::move(listener));
+  }
+  return absl::OkStatus();
 }
 
 TcpBackend::~TcpBackend() {
@@ -56,23 +72,32 @@ TcpBackend::~TcpBackend() {
   for (Link* link : links_) link->Detach();
 }
 
-std::string TcpBackend::Address() const { return net::EncodeAddress({incarnation_, advertised_}); }
-
-absl::Status TcpBackend::Reachable(std::string_view address, const HostIdentity& host) const {
-  return net::DecodeReachable(address, host_, host).status();
+std::string TcpBackend::Address() const {
+  net::PeerAddress own{.incarnation = incarnation_, .candidates = advertised_};
+  for (size_t i = 0; i < local_.size(); ++i) {
+    own.data.push_back({.at = listeners_[i + 1]->address(), .mbps = local_[i].mbps});
+  }
+  return net::EncodeAddress(own);
 }
 
-std::string TcpBackend::ListenAddress() const { return listener_->address().ToString(); }
+absl::Status TcpBackend::Reachable(std::string_view address, const HostIdentity& host) const {
+  absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
+  if (!peer.ok()) return peer.status();
+  return Paths::Plan(local_, *peer, options_.tcp_streams).status();
+}
+
+std::string TcpBackend::ListenAddress() const { return listeners_.front()->address().ToString(); }
 
 absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view address,
                                                               const HostIdentity& host) {
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
   if (!peer.ok()) return peer.status();
-  auto link = std::make_unique<Link>(this, *std::move(peer), options_.tcp_streams);
+  absl::StatusOr<Paths> paths = Paths::Plan(local_, *peer, options_.tcp_streams);
+  if (!paths.ok()) return paths.status();
+  auto link = std::make_unique<Link>(this, *std::move(peer), *std::move(paths));
   links_.push_back(link.get());
-  waiting_.push_back(link.get());
   link->Dial();
-  SetTimer();
+  Watch(link.get());
   return link;
 }
 
@@ -114,6 +139,15 @@ void TcpBackend::Forget(Link* link) {
   sink_.Purge(link);
 }
 
+void TcpBackend::Watch(Link* link) {
+  if (!std::exchange(link->timed, true)) waiting_.push_back(link);
+  SetTimer();
+}
+
+bool TcpBackend::ListenersHaveWork() const {
+  return std::ranges::any_of(listeners_, [](const auto& each) { return each->HasWork(); });
+}
+
 void TcpBackend::Linger(net::Fd control, std::vector<net::Fd> data, std::string queued) {
   lingering_.Add(reactor_.get(), std::move(control), std::move(data), std::move(queued));
   SetTimer();
@@ -125,7 +159,7 @@ size_t TcpBackend::Poll(std::span<Event> out, bool readable) {
   if (!sink_.full()) {
     if (readable) reactor_->Collect();
     if (const std::optional<Time> next = NextDeadline(); next && *next <= Now()) OnDeadlines();
-    listener_->Work();
+    for (const auto& listener : listeners_) listener->Work();
     WorkLinks();
     lingering_.Work();
     SetTimer();
@@ -150,19 +184,23 @@ void TcpBackend::WorkLinks() {
     link->active = link->HasWork();
     return !link->active;
   });
-  std::erase_if(waiting_, [](const Link* link) { return !link->deadline().has_value(); });
+  std::erase_if(waiting_, [](Link* link) {
+    link->timed = link->deadline().has_value();
+    return !link->timed;
+  });
 }
 
 bool TcpBackend::Arm() {
-  if (sink_.waiting() || listener_->HasWork() || lingering_.HasWork()) return false;
+  if (sink_.waiting() || ListenersHaveWork() || lingering_.HasWork()) return false;
   return std::none_of(active_.begin(), active_.end(), [](Link* link) { return link->HasWork(); });
 }
 
 std::optional<Time> TcpBackend::NextDeadline() const {
-  std::optional<Time> next = listener_->deadline();
+  std::optional<Time> next;
   const auto consider = [&next](std::optional<Time> other) {
     if (other && (!next || *other < *next)) next = other;
   };
+  for (const auto& listener : listeners_) consider(listener->deadline());
   for (const Link* link : waiting_) consider(link->deadline());
   consider(lingering_.deadline());
   return next;
@@ -170,7 +208,7 @@ std::optional<Time> TcpBackend::NextDeadline() const {
 
 void TcpBackend::OnDeadlines() {
   const Time now = Now();
-  listener_->OnDeadline(now);
+  for (const auto& listener : listeners_) listener->OnDeadline(now);
   const auto late = [now](const Link* link) {
     return link->deadline() && *link->deadline() <= now;
   };

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/link.h"
+#include "src/backends/tcp/local_addresses.h"
 #include "src/backends/tcp/regions.h"
 #include "src/net/event_sink.h"
 #include "src/net/linger.h"
@@ -54,6 +55,8 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   std::span<std::byte> discard_buffer();
   void Activate(Link* link);
   void Forget(Link* link);
+  // Its deadline has come nearer.
+  void Watch(Link* link);
   // A message came over it: another may, soon.
   void Expect(Link* link) {
     expected_ = link;
@@ -65,6 +68,8 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
  private:
   explicit TcpBackend(const BackendContext& context);
 
+  absl::Status Listen();
+  bool ListenersHaveWork() const;
   void OnPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) override;
   void OnControlPreamble(net::Fd fd, const Preamble& preamble, const std::string& from);
   void OnDataPreamble(net::Fd fd, const Preamble& preamble);
@@ -81,6 +86,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   net::EventSink sink_;
   RegionMap regions_;
   std::vector<net::SocketAddress> advertised_;
+  std::vector<LocalAddress> local_;  // for data streams
   uint64_t poll_number_ = 0;
   std::unique_ptr<std::byte[]> discard_;
 
@@ -92,7 +98,8 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   uint32_t peeks_ = 0;                            // since then
   std::vector<std::unique_ptr<Link>> half_open_;  // accepted and not yet reported, oldest first
   net::Lingerers lingering_;
-  std::unique_ptr<net::Listener> listener_;  // last: it hands over to what is above
+  // That of `listen`, then one for each of local_. Last: they hand over to what is above.
+  std::vector<std::unique_ptr<net::Listener>> listeners_;
 };
 
 }  // namespace kvxfer::tcp

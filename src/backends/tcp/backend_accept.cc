@@ -39,22 +39,23 @@ void TcpBackend::OnControlPreamble(net::Fd fd, const Preamble& preamble, const s
   if (half_open_.size() >= kMaxHalfOpen) half_open_.erase(half_open_.begin());
   half_open_.push_back(std::make_unique<Link>(this, std::move(fd), from, preamble.rails, id));
   links_.push_back(half_open_.back().get());
-  waiting_.push_back(half_open_.back().get());
+  Watch(half_open_.back().get());
 }
 
 void TcpBackend::OnDataPreamble(net::Fd fd, const Preamble& preamble) {
-  const auto it = std::find_if(half_open_.begin(), half_open_.end(), [&](const auto& link) {
-    return link->id() == preamble.link && link->rails() == preamble.rails;
+  const auto it = std::ranges::find_if(links_, [&](const Link* link) {
+    return !link->connecting() && link->id() == preamble.link && link->rails() == preamble.rails;
   });
-  if (it == half_open_.end() || preamble.target != incarnation_ ||
-      !(*it)->Join(preamble.rail, &fd)) {
+  if (it == links_.end() || preamble.target != incarnation_ || !(*it)->Join(preamble, &fd)) {
     reactor_->Remove(fd.get());
     return;
   }
-  if (!(*it)->joined()) return;
-  Link* const link = it->get();
-  sink_.Emit({.kind = EventKind::kAccepted, .endpoint = link, .accepted = std::move(*it)});
-  half_open_.erase(it);
+  Link* const link = *it;
+  if (!link->joining()) return;
+  const auto half =
+      std::ranges::find(half_open_, link, [](const auto& each) { return each.get(); });
+  sink_.Emit({.kind = EventKind::kAccepted, .endpoint = link, .accepted = std::move(*half)});
+  half_open_.erase(half);
   link->GoUp();
 }
 

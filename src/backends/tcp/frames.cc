@@ -23,6 +23,7 @@ constexpr uint8_t kFrameMagic = 0x4B;
 constexpr uint8_t kTrailerValid = 1;
 constexpr uint8_t kTrailerImmediate = 2;
 constexpr uint8_t kTrailerVoid = 4;
+constexpr size_t kLostHeadBytes = 8;
 
 template <typename E>
 std::byte Byte(E value) {
@@ -77,6 +78,29 @@ void Encode(const Trailer& trailer, std::span<std::byte, kTrailerBytes> out) {
   const uint32_t big = htobe32(trailer.immediate);
   std::memcpy(&out[4], &big, sizeof(big));
 }
+
+std::string Encode(const RailLost& lost) {
+  std::string out(kLostHeadBytes, '\0');
+  const auto bytes = std::as_writable_bytes(std::span(out));
+  bytes[0] = Byte(lost.rail);
+  Put32(&bytes[4], lost.life);
+  out.append(lost.why, 0, kMaxLostText);
+  return out;
+}
+
+absl::StatusOr<RailLost> DecodeRailLost(std::span<const std::byte> in) {
+  if (in.size() < kLostHeadBytes || in.size() > kLostHeadBytes + kMaxLostText) {
+    return Damaged("word of a lost rail");
+  }
+  const std::span<const std::byte> why = in.subspan(kLostHeadBytes);
+  return RailLost{.rail = Get8(in.data()),
+                  .life = Get32(&in[4]),
+                  .why = {reinterpret_cast<const char*>(why.data()), why.size()}};
+}
+
+void EncodeLife(uint32_t life, std::span<std::byte, kLifeBytes> out) { Put32(out.data(), life); }
+
+uint32_t DecodeLife(std::span<const std::byte, kLifeBytes> in) { return Get32(in.data()); }
 
 absl::StatusOr<Trailer> DecodeTrailer(std::span<const std::byte, kTrailerBytes> in) {
   uint32_t big;

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "kvxfer/types.h"
@@ -74,12 +75,28 @@ struct Trailer {
 };
 inline constexpr size_t kTrailerBytes = 8;
 
+// Accepting side, on the control stream: its end of a rail is closed, in that life.
+struct RailLost {
+  uint8_t rail = 0;
+  uint32_t life = 0;
+  std::string why{};  // for a person
+};
+inline constexpr size_t kMaxLostText = 512;
+
 void Encode(const FrameHead& head, std::span<std::byte, kFrameHeadBytes> out);
 void Encode(const WireRun& run, std::span<std::byte, kWireRunBytes> out);
 void Encode(const Trailer& trailer, std::span<std::byte, kTrailerBytes> out);
+std::string Encode(const RailLost& lost);
+
+// Behind a fence on the control stream: for each rail the last life that may have carried the
+// transfer.
+inline constexpr size_t kLifeBytes = 4;
+void EncodeLife(uint32_t life, std::span<std::byte, kLifeBytes> out);
+uint32_t DecodeLife(std::span<const std::byte, kLifeBytes> in);
 
 absl::StatusOr<FrameHead> DecodeFrameHead(std::span<const std::byte, kFrameHeadBytes> in);
 WireRun DecodeWireRun(std::span<const std::byte, kWireRunBytes> in);
+absl::StatusOr<RailLost> DecodeRailLost(std::span<const std::byte> in);
 absl::StatusOr<Trailer> DecodeTrailer(std::span<const std::byte, kTrailerBytes> in);
 
 }  // namespace kvxfer::tcp

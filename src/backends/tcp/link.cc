@@ -21,7 +21,7 @@ constexpr uint32_t kMaxPassedOver = 4;
 // Post copies at most this much itself; the rest waits for Poll.
 constexpr size_t kInlineBytes = 64 * 1024;
 
-// From the control stream's preamble until every data stream has joined.
+// From the control stream's preamble until a data stream has joined.
 constexpr Duration kJoinTimeout = std::chrono::seconds(2);
 
 std::vector<std::unique_ptr<Rail>> MakeRails(Link* link, uint32_t count) {
@@ -32,16 +32,18 @@ std::vector<std::unique_ptr<Rail>> MakeRails(Link* link, uint32_t count) {
 
 }  // namespace
 
-Link::Link(TcpBackend* backend, net::PeerAddress peer, uint32_t rails)
+Link::Link(TcpBackend* backend, net::PeerAddress peer, Paths paths)
     : backend_(backend),
       side_(Side::kConnecting),
       state_(State::kDialling),
       authorized_(true),
       reported_(true),
       control_(this),
-      rails_(MakeRails(this, rails)),
-      fences_(rails + 1) {
-  dialler_.emplace("tcp peer", std::move(peer), net::Service::kTcp, rails,
+      paths_(std::move(paths)),
+      rails_(MakeRails(this, static_cast<uint32_t>(paths_->rails()))),
+      fences_(1) {
+  for (size_t i = 0; i < rails_.size(); ++i) dials_.push_back({.pair = paths_->planned(i)});
+  dialler_.emplace("tcp peer", std::move(peer), net::Service::kTcp, rails(),
                    backend->options().connect_timeout, &control_);
 }
 
@@ -55,8 +57,10 @@ Link::Link(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rail
       reported_(false),
       deadline_(Now() + kJoinTimeout),
       control_(this),
+      join_by_(deadline_),
       rails_(MakeRails(this, rails)),
       fences_(rails + 1) {
+  for (uint32_t i = 0; i < rails; ++i) fences_.Close(i);
   control_.Adopt(std::move(control));
 }
 
@@ -87,10 +91,6 @@ void Link::Activate() { backend_->Activate(this); }
 std::string Link::Name() const {
   if (side_ == Side::kAccepting) return accepted_;
   return dialler_->address().ToString();
-}
-
-std::string Link::Describe() const {
-  return absl::StrCat(Name(), ", ", rails_.size(), rails_.size() == 1 ? " stream" : " streams");
 }
 
 void Link::Authorize() {
@@ -138,7 +138,7 @@ size_t Link::Post(std::span<const Op> ops) {
       continue;
     }
     Rail& rail = *rails_[op.rail];
-    if (!up()) break;
+    if (!up() || !rail.up()) break;
     if (op.sole && PostInline(op)) {
       ++accepted;
       continue;
@@ -149,7 +149,7 @@ size_t Link::Post(std::span<const Op> ops) {
     Activate();
     const uint64_t queued = rail.queued_bytes();
     if (queued > inline_left || !rail.CanSend()) continue;
-    if (absl::Status sent = rail.Send(inline_left); !sent.ok()) Fail(sent, rail);
+    if (absl::Status sent = rail.Send(inline_left); !sent.ok()) RailFailed(op.rail, sent);
     inline_left -= std::min<uint64_t>(inline_left, queued);
   }
   return accepted;
@@ -159,12 +159,15 @@ bool Link::HasWork() const {
   if (down() || (!up() && !connecting())) return false;
   if (state_ == State::kDialling) return dialler_->HasWork();
   if (control_.sending() && control_.writable()) return true;
-  if (!HoldsInline() && (control_.readable() || control_.HasFrame())) return true;
+  // What comes behind `ready` waits until the link is up.
+  const bool hears = !(HoldsInline() || (joining() && ready_));
+  if (hears && (control_.readable() || control_.HasFrame())) return true;
   for (const auto& rail : rails_) {
     if (rail->hung_up()) return true;
-    if (state_ == State::kJoining) {
-      if (!rail->introduced() && rail->writable()) return true;
-    } else if (rail->CanSend() || (authorized_ && rail->CanReceive())) {
+    if (rail->dialling()) {
+      const bool greeting = rail->state() == Rail::State::kGreeting;
+      if (greeting ? rail->readable() : rail->writable()) return true;
+    } else if (up() && (rail->CanSend() || (authorized_ && rail->CanReceive()))) {
       return true;
     }
   }
@@ -180,10 +183,11 @@ void Link::Work() {
 }
 
 void Link::WorkUp() {
+  if (connecting()) WorkDialling();
   if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent, "control stream");
   // Messages without end must not hold data up for ever: one read of a stream, unseen what they
   // say. An abort among them is answered after it, so nothing lands behind an answer.
-  if (passed_over_ >= kMaxPassedOver && !HungUp()) {
+  if (passed_over_ >= kMaxPassedOver) {
     passed_over_ = 0;
     landing_due_ = true;
     ReceiveRails();
@@ -200,38 +204,25 @@ void Link::WorkUp() {
   ++turn_;
 }
 
-bool Link::HungUp() const {
-  return std::ranges::any_of(rails_, [](const auto& rail) { return rail->hung_up(); });
-}
-
 void Link::SendRails() {
   for (size_t i = 0; i < rails_.size() && !sink().full(); ++i) {
     Rail& rail = *rails_[(turn_ + i) % rails_.size()];
     if (!rail.CanSend()) continue;
-    if (absl::Status sent = rail.Send(kSendTurnBytes); !sent.ok()) return Fail(sent, rail);
+    if (absl::Status sent = rail.Send(kSendTurnBytes); !sent.ok()) RailFailed(rail.index(), sent);
+    if (down()) return;
   }
-}
-
-// Once one stream has ended nothing more lands, though bytes may be left in the sockets.
-bool Link::EndIfHungUp() {
-  for (const auto& rail : rails_) {
-    if (!rail->hung_up()) continue;
-    const int error = net::SocketError(rail->fd());
-    Fail(absl::UnavailableError(error != 0 ? ErrnoText("connection lost", error)
-                                           : "the peer closed the connection (end of file)"),
-         *rail);
-    return true;
-  }
-  return false;
 }
 
 void Link::ReceiveRails() {
-  if (EndIfHungUp() || !authorized_) return;
+  DropHungUp();
+  if (!authorized_) return;
   for (size_t i = 0; i < rails_.size() && up() && !sink().full(); ++i) {
     Rail& rail = *rails_[(turn_ + i) % rails_.size()];
     if (message_poll_ == backend_->poll_number()) return;
     if (!rail.CanReceive()) continue;
-    if (absl::Status got = rail.Receive(kReceiveTurnBytes); !got.ok()) return Fail(got, rail);
+    if (absl::Status got = rail.Receive(kReceiveTurnBytes); !got.ok()) {
+      RailFailed(rail.index(), got);
+    }
   }
 }
 
@@ -258,7 +249,7 @@ void Link::OnRegionClosed(const TcpRegistration* registration) {
     if (!up()) return;
     if (rail->ReleaseRegion(registration)) continue;
     Fail(absl::FailedPreconditionError("a region was deregistered while the peer wrote to it"),
-         *rail);
+         absl::StrCat("data stream ", rail->index()));
   }
 }
 
@@ -271,10 +262,6 @@ void Link::Fail(const absl::Status& status, std::string_view stream) {
   if (down()) return;
   Down(Annotate(status, absl::StrCat("tcp peer ", Name(), ", ", ToAbsl(stream))),
        !absl::IsUnavailable(status));
-}
-
-void Link::Fail(const absl::Status& status, const Rail& rail) {
-  Fail(status, absl::StrCat("data stream ", rail.index()));
 }
 
 void Link::Down(absl::Status why, bool tell) {

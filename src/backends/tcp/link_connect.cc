@@ -1,7 +1,6 @@
-// How a link comes up, on either side.
+// How a link comes up, on either side, and its deadlines.
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,17 +11,8 @@
 namespace kvxfer::tcp {
 namespace {
 
-// A data stream may die alone (a middlebox forgets it, one of several paths breaks) and then holds
-// its link up for ever. Far longer than on the control stream: the window of a peer that is
-// stopped, or has not authorised the link yet, stays closed with bytes waiting, and the time it is
-// closed counts too. Such a peer is to have half a minute before its link has to be made again.
-constexpr unsigned kDataTimeoutMs = 30'000;
-
-// Busy, the stream ends by the time-out; idle, by keepalive.
-void GuardData(int fd) {
-  net::SetUserTimeout(fd, kDataTimeoutMs);
-  net::SetKeepAlive(fd);
-}
+// From when one data stream is up the others have so long before the link is up without them.
+constexpr Duration kJoinGrace = std::chrono::milliseconds(200);
 
 }  // namespace
 
@@ -38,7 +28,9 @@ void Link::FollowDialler() {
   Activate();
   if (dialler_->state() == net::Dialler::State::kBusy) return;
   id_ = dialler_->link();
-  OpenRails();
+  state_ = State::kJoining;
+  join_by_ = deadline_;
+  for (uint32_t i = 0; i < rails() && !down(); ++i) StartRail(i);
 }
 
 void Link::WorkConnecting() {
@@ -46,66 +38,30 @@ void Link::WorkConnecting() {
     dialler_->Work();
     FollowDialler();
   }
-  if (state_ != State::kJoining) return;
-  IntroduceRails();
-  if (down() || EndIfHungUp() || !(control_.readable() || control_.HasFrame())) return;
+  if (!joining()) return;
+  WorkDialling();
+  DropHungUp();
+  if (!joining() || ready_ || !(control_.readable() || control_.HasFrame())) return;
   ReceiveControl(false);
 }
 
-void Link::OpenRails() {
-  state_ = State::kJoining;
-  for (const auto& rail : rails_) {
-    absl::StatusOr<net::Fd> fd = net::StartConnect(dialler_->address());
-    absl::Status status = fd.status();
-    if (fd.ok()) {
-      GuardData(fd->get());
-      status = rail->Attach(*std::move(fd));
-    }
-    if (!status.ok()) return Fail(status, *rail);
-  }
-}
-
-void Link::IntroduceRails() {
-  for (const auto& rail : rails_) {
-    if (rail->introduced() || !rail->writable()) continue;
-    absl::StatusOr<bool> sent = rail->SendPreamble({.role = Role::kData,
-                                                    .rail = static_cast<uint8_t>(rail->index()),
-                                                    .rails = static_cast<uint8_t>(rails_.size()),
-                                                    .target = dialler_->peer().incarnation,
-                                                    .link = id_});
-    if (!sent.ok()) return Fail(sent.status(), *rail);
-  }
-}
-
-absl::StatusOr<bool> Rail::SendPreamble(const Preamble& preamble) {
-  std::array<std::byte, kPreambleBytes> bytes;
-  Encode(preamble, bytes);
-  std::array<iovec, 1> piece{iovec{bytes.data(), bytes.size()}};
-  absl::StatusOr<size_t> sent = Write(piece);
-  if (!sent.ok()) return sent.status();
-  if (*sent != 0 && *sent != bytes.size()) {
-    return absl::UnavailableError("no room for the first bytes");
-  }
-  introduced_ = *sent != 0;
-  return introduced_;
-}
-
-bool Link::Join(uint32_t rail, net::Fd* fd) {
-  if (state_ != State::kJoining || rail >= rails_.size() || rails_[rail]->attached()) return false;
-  GuardData(fd->get());
-  net::TuneIfLocal(fd->get());
-  rails_[rail]->Adopt(std::move(*fd));
+bool Link::Join(const Preamble& preamble, net::Fd* fd) {
+  if (down() || preamble.rail >= rails_.size()) return false;
+  Rail& rail = *rails_[preamble.rail];
+  if (preamble.life <= rail.life()) return false;
+  // Its initiator has given up the one before.
+  if (rail.attached()) CloseEnd(preamble.rail, absl::UnavailableError("a later one has come"));
+  net::Answer(*fd, {.verdict = Verdict::kJoin, .link = id_});
+  rail.Take(std::move(*fd), preamble.life);
+  fences_.Open(preamble.rail, preamble.life);
+  Activate();
   return true;
-}
-
-bool Link::joined() const {
-  return std::all_of(rails_.begin(), rails_.end(),
-                     [](const auto& rail) { return rail->attached(); });
 }
 
 void Link::GoUp() {
   state_ = State::kUp;
   reported_ = true;
+  join_by_.reset();
   deadline_.reset();
   net::SetUserTimeout(control_.fd(), net::Dialler::kUserTimeoutMs);
   net::TuneIfLocal(control_.fd());
@@ -114,16 +70,60 @@ void Link::GoUp() {
   Activate();
 }
 
-void Link::OnDeadline() {
-  if (side_ == Side::kAccepting) return Down(absl::DeadlineExceededError("never joined"), false);
-  if (state_ == State::kJoining) {
-    return Fail(absl::UnavailableError(absl::StrCat(
-                    "no connection within ",
-                    backend_->options().connect_timeout / std::chrono::milliseconds(1), " ms")),
-                "data streams");
+// Up as soon as no rail's first attempt is outstanding, or `late` with those that are up. Without
+// any it is of no use.
+void Link::TryGoUp(bool late) {
+  if (!joining()) return;
+  const bool any = std::ranges::any_of(rails_, [](const auto& rail) { return rail->up(); });
+  const bool settled = std::ranges::all_of(dials_, &RailDial::settled);
+  if (settled && !any) {
+    std::string why = absl::StrCat("tcp peer ", Name(), ": no data stream can be made");
+    for (const RailDial& dial : dials_) absl::StrAppend(&why, "; ", dial.why.message());
+    return Down(absl::Status(dials_.front().why.code(), why), true);
   }
-  dialler_->OnDeadline();
-  FollowDialler();
+  if (!any || !ready_) return;
+  if (!settled && !late) {
+    join_by_ = std::min(*join_by_, Now() + kJoinGrace);
+    return Schedule(*join_by_);
+  }
+  state_ = State::kUp;
+  join_by_.reset();
+  Emit(EventKind::kConnected);
+  Activate();
+}
+
+void Link::OnJoinDeadline() {
+  if (side_ == Side::kAccepting) return Down(absl::DeadlineExceededError("never joined"), false);
+  TryGoUp(/*late=*/true);
+  if (!joining()) return;
+  Fail(absl::UnavailableError(
+           absl::StrCat("no connection within ",
+                        backend_->options().connect_timeout / std::chrono::milliseconds(1), " ms")),
+       "data streams");
+}
+
+void Link::Schedule(Time when) {
+  if (deadline_ && *deadline_ <= when) return;
+  deadline_ = when;
+  backend_->Watch(this);
+}
+
+void Link::OnDeadline() {
+  if (state_ == State::kDialling) {
+    dialler_->OnDeadline();
+    return FollowDialler();
+  }
+  const Time now = Now();
+  deadline_.reset();
+  if (join_by_ && *join_by_ <= now) OnJoinDeadline();
+  if (!down()) RailTimers(now);
+  if (!down() && look_at_ && *look_at_ <= now) CheckAcknowledgements(now);
+  if (down()) return;
+  if (join_by_) Schedule(*join_by_);
+  if (look_at_) Schedule(*look_at_);
+  for (const RailDial& dial : dials_) {
+    if (dial.deadline) Schedule(*dial.deadline);
+  }
 }
 
 }  // namespace kvxfer::tcp

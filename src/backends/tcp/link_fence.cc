@@ -1,4 +1,7 @@
-// Fences of a link: in-band markers on every stream, after which nothing of a transfer follows.
+// Fences of a link: in-band markers on every stream that is up, after which nothing of a transfer
+// follows. The one on the control stream says which lives of the others may have carried it, so
+// that a stream which breaks before its marker is out is not waited for, nor a later one mistaken
+// for it.
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
@@ -17,7 +20,7 @@ void Link::Fence(uint64_t transfer) {
       absl::StrCat("tcp peer ", Name(), ": transfer ", transfer, " was fenced"));
   for (const auto& rail : rails_) {
     rail->CancelOps(transfer, why);
-    rail->PushMarker(transfer);
+    if (rail->up()) rail->PushMarker(transfer);
   }
   PushInlineMarker(transfer);
   Activate();
@@ -25,8 +28,8 @@ void Link::Fence(uint64_t transfer) {
   Emit(EventKind::kFenced, transfer);
 }
 
-void Link::OnMarker(uint64_t transfer, uint32_t rail) {
-  for (uint32_t n = fences_.OnMarker(transfer, rail); n > 0; --n) {
+void Link::OnMarker(uint64_t transfer, uint32_t rail, std::span<const uint32_t> through) {
+  for (uint32_t n = fences_.OnMarker(transfer, rail, through); n > 0; --n) {
     Emit(EventKind::kFenced, transfer);
   }
 }

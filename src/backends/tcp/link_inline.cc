@@ -1,6 +1,7 @@
 // Small writes on the control stream: the bytes, and the message that tells of them, leave with one
 // system call and come in with one.
 
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -56,8 +57,22 @@ bool Link::PostInline(const Op& op) {
 }
 
 void Link::PushInlineMarker(uint64_t transfer) {
-  const std::span<std::byte> at = control_.Append(ControlKind::kFrame, kFrameHeadBytes);
+  std::span<std::byte> at =
+      control_.Append(ControlKind::kFrame, kFrameHeadBytes + rails_.size() * kLifeBytes);
   Encode(FrameHead{.kind = FrameKind::kFence, .transfer = transfer}, at.first<kFrameHeadBytes>());
+  at = at.subspan(kFrameHeadBytes);
+  for (const auto& rail : rails_) {
+    EncodeLife(rail->last_up(), at.first<kLifeBytes>());
+    at = at.subspan(kLifeBytes);
+  }
+}
+
+void Link::OnInlineMarker(uint64_t transfer, std::span<const std::byte> lives) {
+  std::array<uint32_t, kMaxRails> through{};
+  for (size_t i = 0; i < rails(); ++i) {
+    through[i] = DecodeLife(lives.subspan(i * kLifeBytes).first<kLifeBytes>());
+  }
+  OnMarker(transfer, rails(), std::span(through).first(rails()));
 }
 
 bool Link::HoldsInline() const {
@@ -67,17 +82,15 @@ bool Link::HoldsInline() const {
 }
 
 absl::Status Link::OnInlineFrame(std::span<const std::byte> frame) {
-  if (!up() || side_ == Side::kConnecting) {
-    return absl::InvalidArgumentError("the peer sent a data frame that is not its to send");
-  }
+  if (!up()) return absl::InvalidArgumentError("the peer sent a data frame before the link is up");
   if (frame.size() < kFrameHeadBytes) {
     return absl::InvalidArgumentError("a data frame is cut off");
   }
   absl::StatusOr<FrameHead> head = DecodeFrameHead(frame.first<kFrameHeadBytes>());
   if (!head.ok()) return head.status();
   frame = frame.subspan(kFrameHeadBytes);
-  if (head->kind == FrameKind::kFence && frame.empty() && head->runs == 0) {
-    OnMarker(head->transfer, rails());
+  if (head->kind == FrameKind::kFence && frame.size() == rails() * kLifeBytes) {
+    OnInlineMarker(head->transfer, frame);
     return absl::OkStatus();
   }
   if (head->kind != FrameKind::kWrite || head->bytes > kMaxInlineBytes ||

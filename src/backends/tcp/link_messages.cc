@@ -83,17 +83,17 @@ Link::Control Link::OnControlFrame(const net::ControlStream::Frame& frame) {
       return Control::kMessages;
     }
     case ControlKind::kFrame: {
-      absl::Status status = OnInlineFrame(frame.payload);
-      if (status.ok()) return Control::kQuiet;
+      absl::Status status = connecting() ? OnRailLost(frame.payload) : OnInlineFrame(frame.payload);
+      if (status.ok()) return down() ? Control::kDown : Control::kQuiet;
       Fail(status, "control stream");
       return Control::kDown;
     }
     case ControlKind::kReady:
-      if (up() || side_ == Side::kAccepting) break;
-      state_ = State::kUp;
-      deadline_.reset();
-      Emit(EventKind::kConnected);
-      return Control::kQuiet;
+      if (!joining() || ready_ || side_ == Side::kAccepting) break;
+      ready_ = true;
+      TryGoUp(false);
+      if (down()) return Control::kDown;
+      return up() ? Control::kQuiet : Control::kMessages;
     case ControlKind::kClosing: {
       const std::string reason(reinterpret_cast<const char*>(frame.payload.data()),
                                frame.payload.size());

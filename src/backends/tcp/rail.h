@@ -1,6 +1,9 @@
 // One data stream of a link. The connecting side sends writes, read requests and fence markers on
 // it and receives read responses; the accepting side the reverse.
 //
+// It may end and be made anew, with a new socket: each attempt is a *life* of it, counted from 1,
+// and what an earlier life left is forgotten with its socket.
+//
 // Order: frames leave in the order of Post, except that a fence marker overtakes frames of other
 // transfers that have not begun.
 // Thread-safety: none; used by the backend's owner.
@@ -21,6 +24,8 @@
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/frames.h"
 #include "src/backends/tcp/regions.h"
+#include "src/core/clock.h"
+#include "src/net/socket.h"
 #include "src/net/stream.h"
 
 namespace kvxfer::tcp {
@@ -36,10 +41,30 @@ class Rail final : public net::Stream {
 
   uint32_t index() const { return index_; }
 
-  // --- connecting (link_connect.cc) ---
-  // False: not yet. Sent once, before all else.
-  absl::StatusOr<bool> SendPreamble(const Preamble& preamble);
-  bool introduced() const { return introduced_; }
+  // --- its life (rail_life.cc) ---
+  // kDown → kConnecting → kGreeting (the welcome is awaited) → kUp → kDown; the accepting side goes
+  // straight to kUp.
+  enum class State : uint8_t { kDown, kConnecting, kGreeting, kUp };
+  State state() const { return state_; }
+  bool up() const { return state_ == State::kUp; }
+  bool dialling() const { return state_ == State::kConnecting || state_ == State::kGreeting; }
+  // Begins a new life. An error ends it.
+  absl::Status Dial(const net::SocketAddress& from, const net::SocketAddress& to);
+  // What there is to do while dialling(). An error ends this life.
+  absl::Status Greet(Preamble preamble);
+  // Accepting side: takes the socket, watched already, of a life higher than life().
+  void Take(net::Fd fd, uint32_t life);
+  // Closes the socket and forgets every frame; ops complete with `why`.
+  void Close(const absl::Status& why);
+  uint32_t life() const { return life_; }
+  // The last life in which it was up; 0: none.
+  uint32_t last_up() const { return last_up_; }
+
+  // --- noticing that nobody answers (rail_life.cc) ---
+  // Whether bytes were sent whose way is watched.
+  bool watched() const { return watched_; }
+  // What was sent has gone unacknowledged for too long, though the peer has room for it.
+  bool Stalled(Time now);
 
   // --- sending (rail_send.cc) ---
   // Whether one more op may wait here for the socket.
@@ -48,7 +73,7 @@ class Rail final : public net::Stream {
   void PushMarker(uint64_t transfer);
   // Sends frames until `budget` bytes, or what the socket takes.
   absl::Status Send(size_t budget);
-  bool CanSend() const { return writable() && !out_.empty(); }
+  bool CanSend() const { return writable() && !out_.empty(); }  // implies up()
   // Bytes of ops that wait for the socket.
   uint64_t queued_bytes() const { return queued_bytes_; }
 
@@ -98,6 +123,9 @@ class Rail final : public net::Stream {
     const TcpRegistration* registration = nullptr;
   };
 
+  absl::Status SendPreamble(const Preamble& preamble);
+  absl::Status ReadWelcome(const LinkId& link);
+
   bool begun() const { return sent_ > 0; }
   void EncodePrefix(Outgoing& frame);
   void EncodeTrailer(Outgoing& frame, size_t sent) const;
@@ -128,7 +156,14 @@ class Rail final : public net::Stream {
 
   Link* const link_;
   const uint32_t index_;
-  bool introduced_ = false;
+  State state_ = State::kDown;
+  uint32_t life_ = 0;
+  uint32_t last_up_ = 0;
+  std::array<std::byte, kWelcomeBytes> welcome_{};
+  size_t welcomed_ = 0;  // bytes of it
+  bool watched_ = false;
+  uint64_t acknowledged_ = 0;  // when it was looked at last
+  Time answered_{};            // when more had been acknowledged than before, or nothing was due
 
   // Sending. Only out_[0] can have begun.
   std::deque<Outgoing> out_;

@@ -42,14 +42,15 @@ bool Rail::CanReceive() const {
 }
 
 absl::Status Rail::Receive(size_t budget) {
-  while (link_->up() && !link_->sink().full()) {
+  while (link_->up() && up() && !link_->sink().full()) {
     if (stage_ == Stage::kHead && Paused()) break;
     absl::StatusOr<bool> parsed = ParseStaged();
     if (!parsed.ok()) return parsed.status();
     if (*parsed) continue;
     if (!readable() || budget == 0) break;
     // An abort or fence that the peer sent before these bytes is seen before they land.
-    if (!link_->ControlIsQuiet()) break;
+    // It may also say that this rail is lost.
+    if (!link_->ControlIsQuiet() || !up()) break;
     absl::StatusOr<size_t> n = ReadMore();
     if (!n.ok()) return n.status();
     budget -= std::min(budget, *n);

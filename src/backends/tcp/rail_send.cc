@@ -33,7 +33,7 @@ bool HasPayload(FrameKind kind) {
 Rail::Rail(Link* link, uint32_t index) : Stream(link), link_(link), index_(index) {}
 
 bool Rail::HasRoom() const {
-  return queued_bytes_ < kMaxQueuedBytes && out_.size() < kMaxQueuedFrames &&
+  return up() && queued_bytes_ < kMaxQueuedBytes && out_.size() < kMaxQueuedFrames &&
          reads_.size() < kMaxPendingReads;
 }
 
@@ -187,6 +187,10 @@ absl::Status Rail::Send(size_t budget) {
     absl::StatusOr<size_t> sent = Write(std::span(pieces).first(n));
     if (!sent.ok()) return sent.status();
     if (*sent == 0) break;
+    if (!watched_) {
+      watched_ = true;
+      answered_ = link_->WatchAcknowledgements();
+    }
     budget -= std::min(budget, *sent);
     Advance(*sent);
   }

@@ -3,9 +3,7 @@
 // Ports may talk where their link layer is the same, both have the same fabric name or one has
 // none, and, on InfiniBand without names, their subnet prefixes are equal. That is a hint: a pair
 // is used only once a write over it has been verified.
-//
-// Rails are pairs chosen so that every port that has a partner is used, ports of one subnet before
-// others, and each as evenly as may be: 2 to 2 makes two rails, 4 to 2 four, 1 to 8 eight.
+// Ports of one subnet come before others; src/core/rail_pairs.h says how pairs are chosen.
 //
 // Thread-safety: plain values and functions without state.
 
@@ -19,16 +17,12 @@
 #include <vector>
 
 #include "src/backends/verbs/port.h"
+#include "src/core/rail_pairs.h"
 
 namespace kvxfer::verbs {
 
 // Indices into the ports of the two sides.
-struct Pair {
-  size_t local = 0;
-  size_t remote = 0;
-
-  bool operator==(const Pair&) const = default;
-};
+using Pair = RailPair;
 
 // Why the two cannot talk; empty: they may.
 std::string WhyApart(const PortInfo& a, const PortInfo& b);

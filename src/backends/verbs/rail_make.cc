@@ -9,14 +9,13 @@
 #include "src/backends/verbs/dialled.h"
 #include "src/backends/verbs/errors.h"
 #include "src/backends/verbs/rail.h"
+#include "src/core/rail_backoff.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::verbs {
 namespace {
 
-constexpr Duration kFirstBackoff = std::chrono::milliseconds(20);
-constexpr Duration kMaxBackoff = std::chrono::milliseconds(500);
 // Of a pair that never answered.
 constexpr Duration kHopelessBackoff = std::chrono::seconds(5);
 
@@ -163,8 +162,8 @@ void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
     }
     exhausted_ = true;
   }
-  const Duration wait = kFirstBackoff * (1 << std::min(failures_++, 10u));
-  deadline_ = Now() + std::min(wait, settled() && !was_up_ ? kHopelessBackoff : kMaxBackoff);
+  const bool hopeless = settled() && !was_up_;
+  deadline_ = Now() + RailBackoff(failures_++, hopeless ? kHopelessBackoff : kMaxRailBackoff);
   link_->backend().TimersChanged();
   link_->OnAttemptFailed();
 }
@@ -173,7 +172,7 @@ void Rail::Reopen() {
   if (state_ != State::kDown) return;
   state_ = State::kWaiting;
   failures_ = 0;
-  deadline_ = Now() + kFirstBackoff;
+  deadline_ = Now() + RailBackoff(0);
   link_->backend().TimersChanged();
 }
 

@@ -1,0 +1,111 @@
+// How the socket of a data stream comes and goes.
+
+#include <algorithm>
+#include <utility>
+
+#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/rail.h"
+#include "src/net/dialler.h"
+
+namespace kvxfer::tcp {
+namespace {
+
+// For what the acknowledgements do not show: a peer that is stopped, or has not authorised the link
+// yet, keeps its window closed with bytes waiting, and it is not known whether a dead path is
+// behind it. The time the window is closed counts, so such a peer is to have half a minute.
+constexpr unsigned kDataTimeoutMs = 30'000;
+// Nothing acknowledged for so long, where there is room: as on the control stream.
+constexpr uint32_t kSilentMs = net::Dialler::kUserTimeoutMs;
+
+// Busy, the stream ends by the time-out; idle, by keepalive.
+void GuardData(int fd) {
+  net::SetUserTimeout(fd, kDataTimeoutMs);
+  net::SetKeepAlive(fd);
+}
+
+}  // namespace
+
+absl::Status Rail::Dial(const net::SocketAddress& from, const net::SocketAddress& to) {
+  ++life_;
+  absl::StatusOr<net::Fd> fd = net::StartConnect(to, from);
+  if (!fd.ok()) return fd.status();
+  GuardData(fd->get());
+  if (absl::Status added = Attach(*std::move(fd)); !added.ok()) return added;
+  state_ = State::kConnecting;
+  return absl::OkStatus();
+}
+
+absl::Status Rail::Greet(Preamble preamble) {
+  preamble.life = life_;
+  if (state_ == State::kConnecting && writable()) {
+    if (absl::Status sent = SendPreamble(preamble); !sent.ok()) return sent;
+  }
+  if (state_ == State::kGreeting && readable()) return ReadWelcome(preamble.link);
+  return absl::OkStatus();
+}
+
+absl::Status Rail::SendPreamble(const Preamble& preamble) {
+  std::array<std::byte, kPreambleBytes> bytes;
+  Encode(preamble, bytes);
+  std::array<iovec, 1> piece{iovec{bytes.data(), bytes.size()}};
+  absl::StatusOr<size_t> sent = Write(piece);
+  if (!sent.ok()) return sent.status();
+  if (*sent == 0) return absl::OkStatus();
+  if (*sent != bytes.size()) return absl::UnavailableError("no room for the first bytes");
+  state_ = State::kGreeting;
+  return absl::OkStatus();
+}
+
+absl::Status Rail::ReadWelcome(const LinkId& link) {
+  std::array<iovec, 1> piece{iovec{welcome_.data() + welcomed_, welcome_.size() - welcomed_}};
+  absl::StatusOr<size_t> got = Read(piece);
+  if (!got.ok()) return got.status();
+  welcomed_ += *got;
+  if (welcomed_ < welcome_.size()) return absl::OkStatus();
+  absl::StatusOr<Welcome> welcome = DecodeWelcome(welcome_);
+  if (!welcome.ok()) return welcome.status();
+  if (welcome->verdict != Verdict::kJoin || welcome->link != link) {
+    return absl::UnavailableError("somebody else took the stream for one of its own");
+  }
+  state_ = State::kUp;
+  last_up_ = life_;
+  return absl::OkStatus();
+}
+
+void Rail::Take(net::Fd fd, uint32_t life) {
+  GuardData(fd.get());
+  net::TuneIfLocal(fd.get());
+  Adopt(std::move(fd));
+  life_ = last_up_ = life;
+  state_ = State::kUp;
+}
+
+void Rail::Close(const absl::Status& why) {
+  CancelOps(0, why);
+  Release();
+  state_ = State::kDown;
+  watched_ = false;
+  welcomed_ = 0;
+  out_.clear();
+  queued_bytes_ = 0;
+  sent_ = run_ = 0;
+  run_sent_ = 0;
+  stage_ = Stage::kHead;
+  discard_ = false;
+  landings_.clear();
+  payload_left_ = 0;
+  in_begin_ = in_end_ = 0;
+}
+
+bool Rail::Stalled(Time now) {
+  const net::SendProgress progress = net::ProgressOf(fd());
+  watched_ = progress.waiting || !out_.empty();
+  if (!progress.unanswered || progress.acknowledged != acknowledged_) {
+    acknowledged_ = progress.acknowledged;
+    answered_ = now;
+    return false;
+  }
+  return progress.silent_ms >= kSilentMs && now - answered_ >= std::chrono::milliseconds(kSilentMs);
+}
+
+}  // namespace kvxfer::tcp
