@@ -1,15 +1,13 @@
 // What only verbs has: pairs of ports, rails that fail and come back, devices whose calls fail.
 
+#include "tests/conformance/backend_verbs.h"
+
 #include <gmock/gmock.h>
 
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
-
-#include "tests/conformance/backend_conformance.h"
-#include "tests/support/test_backends.h"
-#include "tests/support/verbs_fabric.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -18,79 +16,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-constexpr uint64_t kOp = 4096;
-
-FabricDevice DeviceOf(std::string host, std::string name, uint8_t subnet, uint8_t number,
-                      int network = 0) {
-  FabricDevice device{.name = std::move(name), .ports = {RocePort(subnet, number)}};
-  device.ports[0].network = network;
-  device.host = std::move(host);
-  return device;
-}
-
-// `local` devices at the initiator and `remote` ones at the target, in one subnet.
-std::vector<FabricDevice> Devices(int local, int remote) {
-  std::vector<FabricDevice> out;
-  out.reserve(static_cast<size_t>(local) + static_cast<size_t>(remote));
-  for (int i = 0; i < local; ++i) {
-    out.push_back(DeviceOf("initiator", "i" + std::to_string(i), 1, static_cast<uint8_t>(10 + i)));
-  }
-  for (int i = 0; i < remote; ++i) {
-    out.push_back(DeviceOf("target", "t" + std::to_string(i), 1, static_cast<uint8_t>(50 + i)));
-  }
-  return out;
-}
-
-class VerbsDevice : public BackendConformance {
- protected:
-  void Use(std::vector<FabricDevice> devices, const VerbsOptions& options = {}) {
-    fabric_ = std::make_unique<VerbsFabric>(std::move(devices));
-    fabric_->SetRetryTime(milliseconds(50));
-    scope_.emplace(fabric_.get(), options);
-  }
-  void TearDown() override {
-    BackendConformance::TearDown();
-    End();
-  }
-  void End() {
-    pair_.reset();
-    local_ = remote_ = nullptr;
-    scope_.reset();
-    if (fabric_ == nullptr) return;
-    EXPECT_EQ(fabric_->overruns(), 0u);
-    EXPECT_EQ(fabric_->live_objects(), 0u);
-  }
-  // A write over each rail arrives.
-  void ExpectAllRailsWork() {
-    const uint32_t rails = out().endpoint->rails();
-    const size_t before = in().immediates.size();
-    Pattern(before).Fill(local_->bytes());
-    ASSERT_TRUE(pair_->PostAll(Stream(OpKind::kWrite, 7, rails, kOp)));
-    ASSERT_TRUE(Ended());
-    ASSERT_TRUE(Arrived(before + rails));
-    EXPECT_EQ(Pattern(before).Mismatch(remote_->bytes().first(rails * kOp)), kNoMismatch);
-  }
-  bool DownIs(size_t count) {
-    return pair_->Until([&] { return out().rails_down.size() == count || out().down; }) &&
-           !out().down;
-  }
-  // What agents do after kRailDown.
-  void FenceAndReopen(uint32_t rail) {
-    in().FenceRail(rail);
-    ASSERT_TRUE(pair_->Until([&] { return !in().fencing_rails.contains(rail); }));
-    out().endpoint->ReopenRail(rail);
-  }
-
-  std::unique_ptr<VerbsFabric> fabric_;
-  std::optional<ScopedFabric> scope_;
-};
-
-INSTANTIATE_TEST_SUITE_P(InMemory, VerbsDevice,
-                         ::testing::Values(Flavour{.name = "VerbsTestDevice",
-                                                   .backend = "verbs",
-                                                   .memory = MemoryType::kAttached,
-                                                   .faults = {}}),
-                         FlavourName);
+INSTANTIATE_TEST_SUITE_P(InMemory, VerbsDevice, ::testing::Values(InMemoryVerbs()), FlavourName);
 
 TEST_P(VerbsDevice, EveryPortIsUsedWhateverTheNumbers) {
   const std::pair<int, int> cases[] = {{1, 1}, {2, 2}, {2, 1}, {1, 2}, {4, 2}, {1, 8}, {3, 2}};
@@ -255,12 +181,12 @@ TEST_P(VerbsDevice, WithoutReceivesTheInitiatorWaitsAndNothingIsLost) {
   std::vector<Op> ops;
   for (uint32_t i = 0; i < 500; ++i) ops.push_back(out().Make(OpKind::kWrite, 1, {RunAt(0, 8)}, i));
   std::span<const Op> rest = ops;
-  const Time end = Now() + milliseconds(100);
-  while (Now() < end) {
+  // The device's thread may be slow.
+  ASSERT_TRUE(Eventually(kAmple, [&] {
     rest = rest.subspan(out().Post(rest));
     pair_->initiator().Turn();
-  }
-  EXPECT_GT(fabric_->not_ready(), 0u);
+    return fabric_->not_ready() > 0;
+  }));
   EXPECT_GE(out().open.size() + rest.size(), 500u - 64u);
   ASSERT_TRUE(pair_->PostAll(rest));
   ASSERT_TRUE(Ended());
@@ -314,7 +240,7 @@ TEST_P(VerbsDevice, EveryCallMayFail) {
   for (size_t c = 0; c < static_cast<size_t>(Call::kCount); ++c) {
     const auto call = static_cast<Call>(c);
     // What is not let go stays: a device that refuses that leaks, and says so.
-    if (call == Call::kDeregMr || call == Call::kDestroyQp) continue;
+    if (call == Call::kDeregMr) continue;
     for (const uint64_t n : {1u, 2u, 4u, 9u}) {
       SCOPED_TRACE(std::string(CallName(call)) + " " + std::to_string(n));
       Use(Devices(1, 1));

@@ -2,7 +2,9 @@
 // authorised, and ends them.
 //
 // Destroying a queue pair is what makes it quiet: nothing of the peer's lands through it any more.
-// Receive completions are taken before and after, so that no immediate is lost.
+// Receive completions are taken before and after, so that no immediate is lost. Where a device
+// refuses to destroy one, what says that it is quiet waits until it has: kFenced, kDown, and
+// kRailFenced of that rail.
 //
 // Thread-safety: none; used by the backend's owner.
 
@@ -15,6 +17,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "src/backends/verbs/link.h"
 #include "src/backends/verbs/queue_pair.h"
@@ -47,6 +50,8 @@ class AcceptedLink final : public Link {
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
   void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
   void OnBroken(const Device& device, const absl::Status& why) override;
+  void OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) override;
+  void OnDestroyed(uint32_t rail, Device& device, uint32_t number) override;
 
   // --- for the backend ---
   void OnImmediate(uint32_t rail, uint32_t immediate);
@@ -56,20 +61,32 @@ class AcceptedLink final : public Link {
     std::unique_ptr<QueuePair> end;
     uint32_t life = 0;
     std::optional<Offer> offer;  // that waits for Authorize
+    uint64_t job = 0;            // of SetupQueue; 0: none
+    bool fence_due = false;      // kRailFenced waits for `undying_`
+  };
+  // A queue pair that its device refuses to destroy.
+  struct Undying {
+    uint32_t rail = 0;
+    Device* device = nullptr;
+    uint32_t number = 0;
   };
 
   std::string Name() const override { return peer_; }
   absl::Status OnBlob(Blob& blob) override;
   void EndData(const absl::Status& why) override;
+  bool IsQuiet() const override { return undying_.empty(); }
   absl::Status OnOffer(const Offer& offer);
   void Make(const Offer& offer);
-  absl::Status TryMake(const Offer& offer, Answer& answer);
+  absl::Status TryMake(const Offer& offer);
   void OnProbe(const Probe& probe);
   void OnQuiet(uint64_t transfer);
   void AnswerFences(uint64_t transfer, uint32_t count);
   // Nothing lands through that rail any more, and what landed is reported.
   void Kill(uint32_t rail);
   void Lose(uint32_t rail, std::string_view why);
+  void Gone(Device& device, uint32_t number);
+  bool IsUndying(uint32_t rail) const;
+  void FinishFenceRail(uint32_t rail);
 
   const std::string peer_;
   const Scratch::Slot scratch_;
@@ -79,6 +96,8 @@ class AcceptedLink final : public Link {
   FenceBook fences_{1};
   std::set<uint64_t> asked_;  // fences without an answer
   std::optional<Time> patience_;
+  std::vector<Undying> undying_;
+  std::vector<uint64_t> fenced_;  // kFenced that wait for `undying_`
 };
 
 }  // namespace kvxfer::verbs

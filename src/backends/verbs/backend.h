@@ -17,11 +17,13 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
+#include "src/backends/verbs/destroy_queue.h"
 #include "src/backends/verbs/device.h"
 #include "src/backends/verbs/ibv.h"
 #include "src/backends/verbs/regions.h"
 #include "src/backends/verbs/request_pool.h"
 #include "src/backends/verbs/scratch.h"
+#include "src/backends/verbs/setup_queue.h"
 #include "src/net/address.h"
 #include "src/net/event_sink.h"
 #include "src/net/linger.h"
@@ -70,6 +72,8 @@ class VerbsBackend final : public Backend,
   net::EventSink& sink() { return sink_; }
   RequestPool& requests() { return requests_; }
   Scratch& scratch() { return scratch_; }
+  SetupQueue& setups() { return setups_; }
+  DestroyQueue& destroyer() { return destroyer_; }
   const AgentOptions& options() const { return options_; }
   const std::vector<PortRef>& ports() const { return ports_; }
   std::vector<PortInfo> PortInfos() const;
@@ -83,7 +87,8 @@ class VerbsBackend final : public Backend,
   void TimersChanged() { timers_changed_ = true; }
 
   // Work requests name their rail by a slot; `first` is the number of its first request.
-  uint16_t TakeSlot(Rail* rail, uint64_t& first);
+  // None: so many have been taken as a work request can name.
+  std::optional<uint16_t> TakeSlot(Rail* rail, uint64_t& first);
   void FreeSlot(uint16_t slot, uint64_t next);
   // Whose immediates come in by that queue pair.
   void AddReceiver(uint32_t number, const Device& device, AcceptedLink* link, uint32_t rail);
@@ -124,12 +129,15 @@ class VerbsBackend final : public Backend,
   net::EventSink sink_;
   RequestPool requests_;
   std::vector<std::unique_ptr<Device>> devices_;
+  DestroyQueue destroyer_;
+  SetupQueue setups_;
   std::vector<PortRef> ports_;
   Scratch scratch_;
   uint32_t queue_depth_ = 0;
   std::unordered_set<VerbsRegistration*> registrations_;
   std::vector<net::SocketAddress> advertised_;
   uint64_t poll_number_ = 0;
+  size_t next_device_ = 0;  // to be polled first
 
   std::vector<Slot> slots_;
   std::vector<uint16_t> free_slots_;
