@@ -102,6 +102,18 @@ size_t VerbsFabric::Any(size_t size) {
   return random_ ? (*random_)() % std::min(size, kWindow) : 0;
 }
 
+const FabricPort* VerbsFabric::OwnerOf(const ibv_gid& gid) const {
+  for (const FabricDevice& device : devices_) {
+    for (const FabricPort& port : device.ports) {
+      const auto is = [&](const FabricGid& own) {
+        return std::memcmp(&own.gid, &gid, sizeof(gid)) == 0;
+      };
+      if (std::ranges::any_of(port.gids, is)) return &port;
+    }
+  }
+  return nullptr;
+}
+
 int VerbsFabric::Enter(Call call) {
   const uint64_t number = ++calls_[static_cast<size_t>(call)];
   const auto it = std::ranges::find_if(
@@ -480,6 +492,18 @@ void VerbsFabric::Hold(bool held) {
   wake_.notify_all();
 }
 
+void VerbsFabric::SetLookUp(const std::string& device, uint8_t port, Duration time, int error) {
+  std::lock_guard lock(mutex_);
+  FabricPort& of = Port(Find(device), port);
+  of.look_up = time;
+  of.look_up_error = error;
+}
+
+void VerbsFabric::RefuseDestroy(const std::string& device, bool refuses) {
+  std::lock_guard lock(mutex_);
+  devices_[static_cast<size_t>(Find(device))].refuses_destroy = refuses;
+}
+
 void VerbsFabric::SetRetryTime(Duration time) {
   std::lock_guard lock(mutex_);
   retry_time_ = time;
@@ -494,6 +518,16 @@ std::vector<int> VerbsFabric::region_rights() {
   std::vector<int> rights;
   for (const auto& [key, mr] : mrs_) rights.push_back(mr->access);
   return rights;
+}
+size_t VerbsFabric::queue_pairs(const std::string& device) {
+  std::lock_guard lock(mutex_);
+  return static_cast<size_t>(std::ranges::count_if(qps_, [&](const auto& entry) {
+    return static_cast<Context*>(entry.second->context)->index == Find(device);
+  }));
+}
+size_t VerbsFabric::look_ups() {
+  std::lock_guard lock(mutex_);
+  return look_ups_;
 }
 uint64_t VerbsFabric::overruns() {
   std::lock_guard lock(mutex_);

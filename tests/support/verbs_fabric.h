@@ -45,6 +45,8 @@ struct FabricPort {
   int network = 0;  // ports of different networks do not reach each other
   std::vector<FabricGid> gids{};
   std::vector<uint16_t> pkeys{0xffff};
+  Duration look_up{};     // what it takes to find out who has one of its addresses
+  int look_up_error = 0;  // and what comes of it
 };
 
 struct FabricDevice {
@@ -53,8 +55,10 @@ struct FabricDevice {
   int max_cqe = 32767;
   int max_qp_wr = 16384;
   int max_sge = 16;
+  int max_sge_rd = 16;
   int max_srq_wr = 16384;
   uint32_t max_inline = 220;
+  bool refuses_destroy = false;
   std::string host{};  // whose it is: the name of an agent; empty: everybody's
 };
 
@@ -133,6 +137,11 @@ class VerbsFabric {
   void Reorder(uint64_t seed);
   // Nothing moves while held.
   void Hold(bool held);
+  // Whoever makes a queue pair ready to receive from that port is blocked for `time`, and then told
+  // `error`: as the kernel does on RoCE while it looks for the owner of an address.
+  void SetLookUp(const std::string& device, uint8_t port, Duration time, int error = 0);
+  // While so, no queue pair of that device can be destroyed.
+  void RefuseDestroy(const std::string& device, bool refuses);
   // How long an unreachable peer is tried: what timeout and retry_count stand for.
   void SetRetryTime(Duration time);
 
@@ -141,6 +150,8 @@ class VerbsFabric {
   size_t live_objects();
   // Rights (ibv_access_flags) of the regions that there are.
   std::vector<int> region_rights();
+  size_t queue_pairs(const std::string& device);
+  size_t look_ups();       // whose callers are blocked
   uint64_t overruns();     // of completion queues
   uint64_t doorbells();    // calls of PostSend
   uint64_t requests();     // work requests in them
@@ -177,6 +188,7 @@ class VerbsFabric {
   int Enter(Call call);
   // An index below `size`, and among the first of them; 0 where order is kept.
   size_t Any(size_t size);
+  const FabricPort* OwnerOf(const ibv_gid& gid) const;
   FabricPort& Port(int device, uint8_t port);
   int Find(const std::string& device) const;
 
@@ -196,6 +208,7 @@ class VerbsFabric {
   std::optional<std::mt19937_64> random_;  // present: order is not kept
   Duration ack_delay_{};
   std::optional<Duration> receives_kept_;
+  size_t look_ups_ = 0;
   Duration completion_delay_{};
   Duration retry_time_ = std::chrono::milliseconds(300);
   bool held_ = false;

@@ -61,6 +61,7 @@ class FabricIbv final : public verbs::Ibv {
     attr->max_cqe = device.max_cqe;
     attr->max_qp_wr = device.max_qp_wr;
     attr->max_sge = device.max_sge;
+    attr->max_sge_rd = device.max_sge_rd;
     attr->max_srq_wr = device.max_srq_wr;
     attr->max_qp_rd_atom = 16;
     attr->max_qp_init_rd_atom = 16;
@@ -245,6 +246,9 @@ class FabricIbv final : public verbs::Ibv {
     return qp;
   }
   int ModifyQp(ibv_qp* qp, ibv_qp_attr* attr, int mask) override {
+    if (attr->qp_state == IBV_QPS_RTR) {
+      if (const int error = LookUp(attr->ah_attr)) return error;
+    }
     std::lock_guard lock(f_.mutex_);
     if (const int error = f_.Enter(Call::kModifyQp)) return error;
     auto* mine = static_cast<VerbsFabric::Qp*>(qp);
@@ -285,6 +289,7 @@ class FabricIbv final : public verbs::Ibv {
   int DestroyQp(ibv_qp* qp) override {
     std::lock_guard lock(f_.mutex_);
     if (const int error = f_.Enter(Call::kDestroyQp)) return error;
+    if (Device(qp->context).refuses_destroy) return EBUSY;
     auto* mine = static_cast<VerbsFabric::Qp*>(qp);
     f_.qps_.erase(mine->qp_num);
     for (auto* context : f_.contexts_) {
@@ -309,6 +314,9 @@ class FabricIbv final : public verbs::Ibv {
       *bad = wr;
       if (mine->requests.size() >= mine->max_send) return ENOMEM;
       if (wr->num_sge > mine->max_sge) return EINVAL;
+      if (wr->opcode == IBV_WR_RDMA_READ && wr->num_sge > Device(qp->context).max_sge_rd) {
+        return EINVAL;
+      }
       VerbsFabric::Wqe wqe;
       wqe.wr = *wr;
       wqe.sges.assign(wr->sg_list, wr->sg_list + wr->num_sge);
@@ -392,6 +400,23 @@ class FabricIbv final : public verbs::Ibv {
   const FabricDevice& Device(const ibv_context* context) const {
     const auto* mine = static_cast<const VerbsFabric::Context*>(context);
     return f_.devices_[static_cast<size_t>(mine->index)];
+  }
+  // Blocks as the kernel does, without anything of the fabric.
+  int LookUp(const ibv_ah_attr& address) {
+    Duration time{};
+    int error = 0;
+    {
+      std::lock_guard lock(f_.mutex_);
+      const FabricPort* const owner = f_.OwnerOf(address.grh.dgid);
+      if (owner == nullptr || owner->look_up == Duration{}) return 0;
+      time = owner->look_up;
+      error = owner->look_up_error;
+      ++f_.look_ups_;
+    }
+    std::this_thread::sleep_for(time);
+    std::lock_guard lock(f_.mutex_);
+    --f_.look_ups_;
+    return error;
   }
   bool HasGid(const VerbsFabric::Qp* qp, const ibv_ah_attr& attr) const {
     if (attr.is_global == 0) return true;

@@ -27,6 +27,7 @@ AcceptedLink::~AcceptedLink() {
   if (backend_ == nullptr) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
   if (scratch_) backend_->accepted_scratch().Give(*scratch_);
+  for (const Undying& left : undying_) backend_->RemoveReceiver(left.number, *left.device);
 }
 
 void AcceptedLink::Begin() { Tell(Ports{.ports = backend_->PortInfos()}); }
@@ -102,15 +103,11 @@ void AcceptedLink::Make(const Offer& offer) {
   Kill(offer.rail);
   rails_[offer.rail].life = offer.life;
   rails_[offer.rail].probed = false;
-  Answer answer{.rail = offer.rail, .life = offer.life};
-  if (absl::Status status = TryMake(offer, answer); !status.ok()) {
-    rails_[offer.rail].end.reset();
-    answer.error = std::string(status.message());
-  }
-  Tell(answer);
+  absl::Status status = TryMake(offer);
+  if (!status.ok()) OnSetUp(offer.rail, std::move(status), nullptr);
 }
 
-absl::Status AcceptedLink::TryMake(const Offer& offer, Answer& answer) {
+absl::Status AcceptedLink::TryMake(const Offer& offer) {
   if (offer.port >= backend_->ports().size()) {
     return absl::InvalidArgumentError("no such port");
   }
@@ -120,21 +117,36 @@ absl::Status AcceptedLink::TryMake(const Offer& offer, Answer& answer) {
   if (!ref.port().active) {
     return absl::UnavailableError(absl::StrCat(ref.port().info.name, ": the port is down"));
   }
+  if (absl::Status status = backend_->destroyer().CheckRoom(*ref.device); !status.ok()) {
+    return status;
+  }
   if (!scratch_) {
     absl::StatusOr<Scratch::Slot> taken = backend_->accepted_scratch().Take(backend_->devices());
     if (!taken.ok()) return taken.status();
     scratch_ = *taken;
   }
-  absl::StatusOr<std::unique_ptr<QueuePair>> made =
-      QueuePair::Create(ref.device, ref.port(), 0, backend_->options().verbs);
-  if (!made.ok()) return made.status();
-  if (absl::Status status = (*made)->Connect(offer.from, false); !status.ok()) return status;
-  answer.at = (*made)->address();
-  answer.scratch = scratch_->address();
-  answer.scratch_key = scratch_->registration->rkey_of(ref.device->ordinal());
-  backend_->AddReceiver((*made)->number(), *ref.device, this, offer.rail);
-  rails_[offer.rail].end = *std::move(made);
+  rails_[offer.rail].job = backend_->setups().Start(
+      {.device = ref.device, .port = ref.port(), .to = offer.from}, this, offer.rail);
   return absl::OkStatus();
+}
+
+// Nothing can come in by `pair` yet: the peer does not know its number.
+void AcceptedLink::OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) {
+  Rail& of = rails_[rail];
+  of.job = 0;
+  if (status.ok()) status = pair->device().why_broken();
+  Answer answer{.rail = static_cast<uint8_t>(rail), .life = of.life};
+  if (status.ok()) {
+    answer.at = pair->address();
+    answer.scratch = scratch_->address();
+    answer.scratch_key = scratch_->registration->rkey_of(pair->device().ordinal());
+    backend_->AddReceiver(pair->number(), pair->device(), this, rail);
+    of.end = std::move(pair);
+  } else {
+    backend_->destroyer().Destroy(std::move(pair));
+    answer.error = std::string(status.message());
+  }
+  Tell(answer);
 }
 
 absl::Status AcceptedLink::OnProbe(const Probe& probe) {
@@ -155,6 +167,7 @@ void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
 }
 
 void AcceptedLink::Kill(uint32_t rail) {
+  backend_->setups().Cancel(std::exchange(rails_[rail].job, 0));
   // A receive that it flushes is no further reason to end it.
   std::unique_ptr<QueuePair> end = std::move(rails_[rail].end);
   if (end == nullptr) return;
@@ -163,9 +176,30 @@ void AcceptedLink::Kill(uint32_t rail) {
   end->SetError();
   device.AwaitLastReceive(number);
   device.DrainReceived();
-  end.reset();
+  if (backend_->destroyer().Destroy(std::move(end), this, rail)) {
+    Gone(device, number);
+  } else {
+    undying_.push_back({.rail = rail, .device = &device, .number = number});
+  }
+}
+
+void AcceptedLink::Gone(Device& device, uint32_t number) {
   device.DrainReceived();
   backend_->RemoveReceiver(number, device);
+}
+
+void AcceptedLink::OnDestroyed(uint32_t rail, Device& device, uint32_t number) {
+  Gone(device, number);
+  std::erase_if(undying_,
+                [&](const Undying& one) { return one.device == &device && one.number == number; });
+  if (rails_[rail].fence_due && !IsUndying(rail)) FinishFenceRail(rail);
+  if (!undying_.empty()) return;
+  for (const uint64_t transfer : std::exchange(fenced_, {})) Emit(EventKind::kFenced, transfer);
+  FinishDown();
+}
+
+bool AcceptedLink::IsUndying(uint32_t rail) const {
+  return std::ranges::find(undying_, rail, &Undying::rail) != undying_.end();
 }
 
 void AcceptedLink::Lose(uint32_t rail, std::string_view why) {
@@ -200,7 +234,13 @@ void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
     if (rail.end != nullptr) rail.end->device().DrainReceived();
   }
   asked_.erase(transfer);
-  for (; count > 0; --count) Emit(EventKind::kFenced, transfer);
+  for (; count > 0; --count) {
+    if (undying_.empty()) {
+      Emit(EventKind::kFenced, transfer);
+    } else {
+      fenced_.push_back(transfer);
+    }
+  }
 }
 
 void AcceptedLink::OnDeadline(Time now) {
@@ -219,6 +259,12 @@ void AcceptedLink::OnDeadline(Time now) {
 void AcceptedLink::FenceRail(uint32_t rail) {
   if (!up() || rail >= rails_.size()) return;
   Kill(rail);
+  rails_[rail].fence_due = true;
+  if (!IsUndying(rail)) FinishFenceRail(rail);
+}
+
+void AcceptedLink::FinishFenceRail(uint32_t rail) {
+  rails_[rail].fence_due = false;
   EmitRail(EventKind::kRailFenced, rail);
 }
 
@@ -253,6 +299,8 @@ void AcceptedLink::OnBroken(const Device& device, const absl::Status& why) {
 void AcceptedLink::EndData(const absl::Status&) {
   for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
   asked_.clear();
+  fenced_.clear();
+  for (Rail& rail : rails_) rail.fence_due = false;
 }
 
 }  // namespace kvxfer::verbs

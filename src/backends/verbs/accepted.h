@@ -6,7 +6,9 @@
 // be probed once.
 //
 // Destroying a queue pair is what makes it quiet: nothing of the peer's lands through it any more.
-// Receive completions are taken before and after, so that no immediate is lost.
+// Receive completions are taken before and after, so that no immediate is lost. Where a device
+// refuses to destroy one, what says that it is quiet waits until it has: kFenced, kDown, and
+// kRailFenced of that rail.
 //
 // Thread-safety: none; used by the backend's owner.
 
@@ -19,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "src/backends/verbs/link.h"
 #include "src/backends/verbs/queue_pair.h"
@@ -51,6 +54,8 @@ class AcceptedLink final : public Link {
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
   void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
   void OnBroken(const Device& device, const absl::Status& why) override;
+  void OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) override;
+  void OnDestroyed(uint32_t rail, Device& device, uint32_t number) override;
 
   // --- for the backend ---
   void OnImmediate(uint32_t rail, uint32_t immediate);
@@ -61,20 +66,32 @@ class AcceptedLink final : public Link {
     uint32_t life = 0;
     bool probed = false;         // that life was asked about
     std::optional<Offer> offer;  // that waits for Authorize
+    uint64_t job = 0;            // of SetupQueue; 0: none
+    bool fence_due = false;      // kRailFenced waits for `undying_`
+  };
+  // A queue pair that its device refuses to destroy.
+  struct Undying {
+    uint32_t rail = 0;
+    Device* device = nullptr;
+    uint32_t number = 0;
   };
 
   std::string Name() const override { return peer_; }
   absl::Status OnBlob(Blob& blob) override;
   void EndData(const absl::Status& why) override;
+  bool IsQuiet() const override { return undying_.empty(); }
   absl::Status OnOffer(const Offer& offer);
   void Make(const Offer& offer);
-  absl::Status TryMake(const Offer& offer, Answer& answer);
+  absl::Status TryMake(const Offer& offer);
   absl::Status OnProbe(const Probe& probe);
   void OnQuiet(uint64_t transfer);
   void AnswerFences(uint64_t transfer, uint32_t count);
   // Nothing lands through that rail any more, and what landed is reported.
   void Kill(uint32_t rail);
   void Lose(uint32_t rail, std::string_view why);
+  void Gone(Device& device, uint32_t number);
+  bool IsUndying(uint32_t rail) const;
+  void FinishFenceRail(uint32_t rail);
 
   const std::string peer_;
   std::optional<Scratch::Slot> scratch_;  // from the first queue pair on
@@ -83,6 +100,8 @@ class AcceptedLink final : public Link {
   uint32_t rails_offered_ = 1;
   FenceBook fences_{1};
   std::map<uint64_t, Time> asked_;  // fences without an answer, and how long they are waited for
+  std::vector<Undying> undying_;
+  std::vector<uint64_t> fenced_;  // kFenced that wait for `undying_`
 };
 
 }  // namespace kvxfer::verbs

@@ -26,7 +26,8 @@ VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> i
     : options_(context.options),
       incarnation_(context.incarnation),
       host_(context.host),
-      ibv_(std::move(ibv)) {}
+      ibv_(std::move(ibv)),
+      setups_(options_.verbs, &destroyer_) {}
 
 absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const BackendContext& context,
                                                                    std::unique_ptr<Ibv> ibv) {
@@ -34,6 +35,9 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
   absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
   if (!reactor.ok()) return reactor.status();
   backend->reactor_ = *std::move(reactor);
+  if (absl::Status status = backend->setups_.Open(backend->reactor_.get()); !status.ok()) {
+    return status;
+  }
   if (absl::Status status = backend->OpenDevices(); !status.ok()) return status;
   if (absl::Status status = backend->Listen(); !status.ok()) return status;
   backend->capabilities_ = {.arrival = Arrival::kImmediate,
@@ -139,6 +143,8 @@ VerbsBackend::~VerbsBackend() {
   // Endpoints that were never handed out go with the events that hold them.
   sink_.TakeQueue().clear();
   for (Link* link : Links()) link->Detach();
+  setups_.Stop();
+  destroyer_.Close();
   dialled_scratch_.Close();
   accepted_scratch_.Close();
   for (VerbsRegistration* registration : std::exchange(registrations_, {})) registration->Close();
@@ -224,8 +230,9 @@ void VerbsBackend::Linger(net::Fd control, std::string queued) {
   timers_changed_ = true;
 }
 
-uint16_t VerbsBackend::TakeSlot(Rail* rail, uint64_t& first) {
+std::optional<uint16_t> VerbsBackend::TakeSlot(Rail* rail, uint64_t& first) {
   if (free_slots_.empty()) {
+    if (slots_.size() > UINT16_MAX) return std::nullopt;
     free_slots_.push_back(static_cast<uint16_t>(slots_.size()));
     slots_.emplace_back();
   }

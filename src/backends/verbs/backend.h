@@ -17,11 +17,13 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
+#include "src/backends/verbs/destroy_queue.h"
 #include "src/backends/verbs/device.h"
 #include "src/backends/verbs/ibv.h"
 #include "src/backends/verbs/regions.h"
 #include "src/backends/verbs/request_pool.h"
 #include "src/backends/verbs/scratch.h"
+#include "src/backends/verbs/setup_queue.h"
 #include "src/net/address.h"
 #include "src/net/event_sink.h"
 #include "src/net/linger.h"
@@ -72,6 +74,8 @@ class VerbsBackend final : public Backend,
   // Of links that dial, and of those that were accepted.
   Scratch& dialled_scratch() { return dialled_scratch_; }
   Scratch& accepted_scratch() { return accepted_scratch_; }
+  SetupQueue& setups() { return setups_; }
+  DestroyQueue& destroyer() { return destroyer_; }
   const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
   const AgentOptions& options() const { return options_; }
   const std::vector<PortRef>& ports() const { return ports_; }
@@ -87,7 +91,8 @@ class VerbsBackend final : public Backend,
   void TimersChanged() { timers_changed_ = true; }
 
   // Work requests name their rail by a slot; `first` is the number of its first request.
-  uint16_t TakeSlot(Rail* rail, uint64_t& first);
+  // None: so many have been taken as a work request can name.
+  std::optional<uint16_t> TakeSlot(Rail* rail, uint64_t& first);
   void FreeSlot(uint16_t slot, uint64_t next);
   // Whose immediates come in by that queue pair.
   void AddReceiver(uint32_t number, const Device& device, AcceptedLink* link, uint32_t rail);
@@ -130,6 +135,8 @@ class VerbsBackend final : public Backend,
   net::EventSink sink_;
   RequestPool requests_;
   std::vector<std::unique_ptr<Device>> devices_;
+  DestroyQueue destroyer_;
+  SetupQueue setups_;
   std::vector<PortRef> ports_;
   Scratch dialled_scratch_{Access::kNone};
   Scratch accepted_scratch_{Access::kReadWrite};
@@ -137,6 +144,7 @@ class VerbsBackend final : public Backend,
   std::unordered_set<VerbsRegistration*> registrations_;
   std::vector<net::SocketAddress> advertised_;
   uint64_t poll_number_ = 0;
+  size_t next_device_ = 0;  // to be polled first
 
   std::vector<Slot> slots_;
   std::vector<uint16_t> free_slots_;

@@ -19,6 +19,10 @@ namespace {
 // Of one queue, in one turn.
 constexpr size_t kPollBatch = 64;
 
+std::optional<Time> Earlier(std::optional<Time> a, std::optional<Time> b) {
+  return !a || (b && *b < *a) ? b : a;
+}
+
 }  // namespace
 
 size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
@@ -30,9 +34,12 @@ size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
       device->OnChannel();
       device->OnAsync();
     }
-    for (const auto& device : devices_) {
-      if (!sink_.full()) device->Poll(kPollBatch);
+    // Not always the same one first, or those behind a busy one would starve.
+    for (size_t i = 0; i < devices_.size() && !sink_.full(); ++i) {
+      devices_[next_device_]->Poll(kPollBatch);
+      next_device_ = (next_device_ + 1) % devices_.size();
     }
+    setups_.Work();
     if (next_deadline_ && *next_deadline_ <= Now()) OnDeadlines();
     listener_->Work();
     WorkLinks();
@@ -54,7 +61,9 @@ void VerbsBackend::WorkLinks() {
 
 bool VerbsBackend::Arm() {
   SetTimer();
-  if (sink_.waiting() || listener_->HasWork() || lingering_.HasWork()) return false;
+  if (sink_.waiting() || listener_->HasWork() || lingering_.HasWork() || setups_.HasWork()) {
+    return false;
+  }
   if (std::ranges::any_of(active_, [](const Link* link) { return link->HasWork(); })) return false;
   if (std::ranges::any_of(devices_, [](const auto& device) { return device->HasEvents(); })) {
     return false;
@@ -67,18 +76,15 @@ bool VerbsBackend::Arm() {
 }
 
 std::optional<Time> VerbsBackend::NextDeadline() const {
-  std::optional<Time> next = listener_->deadline();
-  const auto consider = [&next](std::optional<Time> other) {
-    if (other && (!next || *other < *next)) next = other;
-  };
-  for (const Link* link : links_) consider(link->deadline());
-  consider(lingering_.deadline());
-  return next;
+  std::optional<Time> next = Earlier(listener_->deadline(), destroyer_.deadline());
+  for (const Link* link : links_) next = Earlier(next, link->deadline());
+  return Earlier(next, lingering_.deadline());
 }
 
 void VerbsBackend::SetTimer() {
-  const std::optional<Time> listener = listener_->deadline();
-  if (!timers_changed_ && (!listener || (next_deadline_ && *next_deadline_ <= *listener))) return;
+  // These do not say that theirs has changed.
+  const std::optional<Time> untold = Earlier(listener_->deadline(), destroyer_.deadline());
+  if (!timers_changed_ && (!untold || (next_deadline_ && *next_deadline_ <= *untold))) return;
   timers_changed_ = false;
   next_deadline_ = NextDeadline();
   reactor_->SetTimer(next_deadline_);
@@ -91,6 +97,7 @@ void VerbsBackend::OnDeadlines() {
   for (Link* link : Links()) {
     if (link->deadline() && *link->deadline() <= now) link->OnDeadline(now);
   }
+  destroyer_.OnDeadline(now);
   lingering_.OnDeadline(now);
 }
 

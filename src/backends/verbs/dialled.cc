@@ -204,6 +204,19 @@ void DialledLink::OnBroken(const Device& device, const absl::Status& why) {
   }
 }
 
+void DialledLink::OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) {
+  rails_[rail]->OnSetUp(std::move(status), std::move(pair));
+}
+
+void DialledLink::OnDestroyed(uint32_t rail, Device&, uint32_t) {
+  rails_[rail]->OnDestroyed();
+  FinishDown();
+}
+
+bool DialledLink::IsQuiet() const {
+  return std::ranges::none_of(rails_, [](const auto& rail) { return rail->undying(); });
+}
+
 std::string DialledLink::Describe() const {
   std::string out = Name();
   if (backend_ == nullptr) return out;

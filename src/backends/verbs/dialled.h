@@ -48,6 +48,8 @@ class DialledLink final : public Link {
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
   void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
   void OnBroken(const Device& device, const absl::Status& why) override;
+  void OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) override;
+  void OnDestroyed(uint32_t rail, Device& device, uint32_t number) override;
 
   // --- for its rails ---
   VerbsBackend& backend() const { return *backend_; }
@@ -88,6 +90,7 @@ class DialledLink final : public Link {
   bool WorkBefore() override;
   absl::Status OnBlob(Blob& blob) override;
   void EndData(const absl::Status& why) override;
+  bool IsQuiet() const override;
   void FollowDialler();
   void OnPorts(Ports ports);
   absl::Status CheckOp(const Op& op) const;

@@ -23,6 +23,7 @@ Link::Link(VerbsBackend* backend, State state) : backend_(backend), state_(state
 Link::~Link() {
   if (backend_ == nullptr) return;
   control_.Release();
+  backend_->destroyer().Forget(this);
   backend_->Forget(this);
 }
 
@@ -32,6 +33,7 @@ void Link::Detach() {
     EndData(absl::UnavailableError("the verbs backend is gone"));
   }
   control_.Release();
+  backend_->destroyer().Forget(this);
   backend_ = nullptr;
 }
 
@@ -141,7 +143,14 @@ void Link::Down(absl::Status why, bool tell) {
     control_.Release();
   }
   backend_->TimersChanged();
-  Emit(EventKind::kDown, 0, std::move(why));
+  why_down_ = std::move(why);
+  FinishDown();
+}
+
+// Until then bytes may still land, or be read.
+void Link::FinishDown() {
+  if (why_down_.ok() || !IsQuiet()) return;
+  Emit(EventKind::kDown, 0, std::exchange(why_down_, absl::OkStatus()));
 }
 
 void Link::Emit(Event event) {

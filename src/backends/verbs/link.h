@@ -16,7 +16,9 @@
 #include "absl/status/status.h"
 #include "kvxfer/backend.h"
 #include "src/backends/verbs/blobs.h"
+#include "src/backends/verbs/destroy_queue.h"
 #include "src/backends/verbs/device.h"
+#include "src/backends/verbs/setup_queue.h"
 #include "src/core/clock.h"
 #include "src/net/control_stream.h"
 
@@ -24,7 +26,10 @@ namespace kvxfer::verbs {
 
 class VerbsBackend;
 
-class Link : public Endpoint, public net::StreamOwner {
+class Link : public Endpoint,
+             public net::StreamOwner,
+             public SetupQueue::Client,
+             public DestroyQueue::Client {
  public:
   ~Link() override;
 
@@ -63,8 +68,13 @@ class Link : public Endpoint, public net::StreamOwner {
   // What is to be done before the peer's frames are read; false: nothing more now.
   virtual bool WorkBefore() { return true; }
   virtual absl::Status OnBlob(Blob& blob) = 0;
-  // Destroys every queue pair, ends every op.
+  // Destroys every queue pair, ends every op. What a device refuses to destroy is left to end
+  // later.
   virtual void EndData(const absl::Status& why) = 0;
+  // Whether every queue pair of this link that carried data is gone.
+  virtual bool IsQuiet() const = 0;
+  // It may be quiet now: says kDown where that waited for it.
+  void FinishDown();
 
   void Tell(const Blob& blob);
   // Ends the link for what the peer or the network did.
@@ -82,6 +92,7 @@ class Link : public Endpoint, public net::StreamOwner {
   bool OnFrame(const net::ControlStream::Frame& frame);
 
   bool passed_on_ = false;     // Shutdown or Down has begun
+  absl::Status why_down_;      // until kDown has been said
   uint64_t message_poll_ = 0;  // number of the Poll that last reported messages of this link
 };
 

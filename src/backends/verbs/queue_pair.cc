@@ -22,7 +22,7 @@ constexpr uint8_t kHopLimit = 64;
 absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::Create(Device* device, const LocalPort& port,
                                                              uint32_t depth,
                                                              const VerbsOptions& options) {
-  std::unique_ptr<QueuePair> pair(new QueuePair(device, port, options));
+  std::unique_ptr<QueuePair> pair(new QueuePair(device, port, depth, options));
   ibv_qp_init_attr attr{};
   attr.send_cq = device->send_cq();
   attr.recv_cq = device->receive_cq();
@@ -48,29 +48,41 @@ absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::Create(Device* device, con
   }
   pair->max_inline_ = std::min(attr.cap.max_inline_data, wanted.max_inline_data);
   pair->max_sge_ = std::clamp(attr.cap.max_send_sge, 1u, kMaxSge);
+  pair->max_read_sge_ =
+      std::clamp(static_cast<uint32_t>(device->attr().max_sge_rd), 1u, pair->max_sge_);
   pair->address_ = {
       .number = pair->qp_->qp_num,
       .psn = RandomNonZero32() & 0xff'ffff,
       .reads = static_cast<uint8_t>(std::clamp(device->attr().max_qp_rd_atom, 1, int{kMaxReads})),
       .port = port.info};
-  ibv_qp_attr init{};
-  init.qp_state = IBV_QPS_INIT;
-  init.pkey_index = port.pkey_index;
-  init.port_num = port.number;
-  // Nobody writes to or reads from the side that connected.
-  init.qp_access_flags = depth > 0 ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-  absl::Status status = pair->Modify(
-      init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
-  if (!status.ok()) return status;
   return pair;
 }
 
 QueuePair::~QueuePair() {
-  if (qp_ == nullptr) return;
-  if (const int error = device_->ibv().DestroyQp(qp_); error != 0) {
-    Log(LogLevel::kError, "verbs: {}: queue pair {} stays: {}", port_.info.name, address_.number,
-        ErrnoText("ibv_destroy_qp", error));
+  const absl::Status status = Destroy();
+  if (!status.ok()) {
+    Log(LogLevel::kError, "verbs: {}; it stays", ToStd(status.message()));
   }
+}
+
+absl::Status QueuePair::Destroy() {
+  if (qp_ == nullptr) return absl::OkStatus();
+  if (const int error = device_->ibv().DestroyQp(qp_); error != 0) {
+    return absl::UnavailableError(absl::StrCat(port_.info.name, ", queue pair ", address_.number,
+                                               ": ", ErrnoText("ibv_destroy_qp", error)));
+  }
+  qp_ = nullptr;
+  return absl::OkStatus();
+}
+
+absl::Status QueuePair::Init() {
+  ibv_qp_attr init{};
+  init.qp_state = IBV_QPS_INIT;
+  init.pkey_index = port_.pkey_index;
+  init.port_num = port_.number;
+  // Nobody writes to or reads from the side that connected.
+  init.qp_access_flags = sends_ ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+  return Modify(init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
 }
 
 absl::Status QueuePair::Modify(ibv_qp_attr& attr, int mask, const char* to) {
@@ -80,7 +92,7 @@ absl::Status QueuePair::Modify(ibv_qp_attr& attr, int mask, const char* to) {
                                              ": ", ErrnoText("ibv_modify_qp", error), " to ", to));
 }
 
-absl::Status QueuePair::Connect(const QpAddress& to, bool sends) {
+absl::Status QueuePair::Connect(const QpAddress& to) {
   const bool roce = port_.info.link_layer == IBV_LINK_LAYER_ETHERNET;
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_RTR;
@@ -109,7 +121,7 @@ absl::Status QueuePair::Connect(const QpAddress& to, bool sends) {
     return Annotate(status, absl::StrCat("towards ", to.port.name, " (", GidText(to.port.gid),
                                          ", LID ", to.port.lid, ")"));
   }
-  if (!sends) return absl::OkStatus();
+  if (!sends_) return absl::OkStatus();
   ibv_qp_attr rts{};
   rts.qp_state = IBV_QPS_RTS;
   rts.timeout = static_cast<uint8_t>(options_.timeout);

@@ -60,7 +60,7 @@ bool Rail::Post(const Op& op) {
 // The next request of the chain that is being built, with the id of the op that is pushed next.
 ibv_send_wr& Rail::Chain() {
   ibv_send_wr& wr = link_->backend().requests().NextRequest();
-  wr.wr_id = WorkId{.slot = slot_, .number = queue_.next_number()}.Encode();
+  wr.wr_id = WorkId{.slot = *slot_, .number = queue_.next_number()}.Encode();
   wr.next = nullptr;
   wr.send_flags = 0;
   if (first_ == nullptr) {
@@ -77,7 +77,7 @@ uint32_t Rail::Build(const Op& op, ibv_send_wr*& last) {
   RequestPool& pool = link_->backend().requests();
   const ibv_wr_opcode opcode = op.kind == OpKind::kRead ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
   const size_t local_device = device().ordinal();
-  const uint32_t max_sge = qp_->max_sge();
+  const uint32_t max_sge = qp_->max_sge(op.kind == OpKind::kRead);
   uint32_t requests = 0;
   uint64_t end = 0;  // of the request at hand, at the peer
   uint64_t total = 0;
@@ -277,9 +277,7 @@ void Rail::WatchStall(Time now) {
 }
 
 void Rail::Fail(absl::Status why, bool tell) {
-  if (state_ == State::kOffered || state_ == State::kProbing) {
-    return AttemptFailed(std::move(why), true);
-  }
+  if (state_ > State::kWaiting && state_ < State::kUp) return AttemptFailed(std::move(why), true);
   if (state_ == State::kDraining && lingers_) return OnDrainDeadline(Now());
   if (state_ != State::kUp) return;
   StartDraining(std::move(why), tell);
@@ -309,18 +307,29 @@ void Rail::OnDrainDeadline(Time now) {
 
 void Rail::FinishDrain() {
   lingers_ = false;
-  Destroy(why_);
-  state_ = State::kDown;
   deadline_.reset();
+  if (!Destroy(why_, Undying::kWait)) return;
+  state_ = State::kDown;
   link_->RailDown(index_, why_);
 }
 
-void Rail::Destroy(const absl::Status& why) {
-  if (qp_ == nullptr) return;
+bool Rail::Destroy(const absl::Status& why, Undying undying) {
+  if (undying_) return false;
   first_ = last_ = nullptr;
-  qp_.reset();
-  link_->backend().FreeSlot(slot_, queue_.next_number());
-  device().GiveRoomWhenPolled(2);
+  link_->backend().setups().Cancel(std::exchange(job_, 0));
+  DestroyQueue::Client* const client = undying == Undying::kWait ? link_ : nullptr;
+  undying_ = !link_->backend().destroyer().Destroy(std::move(qp_), client, index_,
+                                                   std::exchange(reserved_, 0)) &&
+             client != nullptr;
+  if (undying_) return false;
+  Release(why);
+  return true;
+}
+
+void Rail::Release(const absl::Status& why) {
+  if (!slot_) return;
+  link_->backend().FreeSlot(*slot_, queue_.next_number());
+  slot_.reset();
   while (!queue_.empty()) {
     const Flight flight = queue_.Pop();
     if (flight.over) continue;
@@ -346,9 +355,17 @@ void Rail::OnLost(const RailLost& lost) {
 }
 
 void Rail::End(const absl::Status& why) {
-  Destroy(why);
+  const bool draining = state_ == State::kDraining;
+  const bool carried = draining || up();
+  if (!Destroy(why, carried ? Undying::kWait : Undying::kLeave) && !draining) why_ = why;
   state_ = State::kDown;
   deadline_.reset();
+}
+
+void Rail::OnDestroyed() {
+  undying_ = false;
+  Release(why_);
+  if (state_ == State::kDraining) FinishDrain();
 }
 
 }  // namespace kvxfer::verbs

@@ -1,8 +1,9 @@
 // The connecting side of one rail: a queue pair to one port of the peer, its life and its work.
 //
-// Life: kWaiting (for the next attempt) → kOffered (its end is made, the peer makes the other) →
-// kProbing (a write is on its way that the peer is asked about) → kUp → kDraining (in error, or
-// soon; what was posted is flushed) → kDown (until Reopen) → kWaiting ...
+// Life: kWaiting (for the next attempt) → kMaking (its end, by SetupQueue) → kOffered (the peer
+// makes the other) → kConnecting (by SetupQueue) → kProbing (a write is on its way that the peer is
+// asked about) → kUp → kDraining (in error, or soon; what was posted is flushed, and the queue pair
+// destroyed) → kDown (until Reopen) → kWaiting ...
 //
 // Thread-safety: none; used by the backend's owner.
 
@@ -30,7 +31,16 @@ class DialledLink;
 
 class Rail {
  public:
-  enum class State : uint8_t { kWaiting, kOffered, kProbing, kUp, kDraining, kDown };
+  enum class State : uint8_t {
+    kWaiting,
+    kMaking,
+    kOffered,
+    kConnecting,
+    kProbing,
+    kUp,
+    kDraining,
+    kDown,
+  };
 
   Rail(DialledLink* link, uint32_t index, Pair pair);
   ~Rail();
@@ -48,6 +58,8 @@ class Rail {
 
   // --- making it (rail_make.cc) ---
   void Attempt();
+  // Its queue pair is made, or connected, or neither; then `pair` may be there to be destroyed.
+  void OnSetUp(absl::Status status, std::unique_ptr<QueuePair> pair);
   void OnAnswer(const Answer& answer);
   void OnProbed(const Probed& probed);
   // The agent is done with its earlier life.
@@ -78,6 +90,10 @@ class Rail {
   void OnLost(const RailLost& lost);
   // The link ends: destroys the queue pair, ends every op with `why`.
   void End(const absl::Status& why);
+  // Its device has refused to destroy its queue pair: what was in flight has not ended.
+  bool undying() const { return undying_; }
+  // That is over.
+  void OnDestroyed();
   bool uses(const Device& device) const;
   bool uses(const Device& device, uint8_t port) const;
   uint32_t queue_pair() const { return qp_ == nullptr ? 0 : qp_->number(); }
@@ -86,6 +102,9 @@ class Rail {
   Device& device() const;
   const LocalPort& port() const;
   std::string Where() const;
+  absl::Status CheckLocalEnd();
+  void SetUp(std::optional<QpAddress> to, State state);
+  absl::Status Prepare();
   void AttemptFailed(absl::Status why, bool bad_pair);
   void PostProbe();
   void PostProbeRead();
@@ -105,8 +124,11 @@ class Rail {
   absl::Status OwnError(uint64_t number, const ibv_wc& wc);
   bool Drained(const WorkId& id) const;
   bool MayBeThePath(ibv_wc_status status);
-  // Destroys the queue pair; what was in flight ends with `why`.
-  void Destroy(const absl::Status& why);
+  enum class Undying : uint8_t { kWait, kLeave };
+  // Destroys the queue pair; what was in flight ends with `why`. Where the device refuses, kWait
+  // makes it false, and OnDestroyed follows; kLeave is for those that carried no data.
+  bool Destroy(const absl::Status& why, Undying undying);
+  void Release(const absl::Status& why);
 
   DialledLink* const link_;
   const uint32_t index_;
@@ -120,9 +142,13 @@ class Rail {
   uint32_t failures_ = 0;  // attempts in a row
   absl::Status why_;
   std::optional<Time> deadline_;
-  uint16_t slot_ = 0;
+  std::optional<uint16_t> slot_;
+  uint32_t reserved_ = 0;  // room of the completion queue, for the rail's own requests
 
-  std::unique_ptr<QueuePair> qp_;
+  uint64_t job_ = 0;               // of SetupQueue; 0: none
+  std::unique_ptr<QueuePair> qp_;  // null while SetupQueue has it
+  uint32_t number_ = 0;            // of it, also once it is gone
+  bool undying_ = false;
   uint64_t scratch_ = 0;  // at the peer
   uint32_t scratch_key_ = 0;
   uint64_t nonce_ = 0;

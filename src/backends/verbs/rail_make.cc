@@ -16,6 +16,8 @@
 namespace kvxfer::verbs {
 namespace {
 
+// A probe's, or a flush's; room for them is set aside.
+constexpr uint32_t kOwnRequests = 2;
 // Of a pair that never answered.
 constexpr Duration kHopelessBackoff = std::chrono::seconds(5);
 
@@ -30,7 +32,7 @@ Duration AttemptTime(const VerbsOptions& options) {
 Rail::Rail(DialledLink* link, uint32_t index, Pair pair)
     : link_(link), index_(index), ordered_(link->backend().ordered()), pair_(pair) {}
 
-Rail::~Rail() { Destroy(absl::CancelledError("the link is gone")); }
+Rail::~Rail() { Destroy(absl::CancelledError("the link is gone"), Undying::kLeave); }
 
 Device& Rail::device() const { return link_->local_device(pair_.local); }
 const LocalPort& Rail::port() const { return link_->local_port(pair_.local); }
@@ -48,32 +50,46 @@ std::string Rail::Where() const {
   return absl::StrCat("verbs peer ", link_->PeerName(), ", rail ", index_, " (", Path(), ")");
 }
 
+absl::Status Rail::CheckLocalEnd() {
+  if (device().broken()) return device().why_broken();
+  if (absl::Status status = link_->RefreshPort(pair_.local); !status.ok()) return status;
+  if (!port().active) {
+    return absl::UnavailableError(absl::StrCat(port().info.name, ": the port is down"));
+  }
+  return link_->backend().destroyer().CheckRoom(device());
+}
+
 void Rail::Attempt() {
-  deadline_.reset();
-  state_ = State::kOffered;
   ++life_;
-  if (device().broken()) return AttemptFailed(device().why_broken(), true);
-  absl::Status status = link_->RefreshPort(pair_.local);
-  if (status.ok() && !port().active) {
-    status = absl::UnavailableError(absl::StrCat(port().info.name, ": the port is down"));
+  state_ = State::kMaking;
+  if (absl::Status status = CheckLocalEnd(); !status.ok()) {
+    return AttemptFailed(std::move(status), device().broken());
   }
-  if (!status.ok()) return AttemptFailed(status, false);
-  if (device().room() < 2) {
-    return AttemptFailed(absl::ResourceExhaustedError(
-                             absl::StrCat(device().name(), ": its completion queue is full")),
-                         false);
-  }
-  const VerbsOptions& options = link_->backend().options().verbs;
-  absl::StatusOr<std::unique_ptr<QueuePair>> made =
-      QueuePair::Create(&device(), port(), link_->backend().queue_depth(), options);
-  if (!made.ok()) return AttemptFailed(made.status(), false);
-  qp_ = *std::move(made);
-  device().TakeRoom(2);
-  uint64_t first = 0;
-  slot_ = link_->backend().TakeSlot(this, first);
-  queue_.Reset(link_->backend().queue_depth(), first);
-  bytes_ = 0;
-  deadline_ = Now() + AttemptTime(options);
+  SetUp(std::nullopt, State::kMaking);
+}
+
+// Each step has its time, so that what others are waited for is not this pair's fault.
+void Rail::SetUp(std::optional<QpAddress> to, State state) {
+  state_ = state;
+  VerbsBackend& backend = link_->backend();
+  deadline_ = Now() + AttemptTime(backend.options().verbs);
+  backend.TimersChanged();
+  job_ = backend.setups().Start({.device = &device(),
+                                 .port = port(),
+                                 .depth = backend.queue_depth(),
+                                 .pair = std::move(qp_),
+                                 .to = std::move(to)},
+                                link_, index_);
+}
+
+void Rail::OnSetUp(absl::Status status, std::unique_ptr<QueuePair> pair) {
+  job_ = 0;
+  qp_ = std::move(pair);
+  if (!status.ok()) return AttemptFailed(std::move(status), state_ == State::kConnecting);
+  if (state_ == State::kConnecting) return PostProbe();
+  state_ = State::kOffered;
+  number_ = qp_->number();
+  deadline_ = Now() + AttemptTime(link_->backend().options().verbs);
   link_->Tell(Offer{.rail = static_cast<uint8_t>(index_),
                     .life = life_,
                     .port = static_cast<uint8_t>(pair_.remote),
@@ -86,21 +102,40 @@ void Rail::OnAnswer(const Answer& answer) {
   if (!answer.error.empty()) {
     return AttemptFailed(absl::UnavailableError(absl::StrCat("the peer: ", answer.error)), true);
   }
-  if (absl::Status status = qp_->Connect(answer.at, true); !status.ok()) {
-    return AttemptFailed(status, true);
-  }
   scratch_ = answer.scratch;
   scratch_key_ = answer.scratch_key;
   remote_device_ = answer.at.port.device;
   if (remote_device_ >= kMaxDevices) {
     return AttemptFailed(absl::InvalidArgumentError("the peer: a device of no number"), true);
   }
-  PostProbe();
+  SetUp(answer.at, State::kConnecting);
+}
+
+// What its requests are known by, and room for those that are the rail's own.
+absl::Status Rail::Prepare() {
+  VerbsBackend& backend = link_->backend();
+  if (device().room() < kOwnRequests) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(device().name(), ": its completion queue is full"));
+  }
+  uint64_t first = 0;
+  slot_ = backend.TakeSlot(this, first);
+  if (!slot_) return absl::ResourceExhaustedError("verbs: there are too many rails");
+  device().TakeRoom(kOwnRequests);
+  reserved_ = kOwnRequests;
+  queue_.Reset(backend.queue_depth(), first);
+  bytes_ = 0;
+  return absl::OkStatus();
 }
 
 // A random word there and back: the read also shows that the write is behind it.
 void Rail::PostProbe() {
+  if (absl::Status status = Prepare(); !status.ok()) {
+    return AttemptFailed(std::move(status), false);
+  }
   state_ = State::kProbing;
+  deadline_ = Now() + AttemptTime(link_->backend().options().verbs);
+  link_->backend().TimersChanged();
   nonce_ = RandomNonZero64();
   StoreScratch(link_->scratch().at + index_ * 8, nonce_);
   StoreScratch(link_->scratch().at + Scratch::kReadOffset + index_ * 8, 0);
@@ -147,10 +182,10 @@ void Rail::OnProbed(const Probed& probed) {
 }
 
 void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
-  if (qp_ != nullptr) link_->TellLost(index_, life_, why);
+  if (state_ >= State::kOffered) link_->TellLost(index_, life_, why);
   // Out of kProbing, so that the probe's own end changes nothing.
   state_ = State::kWaiting;
-  Destroy(why);
+  Destroy(why, Undying::kLeave);
   why_ = std::move(why);
   if (bad_pair && !was_up_) {
     bad_.push_back(pair_);
@@ -188,6 +223,14 @@ void Rail::OnDeadline(Time now) {
   switch (state_) {
     case State::kWaiting:
       return Attempt();
+    case State::kMaking:
+      return AttemptFailed(absl::DeadlineExceededError(
+                               absl::StrCat(Where(), ": its queue pair was not made in time")),
+                           false);
+    case State::kConnecting:
+      return AttemptFailed(absl::UnavailableError(
+                               absl::StrCat(Where(), ": the peer's address was not found in time")),
+                           true);
     case State::kOffered:
       return AttemptFailed(absl::UnavailableError(absl::StrCat(
                                Where(), ": the peer did not answer the offer of a queue pair")),
