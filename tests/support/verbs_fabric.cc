@@ -378,6 +378,11 @@ void VerbsFabric::DelayCompletions(Duration delay) {
   completion_delay_ = delay;
 }
 
+void VerbsFabric::SetRegistrationTime(Duration time) {
+  std::lock_guard lock(mutex_);
+  registration_time_ = time;
+}
+
 void VerbsFabric::Hold(bool held) {
   std::lock_guard lock(mutex_);
   held_ = held;

@@ -108,6 +108,8 @@ class VerbsFabric {
   // acknowledgement had been lost.
   void LoseAcks(uint64_t n);
   void DelayCompletions(Duration delay);
+  // So long each registration of memory takes.
+  void SetRegistrationTime(Duration time);
   // Nothing moves while held.
   void Hold(bool held);
   // How long an unreachable peer is tried: what timeout and retry_count stand for.
@@ -162,6 +164,7 @@ class VerbsFabric {
   uint64_t overruns_ = 0, doorbells_ = 0, requests_ = 0, completions_ = 0, not_ready_ = 0;
   uint64_t lose_completions_ = 0, lose_acks_ = 0;
   Duration completion_delay_{};
+  Duration registration_time_{};
   Duration retry_time_ = std::chrono::milliseconds(300);
   bool held_ = false;
   bool stop_ = false;

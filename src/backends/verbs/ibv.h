@@ -4,7 +4,7 @@
 // Calls take and return what those of libibverbs do: null and errno, or 0 and an errno value.
 // Everything made through one Ibv is destroyed through it, before it.
 // Thread-safety: as libibverbs: from any thread. The backend makes all calls from its owner's
-// thread, except RegMr, which it makes for several devices at once.
+// thread, except RegMr and DeregMr of regions.
 
 #ifndef KVXFER_BACKENDS_VERBS_IBV_H_
 #define KVXFER_BACKENDS_VERBS_IBV_H_

@@ -8,10 +8,6 @@
 namespace kvxfer::verbs {
 namespace {
 
-const char* LayerName(uint8_t link_layer) {
-  return link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand";
-}
-
 // As far as the GIDs tell: IPv4 addresses with 24 bits in common, else the 64 bits of the prefix.
 bool SameSubnet(const Gid& a, const Gid& b) {
   const bool v4 = a[10] == 0xff && a[11] == 0xff && a[0] == 0;
@@ -52,10 +48,13 @@ class Chooser {
   static bool Has(const std::vector<Pair>& pairs, const Pair& pair) {
     return std::ranges::find(pairs, pair) != pairs.end();
   }
-  std::tuple<bool, size_t, size_t, size_t> Cost(const Pair& pair) const {
-    const bool apart = !SameSubnet(local_[pair.local].gid, remote_[pair.remote].gid);
+  std::tuple<bool, bool, size_t, size_t, size_t> Cost(const Pair& pair) const {
+    const PortInfo& here = local_[pair.local];
+    const PortInfo& there = remote_[pair.remote];
+    const bool unsure = ReachOf(Hint(here), Hint(there)) != Reach::kLikely;
+    const bool apart = !SameSubnet(here.gid, there.gid);
     const size_t uses = local_uses_[pair.local] + remote_uses_[pair.remote];
-    return {apart, uses, std::max(pair.local, pair.remote), pair.local + pair.remote};
+    return {unsure, apart, uses, std::max(pair.local, pair.remote), pair.local + pair.remote};
   }
 
   const std::span<const PortInfo> local_;
@@ -69,18 +68,34 @@ class Chooser {
 }  // namespace
 
 std::string WhyApart(const PortInfo& a, const PortInfo& b) {
-  if (a.link_layer != b.link_layer) {
-    return absl::StrCat(a.name, " is ", LayerName(a.link_layer), ", ", b.name, " is ",
-                        LayerName(b.link_layer));
+  const FabricHint here = Hint(a);
+  const FabricHint there = Hint(b);
+  const Reach reach = ReachOf(here, there);
+  if (reach != Reach::kNo && reach != Reach::kUnlikely) return {};
+  if (here.link != there.link) {
+    return absl::StrCat(a.name, " is ", ToString(here.link), ", ", b.name, " is ",
+                        ToString(there.link));
   }
-  const bool named = !a.fabric.empty() && !b.fabric.empty();
-  if (named && a.fabric != b.fabric) {
+  if (reach == Reach::kNo) {
     return absl::StrCat(a.name, " is in fabric ", a.fabric, ", ", b.name, " in ", b.fabric);
   }
-  if (!named && a.link_layer == IBV_LINK_LAYER_INFINIBAND && !SameSubnet(a.gid, b.gid)) {
-    return absl::StrCat("the subnet prefixes of ", a.name, " and ", b.name, " differ");
+  // A port that is down has no prefix to tell.
+  if (a.gid == Gid{} || b.gid == Gid{}) return {};
+  return absl::StrCat("the subnet prefixes of ", a.name, " and ", b.name,
+                      " differ; where there is a router between them, give both one fabric name");
+}
+
+absl::Status CheckPairs(std::span<const PortInfo> local, std::span<const PortInfo> remote) {
+  std::string reasons;
+  for (const PortInfo& a : local) {
+    for (const PortInfo& b : remote) {
+      const std::string why = WhyApart(a, b);
+      if (why.empty()) return absl::OkStatus();
+      absl::StrAppend(&reasons, "; ", why);
+    }
   }
-  return {};
+  return absl::UnavailableError(
+      absl::StrCat("no port of ours can talk to one of the peer's", reasons));
 }
 
 std::vector<Pair> ChoosePairs(std::span<const PortInfo> local, std::span<const PortInfo> remote,

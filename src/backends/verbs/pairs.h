@@ -1,8 +1,8 @@
 // Which port of ours talks to which of the peer's. Pure.
 //
-// Ports may talk where their link layer is the same, both have the same fabric name or one has
-// none, and, on InfiniBand without names, their subnet prefixes are equal. That is a hint: a pair
-// is used only once a write over it has been verified.
+// Whether ports may talk is what src/core/rails.h makes of their hints: their link layer is the
+// same, both have the same fabric name or one has none, and, on InfiniBand without names, their
+// subnet prefixes are equal. A pair is used only once a write over it has been verified.
 //
 // Rails are pairs chosen so that every port that has a partner is used, ports of one subnet before
 // others, and each as evenly as may be: 2 to 2 makes two rails, 4 to 2 four, 1 to 8 eight.
@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "src/backends/verbs/port.h"
 
 namespace kvxfer::verbs {
@@ -32,6 +33,9 @@ struct Pair {
 
 // Why the two cannot talk; empty: they may.
 std::string WhyApart(const PortInfo& a, const PortInfo& b);
+
+// Why no pair of them may talk; Unavailable, but OK where one may.
+absl::Status CheckPairs(std::span<const PortInfo> local, std::span<const PortInfo> remote);
 
 // At most `most` pairs, the best first.
 std::vector<Pair> ChoosePairs(std::span<const PortInfo> local, std::span<const PortInfo> remote,

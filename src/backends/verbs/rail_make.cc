@@ -108,12 +108,14 @@ void Rail::PostProbe() {
   FillWord(Chain(), false);
   ibv_send_wr& read = Chain();
   FillWord(read, true);
+  probed_at_ = Now();
   Internal(Purpose::kProbe, read, 2);
 }
 
 void Rail::ProbeDone(const absl::Status& status) {
   if (state_ != State::kProbing) return;
   if (!status.ok()) return AttemptFailed(status, true);
+  round_trip_ = Now() - probed_at_;
   if (LoadScratch(link_->scratch().at + Scratch::kReadOffset + index_ * 8) != nonce_) {
     return AttemptFailed(
         absl::DataLossError(absl::StrCat(Where(), ": a probe came back as something else")), true);
