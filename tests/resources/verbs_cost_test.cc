@@ -43,7 +43,6 @@ TEST(VerbsCost, OfABlockIsAWorkRequestAndHardlyACompletion) {
   EXPECT_GE(made.requests, 200 * made.doorbells);
 }
 
-// Blocks that lie together here and there are one request.
 TEST(VerbsCost, OfOneSmallTransferIsOneDoorbell) {
   SetLogLevel(LogLevel::kError);
   constexpr int kTransfers = 100;
