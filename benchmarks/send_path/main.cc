@@ -9,6 +9,7 @@
 #include <string>
 
 #include "kvxfer/log.h"
+#include "tests/support/null_device.h"
 #include "tests/support/send_path.h"
 
 extern "C" {
@@ -25,6 +26,19 @@ __attribute__((noinline)) void kvxfer_counted(kvxfer::testing::SendPath& path,
 namespace kvxfer::testing {
 namespace {
 
+void Print(const DeviceCounts& counts, uint64_t blocks) {
+  const auto per = [](uint64_t count, uint64_t of) {
+    return static_cast<double>(count) / static_cast<double>(of);
+  };
+  std::printf("work requests per block:                  %10.4f\n", per(counts.requests, blocks));
+  std::printf("work requests per doorbell:               %10.1f\n",
+              per(counts.requests, counts.doorbells));
+  std::printf("completions per block at the initiator:   %10.5f\n",
+              per(counts.send_entries, blocks));
+  std::printf("completions per block at the target:      %10.5f\n",
+              per(counts.receive_entries, blocks));
+}
+
 absl::Status Run(const SendPathShape& shape, int transfers, bool notify) {
   auto path = SendPath::Create(shape);
   if (!path.ok()) return path.status();
@@ -32,14 +46,21 @@ absl::Status Run(const SendPathShape& shape, int transfers, bool notify) {
   options.deadline = std::chrono::minutes(10);
   if (notify) options.notification = "request 7";
   constexpr int kWarmUp = 4;
+  DeviceCounts before;
   for (int i = -kWarmUp; i < transfers; ++i) {
-    if (i == 0) kvxfer_count_from();
+    if (i == 0) {
+      before = CountsOfNullDevices();
+      kvxfer_count_from();
+    }
     absl::Status end;
     kvxfer_counted(**path, options, end);
     if (end.ok() && notify) end = (*path)->TakeNotification();
     if (!end.ok()) return end;
   }
   kvxfer_count_to();
+  if (shape.verbs) {
+    Print(CountsOfNullDevices() - before, (*path)->runs() * static_cast<uint64_t>(transfers));
+  }
   return absl::OkStatus();
 }
 
@@ -52,6 +73,7 @@ int Main(int argc, char** argv) {
   app.add_option("--regions", shape.regions, "Paged regions")->check(CLI::Range(1, 1024));
   app.add_option("--transfers", transfers, "Transfers that are counted")
       ->check(CLI::Range(1, 1'000'000));
+  app.add_flag("--verbs", shape.verbs, "Over the verbs backend and a device that moves nothing");
   app.add_flag("--notify", notify, "Each with a notification, which the target takes");
   CLI11_PARSE(app, argc, argv);
   SetLogLevel(LogLevel::kError);  // that a peer goes is no news here

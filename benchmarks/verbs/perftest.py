@@ -18,6 +18,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -94,12 +95,16 @@ class Kvxfer:
     def __init__(self, program, client, server):
         self.program = program
         self.environment = {**os.environ, "KVXFER_VERBS_DEVICES": client}
+        # Of every initiator that leaves it says so.
+        self.errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8")
         self.served = subprocess.Popen(
             [program, "serve", "--listen", "127.0.0.1:0", "--backend", "verbs", "--json"],
-            env={**os.environ, "KVXFER_VERBS_DEVICES": server}, stdout=subprocess.PIPE, text=True)
+            env={**os.environ, "KVXFER_VERBS_DEVICES": server}, stdout=subprocess.PIPE,
+            stderr=self.errors, text=True)
         line = self.served.stdout.readline()
         if not line:
-            sys.exit("kvxfer serve said nothing; its errors are above")
+            self.errors.seek(0)
+            sys.exit(f"kvxfer serve ended: {self.errors.read().strip()}")
         self.address = json.loads(line)["serving"]
 
     def close(self):

@@ -3,7 +3,7 @@
 // memory of peers. docs/adding-a-backend.md walks through one.
 //
 // Thread-safety: one agent thread at a time calls into a backend and everything it made; a backend
-// needs no locks for that. Nothing here may block, except Create.
+// needs no locks for that. Nothing here may block, except Create and Prepare.
 // Order: every backend is treated as unordered. What differs between backends is data:
 // Capabilities.
 //
@@ -57,6 +57,13 @@ struct Capabilities {
   size_t max_arrivals = 0;
 };
 
+// What Backend::Prepare did ahead of Register. Destroyed on any thread, before its backend; what
+// Register did not take is undone.
+class Prepared {
+ public:
+  virtual ~Prepared() = default;
+};
+
 // One local region as the agent registered it. `rkey` is random, non-zero and unique within the
 // incarnation.
 struct LocalRegion {
@@ -64,6 +71,7 @@ struct LocalRegion {
   uint32_t rkey = 0;
   MemorySpan span{};
   Access access = Access::kNone;
+  Prepared* prepared = nullptr;  // what Prepare made of this span and access; null: nothing
 };
 
 // One region of a peer, as its metadata tells.
@@ -159,6 +167,7 @@ struct RailInfo {
   double bytes_per_second = 0;  // nominal; 0: not known
   uint32_t distance = 0;        // between its NIC and the memory; 0: near
   std::string name{};           // a word for a person, e.g. "mlx5_0:1 → mlx5_2:1"
+  Duration round_trip{};        // of the probe that opened it; 0: not known
 };
 
 // One connection to one peer. Rails may fail alone: while the endpoint lives, kRailDown takes one
@@ -241,12 +250,21 @@ class Backend {
   virtual std::string Address() const = 0;
 
   // Whether a peer can be tried at all, from its address and host alone; the Status says why not.
+  // FailedPrecondition: it is one that this backend is for, and cannot be reached; that another one
+  // is taken is worth a warning.
   virtual absl::Status Reachable(std::string_view address, const HostIdentity& host) const = 0;
 
   // Starts connecting; kConnected or kDown (with why) follows. The agent gives up by Shutdown.
   virtual absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                             const HostIdentity& host) = 0;
 
+  // The part of Register that takes long (a device pins the pages of large memory for hundreds of
+  // milliseconds), for LocalRegion::prepared. Any thread, beside every other call. Null: there is
+  // none; an error: Register would fail so.
+  virtual absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const MemorySpan& /*span*/,
+                                                            Access /*access*/) {
+    return nullptr;
+  }
   virtual absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) = 0;
 
   // Makes progress, for a bounded time, and reports up to out.size() events. `readable` false: the
@@ -276,7 +294,7 @@ struct BackendContext {
 };
 
 // Makes the backend `name` ("tcp", "faulty:shm", ...). NotFound lists the known ones; Unavailable
-// explains why it is not usable here.
+// explains why it is not usable here; Unimplemented: this host has nothing that it is for.
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(std::string_view name,
                                                      const BackendContext& context);
 

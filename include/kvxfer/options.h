@@ -43,10 +43,12 @@ struct FaultOptions {
 
 // How the backend `verbs` uses RDMA devices; docs/verbs.md explains each.
 struct VerbsOptions {
-  // Ports to use, "mlx5_0" (all of its ports) or "mlx5_0:1"; empty: every active one.
+  // Ports to use, by patterns that name a device ("mlx5_0", "mlx5_*"), port ("mlx5_0:1"), netdev
+  // ("ibp60s0"), subnet ("10.1.0.0/24"), PCI address ("3c:00") or fabric ("fabric:blue"); "^..."
+  // leaves out. Empty: every active one, but one only of a card's function and its virtual ones.
   std::vector<std::string> devices{};
-  // What fabric a port belongs to, "mlx5_0:1=blue" or "mlx5_0=blue". A port with a name talks to
-  // ports of that name only; names are needed where two fabrics share a subnet prefix.
+  // What fabrics ports belong to, "blue=mlx5_0,3c:00": a name and patterns. A port with a name
+  // talks to ports of that name only; names are needed where two fabrics share a subnet prefix.
   std::vector<std::string> fabrics{};
   // Where control connections come in; empty: the host of AgentOptions::listen, any free port.
   std::string listen{};
@@ -69,8 +71,8 @@ struct AgentOptions {
   std::string name{};
 
   // Backends to use, best first, each once; "faulty:<backend>" decorates. Each must be usable here.
-  // Empty: those of {"loopback", "shm", "tcp"} that are; Agent::Explain says why another one is
-  // not.
+  // Empty: those of {"loopback", "shm", "verbs", "tcp"} that are; Agent::Explain says why another
+  // one is not.
   std::vector<std::string> backends{};
   // AddPeer fails unless the peer is reached over one of these; empty: any.
   std::vector<std::string> require_backends{};

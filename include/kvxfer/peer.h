@@ -39,6 +39,7 @@ struct RailExplanation {
   std::string name{};  // e.g. "mlx5_0:1 → mlx5_2:1"; empty: the backend has no word for it
   bool up = true;
   double bytes_per_second = 0;  // as measured lately, or else the nominal speed
+  Duration round_trip{};        // of the probe that opened it; 0: there was none
   Duration down_for{};          // while it is not up
   std::string why{};            // why it is not, or was not when it failed last; empty: never
 };

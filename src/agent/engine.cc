@@ -23,7 +23,7 @@ constexpr uint32_t kLateAcks = 2;
 constexpr uint32_t kEagerAcks = 64;
 
 const std::vector<std::string>& DefaultBackends() {
-  static const std::vector<std::string> names{"loopback", "shm", "tcp"};
+  static const std::vector<std::string> names{"loopback", "shm", "verbs", "tcp"};
   return names;
 }
 
@@ -125,8 +125,9 @@ absl::Status Engine::MakeBackends() {
       return Annotate(why, absl::StrCat("backend ", name));
     }
     unusable_.push_back({.backend = name, .why = std::string(why.message())});
-    Log(LogLevel::kWarning, "agent {} goes without a backend: {}", options.name,
-        unusable_.back().why);
+    // That a host has no such hardware is no news.
+    Log(absl::IsUnimplemented(why) ? LogLevel::kDebug : LogLevel::kWarning,
+        "agent {} goes without a backend: {}", options.name, unusable_.back().why);
   }
   inbound_.BoundGrants();
   return CheckSomeBackend();

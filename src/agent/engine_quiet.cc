@@ -7,8 +7,14 @@
 namespace kvxfer {
 
 absl::StatusOr<RegionId> Engine::RegisterMemory(const MemorySpan& span, Access access) {
+  if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (runtime_.loop.stopped()) return ClosedError();
+  // What takes long is done here, for transfers go on meanwhile.
+  auto ahead = MemoryRegistry::Prepare(span, access, runtime_.backends);
+  if (!ahead.ok()) return ahead.status();
   absl::StatusOr<RegionId> id = absl::UnknownError("");
-  auto status = Call([&] { id = runtime_.memory.Register(span, access, runtime_.backends); });
+  auto status =
+      Call([&] { id = runtime_.memory.Register(span, access, runtime_.backends, *ahead); });
   return status.ok() ? id : status;
 }
 

@@ -25,13 +25,25 @@ absl::Status CheckSpan(const MemorySpan& span) {
   return absl::OkStatus();
 }
 
+bool Takes(const Backend& backend, MemoryKind kind) {
+  return (backend.capabilities().memory_kinds & 1u << static_cast<uint32_t>(kind)) != 0;
+}
+
 }  // namespace
 
-MemoryRegistry::MemoryRegistry() : table_(std::make_shared<RegionTable>()) {}
+absl::StatusOr<MemoryRegistry::Ahead> MemoryRegistry::Prepare(const MemorySpan& span, Access access,
+                                                              const Backends& backends) {
+  if (auto status = CheckSpan(span); !status.ok()) return status;
+  Ahead ahead;
+  for (const auto& backend : backends) {
+    ahead.push_back(nullptr);
+    if (Takes(*backend, span.kind)) ahead.back() = backend->Prepare(span, access);
+  }
+  return ahead;
+}
 
 absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access access,
-                                                  const Backends& backends) {
-  if (auto status = CheckSpan(span); !status.ok()) return status;
+                                                  const Backends& backends, const Ahead& ahead) {
   if (entries_.size() >= kMaxRegions) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the agent has ", kMaxRegions,
@@ -43,26 +55,40 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
   absl::Status why = absl::InvalidArgumentError(
       absl::StrCat("no backend of this agent takes ", ToAbsl(KindName(span.kind)), " memory"));
   bool any = false;
-  for (const auto& backend : backends) {
-    const uint32_t bit = 1u << static_cast<uint32_t>(span.kind);
+  for (size_t i = 0; i < backends.size(); ++i) {
+    Backend& backend = *backends[i];
     std::unique_ptr<Registration> hold;
-    if ((backend->capabilities().memory_kinds & bit) != 0) {
-      auto made = backend->Register(entry.region);
-      if (made.ok()) {
-        hold = *std::move(made);
+    if (Takes(backend, span.kind)) {
+      absl::Status failed = ahead[i].status();
+      if (failed.ok()) {
+        entry.region.prepared = ahead[i]->get();
+        auto made = backend.Register(entry.region);
+        failed = made.status();
+        if (made.ok()) hold = *std::move(made);
+      }
+      if (failed.ok()) {
         any = true;
       } else {
-        why = Annotate(made.status(), backend->name());
+        why = Annotate(failed, backend.name());
         Log(LogLevel::kWarning, "memory not registered: {}", ToStd(why.message()));
       }
     }
     entry.holds.push_back(std::move(hold));
   }
+  entry.region.prepared = nullptr;
   if (!any) return why;
   ++last_region_;
   const RegionId id = entry.region.id;
+  rkeys_.insert(entry.region.rkey);
+  {
+    std::lock_guard lock(mu_);
+    open_[id] = {.id = id,
+                 .base = reinterpret_cast<uintptr_t>(span.data),
+                 .bytes = span.bytes,
+                 .access = access};
+    table_.reset();
+  }
   entries_.emplace(id, std::move(entry));
-  PublishTable();
   return id;
 }
 
@@ -73,11 +99,18 @@ absl::Status MemoryRegistry::Close(RegionId id) {
                                             " is registered (deregistered before?)"));
   }
   it->second.closed = true;
-  PublishTable();
+  std::lock_guard lock(mu_);
+  open_.erase(id);
+  table_.reset();
   return absl::OkStatus();
 }
 
-void MemoryRegistry::Remove(RegionId id) { entries_.erase(id); }
+void MemoryRegistry::Remove(RegionId id) {
+  const auto it = entries_.find(id);
+  if (it == entries_.end()) return;
+  rkeys_.erase(it->second.region.rkey);
+  entries_.erase(it);
+}
 
 absl::Status MemoryRegistry::Use(const RegionTable& table, std::span<const uint32_t> regions) {
   for (uint32_t index : regions) {
@@ -139,30 +172,20 @@ std::vector<uint32_t> MemoryRegistry::LiveRegions() const {
 
 std::shared_ptr<const RegionTable> MemoryRegistry::table() const {
   std::lock_guard lock(mu_);
+  if (table_ == nullptr) {
+    std::vector<RegionView> views;
+    views.reserve(open_.size());
+    for (const auto& [id, view] : open_) views.push_back(view);
+    table_ = std::make_shared<const RegionTable>(std::move(views), "local");
+  }
   return table_;
 }
 
 uint32_t MemoryRegistry::NewRkey() const {
   for (;;) {
     const uint32_t rkey = RandomNonZero32();
-    const bool taken = std::ranges::any_of(
-        entries_, [rkey](const auto& entry) { return entry.second.region.rkey == rkey; });
-    if (!taken) return rkey;
+    if (!rkeys_.contains(rkey)) return rkey;
   }
-}
-
-void MemoryRegistry::PublishTable() {
-  std::vector<RegionView> views;
-  for (const auto& [id, entry] : entries_) {
-    if (entry.closed) continue;
-    views.push_back({.id = id,
-                     .base = reinterpret_cast<uintptr_t>(entry.region.span.data),
-                     .bytes = entry.region.span.bytes,
-                     .access = entry.region.access});
-  }
-  auto table = std::make_shared<const RegionTable>(std::move(views), "local");
-  std::lock_guard lock(mu_);
-  table_ = std::move(table);
 }
 
 }  // namespace kvxfer

@@ -1,6 +1,6 @@
 // The agent's registered regions and each backend's hold on them.
 //
-// Thread-safety: table() from any thread; everything else by the owner of the engine.
+// Thread-safety: table() and Prepare() from any thread; everything else by the owner of the engine.
 
 #ifndef KVXFER_AGENT_MEMORY_REGISTRY_H_
 #define KVXFER_AGENT_MEMORY_REGISTRY_H_
@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,11 +23,14 @@ class MemoryRegistry {
  public:
   using Backends = std::vector<std::unique_ptr<Backend>>;
 
-  MemoryRegistry();
-
+  // What each backend did ahead, or said why not.
+  using Ahead = std::vector<absl::StatusOr<std::unique_ptr<Prepared>>>;
+  // From any thread. InvalidArgument: no memory that could be registered.
+  static absl::StatusOr<Ahead> Prepare(const MemorySpan& span, Access access,
+                                       const Backends& backends);
   // Registers with every backend that takes this kind of memory; fails when none does.
-  absl::StatusOr<RegionId> Register(const MemorySpan& span, Access access,
-                                    const Backends& backends);
+  absl::StatusOr<RegionId> Register(const MemorySpan& span, Access access, const Backends& backends,
+                                    const Ahead& ahead);
   // From now on no new transfer uses it and new metadata does not name it.
   absl::Status Close(RegionId id);
   // Forgets a closed region.
@@ -55,12 +59,15 @@ class MemoryRegistry {
     std::vector<std::unique_ptr<Registration>> holds;  // by backend
   };
   uint32_t NewRkey() const;
-  void PublishTable();
 
   std::map<RegionId, Entry> entries_;
+  std::unordered_set<uint32_t> rkeys_;  // of entries_
   uint32_t last_region_ = 0;
   mutable std::mutex mu_;
-  std::shared_ptr<const RegionTable> table_;
+  std::map<RegionId, RegionView> open_;
+  // Of open_; null: made when it is asked for, so that many registrations in a row cost no more
+  // each than the first.
+  mutable std::shared_ptr<const RegionTable> table_;
 };
 
 }  // namespace kvxfer

@@ -33,10 +33,9 @@ Peer::Peer(Runtime* runtime, AgentMetadata metadata)
       if (name != runtime_->backends[i]->name()) continue;
       Path path{.backend = i, .address = address};
       const auto& required = runtime_->options.require_backends;
-      path.reachable =
-          required.empty() || std::ranges::find(required, name) != required.end()
-              ? runtime_->backends[i]->Reachable(address, metadata_.host)
-              : absl::FailedPreconditionError("not among AgentOptions::require_backends");
+      path.reachable = required.empty() || std::ranges::find(required, name) != required.end()
+                           ? runtime_->backends[i]->Reachable(address, metadata_.host)
+                           : absl::UnavailableError("not among AgentOptions::require_backends");
       paths_.push_back(std::move(path));
     }
   }

@@ -221,9 +221,11 @@ std::vector<RailExplanation> Peer::ExplainRails(const Link& link) const {
   for (uint32_t rail = 0; rail < link.lives.size(); ++rail) {
     const RailLife& life = link.lives[rail];
     const bool up = life.state == RailLife::State::kUp;
-    rails.push_back({.name = link.endpoint->rail_info(rail).name,
+    RailInfo info = link.endpoint->rail_info(rail);
+    rails.push_back({.name = std::move(info.name),
                      .up = up,
                      .bytes_per_second = link.choice.bytes_per_second(rail),
+                     .round_trip = info.round_trip,
                      .down_for = up ? Duration{} : now - life.since,
                      .why = std::string(life.why.message())});
   }

@@ -63,10 +63,12 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
       link.endpoint->Describe());
   for (const Path& path : paths_) {
     if (path.link.get() == &link) break;
-    if (warned_fallback_ || path.failures == 0) continue;
+    // A peer that a backend is not made for, as shm for other hosts, is no failure of it.
+    const absl::Status& why = path.failures > 0 ? path.last_error : path.reachable;
+    if (warned_fallback_ || (path.failures == 0 && !absl::IsFailedPrecondition(why))) continue;
     warned_fallback_ = true;
     Log(LogLevel::kWarning, "peer {}: using {} because {} failed: {}", metadata_.name, name,
-        runtime_->backends[path.backend]->name(), ToStd(path.last_error.message()));
+        runtime_->backends[path.backend]->name(), ToStd(why.message()));
   }
 }
 

@@ -62,7 +62,7 @@ absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
                      .overtake = true};
   absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::Create(*options);
   // There is no peer yet that could be unavailable: it is this host that lacks something.
-  if (absl::IsUnavailable(agent.status())) {
+  if (absl::IsUnavailable(agent.status()) || absl::IsUnimplemented(agent.status())) {
     return absl::FailedPreconditionError(agent.status().message());
   }
   return agent;

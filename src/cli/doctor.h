@@ -37,6 +37,8 @@ class SystemView {
   const Sysfs& files() const { return files_; }
   const Topology& topology() const { return topology_; }
 
+  // Whether the kernel is of this version or later. One that cannot be read counts as old.
+  bool KernelAtLeast(int major, int minor) const;
   // Whether this process may open the device file for reading and writing; NotFound where there is
   // none.
   virtual absl::Status MayOpen(const std::string& path) const = 0;

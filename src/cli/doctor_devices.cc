@@ -98,7 +98,7 @@ Findings Firmware(const SystemView& view) {
   return OrOk(bad, absl::StrJoin(distinct, ", "));
 }
 
-// A parent and its virtual function are one port: as two rails they are counted twice.
+// A parent and its virtual function are one port. Our rails take it once; others may not.
 Findings Functions(const SystemView& view) {
   const Topology& topology = view.topology();
   size_t physical = 0;
@@ -118,8 +118,11 @@ Findings Functions(const SystemView& view) {
   }
   const std::vector<std::string> names(doubled.begin(), doubled.end());
   return Warning(absl::StrCat("virtual functions are active beside their parents ", Names(names)),
-                 "both share one port, so as two rails they give no more than one",
-                 "use one of them: --ports '^" + names.front() + "'");
+                 "both share one port: kvxfer takes the parent as its rail, unless the other is "
+                 "named; UCX and libfabric count the port twice",
+                 "take the virtual functions away, or name the one to use: "
+                 "KVXFER_VERBS_DEVICES=" +
+                     names.front());
 }
 
 // The number in "32.0 GT/s PCIe".

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -12,15 +11,6 @@
 namespace kvxfer::cli {
 namespace {
 
-// Whether the running kernel is of this version or later. An unreadable one counts as old.
-bool KernelAtLeast(const SystemView& view, int major, int minor) {
-  const std::string release = view.files().Read("/proc/sys/kernel/osrelease").value_or("");
-  int its_major = 0;
-  int its_minor = 0;
-  if (std::sscanf(release.c_str(), "%d.%d", &its_major, &its_minor) != 2) return false;
-  return std::pair(its_major, its_minor) >= std::pair(major, minor);
-}
-
 bool ModuleLoaded(const SystemView& view, const std::string& name) {
   return view.files().Exists("/sys/module/" + name);
 }
@@ -28,7 +18,7 @@ bool ModuleLoaded(const SystemView& view, const std::string& name) {
 // NVIDIA's open kernel modules export GPU memory as dma-buf; NIC drivers take it from Linux 5.12.
 bool NvidiaDmabuf(const SystemView& view) {
   const std::string version = view.files().Read("/proc/driver/nvidia/version").value_or("");
-  return version.find("Open Kernel Module") != std::string::npos && KernelAtLeast(view, 5, 12);
+  return version.find("Open Kernel Module") != std::string::npos && view.KernelAtLeast(5, 12);
 }
 
 Findings GpuDirect(const SystemView& view) {
@@ -80,7 +70,7 @@ Findings HugePages(const SystemView& view) {
     return Warning("the kernel has no transparent huge pages", cost, "sysctl vm.nr_hugepages=N");
   }
   // Since 6.1 memory can be collapsed into huge pages whatever the settings are.
-  if (KernelAtLeast(view, 6, 1)) return Ok("transparent, on demand");
+  if (view.KernelAtLeast(6, 1)) return Ok("transparent, on demand");
   const std::string shmem = view.files().Read(folder + "/shmem_enabled").value_or("");
   const size_t open = shmem.find('[');
   const std::string set =

@@ -242,10 +242,13 @@ std::string RailsText(const PeerPath& path) {
       path.each_rail.size() > 1 || std::any_of(path.each_rail.begin(), path.each_rail.end(),
                                                [](const RailExplanation& r) { return !r.up; });
   if (!path.reached || !telling) return {};
-  TextGrid grid({TextGrid::Align::kLeft, TextGrid::Align::kLeft, TextGrid::Align::kRight});
+  using Align = TextGrid::Align;
+  TextGrid grid({Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kLeft});
   for (size_t i = 0; i < path.each_rail.size(); ++i) {
     const RailExplanation& rail = path.each_rail[i];
+    const double rtt_us = Seconds(rail.round_trip) * 1e6;
     grid.Add({RailName(rail, i), rail.up ? "up" : "DOWN",
+              rail.up && rtt_us > 0 ? FormatFixed(rtt_us, 1) + " us" : "",
               rail.up ? FormatFixed(8 * rail.bytes_per_second / 1e9, 2) + " Gb/s" : "", rail.why});
   }
   return absl::StrCat("\n", path.backend, "\n", grid.ToString("  "));

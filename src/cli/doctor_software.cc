@@ -106,9 +106,13 @@ Findings Verbs(const SystemView& view) {
     return Problem("libibverbs is not installed", "no RDMA device can be used", mend);
   }
   const std::set<std::string> providers = VerbsProviders(view, library);
+  // Of a process that forks; kvxfer asks libibverbs for it on older kernels (ibv_fork_init).
+  const char* const fork = view.KernelAtLeast(5, 12) ? "the kernel copies pinned pages"
+                                                     : "pinned pages are kept from children";
   const std::string what = absl::StrCat(
       "libibverbs ", VersionOf(view, "libibverbs.so.1", library),
-      "; providers: ", providers.empty() ? "none" : Names({providers.begin(), providers.end()}));
+      "; providers: ", providers.empty() ? "none" : Names({providers.begin(), providers.end()}),
+      "; fork: ", fork);
   std::set<std::string> missing;
   for (const RdmaDevice& device : view.topology().devices) {
     const std::string provider = ProviderOf(device);
@@ -193,7 +197,7 @@ std::span<const Check> SoftwareChecks() {
   static constexpr auto kChecks = std::to_array<Check>({
       {"yama", "/proc/sys/kernel/yama/ptrace_scope, /proc/self/status", &Yama},
       {"same-host", "/proc/self/status, /proc/1/comm, /.dockerenv", &SameHost},
-      {"libibverbs", "libibverbs.so.1 and its providers", &Verbs},
+      {"libibverbs", "libibverbs.so.1 and its providers, /proc/sys/kernel/osrelease", &Verbs},
       {"libfabric", "libfabric.so.1 and its providers", &Libfabric},
       {"ucx", "libucp.so.0 and its transports", &Ucx},
       {"backends", "kvxfer's own, each made once", &Backends},

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
@@ -103,6 +104,14 @@ class LiveView final : public SystemView {
 bool IsBuiltIn(std::string_view backend) {
   return std::any_of(BuiltinBackends().begin(), BuiltinBackends().end(),
                      [&](const BuiltinBackend& built_in) { return built_in.name == backend; });
+}
+
+bool SystemView::KernelAtLeast(int major, int minor) const {
+  const std::string release = files_.Read("/proc/sys/kernel/osrelease").value_or("");
+  int its_major = 0;
+  int its_minor = 0;
+  if (std::sscanf(release.c_str(), "%d.%d", &its_major, &its_minor) != 2) return false;
+  return std::pair(its_major, its_minor) >= std::pair(major, minor);
 }
 
 std::unique_ptr<SystemView> MakeLiveView(Topology topology) {

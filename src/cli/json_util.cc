@@ -104,6 +104,7 @@ Json ToJson(const Explanation& explanation) {
       rails.push_back({{"name", rail.name},
                        {"up", rail.up},
                        {"bytes_per_second", rail.bytes_per_second},
+                       {"round_trip_ns", rail.round_trip.count()},
                        {"down_for_ns", rail.down_for.count()},
                        {"why", rail.why}});
     }

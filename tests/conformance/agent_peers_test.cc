@@ -288,7 +288,7 @@ TEST(AgentPaths, DefaultsChooseTheBestAndExplainTheRest) {
   ASSERT_OK_AND_ASSIGN(Node b, Node::Create(options, MemoryType::kMapped, 4 * kKiB));
   ASSERT_OK(Introduce(*a.agent, *b.agent));
   ASSERT_OK_AND_ASSIGN(const Explanation why, a.agent->Explain("b"));
-  ASSERT_EQ(why.paths.size(), 3u);
+  ASSERT_EQ(why.paths.size(), 4u);
   EXPECT_EQ(std::ranges::count_if(why.paths, [](const auto& path) { return path.chosen; }), 1);
   for (const PathExplanation& path : why.paths) {
     EXPECT_EQ(path.chosen, path.backend == "loopback");

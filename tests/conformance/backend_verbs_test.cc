@@ -46,9 +46,9 @@ TEST_P(VerbsDevice, NetworksAreNeverMixed) {
 
 TEST_P(VerbsDevice, NamedFabricsAreNotTried) {
   VerbsOptions options;
-  options.fabrics = {"i0=red", "i1=blue", "t0=blue", "t1=red"};
-  Use({DeviceOf("initiator", "i0", 1, 10, 0), DeviceOf("initiator", "i1", 1, 11, 1),
-       DeviceOf("target", "t0", 1, 50, 1), DeviceOf("target", "t1", 1, 51, 0)},
+  options.fabrics = {"red=red_*", "blue=subnet:10.77.2.0/24"};
+  Use({DeviceOf("initiator", "red_0", 1, 10, 0), DeviceOf("initiator", "i1", 2, 11, 1),
+       DeviceOf("target", "t0", 2, 50, 1), DeviceOf("target", "red_1", 1, 51, 0)},
       options);
   const uint64_t before = fabric_->calls(Call::kCreateQp);
   ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));

@@ -11,9 +11,11 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -107,6 +109,35 @@ TEST_P(UnusableBackend, IsLeftOutAndExplained) {
 
 INSTANTIATE_TEST_SUITE_P(Errors, UnusableBackend, ::testing::Values("EPERM", "ENOSYS"),
                          [](const auto& error) { return error.param; });
+
+// On a host without RDMA devices, which is no news there unless it was asked for.
+TEST(UnusableVerbs, IsToldOnlyToThoseWhoAsk) {
+  std::error_code error;
+  if (!std::filesystem::is_empty("/sys/class/infiniband", error) && !error) {
+    GTEST_SKIP() << "this host has verbs devices";
+  }
+  warnings = 0;
+  SetLogSink([](LogLevel level, std::string_view) { warnings += level >= LogLevel::kWarning; });
+  ASSERT_OK_AND_ASSIGN(const Node a, Node::Create(Named("a"), MemoryType::kAttached, 4096));
+  ASSERT_OK_AND_ASSIGN(const Node b, Node::Create(Named("b"), MemoryType::kAttached, 4096));
+  ASSERT_OK(Introduce(*a.agent, *b.agent));
+  ASSERT_OK_AND_ASSIGN(const Explanation all, a.agent->Explain("b"));
+  SetLogSink({});
+  EXPECT_EQ(warnings, 0);
+  const PathExplanation* verbs = FindPath(all, "verbs");
+  ASSERT_NE(verbs, nullptr);
+  EXPECT_FALSE(verbs->usable);
+  EXPECT_TRUE(absl::StrContains(verbs->why, "no RDMA device")) << verbs->why;
+
+  AgentOptions required = Named("c");
+  required.require_backends = {"verbs"};
+  EXPECT_TRUE(Fails(Agent::Create(required), absl::StatusCode::kUnavailable,
+                    {"required", "verbs", "no RDMA device"}));
+  AgentOptions chosen = Named("d");
+  chosen.backends = {"verbs", "tcp"};
+  EXPECT_TRUE(
+      Fails(Agent::Create(chosen), absl::StatusCode::kUnimplemented, {"verbs", "no RDMA device"}));
+}
 
 }  // namespace
 }  // namespace kvxfer::testing

@@ -130,8 +130,8 @@ TEST_F(VerbsRails, FabricsAreNotMixedNamedOrNot) {
     std::vector<std::string> a;
     std::vector<std::string> b;
     if (named) {
-      a = {"rxe0=one", "rxe2=two"};
-      b = {"rxe1=one", "rxe3=two"};
+      a = {"one=rxe0", "two=rxe2"};
+      b = {"one=rxe1", "two=rdma3"};
     }
     // In another order on the other side.
     ASSERT_NO_FATAL_FAILURE(
@@ -159,15 +159,13 @@ TEST_F(VerbsRails, UnequalNumbersOfPortsInOneFabric) {
 }
 
 TEST_F(VerbsRails, APeerInAnotherFabricOnlyIsNotReached) {
-  ASSERT_NO_FATAL_FAILURE(
-      Start(Options("a", {"rxe0"}, {"rxe0=one"}), Options("b", {"rxe3"}, {"rxe3=two"})));
-  const BlockSet blocks(kShape, pair_.a.memory.address(), pair_.b.memory.address());
-  TransferOptions options = Unhurried();
-  options.deadline = seconds(5);
-  ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair_.a.agent, "b", options));
-  const absl::Status end = transfer.Wait(kAmple);
-  EXPECT_FALSE(end.ok());
-  EXPECT_NE(end.message().find("fabric"), std::string::npos) << end;
+  const Flavour flavour{
+      .name = "Verbs", .backend = "verbs", .memory = MemoryType::kAttached, .faults = {}};
+  const absl::Status added =
+      Pair::Create(flavour, Options("a", {"rxe0"}, {"one=rxe0"}),
+                   Options("b", {"10.77.1.0/24"}, {"two=rxe3,rxe2"}), kShape.memory_bytes())
+          .status();
+  EXPECT_TRUE(Fails(added, absl::StatusCode::kFailedPrecondition, {"fabric one", "in two"}));
 }
 
 class VerbsLoss : public VerbsRails, public ::testing::WithParamInterface<int> {};

@@ -3,12 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <vector>
 
 #include "kvxfer/log.h"
+#include "tests/resources/counted_allocations.h"
 #include "tests/support/agents.h"
 #include "tests/support/scale.h"
 #include "tests/support/send_path.h"
@@ -17,42 +16,13 @@
 namespace kvxfer::testing {
 namespace {
 
-struct Allocations {
-  uint64_t count = 0;
-  uint64_t bytes = 0;
-};
-
-thread_local Allocations made_here;
-
-}  // namespace
-
-void* Allocate(size_t bytes) {
-  ++made_here.count;
-  made_here.bytes += bytes;
-  void* const memory = std::malloc(bytes == 0 ? 1 : bytes);
-  if (memory == nullptr) std::abort();
-  return memory;
-}
-
-}  // namespace kvxfer::testing
-
-void* operator new(size_t bytes) { return kvxfer::testing::Allocate(bytes); }
-void* operator new[](size_t bytes) { return kvxfer::testing::Allocate(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t /*bytes*/) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t /*bytes*/) noexcept { std::free(memory); }
-
-namespace kvxfer::testing {
-namespace {
-
 constexpr int kTransfers = 100;
 
 TEST(CountedAllocations, AreSeen) {
-  const Allocations before = made_here;
+  const Allocations before = AllocationsHere();
   const auto ids = std::make_unique<std::vector<uint32_t>>(1000);
-  EXPECT_EQ(made_here.count - before.count, 2u);
-  EXPECT_GE(made_here.bytes - before.bytes, 4000u);
+  EXPECT_EQ(AllocationsHere().count - before.count, 2u);
+  EXPECT_GE(AllocationsHere().bytes - before.bytes, 4000u);
   EXPECT_EQ(ids->size(), 1000u);
 }
 
@@ -62,9 +32,9 @@ absl::StatusOr<Allocations> OfWrite(const SendPathShape& shape) {
   if (!path.ok()) return path.status();
   Allocations sum;
   for (int i = -kTransfers; i < kTransfers; ++i) {
-    const Allocations before = made_here;
+    const Allocations before = AllocationsHere();
     auto transfer = (*path)->Submit(Unhurried());
-    const Allocations after = made_here;
+    const Allocations after = AllocationsHere();
     if (!transfer.ok()) return transfer.status();
     if (i >= 0) {
       sum.count += after.count - before.count;

@@ -12,18 +12,20 @@
 #include "src/agent/agent_factory.h"
 #include "src/core/strings.h"
 #include "tests/support/null_backend.h"
+#include "tests/support/null_device.h"
 
 namespace kvxfer::testing {
 namespace {
 
 constexpr Duration kLong = std::chrono::minutes(5);  // also under valgrind
 
-absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(std::string name, const MemorySpan& span) {
+absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(std::string name, const MemorySpan& span,
+                                                 bool verbs) {
   AgentOptions options;
   options.name = std::move(name);
-  options.backends = {"null"};
+  options.backends = {verbs ? "verbs" : "null"};
   options.spin = Duration::zero();
-  auto agent = internal::AgentFactory::Create(options, MakeNullBackend);
+  auto agent = internal::AgentFactory::Create(options, verbs ? MakeNullVerbs : MakeNullBackend);
   if (!agent.ok()) return agent.status();
   auto region = (*agent)->RegisterMemory(span, Access::kReadWrite);
   if (!region.ok()) return region.status();
@@ -66,7 +68,7 @@ absl::Status SendPath::Init() {
 
   const MemorySpan span{.data = memory_, .bytes = memory_bytes_};
   for (auto [name, agent] : {std::pair{"source", &source_}, std::pair{"target", &target_}}) {
-    auto made = MakeAgent(name, span);
+    auto made = MakeAgent(name, span, shape_.verbs);
     if (!made.ok()) return made.status();
     *agent = *std::move(made);
   }

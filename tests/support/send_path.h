@@ -1,6 +1,6 @@
-// Two agents of this process over the null backend: one writes blocks by their ids to the other,
-// and nothing is moved. What it costs is the send path: checking and keeping the ids, cutting
-// slices, posting, completions, the end.
+// Two agents of this process over the null backend, or over the verbs backend with a null device:
+// one writes blocks by their ids to the other, and nothing is moved. What it costs is the send
+// path: checking and keeping the ids, cutting slices, posting, completions, the end.
 //
 // Thread-safety: none.
 
@@ -23,6 +23,7 @@ struct SendPathShape {
   uint32_t ids = 32768;  // blocks of one region, written in an order that coalesces nothing
   uint32_t regions = 1;  // paged regions, e.g. K and V of each layer
   uint64_t block_bytes = 4096;
+  bool verbs = false;  // else the null backend
 };
 
 class SendPath {

@@ -48,7 +48,9 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeTestBackend(std::string_view name,
   const bool faulty = name == "faulty:verbs";
   const Scope& scope = Current();
   if (name != "verbs" && !faulty) return MakeBackend(name, context);
-  if (scope.fabric == nullptr && RealVerbs()) return MakeBackend(name, context);
+  // Who takes what there is gets what this host has.
+  const bool by_default = context.options.backends.empty();
+  if (scope.fabric == nullptr && (RealVerbs() || by_default)) return MakeBackend(name, context);
   AgentOptions options = context.options;
   if (scope.fabric != nullptr) options.verbs = scope.options;
   absl::StatusOr<std::unique_ptr<Backend>> made =

@@ -486,6 +486,11 @@ void VerbsFabric::Reorder(uint64_t seed) {
   random_.emplace(seed);
 }
 
+void VerbsFabric::SetRegistrationTime(Duration time) {
+  std::lock_guard lock(mutex_);
+  registration_time_ = time;
+}
+
 void VerbsFabric::Hold(bool held) {
   std::lock_guard lock(mutex_);
   held_ = held;

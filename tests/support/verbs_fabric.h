@@ -135,6 +135,8 @@ class VerbsFabric {
   // Of backends that are made from now on: requests of one queue pair are executed in any order,
   // and completions come in any order, by this seed, as with SRD.
   void Reorder(uint64_t seed);
+  // So long each registration of memory takes.
+  void SetRegistrationTime(Duration time);
   // Nothing moves while held.
   void Hold(bool held);
   // Whoever makes a queue pair ready to receive from that port is blocked for `time`, and then told
@@ -210,6 +212,7 @@ class VerbsFabric {
   std::optional<Duration> receives_kept_;
   size_t look_ups_ = 0;
   Duration completion_delay_{};
+  Duration registration_time_{};
   Duration retry_time_ = std::chrono::milliseconds(300);
   bool held_ = false;
   bool stop_ = false;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -124,8 +125,13 @@ class FabricIbv final : public verbs::Ibv {
     return mine->children > 0 ? EBUSY : Gone(mine);
   }
   ibv_mr* RegMr(ibv_pd* pd, void* address, size_t bytes, int access) override {
-    std::lock_guard lock(f_.mutex_);
+    std::unique_lock lock(f_.mutex_);
     if (Fails(Call::kRegMr)) return nullptr;
+    if (const Duration time = f_.registration_time_; time > Duration{}) {
+      lock.unlock();
+      std::this_thread::sleep_for(time);
+      lock.lock();
+    }
     auto* mr = new VerbsFabric::Mr;
     Made(mr, pd->context);
     mr->pd = pd;

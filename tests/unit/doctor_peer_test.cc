@@ -22,14 +22,16 @@ PeerPath TwoRails() {
           .reached = true,
           .why = "RC",
           .rails = 2,
-          .each_rail = {{.name = "mlx5_0:1 → mlx5_2:1", .bytes_per_second = 48e9},
+          .each_rail = {{.name = "mlx5_0:1 → mlx5_2:1",
+                         .bytes_per_second = 48e9,
+                         .round_trip = std::chrono::nanoseconds(2340)},
                         {.name = "mlx5_1:1 → mlx5_3:1", .bytes_per_second = 47e9}}};
 }
 
 TEST(DoctorPeerReport, EachRailIsALine) {
   const PeerPath path = TwoRails();
   const std::string text = PeerText(ReportOf(path));
-  EXPECT_THAT(text, HasSubstr("  rail 0 mlx5_0:1 → mlx5_2:1  up  384.00 Gb/s\n"));
+  EXPECT_THAT(text, HasSubstr("  rail 0 mlx5_0:1 → mlx5_2:1  up  2.3 us  384.00 Gb/s\n"));
   EXPECT_THAT(text, HasSubstr("transfers there take verbs"));
   EXPECT_TRUE(PeerStatus(ReportOf(path), /*strict=*/true).ok());
 }
@@ -42,7 +44,8 @@ TEST(DoctorPeerReport, ARailThatIsDownIsAWarning) {
   EXPECT_EQ(path.verdict, Verdict::kWarning);
   EXPECT_TRUE(path.reached);
   const std::string text = PeerText(ReportOf(path));
-  EXPECT_THAT(text, HasSubstr("rail 1 mlx5_1:1 → mlx5_3:1  DOWN               another fabric"));
+  EXPECT_THAT(text,
+              HasSubstr("rail 1 mlx5_1:1 → mlx5_3:1  DOWN                       another fabric"));
   EXPECT_THAT(text, HasSubstr("WARNING  verbs is not whole"));
   EXPECT_THAT(text, HasSubstr("1 of 2 rails are down: rail 1 mlx5_1:1"));
   EXPECT_TRUE(PeerStatus(ReportOf(path), /*strict=*/false).ok());

@@ -115,7 +115,7 @@ TEST_F(OptionsEnvTest, SpinZeroIsNoSpinAndMinusOneIsAdaptive) {
 
 TEST_F(OptionsEnvTest, VerbsHasItsOwn) {
   Set("KVXFER_VERBS_DEVICES", "mlx5_0, mlx5_1:2");
-  Set("KVXFER_VERBS_FABRICS", "mlx5_0=red");
+  Set("KVXFER_VERBS_FABRICS", "red=mlx5_0");
   Set("KVXFER_VERBS_LISTEN", "10.0.0.1:7000");
   Set("KVXFER_VERBS_GID_INDEX", "3");
   Set("KVXFER_VERBS_TIMEOUT", "18");
@@ -123,7 +123,7 @@ TEST_F(OptionsEnvTest, VerbsHasItsOwn) {
   const auto options = OptionsFromEnvironment();
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->verbs.devices, (std::vector<std::string>{"mlx5_0", "mlx5_1:2"}));
-  EXPECT_EQ(options->verbs.fabrics, std::vector<std::string>{"mlx5_0=red"});
+  EXPECT_EQ(options->verbs.fabrics, std::vector<std::string>{"red=mlx5_0"});
   EXPECT_EQ(options->verbs.listen, "10.0.0.1:7000");
   EXPECT_EQ(options->verbs.gid_index, 3);
   EXPECT_EQ(options->verbs.timeout, 18u);

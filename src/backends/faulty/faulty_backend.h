@@ -34,6 +34,10 @@ class FaultyBackend : public Backend {
   }
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
+  absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const MemorySpan& span,
+                                                    Access access) override {
+    return inner_->Prepare(span, access);
+  }
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override {
     return inner_->Register(region);
   }

@@ -8,6 +8,7 @@
 #include "src/backends/verbs/accepted.h"
 #include "src/backends/verbs/dialled.h"
 #include "src/backends/verbs/errors.h"
+#include "src/backends/verbs/port_choice.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
 
@@ -30,7 +31,8 @@ VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> i
       setups_(options_.verbs, &destroyer_) {}
 
 absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const BackendContext& context,
-                                                                   std::unique_ptr<Ibv> ibv) {
+                                                                   std::unique_ptr<Ibv> ibv,
+                                                                   Topology topology) {
   std::unique_ptr<VerbsBackend> backend(new VerbsBackend(context, std::move(ibv)));
   absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
   if (!reactor.ok()) return reactor.status();
@@ -38,7 +40,7 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
   if (absl::Status status = backend->setups_.Open(backend->reactor_.get()); !status.ok()) {
     return status;
   }
-  if (absl::Status status = backend->OpenDevices(); !status.ok()) return status;
+  if (absl::Status status = backend->OpenDevices(std::move(topology)); !status.ok()) return status;
   if (absl::Status status = backend->Listen(); !status.ok()) return status;
   backend->capabilities_ = {.arrival = Arrival::kImmediate,
                             .rail_keeps_order = backend->ordered(),
@@ -51,30 +53,36 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
   return backend;
 }
 
-absl::Status VerbsBackend::OpenDevices() {
+absl::Status VerbsBackend::OpenDevices(Topology topology) {
   std::vector<std::string> names;
   if (const int error = ibv_->ListDevices(names); error != 0) {
     return absl::UnavailableError(
         absl::StrCat(ErrnoText("ibv_get_device_list", error),
                      "; the kernel has no RDMA support loaded (modprobe ib_uverbs)"));
   }
-  absl::Status why = absl::UnavailableError(
-      names.empty() ? "there is no RDMA device (rdma link shows them)"
-                    : "none of the RDMA devices is in `verbs.devices` (KVXFER_VERBS_DEVICES)");
+  if (names.empty()) {
+    return absl::UnavailableError("there is no RDMA device (rdma link shows them)");
+  }
+  const std::vector<std::string> asked = options_.verbs.devices;
+  if (!asked.empty() || !options_.verbs.fabrics.empty() || !topology.ports.empty()) {
+    AddMissing(*ibv_, names, topology);
+  }
+  absl::StatusOr<VerbsOptions> chosen = ChoosePorts(options_.verbs, topology);
+  if (!chosen.ok()) return chosen.status();
+  options_.verbs = *std::move(chosen);
+  absl::Status why;
   queue_depth_ = options_.verbs.queue_depth;
   for (const std::string& name : names) {
-    const bool named = std::ranges::any_of(options_.verbs.devices, [&](const std::string& wanted) {
-      return wanted == name || wanted.starts_with(name + ":");
+    const bool wanted = std::ranges::any_of(options_.verbs.devices, [&](const std::string& port) {
+      return port.starts_with(name + ":");
     });
-    if ((!options_.verbs.devices.empty() && !named) || devices_.size() == kMaxDevices) continue;
+    if ((!options_.verbs.devices.empty() && !wanted) || devices_.size() == kMaxDevices) continue;
     const auto ordinal = static_cast<uint8_t>(devices_.size());
     absl::StatusOr<std::unique_ptr<Device>> device =
         Device::Open(ibv_.get(), this, reactor_.get(), name, ordinal, options_.verbs);
     if (!device.ok()) {
-      if (named) return device.status();
-      if (devices_.empty()) why = device.status();
-      Log(LogLevel::kInfo, "verbs: not used: {}",
-          std::string_view(device.status().message().data(), device.status().message().size()));
+      why.Update(device.status());
+      Log(LogLevel::kInfo, "verbs: not used: {}", ToStd(device.status().message()));
       continue;
     }
     queue_depth_ = std::min(queue_depth_, static_cast<uint32_t>((*device)->attr().max_qp_wr));
@@ -86,18 +94,19 @@ absl::Status VerbsBackend::OpenDevices() {
         ports_.push_back({device.get(), i});
     }
   }
-  for (const std::string& wanted : options_.verbs.devices) {
-    const bool found = std::ranges::any_of(ports_, [&](const PortRef& ref) {
-      return ref.port().info.name == wanted || ref.device->name() == wanted;
-    });
-    if (found) continue;
-    return absl::NotFoundError(absl::StrCat("`verbs.devices` (KVXFER_VERBS_DEVICES) names ", wanted,
-                                            ", which is not there, or not active"));
+  if (ports_.empty() && why.ok()) {
+    why = absl::UnavailableError(
+        "libibverbs has none of the RDMA devices that could be used; install ibverbs-providers");
   }
-  if (queue_depth_ < 16 && !devices_.empty()) {
+  if (ports_.empty()) return why;
+  std::vector<std::string> used;
+  for (const PortRef& ref : ports_) used.push_back(ref.port().info.name);
+  absl::Status named = CheckNamed(asked, options_.verbs, topology, used, why);
+  if (!named.ok()) return named;
+  if (queue_depth_ < 16) {
     return absl::InvalidArgumentError("`verbs.queue_depth` is below 16, or the device's limit is");
   }
-  return ports_.empty() ? why : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 // Without order an immediate says nothing of other requests, so an op is one.
@@ -153,17 +162,30 @@ VerbsBackend::~VerbsBackend() {
 }
 
 std::string VerbsBackend::Address() const {
-  return net::EncodeAddress({incarnation_, advertised_});
+  const std::string control = net::EncodeAddress({incarnation_, advertised_});
+  return EncodeTold({.control = control, .ports = {.ports = PortInfos()}});
 }
 std::string VerbsBackend::ListenAddress() const { return listener_->address().ToString(); }
 
+absl::StatusOr<net::PeerAddress> VerbsBackend::Find(std::string_view address,
+                                                    const HostIdentity& host) const {
+  absl::StatusOr<Told> told = DecodeTold(address);
+  if (!told.ok()) return told.status();
+  absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(told->control, host_, host);
+  if (!peer.ok()) return peer;
+  if (absl::Status talk = CheckPairs(PortInfos(), told->ports.ports); !talk.ok()) {
+    return absl::FailedPreconditionError(talk.message());
+  }
+  return peer;
+}
+
 absl::Status VerbsBackend::Reachable(std::string_view address, const HostIdentity& host) const {
-  return net::DecodeReachable(address, host_, host).status();
+  return Find(address, host).status();
 }
 
 absl::StatusOr<std::unique_ptr<Endpoint>> VerbsBackend::Connect(std::string_view address,
                                                                 const HostIdentity& host) {
-  absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
+  absl::StatusOr<net::PeerAddress> peer = Find(address, host);
   if (!peer.ok()) return peer.status();
   absl::StatusOr<Scratch::Slot> scratch = dialled_scratch_.Take(devices_);
   if (!scratch.ok()) return scratch.status();
@@ -174,16 +196,32 @@ absl::StatusOr<std::unique_ptr<Endpoint>> VerbsBackend::Connect(std::string_view
   return link;
 }
 
-absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const LocalRegion& region) {
-  if (region.span.kind != MemoryKind::kHost) {
+absl::StatusOr<std::unique_ptr<Prepared>> VerbsBackend::Prepare(const MemorySpan& span,
+                                                                Access access) {
+  if (span.kind != MemoryKind::kHost) {
     return absl::InvalidArgumentError("verbs: only host memory can be registered");
   }
-  if (region.span.data == nullptr || region.span.bytes == 0 || region.rkey == 0) {
-    return absl::InvalidArgumentError("verbs: a region needs an address, bytes and an rkey");
+  if (span.data == nullptr || span.bytes == 0) {
+    return absl::InvalidArgumentError("verbs: a region needs an address and bytes");
   }
-  auto registration = std::make_unique<VerbsRegistration>(this, region);
+  auto memory = std::make_unique<DeviceMemory>();
+  if (absl::Status status = memory->Register(span, access, devices_); !status.ok()) return status;
+  return memory;
+}
+
+absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const LocalRegion& region) {
+  if (region.rkey == 0) return absl::InvalidArgumentError("verbs: a region needs an rkey");
+  std::unique_ptr<Prepared> mine;
+  Prepared* prepared = region.prepared;
+  if (prepared == nullptr) {
+    absl::StatusOr<std::unique_ptr<Prepared>> made = Prepare(region.span, region.access);
+    if (!made.ok()) return made.status();
+    mine = *std::move(made);
+    prepared = mine.get();
+  }
+  auto registration = std::make_unique<VerbsRegistration>(
+      this, region.rkey, std::move(*static_cast<DeviceMemory*>(prepared)));
   registrations_.insert(registration.get());
-  if (absl::Status status = registration->Register(devices_); !status.ok()) return status;
   return registration;
 }
 

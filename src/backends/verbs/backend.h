@@ -24,6 +24,7 @@
 #include "src/backends/verbs/request_pool.h"
 #include "src/backends/verbs/scratch.h"
 #include "src/backends/verbs/setup_queue.h"
+#include "src/core/topology.h"
 #include "src/net/address.h"
 #include "src/net/event_sink.h"
 #include "src/net/linger.h"
@@ -50,8 +51,10 @@ class VerbsBackend final : public Backend,
     const LocalPort& port() const { return device->ports()[index]; }
   };
 
+  // `topology` is that of this host; what it does not know of the devices they are asked.
   static absl::StatusOr<std::unique_ptr<VerbsBackend>> Create(const BackendContext& context,
-                                                              std::unique_ptr<Ibv> ibv);
+                                                              std::unique_ptr<Ibv> ibv,
+                                                              Topology topology = {});
   ~VerbsBackend() override;
 
   // --- Backend ---
@@ -62,6 +65,7 @@ class VerbsBackend final : public Backend,
   std::string ListenAddress() const override;
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
+  absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const MemorySpan& span, Access access) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
   size_t Poll(std::span<Event> out, bool readable) override;
   bool Arm() override;
@@ -109,10 +113,12 @@ class VerbsBackend final : public Backend,
   };
 
   VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv);
-  absl::Status OpenDevices();
+  absl::Status OpenDevices(Topology topology);
   absl::Status Listen();
   size_t MaxArrivals() const;
   size_t MaxOpRuns() const;
+  // Where the peer is, if it can be reached from here.
+  absl::StatusOr<net::PeerAddress> Find(std::string_view address, const HostIdentity& host) const;
   void OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) override;
   void OnSendDone(Device& device, const ibv_wc& wc) override;
   void OnReceived(Device& device, const ibv_wc& wc) override;
@@ -126,7 +132,7 @@ class VerbsBackend final : public Backend,
   // All that there are now: what is called for one may end another.
   std::vector<Link*> Links() const { return links_; }
 
-  const AgentOptions options_;
+  AgentOptions options_;  // those of verbs name ports one by one
   const Incarnation incarnation_;
   const HostIdentity host_;
   Capabilities capabilities_;
@@ -134,7 +140,7 @@ class VerbsBackend final : public Backend,
   std::unique_ptr<net::Reactor> reactor_;
   net::EventSink sink_;
   RequestPool requests_;
-  std::vector<std::unique_ptr<Device>> devices_;
+  std::vector<std::unique_ptr<Device>> devices_;  // the same from Create to the end
   DestroyQueue destroyer_;
   SetupQueue setups_;
   std::vector<PortRef> ports_;

@@ -10,6 +10,9 @@
 namespace kvxfer::verbs {
 namespace {
 
+// Control addresses are text without it.
+constexpr char kEndOfControl = '|';
+
 class Writer {
  public:
   void U8(uint64_t v) { Int(v, 1); }
@@ -207,6 +210,24 @@ absl::StatusOr<Blob> Decode(std::span<const std::byte> bytes) {
     return net::Damaged("number of ports");
   }
   return blob;
+}
+
+std::string EncodeTold(const Told& told) {
+  const std::vector<std::byte> ports = Encode(told.ports);
+  std::string out(told.control);
+  out += kEndOfControl;
+  out.append(reinterpret_cast<const char*>(ports.data()), ports.size());
+  return out;
+}
+
+absl::StatusOr<Told> DecodeTold(std::string_view address) {
+  const size_t end = address.find(kEndOfControl);
+  if (end == std::string_view::npos) return net::Damaged("address of a verbs peer");
+  absl::StatusOr<Blob> blob = Decode(std::as_bytes(std::span(address.substr(end + 1))));
+  if (!blob.ok()) return blob.status();
+  auto* const ports = std::get_if<Ports>(&*blob);
+  if (ports == nullptr) return net::Damaged("ports of a verbs peer");
+  return Told{.control = address.substr(0, end), .ports = std::move(*ports)};
 }
 
 }  // namespace kvxfer::verbs

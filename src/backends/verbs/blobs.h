@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -78,6 +79,15 @@ using Blob = std::variant<Ports, Offer, Answer, Probe, Probed, RailLost, Quiet>;
 // Texts are cut to kMaxText.
 std::vector<std::byte> Encode(const Blob& blob);
 absl::StatusOr<Blob> Decode(std::span<const std::byte> bytes);
+
+// What metadata says of an agent: where its control connections come in (src/net/address.h), and
+// the ports it has, so that who has none in common knows without asking.
+struct Told {
+  std::string_view control{};  // of what was decoded
+  Ports ports{};
+};
+std::string EncodeTold(const Told& told);
+absl::StatusOr<Told> DecodeTold(std::string_view address);
 
 }  // namespace kvxfer::verbs
 

@@ -119,13 +119,7 @@ void DialledLink::OnPorts(Ports ports) {
   const std::vector<PortInfo> local = backend_->PortInfos();
   const std::vector<Pair> pairs = ChoosePairs(local, remote_, net::kMaxRails);
   if (pairs.empty()) {
-    std::string why;
-    for (const PortInfo& a : local) {
-      for (const PortInfo& b : remote_) absl::StrAppend(&why, "; ", WhyApart(a, b));
-    }
-    return Down(absl::UnavailableError(absl::StrCat(
-                    "verbs peer ", Name(), ": no port of ours can talk to one of the peer's", why)),
-                true);
+    return Down(Annotate(CheckPairs(local, remote_), absl::StrCat("verbs peer ", Name())), true);
   }
   state_ = State::kUp;
   for (size_t i = 0; i < pairs.size(); ++i) {
@@ -236,7 +230,10 @@ RailInfo DialledLink::rail_info(uint32_t rail) const {
   if (rail >= rails_.size() || backend_ == nullptr) return {};
   const Pair& pair = rails_[rail]->pair();
   const uint32_t mbps = std::min(local_port(pair.local).info.mbps, remote_[pair.remote].mbps);
-  return {.bytes_per_second = mbps * 1e6 / 8, .distance = 0, .name = rails_[rail]->Path()};
+  return {.bytes_per_second = mbps * 1e6 / 8,
+          .distance = 0,
+          .name = rails_[rail]->Path(),
+          .round_trip = rails_[rail]->round_trip()};
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegion& region,

@@ -4,9 +4,9 @@
 // Calls take and return what those of libibverbs do: null and errno, or 0 and an errno value.
 // Everything made through one Ibv is destroyed through it, before it.
 // Thread-safety: as libibverbs: from any thread. The backend makes all calls from its owner's
-// thread, except RegMr, which it makes for several devices at once, and CreateQp and those ModifyQp
-// that make and connect a queue pair, which are made by the threads of SetupQueue. DestroyQp is the
-// owner's alone, so that the queue pair that an event names is there while the event is looked at.
+// thread, except RegMr and DeregMr of regions, and CreateQp and those ModifyQp that make and
+// connect a queue pair, which are made by the threads of SetupQueue. DestroyQp is the owner's
+// alone, so that the queue pair that an event names is there while the event is looked at.
 
 #ifndef KVXFER_BACKENDS_VERBS_IBV_H_
 #define KVXFER_BACKENDS_VERBS_IBV_H_

@@ -7,10 +7,6 @@
 namespace kvxfer::verbs {
 namespace {
 
-const char* LayerName(uint8_t link_layer) {
-  return link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand";
-}
-
 // As far as the GIDs tell: IPv4 addresses with 24 bits in common, else the 64 bits of the prefix.
 bool SameSubnet(const Gid& a, const Gid& b) {
   const bool v4 = a[10] == 0xff && a[11] == 0xff && a[0] == 0;
@@ -23,7 +19,9 @@ PairTable Table(std::span<const PortInfo> local, std::span<const PortInfo> remot
   for (size_t l = 0; l < local.size(); ++l) {
     for (size_t r = 0; r < remote.size(); ++r) {
       if (!WhyApart(local[l], remote[r]).empty()) continue;
-      table.Set(l, r, SameSubnet(local[l].gid, remote[r].gid) ? 0 : 1);
+      const bool unsure = ReachOf(Hint(local[l]), Hint(remote[r])) != Reach::kLikely;
+      const bool apart = !SameSubnet(local[l].gid, remote[r].gid);
+      table.Set(l, r, static_cast<uint8_t>(2 * unsure + apart));
     }
   }
   return table;
@@ -32,18 +30,34 @@ PairTable Table(std::span<const PortInfo> local, std::span<const PortInfo> remot
 }  // namespace
 
 std::string WhyApart(const PortInfo& a, const PortInfo& b) {
-  if (a.link_layer != b.link_layer) {
-    return absl::StrCat(a.name, " is ", LayerName(a.link_layer), ", ", b.name, " is ",
-                        LayerName(b.link_layer));
+  const FabricHint here = Hint(a);
+  const FabricHint there = Hint(b);
+  const Reach reach = ReachOf(here, there);
+  if (reach != Reach::kNo && reach != Reach::kUnlikely) return {};
+  if (here.link != there.link) {
+    return absl::StrCat(a.name, " is ", ToString(here.link), ", ", b.name, " is ",
+                        ToString(there.link));
   }
-  const bool named = !a.fabric.empty() && !b.fabric.empty();
-  if (named && a.fabric != b.fabric) {
+  if (reach == Reach::kNo) {
     return absl::StrCat(a.name, " is in fabric ", a.fabric, ", ", b.name, " in ", b.fabric);
   }
-  if (!named && a.link_layer == IBV_LINK_LAYER_INFINIBAND && !SameSubnet(a.gid, b.gid)) {
-    return absl::StrCat("the subnet prefixes of ", a.name, " and ", b.name, " differ");
+  // A port that is down has no prefix to tell.
+  if (a.gid == Gid{} || b.gid == Gid{}) return {};
+  return absl::StrCat("the subnet prefixes of ", a.name, " and ", b.name,
+                      " differ; where there is a router between them, give both one fabric name");
+}
+
+absl::Status CheckPairs(std::span<const PortInfo> local, std::span<const PortInfo> remote) {
+  std::string reasons;
+  for (const PortInfo& a : local) {
+    for (const PortInfo& b : remote) {
+      const std::string why = WhyApart(a, b);
+      if (why.empty()) return absl::OkStatus();
+      absl::StrAppend(&reasons, "; ", why);
+    }
   }
-  return {};
+  return absl::UnavailableError(
+      absl::StrCat("no port of ours can talk to one of the peer's", reasons));
 }
 
 std::vector<Pair> ChoosePairs(std::span<const PortInfo> local, std::span<const PortInfo> remote,

@@ -1,9 +1,11 @@
 // Which port of ours talks to which of the peer's. Pure.
 //
-// Ports may talk where their link layer is the same, both have the same fabric name or one has
-// none, and, on InfiniBand without names, their subnet prefixes are equal. That is a hint: a pair
-// is used only once a write over it has been verified.
-// Ports of one subnet come before others; src/core/rail_pairs.h says how pairs are chosen.
+// Whether ports may talk is what src/core/rails.h makes of their hints: their link layer is the
+// same, both have the same fabric name or one has none, and, on InfiniBand without names, their
+// subnet prefixes are equal. A pair is used only once a write over it has been verified.
+//
+// Pairs that likely talk come first, then those of one subnet; src/core/rail_pairs.h says how they
+// are chosen.
 //
 // Thread-safety: plain values and functions without state.
 
@@ -16,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "src/backends/verbs/port.h"
 #include "src/core/rail_pairs.h"
 
@@ -26,6 +29,9 @@ using Pair = RailPair;
 
 // Why the two cannot talk; empty: they may.
 std::string WhyApart(const PortInfo& a, const PortInfo& b);
+
+// Why no pair of them may talk; Unavailable, but OK where one may.
+absl::Status CheckPairs(std::span<const PortInfo> local, std::span<const PortInfo> remote);
 
 // At most `most` pairs, the best first.
 std::vector<Pair> ChoosePairs(std::span<const PortInfo> local, std::span<const PortInfo> remote,

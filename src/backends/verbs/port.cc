@@ -1,11 +1,9 @@
 #include "src/backends/verbs/port.h"
 
-#include <arpa/inet.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <vector>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "src/core/strings.h"
@@ -49,22 +47,27 @@ std::string WhatThereIs(std::span<const ibv_gid_entry> entries, uint8_t link_lay
   std::string out;
   for (const ibv_gid_entry& entry : entries) {
     if (!Usable(entry, link_layer)) continue;
-    absl::StrAppend(&out, out.empty() ? "" : ", ", entry.gid_index, " (", GidText(Bytes(entry.gid)),
-                    ")");
+    absl::StrAppend(&out, out.empty() ? "" : ", ", entry.gid_index, " (",
+                    ToString(Bytes(entry.gid)), ")");
   }
   return out.empty() ? "none that can be used" : out;
 }
 
+// The upper bit is the kind of membership: limited members talk to full ones only, so where the
+// table has a partition twice, the full one is taken.
 absl::StatusOr<uint16_t> FindPkey(Ibv& ibv, ibv_context* context, uint8_t number, int entries,
                                   uint32_t wanted) {
   std::string there;
+  std::optional<uint16_t> limited;
   for (int i = 0; i < entries; ++i) {
     uint16_t pkey = 0;
-    if (ibv.QueryPkey(context, number, i, &pkey) != 0) continue;
-    // The upper bit is the kind of membership.
-    if (pkey != 0 && (pkey & 0x7fff) == (wanted & 0x7fff)) return static_cast<uint16_t>(i);
-    if (pkey != 0) absl::StrAppend(&there, there.empty() ? "" : ", ", "0x", absl::Hex(pkey));
+    if (ibv.QueryPkey(context, number, i, &pkey) != 0 || pkey == 0) continue;
+    absl::StrAppend(&there, there.empty() ? "" : ", ", "0x", absl::Hex(pkey));
+    if ((pkey & 0x7fff) != (wanted & 0x7fff)) continue;
+    if ((pkey & 0x8000) != 0) return static_cast<uint16_t>(i);
+    if (!limited) limited = static_cast<uint16_t>(i);
   }
+  if (limited) return *limited;
   return absl::NotFoundError(
       absl::StrCat("P_Key 0x", absl::Hex(wanted), " is not in the port's table, which has ",
                    there.empty() ? "none" : there,
@@ -97,6 +100,8 @@ uint32_t Speed(const ibv_port_attr& attr) {
   return lanes * lane;
 }
 
+}  // namespace
+
 std::vector<ibv_gid_entry> ReadGids(Ibv& ibv, ibv_context* context, uint8_t number, int length) {
   std::vector<ibv_gid_entry> out;
   for (int i = 0; i < std::min(length, kMaxGids); ++i) {
@@ -109,16 +114,15 @@ std::vector<ibv_gid_entry> ReadGids(Ibv& ibv, ibv_context* context, uint8_t numb
   return out;
 }
 
-}  // namespace
+LinkLayer LinkLayerOf(uint8_t link_layer) {
+  return link_layer == IBV_LINK_LAYER_ETHERNET ? LinkLayer::kEthernet : LinkLayer::kInfiniBand;
+}
 
-std::string GidText(const Gid& gid) {
-  char text[INET6_ADDRSTRLEN] = "?";
-  if (IsMapped(gid)) {
-    inet_ntop(AF_INET, gid.data() + 12, text, sizeof(text));
-  } else {
-    inet_ntop(AF_INET6, gid.data(), text, sizeof(text));
-  }
-  return text;
+FabricHint Hint(const PortInfo& port) {
+  FabricHint hint{.link = LinkLayerOf(port.link_layer), .name = port.fabric};
+  if (hint.link != LinkLayer::kInfiniBand) return hint;
+  for (size_t i = 0; i < 8; ++i) hint.subnet_prefix = hint.subnet_prefix << 8 | port.gid[i];
+  return hint;
 }
 
 absl::StatusOr<uint32_t> ChooseGid(std::span<const ibv_gid_entry> entries, uint8_t link_layer,
@@ -195,22 +199,17 @@ uint8_t MtuFromBytes(uint32_t bytes) {
 }
 
 std::string FabricOf(const VerbsOptions& options, const std::string& device, uint8_t number) {
-  std::string out;
+  const std::string port = absl::StrCat("=", device, ":", number);
   for (const std::string& entry : options.fabrics) {
-    const size_t equals = entry.find('=');
-    if (equals == std::string::npos) continue;
-    const std::string port = entry.substr(0, equals);
-    if (port == absl::StrCat(device, ":", number)) return entry.substr(equals + 1);
-    if (port == device) out = entry.substr(equals + 1);
+    if (entry.ends_with(port)) return entry.substr(0, entry.size() - port.size());
   }
-  return out;
+  return {};
 }
 
 bool IsWanted(const VerbsOptions& options, const std::string& device, uint8_t number) {
   if (options.devices.empty()) return true;
-  return std::ranges::any_of(options.devices, [&](const std::string& wanted) {
-    return wanted == device || wanted == absl::StrCat(device, ":", number);
-  });
+  const std::string port = absl::StrCat(device, ":", number);
+  return std::ranges::find(options.devices, port) != options.devices.end();
 }
 
 }  // namespace kvxfer::verbs

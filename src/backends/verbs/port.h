@@ -5,20 +5,21 @@
 #ifndef KVXFER_BACKENDS_VERBS_PORT_H_
 #define KVXFER_BACKENDS_VERBS_PORT_H_
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/options.h"
 #include "src/backends/verbs/ibv.h"
+#include "src/core/rails.h"
+#include "src/core/topology.h"
 
 namespace kvxfer::verbs {
 
-using Gid = std::array<uint8_t, 16>;
+using Gid = IpAddress;
 
 // What a peer is told of a port.
 struct PortInfo {
@@ -57,14 +58,19 @@ absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::st
                                    uint8_t number, const VerbsOptions& options,
                                    const LocalPort* before = nullptr);
 
-std::string GidText(const Gid& gid);
+// All entries of the table that are not holes.
+std::vector<ibv_gid_entry> ReadGids(Ibv& ibv, ibv_context* context, uint8_t number, int length);
+
+LinkLayer LinkLayerOf(uint8_t link_layer);
+// What the port tells of the fabric that it is in.
+FabricHint Hint(const PortInfo& port);
 uint32_t MtuBytes(uint8_t mtu);
 // The largest ibv_mtu that is no more than `bytes`.
 uint8_t MtuFromBytes(uint32_t bytes);
 
-// The fabric that the user names for port "device:number"; empty where none.
+// Of options that name ports one by one (port_choice.h): the fabric of port "device:number", empty
+// where it has no name, and whether the port is listed. Without a list every port is.
 std::string FabricOf(const VerbsOptions& options, const std::string& device, uint8_t number);
-// Whether the user's list takes that port.
 bool IsWanted(const VerbsOptions& options, const std::string& device, uint8_t number);
 
 }  // namespace kvxfer::verbs

@@ -118,7 +118,7 @@ absl::Status QueuePair::Connect(const QpAddress& to) {
                                    IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
                                "RTR");
   if (!status.ok()) {
-    return Annotate(status, absl::StrCat("towards ", to.port.name, " (", GidText(to.port.gid),
+    return Annotate(status, absl::StrCat("towards ", to.port.name, " (", ToString(to.port.gid),
                                          ", LID ", to.port.lid, ")"));
   }
   if (!sends_) return absl::OkStatus();

@@ -96,6 +96,8 @@ class Rail {
   void OnDestroyed();
   bool uses(const Device& device) const;
   bool uses(const Device& device, uint8_t port) const;
+  // Of the last probe that came back: there, and what it left there back.
+  Duration round_trip() const { return round_trip_; }
   uint32_t queue_pair() const { return qp_ == nullptr ? 0 : qp_->number(); }
 
  private:
@@ -152,6 +154,8 @@ class Rail {
   uint64_t scratch_ = 0;  // at the peer
   uint32_t scratch_key_ = 0;
   uint64_t nonce_ = 0;
+  Time probed_at_{};
+  Duration round_trip_{};
   size_t remote_device_ = 0;
   SendQueue queue_;
   uint64_t bytes_ = 0;  // in flight

@@ -144,6 +144,7 @@ void Rail::PostProbe() {
   if (!ordered_) return Internal(Purpose::kProbeWrite, write, 1);
   ibv_send_wr& read = Chain();
   FillWord(read, true);
+  probed_at_ = Now();
   Internal(Purpose::kProbe, read, 2);
 }
 
@@ -156,6 +157,7 @@ void Rail::PostProbeRead() {
 void Rail::ProbeDone(const absl::Status& status) {
   if (state_ != State::kProbing) return;
   if (!status.ok()) return AttemptFailed(status, true);
+  round_trip_ = Now() - probed_at_;
   if (LoadScratch(link_->scratch().at + Scratch::kReadOffset + index_ * 8) != nonce_) {
     return AttemptFailed(
         absl::DataLossError(absl::StrCat(Where(), ": a probe came back as something else")), true);

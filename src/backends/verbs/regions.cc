@@ -30,29 +30,31 @@ int AccessFlags(Access access) {
 
 }  // namespace
 
-VerbsRegistration::~VerbsRegistration() {
-  if (backend_ != nullptr) backend_->Forget(this);
+DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   Close();
+  holds_ = std::exchange(other.holds_, {});
+  return *this;
 }
 
-void VerbsRegistration::Close() {
+void DeviceMemory::Close() {
   for (const Hold& hold : std::exchange(holds_, {})) {
+    const size_t bytes = hold.mr->length;
     const int error = hold.device->ibv().DeregMr(hold.mr);
     if (error == 0) continue;
     Log(LogLevel::kError, "verbs: {}: a region of {} bytes stays reachable: {}",
-        hold.device->name(), region_.span.bytes, ErrnoText("ibv_dereg_mr", error));
+        hold.device->name(), bytes, ErrnoText("ibv_dereg_mr", error));
   }
-  backend_ = nullptr;
 }
 
-absl::Status VerbsRegistration::Register(std::span<const std::unique_ptr<Device>> devices) {
-  const int flags = AccessFlags(region_.access);
+absl::Status DeviceMemory::Register(const MemorySpan& span, Access access,
+                                    std::span<const std::unique_ptr<Device>> devices) {
+  const int flags = AccessFlags(access);
   std::vector<std::pair<ibv_mr*, int>> made(devices.size());
   const auto one = [&](size_t i) {
-    made[i].first = devices[i]->Register(region_.span.data, region_.span.bytes, flags);
+    made[i].first = devices[i]->Register(span.data, span.bytes, flags);
     made[i].second = errno;
   };
-  if (devices.size() > 1 && region_.span.bytes >= kParallelBytes) {
+  if (devices.size() > 1 && span.bytes >= kParallelBytes) {
     std::vector<std::jthread> threads;
     for (size_t i = 0; i < devices.size(); ++i) threads.emplace_back(one, i);
   } else {
@@ -61,24 +63,40 @@ absl::Status VerbsRegistration::Register(std::span<const std::unique_ptr<Device>
   absl::Status status;
   for (size_t i = 0; i < devices.size(); ++i) {
     if (made[i].first == nullptr) {
-      status.Update(RegistrationError(devices[i]->name(), region_.span, made[i].second));
-      continue;
+      status.Update(RegistrationError(devices[i]->name(), span, made[i].second));
+    } else {
+      holds_.push_back({devices[i].get(), made[i].first});
     }
-    holds_.push_back({devices[i].get(), made[i].first});
-    lkeys_[devices[i]->ordinal()] = made[i].first->lkey;
-    rkeys_[devices[i]->ordinal()] = made[i].first->rkey;
   }
   return status;
 }
 
+VerbsRegistration::VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory)
+    : backend_(backend), rkey_(rkey), memory_(std::move(memory)) {
+  for (const DeviceMemory::Hold& hold : memory_.holds()) {
+    lkeys_[hold.device->ordinal()] = hold.mr->lkey;
+    rkeys_[hold.device->ordinal()] = hold.mr->rkey;
+  }
+}
+
+VerbsRegistration::~VerbsRegistration() {
+  if (backend_ != nullptr) backend_->Forget(this);
+}
+
+void VerbsRegistration::Close() {
+  memory_.Close();
+  backend_ = nullptr;
+}
+
 std::string VerbsRegistration::Key() const {
-  std::vector<std::byte> out(kHeadBytes + holds_.size() * kEntryBytes);
+  const std::span<const DeviceMemory::Hold> holds = memory_.holds();
+  std::vector<std::byte> out(kHeadBytes + holds.size() * kEntryBytes);
   out[0] = kForm;
-  net::Put32(&out[1], region_.rkey);
-  for (size_t i = 0; i < holds_.size(); ++i) {
+  net::Put32(&out[1], rkey_);
+  for (size_t i = 0; i < holds.size(); ++i) {
     std::byte* const at = &out[kHeadBytes + i * kEntryBytes];
-    at[0] = static_cast<std::byte>(holds_[i].device->ordinal());
-    net::Put32(at + 1, holds_[i].mr->rkey);
+    at[0] = static_cast<std::byte>(holds[i].device->ordinal());
+    net::Put32(at + 1, holds[i].mr->rkey);
   }
   return {reinterpret_cast<const char*>(out.data()), out.size()};
 }

@@ -4,7 +4,7 @@
 // rkey, then five for each device (its number, its rkey); at most kMaxDevices.
 //
 // Lifetime: a registration may outlive its backend, and is then of no use.
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none but DeviceMemory's; used by the backend's owner.
 
 #ifndef KVXFER_BACKENDS_VERBS_REGIONS_H_
 #define KVXFER_BACKENDS_VERBS_REGIONS_H_
@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -27,14 +28,35 @@ inline constexpr size_t kMaxDevices = 64;
 
 class VerbsBackend;
 
+// Memory that devices know: pinned, with the keys that each has for it. Made and let go on any
+// thread, while the devices are there.
+class DeviceMemory final : public Prepared {
+ public:
+  DeviceMemory() = default;
+  ~DeviceMemory() override { Close(); }
+  DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept;
+
+  // With every device: large memory with all at once, each in a thread of its own.
+  absl::Status Register(const MemorySpan& span, Access access,
+                        std::span<const std::unique_ptr<Device>> devices);
+  void Close();
+
+  struct Hold {
+    Device* device = nullptr;
+    ibv_mr* mr = nullptr;
+  };
+  std::span<const Hold> holds() const { return holds_; }
+
+ private:
+  std::vector<Hold> holds_;
+};
+
 class VerbsRegistration final : public Registration {
  public:
-  VerbsRegistration(VerbsBackend* backend, const LocalRegion& region)
-      : backend_(backend), region_(region) {}
+  VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory);
   ~VerbsRegistration() override;
 
-  // With every device: large regions with all at once, each in a thread of its own.
-  absl::Status Register(std::span<const std::unique_ptr<Device>> devices);
   std::string Key() const override;
   uint32_t lkey(size_t device) const { return lkeys_[device]; }
   // For keys that are told otherwise than by Key().
@@ -43,13 +65,9 @@ class VerbsRegistration final : public Registration {
   void Close();
 
  private:
-  struct Hold {
-    Device* device = nullptr;
-    ibv_mr* mr = nullptr;
-  };
   VerbsBackend* backend_;
-  const LocalRegion region_;
-  std::vector<Hold> holds_;
+  const uint32_t rkey_;
+  DeviceMemory memory_;
   std::array<uint32_t, kMaxDevices> lkeys_{};
   std::array<uint32_t, kMaxDevices> rkeys_{};
 };

@@ -16,10 +16,14 @@ absl::StatusOr<Scratch::Slot> Scratch::Take(std::span<const std::unique_ptr<Devi
     Page page;
     page.memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, kPageBytes)));
     if (page.memory == nullptr) return absl::ResourceExhaustedError("verbs: no memory");
-    LocalRegion region{.rkey = RandomNonZero32(), .access = access_};
-    region.span = {.data = page.memory.get(), .bytes = kPageBytes};
-    page.registration = std::make_unique<VerbsRegistration>(nullptr, region);
-    if (absl::Status status = page.registration->Register(devices); !status.ok()) return status;
+    DeviceMemory memory;
+    if (absl::Status status =
+            memory.Register({.data = page.memory.get(), .bytes = kPageBytes}, access_, devices);
+        !status.ok()) {
+      return status;
+    }
+    page.registration =
+        std::make_unique<VerbsRegistration>(nullptr, RandomNonZero32(), std::move(memory));
     for (size_t at = 0; at < kPageBytes; at += kSlotBytes) {
       free_.push_back({page.memory.get() + at, page.registration.get()});
     }
