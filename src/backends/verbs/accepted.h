@@ -31,7 +31,7 @@ class AcceptedLink final : public Link {
  public:
   AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer, Scratch::Slot scratch);
   ~AcceptedLink() override;
-  // Tells the peer which ports there are.
+  // Tells the peer which ports there are, or have changed.
   void Begin();
 
   // --- Endpoint ---

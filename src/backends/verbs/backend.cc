@@ -79,10 +79,12 @@ absl::Status VerbsBackend::OpenDevices() {
     queue_depth_ = std::min(queue_depth_, static_cast<uint32_t>((*device)->attr().max_qp_wr));
     devices_.push_back(*std::move(device));
   }
-  for (const auto& device : devices_) {
-    for (size_t i = 0; i < device->ports().size(); ++i) {
-      if (device->ports()[i].active && ports_.size() < kMaxPorts)
-        ports_.push_back({device.get(), i});
+  // Those that are down now may come up later.
+  for (const bool active : {true, false}) {
+    for (const auto& device : devices_) {
+      for (size_t i = 0; i < device->ports().size() && ports_.size() < kMaxPorts; ++i) {
+        if (device->ports()[i].active == active) ports_.push_back({device.get(), i});
+      }
     }
   }
   for (const std::string& wanted : options_.verbs.devices) {
@@ -91,12 +93,30 @@ absl::Status VerbsBackend::OpenDevices() {
     });
     if (found) continue;
     return absl::NotFoundError(absl::StrCat("`verbs.devices` (KVXFER_VERBS_DEVICES) names ", wanted,
-                                            ", which is not there, or not active"));
+                                            ", which is not there"));
+  }
+  if (!ports_.empty() && !ports_.front().port().active) {
+    return absl::UnavailableError(absl::StrCat("no port is active: ", WhyNone()));
   }
   if (queue_depth_ < 16 && !devices_.empty()) {
     return absl::InvalidArgumentError("`verbs.queue_depth` is below 16, or the device's limit is");
   }
   return ports_.empty() ? why : absl::OkStatus();
+}
+
+absl::Status VerbsBackend::PortRef::why() const {
+  if (device->broken()) return device->why_broken();
+  if (port().active || !port().why.ok()) return port().why;
+  return absl::UnavailableError(absl::StrCat(port().info.name, ": the port is not active"));
+}
+
+std::string VerbsBackend::WhyNone() {
+  std::string out;
+  for (const PortRef& ref : ports_) {
+    const absl::Status why = ref.device->Refresh(ref.index);
+    absl::StrAppend(&out, out.empty() ? "" : "; ", why.message());
+  }
+  return out;
 }
 
 absl::Status VerbsBackend::Listen() {
@@ -170,7 +190,25 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
   auto registration = std::make_unique<VerbsRegistration>(this, region);
   registrations_.insert(registration.get());
   if (absl::Status status = registration->Register(devices_); !status.ok()) return status;
+  if (registration->why_missing().ok()) return registration;
+  Log(LogLevel::kWarning, "verbs: region {} goes without some devices: {}",
+      static_cast<uint32_t>(region.id), ToStd(registration->why_missing().message()));
+  for (const auto& device : devices_) {
+    const absl::Status why = CheckRegions(*device);
+    if (why.ok()) continue;
+    for (Link* link : Links()) link->OnUncovered(*device, why);
+  }
   return registration;
+}
+
+absl::Status VerbsBackend::CheckRegions(const Device& device) const {
+  for (const VerbsRegistration* registration : registrations_) {
+    if (registration->has(device.ordinal())) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "region ", static_cast<uint32_t>(registration->id()), " is not registered with ",
+        device.name(), ": ", registration->why_missing().message()));
+  }
+  return absl::OkStatus();
 }
 
 void VerbsBackend::OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) {

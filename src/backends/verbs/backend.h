@@ -48,6 +48,8 @@ class VerbsBackend final : public Backend,
     Device* device = nullptr;
     size_t index = 0;  // in Device::ports()
     const LocalPort& port() const { return device->ports()[index]; }
+    // It cannot be used, as far as is known.
+    absl::Status why() const;
   };
 
   static absl::StatusOr<std::unique_ptr<VerbsBackend>> Create(const BackendContext& context,
@@ -77,6 +79,8 @@ class VerbsBackend final : public Backend,
   const AgentOptions& options() const { return options_; }
   const std::vector<PortRef>& ports() const { return ports_; }
   std::vector<PortInfo> PortInfos() const;
+  // Why rails over `device` cannot be used: memory that is registered here is not known to it.
+  absl::Status CheckRegions(const Device& device) const;
   // Send requests of one queue pair.
   uint32_t queue_depth() const { return queue_depth_; }
   uint64_t poll_number() const { return poll_number_; }
@@ -106,6 +110,8 @@ class VerbsBackend final : public Backend,
 
   VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv);
   absl::Status OpenDevices();
+  // Why no port can be used.
+  std::string WhyNone();
   absl::Status Listen();
   void OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) override;
   void OnSendDone(Device& device, const ibv_wc& wc) override;

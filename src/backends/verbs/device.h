@@ -54,7 +54,7 @@ class Device {
   ibv_cq* receive_cq() { return receive_cq_; }
   ibv_srq* srq() { return srq_; }
   const std::vector<LocalPort>& ports() const { return ports_; }
-  // Reads ports()[index] anew; the error, where it cannot be used, is kept there as inactive.
+  // Reads ports()[index] anew; an error says why it cannot be used, or that its link is down.
   absl::Status Refresh(size_t index);
   bool broken() const { return !broken_.ok(); }
   const absl::Status& why_broken() const { return broken_; }
@@ -99,6 +99,7 @@ class Device {
   absl::Status MakeQueues();
   absl::Status PostReceives(uint32_t count);
   size_t PollReceived(size_t most);
+  void OnFewReceives();
   void Break(const char* call, int error_number);
 
   Ibv* const ibv_;

@@ -19,6 +19,8 @@ bool SameSubnet(const Gid& a, const Gid& b) {
   return std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(bytes), b.begin());
 }
 
+bool IsDown(const PortInfo& port) { return port.gid == Gid{}; }
+
 class Chooser {
  public:
   Chooser(std::span<const PortInfo> local, std::span<const PortInfo> remote)
@@ -52,10 +54,11 @@ class Chooser {
   static bool Has(const std::vector<Pair>& pairs, const Pair& pair) {
     return std::ranges::find(pairs, pair) != pairs.end();
   }
-  std::tuple<bool, size_t, size_t, size_t> Cost(const Pair& pair) const {
+  std::tuple<bool, bool, size_t, size_t, size_t> Cost(const Pair& pair) const {
+    const bool down = IsDown(local_[pair.local]) || IsDown(remote_[pair.remote]);
     const bool apart = !SameSubnet(local_[pair.local].gid, remote_[pair.remote].gid);
     const size_t uses = local_uses_[pair.local] + remote_uses_[pair.remote];
-    return {apart, uses, std::max(pair.local, pair.remote), pair.local + pair.remote};
+    return {down, apart, uses, std::max(pair.local, pair.remote), pair.local + pair.remote};
   }
 
   const std::span<const PortInfo> local_;
@@ -77,6 +80,7 @@ std::string WhyApart(const PortInfo& a, const PortInfo& b) {
   if (named && a.fabric != b.fabric) {
     return absl::StrCat(a.name, " is in fabric ", a.fabric, ", ", b.name, " in ", b.fabric);
   }
+  if (IsDown(a) || IsDown(b)) return {};
   if (!named && a.link_layer == IBV_LINK_LAYER_INFINIBAND && !SameSubnet(a.gid, b.gid)) {
     return absl::StrCat("the subnet prefixes of ", a.name, " and ", b.name, " differ");
   }

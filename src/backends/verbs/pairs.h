@@ -2,7 +2,8 @@
 //
 // Ports may talk where their link layer is the same, both have the same fabric name or one has
 // none, and, on InfiniBand without names, their subnet prefixes are equal. That is a hint: a pair
-// is used only once a write over it has been verified.
+// is used only once a write over it has been verified. A port that is down, or of no use as it is,
+// has no GID: it may talk to any of its link layer, and comes after those that have one.
 //
 // Rails are pairs chosen so that every port that has a partner is used, ports of one subnet before
 // others, and each as evenly as may be: 2 to 2 makes two rails, 4 to 2 four, 1 to 8 eight.

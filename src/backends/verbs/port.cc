@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -95,6 +96,13 @@ std::vector<ibv_gid_entry> ReadGids(Ibv& ibv, ibv_context* context, uint8_t numb
   return out;
 }
 
+LocalPort OfNoUse(LocalPort port, const absl::Status& why) {
+  port.active = false;
+  port.info.gid = {};
+  port.why = Annotate(why, port.info.name);
+  return port;
+}
+
 }  // namespace
 
 std::string GidText(const Gid& gid) {
@@ -144,21 +152,22 @@ absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::st
                .link_layer = attr.link_layer == IBV_LINK_LAYER_ETHERNET
                                  ? uint8_t{IBV_LINK_LAYER_ETHERNET}
                                  : uint8_t{IBV_LINK_LAYER_INFINIBAND},
-               .mtu = static_cast<uint8_t>(attr.active_mtu),
+               // Of a port that is down it may be anything.
+               .mtu = static_cast<uint8_t>(std::clamp(attr.active_mtu, IBV_MTU_256, IBV_MTU_4096)),
                .lid = attr.lid,
                .mbps = Speed(attr)};
   if (options.mtu != 0) port.info.mtu = std::min(port.info.mtu, MtuFromBytes(options.mtu));
   if (!port.active) return port;
   const std::vector<ibv_gid_entry> gids = ReadGids(ibv, context, number, attr.gid_tbl_len);
   absl::StatusOr<uint32_t> index = ChooseGid(gids, port.info.link_layer, options.gid_index);
-  if (!index.ok()) return index.status();
+  if (!index.ok()) return OfNoUse(std::move(port), index.status());
   const auto chosen = std::ranges::find(gids, *index, &ibv_gid_entry::gid_index);
   port.gid_index = static_cast<uint8_t>(*index);
   port.info.gid = Bytes(chosen->gid);
   port.needs_grh =
       port.info.link_layer == IBV_LINK_LAYER_ETHERNET || (attr.flags & IBV_QPF_GRH_REQUIRED) != 0;
   absl::StatusOr<uint16_t> pkey = FindPkey(ibv, context, number, attr.pkey_tbl_len, options.p_key);
-  if (!pkey.ok()) return pkey.status();
+  if (!pkey.ok()) return OfNoUse(std::move(port), pkey.status());
   port.pkey_index = *pkey;
   return port;
 }

@@ -41,6 +41,7 @@ struct LocalPort {
   uint16_t pkey_index = 0;
   bool active = false;
   bool needs_grh = false;  // InfiniBand: the subnet manager asks for it
+  absl::Status why{};      // it is not used although its link is up; then it is not active either
 };
 
 // The entry of a GID table to use. `wanted` < 0: on Ethernet the first of RoCE v2, IPv4 before
@@ -49,8 +50,8 @@ struct LocalPort {
 absl::StatusOr<uint32_t> ChooseGid(std::span<const ibv_gid_entry> entries, uint8_t link_layer,
                                    int wanted);
 
-// Reads the port anew. A port that is not active is no error; what cannot work when it is active
-// (no such GID, no such P_Key) is.
+// Reads the port anew. A port that is not active is no error, nor is what cannot work when it is
+// (no such GID, no such P_Key): the port says so itself, and peers are told of it without a GID.
 absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::string& device,
                                    uint8_t number, const VerbsOptions& options);
 

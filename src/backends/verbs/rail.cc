@@ -174,7 +174,7 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
   if (wc.status == IBV_WC_SUCCESS) {
     CompleteThrough(id.number, absl::OkStatus());
   } else {
-    const bool first = state_ != State::kDraining;
+    const bool first = state_ != State::kDraining && !undying_;
     if (first) CompleteThrough(id.number - 1, absl::OkStatus());  // those before it completed
     absl::Status status;
     if (first || wc.status != IBV_WC_WR_FLUSH_ERR) {
@@ -228,7 +228,10 @@ void Rail::WatchStall(Time now) {
 }
 
 void Rail::Fail(absl::Status why, bool tell) {
-  if (state_ > State::kWaiting && state_ < State::kUp) return AttemptFailed(std::move(why), true);
+  // A pair is not to blame for a port that is down.
+  if (state_ > State::kWaiting && state_ < State::kUp) {
+    return AttemptFailed(std::move(why), port().active);
+  }
   if (state_ != State::kUp) return;
   state_ = State::kDraining;
   why_ = std::move(why);
@@ -251,6 +254,7 @@ void Rail::FinishDrain() {
 
 bool Rail::Destroy(const absl::Status& why, Undying undying) {
   if (undying_) return false;
+  if (job_ == 0 && qp_ == nullptr) return true;  // also where the backend is gone
   first_ = last_ = nullptr;
   link_->backend().setups().Cancel(std::exchange(job_, 0));
   DestroyQueue::Client* const client = undying == Undying::kWait ? link_ : nullptr;

@@ -49,6 +49,7 @@ absl::Status VerbsRegistration::Register(std::span<const std::unique_ptr<Device>
   const int flags = AccessFlags(region_.access);
   std::vector<std::pair<ibv_mr*, int>> made(devices.size());
   const auto one = [&](size_t i) {
+    if (devices[i]->broken()) return;
     made[i].first = devices[i]->Register(region_.span.data, region_.span.bytes, flags);
     made[i].second = errno;
   };
@@ -58,17 +59,24 @@ absl::Status VerbsRegistration::Register(std::span<const std::unique_ptr<Device>
   } else {
     for (size_t i = 0; i < devices.size(); ++i) one(i);
   }
-  absl::Status status;
   for (size_t i = 0; i < devices.size(); ++i) {
     if (made[i].first == nullptr) {
-      status.Update(RegistrationError(devices[i]->name(), region_.span, made[i].second));
+      const absl::Status why =
+          devices[i]->broken()
+              ? devices[i]->why_broken()
+              : RegistrationError(devices[i]->name(), region_.span, made[i].second);
+      why_missing_ = why_missing_.ok()
+                         ? why
+                         : absl::Status(why_missing_.code(),
+                                        absl::StrCat(why_missing_.message(), "; ", why.message()));
       continue;
     }
     holds_.push_back({devices[i].get(), made[i].first});
     lkeys_[devices[i]->ordinal()] = made[i].first->lkey;
     rkeys_[devices[i]->ordinal()] = made[i].first->rkey;
+    devices_ |= uint64_t{1} << devices[i]->ordinal();
   }
-  return status;
+  return holds_.empty() ? why_missing_ : absl::OkStatus();
 }
 
 std::string VerbsRegistration::Key() const {
