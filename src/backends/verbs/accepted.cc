@@ -114,8 +114,8 @@ absl::Status AcceptedLink::TryMake(const Offer& offer) {
   const VerbsBackend::PortRef& ref = backend_->ports()[offer.port];
   if (ref.device->broken()) return ref.device->why_broken();
   if (absl::Status status = ref.device->Refresh(ref.index); !status.ok()) return status;
-  if (!ref.port().active) {
-    return absl::UnavailableError(absl::StrCat(ref.port().info.name, ": the port is down"));
+  if (!scratch_.registration->has(ref.device->ordinal())) {
+    return scratch_.registration->why_missing();
   }
   if (absl::Status status = backend_->destroyer().CheckRoom(*ref.device); !status.ok()) {
     return status;
@@ -269,6 +269,7 @@ void AcceptedLink::FinishFenceRail(uint32_t rail) {
 }
 
 void AcceptedLink::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
+  if (type != IBV_EVENT_PORT_ERR) Begin();
   if (type == IBV_EVENT_PORT_ACTIVE) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     if (rails_[i].end == nullptr || &rails_[i].end->device() != &device) continue;

@@ -35,7 +35,7 @@ class AcceptedLink final : public Link {
  public:
   AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer);
   ~AcceptedLink() override;
-  // Tells the peer which ports there are.
+  // Tells the peer which ports there are, or have changed.
   void Begin();
 
   // --- Endpoint ---

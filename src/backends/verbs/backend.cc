@@ -88,10 +88,12 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
     queue_depth_ = std::min(queue_depth_, static_cast<uint32_t>((*device)->attr().max_qp_wr));
     devices_.push_back(*std::move(device));
   }
-  for (const auto& device : devices_) {
-    for (size_t i = 0; i < device->ports().size(); ++i) {
-      if (device->ports()[i].active && ports_.size() < kMaxPorts)
-        ports_.push_back({device.get(), i});
+  // Those that are down now may come up later.
+  for (const bool active : {true, false}) {
+    for (const auto& device : devices_) {
+      for (size_t i = 0; i < device->ports().size() && ports_.size() < kMaxPorts; ++i) {
+        if (device->ports()[i].active == active) ports_.push_back({device.get(), i});
+      }
     }
   }
   if (ports_.empty() && why.ok()) {
@@ -103,6 +105,9 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
   for (const PortRef& ref : ports_) used.push_back(ref.port().info.name);
   absl::Status named = CheckNamed(asked, options_.verbs, topology, used, why);
   if (!named.ok()) return named;
+  if (!ports_.front().port().active) {
+    return absl::UnavailableError(absl::StrCat("no port is active: ", WhyNone()));
+  }
   if (queue_depth_ < 16) {
     return absl::InvalidArgumentError("`verbs.queue_depth` is below 16, or the device's limit is");
   }
@@ -119,6 +124,21 @@ size_t VerbsBackend::MaxArrivals() const {
   size_t most = SIZE_MAX;
   for (const auto& device : devices_) most = std::min<size_t>(most, device->max_arrivals());
   return most;
+}
+
+absl::Status VerbsBackend::PortRef::why() const {
+  if (device->broken()) return device->why_broken();
+  if (port().active || !port().why.ok()) return port().why;
+  return absl::UnavailableError(absl::StrCat(port().info.name, ": the port is not active"));
+}
+
+std::string VerbsBackend::WhyNone() {
+  std::string out;
+  for (const PortRef& ref : ports_) {
+    const absl::Status why = ref.device->Refresh(ref.index);
+    absl::StrAppend(&out, out.empty() ? "" : "; ", why.message());
+  }
+  return out;
 }
 
 absl::Status VerbsBackend::Listen() {
@@ -220,9 +240,27 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
     prepared = mine.get();
   }
   auto registration = std::make_unique<VerbsRegistration>(
-      this, region.rkey, std::move(*static_cast<DeviceMemory*>(prepared)));
+      this, region.rkey, std::move(*static_cast<DeviceMemory*>(prepared)), region.id);
   registrations_.insert(registration.get());
+  if (registration->why_missing().ok()) return registration;
+  Log(LogLevel::kWarning, "verbs: region {} goes without some devices: {}",
+      static_cast<uint32_t>(region.id), ToStd(registration->why_missing().message()));
+  for (const auto& device : devices_) {
+    const absl::Status why = CheckRegions(*device);
+    if (why.ok()) continue;
+    for (Link* link : Links()) link->OnUncovered(*device, why);
+  }
   return registration;
+}
+
+absl::Status VerbsBackend::CheckRegions(const Device& device) const {
+  for (const VerbsRegistration* registration : registrations_) {
+    if (registration->has(device.ordinal())) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "region ", static_cast<uint32_t>(registration->id()), " is not registered with ",
+        device.name(), ": ", registration->why_missing().message()));
+  }
+  return absl::OkStatus();
 }
 
 void VerbsBackend::OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) {

@@ -49,6 +49,8 @@ class VerbsBackend final : public Backend,
     Device* device = nullptr;
     size_t index = 0;  // in Device::ports()
     const LocalPort& port() const { return device->ports()[index]; }
+    // It cannot be used, as far as is known.
+    absl::Status why() const;
   };
 
   // `topology` is that of this host; what it does not know of the devices they are asked.
@@ -84,6 +86,8 @@ class VerbsBackend final : public Backend,
   const AgentOptions& options() const { return options_; }
   const std::vector<PortRef>& ports() const { return ports_; }
   std::vector<PortInfo> PortInfos() const;
+  // Why rails over `device` cannot be used: memory that is registered here is not known to it.
+  absl::Status CheckRegions(const Device& device) const;
   // Send requests of one queue pair.
   uint32_t queue_depth() const { return queue_depth_; }
   bool ordered() const { return ibv_->keeps_order(); }
@@ -114,6 +118,8 @@ class VerbsBackend final : public Backend,
 
   VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv);
   absl::Status OpenDevices(Topology topology);
+  // Why no port can be used.
+  std::string WhyNone();
   absl::Status Listen();
   size_t MaxArrivals() const;
   size_t MaxOpRuns() const;

@@ -1,7 +1,7 @@
 // What the two sides of a link say to each other on its control stream (kFrame). Little-endian;
 // decoding never trusts a length.
 //
-//   accepting → connecting   Ports: what may be connected to
+//   accepting → connecting   Ports: what may be connected to; again when one has changed
 //   connecting → accepting   Offer: a queue pair is ready at this side, make its other end
 //   accepting → connecting   Answer: here it is, or why not
 //   connecting → accepting   Probe: a write of these eight bytes was acknowledged; are they there?

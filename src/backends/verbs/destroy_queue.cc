@@ -28,6 +28,7 @@ bool DestroyQueue::Destroy(std::unique_ptr<QueuePair> pair, Client* client, uint
   }
   Log(LogLevel::kError, "verbs: {}; it may still move data, and is tried again",
       ToStd(status.message()));
+  pair->SetError();
   entries_.push_back({.pair = std::move(pair),
                       .client = client,
                       .tag = tag,

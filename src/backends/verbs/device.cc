@@ -65,15 +65,11 @@ absl::Status Device::Prepare() {
   for (int number = 1; number <= attr_.phys_port_cnt; ++number) {
     const auto port = static_cast<uint8_t>(number);
     if (!IsWanted(options_, name_, port)) continue;
-    absl::StatusOr<LocalPort> read = ReadPort(*ibv_, context_, name_, port, options_);
-    if (!read.ok()) return Annotate(read.status(), absl::StrCat("port ", number));
-    read->info.device = ordinal_;
-    ports_.push_back(*std::move(read));
-  }
-  if (std::ranges::none_of(ports_, &LocalPort::active)) {
-    return absl::UnavailableError(
-        "no port is active; look at the cable, the link (ip link set ... up) and, on InfiniBand, "
-        "the subnet manager (ibv_devinfo shows the state)");
+    ports_.push_back(
+        {.info = {.name = absl::StrCat(name_, ":", number), .device = ordinal_, .mtu = IBV_MTU_256},
+         .number = port});
+    // One of no use does not take the others with it.
+    Refresh(ports_.size() - 1).IgnoreError();
   }
   return MakeQueues();
 }
@@ -128,19 +124,27 @@ absl::Status Device::Refresh(size_t index) {
   absl::StatusOr<LocalPort> read = ReadPort(*ibv_, context_, name_, port.number, options_, &port);
   if (!read.ok()) {
     port.active = false;
-    return Annotate(read.status(), port.info.name);
+    port.why = Annotate(read.status(), port.info.name);
+    return port.why;
   }
   read->info.device = ordinal_;
   port = *std::move(read);
-  return absl::OkStatus();
+  if (port.active) return absl::OkStatus();
+  return port.why.ok() ? absl::UnavailableError(absl::StrCat(
+                             port.info.name,
+                             ": the port is not active; look at the cable, the link (ip link set "
+                             "... up) and, on InfiniBand, the subnet manager (ibv_devinfo shows "
+                             "the state)"))
+                       : port.why;
 }
 
 void Device::Break(const char* call, int error_number) { Break(ErrnoText(call, error_number)); }
 
 void Device::Break(std::string_view why) {
   if (broken()) return;
-  broken_ = absl::UnavailableError(absl::StrCat(name_, ": ", ToAbsl(why)));
-  listener_->OnBroken(*this, broken_);
+  why_broken_ = absl::UnavailableError(absl::StrCat(name_, ": ", ToAbsl(why)));
+  broken_.store(true, std::memory_order_release);
+  listener_->OnBroken(*this, why_broken_);
 }
 
 size_t Device::Poll(size_t most) {
@@ -180,7 +184,8 @@ size_t Device::PollReceived(size_t most) {
     if (n < want) break;
   }
   if (taken_ >= RepostFrom()) {
-    if (!PostReceives(std::exchange(taken_, 0)).ok()) Break("ibv_post_srq_recv", errno);
+    const absl::Status posted = PostReceives(std::exchange(taken_, 0));
+    if (!posted.ok()) Break(ToStd(posted.message()));
   }
   return total;
 }
@@ -220,7 +225,8 @@ void Device::OnFewReceives() {
   Log(LogLevel::kDebug, "verbs: {}: few receives are left", name_);
   DrainReceived();
   if (broken()) return;
-  if (!PostReceives(std::exchange(taken_, 0)).ok()) return Break("ibv_post_srq_recv", errno);
+  const absl::Status posted = PostReceives(std::exchange(taken_, 0));
+  if (!posted.ok()) return Break(ToStd(posted.message()));
   const int error = ibv_->ArmSrqLimit(srq_, receives_ / 8);
   if (error != 0) Break("ibv_modify_srq", error);
 }

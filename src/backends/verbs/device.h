@@ -9,6 +9,7 @@
 #ifndef KVXFER_BACKENDS_VERBS_DEVICE_H_
 #define KVXFER_BACKENDS_VERBS_DEVICE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -62,10 +63,12 @@ class Device {
   ibv_cq* receive_cq() { return receive_cq_; }
   ibv_srq* srq() { return srq_; }
   const std::vector<LocalPort>& ports() const { return ports_; }
-  // Reads ports()[index] anew; the error, where it cannot be used, is kept there as inactive.
+  // Reads ports()[index] anew; an error says why it cannot be used, or that its link is down.
   absl::Status Refresh(size_t index);
-  bool broken() const { return !broken_.ok(); }
-  const absl::Status& why_broken() const { return broken_; }
+  // For good. From any thread, as why_broken() is once it is so.
+  bool broken() const { return broken_.load(std::memory_order_acquire); }
+  // OK where it is not.
+  const absl::Status& why_broken() const { return why_broken_; }
 
   // --- room in the send completion queue ---
   uint32_t room() const { return room_; }
@@ -119,6 +122,7 @@ class Device {
   void OnFewReceives();
   void ReadEvents();
   size_t PollReceived(size_t most);
+  void OnFewReceives();
   void Break(const char* call, int error_number);
 
   Ibv* const ibv_;
@@ -127,7 +131,8 @@ class Device {
   const std::string name_;
   const uint8_t ordinal_;
   const VerbsOptions options_;
-  absl::Status broken_;
+  std::atomic<bool> broken_{false};
+  absl::Status why_broken_;  // set once, before `broken_`
   ibv_context* context_ = nullptr;
   ibv_device_attr attr_{};
   ibv_pd* pd_ = nullptr;

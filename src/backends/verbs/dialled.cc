@@ -11,6 +11,12 @@
 #include "src/core/strings.h"
 
 namespace kvxfer::verbs {
+namespace {
+
+// Pairs of one rail that were tried in vain, in a description.
+constexpr size_t kMaxNamed = 4;
+
+}  // namespace
 
 DialledLink::DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::Slot scratch)
     : Link(backend, State::kDialling), scratch_(scratch) {
@@ -96,6 +102,9 @@ absl::Status DialledLink::OnBlob(Blob& blob) {
     OnPorts(std::move(*ports));
     return absl::OkStatus();
   }
+  if (auto* ports = std::get_if<Ports>(&blob); ports != nullptr && up()) {
+    return OnPortsAgain(std::move(*ports));
+  }
   const auto rail_of = [&](const auto& of) -> Rail* {
     return of.rail < rails_.size() ? rails_[of.rail].get() : nullptr;
   };
@@ -129,6 +138,16 @@ void DialledLink::OnPorts(Ports ports) {
   for (const auto& rail : rails_) {
     if (!down()) rail->Attempt();
   }
+}
+
+// One of them came up, or has another address: what waits may be worth another attempt.
+absl::Status DialledLink::OnPortsAgain(Ports ports) {
+  if (ports.ports.size() < remote_.size()) {
+    return absl::InvalidArgumentError("the peer has fewer ports than it told before");
+  }
+  remote_ = std::move(ports.ports);
+  for (const auto& rail : rails_) rail->OnPortUp();
+  return absl::OkStatus();
 }
 
 std::optional<Pair> DialledLink::OtherPair(const Rail& rail) const {
@@ -176,9 +195,9 @@ void DialledLink::ReopenRail(uint32_t rail) {
 void DialledLink::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
   for (const auto& rail : rails_) {
     if (down() || !rail->uses(device, port)) continue;
-    if (type == IBV_EVENT_PORT_ACTIVE) {
-      rail->OnPortUp();
-    } else {
+    // It may be its address that a rail has waited for.
+    if (type != IBV_EVENT_PORT_ERR) rail->OnPortUp();
+    if (type != IBV_EVENT_PORT_ACTIVE) {
       rail->Fail(absl::UnavailableError(absl::StrCat("verbs peer ", Name(), ", ", rail->Path(),
                                                      ": ", ToAbsl(EventName(type)))),
                  true);
@@ -211,6 +230,10 @@ bool DialledLink::IsQuiet() const {
   return std::ranges::none_of(rails_, [](const auto& rail) { return rail->undying(); });
 }
 
+void DialledLink::OnUncovered(const Device& device, const absl::Status& why) {
+  OnBroken(device, why);
+}
+
 std::string DialledLink::Describe() const {
   std::string out = Name();
   if (backend_ == nullptr) return out;
@@ -218,10 +241,17 @@ std::string DialledLink::Describe() const {
     absl::StrAppend(&out, ", ", rail->Path());
     if (rail->up()) continue;
     absl::StrAppend(&out, " (not in use", rail->why().ok() ? "" : ": ", rail->why().message(), ")");
-    for (const Pair& pair : rail->bad_pairs()) {
+    const std::span<const Pair> bad = rail->bad_pairs();
+    for (const Pair& pair : bad.first(std::min(bad.size(), kMaxNamed))) {
       absl::StrAppend(&out, " (", local_port(pair.local).info.name, " → ",
                       remote_[pair.remote].name, " does not answer)");
     }
+  }
+  for (size_t i = 0; i < backend_->ports().size(); ++i) {
+    const auto is = [i](const auto& rail) { return rail->pair().local == i; };
+    const absl::Status why = backend_->ports()[i].why();
+    if (why.ok() || std::ranges::any_of(rails_, is)) continue;
+    absl::StrAppend(&out, ", ", local_port(i).info.name, " (not in use: ", why.message(), ")");
   }
   return out;
 }
@@ -240,13 +270,38 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
                                                                std::string_view key) {
   absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> decoded = VerbsRemoteKey::Decode(region, key);
   if (!decoded.ok()) return decoded.status();
-  for (const PortInfo& port : remote_) {
-    if ((*decoded)->has(port.device)) continue;
+  VerbsRemoteKey& imported = **decoded;
+  const auto has = [&](const PortInfo& port) { return imported.has(port.device); };
+  if (std::ranges::none_of(remote_, has) && !remote_.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "verbs: region ", static_cast<uint32_t>(region.id), " of ", Name(),
-        " is not registered with its device of ", port.name, "; take the metadata again"));
+        " is not registered with any device that it has now; take the metadata again"));
+  }
+  if (!std::ranges::all_of(remote_, has)) {
+    partial_[&imported] = region.id;
+    imported.set_holder(this);
+    for (const auto& rail : rails_) {
+      const absl::Status why = CheckKeys(remote_[rail->pair().remote].device);
+      if (!why.ok()) rail->Fail(why, true);
+    }
   }
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
+}
+
+absl::Status DialledLink::CheckKeys(size_t remote_device) const {
+  for (const auto& [key, region] : partial_) {
+    if (key->has(remote_device)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("region ", static_cast<uint32_t>(region), " of ", Name(),
+                     " is not registered with that device of the peer; take the metadata again"));
+  }
+  return absl::OkStatus();
+}
+
+void DialledLink::OnClosed(const VerbsRemoteKey& key) {
+  partial_.erase(&key);
+  if (backend_ == nullptr) return;
+  for (const auto& rail : rails_) rail->OnPortUp();
 }
 
 void DialledLink::EndData(const absl::Status& why) {

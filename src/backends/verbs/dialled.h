@@ -17,13 +17,14 @@
 #include "src/backends/verbs/link.h"
 #include "src/backends/verbs/pairs.h"
 #include "src/backends/verbs/rail.h"
+#include "src/backends/verbs/regions.h"
 #include "src/backends/verbs/scratch.h"
 #include "src/net/address.h"
 #include "src/net/dialler.h"
 
 namespace kvxfer::verbs {
 
-class DialledLink final : public Link {
+class DialledLink final : public Link, private VerbsRemoteKey::Holder {
  public:
   DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::Slot scratch);
   ~DialledLink() override;
@@ -48,6 +49,7 @@ class DialledLink final : public Link {
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
   void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
   void OnBroken(const Device& device, const absl::Status& why) override;
+  void OnUncovered(const Device& device, const absl::Status& why) override;
   void OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) override;
   void OnDestroyed(uint32_t rail, Device& device, uint32_t number) override;
 
@@ -57,6 +59,8 @@ class DialledLink final : public Link {
   const LocalPort& local_port(size_t port) const;
   absl::Status RefreshPort(size_t port);
   const std::vector<PortInfo>& remote_ports() const { return remote_; }
+  // Why a rail to that device of the peer cannot be used: a region of the peer is not known to it.
+  absl::Status CheckKeys(size_t remote_device) const;
   const Scratch::Slot& scratch() const { return scratch_; }
   std::string PeerName() const { return Name(); }
   using Link::Tell;
@@ -91,8 +95,10 @@ class DialledLink final : public Link {
   absl::Status OnBlob(Blob& blob) override;
   void EndData(const absl::Status& why) override;
   bool IsQuiet() const override;
+  void OnClosed(const VerbsRemoteKey& key) override;
   void FollowDialler();
   void OnPorts(Ports ports);
+  absl::Status OnPortsAgain(Ports ports);
   absl::Status CheckOp(const Op& op) const;
   void FenceDone(uint64_t transfer);
   void StartFlush();
@@ -103,6 +109,7 @@ class DialledLink final : public Link {
   const Scratch::Slot scratch_;
   std::vector<PortInfo> remote_;
   std::vector<std::unique_ptr<Rail>> rails_;
+  std::map<const VerbsRemoteKey*, RegionId> partial_;  // keys that lack some device of the peer
   bool ever_up_ = false;
   std::map<uint64_t, Stopping> stopping_;
   std::vector<uint64_t> stopped_;   // to be told once a flush that begins from now on is over

@@ -124,6 +124,7 @@ class Libibverbs final : public Ibv {
   }
   int QueryPkey(ibv_context* context, uint8_t port, int index, uint16_t* pkey) override {
     __be16 raw = 0;
+    errno = 0;
     if (f_.query_pkey(context, port, index, &raw) != 0) return errno == 0 ? EINVAL : errno;
     *pkey = be16toh(raw);
     return 0;
@@ -174,11 +175,13 @@ class Libibverbs final : public Ibv {
   int ReqNotify(ibv_cq* cq) override { return ibv_req_notify_cq(cq, 0); }
   int NextCqEvent(ibv_comp_channel* channel, ibv_cq** cq) override {
     void* cookie = nullptr;
+    errno = 0;
     if (f_.get_cq_event(channel, cq, &cookie) != 0) return errno == 0 ? EAGAIN : errno;
     f_.ack_cq_events(*cq, 1);
     return 0;
   }
   int NextAsyncEvent(ibv_context* context, ibv_async_event* event) override {
+    errno = 0;
     if (f_.get_async_event(context, event) != 0) return errno == 0 ? EAGAIN : errno;
     f_.ack_async_event(event);
     return 0;

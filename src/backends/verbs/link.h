@@ -49,6 +49,8 @@ class Link : public Endpoint,
   virtual void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) = 0;
   // Nothing works with that device any more.
   virtual void OnBroken(const Device& device, const absl::Status& why) = 0;
+  // Memory was registered that `device` does not know: nothing may be posted there.
+  virtual void OnUncovered(const Device& /*device*/, const absl::Status& /*why*/) {}
   // The backend goes first.
   void Detach();
   bool down() const { return state_ == State::kDown; }

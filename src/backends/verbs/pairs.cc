@@ -14,14 +14,18 @@ bool SameSubnet(const Gid& a, const Gid& b) {
   return std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(bytes), b.begin());
 }
 
+// Or of no use as it is; it has no GID then.
+bool IsDown(const PortInfo& port) { return port.gid == Gid{}; }
+
 PairTable Table(std::span<const PortInfo> local, std::span<const PortInfo> remote) {
   PairTable table(local.size(), remote.size());
   for (size_t l = 0; l < local.size(); ++l) {
     for (size_t r = 0; r < remote.size(); ++r) {
       if (!WhyApart(local[l], remote[r]).empty()) continue;
+      const bool down = IsDown(local[l]) || IsDown(remote[r]);
       const bool unsure = ReachOf(Hint(local[l]), Hint(remote[r])) != Reach::kLikely;
       const bool apart = !SameSubnet(local[l].gid, remote[r].gid);
-      table.Set(l, r, static_cast<uint8_t>(2 * unsure + apart));
+      table.Set(l, r, static_cast<uint8_t>(4 * down + 2 * unsure + apart));
     }
   }
   return table;
@@ -41,8 +45,7 @@ std::string WhyApart(const PortInfo& a, const PortInfo& b) {
   if (reach == Reach::kNo) {
     return absl::StrCat(a.name, " is in fabric ", a.fabric, ", ", b.name, " in ", b.fabric);
   }
-  // A port that is down has no prefix to tell.
-  if (a.gid == Gid{} || b.gid == Gid{}) return {};
+  if (IsDown(a) || IsDown(b)) return {};
   return absl::StrCat("the subnet prefixes of ", a.name, " and ", b.name,
                       " differ; where there is a router between them, give both one fabric name");
 }

@@ -2,7 +2,9 @@
 //
 // Whether ports may talk is what src/core/rails.h makes of their hints: their link layer is the
 // same, both have the same fabric name or one has none, and, on InfiniBand without names, their
-// subnet prefixes are equal. A pair is used only once a write over it has been verified.
+// subnet prefixes are equal. A pair is used only once a write over it has been verified. A port
+// that is down, or of no use as it is, has no GID: it may talk to any of its link layer, and comes
+// after those that have one.
 //
 // Pairs that likely talk come first, then those of one subnet; src/core/rail_pairs.h says how they
 // are chosen.

@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "src/core/strings.h"
@@ -100,6 +102,13 @@ uint32_t Speed(const ibv_port_attr& attr) {
   return lanes * lane;
 }
 
+LocalPort OfNoUse(LocalPort port, const absl::Status& why) {
+  port.active = false;
+  port.info.gid = {};
+  port.why = Annotate(why, port.info.name);
+  return port;
+}
+
 }  // namespace
 
 std::vector<ibv_gid_entry> ReadGids(Ibv& ibv, ibv_context* context, uint8_t number, int length) {
@@ -163,7 +172,8 @@ absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::st
                .link_layer = attr.link_layer == IBV_LINK_LAYER_ETHERNET
                                  ? uint8_t{IBV_LINK_LAYER_ETHERNET}
                                  : uint8_t{IBV_LINK_LAYER_INFINIBAND},
-               .mtu = static_cast<uint8_t>(attr.active_mtu),
+               // Of a port that is down it may be anything.
+               .mtu = static_cast<uint8_t>(std::clamp(attr.active_mtu, IBV_MTU_256, IBV_MTU_4096)),
                .lid = attr.lid,
                .mbps = Speed(attr)};
   if (options.mtu != 0) port.info.mtu = std::min(port.info.mtu, MtuFromBytes(options.mtu));
@@ -173,7 +183,7 @@ absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::st
       before != nullptr && StillThere(gids, port.info.link_layer, *before)
           ? absl::StatusOr<uint32_t>(before->gid_index)
           : ChooseGid(gids, port.info.link_layer, options.gid_index);
-  if (!index.ok()) return index.status();
+  if (!index.ok()) return OfNoUse(std::move(port), index.status());
   const auto chosen = std::ranges::find(gids, *index, &ibv_gid_entry::gid_index);
   port.gid_index = static_cast<uint8_t>(*index);
   port.info.gid = Bytes(chosen->gid);
@@ -184,7 +194,7 @@ absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::st
               PkeyAt(ibv, context, number, before->pkey_index) == before->p_key
           ? absl::StatusOr<uint16_t>(before->pkey_index)
           : FindPkey(ibv, context, number, attr.pkey_tbl_len, options.p_key);
-  if (!pkey.ok()) return pkey.status();
+  if (!pkey.ok()) return OfNoUse(std::move(port), pkey.status());
   port.pkey_index = *pkey;
   port.p_key = PkeyAt(ibv, context, number, *pkey);
   return port;

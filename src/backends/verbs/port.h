@@ -43,6 +43,7 @@ struct LocalPort {
   uint16_t p_key = 0;  // as it stands there
   bool active = false;
   bool needs_grh = false;  // InfiniBand: the subnet manager asks for it
+  absl::Status why{};      // it is not used although its link is up; then it is not active either
 };
 
 // The entry of a GID table to use. `wanted` < 0: on Ethernet the first of RoCE v2, IPv4 before
@@ -51,9 +52,10 @@ struct LocalPort {
 absl::StatusOr<uint32_t> ChooseGid(std::span<const ibv_gid_entry> entries, uint8_t link_layer,
                                    int wanted);
 
-// Reads the port anew. A port that is not active is no error; what cannot work when it is active
-// (no such GID, no such P_Key) is. GID and P_Key of `before` are kept where they still stand in
-// their places, for queue pairs use them: a table that grows is nothing to those.
+// Reads the port anew. A port that is not active is no error, nor is what cannot work when it is
+// (no such GID, no such P_Key): the port says so itself, and peers are told of it without a GID.
+// GID and P_Key of `before` are kept where they still stand in their places, for queue pairs use
+// them: a table that grows is nothing to those.
 absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::string& device,
                                    uint8_t number, const VerbsOptions& options,
                                    const LocalPort* before = nullptr);

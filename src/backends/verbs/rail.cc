@@ -180,7 +180,7 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
     Complete(id.number);
   } else {
     // The queue pair was at work until now: those before it completed.
-    const bool first = state_ != State::kDraining || lingers_;
+    const bool first = (state_ != State::kDraining || lingers_) && !undying_;
     if (first && ordered_) CompleteThrough(id.number - 1);
     absl::Status status;
     if (state_ != State::kDraining || wc.status != IBV_WC_WR_FLUSH_ERR) {
@@ -215,8 +215,7 @@ absl::Status Rail::OwnError(uint64_t number, const ibv_wc& wc) {
   const char* operation = flight.purpose != Purpose::kOp ? "a probe"
                           : flight.read                  ? "an RDMA read"
                                                          : "an RDMA write";
-  absl::Status status =
-      CompletionError(Where(), qp_->number(), operation, wc.status, wc.vendor_err);
+  absl::Status status = CompletionError(Where(), number_, operation, wc.status, wc.vendor_err);
   if (flight.purpose != Purpose::kOp || MayBeThePath(wc.status)) return status;
   if (!link_->FailedBefore(flight, wc.status) || !absl::IsUnavailable(status)) return status;
   return absl::InternalError(
@@ -277,7 +276,10 @@ void Rail::WatchStall(Time now) {
 }
 
 void Rail::Fail(absl::Status why, bool tell) {
-  if (state_ > State::kWaiting && state_ < State::kUp) return AttemptFailed(std::move(why), true);
+  // A pair is not to blame for a port that is down.
+  if (state_ > State::kWaiting && state_ < State::kUp) {
+    return AttemptFailed(std::move(why), port().active);
+  }
   if (state_ == State::kDraining && lingers_) return OnDrainDeadline(Now());
   if (state_ != State::kUp) return;
   StartDraining(std::move(why), tell);
@@ -315,6 +317,7 @@ void Rail::FinishDrain() {
 
 bool Rail::Destroy(const absl::Status& why, Undying undying) {
   if (undying_) return false;
+  if (job_ == 0 && qp_ == nullptr) return true;  // also where the backend is gone
   first_ = last_ = nullptr;
   link_->backend().setups().Cancel(std::exchange(job_, 0));
   DestroyQueue::Client* const client = undying == Undying::kWait ? link_ : nullptr;

@@ -48,8 +48,9 @@ class Rail {
   State state() const { return state_; }
   bool up() const { return state_ == State::kUp; }
   const Pair& pair() const { return pair_; }
+  // Those that were tried in vain since all were, or it was up.
   const std::vector<Pair>& bad_pairs() const { return bad_; }
-  // Has been up, or tried every pair there is.
+  // Has been up, or waits without a pair that it has not tried.
   bool settled() const { return was_up_ || exhausted_; }
   // Why it is not up; OK where nothing has gone wrong.
   const absl::Status& why() const { return why_; }
@@ -108,6 +109,7 @@ class Rail {
   void SetUp(std::optional<QpAddress> to, State state);
   absl::Status Prepare();
   void AttemptFailed(absl::Status why, bool bad_pair);
+  bool NextPair();
   void PostProbe();
   void PostProbeRead();
   void ProbeDone(const absl::Status& status);
@@ -140,6 +142,7 @@ class Rail {
   State state_ = State::kWaiting;
   bool was_up_ = false;
   bool exhausted_ = false;
+  bool round_over_ = false;  // every pair is in bad_: the next attempt begins with the best again
   uint32_t life_ = 0;
   uint32_t failures_ = 0;  // attempts in a row
   absl::Status why_;

@@ -18,8 +18,9 @@ namespace {
 
 // A probe's, or a flush's; room for them is set aside.
 constexpr uint32_t kOwnRequests = 2;
-// Of a pair that never answered.
+// Of one that was never up. What may change it is told: a port here or at the peer that comes up.
 constexpr Duration kHopelessBackoff = std::chrono::seconds(5);
+constexpr uint32_t kLocalFailures = 3;
 
 // One attempt: some round trips of the device's own time-out.
 Duration AttemptTime(const VerbsOptions& options) {
@@ -53,13 +54,23 @@ std::string Rail::Where() const {
 absl::Status Rail::CheckLocalEnd() {
   if (device().broken()) return device().why_broken();
   if (absl::Status status = link_->RefreshPort(pair_.local); !status.ok()) return status;
-  if (!port().active) {
-    return absl::UnavailableError(absl::StrCat(port().info.name, ": the port is down"));
+  VerbsBackend& backend = link_->backend();
+  if (absl::Status status = backend.CheckRegions(device()); !status.ok()) return status;
+  if (!link_->scratch().registration->has(device().ordinal())) {
+    return link_->scratch().registration->why_missing();
   }
-  return link_->backend().destroyer().CheckRoom(device());
+  if (absl::Status status = link_->CheckKeys(link_->remote_ports()[pair_.remote].device);
+      !status.ok()) {
+    return status;
+  }
+  return backend.destroyer().CheckRoom(device());
 }
 
 void Rail::Attempt() {
+  if (std::exchange(round_over_, false)) {
+    bad_.clear();
+    pair_ = link_->OtherPair(*this).value_or(pair_);
+  }
   ++life_;
   state_ = State::kMaking;
   if (absl::Status status = CheckLocalEnd(); !status.ok()) {
@@ -189,20 +200,24 @@ void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
   state_ = State::kWaiting;
   Destroy(why, Undying::kLeave);
   why_ = std::move(why);
-  if (bad_pair && !was_up_) {
-    bad_.push_back(pair_);
-    if (const std::optional<Pair> other = link_->OtherPair(*this)) {
-      pair_ = *other;
-      deadline_ = Now();
-      link_->backend().TimersChanged();
-      return;
-    }
-    exhausted_ = true;
-  }
-  const bool hopeless = settled() && !was_up_;
-  deadline_ = Now() + RailBackoff(failures_++, hopeless ? kHopelessBackoff : kMaxRailBackoff);
   link_->backend().TimersChanged();
+  if (bad_pair && !was_up_ && NextPair()) {
+    deadline_ = Now();
+    return;
+  }
+  // Where the fault is this side's own it may pass, unless it is its port that is down.
+  exhausted_ = exhausted_ || bad_pair || !port().active || failures_ >= kLocalFailures;
+  deadline_ = Now() + RailBackoff(failures_++, was_up_ ? kMaxRailBackoff : kHopelessBackoff);
   link_->OnAttemptFailed();
+}
+
+// Each pair has its turn, and when all had theirs they have it again after a while.
+bool Rail::NextPair() {
+  bad_.push_back(pair_);
+  const std::optional<Pair> other = link_->OtherPair(*this);
+  round_over_ = !other;
+  if (other) pair_ = *other;
+  return other.has_value();
 }
 
 void Rail::Reopen() {

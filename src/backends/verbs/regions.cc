@@ -33,6 +33,7 @@ int AccessFlags(Access access) {
 DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   Close();
   holds_ = std::exchange(other.holds_, {});
+  why_missing_ = std::move(other.why_missing_);
   return *this;
 }
 
@@ -51,6 +52,10 @@ absl::Status DeviceMemory::Register(const MemorySpan& span, Access access,
   const int flags = AccessFlags(access);
   std::vector<std::pair<ibv_mr*, int>> made(devices.size());
   const auto one = [&](size_t i) {
+    if (devices[i]->broken()) {
+      made[i].second = EIO;
+      return;
+    }
     made[i].first = devices[i]->Register(span.data, span.bytes, flags);
     made[i].second = errno;
   };
@@ -60,22 +65,29 @@ absl::Status DeviceMemory::Register(const MemorySpan& span, Access access,
   } else {
     for (size_t i = 0; i < devices.size(); ++i) one(i);
   }
-  absl::Status status;
   for (size_t i = 0; i < devices.size(); ++i) {
     if (made[i].first == nullptr) {
-      status.Update(RegistrationError(devices[i]->name(), span, made[i].second));
-    } else {
-      holds_.push_back({devices[i].get(), made[i].first});
+      const absl::Status why = devices[i]->broken()
+                                   ? devices[i]->why_broken()
+                                   : RegistrationError(devices[i]->name(), span, made[i].second);
+      why_missing_ = why_missing_.ok()
+                         ? why
+                         : absl::Status(why_missing_.code(),
+                                        absl::StrCat(why_missing_.message(), "; ", why.message()));
+      continue;
     }
+    holds_.push_back({devices[i].get(), made[i].first});
   }
-  return status;
+  return holds_.empty() ? why_missing_ : absl::OkStatus();
 }
 
-VerbsRegistration::VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory)
-    : backend_(backend), rkey_(rkey), memory_(std::move(memory)) {
+VerbsRegistration::VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory,
+                                     RegionId id)
+    : backend_(backend), rkey_(rkey), id_(id), memory_(std::move(memory)) {
   for (const DeviceMemory::Hold& hold : memory_.holds()) {
     lkeys_[hold.device->ordinal()] = hold.mr->lkey;
     rkeys_[hold.device->ordinal()] = hold.mr->rkey;
+    devices_ |= uint64_t{1} << hold.device->ordinal();
   }
 }
 

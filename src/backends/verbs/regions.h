@@ -1,7 +1,9 @@
 // Local memory as the devices know it, and keys to memory of peers.
 //
 // A key tells the rkey of each device of its owner: one byte for the form, four for the agent's own
-// rkey, then five for each device (its number, its rkey); at most kMaxDevices.
+// rkey, then five for each device (its number, its rkey); at most kMaxDevices. A device that
+// failed, or that does not take the region, is left out: rails over it are of no use while the
+// region is there.
 //
 // Lifetime: a registration may outlive its backend, and is then of no use.
 // Thread-safety: none but DeviceMemory's; used by the backend's owner.
@@ -37,7 +39,8 @@ class DeviceMemory final : public Prepared {
   DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
 
-  // With every device: large memory with all at once, each in a thread of its own.
+  // With every device that works: large memory with all at once, each in a thread of its own. An
+  // error, with every cause, only where none takes it.
   absl::Status Register(const MemorySpan& span, Access access,
                         std::span<const std::unique_ptr<Device>> devices);
   void Close();
@@ -47,18 +50,24 @@ class DeviceMemory final : public Prepared {
     ibv_mr* mr = nullptr;
   };
   std::span<const Hold> holds() const { return holds_; }
+  // OK where every device has it.
+  const absl::Status& why_missing() const { return why_missing_; }
 
  private:
   std::vector<Hold> holds_;
+  absl::Status why_missing_;
 };
 
 class VerbsRegistration final : public Registration {
  public:
-  VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory);
+  VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory, RegionId id = {});
   ~VerbsRegistration() override;
 
   std::string Key() const override;
   uint32_t lkey(size_t device) const { return lkeys_[device]; }
+  bool has(size_t device) const { return (devices_ >> device & 1) != 0; }
+  const absl::Status& why_missing() const { return memory_.why_missing(); }
+  RegionId id() const { return id_; }
   // For keys that are told otherwise than by Key().
   uint32_t rkey_of(size_t device) const { return rkeys_[device]; }
   // The backend goes first.
@@ -67,13 +76,26 @@ class VerbsRegistration final : public Registration {
  private:
   VerbsBackend* backend_;
   const uint32_t rkey_;
+  const RegionId id_;
   DeviceMemory memory_;
+  uint64_t devices_ = 0;
   std::array<uint32_t, kMaxDevices> lkeys_{};
   std::array<uint32_t, kMaxDevices> rkeys_{};
 };
 
 class VerbsRemoteKey final : public RemoteKey {
  public:
+  // Who wants to know when a key is closed.
+  class Holder {
+   public:
+    virtual ~Holder() = default;
+    virtual void OnClosed(const VerbsRemoteKey& key) = 0;
+  };
+
+  ~VerbsRemoteKey() override {
+    if (holder_ != nullptr) holder_->OnClosed(*this);
+  }
+  void set_holder(Holder* holder) { holder_ = holder; }
   static absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> Decode(const RemoteRegion& region,
                                                                 std::string_view key);
   uint32_t rkey(size_t device) const { return rkeys_[device]; }
@@ -82,6 +104,7 @@ class VerbsRemoteKey final : public RemoteKey {
  private:
   std::array<uint32_t, kMaxDevices> rkeys_{};
   uint64_t devices_ = 0;
+  Holder* holder_ = nullptr;
 };
 
 }  // namespace kvxfer::verbs
