@@ -114,9 +114,6 @@ absl::Status AcceptedLink::TryMake(const Offer& offer) {
   const VerbsBackend::PortRef& ref = backend_->ports()[offer.port];
   if (ref.device->broken()) return ref.device->why_broken();
   if (absl::Status status = ref.device->Refresh(ref.index); !status.ok()) return status;
-  if (!scratch_.registration->has(ref.device->ordinal())) {
-    return scratch_.registration->why_missing();
-  }
   if (absl::Status status = backend_->destroyer().CheckRoom(*ref.device); !status.ok()) {
     return status;
   }
@@ -124,6 +121,9 @@ absl::Status AcceptedLink::TryMake(const Offer& offer) {
     absl::StatusOr<Scratch::Slot> taken = backend_->accepted_scratch().Take(backend_->devices());
     if (!taken.ok()) return taken.status();
     scratch_ = *taken;
+  }
+  if (!scratch_->registration->has(ref.device->ordinal())) {
+    return scratch_->registration->why_missing();
   }
   rails_[offer.rail].job = backend_->setups().Start(
       {.device = ref.device, .port = ref.port(), .to = offer.from}, this, offer.rail);

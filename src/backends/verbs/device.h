@@ -122,7 +122,6 @@ class Device {
   void OnFewReceives();
   void ReadEvents();
   size_t PollReceived(size_t most);
-  void OnFewReceives();
   void Break(const char* call, int error_number);
 
   Ibv* const ibv_;
