@@ -9,7 +9,7 @@
 
 #include "src/backends/verbs/backend.h"
 #include "src/core/host_identity.h"
-#include "tests/conformance/backend_verbs.h"
+#include "tests/conformance/verbs_device.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -59,7 +59,7 @@ class VerbsPorts : public VerbsDevice {
   std::string Path() { return out().endpoint->Describe(); }
 };
 
-INSTANTIATE_TEST_SUITE_P(InMemory, VerbsPorts, ::testing::Values(InMemoryVerbs()), FlavourName);
+INSTANTIATE_TEST_SUITE_P(InMemory, VerbsPorts, ::testing::Values(VerbsDeviceFlavour()), FlavourName);
 
 TEST_P(VerbsPorts, OneThatIsDownAtFirstIsUsedOnceItIsUp) {
   for (const char* device : {"i1", "t1"}) {
