@@ -11,7 +11,9 @@
 namespace kvxfer::testing {
 
 absl::StatusOr<std::unique_ptr<RawControl>> RawControl::Dial(std::string_view address) {
-  absl::StatusOr<net::PeerAddress> peer = net::DecodeAddress(address);
+  absl::StatusOr<verbs::Told> told = verbs::DecodeTold(address);
+  if (!told.ok()) return told.status();
+  absl::StatusOr<net::PeerAddress> peer = net::DecodeAddress(told->control);
   if (!peer.ok()) return peer.status();
   net::SocketAddress& to = peer->candidates.front();
   net::Fd fd(::socket(to.get()->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -153,7 +153,7 @@ TEST(VerbsPortChoice, FullMembershipOfAPartitionComesFirst) {
     options.p_key = wanted;
     const absl::StatusOr<LocalPort> port = ReadPort(*ibv, context, "d", 1, options);
     ibv->Close(context);
-    return port.ok() ? static_cast<int>(port->pkey_index) : -1;
+    return port.ok() && port->why.ok() ? static_cast<int>(port->pkey_index) : -1;
   };
   EXPECT_EQ(index_of({0x7fff, 0x8001, 0xffff}, 0xffff), 2);
   EXPECT_EQ(index_of({0x7fff, 0x8001}, 0xffff), 0);
