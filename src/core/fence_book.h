@@ -23,8 +23,9 @@ namespace kvxfer {
 
 class FenceBook {
  public:
-  // Markers of so many transfers that nobody has asked for are remembered; then the oldest go.
-  static constexpr size_t kMaxEarly = 4096;
+  // Markers of so many transfers that nobody has asked for are remembered; then the oldest go. More
+  // than the transfers of one session (kMaxSessionTransfers): all may end before the first ABORT.
+  static constexpr size_t kMaxEarly = 32768;
 
   // All streams are open, in life 0.
   explicit FenceBook(uint32_t streams) : streams_(streams) {}

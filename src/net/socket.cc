@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -98,7 +99,12 @@ bool SocketAddress::IsLoopback() const {
 
 bool SocketAddress::IsWildcard() const {
   if (family() == AF_INET) return V4(*this).sin_addr.s_addr == htonl(INADDR_ANY);
-  return IN6_IS_ADDR_UNSPECIFIED(&V6(*this).sin6_addr);
+  const in6_addr& address = V6(*this).sin6_addr;
+  if (IN6_IS_ADDR_V4MAPPED(&address)) {
+    return std::all_of(address.s6_addr + 12, address.s6_addr + 16,
+                       [](uint8_t b) { return b == 0; });
+  }
+  return IN6_IS_ADDR_UNSPECIFIED(&address);
 }
 
 std::string SocketAddress::Host() const {

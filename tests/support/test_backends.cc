@@ -1,10 +1,12 @@
 #include "tests/support/test_backends.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
 #include "src/backends/faulty/factory.h"
 #include "src/backends/verbs/backend.h"
+#include "tests/support/scale.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -50,8 +52,13 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeTestBackend(std::string_view name,
   if (name != "verbs" && !faulty) return MakeBackend(name, context);
   // Who takes what there is gets what this host has.
   const bool by_default = context.options.backends.empty();
-  if (scope.fabric == nullptr && (RealVerbs() || by_default)) return MakeBackend(name, context);
   AgentOptions options = context.options;
+  // Posting one takes the emulated processor long.
+  if (kEmulated) options.verbs.receive_depth = std::min(options.verbs.receive_depth, 2048u);
+  if (scope.fabric == nullptr && (RealVerbs() || by_default)) {
+    return MakeBackend(
+        name, {.options = options, .incarnation = context.incarnation, .host = context.host});
+  }
   if (scope.fabric != nullptr) options.verbs = scope.options;
   absl::StatusOr<std::unique_ptr<Backend>> made =
       MakeVerbsOver(scope.fabric != nullptr ? *scope.fabric : SharedFabric(),

@@ -140,10 +140,12 @@ void Link::AttemptFailed(uint32_t rail, const absl::Status& why) {
     }
     if (const std::optional<RailPair> other = paths_->Other(used, dial.silent)) {
       dial.pair = *other;
+      dial.took = {};
       dial.deadline = Now();
       return Schedule(*dial.deadline);
     }
     dial.pair = paths_->planned(rail);
+    dial.took = {};
   }
   dial.settled = true;
   dial.deadline =
@@ -190,6 +192,9 @@ void Link::RailFailed(uint32_t rail, const absl::Status& status) {
         .rail = static_cast<uint8_t>(rail), .life = life, .why = std::string(why.message())});
     // An error shows when the control stream is read.
     control_.Push(ControlKind::kFrame, std::as_bytes(std::span(lost))).IgnoreError();
+    if (control_.queued_bytes() > net::ControlStream::kMaxQueued) {
+      return Fail(absl::ResourceExhaustedError("it does not take what it is told"), "control");
+    }
     return Activate();
   }
   if (!up()) return AttemptFailed(rail, status);

@@ -72,6 +72,8 @@ bool VerbsBackend::Arm() {
   // What came before the queues were armed shows by nothing else.
   bool quiet = true;
   for (const auto& device : devices_) quiet = device->Poll(kPollBatch) == 0 && quiet;
+  // A device may have broken just now: then time alone ends what was posted to it.
+  SetTimer();
   return quiet && !sink_.waiting();
 }
 

@@ -153,6 +153,8 @@ size_t Device::Poll(size_t most) {
   size_t total = PollReceived(most);
   for (size_t sent = 0; sent < most;) {
     const auto want = static_cast<int>(std::min(kBatch, most - sent));
+    // What is destroyed while these are looked at may have entries behind them.
+    const uint32_t due = std::exchange(room_when_polled_, 0);
     const int n = ibv_->PollCq(send_cq_, want, entries.data());
     if (n < 0) {
       Break("ibv_poll_cq", EIO);
@@ -161,9 +163,11 @@ size_t Device::Poll(size_t most) {
     for (int i = 0; i < n; ++i) listener_->OnSendDone(*this, entries[static_cast<size_t>(i)]);
     sent += static_cast<size_t>(n);
     total += static_cast<size_t>(n);
-    if (n == want) continue;
-    room_ += std::exchange(room_when_polled_, 0);
-    break;
+    if (n < want) {
+      room_ += due;
+      break;
+    }
+    room_when_polled_ += due;
   }
   return total;
 }

@@ -125,8 +125,9 @@ absl::Status CheckNamed(const std::vector<std::string>& asked, const VerbsOption
       in_use = in_use || has(used, name);
     }
     if (!named || in_use) continue;
-    return absl::NotFoundError(absl::StrCat(kDevices, " names ", entry, ", which is not active",
-                                            why.ok() ? "" : ": ", why.message()));
+    return absl::NotFoundError(absl::StrCat(kDevices, " names ", entry,
+                                            ", which could not be opened", why.ok() ? "" : ": ",
+                                            why.message()));
   }
   return absl::OkStatus();
 }

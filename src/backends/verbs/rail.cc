@@ -170,6 +170,7 @@ void Rail::Ring() {
        true);
   if (state_ != State::kDraining) return;
   drains_with_ = failed_ - 1;
+  if (!ordered_) flushed_ += queue_.back().number - drains_with_;  // what was never posted
   if (queue_.front().number > drains_with_) FinishDrain();
 }
 
@@ -183,7 +184,7 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
     const bool first = (state_ != State::kDraining || lingers_) && !undying_;
     if (first && ordered_) CompleteThrough(id.number - 1);
     absl::Status status;
-    if (state_ != State::kDraining || wc.status != IBV_WC_WR_FLUSH_ERR) {
+    if ((state_ != State::kDraining && !undying_) || wc.status != IBV_WC_WR_FLUSH_ERR) {
       failed_ = id.number;
       status = OwnError(id.number, wc);
     }

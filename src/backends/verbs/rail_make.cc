@@ -150,12 +150,12 @@ void Rail::PostProbe() {
   nonce_ = RandomNonZero64();
   StoreScratch(link_->scratch().at + index_ * 8, nonce_);
   StoreScratch(link_->scratch().at + Scratch::kReadOffset + index_ * 8, 0);
+  probed_at_ = Now();
   ibv_send_wr& write = Chain();
   FillWord(write, false);
   if (!ordered_) return Internal(Purpose::kProbeWrite, write, 1);
   ibv_send_wr& read = Chain();
   FillWord(read, true);
-  probed_at_ = Now();
   Internal(Purpose::kProbe, read, 2);
 }
 

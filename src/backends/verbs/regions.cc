@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -61,7 +62,13 @@ absl::Status DeviceMemory::Register(const MemorySpan& span, Access access,
   };
   if (devices.size() > 1 && span.bytes >= kParallelBytes) {
     std::vector<std::jthread> threads;
-    for (size_t i = 0; i < devices.size(); ++i) threads.emplace_back(one, i);
+    for (size_t i = 0; i < devices.size(); ++i) {
+      try {
+        threads.emplace_back(one, i);
+      } catch (const std::system_error&) {
+        one(i);  // as many threads as this process may have
+      }
+    }
   } else {
     for (size_t i = 0; i < devices.size(); ++i) one(i);
   }

@@ -1,5 +1,6 @@
 #include "src/backends/verbs/scratch.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -11,25 +12,43 @@ namespace kvxfer::verbs {
 
 void Scratch::Free::operator()(std::byte* page) const { std::free(page); }
 
-absl::StatusOr<Scratch::Slot> Scratch::Take(std::span<const std::unique_ptr<Device>> devices) {
-  if (free_.empty()) {
-    Page page;
-    page.memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, kPageBytes)));
-    if (page.memory == nullptr) return absl::ResourceExhaustedError("verbs: no memory");
-    DeviceMemory memory;
-    if (absl::Status status =
-            memory.Register({.data = page.memory.get(), .bytes = kPageBytes}, access_, devices);
-        !status.ok()) {
-      return status;
-    }
-    page.registration =
-        std::make_unique<VerbsRegistration>(nullptr, RandomNonZero32(), std::move(memory));
-    for (size_t at = 0; at < kPageBytes; at += kSlotBytes) {
-      free_.push_back({page.memory.get() + at, page.registration.get()});
-    }
-    pages_.push_back(std::move(page));
+absl::Status Scratch::AddPage(std::span<const std::unique_ptr<Device>> devices) {
+  Page page;
+  page.memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, kPageBytes)));
+  if (page.memory == nullptr) return absl::ResourceExhaustedError("verbs: no memory");
+  DeviceMemory memory;
+  if (absl::Status status =
+          memory.Register({.data = page.memory.get(), .bytes = kPageBytes}, access_, devices);
+      !status.ok()) {
+    return status;
   }
-  const Slot slot = free_.back();
+  page.registration =
+      std::make_unique<VerbsRegistration>(nullptr, RandomNonZero32(), std::move(memory));
+  for (size_t at = 0; at < kPageBytes; at += kSlotBytes) {
+    free_.push_back({page.memory.get() + at, page.registration.get()});
+  }
+  pages_.push_back(std::move(page));
+  return absl::OkStatus();
+}
+
+// One that every device has comes first; where there is none, a device may take a new page now that
+// did not take an earlier one.
+absl::StatusOr<Scratch::Slot> Scratch::Take(std::span<const std::unique_ptr<Device>> devices) {
+  const auto whole = [&](const Slot& slot) {
+    return std::ranges::all_of(devices, [&](const auto& device) {
+      return device->broken() || slot.registration->has(device->ordinal());
+    });
+  };
+  auto found = std::ranges::find_if(free_, whole);
+  if (found == free_.end() && (free_.empty() || Now() >= retry_at_)) {
+    retry_at_ = Now() + kRetry;
+    const absl::Status status = AddPage(devices);
+    if (!status.ok() && free_.empty()) return status;
+    found = std::ranges::find_if(free_, whole);
+  }
+  if (found == free_.end()) --found;
+  const Slot slot = *found;
+  *found = free_.back();
   free_.pop_back();
   std::memset(slot.at, 0, kSlotBytes);
   return slot;

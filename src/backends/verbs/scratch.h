@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "src/backends/verbs/device.h"
 #include "src/backends/verbs/regions.h"
+#include "src/core/clock.h"
 
 namespace kvxfer::verbs {
 
@@ -34,7 +35,8 @@ class Scratch {
     uint64_t address() const { return reinterpret_cast<uint64_t>(at); }
   };
 
-  // Zeroed. Registers another page with every device where all are taken.
+  // Zeroed. Registers another page with every device where all are taken, or where none is known to
+  // every device that works.
   absl::StatusOr<Slot> Take(std::span<const std::unique_ptr<Device>> devices);
   void Give(const Slot& slot) { free_.push_back(slot); }
   // Before the devices go.
@@ -42,6 +44,7 @@ class Scratch {
 
  private:
   static constexpr size_t kPageBytes = 16 * 1024;
+  static constexpr Duration kRetry = std::chrono::seconds(1);
   struct Free {
     void operator()(std::byte* page) const;
   };
@@ -50,7 +53,10 @@ class Scratch {
     std::unique_ptr<VerbsRegistration> registration;
   };
 
+  absl::Status AddPage(std::span<const std::unique_ptr<Device>> devices);
+
   const Access access_;
+  Time retry_at_{};
   std::vector<Page> pages_;
   std::vector<Slot> free_;
 };
