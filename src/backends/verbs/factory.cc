@@ -1,22 +1,41 @@
 #include "src/backends/verbs/factory.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "src/backends/verbs/backend.h"
 #include "src/core/topology_sysfs.h"
 
 namespace kvxfer {
+namespace {
+
+// It is some hundred files, too many for an agent that takes every port, unless a card may be seen
+// more than once.
+bool NeedsTopology(const Sysfs& host, const std::vector<std::string>& devices,
+                   const VerbsOptions& options) {
+  if (!options.devices.empty() || !options.fabrics.empty()) return true;
+  for (const std::string& device : devices) {
+    const std::string folder = "/sys/class/infiniband/" + device + "/device/";
+    if (host.Exists(folder + "physfn") || host.Exists(folder + "sfnum")) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsBackend(const BackendContext& context) {
   // Most hosts: not even the library is loaded.
   const Sysfs host("/");
-  if (host.List("/sys/class/infiniband").empty()) {
+  const std::vector<std::string> devices = host.List("/sys/class/infiniband");
+  if (devices.empty()) {
     return absl::UnimplementedError(
         "this host has no RDMA device (/sys/class/infiniband is empty; rdma link shows them)");
   }
   absl::StatusOr<std::unique_ptr<verbs::Ibv>> ibv = verbs::LoadLibibverbs();
   if (!ibv.ok()) return ibv.status();
-  absl::StatusOr<Topology> topology = ReadTopology(host);
+  absl::StatusOr<Topology> topology = Topology();
+  if (NeedsTopology(host, devices, context.options.verbs)) topology = ReadTopology(host);
   absl::StatusOr<std::unique_ptr<verbs::VerbsBackend>> backend = verbs::VerbsBackend::Create(
       context, *std::move(ibv), topology.ok() ? *std::move(topology) : Topology());
   if (!backend.ok()) return backend.status();
