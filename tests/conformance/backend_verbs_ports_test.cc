@@ -59,7 +59,8 @@ class VerbsPorts : public VerbsDevice {
   std::string Path() { return out().endpoint->Describe(); }
 };
 
-INSTANTIATE_TEST_SUITE_P(InMemory, VerbsPorts, ::testing::Values(VerbsDeviceFlavour()), FlavourName);
+INSTANTIATE_TEST_SUITE_P(InMemory, VerbsPorts, ::testing::Values(VerbsDeviceFlavour()),
+                         FlavourName);
 
 TEST_P(VerbsPorts, OneThatIsDownAtFirstIsUsedOnceItIsUp) {
   for (const char* device : {"i1", "t1"}) {
