@@ -19,6 +19,14 @@ constexpr int kMaxAddresses = 16;
 // inbound.cc).
 constexpr int kIdleHeartbeats = 10;
 constexpr Duration kIdlePing = std::chrono::seconds(10);
+constexpr Duration kIdleGrid = std::chrono::seconds(1);
+
+// On the grid where that is fine enough, so that one wake-up serves all idle links.
+Time NextIdlePing(Time now, Duration heartbeat) {
+  const Duration interval = std::min<Duration>(heartbeat * kIdleHeartbeats, kIdlePing);
+  const Time next = now + interval;
+  return interval < 2 * kIdleGrid ? next : next - next.time_since_epoch() % kIdleGrid;
+}
 
 Duration Backoff(uint32_t failures) {
   thread_local std::minstd_rand random{std::random_device{}()};
@@ -240,8 +248,7 @@ void Peer::Heartbeat(Link& link, Time now) {
       EncodeMessage(FrameType::kPing, 0, channel_.received(), PingFrame{.nonce = 1});
   link.endpoint->Send(std::as_bytes(std::span(ping)));
   const bool in_use = !active_.empty() || link.unanswered != now;
-  link.ping_at =
-      now + std::min<Duration>(options.heartbeat * (in_use ? 1 : kIdleHeartbeats), kIdlePing);
+  link.ping_at = in_use ? now + options.heartbeat : NextIdlePing(now, options.heartbeat);
 }
 
 }  // namespace kvxfer

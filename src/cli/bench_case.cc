@@ -10,7 +10,7 @@ namespace kvxfer::cli {
 namespace {
 
 template <typename Case>
-auto Numbers(Case& c) {
+auto CaseNumbers(Case& c) {
   return std::array{
       std::pair{"threads", &c.threads},           std::pair{"pieces", &c.pieces},
       std::pair{"block_bytes", &c.block_bytes},   std::pair{"request_blocks", &c.request_blocks},
@@ -59,7 +59,7 @@ absl::Status CheckCase(const BenchCase& c) {
 Json ToJson(const BenchCase& bench) {
   Json json = {{"targets", bench.targets},
                {"timeout_ns", static_cast<uint64_t>(bench.timeout.count())}};
-  for (const auto& [name, value] : Numbers(bench)) json[name] = *value;
+  for (const auto& [name, value] : CaseNumbers(bench)) json[name] = *value;
   for (const auto& [name, value] : Flags(bench)) json[name] = *value;
   for (const auto& [name, value] : Texts(bench)) json[name] = *value;
   return json;
@@ -67,7 +67,7 @@ Json ToJson(const BenchCase& bench) {
 
 absl::StatusOr<BenchCase> BenchCaseFromJson(const Json& json) {
   BenchCase bench;
-  for (const auto& [name, value] : Numbers(bench)) {
+  for (const auto& [name, value] : CaseNumbers(bench)) {
     const absl::StatusOr<uint64_t> number = GetUint(json, name);
     if (!number.ok()) return number.status();
     *value = *number;

@@ -20,11 +20,6 @@ void AddUse(const std::string& process, const ProcessUse& use,
   it->second.rss_bytes = std::max(it->second.rss_bytes, use.rss_bytes);
 }
 
-double GetNumber(const Json& json, const char* field) {
-  const auto it = json.find(field);
-  return it != json.end() && it->is_number() ? it->get<double>() : 0;
-}
-
 }  // namespace
 
 void Opened::Merge(const Opened& other) {

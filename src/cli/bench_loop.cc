@@ -69,11 +69,6 @@ void RunStream(Run& run, size_t stream, Share& share) {
   }
 }
 
-double GetNumber(const Json& json, const char* field) {
-  const auto it = json.find(field);
-  return it != json.end() && it->is_number() ? it->get<double>() : 0;
-}
-
 Json ToJson(const Tally& tally) {
   return {tally.requests, tally.blocks, tally.bytes, tally.elapsed_ns};
 }

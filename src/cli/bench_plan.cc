@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "src/cli/kv_model.h"
+#include "src/cli/options.h"
 #include "src/cli/peer_service.h"
 #include "src/cli/units.h"
 #include "src/core/strings.h"
@@ -14,18 +15,12 @@ namespace {
 
 constexpr uint64_t kMaxPeers = 256;  // what one server takes, BootstrapServer::kMaxClients
 constexpr uint64_t kMaxThreads = 64;
-constexpr uint64_t kMaxPieces = 4096;  // as PeerService's
 constexpr uint64_t kMaxBlockBytes = uint64_t{64} << 20;
 constexpr uint64_t kMaxStreams = 1024;
 constexpr uint64_t kMaxRequests = 1'000'000'000;
 constexpr Duration kDefaultRun = std::chrono::seconds(2);
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
-absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most) {
-  if (value >= least && value <= most) return absl::OkStatus();
-  return Invalid(absl::StrCat(name, " must be from ", least, " to ", most, ", not ", value));
-}
 
 absl::Status CheckOneOf(const char* name, const std::string& value,
                         std::initializer_list<const char*> allowed) {

@@ -10,7 +10,7 @@ namespace kvxfer::cli {
 namespace {
 
 // Three figures are enough for a time.
-std::string Time(double us) { return FormatFixed(us, us < 100 ? 1 : 0); }
+std::string TimeCell(double us) { return FormatFixed(us, us < 100 ? 1 : 0); }
 
 // What an open loop is held to are requests.
 bool CountsBlocks(const BenchPlan& plan) { return plan.workload == Workload::kRaw && !plan.rate; }
@@ -78,8 +78,9 @@ std::string BenchTable::Line(const BenchRow& row) const {
   cells.push_back(CountsBlocks(plan_) ? FormatFixed(row.per_second(all.blocks) * 1e-6, 3)
                                       : FormatFixed(row.per_second(all.requests), 1));
   if (plan_.rate) cells.push_back(FormatFixed(row.target_rate, 1));
-  for (double fraction : {0.5, 0.9, 0.99, 0.999}) cells.push_back(Time(times.Percentile(fraction)));
-  cells.push_back(Time(times.max()));
+  for (double fraction : {0.5, 0.9, 0.99, 0.999})
+    cells.push_back(TimeCell(times.Percentile(fraction)));
+  cells.push_back(TimeCell(times.max()));
   cells.push_back(FormatFixed(p50 > 0 ? times.Percentile(0.99) / p50 : 0, 2));
   const double gb = static_cast<double>(all.bytes) * 1e-9;
   cells.push_back(gb > 0 ? FormatFixed(row.ran.cpu_seconds / gb, 3) : "-");

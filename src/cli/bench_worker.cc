@@ -97,7 +97,7 @@ absl::Status AnswerAloud(Channel& parent, InitiatorGroup& group, const Json& req
   return parent.Send(answer.ok() ? *answer : ErrorAnswer(answer.status()));
 }
 
-absl::Status Worker() {
+absl::Status BenchWorker() {
   absl::StatusOr<Channel> parent = ChannelToParent();
   if (!parent.ok()) return parent.status();
   const absl::StatusOr<Json> first = parent->Receive(std::chrono::seconds(30));
@@ -148,7 +148,7 @@ absl::Status ServeInitiators(Channel& parent) {
 void AddBenchWorker(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("bench-worker", "The other process of bench and ping");
   command->group("");
-  command->callback([&action] { action = Worker; });
+  command->callback([&action] { action = BenchWorker; });
 }
 
 }  // namespace kvxfer::cli

@@ -121,7 +121,7 @@ void PrintTable(const DemoConfig& config, const DemoRun& run) {
 }
 
 // DataLoss for the first thing that is wrong.
-absl::Status Verdict(const DemoRun& run) {
+absl::Status OutcomeOf(const DemoRun& run) {
   for (const DemoResult& result : run.results) {
     if (!result.error.empty()) return absl::DataLossError("verification failed: " + result.error);
   }
@@ -209,7 +209,7 @@ absl::Status RunDemo(const DemoConfig& config, bool json) {
   } else {
     PrintTable(config, run);
   }
-  return Verdict(run);
+  return OutcomeOf(run);
 }
 
 }  // namespace

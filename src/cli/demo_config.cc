@@ -6,6 +6,7 @@
 
 #include "kvxfer/notification.h"
 #include "src/cli/demo.h"
+#include "src/cli/options.h"
 #include "src/cli/units.h"
 #include "src/core/strings.h"
 
@@ -26,12 +27,6 @@ uint32_t ReadAt(std::string_view bytes, size_t offset) {
   uint32_t value = 0;
   for (size_t i = 4; i-- > 0;) value = value << 8 | static_cast<uint8_t>(bytes[offset + i]);
   return value;
-}
-
-absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most) {
-  if (value >= least && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " must be from ", least, " to ", most, ", not ", value));
 }
 
 // The numbers of DemoConfig that travel, with their names.

@@ -153,7 +153,7 @@ absl::Status RunWorker(Channel& parent) {
       {{"guards", std::string(cache->CheckGuards().message())}, {"cpu_seconds", CpuSeconds()}});
 }
 
-absl::Status Worker() {
+absl::Status DemoWorker() {
   absl::StatusOr<Channel> parent = ChannelToParent();
   if (!parent.ok()) return parent.status();
   absl::Status status = RunWorker(*parent);
@@ -167,7 +167,7 @@ absl::Status Worker() {
 void AddDemoWorker(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("demo-worker", "The decode process of demo");
   command->group("");
-  command->callback([&action] { action = Worker; });
+  command->callback([&action] { action = DemoWorker; });
 }
 
 }  // namespace kvxfer::cli

@@ -123,6 +123,7 @@ inline void Append(Findings& to, Findings more) {
 std::string Names(const std::vector<std::string>& names);
 // Names of the devices of these ports (indices).
 std::string PortNames(const Topology& topology, const std::vector<size_t>& ports);
+bool IsActiveInfiniBand(const RdmaPort& port);
 // Ports with these properties, as indices.
 template <typename Predicate>
 std::vector<size_t> PortsWhere(const Topology& topology, Predicate predicate) {

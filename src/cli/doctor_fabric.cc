@@ -12,10 +12,6 @@
 namespace kvxfer::cli {
 namespace {
 
-bool IsActiveInfiniBand(const RdmaPort& port) {
-  return port.state == PortState::kActive && port.link == LinkLayer::kInfiniBand;
-}
-
 // Ports that one subnet manager sees: what tells subnets apart where prefixes do not.
 using Subnet = std::pair<uint64_t, uint32_t>;  // prefix, LID of the subnet manager
 

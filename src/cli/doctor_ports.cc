@@ -22,10 +22,6 @@ bool IsBlank(const RdmaPort& port, const RdmaDevice& device) {
 
 bool IsActive(const RdmaPort& port) { return port.state == PortState::kActive; }
 
-bool IsActiveInfiniBand(const RdmaPort& port) {
-  return IsActive(port) && port.link == LinkLayer::kInfiniBand;
-}
-
 std::vector<size_t> ActivePorts(const Topology& topology) {
   return PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice&) { return IsActive(p); });
 }
@@ -271,6 +267,10 @@ Findings VirtualGuids(const SystemView& view) {
 }
 
 }  // namespace
+
+bool IsActiveInfiniBand(const RdmaPort& port) {
+  return IsActive(port) && port.link == LinkLayer::kInfiniBand;
+}
 
 std::span<const Check> PortChecks() {
   static constexpr auto kChecks = std::to_array<Check>({

@@ -140,7 +140,7 @@ Findings DeviceFiles(const SystemView& view) {
   return OrOk(bad, absl::StrCat(good, " may be opened"));
 }
 
-Findings Counted(const SystemView& view, const char* limit_name, const char* flag, uint64_t enough,
+Findings AtLeast(const SystemView& view, const char* limit_name, const char* flag, uint64_t enough,
                  const char* meaning) {
   const std::optional<Limit> limit = ReadLimit(view, limit_name);
   if (!limit) return NotApplicable("/proc/self/limits does not tell");
@@ -152,12 +152,12 @@ Findings Counted(const SystemView& view, const char* limit_name, const char* fla
 }
 
 Findings OpenFiles(const SystemView& view) {
-  return Counted(view, "Max open files", "-n", 4096,
+  return AtLeast(view, "Max open files", "-n", 4096,
                  "each peer and each stream takes a descriptor: with many peers connections fail");
 }
 
 Findings Processes(const SystemView& view) {
-  Findings findings = Counted(view, "Max processes", "-u", 1024,
+  Findings findings = AtLeast(view, "Max processes", "-u", 1024,
                               "threads count too: agents and engines fail to start theirs");
   const std::string pids = view.files().Read("/sys/fs/cgroup/pids.max").value_or("");
   uint64_t most = 0;

@@ -45,6 +45,11 @@ absl::StatusOr<uint64_t> GetUint(const Json& object, const char* field) {
   return it->get<uint64_t>();
 }
 
+double GetNumber(const Json& object, const char* field) {
+  const auto it = object.find(field);
+  return it != object.end() && it->is_number() ? it->get<double>() : 0;
+}
+
 std::string GetString(const Json& object, const char* field) {
   const auto it = object.find(field);
   return it == object.end() || !it->is_string() ? std::string() : it->get<std::string>();

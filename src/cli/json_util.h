@@ -23,6 +23,8 @@ absl::StatusOr<Json> ParseJsonObject(std::string_view text);
 std::string DumpJson(const Json& json, int indent = -1);
 
 absl::StatusOr<uint64_t> GetUint(const Json& object, const char* field);
+// Zero when missing or no number.
+double GetNumber(const Json& object, const char* field);
 // Empty when missing or no string.
 std::string GetString(const Json& object, const char* field);
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "src/cli/units.h"
 
 namespace kvxfer::cli {
@@ -28,6 +29,12 @@ CLI::Option* Add(CLI::App* app, const std::string& name, Value& value,
 }
 
 }  // namespace
+
+absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " must be from ", least, " to ", most, ", not ", value));
+}
 
 CLI::Option* AddSize(CLI::App* app, const std::string& name, uint64_t& value,
                      const std::string& help) {

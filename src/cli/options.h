@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kvxfer/types.h"
 
 namespace CLI {
@@ -19,6 +20,9 @@ namespace kvxfer::cli {
 inline constexpr const char* kClientListenHelp =
     "host or host:port where the server's answers come in (default: where the server is reached "
     "from)";
+
+// InvalidArgument that names the option.
+absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most);
 
 // Each leaves `value`, the default, as it is unless the option is given, and shows it in --help.
 // `value` must live as long as `app`.

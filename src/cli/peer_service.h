@@ -40,6 +40,9 @@ namespace kvxfer::cli {
 // its blocks, the two ids by which content and loads name it.
 uint64_t SessionBytes(const KvCacheShape& shape);
 
+// Regions of a session's cache at most.
+inline constexpr uint64_t kMaxPieces = 4096;
+
 class PeerService {
  public:
   // `max_session_bytes` bounds the SessionBytes of each client.

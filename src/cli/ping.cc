@@ -33,8 +33,8 @@ struct PingFlags {
   bool json = false;
 };
 
-void Print(const PingFlags& flags, const std::string& peer, const std::string& path,
-           const Summary& s) {
+void PrintPing(const PingFlags& flags, const std::string& peer, const std::string& path,
+               const Summary& s) {
   if (flags.json) {
     const Json report = {{"peer", peer},     {"path", path},    {"bytes", flags.size},
                          {"count", s.count}, {"min_us", s.min}, {"p50_us", s.p50},
@@ -76,7 +76,7 @@ absl::Status PingOver(const PingFlags& flags, Channel& channel) {
       std::fflush(stdout);
     }
   }
-  Print(flags, peer, ChosenPath(**agent, peer), Summarize(std::move(times)));
+  PrintPing(flags, peer, ChosenPath(**agent, peer), Summarize(std::move(times)));
   ExpectPeersToLeave();
   return absl::OkStatus();
 }

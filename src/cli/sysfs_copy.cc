@@ -7,16 +7,13 @@
 #include <fstream>
 #include <system_error>
 
+#include "src/cli/sysfs_tree.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-absl::Status Failed(const std::string& path, const std::error_code& error) {
-  return absl::InternalError(absl::StrCat("cannot write ", path, ": ", error.message()));
-}
 
 class Copier {
  public:
@@ -74,7 +71,7 @@ class Copier {
     const std::string copy = to_ + link.string();
     if (!error && !fs::is_symlink(fs::symlink_status(copy)))
       fs::create_symlink(target, copy, error);
-    if (error) return Failed(copy, error);
+    if (error) return CannotWrite(copy, error);
     // A link to elsewhere is the copy's reader's to find missing.
     if (target.is_absolute() || ++links_ > kMaxLinks) {
       rest_.clear();
@@ -87,14 +84,14 @@ class Copier {
   absl::Status MakeFolder(const fs::path& path) {
     std::error_code error;
     fs::create_directories(to_ + path.string(), error);
-    return error ? Failed(to_ + path.string(), error) : absl::OkStatus();
+    return error ? CannotWrite(to_ + path.string(), error) : absl::OkStatus();
   }
 
   absl::Status WriteFile(const fs::path& path, const std::string& text) {
     std::ofstream file(to_ + path.string(), std::ios::binary);
     file << text;
     if (file.flush()) return absl::OkStatus();
-    return Failed(to_ + path.string(), {errno, std::generic_category()});
+    return CannotWrite(to_ + path.string(), {errno, std::generic_category()});
   }
 
   const Sysfs& from_;
@@ -110,7 +107,7 @@ absl::Status CopySysfs(const Sysfs& from, const std::vector<std::string>& paths,
                        const std::string& to) {
   std::error_code error;
   fs::create_directories(to, error);
-  if (error) return Failed(to, error);
+  if (error) return CannotWrite(to, error);
   if (!fs::is_empty(to, error)) {
     return absl::FailedPreconditionError(
         absl::StrCat(to, " is not empty: give a folder that is not there yet"));

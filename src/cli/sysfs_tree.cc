@@ -21,11 +21,11 @@ void RemoveBelow(const std::string& path, std::map<std::string, Value>& entries)
   });
 }
 
-absl::Status Failed(const std::string& path, const std::error_code& error) {
+}  // namespace
+
+absl::Status CannotWrite(const std::string& path, const std::error_code& error) {
   return absl::InternalError(absl::StrCat("cannot write ", path, ": ", error.message()));
 }
-
-}  // namespace
 
 void SysfsTree::Remove(const std::string& path) {
   RemoveBelow(path, files_);
@@ -37,20 +37,20 @@ absl::Status SysfsTree::WriteTo(const std::string& root) const {
   std::error_code error;
   for (const auto& [path, unused] : folders_) {
     fs::create_directories(root + path, error);
-    if (error) return Failed(root + path, error);
+    if (error) return CannotWrite(root + path, error);
   }
   for (const auto& [path, text] : files_) {
     fs::create_directories(fs::path(root + path).parent_path(), error);
-    if (error) return Failed(root + path, error);
+    if (error) return CannotWrite(root + path, error);
     std::ofstream file(root + path, std::ios::binary);
     file << text;
-    if (!file.flush()) return Failed(root + path, {errno, std::generic_category()});
+    if (!file.flush()) return CannotWrite(root + path, {errno, std::generic_category()});
   }
   for (const auto& [path, target] : links_) {
     const fs::path folder = fs::path(path).parent_path();
     fs::create_directories(root + folder.string(), error);
     if (!error) fs::create_symlink(fs::path(target).lexically_relative(folder), root + path, error);
-    if (error) return Failed(root + path, error);
+    if (error) return CannotWrite(root + path, error);
   }
   return absl::OkStatus();
 }

@@ -4,12 +4,15 @@
 
 #include <map>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace kvxfer::cli {
+
+absl::Status CannotWrite(const std::string& path, const std::error_code& error);
 
 // Paths are absolute below the tree's root: "/sys/class/net/eth0/mtu".
 class SysfsTree {

@@ -185,7 +185,7 @@ std::string Distances(const Topology& topology, const std::vector<Line>& lines,
   return grid.ToString();
 }
 
-size_t WidthOf(const std::string& text) {
+size_t WidestLine(const std::string& text) {
   size_t width = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     width = std::max(width, line.size());
@@ -198,7 +198,7 @@ std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
   constexpr size_t kWide = 140;
   const std::vector<Line> lines = Lines(topology, places.front().plan);
   std::string one = Facts(topology, lines, places);
-  if (WidthOf(one) <= kWide) return one;
+  if (WidestLine(one) <= kWide) return one;
   const std::span<const Place> all(places);
   return absl::StrCat(Facts(topology, lines, all.first(topology.nodes.size())), "\n",
                       Distances(topology, lines, all.subspan(topology.nodes.size())));
@@ -210,7 +210,7 @@ struct FabricRails {
   std::map<DeviceDistance, std::pair<size_t, uint32_t>> others{};  // how many, penalty
 };
 
-std::string RailsText(const Topology& topology, const RailPlan& plan) {
+std::string RailPlanText(const Topology& topology, const RailPlan& plan) {
   std::map<std::string, FabricRails> by_fabric;
   for (const PlannedRail& rail : plan.rails) {
     FabricRails& rails = by_fabric[topology.ports[rail.port].fabric];
@@ -272,7 +272,7 @@ std::string TopologyText(const Topology& topology, const PortSelector& selector)
       "*: nearest of its fabric, transfers from there take it first  (...): left out, see below\n"
       "\nrails of a transfer from memory on (x: cost of a byte there, next to the nearest)\n";
   TextGrid grid;
-  for (const Place& place : places) grid.Add({place.name, RailsText(topology, place.plan)});
+  for (const Place& place : places) grid.Add({place.name, RailPlanText(topology, place.plan)});
   text += grid.ToString("  ");
   // Why a port is left out does not depend on where the memory is.
   if (const std::string out = LeftOutText(topology, places.front().plan); !out.empty()) {

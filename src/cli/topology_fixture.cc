@@ -35,7 +35,7 @@ Json Object(const Json& object, const char* field) {
 }
 
 // A missing "above" is a host bridge of the domain and bus.
-std::string FolderOf(const Json& device, const PciAddress& pci) {
+std::string PciFolder(const Json& device, const PciAddress& pci) {
   const std::string above =
       Text(device, "above", absl::StrFormat("pci%04x:%02x", pci.domain, pci.bus));
   return absl::StrCat("/sys/devices/", above, "/", pci.ToString());
@@ -43,7 +43,7 @@ std::string FolderOf(const Json& device, const PciAddress& pci) {
 
 // Adds the PCI device and returns its folder.
 std::string AddPciDevice(const Json& device, const PciAddress& pci, SysfsTree& tree) {
-  std::string folder = FolderOf(device, pci);
+  std::string folder = PciFolder(device, pci);
   tree.File(folder + "/vendor", Text(device, "vendor", "0x15b3"));
   tree.File(folder + "/device", Text(device, "device", "0x1021"));
   tree.File(folder + "/class", Text(device, "class", "0x020700"));
@@ -144,7 +144,7 @@ absl::Status AddNic(const Json& nic, const std::string& parent, SysfsTree& tree)
   if (!parent.empty()) tree.Link(folder + "/physfn", parent);
   // A pod sees the parent's PCI device, but not its RDMA device.
   if (const auto hidden = PciAddress::Parse(Text(nic, "parent"))) {
-    const std::string above = FolderOf(nic, *hidden);
+    const std::string above = PciFolder(nic, *hidden);
     tree.File(above + "/vendor", Text(nic, "vendor", "0x15b3"));
     tree.Link(folder + "/physfn", above);
   }

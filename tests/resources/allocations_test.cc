@@ -26,23 +26,28 @@ TEST(CountedAllocations, AreSeen) {
   EXPECT_EQ(ids->size(), 1000u);
 }
 
-// By Agent::Write alone, in kTransfers transfers that follow some like them.
+// By Agent::Write alone, in kTransfers transfers that follow some like them. The least of
+// some rounds: the pieces of queues and the records that are not put away yet come and go.
 absl::StatusOr<Allocations> OfWrite(const SendPathShape& shape) {
+  constexpr int kRounds = 5;
   auto path = SendPath::Create(shape);
   if (!path.ok()) return path.status();
-  Allocations sum;
-  for (int i = -kTransfers; i < kTransfers; ++i) {
-    const Allocations before = AllocationsHere();
-    auto transfer = (*path)->Submit(Unhurried());
-    const Allocations after = AllocationsHere();
-    if (!transfer.ok()) return transfer.status();
-    if (i >= 0) {
+  Allocations least;
+  for (int round = 0; round <= kRounds; ++round) {
+    Allocations sum;
+    for (int i = 0; i < kTransfers; ++i) {
+      const Allocations before = AllocationsHere();
+      auto transfer = (*path)->Submit(Unhurried());
+      const Allocations after = AllocationsHere();
+      if (!transfer.ok()) return transfer.status();
       sum.count += after.count - before.count;
       sum.bytes += after.bytes - before.bytes;
+      if (auto end = transfer->Wait(kAmple); !end.ok()) return end;
     }
-    if (auto end = transfer->Wait(kAmple); !end.ok()) return end;
+    // The first warms up.
+    if (round == 1 || (round > 1 && sum.bytes < least.bytes)) least = sum;
   }
-  return sum;
+  return least;
 }
 
 // 4 bytes a transfer would be seen, be they for thousands of blocks: buffers are used again.
