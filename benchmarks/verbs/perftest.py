@@ -92,14 +92,17 @@ class Perftest:
 class Kvxfer:
     """`kvxfer serve` on one port, `kvxfer bench` on the other."""
 
-    def __init__(self, program, client, server):
+    def __init__(self, program, client, server, spin_us):
         self.program = program
-        self.environment = {**os.environ, "KVXFER_VERBS_DEVICES": client}
+        environment = dict(os.environ)
+        if spin_us is not None:
+            environment["KVXFER_SPIN_US"] = str(spin_us)
+        self.environment = {**environment, "KVXFER_VERBS_DEVICES": client}
         # Of every initiator that leaves it says so.
         self.errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8")
         self.served = subprocess.Popen(
             [program, "serve", "--listen", "127.0.0.1:0", "--backend", "verbs", "--json"],
-            env={**os.environ, "KVXFER_VERBS_DEVICES": server}, stdout=subprocess.PIPE,
+            env={**environment, "KVXFER_VERBS_DEVICES": server}, stdout=subprocess.PIPE,
             stderr=self.errors, text=True)
         line = self.served.stdout.readline()
         if not line:
@@ -135,12 +138,13 @@ def main():
     parser.add_argument("--volume", default="256M", help="bytes a turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=500, help="of latency")
+    parser.add_argument("--spin-us", type=int, help="both sides of kvxfer spin so long before they sleep")
     parser.add_argument("--kvxfer", default=os.path.join(ROOT, "build/release/bin/kvxfer"))
     options = parser.parse_args()
     sizes, volume = options.sizes.split(","), parse_size(options.volume)
 
     perftest = Perftest(options.client, options.server)
-    kvxfer = Kvxfer(options.kvxfer, options.client, options.server)
+    kvxfer = Kvxfer(options.kvxfer, options.client, options.server, options.spin_us)
     try:
         print("| block | ib_write_bw MB/s | kvxfer MB/s | ratio |\n|---|---:|---:|---:|")
         for size in sizes:
