@@ -197,7 +197,8 @@ TEST(Metadata, ForeignEncodingsAreBounded) {
   EXPECT_TRUE(
       Fails(DecodeMetadata(SealMetadata(short_incarnation)), kInvalid, {"incarnation", "15"}));
   const std::string key("\x42\x05\x08\x09\x12\x01k", 7);
-  const std::string fields = std::string("\x08\x03\x15\x01\0\0\0\x18\x01\x20\x01", 11) + key;
+  std::string fields("\x08\x03\x15\x01\0\0\0\x18\x01\x20\x01", 11);
+  fields += key;
   const std::string region = std::string("\x42") + static_cast<char>(fields.size()) + fields;
   EXPECT_TRUE(
       Fails(DecodeMetadata(SealMetadata(inside + region)), kInvalid, {"region 3 key", "index 9"}));
