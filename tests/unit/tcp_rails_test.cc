@@ -281,6 +281,26 @@ TEST_F(TcpRails, AllRailsDownTheLinkLivesAndMessagesPass) {
   for (const uint32_t rail : {0u, 1u}) ASSERT_NO_FATAL_FAILURE(Write(rail));
 }
 
+// A peer that is busy elsewhere has left as many messages unread as there may be; what tells it of
+// the rail comes on top of them.
+TEST_F(TcpRails, ARailThatFailsBesideAFullQueueOfMessagesDoesNotEndTheLink) {
+  Up(kOpBytes);
+  size_t sent = 0;
+  for (const size_t bytes : {size_t{64 * 1024}, size_t{1}}) {
+    const std::vector<std::byte> message(bytes);
+    while (b->accepted[0]->Send(message)) ++sent;
+  }
+  Break();
+  Drive(
+      {b.get()}, [] { return false; }, milliseconds(20));
+  EXPECT_TRUE(b->down.empty());
+  ASSERT_TRUE(Both([&] { return a->rails_down.size() == 1 && a->messages.size() == sent; }));
+  EXPECT_THAT(std::string(a->rails_down[0].second.message()), HasSubstr("data stream"));
+  ASSERT_NO_FATAL_FAILURE(Heal());
+  EXPECT_TRUE(a->down.empty());
+  EXPECT_TRUE(b->down.empty());
+}
+
 TEST_F(TcpRails, StreamsOfEarlierLivesAndOtherLinksAreRefused) {
   Up(kOpBytes);
   const Fd control = Stranger();

@@ -190,11 +190,8 @@ void Link::RailFailed(uint32_t rail, const absl::Status& status) {
     CloseEnd(rail, why);
     const std::string lost = Encode(RailLost{
         .rail = static_cast<uint8_t>(rail), .life = life, .why = std::string(why.message())});
-    // An error shows when the control stream is read.
+    // An error shows when the control stream is read or flushed.
     control_.Push(ControlKind::kFrame, std::as_bytes(std::span(lost))).IgnoreError();
-    if (control_.queued_bytes() > net::ControlStream::kMaxQueued) {
-      return Fail(absl::ResourceExhaustedError("it does not take what it is told"), "control");
-    }
     return Activate();
   }
   if (!up()) return AttemptFailed(rail, status);
