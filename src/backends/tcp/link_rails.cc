@@ -220,6 +220,8 @@ void Link::DropHungUp() {
 
 // Accepting side.
 void Link::CloseEnd(uint32_t rail, const absl::Status& why) {
+  // A peer may ask for it again and again; what is closed is looked at only once.
+  if (!rails_[rail]->attached()) return;
   rails_[rail]->Close(why);
   for (const auto& [transfer, answers] : fences_.Close(rail)) {
     for (uint32_t n = answers; n > 0; --n) Emit(EventKind::kFenced, transfer);
