@@ -80,6 +80,9 @@ absl::Status ControlStream::Flush() {
       out_.erase(0, std::exchange(sent_, 0));
     }
   }
+  if (queued_bytes() > kMaxUnsent) {
+    return absl::ResourceExhaustedError("the peer does not read the answers it asks for");
+  }
   return absl::OkStatus();
 }
 

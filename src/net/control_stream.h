@@ -22,6 +22,10 @@ class ControlStream final : public Stream {
  public:
   // Bytes of messages that may wait here for the socket.
   static constexpr size_t kMaxQueued = 1024 * 1024;
+  // Bytes of all kinds. What the two backends say to each other on their own account has its bounds
+  // and fits in beside the messages; what is beyond are answers to a peer that asks and does not
+  // listen.
+  static constexpr size_t kMaxUnsent = 4 * kMaxQueued;
 
   struct Frame {
     ControlKind kind = ControlKind::kMessage;
@@ -35,13 +39,14 @@ class ControlStream final : public Stream {
 
   // --- sending ---
   // Sends now what the socket takes, what waits here first, and keeps the rest. False: no room for
-  // a message.
+  // a message. Errors as of Flush; all of the payload is kept then too.
   absl::StatusOr<bool> Push(ControlKind kind, std::span<const std::byte> payload);
   // A frame whose payload the caller writes before anything else is called here. It leaves with the
   // next Push or Flush.
   std::span<std::byte> Append(ControlKind kind, size_t bytes);
   // Sends all of `bytes` or, while the connection is not up, nothing (false).
   absl::StatusOr<bool> PushRaw(std::span<const std::byte> bytes);
+  // Unavailable: the connection is over. ResourceExhausted: more than kMaxUnsent is left.
   absl::Status Flush();
   bool sending() const { return !out_.empty(); }
   size_t queued_bytes() const { return out_.size() - sent_; }

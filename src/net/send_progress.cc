@@ -16,6 +16,8 @@ SendProgress ProgressOf(int fd) {
   return {.waiting = info.tcpi_unacked > 0 || info.tcpi_notsent_bytes > 0,
           .unanswered = info.tcpi_unacked > 0 && info.tcpi_retransmits > 0 && info.tcpi_snd_wnd > 0,
           .acknowledged = info.tcpi_bytes_acked,
+          .received = info.tcpi_bytes_received,
+          .segment = info.tcpi_snd_mss,
           .silent_ms = info.tcpi_last_ack_recv};
 }
 

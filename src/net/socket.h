@@ -65,11 +65,13 @@ bool IsOfThisHost(const SocketAddress& address);
 // The errno that the connection ended with, told once; 0 when there is none.
 int SocketError(int fd);
 
-// What the peer's kernel has yet to acknowledge of what was sent.
+// How far a connection has come, and what the peer's kernel has yet to acknowledge.
 struct SendProgress {
   bool waiting = false;       // bytes are on the way, or wait in the socket
   bool unanswered = false;    // bytes are on the way that the peer's window has room for
   uint64_t acknowledged = 0;  // bytes, in all
+  uint64_t received = 0;      // bytes, in all
+  uint32_t segment = 0;       // bytes of payload in a packet of full size
   uint32_t silent_ms = 0;     // since the last acknowledgement
 };
 SendProgress ProgressOf(int fd);

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/agent_rails.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/scale.h"
@@ -59,17 +60,8 @@ class TcpRailFaults : public ::testing::Test {
     Move(number, [] {});
   }
 
-  std::vector<RailExplanation> Rails() {
-    const auto why = pair_.a.agent->Explain("b");
-    EXPECT_OK(why);
-    for (const PathExplanation& path : why->paths) {
-      if (path.backend == "tcp") return path.each_rail;
-    }
-    return {};
-  }
-  size_t RailsUp() {
-    return static_cast<size_t>(std::ranges::count(Rails(), true, &RailExplanation::up));
-  }
+  std::vector<RailExplanation> Rails() const { return testing::Rails(*pair_.a.agent, "b", "tcp"); }
+  size_t RailsUp() const { return testing::RailsUp(*pair_.a.agent, "b", "tcp"); }
 
   TcpProxy proxy_;
   Pair pair_;

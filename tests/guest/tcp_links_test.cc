@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/agent_rails.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/scale.h"
@@ -83,15 +84,7 @@ class TcpLinks : public ::testing::Test {
     EXPECT_FALSE(pair_.b.agent->WaitNotification(milliseconds(0)).ok()) << "told twice";
   }
 
-  size_t RailsUp() {
-    const auto why = pair_.a.agent->Explain("b");
-    EXPECT_OK(why);
-    size_t up = 0;
-    for (const PathExplanation& path : why->paths) {
-      up += static_cast<size_t>(std::ranges::count(path.each_rail, true, &RailExplanation::up));
-    }
-    return up;
-  }
+  size_t RailsUp() const { return testing::RailsUp(*pair_.a.agent, "b", "tcp"); }
 
   Pair pair_;
 };

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/agent_rails.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/scale.h"
@@ -77,17 +78,10 @@ class VerbsRails : public ::testing::Test {
     EXPECT_FALSE(pair_.b.agent->WaitNotification(milliseconds(0)).ok()) << "told twice";
   }
 
-  std::vector<RailExplanation> Rails() {
-    const auto why = pair_.a.agent->Explain("b");
-    EXPECT_OK(why);
-    for (const PathExplanation& path : why->paths) {
-      if (path.backend == "verbs") return path.each_rail;
-    }
-    return {};
+  std::vector<RailExplanation> Rails() const {
+    return testing::Rails(*pair_.a.agent, "b", "verbs");
   }
-  size_t RailsUp() {
-    return static_cast<size_t>(std::ranges::count(Rails(), true, &RailExplanation::up));
-  }
+  size_t RailsUp() const { return testing::RailsUp(*pair_.a.agent, "b", "verbs"); }
 
   Pair pair_;
 };

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 
 #include "src/net/socket.h"
 
@@ -15,6 +16,14 @@ namespace {
 
 // What the backend gives data streams, and nothing else here has.
 constexpr int kDataTimeoutMs = 30'000;
+
+std::vector<int> Descriptors() {
+  std::vector<int> out;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    out.push_back(std::atoi(entry.path().filename().c_str()));
+  }
+  return out;
+}
 
 bool IsDataStream(int fd) {
   int timeout_ms = 0;
@@ -27,8 +36,7 @@ bool IsDataStream(int fd) {
 
 std::vector<StreamEnd> DataStreams() {
   std::vector<StreamEnd> out;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::atoi(entry.path().filename().c_str());
+  for (const int fd : Descriptors()) {
     net::SocketAddress peer;
     peer.length = sizeof(peer.storage);
     if (::getpeername(fd, peer.get(), &peer.length) != 0) continue;
@@ -62,12 +70,26 @@ void Blackhole(const std::vector<StreamEnd>& ends) {
   }
 }
 
-size_t OpenDescriptors() {
-  size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++count;
+void PassOnlySmall(uint16_t port, uint32_t most) {
+  sock_filter steps[] = {BPF_STMT(BPF_LD | BPF_W | BPF_LEN, 0),
+                         BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, most, 0, 1),
+                         BPF_STMT(BPF_RET | BPF_K, 0), BPF_STMT(BPF_RET | BPF_K, UINT32_MAX)};
+  const sock_fprog program{.len = std::size(steps), .filter = steps};
+  bool found = false;
+  for (const int fd : Descriptors()) {
+    int listens = 0;
+    socklen_t length = sizeof(listens);
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0)
+      continue;
+    if (net::LocalAddress(fd).port() != port) continue;
+    found = true;
+    // What is accepted has the filter of its listener.
+    if (::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)) != 0)
+      std::abort();
   }
-  return count;
+  if (!found) std::abort();
 }
+
+size_t OpenDescriptors() { return Descriptors().size(); }
 
 }  // namespace kvxfer::testing

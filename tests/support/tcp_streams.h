@@ -28,6 +28,10 @@ std::vector<StreamEnd> OneDataStream();
 // acknowledgement, no end.
 void Blackhole(const std::vector<StreamEnd>& ends);
 
+// Connections that are accepted at `port` from now on do not see packets with more than `most`
+// bytes, as where a path takes only small ones and does not say so.
+void PassOnlySmall(uint16_t port, uint32_t most);
+
 // Descriptors that this process has open.
 size_t OpenDescriptors();
 

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "src/backends/tcp/paths.h"
 #include "tests/support/status_macros.h"
@@ -80,6 +81,30 @@ TEST(TcpPaths, FamiliesAreNotMixed) {
   EXPECT_EQ(Names(*one), (std::vector<std::string>{"fd00::1 → [fd00::2]:6"}));
   EXPECT_TRUE(Fails(tcp::Paths::Plan(std::span(local).first(1), peer, 1),
                     absl::StatusCode::kUnavailable, {"10.0.1.1", "[fd00::2]:6", "family"}));
+}
+
+// Expect the one that names none to be reached by each family at an address of it.
+TEST(TcpPaths, EachFamilyGoesToAnAddressOfIts) {
+  const std::vector<tcp::LocalAddress> local = {From("10.0.1.1", "10.0.1.0/24"),
+                                                From("fd00::1", "fd00::/64")};
+  const net::PeerAddress peer{
+      .candidates = {At("10.0.9.9:1"), At("[fd07::2]:1"), At("[fd00::2]:1")}};
+  const net::SocketAddress control = peer.candidates[0];
+  const auto both = tcp::Paths::Plan(local, peer, 1);
+  ASSERT_OK(both);
+  ASSERT_EQ(both->rails(), 2u);
+  std::set<std::string> names;
+  for (size_t i = 0; i < 2; ++i) names.insert(both->Name(both->planned(i), control));
+  EXPECT_EQ(names, (std::set<std::string>{"10.0.1.1 → 10.0.9.9:1", "fd00::1 → [fd00::2]:1"}));
+  const auto six = tcp::Paths::Plan(std::span(local).last(1), peer, 1);
+  ASSERT_OK(six);
+  EXPECT_EQ(six->Name(six->planned(0), control), "fd00::1 → [fd00::2]:1");
+  // The control stream has shown which of one family answers.
+  EXPECT_EQ(six->Name(six->planned(0), peer.candidates[1]), "fd00::1 → [fd07::2]:1");
+  const net::PeerAddress old{.candidates = {At("10.0.9.9:1"), At("10.0.9.8:1")}};
+  EXPECT_TRUE(Fails(tcp::Paths::Plan(std::span(local).last(1), old, 1),
+                    absl::StatusCode::kUnavailable,
+                    {"fd00::1", "10.0.9.9:1", "10.0.9.8:1", "family"}));
 }
 
 // A tree like /sys and /proc with one interface.

@@ -4,6 +4,7 @@
 #include <set>
 #include <thread>
 
+#include "src/core/clock.h"
 #include "tests/support/tcp_streams.h"
 #include "tests/unit/tcp_test_util.h"
 
@@ -14,6 +15,7 @@ using kvxfer::testing::Blackhole;
 using kvxfer::testing::DataStreams;
 using kvxfer::testing::OneDataStream;
 using kvxfer::testing::OpenDescriptors;
+using kvxfer::testing::PassOnlySmall;
 using kvxfer::testing::StreamEnd;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -39,12 +41,21 @@ class TcpRails : public TcpStranger {
     ASSERT_TRUE(Both([&] { return b->rails_fenced.size() == before + 1; }));
     EXPECT_EQ(b->rails_fenced.back(), a->rails_down.back().first);
   }
-  void Heal() {
-    ASSERT_NO_FATAL_FAILURE(FenceLast());
+
+  // How long the last rail that failed is left alone, and the hello, once it is fenced.
+  Duration Pause() {
+    FenceLast();
     const uint32_t rail = a->rails_down.back().first;
     const size_t before = a->rails_up.size();
+    const Time start = Now();
     endpoint->ReopenRail(rail);
-    ASSERT_TRUE(Both([&] { return a->rails_up.size() == before + 1; }));
+    EXPECT_TRUE(Both([&] { return a->rails_up.size() == before + 1; }));
+    return Now() - start;
+  }
+  void Heal() {
+    Pause();
+    ASSERT_FALSE(HasFailure());
+    const uint32_t rail = a->rails_down.back().first;
     EXPECT_EQ(a->rails_up.back(), rail);
     EXPECT_TRUE(endpoint->rail_up(rail));
   }
@@ -279,6 +290,55 @@ TEST_F(TcpRails, AllRailsDownTheLinkLivesAndMessagesPass) {
   }
   ASSERT_TRUE(Both([&] { return a->rails_up.size() == 2; }));
   for (const uint32_t rail : {0u, 1u}) ASSERT_NO_FATAL_FAILURE(Write(rail));
+}
+
+// Expect a rail that comes up and carries nothing to be tried less and less often, and one that
+// carries again as soon as any.
+TEST_F(TcpRails, APathThatTakesOnlySmallPacketsIsTriedLessOften) {
+  Up(2 * kOpBytes, Streams(1));
+  ASSERT_NO_FATAL_FAILURE(Write(0));
+  PassOnlySmall(ListenAddress().port(), 1000);
+  Break();
+  Pause();
+  const std::vector<OpRun> runs{RunAt(0, 0, 2 * kOpBytes)};
+  Duration pause{};
+  for (uint64_t id = 1; id <= 2; ++id) {
+    ASSERT_TRUE(PostAll({{.id = id, .transfer = id, .runs = runs}}));
+    ASSERT_TRUE(Both([&] { return a->rails_down.size() == id + 1; }));
+    EXPECT_THAT(std::string(a->rails_down.back().second.message()), HasSubstr("MTU"));
+    if (id == 2) PassOnlySmall(ListenAddress().port(), UINT32_MAX);
+    pause = Pause();
+  }
+  EXPECT_GE(pause, seconds(1));
+  ASSERT_NO_FATAL_FAILURE(Write(0));
+  // Under load one may take longer than it should.
+  for (int i = 0; i < 10 && pause >= milliseconds(500); ++i) {
+    ASSERT_NO_FATAL_FAILURE(Write(0));
+    Break();
+    pause = Pause();
+  }
+  EXPECT_LT(pause, milliseconds(500));
+  EXPECT_TRUE(a->down.empty());
+}
+
+// A peer that is busy elsewhere has left as many messages unread as there may be; what tells it of
+// the rail comes on top of them.
+TEST_F(TcpRails, ARailThatFailsBesideAFullQueueOfMessagesDoesNotEndTheLink) {
+  Up(kOpBytes);
+  size_t sent = 0;
+  for (const size_t bytes : {size_t{64 * 1024}, size_t{1}}) {
+    const std::vector<std::byte> message(bytes);
+    while (b->accepted[0]->Send(message)) ++sent;
+  }
+  Break();
+  Drive(
+      {b.get()}, [] { return false; }, milliseconds(20));
+  EXPECT_TRUE(b->down.empty());
+  ASSERT_TRUE(Both([&] { return a->rails_down.size() == 1 && a->messages.size() == sent; }));
+  EXPECT_THAT(std::string(a->rails_down[0].second.message()), HasSubstr("data stream"));
+  ASSERT_NO_FATAL_FAILURE(Heal());
+  EXPECT_TRUE(a->down.empty());
+  EXPECT_TRUE(b->down.empty());
 }
 
 TEST_F(TcpRails, StreamsOfEarlierLivesAndOtherLinksAreRefused) {

@@ -113,7 +113,8 @@ class Link final : public Endpoint, public net::StreamOwner {
     std::vector<RailPair> silent{};  // pairs that did not answer before it was up at all
     bool was_up = false;
     bool settled = false;            // it was up, or every pair was tried
-    uint32_t failures = 0;           // in a row
+    uint32_t failures = 0;           // attempts in a row
+    uint32_t in_vain = 0;            // lives in a row that carried nothing of what they were given
     absl::Status why{};              // it is not up
     Time began{};                    // the attempt at hand
     Duration took{};                 // to connect, when that went well last; 0: it never did

@@ -8,12 +8,21 @@
 #include "src/backends/tcp/backend.h"
 #include "src/backends/tcp/link.h"
 #include "src/core/strings.h"
+#include "src/core/wire_format.h"
 
 namespace kvxfer::tcp {
 namespace {
 
 // More than this in the control stream's way goes by the rails, so that messages are not held up.
 constexpr size_t kMaxInlineQueued = 64 * 1024;
+
+// A peer that is stopped is not one that does not listen: every transfer may end meanwhile, and
+// leave its marker here.
+constexpr size_t kMaxMarkerBytes =
+    net::kControlHeadBytes + kFrameHeadBytes + kMaxRails * kLifeBytes;
+static_assert(kMaxSessionTransfers * kMaxMarkerBytes + kMaxInlineQueued +
+                  net::ControlStream::kMaxQueued <
+              net::ControlStream::kMaxUnsent);
 
 WireRun RunAt(std::span<const std::byte> runs, size_t i) {
   return DecodeWireRun(runs.subspan(i * kWireRunBytes).first<kWireRunBytes>());

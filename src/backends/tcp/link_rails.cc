@@ -12,8 +12,10 @@
 namespace kvxfer::tcp {
 namespace {
 
-// Of a rail that never was up.
+// Of a rail that never was up, or carries nothing when it is.
 constexpr Duration kHopelessBackoff = std::chrono::seconds(5);
+// A life that carried nothing has cost its transfers seconds: it counts as so many attempts.
+constexpr uint32_t kInVainFailures = 3;
 // A kernel answers a connection at once: where one did before, a lost packet, or a path that is not
 // there yet, is not waited for until the kernel tries again (1 s).
 constexpr Duration kShortestConnect = std::chrono::milliseconds(250);
@@ -177,7 +179,7 @@ void Link::ReopenRail(uint32_t rail) {
   RailDial& dial = dials_[rail];
   if (rails_[rail]->state() != Rail::State::kDown || dial.deadline) return;
   dial.failures = 0;
-  dial.deadline = Now() + RailBackoff(0);
+  dial.deadline = Now() + RailBackoff(dial.in_vain * kInVainFailures, kHopelessBackoff);
   Schedule(*dial.deadline);
 }
 
@@ -190,16 +192,18 @@ void Link::RailFailed(uint32_t rail, const absl::Status& status) {
     CloseEnd(rail, why);
     const std::string lost = Encode(RailLost{
         .rail = static_cast<uint8_t>(rail), .life = life, .why = std::string(why.message())});
-    // An error shows when the control stream is read.
+    // An error shows when the control stream is read or flushed.
     control_.Push(ControlKind::kFrame, std::as_bytes(std::span(lost))).IgnoreError();
-    if (control_.queued_bytes() > net::ControlStream::kMaxQueued) {
-      return Fail(absl::ResourceExhaustedError("it does not take what it is told"), "control");
-    }
     return Activate();
   }
   if (!up()) return AttemptFailed(rail, status);
+  RailDial& dial = dials_[rail];
+  // That it came up proves nothing: a path may let small packets through alone.
+  const Rail::Outcome outcome = rails_[rail]->outcome();
+  if (outcome == Rail::Outcome::kCarried) dial.in_vain = 0;
+  if (outcome == Rail::Outcome::kInVain) ++dial.in_vain;
   rails_[rail]->Close(why);
-  dials_[rail].why = why;
+  dial.why = why;
   EmitRail(EventKind::kRailDown, rail, why);
 }
 
@@ -216,6 +220,8 @@ void Link::DropHungUp() {
 
 // Accepting side.
 void Link::CloseEnd(uint32_t rail, const absl::Status& why) {
+  // A peer may ask for it again and again; what is closed is looked at only once.
+  if (!rails_[rail]->attached()) return;
   rails_[rail]->Close(why);
   for (const auto& [transfer, answers] : fences_.Close(rail)) {
     for (uint32_t n = answers; n > 0; --n) Emit(EventKind::kFenced, transfer);
@@ -255,9 +261,13 @@ void Link::CheckAcknowledgements(Time now) {
     Rail& rail = *rails_[i];
     if (!rail.up() || !rail.watched()) continue;
     if (rail.Stalled(now)) {
-      RailFailed(i, absl::UnavailableError(
-                        absl::StrCat("nothing of what was sent has been acknowledged for ",
-                                     net::Dialler::kUserTimeoutMs, " ms")));
+      const bool in_vain = rail.outcome() == Rail::Outcome::kInVain;
+      RailFailed(i, absl::UnavailableError(absl::StrCat(
+                        "nothing of what was sent has been acknowledged for ",
+                        net::Dialler::kUserTimeoutMs, " ms",
+                        in_vain ? ", though the stream came up: does the path take packets of "
+                                  "the interface's MTU?"
+                                : "")));
     } else if (rail.watched()) {
       look_at_ = now + kLookInterval;
     }

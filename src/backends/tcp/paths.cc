@@ -21,14 +21,29 @@ std::optional<uint8_t> Rank(const LocalAddress& from, const net::SocketAddress& 
 Paths::Paths(std::span<const LocalAddress> local, const net::PeerAddress& peer)
     : local_(local.begin(), local.end()),
       remote_(peer.data),
+      candidates_(peer.candidates),
       table_(std::max<size_t>(local.size(), 1), std::max<size_t>(peer.data.size(), 1)) {
   for (size_t l = 0; l < table_.local(); ++l) {
     for (size_t r = 0; r < table_.remote(); ++r) {
-      const net::SocketAddress& to = remote_.empty() ? peer.candidates.front() : remote_[r].at;
-      const std::optional<uint8_t> rank = local_.empty() ? kNear : Rank(local_[l], to);
+      if (local_.empty()) {
+        table_.Set(l, r, kNear);
+        continue;
+      }
+      const net::SocketAddress* to = remote_.empty() ? Reached(local_[l]) : &remote_[r].at;
+      const std::optional<uint8_t> rank = to ? Rank(local_[l], *to) : std::nullopt;
       if (rank) table_.Set(l, r, *rank);
     }
   }
+}
+
+const net::SocketAddress* Paths::Reached(const LocalAddress& from) const {
+  const net::SocketAddress* best = nullptr;
+  for (const net::SocketAddress& to : candidates_) {
+    const std::optional<uint8_t> rank = Rank(from, to);
+    if (rank == kNear) return &to;
+    if (rank && best == nullptr) best = &to;
+  }
+  return best;
 }
 
 absl::StatusOr<Paths> Paths::Plan(std::span<const LocalAddress> local, const net::PeerAddress& peer,
@@ -40,7 +55,9 @@ absl::StatusOr<Paths> Paths::Plan(std::span<const LocalAddress> local, const net
     for (const LocalAddress& from : local) absl::StrAppend(&why, " ", from.at.Host());
     absl::StrAppend(&why, " here,");
     for (const net::DataAddress& to : peer.data) absl::StrAppend(&why, " ", to.at.ToString());
-    if (peer.data.empty()) absl::StrAppend(&why, " ", peer.candidates.front().ToString());
+    for (const net::SocketAddress& to : peer.candidates) {
+      if (peer.data.empty()) absl::StrAppend(&why, " ", to.ToString());
+    }
     return absl::UnavailableError(why + " there; take addresses of one family, IPv4 or IPv6");
   }
   const size_t rails = std::max<size_t>(streams, pairs.size());
@@ -53,7 +70,10 @@ net::SocketAddress Paths::From(const RailPair& pair) const {
 }
 
 net::SocketAddress Paths::To(const RailPair& pair, const net::SocketAddress& control) const {
-  return remote_.empty() ? control : remote_[pair.remote].at;
+  if (!remote_.empty()) return remote_[pair.remote].at;
+  if (local_.empty() || local_[pair.local].at.family() == control.family()) return control;
+  const net::SocketAddress* to = Reached(local_[pair.local]);
+  return to ? *to : control;
 }
 
 std::string Paths::Name(const RailPair& pair, const net::SocketAddress& control) const {

@@ -1,7 +1,8 @@
 // The addresses between which the data streams of a link go, seen from the side that connects.
 //
 // Where neither side has addresses for data streams there is one path: from wherever the route
-// leads, to the address that the control stream has reached.
+// leads, to the address that the control stream has reached. Where only this side has, its own go
+// there too, or, those of the other family, to an address of theirs that the peer is reached at.
 //
 // Thread-safety: plain values.
 
@@ -50,8 +51,12 @@ class Paths {
  private:
   Paths(std::span<const LocalAddress> local, const net::PeerAddress& peer);
 
+  // Where the peer is reached from there, best first; null: nowhere.
+  const net::SocketAddress* Reached(const LocalAddress& from) const;
+
   std::vector<LocalAddress> local_;
   std::vector<net::DataAddress> remote_;
+  std::vector<net::SocketAddress> candidates_;  // the peer's
   PairTable table_;
   std::vector<RailPair> planned_;
 };

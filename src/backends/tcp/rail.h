@@ -65,6 +65,10 @@ class Rail final : public net::Stream {
   bool watched() const { return watched_; }
   // What was sent has gone unacknowledged for too long, though the peer has room for it.
   bool Stalled(Time now);
+  // What came of the ops of this life: as much as a packet of full size came through, or not even
+  // that of two and more; less proves nothing. While it is attached().
+  enum class Outcome : uint8_t { kUnknown, kInVain, kCarried };
+  Outcome outcome() const;
 
   // --- sending (rail_send.cc) ---
   // Whether one more op may wait here for the socket.
@@ -161,6 +165,7 @@ class Rail final : public net::Stream {
   uint32_t last_up_ = 0;
   std::array<std::byte, kWelcomeBytes> welcome_{};
   size_t welcomed_ = 0;  // bytes of it
+  uint64_t given_ = 0;   // bytes of the ops of this life
   bool watched_ = false;
   uint64_t acknowledged_ = 0;  // when it was looked at last
   Time answered_{};            // when more had been acknowledged than before, or nothing was due

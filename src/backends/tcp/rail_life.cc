@@ -85,6 +85,7 @@ void Rail::Close(const absl::Status& why) {
   Release();
   state_ = State::kDown;
   watched_ = false;
+  given_ = 0;
   welcomed_ = 0;
   out_.clear();
   queued_bytes_ = 0;
@@ -106,6 +107,16 @@ bool Rail::Stalled(Time now) {
     return false;
   }
   return progress.silent_ms >= kSilentMs && now - answered_ >= std::chrono::milliseconds(kSilentMs);
+}
+
+// A hello and markers pass where packets of full size do not.
+Rail::Outcome Rail::outcome() const {
+  const net::SendProgress progress = net::ProgressOf(fd());
+  if (progress.acknowledged >= kPreambleBytes + progress.segment ||
+      progress.received >= kWelcomeBytes + progress.segment) {
+    return Outcome::kCarried;
+  }
+  return given_ >= 2 * progress.segment ? Outcome::kInVain : Outcome::kUnknown;
 }
 
 }  // namespace kvxfer::tcp

@@ -40,6 +40,7 @@ bool Rail::HasRoom() const {
 void Rail::Push(const Op& op) {
   uint64_t bytes = 0;
   for (const Run& run : op.runs) bytes += run.bytes;
+  given_ += bytes;
   Outgoing& frame = out_.emplace_back();
   frame.head = {.kind = op.kind == OpKind::kWrite ? FrameKind::kWrite : FrameKind::kReadRequest,
                 .runs = static_cast<uint16_t>(op.runs.size()),

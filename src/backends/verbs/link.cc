@@ -12,9 +12,6 @@ namespace {
 
 // Of one Poll.
 constexpr size_t kMaxControlFrames = 256;
-// What may lie here for a peer that asks and does not listen: messages have a bound of their own,
-// so the rest are answers.
-constexpr size_t kMaxUnsent = 2 * net::ControlStream::kMaxQueued;
 
 }  // namespace
 
@@ -68,9 +65,6 @@ void Link::Work() {
   if (down() || !WorkBefore() || down()) return;
   if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent);
   for (size_t frames = 0; frames < kMaxControlFrames && !down();) {
-    if (control_.queued_bytes() > kMaxUnsent) {
-      return Fail(absl::ResourceExhaustedError("the peer does not read the answers it asks for"));
-    }
     absl::StatusOr<std::optional<net::ControlStream::Frame>> frame = control_.Front();
     if (!frame.ok()) return Fail(frame.status());
     if (frame->has_value()) {
