@@ -110,7 +110,7 @@ void VerbsBackend::OnSendDone(Device&, const ibv_wc& wc) {
 }
 
 void VerbsBackend::OnReceived(Device& device, const ibv_wc& wc) {
-  const auto it = receivers_.find(uint64_t{device.ordinal()} << 32 | wc.qp_num);
+  const auto it = receivers_.find(ReceiverId(wc.qp_num, device));
   if (it == receivers_.end()) return;  // of a queue pair that is no more
   const Receiver receiver = it->second;
   if (wc.status != IBV_WC_SUCCESS) {
