@@ -60,7 +60,6 @@ void VerbsBackend::WorkLinks() {
 }
 
 bool VerbsBackend::Arm() {
-  SetTimer();
   if (sink_.waiting() || listener_->HasWork() || lingering_.HasWork() || setups_.HasWork()) {
     return false;
   }
@@ -72,7 +71,8 @@ bool VerbsBackend::Arm() {
   // What came before the queues were armed shows by nothing else.
   bool quiet = true;
   for (const auto& device : devices_) quiet = device->Poll(kPollBatch) == 0 && quiet;
-  // A device may have broken just now: then time alone ends what was posted to it.
+  // A device may have broken just now: then time alone ends what was posted to it. Whoever is told
+  // not to sleep needs no timer.
   SetTimer();
   return quiet && !sink_.waiting();
 }
