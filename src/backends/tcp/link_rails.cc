@@ -12,8 +12,6 @@
 namespace kvxfer::tcp {
 namespace {
 
-// Of a rail that never was up.
-constexpr Duration kHopelessBackoff = std::chrono::seconds(5);
 // A kernel answers a connection at once: where one did before, a lost packet, or a path that is not
 // there yet, is not waited for until the kernel tries again (1 s).
 constexpr Duration kShortestConnect = std::chrono::milliseconds(250);
@@ -148,8 +146,7 @@ void Link::AttemptFailed(uint32_t rail, const absl::Status& why) {
     dial.took = {};
   }
   dial.settled = true;
-  dial.deadline =
-      Now() + RailBackoff(dial.failures++, dial.was_up ? kMaxRailBackoff : kHopelessBackoff);
+  dial.deadline = Now() + RailBackoff(dial.failures++, dial.was_up);
   Schedule(*dial.deadline);
   TryGoUp(false);
 }
@@ -177,7 +174,7 @@ void Link::ReopenRail(uint32_t rail) {
   RailDial& dial = dials_[rail];
   if (rails_[rail]->state() != Rail::State::kDown || dial.deadline) return;
   dial.failures = 0;
-  dial.deadline = Now() + RailBackoff(0);
+  dial.deadline = Now() + RailBackoff(0, dial.was_up);
   Schedule(*dial.deadline);
 }
 
