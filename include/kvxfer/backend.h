@@ -53,7 +53,7 @@ struct Capabilities {
   size_t max_op_runs = 0;        // runs of one op
   size_t max_message_bytes = 0;  // of Endpoint::Send; at least 128 KiB
   // Immediates that may be on their way to this side at once, over all connections, where a rail
-  // keeps order; 0: any number. The agent grants its peers no more slots than that.
+  // keeps order; 0: any number. Peers that are connected over it get no more slots than that.
   size_t max_arrivals = 0;
 };
 

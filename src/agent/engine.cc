@@ -129,7 +129,7 @@ absl::Status Engine::MakeBackends() {
     Log(absl::IsUnimplemented(why) ? LogLevel::kDebug : LogLevel::kWarning,
         "agent {} goes without a backend: {}", options.name, unusable_.back().why);
   }
-  inbound_.BoundGrants();
+  inbound_.OpenRooms();
   return CheckSomeBackend();
 }
 
@@ -227,6 +227,7 @@ bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
     const size_t at = std::exchange(next_backend_, (next_backend_ + 1) % count);
     const size_t n = runtime_.backends[at]->Poll(events_, (readable >> at & 1) != 0);
     undone_ = std::span(events_).first(n);
+    undone_from_ = at;
     if (!DispatchAll(leaving)) return true;
     busy |= n > 0;
   }
@@ -248,9 +249,11 @@ bool Engine::DispatchAll(Leaving leaving) {
 void Engine::TakeCopied() {
   DispatchAll(Stays);
   const size_t n = std::min(std::exchange(runtime_.copied, 0), events_.size());
-  for (const auto& backend : runtime_.backends) {
-    if (backend->capabilities().arrival != Arrival::kCopied) continue;
-    undone_ = std::span(events_).first(backend->Poll(std::span(events_).first(n), false));
+  for (size_t at = 0; at < runtime_.backends.size(); ++at) {
+    Backend& backend = *runtime_.backends[at];
+    if (backend.capabilities().arrival != Arrival::kCopied) continue;
+    undone_ = std::span(events_).first(backend.Poll(std::span(events_).first(n), false));
+    undone_from_ = at;
     DispatchAll(Stays);
   }
   runtime_.finished.clear();
@@ -268,7 +271,7 @@ void Engine::FinishRound(Time now, Leaving leaving) {
 void Engine::Dispatch(Event& event) {
   if (event.kind == EventKind::kAccepted) {
     if (closed_) event.accepted->Shutdown(absl::CancelledError("the agent was closed"));
-    inbound_.Accept(std::move(event.accepted));
+    inbound_.Accept(undone_from_, std::move(event.accepted));
     return;
   }
   const auto user = runtime_.users.find(event.endpoint);

@@ -145,6 +145,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   // By the owner.
   std::array<Event, 64> events_;  // of one Poll
   std::span<Event> undone_;       // of events_, those not yet handled
+  size_t undone_from_ = 0;        // the backend that they are of
   size_t next_backend_ = 0;       // which is polled first
   std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
   std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing

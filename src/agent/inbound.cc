@@ -40,8 +40,8 @@ void InboundLink::OnEvent(Event& event) {
   }
 }
 
-void InboundHub::Accept(std::unique_ptr<Endpoint> endpoint) {
-  auto link = std::make_unique<InboundLink>(this, std::move(endpoint));
+void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
+  auto link = std::make_unique<InboundLink>(this, &rooms_[backend], std::move(endpoint));
   link->heard = Now();
   runtime_->users[link->endpoint.get()] = link.get();
   const InboundLink* key = link.get();
@@ -83,7 +83,7 @@ void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
   const bool first = session->links.empty();
   link.session = session;
   link.version = *version;
-  session->links.push_back(&link);
+  Join(*session, link);
   session->unlinked = Time{};
   if (first) session->channel.Rewind();
   if (auto status = session->channel.OnAck(envelope.ack); !status.ok()) {
@@ -96,17 +96,23 @@ void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
     link.endpoint->Fence(transfer);
   }
   SendHelloAck(link, *version);
+  if (session->wants_slots) GrantSlots(*session);
   runtime_->presence.LinkUp(session->name, session->initiator);
 }
 
 // The session that `hello` continues or begins; null after a refusal.
 InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
+  std::string_view forgotten = "the session is no longer known";
   const auto it = sessions_.find(hello.initiator);
   if (it != sessions_.end()) {
     InboundSession& session = *it->second;
-    if (!session.failed && session.id == hello.session &&
-        hello.oldest_kept <= session.channel.received() + 1) {
-      return &session;
+    const bool continues = !session.failed && session.id == hello.session &&
+                           hello.oldest_kept <= session.channel.received() + 1;
+    if (continues && Fits(session, link)) return &session;
+    if (continues && !session.links.empty()) {
+      Refuse(link, RefuseReason::kClosing,
+             "the slots of its session have no room here over this backend as well");
+      return nullptr;
     }
     if (!session.links.empty()) {
       for (InboundLink* old : session.links) {
@@ -115,6 +121,7 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
       Refuse(link, RefuseReason::kClosing, "the session before is being closed; try again");
       return nullptr;
     }
+    if (continues) forgotten = "others have taken the room for the slots of the session";
     Sweep(hello.initiator);
   }
   if (runtime_->notifier.undrained() >
@@ -123,7 +130,7 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
     return nullptr;
   }
   if (hello.oldest_kept != 0) {
-    Refuse(link, RefuseReason::kSession, "the session is no longer known; start a new one");
+    Refuse(link, RefuseReason::kSession, absl::StrCat(ToAbsl(forgotten), "; start a new one"));
     return nullptr;
   }
   auto session = std::make_unique<InboundSession>(&slots_, ++last_owner_);
@@ -151,7 +158,7 @@ void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
 void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
   InboundSession* session = link.session;
   if (session != nullptr) {
-    std::erase(session->links, &link);
+    Leave(*session, link);
     link.fencing.clear();
     std::vector<uint64_t> fencing;
     for (const auto& [transfer, waiting] : session->fencing) fencing.push_back(transfer);
@@ -231,9 +238,7 @@ void InboundHub::Sweep(Incarnation initiator) {
   slots_.Release(it->second->owner);
   runtime_->presence.Forget(it->second->name, initiator);
   sessions_.erase(it);
-  for (auto& [other, session] : sessions_) {
-    if (session->wants_slots) GrantSlots(*session);
-  }
+  GrantWaiting();
 }
 
 void InboundHub::Close(const absl::Status& why) {

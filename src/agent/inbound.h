@@ -14,8 +14,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "kvxfer/agent.h"
 #include "src/agent/runtime.h"
+#include "src/core/arrival_room.h"
 #include "src/core/arrival_tracker.h"
 #include "src/core/reliable_channel.h"
 #include "src/core/slot_table.h"
@@ -28,11 +30,12 @@ struct InboundSession;
 // One connection that a peer made.
 class InboundLink : public EndpointUser {
  public:
-  InboundLink(InboundHub* link_hub, std::unique_ptr<Endpoint> link_endpoint)
-      : hub(link_hub), endpoint(std::move(link_endpoint)) {}
+  InboundLink(InboundHub* link_hub, ArrivalRoom* link_room, std::unique_ptr<Endpoint> link_endpoint)
+      : hub(link_hub), room(link_room), endpoint(std::move(link_endpoint)) {}
   void OnEvent(Event& event) override;
 
   InboundHub* const hub;
+  ArrivalRoom* const room;  // of its backend
   std::unique_ptr<Endpoint> endpoint;
   InboundSession* session = nullptr;  // after its hello
   Time heard{};
@@ -49,6 +52,9 @@ struct InboundSession {
   InboundSession(SlotTable* slots, SlotTable::Owner session_owner)
       : owner(session_owner), tracker(slots, session_owner) {}
 
+  // Of the backends that it is connected over, each once.
+  absl::InlinedVector<ArrivalRoom*, 1> Rooms() const;
+
   const SlotTable::Owner owner;
   uint64_t id = 0;
   Incarnation initiator{};
@@ -60,7 +66,7 @@ struct InboundSession {
   std::shared_ptr<CreditAccount> account = std::make_shared<CreditAccount>();
   CreditFrame credit_told{};
   CreditFrame delivered{};    // notifications given to the application, and their bytes
-  bool wants_slots = false;   // asked when the table was full
+  bool wants_slots = false;   // asked when there were none
   bool rails_failed = false;  // of a connection of it
   std::map<uint64_t, std::set<const InboundLink*>> fencing{};  // transfer → links not yet fenced
   Time unlinked{};                                             // since when it has no connection
@@ -71,9 +77,10 @@ class InboundHub {
  public:
   explicit InboundHub(Runtime* runtime) : runtime_(runtime) {}
 
-  // The backends are there: what they can take in bounds what peers are granted.
-  void BoundGrants();
-  void Accept(std::unique_ptr<Endpoint> endpoint);
+  // The backends are there: what each can take in bounds what is granted to peers that come by it.
+  void OpenRooms();
+  // `backend`: its place in Runtime::backends.
+  void Accept(size_t backend, std::unique_ptr<Endpoint> endpoint);
   // Sends what is due: acknowledgements, credit, frames.
   void Pump();
   // See OtherWay.
@@ -127,7 +134,11 @@ class InboundHub {
   void Deliver(InboundSession& session, ArrivalTracker::Deliveries all);
   void StartFence(InboundSession& session, uint64_t transfer);
   void FenceDone(InboundSession& session, InboundLink& link, uint64_t transfer);
+  static bool Fits(const InboundSession& session, const InboundLink& link);
+  static void Join(InboundSession& session, InboundLink& link);
+  void Leave(InboundSession& session, InboundLink& link);
   void GrantSlots(InboundSession& session);
+  void GrantWaiting();
   void Pump(InboundSession& session);
   void TellCredit(InboundSession& session);
   void Flush(InboundSession& session);
@@ -139,6 +150,7 @@ class InboundHub {
 
   Runtime* const runtime_;
   SlotTable slots_;
+  std::vector<ArrivalRoom> rooms_{};  // by backend
   SlotTable::Owner last_owner_ = 0;
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
   Incarnation pumped_first_{};  // the session that Pump began with

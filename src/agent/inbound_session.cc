@@ -6,12 +6,6 @@
 #include "src/core/strings.h"
 
 namespace kvxfer {
-namespace {
-
-// Slots one session may hold, so that one initiator cannot take the table.
-constexpr uint32_t kMaxRanges = 32;
-
-}  // namespace
 
 void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message) {
   if (link.closing) return;
@@ -278,32 +272,6 @@ void InboundHub::Deliver(InboundSession& session, ArrivalTracker::Deliveries all
                             session.account);
   }
   if (!all.empty()) runtime_->loop.Wake(&runtime_->notifier);
-}
-
-void InboundHub::BoundGrants() {
-  for (const auto& backend : runtime_->backends) {
-    const size_t most = backend->capabilities().max_arrivals;
-    if (most != 0) slots_.Bound(most);
-  }
-}
-
-// Asked for once: where the table is full the answer comes when another session gives back.
-void InboundHub::GrantSlots(InboundSession& session) {
-  session.wants_slots = false;
-  if (session.ranges >= kMaxRanges) return;
-  // Where they are few, half are for those that have none: one without slots cannot begin.
-  const bool kept_back = session.ranges > 0 && slots_.bounded() &&
-                         slots_.ranges_in_use() >= (slots_.max_ranges() + 1) / 2;
-  const auto grant = kept_back ? std::nullopt : slots_.Grant(session.owner);
-  if (!grant.has_value()) {
-    session.wants_slots = true;
-    if (session.ranges > 0) return;
-    Log(LogLevel::kWarning, "no slots left to grant to peer {}; it waits for others to end",
-        session.name);
-    return;
-  }
-  ++session.ranges;
-  session.channel.Push(FrameType::kSlotGrant, *grant);
 }
 
 // Gives credit back once a quarter of it has been drained, so that it is not a frame a

@@ -1,8 +1,10 @@
 #include "src/core/rails.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "src/core/strings.h"
@@ -94,39 +96,13 @@ std::string WhyDown(const RdmaDevice& device, const RdmaPort& port) {
   return why;
 }
 
-// Moves all but one of each wire's and fabric's ports out of `usable`.
-void LeaveOutSharers(const Topology& topology, const PortSelector& selector,
-                     std::vector<size_t>& usable, std::vector<LeftOut>& left_out) {
-  const auto rank = [&](size_t i) {
-    const RdmaDevice& device = topology.DeviceOf(topology.ports[i]);
-    const bool part = device.physical_function || !device.subfunction.empty();
-    return (selector.Names(topology, topology.ports[i]) ? 0 : 2) + (part ? 1 : 0);
-  };
-  using Key = std::pair<Wire, std::string>;
-  const auto key = [&](size_t i) -> std::optional<Key> {
-    const std::optional<Wire> wire = WireOf(topology, topology.ports[i]);
-    return wire ? std::optional<Key>({*wire, topology.ports[i].fabric}) : std::nullopt;
-  };
-  std::map<Key, size_t> taken;
-  for (const size_t i : usable) {
-    const std::optional<Key> wire = key(i);
-    if (!wire) continue;
-    const auto [it, first] = taken.emplace(*wire, i);
-    if (!first && rank(i) < rank(it->second)) it->second = i;
-  }
-  std::vector<size_t> kept;
-  for (const size_t i : usable) {
-    const std::optional<Key> wire = key(i);
-    const size_t holder = wire ? taken.at(*wire) : i;
-    if (holder == i) {
-      kept.push_back(i);
-      continue;
-    }
-    left_out.push_back(
-        {i, absl::StrCat("shares the port of ", topology.DeviceOf(topology.ports[holder]).name,
-                         ", which is a rail; name this one to take it instead")});
-  }
-  usable = std::move(kept);
+// 0: can carry data now; 1: can once its link is up; 2: neither.
+int Standing(const Topology& topology, const RdmaPort& port) {
+  if (WhyUnusable(topology, port).empty()) return 0;
+  RdmaPort up = port;
+  up.state = PortState::kActive;
+  up.lid = std::max(up.lid, 1u);
+  return WhyUnusable(topology, up).empty() ? 1 : 2;
 }
 
 // The ports that carry data; why not of each other one.
@@ -143,7 +119,7 @@ std::vector<size_t> UsablePorts(const Topology& topology, const PortSelector& se
       usable.push_back(i);
     }
   }
-  LeaveOutSharers(topology, selector, usable, left_out);
+  std::ranges::move(LeaveOutSharers(topology, selector, usable), std::back_inserter(left_out));
   std::sort(left_out.begin(), left_out.end(),
             [](const LeftOut& a, const LeftOut& b) { return a.port < b.port; });
   return usable;
@@ -166,6 +142,45 @@ std::string WhyUnusable(const Topology& topology, const RdmaPort& port) {
   }
   if (port.state != PortState::kActive) return WhyDown(device, port);
   return port.link == LinkLayer::kEthernet ? WhyEthernet(port) : std::string();
+}
+
+std::vector<LeftOut> LeaveOutSharers(const Topology& topology, const PortSelector& selector,
+                                     std::vector<size_t>& ports) {
+  const auto rank = [&](size_t i) {
+    const RdmaPort& port = topology.ports[i];
+    const RdmaDevice& device = topology.DeviceOf(port);
+    const bool part = device.physical_function || !device.subfunction.empty();
+    return std::tuple(!selector.Names(topology, port), Standing(topology, port), part);
+  };
+  using Key = std::pair<Wire, std::string>;
+  const auto key = [&](size_t i) -> std::optional<Key> {
+    const RdmaPort& port = topology.ports[i];
+    const std::optional<Wire> wire = WireOf(topology, port);
+    if (!wire) return std::nullopt;
+    return Key{*wire, port.fabric_named ? port.fabric : std::string()};
+  };
+  std::map<Key, size_t> taken;
+  for (const size_t i : ports) {
+    const std::optional<Key> wire = key(i);
+    if (!wire) continue;
+    const auto [it, first] = taken.emplace(*wire, i);
+    if (!first && rank(i) < rank(it->second)) it->second = i;
+  }
+  std::vector<size_t> kept;
+  std::vector<LeftOut> left_out;
+  for (const size_t i : ports) {
+    const std::optional<Key> wire = key(i);
+    const size_t holder = wire ? taken.at(*wire) : i;
+    if (holder == i) {
+      kept.push_back(i);
+      continue;
+    }
+    left_out.push_back(
+        {i, absl::StrCat("shares the port of ", topology.DeviceOf(topology.ports[holder]).name,
+                         ", which is a rail; name this one to take it instead")});
+  }
+  ports = std::move(kept);
+  return left_out;
 }
 
 RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,

@@ -34,6 +34,13 @@ struct LeftOut {
   std::string why{};  // for a person, with the remedy
 };
 
+// Of the ports of one wire (WireOf) and one fabric that the user named, all but one are moved out
+// of `ports`, for more of them carry no more. What stays is one that the selector names, else one
+// that can carry data now, else one that can once its link is up, else the physical function's,
+// else the first.
+std::vector<LeftOut> LeaveOutSharers(const Topology& topology, const PortSelector& selector,
+                                     std::vector<size_t>& ports);
+
 struct RailPlan {
   std::vector<PlannedRail>
       rails{};  // nearest first; equals by distance between NUMA nodes, then as they are
@@ -41,8 +48,7 @@ struct RailPlan {
 };
 
 // Nearness is judged within a fabric, for a peer may be in one of them only. Of the ports of one
-// wire (WireOf) and fabric one is a rail, for more of them carry no more: one that the selector
-// names, else the physical function's, else the first.
+// wire that can carry data one is a rail (LeaveOutSharers).
 RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
                    const PortSelector& selector);
 

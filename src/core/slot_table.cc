@@ -24,11 +24,6 @@ SlotTable::SlotTable(uint32_t ranges, uint32_t first_generation)
     : max_ranges_(std::min(ranges, (1u << kSlotBits) / kRangeSlots)),
       first_generation_(first_generation & kGenerationMask) {}
 
-void SlotTable::Bound(size_t slots) {
-  const size_t ranges = std::max<size_t>(slots / kRangeSlots, 1);
-  if (ranges < max_ranges_) max_ranges_ = static_cast<uint32_t>(ranges);
-}
-
 std::optional<SlotGrantFrame> SlotTable::Grant(Owner owner) {
   uint32_t index = 0;
   if (!free_.empty()) {

@@ -32,8 +32,6 @@ class SlotTable {
   // `ranges` ranges in all, at most 2^20 / kRangeSlots; generations start at `first_generation`.
   explicit SlotTable(uint32_t ranges = (1u << kSlotBits) / kRangeSlots,
                      uint32_t first_generation = 0);
-  // No more slots than that, one range at least. Before the first grant.
-  void Bound(size_t slots);
 
   // A free range for `owner`, or nothing when the table is full. Its slots keep counting
   // generations from their last use, so a grant tells at which they start: every slot of a range
@@ -46,9 +44,6 @@ class SlotTable {
   // Null: no such slot, or in no granted range. The pointer holds until Release of the owner.
   Slot* Find(uint32_t slot);
   uint32_t ranges_in_use() const { return in_use_; }
-  uint32_t max_ranges() const { return max_ranges_; }
-  // Fewer than an immediate could name.
-  bool bounded() const { return max_ranges_ < (1u << kSlotBits) / kRangeSlots; }
 
  private:
   friend struct ProtocolModelAccess;  // the tests' search copies and compares states
@@ -58,7 +53,7 @@ class SlotTable {
     uint32_t next_generation = 0;
     std::unique_ptr<Slot[]> slots{};  // present while granted
   };
-  uint32_t max_ranges_;
+  const uint32_t max_ranges_;
   const uint32_t first_generation_;
   std::vector<Range> ranges_;   // every range that was ever granted
   std::vector<uint32_t> free_;  // of those

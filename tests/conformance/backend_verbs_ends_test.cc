@@ -6,7 +6,6 @@
 #include "tests/conformance/verbs_device.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
-#include "tests/support/scripted_peer.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -216,33 +215,6 @@ TEST_P(VerbsTransfers, GrantsDoNotExceedReceives) {
   }
   EXPECT_EQ(fabric_->not_ready(), 0u);
   EXPECT_EQ(fabric_->overruns(), 0u);
-}
-
-// One that asks for all that there is does not keep others from beginning.
-TEST_P(VerbsTransfers, HalfOfTheSlotsAreForWhoHasNone) {
-  VerbsOptions options;
-  options.receive_depth = 512;  // seven ranges
-  Use(Devices(1, 1), options);
-  AgentOptions of_target = OptionsFor(GetParam(), "target");
-  of_target.backends = {"loopback", "verbs"};
-  ASSERT_OK_AND_ASSIGN(agents_.b, Node::Create(of_target, GetParam().memory, kOp));
-  std::vector<std::unique_ptr<ScriptedPeer>> peers;
-  const auto grants = [&](size_t peer) { return peers[peer]->Heard(FrameType::kSlotGrant).size(); };
-  for (size_t i = 0; i < 5; ++i) {
-    ASSERT_OK_AND_ASSIGN(auto peer,
-                         ScriptedPeer::Initiator(*agents_.b.agent, "p" + std::to_string(i)));
-    peers.push_back(std::move(peer));
-    for (int r = 0; r < 8; ++r) {
-      ASSERT_TRUE(peers[i]->Say(FrameType::kSlotRequest, Encode(SlotRequestFrame{.count = 64})));
-    }
-    const size_t expected = i == 0 ? 4 : i < 4 ? 1 : 0;
-    ASSERT_TRUE(peers[i]->Until([&] { return grants(i) >= expected; }));
-  }
-  const Time end = Now() + milliseconds(20);
-  peers.back()->Until([&] { return Now() > end; });
-  EXPECT_EQ(grants(0), 4u);
-  for (size_t i = 1; i < 4; ++i) EXPECT_EQ(grants(i), 1u);
-  EXPECT_EQ(grants(4), 0u);
 }
 
 }  // namespace

@@ -118,6 +118,25 @@ TEST_P(VerbsSlowAddress, HoldsUpNoOtherRail) {
   ASSERT_NO_FATAL_FAILURE(ExpectAllRailsWork());
 }
 
+// The target's port gets another address while its end is being made. Expect that the peer is told
+// the new one, and neither end has to be made a second time by a peer that tried in vain.
+TEST_P(VerbsSlowAddress, AnAddressThatChangesMeanwhileIsFollowed) {
+  Use(Devices(1, 1));
+  fabric_->SetLookUp("i0", 1, kLookUp / 4);
+  pair_ = BackendPair::Make(GetParam(), /*authorize=*/false);
+  ASSERT_NE(pair_, nullptr);
+  ASSERT_TRUE(TurnUntil([&] { return fabric_->look_ups() > 0; }));
+  fabric_->Change("t0", 1, [](FabricPort& port) {
+    for (FabricGid& entry : port.gids) ++entry.gid.raw[15];
+  });
+  fabric_->Raise("t0", IBV_EVENT_GID_CHANGE, 1);
+  ASSERT_TRUE(TurnUntil([&] { return out().endpoint->rail_up(0) || out().down; }));
+  ASSERT_FALSE(out().down) << out().why;
+  EXPECT_EQ(fabric_->calls(Call::kCreateQp), 3u);  // one here, two there
+  ASSERT_NO_FATAL_FAILURE(Prepare(64 * kOp));
+  ASSERT_NO_FATAL_FAILURE(ExpectAllRailsWork());
+}
+
 // Addresses of dead hosts take long each time: expect that whoever tries them again and again
 // leaves threads for those that live.
 TEST_P(VerbsSlowAddress, SeveralThatWereSlowBeforeLeaveRoomForOthers) {

@@ -1,5 +1,6 @@
 #include "tests/support/scripted_peer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "src/core/metadata.h"
@@ -21,8 +22,9 @@ absl::StatusOr<AgentMetadata> MetadataOf(const Agent& agent) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Initiator(const Agent& agent,
-                                                                      const std::string& name) {
-  auto party = Party::Make(Over("loopback", name), name);
+                                                                      const std::string& name,
+                                                                      const std::string& backend) {
+  auto party = Party::Make(Over(backend, name), name);
   if (!party.ok()) return party.status();
   std::unique_ptr<ScriptedPeer> peer(new ScriptedPeer);
   peer->party_ = *std::move(party);
@@ -36,13 +38,21 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Initiator(const Agen
 bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept) {
   const absl::StatusOr<AgentMetadata> metadata = MetadataOf(agent);
   if (!metadata.ok()) return false;
-  auto endpoint = party_->backend().Connect(metadata->backends.front().address, metadata->host);
+  const auto at = std::ranges::find_if(metadata->backends, [this](const auto& one) {
+    return one.backend == party_->backend().name();
+  });
+  if (at == metadata->backends.end()) return false;
+  auto endpoint = party_->backend().Connect(at->address, metadata->host);
   if (!endpoint.ok()) return false;
   TestLink& link = *party_->links.emplace_back(std::make_unique<TestLink>());
   link.endpoint = *std::move(endpoint);
+  if (oldest_kept == 0) {
+    ++session_;
+    sequence_ = 0;
+  }
   const HelloFrame hello{.initiator = self_,
                          .target = metadata->incarnation,
-                         .session = 7,
+                         .session = session_,
                          .oldest_kept = oldest_kept,
                          .name = name_};
   return Until([&] { return link.connected; }) &&

@@ -18,15 +18,16 @@ namespace kvxfer::testing {
 class ScriptedPeer {
  public:
   // As an initiator: connected to `agent`, hello said and answered.
-  static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Initiator(const Agent& agent,
-                                                                 const std::string& name);
+  static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Initiator(
+      const Agent& agent, const std::string& name, const std::string& backend = "loopback");
   // As a target: `agent` knows it as `name`, with `regions`; Accept answers its hello.
   static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Target(
       Agent& agent, const std::string& name, const std::vector<RemoteRegion>& regions,
       const std::string& backend = "loopback");
   bool Accept(uint16_t version = kMaxProtocolVersion);
 
-  // Connects once more and says hello for the same session; whether it was answered or refused.
+  // Connects once more and says hello for the same session, or, where `oldest_kept` is 0, for a new
+  // one; true: it was answered, or refused.
   bool Hello(const Agent& agent, uint64_t oldest_kept);
   // Closes the last connection.
   void Drop() { party_->links.pop_back(); }
@@ -35,7 +36,7 @@ class ScriptedPeer {
   bool Say(FrameType type, const std::string& body);
   // A whole message.
   bool Send(const std::string& message);
-  // What has come of that type so far, in order: bodies.
+  // What has come of that type over the last connection so far, in order: bodies.
   std::vector<std::string> Heard(FrameType type) const;
   // Turns until `done`; false after kAmple.
   bool Until(const std::function<bool()>& done);
@@ -48,7 +49,8 @@ class ScriptedPeer {
   std::unique_ptr<Party> party_;
   std::string name_;
   const Incarnation self_ = Incarnation::Random();
-  uint64_t sequence_ = 0;
+  uint64_t session_ = 6;
+  uint64_t sequence_ = 0;  // of the last numbered frame of the session
 };
 
 }  // namespace kvxfer::testing

@@ -49,19 +49,6 @@ TEST(SlotTableTest, HoldsAllSlotsAnImmediateCanName) {
   EXPECT_FALSE(larger.Grant(1).has_value());
 }
 
-TEST(SlotTableTest, IsBoundedByWhatBackendsTakeIn) {
-  SlotTable table;
-  EXPECT_FALSE(table.bounded());
-  table.Bound(3 * kRangeSlots + 1);
-  table.Bound(100 * kRangeSlots);  // the least counts
-  EXPECT_TRUE(table.bounded());
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(table.Grant(1).has_value());
-  EXPECT_FALSE(table.Grant(2).has_value());
-  SlotTable least;
-  least.Bound(1);
-  EXPECT_TRUE(least.Grant(1).has_value());
-}
-
 TEST(SlotTableTest, NextOwnerStartsAboveEveryGenerationInUse) {
   SlotTable table(1, 5);
   auto grant = table.Grant(1);

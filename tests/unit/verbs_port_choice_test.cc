@@ -9,6 +9,7 @@
 #include "src/backends/verbs/port.h"
 #include "src/backends/verbs/port_choice.h"
 #include "src/core/port_selector.h"
+#include "src/core/topology_sysfs.h"
 #include "tests/support/status_macros.h"
 #include "tests/support/verbs_fabric.h"
 
@@ -67,6 +68,43 @@ TEST(VerbsPortChoice, OneOfEachWireWithoutAChoice) {
   ASSERT_OK_AND_ASSIGN(const VerbsOptions any, ChoosePorts({}, {}));
   EXPECT_THAT(any.devices, IsEmpty());
   EXPECT_TRUE(IsWanted(any, "mlx5_1", 1));
+}
+
+// Those of a wire that are down at first do not join the one that is used when they come up.
+TEST(VerbsPortChoice, OneOfEachWireWhicheverAreUp) {
+  const auto chosen = [](const std::vector<size_t>& down, std::vector<std::string> devices = {},
+                         const std::vector<size_t>& no_address = {}) {
+    Topology host = Host();
+    for (const size_t i : down) host.ports[i].state = PortState::kDown;
+    for (const size_t i : no_address) host.ports[i].gids.clear();
+    VerbsOptions options;
+    options.devices = std::move(devices);
+    return ChoosePorts(options, host)->devices;
+  };
+  EXPECT_THAT(chosen({1}), ElementsAre("mlx5_0:1", "mlx5_2:1"));
+  EXPECT_THAT(chosen({0}), ElementsAre("mlx5_1:1", "mlx5_2:1"));
+  EXPECT_THAT(chosen({0, 1, 2}), ElementsAre("mlx5_0:1", "mlx5_2:1"));
+  // Where none works now, the one that is set up to.
+  EXPECT_THAT(chosen({0, 1}, {}, {0}), ElementsAre("mlx5_1:1", "mlx5_2:1"));
+  EXPECT_THAT(chosen({1}, {}, {0}), ElementsAre("mlx5_1:1", "mlx5_2:1"));
+  // The user's word counts before that.
+  EXPECT_THAT(chosen({1}, {"mlx5_*", "mlx5_1"}), ElementsAre("mlx5_1:1", "mlx5_2:1"));
+}
+
+// Not even their fabric is known before a subnet manager has seen them.
+TEST(VerbsPortChoice, VirtualFunctionsWithoutAnAddressAreOfTheirCardsWire) {
+  Topology host = Host();
+  for (RdmaPort& port : host.ports) {
+    port.link = LinkLayer::kInfiniBand;
+    port.lid = 7;
+    port.fabric = FabricHintOf(port);
+  }
+  host.ports[1].state = PortState::kDown;
+  host.ports[1].gids.clear();
+  host.ports[1].lid = 0;
+  host.ports[1].fabric = FabricHintOf(host.ports[1]);
+  ASSERT_NE(host.ports[0].fabric, host.ports[1].fabric);
+  EXPECT_THAT(ChoosePorts({}, host)->devices, ElementsAre("mlx5_0:1", "mlx5_2:1"));
 }
 
 TEST(VerbsPortChoice, ByDeviceNetdevSubnetPciAddressAndFabric) {

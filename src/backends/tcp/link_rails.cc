@@ -12,8 +12,6 @@
 namespace kvxfer::tcp {
 namespace {
 
-// Of a rail that never was up, or carries nothing when it is.
-constexpr Duration kHopelessBackoff = std::chrono::seconds(5);
 // A life that carried nothing has cost its transfers seconds: it counts as so many attempts.
 constexpr uint32_t kInVainFailures = 3;
 // A kernel answers a connection at once: where one did before, a lost packet, or a path that is not
@@ -150,8 +148,7 @@ void Link::AttemptFailed(uint32_t rail, const absl::Status& why) {
     dial.took = {};
   }
   dial.settled = true;
-  dial.deadline =
-      Now() + RailBackoff(dial.failures++, dial.was_up ? kMaxRailBackoff : kHopelessBackoff);
+  dial.deadline = Now() + RailBackoff(dial.failures++, dial.was_up);
   Schedule(*dial.deadline);
   TryGoUp(false);
 }
@@ -179,7 +176,9 @@ void Link::ReopenRail(uint32_t rail) {
   RailDial& dial = dials_[rail];
   if (rails_[rail]->state() != Rail::State::kDown || dial.deadline) return;
   dial.failures = 0;
-  dial.deadline = Now() + RailBackoff(dial.in_vain * kInVainFailures, kHopelessBackoff);
+  // One that carries nothing when it is up is no better than one that never was.
+  dial.deadline =
+      Now() + RailBackoff(dial.in_vain * kInVainFailures, dial.was_up && dial.in_vain == 0);
   Schedule(*dial.deadline);
 }
 

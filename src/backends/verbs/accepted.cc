@@ -101,6 +101,7 @@ absl::Status AcceptedLink::OnOffer(const Offer& offer) {
 
 void AcceptedLink::Make(const Offer& offer) {
   Kill(offer.rail);
+  rails_[offer.rail].offer = offer;
   rails_[offer.rail].life = offer.life;
   rails_[offer.rail].probed = false;
   absl::Status status = TryMake(offer);
@@ -134,6 +135,7 @@ absl::Status AcceptedLink::TryMake(const Offer& offer) {
 void AcceptedLink::OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) {
   Rail& of = rails_[rail];
   of.job = 0;
+  of.offer.reset();
   if (status.ok()) status = pair->device().why_broken();
   Answer answer{.rail = static_cast<uint8_t>(rail), .life = of.life};
   if (status.ok()) {
@@ -168,6 +170,7 @@ void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
 
 void AcceptedLink::Kill(uint32_t rail) {
   backend_->setups().Cancel(std::exchange(rails_[rail].job, 0));
+  rails_[rail].offer.reset();
   // A receive that it flushes is no further reason to end it.
   std::unique_ptr<QueuePair> end = std::move(rails_[rail].end);
   if (end == nullptr) return;
@@ -272,12 +275,20 @@ void AcceptedLink::OnPort(const Device& device, uint8_t port, ibv_event_type typ
   if (type != IBV_EVENT_PORT_ERR) Begin();
   if (type == IBV_EVENT_PORT_ACTIVE) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) {
+    if (rails_[i].job != 0) Remake(i, device, port);
     if (rails_[i].end == nullptr || &rails_[i].end->device() != &device) continue;
     const std::string name = rails_[i].end->address().port.name;
     if (name == absl::StrCat(device.name(), ":", port)) {
       Lose(i, ToStd(absl::StrCat(name, ": ", ToAbsl(EventName(type)))));
     }
   }
+}
+
+// An end that is being made over that port would have the address that the port had before.
+void AcceptedLink::Remake(uint32_t rail, const Device& device, uint8_t port) {
+  const Offer offer = *rails_[rail].offer;
+  const VerbsBackend::PortRef& ref = backend_->ports()[offer.port];
+  if (ref.device == &device && ref.port().number == port) Make(offer);
 }
 
 void AcceptedLink::OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) {

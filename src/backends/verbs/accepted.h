@@ -65,7 +65,7 @@ class AcceptedLink final : public Link {
     std::unique_ptr<QueuePair> end;
     uint32_t life = 0;
     bool probed = false;         // that life was asked about
-    std::optional<Offer> offer;  // that waits for Authorize
+    std::optional<Offer> offer;  // that waits for Authorize, or for its end, which is being made
     uint64_t job = 0;            // of SetupQueue; 0: none
     bool fence_due = false;      // kRailFenced waits for `undying_`
   };
@@ -83,6 +83,7 @@ class AcceptedLink final : public Link {
   absl::Status OnOffer(const Offer& offer);
   void Make(const Offer& offer);
   absl::Status TryMake(const Offer& offer);
+  void Remake(uint32_t rail, const Device& device, uint8_t port);
   absl::Status OnProbe(const Probe& probe);
   void OnQuiet(uint64_t transfer);
   void AnswerFences(uint64_t transfer, uint32_t count);

@@ -17,10 +17,6 @@ namespace {
 
 constexpr size_t kMaxOpRuns = 256;
 
-uint64_t ReceiverId(uint32_t number, const Device& device) {
-  return uint64_t{device.ordinal()} << 32 | number;
-}
-
 }  // namespace
 
 VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv)
@@ -322,6 +318,10 @@ std::optional<uint16_t> VerbsBackend::TakeSlot(Rail* rail, uint64_t& first) {
 void VerbsBackend::FreeSlot(uint16_t slot, uint64_t next) {
   slots_[slot] = {.rail = nullptr, .next = next};
   free_slots_.push_back(slot);
+}
+
+uint64_t VerbsBackend::ReceiverId(uint32_t number, const Device& device) {
+  return uint64_t{device.ordinal()} << 32 | number;
 }
 
 void VerbsBackend::AddReceiver(uint32_t number, const Device& device, AcceptedLink* link,

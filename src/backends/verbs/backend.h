@@ -115,6 +115,8 @@ class VerbsBackend final : public Backend,
     AcceptedLink* link = nullptr;
     uint32_t rail = 0;
   };
+  // The key of `receivers_`.
+  static uint64_t ReceiverId(uint32_t number, const Device& device);
 
   VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv);
   absl::Status OpenDevices(Topology topology);

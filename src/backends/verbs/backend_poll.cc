@@ -60,7 +60,6 @@ void VerbsBackend::WorkLinks() {
 }
 
 bool VerbsBackend::Arm() {
-  SetTimer();
   if (sink_.waiting() || listener_->HasWork() || lingering_.HasWork() || setups_.HasWork()) {
     return false;
   }
@@ -72,7 +71,8 @@ bool VerbsBackend::Arm() {
   // What came before the queues were armed shows by nothing else.
   bool quiet = true;
   for (const auto& device : devices_) quiet = device->Poll(kPollBatch) == 0 && quiet;
-  // A device may have broken just now: then time alone ends what was posted to it.
+  // A device may have broken just now: then time alone ends what was posted to it. Whoever is told
+  // not to sleep needs no timer.
   SetTimer();
   return quiet && !sink_.waiting();
 }
@@ -110,7 +110,7 @@ void VerbsBackend::OnSendDone(Device&, const ibv_wc& wc) {
 }
 
 void VerbsBackend::OnReceived(Device& device, const ibv_wc& wc) {
-  const auto it = receivers_.find(uint64_t{device.ordinal()} << 32 | wc.qp_num);
+  const auto it = receivers_.find(ReceiverId(wc.qp_num, device));
   if (it == receivers_.end()) return;  // of a queue pair that is no more
   const Receiver receiver = it->second;
   if (wc.status != IBV_WC_SUCCESS) {

@@ -53,11 +53,6 @@ absl::Status DestroyQueue::CheckRoom(const Device& device) const {
                    " queue pairs that are to go; look at the kernel log"));
 }
 
-bool DestroyQueue::Has(const Device& device) const {
-  return std::ranges::any_of(entries_,
-                             [&](const Entry& entry) { return &entry.pair->device() == &device; });
-}
-
 std::optional<Time> DestroyQueue::deadline() const {
   if (entries_.empty()) return std::nullopt;
   return std::ranges::min_element(entries_, {}, &Entry::next)->next;

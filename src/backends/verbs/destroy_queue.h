@@ -36,7 +36,6 @@ class DestroyQueue {
   void Forget(const Client* client);
   // An error where so many of that device wait that no more should be made there.
   absl::Status CheckRoom(const Device& device) const;
-  bool Has(const Device& device) const;
   std::optional<Time> deadline() const;
   void OnDeadline(Time now);
   // Tries a last time.

@@ -187,11 +187,13 @@ size_t Device::PollReceived(size_t most) {
     taken_ += static_cast<uint32_t>(n);
     if (n < want) break;
   }
-  if (taken_ >= RepostFrom()) {
-    const absl::Status posted = PostReceives(std::exchange(taken_, 0));
-    if (!posted.ok()) Break(ToStd(posted.message()));
-  }
+  if (taken_ >= RepostFrom()) Repost();
   return total;
+}
+
+void Device::Repost() {
+  const absl::Status posted = PostReceives(std::exchange(taken_, 0));
+  if (!posted.ok()) Break(ToStd(posted.message()));
 }
 
 uint32_t Device::RepostFrom() const { return std::clamp(receives_ / 8, 1u, kRepost); }
@@ -228,9 +230,8 @@ void Device::OnChannel() {
 void Device::OnFewReceives() {
   Log(LogLevel::kDebug, "verbs: {}: few receives are left", name_);
   DrainReceived();
+  if (!broken()) Repost();
   if (broken()) return;
-  const absl::Status posted = PostReceives(std::exchange(taken_, 0));
-  if (!posted.ok()) return Break(ToStd(posted.message()));
   const int error = ibv_->ArmSrqLimit(srq_, receives_ / 8);
   if (error != 0) Break("ibv_modify_srq", error);
 }

@@ -118,6 +118,8 @@ class Device {
   absl::Status Prepare();
   absl::Status MakeQueues();
   absl::Status PostReceives(uint32_t count);
+  // Those that were taken, again. Where that fails the device is broken.
+  void Repost();
   uint32_t RepostFrom() const;
   void OnFewReceives();
   void ReadEvents();

@@ -59,18 +59,6 @@ absl::Status NameThem(const std::vector<std::string>& entries, Topology& topolog
   return NameFabrics(names, topology);
 }
 
-// Indices of the ports that share their wire with another one that is used.
-std::vector<size_t> Sharers(const Topology& topology, const PortSelector& selector) {
-  std::vector<size_t> out;
-  for (const LeftOut& left : PlanRails(topology, {}, selector).left_out) {
-    const RdmaPort& port = topology.ports[left.port];
-    if (!selector.Matches(topology, port) || !WhyUnusable(topology, port).empty()) continue;
-    Log(LogLevel::kInfo, "verbs: not used: {}: {}", topology.PortName(port), left.why);
-    out.push_back(left.port);
-  }
-  return out;
-}
-
 }  // namespace
 
 void AddMissing(Ibv& ibv, const std::vector<std::string>& names, Topology& topology) {
@@ -94,11 +82,13 @@ absl::StatusOr<VerbsOptions> ChoosePorts(VerbsOptions options, Topology topology
   if (!selector.ok()) return Annotate(selector.status(), kDevices);
   absl::StatusOr<std::vector<size_t>> selected = selector->Select(topology);
   if (!selected.ok()) return Annotate(selected.status(), kDevices);
-  const std::vector<size_t> sharers = Sharers(topology, *selector);
+  for (const LeftOut& left : LeaveOutSharers(topology, *selector, *selected)) {
+    Log(LogLevel::kInfo, "verbs: not used: {}: {}", topology.PortName(topology.ports[left.port]),
+        left.why);
+  }
   options.devices.clear();
   options.fabrics.clear();
   for (const size_t i : *selected) {
-    if (std::ranges::find(sharers, i) != sharers.end()) continue;
     const RdmaPort& port = topology.ports[i];
     options.devices.push_back(topology.PortName(port));
     if (!port.fabric_named) continue;

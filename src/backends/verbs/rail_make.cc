@@ -18,8 +18,6 @@ namespace {
 
 // A probe's, or a flush's; room for them is set aside.
 constexpr uint32_t kOwnRequests = 2;
-// Of one that was never up. What may change it is told: a port here or at the peer that comes up.
-constexpr Duration kHopelessBackoff = std::chrono::seconds(5);
 constexpr uint32_t kLocalFailures = 3;
 
 // One attempt: some round trips of the device's own time-out.
@@ -207,7 +205,8 @@ void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
   }
   // Where the fault is this side's own it may pass, unless it is its port that is down.
   exhausted_ = exhausted_ || bad_pair || !port().active || failures_ >= kLocalFailures;
-  deadline_ = Now() + RailBackoff(failures_++, was_up_ ? kMaxRailBackoff : kHopelessBackoff);
+  // What may change before is told: a port here or at the peer that comes up.
+  deadline_ = Now() + RailBackoff(failures_++, was_up_);
   link_->OnAttemptFailed();
 }
 
@@ -224,7 +223,7 @@ void Rail::Reopen() {
   if (state_ != State::kDown) return;
   state_ = State::kWaiting;
   failures_ = 0;
-  deadline_ = Now() + RailBackoff(0);
+  deadline_ = Now() + RailBackoff(0, was_up_);
   link_->backend().TimersChanged();
 }
 

@@ -57,7 +57,6 @@ class SendQueue {
     over_ = 0;
   }
   uint32_t room() const { return depth_ - used_; }
-  uint32_t used() const { return used_; }
   bool empty() const { return flights_.empty(); }
   uint64_t next_number() const { return next_; }
 

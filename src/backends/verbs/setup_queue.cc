@@ -50,7 +50,6 @@ void SetupQueue::StartThread() {
     if (!threads_.empty()) return;
     for (Entry& entry : waiting_) {
       done_.push_back({.ticket = entry.ticket,
-                       .device = entry.job.device,
                        .status = absl::ResourceExhaustedError(
                            "verbs: no thread to set a queue pair up; raise the limit (ulimit -u)"),
                        .pair = std::move(entry.job.pair)});
@@ -94,13 +93,6 @@ void SetupQueue::Work() {
   }
 }
 
-bool SetupQueue::Uses(const Device& device) {
-  std::lock_guard lock(mutex_);
-  const auto is = [&](const auto& of) { return of.device == &device; };
-  return std::ranges::any_of(running_, is) || std::ranges::any_of(done_, is) ||
-         std::ranges::any_of(waiting_, [&](const Entry& e) { return e.job.device == &device; });
-}
-
 void SetupQueue::Stop() {
   {
     std::lock_guard lock(mutex_);
@@ -137,10 +129,7 @@ void SetupQueue::Loop() {
     waiting_.erase(next);
     const uint64_t ticket = entry.ticket;
     const std::optional<QpAddress> to = entry.job.to;
-    running_.push_back({.ticket = ticket,
-                        .client = entry.client,
-                        .device = entry.job.device,
-                        .slow = IsSlow(entry.job)});
+    running_.push_back({.ticket = ticket, .client = entry.client, .slow = IsSlow(entry.job)});
     lock.unlock();
     const Time begin = Now();
     Result result = Run(std::move(entry));
@@ -164,7 +153,7 @@ void SetupQueue::Loop() {
 
 SetupQueue::Result SetupQueue::Run(Entry entry) const {
   Job& job = entry.job;
-  Result result{.ticket = entry.ticket, .device = job.device, .pair = std::move(job.pair)};
+  Result result{.ticket = entry.ticket, .pair = std::move(job.pair)};
   if (result.pair == nullptr) {
     absl::StatusOr<std::unique_ptr<QueuePair>> made =
         QueuePair::Create(job.device, job.port, job.depth, options_);

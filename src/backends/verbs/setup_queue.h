@@ -65,8 +65,6 @@ class SetupQueue {
   // Calls OnSetUp for what is over. In each Poll.
   void Work();
   bool HasWork() const { return ready_.load(std::memory_order_acquire); }
-  // Whether a job of that device is not over.
-  bool Uses(const Device& device);
   // Waits for the threads; the device's calls that are under way end first.
   void Stop();
 
@@ -84,12 +82,10 @@ class SetupQueue {
   struct Running {
     uint64_t ticket = 0;
     const Client* client = nullptr;
-    const Device* device = nullptr;
     bool slow = false;
   };
   struct Result {
     uint64_t ticket = 0;
-    const Device* device = nullptr;
     absl::Status status{};
     std::unique_ptr<QueuePair> pair{};
   };
