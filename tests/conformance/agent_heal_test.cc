@@ -148,7 +148,7 @@ TEST_P(AgentHealFaulty, CutAtRandomAHundredTimes) {
   const int cuts = Scaled(100);
   {
     Writer writer(pair, 1'000'000);
-    EXPECT_TRUE(Eventually(kAmple, [&] { return lost >= cuts && back >= cuts; }))
+    EXPECT_TRUE(Eventually(4 * kAmple, [&] { return lost >= cuts && back >= cuts; }))
         << lost << " lost, " << back << " back, " << writer.ended() << " transfers ended";
     writer.Stop();
     std::printf("%d times lost, %d times back\n", lost.load(), back.load());

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "src/backends/verbs/backend.h"
 #include "src/backends/verbs/dialled.h"
@@ -351,14 +350,8 @@ void Rail::Release(const absl::Status& why) {
 // to end for it. Flushed before that, all would look alike.
 void Rail::OnLost(const RailLost& lost) {
   if (lost.life != life_) return;
-  constexpr absl::string_view kPeersEnd = ": the peer's end of it failed: ";
-  // What was seen here first is often but a symptom.
-  if (state_ == State::kDraining || state_ == State::kDown) {
-    if (absl::StrContains(why_.message(), kPeersEnd)) return;
-    why_ = absl::UnavailableError(absl::StrCat(why_.message(), kPeersEnd, lost.why));
-    return;
-  }
-  absl::Status why = absl::UnavailableError(absl::StrCat(Where(), kPeersEnd, lost.why));
+  absl::Status why =
+      absl::UnavailableError(absl::StrCat(Where(), ": the peer's end of it failed: ", lost.why));
   if (!up() || queue_.empty()) return Fail(std::move(why), true);
   StartDraining(std::move(why), true);
   lingers_ = true;
