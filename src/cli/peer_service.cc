@@ -13,7 +13,7 @@
 namespace kvxfer::cli {
 namespace {
 
-constexpr Duration kFirstRequest = std::chrono::seconds(5);
+constexpr Duration kFirstRequest = std::chrono::seconds(20);
 // A client says nothing while its load runs.
 constexpr Duration kNextRequest = kLongestRun + std::chrono::minutes(5);
 
