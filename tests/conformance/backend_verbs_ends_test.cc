@@ -55,6 +55,7 @@ TEST_P(VerbsEnds, ABusyRailDoesNotHideAStuckOne) {
   fabric_->SetRetryTime(seconds(60));
   fabric_->SetNetwork("t1", 1, 9);
   std::vector<Op> stuck;
+  stuck.reserve(4);
   for (int i = 0; i < 4; ++i) {
     stuck.push_back(out().Make(OpKind::kWrite, 5, {RunAt(0, kOp)}, std::nullopt, 1));
   }

@@ -95,7 +95,7 @@ TEST_F(TcpRailFaults, FlappingStreamsUnderLoadLoseNothingAndLeaveNothingBehind) 
   const size_t descriptors = OpenDescriptors();
   const int wanted = Scaled(100);
   std::atomic<int> cuts{0};
-  std::jthread cutter([&](std::stop_token stop) {
+  std::jthread cutter([&](const std::stop_token& stop) {
     for (uint32_t rail = 0; cuts < wanted && !stop.stop_requested(); rail = 1 - rail) {
       std::this_thread::sleep_for(milliseconds(10));
       cuts += static_cast<int>(proxy_.CutRail(rail));

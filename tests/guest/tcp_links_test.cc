@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/agent_rails.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
@@ -33,13 +34,11 @@ class TcpLinks : public ::testing::Test {
   void SetUp() override {
     OnHost("ip netns add kvpeer");
     for (const char* n : {"0", "1", "2"}) {
-      const std::string here = std::string("kva") + n;
-      const std::string there = std::string("kvb") + n;
-      OnHost("ip link add " + here + " type veth peer name " + there + " netns kvpeer");
-      OnHost(std::string("ip addr add 10.78.") + n + ".1/24 dev " + here + " && ip link set " +
-             here + " up");
-      OnHost(std::string("ip -n kvpeer addr add 10.78.") + n + ".2/24 dev " + there +
-             " && ip -n kvpeer link set " + there + " up");
+      OnHost(absl::StrCat("ip link add kva", n, " type veth peer name kvb", n, " netns kvpeer"));
+      OnHost(absl::StrCat("ip addr add 10.78.", n, ".1/24 dev kva", n, " && ip link set kva", n,
+                          " up"));
+      OnHost(absl::StrCat("ip -n kvpeer addr add 10.78.", n, ".2/24 dev kvb", n,
+                          " && ip -n kvpeer link set kvb", n, " up"));
     }
   }
   void TearDown() override {

@@ -16,7 +16,6 @@ namespace {
 using kvxfer::testing::DataStreams;
 using kvxfer::testing::Fails;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 net::SocketAddress At(const std::string& text) {
   return net::Resolve(text, 0, net::Names::kNumericOnly)->front();
@@ -144,7 +143,7 @@ TEST_F(TcpLocalAddresses, AnInterfaceTellsItsAddressSubnetAndSpeed) {
 
 TEST_F(TcpLocalAddresses, WhatCannotBeUsedIsNamed) {
   const Sysfs sysfs(root_.string());
-  const auto refused = [&](std::vector<std::string> wanted, const char* part) {
+  const auto refused = [&](const std::vector<std::string>& wanted, const char* part) {
     return Fails(tcp::ResolveLocal(wanted, sysfs), absl::StatusCode::kInvalidArgument,
                  {"KVXFER_TCP_ADDRESSES", part});
   };

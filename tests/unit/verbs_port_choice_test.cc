@@ -152,7 +152,8 @@ TEST(VerbsPortChoice, WhatIsNotThereIsToldWithWhatIs) {
 }
 
 TEST(VerbsPortChoice, WhatIsNamedHasToBeInUse) {
-  const auto check = [](std::vector<std::string> asked, std::vector<std::string> used) {
+  const auto check = [](const std::vector<std::string>& asked,
+                        const std::vector<std::string>& used) {
     const VerbsOptions chosen = *Choose(asked);
     return CheckNamed(asked, chosen, Host(), used, absl::UnavailableError("its link is down"));
   };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -102,7 +101,7 @@ absl::StatusOr<std::vector<LocalAddress>> ResolveLocal(const std::vector<std::st
     const auto same = [&](const LocalAddress& other) { return IpOf(other.at) == *ip; };
     if (std::ranges::any_of(out, same)) return Bad(entry, "is there twice; name it once");
     if (out.size() == net::kMaxDataAddresses) return Bad(entry, "is one too many; 8 are taken");
-    out.push_back(std::move(local));
+    out.push_back(local);
   }
   return out;
 }
