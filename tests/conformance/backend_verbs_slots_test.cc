@@ -38,6 +38,15 @@ class VerbsSlots : public VerbsDevice {
   static size_t Grants(const ScriptedPeer& peer) {
     return peer.Heard(FrameType::kSlotGrant).size();
   }
+  // A peer that asks for so many ranges and is granted all, or `grants` of them.
+  std::unique_ptr<ScriptedPeer> PeerWith(int ranges, std::optional<size_t> grants = {},
+                                         const std::string& backend = "verbs") {
+    auto peer = Peer(backend);
+    if (peer == nullptr) return nullptr;
+    Ask(*peer, ranges);
+    EXPECT_TRUE(Granted(*peer, grants.value_or(static_cast<size_t>(ranges))));
+    return HasFailure() ? nullptr : std::move(peer);
+  }
   // Whether `peer` has so many grants in the end.
   static bool Granted(ScriptedPeer& peer, size_t grants) {
     return peer.Until([&] { return Grants(peer) >= grants || peer.down(); }) &&
@@ -92,10 +101,8 @@ TEST_P(VerbsSlots, HalfAreForWhoHasNone) {
   ASSERT_NO_FATAL_FAILURE(Serve());
   std::vector<std::unique_ptr<ScriptedPeer>> peers;
   for (size_t i = 0; i < 5; ++i) {
-    peers.push_back(Peer());
+    peers.push_back(PeerWith(8, i == 0 ? 4 : i < 4 ? 1 : 0));
     ASSERT_NE(peers.back(), nullptr);
-    ASSERT_NO_FATAL_FAILURE(Ask(*peers[i], 8));
-    ASSERT_TRUE(Granted(*peers[i], i == 0 ? 4 : i < 4 ? 1 : 0));
   }
   ExpectNoMore(*peers.back(), 0);
   EXPECT_EQ(Grants(*peers[0]), 4u);
@@ -104,22 +111,15 @@ TEST_P(VerbsSlots, HalfAreForWhoHasNone) {
 
 TEST_P(VerbsSlots, WhoComesOverAnotherBackendIsNotBoundByTheReceives) {
   ASSERT_NO_FATAL_FAILURE(Serve());
-  const auto other = Peer("tcp");
+  const auto other = PeerWith(32, {}, "tcp");
   ASSERT_NE(other, nullptr);
-  ASSERT_NO_FATAL_FAILURE(Ask(*other, 32));
-  ASSERT_TRUE(Granted(*other, 32));
   // Nor does it take anything from the others.
   std::vector<std::unique_ptr<ScriptedPeer>> peers;
   for (size_t i = 0; i < 7; ++i) {
-    peers.push_back(Peer());
+    peers.push_back(PeerWith(1));
     ASSERT_NE(peers.back(), nullptr);
-    ASSERT_NO_FATAL_FAILURE(Ask(*peers.back(), 1));
-    ASSERT_TRUE(Granted(*peers.back(), 1));
   }
-  const auto late = Peer("tcp");
-  ASSERT_NE(late, nullptr);
-  ASSERT_NO_FATAL_FAILURE(Ask(*late, 2));
-  EXPECT_TRUE(Granted(*late, 2));
+  EXPECT_NE(PeerWith(2, {}, "tcp"), nullptr);
 }
 
 // Peers that die or restart one after the other, and hellos of somebody who means harm.
@@ -128,10 +128,8 @@ TEST_P(VerbsSlots, WhoIsGoneTakesNone) {
   std::vector<std::unique_ptr<ScriptedPeer>> gone;
   for (int round = 0; round < 5; ++round) {
     for (size_t i = 0; i < 7; ++i) {
-      gone.push_back(Peer());
-      ASSERT_NE(gone.back(), nullptr);
-      ASSERT_NO_FATAL_FAILURE(Ask(*gone.back(), 1));
-      ASSERT_TRUE(Granted(*gone.back(), 1)) << round << " " << i;
+      gone.push_back(PeerWith(1));
+      ASSERT_NE(gone.back(), nullptr) << round << " " << i;
     }
     for (size_t i = 0; i < 7; ++i) gone[gone.size() - 1 - i]->Drop();
   }
@@ -140,16 +138,12 @@ TEST_P(VerbsSlots, WhoIsGoneTakesNone) {
 // Its slots are still its own, and what it asked for comes to it.
 TEST_P(VerbsSlots, WhoComesBackWhileThereIsRoomGoesOn) {
   ASSERT_NO_FATAL_FAILURE(Serve());
-  const auto peer = Peer();
+  const auto peer = PeerWith(5, 4);
   ASSERT_NE(peer, nullptr);
-  ASSERT_NO_FATAL_FAILURE(Ask(*peer, 5));
-  ASSERT_TRUE(Granted(*peer, 4));
   ExpectNoMore(*peer, 4);
   ASSERT_NO_FATAL_FAILURE(Vanish(*peer));
-  const auto other = Peer();
+  const auto other = PeerWith(3);
   ASSERT_NE(other, nullptr);
-  ASSERT_NO_FATAL_FAILURE(Ask(*other, 3));
-  ASSERT_TRUE(Granted(*other, 3));
   ASSERT_TRUE(peer->Hello(*target_.agent, 6));
   ASSERT_FALSE(peer->Heard(FrameType::kHelloAck).empty());
   EXPECT_TRUE(Granted(*peer, 4));  // told again: it has acknowledged none
@@ -165,15 +159,11 @@ TEST_P(VerbsSlots, WhoComesBackWhileThereIsRoomGoesOn) {
 
 TEST_P(VerbsSlots, WhoComesBackWhenItsRoomIsTakenBeginsAnew) {
   ASSERT_NO_FATAL_FAILURE(Serve());
-  const auto peer = Peer();
+  const auto peer = PeerWith(4);
   ASSERT_NE(peer, nullptr);
-  ASSERT_NO_FATAL_FAILURE(Ask(*peer, 4));
-  ASSERT_TRUE(Granted(*peer, 4));
   ASSERT_NO_FATAL_FAILURE(Vanish(*peer));
-  const auto other = Peer();
+  const auto other = PeerWith(4);
   ASSERT_NE(other, nullptr);
-  ASSERT_NO_FATAL_FAILURE(Ask(*other, 4));
-  ASSERT_TRUE(Granted(*other, 4));
   ASSERT_TRUE(peer->Hello(*target_.agent, 5));
   EXPECT_TRUE(peer->Heard(FrameType::kHelloAck).empty());
   ExpectRefused(*peer, RefuseReason::kSession);
@@ -197,10 +187,8 @@ TEST_P(VerbsSlots, TheNextOfManyIncarnationsWritesAtOnce) {
 // Its slots are granted over a backend that has room for all.
 TEST_P(VerbsSlots, WhoFindsNoRoomGoesOnOverItsOtherConnection) {
   ASSERT_NO_FATAL_FAILURE(Serve(64));
-  const auto hoarder = Peer();
+  const auto hoarder = PeerWith(1);
   ASSERT_NE(hoarder, nullptr);
-  ASSERT_NO_FATAL_FAILURE(Ask(*hoarder, 1));
-  ASSERT_TRUE(Granted(*hoarder, 1));
   AgentOptions options = OptionsFor(GetParam(), "initiator");
   options.backends = {"verbs", "tcp"};
   ASSERT_OK_AND_ASSIGN(Node peer, Node::Create(options, GetParam().memory, kOp));

@@ -12,6 +12,7 @@
 
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/machine_delay.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/support/test_peer.h"
@@ -168,6 +169,7 @@ TEST_P(Death, StoppedAndGoesOn) {
   apart.b->process().WaitStopped();
   TransferOptions brief = Telling("stopped");
   brief.deadline = seconds(1);
+  const MachineDelay machine;
   const Time start = Now();
   ASSERT_OK_AND_ASSIGN(const Transfer transfer,
                        apart.Blocks(shape).Write(*apart.a.agent, "b", brief));
@@ -175,7 +177,7 @@ TEST_P(Death, StoppedAndGoesOn) {
   const Duration took = Now() - start;
   std::printf("%s: %s after %.0f ms%s\n", GetParam().name.c_str(), ToString(transfer.Poll()),
               Milliseconds(took), transfer.quarantined() ? ", quarantined" : "");
-  EXPECT_LE(took, brief.deadline + Bound(brief.deadline / 10));
+  EXPECT_LE(took, brief.deadline + Bound(brief.deadline / 10) + machine.so_far());
   if (GetParam().backend != "shm") {
     // Only the peer could say that all is quiet.
     EXPECT_TRUE(Fails(end, absl::StatusCode::kDeadlineExceeded, {"b"}));

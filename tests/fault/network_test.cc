@@ -7,6 +7,7 @@
 
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/machine_delay.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/support/tcp_proxy.h"
@@ -26,12 +27,13 @@ TEST_P(Network, Unreachable) {
   pair.b.agent.reset();
   TransferOptions brief = Telling("x");
   brief.deadline = milliseconds(500);
+  const MachineDelay machine;
   const Time start = Now();
   ASSERT_OK_AND_ASSIGN(const Transfer transfer,
                        BlockSet({}, pair.a.memory.address(), pair.b.memory.address())
                            .Write(*pair.a.agent, "b", brief));
   const absl::Status end = transfer.Wait(kAmple);
-  EXPECT_LE(Now() - start, brief.deadline + Bound(brief.deadline / 10));
+  EXPECT_LE(Now() - start, brief.deadline + Bound(brief.deadline / 10) + machine.so_far());
   EXPECT_FALSE(end.ok());
   EXPECT_NE(end.message().find("b"), std::string::npos) << end;
   EXPECT_NE(end.message().find(GetParam().inner()), std::string::npos) << end;
@@ -58,11 +60,12 @@ TEST_P(Network, BlackHole) {
   int done = 0;
   bool swallowed = false;
   for (int i = 0; i < 1000 && !swallowed; ++i) {
+    const MachineDelay machine;
     const Time start = Now();
     const absl::StatusOr<Transfer> transfer = blocks.Write(*pair.a.agent, "b", brief);
     ASSERT_OK(transfer);
     const absl::Status end = transfer->Wait(kAmple);
-    EXPECT_LE(Now() - start, brief.deadline + Bound(brief.deadline / 10)) << end;
+    EXPECT_LE(Now() - start, brief.deadline + Bound(brief.deadline / 10) + machine.so_far()) << end;
     swallowed = !end.ok();
     done += end.ok() ? 1 : 0;
     if (swallowed) {
@@ -72,9 +75,10 @@ TEST_P(Network, BlackHole) {
   EXPECT_TRUE(swallowed) << "the black hole never opened";
   std::printf("%s: %d transfers before the black hole\n", flavour.name.c_str(), done);
   // Quiesce at the target ends too.
+  const MachineDelay machine;
   const Time start = Now();
   EXPECT_OK(pair.b.agent->Quiesce({.peer = "a", .regions = {}}, milliseconds(100)));
-  EXPECT_LE(Now() - start, Bound(milliseconds(200)));
+  EXPECT_LE(Now() - start, Bound(milliseconds(200)) + machine.so_far());
 }
 
 // Expect that one slow rail slows a transfer down and harms nothing.

@@ -124,8 +124,12 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   options.tcp_streams = flavour.rails;
   options.tcp_addresses = flavour.tcp_addresses;
   options.loopback_rails = flavour.rails;
-  // An emulated device answers late.
-  if (kEmulated) options.verbs.timeout = 18;
+  // An emulated device answers late, and a handshake that loses two of its packets takes seconds
+  // where the network loses some on purpose.
+  if (kEmulated) {
+    options.verbs.timeout = 18;
+    options.connect_timeout = std::chrono::seconds(20);
+  }
   return options;
 }
 

@@ -153,12 +153,14 @@ class VerbsFabric {
   // Rights (ibv_access_flags) of the regions that there are.
   std::vector<int> region_rights();
   size_t queue_pairs(const std::string& device);
-  size_t look_ups();       // whose callers are blocked
-  uint64_t overruns();     // of completion queues
-  uint64_t doorbells();    // calls of PostSend
-  uint64_t requests();     // work requests in them
-  uint64_t completions();  // entries of completion queues made
-  uint64_t not_ready();    // writes with immediate that met an empty receive queue
+  size_t look_ups() { return Locked(look_ups_); }          // whose callers are blocked
+  uint64_t overruns() { return Locked(overruns_); }        // of completion queues
+  uint64_t doorbells() { return Locked(doorbells_); }      // calls of PostSend
+  uint64_t requests() { return Locked(requests_); }        // work requests in them
+  uint64_t completions() { return Locked(completions_); }  // entries of completion queues made
+  uint64_t not_ready() {
+    return Locked(not_ready_);
+  }  // writes with immediate that met an empty receive queue
 
  private:
   friend class FabricIbv;
@@ -193,6 +195,11 @@ class VerbsFabric {
   const FabricPort* OwnerOf(const ibv_gid& gid) const;
   FabricPort& Port(int device, uint8_t port);
   int Find(const std::string& device) const;
+  template <typename Value>
+  Value Locked(const Value& value) {
+    std::lock_guard lock(mutex_);
+    return value;
+  }
 
   std::mutex mutex_;
   std::condition_variable wake_;

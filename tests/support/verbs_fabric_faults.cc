@@ -152,29 +152,5 @@ size_t VerbsFabric::queue_pairs(const std::string& device) {
     return static_cast<Context*>(entry.second->context)->index == Find(device);
   }));
 }
-size_t VerbsFabric::look_ups() {
-  std::lock_guard lock(mutex_);
-  return look_ups_;
-}
-uint64_t VerbsFabric::overruns() {
-  std::lock_guard lock(mutex_);
-  return overruns_;
-}
-uint64_t VerbsFabric::doorbells() {
-  std::lock_guard lock(mutex_);
-  return doorbells_;
-}
-uint64_t VerbsFabric::requests() {
-  std::lock_guard lock(mutex_);
-  return requests_;
-}
-uint64_t VerbsFabric::completions() {
-  std::lock_guard lock(mutex_);
-  return completions_;
-}
-uint64_t VerbsFabric::not_ready() {
-  std::lock_guard lock(mutex_);
-  return not_ready_;
-}
 
 }  // namespace kvxfer::testing

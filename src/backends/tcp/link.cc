@@ -21,9 +21,6 @@ constexpr uint32_t kMaxPassedOver = 4;
 // Post copies at most this much itself; the rest waits for Poll.
 constexpr size_t kInlineBytes = 64 * 1024;
 
-// From the control stream's preamble until a data stream has joined.
-constexpr Duration kJoinTimeout = std::chrono::seconds(2);
-
 std::vector<std::unique_ptr<Rail>> MakeRails(Link* link, uint32_t count) {
   std::vector<std::unique_ptr<Rail>> out;
   for (uint32_t i = 0; i < count; ++i) out.push_back(std::make_unique<Rail>(link, i));
@@ -55,7 +52,7 @@ Link::Link(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rail
       id_(id),
       authorized_(false),
       reported_(false),
-      deadline_(Now() + kJoinTimeout),
+      deadline_(Now() + backend->options().connect_timeout),  // for a data stream to join
       control_(this),
       join_by_(deadline_),
       rails_(MakeRails(this, rails)),
