@@ -225,13 +225,18 @@ bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
   const size_t count = runtime_.backends.size();
   for (size_t i = 0; i < count; ++i) {
     const size_t at = std::exchange(next_backend_, (next_backend_ + 1) % count);
-    const size_t n = runtime_.backends[at]->Poll(events_, (readable >> at & 1) != 0);
-    undone_ = std::span(events_).first(n);
-    undone_from_ = at;
+    busy |= Poll(at, events_.size(), (readable >> at & 1) != 0);
     if (!DispatchAll(leaving)) return true;
-    busy |= n > 0;
   }
   return busy;
+}
+
+// Takes up to `most` events of one backend; whether there are any.
+bool Engine::Poll(size_t backend, size_t most, bool readable) {
+  const auto room = std::span(events_).first(most);
+  undone_ = room.first(runtime_.backends[backend]->Poll(room, readable));
+  undone_from_ = backend;
+  return !undone_.empty();
 }
 
 // False: whoever drives is leaving, and what is left comes first in the next round.
@@ -250,10 +255,8 @@ void Engine::TakeCopied() {
   DispatchAll(Stays);
   const size_t n = std::min(std::exchange(runtime_.copied, 0), events_.size());
   for (size_t at = 0; at < runtime_.backends.size(); ++at) {
-    Backend& backend = *runtime_.backends[at];
-    if (backend.capabilities().arrival != Arrival::kCopied) continue;
-    undone_ = std::span(events_).first(backend.Poll(std::span(events_).first(n), false));
-    undone_from_ = at;
+    if (runtime_.backends[at]->capabilities().arrival != Arrival::kCopied) continue;
+    Poll(at, n, false);
     DispatchAll(Stays);
   }
   runtime_.finished.clear();

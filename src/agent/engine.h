@@ -120,6 +120,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   void OnDrained(uint64_t bytes);
   absl::Status Install(AgentMetadata metadata);
   bool PollAll(uint64_t readable, Time now, Leaving leaving);
+  bool Poll(size_t backend, size_t most, bool readable);
   bool DispatchAll(Leaving leaving);
   void TakeCopied();
   void PumpPeers(Time now);

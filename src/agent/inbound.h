@@ -54,6 +54,7 @@ struct InboundSession {
 
   // Of the backends that it is connected over, each once.
   absl::InlinedVector<ArrivalRoom*, 1> Rooms() const;
+  bool In(const ArrivalRoom* room) const;
 
   const SlotTable::Owner owner;
   uint64_t id = 0;

@@ -26,24 +26,24 @@ void InboundHub::OpenRooms() {
   }
 }
 
+bool InboundSession::In(const ArrivalRoom* room) const {
+  return std::ranges::find(links, room, &InboundLink::room) != links.end();
+}
+
 // Whether there is room for what `session` was granted to come in by `link`.
 bool InboundHub::Fits(const InboundSession& session, const InboundLink& link) {
-  const auto rooms = session.Rooms();
-  return std::ranges::find(rooms, link.room) != rooms.end() || link.room->Fits(session.ranges);
+  return session.In(link.room) || link.room->Fits(session.ranges);
 }
 
 void InboundHub::Join(InboundSession& session, InboundLink& link) {
-  const size_t before = session.Rooms().size();
+  if (!session.In(link.room)) link.room->Take(session.ranges);
   session.links.push_back(&link);
-  if (session.Rooms().size() != before) link.room->Take(session.ranges);
 }
 
 // A session without a connection keeps its slots, by which nothing can come; the room that it took
 // is for others. If that is gone when it comes back, it is forgotten and begins anew.
 void InboundHub::Leave(InboundSession& session, InboundLink& link) {
-  const size_t before = session.Rooms().size();
-  std::erase(session.links, &link);
-  if (session.Rooms().size() == before) return;
+  if (std::erase(session.links, &link) == 0 || session.In(link.room)) return;
   link.room->Give(session.ranges);
   GrantWaiting();
 }

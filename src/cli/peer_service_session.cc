@@ -15,7 +15,7 @@
 namespace kvxfer::cli {
 namespace {
 
-constexpr uint64_t kMaxThreads = 256;
+constexpr uint64_t kMaxDriveThreads = 256;
 constexpr uint64_t kIdBytes = 2 * sizeof(uint32_t);  // of a block
 
 // Reads whole numbers of a request, which comes from outside; the first error sticks.
@@ -166,7 +166,7 @@ absl::StatusOr<Json> PeerService::Content(Session& session, const std::string& t
 absl::StatusOr<Json> PeerService::Drive(Session& session, const Json& request) {
   if (session.drive.empty()) return absl::FailedPreconditionError("prepare with 'drive' first");
   Fields fields(request);
-  const auto threads = static_cast<uint32_t>(fields.Number("threads", 1, kMaxThreads));
+  const auto threads = static_cast<uint32_t>(fields.Number("threads", 1, kMaxDriveThreads));
   const auto blocks = static_cast<uint32_t>(fields.Number("request_blocks", 1, UINT32_MAX));
   const auto first = static_cast<uint32_t>(fields.Number("first", 0, UINT32_MAX));
   const auto remote_first = static_cast<uint32_t>(fields.Number("remote_first", 0, UINT32_MAX));

@@ -55,8 +55,9 @@ absl::StatusOr<Paths> Paths::Plan(std::span<const LocalAddress> local, const net
     for (const LocalAddress& from : local) absl::StrAppend(&why, " ", from.at.Host());
     absl::StrAppend(&why, " here,");
     for (const net::DataAddress& to : peer.data) absl::StrAppend(&why, " ", to.at.ToString());
-    for (const net::SocketAddress& to : peer.candidates) {
-      if (peer.data.empty()) absl::StrAppend(&why, " ", to.ToString());
+    if (peer.data.empty()) {
+      for (const net::SocketAddress& to : peer.candidates)
+        absl::StrAppend(&why, " ", to.ToString());
     }
     return absl::UnavailableError(why + " there; take addresses of one family, IPv4 or IPv6");
   }
