@@ -165,7 +165,6 @@ struct Event {
 // What is known of one rail beforehand.
 struct RailInfo {
   double bytes_per_second = 0;  // nominal; 0: not known
-  uint32_t distance = 0;        // between its NIC and the memory; 0: near
   std::string name{};           // a word for a person, e.g. "mlx5_0:1 → mlx5_2:1"
   Duration round_trip{};        // of the probe that opened it; 0: not known
 };
@@ -207,6 +206,12 @@ class Endpoint {
   // of use until their kRailUp.
   virtual bool rail_up(uint32_t /*rail*/) const { return true; }
   virtual RailInfo rail_info(uint32_t /*rail*/) const { return {}; }
+  // Connecting side: a byte between the two costs 1 + this as much on `rail` as over NICs that are
+  // near both. A wish, not a bar: a rail that is far is taken when near ones are loaded, or gone.
+  virtual uint32_t rail_distance(uint32_t /*rail*/, const Registration& /*local*/,
+                                 const RemoteKey& /*remote*/) const {
+    return 0;
+  }
 
   // Accepting side: makes an earlier life of `rail` quiet, which ended with the peer's kRailDown,
   // and answers kRailFenced exactly once (unless kDown comes first). Not called again before that.

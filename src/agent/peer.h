@@ -103,6 +103,13 @@ struct Outbound {
     absl::Status status{};
   };
 
+  // Of each rail, for what `local` and `remote` hold; see Endpoint::rail_distance.
+  struct Distances {
+    const Registration* local = nullptr;
+    const RemoteKey* remote = nullptr;
+    absl::InlinedVector<uint32_t, 4> of_rails{};
+  };
+
   TransferPtr record;
   uint64_t order = 0;
   Link* link = nullptr;  // carries the data; null once that is done or lost
@@ -118,6 +125,7 @@ struct Outbound {
   uint32_t ops = 0;         // accepted, not completed
   uint64_t slices = 0;
   uint32_t home = kNoRail;  // a transfer that is too small to be striped stays on one rail
+  Distances distances{};
   std::vector<Unexplained> unexplained{};
   Time first_post{};
   bool all_posted = false;
@@ -232,6 +240,7 @@ class Peer {
   Turn TakeTurn(Outbound& outbound, Time now);
   void StartSending(Outbound& outbound);
   bool Prepare(Outbound& outbound);
+  std::span<const uint32_t> DistancesFor(Outbound& outbound, std::span<const Run> runs);
   bool PostPrepared(Outbound& outbound);
   bool PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail);
   bool CloseLanes(Outbound& outbound);

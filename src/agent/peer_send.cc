@@ -228,6 +228,22 @@ bool Peer::Prepare(Outbound& outbound) {
   return true;
 }
 
+// An op's memory is where its first run is; most ops of a transfer are in one region.
+std::span<const uint32_t> Peer::DistancesFor(Outbound& outbound, std::span<const Run> runs) {
+  const Link& link = *outbound.link;
+  if (link.choice.size() < 2 || runs.empty()) return {};
+  const Run& run = runs.front();
+  Outbound::Distances& known = outbound.distances;
+  if (known.local == run.registration && known.remote == run.key) return known.of_rails;
+  known.local = run.registration;
+  known.remote = run.key;
+  known.of_rails.clear();
+  for (uint32_t rail = 0; rail < link.choice.size(); ++rail) {
+    known.of_rails.push_back(link.endpoint->rail_distance(rail, *run.registration, *run.key));
+  }
+  return known.of_rails;
+}
+
 // Offers the prepared op to the rails that are up, the best first.
 bool Peer::PostPrepared(Outbound& outbound) {
   Link& link = *outbound.link;
@@ -235,11 +251,12 @@ bool Peer::PostPrepared(Outbound& outbound) {
   if (const auto bound = outbound.book.BoundTo(outbound.slice)) {
     return link.choice.up(*bound) && PostPreparedOn(outbound, entry, *bound);
   }
+  const std::span<const uint32_t> distances = DistancesFor(outbound, entry.runs);
   uint64_t tried = 0;
   bool refused = true;  // by every rail, not for want of a slot
   while (true) {
     const bool at_home = tried == 0 && outbound.home != kNoRail && link.choice.up(outbound.home);
-    const uint32_t rail = at_home ? outbound.home : link.choice.Pick(entry.bytes, tried);
+    const uint32_t rail = at_home ? outbound.home : link.choice.Pick(entry.bytes, tried, distances);
     if (rail == kNoRail) break;
     tried |= uint64_t{1} << rail;
     if (!outbound.book.OpenLane(outbound.slice, rail, slots_, outbound.record->id)) {

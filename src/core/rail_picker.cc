@@ -15,11 +15,11 @@ RailPicker::RailPicker(std::span<const RailInfo> rails) {
   rails_.resize(std::min<size_t>(rails.size(), kMaxRails));
   for (size_t i = 0; i < rails_.size(); ++i) {
     rails_[i].speed = std::max(rails[i].bytes_per_second, 0.0);
-    rails_[i].penalty = 1.0 + rails[i].distance;
   }
 }
 
-uint32_t RailPicker::Pick(uint64_t bytes, uint64_t tried) const {
+uint32_t RailPicker::Pick(uint64_t bytes, uint64_t tried,
+                          std::span<const uint32_t> distances) const {
   uint32_t best = kNoRail;
   double best_cost = 0;
   double highest = 0;
@@ -28,7 +28,8 @@ uint32_t RailPicker::Pick(uint64_t bytes, uint64_t tried) const {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     const Rail& rail = rails_[i];
     if (!rail.up || (tried >> i & 1) != 0) continue;
-    const double cost = static_cast<double>(rail.in_flight + bytes) * rail.penalty /
+    const double factor = i < distances.size() ? 1.0 + distances[i] : 1.0;
+    const double cost = static_cast<double>(rail.in_flight + bytes) * factor /
                         (rail.speed > 0 ? rail.speed : highest);
     if (best == kNoRail || cost < best_cost) {
       best = i;

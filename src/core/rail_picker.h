@@ -38,8 +38,10 @@ class RailPicker {
   void SetUp(uint32_t rail, bool up) { rails_[rail].up = up; }
   bool up(uint32_t rail) const { return rails_[rail].up; }
 
-  // The best for `bytes` more, of those that are up and whose bit in `tried` is 0.
-  uint32_t Pick(uint64_t bytes, uint64_t tried = 0) const;
+  // The best for `bytes` more, of those that are up and whose bit in `tried` is 0. `distances`: of
+  // each rail, as Endpoint::rail_distance; those that are left out are 0.
+  uint32_t Pick(uint64_t bytes, uint64_t tried = 0,
+                std::span<const uint32_t> distances = {}) const;
 
   void OnPosted(uint32_t rail, uint64_t bytes, Time now);
   // The op is over; `measured`: its bytes went all the way.
@@ -53,7 +55,6 @@ class RailPicker {
   struct Rail {
     double speed = 0;  // bytes a second; 0: neither measured nor nominal
     bool measured = false;
-    double penalty = 1;
     uint64_t in_flight = 0;
     bool up = false;
     bool ran_empty = false;  // since the sample began

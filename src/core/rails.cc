@@ -183,21 +183,37 @@ std::vector<LeftOut> LeaveOutSharers(const Topology& topology, const PortSelecto
   return left_out;
 }
 
+std::vector<uint32_t> Penalties(const Topology& topology, const MemoryPlace& place,
+                                std::span<const size_t> ports) {
+  std::vector<DeviceDistance> distances;
+  std::map<std::string, DeviceDistance> nearest;  // by fabric
+  for (const size_t i : ports) {
+    const RdmaPort& port = topology.ports[i];
+    const DeviceDistance distance = DistanceOf(topology, topology.DeviceOf(port), place);
+    distances.push_back(Nearness(distance));
+    const auto [it, first] = nearest.emplace(port.fabric, distances.back());
+    if (!first) it->second = std::min(it->second, distances.back());
+  }
+  std::vector<uint32_t> penalties;
+  for (size_t i = 0; i < ports.size(); ++i) {
+    const DeviceDistance best = nearest[topology.ports[ports[i]].fabric];
+    const bool near = distances[i] == best;
+    penalties.push_back(near ? 0 : std::max(1u, Steps(distances[i]) - Steps(best)));
+  }
+  return penalties;
+}
+
 RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
                    const PortSelector& selector) {
   RailPlan plan;
-  std::map<std::string, DeviceDistance> nearest;  // by fabric
-  for (const size_t i : UsablePorts(topology, selector, plan.left_out)) {
-    const RdmaPort& port = topology.ports[i];
-    const DeviceDistance distance = DistanceOf(topology, topology.DeviceOf(port), place);
-    plan.rails.push_back({.port = i, .distance = distance});
-    const auto [it, first] = nearest.emplace(port.fabric, Nearness(distance));
-    if (!first) it->second = std::min(it->second, Nearness(distance));
-  }
-  for (PlannedRail& rail : plan.rails) {
-    const DeviceDistance best = nearest[topology.ports[rail.port].fabric];
-    rail.near = Nearness(rail.distance) == best;
-    rail.penalty = rail.near ? 0 : std::max(1u, Steps(rail.distance) - Steps(best));
+  const std::vector<size_t> ports = UsablePorts(topology, selector, plan.left_out);
+  const std::vector<uint32_t> penalties = Penalties(topology, place, ports);
+  for (size_t i = 0; i < ports.size(); ++i) {
+    const RdmaDevice& device = topology.DeviceOf(topology.ports[ports[i]]);
+    plan.rails.push_back({.port = ports[i],
+                          .distance = DistanceOf(topology, device, place),
+                          .near = penalties[i] == 0,
+                          .penalty = penalties[i]});
   }
   const int node = NodeOf(topology, place);
   const auto far = [&](const PlannedRail& rail) {

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,13 +20,14 @@
 
 namespace kvxfer {
 
+inline constexpr uint32_t kMaxPenalty = 2;
+
 struct PlannedRail {
   size_t port = 0;  // index into Topology::ports
   DeviceDistance distance = DeviceDistance::kUnknown;
-  // Of the nearest of its fabric: memory is registered with these first, and transfers take them
-  // while they can.
+  // Of the nearest of its fabric: transfers take these while they can.
   bool near = false;
-  // A byte costs 1 + this as much as on a near rail, which has 0. What RailInfo::distance takes.
+  // A byte costs 1 + this as much as on a near rail, which has 0; at most kMaxPenalty.
   uint32_t penalty = 0;
 };
 
@@ -51,6 +53,10 @@ struct RailPlan {
 // wire that can carry data one is a rail (LeaveOutSharers).
 RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
                    const PortSelector& selector);
+
+// PlannedRail::penalty of each of `ports`, whatever their state, for memory at `place`.
+std::vector<uint32_t> Penalties(const Topology& topology, const MemoryPlace& place,
+                                std::span<const size_t> ports);
 
 // Why `port` cannot carry data now, with the remedy. Empty: it can.
 std::string WhyUnusable(const Topology& topology, const RdmaPort& port);

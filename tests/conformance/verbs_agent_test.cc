@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -12,6 +13,9 @@
 #include <vector>
 
 #include "kvxfer/log.h"
+#include "src/core/memory_node.h"
+#include "src/core/topology.h"
+#include "tests/support/agent_rails.h"
 #include "tests/support/agents.h"
 #include "tests/support/backend_pair.h"
 #include "tests/support/blocks.h"
@@ -105,6 +109,80 @@ TEST_F(VerbsApart, ElseTcpIsTakenAndItIsSaidWhyAndWarnedOfOnce) {
   }
   SetLogSink({});
   EXPECT_EQ(warnings, 1);
+}
+
+// Two devices a side, one on the node that the memory is on and one on another.
+class VerbsDistance : public ::testing::Test {
+ protected:
+  static constexpr int kElsewhere = 1000;
+
+  // `far`: the devices on the other node. False: the kernel does not say where memory is.
+  void Use(const std::vector<std::string>& far) {
+    std::vector<std::byte> memory(4096, std::byte{1});
+    const std::optional<int> here = NodeOfMemory(memory.data(), memory.size());
+    if (!here) GTEST_SKIP() << "the kernel does not say on which node memory is (move_pages)";
+    Topology topology{.nodes = {{.id = *here}, {.id = kElsewhere}}};
+    std::vector<FabricDevice> devices;
+    for (const std::string name : {"a0", "a1", "b0", "b1"}) {
+      const auto number = static_cast<uint8_t>(devices.size() + 1);
+      devices.push_back(
+          {.name = name, .ports = {RocePort(1, number)}, .host = name.substr(0, 1)});
+      const bool is_far = std::ranges::find(far, name) != far.end();
+      topology.devices.push_back({.name = name, .numa_node = is_far ? kElsewhere : *here});
+      topology.ports.push_back({.device = topology.devices.size() - 1,
+                                .state = PortState::kActive,
+                                .link = LinkLayer::kEthernet,
+                                .fabric = "eth"});
+    }
+    fabric_.emplace(std::move(devices));
+    scope_.emplace(&*fabric_, VerbsOptions(), std::move(topology));
+    ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(OverVerbs(), shape_.memory_bytes()));
+    pair_.emplace(std::move(pair));
+    Write(1);
+    ASSERT_TRUE(Eventually(kAmple, [&] { return Up() == 2; }));
+  }
+  size_t Up() { return RailsUp(*pair_->a.agent, "b", "verbs"); }
+  // One after the other: nothing is loaded.
+  void Write(int times) {
+    const BlockSet blocks(shape_, pair_->a.memory.address(), pair_->b.memory.address());
+    for (int i = 0; i < times; ++i) {
+      ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair_->a.agent, "b", Unhurried()));
+      ASSERT_OK(transfer.Wait(kAmple));
+    }
+  }
+
+  const Shape shape_{.block_bytes = 4096, .ids = 16};
+  const uint64_t bytes_ = shape_.blocks() * shape_.block_bytes;
+  std::optional<VerbsFabric> fabric_;
+  std::optional<ScopedFabric> scope_;
+  std::optional<Pair> pair_;
+};
+
+TEST_F(VerbsDistance, NearRailsAreTakenAtEitherEnd) {
+  for (const std::vector<std::string>& far :
+       {std::vector<std::string>{"a0"}, {"a1"}, {"b0"}, {"b1"}}) {
+    SCOPED_TRACE(far[0]);
+    ASSERT_NO_FATAL_FAILURE(Use(far));
+    if (IsSkipped()) return;
+    // Rails pair the devices up as they are counted.
+    const std::string far_rail = far[0].ends_with('0') ? "a0" : "a1";
+    const std::string near_rail = far[0].ends_with('0') ? "a1" : "a0";
+    const uint64_t before = fabric_->moved(far_rail);
+    ASSERT_NO_FATAL_FAILURE(Write(20));
+    EXPECT_EQ(fabric_->moved(far_rail), before);
+    EXPECT_GE(fabric_->moved(near_rail), 20 * bytes_);
+    pair_.reset();
+  }
+}
+
+TEST_F(VerbsDistance, AFarRailIsTakenWhenTheNearOneIsGone) {
+  ASSERT_NO_FATAL_FAILURE(Use({"a1"}));
+  if (IsSkipped()) return;
+  fabric_->SetPort("a0", 1, false);
+  ASSERT_TRUE(Eventually(kAmple, [&] { return Up() == 1; }));
+  const uint64_t before = fabric_->moved("a1");
+  ASSERT_NO_FATAL_FAILURE(Write(5));
+  EXPECT_GE(fabric_->moved("a1"), before + 5 * bytes_);
 }
 
 TEST(VerbsAddress, PortsThatAreDamagedAreRefused) {

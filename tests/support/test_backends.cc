@@ -14,6 +14,7 @@ namespace {
 struct Scope {
   VerbsFabric* fabric = nullptr;
   VerbsOptions options{};
+  Topology topology{};  // of its hosts
 };
 
 Scope& Current() {
@@ -21,10 +22,10 @@ Scope& Current() {
   return scope;
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsOver(VerbsFabric& fabric,
+absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsOver(VerbsFabric& fabric, Topology topology,
                                                        const BackendContext& context) {
-  absl::StatusOr<std::unique_ptr<verbs::VerbsBackend>> made =
-      verbs::VerbsBackend::Create(context, fabric.MakeIbv(context.options.name));
+  absl::StatusOr<std::unique_ptr<verbs::VerbsBackend>> made = verbs::VerbsBackend::Create(
+      context, fabric.MakeIbv(context.options.name), std::move(topology));
   if (!made.ok()) return made.status();
   return std::unique_ptr<Backend>(*std::move(made));
 }
@@ -39,8 +40,9 @@ VerbsFabric& SharedFabric() {
   return fabric;
 }
 
-ScopedFabric::ScopedFabric(VerbsFabric* fabric, VerbsOptions options) {
-  Current() = {.fabric = fabric, .options = std::move(options)};
+ScopedFabric::ScopedFabric(VerbsFabric* fabric, VerbsOptions options, Topology topology) {
+  Current() = {
+      .fabric = fabric, .options = std::move(options), .topology = std::move(topology)};
 }
 
 ScopedFabric::~ScopedFabric() { Current() = {}; }
@@ -61,7 +63,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeTestBackend(std::string_view name,
   }
   if (scope.fabric != nullptr) options.verbs = scope.options;
   absl::StatusOr<std::unique_ptr<Backend>> made =
-      MakeVerbsOver(scope.fabric != nullptr ? *scope.fabric : SharedFabric(),
+      MakeVerbsOver(scope.fabric != nullptr ? *scope.fabric : SharedFabric(), scope.topology,
                     {.options = options, .incarnation = context.incarnation, .host = context.host});
   if (!made.ok() || !faulty) return made;
   return MakeFaultyBackend(*std::move(made), context);

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
+#include "src/core/topology.h"
 #include "tests/support/verbs_fabric.h"
 
 namespace kvxfer::testing {
@@ -21,7 +22,7 @@ VerbsFabric& SharedFabric();
 // agent has the devices that carry its name. One at a time.
 class ScopedFabric {
  public:
-  explicit ScopedFabric(VerbsFabric* fabric, VerbsOptions options = {});
+  explicit ScopedFabric(VerbsFabric* fabric, VerbsOptions options = {}, Topology topology = {});
   ~ScopedFabric();
 };
 

@@ -246,6 +246,7 @@ VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
   }
   const uint64_t part = std::min(kChunk, wqe.bytes - wqe.done);
   if (part > 0) Copy(wqe, wqe.done, part);
+  moved_[static_cast<const Context*>(qp.context)->index] += part;
   wqe.done += part;
   if (wqe.done < wqe.bytes) return Step::kMoved;
   if (tells) {

@@ -153,6 +153,8 @@ class VerbsFabric {
   // Rights (ibv_access_flags) of the regions that there are.
   std::vector<int> region_rights();
   size_t queue_pairs(const std::string& device);
+  // Bytes of requests that were posted on it.
+  uint64_t moved(const std::string& device) { return Locked(moved_[Find(device)]); }
   size_t look_ups() { return Locked(look_ups_); }          // whose callers are blocked
   uint64_t overruns() { return Locked(overruns_); }        // of completion queues
   uint64_t doorbells() { return Locked(doorbells_); }      // calls of PostSend
@@ -211,6 +213,7 @@ class VerbsFabric {
   uint32_t next_number_ = 17;
   uint32_t next_key_ = 1000;
   uint64_t overruns_ = 0, doorbells_ = 0, requests_ = 0, completions_ = 0, not_ready_ = 0;
+  std::map<int, uint64_t> moved_;  // by device
   uint64_t lose_completions_ = 0, lose_acks_ = 0;
   uint64_t fail_writes_ = 0, fail_writes_from_ = 0;
   ibv_wc_status fail_writes_with_ = IBV_WC_SUCCESS;

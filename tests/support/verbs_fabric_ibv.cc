@@ -1,5 +1,6 @@
 // The calls of the seam, as a VerbsFabric answers them.
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,17 @@
 #include "tests/support/verbs_fabric_objects.h"
 
 namespace kvxfer::testing {
+namespace {
+
+// A device pins what it registers: every page is somewhere from then on. Without an effect where
+// the kernel cannot do it (before Linux 5.14), or where no memory is.
+void Populate(void* address, size_t bytes) {
+  const auto from = reinterpret_cast<uintptr_t>(address) & ~uintptr_t{4095};
+  const uintptr_t to = reinterpret_cast<uintptr_t>(address) + bytes;
+  (void)::madvise(reinterpret_cast<void*>(from), to - from, MADV_POPULATE_WRITE);
+}
+
+}  // namespace
 
 class FabricIbv final : public verbs::Ibv {
  public:
@@ -132,6 +144,7 @@ class FabricIbv final : public verbs::Ibv {
       std::this_thread::sleep_for(time);
       lock.lock();
     }
+    Populate(address, bytes);
     auto* mr = new VerbsFabric::Mr;
     Made(mr, pd->context);
     mr->pd = pd;

@@ -199,16 +199,19 @@ TEST(RailPicker, TinyOpsDoNotMakeARailLookSlow) {
 }
 
 TEST(RailPicker, ADistantRailWaitsUntilNearOnesHaveMoreToDo) {
-  const std::vector<RailInfo> infos = {{.distance = 1}, {.distance = 0}};
-  RailPicker choice(infos);
+  RailPicker choice(std::vector<RailInfo>(2));
+  const std::vector<uint32_t> distances = {1, 0};
   choice.SetUp(0, true);
   choice.SetUp(1, true);
   std::vector<uint32_t> picked;
   for (int i = 0; i < 3; ++i) {
-    picked.push_back(choice.Pick(1000));
+    picked.push_back(choice.Pick(1000, 0, distances));
     choice.OnPosted(picked.back(), 1000, Time{});
   }
   EXPECT_EQ(picked, (std::vector<uint32_t>{1, 0, 1}));
+  // Gone is worse than far.
+  choice.SetUp(1, false);
+  EXPECT_EQ(choice.Pick(1000, 0, distances), 0u);
 }
 
 TEST(RailPicker, DownOrTriedRailsAreNotPicked) {

@@ -16,6 +16,7 @@
 namespace kvxfer {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -90,6 +91,19 @@ TEST(PlanRails, OthersFollowByDistanceAtACost) {
   // The storage ports are down.
   ASSERT_EQ(plan.left_out.size(), 4u);
   EXPECT_THAT(plan.left_out[0].why, HasSubstr("Disabled"));
+}
+
+// A port that is down may come up later.
+TEST(Penalties, CountWhateverTheStateOfThePort) {
+  Topology dgx = Fixture("dgx-h100");
+  std::vector<size_t> ports;
+  for (size_t i = 0; i < dgx.ports.size(); ++i) ports.push_back(i);
+  const std::vector<uint32_t> before = Penalties(dgx, Node(1), ports);
+  for (RdmaPort& port : dgx.ports) port.state = PortState::kDown;
+  EXPECT_EQ(Penalties(dgx, Node(1), ports), before);
+  EXPECT_THAT(before, Contains(0u));
+  EXPECT_THAT(before, Contains(1u));
+  for (const uint32_t penalty : before) EXPECT_LE(penalty, kMaxPenalty);
 }
 
 TEST(PlanRails, EachFabricHasItsNearRails) {

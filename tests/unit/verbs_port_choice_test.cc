@@ -55,7 +55,8 @@ absl::StatusOr<VerbsOptions> Choose(std::vector<std::string> devices,
   VerbsOptions options;
   options.devices = std::move(devices);
   options.fabrics = std::move(fabrics);
-  return ChoosePorts(options, Host());
+  Topology host = Host();
+  return ChoosePorts(options, &host);
 }
 
 TEST(VerbsPortChoice, OneOfEachWireWithoutAChoice) {
@@ -65,7 +66,8 @@ TEST(VerbsPortChoice, OneOfEachWireWithoutAChoice) {
   EXPECT_FALSE(IsWanted(all, "mlx5_1", 1));
   EXPECT_FALSE(IsWanted(all, "mlx5_0", 11));
   // Nothing is known of this host: whatever libibverbs has.
-  ASSERT_OK_AND_ASSIGN(const VerbsOptions any, ChoosePorts({}, {}));
+  Topology nothing;
+  ASSERT_OK_AND_ASSIGN(const VerbsOptions any, ChoosePorts({}, &nothing));
   EXPECT_THAT(any.devices, IsEmpty());
   EXPECT_TRUE(IsWanted(any, "mlx5_1", 1));
 }
@@ -79,7 +81,7 @@ TEST(VerbsPortChoice, OneOfEachWireWhicheverAreUp) {
     for (const size_t i : no_address) host.ports[i].gids.clear();
     VerbsOptions options;
     options.devices = std::move(devices);
-    return ChoosePorts(options, host)->devices;
+    return ChoosePorts(options, &host)->devices;
   };
   EXPECT_THAT(chosen({1}), ElementsAre("mlx5_0:1", "mlx5_2:1"));
   EXPECT_THAT(chosen({0}), ElementsAre("mlx5_1:1", "mlx5_2:1"));
@@ -104,7 +106,7 @@ TEST(VerbsPortChoice, VirtualFunctionsWithoutAnAddressAreOfTheirCardsWire) {
   host.ports[1].lid = 0;
   host.ports[1].fabric = FabricHintOf(host.ports[1]);
   ASSERT_NE(host.ports[0].fabric, host.ports[1].fabric);
-  EXPECT_THAT(ChoosePorts({}, host)->devices, ElementsAre("mlx5_0:1", "mlx5_2:1"));
+  EXPECT_THAT(ChoosePorts({}, &host)->devices, ElementsAre("mlx5_0:1", "mlx5_2:1"));
 }
 
 TEST(VerbsPortChoice, ByDeviceNetdevSubnetPciAddressAndFabric) {
@@ -177,7 +179,7 @@ TEST(VerbsPortChoice, DevicesThatSysfsDoesNotShowAreAsked) {
   EXPECT_EQ(fabric.live_objects(), 0u);
   VerbsOptions options;
   options.devices = {"10.77.1.7", "fabric:ib/*"};
-  ASSERT_OK_AND_ASSIGN(const VerbsOptions chosen, ChoosePorts(options, topology));
+  ASSERT_OK_AND_ASSIGN(const VerbsOptions chosen, ChoosePorts(options, &topology));
   EXPECT_THAT(chosen.devices, ElementsAre("pod0:1", "pod1:1"));
 }
 

@@ -44,6 +44,8 @@ class FaultyEndpoint : public Endpoint {
   void Fence(uint64_t transfer) override;
   bool rail_up(uint32_t rail) const override;
   RailInfo rail_info(uint32_t rail) const override;
+  uint32_t rail_distance(uint32_t rail, const Registration& local,
+                         const RemoteKey& remote) const override;
   void FenceRail(uint32_t rail) override;
   void ReopenRail(uint32_t rail) override;
   void Shutdown(absl::Status why) override;

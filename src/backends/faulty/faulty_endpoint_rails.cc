@@ -15,6 +15,11 @@ RailInfo FaultyEndpoint::rail_info(uint32_t rail) const {
   return inner_ == nullptr ? RailInfo{} : inner_->rail_info(rail);
 }
 
+uint32_t FaultyEndpoint::rail_distance(uint32_t rail, const Registration& local,
+                                       const RemoteKey& remote) const {
+  return inner_ == nullptr ? 0 : inner_->rail_distance(rail, local, remote);
+}
+
 void FaultyEndpoint::FenceRail(uint32_t rail) {
   if (phase_ != Phase::kOpen) return;
   if (!rails_.enabled()) return inner_->FenceRail(rail);

@@ -10,6 +10,7 @@
 #include "src/backends/verbs/errors.h"
 #include "src/backends/verbs/port_choice.h"
 #include "src/core/log.h"
+#include "src/core/memory_node.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::verbs {
@@ -63,7 +64,7 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
   if (!asked.empty() || !options_.verbs.fabrics.empty() || !topology.ports.empty()) {
     AddMissing(*ibv_, names, topology);
   }
-  absl::StatusOr<VerbsOptions> chosen = ChoosePorts(options_.verbs, topology);
+  absl::StatusOr<VerbsOptions> chosen = ChoosePorts(options_.verbs, &topology);
   if (!chosen.ok()) return chosen.status();
   options_.verbs = *std::move(chosen);
   absl::Status why;
@@ -98,7 +99,12 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
   }
   if (ports_.empty()) return why;
   std::vector<std::string> used;
-  for (const PortRef& ref : ports_) used.push_back(ref.port().info.name);
+  std::vector<Nearness::Port> used_of;
+  for (const PortRef& ref : ports_) {
+    used.push_back(ref.port().info.name);
+    used_of.push_back({.name = used.back(), .device = ref.device->ordinal()});
+  }
+  nearness_ = Nearness(topology, used_of);
   absl::Status named = CheckNamed(asked, options_.verbs, topology, used, why);
   if (!named.ok()) return named;
   if (!ports_.front().port().active) {
@@ -235,8 +241,12 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
     mine = *std::move(made);
     prepared = mine.get();
   }
+  // By now the devices have every page of it somewhere.
+  const std::optional<int> node =
+      nearness_.tells() ? NodeOfMemory(region.span.data, region.span.bytes) : std::nullopt;
   auto registration = std::make_unique<VerbsRegistration>(
-      this, region.rkey, std::move(*static_cast<DeviceMemory*>(prepared)), region.id);
+      this, region.rkey, std::move(*static_cast<DeviceMemory*>(prepared)), region.id,
+      nearness_.Of(node));
   registrations_.insert(registration.get());
   if (registration->why_missing().ok()) return registration;
   Log(LogLevel::kWarning, "verbs: region {} goes without some devices: {}",

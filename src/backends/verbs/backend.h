@@ -20,6 +20,7 @@
 #include "src/backends/verbs/destroy_queue.h"
 #include "src/backends/verbs/device.h"
 #include "src/backends/verbs/ibv.h"
+#include "src/backends/verbs/nearness.h"
 #include "src/backends/verbs/regions.h"
 #include "src/backends/verbs/request_pool.h"
 #include "src/backends/verbs/scratch.h"
@@ -152,6 +153,7 @@ class VerbsBackend final : public Backend,
   DestroyQueue destroyer_;
   SetupQueue setups_;
   std::vector<PortRef> ports_;
+  Nearness nearness_;
   Scratch dialled_scratch_{Access::kNone};
   Scratch accepted_scratch_{Access::kReadWrite};
   uint32_t queue_depth_ = 0;

@@ -27,6 +27,8 @@
 
 namespace kvxfer::verbs {
 
+inline constexpr size_t kMaxDevices = 64;
+
 class Device {
  public:
   // What a device reported by itself; nothing it points to may be gone meanwhile.

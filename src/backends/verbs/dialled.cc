@@ -261,9 +261,16 @@ RailInfo DialledLink::rail_info(uint32_t rail) const {
   const Pair& pair = rails_[rail]->pair();
   const uint32_t mbps = std::min(local_port(pair.local).info.mbps, remote_[pair.remote].mbps);
   return {.bytes_per_second = mbps * 1e6 / 8,
-          .distance = 0,
           .name = rails_[rail]->Path(),
           .round_trip = rails_[rail]->round_trip()};
+}
+
+uint32_t DialledLink::rail_distance(uint32_t rail, const Registration& local,
+                                    const RemoteKey& remote) const {
+  if (rail >= rails_.size() || backend_ == nullptr) return 0;
+  const Pair& pair = rails_[rail]->pair();
+  return static_cast<const VerbsRegistration&>(local).penalty(local_device(pair.local).ordinal()) +
+         static_cast<const VerbsRemoteKey&>(remote).penalty(remote_[pair.remote].device);
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegion& region,

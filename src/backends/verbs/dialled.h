@@ -38,6 +38,8 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   void Fence(uint64_t transfer) override;
   bool rail_up(uint32_t rail) const override { return rail < rails_.size() && rails_[rail]->up(); }
   RailInfo rail_info(uint32_t rail) const override;
+  uint32_t rail_distance(uint32_t rail, const Registration& local,
+                         const RemoteKey& remote) const override;
   void ReopenRail(uint32_t rail) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;

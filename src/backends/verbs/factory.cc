@@ -15,6 +15,8 @@ namespace {
 bool NeedsTopology(const Sysfs& host, const std::vector<std::string>& devices,
                    const VerbsOptions& options) {
   if (!options.devices.empty() || !options.fabrics.empty()) return true;
+  // Some are nearer to memory than others.
+  if (devices.size() > 1 && host.Exists("/sys/devices/system/node/node1")) return true;
   for (const std::string& device : devices) {
     const std::string folder = "/sys/class/infiniband/" + device + "/device/";
     if (host.Exists(folder + "physfn") || host.Exists(folder + "sfnum")) return true;

@@ -73,26 +73,26 @@ void AddMissing(Ibv& ibv, const std::vector<std::string>& names, Topology& topol
   }
 }
 
-absl::StatusOr<VerbsOptions> ChoosePorts(VerbsOptions options, Topology topology) {
-  if (topology.ports.empty()) return options;
-  if (absl::Status named = NameThem(options.fabrics, topology); !named.ok()) {
+absl::StatusOr<VerbsOptions> ChoosePorts(VerbsOptions options, Topology* topology) {
+  if (topology->ports.empty()) return options;
+  if (absl::Status named = NameThem(options.fabrics, *topology); !named.ok()) {
     return Annotate(named, kFabrics);
   }
   absl::StatusOr<PortSelector> selector = PortSelector::Parse(absl::StrJoin(options.devices, ","));
   if (!selector.ok()) return Annotate(selector.status(), kDevices);
-  absl::StatusOr<std::vector<size_t>> selected = selector->Select(topology);
+  absl::StatusOr<std::vector<size_t>> selected = selector->Select(*topology);
   if (!selected.ok()) return Annotate(selected.status(), kDevices);
-  for (const LeftOut& left : LeaveOutSharers(topology, *selector, *selected)) {
-    Log(LogLevel::kInfo, "verbs: not used: {}: {}", topology.PortName(topology.ports[left.port]),
+  for (const LeftOut& left : LeaveOutSharers(*topology, *selector, *selected)) {
+    Log(LogLevel::kInfo, "verbs: not used: {}: {}", topology->PortName(topology->ports[left.port]),
         left.why);
   }
   options.devices.clear();
   options.fabrics.clear();
   for (const size_t i : *selected) {
-    const RdmaPort& port = topology.ports[i];
-    options.devices.push_back(topology.PortName(port));
+    const RdmaPort& port = topology->ports[i];
+    options.devices.push_back(topology->PortName(port));
     if (!port.fabric_named) continue;
-    options.fabrics.push_back(absl::StrCat(port.fabric, "=", topology.PortName(port)));
+    options.fabrics.push_back(absl::StrCat(port.fabric, "=", topology->PortName(port)));
   }
   return options;
 }

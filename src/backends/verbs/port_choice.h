@@ -24,9 +24,9 @@ void AddMissing(Ibv& ibv, const std::vector<std::string>& names, Topology& topol
 // `options` with every port by its name: `devices` lists those to be used ("mlx5_0:1"), `fabrics`
 // has an entry for each that the user names a fabric for ("red=mlx5_0:1"). Of the ports of one wire
 // (a physical function and its virtual ones) one is used, whichever of them come up later
-// (LeaveOutSharers). An empty topology leaves `options` as they are. An error names the option and
-// says what ports there are.
-absl::StatusOr<VerbsOptions> ChoosePorts(VerbsOptions options, Topology topology);
+// (LeaveOutSharers). An empty topology leaves `options` as they are; another takes the user's names
+// of fabrics. An error names the option and says what ports there are.
+absl::StatusOr<VerbsOptions> ChoosePorts(VerbsOptions options, Topology* topology);
 
 // What is named in `asked`, and not by a pattern for many, has to be in use: NotFound where none of
 // the `chosen` ports that an entry names is among `used`. `why` a device is not, if that is known.

@@ -16,9 +16,12 @@
 namespace kvxfer::verbs {
 namespace {
 
-constexpr std::byte kForm{1};
+constexpr std::byte kForm{2};
 constexpr size_t kHeadBytes = 5;
 constexpr size_t kEntryBytes = 5;
+// The penalty stands above the number.
+constexpr unsigned kPenaltyShift = 6;
+static_assert(kMaxDevices == 1 << kPenaltyShift && kMaxPenalty < 4);
 // Pinning costs about 0.1 ms a MiB of small pages; a thread costs less than this takes.
 constexpr size_t kParallelBytes = 16 * 1024 * 1024;
 
@@ -89,8 +92,12 @@ absl::Status DeviceMemory::Register(const MemorySpan& span, Access access,
 }
 
 VerbsRegistration::VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory,
-                                     RegionId id)
-    : backend_(backend), rkey_(rkey), id_(id), memory_(std::move(memory)) {
+                                     RegionId id, const Penalties& penalties)
+    : backend_(backend),
+      rkey_(rkey),
+      id_(id),
+      penalties_(penalties),
+      memory_(std::move(memory)) {
   for (const DeviceMemory::Hold& hold : memory_.holds()) {
     lkeys_[hold.device->ordinal()] = hold.mr->lkey;
     rkeys_[hold.device->ordinal()] = hold.mr->rkey;
@@ -114,7 +121,8 @@ std::string VerbsRegistration::Key() const {
   net::Put32(&out[1], rkey_);
   for (size_t i = 0; i < holds.size(); ++i) {
     std::byte* const at = &out[kHeadBytes + i * kEntryBytes];
-    at[0] = static_cast<std::byte>(holds[i].device->ordinal());
+    const size_t device = holds[i].device->ordinal();
+    at[0] = static_cast<std::byte>(device | penalty(device) << kPenaltyShift);
     net::Put32(at + 1, holds[i].mr->rkey);
   }
   return {reinterpret_cast<const char*>(out.data()), out.size()};
@@ -131,8 +139,9 @@ absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> VerbsRemoteKey::Decode(const Rem
   }
   auto out = std::make_unique<VerbsRemoteKey>();
   for (size_t at = kHeadBytes; at < bytes.size(); at += kEntryBytes) {
-    const auto device = std::to_integer<size_t>(bytes[at]);
-    if (device >= kMaxDevices) return absl::InvalidArgumentError("verbs: a key of no device");
+    const auto device = std::to_integer<size_t>(bytes[at]) % kMaxDevices;
+    const auto penalty = std::to_integer<unsigned>(bytes[at]) >> kPenaltyShift;
+    out->penalties_[device] = static_cast<uint8_t>(std::min(penalty, kMaxPenalty));
     out->rkeys_[device] = net::Get32(&bytes[at + 1]);
     out->devices_ |= uint64_t{1} << device;
   }

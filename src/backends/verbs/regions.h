@@ -1,8 +1,8 @@
 // Local memory as the devices know it, and keys to memory of peers.
 //
 // A key tells the rkey of each device of its owner: one byte for the form, four for the agent's own
-// rkey, then five for each device (its number, its rkey); at most kMaxDevices. A device that
-// failed, or that does not take the region, is left out: rails over it are of no use while the
+// rkey, then five for each device (its number and, in the two upper bits, its penalty; its rkey); at
+// most kMaxDevices. A device that failed, or that does not take the region, is left out: rails over it are of no use while the
 // region is there.
 //
 // Lifetime: a registration may outlive its backend, and is then of no use.
@@ -23,10 +23,9 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/verbs/device.h"
+#include "src/backends/verbs/nearness.h"
 
 namespace kvxfer::verbs {
-
-inline constexpr size_t kMaxDevices = 64;
 
 class VerbsBackend;
 
@@ -60,11 +59,13 @@ class DeviceMemory final : public Prepared {
 
 class VerbsRegistration final : public Registration {
  public:
-  VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory, RegionId id = {});
+  VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory, RegionId id = {},
+                    const Penalties& penalties = {});
   ~VerbsRegistration() override;
 
   std::string Key() const override;
   uint32_t lkey(size_t device) const { return lkeys_[device]; }
+  uint32_t penalty(size_t device) const { return penalties_[device]; }
   bool has(size_t device) const { return (devices_ >> device & 1) != 0; }
   const absl::Status& why_missing() const { return memory_.why_missing(); }
   RegionId id() const { return id_; }
@@ -77,6 +78,7 @@ class VerbsRegistration final : public Registration {
   VerbsBackend* backend_;
   const uint32_t rkey_;
   const RegionId id_;
+  const Penalties penalties_;
   DeviceMemory memory_;
   uint64_t devices_ = 0;
   std::array<uint32_t, kMaxDevices> lkeys_{};
@@ -99,10 +101,12 @@ class VerbsRemoteKey final : public RemoteKey {
   static absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> Decode(const RemoteRegion& region,
                                                                 std::string_view key);
   uint32_t rkey(size_t device) const { return rkeys_[device]; }
+  uint32_t penalty(size_t device) const { return device < kMaxDevices ? penalties_[device] : 0; }
   bool has(size_t device) const { return device < kMaxDevices && (devices_ >> device & 1) != 0; }
 
  private:
   std::array<uint32_t, kMaxDevices> rkeys_{};
+  Penalties penalties_{};
   uint64_t devices_ = 0;
   Holder* holder_ = nullptr;
 };

@@ -1,0 +1,46 @@
+// How far each device is from memory of this host.
+//
+// Thread-safety: plain values.
+
+#ifndef KVXFER_BACKENDS_VERBS_NEARNESS_H_
+#define KVXFER_BACKENDS_VERBS_NEARNESS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "src/backends/verbs/device.h"
+#include "src/core/topology.h"
+
+namespace kvxfer::verbs {
+
+// PlannedRail::penalty, by the ordinal of the device.
+using Penalties = std::array<uint8_t, kMaxDevices>;
+
+class Nearness {
+ public:
+  // Of a port that is used.
+  struct Port {
+    std::string name{};  // "mlx5_0:1"
+    size_t device = 0;   // its ordinal
+  };
+
+  // Without nodes to tell apart: no device is nearer than another.
+  Nearness() = default;
+  Nearness(const Topology& topology, std::span<const Port> ports);
+
+  // For memory on `node`; empty: not known.
+  Penalties Of(std::optional<int> node) const;
+  bool tells() const { return !by_node_.empty(); }
+
+ private:
+  std::map<int, Penalties> by_node_;
+};
+
+}  // namespace kvxfer::verbs
+
+#endif  // KVXFER_BACKENDS_VERBS_NEARNESS_H_
