@@ -24,10 +24,7 @@ void Dialler::Dial() {
   deadline_ = Now() + timeout_;
   absl::StatusOr<Fd> fd = StartConnect(address());
   absl::Status status = fd.status();
-  if (fd.ok()) {
-    SetUserTimeout(fd->get(), kUserTimeoutMs);
-    status = control_->Attach(*std::move(fd));
-  }
+  if (fd.ok()) status = control_->Attach(*std::move(fd));
   if (!status.ok()) TryNext(status);
 }
 
@@ -82,6 +79,9 @@ void Dialler::ReceiveWelcome() {
         absl::StrCat("the peer speaks version ", welcome->version, " of the tcp streams, we ",
                      kStreamVersion, "; use the same kvxfer version on both sides")));
   }
+  // Not before: until there is an answer `timeout_` is the limit, and the kernel repeats what is
+  // lost of a handshake after seconds.
+  SetUserTimeout(control_->fd(), kUserTimeoutMs);
   state_ = State::kJoined;
   link_ = welcome->link;
 }

@@ -28,7 +28,9 @@ void Answer(const Fd& fd, const Welcome& welcome);
 
 class Listener final : public Watcher {
  public:
-  static constexpr Duration kPreambleTimeout = std::chrono::seconds(2);
+  // Beyond what the kernel waits (3 s) before it repeats what is lost right after a handshake that
+  // was.
+  static constexpr Duration kPreambleTimeout = std::chrono::seconds(5);
   static constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
   static constexpr size_t kMaxInbound = 512;
 

@@ -37,9 +37,11 @@ TEST_P(BackendConformance, SixteenPeersOfOneBackend) {
   auto& accepted = pair_->target().links;
   const auto none_down = [&] {
     for (const TestLink* link : links) EXPECT_FALSE(link->down) << link->why;
+    for (const auto& link : accepted) EXPECT_FALSE(link->down) << link->why;
     return !HasFailure();
   };
   ASSERT_TRUE(until([&] { return !none_down() || accepted.size() == kPeers + 1; }));
+  ASSERT_FALSE(HasFailure());
   for (size_t i = 1; i <= kPeers; ++i) {
     accepted[i]->endpoint->Authorize();
     ASSERT_TRUE(until([&] { return accepted[i]->Send("hello"); }));

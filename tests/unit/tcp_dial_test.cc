@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "src/net/listener.h"
 #include "src/net/socket.h"
 #include "tests/unit/tcp_test_util.h"
 
@@ -111,6 +112,64 @@ TEST_F(TcpDial, WhereNobodyElseJoinsTheRestartIsTheCause) {
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !a->down.empty(); }));
   EXPECT_EQ(a->down[0].second.code(), absl::StatusCode::kFailedPrecondition) << a->down[0].second;
   EXPECT_NE(a->down[0].second.ToString().find("restarted"), std::string::npos);
+}
+
+// Joins every stream that comes but for the last, and says that the link is whole, and a message
+// behind it, at once.
+class HalfJoiner {
+ public:
+  explicit HalfJoiner(uint32_t streams) : streams_(streams), listener_(*net::Listen(AnyLoopback())) {}
+  std::string address() const { return net::LocalAddress(listener_.get()).ToString(); }
+
+  void Turn() {
+    Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (fd.valid()) waiting_.push_back(std::move(fd));
+    std::array<std::byte, net::kPreambleBytes> preamble;
+    for (Fd& waiting : waiting_) {
+      if (::recv(waiting.get(), preamble.data(), preamble.size(), MSG_DONTWAIT) <= 0) continue;
+      if (joined_.size() == streams_) continue;
+      net::Answer(waiting, {.verdict = net::Verdict::kJoin, .link = {1}});
+      joined_.push_back(std::move(waiting));
+      if (joined_.size() == streams_) SayReadyAndHello();
+    }
+    std::erase_if(waiting_, [](const Fd& gone) { return !gone.valid(); });
+  }
+
+ private:
+  void SayReadyAndHello() {
+    const std::string_view hello = "hello";
+    std::array<std::byte, 2 * net::kControlHeadBytes + 5> bytes{};
+    const std::span all(bytes);
+    net::Encode(net::ControlHead{.bytes = 0, .kind = net::ControlKind::kReady},
+                all.first<net::kControlHeadBytes>());
+    net::Encode(net::ControlHead{.bytes = 5, .kind = net::ControlKind::kMessage},
+                all.subspan<net::kControlHeadBytes, net::kControlHeadBytes>());
+    std::ranges::copy(std::as_bytes(std::span(hello)), all.last(hello.size()).begin());
+    EXPECT_EQ(::send(joined_.front().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+
+  const uint32_t streams_;  // with the control stream
+  const Fd listener_;
+  std::vector<Fd> waiting_;
+  std::vector<Fd> joined_;
+};
+
+// As where the network has lost a packet of the one stream, and of the control stream's the one
+// that brought `ready`: it comes again together with what was said after it.
+TEST_F(TcpDial, WhatComesRightBehindReadyWaitsUntilTheLinkIsUp) {
+  Node node(Streams(2));
+  HalfJoiner peer(2);
+  auto link =
+      node.backend->Connect(Candidates(Incarnation::Random(), {peer.address()}), ThisHost());
+  ASSERT_TRUE(link.ok()) << link.status();
+  EXPECT_TRUE(Drive({&node}, [&] {
+    peer.Turn();
+    return !node.messages.empty() || !node.down.empty();
+  }));
+  ASSERT_TRUE(node.down.empty()) << node.down[0].second;
+  EXPECT_EQ(node.connected, 1);
+  EXPECT_EQ(node.messages, (std::vector<std::string>{"hello"}));
 }
 
 int Option(int fd, int level, int name) {

@@ -59,6 +59,8 @@ Link::Control Link::ReceiveControl(bool look) {
       if (OnControlFrame(**frame) == Control::kDown) return Control::kDown;
       control_.Pop(**frame);
       ++frames;
+      // It was `ready`; what comes behind it waits until the link is up.
+      if (joining()) return Control::kMessages;
       continue;
     }
     if (message_poll_ == backend_->poll_number()) return Control::kMessages;
