@@ -102,8 +102,9 @@ struct AgentOptions {
   // Each at most a year.
   Duration heartbeat = std::chrono::milliseconds(500);  // between pings on a connection in use
   Duration suspect_after = std::chrono::seconds(2);     // of silence: peer event kSuspect
-  Duration connect_timeout = std::chrono::seconds(2);   // one attempt to connect
-  Duration cancel_grace = std::chrono::seconds(1);      // Cancel waits so long for quiet
+  // One attempt to connect; and a peer that connects has as long, but at least 2 s.
+  Duration connect_timeout = std::chrono::seconds(2);
+  Duration cancel_grace = std::chrono::seconds(1);  // Cancel waits so long for quiet
 
   // Bounds of what this agent keeps for one peer.
   uint32_t max_notifications = 4096;                   // undrained notifications of one peer

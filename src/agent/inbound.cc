@@ -9,6 +9,7 @@
 namespace kvxfer {
 namespace {
 
+// At least: the initiator's first words may need the time that a connection does.
 constexpr Duration kHelloWithin = std::chrono::seconds(2);
 // An initiator pings at least every 5 s; one that is silent for so long is disconnected.
 constexpr Duration kSilence = std::chrono::seconds(30);
@@ -203,9 +204,14 @@ void InboundHub::SweepBeyondBound() {
   if (unlinked > kMaxUnlinked) Sweep(oldest->initiator);
 }
 
+Duration InboundHub::HelloWithin() const {
+  return std::max<Duration>(kHelloWithin, runtime_->options.connect_timeout);
+}
+
 void InboundHub::OnTimer(Time now) {
+  const Duration hello_within = HelloWithin();
   for (auto& [key, link] : links_) {
-    if (link->session == nullptr && now - link->heard >= kHelloWithin) {
+    if (link->session == nullptr && now - link->heard >= hello_within) {
       CloseLink(*link, absl::DeadlineExceededError("no hello came"));
     } else if (link->session != nullptr && now - link->heard >= kSilence) {
       CloseLink(*link, absl::UnavailableError("the initiator is silent"));
@@ -219,10 +225,11 @@ void InboundHub::OnTimer(Time now) {
 }
 
 Time InboundHub::NextTimer() const {
+  const Duration hello_within = HelloWithin();
   Time next = Time::max();
   for (const auto& [key, link] : links_) {
     if (link->closing) continue;
-    next = std::min(next, link->heard + (link->session == nullptr ? kHelloWithin : kSilence));
+    next = std::min(next, link->heard + (link->session == nullptr ? hello_within : kSilence));
   }
   for (const auto& [initiator, session] : sessions_) {
     if (session->links.empty()) next = std::min(next, session->unlinked + kSweepAfter);

@@ -145,6 +145,7 @@ class InboundHub {
   void Flush(InboundSession& session);
   void Fail(InboundSession& session, const absl::Status& why);
   void CloseLink(InboundLink& link, const absl::Status& why);
+  Duration HelloWithin() const;
   void Sweep(Incarnation initiator);
   void SweepBeyondBound();
   void Answered(Question& question, SlotTable::Owner owner);

@@ -58,6 +58,10 @@ void Peer::OnRailUp(Link& link, uint32_t rail) {
                                                       " is up, which it was not asked to build")));
   }
   link.SetLife(rail, RailLife::State::kUp);
+  // It may lie between other ports now.
+  for (auto& [id, outbound] : active_) {
+    if (outbound.link == &link) outbound.distances.local = nullptr;
+  }
   Log(LogLevel::kInfo, "peer {}: rail {} of {} is up", metadata_.name, rail,
       runtime_->backends[link.backend]->name());
 }

@@ -40,8 +40,7 @@ class RailPicker {
 
   // The best for `bytes` more, of those that are up and whose bit in `tried` is 0. `distances`: of
   // each rail, as Endpoint::rail_distance; those that are left out are 0.
-  uint32_t Pick(uint64_t bytes, uint64_t tried = 0,
-                std::span<const uint32_t> distances = {}) const;
+  uint32_t Pick(uint64_t bytes, uint64_t tried = 0, std::span<const uint32_t> distances = {}) const;
 
   void OnPosted(uint32_t rail, uint64_t bytes, Time now);
   // The op is over; `measured`: its bytes went all the way.

@@ -145,7 +145,8 @@ TEST_P(AgentEnd, DeadlineIsKept) {
     EXPECT_EQ(held.Poll(), TransferState::kDeadlineExceeded);
     EXPECT_TRUE(Fails(held.status(), absl::StatusCode::kDeadlineExceeded, {"b"}));
     EXPECT_GE(took, deadline);
-    EXPECT_LE(took, deadline + Bound(deadline / 10) + machine.so_far()) << Milliseconds(took) << " ms";
+    EXPECT_LE(took, deadline + Bound(deadline / 10) + machine.so_far())
+        << Milliseconds(took) << " ms";
     EXPECT_EQ(held.delivery(), Delivery::kNotDelivered);
     EXPECT_FALSE(held.quarantined()) << "nothing of it was ever sent";
   }

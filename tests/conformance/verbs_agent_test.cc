@@ -125,8 +125,7 @@ class VerbsDistance : public ::testing::Test {
     std::vector<FabricDevice> devices;
     for (const std::string name : {"a0", "a1", "b0", "b1"}) {
       const auto number = static_cast<uint8_t>(devices.size() + 1);
-      devices.push_back(
-          {.name = name, .ports = {RocePort(1, number)}, .host = name.substr(0, 1)});
+      devices.push_back({.name = name, .ports = {RocePort(1, number)}, .host = name.substr(0, 1)});
       const bool is_far = std::ranges::find(far, name) != far.end();
       topology.devices.push_back({.name = name, .numa_node = is_far ? kElsewhere : *here});
       topology.ports.push_back({.device = topology.devices.size() - 1,
@@ -146,7 +145,8 @@ class VerbsDistance : public ::testing::Test {
   void Write(int times) {
     const BlockSet blocks(shape_, pair_->a.memory.address(), pair_->b.memory.address());
     for (int i = 0; i < times; ++i) {
-      ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair_->a.agent, "b", Unhurried()));
+      ASSERT_OK_AND_ASSIGN(const Transfer transfer,
+                           blocks.Write(*pair_->a.agent, "b", Unhurried()));
       ASSERT_OK(transfer.Wait(kAmple));
     }
   }

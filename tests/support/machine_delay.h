@@ -1,6 +1,7 @@
-// How long the machine kept this process from running: what a bound of time is stretched by where
-// it is a promise of ours and no promise of the machine's. On a quiet machine that is next to
-// nothing.
+// How long threads of this process waited for a processor, whoever had it: what a bound of time is
+// stretched by where it is a promise of ours and no promise of the machine's. On a machine that has
+// a processor for each of them that is next to nothing; a thread of ours that took one for too long
+// shows there, not under load.
 #ifndef KVXFER_TESTS_SUPPORT_MACHINE_DELAY_H_
 #define KVXFER_TESTS_SUPPORT_MACHINE_DELAY_H_
 

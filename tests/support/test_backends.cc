@@ -41,8 +41,7 @@ VerbsFabric& SharedFabric() {
 }
 
 ScopedFabric::ScopedFabric(VerbsFabric* fabric, VerbsOptions options, Topology topology) {
-  Current() = {
-      .fabric = fabric, .options = std::move(options), .topology = std::move(topology)};
+  Current() = {.fabric = fabric, .options = std::move(options), .topology = std::move(topology)};
 }
 
 ScopedFabric::~ScopedFabric() { Current() = {}; }

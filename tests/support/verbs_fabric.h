@@ -154,7 +154,7 @@ class VerbsFabric {
   std::vector<int> region_rights();
   size_t queue_pairs(const std::string& device);
   // Bytes of requests that were posted on it.
-  uint64_t moved(const std::string& device) { return Locked(moved_[Find(device)]); }
+  uint64_t moved(const std::string& device);
   size_t look_ups() { return Locked(look_ups_); }          // whose callers are blocked
   uint64_t overruns() { return Locked(overruns_); }        // of completion queues
   uint64_t doorbells() { return Locked(doorbells_); }      // calls of PostSend

@@ -153,4 +153,9 @@ size_t VerbsFabric::queue_pairs(const std::string& device) {
   }));
 }
 
+uint64_t VerbsFabric::moved(const std::string& device) {
+  std::lock_guard lock(mutex_);
+  return moved_[Find(device)];
+}
+
 }  // namespace kvxfer::testing

@@ -114,23 +114,31 @@ TEST_F(TcpDial, WhereNobodyElseJoinsTheRestartIsTheCause) {
   EXPECT_NE(a->down[0].second.ToString().find("restarted"), std::string::npos);
 }
 
-// Joins every stream that comes but for the last, and says that the link is whole, and a message
-// behind it, at once.
+// Joins the control stream and the data stream that comes first, and says that the link is whole,
+// and a message behind it, at once. The others wait.
 class HalfJoiner {
  public:
-  explicit HalfJoiner(uint32_t streams) : streams_(streams), listener_(*net::Listen(AnyLoopback())) {}
+  HalfJoiner() : listener_(*net::Listen(AnyLoopback())) {}
   std::string address() const { return net::LocalAddress(listener_.get()).ToString(); }
+  bool said() const { return joined_.size() >= 2; }
+  // That data stream ends.
+  void Drop() { joined_.back().Reset(); }
+  void JoinTheOthersToo() { streams_ = SIZE_MAX; }
 
   void Turn() {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (fd.valid()) waiting_.push_back(std::move(fd));
     std::array<std::byte, net::kPreambleBytes> preamble;
     for (Fd& waiting : waiting_) {
-      if (::recv(waiting.get(), preamble.data(), preamble.size(), MSG_DONTWAIT) <= 0) continue;
-      if (joined_.size() == streams_) continue;
+      // Left there for as long as nobody is to join.
+      const int flags = joined_.size() >= streams_ ? MSG_PEEK : 0;
+      const ssize_t got =
+          ::recv(waiting.get(), preamble.data(), preamble.size(), flags | MSG_DONTWAIT);
+      if (got <= 0) continue;
+      if (joined_.size() >= streams_) break;
       net::Answer(waiting, {.verdict = net::Verdict::kJoin, .link = {1}});
       joined_.push_back(std::move(waiting));
-      if (joined_.size() == streams_) SayReadyAndHello();
+      if (joined_.size() == 2) SayReadyAndHello();
     }
     std::erase_if(waiting_, [](const Fd& gone) { return !gone.valid(); });
   }
@@ -149,7 +157,7 @@ class HalfJoiner {
               static_cast<ssize_t>(bytes.size()));
   }
 
-  const uint32_t streams_;  // with the control stream
+  size_t streams_ = 2;  // with the control stream
   const Fd listener_;
   std::vector<Fd> waiting_;
   std::vector<Fd> joined_;
@@ -159,7 +167,7 @@ class HalfJoiner {
 // that brought `ready`: it comes again together with what was said after it.
 TEST_F(TcpDial, WhatComesRightBehindReadyWaitsUntilTheLinkIsUp) {
   Node node(Streams(2));
-  HalfJoiner peer(2);
+  HalfJoiner peer;
   auto link =
       node.backend->Connect(Candidates(Incarnation::Random(), {peer.address()}), ThisHost());
   ASSERT_TRUE(link.ok()) << link.status();
@@ -170,6 +178,29 @@ TEST_F(TcpDial, WhatComesRightBehindReadyWaitsUntilTheLinkIsUp) {
   ASSERT_TRUE(node.down.empty()) << node.down[0].second;
   EXPECT_EQ(node.connected, 1);
   EXPECT_EQ(node.messages, (std::vector<std::string>{"hello"}));
+}
+
+// One that came up first and is gone again does not take those with it that are still on their way.
+TEST_F(TcpDial, ALateStreamHasAllOfConnectTimeout) {
+  AgentOptions options = Streams(2);
+  options.connect_timeout = std::chrono::seconds(10);
+  Node node(options);
+  HalfJoiner peer;
+  auto link =
+      node.backend->Connect(Candidates(Incarnation::Random(), {peer.address()}), ThisHost());
+  ASSERT_TRUE(link.ok()) << link.status();
+  const auto turn = [&] {
+    peer.Turn();
+    return !node.down.empty();
+  };
+  ASSERT_TRUE(Drive({&node}, [&] { return turn() || peer.said(); }));
+  // It has heard of it, and waits a little for the other.
+  EXPECT_FALSE(Drive({&node}, turn, std::chrono::milliseconds(50)));
+  peer.Drop();
+  EXPECT_FALSE(Drive({&node}, turn, std::chrono::milliseconds(500)));
+  peer.JoinTheOthersToo();
+  EXPECT_TRUE(Drive({&node}, [&] { return turn() || node.connected == 1; }));
+  ASSERT_TRUE(node.down.empty()) << node.down[0].second;
 }
 
 int Option(int fd, int level, int name) {

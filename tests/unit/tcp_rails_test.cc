@@ -294,6 +294,22 @@ TEST_F(TcpRails, AllRailsDownTheLinkLivesAndMessagesPass) {
 
 // Expect a rail that comes up and carries nothing to be tried less and less often, and one that
 // carries again as soon as any.
+// Also where each life gets less than would prove it.
+TEST_F(TcpRails, WhereSmallOpsAreNotHeardEitherAPathIsTriedLessOften) {
+  Up(kOpBytes, Streams(1));
+  PassOnlySmall(ListenAddress().port(), 1000);
+  Break();
+  Duration pause = Pause();
+  EXPECT_LT(pause, seconds(1));
+  const std::vector<OpRun> runs{RunAt(0, 0, 4096)};
+  for (uint64_t id = 1; id <= 3; ++id) {
+    ASSERT_TRUE(PostAll({{.id = id, .transfer = id, .runs = runs}}));
+    ASSERT_TRUE(Both([&] { return a->rails_down.size() == id + 1; }));
+    pause = Pause();
+  }
+  EXPECT_GE(pause, seconds(1));
+}
+
 TEST_F(TcpRails, APathThatTakesOnlySmallPacketsIsTriedLessOften) {
   Up(2 * kOpBytes, Streams(1));
   ASSERT_NO_FATAL_FAILURE(Write(0));

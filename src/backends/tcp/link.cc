@@ -18,6 +18,9 @@ constexpr size_t kSendTurnBytes = 4 * 1024 * 1024;
 constexpr size_t kReceiveTurnBytes = 2 * 1024 * 1024;
 // So many Polls in a row may leave the data streams alone because messages came in.
 constexpr uint32_t kMaxPassedOver = 4;
+// From the control stream's preamble until a data stream has joined: as long as an attempt to
+// connect has, but the peer's patience may be longer than ours.
+constexpr Duration kJoinTimeout = std::chrono::seconds(2);
 // Post copies at most this much itself; the rest waits for Poll.
 constexpr size_t kInlineBytes = 64 * 1024;
 
@@ -52,7 +55,7 @@ Link::Link(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rail
       id_(id),
       authorized_(false),
       reported_(false),
-      deadline_(Now() + backend->options().connect_timeout),  // for a data stream to join
+      deadline_(Now() + std::max<Duration>(backend->options().connect_timeout, kJoinTimeout)),
       control_(this),
       join_by_(deadline_),
       rails_(MakeRails(this, rails)),

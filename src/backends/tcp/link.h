@@ -115,6 +115,7 @@ class Link final : public Endpoint, public net::StreamOwner {
     bool settled = false;            // it was up, or every pair was tried
     uint32_t failures = 0;           // attempts in a row
     uint32_t in_vain = 0;            // lives in a row that carried nothing of what they were given
+    bool unheard = false;            // the last one ended with too little to count among those
     absl::Status why{};              // it is not up
     Time began{};                    // the attempt at hand
     Duration took{};                 // to connect, when that went well last; 0: it never did
@@ -184,7 +185,8 @@ class Link final : public Endpoint, public net::StreamOwner {
   std::optional<net::Dialler> dialler_;  // connecting side
   std::optional<Paths> paths_;           // connecting side
   std::vector<RailDial> dials_;          // connecting side, of each rail
-  std::optional<Time> join_by_;          // while joining
+  std::optional<Time> join_by_;          // while joining: then it is seen what there is
+  Time give_up_{};                       // and then it is enough
   bool ready_ = false;                   // connecting side: the target has reported the link
   std::optional<Time> look_at_;          // at the acknowledgements
   std::vector<std::unique_ptr<Rail>> rails_;

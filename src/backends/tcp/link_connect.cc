@@ -30,6 +30,7 @@ void Link::FollowDialler() {
   id_ = dialler_->link();
   state_ = State::kJoining;
   join_by_ = deadline_;
+  give_up_ = *deadline_;
   for (uint32_t i = 0; i < rails() && !down(); ++i) StartRail(i);
 }
 
@@ -96,6 +97,11 @@ void Link::OnJoinDeadline() {
   if (side_ == Side::kAccepting) return Down(absl::DeadlineExceededError("never joined"), false);
   TryGoUp(/*late=*/true);
   if (!joining()) return;
+  // Those that were up in time for `kJoinGrace` are not any more; others may yet be.
+  if (Now() < give_up_) {
+    join_by_ = give_up_;
+    return;
+  }
   Fail(absl::UnavailableError(
            absl::StrCat("no connection within ",
                         backend_->options().connect_timeout / std::chrono::milliseconds(1), " ms")),

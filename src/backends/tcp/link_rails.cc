@@ -199,8 +199,11 @@ void Link::RailFailed(uint32_t rail, const absl::Status& status) {
   RailDial& dial = dials_[rail];
   // That it came up proves nothing: a path may let small packets through alone.
   const Rail::Outcome outcome = rails_[rail]->outcome();
+  const bool unheard = outcome == Rail::Outcome::kUnheard;
+  // One may have been cut before anything of it came through.
+  const bool again = std::exchange(dial.unheard, unheard) && unheard;
   if (outcome == Rail::Outcome::kCarried) dial.in_vain = 0;
-  if (outcome == Rail::Outcome::kInVain) ++dial.in_vain;
+  if (outcome == Rail::Outcome::kInVain || again) ++dial.in_vain;
   rails_[rail]->Close(why);
   dial.why = why;
   EmitRail(EventKind::kRailDown, rail, why);

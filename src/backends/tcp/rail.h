@@ -66,8 +66,9 @@ class Rail final : public net::Stream {
   // What was sent has gone unacknowledged for too long, though the peer has room for it.
   bool Stalled(Time now);
   // What came of the ops of this life: as much as a packet of full size came through, or not even
-  // that of two and more; less proves nothing. While it is attached().
-  enum class Outcome : uint8_t { kUnknown, kInVain, kCarried };
+  // that of two and more, or nothing at all of less; anything else proves nothing. While it is
+  // attached().
+  enum class Outcome : uint8_t { kUnknown, kUnheard, kInVain, kCarried };
   Outcome outcome() const;
 
   // --- sending (rail_send.cc) ---

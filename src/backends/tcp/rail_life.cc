@@ -116,7 +116,11 @@ Rail::Outcome Rail::outcome() const {
       progress.received >= kWelcomeBytes + progress.segment) {
     return Outcome::kCarried;
   }
-  return given_ >= 2 * progress.segment ? Outcome::kInVain : Outcome::kUnknown;
+  if (given_ >= 2 * progress.segment) return Outcome::kInVain;
+  // The kernel counts a SYN like a byte.
+  const bool nothing =
+      progress.acknowledged <= kPreambleBytes + 1 && progress.received <= kWelcomeBytes + 1;
+  return given_ > 0 && nothing ? Outcome::kUnheard : Outcome::kUnknown;
 }
 
 }  // namespace kvxfer::tcp

@@ -1,5 +1,6 @@
 #include "src/backends/verbs/factory.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,7 +17,10 @@ bool NeedsTopology(const Sysfs& host, const std::vector<std::string>& devices,
                    const VerbsOptions& options) {
   if (!options.devices.empty() || !options.fabrics.empty()) return true;
   // Some are nearer to memory than others.
-  if (devices.size() > 1 && host.Exists("/sys/devices/system/node/node1")) return true;
+  const std::vector<std::string> system = host.List("/sys/devices/system/node");
+  const auto nodes = std::ranges::count_if(
+      system, [](const std::string& name) { return name.starts_with("node") && name != "node"; });
+  if (devices.size() > 1 && nodes > 1) return true;
   for (const std::string& device : devices) {
     const std::string folder = "/sys/class/infiniband/" + device + "/device/";
     if (host.Exists(folder + "physfn") || host.Exists(folder + "sfnum")) return true;

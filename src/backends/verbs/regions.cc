@@ -16,6 +16,8 @@
 namespace kvxfer::verbs {
 namespace {
 
+// Without penalties, and with.
+constexpr std::byte kPlainForm{1};
 constexpr std::byte kForm{2};
 constexpr size_t kHeadBytes = 5;
 constexpr size_t kEntryBytes = 5;
@@ -93,11 +95,7 @@ absl::Status DeviceMemory::Register(const MemorySpan& span, Access access,
 
 VerbsRegistration::VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory,
                                      RegionId id, const Penalties& penalties)
-    : backend_(backend),
-      rkey_(rkey),
-      id_(id),
-      penalties_(penalties),
-      memory_(std::move(memory)) {
+    : backend_(backend), rkey_(rkey), id_(id), penalties_(penalties), memory_(std::move(memory)) {
   for (const DeviceMemory::Hold& hold : memory_.holds()) {
     lkeys_[hold.device->ordinal()] = hold.mr->lkey;
     rkeys_[hold.device->ordinal()] = hold.mr->rkey;
@@ -117,7 +115,10 @@ void VerbsRegistration::Close() {
 std::string VerbsRegistration::Key() const {
   const std::span<const DeviceMemory::Hold> holds = memory_.holds();
   std::vector<std::byte> out(kHeadBytes + holds.size() * kEntryBytes);
-  out[0] = kForm;
+  const bool plain = std::ranges::all_of(holds, [this](const DeviceMemory::Hold& hold) {
+    return penalty(hold.device->ordinal()) == 0;
+  });
+  out[0] = plain ? kPlainForm : kForm;
   net::Put32(&out[1], rkey_);
   for (size_t i = 0; i < holds.size(); ++i) {
     std::byte* const at = &out[kHeadBytes + i * kEntryBytes];
@@ -131,8 +132,14 @@ std::string VerbsRegistration::Key() const {
 absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> VerbsRemoteKey::Decode(const RemoteRegion& region,
                                                                        std::string_view key) {
   const auto bytes = std::as_bytes(std::span(key));
-  if (bytes.size() < kHeadBytes || bytes[0] != kForm ||
-      (bytes.size() - kHeadBytes) % kEntryBytes != 0 || net::Get32(&bytes[1]) != region.rkey) {
+  if (!bytes.empty() && bytes[0] != kPlainForm && bytes[0] != kForm) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("verbs: the key of region ", static_cast<uint32_t>(region.id), " has form ",
+                     std::to_integer<int>(bytes[0]),
+                     ", which is not known here; use the same kvxfer version on both sides"));
+  }
+  if (bytes.size() < kHeadBytes || (bytes.size() - kHeadBytes) % kEntryBytes != 0 ||
+      net::Get32(&bytes[1]) != region.rkey) {
     return absl::InvalidArgumentError(absl::StrCat(
         "verbs: the key of region ", static_cast<uint32_t>(region.id),
         " in the peer's metadata is damaged, or of another registration; take the metadata again"));

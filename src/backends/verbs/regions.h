@@ -1,9 +1,9 @@
 // Local memory as the devices know it, and keys to memory of peers.
 //
 // A key tells the rkey of each device of its owner: one byte for the form, four for the agent's own
-// rkey, then five for each device (its number and, in the two upper bits, its penalty; its rkey); at
-// most kMaxDevices. A device that failed, or that does not take the region, is left out: rails over it are of no use while the
-// region is there.
+// rkey, then five for each device (its number and, in the two upper bits of form 2, its penalty;
+// its rkey); at most kMaxDevices. A device that failed, or that does not take the region, is left
+// out: rails over it are of no use while the region is there.
 //
 // Lifetime: a registration may outlive its backend, and is then of no use.
 // Thread-safety: none but DeviceMemory's; used by the backend's owner.
