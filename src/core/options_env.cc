@@ -66,7 +66,7 @@ void ReadText(const char* variable, std::string& out) {
 
 absl::Status ReadNumber32(const char* variable, int64_t low, int64_t high, uint32_t& out) {
   int64_t number = out;
-  const absl::Status status = ReadNumber(variable, low, high, number);
+  absl::Status status = ReadNumber(variable, low, high, number);
   out = static_cast<uint32_t>(number);
   return status;
 }

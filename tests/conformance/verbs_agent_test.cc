@@ -65,8 +65,8 @@ TEST(VerbsAgent, TransfersGoOnWhileMemoryIsRegistered) {
 // The initiator has an Ethernet port, the target an InfiniBand one, and tcp reaches it.
 class VerbsApart : public ::testing::Test {
  protected:
-  static AgentOptions Options(std::string name) {
-    AgentOptions options = OptionsFor(OverVerbs(), std::move(name));
+  static AgentOptions Options(const std::string& name) {
+    AgentOptions options = OptionsFor(OverVerbs(), name);
     options.backends = {"verbs", "tcp"};
     return options;
   }
