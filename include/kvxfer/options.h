@@ -72,7 +72,9 @@ struct AgentOptions {
 
   // Backends to use, best first, each once; "faulty:<backend>" decorates. Each must be usable here.
   // Empty: those of {"loopback", "shm", "verbs", "tcp"} that are; Agent::Explain says why another
-  // one is not.
+  // one is not. "^<backend>": as empty, but without this one; not beside names without "^".
+  // A transfer takes the first that reaches the peer, unless a later one was seen clearly faster
+  // in the last minute (src/core/path_choice.h), or TransferOptions::backend names one.
   std::vector<std::string> backends{};
   // AddPeer fails unless the peer is reached over one of these; empty: any.
   std::vector<std::string> require_backends{};

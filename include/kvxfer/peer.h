@@ -48,10 +48,14 @@ struct RailExplanation {
 struct PathExplanation {
   std::string backend{};
   bool usable = false;
-  bool chosen = false;     // carries transfers that do not name a backend
+  // Carries large transfers that do not name a backend; `why` says where small ones go elsewhere.
+  bool chosen = false;
   bool connected = false;  // a connection is up now
   uint32_t rails = 0;
   std::vector<RailExplanation> each_rail{};  // while connected
+  // As seen in the last minute, of transfers that kept the path busy and of small ones; 0: not.
+  double bytes_per_second = 0;
+  Duration latency{};
   std::string why{};  // why not usable, or what the path is, e.g. "mapped memfd and cross-memory"
 };
 

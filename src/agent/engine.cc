@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/core/backend_list.h"
 #include "src/core/host_identity.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
@@ -22,20 +23,7 @@ constexpr Duration kAnswersWithin = std::chrono::microseconds(50);
 constexpr uint32_t kLateAcks = 2;
 constexpr uint32_t kEagerAcks = 64;
 
-const std::vector<std::string>& DefaultBackends() {
-  static const std::vector<std::string> names{"loopback", "shm", "verbs", "tcp"};
-  return names;
-}
-
-// Peers find a backend's address and keys by its name.
-absl::Status CheckBackendNames(const std::vector<std::string>& names) {
-  for (auto it = names.begin(); it != names.end(); ++it) {
-    if (std::find(names.begin(), it, *it) == it) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("backend ", *it, " is named twice in backends; name it once"));
-  }
-  return absl::OkStatus();
-}
+constexpr std::string_view kDefaultBackends[] = {"loopback", "shm", "verbs", "tcp"};
 
 absl::Status CheckAgentOptions(const AgentOptions& options) {
   if (options.name.empty() || options.name.size() > kMaxNameBytes) {
@@ -74,7 +62,7 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         "max_notifications must be positive, max_active_transfers 1 to 16384, "
         "max_notification_bytes at least 64 KiB");
   }
-  return CheckBackendNames(options.backends);
+  return ListBackends(options.backends, kDefaultBackends).status();
 }
 
 // What a backend answers where it cannot work, as opposed to one that was set up wrongly.
@@ -112,8 +100,9 @@ absl::Status Engine::Init() {
 absl::Status Engine::MakeBackends() {
   const AgentOptions& options = runtime_.options;
   const BackendContext context{options, runtime_.incarnation, runtime_.host};
-  const bool chosen = !options.backends.empty();
-  for (const std::string& name : chosen ? options.backends : DefaultBackends()) {
+  auto list = ListBackends(options.backends, kDefaultBackends);
+  if (!list.ok()) return list.status();
+  for (const std::string& name : list->names) {
     auto backend = make_backend_(name, context);
     if (backend.ok()) {
       runtime_.backends.push_back(*std::move(backend));
@@ -121,7 +110,7 @@ absl::Status Engine::MakeBackends() {
     }
     const absl::Status& why = backend.status();
     // By default an agent takes what there is. What was asked for by name is not left out.
-    if (chosen || !NotUsableHere(why)) {
+    if (list->strict || !NotUsableHere(why)) {
       return Annotate(why, absl::StrCat("backend ", name));
     }
     unusable_.push_back({.backend = name, .why = std::string(why.message())});

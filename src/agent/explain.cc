@@ -1,6 +1,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "kvxfer/peer.h"
 
 namespace kvxfer {
@@ -20,6 +21,15 @@ void AppendRail(std::string& out, size_t index, const RailExplanation& rail) {
                   rail.why, "\n");
 }
 
+void AppendSeen(std::string& out, const PathExplanation& path) {
+  if (path.bytes_per_second > 0) {
+    absl::StrAppend(&out, ", ", absl::StrFormat("%.2f GB/s", path.bytes_per_second / 1e9));
+  }
+  if (path.latency > Duration::zero()) {
+    absl::StrAppend(&out, ", ", path.latency / std::chrono::microseconds(1), " µs");
+  }
+}
+
 }  // namespace
 
 std::string Explanation::ToString() const {
@@ -32,6 +42,7 @@ std::string Explanation::ToString() const {
                                        : "not usable";
     absl::StrAppend(&out, "  ", path.backend, ": ", state);
     if (path.rails > 0) absl::StrAppend(&out, ", ", path.rails, " rails");
+    AppendSeen(out, path);
     absl::StrAppend(&out, ": ", path.why, "\n");
     for (size_t i = 0; i < path.each_rail.size(); ++i) AppendRail(out, i, path.each_rail[i]);
   }

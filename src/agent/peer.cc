@@ -203,39 +203,6 @@ absl::Status Peer::DeadlineStatus(const internal::TransferRecord& record,
                                                   " ms: ", ToAbsl(stage)));
 }
 
-Explanation Peer::Explain() const {
-  Explanation out{.peer = metadata_.name,
-                  .incarnation = metadata_.incarnation,
-                  .host = metadata_.host.hostname};
-  bool chosen = false;
-  for (const Path& path : paths_) {
-    PathExplanation one{.backend = std::string(runtime_->backends[path.backend]->name())};
-    one.connected = path.link != nullptr && path.link->state == Link::State::kUp;
-    one.usable = path.reachable.ok() && (one.connected || path.last_error.ok());
-    if (one.connected) {
-      one.rails = path.link->endpoint->rails();
-      one.why = path.link->endpoint->Describe();
-      one.each_rail = ExplainRails(*path.link);
-    } else if (!path.reachable.ok()) {
-      one.why = ToStd(path.reachable.message());
-    } else {
-      one.why = path.last_error.ok() ? "not connected yet: connects with the first transfer"
-                                     : ToStd(path.last_error.message());
-    }
-    one.chosen = !chosen && one.usable;
-    chosen |= one.chosen;
-    out.paths.push_back(std::move(one));
-  }
-  for (const auto& backend : runtime_->backends) {
-    const bool known = std::ranges::any_of(
-        paths_, [&](const Path& path) { return runtime_->backends[path.backend] == backend; });
-    if (known) continue;
-    out.paths.push_back(
-        {.backend = std::string(backend->name()), .why = "the peer does not offer this backend"});
-  }
-  return out;
-}
-
 absl::Status Peer::CheckReachable(const std::vector<std::string>& backends) const {
   std::string why;
   auto code = absl::StatusCode::kFailedPrecondition;

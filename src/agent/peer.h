@@ -8,7 +8,7 @@
 // Thread-safety: none; owned by the engine. Split by event: peer_links.cc (connecting,
 // keeping alive, loss), peer_session.cc (hello, refusal, reset), peer_send.cc (from queue to OPEN),
 // peer_rails.cc (rails that fail and come back), peer_control.cc (what the target says),
-// peer_end.cc (completions, aborts, ends, quiet).
+// peer_end.cc (completions, aborts, ends, quiet), peer_explain.cc (what is told of the paths).
 
 #ifndef KVXFER_AGENT_PEER_H_
 #define KVXFER_AGENT_PEER_H_
@@ -30,6 +30,7 @@
 #include "src/agent/transfer_record.h"
 #include "src/core/id_set.h"
 #include "src/core/metadata.h"
+#include "src/core/path_choice.h"
 #include "src/core/rail_picker.h"
 #include "src/core/reliable_channel.h"
 #include "src/core/send_book.h"
@@ -69,13 +70,18 @@ class Link : public EndpointUser {
  public:
   enum class State : uint8_t { kConnecting, kHello, kUp, kClosing };
 
-  Link(Peer* link_peer, size_t backend_index, std::unique_ptr<Endpoint> link_endpoint)
-      : peer(link_peer), backend(backend_index), endpoint(std::move(link_endpoint)) {}
+  Link(Peer* link_peer, size_t backend_index, PathMeasure* path_measure,
+       std::unique_ptr<Endpoint> link_endpoint)
+      : peer(link_peer),
+        backend(backend_index),
+        seen(path_measure),
+        endpoint(std::move(link_endpoint)) {}
   void OnEvent(Event& event) override;
   void SetLife(uint32_t rail, RailLife::State to);
 
   Peer* const peer;
   const size_t backend;
+  PathMeasure* const seen;  // outlives the link
   State state = State::kConnecting;
   bool was_up = false;
   std::unique_ptr<Endpoint> endpoint;
@@ -128,6 +134,7 @@ struct Outbound {
   Distances distances{};
   std::vector<Unexplained> unexplained{};
   Time first_post{};
+  bool alone = false;  // small, and nothing was on its way when it began
   bool all_posted = false;
   bool opened = false;
   bool arrived = false;
@@ -199,13 +206,15 @@ class Peer {
     Time failed_at{};           // an attempt failed
     Time retry_at{};
     uint32_t failures = 0;  // in a row
+    PathMeasure seen{};
     std::unique_ptr<Link> link{};
   };
 
   // peer_links.cc
   size_t links() const;
   Link* UpLink();
-  absl::StatusOr<Link*> LinkFor(const std::string& backend, Time posted, Time now);
+  absl::StatusOr<Link*> LinkFor(const std::string& backend, uint64_t bytes, Time posted, Time now);
+  PathOrder Preferred(uint64_t bytes, Time now) const;
   absl::Status Dial(Path& path, Time now);
   absl::Status Unreachable(const std::string& backend) const;
   void OnDown(Link& link, const absl::Status& why);
@@ -216,6 +225,10 @@ class Peer {
   void FinishClosing(Time now);
   void KeepAlive(Time now);
   void Heartbeat(Link& link, Time now);
+
+  // peer_explain.cc
+  PathExplanation ExplainPath(const Path& path, Time now) const;
+  void ExplainChoice(Explanation& out, Time now) const;
 
   // peer_session.cc
   void OnConnected(Link& link);

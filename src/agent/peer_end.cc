@@ -12,7 +12,9 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   Outbound& outbound = *entry->owner;
   RailLife& life = link.lives[entry->rail];
   --life.ops;
-  link.choice.OnCompleted(entry->rail, entry->bytes, runtime_->now, status.ok() && !entry->sole);
+  const bool measured = status.ok() && !entry->sole;
+  link.choice.OnCompleted(entry->rail, entry->bytes, runtime_->now, measured);
+  link.seen->OnCompleted(entry->bytes, runtime_->now, measured);
   const bool failed = !status.ok() && !outbound.ending && !outbound.arrived;
   const bool fatal = failed && !AwaitRailDown(outbound, *entry, status);
   runtime_->ops.Release(op);
@@ -54,6 +56,10 @@ void Peer::Advance(Outbound& outbound) {
     PushAmend(outbound);
   }
   if (outbound.ops > 0 || (outbound.opened && !outbound.arrived)) return;
+  if (outbound.alone && outbound.link != nullptr) {
+    const Time now = Now();
+    outbound.link->seen->OnSmallDone(now - outbound.first_post, now);
+  }
   Publish(outbound, TransferState::kDone, absl::OkStatus(),
           notifies ? Delivery::kDelivered : Delivery::kNone, false);
   Erase(outbound);

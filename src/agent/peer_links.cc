@@ -71,18 +71,29 @@ Link* Peer::UpLink() {
   return nullptr;
 }
 
-// The link for a transfer posted at `posted` that asks for `backend` (empty: any); null while one
-// is being made; or why there is none.
-absl::StatusOr<Link*> Peer::LinkFor(const std::string& backend, Time posted, Time now) {
+// The indices of paths_, best first for a transfer of `bytes`.
+PathOrder Peer::Preferred(uint64_t bytes, Time now) const {
+  absl::InlinedVector<PathFigures, 8> figures;
+  for (const Path& path : paths_) figures.push_back(path.seen.At(now));
+  return OrderPaths(figures, bytes);
+}
+
+// The link for a transfer of `bytes` posted at `posted` that asks for `backend` (empty: any); null
+// while one is being made; or why there is none.
+absl::StatusOr<Link*> Peer::LinkFor(const std::string& backend, uint64_t bytes, Time posted,
+                                    Time now) {
+  const PathOrder order = Preferred(bytes, now);
   Link* other = nullptr;
-  for (Path& path : paths_) {
+  for (const uint8_t index : order) {
+    Path& path = paths_[index];
     const bool asked = backend.empty() || runtime_->backends[path.backend]->name() == backend;
     if (asked && other == nullptr && path.link && path.link->state == Link::State::kUp) {
       other = path.link.get();
     }
   }
   bool wait = false;
-  for (Path& path : paths_) {
+  for (const uint8_t index : order) {
+    Path& path = paths_[index];
     if (!backend.empty() && runtime_->backends[path.backend]->name() != backend) continue;
     if (path.link) {
       if (path.link->state == Link::State::kUp) return path.link.get();
@@ -137,7 +148,7 @@ absl::Status Peer::Dial(Path& path, Time now) {
   }
   // The target may have forgotten a session that was idle, and would refuse to go on with it.
   if (links() == 0 && SessionIsIdle()) NewSession();
-  path.link = std::make_unique<Link>(this, path.backend, *std::move(endpoint));
+  path.link = std::make_unique<Link>(this, path.backend, &path.seen, *std::move(endpoint));
   path.link->give_up = now + kMaxAddresses * runtime_->options.connect_timeout;
   runtime_->users[path.link->endpoint.get()] = path.link.get();
   return absl::OkStatus();
@@ -202,7 +213,7 @@ void Peer::KeepAlive(Time now) {
   }
   if (active_.empty() && quarantined_.empty()) return;
   // Transfers that wait for word only are failed by the first attempt that fails after the loss.
-  auto link = LinkFor("", unlinked_, now);
+  auto link = LinkFor("", 0, unlinked_, now);
   if (link.ok()) return;
   std::vector<Outbound*> hopeless;
   for (auto& [id, outbound] : active_) {

@@ -19,7 +19,7 @@ void Peer::Admit(Time now) {
   waits_key_ = false;
   while (!queue_.empty() && active_.size() < runtime_->options.max_active_transfers) {
     TransferPtr record = queue_.front();
-    auto link = LinkFor(record->options.backend, record->posted, now);
+    auto link = LinkFor(record->options.backend, record->blocks.total_bytes(), record->posted, now);
     if (link.ok() && *link == nullptr) return;
     if (link.ok() && !HasCredit(record->options)) return;
     absl::Status status = link.ok() ? Begin(record, *link) : link.status();
@@ -287,7 +287,12 @@ bool Peer::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t ra
   entry.sole = op.sole;
   if (!PostOn(outbound, op)) return false;
   inline_data_ |= op.sole;
+  if (outbound.slices == 0) {
+    outbound.alone =
+        link.seen->idle() && outbound.record->blocks.total_bytes() <= PathMeasure::kSmallTransfer;
+  }
   link.choice.OnPosted(rail, entry.bytes, runtime_->now);
+  link.seen->OnPosted(entry.bytes, runtime_->now);
   if (!book.counted() && link.choice.in_flight(rail) <= kInlineCopyBytes &&
       runtime_->backends[link.backend]->capabilities().arrival == Arrival::kCopied) {
     ++runtime_->copied;

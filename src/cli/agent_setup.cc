@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvxfer/log.h"
@@ -52,7 +53,9 @@ absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
   options->name = UniqueName(setup.role);
   if (!setup.backends.empty()) {
     options->backends = absl::StrSplit(setup.backends, ',', absl::SkipEmpty());
-    options->require_backends = options->backends;
+    // "^shm" asks for nothing.
+    const bool leaves_out = absl::StartsWith(setup.backends, "^");
+    if (!leaves_out) options->require_backends = options->backends;
   }
   if (absl::Status status = SetAddresses(setup, *options); !status.ok()) return status;
   // Enough to tear apart what relies on an order, not so much that a run takes long.

@@ -118,6 +118,8 @@ Json ToJson(const Explanation& explanation) {
                      {"chosen", path.chosen},
                      {"connected", path.connected},
                      {"rails", path.rails},
+                     {"bytes_per_second", path.bytes_per_second},
+                     {"latency_ns", path.latency.count()},
                      {"each_rail", std::move(rails)},
                      {"why", path.why}});
   }

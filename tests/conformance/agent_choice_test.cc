@@ -1,0 +1,85 @@
+// Which backend carries a transfer that names none: the first of the list that reaches the peer,
+// unless another one was seen clearly faster; and what Explain says of it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "tests/support/agents.h"
+#include "tests/support/blocks.h"
+#include "tests/support/scale.h"
+#include "tests/support/status_macros.h"
+
+namespace kvxfer::testing {
+namespace {
+
+constexpr Shape kSmall{.block_bytes = 512, .ids = 4};
+
+struct Two {
+  Node a;
+  Node b;
+};
+
+absl::StatusOr<Two> TwoAgents(AgentOptions options) {
+  options.name = "a";
+  auto a = Node::Create(options, MemoryType::kMapped, kSmall.memory_bytes());
+  if (!a.ok()) return a.status();
+  options.name = "b";
+  auto b = Node::Create(options, MemoryType::kMapped, kSmall.memory_bytes());
+  if (!b.ok()) return b.status();
+  if (auto text = Introduce(*a->agent, *b->agent); !text.ok()) return text.status();
+  return Two{.a = *std::move(a), .b = *std::move(b)};
+}
+
+// The backend that carried a small transfer; "" where it failed.
+std::string Carried(Two& two, const std::string& backend = "") {
+  const BlockSet blocks(kSmall, two.a.memory.address(), two.b.memory.address());
+  TransferOptions options = Unhurried();
+  options.backend = backend;
+  const absl::StatusOr<Transfer> transfer = blocks.Write(*two.a.agent, "b", options);
+  const absl::Status status = transfer.ok() ? transfer->Wait(kAmple) : transfer.status();
+  EXPECT_OK(status);
+  return status.ok() ? transfer->stats().path : "";
+}
+
+TEST(AgentChoice, WhatWasSeenFasterPassesTheOrderOfTheList) {
+  AgentOptions options;
+  options.backends = {"faulty:shm", "tcp"};
+  options.faults.slow_rail = 0;
+  options.faults.slow_rail_delay = std::chrono::milliseconds(300);
+  ASSERT_OK_AND_ASSIGN(Two two, TwoAgents(options));
+  EXPECT_EQ(Carried(two), "faulty:shm");
+  EXPECT_EQ(Carried(two), "faulty:shm");
+  // The other has never been seen, so nothing says that it is better.
+  EXPECT_EQ(Carried(two), "faulty:shm");
+  // Not within a third of 300 ms only where a machine is beyond use.
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(Carried(two, "tcp"), "tcp");
+  EXPECT_EQ(Carried(two), "tcp");
+
+  ASSERT_OK_AND_ASSIGN(const Explanation why, two.a.agent->Explain("b"));
+  ASSERT_EQ(why.paths.size(), 2u);
+  EXPECT_GE(why.paths[0].latency, std::chrono::milliseconds(300));
+  EXPECT_GT(why.paths[1].latency, Duration::zero());
+  EXPECT_TRUE(why.paths[1].chosen);
+  EXPECT_FALSE(why.paths[0].chosen);
+  EXPECT_TRUE(absl::StrContains(why.paths[1].why, "taken before faulty:shm")) << why.ToString();
+  // Named, it is taken all the same.
+  EXPECT_EQ(Carried(two, "faulty:shm"), "faulty:shm");
+}
+
+TEST(AgentChoice, CaretLeavesOut) {
+  AgentOptions options;
+  options.backends = {"^loopback", "^shm", "^verbs"};
+  ASSERT_OK_AND_ASSIGN(Two two, TwoAgents(options));
+  EXPECT_EQ(Carried(two), "tcp");
+  ASSERT_OK_AND_ASSIGN(const Explanation why, two.a.agent->Explain("b"));
+  EXPECT_TRUE(std::ranges::none_of(why.paths, [](const PathExplanation& path) {
+    return path.backend == "loopback" || path.backend == "shm" || path.backend == "verbs";
+  })) << why.ToString();
+}
+
+}  // namespace
+}  // namespace kvxfer::testing
