@@ -3,6 +3,7 @@
 #define KVXFER_CORE_CLOCK_H_
 
 #include <chrono>
+#include <optional>
 
 #include "kvxfer/types.h"
 
@@ -11,6 +12,11 @@ namespace kvxfer {
 using Time = std::chrono::time_point<std::chrono::steady_clock, Duration>;
 
 inline Time Now() { return std::chrono::steady_clock::now(); }
+
+// The earlier of two deadlines, where either may be none.
+inline std::optional<Time> Earlier(std::optional<Time> a, std::optional<Time> b) {
+  return !a || (b && *b < *a) ? b : a;
+}
 
 }  // namespace kvxfer
 

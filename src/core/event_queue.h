@@ -1,4 +1,5 @@
-// What a backend's next Poll reports, oldest first, with the bytes of its messages.
+// What a backend's next Poll reports, oldest first, with the bytes of its messages; and how its
+// events are made.
 //
 // Thread-safety: none; used by the backend's owner.
 
@@ -6,13 +7,33 @@
 #define KVXFER_CORE_EVENT_QUEUE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
+#include <memory>
 #include <span>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "kvxfer/backend.h"
 
 namespace kvxfer {
+
+inline Event MakeEvent(EventKind kind, Endpoint* endpoint, uint64_t id = 0,
+                       absl::Status status = {}, uint32_t rail = 0) {
+  Event event;
+  event.kind = kind;
+  event.endpoint = endpoint;
+  event.id = id;
+  event.rail = rail;
+  event.status = std::move(status);
+  return event;
+}
+
+inline Event MakeAccepted(std::unique_ptr<Endpoint> accepted) {
+  Event event = MakeEvent(EventKind::kAccepted, accepted.get());
+  event.accepted = std::move(accepted);
+  return event;
+}
 
 // `Bytes`: how a message is kept; a contiguous container.
 template <typename Bytes>
@@ -21,6 +42,13 @@ class EventQueue {
   // `message`: of a kMessage.
   void Push(Event event, Bytes message = {}) {
     waiting_.push_back({std::move(event), std::move(message)});
+  }
+  void Say(EventKind kind, Endpoint* endpoint, uint64_t id = 0, absl::Status status = {},
+           uint32_t rail = 0) {
+    Push(MakeEvent(kind, endpoint, id, std::move(status), rail));
+  }
+  void SayMessage(Endpoint* endpoint, Bytes message) {
+    Push(MakeEvent(EventKind::kMessage, endpoint), std::move(message));
   }
 
   // Fills `out` from the front and returns how many. Messages stay valid until the next Take.

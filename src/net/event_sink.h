@@ -6,11 +6,14 @@
 #ifndef KVXFER_NET_EVENT_SINK_H_
 #define KVXFER_NET_EVENT_SINK_H_
 
+#include <cstdint>
 #include <deque>
 #include <span>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "kvxfer/backend.h"
+#include "src/core/event_queue.h"
 
 namespace kvxfer::net {
 
@@ -41,6 +44,10 @@ class EventSink {
     } else {
       out_[count_++] = std::move(event);
     }
+  }
+  void Say(EventKind kind, Endpoint* endpoint, uint64_t id = 0, absl::Status status = {},
+           uint32_t rail = 0) {
+    Emit(MakeEvent(kind, endpoint, id, std::move(status), rail));
   }
 
   // Forgets what waits for an endpoint that is being destroyed.

@@ -121,11 +121,8 @@ bool Listener::ReadPreamble(Inbound& inbound) {
 }
 
 std::optional<Time> Listener::deadline() const {
-  std::optional<Time> first = paused_until_;
-  if (!inbound_.empty() && (!first || inbound_.front().deadline < *first)) {
-    first = inbound_.front().deadline;
-  }
-  return first;
+  if (inbound_.empty()) return paused_until_;
+  return Earlier(paused_until_, inbound_.front().deadline);
 }
 
 void Listener::OnDeadline(Time now) {

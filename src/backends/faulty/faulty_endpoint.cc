@@ -238,11 +238,7 @@ void FaultyEndpoint::OnInnerDown(const absl::Status& why) {
   phase_ = Phase::kDown;
   FailHeldOps(why);
   FlushIncoming();
-  Pending pending;
-  pending.event.kind = EventKind::kDown;
-  pending.event.endpoint = this;
-  pending.event.status = why;
-  backend_->Report(std::move(pending));
+  backend_->Report({.event = MakeEvent(EventKind::kDown, this, 0, why), .message = {}});
 }
 
 // Of the ops that the inner endpoint has not seen.
@@ -261,13 +257,8 @@ void FaultyEndpoint::FailHeldOps(const absl::Status& why) {
 }
 
 Pending FaultyEndpoint::Completion(const Op& op, absl::Status status) {
-  Pending pending;
-  pending.event.kind = EventKind::kCompletion;
-  pending.event.endpoint = this;
-  pending.event.id = op.id;
-  pending.event.rail = op.rail;
-  pending.event.status = std::move(status);
-  return pending;
+  return {.event = MakeEvent(EventKind::kCompletion, this, op.id, std::move(status), op.rail),
+          .message = {}};
 }
 
 }  // namespace kvxfer::faulty

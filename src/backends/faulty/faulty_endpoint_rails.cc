@@ -43,9 +43,7 @@ void FaultyEndpoint::OnInnerRail(Event event) {
   // What is held here of the rail ends before it: its ops never reached the rail.
   if (event.kind == EventKind::kRailDown) FailRail(event.rail);
   FlushIncoming();
-  Pending pending;
-  pending.event = std::move(event);
-  backend_->Report(std::move(pending));
+  backend_->Report({.event = std::move(event), .message = {}});
 }
 
 void FaultyEndpoint::OnInnerFenced(Event event) {
@@ -76,19 +74,14 @@ void FaultyEndpoint::ProgressRails(Time now) {
     // Its completions may be held here.
     FlushIncoming();
     inner_->Fence(rails_.NextMarker(*rail));
-    Pending pending;
-    pending.event.kind = EventKind::kRailDown;
-    pending.event.endpoint = this;
-    pending.event.rail = *rail;
-    pending.event.status = absl::UnavailableError(absl::StrCat("injected failure of rail ", *rail));
-    backend_->Report(std::move(pending));
+    backend_->Report(
+        {.event = MakeEvent(
+             EventKind::kRailDown, this, 0,
+             absl::UnavailableError(absl::StrCat("injected failure of rail ", *rail)), *rail),
+         .message = {}});
   }
   while (const auto rail = rails_.TakeUp(now)) {
-    Pending pending;
-    pending.event.kind = EventKind::kRailUp;
-    pending.event.endpoint = this;
-    pending.event.rail = *rail;
-    backend_->Report(std::move(pending));
+    backend_->Report({.event = MakeEvent(EventKind::kRailUp, this, 0, {}, *rail), .message = {}});
   }
 }
 

@@ -63,9 +63,7 @@ void LoopbackEndpoint::Fence(uint64_t transfer) {
       return true;
     });
   }
-  Event event = MakeEvent(EventKind::kFenced, this);
-  event.id = transfer;
-  backend_->Report(std::move(event));
+  backend_->Report(MakeEvent(EventKind::kFenced, this, transfer));
 }
 
 void LoopbackEndpoint::Shutdown(absl::Status why) {
@@ -126,11 +124,7 @@ uint64_t LoopbackEndpoint::AdvanceRail(Rail& rail, uint64_t budget) {
 }
 
 void LoopbackEndpoint::Complete(const Op& op, absl::Status status) {
-  Event event = MakeEvent(EventKind::kCompletion, this);
-  event.id = op.id;
-  event.rail = op.rail;
-  event.status = std::move(status);
-  backend_->Report(std::move(event));
+  backend_->Report(MakeEvent(EventKind::kCompletion, this, op.id, std::move(status), op.rail));
 }
 
 }  // namespace kvxfer::loopback

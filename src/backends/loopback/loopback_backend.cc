@@ -152,9 +152,7 @@ void LoopbackBackend::OnMail(Mail& mail) {
 void LoopbackBackend::Accept(const std::shared_ptr<Link>& link) {
   auto endpoint = std::make_unique<LoopbackEndpoint>(this, link, Side::kTarget);
   endpoints_.push_back(endpoint.get());
-  Event event = MakeEvent(EventKind::kAccepted, endpoint.get());
-  event.accepted = std::move(endpoint);
-  Report(std::move(event));
+  Report(MakeAccepted(std::move(endpoint)));
 }
 
 // Round robin: one large op does not keep the others waiting.

@@ -18,13 +18,6 @@ namespace kvxfer::loopback {
 
 inline constexpr size_t kMaxMessageBytes = 256 * 1024;
 
-inline Event MakeEvent(EventKind kind, Endpoint* endpoint) {
-  Event event;
-  event.kind = kind;
-  event.endpoint = endpoint;
-  return event;
-}
-
 class LoopbackBackend : public Backend {
  public:
   // `rails`: of each connection made here.

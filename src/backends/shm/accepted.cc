@@ -61,12 +61,8 @@ absl::Status AcceptedEndpoint::OnDial(const DialBody& dial) {
   promoted_ = true;
   auto self = std::find_if(hub_->embryos.begin(), hub_->embryos.end(),
                            [this](const auto& embryo) { return embryo.get() == this; });
-  Event event;
-  event.kind = EventKind::kAccepted;
-  event.endpoint = this;
-  event.accepted = std::move(*self);
+  hub_->events.Push(MakeAccepted(std::move(*self)));
   hub_->embryos.erase(self);
-  hub_->events.Push(std::move(event));
   return absl::OkStatus();
 }
 
@@ -98,13 +94,9 @@ void AcceptedEndpoint::SendForget(uint64_t id) {
 size_t AcceptedEndpoint::Post(std::span<const Op> ops) {
   if (down_) return 0;
   for (const Op& op : ops) {
-    Event event;
-    event.kind = EventKind::kCompletion;
-    event.endpoint = this;
-    event.id = op.id;
-    event.rail = op.rail;
-    event.status = absl::FailedPreconditionError("shm: only the side that connected may post");
-    hub_->events.Push(std::move(event));
+    hub_->events.Say(EventKind::kCompletion, this, op.id,
+                     absl::FailedPreconditionError("shm: only the side that connected may post"),
+                     op.rail);
   }
   return ops.size();
 }
@@ -112,11 +104,7 @@ size_t AcceptedEndpoint::Post(std::span<const Op> ops) {
 void AcceptedEndpoint::Fence(uint64_t transfer) {
   if (down_) return;
   // The dialler was fenced first and copies by its own CPU: nothing is on the way.
-  Event event;
-  event.kind = EventKind::kFenced;
-  event.endpoint = this;
-  event.id = transfer;
-  hub_->events.Push(std::move(event));
+  hub_->events.Say(EventKind::kFenced, this, transfer);
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedEndpoint::Import(const RemoteRegion&,

@@ -248,13 +248,7 @@ absl::Status Copier::CheckPeer() const {
 // The fence comes before the event: what it says is done must be visible to whoever hears of it.
 void Copier::Complete(const Op& op, absl::Status status) {
   StreamFence();
-  Event event;
-  event.kind = EventKind::kCompletion;
-  event.endpoint = endpoint_;
-  event.id = op.id;
-  event.rail = op.rail;
-  event.status = std::move(status);
-  events_->Push(std::move(event));
+  events_->Say(EventKind::kCompletion, endpoint_, op.id, std::move(status), op.rail);
 }
 
 void Copier::Drop(uint64_t transfer, const absl::Status& why) {

@@ -9,13 +9,14 @@
 #include <cstdint>
 #include <deque>
 #include <span>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/shm/attach_crew.h"
-#include "src/backends/shm/event_queue.h"
 #include "src/backends/shm/process.h"
+#include "src/core/event_queue.h"
 
 namespace kvxfer::shm {
 
@@ -27,7 +28,7 @@ class Copier {
  public:
   // All pointers outlive the copier. Completions of `endpoint` go to `events`; `crew` is
   // shared by all copiers of a backend.
-  Copier(Endpoint* endpoint, EventQueue* events, AttachCrew* crew)
+  Copier(Endpoint* endpoint, EventQueue<std::string>* events, AttachCrew* crew)
       : endpoint_(endpoint), events_(events), crew_(crew) {}
 
   // Must come before the first op. `socket`: the connection's, borrowed.
@@ -75,7 +76,7 @@ class Copier {
   void Complete(const Op& op, absl::Status status);
 
   Endpoint* const endpoint_;
-  EventQueue* const events_;
+  EventQueue<std::string>* const events_;
   AttachCrew* const crew_;
   const PeerProcess* peer_ = nullptr;
   int socket_ = -1;

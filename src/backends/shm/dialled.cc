@@ -96,10 +96,7 @@ std::unique_ptr<DialledEndpoint> DialledEndpoint::Dial(Hub* hub, const Address& 
     endpoint->GoDown(started);
     return endpoint;
   }
-  Event event;
-  event.kind = EventKind::kConnected;
-  event.endpoint = endpoint.get();
-  hub->events.Push(std::move(event));
+  hub->events.Say(EventKind::kConnected, endpoint.get());
   return endpoint;
 }
 
@@ -192,11 +189,7 @@ size_t DialledEndpoint::Step() {
 void DialledEndpoint::Fence(uint64_t transfer) {
   if (down_) return;
   copier_.Drop(transfer, absl::CancelledError("shm: fenced before it was copied whole"));
-  Event event;
-  event.kind = EventKind::kFenced;
-  event.endpoint = this;
-  event.id = transfer;
-  hub_->events.Push(std::move(event));
+  hub_->events.Say(EventKind::kFenced, this, transfer);
 }
 
 void DialledEndpoint::Shutdown(absl::Status why) {

@@ -122,7 +122,7 @@ bool ShmEndpoint::HandleFrame(Channel::Frame& frame) {
     }
     partial_.append(frame.body);
     // After Shutdown only the end of the connection is of interest.
-    if (!frame.more && !closing_) hub_->events.PushMessage(this, std::move(partial_));
+    if (!frame.more && !closing_) hub_->events.SayMessage(this, std::move(partial_));
     if (!frame.more) partial_.clear();
     return true;
   }
@@ -152,11 +152,7 @@ void ShmEndpoint::GoDown(const absl::Status& why) {
   down_ = true;
   Unwatch();
   channel_.Close();
-  Event event;
-  event.kind = EventKind::kDown;
-  event.endpoint = this;
-  event.status = why;
-  hub_->events.Push(std::move(event));
+  hub_->events.Say(EventKind::kDown, this, 0, why);
 }
 
 }  // namespace kvxfer::shm

@@ -6,13 +6,14 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kvxfer/backend.h"
 #include "src/backends/shm/attach_crew.h"
-#include "src/backends/shm/event_queue.h"
 #include "src/backends/shm/poller.h"
 #include "src/backends/shm/regions.h"
+#include "src/core/event_queue.h"
 
 namespace kvxfer::shm {
 
@@ -26,7 +27,7 @@ struct Hub {
 
   HostIdentity host;  // of this process
   Poller poller;
-  EventQueue events;
+  EventQueue<std::string> events;
   SharedFiles files;
   AttachCrew crew;
   UniqueFd probe_file;       // a sealed memfd whose first u64 is

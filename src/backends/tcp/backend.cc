@@ -196,13 +196,9 @@ bool TcpBackend::Arm() {
 }
 
 std::optional<Time> TcpBackend::NextDeadline() const {
-  std::optional<Time> next;
-  const auto consider = [&next](std::optional<Time> other) {
-    if (other && (!next || *other < *next)) next = other;
-  };
-  for (const auto& listener : listeners_) consider(listener->deadline());
-  for (const Link* link : waiting_) consider(link->deadline());
-  consider(lingering_.deadline());
+  std::optional<Time> next = lingering_.deadline();
+  for (const auto& listener : listeners_) next = Earlier(next, listener->deadline());
+  for (const Link* link : waiting_) next = Earlier(next, link->deadline());
   return next;
 }
 

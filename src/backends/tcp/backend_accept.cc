@@ -54,7 +54,7 @@ void TcpBackend::OnDataPreamble(net::Fd fd, const Preamble& preamble) {
   if (!link->joining()) return;
   const auto half =
       std::ranges::find(half_open_, link, [](const auto& each) { return each.get(); });
-  sink_.Emit({.kind = EventKind::kAccepted, .endpoint = link, .accepted = std::move(*half)});
+  sink_.Emit(MakeAccepted(std::move(*half)));
   half_open_.erase(half);
   link->GoUp();
 }

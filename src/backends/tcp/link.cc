@@ -233,15 +233,11 @@ void Link::OnImmediate(uint32_t rail, uint32_t immediate) {
 
 void Link::OnCompletion(uint64_t op, uint32_t rail, absl::Status status) {
   if (backend_ == nullptr) return;
-  sink().Emit({.kind = EventKind::kCompletion,
-               .endpoint = this,
-               .id = op,
-               .rail = rail,
-               .status = std::move(status)});
+  sink().Say(EventKind::kCompletion, this, op, std::move(status), rail);
 }
 
 void Link::Emit(EventKind kind, uint64_t id, absl::Status status) {
-  sink().Emit({.kind = kind, .endpoint = this, .id = id, .status = std::move(status)});
+  sink().Say(kind, this, id, std::move(status));
 }
 
 void Link::OnRegionClosed(const TcpRegistration* registration) {

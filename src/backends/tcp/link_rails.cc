@@ -65,7 +65,7 @@ std::string Link::Where(uint32_t rail) const {
 }
 
 void Link::EmitRail(EventKind kind, uint32_t rail, absl::Status status) {
-  sink().Emit({.kind = kind, .endpoint = this, .rail = rail, .status = std::move(status)});
+  sink().Say(kind, this, 0, std::move(status), rail);
 }
 
 void Link::StartRail(uint32_t rail) {

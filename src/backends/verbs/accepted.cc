@@ -19,9 +19,7 @@ constexpr Duration kPatience = std::chrono::seconds(3);
 }  // namespace
 
 AcceptedLink::AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer)
-    : Link(backend, State::kUp), peer_(std::move(peer)) {
-  control_.Adopt(std::move(control));
-}
+    : Link(backend, std::move(control), std::move(peer)) {}
 
 AcceptedLink::~AcceptedLink() {
   if (backend_ == nullptr) return;
@@ -30,10 +28,10 @@ AcceptedLink::~AcceptedLink() {
   for (const Undying& left : undying_) backend_->RemoveReceiver(left.number, *left.device);
 }
 
-void AcceptedLink::Begin() { Tell(Ports{.ports = backend_->PortInfos()}); }
+void AcceptedLink::SayHello() { Tell(Ports{.ports = backend_->PortInfos()}); }
 
 std::string AcceptedLink::Describe() const {
-  std::string out = peer_;
+  std::string out = Name();
   for (const Rail& rail : rails_) {
     if (rail.end != nullptr) absl::StrAppend(&out, ", ", rail.end->address().port.name);
   }
@@ -51,9 +49,9 @@ void AcceptedLink::Authorize() {
 size_t AcceptedLink::Post(std::span<const Op> ops) {
   if (!up()) return 0;
   for (const Op& op : ops) {
-    Emit(EventKind::kCompletion, op.id,
-         absl::FailedPreconditionError(
-             "verbs: ops are posted on the endpoint that connected; connect to the peer"));
+    Say(EventKind::kCompletion, op.id,
+        absl::FailedPreconditionError(
+            "verbs: ops are posted on the endpoint that connected; connect to the peer"));
   }
   return ops.size();
 }
@@ -197,7 +195,7 @@ void AcceptedLink::OnDestroyed(uint32_t rail, Device& device, uint32_t number) {
                 [&](const Undying& one) { return one.device == &device && one.number == number; });
   if (rails_[rail].fence_due && !IsUndying(rail)) FinishFenceRail(rail);
   if (!undying_.empty()) return;
-  for (const uint64_t transfer : std::exchange(fenced_, {})) Emit(EventKind::kFenced, transfer);
+  for (const uint64_t transfer : std::exchange(fenced_, {})) Say(EventKind::kFenced, transfer);
   FinishDown();
 }
 
@@ -219,11 +217,9 @@ void AcceptedLink::Fence(uint64_t transfer) {
   backend_->TimersChanged();
 }
 
-std::optional<Time> AcceptedLink::deadline() const {
+std::optional<Time> AcceptedLink::DataDeadline() const {
   std::optional<Time> next;
-  for (const auto& [transfer, patience] : asked_) {
-    next = std::min(next.value_or(patience), patience);
-  }
+  for (const auto& [transfer, patience] : asked_) next = Earlier(next, patience);
   return next;
 }
 
@@ -239,14 +235,14 @@ void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
   asked_.erase(transfer);
   for (; count > 0; --count) {
     if (undying_.empty()) {
-      Emit(EventKind::kFenced, transfer);
+      Say(EventKind::kFenced, transfer);
     } else {
       fenced_.push_back(transfer);
     }
   }
 }
 
-void AcceptedLink::OnDeadline(Time now) {
+void AcceptedLink::OnDataDeadline(Time now) {
   if (std::ranges::none_of(asked_, [now](const auto& fence) { return fence.second <= now; })) {
     return;
   }
@@ -268,11 +264,11 @@ void AcceptedLink::FenceRail(uint32_t rail) {
 
 void AcceptedLink::FinishFenceRail(uint32_t rail) {
   rails_[rail].fence_due = false;
-  EmitRail(EventKind::kRailFenced, rail);
+  Say(EventKind::kRailFenced, 0, {}, rail);
 }
 
 void AcceptedLink::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
-  if (type != IBV_EVENT_PORT_ERR) Begin();
+  if (type != IBV_EVENT_PORT_ERR) SayHello();
   if (type == IBV_EVENT_PORT_ACTIVE) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     if (rails_[i].job != 0) Remake(i, device, port);

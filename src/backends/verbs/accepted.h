@@ -35,8 +35,6 @@ class AcceptedLink final : public Link {
  public:
   AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer);
   ~AcceptedLink() override;
-  // Tells the peer which ports there are, or have changed.
-  void Begin();
 
   // --- Endpoint ---
   uint32_t rails() const override { return rails_offered_; }
@@ -49,8 +47,8 @@ class AcceptedLink final : public Link {
                                                     std::string_view key) override;
 
   // --- Link ---
-  std::optional<Time> deadline() const override;
-  void OnDeadline(Time now) override;
+  // Which ports there are, or have changed.
+  void SayHello() override;
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
   void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
   void OnBroken(const Device& device, const absl::Status& why) override;
@@ -76,7 +74,8 @@ class AcceptedLink final : public Link {
     uint32_t number = 0;
   };
 
-  std::string Name() const override { return peer_; }
+  std::optional<Time> DataDeadline() const override;
+  void OnDataDeadline(Time now) override;
   absl::Status OnBlob(Blob& blob) override;
   void EndData(const absl::Status& why) override;
   bool IsQuiet() const override { return undying_.empty(); }
@@ -94,7 +93,6 @@ class AcceptedLink final : public Link {
   bool IsUndying(uint32_t rail) const;
   void FinishFenceRail(uint32_t rail);
 
-  const std::string peer_;
   std::optional<Scratch::Slot> scratch_;  // from the first queue pair on
   bool authorized_ = false;
   std::array<Rail, net::kMaxRails> rails_;

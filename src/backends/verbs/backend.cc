@@ -22,23 +22,30 @@ constexpr size_t kMaxOpRuns = 256;
 
 VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv)
     : options_(context.options),
-      incarnation_(context.incarnation),
       host_(context.host),
       ibv_(std::move(ibv)),
+      hub_({.backend = "verbs",
+            .service = net::Service::kVerbs,
+            .incarnation = context.incarnation,
+            .connect_timeout = options_.connect_timeout},
+           this),
       setups_(options_.verbs, &destroyer_) {}
 
 absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const BackendContext& context,
                                                                    std::unique_ptr<Ibv> ibv,
                                                                    Topology topology) {
   std::unique_ptr<VerbsBackend> backend(new VerbsBackend(context, std::move(ibv)));
-  absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
-  if (!reactor.ok()) return reactor.status();
-  backend->reactor_ = *std::move(reactor);
-  if (absl::Status status = backend->setups_.Open(backend->reactor_.get()); !status.ok()) {
+  if (absl::Status status = backend->hub_.Open(); !status.ok()) return status;
+  if (absl::Status status = backend->setups_.Open(&backend->hub_.reactor()); !status.ok()) {
     return status;
   }
   if (absl::Status status = backend->OpenDevices(std::move(topology)); !status.ok()) return status;
-  if (absl::Status status = backend->Listen(); !status.ok()) return status;
+  const AgentOptions& options = backend->options_;
+  if (absl::Status status = backend->hub_.Listen(options, options.verbs.listen,
+                                                 "`verbs.listen` (KVXFER_VERBS_LISTEN)");
+      !status.ok()) {
+    return status;
+  }
   backend->capabilities_ = {.arrival = Arrival::kImmediate,
                             .rail_keeps_order = backend->ordered(),
                             .rails_fail_alone = true,
@@ -76,7 +83,7 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
     if ((!options_.verbs.devices.empty() && !wanted) || devices_.size() == kMaxDevices) continue;
     const auto ordinal = static_cast<uint8_t>(devices_.size());
     absl::StatusOr<std::unique_ptr<Device>> device =
-        Device::Open(ibv_.get(), this, reactor_.get(), name, ordinal, options_.verbs);
+        Device::Open(ibv_.get(), this, &hub_.reactor(), name, ordinal, options_.verbs);
     if (!device.ok()) {
       why.Update(device.status());
       Log(LogLevel::kInfo, "verbs: not used: {}", ToStd(device.status().message()));
@@ -143,51 +150,19 @@ std::string VerbsBackend::WhyNone() {
   return out;
 }
 
-absl::Status VerbsBackend::Listen() {
-  const bool own = !options_.verbs.listen.empty();
-  absl::StatusOr<std::vector<net::SocketAddress>> at = net::Resolve(
-      own ? options_.verbs.listen : options_.listen, kDefaultPort, net::Names::kResolve);
-  if (!at.ok()) {
-    return Annotate(at.status(),
-                    own ? "`verbs.listen` (KVXFER_VERBS_LISTEN)" : "`listen` (KVXFER_LISTEN)");
-  }
-  if (!own) at->front().set_port(0);
-  absl::StatusOr<std::unique_ptr<net::Listener>> listener =
-      net::Listener::Create(reactor_.get(), this, at->front());
-  if (!listener.ok()) return listener.status();
-  listener_ = *std::move(listener);
-  AgentOptions told = options_;
-  // A port that is told to peers is that of tcp.
-  if (const size_t colon = told.advertise.rfind(':');
-      colon != std::string::npos && told.advertise.find(']', colon) == std::string::npos &&
-      (told.advertise.find(':') == colon || told.advertise[colon - 1] == ']')) {
-    told.advertise.resize(colon);
-  }
-  absl::StatusOr<std::vector<net::SocketAddress>> advertised =
-      net::Advertised(told, listener_->address());
-  if (!advertised.ok()) return advertised.status();
-  advertised_ = *std::move(advertised);
-  return absl::OkStatus();
-}
-
 VerbsBackend::~VerbsBackend() {
-  // Endpoints that were never handed out go with the events that hold them.
-  sink_.TakeQueue().clear();
-  for (Link* link : Links()) link->Detach();
+  hub_.Close();
   setups_.Stop();
   destroyer_.Close();
   dialled_scratch_.Close();
   accepted_scratch_.Close();
   for (VerbsRegistration* registration : std::exchange(registrations_, {})) registration->Close();
-  listener_.reset();
-  lingering_.Clear();
 }
 
 std::string VerbsBackend::Address() const {
-  const std::string control = net::EncodeAddress({incarnation_, advertised_});
+  const std::string control = hub_.Address();
   return EncodeTold({.control = control, .ports = {.ports = PortInfos()}});
 }
-std::string VerbsBackend::ListenAddress() const { return listener_->address().ToString(); }
 
 absl::StatusOr<net::PeerAddress> VerbsBackend::Find(std::string_view address,
                                                     const HostIdentity& host) const {
@@ -212,9 +187,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> VerbsBackend::Connect(std::string_view
   absl::StatusOr<Scratch::Slot> scratch = dialled_scratch_.Take(devices_);
   if (!scratch.ok()) return scratch.status();
   auto link = std::make_unique<DialledLink>(this, *std::move(peer), *scratch);
-  links_.push_back(link.get());
-  link->Dial();
-  SetTimer();
+  hub_.Dial(link.get());
   return link;
 }
 
@@ -269,47 +242,14 @@ absl::Status VerbsBackend::CheckRegions(const Device& device) const {
   return absl::OkStatus();
 }
 
-void VerbsBackend::OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) {
-  net::Welcome welcome;
-  if (preamble.version != net::kStreamVersion) {
-    welcome.verdict = net::Verdict::kWrongVersion;
-  } else if (preamble.target != incarnation_) {
-    welcome.verdict = net::Verdict::kWrongIncarnation;
-  } else if (preamble.service != net::Service::kVerbs || preamble.role != net::Role::kControl) {
-    reactor_->Remove(fd.get());
-    return;
-  }
-  net::Answer(fd, welcome);
-  if (welcome.verdict != net::Verdict::kJoin) {
-    reactor_->Remove(fd.get());
-    return;
-  }
-  net::SetUserTimeout(fd.get(), net::Dialler::kUserTimeoutMs);
-  net::TuneIfLocal(fd.get());
-  auto link = std::make_unique<AcceptedLink>(this, std::move(fd), from);
-  links_.push_back(link.get());
-  AcceptedLink* const accepted = link.get();
-  sink_.Emit({.kind = EventKind::kAccepted, .endpoint = accepted, .accepted = std::move(link)});
-  accepted->Begin();
-  Activate(accepted);
+std::unique_ptr<net::ControlLink> VerbsBackend::Accept(net::Fd control, std::string from) {
+  return std::make_unique<AcceptedLink>(this, std::move(control), std::move(from));
 }
 
-void VerbsBackend::Activate(Link* link) {
-  if (std::exchange(link->active, true)) return;
-  active_.push_back(link);
-}
-
-void VerbsBackend::Forget(Link* link) {
-  std::erase(links_, link);
-  std::erase(active_, link);
-  sink_.Purge(link);
-  timers_changed_ = true;
-}
-
-void VerbsBackend::Linger(net::Fd control, std::string queued) {
-  if (!control.valid()) return;
-  lingering_.Add(reactor_.get(), std::move(control), {}, std::move(queued));
-  timers_changed_ = true;
+std::vector<Link*> VerbsBackend::Links() const {
+  std::vector<Link*> out;
+  for (net::ControlLink* link : hub_.links()) out.push_back(static_cast<Link*>(link));
+  return out;
 }
 
 std::optional<uint16_t> VerbsBackend::TakeSlot(Rail* rail, uint64_t& first) {

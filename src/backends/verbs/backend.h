@@ -27,10 +27,7 @@
 #include "src/backends/verbs/setup_queue.h"
 #include "src/core/topology.h"
 #include "src/net/address.h"
-#include "src/net/event_sink.h"
-#include "src/net/linger.h"
-#include "src/net/listener.h"
-#include "src/net/reactor.h"
+#include "src/net/link_hub.h"
 
 namespace kvxfer::verbs {
 
@@ -41,9 +38,7 @@ class Rail;
 // Of one op, and of one message of the device.
 inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
 
-class VerbsBackend final : public Backend,
-                           private net::Listener::Acceptor,
-                           private Device::Listener {
+class VerbsBackend final : public Backend, private net::LinkHub::Owner, private Device::Listener {
  public:
   // One of the ports that peers are told of, in that order.
   struct PortRef {
@@ -65,18 +60,17 @@ class VerbsBackend final : public Backend,
   const Capabilities& capabilities() const override { return capabilities_; }
   std::string Address() const override;
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
-  std::string ListenAddress() const override;
+  std::string ListenAddress() const override { return hub_.ListenAddress(); }
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const MemorySpan& span, Access access) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
   size_t Poll(std::span<Event> out, bool readable) override;
   bool Arm() override;
-  int wait_fd() const override { return reactor_->fd(); }
+  int wait_fd() const override { return hub_.fd(); }
 
   // --- for links, rails and registrations ---
-  net::Reactor& reactor() { return *reactor_; }
-  net::EventSink& sink() { return sink_; }
+  net::LinkHub& hub() { return hub_; }
   RequestPool& requests() { return requests_; }
   // Of links that dial, and of those that were accepted.
   Scratch& dialled_scratch() { return dialled_scratch_; }
@@ -92,12 +86,8 @@ class VerbsBackend final : public Backend,
   // Send requests of one queue pair.
   uint32_t queue_depth() const { return queue_depth_; }
   bool ordered() const { return ibv_->keeps_order(); }
-  uint64_t poll_number() const { return poll_number_; }
-  void Activate(Link* link);
-  void Forget(Link* link);
   void Forget(VerbsRegistration* registration) { registrations_.erase(registration); }
-  void Linger(net::Fd control, std::string queued);
-  void TimersChanged() { timers_changed_ = true; }
+  void TimersChanged() { hub_.TimersChanged(); }
 
   // Work requests name their rail by a slot; `first` is the number of its first request.
   // None: so many have been taken as a work request can name.
@@ -123,31 +113,26 @@ class VerbsBackend final : public Backend,
   absl::Status OpenDevices(Topology topology);
   // Why no port can be used.
   std::string WhyNone();
-  absl::Status Listen();
   size_t MaxArrivals() const;
   size_t MaxOpRuns() const;
   // Where the peer is, if it can be reached from here.
   absl::StatusOr<net::PeerAddress> Find(std::string_view address, const HostIdentity& host) const;
-  void OnPreamble(net::Fd fd, const net::Preamble& preamble, const std::string& from) override;
+  std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
+  std::optional<Time> deadline() const override { return destroyer_.deadline(); }
+  void OnDeadline(Time now) override { destroyer_.OnDeadline(now); }
   void OnSendDone(Device& device, const ibv_wc& wc) override;
   void OnReceived(Device& device, const ibv_wc& wc) override;
   void OnAsync(Device& device, const Device::DeviceEvent& event) override;
   void OnBroken(Device& device, const absl::Status& why) override;
   void OnPortEvent(Device& device, const Device::DeviceEvent& event);
-  void WorkLinks();
-  void OnDeadlines();
-  std::optional<Time> NextDeadline() const;
-  void SetTimer();
   // All that there are now: what is called for one may end another.
-  std::vector<Link*> Links() const { return links_; }
+  std::vector<Link*> Links() const;
 
   AgentOptions options_;  // those of verbs name ports one by one
-  const Incarnation incarnation_;
   const HostIdentity host_;
   Capabilities capabilities_;
   const std::unique_ptr<Ibv> ibv_;
-  std::unique_ptr<net::Reactor> reactor_;
-  net::EventSink sink_;
+  net::LinkHub hub_;
   RequestPool requests_;
   std::vector<std::unique_ptr<Device>> devices_;  // the same from Create to the end
   DestroyQueue destroyer_;
@@ -158,19 +143,11 @@ class VerbsBackend final : public Backend,
   Scratch accepted_scratch_{Access::kReadWrite};
   uint32_t queue_depth_ = 0;
   std::unordered_set<VerbsRegistration*> registrations_;
-  std::vector<net::SocketAddress> advertised_;
-  uint64_t poll_number_ = 0;
   size_t next_device_ = 0;  // to be polled first
 
   std::vector<Slot> slots_;
   std::vector<uint16_t> free_slots_;
   std::unordered_map<uint64_t, Receiver> receivers_;  // by device and queue pair number
-  std::vector<Link*> links_;                          // all that are not destroyed
-  std::vector<Link*> active_;                         // those with work, perhaps
-  net::Lingerers lingering_;
-  bool timers_changed_ = false;
-  std::optional<Time> next_deadline_;
-  std::unique_ptr<net::Listener> listener_;  // last: it hands over to what is above
 };
 
 }  // namespace kvxfer::verbs

@@ -19,51 +19,27 @@ namespace {
 // Of one queue, in one turn.
 constexpr size_t kPollBatch = 64;
 
-std::optional<Time> Earlier(std::optional<Time> a, std::optional<Time> b) {
-  return !a || (b && *b < *a) ? b : a;
-}
-
 }  // namespace
 
 size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
-  ++poll_number_;
-  sink_.Begin(out);
-  if (!sink_.full()) {
-    if (readable) reactor_->Collect();
+  if (hub_.Begin(out, readable)) {
     for (const auto& device : devices_) {
       device->OnChannel();
       device->OnAsync();
     }
     // Not always the same one first, or those behind a busy one would starve.
-    for (size_t i = 0; i < devices_.size() && !sink_.full(); ++i) {
+    for (size_t i = 0; i < devices_.size() && !hub_.sink().full(); ++i) {
       devices_[next_device_]->Poll(kPollBatch);
       next_device_ = (next_device_ + 1) % devices_.size();
     }
     setups_.Work();
-    if (next_deadline_ && *next_deadline_ <= Now()) OnDeadlines();
-    listener_->Work();
-    WorkLinks();
-    lingering_.Work();
-    SetTimer();
+    hub_.Work();
   }
-  return sink_.End();
-}
-
-void VerbsBackend::WorkLinks() {
-  for (Link* link : std::vector<Link*>(active_)) {
-    if (!sink_.full()) link->Work();
-  }
-  std::erase_if(active_, [](Link* link) {
-    link->active = link->HasWork();
-    return !link->active;
-  });
+  return hub_.End();
 }
 
 bool VerbsBackend::Arm() {
-  if (sink_.waiting() || listener_->HasWork() || lingering_.HasWork() || setups_.HasWork()) {
-    return false;
-  }
-  if (std::ranges::any_of(active_, [](const Link* link) { return link->HasWork(); })) return false;
+  if (hub_.HasWork() || setups_.HasWork()) return false;
   if (std::ranges::any_of(devices_, [](const auto& device) { return device->HasEvents(); })) {
     return false;
   }
@@ -73,34 +49,8 @@ bool VerbsBackend::Arm() {
   for (const auto& device : devices_) quiet = device->Poll(kPollBatch) == 0 && quiet;
   // A device may have broken just now: then time alone ends what was posted to it. Whoever is told
   // not to sleep needs no timer.
-  SetTimer();
-  return quiet && !sink_.waiting();
-}
-
-std::optional<Time> VerbsBackend::NextDeadline() const {
-  std::optional<Time> next = Earlier(listener_->deadline(), destroyer_.deadline());
-  for (const Link* link : links_) next = Earlier(next, link->deadline());
-  return Earlier(next, lingering_.deadline());
-}
-
-void VerbsBackend::SetTimer() {
-  // These do not say that theirs has changed.
-  const std::optional<Time> untold = Earlier(listener_->deadline(), destroyer_.deadline());
-  if (!timers_changed_ && (!untold || (next_deadline_ && *next_deadline_ <= *untold))) return;
-  timers_changed_ = false;
-  next_deadline_ = NextDeadline();
-  reactor_->SetTimer(next_deadline_);
-}
-
-void VerbsBackend::OnDeadlines() {
-  const Time now = Now();
-  timers_changed_ = true;
-  listener_->OnDeadline(now);
-  for (Link* link : Links()) {
-    if (link->deadline() && *link->deadline() <= now) link->OnDeadline(now);
-  }
-  destroyer_.OnDeadline(now);
-  lingering_.OnDeadline(now);
+  hub_.SetTimer();
+  return quiet && !hub_.sink().waiting();
 }
 
 void VerbsBackend::OnSendDone(Device&, const ibv_wc& wc) {

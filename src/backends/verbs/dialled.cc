@@ -19,18 +19,13 @@ constexpr size_t kMaxNamed = 4;
 }  // namespace
 
 DialledLink::DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::Slot scratch)
-    : Link(backend, State::kDialling), scratch_(scratch) {
-  dialler_.emplace("verbs peer", std::move(peer), net::Service::kVerbs, 1,
-                   backend->options().connect_timeout, &control_);
-}
+    : Link(backend, std::move(peer)), scratch_(scratch) {}
 
 DialledLink::~DialledLink() {
   if (backend_ == nullptr) return;
   rails_.clear();
   backend_->dialled_scratch().Give(scratch_);
 }
-
-std::string DialledLink::Name() const { return dialler_->address().ToString(); }
 
 Device& DialledLink::local_device(size_t port) const { return *backend_->ports()[port].device; }
 const LocalPort& DialledLink::local_port(size_t port) const {
@@ -40,57 +35,14 @@ absl::Status DialledLink::RefreshPort(size_t port) {
   return local_device(port).Refresh(backend_->ports()[port].index);
 }
 
-void DialledLink::Dial() {
-  dialler_->Start();
-  FollowDialler();
-}
-
-void DialledLink::FollowDialler() {
-  backend_->TimersChanged();
-  if (dialler_->state() == net::Dialler::State::kFailed) return Down(dialler_->status(), false);
-  Activate();
-  if (dialler_->state() == net::Dialler::State::kJoined) ports_by_ = dialler_->deadline();
-}
-
-bool DialledLink::HasWork() const {
-  if (state_ == State::kDialling && dialler_->state() == net::Dialler::State::kBusy) {
-    return dialler_->HasWork();
-  }
-  if (up() && flushes_ == 0 && !stopped_.empty()) return true;
-  return Link::HasWork();
-}
-
-// Until the welcome the stream is the dialler's.
-bool DialledLink::WorkBefore() {
-  if (dialler_->state() == net::Dialler::State::kBusy) {
-    dialler_->Work();
-    FollowDialler();
-    return dialler_->state() == net::Dialler::State::kJoined;
-  }
-  if (up() && flushes_ == 0 && !stopped_.empty()) StartFlush();
-  return true;
-}
-
-std::optional<Time> DialledLink::deadline() const {
-  if (down()) return std::nullopt;
-  if (state_ == State::kDialling) return ports_by_ ? ports_by_ : dialler_->deadline();
+std::optional<Time> DialledLink::DataDeadline() const {
   std::optional<Time> next;
-  const auto consider = [&next](std::optional<Time> other) {
-    if (other && (!next || *other < *next)) next = other;
-  };
-  for (const auto& rail : rails_) consider(rail->deadline());
-  for (const auto& [transfer, stopping] : stopping_) consider(stopping.patience);
+  for (const auto& rail : rails_) next = Earlier(next, rail->deadline());
+  for (const auto& [transfer, stopping] : stopping_) next = Earlier(next, stopping.patience);
   return next;
 }
 
-void DialledLink::OnDeadline(Time now) {
-  if (state_ == State::kDialling) {
-    if (ports_by_) {
-      return Fail(absl::UnavailableError("the peer did not say which ports it has"));
-    }
-    dialler_->OnDeadline();
-    return FollowDialler();
-  }
+void DialledLink::OnDataDeadline(Time now) {
   for (const auto& rail : rails_) {
     if (!down()) rail->OnDeadline(now);
   }
@@ -98,7 +50,7 @@ void DialledLink::OnDeadline(Time now) {
 }
 
 absl::Status DialledLink::OnBlob(Blob& blob) {
-  if (auto* ports = std::get_if<Ports>(&blob); ports != nullptr && state_ == State::kDialling) {
+  if (auto* ports = std::get_if<Ports>(&blob); ports != nullptr && greeting()) {
     OnPorts(std::move(*ports));
     return absl::OkStatus();
   }
@@ -123,18 +75,16 @@ absl::Status DialledLink::OnBlob(Blob& blob) {
 }
 
 void DialledLink::OnPorts(Ports ports) {
-  ports_by_.reset();
   remote_ = std::move(ports.ports);
   const std::vector<PortInfo> local = backend_->PortInfos();
   const std::vector<Pair> pairs = ChoosePairs(local, remote_, net::kMaxRails);
   if (pairs.empty()) {
-    return Down(Annotate(CheckPairs(local, remote_), absl::StrCat("verbs peer ", Name())), true);
+    return Down(Annotate(CheckPairs(local, remote_), Where()), true);
   }
-  state_ = State::kUp;
   for (size_t i = 0; i < pairs.size(); ++i) {
     rails_.push_back(std::make_unique<Rail>(this, static_cast<uint32_t>(i), pairs[i]));
   }
-  Emit(EventKind::kConnected);
+  GoUp();
   for (const auto& rail : rails_) {
     if (!down()) rail->Attempt();
   }
@@ -166,20 +116,18 @@ void DialledLink::OnAttemptFailed() {
   for (const auto& rail : rails_) {
     absl::StrAppend(&why, "; ", rail->Path(), ": ", rail->why().message());
   }
-  Down(absl::UnavailableError(
-           absl::StrCat("verbs peer ", Name(), ": no pair of ports passes data", why)),
-       true);
+  Down(absl::UnavailableError(absl::StrCat(Where(), ": no pair of ports passes data", why)), true);
 }
 
 void DialledLink::RailUp(uint32_t rail) {
   ever_up_ = true;
-  EmitRail(EventKind::kRailUp, rail);
+  Say(EventKind::kRailUp, 0, {}, rail);
 }
 
 void DialledLink::RailDown(uint32_t rail, const absl::Status& why) {
   Log(LogLevel::kWarning, "verbs: {}",
       std::string_view(why.message().data(), why.message().size()));
-  EmitRail(EventKind::kRailDown, rail, why);
+  Say(EventKind::kRailDown, 0, why, rail);
 }
 
 void DialledLink::TellLost(uint32_t rail, uint32_t life, const absl::Status& why) {
@@ -198,8 +146,8 @@ void DialledLink::OnPort(const Device& device, uint8_t port, ibv_event_type type
     // It may be its address that a rail has waited for.
     if (type != IBV_EVENT_PORT_ERR) rail->OnPortUp();
     if (type != IBV_EVENT_PORT_ACTIVE) {
-      rail->Fail(absl::UnavailableError(absl::StrCat("verbs peer ", Name(), ", ", rail->Path(),
-                                                     ": ", ToAbsl(EventName(type)))),
+      rail->Fail(absl::UnavailableError(
+                     absl::StrCat(Where(), ", ", rail->Path(), ": ", ToAbsl(EventName(type)))),
                  true);
     }
   }

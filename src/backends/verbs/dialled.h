@@ -20,7 +20,6 @@
 #include "src/backends/verbs/regions.h"
 #include "src/backends/verbs/scratch.h"
 #include "src/net/address.h"
-#include "src/net/dialler.h"
 
 namespace kvxfer::verbs {
 
@@ -28,7 +27,6 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
  public:
   DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::Slot scratch);
   ~DialledLink() override;
-  void Dial();
 
   // --- Endpoint ---
   uint32_t rails() const override { return static_cast<uint32_t>(rails_.size()); }
@@ -45,9 +43,7 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
                                                     std::string_view key) override;
 
   // --- Link ---
-  bool HasWork() const override;
-  std::optional<Time> deadline() const override;
-  void OnDeadline(Time now) override;
+  void SayHello() override {}
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
   void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
   void OnBroken(const Device& device, const absl::Status& why) override;
@@ -92,13 +88,14 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
     ibv_wc_status status{};
   };
 
-  std::string Name() const override;
-  bool WorkBefore() override;
+  bool HasDataWork() const override { return flushes_ == 0 && !stopped_.empty(); }
+  void WorkData() override { StartFlush(); }
+  std::optional<Time> DataDeadline() const override;
+  void OnDataDeadline(Time now) override;
   absl::Status OnBlob(Blob& blob) override;
   void EndData(const absl::Status& why) override;
   bool IsQuiet() const override;
   void OnClosed(const VerbsRemoteKey& key) override;
-  void FollowDialler();
   void OnPorts(Ports ports);
   absl::Status OnPortsAgain(Ports ports);
   absl::Status CheckOp(const Op& op) const;
@@ -106,8 +103,6 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   void StartFlush();
   void Impatient(Time now);
 
-  std::optional<net::Dialler> dialler_;
-  std::optional<Time> ports_by_;  // the peer's ports have to come by then
   const Scratch::Slot scratch_;
   std::vector<PortInfo> remote_;
   std::vector<std::unique_ptr<Rail>> rails_;

@@ -36,11 +36,7 @@ size_t DialledLink::Post(std::span<const Op> ops) {
   size_t accepted = 0;
   for (const Op& op : ops) {
     if (absl::Status status = CheckOp(op); !status.ok()) {
-      Emit({.kind = EventKind::kCompletion,
-            .endpoint = this,
-            .id = op.id,
-            .rail = op.rail,
-            .status = std::move(status)});
+      Say(EventKind::kCompletion, op.id, std::move(status), op.rail);
     } else if (!rails_[op.rail]->up() || !rails_[op.rail]->Post(op)) {
       break;
     }
@@ -56,11 +52,7 @@ void DialledLink::RingAll() {
 }
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
-  Emit({.kind = EventKind::kCompletion,
-        .endpoint = this,
-        .id = flight.op,
-        .rail = rail,
-        .status = std::move(status)});
+  Say(EventKind::kCompletion, flight.op, std::move(status), rail);
   if (stopping_.empty()) return;
   const auto it = stopping_.find(flight.transfer);
   if (it == stopping_.end() || --it->second.ops > 0) return;
@@ -96,7 +88,7 @@ void DialledLink::Impatient(Time now) {
   }
   for (const auto& [rail, transfer] : stuck) {
     rail->Fail(absl::UnavailableError(
-                   absl::StrCat("verbs peer ", Name(), ", ", rail->Path(), ": transfer ", transfer,
+                   absl::StrCat(Where(), ", ", rail->Path(), ": transfer ", transfer,
                                 " has to stop, and what was posted of it does not end")),
                true);
   }
@@ -115,7 +107,7 @@ bool DialledLink::FailedBefore(const Flight& flight, ibv_wc_status status) {
 // landed: a read that follows the writes of a queue pair pushes them, and their receive
 // completions, before itself.
 void DialledLink::FenceDone(uint64_t transfer) {
-  Emit(EventKind::kFenced, transfer);
+  Say(EventKind::kFenced, transfer);
   stopped_.push_back(transfer);
   Activate();
 }
