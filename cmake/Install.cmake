@@ -1,6 +1,6 @@
 # The library, its public headers, the CMake package and the pkg-config file; the program too.
+# Plugins are installed where they are made, in src/CMakeLists.txt.
 include(CMakePackageConfigHelpers)
-include(GNUInstallDirs)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvxfer)
 
@@ -16,7 +16,8 @@ configure_package_config_file(cmake/kvxferConfig.cmake.in ${PROJECT_BINARY_DIR}/
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvxferConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/kvxferConfig.cmake
-  ${PROJECT_BINARY_DIR}/kvxferConfigVersion.cmake DESTINATION ${package_dir})
+  ${PROJECT_BINARY_DIR}/kvxferConfigVersion.cmake
+  cmake/kvxferBackendPlugin.cmake DESTINATION ${package_dir})
 
 # A static library's own needs are its user's; a shared one brings them along.
 set(KVXFER_PC_PRIVATE "absl_strings spdlog protobuf libxxhash")

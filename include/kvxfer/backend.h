@@ -21,6 +21,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -290,6 +291,8 @@ class Backend {
 
   // Where peers connect, "host:port" with the real port; empty where that means nothing.
   virtual std::string ListenAddress() const { return {}; }
+  // What it moves bytes over, a line each for a person: "mlx5_0:1, 100 Gb/s"; may be empty.
+  virtual std::vector<std::string> Devices() const { return {}; }
 };
 
 struct BackendContext {
@@ -298,10 +301,14 @@ struct BackendContext {
   HostIdentity host{};
 };
 
-// Makes the backend `name` ("tcp", "faulty:shm", ...). NotFound lists the known ones; Unavailable
-// explains why it is not usable here; Unimplemented: this host has nothing that it is for.
+// Makes the backend `name` ("tcp", "faulty:shm", ...), built in or of a plugin that is looked for
+// as AgentOptions::plugin_path says. NotFound lists the known ones; Unavailable explains why it is
+// not usable here; Unimplemented: this host has nothing that it is for, or it is not installed.
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(std::string_view name,
                                                      const BackendContext& context);
+
+// What an agent tries that is not told which backends to use, best first.
+std::vector<std::string> DefaultBackends();
 
 }  // namespace kvxfer
 

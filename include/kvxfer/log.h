@@ -23,6 +23,11 @@ using LogSink = std::function<void(LogLevel level, std::string_view line)>;
 void SetLogSink(LogSink sink);  // empty: back to stderr
 void SetLogLevel(LogLevel level);
 
+// For backends: whether lines of that level are wanted, and one line, without an end of line. In a
+// plugin both are those of the program that loaded it.
+bool LogEnabled(LogLevel level);
+void LogLine(LogLevel level, std::string_view line);
+
 }  // namespace kvxfer
 
 #endif  // KVXFER_LOG_H_

@@ -71,11 +71,14 @@ struct AgentOptions {
   std::string name{};
 
   // Backends to use, best first, each once; "faulty:<backend>" decorates. Each must be usable here.
-  // Empty: those of {"loopback", "shm", "verbs", "tcp"} that are; Agent::Explain says why another
-  // one is not. "^<backend>": as empty, but without this one; not beside names without "^".
-  // A transfer takes the first that reaches the peer, unless a later one was seen clearly faster
-  // in the last minute (src/core/path_choice.h), or TransferOptions::backend names one.
+  // Empty: those of {"loopback", "shm", "verbs", "ucx", "libfabric", "tcp"} that are;
+  // Agent::Explain says why another one is not. "^<backend>": as empty, but without this one; not
+  // beside names without "^". A transfer takes the first that reaches the peer, unless a later one
+  // was seen clearly faster in the last minute, or TransferOptions::backend names one.
   std::vector<std::string> backends{};
+  // Folders where backends that are plugins (libkvxfer_backend_<name>.so) are looked for, before
+  // those beside this library or program and where kvxfer was installed.
+  std::vector<std::string> plugin_path{};
   // AddPeer fails unless the peer is reached over one of these; empty: any.
   std::vector<std::string> require_backends{};
 
@@ -123,7 +126,8 @@ struct AgentOptions {
 
 // Defaults changed by KVXFER_NAME, KVXFER_BACKENDS (comma separated), KVXFER_LISTEN,
 // KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_TCP_ADDRESSES (comma separated),
-// KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS, KVXFER_SPIN_US, and of VerbsOptions
+// KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS, KVXFER_PLUGIN_PATH (colon separated),
+// KVXFER_SPIN_US, and of VerbsOptions
 // KVXFER_VERBS_DEVICES and KVXFER_VERBS_FABRICS (comma separated), KVXFER_VERBS_LISTEN,
 // KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY, KVXFER_VERBS_SERVICE_LEVEL,
 // KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT, KVXFER_VERBS_RETRY_COUNT,

@@ -23,8 +23,6 @@ constexpr Duration kAnswersWithin = std::chrono::microseconds(50);
 constexpr uint32_t kLateAcks = 2;
 constexpr uint32_t kEagerAcks = 64;
 
-constexpr std::string_view kDefaultBackends[] = {"loopback", "shm", "verbs", "tcp"};
-
 absl::Status CheckAgentOptions(const AgentOptions& options) {
   if (options.name.empty() || options.name.size() > kMaxNameBytes) {
     return absl::InvalidArgumentError(
@@ -62,7 +60,7 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         "max_notifications must be positive, max_active_transfers 1 to 16384, "
         "max_notification_bytes at least 64 KiB");
   }
-  return ListBackends(options.backends, kDefaultBackends).status();
+  return ChooseBackends(options.backends, DefaultBackends()).status();
 }
 
 // What a backend answers where it cannot work, as opposed to one that was set up wrongly.
@@ -100,7 +98,7 @@ absl::Status Engine::Init() {
 absl::Status Engine::MakeBackends() {
   const AgentOptions& options = runtime_.options;
   const BackendContext context{options, runtime_.incarnation, runtime_.host};
-  auto list = ListBackends(options.backends, kDefaultBackends);
+  auto list = ChooseBackends(options.backends, DefaultBackends());
   if (!list.ok()) return list.status();
   for (const std::string& name : list->names) {
     auto backend = make_backend_(name, context);

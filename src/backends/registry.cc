@@ -1,10 +1,17 @@
 // MakeBackend: from a name to a backend, decorated where the name says so.
 
-#include <string>
+#include "src/backends/registry.h"
 
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 #include "kvxfer/backend.h"
 #include "src/backends/builtin_backends.h"
 #include "src/backends/faulty/factory.h"
+#include "src/backends/plugin_files.h"
+#include "src/backends/plugins.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
@@ -12,28 +19,102 @@ namespace {
 
 constexpr std::string_view kFaultyPrefix = "faulty:";
 
-absl::Status Unknown(std::string_view name) {
+constexpr std::array kKnown = {
+    KnownBackend{.name = "loopback"},
+    KnownBackend{.name = "shm"},
+    KnownBackend{.name = "verbs"},
+    KnownBackend{.name = "cuda_ipc", .by_default = false, .remedy = "it is not built yet"},
+    KnownBackend{.name = "ucx",
+                 .remedy = "it is built where UCX's headers are (apt install libucx-dev)"},
+    KnownBackend{.name = "libfabric",
+                 .remedy = "it is built where libfabric's headers are (apt install "
+                           "libfabric-dev, or the EFA installer)"},
+    KnownBackend{.name = "tcp"},
+};
+
+const KnownBackend* FindKnown(std::string_view name) {
+  const auto it = std::ranges::find(kKnown, name, &KnownBackend::name);
+  return it == kKnown.end() ? nullptr : &*it;
+}
+
+const BuiltinBackend* FindBuiltin(std::string_view name) {
+  const auto all = BuiltinBackends();
+  const auto it = std::ranges::find(all, name, &BuiltinBackend::name);
+  return it == all.end() ? nullptr : &*it;
+}
+
+absl::Status Unknown(std::string_view name, const AgentOptions& options) {
   std::string known;
-  for (const BuiltinBackend& backend : BuiltinBackends()) {
-    absl::StrAppend(&known, known.empty() ? "" : ", ", ToAbsl(backend.name));
+  for (const BackendOrigin& origin : ListBackends(options)) {
+    const bool here = origin.built_in || !origin.file.empty();
+    absl::StrAppend(&known, known.empty() ? "" : ", ", origin.name, here ? "" : " (not here)");
   }
   return absl::NotFoundError(absl::StrCat("no backend \"", ToAbsl(name), "\"; known: ", known,
                                           ", and faulty:<one of these>"));
 }
 
+// Of a backend that is not built in.
+absl::StatusOr<std::unique_ptr<Backend>> MakeFromPlugin(std::string_view name,
+                                                        const BackendContext& context) {
+  const absl::StatusOr<std::string> path = FindPlugin(name, context.options);
+  if (absl::IsNotFound(path.status())) {
+    const KnownBackend* const known = FindKnown(name);
+    if (known == nullptr) return Unknown(name, context.options);
+    return absl::UnimplementedError(absl::StrCat(
+        path.status().message(), known->remedy.empty() ? "" : "; ", ToAbsl(known->remedy)));
+  }
+  if (!path.ok()) return path.status();
+  const absl::StatusOr<const BackendPlugin*> plugin = LoadPlugin(name, *path);
+  if (!plugin.ok()) return plugin.status();
+  return MakePluginBackend(**plugin, *path, context);
+}
+
 }  // namespace
+
+std::span<const KnownBackend> KnownBackends() { return kKnown; }
+
+bool IsBuiltIn(std::string_view name) { return FindBuiltin(name) != nullptr; }
+
+std::vector<std::string> DefaultBackends() {
+  std::vector<std::string> names;
+  for (const KnownBackend& known : kKnown) {
+    if (known.by_default) names.emplace_back(known.name);
+  }
+  return names;
+}
+
+std::vector<BackendOrigin> ListBackends(const AgentOptions& options) {
+  std::vector<BackendOrigin> origins;
+  for (const KnownBackend& known : kKnown) {
+    origins.push_back({.name = std::string(known.name), .built_in = IsBuiltIn(known.name)});
+  }
+  // Those that were added to the list of CMake only.
+  for (const BuiltinBackend& backend : BuiltinBackends()) {
+    if (FindKnown(backend.name) == nullptr) {
+      origins.push_back({.name = std::string(backend.name), .built_in = true});
+    }
+  }
+  for (PluginFile& file : FindPlugins(options)) {
+    const auto it = std::ranges::find(origins, file.name, &BackendOrigin::name);
+    if (it == origins.end()) {
+      origins.push_back({.name = std::move(file.name), .file = std::move(file.path)});
+    } else if (!it->built_in) {
+      it->file = std::move(file.path);
+    }
+  }
+  return origins;
+}
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(std::string_view name,
                                                      const BackendContext& context) {
   const bool faulty = name.starts_with(kFaultyPrefix);
   const std::string_view plain = faulty ? name.substr(kFaultyPrefix.size()) : name;
-  for (const BuiltinBackend& backend : BuiltinBackends()) {
-    if (backend.name != plain) continue;
-    auto made = backend.make(context);
-    if (!made.ok()) return Annotate(made.status(), name);
-    return faulty ? MakeFaultyBackend(*std::move(made), context) : std::move(made);
-  }
-  return Unknown(name);
+  const BuiltinBackend* const builtin = FindBuiltin(plain);
+  if (builtin == nullptr && !IsBackendName(plain)) return Unknown(name, context.options);
+  auto made = builtin != nullptr ? builtin->make(context) : MakeFromPlugin(plain, context);
+  if (builtin == nullptr && absl::IsNotFound(made.status())) return made;
+  if (!made.ok()) return Annotate(made.status(), name);
+  return faulty ? MakeFaultyBackend(*std::move(made), context) : std::move(made);
 }
 
 }  // namespace kvxfer

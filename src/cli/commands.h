@@ -22,6 +22,7 @@ void AddBench(CLI::App& app, Action& action);
 void AddExplain(CLI::App& app, Action& action);
 void AddTopo(CLI::App& app, Action& action);
 void AddDoctor(CLI::App& app, Action& action);
+void AddBackends(CLI::App& app, Action& action);
 
 // Hidden: the second process of `demo` and of `bench`, started by it, with a channel on
 // kChannelFd.

@@ -123,9 +123,11 @@ std::string CauseOf(const absl::Status& status, const std::string& backend) {
 
 // Caches live as long as the agent that has them registered.
 absl::Status Try(const std::string& server, const PeerCheckOptions& options, PeerPath& path) {
-  if (!IsBuiltIn(Plain(path.backend))) {
+  const std::vector<BackendOrigin> all = AllBackends();
+  const auto origin = std::ranges::find(all, Plain(path.backend), &BackendOrigin::name);
+  if (origin == all.end() || !IsHere(*origin)) {
     path.verdict = Verdict::kNotApplicable;
-    path.why = "not built in";
+    path.why = "not installed";
     return absl::OkStatus();
   }
   absl::StatusOr<Channel> channel = Connect(server);
@@ -138,7 +140,7 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
                  .listen = options.listen,
                  .default_listen = LocalHost(*channel)});
   if (!agent.ok()) {
-    // Not built in, no device: nothing that is wrong with the way.
+    // No device, no library: nothing that is wrong with the way.
     path.verdict = Verdict::kNotApplicable;
     path.why = absl::StrCat("not usable here: ", agent.status().message());
     return absl::OkStatus();
@@ -176,16 +178,15 @@ PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
 }
 
 absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options) {
-  if (options.backends.empty())
-    return std::vector<std::string>(kKnownBackends.begin(), kKnownBackends.end());
+  std::vector<std::string> known;
+  for (const BackendOrigin& backend : AllBackends()) known.push_back(backend.name);
+  if (options.backends.empty()) return known;
   std::vector<std::string> wanted = absl::StrSplit(options.backends, ',', absl::SkipEmpty());
   for (const std::string& name : wanted) {
     const std::string plain = Plain(name);
-    if (std::find(kKnownBackends.begin(), kKnownBackends.end(), plain) == kKnownBackends.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "no backend '", name, "'; there are ",
-          absl::StrJoin(kKnownBackends, ", ",
-                        [](std::string* out, std::string_view part) { out->append(part); })));
+    if (std::ranges::find(known, plain) == known.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("no backend '", name, "'; there are ", absl::StrJoin(known, ", ")));
     }
   }
   if (wanted.empty()) return absl::InvalidArgumentError("--backend names none");

@@ -13,7 +13,6 @@
 
 #include "absl/strings/str_format.h"
 #include "kvxfer/agent.h"
-#include "src/backends/builtin_backends.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::cli {
@@ -21,6 +20,11 @@ namespace {
 
 absl::Status NotThere(const std::string& path) {
   return absl::NotFoundError(path + " is not there");
+}
+
+std::vector<std::string> PluginPath() {
+  const absl::StatusOr<AgentOptions> options = OptionsFromEnvironment();
+  return options.ok() ? options->plugin_path : std::vector<std::string>();
 }
 
 class TreeView final : public SystemView {
@@ -81,17 +85,18 @@ class LiveView final : public SystemView {
 
   std::vector<BackendState> Backends() const override {
     std::vector<BackendState> states;
-    states.reserve(kKnownBackends.size());
-    for (const std::string_view name : kKnownBackends) states.push_back(StateOf(std::string(name)));
+    for (const BackendOrigin& backend : AllBackends()) states.push_back(StateOf(backend));
     return states;
   }
 
  private:
-  static BackendState StateOf(const std::string& name) {
-    if (!IsBuiltIn(name)) return {.name = name, .usable = false, .why = "not built in"};
+  static BackendState StateOf(const BackendOrigin& backend) {
+    const std::string& name = backend.name;
+    if (!IsHere(backend)) return {.name = name, .usable = false, .why = "not installed"};
     AgentOptions options;
     options.name = "doctor";
     options.backends = {name};
+    options.plugin_path = PluginPath();
     const auto agent = Agent::Create(options);
     return {.name = name,
             .usable = agent.ok(),
@@ -101,9 +106,10 @@ class LiveView final : public SystemView {
 
 }  // namespace
 
-bool IsBuiltIn(std::string_view backend) {
-  return std::any_of(BuiltinBackends().begin(), BuiltinBackends().end(),
-                     [&](const BuiltinBackend& built_in) { return built_in.name == backend; });
+std::vector<BackendOrigin> AllBackends() {
+  AgentOptions options;
+  options.plugin_path = PluginPath();
+  return ListBackends(options);
 }
 
 bool SystemView::KernelAtLeast(int major, int minor) const {

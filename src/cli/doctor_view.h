@@ -2,18 +2,20 @@
 #ifndef KVXFER_CLI_DOCTOR_VIEW_H_
 #define KVXFER_CLI_DOCTOR_VIEW_H_
 
-#include <array>
 #include <memory>
-#include <string_view>
+#include <vector>
 
+#include "src/backends/registry.h"
 #include "src/cli/doctor.h"
 
 namespace kvxfer::cli {
 
-// All that kvxfer is made for: one that is not built in is said to be so, not left out.
-inline constexpr std::array<std::string_view, 7> kKnownBackends = {
-    "loopback", "shm", "tcp", "verbs", "ucx", "libfabric", "cuda_ipc"};
-bool IsBuiltIn(std::string_view backend);
+// All that kvxfer is made for, and other plugins: one that is not here is said to be so, not left
+// out.
+std::vector<BackendOrigin> AllBackends();
+inline bool IsHere(const BackendOrigin& backend) {
+  return backend.built_in || !backend.file.empty();
+}
 
 // Of the host that this process runs on, and of the rights that it has: opens device files, asks
 // libraries for their version, makes each backend once.

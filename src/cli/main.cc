@@ -1,4 +1,4 @@
-// `kvxfer`: demo, serve, ping, bench, explain, topo, doctor. docs/cli.md is the user's page.
+// `kvxfer`: demo, serve, ping, bench, explain, topo, doctor, backends. docs/cli.md is the user's page.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -46,6 +46,7 @@ int Main(int argc, char** argv) {
   AddExplain(app, action);
   AddTopo(app, action);
   AddDoctor(app, action);
+  AddBackends(app, action);
   AddDemoWorker(app, action);
   AddBenchWorker(app, action);
   // CLI11 reports by exception; it goes no further than here.

@@ -4,20 +4,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "src/core/strings.h"
+#include "absl/strings/str_join.h"
 
 namespace kvxfer {
 namespace {
 
 bool LeavesOut(const std::string& name) { return name.starts_with('^'); }
-
-std::string Joined(std::span<const std::string_view> names) {
-  std::string all;
-  for (const std::string_view name : names) {
-    absl::StrAppend(&all, all.empty() ? "" : ", ", ToAbsl(name));
-  }
-  return all;
-}
 
 // Peers find a backend's address and keys by its name.
 absl::Status CheckOnce(std::span<const std::string> names) {
@@ -31,8 +23,8 @@ absl::Status CheckOnce(std::span<const std::string> names) {
 
 }  // namespace
 
-absl::StatusOr<BackendList> ListBackends(std::span<const std::string> asked,
-                                         std::span<const std::string_view> defaults) {
+absl::StatusOr<BackendList> ChooseBackends(std::span<const std::string> asked,
+                                           std::span<const std::string> defaults) {
   if (auto status = CheckOnce(asked); !status.ok()) return status;
   const auto out = std::ranges::count_if(asked, LeavesOut);
   if (!asked.empty() && out == 0) {
@@ -43,16 +35,14 @@ absl::StatusOr<BackendList> ListBackends(std::span<const std::string> asked,
         "backends both names some and leaves some out with ^; do one of the two");
   }
   for (const std::string& name : asked) {
-    if (std::ranges::find(defaults, std::string_view(name).substr(1)) != defaults.end()) continue;
-    return absl::InvalidArgumentError(absl::StrCat("\"", name,
-                                                   "\" in backends leaves out nothing; ",
-                                                   "taken by default are ", Joined(defaults)));
+    if (std::ranges::find(defaults, name.substr(1)) != defaults.end()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", name, "\" in backends leaves out nothing; ", "taken by default are ",
+                     absl::StrJoin(defaults, ", ")));
   }
   BackendList list;
-  for (const std::string_view name : defaults) {
-    if (std::ranges::find(asked, "^" + std::string(name)) == asked.end()) {
-      list.names.emplace_back(name);
-    }
+  for (const std::string& name : defaults) {
+    if (std::ranges::find(asked, "^" + name) == asked.end()) list.names.push_back(name);
   }
   if (list.names.empty()) return absl::InvalidArgumentError("backends leaves out every backend");
   return list;

@@ -20,8 +20,8 @@ struct BackendList {
 // `asked` is empty (all of `defaults`), or names backends, or names those to leave out of
 // `defaults`, each with "^" before it. InvalidArgument where it does both, names one twice, leaves
 // out what is no default, or leaves nothing.
-absl::StatusOr<BackendList> ListBackends(std::span<const std::string> asked,
-                                         std::span<const std::string_view> defaults);
+absl::StatusOr<BackendList> ChooseBackends(std::span<const std::string> asked,
+                                           std::span<const std::string> defaults);
 
 }  // namespace kvxfer
 

@@ -9,10 +9,14 @@
 #include <shared_mutex>
 #include <utility>
 
+#include "kvxfer/plugin.h"
+
 namespace kvxfer {
 namespace {
 
 constinit std::atomic<LogLevel> g_level{LogLevel::kWarning};
+// Of the program, where this copy of kvxfer is a plugin's.
+constinit std::atomic<const PluginHost*> g_host{nullptr};
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
   switch (level) {
@@ -61,12 +65,24 @@ void SetLogSink(LogSink sink) {
 
 void SetLogLevel(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }
 
+void UsePluginHost(const PluginHost& host) {
+  // Program and plugin may share one copy, a libkvxfer.so: it goes on by itself.
+  if (host.log_line == &LogLine) return;
+  g_host.store(&host, std::memory_order_release);
+}
+
 bool LogEnabled(LogLevel level) {
+  if (const PluginHost* const host = g_host.load(std::memory_order_acquire)) {
+    return host->log_enabled(level);
+  }
   return level != LogLevel::kOff && level >= g_level.load(std::memory_order_relaxed);
 }
 
 void LogLine(LogLevel level, std::string_view line) {
   if (!LogEnabled(level)) return;
+  if (const PluginHost* const host = g_host.load(std::memory_order_acquire)) {
+    return host->log_line(level, line);
+  }
   Output& output = TheOutput();
   const std::shared_lock lock(output.mutex);
   if (output.sink) {

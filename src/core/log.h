@@ -5,15 +5,11 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <string_view>
 #include <utility>
 
 #include "kvxfer/log.h"
 
 namespace kvxfer {
-
-bool LogEnabled(LogLevel level);
-void LogLine(LogLevel level, std::string_view line);
 
 template <typename... Args>
 void Log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {

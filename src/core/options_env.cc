@@ -32,14 +32,17 @@ absl::Status Bad(const char* variable, std::string_view value, std::string_view 
       absl::StrCat(variable, "=\"", ToAbsl(value), "\": ", ToAbsl(wanted)));
 }
 
-absl::Status ReadList(const char* variable, std::vector<std::string>& out) {
+absl::Status ReadList(const char* variable, std::vector<std::string>& out, char separator = ',') {
   const std::string_view value = Value(variable);
   if (value.empty()) return absl::OkStatus();
   std::vector<std::string> names;
-  for (absl::string_view part : absl::StrSplit(ToAbsl(value), ',')) {
+  for (absl::string_view part : absl::StrSplit(ToAbsl(value), separator)) {
     part = absl::StripAsciiWhitespace(part);
     if (part.empty()) {
-      return Bad(variable, value, "has an empty name; write names with commas, as in \"shm,tcp\"");
+      return Bad(variable, value,
+                 separator == ','
+                     ? "has an empty name; write names with commas, as in \"shm,tcp\""
+                     : "has an empty folder; write folders with colons, as in \"/a:/b\"");
     }
     names.emplace_back(part.data(), part.size());
   }
@@ -107,6 +110,7 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
 
   absl::Status status = ReadList("KVXFER_BACKENDS", options.backends);
   status.Update(ReadList("KVXFER_REQUIRE_BACKENDS", options.require_backends));
+  status.Update(ReadList("KVXFER_PLUGIN_PATH", options.plugin_path, ':'));
 
   int64_t streams = options.tcp_streams;
   status.Update(ReadNumber("KVXFER_TCP_STREAMS", 1, kMaxTcpStreams, streams));

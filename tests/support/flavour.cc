@@ -118,6 +118,7 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   AgentOptions options;
   options.name = name;
   options.backends = {flavour.backend};
+  options.plugin_path = flavour.plugin_path;
   options.faults = flavour.faults;
   // Also where there are few CPUs: whether it is right does not hang on how many there are.
   options.shm_copy_threads = 2;

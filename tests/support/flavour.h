@@ -22,6 +22,7 @@ struct Flavour {
   FaultOptions faults;
   std::vector<std::string> tcp_addresses{};
   uint32_t rails = 2;  // of the backends that have as many as they are told to
+  std::vector<std::string> plugin_path{};
 
   bool faulty() const { return backend.starts_with("faulty:"); }
   // "tcp" of "faulty:tcp".

@@ -23,6 +23,7 @@ constexpr const char* kVariables[] = {
     "KVXFER_TCP_ADDRESSES",
     "KVXFER_SHM_COPY_THREADS",
     "KVXFER_REQUIRE_BACKENDS",
+    "KVXFER_PLUGIN_PATH",
     "KVXFER_SPIN_US",
 };
 
@@ -55,6 +56,14 @@ class OptionsEnvTest : public testing::Test {
 
   std::map<std::string, std::string> saved_;
 };
+
+TEST_F(OptionsEnvTest, PluginPathIsFoldersWithColons) {
+  Set("KVXFER_PLUGIN_PATH", "/opt/a,b:/opt/c");
+  const auto options = OptionsFromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->plugin_path, (std::vector<std::string>{"/opt/a,b", "/opt/c"}));
+  ExpectRefused("KVXFER_PLUGIN_PATH", "/opt/a::/opt/c");
+}
 
 TEST_F(OptionsEnvTest, AnEmptyEnvironmentGivesTheDefaults) {
   const auto options = OptionsFromEnvironment();

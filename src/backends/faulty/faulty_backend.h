@@ -46,6 +46,7 @@ class FaultyBackend : public Backend {
   bool Arm() override;
   int wait_fd() const override { return epoll_fd_; }
   std::string ListenAddress() const override { return inner_->ListenAddress(); }
+  std::vector<std::string> Devices() const override { return inner_->Devices(); }
 
   // --- for its endpoints ---
   const FaultOptions& options() const { return options_; }

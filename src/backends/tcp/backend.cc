@@ -88,6 +88,15 @@ absl::Status TcpBackend::Reachable(std::string_view address, const HostIdentity&
 
 std::string TcpBackend::ListenAddress() const { return listeners_.front()->address().ToString(); }
 
+std::vector<std::string> TcpBackend::Devices() const {
+  std::vector<std::string> devices;
+  for (size_t i = 0; i < local_.size(); ++i) {
+    devices.push_back(listeners_[i + 1]->address().ToString());
+    if (local_[i].mbps > 0) absl::StrAppend(&devices.back(), ", ", local_[i].mbps, " Mb/s");
+  }
+  return devices;
+}
+
 absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view address,
                                                               const HostIdentity& host) {
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);

@@ -36,6 +36,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   std::string Address() const override;
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
   std::string ListenAddress() const override;
+  std::vector<std::string> Devices() const override;
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;

@@ -164,6 +164,19 @@ std::string VerbsBackend::Address() const {
   return EncodeTold({.control = control, .ports = {.ports = PortInfos()}});
 }
 
+std::vector<std::string> VerbsBackend::Devices() const {
+  std::vector<std::string> devices;
+  for (const PortRef& ref : ports_) {
+    devices.push_back(ref.port().info.name);
+    if (ref.port().info.mbps > 0) {
+      absl::StrAppend(&devices.back(), ", ", ref.port().info.mbps / 1000, " Gb/s");
+    }
+    const absl::Status why = ref.why();
+    if (!why.ok()) absl::StrAppend(&devices.back(), ", not used: ", why.message());
+  }
+  return devices;
+}
+
 absl::StatusOr<net::PeerAddress> VerbsBackend::Find(std::string_view address,
                                                     const HostIdentity& host) const {
   absl::StatusOr<Told> told = DecodeTold(address);

@@ -61,6 +61,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   std::string Address() const override;
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
   std::string ListenAddress() const override { return hub_.ListenAddress(); }
+  std::vector<std::string> Devices() const override;
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const MemorySpan& span, Access access) override;

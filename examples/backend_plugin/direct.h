@@ -1,0 +1,74 @@
+// The backend `direct`: agents of one process; the initiator's thread copies into the target's
+// memory while it posts. The least that keeps the rules of kvxfer/backend.h, and no faster.
+//
+// Thread-safety: the threads of two agents meet here, so one lock is held over every call.
+#ifndef KVXFER_EXAMPLES_BACKEND_PLUGIN_DIRECT_H_
+#define KVXFER_EXAMPLES_BACKEND_PLUGIN_DIRECT_H_
+
+#include <array>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "kvxfer/backend.h"
+
+namespace direct {
+
+inline constexpr size_t kMaxMessages = 1024;  // to one agent, not yet taken
+
+struct Item {
+  kvxfer::Event event{};
+  std::string message{};
+};
+
+// What an agent shows to the others. A shared_ptr: its backend and the links of peers hold it.
+struct Node {
+  Node();
+  ~Node();
+  void Put(Item item);  // and wakes its agent
+  void Wake() const;
+
+  std::deque<Item> items{};
+  size_t messages = 0;   // among them
+  bool starved = false;  // a peer found no room for a message
+  bool retry = false;    // a Post was cut short
+  std::map<uint32_t, kvxfer::LocalRegion> regions{};
+  int fd = -1;
+};
+
+// One connection; side 0 connected, side 1 accepted.
+struct Link {
+  std::array<std::shared_ptr<Node>, 2> nodes{};
+  std::array<kvxfer::Endpoint*, 2> ends{};  // null once destroyed
+  bool authorized = false;
+  bool down = false;
+};
+
+// Recursive: what is destroyed under it may take it too.
+std::recursive_mutex& Lock();
+// The agents of this process by address; Lock() is held.
+std::map<std::string, std::weak_ptr<Node>, std::less<>>& Nodes();
+
+// Tells both sides, once; Lock() is held.
+void Close(Link& link, const absl::Status& why);
+
+// Moves the bytes of `op`, if all its runs are within the target's regions and rights; Lock() is
+// held.
+absl::Status Copy(const kvxfer::Op& op, const Node& target);
+
+std::unique_ptr<kvxfer::Endpoint> MakeEndpoint(std::shared_ptr<Link> link, int side);
+// Closing it waits for a copy that is under way.
+std::unique_ptr<kvxfer::Registration> MakeRegion(std::shared_ptr<Node> node,
+                                                 const kvxfer::LocalRegion& region);
+
+class Key final : public kvxfer::RemoteKey {
+ public:
+  explicit Key(uint32_t named) : rkey(named) {}
+  const uint32_t rkey;
+};
+
+}  // namespace direct
+
+#endif  // KVXFER_EXAMPLES_BACKEND_PLUGIN_DIRECT_H_

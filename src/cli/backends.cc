@@ -1,0 +1,208 @@
+// `kvxfer backends`: which ways to move bytes there are on this host, where each comes from, what
+// it can do, and why not.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kvxfer/backend.h"
+#include "kvxfer/version.h"
+#include "src/backends/plugin_files.h"
+#include "src/backends/plugins.h"
+#include "src/backends/registry.h"
+#include "src/cli/commands.h"
+#include "src/cli/host_port.h"
+#include "src/cli/json_util.h"
+#include "src/cli/text_grid.h"
+#include "src/cli/units.h"
+#include "src/core/host_identity.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::cli {
+namespace {
+
+struct BackendsFlags {
+  std::vector<std::string> names{};
+  bool json = false;
+};
+
+// One backend, as it is on this host.
+struct BackendReport {
+  BackendOrigin origin{};
+  std::string version{};
+  std::unique_ptr<Backend> backend{};  // null: not usable
+  std::string why{};
+};
+
+std::string OriginText(const BackendOrigin& origin) {
+  return origin.built_in ? "built in" : origin.file.empty() ? "not installed" : origin.file;
+}
+
+const char* ArrivalName(Arrival arrival) {
+  return arrival == Arrival::kImmediate ? "immediate" : "copied";
+}
+
+std::vector<std::string> MemoryNames(const Capabilities& caps) {
+  std::vector<std::string> names;
+  for (const auto& [kind, name] :
+       {std::pair{MemoryKind::kHost, "host"}, std::pair{MemoryKind::kCuda, "cuda"}}) {
+    if ((caps.memory_kinds >> static_cast<uint32_t>(kind) & 1) != 0) names.emplace_back(name);
+  }
+  return names;
+}
+
+BackendReport Look(BackendOrigin origin, const AgentOptions& options) {
+  BackendReport report{.origin = std::move(origin)};
+  if (report.origin.built_in) report.version = absl::StrCat("kvxfer ", kVersion);
+  if (!report.origin.file.empty()) {
+    // Told also of one that does not work here.
+    const auto plugin = LoadPlugin(report.origin.name, report.origin.file);
+    if (plugin.ok()) {
+      report.version = (*plugin)->library_version != nullptr ? (*plugin)->library_version()
+                                                             : absl::StrCat("kvxfer ", kVersion);
+    }
+  }
+  auto made = MakeBackend(
+      report.origin.name,
+      {.options = options, .incarnation = Incarnation::Random(), .host = ReadHostIdentity()});
+  if (made.ok()) {
+    report.backend = *std::move(made);
+  } else {
+    report.why = std::string(made.status().message());
+    // The name stands before it already.
+    const std::string name = report.origin.name + ": ";
+    if (report.why.starts_with(name)) report.why.erase(0, name.size());
+  }
+  return report;
+}
+
+Json ToJson(const Capabilities& caps) {
+  return {
+      {"arrival", ArrivalName(caps.arrival)},      {"memory", MemoryNames(caps)},
+      {"rail_keeps_order", caps.rail_keeps_order}, {"rails_fail_alone", caps.rails_fail_alone},
+      {"needs_remote_cpu", caps.needs_remote_cpu}, {"max_op_bytes", caps.max_op_bytes},
+      {"max_op_runs", caps.max_op_runs},           {"max_message_bytes", caps.max_message_bytes},
+      {"max_arrivals", caps.max_arrivals}};
+}
+
+Json ToJson(const BackendReport& report) {
+  const std::vector<std::string> defaults = DefaultBackends();
+  const BackendOrigin& origin = report.origin;
+  Json json = {{"name", origin.name},
+               {"usable", report.backend != nullptr},
+               {"default", std::ranges::find(defaults, origin.name) != defaults.end()},
+               {"built_in", origin.built_in},
+               {"file", origin.file.empty() ? Json(nullptr) : Json(origin.file)},
+               {"version", report.version.empty() ? Json(nullptr) : Json(report.version)},
+               {"why", report.why.empty() ? Json(nullptr) : Json(report.why)},
+               {"capabilities", nullptr},
+               {"devices", Json::array()}};
+  if (report.backend == nullptr) return json;
+  json["capabilities"] = ToJson(report.backend->capabilities());
+  json["devices"] = report.backend->Devices();
+  return json;
+}
+
+// "arrival: immediate; memory: host; rails fail alone; ..."
+std::string CapabilitiesText(const Capabilities& caps) {
+  std::string text = absl::StrCat(
+      "arrival ", ArrivalName(caps.arrival), ", ", absl::StrJoin(MemoryNames(caps), " and "),
+      " memory, rails ", caps.rail_keeps_order ? "keep order" : "reorder",
+      caps.rails_fail_alone ? " and fail alone" : "", ", ",
+      caps.needs_remote_cpu ? "the target's CPU takes part" : "the target's CPU is not needed");
+  absl::StrAppend(&text, "; an op: up to ", FormatBytes(caps.max_op_bytes), ", ", caps.max_op_runs,
+                  " runs; a message: ", FormatBytes(caps.max_message_bytes));
+  if (caps.max_arrivals > 0) absl::StrAppend(&text, "; arrivals under way: ", caps.max_arrivals);
+  return text;
+}
+
+std::string ToText(const std::vector<BackendReport>& reports) {
+  TextGrid grid;
+  grid.Add({"backend", "", "version", "from"});
+  for (const BackendReport& report : reports) {
+    grid.Add({report.origin.name, report.backend != nullptr ? "usable" : "not usable",
+              report.version, OriginText(report.origin)});
+  }
+  std::string text = grid.ToString();
+  for (const BackendReport& report : reports) {
+    absl::StrAppend(&text, "\n", report.origin.name, ": ");
+    if (report.backend == nullptr) {
+      absl::StrAppend(&text, "not usable: ", report.why, "\n");
+      continue;
+    }
+    absl::StrAppend(&text, CapabilitiesText(report.backend->capabilities()), "\n");
+    for (const std::string& device : report.backend->Devices()) {
+      absl::StrAppend(&text, "  ", device, "\n");
+    }
+  }
+  return text;
+}
+
+// Of all, those that were named. InvalidArgument: there is none of that name.
+absl::StatusOr<std::vector<BackendOrigin>> Chosen(const std::vector<std::string>& names,
+                                                  const AgentOptions& options) {
+  std::vector<BackendOrigin> all = ListBackends(options);
+  if (names.empty()) return all;
+  std::vector<BackendOrigin> chosen;
+  for (const std::string& name : names) {
+    const auto it = std::ranges::find(all, name, &BackendOrigin::name);
+    if (it == all.end()) {
+      std::vector<std::string> known;
+      for (const BackendOrigin& origin : all) known.push_back(origin.name);
+      return absl::InvalidArgumentError(
+          absl::StrCat("no backend '", name, "'; there are ", absl::StrJoin(known, ", ")));
+    }
+    chosen.push_back(*it);
+  }
+  return chosen;
+}
+
+absl::Status RunBackends(const BackendsFlags& flags) {
+  absl::StatusOr<AgentOptions> options = OptionsFromEnvironment();
+  if (!options.ok()) return options.status();
+  options->name = "backends";
+  // Nobody is to connect, and the port that is meant for an agent may be in use by it.
+  absl::StatusOr<HostPort> listen = ParseHostPort(options->listen, 0);
+  if (!listen.ok()) return Annotate(listen.status(), "KVXFER_LISTEN");
+  listen->port = 0;
+  options->listen = listen->ToString();
+  const absl::StatusOr<std::vector<BackendOrigin>> chosen = Chosen(flags.names, *options);
+  if (!chosen.ok()) return chosen.status();
+  std::vector<BackendReport> reports;
+  for (const BackendOrigin& origin : *chosen) reports.push_back(Look(origin, *options));
+  if (flags.json) {
+    Json json = {{"version", kVersion},
+                 {"toolchain", PluginToolchain()},
+                 {"folders", PluginFolders(*options)},
+                 {"backends", Json::array()}};
+    for (const BackendReport& report : reports) json["backends"].push_back(ToJson(report));
+    std::puts(DumpJson(json, 2).c_str());
+  } else {
+    std::fputs(ToText(reports).c_str(), stdout);
+  }
+  for (const BackendReport& report : reports) {
+    if (flags.names.empty() || report.backend != nullptr) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("backend ", report.origin.name, " is not usable here"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddBackends(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand(
+      "backends",
+      "Shows the backends of this host, built in and plugins, and why one is not usable");
+  const auto flags = std::make_shared<BackendsFlags>();
+  command->add_option("backend", flags->names, "These only; status 5 unless all are usable");
+  command->add_flag("--json", flags->json, "Report as JSON");
+  command->callback([flags, &action] { action = [flags] { return RunBackends(*flags); }; });
+}
+
+}  // namespace kvxfer::cli
