@@ -13,8 +13,10 @@
 #include "kvxfer/notification.h"
 #include "kvxfer/options.h"
 #include "kvxfer/peer.h"
+#include "kvxfer/plugin.h"
 #include "kvxfer/transfer.h"
 #include "kvxfer/types.h"
+#include "kvxfer/version.h"
 
 // The examples name the members that matter; g++ would like all of them.
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -171,4 +173,22 @@ TEST(HeaderExamples, Backend) {
   EXPECT_EQ(events[0].id, 42u);
 }
 
+absl::StatusOr<std::unique_ptr<kvxfer::Backend>> MakeWireBackend(const kvxfer::BackendContext&) {
+  return absl::UnavailableError("an example");
+}
+
+TEST(HeaderExamples, Version) {
+  EXPECT_GT(std::printf("built with kvxfer %s\n", kvxfer::kVersion), 18);
+}
+
 }  // namespace
+
+KVXFER_BACKEND_PLUGIN(wire, MakeWireBackend)
+
+TEST(HeaderExamples, Plugin) {
+  const kvxfer::BackendPlugin* plugin = kvxfer_backend_plugin();
+  EXPECT_EQ(plugin->magic, kvxfer::kPluginMagic);
+  EXPECT_STREQ(plugin->name, "wire");
+  EXPECT_EQ(plugin->make, &MakeWireBackend);
+  EXPECT_EQ(plugin->toolchain, kvxfer::PluginToolchain());
+}
