@@ -1,0 +1,170 @@
+#include "src/backends/libfabric/backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/libfabric/accepted.h"
+#include "src/backends/libfabric/dialled.h"
+#include "src/backends/libfabric/factory.h"
+#include "src/backends/libfabric/frames.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace libfabric {
+namespace {
+
+// The host that is listened at; empty: any.
+absl::StatusOr<std::string> ListenHost(const AgentOptions& options) {
+  const std::string& text =
+      options.libfabric.listen.empty() ? options.listen : options.libfabric.listen;
+  absl::StatusOr<std::vector<net::SocketAddress>> at =
+      net::Resolve(text, kDefaultPort, net::Names::kResolve);
+  if (!at.ok()) return at.status();
+  return at->front().IsWildcard() ? std::string() : at->front().Host();
+}
+
+const Link& LinkOf(const net::ControlLink* link) { return static_cast<const Link&>(*link); }
+
+}  // namespace
+
+LibfabricBackend::LibfabricBackend(const BackendContext& context)
+    : options_(context.options),
+      host_(context.host),
+      hub_({.backend = "libfabric",
+            .service = net::Service::kLibfabric,
+            .incarnation = context.incarnation,
+            .connect_timeout = options_.connect_timeout},
+           this) {}
+
+absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
+    const BackendContext& context) {
+  std::unique_ptr<LibfabricBackend> backend(new LibfabricBackend(context));
+  if (absl::Status status = backend->hub_.Open(); !status.ok()) return status;
+  const AgentOptions& options = backend->options_;
+  absl::StatusOr<std::string> host = ListenHost(options);
+  if (!host.ok()) return host.status();
+  absl::StatusOr<std::vector<std::unique_ptr<Domain>>> domains =
+      Domain::OpenAll(options.libfabric, *host);
+  if (!domains.ok()) return domains.status();
+  backend->domains_ = *std::move(domains);
+  if (absl::Status status = backend->hub_.Listen(options, options.libfabric.listen,
+                                                 "`libfabric.listen` (KVXFER_LIBFABRIC_LISTEN)");
+      !status.ok()) {
+    return status;
+  }
+  Capabilities& caps = backend->capabilities_;
+  caps = {.arrival = Arrival::kImmediate,
+          .rail_keeps_order = false,
+          .rails_fail_alone = false,
+          .needs_remote_cpu = true,
+          .max_op_bytes = kMaxOpBytes,
+          .max_op_runs = kMaxRuns,
+          .max_message_bytes = net::kMaxMessageBytes};
+  for (const auto& domain : backend->domains_) {
+    caps.max_op_bytes = std::min(caps.max_op_bytes, domain->info().ep_attr->max_msg_size);
+    caps.max_op_runs = std::min(caps.max_op_runs, domain->max_runs());
+  }
+  return backend;
+}
+
+LibfabricBackend::~LibfabricBackend() {
+  hub_.Close();
+  for (LibfabricRegistration* registration : std::exchange(registrations_, {})) {
+    registration->Close();
+  }
+}
+
+std::string LibfabricBackend::provider() const {
+  return domains_.front()->info().fabric_attr->prov_name;
+}
+
+std::string LibfabricBackend::Address() const {
+  const std::string control = hub_.Address();
+  return EncodeTold({.provider = provider(), .control = control});
+}
+
+absl::StatusOr<net::PeerAddress> LibfabricBackend::Find(std::string_view address,
+                                                        const HostIdentity& host) const {
+  absl::StatusOr<Told> told = DecodeTold(address);
+  if (!told.ok()) return told.status();
+  if (told->provider != provider()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the peer uses the libfabric provider ", told->provider, ", and this side ", provider()));
+  }
+  if (provider() == "shm" && !host.SameHost(host_)) {
+    return absl::UnavailableError("the libfabric provider shm reaches processes of one host only");
+  }
+  return net::DecodeReachable(told->control, host_, host);
+}
+
+absl::Status LibfabricBackend::Reachable(std::string_view address, const HostIdentity& host) const {
+  return Find(address, host).status();
+}
+
+absl::StatusOr<std::unique_ptr<Endpoint>> LibfabricBackend::Connect(std::string_view address,
+                                                                    const HostIdentity& host) {
+  absl::StatusOr<net::PeerAddress> peer = Find(address, host);
+  if (!peer.ok()) return peer.status();
+  auto link = std::make_unique<DialledLink>(this, *std::move(peer));
+  hub_.Dial(link.get());
+  return link;
+}
+
+std::unique_ptr<net::ControlLink> LibfabricBackend::Accept(net::Fd control, std::string from) {
+  return std::make_unique<AcceptedLink>(this, std::move(control), std::move(from));
+}
+
+absl::StatusOr<std::unique_ptr<Registration>> LibfabricBackend::Register(
+    const LocalRegion& region) {
+  if (region.span.kind != MemoryKind::kHost) {
+    return absl::InvalidArgumentError("libfabric: only host memory can be registered");
+  }
+  if (region.span.data == nullptr || region.span.bytes == 0 || region.rkey == 0) {
+    return absl::InvalidArgumentError("libfabric: a region needs an address, bytes and an rkey");
+  }
+  absl::StatusOr<std::unique_ptr<LibfabricRegistration>> made =
+      LibfabricRegistration::Make(region, domains_, &registrations_);
+  if (!made.ok()) return made.status();
+  return std::unique_ptr<Registration>(*std::move(made));
+}
+
+size_t LibfabricBackend::Poll(std::span<Event> out, bool readable) {
+  if (hub_.Begin(out, readable)) {
+    for (net::ControlLink* link : hub_.links()) {
+      if (LinkOf(link).busy() && !hub_.sink().full()) static_cast<Link*>(link)->PollData();
+    }
+    for (const auto& domain : domains_) domain->ReadEvents();
+    looked_ = Now();
+    hub_.Work();
+  }
+  return hub_.End();
+}
+
+bool LibfabricBackend::Arm() {
+  if (hub_.HasWork()) return false;
+  const auto unread = [](const net::ControlLink* link) {
+    return LinkOf(link).busy() && LinkOf(link).unread();
+  };
+  if (std::ranges::any_of(hub_.links(), unread)) return false;
+  for (net::ControlLink* link : hub_.links()) static_cast<Link*>(link)->Rest();
+  hub_.SetTimer();
+  return !hub_.HasWork();
+}
+
+std::optional<Time> LibfabricBackend::deadline() const {
+  const auto busy = [](const net::ControlLink* link) { return LinkOf(link).busy(); };
+  if (std::ranges::none_of(hub_.links(), busy)) return std::nullopt;
+  return looked_ + kLook;
+}
+
+}  // namespace libfabric
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeLibfabricBackend(const BackendContext& context) {
+  absl::StatusOr<std::unique_ptr<libfabric::LibfabricBackend>> backend =
+      libfabric::LibfabricBackend::Create(context);
+  if (!backend.ok()) return backend.status();
+  return std::unique_ptr<Backend>(*std::move(backend));
+}
+
+}  // namespace kvxfer

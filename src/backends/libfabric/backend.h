@@ -1,0 +1,73 @@
+// The libfabric backend: domains of one provider, and the links to peers.
+//
+// Completion queues are looked at while links are busy, every kLook at least: no provider's word
+// for when there is something in them is relied on. The connecting side knows when that is, and
+// tells the other.
+//
+// Lifetime: endpoints and registrations may outlive it; they are then of no use.
+// Thread-safety: none but that of kvxfer::Backend.
+
+#ifndef KVXFER_BACKENDS_LIBFABRIC_BACKEND_H_
+#define KVXFER_BACKENDS_LIBFABRIC_BACKEND_H_
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/backends/libfabric/domain.h"
+#include "src/backends/libfabric/regions.h"
+#include "src/net/link_hub.h"
+
+namespace kvxfer::libfabric {
+
+inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
+inline constexpr size_t kMaxRuns = 16;
+
+class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
+ public:
+  static absl::StatusOr<std::unique_ptr<LibfabricBackend>> Create(const BackendContext& context);
+  ~LibfabricBackend() override;
+
+  // --- Backend ---
+  std::string_view name() const override { return "libfabric"; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  std::string Address() const override;
+  absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
+  std::string ListenAddress() const override { return hub_.ListenAddress(); }
+  absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
+                                                    const HostIdentity& host) override;
+  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
+  size_t Poll(std::span<Event> out, bool readable) override;
+  bool Arm() override;
+  int wait_fd() const override { return hub_.fd(); }
+
+  // --- for links ---
+  net::LinkHub& hub() { return hub_; }
+  const AgentOptions& options() const { return options_; }
+  const std::vector<std::unique_ptr<Domain>>& domains() const { return domains_; }
+
+ private:
+  static constexpr Duration kLook = std::chrono::microseconds(50);
+
+  explicit LibfabricBackend(const BackendContext& context);
+  std::string provider() const;
+  absl::StatusOr<net::PeerAddress> Find(std::string_view address, const HostIdentity& host) const;
+  std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
+  std::optional<Time> deadline() const override;
+
+  const AgentOptions options_;
+  const HostIdentity host_;
+  Capabilities capabilities_;
+  std::vector<std::unique_ptr<Domain>> domains_;
+  Registrations registrations_;
+  Time looked_{};
+  net::LinkHub hub_;
+};
+
+}  // namespace kvxfer::libfabric
+
+#endif  // KVXFER_BACKENDS_LIBFABRIC_BACKEND_H_

@@ -1,0 +1,105 @@
+// One end of a rail: an endpoint with a completion queue and one peer. Closing it is the fence:
+// nothing lands, or is read, through it any more.
+//
+// Progress is made in Poll alone, whatever the provider says of itself.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_LIBFABRIC_END_H_
+#define KVXFER_BACKENDS_LIBFABRIC_END_H_
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/backends/libfabric/domain.h"
+#include "src/backends/libfabric/fi.h"
+#include "src/core/clock.h"
+
+namespace kvxfer::libfabric {
+
+// An op in flight. Transfer 0: the link's own.
+struct Flight {
+  uint64_t op = 0;
+  uint64_t transfer = 0;
+};
+
+// What came out of a completion queue: an immediate of the peer, or the end of a flight.
+struct Done {
+  std::optional<uint32_t> immediate{};
+  Flight flight{};
+  absl::Status status{};
+};
+
+class End {
+ public:
+  static absl::StatusOr<std::unique_ptr<End>> Open(const Domain* domain);
+  ~End();
+
+  const Domain& domain() const { return *domain_; }
+  // Where the peer finds it, opaque.
+  const std::string& address() const { return address_; }
+  absl::Status SetPeer(const std::string& address);
+
+  struct Request {
+    bool read = false;
+    std::span<const iovec> local{};
+    std::span<void*> descs{};  // of `local`
+    std::span<const fi_rma_iov> remote{};
+    std::optional<uint32_t> immediate{};  // of a write
+    Flight flight{};
+  };
+  // False: no room now.
+  absl::StatusOr<bool> Post(const Request& request);
+
+  // Takes at most `most` entries. An error: it is of no use any more.
+  absl::Status Poll(size_t most, std::vector<Done>& out);
+  // The last Poll may have left some.
+  bool unread() const { return unread_; }
+  size_t in_flight() const { return slots_.size() - free_.size(); }
+  size_t CountOf(uint64_t transfer) const;
+
+  // Polls until nothing is in flight, or `until`.
+  void Drain(Time until, std::vector<Done>& out);
+  // What had not ended; the flights are over.
+  std::vector<Flight> Close();
+
+ private:
+  // libfabric's own words first: what a completion points at.
+  struct Slot {
+    fi_context2 context{};
+    Flight flight{};
+    bool used = false;
+  };
+  static constexpr size_t kMaxFlights = 256;
+
+  explicit End(const Domain* domain) : domain_(domain) {}
+  absl::Status Make();
+  Flight Take(void* context);
+  absl::Status ReadError(std::vector<Done>& out);
+
+  const Domain* const domain_;
+  FiPtr<fid_av> peers_;
+  FiPtr<fid_cq> queue_;
+  FiPtr<fid_ep> endpoint_;
+  std::string address_;
+  fi_addr_t peer_ = FI_ADDR_UNSPEC;
+  size_t depth_ = kMaxFlights;
+  bool unread_ = false;
+  std::deque<Slot> slots_;  // a deque: they stay where they are
+  std::vector<Slot*> free_;
+};
+
+}  // namespace kvxfer::libfabric
+
+#endif  // KVXFER_BACKENDS_LIBFABRIC_END_H_

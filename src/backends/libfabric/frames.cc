@@ -1,0 +1,157 @@
+#include "src/backends/libfabric/frames.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/net/bytes.h"
+#include "src/net/hello.h"
+
+namespace kvxfer::libfabric {
+namespace {
+
+enum class Kind : uint8_t { kHello = 1, kOffer, kAnswer, kBusy, kIdle, kQuiet };
+
+class Writer {
+ public:
+  explicit Writer(Kind kind) { Put(static_cast<uint8_t>(kind)); }
+  Writer& Put(uint8_t value) {
+    out_.push_back(std::byte{value});
+    return *this;
+  }
+  Writer& Put(uint64_t value) {
+    out_.resize(out_.size() + sizeof(value));
+    net::Put64(out_.data() + out_.size() - sizeof(value), value);
+    return *this;
+  }
+  Writer& Put(std::string_view text) {
+    text = text.substr(0, kMaxText);
+    out_.resize(out_.size() + 2);
+    net::Put16(out_.data() + out_.size() - 2, static_cast<uint16_t>(text.size()));
+    const auto bytes = std::as_bytes(std::span(text));
+    out_.insert(out_.end(), bytes.begin(), bytes.end());
+    return *this;
+  }
+  std::vector<std::byte> Take() { return std::move(out_); }
+
+ private:
+  std::vector<std::byte> out_;
+};
+
+// Past the end everything reads as zero, and whole() is false.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> in) : in_(in) {}
+  uint8_t Byte() {
+    const auto at = Some(1);
+    return at.empty() ? uint8_t{0} : net::Get8(at.data());
+  }
+  uint64_t Word() {
+    const auto at = Some(8);
+    return at.empty() ? 0 : net::Get64(at.data());
+  }
+  std::string Text() {
+    const auto head = Some(2);
+    const size_t bytes = head.empty() ? 0 : net::Get16(head.data());
+    if (bytes > kMaxText) whole_ = false;
+    const auto at = whole_ ? Some(bytes) : std::span<const std::byte>();
+    return {reinterpret_cast<const char*>(at.data()), at.size()};
+  }
+  bool whole() const { return whole_ && in_.empty(); }
+
+ private:
+  std::span<const std::byte> Some(size_t bytes) {
+    if (bytes > in_.size()) {
+      whole_ = false;
+      return {};
+    }
+    const auto at = in_.first(bytes);
+    in_ = in_.subspan(bytes);
+    return at;
+  }
+  std::span<const std::byte> in_;
+  bool whole_ = true;
+};
+
+struct Encoder {
+  std::vector<std::byte> operator()(const Hello& hello) {
+    return Writer(Kind::kHello).Put(hello.domains).Take();
+  }
+  std::vector<std::byte> operator()(const Offer& offer) {
+    return Writer(Kind::kOffer).Put(offer.rail).Put(offer.address).Take();
+  }
+  std::vector<std::byte> operator()(const Answer& answer) {
+    return Writer(Kind::kAnswer)
+        .Put(answer.rail)
+        .Put(answer.error)
+        .Put(answer.address)
+        .Put(answer.sink)
+        .Put(answer.sink_key)
+        .Take();
+  }
+  std::vector<std::byte> operator()(const Busy&) { return Writer(Kind::kBusy).Take(); }
+  std::vector<std::byte> operator()(const Idle&) { return Writer(Kind::kIdle).Take(); }
+  std::vector<std::byte> operator()(const Quiet& quiet) {
+    return Writer(Kind::kQuiet).Put(quiet.transfer).Take();
+  }
+};
+
+Frame Read(Kind kind, Reader& in) {
+  switch (kind) {
+    case Kind::kHello:
+      return Hello{.domains = in.Byte()};
+    case Kind::kOffer: {
+      Offer offer{.rail = in.Byte()};
+      offer.address = in.Text();
+      return offer;
+    }
+    case Kind::kAnswer: {
+      Answer answer{.rail = in.Byte()};
+      answer.error = in.Text();
+      answer.address = in.Text();
+      answer.sink = in.Word();
+      answer.sink_key = in.Word();
+      return answer;
+    }
+    case Kind::kBusy:
+      return Busy{};
+    case Kind::kIdle:
+      return Idle{};
+    case Kind::kQuiet:
+      return Quiet{.transfer = in.Word()};
+  }
+  in.Word();
+  return Busy{};
+}
+
+}  // namespace
+
+std::vector<std::byte> Encode(const Frame& frame) { return std::visit(Encoder{}, frame); }
+
+absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes) {
+  Reader in(bytes);
+  const uint8_t kind = in.Byte();
+  if (kind < static_cast<uint8_t>(Kind::kHello) || kind > static_cast<uint8_t>(Kind::kQuiet)) {
+    return net::Damaged("kind of a libfabric frame");
+  }
+  Frame frame = Read(static_cast<Kind>(kind), in);
+  if (!in.whole()) return net::Damaged("libfabric frame");
+  return frame;
+}
+
+std::string EncodeTold(const Told& told) {
+  std::string out(1, static_cast<char>(told.provider.size()));
+  out += told.provider;
+  out += told.control;
+  return out;
+}
+
+absl::StatusOr<Told> DecodeTold(std::string_view address) {
+  const size_t bytes = address.empty() ? 0 : static_cast<uint8_t>(address[0]);
+  if (bytes == 0 || address.size() < 1 + bytes) {
+    return absl::InvalidArgumentError("libfabric: the peer's address is damaged");
+  }
+  return Told{.provider = std::string(address.substr(1, bytes)),
+              .control = address.substr(1 + bytes)};
+}
+
+}  // namespace kvxfer::libfabric

@@ -1,0 +1,58 @@
+#include "src/backends/libfabric/regions.h"
+
+#include "absl/strings/str_cat.h"
+#include "src/net/bytes.h"
+
+namespace kvxfer::libfabric {
+namespace {
+
+constexpr std::byte kForm{1};
+constexpr size_t kHeadBytes = 5;
+constexpr size_t kEntryBytes = 9;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LibfabricRegistration>> LibfabricRegistration::Make(
+    const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains,
+    Registrations* all) {
+  std::unique_ptr<LibfabricRegistration> out(new LibfabricRegistration(region.rkey, all));
+  for (const auto& domain : domains) {
+    absl::StatusOr<FiPtr<fid_mr>> mr = domain->Register(region.span, region.access);
+    if (!mr.ok()) return mr.status();
+    out->holds_.push_back({.mr = *std::move(mr), .by_address = domain->virtual_addresses()});
+  }
+  return out;
+}
+
+std::string LibfabricRegistration::Key() const {
+  std::vector<std::byte> out(kHeadBytes + holds_.size() * kEntryBytes);
+  out[0] = kForm;
+  net::Put32(&out[1], rkey_);
+  std::byte* at = out.data() + kHeadBytes;
+  for (const Hold& hold : holds_) {
+    at[0] = std::byte{hold.by_address};
+    net::Put64(at + 1, fi_mr_key(hold.mr.get()));
+    at += kEntryBytes;
+  }
+  return {reinterpret_cast<const char*>(out.data()), out.size()};
+}
+
+absl::StatusOr<std::unique_ptr<LibfabricRemoteKey>> LibfabricRemoteKey::Decode(
+    const RemoteRegion& region, std::string_view key) {
+  const auto bytes = std::as_bytes(std::span(key));
+  if (bytes.size() < kHeadBytes || bytes[0] != kForm ||
+      (bytes.size() - kHeadBytes) % kEntryBytes != 0 || net::Get32(&bytes[1]) != region.rkey) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "libfabric: the key of region ", static_cast<uint32_t>(region.id),
+        " in the peer's metadata is damaged, or of another registration; take the metadata again"));
+  }
+  auto out = std::make_unique<LibfabricRemoteKey>();
+  out->base_ = region.base;
+  for (size_t at = kHeadBytes; at < bytes.size(); at += kEntryBytes) {
+    out->entries_.push_back(
+        {.by_address = bytes[at] != std::byte{0}, .key = net::Get64(&bytes[at + 1])});
+  }
+  return out;
+}
+
+}  // namespace kvxfer::libfabric

@@ -1,0 +1,87 @@
+// Local memory as the domains know it, and keys to memory of peers.
+//
+// A key tells the key of each domain of its owner: one byte for the form, four for the agent's own
+// rkey, then nine for each domain, in their order (how its memory is named: 1 by address, 0 by
+// offset; its key).
+//
+// Lifetime: a registration may outlive its backend, and is then of no use.
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_LIBFABRIC_REGIONS_H_
+#define KVXFER_BACKENDS_LIBFABRIC_REGIONS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/backends/libfabric/domain.h"
+
+namespace kvxfer::libfabric {
+
+class LibfabricRegistration;
+
+// Those that are open, so that they are closed before their domains.
+using Registrations = std::unordered_set<LibfabricRegistration*>;
+
+class LibfabricRegistration final : public Registration {
+ public:
+  static absl::StatusOr<std::unique_ptr<LibfabricRegistration>> Make(
+      const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains,
+      Registrations* all);
+  ~LibfabricRegistration() override {
+    if (all_ != nullptr) all_->erase(this);
+  }
+
+  std::string Key() const override;
+  void* desc(size_t domain) const { return fi_mr_desc(holds_[domain].mr.get()); }
+  // The backend goes first.
+  void Close() {
+    holds_.clear();
+    all_ = nullptr;
+  }
+
+ private:
+  struct Hold {
+    FiPtr<fid_mr> mr;
+    bool by_address = false;
+  };
+  LibfabricRegistration(uint32_t rkey, Registrations* all) : rkey_(rkey), all_(all) {
+    all_->insert(this);
+  }
+
+  const uint32_t rkey_;
+  Registrations* all_;
+  std::vector<Hold> holds_;
+};
+
+class LibfabricRemoteKey final : public RemoteKey {
+ public:
+  static absl::StatusOr<std::unique_ptr<LibfabricRemoteKey>> Decode(const RemoteRegion& region,
+                                                                    std::string_view key);
+  bool has(size_t domain) const { return domain < entries_.size(); }
+  uint64_t key(size_t domain) const { return entries_[domain].key; }
+  // How the domain of the peer names what its owner has at `address`.
+  uint64_t Place(size_t domain, uint64_t address) const {
+    return entries_[domain].by_address ? address : address - base_;
+  }
+
+ private:
+  struct Entry {
+    bool by_address = false;
+    uint64_t key = 0;
+  };
+  uint64_t base_ = 0;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace kvxfer::libfabric
+
+#endif  // KVXFER_BACKENDS_LIBFABRIC_REGIONS_H_
