@@ -66,15 +66,38 @@ struct VerbsOptions {
   Duration stall_timeout = std::chrono::seconds(30);  // work that neither completes nor fails
 };
 
+// How the backend `ucx` uses UCX; docs/ucx.md explains each. What is empty here UCX takes from its
+// own environment (UCX_TLS and so on) and configuration file.
+struct UcxOptions {
+  // Transports, as UCX_TLS: "tcp,posix", "rc,self", "^cma".
+  std::string tls{};
+  // Network devices, as UCX_NET_DEVICES: "mlx5_0:1", "eth0". Empty: all, but where
+  // AgentOptions::listen is loopback and UCX is not told either, only that.
+  std::string net_devices{};
+};
+
+// How the backend `libfabric` uses a fabric; it is built where kvxfer is configured with
+// KVXFER_LIBFABRIC.
+struct LibfabricOptions {
+  // "efa", "verbs;ofi_rxm", "tcp;ofi_rxm", ... (fi_info shows them); peers need the same one.
+  // Empty: the first of efa and verbs;ofi_rxm that is there.
+  std::string provider{};
+  // Domains to use, each a rail; the first of one side talks to the first of the other, and so on.
+  // Empty: the first that the provider has.
+  std::vector<std::string> domains{};
+  // Where control connections come in; empty: the host of AgentOptions::listen, any free port.
+  std::string listen{};
+};
+
 struct AgentOptions {
   // How peers call this agent; unique among the agents that exchange metadata. 1 to 255 bytes.
   std::string name{};
 
   // Backends to use, best first, each once; "faulty:<backend>" decorates. Each must be usable here.
-  // Empty: those of {"loopback", "shm", "verbs", "ucx", "libfabric", "tcp"} that are;
-  // Agent::Explain says why another one is not. "^<backend>": as empty, but without this one; not
-  // beside names without "^". A transfer takes the first that reaches the peer, unless a later one
-  // was seen clearly faster in the last minute, or TransferOptions::backend names one.
+  // Empty: those of {"loopback", "shm", "verbs", "tcp"} that are; Agent::Explain says why another
+  // one is not. "^<backend>": as empty, but without this one; not beside names without "^". "ucx"
+  // is taken where it is named. A transfer takes the first that reaches the peer, unless a later
+  // one was seen clearly faster in the last minute, or TransferOptions::backend names one.
   std::vector<std::string> backends{};
   // Folders where backends that are plugins (libkvxfer_backend_<name>.so) are looked for, before
   // those beside this library or program and where kvxfer was installed.
@@ -120,6 +143,8 @@ struct AgentOptions {
   Duration spin{-1};
 
   VerbsOptions verbs{};
+  UcxOptions ucx{};
+  LibfabricOptions libfabric{};
 
   FaultOptions faults{};
 };
@@ -132,8 +157,10 @@ struct AgentOptions {
 // KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY, KVXFER_VERBS_SERVICE_LEVEL,
 // KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT, KVXFER_VERBS_RETRY_COUNT,
 // KVXFER_VERBS_RNR_TIMER, KVXFER_VERBS_QUEUE_DEPTH, KVXFER_VERBS_RECEIVE_DEPTH,
-// KVXFER_VERBS_MAX_INLINE, KVXFER_VERBS_STALL_TIMEOUT_MS. InvalidArgument names the variable that
-// does not parse.
+// KVXFER_VERBS_MAX_INLINE, KVXFER_VERBS_STALL_TIMEOUT_MS; of UcxOptions KVXFER_UCX_TLS and
+// KVXFER_UCX_NET_DEVICES; of LibfabricOptions KVXFER_LIBFABRIC_PROVIDER, KVXFER_LIBFABRIC_DOMAINS
+// (comma separated) and KVXFER_LIBFABRIC_LISTEN. InvalidArgument names the variable that does not
+// parse.
 absl::StatusOr<AgentOptions> OptionsFromEnvironment();
 
 }  // namespace kvxfer

@@ -330,7 +330,8 @@ class Peer {
   CreditFrame credit_;  // granted, totals
   CreditFrame credit_used_;
   Time unlinked_{};  // since when no link is up
-  Time pumped_{};    // timers up to then have been seen to
+  Time death_asked_{};
+  Time pumped_{};  // timers up to then have been seen to
 
   // Transfers.
   std::deque<TransferPtr> queue_;

@@ -56,7 +56,7 @@ void Peer::Advance(Outbound& outbound) {
     PushAmend(outbound);
   }
   if (outbound.ops > 0 || (outbound.opened && !outbound.arrived)) return;
-  if (outbound.alone && outbound.link != nullptr) {
+  if (outbound.alone && outbound.link != nullptr && outbound.link->seen->idle()) {
     const Time now = Now();
     outbound.link->seen->OnSmallDone(now - outbound.first_post, now);
   }

@@ -20,6 +20,8 @@ constexpr int kMaxAddresses = 16;
 constexpr int kIdleHeartbeats = 10;
 constexpr Duration kIdlePing = std::chrono::seconds(10);
 constexpr Duration kIdleGrid = std::chrono::seconds(1);
+// Between questions whether the process of a peer that cannot be reached is gone.
+constexpr Duration kDeathAsked = std::chrono::milliseconds(5);
 
 // On the grid where that is fine enough, so that one wake-up serves all idle links.
 Time NextIdlePing(Time now, Duration heartbeat) {
@@ -215,6 +217,12 @@ void Peer::KeepAlive(Time now) {
   // Transfers that wait for word only are failed by the first attempt that fails after the loss.
   auto link = LinkFor("", 0, unlinked_, now);
   if (link.ok()) return;
+  // An attempt that fails at once has no kDown to say so. The kernel is not asked in every round.
+  if (now - death_asked_ >= kDeathAsked) {
+    death_asked_ = now;
+    CheckDeath(link.status());
+  }
+  if (active_.empty() && quarantined_.empty()) return;
   std::vector<Outbound*> hopeless;
   for (auto& [id, outbound] : active_) {
     if (!outbound.ending) hopeless.push_back(&outbound);

@@ -90,7 +90,9 @@ std::vector<std::string> PluginFolders(const AgentOptions& options) {
   };
   for (const std::string& folder : options.plugin_path) add(folder);
   if (const fs::path own = OwnFolder(); !own.empty()) {
-    add(own / "kvxfer");  // a library, and its plugins below it
+    // A library, and its plugins below it; of a program that is the program itself.
+    std::error_code error;
+    if (fs::is_directory(own / "kvxfer", error)) add(own / "kvxfer");
     add(own.parent_path() / "lib" / "kvxfer");
     // Where the package has its libraries deeper (Debian: lib/x86_64-linux-gnu).
     if (fs::path(KVXFER_INSTALL_LIBDIR).is_relative()) {

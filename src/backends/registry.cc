@@ -25,10 +25,9 @@ constexpr std::array kKnown = {
     KnownBackend{.name = "verbs"},
     KnownBackend{.name = "cuda_ipc", .by_default = false, .remedy = "it is not built yet"},
     KnownBackend{.name = "ucx",
+                 .by_default = false,
                  .remedy = "it is built where UCX's headers are (apt install libucx-dev)"},
-    KnownBackend{.name = "libfabric",
-                 .remedy = "it is built where libfabric's headers are (apt install "
-                           "libfabric-dev, or the EFA installer)"},
+    KnownBackend{.name = "libfabric", .by_default = false, .remedy = "it is not built yet"},
     KnownBackend{.name = "tcp"},
 };
 

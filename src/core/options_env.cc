@@ -97,6 +97,12 @@ absl::Status ReadVerbs(VerbsOptions& verbs) {
   return status;
 }
 
+absl::Status ReadLibfabric(LibfabricOptions& libfabric) {
+  ReadText("KVXFER_LIBFABRIC_PROVIDER", libfabric.provider);
+  ReadText("KVXFER_LIBFABRIC_LISTEN", libfabric.listen);
+  return ReadList("KVXFER_LIBFABRIC_DOMAINS", libfabric.domains);
+}
+
 }  // namespace
 
 absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
@@ -122,6 +128,9 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
   status.Update(ReadNumber("KVXFER_SHM_COPY_THREADS", 0, kMaxCopyThreads, copy_threads));
   options.shm_copy_threads = static_cast<uint32_t>(copy_threads);
   status.Update(ReadVerbs(options.verbs));
+  ReadText("KVXFER_UCX_TLS", options.ucx.tls);
+  ReadText("KVXFER_UCX_NET_DEVICES", options.ucx.net_devices);
+  status.Update(ReadLibfabric(options.libfabric));
 
   // -1 is the adaptive spin of AgentOptions.
   int64_t spin_us = -1;

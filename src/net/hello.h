@@ -25,7 +25,7 @@ using LinkId = std::array<uint8_t, 16>;
 
 enum class Role : uint8_t { kControl = 1, kData = 2 };
 // The backend that is meant: each has a listener of its own.
-enum class Service : uint8_t { kTcp = 0, kVerbs = 1 };
+enum class Service : uint8_t { kTcp = 0, kVerbs = 1, kLibfabric = 2 };
 
 // The first bytes of every stream, from the side that connects.
 struct Preamble {

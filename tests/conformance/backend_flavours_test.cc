@@ -1,13 +1,25 @@
 // What the conformance suite of the backend interface runs over.
 
+#include <vector>
+
 #include "tests/conformance/backend_conformance.h"
 
 namespace kvxfer::testing {
+namespace {
+
+// With a transport that copies between processes beside the one for messages.
+std::vector<Flavour> UcxFlavours() {
+  if (!HasUcx()) return {};
+  return {UcxFlavour("UcxCma", "posix,cma,self")};
+}
+
+}  // namespace
 
 INSTANTIATE_TEST_SUITE_P(Plain, BackendConformance, ::testing::ValuesIn(PlainFlavours()),
                          FlavourName);
 INSTANTIATE_TEST_SUITE_P(Addresses, BackendConformance, ::testing::Values(TcpAddressesFlavour()),
                          FlavourName);
+INSTANTIATE_TEST_SUITE_P(Ucx, BackendConformance, ::testing::ValuesIn(UcxFlavours()), FlavourName);
 INSTANTIATE_TEST_SUITE_P(Faulty, BackendConformance, ::testing::ValuesIn(FaultyFlavours(3)),
                          FlavourName);
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
+#include <utility>
 
+#include "src/backends/registry.h"
 #include "tests/support/scale.h"
 #include "tests/support/test_backends.h"
 
@@ -35,7 +37,7 @@ uint64_t Flavour::max_case_bytes() const {
 }
 
 std::vector<Flavour> PlainFlavours() {
-  return {
+  std::vector<Flavour> all = {
       {.name = "Loopback", .backend = "loopback", .memory = MemoryType::kAttached, .faults = {}},
       {.name = "Tcp", .backend = "tcp", .memory = MemoryType::kAttached, .faults = {}},
       {.name = "ShmMapped", .backend = "shm", .memory = MemoryType::kMapped, .faults = {}},
@@ -45,6 +47,25 @@ std::vector<Flavour> PlainFlavours() {
        .memory = MemoryType::kAttached,
        .faults = {}},
   };
+  if (!HasUcx()) return all;
+  all.push_back(UcxFlavour("UcxTcp", "tcp,self"));
+  all.push_back(UcxFlavour("UcxPosix", "posix,self"));
+  return all;
+}
+
+bool HasUcx() {
+  return std::ranges::any_of(ListBackends({}), [](const BackendOrigin& origin) {
+    return origin.name == "ucx" && (origin.built_in || !origin.file.empty());
+  });
+}
+
+Flavour UcxFlavour(std::string name, std::string tls) {
+  Flavour flavour;
+  flavour.name = std::move(name);
+  flavour.backend = "ucx";
+  flavour.memory = MemoryType::kAttached;
+  flavour.ucx_tls = std::move(tls);
+  return flavour;
 }
 
 Flavour TcpFlavour() { return PlainFlavours()[1]; }
@@ -62,7 +83,10 @@ std::vector<Flavour> FaultyFlavours(int seeds) {
   for (int i = 0; i < seeds; ++i) {
     const uint64_t seed = TestSeed() + static_cast<uint64_t>(i);
     for (Flavour flavour : PlainFlavours()) {
-      // The first seed takes one kind of shm memory, the second the other.
+      // The first seed takes one kind of shm memory and one transport of UCX, the second the other.
+      if (seeds > 1 && flavour.backend == "ucx" && (flavour.name == "UcxTcp") != (i % 2 == 0)) {
+        continue;
+      }
       if (seeds > 1 && flavour.backend == "shm" &&
           (flavour.memory == MemoryType::kMapped) != (i % 2 == 0)) {
         continue;
@@ -125,6 +149,8 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   options.tcp_streams = flavour.rails;
   options.tcp_addresses = flavour.tcp_addresses;
   options.loopback_rails = flavour.rails;
+  options.ucx.tls = flavour.ucx_tls;
+  options.libfabric.provider = flavour.provider;
   // An emulated device answers late, and a handshake that loses two of its packets takes seconds
   // where the network loses some on purpose.
   if (kEmulated) {

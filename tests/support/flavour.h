@@ -21,8 +21,10 @@ struct Flavour {
   MemoryType memory = MemoryType::kMapped;
   FaultOptions faults;
   std::vector<std::string> tcp_addresses{};
-  uint32_t rails = 2;  // of the backends that have as many as they are told to
+  std::string ucx_tls{};
   std::vector<std::string> plugin_path{};
+  uint32_t rails = 2;      // of the backends that have as many as they are told to
+  std::string provider{};  // of libfabric
 
   bool faulty() const { return backend.starts_with("faulty:"); }
   // "tcp" of "faulty:tcp".
@@ -35,8 +37,11 @@ struct Flavour {
 inline std::ostream& operator<<(std::ostream& out, const Flavour& f) { return out << f.name; }
 
 // loopback, tcp, shm with mapped memory, shm with attached memory, verbs over devices in memory or
-// real ones (test_backends.h).
+// real ones (test_backends.h), and, where it was built, ucx over tcp and over posix.
 std::vector<Flavour> PlainFlavours();
+bool HasUcx();
+// `tls`: as UCX_TLS.
+Flavour UcxFlavour(std::string name, std::string tls);
 // The one of those that runs over tcp.
 Flavour TcpFlavour();
 // Over tcp between two addresses of each side, with three data streams.

@@ -98,6 +98,7 @@ class CommandServer {
     options.faults.max_delay = ToDuration(f.at(10));
     options.faults.overtake = ToNumber(f.at(11)) != 0;
     if (!f.at(15).empty()) options.tcp_addresses = absl::StrSplit(f.at(15), ',');
+    options.ucx.tls = f.at(16);
     transfers_.clear();
     node_ = Node();
     absl::StatusOr<Node> node =

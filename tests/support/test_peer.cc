@@ -127,7 +127,7 @@ absl::Status TestPeer::Create(const AgentOptions& options, MemoryType memory, ui
                Nanoseconds(options.suspect_after), Number(f.seed), Number(f.reorder_window),
                Nanoseconds(f.max_delay), Number(f.overtake), Number(static_cast<uint64_t>(memory)),
                Number(bytes), Number(static_cast<uint64_t>(access)),
-               absl::StrJoin(options.tcp_addresses, ",")})
+               absl::StrJoin(options.tcp_addresses, ","), options.ucx.tls})
       .status();
 }
 

@@ -25,6 +25,8 @@ constexpr const char* kVariables[] = {
     "KVXFER_REQUIRE_BACKENDS",
     "KVXFER_PLUGIN_PATH",
     "KVXFER_SPIN_US",
+    "KVXFER_UCX_TLS",
+    "KVXFER_UCX_NET_DEVICES",
 };
 
 // Starts from an environment without any of the variables and gives back what was there.
@@ -140,6 +142,26 @@ TEST_F(OptionsEnvTest, VerbsHasItsOwn) {
   EXPECT_EQ(options->verbs.queue_depth, VerbsOptions().queue_depth);
 }
 
+TEST_F(OptionsEnvTest, UcxHasItsOwn) {
+  Set("KVXFER_UCX_TLS", "tcp,posix");
+  Set("KVXFER_UCX_NET_DEVICES", "eth0");
+  const auto options = OptionsFromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->ucx.tls, "tcp,posix");
+  EXPECT_EQ(options->ucx.net_devices, "eth0");
+}
+
+TEST_F(OptionsEnvTest, LibfabricHasItsOwn) {
+  Set("KVXFER_LIBFABRIC_PROVIDER", "tcp;ofi_rxm");
+  Set("KVXFER_LIBFABRIC_DOMAINS", "eth0,eth1");
+  Set("KVXFER_LIBFABRIC_LISTEN", "10.0.0.1:7000");
+  const auto options = OptionsFromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->libfabric.provider, "tcp;ofi_rxm");
+  EXPECT_EQ(options->libfabric.domains, (std::vector<std::string>{"eth0", "eth1"}));
+  EXPECT_EQ(options->libfabric.listen, "10.0.0.1:7000");
+}
+
 TEST_F(OptionsEnvTest, WhatDoesNotParseIsRefusedByName) {
   for (const char* bad : {"0", "17", "-1", "two", "2x", "99999999999999999999"}) {
     ExpectRefused("KVXFER_TCP_STREAMS", bad);
@@ -152,6 +174,7 @@ TEST_F(OptionsEnvTest, WhatDoesNotParseIsRefusedByName) {
   for (const char* bad : {"15", "32769"}) ExpectRefused("KVXFER_VERBS_QUEUE_DEPTH", bad);
   for (const char* bad : {"99", "soon"}) ExpectRefused("KVXFER_VERBS_STALL_TIMEOUT_MS", bad);
   ExpectRefused("KVXFER_VERBS_DEVICES", "mlx5_0,");
+  ExpectRefused("KVXFER_LIBFABRIC_DOMAINS", "eth0,");
   for (const char* bad : {",", "tcp,", ",tcp", "shm,,tcp", " "}) {
     ExpectRefused("KVXFER_BACKENDS", bad);
     ExpectRefused("KVXFER_REQUIRE_BACKENDS", bad);

@@ -1,0 +1,152 @@
+#include "src/backends/ucx/backend.h"
+
+#include <algorithm>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/clock.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::ucx {
+namespace {
+
+// What the last words have, and an answer that UCX owes to who is connecting.
+constexpr Duration kFlushTimeout = std::chrono::milliseconds(20);
+// Closing waits for a peer only through shared memory.
+constexpr Duration kCloseTimeout = std::chrono::milliseconds(100);
+constexpr size_t kMaxEnded = 1024;
+
+}  // namespace
+
+UcxBackend::UcxBackend(const BackendContext& context)
+    : incarnation_(context.incarnation),
+      host_(context.host),
+      connect_timeout_(context.options.connect_timeout) {
+  capabilities_ = {.arrival = Arrival::kImmediate,
+                   .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kHost),
+                   .rail_keeps_order = true,
+                   .needs_remote_cpu = true,
+                   .max_op_bytes = kMaxOpBytes,
+                   .max_op_runs = kMaxOpRuns,
+                   .max_message_bytes = kMaxMessageBytes};
+}
+
+absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendContext& context) {
+  std::unique_ptr<UcxBackend> backend(new UcxBackend(context));
+  if (absl::Status opened = backend->poller_.Open(); !opened.ok()) return opened;
+  auto worker = Worker::Create(context.options, backend.get());
+  if (!worker.ok()) return worker.status();
+  backend->worker_ = *std::move(worker);
+  const size_t bytes = backend->worker_->address().size();
+  if (bytes > kMaxWorkerBytes) {
+    return absl::UnavailableError(absl::StrCat(
+        "ucx: the address of the worker has ", bytes, " bytes, more than ", kMaxWorkerBytes,
+        "; name fewer devices (UcxOptions::net_devices) or transports (tls)"));
+  }
+  absl::Status added = backend->poller_.Add(backend->worker_->fd(), nullptr);
+  if (!added.ok()) return added;
+  Log(LogLevel::kInfo, "ucx: {}", backend->worker_->description());
+  return backend;
+}
+
+UcxBackend::~UcxBackend() {
+  if (worker_ == nullptr) return;
+  // Undelivered connections reach into this when they go.
+  events_.Clear();
+  for (auto& [cookie, link] : links_) link->Detach();
+  const bool flushed = worker_->Flush(kFlushTimeout);
+  for (auto& [address, path] : paths_) closing_.push_back(std::move(path));
+  paths_.clear();
+  for (auto& path : closing_) path->Close();
+  const auto closed = [](const auto& path) { return path->closed(); };
+  for (const Time end = Now() + kCloseTimeout; Now() < end;) {
+    if (std::ranges::all_of(closing_, closed)) break;
+    if (worker_->Progress() == 0) std::this_thread::yield();
+  }
+  std::erase_if(closing_, closed);
+  if (flushed && closing_.empty()) return;
+  worker_->LeaveBehind();
+  for (auto& path : closing_) std::ignore = path.release();  // UCX names them
+}
+
+std::string UcxBackend::Address() const {
+  return Encode(ucx::Address{.incarnation = incarnation_, .worker = worker_->address()});
+}
+
+// Which of its transports reach a peer UCX knows only when it connects.
+absl::Status UcxBackend::Reachable(std::string_view address, const HostIdentity&) const {
+  return DecodeAddress(address).status();
+}
+
+absl::StatusOr<std::unique_ptr<Endpoint>> UcxBackend::Connect(std::string_view address,
+                                                              const HostIdentity& host) {
+  auto peer = DecodeAddress(address);
+  if (!peer.ok()) return peer.status();
+  auto path = PathTo(peer->worker, std::nullopt);
+  if (!path.ok()) return Annotate(path.status(), "ucx");
+  if (!(*path)->room()) return absl::UnavailableError("ucx: the peer takes nothing");
+  (*path)->WatchProcess(host, host_);
+  auto link = std::make_unique<Link>(this, *path, *peer);
+  links_.emplace(link->cookie(), link.get());
+  dialling_.push_back(link.get());
+  return link;
+}
+
+absl::StatusOr<std::unique_ptr<Registration>> UcxBackend::Register(const LocalRegion& region) {
+  const MemorySpan& span = region.span;
+  if (span.kind != MemoryKind::kHost || span.data == nullptr || span.bytes == 0) {
+    return absl::InvalidArgumentError("ucx: only host memory, not null and not empty, is taken");
+  }
+  auto registration = std::make_unique<UcxRegistration>(&regions_, region);
+  if (!regions_.Insert(registration.get())) {
+    return absl::AlreadyExistsError(absl::StrCat("ucx: rkey 0x", absl::Hex(region.rkey)));
+  }
+  return registration;
+}
+
+absl::StatusOr<Path*> UcxBackend::PathTo(const std::string& worker,
+                                         std::optional<bool> reports_failure) {
+  const auto it = paths_.find(worker);
+  if (it != paths_.end() && !it->second->failed()) return it->second.get();
+  if (it != paths_.end()) DropPath(it->second.get());
+  auto path = Path::Open(worker_.get(), &pool_, &poller_, worker, reports_failure);
+  if (!path.ok()) return path.status();
+  return paths_.emplace(worker, *std::move(path)).first->second.get();
+}
+
+// Its links end, and nothing of it is used again.
+void UcxBackend::DropPath(Path* path) {
+  const absl::Status why = path->failed() ? path->status() : absl::CancelledError("closed");
+  const std::vector<Link*> links = path->links;
+  for (Link* link : links) link->OnPathDown(why);
+  path->Close();
+  const auto it = paths_.find(path->address());
+  closing_.push_back(std::move(it->second));
+  paths_.erase(it);
+}
+
+void UcxBackend::Activate(Link* link) {
+  if (std::ranges::find(active_, link) == active_.end()) active_.push_back(link);
+}
+
+void UcxBackend::Forget(Link* link, bool told) {
+  links_.erase(link->cookie());
+  std::erase(active_, link);
+  std::erase(dialling_, link);
+  if (told) return;
+  ended_[link->cookie()] = {.worker = link->path()->address(), .peer_cookie = link->peer_cookie()};
+  ended_order_.push_back(link->cookie());
+  if (ended_order_.size() <= kMaxEnded) return;
+  ended_.erase(ended_order_.front());
+  ended_order_.pop_front();
+}
+
+void UcxBackend::Purge(Link* link) {
+  if (link->accepted()) --accepted_;
+  events_.Purge(link);
+}
+
+}  // namespace kvxfer::ucx

@@ -1,0 +1,206 @@
+// Turns. Within UCX's progress frames are taken and answers noted; what closes endpoints, and most
+// of what sends, comes after it.
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/ucx/backend.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::ucx {
+namespace {
+
+// Calls of UCX's progress in one turn; each takes in a handful of frames.
+constexpr int kProgressPerPoll = 16;
+// What all links make frames of in one turn, and one link before the next has its turn.
+constexpr size_t kSentPerPoll = 512 * 1024;
+constexpr size_t kSentPerLink = 64 * 1024;
+// Hellos that wait, one is taken a turn.
+constexpr size_t kMaxHellos = 1024;
+// Paths without links that are kept for the next one.
+constexpr size_t kMaxIdlePaths = 64;
+// UCX does not let itself be armed while sends wait for a peer that takes nothing, and shows no
+// descriptor for them: after so many attempts the backend sleeps a little instead.
+constexpr uint32_t kBusyArms = 64;
+constexpr Duration kNap = std::chrono::milliseconds(1);
+
+}  // namespace
+
+size_t UcxBackend::Poll(std::span<Event> out, bool readable) {
+  if (events_.size() < out.size()) {
+    if (readable) poller_.Dispatch();
+    Progress(out.size());
+    FailPaths();
+    EndLateDials();
+    TakeHello();
+    SendAll();
+  }
+  return events_.Take(out);
+}
+
+// Also where nothing is readable: what comes through shared memory shows there first.
+void UcxBackend::Progress(size_t room) {
+  left_over_ = true;
+  for (int i = 0; i < kProgressPerPoll && events_.size() < room; ++i) {
+    if (worker_->Progress() == 0) {
+      left_over_ = false;
+      return;
+    }
+    busy_arms_ = 0;
+  }
+}
+
+void UcxBackend::OnFrame(std::span<const std::byte> frame) {
+  absl::StatusOr<FrameHead> head = DecodeFrameHead(frame);
+  if (!head.ok()) {
+    Log(LogLevel::kDebug, "ucx: {}", std::string(head.status().message()));
+    return;
+  }
+  const std::span<const std::byte> body = frame.subspan(kFrameHeadBytes);
+  if (head->kind != FrameKind::kHello) {
+    const auto it = links_.find(head->cookie);
+    if (it == links_.end()) return OnStray(*head, body);
+    return it->second->OnFrame(*head, body);
+  }
+  absl::StatusOr<Hello> hello = DecodeHello(body);
+  if (!hello.ok() || hello->version != kWireVersion || hellos_.size() >= kMaxHellos) {
+    Log(LogLevel::kDebug,
+        "ucx: a hello is not answered: it makes no sense, is of another version, "
+        "or one of too many");
+    return;
+  }
+  hellos_.push_back(*std::move(hello));
+}
+
+// For a link that is no more, or never was. The peer of one that ended unheard is told, once.
+void UcxBackend::OnStray(const FrameHead& head, std::span<const std::byte> body) {
+  const auto it = ended_.find(head.cookie);
+  if (it == ended_.end() || head.kind == FrameKind::kBye) return;
+  Ended ended = it->second;
+  if (head.kind == FrameKind::kWelcome && ended.peer_cookie == 0) {
+    ended.peer_cookie = DecodeWelcome(body).value_or(ucx::Welcome{}).cookie;
+  }
+  const auto path = paths_.find(ended.worker);
+  if (ended.peer_cookie == 0 || path == paths_.end() || !path->second->room()) return;
+  ended_.erase(it);
+  Refuse(path->second.get(), ended.peer_cookie, "the link has ended");
+}
+
+void UcxBackend::Refuse(Path* path, uint64_t cookie, std::string_view why) {
+  if (!path->room()) return;
+  std::memcpy(path->Begin().data(), why.data(), why.size());
+  path->Send(
+      {.kind = FrameKind::kBye, .bytes = static_cast<uint32_t>(why.size()), .cookie = cookie});
+}
+
+// UCX tells nothing of a peer that is there and does not answer, as a stopped one.
+void UcxBackend::EndLateDials() {
+  if (dialling_.empty()) return;
+  const Time late = Now() - connect_timeout_;
+  while (!dialling_.empty() && dialling_.front()->made() <= late) {
+    dialling_.front()->Shutdown(absl::UnavailableError(
+        absl::StrCat("no answer within ", connect_timeout_ / std::chrono::milliseconds(1), " ms")));
+  }
+}
+
+void UcxBackend::TakeHello() {
+  if (hellos_.empty()) return;
+  const Hello hello = std::move(hellos_.front());
+  hellos_.pop_front();
+  Welcome(hello);
+}
+
+void UcxBackend::Welcome(const Hello& hello) {
+  // A path that the dialler has made anew says that the one here leads nowhere.
+  const auto known = paths_.find(hello.worker);
+  const bool ours = hello.target == incarnation_;
+  if (ours && known != paths_.end() && known->second->peer_id() != 0 &&
+      known->second->peer_id() != hello.path) {
+    known->second->Fail(absl::UnavailableError("the peer connected anew"));
+  }
+  auto path = PathTo(hello.worker, hello.reports_failure);
+  if (!path.ok()) {
+    Log(LogLevel::kWarning, "ucx: a peer that connects cannot be answered: {}",
+        std::string(path.status().message()));
+    return;
+  }
+  if (!ours) {
+    return Refuse(*path, hello.cookie, "another agent lives here: the one meant has restarted");
+  }
+  (*path)->set_peer_id(hello.path);
+  (*path)->WatchProcess(hello.host, host_);
+  if (accepted_ >= kMaxAccepted) {
+    return Refuse(*path, hello.cookie, "this agent has as many connections as it takes");
+  }
+  ++accepted_;
+  auto link = std::make_unique<Link>(this, *path, hello);
+  links_.emplace(link->cookie(), link.get());
+  Activate(link.get());
+  Event event;
+  event.kind = EventKind::kAccepted;
+  event.endpoint = link.get();
+  event.accepted = std::move(link);
+  events_.Push(std::move(event), {});
+}
+
+void UcxBackend::FailPaths() {
+  for (auto it = paths_.begin(); it != paths_.end();) {
+    Path* const path = (it++)->second.get();
+    if (path->failed()) DropPath(path);
+  }
+  std::erase_if(closing_, [](const auto& path) { return path->closed(); });
+  TrimPaths();
+}
+
+void UcxBackend::TrimPaths() {
+  if (paths_.size() <= kMaxIdlePaths) return;
+  const auto idle = [](const auto& entry) { return entry.second->links.empty(); };
+  size_t excess = static_cast<size_t>(std::ranges::count_if(paths_, idle));
+  for (auto it = paths_.begin(); it != paths_.end() && excess > kMaxIdlePaths;) {
+    Path* const path = (it++)->second.get();
+    if (!path->links.empty()) continue;
+    DropPath(path);
+    --excess;
+  }
+}
+
+// In turns, so that one link's plenty is not in the way of another's word.
+void UcxBackend::SendAll() {
+  size_t left = kSentPerPoll;
+  const std::vector<Link*> links = active_;
+  const size_t first = links.empty() ? 0 : turn_++ % links.size();
+  for (size_t i = 0; i < links.size() && left > 0; ++i) {
+    size_t budget = std::min(left, kSentPerLink);
+    left -= budget;
+    links[(first + i) % links.size()]->Pump(budget);
+    left += budget;
+  }
+  std::erase_if(active_, [](const Link* link) { return !link->WantsToSend(); });
+}
+
+bool UcxBackend::HasWork() const {
+  if (!events_.empty() || !hellos_.empty() || left_over_) return true;
+  const auto failed = [](const auto& entry) { return entry.second->failed(); };
+  if (std::ranges::any_of(paths_, failed)) return true;
+  return std::ranges::any_of(
+      active_, [](const Link* link) { return link->WantsToSend() && link->path()->room(); });
+}
+
+bool UcxBackend::Arm() {
+  if (HasWork()) return false;
+  if (worker_->Arm()) {
+    busy_arms_ = 0;
+    if (!dialling_.empty()) {
+      poller_.Nap(std::max<Duration>(dialling_.front()->made() + connect_timeout_ - Now(), kNap));
+    }
+    return true;
+  }
+  if (++busy_arms_ < kBusyArms) return false;
+  poller_.Nap(kNap);
+  return true;
+}
+
+}  // namespace kvxfer::ucx

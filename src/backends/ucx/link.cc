@@ -1,0 +1,207 @@
+// A link's life: hello, welcome, what it is asked by the agent, and its end.
+
+#include "src/backends/ucx/link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/ucx/backend.h"
+#include "src/backends/ucx/path.h"
+#include "src/backends/ucx/regions.h"
+#include "src/core/random.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::ucx {
+namespace {
+
+// Ops of one link that have not ended.
+constexpr size_t kMaxOps = 512;
+// Bytes of messages that wait for room on the path.
+constexpr size_t kMaxMessagesQueued = 1024 * 1024;
+constexpr size_t kMaxReason = 1024;
+
+}  // namespace
+
+Link::Link(UcxBackend* backend, Path* path, const Address& peer)
+    : backend_(backend),
+      side_(Side::kConnecting),
+      state_(State::kDialling),
+      path_(path),
+      cookie_(RandomNonZero64()),
+      peer_(absl::StrCat("agent ", peer.incarnation.ToString().substr(0, 8))) {
+  path_->links.push_back(this);
+  const std::string hello = Encode(Hello{.reports_failure = path_->reports_failure(),
+                                         .cookie = cookie_,
+                                         .path = path_->id(),
+                                         .target = peer.incarnation,
+                                         .dialler = backend_->incarnation(),
+                                         .host = backend_->host(),
+                                         .worker = backend_->worker().address()});
+  std::ranges::copy(std::as_bytes(std::span(hello)), path_->Begin().begin());
+  path_->Send({.kind = FrameKind::kHello, .bytes = static_cast<uint32_t>(hello.size())});
+}
+
+Link::Link(UcxBackend* backend, Path* path, const Hello& hello)
+    : backend_(backend),
+      side_(Side::kAccepting),
+      state_(State::kUp),
+      path_(path),
+      cookie_(RandomNonZero64()),
+      peer_cookie_(hello.cookie),
+      peer_(absl::StrCat("agent ", hello.dialler.ToString().substr(0, 8))) {
+  path_->links.push_back(this);
+  controls_.push_back({.kind = FrameKind::kWelcome});
+}
+
+Link::~Link() {
+  if (backend_ == nullptr) return;
+  if (!down()) End(absl::CancelledError("the endpoint was destroyed"), true);
+  backend_->Purge(this);
+}
+
+void Link::Detach() {
+  state_ = State::kDown;
+  path_ = nullptr;
+  backend_ = nullptr;
+}
+
+std::string Link::Name() const {
+  const bool known = path_ != nullptr && path_->pid() != 0;
+  return known ? absl::StrCat(peer_, ", process ", path_->pid()) : peer_;
+}
+
+std::string Link::Describe() const {
+  const std::string lanes = path_ == nullptr ? "" : path_->Lanes();
+  return absl::StrCat("ucx to ", Name(), lanes.empty() ? "" : " over ", lanes);
+}
+
+void Link::Authorize() {
+  if (down() || !accepted() || std::exchange(authorized_, true)) return;
+  controls_.push_back({.kind = FrameKind::kAuthorized});
+  backend_->Activate(this);
+}
+
+absl::StatusOr<std::unique_ptr<RemoteKey>> Link::Import(const RemoteRegion& region,
+                                                        std::string_view) {
+  if (region.rkey == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("ucx: region ", static_cast<uint32_t>(region.id),
+                                                   " of ", Name(), " has no rkey"));
+  }
+  return std::make_unique<UcxRemoteKey>(region.rkey);
+}
+
+absl::Status Link::CheckOp(const Op& op) const {
+  if (accepted()) {
+    return absl::FailedPreconditionError(
+        "ucx: ops are posted on the endpoint that connected; connect to the peer");
+  }
+  uint64_t bytes = 0;
+  bool complete = op.rail == 0 && op.transfer != 0;
+  for (const Run& run : op.runs) {
+    complete = complete && run.key != nullptr && run.bytes <= kMaxOpBytes;
+    bytes += run.bytes;
+  }
+  if (complete && op.runs.size() <= kMaxOpRuns && bytes <= kMaxOpBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "ucx: op ", op.id, " (rail ", op.rail, ", ", op.runs.size(), " runs, ", bytes,
+      " bytes, transfer ", op.transfer, ") is beyond the backend's capabilities or lacks a key"));
+}
+
+size_t Link::Post(std::span<const Op> ops) {
+  if (state_ != State::kUp) return 0;
+  size_t accepted = 0;
+  for (const Op& op : ops) {
+    if (ops_.size() + reads_.size() >= kMaxOps) break;
+    ++accepted;
+    absl::Status status = CheckOp(op);
+    if (status.ok()) {
+      ops_.push_back({.op = op});
+    } else {
+      Complete(op.id, std::move(status));
+    }
+  }
+  size_t budget = kInlineCopyBytes;
+  Pump(budget);
+  backend_->Activate(this);
+  return accepted;
+}
+
+bool Link::Send(std::span<const std::byte> message) {
+  if (state_ != State::kUp || message.size() > kMaxMessageBytes) return false;
+  if (message_bytes_ > 0 && message_bytes_ + message.size() > kMaxMessagesQueued) return false;
+  messages_.emplace_back(reinterpret_cast<const char*>(message.data()), message.size());
+  message_bytes_ += message.size();
+  size_t budget = kInlineCopyBytes;
+  Pump(budget);
+  backend_->Activate(this);
+  return true;
+}
+
+void Link::Fence(uint64_t transfer) {
+  if (down() || transfer == 0) return;
+  if (accepted()) {
+    for (Serving& read : served_) read.voided = read.voided || read.transfer == transfer;
+    for (uint32_t n = fences_.Ask(transfer); n > 0; --n) Emit(EventKind::kFenced, transfer);
+    return;
+  }
+  // Its ops are over and their memory is let go. The marker goes behind what was sent of them.
+  CancelOps(transfer);
+  controls_.push_back({.kind = FrameKind::kFence, .transfer = transfer});
+  Emit(EventKind::kFenced, transfer);
+  backend_->Activate(this);
+}
+
+void Link::CancelOps(uint64_t transfer) {
+  const absl::Status why = absl::CancelledError(
+      absl::StrCat("ucx peer ", Name(), ": transfer ", transfer, " was fenced"));
+  std::erase_if(ops_, [&](const Queued& queued) {
+    if (queued.op.transfer != transfer) return false;
+    Complete(queued.op.id, why);
+    return true;
+  });
+  std::erase_if(reads_, [&](const auto& read) {
+    if (read.second.op.transfer != transfer) return false;
+    Complete(read.second.op.id, why);
+    return true;
+  });
+}
+
+void Link::EndOps(const absl::Status& why) {
+  for (const Queued& queued : ops_) Complete(queued.op.id, why);
+  for (const auto& [number, read] : reads_) Complete(read.op.id, why);
+  ops_.clear();
+  reads_.clear();
+  served_.clear();
+}
+
+void Link::Shutdown(absl::Status why) {
+  if (why.ok()) why = absl::CancelledError("closed");
+  if (!down()) End(Annotate(why, absl::StrCat("ucx peer ", Name())), true);
+}
+
+void Link::OnPathDown(const absl::Status& why) {
+  if (!down()) End(Annotate(why, absl::StrCat("ucx peer ", Name())), false);
+}
+
+// From here on no frame finds this link: nothing of the peer lands through it.
+void Link::End(absl::Status why, bool tell) {
+  EndOps(why);
+  if (tell) SendBye(ToStd(why.message()).substr(0, kMaxReason));
+  backend_->Forget(this, tell && peer_cookie_ != 0);
+  std::erase(path_->links, this);
+  path_ = nullptr;
+  state_ = State::kDown;
+  Emit(EventKind::kDown, 0, std::move(why));
+}
+
+void Link::Complete(uint64_t op, absl::Status status) {
+  Emit(EventKind::kCompletion, op, std::move(status));
+}
+
+void Link::Emit(EventKind kind, uint64_t id, absl::Status status) {
+  backend_->events().Push({.kind = kind, .endpoint = this, .id = id, .status = std::move(status)},
+                          {});
+}
+
+}  // namespace kvxfer::ucx

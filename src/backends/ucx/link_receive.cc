@@ -1,0 +1,234 @@
+// Receiving: frames in their order; bytes into memory that was checked, and events.
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/ucx/backend.h"
+#include "src/backends/ucx/link.h"
+#include "src/core/strings.h"
+#include "src/net/hello.h"
+
+namespace kvxfer::ucx {
+namespace {
+
+// Reads that wait to be served: more than a peer has on the way.
+constexpr size_t kMaxServed = 1024;
+
+Piece PieceAt(std::span<const std::byte> body, size_t at) {
+  return DecodePiece(body.subspan(at).first<kPieceBytes>());
+}
+
+std::string_view AsText(std::span<const std::byte> body) {
+  return {reinterpret_cast<const char*>(body.data()), body.size()};
+}
+
+absl::Status NotYours() {
+  return absl::InvalidArgumentError("the peer sent a frame that is not its to send");
+}
+
+}  // namespace
+
+void Link::OnFrame(const FrameHead& head, std::span<const std::byte> body) {
+  if (down()) return;
+  absl::Status status;
+  if (head.kind == FrameKind::kBye && head.order == 0) {
+    status = Handle(head, body);
+  } else {
+    switch (incoming_.Put(head, body)) {
+      case Resequencer::Place::kKept:
+        return;
+      case Resequencer::Place::kRefused:
+        status = absl::InvalidArgumentError("the peer does not count its frames");
+        break;
+      case Resequencer::Place::kNext:
+        status = Handle(head, body);
+        break;
+    }
+    while (status.ok() && !down()) {
+      const std::optional<Resequencer::Early> early = incoming_.Take();
+      if (!early.has_value()) break;
+      status = Handle(early->head, std::as_bytes(std::span(early->body)));
+    }
+  }
+  if (!status.ok() && !down()) {
+    End(Annotate(status, absl::StrCat("ucx peer ", Name())), true);
+  }
+}
+
+absl::Status Link::Handle(const FrameHead& head, std::span<const std::byte> body) {
+  const bool to_acceptor = head.kind == FrameKind::kWrite || head.kind == FrameKind::kRead ||
+                           head.kind == FrameKind::kFence;
+  const bool to_dialler = head.kind == FrameKind::kWelcome || head.kind == FrameKind::kAuthorized ||
+                          head.kind == FrameKind::kReadData;
+  if ((to_acceptor && !accepted()) || (to_dialler && accepted())) return NotYours();
+  if (state_ == State::kDialling && head.kind != FrameKind::kWelcome &&
+      head.kind != FrameKind::kBye) {
+    return NotYours();
+  }
+  switch (head.kind) {
+    case FrameKind::kHello:
+      return NotYours();
+    case FrameKind::kWelcome:
+      return OnWelcome(body);
+    case FrameKind::kAuthorized:
+      authorized_ = true;
+      backend_->Activate(this);
+      return absl::OkStatus();
+    case FrameKind::kMessage:
+      return OnMessage(head, body);
+    case FrameKind::kWrite:
+      TookData();
+      return OnWrite(head, body);
+    case FrameKind::kRead:
+      TookData();
+      return OnRead(head, body);
+    case FrameKind::kReadData:
+      TookData();
+      return OnReadData(head, body);
+    case FrameKind::kCredit:
+      return OnCredit(head.number);
+    case FrameKind::kFence:
+      return OnFence(head.transfer);
+    case FrameKind::kBye:
+      End(absl::UnavailableError(
+              absl::StrCat("ucx peer ", Name(), " closed the connection: ", ToAbsl(AsText(body)))),
+          false);
+      return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Link::OnWelcome(std::span<const std::byte> body) {
+  absl::StatusOr<Welcome> welcome = DecodeWelcome(body);
+  if (!welcome.ok()) return welcome.status();
+  if (state_ != State::kDialling) return NotYours();
+  peer_cookie_ = welcome->cookie;
+  // So that its next hello does not look like one of a path that it has made anew.
+  path_->set_peer_id(welcome->path);
+  state_ = State::kUp;
+  backend_->Welcomed(this);
+  Emit(EventKind::kConnected);
+  backend_->Activate(this);
+  return absl::OkStatus();
+}
+
+absl::Status Link::OnMessage(const FrameHead& head, std::span<const std::byte> body) {
+  if (partial_.size() + body.size() > kMaxMessageBytes) {
+    return absl::InvalidArgumentError("a message beyond the bound");
+  }
+  partial_ += AsText(body);
+  if ((head.flags & kLast) == 0) return absl::OkStatus();
+  backend_->events().Push({.kind = EventKind::kMessage, .endpoint = this}, std::move(partial_));
+  partial_.clear();
+  return absl::OkStatus();
+}
+
+// Nothing lands before every piece of the frame has been checked. What is fenced does not land, and
+// its region may be gone.
+absl::Status Link::OnWrite(const FrameHead& head, std::span<const std::byte> body) {
+  if (!authorized_) return absl::PermissionDeniedError("remote write before it was authorised");
+  if (fences_.IsFenced(head.transfer)) return absl::OkStatus();
+  for (size_t at = 0; at < body.size();) {
+    if (body.size() - at < kPieceBytes) return net::Damaged("ucx write");
+    const Piece piece = PieceAt(body, at);
+    at += kPieceBytes;
+    if (piece.bytes > body.size() - at) return net::Damaged("ucx write");
+    at += piece.bytes;
+    absl::Status allowed = backend_->regions().Check(piece, Access::kRemoteWrite);
+    if (!allowed.ok()) return Annotate(allowed, "remote write refused");
+  }
+  for (size_t at = 0; at < body.size();) {
+    const Piece piece = PieceAt(body, at);
+    at += kPieceBytes;
+    std::memcpy(reinterpret_cast<std::byte*>(piece.address), body.data() + at, piece.bytes);
+    at += piece.bytes;
+  }
+  if ((head.flags & kLast) != 0 && (head.flags & kImmediate) != 0) {
+    backend_->events().Push(
+        {.kind = EventKind::kImmediate, .endpoint = this, .immediate = head.immediate}, {});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Link::OnRead(const FrameHead& head, std::span<const std::byte> body) {
+  if (!authorized_) return absl::PermissionDeniedError("remote read before it was authorised");
+  if (body.size() % kPieceBytes != 0) return net::Damaged("ucx read");
+  if (served_.size() >= kMaxServed) return absl::InvalidArgumentError("too many reads at once");
+  Serving read{.number = head.number, .transfer = head.transfer};
+  read.voided = fences_.IsFenced(head.transfer);
+  for (size_t at = 0; at < body.size() && !read.voided; at += kPieceBytes) {
+    read.pieces.push_back(PieceAt(body, at));
+    // Deregistered since: a matter of this read alone.
+    if (!backend_->regions().Knows(read.pieces.back().rkey)) read.voided = true;
+    if (read.voided) break;
+    absl::Status allowed = backend_->regions().Check(read.pieces.back(), Access::kRemoteRead);
+    if (!allowed.ok()) return Annotate(allowed, "remote read refused");
+  }
+  served_.push_back(std::move(read));
+  backend_->Activate(this);
+  return absl::OkStatus();
+}
+
+// Of a read that was fenced here nothing lands.
+absl::Status Link::OnReadData(const FrameHead& head, std::span<const std::byte> body) {
+  const auto it = reads_.find(head.number);
+  if (it == reads_.end()) return absl::OkStatus();
+  Reading& read = it->second;
+  const std::span<const Run> runs = read.op.runs;
+  while (!body.empty() && read.run < runs.size()) {
+    const Run& run = runs[read.run];
+    const size_t bytes = std::min<uint64_t>(body.size(), run.bytes - read.offset);
+    if (bytes > 0) {
+      std::memcpy(reinterpret_cast<std::byte*>(run.local) + read.offset, body.data(), bytes);
+    }
+    body = body.subspan(bytes);
+    read.offset += bytes;
+    if (read.offset < run.bytes) break;
+    ++read.run;
+    read.offset = 0;
+  }
+  if (!body.empty()) return absl::InvalidArgumentError("more bytes than were asked for");
+  if ((head.flags & kLast) == 0) return absl::OkStatus();
+  const bool voided = (head.flags & kVoid) != 0;
+  while (read.run < runs.size() && runs[read.run].bytes == read.offset) {
+    ++read.run;
+    read.offset = 0;
+  }
+  if (!voided && read.run < runs.size()) {
+    return absl::InvalidArgumentError("fewer bytes than were asked for");
+  }
+  const uint64_t op = read.op.id;
+  reads_.erase(it);
+  Complete(op,
+           voided ? absl::CancelledError("the peer stopped serving the read") : absl::OkStatus());
+  return absl::OkStatus();
+}
+
+// One acknowledgement waits at a time; it says what holds when it goes.
+void Link::TookData() {
+  if (++data_taken_ - data_told_ != kCreditEvery) return;
+  controls_.push_back({.kind = FrameKind::kCredit});
+  backend_->Activate(this);
+}
+
+absl::Status Link::OnCredit(uint32_t taken) {
+  if (taken - data_acknowledged_ > data_sent_ - data_acknowledged_) {
+    return absl::InvalidArgumentError("the peer acknowledges what was not sent");
+  }
+  data_acknowledged_ = taken;
+  backend_->Activate(this);
+  return absl::OkStatus();
+}
+
+// No read of it comes any more, and nobody wants those that came.
+absl::Status Link::OnFence(uint64_t transfer) {
+  std::erase_if(served_, [&](const Serving& read) { return read.transfer == transfer; });
+  for (uint32_t n = fences_.OnMarker(transfer, 0); n > 0; --n) Emit(EventKind::kFenced, transfer);
+  return absl::OkStatus();
+}
+
+}  // namespace kvxfer::ucx

@@ -1,0 +1,63 @@
+// Puts the frames of one direction of a link in order: UCX's active messages may overtake each
+// other where an endpoint has several lanes. What comes early is kept, copied, up to a bound.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_UCX_RESEQUENCER_H_
+#define KVXFER_BACKENDS_UCX_RESEQUENCER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "src/backends/ucx/frames.h"
+
+namespace kvxfer::ucx {
+
+class Resequencer {
+ public:
+  // Frames that may be early at once: many times what a sender has on the way.
+  static constexpr size_t kMaxEarly = 512;
+
+  struct Early {
+    FrameHead head;
+    std::string body;
+  };
+  enum class Place : uint8_t { kNext, kKept, kRefused };
+
+  // kNext: it is its turn, and the caller's to use. kKept: Take gives it in its turn. kRefused: it
+  // came before, or there are too many early ones: the peer does not keep to the protocol.
+  Place Put(const FrameHead& head, std::span<const std::byte> body) {
+    if (head.order == next_) {
+      ++next_;
+      return Place::kNext;
+    }
+    if (head.order < next_ || early_.size() >= kMaxEarly) return Place::kRefused;
+    const char* const text = reinterpret_cast<const char*>(body.data());
+    const bool fresh = early_.try_emplace(head.order, Early{head, {text, body.size()}}).second;
+    return fresh ? Place::kKept : Place::kRefused;
+  }
+
+  // A kept one whose turn it is now.
+  std::optional<Early> Take() {
+    const auto it = early_.find(next_);
+    if (it == early_.end()) return std::nullopt;
+    std::optional<Early> out(std::move(it->second));
+    early_.erase(it);
+    ++next_;
+    return out;
+  }
+
+  size_t early() const { return early_.size(); }
+
+ private:
+  uint64_t next_ = 1;
+  std::map<uint64_t, Early> early_;
+};
+
+}  // namespace kvxfer::ucx
+
+#endif  // KVXFER_BACKENDS_UCX_RESEQUENCER_H_
