@@ -18,7 +18,7 @@ class DirectBackend final : public kvxfer::Backend {
  public:
   explicit DirectBackend(std::string address) : address_(std::move(address)) {
     capabilities_.rail_keeps_order = true;
-    capabilities_.max_op_bytes = kvxfer::kInlineCopyBytes;
+    capabilities_.max_op_bytes = kPollBytes;
     capabilities_.max_op_runs = 1024;
     capabilities_.max_message_bytes = 128 * 1024;
     const std::lock_guard lock(Lock());
@@ -47,7 +47,7 @@ class DirectBackend final : public kvxfer::Backend {
   size_t Poll(std::span<Event> out, bool readable) override;
   bool Arm() override {
     const std::lock_guard lock(Lock());
-    return node_->items.empty() && !node_->retry;
+    return node_->items.empty() && !node_->HasOps();
   }
   int wait_fd() const override { return node_->fd; }
 
@@ -67,6 +67,7 @@ absl::StatusOr<std::unique_ptr<kvxfer::Endpoint>> DirectBackend::Connect(
   if (target == nullptr) return absl::UnavailableError("that agent is gone");
   auto link = std::make_shared<Link>();
   link->nodes = {node_, target};
+  node_->links.push_back(link);
   std::unique_ptr<kvxfer::Endpoint> here = MakeEndpoint(link, 0);
   std::unique_ptr<kvxfer::Endpoint> there = MakeEndpoint(link, 1);
   node_->Put({.event = {.kind = EventKind::kConnected, .endpoint = here.get()}});
@@ -80,7 +81,7 @@ size_t DirectBackend::Poll(std::span<Event> out, bool readable) {
   const std::lock_guard lock(Lock());
   eventfd_t count = 0;
   if (readable) eventfd_read(node_->fd, &count);
-  node_->retry = false;
+  node_->Work();
   messages_.clear();
   messages_.reserve(out.size());  // so that none of them moves
   size_t n = 0;

@@ -11,17 +11,22 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "kvxfer/backend.h"
 
 namespace direct {
 
-inline constexpr size_t kMaxMessages = 1024;  // to one agent, not yet taken
+inline constexpr size_t kMaxMessages = 1024;     // to one agent, not yet taken
+inline constexpr size_t kMaxOps = 64;            // of one connection, not yet done
+inline constexpr uint64_t kPollBytes = 1 << 20;  // copied by one Poll
 
 struct Item {
   kvxfer::Event event{};
   std::string message{};
 };
+
+struct Link;
 
 // What an agent shows to the others. A shared_ptr: its backend and the links of peers hold it.
 struct Node {
@@ -29,11 +34,13 @@ struct Node {
   ~Node();
   void Put(Item item);  // and wakes its agent
   void Wake() const;
+  bool HasOps() const;
+  void Work();  // copies for some of its ops
 
   std::deque<Item> items{};
-  size_t messages = 0;   // among them
-  bool starved = false;  // a peer found no room for a message
-  bool retry = false;    // a Post was cut short
+  size_t messages = 0;                       // among them
+  bool starved = false;                      // a peer found no room for a message
+  std::vector<std::weak_ptr<Link>> links{};  // that it connected
   std::map<uint32_t, kvxfer::LocalRegion> regions{};
   int fd = -1;
 };
@@ -42,6 +49,7 @@ struct Node {
 struct Link {
   std::array<std::shared_ptr<Node>, 2> nodes{};
   std::array<kvxfer::Endpoint*, 2> ends{};  // null once destroyed
+  std::deque<kvxfer::Op> ops{};             // posted by side 0
   bool authorized = false;
   bool down = false;
 };
@@ -51,14 +59,16 @@ std::recursive_mutex& Lock();
 // The agents of this process by address; Lock() is held.
 std::map<std::string, std::weak_ptr<Node>, std::less<>>& Nodes();
 
-// Tells both sides, once; Lock() is held.
+// All of these with Lock() held.
+void Tell(Link& link, size_t side, kvxfer::Event event, std::string message = {});
+// Ends all ops and tells both sides, once.
 void Close(Link& link, const absl::Status& why);
+// Does ops from the front, as long as they have no more than `bytes`; returns how many it copied.
+uint64_t Advance(Link& link, uint64_t bytes);
+// Ends ops of `transfer` (0: all), which are not begun.
+void Cancel(Link& link, uint64_t transfer);
 
-// Moves the bytes of `op`, if all its runs are within the target's regions and rights; Lock() is
-// held.
-absl::Status Copy(const kvxfer::Op& op, const Node& target);
-
-std::unique_ptr<kvxfer::Endpoint> MakeEndpoint(std::shared_ptr<Link> link, int side);
+std::unique_ptr<kvxfer::Endpoint> MakeEndpoint(std::shared_ptr<Link> link, size_t side);
 // Closing it waits for a copy that is under way.
 std::unique_ptr<kvxfer::Registration> MakeRegion(std::shared_ptr<Node> node,
                                                  const kvxfer::LocalRegion& region);

@@ -2,7 +2,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <utility>
 
 #include "direct.h"
@@ -13,24 +12,6 @@ using kvxfer::Event;
 using kvxfer::EventKind;
 
 namespace {
-
-// All runs are checked at the target before the first byte moves.
-absl::Status Check(const kvxfer::Op& op, const Node& target) {
-  const auto wanted = op.kind == kvxfer::OpKind::kWrite ? kvxfer::Access::kRemoteWrite
-                                                        : kvxfer::Access::kRemoteRead;
-  for (const kvxfer::Run& run : op.runs) {
-    const auto it = target.regions.find(static_cast<const Key*>(run.key)->rkey);
-    if (it == target.regions.end()) return absl::PermissionDeniedError("unknown rkey");
-    const kvxfer::LocalRegion& region = it->second;
-    const auto base = reinterpret_cast<uint64_t>(region.span.data);
-    if (!Allows(region.access, wanted)) return absl::PermissionDeniedError("no such right");
-    if (run.remote < base || run.bytes > region.span.bytes ||
-        run.remote - base > region.span.bytes - run.bytes) {
-      return absl::PermissionDeniedError("out of the region's bounds");
-    }
-  }
-  return absl::OkStatus();
-}
 
 class Region final : public kvxfer::Registration {
  public:
@@ -65,24 +46,27 @@ std::map<std::string, std::weak_ptr<Node>, std::less<>>& Nodes() {
   return *nodes;
 }
 
-void Close(Link& link, const absl::Status& why) {
-  if (std::exchange(link.down, true)) return;
-  for (size_t side : {0, 1}) {
-    if (link.ends[side] == nullptr) continue;
-    Event down{.kind = EventKind::kDown, .endpoint = link.ends[side], .status = why};
-    link.nodes[side]->Put({.event = std::move(down)});
-  }
+void Tell(Link& link, size_t side, Event event, std::string message) {
+  event.endpoint = link.ends[side];
+  if (event.endpoint == nullptr) return;
+  link.nodes[side]->Put({std::move(event), std::move(message)});
 }
 
-absl::Status Copy(const kvxfer::Op& op, const Node& target) {
-  if (absl::Status status = Check(op, target); !status.ok()) return status;
-  for (const kvxfer::Run& run : op.runs) {
-    auto* const local = reinterpret_cast<void*>(run.local);
-    auto* const remote = reinterpret_cast<void*>(run.remote);
-    const bool write = op.kind == kvxfer::OpKind::kWrite;
-    std::memmove(write ? remote : local, write ? local : remote, run.bytes);
+void Cancel(Link& link, uint64_t transfer) {
+  std::erase_if(link.ops, [&](const kvxfer::Op& op) {
+    if (transfer != 0 && op.transfer != transfer) return false;
+    absl::Status why = absl::CancelledError("not begun");
+    Tell(link, 0, {.kind = EventKind::kCompletion, .id = op.id, .status = std::move(why)});
+    return true;
+  });
+}
+
+void Close(Link& link, const absl::Status& why) {
+  if (std::exchange(link.down, true)) return;
+  Cancel(link, 0);
+  for (const size_t side : {size_t{0}, size_t{1}}) {
+    Tell(link, side, {.kind = EventKind::kDown, .status = why});
   }
-  return absl::OkStatus();
 }
 
 std::unique_ptr<kvxfer::Registration> MakeRegion(std::shared_ptr<Node> node,

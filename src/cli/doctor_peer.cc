@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kvxfer/backend.h"
 #include "src/cli/agent_setup.h"
 #include "src/cli/bootstrap.h"
 #include "src/cli/doctor_view.h"
@@ -180,7 +181,8 @@ PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
 absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options) {
   std::vector<std::string> known;
   for (const BackendOrigin& backend : AllBackends()) known.push_back(backend.name);
-  if (options.backends.empty()) return known;
+  // A server has no other ones, unless it was told so.
+  if (options.backends.empty()) return DefaultBackends();
   std::vector<std::string> wanted = absl::StrSplit(options.backends, ',', absl::SkipEmpty());
   for (const std::string& name : wanted) {
     const std::string plain = Plain(name);

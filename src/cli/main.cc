@@ -1,4 +1,4 @@
-// `kvxfer`: demo, serve, ping, bench, explain, topo, doctor, backends. docs/cli.md is the user's page.
+// `kvxfer`: demo, serve, ping, bench, explain, topo, doctor, backends; docs/cli.md is for users.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -56,7 +56,8 @@ TEST_P(AgentPlugins, MoveBlocksAndAreExplained) {
   EXPECT_TRUE(why.paths[0].connected);
 }
 
-// One that was asked for by name and cannot be used is an error; what is only tried is not.
+// One that was asked for by name and cannot be used is an error; a folder that is not there is
+// none.
 TEST(AgentPlugin, IsAnErrorOnlyWhereItWasAskedFor) {
   AgentOptions options;
   options.name = "a";
@@ -68,15 +69,7 @@ TEST(AgentPlugin, IsAnErrorOnlyWhereItWasAskedFor) {
   EXPECT_TRUE(Fails(Agent::Create(options), absl::StatusCode::kNotFound, {"wrapped", "direct"}));
   options.backends.clear();
   options.plugin_path = {"/nowhere/plugins"};
-  ASSERT_OK_AND_ASSIGN(const Node a, Node::Create(options, MemoryType::kAttached, 4096));
-  options.name = "b";
-  ASSERT_OK_AND_ASSIGN(const Node b, Node::Create(options, MemoryType::kAttached, 4096));
-  ASSERT_OK(Introduce(*a.agent, *b.agent));
-  ASSERT_OK_AND_ASSIGN(const Explanation why, a.agent->Explain("b"));
-  const auto ucx = std::ranges::find(why.paths, "ucx", &PathExplanation::backend);
-  ASSERT_NE(ucx, why.paths.end());
-  EXPECT_FALSE(ucx->usable);
-  EXPECT_NE(ucx->why.find("/nowhere/plugins"), std::string::npos) << ucx->why;
+  EXPECT_OK(Agent::Create(options));
 }
 
 }  // namespace
