@@ -79,8 +79,8 @@ struct UcxOptions {
 // How the backend `libfabric` uses a fabric; it is built where kvxfer is configured with
 // KVXFER_LIBFABRIC.
 struct LibfabricOptions {
-  // "efa", "verbs;ofi_rxm", "tcp;ofi_rxm", ... (fi_info shows them); peers need the same one.
-  // Empty: the first of efa and verbs;ofi_rxm that is there.
+  // "efa", "net", "shm", ... (fi_info shows them); peers need the same one. Those over ofi_rxm are
+  // refused (src/backends/README.md). Empty: efa.
   std::string provider{};
   // Domains to use, each a rail; the first of one side talks to the first of the other, and so on.
   // Empty: the first that the provider has.
