@@ -139,11 +139,7 @@ void UcxBackend::Welcome(const Hello& hello) {
   auto link = std::make_unique<Link>(this, *path, hello);
   links_.emplace(link->cookie(), link.get());
   Activate(link.get());
-  Event event;
-  event.kind = EventKind::kAccepted;
-  event.endpoint = link.get();
-  event.accepted = std::move(link);
-  events_.Push(std::move(event), {});
+  events_.Push(MakeAccepted(std::move(link)));
 }
 
 void UcxBackend::FailPaths() {

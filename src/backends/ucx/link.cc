@@ -200,8 +200,7 @@ void Link::Complete(uint64_t op, absl::Status status) {
 }
 
 void Link::Emit(EventKind kind, uint64_t id, absl::Status status) {
-  backend_->events().Push({.kind = kind, .endpoint = this, .id = id, .status = std::move(status)},
-                          {});
+  backend_->events().Say(kind, this, id, std::move(status));
 }
 
 }  // namespace kvxfer::ucx

@@ -122,8 +122,7 @@ absl::Status Link::OnMessage(const FrameHead& head, std::span<const std::byte> b
   }
   partial_ += AsText(body);
   if ((head.flags & kLast) == 0) return absl::OkStatus();
-  backend_->events().Push({.kind = EventKind::kMessage, .endpoint = this}, std::move(partial_));
-  partial_.clear();
+  backend_->events().SayMessage(this, std::exchange(partial_, {}));
   return absl::OkStatus();
 }
 
@@ -149,7 +148,7 @@ absl::Status Link::OnWrite(const FrameHead& head, std::span<const std::byte> bod
   }
   if ((head.flags & kLast) != 0 && (head.flags & kImmediate) != 0) {
     backend_->events().Push(
-        {.kind = EventKind::kImmediate, .endpoint = this, .immediate = head.immediate}, {});
+        {.kind = EventKind::kImmediate, .endpoint = this, .immediate = head.immediate});
   }
   return absl::OkStatus();
 }
