@@ -112,6 +112,8 @@ def _measure(options, places):
     else:
         missing = environment.set_up_peers(places.venv, say)
         groups, absent = environment.drop_missing(groups, places, missing)
+    groups = tuple(group for group in groups
+                   if any(one.kind == contestants.KVXFER for one in group.contestants))
     for one in absent:
         say(f"missing: {one['name']}: {one['reason']}")
     plan = Plan(block_sizes=tuple(options.block_sizes), total=options.total, turns=options.turns,

@@ -51,9 +51,18 @@ class Group:
     hogs: bool = False  # beside one process on every core that only computes
 
 
-def _ucx(name, transports, mode, package=""):
-    """UCX's own put: Debian's UCX that the driver was built with, or a newer one from PyPI."""
-    return Contestant(name, PEER, "ucx", mode, package=package,
+_UCX_WHEEL = "libucx-cu12"
+
+
+def _ucx(name, transports, mode, package="", kind=PEER, spin=False):
+    """UCX's own put: Debian's UCX that the driver was built with, or a newer one from PyPI. It polls
+    whether it may or not."""
+    return Contestant(name, kind, "ucx", mode, spin=spin, package=package,
+                      environment=(("UCX_TLS", transports),))
+
+
+def _kvxfer_ucx(name, transports, spin=False):
+    return Contestant(name, KVXFER, "kvxfer", "ucx", spin=spin, package=_UCX_WHEEL,
                       environment=(("UCX_TLS", transports),))
 
 
@@ -77,12 +86,12 @@ _NIXL_TCP = (_nixl("NIXL tcp", _TCP, "no-progress"),
 _NIXL_SM = (_nixl("NIXL sm", _NIXL_LOCAL, "no-progress"),
             _nixl("NIXL sm, progress thread", _NIXL_LOCAL, "progress"))
 _UCX_TCP = (_ucx("UCX put 1.13 tcp", _TCP, "any"),
-            _ucx("UCX put 1.22 tcp", _TCP, "any", "libucx-cu12"))
+            _ucx("UCX put 1.22 tcp", _TCP, "any", _UCX_WHEEL))
 _UCX_OWN = (_ucx("UCX put 1.13 own memory", _POSIX, "own"),
-            _ucx("UCX put 1.22 own memory", _POSIX, "own", "libucx-cu12"))
+            _ucx("UCX put 1.22 own memory", _POSIX, "own", _UCX_WHEEL))
 _UCX_ANY = (_ucx("UCX put 1.13 posix", _POSIX, "any"),
-            _ucx("UCX put 1.22 posix", _POSIX, "any", "libucx-cu12"),
-            _ucx("UCX put 1.22 cma", _CMA, "any", "libucx-cu12"))
+            _ucx("UCX put 1.22 posix", _POSIX, "any", _UCX_WHEEL),
+            _ucx("UCX put 1.22 cma", _CMA, "any", _UCX_WHEEL))
 _MOONCAKE = Contestant("Mooncake tcp", PEER, "mooncake_driver", "", pause=True,
                        package="mooncake-transfer-engine-non-cuda")
 
@@ -142,6 +151,21 @@ GROUPS = (
         _kvxfer("kvxfer attached, spinning", "attached", spin=True),
         _raw_shm("spinning ping-pong", LIMIT, "copy", spin=True),
         *_NIXL_SM, *_UCX_OWN, *_UCX_ANY[:2]), ping=True),
+    # All over one UCX: what the backend ucx adds to it, or takes from it.
+    Group("ucx-tcp", "Over UCX 1.22, TCP", (
+        _kvxfer_ucx("kvxfer ucx tcp", _TCP),
+        _ucx("UCX put 1.22 tcp", _TCP, "any", _UCX_WHEEL, LIMIT), *_NIXL_TCP)),
+    Group("ucx-cma", "Over UCX 1.22, shared memory", (
+        _kvxfer_ucx("kvxfer ucx cma", _CMA),
+        _ucx("UCX put 1.22 cma", _CMA, "any", _UCX_WHEEL, LIMIT), *_NIXL_SM)),
+    Group("ping-ucx-tcp-spin", "4 KiB and answer over UCX 1.22, TCP, spinning allowed", (
+        _kvxfer_ucx("kvxfer ucx tcp, spinning", _TCP, spin=True),
+        _ucx("UCX put 1.22 tcp", _TCP, "any", _UCX_WHEEL, LIMIT, spin=True), *_NIXL_TCP),
+          ping=True),
+    Group("ping-ucx-cma-spin", "4 KiB and answer over UCX 1.22, shared memory, spinning allowed", (
+        _kvxfer_ucx("kvxfer ucx cma, spinning", _CMA, spin=True),
+        _ucx("UCX put 1.22 cma", _CMA, "any", _UCX_WHEEL, LIMIT, spin=True), *_NIXL_SM),
+          ping=True),
     Group("hogs-tcp", "4 KiB and answer over TCP beside a busy process on every core", (
         *_SLEEPING_TCP, *_NIXL_TCP), ping=True, hogs=True),
     Group("hogs-shm", "4 KiB and answer over shared memory beside a busy process on every core", (
@@ -151,4 +175,4 @@ GROUPS = (
 
 def without_peers(group):
     return dataclasses.replace(group, contestants=tuple(
-        one for one in group.contestants if one.kind != PEER))
+        one for one in group.contestants if one.kind != PEER and not one.package))

@@ -138,7 +138,7 @@ def drop_missing(groups, places, missing):
             reason = missing.get(one.package, "") if one.package else ""
             if one.in_python:
                 reason = reason or missing.get("", "")
-            if one.program == "ucx" and not os.path.exists(
+            if "ucx" in (one.program, one.mode) and not os.path.exists(
                     os.path.join(places.programs, "compare_ucx")):
                 reason = "its driver needs UCX's headers (on Debian: apt install libucx-dev)"
             if reason:

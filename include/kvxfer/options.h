@@ -74,13 +74,17 @@ struct UcxOptions {
   // Network devices, as UCX_NET_DEVICES: "mlx5_0:1", "eth0". Empty: all, but where
   // AgentOptions::listen is loopback and UCX is not told either, only that.
   std::string net_devices{};
+  // Where peers connect by socket address (rdmacm, TCP) instead of by the address of UCX's worker:
+  // "host", "host:port" of one address of this host. It is for devices over which UCX's own
+  // wire-up does not come about, as soft-RoCE. Empty: by worker address.
+  std::string listen{};
 };
 
-// How the backend `libfabric` uses a fabric; it is built where kvxfer is configured with
-// KVXFER_LIBFABRIC.
+// How the backend `libfabric` uses a fabric; docs/fabrics.md has what libfabric's own settings do.
+// Taken by itself where the host has EFA devices.
 struct LibfabricOptions {
-  // "efa", "net", "shm", ... (fi_info shows them); peers need the same one. Those over ofi_rxm are
-  // refused (src/backends/README.md). Empty: efa.
+  // "efa", "net", "shm", ... (fi_info shows them); peers need the same one. Some are refused, with
+  // the reason. Empty: efa.
   std::string provider{};
   // Domains to use, each a rail; the first of one side talks to the first of the other, and so on.
   // Empty: the first that the provider has.
@@ -94,10 +98,10 @@ struct AgentOptions {
   std::string name{};
 
   // Backends to use, best first, each once; "faulty:<backend>" decorates. Each must be usable here.
-  // Empty: those of {"loopback", "shm", "verbs", "tcp"} that are; Agent::Explain says why another
-  // one is not. "^<backend>": as empty, but without this one; not beside names without "^". "ucx"
-  // is taken where it is named. A transfer takes the first that reaches the peer, unless a later
-  // one was seen clearly faster in the last minute, or TransferOptions::backend names one.
+  // Empty: those of {"loopback", "shm", "verbs", "libfabric" (over EFA), "tcp"} that are; Explain
+  // of Agent says why one is not. "^<backend>": as empty, but without it; not beside names without
+  // "^". "ucx" is taken where it is named. A transfer takes the first that reaches the peer, unless
+  // a later one was seen clearly faster in the last minute, or TransferOptions::backend names one.
   std::vector<std::string> backends{};
   // Folders where backends that are plugins (libkvxfer_backend_<name>.so) are looked for, before
   // those beside this library or program and where kvxfer was installed.
@@ -157,10 +161,10 @@ struct AgentOptions {
 // KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY, KVXFER_VERBS_SERVICE_LEVEL,
 // KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT, KVXFER_VERBS_RETRY_COUNT,
 // KVXFER_VERBS_RNR_TIMER, KVXFER_VERBS_QUEUE_DEPTH, KVXFER_VERBS_RECEIVE_DEPTH,
-// KVXFER_VERBS_MAX_INLINE, KVXFER_VERBS_STALL_TIMEOUT_MS; of UcxOptions KVXFER_UCX_TLS and
-// KVXFER_UCX_NET_DEVICES; of LibfabricOptions KVXFER_LIBFABRIC_PROVIDER, KVXFER_LIBFABRIC_DOMAINS
-// (comma separated) and KVXFER_LIBFABRIC_LISTEN. InvalidArgument names the variable that does not
-// parse.
+// KVXFER_VERBS_MAX_INLINE, KVXFER_VERBS_STALL_TIMEOUT_MS; of UcxOptions KVXFER_UCX_TLS,
+// KVXFER_UCX_NET_DEVICES and KVXFER_UCX_LISTEN; of LibfabricOptions KVXFER_LIBFABRIC_PROVIDER,
+// KVXFER_LIBFABRIC_DOMAINS (comma separated) and KVXFER_LIBFABRIC_LISTEN. InvalidArgument names the
+// variable that does not parse.
 absl::StatusOr<AgentOptions> OptionsFromEnvironment();
 
 }  // namespace kvxfer

@@ -89,7 +89,10 @@ absl::Status Engine::Init() {
   std::vector<int> fds;
   for (const auto& backend : runtime_.backends) {
     fds.push_back(backend->wait_fd());
-    if (listen_address_.empty()) listen_address_ = backend->ListenAddress();
+    // That of tcp, where there is one: it is what `listen` says. Else of who goes by TCP too.
+    std::string at = backend->ListenAddress();
+    if (listen_address_.empty() || backend->name().ends_with("tcp"))
+      listen_address_ = std::move(at);
   }
   runtime_.notifier.set_on_drained([this](uint64_t bytes) { OnDrained(bytes); });
   return runtime_.loop.Start(this, fds);

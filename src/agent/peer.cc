@@ -148,7 +148,7 @@ void Peer::OnTimer(Time now) {
     TransferPtr record = *it;
     queue_.erase(it);
     const std::string stage =
-        UpLink() != nullptr
+        HasReady(record->options.backend)
             ? "waiting its turn (queue, slots or notification credit)"
             : absl::StrCat("not connected: ", Unreachable(record->options.backend).message());
     FailQueued(record, TransferState::kDeadlineExceeded, DeadlineStatus(*record, stage));
@@ -184,8 +184,9 @@ Time Peer::NextTimer() const {
     if (path.link) {
       if (path.link->state == Link::State::kClosing) continue;
       next = std::min(next, NextRailTimer(*path.link));
-      next = std::min(
-          next, path.link->state == Link::State::kUp ? path.link->ping_at : path.link->give_up);
+      next = std::min(next, Up(path) ? path.link->ping_at : path.link->give_up);
+      const bool proving = Up(path) && !path.link->proven && path.link->prove_by > pumped_;
+      if (waiting && proving) next = std::min(next, path.link->prove_by);
     } else if (waiting && path.retry_at > pumped_) {
       next = std::min(next, path.retry_at);
     }

@@ -84,6 +84,10 @@ class Link : public EndpointUser {
   PathMeasure* const seen;  // outlives the link
   State state = State::kConnecting;
   bool was_up = false;
+  // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
+  // may let words through and no data.
+  bool proven = false;
+  Time prove_by{};  // from then on transfers do not wait for that where there is another path
   std::unique_ptr<Endpoint> endpoint;
   std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys;  // closed before the endpoint
   RailPicker choice{{}};                                          // from kConnected on
@@ -215,8 +219,18 @@ class Peer {
   Link* UpLink();
   absl::StatusOr<Link*> LinkFor(const std::string& backend, uint64_t bytes, Time posted, Time now);
   PathOrder Preferred(uint64_t bytes, Time now) const;
+  // The path is of that backend; empty: any is.
+  bool IsOf(const Path& path, const std::string& backend) const;
+  static bool Up(const Path& path) { return path.link && path.link->state == Link::State::kUp; }
+  // Data passes too, not words alone.
+  static bool Ready(const Path& path) { return Up(path) && path.link->proven; }
+  void PassOver(Path& path);
+  void TryAgain(Path& path, Time now);
   absl::Status Dial(Path& path, Time now);
   absl::Status Unreachable(const std::string& backend) const;
+  std::string Connecting(const Path& path) const;
+  bool HasReady(const std::string& backend) const;
+  void OnProven(Link& link);
   void OnDown(Link& link, const absl::Status& why);
   void LoseData(Link& link, const absl::Status& why);
   void CloseLink(Link& link, const absl::Status& why);

@@ -89,7 +89,7 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
   // A transfer of which the target has seen nothing and that has no number needs no word of it.
   outbound.abort_due = outbound.opened || outbound.order != 0 || !abort.slots.empty();
   for (Path& path : paths_) {
-    if (path.link && path.link->state == Link::State::kUp) path.link->endpoint->Fence(id);
+    if (Up(path)) path.link->endpoint->Fence(id);
   }
   if (outbound.abort_due) {
     channel_.Push(FrameType::kAbort, abort);

@@ -24,11 +24,12 @@ PathExplanation Peer::ExplainPath(const Path& path, Time now) const {
   PathExplanation one{.backend = std::string(runtime_->backends[path.backend]->name()),
                       .bytes_per_second = seen.bytes_per_second,
                       .latency = seen.latency};
-  one.connected = path.link != nullptr && path.link->state == Link::State::kUp;
-  one.usable = path.reachable.ok() && (one.connected || path.last_error.ok());
+  one.connected = Up(path);
+  one.usable = path.reachable.ok() && (Ready(path) || path.last_error.ok());
   if (one.connected) {
     one.rails = path.link->endpoint->rails();
     one.why = path.link->endpoint->Describe();
+    if (!path.link->proven) one.why += WhyNoRail(*path.link);
     one.each_rail = ExplainRails(*path.link);
   } else if (!path.reachable.ok()) {
     one.why = ToStd(path.reachable.message());

@@ -20,6 +20,8 @@ constexpr int kMaxAddresses = 16;
 constexpr int kIdleHeartbeats = 10;
 constexpr Duration kIdlePing = std::chrono::seconds(10);
 constexpr Duration kIdleGrid = std::chrono::seconds(1);
+// A path that failed rests so many times connect_timeout while another one carries.
+constexpr int kTryAgain = 30;
 // Between questions whether the process of a peer that cannot be reached is gone.
 constexpr Duration kDeathAsked = std::chrono::milliseconds(5);
 
@@ -68,9 +70,13 @@ size_t Peer::links() const {
 
 Link* Peer::UpLink() {
   for (Path& path : paths_) {
-    if (path.link && path.link->state == Link::State::kUp) return path.link.get();
+    if (Up(path)) return path.link.get();
   }
   return nullptr;
+}
+
+bool Peer::IsOf(const Path& path, const std::string& backend) const {
+  return backend.empty() || runtime_->backends[path.backend]->name() == backend;
 }
 
 // The indices of paths_, best first for a transfer of `bytes`.
@@ -85,25 +91,31 @@ PathOrder Peer::Preferred(uint64_t bytes, Time now) const {
 absl::StatusOr<Link*> Peer::LinkFor(const std::string& backend, uint64_t bytes, Time posted,
                                     Time now) {
   const PathOrder order = Preferred(bytes, now);
+  // What carries no data needs no rail.
+  const auto takes = [bytes](const Path& path) { return bytes > 0 ? Ready(path) : Up(path); };
   Link* other = nullptr;
   for (const uint8_t index : order) {
     Path& path = paths_[index];
-    const bool asked = backend.empty() || runtime_->backends[path.backend]->name() == backend;
-    if (asked && other == nullptr && path.link && path.link->state == Link::State::kUp) {
-      other = path.link.get();
-    }
+    if (other == nullptr && IsOf(path, backend) && takes(path)) other = path.link.get();
   }
   bool wait = false;
+  bool late = false;
   for (const uint8_t index : order) {
     Path& path = paths_[index];
-    if (!backend.empty() && runtime_->backends[path.backend]->name() != backend) continue;
-    if (path.link) {
-      if (path.link->state == Link::State::kUp) return path.link.get();
-      return nullptr;
-    }
+    if (!IsOf(path, backend)) continue;
+    if (takes(path)) return path.link.get();
     if (!path.reachable.ok()) continue;
     // A path that failed is tried again when there is no other, not for every transfer.
-    if (path.failures > 0 && other != nullptr) continue;
+    if (path.failures > 0 && other != nullptr) {
+      TryAgain(path, now);
+      continue;
+    }
+    if (path.link) {
+      if (!Up(path) || now < path.link->prove_by) return nullptr;
+      PassOver(path);
+      late = true;
+      continue;
+    }
     const bool failed = path.failures > 0 && path.failed_at >= posted;
     if (failed) continue;
     if (now < path.retry_at) {
@@ -115,20 +127,46 @@ absl::StatusOr<Link*> Peer::LinkFor(const std::string& backend, uint64_t bytes, 
   }
   if (wait) return nullptr;
   if (other != nullptr) return other;
+  if (late) return nullptr;
   return Unreachable(backend);
+}
+
+// Words pass on it, and data not yet.
+void Peer::PassOver(Path& path) {
+  if (path.failures > 0) return;
+  path.failures = 1;
+  path.last_error = absl::UnavailableError(Connecting(path));
+}
+
+// Of a path that failed while another one carries: its reason may have gone since.
+void Peer::TryAgain(Path& path, Time now) {
+  const Duration rest = kTryAgain * runtime_->options.connect_timeout;
+  if (path.link || now < path.retry_at || now - path.failed_at < rest) return;
+  Dial(path, now).IgnoreError();
+}
+
+// What is under way on a path that is not Ready.
+std::string Peer::Connecting(const Path& path) const {
+  if (!Up(path)) return "connecting";
+  return absl::StrCat("connected, ", path.link->endpoint->Describe(), WhyNoRail(*path.link));
+}
+
+bool Peer::HasReady(const std::string& backend) const {
+  return std::ranges::any_of(paths_,
+                             [&](const Path& path) { return IsOf(path, backend) && Ready(path); });
 }
 
 absl::Status Peer::Unreachable(const std::string& backend) const {
   std::string why;
   for (const Path& path : paths_) {
+    if (!IsOf(path, backend)) continue;
     const std::string_view name = runtime_->backends[path.backend]->name();
-    if (!backend.empty() && name != backend) continue;
     const absl::Status& cause = path.reachable.ok() ? path.last_error : path.reachable;
     if (cause.code() == absl::StatusCode::kFailedPrecondition && path.reachable.ok()) {
       return Annotate(cause, absl::StrCat("peer ", metadata_.name));
     }
     absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), ": ",
-                    cause.ok() ? "connecting" : cause.message());
+                    cause.ok() ? Connecting(path) : cause.message());
   }
   if (why.empty()) {
     why = backend.empty() ? "no backend in common"
@@ -162,14 +200,37 @@ void Peer::CloseLink(Link& link, const absl::Status& why) {
   link.endpoint->Shutdown(why);
 }
 
+// Both its session and a rail of it are up.
+void Peer::OnProven(Link& link) {
+  link.proven = true;
+  const std::string_view name = runtime_->backends[link.backend]->name();
+  Log(LogLevel::kInfo, "peer {}: connected over {} ({})", metadata_.name, name,
+      link.endpoint->Describe());
+  for (Path& path : paths_) {
+    if (path.link.get() == &link) {
+      path.failures = 0;
+      path.last_error = absl::OkStatus();
+      path.retry_at = Time{};
+      break;
+    }
+    // A peer that a backend is not made for, as shm for other hosts, is no failure of it.
+    const absl::Status& why = path.failures > 0 ? path.last_error : path.reachable;
+    if (warned_fallback_ || (path.failures == 0 && !absl::IsFailedPrecondition(why))) continue;
+    warned_fallback_ = true;
+    Log(LogLevel::kWarning, "peer {}: using {} because {} failed: {}", metadata_.name, name,
+        runtime_->backends[path.backend]->name(), ToStd(why.message()));
+  }
+}
+
 void Peer::OnDown(Link& link, const absl::Status& why) {
   const bool was_up = link.was_up;
+  const bool proven = link.proven;
   const Time now = Now();
   const absl::Status cause =
       why.ok() ? absl::UnavailableError("connection closed by the peer") : why;
   auto path = std::ranges::find_if(paths_, [&](Path& p) { return p.link.get() == &link; });
   path->last_error = cause;
-  if (!was_up) {
+  if (!proven) {
     if (!link.refused) path->failed_at = now;
     path->retry_at = now + Backoff(path->failures++);
   }
@@ -214,8 +275,9 @@ void Peer::KeepAlive(Time now) {
                  unlinked_);
   }
   if (active_.empty() && quarantined_.empty()) return;
-  // Transfers that wait for word only are failed by the first attempt that fails after the loss.
-  auto link = LinkFor("", 0, unlinked_, now);
+  // Transfers that wait for word only are failed by the first attempt that fails after the loss,
+  // which may itself have been one.
+  auto link = LinkFor("", 0, unlinked_ + Duration(1), now);
   if (link.ok()) return;
   // An attempt that fails at once has no kDown to say so. The kernel is not asked in every round.
   if (now - death_asked_ >= kDeathAsked) {

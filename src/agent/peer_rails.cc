@@ -58,6 +58,7 @@ void Peer::OnRailUp(Link& link, uint32_t rail) {
                                                       " is up, which it was not asked to build")));
   }
   link.SetLife(rail, RailLife::State::kUp);
+  if (link.state == Link::State::kUp && !link.proven) OnProven(link);
   // It may lie between other ports now.
   for (auto& [id, outbound] : active_) {
     if (outbound.link == &link) outbound.distances.local = nullptr;

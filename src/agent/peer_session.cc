@@ -38,15 +38,10 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   link.fences_rails = ack->version >= kRailVersion;
   const Time now = Now();
   link.heard = now;
+  link.prove_by = now + runtime_->options.connect_timeout * 3 / 4;
   link.ping_at = now + runtime_->options.heartbeat;
   unlinked_ = Time{};
   session_known_ = true;
-  for (Path& path : paths_) {
-    if (path.link.get() != &link) continue;
-    path.failures = 0;
-    path.last_error = absl::OkStatus();
-    path.retry_at = Time{};
-  }
   RevokeAllBut(std::move(ack->live_regions), ack->last_region);
   if (first) channel_.Rewind();
   const auto arrival = runtime_->backends[link.backend]->capabilities().arrival;
@@ -58,18 +53,8 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
     if (outbound.abort_due) link.endpoint->Fence(id);
   }
   runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
-  const std::string_view name = runtime_->backends[link.backend]->name();
-  Log(LogLevel::kInfo, "peer {}: connected over {} ({})", metadata_.name, name,
-      link.endpoint->Describe());
-  for (const Path& path : paths_) {
-    if (path.link.get() == &link) break;
-    // A peer that a backend is not made for, as shm for other hosts, is no failure of it.
-    const absl::Status& why = path.failures > 0 ? path.last_error : path.reachable;
-    if (warned_fallback_ || (path.failures == 0 && !absl::IsFailedPrecondition(why))) continue;
-    warned_fallback_ = true;
-    Log(LogLevel::kWarning, "peer {}: using {} because {} failed: {}", metadata_.name, name,
-        runtime_->backends[path.backend]->name(), ToStd(why.message()));
-  }
+  const auto up = [](const RailLife& life) { return life.state == RailLife::State::kUp; };
+  if (std::ranges::any_of(link.lives, up)) OnProven(link);
 }
 
 // What the target says when a connection begins: of the regions up to `last`, `live` are there.

@@ -110,7 +110,7 @@ absl::StatusOr<std::string> FindPlugin(std::string_view name, const AgentOptions
   const std::vector<std::string> folders = PluginFolders(options);
   const std::string file = FileName(name);
   for (const std::string& folder : folders) {
-    std::string path = folder + "/" + file;
+    std::string path = absl::StrCat(folder, "/", file);
     struct stat info {};
     if (stat(path.c_str(), &info) == 0) return path;
   }
@@ -122,10 +122,11 @@ std::vector<PluginFile> FindPlugins(const AgentOptions& options) {
   for (const std::string& folder : PluginFolders(options)) {
     for (const std::string& file : List(folder)) {
       const std::string_view name = BackendOf(file);
-      if (!name.empty()) found.emplace(name, folder + "/" + file);
+      if (!name.empty()) found.emplace(name, absl::StrCat(folder, "/", file));
     }
   }
   std::vector<PluginFile> files;
+  files.reserve(found.size());
   for (auto& [name, path] : found) files.push_back({name, path});
   return files;
 }

@@ -13,6 +13,8 @@
 #include "src/backends/plugin_files.h"
 #include "src/backends/plugins.h"
 #include "src/core/strings.h"
+#include "src/core/sysfs.h"
+#include "src/core/sysfs_device.h"
 
 namespace kvxfer {
 namespace {
@@ -23,11 +25,14 @@ constexpr std::array kKnown = {
     KnownBackend{.name = "loopback"},
     KnownBackend{.name = "shm"},
     KnownBackend{.name = "verbs"},
-    KnownBackend{.name = "cuda_ipc", .by_default = false, .remedy = "it is not built yet"},
+    KnownBackend{
+        .name = "cuda_ipc", .by_default = ByDefault::kNever, .remedy = "it is not built yet"},
     KnownBackend{.name = "ucx",
-                 .by_default = false,
+                 .by_default = ByDefault::kNever,
                  .remedy = "it is built where UCX's headers are (apt install libucx-dev)"},
-    KnownBackend{.name = "libfabric", .by_default = false, .remedy = "it is not built yet"},
+    KnownBackend{.name = "libfabric",
+                 .by_default = ByDefault::kOnEfa,
+                 .remedy = "it is built where libfabric's headers are (apt install libfabric-dev)"},
     KnownBackend{.name = "tcp"},
 };
 
@@ -77,13 +82,26 @@ bool IsBuiltIn(std::string_view name) { return FindBuiltin(name) != nullptr; }
 std::vector<std::string> DefaultBackends() {
   std::vector<std::string> names;
   for (const KnownBackend& known : kKnown) {
-    if (known.by_default) names.emplace_back(known.name);
+    const bool on_efa = known.by_default == ByDefault::kOnEfa;
+    if (known.by_default == ByDefault::kAlways || (on_efa && HasEfaDevice())) {
+      names.emplace_back(known.name);
+    }
   }
   return names;
 }
 
+bool HasEfaDevice(const std::string& root) {
+  constexpr std::string_view kDevices = "/sys/class/infiniband";
+  const Sysfs sysfs(root);
+  return std::ranges::any_of(sysfs.List(kDevices), [&](const std::string& device) {
+    return sysfs.ReadInt(absl::StrCat(ToAbsl(kDevices), "/", device, "/device/vendor")) ==
+           kPciVendorAmazon;
+  });
+}
+
 std::vector<BackendOrigin> ListBackends(const AgentOptions& options) {
   std::vector<BackendOrigin> origins;
+  origins.reserve(kKnown.size());
   for (const KnownBackend& known : kKnown) {
     origins.push_back({.name = std::string(known.name), .built_in = IsBuiltIn(known.name)});
   }

@@ -5,6 +5,7 @@
 #ifndef KVXFER_BACKENDS_REGISTRY_H_
 #define KVXFER_BACKENDS_REGISTRY_H_
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,10 +15,17 @@
 
 namespace kvxfer {
 
+// Whether a backend is one of DefaultBackends().
+enum class ByDefault : uint8_t {
+  kAlways,
+  kNever,
+  kOnEfa,  // where the host has such a device: loading it takes long
+};
+
 // A backend that kvxfer is made for, whether this build has it or not.
 struct KnownBackend {
   std::string_view name;
-  bool by_default = true;     // it is one of DefaultBackends()
+  ByDefault by_default = ByDefault::kAlways;
   std::string_view remedy{};  // where it is neither built in nor a plugin
 };
 
@@ -35,6 +43,9 @@ struct BackendOrigin {
 std::vector<BackendOrigin> ListBackends(const AgentOptions& options);
 
 bool IsBuiltIn(std::string_view name);
+
+// Whether the host has an EFA device. `root`: another folder than /, for tests.
+bool HasEfaDevice(const std::string& root = "/");
 
 }  // namespace kvxfer
 

@@ -153,6 +153,7 @@ absl::StatusOr<std::vector<BackendOrigin>> Chosen(const std::vector<std::string>
     const auto it = std::ranges::find(all, name, &BackendOrigin::name);
     if (it == all.end()) {
       std::vector<std::string> known;
+      known.reserve(all.size());
       for (const BackendOrigin& origin : all) known.push_back(origin.name);
       return absl::InvalidArgumentError(
           absl::StrCat("no backend '", name, "'; there are ", absl::StrJoin(known, ", ")));

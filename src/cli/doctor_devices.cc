@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "src/cli/doctor.h"
+#include "src/core/sysfs_device.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -21,7 +22,7 @@ struct NicWithoutDevice {
 const char* RdmaModule(int64_t vendor, int64_t device, int64_t device_class) {
   const bool network = (device_class >> 8) == 0x0200 || (device_class >> 8) == 0x0207;
   if (vendor == 0x15b3 && network) return "mlx5_ib";
-  if (vendor == 0x1d0f && device >= 0xefa0 && device <= 0xefaf) return "efa";
+  if (vendor == kPciVendorAmazon && device >= 0xefa0 && device <= 0xefaf) return "efa";
   return nullptr;
 }
 

@@ -130,6 +130,7 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
   status.Update(ReadVerbs(options.verbs));
   ReadText("KVXFER_UCX_TLS", options.ucx.tls);
   ReadText("KVXFER_UCX_NET_DEVICES", options.ucx.net_devices);
+  ReadText("KVXFER_UCX_LISTEN", options.ucx.listen);
   status.Update(ReadLibfabric(options.libfabric));
 
   // -1 is the adaptive spin of AgentOptions.

@@ -13,6 +13,7 @@
 
 namespace kvxfer {
 
+inline constexpr uint32_t kPciVendorAmazon = 0x1d0f;  // of EFA devices, by pci-ids
 inline constexpr std::string_view kPciDevices = "/sys/bus/pci/devices";
 inline constexpr std::string_view kNetDevices = "/sys/class/net";
 

@@ -21,7 +21,6 @@ constexpr std::string_view kRdma = "/sys/class/infiniband";
 constexpr std::string_view kUverbs = "/sys/class/infiniband_verbs";
 constexpr std::string_view kDeviceFiles = "/dev/infiniband";
 
-constexpr uint32_t kAmazon = 0x1d0f;
 constexpr uint32_t kNvidiaGpu = 0x10de;
 constexpr uint32_t kAmdGpu = 0x1002;
 
@@ -174,7 +173,7 @@ PortState StateOf(std::string_view text) {
 }
 
 LinkLayer LinkOf(std::string_view text, const RdmaDevice& device) {
-  if (device.vendor == kAmazon || device.driver == "efa") return LinkLayer::kEfa;
+  if (device.vendor == kPciVendorAmazon || device.driver == "efa") return LinkLayer::kEfa;
   if (text == "InfiniBand") return LinkLayer::kInfiniBand;
   return text == "Ethernet" ? LinkLayer::kEthernet : LinkLayer::kUnknown;
 }

@@ -83,6 +83,8 @@ class ControlLink : public Endpoint, public StreamOwner {
   // The peer's hello has come and makes sense: kConnected.
   void GoUp();
   void Tell(std::span<const std::byte> frame);
+  // Bytes of messages and frames that wait for the control stream.
+  size_t unsent() const { return control_.queued_bytes(); }
   // Ends the link for what the peer or the network did.
   void Fail(const absl::Status& status);
   void Down(absl::Status why, bool tell);

@@ -70,6 +70,51 @@ TEST(AgentChoice, WhatWasSeenFasterPassesTheOrderOfTheList) {
   EXPECT_EQ(Carried(two, "faulty:shm"), "faulty:shm");
 }
 
+// A backend that lets words through and no data until its one rail is up, for `down_for` at most;
+// and another behind it.
+AgentOptions RailComesLate(std::chrono::milliseconds down_for, double goes_down) {
+  AgentOptions options;
+  options.backends = {"faulty:shm", "tcp"};
+  options.connect_timeout = std::chrono::milliseconds(kSlow ? 2000 : 400);
+  options.faults.seed = TestSeed();
+  options.faults.rail_down_probability = goes_down;
+  options.faults.rail_down_for = down_for;
+  return options;
+}
+
+TEST(AgentChoice, WhereNoDataPassesAnotherOneIsTaken) {
+  ASSERT_OK_AND_ASSIGN(Two two, TwoAgents(RailComesLate(std::chrono::hours(1), 1)));
+  // What carries no data needs no rail.
+  ASSERT_OK_AND_ASSIGN(const Transfer word, two.a.agent->Notify("b", "words pass", Unhurried()));
+  EXPECT_OK(word.Wait(kAmple));
+  ASSERT_OK_AND_ASSIGN(Explanation why, two.a.agent->Explain("b"));
+  EXPECT_TRUE(absl::StrContains(why.paths[0].why, "no rail is up")) << why.ToString();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Carried(two), "tcp");
+  ASSERT_OK_AND_ASSIGN(why, two.a.agent->Explain("b"));
+  EXPECT_FALSE(why.paths[0].usable) << why.ToString();
+  EXPECT_FALSE(why.paths[0].chosen) << why.ToString();
+  EXPECT_TRUE(why.paths[1].chosen) << why.ToString();
+  // A transfer that asks for it waits, says for what, and holds up no other.
+  const BlockSet blocks(kSmall, two.a.memory.address(), two.b.memory.address());
+  TransferOptions named = Unhurried();
+  named.backend = "faulty:shm";
+  named.deadline = std::chrono::milliseconds(300);
+  ASSERT_OK_AND_ASSIGN(const Transfer waits, blocks.Write(*two.a.agent, "b", named));
+  EXPECT_TRUE(Fails(waits.Wait(kAmple), absl::StatusCode::kDeadlineExceeded,
+                    {"peer b", "faulty:shm", "no rail is up"}));
+  EXPECT_EQ(Carried(two), "tcp");
+  while (const auto event = two.a.agent->PollPeerEvent()) {
+    EXPECT_NE(event->kind, PeerEventKind::kLost) << event->cause;
+  }
+}
+
+TEST(AgentChoice, TheFirstOneIsTakenAgainOnceDataPasses) {
+  ASSERT_OK_AND_ASSIGN(Two two,
+                       TwoAgents(RailComesLate(std::chrono::seconds(kSlow ? 30 : 8), 1e-9)));
+  EXPECT_EQ(Carried(two), "tcp");
+  EXPECT_TRUE(Eventually(kAmple, [&] { return Carried(two) == "faulty:shm"; }));
+}
+
 TEST(AgentChoice, CaretLeavesOut) {
   AgentOptions options;
   options.backends = {"^loopback", "^shm", "^verbs"};

@@ -7,10 +7,10 @@
 namespace kvxfer::testing {
 namespace {
 
-// With a transport that copies between processes beside the one for messages.
+// With a transport that copies between processes beside the one for messages; and by sockets.
 std::vector<Flavour> UcxFlavours() {
   if (!HasUcx()) return {};
-  return {UcxFlavour("UcxCma", "posix,cma,self")};
+  return {UcxFlavour("UcxCma", "posix,cma,self"), UcxSocketFlavour()};
 }
 
 }  // namespace

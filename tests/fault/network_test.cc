@@ -125,5 +125,25 @@ TEST(NetworkTcp, TargetComesLate) {
   }));
 }
 
+// Expect a backend that failed to be tried again while another one carries, and to be taken again.
+TEST(NetworkTcp, TargetComesLateBesideAnotherPath) {
+  TcpProxy proxy;
+  AgentOptions a = OptionsFor(TcpFlavour(), "a");
+  a.backends = {"tcp", "shm"};
+  a.connect_timeout = milliseconds(kSlow ? 1000 : 300);  // tried again after 30 of these
+  AgentOptions b = a;
+  b.name = "b";
+  b.advertise = proxy.address();
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(TcpFlavour(), a, b, 64 * 1024));
+  const BlockSet blocks({}, pair.a.memory.address(), pair.b.memory.address());
+  const auto carried = [&]() -> std::string {
+    const absl::StatusOr<Transfer> transfer = blocks.Write(*pair.a.agent, "b", Unhurried());
+    return transfer.ok() && transfer->Wait(kAmple).ok() ? transfer->stats().path : "nothing";
+  };
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(carried(), "shm");
+  proxy.SetTarget(pair.b.agent->listen_address());
+  EXPECT_TRUE(Eventually(kAmple, [&] { return carried() == "tcp"; }));
+}
+
 }  // namespace
 }  // namespace kvxfer::testing

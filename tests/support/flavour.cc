@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
+#include <sstream>
 #include <utility>
 
 #include "src/backends/registry.h"
@@ -47,10 +48,25 @@ std::vector<Flavour> PlainFlavours() {
        .memory = MemoryType::kAttached,
        .faults = {}},
   };
+  std::ranges::move(LibfabricFlavours(), std::back_inserter(all));
   if (!HasUcx()) return all;
   all.push_back(UcxFlavour("UcxTcp", "tcp,self"));
   all.push_back(UcxFlavour("UcxPosix", "posix,self"));
   return all;
+}
+
+std::vector<Flavour> LibfabricFlavours() {
+  const char* const provider = std::getenv("KVXFER_FABRIC_PROVIDER");
+  if (provider == nullptr) return {};
+  const char* const domains = std::getenv("KVXFER_FABRIC_DOMAINS");
+  Flavour flavour;
+  flavour.name = "Libfabric";
+  flavour.backend = "libfabric";
+  flavour.memory = MemoryType::kAttached;
+  flavour.provider = provider;
+  std::istringstream names(domains == nullptr ? "" : domains);
+  for (std::string name; std::getline(names, name, ',');) flavour.domains.push_back(name);
+  return {flavour};
 }
 
 bool HasUcx() {
@@ -65,6 +81,14 @@ Flavour UcxFlavour(std::string name, std::string tls) {
   flavour.backend = "ucx";
   flavour.memory = MemoryType::kAttached;
   flavour.ucx_tls = std::move(tls);
+  return flavour;
+}
+
+Flavour UcxSocketFlavour() {
+  Flavour flavour =
+      RealVerbs() ? UcxFlavour("UcxRdma", "rc_v,self") : UcxFlavour("UcxSocket", "tcp,self");
+  // Where tests/support/rdma-vm has its first device.
+  flavour.ucx_listen = RealVerbs() ? "10.77.0.1" : "127.0.0.1";
   return flavour;
 }
 
@@ -132,11 +156,17 @@ std::vector<Flavour> AllFlavours() {
   std::vector<Flavour> all = PlainFlavours();
   std::ranges::move(FaultyFlavours(), std::back_inserter(all));
   all.push_back(TcpAddressesFlavour());
+  if (HasUcx()) all.push_back(UcxSocketFlavour());
   return all;
 }
 
 std::vector<Flavour> ProcessFlavours() { return BetweenProcesses(AllFlavours()); }
-std::vector<Flavour> PlainProcessFlavours() { return BetweenProcesses(PlainFlavours()); }
+
+std::vector<Flavour> PlainProcessFlavours() {
+  std::vector<Flavour> all = PlainFlavours();
+  if (HasUcx()) all.push_back(UcxSocketFlavour());
+  return BetweenProcesses(std::move(all));
+}
 
 AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   AgentOptions options;
@@ -150,7 +180,9 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   options.tcp_addresses = flavour.tcp_addresses;
   options.loopback_rails = flavour.rails;
   options.ucx.tls = flavour.ucx_tls;
+  options.ucx.listen = flavour.ucx_listen;
   options.libfabric.provider = flavour.provider;
+  options.libfabric.domains = flavour.domains;
   // An emulated device answers late, and a handshake that loses two of its packets takes seconds
   // where the network loses some on purpose.
   if (kEmulated) {

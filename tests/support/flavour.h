@@ -22,9 +22,11 @@ struct Flavour {
   FaultOptions faults;
   std::vector<std::string> tcp_addresses{};
   std::string ucx_tls{};
+  std::string ucx_listen{};
   std::vector<std::string> plugin_path{};
   uint32_t rails = 2;      // of the backends that have as many as they are told to
   std::string provider{};  // of libfabric
+  std::vector<std::string> domains{};
 
   bool faulty() const { return backend.starts_with("faulty:"); }
   // "tcp" of "faulty:tcp".
@@ -37,24 +39,30 @@ struct Flavour {
 inline std::ostream& operator<<(std::ostream& out, const Flavour& f) { return out << f.name; }
 
 // loopback, tcp, shm with mapped memory, shm with attached memory, verbs over devices in memory or
-// real ones (test_backends.h), and, where it was built, ucx over tcp and over posix.
+// real ones (test_backends.h), and, where it was built, ucx over tcp and over posix; libfabric
+// where the environment says over what.
 std::vector<Flavour> PlainFlavours();
 bool HasUcx();
+// Over the provider of KVXFER_FABRIC_PROVIDER, with the domains of KVXFER_FABRIC_DOMAINS (with
+// commas; empty: one). Not set: none.
+std::vector<Flavour> LibfabricFlavours();
 // `tls`: as UCX_TLS.
 Flavour UcxFlavour(std::string name, std::string tls);
 // The one of those that runs over tcp.
 Flavour TcpFlavour();
 // Over tcp between two addresses of each side, with three data streams.
 Flavour TcpAddressesFlavour();
+// ucx that connects by socket address: over tcp, and over real RDMA devices where they are meant.
+Flavour UcxSocketFlavour();
 // Each of those reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on.
 std::vector<Flavour> FaultyFlavours(int seeds = 2);
 // Rails that fail alone and come back within `down_for`, on each backend; with orders kept and not.
 std::vector<Flavour> RailFlavours(double down_probability, Duration down_for);
-// The plain and the faulty ones, and tcp between several addresses.
+// The plain and the faulty ones, tcp between several addresses, ucx by socket address.
 std::vector<Flavour> AllFlavours();
 // Those of AllFlavours that reach another process.
 std::vector<Flavour> ProcessFlavours();
-// The plain ones that reach another process.
+// The plain ones, and ucx by socket address, that reach another process.
 std::vector<Flavour> PlainProcessFlavours();
 
 AgentOptions OptionsFor(const Flavour& flavour, std::string_view name);

@@ -99,6 +99,9 @@ class CommandServer {
     options.faults.overtake = ToNumber(f.at(11)) != 0;
     if (!f.at(15).empty()) options.tcp_addresses = absl::StrSplit(f.at(15), ',');
     options.ucx.tls = f.at(16);
+    options.ucx.listen = f.at(17);
+    options.libfabric.provider = f.at(18);
+    if (!f.at(19).empty()) options.libfabric.domains = absl::StrSplit(f.at(19), ',');
     transfers_.clear();
     node_ = Node();
     absl::StatusOr<Node> node =

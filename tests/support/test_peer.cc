@@ -122,12 +122,26 @@ absl::StatusOr<uint64_t> TestPeer::CallForNumber(const Fields& request) {
 absl::Status TestPeer::Create(const AgentOptions& options, MemoryType memory, uint64_t bytes,
                               Access access) {
   const FaultOptions& f = options.faults;
-  return Call({"create", options.name, options.backends.at(0), options.listen, options.advertise,
-               Number(options.tcp_streams), Nanoseconds(options.heartbeat),
-               Nanoseconds(options.suspect_after), Number(f.seed), Number(f.reorder_window),
-               Nanoseconds(f.max_delay), Number(f.overtake), Number(static_cast<uint64_t>(memory)),
-               Number(bytes), Number(static_cast<uint64_t>(access)),
-               absl::StrJoin(options.tcp_addresses, ","), options.ucx.tls})
+  return Call({"create",
+               options.name,
+               options.backends.at(0),
+               options.listen,
+               options.advertise,
+               Number(options.tcp_streams),
+               Nanoseconds(options.heartbeat),
+               Nanoseconds(options.suspect_after),
+               Number(f.seed),
+               Number(f.reorder_window),
+               Nanoseconds(f.max_delay),
+               Number(f.overtake),
+               Number(static_cast<uint64_t>(memory)),
+               Number(bytes),
+               Number(static_cast<uint64_t>(access)),
+               absl::StrJoin(options.tcp_addresses, ","),
+               options.ucx.tls,
+               options.ucx.listen,
+               options.libfabric.provider,
+               absl::StrJoin(options.libfabric.domains, ",")})
       .status();
 }
 

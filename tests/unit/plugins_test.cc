@@ -84,6 +84,7 @@ TEST(Plugins, AreLoadedOnceAlsoByManyThreads) {
   std::vector<const BackendPlugin*> loaded(8);
   {
     std::vector<std::jthread> threads;
+    threads.reserve(loaded.size());
     for (const BackendPlugin*& out : loaded) {
       threads.emplace_back([&out] {
         const auto plugin = LoadPlugin("wrapped", FileOf("wrapped"));
@@ -144,7 +145,10 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"throwing", absl::StatusCode::kInternal, {"threw an exception"}},
         Refusal{"missing_library",
                 kUnavailable,
-                {"missing_library: libkvxfer_test_absent.so not found", "install it"}}),
+                {"missing_library: libkvxfer_test_absent.so not found", "install it"}},
+        Refusal{"old_library",
+                kUnavailable,
+                {"undefined symbol: kvxfer_test_new", "of another version"}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST_F(PluginFilesTest, WhatIsNoLibraryIsRefused) {
@@ -230,10 +234,22 @@ TEST(KnownBackends, OneThatIsNotInstalledSaysWhereItWasLookedForAndIsNoNews) {
 TEST(KnownBackends, StandInTheOrderOfPreference) {
   std::vector<std::string> defaults;
   for (const KnownBackend& known : KnownBackends()) {
-    if (known.by_default) defaults.emplace_back(known.name);
+    if (known.by_default == ByDefault::kAlways) defaults.emplace_back(known.name);
   }
-  EXPECT_EQ(defaults, DefaultBackends());
   EXPECT_THAT(defaults, ::testing::ElementsAre("loopback", "shm", "verbs", "tcp"));
+  // Before tcp.
+  if (HasEfaDevice()) defaults.insert(defaults.end() - 1, "libfabric");
+  EXPECT_EQ(defaults, DefaultBackends());
+}
+
+TEST_F(PluginFilesTest, LibfabricIsTriedWhereThereIsAnEfaDevice) {
+  const fs::path class_folder = fs::path(folder_) / "sys/class/infiniband";
+  EXPECT_FALSE(HasEfaDevice(folder_));
+  for (const auto& [name, vendor] : {std::pair("mlx5_0", "0x15b3"), {"rdmap0s6", "0x1d0f"}}) {
+    fs::create_directories(class_folder / name / "device");
+    std::ofstream(class_folder / name / "device/vendor") << vendor << "\n";
+    EXPECT_EQ(HasEfaDevice(folder_), std::string_view(name) == "rdmap0s6");
+  }
 }
 
 TEST(Version, OfTheHeadersIsThatOfTheBuild) { EXPECT_STREQ(kVersion, KVXFER_VERSION); }

@@ -5,8 +5,11 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "src/backends/ucx/frames.h"
+#include "src/backends/ucx/worker.h"
+#include "src/net/socket.h"
 #include "tests/support/backend_pair.h"
 #include "tests/support/flavour.h"
 #include "tests/support/scale.h"
@@ -15,9 +18,11 @@
 namespace kvxfer::testing {
 namespace {
 
-absl::Status MakeWith(const std::string& tls, const std::string& net_devices = "") {
+absl::Status MakeWith(const std::string& tls, const std::string& net_devices = "",
+                      const std::string& listen = "") {
   AgentOptions options = OptionsFor(UcxFlavour("Ucx", tls), "alone");
   options.ucx.net_devices = net_devices;
+  options.ucx.listen = listen;
   return MakeBackend("ucx", {.options = options, .incarnation = Incarnation::Random(), .host = {}})
       .status();
 }
@@ -45,13 +50,35 @@ TEST(UcxSetup, WhatUcxDoesNotHaveIsExplained) {
   EXPECT_OK(MakeWith("tcp,self", "lo"));
 }
 
+TEST(UcxSetup, ALibraryThatIsTooOldIsRefused) {
+  EXPECT_TRUE(Fails(ucx::CheckVersion(1, 11), absl::StatusCode::kUnavailable, {"too old", "1.12"}));
+  EXPECT_TRUE(Fails(ucx::CheckVersion(0, 20), absl::StatusCode::kUnavailable, {"too old"}));
+  EXPECT_OK(ucx::CheckVersion(1, 12));
+  EXPECT_OK(ucx::CheckVersion(2, 0));
+}
+
+TEST(UcxSetup, WhereItCannotListenIsExplained) {
+  for (const char* all : {"0.0.0.0", "[::]:0"}) {
+    EXPECT_TRUE(Fails(MakeWith("tcp,self", "", all), absl::StatusCode::kInvalidArgument,
+                      {"ucx.listen", "KVXFER_UCX_LISTEN", all, "one address of this host"}));
+  }
+  // Of documentation (RFC 5737): not of this host.
+  EXPECT_TRUE(Fails(MakeWith("tcp,self", "", "192.0.2.1"), absl::StatusCode::kUnavailable,
+                    {"192.0.2.1", "KVXFER_UCX_LISTEN", "rdma"}));
+  EXPECT_TRUE(Fails(MakeWith("tcp,self", "", "no such host"), absl::StatusCode::kInvalidArgument,
+                    {"no such host"}));
+}
+
 TEST(UcxSetup, AnAddressOfSomethingElseIsNotReachable) {
   ASSERT_OK_AND_ASSIGN(const auto alone, Party::Make(UcxFlavour("Ucx", "tcp,self"), "alone"));
-  for (const char* address :
-       {"", "127.0.0.1:1", "kvxfer-ucx-1;", "kvxfer-ucx-2;0123456789abcdefw"}) {
+  for (const char* address : {"", "127.0.0.1:1", "kvxfer-ucx-2;", "kvxfer-ucx-2;0123456789abcdefw",
+                              "kvxfer-ucx-1;0123456789abcdefw..."}) {
     EXPECT_FALSE(alone->backend().Reachable(address, alone->host()).ok()) << address;
     EXPECT_FALSE(alone->backend().Connect(address, alone->host()).ok()) << address;
   }
+  // Names are not looked up for a peer.
+  EXPECT_FALSE(
+      alone->backend().Connect("kvxfer-ucx-2;0123456789abcdefslocalhost:1", alone->host()).ok());
 }
 
 // The address of a worker that lives, with the incarnation of one that is gone.
@@ -107,8 +134,31 @@ TEST_P(UcxBackend, ADiallerThatGivesUpIsForgotten) {
 
 INSTANTIATE_TEST_SUITE_P(Over, UcxBackend,
                          ::testing::Values(UcxFlavour("UcxTcp", "tcp,self"),
-                                           UcxFlavour("UcxPosix", "posix,self")),
+                                           UcxFlavour("UcxPosix", "posix,self"),
+                                           UcxSocketFlavour()),
                          FlavourName);
+
+// Who connects and says nothing.
+TEST(UcxListener, StrangersAreInNobodysWay) {
+  ASSERT_OK_AND_ASSIGN(const auto a, Party::Make(UcxSocketFlavour(), "a"));
+  ASSERT_OK_AND_ASSIGN(const auto b, Party::Make(UcxSocketFlavour(), "b"));
+  ASSERT_OK_AND_ASSIGN(const ucx::Address address, ucx::DecodeAddress(b->backend().Address()));
+  ASSERT_OK_AND_ASSIGN(const auto at,
+                       net::Resolve(address.place.substr(1), 0, net::Names::kNumericOnly));
+  std::vector<net::Fd> strangers;
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_OK_AND_ASSIGN(net::Fd stranger, net::StartConnect(at.front()));
+    strangers.push_back(std::move(stranger));
+    b->Turn();
+  }
+  ASSERT_OK_AND_ASSIGN(TestLink * link, a->Connect(*b));
+  ASSERT_TRUE(Eventually(kAmple, [&] {
+    a->Turn();
+    b->Turn();
+    return link->connected;
+  }));
+  EXPECT_EQ(b->links.size(), 1u);
+}
 
 }  // namespace
 }  // namespace kvxfer::testing

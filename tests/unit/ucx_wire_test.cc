@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "src/backends/ucx/frames.h"
+#include "src/backends/ucx/outgoing.h"
 #include "src/backends/ucx/print.h"
 #include "src/backends/ucx/resequencer.h"
 #include "tests/support/status_macros.h"
@@ -96,10 +97,10 @@ TEST(UcxWire, HelloAddressWelcomeAndPieceSurviveTheTrip) {
   EXPECT_EQ(back.host.start_time, hello.host.start_time);
   EXPECT_EQ(back.worker, hello.worker);
 
-  const Address address{.incarnation = Incarnation::Random(), .worker = hello.worker};
+  const Address address{.incarnation = Incarnation::Random(), .place = kByWorker + hello.worker};
   ASSERT_OK_AND_ASSIGN(const Address address_back, DecodeAddress(Encode(address)));
   EXPECT_EQ(address_back.incarnation, address.incarnation);
-  EXPECT_EQ(address_back.worker, address.worker);
+  EXPECT_EQ(address_back.place, address.place);
 
   ASSERT_OK_AND_ASSIGN(const Welcome welcome,
                        DecodeWelcome(BytesOf(Encode(Welcome{.cookie = 123456789, .path = 7}))));
@@ -109,11 +110,11 @@ TEST(UcxWire, HelloAddressWelcomeAndPieceSurviveTheTrip) {
   EXPECT_FALSE(DecodeWelcome(BytesOf(Encode(Welcome{.cookie = 7, .path = 0}))).ok());
   EXPECT_FALSE(DecodeWelcome(BytesOf("short")).ok());
 
-  std::array<std::byte, kPieceBytes> piece{};
-  Encode({.address = UINT64_MAX, .bytes = 5, .rkey = 6}, piece);
-  EXPECT_EQ(DecodePiece(piece).address, UINT64_MAX);
-  EXPECT_EQ(DecodePiece(piece).bytes, 5u);
-  EXPECT_EQ(DecodePiece(piece).rkey, 6u);
+  std::array<std::byte, kWireRunBytes> piece{};
+  Encode(WireRun{.address = UINT64_MAX, .bytes = 5, .rkey = 6}, piece);
+  EXPECT_EQ(DecodeWireRun(piece).address, UINT64_MAX);
+  EXPECT_EQ(DecodeWireRun(piece).bytes, 5u);
+  EXPECT_EQ(DecodeWireRun(piece).rkey, 6u);
 }
 
 TEST(UcxWire, DamagedHellosAndAddressesAreRefused) {
@@ -137,12 +138,100 @@ TEST(UcxWire, DamagedHellosAndAddressesAreRefused) {
       EXPECT_FALSE(back->worker.empty());
     }
   }
-  const std::string address = Encode(Address{.incarnation = {}, .worker = "w"});
-  for (size_t bytes = 0; bytes < address.size(); ++bytes) {
+  const std::string address = Encode(Address{.incarnation = {}, .place = "s127.0.0.1:1"});
+  EXPECT_TRUE(DecodeAddress(address).ok());
+  for (size_t bytes = 0; bytes <= address.size() - 12; ++bytes) {
     EXPECT_FALSE(DecodeAddress(std::string_view(address).substr(0, bytes)).ok()) << bytes;
   }
+  EXPECT_FALSE(DecodeAddress(Encode(Address{.incarnation = {}, .place = "x127.0.0.1:1"})).ok());
   EXPECT_FALSE(DecodeAddress("127.0.0.1:7471").ok());
   EXPECT_FALSE(DecodeAddress(address + std::string(kMaxFrameBytes, 'x')).ok());
+}
+
+std::string Text(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// A frame with two pieces of 5 and 0 bytes.
+Outgoing SomeWrite() {
+  Outgoing frame;
+  frame.Begin();
+  frame.Append(WireRun{.address = 1, .bytes = 5, .rkey = 2});
+  frame.Lend("bytes", 5);
+  frame.Append(WireRun{.address = 3, .bytes = 0, .rkey = 2});
+  frame.SetHead({.kind = FrameKind::kWrite, .number = 2});
+  return frame;
+}
+
+std::vector<std::byte> Packed(Outgoing& frame) {
+  std::vector<std::byte> out(frame.bytes());
+  EXPECT_EQ(frame.Pack(0, out), out.size());
+  return out;
+}
+
+TEST(UcxWire, AWriteIsItsPiecesAndThenTheirBytes) {
+  Outgoing frame = SomeWrite();
+  const std::vector<std::byte> bytes = Packed(frame);
+  ASSERT_OK_AND_ASSIGN(const FrameHead head, DecodeFrameHead(bytes));
+  const auto body = std::span(bytes).subspan(kFrameHeadBytes);
+  ASSERT_OK_AND_ASSIGN(const WriteBody write, DecodeWrite(head.number, body));
+  EXPECT_EQ(write.pieces.size(), 2 * kWireRunBytes);
+  EXPECT_EQ(Text({write.bytes.begin(), write.bytes.end()}), "bytes");
+  EXPECT_EQ(DecodeWireRun(write.pieces.last<kWireRunBytes>()).address, 3u);
+  EXPECT_OK(DecodeWrite(0, {}));  // an immediate alone
+}
+
+TEST(UcxWire, DamagedWritesAreRefused) {
+  Outgoing frame = SomeWrite();
+  const std::vector<std::byte> bytes = Packed(frame);
+  const auto body = std::span(bytes).subspan(kFrameHeadBytes);
+  for (size_t cut = 0; cut < body.size(); ++cut) {
+    EXPECT_FALSE(DecodeWrite(2, body.first(cut)).ok()) << cut;
+  }
+  for (const uint32_t number : {0u, 1u, 3u, 1u << 28, UINT32_MAX}) {
+    EXPECT_FALSE(DecodeWrite(number, body).ok()) << number;
+  }
+  std::vector<std::byte> bad(body.begin(), body.end());
+  for (const int claimed : {0, 4, 6, 255}) {
+    bad[8] = static_cast<std::byte>(claimed);
+    EXPECT_FALSE(DecodeWrite(2, bad).ok()) << claimed;
+  }
+}
+
+// Of whatever sizes UCX takes it, also where what was lent is made its own in between.
+TEST(UcxOutgoing, PacksTheSameBytesInAnyPieces) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 500; ++round) {
+    std::vector<std::vector<std::byte>> memory(random() % 6);
+    Outgoing frame;
+    frame.Begin();
+    std::string expected(kFrameHeadBytes, '\0');
+    for (int i = static_cast<int>(random() % 3); i > 0; --i) {
+      frame.Append(BytesOf("own"));
+      expected += "own";
+    }
+    for (std::vector<std::byte>& part : memory) {
+      part.resize(random() % 300);
+      for (std::byte& byte : part) byte = static_cast<std::byte>(random());
+      frame.Lend(part.data(), part.size());
+      expected += Text(part);
+    }
+    ASSERT_EQ(frame.bytes(), expected.size());
+    EXPECT_EQ(frame.body_bytes(), expected.size() - kFrameHeadBytes);
+    std::vector<std::byte> out(expected.size());
+    const size_t own_at = random() % (2 * expected.size());
+    for (size_t at = 0; at < out.size();) {
+      if (at >= own_at) {
+        frame.Own();
+        memory.clear();
+      }
+      const size_t room = std::min<size_t>(1 + random() % 200, out.size() - at);
+      ASSERT_EQ(frame.Pack(at, std::span(out).subspan(at, room)), room);
+      at += room;
+    }
+    EXPECT_EQ(Text(out).substr(kFrameHeadBytes), expected.substr(kFrameHeadBytes));
+    EXPECT_EQ(frame.Pack(out.size(), out), 0u);
+  }
 }
 
 TEST(UcxResequencer, PutsEveryOrderInOrderOnce) {
@@ -185,6 +274,22 @@ TEST(UcxResequencer, RefusesWhatCameBeforeAndTooMuchThatIsEarly) {
   EXPECT_FALSE(in.Take().has_value());
   EXPECT_EQ(in.Put({.order = 2}, {}), Resequencer::Place::kNext);
   EXPECT_TRUE(in.Take().has_value());
+}
+
+TEST(UcxResequencer, KeepsAsManyBytesAsMayBeEarlyAndNoMore) {
+  const std::vector<std::byte> body(kMaxBodyBytes);
+  const uint64_t fit = Resequencer::kMaxEarlyBytes / body.size();
+  Resequencer in;
+  for (int round = 0; round < 2; ++round) {
+    const uint64_t first = 1 + static_cast<uint64_t>(round) * (fit + 1);
+    for (uint64_t i = 1; i <= fit; ++i) {
+      ASSERT_EQ(in.Put({.order = first + i}, body), Resequencer::Place::kKept) << i;
+    }
+    EXPECT_EQ(in.Put({.order = first + fit + 1}, body), Resequencer::Place::kRefused);
+    // What was taken out makes room.
+    ASSERT_EQ(in.Put({.order = first}, body), Resequencer::Place::kNext);
+    for (uint64_t i = 1; i <= fit; ++i) ASSERT_TRUE(in.Take().has_value());
+  }
 }
 
 TEST(UcxPrint, FindsTransportsAndValues) {

@@ -1,6 +1,6 @@
 // kvxfer as a contestant. Modes: tcp, mapped (over shm, the cache told to be shared memory, as
 // HostBuffer is), attached (over shm, the cache told to be memory like any other). --spin lets the
-// agent spin before it sleeps; else it never does.
+// agent spin before it sleeps; else it never does. ucx goes over the transports of UCX_TLS.
 
 #include <unistd.h>
 
@@ -43,7 +43,8 @@ class Kvxfer : public Contestant {
                                   .shared_fd = config.mode == "mapped" ? config.cache_fd : -1};
     kvxfer::AgentOptions options;
     options.name = config.prefill ? "prefill" : "decode";
-    options.backends = {config.mode == "tcp" ? "tcp" : "shm"};
+    const bool by_name = config.mode == "tcp" || config.mode == "ucx";
+    options.backends = {by_name ? config.mode : "shm"};
     options.require_backends = options.backends;
     if (config.mode == "tcp") options.tcp_streams = static_cast<uint32_t>(config.connections);
     options.shm_copy_threads = static_cast<uint32_t>(config.threads);
@@ -110,8 +111,9 @@ class Kvxfer : public Contestant {
 int main(int argc, char** argv) {
   kvxfer::SetLogLevel(kvxfer::LogLevel::kError);
   return compare::RunDriver(argc, argv, [](const compare::Config& config) {
-    if (config.mode != "tcp" && config.mode != "mapped" && config.mode != "attached") {
-      compare::Fail("--mode must be tcp, mapped or attached");
+    if (config.mode != "tcp" && config.mode != "mapped" && config.mode != "attached" &&
+        config.mode != "ucx") {
+      compare::Fail("--mode must be tcp, mapped, attached or ucx");
     }
     return std::make_unique<compare::Kvxfer>(config);
   });

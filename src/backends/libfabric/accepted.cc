@@ -11,7 +11,7 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// An initiator that does not say for so long that a fenced transfer is quiet loses its endpoints.
+// An initiator that does not say for so long that a fenced transfer is quiet loses its rails.
 constexpr Duration kPatience = std::chrono::seconds(3);
 
 }  // namespace
@@ -30,8 +30,8 @@ std::string AcceptedLink::Describe() const {
 
 void AcceptedLink::Authorize() {
   if (std::exchange(authorized_, true) || !up()) return;
-  for (uint32_t i = 0; i < rails_.size(); ++i) {
-    if (rails_[i].offered) Make(i);
+  for (Rail& rail : rails_) {
+    if (rail.offered) Make(*std::exchange(rail.offered, std::nullopt));
   }
 }
 
@@ -56,69 +56,145 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegi
 
 absl::Status AcceptedLink::OnWord(const Frame& frame) {
   if (const auto* offer = std::get_if<Offer>(&frame)) return OnOffer(*offer);
+  if (const auto* quiet = std::get_if<Quiet>(&frame)) {
+    if (quiet_.size() == FenceBook::kMaxEarly) {
+      return absl::ResourceExhaustedError("the peer stops transfers whose writes do not come");
+    }
+    quiet_.push_back(quiet->transfer);
+    Look(kEverything);
+    AnswerQuiet();
+    return absl::OkStatus();
+  }
   if (std::holds_alternative<Busy>(frame) && authorized_) {
     busy_ = true;
     return absl::OkStatus();
   }
   if (std::holds_alternative<Idle>(frame)) {
-    Look(kEverything);
     busy_ = false;
     return absl::OkStatus();
   }
-  if (const auto* quiet = std::get_if<Quiet>(&frame); quiet != nullptr) {
-    AnswerFences(quiet->transfer, fences_.OnMarker(quiet->transfer, 0));
+  // The rail that it is about; null: of no rail, or of an earlier life.
+  const auto rail_of = [&](const auto* of) -> Rail* {
+    if (of == nullptr || of->rail >= rails_.size()) return nullptr;
+    Rail& rail = rails_[of->rail];
+    return rail.life == of->life && rail.end != nullptr ? &rail : nullptr;
+  };
+  if (const auto* count = std::get_if<Count>(&frame)) {
+    if (Rail* const rail = rail_of(count)) rail->due = count->count;
+    return absl::OkStatus();
+  }
+  if (const auto* told = std::get_if<Told>(&frame)) {
+    if (rail_of(told) != nullptr) OnImmediate(told->rail, told->immediate);
+    return absl::OkStatus();
+  }
+  if (const auto* lost = std::get_if<RailLost>(&frame)) {
+    if (rail_of(lost) != nullptr) Kill(lost->rail);
+    AnswerQuiet();
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError("the peer sent a libfabric frame that has no place here");
 }
 
 absl::Status AcceptedLink::OnOffer(const Offer& offer) {
-  if (offer.rail >= backend_->domains().size() || rails_[offer.rail].offered) {
-    return absl::InvalidArgumentError("the peer offered an endpoint of no rail, or twice");
+  if (offer.rail >= backend_->domains().size() || offer.life <= rails_[offer.rail].life) {
+    return absl::InvalidArgumentError(
+        "the peer offered an endpoint of no rail, or of an earlier life");
   }
-  rails_[offer.rail].offered = offer.address;
   rails_offered_ = std::max(rails_offered_, offer.rail + 1u);
-  if (authorized_) Make(offer.rail);
+  if (authorized_) {
+    Make(offer);
+    AnswerQuiet();
+  } else {
+    rails_[offer.rail].offered = offer;
+  }
   return absl::OkStatus();
 }
 
-void AcceptedLink::Make(uint32_t rail) {
-  Answer answer{.rail = static_cast<uint8_t>(rail)};
-  if (const absl::Status status = TryMake(rail); status.ok()) {
-    const End& end = *rails_[rail].end;
+void AcceptedLink::Make(const Offer& offer) {
+  Kill(offer.rail);
+  Rail& rail = rails_[offer.rail];
+  rail.life = offer.life;
+  rail.got = rail.told = rail.due = kFirstCount;
+  rail.probed = false;
+  Answer answer{.rail = offer.rail, .life = offer.life};
+  if (const absl::Status status = TryMake(offer); status.ok()) {
+    const End& end = *rail.end;
     answer.address = end.address();
     answer.sink = end.domain().sink();
     answer.sink_key = end.domain().sink_key();
   } else {
-    rails_[rail].end.reset();
+    rail.end.reset();
     answer.error = std::string(status.message());
   }
   Tell(answer);
 }
 
-absl::Status AcceptedLink::TryMake(uint32_t rail) {
-  absl::StatusOr<std::unique_ptr<End>> end = End::Open(backend_->domains()[rail].get());
+absl::Status AcceptedLink::TryMake(const Offer& offer) {
+  absl::StatusOr<std::unique_ptr<End>> end = End::Open(backend_->domains()[offer.rail].get());
   if (!end.ok()) return end.status();
-  rails_[rail].end = *std::move(end);
-  return rails_[rail].end->SetPeer(*rails_[rail].offered);
+  rails_[offer.rail].end = *std::move(end);
+  return rails_[offer.rail].end->SetPeer(offer.address);
+}
+
+void AcceptedLink::Kill(uint32_t index) {
+  if (rails_[index].end == nullptr) return;
+  LookAt(index, kEverything).IgnoreError();
+  rails_[index].end.reset();
+}
+
+void AcceptedLink::Lose(uint32_t index, const absl::Status& why) {
+  if (rails_[index].end == nullptr) return;
+  Kill(index);
+  Tell(RailLost{.rail = static_cast<uint8_t>(index),
+                .life = rails_[index].life,
+                .why = std::string(why.message())});
+}
+
+void AcceptedLink::PollData() {
+  Look(kPollBatch);
+  AnswerQuiet();
 }
 
 void AcceptedLink::Look(size_t most) {
-  std::vector<Done> done;
-  for (uint32_t i = 0; i < rails_offered_ && up(); ++i) {
-    if (rails_[i].end == nullptr) continue;
-    done.clear();
-    const absl::Status status = rails_[i].end->Poll(most, done);
-    for (const Done& one : done) {
-      if (!one.immediate) continue;
-      Emit({.kind = EventKind::kImmediate,
-            .endpoint = this,
-            .rail = i,
-            .immediate = *one.immediate});
-    }
-    if (!status.ok()) Down(Annotate(status, Where()), true);
+  for (uint32_t i = 0; i < rails_offered_; ++i) {
+    if (absl::Status status = LookAt(i, most); !status.ok()) Lose(i, status);
   }
 }
+
+absl::Status AcceptedLink::LookAt(uint32_t index, size_t most) {
+  Rail& rail = rails_[index];
+  if (rail.end == nullptr) return absl::OkStatus();
+  std::vector<Done> done;
+  absl::Status status = rail.end->Poll(most, done);
+  for (const Done& one : done) {
+    if (!one.immediate) continue;
+    ++rail.got;
+    if (std::exchange(rail.probed, true)) {
+      OnImmediate(index, *one.immediate);
+    } else {
+      rail.due = rail.got;  // the peer waits for that word
+    }
+  }
+  const bool all = rail.got == rail.due && rail.got != rail.told;
+  if (all || rail.got - rail.told >= kHeardEvery) {
+    rail.told = rail.got;
+    Tell(Count{.rail = static_cast<uint8_t>(index), .life = rail.life, .count = rail.got});
+  }
+  return status;
+}
+
+void AcceptedLink::OnImmediate(uint32_t index, uint32_t immediate) {
+  Emit({.kind = EventKind::kImmediate, .endpoint = this, .rail = index, .immediate = immediate});
+}
+
+bool AcceptedLink::missing() const {
+  return std::ranges::any_of(rails_, [](const Rail& rail) {
+    return rail.end != nullptr && static_cast<int32_t>(rail.due - rail.got) > 0;
+  });
+}
+
+// Also where the peer is idle: a write may end at its initiator before its immediate is here.
+bool AcceptedLink::busy() const { return up() && (busy_ || missing()); }
 
 bool AcceptedLink::unread() const {
   return std::ranges::any_of(
@@ -132,12 +208,25 @@ void AcceptedLink::Fence(uint64_t transfer) {
   backend_->hub().TimersChanged();
 }
 
-// Its initiator has seen every op of it end, which a write does when it has landed: what is left of
-// it is in the completion queues.
+void AcceptedLink::FenceRail(uint32_t rail) {
+  if (!up() || rail >= rails_.size()) return;
+  Kill(rail);
+  Say(EventKind::kRailFenced, 0, {}, rail);
+  AnswerQuiet();
+}
+
+// The initiator has seen every op of it end, which a write does when it has landed. Those that
+// failed took their rails with them; of the others all immediates are to come, and no other ones
+// before them.
+void AcceptedLink::AnswerQuiet() {
+  if (quiet_.empty() || missing()) return;
+  for (const uint64_t transfer : std::exchange(quiet_, {})) {
+    AnswerFences(transfer, fences_.OnMarker(transfer, 0));
+  }
+}
+
 void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
   if (count == 0) return;
-  Look(kEverything);
-  if (!up()) return;
   asked_.erase(transfer);
   for (; count > 0; --count) Say(EventKind::kFenced, transfer);
 }
@@ -148,15 +237,24 @@ std::optional<Time> AcceptedLink::DataDeadline() const {
   return next;
 }
 
-void AcceptedLink::OnDataDeadline(Time) {
-  Down(absl::DeadlineExceededError(absl::StrCat(
-           Where(), ": a transfer had to be stopped, and its initiator did not say that it was")),
-       true);
+void AcceptedLink::OnDataDeadline(Time now) {
+  if (std::ranges::none_of(asked_, [now](const auto& fence) { return fence.second <= now; })) {
+    return;
+  }
+  const absl::Status why = absl::DeadlineExceededError(
+      "a transfer had to be stopped, and its initiator did not say that it was");
+  for (uint32_t i = 0; i < rails_.size(); ++i) Lose(i, why);
+  AnswerQuiet();
+  // Without endpoints the others are quiet too.
+  for (const auto& [transfer, patience] : std::exchange(asked_, {})) {
+    AnswerFences(transfer, fences_.OnMarker(transfer, 0));
+  }
 }
 
 void AcceptedLink::EndData(const absl::Status&) {
   for (Rail& rail : rails_) rail.end.reset();
   asked_.clear();
+  quiet_.clear();
 }
 
 }  // namespace kvxfer::libfabric

@@ -8,6 +8,7 @@
 #include "src/backends/libfabric/dialled.h"
 #include "src/backends/libfabric/factory.h"
 #include "src/backends/libfabric/frames.h"
+#include "src/backends/libfabric/provider.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
@@ -56,7 +57,7 @@ absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
   Capabilities& caps = backend->capabilities_;
   caps = {.arrival = Arrival::kImmediate,
           .rail_keeps_order = false,
-          .rails_fail_alone = false,
+          .rails_fail_alone = true,
           .needs_remote_cpu = true,
           .max_op_bytes = kMaxOpBytes,
           .max_op_runs = kMaxRuns,
@@ -81,20 +82,19 @@ std::string LibfabricBackend::provider() const {
 
 std::string LibfabricBackend::Address() const {
   const std::string control = hub_.Address();
-  return EncodeTold({.provider = provider(), .control = control});
+  return EncodeWhereabouts({.provider = provider(), .control = control});
 }
 
 absl::StatusOr<net::PeerAddress> LibfabricBackend::Find(std::string_view address,
                                                         const HostIdentity& host) const {
-  absl::StatusOr<Told> told = DecodeTold(address);
+  absl::StatusOr<Whereabouts> told = DecodeWhereabouts(address);
   if (!told.ok()) return told.status();
   if (told->provider != provider()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the peer uses the libfabric provider ", told->provider, ", and this side ", provider()));
   }
-  if (provider() == "shm" && !host.SameHost(host_)) {
-    return absl::UnavailableError("the libfabric provider shm reaches processes of one host only");
-  }
+  const absl::Status reach = CheckReach(provider(), host.SameHost(host_));
+  if (!reach.ok()) return reach;
   return net::DecodeReachable(told->control, host_, host);
 }
 

@@ -12,10 +12,16 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// A fenced transfer whose ops do not end for so long takes its link with it.
-constexpr Duration kFencePatience = std::chrono::seconds(2);
+// A fenced transfer has to end about then, and its source is read while an op of it is in flight: a
+// rail with such an op on which nothing moves for so long is closed. What else was on it goes
+// again.
+constexpr Duration kFencePatience = std::chrono::milliseconds(80);
 // Where there is no room for the first op, it is waited for so long without being asked again.
 constexpr Duration kRoomPatience = std::chrono::milliseconds(10);
+// Remembered: each has cost a rail.
+constexpr size_t kMaxCulprits = 64;
+// Immediates that go by the control stream: where so many bytes wait there, ops wait too.
+constexpr size_t kMaxToTell = 64 * 1024;
 
 }  // namespace
 
@@ -36,31 +42,34 @@ absl::Status DialledLink::CheckOp(const Op& op) const {
 }
 
 size_t DialledLink::Post(std::span<const Op> ops) {
-  if (!up()) return 0;
   size_t accepted = 0;
   for (const Op& op : ops) {
+    if (!up()) break;
+    const Flight flight{.op = op.id,
+                        .transfer = op.transfer,
+                        .remote = op.runs.empty() ? 0 : op.runs.front().remote};
     if (absl::Status status = CheckOp(op); !status.ok()) {
-      OpDone(op.rail, {.op = op.id, .transfer = op.transfer}, std::move(status));
+      OpDone(op.rail, flight, std::move(status));
       ++accepted;
       continue;
     }
-    if (!rails_[op.rail].up) break;
-    absl::StatusOr<bool> posted = PostOp(op);
+    if (rails_[op.rail].state != Rail::State::kUp) break;
+    absl::StatusOr<bool> posted = PostOp(op, flight);
     BeBusy();
     if (posted.ok() && !*posted) {
       busy_until_ = Now() + kRoomPatience;
       break;
     }
     ++accepted;
+    busy_until_ = {};
     if (posted.ok()) continue;
-    // The link ends for it, in the next Poll.
-    failure_.Update(posted.status());
-    OpDone(op.rail, {.op = op.id, .transfer = op.transfer}, posted.status());
+    const Done failed{.flight = flight, .status = posted.status(), .maybe_op = true};
+    FailRail(op.rail, posted.status(), std::span(&failed, 1));
   }
   return accepted;
 }
 
-absl::StatusOr<bool> DialledLink::PostOp(const Op& op) {
+absl::StatusOr<bool> DialledLink::PostOp(const Op& op, const Flight& flight) {
   Rail& rail = rails_[op.rail];
   std::array<iovec, kMaxRuns> local;
   std::array<void*, kMaxRuns> descs;
@@ -75,7 +84,6 @@ absl::StatusOr<bool> DialledLink::PostOp(const Op& op) {
         .addr = key.Place(op.rail, run.remote), .len = run.bytes, .key = key.key(op.rail)};
     ++count;
   }
-  const Flight flight{.op = op.id, .transfer = op.transfer};
   const auto immediate = op.has_immediate ? std::optional(op.immediate) : std::nullopt;
   const bool read = op.kind == OpKind::kRead;
   if (count == 0 && (read || !immediate)) {
@@ -83,12 +91,26 @@ absl::StatusOr<bool> DialledLink::PostOp(const Op& op) {
     return true;
   }
   if (count == 0) return PostNothing(rail, immediate, flight);
-  return rail.end->Post({.read = read,
-                         .local = std::span(local).first(count),
-                         .descs = std::span(descs).first(count),
-                         .remote = std::span(remote).first(count),
-                         .immediate = read ? std::nullopt : immediate,
-                         .flight = flight});
+  const End::Request request{.read = read,
+                             .local = std::span(local).first(count),
+                             .descs = std::span(descs).first(count),
+                             .remote = std::span(remote).first(count),
+                             .flight = flight};
+  return read ? rail.end->Post(request) : PostWrite(rail, request, immediate);
+}
+
+absl::StatusOr<bool> DialledLink::PostWrite(Rail& rail, End::Request request,
+                                            std::optional<uint32_t> immediate) {
+  const bool carried = immediate && rail.end->domain().carries_immediates();
+  if (carried && (rail.sent - rail.heard >= kMaxUnheard ||
+                  static_cast<int32_t>(rail.barrier - rail.heard) > 0)) {
+    return false;
+  }
+  if (immediate && !carried && unsent() >= kMaxToTell) return false;
+  (carried ? request.immediate : request.flight.to_tell) = immediate;
+  absl::StatusOr<bool> posted = rail.end->Post(request);
+  if (carried && posted.ok() && *posted) ++rail.sent;
+  return posted;
 }
 
 absl::StatusOr<bool> DialledLink::PostNothing(Rail& rail, std::optional<uint32_t> immediate,
@@ -97,15 +119,67 @@ absl::StatusOr<bool> DialledLink::PostNothing(Rail& rail, std::optional<uint32_t
   const iovec local{.iov_base = const_cast<void*>(domain.nothing()), .iov_len = Domain::kNothing};
   void* desc = domain.nothing_desc();
   const fi_rma_iov remote{.addr = rail.sink, .len = Domain::kNothing, .key = rail.sink_key};
-  return rail.end->Post({.local = std::span(&local, 1),
-                         .descs = std::span(&desc, 1),
-                         .remote = std::span(&remote, 1),
-                         .immediate = immediate,
-                         .flight = flight});
+  return PostWrite(rail,
+                   {.local = std::span(&local, 1),
+                    .descs = std::span(&desc, 1),
+                    .remote = std::span(&remote, 1),
+                    .flight = flight},
+                   immediate);
+}
+
+void DialledLink::PollData() {
+  std::vector<Done> done;
+  for (uint32_t i = 0; i < rails_.size() && up(); ++i) {
+    if (rails_[i].end == nullptr) continue;
+    done.clear();
+    absl::Status status = rails_[i].end->Poll(64, done);
+    TakeDone(i, done, std::move(status));
+    if (up()) TryProbe(i);
+  }
+}
+
+void DialledLink::TakeDone(uint32_t index, std::span<const Done> done, absl::Status status) {
+  std::vector<Done> failed;
+  for (const Done& one : done) {
+    if (one.immediate) continue;  // nobody writes here
+    if (one.status.ok()) {
+      OnDone(index, one.flight);
+    } else {
+      status.Update(one.status);
+      failed.push_back(one);
+    }
+  }
+  if (!status.ok()) FailRail(index, status, failed);
+}
+
+void DialledLink::OnDone(uint32_t index, const Flight& flight) {
+  Rail& rail = rails_[index];
+  if (flight.transfer == 0) {
+    rail.probe_landed = true;
+    return UpIfProbed(index);
+  }
+  rail.worked = true;
+  if (flight.to_tell) {
+    Tell(
+        Told{.rail = static_cast<uint8_t>(index), .life = rail.life, .immediate = *flight.to_tell});
+  }
+  OpDone(index, flight, absl::OkStatus());
+}
+
+// What an op ended with. One that ends so wherever it goes is told by another code than those of a
+// rail, so that it does not go again.
+absl::Status DialledLink::OwnError(const Done& done) {
+  if (!done.maybe_op) return done.status;
+  const Culprit culprit{.transfer = done.flight.transfer, .remote = done.flight.remote};
+  const bool before = std::ranges::find(culprits_, culprit) != culprits_.end();
+  culprits_.push_back(culprit);
+  if (culprits_.size() > kMaxCulprits) culprits_.pop_front();
+  if (!before) return done.status;
+  return absl::InternalError(
+      absl::StrCat(done.status.message(), "; it failed before, over another endpoint"));
 }
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
-  if (absl::IsUnavailable(status)) failure_.Update(status);
   Say(EventKind::kCompletion, flight.op, std::move(status), rail);
   if (stopping_.empty()) return;
   const auto it = stopping_.find(flight.transfer);
@@ -118,15 +192,78 @@ void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status statu
 void DialledLink::Fence(uint64_t transfer) {
   if (!up() || transfer == 0 || stopping_.contains(transfer)) return;
   size_t ops = 0;
-  for (const Rail& rail : rails_) ops += rail.end->CountOf(transfer);
+  for (const Rail& rail : rails_) ops += rail.end == nullptr ? 0 : rail.end->CountOf(transfer);
   if (ops == 0) return FenceDone(transfer);
-  stopping_[transfer] = {.ops = ops, .patience = Now() + kFencePatience};
+  stopping_[transfer] = {.ops = ops, .patience = Now() + kFencePatience, .progress = Progress()};
   backend_->hub().TimersChanged();
 }
 
+std::vector<uint64_t> DialledLink::Progress() const {
+  std::vector<uint64_t> out;
+  for (const Rail& rail : rails_) out.push_back(rail.end == nullptr ? 0 : rail.end->progress());
+  return out;
+}
+
+void DialledLink::Impatient(Time now) {
+  std::vector<std::pair<uint32_t, uint64_t>> stuck;
+  for (auto& [transfer, stopping] : stopping_) {
+    if (stopping.patience > now) continue;
+    const std::vector<uint64_t> before = std::exchange(stopping.progress, Progress());
+    stopping.patience = now + kFencePatience;
+    for (uint32_t i = 0; i < rails_.size(); ++i) {
+      const bool still = before[i] == stopping.progress[i];
+      if (still && rails_[i].end != nullptr && rails_[i].end->CountOf(transfer) > 0) {
+        stuck.emplace_back(i, transfer);
+      }
+    }
+    backend_->hub().TimersChanged();
+  }
+  for (const auto& [rail, transfer] : stuck) {
+    FailRail(rail,
+             absl::UnavailableError(absl::StrCat(
+                 "transfer ", transfer, " has to stop, and what was posted of it does not end")));
+  }
+}
+
+// The peer is to answer when it has every immediate that was sent. It counts them, so none that is
+// sent from here on may come before those.
 void DialledLink::FenceDone(uint64_t transfer) {
   Say(EventKind::kFenced, transfer);
+  TellCounts();
+  for (Rail& rail : rails_) rail.barrier = rail.sent;
   Tell(Quiet{.transfer = transfer});
+}
+
+void DialledLink::TellCounts() {
+  for (uint32_t i = 0; i < rails_.size(); ++i) {
+    Rail& rail = rails_[i];
+    if (rail.state != Rail::State::kUp || rail.told == rail.sent) continue;
+    Tell(Count{.rail = static_cast<uint8_t>(i), .life = rail.life, .count = rail.sent});
+    rail.told = rail.sent;
+  }
+}
+
+void DialledLink::BeBusy() {
+  if (!std::exchange(told_busy_, true)) Tell(Busy{});
+}
+
+// The peer may sleep too then, once it has read what was sent.
+void DialledLink::Rest() {
+  const auto probing = [](const Rail& rail) { return rail.state == Rail::State::kProbing; };
+  if (!busy() || InFlight() || std::ranges::any_of(rails_, probing) || Now() < busy_until_) return;
+  told_busy_ = false;
+  TellCounts();
+  Tell(Idle{});
+}
+
+bool DialledLink::unread() const {
+  return std::ranges::any_of(
+      rails_, [](const Rail& rail) { return rail.end != nullptr && rail.end->unread(); });
+}
+
+bool DialledLink::InFlight() const {
+  return std::ranges::any_of(
+      rails_, [](const Rail& rail) { return rail.end != nullptr && rail.end->in_flight() > 0; });
 }
 
 }  // namespace kvxfer::libfabric

@@ -35,6 +35,8 @@ class Domain {
   std::string Name() const;
   // Whether peers name its memory by address; else by the offset in a region.
   bool virtual_addresses() const { return (info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0; }
+  // Whether a write can bring an immediate to its target's completion queue.
+  bool carries_immediates() const { return info_->domain_attr->cq_data_size >= sizeof(uint32_t); }
   size_t max_runs() const;
 
   absl::StatusOr<FiPtr<fid_mr>> Register(const MemorySpan& span, Access access) const;

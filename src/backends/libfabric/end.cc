@@ -9,8 +9,21 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/backends/libfabric/provider.h"
+#include "src/core/log.h"
 
 namespace kvxfer::libfabric {
+namespace {
+
+// By its kind an error of the op itself, which may end so over any rail.
+bool MayBeTheOp(int error) {
+  constexpr std::array<int, 10> kOfOps = {FI_EINVAL,     FI_EACCES,   FI_EPERM,  FI_EFAULT,
+                                          FI_EMSGSIZE,   FI_ENOKEY,   FI_ETRUNC, FI_EKEYREJECTED,
+                                          FI_EOPNOTSUPP, FI_EREMOTEIO};
+  return std::ranges::find(kOfOps, error) != kOfOps.end();
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<End>> End::Open(const Domain* domain) {
   std::unique_ptr<End> end(new End(domain));
@@ -33,6 +46,7 @@ absl::Status End::Make() {
   fi_cq_attr cq_attr{};
   cq_attr.format = FI_CQ_FORMAT_DATA;
   cq_attr.wait_obj = FI_WAIT_NONE;
+  cq_attr.size = kMaxFlights + kMaxUnheard;
   fid_cq* cq = nullptr;
   rc = fi_cq_open(domain_->get(), &cq_attr, &cq, nullptr);
   if (rc != 0) return error("fi_cq_open", rc);
@@ -94,10 +108,11 @@ absl::StatusOr<bool> End::Post(const Request& request) {
   return true;
 }
 
-Flight End::Take(void* context) {
+std::optional<Flight> End::Take(void* context) {
   Slot* const slot = static_cast<Slot*>(context);
-  slot->used = false;
+  if (!std::exchange(slot->used, false)) return std::nullopt;
   free_.push_back(slot);
+  ++progress_;
   return slot->flight;
 }
 
@@ -115,10 +130,13 @@ absl::Status End::Poll(size_t most, std::vector<Done>& out) {
     }
     if (count < 0) return FiError(domain_->Name() + ": fi_cq_read", count);
     for (const fi_cq_data_entry& entry : std::span(entries).first(static_cast<size_t>(count))) {
-      if ((entry.flags & FI_REMOTE_CQ_DATA) != 0 && (entry.flags & FI_WRITE) == 0) {
+      // By neither flag alone: one's own op may be told with FI_REMOTE_CQ_DATA, and efa of 1.17
+      // tells of a peer's with FI_WRITE.
+      const bool theirs = entry.op_context == nullptr || (entry.flags & FI_REMOTE_WRITE) != 0;
+      if (theirs && (entry.flags & FI_REMOTE_CQ_DATA) != 0) {
         out.push_back({.immediate = static_cast<uint32_t>(entry.data)});
       } else if (entry.op_context != nullptr) {
-        out.push_back({.flight = Take(entry.op_context)});
+        if (const auto flight = Take(entry.op_context)) out.push_back({.flight = *flight});
       }
     }
     taken += static_cast<size_t>(count);
@@ -137,7 +155,9 @@ absl::Status End::ReadError(std::vector<Done>& out) {
       fi_cq_strerror(queue_.get(), entry.prov_errno, entry.err_data, nullptr, 0), ")"));
   // What a peer did that was not allowed is told without a context.
   if (entry.op_context == nullptr) return why;
-  out.push_back({.flight = Take(entry.op_context), .status = std::move(why)});
+  if (const auto flight = Take(entry.op_context)) {
+    out.push_back({.flight = *flight, .status = std::move(why), .maybe_op = MayBeTheOp(entry.err)});
+  }
   return absl::OkStatus();
 }
 
@@ -154,7 +174,15 @@ void End::Drain(Time until, std::vector<Done>& out) {
 }
 
 std::vector<Flight> End::Close() {
-  endpoint_.reset();
+  if (endpoint_ != nullptr) {
+    // Whether it is there still, nobody says: providers free it all the same, and it is not closed
+    // again.
+    const int rc = fi_close(&endpoint_.release()->fid);
+    if (rc != 0) {
+      Log(LogLevel::kError, "libfabric: {}; what its device has in hand may still move",
+          ToStd(FiError(domain_->Name() + ": fi_close", rc).message()));
+    }
+  }
   queue_.reset();
   peers_.reset();
   std::vector<Flight> left;

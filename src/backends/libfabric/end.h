@@ -24,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "src/backends/libfabric/domain.h"
 #include "src/backends/libfabric/fi.h"
+#include "src/backends/libfabric/provider.h"
 #include "src/core/clock.h"
 
 namespace kvxfer::libfabric {
@@ -32,6 +33,8 @@ namespace kvxfer::libfabric {
 struct Flight {
   uint64_t op = 0;
   uint64_t transfer = 0;
+  uint64_t remote = 0;                // where its first byte is, at the peer
+  std::optional<uint32_t> to_tell{};  // its immediate, where the provider does not carry it
 };
 
 // What came out of a completion queue: an immediate of the peer, or the end of a flight.
@@ -39,6 +42,7 @@ struct Done {
   std::optional<uint32_t> immediate{};
   Flight flight{};
   absl::Status status{};
+  bool maybe_op = false;  // of an error: the op may be to blame, and no path
 };
 
 class End {
@@ -68,6 +72,8 @@ class End {
   bool unread() const { return unread_; }
   size_t in_flight() const { return slots_.size() - free_.size(); }
   size_t CountOf(uint64_t transfer) const;
+  // Rises with every flight that ends.
+  uint64_t progress() const { return progress_; }
 
   // Polls until nothing is in flight, or `until`.
   void Drain(Time until, std::vector<Done>& out);
@@ -81,11 +87,11 @@ class End {
     Flight flight{};
     bool used = false;
   };
-  static constexpr size_t kMaxFlights = 256;
 
   explicit End(const Domain* domain) : domain_(domain) {}
   absl::Status Make();
-  Flight Take(void* context);
+  // Nothing: it has ended before. Some providers tell of each packet that failed.
+  std::optional<Flight> Take(void* context);
   absl::Status ReadError(std::vector<Done>& out);
 
   const Domain* const domain_;
@@ -96,6 +102,7 @@ class End {
   fi_addr_t peer_ = FI_ADDR_UNSPEC;
   size_t depth_ = kMaxFlights;
   bool unread_ = false;
+  uint64_t progress_ = 0;
   std::deque<Slot> slots_;  // a deque: they stay where they are
   std::vector<Slot*> free_;
 };

@@ -9,13 +9,28 @@
 namespace kvxfer::libfabric {
 namespace {
 
-enum class Kind : uint8_t { kHello = 1, kOffer, kAnswer, kBusy, kIdle, kQuiet };
+enum class Kind : uint8_t {
+  kHello = 1,
+  kOffer,
+  kAnswer,
+  kRailLost,
+  kBusy,
+  kCount,
+  kIdle,
+  kTold,
+  kQuiet,
+};
 
 class Writer {
  public:
   explicit Writer(Kind kind) { Put(static_cast<uint8_t>(kind)); }
   Writer& Put(uint8_t value) {
     out_.push_back(std::byte{value});
+    return *this;
+  }
+  Writer& Put(uint32_t value) {
+    out_.resize(out_.size() + sizeof(value));
+    net::Put32(out_.data() + out_.size() - sizeof(value), value);
     return *this;
   }
   Writer& Put(uint64_t value) {
@@ -44,6 +59,10 @@ class Reader {
   uint8_t Byte() {
     const auto at = Some(1);
     return at.empty() ? uint8_t{0} : net::Get8(at.data());
+  }
+  uint32_t Number() {
+    const auto at = Some(4);
+    return at.empty() ? 0 : net::Get32(at.data());
   }
   uint64_t Word() {
     const auto at = Some(8);
@@ -77,45 +96,58 @@ struct Encoder {
     return Writer(Kind::kHello).Put(hello.domains).Take();
   }
   std::vector<std::byte> operator()(const Offer& offer) {
-    return Writer(Kind::kOffer).Put(offer.rail).Put(offer.address).Take();
+    return Writer(Kind::kOffer).Put(offer.rail).Put(offer.life).Put(offer.address).Take();
   }
   std::vector<std::byte> operator()(const Answer& answer) {
     return Writer(Kind::kAnswer)
         .Put(answer.rail)
+        .Put(answer.life)
         .Put(answer.error)
         .Put(answer.address)
         .Put(answer.sink)
         .Put(answer.sink_key)
         .Take();
   }
+  std::vector<std::byte> operator()(const RailLost& lost) {
+    return Writer(Kind::kRailLost).Put(lost.rail).Put(lost.life).Put(lost.why).Take();
+  }
   std::vector<std::byte> operator()(const Busy&) { return Writer(Kind::kBusy).Take(); }
+  std::vector<std::byte> operator()(const Count& count) {
+    return Writer(Kind::kCount).Put(count.rail).Put(count.life).Put(count.count).Take();
+  }
   std::vector<std::byte> operator()(const Idle&) { return Writer(Kind::kIdle).Take(); }
+  std::vector<std::byte> operator()(const Told& told) {
+    return Writer(Kind::kTold).Put(told.rail).Put(told.life).Put(told.immediate).Take();
+  }
   std::vector<std::byte> operator()(const Quiet& quiet) {
     return Writer(Kind::kQuiet).Put(quiet.transfer).Take();
   }
 };
 
+// Braces read from left to right.
 Frame Read(Kind kind, Reader& in) {
   switch (kind) {
     case Kind::kHello:
       return Hello{.domains = in.Byte()};
-    case Kind::kOffer: {
-      Offer offer{.rail = in.Byte()};
-      offer.address = in.Text();
-      return offer;
-    }
-    case Kind::kAnswer: {
-      Answer answer{.rail = in.Byte()};
-      answer.error = in.Text();
-      answer.address = in.Text();
-      answer.sink = in.Word();
-      answer.sink_key = in.Word();
-      return answer;
-    }
+    case Kind::kOffer:
+      return Offer{.rail = in.Byte(), .life = in.Number(), .address = in.Text()};
+    case Kind::kAnswer:
+      return Answer{.rail = in.Byte(),
+                    .life = in.Number(),
+                    .error = in.Text(),
+                    .address = in.Text(),
+                    .sink = in.Word(),
+                    .sink_key = in.Word()};
+    case Kind::kRailLost:
+      return RailLost{.rail = in.Byte(), .life = in.Number(), .why = in.Text()};
     case Kind::kBusy:
       return Busy{};
+    case Kind::kCount:
+      return Count{.rail = in.Byte(), .life = in.Number(), .count = in.Number()};
     case Kind::kIdle:
       return Idle{};
+    case Kind::kTold:
+      return Told{.rail = in.Byte(), .life = in.Number(), .immediate = in.Number()};
     case Kind::kQuiet:
       return Quiet{.transfer = in.Word()};
   }
@@ -138,20 +170,20 @@ absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes) {
   return frame;
 }
 
-std::string EncodeTold(const Told& told) {
-  std::string out(1, static_cast<char>(told.provider.size()));
-  out += told.provider;
-  out += told.control;
+std::string EncodeWhereabouts(const Whereabouts& at) {
+  std::string out(1, static_cast<char>(at.provider.size()));
+  out += at.provider;
+  out += at.control;
   return out;
 }
 
-absl::StatusOr<Told> DecodeTold(std::string_view address) {
+absl::StatusOr<Whereabouts> DecodeWhereabouts(std::string_view address) {
   const size_t bytes = address.empty() ? 0 : static_cast<uint8_t>(address[0]);
   if (bytes == 0 || address.size() < 1 + bytes) {
     return absl::InvalidArgumentError("libfabric: the peer's address is damaged");
   }
-  return Told{.provider = std::string(address.substr(1, bytes)),
-              .control = address.substr(1 + bytes)};
+  return Whereabouts{.provider = std::string(address.substr(1, bytes)),
+                     .control = address.substr(1 + bytes)};
 }
 
 }  // namespace kvxfer::libfabric

@@ -1,7 +1,7 @@
 // A connection to one peer: a control stream (src/net), and an endpoint for each rail. What both
 // sides have in common is here; DialledLink and AcceptedLink are the two sides.
 //
-// A rail goes from one domain to the peer's of the same number. One that fails ends the link.
+// A rail goes from one domain to the peer's of the same number, and fails alone.
 //
 // Thread-safety: none; used by the backend's owner.
 

@@ -111,23 +111,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view a
 }
 
 absl::StatusOr<std::unique_ptr<Registration>> TcpBackend::Register(const LocalRegion& region) {
-  if (region.span.kind != MemoryKind::kHost) {
-    return absl::InvalidArgumentError("tcp: only host memory can be registered");
-  }
-  if (region.span.data == nullptr || region.span.bytes == 0 || region.rkey == 0) {
-    return absl::InvalidArgumentError("tcp: a region needs an address, bytes and an rkey");
-  }
-  auto registration = std::make_unique<TcpRegistration>(this, region);
-  if (!regions_.Insert(registration.get())) {
-    registration->Detach();
-    return absl::AlreadyExistsError("tcp: the rkey is in use by another region");
-  }
-  return registration;
-}
-
-void TcpBackend::CloseRegion(const TcpRegistration& registration) {
-  regions_.Erase(registration);
-  for (Link* link : links_) link->OnRegionClosed(&registration);
+  return regions_.Register(region, "tcp");
 }
 
 std::span<std::byte> TcpBackend::discard_buffer() {

@@ -17,11 +17,11 @@
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/link.h"
 #include "src/backends/tcp/local_addresses.h"
-#include "src/backends/tcp/regions.h"
 #include "src/net/event_sink.h"
 #include "src/net/linger.h"
 #include "src/net/listener.h"
 #include "src/net/reactor.h"
+#include "src/net/regions.h"
 
 namespace kvxfer::tcp {
 
@@ -48,7 +48,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   // --- for links and registrations ---
   net::Reactor& reactor() { return *reactor_; }
   net::EventSink& sink() { return sink_; }
-  RegionMap& regions() { return regions_; }
+  net::RegionMap& regions() { return regions_; }
   const AgentOptions& options() const { return options_; }
   // Counts the calls of Poll.
   uint64_t poll_number() const { return poll_number_; }
@@ -64,7 +64,6 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
     peeks_ = 0;
   }
   void Linger(net::Fd control, std::vector<net::Fd> data, std::string queued);
-  void CloseRegion(const TcpRegistration& registration);
 
  private:
   explicit TcpBackend(const BackendContext& context);
@@ -85,7 +84,9 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   Capabilities capabilities_;
   std::unique_ptr<net::Reactor> reactor_;
   net::EventSink sink_;
-  RegionMap regions_;
+  net::RegionMap regions_{[this](const net::Region* region) {
+    for (Link* link : links_) link->OnRegionClosed(region);
+  }};
   std::vector<net::SocketAddress> advertised_;
   std::vector<LocalAddress> local_;  // for data streams
   uint64_t poll_number_ = 0;

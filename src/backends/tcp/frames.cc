@@ -58,16 +58,6 @@ absl::StatusOr<FrameHead> DecodeFrameHead(std::span<const std::byte, kFrameHeadB
   return out;
 }
 
-void Encode(const WireRun& run, std::span<std::byte, kWireRunBytes> out) {
-  Put64(out.data(), run.address);
-  Put32(&out[8], run.bytes);
-  Put32(&out[12], run.rkey);
-}
-
-WireRun DecodeWireRun(std::span<const std::byte, kWireRunBytes> in) {
-  return {.address = Get64(in.data()), .bytes = Get32(&in[8]), .rkey = Get32(&in[12])};
-}
-
 void Encode(const Trailer& trailer, std::span<std::byte, kTrailerBytes> out) {
   std::fill(out.begin(), out.end(), std::byte{0});
   out[0] = std::byte{kTrailerVoid};

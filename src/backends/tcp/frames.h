@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/types.h"
 #include "src/net/hello.h"
+#include "src/net/regions.h"
 
 namespace kvxfer::tcp {
 
@@ -60,12 +61,10 @@ struct FrameHead {
 };
 inline constexpr size_t kFrameHeadBytes = 32;
 
-struct WireRun {
-  uint64_t address = 0;  // at the accepting side
-  uint32_t bytes = 0;
-  uint32_t rkey = 0;
-};
-inline constexpr size_t kWireRunBytes = 16;
+// Behind the head, as many as it says.
+using net::DecodeWireRun;
+using net::kWireRunBytes;
+using net::WireRun;
 
 // A void frame counts for nothing: its sender gave up after it had begun.
 struct Trailer {
@@ -84,7 +83,6 @@ struct RailLost {
 inline constexpr size_t kMaxLostText = 512;
 
 void Encode(const FrameHead& head, std::span<std::byte, kFrameHeadBytes> out);
-void Encode(const WireRun& run, std::span<std::byte, kWireRunBytes> out);
 void Encode(const Trailer& trailer, std::span<std::byte, kTrailerBytes> out);
 std::string Encode(const RailLost& lost);
 
@@ -95,7 +93,6 @@ void EncodeLife(uint32_t life, std::span<std::byte, kLifeBytes> out);
 uint32_t DecodeLife(std::span<const std::byte, kLifeBytes> in);
 
 absl::StatusOr<FrameHead> DecodeFrameHead(std::span<const std::byte, kFrameHeadBytes> in);
-WireRun DecodeWireRun(std::span<const std::byte, kWireRunBytes> in);
 absl::StatusOr<RailLost> DecodeRailLost(std::span<const std::byte> in);
 absl::StatusOr<Trailer> DecodeTrailer(std::span<const std::byte, kTrailerBytes> in);
 

@@ -84,7 +84,7 @@ void Link::Detach() {
 
 net::Reactor& Link::reactor() { return backend_->reactor(); }
 net::EventSink& Link::sink() { return backend_->sink(); }
-RegionMap& Link::regions() { return backend_->regions(); }
+net::RegionMap& Link::regions() { return backend_->regions(); }
 std::span<std::byte> Link::discard_buffer() { return backend_->discard_buffer(); }
 void Link::Activate() { backend_->Activate(this); }
 
@@ -100,11 +100,7 @@ void Link::Authorize() {
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> Link::Import(const RemoteRegion& region,
                                                         std::string_view) {
-  if (region.rkey == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("tcp: region ", static_cast<uint32_t>(region.id),
-                                                   " of ", Name(), " has no rkey"));
-  }
-  return std::make_unique<TcpRemoteKey>(region.rkey);
+  return net::RkeyOnly::Of(region, "tcp", Name());
 }
 
 absl::Status Link::CheckOp(const Op& op) const {
@@ -240,10 +236,10 @@ void Link::Emit(EventKind kind, uint64_t id, absl::Status status) {
   sink().Say(kind, this, id, std::move(status));
 }
 
-void Link::OnRegionClosed(const TcpRegistration* registration) {
+void Link::OnRegionClosed(const net::Region* region) {
   for (const auto& rail : rails_) {
     if (!up()) return;
-    if (rail->ReleaseRegion(registration)) continue;
+    if (rail->ReleaseRegion(region)) continue;
     Fail(absl::FailedPreconditionError("a region was deregistered while the peer wrote to it"),
          absl::StrCat("data stream ", rail->index()));
   }

@@ -77,7 +77,7 @@ class Link final : public Endpoint, public net::StreamOwner {
   void Peek();
   std::optional<Time> deadline() const { return deadline_; }
   void OnDeadline();
-  void OnRegionClosed(const TcpRegistration* registration);
+  void OnRegionClosed(const net::Region* region);
   // The backend goes first.
   void Detach();
   const LinkId& id() const { return id_; }
@@ -90,7 +90,7 @@ class Link final : public Endpoint, public net::StreamOwner {
   bool connecting() const { return side_ == Side::kConnecting; }
   net::Reactor& reactor() override;
   net::EventSink& sink();
-  RegionMap& regions();
+  net::RegionMap& regions();
   std::span<std::byte> discard_buffer();
   void Activate() override;
   // Looks at the control stream's socket. False: messages came in (or the link went down), and the

@@ -51,7 +51,7 @@ bool Link::PostInline(const Op& op) {
   for (const Run& run : op.runs) {
     Encode(WireRun{.address = run.remote,
                    .bytes = static_cast<uint32_t>(run.bytes),
-                   .rkey = static_cast<const TcpRemoteKey*>(run.key)->rkey()},
+                   .rkey = static_cast<const net::RkeyOnly*>(run.key)->rkey()},
            take(kWireRunBytes).first<kWireRunBytes>());
   }
   for (const Run& run : op.runs) {
@@ -126,7 +126,7 @@ absl::Status Link::LandInline(const FrameHead& head, std::span<const std::byte> 
   for (size_t i = 0; i < head.runs; ++i) {
     const WireRun run = RunAt(runs, i);
     total += run.bytes;
-    absl::StatusOr<const TcpRegistration*> held = regions().Check(run, Access::kRemoteWrite);
+    absl::StatusOr<const net::Region*> held = regions().Check(run, Access::kRemoteWrite);
     if (!held.ok()) return Annotate(held.status(), "remote write refused");
   }
   if (total != head.bytes) {

@@ -23,8 +23,8 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/frames.h"
-#include "src/backends/tcp/regions.h"
 #include "src/core/clock.h"
+#include "src/net/regions.h"
 #include "src/net/socket.h"
 #include "src/net/stream.h"
 
@@ -96,7 +96,7 @@ class Rail final : public net::Stream {
   // Accepting side: lands and serves nothing more of `transfer`.
   void Discard(uint64_t transfer);
   // A region closes: it is served no more. False: a frame is landing in it.
-  bool ReleaseRegion(const TcpRegistration* registration);
+  bool ReleaseRegion(const net::Region* region);
 
  private:
   enum class Stage : uint8_t { kHead, kRuns, kPayload, kTrailer };
@@ -125,7 +125,7 @@ class Rail final : public net::Stream {
   struct Landing {
     std::byte* data = nullptr;
     size_t bytes = 0;
-    const TcpRegistration* registration = nullptr;
+    const net::Region* region = nullptr;
   };
 
   absl::Status SendPreamble(const Preamble& preamble);

@@ -43,12 +43,12 @@ void Rail::Discard(uint64_t transfer) {
   }
 }
 
-bool Rail::ReleaseRegion(const TcpRegistration* registration) {
+bool Rail::ReleaseRegion(const net::Region* region) {
   for (Outgoing& response : out_) {
-    const auto from = [registration](const Run& run) { return run.registration == registration; };
+    const auto from = [region](const Run& run) { return run.registration == region; };
     if (std::any_of(response.served.begin(), response.served.end(), from)) response.voided = true;
   }
-  const auto into = [registration](const Landing& l) { return l.registration == registration; };
+  const auto into = [region](const Landing& l) { return l.region == region; };
   return stage_ != Stage::kPayload || discard_ ||
          std::none_of(landings_.begin(), landings_.end(), into);
 }

@@ -202,7 +202,7 @@ absl::Status Rail::OnRuns() {
 absl::Status Rail::OnWriteRuns() {
   for (size_t i = 0; i < head_.runs && !discard_; ++i) {
     const WireRun run = RunAt(i);
-    absl::StatusOr<const TcpRegistration*> held = link_->regions().Check(run, Access::kRemoteWrite);
+    absl::StatusOr<const net::Region*> held = link_->regions().Check(run, Access::kRemoteWrite);
     if (!held.ok()) return Annotate(held.status(), "remote write refused");
     if (run.bytes == 0) continue;
     landings_.push_back({reinterpret_cast<std::byte*>(run.address), run.bytes, *held});

@@ -83,7 +83,7 @@ void Rail::EncodePrefix(Outgoing& frame) {
   for (const Run& run : frame.runs) {
     const WireRun wire{.address = run.remote,
                        .bytes = static_cast<uint32_t>(run.bytes),
-                       .rkey = static_cast<const TcpRemoteKey*>(run.key)->rkey()};
+                       .rkey = static_cast<const net::RkeyOnly*>(run.key)->rkey()};
     Encode(wire, std::span<std::byte, kWireRunBytes>(at, kWireRunBytes));
     at += kWireRunBytes;
   }

@@ -32,8 +32,7 @@ absl::Status Rail::OnReadRuns() {
     response.served.reserve(head_.runs);
     for (size_t i = 0; i < head_.runs; ++i) {
       const WireRun run = RunAt(i);
-      absl::StatusOr<const TcpRegistration*> held =
-          link_->regions().Check(run, Access::kRemoteRead);
+      absl::StatusOr<const net::Region*> held = link_->regions().Check(run, Access::kRemoteRead);
       if (!held.ok()) return Annotate(held.status(), "remote read refused");
       response.served.push_back({.local = run.address, .bytes = run.bytes, .registration = *held});
     }

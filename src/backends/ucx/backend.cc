@@ -1,7 +1,6 @@
 #include "src/backends/ucx/backend.h"
 
 #include <algorithm>
-#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -46,6 +45,11 @@ absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendCont
         "ucx: the address of the worker has ", bytes, " bytes, more than ", kMaxWorkerBytes,
         "; name fewer devices (UcxOptions::net_devices) or transports (tls)"));
   }
+  if (const std::string& at = context.options.ucx.listen; !at.empty()) {
+    auto listener = Listener::Open(backend->worker_->get(), at);
+    if (!listener.ok()) return Annotate(listener.status(), "ucx");
+    backend->listener_ = *std::move(listener);
+  }
   absl::Status added = backend->poller_.Add(backend->worker_->fd(), nullptr);
   if (!added.ok()) return added;
   Log(LogLevel::kInfo, "ucx: {}", backend->worker_->description());
@@ -57,23 +61,32 @@ UcxBackend::~UcxBackend() {
   // Undelivered connections reach into this when they go.
   events_.Clear();
   for (auto& [cookie, link] : links_) link->Detach();
-  const bool flushed = worker_->Flush(kFlushTimeout);
-  for (auto& [address, path] : paths_) closing_.push_back(std::move(path));
+  listener_.reset();
+  // Only UCX's own wire-up, by worker address, owes answers.
+  const bool owes = std::ranges::any_of(
+      paths_, [](const auto& entry) { return entry.second->place().front() == kByWorker; });
+  worker_->StartFlush();
+  const auto flushed = [this] { return worker_->flushed(); };
+  const bool answered = worker_->ProgressUntil(flushed, kFlushTimeout) || !owes;
+  for (auto& [place, path] : paths_) closing_.push_back(std::move(path));
   paths_.clear();
   for (auto& path : closing_) path->Close();
   const auto closed = [](const auto& path) { return path->closed(); };
-  for (const Time end = Now() + kCloseTimeout; Now() < end;) {
-    if (std::ranges::all_of(closing_, closed)) break;
-    if (worker_->Progress() == 0) std::this_thread::yield();
+  const bool at_rest = worker_->ProgressUntil(
+      [&] { return std::ranges::all_of(closing_, closed) && flushed(); }, kCloseTimeout);
+  if (answered && at_rest) {
+    closing_.clear();
+    return;
   }
-  std::erase_if(closing_, closed);
-  if (flushed && closing_.empty()) return;
   worker_->LeaveBehind();
+  std::erase_if(closing_, closed);
   for (auto& path : closing_) std::ignore = path.release();  // UCX names them
 }
 
 std::string UcxBackend::Address() const {
-  return Encode(ucx::Address{.incarnation = incarnation_, .worker = worker_->address()});
+  return Encode(ucx::Address{.incarnation = incarnation_,
+                             .place = listener_ == nullptr ? kByWorker + worker_->address()
+                                                           : kBySocket + listener_->address()});
 }
 
 // Which of its transports reach a peer UCX knows only when it connects.
@@ -85,7 +98,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> UcxBackend::Connect(std::string_view a
                                                               const HostIdentity& host) {
   auto peer = DecodeAddress(address);
   if (!peer.ok()) return peer.status();
-  auto path = PathTo(peer->worker, std::nullopt);
+  auto path = PathTo(peer->place, std::nullopt);
   if (!path.ok()) return Annotate(path.status(), "ucx");
   if (!(*path)->room()) return absl::UnavailableError("ucx: the peer takes nothing");
   (*path)->WatchProcess(host, host_);
@@ -96,25 +109,17 @@ absl::StatusOr<std::unique_ptr<Endpoint>> UcxBackend::Connect(std::string_view a
 }
 
 absl::StatusOr<std::unique_ptr<Registration>> UcxBackend::Register(const LocalRegion& region) {
-  const MemorySpan& span = region.span;
-  if (span.kind != MemoryKind::kHost || span.data == nullptr || span.bytes == 0) {
-    return absl::InvalidArgumentError("ucx: only host memory, not null and not empty, is taken");
-  }
-  auto registration = std::make_unique<UcxRegistration>(&regions_, region);
-  if (!regions_.Insert(registration.get())) {
-    return absl::AlreadyExistsError(absl::StrCat("ucx: rkey 0x", absl::Hex(region.rkey)));
-  }
-  return registration;
+  return regions_.Register(region, "ucx");
 }
 
-absl::StatusOr<Path*> UcxBackend::PathTo(const std::string& worker,
+absl::StatusOr<Path*> UcxBackend::PathTo(const std::string& place,
                                          std::optional<bool> reports_failure) {
-  const auto it = paths_.find(worker);
+  const auto it = paths_.find(place);
   if (it != paths_.end() && !it->second->failed()) return it->second.get();
   if (it != paths_.end()) DropPath(it->second.get());
-  auto path = Path::Open(worker_.get(), &pool_, &poller_, worker, reports_failure);
+  auto path = Path::Open(parts(), place, reports_failure);
   if (!path.ok()) return path.status();
-  return paths_.emplace(worker, *std::move(path)).first->second.get();
+  return paths_.emplace(place, *std::move(path)).first->second.get();
 }
 
 // Its links end, and nothing of it is used again.
@@ -123,7 +128,7 @@ void UcxBackend::DropPath(Path* path) {
   const std::vector<Link*> links = path->links;
   for (Link* link : links) link->OnPathDown(why);
   path->Close();
-  const auto it = paths_.find(path->address());
+  const auto it = paths_.find(path->place());
   closing_.push_back(std::move(it->second));
   paths_.erase(it);
 }
@@ -137,7 +142,7 @@ void UcxBackend::Forget(Link* link, bool told) {
   std::erase(active_, link);
   std::erase(dialling_, link);
   if (told) return;
-  ended_[link->cookie()] = {.worker = link->path()->address(), .peer_cookie = link->peer_cookie()};
+  ended_[link->cookie()] = {.place = link->path()->place(), .peer_cookie = link->peer_cookie()};
   ended_order_.push_back(link->cookie());
   if (ended_order_.size() <= kMaxEnded) return;
   ended_.erase(ended_order_.front());

@@ -23,11 +23,12 @@
 #include "kvxfer/backend.h"
 #include "src/backends/ucx/frames.h"
 #include "src/backends/ucx/link.h"
+#include "src/backends/ucx/listener.h"
 #include "src/backends/ucx/path.h"
 #include "src/backends/ucx/poller.h"
-#include "src/backends/ucx/regions.h"
 #include "src/backends/ucx/worker.h"
 #include "src/core/event_queue.h"
+#include "src/net/regions.h"
 
 namespace kvxfer::ucx {
 
@@ -53,7 +54,7 @@ class UcxBackend final : public Backend, private FrameSink {
   // --- for links ---
   using Events = EventQueue<std::string>;
   Events& events() { return events_; }
-  RegionMap& regions() { return regions_; }
+  net::RegionMap& regions() { return regions_; }
   Worker& worker() { return *worker_; }
   const Incarnation& incarnation() const { return incarnation_; }
   const HostIdentity& host() const { return host_; }
@@ -69,20 +70,22 @@ class UcxBackend final : public Backend, private FrameSink {
  private:
   // A link that is over without the peer's knowing: who still sends to it is told once.
   struct Ended {
-    std::string worker;        // the peer's
+    std::string place;         // of its path
     uint64_t peer_cookie = 0;  // 0: not known
   };
 
   explicit UcxBackend(const BackendContext& context);
-  void OnFrame(std::span<const std::byte> frame) override;
+  void OnFrame(std::span<const std::byte> frame, ucp_ep_h from) override;
   void OnStray(const FrameHead& head, std::span<const std::byte> body);
-  absl::StatusOr<Path*> PathTo(const std::string& worker, std::optional<bool> reports_failure);
+  absl::StatusOr<Path*> PathTo(const std::string& place, std::optional<bool> reports_failure);
+  Path::Parts parts() { return {.worker = worker_.get(), .pool = &pool_, .poller = &poller_}; }
   void DropPath(Path* path);
   void Refuse(Path* path, uint64_t cookie, std::string_view why);
   void Progress(size_t room);
   void EndLateDials();
+  void TakeConnections();
   void TakeHello();
-  void Welcome(const Hello& hello);
+  void Welcome(const Hello& hello, const std::string& place);
   void FailPaths();
   void TrimPaths();
   void SendAll();
@@ -93,18 +96,23 @@ class UcxBackend final : public Backend, private FrameSink {
   const HostIdentity host_;
   const Duration connect_timeout_;
   // Links, paths and requests of UCX point to what stands above them: they go first.
-  RegionMap regions_;
+  net::RegionMap regions_;
   Poller poller_;
-  StagingPool pool_;
+  OutgoingPool pool_;
   std::unique_ptr<Worker> worker_;
-  std::map<std::string, std::unique_ptr<Path>> paths_;  // by address
+  std::unique_ptr<Listener> listener_;                  // where peers connect by socket
+  std::map<std::string, std::unique_ptr<Path>> paths_;  // by place
   std::vector<std::unique_ptr<Path>> closing_;
   std::unordered_map<uint64_t, Link*> links_;  // those that are not down, by cookie
   std::vector<Link*> active_;                  // that may have something to send
   std::vector<Link*> dialling_;                // not answered yet, oldest first
   size_t turn_ = 0;
   size_t accepted_ = 0;
-  std::deque<Hello> hellos_;
+  struct Caller {
+    Hello hello;
+    std::string place;  // of the path that leads back
+  };
+  std::deque<Caller> callers_;
   std::unordered_map<uint64_t, Ended> ended_;
   std::deque<uint64_t> ended_order_;  // oldest first; may name what was told
   Events events_;

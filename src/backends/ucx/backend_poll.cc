@@ -2,7 +2,6 @@
 // of what sends, comes after it.
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,15 +15,21 @@ namespace {
 // Calls of UCX's progress in one turn; each takes in a handful of frames.
 constexpr int kProgressPerPoll = 16;
 // What all links make frames of in one turn, and one link before the next has its turn.
-constexpr size_t kSentPerPoll = 512 * 1024;
-constexpr size_t kSentPerLink = 64 * 1024;
+constexpr size_t kSentPerPoll = 1024 * 1024;
+constexpr size_t kSentPerLink = 256 * 1024;
+// More connections to the listener are rejected, more hellos of new workers dropped.
+constexpr size_t kMaxPaths = 4096;
+// Over RDMA each makes queue pairs.
+constexpr int kAcceptedPerPoll = 4;
 // Hellos that wait, one is taken a turn.
 constexpr size_t kMaxHellos = 1024;
 // Paths without links that are kept for the next one.
 constexpr size_t kMaxIdlePaths = 64;
 // UCX does not let itself be armed while sends wait for a peer that takes nothing, and shows no
-// descriptor for them: after so many attempts the backend sleeps a little instead.
+// descriptor for them: after so many attempts the backend sleeps a little instead, longer each
+// time.
 constexpr uint32_t kBusyArms = 64;
+constexpr Duration kShortNap = std::chrono::microseconds(20);
 constexpr Duration kNap = std::chrono::milliseconds(1);
 
 }  // namespace
@@ -35,6 +40,7 @@ size_t UcxBackend::Poll(std::span<Event> out, bool readable) {
     Progress(out.size());
     FailPaths();
     EndLateDials();
+    TakeConnections();
     TakeHello();
     SendAll();
   }
@@ -53,7 +59,7 @@ void UcxBackend::Progress(size_t room) {
   }
 }
 
-void UcxBackend::OnFrame(std::span<const std::byte> frame) {
+void UcxBackend::OnFrame(std::span<const std::byte> frame, ucp_ep_h from) {
   absl::StatusOr<FrameHead> head = DecodeFrameHead(frame);
   if (!head.ok()) {
     Log(LogLevel::kDebug, "ucx: {}", std::string(head.status().message()));
@@ -66,13 +72,22 @@ void UcxBackend::OnFrame(std::span<const std::byte> frame) {
     return it->second->OnFrame(*head, body);
   }
   absl::StatusOr<Hello> hello = DecodeHello(body);
-  if (!hello.ok() || hello->version != kWireVersion || hellos_.size() >= kMaxHellos) {
+  // One that comes from here would have UCX call back in the middle of a send.
+  const bool own = hello.ok() && hello->worker == worker_->address();
+  if (!hello.ok() || hello->version != kWireVersion || own || callers_.size() >= kMaxHellos) {
     Log(LogLevel::kDebug,
         "ucx: a hello is not answered: it makes no sense, is of another version, "
         "or one of too many");
     return;
   }
-  hellos_.push_back(*std::move(hello));
+  std::string place = kByWorker + hello->worker;
+  if (from != nullptr) {
+    const auto back =
+        std::ranges::find_if(paths_, [from](const auto& entry) { return entry.second->Is(from); });
+    if (back == paths_.end()) return;  // it has failed already
+    place = back->first;
+  }
+  callers_.push_back({.hello = *std::move(hello), .place = std::move(place)});
 }
 
 // For a link that is no more, or never was. The peer of one that ended unheard is told, once.
@@ -83,7 +98,7 @@ void UcxBackend::OnStray(const FrameHead& head, std::span<const std::byte> body)
   if (head.kind == FrameKind::kWelcome && ended.peer_cookie == 0) {
     ended.peer_cookie = DecodeWelcome(body).value_or(ucx::Welcome{}).cookie;
   }
-  const auto path = paths_.find(ended.worker);
+  const auto path = paths_.find(ended.place);
   if (ended.peer_cookie == 0 || path == paths_.end() || !path->second->room()) return;
   ended_.erase(it);
   Refuse(path->second.get(), ended.peer_cookie, "the link has ended");
@@ -91,9 +106,8 @@ void UcxBackend::OnStray(const FrameHead& head, std::span<const std::byte> body)
 
 void UcxBackend::Refuse(Path* path, uint64_t cookie, std::string_view why) {
   if (!path->room()) return;
-  std::memcpy(path->Begin().data(), why.data(), why.size());
-  path->Send(
-      {.kind = FrameKind::kBye, .bytes = static_cast<uint32_t>(why.size()), .cookie = cookie});
+  path->Begin().Append(std::as_bytes(std::span(why)));
+  path->Send({.kind = FrameKind::kBye, .cookie = cookie});
 }
 
 // UCX tells nothing of a peer that is there and does not answer, as a stopped one.
@@ -106,22 +120,46 @@ void UcxBackend::EndLateDials() {
   }
 }
 
-void UcxBackend::TakeHello() {
-  if (hellos_.empty()) return;
-  const Hello hello = std::move(hellos_.front());
-  hellos_.pop_front();
-  Welcome(hello);
+void UcxBackend::TakeConnections() {
+  if (listener_ == nullptr) return;
+  for (int i = 0; i < kAcceptedPerPoll; ++i) {
+    ucp_conn_request_h const request = listener_->Take();
+    if (request == nullptr) return;
+    if (paths_.size() >= kMaxPaths) {
+      listener_->Reject(request);
+      continue;
+    }
+    auto path = Path::Accept(parts(), request);
+    if (path.ok()) {
+      std::string place = (*path)->place();
+      paths_.emplace(std::move(place), *std::move(path));
+    } else {
+      Log(LogLevel::kWarning, "ucx: {}", std::string(path.status().message()));
+    }
+  }
 }
 
-void UcxBackend::Welcome(const Hello& hello) {
+void UcxBackend::TakeHello() {
+  if (callers_.empty()) return;
+  const Caller caller = std::move(callers_.front());
+  callers_.pop_front();
+  const bool known = paths_.contains(caller.place);
+  // What the caller connected is not made again here.
+  if (!known && (caller.place.front() != kByWorker || paths_.size() >= kMaxPaths)) return;
+  Welcome(caller.hello, caller.place);
+}
+
+void UcxBackend::Welcome(const Hello& hello, const std::string& place) {
   // A path that the dialler has made anew says that the one here leads nowhere.
-  const auto known = paths_.find(hello.worker);
+  const auto known = paths_.find(place);
   const bool ours = hello.target == incarnation_;
   if (ours && known != paths_.end() && known->second->peer_id() != 0 &&
       known->second->peer_id() != hello.path) {
     known->second->Fail(absl::UnavailableError("the peer connected anew"));
+    // By socket it does so by another connection.
+    if (place.front() != kByWorker) return;
   }
-  auto path = PathTo(hello.worker, hello.reports_failure);
+  auto path = PathTo(place, hello.reports_failure);
   if (!path.ok()) {
     Log(LogLevel::kWarning, "ucx: a peer that connects cannot be answered: {}",
         std::string(path.status().message()));
@@ -153,12 +191,17 @@ void UcxBackend::FailPaths() {
 
 void UcxBackend::TrimPaths() {
   if (paths_.size() <= kMaxIdlePaths) return;
-  const auto idle = [](const auto& entry) { return entry.second->links.empty(); };
+  // Who has just come has not said hello yet.
+  const Time young = Now() - connect_timeout_;
+  const auto idle = [young](const auto& entry) {
+    const Path& path = *entry.second;
+    return path.links.empty() && (path.place().front() != kAccepted || path.made() < young);
+  };
   size_t excess = static_cast<size_t>(std::ranges::count_if(paths_, idle));
   for (auto it = paths_.begin(); it != paths_.end() && excess > kMaxIdlePaths;) {
-    Path* const path = (it++)->second.get();
-    if (!path->links.empty()) continue;
-    DropPath(path);
+    const auto entry = it++;
+    if (!idle(*entry)) continue;
+    DropPath(entry->second.get());
     --excess;
   }
 }
@@ -178,7 +221,8 @@ void UcxBackend::SendAll() {
 }
 
 bool UcxBackend::HasWork() const {
-  if (!events_.empty() || !hellos_.empty() || left_over_) return true;
+  if (!events_.empty() || !callers_.empty() || left_over_) return true;
+  if (listener_ != nullptr && listener_->waiting()) return true;
   const auto failed = [](const auto& entry) { return entry.second->failed(); };
   if (std::ranges::any_of(paths_, failed)) return true;
   return std::ranges::any_of(
@@ -195,7 +239,7 @@ bool UcxBackend::Arm() {
     return true;
   }
   if (++busy_arms_ < kBusyArms) return false;
-  poller_.Nap(kNap);
+  poller_.Nap(std::min<Duration>(kNap, (busy_arms_ - kBusyArms + 1) * kShortNap));
   return true;
 }
 

@@ -21,11 +21,11 @@ using net::Put32;
 using net::Put64;
 
 constexpr uint8_t kFrameMagic = 0x55;
-constexpr std::string_view kAddressMagic = "kvxfer-ucx-1;";
+constexpr std::string_view kAddressMagic = "kvxfer-ucx-2;";
 constexpr size_t kMaxBootId = 64;
 constexpr size_t kHelloFixed = 80;
 constexpr size_t kWelcomeBytes = 16;
-static_assert(kMaxWorkerBytes + kHelloFixed + kMaxBootId == kMaxBodyBytes);
+static_assert(kMaxWorkerBytes + kHelloFixed + kMaxBootId <= kMaxBodyBytes);
 
 std::span<const std::byte> BytesOf(std::string_view text) { return std::as_bytes(std::span(text)); }
 
@@ -76,14 +76,13 @@ absl::StatusOr<FrameHead> DecodeFrameHead(std::span<const std::byte> frame) {
   return head;
 }
 
-void Encode(const Piece& piece, std::span<std::byte, kPieceBytes> out) {
-  Put64(out.data(), piece.address);
-  Put32(&out[8], piece.bytes);
-  Put32(&out[12], piece.rkey);
-}
-
-Piece DecodePiece(std::span<const std::byte, kPieceBytes> in) {
-  return {.address = Get64(in.data()), .bytes = Get32(&in[8]), .rkey = Get32(&in[12])};
+absl::StatusOr<WriteBody> DecodeWrite(uint32_t number, std::span<const std::byte> body) {
+  if (number > body.size() / kWireRunBytes) return Damaged("pieces of a ucx write");
+  const size_t split = number * kWireRunBytes;
+  uint64_t bytes = 0;
+  for (size_t at = 0; at < split; at += kWireRunBytes) bytes += Get32(&body[at + 8]);
+  if (bytes != body.size() - split) return Damaged("bytes of a ucx write");
+  return WriteBody{.pieces = body.first(split), .bytes = body.subspan(split)};
 }
 
 std::string Encode(const Hello& hello) {
@@ -131,16 +130,18 @@ absl::StatusOr<Hello> DecodeHello(std::span<const std::byte> in) {
 std::string Encode(const Address& address) {
   std::string out(kAddressMagic);
   out.append(reinterpret_cast<const char*>(address.incarnation.bytes.data()), 16);
-  return out + address.worker;
+  return out + address.place;
 }
 
 absl::StatusOr<Address> DecodeAddress(std::string_view in) {
   const size_t fixed = kAddressMagic.size() + 16;
-  if (!in.starts_with(kAddressMagic) || in.size() <= fixed || in.size() - fixed > kMaxWorkerBytes) {
+  const bool sized = in.starts_with(kAddressMagic) && in.size() > fixed + 1 &&
+                     in.size() - fixed <= kMaxWorkerBytes + 1;
+  if (!sized || (in[fixed] != kByWorker && in[fixed] != kBySocket)) {
     return absl::InvalidArgumentError("the address is not one of this version's ucx backend");
   }
   return Address{.incarnation = GetIncarnation(BytesOf(in).data() + kAddressMagic.size()),
-                 .worker = std::string(in.substr(fixed))};
+                 .place = std::string(in.substr(fixed))};
 }
 
 std::string Encode(const Welcome& welcome) {

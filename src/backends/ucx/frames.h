@@ -15,18 +15,27 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "kvxfer/types.h"
+#include "src/net/regions.h"
 
 namespace kvxfer::ucx {
 
-inline constexpr uint16_t kWireVersion = 1;
-// A whole frame: below what UCX's transports carry in one fragment (8 KiB, less their own heads),
-// so that nothing is put together on the way.
-inline constexpr size_t kMaxFrameBytes = 7680;
+inline constexpr uint16_t kWireVersion = 2;
+// A whole frame: what UCX's tcp takes in one piece (64 KiB, less its own heads). Through shared
+// memory UCX cuts it in pieces of 8 KiB and puts them together again, which is faster than frames
+// of that size.
+inline constexpr size_t kMaxFrameBytes = 65'280;
 inline constexpr size_t kMaxMessageBytes = 256 * 1024;
-// Data frames of one direction of a link that were not acknowledged: what a slow peer has to keep,
-// and what a cancel comes too late for. Acknowledged by every kCreditEvery.
-inline constexpr uint32_t kDataWindow = 16;
-inline constexpr uint32_t kCreditEvery = 4;
+// Bytes of data frames of one direction of a link that were not acknowledged: what a slow peer has
+// to keep, and what a cancel comes too late for. They are acknowledged by every kCreditEvery. It is
+// what the queue of UCX's shared memory (256 times 8 KiB, freed by halves) has room for: UCX does
+// not tell when one that was full no longer is.
+inline constexpr uint32_t kDataWindow = 1024 * 1024;
+inline constexpr uint32_t kCreditEvery = kDataWindow / 4;
+// What a data frame of so many bytes, head and all, counts for: small ones take a place in the
+// queues of UCX and of the receiver each, so that kDataWindow is at most 128 frames.
+inline constexpr uint32_t ChargeOf(size_t frame_bytes) {
+  return static_cast<uint32_t>(frame_bytes < kDataWindow / 128 ? kDataWindow / 128 : frame_bytes);
+}
 inline constexpr size_t kMaxOpBytes = 1024 * 1024;
 inline constexpr size_t kMaxOpRuns = 256;
 
@@ -35,12 +44,12 @@ enum class FrameKind : uint8_t {
   kWelcome = 2,     // accepting side: its cookie of the link, and id of its path
   kAuthorized = 3,  // accepting side: data may come
   kMessage = 4,     // part of one Endpoint::Send
-  kWrite = 5,       // dialler: pieces with their bytes
+  kWrite = 5,       // dialler: `number` pieces, then their bytes
   kRead = 6,        // dialler: pieces that are asked for
   kReadData = 7,    // accepting side: the next bytes of read `number`
   kFence = 8,       // dialler: nothing of `transfer` follows
   kBye = 9,         // the sender's last; its text says why. Number 0: it does not know the link
-  kCredit = 10,     // data frames that the sender has taken, `number` in all
+  kCredit = 10,     // ChargeOf the data frames that the sender has taken, `number` in all, mod 2^32
 };
 
 // Bits of FrameHead::flags.
@@ -55,22 +64,19 @@ struct FrameHead {
   uint64_t cookie = 0;     // the receiver's, of the link; kHello: 0
   uint64_t order = 0;      // frames of one direction of a link count from 1
   uint64_t transfer = 0;   // kWrite, kRead, kFence
-  uint32_t number = 0;     // kRead, kReadData, kCredit
+  uint32_t number = 0;     // kWrite, kRead, kReadData, kCredit
   uint32_t immediate = 0;  // kWrite
 };
 inline constexpr size_t kFrameHeadBytes = 40;
 inline constexpr size_t kMaxBodyBytes = kMaxFrameBytes - kFrameHeadBytes;
-// The address of a worker goes into a hello, with 144 bytes of other things.
-inline constexpr size_t kMaxWorkerBytes = kMaxBodyBytes - 144;
+// The address of a worker; it goes into a hello.
+inline constexpr size_t kMaxWorkerBytes = 7 * 1024;
 
-// One contiguous piece of the accepting side's memory. In kWrite its bytes follow it.
-struct Piece {
-  uint64_t address = 0;
-  uint32_t bytes = 0;
-  uint32_t rkey = 0;
-};
-inline constexpr size_t kPieceBytes = 16;
-static_assert(kMaxOpRuns * kPieceBytes <= kMaxBodyBytes, "a read is asked for in one frame");
+// Pieces of the accepting side's memory.
+using net::DecodeWireRun;
+using net::kWireRunBytes;
+using net::WireRun;
+static_assert(kMaxOpRuns * kWireRunBytes <= kMaxBodyBytes, "a read is asked for in one frame");
 
 struct Welcome {
   uint64_t cookie = 0;
@@ -90,21 +96,34 @@ struct Hello {
   std::string worker{};  // address of the dialler's worker
 };
 
+// Where a worker is reached, behind one of these letters: its UCX address, or "host:port", numeric,
+// of its listener.
+inline constexpr char kByWorker = 'w';
+inline constexpr char kBySocket = 's';
+// Never told to anyone: the name of a connection that was accepted.
+inline constexpr char kAccepted = 'a';
+
 // What a backend's Address is.
 struct Address {
   Incarnation incarnation{};
-  std::string worker{};
+  std::string place{};
 };
 
 void Encode(const FrameHead& head, std::span<std::byte, kFrameHeadBytes> out);
-void Encode(const Piece& piece, std::span<std::byte, kPieceBytes> out);
 std::string Encode(const Hello& hello);
 std::string Encode(const Address& address);
 std::string Encode(const Welcome& welcome);
 
 // The head of a whole frame: `bytes` is what follows it.
 absl::StatusOr<FrameHead> DecodeFrameHead(std::span<const std::byte> frame);
-Piece DecodePiece(std::span<const std::byte, kPieceBytes> in);
+
+// What a kWrite carries: pieces, each kWireRunBytes, and as many bytes as those have in all.
+struct WriteBody {
+  std::span<const std::byte> pieces;
+  std::span<const std::byte> bytes;
+};
+absl::StatusOr<WriteBody> DecodeWrite(uint32_t number, std::span<const std::byte> body);
+
 // One of another version decodes, with that version alone, so that it can be told.
 absl::StatusOr<Hello> DecodeHello(std::span<const std::byte> in);
 absl::StatusOr<Address> DecodeAddress(std::string_view in);

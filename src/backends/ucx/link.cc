@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/ucx/backend.h"
 #include "src/backends/ucx/path.h"
-#include "src/backends/ucx/regions.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
 
@@ -38,8 +37,8 @@ Link::Link(UcxBackend* backend, Path* path, const Address& peer)
                                          .dialler = backend_->incarnation(),
                                          .host = backend_->host(),
                                          .worker = backend_->worker().address()});
-  std::ranges::copy(std::as_bytes(std::span(hello)), path_->Begin().begin());
-  path_->Send({.kind = FrameKind::kHello, .bytes = static_cast<uint32_t>(hello.size())});
+  path_->Begin().Append(std::as_bytes(std::span(hello)));
+  path_->Send({.kind = FrameKind::kHello});
 }
 
 Link::Link(UcxBackend* backend, Path* path, const Hello& hello)
@@ -84,11 +83,7 @@ void Link::Authorize() {
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> Link::Import(const RemoteRegion& region,
                                                         std::string_view) {
-  if (region.rkey == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("ucx: region ", static_cast<uint32_t>(region.id),
-                                                   " of ", Name(), " has no rkey"));
-  }
-  return std::make_unique<UcxRemoteKey>(region.rkey);
+  return net::RkeyOnly::Of(region, "ucx", Name());
 }
 
 absl::Status Link::CheckOp(const Op& op) const {
@@ -187,8 +182,8 @@ void Link::OnPathDown(const absl::Status& why) {
 // From here on no frame finds this link: nothing of the peer lands through it.
 void Link::End(absl::Status why, bool tell) {
   EndOps(why);
-  if (tell) SendBye(ToStd(why.message()).substr(0, kMaxReason));
-  backend_->Forget(this, tell && peer_cookie_ != 0);
+  const bool told = tell && SendBye(ToStd(why.message()).substr(0, kMaxReason));
+  backend_->Forget(this, told);
   std::erase(path_->links, this);
   path_ = nullptr;
   state_ = State::kDown;

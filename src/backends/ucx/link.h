@@ -90,7 +90,7 @@ class Link final : public Endpoint {
   struct Serving {
     uint32_t number = 0;
     uint64_t transfer = 0;
-    std::vector<Piece> pieces{};
+    std::vector<WireRun> pieces{};
     size_t piece = 0;
     uint32_t offset = 0;
     bool voided = false;
@@ -105,15 +105,16 @@ class Link final : public Endpoint {
   void Complete(uint64_t op, absl::Status status);
 
   // link_send.cc
-  bool HasCredit() const { return data_sent_ - data_acknowledged_ < kDataWindow; }
+  bool HasCredit() const { return data_sent_ - data_acknowledged_ + kMaxFrameBytes <= kDataWindow; }
   void SendFrame(FrameHead head);
   bool SendOne(size_t& budget);
   void SendControl();
-  size_t SendMessagePart();
-  size_t SendWritePart();
+  size_t SendMessagePart(size_t room);
+  size_t SendData(size_t room);
+  size_t SendWritePart(size_t room);
   size_t SendReadRequest();
-  size_t ServeReadPart();
-  void SendBye(std::string_view why);
+  size_t ServeReadPart(size_t room);
+  bool SendBye(std::string_view why);
 
   // link_receive.cc
   absl::Status Handle(const FrameHead& head, std::span<const std::byte> body);
@@ -124,7 +125,7 @@ class Link final : public Endpoint {
   absl::Status OnReadData(const FrameHead& head, std::span<const std::byte> body);
   absl::Status OnFence(uint64_t transfer);
   absl::Status OnCredit(uint32_t taken);
-  void TookData();
+  void TookData(const FrameHead& head);
 
   UcxBackend* backend_;
   const Side side_;
@@ -137,7 +138,8 @@ class Link final : public Endpoint {
   bool authorized_ = false;   // accepting: by the agent; connecting: the peer said so
 
   uint64_t order_ = 0;  // of the frame sent last
-  // Data frames, modulo 2^32: sent and acknowledged; taken, and what the peer was told of those.
+  // Bytes of data frames, modulo 2^32: sent and acknowledged; taken, and what the peer was told of
+  // those.
   uint32_t data_sent_ = 0;
   uint32_t data_acknowledged_ = 0;
   uint32_t data_taken_ = 0;

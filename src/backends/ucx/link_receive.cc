@@ -18,8 +18,8 @@ namespace {
 // Reads that wait to be served: more than a peer has on the way.
 constexpr size_t kMaxServed = 1024;
 
-Piece PieceAt(std::span<const std::byte> body, size_t at) {
-  return DecodePiece(body.subspan(at).first<kPieceBytes>());
+WireRun PieceAt(std::span<const std::byte> body, size_t at) {
+  return DecodeWireRun(body.subspan(at).first<kWireRunBytes>());
 }
 
 std::string_view AsText(std::span<const std::byte> body) {
@@ -81,13 +81,13 @@ absl::Status Link::Handle(const FrameHead& head, std::span<const std::byte> body
     case FrameKind::kMessage:
       return OnMessage(head, body);
     case FrameKind::kWrite:
-      TookData();
+      TookData(head);
       return OnWrite(head, body);
     case FrameKind::kRead:
-      TookData();
+      TookData(head);
       return OnRead(head, body);
     case FrameKind::kReadData:
-      TookData();
+      TookData(head);
       return OnReadData(head, body);
     case FrameKind::kCredit:
       return OnCredit(head.number);
@@ -131,20 +131,17 @@ absl::Status Link::OnMessage(const FrameHead& head, std::span<const std::byte> b
 absl::Status Link::OnWrite(const FrameHead& head, std::span<const std::byte> body) {
   if (!authorized_) return absl::PermissionDeniedError("remote write before it was authorised");
   if (fences_.IsFenced(head.transfer)) return absl::OkStatus();
-  for (size_t at = 0; at < body.size();) {
-    if (body.size() - at < kPieceBytes) return net::Damaged("ucx write");
-    const Piece piece = PieceAt(body, at);
-    at += kPieceBytes;
-    if (piece.bytes > body.size() - at) return net::Damaged("ucx write");
-    at += piece.bytes;
-    absl::Status allowed = backend_->regions().Check(piece, Access::kRemoteWrite);
+  absl::StatusOr<WriteBody> write = DecodeWrite(head.number, body);
+  if (!write.ok()) return write.status();
+  for (size_t at = 0; at < write->pieces.size(); at += kWireRunBytes) {
+    const absl::Status allowed =
+        backend_->regions().Check(PieceAt(write->pieces, at), Access::kRemoteWrite).status();
     if (!allowed.ok()) return Annotate(allowed, "remote write refused");
   }
-  for (size_t at = 0; at < body.size();) {
-    const Piece piece = PieceAt(body, at);
-    at += kPieceBytes;
-    std::memcpy(reinterpret_cast<std::byte*>(piece.address), body.data() + at, piece.bytes);
-    at += piece.bytes;
+  for (size_t at = 0; at < write->pieces.size(); at += kWireRunBytes) {
+    const WireRun piece = PieceAt(write->pieces, at);
+    std::memcpy(reinterpret_cast<std::byte*>(piece.address), write->bytes.data(), piece.bytes);
+    write->bytes = write->bytes.subspan(piece.bytes);
   }
   if ((head.flags & kLast) != 0 && (head.flags & kImmediate) != 0) {
     backend_->events().Push(
@@ -155,16 +152,19 @@ absl::Status Link::OnWrite(const FrameHead& head, std::span<const std::byte> bod
 
 absl::Status Link::OnRead(const FrameHead& head, std::span<const std::byte> body) {
   if (!authorized_) return absl::PermissionDeniedError("remote read before it was authorised");
-  if (body.size() % kPieceBytes != 0) return net::Damaged("ucx read");
+  if (body.size() % kWireRunBytes != 0 || body.size() > kMaxOpRuns * kWireRunBytes) {
+    return net::Damaged("ucx read");
+  }
   if (served_.size() >= kMaxServed) return absl::InvalidArgumentError("too many reads at once");
   Serving read{.number = head.number, .transfer = head.transfer};
   read.voided = fences_.IsFenced(head.transfer);
-  for (size_t at = 0; at < body.size() && !read.voided; at += kPieceBytes) {
+  for (size_t at = 0; at < body.size() && !read.voided; at += kWireRunBytes) {
     read.pieces.push_back(PieceAt(body, at));
     // Deregistered since: a matter of this read alone.
     if (!backend_->regions().Knows(read.pieces.back().rkey)) read.voided = true;
     if (read.voided) break;
-    absl::Status allowed = backend_->regions().Check(read.pieces.back(), Access::kRemoteRead);
+    const absl::Status allowed =
+        backend_->regions().Check(read.pieces.back(), Access::kRemoteRead).status();
     if (!allowed.ok()) return Annotate(allowed, "remote read refused");
   }
   served_.push_back(std::move(read));
@@ -208,8 +208,10 @@ absl::Status Link::OnReadData(const FrameHead& head, std::span<const std::byte> 
 }
 
 // One acknowledgement waits at a time; it says what holds when it goes.
-void Link::TookData() {
-  if (++data_taken_ - data_told_ != kCreditEvery) return;
+void Link::TookData(const FrameHead& head) {
+  const bool told_soon = data_taken_ - data_told_ >= kCreditEvery;
+  data_taken_ += ChargeOf(kFrameHeadBytes + head.bytes);
+  if (told_soon || data_taken_ - data_told_ < kCreditEvery) return;
   controls_.push_back({.kind = FrameKind::kCredit});
   backend_->Activate(this);
 }

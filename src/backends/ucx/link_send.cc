@@ -1,29 +1,26 @@
 // Sending: control frames first, then messages, then data, each as far as the path has room.
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "src/backends/ucx/backend.h"
 #include "src/backends/ucx/link.h"
+#include "src/backends/ucx/outgoing.h"
 #include "src/backends/ucx/path.h"
-#include "src/backends/ucx/regions.h"
 
 namespace kvxfer::ucx {
 namespace {
 
 // A piece of fewer bytes waits for the next frame, unless its run ends with it.
 constexpr size_t kSmallestPiece = 64;
+// Where less of a turn's budget is left, so large a frame is made all the same.
+constexpr size_t kSmallestFrame = 8 * 1024;
 
-std::span<std::byte, kPieceBytes> PieceAt(std::span<std::byte> body, size_t at) {
-  return body.subspan(at).first<kPieceBytes>();
-}
-
-uint32_t RkeyOf(const Run& run) { return static_cast<const UcxRemoteKey*>(run.key)->rkey(); }
+uint32_t RkeyOf(const Run& run) { return static_cast<const net::RkeyOnly*>(run.key)->rkey(); }
 
 }  // namespace
 
-// The body is in place.
+// What was begun.
 void Link::SendFrame(FrameHead head) {
   head.cookie = peer_cookie_;
   head.order = ++order_;
@@ -44,23 +41,24 @@ void Link::Pump(size_t& budget) {
 
 // False: the link is over.
 bool Link::SendOne(size_t& budget) {
+  const size_t room = std::clamp(budget, kSmallestFrame, kMaxFrameBytes) - kFrameHeadBytes;
   size_t sent = kFrameHeadBytes;
   if (!controls_.empty()) {
     SendControl();
   } else if (!messages_.empty()) {
-    sent += SendMessagePart();
+    sent += SendMessagePart(room);
   } else {
-    ++data_sent_;
-    if (!served_.empty()) {
-      sent += ServeReadPart();
-    } else if (ops_.front().op.kind == OpKind::kWrite) {
-      sent += SendWritePart();
-    } else {
-      sent += SendReadRequest();
-    }
+    sent += SendData(room);
+    data_sent_ += ChargeOf(sent);
   }
   budget -= std::min(budget, sent);
   return !down();
+}
+
+size_t Link::SendData(size_t room) {
+  if (!served_.empty()) return ServeReadPart(room);
+  if (ops_.front().op.kind == OpKind::kWrite) return SendWritePart(room);
+  return SendReadRequest();
 }
 
 void Link::SendControl() {
@@ -69,25 +67,20 @@ void Link::SendControl() {
   std::string body;
   if (control.kind == FrameKind::kWelcome)
     body = Encode(Welcome{.cookie = cookie_, .path = path_->id()});
-  std::ranges::copy(std::as_bytes(std::span(body)), path_->Begin().begin());
+  path_->Begin().Append(std::as_bytes(std::span(body)));
   const bool credit = control.kind == FrameKind::kCredit;
   if (credit) data_told_ = data_taken_;
-  SendFrame({.kind = control.kind,
-             .bytes = static_cast<uint32_t>(body.size()),
-             .transfer = control.transfer,
-             .number = credit ? data_taken_ : 0});
+  SendFrame(
+      {.kind = control.kind, .transfer = control.transfer, .number = credit ? data_taken_ : 0});
 }
 
-size_t Link::SendMessagePart() {
+size_t Link::SendMessagePart(size_t room) {
   const std::string& message = messages_.front();
-  const std::span<std::byte> body = path_->Begin();
-  const size_t bytes = std::min(body.size(), message.size() - message_sent_);
-  std::memcpy(body.data(), message.data() + message_sent_, bytes);
+  const size_t bytes = std::min(room, message.size() - message_sent_);
+  path_->Begin().Lend(message.data() + message_sent_, bytes);
   message_sent_ += bytes;
   const bool last = message_sent_ == message.size();
-  SendFrame({.kind = FrameKind::kMessage,
-             .flags = last ? kLast : uint16_t{0},
-             .bytes = static_cast<uint32_t>(bytes)});
+  SendFrame({.kind = FrameKind::kMessage, .flags = last ? kLast : uint16_t{0}});
   if (last) {
     message_bytes_ -= message.size();
     messages_.pop_front();
@@ -98,105 +91,98 @@ size_t Link::SendMessagePart() {
 
 // As much of the first op as one frame takes. With its last byte the op is over: its source is not
 // read again.
-size_t Link::SendWritePart() {
+size_t Link::SendWritePart(size_t room) {
   Queued& write = ops_.front();
-  const std::span<std::byte> body = path_->Begin();
-  size_t at = 0;
-  while (write.run < write.op.runs.size()) {
-    const Run& run = write.op.runs[write.run];
+  const Op op = write.op;
+  Outgoing& frame = path_->Begin();
+  uint32_t pieces = 0;
+  while (write.run < op.runs.size()) {
+    const Run& run = op.runs[write.run];
     const uint64_t left = run.bytes - write.offset;
     if (left > 0) {
-      const size_t room = body.size() - at;
-      if (room < kPieceBytes + std::min<uint64_t>(left, kSmallestPiece)) break;
-      const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(left, room - kPieceBytes));
-      Encode({.address = run.remote + write.offset, .bytes = bytes, .rkey = RkeyOf(run)},
-             PieceAt(body, at));
-      std::memcpy(&body[at + kPieceBytes],
-                  reinterpret_cast<const std::byte*>(run.local) + write.offset, bytes);
-      at += kPieceBytes + bytes;
+      const size_t free = room - frame.body_bytes();
+      if (free < kWireRunBytes + std::min<uint64_t>(left, kSmallestPiece)) break;
+      const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(left, free - kWireRunBytes));
+      frame.Append(
+          WireRun{.address = run.remote + write.offset, .bytes = bytes, .rkey = RkeyOf(run)});
+      frame.Lend(reinterpret_cast<const std::byte*>(run.local) + write.offset, bytes);
+      ++pieces;
       write.offset += bytes;
       if (bytes < left) break;
     }
     ++write.run;
     write.offset = 0;
   }
-  const Op op = write.op;
   const bool last = write.run == op.runs.size();
   const unsigned flags = (last ? kLast : 0u) | (last && op.has_immediate ? kImmediate : 0u);
+  const size_t sent = frame.body_bytes();
   SendFrame({.kind = FrameKind::kWrite,
              .flags = static_cast<uint16_t>(flags),
-             .bytes = static_cast<uint32_t>(at),
              .transfer = op.transfer,
+             .number = pieces,
              .immediate = op.immediate});
   if (last) {
     ops_.pop_front();
     Complete(op.id, absl::OkStatus());
   }
-  return at;
+  return sent;
 }
 
 size_t Link::SendReadRequest() {
   const Op op = ops_.front().op;
   ops_.pop_front();
-  const std::span<std::byte> body = path_->Begin();
-  size_t at = 0;
+  Outgoing& frame = path_->Begin();
   for (const Run& run : op.runs) {
     if (run.bytes == 0) continue;
-    Encode({.address = run.remote, .bytes = static_cast<uint32_t>(run.bytes), .rkey = RkeyOf(run)},
-           PieceAt(body, at));
-    at += kPieceBytes;
+    frame.Append(WireRun{
+        .address = run.remote, .bytes = static_cast<uint32_t>(run.bytes), .rkey = RkeyOf(run)});
   }
   const uint32_t number = ++read_number_;
   reads_.try_emplace(number, Reading{.op = op});
-  SendFrame({.kind = FrameKind::kRead,
-             .bytes = static_cast<uint32_t>(at),
-             .transfer = op.transfer,
-             .number = number});
-  return at;
+  const size_t sent = frame.body_bytes();
+  SendFrame({.kind = FrameKind::kRead, .transfer = op.transfer, .number = number});
+  return sent;
 }
 
 // The next bytes of the first read that is served. Its regions are asked for each time: the agent
 // may have closed one since.
-size_t Link::ServeReadPart() {
+size_t Link::ServeReadPart(size_t room) {
   Serving& read = served_.front();
-  const std::span<std::byte> body = path_->Begin();
-  size_t at = 0;
-  while (!read.voided && read.piece < read.pieces.size() && at < body.size()) {
-    const Piece& piece = read.pieces[read.piece];
+  Outgoing& frame = path_->Begin();
+  while (!read.voided && read.piece < read.pieces.size() && frame.body_bytes() < room) {
+    const WireRun& piece = read.pieces[read.piece];
     if (!backend_->regions().Check(piece, Access::kRemoteRead).ok()) {
       read.voided = true;
       break;
     }
-    const auto bytes =
-        static_cast<uint32_t>(std::min<size_t>(piece.bytes - read.offset, body.size() - at));
-    std::memcpy(&body[at], reinterpret_cast<const std::byte*>(piece.address) + read.offset, bytes);
-    at += bytes;
+    const auto bytes = static_cast<uint32_t>(
+        std::min<size_t>(piece.bytes - read.offset, room - frame.body_bytes()));
+    frame.Lend(reinterpret_cast<const std::byte*>(piece.address) + read.offset, bytes);
     read.offset += bytes;
     if (read.offset < piece.bytes) break;
     ++read.piece;
     read.offset = 0;
   }
-  if (read.voided) at = 0;
+  if (read.voided) path_->Begin();
   const bool last = read.voided || read.piece == read.pieces.size();
   const unsigned flags = (last ? kLast : 0u) | (read.voided ? kVoid : 0u);
-  SendFrame({.kind = FrameKind::kReadData,
-             .flags = static_cast<uint16_t>(flags),
-             .bytes = static_cast<uint32_t>(at),
-             .number = read.number});
+  const size_t sent = frame.body_bytes();
+  SendFrame(
+      {.kind = FrameKind::kReadData, .flags = static_cast<uint16_t>(flags), .number = read.number});
   if (last) served_.pop_front();
-  return at;
+  return sent;
 }
 
 // The last word, behind what waits: there is no later turn, so room is not asked for. What waits is
-// bounded; fences go without saying. A peer that takes nothing is told nothing.
-void Link::SendBye(std::string_view why) {
-  if (peer_cookie_ == 0 || path_->swamped()) return;
+// bounded; fences go without saying. A peer that takes nothing is told nothing: false.
+bool Link::SendBye(std::string_view why) {
+  if (peer_cookie_ == 0 || path_->swamped()) return false;
   std::erase_if(controls_, [](const Control& c) { return c.kind == FrameKind::kFence; });
   while (!controls_.empty()) SendControl();
-  while (!messages_.empty()) SendMessagePart();
-  const std::span<std::byte> body = path_->Begin();
-  std::memcpy(body.data(), why.data(), why.size());
-  SendFrame({.kind = FrameKind::kBye, .bytes = static_cast<uint32_t>(why.size())});
+  while (!messages_.empty()) SendMessagePart(kMaxBodyBytes);
+  path_->Begin().Append(std::as_bytes(std::span(why)));
+  SendFrame({.kind = FrameKind::kBye});
+  return true;
 }
 
 }  // namespace kvxfer::ucx

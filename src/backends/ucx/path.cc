@@ -3,46 +3,77 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "src/backends/ucx/frame_order.h"
 #include "src/backends/ucx/print.h"
 #include "src/core/host_identity.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
+#include "src/net/socket.h"
 
 namespace kvxfer::ucx {
 
-Path::Path(Worker* worker, StagingPool* pool, Poller* poller, std::string address)
-    : worker_(worker),
-      pool_(pool),
-      poller_(poller),
-      address_(std::move(address)),
-      id_(RandomNonZero64()) {}
+Path::Path(const Parts& parts, std::string place)
+    : worker_(parts.worker),
+      pool_(parts.pool),
+      poller_(parts.poller),
+      id_(RandomNonZero64()),
+      place_(place.empty() ? absl::StrCat(std::string(1, kAccepted), id_) : std::move(place)) {}
 
-absl::StatusOr<std::unique_ptr<Path>> Path::Open(Worker* worker, StagingPool* pool, Poller* poller,
-                                                 std::string address,
+absl::StatusOr<std::unique_ptr<Path>> Path::Open(const Parts& parts, std::string place,
                                                  std::optional<bool> reports_failure) {
-  std::unique_ptr<Path> path(new Path(worker, pool, poller, std::move(address)));
-  ucs_status_t made = UCS_ERR_UNREACHABLE;
-  if (reports_failure.value_or(!worker->memory_only())) {
-    made = path->Make(UCP_ERR_HANDLING_MODE_PEER);
+  if (place.empty() || (place.front() != kBySocket && place.front() != kByWorker)) {
+    return absl::InvalidArgumentError("the peer tells no place to connect to");
   }
-  if (made == UCS_ERR_UNREACHABLE && !reports_failure.value_or(false)) {
-    made = path->Make(UCP_ERR_HANDLING_MODE_NONE);
-  }
+  std::unique_ptr<Path> path(new Path(parts, std::move(place)));
+  const ucs_status_t made =
+      path->place_.front() == kBySocket ? path->OpenSocket() : path->OpenWorker(reports_failure);
   if (made != UCS_OK) {
     return UcxStatus(made, "no way to the peer over these transports (ucp_ep_create)");
   }
   return path;
 }
 
-ucs_status_t Path::Make(ucp_err_handling_mode_t mode) {
+absl::StatusOr<std::unique_ptr<Path>> Path::Accept(const Parts& parts, ucp_conn_request_h request) {
+  std::unique_ptr<Path> path(new Path(parts, ""));
   ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(address_.data());
+  params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
+  params.conn_request = request;
+  const ucs_status_t made = path->Make(params, UCP_ERR_HANDLING_MODE_PEER);
+  if (made != UCS_OK) return UcxStatus(made, "accepting a connection (ucp_ep_create)");
+  return path;
+}
+
+ucs_status_t Path::OpenWorker(std::optional<bool> reports_failure) {
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+  params.address = reinterpret_cast<const ucp_address_t*>(place_.data() + 1);
+  ucs_status_t made = UCS_ERR_UNREACHABLE;
+  if (reports_failure.value_or(!worker_->memory_only())) {
+    made = Make(params, UCP_ERR_HANDLING_MODE_PEER);
+  }
+  if (made == UCS_ERR_UNREACHABLE && !reports_failure.value_or(false)) {
+    made = Make(params, UCP_ERR_HANDLING_MODE_NONE);
+  }
+  return made;
+}
+
+ucs_status_t Path::OpenSocket() {
+  const auto at = net::Resolve(std::string_view(place_).substr(1), 0, net::Names::kNumericOnly);
+  if (!at.ok()) return UCS_ERR_INVALID_ADDR;
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
+  params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+  params.sockaddr = {.addr = at->front().get(), .addrlen = at->front().length};
+  return Make(params, UCP_ERR_HANDLING_MODE_PEER);
+}
+
+ucs_status_t Path::Make(ucp_ep_params_t params, ucp_err_handling_mode_t mode) {
+  params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.err_mode = mode;
   params.err_handler.cb = &Path::OnError;
   params.err_handler.arg = this;
@@ -54,7 +85,6 @@ ucs_status_t Path::Make(ucp_err_handling_mode_t mode) {
 
 Path::~Path() {
   if (process_.valid()) poller_->Remove(process_.get());
-  if (begun_ != nullptr) pool_->Give(std::move(begun_));
 }
 
 void Path::WatchProcess(const HostIdentity& them, const HostIdentity& us) {
@@ -76,37 +106,44 @@ void Path::OnReady() {
   Fail(absl::UnavailableError(absl::StrCat("process ", pid_, " exited")));
 }
 
-std::span<std::byte> Path::Begin() {
-  if (begun_ == nullptr) begun_ = pool_->Take();
-  return std::span(begun_->bytes).subspan(kFrameHeadBytes);
+Outgoing& Path::Begin() {
+  pool_->building().Begin();
+  return pool_->building();
 }
 
-void Path::Send(FrameHead head) {
-  Begin();
+void Path::Send(const FrameHead& head) {
   if (failed() || ep_ == nullptr) return;
-  Encode(head, std::span(begun_->bytes).first<kFrameHeadBytes>());
+  Outgoing& frame = pool_->building();
+  frame.path = this;
+  frame.SetHead(head);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                       UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+                       UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE |
+                       UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
+  param.datatype = worker_->frames();
+  // The other end is known by no address: it is told which one this is, and answers there.
+  const bool first = head.kind == FrameKind::kHello && place_.front() == kBySocket;
+  if (first) param.flags |= UCP_AM_SEND_FLAG_REPLY;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   param.cb.send = &Path::OnSent;
-  param.user_data = begun_.get();
-  begun_->path = this;
+  param.user_data = &frame;
   FrameIsSent();
   const ucs_status_ptr_t sent =
-      ucp_am_send_nbx(ep_, Worker::kFrameId, nullptr, 0, begun_->bytes.data(),
-                      kFrameHeadBytes + head.bytes, &param);
+      ucp_am_send_nbx(ep_, Worker::kFrameId, nullptr, 0, &frame, 1, &param);
   if (UCS_PTR_IS_ERR(sent)) return Fail(UcxStatus(UCS_PTR_STATUS(sent), "ucp_am_send_nbx"));
-  if (sent == nullptr) return;  // copied already: the buffer serves the next one
+  if (sent == nullptr) return;  // packed already: the next one is built in it
+  frame.Own();
   ++in_flight_;
-  begun_.release();  // OnSent's
+  bytes_in_flight_ += frame.bytes();
+  std::ignore = pool_->Keep().release();  // it is for OnSent
 }
 
-void Path::OnSent(void* request, ucs_status_t status, void* staging) {
-  std::unique_ptr<Staging> sent(static_cast<Staging*>(staging));
+void Path::OnSent(void* request, ucs_status_t status, void* frame) {
+  std::unique_ptr<Outgoing> sent(static_cast<Outgoing*>(frame));
   Path* const path = sent->path;
   --path->in_flight_;
+  path->bytes_in_flight_ -= sent->bytes();
   path->pool_->Give(std::move(sent));
   if (status != UCS_OK) path->Fail(UcxStatus(status, "ucp_am_send_nbx"));
   ucp_request_free(request);

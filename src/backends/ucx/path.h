@@ -2,15 +2,13 @@
 // it: frames that UCX has not taken yet, and the death of the peer's process where that can be
 // seen.
 //
-// Frames are built in staging buffers, so that the source of a write is not read again once its
-// last frame is built.
+// What a frame is built of is not read again once it is sent, whenever UCX sends it.
 //
 // Thread-safety: none; used by the backend's owner.
 
 #ifndef KVXFER_BACKENDS_UCX_PATH_H_
 #define KVXFER_BACKENDS_UCX_PATH_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,49 +21,41 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/ucx/frames.h"
+#include "src/backends/ucx/outgoing.h"
 #include "src/backends/ucx/poller.h"
 #include "src/backends/ucx/worker.h"
+#include "src/core/clock.h"
 #include "src/core/own_fd.h"
 
 namespace kvxfer::ucx {
 
 class Link;
-class Path;
-
-struct Staging {
-  Path* path = nullptr;  // whose frame is in it
-  std::array<std::byte, kMaxFrameBytes> bytes;
-};
-
-// Staging buffers that are free; grows to what was ever under way at once.
-class StagingPool {
- public:
-  std::unique_ptr<Staging> Take() {
-    if (free_.empty()) return std::make_unique<Staging>();
-    std::unique_ptr<Staging> out = std::move(free_.back());
-    free_.pop_back();
-    return out;
-  }
-  void Give(std::unique_ptr<Staging> staging) { free_.push_back(std::move(staging)); }
-
- private:
-  std::vector<std::unique_ptr<Staging>> free_;
-};
 
 class Path final : public Watcher {
  public:
-  // Frames that UCX has taken over and not let go of: more wait in the links.
+  // Frames that UCX has taken over and not let go of, and their bytes: more wait in the links.
   static constexpr size_t kWindow = 64;
+  static constexpr size_t kWindowBytes = 1024 * 1024;
 
-  // `worker`, `pool` and `poller` outlive it. `reports_failure`: what the peer's end does, where it
-  // has one; else both are tried. Unavailable: UCX finds no way to that address.
-  static absl::StatusOr<std::unique_ptr<Path>> Open(Worker* worker, StagingPool* pool,
-                                                    Poller* poller, std::string address,
+  // What paths are made of; outlives them.
+  struct Parts {
+    Worker* worker;
+    OutgoingPool* pool;
+    Poller* poller;
+  };
+  // `place`: of frames.h. `reports_failure`: what the peer's end does, where it has one; else both
+  // are tried. Unavailable: UCX finds no way there.
+  static absl::StatusOr<std::unique_ptr<Path>> Open(const Parts& parts, std::string place,
                                                     std::optional<bool> reports_failure);
+  // The other end of one that was opened to a listener; its place is a name that nothing else has.
+  static absl::StatusOr<std::unique_ptr<Path>> Accept(const Parts& parts,
+                                                      ucp_conn_request_h request);
   // Only once closed().
   ~Path() override;
 
-  const std::string& address() const { return address_; }
+  const std::string& place() const { return place_; }
+  bool Is(ucp_ep_h endpoint) const { return endpoint != nullptr && endpoint == ep_; }
+  Time made() const { return made_; }
   uint64_t id() const { return id_; }
   // The id of the peer's own path to here; 0: not told yet.
   uint64_t peer_id() const { return peer_id_; }
@@ -75,13 +65,13 @@ class Path final : public Watcher {
   // told is kept.
   void WatchProcess(const HostIdentity& them, const HostIdentity& us);
 
-  bool room() const { return in_flight_ < kWindow && !failed(); }
+  bool room() const { return in_flight_ < kWindow && bytes_in_flight_ < kWindowBytes && !failed(); }
   // Nor for what does not ask for room.
-  bool swamped() const { return in_flight_ >= 4 * kWindow; }
-  // A frame: Begin, write behind the head, Send. Send takes what is begun also where there is no
-  // room; room() is asked before.
-  std::span<std::byte> Begin();
-  void Send(FrameHead head);
+  bool swamped() const { return in_flight_ >= 4 * kWindow || bytes_in_flight_ >= 4 * kWindowBytes; }
+  // A frame: Begin, fill it, Send. Send takes what is begun also where there is no room; room() is
+  // asked before.
+  Outgoing& Begin();
+  void Send(const FrameHead& head);
 
   bool failed() const { return !status_.ok(); }
   const absl::Status& status() const { return status_; }
@@ -104,22 +94,26 @@ class Path final : public Watcher {
   std::vector<Link*> links;  // that use it
 
  private:
-  Path(Worker* worker, StagingPool* pool, Poller* poller, std::string address);
-  ucs_status_t Make(ucp_err_handling_mode_t mode);
+  Path(const Parts& parts, std::string place);
+  // `params`: where to.
+  ucs_status_t Make(ucp_ep_params_t params, ucp_err_handling_mode_t mode);
+  ucs_status_t OpenWorker(std::optional<bool> reports_failure);
+  ucs_status_t OpenSocket();
   static void OnError(void* arg, ucp_ep_h ep, ucs_status_t status);
-  static void OnSent(void* request, ucs_status_t status, void* staging);
+  static void OnSent(void* request, ucs_status_t status, void* frame);
 
   Worker* const worker_;
-  StagingPool* const pool_;
+  OutgoingPool* const pool_;
   Poller* const poller_;
-  const std::string address_;
   const uint64_t id_;
+  const std::string place_;
+  const Time made_ = Now();
   uint64_t peer_id_ = 0;
   ucp_ep_h ep_ = nullptr;
   bool reports_failure_ = false;
   void* closing_ = nullptr;  // request of Close
-  std::unique_ptr<Staging> begun_;
   size_t in_flight_ = 0;
+  size_t bytes_in_flight_ = 0;
   absl::Status status_;
   OwnFd process_;
   uint32_t pid_ = 0;

@@ -19,8 +19,9 @@ namespace kvxfer::ucx {
 
 class Resequencer {
  public:
-  // Frames that may be early at once: many times what a sender has on the way.
+  // Frames that may be early at once, and their bytes: many times what a sender has on the way.
   static constexpr size_t kMaxEarly = 512;
+  static constexpr size_t kMaxEarlyBytes = 8 * kDataWindow;
 
   struct Early {
     FrameHead head;
@@ -35,9 +36,13 @@ class Resequencer {
       ++next_;
       return Place::kNext;
     }
-    if (head.order < next_ || early_.size() >= kMaxEarly) return Place::kRefused;
+    if (head.order < next_ || early_.size() >= kMaxEarly ||
+        early_bytes_ + body.size() > kMaxEarlyBytes) {
+      return Place::kRefused;
+    }
     const char* const text = reinterpret_cast<const char*>(body.data());
     const bool fresh = early_.try_emplace(head.order, Early{head, {text, body.size()}}).second;
+    if (fresh) early_bytes_ += body.size();
     return fresh ? Place::kKept : Place::kRefused;
   }
 
@@ -47,6 +52,7 @@ class Resequencer {
     if (it == early_.end()) return std::nullopt;
     std::optional<Early> out(std::move(it->second));
     early_.erase(it);
+    early_bytes_ -= out->body.size();
     ++next_;
     return out;
   }
@@ -56,6 +62,7 @@ class Resequencer {
  private:
   uint64_t next_ = 1;
   std::map<uint64_t, Early> early_;
+  size_t early_bytes_ = 0;
 };
 
 }  // namespace kvxfer::ucx

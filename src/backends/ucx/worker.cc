@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/backends/ucx/frame_order.h"
+#include "src/backends/ucx/outgoing.h"
 #include "src/backends/ucx/print.h"
 #include "src/core/clock.h"
 #include "src/core/log.h"
@@ -56,7 +57,8 @@ class Config {
 };
 
 bool ListensOnLoopback(const AgentOptions& options) {
-  auto bound = net::Resolve(options.listen, 0, net::Names::kResolve);
+  const std::string& text = options.ucx.listen.empty() ? options.listen : options.ucx.listen;
+  auto bound = net::Resolve(text, 0, net::Names::kResolve);
   return bound.ok() && !bound->empty() && bound->front().IsLoopback();
 }
 
@@ -64,18 +66,43 @@ absl::Status Configure(const AgentOptions& options, Config& config) {
   absl::Status status = config.Read();
   if (!status.ok()) return status;
   const UcxOptions& ucx = options.ucx;
+  const bool loopback = ListensOnLoopback(options);
   if (!ucx.tls.empty()) status.Update(config.Set("TLS", ucx.tls));
   if (!ucx.net_devices.empty()) {
     status.Update(config.Set("NET_DEVICES", ucx.net_devices));
-  } else if (ListensOnLoopback(options) && config.Get("NET_DEVICES") == "all") {
+  } else if (loopback && config.Get("NET_DEVICES") == "all") {
     // Nobody has said that other hosts may come in.
     status.Update(config.Set("NET_DEVICES", "lo"));
   }
+  // UCX's own listener over TCP aborts the process (1.13) when a stranger sends it what it does not
+  // expect: it is not opened to other hosts.
+  if (!ucx.listen.empty() && !loopback)
+    status.Update(config.Set("SOCKADDR_TLS_PRIORITY", "rdmacm"));
   // The default, 20 s, is long for one who waits. Older libraries have neither.
   config.Set("KEEPALIVE_INTERVAL", "1s").IgnoreError();
   // No memory is registered with UCX: no need to watch the process's unmapping for it.
   config.Set("RCACHE_ENABLE", "n").IgnoreError();
   return status;
+}
+
+// Options of transports, which UCX would warn of where none has them: so that over tcp a frame goes
+// in one piece, and that a shared memory's queue holds what may be on its way. Both ends of a link
+// have to have the same segments. False: there is nothing to set.
+bool SetTransports(Config& config, const std::set<std::string>& transports) {
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  ucp_get_version(&major, &minor, &release);
+  const bool bare = major == 1 && minor < 17;  // up to 1.16 the options of tcp have no prefix
+  const auto set = [&](const char* prefix, const char* name, const char* value) {
+    config.Set(((bare ? "" : prefix) + std::string(name)).c_str(), value).IgnoreError();
+  };
+  const bool tcp = transports.contains("tcp");
+  if (tcp) set("TCP_", "TX_SEG_SIZE", "64k");
+  if (tcp) set("TCP_", "RX_SEG_SIZE", "64k");
+  const bool memory = transports.contains("posix") || transports.contains("sysv");
+  if (bare && memory) set("", "MM_FIFO_SIZE", "256");  // what later ones have by themselves
+  return tcp || (bare && memory);
 }
 
 absl::StatusOr<ucp_context_h> Init(const Config& config) {
@@ -108,7 +135,7 @@ std::string Available() {
   }
   auto context = Init(config);
   if (!context.ok()) return "none";
-  const std::string out = List(TransportsOf(*context));
+  std::string out = List(TransportsOf(*context));
   ucp_cleanup(*context);
   return out;
 }
@@ -120,22 +147,61 @@ absl::Status NotUsable(const Config& config, std::string_view why) {
       ucp_get_version_string(), " has here: ", Available()));
 }
 
+std::string FileOf(const void* function) {
+  Dl_info info{};
+  const bool found = dladdr(function, &info) != 0 && info.dli_fname != nullptr;
+  return found ? info.dli_fname : "the program";
+}
+
+// Another UCX whose symbols the whole process sees stands in for functions of this one, also in
+// calls between this one's own libraries: UCX then hangs or crashes.
+absl::Status CheckBoundTo(const char* library, const char* name, const void* bound) {
+  void* const loaded = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+  if (loaded == nullptr) return absl::OkStatus();  // under another name it is the only one
+  const void* const own = dlsym(loaded, name);
+  dlclose(loaded);
+  if (own == nullptr || own == bound) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      "the process shows ", FileOf(bound), " to all its libraries (LD_PRELOAD, or dlopen with ",
+      "RTLD_GLOBAL), and its functions stand in for those of ", FileOf(own),
+      ", which kvxfer uses; load that UCX without RTLD_GLOBAL, or leave one of the two out"));
+}
+
+absl::Status CheckLibrary() {
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  ucp_get_version(&major, &minor, &release);
+  absl::Status status = CheckVersion(major, minor);
+  if (!status.ok()) return Annotate(status, LibraryVersion());
+  status.Update(CheckBoundTo("libucp.so.0", "ucp_get_version_string",
+                             reinterpret_cast<const void*>(&ucp_get_version_string)));
+  status.Update(CheckBoundTo("libucs.so.0", "ucs_status_string",
+                             reinterpret_cast<const void*>(&ucs_status_string)));
+  return status;
+}
+
 ucs_status_t HandOver(void* arg, const void*, size_t, void* data, size_t bytes,
                       const ucp_am_recv_param_t* param) {
   // None of ours comes by rendezvous.
   if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return UCS_OK;
   FrameHasCome();
-  static_cast<FrameSink*>(arg)->OnFrame({static_cast<const std::byte*>(data), bytes});
+  const bool answerable = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
+  static_cast<FrameSink*>(arg)->OnFrame({static_cast<const std::byte*>(data), bytes},
+                                        answerable ? param->reply_ep : nullptr);
   return UCS_OK;
 }
 
 }  // namespace
 
 std::string LibraryVersion() {
-  Dl_info info{};
-  const bool found = dladdr(reinterpret_cast<void*>(&ucp_get_version_string), &info) != 0;
   return absl::StrCat("UCX ", ucp_get_version_string(), " from ",
-                      found && info.dli_fname != nullptr ? info.dli_fname : "the program");
+                      FileOf(reinterpret_cast<const void*>(&ucp_get_version_string)));
+}
+
+absl::Status CheckVersion(unsigned major, unsigned minor) {
+  if (major > 1 || (major == 1 && minor >= 12)) return absl::OkStatus();
+  return absl::UnavailableError("too old: version 1.12 is the first that kvxfer can use");
 }
 
 absl::Status UcxStatus(ucs_status_t status, std::string_view what) {
@@ -145,6 +211,7 @@ absl::Status UcxStatus(ucs_status_t status, std::string_view what) {
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const AgentOptions& options,
                                                        FrameSink* sink) {
+  if (absl::Status usable = CheckLibrary(); !usable.ok()) return usable;
   std::unique_ptr<Worker> worker(new Worker);
   if (absl::Status made = worker->MakeContext(options); !made.ok()) return made;
   if (absl::Status made = worker->MakeWorker(sink); !made.ok()) return made;
@@ -161,6 +228,12 @@ absl::Status Worker::MakeContext(const AgentOptions& options) {
   if (std::ranges::none_of(transports, CarriesMessages)) {
     return NotUsable(config, absl::StrCat("no transport for messages to other processes (only ",
                                           List(transports), ")"));
+  }
+  if (SetTransports(config, transports)) {
+    ucp_cleanup(std::exchange(context_, nullptr));
+    context = Init(config);
+    if (!context.ok()) return context.status();
+    context_ = *context;
   }
   memory_only_ = std::ranges::all_of(transports, IsMemory);
   description_ = absl::StrCat(LibraryVersion(), ", transports ", List(transports));
@@ -185,6 +258,9 @@ absl::Status Worker::MakeWorker(FrameSink* sink) {
   if (!status.ok()) return status;
   status = UcxStatus(ucp_worker_get_efd(worker_, &fd_), "ucp_worker_get_efd");
   if (!status.ok()) return status;
+  status = UcxStatus(ucp_dt_create_generic(&Outgoing::kDatatypeOps, nullptr, &frames_),
+                     "ucp_dt_create_generic");
+  if (!status.ok()) return status;
   ucp_address_t* address = nullptr;
   size_t bytes = 0;
   status = UcxStatus(ucp_worker_get_address(worker_, &address, &bytes), "ucp_worker_get_address");
@@ -197,24 +273,33 @@ absl::Status Worker::MakeWorker(FrameSink* sink) {
 Worker::~Worker() {
   if (leave_behind_) {
     Log(LogLevel::kDebug, "ucx: a worker with unfinished business is left behind");
-    return;
+  } else {
+    if (worker_ != nullptr) ucp_worker_destroy(worker_);
+    if (context_ != nullptr) ucp_cleanup(context_);
   }
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
+  if (frames_ != 0) ucp_dt_destroy(frames_);  // nobody asks for a frame's bytes any more
 }
 
-bool Worker::Flush(Duration limit) {
-  ucp_request_param_t param{};
+void Worker::StartFlush() {
+  const ucp_request_param_t param{};
   const ucs_status_ptr_t request = ucp_worker_flush_nbx(worker_, &param);
-  if (request == nullptr) return true;
-  if (UCS_PTR_IS_ERR(request)) return false;
-  const Time end = Now() + limit;
-  while (ucp_request_check_status(request) == UCS_INPROGRESS && Now() < end) {
+  flush_failed_ = UCS_PTR_IS_ERR(request);
+  if (!flush_failed_) flushing_ = request;
+}
+
+bool Worker::flushed() {
+  if (flushing_ != nullptr && ucp_request_check_status(flushing_) != UCS_INPROGRESS) {
+    ucp_request_free(std::exchange(flushing_, nullptr));
+  }
+  return flushing_ == nullptr && !flush_failed_;
+}
+
+bool Worker::ProgressUntil(absl::FunctionRef<bool()> done, Duration limit) {
+  for (const Time end = Now() + limit; !done();) {
+    if (Now() >= end) return false;
     if (Progress() == 0) std::this_thread::yield();
   }
-  const bool done = ucp_request_check_status(request) != UCS_INPROGRESS;
-  ucp_request_free(request);
-  return done;
+  return true;
 }
 
 }  // namespace kvxfer::ucx

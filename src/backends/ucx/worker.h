@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/options.h"
@@ -27,11 +28,15 @@ class FrameSink {
  public:
   virtual ~FrameSink() = default;
   // Within Worker::Progress; `frame` is valid meanwhile. May send, must not close endpoints.
-  virtual void OnFrame(std::span<const std::byte> frame) = 0;
+  // `from`: the endpoint that leads back, of hellos that came by a connection that was accepted;
+  // else null.
+  virtual void OnFrame(std::span<const std::byte> frame, ucp_ep_h from) = 0;
 };
 
 // "UCX 1.13.1 from /usr/lib/libucp.so.0": what was found at run time.
 std::string LibraryVersion();
+// Unavailable: nothing that this is written for.
+absl::Status CheckVersion(unsigned major, unsigned minor);
 
 class Worker {
  public:
@@ -50,15 +55,20 @@ class Worker {
   ucp_worker_h get() const { return worker_; }
   const std::string& address() const { return address_; }
   int fd() const { return fd_; }  // readable (epoll) after Arm when there is something to do
+  // The datatype of a frame that is sent, see Outgoing::kDatatypeOps.
+  ucp_datatype_t frames() const { return frames_; }
   unsigned Progress() { return ucp_worker_progress(worker_); }
   // False: there may be something to do that fd() does not show.
   bool Arm() { return ucp_worker_arm(worker_) == UCS_OK; }
 
-  // Lets what is on its way go, for up to `limit`, and says whether all is.
-  bool Flush(Duration limit);
+  // What is on its way goes, until flushed(). Once.
+  void StartFlush();
+  bool flushed();
+  // Makes progress until `done` or for `limit`; which of them.
+  bool ProgressUntil(absl::FunctionRef<bool()> done, Duration limit);
   // The destructor frees nothing. UCX (1.13) aborts the process where a worker is destroyed that
   // owes a connecting peer an answer, or has an endpoint which it could not close; what is left
-  // behind is a few hundred KiB, of an agent whose peers were connecting, dead or stopped as it
+  // behind is up to a few MiB, of an agent whose peers were connecting, dead or stopped as it
   // ended.
   void LeaveBehind() { leave_behind_ = true; }
 
@@ -78,6 +88,9 @@ class Worker {
   ucp_worker_h worker_ = nullptr;
   std::string address_;
   int fd_ = -1;
+  void* flushing_ = nullptr;  // request of StartFlush
+  bool flush_failed_ = false;
+  ucp_datatype_t frames_ = 0;  // 0: not made
   bool leave_behind_ = false;
   bool memory_only_ = false;
   std::string description_;

@@ -105,12 +105,14 @@ bool SetSize(std::string_view name, std::string_view value, Config* config, bool
                                                         {"endpoints", &config->max_endpoints},
                                                         {"regions", &config->max_regions},
                                                         {"mtu", &config->mtu},
+                                                        {"spare", &config->spare},
                                                         {"window", &config->window}};
   for (const auto& [key, place] : sizes) {
     if (key == name) return ParseNumber(value, place);
   }
   const std::pair<std::string_view, double*> chances[] = {
-      {"eagain", &config->eagain}, {"errors", &config->errors}, {"early", &config->early}};
+      {"eagain", &config->eagain}, {"errors", &config->errors}, {"repeat", &config->repeat},
+      {"early", &config->early},   {"behind", &config->behind}, {"mute", &config->mute}};
   for (const auto& [key, place] : chances) {
     if (key == name) return ParseNumber(value, place) && *place >= 0 && *place <= 1;
   }

@@ -3,8 +3,8 @@
 //
 //   FAKE_FABRIC=efa,eagain=0.2,errors=0.01,seed=7
 //
-// Presets: efa (also where nothing is said), bare, ordered, endpoint_keys; README.md has the
-// values.
+// Presets: efa (also where nothing is said), efa_direct, bare, ordered, endpoint_keys;
+// docs/testing.md has the values.
 #ifndef KVXFER_TESTS_SUPPORT_FAKE_FABRIC_CONFIG_H_
 #define KVXFER_TESTS_SUPPORT_FAKE_FABRIC_CONFIG_H_
 
@@ -55,8 +55,12 @@ struct Config {
   uint64_t delay_us = 300;  // a quarter of the ops is held back so long at most; 0: none
   uint64_t late_us = 5000;  // what lands late lands so late, or half as late
   double eagain = 0;        // posts that are refused though there is room
+  double repeat = 0;        // failures that are told twice
   double errors = 0;        // ops that fail: untouched, or landed, or landing later
+  size_t spare = 0;         // so many first ops of an endpoint do not fail
   double early = 0;         // ops without FI_DELIVERY_COMPLETE that complete before they land
+  double behind = 0;        // immediates that come after the op has completed at its initiator
+  double mute = 0;          // immediates that do not come at all, though their writes land
   uint64_t seed = 0;        // 0: another one each time
 };
 

@@ -106,6 +106,7 @@ class Domain : public fid_domain {
     Request request{};
     uint64_t due_us = 0;
     bool checked = false;
+    bool answered = false;  // only its immediate is missing
     std::vector<Segment> todo{};
   };
   struct OutReply {
@@ -137,6 +138,7 @@ class Domain : public fid_domain {
   bool Ordered(const Request& request) const;
   Turn LandOne(Inbound* inbound);
   Turn LandMessage(Inbound* inbound, Endpoint* endpoint);
+  Turn TellArrival(Inbound* inbound, Endpoint* endpoint);
   Turn LandPieces(Inbound* inbound, const Endpoint* endpoint);
   Region* FindRegion(const Endpoint& endpoint, const RemotePiece& piece, Kind kind) const;
   int GrantRead(const Inbound& inbound, const Endpoint* endpoint);

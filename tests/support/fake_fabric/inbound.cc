@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kNothing = SIZE_MAX;
 constexpr int kTurns = 32;
+constexpr uint64_t kLookAgain = 50;  // µs
 
 }  // namespace
 
@@ -107,7 +108,9 @@ uint64_t Domain::NextDue() const {
   const uint64_t now = NowMicroseconds();
   uint64_t wait = 1'000'000;
   for (const Inbound& inbound : inbound_) {
-    if (inbound.due_us > now) wait = std::min(wait, inbound.due_us - now);
+    if (inbound.due_us == 0) continue;
+    // It may have come due since Choose looked; or what it waits for is not time.
+    wait = std::min(wait, inbound.due_us > now ? inbound.due_us - now : kLookAgain);
   }
   return wait;
 }
@@ -121,7 +124,7 @@ Domain::Turn Domain::LandOne(Inbound* inbound) {
   const Request& request = inbound->request;
   const auto found = endpoints_.find(request.to.qpn);
   if (found == endpoints_.end() || found->second->address != request.to) {
-    Tell(*inbound, FI_EHOSTUNREACH);
+    if (!inbound->answered) Tell(*inbound, FI_EHOSTUNREACH);
     return Turn::kOver;
   }
   Endpoint* const endpoint = found->second;
@@ -143,13 +146,26 @@ Domain::Turn Domain::LandOne(Inbound* inbound) {
   }
   const Turn turn = LandPieces(inbound, endpoint);
   if (turn != Turn::kIdle) return turn;
-  if (request.has_data != 0) {
-    endpoint->receive->Push({.flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA,
+  return TellArrival(inbound, endpoint);
+}
+
+// Both its target and its initiator.
+Domain::Turn Domain::TellArrival(Inbound* inbound, Endpoint* endpoint) {
+  const Request& request = inbound->request;
+  if (request.has_data != 0 && !inbound->answered && Chance(config_.behind)) {
+    Tell(*inbound, 0);
+    inbound->answered = true;
+    inbound->due_us = NowMicroseconds() + Below(config_.delay_us + 1);
+    return Turn::kSome;
+  }
+  if (request.has_data != 0 && !Chance(config_.mute)) {
+    const uint64_t old = config_.api_minor < 18 ? FI_WRITE : 0;  // as efa of 1.17
+    endpoint->receive->Push({.flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA | old,
                              .bytes = request.bytes,
                              .data = request.data,
                              .source = endpoint->av->IndexOf(request.from)});
   }
-  Tell(*inbound, 0);
+  if (!inbound->answered) Tell(*inbound, 0);
   return Turn::kOver;
 }
 

@@ -222,7 +222,9 @@ bool Fits(const fi_info& want, const fi_info& have) {
 // What the answer takes over from the hints: what is used, of what may be.
 void Narrow(const fi_info& want, fi_info* info) {
   if (want.caps != 0) {
-    info->caps = want.caps | kDomainCaps;
+    // As efa: who asks for other hosts alone gets nothing that is of this one.
+    const bool remote = (want.caps & kDomainCaps) == FI_REMOTE_COMM;
+    info->caps = want.caps | (remote ? FI_REMOTE_COMM : kDomainCaps);
     info->tx_attr->caps &= info->caps;
     info->rx_attr->caps &= info->caps;
   }
@@ -351,5 +353,14 @@ char* fi_tostr(const void* data, enum fi_type datatype) {
   static thread_local char text[64];
   return fi_tostr_r(text, sizeof(text), data, datatype);
 }
+
+// Its settings are FAKE_FABRIC's, and no parameters.
+int fi_getparams(struct fi_param** params, int* count) {
+  *params = nullptr;
+  *count = 0;
+  return 0;
+}
+
+void fi_freeparams(struct fi_param* /*params*/) {}
 
 }  // extern "C"

@@ -123,6 +123,7 @@ struct Endpoint : fid_ep {
   size_t tx_size = 0;
   size_t rx_size = 0;
   Room used{};
+  size_t posted = 0;
   std::list<Receive> receives{};
 };
 
@@ -132,9 +133,10 @@ struct Op {
   Endpoint* endpoint = nullptr;  // null: closed, or nobody waits
   void* context = nullptr;
   uint64_t completion_flags = 0;
-  bool wanted = false;     // a completion is
-  bool delivery = false;   // and not before the bytes are there
-  bool injected = false;   // by a call that has no completion at all
+  bool wanted = false;    // a completion is
+  bool delivery = false;  // and not before the bytes are there
+  bool injected = false;  // by a call that has no completion at all
+  bool may_fail = false;
   bool completed = false;  // told already, it still moves
   bool sent = false;
   bool doomed = false;  // lands, and is said to have failed

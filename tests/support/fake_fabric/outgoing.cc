@@ -105,6 +105,7 @@ ssize_t Domain::Post(Endpoint* endpoint, const Posting& posting) {
   op->delivery = (posting.flags & FI_DELIVERY_COMPLETE) != 0;
   op->room = endpoint->used;
   if (!Describe(*endpoint, posting, op.get())) return -FI_EAGAIN;
+  op->may_fail = !posting.injected && endpoint->posted++ >= config_.spare;
   ++*op->room;
   WriteTo(posting.context);
   if (posting.injected || (posting.flags & FI_INJECT) != 0) CopySource(op.get());
@@ -128,7 +129,7 @@ void Domain::CopySource(Op* op) {
 // What becomes of an op that is about to leave.
 void Domain::DecideFate(Op* op) {
   const bool can_copy = op->request.kind != Kind::kRead && op->request.bytes <= kMaxCopy;
-  if (!op->injected && Chance(config_.errors)) {
+  if (op->may_fail && Chance(config_.errors)) {
     const uint64_t how = Below(3);
     if (how == 0 || (how == 2 && !can_copy)) {
       Complete(op, FI_EIO);  // and is not sent
@@ -256,6 +257,9 @@ void Domain::Complete(Op* op, int error) {
                                 .bytes = op->request.bytes,
                                 .error = error,
                                 .room = op->room});
+  if (error == 0 || !Chance(config_.repeat)) return;
+  op->endpoint->transmit->Push(
+      {.context = op->context, .flags = op->completion_flags, .error = error});
 }
 
 void Domain::Withdraw(Endpoint* endpoint) {

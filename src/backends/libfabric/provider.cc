@@ -1,0 +1,143 @@
+#include "src/backends/libfabric/provider.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::libfabric {
+namespace {
+
+constexpr uint32_t kWrittenFor = FI_VERSION(1, 18);
+
+// What this backend was written for, if the library is as new.
+uint32_t Version() { return std::min<uint32_t>(fi_version(), kWrittenFor); }
+
+bool GoesByHosts(std::string_view provider) {
+  constexpr std::array<std::string_view, 4> kPrefixes = {"tcp", "net", "verbs", "sockets"};
+  return std::ranges::any_of(kPrefixes,
+                             [&](std::string_view prefix) { return provider.starts_with(prefix); });
+}
+
+// `data_bytes`: of an immediate.
+InfoPtr Hints(const std::string& provider, const std::string& domain, size_t data_bytes) {
+  InfoPtr hints(fi_allocinfo());
+  if (hints == nullptr) return hints;
+  hints->caps = FI_RMA;
+  // Without FI_LOCAL_COMM efa (1.17 to 2.1) keeps to the device within a host too: through shared
+  // memory a peer's process writes into this one's, and nothing stops it.
+  if (provider == "efa") hints->caps |= FI_REMOTE_COMM;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->tx_attr->op_flags = FI_COMPLETION | FI_DELIVERY_COMPLETE;
+  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+  hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
+  hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+  hints->domain_attr->cq_data_size = data_bytes;
+  hints->fabric_attr->prov_name = strdup(provider.c_str());
+  if (!domain.empty()) hints->domain_attr->name = strdup(domain.c_str());
+  return hints;
+}
+
+// `host`: to be reached at, where the provider goes by hosts.
+int Ask(const fi_info* hints, const std::string& host, InfoPtr* found) {
+  const bool by_host = GoesByHosts(hints->fabric_attr->prov_name) && !host.empty();
+  fi_info* info = nullptr;
+  const int rc = fi_getinfo(Version(), by_host ? host.c_str() : nullptr, nullptr,
+                            by_host ? FI_SOURCE : 0, hints, &info);
+  found->reset(info);
+  return rc;
+}
+
+// Of one that is there, and not what this backend needs.
+std::string WhatIsWrong(const std::string& provider, const std::string& host) {
+  const InfoPtr hints(fi_allocinfo());
+  if (hints == nullptr) return "no memory";
+  hints->mode = ~uint64_t{0};
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY |
+                                FI_MR_RAW | FI_MR_ENDPOINT | FI_MR_MMU_NOTIFY | FI_MR_RMA_EVENT;
+  hints->fabric_attr->prov_name = strdup(provider.c_str());
+  InfoPtr info;
+  if (Ask(hints.get(), host, &info) != 0) {
+    return "there is none here that has reliable datagrams; fi_info shows what there is, and "
+           "`libfabric.provider` (KVXFER_LIBFABRIC_PROVIDER) takes another";
+  }
+  const int mode = info->domain_attr->mr_mode;
+  constexpr std::string_view kElse = "; take another provider, or the backend ucx, verbs or tcp";
+  if ((mode & FI_MR_ENDPOINT) != 0) {
+    return absl::StrCat(
+        "its registrations are for one endpoint each (FI_MR_ENDPOINT), and kvxfer "
+        "registers for all",
+        ToAbsl(kElse));
+  }
+  if ((mode & FI_MR_RAW) != 0) {
+    return absl::StrCat("its keys are longer than 8 bytes (FI_MR_RAW), which kvxfer does not carry",
+                        ToAbsl(kElse));
+  }
+  return absl::StrCat(
+      "it has no remote writes that complete when they are delivered (FI_RMA, "
+      "FI_DELIVERY_COMPLETE)",
+      ToAbsl(kElse));
+}
+
+// Whether a parameter of libfabric is set to true.
+bool IsSet(std::string_view name) {
+  fi_param* params = nullptr;
+  int count = 0;
+  if (fi_getparams(&params, &count) != 0) return false;
+  constexpr std::array<std::string_view, 4> kTrue = {"1", "on", "true", "yes"};
+  bool is = false;
+  for (int i = 0; i < count; ++i) {
+    if (params[i].name != name || params[i].value == nullptr) continue;
+    is = std::ranges::find(kTrue, params[i].value) != kTrue.end();
+  }
+  fi_freeparams(params);
+  return is;
+}
+
+}  // namespace
+
+absl::StatusOr<InfoPtr> FindProvider(const std::string& provider, const std::string& domain,
+                                     const std::string& host) {
+  int rc = 0;
+  // Best with immediates; without, they go another way.
+  for (const size_t data_bytes : {sizeof(uint32_t), size_t{0}}) {
+    const InfoPtr hints = Hints(provider, domain, data_bytes);
+    if (hints == nullptr) return absl::ResourceExhaustedError("libfabric: fi_allocinfo");
+    InfoPtr found;
+    rc = Ask(hints.get(), host, &found);
+    if (rc != 0) continue;
+    // An endpoint has one peer, and some pin room for as much as it could ever have on its way.
+    found->tx_attr->size = std::min<size_t>(found->tx_attr->size, kMaxFlights);
+    found->rx_attr->size = std::min<size_t>(found->rx_attr->size, kMaxFlights + kMaxUnheard);
+    return found;
+  }
+  return absl::UnavailableError(absl::StrCat("libfabric: provider ", provider,
+                                             domain.empty() ? "" : ", domain ", domain, " (",
+                                             fi_strerror(-rc), "): ", WhatIsWrong(provider, host)));
+}
+
+absl::Status CheckClosing(std::string_view provider) {
+  if (provider.find("ofi_rxm") != std::string_view::npos) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "libfabric: the provider ", ToAbsl(provider),
+        " crashes when an endpoint is closed while its peer writes (seen with 1.17); use net, or "
+        "the backends verbs and tcp"));
+  }
+  if (provider != "shm" || IsSet("FI_SHM_DISABLE_CMA")) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "libfabric: with the provider shm a peer's process writes into this one's memory, and "
+      "nothing stops it; set FI_SHM_DISABLE_CMA=1 for both, or use the backend shm");
+}
+
+absl::Status CheckReach(std::string_view provider, bool same_host) {
+  if (provider == "shm" && !same_host) {
+    return absl::UnavailableError("the libfabric provider shm reaches processes of one host only");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvxfer::libfabric
