@@ -7,16 +7,20 @@ FNR == 1 { order[++count] = FILENAME; known[FILENAME] = 1 }
   direct[FILENAME] = direct[FILENAME] " " part[2]
 }
 
-function resolve(name) {
+# `folder`: of who includes it, with a slash.
+function resolve(name, folder) {
   if (name in known) return name
   if (("include/" name) in known) return "include/" name
+  if ((folder name) in known) return folder name
   return ""
 }
 
-function walk(file,   names, n, i, next_file) {
+function walk(file,   names, n, i, next_file, folder) {
+  folder = file
+  sub(/[^\/]*$/, "", folder)
   n = split(direct[file], names, " ")
   for (i = 1; i <= n; ++i) {
-    next_file = resolve(names[i])
+    next_file = resolve(names[i], folder)
     if (next_file == "" || next_file in seen) continue
     seen[next_file] = 1
     closure = closure " " next_file

@@ -37,6 +37,9 @@ struct KvModel {
   uint32_t k_size = 0;  // elements of K for one head and token, or of what K and V are fused to
   uint32_t v_size = 0;  // the same of V; 0: fused
   KvElement element = KvElement::kBf16;
+  // A hash of all else that must be the same for the bytes to mean the same: weights, revision,
+  // scales, position encoding. 0 is a value like any other.
+  uint64_t fingerprint = 0;
 
   bool operator==(const KvModel&) const = default;
 };
@@ -103,6 +106,12 @@ class KvLayout {
   static absl::StatusOr<KvLayout> FromTensors(const KvModel& model, const KvShard& shard,
                                               std::span<const KvTensor> tensors);
 
+  // From what the accessors below say, as a peer's metadata has it. InvalidArgument: not a layout
+  // that FromTensors could have made.
+  static absl::StatusOr<KvLayout> FromParts(const KvModel& model, const KvShard& shard,
+                                            uint64_t blocks, uint32_t block_tokens,
+                                            std::span<const Part> parts);
+
   const KvModel& model() const { return model_; }
   const KvShard& shard() const { return shard_; }
   KvHeads heads() const { return heads_; }
@@ -111,7 +120,9 @@ class KvLayout {
   // K and V, or one.
   std::span<const Part> parts() const { return std::span(parts_).first(part_count_); }
   bool tensor_per_layer() const { return parts_[0].layer_stride == 0; }
-  uint32_t tensors() const { return tensors_; }
+  uint32_t tensors() const { return tensors_; }  // of a layer, or of all where they share one
+  // How many there are in all.
+  size_t tensor_count() const { return tensors_ * size_t{tensor_per_layer() ? shard_.layers : 1}; }
   // From the first byte of that tensor to behind the last one that is used.
   uint64_t tensor_bytes(uint32_t tensor) const { return tensor_bytes_[tensor]; }
 
@@ -119,7 +130,9 @@ class KvLayout {
 
  private:
   KvLayout() = default;
+  static absl::StatusOr<KvLayout> Begin(const KvModel& model, const KvShard& shard);
   absl::Status Take(const KvTensor& tensor, bool holds_k, bool holds_v);
+  absl::Status CheckParts();
 
   KvModel model_{};
   KvShard shard_{};

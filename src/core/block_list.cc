@@ -1,7 +1,6 @@
 #include "src/core/block_list.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -131,32 +130,13 @@ absl::Status CheckPagedShape(const PagedBlocks& blocks) {
   }
   if (blocks.local.empty()) return NoBlocks("the list of paged regions");
   if (blocks.local_ids.empty()) return NoBlocks("the list of ids");
+  if (blocks.local_ids.size() > UINT32_MAX) {
+    return absl::InvalidArgumentError("more than 2^32 - 1 ids");
+  }
   return absl::OkStatus();
 }
 
 }  // namespace
-
-// Collects indices of regions, each once; kNoRegion is none.
-class BlockList::RegionSet {
- public:
-  explicit RegionSet(const RegionTable& table) : seen_((table.regions().size() + 63) / 64) {}
-  void Add(uint32_t region) {
-    if (region != kNoRegion) seen_[region / 64] |= uint64_t{1} << region % 64;
-  }
-  Regions Ascending() const {
-    Regions regions;
-    for (size_t i = 0; i < seen_.size(); ++i) {
-      for (uint64_t left = seen_[i]; left != 0; left &= left - 1) {
-        regions.push_back(static_cast<uint32_t>(i * 64) +
-                          static_cast<uint32_t>(std::countr_zero(left)));
-      }
-    }
-    return regions;
-  }
-
- private:
-  absl::InlinedVector<uint64_t, 4> seen_;
-};
 
 absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direction direction,
                                                const RegionTable& local, const RegionTable& remote,
@@ -167,7 +147,9 @@ absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direct
   RegionSet local_regions(local);
   RegionSet remote_regions(remote);
   for (size_t i = 0; i < blocks.local.size(); ++i) {
-    Pair pair{.local = blocks.local[i], .remote = blocks.remote[i]};
+    Pair pair{.local = blocks.local[i],
+              .remote = blocks.remote[i],
+              .id_count = static_cast<uint32_t>(blocks.local_ids.size())};
     if (pair.local.block_bytes != pair.remote.block_bytes) {
       return UnequalBytes(i, pair.local.block_bytes, pair.remote.block_bytes);
     }
@@ -179,9 +161,7 @@ absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direct
     remote_regions.Add(pair.remote_region = *region);
     list.pairs_.push_back(pair);
   }
-  list.id_count_ = blocks.local_ids.size();
-  list.ids_ = pool.Take(2 * list.id_count_);
-  uint32_t* const ids = list.ids_.ids.get();
+  uint32_t* const ids = list.TakeIds(blocks.local_ids.size(), pool);
   const uint32_t highest_local = CopyIds(blocks.local_ids, ids);
   const uint32_t highest_remote = CopyIds(blocks.remote_ids, ids + list.id_count_);
   absl::Status status = CheckIdsInRange(kLocal, blocks.local_ids, highest_local, blocks.local);
@@ -235,12 +215,20 @@ absl::StatusOr<BlockList> BlockList::FromDescriptors(const DescriptorBlocks& blo
   return list;
 }
 
+uint32_t* BlockList::TakeIds(size_t count, IdPool& pool) {
+  id_count_ = count;
+  ids_ = pool.Take(2 * count);
+  return ids_.ids.get();
+}
+
 absl::Status BlockList::SetTotals() {
   bool overflow = false;
+  size_ = descriptors_.size();
   for (const Pair& pair : pairs_) {
     uint64_t bytes = 0;
-    overflow |= __builtin_mul_overflow(pair.local.block_bytes, id_count_, &bytes);
+    overflow |= __builtin_mul_overflow(pair.local.block_bytes, pair.id_count, &bytes);
     overflow |= __builtin_add_overflow(total_bytes_, bytes, &total_bytes_);
+    size_ += pair.id_count;
   }
   for (const Block& block : descriptors_) {
     overflow |= __builtin_add_overflow(total_bytes_, block.bytes, &total_bytes_);
@@ -248,19 +236,7 @@ absl::Status BlockList::SetTotals() {
   // No address space holds so much; a source named many times can add up to it.
   if (overflow)
     return absl::InvalidArgumentError("the blocks have more than 2^64 - 1 bytes in all");
-  size_ = pairs_.empty() ? descriptors_.size() : pairs_.size() * id_count_;
   return absl::OkStatus();
-}
-
-Block BlockList::At(uint64_t index) const {
-  if (pairs_.empty()) return descriptors_[index];
-  const Pair& pair = pairs_[index / id_count_];
-  const uint64_t id = index % id_count_;
-  return {.local = pair.local.base + local_ids()[id] * pair.local.stride,
-          .remote = pair.remote.base + remote_ids()[id] * pair.remote.stride,
-          .bytes = pair.local.block_bytes,
-          .local_region = pair.local_region,
-          .remote_region = pair.remote_region};
 }
 
 }  // namespace kvxfer

@@ -11,12 +11,14 @@
 namespace kvxfer {
 namespace {
 
-absl::Status DuplicateId(std::string_view side, std::span<const uint32_t> ids, uint32_t id) {
+absl::Status DuplicateId(std::string_view side, std::span<const uint32_t> ids, uint32_t id,
+                         uint64_t offset) {
+  const auto at = [&](auto place) { return offset + static_cast<uint64_t>(place - ids.begin()); };
   const auto first = std::find(ids.begin(), ids.end(), id);
   const auto second = std::find(first + 1, ids.end(), id);
-  return absl::InvalidArgumentError(absl::StrCat(
-      ToAbsl(side), "_ids[", first - ids.begin(), "] and ", ToAbsl(side), "_ids[",
-      second - ids.begin(), "] are both ", id, ": a destination block may appear only once"));
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(side), "_ids[", at(first), "] and ",
+                                                 ToAbsl(side), "_ids[", at(second), "] are both ",
+                                                 id, ": a destination block may appear only once"));
 }
 
 bool StrictlyAscending(std::span<const uint32_t> ids) {
@@ -45,14 +47,14 @@ bool AnyTwice(std::span<const uint32_t> ids, uint64_t* seen) {
 // What a thread keeps for its next check.
 constexpr size_t kKeptBytes = 1 << 20;
 
-absl::Status DuplicateAmong(std::string_view side, std::span<const uint32_t> ids) {
+absl::Status DuplicateAmong(std::string_view side, std::span<const uint32_t> ids, uint64_t first) {
   static thread_local std::vector<uint32_t> kept;
   std::vector<uint32_t> large;
   std::vector<uint32_t>& sorted = ids.size_bytes() <= kKeptBytes ? kept : large;
   sorted.assign(ids.begin(), ids.end());
   std::sort(sorted.begin(), sorted.end());
   const auto twin = std::adjacent_find(sorted.begin(), sorted.end());
-  return twin == sorted.end() ? absl::OkStatus() : DuplicateId(side, ids, *twin);
+  return twin == sorted.end() ? absl::OkStatus() : DuplicateId(side, ids, *twin, first);
 }
 
 // Used part of one paged region: from its lowest to the end of its highest block.
@@ -124,17 +126,17 @@ absl::Status MergeCheck(std::string_view side, std::span<const PagedRegion> regi
 }  // namespace
 
 absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids,
-                              uint32_t highest) {
+                              uint32_t highest, uint64_t first) {
   if (StrictlyAscending(ids)) return absl::OkStatus();
   // A bitmap while clearing it costs no more than a few words an id.
   constexpr size_t kWordsPerId = 16;
   const size_t words = highest / 64 + size_t{1};
-  if (words > kWordsPerId * ids.size()) return DuplicateAmong(side, ids);
+  if (words > kWordsPerId * ids.size()) return DuplicateAmong(side, ids, first);
   static thread_local std::vector<uint64_t> kept;
   std::vector<uint64_t> large;
   std::vector<uint64_t>& seen = words * sizeof(uint64_t) <= kKeptBytes ? kept : large;
   seen.assign(words, 0);
-  return AnyTwice(ids, seen.data()) ? DuplicateAmong(side, ids) : absl::OkStatus();
+  return AnyTwice(ids, seen.data()) ? DuplicateAmong(side, ids, first) : absl::OkStatus();
 }
 
 absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegion> regions,

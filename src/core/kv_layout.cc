@@ -80,30 +80,29 @@ absl::StatusOr<std::vector<Axis>> AxesOf(const KvTensor& tensor) {
   return axes;
 }
 
-// From inside to outside no axis may reach into the next one.
-absl::Status CheckApart(const KvTensor& tensor, std::vector<Axis> axes, uint64_t element_bytes,
-                        uint64_t* tensor_bytes) {
+// From inside to outside no axis may reach into the next one. `extent`: so much the innermost ones
+// that are not among them reach over, in; all of them, out. Units are the caller's.
+absl::Status CheckApart(std::string_view called, std::string_view unit, std::vector<Axis> axes,
+                        uint64_t most, uint64_t* extent) {
   std::erase_if(axes, [](const Axis& axis) { return axis.length == 1; });
   std::ranges::sort(axes, {}, &Axis::stride);
-  uint64_t extent = 1;  // elements that those up to here reach over
   char inner = 0;
   for (const Axis& axis : axes) {
-    if (axis.stride < extent) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          Called(tensor), ": axis ", std::string(1, axis.letter), " has a stride of ", axis.stride,
-          " elements, and overlaps axis ", std::string(1, inner == 0 ? axis.letter : inner),
-          ", which reaches over ", extent));
+    if (axis.stride < *extent) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(ToAbsl(called), ": axis ", std::string(1, axis.letter), " has a stride of ",
+                       axis.stride, " ", ToAbsl(unit), ", and overlaps ",
+                       inner == 0 ? "the elements" : absl::StrCat("axis ", std::string(1, inner)),
+                       ", which reach over ", *extent));
     }
-    const uint64_t most = kMaxTensorBytes / element_bytes;
-    if (axis.stride > most || axis.length - 1 > (most - extent) / axis.stride) {
-      return absl::InvalidArgumentError(absl::StrCat(Called(tensor), ": axis ",
+    if (axis.stride > most || axis.length - 1 > (most - *extent) / axis.stride) {
+      return absl::InvalidArgumentError(absl::StrCat(ToAbsl(called), ": axis ",
                                                      std::string(1, axis.letter), ", ", axis.length,
                                                      " times ", axis.stride, ", is too long"));
     }
-    extent += (axis.length - 1) * axis.stride;
+    *extent += (axis.length - 1) * axis.stride;
     inner = axis.letter;
   }
-  *tensor_bytes = extent * element_bytes;
   return absl::OkStatus();
 }
 
@@ -125,6 +124,10 @@ absl::Status CheckSameModel(const KvModel& ours, const KvModel& theirs, std::str
   if (ours.element != theirs.element) {
     return differ("element", ToAbsl(NameOf(ours.element)), ToAbsl(NameOf(theirs.element)));
   }
+  if (ours.fingerprint != theirs.fingerprint) {
+    const auto hex = [](uint64_t value) { return absl::StrCat("0x", absl::Hex(value)); };
+    return differ("fingerprint", hex(ours.fingerprint), hex(theirs.fingerprint));
+  }
   return absl::OkStatus();
 }
 
@@ -145,8 +148,8 @@ absl::StatusOr<KvHeads> HeadsOf(const KvModel& model, uint32_t tp_rank, uint32_t
                                                  ", nor the other way round"));
 }
 
-absl::StatusOr<KvLayout> KvLayout::FromTensors(const KvModel& model, const KvShard& shard,
-                                               std::span<const KvTensor> tensors) {
+// A layout without blocks and parts.
+absl::StatusOr<KvLayout> KvLayout::Begin(const KvModel& model, const KvShard& shard) {
   KvLayout layout;
   layout.model_ = model;
   layout.shard_ = shard;
@@ -160,6 +163,14 @@ absl::StatusOr<KvLayout> KvLayout::FromTensors(const KvModel& model, const KvSha
   absl::StatusOr<KvHeads> heads = HeadsOf(model, shard.tp_rank, shard.tp_size);
   if (!heads.ok()) return heads.status();
   layout.heads_ = *heads;
+  return layout;
+}
+
+absl::StatusOr<KvLayout> KvLayout::FromTensors(const KvModel& model, const KvShard& shard,
+                                               std::span<const KvTensor> tensors) {
+  absl::StatusOr<KvLayout> begun = Begin(model, shard);
+  if (!begun.ok()) return begun;
+  KvLayout& layout = *begun;
   const bool fused = model.v_size == 0;
   if (tensors.empty() || tensors.size() > (fused ? 1u : 2u)) {
     return absl::InvalidArgumentError(absl::StrCat("KV cache: ", tensors.size(), " tensors; ",
@@ -171,7 +182,7 @@ absl::StatusOr<KvLayout> KvLayout::FromTensors(const KvModel& model, const KvSha
     absl::Status status = layout.Take(tensor, first, !fused && (!apart || !first));
     if (!status.ok()) return status;
   }
-  return layout;
+  return begun;
 }
 
 // `holds_k`: or what K and V are fused to.
@@ -225,8 +236,8 @@ absl::Status KvLayout::Take(const KvTensor& tensor, bool holds_k, bool holds_v) 
   }
   status = CheckRange("blocks", find('B')->length, 1, kMaxBlocks);
   status.Update(CheckRange("tokens per block", find('N')->length, 1, kMaxBlockTokens));
-  uint64_t bytes = 0;
-  status.Update(CheckApart(tensor, *axes, element, &bytes));
+  uint64_t extent = 1;
+  status.Update(CheckApart(Called(tensor), "elements", *axes, kMaxTensorBytes / element, &extent));
   if (!status.ok()) return status;
   // One layer in a tensor is as good as a tensor for it.
   const bool layers_within = find('L') != nullptr && shard_.layers > 1;
@@ -253,7 +264,82 @@ absl::Status KvLayout::Take(const KvTensor& tensor, bool holds_k, bool holds_v) 
     part.bytes = v * element;
     parts_[part_count_++] = part;
   }
-  tensor_bytes_[tensors_++] = bytes;
+  tensor_bytes_[tensors_++] = extent * element;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<KvLayout> KvLayout::FromParts(const KvModel& model, const KvShard& shard,
+                                             uint64_t blocks, uint32_t block_tokens,
+                                             std::span<const Part> parts) {
+  absl::StatusOr<KvLayout> layout = Begin(model, shard);
+  if (!layout.ok()) return layout;
+  const size_t wanted = model.v_size == 0 ? 1 : 2;
+  if (parts.size() != wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV cache: ", parts.size(), " parts, and the model has ", wanted));
+  }
+  absl::Status status = CheckRange("blocks", blocks, 1, kMaxBlocks);
+  status.Update(CheckRange("tokens per block", block_tokens, 1, kMaxBlockTokens));
+  if (!status.ok()) return status;
+  layout->blocks_ = blocks;
+  layout->block_tokens_ = block_tokens;
+  layout->part_count_ = static_cast<uint32_t>(wanted);
+  std::ranges::copy(parts, layout->parts_.begin());
+  status = layout->CheckParts();
+  if (!status.ok()) return status;
+  return layout;
+}
+
+// Sets what follows from the parts.
+absl::Status KvLayout::CheckParts() {
+  const auto refuse = [](const auto&... why) {
+    return absl::InvalidArgumentError(absl::StrCat("KV cache: ", why...));
+  };
+  const uint64_t element = BytesOf(model_.element);
+  const Part& k = parts_[0];
+  const Part& v = parts_[1];
+  const bool two = part_count_ == 2;
+  if (k.bytes != model_.k_size * element || (two && v.bytes != model_.v_size * element)) {
+    return refuse("parts of ", k.bytes, " and ", v.bytes, " bytes are not the model's");
+  }
+  if (k.tensor != 0 || k.offset != 0) {
+    return refuse("the first part does not begin the first tensor");
+  }
+  if (v.tensor > 1) return refuse("the second part is in tensor ", v.tensor, ", of at most 2");
+  for (const Part& part : parts()) {
+    for (const uint64_t distance :
+         {part.offset, part.layer_stride, part.block_stride, part.token_stride, part.head_stride}) {
+      if (distance % element == 0) continue;
+      return refuse("a distance of ", distance, " bytes is no multiple of an element, ", element);
+    }
+  }
+  const bool apart = v.tensor == 1;
+  tensors_ = apart ? 2 : 1;
+  if (apart && (v.offset != 0 || (v.layer_stride == 0) != (k.layer_stride == 0))) {
+    return refuse("the tensors of K and of V are not alike");
+  }
+  if (shard_.layers == 1 && k.layer_stride != 0) return refuse("a stride for one layer");
+  const bool alike = k.layer_stride == v.layer_stride && k.block_stride == v.block_stride &&
+                     k.token_stride == v.token_stride && k.head_stride == v.head_stride;
+  if (two && !apart && !alike) return refuse("K and V of one tensor have unlike strides");
+  for (uint32_t tensor = 0; tensor < tensors_; ++tensor) {
+    const Part& part = parts_[tensor];
+    std::vector<Axis> axes = {{'B', blocks_, part.block_stride},
+                              {'N', block_tokens_, part.token_stride},
+                              {'H', heads_.count, part.head_stride}};
+    if (part.layer_stride != 0) axes.push_back({'L', shard_.layers, part.layer_stride});
+    uint64_t extent = part.bytes;
+    if (two && !apart && v.offset == k.bytes) {
+      extent += v.bytes;
+    } else if (two && !apart) {
+      if (k.bytes != v.bytes) return refuse("K and V of unlike sizes are not side by side");
+      axes.push_back({'2', 2, v.offset});
+    }
+    absl::Status status =
+        CheckApart("KV cache", "bytes", std::move(axes), kMaxTensorBytes, &extent);
+    if (!status.ok()) return status;
+    tensor_bytes_[tensor] = extent;
+  }
   return absl::OkStatus();
 }
 

@@ -6,11 +6,11 @@
 namespace kvxfer {
 namespace {
 
-constexpr int kWeight = 4;  // a new sample counts one in so many
+constexpr int kOneIn = 4;  // a new sample counts one in so many
 
 template <typename T>
 void Blend(T& known, T sample) {
-  known = known == T{} ? sample : known + (sample - known) / kWeight;
+  known = known == T{} ? sample : known + (sample - known) / kOneIn;
 }
 
 double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }

@@ -1,7 +1,9 @@
 #include "src/core/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <span>
+#include <utility>
 
 namespace kvxfer {
 
@@ -15,6 +17,14 @@ class SliceCursor::Slice {
         runs_left_(std::max<uint64_t>(limits.max_runs, 1)),
         room_(room) {}
 
+  // What is next in a pair: where, how much, and of which regions.
+  Run At(const BlockList::Pair& pair, uint64_t local, uint64_t remote, uint64_t bytes) const {
+    return {.local = local,
+            .remote = remote,
+            .bytes = bytes,
+            .registration = holds_.local[pair.local_region],
+            .key = holds_.remote[pair.remote_region]};
+  }
   const RegionHolds& holds() const { return holds_; }
   uint64_t bytes_left() const { return bytes_left_; }
 
@@ -39,11 +49,11 @@ class SliceCursor::Slice {
     return taken;
   }
 
-  // Takes from the front of `count` whole blocks, whose bytes fit, and returns how many: fewer when
-  // there is no run left. The open run is of the same pair.
-  uint64_t TakeWhole(const BlockList::Pair& pair, const uint32_t* local_ids,
-                     const uint32_t* remote_ids, uint64_t count) {
-    const uint64_t bytes = pair.local.block_bytes;
+  // Takes from the front of `count` whole runs of `bytes` each, which fit, and returns how many:
+  // fewer when there is no run left. place(i) says where run i begins, {local, remote}. The open
+  // run is of the same pair of regions.
+  template <typename Place>
+  uint64_t TakeWhole(uint64_t bytes, uint64_t count, Place place) {
     Reserve(std::min(count, runs_left_));
     Run* out = room_.data() + closed_;
     Run open = open_;
@@ -52,8 +62,7 @@ class SliceCursor::Slice {
     uint64_t runs_left = runs_left_;
     uint64_t i = 0;
     for (; i < count; ++i) {
-      const uint64_t local = pair.local.base + local_ids[i] * pair.local.stride;
-      const uint64_t remote = pair.remote.base + remote_ids[i] * pair.remote.stride;
+      const auto [local, remote] = place(i);
       if (local != local_end || remote != remote_end) {
         if (runs_left == 0) break;
         --runs_left;
@@ -100,9 +109,7 @@ class SliceCursor::Slice {
 
 SliceCursor::SliceCursor(const BlockList* blocks) : blocks_(blocks) {
   if (blocks == nullptr || blocks->size() == 0) return;
-  const bool paged = !blocks->pairs().empty();
-  pairs_ = paged ? blocks->pairs().size() : 1;
-  ids_ = paged ? blocks->local_ids().size() : blocks->descriptors().size();
+  pairs_ = blocks->pairs().empty() ? 1 : blocks->pairs().size();
   Settle();
 }
 
@@ -110,15 +117,14 @@ SliceCursor::SliceCursor(const BlockList* blocks) : blocks_(blocks) {
 void SliceCursor::Settle() {
   const std::span<const BlockList::Pair> pairs = blocks_->pairs();
   const std::span<const Block> descriptors = blocks_->descriptors();
-  while (pair_ < pairs_) {
+  for (; pair_ < pairs_; ++pair_, id_ = 0) {
     if (pairs.empty()) {
+      ids_ = descriptors.size();
       while (id_ < ids_ && descriptors[id_].bytes == 0) ++id_;
-    } else if (pairs[pair_].local.block_bytes == 0) {
-      id_ = ids_;
+    } else {
+      ids_ = pairs[pair_].local.block_bytes == 0 ? 0 : pairs[pair_].id_count;
     }
     if (id_ < ids_) return;
-    id_ = 0;
-    ++pair_;
   }
 }
 
@@ -128,8 +134,10 @@ SliceRuns SliceCursor::Next(const SliceLimits& limits, const RegionHolds& holds,
   Slice slice(limits, holds, room);
   const bool paged = !blocks_->pairs().empty();
   while (!done()) {
-    const bool full = paged ? !FillPaged(slice) : !FillDescriptors(slice);
-    if (full) break;
+    const bool through = !paged ? FillDescriptors(slice)
+                         : blocks_->pairs()[pair_].runs == BlockList::kOneRun ? FillPaged(slice)
+                                                                              : FillRuns(slice);
+    if (!through) break;
     Settle();
   }
   if (!done()) Settle();
@@ -139,18 +147,18 @@ SliceRuns SliceCursor::Next(const SliceLimits& limits, const RegionHolds& holds,
 // Takes blocks of the current pair; false when the slice is full before the pair is through.
 bool SliceCursor::FillPaged(Slice& slice) {
   const BlockList::Pair& pair = blocks_->pairs()[pair_];
-  const uint32_t* const local_ids = blocks_->local_ids().data();
-  const uint32_t* const remote_ids = blocks_->remote_ids().data();
+  const uint32_t* const local_ids = blocks_->local_ids().data() + pair.first_id;
+  const uint32_t* const remote_ids = blocks_->remote_ids().data() + pair.first_id;
   const uint64_t block_bytes = pair.local.block_bytes;
+  const auto place = [&](uint64_t id) {
+    return std::pair(pair.local.base + local_ids[id] * pair.local.stride,
+                     pair.remote.base + remote_ids[id] * pair.remote.stride);
+  };
   // The first block of a slice or of a pair, and the one that fits in part, go by themselves.
   while (id_ < ids_) {
+    const auto [local, remote] = place(id_);
     const uint64_t wanted = block_bytes - offset_;
-    const uint64_t taken =
-        slice.Take({.local = pair.local.base + local_ids[id_] * pair.local.stride + offset_,
-                    .remote = pair.remote.base + remote_ids[id_] * pair.remote.stride + offset_,
-                    .bytes = wanted,
-                    .registration = slice.holds().local[pair.local_region],
-                    .key = slice.holds().remote[pair.remote_region]});
+    const uint64_t taken = slice.Take(slice.At(pair, local + offset_, remote + offset_, wanted));
     if (taken < wanted) {
       offset_ += taken;
       return false;
@@ -158,9 +166,74 @@ bool SliceCursor::FillPaged(Slice& slice) {
     offset_ = 0;
     ++id_;
     const uint64_t whole = std::min(ids_ - id_, slice.bytes_left() / block_bytes);
-    id_ += slice.TakeWhole(pair, local_ids + id_, remote_ids + id_, whole);
+    id_ += slice.TakeWhole(block_bytes, whole,
+                           [&, from = id_](uint64_t i) { return place(from + i); });
   }
   return true;
+}
+
+// The same where a block is of several runs.
+bool SliceCursor::FillRuns(Slice& slice) {
+  const BlockList::Pair& pair = blocks_->pairs()[pair_];
+  const uint32_t* const local_ids = blocks_->local_ids().data() + pair.first_id;
+  const uint32_t* const remote_ids = blocks_->remote_ids().data() + pair.first_id;
+  const BlockRuns& runs = blocks_->block_runs()[pair.runs];
+  for (; id_ < ids_; ++id_, run_ = 0) {
+    const Run block = slice.At(pair, pair.local.base + local_ids[id_] * pair.local.stride,
+                               pair.remote.base + remote_ids[id_] * pair.remote.stride, 0);
+    if (!FillBlock(slice, pair, runs, block)) return false;
+  }
+  return true;
+}
+
+// Takes runs of the block that begins at `block`, from run_ on; false when the slice is full first.
+bool SliceCursor::FillBlock(Slice& slice, const BlockList::Pair& pair, const BlockRuns& runs,
+                            Run block) {
+  const size_t rows = runs.dims.size() - 1;  // dims outside of the innermost one
+  const BlockRuns::Dim& inner = runs.dims[rows];
+  std::array<uint64_t, BlockRuns::kMaxDims> at{};
+  uint64_t row = run_ / inner.count;
+  for (size_t i = rows; i-- > 0; row /= runs.dims[i].count) {
+    at[i] = row % runs.dims[i].count;
+    block.local += at[i] * runs.dims[i].local_stride;
+    block.remote += at[i] * runs.dims[i].remote_stride;
+  }
+  for (uint64_t j = run_ % inner.count;;) {
+    while (j < inner.count) {
+      // As with whole blocks: the first run, and the one that fits in part, go by themselves.
+      const uint64_t wanted = runs.bytes - offset_;
+      const uint64_t taken =
+          slice.Take(slice.At(pair, block.local + j * inner.local_stride + offset_,
+                              block.remote + j * inner.remote_stride + offset_, wanted));
+      if (taken < wanted) {
+        offset_ += taken;
+        return false;
+      }
+      offset_ = 0;
+      ++j;
+      ++run_;
+      const uint64_t whole = std::min(inner.count - j, slice.bytes_left() / runs.bytes);
+      const uint64_t more = slice.TakeWhole(runs.bytes, whole, [&](uint64_t i) {
+        return std::pair(block.local + (j + i) * inner.local_stride,
+                         block.remote + (j + i) * inner.remote_stride);
+      });
+      j += more;
+      run_ += more;
+    }
+    size_t i = rows;
+    while (i > 0) {
+      const BlockRuns::Dim& dim = runs.dims[i - 1];
+      block.local += dim.local_stride;
+      block.remote += dim.remote_stride;
+      if (++at[i - 1] < dim.count) break;
+      at[i - 1] = 0;
+      block.local -= dim.count * dim.local_stride;
+      block.remote -= dim.count * dim.remote_stride;
+      --i;
+    }
+    if (i == 0) return true;
+    j = 0;
+  }
 }
 
 // The same for descriptors.

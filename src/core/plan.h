@@ -56,14 +56,17 @@ class SliceCursor {
 
   void Settle();
   bool FillPaged(Slice& slice);
+  bool FillRuns(Slice& slice);
+  bool FillBlock(Slice& slice, const BlockList::Pair& pair, const BlockRuns& runs, Run block);
   bool FillDescriptors(Slice& slice);
 
   const BlockList* blocks_ = nullptr;
   uint64_t pairs_ = 0;   // a list of descriptors counts as one pair
-  uint64_t ids_ = 0;     // blocks of each pair
+  uint64_t ids_ = 0;     // blocks of the pair
   uint64_t pair_ = 0;    // next block: its pair,
   uint64_t id_ = 0;      // its place in the pair,
-  uint64_t offset_ = 0;  // and the bytes of it already given out
+  uint64_t run_ = 0;     // its run, where it is of several,
+  uint64_t offset_ = 0;  // and the bytes of that already given out
 };
 
 // Slice size for a transfer of `bytes` over `rails`: small enough that every rail gets a share and

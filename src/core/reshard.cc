@@ -97,9 +97,9 @@ absl::StatusOr<Reshard> Reshard::Between(const KvLayout& src, const KvLayout& ds
     const bool within = heads.count > 0 && heads.first >= has.first && heads.count <= has.count &&
                         heads.first - has.first <= has.count - heads.count;
     if (within) continue;
-    return absl::InvalidArgumentError(absl::StrCat("heads ", heads.first, " to ",
-                                                   heads.first + heads.count, " are not within ",
-                                                   has.first, " to ", has.first + has.count));
+    return absl::InvalidArgumentError(absl::StrCat(heads.count, " heads from ", heads.first,
+                                                   " on are not within the ", has.count, " from ",
+                                                   has.first, " on"));
   }
   Reshard reshard;
   reshard.head_count_ = heads.count;
@@ -136,6 +136,8 @@ void Reshard::Copies(uint32_t first_layer, uint32_t layers, const KvPiece& piece
     // The layer stride of a side with a tensor for each is 0.
     StridedCopy copy{.src_tensor = part.src.tensor,
                      .dst_tensor = part.dst.tensor,
+                     .src_layer_stride = part.src.layer_stride,
+                     .dst_layer_stride = part.dst.layer_stride,
                      .src_block_stride = part.src.block_stride,
                      .dst_block_stride = part.dst.block_stride,
                      .src_offset = part.src.offset + src_first_head_ * part.src.head_stride +

@@ -3,9 +3,9 @@
 // is as large for one block as for all: what is copied between two blocks is the same for every two
 // blocks, but for where these begin.
 //
-// Specification, held by property tests against plain index arithmetic over whole tensors: over all
-// sources of a rank and all pieces of a range of tokens, each byte of the rank's part of that range
-// is written once, with the byte of the same layer, head, token and element; nothing else is.
+// Specification, which kv_block_list.h gives for all of it together: over all sources of a rank and
+// all pieces of a range of tokens, each byte of the rank's part of that range is written once, with
+// the byte of the same layer, head, token and element; nothing else is.
 //
 // Thread-safety: pure.
 
@@ -71,7 +71,8 @@ class KvPieces {
 };
 
 // Runs of equal length at even distances. Offsets are from where a block begins on either side: in
-// the tensor, that of the layer where each has its own, at the block's id times its block_stride.
+// the tensor, that of the layer where each has its own, at the block's id times its block_stride,
+// and for each layer after the one that was asked for, a layer_stride further on.
 struct StridedCopy {
   struct Dim {
     uint64_t count = 0;
@@ -83,6 +84,8 @@ struct StridedCopy {
 
   uint32_t src_tensor = 0;  // of KvLayout::Part
   uint32_t dst_tensor = 0;
+  uint64_t src_layer_stride = 0;  // 0: each layer has tensors of its own
+  uint64_t dst_layer_stride = 0;
   uint64_t src_block_stride = 0;
   uint64_t dst_block_stride = 0;
   uint64_t src_offset = 0;
@@ -97,10 +100,6 @@ struct StridedCopy {
   void Normalise();
   bool operator==(const StridedCopy&) const = default;
 };
-
-// Calls visit(src, dst, bytes) for every run of `copy`, whose blocks begin at these addresses.
-template <typename Visit>
-void ForEachRun(const StridedCopy& copy, uint64_t src, uint64_t dst, Visit visit);
 
 // Between a rank and one of its sources.
 class Reshard {
@@ -136,38 +135,6 @@ class Reshard {
   uint32_t dst_first_layer_ = 0;
   bool spans_layers_ = false;
 };
-
-// --- implementation ---
-
-template <typename Visit>
-void ForEachRun(const StridedCopy& copy, uint64_t src, uint64_t dst, Visit visit) {
-  src += copy.src_offset;
-  dst += copy.dst_offset;
-  const size_t dims = copy.dims.size();
-  if (dims == 0) {
-    visit(src, dst, copy.bytes);
-    return;
-  }
-  const StridedCopy::Dim inner = copy.dims[dims - 1];
-  absl::InlinedVector<uint64_t, 4> at(dims - 1, 0);
-  while (true) {
-    for (uint64_t i = 0; i < inner.count; ++i) {
-      visit(src + i * inner.src_stride, dst + i * inner.dst_stride, copy.bytes);
-    }
-    size_t dim = dims - 1;
-    while (dim > 0) {
-      const StridedCopy::Dim& outer = copy.dims[dim - 1];
-      src += outer.src_stride;
-      dst += outer.dst_stride;
-      if (++at[dim - 1] < outer.count) break;
-      at[dim - 1] = 0;
-      src -= outer.count * outer.src_stride;
-      dst -= outer.count * outer.dst_stride;
-      --dim;
-    }
-    if (dim == 0) return;
-  }
-}
 
 }  // namespace kvxfer
 

@@ -10,6 +10,7 @@
 
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
+#include "tests/unit/block_at.h"
 
 namespace kvxfer {
 namespace {
@@ -66,7 +67,7 @@ TEST(BlockListPaged, BlocksAreWhereTheArithmeticSays) {
   ASSERT_EQ(list.size(), 6u);
   EXPECT_EQ(list.total_bytes(), 3u * 16 + 3 * 8);
   for (uint64_t i = 0; i < 6; ++i) {
-    const Block block = list.At(i);
+    const Block block = At(list, i);
     const PagedRegion& local = call.local[i / 3];
     const PagedRegion& remote = call.remote[i / 3];
     EXPECT_EQ(block.local, local.base + call.local_ids[i % 3] * local.stride);
@@ -83,8 +84,8 @@ TEST(BlockListPaged, RegionsAreNamedOnce) {
   ASSERT_OK_AND_ASSIGN(const BlockList list, call.Make());
   EXPECT_EQ(Copied(list.remote_regions()), (std::vector<uint32_t>{0, 2}));
   EXPECT_EQ(Copied(list.local_regions()), (std::vector<uint32_t>{0}));
-  EXPECT_EQ(list.At(0).remote_region, 2u);
-  EXPECT_EQ(list.At(3).remote_region, 0u);
+  EXPECT_EQ(At(list, 0).remote_region, 2u);
+  EXPECT_EQ(At(list, 3).remote_region, 0u);
 }
 
 TEST(BlockListPaged, SizesAndRegionsOutliveTheIds) {
@@ -263,7 +264,7 @@ TEST(BlockListPaged, BlocksWithoutBytes) {
   EXPECT_EQ(list.size(), 3u);
   EXPECT_EQ(list.total_bytes(), 0u);
   EXPECT_TRUE(list.remote_regions().empty());
-  EXPECT_EQ(list.At(0).remote_region, kNoRegion);
+  EXPECT_EQ(At(list, 0).remote_region, kNoRegion);
   call.remote_ids = {3, 10, 3};
   EXPECT_TRUE(Fails(call.Make(), kInvalid, {"remote_ids[1] is 10"}));
 }
@@ -351,9 +352,9 @@ TEST(BlockListDescriptors, BlocksAreAsGiven) {
   ASSERT_OK_AND_ASSIGN(const BlockList list, call.Make());
   ASSERT_EQ(list.size(), 2u);
   EXPECT_EQ(list.total_bytes(), 24u);
-  EXPECT_EQ(list.At(1).local, 2000u);
-  EXPECT_EQ(list.At(1).remote, 5016u);
-  EXPECT_EQ(list.At(1).bytes, 8u);
+  EXPECT_EQ(At(list, 1).local, 2000u);
+  EXPECT_EQ(At(list, 1).remote, 5016u);
+  EXPECT_EQ(At(list, 1).bytes, 8u);
   EXPECT_EQ(Copied(list.remote_regions()), (std::vector<uint32_t>{0}));
 }
 
@@ -396,7 +397,7 @@ TEST(BlockListDescriptors, BlocksWithoutBytes) {
   ASSERT_OK_AND_ASSIGN(const BlockList list, call.Make());
   EXPECT_EQ(list.size(), 3u);
   EXPECT_EQ(list.total_bytes(), 4u);
-  EXPECT_EQ(list.At(2).bytes, 0u);
+  EXPECT_EQ(At(list, 2).bytes, 0u);
 }
 
 TEST(BlockListDescriptors, OverlapIsExact) {

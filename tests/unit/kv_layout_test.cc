@@ -4,9 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <initializer_list>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
 namespace kvxfer::testing {
@@ -174,6 +178,137 @@ TEST(KvLayout, OtherBadInput) {
   v.shape[0] = 5;
   EXPECT_TRUE(Fails(KvLayout::FromTensors(kModel, kShard, std::vector{k, v}).status(), kInvalid,
                     {"K and of V differ"}));
+}
+
+// --- from a peer ---
+
+class FromParts : public ::testing::Test {
+ protected:
+  FromParts() {
+    // K and V beside each other in one tensor for all layers.
+    part_[0] = {.layer_stride = 163840,
+                .block_stride = 8192,
+                .token_stride = 512,
+                .head_stride = 256,
+                .bytes = 256};
+    part_[1] = part_[0];
+    part_[1].offset = 81920;
+  }
+  absl::StatusOr<KvLayout> Make() const {
+    return KvLayout::FromParts(kModel, kShard, blocks_, block_tokens_, part_);
+  }
+  ::testing::AssertionResult Refused(std::initializer_list<const char*> texts) const {
+    return Fails(Make(), kInvalid, texts);
+  }
+
+  uint64_t blocks_ = 10;
+  uint32_t block_tokens_ = 16;
+  std::array<KvLayout::Part, 2> part_{};
+};
+
+TEST_F(FromParts, IsWhatTensorsGive) {
+  ASSERT_OK_AND_ASSIGN(const KvLayout layout, Make());
+  ASSERT_OK_AND_ASSIGN(const KvLayout tensor, Of({.axes = "L2BNHD",
+                                                  .shape = {32, 2, 10, 16, 2, 128},
+                                                  .strides = {81920, 40960, 4096, 256, 128, 1}}));
+  EXPECT_EQ(layout, tensor);
+}
+
+TEST_F(FromParts, EachFieldThatCannotBeIsRefused) {
+  const auto good = part_;
+  const auto with = [&](auto change) {
+    part_ = good;
+    blocks_ = 10;
+    block_tokens_ = 16;
+    change();
+  };
+  with([&] { blocks_ = 0; });
+  EXPECT_TRUE(Refused({"blocks is 0"}));
+  with([&] { block_tokens_ = 0; });
+  EXPECT_TRUE(Refused({"tokens per block is 0"}));
+  with([&] { part_[0].bytes = 255; });
+  EXPECT_TRUE(Refused({"255", "not the model's"}));
+  with([&] { part_[1].bytes = 512; });
+  EXPECT_TRUE(Refused({"512", "not the model's"}));
+  with([&] { part_[0].offset = 16; });
+  EXPECT_TRUE(Refused({"first part"}));
+  with([&] { part_[1].tensor = 2; });
+  EXPECT_TRUE(Refused({"second part", "tensor 2"}));
+  with([&] { part_[0].token_stride = part_[1].token_stride = 513; });
+  EXPECT_TRUE(Refused({"513 bytes", "element, 2"}));
+  with([&] { part_[1].offset = 81921; });
+  EXPECT_TRUE(Refused({"81921 bytes"}));
+  with([&] { part_[0].tensor = 1; });
+  EXPECT_TRUE(Refused({"first part"}));
+  with([&] { part_[1].tensor = 1; });
+  EXPECT_TRUE(Refused({"tensors of K and of V are not alike"}));
+  with([&] {
+    part_[1].tensor = 1;
+    part_[1].offset = part_[1].layer_stride = 0;
+  });
+  EXPECT_TRUE(Refused({"tensors of K and of V are not alike"}));
+  with([&] { part_[1].head_stride = 512; });
+  EXPECT_TRUE(Refused({"unlike strides"}));
+  with([&] { part_[0].head_stride = part_[1].head_stride = 128; });
+  EXPECT_TRUE(Refused({"axis H", "128 bytes", "overlaps the elements"}));
+  with([&] { part_[1].offset = 128; });
+  EXPECT_TRUE(Refused({"axis 2", "overlaps"}));
+  with([&] { part_[1].offset = 0; });
+  EXPECT_TRUE(Refused({"axis 2", "overlaps"}));
+  with([&] { part_[0].layer_stride = part_[1].layer_stride = uint64_t{1} << 60; });
+  EXPECT_TRUE(Refused({"axis L", "too long"}));
+  with([&] { blocks_ = uint64_t{1} << 32; });
+  EXPECT_TRUE(Refused({"overlaps"}));
+  with([] {});
+  EXPECT_OK(Make());
+  EXPECT_TRUE(Fails(KvLayout::FromParts(kModel, kShard, 10, 16, {part_.data(), 1}), kInvalid,
+                    {"1 parts", "has 2"}));
+  EXPECT_TRUE(
+      Fails(KvLayout::FromParts(kModel, {.tp_rank = 1, .tp_size = 4, .layers = 1}, 10, 16, part_),
+            kInvalid, {"a stride for one layer"}));
+  KvModel fused = kModel;
+  fused.v_size = 0;
+  EXPECT_TRUE(Fails(KvLayout::FromParts(fused, kShard, 10, 16, part_), kInvalid, {"2 parts"}));
+}
+
+// Whatever a stranger sends: refused, or no byte of it beyond the tensor that it says it has.
+TEST_F(FromParts, OfAnyNumbersStayWithinTheTensor) {
+  std::mt19937_64 random(TestSeed());
+  const auto any = [&]() -> uint64_t {
+    const uint64_t value = random() >> random() % 64;
+    return random() % 2 == 0 ? value : value & ~uint64_t{255};
+  };
+  const auto good = part_;
+  int taken = 0;
+  for (int i = 0; i < 200'000; ++i) {
+    part_ = good;
+    blocks_ = random() % 3 == 0 ? any() : 10;
+    block_tokens_ = random() % 3 == 0 ? static_cast<uint32_t>(any()) : 16;
+    for (uint64_t KvLayout::Part::*const field :
+         {&KvLayout::Part::layer_stride, &KvLayout::Part::block_stride,
+          &KvLayout::Part::token_stride, &KvLayout::Part::head_stride}) {
+      if (random() % 4 == 0) part_[0].*field = part_[1].*field = any();
+    }
+    if (random() % 4 == 0) part_[1].offset = any();
+    if (random() % 4 == 0) {
+      part_[1].tensor = 1;
+      part_[1].offset = 0;
+      if (random() % 2 == 0) part_[1].token_stride = any();
+    }
+    const absl::StatusOr<KvLayout> layout = Make();
+    if (!layout.ok()) continue;
+    ++taken;
+    using Wide = unsigned __int128;
+    for (const KvLayout::Part& part : layout->parts()) {
+      const Wide end = Wide{part.offset} + Wide{part.layer_stride} * (kShard.layers - 1) +
+                       Wide{part.block_stride} * (blocks_ - 1) +
+                       Wide{part.token_stride} * (block_tokens_ - 1) +
+                       Wide{part.head_stride} * (layout->heads().count - 1) + part.bytes;
+      ASSERT_LE(end, Wide{layout->tensor_bytes(part.tensor)});
+    }
+    ASSERT_LE(layout->tensor_bytes(0), uint64_t{1} << 56);
+  }
+  EXPECT_GT(taken, 500);
 }
 
 }  // namespace

@@ -41,6 +41,17 @@ uint8_t* Cache::At(uint32_t layer, int kv, uint32_t block, uint32_t token, uint3
   return &of_layer[which][index * element_bytes];
 }
 
+std::pair<uint32_t, uint32_t> HeadRange(uint32_t heads, uint32_t tp, uint32_t rank) {
+  std::vector<uint32_t> mine;
+  for (uint32_t head = 0; head < heads; ++head) {
+    for (uint32_t r = 0; r < tp; ++r) {
+      const bool has = tp <= heads ? head / (heads / tp) == r : r / (tp / heads) == head;
+      if (has && r == rank) mine.push_back(head);
+    }
+  }
+  return {mine.front(), static_cast<uint32_t>(mine.size())};
+}
+
 Cache MakeCache(const KvModel& model, const KvShard& shard, uint32_t first_head, uint32_t heads,
                 Form form, const std::string& order, uint32_t blocks, uint32_t block_tokens,
                 std::mt19937_64* padding, uint8_t fill) {

@@ -1,11 +1,12 @@
-// A KV cache as whole tensors, by plain index arithmetic: what Reshard is held against. Nothing of
-// it comes from the code under test but the types that describe a tensor.
+// A KV cache as whole tensors, by plain index arithmetic: what transfers between layouts are held
+// against. Nothing of it comes from the code under test but the types that describe a tensor.
 #ifndef KVXFER_TESTS_UNIT_KV_ORACLE_H_
 #define KVXFER_TESTS_UNIT_KV_ORACLE_H_
 
 #include <cstdint>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvxfer/kv_layout.h"
@@ -28,6 +29,9 @@ struct Cache {
   // The bytes of one element; `head` and `layer` of the model, `kv` 0 for K.
   uint8_t* At(uint32_t layer, int kv, uint32_t block, uint32_t token, uint32_t head, uint32_t e);
 };
+
+// The heads of a rank: first and count.
+std::pair<uint32_t, uint32_t> HeadRange(uint32_t heads, uint32_t tp, uint32_t rank);
 
 // `order`: letters of the axes but for the innermost one; each is padded where `padding` says so.
 Cache MakeCache(const KvModel& model, const KvShard& shard, uint32_t first_head, uint32_t heads,

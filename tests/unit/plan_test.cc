@@ -11,6 +11,7 @@
 
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
+#include "tests/unit/block_at.h"
 
 namespace kvxfer {
 namespace {
@@ -116,7 +117,7 @@ struct Byte {
 std::vector<Byte> BytesOf(const BlockList& list) {
   std::vector<Byte> bytes;
   for (uint64_t i = 0; i < list.size(); ++i) {
-    const Block block = list.At(i);
+    const Block block = At(list, i);
     for (uint64_t b = 0; b < block.bytes; ++b) {
       bytes.push_back({block.local + b, block.remote + b, block.local_region, block.remote_region});
     }
