@@ -71,6 +71,8 @@ TEST_P(VerbsEnds, ABusyRailDoesNotHideAStuckOne) {
     pair_->Turn();
   }
   EXPECT_TRUE(out().fenced.contains(5));
+  // The transfer ends with its last op, the rail with the last of all.
+  ASSERT_TRUE(DownIs(1));
   EXPECT_EQ(out().rails_down, std::vector<uint32_t>{1});
   ASSERT_TRUE(Ended());
   EXPECT_EQ(out().failed(), stuck.size());
