@@ -25,7 +25,7 @@ void BM_NotifiedTransfer(benchmark::State& state) {
     OpenFrame open;
     open.transfer = transfer;
     open.order = transfer;
-    open.has_notification = true;
+    open.notice = Notice::kNotification;
     open.notification = "request 7";
     for (uint32_t lane = 0; lane < lanes; ++lane) {
       const SlotRef ref{.slot = grant->range.first + lane, .generation = generation};

@@ -14,7 +14,7 @@ OpenFrame Open(size_t notification_bytes) {
   OpenFrame frame;
   frame.transfer = 123456;
   frame.order = 123400;
-  frame.has_notification = true;
+  frame.notice = Notice::kNotification;
   frame.notification = std::string(notification_bytes, 'n');
   frame.lanes = {{.ref = {.slot = 1, .generation = 2}, .arrivals = 1},
                  {.ref = {.slot = 3, .generation = 4}, .arrivals = 1}};

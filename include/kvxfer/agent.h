@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -29,6 +30,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvxfer/kv_cache.h"
+#include "kvxfer/kv_layout.h"
 #include "kvxfer/memory.h"
 #include "kvxfer/notification.h"
 #include "kvxfer/options.h"
@@ -87,7 +90,8 @@ class Agent {
   // Refuses new remote operations on the region, waits up to `timeout` until no transfer, local or
   // remote, can touch it, and forgets it. NotFound: unknown or already deregistered.
   // DeadlineExceeded: still in use; the region stays registered and its memory must not be freed;
-  // call again. FailedPrecondition: from a callback, or while another call deregisters the region.
+  // call again. FailedPrecondition: from a callback, while another call deregisters the region, or
+  // a KV cache lies in it.
   absl::Status DeregisterMemory(RegionId region, Duration timeout = std::chrono::seconds(5));
 
   // --- Peers --------------------------------------------------------------------------------
@@ -132,6 +136,64 @@ class Agent {
   // A notification alone; options.notification is ignored.
   absl::StatusOr<Transfer> Notify(std::string_view peer, std::string payload,
                                   const TransferOptions& options = {});
+
+  // --- KV caches ----------------------------------------------------------------------------
+  // Makes tensors, which begin at these addresses, one KV cache that peers know by name and layout:
+  // layout.tensors() of them, or as many for each layer of the shard, layer by layer. Each lies
+  // within one registered region. Peers learn of it through metadata taken after this call.
+  // InvalidArgument: a bad name, tensors that are not those of the layout, overlap or lie in no
+  // region; AlreadyExists: the agent has a cache of this name; ResourceExhausted: kMaxKvCaches.
+  absl::Status RegisterKvCache(std::string_view name, const KvLayout& layout,
+                               std::span<const uint64_t> tensors);
+  // From now on it takes no part in new transfers of this agent, requests that are not whole are
+  // given up, and its regions can be deregistered. NotFound.
+  absl::Status DeregisterKvCache(std::string_view name);
+
+  // What of the request this worker has and the group needs, into the caches of the group, as one
+  // transfer: done when all of it has arrived at every rank. It ends only when every part of it has
+  // ended; where one fails or is cancelled the others are cancelled, and the end is that of the
+  // first. FailedPrecondition: a rank does not take what was written as part of the request (says
+  // why: it was given up, is complete, has other blocks, ...). Done at once where other workers of
+  // this instance have all that the group needs. InvalidArgument: the group is not every rank of
+  // one instance of this model, each once (says which rank, and which field differs); ids out of
+  // range, twice at the target, or too few; layers that do not exist; NotFound: an unknown peer, or
+  // a cache that this agent or a rank has not; else as Write.
+  absl::StatusOr<Transfer> WriteBlocks(std::span<const std::string> group, const KvBlocks& blocks,
+                                       const KvOptions& options = {});
+  // What this worker needs of the request, out of the caches of the group.
+  absl::StatusOr<Transfer> ReadBlocks(std::span<const std::string> group, const KvBlocks& blocks,
+                                      const KvOptions& options = {});
+
+  // Blocks until the first `layers` layers that this worker has of the cache are there, with all
+  // their heads, for a request that peers write. DeadlineExceeded after `timeout`, with what is
+  // missing; Aborted: the request was given up; NotFound: no such cache; InvalidArgument: more
+  // layers than it has; FailedPrecondition from a callback; Cancelled: the agent was closed.
+  absl::Status WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
+                          Duration timeout);
+  // Gives up a request that peers write, begun or not: what of it still comes is refused, and it is
+  // never told as whole. That no byte of it lands any more is for Quiesce to say. NotFound: no such
+  // cache; FailedPrecondition: it is whole, and told, or will be.
+  absl::Status DropRequest(std::string_view cache, std::string_view request);
+
+  // Holds blocks of a cache for peers that will fetch them by ReadBlocks, for so long unless
+  // all have before; then it expires, but not within a fetch that has begun. The blocks may be used
+  // for other things when PollKvEvent has told of its end, not before. A name is for one attempt,
+  // and short: at most kMaxNameBytes. InvalidArgument: a bad name, no ids or ids out of range;
+  // NotFound: no such cache; AlreadyExists: the name was used before; ResourceExhausted: too many
+  // leases are held.
+  absl::Status LeaseBlocks(std::string_view cache, std::string_view lease,
+                           std::span<const uint32_t> ids, Duration hold);
+  // Holds it from now on for so long, where that is longer. NotFound: never granted;
+  // FailedPrecondition: it has ended, or is about to, and why.
+  absl::Status RenewLease(std::string_view lease, Duration hold);
+  // Lets go: no further fetch begins, and the lease ends when those that have begun have. As
+  // RenewLease.
+  absl::Status ReleaseLease(std::string_view lease);
+  // The next lease that has ended or request that was lost (not by DropRequest or
+  // DeregisterKvCache), oldest first; empty when there is none. No end of a lease is dropped; of
+  // lost requests the last 65,536 are kept.
+  std::optional<KvEvent> PollKvEvent();
+  absl::StatusOr<KvCounts> CountKv() const;
 
   // --- Being told ---------------------------------------------------------------------------
   // Looks, and makes progress once.

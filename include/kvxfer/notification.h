@@ -25,6 +25,11 @@ struct Notification {
   Incarnation incarnation{};  // the initiator's incarnation
   uint64_t transfer = 0;      // the initiator's Transfer::id()
   std::string payload{};
+  // Of a request that peers wrote into a KV cache (Agent::WriteBlocks) and that is whole now: its
+  // name, and that of the cache. `peer` is whose part came last; `transfer` is a number of that
+  // part alone, which its initiator does not see.
+  std::string request{};
+  std::string cache{};
 };
 
 }  // namespace kvxfer

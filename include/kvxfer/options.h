@@ -137,6 +137,8 @@ struct AgentOptions {
   // One attempt to connect; and a peer that connects has as long, but at least 2 s.
   Duration connect_timeout = std::chrono::seconds(2);
   Duration cancel_grace = std::chrono::seconds(1);  // Cancel waits so long for quiet
+  // A request that peers write into a KV cache is given up when for so long nothing came of it.
+  Duration kv_request_timeout = std::chrono::minutes(2);
 
   // Bounds of what this agent keeps for one peer.
   uint32_t max_notifications = 4096;                   // undrained notifications of one peer

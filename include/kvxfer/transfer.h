@@ -46,8 +46,9 @@ struct TransferOptions {
   NotifyOrder order = NotifyOrder::kPosted;
   // Time from posting to the end; must be positive. The end comes within 10 % of it.
   Duration deadline = std::chrono::seconds(30);
-  // Higher goes first among the transfers that are being sent to the same peer (at most
-  // AgentOptions::max_active_transfers at once; beyond them the order of posting counts).
+  // Higher goes first among the transfers that are being sent to the same peer, and among those
+  // that wait for that (beyond AgentOptions::max_active_transfers), but for notifications in
+  // kPosted order, which begin in that order.
   int priority = 0;
   // Use this backend ("tcp", "shm", ...) or fail; empty: the best that reaches the peer.
   std::string backend{};
@@ -104,7 +105,7 @@ class Transfer {
   Delivery delivery() const;
   TransferStats stats() const;
   uint64_t id() const;       // of this agent; rises with every posting
-  std::string peer() const;  // the target's name
+  std::string peer() const;  // the target's name; of several, with commas
 
  private:
   friend class internal::TransferRecord;

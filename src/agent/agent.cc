@@ -94,6 +94,45 @@ absl::StatusOr<Transfer> Agent::Notify(std::string_view peer, std::string payloa
   return ToHandle(impl_->engine->Start(TransferKind::kNotify, peer, {}, std::move(with_payload)));
 }
 
+absl::Status Agent::RegisterKvCache(std::string_view name, const KvLayout& layout,
+                                    std::span<const uint64_t> tensors) {
+  return impl_->engine->RegisterKvCache(name, layout, tensors);
+}
+absl::Status Agent::DeregisterKvCache(std::string_view name) {
+  return impl_->engine->DeregisterKvCache(name);
+}
+absl::StatusOr<Transfer> Agent::WriteBlocks(std::span<const std::string> group,
+                                            const KvBlocks& blocks, const KvOptions& options) {
+  return ToHandle(impl_->engine->StartBlocks(TransferKind::kWrite, group, blocks, options));
+}
+absl::StatusOr<Transfer> Agent::ReadBlocks(std::span<const std::string> group,
+                                           const KvBlocks& blocks, const KvOptions& options) {
+  return ToHandle(impl_->engine->StartBlocks(TransferKind::kRead, group, blocks, options));
+}
+absl::Status Agent::WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
+                               Duration timeout) {
+  return impl_->engine->WaitLayers(cache, request, layers, timeout);
+}
+absl::Status Agent::DropRequest(std::string_view cache, std::string_view request) {
+  return impl_->engine->DropRequest(cache, request);
+}
+
+absl::Status Agent::LeaseBlocks(std::string_view cache, std::string_view lease,
+                                std::span<const uint32_t> ids, Duration hold) {
+  return impl_->engine->LeaseBlocks(cache, lease, ids, hold);
+}
+absl::Status Agent::RenewLease(std::string_view lease, Duration hold) {
+  return impl_->engine->RenewLease(lease, hold);
+}
+absl::Status Agent::ReleaseLease(std::string_view lease) {
+  return impl_->engine->ReleaseLease(lease);
+}
+std::optional<KvEvent> Agent::PollKvEvent() {
+  if (impl_->engine->InForkedChild()) return std::nullopt;
+  return impl_->engine->PollKvEvent();
+}
+absl::StatusOr<KvCounts> Agent::CountKv() const { return impl_->engine->CountKv(); }
+
 std::optional<Notification> Agent::PollNotification() {
   Notifier& notifier = impl_->engine->notifier();
   if (impl_->engine->InForkedChild()) return std::nullopt;

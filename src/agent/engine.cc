@@ -41,17 +41,20 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         absl::StrCat("loopback_rails must be 1 to 16, is ", options.loopback_rails));
   }
   if (options.heartbeat <= Duration::zero() || options.connect_timeout <= Duration::zero() ||
-      options.suspect_after <= options.heartbeat || options.cancel_grace < Duration::zero()) {
+      options.suspect_after <= options.heartbeat || options.cancel_grace < Duration::zero() ||
+      options.kv_request_timeout <= Duration::zero()) {
     return absl::InvalidArgumentError(
-        "heartbeat and connect_timeout must be positive, suspect_after longer than heartbeat, "
-        "cancel_grace not negative");
+        "heartbeat, connect_timeout and kv_request_timeout must be positive, suspect_after longer "
+        "than heartbeat, cancel_grace not negative");
   }
-  for (const Duration duration : {options.heartbeat, options.suspect_after, options.connect_timeout,
-                                  options.cancel_grace, options.spin, options.faults.max_delay,
-                                  options.faults.slow_rail_delay, options.faults.rail_down_for}) {
+  for (const Duration duration :
+       {options.heartbeat, options.suspect_after, options.connect_timeout, options.cancel_grace,
+        options.kv_request_timeout, options.spin, options.faults.max_delay,
+        options.faults.slow_rail_delay, options.faults.rail_down_for}) {
     if (duration <= kLongest) continue;
     return absl::InvalidArgumentError(
-        "heartbeat, suspect_after, connect_timeout, cancel_grace, spin and the delays of faults "
+        "heartbeat, suspect_after, connect_timeout, cancel_grace, kv_request_timeout, spin and the "
+        "delays of faults "
         "may be at most a year");
   }
   if (options.max_notifications == 0 || options.max_notification_bytes < kMaxNotificationBytes ||
@@ -257,6 +260,8 @@ void Engine::FinishRound(Time now, Leaving leaving) {
   if (NextTimer() <= now) {
     ForEachPeer([now](Peer& peer) { peer.OnTimer(now); });
     inbound_.OnTimer(now);
+    runtime_.kv.Expire(now);
+    runtime_.leases.Expire(now);
   }
   SendAll(now, leaving() && MayHoldAcks());
 }
@@ -318,7 +323,9 @@ void Engine::SendAll(Time now, bool hold_acks) {
 }
 
 void Engine::PumpPeers(Time now) {
-  ForEachPeer([now](Peer& peer) { peer.Pump(now); });
+  do {
+    ForEachPeer([now](Peer& peer) { peer.Pump(now); });
+  } while (CancelBrokenGroups());
 }
 
 void Engine::ForEachPeer(absl::FunctionRef<void(Peer&)> act) {
@@ -333,7 +340,8 @@ bool Engine::Arm() {
 }
 
 Time Engine::NextTimer() {
-  Time next = inbound_.NextTimer();
+  Time next =
+      std::min({inbound_.NextTimer(), runtime_.kv.NextExpiry(), runtime_.leases.NextExpiry()});
   ForEachPeer([&next](Peer& peer) { next = std::min(next, peer.NextTimer()); });
   return next;
 }

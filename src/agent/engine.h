@@ -26,6 +26,7 @@
 #include "src/agent/inbound.h"
 #include "src/agent/peer.h"
 #include "src/agent/runtime.h"
+#include "src/core/kv_group.h"
 
 namespace kvxfer {
 
@@ -63,6 +64,9 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
 
   absl::StatusOr<TransferPtr> Start(TransferKind kind, std::string_view peer, const Blocks& blocks,
                                     TransferOptions options);
+  // Between KV caches, with every rank of `group` that has a part in it.
+  absl::StatusOr<TransferPtr> StartBlocks(TransferKind kind, std::span<const std::string> group,
+                                          const KvBlocks& blocks, const KvOptions& options);
   void Cancel(const TransferPtr& record);
   // FailedPrecondition inside a callback, where `what` must not wait.
   static absl::Status RefuseInCallback(std::string_view what);
@@ -70,6 +74,20 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   // callback, done or not. `answers`: of ProgressLoop::DriveUntil.
   absl::StatusOr<bool> WaitFor(const void* key, absl::FunctionRef<bool()> done, Time deadline,
                                bool answers = false);
+
+  // See Agent.
+  absl::Status RegisterKvCache(std::string_view name, const KvLayout& layout,
+                               std::span<const uint64_t> tensors);
+  absl::Status DeregisterKvCache(std::string_view name);
+  absl::Status WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
+                          Duration timeout);
+  absl::Status DropRequest(std::string_view cache, std::string_view request);
+  absl::Status LeaseBlocks(std::string_view cache, std::string_view lease,
+                           std::span<const uint32_t> ids, Duration hold);
+  absl::Status RenewLease(std::string_view lease, Duration hold);
+  absl::Status ReleaseLease(std::string_view lease);
+  std::optional<KvEvent> PollKvEvent();
+  absl::StatusOr<KvCounts> CountKv();
 
   Notifier& notifier() { return runtime_.notifier; }
   Dispatcher& dispatcher() { return runtime_.dispatcher; }
@@ -109,8 +127,21 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   absl::Status MakeBackends();
   absl::Status CheckSomeBackend() const;
   absl::Status CheckOptions(const TransferOptions& options) const;
+  absl::StatusOr<TransferPtr> NewRecord(TransferKind kind,
+                                        const std::shared_ptr<const PeerView>& view,
+                                        TransferOptions options);
+  struct KvParties;
+  absl::StatusOr<KvParties> FindParties(std::span<const std::string> group,
+                                        std::string_view cache) const;
+  absl::StatusOr<TransferPtr> NewMember(TransferKind kind, const KvParties& parties,
+                                        const KvShare& share, const KvBlocks& blocks,
+                                        const KvOptions& options);
+  absl::StatusOr<TransferPtr> StartGroup(TransferKind kind, std::vector<TransferPtr> members,
+                                         const KvOptions& options);
   void Enlist(const TransferPtr& record);
-  std::shared_ptr<const PeerView> FindView(std::string_view peer) const;
+  void CancelMembers(const internal::TransferRecord& whole, const absl::Status& why);
+  bool CancelBrokenGroups();
+  absl::StatusOr<std::shared_ptr<const PeerView>> FindView(std::string_view peer) const;
   void PublishView(const Peer& peer);
   absl::Status Call(absl::FunctionRef<void()> command);
   static absl::Status ClosedError();

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "src/agent/engine.h"
+#include "src/agent/transfer_group.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
 
@@ -34,6 +35,8 @@ absl::StatusOr<std::string> Engine::Metadata() {
     }
     metadata.regions = runtime_.memory.Describe(runtime_.backends);
     metadata.last_region = runtime_.memory.last_region();
+    metadata.revision = runtime_.revision;
+    metadata.kv_caches = *runtime_.kv.table();
   });
   if (!status.ok()) return status;
   return EncodeMetadata(metadata);
@@ -63,7 +66,10 @@ absl::Status Engine::Install(AgentMetadata metadata) {
   Peer* known = FindPeer(name);
   if (known != nullptr && known->metadata().incarnation == metadata.incarnation) {
     // Older metadata that arrives late takes nothing away.
-    if (metadata.last_region < known->metadata().last_region) return absl::OkStatus();
+    if (metadata.last_region < known->metadata().last_region ||
+        metadata.revision < known->metadata().revision) {
+      return absl::OkStatus();
+    }
     known->Update(std::move(metadata));
     PublishView(*known);
     return absl::OkStatus();
@@ -124,10 +130,11 @@ Peer* Engine::FindPeer(std::string_view name) {
   return it == peers_.end() ? nullptr : it->second.get();
 }
 
-std::shared_ptr<const PeerView> Engine::FindView(std::string_view peer) const {
+absl::StatusOr<std::shared_ptr<const PeerView>> Engine::FindView(std::string_view peer) const {
   std::lock_guard lock(views_mu_);
   const auto it = views_.find(peer);
-  return it == views_.end() ? nullptr : it->second;
+  if (it != views_.end()) return it->second;
+  return absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer), "; add its metadata first"));
 }
 
 void Engine::PublishView(const Peer& peer) {
@@ -158,19 +165,11 @@ absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view pe
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   if (auto status = CheckOptions(options); !status.ok()) return status;
   const auto view = FindView(peer);
-  if (view == nullptr) {
-    return absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer), "; add its metadata first"));
-  }
-  if (view->queued->load(std::memory_order_relaxed) >= kMaxQueued) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        kMaxQueued, " transfers to peer ", ToAbsl(peer), " are queued; wait for some to end"));
-  }
-  auto record = std::make_shared<internal::TransferRecord>();
-  record->kind = kind;
-  record->peer = peer;
+  if (!view.ok()) return view.status();
+  auto made = NewRecord(kind, *view, std::move(options));
+  if (!made.ok()) return made.status();
+  const TransferPtr record = *std::move(made);
   if (kind != TransferKind::kNotify) {
-    record->local = runtime_.memory.table();
-    record->remote = view->regions;
     const Direction direction = kind == TransferKind::kWrite ? Direction::kWrite : Direction::kRead;
     auto list = std::holds_alternative<PagedBlocks>(blocks)
                     ? BlockList::FromPaged(std::get<PagedBlocks>(blocks), direction, *record->local,
@@ -180,13 +179,31 @@ absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view pe
     if (!list.ok()) return list.status();
     record->blocks = *std::move(list);
   }
+  if (!runtime_.loop.Submit([this, record] { Enlist(record); })) return ClosedError();
+  return record;
+}
+
+// But for its blocks, and not posted.
+absl::StatusOr<TransferPtr> Engine::NewRecord(TransferKind kind,
+                                              const std::shared_ptr<const PeerView>& view,
+                                              TransferOptions options) {
+  if (view->queued->load(std::memory_order_relaxed) >= kMaxQueued) {
+    return absl::ResourceExhaustedError(absl::StrCat(kMaxQueued, " transfers to peer ", view->name,
+                                                     " are queued; wait for some to end"));
+  }
+  auto record = std::make_shared<internal::TransferRecord>();
+  record->kind = kind;
+  record->peer = view->name;
+  if (kind != TransferKind::kNotify) {
+    record->local = runtime_.memory.table();
+    record->remote = view->regions;
+  }
   record->incarnation = view->incarnation;
   record->options = std::move(options);
   record->posted = Now();
   record->deadline = record->posted + record->options.deadline;
   record->engine = weak_from_this();
   record->id = ++last_transfer_;
-  if (!runtime_.loop.Submit([this, record] { Enlist(record); })) return ClosedError();
   return record;
 }
 
@@ -212,8 +229,26 @@ void Engine::Enlist(const TransferPtr& record) {
 
 void Engine::Cancel(const TransferPtr& record) {
   runtime_.loop.Submit([this, record] {
-    if (Peer* peer = FindPeer(record->peer)) peer->Cancel(record);
+    const absl::Status why = absl::CancelledError("cancelled by the application");
+    if (record->group != nullptr) return CancelMembers(*record, why);
+    if (Peer* peer = FindPeer(record->peer)) peer->Cancel(record->id, why);
   });
+}
+
+// Those of a peer that was removed or replaced are ending already.
+void Engine::CancelMembers(const internal::TransferRecord& whole, const absl::Status& why) {
+  for (const auto& member : whole.group->members) {
+    if (Peer* peer = FindPeer(member.peer)) peer->Cancel(member.id, why);
+  }
+}
+
+// Not where a member fails: that is in the middle of its peer's work. False: there are none.
+bool Engine::CancelBrokenGroups() {
+  const std::vector<TransferPtr> broken = std::exchange(runtime_.broken_groups, {});
+  for (const TransferPtr& whole : broken) {
+    CancelMembers(*whole, absl::CancelledError("another rank's part of it failed"));
+  }
+  return !broken.empty();
 }
 
 }  // namespace kvxfer

@@ -13,8 +13,10 @@ absl::StatusOr<RegionId> Engine::RegisterMemory(const MemorySpan& span, Access a
   auto ahead = MemoryRegistry::Prepare(span, access, runtime_.backends);
   if (!ahead.ok()) return ahead.status();
   absl::StatusOr<RegionId> id = absl::UnknownError("");
-  auto status =
-      Call([&] { id = runtime_.memory.Register(span, access, runtime_.backends, *ahead); });
+  auto status = Call([&] {
+    id = runtime_.memory.Register(span, access, runtime_.backends, *ahead);
+    ++runtime_.revision;
+  });
   return status.ok() ? id : status;
 }
 
@@ -43,7 +45,9 @@ absl::Status Engine::DeregisterMemory(RegionId region, Duration timeout) {
 absl::StatusOr<Engine::Flag> Engine::BeginDeregistration(RegionId region) {
   auto it = closing_.find(region);
   if (it == closing_.end()) {
+    if (auto status = runtime_.kv.CheckFree(region); !status.ok()) return status;
     if (auto status = runtime_.memory.Close(region); !status.ok()) return status;
+    ++runtime_.revision;
     auto question = inbound_.StartQuiesce({.regions = {region}}, true);
     if (!question.ok()) return question.status();
     it = closing_.emplace(region, Closing{.question = *std::move(question)}).first;

@@ -242,6 +242,7 @@ Time InboundHub::NextTimer() const {
 void InboundHub::Sweep(Incarnation initiator) {
   const auto it = sessions_.find(initiator);
   Deliver(*it->second, it->second->tracker.GiveOut());
+  runtime_->leases.Sweep(it->second->reader(), Now());
   slots_.Release(it->second->owner);
   runtime_->presence.Forget(it->second->name, initiator);
   sessions_.erase(it);

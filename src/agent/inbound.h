@@ -56,6 +56,9 @@ struct InboundSession {
   absl::InlinedVector<ArrivalRoom*, 1> Rooms() const;
   bool In(const ArrivalRoom* room) const;
 
+  // Under leases: the same in every session of its incarnation, which has one at a time.
+  KvLeases::Reader reader() const;
+
   const SlotTable::Owner owner;
   uint64_t id = 0;
   Incarnation initiator{};
@@ -133,6 +136,7 @@ class InboundHub {
   absl::Status CheckBounds(const InboundSession& session) const;
   void Act(InboundSession& session);
   void Deliver(InboundSession& session, ArrivalTracker::Deliveries all);
+  void DeliverPart(InboundSession& session, ArrivalTracker::Delivered delivered);
   void StartFence(InboundSession& session, uint64_t transfer);
   void FenceDone(InboundSession& session, InboundLink& link, uint64_t transfer);
   static bool Fits(const InboundSession& session, const InboundLink& link);

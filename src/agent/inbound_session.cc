@@ -1,11 +1,19 @@
 // What initiators send within a session: frames, immediates, fences; and what they are told.
 #include <algorithm>
+#include <cstring>
 
 #include "src/agent/inbound.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
+
+// Its incarnation is random.
+KvLeases::Reader InboundSession::reader() const {
+  KvLeases::Reader reader = 0;
+  std::memcpy(&reader, initiator.bytes.data(), sizeof(reader));
+  return reader;
+}
 
 void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message) {
   if (link.closing) return;
@@ -122,6 +130,20 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
       if (!quiet.ok()) return quiet.status();
       const auto question = questions_.find(quiet->id);
       if (question != questions_.end()) Answered(question->second, session.owner);
+      return absl::OkStatus();
+    }
+    case FrameType::kFetchBegin: {
+      auto begin = Decode<FetchBeginFrame>(frame.body);
+      if (!begin.ok()) return begin.status();
+      session.channel.Push(FrameType::kVerdict,
+                           runtime_->leases.OnFetchBegin(*begin, session.reader(), runtime_->now));
+      return absl::OkStatus();
+    }
+    case FrameType::kFetchEnd: {
+      auto end = Decode<FetchEndFrame>(frame.body);
+      if (!end.ok()) return end.status();
+      const auto answer = runtime_->leases.OnFetchEnd(*end, session.reader(), runtime_->now);
+      if (answer.has_value()) session.channel.Push(FrameType::kVerdict, *answer);
       return absl::OkStatus();
     }
     case FrameType::kAmend: {
@@ -265,13 +287,41 @@ void InboundHub::Deliver(InboundSession& session, ArrivalTracker::Deliveries all
   for (auto& delivered : all) {
     ++session.delivered.notifications;
     session.delivered.bytes += delivered.notification.size();
+    if (delivered.notice == Notice::kKvPart) {
+      DeliverPart(session, std::move(delivered));
+      continue;
+    }
+    const size_t bytes = delivered.notification.size();
     runtime_->notifier.Push({.peer = session.name,
                              .incarnation = session.initiator,
                              .transfer = delivered.transfer,
                              .payload = std::move(delivered.notification)},
-                            session.account);
+                            {.account = session.account, .bytes = bytes});
   }
   if (!all.empty()) runtime_->loop.Wake(&runtime_->notifier);
+}
+
+// The application is told with the last part of a request; the others are drained at once.
+void InboundHub::DeliverPart(InboundSession& session, ArrivalTracker::Delivered delivered) {
+  const std::string& text = delivered.notification;
+  const Credit credit{.account = session.account, .bytes = text.size()};
+  auto part = Decode<KvPartFrame>(std::as_bytes(std::span(text)));
+  if (!part.ok()) return Fail(session, part.status());
+  auto taken = runtime_->kv.Take(*part, session.name, runtime_->now);
+  if (!taken.ok()) {
+    // Goes before the word that the transfer has arrived.
+    session.channel.Push(
+        FrameType::kVerdict,
+        VerdictFrame{.transfer = delivered.transfer, .why = std::string(taken.status().message())});
+  }
+  if (!taken.ok() || !taken->whole) return credit.GiveBack();
+  runtime_->notifier.Push({.peer = session.name,
+                           .incarnation = session.initiator,
+                           .transfer = delivered.transfer,
+                           .payload = std::move(taken->notification).value_or(""),
+                           .request = std::move(part->request),
+                           .cache = std::move(part->cache)},
+                          credit);
 }
 
 // Gives credit back once a quarter of it has been drained, so that it is not a frame a

@@ -38,9 +38,9 @@ void Notifier::Unsignal() const {
   [[maybe_unused]] ssize_t n = read(fd_, &count, sizeof(count));
 }
 
-void Notifier::Push(Notification notification, std::shared_ptr<CreditAccount> account) {
+void Notifier::Push(Notification notification, Credit credit) {
   std::lock_guard lock(mu_);
-  Item item{std::move(notification), std::move(account)};
+  Item item{std::move(notification), std::move(credit)};
   if (callback_ != nullptr) {
     Dispatch(std::move(item));
     return;
@@ -65,10 +65,8 @@ std::optional<Notification> Notifier::Pop() {
 }
 
 void Notifier::Drained(const Item& item) {
-  const uint64_t bytes = item.notification.payload.size();
-  item.account->bytes.fetch_add(bytes, std::memory_order_relaxed);
-  item.account->notifications.fetch_add(1, std::memory_order_release);
-  if (on_drained_) on_drained_(bytes);
+  item.credit.GiveBack();
+  if (on_drained_) on_drained_(item.credit.bytes);
 }
 
 void Notifier::Dispatch(Item item) {

@@ -33,6 +33,17 @@ struct CreditAccount {
   std::atomic<uint64_t> bytes{0};
 };
 
+// What draining one notification gives back.
+struct Credit {
+  std::shared_ptr<CreditAccount> account;
+  uint64_t bytes = 0;
+
+  void GiveBack() const {
+    account->bytes.fetch_add(bytes, std::memory_order_relaxed);
+    account->notifications.fetch_add(1, std::memory_order_release);
+  }
+};
+
 class Notifier {
  public:
   explicit Notifier(Dispatcher* dispatcher) : dispatcher_(dispatcher) {}
@@ -43,10 +54,10 @@ class Notifier {
   // saves two system calls a notification.
   int fd();
 
-  // Runs after an application drained one, on its thread; with the bytes of the payload.
+  // Runs after an application drained one, on its thread; with the bytes of its credit.
   void set_on_drained(std::function<void(uint64_t)> f) { on_drained_ = std::move(f); }
 
-  void Push(Notification notification, std::shared_ptr<CreditAccount> account);
+  void Push(Notification notification, Credit credit);
   std::optional<Notification> Pop();
   bool empty() const { return count_.load(std::memory_order_acquire) == 0; }
   // What the application has not taken, with what waits for its callback.
@@ -57,7 +68,7 @@ class Notifier {
  private:
   struct Item {
     Notification notification;
-    std::shared_ptr<CreditAccount> account;
+    Credit credit;
   };
   void Drained(const Item& item);
   void Dispatch(Item item);  // mu_ held

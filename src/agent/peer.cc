@@ -50,8 +50,12 @@ void Peer::Update(AgentMetadata metadata) {
     regions_by_id_.emplace(static_cast<uint32_t>(region.region.id), &region);
   }
   auto queued = view_ ? view_->queued : std::make_shared<std::atomic<uint32_t>>(0);
-  view_ = std::make_shared<const PeerView>(PeerView{
-      metadata_.name, metadata_.incarnation, MakeTable(metadata_, revoked_), std::move(queued)});
+  view_ = std::make_shared<const PeerView>(
+      PeerView{.name = metadata_.name,
+               .incarnation = metadata_.incarnation,
+               .regions = MakeTable(metadata_, revoked_),
+               .kv_caches = std::make_shared<const KvCacheTable>(std::move(metadata_.kv_caches)),
+               .queued = std::move(queued)});
   DropDeadKeys();
 }
 
@@ -69,19 +73,19 @@ void Peer::Submit(TransferPtr record) {
     return;
   }
   deadlines_.emplace(record->deadline, record->id);
-  queue_.push_back(std::move(record));
+  queue_.Push(std::move(record));
 }
 
-void Peer::Cancel(const TransferPtr& record) {
-  if (record->ended()) return;
-  const absl::Status why = absl::CancelledError("cancelled by the application");
-  if (auto it = active_.find(record->id); it != active_.end()) {
-    const Time give_up = std::min(record->deadline, Now() + runtime_->options.cancel_grace);
-    BeginEnd(it->second, TransferState::kCancelled, why, give_up);
+void Peer::Cancel(uint64_t id, const absl::Status& why) {
+  if (auto it = active_.find(id); it != active_.end()) {
+    Outbound& outbound = it->second;
+    if (outbound.published) return;
+    const Time give_up =
+        std::min(outbound.record->deadline, Now() + runtime_->options.cancel_grace);
+    BeginEnd(outbound, TransferState::kCancelled, why, give_up);
     return;
   }
-  if (auto it = std::ranges::find(queue_, record); it != queue_.end()) {
-    queue_.erase(it);
+  if (const TransferPtr record = queue_.Remove(id)) {
     FailQueued(record, TransferState::kCancelled, why);
   }
 }
@@ -90,9 +94,7 @@ void Peer::Close(TransferState state, const absl::Status& why, Duration within) 
   closing_ = true;
   close_by_ = Now() + within;
   close_why_ = why;
-  while (!queue_.empty()) {
-    const TransferPtr record = std::move(queue_.front());
-    queue_.pop_front();
+  for (const TransferPtr& record : queue_.Remove([](const auto&) { return true; })) {
     FailQueued(record, state, why);
   }
   for (Outbound* outbound : Active()) {
@@ -123,36 +125,32 @@ void Peer::Pump(Time now) {
   pumped_ = now;
   if (!closing_) {
     KeepAlive(now);
-    Admit(now);
-    SendData(now);
+    do {
+      Admit(now);
+      SendData(now);
+    } while (std::exchange(stream_moved_, false));
   }
   FlushControl();
   FinishClosing(now);
 }
 
 void Peer::OnTimer(Time now) {
+  std::unordered_set<uint64_t> queued;
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     const uint64_t id = deadlines_.begin()->second;
     deadlines_.erase(deadlines_.begin());
-    if (auto it = active_.find(id); it != active_.end()) {
-      Outbound& outbound = it->second;
-      const auto& record = *outbound.record;
-      const Duration grace =
-          std::min<Duration>((record.deadline - record.posted) / 20, std::chrono::milliseconds(50));
-      BeginEnd(outbound, TransferState::kDeadlineExceeded, DeadlineStatus(record, Stage(outbound)),
-               now + grace);
+    const auto it = active_.find(id);
+    if (it == active_.end()) {
+      queued.insert(id);
       continue;
     }
-    auto it = std::ranges::find(queue_, id, [](const TransferPtr& record) { return record->id; });
-    if (it == queue_.end()) continue;
-    TransferPtr record = *it;
-    queue_.erase(it);
-    const std::string stage =
-        HasReady(record->options.backend)
-            ? "waiting its turn (queue, slots or notification credit)"
-            : absl::StrCat("not connected: ", Unreachable(record->options.backend).message());
-    FailQueued(record, TransferState::kDeadlineExceeded, DeadlineStatus(*record, stage));
+    const auto& record = *it->second.record;
+    const Duration grace =
+        std::min<Duration>((record.deadline - record.posted) / 20, std::chrono::milliseconds(50));
+    BeginEnd(it->second, TransferState::kDeadlineExceeded,
+             DeadlineStatus(record, Stage(it->second)), now + grace);
   }
+  if (!queued.empty()) ExpireQueued(queued);
   if (ending_ > 0) {
     std::vector<Outbound*> due;
     for (auto& [id, outbound] : active_) {
@@ -165,6 +163,17 @@ void Peer::OnTimer(Time now) {
   RailTimers(now);
   for (Path& path : paths_) {
     if (path.link) Heartbeat(*path.link, now);
+  }
+}
+
+void Peer::ExpireQueued(const std::unordered_set<uint64_t>& ids) {
+  for (const TransferPtr& record :
+       queue_.Remove([&](const auto& one) { return ids.contains(one.id); })) {
+    const std::string stage =
+        HasReady(record->options.backend)
+            ? "waiting its turn (queue, slots or notification credit)"
+            : absl::StrCat("not connected: ", Unreachable(record->options.backend).message());
+    FailQueued(record, TransferState::kDeadlineExceeded, DeadlineStatus(*record, stage));
   }
 }
 

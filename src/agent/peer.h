@@ -27,6 +27,7 @@
 #include "absl/container/inlined_vector.h"
 #include "kvxfer/peer.h"
 #include "src/agent/runtime.h"
+#include "src/agent/send_queue.h"
 #include "src/agent/transfer_record.h"
 #include "src/core/id_set.h"
 #include "src/core/metadata.h"
@@ -46,6 +47,7 @@ struct PeerView {
   std::string name{};
   Incarnation incarnation{};
   std::shared_ptr<const RegionTable> regions{};
+  std::shared_ptr<const KvCacheTable> kv_caches{};
   std::shared_ptr<std::atomic<uint32_t>> queued{};  // posted and not ended
 };
 
@@ -140,8 +142,14 @@ struct Outbound {
   Time first_post{};
   bool alone = false;  // small, and nothing was on its way when it began
   bool all_posted = false;
+  bool holds_stream = false;  // of its record
   bool opened = false;
   bool arrived = false;
+  // Of one under a lease: the owner is told before the first byte is read, and asked after the
+  // last.
+  enum class Fetch : uint8_t { kBeginning, kReading, kAsked, kHeld };
+  Fetch fetch = Fetch::kBeginning;
+  absl::Status refused{};  // the target took the bytes, and not what they are part of
 
   // Ending otherwise than done.
   bool ending = false;
@@ -178,7 +186,8 @@ class Peer {
   void CarrierLost() { channel_.Rewind(); }
 
   void Submit(TransferPtr record);
-  void Cancel(const TransferPtr& record);
+  // The transfer `id` of this agent, if this peer has it and it has not ended.
+  void Cancel(uint64_t id, const absl::Status& why);
   // Ends every transfer as `state`, and closes every connection once the target has said that it
   // lets go of them, or `within` from now. Pump goes on; call Finished until true.
   void Close(TransferState state, const absl::Status& why, Duration within);
@@ -266,6 +275,7 @@ class Peer {
   enum class Turn : uint8_t { kPosted, kFinished, kBlocked };
   Turn TakeTurn(Outbound& outbound, Time now);
   void StartSending(Outbound& outbound);
+  void LetStreamGo(Outbound& outbound);
   bool Prepare(Outbound& outbound);
   std::span<const uint32_t> DistancesFor(Outbound& outbound, std::span<const Run> runs);
   bool PostPrepared(Outbound& outbound);
@@ -274,6 +284,8 @@ class Peer {
   void RequestSlots();
   bool PostOn(Outbound& outbound, const Op& op);
   void PushOpen(Outbound& outbound);
+  void PushFetchBegin(const internal::TransferRecord& record);
+  void PushFetchEnd(const internal::TransferRecord& record, uint32_t readers);
   void PushAmend(Outbound& outbound);
   bool SendCarrying(Link& link);
   void FlushControl();
@@ -301,6 +313,7 @@ class Peer {
   absl::Status TakeOneOfTwo(std::span<const std::byte> message);  // of a carry frame
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
   absl::Status OnReleased(const ReleasedFrame& frame);
+  absl::Status OnVerdict(const VerdictFrame& frame);
   absl::Status OnQuiesce(const QuiesceFrame& frame);
   void AnswerQuiesce();
   void ProtocolError(Link& link, const absl::Status& why);
@@ -310,6 +323,7 @@ class Peer {
   void OnCompletion(Link& link, uint64_t op, const absl::Status& status);
   absl::Status OpFailed(const Outbound& outbound, const absl::Status& status) const;
   void Advance(Outbound& outbound);
+  bool FetchHeld(Outbound& outbound);
   void BeginEnd(Outbound& outbound, TransferState state, absl::Status why, Time give_up);
   void AdvanceEnd(Outbound& outbound, Time now);
   void Publish(Outbound& outbound, TransferState state, absl::Status status, Delivery delivery,
@@ -319,6 +333,7 @@ class Peer {
   void Erase(Outbound& outbound);
   void ClearQuarantines();
   std::string Stage(const Outbound& outbound) const;
+  void ExpireQueued(const std::unordered_set<uint64_t>& ids);
   absl::Status DeadlineStatus(const internal::TransferRecord& record, std::string_view stage) const;
 
   Runtime* const runtime_;
@@ -348,7 +363,8 @@ class Peer {
   Time pumped_{};  // timers up to then have been seen to
 
   // Transfers.
-  std::deque<TransferPtr> queue_;
+  SendQueue queue_;
+  bool stream_moved_ = false;            // the next of a stream may begin
   std::map<uint64_t, Outbound> active_;  // by id; addresses last until Erase
   std::vector<Outbound*> sending_;       // have data to post; by priority, then posting
   std::set<std::pair<Time, uint64_t>> deadlines_;

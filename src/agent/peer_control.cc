@@ -94,6 +94,10 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
       credit_.bytes = std::max(credit_.bytes, credit->bytes);
       return absl::OkStatus();
     }
+    case FrameType::kVerdict: {
+      auto verdict = Decode<VerdictFrame>(frame.body);
+      return verdict.ok() ? OnVerdict(*verdict) : verdict.status();
+    }
     case FrameType::kQuiesce: {
       auto quiesce = Decode<QuiesceFrame>(frame.body);
       if (!quiesce.ok()) return quiesce.status();
@@ -127,7 +131,10 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
     if (!outbound.abort_due) continue;
     if (ack.delivered) {
       outbound.arrived = true;
-      if (!outbound.published) {
+      if (!outbound.published && !outbound.refused.ok()) {
+        outbound.end_state = TransferState::kFailed;
+        outbound.end_status = outbound.refused;
+      } else if (!outbound.published) {
         outbound.end_state = TransferState::kDone;
         outbound.end_status = absl::OkStatus();
       }
@@ -137,6 +144,30 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
     outbound.abort_due = false;
     runtime_->ClearQuarantine(outbound.record);
     AdvanceEnd(outbound, Now());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Peer::OnVerdict(const VerdictFrame& frame) {
+  const auto it = active_.find(frame.transfer);
+  if (it == active_.end()) return absl::OkStatus();
+  Outbound& outbound = it->second;
+  const bool fetches = outbound.record->fetch.has_value();
+  if (outbound.ending && fetches) return absl::OkStatus();
+  const absl::Status refused = absl::FailedPreconditionError(absl::StrCat(
+      "peer ", metadata_.name, fetches ? ": what was read is worth nothing: " : ": ", frame.why));
+  if (frame.good && fetches && outbound.fetch == Outbound::Fetch::kBeginning) {
+    outbound.fetch = Outbound::Fetch::kReading;
+    Advance(outbound);  // of one without bytes
+  } else if (frame.good && fetches && outbound.fetch == Outbound::Fetch::kAsked) {
+    outbound.fetch = Outbound::Fetch::kHeld;
+    Advance(outbound);
+  } else if (!frame.good && fetches) {
+    BeginEnd(outbound, TransferState::kFailed, refused, Now() + runtime_->options.cancel_grace);
+  } else if (!frame.good && outbound.record->notice == Notice::kKvPart) {
+    outbound.refused = refused;
+  } else {
+    return absl::InvalidArgumentError("a verdict on nothing");
   }
   return absl::OkStatus();
 }
@@ -161,19 +192,17 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
   };
   if (frame.revoke) {
     for (uint32_t region : frame.regions) revoked_.Add(region);
-    std::erase_if(queue_, [&](TransferPtr& record) {
-      if (!touches(*record)) return false;
+    for (const TransferPtr& record : queue_.Remove(touches)) {
       FailQueued(record, TransferState::kFailed,
                  absl::FailedPreconditionError(
                      absl::StrCat("a region of the transfer was deregistered by peer ",
                                   metadata_.name, "; take its metadata again")));
-      return true;
-    });
+    }
   }
   Asked asked{.id = frame.id, .revoke = frame.revoke};
-  for (const TransferPtr& record : queue_) {
-    if (touches(*record)) asked.transfers.insert(record->id);
-  }
+  queue_.ForEach([&](const internal::TransferRecord& record) {
+    if (touches(record)) asked.transfers.insert(record.id);
+  });
   for (const auto& [id, outbound] : active_) {
     if (touches(*outbound.record)) asked.transfers.insert(id);
   }

@@ -44,7 +44,7 @@ absl::Status Peer::OpFailed(const Outbound& outbound, const absl::Status& status
 
 // One step nearer to done, where nothing has gone wrong.
 void Peer::Advance(Outbound& outbound) {
-  if (outbound.ending || !outbound.all_posted) return;
+  if (outbound.ending || !outbound.all_posted || !FetchHeld(outbound)) return;
   const bool counted = outbound.book.counted();
   const bool notifies = outbound.record->options.notification.has_value();
   outbound.book.LetSlotsGo(slots_);
@@ -60,9 +60,31 @@ void Peer::Advance(Outbound& outbound) {
     const Time now = Now();
     outbound.link->seen->OnSmallDone(now - outbound.first_post, now);
   }
-  Publish(outbound, TransferState::kDone, absl::OkStatus(),
-          notifies ? Delivery::kDelivered : Delivery::kNone, false);
+  if (outbound.refused.ok()) {
+    Publish(outbound, TransferState::kDone, absl::OkStatus(),
+            notifies ? Delivery::kDelivered : Delivery::kNone, false);
+  } else {
+    Publish(outbound, TransferState::kFailed, outbound.refused, Delivery::kNotDelivered, false);
+  }
   Erase(outbound);
+}
+
+// Whether what was read under a lease is known to be what was leased; asks, once it is all read.
+bool Peer::FetchHeld(Outbound& outbound) {
+  const internal::TransferRecord& record = *outbound.record;
+  if (!record.fetch.has_value() || outbound.fetch == Outbound::Fetch::kHeld) return true;
+  const bool read = outbound.ops == 0 && outbound.unexplained.empty();
+  if (outbound.fetch == Outbound::Fetch::kReading && read) {
+    outbound.fetch = Outbound::Fetch::kAsked;
+    PushFetchEnd(record, record.fetch->readers);
+  }
+  return false;
+}
+
+void Peer::PushFetchEnd(const internal::TransferRecord& record, uint32_t readers) {
+  channel_.Push(
+      FrameType::kFetchEnd,
+      FetchEndFrame{.transfer = record.id, .lease = record.fetch->lease, .readers = readers});
 }
 
 // Ends a transfer as `state`: stops its data, takes its number back, and tells the application when
@@ -80,12 +102,16 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
   outbound.end_status = std::move(why);
   outbound.give_up = give_up;
   std::erase(sending_, &outbound);
+  LetStreamGo(outbound);
   DropPrepared(outbound);
   const uint64_t id = outbound.record->id;
   const AbortFrame abort{.transfer = id,
                          .order = outbound.order,
                          .opened = outbound.opened,
                          .slots = outbound.book.End(slots_)};
+  const bool fetching =
+      outbound.fetch == Outbound::Fetch::kBeginning || outbound.fetch == Outbound::Fetch::kReading;
+  if (outbound.record->fetch.has_value() && fetching) PushFetchEnd(*outbound.record, 0);
   // A transfer of which the target has seen nothing and that has no number needs no word of it.
   outbound.abort_due = outbound.opened || outbound.order != 0 || !abort.slots.empty();
   for (Path& path : paths_) {

@@ -254,7 +254,8 @@ void Peer::LoseData(Link& link, const absl::Status& why) {
     if (outbound.link == &link) lost.push_back(&outbound);
   }
   for (Outbound* outbound : lost) {
-    const bool control_only = outbound->opened && !outbound->book.counted();
+    const bool asks = outbound->fetch == Outbound::Fetch::kAsked && outbound->ops == 0;
+    const bool control_only = (outbound->opened && !outbound->book.counted()) || asks;
     outbound->link = nullptr;
     if (control_only && !outbound->ending) continue;
     BeginEnd(*outbound, TransferState::kFailed,

@@ -17,8 +17,8 @@ constexpr size_t kMaxCarryBytes = 8 * 1024;
 // given out here, and priority only says whose data goes first.
 void Peer::Admit(Time now) {
   waits_key_ = false;
-  while (!queue_.empty() && active_.size() < runtime_->options.max_active_transfers) {
-    TransferPtr record = queue_.front();
+  while (!queue_.idle() && active_.size() < runtime_->options.max_active_transfers) {
+    const TransferPtr record = queue_.front();
     auto link = LinkFor(record->options.backend, record->blocks.total_bytes(), record->posted, now);
     if (link.ok() && *link == nullptr) return;
     if (link.ok() && !HasCredit(record->options)) return;
@@ -27,8 +27,10 @@ void Peer::Admit(Time now) {
       waits_key_ = true;
       return;
     }
-    queue_.pop_front();
-    if (!status.ok()) FailQueued(record, TransferState::kFailed, std::move(status));
+    queue_.Pop();
+    if (status.ok()) continue;
+    if (record->stream != 0) queue_.NextOf(record->stream);
+    FailQueued(record, TransferState::kFailed, std::move(status));
   }
 }
 
@@ -51,6 +53,7 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
   const TransferOptions& options = record->options;
   added.record = record;
   added.link = link;
+  added.holds_stream = record->stream != 0;
   if (record->kind != TransferKind::kNotify) {
     if (auto status = ResolveRegions(added); !status.ok()) {
       active_.erase(record->id);
@@ -62,9 +65,11 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
     credit_used_.bytes += options.notification->size();
     if (options.order == NotifyOrder::kPosted) added.order = ++last_order_;
   }
+  if (record->fetch.has_value()) PushFetchBegin(*record);
   link->ping_at = std::min(link->ping_at, runtime_->now + runtime_->options.heartbeat);
   if (record->blocks.total_bytes() == 0) {
     added.all_posted = true;
+    LetStreamGo(added);
     Advance(added);
     return absl::OkStatus();
   }
@@ -168,6 +173,7 @@ void Peer::SendData(Time now) {
         --end;
         idle = 0;
         outbound->all_posted = true;
+        LetStreamGo(*outbound);
         Advance(*outbound);
         continue;
       }
@@ -184,7 +190,9 @@ Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
     waits_ready_ = true;
     return Turn::kBlocked;
   }
-  if (outbound.link->full || !outbound.unexplained.empty()) return Turn::kBlocked;
+  const bool waits_begin =
+      outbound.record->fetch.has_value() && outbound.fetch == Outbound::Fetch::kBeginning;
+  if (waits_begin || outbound.link->full || !outbound.unexplained.empty()) return Turn::kBlocked;
   if (!outbound.book.posted()) {
     if (outbound.prepared == 0 && !Prepare(outbound)) return Turn::kPosted;
     if (!PostPrepared(outbound)) return Turn::kBlocked;
@@ -202,6 +210,11 @@ void Peer::StartSending(Outbound& outbound) {
     return other->record->options.priority < outbound.record->options.priority;
   });
   sending_.insert(later, &outbound);
+}
+
+void Peer::LetStreamGo(Outbound& outbound) {
+  if (!std::exchange(outbound.holds_stream, false)) return;
+  stream_moved_ |= queue_.NextOf(outbound.record->stream);
 }
 
 // False: the walk to the next slice has not come there yet.
@@ -338,13 +351,25 @@ void Peer::RequestSlots() {
 
 void Peer::PushOpen(Outbound& outbound) {
   const auto& options = outbound.record->options;
-  OpenFrame open{.transfer = outbound.record->id,
-                 .order = outbound.order,
-                 .has_notification = options.notification.has_value(),
-                 .notification = options.notification.value_or("")};
+  OpenFrame open{
+      .transfer = outbound.record->id,
+      .order = outbound.order,
+      .notice = options.notification.has_value() ? outbound.record->notice : Notice::kNone,
+      .notification = options.notification.value_or("")};
   open.lanes = outbound.book.TellAll();
   outbound.opened = true;
   channel_.Push(FrameType::kOpen, open);
+}
+
+// Nothing is read before the answer: the lease may be granted only now, by a name that the reader
+// knew before.
+void Peer::PushFetchBegin(const internal::TransferRecord& record) {
+  const Duration within = std::max<Duration>(record.deadline - runtime_->now, Duration::zero());
+  channel_.Push(FrameType::kFetchBegin,
+                FetchBeginFrame{.transfer = record.id,
+                                .lease = record.fetch->lease,
+                                .blocks_hash = record.fetch->blocks_hash,
+                                .within_nanos = static_cast<uint64_t>(within.count())});
 }
 
 // One new lane for each that was discarded after OPEN had named it.

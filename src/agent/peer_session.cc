@@ -118,13 +118,8 @@ void Peer::OnDeath(const absl::Status& why) {
 // nothing yet.
 void Peer::ResetSession(const absl::Status& why, Time posted_until) {
   const TransferState state = TransferState::kFailed;
-  std::vector<TransferPtr> queued;
-  std::erase_if(queue_, [&](const TransferPtr& record) {
-    if (record->posted > posted_until) return false;
-    queued.push_back(record);
-    return true;
-  });
-  for (const TransferPtr& record : queued) FailQueued(record, state, why);
+  const auto before = [&](const auto& record) { return record.posted <= posted_until; };
+  for (const TransferPtr& record : queue_.Remove(before)) FailQueued(record, state, why);
   for (Outbound* outbound : Active()) BeginEnd(*outbound, state, why, Now());
   for (Path& path : paths_) {
     if (path.link) CloseLink(*path.link, why);
@@ -156,8 +151,7 @@ void Peer::NewSession() {
 // its last connection was lost and that a Quiesce at the target may have ruled out since.
 bool Peer::SessionIsIdle() const {
   return active_.empty() && channel_.kept() == 0 && asked_.empty() &&
-         std::ranges::none_of(
-             queue_, [&](const TransferPtr& record) { return record->posted <= unlinked_; });
+         !queue_.AnyOf([&](const auto& record) { return record.posted <= unlinked_; });
 }
 
 }  // namespace kvxfer

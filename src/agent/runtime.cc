@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "src/agent/transfer_group.h"
+
 namespace kvxfer {
 
 void SendKept(ReliableChannel& channel, Endpoint& endpoint) {
@@ -18,6 +20,7 @@ void SendKept(ReliableChannel& channel, Endpoint& endpoint) {
 }
 
 void Runtime::Publish(const TransferPtr& record, internal::TransferRecord::End end) {
+  if (record->whole != nullptr) OnMemberEnd(*record, end);
   if (auto callback = record->Publish(std::move(end))) {
     dispatcher.Run([callback = std::move(callback), record] {
       callback(internal::TransferRecord::Handle(record));
@@ -27,8 +30,20 @@ void Runtime::Publish(const TransferPtr& record, internal::TransferRecord::End e
 }
 
 void Runtime::ClearQuarantine(const TransferPtr& record) {
+  const bool was = record->quarantined();
   record->ClearQuarantine();
   loop.Wake(record.get());
+  const TransferPtr& whole = record->whole;
+  if (!was || whole == nullptr || !whole->group->OnQuiet() || !whole->ended()) return;
+  whole->ClearQuarantine();
+  loop.Wake(whole.get());
+}
+
+void Runtime::OnMemberEnd(const internal::TransferRecord& member,
+                          const internal::TransferRecord::End& end) {
+  internal::TransferGroup& group = *member.whole->group;
+  if (group.OnEnd(member, end)) broken_groups.push_back(member.whole);
+  if (group.ended()) Publish(member.whole, group.TakeEnd());
 }
 
 }  // namespace kvxfer

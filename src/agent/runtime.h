@@ -14,6 +14,8 @@
 #include "kvxfer/backend.h"
 #include "kvxfer/options.h"
 #include "src/agent/dispatcher.h"
+#include "src/agent/kv_lease_desk.h"
+#include "src/agent/kv_registry.h"
 #include "src/agent/memory_registry.h"
 #include "src/agent/notifier.h"
 #include "src/agent/op_table.h"
@@ -68,10 +70,14 @@ struct Runtime {
       : options(agent_options),
         notifier(&dispatcher),
         presence(&dispatcher),
-        loop(agent_options.spin) {}
+        loop(agent_options.spin),
+        kv(&loop, &kv_events, agent_options.kv_request_timeout),
+        leases(&kv_events) {}
 
-  // Tells the application of a transfer's end: state, callback, waiters.
+  // Tells the application of a transfer's end: state, callback, waiters. The end of a member tells
+  // of the whole when it is the last one.
   void Publish(const TransferPtr& record, internal::TransferRecord::End end);
+  // Of one that has ended, quarantined or not.
   void ClearQuarantine(const TransferPtr& record);
 
   OtherWay* other_way = nullptr;  // set by the engine
@@ -82,10 +88,13 @@ struct Runtime {
   std::vector<std::unique_ptr<Backend>> backends;  // in order of preference
   MemoryRegistry memory;
   IdPool ids;
+  uint64_t revision = 0;  // of what the agent's metadata says
   OpTable ops;
   // Writes that were copied while they were posted, and whose completions nobody has asked for.
   size_t copied = 0;
   std::unordered_map<const Endpoint*, EndpointUser*> users;
+  // Groups of which a member has failed, and whose others are to be cancelled.
+  std::vector<TransferPtr> broken_groups;
   // Endpoints (and their keys, with their users) that are finished, closed after the round.
   std::vector<std::unique_ptr<EndpointUser>> finished;
 
@@ -93,6 +102,13 @@ struct Runtime {
   Notifier notifier;
   Presence presence;
   ProgressLoop loop;
+  KvEvents kv_events;
+  KvRegistry kv;
+  KvLeaseDesk leases;
+
+ private:
+  void OnMemberEnd(const internal::TransferRecord& member,
+                   const internal::TransferRecord::End& end);
 };
 
 }  // namespace kvxfer

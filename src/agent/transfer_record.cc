@@ -2,7 +2,12 @@
 
 #include <utility>
 
+#include "src/agent/transfer_group.h"
+
 namespace kvxfer::internal {
+
+TransferRecord::TransferRecord() = default;
+TransferRecord::~TransferRecord() = default;
 
 // Without the lock, which a forked child may find taken for ever: written once, before `state_`.
 TransferRecord::End TransferRecord::end() const { return ended() ? end_ : End{}; }

@@ -10,12 +10,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "kvxfer/transfer.h"
 #include "src/core/block_list.h"
 #include "src/core/clock.h"
+#include "src/core/wire_format.h"
 
 namespace kvxfer {
 
@@ -25,19 +27,36 @@ enum class TransferKind : uint8_t { kWrite, kRead, kNotify };
 
 namespace internal {
 
+class TransferGroup;
+
 class TransferRecord {
  public:
+  TransferRecord();
+  ~TransferRecord();
+
+  // Reads under a lease that the peer holds.
+  struct Fetch {
+    std::string lease;
+    uint64_t blocks_hash = 0;
+    uint32_t readers = 0;
+  };
+
   // --- What was asked: set before submission, then constant. ---
   uint64_t id = 0;
   std::string peer;
   TransferKind kind = TransferKind::kWrite;
   TransferOptions options;
-  BlockList blocks;                          // lets go of its ids before the end is published
+  Notice notice = Notice::kNotification;  // what options.notification is, where there is one
+  std::optional<Fetch> fetch;
+  uint64_t stream = 0;  // those of one are sent in order, one after the other; 0: of none
+  BlockList blocks;     // lets go of its ids before the end is published
   std::shared_ptr<const RegionTable> local;  // that `blocks` indexes
   std::shared_ptr<const RegionTable> remote;
   Incarnation incarnation;  // of the peer whose regions `blocks` names
   Time posted{};
   Time deadline{};
+  std::shared_ptr<TransferRecord> whole;  // of which this is a member
+  std::unique_ptr<TransferGroup> group;   // of the members of this one
   // Where handles find the engine; empty once the agent is gone.
   std::weak_ptr<Engine> engine;
 

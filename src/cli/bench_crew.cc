@@ -1,7 +1,6 @@
 #include "src/cli/bench_crew.h"
 
 #include <poll.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <future>
@@ -29,14 +28,6 @@ uint32_t PartsOf(uint32_t parts, uint32_t workers, uint32_t i) {
 }
 
 }  // namespace
-
-void RaiseDescriptorLimit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  // Without it the run fails where it has too few, and says so.
-  (void)setrlimit(RLIMIT_NOFILE, &limit);
-}
 
 absl::StatusOr<std::unique_ptr<BenchCrew>> BenchCrew::Start(const CrewSpec& spec) {
   std::unique_ptr<BenchCrew> crew(new BenchCrew(spec));
@@ -207,21 +198,14 @@ absl::Status BenchCrew::Close() {
   return CallAll(messages, kSetUp, nullptr).status();
 }
 
-// A process that was killed closes its sockets before it can be waited for.
 absl::Status BenchCrew::Explain(absl::Status status) {
-  constexpr Duration kGrace = std::chrono::milliseconds(200);
   if (!absl::IsUnavailable(status) && !absl::IsAborted(status)) return status;
-  const Time end = Now() + kGrace;
-  do {
-    for (auto* workers : {&target_workers_, &initiator_workers_}) {
-      for (WorkerProcess& worker : *workers) {
-        absl::Status ended = worker.CheckAlive();
-        if (!ended.ok()) return BrokenOff(ended);
-      }
-    }
-    poll(nullptr, 0, 5);
-  } while (Now() < end && !(target_workers_.empty() && initiator_workers_.empty()));
-  return status;
+  std::vector<WorkerProcess*> workers;
+  for (auto* some : {&target_workers_, &initiator_workers_}) {
+    for (WorkerProcess& worker : *some) workers.push_back(&worker);
+  }
+  const absl::Status ended = FindEnded(workers);
+  return ended.ok() ? status : BrokenOff(ended);
 }
 
 }  // namespace kvxfer::cli

@@ -72,9 +72,6 @@ class BenchCrew {
 absl::Status ServeTargets(Channel& parent, const Json& first);
 absl::Status ServeInitiators(Channel& parent);
 
-// Many agents need many descriptors: raises the soft limit to the hard one.
-void RaiseDescriptorLimit();
-
 }  // namespace kvxfer::cli
 
 #endif  // KVXFER_CLI_BENCH_CREW_H_

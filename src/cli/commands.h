@@ -24,9 +24,10 @@ void AddTopo(CLI::App& app, Action& action);
 void AddDoctor(CLI::App& app, Action& action);
 void AddBackends(CLI::App& app, Action& action);
 
-// Hidden: the second process of `demo` and of `bench`, started by it, with a channel on
+// Hidden: the other processes of `demo` and of `bench`, started by it, with a channel on
 // kChannelFd.
 void AddDemoWorker(CLI::App& app, Action& action);
+void AddDemoRank(CLI::App& app, Action& action);
 void AddBenchWorker(CLI::App& app, Action& action);
 
 }  // namespace kvxfer::cli

@@ -1,9 +1,10 @@
 // `kvxfer demo`: a prefill and a decode process, and the KV caches of some requests between them.
-// This process is the prefill side.
+// This process is the prefill side. With unlike sides: demo_group.h.
 
 #include "src/cli/demo.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "src/cli/agent_setup.h"
 #include "src/cli/commands.h"
+#include "src/cli/demo_group.h"
 #include "src/cli/demo_prefill.h"
 #include "src/cli/host_memory.h"
 #include "src/cli/options.h"
@@ -35,10 +37,6 @@ struct DemoRun {
 
 double Milliseconds(Duration duration) { return Seconds(duration) * 1e3; }
 
-double Rate(uint64_t bytes, double seconds) {
-  return seconds > 0 ? static_cast<double>(bytes) * 1e-9 / seconds : 0;
-}
-
 size_t CountVerified(const DemoRun& run) {
   size_t verified = 0;
   for (const DemoResult& result : run.results) {
@@ -55,7 +53,7 @@ Json RequestJson(const DemoConfig& config, size_t request, const DemoResult& res
           {"bytes", result.stats.bytes},
           {"queued_ms", Milliseconds(result.stats.queued)},
           {"wire_ms", Milliseconds(result.stats.wire)},
-          {"gb_per_s", Rate(result.stats.bytes, Seconds(result.stats.wire))},
+          {"gb_per_s", GbPerSecond(result.stats.bytes, Seconds(result.stats.wire))},
           {"verified", result.error.empty()},
           {"error", result.error}};
 }
@@ -78,7 +76,7 @@ void PrintJson(const DemoConfig& config, const DemoRun& run) {
       {"guard_zones", run.guards.ok() ? "intact" : std::string(run.guards.message())},
       {"bytes", bytes},
       {"seconds", run.seconds},
-      {"gb_per_s", Rate(bytes, run.seconds)},
+      {"gb_per_s", GbPerSecond(bytes, run.seconds)},
       {"cpu_seconds", run.cpu_seconds},
       {"path", run.path}};
   std::puts(DumpJson(report, 2).c_str());
@@ -108,7 +106,7 @@ void PrintTable(const DemoConfig& config, const DemoRun& run) {
         FormatFixed(static_cast<double>(r.stats.bytes) / (1 << 20), 1),
         FormatFixed(Milliseconds(r.stats.queued), 2),
         FormatFixed(Milliseconds(r.stats.wire), 2),
-        FormatFixed(Rate(r.stats.bytes, Seconds(r.stats.wire)), 2),
+        FormatFixed(GbPerSecond(r.stats.bytes, Seconds(r.stats.wire)), 2),
         r.error.empty() ? "yes" : "NO"};
     std::puts(table.Row(row).c_str());
   }
@@ -116,7 +114,8 @@ void PrintTable(const DemoConfig& config, const DemoRun& run) {
   std::printf("%zu of %zu requests verified, every byte; guard zones %s\n", CountVerified(run),
               run.results.size(), run.guards.ok() ? "intact" : "WRITTEN");
   std::printf("%s in %.2f s: %.2f GB/s with content made and checked, %.2f CPU-seconds\n",
-              FormatBytes(bytes).c_str(), run.seconds, Rate(bytes, run.seconds), run.cpu_seconds);
+              FormatBytes(bytes).c_str(), run.seconds, GbPerSecond(bytes, run.seconds),
+              run.cpu_seconds);
   std::printf("path %s\n", run.path.c_str());
 }
 
@@ -212,39 +211,82 @@ absl::Status RunDemo(const DemoConfig& config, bool json) {
   return OutcomeOf(run);
 }
 
+struct DemoFlags {
+  DemoConfig config;
+  std::string model = "llama-3.1-8b";
+  DemoSide prefill{.name = "prefill"};
+  DemoSide decode{.name = "decode"};
+  std::vector<CLI::Option*> of_ranks{};  // one of them is given: a process for each rank
+  CLI::Option* one_rank = nullptr;       // --tp
+  bool json = false;
+};
+
+void AddSide(CLI::App* command, DemoFlags& flags, DemoSide& side) {
+  const auto add = [&](const std::string& name, auto& value, const std::string& help) {
+    flags.of_ranks.push_back(command->add_option(name, value, help));
+    return flags.of_ranks.back();
+  };
+  add("--" + side.name + "-tp", side.tp, "Ranks of the " + side.name + " side, a process each")
+      ->check(CLI::IsMember(std::vector<uint64_t>{1, 2, 4, 8}))
+      ->capture_default_str()
+      ->group("Ranks");
+  add("--" + side.name + "-block", side.block_tokens, "Tokens of one block there")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{4096}))
+      ->default_str("as --block-tokens")
+      ->group("Ranks");
+  add("--layout-" + side.name, side.layout, "Of a block: NHD token by token, HND head by head")
+      ->check(CLI::IsMember(std::vector<std::string>{"NHD", "HND"}))
+      ->capture_default_str()
+      ->group("Ranks");
+}
+
+absl::Status RunFlags(DemoFlags& flags) {
+  absl::StatusOr<KvModel> model = LoadKvModel(flags.model);
+  if (!model.ok()) return model.status();
+  flags.config.model = std::move(*model);
+  const bool ranks =
+      std::ranges::any_of(flags.of_ranks, [](const CLI::Option* o) { return o->count() > 0; });
+  if (!ranks) return RunDemo(flags.config, flags.json);
+  if (flags.one_rank->count() > 0) {
+    return absl::InvalidArgumentError(
+        "--tp is for one rank's part; --prefill-tp and --decode-tp move that of every rank");
+  }
+  const absl::StatusOr<DemoGroupRun> run = RunDemoGroup(flags.config, flags.prefill, flags.decode);
+  if (!run.ok()) return run.status();
+  if (flags.json) {
+    PrintGroupJson(*run);
+  } else {
+    PrintGroupTable(*run);
+  }
+  return OutcomeOf(*run);
+}
+
 }  // namespace
 
 void AddDemo(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
-      "demo", "Moves the KV caches of requests between two processes and checks every byte");
-  struct Flags {
-    DemoConfig config;
-    std::string model = "llama-3.1-8b";
-    bool json = false;
-  };
-  const auto flags = std::make_shared<Flags>();
+      "demo",
+      "Moves the KV caches of requests between two processes, or the ranks of two instances, and "
+      "checks every byte");
+  const auto flags = std::make_shared<DemoFlags>();
   DemoConfig& config = flags->config;
   command->add_option("--model", flags->model, "Model name, or path of a config.json");
   command->add_option("--requests", config.requests, "Number of requests");
   command->add_option("--tokens", config.tokens, "Tokens of each request");
   command->add_option("--block-tokens", config.block_tokens, "Tokens of one block");
-  command->add_option("--tp", config.tp, "Ranks the model is split over; one rank's part is moved");
+  flags->one_rank = command->add_option("--tp", config.tp,
+                                        "Ranks the model is split over; one rank's part is moved");
+  AddSide(command, *flags, flags->prefill);
+  AddSide(command, *flags, flags->decode);
   command->add_option("--backend", config.backend, "tcp, shm, faulty:tcp, ... (default: the best)");
   command->add_option("--memory", config.memory, kMemoryHelp);
   command->add_option("--seed", config.seed, "Of block tables, content and injected faults");
   AddSize(command, "--gap", config.gap, "Guarded bytes behind each block; 0 packs the blocks");
-  AddSize(command, "--cache-size", config.cache_bytes, "KV cache of each process");
+  AddSize(command, "--cache-size", config.cache_bytes, "KV cache of each side");
   AddDuration(command, "--timeout", config.timeout, "Longest time without progress");
   command->add_flag("--corrupt", config.corrupt)->group("");
   command->add_flag("--json", flags->json, "Report as JSON");
-  command->callback([flags, &action] {
-    action = [flags] {
-      absl::StatusOr<KvModel> model = LoadKvModel(flags->model);
-      if (!model.ok()) return model.status();
-      flags->config.model = std::move(*model);
-      return RunDemo(flags->config, flags->json);
-    };
-  });
+  command->callback([flags, &action] { action = [flags] { return RunFlags(*flags); }; });
 }
 
 }  // namespace kvxfer::cli

@@ -48,6 +48,7 @@ int Main(int argc, char** argv) {
   AddDoctor(app, action);
   AddBackends(app, action);
   AddDemoWorker(app, action);
+  AddDemoRank(app, action);
   AddBenchWorker(app, action);
   // CLI11 reports by exception; it goes no further than here.
   try {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -92,6 +93,17 @@ absl::Status WorkerProcess::Join(Duration timeout) {
   return absl::OkStatus();
 }
 
+absl::Status FindEnded(std::span<WorkerProcess* const> workers) {
+  for (const Time end = Now() + std::chrono::milliseconds(200); !workers.empty();) {
+    for (WorkerProcess* worker : workers) {
+      if (absl::Status ended = worker->CheckAlive(); !ended.ok()) return ended;
+    }
+    if (Now() >= end) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Channel> ChannelToParent() {
   struct stat info {};
   if (fstat(kChannelFd, &info) != 0 || !S_ISSOCK(info.st_mode)) {
@@ -102,6 +114,14 @@ absl::StatusOr<Channel> ChannelToParent() {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   fcntl(kChannelFd, F_SETFD, FD_CLOEXEC);
   return Channel(UniqueFd(kChannelFd), "the parent process");
+}
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  // Without it the run fails where it has too few, and says so.
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 }  // namespace kvxfer::cli

@@ -1,9 +1,10 @@
-// The second process of `demo` and `bench`: this program once more, joined by a channel.
+// The other processes of `demo` and `bench`: this program once more, joined by a channel.
 #ifndef KVXFER_CLI_PROCESS_H_
 #define KVXFER_CLI_PROCESS_H_
 
 #include <sys/types.h>
 
+#include <span>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -41,9 +42,16 @@ class WorkerProcess {
   std::string role_;
 };
 
+// How one of these has ended; OK: all run. A process that was killed closes its sockets before it
+// can be waited for, so it looks for 200 ms.
+absl::Status FindEnded(std::span<WorkerProcess* const> workers);
+
 // In the child: its end of the channel; from now on the child dies with its parent.
 // FailedPrecondition when the program was not started by Start.
 absl::StatusOr<Channel> ChannelToParent();
+
+// Many agents, or many regions, need many descriptors: raises the soft limit to the hard one.
+void RaiseDescriptorLimit();
 
 }  // namespace kvxfer::cli
 

@@ -28,6 +28,11 @@ std::string FormatBytes(uint64_t bytes);
 // "%.*f" as a string.
 std::string FormatFixed(double value, int decimals);
 
+// In 10^9 bytes; zero where no time has passed.
+inline double GbPerSecond(uint64_t bytes, double seconds) {
+  return seconds > 0 ? static_cast<double>(bytes) * 1e-9 / seconds : 0;
+}
+
 inline double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 }  // namespace kvxfer::cli

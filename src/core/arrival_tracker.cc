@@ -36,17 +36,17 @@ absl::Status ArrivalTracker::OnOpen(OpenFrame frame) {
     return ProtocolError("OPEN of transfer ", frame.transfer, ": number ", frame.order,
                          " is past already");
   }
-  if (frame.has_notification) {
+  if (frame.notice != Notice::kNone) {
     ++held_notifications_;
     held_bytes_ += frame.notification.size();
   }
   if (known == transfers_.end() && frame.lanes.empty()) {  // nothing of it is to come
-    return End(frame.transfer, frame.order, frame.has_notification, std::move(frame.notification));
+    return End(frame.transfer, frame.order, frame.notice, std::move(frame.notification));
   }
   Inbound& transfer = transfers_[frame.transfer];
   transfer.phase = Phase::kOpen;
   transfer.order = frame.order;
-  transfer.has_notification = frame.has_notification;
+  transfer.notice = frame.notice;
   transfer.notification = std::move(frame.notification);
   if (absl::Status s = AddLanes(frame.transfer, transfer, frame.lanes); !s.ok()) {
     return Annotate(s, "OPEN");
@@ -88,15 +88,14 @@ absl::Status ArrivalTracker::OnAbort(const AbortFrame& frame) {
                          " does not agree with what OPEN said");
   }
   transfer.phase = Phase::kAborting;
-  if (transfer.has_notification) Unhold(transfer.notification);
+  if (transfer.notice != Notice::kNone) Unhold(transfer.notification);
   transfer.notification.clear();
   if (absl::Status s = AddAbortedLanes(frame, transfer); !s.ok()) return Annotate(s, "ABORT");
   // Their slots may be in use by others already.
   std::erase_if(transfer.lanes, [](const Lane& lane) { return lane.exact; });
   actions_.fence.push_back(frame.transfer);
   if (frame.order == 0) return absl::OkStatus();
-  return Annotate(Record(frame.order, {.last = frame.order, .deliver = false, .delivered = {}}),
-                  "ABORT");
+  return Annotate(Record(frame.order, {.last = frame.order, .delivered = {}}), "ABORT");
 }
 
 absl::Status ArrivalTracker::OnDiscard(const DiscardFrame& frame) {
@@ -241,17 +240,18 @@ absl::Status ArrivalTracker::EndIfWhole(uint64_t id) {
   if (!IsWhole(it->second)) return absl::OkStatus();
   Inbound whole = std::move(it->second);
   transfers_.erase(it);
-  return End(id, whole.order, whole.has_notification, std::move(whole.notification));
+  return End(id, whole.order, whole.notice, std::move(whole.notification));
 }
 
 // Transfer `id`, which is no longer in transfers_, is whole.
-absl::Status ArrivalTracker::End(uint64_t id, uint64_t order, bool has_notification,
+absl::Status ArrivalTracker::End(uint64_t id, uint64_t order, Notice notice,
                                  std::string notification) {
-  Past past{.last = order, .deliver = has_notification, .delivered = {}};
-  if (past.deliver) past.delivered = {.transfer = id, .notification = std::move(notification)};
+  Past past{
+      .last = order,
+      .delivered = {.transfer = id, .notice = notice, .notification = std::move(notification)}};
   actions_.released.arrived.push_back(id);
   if (order != 0) return Record(order, std::move(past));
-  if (past.deliver) GiveOut(std::move(past.delivered));
+  if (past.deliver()) GiveOut(std::move(past.delivered));
   return absl::OkStatus();
 }
 
@@ -264,20 +264,20 @@ bool ArrivalTracker::IsPast(uint64_t order) const {
 absl::Status ArrivalTracker::Record(uint64_t order, Past past) {
   if (order == next_order_ && ahead_.empty()) {
     next_order_ = past.last + 1;
-    if (past.deliver) GiveOut(std::move(past.delivered));
+    if (past.deliver()) GiveOut(std::move(past.delivered));
     return absl::OkStatus();
   }
   if (IsPast(order)) return ProtocolError("number ", order, " is used twice");
   const auto at = ahead_.emplace(order, std::move(past)).first;
-  if (!at->second.deliver) {
+  if (!at->second.deliver()) {
     const auto after = std::next(at);
-    if (after != ahead_.end() && after->first == order + 1 && !after->second.deliver) {
+    if (after != ahead_.end() && after->first == order + 1 && !after->second.deliver()) {
       at->second.last = after->second.last;
       ahead_.erase(after);
     }
     if (at != ahead_.begin()) {
       Past& before = std::prev(at)->second;
-      if (before.last + 1 == order && !before.deliver) {
+      if (before.last + 1 == order && !before.deliver()) {
         before.last = at->second.last;
         ahead_.erase(at);
       }
@@ -286,7 +286,7 @@ absl::Status ArrivalTracker::Record(uint64_t order, Past past) {
   while (!ahead_.empty() && ahead_.begin()->first == next_order_) {
     Past& next = ahead_.begin()->second;
     next_order_ = next.last + 1;
-    if (next.deliver) GiveOut(std::move(next.delivered));
+    if (next.deliver()) GiveOut(std::move(next.delivered));
     ahead_.erase(ahead_.begin());
   }
   return absl::OkStatus();
@@ -304,7 +304,7 @@ void ArrivalTracker::Unhold(const std::string& notification) {
 
 ArrivalTracker::Deliveries ArrivalTracker::GiveOut() {
   for (auto& [order, past] : std::exchange(ahead_, {})) {
-    if (past.deliver) GiveOut(std::move(past.delivered));
+    if (past.deliver()) GiveOut(std::move(past.delivered));
   }
   return std::move(actions_.deliver);
 }

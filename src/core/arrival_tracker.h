@@ -58,6 +58,7 @@ class ArrivalTracker {
  public:
   struct Delivered {
     uint64_t transfer = 0;
+    Notice notice = Notice::kNone;
     std::string notification{};
   };
 
@@ -121,7 +122,7 @@ class ArrivalTracker {
   struct Inbound {
     Phase phase = Phase::kUnopened;
     uint64_t order = 0;
-    bool has_notification = false;
+    Notice notice = Notice::kNone;
     std::string notification{};
     std::vector<Lane> lanes{};
     size_t missing = 0;  // lanes named and discarded whose replacement AMEND has not brought
@@ -130,8 +131,8 @@ class ArrivalTracker {
   // without.
   struct Past {
     uint64_t last = 0;
-    bool deliver = false;
     Delivered delivered{};
+    bool deliver() const { return delivered.notice != Notice::kNone; }
   };
 
   absl::Status AddLanes(uint64_t id, Inbound& transfer, const std::vector<LaneFrame>& lanes);
@@ -142,7 +143,7 @@ class ArrivalTracker {
   // Nothing in `transfer` is on the way or awaited.
   static bool IsWhole(const Inbound& transfer);
   absl::Status EndIfWhole(uint64_t id);
-  absl::Status End(uint64_t id, uint64_t order, bool has_notification, std::string notification);
+  absl::Status End(uint64_t id, uint64_t order, Notice notice, std::string notification);
   // Puts order number `order` behind: what is next in order is given out.
   absl::Status Record(uint64_t order, Past past);
   bool IsPast(uint64_t order) const;

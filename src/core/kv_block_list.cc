@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "src/core/block_overlap.h"
+#include "src/core/kv_range.h"
+#include "src/core/kv_tensors.h"
 #include "src/core/reshard.h"
 #include "src/core/strings.h"
 
@@ -24,34 +26,21 @@ Used UsedOf(const KvSide& side, uint64_t tokens) {
   return {first, (side.first_token + tokens - 1) / block_tokens - first + 1};
 }
 
-template <typename... Why>
-absl::Status Refuse(std::string_view name, const Why&... why) {
-  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(name), " KV cache: ", why...));
-}
-
-absl::Status CheckCount(std::string_view name, const KvLayout& layout, size_t tensors) {
-  if (tensors == layout.tensor_count()) return absl::OkStatus();
-  return Refuse(name, tensors, " tensors, and its layout has ", layout.tensor_count());
-}
-
 absl::Status CheckSide(std::string_view name, const KvSide& side, const KvWanted& wanted) {
   const KvLayout& layout = *side.layout;
-  if (absl::Status status = CheckCount(name, layout, side.tensors.size()); !status.ok()) {
-    return status;
-  }
-  const auto refuse = [&](const auto&... why) { return Refuse(name, why...); };
+  absl::Status status = CheckKvTensorCount(name, layout, side.tensors.size());
+  if (!status.ok()) return status;
+  const auto refuse = [&](const auto&... why) {
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(name), " KV cache: ", why...));
+  };
   const KvHeads has = layout.heads();
   const KvHeads heads = wanted.heads;
-  if (heads.count == 0 || heads.first < has.first || heads.count > has.count ||
-      heads.first - has.first > has.count - heads.count) {
+  if (!KvRangeWithin(heads.first, heads.count, has.first, has.count)) {
     return refuse(heads.count, " heads from ", heads.first, " on are asked for, and it has ",
                   has.count, " from ", has.first, " on");
   }
   const KvShard& shard = layout.shard();
-  const bool has_layers = wanted.layers > 0 && wanted.first_layer >= shard.first_layer &&
-                          wanted.layers <= shard.layers &&
-                          wanted.first_layer - shard.first_layer <= shard.layers - wanted.layers;
-  if (!has_layers) {
+  if (!KvRangeWithin(wanted.first_layer, wanted.layers, shard.first_layer, shard.layers)) {
     return refuse(wanted.layers, " layers from ", wanted.first_layer,
                   " on are asked for, and it has ", shard.layers, " from ", shard.first_layer,
                   " on");
@@ -70,22 +59,6 @@ absl::Status CheckSide(std::string_view name, const KvSide& side, const KvWanted
                   layout.blocks() - 1);
   }
   return absl::OkStatus();
-}
-
-// Where a tensor lies; what of it lies between two of its blocks is not its own.
-struct TensorExtent {
-  size_t index = 0;
-  uint64_t begin = 0;
-  uint64_t end = 0;
-  uint64_t stride = 0;       // from block to block
-  uint64_t block_bytes = 0;  // from the first byte of a block to behind its last
-};
-
-// Whether the blocks of two tensors lie at the same distances, and at other places of it.
-bool InEachOthersGaps(const TensorExtent& a, const TensorExtent& b) {
-  if (a.stride != b.stride || a.block_bytes > a.stride || b.block_bytes > b.stride) return false;
-  const uint64_t between = (b.begin - a.begin) % a.stride;
-  return a.block_bytes <= between && b.block_bytes <= a.stride - between;
 }
 
 }  // namespace
@@ -295,37 +268,6 @@ class KvListBuilder {
   std::vector<Meeting> meetings_;
   BlockList list_;
 };
-
-absl::Status CheckKvTensors(std::string_view name, const KvLayout& layout,
-                            std::span<const uint64_t> tensors) {
-  absl::Status status = CheckCount(name, layout, tensors.size());
-  if (!status.ok()) return status;
-  std::vector<TensorExtent> extents;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const uint32_t of_layer = static_cast<uint32_t>(i % layout.tensors());
-    TensorExtent extent{.index = i, .begin = tensors[i]};
-    if (tensors[i] == 0 ||
-        __builtin_add_overflow(extent.begin, layout.tensor_bytes(of_layer), &extent.end)) {
-      return Refuse(name, "tensor ", i, " at 0x", absl::Hex(tensors[i]), " of ",
-                    layout.tensor_bytes(of_layer), " bytes is not in the address space");
-    }
-    extent.stride = layout.parts()[of_layer].block_stride;
-    const uint64_t blocks = (layout.blocks() - 1) * extent.stride;
-    extent.block_bytes = layout.tensor_bytes(of_layer) - blocks;
-    extents.push_back(extent);
-  }
-  std::ranges::sort(extents, {}, &TensorExtent::begin);
-  for (size_t i = 0; i < extents.size(); ++i) {
-    const TensorExtent& a = extents[i];
-    for (size_t j = i + 1; j < extents.size() && extents[j].begin < a.end; ++j) {
-      const TensorExtent& b = extents[j];
-      if (InEachOthersGaps(a, b)) continue;
-      return Refuse(name, "tensors ", std::min(a.index, b.index), " and ",
-                    std::max(a.index, b.index), " overlap, or lie within each other's blocks");
-    }
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<BlockList> ListKvBlocks(const KvSide& local, const KvSide& remote,
                                        const KvWanted& wanted, Direction direction,

@@ -12,7 +12,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -39,20 +38,12 @@ struct KvWanted {
   uint64_t tokens = 0;
 };
 
-// Of who registers a cache: InvalidArgument when there are not as many tensors as the layout has,
-// when one ends beyond the address space, or when two overlap. Tensors may lie within each other's
-// gaps from block to block, as views of one buffer do that has all layers of a block together, but
-// not within each other's blocks: K and V that do are one tensor, with axis 2 or C. `name` goes
-// into messages. At most quadratic in tensors, where all of them are views of one buffer.
-absl::Status CheckKvTensors(std::string_view name, const KvLayout& layout,
-                            std::span<const uint64_t> tensors);
-
-// The tensors of both sides have passed CheckKvTensors. Layers are listed one after the other, in
-// ascending order, but where both sides have theirs in one tensor. The list is at most as large as
-// the ids of both sides, and layers times the ways in which blocks meet. InvalidArgument: layouts
-// of unlike models, heads or layers that a side has not, too few ids for the tokens, an id out of
-// range, the same block of the target twice, blocks that meet in more than 4,096 ways, a tensor
-// that is in no region; PermissionDenied as Agent::Write.
+// The tensors of both sides have passed CheckKvTensors (kv_tensors.h). Layers are listed one after
+// the other, in ascending order, but where both sides have theirs in one tensor. The list is at
+// most as large as the ids of both sides, and layers times the ways in which blocks meet.
+// InvalidArgument: layouts of unlike models, heads or layers that a side has not, too few ids for
+// the tokens, an id out of range, the same block of the target twice, blocks that meet in more than
+// 4,096 ways, a tensor that is in no region; PermissionDenied as Agent::Write.
 absl::StatusOr<BlockList> ListKvBlocks(const KvSide& local, const KvSide& remote,
                                        const KvWanted& wanted, Direction direction,
                                        const RegionTable& local_table,

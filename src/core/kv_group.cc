@@ -105,4 +105,16 @@ std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group
   return shares;
 }
 
+uint32_t KvReaders(const KvLayout& own, const KvLayout& source) {
+  const KvShard& shard = own.shard();
+  uint32_t readers = 0;
+  for (uint32_t rank = 0; rank < shard.tp_size; ++rank) {
+    const auto sources = SourcesOf(own.model(), source.shard().tp_size, rank, shard.tp_size);
+    if (!sources.ok()) continue;  // not where both are layouts of one model
+    const auto takes = [&](const KvSource& one) { return one.tp_rank == source.shard().tp_rank; };
+    if (std::ranges::any_of(*sources, takes)) ++readers;
+  }
+  return readers;
+}
+
 }  // namespace kvxfer

@@ -47,6 +47,10 @@ absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group);
 std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group,
                               Direction direction, uint32_t first_layer, uint32_t layers);
 
+// How many ranks of the instance of `own`, were it without pipeline parallelism, take something
+// from `source`.
+uint32_t KvReaders(const KvLayout& own, const KvLayout& source);
+
 }  // namespace kvxfer
 
 #endif  // KVXFER_CORE_KV_GROUP_H_

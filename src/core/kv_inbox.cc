@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/core/kv_range.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
@@ -10,11 +11,6 @@ namespace {
 
 std::string From(uint32_t first, uint32_t count, absl::string_view what) {
   return absl::StrCat(count, " ", what, " from ", first, " on");
-}
-
-bool Within(uint32_t first, uint32_t count, uint32_t whole_first, uint32_t whole_count) {
-  return count > 0 && first >= whole_first && count <= whole_count &&
-         first - whole_first <= whole_count - count;
 }
 
 template <typename... Why>
@@ -25,7 +21,7 @@ absl::Status Refuse(const KvPart& part, std::string_view peer, const Why&... why
 
 }  // namespace
 
-absl::StatusOr<bool> KvInbox::Take(const KvPart& part, std::string_view peer, Time expires) {
+absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer, Time expires) {
   if (part.request.empty() || part.request.size() > kMaxNameBytes) {
     return absl::InvalidArgumentError(absl::StrCat("KV request from ", ToAbsl(peer),
                                                    ": its name has ", part.request.size(),
@@ -38,12 +34,13 @@ absl::StatusOr<bool> KvInbox::Take(const KvPart& part, std::string_view peer, Ti
   }
   auto at = requests_.find(part.request);
   if (absl::Status status = CheckOfCache(part, peer); !status.ok()) {
-    if (at != requests_.end()) End(at);
+    if (at == requests_.end()) Remember(part.request, false);
+    if (at != requests_.end()) End(at, false);
     return status;
   }
   if (at == requests_.end()) {
     if (requests_.size() >= kMaxRequests) {
-      Remember(part.request);
+      Remember(part.request, false);
       return absl::ResourceExhaustedError(
           absl::StrCat("KV request ", part.request, ": ", kMaxRequests, " others are under way"));
     }
@@ -57,8 +54,10 @@ absl::StatusOr<bool> KvInbox::Take(const KvPart& part, std::string_view peer, Ti
     by_expiry_.emplace(expires, part.request);
   }
   Request& request = at->second;
-  if (absl::Status status = CheckNew(part, peer, request); !status.ok()) {
-    End(at);
+  absl::Status status = CheckNew(part, peer, request);
+  if (status.ok()) status = Keep(request, part, peer);
+  if (!status.ok()) {
+    End(at, false);
     return status;
   }
   for (uint32_t layer = 0; layer < part.layers; ++layer) {
@@ -68,24 +67,25 @@ absl::StatusOr<bool> KvInbox::Take(const KvPart& part, std::string_view peer, Ti
   }
   request.missing -= part.layers * part.heads.count;
   if (request.missing == 0) {
-    End(at);
-    return true;
+    Taken taken{.whole = true, .notification = request.notification};
+    End(at, true);
+    return taken;
   }
   Advance(request);
   if (expires > request.expires) {
     by_expiry_.erase({request.expires, part.request});
     by_expiry_.emplace(request.expires = expires, part.request);
   }
-  return false;
+  return Taken{};
 }
 
-// Whether this cache has such heads and layers. Nobody remembers a request that never had any.
+// Whether this cache has such heads and layers.
 absl::Status KvInbox::CheckOfCache(const KvPart& part, std::string_view peer) const {
-  if (!Within(part.heads.first, part.heads.count, heads_.first, heads_.count)) {
+  if (!KvRangeWithin(part.heads.first, part.heads.count, heads_.first, heads_.count)) {
     return Refuse(part, peer, "it has ", From(part.heads.first, part.heads.count, "heads"),
                   ", and this cache ", From(heads_.first, heads_.count, "heads"));
   }
-  if (!Within(part.first_layer, part.layers, first_layer_, layers_)) {
+  if (!KvRangeWithin(part.first_layer, part.layers, first_layer_, layers_)) {
     return Refuse(part, peer, "it has ", From(part.first_layer, part.layers, "layers"),
                   ", and this cache ", From(first_layer_, layers_, "layers"));
   }
@@ -109,6 +109,21 @@ absl::Status KvInbox::CheckNew(const KvPart& part, std::string_view peer,
   return absl::OkStatus();
 }
 
+// Its notification takes the place of an earlier one.
+absl::Status KvInbox::Keep(Request& request, KvPart& part, std::string_view peer) {
+  if (!part.notification.has_value()) return absl::OkStatus();
+  const size_t before = request.notification.has_value() ? request.notification->size() : 0;
+  const size_t bytes = notification_bytes_ - before + part.notification->size();
+  if (bytes > kMaxNotificationBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "KV request ", part.request, ", part from ", ToAbsl(peer),
+        ": notifications of requests under way have more than ", kMaxNotificationBytes, " bytes"));
+  }
+  notification_bytes_ = bytes;
+  request.notification = std::move(part.notification);
+  return absl::OkStatus();
+}
+
 void KvInbox::Advance(Request& request) const {
   const auto begin = request.there.begin();
   while (request.ready < layers_) {
@@ -118,30 +133,34 @@ void KvInbox::Advance(Request& request) const {
   }
 }
 
-uint32_t KvInbox::LayersReady(std::string_view request) const {
-  const auto at = requests_.find(request);
-  return at == requests_.end() ? 0 : at->second.ready;
+absl::StatusOr<uint32_t> KvInbox::LayersReady(std::string_view request) const {
+  if (const auto at = requests_.find(request); at != requests_.end()) return at->second.ready;
+  const auto told = told_.find(request);
+  if (told == told_.end()) return 0;
+  if (told->second) return layers_;
+  return absl::AbortedError(absl::StrCat("KV request ", ToAbsl(request), " was given up"));
 }
 
 bool KvInbox::Drop(std::string_view request) {
   const auto at = requests_.find(request);
   if (at == requests_.end()) {
-    Remember(std::string(request));
+    Remember(std::string(request), false);
     return false;
   }
-  End(at);
+  End(at, false);
   return true;
 }
 
-void KvInbox::End(Requests::iterator at) {
+void KvInbox::End(Requests::iterator at, bool whole) {
   by_expiry_.erase({at->second.expires, at->first});
-  Remember(at->first);
+  if (at->second.notification.has_value()) notification_bytes_ -= at->second.notification->size();
+  Remember(at->first, whole);
   requests_.erase(at);
 }
 
 // Whole, refused, dropped or expired: the name is not taken again while it is remembered.
-void KvInbox::Remember(const std::string& request) {
-  if (!told_.insert(request).second) return;
+void KvInbox::Remember(const std::string& request, bool whole) {
+  if (!told_.emplace(request, whole).second) return;
   told_order_.push_back(request);
   if (told_order_.size() <= kMaxTold) return;
   told_.erase(told_order_.front());
@@ -153,7 +172,7 @@ std::vector<KvInbox::Lost> KvInbox::Expire(Time now) {
   while (!by_expiry_.empty() && by_expiry_.begin()->first <= now) {
     const auto at = requests_.find(by_expiry_.begin()->second);
     lost.push_back({.request = at->first, .missing = Missing(at->second)});
-    End(at);
+    End(at, false);
   }
   return lost;
 }

@@ -11,8 +11,8 @@
 // layer; its layers are ready in order, each with the last of its heads; no part counts twice.
 //
 // Thread-safety: none; owned by the progress engine. Memory: a bit for each head and layer of a
-// request that is under way, at most kMaxRequests of them; kMaxTold names of those that ended; a
-// name has at most kMaxNameBytes.
+// request that is under way, at most kMaxRequests of them, and its notification; kMaxTold names of
+// those that ended; a name has at most kMaxNameBytes.
 
 #ifndef KVXFER_CORE_KV_INBOX_H_
 #define KVXFER_CORE_KV_INBOX_H_
@@ -25,7 +25,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -43,12 +42,14 @@ struct KvPart {
   KvHeads heads{};           // of the model, as layers
   uint32_t first_layer = 0;
   uint32_t layers = 0;
+  std::optional<std::string> notification{};
 };
 
 class KvInbox {
  public:
   static constexpr size_t kMaxRequests = 1 << 16;
   static constexpr size_t kMaxTold = 2 * kMaxRequests;
+  static constexpr size_t kMaxNotificationBytes = 64 << 20;  // of all requests under way
 
   // Of the cache with this layout.
   explicit KvInbox(const KvLayout& layout)
@@ -56,16 +57,22 @@ class KvInbox {
         first_layer_(layout.shard().first_layer),
         layers_(layout.shard().layers) {}
 
-  // A part has arrived from `peer`. True: with it the request is whole, and forgotten. `expires`:
-  // when the request is given up, unless a later part says a later time. InvalidArgument: a bad
-  // name, heads or layers that this cache has not, that another part has brought, or of other
-  // blocks; FailedPrecondition: the request has ended; ResourceExhausted: too many are under way. A
-  // request of which a part was refused is never told as whole.
-  absl::StatusOr<bool> Take(const KvPart& part, std::string_view peer, Time expires);
+  struct Taken {
+    bool whole = false;  // with this part, and so forgotten
+    // Then: of the last part that had one.
+    std::optional<std::string> notification{};
+  };
+  // A part has arrived from `peer`. `expires`: when the request is given up, unless a later part
+  // says a later time. InvalidArgument: a bad name, heads or layers that this cache has not, that
+  // another part has brought, or of other blocks; FailedPrecondition: the request has ended;
+  // ResourceExhausted: too many are under way, or too many bytes of notifications. A request of
+  // which a part was refused is never told as whole.
+  absl::StatusOr<Taken> Take(KvPart part, std::string_view peer, Time expires);
 
   // Layers that are there with all heads, from the first of the cache on, as long as none is
-  // missing. 0 for a request that is not under way.
-  uint32_t LayersReady(std::string_view request) const;
+  // missing: all of them where the request was whole before, 0 where nothing of it has come.
+  // Aborted: it was given up.
+  absl::StatusOr<uint32_t> LayersReady(std::string_view request) const;
 
   // Gives a request up, begun or not: parts that still come are refused. False: it is not under
   // way.
@@ -89,6 +96,7 @@ class KvInbox {
     uint32_t missing = 0;
     uint32_t ready = 0;  // layers
     Time expires{};
+    std::optional<std::string> notification{};
   };
   struct Hash {
     using is_transparent = void;
@@ -99,17 +107,19 @@ class KvInbox {
   absl::Status CheckOfCache(const KvPart& part, std::string_view peer) const;
   absl::Status CheckNew(const KvPart& part, std::string_view peer, const Request& request) const;
   size_t At(uint32_t layer, uint32_t head) const { return size_t{layer} * heads_.count + head; }
+  absl::Status Keep(Request& request, KvPart& part, std::string_view peer);
   void Advance(Request& request) const;
-  void End(Requests::iterator at);
-  void Remember(const std::string& request);
+  void End(Requests::iterator at, bool whole);
+  void Remember(const std::string& request, bool whole);
   std::string Missing(const Request& request) const;
 
   const KvHeads heads_;
   const uint32_t first_layer_;
   const uint32_t layers_;
   Requests requests_;
+  size_t notification_bytes_ = 0;
   std::set<std::pair<Time, std::string>> by_expiry_;
-  std::unordered_set<std::string, Hash, std::equal_to<>> told_;  // ended, the last kMaxTold
+  std::unordered_map<std::string, bool, Hash, std::equal_to<>> told_;  // the last kMaxTold: whole?
   std::deque<std::string> told_order_;
 };
 

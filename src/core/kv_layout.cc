@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "src/core/kv_range.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
@@ -154,8 +155,7 @@ absl::StatusOr<KvLayout> KvLayout::Begin(const KvModel& model, const KvShard& sh
   layout.model_ = model;
   layout.shard_ = shard;
   if (absl::Status status = CheckModel(model); !status.ok()) return status;
-  if (shard.layers == 0 || shard.first_layer > model.layers ||
-      shard.layers > model.layers - shard.first_layer) {
+  if (!KvRangeWithin(shard.first_layer, shard.layers, 0, model.layers)) {
     return absl::InvalidArgumentError(
         absl::StrCat("KV cache: ", shard.layers, " layers from ", shard.first_layer,
                      " on are not within the model's ", model.layers));

@@ -12,13 +12,23 @@ std::string Called(LeaseId lease) { return absl::StrCat("lease ", static_cast<ui
 
 }  // namespace
 
-const char* ToString(LeaseEnd end) {
+const char* ToString(KvEventKind kind) {
+  switch (kind) {
+    case KvEventKind::kLeaseEnded:
+      return "lease ended";
+    case KvEventKind::kRequestLost:
+      return "request lost";
+  }
+  return "unknown";
+}
+
+const char* ToString(KvLeaseEnd end) {
   switch (end) {
-    case LeaseEnd::kConsumed:
+    case KvLeaseEnd::kConsumed:
       return "consumed";
-    case LeaseEnd::kReleased:
+    case KvLeaseEnd::kReleased:
       return "released by its owner";
-    case LeaseEnd::kExpired:
+    case KvLeaseEnd::kExpired:
       return "expired";
   }
   return "unknown";
@@ -73,8 +83,8 @@ absl::Status LeaseBook::Finish(LeaseId lease, Reader reader, uint64_t fetch, boo
   const auto found = at->second.fetches.find({reader, fetch});
   if (found == at->second.fetches.end()) return refuse();
   EndFetch(at, found);
-  if (consume && at->second.ending != LeaseEnd::kReleased) {
-    at->second.ending = LeaseEnd::kConsumed;
+  if (consume && at->second.ending != KvLeaseEnd::kReleased) {
+    at->second.ending = KvLeaseEnd::kConsumed;
     by_expiry_.erase({at->second.expires, lease});
   }
   Settle(at);
@@ -106,13 +116,13 @@ void LeaseBook::Sweep(Reader reader, Time now) {
 absl::Status LeaseBook::Release(LeaseId lease, Time now) {
   const auto at = FindHeld(lease, now);
   if (!at.ok()) return at.status();
-  (*at)->second.ending = LeaseEnd::kReleased;
+  (*at)->second.ending = KvLeaseEnd::kReleased;
   by_expiry_.erase({(*at)->second.expires, lease});
   Settle(*at);
   return absl::OkStatus();
 }
 
-std::vector<std::pair<LeaseId, LeaseEnd>> LeaseBook::End(Time now) {
+std::vector<std::pair<LeaseId, KvLeaseEnd>> LeaseBook::End(Time now) {
   Expire(now);
   return std::exchange(untold_, {});
 }
@@ -169,7 +179,7 @@ void LeaseBook::Expire(Time now) {
   while (!by_expiry_.empty() && by_expiry_.begin()->first <= now) {
     const auto at = leases_.find(by_expiry_.begin()->second);
     by_expiry_.erase(by_expiry_.begin());
-    at->second.ending = LeaseEnd::kExpired;
+    at->second.ending = KvLeaseEnd::kExpired;
     Settle(at);
   }
   while (!by_fetch_.empty() && std::get<Time>(*by_fetch_.begin()) <= now) {

@@ -28,19 +28,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvxfer/kv_cache.h"
 #include "src/core/clock.h"
 
 namespace kvxfer {
 
 // Names one lease of one agent; rises, and is never used twice within an incarnation.
 enum class LeaseId : uint64_t { kNone = 0 };
-
-enum class LeaseEnd : uint8_t {
-  kConsumed,  // fetched, by someone who said that once is enough
-  kReleased,  // by its owner
-  kExpired,
-};
-const char* ToString(LeaseEnd end);
 
 class LeaseBook {
  public:
@@ -49,7 +43,7 @@ class LeaseBook {
 
   static constexpr size_t kMaxLeases = 1 << 16;
   static constexpr size_t kMaxEnded = 1 << 12;
-  static constexpr size_t kMaxFetches = 1 << 12;  // of one reader at once
+  static constexpr size_t kMaxFetches = 1 << 14;  // of one reader at once
 
   // Held until `expires`. ResourceExhausted: kMaxLeases are, or have ended and End has not told.
   absl::StatusOr<LeaseId> Grant(Time expires);
@@ -76,19 +70,19 @@ class LeaseBook {
   absl::Status Release(LeaseId lease, Time now);
 
   // Leases that have ended by now and were not told of before.
-  std::vector<std::pair<LeaseId, LeaseEnd>> End(Time now);
+  std::vector<std::pair<LeaseId, KvLeaseEnd>> End(Time now);
   // When End may have something to tell; the past where it has. None: not without another call.
   std::optional<Time> NextExpiry() const;
 
   size_t held() const { return leases_.size(); }
   // Of all that have ended.
-  uint64_t count(LeaseEnd end) const { return counts_[static_cast<size_t>(end)]; }
+  uint64_t count(KvLeaseEnd end) const { return counts_[static_cast<size_t>(end)]; }
 
  private:
   using Fetches = std::map<std::pair<Reader, uint64_t>, Time>;  // until when
   struct Lease {
     Time expires{};
-    std::optional<LeaseEnd> ending{};  // as soon as there is no fetch
+    std::optional<KvLeaseEnd> ending{};  // as soon as there is no fetch
     Fetches fetches{};
   };
   using Leases = std::map<LeaseId, Lease>;
@@ -105,8 +99,8 @@ class LeaseBook {
   std::set<std::pair<Time, LeaseId>> by_expiry_;                    // of those that are not ending
   std::set<std::tuple<Time, LeaseId, Reader, uint64_t>> by_fetch_;  // each fetch, by its `until`
   std::map<Reader, size_t> fetches_of_;                             // how many
-  std::vector<std::pair<LeaseId, LeaseEnd>> untold_;
-  std::map<LeaseId, LeaseEnd> ended_;  // the last kMaxEnded
+  std::vector<std::pair<LeaseId, KvLeaseEnd>> untold_;
+  std::map<LeaseId, KvLeaseEnd> ended_;  // the last kMaxEnded
   std::deque<LeaseId> ended_order_;
   uint64_t counts_[3] = {};
 };

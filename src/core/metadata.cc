@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "src/core/metadata.pb.h"
+#include "src/core/metadata_kv.h"
 #include "src/core/strings.h"
 #include "src/core/wire_format.h"
 
@@ -234,6 +235,8 @@ std::string EncodeMetadata(const AgentMetadata& metadata) {
     EncodeRegion(region, key_backends, *out.add_regions());
   }
   out.set_last_region(metadata.last_region);
+  out.set_revision(metadata.revision);
+  EncodeKvCaches(metadata.kv_caches, out);
 
   const std::string inside = out.SerializeAsString();
   std::string bytes(kMagic);
@@ -266,6 +269,10 @@ absl::StatusOr<AgentMetadata> DecodeMetadata(std::string_view bytes) {
   if (status.ok()) status = DecodeBackends(in, out);
   if (status.ok()) status = DecodeRegions(in, out);
   if (!status.ok()) return status;
+  absl::StatusOr<KvCacheTable> caches = DecodeKvCaches(in);
+  if (!caches.ok()) return caches.status();
+  out.kv_caches = *std::move(caches);
+  out.revision = in.revision();
   return out;
 }
 

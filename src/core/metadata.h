@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "kvxfer/types.h"
+#include "src/core/kv_cache_table.h"
 
 namespace kvxfer {
 
@@ -33,6 +34,8 @@ struct AgentMetadata {
   };
   std::vector<Region> regions{};
   uint32_t last_region = 0;  // highest id given out when this was taken
+  uint64_t revision = 0;     // rises within the incarnation, whenever regions or caches change
+  KvCacheTable kv_caches{};
 };
 
 std::string EncodeMetadata(const AgentMetadata& metadata);

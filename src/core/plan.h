@@ -53,11 +53,11 @@ class SliceCursor {
 
  private:
   class Slice;
+  class RunWalk;
 
   void Settle();
   bool FillPaged(Slice& slice);
   bool FillRuns(Slice& slice);
-  bool FillBlock(Slice& slice, const BlockList::Pair& pair, const BlockRuns& runs, Run block);
   bool FillDescriptors(Slice& slice);
 
   const BlockList* blocks_ = nullptr;

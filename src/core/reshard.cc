@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/core/kv_range.h"
 
 namespace kvxfer {
 namespace {
@@ -94,9 +95,7 @@ absl::StatusOr<Reshard> Reshard::Between(const KvLayout& src, const KvLayout& ds
     return same;
   }
   for (const KvHeads& has : {src.heads(), dst.heads()}) {
-    const bool within = heads.count > 0 && heads.first >= has.first && heads.count <= has.count &&
-                        heads.first - has.first <= has.count - heads.count;
-    if (within) continue;
+    if (KvRangeWithin(heads.first, heads.count, has.first, has.count)) continue;
     return absl::InvalidArgumentError(absl::StrCat(heads.count, " heads from ", heads.first,
                                                    " on are not within the ", has.count, " from ",
                                                    has.first, " on"));

@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "kvxfer/kv_cache.h"
 #include "kvxfer/notification.h"
 #include "src/core/strings.h"
 
@@ -45,6 +46,14 @@ template <>
 constexpr const char* kFrameName<PingFrame> = "ping";
 template <>
 constexpr const char* kFrameName<RailFrame> = "rail";
+template <>
+constexpr const char* kFrameName<KvPartFrame> = "kv-part";
+template <>
+constexpr const char* kFrameName<FetchBeginFrame> = "fetch-begin";
+template <>
+constexpr const char* kFrameName<FetchEndFrame> = "fetch-end";
+template <>
+constexpr const char* kFrameName<VerdictFrame> = "verdict";
 
 // Bytes of one list item on the wire; every item has a fixed size, so that a count can be held
 // against the bytes that are left before anything is allocated.
@@ -279,11 +288,11 @@ template <typename Io>
 void Fields(Io& io, Ref<Io, OpenFrame> frame) {
   io.Int("transfer", frame.transfer);
   io.Int("order", frame.order);
-  io.Bool("has_notification", frame.has_notification);
+  EnumField(io, "notice", frame.notice, 0, static_cast<uint8_t>(Notice::kKvPart));
   io.List("lanes", frame.lanes);
   io.Text("notification", frame.notification, 0, kMaxNotificationBytes);
-  io.Check("notification", frame.has_notification || frame.notification.empty(),
-           "must be empty without has_notification");
+  io.Check("notification", frame.notice != Notice::kNone || frame.notification.empty(),
+           "must be empty without notice");
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, AmendFrame> frame) {
@@ -345,6 +354,40 @@ void Fields(Io& io, Ref<Io, PingFrame> frame) {
 template <typename Io>
 void Fields(Io& io, Ref<Io, RailFrame> frame) {
   io.Int("rail", frame.rail);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, KvPartFrame> frame) {
+  io.Text("cache", frame.cache, 1, kMaxNameBytes);
+  io.Int("cache_id", frame.cache_id);
+  io.Text("request", frame.request, 1, kMaxNameBytes);
+  io.Int("blocks_hash", frame.blocks_hash);
+  io.Int("first_head", frame.first_head);
+  io.Int("heads", frame.heads);
+  io.Int("first_layer", frame.first_layer);
+  io.Int("layers", frame.layers);
+  io.Bool("has_notification", frame.has_notification);
+  io.Text("notification", frame.notification, 0, kMaxKvNotificationBytes);
+  io.Check("notification", frame.has_notification || frame.notification.empty(),
+           "must be empty without has_notification");
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, FetchBeginFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  io.Text("lease", frame.lease, 1, kMaxNameBytes);
+  io.Int("blocks_hash", frame.blocks_hash);
+  io.Int("within_nanos", frame.within_nanos);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, FetchEndFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  io.Text("lease", frame.lease, 1, kMaxNameBytes);
+  io.Int("readers", frame.readers);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, VerdictFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  io.Bool("good", frame.good);
+  io.Text("why", frame.why, 0, kMaxNotificationBytes);
 }
 
 // Most frames have fewer.
@@ -438,7 +481,7 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
   }
   const auto type = static_cast<uint8_t>(message[0]);
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kRailFenced)) {
+      type > static_cast<uint8_t>(FrameType::kVerdict)) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }
@@ -481,6 +524,10 @@ std::string Encode(const QuiesceFrame& frame) { return EncodeBody(frame); }
 std::string Encode(const QuietFrame& frame) { return EncodeBody(frame); }
 std::string Encode(const PingFrame& frame) { return EncodeBody(frame); }
 std::string Encode(const RailFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const KvPartFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const FetchBeginFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const FetchEndFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const VerdictFrame& frame) { return EncodeBody(frame); }
 
 template absl::StatusOr<HelloFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<HelloAckFrame> Decode(std::span<const std::byte> body);
@@ -497,6 +544,10 @@ template absl::StatusOr<QuiesceFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<QuietFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<PingFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<RailFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<KvPartFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<FetchBeginFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<FetchEndFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<VerdictFrame> Decode(std::span<const std::byte> body);
 
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const HelloFrame&);
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const HelloAckFrame&);
@@ -513,6 +564,9 @@ template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const QuiesceF
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const QuietFrame&);
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const PingFrame&);
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const RailFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const FetchBeginFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const FetchEndFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const VerdictFrame&);
 
 absl::StatusOr<uint16_t> CommonVersion(uint16_t min_a, uint16_t max_a, uint16_t min_b,
                                        uint16_t max_b) {

@@ -1,4 +1,4 @@
-// Frames of the data plane's control channel, versions 1 to 3: encode and decode, nothing else.
+// Frames of the data plane's control channel, versions 1 to 4: encode and decode, nothing else.
 //
 // All integers little-endian, except immediates, which travel big-endian as NICs carry them. Every
 // message of a backend is one envelope:
@@ -25,9 +25,10 @@
 namespace kvxfer {
 
 inline constexpr uint16_t kMinProtocolVersion = 1;
-inline constexpr uint16_t kMaxProtocolVersion = 3;
+inline constexpr uint16_t kMaxProtocolVersion = 4;
 inline constexpr uint16_t kCarryVersion = 2;  // the first that knows kCarry
 inline constexpr uint16_t kRailVersion = 3;   // the first whose rails may fail one by one
+inline constexpr uint16_t kKvVersion = 4;     // the first that knows KV caches
 
 // Immediate: slot (20 bits, high) | generation (12 bits, low).
 inline constexpr uint32_t kSlotBits = 20;
@@ -81,6 +82,9 @@ enum class FrameType : uint8_t {
   kCarry,       // both, unnumbered: two messages in one, see CarriedMessages
   kFenceRail,   // initiator → target, unnumbered: over the connection whose rail failed
   kRailFenced,  // target → initiator, unnumbered: answers kFenceRail over the same connection
+  kFetchBegin,  // initiator → target, numbered, like the next two: asks to read under a lease
+  kFetchEnd,    // initiator → target: the last byte is read, or the fetch was given up
+  kVerdict,     // target → initiator: on a fetch; or that a KV part is refused
 };
 
 inline constexpr size_t kEnvelopeBytes = 24;
@@ -141,10 +145,17 @@ struct LaneFrame {
   bool operator==(const LaneFrame&) const = default;
 };
 
+// What `notification` of an OpenFrame is.
+enum class Notice : uint8_t {
+  kNone = 0,
+  kNotification,  // for the application
+  kKvPart,        // a KvPartFrame
+};
+
 struct OpenFrame {
   uint64_t transfer = 0;
   uint64_t order = 0;  // number in the session's order, from 1; 0: in no order
-  bool has_notification = false;
+  Notice notice = Notice::kNone;
   std::vector<LaneFrame> lanes{};
   std::string notification{};
   bool operator==(const OpenFrame&) const = default;
@@ -238,6 +249,46 @@ struct RailFrame {
   bool operator==(const RailFrame&) const = default;
 };
 
+// What a transfer has brought of a request, written into a KV cache by several.
+struct KvPartFrame {
+  std::string cache{};
+  uint64_t cache_id = 0;  // see KvCacheInfo
+  std::string request{};
+  uint64_t blocks_hash = 0;  // see KvPart
+  uint32_t first_head = 0;   // of the model, as layers
+  uint32_t heads = 0;
+  uint32_t first_layer = 0;
+  uint32_t layers = 0;
+  bool has_notification = false;
+  std::string notification{};
+  bool operator==(const KvPartFrame&) const = default;
+};
+
+// A fetch has the number of its transfer.
+struct FetchBeginFrame {
+  uint64_t transfer = 0;
+  std::string lease{};
+  uint64_t blocks_hash = 0;   // of the ids that it reads, see KvLeases
+  uint64_t within_nanos = 0;  // it takes no longer
+  bool operator==(const FetchBeginFrame&) const = default;
+};
+
+struct FetchEndFrame {
+  uint64_t transfer = 0;
+  std::string lease{};
+  uint32_t readers = 0;  // how many are to fetch under the lease; 0: given up, do not answer
+  bool operator==(const FetchEndFrame&) const = default;
+};
+
+// Of a fetch twice, whether it may begin and whether what was read is good, unless it was given up;
+// of a KV part that is refused, before the arrival of its transfer is told.
+struct VerdictFrame {
+  uint64_t transfer = 0;
+  bool good = false;
+  std::string why{};  // not
+  bool operator==(const VerdictFrame&) const = default;
+};
+
 // A frame as declared above, as opposed to the bytes of one.
 template <typename T>
 concept PlainFrame = std::is_class_v<T> && std::is_aggregate_v<T>;
@@ -281,6 +332,10 @@ std::string Encode(const QuiesceFrame& frame);
 std::string Encode(const QuietFrame& frame);
 std::string Encode(const PingFrame& frame);
 std::string Encode(const RailFrame& frame);
+std::string Encode(const KvPartFrame& frame);
+std::string Encode(const FetchBeginFrame& frame);
+std::string Encode(const FetchEndFrame& frame);
+std::string Encode(const VerdictFrame& frame);
 
 // Decodes a body; bytes left over are an error. Specialised for every frame above.
 template <typename Frame>

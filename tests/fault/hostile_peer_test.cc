@@ -48,7 +48,8 @@ class HostilePeer : public ::testing::Test {
 TEST_F(HostilePeer, NotificationsWithoutCredit) {
   ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
   Flood(*peer, FrameType::kOpen, 64, [](uint64_t i) {
-    return OpenFrame{.transfer = i, .order = i, .has_notification = true, .notification = "x"};
+    return OpenFrame{
+        .transfer = i, .order = i, .notice = Notice::kNotification, .notification = "x"};
   });
   int told = 0;
   while (agent_->PollNotification().has_value()) ++told;
@@ -112,7 +113,8 @@ TEST_F(HostilePeer, CarriesForASessionThatIsOver) {
   ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "late"));
   const std::string open = EncodeMessage(
       FrameType::kOpen, 1, 0,
-      OpenFrame{.transfer = 1, .order = 1, .has_notification = true, .notification = "mine"});
+      OpenFrame{
+          .transfer = 1, .order = 1, .notice = Notice::kNotification, .notification = "mine"});
   const std::string carried = EncodeMessage(FrameType::kCredit, 1, 99, CreditFrame{});
   ASSERT_TRUE(peer->Send(EncodeCarry(0, 12345, carried, open)));
   ASSERT_OK_AND_ASSIGN(const Notification told, agent_->WaitNotification(kAmple));
@@ -139,8 +141,8 @@ TEST_F(HostilePeer, DamagedCarries) {
 // anew, its notification would come twice.
 TEST_F(HostilePeer, AForgottenSessionIsNotReplayed) {
   ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hasty"));
-  const std::string open = Encode(
-      OpenFrame{.transfer = 1, .order = 1, .has_notification = true, .notification = "once"});
+  const std::string open = Encode(OpenFrame{
+      .transfer = 1, .order = 1, .notice = Notice::kNotification, .notification = "once"});
   ASSERT_TRUE(peer->Say(FrameType::kOpen, open));
   ASSERT_OK(agent_->WaitNotification(kAmple));
   peer->Drop();

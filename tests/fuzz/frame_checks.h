@@ -78,6 +78,12 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
     case FrameType::kFenceRail:
     case FrameType::kRailFenced:
       return BodyHolds<RailFrame>(body);
+    case FrameType::kFetchBegin:
+      return BodyHolds<FetchBeginFrame>(body);
+    case FrameType::kFetchEnd:
+      return BodyHolds<FetchEndFrame>(body);
+    case FrameType::kVerdict:
+      return BodyHolds<VerdictFrame>(body);
   }
   return false;
 }

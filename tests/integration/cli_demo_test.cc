@@ -94,15 +94,9 @@ TEST(DemoProgram, ReadsAModelConfig) {
 TEST(DemoProgram, EndsWhenTheOtherProcessIsKilled) {
   Program program({"demo", "--model", "gpt-oss-120b", "--requests", "100000", "--tokens", "64",
                    "--backend", "tcp"});
-  const std::string children = "/proc/" + std::to_string(program.pid()) + "/task/" +
-                               std::to_string(program.pid()) + "/children";
-  pid_t child = 0;
-  for (const auto end = steady_clock::now() + std::chrono::seconds(30);
-       child == 0 && steady_clock::now() < end;) {
-    std::ifstream(children) >> child;
-  }
-  ASSERT_GT(child, 0);
-  kill(child, SIGKILL);
+  const std::vector<pid_t> children = program.WaitForChildren(1);
+  ASSERT_EQ(children.size(), 1u);
+  kill(children[0], SIGKILL);
   const auto killed = steady_clock::now();
   EXPECT_EQ(program.Wait(), ExitStatus::kUnreachable);
   EXPECT_LT(steady_clock::now() - killed, std::chrono::seconds(20));

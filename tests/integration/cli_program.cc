@@ -9,6 +9,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <thread>
 #include <utility>
 
 namespace kvxfer::cli {
@@ -56,6 +60,17 @@ std::string Program::ReadLine() {
   while (out_.find('\n') == std::string::npos && ReadSome(60'000)) {
   }
   return out_.substr(0, out_.find('\n'));
+}
+
+std::vector<pid_t> Program::WaitForChildren(size_t count) const {
+  const std::string id = std::to_string(pid_);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  for (;;) {
+    std::ifstream file("/proc/" + id + "/task/" + id + "/children");
+    std::vector<pid_t> children{std::istream_iterator<pid_t>(file), {}};
+    if (children.size() >= count || std::chrono::steady_clock::now() > end) return children;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 bool Program::ReadSome(int milliseconds) {

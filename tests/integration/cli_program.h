@@ -28,6 +28,9 @@ class Program {
   const std::string& out() const { return out_; }
   const std::string& err() const { return err_; }
   pid_t pid() const { return pid_; }
+  // Its child processes in the order of their start, once there are so many; else what there is
+  // after half a minute.
+  std::vector<pid_t> WaitForChildren(size_t count) const;
 
  private:
   // False at the end of both pipes or after `milliseconds` of silence.

@@ -35,6 +35,7 @@ class CommandServer {
     if (command == "create") return Create(f);
     if (node_.agent == nullptr) return absl::FailedPreconditionError("no agent was created");
     if (command == "post") return Post(f);
+    if (command == "kv") return RegisterKvCache(f);
     if (command == "wait") return Wait(f);
     if (command == "quiesce") return Quiesce(f);
     if (command == "landed") return Landed(f);
@@ -45,6 +46,18 @@ class CommandServer {
   }
 
  private:
+  absl::StatusOr<Fields> RegisterKvCache(const Fields& f) {
+    const auto at = [&](size_t i) { return static_cast<uint32_t>(ToNumber(f.at(i))); };
+    const KvSlab slab{
+        .model = {.layers = at(1), .heads = at(2), .k_size = at(3), .v_size = at(4)},
+        .shard = {.tp_rank = at(5), .tp_size = at(6), .first_layer = at(7), .layers = at(8)},
+        .blocks = at(9),
+        .block_tokens = at(10)};
+    const absl::Status status = slab.Register(*node_.agent, node_.memory.address());
+    if (!status.ok()) return status;
+    return Fields{};
+  }
+
   absl::StatusOr<Fields> HandleSimple(const Fields& f) {
     const std::string& command = f.at(0);
     if (command == "destroy") {

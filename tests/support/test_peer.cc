@@ -146,6 +146,16 @@ absl::Status TestPeer::Create(const AgentOptions& options, MemoryType memory, ui
 }
 
 absl::Status TestPeer::DestroyAgent() { return Call({"destroy"}).status(); }
+absl::Status TestPeer::RegisterKvCache(const KvSlab& slab) {
+  Fields request = {"kv"};
+  for (const uint32_t number :
+       {slab.model.layers, slab.model.heads, slab.model.k_size, slab.model.v_size,
+        slab.shard.tp_rank, slab.shard.tp_size, slab.shard.first_layer, slab.shard.layers,
+        slab.blocks, slab.block_tokens}) {
+    request.push_back(std::to_string(number));
+  }
+  return Call(request).status();
+}
 absl::StatusOr<std::string> TestPeer::Metadata() { return CallForText({"metadata"}); }
 absl::StatusOr<std::string> TestPeer::ListenAddress() { return CallForText({"listen"}); }
 absl::StatusOr<uint64_t> TestPeer::MemoryAddress() { return CallForNumber({"address"}); }

@@ -16,6 +16,7 @@
 #include "tests/support/blocks.h"
 #include "tests/support/child_process.h"
 #include "tests/support/flavour.h"
+#include "tests/support/kv_nodes.h"
 
 namespace kvxfer::testing {
 
@@ -46,6 +47,8 @@ class TestPeer {
   absl::Status Create(const AgentOptions& options, MemoryType memory, uint64_t bytes,
                       Access access = Access::kReadWrite);
   absl::Status DestroyAgent();
+  // The agent's memory becomes a KV cache, "kv".
+  absl::Status RegisterKvCache(const KvSlab& slab);
   absl::StatusOr<std::string> Metadata();
   absl::StatusOr<std::string> AddPeer(std::string_view metadata);
   absl::StatusOr<std::string> ListenAddress();

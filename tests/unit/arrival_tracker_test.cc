@@ -23,7 +23,7 @@ class ArrivalTrackerTest : public ::testing::Test {
   static OpenFrame Open(uint64_t transfer, uint64_t order, std::vector<LaneFrame> lanes) {
     return {.transfer = transfer,
             .order = order,
-            .has_notification = true,
+            .notice = Notice::kNotification,
             .lanes = std::move(lanes),
             .notification = "n" + std::to_string(transfer)};
   }

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/kv_oracle.h"
 #include "tests/support/status_macros.h"
-#include "tests/unit/kv_oracle.h"
 
 namespace kvxfer::testing {
 namespace {

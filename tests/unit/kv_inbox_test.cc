@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/kv_oracle.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
-#include "tests/unit/kv_oracle.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -81,11 +81,13 @@ TEST(KvInbox, EveryOrderOfParts) {
     KvInbox inbox(LayoutOf(8, 2, 1, 2, 4));
     Oracle oracle(4, 4, 2, 4);
     for (size_t i = 0; i < order.size(); ++i) {
-      ASSERT_OK_AND_ASSIGN(const bool whole, inbox.Take(parts[order[i]], "p", kStart + seconds(1)));
+      ASSERT_OK_AND_ASSIGN(const KvInbox::Taken taken,
+                           inbox.Take(parts[order[i]], "p", kStart + seconds(1)));
+      const bool whole = taken.whole;
       oracle.Take(parts[order[i]]);
       ASSERT_EQ(whole, oracle.whole());
       ASSERT_EQ(whole, i + 1 == order.size());
-      ASSERT_EQ(inbox.LayersReady("r"), whole ? 0 : oracle.ready());
+      ASSERT_EQ(*inbox.LayersReady("r"), oracle.ready());
     }
     ASSERT_EQ(inbox.under_way(), 0u);
     ASSERT_TRUE(inbox.Expire(kStart + seconds(2)).empty());
@@ -112,11 +114,12 @@ TEST(KvInbox, ManyRequestsAtOnce) {
   std::ranges::shuffle(parts, random);
   size_t whole = 0;
   for (const KvPart& part : parts) {
-    ASSERT_OK_AND_ASSIGN(const bool last, inbox.Take(part, "p", kStart + seconds(1)));
+    ASSERT_OK_AND_ASSIGN(const KvInbox::Taken taken, inbox.Take(part, "p", kStart + seconds(1)));
+    const bool last = taken.whole;
     Oracle& oracle = oracles.at(part.request);
     oracle.Take(part);
     ASSERT_EQ(last, oracle.whole());
-    ASSERT_EQ(inbox.LayersReady(part.request), last ? 0 : oracle.ready());
+    ASSERT_EQ(*inbox.LayersReady(part.request), oracle.ready());
     whole += last ? 1 : 0;
   }
   EXPECT_EQ(whole, oracles.size());
@@ -125,7 +128,9 @@ TEST(KvInbox, ManyRequestsAtOnce) {
 
 class InboxOfFour : public ::testing::Test {
  protected:
-  absl::StatusOr<bool> Take(const KvPart& part) { return inbox_.Take(part, "prefill-1", expires_); }
+  absl::StatusOr<KvInbox::Taken> Take(const KvPart& part) {
+    return inbox_.Take(part, "prefill-1", expires_);
+  }
   ::testing::AssertionResult Refused(const KvPart& part, absl::StatusCode code,
                                      std::initializer_list<const char*> texts) {
     return Fails(Take(part), code, texts);
@@ -171,7 +176,8 @@ TEST_F(InboxOfFour, PartsOfAttemptsAtOtherBlocksNeverAddUp) {
 }
 
 TEST_F(InboxOfFour, AWholeRequestIsNotBegunAnew) {
-  ASSERT_OK_AND_ASSIGN(const bool whole, Take(Part({4, 4}, 2, 4)));
+  ASSERT_OK_AND_ASSIGN(const KvInbox::Taken taken, Take(Part({4, 4}, 2, 4)));
+  const bool whole = taken.whole;
   EXPECT_TRUE(whole);
   EXPECT_TRUE(Refused(Part({4, 4}, 2, 4), kEnded, {"after its end"}));
   EXPECT_FALSE(inbox_.Drop("r"));
@@ -179,9 +185,10 @@ TEST_F(InboxOfFour, AWholeRequestIsNotBegunAnew) {
 
 TEST_F(InboxOfFour, DroppedIsGone) {
   EXPECT_OK(Take(Part({4, 4}, 2, 3)));
-  EXPECT_EQ(inbox_.LayersReady("r"), 3u);
+  EXPECT_EQ(*inbox_.LayersReady("r"), 3u);
   EXPECT_TRUE(inbox_.Drop("r"));
-  EXPECT_EQ(inbox_.LayersReady("r"), 0u);
+  EXPECT_TRUE(Fails(inbox_.LayersReady("r"), absl::StatusCode::kAborted, {"r was given up"}));
+  EXPECT_EQ(*inbox_.LayersReady("another"), 0u);
   EXPECT_TRUE(Refused(Part({4, 4}, 5, 1), kEnded, {"after its end"}));
   EXPECT_EQ(inbox_.NextExpiry(), std::nullopt);
 }

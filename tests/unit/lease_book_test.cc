@@ -214,9 +214,9 @@ TEST(LeaseBook, IsHeldUntilItExpires) {
   EXPECT_TRUE(Fails(book.Renew(lease, At(9), At(7)), kEnded, {"lease 1", "expired"}));
   EXPECT_TRUE(Fails(book.Begin(lease, 1, 1, At(9), At(7)), kEnded, {"expired"}));
   EXPECT_TRUE(Fails(book.Release(lease, At(7)), kEnded, {"expired"}));
-  EXPECT_THAT(book.End(At(7)), ElementsAre(Pair(lease, LeaseEnd::kExpired)));
+  EXPECT_THAT(book.End(At(7)), ElementsAre(Pair(lease, KvLeaseEnd::kExpired)));
   EXPECT_THAT(book.End(At(8)), IsEmpty());
-  EXPECT_EQ(book.count(LeaseEnd::kExpired), 1u);
+  EXPECT_EQ(book.count(KvLeaseEnd::kExpired), 1u);
 }
 
 TEST(LeaseBook, AFetchHoldsItBeyondItsTimeAndNobodyElseBegins) {
@@ -229,7 +229,7 @@ TEST(LeaseBook, AFetchHoldsItBeyondItsTimeAndNobodyElseBegins) {
   EXPECT_TRUE(Fails(book.Renew(lease, At(30), At(6)), kEnded, {"expired"}));
   EXPECT_OK(book.Finish(lease, 1, 1, false, At(8)));
   EXPECT_EQ(book.NextExpiry(), Time::min()) << "there is something to tell";
-  EXPECT_THAT(book.End(At(8)), ElementsAre(Pair(lease, LeaseEnd::kExpired)));
+  EXPECT_THAT(book.End(At(8)), ElementsAre(Pair(lease, KvLeaseEnd::kExpired)));
   EXPECT_EQ(book.NextExpiry(), std::nullopt);
 }
 
@@ -238,7 +238,7 @@ TEST(LeaseBook, WhatIsFetchedInTimeIsConsumedThoughItsTimeIsOver) {
   ASSERT_OK_AND_ASSIGN(const LeaseId lease, book.Grant(At(5)));
   EXPECT_OK(book.Begin(lease, 1, 1, At(20), At(4)));
   EXPECT_OK(book.Finish(lease, 1, 1, true, At(8)));
-  EXPECT_THAT(book.End(At(8)), ElementsAre(Pair(lease, LeaseEnd::kConsumed)));
+  EXPECT_THAT(book.End(At(8)), ElementsAre(Pair(lease, KvLeaseEnd::kConsumed)));
 }
 
 TEST(LeaseBook, TheLastFetchOfAnEndingOneMayBeGivenUp) {
@@ -247,7 +247,7 @@ TEST(LeaseBook, TheLastFetchOfAnEndingOneMayBeGivenUp) {
   EXPECT_OK(book.Begin(lease, 1, 1, At(9), At(0)));
   EXPECT_OK(book.Release(lease, At(1)));
   book.Abandon(lease, 1, 1, At(1));
-  EXPECT_THAT(book.End(At(1)), ElementsAre(Pair(lease, LeaseEnd::kReleased)));
+  EXPECT_THAT(book.End(At(1)), ElementsAre(Pair(lease, KvLeaseEnd::kReleased)));
 }
 
 TEST(LeaseBook, AFetchThatTakesTooLongIsWorthNothing) {
@@ -255,7 +255,7 @@ TEST(LeaseBook, AFetchThatTakesTooLongIsWorthNothing) {
   ASSERT_OK_AND_ASSIGN(const LeaseId lease, book.Grant(At(5)));
   EXPECT_OK(book.Begin(lease, 1, 1, At(8), At(4)));
   EXPECT_TRUE(Fails(book.Finish(lease, 1, 1, false, At(8)), kEnded, {"fetch 1", "worth nothing"}));
-  EXPECT_THAT(book.End(At(8)), ElementsAre(Pair(lease, LeaseEnd::kExpired)));
+  EXPECT_THAT(book.End(At(8)), ElementsAre(Pair(lease, KvLeaseEnd::kExpired)));
 }
 
 TEST(LeaseBook, AConsumedOneIsGone) {
@@ -267,7 +267,7 @@ TEST(LeaseBook, AConsumedOneIsGone) {
   EXPECT_TRUE(Fails(book.Begin(lease, 3, 1, At(9), At(1)), kEnded, {"consumed"}));
   EXPECT_THAT(book.End(At(1)), IsEmpty()) << "another reads it still";
   EXPECT_OK(book.Finish(lease, 2, 1, false, At(2)));
-  EXPECT_THAT(book.End(At(2)), ElementsAre(Pair(lease, LeaseEnd::kConsumed)));
+  EXPECT_THAT(book.End(At(2)), ElementsAre(Pair(lease, KvLeaseEnd::kConsumed)));
   EXPECT_TRUE(Fails(book.Begin(lease, 1, 2, At(9), At(2)), kEnded, {"lease 1", "consumed"}));
   EXPECT_TRUE(Fails(book.Finish(lease, 1, 1, true, At(2)), kEnded, {"worth nothing"}));
 }
@@ -286,7 +286,7 @@ TEST(LeaseBook, AReleasedOneWaitsForItsReaders) {
   book.Abandon(lease, 1, 7, At(1));
   EXPECT_THAT(book.End(At(1)), IsEmpty());
   EXPECT_OK(book.Finish(lease, 1, 2, false, At(2)));
-  EXPECT_THAT(book.End(At(2)), ElementsAre(Pair(lease, LeaseEnd::kReleased)));
+  EXPECT_THAT(book.End(At(2)), ElementsAre(Pair(lease, KvLeaseEnd::kReleased)));
 }
 
 TEST(LeaseBook, ALostReaderHoldsNothing) {
@@ -300,10 +300,10 @@ TEST(LeaseBook, ALostReaderHoldsNothing) {
   EXPECT_OK(book.Begin(two, 2, 5, At(90), At(0)));
   EXPECT_OK(book.Release(two, At(0)));
   book.Sweep(1, At(6));
-  EXPECT_THAT(book.End(At(6)), ElementsAre(Pair(one, LeaseEnd::kExpired)));
+  EXPECT_THAT(book.End(At(6)), ElementsAre(Pair(one, KvLeaseEnd::kExpired)));
   EXPECT_TRUE(Fails(book.Finish(two, 1, 5, false, At(6)), kEnded, {"worth nothing"}));
   EXPECT_OK(book.Finish(two, 2, 5, false, At(6)));
-  EXPECT_THAT(book.End(At(6)), ElementsAre(Pair(two, LeaseEnd::kReleased)));
+  EXPECT_THAT(book.End(At(6)), ElementsAre(Pair(two, KvLeaseEnd::kReleased)));
 }
 
 TEST(LeaseBook, UnknownAndForgottenOnes) {
@@ -330,7 +330,7 @@ TEST(LeaseBook, IsBounded) {
     ASSERT_OK(book.Begin(LeaseId{1 + i % 2}, 7, i, At(9), At(0)));
   }
   EXPECT_TRUE(Fails(book.Begin(LeaseId{3}, 7, 9999, At(9), At(0)),
-                    absl::StatusCode::kResourceExhausted, {"4096 fetches", "one reader"}));
+                    absl::StatusCode::kResourceExhausted, {"16384 fetches", "one reader"}));
   EXPECT_OK(book.Begin(LeaseId{3}, 8, 0, At(9), At(0))) << "others have places of their own";
   EXPECT_OK(book.Finish(LeaseId{1}, 7, 0, false, At(0)));
   EXPECT_OK(book.Begin(LeaseId{3}, 7, 9999, At(9), At(0)));

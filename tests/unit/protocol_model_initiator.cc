@@ -88,7 +88,7 @@ void World::TellLanes(Outbound& out) {
   SendToTarget(out, FrameType::kOpen,
                OpenFrame{.transfer = out.id,
                          .order = out.order,
-                         .has_notification = out.spec.notification,
+                         .notice = out.spec.notification ? Notice::kNotification : Notice::kNone,
                          .lanes = out.book.TellAll(),
                          .notification = out.spec.notification ? Payload(out.id) : ""});
 }

@@ -151,7 +151,7 @@ void ProtocolModelAccess::Write(const ArrivalTracker& tracker, uint64_t first_id
   for (const auto& [order, past] : tracker.ahead_) {
     out.Word(order);
     out.Word(past.last);
-    out.Byte(past.deliver);
+    out.Byte(past.deliver());
   }
 }
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/kv_oracle.h"
 #include "tests/support/status_macros.h"
-#include "tests/unit/kv_oracle.h"
 
 namespace kvxfer::testing {
 namespace {

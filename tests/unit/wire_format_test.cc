@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kvxfer/kv_cache.h"
 #include "kvxfer/notification.h"
 #include "tests/fuzz/frame_checks.h"
 #include "tests/support/scale.h"
@@ -15,6 +16,7 @@
 #include "tests/unit/golden/frames_v1.h"
 #include "tests/unit/golden/frames_v2.h"
 #include "tests/unit/golden/frames_v3.h"
+#include "tests/unit/golden/frames_v4.h"
 
 namespace kvxfer {
 namespace {
@@ -66,7 +68,7 @@ const RefuseFrame kRefuse{.reason = RefuseReason::kSession,
                           .text = "gone"};
 const OpenFrame kOpen{.transfer = 0x0102030405060708,
                       .order = 5,
-                      .has_notification = true,
+                      .notice = Notice::kNotification,
                       .lanes = {{.ref = {.slot = 0xabcde, .generation = 0xf01}, .arrivals = 1},
                                 {.ref = {.slot = 1, .generation = 2}, .arrivals = 300}},
                       .notification = "request 7"};
@@ -89,17 +91,43 @@ const QuiesceFrame kQuiesce{.id = 10, .all_regions = true, .revoke = true, .regi
 const QuietFrame kQuiet{.id = 11};
 const PingFrame kPing{.nonce = 0xfedcba9876543210};
 const RailFrame kRail{.rail = 5};
+const KvPartFrame kKvPart{.cache = "kv",
+                          .cache_id = 0x1112131415161718,
+                          .request = "r:7",
+                          .blocks_hash = 0x0102030405060708,
+                          .first_head = 2,
+                          .heads = 4,
+                          .first_layer = 16,
+                          .layers = 8,
+                          .has_notification = true,
+                          .notification = "hi"};
+const FetchBeginFrame kFetchBegin{.transfer = 7,
+                                  .lease = "r:7",
+                                  .blocks_hash = 0x0102030405060708,
+                                  .within_nanos = 1'000'000'000};
+const FetchEndFrame kFetchEnd{.transfer = 7, .lease = "r:7", .readers = 2};
+const VerdictFrame kVerdict{.transfer = 7, .good = false, .why = "expired"};
 
 std::vector<std::pair<FrameType, std::string>> AllBodies() {
-  return {
-      {FrameType::kHello, Encode(kHello)},         {FrameType::kHelloAck, Encode(kHelloAck)},
-      {FrameType::kRefuse, Encode(kRefuse)},       {FrameType::kOpen, Encode(kOpen)},
-      {FrameType::kAmend, Encode(kAmend)},         {FrameType::kAbort, Encode(kAbort)},
-      {FrameType::kDiscard, Encode(kDiscard)},     {FrameType::kSlotRequest, Encode(kSlotRequest)},
-      {FrameType::kQuiet, Encode(kQuiet)},         {FrameType::kReleased, Encode(kReleased)},
-      {FrameType::kSlotGrant, Encode(kSlotGrant)}, {FrameType::kCredit, Encode(kCredit)},
-      {FrameType::kQuiesce, Encode(kQuiesce)},     {FrameType::kPing, Encode(kPing)},
-      {FrameType::kFenceRail, Encode(kRail)},      {FrameType::kRailFenced, Encode(kRail)}};
+  return {{FrameType::kHello, Encode(kHello)},
+          {FrameType::kHelloAck, Encode(kHelloAck)},
+          {FrameType::kRefuse, Encode(kRefuse)},
+          {FrameType::kOpen, Encode(kOpen)},
+          {FrameType::kAmend, Encode(kAmend)},
+          {FrameType::kAbort, Encode(kAbort)},
+          {FrameType::kDiscard, Encode(kDiscard)},
+          {FrameType::kSlotRequest, Encode(kSlotRequest)},
+          {FrameType::kQuiet, Encode(kQuiet)},
+          {FrameType::kReleased, Encode(kReleased)},
+          {FrameType::kSlotGrant, Encode(kSlotGrant)},
+          {FrameType::kCredit, Encode(kCredit)},
+          {FrameType::kQuiesce, Encode(kQuiesce)},
+          {FrameType::kPing, Encode(kPing)},
+          {FrameType::kFenceRail, Encode(kRail)},
+          {FrameType::kRailFenced, Encode(kRail)},
+          {FrameType::kFetchBegin, Encode(kFetchBegin)},
+          {FrameType::kFetchEnd, Encode(kFetchEnd)},
+          {FrameType::kVerdict, Encode(kVerdict)}};
 }
 
 // Expect the bytes of version 1 for `frame`, the frame back from them, and every shorter or
@@ -137,6 +165,16 @@ TEST(WireFormat, BytesOfVersion3AreKept) {
   ExpectFormat(kRail, golden::kRail);
   EXPECT_EQ(static_cast<int>(FrameType::kFenceRail), 18);
   EXPECT_EQ(static_cast<int>(FrameType::kRailFenced), 19);
+}
+
+TEST(WireFormat, BytesOfVersion4AreKept) {
+  ExpectFormat(OpenFrame{.transfer = 7, .notice = Notice::kKvPart}, golden::kOpenKvPart);
+  ExpectFormat(kKvPart, golden::kKvPart);
+  ExpectFormat(kFetchBegin, golden::kFetchBegin);
+  ExpectFormat(kFetchEnd, golden::kFetchEnd);
+  ExpectFormat(kVerdict, golden::kVerdict);
+  EXPECT_EQ(static_cast<int>(FrameType::kFetchBegin), 20);
+  EXPECT_EQ(static_cast<int>(FrameType::kVerdict), 22);
 }
 
 TEST(WireFormat, DefaultsOfListFramesSurvive) {
@@ -183,7 +221,7 @@ TEST(WireFormat, DamagedEnvelopesAreRefused) {
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message).first(size)), kInvalid)) << size;
   }
   EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message + "x")), kInvalid, {"body bytes"}));
-  for (const char type : {'\0', '\x14', '\xff'}) {
+  for (const char type : {'\0', '\x17', '\xff'}) {
     std::string bad = message;
     bad[0] = type;
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(bad)), kInvalid, {"type"}));
@@ -260,13 +298,30 @@ TEST(WireFormat, FieldsOutOfRangeAreNamed) {
   open.lanes[1].arrivals = 0;
   EXPECT_TRUE(Fails(Decode<OpenFrame>(AsBytes(Encode(open))), kInvalid, {"open", "arrivals"}));
   open = kOpen;
-  open.has_notification = false;
+  open.notice = Notice::kNone;
   EXPECT_TRUE(Fails(Decode<OpenFrame>(AsBytes(Encode(open))), kInvalid, {"notification"}));
   open = kOpen;
   open.notification = std::string(kMaxNotificationBytes, 'n');
   EXPECT_OK(Decode<OpenFrame>(AsBytes(Encode(open))));
   open.notification += 'n';
   EXPECT_TRUE(Fails(Decode<OpenFrame>(AsBytes(Encode(open))), kInvalid, {"notification", "65537"}));
+
+  std::string notice = Encode(kOpen);
+  notice[16] = 3;
+  EXPECT_TRUE(Fails(Decode<OpenFrame>(AsBytes(notice)), kInvalid, {"open", "notice"}));
+  KvPartFrame part = kKvPart;
+  part.request = "";
+  EXPECT_TRUE(Fails(Decode<KvPartFrame>(AsBytes(Encode(part))), kInvalid, {"request"}));
+  part = kKvPart;
+  part.cache = std::string(256, 'c');
+  EXPECT_TRUE(Fails(Decode<KvPartFrame>(AsBytes(Encode(part))), kInvalid, {"cache", "256"}));
+  part = kKvPart;
+  part.has_notification = false;
+  EXPECT_TRUE(Fails(Decode<KvPartFrame>(AsBytes(Encode(part))), kInvalid, {"notification"}));
+  // Beside the largest notification, the longest names have room.
+  part.notification = std::string(kMaxKvNotificationBytes, 'n');
+  part.request = part.cache = std::string(255, 'c');
+  EXPECT_LE(Encode(part).size(), kMaxNotificationBytes);
 
   SlotGrantFrame grant{.range = {.first = 1048575, .count = 1}, .generation = 0};
   EXPECT_OK(Decode<SlotGrantFrame>(AsBytes(Encode(grant))));

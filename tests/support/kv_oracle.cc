@@ -1,4 +1,4 @@
-#include "tests/unit/kv_oracle.h"
+#include "tests/support/kv_oracle.h"
 
 namespace kvxfer::testing {
 

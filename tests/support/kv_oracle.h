@@ -1,7 +1,7 @@
 // A KV cache as whole tensors, by plain index arithmetic: what transfers between layouts are held
 // against. Nothing of it comes from the code under test but the types that describe a tensor.
-#ifndef KVXFER_TESTS_UNIT_KV_ORACLE_H_
-#define KVXFER_TESTS_UNIT_KV_ORACLE_H_
+#ifndef KVXFER_TESTS_SUPPORT_KV_ORACLE_H_
+#define KVXFER_TESTS_SUPPORT_KV_ORACLE_H_
 
 #include <cstdint>
 #include <random>
@@ -43,4 +43,4 @@ uint8_t ValueOf(uint32_t layer, int kv, uint32_t token, uint32_t head, uint32_t 
 
 }  // namespace kvxfer::testing
 
-#endif  // KVXFER_TESTS_UNIT_KV_ORACLE_H_
+#endif  // KVXFER_TESTS_SUPPORT_KV_ORACLE_H_

@@ -1,0 +1,49 @@
+#include "benchmarks/kv/statistics.h"
+
+#include <malloc.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+
+namespace kvxfer::kv_bench {
+
+int64_t NowNs() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+int64_t ThreadCpuNs() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+int64_t ThreadWaitedNs() {
+  std::ifstream schedstat("/proc/thread-self/schedstat");
+  int64_t ran = 0;
+  int64_t waited = 0;
+  schedstat >> ran >> waited;
+  return waited;
+}
+
+double Quantile(std::vector<double> values, double q) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const double rank = std::ceil(q * static_cast<double>(values.size()));
+  return values[std::clamp<size_t>(static_cast<size_t>(rank), 1, values.size()) - 1];
+}
+
+cli::Json MemoryJson() {
+  const struct mallinfo2 info = ::mallinfo2();
+  std::ifstream statm("/proc/self/statm");
+  uint64_t pages = 0;
+  uint64_t resident = 0;
+  statm >> pages >> resident;
+  return {{"heap", info.uordblks + info.hblkhd},
+          {"rss", resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE))}};
+}
+
+}  // namespace kvxfer::kv_bench

@@ -1,0 +1,30 @@
+// Clock, medians, and what memory a process has.
+//
+// Thread-safety: pure, but for MemoryJson, which asks the process.
+#ifndef KVXFER_BENCHMARKS_KV_STATISTICS_H_
+#define KVXFER_BENCHMARKS_KV_STATISTICS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "src/cli/json_util.h"
+
+namespace kvxfer::kv_bench {
+
+// Nanoseconds of the steady clock, which is one for all processes of a host.
+int64_t NowNs();
+// CPU time of the calling thread.
+int64_t ThreadCpuNs();
+// How long it could have run and had no CPU, for others had them; 0 where the kernel does not tell.
+int64_t ThreadWaitedNs();
+
+// The smallest value that a part `q` of the values does not exceed; 0 of none.
+double Quantile(std::vector<double> values, double q);
+inline double Median(std::vector<double> values) { return Quantile(std::move(values), 0.5); }
+
+// Of this process: `heap`, bytes in use of malloc's, and `rss`, bytes resident, both now.
+cli::Json MemoryJson();
+
+}  // namespace kvxfer::kv_bench
+
+#endif  // KVXFER_BENCHMARKS_KV_STATISTICS_H_

@@ -1,0 +1,204 @@
+// Both of a turn move the same bytes from and to the same places, in the same order; so what else
+// the machine does meets both, and what differs is what kvxfer does for them.
+
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "benchmarks/kv/each_case.h"
+#include "benchmarks/kv/modes.h"
+#include "benchmarks/kv/source.h"
+#include "benchmarks/kv/statistics.h"
+#include "src/cli/table.h"
+#include "src/cli/units.h"
+
+namespace kvxfer::kv_bench {
+namespace {
+
+using cli::FormatFixed;
+using cli::Json;
+
+constexpr size_t kFewestTurns = 20;
+
+enum Way : size_t { kReshard, kPlain };
+
+struct Figures {
+  PlanFigures plan{};
+  size_t targets = 0;  // of the rank
+  bool paged = false;
+  std::array<std::vector<double>, 2> seconds{};  // by Way
+  std::vector<double> ratios{};                  // of the rates: reshard's to plain's
+};
+
+class Throughput {
+ public:
+  explicit Throughput(const Source& source) : source_(source) {}
+
+  absl::StatusOr<Figures> Measure(double seconds) {
+    Figures figures{.targets = source_.shares().size()};
+    for (const Share& share : source_.shares()) {
+      SharePlan plan = source_.PlanOf(share);
+      auto measured = plan.Measure();
+      if (!measured.ok()) return measured.status();
+      auto plain = plan.Plain();
+      if (!plain.ok()) return plain.status();
+      figures.plan = *measured;  // of the last; all ranks take as much
+      figures.paged = plain->paged();
+      plain_.push_back(*std::move(plain));
+    }
+    if (absl::Status status = Verify(); !status.ok()) return status;
+    const int64_t end = NowNs() + static_cast<int64_t>(seconds * 1e9);
+    while (figures.ratios.size() < kFewestTurns || NowNs() < end) {
+      if (absl::Status status = Turn(figures); !status.ok()) return status;
+    }
+    return figures;
+  }
+
+ private:
+  // Also the first touch of all memory, and the connections.
+  absl::Status Verify() {
+    for (const Way way : {kReshard, kPlain}) {
+      const auto took = Move(way);
+      if (!took.ok()) return took.status();
+      if (absl::Status status = source_.CheckTarget(); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Turn(Figures& figures) {
+    std::array<double, 2> took{};
+    const bool odd = figures.ratios.size() % 2 != 0;
+    for (const Way way : {odd ? kPlain : kReshard, odd ? kReshard : kPlain}) {
+      const auto seconds = Move(way);
+      if (!seconds.ok()) return seconds.status();
+      took[way] = *seconds;
+      figures.seconds[way].push_back(*seconds);
+    }
+    figures.ratios.push_back(took[kPlain] / took[kReshard]);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<double> Move(Way way) {
+    const std::string name = absl::StrCat("request ", ++requests_);
+    const int64_t start = NowNs();
+    absl::Status moved = way == kReshard ? source_.Write(name) : WritePlain(name);
+    const int64_t end = NowNs();
+    if (!moved.ok()) return moved;
+    // A decode rank that several of prefill give to would wait for the others.
+    if (absl::Status status = source_.Forget(name); !status.ok()) return status;
+    return static_cast<double>(end - start) / 1e9;
+  }
+
+  absl::Status WritePlain(const std::string& name) {
+    std::vector<Transfer> posted;
+    for (size_t i = 0; i < plain_.size(); ++i) {
+      auto transfer = source_.WritePlain(source_.shares()[i], plain_[i], name);
+      if (!transfer.ok()) return transfer.status();
+      posted.push_back(*std::move(transfer));
+    }
+    return source_.WaitAll(posted);
+  }
+
+  const Source& source_;
+  std::vector<PlainBlocks> plain_;  // of each share
+  uint64_t requests_ = 0;
+};
+
+double Bytes(const Figures& figures) {
+  return static_cast<double>(figures.plan.bytes) * static_cast<double>(figures.targets);
+}
+
+Json ToJson(const Case& one, const Figures& figures) {
+  const double bytes = Bytes(figures);
+  const auto way = [&](Way which) {
+    const auto& seconds = figures.seconds[which];
+    return Json{{"gb_per_s", bytes / Median(seconds) / 1e9},
+                {"p50_ms", Median(seconds) * 1e3},
+                {"p99_ms", Quantile(seconds, 0.99) * 1e3}};
+  };
+  return {{"model", one.model},
+          {"prefill_tp", one.prefill.tp},
+          {"decode_tp", one.decode.tp},
+          {"layout_src", one.prefill.order},
+          {"layout_dst", one.decode.order},
+          {"prefill_block", one.prefill.block_tokens},
+          {"decode_block", one.decode.block_tokens},
+          {"tokens", one.tokens},
+          {"target_ranks", figures.targets},
+          {"runs_per_rank", figures.plan.runs},
+          {"smallest_run", figures.plan.smallest},
+          {"largest_run", figures.plan.largest},
+          {"bytes", bytes},
+          {"list_ns_per_run", figures.plan.list_ns},
+          {"plan_ns_per_run", figures.plan.plan_ns},
+          {"turns", figures.ratios.size()},
+          {"write_blocks", way(kReshard)},
+          {"plain", way(kPlain)},
+          {"plain_blocks", figures.paged ? "paged" : "descriptors"},
+          {"ratio", Median(figures.ratios)},
+          {"ratio_p99", Quantile(figures.ratios, 0.01)}};
+}
+
+cli::Table MakeTable() {
+  return cli::Table({{"model", 15},
+                     {"tp", 5},
+                     {"layout", 9},
+                     {"block", 7},
+                     {"ranks", 5},
+                     {"runs/rank", 9},
+                     {"run B", 9},
+                     {"list ns", 7},
+                     {"plan ns", 7},
+                     {"GB/s", 6},
+                     {"p99 ms", 7},
+                     {"plain", 6},
+                     {"p99 ms", 7},
+                     {"ratio", 5},
+                     {"ratio p99", 9}});
+}
+
+std::vector<std::string> Row(const Case& one, const Figures& figures) {
+  const auto rate = [&](Way way) {
+    return FormatFixed(Bytes(figures) / Median(figures.seconds[way]) / 1e9, 2);
+  };
+  const auto p99 = [&](Way way) {
+    return FormatFixed(Quantile(figures.seconds[way], 0.99) * 1e3, 2);
+  };
+  const PlanFigures& plan = figures.plan;
+  const std::string run = plan.smallest == plan.largest
+                              ? absl::StrCat(plan.largest)
+                              : absl::StrCat(plan.smallest, "-", plan.largest);
+  return {one.model,
+          absl::StrCat(one.prefill.tp, ">", one.decode.tp),
+          absl::StrCat(one.prefill.order, ">", one.decode.order),
+          absl::StrCat(one.prefill.block_tokens, ">", one.decode.block_tokens),
+          absl::StrCat(figures.targets),
+          absl::StrCat(plan.runs),
+          run,
+          FormatFixed(plan.list_ns, 2),
+          FormatFixed(plan.plan_ns, 1),
+          rate(kReshard),
+          p99(kReshard),
+          rate(kPlain) + (figures.paged ? "" : "d"),
+          p99(kPlain),
+          FormatFixed(Median(figures.ratios), 2),
+          FormatFixed(Quantile(figures.ratios, 0.01), 2)};
+}
+
+}  // namespace
+
+absl::StatusOr<Json> MeasureThroughput(const std::vector<Case>& cases, const Options& options,
+                                       cli::Channel& channel) {
+  Json rows = Json::array();
+  const auto measure = [&](const Source& source) -> absl::StatusOr<std::vector<std::string>> {
+    const auto figures = Throughput(source).Measure(options.seconds);
+    if (!figures.ok()) return figures.status();
+    rows.push_back(ToJson(source.one(), *figures));
+    return Row(source.one(), *figures);
+  };
+  absl::Status status = EachCase(cases, /*alone=*/true, options, channel, MakeTable(), measure);
+  if (!status.ok()) return status;
+  return rows;
+}
+
+}  // namespace kvxfer::kv_bench

@@ -1,0 +1,30 @@
+// The KV caches of an agent, by name, as planning needs them.
+//
+// Thread-safety: a plain value; shared between threads where it is constant.
+
+#ifndef KVXFER_CORE_KV_CACHE_TABLE_H_
+#define KVXFER_CORE_KV_CACHE_TABLE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kvxfer/kv_layout.h"
+
+namespace kvxfer {
+
+struct KvCacheInfo {
+  uint64_t id = 0;  // random, of this registration
+  KvLayout layout;
+  std::vector<uint64_t> tensors;  // where they begin, as CheckKvTensors found them good
+
+  bool operator==(const KvCacheInfo&) const = default;
+};
+
+using KvCacheTable = std::map<std::string, KvCacheInfo, std::less<>>;
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_CORE_KV_CACHE_TABLE_H_
