@@ -139,7 +139,7 @@ struct Outbound {
   uint32_t home = kNoRail;  // a transfer that is too small to be striped stays on one rail
   Distances distances{};
   std::vector<Unexplained> unexplained{};
-  Time first_post{};
+  Time first_post{};  // as long as it is 0, no byte of it was sent
   bool alone = false;  // small, and nothing was on its way when it began
   bool all_posted = false;
   bool holds_stream = false;  // of its record

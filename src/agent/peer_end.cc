@@ -136,8 +136,9 @@ void Peer::AdvanceEnd(Outbound& outbound, Time now) {
                  : unsure && outbound.opened                ? Delivery::kUnknown
                                                             : Delivery::kNotDelivered;
     }
-    // Only bytes that the target lands by itself can still come after this.
-    const bool quarantined = (outbound.abort_due || outbound.orphan) && outbound.book.counted();
+    // Only bytes that were sent, and that the target lands by itself, can still come after this.
+    const bool quarantined = (outbound.abort_due || outbound.orphan) && outbound.book.counted() &&
+                             outbound.first_post != Time{};
     if (quarantined && outbound.orphan) quarantined_.push_back(outbound.record);
     Publish(outbound, outbound.end_state, outbound.end_status, delivery, quarantined);
   }

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "src/core/clock.h"
+#include "src/core/message_order.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::cli {
@@ -68,6 +69,7 @@ absl::Status Channel::Send(const Json& message, Duration timeout) {
     bytes += static_cast<char>(static_cast<uint8_t>(size >> shift));
   }
   bytes += text;
+  MessageIsSent();
   return Transfer(bytes.data(), bytes.size(), POLLOUT, timeout);
 }
 

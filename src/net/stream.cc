@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "src/core/message_order.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::net {
@@ -73,6 +74,7 @@ absl::StatusOr<size_t> Stream::Read(std::span<iovec> pieces) {
                           ? ::recv(fd_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
                           : ::readv(fd_.get(), pieces.data(), static_cast<int>(pieces.size()));
     if (n > 0) {
+      MessageHasCome();
       // Less than asked for: the socket was empty, and the next byte makes a new edge. A hang-up
       // does not, where its edge has been taken.
       if (static_cast<size_t>(n) < asked && !hung_up_) readable_ = false;

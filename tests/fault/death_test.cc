@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -242,6 +243,38 @@ TEST_P(Death, CancelToAStoppedPeer) {
   // Its death proves it quiet as well as its word would.
   apart.b->process().Signal(SIGKILL);
   EXPECT_OK(transfer.WaitQuiet(kAmple));
+}
+
+// Expect that what never began to be sent is quiet when it ends, although the peer that was told of
+// it answers nothing; and that the peer, once it goes on, is not told of it.
+TEST_P(Death, NothingSentToAStoppedPeer) {
+  const Shape shape{.block_bytes = 64 * 1024, .ids = 16};
+  AgentOptions options = OptionsFor(GetParam(), "a");
+  options.cancel_grace = milliseconds(50);
+  ASSERT_OK_AND_ASSIGN(Apart apart, MakeApart(GetParam(), options, shape.memory_bytes()));
+  ASSERT_OK_AND_ASSIGN(const uint64_t before, apart.b->MemoryDigest());
+  apart.b->process().Signal(SIGSTOP);
+  apart.b->process().WaitStopped();
+  const std::atomic<uint32_t> never{0};
+  TransferOptions held = Telling("held");
+  held.ready = &never;
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer,
+                       apart.Blocks(shape).Write(*apart.a.agent, "b", held));
+  EXPECT_TRUE(
+      Fails(transfer.Wait(milliseconds(20)), absl::StatusCode::kDeadlineExceeded, {"active"}));
+  transfer.Cancel();
+  EXPECT_TRUE(Fails(transfer.Wait(kAmple), absl::StatusCode::kCancelled));
+  EXPECT_FALSE(transfer.quarantined());
+  EXPECT_OK(transfer.WaitQuiet(Duration::zero()));
+  EXPECT_EQ(transfer.delivery(), Delivery::kNotDelivered);
+
+  apart.b->process().Signal(SIGCONT);
+  ASSERT_OK_AND_ASSIGN(const Transfer next, apart.a.agent->Notify("b", "next", Unhurried()));
+  ASSERT_OK(next.Wait(kAmple));
+  ASSERT_OK_AND_ASSIGN(const uint64_t after, apart.b->MemoryDigest());
+  EXPECT_EQ(after, before);
+  ASSERT_OK_AND_ASSIGN(const std::string told, apart.b->WaitNotification(kAmple));
+  EXPECT_EQ(told, "next");
 }
 
 // Expect that old metadata does not reach a peer that has started again at the same address,

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "src/backends/ucx/frame_order.h"
 #include "src/backends/ucx/frames.h"
 #include "src/backends/ucx/worker.h"
+#include "src/core/message_order.h"
 #include "src/net/socket.h"
 #include "tests/support/backend_pair.h"
 #include "tests/support/flavour.h"
@@ -92,7 +92,7 @@ class PlayedPeer : private ucx::FrameSink {
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = UCP_AM_SEND_FLAG_EAGER;
     if (by_socket_ && head.kind == FrameKind::kHello) param.flags |= UCP_AM_SEND_FLAG_REPLY;
-    ucx::FrameIsSent();
+    MessageIsSent();
     const ucs_status_ptr_t sent = ucp_am_send_nbx(endpoint_, ucx::Worker::kFrameId, nullptr, 0,
                                                   frame.data(), frame.size(), &param);
     ASSERT_FALSE(UCS_PTR_IS_ERR(sent));

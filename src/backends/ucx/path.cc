@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "src/backends/ucx/frame_order.h"
 #include "src/backends/ucx/print.h"
 #include "src/core/host_identity.h"
+#include "src/core/message_order.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
 #include "src/net/socket.h"
@@ -128,7 +128,7 @@ void Path::Send(const FrameHead& head) {
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   param.cb.send = &Path::OnSent;
   param.user_data = &frame;
-  FrameIsSent();
+  MessageIsSent();
   const ucs_status_ptr_t sent =
       ucp_am_send_nbx(ep_, Worker::kFrameId, nullptr, 0, &frame, 1, &param);
   if (UCS_PTR_IS_ERR(sent)) return Fail(UcxStatus(UCS_PTR_STATUS(sent), "ucp_am_send_nbx"));

@@ -7,11 +7,11 @@
 #include <thread>
 #include <utility>
 
-#include "src/backends/ucx/frame_order.h"
 #include "src/backends/ucx/outgoing.h"
 #include "src/backends/ucx/print.h"
 #include "src/core/clock.h"
 #include "src/core/log.h"
+#include "src/core/message_order.h"
 #include "src/core/strings.h"
 #include "src/net/socket.h"
 
@@ -185,7 +185,7 @@ ucs_status_t HandOver(void* arg, const void*, size_t, void* data, size_t bytes,
                       const ucp_am_recv_param_t* param) {
   // None of ours comes by rendezvous.
   if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return UCS_OK;
-  FrameHasCome();
+  MessageHasCome();
   const bool answerable = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
   static_cast<FrameSink*>(arg)->OnFrame({static_cast<const std::byte*>(data), bytes},
                                         answerable ? param->reply_ep : nullptr);
