@@ -143,7 +143,15 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   bool CancelBrokenGroups();
   absl::StatusOr<std::shared_ptr<const PeerView>> FindView(std::string_view peer) const;
   void PublishView(const Peer& peer);
+  // Runs `command` as the owner. FailedPrecondition: the agent was closed, or this process forked.
   absl::Status Call(absl::FunctionRef<void()> command);
+  // The same, with what the command says: a Status or a StatusOr.
+  template <typename Said>
+  Said CallFor(absl::FunctionRef<Said()> command) {
+    Said said = absl::UnknownError("");
+    absl::Status called = Call([&] { said = command(); });
+    return called.ok() ? said : Said(std::move(called));
+  }
   static absl::Status ClosedError();
   absl::StatusOr<Flag> BeginDeregistration(RegionId region);
   std::string LeaveDeregistration(RegionId region);

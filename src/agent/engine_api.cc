@@ -54,10 +54,8 @@ absl::StatusOr<std::string> Engine::AddPeer(std::string_view metadata_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("the peer is called ", name, " as this agent is; give agents unique names"));
   }
-  absl::Status result;
-  auto status = Call([&] { result = Install(*std::move(metadata)); });
-  if (!status.ok()) return status;
-  if (!result.ok()) return result;
+  const auto installed = CallFor<absl::Status>([&] { return Install(*std::move(metadata)); });
+  if (!installed.ok()) return installed;
   return name;
 }
 
@@ -92,13 +90,9 @@ absl::Status Engine::Install(AgentMetadata metadata) {
 }
 
 absl::Status Engine::RemovePeer(std::string_view peer) {
-  absl::Status result;
-  auto status = Call([&] {
+  return CallFor<absl::Status>([&] {
     Peer* found = FindPeer(peer);
-    if (found == nullptr) {
-      result = absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer)));
-      return;
-    }
+    if (found == nullptr) return absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer)));
     {
       std::lock_guard lock(views_mu_);
       views_.erase(std::string(peer));
@@ -109,20 +103,21 @@ absl::Status Engine::RemovePeer(std::string_view peer) {
     const auto it = peers_.find(peer);
     leaving_.push_back(std::move(it->second));
     peers_.erase(it);
+    return absl::OkStatus();
   });
-  return status.ok() ? result : status;
 }
 
 absl::StatusOr<Explanation> Engine::Explain(std::string_view peer) {
-  absl::StatusOr<Explanation> result =
-      absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer), "; add its metadata first"));
-  auto status = Call([&] {
+  return CallFor<absl::StatusOr<Explanation>>([&]() -> absl::StatusOr<Explanation> {
     Peer* const found = FindPeer(peer);
-    if (found == nullptr) return;
-    result = found->Explain();
-    result->paths.insert(result->paths.end(), unusable_.begin(), unusable_.end());
+    if (found == nullptr) {
+      return absl::NotFoundError(
+          absl::StrCat("no peer ", ToAbsl(peer), "; add its metadata first"));
+    }
+    Explanation explanation = found->Explain();
+    explanation.paths.insert(explanation.paths.end(), unusable_.begin(), unusable_.end());
+    return explanation;
   });
-  return status.ok() ? result : status;
 }
 
 Peer* Engine::FindPeer(std::string_view name) {
@@ -170,7 +165,7 @@ absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view pe
   if (!made.ok()) return made.status();
   const TransferPtr record = *std::move(made);
   if (kind != TransferKind::kNotify) {
-    const Direction direction = kind == TransferKind::kWrite ? Direction::kWrite : Direction::kRead;
+    const Direction direction = DirectionOf(kind);
     auto list = std::holds_alternative<PagedBlocks>(blocks)
                     ? BlockList::FromPaged(std::get<PagedBlocks>(blocks), direction, *record->local,
                                            *record->remote, runtime_.ids)

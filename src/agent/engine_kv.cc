@@ -8,10 +8,13 @@
 #include "src/core/kv_block_list.h"
 #include "src/core/kv_blocks_hash.h"
 #include "src/core/kv_group.h"
+#include "src/core/kv_tensors.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
 namespace {
+
+constexpr std::string_view kThisAgent = "this agent";
 
 absl::Status CheckKvOptions(TransferKind kind, const KvOptions& options) {
   if (options.request.size() > kMaxNameBytes || options.lease.size() > kMaxNameBytes) {
@@ -37,16 +40,11 @@ absl::Status CheckKvOptions(TransferKind kind, const KvOptions& options) {
   return absl::OkStatus();
 }
 
-Direction DirectionOf(TransferKind kind) {
-  return kind == TransferKind::kWrite ? Direction::kWrite : Direction::kRead;
-}
-
 absl::StatusOr<const KvCacheInfo*> FindCache(const KvCacheTable& caches, std::string_view name,
                                              std::string_view whose) {
   const auto it = caches.find(name);
-  if (it != caches.end()) return &it->second;
-  return absl::NotFoundError(absl::StrCat(ToAbsl(whose), " has no KV cache \"", ToAbsl(name),
-                                          "\"; register it, and take the metadata again"));
+  return it != caches.end() ? absl::StatusOr<const KvCacheInfo*>(&it->second)
+                            : NoKvCache(whose, name);
 }
 
 // The layers that are asked for, of all that the model has.
@@ -117,7 +115,7 @@ struct Engine::KvParties {
 absl::StatusOr<Engine::KvParties> Engine::FindParties(std::span<const std::string> group,
                                                       std::string_view cache) const {
   KvParties parties{.caches = runtime_.kv.table()};
-  const auto own = FindCache(*parties.caches, cache, "this agent");
+  const auto own = FindCache(*parties.caches, cache, kThisAgent);
   if (!own.ok()) return own.status();
   parties.own = *own;
   for (const std::string& name : group) {
@@ -235,30 +233,26 @@ absl::StatusOr<TransferPtr> Engine::StartGroup(TransferKind kind, std::vector<Tr
 
 absl::Status Engine::RegisterKvCache(std::string_view name, const KvLayout& layout,
                                      std::span<const uint64_t> tensors) {
-  absl::Status result;
-  const absl::Status called = Call([&] {
-    result = runtime_.kv.Register(name, layout, tensors, *runtime_.memory.table());
+  if (auto status = CheckKvTensors(name, layout, tensors); !status.ok()) return status;
+  return CallFor<absl::Status>([&] {
     ++runtime_.revision;
+    return runtime_.kv.Register(name, layout, tensors, *runtime_.memory.table());
   });
-  return called.ok() ? result : called;
 }
 
 absl::Status Engine::DeregisterKvCache(std::string_view name) {
-  absl::Status result;
-  const absl::Status called = Call([&] {
-    result = runtime_.kv.Deregister(name);
+  return CallFor<absl::Status>([&] {
     ++runtime_.revision;
+    return runtime_.kv.Deregister(name);
   });
-  return called.ok() ? result : called;
 }
 
 absl::Status Engine::WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
                                 Duration timeout) {
   if (auto status = RefuseInCallback("WaitLayers"); !status.ok()) return status;
   const Time deadline = After(timeout);
-  absl::StatusOr<std::shared_ptr<KvRegistry::Watch>> watch = absl::UnknownError("");
-  auto status = Call([&] { watch = runtime_.kv.StartWatch(cache, request, layers); });
-  if (!status.ok()) return status;
+  const auto watch = CallFor<absl::StatusOr<std::shared_ptr<KvRegistry::Watch>>>(
+      [&] { return runtime_.kv.StartWatch(cache, request, layers); });
   if (!watch.ok()) return watch.status();
   const KvRegistry::Watch& watched = **watch;
   const auto waited = WaitFor(
@@ -268,7 +262,8 @@ absl::Status Engine::WaitLayers(std::string_view cache, std::string_view request
                watched.given_up.load(std::memory_order_acquire);
       },
       deadline);
-  status = Call([&] { runtime_.kv.EndWatch(cache, request, &watched); });
+  // Of an agent that was closed meanwhile there is no watch to end.
+  (void)Call([&] { runtime_.kv.EndWatch(cache, request, &watched); });
   if (!waited.ok()) return waited.status();
   const uint32_t ready = watched.ready.load(std::memory_order_acquire);
   if (ready >= layers) return absl::OkStatus();
@@ -279,16 +274,14 @@ absl::Status Engine::WaitLayers(std::string_view cache, std::string_view request
 }
 
 absl::Status Engine::DropRequest(std::string_view cache, std::string_view request) {
-  absl::Status result;
-  const absl::Status called = Call([&] { result = runtime_.kv.Drop(cache, request); });
-  return called.ok() ? result : called;
+  return CallFor<absl::Status>([&] { return runtime_.kv.Drop(cache, request); });
 }
 
 absl::Status Engine::LeaseBlocks(std::string_view cache, std::string_view lease,
                                  std::span<const uint32_t> ids, Duration hold) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   const auto caches = runtime_.kv.table();
-  const auto own = FindCache(*caches, cache, "this agent");
+  const auto own = FindCache(*caches, cache, kThisAgent);
   if (!own.ok()) return own.status();
   if (ids.empty()) return absl::InvalidArgumentError("a KV lease of no blocks");
   if (hold <= Duration::zero()) return absl::InvalidArgumentError("a KV lease of no time");
@@ -297,23 +290,16 @@ absl::Status Engine::LeaseBlocks(std::string_view cache, std::string_view lease,
     return absl::InvalidArgumentError(
         absl::StrCat("KV lease of block ", last, ", and the cache has ", (*own)->layout.blocks()));
   }
-  absl::Status result;
-  const absl::Status called = Call(
-      [&] { result = runtime_.leases.Grant(lease, HashLeased((*own)->id, ids), After(hold)); });
-  return called.ok() ? result : called;
+  return CallFor<absl::Status>(
+      [&] { return runtime_.leases.Grant(lease, HashLeased((*own)->id, ids), After(hold)); });
 }
 
 absl::Status Engine::RenewLease(std::string_view lease, Duration hold) {
-  absl::Status result;
-  const absl::Status called =
-      Call([&] { result = runtime_.leases.Renew(lease, After(hold), Now()); });
-  return called.ok() ? result : called;
+  return CallFor<absl::Status>([&] { return runtime_.leases.Renew(lease, After(hold), Now()); });
 }
 
 absl::Status Engine::ReleaseLease(std::string_view lease) {
-  absl::Status result;
-  const absl::Status called = Call([&] { result = runtime_.leases.Release(lease, Now()); });
-  return called.ok() ? result : called;
+  return CallFor<absl::Status>([&] { return runtime_.leases.Release(lease, Now()); });
 }
 
 std::optional<KvEvent> Engine::PollKvEvent() {
@@ -323,14 +309,11 @@ std::optional<KvEvent> Engine::PollKvEvent() {
 }
 
 absl::StatusOr<KvCounts> Engine::CountKv() {
-  KvCounts counts;
-  const absl::Status called = Call([&] {
-    counts.requests_whole = runtime_.kv.whole();
-    counts.requests_lost = runtime_.kv.lost();
+  return CallFor<absl::StatusOr<KvCounts>>([&] {
+    KvCounts counts{.requests_whole = runtime_.kv.whole(), .requests_lost = runtime_.kv.lost()};
     runtime_.leases.Count(counts);
+    return counts;
   });
-  if (!called.ok()) return called;
-  return counts;
 }
 
 }  // namespace kvxfer

@@ -12,20 +12,16 @@ absl::StatusOr<RegionId> Engine::RegisterMemory(const MemorySpan& span, Access a
   // What takes long is done here, for transfers go on meanwhile.
   auto ahead = MemoryRegistry::Prepare(span, access, runtime_.backends);
   if (!ahead.ok()) return ahead.status();
-  absl::StatusOr<RegionId> id = absl::UnknownError("");
-  auto status = Call([&] {
-    id = runtime_.memory.Register(span, access, runtime_.backends, *ahead);
+  return CallFor<absl::StatusOr<RegionId>>([&] {
     ++runtime_.revision;
+    return runtime_.memory.Register(span, access, runtime_.backends, *ahead);
   });
-  return status.ok() ? id : status;
 }
 
 absl::Status Engine::DeregisterMemory(RegionId region, Duration timeout) {
   if (auto status = RefuseInCallback("DeregisterMemory"); !status.ok()) return status;
   const Time deadline = After(timeout);
-  absl::StatusOr<Flag> begun = absl::UnknownError("");
-  auto status = Call([&] { begun = BeginDeregistration(region); });
-  if (!status.ok()) return status;
+  auto begun = CallFor<absl::StatusOr<Flag>>([&] { return BeginDeregistration(region); });
   if (!begun.ok()) return begun.status();
   const Flag removed = *std::move(begun);
   const auto done = [&] { return removed->load(std::memory_order_acquire); };
@@ -33,7 +29,7 @@ absl::Status Engine::DeregisterMemory(RegionId region, Duration timeout) {
   if (!waited.ok()) return waited.status();
   if (*waited) return absl::OkStatus();
   std::string pending;
-  status = Call([&] { pending = LeaveDeregistration(region); });
+  const absl::Status status = Call([&] { pending = LeaveDeregistration(region); });
   if (done()) return absl::OkStatus();
   if (!status.ok()) return status;
   return absl::DeadlineExceededError(
@@ -92,15 +88,14 @@ void Engine::FinishDeregistrations() {
 absl::StatusOr<QuiesceResult> Engine::Quiesce(const QuiesceScope& scope, Duration timeout) {
   if (auto status = RefuseInCallback("Quiesce"); !status.ok()) return status;
   const Time deadline = After(timeout);
-  absl::StatusOr<InboundHub::Question> question = absl::UnknownError("");
-  auto status = Call([&] { question = inbound_.StartQuiesce(scope, false); });
-  if (!status.ok()) return status;
+  const auto question = CallFor<absl::StatusOr<InboundHub::Question>>(
+      [&] { return inbound_.StartQuiesce(scope, false); });
   if (!question.ok()) return question.status();
   const auto quiet = [&] { return question->quiet->load(std::memory_order_acquire); };
   auto waited = WaitFor(question->quiet.get(), quiet, deadline);
   if (!waited.ok()) return waited.status();
   QuiesceResult result{.quiet = quiet(), .token = question->token};
-  status = Call([&] {
+  const absl::Status status = Call([&] {
     result.quiet = inbound_.IsQuiet(question->token).value_or(false);
     if (!result.quiet) result.pending = inbound_.Pending(question->token);
   });
@@ -110,9 +105,7 @@ absl::StatusOr<QuiesceResult> Engine::Quiesce(const QuiesceScope& scope, Duratio
 }
 
 absl::StatusOr<bool> Engine::IsQuiet(uint64_t token) {
-  absl::StatusOr<bool> result = false;
-  auto status = Call([&] { result = inbound_.IsQuiet(token); });
-  return status.ok() ? result : status;
+  return CallFor<absl::StatusOr<bool>>([&] { return inbound_.IsQuiet(token); });
 }
 
 }  // namespace kvxfer

@@ -4,29 +4,25 @@
 #include <utility>
 
 #include "kvxfer/kv_cache.h"
-#include "src/core/kv_tensors.h"
 #include "src/core/log.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
+namespace {
+
+absl::Status NoCache(std::string_view name) { return NoKvCache("this agent", name); }
+
+}  // namespace
 
 std::shared_ptr<const KvCacheTable> KvRegistry::table() const {
   std::lock_guard lock(mu_);
   return table_;
 }
 
-absl::Status KvRegistry::NoCache(std::string_view name) const {
-  return absl::NotFoundError(
-      absl::StrCat("this agent has no KV cache \"", ToAbsl(name), "\"; register it first"));
-}
-
 absl::Status KvRegistry::Register(std::string_view name, const KvLayout& layout,
                                   std::span<const uint64_t> tensors, const RegionTable& regions) {
-  if (name.empty() || name.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("the name of a KV cache has ", name.size(),
-                                                   " bytes, must have 1 to ", kMaxNameBytes));
-  }
+  if (auto status = CheckName("KV cache", name); !status.ok()) return status;
   if (caches_.contains(name)) {
     return absl::AlreadyExistsError(
         absl::StrCat("this agent has a KV cache \"", ToAbsl(name), "\" already"));
@@ -35,7 +31,6 @@ absl::Status KvRegistry::Register(std::string_view name, const KvLayout& layout,
     return absl::ResourceExhaustedError(
         absl::StrCat("this agent has ", kMaxKvCaches, " KV caches already"));
   }
-  if (auto status = CheckKvTensors(name, layout, tensors); !status.ok()) return status;
   Cache cache(layout);
   cache.id = RandomNonZero64();
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -151,7 +146,7 @@ absl::StatusOr<std::shared_ptr<KvRegistry::Watch>> KvRegistry::StartWatch(std::s
                                                                           uint32_t layers) {
   const auto at = caches_.find(cache);
   if (at == caches_.end()) return NoCache(cache);
-  const uint32_t has = table()->find(cache)->second.layout.shard().layers;
+  const uint32_t has = at->second.inbox.layers();
   if (layers > has) {
     return absl::InvalidArgumentError(
         absl::StrCat(layers, " layers of KV cache \"", ToAbsl(cache), "\", which has ", has));

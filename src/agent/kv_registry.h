@@ -34,7 +34,8 @@ class KvRegistry {
 
   std::shared_ptr<const KvCacheTable> table() const;
 
-  // See Agent::RegisterKvCache. `regions`: those of the agent.
+  // See Agent::RegisterKvCache. The tensors are such as CheckKvTensors finds good; `regions`: those
+  // of the agent.
   absl::Status Register(std::string_view name, const KvLayout& layout,
                         std::span<const uint64_t> tensors, const RegionTable& regions);
   absl::Status Deregister(std::string_view name);
@@ -72,7 +73,6 @@ class KvRegistry {
     std::map<std::string, std::shared_ptr<Watch>, std::less<>> watches{};
   };
 
-  absl::Status NoCache(std::string_view name) const;
   void Lose(std::string_view cache, std::string_view request, std::string_view why);
   void Tell(Cache& cache, std::string_view request);
 

@@ -139,7 +139,7 @@ struct Outbound {
   uint32_t home = kNoRail;  // a transfer that is too small to be striped stays on one rail
   Distances distances{};
   std::vector<Unexplained> unexplained{};
-  Time first_post{};  // as long as it is 0, no byte of it was sent
+  Time first_post{};   // as long as it is 0, no byte of it was sent
   bool alone = false;  // small, and nothing was on its way when it began
   bool all_posted = false;
   bool holds_stream = false;  // of its record
@@ -148,7 +148,7 @@ struct Outbound {
   // Of one under a lease: the owner is told before the first byte is read, and asked after the
   // last.
   enum class Fetch : uint8_t { kBeginning, kReading, kAsked, kHeld };
-  Fetch fetch = Fetch::kBeginning;
+  std::optional<Fetch> fetch{};
   absl::Status refused{};  // the target took the bytes, and not what they are part of
 
   // Ending otherwise than done.

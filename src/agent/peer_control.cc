@@ -152,14 +152,14 @@ absl::Status Peer::OnVerdict(const VerdictFrame& frame) {
   const auto it = active_.find(frame.transfer);
   if (it == active_.end()) return absl::OkStatus();
   Outbound& outbound = it->second;
-  const bool fetches = outbound.record->fetch.has_value();
+  const bool fetches = outbound.fetch.has_value();
   if (outbound.ending && fetches) return absl::OkStatus();
   const absl::Status refused = absl::FailedPreconditionError(absl::StrCat(
       "peer ", metadata_.name, fetches ? ": what was read is worth nothing: " : ": ", frame.why));
-  if (frame.good && fetches && outbound.fetch == Outbound::Fetch::kBeginning) {
+  if (frame.good && outbound.fetch == Outbound::Fetch::kBeginning) {
     outbound.fetch = Outbound::Fetch::kReading;
     Advance(outbound);  // of one without bytes
-  } else if (frame.good && fetches && outbound.fetch == Outbound::Fetch::kAsked) {
+  } else if (frame.good && outbound.fetch == Outbound::Fetch::kAsked) {
     outbound.fetch = Outbound::Fetch::kHeld;
     Advance(outbound);
   } else if (!frame.good && fetches) {

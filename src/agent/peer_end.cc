@@ -72,7 +72,7 @@ void Peer::Advance(Outbound& outbound) {
 // Whether what was read under a lease is known to be what was leased; asks, once it is all read.
 bool Peer::FetchHeld(Outbound& outbound) {
   const internal::TransferRecord& record = *outbound.record;
-  if (!record.fetch.has_value() || outbound.fetch == Outbound::Fetch::kHeld) return true;
+  if (!outbound.fetch.has_value() || outbound.fetch == Outbound::Fetch::kHeld) return true;
   const bool read = outbound.ops == 0 && outbound.unexplained.empty();
   if (outbound.fetch == Outbound::Fetch::kReading && read) {
     outbound.fetch = Outbound::Fetch::kAsked;
@@ -111,7 +111,7 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
                          .slots = outbound.book.End(slots_)};
   const bool fetching =
       outbound.fetch == Outbound::Fetch::kBeginning || outbound.fetch == Outbound::Fetch::kReading;
-  if (outbound.record->fetch.has_value() && fetching) PushFetchEnd(*outbound.record, 0);
+  if (fetching) PushFetchEnd(*outbound.record, 0);
   // A transfer of which the target has seen nothing and that has no number needs no word of it.
   outbound.abort_due = outbound.opened || outbound.order != 0 || !abort.slots.empty();
   for (Path& path : paths_) {

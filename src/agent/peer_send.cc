@@ -65,7 +65,10 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
     credit_used_.bytes += options.notification->size();
     if (options.order == NotifyOrder::kPosted) added.order = ++last_order_;
   }
-  if (record->fetch.has_value()) PushFetchBegin(*record);
+  if (record->fetch.has_value()) {
+    added.fetch = Outbound::Fetch::kBeginning;
+    PushFetchBegin(*record);
+  }
   link->ping_at = std::min(link->ping_at, runtime_->now + runtime_->options.heartbeat);
   if (record->blocks.total_bytes() == 0) {
     added.all_posted = true;
@@ -190,8 +193,7 @@ Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
     waits_ready_ = true;
     return Turn::kBlocked;
   }
-  const bool waits_begin =
-      outbound.record->fetch.has_value() && outbound.fetch == Outbound::Fetch::kBeginning;
+  const bool waits_begin = outbound.fetch == Outbound::Fetch::kBeginning;
   if (waits_begin || outbound.link->full || !outbound.unexplained.empty()) return Turn::kBlocked;
   if (!outbound.book.posted()) {
     if (outbound.prepared == 0 && !Prepare(outbound)) return Turn::kPosted;

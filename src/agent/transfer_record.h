@@ -25,6 +25,11 @@ class Engine;
 
 enum class TransferKind : uint8_t { kWrite, kRead, kNotify };
 
+// Of one that moves blocks.
+inline Direction DirectionOf(TransferKind kind) {
+  return kind == TransferKind::kWrite ? Direction::kWrite : Direction::kRead;
+}
+
 namespace internal {
 
 class TransferGroup;

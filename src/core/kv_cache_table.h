@@ -9,9 +9,12 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kvxfer/kv_layout.h"
+#include "src/core/strings.h"
 
 namespace kvxfer {
 
@@ -24,6 +27,11 @@ struct KvCacheInfo {
 };
 
 using KvCacheTable = std::map<std::string, KvCacheInfo, std::less<>>;
+
+inline absl::Status NoKvCache(std::string_view whose, std::string_view name) {
+  return absl::NotFoundError(absl::StrCat(ToAbsl(whose), " has no KV cache \"", ToAbsl(name),
+                                          "\"; register it, and take the metadata again"));
+}
 
 }  // namespace kvxfer
 

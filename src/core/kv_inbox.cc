@@ -22,10 +22,8 @@ absl::Status Refuse(const KvPart& part, std::string_view peer, const Why&... why
 }  // namespace
 
 absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer, Time expires) {
-  if (part.request.empty() || part.request.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("KV request from ", ToAbsl(peer),
-                                                   ": its name has ", part.request.size(),
-                                                   " bytes, must be 1 to ", kMaxNameBytes));
+  if (auto status = CheckName("KV request", part.request); !status.ok()) {
+    return Annotate(status, absl::StrCat("from ", ToAbsl(peer)));
   }
   if (told_.contains(part.request)) {
     return absl::FailedPreconditionError(

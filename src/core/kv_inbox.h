@@ -87,6 +87,7 @@ class KvInbox {
   std::vector<Lost> Expire(Time now);
   std::optional<Time> NextExpiry() const;
 
+  uint32_t layers() const { return layers_; }  // of the cache
   size_t under_way() const { return requests_.size(); }
 
  private:

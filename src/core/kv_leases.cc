@@ -15,10 +15,7 @@ absl::Status About(std::string_view name, const absl::Status& status) {
 }  // namespace
 
 absl::Status KvLeases::Grant(std::string_view name, uint64_t blocks_hash, Time expires) {
-  if (name.empty() || name.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("the name of a KV lease has ", name.size(),
-                                                   " bytes, must have 1 to ", kMaxNameBytes));
-  }
+  if (auto status = CheckName("KV lease", name); !status.ok()) return status;
   if (leases_.contains(name)) {
     return About(name, absl::AlreadyExistsError("was granted before; use another name"));
   }

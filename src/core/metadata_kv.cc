@@ -53,10 +53,7 @@ absl::StatusOr<KvLayout> DecodeKvLayout(const proto::KvCache& in) {
 }
 
 absl::Status DecodeKvCache(const proto::KvCache& in, KvCacheTable& out) {
-  if (in.name().empty() || in.name().size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("name of ", in.name().size(), " bytes, must be 1 to ", kMaxNameBytes));
-  }
+  if (auto status = CheckName("KV cache", in.name()); !status.ok()) return status;
   absl::StatusOr<KvLayout> layout = DecodeKvLayout(in);
   if (!layout.ok()) return layout.status();
   std::vector<uint64_t> tensors(in.tensors().begin(), in.tensors().end());

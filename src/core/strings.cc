@@ -1,6 +1,15 @@
 #include "src/core/strings.h"
 
+#include "kvxfer/types.h"
+
 namespace kvxfer {
+
+absl::Status CheckName(std::string_view what, std::string_view name) {
+  if (!name.empty() && name.size() <= kMaxNameBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the name of a ", ToAbsl(what), " has ",
+                                                 name.size(), " bytes, must have 1 to ",
+                                                 kMaxNameBytes));
+}
 
 std::string ErrnoText(std::string_view what, int error_number) {
   char buffer[128];

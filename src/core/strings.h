@@ -21,6 +21,9 @@ inline absl::Status Annotate(const absl::Status& status, std::string_view contex
   return absl::Status(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
 }
 
+// InvalidArgument, unless the name that a `what` is given has 1 to kMaxNameBytes.
+absl::Status CheckName(std::string_view what, std::string_view name);
+
 // "what: Connection refused (errno 111)".
 std::string ErrnoText(std::string_view what, int error_number);
 
