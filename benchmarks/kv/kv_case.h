@@ -16,7 +16,7 @@
 
 namespace kvxfer::kv_bench {
 
-enum class Mode { kThroughput, kStreaming, kMemory };
+enum class Mode { kThroughput, kStreaming, kMigration, kMemory };
 
 struct Options {
   Mode mode = Mode::kThroughput;
@@ -32,8 +32,8 @@ struct Options {
   std::string backend = "shm";
   cli::MemorySource memory = cli::MemorySource::kMapped;
   double seconds = 2;         // of a case
-  uint32_t layer_us = 1000;   // of computing, in the mode kStreaming
-  uint32_t rounds = 30;       // of the same
+  uint32_t layer_us = 1000;   // of computing a layer, or in the mode kMigration a token
+  uint32_t rounds = 30;       // of kStreaming and kMigration
   uint32_t transfers = 1000;  // in the mode kMemory
   std::string json{};
 };

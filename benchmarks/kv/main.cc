@@ -23,6 +23,7 @@ namespace {
 struct Texts {
   std::string memory = "mapped";
   bool streaming = false;
+  bool migration = false;
   bool keeps = false;  // --memory
 };
 
@@ -62,6 +63,8 @@ void AddRun(CLI::App& app, Options& options, Texts& texts) {
       ->capture_default_str();
   CLI::Option* const streaming =
       app.add_flag("--streaming", texts.streaming, "Layer by layer, while the next is computed");
+  app.add_flag("--migration", texts.migration, "A request that moves while it goes on")
+      ->excludes(streaming);
   app.add_option("--layer-us", options.layer_us, "Of computing, with --streaming")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
@@ -80,6 +83,7 @@ absl::Status WriteJson(const Options& options, const cli::Json& rows) {
   if (options.json.empty()) return absl::OkStatus();
   const char* const mode = options.mode == Mode::kThroughput  ? "throughput"
                            : options.mode == Mode::kStreaming ? "streaming"
+                           : options.mode == Mode::kMigration ? "migration"
                                                               : "memory";
   const cli::Json document = {{"mode", mode}, {"backend", options.backend}, {"results", rows}};
   std::ofstream file(options.json);
@@ -96,6 +100,7 @@ absl::Status Run(const Options& options) {
   if (!target.ok()) return target.status();
   const auto measure = options.mode == Mode::kThroughput  ? MeasureThroughput
                        : options.mode == Mode::kStreaming ? MeasureStreaming
+                       : options.mode == Mode::kMigration ? MeasureMigration
                                                           : MeasureMemory;
   const auto rows = measure(*cases, options, (*target)->channel());
   if (!rows.ok()) return rows.status();
@@ -111,9 +116,10 @@ int Main(int argc, char** argv) {
   AddRun(app, options, texts);
   CLI11_PARSE(app, argc, argv);
   SetLogLevel(LogLevel::kError);
-  options.mode = texts.streaming ? Mode::kStreaming
-                 : texts.keeps   ? Mode::kMemory
-                                 : Mode::kThroughput;
+  options.mode = texts.streaming   ? Mode::kStreaming
+                 : texts.migration ? Mode::kMigration
+                 : texts.keeps     ? Mode::kMemory
+                                   : Mode::kThroughput;
   const auto memory = cli::ParseMemorySource(texts.memory);
   absl::Status status = memory.status();
   if (status.ok()) {

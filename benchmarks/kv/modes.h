@@ -19,6 +19,9 @@ absl::StatusOr<cli::Json> MeasureThroughput(const std::vector<Case>& cases, cons
 // Layer by layer, while the next one is computed.
 absl::StatusOr<cli::Json> MeasureStreaming(const std::vector<Case>& cases, const Options& options,
                                            cli::Channel& channel);
+// A request that goes on while it moves, alone and beside others.
+absl::StatusOr<cli::Json> MeasureMigration(const std::vector<Case>& cases, const Options& options,
+                                           cli::Channel& channel);
 // What of a thousand requests is still in memory.
 absl::StatusOr<cli::Json> MeasureMemory(const std::vector<Case>& cases, const Options& options,
                                         cli::Channel& channel);

@@ -86,15 +86,21 @@ absl::StatusOr<Transfer> Source::WritePlain(const Share& share, const PlainBlock
                       {.notification = name, .deadline = kPatience});
 }
 
+KvBlocks Source::Blocks(uint64_t first_token, uint64_t tokens) const {
+  return {.cache = kCacheName,
+          .local_ids = local_ids_,
+          .remote_ids = remote_ids_,
+          .local_first_token = first_token,
+          .remote_first_token = first_token,
+          .tokens = tokens};
+}
+
 absl::Status Source::Post(const std::string& request, uint32_t first_layer, uint32_t layers,
-                          std::vector<Transfer>& posted) const {
-  const KvBlocks blocks{.cache = kCacheName,
-                        .local_ids = local_ids_,
-                        .remote_ids = remote_ids_,
-                        .tokens = one_->tokens,
-                        .first_layer = first_layer,
-                        .layers = layers};
-  const KvOptions options{.request = request, .deadline = kPatience};
+                          std::vector<Transfer>& posted, const std::atomic<uint32_t>* ready) const {
+  KvBlocks blocks = Blocks(0, one_->tokens);
+  blocks.first_layer = first_layer;
+  blocks.layers = layers;
+  const KvOptions options{.request = request, .deadline = kPatience, .ready = ready};
   for (const Rank& rank : ranks_) {
     auto transfer = rank.agent().WriteBlocks(group_, blocks, options);
     if (!transfer.ok()) return Annotate(transfer.status(), rank.agent().name());

@@ -5,6 +5,7 @@
 #ifndef KVXFER_BENCHMARKS_KV_SOURCE_H_
 #define KVXFER_BENCHMARKS_KV_SOURCE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -35,12 +36,18 @@ class Source {
   absl::StatusOr<Transfer> WritePlain(const Share& share, const PlainBlocks& blocks,
                                       const std::string& name) const;
 
+  // All ranks of decode.
+  const std::vector<std::string>& group() const { return group_; }
+  // Tokens of the request, as WriteBlocks of any rank takes them.
+  KvBlocks Blocks(uint64_t first_token, uint64_t tokens) const;
+
   // What every rank has of these layers, by WriteBlocks: each posts, then all are waited for.
   absl::Status Write(const std::string& request, uint32_t first_layer = 0,
                      uint32_t layers = kAllLayers) const;
-  // The same without waiting: appends the transfers.
+  // The same without waiting: appends the transfers. `ready`: as in KvOptions.
   absl::Status Post(const std::string& request, uint32_t first_layer, uint32_t layers,
-                    std::vector<Transfer>& posted) const;
+                    std::vector<Transfer>& posted,
+                    const std::atomic<uint32_t>* ready = nullptr) const;
   absl::Status WaitAll(const std::vector<Transfer>& posted) const;
 
   // A command to the target (target.h), with the answer; Tell comes back without it.

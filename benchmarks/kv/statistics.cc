@@ -1,7 +1,6 @@
 #include "benchmarks/kv/statistics.h"
 
 #include <malloc.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,10 +14,11 @@ int64_t NowNs() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-int64_t ThreadCpuNs() {
-  timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+int64_t Spin(int64_t ns) {
+  const int64_t start = NowNs();
+  while (NowNs() - start < ns) {
+  }
+  return NowNs() - start;
 }
 
 int64_t ThreadWaitedNs() {

@@ -13,8 +13,8 @@ namespace kvxfer::kv_bench {
 
 // Nanoseconds of the steady clock, which is one for all processes of a host.
 int64_t NowNs();
-// CPU time of the calling thread.
-int64_t ThreadCpuNs();
+// Keeps the CPU for so long; returns how long it was.
+int64_t Spin(int64_t ns);
 // How long it could have run and had no CPU, for others had them; 0 where the kernel does not tell.
 int64_t ThreadWaitedNs();
 

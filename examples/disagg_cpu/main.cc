@@ -80,7 +80,7 @@ absl::Status RunOne(disagg::Router& router, const disagg::Request& request) {
               Ms(a.lead_ns));
   if (request.move_after > 0) {
     std::printf(
-        "  moved to decode B over %s: %s bytes in full blocks, while A made %s tokens; "
+        "  moved to decode B over %s: %s bytes while A made %s tokens; "
         "then the rest, %s bytes; pause %.2f ms\n",
         b.path.c_str(), Text(b.bytes).c_str(), Text(b.meanwhile).c_str(),
         Text(b.tail_bytes).c_str(), Ms(b.pause_ns));

@@ -17,9 +17,8 @@ namespace disagg {
 
 enum class Ask : uint32_t { kConnect, kPrefill, kDecode, kStop };
 
-// Behind the name of a request that moves: its full blocks, and what came about since.
-inline constexpr char kBulk[] = "#bulk";
-inline constexpr char kTail[] = "#tail";
+// Behind the name of a request: the same, moved to another instance.
+inline constexpr char kMoved[] = "#moved";
 
 // To see that tokens do depend on what was moved: a block to spoil once it has come.
 enum class Spoil : uint32_t { kNothing, kFirstBlock, kLastBlock };
@@ -36,11 +35,11 @@ struct Command {
   std::string request{};                // its name
   std::vector<uint32_t> blocks{};       // its block table here
   Target target{};
-  std::vector<uint32_t> prompt{};      // kPrefill
-  std::vector<std::string> arrives{};  // kDecode: the names under which its KV cache comes
-  uint32_t most_tokens = 0;            // kDecode: of the request, prompt included, at the end
-  uint32_t move_after = 0;             // kDecode with a target: tokens made here by then
-  Spoil spoil = Spoil::kNothing;       // kDecode
+  std::vector<uint32_t> prompt{};  // kPrefill
+  std::string arrives{};           // kDecode: the name under which its KV cache comes
+  uint32_t most_tokens = 0;        // kDecode: of the request, prompt included, at the end
+  uint32_t move_after = 0;         // kDecode with a target: tokens made here by then
+  Spoil spoil = Spoil::kNothing;   // kDecode
 };
 
 struct Reply {
@@ -48,9 +47,9 @@ struct Reply {
   std::string metadata{};            // kConnect without peers: the worker's own
   std::vector<uint32_t> tokens{};    // made here
   std::string path{};                // the backend that carried what went to the target
-  uint64_t bytes = 0;                // in the first round, of all or of the full blocks
-  uint64_t tail_bytes = 0;           // in the second one, of what came about since
-  uint64_t tokens_meanwhile = 0;     // made while the first round moved
+  uint64_t bytes = 0;                // of all; of a request that moved, while it went on
+  uint64_t tail_bytes = 0;           // of the rest, while it rested
+  uint64_t tokens_meanwhile = 0;     // made while it moved
   uint64_t first_layer_lead_ns = 0;  // the first layer was there before the whole by so much
   uint64_t pause_ns = 0;             // from the last token elsewhere to being ready here
 };

@@ -70,7 +70,7 @@ absl::Status Router::AskDecode(const Request& request, const Blocks& blocks) con
   Command decode{.ask = Ask::kDecode,
                  .request = request.name,
                  .blocks = blocks.decode_a,
-                 .arrives = {request.name},
+                 .arrives = request.name,
                  .most_tokens = most};
   if (request.move_after == 0) {
     decode.spoil = request.spoil;
@@ -83,7 +83,7 @@ absl::Status Router::AskDecode(const Request& request, const Blocks& blocks) con
   return decode_b_.Ask({.ask = Ask::kDecode,
                         .request = request.name,
                         .blocks = blocks.decode_b,
-                        .arrives = {request.name + kBulk, request.name + kTail},
+                        .arrives = request.name + kMoved,
                         .most_tokens = most,
                         .spoil = request.spoil});
 }

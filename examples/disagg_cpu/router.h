@@ -25,9 +25,9 @@ struct Request {
 };
 
 struct Moved {
-  uint64_t bytes = 0;       // all of them, or those of full blocks
-  uint64_t tail_bytes = 0;  // of what came about since
-  uint64_t meanwhile = 0;   // tokens made by the old owner while the full blocks moved
+  uint64_t bytes = 0;       // all of them; of a request that moved, while it went on
+  uint64_t tail_bytes = 0;  // of the rest, while it rested
+  uint64_t meanwhile = 0;   // tokens made by the old owner while it moved
   uint64_t lead_ns = 0;     // from layer 0 being there to all of it being there
   uint64_t pause_ns = 0;    // from the old owner's last token to the new owner being ready
   std::string path{};       // the backend that carried it

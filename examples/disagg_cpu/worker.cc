@@ -92,22 +92,23 @@ Shard Worker::OwnShard() const {
   return shard;
 }
 
-// What this rank has of the request, to whichever ranks of the target need it. Tokens are counted
-// from the start of the request on both sides, whatever the size of a block there.
+// Tokens are counted from the start of the request on both sides, whatever the size of a block
+// there.
+kvxfer::KvBlocks Worker::BlocksOf(const Command& command, const Range& range) {
+  return {.cache = kCacheName,
+          .local_ids = command.blocks,
+          .remote_ids = command.target.blocks,
+          .tokens = range.tokens,
+          .first_layer = range.first_layer,
+          .layers = range.layers};
+}
+
+// What this rank has of these layers, to whichever ranks of the target need it.
 absl::StatusOr<kvxfer::Transfer> Worker::Write(const Command& command, const Range& range,
-                                               const std::string& name, const Handover* handover) {
-  kvxfer::KvOptions options{.request = name, .deadline = kDeadline};
+                                               const Handover* handover) {
+  kvxfer::KvOptions options{.request = command.request, .deadline = kDeadline};
   if (handover != nullptr) options.notification = handover->ToPayload();
-  return agent_->WriteBlocks(command.target.group,
-                             {.cache = kCacheName,
-                              .local_ids = command.blocks,
-                              .remote_ids = command.target.blocks,
-                              .local_first_token = range.first_token,
-                              .remote_first_token = range.first_token,
-                              .tokens = range.tokens,
-                              .first_layer = range.first_layer,
-                              .layers = range.layers},
-                             options);
+  return agent_->WriteBlocks(command.target.group, BlocksOf(command, range), options);
 }
 
 // Each layer leaves as soon as its K and V are there, while its attention is still computed. The
@@ -121,8 +122,7 @@ absl::StatusOr<Reply> Worker::Prefill(const Command& command) {
   Shard shard = OwnShard();
   shard.stored = [&](uint32_t layer) {
     if (layer + 1 == kLayers) return absl::OkStatus();
-    auto transfer = Write(command, {.tokens = tokens, .first_layer = layer, .layers = 1},
-                          command.request, nullptr);
+    auto transfer = Write(command, {.tokens = tokens, .first_layer = layer, .layers = 1}, nullptr);
     if (!transfer.ok()) return transfer.status();
     layers.push_back(*std::move(transfer));
     return absl::OkStatus();
@@ -131,8 +131,8 @@ absl::StatusOr<Reply> Worker::Prefill(const Command& command) {
   if (!token.ok()) return token.status();
   Reply reply{.tokens = {*token}};
   const Handover handover{.token = *token, .cached = tokens, .made_at_ns = NowNs()};
-  auto last = Write(command, {.tokens = tokens, .first_layer = kLayers - 1, .layers = 1},
-                    command.request, &handover);
+  auto last =
+      Write(command, {.tokens = tokens, .first_layer = kLayers - 1, .layers = 1}, &handover);
   if (!last.ok()) return last.status();
   layers.push_back(*std::move(last));
   for (const kvxfer::Transfer& layer : layers) {
@@ -157,20 +157,14 @@ absl::StatusOr<Reply> Worker::Decode(const Command& command) {
   return reply;
 }
 
-// The last name is that of the write with the handover.
 absl::StatusOr<Worker::Handover> Worker::AwaitRequest(const Command& command, Reply& reply) {
   // Not needed here: a server could begin with the first layers while others are on their way.
-  const std::string& first = command.arrives.front();
-  absl::Status layer = agent_->WaitLayers(kCacheName, first, 1, kDeadline);
-  if (!layer.ok()) return Annotated(layer, "the first layer of " + first);
+  absl::Status layer = agent_->WaitLayers(kCacheName, command.arrives, 1, kDeadline);
+  if (!layer.ok()) return Annotated(layer, "the first layer of " + command.arrives);
   const uint64_t first_layer_ns = NowNs();
-  std::string payload;
-  for (const std::string& name : command.arrives) {
-    auto told = AwaitNotification(name);
-    if (!told.ok()) return Annotated(told.status(), name);
-    payload = told->payload;
-  }
-  auto handover = Handover::FromPayload(payload);
+  auto told = AwaitNotification(command.arrives);
+  if (!told.ok()) return Annotated(told.status(), command.arrives);
+  auto handover = Handover::FromPayload(told->payload);
   if (!handover.ok()) return handover;
   const uint64_t now = NowNs();
   reply.first_layer_lead_ns = now - first_layer_ns;
@@ -190,50 +184,41 @@ absl::StatusOr<kvxfer::Notification> Worker::AwaitNotification(const std::string
   return std::move(told_.extract(request).mapped());
 }
 
-// Generates; after command.move_after tokens the request begins to move, full blocks first, and
-// generation goes on meanwhile. The ranks stop at the same token, when all of them are through.
+// Generates; after command.move_after tokens the request begins to move, and generation goes on
+// meanwhile. The ranks stop at the same token, when what was there at first, and then what came
+// about since, is through at all of them.
 absl::Status Worker::Continue(const Command& command, Handover& at, Reply& reply) {
   PagedRequest request(cache_, command.blocks);
   const Shard shard = OwnShard();
+  kvxfer::KvMigration move(agent_.get(), command.target.group, command.request + kMoved,
+                           {.deadline = kDeadline});
   const bool moves = !command.target.group.empty();
-  uint32_t moved = 0;  // tokens, in full blocks
-  kvxfer::Transfer bulk;
-  bool through = false;
-  while (at.cached + 1 < command.most_tokens && !through) {
+  uint32_t copies = 0;
+  while (at.cached + 1 < command.most_tokens) {
     if (moves && reply.tokens.size() == command.move_after) {
-      // Nothing is written into a full block any more, so that it can be read meanwhile.
-      moved = at.cached - at.cached % cache_.block_tokens();
-      auto transfer = Write(command, {.tokens = moved}, command.request + kBulk, nullptr);
-      if (!transfer.ok()) return transfer.status();
-      bulk = *std::move(transfer);
+      absl::Status copied = move.Copy(BlocksOf(command, {.tokens = at.cached}));
+      if (!copied.ok()) return copied;
+      copies = 1;
     }
     auto token = model_.Forward({&at.token, 1}, at.cached, request, shard);
     if (!token.ok()) return token.status();
     at = {.token = *token, .cached = at.cached + 1, .made_at_ns = NowNs()};
     reply.tokens.push_back(*token);
-    if (moved == 0) continue;
+    if (copies == 0) continue;
     ++reply.tokens_meanwhile;
-    auto all = group_.AllOf(bulk.Poll() != kvxfer::TransferState::kActive);
-    if (!all.ok()) return all.status();
-    through = *all;
+    auto through = group_.AllOf(move.CaughtUp());
+    if (!through.ok()) return through.status();
+    if (!*through) continue;
+    if (++copies > 2) break;
+    absl::Status copied = move.Copy(BlocksOf(command, {.tokens = at.cached}));
+    if (!copied.ok()) return copied;
   }
   if (!moves) return absl::OkStatus();
-  if (moved == 0) return absl::InvalidArgumentError("no full block when the request was to move");
-  if (absl::Status done = bulk.Wait(kWait); !done.ok()) return Annotated(done, kBulk);
-  reply.bytes = bulk.stats().bytes;
-  return MoveTail(command, at, moved, reply);
-}
-
-// A name stands for the same tokens in all parts of a request, so that bulk and tail have one each.
-// Who tries a write again, after a failure, takes another one.
-absl::Status Worker::MoveTail(const Command& command, const Handover& at, uint32_t first_token,
-                              Reply& reply) {
-  const Range range{.first_token = first_token, .tokens = at.cached - first_token};
-  auto tail = Write(command, range, command.request + kTail, &at);
-  if (!tail.ok()) return tail.status();
-  if (absl::Status done = tail->Wait(kWait); !done.ok()) return Annotated(done, kTail);
-  reply.tail_bytes = tail->stats().bytes;
-  reply.path = tail->stats().path;
+  auto done = move.Switch(BlocksOf(command, {.tokens = at.cached}), at.ToPayload(), kWait);
+  if (!done.ok()) return done.status();
+  reply.bytes = done->before;
+  reply.tail_bytes = done->bytes;
+  reply.path = done->path;
   return absl::OkStatus();
 }
 

@@ -19,6 +19,7 @@
 #include "examples/disagg_cpu/model.h"
 #include "examples/disagg_cpu/paged_cache.h"
 #include "kvxfer/agent.h"
+#include "kvxfer/kv_migration.h"
 
 namespace disagg {
 
@@ -50,9 +51,8 @@ class Worker {
     std::string ToPayload() const;
     static absl::StatusOr<Handover> FromPayload(const std::string& payload);
   };
-  // Tokens of a request, counted through from its first one, and layers of the model.
+  // Tokens of a request, from its first one on, and layers of the model.
   struct Range {
-    uint32_t first_token = 0;
     uint32_t tokens = 0;
     uint32_t first_layer = 0;
     uint32_t layers = kLayers;
@@ -65,12 +65,11 @@ class Worker {
   absl::StatusOr<Reply> Decode(const Command& command);
   absl::StatusOr<Handover> AwaitRequest(const Command& command, Reply& reply);
   absl::Status Continue(const Command& command, Handover& at, Reply& reply);
-  absl::Status MoveTail(const Command& command, const Handover& at, uint32_t first_token,
-                        Reply& reply);
 
   Shard OwnShard() const;
+  static kvxfer::KvBlocks BlocksOf(const Command& command, const Range& range);
   absl::StatusOr<kvxfer::Transfer> Write(const Command& command, const Range& range,
-                                         const std::string& name, const Handover* handover);
+                                         const Handover* handover);
   absl::StatusOr<kvxfer::Notification> AwaitNotification(const std::string& request);
 
   const InstanceSpec spec_;

@@ -49,7 +49,9 @@ class KvMigration {
   struct Switched {
     Duration pause{};     // from the call of Switch until everything was there
     uint64_t bytes = 0;   // sent in it by this rank
+    uint64_t before = 0;  // bytes, sent before it by this rank
     uint64_t tokens = 0;  // of the request, that it was about
+    std::string path{};   // backend that carried the rest, e.g. "tcp"
   };
   // The request rests: waits for what was sent, sends the rest, and waits until that is there. The
   // target is told, with `notification`, when every rank's rest is there. Errors as Copy;
@@ -67,7 +69,8 @@ class KvMigration {
   const std::string request_;
   const KvOptions options_;
   std::vector<Transfer> under_way_;
-  uint64_t sent_ = 0;  // tokens
+  uint64_t sent_ = 0;   // tokens
+  uint64_t bytes_ = 0;  // of what has arrived
 };
 
 }  // namespace kvxfer

@@ -37,6 +37,7 @@ absl::Status KvMigration::DropDone() {
   std::erase_if(under_way_, [&](const Transfer& transfer) {
     if (transfer.Poll() == TransferState::kActive) return false;
     status.Update(transfer.status());
+    bytes_ += transfer.stats().bytes;
     return true;
   });
   return Annotate(status, absl::StrCat("moving request ", request_));
@@ -70,6 +71,7 @@ absl::StatusOr<KvMigration::Switched> KvMigration::Switch(const KvBlocks& blocks
   for (const Transfer& transfer : under_way_) {
     absl::Status status = transfer.Wait(begun + timeout - Now());
     if (!status.ok()) return Annotate(status, absl::StrCat("moving request ", request_));
+    bytes_ += transfer.stats().bytes;
   }
   under_way_.clear();
   // There is something to tell of, even where everything was sent before.
@@ -80,7 +82,13 @@ absl::StatusOr<KvMigration::Switched> KvMigration::Switch(const KvBlocks& blocks
   if (!status.ok()) return Annotate(status, absl::StrCat("moving request ", request_));
   under_way_.clear();
   sent_ = blocks.tokens;
-  return Switched{.pause = Now() - begun, .bytes = rest->stats().bytes, .tokens = blocks.tokens};
+  const Duration pause = Now() - begun;
+  const TransferStats stats = rest->stats();
+  return Switched{.pause = pause,
+                  .bytes = stats.bytes,
+                  .before = bytes_,
+                  .tokens = blocks.tokens,
+                  .path = stats.path};
 }
 
 }  // namespace kvxfer

@@ -11,8 +11,10 @@
 namespace kvxfer {
 namespace {
 
-// How often a transfer's ready fence, or a key on its way, is looked at.
-constexpr Duration kReadyPoll = std::chrono::microseconds(500);
+// How often a transfer's ready fence, or a key on its way, is looked at. A layer that is there by
+// its fence leaves so much later, which is to be little beside its transfer; a look takes some
+// microseconds.
+constexpr Duration kReadyPoll = std::chrono::microseconds(100);
 
 std::shared_ptr<const RegionTable> MakeTable(const AgentMetadata& metadata, const IdSet& revoked) {
   std::vector<RegionView> views;

@@ -1,0 +1,257 @@
+// A request that goes on while it moves: each rank of the source copies what there is, then what
+// was added meanwhile, and the rest while the request rests. That pause is compared with what
+// writing the same rest takes by itself. All the time others write from and to the same workers.
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "benchmarks/kv/each_case.h"
+#include "benchmarks/kv/modes.h"
+#include "benchmarks/kv/source.h"
+#include "benchmarks/kv/statistics.h"
+#include "benchmarks/kv/target.h"
+#include "kvxfer/kv_migration.h"
+#include "src/cli/table.h"
+#include "src/cli/units.h"
+
+namespace kvxfer::kv_bench {
+namespace {
+
+using cli::FormatFixed;
+using cli::Json;
+
+constexpr double kPauseGoal = 1.2;       // times what the last tokens take by themselves
+constexpr uint64_t kMostMeanwhile = 64;  // tokens that are added until the switch, at most
+
+struct MigrationFigures {
+  std::vector<double> pause_us{};
+  std::vector<double> alone_us{};  // the same tokens by themselves
+  std::vector<double> ratios{};
+  std::vector<double> last_tokens{};
+  std::vector<double> meanwhile{};  // tokens added before the switch
+  double last_bytes = 0;            // of all ranks, of the last turn
+};
+
+// Writes all layers again and again, for nobody, as long as it lives.
+class Load {
+ public:
+  Load(const Source& source, bool wanted) {
+    if (!wanted) return;
+    thread_ = std::thread([this, &source] {
+      while (!stop_ && status_.ok()) status_ = source.Write("");
+    });
+  }
+  ~Load() { (void)End(); }
+  Load(const Load&) = delete;
+  Load& operator=(const Load&) = delete;
+
+  absl::Status End() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    return status_;
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  absl::Status status_;  // of the thread, until it has ended
+  std::thread thread_;
+};
+
+class Migrating {
+ public:
+  Migrating(const Source& source, const Options& options)
+      : source_(source), token_ns_(int64_t{options.layer_us} * 1000), rounds_(options.rounds) {}
+
+  absl::StatusOr<MigrationFigures> Measure() {
+    MigrationFigures figures;
+    MigrationFigures warm_up;
+    if (absl::Status status = Turn(warm_up, /*whole=*/true); !status.ok()) return status;
+    if (absl::Status status = source_.CheckTarget(); !status.ok()) return status;
+    for (uint32_t i = 0; i < rounds_; ++i) {
+      if (absl::Status status = Turn(figures, /*whole=*/false); !status.ok()) return status;
+    }
+    return figures;
+  }
+
+ private:
+  // With a thread for each rank of the source; the longest of what they return, which are times.
+  absl::StatusOr<int64_t> OnEachRank(
+      const std::function<absl::StatusOr<int64_t>(size_t rank)>& act) const {
+    std::vector<absl::StatusOr<int64_t>> took(source_.ranks().size(), int64_t{0});
+    {
+      std::vector<std::jthread> threads;
+      for (size_t rank = 0; rank < took.size(); ++rank) {
+        threads.emplace_back([&, rank] { took[rank] = act(rank); });
+      }
+    }
+    int64_t longest = 0;
+    for (const auto& one : took) {
+      if (!one.ok()) return one.status();
+      longest = std::max(longest, *one);
+    }
+    return longest;
+  }
+
+  // `whole`: all tokens that there can be are there at the switch, so that the target can be
+  // checked.
+  absl::Status Turn(MigrationFigures& figures, bool whole) {
+    const std::string name = absl::StrCat("request ", ++requests_);
+    const uint32_t layers = source_.one().kv.layers;
+    absl::Status status = source_.Tell({{"do", "wait"}, {"request", name}, {"layers", layers}});
+    if (!status.ok()) return status;
+    std::vector<std::unique_ptr<KvMigration>> moves;
+    for (const Rank& rank : source_.ranks()) {
+      moves.push_back(std::make_unique<KvMigration>(&rank.agent(), source_.group(), name,
+                                                    KvOptions{.deadline = kPatience}));
+    }
+    uint64_t tokens = source_.one().tokens - kMostMeanwhile;
+    const auto sent = Approach(moves, tokens);
+    if (!sent.ok()) return sent.status();
+    if (whole) tokens = source_.one().tokens;
+    uint64_t bytes = 0;
+    const auto pause = OnEachRank([&](size_t rank) -> absl::StatusOr<int64_t> {
+      const auto done = moves[rank]->Switch(source_.Blocks(0, tokens), "", kPatience);
+      if (!done.ok()) return done.status();
+      std::atomic_ref(bytes) += done->bytes;
+      return std::chrono::nanoseconds(done->pause).count();
+    });
+    if (!pause.ok()) return pause.status();
+    // It is whole where it went to.
+    status = source_.Answer().status();
+    if (status.ok()) status = source_.Forget(name);
+    if (!status.ok()) return status;
+    const auto alone = Alone(*sent, tokens);
+    if (!alone.ok()) return alone.status();
+    figures.pause_us.push_back(static_cast<double>(*pause) / 1e3);
+    figures.alone_us.push_back(static_cast<double>(*alone) / 1e3);
+    figures.ratios.push_back(static_cast<double>(*pause) / static_cast<double>(*alone));
+    figures.last_tokens.push_back(static_cast<double>(tokens - *sent));
+    figures.meanwhile.push_back(
+        static_cast<double>(tokens - (source_.one().tokens - kMostMeanwhile)));
+    figures.last_bytes = static_cast<double>(bytes);
+    return absl::OkStatus();
+  }
+
+  // Copies until what was added during the copy of what was added has arrived. Returns the tokens
+  // that were copied; `tokens` is how many there are by then.
+  absl::StatusOr<uint64_t> Approach(const std::vector<std::unique_ptr<KvMigration>>& moves,
+                                    uint64_t& tokens) const {
+    uint64_t sent = 0;
+    for (int copy = 0; copy < 2; ++copy) {
+      for (const auto& move : moves) {
+        absl::Status status = move->Copy(source_.Blocks(0, tokens));
+        if (!status.ok()) return status;
+      }
+      sent = tokens;
+      const auto caught_up = [](const auto& move) { return move->CaughtUp(); };
+      while (tokens < source_.one().tokens) {
+        Spin(token_ns_);
+        ++tokens;
+        if (std::ranges::all_of(moves, caught_up)) break;
+      }
+    }
+    return sent;
+  }
+
+  // The tokens from `first` on, as the last step of a migration writes them.
+  absl::StatusOr<int64_t> Alone(uint64_t first, uint64_t tokens) {
+    const std::string name = absl::StrCat("request ", ++requests_);
+    const auto took = OnEachRank([&](size_t rank) -> absl::StatusOr<int64_t> {
+      const int64_t start = NowNs();
+      const auto transfer = source_.ranks()[rank].agent().WriteBlocks(
+          source_.group(), source_.Blocks(first, tokens - first),
+          {.request = name, .notification = "", .deadline = kPatience});
+      if (!transfer.ok()) return transfer.status();
+      if (absl::Status status = transfer->Wait(kPatience); !status.ok()) return status;
+      return NowNs() - start;
+    });
+    if (!took.ok()) return took;
+    if (absl::Status status = source_.Forget(name); !status.ok()) return status;
+    return took;
+  }
+
+  const Source& source_;
+  const int64_t token_ns_;
+  const uint32_t rounds_;
+  uint64_t requests_ = 0;
+};
+
+Json MigrationJson(const Case& one, bool load, const MigrationFigures& figures) {
+  return {{"model", one.model},
+          {"prefill_tp", one.prefill.tp},
+          {"decode_tp", one.decode.tp},
+          {"layout_src", one.prefill.order},
+          {"layout_dst", one.decode.order},
+          {"tokens", one.tokens},
+          {"load", load},
+          {"rounds", figures.ratios.size()},
+          {"tokens_meanwhile", Median(figures.meanwhile)},
+          {"last_tokens", Median(figures.last_tokens)},
+          {"last_bytes", figures.last_bytes},
+          {"pause_us", Median(figures.pause_us)},
+          {"pause_p99_us", Quantile(figures.pause_us, 0.99)},
+          {"alone_us", Median(figures.alone_us)},
+          {"alone_p99_us", Quantile(figures.alone_us, 0.99)},
+          {"ratio", Median(figures.ratios)}};
+}
+
+std::vector<std::string> MigrationRow(const Case& one, bool load, const MigrationFigures& figures) {
+  const double pause = Median(figures.pause_us);
+  const double alone = Median(figures.alone_us);
+  return {one.model,
+          absl::StrCat(one.prefill.tp, ">", one.decode.tp),
+          load ? "yes" : "no",
+          FormatFixed(Median(figures.meanwhile), 0),
+          FormatFixed(Median(figures.last_tokens), 0),
+          FormatFixed(figures.last_bytes / 1024, 0),
+          FormatFixed(pause, 0),
+          FormatFixed(Quantile(figures.pause_us, 0.99), 0),
+          FormatFixed(alone, 0),
+          FormatFixed(Quantile(figures.alone_us, 0.99), 0),
+          FormatFixed(Median(figures.ratios), 2),
+          pause <= kPauseGoal * alone ? "yes" : "no"};
+}
+
+}  // namespace
+
+absl::StatusOr<Json> MeasureMigration(const std::vector<Case>& cases, const Options& options,
+                                      cli::Channel& channel) {
+  for (const Case& one : cases) {
+    if (one.tokens > kMostMeanwhile) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("a request that moves has more than ", kMostMeanwhile, " tokens"));
+  }
+  const cli::Table table({{"model", 15},
+                          {"tp", 5},
+                          {"load", 4},
+                          {"meanwhile", 9},
+                          {"last tokens", 11},
+                          {"KiB", 6},
+                          {"pause us", 8},
+                          {"p99", 7},
+                          {"alone us", 8},
+                          {"p99", 7},
+                          {"ratio", 5},
+                          {"within 1.2", 10}});
+  Json rows = Json::array();
+  for (const bool with_load : {false, true}) {
+    const auto measure = [&](const Source& source) -> absl::StatusOr<std::vector<std::string>> {
+      Load load(source, with_load);
+      const auto figures = Migrating(source, options).Measure();
+      if (!figures.ok()) return figures.status();
+      if (absl::Status status = load.End(); !status.ok()) return status;
+      rows.push_back(MigrationJson(source.one(), with_load, *figures));
+      return MigrationRow(source.one(), with_load, *figures);
+    };
+    absl::Status status = EachCase(cases, /*alone=*/false, options, channel, table, measure);
+    if (!status.ok()) return status;
+  }
+  return rows;
+}
+
+}  // namespace kvxfer::kv_bench
