@@ -175,7 +175,12 @@ class KvListBuilder {
     for (const Meeting& meeting : meetings_) {
       const size_t first = copies.size();
       reshard.Copies(wanted_.first_layer, layers, meeting.tokens, copies);
-      for (size_t i = first; i < copies.size(); ++i) pairs.push_back(PairOf(copies[i], meeting));
+      for (size_t i = first; i < copies.size(); ++i) {
+        // Ascending at the remote side: runs that meet there make one request of a NIC, which
+        // gathers or scatters at this side.
+        if (!writes_) copies[i].AscendAtSource();
+        pairs.push_back(PairOf(copies[i], meeting));
+      }
     }
     list_.pairs_.reserve(pairs.size() * (wanted_.layers / layers));
     for (uint32_t layer = 0; layer < wanted_.layers; layer += layers) {

@@ -86,7 +86,13 @@ void StridedCopy::Normalise() {
   };
   while (step()) {
   }
-  // What is written lies in ascending order as far as may be.
+}
+
+void StridedCopy::AscendAtSource() {
+  std::ranges::stable_sort(dims, std::ranges::greater(), &Dim::src_stride);
+}
+
+void StridedCopy::AscendAtTarget() {
   std::ranges::stable_sort(dims, std::ranges::greater(), &Dim::dst_stride);
 }
 
@@ -151,6 +157,7 @@ void Reshard::Copies(uint32_t first_layer, uint32_t layers, const KvPiece& piece
     copy.src_offset += (first_layer - src_first_layer_) * part.src.layer_stride;
     copy.dst_offset += (first_layer - dst_first_layer_) * part.dst.layer_stride;
     copy.Normalise();
+    copy.AscendAtTarget();
     out.push_back(std::move(copy));
   }
 }

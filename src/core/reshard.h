@@ -98,6 +98,9 @@ struct StridedCopy {
   // run on both sides becomes part of it, two that continue each other become one. The same bytes
   // go to the same places.
   void Normalise();
+  // Walks them in ascending order of what is read, or of what is written, as far as may be.
+  void AscendAtSource();
+  void AscendAtTarget();
   bool operator==(const StridedCopy&) const = default;
 };
 
@@ -111,7 +114,7 @@ class Reshard {
   // else for one.
   bool spans_layers() const { return spans_layers_; }
   // Appends what of `layers` layers, from `first_layer` of the model on, goes from one block to the
-  // other for the tokens of `piece`; both shards have those layers.
+  // other for the tokens of `piece`, ascending at the target; both shards have those layers.
   void Copies(uint32_t first_layer, uint32_t layers, const KvPiece& piece,
               std::vector<StridedCopy>& out) const;
 

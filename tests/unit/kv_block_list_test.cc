@@ -263,5 +263,35 @@ TEST(KvBlockListSize, IdsAndMeetingsAreAllThatGrows) {
   EXPECT_EQ(list.total_bytes(), 4u * 1000 * 2 * 4 * 2);
 }
 
+// Expect runs that meet at the remote side to come one after the other, whichever of the two orders
+// it has and whether it is written or read: a NIC makes one request of them.
+TEST(KvBlockListOrder, RunsMeetAtTheRemoteSide) {
+  const KvModel model{.layers = 1, .heads = 4, .k_size = 2, .v_size = 2};
+  const std::vector<uint32_t> ids = {0, 1};
+  for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
+    for (const bool tokens_within_heads : {true, false}) {
+      const char* const here = tokens_within_heads ? "BNH" : "BHN";
+      const char* const there = tokens_within_heads ? "BHN" : "BNH";
+      Cache local = MakeCache(model, {.layers = 1}, 0, 4, Form::kApart, here, 2, 8, nullptr, 0);
+      Cache remote = MakeCache(model, {.layers = 1}, 0, 4, Form::kApart, there, 2, 8, nullptr, 0);
+      const CacheSide from(local, ids, 0);
+      const CacheSide to(remote, ids, 0);
+      const RegionTable local_table = from.Table(Access::kNone);
+      const RegionTable remote_table =
+          to.Table(direction == Direction::kWrite ? Access::kRemoteWrite : Access::kRemoteRead);
+      IdPool pool;
+      ASSERT_OK_AND_ASSIGN(
+          const BlockList list,
+          ListKvBlocks(from.side(), to.side(), {.layers = 1, .heads = {0, 4}, .tokens = 16},
+                       direction, local_table, remote_table, pool));
+      ASSERT_FALSE(list.block_runs().empty());
+      for (const BlockRuns& runs : list.block_runs()) {
+        EXPECT_EQ(runs.dims.back().remote_stride, runs.bytes);
+        EXPECT_NE(runs.dims.back().local_stride, runs.bytes);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvxfer::testing
