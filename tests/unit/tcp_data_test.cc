@@ -137,19 +137,22 @@ TEST_F(TcpData, ManySmallOpsKeepTheOrderOfTheirRailWithOneEventAPoll) {
 }
 
 TEST_F(TcpData, RandomOpsOfBothKindsMatchACopyByHand) {
-  constexpr size_t kBytes = 1 << 20;
+  constexpr size_t kBytes = 4 << 20;
+  constexpr size_t kPart = 32 * 1024;
+  constexpr size_t kLongest[] = {128, 1500, 20'000};  // short runs, some of either, and long ones
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     SCOPED_TRACE(seed);
     Up(kBytes, Streams(3));
     std::mt19937_64 random(seed);
     std::vector<std::byte> expected = sink;
-    // Each op writes its own 4 KiB of b, in pieces that are disjoint.
-    std::vector<std::vector<OpRun>> runs(256);
+    // Each op writes its own part of b, in pieces that are disjoint.
+    std::vector<std::vector<OpRun>> runs(kBytes / kPart);
     std::vector<Op> ops;
     for (size_t i = 0; i < runs.size(); ++i) {
-      size_t at = i * 4096;
-      while (at < (i + 1) * 4096) {
-        const size_t bytes = std::min<size_t>(random() % 1500, (i + 1) * 4096 - at);
+      size_t at = i * kPart;
+      const size_t longest = kLongest[random() % std::size(kLongest)];
+      while (at < (i + 1) * kPart) {
+        const size_t bytes = std::min<size_t>(random() % longest, (i + 1) * kPart - at);
         const size_t from = random() % (kBytes - bytes);
         runs[i].push_back(RunAt(from, at, bytes));
         std::copy_n(source.begin() + static_cast<ptrdiff_t>(from), bytes,

@@ -9,7 +9,7 @@
 namespace kvxfer::tcp {
 namespace {
 
-constexpr size_t kDiscardBytes = 64 * 1024;
+constexpr size_t kScratchBytes = 256 * 1024;
 // So many times in vain, and nothing is expected any more.
 constexpr uint32_t kMaxPeeks = 1024;
 
@@ -114,9 +114,9 @@ absl::StatusOr<std::unique_ptr<Registration>> TcpBackend::Register(const LocalRe
   return regions_.Register(region, "tcp");
 }
 
-std::span<std::byte> TcpBackend::discard_buffer() {
-  if (discard_ == nullptr) discard_ = std::make_unique<std::byte[]>(kDiscardBytes);
-  return {discard_.get(), kDiscardBytes};
+std::span<std::byte> TcpBackend::scratch() {
+  if (scratch_ == nullptr) scratch_ = std::make_unique_for_overwrite<std::byte[]>(kScratchBytes);
+  return {scratch_.get(), kScratchBytes};
 }
 
 void TcpBackend::Activate(Link* link) {

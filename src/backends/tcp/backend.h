@@ -52,8 +52,9 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   const AgentOptions& options() const { return options_; }
   // Counts the calls of Poll.
   uint64_t poll_number() const { return poll_number_; }
-  // Where bytes go that must not land.
-  std::span<std::byte> discard_buffer();
+  // For the length of one system call: bytes that must not land, and those of short runs, which go
+  // through it together.
+  std::span<std::byte> scratch();
   void Activate(Link* link);
   void Forget(Link* link);
   // Its deadline has come nearer.
@@ -90,7 +91,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   std::vector<net::SocketAddress> advertised_;
   std::vector<LocalAddress> local_;  // for data streams
   uint64_t poll_number_ = 0;
-  std::unique_ptr<std::byte[]> discard_;
+  std::unique_ptr<std::byte[]> scratch_;
 
   std::vector<Link*> links_;                      // all that are not destroyed
   std::vector<Link*> active_;                     // those with work, perhaps

@@ -85,7 +85,7 @@ void Link::Detach() {
 net::Reactor& Link::reactor() { return backend_->reactor(); }
 net::EventSink& Link::sink() { return backend_->sink(); }
 net::RegionMap& Link::regions() { return backend_->regions(); }
-std::span<std::byte> Link::discard_buffer() { return backend_->discard_buffer(); }
+std::span<std::byte> Link::scratch() { return backend_->scratch(); }
 void Link::Activate() { backend_->Activate(this); }
 
 std::string Link::Name() const {

@@ -91,7 +91,7 @@ class Link final : public Endpoint, public net::StreamOwner {
   net::Reactor& reactor() override;
   net::EventSink& sink();
   net::RegionMap& regions();
-  std::span<std::byte> discard_buffer();
+  std::span<std::byte> scratch();
   void Activate() override;
   // Looks at the control stream's socket. False: messages came in (or the link went down), and the
   // agent must see them before more lands.

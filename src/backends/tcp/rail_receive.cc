@@ -96,16 +96,17 @@ absl::StatusOr<size_t> Rail::ReadStaged() {
   return n;
 }
 
-// Nothing is staged. Payload goes into place, or to the discard buffer; what follows the payload
-// is staged.
+// Nothing is staged. Payload goes into place, or where it must not land or its runs are short to
+// the scratch buffer; what follows the payload is staged.
 absl::StatusOr<size_t> Rail::ReadPayload() {
   std::array<iovec, kMaxIovecs> pieces;
   size_t n = 0;
   size_t payload = 0;
-  if (discard_) {
-    const std::span<std::byte> bin = link_->discard_buffer();
-    payload = std::min(payload_left_, bin.size());
-    pieces[n++] = {bin.data(), payload};
+  const std::span<std::byte> scratch = link_->scratch();
+  const bool through_scratch = discard_ || AreShort(head_.bytes, landings_.size());
+  if (through_scratch) {
+    payload = std::min(payload_left_, scratch.size());
+    pieces[n++] = {scratch.data(), payload};
   } else {
     size_t landed = landed_;
     for (size_t i = landing_; i < landings_.size() && payload < kMaxLanding; ++i) {
@@ -122,25 +123,30 @@ absl::StatusOr<size_t> Rail::ReadPayload() {
   if (!got.ok()) return got;
   const size_t landed = std::min(*got, payload);
   in_end_ = *got - landed;
-  SkipLanded(landed);
+  if (through_scratch) {
+    Land(scratch.first(landed));
+  } else {
+    SkipLanded(landed);
+  }
   return got;
 }
 
 void Rail::LandStaged() {
-  size_t bytes = std::min(staged(), payload_left_);
-  if (discard_) {
-    in_begin_ += bytes;
-    SkipLanded(bytes);
-    return;
-  }
-  while (bytes > 0) {
+  const size_t bytes = std::min(staged(), payload_left_);
+  Land({in_.get() + in_begin_, bytes});
+  in_begin_ += bytes;
+}
+
+// The next ones of the payload.
+void Rail::Land(std::span<const std::byte> bytes) {
+  while (!discard_ && !bytes.empty()) {
     const Landing& to = landings_[landing_];
-    const size_t step = std::min(bytes, to.bytes - landed_);
-    std::memcpy(to.data + landed_, in_.get() + in_begin_, step);
-    in_begin_ += step;
-    bytes -= step;
+    const size_t step = std::min(bytes.size(), to.bytes - landed_);
+    std::memcpy(to.data + landed_, bytes.data(), step);
+    bytes = bytes.subspan(step);
     SkipLanded(step);
   }
+  SkipLanded(bytes.size());
 }
 
 // `bytes` of the payload are done with.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "src/backends/tcp/link.h"
@@ -23,6 +24,20 @@ constexpr size_t kMaxPendingReads = 8;
 
 // What goes in place of a payload that must not be read any more.
 alignas(4096) constexpr std::array<std::byte, 64 * 1024> kFiller{};
+
+// Copies `runs`, but for the first `skip` bytes, as far as `limit` and `to` go; returns the bytes.
+size_t Pack(std::span<const Run> runs, uint64_t skip, size_t limit, std::span<std::byte> to) {
+  limit = std::min(limit, to.size());
+  size_t packed = 0;
+  for (const Run& run : runs) {
+    if (packed == limit) break;
+    const size_t bytes = std::min<size_t>(limit - packed, run.bytes - skip);
+    std::memcpy(to.data() + packed, reinterpret_cast<const void*>(run.local + skip), bytes);
+    packed += bytes;
+    skip = 0;
+  }
+  return packed;
+}
 
 bool HasPayload(FrameKind kind) {
   return kind == FrameKind::kWrite || kind == FrameKind::kReadResponse;
@@ -99,14 +114,22 @@ void Rail::EncodeTrailer(Outgoing& frame, size_t sent) const {
          frame.trailer);
 }
 
-// Pieces of the payload of `frame`, of which `sent` bytes have gone; at most `limit` bytes.
+// Pieces of the payload of `frame`, of which `sent` bytes have gone; at most `limit` bytes. Short
+// runs are copied to `scratch`, as far as it goes, to make one piece.
 size_t Rail::GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> pieces,
-                           size_t limit) const {
+                           size_t limit, std::span<std::byte>& scratch) const {
   const size_t payload_sent = sent > frame.prefix.size() ? sent - frame.prefix.size() : 0;
   limit = std::min(limit, frame.head.bytes - std::min<size_t>(payload_sent, frame.head.bytes));
   size_t n = 0;
   size_t run = sent > 0 ? run_ : 0;
   uint64_t skip = sent > 0 ? run_sent_ : 0;
+  if (!frame.voided && AreShort(frame.head.bytes, frame.runs.size())) {
+    const size_t packed = Pack(frame.runs.subspan(run), skip, limit, scratch);
+    if (packed == 0) return 0;
+    pieces[0] = {scratch.data(), packed};
+    scratch = scratch.subspan(packed);
+    return 1;
+  }
   while (limit > 0 && n < pieces.size()) {
     iovec piece{const_cast<std::byte*>(kFiller.data()), std::min(limit, kFiller.size())};
     if (!frame.voided) {
@@ -126,6 +149,7 @@ size_t Rail::GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> 
 size_t Rail::Gather(std::span<iovec> pieces, size_t limit) {
   size_t n = 0;
   size_t sent = sent_;
+  std::span<std::byte> scratch = link_->scratch();
   for (Outgoing& frame : out_) {
     if (limit == 0 || pieces.size() - n < kMinFramePieces) break;
     EncodePrefix(frame);
@@ -135,7 +159,7 @@ size_t Rail::Gather(std::span<iovec> pieces, size_t limit) {
       EncodeTrailer(frame, sent);
       size_t reached = std::max(sent, prefix);
       const size_t room = pieces.size() - n - 1;
-      const size_t payload = GatherPayload(frame, sent, pieces.subspan(n, room), limit);
+      const size_t payload = GatherPayload(frame, sent, pieces.subspan(n, room), limit, scratch);
       for (size_t i = n; i < n + payload; ++i) reached += pieces[i].iov_len;
       limit -= std::min(limit, reached - std::max(sent, prefix));
       n += payload;
