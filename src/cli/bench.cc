@@ -20,6 +20,8 @@
 #include "src/cli/bench_plan.h"
 #include "src/cli/bench_report.h"
 #include "src/cli/commands.h"
+#include "src/cli/host_memory.h"
+#include "src/cli/kv_bench/run.h"
 #include "src/cli/stats.h"
 #include "src/cli/table.h"
 #include "src/cli/units.h"
@@ -30,18 +32,13 @@ namespace {
 // Of the closed loop whose part a rate is.
 constexpr Duration kPeakRun = std::chrono::seconds(1);
 
-// A run that does not fit is refused before the kernel has to end somebody for it. The targets are
-// on this host too unless servers are named.
+// The targets are on this host too unless servers are named.
 absl::Status CheckMemory(const BenchPlan& plan) {
   const uint64_t sides = plan.crew.servers.empty() ? 2 : 1;
-  const auto memory =
-      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   for (const BenchCase& bench : plan.cases) {
-    const uint64_t needed = sides * plan.memory_bytes(bench);
-    if (needed <= memory) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("the run needs ", FormatBytes(needed), ", this host has ", FormatBytes(memory),
-                     "; use a smaller --total, fewer --tokens or --threads"));
+    absl::Status fits = CheckFits(sides * plan.memory_bytes(bench),
+                                  "a smaller --total, fewer --tokens or --threads");
+    if (!fits.ok()) return fits;
   }
   return absl::OkStatus();
 }
@@ -183,16 +180,25 @@ absl::Status RunBench(const BenchOptions& options) {
   return status;
 }
 
+absl::Status RunKvBench(const BenchOptions& options) {
+  const HeldWarnings warnings;
+  absl::Status status = kv_bench::Run(options);
+  if (status.ok()) warnings.Print();
+  return status;
+}
+
 }  // namespace
 
 void AddBench(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
-      "bench", "Measures transfers: rates, latency, jitter, CPU time, many peers, traces");
+      "bench",
+      "Measures transfers: rates, latency, jitter, CPU time, many peers, traces, KV caches");
   const auto options = std::make_shared<BenchOptions>();
   DeclareBenchOptions(command, *options);
   command->callback([command, options, &action] {
     options->has_duration = command->get_option("--duration")->count() > 0;
-    action = [options] { return RunBench(*options); };
+    options->has_layer_time = command->get_option("--layer-time")->count() > 0;
+    action = [options] { return options->prefill_tp ? RunKvBench(*options) : RunBench(*options); };
   });
 }
 

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "src/cli/host_memory.h"
 #include "src/cli/options.h"
@@ -17,6 +18,10 @@ constexpr const char* kWhere = "Where";
 constexpr const char* kWhat = "What is moved";
 constexpr const char* kHow = "How much of it at once";
 constexpr const char* kLoad = "How long, and under which load";
+constexpr const char* kInstances = "KV caches of unlike instances";
+constexpr std::initializer_list<const char*> kInstanceOptions = {
+    "--prefill-tp", "--decode-tp",  "--prefill-block", "--decode-block",
+    "--layout-src", "--layout-dst", "--measure",       "--layer-time"};
 constexpr const char* kOutput = "Output";
 
 void Group(CLI::App* command, const char* group, std::initializer_list<const char*> names) {
@@ -52,7 +57,8 @@ void DeclareWhere(CLI::App* command, BenchOptions& o) {
   command->add_option("server", o.servers,
                       "host:port of kvxfer serve, several with --scheme onetomany; none: the "
                       "targets are processes of this run");
-  command->add_option("--backend", o.backend, "tcp, shm, faulty:tcp, ... (default: the best)");
+  command->add_option("--backend", o.backend,
+                      "tcp, shm, faulty:tcp, ... (default: the best; with --prefill-tp: shm)");
   command->add_option("--listen", o.listen, kClientListenHelp);
   Group(command, kWhere, {"server", "--backend", "--listen"});
 }
@@ -71,8 +77,10 @@ void DeclareWhat(CLI::App* command, BenchOptions& o) {
   AddSize(command, "--total,--total-buffer-size,--total_buffer_size", o.total,
           "Bytes of one round, shared by all peers and threads");
   command->add_option("--model", o.model,
-                      "KV caches of this model in place of raw blocks: a name or a config.json");
-  command->add_option("--tokens", o.tokens, "Of a request, with --model");
+                      "KV caches of this model in place of raw blocks: a name or a config.json "
+                      "(default with --prefill-tp: all known ones)");
+  command->add_option("--tokens", o.tokens, "Of a request, with --model or --prefill-tp")
+      ->default_str(std::to_string(kDefaultTokens));
   command->add_option("--tp", o.tp, "Ranks the model is split over; one rank's part is moved");
   command->add_option("--block-tokens", o.block_tokens, "Of one KV block");
   command->add_option("--trace", o.trace,
@@ -98,11 +106,12 @@ void DeclareHow(CLI::App* command, BenchOptions& o) {
 
 void DeclareLoad(CLI::App* command, BenchOptions& o) {
   command->add_option("-n,--iters,--num-iter,--num_iter,--rounds", o.iters,
-                      "Measured requests of each thread (default: 10; of --latency 10000)");
+                      "Measured requests of each thread (default: 10; of --latency 10000; of "
+                      "--measure streaming and migration 30, kept 1000)");
   command->add_option("--requests", o.requests,
                       "Measured requests in all, with --model (default: 16) or --trace (all)");
   AddDuration(command, "-D,--duration", o.duration,
-              "In place of a number (default with --peers or --rate: 2s)")
+              "In place of a number (default with --peers, --rate or --measure rate: 2s)")
       ->default_str("");
   command->add_option(
       "--warmup,--warmup-iter,--warmup_iter", o.warmup,
@@ -117,23 +126,85 @@ void DeclareLoad(CLI::App* command, BenchOptions& o) {
          "--timeout"});
 }
 
+void DeclareInstances(CLI::App* command, BenchOptions& o) {
+  command->add_option("--prefill-tp", o.prefill_tp,
+                      "Ranks of the prefill instance; it gives KV caches to the decode instance");
+  command->add_option("--decode-tp", o.decode_tp, "Ranks of the decode instance");
+  command->add_option("--prefill-block", o.prefill_block, "Tokens of one block there")
+      ->capture_default_str();
+  command->add_option("--decode-block", o.decode_block, "Tokens of one block there")
+      ->capture_default_str();
+  command
+      ->add_option("--layout-src", o.layout_src,
+                   "Of a block of prefill: NHD token by token, HND head by head")
+      ->capture_default_str();
+  command->add_option("--layout-dst", o.layout_dst, "Of a block of decode")->capture_default_str();
+  command
+      ->add_option(
+          "--measure", o.measure,
+          "rate: beside a plain write of the same runs; streaming: layer by layer; "
+          "migration: while it goes on; kept: what memory is kept of requests that are over")
+      ->capture_default_str();
+  AddDuration(command, "--layer-time", o.layer_time,
+              "Of computing a layer, with --measure streaming; a token, with migration")
+      ->default_str("1ms");
+  Group(command, kInstances, kInstanceOptions);
+}
+
+void RelateInstances(CLI::App* command) {
+  for (const char* name : kInstanceOptions) {
+    for (const char* tp : {"--prefill-tp", "--decode-tp"}) {
+      if (std::string_view(name) != tp) {
+        command->get_option(name)->needs(command->get_option(tp));
+      }
+    }
+  }
+  Exclude(command, "--prefill-tp",
+          {"server",
+           "--listen",
+           "--op",
+           "--block-sizes",
+           "--start-block-size",
+           "--max-block-size",
+           "--total",
+           "--tp",
+           "--block-tokens",
+           "--trace",
+           "--cache-size",
+           "--speedup",
+           "--latency",
+           "--bidirectional",
+           "--threads",
+           "--peers",
+           "--scheme",
+           "--requests",
+           "--warmup",
+           "--rate",
+           "--arrivals",
+           "--seed",
+           "--timeout",
+           "--csv"});
+}
+
 }  // namespace
 
 void DeclareBenchOptions(CLI::App* command, BenchOptions& o) {
   command->formatter(std::make_shared<PlainFormatter>());
   DeclareWhere(command, o);
   DeclareWhat(command, o);
+  DeclareInstances(command, o);
   DeclareHow(command, o);
   DeclareLoad(command, o);
   command->add_flag("--json", o.json, "One JSON document, at the end");
   command->add_flag("--csv", o.csv, "A line of CSV for each result, at the end");
   Group(command, kOutput, {"--json", "--csv"});
 
-  for (const char* name : {"--op", "--memory", "--tokens", "--tp", "--block-tokens", "--speedup",
-                           "--scheme", "--arrivals", "--seed"}) {
+  for (const char* name : {"--op", "--memory", "--tp", "--block-tokens", "--speedup", "--scheme",
+                           "--arrivals", "--seed"}) {
     command->get_option(name)->capture_default_str();
   }
 
+  RelateInstances(command);
   Exclude(command, "--json", {"--csv"});
   Exclude(command, "--iters", {"--duration", "--requests"});
   Exclude(command, "--duration", {"--requests"});
@@ -150,7 +221,6 @@ void DeclareBenchOptions(CLI::App* command, BenchOptions& o) {
   for (const char* option : {"--cache-size", "--speedup"}) {
     command->get_option(option)->needs(command->get_option("--trace"));
   }
-  command->get_option("--tokens")->needs(command->get_option("--model"));
 }
 
 }  // namespace kvxfer::cli

@@ -22,16 +22,6 @@ constexpr Duration kDefaultRun = std::chrono::seconds(2);
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
-absl::Status CheckOneOf(const char* name, const std::string& value,
-                        std::initializer_list<const char*> allowed) {
-  std::string list;
-  for (const char* word : allowed) {
-    if (value == word) return absl::OkStatus();
-    absl::StrAppend(&list, list.empty() ? "" : " or ", word);
-  }
-  return Invalid(absl::StrCat(name, " must be ", list, ", not '", value, "'"));
-}
-
 absl::Status CheckNumbers(const BenchOptions& o) {
   for (const absl::Status& status :
        {CheckOneOf("--op", o.op, {"write", "read"}),
@@ -42,7 +32,7 @@ absl::Status CheckNumbers(const BenchOptions& o) {
         CheckRange("--iters", o.iters.value_or(1), 1, kMaxRequests),
         CheckRange("--requests", o.requests.value_or(1), 1, kMaxRequests),
         CheckRange("--warmup", o.warmup.value_or(0), 0, kMaxRequests),
-        CheckRange("--tokens", o.tokens, 1, 1u << 24),
+        CheckRange("--tokens", o.tokens.value_or(1), 1, 1u << 24),
         CheckRange("--block-tokens", o.block_tokens, 1, kTokensPerHash),
         CheckRange("--tp", o.tp, 1, 1024), ParseMemorySource(o.memory).status()}) {
     if (!status.ok()) return status;
@@ -75,6 +65,9 @@ absl::Status CheckContradictions(const BenchOptions& o) {
       o.peers.value_or(o.servers.size()) != o.servers.size()) {
     return Invalid(absl::StrCat("--peers ", *o.peers, " with ", o.servers.size(),
                                 " servers: name one server for each peer, or none"));
+  }
+  if (o.tokens && o.model.empty()) {
+    return Invalid("--tokens needs --model, or --prefill-tp and --decode-tp");
   }
   if ((o.start_block_size > 0) != (o.max_block_size > 0)) {
     return Invalid("--start-block-size and --max-block-size need each other");
@@ -156,7 +149,8 @@ absl::Status AddModelCase(const BenchOptions& o, BenchPlan& plan) {
   BenchCase bench = CommonCase(o);
   bench.pieces = model->pieces();
   bench.block_bytes = o.block_tokens * model->TokenBytes(static_cast<uint32_t>(o.tp));
-  bench.request_blocks = (o.tokens + o.block_tokens - 1) / o.block_tokens;
+  const uint64_t tokens = o.tokens.value_or(kDefaultTokens);
+  bench.request_blocks = (tokens + o.block_tokens - 1) / o.block_tokens;
   if (bench.pieces > kMaxPieces || bench.block_bytes > kMaxBlockBytes) {
     return Invalid(absl::StrCat("model ", model->name, " with --block-tokens ", o.block_tokens,
                                 ": ", bench.pieces, " regions of blocks of ",
@@ -166,7 +160,7 @@ absl::Status AddModelCase(const BenchOptions& o, BenchPlan& plan) {
   plan.model = model->name;
   plan.tp = o.tp;
   if (!o.trace.empty()) return AddTraceCase(o, bench, plan);
-  plan.tokens = o.tokens;
+  plan.tokens = tokens;
   plan.cases.push_back(bench);
   return absl::OkStatus();
 }

@@ -16,6 +16,8 @@
 
 namespace kvxfer::cli {
 
+inline constexpr uint64_t kDefaultTokens = 2048;
+
 // The options as given. An empty optional was not.
 struct BenchOptions {
   std::vector<std::string> servers{};  // none: processes of our own
@@ -29,7 +31,7 @@ struct BenchOptions {
   uint64_t total = uint64_t{256} << 20;
 
   std::string model{};
-  uint64_t tokens = 2048;
+  std::optional<uint64_t> tokens{};
   uint64_t tp = 1;
   uint64_t block_tokens = 16;
   std::string trace{};
@@ -49,6 +51,17 @@ struct BenchOptions {
   std::optional<uint64_t> warmup{};
   std::string rate{};
   std::string arrivals = "constant";
+
+  // With prefill_tp it is kv_bench/ that runs, on KV caches of unlike instances.
+  std::optional<uint64_t> prefill_tp{};
+  std::optional<uint64_t> decode_tp{};
+  uint64_t prefill_block = 16;
+  uint64_t decode_block = 16;
+  std::string layout_src = "HND";
+  std::string layout_dst = "HND";
+  std::string measure = "rate";
+  Duration layer_time = std::chrono::milliseconds(1);
+  bool has_layer_time = false;
 
   uint64_t seed = 1;
   Duration timeout = std::chrono::seconds(60);
@@ -83,7 +96,8 @@ struct BenchPlan {
   uint64_t memory_bytes(const BenchCase& bench) const;
 };
 
-// InvalidArgument or NotFound names the option that makes no sense, and what would.
+// Of a run without prefill_tp. InvalidArgument or NotFound names the option that makes no sense,
+// and what would.
 absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options);
 
 }  // namespace kvxfer::cli

@@ -3,6 +3,7 @@
 #define KVXFER_CLI_HOST_MEMORY_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -22,6 +23,10 @@ inline constexpr const char* kMemoryHelp =
 
 // "mapped", "mapped-small", "mapped-reserved" or "attached".
 absl::StatusOr<MemorySource> ParseMemorySource(std::string_view text);
+
+// InvalidArgument unless this host has so much: what does not fit is refused before the kernel has
+// to end somebody for it. `instead` is what to do about it.
+absl::Status CheckFits(uint64_t bytes, const char* instead);
 
 // Page-aligned and zeroed. Unmapped when destroyed.
 class HostMemory {

@@ -1,10 +1,12 @@
 #include "src/cli/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "src/cli/units.h"
 
 namespace kvxfer::cli {
@@ -34,6 +36,13 @@ absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64
   if (value >= least && value <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(name, " must be from ", least, " to ", most, ", not ", value));
+}
+
+absl::Status CheckOneOf(const char* name, const std::string& value,
+                        const std::vector<std::string>& allowed) {
+  if (std::ranges::find(allowed, value) != allowed.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " must be ", absl::StrJoin(allowed, " or "), ", not '", value, "'"));
 }
 
 CLI::Option* AddSize(CLI::App* app, const std::string& name, uint64_t& value,

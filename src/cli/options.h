@@ -21,8 +21,10 @@ inline constexpr const char* kClientListenHelp =
     "host or host:port where the server's answers come in (default: where the server is reached "
     "from)";
 
-// InvalidArgument that names the option.
+// InvalidArgument that names the option, and what it may be.
 absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most);
+absl::Status CheckOneOf(const char* name, const std::string& value,
+                        const std::vector<std::string>& allowed);
 
 // Each leaves `value`, the default, as it is unless the option is given, and shows it in --help.
 // `value` must live as long as `app`.

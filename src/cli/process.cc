@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -20,15 +21,25 @@
 #include "src/core/strings.h"
 
 namespace kvxfer::cli {
+namespace {
 
-absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::string& subcommand,
-                                                   const std::string& role) {
+constexpr const char* kParent = "the parent process";
+
+}  // namespace
+
+absl::StatusOr<std::array<UniqueFd, 2>> ChannelEnds() {
   std::array<int, 2> pair{};
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()) != 0) {
     return absl::ResourceExhaustedError(ErrnoText("socketpair", errno));
   }
-  UniqueFd ours(pair[0]);
-  UniqueFd theirs(pair[1]);
+  return std::array{UniqueFd(pair[0]), UniqueFd(pair[1])};
+}
+
+absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::string& subcommand,
+                                                   const std::string& role) {
+  auto ends = ChannelEnds();
+  if (!ends.ok()) return ends.status();
+  auto& [ours, theirs] = *ends;
   // dup2 onto itself would keep close-on-exec, so the child's end must not sit there already.
   if (theirs.get() == kChannelFd) theirs = UniqueFd(fcntl(kChannelFd, F_DUPFD_CLOEXEC, 10));
   posix_spawn_file_actions_t actions;
@@ -43,6 +54,21 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::string& subcommand
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) return absl::ResourceExhaustedError(ErrnoText("starting " + role, error));
   return WorkerProcess(pid, Channel(std::move(ours), role), role);
+}
+
+absl::StatusOr<WorkerProcess> WorkerProcess::Fork(
+    const std::string& role, const std::function<absl::Status(Channel)>& serve) {
+  auto ends = ChannelEnds();
+  if (!ends.ok()) return ends.status();
+  auto& [ours, theirs] = *ends;
+  const pid_t pid = fork();
+  if (pid < 0) return absl::ResourceExhaustedError(ErrnoText("starting " + role, errno));
+  if (pid > 0) return WorkerProcess(pid, Channel(std::move(ours), role), role);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ours = UniqueFd();  // or it would not see the parent close
+  const absl::Status status = serve(Channel(std::move(theirs), kParent));
+  // What is in the buffers of stdout is the parent's to write.
+  std::_Exit(status.ok() ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
 WorkerProcess::WorkerProcess(WorkerProcess&& other) noexcept
@@ -113,7 +139,7 @@ absl::StatusOr<Channel> ChannelToParent() {
   // The channel's end would do while it is read; a worker that is busy must not stay either.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   fcntl(kChannelFd, F_SETFD, FD_CLOEXEC);
-  return Channel(UniqueFd(kChannelFd), "the parent process");
+  return Channel(UniqueFd(kChannelFd), kParent);
 }
 
 void RaiseDescriptorLimit() {

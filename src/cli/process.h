@@ -1,9 +1,12 @@
-// The other processes of `demo` and `bench`: this program once more, joined by a channel.
+// The other processes of `demo` and `bench`: this program once more, or a copy of this process,
+// joined by a channel.
 #ifndef KVXFER_CLI_PROCESS_H_
 #define KVXFER_CLI_PROCESS_H_
 
 #include <sys/types.h>
 
+#include <array>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -15,12 +18,20 @@ namespace kvxfer::cli {
 // Where the child finds its end of the channel.
 inline constexpr int kChannelFd = 3;
 
+// The two ends of a channel, closed on exec.
+absl::StatusOr<std::array<UniqueFd, 2>> ChannelEnds();
+
 // Thread-safety: one thread at a time. A child that still runs is killed by the destructor.
 class WorkerProcess {
  public:
   // Runs `kvxfer <subcommand>`. `role` is what errors call it, e.g. "the decode process".
   static absl::StatusOr<WorkerProcess> Start(const std::string& subcommand,
                                              const std::string& role);
+  // Runs `serve` in a copy of this process, which must have neither threads nor agents yet; its end
+  // is that of the copy, with exit status 0 when it is OK. It has the parent's stdout and stderr,
+  // and is to leave them alone.
+  static absl::StatusOr<WorkerProcess> Fork(const std::string& role,
+                                            const std::function<absl::Status(Channel)>& serve);
   WorkerProcess(WorkerProcess&& other) noexcept;
   WorkerProcess& operator=(WorkerProcess&& other) noexcept;
   ~WorkerProcess();

@@ -1,15 +1,15 @@
 // Clock, medians, and what memory a process has.
 //
 // Thread-safety: pure, but for MemoryJson, which asks the process.
-#ifndef KVXFER_BENCHMARKS_KV_STATISTICS_H_
-#define KVXFER_BENCHMARKS_KV_STATISTICS_H_
+#ifndef KVXFER_CLI_KV_BENCH_STATISTICS_H_
+#define KVXFER_CLI_KV_BENCH_STATISTICS_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "src/cli/json_util.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 
 // Nanoseconds of the steady clock, which is one for all processes of a host.
 int64_t NowNs();
@@ -23,8 +23,8 @@ double Quantile(std::vector<double> values, double q);
 inline double Median(std::vector<double> values) { return Quantile(std::move(values), 0.5); }
 
 // Of this process: `heap`, bytes in use of malloc's, and `rss`, bytes resident, both now.
-cli::Json MemoryJson();
+Json MemoryJson();
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench
 
-#endif  // KVXFER_BENCHMARKS_KV_STATISTICS_H_
+#endif  // KVXFER_CLI_KV_BENCH_STATISTICS_H_

@@ -2,41 +2,18 @@
 // parallelism, and which ranks of the two have something to give each other.
 //
 // Thread-safety: plain values; pure functions.
-#ifndef KVXFER_BENCHMARKS_KV_KV_CASE_H_
-#define KVXFER_BENCHMARKS_KV_KV_CASE_H_
+#ifndef KVXFER_CLI_KV_BENCH_KV_CASE_H_
+#define KVXFER_CLI_KV_BENCH_KV_CASE_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvxfer/kv_layout.h"
-#include "src/cli/host_memory.h"
+#include "src/cli/kv_bench/modes.h"
 
-namespace kvxfer::kv_bench {
-
-enum class Mode { kThroughput, kStreaming, kMigration, kMemory };
-
-struct Options {
-  Mode mode = Mode::kThroughput;
-  std::string model{};  // empty: all that are known
-  // Of prefill and decode; none: 4 to 2, and 8 to 4.
-  std::optional<uint32_t> prefill_tp{};
-  std::optional<uint32_t> decode_tp{};
-  uint32_t prefill_block = 16;  // tokens
-  uint32_t decode_block = 16;
-  std::string layout_src = "HND";
-  std::string layout_dst = "HND";
-  uint64_t tokens = 2048;
-  std::string backend = "shm";
-  cli::MemorySource memory = cli::MemorySource::kMapped;
-  double seconds = 2;         // of a case
-  uint32_t layer_us = 1000;   // of computing a layer, or in the mode kMigration a token
-  uint32_t rounds = 30;       // of kStreaming and kMigration
-  uint32_t transfers = 1000;  // in the mode kMemory
-  std::string json{};
-};
+namespace kvxfer::cli::kv_bench {
 
 // One of the two sides.
 struct Instance {
@@ -49,7 +26,7 @@ struct Instance {
 
 struct Case {
   std::string model{};
-  KvModel kv{};
+  kvxfer::KvModel kv{};
   Instance prefill{};
   Instance decode{};
   uint64_t tokens = 0;
@@ -61,6 +38,9 @@ struct Case {
   // One tensor a layer, [2, blocks, tokens, heads, size] or with heads before tokens; fused:
   // [blocks, tokens, size].
   absl::StatusOr<KvLayout> LayoutOf(const Instance& instance, uint32_t rank, uint32_t blocks) const;
+  // Of all ranks that take part, of both sides; `alone`: of prefill only rank 0. InvalidArgument:
+  // the model's heads do not divide so.
+  absl::StatusOr<uint64_t> CacheBytes(bool alone) const;
 };
 
 // InvalidArgument, NotFound: what the user gave.
@@ -83,6 +63,6 @@ std::vector<Share> OwnShares(const std::vector<Share>& shares);
 std::vector<uint32_t> PrefillRanks(const std::vector<Share>& shares);
 std::vector<uint32_t> DecodeRanks(const std::vector<Share>& shares);
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench
 
-#endif  // KVXFER_BENCHMARKS_KV_KV_CASE_H_
+#endif  // KVXFER_CLI_KV_BENCH_KV_CASE_H_

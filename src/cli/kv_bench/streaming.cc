@@ -6,53 +6,53 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "benchmarks/kv/each_case.h"
-#include "benchmarks/kv/modes.h"
-#include "benchmarks/kv/source.h"
-#include "benchmarks/kv/statistics.h"
+#include "src/cli/kv_bench/each_case.h"
+#include "src/cli/kv_bench/modes.h"
+#include "src/cli/kv_bench/source.h"
+#include "src/cli/kv_bench/statistics.h"
 #include "src/cli/table.h"
 #include "src/cli/units.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 namespace {
-
-using cli::FormatFixed;
-using cli::Json;
 
 constexpr double kGoal = 1.3;  // layers' transfer times after the last compute phase, by flags
 
 // Who says that a layer is there.
-enum Way : size_t {
+enum Told : size_t {
   kCalls,  // this thread, with a call for that layer
   kFlags,  // who computes it, with a flag: all calls were made before the first layer
 };
 constexpr size_t kWays = 2;
 
-struct OfWay {
+struct StreamWay {
   std::vector<double> post_us{};  // the calls of WriteBlocks, all layers
   std::vector<double> last_us{};  // until the last layer is there
   std::vector<double> factors{};  // of a turn: (last - compute) / layer
 };
 
-struct Figures {
+struct StreamFigures {
   std::vector<double> compute_us{};  // all layers
   std::vector<double> waited_us{};   // of this thread, for a CPU
   std::vector<double> layer_us{};    // one layer by itself
-  std::array<OfWay, kWays> ways{};
+  std::array<StreamWay, kWays> ways{};
+
+  Json ToJson(const Case& one, Duration layer_time) const;
+  std::vector<std::string> Cells(const Case& one, size_t sources) const;
 };
 
 double Us(int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
-class Streaming {
+class StreamRun {
  public:
-  Streaming(const Source& source, const Options& options)
-      : source_(source), compute_ns_(int64_t{options.layer_us} * 1000), rounds_(options.rounds) {}
+  StreamRun(const Source& source, const Options& options)
+      : source_(source), layer_ns_(options.layer_time.count()), rounds_(options.iters) {}
 
-  absl::StatusOr<Figures> Measure() {
-    Figures figures;
+  absl::StatusOr<StreamFigures> Measure() {
+    StreamFigures figures;
     // Connects, touches all memory, and shows that it comes to where it belongs.
     for (uint32_t i = 0; i < 2; ++i) {
-      Figures warm_up;
+      StreamFigures warm_up;
       if (absl::Status status = Turn(warm_up); !status.ok()) return status;
     }
     if (absl::Status status = source_.CheckTarget(); !status.ok()) return status;
@@ -63,16 +63,16 @@ class Streaming {
   }
 
  private:
-  absl::Status Turn(Figures& figures) {
+  absl::Status Turn(StreamFigures& figures) {
     const auto layer = Move(1, kCalls, /*compute=*/false);
     if (!layer.ok()) return layer.status();
     figures.layer_us.push_back(Us(layer->took));
-    for (const Way way : {kCalls, kFlags}) {
+    for (const Told way : {kCalls, kFlags}) {
       const auto all = Move(source_.one().kv.layers, way, /*compute=*/true);
       if (!all.ok()) return all.status();
       figures.compute_us.push_back(Us(all->compute));
       figures.waited_us.push_back(Us(all->waited));
-      OfWay& of = figures.ways[way];
+      StreamWay& of = figures.ways[way];
       of.post_us.push_back(Us(all->post));
       of.last_us.push_back(Us(all->took));
       of.factors.push_back(static_cast<double>(all->took - all->compute) /
@@ -89,7 +89,7 @@ class Streaming {
   };
 
   // The first `layers` layers of a request, one by one.
-  absl::StatusOr<Times> Move(uint32_t layers, Way way, bool compute) {
+  absl::StatusOr<Times> Move(uint32_t layers, Told way, bool compute) {
     const std::string name = absl::StrCat("request ", ++requests_);
     absl::Status status = source_.Tell({{"do", "wait"}, {"request", name}, {"layers", layers}});
     if (!status.ok()) return status;
@@ -110,7 +110,7 @@ class Streaming {
     const int64_t waited = ThreadWaitedNs();
     const int64_t start = NowNs();
     for (uint32_t layer = 0; layer < layers && status.ok(); ++layer) {
-      if (compute) times.compute += Spin(compute_ns_);
+      if (compute) times.compute += Spin(layer_ns_);
       if (way == kCalls) {
         status = post(layer);
       } else {
@@ -131,18 +131,17 @@ class Streaming {
   }
 
   const Source& source_;
-  const int64_t compute_ns_;
+  const int64_t layer_ns_;
   const uint32_t rounds_;
   uint64_t requests_ = 0;
 };
 
-Json ToJson(const Case& one, const Options& options, const Figures& figures) {
-  const auto of = [&](Way way) {
-    const OfWay& figured = figures.ways[way];
-    return Json{{"post_us", Median(figured.post_us)},
-                {"last_layer_us", Median(figured.last_us)},
-                {"k", Median(figured.factors)},
-                {"k_p99", Quantile(figured.factors, 0.99)}};
+Json StreamFigures::ToJson(const Case& one, Duration layer_time) const {
+  const auto of = [&](Told way) {
+    return Json{{"post_us", Median(ways[way].post_us)},
+                {"last_layer_us", Median(ways[way].last_us)},
+                {"k", Median(ways[way].factors)},
+                {"k_p99", Quantile(ways[way].factors, 0.99)}};
   };
   return {{"model", one.model},
           {"prefill_tp", one.prefill.tp},
@@ -151,34 +150,33 @@ Json ToJson(const Case& one, const Options& options, const Figures& figures) {
           {"layout_dst", one.decode.order},
           {"tokens", one.tokens},
           {"layers", one.kv.layers},
-          {"layer_compute_us", options.layer_us},
-          {"rounds", figures.layer_us.size()},
-          {"compute_us", Median(figures.compute_us)},
-          {"waited_for_cpu_us", Median(figures.waited_us)},
-          {"one_layer_us", Median(figures.layer_us)},
-          {"one_layer_p99_us", Quantile(figures.layer_us, 0.99)},
+          {"layer_compute_us", Us(layer_time.count())},
+          {"rounds", layer_us.size()},
+          {"compute_us", Median(compute_us)},
+          {"waited_for_cpu_us", Median(waited_us)},
+          {"one_layer_us", Median(layer_us)},
+          {"one_layer_p99_us", Quantile(layer_us, 0.99)},
           {"calls", of(kCalls)},
           {"flags", of(kFlags)}};
 }
 
-std::vector<std::string> Row(const Case& one, size_t sources, const Figures& figures) {
-  const double compute = Median(figures.compute_us) / one.kv.layers;
+std::vector<std::string> StreamFigures::Cells(const Case& one, size_t sources) const {
+  const double compute = Median(compute_us) / one.kv.layers;
   std::vector<std::string> cells = {one.model,
                                     absl::StrCat(one.prefill.tp, ">", one.decode.tp),
                                     absl::StrCat(sources),
                                     absl::StrCat(one.kv.layers),
-                                    FormatFixed(Median(figures.compute_us) / 1e3, 2),
-                                    FormatFixed(Median(figures.waited_us) / 1e3, 2),
-                                    FormatFixed(Median(figures.layer_us), 0)};
-  for (const Way way : {kCalls, kFlags}) {
-    const OfWay& of = figures.ways[way];
-    cells.push_back(FormatFixed(Median(of.post_us) / 1e3, 2));
-    cells.push_back(FormatFixed(Median(of.last_us) / 1e3, 2));
-    cells.push_back(FormatFixed(Median(of.factors), 2));
-    cells.push_back(FormatFixed(Quantile(of.factors, 0.99), 2));
+                                    FormatFixed(Median(compute_us) / 1e3, 2),
+                                    FormatFixed(Median(waited_us) / 1e3, 2),
+                                    FormatFixed(Median(layer_us), 0)};
+  for (const StreamWay& way : ways) {
+    cells.push_back(FormatFixed(Median(way.post_us) / 1e3, 2));
+    cells.push_back(FormatFixed(Median(way.last_us) / 1e3, 2));
+    cells.push_back(FormatFixed(Median(way.factors), 2));
+    cells.push_back(FormatFixed(Quantile(way.factors, 0.99), 2));
   }
-  const bool bound = Median(figures.layer_us) > compute;
-  const bool within = Median(figures.ways[kFlags].factors) <= kGoal;
+  const bool bound = Median(layer_us) > compute;
+  const bool within = Median(ways[kFlags].factors) <= kGoal;
   cells.push_back(bound ? "transfer-bound" : within ? "yes" : "no");
   return cells;
 }
@@ -186,33 +184,30 @@ std::vector<std::string> Row(const Case& one, size_t sources, const Figures& fig
 }  // namespace
 
 absl::StatusOr<Json> MeasureStreaming(const std::vector<Case>& cases, const Options& options,
-                                      cli::Channel& channel) {
-  const cli::Table table({{"model", 15},
-                          {"tp", 5},
-                          {"sources", 7},
-                          {"layers", 6},
-                          {"compute ms", 10},
-                          {"no cpu ms", 9},
-                          {"1 layer us", 10},
-                          {"calls ms", 8},
-                          {"last ms", 8},
-                          {"k", 5},
-                          {"p99", 5},
-                          {"flags: calls ms", 15},
-                          {"last ms", 8},
-                          {"k", 5},
-                          {"p99", 5},
-                          {"within 1.3", 14}});
-  Json rows = Json::array();
-  const auto measure = [&](const Source& source) -> absl::StatusOr<std::vector<std::string>> {
-    const auto figures = Streaming(source, options).Measure();
-    if (!figures.ok()) return figures.status();
-    rows.push_back(ToJson(source.one(), options, *figures));
-    return Row(source.one(), source.ranks().size(), *figures);
-  };
-  absl::Status status = EachCase(cases, /*alone=*/false, options, channel, table, measure);
-  if (!status.ok()) return status;
-  return rows;
+                                      Channel& channel) {
+  const Table table({{"model", 15},
+                     {"tp", 5},
+                     {"sources", 7},
+                     {"layers", 6},
+                     {"compute ms", 10},
+                     {"no cpu ms", 9},
+                     {"1 layer us", 10},
+                     {"calls ms", 8},
+                     {"last ms", 8},
+                     {"k", 5},
+                     {"p99", 5},
+                     {"flags: calls ms", 15},
+                     {"last ms", 8},
+                     {"k", 5},
+                     {"p99", 5},
+                     {"within 1.3", 14}});
+  return EachCase(cases, options, channel, table,
+                  [&](const Source& source) -> absl::StatusOr<Outcome> {
+                    const auto figures = StreamRun(source, options).Measure();
+                    if (!figures.ok()) return figures.status();
+                    return Outcome{figures->Cells(source.one(), source.ranks().size()),
+                                   figures->ToJson(source.one(), options.layer_time)};
+                  });
 }
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench

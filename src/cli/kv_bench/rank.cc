@@ -1,4 +1,4 @@
-#include "benchmarks/kv/rank.h"
+#include "src/cli/kv_bench/rank.h"
 
 #include <cstring>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "src/cli/agent_setup.h"
 #include "src/core/strings.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 namespace {
 
 // Content of a head and token: words that go up by one from here.
@@ -35,10 +35,10 @@ absl::StatusOr<Rank> Rank::Create(const Case& one, const Instance& instance, uin
   const std::string name = absl::StrCat(instance.role, "-", rank);
   const auto layout = one.LayoutOf(instance, rank, live ? one.BlocksOf(instance) : 1);
   if (!layout.ok()) return layout.status();
-  auto memory = cli::HostMemory::Allocate(options.memory, CacheBytes(*layout));
+  auto memory = HostMemory::Allocate(options.memory, CacheBytes(*layout));
   if (!memory.ok()) return Annotate(memory.status(), name);
   Rank made(*layout, *std::move(memory), one.IdsOf(instance), live ? one.tokens : 0);
-  auto agent = cli::MakeAgent({.role = name, .backends = options.backend, .own_port = true});
+  auto agent = MakeAgent({.role = name, .backends = options.backend, .own_port = true});
   if (!agent.ok()) return Annotate(agent.status(), name);
   made.agent_ = *std::move(agent);
   const auto region = made.agent_->RegisterMemory(made.memory_.span(), Access::kReadWrite);
@@ -95,4 +95,4 @@ absl::Status Rank::Check(KvHeads heads) const {
   return absl::DataLossError(absl::StrCat(agent_->name(), ": wrong content at ", wrong));
 }
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench

@@ -5,37 +5,40 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "benchmarks/kv/each_case.h"
-#include "benchmarks/kv/modes.h"
-#include "benchmarks/kv/source.h"
-#include "benchmarks/kv/statistics.h"
+#include "src/cli/kv_bench/each_case.h"
+#include "src/cli/kv_bench/modes.h"
+#include "src/cli/kv_bench/source.h"
+#include "src/cli/kv_bench/statistics.h"
 #include "src/cli/table.h"
 #include "src/cli/units.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 namespace {
-
-using cli::FormatFixed;
-using cli::Json;
 
 constexpr size_t kFewestTurns = 20;
 
 enum Way : size_t { kReshard, kPlain };
 
-struct Figures {
+struct RateFigures {
   PlanFigures plan{};
   size_t targets = 0;  // of the rank
   bool paged = false;
   std::array<std::vector<double>, 2> seconds{};  // by Way
   std::vector<double> ratios{};                  // of the rates: reshard's to plain's
+
+  uint64_t bytes() const { return plan.bytes * targets; }
+  double gb_per_s(Way way) const { return GbPerSecond(bytes(), Median(seconds[way])); }
+  double p99_ms(Way way) const { return Quantile(seconds[way], 0.99) * 1e3; }
+  Json ToJson(const Case& one) const;
+  std::vector<std::string> Cells(const Case& one) const;
 };
 
-class Throughput {
+class RateRun {
  public:
-  explicit Throughput(const Source& source) : source_(source) {}
+  explicit RateRun(const Source& source) : source_(source) {}
 
-  absl::StatusOr<Figures> Measure(double seconds) {
-    Figures figures{.targets = source_.shares().size()};
+  absl::StatusOr<RateFigures> Measure(Duration duration) {
+    RateFigures figures{.targets = source_.shares().size()};
     for (const Share& share : source_.shares()) {
       SharePlan plan = source_.PlanOf(share);
       auto measured = plan.Measure();
@@ -47,7 +50,7 @@ class Throughput {
       plain_.push_back(*std::move(plain));
     }
     if (absl::Status status = Verify(); !status.ok()) return status;
-    const int64_t end = NowNs() + static_cast<int64_t>(seconds * 1e9);
+    const int64_t end = NowNs() + duration.count();
     while (figures.ratios.size() < kFewestTurns || NowNs() < end) {
       if (absl::Status status = Turn(figures); !status.ok()) return status;
     }
@@ -65,7 +68,7 @@ class Throughput {
     return absl::OkStatus();
   }
 
-  absl::Status Turn(Figures& figures) {
+  absl::Status Turn(RateFigures& figures) {
     std::array<double, 2> took{};
     const bool odd = figures.ratios.size() % 2 != 0;
     for (const Way way : {odd ? kPlain : kReshard, odd ? kReshard : kPlain}) {
@@ -104,17 +107,11 @@ class Throughput {
   uint64_t requests_ = 0;
 };
 
-double Bytes(const Figures& figures) {
-  return static_cast<double>(figures.plan.bytes) * static_cast<double>(figures.targets);
-}
-
-Json ToJson(const Case& one, const Figures& figures) {
-  const double bytes = Bytes(figures);
-  const auto way = [&](Way which) {
-    const auto& seconds = figures.seconds[which];
-    return Json{{"gb_per_s", bytes / Median(seconds) / 1e9},
-                {"p50_ms", Median(seconds) * 1e3},
-                {"p99_ms", Quantile(seconds, 0.99) * 1e3}};
+Json RateFigures::ToJson(const Case& one) const {
+  const auto json = [&](Way way) {
+    return Json{{"gb_per_s", gb_per_s(way)},
+                {"p50_ms", Median(seconds[way]) * 1e3},
+                {"p99_ms", p99_ms(way)}};
   };
   return {{"model", one.model},
           {"prefill_tp", one.prefill.tp},
@@ -124,23 +121,47 @@ Json ToJson(const Case& one, const Figures& figures) {
           {"prefill_block", one.prefill.block_tokens},
           {"decode_block", one.decode.block_tokens},
           {"tokens", one.tokens},
-          {"target_ranks", figures.targets},
-          {"runs_per_rank", figures.plan.runs},
-          {"smallest_run", figures.plan.smallest},
-          {"largest_run", figures.plan.largest},
-          {"bytes", bytes},
-          {"list_ns_per_run", figures.plan.list_ns},
-          {"plan_ns_per_run", figures.plan.plan_ns},
-          {"turns", figures.ratios.size()},
-          {"write_blocks", way(kReshard)},
-          {"plain", way(kPlain)},
-          {"plain_blocks", figures.paged ? "paged" : "descriptors"},
-          {"ratio", Median(figures.ratios)},
-          {"ratio_p99", Quantile(figures.ratios, 0.01)}};
+          {"target_ranks", targets},
+          {"runs_per_rank", plan.runs},
+          {"smallest_run", plan.smallest},
+          {"largest_run", plan.largest},
+          {"bytes", bytes()},
+          {"list_ns_per_run", plan.list_ns},
+          {"plan_ns_per_run", plan.plan_ns},
+          {"turns", ratios.size()},
+          {"write_blocks", json(kReshard)},
+          {"plain", json(kPlain)},
+          {"plain_blocks", paged ? "paged" : "descriptors"},
+          {"ratio", Median(ratios)},
+          {"ratio_p99", Quantile(ratios, 0.01)}};
 }
 
-cli::Table MakeTable() {
-  return cli::Table({{"model", 15},
+std::vector<std::string> RateFigures::Cells(const Case& one) const {
+  const std::string run = plan.smallest == plan.largest
+                              ? absl::StrCat(plan.largest)
+                              : absl::StrCat(plan.smallest, "-", plan.largest);
+  return {one.model,
+          absl::StrCat(one.prefill.tp, ">", one.decode.tp),
+          absl::StrCat(one.prefill.order, ">", one.decode.order),
+          absl::StrCat(one.prefill.block_tokens, ">", one.decode.block_tokens),
+          absl::StrCat(targets),
+          absl::StrCat(plan.runs),
+          run,
+          FormatFixed(plan.list_ns, 2),
+          FormatFixed(plan.plan_ns, 1),
+          FormatFixed(gb_per_s(kReshard), 2),
+          FormatFixed(p99_ms(kReshard), 2),
+          FormatFixed(gb_per_s(kPlain), 2) + (paged ? "" : "d"),
+          FormatFixed(p99_ms(kPlain), 2),
+          FormatFixed(Median(ratios), 2),
+          FormatFixed(Quantile(ratios, 0.01), 2)};
+}
+
+}  // namespace
+
+absl::StatusOr<Json> MeasureRate(const std::vector<Case>& cases, const Options& options,
+                                 Channel& channel) {
+  const Table table({{"model", 15},
                      {"tp", 5},
                      {"layout", 9},
                      {"block", 7},
@@ -155,50 +176,12 @@ cli::Table MakeTable() {
                      {"p99 ms", 7},
                      {"ratio", 5},
                      {"ratio p99", 9}});
+  return EachCase(cases, options, channel, table,
+                  [&](const Source& source) -> absl::StatusOr<Outcome> {
+                    const auto figures = RateRun(source).Measure(options.duration);
+                    if (!figures.ok()) return figures.status();
+                    return Outcome{figures->Cells(source.one()), figures->ToJson(source.one())};
+                  });
 }
 
-std::vector<std::string> Row(const Case& one, const Figures& figures) {
-  const auto rate = [&](Way way) {
-    return FormatFixed(Bytes(figures) / Median(figures.seconds[way]) / 1e9, 2);
-  };
-  const auto p99 = [&](Way way) {
-    return FormatFixed(Quantile(figures.seconds[way], 0.99) * 1e3, 2);
-  };
-  const PlanFigures& plan = figures.plan;
-  const std::string run = plan.smallest == plan.largest
-                              ? absl::StrCat(plan.largest)
-                              : absl::StrCat(plan.smallest, "-", plan.largest);
-  return {one.model,
-          absl::StrCat(one.prefill.tp, ">", one.decode.tp),
-          absl::StrCat(one.prefill.order, ">", one.decode.order),
-          absl::StrCat(one.prefill.block_tokens, ">", one.decode.block_tokens),
-          absl::StrCat(figures.targets),
-          absl::StrCat(plan.runs),
-          run,
-          FormatFixed(plan.list_ns, 2),
-          FormatFixed(plan.plan_ns, 1),
-          rate(kReshard),
-          p99(kReshard),
-          rate(kPlain) + (figures.paged ? "" : "d"),
-          p99(kPlain),
-          FormatFixed(Median(figures.ratios), 2),
-          FormatFixed(Quantile(figures.ratios, 0.01), 2)};
-}
-
-}  // namespace
-
-absl::StatusOr<Json> MeasureThroughput(const std::vector<Case>& cases, const Options& options,
-                                       cli::Channel& channel) {
-  Json rows = Json::array();
-  const auto measure = [&](const Source& source) -> absl::StatusOr<std::vector<std::string>> {
-    const auto figures = Throughput(source).Measure(options.seconds);
-    if (!figures.ok()) return figures.status();
-    rows.push_back(ToJson(source.one(), *figures));
-    return Row(source.one(), *figures);
-  };
-  absl::Status status = EachCase(cases, /*alone=*/true, options, channel, MakeTable(), measure);
-  if (!status.ok()) return status;
-  return rows;
-}
-
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench

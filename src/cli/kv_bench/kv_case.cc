@@ -1,4 +1,4 @@
-#include "benchmarks/kv/kv_case.h"
+#include "src/cli/kv_bench/kv_case.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,10 +8,10 @@
 #include "src/cli/scatter.h"
 #include "src/core/reshard.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 namespace {
 
-KvModel ModelOf(const cli::KvModel& model) {
+kvxfer::KvModel LayoutModelOf(const KvModel& model) {
   const KvElement element = model.element_bytes == 1   ? KvElement::kFp8E4M3
                             : model.element_bytes == 4 ? KvElement::kFp32
                                                        : KvElement::kBf16;
@@ -25,16 +25,14 @@ KvModel ModelOf(const cli::KvModel& model) {
           .element = element};
 }
 
-absl::StatusOr<std::vector<cli::KvModel>> ModelsOf(const Options& options) {
+absl::StatusOr<std::vector<KvModel>> ModelsOf(const Options& options) {
   if (!options.model.empty()) {
-    auto model = cli::LoadKvModel(options.model);
+    auto model = LoadKvModel(options.model);
     if (!model.ok()) return model.status();
     return std::vector{*std::move(model)};
   }
-  const auto& known = cli::KnownKvModels();
-  // A thousand transfers of each would take minutes, and show the same.
-  if (options.mode == Mode::kMemory) return std::vector{known.front()};
-  return known;
+  const auto& known = KnownKvModels();
+  return options.mode->two_sizes ? std::vector{known.front()} : known;
 }
 
 std::vector<uint32_t> Ranks(const std::vector<Share>& shares, uint32_t Share::*side) {
@@ -57,7 +55,7 @@ uint32_t Case::BlocksOf(const Instance& instance) const {
 }
 
 std::vector<uint32_t> Case::IdsOf(const Instance& instance) const {
-  return cli::Permutation(BlocksOf(instance), instance.seed);
+  return Permutation(BlocksOf(instance), instance.seed);
 }
 
 absl::StatusOr<KvLayout> Case::LayoutOf(const Instance& instance, uint32_t rank,
@@ -84,39 +82,44 @@ absl::StatusOr<KvLayout> Case::LayoutOf(const Instance& instance, uint32_t rank,
   return KvLayout::FromTensors(kv, shard, {&tensor, 1});
 }
 
+absl::StatusOr<uint64_t> Case::CacheBytes(bool alone) const {
+  const auto all = SharesOf(*this);
+  if (!all.ok()) return all.status();
+  const std::vector<Share> shares = alone ? OwnShares(*all) : *all;
+  uint64_t bytes = 0;
+  const auto add = [&](const Instance& instance, const std::vector<uint32_t>& ranks) {
+    // Ranks are all as large.
+    const auto layout = LayoutOf(instance, ranks.front(), BlocksOf(instance));
+    if (layout.ok()) bytes += ranks.size() * kv.layers * layout->tensor_bytes(0);
+    return layout.status();
+  };
+  if (absl::Status s = add(prefill, PrefillRanks(shares)); !s.ok()) return s;
+  if (absl::Status s = add(decode, DecodeRanks(*all)); !s.ok()) return s;
+  return bytes;
+}
+
 absl::StatusOr<std::vector<Case>> CasesOf(const Options& options) {
   auto models = ModelsOf(options);
   if (!models.ok()) return models.status();
-  using Tp = std::pair<uint32_t, uint32_t>;
-  std::vector<Tp> tps = {{4, 2}, {8, 4}};
-  if (options.prefill_tp || options.decode_tp) {
-    const uint32_t prefill = options.prefill_tp ? *options.prefill_tp : *options.decode_tp;
-    tps = {{prefill, options.decode_tp.value_or(prefill)}};
-  }
   // How little the memory that is kept has to do with a request's size takes two sizes.
   std::vector<uint64_t> sizes = {options.tokens};
-  if (options.mode == Mode::kMemory) {
-    tps.resize(1);
-    sizes.insert(sizes.begin(), std::max<uint64_t>(options.tokens / 4, 1));
-  }
+  if (options.mode->two_sizes) sizes = {std::max<uint64_t>(options.tokens / 4, 1), options.tokens};
   std::vector<Case> cases;
-  for (const cli::KvModel& model : *models) {
-    for (const auto& [prefill, decode] : tps) {
-      for (const uint64_t tokens : sizes) {
-        cases.push_back({.model = model.name,
-                         .kv = ModelOf(model),
-                         .prefill = {.role = "prefill",
-                                     .tp = prefill,
-                                     .block_tokens = options.prefill_block,
-                                     .order = options.layout_src,
-                                     .seed = cli::InitiatorSeed(1)},
-                         .decode = {.role = "decode",
-                                    .tp = decode,
-                                    .block_tokens = options.decode_block,
-                                    .order = options.layout_dst,
-                                    .seed = cli::TargetSeed(1)},
-                         .tokens = tokens});
-      }
+  for (const KvModel& model : *models) {
+    for (const uint64_t tokens : sizes) {
+      cases.push_back({.model = model.name,
+                       .kv = LayoutModelOf(model),
+                       .prefill = {.role = "prefill",
+                                   .tp = options.prefill_tp,
+                                   .block_tokens = options.prefill_block,
+                                   .order = options.layout_src,
+                                   .seed = InitiatorSeed(1)},
+                       .decode = {.role = "decode",
+                                  .tp = options.decode_tp,
+                                  .block_tokens = options.decode_block,
+                                  .order = options.layout_dst,
+                                  .seed = TargetSeed(1)},
+                       .tokens = tokens});
     }
   }
   return cases;
@@ -151,4 +154,4 @@ std::vector<uint32_t> DecodeRanks(const std::vector<Share>& shares) {
   return Ranks(shares, &Share::decode);
 }
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench

@@ -10,20 +10,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "benchmarks/kv/each_case.h"
-#include "benchmarks/kv/modes.h"
-#include "benchmarks/kv/source.h"
-#include "benchmarks/kv/statistics.h"
-#include "benchmarks/kv/target.h"
 #include "kvxfer/kv_migration.h"
+#include "src/cli/kv_bench/each_case.h"
+#include "src/cli/kv_bench/modes.h"
+#include "src/cli/kv_bench/source.h"
+#include "src/cli/kv_bench/statistics.h"
+#include "src/cli/kv_bench/target.h"
 #include "src/cli/table.h"
 #include "src/cli/units.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 namespace {
-
-using cli::FormatFixed;
-using cli::Json;
 
 constexpr double kPauseGoal = 1.2;       // times what the last tokens take by themselves
 constexpr uint64_t kMostMeanwhile = 64;  // tokens that are added until the switch, at most
@@ -35,20 +32,22 @@ struct MigrationFigures {
   std::vector<double> last_tokens{};
   std::vector<double> meanwhile{};  // tokens added before the switch
   double last_bytes = 0;            // of all ranks, of the last turn
+
+  Json ToJson(const Case& one) const;
+  std::vector<std::string> Cells(const Case& one) const;
 };
 
 // Writes all layers again and again, for nobody, as long as it lives.
-class Load {
+class OtherRequests {
  public:
-  Load(const Source& source, bool wanted) {
-    if (!wanted) return;
+  explicit OtherRequests(const Source& source) {
     thread_ = std::thread([this, &source] {
       while (!stop_ && status_.ok()) status_ = source.Write("");
     });
   }
-  ~Load() { (void)End(); }
-  Load(const Load&) = delete;
-  Load& operator=(const Load&) = delete;
+  ~OtherRequests() { (void)End(); }
+  OtherRequests(const OtherRequests&) = delete;
+  OtherRequests& operator=(const OtherRequests&) = delete;
 
   absl::Status End() {
     stop_ = true;
@@ -62,10 +61,10 @@ class Load {
   std::thread thread_;
 };
 
-class Migrating {
+class MigrationRun {
  public:
-  Migrating(const Source& source, const Options& options)
-      : source_(source), token_ns_(int64_t{options.layer_us} * 1000), rounds_(options.rounds) {}
+  MigrationRun(const Source& source, const Options& options)
+      : source_(source), token_ns_(options.layer_time.count()), rounds_(options.iters) {}
 
   absl::StatusOr<MigrationFigures> Measure() {
     MigrationFigures figures;
@@ -181,77 +180,67 @@ class Migrating {
   uint64_t requests_ = 0;
 };
 
-Json MigrationJson(const Case& one, bool load, const MigrationFigures& figures) {
+Json MigrationFigures::ToJson(const Case& one) const {
   return {{"model", one.model},
           {"prefill_tp", one.prefill.tp},
           {"decode_tp", one.decode.tp},
           {"layout_src", one.prefill.order},
           {"layout_dst", one.decode.order},
           {"tokens", one.tokens},
-          {"load", load},
-          {"rounds", figures.ratios.size()},
-          {"tokens_meanwhile", Median(figures.meanwhile)},
-          {"last_tokens", Median(figures.last_tokens)},
-          {"last_bytes", figures.last_bytes},
-          {"pause_us", Median(figures.pause_us)},
-          {"pause_p99_us", Quantile(figures.pause_us, 0.99)},
-          {"alone_us", Median(figures.alone_us)},
-          {"alone_p99_us", Quantile(figures.alone_us, 0.99)},
-          {"ratio", Median(figures.ratios)}};
+          {"rounds", ratios.size()},
+          {"tokens_meanwhile", Median(meanwhile)},
+          {"last_tokens", Median(last_tokens)},
+          {"last_bytes", last_bytes},
+          {"pause_us", Median(pause_us)},
+          {"pause_p99_us", Quantile(pause_us, 0.99)},
+          {"alone_us", Median(alone_us)},
+          {"alone_p99_us", Quantile(alone_us, 0.99)},
+          {"ratio", Median(ratios)}};
 }
 
-std::vector<std::string> MigrationRow(const Case& one, bool load, const MigrationFigures& figures) {
-  const double pause = Median(figures.pause_us);
-  const double alone = Median(figures.alone_us);
+std::vector<std::string> MigrationFigures::Cells(const Case& one) const {
+  const double pause = Median(pause_us);
+  const double alone = Median(alone_us);
   return {one.model,
           absl::StrCat(one.prefill.tp, ">", one.decode.tp),
-          load ? "yes" : "no",
-          FormatFixed(Median(figures.meanwhile), 0),
-          FormatFixed(Median(figures.last_tokens), 0),
-          FormatFixed(figures.last_bytes / 1024, 0),
+          FormatFixed(Median(meanwhile), 0),
+          FormatFixed(Median(last_tokens), 0),
+          FormatFixed(last_bytes / 1024, 0),
           FormatFixed(pause, 0),
-          FormatFixed(Quantile(figures.pause_us, 0.99), 0),
+          FormatFixed(Quantile(pause_us, 0.99), 0),
           FormatFixed(alone, 0),
-          FormatFixed(Quantile(figures.alone_us, 0.99), 0),
-          FormatFixed(Median(figures.ratios), 2),
+          FormatFixed(Quantile(alone_us, 0.99), 0),
+          FormatFixed(Median(ratios), 2),
           pause <= kPauseGoal * alone ? "yes" : "no"};
 }
 
 }  // namespace
 
 absl::StatusOr<Json> MeasureMigration(const std::vector<Case>& cases, const Options& options,
-                                      cli::Channel& channel) {
-  for (const Case& one : cases) {
-    if (one.tokens > kMostMeanwhile) continue;
+                                      Channel& channel) {
+  if (options.tokens <= kMostMeanwhile) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a request that moves has more than ", kMostMeanwhile, " tokens"));
+        absl::StrCat("--tokens must be above ", kMostMeanwhile, " for --measure migration"));
   }
-  const cli::Table table({{"model", 15},
-                          {"tp", 5},
-                          {"load", 4},
-                          {"meanwhile", 9},
-                          {"last tokens", 11},
-                          {"KiB", 6},
-                          {"pause us", 8},
-                          {"p99", 7},
-                          {"alone us", 8},
-                          {"p99", 7},
-                          {"ratio", 5},
-                          {"within 1.2", 10}});
-  Json rows = Json::array();
-  for (const bool with_load : {false, true}) {
-    const auto measure = [&](const Source& source) -> absl::StatusOr<std::vector<std::string>> {
-      Load load(source, with_load);
-      const auto figures = Migrating(source, options).Measure();
-      if (!figures.ok()) return figures.status();
-      if (absl::Status status = load.End(); !status.ok()) return status;
-      rows.push_back(MigrationJson(source.one(), with_load, *figures));
-      return MigrationRow(source.one(), with_load, *figures);
-    };
-    absl::Status status = EachCase(cases, /*alone=*/false, options, channel, table, measure);
-    if (!status.ok()) return status;
-  }
-  return rows;
+  const Table table({{"model", 15},
+                     {"tp", 5},
+                     {"meanwhile", 9},
+                     {"last tokens", 11},
+                     {"KiB", 6},
+                     {"pause us", 8},
+                     {"p99", 7},
+                     {"alone us", 8},
+                     {"p99", 7},
+                     {"ratio", 5},
+                     {"within 1.2", 10}});
+  return EachCase(cases, options, channel, table,
+                  [&](const Source& source) -> absl::StatusOr<Outcome> {
+                    OtherRequests load(source);
+                    const auto figures = MigrationRun(source, options).Measure();
+                    if (!figures.ok()) return figures.status();
+                    if (absl::Status status = load.End(); !status.ok()) return status;
+                    return Outcome{figures->Cells(source.one()), figures->ToJson(source.one())};
+                  });
 }
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench

@@ -1,34 +1,34 @@
-#include "benchmarks/kv/source.h"
+#include "src/cli/kv_bench/source.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "benchmarks/kv/target.h"
+#include "kvxfer/log.h"
+#include "src/cli/agent_setup.h"
 #include "src/cli/json_util.h"
+#include "src/cli/kv_bench/target.h"
 #include "src/core/strings.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 
-using cli::Json;
-
-absl::StatusOr<Source> Source::Open(const Case& one, size_t index, bool alone,
-                                    cli::Channel& channel, const Options& options) {
+absl::StatusOr<Source> Source::Open(const Case& one, size_t index, Channel& channel,
+                                    const Options& options) {
   Source source;
   source.one_ = &one;
   source.channel_ = &channel;
   source.local_ids_ = one.IdsOf(one.prefill);
   source.remote_ids_ = one.IdsOf(one.decode);
-  absl::Status status = source.MakeRanks(alone, options);
+  absl::Status status = source.MakeRanks(options);
   if (status.ok()) status = source.Meet(index);
   if (!status.ok()) return status;
   return source;
 }
 
-absl::Status Source::MakeRanks(bool alone, const Options& options) {
+absl::Status Source::MakeRanks(const Options& options) {
   const auto shares = SharesOf(*one_);
   if (!shares.ok()) return shares.status();
-  shares_ = alone ? OwnShares(*shares) : *shares;
+  shares_ = options.mode->alone ? OwnShares(*shares) : *shares;
   rank_numbers_ = PrefillRanks(shares_);
   for (const uint32_t number : rank_numbers_) {
     auto rank = Rank::Create(*one_, one_->prefill, number, true, options);
@@ -44,16 +44,16 @@ absl::Status Source::Meet(size_t index) {
   for (const Rank& rank : ranks_) {
     const auto metadata = rank.agent().Metadata();
     if (!metadata.ok()) return metadata.status();
-    prefill.push_back({{"metadata", cli::ToHex(*metadata)}});
+    prefill.push_back({{"metadata", ToHex(*metadata)}});
   }
   const auto answer = Ask({{"do", "open"}, {"case", index}, {"prefill", prefill}});
   if (!answer.ok()) return answer.status();
   for (const Json& decode : answer->value("ranks", Json::array())) {
-    const auto metadata = cli::GetHex(decode, "metadata");
-    const auto base = cli::GetUint(decode, "base");
+    const auto metadata = GetHex(decode, "metadata");
+    const auto base = GetUint(decode, "base");
     if (!metadata.ok()) return metadata.status();
     if (!base.ok()) return base.status();
-    remotes_.push_back({.name = cli::GetString(decode, "name"), .base = *base});
+    remotes_.push_back({.name = GetString(decode, "name"), .base = *base});
     group_.push_back(remotes_.back().name);
     for (const Rank& rank : ranks_) {
       if (auto s = rank.agent().AddPeer(*metadata).status(); !s.ok()) return s;
@@ -63,8 +63,10 @@ absl::Status Source::Meet(size_t index) {
 }
 
 absl::Status Source::Close() {
-  absl::Status status = Ask({{"do", "close"}}).status();
+  ExpectPeersToLeave();
   ranks_.clear();
+  absl::Status status = Ask({{"do", "close"}}).status();
+  SetLogLevel(LogLevel::kWarning);  // the next case has peers of its own
   return status;
 }
 
@@ -153,4 +155,4 @@ absl::Status Source::CheckTarget() const {
   return Ask({{"do", "clear"}}).status();
 }
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench

@@ -2,21 +2,21 @@
 // asks for, over a channel.
 //
 // Thread-safety: one thread at a time.
-#ifndef KVXFER_BENCHMARKS_KV_TARGET_H_
-#define KVXFER_BENCHMARKS_KV_TARGET_H_
-
-#include <sys/types.h>
+#ifndef KVXFER_CLI_KV_BENCH_TARGET_H_
+#define KVXFER_CLI_KV_BENCH_TARGET_H_
 
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "benchmarks/kv/kv_case.h"
 #include "src/cli/channel.h"
+#include "src/cli/kv_bench/kv_case.h"
+#include "src/cli/process.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 
 // The longest that anybody waits for one answer or transfer.
 inline constexpr Duration kPatience = std::chrono::minutes(1);
@@ -32,29 +32,32 @@ inline constexpr Duration kPatience = std::chrono::minutes(1);
 //   forget{request}          gives up what came of it, and drops what the application was told
 //   memory                   answers as MemoryJson (statistics.h)
 //   close                    destroys the ranks
-absl::Status ServeTarget(cli::Channel channel, const std::vector<Case>& cases,
-                         const Options& options);
+absl::Status ServeTarget(Channel channel, const std::vector<Case>& cases, const Options& options);
 
-// ServeTarget in a child of this process, which must have no agents yet; or, for the backend
-// loopback, which reaches only agents of one process, in a thread.
+// ServeTarget in a copy of this process, which must have neither threads nor agents yet; or, for
+// the backend loopback, in a thread. The arguments are borrowed.
 class TargetProcess {
  public:
   static absl::StatusOr<std::unique_ptr<TargetProcess>> Start(const std::vector<Case>& cases,
                                                               const Options& options);
   ~TargetProcess();
-  cli::Channel& channel() { return channel_; }
+  TargetProcess(const TargetProcess&) = delete;
+  TargetProcess& operator=(const TargetProcess&) = delete;
+
+  Channel& channel() { return process_ ? process_->channel() : channel_; }
   // Tells it to end, and waits for it.
   absl::Status End();
+  // What ended a run, from what it saw of it: how the process was lost, if it was.
+  absl::Status Explain(const absl::Status& status);
 
  private:
   TargetProcess() = default;
-  absl::Status Reap(Duration timeout);
 
-  cli::Channel channel_;
-  pid_t pid_ = -1;
-  std::thread thread_;
+  std::optional<WorkerProcess> process_;
+  Channel channel_;  // of the thread
+  std::jthread thread_;
 };
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench
 
-#endif  // KVXFER_BENCHMARKS_KV_TARGET_H_
+#endif  // KVXFER_CLI_KV_BENCH_TARGET_H_

@@ -2,8 +2,8 @@
 // the agent that moves it.
 //
 // Thread-safety: none; peers write the memory between the agent's making and its end.
-#ifndef KVXFER_BENCHMARKS_KV_RANK_H_
-#define KVXFER_BENCHMARKS_KV_RANK_H_
+#ifndef KVXFER_CLI_KV_BENCH_RANK_H_
+#define KVXFER_CLI_KV_BENCH_RANK_H_
 
 #include <cstdint>
 #include <memory>
@@ -12,11 +12,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "benchmarks/kv/kv_case.h"
 #include "kvxfer/agent.h"
 #include "src/cli/host_memory.h"
+#include "src/cli/kv_bench/kv_case.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 
 inline constexpr const char* kCacheName = "kv";
 
@@ -43,7 +43,7 @@ class Rank {
   absl::Status Check(KvHeads heads) const;
 
  private:
-  Rank(const KvLayout& layout, cli::HostMemory memory, std::vector<uint32_t> ids, uint64_t tokens)
+  Rank(const KvLayout& layout, HostMemory memory, std::vector<uint32_t> ids, uint64_t tokens)
       : layout_(layout), memory_(std::move(memory)), ids_(std::move(ids)), tokens_(tokens) {}
   // visit(bytes of one head and token of one part, what is first of its content) until it returns
   // false; names where that was.
@@ -51,12 +51,12 @@ class Rank {
   std::string ForEach(KvHeads heads, Visit visit) const;
 
   KvLayout layout_;
-  cli::HostMemory memory_;  // outlives the agent
+  HostMemory memory_;  // outlives the agent
   std::vector<uint32_t> ids_;
   uint64_t tokens_ = 0;
   std::unique_ptr<Agent> agent_;
 };
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench
 
-#endif  // KVXFER_BENCHMARKS_KV_RANK_H_
+#endif  // KVXFER_CLI_KV_BENCH_RANK_H_

@@ -1,20 +1,18 @@
-#include "benchmarks/kv/target.h"
+#include "src/cli/kv_bench/target.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "benchmarks/kv/rank.h"
-#include "benchmarks/kv/statistics.h"
 #include "src/cli/agent_setup.h"
 #include "src/cli/json_util.h"
+#include "src/cli/kv_bench/rank.h"
+#include "src/cli/kv_bench/statistics.h"
 #include "src/core/strings.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 namespace {
-
-using cli::Json;
 
 class Target {
  public:
@@ -22,12 +20,12 @@ class Target {
       : cases_(cases), options_(options) {}
 
   absl::StatusOr<Json> Do(const Json& command) {
-    const std::string what = cli::GetString(command, "do");
+    const std::string what = GetString(command, "do");
     if (what == "open") return Open(command);
     if (what == "clear") return Answer(Clear());
     if (what == "check") return Answer(Check(command));
     if (what == "wait") return Wait(command);
-    if (what == "forget") return Answer(Forget(cli::GetString(command, "request")));
+    if (what == "forget") return Answer(Forget(GetString(command, "request")));
     if (what == "memory") return MemoryJson();
     ranks_.clear();  // close, end
     return Json::object();
@@ -40,7 +38,7 @@ class Target {
   }
 
   absl::StatusOr<Json> Open(const Json& command) {
-    const auto index = cli::GetUint(command, "case");
+    const auto index = GetUint(command, "case");
     if (!index.ok()) return index.status();
     const Case& one = cases_.at(*index);
     const auto shares = SharesOf(one);
@@ -55,10 +53,10 @@ class Target {
       const auto metadata = ranks_[i].agent().Metadata();
       if (!metadata.ok()) return metadata.status();
       ranks.push_back({{"name", ranks_[i].agent().name()},
-                       {"metadata", cli::ToHex(*metadata)},
+                       {"metadata", ToHex(*metadata)},
                        {"base", ranks_[i].base()}});
       for (const Json& prefill : command["prefill"]) {
-        const auto hers = cli::GetHex(prefill, "metadata");
+        const auto hers = GetHex(prefill, "metadata");
         if (!hers.ok()) return hers.status();
         if (auto s = ranks_[i].agent().AddPeer(*hers).status(); !s.ok()) return s;
       }
@@ -72,9 +70,9 @@ class Target {
   }
 
   absl::Status Check(const Json& command) const {
-    const auto rank = cli::GetUint(command, "rank");
-    const auto first = cli::GetUint(command, "first");
-    const auto heads = cli::GetUint(command, "heads");
+    const auto rank = GetUint(command, "rank");
+    const auto first = GetUint(command, "first");
+    const auto heads = GetUint(command, "heads");
     for (const auto& field : {rank, first, heads}) {
       if (!field.ok()) return field.status();
     }
@@ -83,9 +81,9 @@ class Target {
   }
 
   absl::StatusOr<Json> Wait(const Json& command) const {
-    const auto layers = cli::GetUint(command, "layers");
+    const auto layers = GetUint(command, "layers");
     if (!layers.ok()) return layers.status();
-    const std::string request = cli::GetString(command, "request");
+    const std::string request = GetString(command, "request");
     for (const uint32_t rank : live_) {
       const Agent& agent = ranks_[rank].agent();
       const absl::Status status = ranks_[rank].agent().WaitLayers(
@@ -119,19 +117,18 @@ class Target {
 
 }  // namespace
 
-absl::Status ServeTarget(cli::Channel channel, const std::vector<Case>& cases,
-                         const Options& options) {
+absl::Status ServeTarget(Channel channel, const std::vector<Case>& cases, const Options& options) {
   Target target(cases, options);
   // The prefill process is busy with its own part between two commands.
-  const Duration idle = 2 * kPatience + std::chrono::seconds(static_cast<int>(options.seconds));
+  const Duration idle = 2 * kPatience + options.duration;
   for (;;) {
     const auto command = channel.Receive(idle);
     if (!command.ok()) return command.status();
     const auto answer = target.Do(*command);
-    absl::Status sent = channel.Send(answer.ok() ? *answer : cli::ErrorAnswer(answer.status()));
+    absl::Status sent = channel.Send(answer.ok() ? *answer : ErrorAnswer(answer.status()));
     if (!sent.ok()) return sent;
-    if (cli::GetString(*command, "do") == "end") return absl::OkStatus();
+    if (GetString(*command, "do") == "end") return absl::OkStatus();
   }
 }
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench

@@ -2,8 +2,8 @@
 // decode instance in the other one.
 //
 // Thread-safety: none.
-#ifndef KVXFER_BENCHMARKS_KV_SOURCE_H_
-#define KVXFER_BENCHMARKS_KV_SOURCE_H_
+#ifndef KVXFER_CLI_KV_BENCH_SOURCE_H_
+#define KVXFER_CLI_KV_BENCH_SOURCE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -12,19 +12,19 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "benchmarks/kv/kv_case.h"
-#include "benchmarks/kv/rank.h"
-#include "benchmarks/kv/share_plan.h"
 #include "src/cli/channel.h"
+#include "src/cli/kv_bench/kv_case.h"
+#include "src/cli/kv_bench/rank.h"
+#include "src/cli/kv_bench/share_plan.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 
 class Source {
  public:
-  // Case number `index`, on both sides. `alone`: only rank 0 of prefill, else all of SharesOf. The
-  // arguments are borrowed.
-  static absl::StatusOr<Source> Open(const Case& one, size_t index, bool alone,
-                                     cli::Channel& channel, const Options& options);
+  // Case number `index`, on both sides: of prefill all ranks of SharesOf, or rank 0 where the mode
+  // is `alone`. The arguments are borrowed.
+  static absl::StatusOr<Source> Open(const Case& one, size_t index, Channel& channel,
+                                     const Options& options);
   // Destroys the agents of both sides.
   absl::Status Close();
 
@@ -51,9 +51,9 @@ class Source {
   absl::Status WaitAll(const std::vector<Transfer>& posted) const;
 
   // A command to the target (target.h), with the answer; Tell comes back without it.
-  absl::StatusOr<cli::Json> Ask(const cli::Json& command) const;
-  absl::Status Tell(const cli::Json& command) const;
-  absl::StatusOr<cli::Json> Answer() const;
+  absl::StatusOr<Json> Ask(const Json& command) const;
+  absl::Status Tell(const Json& command) const;
+  absl::StatusOr<Json> Answer() const;
 
   absl::Status Forget(const std::string& request) const;
   // That every share's content lies where it belongs in the target; then clears it.
@@ -66,12 +66,12 @@ class Source {
   };
 
   Source() = default;
-  absl::Status MakeRanks(bool alone, const Options& options);
+  absl::Status MakeRanks(const Options& options);
   absl::Status Meet(size_t index);
   const Rank& RankOf(const Share& share) const;
 
   const Case* one_ = nullptr;
-  cli::Channel* channel_ = nullptr;
+  Channel* channel_ = nullptr;
   std::vector<Share> shares_;
   std::vector<Rank> ranks_;
   std::vector<uint32_t> rank_numbers_;
@@ -81,6 +81,6 @@ class Source {
   std::vector<uint32_t> remote_ids_;
 };
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench
 
-#endif  // KVXFER_BENCHMARKS_KV_SOURCE_H_
+#endif  // KVXFER_CLI_KV_BENCH_SOURCE_H_

@@ -1,13 +1,13 @@
-#include "benchmarks/kv/share_plan.h"
+#include "src/cli/kv_bench/share_plan.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "benchmarks/kv/rank.h"
-#include "benchmarks/kv/statistics.h"
+#include "src/cli/kv_bench/rank.h"
+#include "src/cli/kv_bench/statistics.h"
 #include "src/core/plan.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 namespace {
 
 constexpr int kPlans = 15;  // measured
@@ -73,13 +73,13 @@ absl::StatusOr<PlanFigures> SharePlan::Measure() {
     const int64_t listed = NowNs();
     if (!list.ok()) return list.status();
     uint64_t runs = 0;
-    Walk(*list, [&](std::span<const Run> slice) { runs += slice.size(); });
+    Walk(*list, [&](std::span<const kvxfer::Run> slice) { runs += slice.size(); });
     const int64_t planned = NowNs();
     figures.runs = runs;
     figures.bytes = list->total_bytes();
     if (i < 0) {  // warms up
-      Walk(*list, [&](std::span<const Run> slice) {
-        for (const Run& run : slice) {
+      Walk(*list, [&](std::span<const kvxfer::Run> slice) {
+        for (const kvxfer::Run& run : slice) {
           figures.smallest = std::min(figures.smallest, run.bytes);
           figures.largest = std::max(figures.largest, run.bytes);
         }
@@ -95,12 +95,13 @@ absl::StatusOr<PlanFigures> SharePlan::Measure() {
   return figures;
 }
 
-absl::StatusOr<std::vector<Run>> SharePlan::RunsOfOneLayer() {
+absl::StatusOr<std::vector<kvxfer::Run>> SharePlan::RunsOfOneLayer() {
   auto list = List(1);
   if (!list.ok()) return list.status();
-  std::vector<Run> runs;
-  Walk(*list,
-       [&](std::span<const Run> slice) { runs.insert(runs.end(), slice.begin(), slice.end()); });
+  std::vector<kvxfer::Run> runs;
+  Walk(*list, [&](std::span<const kvxfer::Run> slice) {
+    runs.insert(runs.end(), slice.begin(), slice.end());
+  });
   list->ReleaseIds(pool_);
   return runs;
 }
@@ -109,7 +110,7 @@ absl::StatusOr<PlainBlocks> SharePlan::Plain() {
   const auto runs = RunsOfOneLayer();
   if (!runs.ok()) return runs.status();
   const uint64_t bytes = runs->front().bytes;
-  const bool paged = std::ranges::all_of(*runs, [&](const Run& run) {
+  const bool paged = std::ranges::all_of(*runs, [&](const kvxfer::Run& run) {
     return run.bytes == bytes && (run.local - own_tensors_[0]) % bytes == 0 &&
            (run.remote - their_tensors_[0]) % bytes == 0;
   });
@@ -126,17 +127,17 @@ absl::StatusOr<PlainBlocks> SharePlan::Plain() {
       plain.remote.push_back(region(theirs_, their_tensors_));
       continue;
     }
-    for (const Run& run : *runs) {
+    for (const kvxfer::Run& run : *runs) {
       plain.from.push_back({run.local - own_tensors_[0] + own_tensors_[layer], run.bytes});
       plain.to.push_back({run.remote - their_tensors_[0] + their_tensors_[layer], run.bytes});
     }
   }
   if (!paged) return plain;
-  for (const Run& run : *runs) {
+  for (const kvxfer::Run& run : *runs) {
     plain.local_ids.push_back(static_cast<uint32_t>((run.local - own_tensors_[0]) / bytes));
     plain.remote_ids.push_back(static_cast<uint32_t>((run.remote - their_tensors_[0]) / bytes));
   }
   return plain;
 }
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench

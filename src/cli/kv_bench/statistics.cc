@@ -1,4 +1,4 @@
-#include "benchmarks/kv/statistics.h"
+#include "src/cli/kv_bench/statistics.h"
 
 #include <malloc.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <cmath>
 #include <fstream>
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 
 int64_t NowNs() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -36,7 +36,7 @@ double Quantile(std::vector<double> values, double q) {
   return values[std::clamp<size_t>(static_cast<size_t>(rank), 1, values.size()) - 1];
 }
 
-cli::Json MemoryJson() {
+Json MemoryJson() {
   const struct mallinfo2 info = ::mallinfo2();
   std::ifstream statm("/proc/self/statm");
   uint64_t pages = 0;
@@ -46,4 +46,4 @@ cli::Json MemoryJson() {
           {"rss", resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE))}};
 }
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench

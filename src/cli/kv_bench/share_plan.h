@@ -2,19 +2,19 @@
 // runs that it is made of, what planning them costs, and the same runs as blocks for Agent::Write.
 //
 // Thread-safety: none.
-#ifndef KVXFER_BENCHMARKS_KV_SHARE_PLAN_H_
-#define KVXFER_BENCHMARKS_KV_SHARE_PLAN_H_
+#ifndef KVXFER_CLI_KV_BENCH_SHARE_PLAN_H_
+#define KVXFER_CLI_KV_BENCH_SHARE_PLAN_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "benchmarks/kv/kv_case.h"
 #include "kvxfer/agent.h"
 #include "kvxfer/backend.h"
+#include "src/cli/kv_bench/kv_case.h"
 #include "src/core/kv_block_list.h"
 
-namespace kvxfer::kv_bench {
+namespace kvxfer::cli::kv_bench {
 
 struct PlanFigures {
   uint64_t runs = 0;
@@ -55,7 +55,7 @@ class SharePlan {
   absl::StatusOr<BlockList> List(uint32_t layers);
   template <typename Visit>
   void Walk(const BlockList& list, Visit visit);
-  absl::StatusOr<std::vector<Run>> RunsOfOneLayer();
+  absl::StatusOr<std::vector<kvxfer::Run>> RunsOfOneLayer();
 
   const Case& one_;
   const KvHeads heads_;
@@ -68,9 +68,9 @@ class SharePlan {
   const RegionTable own_table_;
   const RegionTable their_table_;
   IdPool pool_;
-  std::vector<Run> room_;
+  std::vector<kvxfer::Run> room_;
 };
 
-}  // namespace kvxfer::kv_bench
+}  // namespace kvxfer::cli::kv_bench
 
-#endif  // KVXFER_BENCHMARKS_KV_SHARE_PLAN_H_
+#endif  // KVXFER_CLI_KV_BENCH_SHARE_PLAN_H_
