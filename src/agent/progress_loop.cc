@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,12 +42,22 @@ uint64_t Readable(std::span<const epoll_event> events) {
   return readable;
 }
 
-int EpollTimeout(Time until) {
-  const Duration left = until - Now();
-  if (left <= Duration::zero()) return 0;
-  // Rounded up, so that a timer is due when epoll returns.
+// epoll_wait until then, or for a minute; in whole milliseconds, rounded up, so that a timer is due
+// when it returns, where the kernel has nothing finer (epoll_pwait2: Linux 5.11).
+int EpollUntil(int epoll_fd, std::span<epoll_event> events, Time until) {
+  static std::atomic<bool> fine{true};
+  const Duration left =
+      std::clamp<Duration>(until - Now(), Duration::zero(), std::chrono::minutes(1));
+  const int size = static_cast<int>(events.size());
+  if (fine.load(std::memory_order_relaxed)) {
+    const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
+    const timespec timeout{.tv_sec = seconds.count(), .tv_nsec = Duration(left - seconds).count()};
+    const int n = epoll_pwait2(epoll_fd, events.data(), size, &timeout, nullptr);
+    if (n >= 0 || errno == EINTR) return n;
+    fine.store(false, std::memory_order_relaxed);
+  }
   const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
-  return static_cast<int>(std::min<int64_t>(ms, 60'000));
+  return epoll_wait(epoll_fd, events.data(), size, static_cast<int>(ms));
 }
 
 }  // namespace
@@ -332,8 +343,7 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
     return true;
   }
   std::array<epoll_event, kMaxFds + 1> events;
-  const int n =
-      epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), EpollTimeout(wake));
+  const int n = EpollUntil(epoll_fd_, events, wake);
   std::unique_lock lock(mu_);
   for (;;) {
     switch (seat_.EndSleep(background)) {

@@ -181,7 +181,7 @@ TEST(KvBenchUsage, RefusesShapesThatThereAreNot) {
   ExpectUsage(SmallKvBench({"--layout-src", "XYZ"}), "--layout-src must be NHD or HND, not 'XYZ'");
   ExpectUsage(SmallKvBench({"--layout-dst", "nhd"}), "--layout-dst");
   ExpectUsage(SmallKvBench({"--decode-block", "0"}), "--decode-block");
-  ExpectUsage(SmallKvBench({"--measure", "all"}), "--measure must be rate or streaming or kept");
+  ExpectUsage(SmallKvBench({"--measure", "all"}), "--measure must be rate or streaming or migration or kept");
   ExpectUsage({"bench", "--prefill-tp", "0", "--decode-tp", "2"}, "--prefill-tp must be from 1");
   ExpectUsage({"bench", "--prefill-tp", "2", "--decode-tp", "100000"}, "--decode-tp must be from");
   ExpectUsage({"bench", "--prefill-tp", "3", "--decode-tp", "2", "--model", "gpt-oss-120b"},
