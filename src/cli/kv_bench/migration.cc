@@ -22,8 +22,8 @@
 namespace kvxfer::cli::kv_bench {
 namespace {
 
-constexpr double kPauseGoal = 1.2;       // times what the last tokens take by themselves
-constexpr uint64_t kMostMeanwhile = 64;  // tokens that are added until the switch, at most
+constexpr double kPauseGoal = 1.2;        // times what the last tokens take by themselves
+constexpr uint64_t kMostMeanwhile = 128;  // tokens that are added until the switch, at most
 
 struct MigrationFigures {
   std::vector<double> pause_us{};
@@ -124,12 +124,14 @@ class MigrationRun {
     status = source_.Answer().status();
     if (status.ok()) status = source_.Forget(name);
     if (!status.ok()) return status;
-    const auto alone = Alone(*sent, tokens);
+    // Where there was no rest, KvMigration sends the last token again.
+    const uint64_t rest_from = std::min(*sent, tokens - 1);
+    const auto alone = Alone(rest_from, tokens);
     if (!alone.ok()) return alone.status();
     figures.pause_us.push_back(static_cast<double>(*pause) / 1e3);
     figures.alone_us.push_back(static_cast<double>(*alone) / 1e3);
     figures.ratios.push_back(static_cast<double>(*pause) / static_cast<double>(*alone));
-    figures.last_tokens.push_back(static_cast<double>(tokens - *sent));
+    figures.last_tokens.push_back(static_cast<double>(tokens - rest_from));
     figures.meanwhile.push_back(
         static_cast<double>(tokens - (source_.one().tokens - kMostMeanwhile)));
     figures.last_bytes = static_cast<double>(bytes);
