@@ -46,8 +46,9 @@ uint64_t Readable(std::span<const epoll_event> events) {
 // when it returns, where the kernel has nothing finer (epoll_pwait2: Linux 5.11).
 int EpollUntil(int epoll_fd, std::span<epoll_event> events, Time until) {
   static std::atomic<bool> fine{true};
+  const Time now = Now();
   const Duration left =
-      std::clamp<Duration>(until - Now(), Duration::zero(), std::chrono::minutes(1));
+      until > now ? std::min<Duration>(until - now, std::chrono::minutes(1)) : Duration::zero();
   const int size = static_cast<int>(events.size());
   if (fine.load(std::memory_order_relaxed)) {
     const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
