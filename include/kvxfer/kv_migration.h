@@ -41,9 +41,10 @@ class KvMigration {
   // Sends those of the first `blocks.tokens` tokens that were not sent before, all layers, and does
   // not wait. The ids are those of all of these tokens, from the first one on, as in the calls
   // before; there may be more of them by now. An error, of this call or of what was sent before,
-  // ends the migration: begin another, with another name.
+  // ends the migration, and is what every later call returns: begin another, with another name.
   absl::Status Copy(const KvBlocks& blocks);
-  // All that was sent has arrived.
+  // Nothing is on its way any more: all that was sent has arrived, or some of it failed, as Copy
+  // and Switch say then.
   bool CaughtUp() const;
 
   struct Switched {
@@ -55,13 +56,15 @@ class KvMigration {
   };
   // The request rests: waits for what was sent, sends the rest, and waits until that is there. The
   // target is told, with `notification`, when every rank's rest is there. Errors as Copy;
-  // DeadlineExceeded after `timeout`.
+  // DeadlineExceeded after `timeout`, with nothing of it on its way any more. After an error ranks
+  // of the target may have been told all the same: settle with them before the request goes on
+  // here.
   absl::StatusOr<Switched> Switch(const KvBlocks& blocks, std::optional<std::string> notification,
                                   Duration timeout);
 
  private:
-  absl::StatusOr<Transfer> Send(const KvBlocks& blocks, uint64_t from, std::string name,
-                                std::optional<std::string> notification);
+  absl::Status Send(const KvBlocks& blocks, uint64_t from, const KvOptions& options);
+  absl::Status Error() const;
   absl::Status DropDone();
 
   Agent* const agent_;
@@ -71,6 +74,7 @@ class KvMigration {
   std::vector<Transfer> under_way_;
   uint64_t sent_ = 0;   // tokens
   uint64_t bytes_ = 0;  // of what has arrived
+  absl::Status error_;  // the first one
 };
 
 }  // namespace kvxfer

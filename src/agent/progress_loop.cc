@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -50,13 +51,16 @@ int EpollUntil(int epoll_fd, std::span<epoll_event> events, Time until) {
   const Duration left =
       until > now ? std::min<Duration>(until - now, std::chrono::minutes(1)) : Duration::zero();
   const int size = static_cast<int>(events.size());
+#ifdef SYS_epoll_pwait2
   if (fine.load(std::memory_order_relaxed)) {
     const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
     const timespec timeout{.tv_sec = seconds.count(), .tv_nsec = Duration(left - seconds).count()};
-    const int n = epoll_pwait2(epoll_fd, events.data(), size, &timeout, nullptr);
-    if (n >= 0 || errno == EINTR) return n;
+    const auto n = syscall(SYS_epoll_pwait2, epoll_fd, events.data(), size, &timeout, nullptr, 0);
+    // EPERM: containers whose filter is older than the call.
+    if (n >= 0 || (errno != ENOSYS && errno != EPERM)) return static_cast<int>(n);
     fine.store(false, std::memory_order_relaxed);
   }
+#endif
   const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
   return epoll_wait(epoll_fd, events.data(), size, static_cast<int>(ms));
 }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <random>
@@ -435,6 +436,50 @@ TEST_P(AgentKv, ARunningRequestMoves) {
   EXPECT_EQ(told.request, "r");
   EXPECT_EQ(told.payload, "token");
   EXPECT_TRUE(b.ranks[0]->Holds(to, 1));
+  EXPECT_FALSE(b.ranks[0]->agent().PollNotification().has_value());
+}
+
+// Expect the error of a copy to be told by every later call, for what failed is missing.
+TEST_P(AgentKv, AMigrationThatFailedStaysFailed) {
+  ASSERT_OK_AND_ASSIGN(KvNodes a, KvNodes::Create(GetParam(), "a", kPlain, {.tp = 1}));
+  ASSERT_OK_AND_ASSIGN(KvNodes b, KvNodes::Create(GetParam(), "b", kPlain, {.tp = 1}));
+  ASSERT_OK(Introduce(a, b));
+  const std::atomic<uint32_t> never{0};
+  KvMigration move(&a.ranks[0]->agent(), b.names, "r", {.deadline = kAmple, .ready = &never});
+  KvPlace from{.ids = {5, 0, 3}, .tokens = 20};
+  KvPlace to{.ids = {2, 7, 4}, .tokens = 20};
+  ASSERT_OK(move.Copy(Blocks(from, to)));
+  EXPECT_FALSE(move.CaughtUp());
+  ASSERT_OK(a.ranks[0]->agent().RemovePeer(b.names[0]));
+  EXPECT_TRUE(Eventually(kAmple, [&] { return move.CaughtUp(); }));
+  ASSERT_OK(Introduce(a, b));
+  from.tokens = to.tokens = 25;
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_TRUE(
+        Fails(move.Copy(Blocks(from, to)), absl::StatusCode::kCancelled, {"request r", "removed"}));
+  }
+  EXPECT_TRUE(Fails(move.Switch(Blocks(from, to), "token", kAmple), absl::StatusCode::kCancelled,
+                    {"request r", "removed"}));
+}
+
+// Expect a switch that did not come through in time to be over: nobody is told of it later.
+TEST_P(AgentKv, ASwitchThatWasTooLateIsOver) {
+  ASSERT_OK_AND_ASSIGN(KvNodes a, KvNodes::Create(GetParam(), "a", kPlain, {.tp = 1}));
+  ASSERT_OK_AND_ASSIGN(KvNodes b, KvNodes::Create(GetParam(), "b", kPlain, {.tp = 1}));
+  ASSERT_OK(Introduce(a, b));
+  std::atomic<uint32_t> ready{0};
+  KvMigration move(&a.ranks[0]->agent(), b.names, "r", {.deadline = kAmple, .ready = &ready});
+  const KvPlace from{.ids = {5, 0, 3}, .tokens = 20};
+  const KvPlace to{.ids = {2, 7, 4}, .tokens = 20};
+  EXPECT_TRUE(Fails(move.Switch(Blocks(from, to), "token", std::chrono::milliseconds(50)),
+                    absl::StatusCode::kDeadlineExceeded, {"request r"}));
+  EXPECT_TRUE(move.CaughtUp());
+  ready.store(1, std::memory_order_release);
+  ASSERT_OK_AND_ASSIGN(const Transfer next,
+                       a.ranks[0]->agent().Notify(b.names[0], "next", {.deadline = kAmple}));
+  ASSERT_OK(next.Wait(kAmple));
+  ASSERT_OK_AND_ASSIGN(const Notification told, b.ranks[0]->agent().WaitNotification(kAmple));
+  EXPECT_EQ(told.payload, "next");
   EXPECT_FALSE(b.ranks[0]->agent().PollNotification().has_value());
 }
 

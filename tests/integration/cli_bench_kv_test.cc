@@ -181,7 +181,8 @@ TEST(KvBenchUsage, RefusesShapesThatThereAreNot) {
   ExpectUsage(SmallKvBench({"--layout-src", "XYZ"}), "--layout-src must be NHD or HND, not 'XYZ'");
   ExpectUsage(SmallKvBench({"--layout-dst", "nhd"}), "--layout-dst");
   ExpectUsage(SmallKvBench({"--decode-block", "0"}), "--decode-block");
-  ExpectUsage(SmallKvBench({"--measure", "all"}), "--measure must be rate or streaming or migration or kept");
+  ExpectUsage(SmallKvBench({"--measure", "all"}),
+              "--measure must be rate or streaming or migration or kept");
   ExpectUsage({"bench", "--prefill-tp", "0", "--decode-tp", "2"}, "--prefill-tp must be from 1");
   ExpectUsage({"bench", "--prefill-tp", "2", "--decode-tp", "100000"}, "--decode-tp must be from");
   ExpectUsage({"bench", "--prefill-tp", "3", "--decode-tp", "2", "--model", "gpt-oss-120b"},
@@ -209,6 +210,8 @@ TEST(KvBenchUsage, RefusesWhatHasNoMeaning) {
     ExpectUsage(KvBench(more), "excludes");
   }
   ExpectUsage(SmallKvBench({"-n", "5"}), "--measure rate has no --iters");
+  ExpectUsage(SmallKvBench({"--measure", "streaming", "--layer-time", "101ms"}), "100 ms at most");
+  ExpectUsage(KvBench({"--measure", "migration", "--tokens", "128"}), "--tokens of 129 or more");
   ExpectUsage(SmallKvBench({"--layer-time", "1ms"}), "--measure rate has no --layer-time");
   for (const char* measure : {"streaming", "kept"}) {
     ExpectUsage(SmallKvBench({"--measure", measure, "-D", "1s"}), "has no --duration");

@@ -27,6 +27,7 @@ constexpr std::array kModes = {
          .iters = 30,
          .unit = "of each",
          .computes = true,
+         .fewest_tokens = kMostMeanwhile + 1,
          .measure = MeasureMigration},
     // A thousand transfers of each model would take minutes, and show the same.
     Mode{.name = "kept",
@@ -39,7 +40,8 @@ constexpr std::array kModes = {
 
 constexpr Duration kDefaultRun = std::chrono::seconds(2);
 constexpr uint64_t kMaxRanks = 256;
-constexpr Duration kLongestLayer = std::chrono::seconds(1);
+// Of all layers it is well within kPatience.
+constexpr Duration kLongestLayer = std::chrono::milliseconds(100);
 
 std::vector<std::string> ModeNames() {
   std::vector<std::string> names;
@@ -67,11 +69,15 @@ absl::Status CheckLoad(const BenchOptions& o, const Mode& mode) {
   const auto no = [&](const char* option, const char* but) {
     return absl::InvalidArgumentError(absl::StrCat(measure, " has no ", option, but));
   };
+  if (o.tokens.value_or(kDefaultTokens) < mode.fewest_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(measure, " needs --tokens of ", mode.fewest_tokens, " or more"));
+  }
   if (mode.iters == 0 && o.iters) return no("--iters", "; it lasts for --duration");
   if (mode.iters > 0 && o.has_duration) return no("--duration", "; it is counted by --iters");
   if (!mode.computes && o.has_layer_time) return no("--layer-time", "");
   if (o.layer_time > kLongestLayer) {
-    return absl::InvalidArgumentError("--layer-time must be a second at most");
+    return absl::InvalidArgumentError("--layer-time must be 100 ms at most");
   }
   if (o.has_duration && (o.duration <= Duration::zero() || o.duration > kLongestRun)) {
     return absl::InvalidArgumentError("--duration must be above zero and at most an hour");

@@ -19,6 +19,9 @@ namespace kvxfer::cli::kv_bench {
 struct Case;
 struct Options;
 
+// Tokens that come while a request moves, at most.
+inline constexpr uint64_t kMostMeanwhile = 128;
+
 // One row of the table in modes.cc is all that makes a mode known.
 struct Mode {
   const char* name = "";   // of --measure, and in JSON
@@ -27,6 +30,7 @@ struct Mode {
   const char* unit = "";   // of iters
   bool computes = false;   // a layer, or a token, for --layer-time
   bool alone = false;      // only rank 0 of prefill gives
+  uint64_t fewest_tokens = 1;
   bool two_sizes = false;  // of one model: a quarter of the tokens, and all of them
   // Prints rows of a table as it goes, unless it is JSON that is asked for, and returns them.
   absl::StatusOr<Json> (*measure)(const std::vector<Case>& cases, const Options& options,

@@ -75,8 +75,8 @@ std::string Rank::ForEach(KvHeads heads, Visit visit) const {
 
 void Rank::Fill() const {
   ForEach(layout_.heads(), [](std::span<std::byte> bytes, uint64_t word) {
-    for (size_t at = 0; at + sizeof(word) <= bytes.size(); at += sizeof(word), ++word) {
-      std::memcpy(&bytes[at], &word, sizeof(word));
+    for (size_t at = 0; at < bytes.size(); at += sizeof(word), ++word) {
+      std::memcpy(&bytes[at], &word, std::min(sizeof(word), bytes.size() - at));
     }
     return true;
   });
@@ -86,8 +86,9 @@ void Rank::Clear() const { std::memset(memory_.bytes().data(), 0, memory_.bytes(
 
 absl::Status Rank::Check(KvHeads heads) const {
   const std::string wrong = ForEach(heads, [](std::span<const std::byte> bytes, uint64_t word) {
-    for (size_t at = 0; at + sizeof(word) <= bytes.size(); at += sizeof(word), ++word) {
-      if (std::memcmp(&bytes[at], &word, sizeof(word)) != 0) return false;
+    for (size_t at = 0; at < bytes.size(); at += sizeof(word), ++word) {
+      const size_t size = std::min(sizeof(word), bytes.size() - at);
+      if (std::memcmp(&bytes[at], &word, size) != 0) return false;
     }
     return true;
   });

@@ -112,11 +112,13 @@ absl::Status Source::Post(const std::string& request, uint32_t first_layer, uint
 }
 
 absl::Status Source::WaitAll(const std::vector<Transfer>& posted) const {
+  absl::Status first;
   for (const Transfer& transfer : posted) {
-    const absl::Status status = transfer.Wait(kPatience);
-    if (!status.ok()) return Annotate(status, "to " + transfer.peer());
+    if (!first.ok()) transfer.Cancel();
+    // Its own deadline comes first, and says more.
+    first.Update(Annotate(transfer.Wait(2 * kPatience), "to " + transfer.peer()));
   }
-  return absl::OkStatus();
+  return first;
 }
 
 absl::Status Source::Write(const std::string& request, uint32_t first_layer,
@@ -130,9 +132,7 @@ absl::Status Source::Tell(const Json& command) const { return channel_->Send(com
 
 absl::StatusOr<Json> Source::Answer() const {
   // The target's own patience is as long, and says more.
-  auto answer = channel_->ReceiveAnswer(kPatience + std::chrono::seconds(5));
-  if (!answer.ok()) return Annotate(answer.status(), channel_->peer());
-  return answer;
+  return channel_->ReceiveAnswer(kPatience + std::chrono::seconds(5));
 }
 
 absl::StatusOr<Json> Source::Ask(const Json& command) const {

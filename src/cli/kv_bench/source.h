@@ -1,7 +1,8 @@
 // The prefill side of a case: ranks of prefill as agents of this process, and what they know of the
 // decode instance in the other one.
 //
-// Thread-safety: none.
+// Thread-safety: Write, Post, WaitAll and the accessors from any thread; the rest, which asks the
+// target, by one.
 #ifndef KVXFER_CLI_KV_BENCH_SOURCE_H_
 #define KVXFER_CLI_KV_BENCH_SOURCE_H_
 
@@ -48,6 +49,8 @@ class Source {
   absl::Status Post(const std::string& request, uint32_t first_layer, uint32_t layers,
                     std::vector<Transfer>& posted,
                     const std::atomic<uint32_t>* ready = nullptr) const;
+  // Until each has ended, also after the first error, which is returned; the others are cancelled
+  // then.
   absl::Status WaitAll(const std::vector<Transfer>& posted) const;
 
   // A command to the target (target.h), with the answer; Tell comes back without it.

@@ -118,7 +118,10 @@ class StreamRun {
       }
     }
     times.waited = ThreadWaitedNs() - waited;
-    // Whatever went wrong: nobody looks at the flags any more.
+    // Whatever went wrong: behind this nobody looks at the flags any more.
+    for (const Transfer& transfer : posted) {
+      if (!status.ok()) transfer.Cancel();
+    }
     const absl::Status ended = source_.WaitAll(posted);
     if (!status.ok()) return status;
     const auto there = source_.Answer();
