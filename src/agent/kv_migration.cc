@@ -30,9 +30,12 @@ absl::Status KvMigration::Send(const KvBlocks& blocks, uint64_t from, const KvOp
   rest.remote_first_token += from;
   rest.tokens -= from;
   auto transfer = agent_->WriteBlocks(group_, rest, options);
-  if (transfer.ok()) under_way_.push_back(*std::move(transfer));
-  error_.Update(transfer.status());
-  return Error();
+  if (!transfer.ok()) {
+    error_ = transfer.status();
+    return Error();
+  }
+  under_way_.push_back(*std::move(transfer));
+  return absl::OkStatus();
 }
 
 // Forgets what has ended. The first error stays, for what failed is missing from then on.

@@ -35,9 +35,9 @@ class Link;
 // Pieces of one system call: IOV_MAX on Linux.
 inline constexpr size_t kMaxIovecs = 1024;
 
-// Shorter runs, on average, are copied to and from the scratch buffer, which costs less than a piece
-// of a system call for each: measured over loopback, 256 bytes go 2.5 times as fast so, 512 bytes
-// 1.5 times; from 1 KiB on they go slower.
+// Shorter runs, on average, are copied to and from the scratch buffer, which costs less than a
+// piece of a system call for each: measured over loopback, 256 bytes go 2.5 times as fast so, 512
+// bytes 1.5 times; from 1 KiB on they go slower.
 inline constexpr size_t kShortRun = 1024;
 constexpr bool AreShort(size_t bytes, size_t runs) { return bytes < runs * kShortRun; }
 

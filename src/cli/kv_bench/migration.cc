@@ -164,7 +164,7 @@ class MigrationRun {
   // The tokens from `first` on, as the last step of a migration writes them.
   absl::StatusOr<int64_t> Alone(uint64_t first, uint64_t tokens) {
     const std::string name = absl::StrCat("request ", ++requests_);
-    const auto took = OnEachRank([&](size_t rank) -> absl::StatusOr<int64_t> {
+    auto took = OnEachRank([&](size_t rank) -> absl::StatusOr<int64_t> {
       const int64_t start = NowNs();
       const auto transfer = source_.ranks()[rank].agent().WriteBlocks(
           source_.group(), source_.Blocks(first, tokens - first),

@@ -180,7 +180,7 @@ std::vector<std::string> StreamFigures::Cells(const Case& one, size_t sources) c
   }
   const bool bound = Median(layer_us) > compute;
   const bool within = Median(ways[kFlags].factors) <= kGoal;
-  cells.push_back(bound ? "transfer-bound" : within ? "yes" : "no");
+  cells.emplace_back(bound ? "transfer-bound" : within ? "yes" : "no");
   return cells;
 }
 
