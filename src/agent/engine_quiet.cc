@@ -29,7 +29,7 @@ absl::Status Engine::DeregisterMemory(RegionId region, Duration timeout) {
   if (!waited.ok()) return waited.status();
   if (*waited) return absl::OkStatus();
   std::string pending;
-  const absl::Status status = Call([&] { pending = LeaveDeregistration(region); });
+  absl::Status status = Call([&] { pending = LeaveDeregistration(region); });
   if (done()) return absl::OkStatus();
   if (!status.ok()) return status;
   return absl::DeadlineExceededError(
