@@ -50,6 +50,15 @@ std::string Case::Name() const {
                       decode.order);
 }
 
+Json Case::ToJson() const {
+  return {{"model", model},
+          {"prefill_tp", prefill.tp},
+          {"decode_tp", decode.tp},
+          {"layout_src", prefill.order},
+          {"layout_dst", decode.order},
+          {"tokens", tokens}};
+}
+
 uint32_t Case::BlocksOf(const Instance& instance) const {
   return static_cast<uint32_t>((tokens + instance.block_tokens - 1) / instance.block_tokens);
 }

@@ -32,6 +32,8 @@ struct Case {
   uint64_t tokens = 0;
 
   std::string Name() const;
+  // What of it a result says, whatever was measured.
+  Json ToJson() const;
   // A request has every block of a cache.
   uint32_t BlocksOf(const Instance& instance) const;
   std::vector<uint32_t> IdsOf(const Instance& instance) const;

@@ -16,6 +16,7 @@
 #include "src/cli/kv_bench/source.h"
 #include "src/cli/kv_bench/statistics.h"
 #include "src/cli/kv_bench/target.h"
+#include "src/cli/stats.h"
 #include "src/cli/table.h"
 #include "src/cli/units.h"
 
@@ -165,13 +166,13 @@ class MigrationRun {
   absl::StatusOr<int64_t> Alone(uint64_t first, uint64_t tokens) {
     const std::string name = absl::StrCat("request ", ++requests_);
     auto took = OnEachRank([&](size_t rank) -> absl::StatusOr<int64_t> {
-      const int64_t start = NowNs();
+      const int64_t start = MonotonicNanoseconds();
       const auto transfer = source_.ranks()[rank].agent().WriteBlocks(
           source_.group(), source_.Blocks(first, tokens - first),
           {.request = name, .notification = "", .deadline = kPatience});
       if (!transfer.ok()) return transfer.status();
       if (absl::Status status = transfer->Wait(kPatience); !status.ok()) return status;
-      return NowNs() - start;
+      return MonotonicNanoseconds() - start;
     });
     if (!took.ok()) return took;
     if (absl::Status status = source_.Forget(name); !status.ok()) return status;
@@ -185,21 +186,17 @@ class MigrationRun {
 };
 
 Json MigrationFigures::ToJson(const Case& one) const {
-  return {{"model", one.model},
-          {"prefill_tp", one.prefill.tp},
-          {"decode_tp", one.decode.tp},
-          {"layout_src", one.prefill.order},
-          {"layout_dst", one.decode.order},
-          {"tokens", one.tokens},
-          {"rounds", ratios.size()},
-          {"tokens_meanwhile", Median(meanwhile)},
-          {"last_tokens", Median(last_tokens)},
-          {"last_bytes", Median(last_bytes)},
-          {"pause_us", Median(pause_us)},
-          {"pause_p99_us", Quantile(pause_us, 0.99)},
-          {"alone_us", Median(alone_us)},
-          {"alone_p99_us", Quantile(alone_us, 0.99)},
-          {"ratio", Median(ratios)}};
+  Json row = one.ToJson();
+  row.update({{"rounds", ratios.size()},
+              {"tokens_meanwhile", Median(meanwhile)},
+              {"last_tokens", Median(last_tokens)},
+              {"last_bytes", Median(last_bytes)},
+              {"pause_us", Median(pause_us)},
+              {"pause_p99_us", Quantile(pause_us, 0.99)},
+              {"alone_us", Median(alone_us)},
+              {"alone_p99_us", Quantile(alone_us, 0.99)},
+              {"ratio", Median(ratios)}});
+  return row;
 }
 
 std::vector<std::string> MigrationFigures::Cells(const Case& one) const {

@@ -9,6 +9,7 @@
 #include "src/cli/kv_bench/modes.h"
 #include "src/cli/kv_bench/source.h"
 #include "src/cli/kv_bench/statistics.h"
+#include "src/cli/stats.h"
 #include "src/cli/table.h"
 #include "src/cli/units.h"
 
@@ -50,8 +51,8 @@ class RateRun {
       plain_.push_back(*std::move(plain));
     }
     if (absl::Status status = Verify(); !status.ok()) return status;
-    const int64_t end = NowNs() + duration.count();
-    while (figures.ratios.size() < kFewestTurns || NowNs() < end) {
+    const int64_t end = MonotonicNanoseconds() + duration.count();
+    while (figures.ratios.size() < kFewestTurns || MonotonicNanoseconds() < end) {
       if (absl::Status status = Turn(figures); !status.ok()) return status;
     }
     return figures;
@@ -83,9 +84,9 @@ class RateRun {
 
   absl::StatusOr<double> Move(Way way) {
     const std::string name = absl::StrCat("request ", ++requests_);
-    const int64_t start = NowNs();
+    const int64_t start = MonotonicNanoseconds();
     absl::Status moved = way == kReshard ? source_.Write(name) : WritePlain(name);
-    const int64_t end = NowNs();
+    const int64_t end = MonotonicNanoseconds();
     if (!moved.ok()) return moved;
     // A decode rank that several of prefill give to would wait for the others.
     if (absl::Status status = source_.Forget(name); !status.ok()) return status;
@@ -113,27 +114,23 @@ Json RateFigures::ToJson(const Case& one) const {
                 {"p50_ms", Median(seconds[way]) * 1e3},
                 {"p99_ms", p99_ms(way)}};
   };
-  return {{"model", one.model},
-          {"prefill_tp", one.prefill.tp},
-          {"decode_tp", one.decode.tp},
-          {"layout_src", one.prefill.order},
-          {"layout_dst", one.decode.order},
-          {"prefill_block", one.prefill.block_tokens},
-          {"decode_block", one.decode.block_tokens},
-          {"tokens", one.tokens},
-          {"target_ranks", targets},
-          {"runs_per_rank", plan.runs},
-          {"smallest_run", plan.smallest},
-          {"largest_run", plan.largest},
-          {"bytes", bytes()},
-          {"list_ns_per_run", plan.list_ns},
-          {"plan_ns_per_run", plan.plan_ns},
-          {"turns", ratios.size()},
-          {"write_blocks", json(kReshard)},
-          {"plain", json(kPlain)},
-          {"plain_blocks", paged ? "paged" : "descriptors"},
-          {"ratio", Median(ratios)},
-          {"ratio_p99", Quantile(ratios, 0.01)}};
+  Json row = one.ToJson();
+  row.update({{"prefill_block", one.prefill.block_tokens},
+              {"decode_block", one.decode.block_tokens},
+              {"target_ranks", targets},
+              {"runs_per_rank", plan.runs},
+              {"smallest_run", plan.smallest},
+              {"largest_run", plan.largest},
+              {"bytes", bytes()},
+              {"list_ns_per_run", plan.list_ns},
+              {"plan_ns_per_run", plan.plan_ns},
+              {"turns", ratios.size()},
+              {"write_blocks", json(kReshard)},
+              {"plain", json(kPlain)},
+              {"plain_blocks", paged ? "paged" : "descriptors"},
+              {"ratio", Median(ratios)},
+              {"ratio_p99", Quantile(ratios, 0.01)}});
+  return row;
 }
 
 std::vector<std::string> RateFigures::Cells(const Case& one) const {

@@ -5,6 +5,7 @@
 
 #include "src/cli/kv_bench/rank.h"
 #include "src/cli/kv_bench/statistics.h"
+#include "src/cli/stats.h"
 #include "src/core/plan.h"
 
 namespace kvxfer::cli::kv_bench {
@@ -68,13 +69,13 @@ absl::StatusOr<PlanFigures> SharePlan::Measure() {
   std::vector<double> list_ns;
   std::vector<double> plan_ns;
   for (int i = -1; i < kPlans; ++i) {
-    const int64_t start = NowNs();
+    const int64_t start = MonotonicNanoseconds();
     auto list = List(one_.kv.layers);
-    const int64_t listed = NowNs();
+    const int64_t listed = MonotonicNanoseconds();
     if (!list.ok()) return list.status();
     uint64_t runs = 0;
     Walk(*list, [&](std::span<const kvxfer::Run> slice) { runs += slice.size(); });
-    const int64_t planned = NowNs();
+    const int64_t planned = MonotonicNanoseconds();
     figures.runs = runs;
     figures.bytes = list->total_bytes();
     if (i < 0) {  // warms up

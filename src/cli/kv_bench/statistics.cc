@@ -4,21 +4,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <fstream>
 
+#include "src/cli/stats.h"
+
 namespace kvxfer::cli::kv_bench {
 
-int64_t NowNs() {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 int64_t Spin(int64_t ns) {
-  const int64_t start = NowNs();
-  while (NowNs() - start < ns) {
+  const int64_t start = MonotonicNanoseconds();
+  while (MonotonicNanoseconds() - start < ns) {
   }
-  return NowNs() - start;
+  return MonotonicNanoseconds() - start;
 }
 
 int64_t ThreadWaitedNs() {

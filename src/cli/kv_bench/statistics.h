@@ -1,4 +1,4 @@
-// Clock, medians, and what memory a process has.
+// Medians, time spent and waited, and what memory a process has.
 //
 // Thread-safety: pure, but for MemoryJson, which asks the process.
 #ifndef KVXFER_CLI_KV_BENCH_STATISTICS_H_
@@ -11,8 +11,6 @@
 
 namespace kvxfer::cli::kv_bench {
 
-// Nanoseconds of the steady clock, which is one for all processes of a host.
-int64_t NowNs();
 // Keeps the CPU for so long; returns how long it was.
 int64_t Spin(int64_t ns);
 // How long it could have run and had no CPU, for others had them; 0 where the kernel does not tell.

@@ -10,6 +10,7 @@
 #include "src/cli/kv_bench/modes.h"
 #include "src/cli/kv_bench/source.h"
 #include "src/cli/kv_bench/statistics.h"
+#include "src/cli/stats.h"
 #include "src/cli/table.h"
 #include "src/cli/units.h"
 
@@ -98,17 +99,17 @@ class StreamRun {
     std::vector<Transfer> posted;
     std::vector<std::atomic<uint32_t>> ready(layers);
     const auto post = [&](uint32_t layer) {
-      const int64_t before = NowNs();
+      const int64_t before = MonotonicNanoseconds();
       absl::Status made =
           source_.Post(name, layer, 1, posted, way == kFlags ? &ready[layer] : nullptr);
-      times.post += NowNs() - before;
+      times.post += MonotonicNanoseconds() - before;
       return made;
     };
     for (uint32_t layer = 0; way == kFlags && layer < layers && status.ok(); ++layer) {
       status = post(layer);
     }
     const int64_t waited = ThreadWaitedNs();
-    const int64_t start = NowNs();
+    const int64_t start = MonotonicNanoseconds();
     for (uint32_t layer = 0; layer < layers && status.ok(); ++layer) {
       if (compute) times.compute += Spin(layer_ns_);
       if (way == kCalls) {
@@ -146,21 +147,17 @@ Json StreamFigures::ToJson(const Case& one, Duration layer_time) const {
                 {"k", Median(ways[way].factors)},
                 {"k_p99", Quantile(ways[way].factors, 0.99)}};
   };
-  return {{"model", one.model},
-          {"prefill_tp", one.prefill.tp},
-          {"decode_tp", one.decode.tp},
-          {"layout_src", one.prefill.order},
-          {"layout_dst", one.decode.order},
-          {"tokens", one.tokens},
-          {"layers", one.kv.layers},
-          {"layer_compute_us", Us(layer_time.count())},
-          {"rounds", layer_us.size()},
-          {"compute_us", Median(compute_us)},
-          {"waited_for_cpu_us", Median(waited_us)},
-          {"one_layer_us", Median(layer_us)},
-          {"one_layer_p99_us", Quantile(layer_us, 0.99)},
-          {"calls", of(kCalls)},
-          {"flags", of(kFlags)}};
+  Json row = one.ToJson();
+  row.update({{"layers", one.kv.layers},
+              {"layer_compute_us", Us(layer_time.count())},
+              {"rounds", layer_us.size()},
+              {"compute_us", Median(compute_us)},
+              {"waited_for_cpu_us", Median(waited_us)},
+              {"one_layer_us", Median(layer_us)},
+              {"one_layer_p99_us", Quantile(layer_us, 0.99)},
+              {"calls", of(kCalls)},
+              {"flags", of(kFlags)}});
+  return row;
 }
 
 std::vector<std::string> StreamFigures::Cells(const Case& one, size_t sources) const {

@@ -9,6 +9,7 @@
 #include "src/cli/json_util.h"
 #include "src/cli/kv_bench/rank.h"
 #include "src/cli/kv_bench/statistics.h"
+#include "src/cli/stats.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::cli::kv_bench {
@@ -90,7 +91,7 @@ class Target {
           kCacheName, request, static_cast<uint32_t>(*layers), kPatience);
       if (!status.ok()) return Annotate(status, agent.name());
     }
-    return Json{{"at", NowNs()}};
+    return Json{{"at", MonotonicNanoseconds()}};
   }
 
   absl::Status Forget(const std::string& request) const {
