@@ -213,6 +213,15 @@ class Agent {
   // True once what `token` named is quiet. NotFound: unknown token (or already answered true).
   absl::StatusOr<bool> IsQuiet(uint64_t token);
 
+  // --- The end ------------------------------------------------------------------------------
+  // Takes no new work from now on: transfers, notifications, leases and registrations are refused
+  // (FailedPrecondition); leases can still be renewed. Waits up to `timeout` until what was
+  // promised is kept: every lease has ended, every transfer of this agent has, and every one of a
+  // peer that was under way. Then the agent may be destroyed. DeadlineExceeded, with what is left:
+  // call again, or destroy it all the same. FailedPrecondition from a callback; Cancelled: the
+  // agent was closed.
+  absl::Status Drain(Duration timeout);
+
  private:
   friend class internal::AgentFactory;
   class Impl;

@@ -168,4 +168,6 @@ absl::StatusOr<QuiesceResult> Agent::Quiesce(const QuiesceScope& scope, Duration
 }
 absl::StatusOr<bool> Agent::IsQuiet(uint64_t token) { return impl_->engine->IsQuiet(token); }
 
+absl::Status Agent::Drain(Duration timeout) { return impl_->engine->Drain(timeout); }
+
 }  // namespace kvxfer

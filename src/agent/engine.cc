@@ -175,7 +175,7 @@ void Engine::Close() {
 void Engine::CloseAll() {
   closed_ = true;
   Round(~uint64_t{0}, Now(), Stays);
-  const absl::Status why = absl::CancelledError("the agent was closed");
+  const absl::Status why = absl::CancelledError(kAgentClosed);
   for (auto& [name, peer] : peers_) {
     peer->Close(TransferState::kCancelled, why,
                 std::min<Duration>(runtime_.options.cancel_grace, kCloseWithin / 2));
@@ -268,7 +268,7 @@ void Engine::FinishRound(Time now, Leaving leaving) {
 
 void Engine::Dispatch(Event& event) {
   if (event.kind == EventKind::kAccepted) {
-    if (closed_) event.accepted->Shutdown(absl::CancelledError("the agent was closed"));
+    if (closed_) event.accepted->Shutdown(absl::CancelledError(kAgentClosed));
     inbound_.Accept(undone_from_, std::move(event.accepted));
     return;
   }
@@ -378,7 +378,7 @@ absl::StatusOr<bool> Engine::WaitFor(const void* key, absl::FunctionRef<bool()> 
   if (auto status = RefuseInCallback("waiting"); !status.ok()) return status;
   if (done()) return true;
   if (runtime_.loop.DriveUntil(key, done, deadline, answers)) return true;
-  if (runtime_.loop.stopped()) return absl::CancelledError("the agent was closed");
+  if (runtime_.loop.stopped()) return absl::CancelledError(kAgentClosed);
   return false;
 }
 

@@ -94,6 +94,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   void Progress() { runtime_.loop.Progress(); }
   absl::StatusOr<QuiesceResult> Quiesce(const QuiesceScope& scope, Duration timeout);
   absl::StatusOr<bool> IsQuiet(uint64_t token);
+  absl::Status Drain(Duration timeout);
 
   // Driven.
   bool Round(uint64_t readable, Time now, Leaving leaving) override;
@@ -153,6 +154,9 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
     return called.ok() ? said : Said(std::move(called));
   }
   static absl::Status ClosedError();
+  absl::Status CheckNotDraining() const;
+  // What Drain waits for, for a person; empty: nothing.
+  absl::StatusOr<std::string> LeftToDrain();
   absl::StatusOr<Flag> BeginDeregistration(RegionId region);
   std::string LeaveDeregistration(RegionId region);
   void FinishDeregistrations();
@@ -178,6 +182,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   ForkGuard fork_guard_;
   std::string listen_address_;
   std::vector<PathExplanation> unusable_;  // backends of the default list that are not usable here
+  std::atomic<bool> draining_{false};      // no new work, for good
   std::atomic<uint64_t> last_transfer_{0};
   std::atomic<uint64_t> drained_{0};        // notifications, by the application
   std::atomic<uint64_t> drained_bytes_{0};  // of their payloads

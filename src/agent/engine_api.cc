@@ -158,6 +158,7 @@ absl::Status Engine::CheckOptions(const TransferOptions& options) const {
 absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view peer,
                                           const Blocks& blocks, TransferOptions options) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (auto status = CheckNotDraining(); !status.ok()) return status;
   if (auto status = CheckOptions(options); !status.ok()) return status;
   const auto view = FindView(peer);
   if (!view.ok()) return view.status();
@@ -217,7 +218,7 @@ void Engine::Enlist(const TransferPtr& record) {
                                                     : Delivery::kNone};
   if (closed_) {
     end.state = TransferState::kCancelled;
-    end.status = absl::CancelledError("the agent was closed");
+    end.status = absl::CancelledError(kAgentClosed);
   }
   runtime_.Publish(record, std::move(end));
 }

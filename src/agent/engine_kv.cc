@@ -171,6 +171,7 @@ absl::StatusOr<TransferPtr> Engine::StartBlocks(TransferKind kind,
                                                 std::span<const std::string> group,
                                                 const KvBlocks& blocks, const KvOptions& options) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (auto status = CheckNotDraining(); !status.ok()) return status;
   if (auto status = CheckKvOptions(kind, options); !status.ok()) return status;
   if (auto status = CheckOptions(OptionsOf(options)); !status.ok()) return status;
   const auto parties = FindParties(group, blocks.cache);
@@ -280,6 +281,7 @@ absl::Status Engine::DropRequest(std::string_view cache, std::string_view reques
 absl::Status Engine::LeaseBlocks(std::string_view cache, std::string_view lease,
                                  std::span<const uint32_t> ids, Duration hold) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (auto status = CheckNotDraining(); !status.ok()) return status;
   const auto caches = runtime_.kv.table();
   const auto own = FindCache(*caches, cache, kThisAgent);
   if (!own.ok()) return own.status();

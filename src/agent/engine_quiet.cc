@@ -9,6 +9,7 @@ namespace kvxfer {
 absl::StatusOr<RegionId> Engine::RegisterMemory(const MemorySpan& span, Access access) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   if (runtime_.loop.stopped()) return ClosedError();
+  if (auto status = CheckNotDraining(); !status.ok()) return status;
   // What takes long is done here, for transfers go on meanwhile.
   auto ahead = MemoryRegistry::Prepare(span, access, runtime_.backends);
   if (!ahead.ok()) return ahead.status();

@@ -4,6 +4,7 @@
 
 #include "src/agent/peer.h"
 #include "src/core/log.h"
+#include "src/core/random.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
@@ -33,7 +34,7 @@ Time NextIdlePing(Time now, Duration heartbeat) {
 }
 
 Duration Backoff(uint32_t failures) {
-  thread_local std::minstd_rand random{std::random_device{}()};
+  thread_local std::minstd_rand random{RandomNonZero32()};
   Duration wait = kFirstBackoff * (1u << std::min(failures, 10u));
   wait = std::min(wait, kMaxBackoff);
   return wait * (750 + static_cast<int>(random() % 500)) / 1000;

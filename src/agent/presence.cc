@@ -1,5 +1,6 @@
 #include "src/agent/presence.h"
 
+#include "absl/strings/match.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
 
@@ -55,7 +56,8 @@ void Presence::Forget(const std::string& peer, const Incarnation& incarnation) {
 
 void Presence::Tell(const Key& key, PeerEventKind kind, const absl::Status& why) {
   const bool trouble = kind == PeerEventKind::kSuspect || kind == PeerEventKind::kLost;
-  const bool wanted = absl::IsCancelled(why);  // this side closed it
+  // This side closed it, or the other one did and said so.
+  const bool wanted = absl::IsCancelled(why) || absl::EndsWith(why.message(), kAgentClosed);
   Log(trouble && !wanted ? LogLevel::kWarning : LogLevel::kInfo, "peer {} {}{}{}", key.first,
       ToString(kind), why.ok() ? "" : ": ", ToStd(why.message()));
   PeerEvent event{key.first, key.second, kind, why};

@@ -20,6 +20,10 @@
 
 namespace kvxfer {
 
+// Why transfers and connections of an agent end that is destroyed. Its peers are told in these
+// words, and know by them that nothing is wrong.
+inline constexpr char kAgentClosed[] = "the agent was closed";
+
 class Presence {
  public:
   explicit Presence(Dispatcher* dispatcher) : dispatcher_(dispatcher) {}

@@ -93,6 +93,8 @@ std::vector<std::string> PluginFolders(const AgentOptions& options) {
     // A library, and its plugins below it; of a program that is the program itself.
     std::error_code error;
     if (fs::is_directory(own / "kvxfer", error)) add(own / "kvxfer");
+    // A package that has all of its files below one folder: the one of Python.
+    if (fs::is_directory(own / "lib" / "kvxfer", error)) add(own / "lib" / "kvxfer");
     add(own.parent_path() / "lib" / "kvxfer");
     // Where the package has its libraries deeper (Debian: lib/x86_64-linux-gnu).
     if (fs::path(KVXFER_INSTALL_LIBDIR).is_relative()) {

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "kvxfer/log.h"
 #include "src/cli/host_port.h"
 #include "src/cli/stats.h"
+#include "src/core/random.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::cli {
@@ -24,7 +24,7 @@ std::string UniqueName(const std::string& role) {
   if (gethostname(host.data(), host.size() - 1) != 0) host = "host";
   host.resize(std::min<size_t>(host.find('\0'), 64));
   return absl::StrCat(role, "-", host, "-", getpid(), "-",
-                      absl::Hex(std::random_device{}(), absl::kZeroPad8));
+                      absl::Hex(RandomNonZero32(), absl::kZeroPad8));
 }
 
 // The default text cannot be told from a variable that says the same; --listen can.

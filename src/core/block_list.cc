@@ -49,6 +49,16 @@ absl::StatusOr<uint32_t> FindRegion(std::string_view side, size_t index, uint64_
   return found;
 }
 
+// The same for one descriptor after another, which mostly lie in the region of the one before.
+absl::StatusOr<uint32_t> FindNext(std::string_view side, size_t index, const Descriptor& descriptor,
+                                  Access wanted, const RegionTable& table, uint32_t before) {
+  if (descriptor.bytes != 0 && descriptor.address != 0 &&
+      table.IsFound(before, descriptor.address, descriptor.bytes, wanted)) {
+    return before;
+  }
+  return FindRegion(side, index, descriptor.address, descriptor.bytes, wanted, table);
+}
+
 // Bytes from the base to the end of the last block; no address up to there overflows.
 absl::StatusOr<uint64_t> ExtentBytes(std::string_view side, size_t index,
                                      const PagedRegion& region) {
@@ -191,21 +201,23 @@ absl::StatusOr<BlockList> BlockList::FromDescriptors(const DescriptorBlocks& blo
   RegionSet local_regions(local);
   RegionSet remote_regions(remote);
   const Access right = RemoteRight(direction);
+  uint32_t local_region = kNoRegion;
+  uint32_t remote_region = kNoRegion;
   for (size_t i = 0; i < blocks.local.size(); ++i) {
     const Descriptor& from = blocks.local[i];
     const Descriptor& to = blocks.remote[i];
     if (from.bytes != to.bytes) return UnequalBytes(i, from.bytes, to.bytes);
-    const auto local_region = FindRegion(kLocal, i, from.address, from.bytes, Access::kNone, local);
-    if (!local_region.ok()) return local_region.status();
-    const auto remote_region = FindRegion(kRemote, i, to.address, to.bytes, right, remote);
-    if (!remote_region.ok()) return remote_region.status();
-    local_regions.Add(*local_region);
-    remote_regions.Add(*remote_region);
+    auto found = FindNext(kLocal, i, from, Access::kNone, local, local_region);
+    if (!found.ok()) return found.status();
+    local_regions.Add(local_region = *found);
+    found = FindNext(kRemote, i, to, right, remote, remote_region);
+    if (!found.ok()) return found.status();
+    remote_regions.Add(remote_region = *found);
     list.descriptors_.push_back({.local = from.address,
                                  .remote = to.address,
                                  .bytes = from.bytes,
-                                 .local_region = *local_region,
-                                 .remote_region = *remote_region});
+                                 .local_region = local_region,
+                                 .remote_region = remote_region});
   }
   absl::Status status = CheckDescriptorsDisjoint(direction, list.descriptors_);
   if (!status.ok()) return status;

@@ -175,25 +175,71 @@ absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegi
   return absl::OkStatus();
 }
 
+namespace {
+
+// Where a descriptor writes.
+struct Destination {
+  bool write = false;
+  uint64_t operator()(const Block& block) const { return write ? block.remote : block.local; }
+};
+
+// Each begins where the one before ends, or later.
+bool AscendingDisjoint(std::span<const Block> blocks, Destination begin_of) {
+  uint64_t free_from = 0;
+  bool wraps = false;
+  for (const Block& block : blocks) {
+    if (block.bytes == 0) continue;
+    const uint64_t begin = begin_of(block);
+    if (wraps || begin < free_from) return false;
+    wraps = __builtin_add_overflow(begin, block.bytes, &free_from);
+  }
+  return true;
+}
+
+// Of blocks of one size at multiples of it, in any order: whether they are distinct, by numbers in
+// place of addresses. False where that does not apply, too. Costs O(blocks).
+bool DistinctOnGrid(std::span<const Block> blocks, Destination begin_of) {
+  const uint64_t bytes = blocks.front().bytes;
+  uint64_t lowest = begin_of(blocks.front());
+  for (const Block& block : blocks) {
+    if (block.bytes != bytes) return false;
+    lowest = std::min(lowest, begin_of(block));
+  }
+  if (bytes == 0) return true;
+  static thread_local std::vector<uint32_t> kept;
+  std::vector<uint32_t> large;
+  std::vector<uint32_t>& numbers = blocks.size() * sizeof(uint32_t) <= kKeptBytes ? kept : large;
+  numbers.clear();
+  uint32_t highest = 0;
+  for (const Block& block : blocks) {
+    const uint64_t number = (begin_of(block) - lowest) / bytes;
+    if (number * bytes != begin_of(block) - lowest || number > UINT32_MAX) return false;
+    numbers.push_back(static_cast<uint32_t>(number));
+    highest = std::max(highest, numbers.back());
+  }
+  return CheckIdsDistinct("", numbers, highest).ok();
+}
+
+}  // namespace
+
 absl::Status CheckDescriptorsDisjoint(Direction direction, std::span<const Block> blocks) {
   const bool write = direction == Direction::kWrite;
+  const Destination begin_of{write};
+  if (blocks.empty() || AscendingDisjoint(blocks, begin_of) || DistinctOnGrid(blocks, begin_of)) {
+    return absl::OkStatus();
+  }
   struct Written {
     uint64_t begin;
     size_t index;
   };
   std::vector<Written> order;
   order.reserve(blocks.size());
-  bool ascending = true;
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (blocks[i].bytes == 0) continue;
-    const uint64_t begin = write ? blocks[i].remote : blocks[i].local;
-    ascending = ascending && (order.empty() || order.back().begin <= begin);
-    order.push_back({begin, i});
+    order.push_back({begin_of(blocks[i]), i});
   }
-  if (!ascending) {
-    std::sort(order.begin(), order.end(),
-              [](const Written& a, const Written& b) { return a.begin < b.begin; });
-  }
+  std::sort(order.begin(), order.end(),
+            [](const Written& a, const Written& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < order.size(); ++i) {
     const Written& before = order[i - 1];
     const Written& after = order[i];

@@ -57,6 +57,7 @@ RegionTable::RegionTable(std::vector<RegionView> regions, std::string_view whose
   max_end_.reserve(regions_.size());
   uint64_t highest = 0;
   for (const RegionView& region : regions_) {
+    disjoint_ = disjoint_ && region.base >= highest;
     highest = std::max(highest, SaturatingEnd(region.base, region.bytes));
     max_end_.push_back(highest);
   }

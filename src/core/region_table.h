@@ -39,6 +39,13 @@ class RegionTable {
   // PermissionDenied: inside one, but none that holds it grants `wanted`.
   absl::StatusOr<uint32_t> Find(uint64_t address, uint64_t bytes, Access wanted) const;
 
+  // Whether Find would say `index`, without searching: for ranges that follow each other. False
+  // where it is not known.
+  bool IsFound(uint32_t index, uint64_t address, uint64_t bytes, Access wanted) const {
+    return disjoint_ && index < regions_.size() && regions_[index].Contains(address, bytes) &&
+           Allows(regions_[index].access, wanted);
+  }
+
   const std::vector<RegionView>& regions() const { return regions_; }
 
  private:
@@ -46,6 +53,7 @@ class RegionTable {
 
   std::vector<RegionView> regions_;  // sorted by base, then id
   std::vector<uint64_t> max_end_;    // highest end of regions_[0..i], to stop searching left
+  bool disjoint_ = true;             // no two regions share a byte
   std::string whose_;
 };
 

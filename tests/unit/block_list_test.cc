@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
 #include <numeric>
 #include <random>
@@ -428,6 +429,74 @@ TEST(BlockListDescriptors, OverlapIsExact) {
   }
   EXPECT_GT(refused, rounds / 5);
   EXPECT_LT(refused, rounds * 4 / 5 + 1);
+}
+
+// Blocks of one size, as those of a cache, in any order, some a little beside their place.
+TEST(BlockListDescriptors, OverlapOfEqualBlocksIsExact) {
+  DescriptorCall call;
+  std::mt19937_64 random(testing::TestSeed() + 1);
+  int refused = 0;
+  const int rounds = testing::Scaled(20000);
+  for (int round = 0; round < rounds; ++round) {
+    call.direction = random() % 2 == 0 ? Direction::kWrite : Direction::kRead;
+    call.local.clear();
+    call.remote.clear();
+    const uint64_t bytes = random() % 6 + 1;
+    const uint64_t first = random() % 3 + 1;
+    std::map<uint64_t, int> marks;
+    bool disjoint = true;
+    for (uint64_t i = random() % 5 + 1; i > 0; --i) {
+      const uint64_t beside = random() % 8 == 0 ? random() % bytes : 0;
+      const Descriptor written{first + random() % 12 * bytes + beside, bytes};
+      const Descriptor read{random() % 4 + 1, bytes};
+      const bool write = call.direction == Direction::kWrite;
+      call.local.push_back(write ? read : written);
+      call.remote.push_back(write ? written : read);
+      for (uint64_t b = 0; b < bytes; ++b) {
+        disjoint = ++marks[written.address + b] == 1 && disjoint;
+      }
+    }
+    refused += disjoint ? 0 : 1;
+    ASSERT_EQ(call.Make().ok(), disjoint) << "round " << round << ": " << call.Make().status();
+  }
+  EXPECT_GT(refused, rounds / 5);
+  EXPECT_LT(refused, rounds * 4 / 5 + 1);
+}
+
+// The region of the descriptor before is a hint, no more: each is as the table says of it alone.
+TEST(BlockListDescriptors, RegionsAreThoseOfEachAlone) {
+  std::mt19937_64 random(testing::TestSeed() + 2);
+  constexpr std::array kRights{Access::kReadWrite, Access::kRemoteRead, Access::kRemoteWrite};
+  int made = 0;
+  for (int round = 0; round < testing::Scaled(20000); ++round) {
+    std::vector<RegionView> regions;
+    for (uint32_t id = 1; id <= 4; ++id) {
+      regions.push_back(
+          View(id, random() % 60 + 1, random() % 30 + 1, kRights[random() % kRights.size()]));
+    }
+    DescriptorCall call{.local = {}, .remote = {}, .remote_table = {regions, "decode-0"}};
+    for (uint64_t i = 0; i < 3; ++i) {
+      call.local.push_back({1000 + i, 2});
+      call.remote.push_back({random() % 90 + 1, 2});
+    }
+    bool found = true;
+    for (const Descriptor& each : call.remote) {
+      const auto region = call.remote_table.Find(each.address, 2, Access::kRemoteWrite);
+      found = found && region.ok();
+    }
+    const auto list = call.Make();
+    if (!found) {
+      ASSERT_FALSE(list.ok());
+      continue;
+    }
+    if (!list.ok()) continue;  // they overlap
+    ++made;
+    for (size_t i = 0; i < call.remote.size(); ++i) {
+      const auto region = call.remote_table.Find(call.remote[i].address, 2, Access::kRemoteWrite);
+      ASSERT_EQ(list->descriptors()[i].remote_region, *region) << "round " << round;
+    }
+  }
+  EXPECT_GT(made, 10);
 }
 
 }  // namespace
