@@ -101,7 +101,7 @@ def _draw(places, path, folder):
     if done.returncode != 0:
         say("no plots: " + (done.stderr.strip().splitlines() or ["plots.py failed"])[-1])
         return []
-    return done.stdout.split()
+    return [os.path.basename(path) for path in done.stdout.splitlines()]
 
 
 def _measure(options, places):
@@ -127,6 +127,7 @@ def _measure(options, places):
         "workload": {"total": options.total, "block_sizes": options.block_sizes,
                      "turns": options.turns, "quick": options.quick,
                      "load_before": load},
+        "titles": {group.name: group.title for group in groups},
         "missing": absent, "results": rows, "ratios": figures.ratios(rows),
     }
 
@@ -138,8 +139,7 @@ def _write(places, result, out):
         path = os.path.join(fresh, "compare.json")
         report.write_json(path, result)
         plots = _draw(places, path, fresh)
-        titles = {group.name: group.title for group in contestants.GROUPS}
-        text = report.markdown(result, titles, plots)
+        text = report.markdown(result, plots)
         report.write(os.path.join(fresh, "compare.md"), text)
         for old in glob.glob(os.path.join(out, "*.png")):
             os.remove(old)

@@ -13,7 +13,7 @@ _ROW = {
 }
 _RESULT = {
     "schema": int, "complete": bool, "date": str, "machine": dict, "versions": dict,
-    "workload": dict, "missing": list, "results": list, "ratios": list,
+    "workload": dict, "titles": dict, "missing": list, "results": list, "ratios": list,
 }
 
 
@@ -101,8 +101,8 @@ def _ratios(ratios):
           figure(ratio, "cpu_to_limit"), figure(ratio, "jitter_to_limit")] for ratio in ratios])
 
 
-def markdown(result, titles, plots):
-    """`titles`: of the groups by name; `plots`: files beside this one."""
+def markdown(result, plots):
+    """`plots`: files beside this one."""
     machine, work = result["machine"], result["workload"]
     text = ["# kvxfer, its peers and this machine's limits\n"]
     text.append(
@@ -118,7 +118,7 @@ def markdown(result, titles, plots):
         text.append(f"Missing: {one['name']}: {one['reason']}.\n")
     text.append("How to read and repeat this: [docs/performance.md](../../docs/performance.md).\n")
     text += [f"![{name}]({name})\n" for name in plots]
-    for group, title in titles.items():
+    for group, title in result["titles"].items():
         rows = [row for row in result["results"] if row["group"] == group]
         if not rows:
             continue

@@ -136,7 +136,7 @@ class CaseRun {
 // A script that reads JSON or CSV from a pipe must find nothing, or all of it.
 void PrintWhole(const BenchOptions& options, const BenchPlan& plan,
                 const std::vector<BenchRow>& rows) {
-  if (options.json) std::puts(DumpJson(ReportJson(plan, rows), 2).c_str());
+  if (options.json) std::puts(DumpJsonLines(ReportJson(plan, rows)).c_str());
   if (options.csv) std::puts(ReportCsv(plan, rows).c_str());
 }
 

@@ -2,7 +2,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/cli/scatter.h"
-#include "src/cli/session_note.h"
 #include "src/cli/stats.h"
 
 namespace kvxfer::cli {
@@ -59,27 +58,38 @@ Request FixedRequests::Of(size_t stream, int64_t due_ns) const {
           .remote_ids = remote.subspan(stream % threads_ * blocks_, blocks_)};
 }
 
-absl::Status Mover::Move(const Request& request) const {
-  // A trace's request of which the target has everything: only the notification.
-  const DriveLink& link = links_[request.target];
+absl::Status Mover::Move(size_t stream, const Request& request) const {
+  const uint64_t number = timeline_ == nullptr ? 0 : timeline_->Begin();
+  const SessionNote note{.session = links_[request.target].session,
+                         .sequence = number,
+                         .posted_ns = MonotonicNanoseconds()};
+  const absl::StatusOr<Transfer> transfer = Post(request, note);
+  if (!transfer.ok()) return transfer.status();
+  absl::Status status = transfer->Wait(timeout_);
+  if (number != 0) {
+    timeline_->Put(number, {.peer = request.target,
+                            .thread = static_cast<uint32_t>(stream),
+                            .bytes = request.bytes(),
+                            .due_ns = request.due_ns,
+                            .posted_ns = note.posted_ns,
+                            .first_slice_ns = note.posted_ns + transfer->stats().queued.count(),
+                            .ended_ns = MonotonicNanoseconds()});
+  }
+  return status;
+}
+
+absl::StatusOr<Transfer> Mover::Post(const Request& request, const SessionNote& note) const {
+  const std::string& peer = links_[request.target].peer;
   TransferOptions options;
   options.deadline = timeout_;
-  std::string note =
-      SessionNote{.session = link.session, .posted_ns = MonotonicNanoseconds()}.Encode();
-  absl::StatusOr<Transfer> transfer;
-  if (request.local_ids.empty()) {
-    transfer = agent_.Notify(link.peer, std::move(note), options);
-  } else {
-    options.notification = std::move(note);
-    const PagedBlocks blocks{.local = request.local,
-                             .remote = request.remote,
-                             .local_ids = request.local_ids,
-                             .remote_ids = request.remote_ids};
-    transfer =
-        write_ ? agent_.Write(link.peer, blocks, options) : agent_.Read(link.peer, blocks, options);
-  }
-  if (!transfer.ok()) return transfer.status();
-  return transfer->Wait(timeout_);
+  // A trace's request of which the target has everything: only the notification.
+  if (request.local_ids.empty()) return agent_.Notify(peer, note.Encode(), options);
+  options.notification = note.Encode();
+  const PagedBlocks blocks{.local = request.local,
+                           .remote = request.remote,
+                           .local_ids = request.local_ids,
+                           .remote_ids = request.remote_ids};
+  return write_ ? agent_.Write(peer, blocks, options) : agent_.Read(peer, blocks, options);
 }
 
 }  // namespace kvxfer::cli

@@ -13,7 +13,9 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
 #include "src/cli/bench_loop.h"
+#include "src/cli/bench_timeline.h"
 #include "src/cli/kv_cache.h"
+#include "src/cli/session_note.h"
 
 namespace kvxfer::cli {
 
@@ -74,15 +76,20 @@ class FixedSource : public RequestSource {
 // Thread-safety: any.
 class Mover {
  public:
-  Mover(Agent& agent, std::span<const DriveLink> links, bool write, Duration timeout)
-      : agent_(agent), links_(links), write_(write), timeout_(timeout) {}
-  absl::Status Move(const Request& request) const;
+  // `timeline`, where not null, keeps the times of its share of them, by link and stream.
+  Mover(Agent& agent, std::span<const DriveLink> links, bool write, Duration timeout,
+        TimelineRecorder* timeline = nullptr)
+      : agent_(agent), links_(links), write_(write), timeout_(timeout), timeline_(timeline) {}
+  absl::Status Move(size_t stream, const Request& request) const;
 
  private:
+  absl::StatusOr<Transfer> Post(const Request& request, const SessionNote& note) const;
+
   Agent& agent_;
   const std::span<const DriveLink> links_;
   const bool write_;
   const Duration timeout_;
+  TimelineRecorder* const timeline_;
 };
 
 }  // namespace kvxfer::cli

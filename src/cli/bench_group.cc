@@ -36,6 +36,7 @@ void Ran::Merge(const Ran& other) {
   peers.insert(peers.end(), other.peers.begin(), other.peers.end());
   times.Merge(other.times);
   notified.Merge(other.notified);
+  timeline.insert(timeline.end(), other.timeline.begin(), other.timeline.end());
   cpu_seconds += other.cpu_seconds;
   rss_bytes += other.rss_bytes;
   tokens += other.tokens;
@@ -64,8 +65,10 @@ Json ToJson(const Ran& ran) {
         {"before", use.cpu_before}, {"after", use.cpu_after}, {"rss_bytes", use.rss_bytes}};
   }
   // A result of the initiators in the place of targets: its tallies are theirs.
-  const Json result =
-      ToJson(LoopResult{.targets = ran.peers, .times = ran.times, .notified = ran.notified});
+  const Json result = ToJson(LoopResult{.targets = ran.peers,
+                                        .times = ran.times,
+                                        .notified = ran.notified,
+                                        .timeline = ran.timeline});
   return {{"result", result},
           {"cpu_seconds", ran.cpu_seconds},
           {"rss_bytes", ran.rss_bytes},
@@ -81,6 +84,7 @@ absl::StatusOr<Ran> RanFromJson(const Json& json) {
           .peers = std::move(result->targets),
           .times = std::move(result->times),
           .notified = std::move(result->notified),
+          .timeline = std::move(result->timeline),
           .cpu_seconds = GetNumber(json, "cpu_seconds"),
           .rss_bytes = *rss};
   const Json targets = json.value("targets", Json::object());
@@ -96,6 +100,7 @@ LoopSpec ShareOf(const LoopSpec& whole, uint32_t index, uint32_t total) {
   LoopSpec share = whole;
   share.requests = whole.requests / total + (index < whole.requests % total ? 1 : 0);
   share.rate = whole.rate / total;
+  share.timeline = whole.timeline / total + (index < whole.timeline % total ? 1 : 0);
   share.phase = static_cast<double>(index) / total;
   share.seed = whole.seed + index;
   return share;
@@ -149,7 +154,11 @@ absl::StatusOr<Ran> InitiatorGroup::Run(const LoopSpec& whole, uint32_t total,
       ran.peers = part->result.targets;
     } else {
       ran.peers.push_back(part->result.all);
+      const auto number = first_ + static_cast<uint32_t>(&part - parts.data());
+      for (TransferTimes& times : part->result.timeline) times.peer = number;
     }
+    ran.timeline.insert(ran.timeline.end(), part->result.timeline.begin(),
+                        part->result.timeline.end());
     for (size_t i = 0; i < part->after.size(); ++i) {
       AddUse(part->after[i].process,
              {.cpu_before = part->before[i].cpu_seconds,

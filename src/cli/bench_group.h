@@ -40,6 +40,7 @@ struct Ran {
   std::vector<Tally> peers{};  // by initiator; where there is but one, by target
   LatencyHistogram times{};
   LatencyHistogram notified{};
+  Timeline timeline{};
   double cpu_seconds = 0;  // of the initiators' processes, as is `rss_bytes`
   uint64_t rss_bytes = 0;
   std::map<std::string, ProcessUse> targets{};  // by process

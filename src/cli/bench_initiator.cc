@@ -143,11 +143,21 @@ absl::StatusOr<LoopResult> BenchInitiator::Forward(const LoopSpec& spec, TraceSo
     return RunLoop(
         spec, 1, 1, source, [this](size_t, const Request&) { return trip_->Once(); }, moved);
   }
-  const Mover mover(*agent_, links_, bench_.write, bench_.timeout);
-  const Exchange exchange = [&mover](size_t, const Request& r) { return mover.Move(r); };
-  if (trace != nullptr) return RunLoop(spec, bench_.threads, 1, *trace, exchange, moved);
-  FixedSource source(*requests_, spec);
-  return RunLoop(spec, requests_->streams(), links_.size(), source, exchange, moved);
+  TimelineRecorder timeline(spec.timeline);
+  const Mover mover(*agent_, links_, bench_.write, bench_.timeout, &timeline);
+  const Exchange exchange = [&mover](size_t stream, const Request& r) {
+    return mover.Move(stream, r);
+  };
+  FixedSource fixed(*requests_, spec);
+  RequestSource& source = trace != nullptr ? static_cast<RequestSource&>(*trace) : fixed;
+  absl::StatusOr<LoopResult> result =
+      RunLoop(spec, requests_->streams(), links_.size(), source, exchange, moved);
+  if (!result.ok()) return result;
+  result->timeline = timeline.Take(spec.start_ns);
+  for (TransferTimes& times : result->timeline) {
+    times.thread %= static_cast<uint32_t>(bench_.threads);
+  }
+  return result;
 }
 
 absl::StatusOr<BenchInitiator::Ran> BenchInitiator::Run(const LoopSpec& spec, TraceSource* trace,
@@ -179,7 +189,10 @@ absl::StatusOr<BenchInitiator::Ran> BenchInitiator::RunAll(const LoopSpec& spec,
   if (absl::Status s = AwaitNotified(back->all.requests); !s.ok()) return s;
   absl::StatusOr<std::vector<TargetReport>> after = Report(forward->targets);
   if (!after.ok()) return after.status();
-  for (const TargetReport& report : *after) forward->notified.Merge(report.notified);
+  for (const TargetReport& report : *after) {
+    forward->notified.Merge(report.notified);
+    AddTold(report.told, forward->timeline);
+  }
   for (size_t i = 0; i < back->targets.size(); ++i) forward->targets[i].Merge(back->targets[i]);
   forward->all.Merge(back->all);
   forward->times.Merge(back->times);

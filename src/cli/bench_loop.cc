@@ -93,7 +93,8 @@ Json ToJson(const LoopSpec& spec) {
           {"poisson", spec.poisson},
           {"phase", spec.phase},
           {"seed", spec.seed},
-          {"start_ns", static_cast<uint64_t>(spec.start_ns)}};
+          {"start_ns", static_cast<uint64_t>(spec.start_ns)},
+          {"timeline", spec.timeline}};
 }
 
 absl::StatusOr<LoopSpec> LoopSpecFromJson(const Json& json) {
@@ -114,6 +115,7 @@ absl::StatusOr<LoopSpec> LoopSpecFromJson(const Json& json) {
   spec.start_ns = static_cast<int64_t>(*start);
   spec.rate = std::clamp(GetNumber(json, "rate"), 0.0, 1e9);
   spec.phase = std::clamp(GetNumber(json, "phase"), 0.0, 1.0);
+  spec.timeline = GetUint(json, "timeline").value_or(0);
   const auto poisson = json.find("poisson");
   spec.poisson = poisson != json.end() && *poisson == true;
   return spec;
@@ -163,7 +165,8 @@ Json ToJson(const LoopResult& result) {
   for (const Tally& tally : result.targets) targets.push_back(ToJson(tally));
   return {{"targets", std::move(targets)},
           {"times", result.times.ToJson()},
-          {"notified", result.notified.ToJson()}};
+          {"notified", result.notified.ToJson()},
+          {"timeline", ToJson(result.timeline)}};
 }
 
 absl::StatusOr<LoopResult> LoopResultFromJson(const Json& json) {
@@ -186,6 +189,9 @@ absl::StatusOr<LoopResult> LoopResultFromJson(const Json& json) {
     if (!histogram.ok()) return histogram.status();
     *to = std::move(*histogram);
   }
+  absl::StatusOr<Timeline> timeline = TimelineFromJson(json.value("timeline", Json::array()));
+  if (!timeline.ok()) return timeline.status();
+  result.timeline = *std::move(timeline);
   return result;
 }
 

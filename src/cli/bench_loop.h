@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/memory.h"
+#include "src/cli/bench_timeline.h"
 #include "src/cli/json_util.h"
 #include "src/cli/latency_histogram.h"
 
@@ -28,11 +29,12 @@ inline constexpr Duration kLongestRun = std::chrono::hours(1);
 struct LoopSpec {
   uint64_t requests = 0;  // of all streams; 0: until `duration` has passed
   Duration duration{};
-  double rate = 0;       // requests a second of all streams; 0: a closed loop
-  bool poisson = false;  // arrivals are drawn, at `rate` on average; else evenly spaced
-  double phase = 0;      // of the first arrival, in parts of the distance between two
-  uint64_t seed = 1;     // of drawn arrivals
-  int64_t start_ns = 0;  // MonotonicNanoseconds at which all begin; past: at once
+  double rate = 0;        // requests a second of all streams; 0: a closed loop
+  bool poisson = false;   // arrivals are drawn, at `rate` on average; else evenly spaced
+  double phase = 0;       // of the first arrival, in parts of the distance between two
+  uint64_t seed = 1;      // of drawn arrivals
+  int64_t start_ns = 0;   // MonotonicNanoseconds at which all begin; past: at once
+  uint64_t timeline = 0;  // requests of which the stages are kept
 };
 
 Json ToJson(const LoopSpec& spec);
@@ -99,6 +101,7 @@ struct LoopResult {
   std::vector<Tally> targets{};
   LatencyHistogram times{};     // due → ended at the initiator
   LatencyHistogram notified{};  // posted → the target's application was told, on one clock only
+  Timeline timeline{};          // of as many as LoopSpec::timeline says
 };
 
 Json ToJson(const LoopResult& result);

@@ -160,30 +160,11 @@ void RelateInstances(CLI::App* command) {
     }
   }
   Exclude(command, "--prefill-tp",
-          {"server",
-           "--listen",
-           "--op",
-           "--block-sizes",
-           "--start-block-size",
-           "--max-block-size",
-           "--total",
-           "--tp",
-           "--block-tokens",
-           "--trace",
-           "--cache-size",
-           "--speedup",
-           "--latency",
-           "--bidirectional",
-           "--threads",
-           "--peers",
-           "--scheme",
-           "--requests",
-           "--warmup",
-           "--rate",
-           "--arrivals",
-           "--seed",
-           "--timeout",
-           "--csv"});
+          {"server",           "--listen",  "--op",       "--block-sizes",   "--start-block-size",
+           "--max-block-size", "--total",   "--tp",       "--block-tokens",  "--trace",
+           "--cache-size",     "--speedup", "--latency",  "--bidirectional", "--threads",
+           "--peers",          "--scheme",  "--requests", "--warmup",        "--rate",
+           "--arrivals",       "--seed",    "--timeout",  "--csv",           "--timeline"});
 }
 
 }  // namespace
@@ -197,7 +178,10 @@ void DeclareBenchOptions(CLI::App* command, BenchOptions& o) {
   DeclareLoad(command, o);
   command->add_flag("--json", o.json, "One JSON document, at the end");
   command->add_flag("--csv", o.csv, "A line of CSV for each result, at the end");
-  Group(command, kOutput, {"--json", "--csv"});
+  command->add_option("--timeline", o.timeline,
+                      "With --json: when each of the first so many requests of a result was "
+                      "posted, began, was told of and ended");
+  Group(command, kOutput, {"--json", "--csv", "--timeline"});
 
   for (const char* name : {"--op", "--memory", "--tp", "--block-tokens", "--speedup", "--scheme",
                            "--arrivals", "--seed"}) {
@@ -215,9 +199,10 @@ void DeclareBenchOptions(CLI::App* command, BenchOptions& o) {
   }
   Exclude(command, "--trace",
           {"--tokens", "--rate", "--iters", "--warmup", "--bidirectional", "--peers"});
-  Exclude(command, "--latency", {"--threads", "--bidirectional", "--total"});
+  Exclude(command, "--latency", {"--threads", "--bidirectional", "--total", "--timeline"});
   Exclude(command, "--rate", {"--bidirectional"});
   command->get_option("--arrivals")->needs(command->get_option("--rate"));
+  command->get_option("--timeline")->needs(command->get_option("--json"));
   for (const char* option : {"--cache-size", "--speedup"}) {
     command->get_option(option)->needs(command->get_option("--trace"));
   }

@@ -32,6 +32,7 @@ absl::Status CheckNumbers(const BenchOptions& o) {
         CheckRange("--iters", o.iters.value_or(1), 1, kMaxRequests),
         CheckRange("--requests", o.requests.value_or(1), 1, kMaxRequests),
         CheckRange("--warmup", o.warmup.value_or(0), 0, kMaxRequests),
+        CheckRange("--timeline", o.timeline.value_or(1), 1, kMaxTimeline),
         CheckRange("--tokens", o.tokens.value_or(1), 1, 1u << 24),
         CheckRange("--block-tokens", o.block_tokens, 1, kTokensPerHash),
         CheckRange("--tp", o.tp, 1, 1024), ParseMemorySource(o.memory).status()}) {
@@ -177,6 +178,7 @@ absl::Status SetLoad(const BenchOptions& o, BenchPlan& plan) {
   loop.poisson = o.arrivals == "poisson";
   loop.seed = o.seed;
   loop.duration = o.duration;
+  loop.timeline = o.timeline.value_or(0);
   plan.warmup = o.warmup.value_or(o.latency ? 100 : 2) * streams;
   if (plan.workload == Workload::kTrace) {
     plan.warmup = 0;  // the cache must begin empty

@@ -65,6 +65,7 @@ struct BenchOptions {
 
   uint64_t seed = 1;
   Duration timeout = std::chrono::seconds(60);
+  std::optional<uint64_t> timeline{};
   bool json = false;
   bool csv = false;
 };

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <ctime>
 #include <fstream>
 #include <thread>
 
@@ -64,6 +66,41 @@ double PerGb(double seconds, const Tally& tally) {
   return tally.bytes > 0 ? seconds / (static_cast<double>(tally.bytes) * 1e-9) : 0;
 }
 
+std::string DateNow() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  std::array<char, 32> text{};
+  return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M UTC", &parts)};
+}
+
+Json CdfJson(const LatencyHistogram& times) {
+  Json json = Json::array();
+  for (const CdfPoint& point : times.Cdf()) {
+    json.push_back({point.us, std::round(point.part * 1e6) / 1e6});
+  }
+  return json;
+}
+
+double Microseconds(int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e3; }
+
+// In the order of posting, whichever process it was in.
+Json TimelineJson(Timeline timeline) {
+  std::ranges::stable_sort(timeline, {}, &TransferTimes::posted_ns);
+  Json json = Json::array();
+  for (const TransferTimes& times : timeline) {
+    json.push_back({{"peer", times.peer},
+                    {"thread", times.thread},
+                    {"bytes", times.bytes},
+                    {"due_us", Microseconds(times.due_ns)},
+                    {"posted_us", Microseconds(times.posted_ns)},
+                    {"first_slice_us", Microseconds(times.first_slice_ns)},
+                    {"ended_us", Microseconds(times.ended_ns)}});
+    if (times.told_ns) json.back()["told_us"] = Microseconds(*times.told_ns);
+  }
+  return json;
+}
+
 Json MachineJson() {
   utsname system{};
   uname(&system);
@@ -113,6 +150,7 @@ void AddOfKind(const BenchPlan& plan, const BenchRow& row, Json& json) {
     json["notified_p50_us"] = row.ran.notified.Percentile(0.5);
     json["notified_p99_us"] = row.ran.notified.Percentile(0.99);
   }
+  if (!row.ran.timeline.empty()) json["timeline"] = TimelineJson(row.ran.timeline);
 }
 
 Json RowJson(const BenchPlan& plan, const BenchRow& row) {
@@ -139,6 +177,7 @@ Json RowJson(const BenchPlan& plan, const BenchRow& row) {
                {"p99_us", times.Percentile(0.99)},
                {"p999_us", times.Percentile(0.999)},
                {"max_us", times.max()},
+               {"latency_cdf", CdfJson(times)},
                {"jitter", p50 > 0 ? times.Percentile(0.99) / p50 : 0},
                {"cpu_s_per_gb_initiator", PerGb(row.ran.cpu_seconds, all)},
                {"cpu_s_per_gb_target", PerGb(row.cpu_seconds_at_targets(), all)},
@@ -197,7 +236,10 @@ double BenchRow::fairness() const {
 Json ReportJson(const BenchPlan& plan, const std::vector<BenchRow>& rows) {
   Json results = Json::array();
   for (const BenchRow& row : rows) results.push_back(RowJson(plan, row));
-  return {{"machine", MachineJson()}, {"version", KVXFER_VERSION}, {"results", std::move(results)}};
+  return {{"machine", MachineJson()},
+          {"version", KVXFER_VERSION},
+          {"date", DateNow()},
+          {"results", std::move(results)}};
 }
 
 std::string ReportCsv(const BenchPlan& plan, const std::vector<BenchRow>& rows) {

@@ -29,7 +29,8 @@ struct BenchRow {
   double fairness() const;
 };
 
-// {"machine", "version", "results"}; docs/bench.schema.json describes it. Only of whole runs.
+// {"machine", "version", "date", "results"}; docs/bench.schema.json describes it. Only of whole
+// runs.
 Json ReportJson(const BenchPlan& plan, const std::vector<BenchRow>& rows);
 // A line of names and one for each row; the fields of the JSON that are neither lists nor objects.
 std::string ReportCsv(const BenchPlan& plan, const std::vector<BenchRow>& rows);

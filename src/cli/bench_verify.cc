@@ -88,7 +88,7 @@ absl::Status BenchInitiator::MoveOnce(bool forward) {
   for (size_t stream = 0; stream < requests_->streams(); ++stream) {
     const Time start = Now();
     const Request request = requests_->Of(stream, 0);
-    if (absl::Status s = mover.Move(request); !s.ok()) return s;
+    if (absl::Status s = mover.Move(stream, request); !s.ok()) return s;
     if (stream == 0) first_transfer_us_ = Seconds(Now() - start) * 1e6;
     ++moved[request.target].requests;
   }

@@ -1,5 +1,6 @@
 #include "src/cli/json_util.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "src/core/strings.h"
@@ -8,6 +9,29 @@ namespace kvxfer::cli {
 namespace {
 
 constexpr int kMaxDepth = 8;
+
+// Numbers, lists of them and objects of plain values take one line.
+bool TakesLines(const Json& json) {
+  return std::any_of(json.begin(), json.end(), [&json](const Json& item) {
+    return json.is_object() ? item.is_structured() : item.is_object();
+  });
+}
+
+void AppendLines(const Json& json, size_t indent, std::string& text) {
+  if (!json.is_structured() || !TakesLines(json)) {
+    text += DumpJson(json);
+    return;
+  }
+  std::string_view separator = "\n";
+  text += json.is_object() ? "{" : "[";
+  for (const auto& [key, value] : json.items()) {
+    text.append(separator).append(indent + 2, ' ');
+    if (json.is_object()) text.append(DumpJson(key)).append(": ");
+    AppendLines(value, indent + 2, text);
+    separator = ",\n";
+  }
+  text.append("\n").append(indent, ' ').append(json.is_object() ? "}" : "]");
+}
 
 absl::Status Missing(const char* field, std::string_view what) {
   return absl::InvalidArgumentError(
@@ -37,6 +61,12 @@ absl::StatusOr<Json> ParseJsonObject(std::string_view text) {
 
 std::string DumpJson(const Json& json, int indent) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string DumpJsonLines(const Json& json) {
+  std::string text;
+  AppendLines(json, 0, text);
+  return text;
 }
 
 absl::StatusOr<uint64_t> GetUint(const Json& object, const char* field) {

@@ -21,6 +21,9 @@ using Json = nlohmann::json;
 absl::StatusOr<Json> ParseJsonObject(std::string_view text);
 // Text that is no UTF-8 is replaced, not refused.
 std::string DumpJson(const Json& json, int indent = -1);
+// The same, for files that people look into: lists of numbers and objects of plain values take one
+// line each.
+std::string DumpJsonLines(const Json& json);
 
 absl::StatusOr<uint64_t> GetUint(const Json& object, const char* field);
 // Zero when missing or no number.

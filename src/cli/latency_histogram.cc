@@ -1,6 +1,7 @@
 #include "src/cli/latency_histogram.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 
@@ -9,6 +10,22 @@ namespace {
 
 constexpr unsigned kSubBits = 8;
 constexpr size_t kBuckets = (64 - kSubBits) << kSubBits;
+
+// Parts of the requests at which a distribution has a point, in parts of kWhole: hundredths, and of
+// the last hundredth, thousandth and ten-thousandth the tenths.
+constexpr uint64_t kWhole = 100'000;
+constexpr std::array<uint64_t, kMaxCdfPoints> CdfParts() {
+  std::array<uint64_t, kMaxCdfPoints> parts{};
+  size_t i = 0;
+  for (uint64_t part = 0; i < parts.size() - 1;) {
+    parts[i++] = part;
+    const uint64_t left = kWhole - part;
+    part += left > 1000 ? 1000 : left > 100 ? 100 : left > 10 ? 10 : 1;
+  }
+  parts.back() = kWhole;
+  return parts;
+}
+constexpr std::array<uint64_t, kMaxCdfPoints> kCdfParts = CdfParts();
 
 // Below 512 ns every value has a bucket of its own; above, each power of two has 256.
 size_t BucketOf(uint64_t value) {
@@ -62,6 +79,25 @@ double LatencyHistogram::Percentile(double fraction) const {
 
 double LatencyHistogram::mean() const {
   return count_ == 0 ? 0 : Microseconds(sum_) / static_cast<double>(count_);
+}
+
+std::vector<CdfPoint> LatencyHistogram::Cdf() const {
+  std::vector<CdfPoint> points;
+  size_t next = 0;
+  uint64_t seen = 0;
+  for (size_t i = 0; i < buckets_.size() && seen < count_; ++i) {
+    if (buckets_[i] == 0) continue;
+    seen += buckets_[i];
+    const auto reached = [&] {
+      return next < kCdfParts.size() && seen * kWhole >= kCdfParts[next] * count_;
+    };
+    if (!reached()) continue;
+    while (reached()) ++next;
+    const uint64_t ns = seen == count_ ? max_ : std::clamp(MiddleOf(i), min_, max_);
+    points.push_back(
+        {.us = Microseconds(ns), .part = static_cast<double>(seen) / static_cast<double>(count_)});
+  }
+  return points;
 }
 
 Json LatencyHistogram::ToJson() const {

@@ -14,6 +14,13 @@
 
 namespace kvxfer::cli {
 
+// Of a distribution: `part` of the requests took at most `us`.
+struct CdfPoint {
+  double us = 0;
+  double part = 0;
+};
+inline constexpr size_t kMaxCdfPoints = 128;
+
 class LatencyHistogram {
  public:
   // A negative time counts as zero.
@@ -27,6 +34,9 @@ class LatencyHistogram {
   double min() const { return Microseconds(min_); }
   double max() const { return Microseconds(max_); }
   double mean() const;
+  // At most kMaxCdfPoints, in order, denser towards the slowest; the last is {max(), 1}. Each part
+  // is exact, each time within a bucket. Empty where nothing was added.
+  std::vector<CdfPoint> Cdf() const;
 
   // Travels between processes; only buckets that hold something do.
   Json ToJson() const;
@@ -34,7 +44,7 @@ class LatencyHistogram {
 
  private:
   static double Microseconds(uint64_t nanoseconds) {
-    return static_cast<double>(nanoseconds) * 1e-3;
+    return static_cast<double>(nanoseconds) / 1e3;
   }
 
   std::vector<uint64_t> buckets_;  // as long as the largest time asks for

@@ -1,5 +1,6 @@
 #include "src/cli/peer_service.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -134,8 +135,11 @@ void PeerService::OnNotification(const Notification& notification) {
   Session& session = *it->second;
   if (session.answer.empty()) {
     ++session.notifications;
-    if (session.same_clock) {
-      session.notified.Add(Duration(MonotonicNanoseconds() - note->posted_ns));
+    if (!session.same_clock) return;
+    const int64_t after_ns = std::max<int64_t>(MonotonicNanoseconds() - note->posted_ns, 0);
+    session.notified.Add(Duration(after_ns));
+    if (note->sequence != 0 && session.told.size() < kMaxTimeline) {
+      session.told.emplace_back(note->sequence, static_cast<uint64_t>(after_ns));
     }
     return;
   }

@@ -12,7 +12,8 @@
 //   clear {}                           → {}                   zeros in all of that cache
 //   fill | check {first, streams, request_blocks, content, seed} → {}   content of some streams
 //   drive {op, threads, share, …}      → a result             this side is the initiator of a load
-//   report {}                          → {notifications, notified, process, cpu_seconds, rss_bytes}
+//   report {}                          → {notifications, notified, told, process, cpu_seconds,
+//                                        rss_bytes}
 //
 // A session's notifications carry SessionNote. Where prepare had `answer` (a region of the client's
 // as large as its cache here) each is answered at once by a notified write into it.
@@ -30,6 +31,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
+#include "src/cli/bench_timeline.h"
 #include "src/cli/channel.h"
 #include "src/cli/kv_cache.h"
 #include "src/cli/latency_histogram.h"
@@ -68,6 +70,7 @@ class PeerService {
     std::vector<PagedRegion> drive;   // of the client
     uint64_t notifications = 0;       // since the last report, as is `notified`
     LatencyHistogram notified;
+    Told told;  // likewise, of transfers with a number; the first kMaxTimeline
   };
 
   absl::StatusOr<Json> Handle(Session& session, const Json& request);

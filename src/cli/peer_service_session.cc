@@ -192,7 +192,7 @@ absl::StatusOr<Json> PeerService::Drive(Session& session, const Json& request) {
   FixedSource source(*requests, *loop);
   const absl::StatusOr<LoopResult> result = RunLoop(
       *loop, requests->streams(), 1, source,
-      [&mover](size_t, const Request& r) { return mover.Move(r); }, nullptr);
+      [&mover](size_t stream, const Request& r) { return mover.Move(stream, r); }, nullptr);
   if (!result.ok()) return result.status();
   return ToJson(*result);
 }
@@ -201,6 +201,7 @@ Json PeerService::Report(Session& session) {
   const std::lock_guard lock(mutex_);
   return {{"notifications", std::exchange(session.notifications, 0)},
           {"notified", std::exchange(session.notified, {}).ToJson()},
+          {"told", std::exchange(session.told, {})},
           {"process", ProcessName()},
           {"cpu_seconds", CpuSeconds()},
           {"rss_bytes", RssBytes()}};

@@ -12,7 +12,7 @@ namespace kvxfer::cli {
 // 24 bytes, little-endian.
 struct SessionNote {
   uint64_t session = 0;
-  uint64_t sequence = 0;
+  uint64_t sequence = 0;  // of a round trip; of a load its number in the timeline, 0: none
   int64_t posted_ns = 0;  // MonotonicNanoseconds of the sender
 
   std::string Encode() const;

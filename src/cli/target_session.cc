@@ -10,6 +10,18 @@
 namespace kvxfer::cli {
 namespace {
 
+// What is no pair of numbers is left out: it can only be missed in a timeline.
+Told ParseTold(const Json& json) {
+  Told told;
+  for (const Json& pair : json) {
+    if (pair.is_array() && pair.size() == 2 && pair[0].is_number_unsigned() &&
+        pair[1].is_number_unsigned() && pair[1].get<uint64_t>() <= INT64_MAX) {
+      told.emplace_back(pair[0].get<uint64_t>(), pair[1].get<uint64_t>());
+    }
+  }
+  return told;
+}
+
 absl::StatusOr<TargetReport> ParseReport(const Json& json) {
   const absl::StatusOr<uint64_t> rss = GetUint(json, "rss_bytes");
   const absl::StatusOr<uint64_t> notifications = GetUint(json, "notifications");
@@ -25,7 +37,8 @@ absl::StatusOr<TargetReport> ParseReport(const Json& json) {
                       .cpu_seconds = cpu->get<double>(),
                       .rss_bytes = *rss,
                       .notifications = *notifications,
-                      .notified = std::move(*histogram)};
+                      .notified = std::move(*histogram),
+                      .told = ParseTold(json.value("told", Json::array()))};
 }
 
 }  // namespace
@@ -69,6 +82,7 @@ absl::StatusOr<TargetReport> TargetSession::Report(uint64_t notifications, Durat
     if (!report.ok()) return report.status();
     report->notifications += sum.notifications;
     report->notified.Merge(sum.notified);
+    report->told.insert(report->told.end(), sum.told.begin(), sum.told.end());
     sum = std::move(*report);
     if (sum.notifications == notifications) return sum;
     if (sum.notifications > notifications || Now() > end) {

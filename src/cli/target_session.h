@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
+#include "src/cli/bench_timeline.h"
 #include "src/cli/channel.h"
 #include "src/cli/kv_cache.h"
 #include "src/cli/latency_histogram.h"
@@ -31,6 +32,7 @@ struct TargetReport {
   uint64_t rss_bytes = 0;
   uint64_t notifications = 0;   // of this session since its last report
   LatencyHistogram notified{};  // of those: posted → told; empty where there is no common clock
+  Told told{};                  // likewise, of those with a number
 };
 
 // Thread-safety: one thread. `channel` and `agent` outlive it.

@@ -34,6 +34,8 @@ class Checker {
         Require(value.is_number() && value >= argument, place + ": below " + argument.dump());
       } else if (keyword == "minItems") {
         Require(value.size() >= argument.get<size_t>(), place + ": too few items");
+      } else if (keyword == "maxItems") {
+        Require(value.size() <= argument.get<size_t>(), place + ": too many items");
       } else if (keyword == "items") {
         for (size_t i = 0; value.is_array() && i < value.size(); ++i) {
           Check(argument, value[i], place + "[" + std::to_string(i) + "]");

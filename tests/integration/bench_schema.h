@@ -1,6 +1,6 @@
 // Checks a JSON value against a JSON schema, as far as docs/bench.schema.json uses one: type, enum,
-// const, minimum, required, properties, additionalProperties, items, minItems. A keyword that it
-// does not know fails.
+// const, minimum, required, properties, additionalProperties, items, minItems, maxItems. A keyword
+// that it does not know fails.
 #ifndef KVXFER_TESTS_INTEGRATION_BENCH_SCHEMA_H_
 #define KVXFER_TESTS_INTEGRATION_BENCH_SCHEMA_H_
 

@@ -82,6 +82,10 @@ TEST(BenchUsage, IsExitStatusTwoAndOneLine) {
       {"--memory", "stone"},
       {"--timeout", "0"},
       {"--total", "100000T", "--block-sizes", "1T"},
+      {"--timeline", "0"},
+      {"--timeline", "5000"},
+      {"--timeline", "5", "--latency"},
+      {"--timeline", "5", "--prefill-tp", "1", "--decode-tp", "1"},
       {"--json", "--csv"},
       {"--frobnicate"}};
   for (Arguments arguments : cases) {

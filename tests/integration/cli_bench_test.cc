@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/integration/bench_schema.h"
@@ -54,6 +56,8 @@ TEST_P(BenchModes, GiveWhatTheSchemaSays) {
     EXPECT_LE(row["p50_us"], row["p99_us"]);
     EXPECT_LE(row["p99_us"], row["p999_us"]);
     EXPECT_LE(row["p999_us"], row["max_us"]);
+    EXPECT_EQ(row["latency_cdf"].back(), json({row["max_us"], 1}));
+    EXPECT_FALSE(row.contains("timeline"));
     EXPECT_GT(row["first_transfer_us"], 0);
     EXPECT_GT(row["rss_bytes"], row["bytes"]);
     EXPECT_GT(row["rss_bytes_target"], 0);
@@ -180,6 +184,59 @@ TEST(Bench, MovesOnlyWhatATracesTargetLacks) {
   EXPECT_EQ(RunBenchJson(first).json["results"][0]["requests"], 5);
 }
 
+// Every thread of every peer is one lane, in which one request follows the other.
+void ExpectLanes(const json& row, size_t transfers, size_t lanes) {
+  ASSERT_EQ(row["timeline"].size(), transfers);
+  std::map<std::pair<int, int>, double> ended;
+  double posted = 0;
+  for (const json& times : row["timeline"]) {
+    EXPECT_EQ(times["bytes"], row["bytes"]);
+    EXPECT_LE(times["due_us"], times["posted_us"]);
+    EXPECT_LE(times["posted_us"], times["first_slice_us"]);
+    EXPECT_LE(times["first_slice_us"], times["ended_us"]);
+    EXPECT_LE(times["ended_us"].get<double>(), row["seconds"].get<double>() * 1e6);
+    ASSERT_TRUE(times.contains("told_us")) << "both sides have one clock";
+    EXPECT_LE(times["first_slice_us"], times["told_us"]);
+    EXPECT_GE(times["posted_us"], posted) << "out of order";
+    posted = times["posted_us"];
+    double& last = ended[{times["peer"], times["thread"]}];
+    EXPECT_GE(times["posted_us"], last);
+    last = times["ended_us"];
+  }
+  EXPECT_EQ(ended.size(), lanes);
+}
+
+TEST(Bench, KeepsTheStagesOfSomeTransfers) {
+  for (const char* op : {"write", "read"}) {
+    const json row = RunBenchJson({"--op", op, "--total", "1M", "-s", "16K", "-n", "20",
+                                   "--threads", "2", "--timeline", "40"})
+                         .json["results"][0];
+    EXPECT_EQ(row["requests"], 40);
+    ExpectLanes(row, 40, 2);
+  }
+}
+
+TEST(Bench, KeepsTheStagesOfEveryPeer) {
+  for (const char* scheme : {"manytoone", "onetomany"}) {
+    const json row = RunBenchJson({"--peers", "5", "--scheme", scheme, "--backend", "tcp",
+                                   "--total", "5M", "-s", "16K", "-n", "8", "--timeline", "40"})
+                         .json["results"][0];
+    ExpectLanes(row, 40, 5);
+  }
+}
+
+// Of a trace those that are due wait for a thread; fewer than were asked for are all.
+TEST(Bench, KeepsTheStagesOfATrace) {
+  const json row = RunBenchJson({"--trace", KVXFER_SOURCE_DIR "/benchmarks/traces/sample.jsonl",
+                                 "--model", "gpt-oss-120b", "--tp", "8", "--speedup", "1000",
+                                 "--cache-size", "512M", "--timeline", "4096"})
+                       .json["results"][0];
+  ASSERT_EQ(row["timeline"].size(), 41u);
+  EXPECT_TRUE(std::any_of(row["timeline"].begin(), row["timeline"].end(), [](const json& times) {
+    return times["posted_us"].get<double>() - times["due_us"].get<double>() > 100;
+  }));
+}
+
 TEST(Bench, PrintsCsvWithTheSameFields) {
   const Result result = RunBench({"--total", "1M", "-s", "4K,8K", "-n", "3", "--csv"});
   ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
@@ -191,6 +248,7 @@ TEST(Bench, PrintsCsvWithTheSameFields) {
   std::vector<std::string> columns;
   for (std::string name; std::getline(names, name, ',');) columns.push_back(name);
   for (const json& required : schema["required"]) {
+    if (schema["properties"][required.get<std::string>()]["type"] == "array") continue;
     EXPECT_NE(std::find(columns.begin(), columns.end(), required), columns.end()) << required;
   }
   for (const std::string& column : columns) {
@@ -230,6 +288,18 @@ TEST(BenchSchema, RefusesWhatIsNotWhole) {
   }
   json broken = whole;
   broken["results"] = json::array();
+  EXPECT_FALSE(SchemaErrors(schema, broken).empty());
+  broken = whole;
+  broken["results"][0]["latency_cdf"][0] = json::array({1});
+  EXPECT_FALSE(SchemaErrors(schema, broken).empty());
+  broken = whole;
+  broken["results"][0]["latency_cdf"] = json(200, json::array({1, 1}));
+  EXPECT_FALSE(SchemaErrors(schema, broken).empty());
+  broken = whole;
+  broken["results"][0]["timeline"] = json::array({{{"peer", 0}}});
+  EXPECT_FALSE(SchemaErrors(schema, broken).empty());
+  broken = whole;
+  broken.erase("date");
   EXPECT_FALSE(SchemaErrors(schema, broken).empty());
   broken = whole;
   broken["results"][0]["verified"] = false;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -16,6 +17,7 @@
 #include "src/cli/bench_group.h"
 #include "src/cli/bench_loop.h"
 #include "src/cli/bench_plan.h"
+#include "src/cli/bench_timeline.h"
 #include "src/cli/kv_trace.h"
 #include "src/cli/latency_histogram.h"
 #include "src/cli/stats.h"
@@ -74,6 +76,77 @@ TEST(LatencyHistogram, TakesEveryTimeAndMergesAsIfItHadAll) {
   }
 }
 
+// With few requests every one is a point; with many a bounded number of them, and still the tail.
+TEST(LatencyHistogram, HasADistributionThatAgreesWithItsPercentiles) {
+  std::mt19937_64 random(TestSeed());
+  std::lognormal_distribution<double> draw(12, 2);
+  for (size_t count : {size_t{1}, size_t{7}, size_t{100}, size_t{200'000}}) {
+    LatencyHistogram histogram;
+    for (size_t i = 0; i < count; ++i) histogram.Add(Duration(static_cast<int64_t>(draw(random))));
+    const std::vector<CdfPoint> points = histogram.Cdf();
+    EXPECT_LE(points.size(), std::min(count, kMaxCdfPoints));
+    EXPECT_GE(points.size(), std::min<size_t>(count, 7));
+    ASSERT_FALSE(points.empty());
+    EXPECT_EQ(points.back().us, histogram.max());
+    EXPECT_EQ(points.back().part, 1);
+    for (size_t i = 1; i < points.size(); ++i) {
+      EXPECT_GE(points[i].us, points[i - 1].us);
+      EXPECT_GT(points[i].part, points[i - 1].part);
+    }
+    for (double fraction : {0.5, 0.9, 0.99, 0.999, 0.9999}) {
+      const auto first = std::ranges::lower_bound(points, fraction - 1e-9, {},
+                                                  [](const CdfPoint& p) { return p.part; });
+      EXPECT_NEAR(first->us, histogram.Percentile(fraction), first->us / 200)
+          << fraction << " of " << count;
+    }
+  }
+  EXPECT_TRUE(LatencyHistogram().Cdf().empty());
+}
+
+TEST(TimelineRecorder, KeepsTheFirstOfAllThreadsAndNoMore) {
+  TimelineRecorder recorder(10);
+  std::atomic<int> kept{0};
+  {
+    std::vector<std::jthread> threads;
+    for (uint32_t thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&, thread] {
+        for (int i = 0; i < 100; ++i) {
+          const uint64_t number = recorder.Begin();
+          if (number == 0) continue;
+          ++kept;
+          recorder.Put(number, {.thread = thread,
+                                .due_ns = 1000,
+                                .posted_ns = 1000 + static_cast<int64_t>(number),
+                                .first_slice_ns = 1100,
+                                .ended_ns = 1200});
+        }
+      });
+    }
+  }
+  EXPECT_EQ(kept.load(), 10);
+  Timeline timeline = recorder.Take(1000);
+  ASSERT_EQ(timeline.size(), 10u);
+  AddTold({{3, 50}, {0, 1}, {11, 1}}, timeline);
+  for (size_t i = 0; i < timeline.size(); ++i) {
+    EXPECT_EQ(timeline[i].posted_ns, static_cast<int64_t>(i + 1));
+    EXPECT_EQ(timeline[i].ended_ns, 200);
+    EXPECT_EQ(timeline[i].told_ns, i == 2 ? std::optional<int64_t>(53) : std::nullopt);
+  }
+  const auto travelled = TimelineFromJson(ToJson(timeline));
+  ASSERT_TRUE(travelled.ok()) << travelled.status();
+  EXPECT_EQ(ToJson(*travelled), ToJson(timeline));
+  for (const char* bad : {"{}", "[[1,2]]", R"([[0,0,0,0,0,0,0,"x"]])"}) {
+    EXPECT_FALSE(TimelineFromJson(Json::parse(bad)).ok()) << bad;
+  }
+}
+
+TEST(TimelineRecorder, HasNoMoreThanTheRunHad) {
+  EXPECT_EQ(TimelineRecorder(0).Begin(), 0u);
+  TimelineRecorder recorder(5);
+  recorder.Put(recorder.Begin(), {.ended_ns = 9});
+  EXPECT_EQ(recorder.Take(0).size(), 1u);
+}
+
 TEST(Schedule, SharesANumberAmongStreams) {
   Schedule schedule({.requests = 7}, 3);
   std::vector<int> taken(3);
@@ -105,14 +178,17 @@ TEST(Schedule, SpacesArrivalsByTheRate) {
 
 TEST(ShareOf, AddsUpToTheWhole) {
   for (uint32_t total : {1u, 3u, 64u}) {
-    const LoopSpec whole{.requests = 100, .rate = 50};
+    const LoopSpec whole{.requests = 100, .rate = 50, .timeline = 70};
     uint64_t requests = 0;
+    uint64_t timeline = 0;
     double rate = 0;
     for (uint32_t i = 0; i < total; ++i) {
       const LoopSpec share = ShareOf(whole, i, total);
       requests += share.requests;
+      timeline += share.timeline;
       rate += share.rate;
     }
+    EXPECT_EQ(timeline, whole.timeline);
     EXPECT_EQ(requests, whole.requests);
     EXPECT_NEAR(rate, whole.rate, 1e-9);
   }
@@ -186,7 +262,8 @@ TEST(LoopSpec, TravelsWholeAndMustHaveAnEnd) {
                       .poisson = true,
                       .phase = 0.25,
                       .seed = 9,
-                      .start_ns = 77};
+                      .start_ns = 77,
+                      .timeline = 4};
   const auto back = LoopSpecFromJson(ToJson(spec));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(ToJson(*back), ToJson(spec));

@@ -27,6 +27,7 @@ def result():
             "versions": {"kvxfer": "abc"}, "workload": {"total": 1 << 28, "block_sizes": [4096],
                                                         "turns": 3,
                                                         "load_before": 0.1},
+            "titles": {"tcp": "TCP over loopback"},
             "missing": [{"name": "NIXL tcp", "reason": "no network"}], "results": rows,
             "ratios": figures.ratios(rows)}
 
@@ -70,12 +71,12 @@ class WriteTest(unittest.TestCase):
 
 class MarkdownTest(unittest.TestCase):
     def setUp(self):
-        self.text = report.markdown(result(), {"tcp": "TCP over loopback"}, ["throughput.png"])
+        self.text = report.markdown(result(), ["bandwidth.png"])
 
     def test_says_what_was_measured_on_what(self):
         for part in ("2026-01-02", "2 CPUs a CPU (virtual)", "256 MiB a round", "kvxfer abc",
                      "Missing: NIXL tcp: no network.", "## TCP over loopback",
-                     "![throughput.png](throughput.png)"):
+                     "![bandwidth.png](bandwidth.png)"):
             self.assertIn(part, self.text)
 
     def test_has_a_line_for_each_contestant(self):
