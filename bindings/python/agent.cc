@@ -1,0 +1,322 @@
+// kvxfer.Agent: memory, peers, transfers, notifications. KV caches are in agent_kv.cc.
+#include "bindings/python/agent.h"
+
+#include <pybind11/stl.h>
+
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "bindings/python/descriptor_list.h"
+#include "bindings/python/integers.h"
+#include "bindings/python/options.h"
+#include "bindings/python/values.h"
+
+namespace kvxfer::python {
+namespace {
+
+namespace py = pybind11;
+using Handle = std::shared_ptr<AgentHandle>;
+
+Access ToAccess(const std::string& access) {
+  if (access == "none") return Access::kNone;
+  if (access == "read") return Access::kRemoteRead;
+  if (access == "write") return Access::kRemoteWrite;
+  if (access == "read_write") return Access::kReadWrite;
+  Refuse(absl::StrCat("access is \"", access,
+                      "\"; expected \"none\", \"read\", \"write\" or \"read_write\""));
+}
+
+// What the caller of register_memory gets.
+struct Region {
+  std::weak_ptr<AgentHandle> agent;
+  RegionId id = RegionId::kNone;
+  MemorySpan span{};
+};
+
+Region RegisterMemory(const Handle& agent, const py::object& memory, const std::string& access) {
+  const auto [id, span] = agent->Register(memory, ToAccess(access));
+  return {agent, id, span};
+}
+
+RegionId ToRegion(py::handle region) {
+  if (py::isinstance<Region>(region)) return region.cast<const Region&>().id;
+  return static_cast<RegionId>(region.cast<uint32_t>());
+}
+
+TransferOptions ToTransferOptions(const py::object& notification, const std::string& order,
+                                  double deadline, int priority, std::string backend,
+                                  const ReadyFlag* ready) {
+  TransferOptions options;
+  options.notification = ToPayload(notification, "notification");
+  if (order == "any") {
+    options.order = NotifyOrder::kAnyOrder;
+  } else if (order != "posted") {
+    Refuse(absl::StrCat("order is \"", order, "\"; expected \"posted\" or \"any\""));
+  }
+  options.deadline = ToDuration(deadline, "deadline");
+  options.priority = priority;
+  options.backend = std::move(backend);
+  if (ready != nullptr) options.ready = &ready->value;
+  return options;
+}
+
+std::vector<PagedRegion> ToPagedRegions(py::handle regions, const char* name) {
+  if (py::isinstance<PagedRegion>(regions)) return {regions.cast<PagedRegion>()};
+  try {
+    return regions.cast<std::vector<PagedRegion>>();
+  } catch (const py::cast_error&) {
+    throw py::type_error(absl::StrCat(name, " is a ", Py_TYPE(regions.ptr())->tp_name,
+                                      "; expected a PagedRegion or a list of them, for ids"));
+  }
+}
+
+enum class Direction : uint8_t { kWrite, kRead };
+
+template <typename Blocks>
+absl::StatusOr<Transfer> Post(const Handle& handle, Direction direction, const std::string& peer,
+                              const Blocks& blocks, const TransferOptions& options) {
+  return handle->Call([&](Agent& agent) {
+    return direction == Direction::kWrite ? agent.Write(peer, blocks, options)
+                                          : agent.Read(peer, blocks, options);
+  });
+}
+
+template <Direction direction>
+TransferHandle Move(const Handle& agent, const std::string& peer, const py::object& local,
+                    const py::object& remote, const py::object& local_ids,
+                    const py::object& remote_ids, const py::object& notification,
+                    const std::string& order, double deadline, int priority,
+                    const std::string& backend, const std::shared_ptr<ReadyFlag>& ready) {
+  agent->CheckMemory();
+  const TransferOptions options =
+      ToTransferOptions(notification, order, deadline, priority, backend, ready.get());
+  if (local_ids.is_none() != remote_ids.is_none()) {
+    Refuse("one of local_ids and remote_ids is given; expected both, or neither");
+  }
+  if (local_ids.is_none()) {
+    const auto ours = ToDescriptors(local, "local");
+    const auto theirs = ToDescriptors(remote, "remote");
+    return {agent, Value(Post(agent, direction, peer, DescriptorBlocks{*ours, *theirs}, options)),
+            ready};
+  }
+  const auto ours = ToPagedRegions(local, "local");
+  const auto theirs = ToPagedRegions(remote, "remote");
+  const Ids our_ids(local_ids, "local_ids");
+  const Ids their_ids(remote_ids, "remote_ids");
+  const PagedBlocks blocks{ours, theirs, our_ids.span(), their_ids.span()};
+  return {agent, Value(Post(agent, direction, peer, blocks, options)), ready};
+}
+
+TransferHandle Notify(const Handle& agent, const std::string& peer, const py::object& payload,
+                      const std::string& order, double deadline) {
+  TransferOptions options = ToTransferOptions(payload, order, deadline, 0, "", nullptr);
+  if (!options.notification.has_value()) throw py::type_error("payload is None; expected bytes");
+  return {agent, Value(agent->Call([&](Agent& inside) {
+            return inside.Notify(peer, *std::move(options.notification), options);
+          })),
+          nullptr};
+}
+
+std::vector<Notification> PollNotifications(const Handle& agent, size_t limit) {
+  return agent->Call([limit](Agent& inside) {
+    std::vector<Notification> all;
+    while (all.size() < limit) {
+      auto next = inside.PollNotification();
+      if (!next.has_value()) break;
+      all.push_back(*std::move(next));
+    }
+    return all;
+  });
+}
+
+Notification WaitNotification(const Handle& agent, std::optional<double> timeout) {
+  return Value(agent->CallInTurns(
+      timeout, [](Agent& inside, Duration turn) { return inside.WaitNotification(turn); }));
+}
+
+QuiesceResult Quiesce(const Handle& agent, const std::string& peer,
+                      const std::vector<py::object>& regions, double timeout) {
+  QuiesceScope scope{.peer = peer};
+  for (const py::object& region : regions) scope.regions.push_back(ToRegion(region));
+  // One question: a second one would leave a second token.
+  return Value(agent->Call(
+      [&](Agent& inside) { return inside.Quiesce(scope, ToDuration(timeout, "timeout")); }));
+}
+
+// Closed however it ends: there is nothing to do with an agent that takes no work.
+void Drain(const Handle& agent, double deadline) {
+  absl::Status drained =
+      agent->CallInTurns(deadline, [](Agent& inside, Duration turn) { return inside.Drain(turn); });
+  agent->Close();
+  Check(std::move(drained));
+}
+
+void BindRegion(py::module_& module) {
+  py::class_<Region>(module, "Region",
+                     "Registered memory. As a context manager it is deregistered at the end.")
+      .def_property_readonly("id", [](const Region& r) { return static_cast<uint32_t>(r.id); })
+      .def_property_readonly(
+          "address", [](const Region& r) { return reinterpret_cast<uint64_t>(r.span.data); })
+      .def_property_readonly("bytes", [](const Region& r) { return r.span.bytes; })
+      .def_property_readonly("kind", [](const Region& r) { return NameOf(r.span.kind); })
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__",
+           [](const Region& region, const py::args&) {
+             const auto agent = region.agent.lock();
+             if (agent != nullptr && !agent->closed()) agent->Deregister(region.id, 5.0);
+           })
+      .def("__repr__", [](const Region& r) {
+        return absl::StrCat("<kvxfer.Region ", static_cast<uint32_t>(r.id), ": ", r.span.bytes,
+                            " bytes at ", reinterpret_cast<uint64_t>(r.span.data), ">");
+      });
+}
+
+template <Direction direction>
+void BindMove(AgentClass& agent, const char* name, const char* doc) {
+  agent.def(name, &Move<direction>, py::arg("peer"), py::arg("local"), py::arg("remote"),
+            py::arg("local_ids") = py::none(), py::arg("remote_ids") = py::none(), py::kw_only(),
+            py::arg("notification") = py::none(), py::arg("order") = "posted",
+            py::arg("deadline") = 30.0, py::arg("priority") = 0, py::arg("backend") = "",
+            py::arg("ready") = py::none(), doc);
+}
+
+void BindMemoryAndPeers(AgentClass& agent) {
+  agent
+      .def("register_memory", &RegisterMemory, py::arg("memory"), py::arg("access") = "read_write",
+           "Registers memory, which is kept alive until it is deregistered or the agent closed. "
+           "Peers learn of it by metadata() taken afterwards.")
+      .def(
+          "deregister_memory",
+          [](const Handle& self, const py::object& region, double timeout) {
+            self->Deregister(ToRegion(region), timeout);
+          },
+          py::arg("region"), py::arg("timeout") = 5.0,
+          "Waits until no transfer can touch it, and forgets it. DeadlineExceeded: still in use.")
+      .def(
+          "metadata",
+          [](const Handle& self) {
+            return py::bytes(Value(self->Call([](Agent& inside) { return inside.Metadata(); })));
+          },
+          "What a peer must know to reach this agent and its regions.")
+      .def(
+          "add_peer",
+          [](const Handle& self, const py::object& metadata) {
+            const std::string blob = ToPayload(metadata, "metadata").value_or("");
+            return Value(self->Call([&](Agent& inside) { return inside.AddPeer(blob); }));
+          },
+          py::arg("metadata"), "Makes the agent of that metadata known; its name.")
+      .def(
+          "remove_peer",
+          [](const Handle& self, const std::string& peer) {
+            Check(self->Call([&](Agent& inside) { return inside.RemovePeer(peer); }));
+          },
+          py::arg("peer"))
+      .def(
+          "explain",
+          [](const Handle& self, const std::string& peer) {
+            return Value(self->Call([&](Agent& inside) { return inside.Explain(peer); }));
+          },
+          py::arg("peer"), "Which backend and rails reach the peer, and why not the others.")
+      .def("poll_peer_event", [](const Handle& self) {
+        return self->Call([](Agent& inside) { return inside.PollPeerEvent(); });
+      });
+}
+
+void BindBeingTold(AgentClass& agent) {
+  agent
+      .def("poll_notification",
+           [](const Handle& self) {
+             return self->Call([](Agent& inside) { return inside.PollNotification(); });
+           })
+      .def("poll_notifications", &PollNotifications, py::arg("limit") = 1024,
+           "Those that are there, up to `limit`.")
+      .def("wait_notification", &WaitNotification, py::arg("timeout") = py::none(),
+           "The next one; waits up to `timeout` seconds. DeadlineExceeded.")
+      .def_property_readonly(
+          "notification_fd",
+          [](const Handle& self) {
+            return self->Call([](Agent& inside) { return inside.notification_fd(); });
+          })
+      .def(
+          "notifications",
+          [](const py::object& self) {
+            return py::module_::import("kvxfer._aio").attr("Notifications")(self);
+          },
+          "An asynchronous iterator over them.")
+      .def("quiesce", &Quiesce, py::arg("peer") = "", py::arg("regions") = py::tuple(),
+           py::arg("timeout") = 5.0)
+      .def(
+          "is_quiet",
+          [](const Handle& self, uint64_t token) {
+            return Value(self->Call([&](Agent& inside) { return inside.IsQuiet(token); }));
+          },
+          py::arg("token"));
+}
+
+void BindEnd(AgentClass& agent) {
+  agent
+      .def("drain", &Drain, py::arg("deadline"),
+           "Takes no new work, waits up to `deadline` seconds until leases are fetched or over and "
+           "every transfer has ended, and closes. DeadlineExceeded: not all of it was, and why.")
+      .def("close", &AgentHandle::Close,
+           "Ends every transfer as cancelled, closes every connection. Idempotent.")
+      .def_property_readonly("closed", &AgentHandle::closed)
+      .def("_watch_close", &AgentHandle::WatchClose, py::arg("queue"), py::arg("key"))
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__", [](const Handle& self, const py::args&) { self->Close(); })
+      .def("__repr__", [](const Handle& self) {
+        return absl::StrCat("<kvxfer.Agent ", self->name(), self->closed() ? ", closed>" : ">");
+      });
+}
+
+}  // namespace
+
+std::optional<std::string> ToPayload(py::handle object, const char* name) {
+  if (object.is_none()) return std::nullopt;
+  if (PyBytes_Check(object.ptr()) == 0 && PyByteArray_Check(object.ptr()) == 0 &&
+      PyMemoryView_Check(object.ptr()) == 0) {
+    throw py::type_error(
+        absl::StrCat(name, " is a ", Py_TYPE(object.ptr())->tp_name, "; expected bytes"));
+  }
+  return std::string(py::reinterpret_steal<py::bytes>(PyBytes_FromObject(object.ptr())));
+}
+
+void BindAgent(py::module_& module) {
+  BindRegion(module);
+  AgentClass agent(
+      module, "Agent",
+      "Registers memory, knows peers, moves blocks, tells and is told. One per worker; "
+      "several in a process are independent. Any thread may call; what waits does so "
+      "without the GIL.");
+  agent
+      .def(py::init([](const std::string& name, bool environment, const py::kwargs& options) {
+             return AgentHandle::Create(ToOptions(name, environment, options));
+           }),
+           py::arg("name") = "", py::kw_only(), py::arg("environment") = true)
+      .def_property_readonly("name", &AgentHandle::name)
+      .def_property_readonly(
+          "incarnation",
+          [](const Handle& self) {
+            return self->Call([](Agent& inside) { return inside.incarnation().ToString(); });
+          })
+      .def_property_readonly("listen_address", [](const Handle& self) {
+        return self->Call([](Agent& inside) { return inside.listen_address(); });
+      });
+  BindMemoryAndPeers(agent);
+  BindMove<Direction::kWrite>(agent, "write",
+                              "Local memory into the peer's: blocks by address, or, with ids, "
+                              "blocks of paged regions. Never blocks on the network.");
+  BindMove<Direction::kRead>(agent, "read",
+                             "The peer's memory into local memory; a notification tells the peer "
+                             "that all bytes were read.");
+  agent.def("notify", &Notify, py::arg("peer"), py::arg("payload"), py::kw_only(),
+            py::arg("order") = "posted", py::arg("deadline") = 30.0, "A notification alone.");
+  BindBeingTold(agent);
+  BindKv(agent);
+  BindEnd(agent);
+}
+
+}  // namespace kvxfer::python

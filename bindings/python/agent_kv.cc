@@ -1,0 +1,176 @@
+// kvxfer.Agent, KV caches: groups, requests, layers, leases.
+#include <pybind11/stl.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/agent.h"
+#include "bindings/python/integers.h"
+
+namespace kvxfer::python {
+namespace {
+
+namespace py = pybind11;
+using Handle = std::shared_ptr<AgentHandle>;
+
+KvBlocks ToBlocks(const std::string& cache, const Ids& local_ids, const Ids& remote_ids,
+                  uint64_t tokens, uint64_t local_first_token, uint64_t remote_first_token,
+                  uint32_t first_layer, std::optional<uint32_t> layers) {
+  return {.cache = cache,
+          .local_ids = local_ids.span(),
+          .remote_ids = remote_ids.span(),
+          .local_first_token = local_first_token,
+          .remote_first_token = remote_first_token,
+          .tokens = tokens,
+          .first_layer = first_layer,
+          .layers = layers.value_or(kAllLayers)};
+}
+
+KvOptions ToKvOptions(const py::object& notification, double deadline, int priority,
+                      const std::string& backend, const ReadyFlag* ready) {
+  return {.notification = ToPayload(notification, "notification"),
+          .deadline = ToDuration(deadline, "deadline"),
+          .priority = priority,
+          .backend = backend,
+          .ready = ready == nullptr ? nullptr : &ready->value};
+}
+
+TransferHandle WriteBlocks(const Handle& agent, const std::vector<std::string>& group,
+                           const std::string& cache, const py::object& local_ids,
+                           const py::object& remote_ids, uint64_t tokens,
+                           uint64_t local_first_token, uint64_t remote_first_token,
+                           uint32_t first_layer, std::optional<uint32_t> layers,
+                           const std::string& request, const py::object& notification,
+                           double deadline, int priority, const std::string& backend,
+                           const std::shared_ptr<ReadyFlag>& ready) {
+  agent->CheckMemory();
+  const Ids ours(local_ids, "local_ids");
+  const Ids theirs(remote_ids, "remote_ids");
+  const KvBlocks blocks = ToBlocks(cache, ours, theirs, tokens, local_first_token,
+                                   remote_first_token, first_layer, layers);
+  KvOptions options = ToKvOptions(notification, deadline, priority, backend, ready.get());
+  options.request = request;
+  return {
+      agent,
+      Value(agent->Call([&](Agent& inside) { return inside.WriteBlocks(group, blocks, options); })),
+      ready};
+}
+
+TransferHandle ReadBlocks(const Handle& agent, const std::vector<std::string>& group,
+                          const std::string& cache, const py::object& local_ids,
+                          const py::object& remote_ids, uint64_t tokens, uint64_t local_first_token,
+                          uint64_t remote_first_token, uint32_t first_layer,
+                          std::optional<uint32_t> layers, const std::string& lease,
+                          uint32_t lease_readers, const py::object& notification, double deadline,
+                          int priority, const std::string& backend) {
+  agent->CheckMemory();
+  const Ids ours(local_ids, "local_ids");
+  const Ids theirs(remote_ids, "remote_ids");
+  const KvBlocks blocks = ToBlocks(cache, ours, theirs, tokens, local_first_token,
+                                   remote_first_token, first_layer, layers);
+  KvOptions options = ToKvOptions(notification, deadline, priority, backend, nullptr);
+  options.lease = lease;
+  options.lease_readers = lease_readers;
+  return {
+      agent,
+      Value(agent->Call([&](Agent& inside) { return inside.ReadBlocks(group, blocks, options); })),
+      nullptr};
+}
+
+void RegisterKvCache(const Handle& agent, const std::string& name, const KvLayout& layout,
+                     const std::vector<py::object>& tensors) {
+  std::vector<uint64_t> addresses;
+  addresses.reserve(tensors.size());
+  for (const py::object& tensor : tensors) addresses.push_back(AddressOf(tensor, "tensors"));
+  Check(
+      agent->Call([&](Agent& inside) { return inside.RegisterKvCache(name, layout, addresses); }));
+}
+
+void BindRequests(AgentClass& agent) {
+  agent
+      .def("write_blocks", &WriteBlocks, py::arg("group"), py::arg("cache"), py::arg("local_ids"),
+           py::arg("remote_ids"), py::arg("tokens"), py::kw_only(),
+           py::arg("local_first_token") = 0, py::arg("remote_first_token") = 0,
+           py::arg("first_layer") = 0, py::arg("layers") = py::none(), py::arg("request") = "",
+           py::arg("notification") = py::none(), py::arg("deadline") = 30.0,
+           py::arg("priority") = 0, py::arg("backend") = "", py::arg("ready") = py::none(),
+           "What of the request this worker has and the group needs, into the group's caches.")
+      .def("read_blocks", &ReadBlocks, py::arg("group"), py::arg("cache"), py::arg("local_ids"),
+           py::arg("remote_ids"), py::arg("tokens"), py::kw_only(),
+           py::arg("local_first_token") = 0, py::arg("remote_first_token") = 0,
+           py::arg("first_layer") = 0, py::arg("layers") = py::none(), py::arg("lease") = "",
+           py::arg("lease_readers") = 0, py::arg("notification") = py::none(),
+           py::arg("deadline") = 30.0, py::arg("priority") = 0, py::arg("backend") = "",
+           "What this worker needs of the request, out of the group's caches.")
+      .def(
+          "wait_layers",
+          [](const Handle& self, const std::string& cache, const std::string& request,
+             uint32_t layers, double timeout) {
+            Check(self->CallInTurns(timeout, [&](Agent& inside, Duration turn) {
+              return inside.WaitLayers(cache, request, layers, turn);
+            }));
+          },
+          py::arg("cache"), py::arg("request"), py::arg("layers"), py::arg("timeout"))
+      .def(
+          "drop_request",
+          [](const Handle& self, const std::string& cache, const std::string& request) {
+            Check(self->Call([&](Agent& inside) { return inside.DropRequest(cache, request); }));
+          },
+          py::arg("cache"), py::arg("request"));
+}
+
+void BindLeases(AgentClass& agent) {
+  agent
+      .def(
+          "lease_blocks",
+          [](const Handle& self, const std::string& cache, const std::string& lease,
+             const py::object& ids, double hold) {
+            const Ids blocks(ids, "ids");
+            Check(self->Call([&](Agent& inside) {
+              return inside.LeaseBlocks(cache, lease, blocks.span(), ToDuration(hold, "hold"));
+            }));
+          },
+          py::arg("cache"), py::arg("lease"), py::arg("ids"), py::arg("hold"),
+          "Holds blocks for peers that will fetch them, for `hold` seconds unless all have before.")
+      .def(
+          "renew_lease",
+          [](const Handle& self, const std::string& lease, double hold) {
+            Check(self->Call(
+                [&](Agent& inside) { return inside.RenewLease(lease, ToDuration(hold, "hold")); }));
+          },
+          py::arg("lease"), py::arg("hold"))
+      .def(
+          "release_lease",
+          [](const Handle& self, const std::string& lease) {
+            Check(self->Call([&](Agent& inside) { return inside.ReleaseLease(lease); }));
+          },
+          py::arg("lease"))
+      .def("poll_kv_event",
+           [](const Handle& self) {
+             return self->Call([](Agent& inside) { return inside.PollKvEvent(); });
+           })
+      .def("count_kv", [](const Handle& self) {
+        return Value(self->Call([](Agent& inside) { return inside.CountKv(); }));
+      });
+}
+
+}  // namespace
+
+void BindKv(AgentClass& agent) {
+  agent
+      .def("register_kv_cache", &RegisterKvCache, py::arg("name"), py::arg("layout"),
+           py::arg("tensors"),
+           "Makes tensors, by object or address, one KV cache that peers know by name and layout; "
+           "each lies within one registered region.")
+      .def(
+          "deregister_kv_cache",
+          [](const Handle& self, const std::string& name) {
+            Check(self->Call([&](Agent& inside) { return inside.DeregisterKvCache(name); }));
+          },
+          py::arg("name"));
+  BindRequests(agent);
+  BindLeases(agent);
+}
+
+}  // namespace kvxfer::python

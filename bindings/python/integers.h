@@ -1,0 +1,55 @@
+// Arrays of integers as Python has them, read as they are: no object of Python an element, where
+// the argument is an array.
+//
+// Thread-safety: with the GIL; what they hold may be read without it.
+
+#ifndef KVXFER_BINDINGS_PYTHON_INTEGERS_H_
+#define KVXFER_BINDINGS_PYTHON_INTEGERS_H_
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kvxfer/memory.h"
+
+namespace kvxfer::python {
+
+// Block ids. Those of a contiguous array of uint32 or int32 stay where they are.
+class Ids {
+ public:
+  // One-dimensional. TypeError: not integers; InvalidArgument names the first that is negative or
+  // too large, and the shape that is none of a list.
+  Ids(pybind11::handle object, const char* name);
+
+  std::span<const uint32_t> span() const { return span_; }
+
+ private:
+  void TakeArray(pybind11::handle object, const char* name);
+  void TakeSequence(pybind11::handle object, const char* name);
+
+  std::shared_ptr<void> hold_{};
+  std::vector<uint32_t> own_{};
+  std::span<const uint32_t> span_{};
+};
+
+// A matrix of 64-bit integers by rows, wherever it lies.
+struct Rows {
+  const char* data = nullptr;
+  size_t count = 0;
+  size_t columns = 0;
+  int64_t row_stride = 0;     // bytes
+  int64_t column_stride = 0;  // bytes
+  std::shared_ptr<void> hold{};
+
+  uint64_t at(size_t row, size_t column) const;
+};
+
+// InvalidArgument, or TypeError for another dtype than (u)int64: `expected` says what it should be.
+Rows ToRows(pybind11::handle object, const char* name, const char* expected);
+
+}  // namespace kvxfer::python
+
+#endif  // KVXFER_BINDINGS_PYTHON_INTEGERS_H_

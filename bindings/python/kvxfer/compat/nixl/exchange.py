@@ -1,0 +1,199 @@
+"""Metadata between agents by address: a small listener, and requests to that of another agent.
+
+One request a connection: a header, a payload, and the answer. Nobody is authenticated, so the
+listener is on loopback unless KVXFER_LISTEN names another host; what is not a request is answered
+by closing, and nobody holds up anybody else for more than a few seconds.
+"""
+
+import logging
+import os
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from .metadata import MOST_BYTES
+from .remotes import REMEDY
+
+logger = logging.getLogger("kvxfer.compat.nixl")
+
+_HEADER = struct.Struct("<8sBQ")  # magic, command or answer, bytes of the payload
+_MAGIC = b"kvxnixl?"
+LOAD, FETCH, REMOVE, DONE, REFUSED = range(1, 6)
+
+_REQUEST_SECONDS = 5.0  # for all of one request
+_CONNECT_SECONDS = 2.0
+_MOST_AT_ONCE = 16
+
+
+class Known(Protocol):
+    """What the exchange asks of its agent. Any thread."""
+
+    name: str
+
+    def metadata(self) -> bytes: ...
+    def load(self, data: bytes) -> str: ...
+    def remove(self, name: str) -> bool: ...
+
+
+def listen_host() -> str:
+    """The host of KVXFER_LISTEN ("host:port", "[v6]:port"), else loopback."""
+    host = os.environ.get("KVXFER_LISTEN", "").rpartition(":")[0]
+    return host.strip("[]") or "127.0.0.1"
+
+
+def _send(sock: socket.socket, kind: int, payload: bytes) -> None:
+    sock.sendall(_HEADER.pack(_MAGIC, kind, len(payload)) + payload)
+
+
+def _receive_all(sock: socket.socket, size: int, until: float) -> bytes:
+    parts = []
+    while size > 0:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("it took too long")
+        sock.settimeout(left)
+        part = sock.recv(min(size, 1 << 20))
+        if not part:
+            raise ConnectionError("the other side closed")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _receive(sock: socket.socket) -> tuple[int, bytes]:
+    """ValueError: not of this protocol; OSError."""
+    until = time.monotonic() + _REQUEST_SECONDS
+    magic, kind, size = _HEADER.unpack(_receive_all(sock, _HEADER.size, until))
+    if magic != _MAGIC or size > MOST_BYTES:
+        raise ValueError("not a request of kvxfer's NIXL drop-in")
+    return kind, _receive_all(sock, size, until)
+
+
+class Listener:
+    """Answers requests until it is stopped. RuntimeError: the port is taken."""
+
+    def __init__(self, known: Known, port: int) -> None:
+        self._known = known
+        self._free = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._stopped = False
+        host = listen_host()
+        try:
+            self._socket = socket.create_server(
+                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            )
+        except OSError as error:
+            raise RuntimeError(f"the listener cannot bind {host}:{port}: {error}") from error
+        self.port: int = self._socket.getsockname()[1]
+        logger.info("agent %s listens for metadata at %s:%d", known.name, host, self.port)
+        self._thread = threading.Thread(target=self._accept, name="kvxfer-nixl-listen", daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while not self._stopped:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                if not self._stopped:
+                    time.sleep(0.05)  # out of descriptors, for one
+                continue
+            self._free.acquire()
+            try:
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            except RuntimeError:  # the interpreter ends
+                client.close()
+                return
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            with client:
+                kind, payload = _receive(client)
+                client.settimeout(_REQUEST_SECONDS)
+                try:
+                    _send(client, DONE, self._act(kind, payload))
+                except (OSError, ValueError):
+                    raise
+                except Exception as error:  # NIXL's, with its reason
+                    logger.warning("a request to the listener was refused: %s", error)
+                    _send(client, REFUSED, str(error).encode())
+        except (OSError, ValueError) as error:
+            logger.debug("a connection to the listener ended: %s", error)
+        finally:
+            self._free.release()
+
+    def _act(self, kind: int, payload: bytes) -> bytes:
+        if kind == LOAD:
+            return self._known.load(payload).encode()
+        if kind == FETCH:
+            return self._known.metadata()
+        if kind == REMOVE:
+            self._known.remove(payload.decode())
+            return b""
+        raise ValueError(f"no command {kind}")
+
+    def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept
+        except OSError:
+            pass
+        self._socket.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+
+
+class Courier:
+    """Takes requests to listeners, one after another, in a thread of its own. Failures are logged,
+    for nobody waits."""
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def send(self, host: str, port: int, kind: int, payload: bytes) -> None:
+        """Returns at once."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="kvxfer-nixl-courier", daemon=True
+                )
+                self._thread.start()
+        self._jobs.put(lambda: self._deliver(host, port, kind, payload))
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:
+                logger.error("agent %s, metadata: %s", self._known.name, error)
+
+    def _deliver(self, host: str, port: int, kind: int, payload: bytes) -> None:
+        try:
+            with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as sock:
+                sock.settimeout(_REQUEST_SECONDS)
+                _send(sock, kind, payload)
+                answer, text = _receive(sock)
+        except (OSError, OverflowError, ValueError) as error:
+            logger.error(
+                "the listener at %s:%s was not reached: %s (%s)", host, port, error, REMEDY
+            )
+            return
+        if answer != DONE:
+            what = text.decode(errors="replace")
+            logger.error("the listener at %s:%s refused: %s", host, port, what)
+        elif kind == FETCH:
+            self._known.load(text)
+
+    def stop(self) -> None:
+        with self._lock:
+            thread = self._thread
+        self._jobs.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)

@@ -1,0 +1,139 @@
+#include "bindings/python/values.h"
+
+#include <pybind11/stl.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "bindings/python/status.h"
+#include "bindings/python/wait.h"
+#include "kvxfer/agent.h"
+
+namespace kvxfer::python {
+namespace {
+
+namespace py = pybind11;
+
+const char* NameOf(PeerEventKind kind) {
+  switch (kind) {
+    case PeerEventKind::kJoined:
+      return "joined";
+    case PeerEventKind::kSuspect:
+      return "suspect";
+    case PeerEventKind::kLost:
+      return "lost";
+    case PeerEventKind::kBack:
+      return "back";
+  }
+  return "unknown";
+}
+
+const char* NameOf(KvEventKind kind) {
+  return kind == KvEventKind::kLeaseEnded ? "lease_ended" : "request_lost";
+}
+
+const char* NameOf(KvLeaseEnd end) {
+  switch (end) {
+    case KvLeaseEnd::kConsumed:
+      return "consumed";
+    case KvLeaseEnd::kReleased:
+      return "released";
+    case KvLeaseEnd::kExpired:
+      return "expired";
+  }
+  return "unknown";
+}
+
+// A duration as seconds.
+template <auto member>
+struct Seconds;
+template <typename Struct, Duration Struct::*member>
+struct Seconds<member> {
+  static double Get(const Struct& of) { return ToSeconds(of.*member); }
+};
+
+void BindNotification(py::module_& module) {
+  py::class_<Notification>(module, "Notification",
+                           "Delivered exactly once, after every byte of its transfer is visible.")
+      .def_readonly("peer", &Notification::peer)
+      .def_property_readonly("incarnation",
+                             [](const Notification& n) { return n.incarnation.ToString(); })
+      .def_readonly("transfer", &Notification::transfer)
+      .def_property_readonly("payload", [](const Notification& n) { return py::bytes(n.payload); })
+      .def_readonly("request", &Notification::request)
+      .def_readonly("cache", &Notification::cache)
+      .def("__repr__", [](const Notification& n) {
+        return absl::StrCat("<kvxfer.Notification of ", n.peer, ", ", n.payload.size(), " bytes",
+                            n.request.empty() ? "" : ", request ", n.request, ">");
+      });
+}
+
+void BindPeerValues(py::module_& module) {
+  py::class_<PeerEvent>(module, "PeerEvent")
+      .def_readonly("peer", &PeerEvent::peer)
+      .def_property_readonly("incarnation",
+                             [](const PeerEvent& e) { return e.incarnation.ToString(); })
+      .def_property_readonly("kind", [](const PeerEvent& e) { return NameOf(e.kind); })
+      .def_property_readonly("cause", [](const PeerEvent& e) { return ToException(e.cause); })
+      .def("__repr__", [](const PeerEvent& e) {
+        return absl::StrCat("<kvxfer.PeerEvent ", e.peer, " ", NameOf(e.kind), ">");
+      });
+  py::class_<RailExplanation>(module, "RailExplanation")
+      .def_readonly("name", &RailExplanation::name)
+      .def_readonly("up", &RailExplanation::up)
+      .def_readonly("bytes_per_second", &RailExplanation::bytes_per_second)
+      .def_property_readonly("round_trip", &Seconds<&RailExplanation::round_trip>::Get)
+      .def_property_readonly("down_for", &Seconds<&RailExplanation::down_for>::Get)
+      .def_readonly("why", &RailExplanation::why);
+  py::class_<PathExplanation>(module, "PathExplanation")
+      .def_readonly("backend", &PathExplanation::backend)
+      .def_readonly("usable", &PathExplanation::usable)
+      .def_readonly("chosen", &PathExplanation::chosen)
+      .def_readonly("connected", &PathExplanation::connected)
+      .def_readonly("rails", &PathExplanation::rails)
+      .def_readonly("each_rail", &PathExplanation::each_rail)
+      .def_readonly("bytes_per_second", &PathExplanation::bytes_per_second)
+      .def_property_readonly("latency", &Seconds<&PathExplanation::latency>::Get)
+      .def_readonly("why", &PathExplanation::why);
+  py::class_<Explanation>(module, "Explanation", "str() of it is a few lines for a person.")
+      .def_readonly("peer", &Explanation::peer)
+      .def_property_readonly("incarnation",
+                             [](const Explanation& e) { return e.incarnation.ToString(); })
+      .def_readonly("host", &Explanation::host)
+      .def_readonly("paths", &Explanation::paths)
+      .def("__str__", &Explanation::ToString);
+  py::class_<QuiesceResult>(module, "QuiesceResult")
+      .def_readonly("quiet", &QuiesceResult::quiet)
+      .def_readonly("token", &QuiesceResult::token)
+      .def_readonly("pending", &QuiesceResult::pending);
+}
+
+void BindKvValues(py::module_& module) {
+  py::class_<KvEvent>(module, "KvEvent")
+      .def_property_readonly("kind", [](const KvEvent& e) { return NameOf(e.kind); })
+      .def_readonly("name", &KvEvent::name)
+      .def_property_readonly("end", [](const KvEvent& e) { return NameOf(e.end); })
+      .def_readonly("cache", &KvEvent::cache)
+      .def_readonly("why", &KvEvent::why)
+      .def("__repr__", [](const KvEvent& e) {
+        return absl::StrCat("<kvxfer.KvEvent ", NameOf(e.kind), ": ", e.name, ">");
+      });
+  py::class_<KvCounts>(module, "KvCounts", "Totals since the agent was created.")
+      .def_readonly("requests_whole", &KvCounts::requests_whole)
+      .def_readonly("requests_lost", &KvCounts::requests_lost)
+      .def_readonly("leases_granted", &KvCounts::leases_granted)
+      .def_readonly("leases_consumed", &KvCounts::leases_consumed)
+      .def_readonly("leases_released", &KvCounts::leases_released)
+      .def_readonly("leases_expired", &KvCounts::leases_expired)
+      .def_readonly("fetches_refused", &KvCounts::fetches_refused);
+}
+
+}  // namespace
+
+void BindValues(py::module_& module) {
+  BindNotification(module);
+  BindPeerValues(module);
+  BindKvValues(module);
+}
+
+}  // namespace kvxfer::python

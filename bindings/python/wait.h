@@ -1,0 +1,71 @@
+// Waiting without the GIL, in turns short enough that Ctrl-C, and closing the agent, end it.
+
+#ifndef KVXFER_BINDINGS_PYTHON_WAIT_H_
+#define KVXFER_BINDINGS_PYTHON_WAIT_H_
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "bindings/python/status.h"
+#include "kvxfer/types.h"
+
+namespace kvxfer::python {
+
+// Seconds as Python has them; beyond a year it is a year.
+inline Duration ToDuration(double seconds, const char* name) {
+  if (std::isnan(seconds)) Refuse(std::string(name) + " is not a number; expected seconds");
+  constexpr double kYear = 365.0 * 24 * 3600;
+  const auto rounded = std::llround(std::clamp(seconds, -kYear, kYear) * 1e9);
+  return Duration(rounded);
+}
+
+inline double ToSeconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+inline constexpr Duration kTurn = std::chrono::milliseconds(50);
+
+// Calls `wait` (a Duration → a Status or StatusOr) without the GIL until it says something else
+// than DeadlineExceeded, `timeout` seconds (empty: forever) are over, or a signal's handler raises.
+// `more` (→ bool) is asked with the GIL between turns, and false ends it.
+template <typename Wait, typename More>
+auto WaitInTurns(std::optional<double> timeout, Wait wait, More more) {
+  namespace py = pybind11;
+  using Clock = std::chrono::steady_clock;
+  const auto until = timeout.has_value() ? Clock::now() + ToDuration(*timeout, "timeout")
+                                         : Clock::time_point::max();
+  const auto is_late = [](const auto& said) {
+    if constexpr (requires { said.status(); }) {
+      return absl::IsDeadlineExceeded(said.status());
+    } else {
+      return absl::IsDeadlineExceeded(said);
+    }
+  };
+  for (;;) {
+    const auto left = until - Clock::now();
+    const Duration turn = std::clamp<Duration>(left, Duration(0), kTurn);
+    auto said = [&] {
+      const py::gil_scoped_release release;
+      return wait(turn);
+    }();
+    if (!is_late(said) || left <= kTurn) return said;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!more()) return said;
+  }
+}
+
+template <typename Wait>
+auto WaitInTurns(std::optional<double> timeout, Wait wait) {
+  return WaitInTurns(timeout, std::move(wait), [] { return true; });
+}
+
+}  // namespace kvxfer::python
+
+#endif  // KVXFER_BINDINGS_PYTHON_WAIT_H_

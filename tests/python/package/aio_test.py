@@ -1,0 +1,135 @@
+"""``await transfer`` and ``async for`` over notifications, without threads of Python."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import kvxfer
+import pytest
+from pairs import know, name, pair
+
+
+def test_await_returns_at_the_end() -> None:
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
+        transfer = left.notify(right.name, b"x")
+        assert await transfer is None
+        assert transfer.done()
+        await transfer  # again, of one that has ended
+
+    with pair() as (left, right):
+        know(left, right)
+        asyncio.run(main(left, right))
+        asyncio.run(main(left, right))  # in another loop
+
+
+def test_await_raises_the_end() -> None:
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
+        region = left.register_memory(bytearray(64))
+        target = right.register_memory(bytearray(64))
+        know(left, right)
+        rows = [(region.address, 64)], [(target.address, 64)]
+        late = left.write(right.name, *rows, ready=kvxfer.ReadyFlag(), deadline=0.1)
+        with pytest.raises(kvxfer.DeadlineExceeded):
+            await late
+        cancelled = left.write(right.name, *rows, ready=kvxfer.ReadyFlag())
+        waiting = asyncio.gather(*(asyncio.ensure_future(_wait(cancelled)) for _ in range(3)))
+        await asyncio.sleep(0.05)
+        cancelled.cancel()
+        assert await waiting == ["Cancelled"] * 3
+        closed = left.write(right.name, *rows, ready=kvxfer.ReadyFlag())
+        asyncio.get_running_loop().call_later(0.05, left.close)
+        assert await _wait(closed) == "Cancelled"
+
+    with pair() as (left, right):
+        asyncio.run(main(left, right))
+
+
+async def _wait(transfer: kvxfer.Transfer) -> str:
+    try:
+        await transfer
+    except kvxfer.Error as error:
+        return type(error).__name__
+    return "done"
+
+
+def test_a_cancelled_task_leaves_the_transfer() -> None:
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
+        region = left.register_memory(bytearray(64))
+        target = right.register_memory(bytearray(64))
+        know(left, right)
+        flag = kvxfer.ReadyFlag()
+        transfer = left.write(
+            right.name, [(region.address, 64)], [(target.address, 64)], ready=flag
+        )
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(transfer, 0.05)
+        assert transfer.state == "active"
+        flag.set()
+        await transfer
+
+    with pair() as (left, right):
+        asyncio.run(main(left, right))
+
+
+def test_many_transfers_at_once() -> None:
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
+        transfers = [left.notify(right.name, b"%d" % number) for number in range(500)]
+        await asyncio.gather(*(asyncio.ensure_future(_wait(each)) for each in transfers))
+        assert all(each.state == "done" for each in transfers)
+
+    with pair() as (left, right):
+        know(left, right)
+        asyncio.run(main(left, right))
+
+
+def test_notifications_are_iterated_until_the_agent_is_closed() -> None:
+    async def receive(right: kvxfer.Agent) -> list[bytes]:
+        return [told.payload async for told in right.notifications()]
+
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
+        receiving = asyncio.ensure_future(receive(right))
+        for number in range(100):
+            await left.notify(right.name, b"%d" % number)
+            if number % 30 == 0:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        right.close()
+        assert await asyncio.wait_for(receiving, 5) == [b"%d" % n for n in range(100)]
+
+    with pair() as (left, right):
+        know(left, right)
+        asyncio.run(main(left, right))
+
+
+def test_two_iterators_share_what_comes() -> None:
+    async def take(right: kvxfer.Agent, got: list[bytes]) -> None:
+        async for told in right.notifications():
+            got.append(told.payload)
+
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
+        got: list[bytes] = []
+        tasks = [asyncio.ensure_future(take(right, got)) for _ in range(2)]
+        for number in range(50):
+            await left.notify(right.name, b"%d" % number)
+        await asyncio.sleep(0.05)
+        right.close()
+        await asyncio.wait_for(asyncio.gather(*tasks), 5)
+        assert sorted(got, key=int) == [b"%d" % n for n in range(50)]
+
+    with pair() as (left, right):
+        know(left, right)
+        asyncio.run(main(left, right))
+
+
+def test_an_idle_loop_sleeps() -> None:
+    """Waiting costs no turns of the loop."""
+
+    async def main(right: kvxfer.Agent) -> float:
+        began = time.process_time()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(right.notifications().__anext__(), 0.5)
+        return time.process_time() - began
+
+    with kvxfer.Agent(name("idle")) as right:
+        assert asyncio.run(main(right)) < 0.1

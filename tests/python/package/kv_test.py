@@ -1,0 +1,184 @@
+"""KV caches: layouts of tensors, requests to a group, leases, and draining."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import kvxfer
+import numpy as np
+import pytest
+from pairs import know, name
+
+LAYERS, HEADS, SIZE, TOKENS, BLOCKS = 3, 4, 8, 16, 12
+MODEL = kvxfer.KvModel(LAYERS, HEADS, SIZE, SIZE, "fp32", fingerprint=7)
+
+
+class Worker:
+    """An agent with a cache: a tensor a layer, [blocks, heads, tokens, K and V]."""
+
+    def __init__(self, word: str, rank: int = 0, ranks: int = 1) -> None:
+        self.agent = kvxfer.Agent(name(word))
+        heads = HEADS // ranks
+        self.layers = [np.zeros((BLOCKS, heads, TOKENS, 2 * SIZE), np.float32) for _ in range(LAYERS)]
+        shard = kvxfer.KvShard(LAYERS, tp_rank=rank, tp_size=ranks)
+        tensor = kvxfer.KvTensor.of(self.layers[0], "BHNC")
+        layout = kvxfer.KvLayout.from_tensors(MODEL, shard, [tensor])
+        assert (layout.blocks, layout.block_tokens, layout.tensor_count) == (BLOCKS, TOKENS, LAYERS)
+        for layer in self.layers:
+            self.agent.register_memory(layer)
+        self.agent.register_kv_cache("kv", layout, self.layers)
+
+    def fill(self, seed: int) -> None:
+        for layer in self.layers:
+            layer[:] = np.random.default_rng(seed).random(layer.shape, np.float32)
+            seed += 1
+
+
+@pytest.fixture
+def workers() -> Iterator[tuple[Worker, list[Worker]]]:
+    """Prefill on one rank, decode on two."""
+    prefill, decode = Worker("prefill"), [Worker("decode", rank, 2) for rank in range(2)]
+    prefill.fill(1)
+    for worker in decode:
+        know(prefill.agent, worker.agent)
+    yield prefill, decode
+    for worker in (prefill, *decode):
+        worker.agent.close()
+
+
+def equal(prefill: Worker, decode: list[Worker], ours: list[int], theirs: list[int]) -> bool:
+    return all(
+        np.array_equal(
+            prefill.layers[layer][mine],
+            np.concatenate([worker.layers[layer][block] for worker in decode], axis=0),
+        )
+        for layer in range(LAYERS)
+        for mine, block in zip(ours, theirs)
+    )
+
+
+def test_a_request_is_written_to_both_ranks(workers: tuple[Worker, list[Worker]]) -> None:
+    prefill, decode = workers
+    group = [worker.agent.name for worker in decode]
+    ours, theirs = [3, 5], np.array([7, 1], np.int64)
+    prefill.agent.write_blocks(
+        group, "kv", ours, theirs, 2 * TOKENS, request="request 7", notification=b"first token 9"
+    ).wait(5)
+    for worker in decode:
+        told = worker.agent.wait_notification(5)
+        assert (told.request, told.cache, told.payload) == ("request 7", "kv", b"first token 9")
+        worker.agent.wait_layers("kv", "request 7", LAYERS, 5)
+        assert worker.agent.count_kv().requests_whole == 1
+    assert equal(prefill, decode, ours, [7, 1])
+
+
+def test_layer_by_layer(workers: tuple[Worker, list[Worker]]) -> None:
+    prefill, decode = workers
+    group = [worker.agent.name for worker in decode]
+    flags = [kvxfer.ReadyFlag() for _ in range(LAYERS)]
+    transfers = [
+        prefill.agent.write_blocks(
+            group, "kv", [0], [2], TOKENS, first_layer=n, layers=1, request="r", ready=flag
+        )
+        for n, flag in enumerate(flags)
+    ]
+    with pytest.raises(kvxfer.DeadlineExceeded, match="0 of 1 layers"):
+        decode[0].agent.wait_layers("kv", "r", 1, 0.05)
+    for n, flag in enumerate(flags):
+        flag.set()
+        transfers[n].wait(5)
+        decode[1].agent.wait_layers("kv", "r", n + 1, 5)
+    assert equal(prefill, decode, [0], [2])
+
+
+def test_a_lease_is_fetched(workers: tuple[Worker, list[Worker]]) -> None:
+    prefill, decode = workers
+    prefill.agent.lease_blocks("kv", "lease 1", np.array([4, 6], np.uint32), hold=30)
+    prefill.agent.renew_lease("lease 1", 60)
+    for worker in decode:
+        worker.agent.read_blocks(
+            [prefill.agent.name], "kv", [0, 1], [4, 6], 2 * TOKENS, lease="lease 1"
+        ).wait(5)
+    event = _next_event(prefill.agent)
+    assert (event.kind, event.name, event.end) == ("lease_ended", "lease 1", "consumed")
+    assert equal(prefill, decode, [4, 6], [0, 1])
+    with pytest.raises(kvxfer.AlreadyExists):
+        prefill.agent.lease_blocks("kv", "lease 1", [4], hold=30)
+
+
+def _next_event(agent: kvxfer.Agent) -> kvxfer.KvEvent:
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        event = agent.poll_kv_event()
+        if event is not None:
+            return event
+        time.sleep(0.001)
+    raise AssertionError("no event")
+
+
+def test_layouts_that_do_not_fit() -> None:
+    shard = kvxfer.KvShard(LAYERS)
+    for tensor, text in [
+        (kvxfer.KvTensor("BHN", [1, 4, 16], [64, 16, 1]), "C"),
+        (kvxfer.KvTensor.of(np.zeros((2, 3, 16, 16), np.float32), "BHNC"), "H"),
+        (kvxfer.KvTensor.of(np.zeros((2, 4, 16, 15), np.float32), "BHNC"), "C"),
+    ]:
+        with pytest.raises(kvxfer.InvalidArgument, match=text):
+            kvxfer.KvLayout.from_tensors(MODEL, shard, [tensor])
+
+
+def test_a_cache_outside_of_memory() -> None:
+    with kvxfer.Agent(name("outside")) as agent:
+        tensor = np.zeros((2, 4, 16, 16), np.float32)
+        layout = kvxfer.KvLayout.from_tensors(
+            MODEL, kvxfer.KvShard(LAYERS), [kvxfer.KvTensor.of(tensor, "BHNC")]
+        )
+        with pytest.raises(kvxfer.InvalidArgument):
+            agent.register_kv_cache("kv", layout, [tensor] * LAYERS)
+
+
+def test_drain_waits_until_what_was_promised_is_fetched(
+    workers: tuple[Worker, list[Worker]],
+) -> None:
+    prefill, decode = workers
+    prefill.agent.lease_blocks("kv", "promised", [4], hold=30)
+
+    def fetch() -> None:
+        time.sleep(0.3)
+        for worker in decode:
+            worker.agent.read_blocks(
+                [prefill.agent.name], "kv", [0], [4], TOKENS, lease="promised"
+            ).wait(5)
+
+    fetching = threading.Thread(target=fetch)
+    fetching.start()
+    time.sleep(0.05)
+    began = time.monotonic()
+    draining = threading.Thread(target=prefill.agent.drain, args=(10,))
+    draining.start()
+    time.sleep(0.05)
+    with pytest.raises(kvxfer.FailedPrecondition, match="being drained"):
+        prefill.agent.notify(decode[0].agent.name, b"new work")
+    with pytest.raises(kvxfer.FailedPrecondition, match="being drained"):
+        prefill.agent.lease_blocks("kv", "another", [5], hold=1)
+    draining.join(10)
+    fetching.join(10)
+    assert 0.15 < time.monotonic() - began < 5
+    assert prefill.agent.closed and equal(prefill, decode, [4], [0])
+
+
+def test_drain_says_what_is_left(workers: tuple[Worker, list[Worker]]) -> None:
+    prefill, _ = workers
+    prefill.agent.lease_blocks("kv", "never fetched", [4], hold=30)
+    with pytest.raises(kvxfer.DeadlineExceeded, match="1 KV leases that are not fetched"):
+        prefill.agent.drain(0.2)
+    assert prefill.agent.closed
+
+
+def test_drain_of_a_lease_that_expires(workers: tuple[Worker, list[Worker]]) -> None:
+    prefill, _ = workers
+    prefill.agent.lease_blocks("kv", "expires", [4], hold=0.2)
+    prefill.agent.drain(10)
+    assert prefill.agent.closed
