@@ -3,8 +3,10 @@
 
 #include <pybind11/stl.h>
 
-#include <limits>
+#include <algorithm>
+#include <chrono>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -41,9 +43,24 @@ Region RegisterMemory(const Handle& agent, const py::object& memory, const std::
   return {agent, id, span};
 }
 
-RegionId ToRegion(py::handle region) {
-  if (py::isinstance<Region>(region)) return region.cast<const Region&>().id;
-  return static_cast<RegionId>(region.cast<uint32_t>());
+// Of this agent: numbers of another one mean other memory here.
+RegionId ToRegion(const Handle& agent, py::handle region) {
+  if (py::isinstance<Region>(region)) {
+    const auto& known = region.cast<const Region&>();
+    if (known.agent.lock() == agent) return known.id;
+    Refuse(absl::StrCat("region ", static_cast<uint32_t>(known.id),
+                        " is of another agent; expected one of ", agent->name()));
+  }
+  if (PyLong_Check(region.ptr()) == 0) {
+    throw py::type_error(absl::StrCat("region is a ", Py_TYPE(region.ptr())->tp_name,
+                                      "; expected a Region, or its id"));
+  }
+  int overflow = 0;
+  const int64_t id = PyLong_AsLongLongAndOverflow(region.ptr(), &overflow);
+  if (overflow != 0 || id < 0 || id > UINT32_MAX) {
+    Refuse(absl::StrCat("region is ", std::string(py::str(region)), "; expected the id of one"));
+  }
+  return static_cast<RegionId>(id);
 }
 
 TransferOptions ToTransferOptions(const py::object& notification, const std::string& order,
@@ -137,19 +154,40 @@ Notification WaitNotification(const Handle& agent, std::optional<double> timeout
       timeout, [](Agent& inside, Duration turn) { return inside.WaitNotification(turn); }));
 }
 
+// One question, asked once: a second one would leave a second token.
 QuiesceResult Quiesce(const Handle& agent, const std::string& peer,
                       const std::vector<py::object>& regions, double timeout) {
   QuiesceScope scope{.peer = peer};
-  for (const py::object& region : regions) scope.regions.push_back(ToRegion(region));
-  // One question: a second one would leave a second token.
-  return Value(agent->Call(
-      [&](Agent& inside) { return inside.Quiesce(scope, ToDuration(timeout, "timeout")); }));
+  for (const py::object& region : regions) scope.regions.push_back(ToRegion(agent, region));
+  const Duration first = std::min(ToDuration(timeout, "timeout"), kTurn);
+  auto result = Value(agent->Call([&](Agent& inside) { return inside.Quiesce(scope, first); }));
+  if (result.quiet) return result;
+  const auto look = [&](Agent& inside, Duration turn) -> absl::Status {
+    const auto until = std::chrono::steady_clock::now() + turn;
+    do {
+      const auto quiet = inside.IsQuiet(result.token);
+      if (!quiet.ok()) return quiet.status();
+      if (*quiet) return absl::OkStatus();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } while (std::chrono::steady_clock::now() < until);
+    return absl::DeadlineExceededError("");
+  };
+  absl::Status said = agent->CallInTurns(timeout - ToSeconds(first), look);
+  if (said.ok()) return {.quiet = true};
+  if (!absl::IsDeadlineExceeded(said)) Check(std::move(said));
+  return result;
 }
 
-// Closed however it ends: there is nothing to do with an agent that takes no work.
+// Closed however it ends, by Ctrl-C too: there is nothing to do with an agent that takes no work.
 void Drain(const Handle& agent, double deadline) {
-  absl::Status drained =
-      agent->CallInTurns(deadline, [](Agent& inside, Duration turn) { return inside.Drain(turn); });
+  absl::Status drained;
+  try {
+    drained = agent->CallInTurns(deadline,
+                                 [](Agent& inside, Duration turn) { return inside.Drain(turn); });
+  } catch (...) {
+    agent->Close();
+    throw;
+  }
   agent->Close();
   Check(std::move(drained));
 }
@@ -191,7 +229,7 @@ void BindMemoryAndPeers(AgentClass& agent) {
       .def(
           "deregister_memory",
           [](const Handle& self, const py::object& region, double timeout) {
-            self->Deregister(ToRegion(region), timeout);
+            self->Deregister(ToRegion(self, region), timeout);
           },
           py::arg("region"), py::arg("timeout") = 5.0,
           "Waits until no transfer can touch it, and forgets it. DeadlineExceeded: still in use.")
@@ -264,7 +302,7 @@ void BindEnd(AgentClass& agent) {
       .def("close", &AgentHandle::Close,
            "Ends every transfer as cancelled, closes every connection. Idempotent.")
       .def_property_readonly("closed", &AgentHandle::closed)
-      .def("_watch_close", &AgentHandle::WatchClose, py::arg("queue"), py::arg("key"))
+      .def("_watch_close", &AgentHandle::WatchClose, py::arg("queue").none(false), py::arg("key"))
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](const Handle& self, const py::args&) { self->Close(); })
       .def("__repr__", [](const Handle& self) {
@@ -281,7 +319,9 @@ std::optional<std::string> ToPayload(py::handle object, const char* name) {
     throw py::type_error(
         absl::StrCat(name, " is a ", Py_TYPE(object.ptr())->tp_name, "; expected bytes"));
   }
-  return std::string(py::reinterpret_steal<py::bytes>(PyBytes_FromObject(object.ptr())));
+  const auto bytes = py::reinterpret_steal<py::bytes>(PyBytes_FromObject(object.ptr()));
+  if (!bytes) throw py::error_already_set();
+  return std::string(bytes);
 }
 
 void BindAgent(py::module_& module) {
@@ -292,8 +332,8 @@ void BindAgent(py::module_& module) {
       "several in a process are independent. Any thread may call; what waits does so "
       "without the GIL.");
   agent
-      .def(py::init([](const std::string& name, bool environment, const py::kwargs& options) {
-             return AgentHandle::Create(ToOptions(name, environment, options));
+      .def(py::init([](const py::str& name, bool environment, const py::kwargs& options) {
+             return AgentHandle::Create(ToOptions(std::string(name), environment, options));
            }),
            py::arg("name") = "", py::kw_only(), py::arg("environment") = true)
       .def_property_readonly("name", &AgentHandle::name)

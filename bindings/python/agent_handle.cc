@@ -8,19 +8,26 @@
 namespace kvxfer::python {
 namespace {
 
-namespace py = pybind11;
-
 // By the GIL; never destroyed, for handles may go after static variables have.
 std::vector<std::weak_ptr<AgentHandle>>& Handles() {
   static auto* const handles = new std::vector<std::weak_ptr<AgentHandle>>();
   return *handles;
 }
 
+// By the GIL: no agent is made any more.
+bool& Exiting() {
+  static bool exiting = false;
+  return exiting;
+}
+
 }  // namespace
 
 std::shared_ptr<AgentHandle> AgentHandle::Create(const AgentOptions& options) {
+  if (Exiting()) {
+    throw StatusError(absl::FailedPreconditionError("the interpreter exits"), "Closed");
+  }
   auto agent = [&] {
-    const py::gil_scoped_release release;
+    const WithoutGil without;
     return Agent::Create(options);
   }();
   auto handle = std::make_shared<AgentHandle>(Value(std::move(agent)));
@@ -34,13 +41,14 @@ AgentHandle::AgentHandle(std::unique_ptr<Agent> agent)
 
 AgentHandle::Use::Use(AgentHandle& handle) : handle_(handle) {
   ++handle_.inside_;
-  if (!handle_.closing_) return;
+  inside_ = !handle_.closing_;
+  if (inside_) return;
   --handle_.inside_;
   handle_.inside_.notify_all();
-  handle_.RefuseClosed();
 }
 
 AgentHandle::Use::~Use() {
+  if (!inside_) return;
   --handle_.inside_;
   if (handle_.closing_) handle_.inside_.notify_all();
 }
@@ -63,35 +71,55 @@ void AgentHandle::Deregister(RegionId region, double timeout) {
   Check(CallInTurns(timeout, [region](Agent& agent, Duration turn) {
     return agent.DeregisterMemory(region, turn);
   }));
-  held_.erase(region);
+  // Its end may run code of Python, which finds the map without it.
+  const auto gone = held_.extract(region);
 }
 
 void AgentHandle::CheckMemory() const {
+  // To ask a tensor is to run code of Python, which may change the map.
+  std::vector<std::pair<uint32_t, HeldMemory>> asked;
   for (const auto& [region, memory] : held_) {
-    CheckStillThere(memory, static_cast<uint32_t>(region));
+    if (memory.may_move) asked.emplace_back(static_cast<uint32_t>(region), memory);
   }
+  for (const auto& [region, memory] : asked) CheckStillThere(memory, region);
 }
 
-void AgentHandle::WatchClose(std::shared_ptr<EndQueue> queue, uint64_t key) {
-  if (closing_) return queue->Push(key);
-  watchers_.emplace_back(std::move(queue), key);
+void AgentHandle::WatchClose(const std::shared_ptr<EndQueue>& queue, uint64_t key) {
+  if (destroyed_) return queue->Push(key);
+  std::erase_if(watchers_, [](const auto& each) { return each.first.expired(); });
+  watchers_.emplace_back(queue, key);
+}
+
+void AgentHandle::Keep(std::shared_ptr<void> thing) {
+  if (!destroyed_) kept_.push_back(std::move(thing));
 }
 
 void AgentHandle::Close() {
   const bool first = !closing_.exchange(true);
-  for (const auto& [queue, key] : std::exchange(watchers_, {})) queue->Push(key);
-  if (agent_ == nullptr) return;
-  if (owner_ == getpid()) {
-    const py::gil_scoped_release release;
-    for (int inside = inside_; inside > 0; inside = inside_) inside_.wait(inside);
-    if (first) agent_.reset();
-  } else {
-    agent_.reset();  // the parent's: nothing of it is touched
+  if (owner_ != getpid()) {
+    if (first) agent_.reset();  // the parent's: nothing of it is touched
+    destroyed_ = true;
+  } else if (!destroyed_) {
+    const WithoutGil without;
+    if (first) {
+      for (int inside = inside_; inside > 0; inside = inside_) inside_.wait(inside);
+      agent_.reset();
+      destroyed_ = true;
+      destroyed_.notify_all();
+    } else {
+      destroyed_.wait(false);
+    }
   }
-  if (first) held_.clear();
+  for (const auto& [watcher, key] : std::exchange(watchers_, {})) {
+    if (const auto queue = watcher.lock()) queue->Push(key);
+  }
+  // Their ends may run code of Python, which finds the agent without them.
+  const auto kept = std::exchange(kept_, {});
+  const auto held = std::exchange(held_, {});
 }
 
 void AgentHandle::CloseAll() {
+  Exiting() = true;
   for (const auto& each : std::exchange(Handles(), {})) {
     if (const auto handle = each.lock()) handle->Close();
   }

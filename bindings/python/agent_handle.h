@@ -35,26 +35,29 @@ class AgentHandle {
   AgentHandle(const AgentHandle&) = delete;
   AgentHandle& operator=(const AgentHandle&) = delete;
 
-  // One call inside of the agent, which is not destroyed before that is over. Closed: it was
-  // closed.
+  // One call inside of the agent, which is not destroyed before that is over. No code of Python
+  // runs meanwhile: it might close the agent, and wait for itself.
   class Use {
    public:
     explicit Use(AgentHandle& handle);
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
+    // False: the agent is being closed, or was.
+    explicit operator bool() const { return inside_; }
     Agent& operator*() const { return *handle_.agent_; }
-    Agent* operator->() const { return handle_.agent_.get(); }
 
    private:
     AgentHandle& handle_;
+    bool inside_ = false;
   };
 
-  // act(Agent&), without the GIL.
+  // act(Agent&), without the GIL. Closed: it is closed.
   template <typename Act>
   auto Call(Act act) {
     const Use agent(*this);
-    const pybind11::gil_scoped_release release;
+    if (!agent) RefuseClosed();
+    const WithoutGil without;
     return act(*agent);
   }
   // act(Agent&, Duration) in turns without the GIL, until it says something else than
@@ -62,14 +65,15 @@ class AgentHandle {
   // meanwhile.
   template <typename Act>
   auto CallInTurns(std::optional<double> timeout, Act act) {
-    const Use agent(*this);
-    auto said = WaitInTurns(
-        timeout, [&](Duration turn) { return act(*agent, turn); }, [this] { return !closing_; });
-    if (closing_) RefuseClosed();
-    return said;
+    return WaitInTurns(
+        timeout,
+        [&](Duration turn) { return Call([&](Agent& agent) { return act(agent, turn); }); },
+        [] { return true; });
   }
 
   bool closed() const { return closing_; }
+  // Every transfer has ended.
+  bool destroyed() const { return destroyed_; }
   const std::string& name() const { return name_; }
 
   std::pair<RegionId, MemorySpan> Register(pybind11::handle memory, Access access);
@@ -77,10 +81,13 @@ class AgentHandle {
   // InvalidArgument: the memory of a region was let go of while it was registered.
   void CheckMemory() const;
 
-  // Pushes `key` once the agent is closed, at once where it is.
-  void WatchClose(std::shared_ptr<EndQueue> queue, uint64_t key);
+  // Pushes `key` once the agent is destroyed, at once where it is. The queue may go before.
+  void WatchClose(const std::shared_ptr<EndQueue>& queue, uint64_t key);
+  // Keeps it until then.
+  void Keep(std::shared_ptr<void> thing);
 
-  // Waits for the calls inside, destroys the agent, lets go of the memory. Idempotent.
+  // Waits for the calls inside, destroys the agent, lets go of the memory. Idempotent: whoever
+  // comes second waits too.
   void Close();
   // Of this process; for the exit of the interpreter.
   static void CloseAll();
@@ -92,8 +99,10 @@ class AgentHandle {
   const pid_t owner_ = getpid();
   std::unique_ptr<Agent> agent_;
   std::map<RegionId, HeldMemory> held_{};
-  std::vector<std::pair<std::shared_ptr<EndQueue>, uint64_t>> watchers_{};
+  std::vector<std::pair<std::weak_ptr<EndQueue>, uint64_t>> watchers_{};
+  std::vector<std::shared_ptr<void>> kept_{};
   std::atomic<bool> closing_{false};
+  std::atomic<bool> destroyed_{false};
   std::atomic<int> inside_{0};
 };
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "bindings/python/status.h"
+#include "bindings/python/wait.h"
 
 namespace kvxfer::python {
 namespace {
@@ -23,17 +24,17 @@ constexpr uint64_t kMostDescriptors = uint64_t{1} << 32;
 }
 
 std::shared_ptr<const Descriptors> FromPairs(py::handle object, const char* name) {
-  const auto list = py::reinterpret_steal<py::object>(PySequence_Fast(object.ptr(), ""));
+  const auto list = py::reinterpret_steal<py::object>(PySequence_Tuple(object.ptr()));
   if (!list) {
     PyErr_Clear();
     throw py::type_error(std::string(name) + " is a " + Py_TYPE(object.ptr())->tp_name +
                          "; expected an array (N, 2) of int64 or a list of (address, bytes)");
   }
   Descriptors all;
-  const Py_ssize_t n = PySequence_Fast_GET_SIZE(list.ptr());
+  const Py_ssize_t n = PyTuple_GET_SIZE(list.ptr());
   all.reserve(static_cast<size_t>(n));
   for (Py_ssize_t i = 0; i < n; ++i) {
-    const py::handle item = PySequence_Fast_GET_ITEM(list.ptr(), i);
+    const py::handle item = PyTuple_GET_ITEM(list.ptr(), i);
     try {
       const auto pair = item.cast<std::pair<uint64_t, uint64_t>>();
       all.push_back({.address = pair.first, .bytes = pair.second});
@@ -114,8 +115,9 @@ uint64_t XferList::total_bytes() const {
 XferList XferList::Pick(std::span<const uint32_t> indices) const {
   Descriptors picked(indices.size());
   for (size_t i = 0; i < indices.size(); ++i) {
-    if (indices[i] >= size_) RefuseIndex(i, indices[i], size_);
-    picked[i] = all_ != nullptr ? (*all_)[indices[i]] : At(indices[i]);
+    const uint32_t index = indices[i];  // once: the array may change meanwhile
+    if (index >= size_) RefuseIndex(i, index, size_);
+    picked[i] = all_ != nullptr ? (*all_)[index] : At(index);
   }
   return XferList(std::move(picked));
 }
@@ -180,7 +182,7 @@ void CopyBlocks(py::handle destination, py::handle source) {
              "; expected as many");
     }
   }
-  const py::gil_scoped_release release;
+  const WithoutGil without;
   for (size_t i = 0; i < to->size(); ++i) {
     std::memmove(reinterpret_cast<void*>((*to)[i].address),
                  reinterpret_cast<const void*>((*from)[i].address), (*to)[i].bytes);
@@ -204,14 +206,14 @@ void BindDescriptorList(py::module_& module) {
           "pick",
           [](const XferList& list, const py::object& indices) {
             const Ids ids(indices, "indices");
-            const py::gil_scoped_release release;
+            const WithoutGil without;
             return list.Pick(ids.span());
           },
           py::arg("indices"))
       .def_static(
           "merge",
           [](const XferList& local, const XferList& remote) {
-            const py::gil_scoped_release release;
+            const WithoutGil without;
             return XferList::Merge(local, remote);
           },
           py::arg("local"), py::arg("remote"));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "bindings/python/status.h"
 #include "bindings/python/tensor_view.h"
@@ -34,10 +36,8 @@ void Widen(const TensorView& view, const char* name, std::vector<uint32_t>& out)
   for (size_t i = 0; i < n; ++i, at += view.strides[0]) {
     T value;
     std::memcpy(&value, at, sizeof(value));
-    out[i] = static_cast<uint32_t>(value);
-    if (static_cast<T>(out[i]) != value || (std::is_signed_v<T> && value < 0)) {
-      RefuseValue(name, i, std::to_string(value));
-    }
+    if (!std::in_range<uint32_t>(value)) RefuseValue(name, i, std::to_string(value));
+    out[i] = static_cast<uint32_t>(static_cast<std::make_unsigned_t<T>>(value));
   }
 }
 
@@ -61,7 +61,8 @@ void Ids::TakeArray(py::handle object, const char* name) {
   if (view.shape.size() != 1) {
     Refuse(std::string(name) + " is " + view.Describe() + "; expected one dimension");
   }
-  if (view.item_bytes == 4 && (view.strides[0] == 4 || view.shape[0] <= 1)) {
+  const bool aligned = reinterpret_cast<uintptr_t>(view.data) % alignof(uint32_t) == 0;
+  if (view.item_bytes == 4 && aligned && (view.strides[0] == 4 || view.shape[0] <= 1)) {
     span_ = {static_cast<const uint32_t*>(view.data), static_cast<size_t>(view.shape[0])};
     hold_ = view.hold;
     if (view.type == Type::kUnsigned) return;
@@ -93,16 +94,17 @@ void Ids::TakeArray(py::handle object, const char* name) {
 }
 
 void Ids::TakeSequence(py::handle object, const char* name) {
-  const auto list = py::reinterpret_steal<py::object>(PySequence_Fast(object.ptr(), ""));
+  // A copy: code of Python that an element may run could shorten the caller's.
+  const auto list = py::reinterpret_steal<py::object>(PySequence_Tuple(object.ptr()));
   if (!list || PyBytes_Check(object.ptr()) || PyUnicode_Check(object.ptr())) {
     PyErr_Clear();
     throw py::type_error(std::string(name) + " is a " + Py_TYPE(object.ptr())->tp_name +
                          "; expected an array or a list of integers");
   }
-  const Py_ssize_t n = PySequence_Fast_GET_SIZE(list.ptr());
+  const Py_ssize_t n = PyTuple_GET_SIZE(list.ptr());
   own_.reserve(static_cast<size_t>(n));
   for (Py_ssize_t i = 0; i < n; ++i) {
-    PyObject* const item = PySequence_Fast_GET_ITEM(list.ptr(), i);
+    PyObject* const item = PyTuple_GET_ITEM(list.ptr(), i);
     const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(item));
     if (!index) {
       PyErr_Clear();
@@ -110,7 +112,7 @@ void Ids::TakeSequence(py::handle object, const char* name) {
                            Py_TYPE(item)->tp_name + "; expected an integer");
     }
     int overflow = 0;
-    const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    const int64_t value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
     if (overflow != 0 || value < 0 || value > UINT32_MAX) {
       RefuseValue(name, static_cast<size_t>(i), py::repr(index).cast<std::string>());
     }

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "bindings/python/status.h"
 #include "bindings/python/tensor_view.h"
+#include "bindings/python/wait.h"
 
 namespace kvxfer::python {
 namespace {
@@ -26,7 +27,7 @@ HostPages ToPages(const std::string& pages) {
 HostBuffer AllocateBuffer(uint64_t bytes, const std::string& pages) {
   const HostPages which = ToPages(pages);
   auto buffer = [&] {
-    const py::gil_scoped_release release;
+    const WithoutGil without;
     return HostBuffer::Allocate(bytes, which);
   }();
   return Value(std::move(buffer));
@@ -40,6 +41,9 @@ PagedRegion PagesOf(py::handle tensor, int64_t axis) {
     Refuse(absl::StrCat("axis is ", axis, "; expected an axis of ", view.Describe()));
   }
   const auto at = static_cast<size_t>(axis < 0 ? axis + dims : axis);
+  if (view.strides[at] < 0) {
+    Refuse(absl::StrCat("tensor is ", view.Describe(), "; expected blocks in ascending order"));
+  }
   const auto stride = static_cast<uint64_t>(view.strides[at]);
   const auto count = static_cast<uint64_t>(view.shape[at]);
   view.shape.erase(view.shape.begin() + static_cast<int64_t>(at));
@@ -117,7 +121,7 @@ const char* NameOf(MemoryKind kind) { return kind == MemoryKind::kHost ? "host" 
 void BindMemory(py::module_& module) {
   py::class_<RawMemory>(module, "RawMemory",
                         "Memory by its address, which the caller keeps mapped until the region is "
-                        "deregistered.")
+                        "deregistered: unmapping it under a transfer is a segmentation fault.")
       .def(py::init([](uint64_t address, uint64_t bytes, const std::string& kind, int device) {
              return RawMemory{address, bytes, ToMemoryKind(kind), device};
            }),

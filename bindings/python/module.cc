@@ -31,12 +31,9 @@ void SetLevel(const std::string& level) {
 }
 
 }  // namespace
-}  // namespace kvxfer::python
 
-PYBIND11_MODULE(_kvxfer, module) {
-  namespace py = pybind11;
-  using namespace kvxfer::python;
-  module.attr("__version__") = kvxfer::kVersion;
+void BindAll(pybind11::module_& module) {
+  module.attr("__version__") = kVersion;
   BindErrors(module);
   BindMemory(module);
   BindDescriptorList(module);
@@ -45,8 +42,13 @@ PYBIND11_MODULE(_kvxfer, module) {
   BindEndQueue(module);
   BindTransfer(module);
   BindAgent(module);
-  module.def("set_log_level", &SetLevel, py::arg("level"),
+  module.def("set_log_level", &SetLevel, pybind11::arg("level"),
              "What of the library's log goes to stderr; \"warning\" and worse by default.");
   // Agents that were not closed are, before the interpreter takes their memory down.
-  py::module_::import("atexit").attr("register")(py::cpp_function(&AgentHandle::CloseAll));
+  pybind11::module_::import("atexit").attr("register")(
+      pybind11::cpp_function(&AgentHandle::CloseAll));
 }
+
+}  // namespace kvxfer::python
+
+PYBIND11_MODULE(_kvxfer, module) { kvxfer::python::BindAll(module); }

@@ -37,7 +37,7 @@ py::object ToException(const absl::Status& status) {
 void BindErrors(py::module_&) {
   py::register_local_exception_translator([](std::exception_ptr thrown) {
     try {
-      if (thrown) std::rethrow_exception(thrown);
+      if (thrown) std::rethrow_exception(std::move(thrown));
     } catch (const StatusError& error) {
       const py::object exception = MakeException(error.status(), error.kind());
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());

@@ -4,9 +4,11 @@
 #include <pybind11/numpy.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <numeric>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "bindings/python/status.h"
@@ -128,7 +130,12 @@ TensorView FromCudaArray(py::handle object, const char* name, bool writable) {
   TensorView view;
   view.kind = MemoryKind::kCuda;
   view.data = reinterpret_cast<void*>(pointer.first);
-  view.item_bytes = std::stoull(typestr.substr(2));
+  uint64_t item_bytes = 0;
+  const char* const digits = typestr.data() + 2;
+  if (std::from_chars(digits, typestr.data() + typestr.size(), item_bytes).ec != std::errc()) {
+    Refuse(std::string(name) + ": its typestr is \"" + typestr + "\"");
+  }
+  view.item_bytes = item_bytes;
   view.type = typestr[1] == 'i'   ? Type::kSigned
               : typestr[1] == 'u' ? Type::kUnsigned
               : typestr[1] == 'f' ? Type::kFloat
@@ -137,6 +144,9 @@ TensorView FromCudaArray(py::handle object, const char* name, bool writable) {
   view.strides = DenseStrides(view.shape, view.item_bytes);
   if (said.contains("strides") && !said["strides"].is_none()) {
     view.strides = said["strides"].cast<std::vector<int64_t>>();
+  }
+  if (view.strides.size() != view.shape.size()) {
+    Refuse(std::string(name) + ": its strides are not as many as its dimensions");
   }
   if (py::hasattr(object, "device")) {
     const py::object device = object.attr("device");
@@ -209,7 +219,10 @@ uint64_t AddressNow(py::handle object, uint64_t known) {
     return known;
   }
   const auto held = py::reinterpret_steal<py::object>(said);
-  return PyLong_Check(said) != 0 ? PyLong_AsUnsignedLongLong(said) : known;
+  const uint64_t address = PyLong_Check(said) != 0 ? PyLong_AsUnsignedLongLong(said) : known;
+  if (PyErr_Occurred() == nullptr) return address;
+  PyErr_Clear();
+  return known;
 }
 
 }  // namespace kvxfer::python

@@ -49,59 +49,84 @@ const char* NameOf(Delivery delivery) {
 TransferHandle::TransferHandle(const std::shared_ptr<AgentHandle>& agent, Transfer transfer,
                                std::shared_ptr<ReadyFlag> ready)
     : agent_(agent), transfer_(std::move(transfer)) {
-  watched_->ready = std::move(ready);
-  if (watched_->ready != nullptr) Listen();
+  if (ready == nullptr) return;
+  // The engine reads it until the end.
+  watched_->ready = ready;
+  if (!Listen()) agent->Keep(std::move(ready));
 }
 
 // One callback for whatever waits: a second would replace it.
-void TransferHandle::Listen() {
-  if (std::exchange(listens_, true)) return;
-  const auto on_end = [watched = watched_](const Transfer&) {
+bool TransferHandle::Listen() {
+  if (listens_) return true;
+  const auto agent = agent_.lock();
+  if (agent == nullptr) return false;
+  const AgentHandle::Use inside(*agent);
+  if (!inside) return false;
+  listens_ = true;
+  const WithoutGil without;
+  transfer_.OnEnd([watched = watched_](const Transfer&) {
     const std::lock_guard lock(watched->mu);
     watched->ended = true;
+    watched->ready = nullptr;
     for (const auto& [queue, key] : std::exchange(watched->queues, {})) queue->Push(key);
-  };
-  const auto agent = agent_.lock();
-  if (agent == nullptr || agent->closed()) return on_end(transfer_);
-  agent->Call([&](Agent&) { transfer_.OnEnd(on_end); });
+  });
+  return true;
 }
 
-void TransferHandle::Watch(std::shared_ptr<EndQueue> queue, uint64_t key) {
-  Listen();
+void TransferHandle::Watch(const std::shared_ptr<EndQueue>& queue, uint64_t key) {
+  if (!Listen()) {
+    // Its end is certain when the agent is destroyed, not before.
+    const auto agent = agent_.lock();
+    return agent == nullptr ? queue->Push(key) : agent->WatchClose(queue, key);
+  }
   const std::lock_guard lock(watched_->mu);
-  // Without an agent no callback comes any more.
   if (watched_->ended || Ended()) return queue->Push(key);
-  watched_->queues.emplace_back(std::move(queue), key);
+  watched_->queues.emplace_back(queue, key);
 }
 
 bool TransferHandle::Ended() const { return transfer_.Poll() != TransferState::kActive; }
 
 template <typename Act, typename Over>
 absl::Status TransferHandle::InTurns(std::optional<double> timeout, Act act, Over over) const {
-  if (const auto agent = agent_.lock(); agent != nullptr && !agent->closed()) {
-    const AgentHandle::Use use(*agent);
-    absl::Status said = WaitInTurns(timeout, act, [&] { return !over() && !agent->closed(); });
-    if (!agent->closed()) return said;
-  }
-  // Whoever closes the agent ends it.
-  return WaitInTurns(
-      timeout,
-      [&](Duration turn) {
-        if (over()) return absl::OkStatus();
-        std::this_thread::sleep_for(std::min<Duration>(turn, std::chrono::milliseconds(1)));
-        return absl::DeadlineExceededError("still active");
-      },
-      [&] { return !over(); });
+  const auto turn = [&](Duration duration) -> absl::Status {
+    if (over()) return absl::OkStatus();
+    const auto agent = agent_.lock();
+    if (agent != nullptr) {
+      const AgentHandle::Use inside(*agent);
+      const WithoutGil without;
+      if (inside) return act(duration);
+    }
+    if (agent == nullptr || agent->destroyed()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("transfer ", transfer_.id(), ": its agent is closed, and knows no more"));
+    }
+    const WithoutGil without;
+    std::this_thread::sleep_for(std::min<Duration>(duration, std::chrono::milliseconds(1)));
+    return absl::DeadlineExceededError("its agent is being closed");
+  };
+  return WaitInTurns(timeout, turn, [&] { return !over(); });
 }
 
 void TransferHandle::Wait(std::optional<double> timeout) const {
-  (void)InTurns(
+  absl::Status said = InTurns(
       timeout, [this](Duration turn) { return transfer_.Wait(turn); }, [this] { return Ended(); });
   // A time-out of the wait reads like the end by the deadline.
   if (Ended()) return Check(transfer_.status());
+  if (!absl::IsDeadlineExceeded(said)) return Check(std::move(said));
   throw StatusError(absl::DeadlineExceededError(absl::StrCat("transfer ", transfer_.id(), " to ",
                                                              transfer_.peer(), " is still active")),
                     "StillActive");
+}
+
+bool TransferHandle::Drive(double seconds) const {
+  if (Ended()) return true;
+  const auto agent = agent_.lock();
+  if (agent == nullptr) return Ended();
+  const AgentHandle::Use inside(*agent);
+  if (!inside) return Ended();
+  const WithoutGil without;
+  (void)transfer_.Wait(std::min<Duration>(ToDuration(seconds, "seconds"), kTurn));
+  return Ended();
 }
 
 void TransferHandle::WaitQuiet(std::optional<double> timeout) const {
@@ -113,8 +138,10 @@ void TransferHandle::WaitQuiet(std::optional<double> timeout) const {
 
 void TransferHandle::Cancel() const {
   const auto agent = agent_.lock();
-  if (agent == nullptr || agent->closed()) return;  // has ended
-  agent->Call([this](Agent&) { transfer_.Cancel(); });
+  if (agent == nullptr) return;  // has ended
+  const AgentHandle::Use inside(*agent);
+  const WithoutGil without;
+  if (inside) transfer_.Cancel();
 }
 
 void BindTransfer(py::module_& module) {
@@ -163,7 +190,8 @@ void BindTransfer(py::module_& module) {
       .def_property_readonly("stats", [](const TransferHandle& t) { return t.transfer().stats(); })
       .def_property_readonly("id", [](const TransferHandle& t) { return t.transfer().id(); })
       .def_property_readonly("peer", [](const TransferHandle& t) { return t.transfer().peer(); })
-      .def("_watch", &TransferHandle::Watch, py::arg("queue"), py::arg("key"))
+      .def("_watch", &TransferHandle::Watch, py::arg("queue").none(false), py::arg("key"))
+      .def("_drive", &TransferHandle::Drive, py::arg("seconds"))
       .def("__await__",
            [](const py::object& self) {
              return py::module_::import("kvxfer._aio").attr("wait")(self).attr("__await__")();

@@ -37,8 +37,11 @@ class TransferHandle {
   void Wait(std::optional<double> timeout) const;
   void WaitQuiet(std::optional<double> timeout) const;
   void Cancel() const;
+  // Makes progress for at most so many seconds, without the GIL; whether it has ended. For those
+  // who ask again and again.
+  bool Drive(double seconds) const;
   // Pushes `key` once it has ended, at once where it has.
-  void Watch(std::shared_ptr<EndQueue> queue, uint64_t key);
+  void Watch(const std::shared_ptr<EndQueue>& queue, uint64_t key);
 
  private:
   // Shared with the callback that runs at the end, whichever is the last.
@@ -48,9 +51,10 @@ class TransferHandle {
     std::vector<std::pair<std::shared_ptr<EndQueue>, uint64_t>> queues;  // by mu
     std::shared_ptr<ReadyFlag> ready;  // the engine reads it until then
   };
-  void Listen();
-  // act(Duration) in turns until over(), and as long as the agent is not being closed; then it is
-  // only looked whether it is over.
+  // False: the agent is being closed, which will end it.
+  bool Listen();
+  // act(Duration) in turns until over(). Of an agent that is gone it can only be seen whether it
+  // is.
   template <typename Act, typename Over>
   absl::Status InTurns(std::optional<double> timeout, Act act, Over over) const;
 

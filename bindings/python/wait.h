@@ -32,12 +32,26 @@ inline double ToSeconds(Duration duration) {
 
 inline constexpr Duration kTurn = std::chrono::milliseconds(50);
 
-// Calls `wait` (a Duration → a Status or StatusOr) without the GIL until it says something else
-// than DeadlineExceeded, `timeout` seconds (empty: forever) are over, or a signal's handler raises.
-// `more` (→ bool) is asked with the GIL between turns, and false ends it.
+// A scope without the GIL. Unlike pybind11's its end may be that of the thread: while the
+// interpreter exits, whoever wants the GIL back is ended by it (pthread_exit), through this
+// destructor.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() noexcept(false) { PyEval_RestoreThread(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+// Calls `wait` (Duration -> Status or StatusOr, which lets the GIL go by itself) until it says
+// something else than DeadlineExceeded, `timeout` seconds (empty: forever) are over, or a signal's
+// handler raises. Between turns nothing is held: a handler may close what is waited for. `more`
+// (-> bool) is asked there, and false ends it.
 template <typename Wait, typename More>
 auto WaitInTurns(std::optional<double> timeout, Wait wait, More more) {
-  namespace py = pybind11;
   using Clock = std::chrono::steady_clock;
   const auto until = timeout.has_value() ? Clock::now() + ToDuration(*timeout, "timeout")
                                          : Clock::time_point::max();
@@ -50,20 +64,11 @@ auto WaitInTurns(std::optional<double> timeout, Wait wait, More more) {
   };
   for (;;) {
     const auto left = until - Clock::now();
-    const Duration turn = std::clamp<Duration>(left, Duration(0), kTurn);
-    auto said = [&] {
-      const py::gil_scoped_release release;
-      return wait(turn);
-    }();
+    auto said = wait(std::clamp<Duration>(left, Duration(0), kTurn));
     if (!is_late(said) || left <= kTurn) return said;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
     if (!more()) return said;
   }
-}
-
-template <typename Wait>
-auto WaitInTurns(std::optional<double> timeout, Wait wait) {
-  return WaitInTurns(timeout, std::move(wait), [] { return true; });
 }
 
 }  // namespace kvxfer::python

@@ -195,6 +195,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
   std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
   std::map<RegionId, Closing> closing_;
+  std::optional<InboundHub::Question> drain_question_;
   bool closed_ = false;
   Time acks_held_{};         // since when acknowledgements are kept back; zero: none are
   uint32_t acks_late_ = 0;   // so many times in a row nothing followed in time

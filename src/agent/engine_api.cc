@@ -206,7 +206,9 @@ absl::StatusOr<TransferPtr> Engine::NewRecord(TransferKind kind,
 // By the owner: hands a posted transfer to its peer, or ends it where that has gone meanwhile.
 void Engine::Enlist(const TransferPtr& record) {
   Peer* found = FindPeer(record->peer);
-  if (found != nullptr && found->metadata().incarnation == record->incarnation) {
+  // Drain counts what was enlisted before it began; what is late ends here.
+  const absl::Status draining = CheckNotDraining();
+  if (draining.ok() && found != nullptr && found->metadata().incarnation == record->incarnation) {
     found->Submit(record);
     return;
   }
@@ -216,6 +218,7 @@ void Engine::Enlist(const TransferPtr& record) {
                                     .delivery = record->options.notification.has_value()
                                                     ? Delivery::kNotDelivered
                                                     : Delivery::kNone};
+  if (!draining.ok()) end.status = draining;
   if (closed_) {
     end.state = TransferState::kCancelled;
     end.status = absl::CancelledError(kAgentClosed);

@@ -13,12 +13,13 @@ constexpr Duration kLookAgain = std::chrono::milliseconds(2);
 }  // namespace
 
 absl::Status Engine::CheckNotDraining() const {
-  if (!draining_.load(std::memory_order_relaxed)) return absl::OkStatus();
+  if (!draining_.load()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("agent ", runtime_.options.name, " is being drained: it takes no new work"));
 }
 
-// Leases first: a fetch under one is no transfer of this agent.
+// Leases first, and by the owner: whatever was enlisted before draining began is counted by now.
+// A fetch under one is no transfer of this agent.
 absl::StatusOr<std::string> Engine::LeftToDrain() {
   const auto counts = CountKv();
   if (!counts.ok()) return counts.status();
@@ -41,7 +42,7 @@ absl::StatusOr<std::string> Engine::LeftToDrain() {
 absl::Status Engine::Drain(Duration timeout) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   if (auto status = RefuseInCallback("Drain"); !status.ok()) return status;
-  draining_.store(true, std::memory_order_relaxed);
+  draining_.store(true);
   const Time deadline = After(timeout);
   const auto late = [this](std::string_view left) {
     return absl::DeadlineExceededError(absl::StrCat("agent ", runtime_.options.name,
@@ -58,9 +59,31 @@ absl::Status Engine::Drain(Duration timeout) {
         &draining_, [] { return false; }, std::min(deadline, Now() + kLookAgain));
     if (!waited.ok()) return waited.status();
   }
-  const auto inbound = Quiesce({}, std::max(deadline - Now(), Duration::zero()));
-  if (!inbound.ok()) return inbound.status();
-  return inbound->quiet ? absl::OkStatus() : late(absl::StrCat("writes of ", inbound->pending));
+  // One question, however often it is called: what peers have begun by the first time.
+  const auto question =
+      CallFor<absl::StatusOr<InboundHub::Question>>([&]() -> absl::StatusOr<InboundHub::Question> {
+        if (!drain_question_.has_value()) {
+          auto started = inbound_.StartQuiesce({}, false);
+          if (!started.ok()) return started.status();
+          drain_question_ = *std::move(started);
+        }
+        return *drain_question_;
+      });
+  if (!question.ok()) return question.status();
+  const auto quiet = [&] { return question->quiet->load(std::memory_order_acquire); };
+  auto waited = WaitFor(question->quiet.get(), quiet, deadline);
+  if (!waited.ok()) return waited.status();
+  std::string pending;
+  const absl::Status asked = Call([&] {
+    if (quiet()) {
+      (void)inbound_.IsQuiet(question->token);  // forgets it
+      drain_question_.reset();
+    } else {
+      pending = inbound_.Pending(question->token);
+    }
+  });
+  if (!asked.ok()) return asked;
+  return pending.empty() ? absl::OkStatus() : late(absl::StrCat("writes of ", pending));
 }
 
 }  // namespace kvxfer

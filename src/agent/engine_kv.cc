@@ -281,7 +281,6 @@ absl::Status Engine::DropRequest(std::string_view cache, std::string_view reques
 absl::Status Engine::LeaseBlocks(std::string_view cache, std::string_view lease,
                                  std::span<const uint32_t> ids, Duration hold) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
-  if (auto status = CheckNotDraining(); !status.ok()) return status;
   const auto caches = runtime_.kv.table();
   const auto own = FindCache(*caches, cache, kThisAgent);
   if (!own.ok()) return own.status();
@@ -292,8 +291,13 @@ absl::Status Engine::LeaseBlocks(std::string_view cache, std::string_view lease,
     return absl::InvalidArgumentError(
         absl::StrCat("KV lease of block ", last, ", and the cache has ", (*own)->layout.blocks()));
   }
-  return CallFor<absl::Status>(
-      [&] { return runtime_.leases.Grant(lease, HashLeased((*own)->id, ids), After(hold)); });
+  return CallFor<absl::Status>([&] {
+    absl::Status status = CheckNotDraining();
+    if (status.ok()) {
+      status = runtime_.leases.Grant(lease, HashLeased((*own)->id, ids), After(hold));
+    }
+    return status;
+  });
 }
 
 absl::Status Engine::RenewLease(std::string_view lease, Duration hold) {

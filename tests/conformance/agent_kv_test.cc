@@ -483,6 +483,40 @@ TEST_P(AgentKv, ASwitchThatWasTooLateIsOver) {
   EXPECT_FALSE(b.ranks[0]->agent().PollNotification().has_value());
 }
 
+// New work is refused; what was promised, a lease and a transfer on its way, is kept.
+TEST_P(AgentKv, DrainWaitsForWhatWasPromised) {
+  const KvPlace from{.ids = {5, 0, 3}, .tokens = 48};
+  const KvPlace to{.ids = {1, 2, 3}, .tokens = 48};
+  ASSERT_OK_AND_ASSIGN(KvNodes prefill, KvNodes::Create(GetParam(), "p", kPlain, {.tp = 1}));
+  ASSERT_OK_AND_ASSIGN(KvNodes decode, KvNodes::Create(GetParam(), "d", kPlain, {.tp = 1}));
+  ASSERT_OK(Introduce(decode, prefill));
+  ASSERT_OK(Introduce(prefill, decode));
+  KvNode& owner = *prefill.ranks[0];
+  Agent& agent = owner.agent();
+  owner.Fill(from, 1);
+  ASSERT_OK(agent.LeaseBlocks("kv", "r", from.ids, kAmple));
+  std::atomic<uint32_t> ready{0};
+  ASSERT_OK_AND_ASSIGN(const Transfer written,
+                       agent.WriteBlocks(decode.names, Blocks(from, to),
+                                         {.request = "w", .deadline = kAmple, .ready = &ready}));
+  constexpr auto kLate = absl::StatusCode::kDeadlineExceeded;
+  EXPECT_TRUE(Fails(agent.Drain(std::chrono::milliseconds(20)), kLate, {"1 KV leases"}));
+  constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
+  EXPECT_TRUE(Fails(agent.Notify(decode.names[0], "new").status(), kRefused, {"being drained"}));
+  EXPECT_TRUE(Fails(agent.LeaseBlocks("kv", "new", from.ids, kAmple), kRefused, {"drained"}));
+  EXPECT_OK(agent.RenewLease("r", kAmple));
+
+  ASSERT_OK_AND_ASSIGN(const Transfer fetched,
+                       decode.ranks[0]->agent().ReadBlocks(prefill.names, Blocks(to, from),
+                                                           {.lease = "r", .deadline = kAmple}));
+  ASSERT_OK(fetched.Wait(kAmple));
+  EXPECT_TRUE(Fails(agent.Drain(std::chrono::milliseconds(20)), kLate, {"1 transfers to d-0"}));
+  ready.store(1, std::memory_order_release);
+  ASSERT_OK(agent.Drain(kAmple));
+  EXPECT_OK(written.Wait(kAmple));
+  EXPECT_TRUE(decode.ranks[0]->Holds(to, 1));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, AgentKv, ::testing::ValuesIn(AllFlavours()), FlavourName);
 
 }  // namespace

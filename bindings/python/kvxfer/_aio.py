@@ -7,7 +7,6 @@ Python, and no thread of Python waits.
 from __future__ import annotations
 
 import asyncio
-import collections
 import itertools
 import os
 import weakref
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class _Ends:
-    """The ends, of transfers and agents, that one event loop waits for."""
+    """The ends, of transfers and agents, that one event loop waits for. The loop keeps it, by its
+    reader; it does not keep the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
         self._queue = _kvxfer._EndQueue()
         self._keys = itertools.count()
         self._futures: dict[int, asyncio.Future[None]] = {}
@@ -35,7 +34,7 @@ class _Ends:
 
     def future(self, watch: Callable[[_kvxfer._EndQueue, int], None]) -> asyncio.Future[None]:
         key = next(self._keys)
-        future: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[key] = future
         future.add_done_callback(lambda _: self._futures.pop(key, None))
         watch(self._queue, key)
@@ -54,22 +53,24 @@ class _Ends:
                 future.set_result(None)
 
 
-_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Ends]
+_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[_Ends]]
 _of_loops = weakref.WeakKeyDictionary()
 
 
 def _ends() -> _Ends:
     loop = asyncio.get_running_loop()
-    ends = _of_loops.get(loop)
+    known = _of_loops.get(loop)
+    ends = None if known is None else known()
     if ends is None:
-        ends = _of_loops[loop] = _Ends(loop)
+        ends = _Ends(loop)
+        _of_loops[loop] = weakref.ref(ends)
     return ends
 
 
 async def wait(transfer: Transfer) -> None:
     """Returns when the transfer is done, and raises its end otherwise. Cancelling the task does not
     cancel the transfer: that is for ``transfer.cancel()``."""
-    if not transfer.done():
+    while not transfer.done():
         await _ends().future(transfer._watch)
     error = transfer.error
     if error is not None:
@@ -78,11 +79,11 @@ async def wait(transfer: Transfer) -> None:
 
 class Notifications:
     """An asynchronous iterator over an agent's notifications, which ends when the agent is closed.
-    Several of one agent share what comes."""
+    Several of one agent, and several tasks of one iterator, share what comes."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._taken: collections.deque[Notification] = collections.deque()
+        self._readable: asyncio.Future[None] | None = None
         # Of its own, for a loop watches a descriptor once.
         self._fd = os.dup(agent.notification_fd)
         weakref.finalize(self, os.close, self._fd)
@@ -91,22 +92,28 @@ class Notifications:
         return self
 
     async def __anext__(self) -> Notification:
-        while not self._taken:
+        while True:
             try:
-                self._taken.extend(self._agent.poll_notifications(64))
-                if not self._taken:
-                    await self._wait()
+                # One: what was taken and not handed out would be lost with the iterator.
+                told = self._agent.poll_notification()
             except Closed:
                 raise StopAsyncIteration from None
-        return self._taken.popleft()
+            if told is not None:
+                return told
+            closed = _ends().closed(self._agent)
+            await asyncio.wait({self._next(), closed}, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _wait(self) -> None:
+    def _next(self) -> asyncio.Future[None]:
+        """Done when something may have come. The loop keeps the iterator, and its descriptor open,
+        until then."""
         loop = asyncio.get_running_loop()
-        closed = _ends().closed(self._agent)
-        readable: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self._fd, lambda: readable.done() or readable.set_result(None))
-        try:
-            await asyncio.wait({readable, closed}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            loop.remove_reader(self._fd)
-            readable.cancel()
+        waiting = self._readable
+        if waiting is None or waiting.done() or waiting.get_loop() is not loop:
+            waiting = self._readable = loop.create_future()
+            loop.add_reader(self._fd, self._fire, loop, waiting)
+        return waiting
+
+    def _fire(self, loop: asyncio.AbstractEventLoop, waiting: asyncio.Future[None]) -> None:
+        loop.remove_reader(self._fd)
+        if not waiting.done():
+            waiting.set_result(None)

@@ -127,9 +127,21 @@ class _Maker:
 
 def case_indices(nixl: Any, rec: Any) -> None:
     m = _Maker(nixl, rec)
-    for dtype in ("int32", "uint32", "int64", "uint64", "int16", "float64", "bool"):
+    for dtype in ("int32", "uint32", "int64", "uint64", "int16"):
         ours, theirs = np.array([0, 1], dtype=dtype), np.array([1, 0], dtype=dtype)
         m.make(dtype, m.local, ours, m.remote, theirs)
+    for dtype in ("float64", "bool"):
+        rec.differs(
+            dtype,
+            "a nixl_xfer_handle",
+            "raises RuntimeError",
+            m.agent.make_prepped_xfer,
+            "WRITE",
+            m.local,
+            np.array([0, 1], dtype=dtype),
+            m.remote,
+            [1, 0],
+        )
     numbers = np.arange(8, dtype=np.int32)
     m.make("every second", m.local, numbers[::2], m.remote, numbers[::2])
     m.make("list", m.local, [0, 1, 5], m.remote, [2, 3, 4])

@@ -1,13 +1,22 @@
-"""The parts of the drop-in by themselves: coverage, messages in parts, metadata."""
+"""The parts of the drop-in by themselves: coverage, messages in parts, metadata, the listener."""
 
+import json
 import random
+import socket
+import struct
+import threading
+import time
+import zlib
 
 import numpy as np
 import pytest
 from kvxfer import _errors
-from kvxfer.compat.nixl import metadata
+from kvxfer.compat.nixl import exchange, metadata
 from kvxfer.compat.nixl.bindings import nixlBackendError, nixlMismatchError
 from kvxfer.compat.nixl.coverage import Coverage
+from kvxfer.compat.nixl.engine import Engine
+from kvxfer.compat.nixl.handle_table import HandleTable
+from kvxfer.compat.nixl.inbox import Inbox
 from kvxfer.compat.nixl.messages import Joiner, Splitter
 from kvxfer.compat.nixl.remotes import Remotes
 
@@ -152,3 +161,158 @@ def test_an_agent_out_of_reach_names_the_remedy(caplog: pytest.LogCaptureFixture
     with pytest.raises(nixlBackendError, match="KVXFER_LISTEN"):
         Remotes("a").load(_Unreachable(), {"UCX": 1}, metadata.encode(_metadata()))
     assert "KVXFER_LISTEN" in caplog.text
+
+
+def _with_head(changed: dict) -> bytes:
+    """Metadata of which the checksum is right and a value is not."""
+    head = {"agent": "b", "incarnation": "0", "sequence": 1, "connection": True}
+    text = json.dumps({**head, "backends": ["UCX"], "sections": [], **changed}).encode()
+    body = struct.pack("<I", len(text)) + text
+    return struct.pack("<8sQI", b"kvxnixl1", len(body), zlib.crc32(body)) + body
+
+
+@pytest.mark.parametrize("sequence", [float("inf"), 2**63, -1, 1.5, "1", True, None])
+def test_a_sequence_is_a_number_of_63_bits(sequence: object) -> None:
+    assert metadata.decode(_with_head({"sequence": 2**63 - 1})).sequence == 2**63 - 1
+    with pytest.raises(nixlMismatchError, match="damaged"):
+        metadata.decode(_with_head({"sequence": sequence}))
+
+
+@pytest.mark.parametrize(
+    "sections", [[[float("inf"), 0]], [[0, float("inf")]], [[0, 2**70]], [[0]], 5, [[0, -1]]]
+)
+def test_sections_of_wrong_numbers(sections: object) -> None:
+    with pytest.raises(nixlMismatchError, match="damaged"):
+        metadata.decode(_with_head({"sections": sections}))
+
+
+def test_a_finaliser_may_release_a_handle_within_any_call() -> None:
+    """As the garbage collector does; it must not wait for the call that it interrupts."""
+    table = HandleTable()
+
+    class Number:
+        def __index__(self) -> int:
+            table.drop(table.add(self))
+            return table.add("thing")
+
+    done = threading.Thread(target=lambda: table.get(Number(), str), daemon=True)
+    done.start()
+    done.join(5)
+    assert not done.is_alive()
+
+
+def test_an_agent_may_be_closed_while_it_encodes_metadata() -> None:
+    engine = Engine("a")
+
+    class Agent:
+        incarnation = "0"
+
+        def metadata(self) -> bytes:
+            engine.close()  # as the collector does where the last reference was in a cycle
+            return b"blob"
+
+        def close(self) -> None: ...
+
+    engine._agent = Agent()
+    engine.backends["UCX"] = 1
+    made: list[bytes] = []
+    thread = threading.Thread(target=lambda: made.append(engine.metadata()), daemon=True)
+    thread.start()
+    thread.join(5)
+    assert metadata.decode(made[0]).kvxfer == b"blob"
+
+
+def test_notifications_are_looked_at_by_several_threads() -> None:
+    class Posted:
+        error = None
+
+        def done(self) -> bool:
+            time.sleep(0)  # lets others in
+            return True
+
+    class Agent:
+        def poll_peer_event(self) -> None: ...
+
+    inbox, agent = Inbox(Remotes("a")), Agent()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(2000):
+                inbox._sent.append(Posted())
+                inbox.watch(agent)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    inbox.watch(agent)
+    assert failures == [] and not inbox._sent
+
+
+class _Known:
+    name = "a"
+
+    def __init__(self) -> None:
+        self.loaded = 0
+        self.go_on = threading.Event()
+
+    def metadata(self) -> bytes:
+        return b"m"
+
+    def load(self, data: bytes) -> str:
+        self.loaded += 1
+        self.go_on.wait(5)
+        return "b"
+
+    def remove(self, name: str) -> bool:
+        return True
+
+
+def _request(port: int, size: int, sent: int) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+    try:
+        sock.sendall(struct.pack("<8sBQ", b"kvxnixl?", exchange.LOAD, size) + bytes(sent))
+    except OSError:
+        pass  # closed by the listener
+    return sock
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_what_the_listener_holds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(exchange, "_MOST_BYTES_AT_ONCE", 2500)
+    known = _Known()
+    listener = exchange.Listener(known, 0)
+    try:
+        assert _is_closed(_request(listener.port, 1001, 0))
+        kept = [_request(listener.port, 1000, 1000) for _ in range(2)]
+        end = time.monotonic() + 5
+        while known.loaded < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert known.loaded == 2
+        assert _is_closed(_request(listener.port, 1000, 1000))
+        known.go_on.set()
+        for sock in [*kept, _request(listener.port, 1000, 1000)]:
+            assert not _is_closed(sock)
+        while listener._room._left < 2500 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert listener._room._left == 2500
+    finally:
+        listener.stop()
+
+
+def test_an_answer_is_not_longer_than_what_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    courier, listener = exchange.Courier(_Known()), exchange.Listener(_Known(), 0)
+    courier._deliver("127.0.0.1", listener.port, exchange.LOAD, bytes((16 << 20) + 1))
+    assert "expected at most 16777216" in caplog.text
+    listener.stop()

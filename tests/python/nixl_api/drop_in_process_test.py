@@ -264,3 +264,49 @@ def test_importing_is_cheap() -> None:
 
 def test_the_path_is_the_package_s() -> None:
     assert drop_in_path().endswith(os.path.join("compat", "nixl", "site"))
+
+
+FORKED = """
+import os, sys, time, warnings, nixl._api as api
+warnings.simplefilter("ignore")
+a = api.nixl_agent("a", api.nixl_agent_config(enable_listen_thread=True, listen_port=0))
+from kvxfer.compat.nixl import exchange
+import gc
+port = [o for o in gc.get_objects() if isinstance(o, exchange.Listener)][0].port
+a.send_local_metadata("127.0.0.1", 1)
+child = os.fork()
+if child == 0:
+    END
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+b = api.nixl_agent("b")
+b.send_local_metadata("127.0.0.1", port)
+end = time.monotonic() + 5
+while not a.check_remote_metadata("b") and time.monotonic() < end:
+    time.sleep(0.01)
+print(a.check_remote_metadata("b"))
+"""
+
+
+@pytest.mark.parametrize("end", ["pass", "del a; gc.collect()", "gc.collect(); sys.exit(0)"])
+def test_a_forked_child_leaves_its_parent_s_listener(end: str) -> None:
+    said = _script(FORKED.replace("END", end))
+    assert (said.stdout, said.returncode) == ("True\n", 0), said.stderr
+
+
+def test_a_forked_worker_of_multiprocessing_leaves_it_too() -> None:
+    text = FORKED.replace("child = os.fork()", "child = None").replace(
+        "assert os.waitpid(child, 0)[1] == 0",
+        """
+import multiprocessing
+def work():
+    global a
+    del a
+    gc.collect()
+worker = multiprocessing.get_context("fork").Process(target=work)
+worker.start()
+worker.join(20)
+assert worker.exitcode == 0""",
+    )
+    said = _script(text.replace("END", "pass"))
+    assert (said.stdout, said.returncode) == ("True\n", 0), said.stderr

@@ -133,3 +133,57 @@ def test_an_idle_loop_sleeps() -> None:
 
     with kvxfer.Agent(name("idle")) as right:
         assert asyncio.run(main(right)) < 0.1
+
+
+def test_loops_leave_nothing_behind() -> None:
+    import os
+
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
+        await left.notify(right.name, b"x")
+        iterator = right.notifications()
+        assert (await iterator.__anext__()).payload == b"x"
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(iterator.__anext__(), 0.001)
+
+    with pair() as (left, right):
+        know(left, right)
+        asyncio.run(main(left, right))
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(30):
+            asyncio.run(main(left, right))
+        import gc
+
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_what_was_not_handed_out_is_not_lost() -> None:
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
+        for number in range(10):
+            await left.notify(right.name, b"%d" % number)
+        for number in range(10):
+            async for told in right.notifications():
+                assert told.payload == b"%d" % number
+                break
+
+    with pair() as (left, right):
+        know(left, right)
+        asyncio.run(main(left, right))
+
+
+def test_two_tasks_of_one_iterator() -> None:
+    async def take(iterator: object) -> bytes:
+        return (await iterator.__anext__()).payload
+
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
+        iterator = right.notifications()
+        tasks = [asyncio.ensure_future(take(iterator)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        for number in range(2):
+            await left.notify(right.name, b"%d" % number)
+            await asyncio.sleep(0.02)
+        assert sorted(await asyncio.wait_for(asyncio.gather(*tasks), 5)) == [b"0", b"1"]
+
+    with pair() as (left, right):
+        know(left, right)
+        asyncio.run(main(left, right))

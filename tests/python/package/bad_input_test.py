@@ -227,3 +227,42 @@ def test_errors_pickle_and_say_their_code() -> None:
 
     error = pickle.loads(pickle.dumps(kvxfer.PeerLost("gone")))
     assert isinstance(error, ConnectionError) and error.code == "UNAVAILABLE"
+
+
+def test_a_released_memoryview(rig: Rig) -> None:
+    view = memoryview(b"gone")
+    view.release()
+    with pytest.raises(ValueError, match="released"):
+        rig.left.notify(rig.right.name, view)
+
+
+def test_lists_that_shrink_while_they_are_read(rig: Rig) -> None:
+    class Shrinks:
+        def __init__(self, whole: list[object]) -> None:
+            self.whole = whole
+
+        def __index__(self) -> int:
+            self.whole.clear()
+            return 1
+
+    ids: list[object] = []
+    ids += [Shrinks(ids), *range(2, 10)]
+    rig.write(ids, range(9)).wait(5)
+
+
+def test_a_region_of_another_agent(rig: Rig) -> None:
+    other = rig.right.register_memory(bytearray(64))
+    for call in (
+        lambda: rig.left.deregister_memory(other),
+        lambda: rig.left.quiesce(regions=[other]),
+    ):
+        with pytest.raises(kvxfer.InvalidArgument, match="is of another agent"):
+            call()
+    for bad, error in (("x", TypeError), (-1, ValueError), (2**40, ValueError), (None, TypeError)):
+        with pytest.raises(error, match="region is"):
+            rig.left.deregister_memory(bad)
+
+
+def test_blocks_in_descending_order(rig: Rig) -> None:
+    with pytest.raises(kvxfer.InvalidArgument, match="ascending order"):
+        kvxfer.PagedRegion.of(rig.source[::-1])

@@ -197,3 +197,135 @@ def test_many_agents_in_turn() -> None:
                 know(left, other)
                 left.notify(other.name, b"x").wait(5)
                 left.remove_peer(other.name)
+
+
+def test_a_signal_handler_may_close() -> None:
+    with pair() as (left, _):
+        signal.signal(signal.SIGUSR1, lambda *_: left.close())
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(kvxfer.Closed):
+            left.wait_notification(30)
+        assert time.monotonic() - began < 10
+        timer.join()
+
+
+def test_whoever_closes_second_waits_too() -> None:
+    """A peer that is stopped makes closing take its time; memory is let go of only then."""
+    run_well(
+        USED
+        + """
+    import os, signal, subprocess, sys, threading, time
+    code = "import kvxfer, sys; a = kvxfer.Agent('stopped'); m = bytearray(64); a.register_memory(m)\\n"
+    code += "sys.stdout.write(a.metadata().hex() + chr(10)); sys.stdout.flush()\\n"
+    code += "a.add_peer(bytes.fromhex(sys.stdin.readline())); a.notify('left', b'x').wait(5)\\n"
+    code += "print('told', flush=True); sys.stdin.read()"
+    peer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, text=True)
+    left.add_peer(bytes.fromhex(peer.stdout.readline()))
+    peer.stdin.write(left.metadata().hex() + chr(10)); peer.stdin.flush()
+    assert peer.stdout.readline() == "told\\n"
+    left.notify("stopped", b"y").wait(5)
+    os.kill(peer.pid, signal.SIGSTOP)
+    ends = []
+    def close():
+        left.close()
+        ends.append(time.monotonic())
+    threads = [threading.Thread(target=close) for _ in range(3)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    os.kill(peer.pid, signal.SIGKILL); peer.wait()
+    assert max(ends) - min(ends) < 0.5, ends
+"""
+    )
+
+
+def test_awaited_while_closing_it_is_not_taken_for_done() -> None:
+    import asyncio
+
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent, rows: tuple) -> list[str]:
+        transfers = [left.write(right.name, *rows, ready=kvxfer.ReadyFlag()) for _ in range(8)]
+        closing = threading.Thread(target=left.close)
+        closing.start()
+        ends = []
+        for transfer in transfers:
+            try:
+                await transfer
+                ends.append("done")
+            except kvxfer.Error as error:
+                ends.append(type(error).__name__)
+        closing.join()
+        return ends
+
+    for _ in range(20):
+        with pair() as (left, right):
+            ours = left.register_memory(bytearray(64))
+            theirs = right.register_memory(bytearray(64))
+            know(left, right)
+            rows = ([(ours.address, 64)], [(theirs.address, 64)])
+            assert asyncio.run(main(left, right, rows)) == ["Cancelled"] * 8
+
+
+def test_memory_may_do_what_it_likes_while_it_is_let_go_of() -> None:
+    class Calls(np.ndarray):
+        """Its end, and each question for its address, calls the agent."""
+
+        call: object = None
+
+        def data_ptr(self) -> int:
+            if self.call is not None:
+                self.call()
+            return self.ctypes.data
+
+        def __del__(self) -> None:
+            if self.call is not None:
+                self.call()
+
+    def quietly(call: object) -> object:
+        def run_it() -> None:
+            try:
+                call()
+            except kvxfer.Error:
+                pass
+
+        return run_it
+
+    with pair() as (left, right):
+        target = right.register_memory(bytearray(64))
+        know(left, right)
+        memories = [np.zeros(64, np.uint8).view(Calls) for _ in range(4)]
+        regions = [left.register_memory(memory) for memory in memories]
+        rows = ([(regions[0].address, 64)], [(target.address, 64)])
+        for memory, region in zip(memories, regions):
+            memory.call = quietly(lambda region=region: left.deregister_memory(region))
+        with pytest.raises(kvxfer.InvalidArgument):
+            left.write(right.name, *rows)
+        again = [np.zeros(64, np.uint8).view(Calls) for _ in range(4)]
+        for memory in again:
+            left.register_memory(memory)
+            memory.call = quietly(lambda: left.write(right.name, *rows))
+        del memories, again, memory
+        left.close()
+
+
+def test_daemon_threads_end_with_the_interpreter() -> None:
+    run_well(
+        USED
+        + """
+    import threading, time
+    held = write(ready=kvxfer.ReadyFlag())
+    def waits():
+        while True:
+            try:
+                held.wait(0.01)
+            except kvxfer.Error:
+                pass
+    def makes():
+        while True:
+            kvxfer.HostBuffer(4096)
+    for loop in (waits, makes):
+        threading.Thread(target=loop, daemon=True).start()
+    time.sleep(0.1)
+"""
+    )

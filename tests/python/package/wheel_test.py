@@ -115,16 +115,15 @@ def test_import_loads_no_fabric_library() -> None:
 
 
 def test_import_takes_no_time() -> None:
-    out = run_well(
-        """
+    code = """
     import time
     began = time.perf_counter()
     import kvxfer
     kvxfer.Agent
     print(time.perf_counter() - began)
 """
-    )
-    assert float(out) < 0.1
+    # The quickest of a few, for the machine may be busy.
+    assert min(float(run_well(code)) for _ in range(5)) < 0.1
 
 
 @pytest.mark.torch

@@ -47,9 +47,12 @@ def _wants_telemetry(config: nixlAgentConfig) -> bool:
     return config.captureTelemetry and said not in ("n", "no", "off", "0", "false", "disable")
 
 
-def _close(engine: Engine, courier: Courier, listeners: list[Listener]) -> None:
+def _close(owner: int, engine: Engine, courier: Courier, listeners: list[Listener]) -> None:
     for listener in listeners:
         listener.stop()
+    # In a forked child the rest is its parent's, and locks may be held by threads of the parent.
+    if os.getpid() != owner:
+        return
     courier.stop()
     engine.close()
 
@@ -69,7 +72,7 @@ class nixlAgent:
         self._courier = Courier(self._engine)
         listeners = [Listener(self._engine, config.listenPort)] if config.useListenThread else []
         # Not __del__: at exit its order is chance, and what it needs may be gone.
-        weakref.finalize(self, _close, self._engine, self._courier, listeners)
+        weakref.finalize(self, _close, os.getpid(), self._engine, self._courier, listeners)
 
     def _backends(self, handles: Iterable[int]) -> list[int]:
         known = set(self._engine.backends.values())
@@ -287,7 +290,7 @@ class nixlAgent:
         return _SUCCESS if done else _IN_PROG
 
     def getXferTelemetry(self, reqh: int) -> nixlXferTelemetry:
-        transfer = self._handles.get(reqh, Transfer)
+        transfer: Transfer = self._handles.get(reqh, Transfer)
         if not self._telemetry:
             raise nixl_error(nixlNoTelemetryError, "the agent was made without captureTelemetry")
         return transfer.telemetry()

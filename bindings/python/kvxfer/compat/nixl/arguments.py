@@ -43,20 +43,28 @@ def to_port(value: Any) -> int:
 
 
 def to_indices(indices: Any, what: str) -> np.ndarray:
-    """uint32, one-dimensional. A negative index becomes one beyond every list.
+    """A new array of integers, one-dimensional, of which nothing is known to be in range.
 
     RuntimeError: not a sequence of integers, as in NIXL; ValueError: not one-dimensional."""
     if isinstance(indices, np.ndarray):
         if indices.ndim != 1:
             raise ValueError(f"{what} has {indices.ndim} dimensions; expected 1")
-        return np.ascontiguousarray(indices.astype(np.uint32, copy=False))
+        if indices.size == 0:
+            return np.zeros(0, dtype=np.int32)
+        # NIXL would cast, and move other blocks than were meant.
+        if indices.dtype.kind not in "iu":
+            raise RuntimeError(f"{what} is an array of {indices.dtype}; expected integers")
+        if not indices.dtype.isnative:
+            return indices.astype(indices.dtype.newbyteorder("="))
+        # The caller may use its array again.
+        return indices.copy()
     if isinstance(indices, (str, bytes)) or not isinstance(indices, Iterable):
         raise RuntimeError(f"{what} is a {type(indices).__name__}; expected integers")
     values = list(indices)
     if not values:
-        return np.zeros(0, dtype=np.uint32)
+        return np.zeros(0, dtype=np.int32)
     try:
         # The fastest way to so many: a third of what array.array or numpy take.
-        return np.frombuffer(struct.pack(f"{len(values)}i", *values), dtype=np.uint32)
+        return np.frombuffer(struct.pack(f"{len(values)}i", *values), dtype=np.int32)
     except struct.error as error:
         raise RuntimeError(f"{what}: {error}") from None

@@ -20,7 +20,7 @@ _MAGIC = b"kvxdlst1"
 _BIGGEST = 2**64 - 1
 
 
-def _rows_of_tuples(descs: list, arity: int) -> np.ndarray:
+def _rows_of_tuples(descs: list[Any], arity: int) -> np.ndarray:
     """The first three elements of each tuple."""
     if not all(map(tuple.__instancecheck__, descs)):
         raise TypeError("a descriptor of the list is not a tuple")
@@ -58,7 +58,7 @@ class DescList:
         given = init_size if descs is None else descs
         self._mem = type
         self._shared = False
-        self._more: list = []
+        self._more: list[Any] = []
         if isinstance(given, list):
             rows = _rows_of_tuples(given, self._arity)
             if self._arity > 3:
@@ -142,12 +142,12 @@ class DescList:
     def isEmpty(self) -> bool:
         return self._count == 0
 
-    def __getitem__(self, index: Any) -> tuple:
+    def __getitem__(self, index: Any) -> tuple[Any, ...]:
         at = self._at(index)
         numbers = tuple(self._buffer[at].tolist())
         return (*numbers, self._more[at]) if self._arity > 3 else numbers
 
-    def __setitem__(self, index: Any, desc: tuple) -> None:
+    def __setitem__(self, index: Any, desc: tuple[Any, ...]) -> None:
         at = self._at(index)
         numbers, more = self._parse(desc)
         self._own()
@@ -155,7 +155,7 @@ class DescList:
         if self._arity > 3:
             self._more[at] = more
 
-    def addDesc(self, desc: tuple) -> None:
+    def addDesc(self, desc: tuple[Any, ...]) -> None:
         numbers, more = self._parse(desc)
         self._own(1)
         self._buffer[self._count] = numbers
@@ -199,7 +199,7 @@ class DescList:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _index(self, desc: tuple) -> int:
+    def _index(self, desc: tuple[Any, ...]) -> int:
         numbers, _ = self._parse(desc)
         same = (self._buffer[: self._count] == np.array(numbers, dtype=np.uint64)).all(axis=1)
         if not same.any():
@@ -238,7 +238,7 @@ class DescList:
 class nixlXferDList(DescList):
     """What is moved: (address, bytes, device)."""
 
-    def index(self, desc: tuple) -> int:
+    def index(self, desc: tuple[Any, ...]) -> int:
         """The first that equals it. nixlNotFoundError: none does."""
         return self._index(desc)
 
@@ -256,7 +256,7 @@ class nixlRegDList(DescList):
             return bytes(value)
         raise RuntimeError(f"the fourth element is a {type(value).__name__}; expected bytes or str")
 
-    def index(self, desc: tuple) -> int:
+    def index(self, desc: tuple[Any, ...]) -> int:
         """The first of the same range, whatever its meta. nixlNotFoundError: none is."""
         return self._index(desc)
 

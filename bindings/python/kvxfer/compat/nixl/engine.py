@@ -14,7 +14,7 @@ import numpy as np
 from kvxfer import _errors, _kvxfer
 
 from . import metadata
-from .coverage import Coverage
+from .coverage import Coverage, Key
 from .dlist import DescList
 from .enums import nixl_mem_t
 from .errors import (
@@ -24,7 +24,9 @@ from .errors import (
     nixlInvalidParamError,
     nixlNotAllowedError,
     nixlNotFoundError,
+    nixlNotSupportedError,
 )
+from .handle_table import NUMBERS
 from .inbox import Inbox
 from .memory import LocalMemory
 from .prepared import Pairs, PreparedList, check_lists, pairs_of_lists
@@ -40,6 +42,9 @@ STORAGE_BACKENDS = ("GDS", "GDS_MT", "POSIX", "HF3FS", "OBJ", "GUSLI", "AZURE_BL
 MEMORY_KINDS = (nixl_mem_t.DRAM_SEG, nixl_mem_t.VRAM_SEG)
 
 _DEADLINE = 600.0
+# Who asks whether a transfer is done moves it on itself for at most as long, in seconds: faster
+# than waking another thread for it.
+_DRIVE = 0.0005
 
 
 def deadline_from_environment() -> float:
@@ -68,7 +73,9 @@ class Engine:
         self._agent: Any = None
         self._closed = False
         self._sequence = 0
-        self._lock = threading.Lock()
+        # A collected nixlAgent is closed in whatever thread the collector runs, which may be that
+        # of a listener, within metadata().
+        self._lock = threading.RLock()
 
     # --- Backends -----------------------------------------------------------------------------
     def create_backend(self, name: str) -> int:
@@ -87,7 +94,7 @@ class Engine:
                 raise nixl_error(nixlNotFoundError, f"backend {name} {why}")
             if self._agent is None:
                 self._agent = self._make_agent()
-            self.backends[name] = len(self.backends) + 1
+            self.backends[name] = next(NUMBERS)
             handle = self.backends[name]
         logger.info(
             "agent %s: backend %s is kvxfer %s, which chooses the path to each peer itself and "
@@ -133,7 +140,7 @@ class Engine:
         keys = self.memory.check_registered(descs)
         return self._encode({int(descs.getType()): keys} if keys else {}, connection)
 
-    def _encode(self, sections: dict, connection: bool) -> bytes:
+    def _encode(self, sections: dict[int, list[Key]], connection: bool) -> bytes:
         # Both under one lock: a blob with a higher number is never the older one.
         with self._lock:
             self._sequence += 1
@@ -186,7 +193,7 @@ class Engine:
         covers = coverage.covers if rows.shape[1] == 3 else coverage.covers_strips
         if not covers(rows):
             raise self._not_covered(agent)
-        return PreparedList(agent, generation, rows)
+        return PreparedList(agent, generation, mem, rows)
 
     @staticmethod
     def _not_covered(agent: str) -> Exception:
@@ -204,7 +211,7 @@ class Engine:
             raise self._not_covered("")
         if not there.covers(theirs):
             raise self._not_covered(agent)
-        return pairs_of_lists(ours, theirs), generation
+        return pairs_of_lists(ours, theirs, (local.getType(), remote.getType())), generation
 
     def check_generation(self, agent: str, generation: int) -> None:
         """nixlNotFoundError: it was removed since."""
@@ -218,6 +225,10 @@ class Engine:
     ) -> Transfer:
         self.check_generation(agent, generation)
         self.inbox.check(message)
+        if agent == self.name and pairs.mems != (nixl_mem_t.DRAM_SEG, nixl_mem_t.DRAM_SEG):
+            raise nixl_error(
+                nixlNotSupportedError, "an agent copies within itself in host memory only"
+            )
         return Transfer(write, agent, generation, pairs, message, merge)
 
     def post(self, transfer: Transfer, message: bytes) -> bool:
@@ -226,7 +237,7 @@ class Engine:
         transfer.check_can_post()
         message = transfer.take_message(message)
         if transfer.peer == self.name:
-            transfer.copy()
+            transfer.copy(self.memory)
             if message:
                 self.inbox.tell_self(message)
             return True
@@ -235,17 +246,18 @@ class Engine:
             try:
                 last = self.inbox.send_before(self._agent, transfer.peer, message, self._deadline)
             except _errors.Error as error:
+                transfer.refuse(error)
                 raise from_kvxfer(error) from error
         transfer.post(self._agent, last, self._deadline)
-        return self._is_done(transfer)
+        return self._is_done(transfer, 0.0)
 
     def is_done(self, transfer: Transfer) -> bool:
         if transfer.is_under_way() and self.remotes.find(transfer.peer) is None:
             raise nixl_error(nixlNotFoundError, f"agent {transfer.peer!r} was removed meanwhile")
-        return self._is_done(transfer)
+        return self._is_done(transfer, _DRIVE)
 
-    def _is_done(self, transfer: Transfer) -> bool:
-        if not transfer.is_done():
+    def _is_done(self, transfer: Transfer, drive: float) -> bool:
+        if not transfer.is_done(drive):
             return False
         remote = self.remotes.find(transfer.peer)
         if remote is not None and not remote.path_said:

@@ -13,6 +13,8 @@ class _Number(enum.IntEnum):
 class _Name(enum.Enum):
     """Converts to its number, but is not equal to it."""
 
+    _value_: int
+
     def __int__(self) -> int:
         return self.value
 

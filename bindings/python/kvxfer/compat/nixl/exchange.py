@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from .metadata import MOST_BYTES
 from .remotes import REMEDY
 
 logger = logging.getLogger("kvxfer.compat.nixl")
@@ -27,6 +26,8 @@ LOAD, FETCH, REMOVE, DONE, REFUSED = range(1, 6)
 _REQUEST_SECONDS = 5.0  # for all of one request
 _CONNECT_SECONDS = 2.0
 _MOST_AT_ONCE = 16
+_MOST_BYTES = 16 << 20  # of one payload: metadata of half a million ranges
+_MOST_BYTES_AT_ONCE = 64 << 20  # of all connections to one listener
 
 
 class Known(Protocol):
@@ -46,10 +47,49 @@ def listen_host() -> str:
 
 
 def _send(sock: socket.socket, kind: int, payload: bytes) -> None:
+    if len(payload) > _MOST_BYTES:
+        raise ValueError(f"{len(payload)} bytes of metadata; expected at most {_MOST_BYTES}")
     sock.sendall(_HEADER.pack(_MAGIC, kind, len(payload)) + payload)
 
 
-def _receive_all(sock: socket.socket, size: int, until: float) -> bytes:
+class _Room:
+    """What connections hold at the same time, which is bounded. Thread-safe."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """ValueError: there is not as much."""
+        with self._lock:
+            if size > self._left:
+                raise ValueError("too much has come at once")
+            self._left -= size
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._left += size
+
+
+class _Share:
+    """One connection's part of the room, given back at the end of ``with``."""
+
+    def __init__(self, room: _Room) -> None:
+        self._room = room
+        self._size = 0
+
+    def take(self, size: int) -> None:
+        self._room.take(size)
+        self._size += size
+
+    def __enter__(self) -> "_Share":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.give_back(self._size)
+
+
+def _receive_all(sock: socket.socket, size: int, until: float, share: _Share) -> bytes:
     parts = []
     while size > 0:
         left = until - time.monotonic()
@@ -59,18 +99,20 @@ def _receive_all(sock: socket.socket, size: int, until: float) -> bytes:
         part = sock.recv(min(size, 1 << 20))
         if not part:
             raise ConnectionError("the other side closed")
+        # As it comes: who only promises many bytes takes no room of others.
+        share.take(len(part))
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
 
 
-def _receive(sock: socket.socket) -> tuple[int, bytes]:
+def _receive(sock: socket.socket, share: _Share) -> tuple[int, bytes]:
     """ValueError: not of this protocol; OSError."""
     until = time.monotonic() + _REQUEST_SECONDS
-    magic, kind, size = _HEADER.unpack(_receive_all(sock, _HEADER.size, until))
-    if magic != _MAGIC or size > MOST_BYTES:
+    magic, kind, size = _HEADER.unpack(_receive_all(sock, _HEADER.size, until, share))
+    if magic != _MAGIC or size > _MOST_BYTES:
         raise ValueError("not a request of kvxfer's NIXL drop-in")
-    return kind, _receive_all(sock, size, until)
+    return kind, _receive_all(sock, size, until, share)
 
 
 class Listener:
@@ -79,6 +121,8 @@ class Listener:
     def __init__(self, known: Known, port: int) -> None:
         self._known = known
         self._free = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._room = _Room(_MOST_BYTES_AT_ONCE)
+        self._owner = os.getpid()
         self._stopped = False
         host = listen_host()
         try:
@@ -109,8 +153,8 @@ class Listener:
 
     def _serve(self, client: socket.socket) -> None:
         try:
-            with client:
-                kind, payload = _receive(client)
+            with client, _Share(self._room) as share:
+                kind, payload = _receive(client, share)
                 client.settimeout(_REQUEST_SECONDS)
                 try:
                     _send(client, DONE, self._act(kind, payload))
@@ -138,6 +182,10 @@ class Listener:
         if self._stopped:
             return
         self._stopped = True
+        if os.getpid() != self._owner:
+            # A forked child shares the socket: to shut it down would stop its parent's listener.
+            self._socket.close()
+            return
         try:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept
         except OSError:
@@ -155,7 +203,8 @@ class Courier:
         self._known = known
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._owner = os.getpid()
 
     def send(self, host: str, port: int, kind: int, payload: bytes) -> None:
         """Returns at once."""
@@ -179,7 +228,7 @@ class Courier:
             with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as sock:
                 sock.settimeout(_REQUEST_SECONDS)
                 _send(sock, kind, payload)
-                answer, text = _receive(sock)
+                answer, text = _receive(sock, _Share(_Room(2 * _MOST_BYTES)))
         except (OSError, OverflowError, ValueError) as error:
             logger.error(
                 "the listener at %s:%s was not reached: %s (%s)", host, port, error, REMEDY
@@ -192,6 +241,8 @@ class Courier:
             self._known.load(text)
 
     def stop(self) -> None:
+        if os.getpid() != self._owner:  # the thread is the parent's
+            return
         with self._lock:
             thread = self._thread
         self._jobs.put(None)

@@ -33,7 +33,8 @@ class Inbox:
         self._own: deque[bytes] = deque()
         self._sent: deque[Any] = deque(maxlen=_MOST_WATCHED)
         # One at a time takes notifications, so that parts are joined in their order.
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
+        self._watching = threading.Lock()
 
     def tell_self(self, message: bytes) -> None:
         self._own.append(message)
@@ -89,11 +90,17 @@ class Inbox:
                 logger.warning("agent %s is lost: %s", event.peer, event.cause)
             elif event.kind != "suspect":
                 remote.lost = ""
+        # One thread is enough, and is not waited for.
+        if not self._watching.acquire(blocking=False):
+            return
+        try:
+            self._look_at_sent()
+        finally:
+            self._watching.release()
+
+    def _look_at_sent(self) -> None:
         while self._sent and self._sent[0].done():
-            try:
-                posted = self._sent.popleft()
-            except IndexError:  # another thread was faster
-                return
+            posted = self._sent.popleft()
             if posted.error is not None:
                 logger.warning(
                     "a notification to agent %s did not arrive: %s (%s)",

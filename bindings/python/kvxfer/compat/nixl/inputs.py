@@ -31,19 +31,19 @@ def _is_tensor(thing: Any) -> bool:
     return torch is not None and isinstance(thing, torch.Tensor)
 
 
-def _nothing(why: str) -> Any:
+def _nothing(kind: type[List], why: str) -> List | None:
     """As in NIXL, what cannot be told apart becomes None, and a line of the log."""
     logger.error("no descriptors: %s", why)
     return None
 
 
-def _of_tensors(kind: type[List], tensors: list) -> List | None:
+def _of_tensors(kind: type[List], tensors: list[Any]) -> List | None:
     rows = np.zeros((len(tensors), 3), dtype=np.uint64)
     for row, tensor in zip(rows, tensors):
         if tensor.device != tensors[0].device:
-            return _nothing("the tensors are on several devices")
+            return _nothing(kind, "the tensors are on several devices")
         if not tensor.is_contiguous():
-            return _nothing("a tensor is not contiguous")
+            return _nothing(kind, "a tensor is not contiguous")
         # A device of -1 is the host.
         place = max(tensor.get_device(), 0)
         row[:] = (tensor.data_ptr(), tensor.numel() * tensor.element_size(), place)
@@ -53,9 +53,9 @@ def _of_tensors(kind: type[List], tensors: list) -> List | None:
 
 def _of_values(kind: type[List], descs: Any, mem_type: Any, fits: bool, form: str) -> List | None:
     if mem_type is None:
-        return _nothing("mem_type is needed where there is no tensor to tell it")
+        return _nothing(kind, "mem_type is needed where there is no tensor to tell it")
     if not fits:
-        return _nothing(f"expected {form}")
+        return _nothing(kind, f"expected {form}")
     return kind(MEMORY[mem_type], descs=descs)
 
 
@@ -65,13 +65,13 @@ def to_descs(kind: type[List], descs: Any, mem_type: str | None) -> List | None:
     if isinstance(descs, kind):
         return descs
     if isinstance(descs, DescList):
-        return _nothing(f"they are a {type(descs).__name__}; expected a {kind.__name__}")
+        return _nothing(kind, f"they are a {type(descs).__name__}; expected a {kind.__name__}")
     first = descs[0]
     arity = kind._arity
     if isinstance(first, tuple):
         return _of_values(kind, descs, mem_type, len(first) == arity, f"tuples of {arity}")
     if kind is nixlRemoteDList:
-        return _nothing("a list of tuples (address, bytes, device, agent) is needed")
+        return _nothing(kind, "a list of tuples (address, bytes, device, agent) is needed")
     if isinstance(descs, np.ndarray):
         fits = descs.ndim == 2 and descs.shape[1] == 3
         return _of_values(kind, descs, mem_type, fits, "an array of N rows of 3")
@@ -79,4 +79,4 @@ def to_descs(kind: type[List], descs: Any, mem_type: str | None) -> List | None:
         return _of_tensors(kind, [descs])
     if _is_tensor(first):
         return _of_tensors(kind, descs)
-    return _nothing(f"a {type(descs).__name__} of {type(first).__name__} is none")
+    return _nothing(kind, f"a {type(descs).__name__} of {type(first).__name__} is none")

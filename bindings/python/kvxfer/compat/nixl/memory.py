@@ -15,6 +15,7 @@ logger = logging.getLogger("kvxfer.compat.nixl")
 
 _Kind = Literal["host", "cuda"]
 _KINDS: dict[nixl_mem_t, _Kind] = {nixl_mem_t.DRAM_SEG: "host", nixl_mem_t.VRAM_SEG: "cuda"}
+HOST = int(nixl_mem_t.DRAM_SEG)
 # How long deregistration may wait until nothing can touch the memory, in seconds.
 _PATIENCE = 5.0
 
@@ -27,7 +28,11 @@ class LocalMemory:
     """Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # RLock, here as elsewhere: the garbage collector may run a finaliser of the program's in
+        # the midst of a call, and that may call the same agent.
+        self._lock = threading.RLock()
+        self.in_use = threading.RLock()
+        """Held while this process itself reads or writes what is registered."""
         # One kvxfer region for each registration; None: of no bytes, of which kvxfer has none.
         self._regions: dict[int, dict[Key, list[Any]]] = {}
         self._coverage: dict[int, Coverage] = {}
@@ -77,7 +82,7 @@ class LocalMemory:
 
         nixlBackendError: a transfer still uses one after 5 s; it stays registered."""
         mem = int(descs.getType())
-        with self._lock:
+        with self.in_use, self._lock:
             section = self._regions.get(mem)
             if not section:
                 raise nixl_error(nixlNotFoundError, f"no {descs.getType().name} is registered")

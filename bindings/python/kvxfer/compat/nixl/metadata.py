@@ -19,6 +19,8 @@ _MAGIC = b"kvxnixl1"
 _FRAME = struct.Struct("<8sQI")  # magic, bytes of the body, their CRC-32
 _HEAD = struct.Struct("<I")  # bytes of the JSON head
 MOST_BYTES = 256 << 20
+# What reading a body of wrong form raises; OverflowError, for one, where a number is Infinity.
+_DAMAGE = (OverflowError, LookupError, ValueError, TypeError, RecursionError, struct.error)
 
 
 @dataclass
@@ -85,7 +87,7 @@ def decode(data: bytes) -> Metadata:
         raise _refuse("the metadata is damaged: its checksum is wrong")
     try:
         return _decode_body(body)
-    except (LookupError, ValueError, TypeError, RecursionError, struct.error) as error:
+    except _DAMAGE as error:
         raise _refuse(f"the metadata is damaged: {error!r}") from None
 
 
@@ -93,6 +95,9 @@ def _decode_body(body: bytes) -> Metadata:
     (head_bytes,) = _HEAD.unpack_from(body)
     at = _HEAD.size + head_bytes
     head = json.loads(body[_HEAD.size : at])
+    sequence = head["sequence"]
+    if type(sequence) is not int or not 0 <= sequence < 2**63:
+        raise ValueError("the sequence is not an integer from 0 to 2^63 - 1")
     sections: dict[int, list[Key]] = {}
     for mem, count in head["sections"]:
         if count < 0:
@@ -103,7 +108,7 @@ def _decode_body(body: bytes) -> Metadata:
     return Metadata(
         agent=str(head["agent"]),
         incarnation=str(head["incarnation"]),
-        sequence=int(head["sequence"]),
+        sequence=sequence,
         connection=bool(head["connection"]),
         backends=[str(name) for name in head["backends"]],
         kvxfer=body[at:],

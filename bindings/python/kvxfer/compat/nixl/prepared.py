@@ -3,6 +3,7 @@
 The work per descriptor is numpy's and kvxfer's, none of it Python's.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,18 @@ import numpy as np
 from kvxfer import _errors, _kvxfer
 
 from .arguments import to_indices
+from .enums import nixl_mem_t
 from .errors import nixl_error, nixlInvalidParamError
 
 
 class PreparedList:
     """Immutable. ``agent`` is "" for local memory; ``generation`` is that of the remote agent."""
 
-    def __init__(self, agent: str, generation: int, rows: np.ndarray) -> None:
+    def __init__(self, agent: str, generation: int, mem: nixl_mem_t, rows: np.ndarray) -> None:
         """``rows``: (N, 3) or (N, 5) of uint64, which nobody changes afterwards; N > 0."""
         self.agent = agent
         self.generation = generation
+        self.mem = mem
         self.list = _kvxfer._XferList(rows)
         self._rows = rows
         sizes = rows[:, 1]
@@ -31,10 +34,11 @@ class PreparedList:
             return indices
         if self._firsts is None:
             self._firsts = np.cumsum(self._rows[:, 4]) - self._rows[:, 4]
-        return np.searchsorted(self._firsts, indices, side="right") - 1
+        return np.searchsorted(self._firsts, indices.astype(np.uint64), side="right") - 1
 
     def sizes(self, indices: np.ndarray) -> int | np.ndarray:
-        """The bytes of each; one number where all of the list are of one size."""
+        """The bytes of each; one number where all of the list are of one size. ``indices`` are in
+        range, here and below."""
         return self._size if self._size is not None else self._rows[self._row_of(indices), 1]
 
     def pick(self, indices: np.ndarray) -> Any:
@@ -45,24 +49,32 @@ class PreparedList:
             raise nixl_error(nixlInvalidParamError, str(error)) from None
 
     def rows_at(self, indices: np.ndarray) -> np.ndarray:
-        """(N, 2) of address and bytes."""
-        rows = self._rows[self._row_of(indices)]
+        """(N, 3) of address, bytes and device."""
+        row = self._row_of(indices)
+        rows: np.ndarray = self._rows[row]
         if self._rows.shape[1] == 5:
             assert self._firsts is not None
-            step = indices - self._firsts[self._row_of(indices)]
-            rows = np.column_stack((rows[:, 0] + step * rows[:, 3], rows[:, 1]))
-        return np.ascontiguousarray(rows[:, :2])
+            step = indices.astype(np.uint64) - self._firsts[row]
+            rows = np.column_stack((rows[:, 0] + step * rows[:, 3], rows[:, 1], rows[:, 2]))
+        return rows
 
 
 class Pairs:
     """Local and remote descriptors of one transfer, as many and of equal bytes."""
 
-    def __init__(self, local: Any, remote: Any, rows: Any) -> None:
-        """``local``, ``remote``: _XferList. ``rows``: a function that returns both as arrays
-        (N, 2), for the rare case that needs them."""
+    def __init__(
+        self,
+        local: Any,
+        remote: Any,
+        mems: tuple[nixl_mem_t, nixl_mem_t],
+        rows: Callable[[], tuple[np.ndarray, np.ndarray]],
+    ) -> None:
+        """``local``, ``remote``: _XferList. ``mems``: the kinds of memory. ``rows``: returns both
+        as arrays (N, 3), for the rare case that needs them."""
         self.local = local
         self.remote = remote
-        self._rows = rows
+        self.mems = mems
+        self.rows = rows
         self.bytes = local.total_bytes
 
     def __len__(self) -> int:
@@ -75,22 +87,20 @@ class Pairs:
     def without_repeats(self, to_local: bool) -> "Pairs | None":
         """Of descriptors with the same destination only the last, which is the one that is there
         in the end. None: no two are the same."""
-        local, remote = self._rows()
+        local, remote = self.rows()
         destination = (local if to_local else remote)[::-1]
         _, last = np.unique(destination, axis=0, return_index=True)
         if len(last) == len(destination):
             return None
         keep = np.sort(len(destination) - 1 - last)
-        kept = [_with_device(local[keep]), _with_device(remote[keep])]
+        kept = local[keep], remote[keep]
         ours, theirs = map(_kvxfer._XferList, kept)
-        return Pairs(ours, theirs, lambda: (local[keep], remote[keep]))
-
-
-def _with_device(rows: np.ndarray) -> np.ndarray:
-    return np.column_stack((rows, np.zeros(len(rows), dtype=np.uint64)))
+        return Pairs(ours, theirs, self.mems, lambda: kept)
 
 
 def _check_sizes(local: int | np.ndarray, remote: int | np.ndarray) -> None:
+    if isinstance(local, int) and isinstance(remote, int) and local == remote:
+        return  # numpy takes 20 µs to say so
     different = np.not_equal(local, remote)
     if np.any(different):
         at = int(np.argmax(different))
@@ -101,10 +111,12 @@ def _check_sizes(local: int | np.ndarray, remote: int | np.ndarray) -> None:
         )
 
 
-def pairs_of_lists(local: np.ndarray, remote: np.ndarray) -> Pairs:
+def pairs_of_lists(
+    local: np.ndarray, remote: np.ndarray, mems: tuple[nixl_mem_t, nixl_mem_t]
+) -> Pairs:
     """``local``, ``remote``: (N, 3) of equal N and bytes, which nobody changes afterwards."""
     ours, theirs = map(_kvxfer._XferList, (local, remote))
-    return Pairs(ours, theirs, lambda: (local[:, :2], remote[:, :2]))
+    return Pairs(ours, theirs, mems, lambda: (local, remote))
 
 
 def check_lists(local: np.ndarray, remote: np.ndarray) -> None:
@@ -134,6 +146,5 @@ def pairs_of_prepared(
         )
     picked = local.pick(ours), remote.pick(theirs)
     _check_sizes(local.sizes(ours), remote.sizes(theirs))
-    # The caller may use its arrays again.
-    kept = ours.copy(), theirs.copy()
-    return Pairs(*picked, lambda: (local.rows_at(kept[0]), remote.rows_at(kept[1])))
+    mems = local.mem, remote.mem
+    return Pairs(*picked, mems, lambda: (local.rows_at(ours), remote.rows_at(theirs)))

@@ -41,7 +41,7 @@ class Remote:
         self.path_said = False
         self._keys: dict[int, set[Key]] = {}
         self._coverage: dict[int, Coverage] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def add(self, sections: dict[int, list[Key]]) -> None:
         with self._lock:
@@ -62,8 +62,8 @@ class Remotes:
     def __init__(self, own_name: str) -> None:
         self._own_name = own_name
         self._by_name: dict[str, Remote] = {}
-        self._lock = threading.Lock()  # of the dict
-        self._loading = threading.Lock()  # one load or removal at a time
+        self._lock = threading.RLock()  # of the dict
+        self._loading = threading.RLock()  # one load or removal at a time
 
     def find(self, name: str) -> Remote | None:
         with self._lock:

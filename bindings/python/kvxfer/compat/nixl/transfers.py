@@ -10,9 +10,11 @@ from kvxfer import _errors, _kvxfer
 from .errors import (
     from_kvxfer,
     nixl_error,
+    nixlInvalidParamError,
     nixlNotPostedError,
     nixlRepostActiveError,
 )
+from .memory import HOST, LocalMemory
 from .prepared import Pairs
 
 logger = logging.getLogger("kvxfer.compat.nixl")
@@ -55,7 +57,7 @@ class Transfer:
         self.pairs = pairs
         self._message = message
         self._merge = merge
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._active: Any = None  # kvxfer's transfer
         self._posted = False
         self._error: Exception | None = None  # kvxfer's
@@ -65,7 +67,7 @@ class Transfer:
 
     def check_can_post(self) -> None:
         """nixlRepostActiveError: still under way."""
-        if self._active is not None and not self._active.done():
+        if self.is_under_way():
             raise nixl_error(nixlRepostActiveError, "the transfer is still under way")
 
     def take_message(self, message: bytes) -> bytes:
@@ -77,18 +79,31 @@ class Transfer:
     def post(self, agent: Any, message: bytes | None, deadline: float) -> None:
         """NIXL's error where kvxfer refuses it; as its end."""
         with self._lock:
-            self.check_can_post()
-            self._posted = True
-            self._error = None
-            self._active = None
-            self._start = time.monotonic()
+            self._begin()
             try:
                 self._active = self._move(agent, self.pairs, message, deadline)
             except _errors.Error as error:
                 self._error = error
+                self._posted = True
                 raise from_kvxfer(error) from error
             finally:
                 self._post_seconds = time.monotonic() - self._start
+            self._posted = True
+
+    def _begin(self) -> None:
+        # Whatever ends the posting early, Ctrl-C for one, leaves a transfer that was not posted.
+        self.check_can_post()
+        self._posted = False
+        self._error = None
+        self._active = None
+        self._start = time.monotonic()
+
+    def refuse(self, error: Exception) -> None:
+        """``error``, kvxfer's, is its end: what goes before it was not sent."""
+        with self._lock:
+            self._begin()
+            self._error = error
+            self._posted = True
 
     def _move(self, agent: Any, pairs: Pairs, message: bytes | None, deadline: float) -> Any:
         call = agent.write if self.write else agent.read
@@ -105,23 +120,31 @@ class Transfer:
                 raise
         return call(self.peer, single.local, single.remote, notification=message, deadline=deadline)
 
-    def copy(self) -> None:
-        """Within this process; done on return."""
+    def copy(self, memory: LocalMemory) -> None:
+        """Within this process; done on return. nixlInvalidParamError: some of it is not registered
+        any more."""
         pairs = self.pairs
         to, source = (pairs.remote, pairs.local) if self.write else (pairs.local, pairs.remote)
-        with self._lock:
-            self._start = time.monotonic()
+        # Deregistration waits for the copy: the memory may be unmapped right after it.
+        with self._lock, memory.in_use:
+            self._begin()
+            if not all(map(memory.coverage(HOST).covers, pairs.rows())):
+                raise nixl_error(
+                    nixlInvalidParamError, "memory of the transfer was deregistered meanwhile"
+                )
             _kvxfer.copy_blocks(to, source)
             self._copy_seconds = self._post_seconds = time.monotonic() - self._start
             self._posted = True
 
-    def is_done(self) -> bool:
-        """False: under way. nixlNotPostedError; else the error that it ended with."""
+    def is_done(self, drive: float = 0.0) -> bool:
+        """False: under way, after at most ``drive`` seconds in which the caller's thread moved it
+        on. nixlNotPostedError; else the error that it ended with."""
         with self._lock:
             if not self._posted:
                 raise nixl_error(nixlNotPostedError, "the transfer was not posted yet")
             if self._error is None and self._active is not None:
-                if not self._active.done():
+                ended = self._active._drive(drive) if drive > 0 else self._active.done()
+                if not ended:
                     return False
                 self._error = self._active.error
                 if self._error is not None:
@@ -132,10 +155,12 @@ class Transfer:
 
     def path(self) -> str:
         """The kvxfer backend that carried it; empty: none."""
-        return self._active.stats.path if self._active is not None else ""
+        active = self._active
+        return active.stats.path if active is not None else ""
 
     def is_under_way(self) -> bool:
-        return self._active is not None and not self._active.done()
+        active = self._active
+        return active is not None and not active.done()
 
     def cancel(self, wait: bool) -> None:
         """Nothing, where it has ended. nixlRepostActiveError: bytes of it may still move, after
@@ -165,7 +190,8 @@ class Transfer:
         """Zeros while it is under way, as nothing is known. nixlNotPostedError; or its error."""
         if not self.is_done():
             return nixlXferTelemetry()
-        seconds = self._copy_seconds if self._active is None else self._active.stats.total
+        active = self._active
+        seconds = self._copy_seconds if active is None else active.stats.total
         # kvxfer's clock starts within the call that posts.
         seconds = max(seconds, self._post_seconds)
         # NIXL's clock ticks in microseconds: what was done took at least one.
