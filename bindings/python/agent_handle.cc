@@ -8,6 +8,8 @@
 namespace kvxfer::python {
 namespace {
 
+namespace py = pybind11;
+
 // By the GIL; never destroyed, for handles may go after static variables have.
 std::vector<std::weak_ptr<AgentHandle>>& Handles() {
   static auto* const handles = new std::vector<std::weak_ptr<AgentHandle>>();

@@ -73,9 +73,11 @@ absl::Status Engine::Drain(Duration timeout) {
   const auto quiet = [&] { return question->quiet->load(std::memory_order_acquire); };
   auto waited = WaitFor(question->quiet.get(), quiet, deadline);
   if (!waited.ok()) return waited.status();
+  bool over = false;
   std::string pending;
-  const absl::Status asked = Call([&] {
-    if (quiet()) {
+  absl::Status asked = Call([&] {
+    over = quiet();
+    if (over) {
       (void)inbound_.IsQuiet(question->token);  // forgets it
       drain_question_.reset();
     } else {
@@ -83,7 +85,7 @@ absl::Status Engine::Drain(Duration timeout) {
     }
   });
   if (!asked.ok()) return asked;
-  return pending.empty() ? absl::OkStatus() : late(absl::StrCat("writes of ", pending));
+  return over ? absl::OkStatus() : late(absl::StrCat("writes of ", pending));
 }
 
 }  // namespace kvxfer
