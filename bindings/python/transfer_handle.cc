@@ -6,42 +6,17 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 
 namespace kvxfer::python {
 namespace {
 
 namespace py = pybind11;
 
-const char* NameOf(TransferState state) {
-  switch (state) {
-    case TransferState::kActive:
-      return "active";
-    case TransferState::kDone:
-      return "done";
-    case TransferState::kFailed:
-      return "failed";
-    case TransferState::kCancelled:
-      return "cancelled";
-    case TransferState::kDeadlineExceeded:
-      return "deadline_exceeded";
-  }
-  return "unknown";
-}
-
-const char* NameOf(Delivery delivery) {
-  switch (delivery) {
-    case Delivery::kNone:
-      return "none";
-    case Delivery::kPending:
-      return "pending";
-    case Delivery::kDelivered:
-      return "delivered";
-    case Delivery::kNotDelivered:
-      return "not_delivered";
-    case Delivery::kUnknown:
-      return "unknown";
-  }
-  return "unknown";
+// What the library calls it, as one word.
+template <typename Kind>
+std::string NameOf(Kind kind) {
+  return absl::StrReplaceAll(ToString(kind), {{" ", "_"}});
 }
 
 }  // namespace

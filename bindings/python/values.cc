@@ -14,20 +14,6 @@ namespace {
 
 namespace py = pybind11;
 
-const char* NameOf(PeerEventKind kind) {
-  switch (kind) {
-    case PeerEventKind::kJoined:
-      return "joined";
-    case PeerEventKind::kSuspect:
-      return "suspect";
-    case PeerEventKind::kLost:
-      return "lost";
-    case PeerEventKind::kBack:
-      return "back";
-  }
-  return "unknown";
-}
-
 const char* NameOf(KvEventKind kind) {
   return kind == KvEventKind::kLeaseEnded ? "lease_ended" : "request_lost";
 }
@@ -73,10 +59,10 @@ void BindPeerValues(py::module_& module) {
       .def_readonly("peer", &PeerEvent::peer)
       .def_property_readonly("incarnation",
                              [](const PeerEvent& e) { return e.incarnation.ToString(); })
-      .def_property_readonly("kind", [](const PeerEvent& e) { return NameOf(e.kind); })
+      .def_property_readonly("kind", [](const PeerEvent& e) { return ToString(e.kind); })
       .def_property_readonly("cause", [](const PeerEvent& e) { return ToException(e.cause); })
       .def("__repr__", [](const PeerEvent& e) {
-        return absl::StrCat("<kvxfer.PeerEvent ", e.peer, " ", NameOf(e.kind), ">");
+        return absl::StrCat("<kvxfer.PeerEvent ", e.peer, " ", ToString(e.kind), ">");
       });
   py::class_<RailExplanation>(module, "RailExplanation")
       .def_readonly("name", &RailExplanation::name)
