@@ -206,7 +206,7 @@ absl::StatusOr<TransferPtr> Engine::NewRecord(TransferKind kind,
 // By the owner: hands a posted transfer to its peer, or ends it where that has gone meanwhile.
 void Engine::Enlist(const TransferPtr& record) {
   Peer* found = FindPeer(record->peer);
-  // Drain counts what was enlisted before it began; what is late ends here.
+  // Posted while draining began, by another thread: ends here. Drain counts all that was earlier.
   const absl::Status draining = CheckNotDraining();
   if (draining.ok() && found != nullptr && found->metadata().incarnation == record->incarnation) {
     found->Submit(record);

@@ -42,8 +42,9 @@ absl::StatusOr<std::string> Engine::LeftToDrain() {
 absl::Status Engine::Drain(Duration timeout) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   if (auto status = RefuseInCallback("Drain"); !status.ok()) return status;
-  draining_.store(true);
   const Time deadline = After(timeout);
+  // By the owner: what was accepted before is ahead of this in its queue, and is kept.
+  if (auto status = Call([this] { draining_.store(true); }); !status.ok()) return status;
   const auto late = [this](std::string_view left) {
     return absl::DeadlineExceededError(absl::StrCat("agent ", runtime_.options.name,
                                                     " is not drained yet: ", ToAbsl(left),

@@ -517,6 +517,30 @@ TEST_P(AgentKv, DrainWaitsForWhatWasPromised) {
   EXPECT_TRUE(decode.ranks[0]->Holds(to, 1));
 }
 
+// Also where another thread is in the engine, so that what was posted waits in its queue.
+TEST_P(AgentKv, DrainKeepsWhatWasPostedBefore) {
+  const KvPlace from{.ids = {5, 0, 3}, .tokens = 48};
+  const KvPlace to{.ids = {1, 2, 3}, .tokens = 48};
+  ASSERT_OK_AND_ASSIGN(KvNodes decode, KvNodes::Create(GetParam(), "d", kPlain, {.tp = 1}));
+  for (int round = 0; round < 10; ++round) {
+    ASSERT_OK_AND_ASSIGN(KvNodes prefill,
+                         KvNodes::Create(GetParam(), absl::StrCat("p", round), kPlain, {.tp = 1}));
+    ASSERT_OK(Introduce(prefill, decode));
+    Agent& agent = prefill.ranks[0]->agent();
+    std::atomic<bool> over{false};
+    std::jthread driver([&] {
+      while (!over.load()) (void)agent.CountKv();
+    });
+    const auto written = agent.WriteBlocks(
+        decode.names, Blocks(from, to), {.request = absl::StrCat("r", round), .deadline = kAmple});
+    const absl::Status drained = agent.Drain(kAmple);
+    over.store(true);
+    ASSERT_OK(written);
+    EXPECT_OK(drained);
+    EXPECT_OK(written->Wait(kAmple));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, AgentKv, ::testing::ValuesIn(AllFlavours()), FlavourName);
 
 }  // namespace
