@@ -70,7 +70,8 @@ UcxBackend::~UcxBackend() {
   const bool answered = worker_->ProgressUntil(flushed, kFlushTimeout) || !owes;
   for (auto& [place, path] : paths_) closing_.push_back(std::move(path));
   paths_.clear();
-  for (auto& path : closing_) path->Close();
+  const bool flushing = !worker_->flushed();
+  for (auto& path : closing_) path->Close(flushing);
   const auto closed = [](const auto& path) { return path->closed(); };
   const bool at_rest = worker_->ProgressUntil(
       [&] { return std::ranges::all_of(closing_, closed) && flushed(); }, kCloseTimeout);

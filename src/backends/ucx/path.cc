@@ -157,11 +157,11 @@ void Path::Fail(absl::Status why) {
   if (status_.ok()) status_ = std::move(why);
 }
 
-void Path::Close() {
+void Path::Close(bool flushing) {
   if (ep_ == nullptr) return;
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  if (reports_failure_) param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  if (reports_failure_ && !flushing) param.flags = UCP_EP_CLOSE_FLAG_FORCE;
   const ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(ep_, nullptr), &param);
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) closing_ = request;
   Fail(absl::CancelledError("closed"));

@@ -78,8 +78,9 @@ class Path final : public Watcher {
   void Fail(absl::Status why);
 
   // Gives the endpoint up; what is under way ends, in its own time. Through shared memory to a
-  // process that takes nothing any more that is never.
-  void Close();
+  // process that takes nothing any more that is never. While the worker is `flushing` it is not
+  // forced: UCX (seen with 1.22) then goes on with its flush in the endpoint it has freed.
+  void Close(bool flushing = false);
   // Nothing of UCX names it any more.
   bool closed();
   // UCX tells of the peer's end, and Close waits for nobody.
