@@ -88,6 +88,7 @@ constexpr Field<AgentOptions> kAgent[] = {
     KVXFER_FIELD(AgentOptions, advertise),
     KVXFER_FIELD(AgentOptions, tcp_streams),
     KVXFER_FIELD(AgentOptions, tcp_addresses),
+    KVXFER_FIELD(AgentOptions, serve_metadata),
     KVXFER_FIELD(AgentOptions, loopback_rails),
     KVXFER_FIELD(AgentOptions, stripe_from),
     KVXFER_FIELD(AgentOptions, shm_copy_threads),

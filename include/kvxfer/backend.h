@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -299,6 +300,10 @@ struct BackendContext {
   const AgentOptions& options;
   Incarnation incarnation{};
   HostIdentity host{};
+  // What Agent::Metadata says now, for a backend to tell whoever asks it; shared by all who are
+  // being told. Null: the agent closes. By the owner, also within Poll, as long as the backend is.
+  // Empty where AgentOptions::serve_metadata is false.
+  std::function<std::shared_ptr<const std::string>()> metadata{};
 };
 
 // Makes the backend `name` ("tcp", "faulty:shm", ...), built in or of a plugin that is looked for

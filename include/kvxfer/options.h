@@ -122,6 +122,9 @@ struct AgentOptions {
   // at any free port, also where `listen` is loopback. There are at least as many streams to a peer
   // as it takes to use every address of both sides. Empty: the route chooses.
   std::vector<std::string> tcp_addresses{};
+  // Whoever reaches a port where tcp listens is told this agent's metadata, rkeys included, by
+  // FetchMetadata (kvxfer/metadata.h). False: such a request is refused. Needs the backend tcp.
+  bool serve_metadata = false;
   uint32_t loopback_rails = 2;  // queues to each peer in this process, 1 to 16
   // Transfers of fewer bytes stay on one rail, as long as it takes them: a second lane costs the
   // target one more count, and the initiator one more write.
@@ -157,8 +160,8 @@ struct AgentOptions {
 
 // Defaults changed by KVXFER_NAME, KVXFER_BACKENDS (comma separated), KVXFER_LISTEN,
 // KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_TCP_ADDRESSES (comma separated),
-// KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS, KVXFER_PLUGIN_PATH (colon separated),
-// KVXFER_SPIN_US, and of VerbsOptions
+// KVXFER_SERVE_METADATA (0 or 1), KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS,
+// KVXFER_PLUGIN_PATH (colon separated), KVXFER_SPIN_US, and of VerbsOptions
 // KVXFER_VERBS_DEVICES and KVXFER_VERBS_FABRICS (comma separated), KVXFER_VERBS_LISTEN,
 // KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY, KVXFER_VERBS_SERVICE_LEVEL,
 // KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT, KVXFER_VERBS_RETRY_COUNT,

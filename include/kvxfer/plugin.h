@@ -31,7 +31,7 @@ namespace kvxfer {
 
 inline constexpr uint64_t kPluginMagic = 0x6b76786665722b31;
 // Raised with every change of BackendPlugin, PluginHost or kvxfer/backend.h.
-inline constexpr uint32_t kPluginAbi = 1;
+inline constexpr uint32_t kPluginAbi = 2;
 inline constexpr char kPluginEntry[] = "kvxfer_backend_plugin";
 
 // What the program offers to a plugin: its log, with its level and its sink.

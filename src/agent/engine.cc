@@ -103,7 +103,8 @@ absl::Status Engine::Init() {
 
 absl::Status Engine::MakeBackends() {
   const AgentOptions& options = runtime_.options;
-  const BackendContext context{options, runtime_.incarnation, runtime_.host};
+  BackendContext context{options, runtime_.incarnation, runtime_.host};
+  if (options.serve_metadata) context.metadata = [this] { return ServedMetadata(); };
   auto list = ChooseBackends(options.backends, DefaultBackends());
   if (!list.ok()) return list.status();
   for (const std::string& name : list->names) {
@@ -123,7 +124,17 @@ absl::Status Engine::MakeBackends() {
         "agent {} goes without a backend: {}", options.name, unusable_.back().why);
   }
   inbound_.OpenRooms();
+  if (auto status = CheckServesMetadata(); !status.ok()) return status;
   return CheckSomeBackend();
+}
+
+absl::Status Engine::CheckServesMetadata() const {
+  const bool able = std::ranges::any_of(runtime_.backends,
+                                        [](const auto& b) { return b->name().ends_with("tcp"); });
+  if (able || !runtime_.options.serve_metadata) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "`serve_metadata` (KVXFER_SERVE_METADATA) is set, but the agent has no backend tcp, whose "
+      "port hands metadata out; add \"tcp\" to `backends` (KVXFER_BACKENDS)");
 }
 
 // What is left must be of use: something, and something of what is required.

@@ -126,6 +126,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   };
 
   absl::Status MakeBackends();
+  absl::Status CheckServesMetadata() const;
   absl::Status CheckSomeBackend() const;
   absl::Status CheckOptions(const TransferOptions& options) const;
   absl::StatusOr<TransferPtr> NewRecord(TransferKind kind,
@@ -161,6 +162,9 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   std::string LeaveDeregistration(RegionId region);
   void FinishDeregistrations();
   void OnDrained(uint64_t bytes);
+  // By the owner.
+  AgentMetadata Describe() const;
+  std::shared_ptr<const std::string> ServedMetadata();
   absl::Status Install(AgentMetadata metadata);
   bool PollAll(uint64_t readable, Time now, Leaving leaving);
   bool Poll(size_t backend, size_t most, bool readable);
@@ -196,6 +200,13 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
   std::map<RegionId, Closing> closing_;
   std::optional<InboundHub::Question> drain_question_;
+  // What was handed out last: encoded once for all who ask until something of it changes. Shared
+  // with those who are being told.
+  struct Served {
+    uint64_t revision = 0;
+    std::vector<AgentMetadata::BackendAddress> backends{};
+    std::shared_ptr<const std::string> bytes{};
+  } served_;
   bool closed_ = false;
   Time acks_held_{};         // since when acknowledgements are kept back; zero: none are
   uint32_t acks_late_ = 0;   // so many times in a row nothing followed in time

@@ -21,25 +21,46 @@ bool Replaces(const HostIdentity& newer, const HostIdentity& older) {
   return !newer.boot_id.empty() && newer.SameHost(older) && !same_process;
 }
 
+std::vector<AgentMetadata::BackendAddress> Addresses(const MemoryRegistry::Backends& backends) {
+  std::vector<AgentMetadata::BackendAddress> addresses;
+  for (const auto& backend : backends) {
+    addresses.push_back({std::string(backend->name()), backend->Address()});
+  }
+  return addresses;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> Engine::Metadata() {
-  AgentMetadata metadata{.name = runtime_.options.name,
-                         .incarnation = runtime_.incarnation,
-                         .min_version = kMinProtocolVersion,
-                         .max_version = kMaxProtocolVersion,
-                         .host = runtime_.host};
-  auto status = Call([&] {
-    for (const auto& backend : runtime_.backends) {
-      metadata.backends.push_back({std::string(backend->name()), backend->Address()});
-    }
-    metadata.regions = runtime_.memory.Describe(runtime_.backends);
-    metadata.last_region = runtime_.memory.last_region();
-    metadata.revision = runtime_.revision;
-    metadata.kv_caches = *runtime_.kv.table();
-  });
+  AgentMetadata metadata;
+  auto status = Call([&] { metadata = Describe(); });
   if (!status.ok()) return status;
   return EncodeMetadata(metadata);
+}
+
+AgentMetadata Engine::Describe() const {
+  return {.name = runtime_.options.name,
+          .incarnation = runtime_.incarnation,
+          .min_version = kMinProtocolVersion,
+          .max_version = kMaxProtocolVersion,
+          .host = runtime_.host,
+          .backends = Addresses(runtime_.backends),
+          .regions = runtime_.memory.Describe(runtime_.backends),
+          .last_region = runtime_.memory.last_region(),
+          .revision = runtime_.revision,
+          .kv_caches = *runtime_.kv.table()};
+}
+
+std::shared_ptr<const std::string> Engine::ServedMetadata() {
+  if (closed_) return nullptr;
+  auto backends = Addresses(runtime_.backends);
+  if (served_.bytes == nullptr || served_.revision != runtime_.revision ||
+      served_.backends != backends) {
+    served_ = {.revision = runtime_.revision,
+               .backends = std::move(backends),
+               .bytes = std::make_shared<const std::string>(EncodeMetadata(Describe()))};
+  }
+  return served_.bytes;
 }
 
 absl::StatusOr<std::string> Engine::AddPeer(std::string_view metadata_bytes) {

@@ -20,7 +20,7 @@ namespace {
 constexpr std::string_view kMagic = "KVXM";
 constexpr uint32_t kEnvelopeVersion = 1;
 constexpr size_t kHeaderBytes = 20;
-constexpr size_t kMaxProtoBytes = 64 << 20;
+constexpr size_t kMaxProtoBytes = kMaxMetadataBytes - kHeaderBytes;
 
 constexpr size_t kMaxAddressBytes = 64 * 1024;  // of a backend's address, and of a region's key
 
@@ -247,6 +247,8 @@ std::string EncodeMetadata(const AgentMetadata& metadata) {
   bytes += inside;
   return bytes;
 }
+
+absl::Status CheckWhole(std::string_view bytes) { return OpenEnvelope(bytes).status(); }
 
 absl::StatusOr<AgentMetadata> DecodeMetadata(std::string_view bytes) {
   const absl::StatusOr<std::string_view> inside = OpenEnvelope(bytes);

@@ -4,6 +4,7 @@
 #ifndef KVXFER_CORE_METADATA_H_
 #define KVXFER_CORE_METADATA_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -26,6 +27,7 @@ struct AgentMetadata {
   struct BackendAddress {
     std::string backend{};
     std::string address{};
+    bool operator==(const BackendAddress&) const = default;
   };
   std::vector<BackendAddress> backends{};
   struct Region {
@@ -38,11 +40,16 @@ struct AgentMetadata {
   KvCacheTable kv_caches{};
 };
 
+// The most that is read as metadata.
+inline constexpr size_t kMaxMetadataBytes = 20 + (64 << 20);
+
 std::string EncodeMetadata(const AgentMetadata& metadata);
 
 // InvalidArgument: not metadata, truncated, damaged, or a field out of bounds (named);
 // FailedPrecondition: no common protocol version.
 absl::StatusOr<AgentMetadata> DecodeMetadata(std::string_view bytes);
+// The envelope alone: whether all of it is there and undamaged. As DecodeMetadata.
+absl::Status CheckWhole(std::string_view bytes);
 
 }  // namespace kvxfer
 

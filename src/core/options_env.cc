@@ -124,6 +124,10 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
 
   status.Update(ReadList("KVXFER_TCP_ADDRESSES", options.tcp_addresses));
 
+  int64_t serve_metadata = options.serve_metadata ? 1 : 0;
+  status.Update(ReadNumber("KVXFER_SERVE_METADATA", 0, 1, serve_metadata));
+  options.serve_metadata = serve_metadata != 0;
+
   int64_t copy_threads = options.shm_copy_threads;
   status.Update(ReadNumber("KVXFER_SHM_COPY_THREADS", 0, kMaxCopyThreads, copy_threads));
   options.shm_copy_threads = static_cast<uint32_t>(copy_threads);

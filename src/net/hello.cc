@@ -11,7 +11,6 @@ namespace kvxfer::net {
 namespace {
 
 constexpr uint32_t kPreambleMagic = 0x5058564B;  // "KVXP"
-constexpr uint32_t kWelcomeMagic = 0x4158564B;   // "KVXA"
 
 template <typename E>
 std::byte Byte(E value) {
@@ -59,6 +58,7 @@ void Encode(const Welcome& welcome, std::span<std::byte, kWelcomeBytes> out) {
   Put32(out.data(), kWelcomeMagic);
   Put16(&out[4], welcome.version);
   out[6] = Byte(welcome.verdict);
+  Put64(&out[8], welcome.bytes);
   std::memcpy(&out[16], welcome.link.data(), welcome.link.size());
 }
 
@@ -67,6 +67,7 @@ absl::StatusOr<Welcome> DecodeWelcome(std::span<const std::byte, kWelcomeBytes> 
   Welcome out;
   out.version = Get16(&in[4]);
   out.verdict = static_cast<Verdict>(Get8(&in[6]));
+  out.bytes = Get64(&in[8]);
   std::memcpy(out.link.data(), &in[16], out.link.size());
   return out;
 }

@@ -10,6 +10,7 @@
 #include "kvxfer/backend.h"
 #include "kvxfer/log.h"
 #include "kvxfer/memory.h"
+#include "kvxfer/metadata.h"
 #include "kvxfer/notification.h"
 #include "kvxfer/options.h"
 #include "kvxfer/peer.h"
@@ -94,6 +95,17 @@ TEST(HeaderExamples, Options) {
   auto agent = kvxfer::Agent::Create(options);
   ASSERT_TRUE(agent.ok()) << agent.status();
   EXPECT_EQ((*agent)->listen_address().rfind("0.0.0.0:", 0), 0u);
+}
+
+TEST(HeaderExamples, Metadata) {
+  auto decode = kvxfer::Agent::Create({.name = "decode-0", .serve_metadata = true});
+  ASSERT_TRUE(decode.ok()) << decode.status();
+  auto prefill = kvxfer::Agent::Create({.name = "prefill-0"});
+  ASSERT_TRUE(prefill.ok()) << prefill.status();
+  kvxfer::Agent& agent = **prefill;
+  auto metadata = kvxfer::FetchMetadata((*decode)->listen_address(), std::chrono::seconds(5));
+  if (metadata.ok()) auto peer = agent.AddPeer(*metadata);
+  EXPECT_TRUE(agent.Explain("decode-0").ok()) << metadata.status();
 }
 
 TEST(HeaderExamples, Types) {

@@ -112,6 +112,11 @@ TEST(BadOptions, Create) {
   options.tcp_streams = 2;
   options.shm_copy_threads = 9;
   EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"shm_copy_threads"}));
+  options = OptionsFor(TcpFlavour(), "a");
+  options.serve_metadata = true;
+  options.backends = {"loopback", "shm"};
+  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument,
+                    {"serve_metadata", "no backend tcp", "KVXFER_BACKENDS"}));
 }
 
 // Expect that no duration is so long that the moment it ends at cannot be told.

@@ -21,6 +21,7 @@ constexpr const char* kVariables[] = {
     "KVXFER_ADVERTISE",
     "KVXFER_TCP_STREAMS",
     "KVXFER_TCP_ADDRESSES",
+    "KVXFER_SERVE_METADATA",
     "KVXFER_SHM_COPY_THREADS",
     "KVXFER_REQUIRE_BACKENDS",
     "KVXFER_PLUGIN_PATH",
@@ -89,6 +90,7 @@ TEST_F(OptionsEnvTest, EveryVariableIsRead) {
   Set("KVXFER_ADVERTISE", "10.0.0.2");
   Set("KVXFER_TCP_STREAMS", "16");
   Set("KVXFER_TCP_ADDRESSES", "10.0.0.1, eth1");
+  Set("KVXFER_SERVE_METADATA", "1");
   Set("KVXFER_SHM_COPY_THREADS", "8");
   Set("KVXFER_SPIN_US", "50");
   const auto options = OptionsFromEnvironment();
@@ -100,6 +102,7 @@ TEST_F(OptionsEnvTest, EveryVariableIsRead) {
   EXPECT_EQ(options->advertise, "10.0.0.2");
   EXPECT_EQ(options->tcp_streams, 16u);
   EXPECT_EQ(options->tcp_addresses, (std::vector<std::string>{"10.0.0.1", "eth1"}));
+  EXPECT_TRUE(options->serve_metadata);
   EXPECT_EQ(options->shm_copy_threads, 8u);
   EXPECT_EQ(options->spin, microseconds(50));
 }
@@ -167,6 +170,7 @@ TEST_F(OptionsEnvTest, WhatDoesNotParseIsRefusedByName) {
     ExpectRefused("KVXFER_TCP_STREAMS", bad);
   }
   for (const char* bad : {"9", "-1", "two"}) ExpectRefused("KVXFER_SHM_COPY_THREADS", bad);
+  for (const char* bad : {"2", "-1", "yes"}) ExpectRefused("KVXFER_SERVE_METADATA", bad);
   for (const char* bad : {"-2", "1000001", "1.5", "fast"}) ExpectRefused("KVXFER_SPIN_US", bad);
   for (const char* bad : {"0", "32", "-1"}) ExpectRefused("KVXFER_VERBS_TIMEOUT", bad);
   for (const char* bad : {"-2", "256"}) ExpectRefused("KVXFER_VERBS_GID_INDEX", bad);

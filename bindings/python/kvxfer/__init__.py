@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         Transfer,
         TransferStats,
         __version__,
+        fetch_metadata,
         set_log_level,
     )
 
@@ -102,6 +103,7 @@ __all__ = [
     "TransferStats",
     "Unimplemented",
     "__version__",
+    "fetch_metadata",
     "set_log_level",
 ]
 

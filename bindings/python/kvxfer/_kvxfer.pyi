@@ -542,6 +542,7 @@ class _AgentOptions(TypedDict, total=False):
     advertise: str
     tcp_streams: int
     tcp_addresses: Sequence[str]
+    serve_metadata: bool
     loopback_rails: int
     stripe_from: int
     shm_copy_threads: int
@@ -860,6 +861,16 @@ class Agent(_Bound):
     ) -> None: ...
     def _watch_close(self, queue: _EndQueue, key: int) -> None:
         """Pushes ``key`` once it is closed; at once where it is."""
+
+def fetch_metadata(address: str, timeout: float = 5.0) -> bytes:
+    """The metadata of the agent whose tcp listens at ``address`` ("host:port", "[v6]:port"), as it
+    is now: for ``add_peer``. That agent was made with ``serve_metadata=True``. Needs no agent here.
+    Ctrl-C ends it. A host name is resolved within the resolver's own time-outs.
+
+    PeerLost: nobody listens there, no route, or it is closing; try again. DeadlineExceeded: no
+    connection, or no whole answer, within ``timeout`` seconds. FailedPrecondition: it does not hand
+    out its metadata, or has another version. InvalidArgument: a bad address. Internal: the answer
+    is damaged, or no agent's."""
 
 def set_log_level(level: Literal["debug", "info", "warning", "error", "off"]) -> None:
     """What of the library's log goes to stderr, for all agents of the process; by default "warning"

@@ -16,7 +16,10 @@ constexpr uint32_t kMaxPeeks = 1024;
 }  // namespace
 
 TcpBackend::TcpBackend(const BackendContext& context)
-    : options_(context.options), incarnation_(context.incarnation), host_(context.host) {
+    : options_(context.options),
+      incarnation_(context.incarnation),
+      host_(context.host),
+      metadata_(context.metadata) {
   capabilities_ = {.arrival = Arrival::kImmediate,
                    .rail_keeps_order = true,
                    .rails_fail_alone = true,
@@ -155,6 +158,7 @@ size_t TcpBackend::Poll(std::span<Event> out, bool readable) {
     for (const auto& listener : listeners_) listener->Work();
     WorkLinks();
     lingering_.Work();
+    handouts_.Work();
     SetTimer();
   }
   return sink_.End();
@@ -184,12 +188,14 @@ void TcpBackend::WorkLinks() {
 }
 
 bool TcpBackend::Arm() {
-  if (sink_.waiting() || ListenersHaveWork() || lingering_.HasWork()) return false;
+  if (sink_.waiting() || ListenersHaveWork() || lingering_.HasWork() || handouts_.HasWork()) {
+    return false;
+  }
   return std::none_of(active_.begin(), active_.end(), [](Link* link) { return link->HasWork(); });
 }
 
 std::optional<Time> TcpBackend::NextDeadline() const {
-  std::optional<Time> next = lingering_.deadline();
+  std::optional<Time> next = Earlier(lingering_.deadline(), handouts_.deadline());
   for (const auto& listener : listeners_) next = Earlier(next, listener->deadline());
   for (const Link* link : waiting_) next = Earlier(next, link->deadline());
   return next;
@@ -206,6 +212,7 @@ void TcpBackend::OnDeadlines() {
   }
   std::erase_if(half_open_, [](const auto& link) { return link->down(); });
   lingering_.OnDeadline(now);
+  handouts_.OnDeadline(now);
 }
 
 }  // namespace kvxfer::tcp

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "src/backends/tcp/link.h"
 #include "src/backends/tcp/local_addresses.h"
 #include "src/net/event_sink.h"
+#include "src/net/handouts.h"
 #include "src/net/linger.h"
 #include "src/net/listener.h"
 #include "src/net/reactor.h"
@@ -74,6 +76,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   void OnPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) override;
   void OnControlPreamble(net::Fd fd, const Preamble& preamble, const std::string& from);
   void OnDataPreamble(net::Fd fd, const Preamble& preamble);
+  void OnMetadataPreamble(net::Fd fd, const std::string& from);
   void WorkLinks();
   void OnDeadlines();
   std::optional<Time> NextDeadline() const;
@@ -82,6 +85,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   const AgentOptions options_;
   const Incarnation incarnation_;
   const HostIdentity host_;
+  const std::function<std::shared_ptr<const std::string>()> metadata_;
   Capabilities capabilities_;
   std::unique_ptr<net::Reactor> reactor_;
   net::EventSink sink_;
@@ -101,6 +105,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   uint32_t peeks_ = 0;                            // since then
   std::vector<std::unique_ptr<Link>> half_open_;  // accepted and not yet reported, oldest first
   net::Lingerers lingering_;
+  net::Handouts handouts_;
   // That of `listen`, then one for each of local_. Last: they hand over to what is above.
   std::vector<std::unique_ptr<net::Listener>> listeners_;
 };

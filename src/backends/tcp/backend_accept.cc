@@ -19,6 +19,8 @@ void TcpBackend::OnPreamble(net::Fd fd, const Preamble& preamble, const std::str
         preamble.version, kStreamVersion);
     net::Answer(fd, {.verdict = Verdict::kWrongVersion});
     reactor_->Remove(fd.get());
+  } else if (preamble.service == net::Service::kMetadata) {
+    OnMetadataPreamble(std::move(fd), from);
   } else if (preamble.service != net::Service::kTcp) {
     reactor_->Remove(fd.get());
   } else if (preamble.role == Role::kControl) {
@@ -57,6 +59,25 @@ void TcpBackend::OnDataPreamble(net::Fd fd, const Preamble& preamble) {
   sink_.Emit(MakeAccepted(std::move(*half)));
   half_open_.erase(half);
   link->GoUp();
+}
+
+void TcpBackend::OnMetadataPreamble(net::Fd fd, const std::string& from) {
+  std::shared_ptr<const std::string> metadata;
+  Verdict verdict = Verdict::kNotServed;
+  if (metadata_ && !handouts_.MakeRoom(Now())) {
+    verdict = Verdict::kBusy;
+  } else if (metadata_) {
+    metadata = metadata_();
+    verdict = metadata == nullptr ? Verdict::kClosing : Verdict::kJoin;
+  }
+  Log(LogLevel::kDebug, "tcp: metadata asked for by {}: verdict {}", from,
+      static_cast<int>(verdict));
+  if (metadata == nullptr) {
+    net::Answer(fd, {.verdict = verdict});
+    reactor_->Remove(fd.get());
+    return;
+  }
+  handouts_.Add(reactor_.get(), std::move(fd), std::move(metadata));
 }
 
 }  // namespace kvxfer::tcp
