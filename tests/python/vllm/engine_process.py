@@ -1,4 +1,4 @@
-"""A vLLM engine in a process of its own, driven from a test.
+"""A process that answers JSON in lines, engine_child.py, driven from a test.
 
 It never outlives the test's process: the kernel kills it with its parent, and close() kills its
 process group. Every call has a time limit; what fails shows the end of the engine's log.
@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, ClassVar
 
-_CHILD = Path(__file__).with_name("engine_child.py")
 _START_LIMIT_S = 120.0
 
 
@@ -25,30 +25,43 @@ class EngineError(Exception):
 class EngineProcess:
     """One engine. Not safe for use by two threads."""
 
-    def __init__(self, name: str, config: dict[str, Any], env: dict[str, str], logs: Path) -> None:
+    child: ClassVar[Path] = Path(__file__).with_name("engine_child.py")
+    """What it runs."""
+
+    _up: dict[str, Any] | None
+    _failed: str
+    _unread: bytes
+    _process: subprocess.Popen[bytes]
+    _commands: IO[bytes]
+    _replies: IO[bytes]
+
+    def __init__(
+        self, name: str, config: Mapping[str, Any], env: Mapping[str, str], logs: Path
+    ) -> None:
         """Starts the process and returns at once: engines that start together share the cores."""
         self.name = name
+        self.config = config
+        self._env = env
         self._log = logs / f"{name}.log"
-        self._unread = b""
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(_CHILD), str(os.getpid()), json.dumps(config)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=env,
-                start_new_session=True,
-            )
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._process.stdout, selectors.EVENT_READ)
-        self._up: dict[str, Any] | None = None
-        self._failed = ""
+        self._start()
+
+    def restart(self, config: Mapping[str, Any] | None = None) -> None:
+        """The same engine anew: its environment, log and, unless another is given, config; it is
+        ended if it still runs. Returns at once, as the constructor."""
+        self.close()
+        self.config = config or self.config
+        self._start()
 
     def wait_until_up(self) -> dict[str, Any]:
-        """What the engine says of its start: seconds, and the file of nixl._api."""
+        """What the engine says of its start: seconds, the file of nixl._api, its KV groups, and how
+        many blocks are free before the first request."""
         if self._up is None:
-            self._up = self._receive(_START_LIMIT_S)
+            self._up = dict(self._receive(_START_LIMIT_S))
         return self._up
+
+    def is_up(self) -> bool:
+        """Whether wait_until_up() would return at once."""
+        return self._up is not None or bool(self._selector.select(0))
 
     def call(self, command: str, limit_s: float = 60.0, **arguments: Any) -> Any:
         """After one call that failed the others do at once: the engine is where nobody knows."""
@@ -56,8 +69,8 @@ class EngineProcess:
             raise EngineError(f"engine {self.name} failed before: {self._failed}")
         self.wait_until_up()
         try:
-            self._process.stdin.write(json.dumps({"do": command, **arguments}).encode() + b"\n")
-            self._process.stdin.flush()
+            self._commands.write(json.dumps({"do": command, **arguments}).encode() + b"\n")
+            self._commands.flush()
         except OSError as error:
             raise self._failure(f"cannot be told to {command}: {error}") from None
         return self._receive(limit_s)
@@ -68,22 +81,60 @@ class EngineProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(10)
 
+    def pause(self) -> None:
+        """As a machine that hangs: connections stay, nothing moves. Calls then wait for proceed()."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def proceed(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def leave(self, limit_s: float = 60.0) -> None:
+        """As a server that is told to stop: the engine shuts down what it has, then ends."""
+        self.wait_until_up()
+        self._commands.close()
+        try:
+            status = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise self._failure(f"did not end in {limit_s:.0f} s") from None
+        if status != 0:
+            raise self._failure(f"ended with status {status}")
+        self._failed = "it was told to leave"
+
     def close(self) -> None:
         self.kill()
         self._selector.close()
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._commands.close()
+        self._replies.close()
 
     def log_tail(self, lines: int = 40) -> str:
         text = self._log.read_text(errors="replace").splitlines()[-lines:]
         return "\n".join(f"  {self.name}| {line}" for line in text)
+
+    def _start(self) -> None:
+        self._up = None
+        self._failed = ""
+        self._unread = b""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(self.child), str(os.getpid()), json.dumps(self.config)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._env,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._commands = self._process.stdin
+        self._replies = self._process.stdout
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._replies, selectors.EVENT_READ)
 
     def _receive(self, limit_s: float) -> Any:
         end = time.monotonic() + limit_s
         while b"\n" not in self._unread:
             if not self._selector.select(max(0.0, end - time.monotonic())):
                 raise self._failure(f"gave no answer in {limit_s:.0f} s")
-            chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+            chunk = os.read(self._replies.fileno(), 1 << 16)
             if not chunk:
                 raise self._failure(f"ended with status {self._process.wait(10)}")
             self._unread += chunk

@@ -5,86 +5,45 @@ The oracle is one engine alone: what the prefill engine answers before anything 
 """
 
 import os
-import random
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from engine_pair import BLOCK_SIZE, Pair
-from tiny_model import LAYERS, VOCABULARY, kv_block_bytes
+from conversation import (
+    CACHE_USAGE,
+    EXTERNAL_TOKENS,
+    LOCAL_TOKENS,
+    Conversation,
+    counted,
+    make_prompts,
+)
+from engine import Request
+from engine_pair import BLOCK_SIZE, NIXL, Pair, StartPair
+from tiny_model import LAYERS, kv_block_bytes
 
 _SEED = 20
-_NEW_TOKENS = 16
 # Around the bounds of a block, and of several.
 _LENGTHS = (31, 32, 33, 64, 95, 200, 517)
 _PREFIX_BLOCKS = 4
-
-Tokens = list[int]
-
-
-def _prompts() -> dict[str, Tokens]:
-    print(f"seed of the prompts: {_SEED}")
-    randomness = random.Random(_SEED)
-
-    def new(length: int) -> Tokens:
-        return [randomness.randrange(2, VOCABULARY) for _ in range(length)]
-
-    prompts = {str(length): new(length) for length in _LENGTHS}
-    prompts["same prefix"] = prompts["200"][: _PREFIX_BLOCKS * BLOCK_SIZE] + new(100)
-    others = ("first", "second", "third", "kept", "wrong blocks", "dead peer", "after")
-    prompts |= {name: new(150) for name in others}
-    return prompts
+_BYTES = "vllm:nixl_bytes_transferred"
+_FAILED = "vllm:nixl_num_failed_transfers"
 
 
-class Conversation:
-    """Prompts, what one engine alone answers to each, and how a pair of engines is asked."""
-
-    def __init__(self, pair: Pair) -> None:
-        self.pair = pair
-        self.prompts = _prompts()
-        answers = pair.prefill.call(
-            "generate", requests=[self._request(name) for name in self.prompts]
-        )
-        self.alone = {
-            name: answer["tokens"] for name, answer in zip(self.prompts, answers, strict=True)
-        }
-        # What is transferred is then computed again, as by an engine that never saw the prompts.
-        assert pair.prefill.call("forget")
-        self._meet()
-
-    def prefill(self, *names: str) -> list[dict[str, Any]]:
-        """The kv_transfer_params that a proxy would carry to the decode engine."""
-        wish = {"do_remote_decode": True, "do_remote_prefill": False}
-        requests = [self._request(name, wish) | {"max_tokens": 1} for name in names]
-        return [a["transfer"] for a in self.pair.prefill.call("generate", requests=requests)]
-
-    def decode(self, transfers: dict[str, Any]) -> dict[str, Tokens]:
-        requests = [self._request(name, transfer) for name, transfer in transfers.items()]
-        answers = self.pair.decode.call("generate", requests=requests)
-        return {name: a["tokens"] for name, a in zip(transfers, answers, strict=True)}
-
-    def fetched(self, since: dict[str, float] | None = None) -> dict[str, float]:
-        """The decode engine's counters, less what they were."""
-        now = self.pair.decode.call("metrics")
-        return {key: value - (since or {}).get(key, 0.0) for key, value in now.items()}
-
-    def _meet(self) -> None:
-        """The engines' handshake, out of the tests' way: vLLM gives it five seconds and then fails
-        every request that waits for it, which on a busy machine would be a test's."""
-        for name in ("first", "second", "third"):
-            self.decode({name: self.prefill(name)[0]})
-            if self.fetched()["bytes"] > 0:
-                return
-        pytest.fail("the engines could not meet in three attempts")
-
-    def _request(self, name: str, transfer: Any = None) -> dict[str, Any]:
-        return {"prompt": self.prompts[name], "max_tokens": _NEW_TOKENS, "transfer": transfer}
+@pytest.fixture(scope="module")
+def pair(start_pair: StartPair) -> Pair:
+    return start_pair(NIXL)
 
 
 @pytest.fixture(scope="module")
 def talk(pair: Pair) -> Conversation:
-    return Conversation(pair)
+    others = ("kept", "wrong blocks", "dead peer", "after")
+    lengths = {str(length): length for length in _LENGTHS} | dict.fromkeys(others, 150)
+    prompts = make_prompts(_SEED, lengths | {"same prefix": 228})
+    common = _PREFIX_BLOCKS * BLOCK_SIZE
+    prompts["same prefix"][:common] = prompts["200"][:common]
+    talk = Conversation(pair, prompts)
+    talk.meet()
+    return talk
 
 
 def _transferred_bytes(tokens: int) -> int:
@@ -103,73 +62,72 @@ def test_engines_run_over_the_chosen_nixl(pair: Pair) -> None:
 
 def test_one_engine_answers_each_prompt_differently(talk: Conversation) -> None:
     """Else equal tokens would say nothing of the KV that they were computed from."""
-    assert len({tuple(tokens) for tokens in talk.alone.values()}) == len(talk.prompts)
+    assert len({tuple(tokens) for tokens in talk.alone.values()}) == len(talk.alone)
 
 
 def test_two_engines_answer_as_one(talk: Conversation) -> None:
     names = [str(length) for length in _LENGTHS]
-    before = talk.fetched()
-    answers = talk.decode(dict(zip(names, talk.prefill(*names), strict=True)))
-    assert answers == {name: talk.alone[name] for name in names}
+    before = talk.pair.decode.metrics()
+    assert talk.decode(talk.prefill(*names)) == talk.expected(*names)
 
     # Expect all of it to have come from the other engine.
-    fetched = talk.fetched(before)
-    assert fetched["external_tokens"] == sum(_LENGTHS)
-    assert fetched["local_tokens"] == 0
-    assert fetched["bytes"] == sum(_transferred_bytes(length) for length in _LENGTHS)
-    assert fetched["transfers"] == len(_LENGTHS)
-    assert fetched["failed_transfers"] == fetched["failed_notifications"] == 0
+    fetched = counted(talk.pair.decode, before)
+    assert fetched[EXTERNAL_TOKENS] == sum(_LENGTHS)
+    assert fetched[LOCAL_TOKENS] == 0
+    assert fetched[_BYTES] == sum(_transferred_bytes(length) for length in _LENGTHS)
+    assert fetched[f"{_BYTES}_count"] == len(_LENGTHS)
+    assert fetched[_FAILED] == fetched["vllm:nixl_num_failed_notifications"] == 0
 
 
 def test_what_decode_has_is_not_fetched(talk: Conversation) -> None:
     """A prompt that begins as an earlier one: only the blocks after the common ones are read."""
-    assert talk.pair.decode.call("forget")
-    talk.decode({"200": talk.prefill("200")[0]})
-    before = talk.fetched()
-    assert talk.decode({"same prefix": talk.prefill("same prefix")[0]}) == {
-        "same prefix": talk.alone["same prefix"]
-    }
-    fetched = talk.fetched(before)
+    decode = talk.pair.decode
+    assert decode.forget()
+    talk.decode(talk.prefill("200"))
+    before = decode.metrics()
+    assert talk.decode(talk.prefill("same prefix")) == talk.expected("same prefix")
+    fetched = counted(decode, before)
     common = _PREFIX_BLOCKS * BLOCK_SIZE
     rest = len(talk.prompts["same prefix"]) - common
-    assert (fetched["local_tokens"], fetched["external_tokens"]) == (common, rest)
-    assert fetched["bytes"] == _transferred_bytes(rest)
+    assert (fetched[LOCAL_TOKENS], fetched[EXTERNAL_TOKENS]) == (common, rest)
+    assert fetched[_BYTES] == _transferred_bytes(rest)
 
 
 def test_prefill_lets_go_when_it_is_told(talk: Conversation) -> None:
     """Blocks are held for the reader, and freed by its notification: a lease would take 30 s."""
     prefill = talk.pair.prefill
-    transfer = talk.prefill("kept")[0]
-    prefill.call("generate", requests=[{"prompt": [2, 3], "max_tokens": 1, "transfer": None}])
-    assert prefill.call("metrics")["cache_usage"] > 0
+    transfers = talk.prefill("kept")
+    prefill.generate(Request([2, 3], 1))
+    assert prefill.metrics()[CACHE_USAGE] > 0
 
-    talk.decode({"kept": transfer})
+    talk.decode(transfers)
     end = time.monotonic() + 10
-    while prefill.call("metrics")["cache_usage"] > 0:
+    while prefill.metrics()[CACHE_USAGE] > 0:
         assert time.monotonic() < end, "the blocks that were read are still held"
         # An engine looks for notifications when it steps.
-        prefill.call("generate", requests=[{"prompt": [2, 3], "max_tokens": 1, "transfer": None}])
-    assert prefill.call("metrics")["expired_requests"] == 0
+        prefill.generate(Request([2, 3], 1))
+    assert counted(prefill)["vllm:nixl_num_kv_expired_reqs"] == 0
 
 
 def test_wrong_blocks_give_other_tokens(talk: Conversation) -> None:
     """The same request twice; only the order of the blocks that are read differs."""
-    wrong = talk.prefill("wrong blocks")[0]
-    wrong["remote_block_ids"] = [ids[::-1] for ids in wrong["remote_block_ids"]]
-    assert talk.decode({"wrong blocks": wrong}) != {"wrong blocks": talk.alone["wrong blocks"]}
+    wrong = talk.prefill("wrong blocks")
+    for transfer in wrong.values():
+        transfer["remote_block_ids"] = [ids[::-1] for ids in transfer["remote_block_ids"]]
+    assert talk.decode(wrong) != talk.expected("wrong blocks")
 
-    assert talk.pair.decode.call("forget")
-    right = talk.prefill("wrong blocks")[0]
-    assert talk.decode({"wrong blocks": right}) == {"wrong blocks": talk.alone["wrong blocks"]}
+    assert talk.pair.decode.forget()
+    right = talk.prefill("wrong blocks")
+    assert talk.decode(right) == talk.expected("wrong blocks")
 
 
 def test_decode_computes_what_a_dead_prefill_cannot_send(talk: Conversation) -> None:
     """Ends the prefill engine: it is the last test."""
-    transfers = dict(zip(("dead peer", "after"), talk.prefill("dead peer", "after"), strict=True))
-    before = talk.fetched()
+    transfers = talk.prefill("dead peer", "after")
+    before = talk.pair.decode.metrics()
     talk.pair.prefill.kill()
     for name, transfer in transfers.items():
-        assert talk.decode({name: transfer}) == {name: talk.alone[name]}
-    fetched = talk.fetched(before)
-    assert fetched["bytes"] == 0
-    assert fetched["failed_transfers"] >= 1
+        assert talk.decode({name: transfer}) == talk.expected(name)
+    fetched = counted(talk.pair.decode, before)
+    assert fetched[_BYTES] == 0
+    assert fetched[_FAILED] >= 1

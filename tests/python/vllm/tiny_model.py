@@ -3,6 +3,7 @@ cost the test more than everything else that it does before the engines start.""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +22,20 @@ def kv_block_bytes(block_size: int) -> int:
     return 2 * KV_HEADS * block_size * HEAD_SIZE * ELEMENT_BYTES
 
 
-def write_tiny_model(folder: Path, seed: int) -> None:
+def write_tiny_model(folder: Path, seed: int, window: int | None = None) -> None:
     """Writes config.json and model.safetensors. Weights this large (deviation 0.2) make a greedy
-    token depend on every token before it; those of a usual initialisation repeat one token."""
+    token depend on every token before it; those of a usual initialisation repeat one token.
+
+    With a window, every other layer, the first among them, sees only so many tokens: vLLM keeps the
+    KV cache in two groups, each with blocks of its own, and frees what has left the window."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_config(window)))
+    from safetensors.numpy import save_file  # not everywhere that this file is collected
+
+    save_file(_weights(seed), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _config(window: int | None) -> dict[str, Any]:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -45,6 +57,13 @@ def write_tiny_model(folder: Path, seed: int) -> None:
         "eos_token_id": 1,
         "torch_dtype": "float32",
     }
+    if window is None:
+        return config
+    types = ["sliding_attention", "full_attention"] * (LAYERS // 2)
+    return config | {"sliding_window": window, "layer_types": types}
+
+
+def _weights(seed: int) -> dict[str, Any]:
     shapes = {"model.embed_tokens": (VOCABULARY, _HIDDEN), "lm_head": (VOCABULARY, _HIDDEN)}
     norms = ["model.norm"]
     for layer in range(LAYERS):
@@ -65,8 +84,4 @@ def write_tiny_model(folder: Path, seed: int) -> None:
         for name, shape in shapes.items()
     }
     weights |= {f"{name}.weight": np.ones(_HIDDEN, np.float32) for name in norms}
-    from safetensors.numpy import save_file  # not everywhere that this file is collected
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return weights

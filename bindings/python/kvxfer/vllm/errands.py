@@ -1,0 +1,67 @@
+"""Messages to engines that may still have to be met. Who cannot be met is not told: a lease that is
+neither renewed nor given back ends by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+import kvxfer
+from kvxfer.vllm import messages
+from kvxfer.vllm.log import logger
+from kvxfer.vllm.peers import CannotMeet, Peers
+from kvxfer.vllm.reference import Worker
+
+
+@dataclass(frozen=True)
+class _Errand:
+    workers: tuple[Worker, ...]
+    message: dict[str, Any]
+    since: float
+
+
+class Errands:
+    def __init__(self, agent: kvxfer.Agent, peers: Peers) -> None:
+        self._agent = agent
+        self._peers = peers
+        self._waiting: list[_Errand] = []
+
+    def send(
+        self, workers: Sequence[Worker], message: dict[str, Any], since: float | None = None
+    ) -> None:
+        """``since``: as of Peers.meet, where the sender has waited for them before."""
+        since = time.monotonic() if since is None else since
+        self._waiting.append(_Errand(tuple(workers), message, since))
+        self.poll()
+
+    def poll(self) -> None:
+        if self._waiting:
+            self._waiting = [errand for errand in self._waiting if not self._done(errand)]
+
+    def _done(self, errand: _Errand) -> bool:
+        message = errand.message
+        try:
+            names = self._peers.meet(errand.workers, errand.since)
+        except CannotMeet as error:
+            # Who waits for them has a line of its own.
+            logger.debug("kvxfer: cannot %s %s: %s", message["do"], message["lease"], error)
+            return True
+        if names is None:
+            return False
+        for name in names:
+            tell(self._agent, name, message)
+        return True
+
+
+def tell(agent: kvxfer.Agent, peer: str, message: dict[str, Any]) -> list[kvxfer.Transfer]:
+    """Does not wait, and does not fail: what depends on an answer has a time-out, or looks what
+    becomes of what is on its way."""
+    told: list[kvxfer.Transfer] = []
+    try:
+        told.extend(agent.notify(peer, piece) for piece in messages.encode(message))
+    except (kvxfer.Error, ValueError) as error:
+        logger.warning("kvxfer: %s was not told to %s: %s", peer, message["do"], error)
+    return told

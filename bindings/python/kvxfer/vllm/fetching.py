@@ -1,0 +1,169 @@
+"""Decode, pull: blocks are read under the lease that their owner holds. What was read counts only when
+the owner confirms that the lease held to the last byte."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import kvxfer
+from kvxfer.vllm.caches import Span, cache_name
+from kvxfer.vllm.errands import Errands
+from kvxfer.vllm.holding import part_of
+from kvxfer.vllm.log import logger
+from kvxfer.vllm.peers import CannotMeet, Peers
+from kvxfer.vllm.settings import Settings
+from kvxfer.vllm.stats import Stats
+from kvxfer.vllm.step import Fetch
+
+# The answer to a client may overtake what the prefill engine's worker hears in its next step.
+_LEASE_COMES_S = 1.0
+_PAUSE_S = 0.005
+
+
+@dataclass
+class _Load:
+    fetch: Fetch
+    begun: float
+    transfers: list[kvxfer.Transfer] = field(default_factory=list)
+    retries: int = 0
+    not_before: float = 0.0
+    given_up: bool = False
+    failed: str = ""
+
+    def in_the_way(self) -> bool:
+        """Bytes may still land."""
+        return any(not each.done() or each.quarantined for each in self.transfers)
+
+
+class Fetching:
+    def __init__(
+        self,
+        agent: kvxfer.Agent,
+        peers: Peers,
+        errands: Errands,
+        settings: Settings,
+        stats: Stats,
+    ) -> None:
+        self._agent = agent
+        self._peers = peers
+        self._errands = errands
+        self._settings = settings
+        self._stats = stats
+        self._loads: dict[str, _Load] = {}
+        self.kernel_block_tokens: Sequence[int] = ()
+        self.unit_tokens: Sequence[int] = ()
+
+    def begin(self, fetch: Fetch) -> None:
+        load = self._loads[fetch.request] = _Load(fetch, time.monotonic())
+        self._post(load)
+
+    def give_up(self, request: str) -> None:
+        load = self._loads.get(request)
+        if load is None:
+            return
+        load.given_up = True
+        for transfer in load.transfers:
+            transfer.cancel()
+
+    def poll(self) -> tuple[set[str], set[str]]:
+        """Requests that are loaded (or were given up, and may be forgotten), and that are not."""
+        loaded: set[str] = set()
+        failed: set[str] = set()
+        for request, load in list(self._loads.items()):
+            ended = self._go_on(load)
+            if ended:
+                self._end(load)
+                (failed if load.failed else loaded).add(request)
+        return loaded, failed
+
+    def _go_on(self, load: _Load) -> bool:
+        """Whether it has ended. What it is asked first, whether something is under way, is what all
+        the rest rests on: a transfer may end at any time."""
+        if load.in_the_way():
+            return False
+        error = next((each.error for each in load.transfers if each.error is not None), None)
+        if load.given_up or load.failed or (load.transfers and error is None):
+            return True
+        if error is not None:
+            self._consider(load, error)
+        if not load.failed and time.monotonic() >= load.not_before:
+            self._post(load)
+        return bool(load.failed) and not load.in_the_way()
+
+    def _consider(self, load: _Load, error: Exception) -> None:
+        """Another attempt, or the end."""
+        now = time.monotonic()
+        early = isinstance(error, kvxfer.NotFound) or "never granted" in str(error)
+        again = (
+            now < load.begun + _LEASE_COMES_S
+            if early
+            else isinstance(error, kvxfer.PeerLost) and load.retries < self._settings.retries
+        )
+        if not again or now > load.begun + self._settings.timeout:
+            load.failed = str(error)
+            return
+        load.transfers = []
+        load.not_before = now + _PAUSE_S
+        if not early:
+            load.retries += 1
+            self._stats.count("retries")
+
+    def _post(self, load: _Load) -> None:
+        fetch = load.fetch
+        try:
+            names = self._peers.meet(fetch.reference.workers, load.begun)
+            if names is not None:
+                load.transfers = self._read(load, names)
+        except (CannotMeet, kvxfer.Error, ValueError, OverflowError) as error:
+            load.failed = str(error)
+            for transfer in load.transfers:
+                transfer.cancel()
+
+    def _read(self, load: _Load, names: list[str]) -> list[kvxfer.Transfer]:
+        fetch = load.fetch
+        left = load.begun + self._settings.timeout - time.monotonic()
+        for index, (part, theirs) in enumerate(
+            zip(fetch.parts, fetch.reference.groups, strict=True)
+        ):
+            ours, unit = self.kernel_block_tokens[index], self.unit_tokens[index]
+            span = Span.of(part.first, part.last, unit)
+            load.transfers.append(
+                self._agent.read_blocks(
+                    names,
+                    cache_name(index),
+                    np.asarray(part.blocks.ids, np.uint32),
+                    np.asarray(theirs.ids, np.uint32),
+                    span.count,
+                    local_first_token=span.after(part.blocks.first_block, ours, unit),
+                    remote_first_token=span.after(
+                        theirs.first_block, fetch.reference.block_tokens[index], unit
+                    ),
+                    lease=part_of(fetch.lease, index),
+                    deadline=max(0.1, left),
+                )
+            )
+        return load.transfers
+
+    def _end(self, load: _Load) -> None:
+        fetch = load.fetch
+        del self._loads[fetch.request]
+        if load.failed or load.given_up:
+            message = {"do": "return", "lease": fetch.lease}
+            self._errands.send(fetch.reference.workers, message, load.begun)
+        if load.given_up:
+            return
+        if load.failed:
+            self._stats.count("failed_loads")
+            logger.error(
+                "kvxfer: request %s could not be loaded from engine %s: %s",
+                fetch.request,
+                fetch.reference.engine,
+                load.failed,
+            )
+            return
+        self._stats.observe("load_seconds", time.monotonic() - load.begun)
+        self._stats.observe("load_bytes", sum(each.stats.bytes for each in load.transfers))

@@ -1,0 +1,105 @@
+"""Whether two engines mean the same by the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvxfer.vllm.reference import VERSION
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+_SAMPLE_BYTES = 4096
+
+
+class Fingerprint:
+    """``text`` is "version.model.layers", each a hash, so that a mismatch can say which differs."""
+
+    def __init__(self, config: VllmConfig, kv_cache_config: KVCacheConfig, model_id: str) -> None:
+        model = config.model_config
+        self.described = {
+            "weights": model_id or _weights(model.model, model.revision),
+            "architectures": list(model.architectures),
+            "quantization": model.quantization,
+            "cache_dtype": str(config.cache_config.cache_dtype),
+            "dtype": str(model.dtype),
+            "positions": _positions(model.hf_text_config),
+        }
+        layers: list[Any] = [
+            [group.layer_names, type(group.kv_cache_spec).__name__, window_of(group.kv_cache_spec)]
+            for group in kv_cache_config.transfer_groups
+        ]
+        layers.append(_packing(config, kv_cache_config))
+        self._model = _hash(self.described)
+        self.text = f"{VERSION}.{self._model}.{_hash(layers)}"
+
+    @property
+    def of_model(self) -> int:
+        return int(self._model, 16)
+
+    def differs(self, other: str) -> str:
+        """Empty, or why the KV of an engine with the fingerprint ``other`` is of no use here."""
+        if other == self.text:
+            return ""
+        parts = other.split(".")
+        if len(parts) == 3 and parts[1] == self._model:
+            return (
+                "the prefill engine lays out the KV cache of this model otherwise "
+                f"(fingerprints {other} and {self.text}): give both the same --block-size and other "
+                "options for the KV cache"
+            )
+        return (
+            f"the prefill engine has another model (fingerprints {other} and {self.text}; both are "
+            'logged at start, with what they are of): start both with one model, or set "model_id" '
+            "where one name stands for two paths"
+        )
+
+
+def _packing(config: VllmConfig, kv_cache_config: KVCacheConfig) -> list[Any]:
+    """Where what is in a block depends on who computes: vLLM's attention for CPUs."""
+    if config.device_config.device_type != "cpu":
+        return []
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    specs = [group.kv_cache_spec for group in kv_cache_config.transfer_groups]
+    return [
+        [spec.block_size, _get_attn_isa(spec.dtype, spec.block_size, spec.head_size)]
+        for spec in specs
+    ]
+
+
+def window_of(spec: Any) -> int:
+    """Tokens of a sliding window whose blocks are freed behind it; 0: none are."""
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    return int(spec.sliding_window) if isinstance(spec, SlidingWindowSpec) else 0
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _positions(hf_config: Any) -> Any:
+    names = ("rope_theta", "rope_scaling", "rope_parameters", "sliding_window", "layer_types")
+    return {name: getattr(hf_config, name, None) for name in names}
+
+
+def _weights(model: str, revision: str | None) -> str:
+    """The name of a model on a hub; of a folder, a sample of the weights, wherever it lies."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return f"{model}@{revision or 'main'}"
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for part in range(4):
+                file.seek(size * part // 4)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

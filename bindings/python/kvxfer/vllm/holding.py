@@ -1,0 +1,88 @@
+"""Prefill, pull: blocks are kept under a lease of this worker's agent until decode has read them."""
+
+from __future__ import annotations
+
+
+import kvxfer
+from kvxfer.vllm.caches import cache_name
+from kvxfer.vllm.log import logger
+from kvxfer.vllm.stats import Stats
+from kvxfer.vllm.step import Held
+
+
+def part_of(lease: str, group: int) -> str:
+    """The lease of one group's blocks."""
+    return f"{lease}/{group}"
+
+
+class Holding:
+    """``renew`` may be called by any thread, the rest by the engine's."""
+
+    def __init__(self, agent: kvxfer.Agent, seconds: float, stats: Stats) -> None:
+        self._agent = agent
+        self._seconds = seconds
+        self._stats = stats
+        self._requests: dict[str, tuple[str, int]] = {}  # by lease: and how many parts
+        self._open: dict[str, int] = {}  # parts that have not ended
+        self._ended: set[str] = set()
+
+    def has_any(self) -> bool:
+        return bool(self._open)
+
+    def hold(self, held: Held) -> None:
+        granted = 0
+        try:
+            for index, group in enumerate(held.groups):
+                name = part_of(held.lease, index)
+                self._agent.lease_blocks(cache_name(index), name, group.ids, self._seconds)
+                granted += 1
+        except kvxfer.Error as error:
+            logger.error("kvxfer: blocks of %s cannot be leased: %s", held.request, error)
+        if granted == 0:
+            self._ended.add(held.request)
+            return
+        self._requests[held.lease] = (held.request, granted)
+        self._open[held.lease] = granted
+        if granted < len(held.groups):
+            self.give_back(held.lease)
+
+    def renew(self, lease: str) -> bool:
+        """False: this worker holds no such lease."""
+        known = self._requests.get(lease)
+        if known is None:
+            return False
+        for index in range(known[1]):
+            try:
+                self._agent.renew_lease(part_of(lease, index), self._seconds)
+            except kvxfer.Error:
+                pass  # it has ended meanwhile
+        return True
+
+    def give_back(self, lease: str) -> bool:
+        """As renew."""
+        known = self._requests.get(lease)
+        if known is None:
+            return False
+        for index in range(known[1]):
+            try:
+                self._agent.release_lease(part_of(lease, index))
+            except kvxfer.Error:
+                pass
+        return True
+
+    def ended(self, part: str, how: str) -> None:
+        lease = part.rpartition("/")[0]
+        if lease not in self._open:
+            return
+        self._open[lease] -= 1
+        if how == "expired":
+            logger.warning("kvxfer: nobody fetched %s in time", part)
+        if self._open[lease] == 0:
+            del self._open[lease]
+            self._ended.add(self._requests.pop(lease)[0])
+            if how == "expired":
+                self._stats.count("expired_leases")
+
+    def take_ended(self) -> set[str]:
+        ended, self._ended = self._ended, set()
+        return ended

@@ -1,0 +1,121 @@
+"""Agents of other engines, found by the address and incarnation that a reference names. Finding out
+takes a thread of its own each time, so that an engine that does not answer delays nobody but the
+requests that are for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import kvxfer
+from kvxfer.vllm.reference import Worker
+from kvxfer.vllm.settings import is_loopback
+from kvxfer.vllm.stats import Stats
+
+_MAX_UNDER_WAY = 64
+
+
+class CannotMeet(Exception):
+    """Why a peer cannot be reached, and what to do."""
+
+
+@dataclass
+class _Attempt:
+    """To find out about one worker: of all who wait for it. What it failed of is kept until somebody
+    asks who came later."""
+
+    found: Future[str] = field(default_factory=Future)
+    ended: float = 0.0  # written before it is done
+    counted: bool = False
+
+    def succeed(self, name: str) -> None:
+        self.ended = time.monotonic()
+        self.found.set_result(name)
+
+    def fail(self, error: Exception) -> None:
+        self.ended = time.monotonic()
+        self.found.set_exception(error)
+
+
+class Peers:
+    """Used by the thread of the engine alone."""
+
+    def __init__(self, agent: kvxfer.Agent, timeout: float, stats: Stats) -> None:
+        self._agent = agent
+        self._stats = stats
+        self._timeout = timeout
+        self._known: dict[Worker, _Attempt] = {}
+
+    def meet(self, workers: Sequence[Worker], since: float) -> list[str] | None:
+        """The names of their agents; None: not yet. ``since``: from when on the caller has waited
+        for them (time.monotonic()). CannotMeet: an attempt has failed since then; another is made
+        only for who comes after it, or those who wait together would fail one after the other."""
+        names = [self._meet(worker, since) for worker in workers]
+        found = [name for name in names if name is not None]
+        return found if len(found) == len(names) else None
+
+    def name(self, worker: Worker) -> str | None:
+        """Of one that was met."""
+        known = self._known.get(worker)
+        if known is None or not known.found.done() or known.found.exception() is not None:
+            return None
+        return known.found.result()
+
+    def forget(self, worker: Worker) -> None:
+        """The next time it is met anew: it may have been replaced."""
+        self._known.pop(worker, None)
+
+    def _meet(self, worker: Worker, since: float) -> str | None:
+        known = self._known.get(worker)
+        if known is None or (known.found.done() and known.found.exception() and known.ended < since):
+            known = self._known[worker] = self._begin(worker)
+        if not known.found.done():
+            return None
+        error = known.found.exception()
+        if error is not None:
+            if not known.counted:
+                known.counted = True
+                self._stats.count("failed_meetings")
+            raise CannotMeet(str(error))
+        return known.found.result()
+
+    def _begin(self, worker: Worker) -> _Attempt:
+        attempt = _Attempt()
+        # An earlier life at this address is over.
+        for old in [each for each in self._known if each.address == worker.address]:
+            if self._known[old].found.done():
+                del self._known[old]
+        under_way = sum(not each.found.done() for each in self._known.values())
+        if under_way >= _MAX_UNDER_WAY:
+            attempt.fail(CannotMeet(f"{under_way} other engines are being met already"))
+            return attempt
+
+        def run() -> None:
+            try:
+                attempt.succeed(self._introduce(worker))
+            except Exception as error:
+                attempt.fail(error)
+
+        threading.Thread(target=run, name="kvxfer-introduction", daemon=True).start()
+        return attempt
+
+    def _introduce(self, worker: Worker) -> str:
+        try:
+            name = self._agent.add_peer(kvxfer.fetch_metadata(worker.address, self._timeout))
+            incarnation = self._agent.explain(name).incarnation
+        except kvxfer.Error as error:
+            hint = (
+                ": that is an address of its own host only; set VLLM_HOST_IP there"
+                if is_loopback(worker.address.rpartition(":")[0].strip("[]"))
+                else ""
+            )
+            raise CannotMeet(f"the engine's worker at {worker.address}: {error}{hint}") from error
+        if incarnation != worker.incarnation:
+            raise CannotMeet(
+                f"the engine's worker at {worker.address} has been restarted since this reference "
+                "was made: what it refers to is gone"
+            )
+        return name

@@ -1,0 +1,317 @@
+"""Prefill, push: a request's blocks are written into the room that decode has offered, layer by layer
+where they are just being computed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import kvxfer
+from kvxfer.vllm.caches import Group, Span, cache_name
+from kvxfer.vllm.errands import tell
+from kvxfer.vllm.log import logger
+from kvxfer.vllm.peers import CannotMeet, Peers
+from kvxfer.vllm.reference import GroupBlocks, Worker, from_runs
+from kvxfer.vllm.settings import Settings
+from kvxfer.vllm.stats import Stats
+from kvxfer.vllm.step import Abandoned, Heard, Part, Write
+
+_MAX_OFFERS = 4096
+_MAX_ENDED = 4096
+_LET_GO_S = 1.0  # all requests wait meanwhile
+
+
+@dataclass
+class _Offer:
+    workers: tuple[Worker, ...]
+    parts: list[Part]
+    block_tokens: list[int]
+    begun: float
+    until: float
+    names: list[str] = field(default_factory=list)  # once they were met
+
+
+@dataclass
+class _Push:
+    """From when its request is computed until nothing reads its blocks any more."""
+
+    request: str = ""
+    offer: _Offer | None = None
+    transfers: list[kvxfer.Transfer] = field(default_factory=list)
+    last_write: bool = False
+    abandoned: str = ""
+    held: bool = False
+
+
+class Pushing:
+    def __init__(
+        self,
+        agent: kvxfer.Agent,
+        peers: Peers,
+        groups: list[Group],
+        settings: Settings,
+        stats: Stats,
+    ) -> None:
+        self._agent = agent
+        self._peers = peers
+        self._settings = settings
+        self._stats = stats
+        self._groups = groups
+        self._pushes: dict[str, _Push] = {}  # by lease
+        self._unexpected: OrderedDict[str, _Offer] = OrderedDict()
+        self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately
+        self._flags: dict[str, list[kvxfer.ReadyFlag]] = {}  # by layer
+        self._reported: set[str] = set()  # offers of which the scheduler has heard
+        self._heard = Heard()
+        self._ended: set[str] = set()
+        self.kernel_block_tokens: Sequence[int] = ()
+        self.unit_tokens: Sequence[int] = ()
+
+    def has_any(self) -> bool:
+        return bool(self._pushes)
+
+    # --- what the scheduler says ---
+
+    def expect(self, lease: str) -> None:
+        push = self._pushes[lease] = _Push()
+        offer = self._unexpected.pop(lease, None)
+        if offer is not None:
+            push.offer = offer
+            self._introduce(lease, push)
+
+    def write(self, write: Write) -> None:
+        push = self._pushes.get(write.lease)
+        if push is None or push.offer is None:
+            return
+        push.request = write.request
+        push.last_write = write.final
+        push.held = write.final
+        if time.monotonic() > push.offer.until:
+            # It has perhaps given the room up, and could not say so.
+            self._fail(write.lease, push, "the decode engine has not been heard of")
+        if push.abandoned:
+            return
+        try:
+            for index, part in enumerate(push.offer.parts):
+                first, last = max(write.first, part.first), min(write.last, part.last)
+                if first < last:
+                    self._write_group(push, write, index, first, last)
+        except (kvxfer.Error, ValueError, OverflowError) as error:
+            self._fail(write.lease, push, str(error))
+
+    def abandon(self, abandoned: Abandoned) -> None:
+        push = self._pushes.setdefault(abandoned.lease, _Push())
+        push.request = abandoned.request
+        push.held = push.held or abandoned.held
+        push.last_write = True
+        self._fail(abandoned.lease, push, abandoned.why)
+
+    def let_go_of(self, requests: list[str]) -> None:
+        """Waits until nothing reads their blocks; what is on its way is worth waiting for, for a
+        while."""
+        end = time.monotonic() + _LET_GO_S
+        for push in self._pushes.values():
+            if push.request not in requests:
+                continue
+            for transfer in push.transfers:
+                with contextlib.suppress(kvxfer.Error):  # told when it is polled
+                    transfer.wait(max(0.0, end - time.monotonic()))
+                if not transfer.done():
+                    transfer.cancel()
+                    with contextlib.suppress(kvxfer.Error):
+                        transfer.wait()
+
+    # --- what the model runner says ---
+
+    def layer_is_computed(self, layer: str) -> None:
+        for flag in self._flags.pop(layer, ()):
+            flag.set()
+
+    def all_is_computed(self) -> None:
+        for flags in self._flags.values():
+            for flag in flags:
+                flag.set()
+        self._flags.clear()
+
+    # --- what decode says ---
+
+    def offer(self, message: dict[str, Any]) -> None:
+        """KeyError, TypeError, ValueError: not as a connector makes it."""
+        lease = str(message["lease"])
+        offer = self._read_offer(message)
+        push = self._pushes.get(lease)
+        if push is not None and push.offer is None:
+            push.offer = offer
+            self._introduce(lease, push)
+        elif push is None:
+            self._unexpected[lease] = offer
+            if len(self._unexpected) > _MAX_OFFERS:
+                self._refuse(*self._unexpected.popitem(last=False), "this engine has too many offers")
+
+    def renew(self, peer: str, lease: str) -> None:
+        push = self._pushes.get(lease)
+        offer = push.offer if push is not None else self._unexpected.get(lease)
+        if push is not None:
+            self._heard.renewed.add(lease)
+        if push is not None and offer is not None:
+            offer.until = time.monotonic() + self._settings.lease
+        if offer is not None and peer in offer.names:
+            tell(self._agent, peer, {"do": "alive", "lease": lease})
+
+    def withdraw(self, peer: str, lease: str) -> None:
+        """Answered when nothing is written for it (any more)."""
+        self._unexpected.pop(lease, None)
+        push = self._pushes.get(lease)
+        why = "the decode engine wants it no more"
+        if push is not None:
+            self._fail(lease, push, why)
+        else:
+            tell(self._agent, peer, {"do": "refuse", "lease": lease, "why": why})
+
+    # --- each step ---
+
+    def poll(self) -> None:
+        now = time.monotonic()
+        for lease, push in list(self._pushes.items()):
+            self._introduce(lease, push)
+            self._look_at_transfers(lease, push)
+        for lease, offer in list(self._unexpected.items()):
+            met = self._meet(offer)
+            if met and lease not in self._over and now <= offer.until:
+                continue
+            if met is None and now <= offer.until:
+                continue
+            del self._unexpected[lease]
+            self._refuse(lease, offer, "this engine does not know the request")
+
+    def take_heard(self) -> Heard:
+        heard, self._heard = self._heard, Heard()
+        return heard
+
+    def take_ended(self) -> set[str]:
+        ended, self._ended = self._ended, set()
+        return ended
+
+    # --- within ---
+
+    def _introduce(self, lease: str, push: _Push) -> None:
+        """The scheduler hears of an offer when it can be written into."""
+        offer = push.offer
+        if offer is None or push.abandoned or lease in self._reported:
+            return
+        met = self._meet(offer)
+        if met is False:
+            self._fail(lease, push, "the decode engine cannot be reached")
+        elif met:
+            self._reported.add(lease)
+            self._heard.offered[lease] = 1
+
+    def _meet(self, offer: _Offer) -> bool | None:
+        """None: not yet; False: it cannot be met."""
+        if offer.names:
+            return True
+        try:
+            offer.names = self._peers.meet(offer.workers, offer.begun) or []
+        except CannotMeet as error:
+            logger.error("kvxfer: cannot reach the decode engine: %s", error)
+            return False
+        return True if offer.names else None
+
+    def _write_group(self, push: _Push, write: Write, index: int, first: int, last: int) -> None:
+        offer = push.offer
+        assert offer is not None
+        part, ours = offer.parts[index], write.groups[index]
+        unit = self.unit_tokens[index]
+        span = Span.of(first, last, unit)
+        begin = span.after(ours.first_block, self.kernel_block_tokens[index], unit)
+        if begin < 0:
+            raise ValueError("a block that decode needs of a sliding window was freed")
+        common: dict[str, Any] = {
+            "local_first_token": begin,
+            "remote_first_token": span.after(
+                part.blocks.first_block, offer.block_tokens[index], unit
+            ),
+            "request": f"{write.lease}#{write.number}",
+            "notification": json.dumps([index, last - first]).encode(),
+            "deadline": self._settings.timeout,
+        }
+        arguments = (
+            offer.names,
+            cache_name(index),
+            np.asarray(ours.ids, np.uint32),
+            np.asarray(part.blocks.ids, np.uint32),
+            span.count,
+        )
+        if not write.computing:
+            push.transfers.append(self._agent.write_blocks(*arguments, **common))
+            return
+        for number, layer in enumerate(self._groups[index].layers):
+            flag = kvxfer.ReadyFlag()
+            self._flags.setdefault(layer, []).append(flag)
+            push.transfers.append(
+                self._agent.write_blocks(
+                    *arguments, **common, first_layer=number, layers=1, ready=flag
+                )
+            )
+
+    def _look_at_transfers(self, lease: str, push: _Push) -> None:
+        error = next((each.error for each in push.transfers if each.done() and each.error), None)
+        if error is not None:
+            self._fail(lease, push, str(error))
+        push.transfers = [each for each in push.transfers if not each.done() or each.error]
+        if any(not each.done() for each in push.transfers) or not push.last_write:
+            return
+        self._end(lease, push)
+
+    def _fail(self, lease: str, push: _Push, why: str) -> None:
+        """What is on its way ends first; then decode is told."""
+        if push.abandoned:
+            return
+        push.abandoned = why
+        self._heard.withdrawn.add(lease)
+        self._stats.count("failed_pushes")
+        for transfer in push.transfers:
+            transfer.cancel()
+
+    def _end(self, lease: str, push: _Push) -> None:
+        del self._pushes[lease]
+        self._reported.discard(lease)
+        self._over[lease] = None
+        if len(self._over) > _MAX_ENDED:
+            self._over.popitem(last=False)
+        if push.held:
+            self._ended.add(push.request)
+        if push.abandoned and push.offer is not None:
+            self._refuse(lease, push.offer, push.abandoned)
+
+    def _refuse(self, lease: str, offer: _Offer, why: str) -> None:
+        names = offer.names or [
+            name for name in map(self._peers.name, offer.workers) if name is not None
+        ]
+        for name in names:
+            tell(self._agent, name, {"do": "refuse", "lease": lease, "why": why})
+
+    def _read_offer(self, message: dict[str, Any]) -> _Offer:
+        parts = [
+            Part(GroupBlocks(_number(block), from_runs(runs)), _number(first), _number(last))
+            for block, runs, first, last in message["parts"]
+        ]
+        tokens = [_number(each) for each in message["block_tokens"]]
+        if len(parts) != len(self._groups) or len(tokens) != len(parts) or not all(tokens):
+            raise ValueError(f"an offer of {len(parts)} groups, not {len(self._groups)}")
+        workers = tuple(Worker(str(address), str(life)) for address, life in message["workers"])
+        now = time.monotonic()
+        return _Offer(workers, parts, tokens, now, now + self._settings.lease)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value

@@ -1,0 +1,273 @@
+"""Decode, push: room is offered to the prefill engine, which writes into it. A request that fails does
+not wait for that engine; the scheduler keeps its blocks out of use until nothing of a peer can land in
+them any more."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+
+
+import kvxfer
+from kvxfer.vllm.caches import cache_name
+from kvxfer.vllm.errands import tell
+from kvxfer.vllm.log import logger
+from kvxfer.vllm.peers import CannotMeet, Peers
+from kvxfer.vllm.reference import to_runs
+from kvxfer.vllm.settings import Settings
+from kvxfer.vllm.stats import Stats
+from kvxfer.vllm.step import Offer
+
+# A prefill engine that could not be told that nothing more is wanted is told again after so long.
+_AGAIN_S = 1.0
+# One that does not answer: after so long, or two leases, its connections have been closed, and it
+# begins no write of its own accord, for it has not heard of this engine for longer than a lease.
+_SILENT_S = 60.0
+
+
+@dataclass
+class _Room:
+    offer: Offer
+    begun: float
+    until: float
+    names: list[str] = field(default_factory=list)  # of prefill's agents, once it was offered
+    missing: list[int] = field(default_factory=list)  # tokens, of each part
+    told: dict[str, list[kvxfer.Transfer]] = field(default_factory=dict)  # what was last, by agent
+    settled: set[str] = field(default_factory=set)  # agents that write nothing more into it
+    failed: str = ""
+    given_up: bool = False
+    # From when on nothing more is wanted:
+    left: float = 0.0
+    not_before: float = 0.0  # to be told again
+    questions: dict[str, int] | None = None  # what has to become quiet, by agent
+
+    @property
+    def leaving(self) -> bool:
+        return bool(self.failed) or self.given_up
+
+
+class Receiving:
+    def __init__(
+        self, agent: kvxfer.Agent, peers: Peers, settings: Settings, stats: Stats, rank: int
+    ) -> None:
+        self._agent = agent
+        self._peers = peers
+        self._settings = settings
+        self._stats = stats
+        self._rank = rank
+        self._rooms: dict[str, _Room] = {}  # by lease
+        self._left: dict[str, _Room] = {}
+        self._turned_away: set[str] = set()  # requests
+        self._unsettled: dict[str, int] = {}  # what the scheduler has not heard: by request, 1 or -1
+
+    def begin(self, offer: Offer) -> None:
+        if offer.lease in self._rooms or offer.lease in self._left:
+            self._stats.count("failed_loads")
+            logger.error("kvxfer: request %s: its reference is in use", offer.request)
+            self._turned_away.add(offer.request)
+            return
+        now = time.monotonic()
+        room = _Room(offer, now, now + self._settings.lease)
+        room.missing = [part.last - part.first for part in offer.parts]
+        self._rooms[offer.lease] = room
+        self._go_on(room)
+
+    def give_up(self, request: str) -> None:
+        for room in self._rooms.values():
+            if room.offer.request == request:
+                room.given_up = True
+
+    # --- what prefill says ---
+
+    def arrived(self, name: str, cache: str, payload: bytes) -> None:
+        """A piece of a request, into one group; ValueError: not as a connector writes it."""
+        room = self._rooms.get(name.rpartition("#")[0])
+        if room is None:
+            return
+        group, tokens = json.loads(payload)
+        if cache != cache_name(group) or type(tokens) is not int or not 0 < tokens <= room.missing[group]:
+            raise ValueError(f"{name}: {payload!r} of {cache}")
+        room.missing[group] -= tokens
+        room.until = time.monotonic() + self._settings.lease
+
+    def alive(self, lease: str) -> None:
+        room = self._rooms.get(lease)
+        if room is not None:
+            room.until = time.monotonic() + self._settings.lease
+
+    def refused(self, peer: str, lease: str, why: str) -> None:
+        """That agent writes nothing more."""
+        room = self._rooms.get(lease) or self._left.get(lease)
+        if room is None:
+            return
+        room.settled.add(peer)
+        if not room.leaving and any(room.missing):
+            room.failed = why
+
+    def lost(self, name: str, why: str) -> None:
+        """This agent has given a piece up."""
+        room = self._rooms.get(name.rpartition("#")[0])
+        if room is not None and not room.leaving:
+            room.failed = why
+
+    def peer_lost(self, peer: str) -> None:
+        """Its connections are. It may go on over others, if it is there at all."""
+        for lease, room in self._rooms.items():
+            if peer in room.names and not room.leaving:
+                room.told[peer] = tell(self._agent, peer, {"do": "renew", "lease": lease})
+
+    # --- each step ---
+
+    def poll(self) -> tuple[set[str], set[str]]:
+        """As Fetching.poll; take_unsettled() has those whose blocks are not to be used yet."""
+        loaded: set[str] = set()
+        failed = self._turned_away
+        self._turned_away = set()
+        for lease, room in list(self._rooms.items()):
+            self._go_on(room)
+            if not room.leaving and any(room.missing):
+                continue
+            del self._rooms[lease]
+            self._end(room)
+            (failed if room.failed else loaded).add(room.offer.request)
+        for lease, room in list(self._left.items()):
+            if self._is_quiet(room):
+                del self._left[lease]
+                self._count_unsettled(room, -1)
+        return loaded, failed
+
+    def take_unsettled(self) -> dict[str, int]:
+        unsettled, self._unsettled = self._unsettled, {}
+        return unsettled
+
+    def _count_unsettled(self, room: _Room, change: int) -> None:
+        request = room.offer.request
+        self._unsettled[request] = self._unsettled.get(request, 0) + change
+
+    def _go_on(self, room: _Room) -> None:
+        if room.leaving:
+            return
+        if time.monotonic() > room.until:
+            room.failed = (
+                f"the prefill engine has not said or written anything for {self._settings.lease:g} s"
+            )
+            return
+        if room.names:
+            self._look_at_what_was_told(room)
+            return
+        try:
+            names = self._peers.meet(room.offer.reference.workers, room.begun)
+        except CannotMeet as error:
+            room.failed = str(error)
+            return
+        if names is not None:
+            room.names = names
+            if self._rank == 0:
+                self._offer(room)
+
+    def _offer(self, room: _Room) -> None:
+        offer = room.offer
+        message = {
+            "do": "offer",
+            "lease": offer.lease,
+            "workers": [[worker.address, worker.incarnation] for worker in offer.decode],
+            "parts": [
+                [part.blocks.first_block, to_runs(part.blocks.ids), part.first, part.last]
+                for part in offer.parts
+            ],
+            "block_tokens": list(offer.block_tokens),
+        }
+        for name in room.names:
+            room.told[name] = tell(self._agent, name, message)
+
+    def _look_at_what_was_told(self, room: _Room) -> None:
+        """An engine that is gone gives no answer."""
+        for name, told in room.told.items():
+            error = next((each.error for each in told if each.error is not None), None)
+            if error is None:
+                continue
+            room.failed = str(error)
+            if _is_gone(error):
+                room.settled.add(name)
+
+    # --- the end ---
+
+    def _end(self, room: _Room) -> None:
+        if room.leaving:
+            self._leave(room)
+        if room.given_up:
+            return
+        if room.failed:
+            self._stats.count("failed_loads")
+            logger.error(
+                "kvxfer: request %s was not written by engine %s: %s",
+                room.offer.request,
+                room.offer.reference.engine,
+                room.failed,
+            )
+            return
+        self._stats.observe("load_seconds", time.monotonic() - room.begun)
+
+    def _leave(self, room: _Room) -> None:
+        room.left = time.monotonic()
+        room.told.clear()
+        if not self._is_quiet(room):
+            self._left[room.offer.lease] = room
+            self._count_unsettled(room, 1)
+
+    def _is_quiet(self, room: _Room) -> bool:
+        """First prefill says that it writes no more, or is gone; then what it has begun must have
+        ended."""
+        for name in set(room.names) - room.settled:
+            self._settle(room, name)
+        return room.settled >= set(room.names) and self._questions_answered(room)
+
+    def _settle(self, room: _Room, name: str) -> None:
+        now = time.monotonic()
+        if now > room.left + max(_SILENT_S, 2 * self._settings.lease):
+            logger.warning("kvxfer: %s does not say that it writes no more", name)
+            room.settled.add(name)
+            return
+        told = room.told.get(name)
+        error = next((each.error for each in told or () if each.error is not None), None)
+        if error is not None and _is_gone(error):
+            room.settled.add(name)
+        elif told is None or (error is not None and now >= room.not_before):
+            room.not_before = now + _AGAIN_S
+            message = {"do": "return", "lease": room.offer.lease}
+            room.told[name] = tell(self._agent, name, message)
+
+    def _questions_answered(self, room: _Room) -> bool:
+        if room.questions is None:
+            room.questions = {}
+            # A rank that could not meet prefill may be written to by what another one has offered.
+            for name in room.names or ([""] if self._rank > 0 else []):
+                asked = self._quiesce(name)
+                if asked:
+                    room.questions[name] = asked
+        for name, token in list(room.questions.items()):
+            try:
+                if not self._agent.is_quiet(token):
+                    return False
+            except kvxfer.NotFound:
+                pass  # answered before
+            del room.questions[name]
+        return True
+
+    def _quiesce(self, name: str) -> int:
+        """A token to ask with; 0: it is quiet."""
+        try:
+            return self._agent.quiesce(name, timeout=0.0).token
+        except kvxfer.NotFound:
+            return self._agent.quiesce("", timeout=0.0).token
+
+
+def _is_gone(error: Exception) -> bool:
+    """Not merely out of reach: its process has ended, nobody listens where it did, or another life of
+    it does."""
+    if isinstance(error, kvxfer.FailedPrecondition):
+        return "restarted" in str(error)
+    return isinstance(error, kvxfer.PeerLost) and (
+        "is gone" in str(error) or "Connection refused" in str(error)
+    )

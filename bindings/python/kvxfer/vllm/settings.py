@@ -1,0 +1,191 @@
+"""What the connector is told (``kv_connector_extra_config``), and what of vLLM it cannot do: both are
+refused by name when the engine starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from kvxfer.vllm.reference import MODES
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_OPTION = "kv_connector_extra_config"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times in seconds."""
+
+    mode: str = "pull"
+    """How requests that this engine prefills get away: "pull": decode reads them; "push": this engine
+    writes them. Decode follows what it is told."""
+    host: str = ""
+    """Where this engine's agents listen, and are reached; default: VLLM_HOST_IP, else the address that
+    the default route leaves from."""
+    port_range: str = ""
+    """ "first-last", one port a worker; default: any that is free."""
+    lease: float = 30.0
+    """How long computed blocks are kept for a decode engine that does not say that it still wants them;
+    one that does says so three times as often."""
+    timeout: float = 30.0
+    """For the transfer of one request."""
+    handshake_timeout: float = 5.0
+    """For finding out about an engine that is met for the first time."""
+    retries: int = 2
+    """Of a transfer that a connection failed, within ``timeout``."""
+    drain: float = 5.0
+    """How long a worker that is shut down waits for what it has promised."""
+    model_id: str = ""
+    """Says that engines have the same weights, where vLLM's own name of the model does not."""
+    backends: tuple[str, ...] = ()
+    """Which of kvxfer's backends to use, tcp among them; default: what the host has."""
+    require_backends: tuple[str, ...] = ()
+    """Fail rather than take another path than these."""
+    agent_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of kvxfer.Agent."""
+
+    @staticmethod
+    def of(config: VllmConfig) -> Settings:
+        """ValueError names the option, and what it should be."""
+        transfer = config.kv_transfer_config
+        assert transfer is not None
+        settings = _parse(transfer.kv_connector_extra_config)
+        _refuse_what_is_not_supported(config)
+        return settings
+
+    def ports(self) -> list[int]:
+        """To be tried in turn; 0: any."""
+        if not self.port_range:
+            return [0]
+        first, _, last = self.port_range.partition("-")
+        return list(range(int(first), int(last or first) + 1))
+
+
+def own_host(settings: Settings, config: VllmConfig) -> str:
+    """ValueError: it would be an address that no other host reaches, and other hosts are named."""
+    host = settings.host or os.environ.get("VLLM_HOST_IP", "") or _route_source()
+    remedy = f'set VLLM_HOST_IP, or "host" in {_OPTION}, to an address that peers reach'
+    if not host:
+        raise ValueError(f"KvxferConnector: this host has no route to any other: {remedy}")
+    parallel = config.parallel_config
+    others = [getattr(parallel, "master_addr", ""), parallel.data_parallel_master_ip]
+    if is_loopback(host) and any(other and not is_loopback(other) for other in others):
+        raise ValueError(
+            f"KvxferConnector: it would listen at {host}, and this engine has ranks on other hosts: "
+            f"{remedy}"
+        )
+    return host
+
+
+def is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
+def with_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _route_source() -> str:
+    """Connecting a datagram socket sends nothing; it asks the kernel for the route."""
+    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((elsewhere, 9))
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return ""
+
+
+def _parse(given: Mapping[str, Any]) -> Settings:
+    known = {each.name: each for each in fields(Settings)}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise _bad(name, f"is not known; there are {', '.join(sorted(known))}")
+        values[name] = _checked(name, known[name].type, value)
+    settings = Settings(**values)
+    if settings.mode not in MODES:
+        raise _bad("mode", f"is {settings.mode!r}, not one of {', '.join(MODES)}")
+    for name in ("lease", "timeout", "handshake_timeout"):
+        if not 0 < getattr(settings, name) <= 86400:
+            raise _bad(name, "is not above 0 and at most a day, in seconds")
+    if not 0 <= settings.drain <= 86400:
+        raise _bad("drain", "is not from 0 to a day, in seconds")
+    if not 0 <= settings.retries <= 100:
+        raise _bad("retries", "is not from 0 to 100")
+    if settings.backends and "tcp" not in settings.backends:
+        raise _bad("backends", 'lacks "tcp", over which engines meet; to carry no block over it, '
+                   'name the others in "require_backends"')  # fmt: skip
+    _check_ports(settings.port_range)
+    return settings
+
+
+def _check_ports(text: str) -> None:
+    if not text:
+        return
+    first, _, last = text.partition("-")
+    numbers = [first, last or first]
+    if not all(each.isdecimal() and 0 < int(each) < 65536 for each in numbers) or int(
+        numbers[0]
+    ) > int(numbers[1]):
+        raise _bad("port_range", f'is {text!r}, not "first-last", from 1 to 65535')
+
+
+def _checked(name: str, kind: Any, value: Any) -> Any:
+    match kind:
+        case "str" if isinstance(value, str):
+            return value
+        case "float" if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        case "int" if type(value) is int:
+            return value
+        case "tuple[str, ...]" if isinstance(value, list | tuple) and all(
+            isinstance(each, str) for each in value
+        ):
+            return tuple(value)
+        case "Mapping[str, Any]" if isinstance(value, dict):
+            return dict(value)
+    raise _bad(name, f"is {value!r}, not of type {_named(kind)}")
+
+
+def _named(kind: str) -> str:
+    return {
+        "tuple[str, ...]": "list of texts",
+        "Mapping[str, Any]": "object",
+        "str": "text",
+        "float": "number",
+        "int": "integer",
+    }[kind]
+
+
+def _bad(name: str, why: str) -> ValueError:
+    return ValueError(f"KvxferConnector: {_OPTION}: {name} {why}")
+
+
+def _refuse_what_is_not_supported(config: VllmConfig) -> None:
+    parallel = config.parallel_config
+    transfer = config.kv_transfer_config
+    assert transfer is not None
+    refused = {
+        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
+        "prefill_context_parallel_size": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+        "decode_context_parallel_size": getattr(parallel, "decode_context_parallel_size", 1) > 1,
+        "speculative_config": config.speculative_config is not None,
+        "enable_sleep_mode": bool(getattr(config.model_config, "enable_sleep_mode", False)),
+        "enable_return_routed_experts": bool(
+            getattr(config.model_config, "enable_return_routed_experts", False)
+        ),
+        "enable_permute_local_kv": bool(transfer.enable_permute_local_kv),
+    }
+    for name, is_set in refused.items():
+        if is_set:
+            raise ValueError(
+                f"KvxferConnector does not support {name} as it is set: leave it at its default, or "
+                "use another connector"
+            )

@@ -1,0 +1,145 @@
+"""What the scheduler's half of the connector tells the workers' half, with each step of the engine, and
+what it hears from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from kvxfer.vllm.reference import GroupBlocks, Reference, Worker
+
+
+@dataclass
+class WorkerAddress(KVConnectorHandshakeMetadata):
+    """Of one worker, for the references that its scheduler makes."""
+
+    worker: Worker
+    kernel_block_tokens: list[int]
+    """Of each group. Block ids between engines are of kernels' blocks."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of one group: tokens ``first`` to ``last`` of the request go into, or come out of, these blocks."""
+
+    blocks: GroupBlocks
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Decode, pull."""
+
+    request: str
+    lease: str
+    reference: Reference
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Decode, push: room for what prefill writes."""
+
+    request: str
+    lease: str
+    reference: Reference
+    parts: tuple[Part, ...]
+    decode: tuple[Worker, ...]
+    """All workers of this engine, into which prefill writes."""
+    block_tokens: tuple[int, ...]
+    """Of this engine's groups."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Prefill, pull: blocks that decode may read."""
+
+    request: str
+    lease: str
+    groups: tuple[GroupBlocks, ...]
+
+
+@dataclass(frozen=True)
+class Write:
+    """Prefill, push: tokens ``first`` to ``last`` of a request. ``computing``: they become so in this
+    step, layer by layer."""
+
+    request: str
+    lease: str
+    number: int
+    groups: tuple[GroupBlocks, ...]
+    first: int
+    last: int
+    computing: bool
+    final: bool
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """Prefill, push: of this lease nothing (more) is written. ``held``: the scheduler keeps the blocks
+    until it is told that nothing reads them any more."""
+
+    request: str
+    lease: str
+    why: str
+    held: bool
+
+
+@dataclass
+class Step(KVConnectorMetadata):
+    # Decode.
+    fetches: list[Fetch] = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Requests whose load fails at once, and why."""
+    given_up: list[str] = field(default_factory=list)
+    """Requests that were aborted while they loaded."""
+    returned: list[tuple[str, Reference]] = field(default_factory=list)
+    """Leases that nobody here will use."""
+    wanted: list[tuple[str, Reference]] = field(default_factory=list)
+    """Leases that are to be renewed."""
+    # Prefill.
+    held: list[Held] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+    """Leases of requests that are being computed, to be pushed."""
+    writes: list[Write] = field(default_factory=list)
+    abandoned: list[Abandoned] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    """Requests whose blocks are used for others from this step on."""
+
+
+@dataclass
+class Heard(KVConnectorWorkerMetadata):
+    """What the workers know first."""
+
+    # Prefill: what decode engines said to every worker, by lease.
+    offered: dict[str, int] = field(default_factory=dict)
+    """How many workers have the whole of an offer."""
+    renewed: set[str] = field(default_factory=set)
+    withdrawn: set[str] = field(default_factory=set)
+    # Decode.
+    unsettled: dict[str, int] = field(default_factory=dict)
+    """By request, how many more workers than before have ended it without knowing that prefill
+    writes no more into its blocks."""
+
+    def __bool__(self) -> bool:
+        return bool(self.offered or self.renewed or self.withdrawn or self.unsettled)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> Heard:
+        assert isinstance(other, Heard)
+        return Heard(
+            _sums(self.offered, other.offered),
+            self.renewed | other.renewed,
+            self.withdrawn | other.withdrawn,
+            _sums(self.unsettled, other.unsettled),
+        )
+
+
+def _sums(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in one.keys() | other.keys()}

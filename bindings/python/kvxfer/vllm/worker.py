@@ -1,0 +1,254 @@
+"""A worker's half: its agent, its KV caches, and what goes on between it and other engines. All of it
+is the engine's thread's, but for one thread that takes what peers say."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+import kvxfer
+from kvxfer.vllm import messages
+from kvxfer.vllm.caches import Group, RegisteredCaches
+from kvxfer.vllm.errands import Errands
+from kvxfer.vllm.fetching import Fetching
+from kvxfer.vllm.holding import Holding
+from kvxfer.vllm.log import logger
+from kvxfer.vllm.peers import Peers
+from kvxfer.vllm.pushing import Pushing
+from kvxfer.vllm.receiving import Receiving
+from kvxfer.vllm.reference import Worker
+from kvxfer.vllm.settings import Settings, with_port
+from kvxfer.vllm.stats import Stats
+from kvxfer.vllm.step import Heard, Step, WorkerAddress
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Results:
+    """Requests whose blocks nobody reads any more, that are loaded, and of those which are not."""
+
+    sent: set[str] = field(default_factory=set)
+    loaded: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+class WorkerSide:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: str,
+        host: str,
+        groups: list[Group],
+        fingerprint: int,
+        ranks: int,
+    ) -> None:
+        self.stats = Stats()
+        self._settings = settings
+        self._groups = groups
+        self._rank = get_tensor_model_parallel_rank()
+        self._ranks = ranks
+        self._fingerprint = fingerprint
+        self._agent = _make_agent(settings, f"{engine}:{self._rank}", host)
+        self._caches: RegisteredCaches | None = None
+        peers = Peers(self._agent, settings.handshake_timeout, self.stats)
+        self._errands = Errands(self._agent, peers)
+        self._fetching = Fetching(self._agent, peers, self._errands, settings, self.stats)
+        self._holding = Holding(self._agent, settings.lease, self.stats)
+        self._receiving = Receiving(self._agent, peers, settings, self.stats, self._rank)
+        self._pushing = Pushing(self._agent, peers, groups, settings, self.stats)
+        self._refused: dict[str, str] = {}
+        self._told: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        self._listener = threading.Thread(
+            target=self._listen, name="kvxfer-listener", daemon=True
+        )
+
+    def register(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._caches = RegisteredCaches(
+            self._agent, self._groups, tensors, self._rank, self._ranks, self._fingerprint
+        )
+        for part in (self._fetching, self._pushing):
+            part.kernel_block_tokens = self._caches.kernel_block_tokens
+            part.unit_tokens = self._caches.unit_tokens
+        self._listener.start()
+
+    def address(self) -> WorkerAddress | None:
+        if self._caches is None:
+            return None
+        return WorkerAddress(
+            Worker(self._agent.listen_address, self._agent.incarnation),
+            self._caches.kernel_block_tokens,
+        )
+
+    # --- each step ---
+
+    def before_forward(self, step: Step) -> None:
+        """What is to go layer by layer has to be posted before the layers are computed; but not where
+        decode has just said that it wants it no more."""
+        if step.writes:
+            self._take_what_was_told()
+        for write in step.writes:
+            self._pushing.write(write)
+
+    def before_preemption(self, requests: list[str]) -> None:
+        if requests:
+            self._pushing.let_go_of(requests)
+
+    def layer_is_computed(self, layer: str) -> None:
+        self._pushing.layer_is_computed(layer)
+
+    def all_is_computed(self) -> None:
+        self._pushing.all_is_computed()
+
+    def start(self, step: Step) -> None:
+        for held in step.held:
+            self._holding.hold(held)
+        for lease in step.expected:
+            self._pushing.expect(lease)
+        for abandoned in step.abandoned:
+            self._pushing.abandon(abandoned)
+        for fetch in step.fetches:
+            self._fetching.begin(fetch)
+        for offer in step.offers:
+            self._receiving.begin(offer)
+        for request in step.given_up:
+            self._fetching.give_up(request)
+            self._receiving.give_up(request)
+        for lease, reference in step.returned:
+            self._errands.send(reference.workers, {"do": "return", "lease": lease})
+        for lease, reference in step.wanted:
+            self._errands.send(reference.workers, {"do": "renew", "lease": lease})
+        for request, why in step.refused.items():
+            logger.error("kvxfer: request %s fails: %s", request, why)
+            self.stats.count("refused_references")
+            self._refused[request] = why
+
+    def poll(self) -> Results:
+        self._take_what_was_told()
+        self._take_events()
+        self._errands.poll()
+        self._pushing.poll()
+        results = Results(
+            self._holding.take_ended() | self._pushing.take_ended(),
+            set(self._refused),
+            set(self._refused),
+        )
+        self._refused.clear()
+        for part in (self._fetching, self._receiving):
+            loaded, failed = part.poll()
+            results.loaded |= loaded | failed
+            results.failed |= failed
+        return results
+
+    def heard(self) -> Heard | None:
+        heard = self._pushing.take_heard()
+        heard.unsettled = self._receiving.take_unsettled()
+        return heard or None
+
+    # --- what peers say ---
+
+    def _listen(self) -> None:
+        reader = messages.Reader()
+        while True:
+            try:
+                told = self._agent.wait_notification()
+            except kvxfer.Error:  # closed
+                return
+            if told.request:
+                message: dict[str, Any] | None = {
+                    "do": "arrived",
+                    "request": told.request,
+                    "cache": told.cache,
+                    "payload": told.payload,
+                }
+            else:
+                message = reader.read(told.peer, told.payload)
+            if message is None:
+                logger.warning("kvxfer: %s said something that is no message", told.peer)
+            elif message.get("do") == "renew" and isinstance(message.get("lease"), str):
+                # At once: an engine in a long step must not lose what it has been asked to keep.
+                if not self._holding.renew(message["lease"]):
+                    self._told.put((told.peer, message))
+            else:
+                self._told.put((told.peer, message))
+
+    def _take_what_was_told(self) -> None:
+        while True:
+            try:
+                peer, message = self._told.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                self._handle(peer, message)
+            except (KeyError, TypeError, ValueError) as error:
+                logger.warning("kvxfer: %s said what makes no sense: %r", peer, error)
+
+    def _handle(self, peer: str, message: dict[str, Any]) -> None:
+        match message.get("do"):
+            case "arrived":
+                self._receiving.arrived(message["request"], message["cache"], message["payload"])
+            case "return":
+                if not self._holding.give_back(str(message["lease"])):
+                    self._pushing.withdraw(peer, str(message["lease"]))
+            case "renew":
+                self._pushing.renew(peer, str(message["lease"]))
+            case "offer":
+                self._pushing.offer(message)
+            case "alive":
+                self._receiving.alive(str(message["lease"]))
+            case "refuse":
+                self._receiving.refused(peer, str(message["lease"]), str(message["why"])[:500])
+            case other:
+                logger.warning("kvxfer: %s asked for %r, which is not known here", peer, other)
+
+    def _take_events(self) -> None:
+        while (event := self._agent.poll_kv_event()) is not None:
+            if event.kind == "lease_ended":
+                self._holding.ended(event.name, event.end)
+            else:
+                self._receiving.lost(event.name, event.why)
+        while (change := self._agent.poll_peer_event()) is not None:
+            if change.kind == "lost":
+                self._receiving.peer_lost(change.peer)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Waits a while for what was promised: that decode fetches what it has been told of."""
+        if self._agent.closed:
+            return
+        try:
+            if self._holding.has_any() or self._pushing.has_any():
+                self._agent.drain(self._settings.drain)
+        except kvxfer.Error as error:
+            logger.warning("kvxfer: %s", error)
+        self._agent.close()
+
+
+def _make_agent(settings: Settings, name: str, host: str) -> kvxfer.Agent:
+    options: dict[str, Any] = dict(settings.agent_options)
+    if settings.backends:
+        options["backends"] = list(settings.backends)
+    if settings.require_backends:
+        options["require_backends"] = list(settings.require_backends)
+    last: Exception | None = None
+    for port in settings.ports():
+        try:
+            return kvxfer.Agent(
+                name, listen=with_port(host, port), serve_metadata=True, **options
+            )
+        except kvxfer.Error as error:
+            last = error
+            if "in use" not in str(error):
+                break
+    remedy = (
+        'every port of "port_range" is taken'
+        if settings.port_range and last is not None and "in use" in str(last)
+        else f"listening at {host}"
+    )
+    raise ValueError(f"KvxferConnector: {remedy}: {last}") from last

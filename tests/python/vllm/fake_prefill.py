@@ -1,0 +1,139 @@
+"""A prefill engine to a decode engine's connector, without vLLM, which ten times over would not fit
+on a small machine: `fake_prefill.py PARENT_PID CONFIG`, JSON in lines as engine_child.py. CONFIG has
+the decode engine's fingerprint, and how its model's blocks are laid out. The KV of every prompt is
+zeros: what is generated from it means nothing.
+"""
+
+import json
+import os
+import secrets
+import sys
+import threading
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, cast
+
+import kvxfer
+import numpy as np
+from engine_child import Commands, die_with
+from kvxfer.vllm import messages
+from kvxfer.vllm.caches import Group, RegisteredCaches, cache_name
+from kvxfer.vllm.reference import KEY, GroupBlocks, Reference, Worker, lease_name, prompt_hash
+from tiny_model import HEAD_SIZE, KV_HEADS, LAYERS
+
+_BLOCKS = 256
+_LEASE_S = 30.0
+
+
+class _Tensor:
+    """What the connector wants to know of a torch.Tensor."""
+
+    device = SimpleNamespace(type="cpu", index=None)
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self._array = np.zeros(shape, np.float32)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self._array.itemsize for step in self._array.strides)
+
+    def data_ptr(self) -> int:
+        return self._array.ctypes.data
+
+    def untyped_storage(self) -> "_Tensor":
+        return self
+
+    def nbytes(self) -> int:
+        return self._array.nbytes
+
+
+class _Prefill:
+    def __init__(self, name: str, fingerprint: str, block_tokens: int) -> None:
+        self._name = name
+        self._fingerprint = fingerprint
+        self._block_tokens = block_tokens
+        self._block = count()
+        self._agent = kvxfer.Agent(name, listen="127.0.0.1:0", serve_metadata=True)
+        layers = tuple(f"model.layers.{number}.attn" for number in range(LAYERS))
+        group = Group(
+            layers=layers,
+            heads=KV_HEADS,
+            k_size=HEAD_SIZE,
+            v_size=HEAD_SIZE,
+            element="fp32",
+            block_tokens=block_tokens,
+            window=0,
+            opaque=True,
+        )
+        shape = (_BLOCKS, KV_HEADS, block_tokens, 2 * HEAD_SIZE)
+        tensors = cast(dict[str, Any], {layer: _Tensor(shape) for layer in layers})
+        model = int(fingerprint.split(".")[1], 16)
+        self._caches = RegisteredCaches(self._agent, [group], tensors, 0, 1, model)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def hold(self, prompt: list[int]) -> dict[str, Any]:
+        """kv_transfer_params of a prompt, as if it were computed."""
+        transfer = secrets.token_hex(12)
+        request = cast(Any, SimpleNamespace(prompt_token_ids=prompt))
+        lease = lease_name(transfer, prompt_hash(request, len(prompt)))
+        wanted = -(-len(prompt) // self._block_tokens)
+        blocks = tuple(next(self._block) % _BLOCKS for _ in range(wanted))
+        self._agent.lease_blocks(cache_name(0), _of_group(lease), blocks, _LEASE_S)
+        reference = Reference(
+            mode="pull",
+            engine=self._name,
+            transfer=transfer,
+            tokens=len(prompt),
+            fingerprint=self._fingerprint,
+            workers=(Worker(self._agent.listen_address, self._agent.incarnation),),
+            groups=(GroupBlocks(0, blocks),),
+            block_tokens=(self._block_tokens,),
+        )
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self._name,
+            KEY: reference.to_params(),
+        }
+
+    def _listen(self) -> None:
+        reader = messages.Reader()
+        while True:
+            told = self._agent.wait_notification()
+            message = reader.read(told.peer, told.payload) or {}
+            try:
+                match message.get("do"):
+                    case "renew":
+                        self._agent.renew_lease(_of_group(message["lease"]), _LEASE_S)
+                    case "return":
+                        self._agent.release_lease(_of_group(message["lease"]))
+            except kvxfer.Error:
+                pass  # it has ended before
+
+
+def _of_group(lease: str) -> str:
+    """The lease of the blocks of the one group; kvxfer.vllm.holding, which says so, imports vLLM."""
+    return f"{lease}/0"
+
+
+def main() -> None:
+    die_with(int(sys.argv[1]))
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    prefill = _Prefill(**json.loads(sys.argv[2]))
+    replies.write(json.dumps({}) + "\n")
+    commands = Commands()
+    while True:
+        try:
+            command = commands.next(wait=True)
+        except EOFError:
+            return
+        assert command is not None
+        replies.write(json.dumps([prefill.hold(prompt) for prompt in command["prompts"]]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

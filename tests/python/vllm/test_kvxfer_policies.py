@@ -1,0 +1,87 @@
+"""KvxferConnector in pairs that are set otherwise: what fails by policy, what is refused at the start."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from conversation import Conversation, make_prompts
+from engine import Request
+from engine_pair import KVXFER, Pair, StartPair
+from engine_process import EngineError
+
+
+def _serving(pair: Pair) -> Pair:
+    for engine in pair.engines:
+        engine.serve()
+    return pair
+
+
+def test_wrong_blocks_give_other_tokens(start_pair: StartPair) -> None:
+    """Else equal tokens would say nothing of the KV that they are computed from."""
+    wrong = dataclasses.replace(KVXFER, name="WrongBlocks", module="wrong_blocks")
+    pair = _serving(start_pair(KVXFER, decode=wrong))
+    talk = Conversation(pair, make_prompts(31, {"negative": 150}))
+    assert talk.decode(talk.prefill("negative")) != talk.expected("negative")
+
+
+def test_policy_fail_ends_the_request_and_no_other(start_pair: StartPair) -> None:
+    failing = dataclasses.replace(
+        KVXFER, on_load_failure="fail", extra={"host": "127.0.0.1", "lease": 2}
+    )
+    pair = _serving(start_pair(failing))
+    talk = Conversation(pair, make_prompts(32, {"first": 150, "second": 90}))
+    for spoil in ({"transfer": "0" * 24}, {"version": 7}, {"workers": [["127.0.0.1:1", "0" * 32]]}):
+        transfers = talk.prefill("first", "second")
+        transfers["first"]["kvxfer"].update(spoil)
+        requests = [talk.request(name, transfers[name]) for name in transfers]
+        first, second = pair.decode.generate(*requests)
+        assert (first.reason, first.tokens) == ("error", []), spoil
+        assert second.tokens == talk.alone["second"]
+        for engine in pair.engines:
+            assert engine.idle(10)
+            assert engine.free_blocks() == engine.wait_until_up()["free_blocks"]
+            assert engine.forget()
+
+
+@pytest.mark.parametrize(
+    ("extra", "options", "says"),
+    [
+        ({"prot": 1}, {}, "prot is not known; there are"),
+        ({"backends": ["tcp", "warp"]}, {}, "warp"),
+        (
+            {},
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "does not support speculative_config",
+        ),
+    ],
+    ids=["an option that is not known", "a backend that is none", "a draft model"],
+)
+def test_what_cannot_be_is_refused_at_the_start(
+    start_pair: StartPair, extra: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
+    """test_kvxfer_settings.py has the others."""
+    connector = dataclasses.replace(KVXFER, extra={"host": "127.0.0.1"} | extra)
+    engine = start_pair.alone(connector, **options)
+    with pytest.raises(EngineError):
+        engine.wait_until_up()
+    assert says in engine.log_tail(400)
+
+
+def test_taken_ports_are_named_and_a_range_is_searched(start_pair: StartPair) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        both = {"host": "127.0.0.1", "port_range": f"{port}-{port + 1}"}
+        engine = start_pair.alone(dataclasses.replace(KVXFER, extra=both))
+        engine.wait_until_up()
+        wish = {"do_remote_decode": True}
+        (answer,) = engine.generate(Request([5, 6, 7], 1, wish))
+        assert answer.transfer["kvxfer"]["workers"][0][0] == f"127.0.0.1:{port + 1}"
+        one = {"host": "127.0.0.1", "port_range": str(port)}
+        engine = start_pair.alone(dataclasses.replace(KVXFER, extra=one))
+        with pytest.raises(EngineError):
+            engine.wait_until_up()
+        assert 'every port of "port_range" is taken' in engine.log_tail(400)

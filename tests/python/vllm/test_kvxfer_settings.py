@@ -1,0 +1,225 @@
+"""What KvxferConnector makes of its options, references and messages: no engine is started."""
+
+import json
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environment has it")
+
+# pylint: disable=wrong-import-position
+from kvxfer.vllm import messages  # noqa: E402
+from kvxfer.vllm.caches import Span  # noqa: E402
+from kvxfer.vllm.reference import (  # noqa: E402
+    BadReference,
+    GroupBlocks,
+    Reference,
+    Worker,
+    from_runs,
+    prompt_hash,
+    to_runs,
+)
+from kvxfer.vllm.settings import Settings, own_host  # noqa: E402
+from kvxfer.vllm.stats import Stats  # noqa: E402
+
+_SEED = 50
+
+
+def _config(extra: dict[str, Any] | None = None, **parallel: Any) -> Any:
+    """As much of a VllmConfig as the settings look at."""
+    ranks: dict[str, Any] = {
+        "pipeline_parallel_size": 1,
+        "tensor_parallel_size": 1,
+        "data_parallel_master_ip": "127.0.0.1",
+        "master_addr": "127.0.0.1",
+    }
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_extra_config=extra or {}, enable_permute_local_kv=False
+        ),
+        parallel_config=SimpleNamespace(**(ranks | parallel)),
+        speculative_config=None,
+        model_config=SimpleNamespace(enable_sleep_mode=False),
+    )
+
+
+_BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "not known": ({"prot": 1}, "prot is not known; there are"),
+    "a mode that is none": ({"mode": "swap"}, "mode is 'swap', not one of pull, push"),
+    "a text for a number": ({"lease": "long"}, "lease is 'long', not of type number"),
+    "true for a number": ({"lease": True}, "lease is True, not of type number"),
+    "no time": ({"timeout": 0}, "timeout is not above 0"),
+    "a negative time": ({"drain": -1}, "drain is not from 0"),
+    "too long a time": ({"lease": 1e9}, "lease is not above 0 and at most a day"),
+    "half a retry": ({"retries": 1.5}, "retries is 1.5, not of type integer"),
+    "a range the wrong way round": ({"port_range": "9-8"}, "port_range is '9-8'"),
+    "a port that is none": ({"port_range": "70000"}, "port_range is '70000'"),
+    "a list for a range": ({"port_range": [1, 2]}, "port_range is [1, 2], not of type text"),
+    "no tcp": ({"backends": ["shm"]}, 'backends lacks "tcp"'),
+    "a text for a list": ({"backends": "tcp"}, "backends is 'tcp', not of type list of texts"),
+    "a list for an object": ({"agent_options": []}, "agent_options is [], not of type object"),
+}
+
+
+@pytest.mark.parametrize(("extra", "says"), _BAD.values(), ids=_BAD.keys())
+def test_options_that_are_refused(extra: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        Settings.of(_config(extra))
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["pipeline_parallel_size", "decode_context_parallel_size"])
+def test_parallelism_that_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Settings.of(_config(**{name: 2}))
+
+
+def test_ports() -> None:
+    assert Settings.of(_config()).ports() == [0]
+    assert Settings.of(_config({"port_range": "7000"})).ports() == [7000]
+    assert Settings.of(_config({"port_range": "7000-7002"})).ports() == [7000, 7001, 7002]
+
+
+def test_the_host_is_the_option_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_HOST_IP", "10.1.2.3")
+    assert own_host(Settings.of(_config()), _config()) == "10.1.2.3"
+    assert own_host(Settings.of(_config({"host": "10.9.9.9"})), _config()) == "10.9.9.9"
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+    with pytest.raises(ValueError, match='set VLLM_HOST_IP, or "host"'):
+        own_host(Settings.of(_config()), _config(data_parallel_master_ip="10.0.0.1"))
+
+
+def _reference() -> Reference:
+    return Reference(
+        mode="pull",
+        engine="engine-1",
+        transfer="0123456789ab",
+        tokens=95,
+        fingerprint="1.a.b",
+        workers=(Worker("10.0.0.1:4711", "0" * 32), Worker("[fe80::1]:4711", "f" * 32)),
+        groups=(GroupBlocks(0, (7, 8, 9, 3)), GroupBlocks(2, (11,))),
+        block_tokens=(32, 32),
+    )
+
+
+def test_references_go_through_json() -> None:
+    params = json.loads(json.dumps(_reference().to_params()))
+    assert Reference.from_params(params) == _reference()
+
+
+def test_runs() -> None:
+    randomness = random.Random(_SEED)
+    for _ in range(200):
+        ids = tuple(randomness.randrange(40) for _ in range(randomness.randrange(60)))
+        assert from_runs(to_runs(ids)) == ids
+    assert to_runs([5, 6, 7, 2]) == [5, 3, 2, 1]
+
+
+def test_references_that_are_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a proxy makes of one is refused, or is one that says the same as its text."""
+    print(f"seed: {_SEED}")
+    randomness = random.Random(_SEED)
+    values: list[Any] = [
+        None, True, -1, 0, 1, 1.5, 2**70, "", "x", "\n", "é" * 9, [], [1], [[1]], [["a", "b"]], {},
+        {"a": 1}, [[0, 2**40]], [[-1, 1]], "a" * 1000, [None] * 2000,
+    ]  # fmt: skip
+    refused = 0
+    for _ in range(5000):
+        params: Any = json.loads(json.dumps(_reference().to_params()))
+        for key in randomness.sample(sorted(params), randomness.randrange(1, 4)):
+            if randomness.random() < 0.3:
+                del params[key]
+            else:
+                params[key] = randomness.choice(values)
+        try:
+            taken = Reference.from_params(params)
+        except BadReference:
+            refused += 1
+        else:
+            assert taken.workers
+            assert taken.mode in ("pull", "push")
+    assert refused > 4000
+    for anything in values:
+        with pytest.raises(BadReference):
+            Reference.from_params(anything)
+
+
+def _request(tokens: list[int], **more: Any) -> Any:
+    return SimpleNamespace(prompt_token_ids=tokens, **more)
+
+
+def test_hashes_differ_with_all_that_the_kv_depends_on() -> None:
+    image = SimpleNamespace(
+        identifier="cat", mm_position=SimpleNamespace(offset=0, length=2)
+    )
+    other = SimpleNamespace(identifier="dog", mm_position=image.mm_position)
+    lora = SimpleNamespace(lora_name="tuned", lora_int_id=1, lora_path="/a")
+    hashes = [
+        prompt_hash(_request([1, 2, 3]), 3),
+        prompt_hash(_request([1, 2, 3]), 2),
+        prompt_hash(_request([1, 2, 4]), 3),
+        prompt_hash(_request([1, 2, 3], lora_request=lora), 3),
+        prompt_hash(_request([1, 2, 3], cache_salt="s"), 3),
+        prompt_hash(_request([1, 2, 3], mm_features=[image]), 3),
+        prompt_hash(_request([1, 2, 3], mm_features=[other]), 3),
+    ]
+    assert len(set(hashes)) == len(hashes)
+    assert prompt_hash(_request([1, 2, 3, 4]), 3) == hashes[0]
+
+
+def test_messages_in_pieces_and_in_any_order() -> None:
+    randomness = random.Random(_SEED)
+    big = {"do": "offer", "ids": [randomness.randrange(1 << 30) for _ in range(100_000)]}
+    pieces = messages.encode(big)
+    assert len(pieces) > 2
+    small = messages.encode({"do": "renew"})
+    reader = messages.Reader()
+    mixed = pieces[:]
+    randomness.shuffle(mixed)
+    mixed.insert(1, small[0])
+    read = [reader.read("peer", piece) for piece in mixed]
+    assert [each for each in read if each is not None] == [{"do": "renew"}, big]
+    with pytest.raises(ValueError, match="larger than peers take"):
+        messages.encode({"ids": [randomness.randrange(1 << 60) for _ in range(500_000)]})
+
+
+def test_what_is_no_message_is_none() -> None:
+    randomness = random.Random(_SEED)
+    reader = messages.Reader()
+    whole = messages.encode({"do": "renew", "lease": "x"})[0]
+    for _ in range(3000):
+        broken = bytearray(whole[: randomness.randrange(len(whole) + 1)])
+        for _ in range(randomness.randrange(3)):
+            if broken:
+                broken[randomness.randrange(len(broken))] = randomness.randrange(256)
+        message = reader.read("peer", bytes(broken))
+        assert message is None or isinstance(message, dict)
+
+
+def test_spans_of_tokens_in_units() -> None:
+    assert Span.of(0, 95, 32) == Span(0, 3)
+    assert Span.of(64, 95, 32) == Span(2, 1)
+    assert Span.of(64, 95, 1) == Span(64, 31)
+    assert Span.of(96, 200, 32).after(2, 32, 32) == 1
+    assert Span.of(96, 200, 1).after(2, 32, 1) == 32
+
+
+def test_stats_add_up() -> None:
+    one, two = Stats(), Stats()
+    assert one.is_empty()
+    assert one.take() is None
+    one.observe("load_seconds", 0.5)
+    one.observe("load_bytes", 1e6)
+    two.observe("load_seconds", 1.5)
+    two.observe("load_bytes", 3e6)
+    two.count("failed_loads")
+    said = one.aggregate(two).reduce()
+    assert said["Loads"] == 2
+    assert said["Failed loads"] == 1
+    assert said["MB per load"] == 2
+    taken = one.take()
+    assert taken is not None
+    assert one.is_empty()
+    json.dumps(taken.to_dict())
