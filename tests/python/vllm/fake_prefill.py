@@ -78,9 +78,10 @@ class _Prefill:
         """kv_transfer_params of a prompt, as if it were computed."""
         transfer = secrets.token_hex(12)
         request = cast(Any, SimpleNamespace(prompt_token_ids=prompt))
-        lease = lease_name(transfer, prompt_hash(request, len(prompt)))
         wanted = -(-len(prompt) // self._block_tokens)
         blocks = tuple(next(self._block) % _BLOCKS for _ in range(wanted))
+        groups, sizes = (GroupBlocks(0, blocks),), (self._block_tokens,)
+        lease = lease_name(transfer, prompt_hash(request, len(prompt)), groups, sizes)
         self._agent.lease_blocks(cache_name(0), _of_group(lease), blocks, _LEASE_S)
         reference = Reference(
             mode="pull",
@@ -89,8 +90,8 @@ class _Prefill:
             tokens=len(prompt),
             fingerprint=self._fingerprint,
             workers=(Worker(self._agent.listen_address, self._agent.incarnation),),
-            groups=(GroupBlocks(0, blocks),),
-            block_tokens=(self._block_tokens,),
+            groups=groups,
+            block_tokens=sizes,
         )
         return {
             "do_remote_prefill": True,

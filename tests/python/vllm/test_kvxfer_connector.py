@@ -30,7 +30,7 @@ _LOADS = "vllm:kvxfer_load_seconds_count"
 _BYTES = "vllm:kvxfer_load_bytes"
 _FAILED = "vllm:kvxfer_failed_loads"
 _LEASE_S = 2
-_CONNECTOR = dataclasses.replace(KVXFER, extra={"host": "127.0.0.1", "lease": _LEASE_S})
+_CONNECTOR = dataclasses.replace(KVXFER, extra={"host": "127.0.0.1", "lease": _LEASE_S, "handshake_timeout": 1})
 
 
 @pytest.fixture(scope="module", params=[None, 64], ids=["full", "window"])
@@ -201,6 +201,9 @@ _SPOILERS: dict[str, Callable[[Transfer], None]] = {
     "more tokens": _spoiled(tokens=100_000),
     "no tokens": _spoiled(tokens=0),
     "negative tokens": _spoiled(tokens=-1),
+    "blocks of later tokens": _spoiled(first_blocks=[1]),
+    "smaller blocks": _spoiled(block_tokens=[16]),
+    "no lease": _spoiled(lease=0),
     "another model": _spoiled(fingerprint="1.0123456789abcdef.0123456789abcdef"),
     "no fingerprint": _spoiled(fingerprint=None),
     "another version": _spoiled(version=2),

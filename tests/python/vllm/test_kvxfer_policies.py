@@ -1,12 +1,13 @@
 """KvxferConnector in pairs that are set otherwise: what fails by policy, what is refused at the start."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conversation import Conversation, make_prompts
+from conversation import Conversation, counted, make_prompts
 from engine import Request
-from engine_pair import KVXFER, Pair, StartPair
+from engine_pair import KVXFER, Connector, Pair, StartPair
 from engine_process import EngineError
 
 
@@ -41,6 +42,34 @@ def test_policy_fail_ends_the_request_and_no_other(start_pair: StartPair) -> Non
             assert engine.idle(10)
             assert engine.free_blocks() == engine.wait_until_up()["free_blocks"]
             assert engine.forget()
+
+
+class _WithAStore(Connector):
+    """A MultiConnector of KvxferConnector and a second one, which finds nothing."""
+
+    def config(self, role: str, engine_id: str) -> dict[str, Any]:
+        own = KVXFER.config(role, engine_id)
+        own.pop("engine_id")  # a part has that of the whole
+        store = {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": self.extra["store"]},
+        }
+        return super().config(role, engine_id) | {
+            "kv_connector_extra_config": {"connectors": [own, store]}
+        }
+
+
+def test_beside_a_second_connector(start_pair: StartPair, tmp_path: Path) -> None:
+    both = _WithAStore("MultiConnector", extra={"store": str(tmp_path)})
+    pair = _serving(start_pair(both, disable_hybrid_kv_cache_manager=True))
+    talk = Conversation(pair, make_prompts(33, {"a": 150, "b": 64, "c": 33}))
+    before = pair.decode.metrics()
+    assert talk.decode(talk.prefill("a", "b", "c")) == talk.expected("a", "b", "c")
+    assert counted(pair.decode, before)["vllm:kvxfer_load_seconds_count"] == 3
+    for engine in pair.engines:
+        assert engine.idle(10)
+        assert engine.free_blocks() == engine.wait_until_up()["free_blocks"]
 
 
 @pytest.mark.parametrize(

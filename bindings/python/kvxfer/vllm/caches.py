@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import kvxfer
+from kvxfer.vllm.fingerprint import window_of
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +76,7 @@ def _group(config: VllmConfig, layer_names: list[str], spec: Any) -> Group:
         v_size=spec.head_size_v,
         element=element,
         block_tokens=spec.block_size,
-        window=spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0,
+        window=window_of(spec),
         # vLLM's attention for CPUs packs K and V of a block for its instruction set.
         opaque=config.device_config.device_type == "cpu",
     )

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvxfer.vllm import register
 from kvxfer.vllm.caches import Group
 from kvxfer.vllm.fingerprint import Fingerprint
 from kvxfer.vllm.log import logger
@@ -75,6 +76,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 fingerprint,
                 ranks=vllm_config.parallel_config.tensor_parallel_size,
                 fails=transfer.kv_load_failure_policy == "fail",
+                can_push=vllm_config.device_config.device_type == "cpu",
             )
         else:
             self._worker = WorkerSide(
@@ -129,10 +131,6 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
         return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-    @property
-    def supports_divergent_local_hybrid_hits(self) -> bool:
-        return False
 
     # --- the scheduler's ---
 
@@ -244,3 +242,6 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.close()
+
+
+register()  # vLLM looks for a part of a MultiConnector by its name

@@ -3,6 +3,7 @@ neither renewed nor given back ends by itself."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from kvxfer.vllm import messages
 from kvxfer.vllm.log import logger
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.reference import Worker
+
+
+_MAX_ANSWERS = 16  # under way to agents that are met for them; others have to do without
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,51 @@ class Errands:
         for name in names:
             tell(self._agent, name, message)
         return True
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Who has said something, and perhaps where it can be met."""
+
+    name: str
+    incarnation: str
+    address: str = ""
+
+
+class Answers:
+    """To who has said something: it may not have been met, or in an earlier life only. By any
+    thread."""
+
+    def __init__(self, agent: kvxfer.Agent, timeout: float) -> None:
+        self._agent = agent
+        self._timeout = timeout
+        self._free = threading.Semaphore(_MAX_ANSWERS)
+
+    def send(self, sender: Sender, message: dict[str, Any]) -> None:
+        if self._is_known(sender):
+            tell(self._agent, sender.name, message)
+        elif sender.address and self._free.acquire(blocking=False):
+            threading.Thread(
+                target=self._meet_and_tell,
+                args=(sender.address, message),
+                name="kvxfer-answer",
+                daemon=True,
+            ).start()
+
+    def _is_known(self, sender: Sender) -> bool:
+        try:
+            return self._agent.explain(sender.name).incarnation == sender.incarnation
+        except kvxfer.Error:
+            return False
+
+    def _meet_and_tell(self, address: str, message: dict[str, Any]) -> None:
+        try:
+            name = self._agent.add_peer(kvxfer.fetch_metadata(address, self._timeout))
+            tell(self._agent, name, message)
+        except kvxfer.Error as error:
+            logger.debug("kvxfer: cannot answer %s: %s", address, error)
+        finally:
+            self._free.release()
 
 
 def tell(agent: kvxfer.Agent, peer: str, message: dict[str, Any]) -> list[kvxfer.Transfer]:

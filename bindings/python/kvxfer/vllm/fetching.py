@@ -4,7 +4,7 @@ the owner confirms that the lease held to the last byte."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,8 +19,6 @@ from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Fetch
 
-# The answer to a client may overtake what the prefill engine's worker hears in its next step.
-_LEASE_COMES_S = 1.0
 _PAUSE_S = 0.005
 
 
@@ -28,7 +26,8 @@ _PAUSE_S = 0.005
 class _Load:
     fetch: Fetch
     begun: float
-    transfers: list[kvxfer.Transfer] = field(default_factory=list)
+    transfers: dict[int, kvxfer.Transfer] = field(default_factory=dict)  # by group
+    attempts: int = 0
     retries: int = 0
     not_before: float = 0.0
     given_up: bool = False
@@ -36,7 +35,7 @@ class _Load:
 
     def in_the_way(self) -> bool:
         """Bytes may still land."""
-        return any(not each.done() or each.quarantined for each in self.transfers)
+        return any(not each.done() or each.quarantined for each in self.transfers.values())
 
 
 class Fetching:
@@ -66,7 +65,7 @@ class Fetching:
         if load is None:
             return
         load.given_up = True
-        for transfer in load.transfers:
+        for transfer in load.transfers.values():
             transfer.cancel()
 
     def poll(self) -> tuple[set[str], set[str]]:
@@ -85,28 +84,35 @@ class Fetching:
         the rest rests on: a transfer may end at any time."""
         if load.in_the_way():
             return False
-        error = next((each.error for each in load.transfers if each.error is not None), None)
-        if load.given_up or load.failed or (load.transfers and error is None):
+        errors = {
+            group: each.error for group, each in load.transfers.items() if each.error is not None
+        }
+        all_are_read = len(load.transfers) == len(load.fetch.parts) and not errors
+        if load.given_up or load.failed or all_are_read:
             return True
-        if error is not None:
-            self._consider(load, error)
+        if errors:
+            self._consider(load, errors)
         if not load.failed and time.monotonic() >= load.not_before:
             self._post(load)
         return bool(load.failed) and not load.in_the_way()
 
-    def _consider(self, load: _Load, error: Exception) -> None:
-        """Another attempt, or the end."""
+    def _consider(self, load: _Load, errors: Mapping[int, Exception]) -> None:
+        """Another attempt, at the groups that have failed, or the end."""
         now = time.monotonic()
-        early = isinstance(error, kvxfer.NotFound) or "never granted" in str(error)
+        error = next(iter(errors.values()))
+        # The answer to a client may overtake what the prefill engine's worker hears in its next step.
+        early = all("never granted" in str(each) for each in errors.values())
         again = (
-            now < load.begun + _LEASE_COMES_S
+            now < load.begun + self._settings.handshake_timeout or load.attempts < 2
             if early
-            else isinstance(error, kvxfer.PeerLost) and load.retries < self._settings.retries
+            else load.retries < self._settings.retries
+            and all(isinstance(each, kvxfer.PeerLost) for each in errors.values())
         )
         if not again or now > load.begun + self._settings.timeout:
             load.failed = str(error)
             return
-        load.transfers = []
+        for group in errors:
+            del load.transfers[group]
         load.not_before = now + _PAUSE_S
         if not early:
             load.retries += 1
@@ -117,36 +123,37 @@ class Fetching:
         try:
             names = self._peers.meet(fetch.reference.workers, load.begun)
             if names is not None:
-                load.transfers = self._read(load, names)
-        except (CannotMeet, kvxfer.Error, ValueError, OverflowError) as error:
+                self._read(load, names)
+        except (CannotMeet, kvxfer.Error, ValueError, TypeError, OverflowError) as error:
             load.failed = str(error)
-            for transfer in load.transfers:
+            for transfer in load.transfers.values():
                 transfer.cancel()
 
-    def _read(self, load: _Load, names: list[str]) -> list[kvxfer.Transfer]:
+    def _read(self, load: _Load, names: list[str]) -> None:
+        """All groups that are not read yet."""
         fetch = load.fetch
+        load.attempts += 1
         left = load.begun + self._settings.timeout - time.monotonic()
         for index, (part, theirs) in enumerate(
             zip(fetch.parts, fetch.reference.groups, strict=True)
         ):
+            if index in load.transfers:
+                continue
             ours, unit = self.kernel_block_tokens[index], self.unit_tokens[index]
             span = Span.of(part.first, part.last, unit)
-            load.transfers.append(
-                self._agent.read_blocks(
-                    names,
-                    cache_name(index),
-                    np.asarray(part.blocks.ids, np.uint32),
-                    np.asarray(theirs.ids, np.uint32),
-                    span.count,
-                    local_first_token=span.after(part.blocks.first_block, ours, unit),
-                    remote_first_token=span.after(
-                        theirs.first_block, fetch.reference.block_tokens[index], unit
-                    ),
-                    lease=part_of(fetch.lease, index),
-                    deadline=max(0.1, left),
-                )
+            load.transfers[index] = self._agent.read_blocks(
+                names,
+                cache_name(index),
+                np.asarray(part.blocks.ids, np.uint32),
+                np.asarray(theirs.ids, np.uint32),
+                span.count,
+                local_first_token=span.after(part.blocks.first_block, ours, unit),
+                remote_first_token=span.after(
+                    theirs.first_block, fetch.reference.block_tokens[index], unit
+                ),
+                lease=part_of(fetch.lease, index),
+                deadline=max(0.1, left),
             )
-        return load.transfers
 
     def _end(self, load: _Load) -> None:
         fetch = load.fetch
@@ -166,4 +173,4 @@ class Fetching:
             )
             return
         self._stats.observe("load_seconds", time.monotonic() - load.begun)
-        self._stats.observe("load_bytes", sum(each.stats.bytes for each in load.transfers))
+        self._stats.observe("load_bytes", sum(each.stats.bytes for each in load.transfers.values()))

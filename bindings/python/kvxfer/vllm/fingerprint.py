@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-_SAMPLE_BYTES = 4096
+_SAMPLE_BYTES = 64
+_MAX_HEADER_BYTES = 100 << 20
 
 
 class Fingerprint:
@@ -90,16 +91,25 @@ def _positions(hf_config: Any) -> Any:
 
 
 def _weights(model: str, revision: str | None) -> str:
-    """The name of a model on a hub; of a folder, a sample of the weights, wherever it lies."""
+    """The name of a model on a hub; of a folder, a sample of each of its tensors, wherever it lies."""
     folder = Path(model)
     if not folder.is_dir():
         return f"{model}@{revision or 'main'}"
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin")):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files:
         with path.open("rb") as file:
-            for part in range(4):
-                file.seek(size * part // 4)
-                digest.update(file.read(_SAMPLE_BYTES))
+            size = int.from_bytes(file.read(8), "little")
+            header = file.read(min(size, _MAX_HEADER_BYTES))
+            digest.update(header)
+            for name, tensor in sorted(json.loads(header).items()):
+                if name != "__metadata__":
+                    begin, end = tensor["data_offsets"]
+                    file.seek(8 + size + (begin + end) // 2)
+                    digest.update(file.read(_SAMPLE_BYTES))
+    if not files:
+        raise ValueError(
+            f"KvxferConnector: {model} has no *.safetensors to tell its weights by: set "
+            '"model_id" in kv_connector_extra_config, the same for all engines with these weights'
+        )
     return digest.hexdigest()

@@ -16,7 +16,7 @@ def part_of(lease: str, group: int) -> str:
 
 
 class Holding:
-    """``renew`` may be called by any thread, the rest by the engine's."""
+    """``renew`` and ``give_back`` may be called by any thread, the rest by the engine's."""
 
     def __init__(self, agent: kvxfer.Agent, seconds: float, stats: Stats) -> None:
         self._agent = agent

@@ -35,12 +35,12 @@ class Reader:
         self._partial: dict[tuple[str, bytes], dict[int, bytes]] = {}
 
     def read(self, peer: str, payload: bytes) -> dict[str, Any] | None:
-        """The message that is whole with this piece; None: it is not, or it is none."""
+        """The message that is whole with this piece; None: it is not yet. ValueError: it is none."""
         if len(payload) < 14 or payload[:4] != _MAGIC:
-            return None
+            raise ValueError("no piece of a message")
         key, index, count = payload[4:12], payload[12], payload[13]
         if not 0 < count <= _MAX_PIECES or index >= count:
-            return None
+            raise ValueError("a piece that is none of its message")
         pieces = self._partial.setdefault((peer, key), {})
         pieces[index] = payload[14:]
         if len(pieces) < count:
@@ -51,13 +51,13 @@ class Reader:
         return _unpack(b"".join(pieces[each] for each in sorted(pieces)))
 
 
-def _unpack(body: bytes) -> dict[str, Any] | None:
+def _unpack(body: bytes) -> dict[str, Any]:
     try:
         unpacking = zlib.decompressobj()
         text = unpacking.decompress(body, _MAX_BYTES)
-        if unpacking.unconsumed_tail:
-            return None
-        message = json.loads(text)
-    except (zlib.error, ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) else None
+        message = json.loads(text) if not unpacking.unconsumed_tail else None
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise ValueError(f"a message that cannot be read: {error}") from error
+    if not isinstance(message, dict):
+        raise ValueError("a message that is no object, or too large")
+    return message

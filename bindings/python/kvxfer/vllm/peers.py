@@ -16,6 +16,9 @@ from kvxfer.vllm.settings import is_loopback
 from kvxfer.vllm.stats import Stats
 
 _MAX_UNDER_WAY = 64
+_MAX_KNOWN = 1024
+# A connection that was cut heals by itself; an engine that is gone for good is forgotten.
+_FORGET_LOST_S = 600.0
 
 
 class CannotMeet(Exception):
@@ -48,6 +51,7 @@ class Peers:
         self._stats = stats
         self._timeout = timeout
         self._known: dict[Worker, _Attempt] = {}
+        self._lost: dict[str, float] = {}  # since when, by name
 
     def meet(self, workers: Sequence[Worker], since: float) -> list[str] | None:
         """The names of their agents; None: not yet. ``since``: from when on the caller has waited
@@ -64,14 +68,31 @@ class Peers:
             return None
         return known.found.result()
 
-    def forget(self, worker: Worker) -> None:
-        """The next time it is met anew: it may have been replaced."""
-        self._known.pop(worker, None)
+    def lost(self, name: str) -> None:
+        self._lost.setdefault(name, time.monotonic())
+
+    def back(self, name: str) -> None:
+        self._lost.pop(name, None)
+
+    def sweep(self) -> None:
+        """Removes agents that were lost long ago; they are met anew, should they be named again."""
+        now = time.monotonic()
+        for name in [each for each, since in self._lost.items() if now > since + _FORGET_LOST_S]:
+            del self._lost[name]
+            for worker in [each for each in self._known if self.name(each) == name]:
+                del self._known[worker]
+            try:
+                self._agent.remove_peer(name)
+            except kvxfer.Error:
+                pass  # it was removed before
 
     def _meet(self, worker: Worker, since: float) -> str | None:
         known = self._known.get(worker)
         if known is None or (known.found.done() and known.found.exception() and known.ended < since):
-            known = self._known[worker] = self._begin(worker)
+            known = self._begin(worker)
+            if known is None:
+                return None
+            self._known[worker] = known
         if not known.found.done():
             return None
         error = known.found.exception()
@@ -82,16 +103,12 @@ class Peers:
             raise CannotMeet(str(error))
         return known.found.result()
 
-    def _begin(self, worker: Worker) -> _Attempt:
+    def _begin(self, worker: Worker) -> _Attempt | None:
+        """None: as many others are being met as may be at once."""
+        if sum(not each.found.done() for each in self._known.values()) >= _MAX_UNDER_WAY:
+            return None
+        self._forget_what_is_over(worker.address)
         attempt = _Attempt()
-        # An earlier life at this address is over.
-        for old in [each for each in self._known if each.address == worker.address]:
-            if self._known[old].found.done():
-                del self._known[old]
-        under_way = sum(not each.found.done() for each in self._known.values())
-        if under_way >= _MAX_UNDER_WAY:
-            attempt.fail(CannotMeet(f"{under_way} other engines are being met already"))
-            return attempt
 
         def run() -> None:
             try:
@@ -101,6 +118,15 @@ class Peers:
 
         threading.Thread(target=run, name="kvxfer-introduction", daemon=True).start()
         return attempt
+
+    def _forget_what_is_over(self, address: str) -> None:
+        """Earlier lives at this address; and of failures more than are of use."""
+        for old, attempt in list(self._known.items()):
+            failed = attempt.found.done() and attempt.found.exception() is not None
+            if attempt.found.done() and (
+                old.address == address or (failed and len(self._known) > _MAX_KNOWN)
+            ):
+                del self._known[old]
 
     def _introduce(self, worker: Worker) -> str:
         try:

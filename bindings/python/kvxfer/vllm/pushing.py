@@ -4,7 +4,8 @@ where they are just being computed."""
 from __future__ import annotations
 
 import contextlib
-import json
+import struct
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 import kvxfer
 from kvxfer.vllm.caches import Group, Span, cache_name
-from kvxfer.vllm.errands import tell
+from kvxfer.vllm.errands import Answers, Sender, tell
 from kvxfer.vllm.log import logger
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.reference import GroupBlocks, Worker, from_runs
@@ -23,8 +24,13 @@ from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Abandoned, Heard, Part, Write
 
+# With each piece: its group, and how many tokens of it.
+ARRIVAL = struct.Struct("<II")
+
 _MAX_OFFERS = 4096
 _MAX_ENDED = 4096
+_UNWANTED = "the decode engine wants it no more"
+_UNKNOWN = "this engine does not know the request"
 _LET_GO_S = 1.0  # all requests wait meanwhile
 
 
@@ -33,9 +39,16 @@ class _Offer:
     workers: tuple[Worker, ...]
     parts: list[Part]
     block_tokens: list[int]
+    seconds: float  # how long it holds, unless decode says that it still does
     begun: float
     until: float
+    ranks: set[int] = field(default_factory=set)  # of decode, that have made it
     names: list[str] = field(default_factory=list)  # once they were met
+
+    @property
+    def whole(self) -> bool:
+        """A rank that has not made it may write that room to others, or not be met."""
+        return len(self.ranks) == len(self.workers)
 
 
 @dataclass
@@ -51,22 +64,27 @@ class _Push:
 
 
 class Pushing:
+    """``closes`` and ``is_over`` may be called by any thread, the rest by the engine's."""
+
     def __init__(
         self,
         agent: kvxfer.Agent,
         peers: Peers,
+        answers: Answers,
         groups: list[Group],
         settings: Settings,
         stats: Stats,
     ) -> None:
         self._agent = agent
         self._peers = peers
+        self._answers = answers
         self._settings = settings
         self._stats = stats
         self._groups = groups
         self._pushes: dict[str, _Push] = {}  # by lease
         self._unexpected: OrderedDict[str, _Offer] = OrderedDict()
-        self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately
+        self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately, or before
+        self._lock = threading.Lock()  # guards which leases are in _pushes, and _over
         self._flags: dict[str, list[kvxfer.ReadyFlag]] = {}  # by layer
         self._reported: set[str] = set()  # offers of which the scheduler has heard
         self._heard = Heard()
@@ -80,9 +98,14 @@ class Pushing:
     # --- what the scheduler says ---
 
     def expect(self, lease: str) -> None:
-        push = self._pushes[lease] = _Push()
+        push = _Push()
+        with self._lock:
+            self._pushes[lease] = push
+            over = lease in self._over
         offer = self._unexpected.pop(lease, None)
-        if offer is not None:
+        if over:
+            self._fail(lease, push, _UNWANTED)
+        elif offer is not None:
             push.offer = offer
             self._introduce(lease, push)
 
@@ -103,11 +126,12 @@ class Pushing:
                 first, last = max(write.first, part.first), min(write.last, part.last)
                 if first < last:
                     self._write_group(push, write, index, first, last)
-        except (kvxfer.Error, ValueError, OverflowError) as error:
+        except (kvxfer.Error, ValueError, TypeError, OverflowError) as error:
             self._fail(write.lease, push, str(error))
 
     def abandon(self, abandoned: Abandoned) -> None:
-        push = self._pushes.setdefault(abandoned.lease, _Push())
+        with self._lock:
+            push = self._pushes.setdefault(abandoned.lease, _Push())
         push.request = abandoned.request
         push.held = push.held or abandoned.held
         push.last_write = True
@@ -117,16 +141,20 @@ class Pushing:
         """Waits until nothing reads their blocks; what is on its way is worth waiting for, for a
         while."""
         end = time.monotonic() + _LET_GO_S
-        for push in self._pushes.values():
-            if push.request not in requests:
-                continue
-            for transfer in push.transfers:
-                with contextlib.suppress(kvxfer.Error):  # told when it is polled
-                    transfer.wait(max(0.0, end - time.monotonic()))
-                if not transfer.done():
-                    transfer.cancel()
-                    with contextlib.suppress(kvxfer.Error):
-                        transfer.wait()
+        transfers = [
+            transfer
+            for push in self._pushes.values()
+            if push.request in requests
+            for transfer in push.transfers
+        ]
+        for transfer in transfers:
+            with contextlib.suppress(kvxfer.Error):  # told when it is polled
+                transfer.wait(max(0.0, end - time.monotonic()))
+        for transfer in transfers:  # all, then each: a cancellation may take a while, too
+            transfer.cancel()
+        for transfer in transfers:
+            with contextlib.suppress(kvxfer.Error):
+                transfer.wait()
 
     # --- what the model runner says ---
 
@@ -147,33 +175,53 @@ class Pushing:
         lease = str(message["lease"])
         offer = self._read_offer(message)
         push = self._pushes.get(lease)
-        if push is not None and push.offer is None:
+        known = push.offer if push is not None else self._unexpected.get(lease)
+        if known is not None:
+            if known.parts != offer.parts or known.workers != offer.workers:
+                raise ValueError("ranks of one engine that offer unlike rooms")
+            known.ranks |= offer.ranks
+        elif push is not None:
             push.offer = offer
-            self._introduce(lease, push)
-        elif push is None:
+        else:
             self._unexpected[lease] = offer
             if len(self._unexpected) > _MAX_OFFERS:
                 self._refuse(*self._unexpected.popitem(last=False), "this engine has too many offers")
+        if push is not None:
+            self._introduce(lease, push)
 
-    def renew(self, peer: str, lease: str) -> None:
+    def renew(self, peer: str, lease: str, at: float) -> None:
+        """``at``: when it was said (time.monotonic())."""
         push = self._pushes.get(lease)
         offer = push.offer if push is not None else self._unexpected.get(lease)
         if push is not None:
             self._heard.renewed.add(lease)
         if push is not None and offer is not None:
-            offer.until = time.monotonic() + self._settings.lease
+            offer.until = max(offer.until, at + offer.seconds)
         if offer is not None and peer in offer.names:
             tell(self._agent, peer, {"do": "alive", "lease": lease})
 
-    def withdraw(self, peer: str, lease: str) -> None:
-        """Answered when nothing is written for it (any more)."""
+    def withdraw(self, sender: Sender, lease: str) -> None:
+        """Answered when nothing is written for it any more."""
         self._unexpected.pop(lease, None)
-        push = self._pushes.get(lease)
-        why = "the decode engine wants it no more"
-        if push is not None:
-            self._fail(lease, push, why)
-        else:
-            tell(self._agent, peer, {"do": "refuse", "lease": lease, "why": why})
+        if not self.closes(sender, lease):
+            self._fail(lease, self._pushes[lease], _UNWANTED)
+
+    def closes(self, sender: Sender, lease: str) -> bool:
+        """Answers that nothing is written for it, now or later; False: something may be."""
+        with self._lock:
+            if lease in self._pushes:
+                return False
+            self._end_lease(lease)
+        self._answers.send(sender, {"do": "refuse", "lease": lease, "why": _UNWANTED})
+        return True
+
+    def is_over(self, sender: Sender, lease: str) -> bool:
+        """Answers that, too."""
+        with self._lock:
+            if lease not in self._over:
+                return False
+        self._answers.send(sender, {"do": "refuse", "lease": lease, "why": _UNKNOWN})
+        return True
 
     # --- each step ---
 
@@ -189,7 +237,7 @@ class Pushing:
             if met is None and now <= offer.until:
                 continue
             del self._unexpected[lease]
-            self._refuse(lease, offer, "this engine does not know the request")
+            self._refuse(lease, offer, _UNKNOWN)
 
     def take_heard(self) -> Heard:
         heard, self._heard = self._heard, Heard()
@@ -204,7 +252,7 @@ class Pushing:
     def _introduce(self, lease: str, push: _Push) -> None:
         """The scheduler hears of an offer when it can be written into."""
         offer = push.offer
-        if offer is None or push.abandoned or lease in self._reported:
+        if offer is None or not offer.whole or push.abandoned or lease in self._reported:
             return
         met = self._meet(offer)
         if met is False:
@@ -239,7 +287,7 @@ class Pushing:
                 part.blocks.first_block, offer.block_tokens[index], unit
             ),
             "request": f"{write.lease}#{write.number}",
-            "notification": json.dumps([index, last - first]).encode(),
+            "notification": ARRIVAL.pack(index, last - first),
             "deadline": self._settings.timeout,
         }
         arguments = (
@@ -262,13 +310,15 @@ class Pushing:
             )
 
     def _look_at_transfers(self, lease: str, push: _Push) -> None:
-        error = next((each.error for each in push.transfers if each.done() and each.error), None)
+        # Each is asked once whether it has ended, and then how: it may end at any time.
+        done = [each.done() for each in push.transfers]
+        both = list(zip(push.transfers, done, strict=True))
+        error = next((each.error for each, is_done in both if is_done and each.error), None)
         if error is not None:
             self._fail(lease, push, str(error))
-        push.transfers = [each for each in push.transfers if not each.done() or each.error]
-        if any(not each.done() for each in push.transfers) or not push.last_write:
-            return
-        self._end(lease, push)
+        push.transfers = [each for each, is_done in both if not is_done]
+        if push.last_write and not push.transfers:
+            self._end(lease, push)
 
     def _fail(self, lease: str, push: _Push, why: str) -> None:
         """What is on its way ends first; then decode is told."""
@@ -281,15 +331,20 @@ class Pushing:
             transfer.cancel()
 
     def _end(self, lease: str, push: _Push) -> None:
-        del self._pushes[lease]
+        with self._lock:
+            del self._pushes[lease]
+            self._end_lease(lease)
         self._reported.discard(lease)
-        self._over[lease] = None
-        if len(self._over) > _MAX_ENDED:
-            self._over.popitem(last=False)
         if push.held:
             self._ended.add(push.request)
         if push.abandoned and push.offer is not None:
             self._refuse(lease, push.offer, push.abandoned)
+
+    def _end_lease(self, lease: str) -> None:
+        """With the lock. Its name is not used again."""
+        self._over[lease] = None
+        if len(self._over) > _MAX_ENDED:
+            self._over.popitem(last=False)
 
     def _refuse(self, lease: str, offer: _Offer, why: str) -> None:
         names = offer.names or [
@@ -299,19 +354,25 @@ class Pushing:
             tell(self._agent, name, {"do": "refuse", "lease": lease, "why": why})
 
     def _read_offer(self, message: dict[str, Any]) -> _Offer:
-        parts = [
-            Part(GroupBlocks(_number(block), from_runs(runs)), _number(first), _number(last))
-            for block, runs, first, last in message["parts"]
-        ]
         tokens = [_number(each) for each in message["block_tokens"]]
-        if len(parts) != len(self._groups) or len(tokens) != len(parts) or not all(tokens):
-            raise ValueError(f"an offer of {len(parts)} groups, not {len(self._groups)}")
+        if not len(message["parts"]) == len(self._groups) == len(tokens) or not all(tokens):
+            raise ValueError(f"an offer of {len(tokens)} groups, not {len(self._groups)}")
+        parts = [_part(*each, size) for each, size in zip(message["parts"], tokens, strict=True)]
         workers = tuple(Worker(str(address), str(life)) for address, life in message["workers"])
-        now = time.monotonic()
-        return _Offer(workers, parts, tokens, now, now + self._settings.lease)
+        rank, seconds = _number(message["rank"]), float(message["seconds"])
+        if rank >= len(workers) or not 0 < seconds <= 86400:
+            raise ValueError(f"an offer of rank {rank} of {len(workers)}, for {seconds} s")
+        at = float(message["at"])
+        return _Offer(workers, parts, tokens, seconds, at, at + seconds, {rank})
+
+
+def _part(block: Any, runs: Any, first: Any, last: Any, block_tokens: int) -> Part:
+    if not _number(block) * block_tokens <= _number(first) <= _number(last):
+        raise ValueError(f"tokens {first} to {last} of blocks from {block} on")
+    return Part(GroupBlocks(block, from_runs(runs, last // block_tokens + 1)), first, last)
 
 
 def _number(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 1 << 32:
         raise ValueError(f"{value!r} is no count")
     return value

@@ -4,7 +4,6 @@ them any more."""
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from kvxfer.vllm.caches import cache_name
 from kvxfer.vllm.errands import tell
 from kvxfer.vllm.log import logger
 from kvxfer.vllm.peers import CannotMeet, Peers
+from kvxfer.vllm.pushing import ARRIVAL
 from kvxfer.vllm.reference import to_runs
 from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import Stats
@@ -85,8 +85,10 @@ class Receiving:
         room = self._rooms.get(name.rpartition("#")[0])
         if room is None:
             return
-        group, tokens = json.loads(payload)
-        if cache != cache_name(group) or type(tokens) is not int or not 0 < tokens <= room.missing[group]:
+        if len(payload) != ARRIVAL.size:
+            raise ValueError(f"{name}: {payload!r}")
+        group, tokens = ARRIVAL.unpack(payload)
+        if cache != cache_name(group) or not 0 < tokens <= room.missing[group]:
             raise ValueError(f"{name}: {payload!r} of {cache}")
         room.missing[group] -= tokens
         room.until = time.monotonic() + self._settings.lease
@@ -163,14 +165,16 @@ class Receiving:
             return
         if names is not None:
             room.names = names
-            if self._rank == 0:
-                self._offer(room)
+            self._offer(room)
 
     def _offer(self, room: _Room) -> None:
         offer = room.offer
         message = {
             "do": "offer",
             "lease": offer.lease,
+            "from": self._agent.listen_address,
+            "rank": self._rank,
+            "seconds": self._settings.lease,
             "workers": [[worker.address, worker.incarnation] for worker in offer.decode],
             "parts": [
                 [part.blocks.first_block, to_runs(part.blocks.ids), part.first, part.last]
@@ -235,39 +239,36 @@ class Receiving:
             room.settled.add(name)
         elif told is None or (error is not None and now >= room.not_before):
             room.not_before = now + _AGAIN_S
-            message = {"do": "return", "lease": room.offer.lease}
+            here = self._agent.listen_address
+            message = {"do": "return", "lease": room.offer.lease, "from": here}
             room.told[name] = tell(self._agent, name, message)
 
     def _questions_answered(self, room: _Room) -> bool:
         if room.questions is None:
             room.questions = {}
-            # A rank that could not meet prefill may be written to by what another one has offered.
-            for name in room.names or ([""] if self._rank > 0 else []):
-                asked = self._quiesce(name)
-                if asked:
-                    room.questions[name] = asked
+            for name in room.names:
+                room.questions[name] = -1
         for name, token in list(room.questions.items()):
-            try:
-                if not self._agent.is_quiet(token):
-                    return False
-            except kvxfer.NotFound:
-                pass  # answered before
+            if not self._is_answered(room.questions, name, token):
+                return False
             del room.questions[name]
         return True
 
-    def _quiesce(self, name: str) -> int:
-        """A token to ask with; 0: it is quiet."""
+    def _is_answered(self, questions: dict[str, int], name: str, token: int) -> bool:
+        """``token``: -1 before it was asked."""
         try:
-            return self._agent.quiesce(name, timeout=0.0).token
+            if token < 0:
+                token = questions[name] = self._agent.quiesce(name, timeout=0.0).token
+            return token == 0 or self._agent.is_quiet(token)
         except kvxfer.NotFound:
-            return self._agent.quiesce("", timeout=0.0).token
+            return True  # answered before
+        except kvxfer.Error as error:  # as many are asked as can be at once
+            logger.debug("kvxfer: %s: %s", name, error)
+            return False
 
 
 def _is_gone(error: Exception) -> bool:
-    """Not merely out of reach: its process has ended, nobody listens where it did, or another life of
-    it does."""
+    """Not merely out of reach: its process has ended, or another life is where it was."""
     if isinstance(error, kvxfer.FailedPrecondition):
         return "restarted" in str(error)
-    return isinstance(error, kvxfer.PeerLost) and (
-        "is gone" in str(error) or "Connection refused" in str(error)
-    )
+    return isinstance(error, kvxfer.PeerLost) and "is gone" in str(error)

@@ -7,6 +7,7 @@ be lost or altered there: whoever fetches by it names the lease together with a 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ KEY = "kvxfer"  # in kv_transfer_params
 MODES = ("pull", "push")
 
 _MAX_WORKERS = 1024
-_MAX_BLOCKS = 1 << 24
+_MAX_TOKENS = 1 << 24
+_MAX_GROUPS = 64
 _MAX_NAME = 120
+_MAX_RATIO = 1024  # of blocks of kernels in one of the scheduler
 _NAME = re.compile(r"[\x21-\x7e]+")
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
 
@@ -63,6 +66,8 @@ class Reference:
     groups: tuple[GroupBlocks, ...] = ()
     block_tokens: tuple[int, ...] = ()
     """Tokens of a block, of each group."""
+    lease: float = 30.0
+    """Seconds that the prefill engine keeps the blocks for one that does not say that it waits."""
 
     def to_params(self) -> dict[str, Any]:
         params: dict[str, Any] = {
@@ -73,6 +78,7 @@ class Reference:
             "tokens": self.tokens,
             "fingerprint": self.fingerprint,
             "workers": [[worker.address, worker.incarnation] for worker in self.workers],
+            "lease": self.lease,
         }
         if self.groups:
             params["first_blocks"] = [group.first_block for group in self.groups]
@@ -81,8 +87,9 @@ class Reference:
         return params
 
     @staticmethod
-    def from_params(params: Any) -> Reference:
-        """BadReference: anything that is not as to_params makes it."""
+    def from_params(params: Any, max_tokens: int = _MAX_TOKENS) -> Reference:
+        """Of a prompt of ``max_tokens``, which bounds what is unpacked. BadReference: anything that is
+        not as to_params makes it."""
         if not isinstance(params, dict):
             raise BadReference(f"kv_transfer_params[{KEY!r}] is no object")
         version = _integer(params, "version", 1 << 31)
@@ -93,24 +100,43 @@ class Reference:
         mode = params.get("mode")
         if mode not in MODES:
             raise BadReference(f"mode is {mode!r}, not one of {', '.join(MODES)}")
-        reference = Reference(
+        tokens = _integer(params, "tokens", _MAX_TOKENS + 1, 0)
+        if tokens > max_tokens:
+            raise BadReference(f"the reference has {tokens} tokens, the prompt {max_tokens}")
+        block_tokens = _integers(params.get("block_tokens", []), "block_tokens")
+        return Reference(
             mode=mode,
             engine=_text(params, "engine"),
             transfer=_text(params, "transfer"),
-            tokens=_integer(params, "tokens", 1 << 40, 0),
+            tokens=tokens,
             fingerprint=_text(params, "fingerprint"),
             workers=tuple(_workers(params)),
-            groups=tuple(_groups(params)),
-            block_tokens=tuple(_integers(params.get("block_tokens", []), "block_tokens")),
+            groups=tuple(_groups(params, block_tokens, tokens)),
+            block_tokens=tuple(block_tokens),
+            lease=_seconds(params.get("lease", 30.0)),
         )
-        if len(reference.block_tokens) != len(reference.groups):
-            raise BadReference("block_tokens does not have one for each of blocks")
-        return reference
 
 
-def lease_name(transfer: str, prompt_hash: str) -> str:
-    """What a prefill engine's agents know the blocks of a request by."""
-    return f"{transfer}:{prompt_hash}"
+def is_name(transfer: Any) -> bool:
+    """Whether it may be that of a transfer."""
+    return (
+        isinstance(transfer, str)
+        and len(transfer) <= _MAX_NAME
+        and _NAME.fullmatch(transfer) is not None
+    )
+
+
+def lease_name(
+    transfer: str,
+    prompt_hash: str,
+    groups: Sequence[GroupBlocks] = (),
+    block_tokens: Sequence[int] = (),
+) -> str:
+    """What a prefill engine's agents know the blocks of a request by: the ids of a lease are its
+    owner's affair, but not which tokens they are of."""
+    where = json.dumps([[group.first_block for group in groups], list(block_tokens)])
+    shape = hashlib.sha256(where.encode()).hexdigest()[:8]
+    return f"{transfer}:{prompt_hash}:{shape}"
 
 
 def prompt_hash(request: Request, tokens: int) -> str:
@@ -121,13 +147,23 @@ def prompt_hash(request: Request, tokens: int) -> str:
         digest.update(np.asarray(ids[:tokens], dtype="<i8").tobytes())
     embeddings = getattr(request, "prompt_embeds", None)
     if embeddings is not None:
-        digest.update(embeddings[:tokens].contiguous().cpu().view(-1).numpy().tobytes())
+        import torch
+
+        digest.update(embeddings[:tokens].contiguous().cpu().view(torch.uint8).numpy().tobytes())
     lora = getattr(request, "lora_request", None)
-    salt = getattr(request, "cache_salt", None)
-    digest.update(f"|{tokens}|{lora.lora_name if lora else ''}|{salt or ''}".encode())
-    for feature in getattr(request, "mm_features", None) or ():
-        position = feature.mm_position
-        digest.update(f"|{feature.identifier}@{position.offset}+{position.length}".encode())
+    mask = getattr(request, "prompt_is_token_ids", None)
+    features = [
+        [str(each.identifier), each.mm_position.offset, each.mm_position.length]
+        for each in getattr(request, "mm_features", None) or ()
+    ]
+    further = [
+        tokens,
+        lora.lora_name if lora else None,
+        getattr(request, "cache_salt", None),
+        None if mask is None else [bool(each) for each in mask[:tokens]],
+        features,
+    ]
+    digest.update(json.dumps(further).encode())
     return digest.hexdigest()[:32]
 
 
@@ -142,26 +178,38 @@ def to_runs(ids: Iterable[int]) -> list[int]:
     return runs
 
 
-def from_runs(runs: Sequence[Any], what: str = "blocks") -> tuple[int, ...]:
+def from_runs(runs: Any, most: int, what: str = "blocks") -> tuple[int, ...]:
+    """BadReference: not runs, or of more than ``most`` blocks."""
     numbers = _integers(runs, what)
     if len(numbers) % 2 != 0:
         raise BadReference(f"{what} is not of pairs of start and count")
+    counts = numbers[1::2]
+    if sum(counts) > most or 0 in counts:
+        raise BadReference(f"{what} names {sum(counts)} blocks, where there are {most}")
     ids: list[int] = []
-    for start, count in zip(numbers[::2], numbers[1::2], strict=True):
-        if len(ids) + count > _MAX_BLOCKS or start + count > 1 << 32:
-            raise BadReference(f"{what} names more blocks than there can be")
+    for start, count in zip(numbers[::2], counts, strict=True):
         ids.extend(range(start, start + count))
     return tuple(ids)
 
 
-def _groups(params: dict[str, Any]) -> list[GroupBlocks]:
+def _groups(params: dict[str, Any], block_tokens: list[int], tokens: int) -> list[GroupBlocks]:
     blocks = params.get("blocks", [])
     firsts = _integers(params.get("first_blocks", []), "first_blocks")
-    if not isinstance(blocks, list) or len(blocks) != len(firsts):
-        raise BadReference("blocks and first_blocks are not two lists of one length")
-    return [
-        GroupBlocks(first, from_runs(runs)) for first, runs in zip(firsts, blocks, strict=True)
-    ]
+    if not isinstance(blocks, list) or not len(blocks) == len(firsts) == len(block_tokens):
+        raise BadReference("blocks, first_blocks and block_tokens are not lists of one length")
+    if len(blocks) > _MAX_GROUPS or 0 in block_tokens:
+        raise BadReference(f"blocks has above {_MAX_GROUPS} groups, or block_tokens a 0")
+    found = []
+    for first, runs, size in zip(firsts, blocks, block_tokens, strict=True):
+        # Whole blocks of the scheduler, of which those of kernels are a part.
+        found.append(GroupBlocks(first, from_runs(runs, tokens // size + _MAX_RATIO)))
+    return found
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86400:
+        raise BadReference("lease is no number of seconds up to a day")
+    return float(value)
 
 
 def _workers(params: dict[str, Any]) -> list[Worker]:
@@ -183,9 +231,9 @@ def _workers(params: dict[str, Any]) -> list[Worker]:
 
 def _text(params: dict[str, Any], key: str) -> str:
     text = params.get(key)
-    if not isinstance(text, str) or not _NAME.fullmatch(text) or len(text) > _MAX_NAME:
+    if not is_name(text):
         raise BadReference(f"{key} is not a text of 1 to {_MAX_NAME} printable characters")
-    return text
+    return str(text)
 
 
 def _integer(params: dict[str, Any], key: str, limit: int, default: int | None = None) -> int:

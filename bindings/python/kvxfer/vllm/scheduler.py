@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
@@ -19,6 +20,7 @@ from kvxfer.vllm.reference import (
     GroupBlocks,
     Reference,
     Worker,
+    is_name,
     lease_name,
     prompt_hash,
 )
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from kvxfer.vllm.fingerprint import Fingerprint
     from kvxfer.vllm.settings import Settings
 
+_MAX_EXPECTED = 8192
 _NULL_BLOCK = 0  # of vLLM's block pool: a block that has left a sliding window
 
 
@@ -53,6 +56,7 @@ class _Load:
 
     reference: Reference
     lease: str
+    renewed: float = field(default_factory=time.monotonic)
     computed: int = 0  # tokens that are here already, when it was last asked
     begun: bool = False
 
@@ -91,8 +95,10 @@ class SchedulerSide:
         fingerprint: Fingerprint,
         ranks: int,
         fails: bool,
+        can_push: bool,
     ) -> None:
         """``fails``: a request that cannot be loaded is to fail, not to be computed here."""
+        self._can_push = can_push
         self._settings = settings
         self._engine = engine
         self._groups = groups
@@ -108,7 +114,7 @@ class SchedulerSide:
         self._refused: dict[str, str] = {}  # not yet told to the workers
         self._pushes: dict[str, _Push] = {}  # by request
         self._step = Step()
-        self._renewed = 0.0
+        self._expected: OrderedDict[str, None] = OrderedDict()  # leases of pushes, lately
 
     def use_cache_manager(self, manager: KVCacheManager) -> None:
         self._cache_manager = manager
@@ -116,7 +122,11 @@ class SchedulerSide:
     def use_workers(self, addresses: Mapping[tuple[int, int], Any]) -> None:
         ordered = [addresses[key] for key in sorted(addresses)]
         if len(ordered) != self._ranks or not all(isinstance(a, WorkerAddress) for a in ordered):
-            raise ValueError(f"KvxferConnector: {len(ordered)} of {self._ranks} workers are known")
+            found = ", ".join(sorted({type(each).__name__ for each in ordered}))
+            raise ValueError(
+                f"KvxferConnector: its {self._ranks} workers gave {len(ordered)} addresses ({found}); "
+                "in a MultiConnector it has to be the first that gives any"
+            )
         self._workers = tuple(address.worker for address in ordered)
         self._kernel_block_tokens = ordered[0].kernel_block_tokens
 
@@ -136,25 +146,28 @@ class SchedulerSide:
 
     def _expect_load(self, request: Request, params: dict[str, Any]) -> None:
         try:
-            reference = Reference.from_params(params.get(KEY))
-            self._check(reference, request)
+            reference = self._read(params.get(KEY), request)
         except BadReference as error:
             logger.warning("kvxfer: request %s: %s", request.request_id, error)
             if self._fails:
                 self._refused[request.request_id] = str(error)
             return
         tokens = reference.tokens or self._pushed_tokens(request)
-        lease = lease_name(reference.transfer, prompt_hash(request, tokens))
+        lease = lease_name(
+            reference.transfer,
+            prompt_hash(request, tokens),
+            reference.groups,
+            reference.block_tokens,
+        )
         self._loads[request.request_id] = _Load(reference, lease)
 
-    def _check(self, reference: Reference, request: Request) -> None:
-        why = self._fingerprint.differs(reference.fingerprint)
-        if why:
-            raise BadReference(why)
-        if reference.tokens > request.num_prompt_tokens:
-            raise BadReference(
-                f"the reference has {reference.tokens} tokens, the prompt {request.num_prompt_tokens}"
-            )
+    def _read(self, params: Any, request: Request) -> Reference:
+        fingerprint = params.get("fingerprint") if isinstance(params, dict) else None
+        if isinstance(fingerprint, str):
+            why = self._fingerprint.differs(fingerprint[:200])
+            if why:
+                raise BadReference(why)
+        reference = Reference.from_params(params, request.num_prompt_tokens)
         if reference.groups and len(reference.groups) != len(self._groups):
             raise BadReference(
                 f"the reference has {len(reference.groups)} groups of blocks, this model "
@@ -162,6 +175,7 @@ class SchedulerSide:
             )
         if reference.mode == "pull" and (not reference.groups or reference.tokens == 0):
             raise BadReference("the reference names no blocks to be read")
+        return reference
 
     def matched_tokens(self, request: Request, computed: int) -> int:
         """How many tokens beyond ``computed`` are to be had from the other engine."""
@@ -191,6 +205,7 @@ class SchedulerSide:
             return
         load.begun = True
         if external <= 0:
+            del self._loads[request.request_id]
             self._step.returned.append((load.lease, load.reference))
             return
         last = load.computed + external  # vLLM may have taken less than was to be had
@@ -272,6 +287,8 @@ class SchedulerSide:
         assert params is not None
         if not self._is_shortened(request) or params.get("_kvxfer_shortened"):
             return
+        if request.get_skip_reading_prefix_cache():
+            return  # decode loads nothing of it
         if request.prompt_token_ids is None or request.num_tokens != request.num_prompt_tokens:
             return
         params["_kvxfer_shortened"] = True
@@ -300,13 +317,21 @@ class SchedulerSide:
         own where it, or this engine, pushes; None: decode reads."""
         wish = params.get(KEY)
         wish = wish if isinstance(wish, dict) else {}
-        if isinstance(wish.get("transfer"), str):
-            return str(wish["transfer"])[:100]
+        if not self._can_push:
+            return None
+        if is_name(wish.get("transfer")):
+            return str(wish["transfer"])
         mode = wish.get("mode", self._settings.mode)
         return secrets.token_hex(12) if mode == "push" else None
 
     def _expect_push(self, request: Request, transfer: str) -> None:
-        lease = lease_name(transfer, prompt_hash(request, request.num_prompt_tokens))
+        hashed = prompt_hash(request, request.num_prompt_tokens)
+        lease = lease_name(transfer, hashed)
+        if lease in self._expected:  # asked for twice: the first one it is
+            lease = lease_name(secrets.token_hex(12), hashed)
+        self._expected[lease] = None
+        if len(self._expected) > _MAX_EXPECTED:
+            self._expected.popitem(last=False)
         self._pushes[request.request_id] = _Push(request, lease)
         self._step.expected.append(lease)
 
@@ -332,7 +357,9 @@ class SchedulerSide:
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         groups = self._held_groups(block_ids, tokens)
         transfer = secrets.token_hex(12)
-        lease = lease_name(transfer, prompt_hash(request, tokens))
+        lease = lease_name(
+            transfer, prompt_hash(request, tokens), groups, self._kernel_block_tokens
+        )
         self._step.held.append(Held(request.request_id, lease, groups))
         return True, self._refer("pull", transfer, tokens, groups)
 
@@ -360,6 +387,7 @@ class SchedulerSide:
             workers=self._workers,
             groups=groups if mode == "pull" else (),
             block_tokens=tuple(self._kernel_block_tokens) if mode == "pull" else (),
+            lease=self._settings.lease,
         )
         return {
             "do_remote_prefill": True,
@@ -392,7 +420,7 @@ class SchedulerSide:
         push.finished = min(request.num_computed_tokens, request.num_prompt_tokens)
         push.blocks = self._held_groups(block_ids, push.finished)
         push.until = time.monotonic() + self._settings.lease
-        transfer = push.lease.rpartition(":")[0]
+        transfer = push.lease.rsplit(":", 2)[0]
         return True, self._refer("push", transfer, push.finished, push.blocks)
 
     def _write(
@@ -448,10 +476,11 @@ class SchedulerSide:
 
     def _want(self) -> None:
         now = time.monotonic()
-        if now - self._renewed < self._settings.lease / 3:
-            return
-        self._renewed = now
-        self._step.wanted = [(load.lease, load.reference) for load in self._loads.values()]
+        for load in self._loads.values():
+            every = min(load.reference.lease, self._settings.lease) / 3
+            if now >= load.renewed + every:
+                load.renewed = now
+                self._step.wanted.append((load.lease, load.reference))
 
     def hear(self, output: KVConnectorOutput) -> None:
         heard = output.kv_connector_worker_meta

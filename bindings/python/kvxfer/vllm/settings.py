@@ -56,6 +56,9 @@ class Settings:
         assert transfer is not None
         settings = _parse(transfer.kv_connector_extra_config)
         _refuse_what_is_not_supported(config)
+        if settings.mode == "push" and config.device_config.device_type != "cpu":
+            # A layer that was launched is not yet computed.
+            raise _bad("mode", 'is "push", which is for KV caches in host memory: set "pull"')
         return settings
 
     def ports(self) -> list[int]:

@@ -4,7 +4,9 @@ is the engine's thread's, but for one thread that takes what peers say."""
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 import kvxfer
 from kvxfer.vllm import messages
 from kvxfer.vllm.caches import Group, RegisteredCaches
-from kvxfer.vllm.errands import Errands
+from kvxfer.vllm.errands import Answers, Errands, Sender
 from kvxfer.vllm.fetching import Fetching
 from kvxfer.vllm.holding import Holding
 from kvxfer.vllm.log import logger
@@ -54,16 +56,19 @@ class WorkerSide:
         self._rank = get_tensor_model_parallel_rank()
         self._ranks = ranks
         self._fingerprint = fingerprint
-        self._agent = _make_agent(settings, f"{engine}:{self._rank}", host)
+        # Of this life alone: two engines may have been given one id.
+        name = f"{engine[:200]}:{self._rank}:{secrets.token_hex(4)}"
+        self._agent = _make_agent(settings, name, host)
         self._caches: RegisteredCaches | None = None
-        peers = Peers(self._agent, settings.handshake_timeout, self.stats)
+        peers = self._peers = Peers(self._agent, settings.handshake_timeout, self.stats)
         self._errands = Errands(self._agent, peers)
         self._fetching = Fetching(self._agent, peers, self._errands, settings, self.stats)
         self._holding = Holding(self._agent, settings.lease, self.stats)
         self._receiving = Receiving(self._agent, peers, settings, self.stats, self._rank)
-        self._pushing = Pushing(self._agent, peers, groups, settings, self.stats)
+        answers = Answers(self._agent, settings.handshake_timeout)
+        self._pushing = Pushing(self._agent, peers, answers, groups, settings, self.stats)
         self._refused: dict[str, str] = {}
-        self._told: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[tuple[Sender, dict[str, Any]]] = queue.SimpleQueue()
         self._listener = threading.Thread(
             target=self._listen, name="kvxfer-listener", daemon=True
         )
@@ -90,6 +95,8 @@ class WorkerSide:
     def before_forward(self, step: Step) -> None:
         """What is to go layer by layer has to be posted before the layers are computed; but not where
         decode has just said that it wants it no more."""
+        for held in step.held:
+            self._holding.hold(held)  # decode may ask for it already
         if step.writes:
             self._take_what_was_told()
         for write in step.writes:
@@ -106,8 +113,6 @@ class WorkerSide:
         self._pushing.all_is_computed()
 
     def start(self, step: Step) -> None:
-        for held in step.held:
-            self._holding.hold(held)
         for lease in step.expected:
             self._pushing.expect(lease)
         for abandoned in step.abandoned:
@@ -159,52 +164,61 @@ class WorkerSide:
                 told = self._agent.wait_notification()
             except kvxfer.Error:  # closed
                 return
-            if told.request:
-                message: dict[str, Any] | None = {
-                    "do": "arrived",
-                    "request": told.request,
-                    "cache": told.cache,
-                    "payload": told.payload,
-                }
-            else:
-                message = reader.read(told.peer, told.payload)
+            try:
+                message = _message_of(reader, told)
+            except ValueError as error:
+                logger.warning("kvxfer: %s said what cannot be read: %s", told.peer, error)
+                continue
             if message is None:
-                logger.warning("kvxfer: %s said something that is no message", told.peer)
-            elif message.get("do") == "renew" and isinstance(message.get("lease"), str):
-                # At once: an engine in a long step must not lose what it has been asked to keep.
-                if not self._holding.renew(message["lease"]):
-                    self._told.put((told.peer, message))
-            else:
-                self._told.put((told.peer, message))
+                continue
+            sender = Sender(told.peer, told.incarnation, str(message.get("from", "")))
+            if not self._is_done_at_once(sender, message):
+                message["at"] = time.monotonic()
+                self._told.put((sender, message))
+
+    def _is_done_at_once(self, sender: Sender, message: dict[str, Any]) -> bool:
+        """An engine in a long step must not lose what it has been asked to keep; one that has nothing
+        to do makes no steps, and must not keep those waiting who ask for what it does not have."""
+        lease = message.get("lease")
+        if not isinstance(lease, str):
+            return False
+        match message.get("do"):
+            case "renew":
+                return self._holding.renew(lease)
+            case "return":
+                return self._holding.give_back(lease) or self._pushing.closes(sender, lease)
+            case "offer":
+                return self._pushing.is_over(sender, lease)
+        return False
 
     def _take_what_was_told(self) -> None:
         while True:
             try:
-                peer, message = self._told.get_nowait()
+                sender, message = self._told.get_nowait()
             except queue.Empty:
                 return
             try:
-                self._handle(peer, message)
-            except (KeyError, TypeError, ValueError) as error:
-                logger.warning("kvxfer: %s said what makes no sense: %r", peer, error)
+                self._handle(sender, message)
+            except (LookupError, TypeError, ValueError, OverflowError) as error:
+                logger.warning("kvxfer: %s said what makes no sense: %r", sender.name, error)
 
-    def _handle(self, peer: str, message: dict[str, Any]) -> None:
+    def _handle(self, sender: Sender, message: dict[str, Any]) -> None:
         match message.get("do"):
             case "arrived":
                 self._receiving.arrived(message["request"], message["cache"], message["payload"])
             case "return":
-                if not self._holding.give_back(str(message["lease"])):
-                    self._pushing.withdraw(peer, str(message["lease"]))
+                self._pushing.withdraw(sender, str(message["lease"]))
             case "renew":
-                self._pushing.renew(peer, str(message["lease"]))
+                self._pushing.renew(sender.name, str(message["lease"]), message["at"])
             case "offer":
                 self._pushing.offer(message)
             case "alive":
                 self._receiving.alive(str(message["lease"]))
             case "refuse":
-                self._receiving.refused(peer, str(message["lease"]), str(message["why"])[:500])
+                why = str(message["why"])[:500]
+                self._receiving.refused(sender.name, str(message["lease"]), why)
             case other:
-                logger.warning("kvxfer: %s asked for %r, which is not known here", peer, other)
+                logger.warning("kvxfer: %s asked for %r, which is not known here", sender.name, other)
 
     def _take_events(self) -> None:
         while (event := self._agent.poll_kv_event()) is not None:
@@ -214,7 +228,11 @@ class WorkerSide:
                 self._receiving.lost(event.name, event.why)
         while (change := self._agent.poll_peer_event()) is not None:
             if change.kind == "lost":
+                self._peers.lost(change.peer)
                 self._receiving.peer_lost(change.peer)
+            elif change.kind in ("joined", "back"):
+                self._peers.back(change.peer)
+        self._peers.sweep()
 
     # --- the end ---
 
@@ -228,6 +246,17 @@ class WorkerSide:
         except kvxfer.Error as error:
             logger.warning("kvxfer: %s", error)
         self._agent.close()
+
+
+def _message_of(reader: messages.Reader, told: kvxfer.Notification) -> dict[str, Any] | None:
+    if not told.request:
+        return reader.read(told.peer, told.payload)
+    return {
+        "do": "arrived",
+        "request": told.request,
+        "cache": told.cache,
+        "payload": told.payload,
+    }
 
 
 def _make_agent(settings: Settings, name: str, host: str) -> kvxfer.Agent:
