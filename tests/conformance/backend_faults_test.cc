@@ -102,6 +102,9 @@ TEST_P(BackendFaults, ABlackHoleSwallowsAndSaysNothing) {
   EXPECT_TRUE(out().Send("swallowed"));
   EXPECT_TRUE(in().Send("not heard"));
   const size_t heard = out().messages.size();
+  ASSERT_TRUE(pair_->Until([&] {
+    return out().ended.size() >= 20 && in().immediates.size() >= (immediates() ? 20u : 0u);
+  }));
   pair_->Idle(std::chrono::milliseconds(50));
   // Expect twenty ops through, nothing else either way, and no word about it.
   EXPECT_EQ(out().ended.size(), 20u);
