@@ -75,6 +75,10 @@ class EngineProcess:
             raise self._failure(f"cannot be told to {command}: {error}") from None
         return self._receive(limit_s)
 
+    def runs(self) -> bool:
+        """Also while it starts, or is paused."""
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """As a machine that loses power: nothing is said to anyone, no handler runs."""
         if self._process.poll() is None:

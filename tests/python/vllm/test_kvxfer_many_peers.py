@@ -36,6 +36,7 @@ _PROMPT_TOKENS = 40
 _DARK_REQUESTS = 4  # at once, for the peer that does not answer
 _REQUESTS = 300  # with that peer, and without
 _ROUNDS = 3
+_ROUND_LIMIT_S = 20.0
 _MEETINGS = 3
 _LOADS = "vllm:kvxfer_load_seconds_count"
 _FAILED = "vllm:kvxfer_failed_loads"
@@ -49,8 +50,13 @@ class Peer(EngineProcess):
         transfers: list[Transfer] = self.call("hold", prompts=prompts)
         return transfers
 
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self._process.pid, number)
+    def stop(self) -> None:
+        """Returns when all of its threads have: until one of them has seen the signal, others run."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
 
 
 @dataclass
@@ -181,11 +187,11 @@ def _is_stopped(fleet: _Fleet) -> Iterator[list[Request]]:
     """After it was met, and has promised blocks."""
     peer = fleet.peers[-1]
     requests = fleet.requests(peer, _DARK_REQUESTS)
-    peer.signal(signal.SIGSTOP)
+    peer.stop()
     try:
         yield requests
     finally:
-        peer.signal(signal.SIGCONT)
+        peer.go_on()
 
 
 _Darkness = Callable[[_Fleet], AbstractContextManager[list[Request]]]
@@ -212,7 +218,7 @@ class _Round:
         return (
             f"p99 {_p99(self.without) * 1e3:.1f} ms of {len(self.without)} without, "
             f"{_p99(self.beside) * 1e3:.1f} ms of {len(self.beside)} beside; "
-            f"the dark ones {max(self.dark):.2f} s at most"
+            f"{len(self.dark)} dark ones in {max(self.dark, default=math.nan):.2f} s at most"
         )
 
     @property
@@ -222,7 +228,7 @@ class _Round:
 
 
 def _p99(seconds: Sequence[float]) -> float:
-    return sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1]
+    return sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1] if seconds else math.nan
 
 
 def _measure(fleet: _Fleet, darkness: _Darkness) -> _Round:
@@ -230,20 +236,20 @@ def _measure(fleet: _Fleet, darkness: _Darkness) -> _Round:
     changes, falls on both."""
     found = _Round()
     healthy = fleet.peers[:-1]
+    end = time.monotonic() + _ROUND_LIMIT_S
     while len(found.beside) < _REQUESTS:
         for _ in range(_REQUESTS // 2 // len(healthy)):
             found.without += fleet.batch(healthy)
             fleet.decode.poll(0)
         with darkness(fleet) as requests:
             missing = {fleet.decode.add(request) for request in requests}
-            end = time.monotonic() + 30
             while missing:
-                assert time.monotonic() < end, f"{missing} do not end"
+                assert time.monotonic() < end, f"{found} and {sorted(missing)} under way"
                 found.beside += fleet.batch(healthy)
-                for answer in fleet.decode.poll(0):
-                    missing.remove(answer.name)
-                    found.dark.append(answer.seconds)
-                    assert answer.reason == "length"
+                answers = [each for each in fleet.decode.poll(0) if each.name in missing]
+                assert all(answer.reason == "length" for answer in answers)
+                found.dark += [answer.seconds for answer in answers]
+                missing -= {answer.name for answer in answers}
         # That the dark ones are computed here in the end is nobody's fault but the model's.
         for _ in requests:
             fleet.decode.add(Request(fleet.prompt(), 1))

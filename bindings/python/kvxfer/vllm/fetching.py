@@ -124,6 +124,8 @@ class Fetching:
             names = self._peers.meet(fetch.reference.workers, load.begun)
             if names is not None:
                 self._read(load, names)
+            elif time.monotonic() > load.begun + self._settings.timeout:
+                load.failed = f"its engine was not met within {self._settings.timeout:g} s"
         except (CannotMeet, kvxfer.Error, ValueError, TypeError, OverflowError) as error:
             load.failed = str(error)
             for transfer in load.transfers.values():

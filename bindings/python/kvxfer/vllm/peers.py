@@ -27,12 +27,21 @@ class CannotMeet(Exception):
 
 @dataclass
 class _Attempt:
-    """To find out about one worker: of all who wait for it. What it failed of is kept until somebody
-    asks who came later."""
+    """To find out about one worker, for all who wait for it. Who comes when it has failed makes
+    another, which keeps this one: those who came before may not have asked yet."""
 
+    before: _Attempt | None = None
     found: Future[str] = field(default_factory=Future)
     ended: float = 0.0  # written before it is done
     counted: bool = False
+
+    @property
+    def error(self) -> BaseException | None:
+        return self.found.exception() if self.found.done() else None
+
+    @property
+    def name(self) -> str | None:
+        return self.found.result() if self.found.done() and self.error is None else None
 
     def succeed(self, name: str) -> None:
         self.ended = time.monotonic()
@@ -64,9 +73,7 @@ class Peers:
     def name(self, worker: Worker) -> str | None:
         """Of one that was met."""
         known = self._known.get(worker)
-        if known is None or not known.found.done() or known.found.exception() is not None:
-            return None
-        return known.found.result()
+        return None if known is None else known.name
 
     def lost(self, name: str) -> None:
         self._lost.setdefault(name, time.monotonic())
@@ -88,27 +95,32 @@ class Peers:
 
     def _meet(self, worker: Worker, since: float) -> str | None:
         known = self._known.get(worker)
-        if known is None or (known.found.done() and known.found.exception() and known.ended < since):
-            known = self._begin(worker)
+        if known is None or (known.error is not None and known.ended < since):
+            known = self._begin(worker, known)
             if known is None:
                 return None
             self._known[worker] = known
-        if not known.found.done():
-            return None
-        error = known.found.exception()
-        if error is not None:
-            if not known.counted:
-                known.counted = True
-                self._stats.count("failed_meetings")
-            raise CannotMeet(str(error))
-        return known.found.result()
+        if known.name is not None:
+            return known.name
+        for attempt in (known, known.before):
+            if attempt is not None and attempt.error is not None and attempt.ended >= since:
+                self._count(attempt)
+                raise CannotMeet(str(attempt.error))
+        return None
 
-    def _begin(self, worker: Worker) -> _Attempt | None:
+    def _count(self, failed: _Attempt) -> None:
+        if not failed.counted:
+            failed.counted = True
+            self._stats.count("failed_meetings")
+
+    def _begin(self, worker: Worker, before: _Attempt | None) -> _Attempt | None:
         """None: as many others are being met as may be at once."""
         if sum(not each.found.done() for each in self._known.values()) >= _MAX_UNDER_WAY:
             return None
         self._forget_what_is_over(worker.address)
-        attempt = _Attempt()
+        if before is not None:
+            before.before = None
+        attempt = _Attempt(before)
 
         def run() -> None:
             try:
@@ -122,7 +134,7 @@ class Peers:
     def _forget_what_is_over(self, address: str) -> None:
         """Earlier lives at this address; and of failures more than are of use."""
         for old, attempt in list(self._known.items()):
-            failed = attempt.found.done() and attempt.found.exception() is not None
+            failed = attempt.error is not None
             if attempt.found.done() and (
                 old.address == address or (failed and len(self._known) > _MAX_KNOWN)
             ):

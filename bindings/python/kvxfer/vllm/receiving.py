@@ -19,7 +19,7 @@ from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Offer
 
-# A prefill engine that could not be told that nothing more is wanted is told again after so long.
+# A prefill engine that has not answered is told again that nothing more is wanted: either may be lost.
 _AGAIN_S = 1.0
 # One that does not answer: after so long, or two leases, its connections have been closed, and it
 # begins no write of its own accord, for it has not heard of this engine for longer than a lease.
@@ -39,7 +39,7 @@ class _Room:
     given_up: bool = False
     # From when on nothing more is wanted:
     left: float = 0.0
-    not_before: float = 0.0  # to be told again
+    not_before: dict[str, float] = field(default_factory=dict)  # to be told again, by agent
     questions: dict[str, int] | None = None  # what has to become quiet, by agent
 
     @property
@@ -233,12 +233,14 @@ class Receiving:
             logger.warning("kvxfer: %s does not say that it writes no more", name)
             room.settled.add(name)
             return
-        told = room.told.get(name)
-        error = next((each.error for each in told or () if each.error is not None), None)
+        told = room.told.get(name, [])
+        error = next((each.error for each in told if each.error is not None), None)
         if error is not None and _is_gone(error):
             room.settled.add(name)
-        elif told is None or (error is not None and now >= room.not_before):
-            room.not_before = now + _AGAIN_S
+        elif name not in room.told or (
+            now >= room.not_before.get(name, 0.0) and all(each.done() for each in told)
+        ):
+            room.not_before[name] = now + _AGAIN_S
             here = self._agent.listen_address
             message = {"do": "return", "lease": room.offer.lease, "from": here}
             room.told[name] = tell(self._agent, name, message)
