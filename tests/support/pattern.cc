@@ -10,8 +10,8 @@ namespace {
 
 // Unseen by ThreadSanitizer, as a NIC's own writes are: what a fence has stopped is read with no
 // completion to wait for. Volatile, or it would become memcpy, which is seen.
-[[gnu::no_sanitize("thread"), gnu::noinline]] void CopyUnseen(std::span<const std::byte> in,
-                                                              std::byte* out) {
+__attribute__((no_sanitize("thread"), noinline)) void CopyUnseen(std::span<const std::byte> in,
+                                                                 std::byte* out) {
   const volatile std::byte* from = in.data();
   for (size_t k = 0; k < in.size(); ++k) out[k] = from[k];
 }

@@ -1,6 +1,7 @@
 """KvxferConnector in pairs that are set otherwise: what fails by policy, what is refused at the start."""
 
 import dataclasses
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,17 @@ def test_policy_fail_ends_the_request_and_no_other(start_pair: StartPair) -> Non
             assert engine.idle(10)
             assert engine.free_blocks() == engine.wait_until_up()["free_blocks"]
             assert engine.forget()
+
+
+def test_the_name_suffices_where_the_package_is_installed(start_pair: StartPair) -> None:
+    try:
+        importlib.metadata.version("kvxfer")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("kvxfer is not installed: tests/python/python-tests build does it")
+    engine = start_pair.alone(dataclasses.replace(KVXFER, module=""))
+    (answer,) = engine.generate(Request([5, 6, 7], 1, {"do_remote_decode": True}))
+    assert answer.transfer
+    assert answer.transfer["kvxfer"]["mode"] == "pull"
 
 
 class _WithAStore(Connector):
