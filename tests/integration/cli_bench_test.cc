@@ -227,9 +227,9 @@ TEST(Bench, KeepsTheStagesOfEveryPeer) {
 
 // Of a trace those that are due wait for a thread; fewer than were asked for are all.
 TEST(Bench, KeepsTheStagesOfATrace) {
-  const json row = RunBenchJson({"--trace", KVXFER_SOURCE_DIR "/benchmarks/traces/sample.jsonl",
-                                 "--model", "gpt-oss-120b", "--tp", "8", "--speedup", "1000",
-                                 "--cache-size", "512M", "--timeline", "4096"})
+  const std::string trace = std::string(KVXFER_SOURCE_DIR) + "/benchmarks/traces/sample.jsonl";
+  const json row = RunBenchJson({"--trace", trace, "--model", "gpt-oss-120b", "--tp", "8",
+                                 "--speedup", "1000", "--cache-size", "512M", "--timeline", "4096"})
                        .json["results"][0];
   ASSERT_EQ(row["timeline"].size(), 41u);
   EXPECT_TRUE(std::any_of(row["timeline"].begin(), row["timeline"].end(), [](const json& times) {

@@ -244,6 +244,20 @@ def test_connections_are_cut_and_made_anew(talk: Conversation, ways: _Ways) -> N
     assert all(way.connections > before for way, before in zip(ways.both, made, strict=True))
 
 
+def test_bytes_that_come_late_harm_nobody(talk: Conversation, ways: _Ways) -> None:
+    """They are on the way until decode has computed the prompts itself, and used all blocks that it
+    has for others."""
+    _are_transferred(talk)
+    _begin_all(talk, ways)
+    _are_answered(talk, *"abc")
+    _fill(talk)
+    ways.unblock()
+    assert talk.pair.decode.idle(_PATIENCE_S)
+    _fill(talk)
+    _blocks_come_back(*talk.pair.engines)
+    _are_transferred(talk)
+
+
 def test_prefill_stops_and_goes_on(talk: Conversation, ways: _Ways) -> None:
     prefill, decode = talk.pair.engines
     _are_transferred(talk)
