@@ -20,6 +20,10 @@ from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Fetch
 
 _PAUSE_S = 0.005
+# A load that has just begun is often over in less than a step of an engine that has nothing to compute:
+# it is driven for so long in each step.
+_YOUNG_S = 0.005
+_DRIVE_S = 0.0003
 
 
 @dataclass
@@ -72,12 +76,23 @@ class Fetching:
         """Requests that are loaded (or were given up, and may be forgotten), and that are not."""
         loaded: set[str] = set()
         failed: set[str] = set()
+        if self._loads:
+            self._drive()
         for request, load in list(self._loads.items()):
             ended = self._go_on(load)
             if ended:
                 self._end(load)
                 (failed if load.failed else loaded).add(request)
         return loaded, failed
+
+    def _drive(self) -> None:
+        now = time.monotonic()
+        until = now + _DRIVE_S
+        for load in self._loads.values():
+            if now > load.begun + _YOUNG_S:
+                continue
+            for transfer in load.transfers.values():
+                transfer._drive(max(0.0, until - time.monotonic()))
 
     def _go_on(self, load: _Load) -> bool:
         """Whether it has ended. What it is asked first, whether something is under way, is what all

@@ -37,6 +37,7 @@ from kvxfer.vllm.step import (
 )
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -108,6 +109,7 @@ class SchedulerSide:
         self._workers: tuple[Worker, ...] = ()
         self._kernel_block_tokens = [group.block_tokens for group in groups]
         self._cache_manager: KVCacheManager | None = None
+        self._block_pool: BlockPool | None = None
         self._fails = fails
         self._loads: dict[str, _Load] = {}
         self._rooms: dict[str, _Room] = {}  # by request
@@ -118,6 +120,9 @@ class SchedulerSide:
 
     def use_cache_manager(self, manager: KVCacheManager) -> None:
         self._cache_manager = manager
+
+    def use_block_pool(self, pool: BlockPool) -> None:
+        self._block_pool = pool
 
     def use_workers(self, addresses: Mapping[tuple[int, int], Any]) -> None:
         ordered = [addresses[key] for key in sorted(addresses)]
@@ -498,16 +503,16 @@ class SchedulerSide:
         room = self._rooms.get(request)
         if room is None:
             return
-        if room.unsettled == 0 or self._cache_manager is None:
+        if room.unsettled == 0 or self._block_pool is None:
             del self._rooms[request]
             return
-        self._cache_manager.block_pool.touch(room.blocks)
+        self._block_pool.touch(room.blocks)
         room.kept = True
 
     def _let_go(self) -> None:
         for request, room in list(self._rooms.items()):
-            if room.kept and room.unsettled == 0 and self._cache_manager is not None:
-                self._cache_manager.block_pool.free_blocks(reversed(room.blocks))
+            if room.kept and room.unsettled == 0 and self._block_pool is not None:
+                self._block_pool.free_blocks(reversed(room.blocks))
                 del self._rooms[request]
 
     def _hear_of_pushes(self, heard: Heard) -> None:

@@ -181,9 +181,6 @@ def _refuse_what_is_not_supported(config: VllmConfig) -> None:
         "decode_context_parallel_size": getattr(parallel, "decode_context_parallel_size", 1) > 1,
         "speculative_config": config.speculative_config is not None,
         "enable_sleep_mode": bool(getattr(config.model_config, "enable_sleep_mode", False)),
-        "enable_return_routed_experts": bool(
-            getattr(config.model_config, "enable_return_routed_experts", False)
-        ),
         "enable_permute_local_kv": bool(transfer.enable_permute_local_kv),
     }
     for name, is_set in refused.items():
