@@ -1,6 +1,6 @@
 """A prefill engine to a decode engine's connector, without vLLM, which ten times over would not fit
-on a small machine: `fake_prefill.py PARENT_PID CONFIG`, JSON in lines as engine_child.py. CONFIG has
-the decode engine's fingerprint, and how its model's blocks are laid out. The KV of every prompt is
+on a small machine: `fake_prefill.py PARENT_PID CONFIG`, JSON in lines as engine_child.py. CONFIG
+has the decode engine's fingerprint, and how many tokens a block has. The KV of every prompt is
 zeros: what is generated from it means nothing.
 """
 
@@ -116,7 +116,7 @@ class _Prefill:
 
 
 def _of_group(lease: str) -> str:
-    """The lease of the blocks of the one group; kvxfer.vllm.holding, which says so, imports vLLM."""
+    """The lease of the one group's blocks; kvxfer.vllm.holding, which says so, imports vLLM."""
     return f"{lease}/0"
 
 

@@ -1,4 +1,4 @@
-"""How KvxferConnector finds out about engines, for several requests at once: no engine is started."""
+"""How KvxferConnector finds out about engines, for several requests at once. None is started."""
 
 import queue
 import time
