@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import kvxfer
 from kvxfer.vllm.fingerprint import window_of
+from kvxfer.vllm.reference import GroupBlocks
 
 if TYPE_CHECKING:
     import torch
@@ -96,8 +99,8 @@ class RegisteredCaches:
     ) -> None:
         self._tensors = tensors
         self.kernel_block_tokens: list[int] = []
-        self.unit_tokens: list[int] = []
-        """Of each group: tokens in what the layout calls one, a token or an opaque block."""
+        # Of each group: tokens in what the layout calls one, a token or an opaque block.
+        self._unit_tokens: list[int] = []
         for memory in _memories([tensors[layer] for group in groups for layer in group.layers]):
             agent.register_memory(memory)
         for index, group in enumerate(groups):
@@ -108,7 +111,29 @@ class RegisteredCaches:
             )
             tokens = int(of_group[0].shape[-2])
             self.kernel_block_tokens.append(tokens)
-            self.unit_tokens.append(tokens if group.opaque else 1)
+            self._unit_tokens.append(tokens if group.opaque else 1)
+
+    def between(
+        self,
+        group: int,
+        ours: GroupBlocks,
+        theirs: GroupBlocks,
+        their_block_tokens: int,
+        first: int,
+        last: int,
+    ) -> dict[str, Any]:
+        """What read_blocks and write_blocks take for tokens ``first`` to ``last`` of a request."""
+        unit = self._unit_tokens[group]
+        span = Span.of(first, last, unit)
+        our_block_tokens = self.kernel_block_tokens[group]
+        return {
+            "cache": cache_name(group),
+            "local_ids": np.asarray(ours.ids, np.uint32),
+            "remote_ids": np.asarray(theirs.ids, np.uint32),
+            "tokens": span.count,
+            "local_first_token": span.after(ours.first_block, our_block_tokens, unit),
+            "remote_first_token": span.after(theirs.first_block, their_block_tokens, unit),
+        }
 
 
 def _layout(
@@ -132,7 +157,9 @@ def _layout(
     k_size, v_size = group.k_size, group.v_size
     if group.opaque:
         if strides[-1] != 1 or strides[-2] != shape[-1]:
-            raise ValueError(f"KvxferConnector: the KV cache of {group.layers[0]} has gaps: {strides}")
+            raise ValueError(
+                f"KvxferConnector: the KV cache of {group.layers[0]} has gaps: {strides}"
+            )
         k_size, v_size = shape[-2] * shape[-1], 0
         shape[-2:] = [1, k_size]
         strides[-2:] = [k_size, 1]

@@ -66,9 +66,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            logger.info(
-                "kvxfer: fingerprint %s of %s", fingerprint.text, fingerprint.described
-            )
+            logger.info("kvxfer: fingerprint %s of %s", fingerprint.text, fingerprint.described)
             self._scheduler = SchedulerSide(
                 settings,
                 transfer.engine_id,
@@ -227,15 +225,12 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         reads them has ended."""
         self._of_worker.all_is_computed()
 
-    def get_finished(
-        self, finished_req_ids: set[str]
-    ) -> tuple[set[str] | None, set[str] | None]:
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         results = self.get_transfer_results(finished_req_ids)
         return results.finished_sending, results.finished_recving
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        results = self._of_worker.poll()
-        return KVConnectorTransferResults(results.sent, results.loaded, results.failed)
+        return self._of_worker.poll()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         return None if self._worker is None else self._worker.stats.take()

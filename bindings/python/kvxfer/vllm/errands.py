@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
 import kvxfer
 from kvxfer.vllm import messages
 from kvxfer.vllm.log import logger
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.reference import Worker
-
 
 _MAX_ANSWERS = 16  # under way to agents that are met for them; others have to do without
 
@@ -114,3 +112,8 @@ def tell(agent: kvxfer.Agent, peer: str, message: dict[str, Any]) -> list[kvxfer
     except (kvxfer.Error, ValueError) as error:
         logger.warning("kvxfer: %s was not told to %s: %s", peer, message["do"], error)
     return told
+
+
+def first_error(told: Sequence[kvxfer.Transfer]) -> Exception | None:
+    """Of messages that could not be brought."""
+    return next((each.error for each in told if each.error is not None), None)

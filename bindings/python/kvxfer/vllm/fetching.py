@@ -4,13 +4,11 @@ the owner confirms that the lease held to the last byte."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 import kvxfer
-from kvxfer.vllm.caches import Span, cache_name
+from kvxfer.vllm.caches import RegisteredCaches
 from kvxfer.vllm.errands import Errands
 from kvxfer.vllm.holding import part_of
 from kvxfer.vllm.log import logger
@@ -57,8 +55,7 @@ class Fetching:
         self._settings = settings
         self._stats = stats
         self._loads: dict[str, _Load] = {}
-        self.kernel_block_tokens: Sequence[int] = ()
-        self.unit_tokens: Sequence[int] = ()
+        self.caches: RegisteredCaches | None = None
 
     def begin(self, fetch: Fetch) -> None:
         load = self._loads[fetch.request] = _Load(fetch, time.monotonic())
@@ -149,6 +146,7 @@ class Fetching:
     def _read(self, load: _Load, names: list[str]) -> None:
         """All groups that are not read yet."""
         fetch = load.fetch
+        assert self.caches is not None
         load.attempts += 1
         left = load.begun + self._settings.timeout - time.monotonic()
         for index, (part, theirs) in enumerate(
@@ -156,18 +154,10 @@ class Fetching:
         ):
             if index in load.transfers:
                 continue
-            ours, unit = self.kernel_block_tokens[index], self.unit_tokens[index]
-            span = Span.of(part.first, part.last, unit)
+            tokens = fetch.reference.block_tokens[index]
             load.transfers[index] = self._agent.read_blocks(
                 names,
-                cache_name(index),
-                np.asarray(part.blocks.ids, np.uint32),
-                np.asarray(theirs.ids, np.uint32),
-                span.count,
-                local_first_token=span.after(part.blocks.first_block, ours, unit),
-                remote_first_token=span.after(
-                    theirs.first_block, fetch.reference.block_tokens[index], unit
-                ),
+                **self.caches.between(index, part.blocks, theirs, tokens, part.first, part.last),
                 lease=part_of(fetch.lease, index),
                 deadline=max(0.1, left),
             )

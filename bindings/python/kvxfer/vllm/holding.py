@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
 import kvxfer
 from kvxfer.vllm.caches import cache_name
@@ -15,6 +16,13 @@ def part_of(lease: str, group: int) -> str:
     return f"{lease}/{group}"
 
 
+@dataclass
+class _Lease:
+    request: str
+    granted: int  # parts
+    open: int  # of them
+
+
 class Holding:
     """``renew`` and ``give_back`` may be called by any thread, the rest by the engine's."""
 
@@ -22,12 +30,11 @@ class Holding:
         self._agent = agent
         self._seconds = seconds
         self._stats = stats
-        self._requests: dict[str, tuple[str, int]] = {}  # by lease: and how many parts
-        self._open: dict[str, int] = {}  # parts that have not ended
+        self._leases: dict[str, _Lease] = {}
         self._ended: set[str] = set()
 
     def has_any(self) -> bool:
-        return bool(self._open)
+        return bool(self._leases)
 
     def hold(self, held: Held) -> None:
         granted = 0
@@ -41,17 +48,16 @@ class Holding:
         if granted == 0:
             self._ended.add(held.request)
             return
-        self._requests[held.lease] = (held.request, granted)
-        self._open[held.lease] = granted
+        self._leases[held.lease] = _Lease(held.request, granted, open=granted)
         if granted < len(held.groups):
             self.give_back(held.lease)
 
     def renew(self, lease: str) -> bool:
         """False: this worker holds no such lease."""
-        known = self._requests.get(lease)
+        known = self._leases.get(lease)
         if known is None:
             return False
-        for index in range(known[1]):
+        for index in range(known.granted):
             try:
                 self._agent.renew_lease(part_of(lease, index), self._seconds)
             except kvxfer.Error:
@@ -60,10 +66,10 @@ class Holding:
 
     def give_back(self, lease: str) -> bool:
         """As renew."""
-        known = self._requests.get(lease)
+        known = self._leases.get(lease)
         if known is None:
             return False
-        for index in range(known[1]):
+        for index in range(known.granted):
             try:
                 self._agent.release_lease(part_of(lease, index))
             except kvxfer.Error:
@@ -72,14 +78,15 @@ class Holding:
 
     def ended(self, part: str, how: str) -> None:
         lease = part.rpartition("/")[0]
-        if lease not in self._open:
+        known = self._leases.get(lease)
+        if known is None:
             return
-        self._open[lease] -= 1
+        known.open -= 1
         if how == "expired":
             logger.warning("kvxfer: nobody fetched %s in time", part)
-        if self._open[lease] == 0:
-            del self._open[lease]
-            self._ended.add(self._requests.pop(lease)[0])
+        if known.open == 0:
+            del self._leases[lease]
+            self._ended.add(known.request)
             if how == "expired":
                 self._stats.count("expired_leases")
 

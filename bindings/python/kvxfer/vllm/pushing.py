@@ -8,14 +8,11 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 import kvxfer
-from kvxfer.vllm.caches import Group, Span, cache_name
+from kvxfer.vllm.caches import Group, RegisteredCaches
 from kvxfer.vllm.errands import Answers, Sender, tell
 from kvxfer.vllm.log import logger
 from kvxfer.vllm.peers import CannotMeet, Peers
@@ -57,6 +54,7 @@ class _Push:
 
     request: str = ""
     offer: _Offer | None = None
+    reported: bool = False  # to the scheduler, that there is one
     transfers: list[kvxfer.Transfer] = field(default_factory=list)
     last_write: bool = False
     abandoned: str = ""
@@ -86,11 +84,9 @@ class Pushing:
         self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately, or before
         self._lock = threading.Lock()  # guards which leases are in _pushes, and _over
         self._flags: dict[str, list[kvxfer.ReadyFlag]] = {}  # by layer
-        self._reported: set[str] = set()  # offers of which the scheduler has heard
         self._heard = Heard()
         self._ended: set[str] = set()
-        self.kernel_block_tokens: Sequence[int] = ()
-        self.unit_tokens: Sequence[int] = ()
+        self.caches: RegisteredCaches | None = None
 
     def has_any(self) -> bool:
         return bool(self._pushes)
@@ -185,7 +181,9 @@ class Pushing:
         else:
             self._unexpected[lease] = offer
             if len(self._unexpected) > _MAX_OFFERS:
-                self._refuse(*self._unexpected.popitem(last=False), "this engine has too many offers")
+                self._refuse(
+                    *self._unexpected.popitem(last=False), "this engine has too many offers"
+                )
         if push is not None:
             self._introduce(lease, push)
 
@@ -252,13 +250,13 @@ class Pushing:
     def _introduce(self, lease: str, push: _Push) -> None:
         """The scheduler hears of an offer when it can be written into."""
         offer = push.offer
-        if offer is None or not offer.whole or push.abandoned or lease in self._reported:
+        if offer is None or not offer.whole or push.abandoned or push.reported:
             return
         met = self._meet(offer)
         if met is False:
             self._fail(lease, push, "the decode engine cannot be reached")
         elif met:
-            self._reported.add(lease)
+            push.reported = True
             self._heard.offered[lease] = 1
 
     def _meet(self, offer: _Offer) -> bool | None:
@@ -275,37 +273,25 @@ class Pushing:
     def _write_group(self, push: _Push, write: Write, index: int, first: int, last: int) -> None:
         offer = push.offer
         assert offer is not None
-        part, ours = offer.parts[index], write.groups[index]
-        unit = self.unit_tokens[index]
-        span = Span.of(first, last, unit)
-        begin = span.after(ours.first_block, self.kernel_block_tokens[index], unit)
-        if begin < 0:
+        assert self.caches is not None
+        ours, theirs = write.groups[index], offer.parts[index].blocks
+        what = self.caches.between(index, ours, theirs, offer.block_tokens[index], first, last)
+        if what["local_first_token"] < 0:
             raise ValueError("a block that decode needs of a sliding window was freed")
-        common: dict[str, Any] = {
-            "local_first_token": begin,
-            "remote_first_token": span.after(
-                part.blocks.first_block, offer.block_tokens[index], unit
-            ),
+        what |= {
             "request": f"{write.lease}#{write.number}",
             "notification": ARRIVAL.pack(index, last - first),
             "deadline": self._settings.timeout,
         }
-        arguments = (
-            offer.names,
-            cache_name(index),
-            np.asarray(ours.ids, np.uint32),
-            np.asarray(part.blocks.ids, np.uint32),
-            span.count,
-        )
         if not write.computing:
-            push.transfers.append(self._agent.write_blocks(*arguments, **common))
+            push.transfers.append(self._agent.write_blocks(offer.names, **what))
             return
         for number, layer in enumerate(self._groups[index].layers):
             flag = kvxfer.ReadyFlag()
             self._flags.setdefault(layer, []).append(flag)
             push.transfers.append(
                 self._agent.write_blocks(
-                    *arguments, **common, first_layer=number, layers=1, ready=flag
+                    offer.names, **what, first_layer=number, layers=1, ready=flag
                 )
             )
 
@@ -334,7 +320,6 @@ class Pushing:
         with self._lock:
             del self._pushes[lease]
             self._end_lease(lease)
-        self._reported.discard(lease)
         if push.held:
             self._ended.add(push.request)
         if push.abandoned and push.offer is not None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-
 import kvxfer
 from kvxfer.vllm.caches import cache_name
-from kvxfer.vllm.errands import tell
+from kvxfer.vllm.errands import first_error, tell
 from kvxfer.vllm.log import logger
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.pushing import ARRIVAL
@@ -24,6 +23,7 @@ _AGAIN_S = 1.0
 # One that does not answer: after so long, or two leases, its connections have been closed, and it
 # begins no write of its own accord, for it has not heard of this engine for longer than a lease.
 _SILENT_S = 60.0
+_NOT_ASKED = -1
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Room:
     # From when on nothing more is wanted:
     left: float = 0.0
     not_before: dict[str, float] = field(default_factory=dict)  # to be told again, by agent
-    questions: dict[str, int] | None = None  # what has to become quiet, by agent
+    questions: dict[str, int] = field(default_factory=dict)  # what has to become quiet, by agent
 
     @property
     def leaving(self) -> bool:
@@ -59,7 +59,9 @@ class Receiving:
         self._rooms: dict[str, _Room] = {}  # by lease
         self._left: dict[str, _Room] = {}
         self._turned_away: set[str] = set()  # requests
-        self._unsettled: dict[str, int] = {}  # what the scheduler has not heard: by request, 1 or -1
+        self._unsettled: dict[
+            str, int
+        ] = {}  # what the scheduler has not heard: by request, 1 or -1
 
     def begin(self, offer: Offer) -> None:
         if offer.lease in self._rooms or offer.lease in self._left:
@@ -151,9 +153,7 @@ class Receiving:
         if room.leaving:
             return
         if time.monotonic() > room.until:
-            room.failed = (
-                f"the prefill engine has not said or written anything for {self._settings.lease:g} s"
-            )
+            room.failed = f"the prefill engine has not said or written anything for {self._settings.lease:g} s"
             return
         if room.names:
             self._look_at_what_was_told(room)
@@ -188,7 +188,7 @@ class Receiving:
     def _look_at_what_was_told(self, room: _Room) -> None:
         """An engine that is gone gives no answer."""
         for name, told in room.told.items():
-            error = next((each.error for each in told if each.error is not None), None)
+            error = first_error(told)
             if error is None:
                 continue
             room.failed = str(error)
@@ -216,6 +216,7 @@ class Receiving:
     def _leave(self, room: _Room) -> None:
         room.left = time.monotonic()
         room.told.clear()
+        room.questions = dict.fromkeys(room.names, _NOT_ASKED)
         if not self._is_quiet(room):
             self._left[room.offer.lease] = room
             self._count_unsettled(room, 1)
@@ -234,7 +235,7 @@ class Receiving:
             room.settled.add(name)
             return
         told = room.told.get(name, [])
-        error = next((each.error for each in told if each.error is not None), None)
+        error = first_error(told)
         if error is not None and _is_gone(error):
             room.settled.add(name)
         elif name not in room.told or (
@@ -246,10 +247,6 @@ class Receiving:
             room.told[name] = tell(self._agent, name, message)
 
     def _questions_answered(self, room: _Room) -> bool:
-        if room.questions is None:
-            room.questions = {}
-            for name in room.names:
-                room.questions[name] = -1
         for name, token in list(room.questions.items()):
             if not self._is_answered(room.questions, name, token):
                 return False
@@ -257,9 +254,8 @@ class Receiving:
         return True
 
     def _is_answered(self, questions: dict[str, int], name: str, token: int) -> bool:
-        """``token``: -1 before it was asked."""
         try:
-            if token < 0:
+            if token == _NOT_ASKED:
                 token = questions[name] = self._agent.quiesce(name, timeout=0.0).token
             return token == 0 or self._agent.is_quiet(token)
         except kvxfer.NotFound:

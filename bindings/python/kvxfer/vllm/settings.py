@@ -62,11 +62,15 @@ class Settings:
         return settings
 
     def ports(self) -> list[int]:
-        """To be tried in turn; 0: any."""
+        """To be tried in turn; 0: any. ValueError: ``port_range`` is none."""
         if not self.port_range:
             return [0]
         first, _, last = self.port_range.partition("-")
-        return list(range(int(first), int(last or first) + 1))
+        if first.isdecimal() and (last or first).isdecimal():
+            ports = list(range(int(first), min(int(last or first), 65536) + 1))
+            if ports and ports[0] > 0 and ports[-1] < 65536:
+                return ports
+        raise _bad("port_range", f'is {self.port_range!r}, not "first-last", from 1 to 65535')
 
 
 def own_host(settings: Settings, config: VllmConfig) -> str:
@@ -125,19 +129,8 @@ def _parse(given: Mapping[str, Any]) -> Settings:
     if settings.backends and "tcp" not in settings.backends:
         raise _bad("backends", 'lacks "tcp", over which engines meet; to carry no block over it, '
                    'name the others in "require_backends"')  # fmt: skip
-    _check_ports(settings.port_range)
+    settings.ports()
     return settings
-
-
-def _check_ports(text: str) -> None:
-    if not text:
-        return
-    first, _, last = text.partition("-")
-    numbers = [first, last or first]
-    if not all(each.isdecimal() and 0 < int(each) < 65536 for each in numbers) or int(
-        numbers[0]
-    ) > int(numbers[1]):
-        raise _bad("port_range", f'is {text!r}, not "first-last", from 1 to 65535')
 
 
 def _checked(name: str, kind: Any, value: Any) -> Any:

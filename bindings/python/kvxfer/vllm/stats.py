@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -58,7 +57,7 @@ class Stats(KVConnectorStats):
     def take(self) -> Stats | None:
         if self.is_empty():
             return None
-        taken = Stats(copy.copy(self.data))
+        taken = Stats(self.data)
         self.reset()
         return taken
 

@@ -7,9 +7,9 @@ import queue
 import secrets
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 import kvxfer
@@ -29,15 +29,6 @@ from kvxfer.vllm.step import Heard, Step, WorkerAddress
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass
-class Results:
-    """Requests whose blocks nobody reads any more, that are loaded, and of those which are not."""
-
-    sent: set[str] = field(default_factory=set)
-    loaded: set[str] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
 
 
 class WorkerSide:
@@ -67,19 +58,15 @@ class WorkerSide:
         self._receiving = Receiving(self._agent, peers, settings, self.stats, self._rank)
         answers = Answers(self._agent, settings.handshake_timeout)
         self._pushing = Pushing(self._agent, peers, answers, groups, settings, self.stats)
-        self._refused: dict[str, str] = {}
+        self._refused: set[str] = set()
         self._told: queue.SimpleQueue[tuple[Sender, dict[str, Any]]] = queue.SimpleQueue()
-        self._listener = threading.Thread(
-            target=self._listen, name="kvxfer-listener", daemon=True
-        )
+        self._listener = threading.Thread(target=self._listen, name="kvxfer-listener", daemon=True)
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         self._caches = RegisteredCaches(
             self._agent, self._groups, tensors, self._rank, self._ranks, self._fingerprint
         )
-        for part in (self._fetching, self._pushing):
-            part.kernel_block_tokens = self._caches.kernel_block_tokens
-            part.unit_tokens = self._caches.unit_tokens
+        self._fetching.caches = self._pushing.caches = self._caches
         self._listener.start()
 
     def address(self) -> WorkerAddress | None:
@@ -131,24 +118,21 @@ class WorkerSide:
         for request, why in step.refused.items():
             logger.error("kvxfer: request %s fails: %s", request, why)
             self.stats.count("refused_references")
-            self._refused[request] = why
+            self._refused.add(request)
 
-    def poll(self) -> Results:
+    def poll(self) -> KVConnectorTransferResults:
         self._take_what_was_told()
         self._take_events()
         self._errands.poll()
         self._pushing.poll()
-        results = Results(
-            self._holding.take_ended() | self._pushing.take_ended(),
-            set(self._refused),
-            set(self._refused),
-        )
-        self._refused.clear()
+        failed, self._refused = self._refused, set()
+        loaded: set[str] = set()
         for part in (self._fetching, self._receiving):
-            loaded, failed = part.poll()
-            results.loaded |= loaded | failed
-            results.failed |= failed
-        return results
+            now_loaded, now_failed = part.poll()
+            loaded |= now_loaded
+            failed |= now_failed
+        sent = self._holding.take_ended() | self._pushing.take_ended()
+        return KVConnectorTransferResults(sent, loaded | failed, failed)
 
     def heard(self) -> Heard | None:
         heard = self._pushing.take_heard()
@@ -218,7 +202,9 @@ class WorkerSide:
                 why = str(message["why"])[:500]
                 self._receiving.refused(sender.name, str(message["lease"]), why)
             case other:
-                logger.warning("kvxfer: %s asked for %r, which is not known here", sender.name, other)
+                logger.warning(
+                    "kvxfer: %s asked for %r, which is not known here", sender.name, other
+                )
 
     def _take_events(self) -> None:
         while (event := self._agent.poll_kv_event()) is not None:
@@ -268,9 +254,7 @@ def _make_agent(settings: Settings, name: str, host: str) -> kvxfer.Agent:
     last: Exception | None = None
     for port in settings.ports():
         try:
-            return kvxfer.Agent(
-                name, listen=with_port(host, port), serve_metadata=True, **options
-            )
+            return kvxfer.Agent(name, listen=with_port(host, port), serve_metadata=True, **options)
         except kvxfer.Error as error:
             last = error
             if "in use" not in str(error):

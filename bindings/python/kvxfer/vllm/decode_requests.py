@@ -1,0 +1,225 @@
+"""The scheduler's half, decode: requests that come with a reference, until they are loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvxfer.vllm.blocks import BlockTable
+from kvxfer.vllm.log import logger
+from kvxfer.vllm.reference import (
+    KEY,
+    BadReference,
+    Reference,
+    Worker,
+    lease_name,
+    prompt_hash,
+)
+from kvxfer.vllm.step import Fetch, Heard, Offer, Part, Step
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from kvxfer.vllm.fingerprint import Fingerprint
+    from kvxfer.vllm.settings import Settings
+
+
+@dataclass
+class _Load:
+    """A request that comes with a reference, until it is loaded or given up."""
+
+    reference: Reference
+    lease: str
+    renewed: float = field(default_factory=time.monotonic)
+    computed: int = 0  # tokens that are here already, when it was last asked
+    begun: bool = False
+
+
+@dataclass
+class _Room:
+    """Blocks that were offered to a prefill engine, until it writes no more into them."""
+
+    blocks: list[KVCacheBlock]
+    unsettled: int = 0  # workers that have ended the request without knowing that
+    kept: bool = False  # for them, while the request may be done without these blocks
+
+
+class DecodeRequests:
+    """Puts into ``step``, the one that is being made, what the workers are to do."""
+
+    def __init__(
+        self, settings: Settings, table: BlockTable, fingerprint: Fingerprint, fails: bool
+    ) -> None:
+        """``fails``: a request that cannot be loaded is to fail, not to be computed here."""
+        self.step = Step()
+        self.workers: tuple[Worker, ...] = ()
+        self.block_pool: BlockPool | None = None
+        self._settings = settings
+        self._table = table
+        self._fingerprint = fingerprint
+        self._fails = fails
+        self._loads: dict[str, _Load] = {}
+        self._rooms: dict[str, _Room] = {}  # by request
+        self._refused: dict[str, str] = {}  # not yet told to the workers
+
+    def expect(self, request: Request, params: dict[str, Any]) -> None:
+        try:
+            reference = self._read(params.get(KEY), request)
+        except BadReference as error:
+            logger.warning("kvxfer: request %s: %s", request.request_id, error)
+            if self._fails:
+                self._refused[request.request_id] = str(error)
+            return
+        tokens = reference.tokens or self._pushed_tokens(request)
+        lease = lease_name(
+            reference.transfer,
+            prompt_hash(request, tokens),
+            reference.groups,
+            reference.block_tokens,
+        )
+        self._loads[request.request_id] = _Load(reference, lease)
+
+    def _read(self, params: Any, request: Request) -> Reference:
+        fingerprint = params.get("fingerprint") if isinstance(params, dict) else None
+        if isinstance(fingerprint, str):
+            why = self._fingerprint.differs(fingerprint[:200])
+            if why:
+                raise BadReference(why)
+        reference = Reference.from_params(params, request.num_prompt_tokens)
+        if reference.groups and len(reference.groups) != len(self._table.groups):
+            raise BadReference(
+                f"the reference has {len(reference.groups)} groups of blocks, this model "
+                f"{len(self._table.groups)}"
+            )
+        if reference.mode == "pull" and (not reference.groups or reference.tokens == 0):
+            raise BadReference("the reference names no blocks to be read")
+        return reference
+
+    def _pushed_tokens(self, request: Request) -> int:
+        """What the prefill engine computes of a prompt, where it could not say so yet."""
+        tokens = request.num_prompt_tokens
+        return tokens - 1 if self._table.leaves_last_to_decode(tokens) else tokens
+
+    def matched_tokens(self, request: Request, computed: int) -> int:
+        """How many tokens beyond ``computed`` are to be had from the other engine."""
+        if request.request_id in self._refused:
+            # Goes through the motions of a load, which then fails.
+            return max(0, request.num_prompt_tokens - computed)
+        load = self._loads.get(request.request_id)
+        if load is None or load.begun:
+            return 0
+        load.computed = computed
+        return max(0, self._loadable(load, request) - computed)
+
+    def _loadable(self, load: _Load, request: Request) -> int:
+        tokens = load.reference.tokens or request.num_prompt_tokens
+        # The last token is computed in any case. With a sliding window it needs a block that an
+        # allocation for all tokens would leave out.
+        return min(tokens, request.num_prompt_tokens - 1) if self._table.has_window() else tokens
+
+    # --- blocks for it are there ---
+
+    def after_allocation(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
+        refused = self._refused.pop(request.request_id, None)
+        if refused is not None and external > 0:
+            self.step.refused[request.request_id] = refused
+        load = self._loads.get(request.request_id)
+        if load is None or load.begun:
+            return
+        load.begun = True
+        if external <= 0:
+            del self._loads[request.request_id]
+            self.step.returned.append((load.lease, load.reference))
+            return
+        last = load.computed + external  # vLLM may have taken less than was to be had
+        try:
+            parts = self._table.parts(blocks.get_block_ids(), load.computed, last)
+            if load.reference.mode == "pull":
+                self._check_window(load.reference, parts)
+        except BadReference as error:
+            logger.warning("kvxfer: request %s: %s", request.request_id, error)
+            self.step.refused[request.request_id] = str(error)
+            self.step.returned.append((load.lease, load.reference))
+            return
+        if load.reference.mode == "pull":
+            self.step.fetches.append(Fetch(request.request_id, load.lease, load.reference, parts))
+        else:
+            offered = [each for group in blocks.blocks for each in group if not each.is_null]
+            self._rooms[request.request_id] = _Room(offered)
+            self.step.offers.append(
+                Offer(
+                    request.request_id,
+                    load.lease,
+                    load.reference,
+                    parts,
+                    self.workers,
+                    tuple(self._table.kernel_block_tokens),
+                )
+            )
+
+    def _check_window(self, reference: Reference, parts: Sequence[Part]) -> None:
+        for part, theirs, tokens in zip(
+            parts, reference.groups, reference.block_tokens, strict=True
+        ):
+            if part.first < theirs.first_block * tokens and part.first < part.last:
+                raise BadReference(
+                    "the prefill engine has freed a block that this one needs of a sliding window: "
+                    "give both the same --block-size"
+                )
+
+    def finished(self, request: Request) -> bool:
+        """Whether it had a load that has not ended: what was begun ends as the workers say, what was
+        not is given back."""
+        load = self._loads.pop(request.request_id, None)
+        refused = self._refused.pop(request.request_id, None)
+        if load is None:
+            return refused is not None
+        if load.begun:
+            self.step.given_up.append(request.request_id)
+        else:
+            self.step.returned.append((load.lease, load.reference))
+        return True
+
+    # --- each step ---
+
+    def want(self) -> None:
+        now = time.monotonic()
+        for load in self._loads.values():
+            every = min(load.reference.lease, self._settings.lease) / 3
+            if now >= load.renewed + every:
+                load.renewed = now
+                self.step.wanted.append((load.lease, load.reference))
+
+    def hear(self, heard: Heard | None, output: KVConnectorOutput) -> None:
+        for request, change in (heard.unsettled if heard is not None else {}).items():
+            self._rooms[request].unsettled += change
+        for request in output.finished_recving or ():
+            self._loads.pop(request, None)
+            self._keep(request)
+        self._let_go()
+
+    def keeps_blocks(self) -> bool:
+        return any(room.kept for room in self._rooms.values())
+
+    def _keep(self, request: str) -> None:
+        """vLLM frees the blocks of a load that has ended, and must not use them for another."""
+        room = self._rooms.get(request)
+        if room is None:
+            return
+        if room.unsettled == 0 or self.block_pool is None:
+            del self._rooms[request]
+            return
+        self.block_pool.touch(room.blocks)
+        room.kept = True
+
+    def _let_go(self) -> None:
+        for request, room in list(self._rooms.items()):
+            if room.kept and room.unsettled == 0 and self.block_pool is not None:
+                self.block_pool.free_blocks(reversed(room.blocks))
+                del self._rooms[request]
