@@ -1,7 +1,8 @@
 #include "src/backends/ucx/backend.h"
 
 #include <algorithm>
-#include <tuple>
+#include <iterator>
+#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,14 @@ constexpr Duration kFlushTimeout = std::chrono::milliseconds(20);
 // Closing waits for a peer only through shared memory.
 constexpr Duration kCloseTimeout = std::chrono::milliseconds(100);
 constexpr size_t kMaxEnded = 1024;
+
+// UCX names them for as long as the process lives: they are never destroyed.
+void KeepForGood(std::vector<std::unique_ptr<Path>> paths) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::unique_ptr<Path>>;
+  const std::lock_guard lock(mutex);
+  std::ranges::move(paths, std::back_inserter(*kept));
+}
 
 }  // namespace
 
@@ -70,7 +79,7 @@ UcxBackend::~UcxBackend() {
   const bool answered = worker_->ProgressUntil(flushed, kFlushTimeout) || !owes;
   for (auto& [place, path] : paths_) closing_.push_back(std::move(path));
   paths_.clear();
-  const bool flushing = !worker_->flushed();
+  const bool flushing = !worker_->flushed() && !worker_->Settle(kFlushTimeout);
   for (auto& path : closing_) path->Close(flushing);
   const auto closed = [](const auto& path) { return path->closed(); };
   const bool at_rest = worker_->ProgressUntil(
@@ -81,7 +90,7 @@ UcxBackend::~UcxBackend() {
   }
   worker_->LeaveBehind();
   std::erase_if(closing_, closed);
-  for (auto& path : closing_) std::ignore = path.release();  // UCX names them
+  KeepForGood(std::move(closing_));
 }
 
 std::string UcxBackend::Address() const {

@@ -78,8 +78,9 @@ class Path final : public Watcher {
   void Fail(absl::Status why);
 
   // Gives the endpoint up; what is under way ends, in its own time. Through shared memory to a
-  // process that takes nothing any more that is never. While the worker is `flushing` it is not
-  // forced: UCX (seen with 1.22) then goes on with its flush in the endpoint it has freed.
+  // process that takes nothing any more that is never. While a flush of the worker is `flushing`
+  // on, it is not forced, and waits for the peer: UCX (1.22) goes on with such a flush by a
+  // callback of its next progress, in an endpoint that a forced close has freed.
   void Close(bool flushing = false);
   // Nothing of UCX names it any more.
   bool closed();

@@ -294,6 +294,16 @@ bool Worker::flushed() {
   return flushing_ == nullptr && !flush_failed_;
 }
 
+// What one call leaves for the next to do is not counted by that: two have to do nothing.
+bool Worker::Settle(Duration limit) {
+  const Time end = Now() + limit;
+  for (int idle = 0; idle < 2;) {
+    if (Now() >= end) return false;
+    idle = Progress() == 0 ? idle + 1 : 0;
+  }
+  return true;
+}
+
 bool Worker::ProgressUntil(absl::FunctionRef<bool()> done, Duration limit) {
   for (const Time end = Now() + limit; !done();) {
     if (Now() >= end) return false;

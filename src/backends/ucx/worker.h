@@ -64,6 +64,9 @@ class Worker {
   // What is on its way goes, until flushed(). Once.
   void StartFlush();
   bool flushed();
+  // Makes progress until there is nothing that can go on by itself, or for `limit`; which of them.
+  // A flush that is not over then waits for a peer.
+  bool Settle(Duration limit);
   // Makes progress until `done` or for `limit`; which of them.
   bool ProgressUntil(absl::FunctionRef<bool()> done, Duration limit);
   // The destructor frees nothing. UCX (1.13) aborts the process where a worker is destroyed that
