@@ -2,7 +2,6 @@
 // in the order of posting; transfers that fail or are cancelled hold nothing up.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <map>
@@ -12,6 +11,7 @@
 
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/pattern.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -53,7 +53,7 @@ struct Witness {
     const Shape shape = ShapeOf(number);
     if (!Landed(shape, Side::kRemote, number, place.first(shape.memory_bytes()))) ++early;
     // Ready for the next transfer to this place.
-    std::ranges::fill(place, std::byte{0});
+    FillWith(place, std::byte{0});
     told.store(told.load() + 1);
   }
 };

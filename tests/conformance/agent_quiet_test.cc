@@ -10,6 +10,7 @@
 #include "src/core/metadata.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/pattern.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -161,7 +162,7 @@ TEST_P(AgentQuiet, TargetDeregistersUnderLoad) {
     EXPECT_TRUE(Eventually(kAmple, [&] { return posted > 10 + round; }));
     const absl::Status deregistered = pair_.b.agent->DeregisterMemory(region, kAmple);
     // Poison it; whatever lands now shows.
-    std::ranges::fill(memory.bytes(), kPoison);
+    FillWith(memory.bytes(), kPoison);
     stop = true;
     writer.join();
     ASSERT_OK(deregistered);

@@ -11,6 +11,7 @@
 
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/pattern.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -91,7 +92,7 @@ TEST_P(AgentRails, EveryTransferIsDoneAndToldOnce) {
     if (!told.ok()) break;
     EXPECT_EQ(told->payload, std::to_string(i));
     EXPECT_TRUE(Landed(ShapeOf(i), Side::kRemote, i, Area(pair_.b, i)));
-    std::ranges::fill(Area(pair_.b, i), std::byte{0});
+    FillWith(Area(pair_.b, i), std::byte{0});
     ++verified;
   }
   writer.join();
@@ -111,7 +112,7 @@ TEST_P(AgentRails, EveryReadIsDone) {
     ASSERT_OK_AND_ASSIGN(const Transfer read, Blocks(i).Read(*pair_.a.agent, "b", Telling("read")));
     ASSERT_OK(read.Wait(kAmple));
     ASSERT_TRUE(Landed(ShapeOf(i), Side::kLocal, i, Area(pair_.a, i)));
-    std::ranges::fill(Area(pair_.a, i), std::byte{0});
+    FillWith(Area(pair_.a, i), std::byte{0});
     ASSERT_OK(pair_.b.agent->WaitNotification(kAmple));
   }
   EXPECT_TRUE(RailsFailed());

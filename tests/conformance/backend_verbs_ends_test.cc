@@ -6,6 +6,7 @@
 #include "tests/conformance/verbs_device.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/pattern.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -122,7 +123,7 @@ class VerbsTransfers : public VerbsDevice {
   // Writes `shape` with a new pattern, and expects it and its notification.
   void ExpectWritten(const Shape& shape, uint64_t seed) {
     Pattern(seed).Fill(agents_.a.memory.bytes());
-    std::ranges::fill(agents_.b.memory.bytes(), std::byte{0});
+    FillWith(agents_.b.memory.bytes(), std::byte{0});
     ASSERT_OK_AND_ASSIGN(const Transfer write, Write(shape, Telling(std::to_string(seed))));
     ASSERT_OK_AND_ASSIGN(const Notification told, agents_.b.agent->WaitNotification(kAmple));
     EXPECT_EQ(told.payload, std::to_string(seed));

@@ -6,6 +6,7 @@
 #include "tests/conformance/verbs_device.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/pattern.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -110,7 +111,7 @@ TEST_P(VerbsUnordered, AThousandNotifiedTransfers) {
       ASSERT_TRUE(Landed(shape(i), Side::kRemote, i, area(pair.b, i)));
     }
     for (const Transfer& write : transfers) ASSERT_OK(write.Wait(kAmple));
-    std::ranges::fill(pair.b.memory.bytes(), std::byte{0});
+    FillWith(pair.b.memory.bytes(), std::byte{0});
   }
   EXPECT_FALSE(pair.b.agent->PollNotification().has_value());
   fabric_->LoseAcks(0);

@@ -13,6 +13,7 @@
 
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/pattern.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -71,7 +72,7 @@ TEST_P(Cancel, NoByteChangesOnceTheTargetIsQuiet) {
       ASSERT_EQ(Digest(target), quiet_digest[place / part]) << "changed after quiet, " << round;
     }
     if (round >= rounds) continue;
-    std::ranges::fill(target, std::byte{0});
+    FillWith(target, std::byte{0});
     Pattern(static_cast<uint64_t>(round)).Fill(source);
     const BlockSet blocks(shape, pair.a.memory.address() + place, pair.b.memory.address() + place);
     const Time start = Now();
@@ -81,7 +82,7 @@ TEST_P(Cancel, NoByteChangesOnceTheTargetIsQuiet) {
     transfer.Cancel();
     const absl::Status end = transfer.Wait(kAmple);
     // Ended: the source is this side's again.
-    std::ranges::fill(source, kPoison);
+    FillWith(source, kPoison);
     ASSERT_TRUE(end.ok() || end.code() == absl::StatusCode::kCancelled) << end;
     ASSERT_OK_AND_ASSIGN(const QuiesceResult quiet,
                          pair.b.agent->Quiesce({.peer = "a", .regions = {}}, kAmple));
@@ -128,7 +129,7 @@ TEST_P(Cancel, CancelledReadLeavesTheLocalMemoryAlone) {
     if (round >= static_cast<int>(kPlaces)) {
       ASSERT_EQ(Digest(local), digest[place / part]) << "changed after the end, " << round;
     }
-    std::ranges::fill(local, std::byte{0});
+    FillWith(local, std::byte{0});
     const BlockSet blocks(shape, pair.a.memory.address() + place, pair.b.memory.address() + place);
     const Time start = Now();
     ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Read(*pair.a.agent, "b", Unhurried()));

@@ -14,6 +14,7 @@
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/machine_delay.h"
+#include "tests/support/pattern.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/support/test_peer.h"
@@ -192,7 +193,7 @@ TEST_P(Death, StoppedAndGoesOn) {
   }
   EXPECT_TRUE(WaitEvent(*apart.a.agent, PeerEventKind::kSuspect).has_value());
   // The source is free from the end on.
-  std::ranges::fill(apart.a.memory.bytes(), kPoison);
+  FillWith(apart.a.memory.bytes(), kPoison);
 
   apart.b->process().Signal(SIGCONT);
   EXPECT_OK(transfer.WaitQuiet(kAmple));

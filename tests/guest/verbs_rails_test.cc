@@ -14,6 +14,7 @@
 #include "tests/support/agent_rails.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/pattern.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -66,7 +67,7 @@ class VerbsRails : public ::testing::Test {
   // One transfer, told and looked at. The destination is cleared before.
   void Move(uint64_t number, seconds deadline = seconds(60)) {
     Pattern(number).Fill(pair_.a.memory.bytes());
-    std::ranges::fill(pair_.b.memory.bytes(), std::byte{0});
+    FillWith(pair_.b.memory.bytes(), std::byte{0});
     const BlockSet blocks(kShape, pair_.a.memory.address(), pair_.b.memory.address());
     TransferOptions options = Telling(std::to_string(number));
     options.deadline = deadline;

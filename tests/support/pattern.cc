@@ -10,10 +10,9 @@ namespace {
 
 // Unseen by ThreadSanitizer, as a NIC's own writes are: what a fence has stopped is read with no
 // completion to wait for. Volatile, or it would become memcpy, which is seen.
-__attribute__((no_sanitize("thread"), noinline)) void CopyUnseen(std::span<const std::byte> in,
-                                                                 std::byte* out) {
-  const volatile std::byte* from = in.data();
-  for (size_t k = 0; k < in.size(); ++k) out[k] = from[k];
+__attribute__((no_sanitize("thread"), noinline)) void CopyUnseen(const volatile std::byte* from,
+                                                                 size_t bytes, std::byte* out) {
+  for (size_t k = 0; k < bytes; ++k) out[k] = from[k];
 }
 
 }  // namespace
@@ -56,6 +55,10 @@ size_t Pattern::Mismatch(std::span<const std::byte> in, uint64_t offset) const {
   return kNoMismatch;
 }
 
+void FillWith(std::span<std::byte> out, std::byte value) {
+  std::memset(out.data(), static_cast<int>(value), out.size());
+}
+
 size_t FirstNonZero(std::span<const std::byte> in) {
   // Each byte equals its neighbour and the first is zero: memcmp does it at full speed.
   if (in.empty()) return kNoMismatch;
@@ -70,7 +73,7 @@ size_t FirstNonZero(std::span<const std::byte> in) {
 
 uint64_t Digest(std::span<const std::byte> in) {
   std::vector<std::byte> copy(in.size());
-  CopyUnseen(in, copy.data());
+  CopyUnseen(in.data(), in.size(), copy.data());
   return XXH3_64bits(copy.data(), copy.size());
 }
 

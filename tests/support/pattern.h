@@ -27,6 +27,9 @@ class Pattern {
   uint64_t base_;
 };
 
+// One write, also to ThreadSanitizer: what a loop over bytes does is seen byte by byte.
+void FillWith(std::span<std::byte> out, std::byte value);
+
 // The first k where in[k] is not zero, or kNoMismatch.
 size_t FirstNonZero(std::span<const std::byte> in);
 

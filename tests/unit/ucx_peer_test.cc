@@ -13,6 +13,7 @@
 #include "src/net/socket.h"
 #include "tests/support/backend_pair.h"
 #include "tests/support/flavour.h"
+#include "tests/support/pattern.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -361,7 +362,7 @@ TEST_F(UcxReader, AsksForNoMorePiecesThanAnOpHas) {
 TEST_F(UcxReader, IsToldOfARegionThatWasClosed) {
   const uint64_t before = Served();
   region_->registration.reset();
-  std::ranges::fill(region_->bytes(), std::byte{0xee});
+  FillWith(region_->bytes(), std::byte{0xee});
   TakeTheRest();
   EXPECT_EQ(Served(), before);
   size_t voided = 0;
