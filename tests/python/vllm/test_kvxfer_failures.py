@@ -301,9 +301,9 @@ def test_a_reference_that_two_requests_have_at_once(talk: Conversation) -> None:
     transfers = talk.prefill("a") | prefill_to_push(talk, "b")
     decode = talk.pair.decode
     for name, transfer in transfers.items():
-        for copy in ("first", "second"):
-            decode.add(dataclasses.replace(talk.request(name, transfer), name=f"{name} {copy}"))
-    expected = {f"{name} {copy}": name for name in transfers for copy in ("first", "second")}
+        for which in ("first", "second"):
+            decode.add(dataclasses.replace(talk.request(name, transfer), name=f"{name} {which}"))
+    expected = {f"{name} {which}": name for name in transfers for which in ("first", "second")}
     for name, answer in wait_for([decode], expected.keys(), _PATIENCE_S).items():
         assert answer.tokens == talk.alone[expected[name]], name
 
