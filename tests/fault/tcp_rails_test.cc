@@ -12,6 +12,7 @@
 #include "tests/support/agent_rails.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/open_files.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/support/tcp_proxy.h"
@@ -92,7 +93,7 @@ TEST_F(TcpRailFaults, FlappingStreamsUnderLoadLoseNothingAndLeaveNothingBehind) 
   ASSERT_NO_FATAL_FAILURE(Move(1));
   ASSERT_TRUE(Eventually(kAmple, [&] { return RailsUp() == 2; }));
   const size_t links = proxy_.links();
-  const size_t descriptors = OpenDescriptors();
+  const size_t descriptors = OpenFiles();
   const int wanted = Scaled(100);
   std::atomic<int> cuts{0};
   std::jthread cutter([&](const std::stop_token& stop) {
@@ -109,8 +110,8 @@ TEST_F(TcpRailFaults, FlappingStreamsUnderLoadLoseNothingAndLeaveNothingBehind) 
   EXPECT_TRUE(Eventually(kAmple, [&] { return RailsUp() == 2; }));
   ASSERT_NO_FATAL_FAILURE(Move(number));
   EXPECT_EQ(proxy_.links(), links) << "the connection was lost";
-  EXPECT_TRUE(Eventually(kAmple, [&] { return OpenDescriptors() <= descriptors; }))
-      << OpenDescriptors() << " descriptors, " << descriptors << " before";
+  EXPECT_TRUE(Eventually(kAmple, [&] { return OpenFiles() <= descriptors; }))
+      << OpenFiles() << " descriptors, " << descriptors << " before";
 }
 
 // Expect a stream into a black hole to cost the time in which that is found, and no more.

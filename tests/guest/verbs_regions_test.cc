@@ -3,13 +3,12 @@
 
 #include <array>
 #include <cstdio>
-#include <filesystem>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "kvxfer/agent.h"
+#include "tests/support/open_files.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -25,11 +24,6 @@ int RegionsOf(const std::string& device) {
   const std::string text = line.data();
   const size_t at = text.find(" mr ");
   return at == std::string::npos ? -1 : std::atoi(text.c_str() + at + 4);
-}
-
-size_t OpenFiles() {
-  const std::filesystem::directory_iterator files("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(files), end(files)));
 }
 
 TEST(VerbsRegions, TenThousandLeaveNothingInTheKernel) {

@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -14,6 +12,7 @@
 #include "src/agent/agent_factory.h"
 #include "tests/resources/counted_allocations.h"
 #include "tests/support/null_device.h"
+#include "tests/support/open_files.h"
 #include "tests/support/scale.h"
 #include "tests/support/send_path.h"
 #include "tests/support/status_macros.h"
@@ -54,11 +53,6 @@ TEST(VerbsCost, OfOneSmallTransferIsOneDoorbell) {
   EXPECT_EQ(made.doorbells, 1u * kTransfers);
   EXPECT_EQ(made.send_entries, 1u * kTransfers);
   EXPECT_EQ(made.receive_entries, 1u * kTransfers);
-}
-
-size_t OpenFiles() {
-  const std::filesystem::directory_iterator files("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(files), end(files)));
 }
 
 class VerbsRegions : public ::testing::Test {

@@ -90,6 +90,4 @@ void PassOnlySmall(uint16_t port, uint32_t most) {
   if (!found) std::abort();
 }
 
-size_t OpenDescriptors() { return Descriptors().size(); }
-
 }  // namespace kvxfer::testing

@@ -32,9 +32,6 @@ void Blackhole(const std::vector<StreamEnd>& ends);
 // bytes, as where a path takes only small ones and does not say so.
 void PassOnlySmall(uint16_t port, uint32_t most);
 
-// Descriptors that this process has open.
-size_t OpenDescriptors();
-
 }  // namespace kvxfer::testing
 
 #endif  // KVXFER_TESTS_SUPPORT_TCP_STREAMS_H_

@@ -14,8 +14,8 @@
 namespace kvxfer::shm_test {
 namespace {
 
-class ShmBackendTest : public testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Ways, ShmBackendTest, testing::Values(true, false),
+class ShmBackendTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Ways, ShmBackendTest, ::testing::Values(true, false),
                          [](const auto& way) { return way.param ? "mapped" : "attached"; });
 
 TEST_P(ShmBackendTest, EverySizeIsWrittenAndReadWhole) {
@@ -195,7 +195,7 @@ TEST_P(ShmBackendTest, BeforeAuthorizeThereIsNothingToImport) {
 
 TEST_P(ShmBackendTest, ShutdownOfEitherSideEndsBothAndLeaksNothing) {
   for (const bool by_target : {false, true}) {
-    const size_t before = OpenDescriptors();
+    const size_t before = OpenFiles();
     {
       ImportedPair pair(GetParam(), kMiB);
       ASSERT_NE(pair.key, nullptr);
@@ -219,7 +219,7 @@ TEST_P(ShmBackendTest, ShutdownOfEitherSideEndsBothAndLeaksNothing) {
       EXPECT_FALSE(Send(pair.out, "late"));
       EXPECT_EQ(pair.initiator.after_down + pair.target.after_down, 0u);
     }
-    EXPECT_EQ(OpenDescriptors(), before);
+    EXPECT_EQ(OpenFiles(), before);
   }
 }
 

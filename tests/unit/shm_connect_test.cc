@@ -35,7 +35,7 @@ TEST(ShmConnect, StrangersOnTheSocketHurtNobody) {
   ASSERT_TRUE(address.ok());
   const SocketName name(address->socket);
   std::vector<shm::UniqueFd> strangers;
-  const size_t before = OpenDescriptors();
+  const size_t before = OpenFiles();
   std::mt19937 random(3);
   for (int i = 0; i < 200; ++i) {
     strangers.push_back(NewSocket());
@@ -50,7 +50,7 @@ TEST(ShmConnect, StrangersOnTheSocketHurtNobody) {
   }
   for (int i = 0; i < 50; ++i) pair.target.Poll();
   EXPECT_EQ(pair.target.endpoints.size(), 1u);
-  EXPECT_LE(OpenDescriptors(), before + 200 + 64);  // the embryos that it keeps are bounded
+  EXPECT_LE(OpenFiles(), before + 200 + 64);  // the embryos that it keeps are bounded
   EXPECT_TRUE(Send(pair.out, "still here"));
   EXPECT_TRUE(Drive({&pair.target}, [&] { return pair.target.messages.size() == 1; }));
 }

@@ -13,8 +13,8 @@
 namespace kvxfer::shm_test {
 namespace {
 
-class ShmProcessTest : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ways, ShmProcessTest, testing::Values(0, 1),
+class ShmProcessTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ways, ShmProcessTest, ::testing::Values(0, 1),
                          [](const auto& way) { return way.param == 0 ? "mapped" : "attached"; });
 
 TEST_P(ShmProcessTest, WritesAndReadsLargeMemory) {

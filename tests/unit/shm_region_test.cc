@@ -14,7 +14,7 @@ namespace {
 TEST(ShmRegister, RegionsOfOneMemfdShareOneDescriptor) {
   Connected pair;
   const Memory buffer(true, 64 * 4096);
-  const size_t before = OpenDescriptors();
+  const size_t before = OpenFiles();
   std::vector<Side::Region> regions;
   for (size_t i = 0; i < 64; ++i) {
     MemorySpan part = buffer.span;
@@ -28,7 +28,7 @@ TEST(ShmRegister, RegionsOfOneMemfdShareOneDescriptor) {
   Fill(local.data(), 4096, 6);
   auto key = pair.out->Import(regions[5].remote, regions[5].key);
   ASSERT_TRUE(key.ok()) << key.status();
-  EXPECT_LE(OpenDescriptors(), before + 2);  // one at either side
+  EXPECT_LE(OpenFiles(), before + 2);  // one at either side
   const Piece run = RunBetween(here, regions[5].remote, 100, key->get());
   ASSERT_TRUE(pair.Do(OpKind::kWrite, {&run, 1}).ok());
   EXPECT_EQ(FirstWrong(buffer.data() + 5 * 4096 + 8, 100, 6), 100u);
@@ -37,7 +37,7 @@ TEST(ShmRegister, RegionsOfOneMemfdShareOneDescriptor) {
   regions.clear();
   key->reset();
   for (int i = 0; i < 10; ++i) pair.initiator.Poll();
-  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_EQ(OpenFiles(), before);
 }
 
 TEST(ShmRegister, AnUnsealedMemfdIsAttachedInstead) {

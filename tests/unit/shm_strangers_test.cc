@@ -29,7 +29,7 @@ TEST(ShmStrangers, OfManySilentOnesTheOldestGo) {
   constexpr size_t kKept = 64;
   Side target;
   const SocketName name(shm::DecodeAddress(target.backend->Address())->socket);
-  const size_t before = OpenDescriptors();
+  const size_t before = OpenFiles();
   std::vector<shm::UniqueFd> silent;
   for (size_t i = 0; i < kSilent; ++i) {
     silent.push_back(NewSocket());
@@ -37,7 +37,7 @@ TEST(ShmStrangers, OfManySilentOnesTheOldestGo) {
   }
   // All at once, so that one look at the listener takes in many: few looks.
   for (size_t i = 0; i < kSilent / 8; ++i) target.Poll();
-  EXPECT_LE(OpenDescriptors(), before + kSilent + kKept);
+  EXPECT_LE(OpenFiles(), before + kSilent + kKept);
   for (size_t i = 0; i < kSilent; ++i) EXPECT_EQ(HungUp(silent[i]), i < kSilent - kKept) << i;
   Side initiator;
   auto endpoint = initiator.backend->Connect(target.backend->Address(), ReadHostIdentity());

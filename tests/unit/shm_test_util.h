@@ -14,7 +14,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,8 +25,11 @@
 #include "src/backends/shm/factory.h"
 #include "src/core/clock.h"
 #include "src/core/host_identity.h"
+#include "tests/support/open_files.h"
 
 namespace kvxfer::shm_test {
+
+using kvxfer::testing::OpenFiles;
 
 using Piece = Run;  // in a test, Run is a method of testing::Test
 
@@ -51,14 +53,6 @@ inline size_t FirstWrong(const void* data, size_t bytes, uint64_t seed) {
     if (p[i] != PatternAt(seed, i)) return i;
   }
   return bytes;
-}
-
-inline size_t OpenDescriptors() {
-  size_t n = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    n += entry.exists() || entry.is_symlink() ? 1u : 0u;
-  }
-  return n;
 }
 
 // One backend with what its Poll has reported so far.

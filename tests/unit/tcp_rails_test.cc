@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "src/core/clock.h"
+#include "tests/support/open_files.h"
 #include "tests/support/tcp_streams.h"
 #include "tests/unit/tcp_test_util.h"
 
@@ -14,7 +15,7 @@ namespace {
 using kvxfer::testing::Blackhole;
 using kvxfer::testing::DataStreams;
 using kvxfer::testing::OneDataStream;
-using kvxfer::testing::OpenDescriptors;
+using kvxfer::testing::OpenFiles;
 using kvxfer::testing::PassOnlySmall;
 using kvxfer::testing::StreamEnd;
 using std::chrono::milliseconds;
@@ -266,14 +267,14 @@ TEST_F(TcpRails, AfterARailCameBackAFenceWaitsForItsMarkerToo) {
 TEST_F(TcpRails, FlappingLeavesNothingBehind) {
   Up(kOpBytes);
   ASSERT_NO_FATAL_FAILURE(Write(0));
-  const size_t before = OpenDescriptors();
+  const size_t before = OpenFiles();
   for (int i = 0; i < 20; ++i) {
     Break();
     ASSERT_TRUE(Both([&] { return a->rails_down.size() == static_cast<size_t>(i) + 1; }));
     ASSERT_NO_FATAL_FAILURE(Heal());
     ASSERT_NO_FATAL_FAILURE(Write(a->rails_down.back().first));
   }
-  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_EQ(OpenFiles(), before);
   EXPECT_TRUE(a->down.empty());
 }
 

@@ -59,9 +59,8 @@ class Receiving:
         self._rooms: dict[str, _Room] = {}  # by lease
         self._left: dict[str, _Room] = {}
         self._turned_away: set[str] = set()  # requests
-        self._unsettled: dict[
-            str, int
-        ] = {}  # what the scheduler has not heard: by request, 1 or -1
+        # What the scheduler has not heard: by request, 1 or -1.
+        self._unsettled: dict[str, int] = {}
 
     def begin(self, offer: Offer) -> None:
         if offer.lease in self._rooms or offer.lease in self._left:
@@ -153,7 +152,9 @@ class Receiving:
         if room.leaving:
             return
         if time.monotonic() > room.until:
-            room.failed = f"the prefill engine has not said or written anything for {self._settings.lease:g} s"
+            room.failed = (
+                f"the prefill engine has not said or written anything for {self._settings.lease:g} s"
+            )
             return
         if room.names:
             self._look_at_what_was_told(room)
