@@ -101,6 +101,7 @@ constexpr Field<AgentOptions> kAgent[] = {
     KVXFER_FIELD(AgentOptions, max_notification_bytes),
     KVXFER_FIELD(AgentOptions, max_active_transfers),
     KVXFER_FIELD(AgentOptions, spin),
+    KVXFER_FIELD(AgentOptions, staging_bytes),
 };
 #undef KVXFER_FIELD
 

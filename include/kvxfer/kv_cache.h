@@ -76,6 +76,8 @@ struct KvOptions {
   int priority = 0;
   std::string backend{};
   const std::atomic<uint32_t>* ready = nullptr;
+  std::optional<CudaStream> after{};
+  uint64_t after_event = 0;
 };
 
 enum class KvLeaseEnd : uint8_t {

@@ -98,10 +98,11 @@ struct AgentOptions {
   std::string name{};
 
   // Backends to use, best first, each once; "faulty:<backend>" decorates. Each must be usable here.
-  // Empty: those of {"loopback", "shm", "verbs", "libfabric" (over EFA), "tcp"} that are; Explain
-  // of Agent says why one is not. "^<backend>": as empty, but without it; not beside names without
-  // "^". "ucx" is taken where it is named. A transfer takes the first that reaches the peer, unless
-  // a later one was seen clearly faster in the last minute, or TransferOptions::backend names one.
+  // Empty: those of {"loopback", "cuda_ipc", "shm", "verbs", "libfabric" (over EFA), "tcp"} that
+  // are; Explain of Agent says why one is not. "^<backend>": as empty, but without it; not beside
+  // names without "^". "ucx" is taken where it is named. A transfer takes the first that reaches
+  // the peer, unless a later one was seen clearly faster in the last minute, or
+  // TransferOptions::backend names one.
   std::vector<std::string> backends{};
   // Folders where backends that are plugins (libkvxfer_backend_<name>.so) are looked for, before
   // those beside this library or program and where kvxfer was installed.
@@ -151,6 +152,12 @@ struct AgentOptions {
   // Time to spin before sleeping; negative: adaptive (none below 4 usable CPUs).
   Duration spin{-1};
 
+  // Pinned host memory by way of which GPU memory goes over backends that cannot reach it, bytes; made
+  // with the first registration of GPU memory. Half is for what peers move, half for what this
+  // agent does. Below 8 MiB: none, and such memory is refused where no backend takes it; at most
+  // 64 GiB.
+  uint64_t staging_bytes = 64 * 1024 * 1024;
+
   VerbsOptions verbs{};
   UcxOptions ucx{};
   LibfabricOptions libfabric{};
@@ -161,7 +168,7 @@ struct AgentOptions {
 // Defaults changed by KVXFER_NAME, KVXFER_BACKENDS (comma separated), KVXFER_LISTEN,
 // KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_TCP_ADDRESSES (comma separated),
 // KVXFER_SERVE_METADATA (0 or 1), KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS,
-// KVXFER_PLUGIN_PATH (colon separated), KVXFER_SPIN_US, and of VerbsOptions
+// KVXFER_PLUGIN_PATH (colon separated), KVXFER_SPIN_US, KVXFER_STAGING_BYTES, and of VerbsOptions
 // KVXFER_VERBS_DEVICES and KVXFER_VERBS_FABRICS (comma separated), KVXFER_VERBS_LISTEN,
 // KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY, KVXFER_VERBS_SERVICE_LEVEL,
 // KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT, KVXFER_VERBS_RETRY_COUNT,

@@ -59,11 +59,23 @@ struct PathExplanation {
   std::string why{};  // why not usable, or what the path is, e.g. "mapped memfd and cross-memory"
 };
 
+// How transfers go from one kind of memory of this agent to one of the peer's.
+struct MemoryExplanation {
+  MemoryKind local = MemoryKind::kHost;
+  MemoryKind remote = MemoryKind::kHost;
+  std::string backend{};  // that carries them; empty: none does
+  bool staged = false;    // by way of pinned host memory
+  std::string why{};      // no backend, or staged, and what is missing
+};
+
 struct Explanation {
   std::string peer{};
   Incarnation incarnation{};
   std::string host{};  // the peer's host name
   std::vector<PathExplanation> paths{};
+  // Each pair of kinds, where one of the two has registered GPU memory; else empty: then all of it
+  // goes over the chosen path.
+  std::vector<MemoryExplanation> memory{};
   std::string ToString() const;  // a few lines for a person
 };
 

@@ -55,6 +55,15 @@ struct TransferOptions {
   // Ready fence: when set, nothing is sent before *ready is non-zero (the engine looks at least
   // once a millisecond, with acquire order). Must stay valid until the transfer has ended.
   const std::atomic<uint32_t>* ready = nullptr;
+  // Stream order: nothing of the local memory is read (Write), or overwritten (Read), and no
+  // notification told, before what is in this CUDA stream at the time of the call is over. For host
+  // memory as well. Posting puts an event into the stream, on the calling thread, and returns an
+  // error where that cannot be; should the work in the stream fail, the transfer does.
+  std::optional<CudaStream> after{};
+  // The same, for a CUevent (cudaEvent_t) of the application's, as a number, that was recorded
+  // before the call; 0: none. It stays valid, and is not recorded anew, until the transfer has
+  // ended.
+  uint64_t after_event = 0;
 };
 
 struct TransferStats {
@@ -96,6 +105,13 @@ class Transfer {
   // ended; never where the agent has been destroyed before the call). At most one callback a
   // transfer; a second replaces one that has not run.
   void OnEnd(std::function<void(const Transfer&)> callback) const;
+
+  // Stream order: what is put into `stream` after this call begins after the transfer has ended,
+  // however it ends: status() says how, also by the time that work runs. Returns at once; no thread
+  // of the application waits. If it has ended, nothing is put into the stream.
+  // InvalidArgument: not a stream that kvxfer can use, and why. Unimplemented, Unavailable: no
+  // CUDA here. docs/gpu.md has what to mind.
+  absl::Status StreamWait(const CudaStream& stream) const;
 
   // True from an end that could not be made quiet in time until the target's memory is quiet.
   bool quarantined() const;

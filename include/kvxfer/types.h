@@ -24,6 +24,15 @@ using Duration = std::chrono::nanoseconds;
 // Where the bytes of a region live.
 enum class MemoryKind : uint8_t { kHost = 0, kCuda = 1 };
 
+// A CUDA stream as the application holds it: a cudaStream_t or CUstream, as a number.
+struct CudaStream {
+  // 0 and 1: the legacy default stream; 2: the default stream of the calling thread.
+  uint64_t handle = 0;
+  // As the CUDA runtime counts. -1: that which the stream belongs to; of a default stream, that
+  // which is current in the calling thread.
+  int device = -1;
+};
+
 // What peers may do with a region (bit mask).
 enum class Access : uint8_t { kNone = 0, kRemoteRead = 1, kRemoteWrite = 2, kReadWrite = 3 };
 

@@ -23,6 +23,9 @@ constexpr Duration kAnswersWithin = std::chrono::microseconds(50);
 constexpr uint32_t kLateAcks = 2;
 constexpr uint32_t kEagerAcks = 64;
 
+// How often copies of a GPU are looked at, which tell of their end in no other way.
+constexpr Duration kCopyPoll = std::chrono::microseconds(20);
+
 absl::Status CheckAgentOptions(const AgentOptions& options) {
   if (options.name.empty() || options.name.size() > kMaxNameBytes) {
     return absl::InvalidArgumentError(
@@ -56,6 +59,10 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         "heartbeat, suspect_after, connect_timeout, cancel_grace, kv_request_timeout, spin and the "
         "delays of faults "
         "may be at most a year");
+  }
+  if (options.staging_bytes > uint64_t{64} << 30) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("staging_bytes must be at most 64 GiB, is ", options.staging_bytes));
   }
   if (options.max_notifications == 0 || options.max_notification_bytes < kMaxNotificationBytes ||
       options.max_active_transfers == 0 || options.max_active_transfers > kMaxSessionTransfers) {
@@ -179,6 +186,8 @@ void Engine::Close() {
     }
     runtime_.loop.Stop();
   }
+  // What a GPU copies by then touches memory of the application.
+  runtime_.staging.Close();
   runtime_.dispatcher.Stop();
   runtime_.finished.clear();
 }
@@ -223,6 +232,7 @@ bool Engine::MayHoldAcks() {
 bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
   bool busy = !undone_.empty();
   runtime_.now = now;
+  busy |= runtime_.staging.Poll();
   DispatchAll(Stays);
   runtime_.copied = 0;
   // Whoever leaves early leaves it to the next round to begin with the backends that were left out.
@@ -354,6 +364,7 @@ Time Engine::NextTimer() {
   Time next =
       std::min({inbound_.NextTimer(), runtime_.kv.NextExpiry(), runtime_.leases.NextExpiry()});
   ForEachPeer([&next](Peer& peer) { next = std::min(next, peer.NextTimer()); });
+  if (runtime_.staging.busy()) next = std::min<Time>(next, Now() + kCopyPoll);
   return next;
 }
 

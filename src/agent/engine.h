@@ -52,6 +52,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   Incarnation incarnation() const { return runtime_.incarnation; }
   const std::string& listen_address() const { return listen_address_; }
   bool InForkedChild() const { return fork_guard_.InChild(); }
+  absl::Status CheckNotForked() const { return fork_guard_.Check(); }
 
   absl::StatusOr<RegionId> RegisterMemory(const MemorySpan& span, Access access);
   absl::Status DeregisterMemory(RegionId region, Duration timeout);
@@ -158,6 +159,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   absl::Status CheckNotDraining() const;
   // What Drain waits for, for a person; empty: nothing.
   absl::StatusOr<std::string> LeftToDrain();
+  absl::StatusOr<RegionId> RegisterCuda(const MemorySpan& span, Access access);
   absl::StatusOr<Flag> BeginDeregistration(RegionId region);
   std::string LeaveDeregistration(RegionId region);
   void FinishDeregistrations();
@@ -208,6 +210,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
     std::shared_ptr<const std::string> bytes{};
   } served_;
   bool closed_ = false;
+  bool staging_registered_ = false;
   Time acks_held_{};         // since when acknowledgements are kept back; zero: none are
   uint32_t acks_late_ = 0;   // so many times in a row nothing followed in time
   uint32_t acks_eager_ = 0;  // so many times they are not kept back, for that

@@ -196,6 +196,9 @@ absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view pe
     if (!list.ok()) return list.status();
     record->blocks = *std::move(list);
   }
+  auto after = cuda::StreamPoint::Take(record->options.after, record->options.after_event);
+  if (!after.ok()) return after.status();
+  record->after = *std::move(after);
   if (!runtime_.loop.Submit([this, record] { Enlist(record); })) return ClosedError();
   return record;
 }

@@ -63,7 +63,9 @@ TransferOptions OptionsOf(const KvOptions& options) {
           .deadline = options.deadline,
           .priority = options.priority,
           .backend = options.backend,
-          .ready = options.ready};
+          .ready = options.ready,
+          .after = options.after,
+          .after_event = options.after_event};
 }
 
 KvPartFrame PartOf(const KvBlocks& blocks, const KvOptions& options, const KvShare& share,
@@ -211,8 +213,11 @@ absl::StatusOr<TransferPtr> Engine::StartGroup(TransferKind kind, std::vector<Tr
                                                const KvOptions& options) {
   auto whole = std::make_shared<internal::TransferRecord>();
   std::vector<internal::TransferGroup::Member> names;
+  const auto after = cuda::StreamPoint::Take(options.after, options.after_event);
+  if (!after.ok()) return after.status();
   for (const TransferPtr& member : members) {
     member->whole = whole;
+    member->after = *after;
     whole->peer += (names.empty() ? "" : ",") + member->peer;
     names.push_back({.peer = member->peer, .id = member->id});
   }

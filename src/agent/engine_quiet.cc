@@ -3,6 +3,7 @@
 
 #include "src/agent/engine.h"
 #include "src/core/strings.h"
+#include "src/cuda/memory.h"
 
 namespace kvxfer {
 
@@ -10,12 +11,44 @@ absl::StatusOr<RegionId> Engine::RegisterMemory(const MemorySpan& span, Access a
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   if (runtime_.loop.stopped()) return ClosedError();
   if (auto status = CheckNotDraining(); !status.ok()) return status;
+  if (auto status = MemoryRegistry::CheckSpan(span); !status.ok()) return status;
+  if (span.kind == MemoryKind::kCuda) return RegisterCuda(span, access);
+  if (auto status = cuda::CheckHostSpan(span); !status.ok()) return status;
   // What takes long is done here, for transfers go on meanwhile.
-  auto ahead = MemoryRegistry::Prepare(span, access, runtime_.backends);
-  if (!ahead.ok()) return ahead.status();
+  const auto ahead = MemoryRegistry::Prepare(span, access, runtime_.backends);
   return CallFor<absl::StatusOr<RegionId>>([&] {
     ++runtime_.revision;
-    return runtime_.memory.Register(span, access, runtime_.backends, *ahead);
+    return runtime_.memory.Register(span, access, runtime_.backends, ahead, {});
+  });
+}
+
+// The staging memory is registered before the first region that may need it: whoever knows that one
+// knows this one too.
+absl::StatusOr<RegionId> Engine::RegisterCuda(const MemorySpan& span, Access access) {
+  auto device = cuda::Examine(span);
+  if (!device.ok()) return device.status();
+  const auto driver = cuda::Driver::Get();
+  if (!driver.ok()) return driver.status();
+  if (auto status = cuda::SetSyncMemops(**driver, *device); !status.ok()) return status;
+  MemoryRegistry::Staging staging{.possible = runtime_.staging.Open(span.device_id)};
+  const MemorySpan slots = runtime_.staging.span();
+  MemoryRegistry::Ahead slots_ahead;
+  if (staging.possible.ok()) {
+    slots_ahead = MemoryRegistry::Prepare(slots, Access::kReadWrite, runtime_.backends);
+  }
+  const auto ahead = MemoryRegistry::Prepare(span, access, runtime_.backends);
+  return CallFor<absl::StatusOr<RegionId>>([&]() -> absl::StatusOr<RegionId> {
+    if (staging.possible.ok() && !staging_registered_) {
+      staging.possible =
+          runtime_.memory
+              .Register(slots, Access::kReadWrite, runtime_.backends, slots_ahead, {.slots = true})
+              .status();
+      staging_registered_ = staging.possible.ok();
+    }
+    ++runtime_.revision;
+    auto region = runtime_.memory.Register(span, access, runtime_.backends, ahead, staging);
+    if (region.ok()) runtime_.staging.AddRegion(*region, *std::move(device));
+    return region;
   });
 }
 
@@ -74,12 +107,13 @@ void Engine::FinishDeregistrations() {
   for (auto it = closing_.begin(); it != closing_.end();) {
     const Closing& closing = it->second;
     if (!closing.awaited || !closing.question.quiet->load(std::memory_order_acquire) ||
-        runtime_.memory.InUse(it->first)) {
+        runtime_.memory.InUse(it->first) || runtime_.staging.InUse(it->first)) {
       ++it;
       continue;
     }
     (void)inbound_.IsQuiet(closing.question.token);  // forgets the question
     runtime_.memory.Remove(it->first);
+    runtime_.staging.RemoveRegion(it->first);
     closing.removed->store(true, std::memory_order_release);
     runtime_.loop.Wake(closing.removed.get());
     it = closing_.erase(it);

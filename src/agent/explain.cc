@@ -32,6 +32,18 @@ void AppendSeen(std::string& out, const PathExplanation& path) {
 
 }  // namespace
 
+namespace {
+
+const char* NameOf(MemoryKind kind) { return kind == MemoryKind::kHost ? "host" : "cuda"; }
+
+void AppendMemory(std::string& out, const MemoryExplanation& one) {
+  absl::StrAppend(&out, "  ", NameOf(one.local), " ↔ ", NameOf(one.remote), ": ",
+                  one.backend.empty() ? "not possible" : one.backend, one.staged ? ", staged" : "",
+                  one.why.empty() ? "" : ": ", one.why, "\n");
+}
+
+}  // namespace
+
 std::string Explanation::ToString() const {
   std::string out = absl::StrCat("peer ", peer, " on host ", host, ", incarnation ",
                                  incarnation.ToString(), "\n");
@@ -46,6 +58,7 @@ std::string Explanation::ToString() const {
     absl::StrAppend(&out, ": ", path.why, "\n");
     for (size_t i = 0; i < path.each_rail.size(); ++i) AppendRail(out, i, path.each_rail[i]);
   }
+  for (const MemoryExplanation& one : memory) AppendMemory(out, one);
   return out;
 }
 

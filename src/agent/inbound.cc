@@ -125,6 +125,10 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
     if (continues) forgotten = "others have taken the room for the slots of the session";
     Sweep(hello.initiator);
   }
+  if (stages_.CopiesForGone(hello.initiator)) {
+    Refuse(link, RefuseReason::kClosing, "a copy for the session before is not over; try again");
+    return nullptr;
+  }
   if (runtime_->notifier.undrained() >
       kMaxUndrainedShares * size_t{runtime_->options.max_notifications}) {
     Refuse(link, RefuseReason::kClosing, "the application here does not take its notifications");
@@ -187,7 +191,10 @@ void InboundHub::OnUnlinked(InboundSession& session) {
   if (asked) {
     // As in StartQuiesce: what its initiator has queued must not come in the name of this session.
     Sweep(session.initiator);
-    for (auto& [token, question] : questions_) Answered(question, owner);
+    for (auto& [token, question] : questions_) {
+      if (gone_copies_ && question.waiting.contains(owner)) question.waiting.insert(kGone);
+      Answered(question, owner);
+    }
     return;
   }
   SweepBeyondBound();
@@ -202,6 +209,17 @@ void InboundHub::SweepBeyondBound() {
     if (oldest == nullptr || session->unlinked < oldest->unlinked) oldest = session.get();
   }
   if (unlinked > kMaxUnlinked) Sweep(oldest->initiator);
+}
+
+// Of staging slots that others wait for. Who has no connection cannot be asked to give them back.
+void InboundHub::SweepHolders() {
+  while (stages_.short_of_slots()) {
+    const auto holder = std::ranges::find_if(sessions_, [this](const auto& entry) {
+      return entry.second->links.empty() && stages_.HoldsAny(entry.second->owner);
+    });
+    if (holder == sessions_.end()) return;
+    Sweep(holder->first);
+  }
 }
 
 Duration InboundHub::HelloWithin() const {
@@ -244,6 +262,8 @@ void InboundHub::Sweep(Incarnation initiator) {
   Deliver(*it->second, it->second->tracker.GiveOut());
   runtime_->leases.Sweep(it->second->reader(), Now());
   slots_.Release(it->second->owner);
+  stages_.Sweep(it->second->owner);
+  gone_copies_ = stages_.CopiesForGone();
   runtime_->presence.Forget(it->second->name, initiator);
   sessions_.erase(it);
   GrantWaiting();
@@ -282,6 +302,7 @@ absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope
     session->channel.Push(FrameType::kQuiesce, frame);
   }
   for (const Incarnation& initiator : gone) Sweep(initiator);
+  if (gone_copies_) question.waiting.insert(kGone);
   question.quiet->store(question.waiting.empty(), std::memory_order_release);
   return questions_.emplace(question.token, std::move(question)).first->second;
 }

@@ -17,6 +17,7 @@
 #include "absl/container/inlined_vector.h"
 #include "kvxfer/agent.h"
 #include "src/agent/runtime.h"
+#include "src/agent/stage_desk.h"
 #include "src/core/arrival_room.h"
 #include "src/core/arrival_tracker.h"
 #include "src/core/reliable_channel.h"
@@ -79,7 +80,8 @@ struct InboundSession {
 
 class InboundHub {
  public:
-  explicit InboundHub(Runtime* runtime) : runtime_(runtime) {}
+  explicit InboundHub(Runtime* runtime)
+      : runtime_(runtime), stages_(&runtime->staging, &runtime->memory) {}
 
   // The backends are there: what each can take in bounds what is granted to peers that come by it.
   void OpenRooms();
@@ -152,9 +154,14 @@ class InboundHub {
   Duration HelloWithin() const;
   void Sweep(Incarnation initiator);
   void SweepBeyondBound();
+  void SweepHolders();
   void Answered(Question& question, SlotTable::Owner owner);
 
   Runtime* const runtime_;
+  StageDesk stages_;
+  // In place of sessions that are over, in Question::waiting, while copies for them are not.
+  static constexpr SlotTable::Owner kGone = 0;
+  bool gone_copies_ = false;
   SlotTable slots_;
   std::vector<ArrivalRoom> rooms_{};  // by backend
   SlotTable::Owner last_owner_ = 0;

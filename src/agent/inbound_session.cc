@@ -146,6 +146,19 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
       if (answer.has_value()) session.channel.Push(FrameType::kVerdict, *answer);
       return absl::OkStatus();
     }
+    case FrameType::kStageAsk: {
+      auto ask = Decode<StageAskFrame>(frame.body);
+      return ask.ok() ? stages_.OnAsk(session.owner, session.initiator, &session.channel, *ask)
+                      : ask.status();
+    }
+    case FrameType::kStageBack: {
+      auto back = Decode<StageBackFrame>(frame.body);
+      return back.ok() ? stages_.OnBack(session.owner, *back) : back.status();
+    }
+    case FrameType::kStage: {
+      auto stage = Decode<StageFrame>(frame.body);
+      return stage.ok() ? stages_.OnStage(session.owner, *stage) : stage.status();
+    }
     case FrameType::kAmend: {
       auto amend = Decode<AmendFrame>(frame.body);
       return amend.ok() ? session.tracker.OnAmend(*amend) : amend.status();
@@ -278,6 +291,9 @@ void InboundHub::Act(InboundSession& session) {
     Deliver(session, std::move(actions.deliver));
     if (!actions.released.empty()) {
       session.channel.Push(FrameType::kReleased, actions.released);
+      for (uint64_t transfer : actions.released.arrived) {
+        stages_.OnArrived(session.owner, transfer);
+      }
     }
     for (uint64_t transfer : actions.fence) StartFence(session, transfer);
   }
@@ -344,6 +360,11 @@ void InboundHub::TellCredit(InboundSession& session) {
 // Whom an answer wakes first gets the CPU first. Each session begins in its turn: a fixed order
 // gives the same ones more for as long as they live.
 void InboundHub::Pump() {
+  if (gone_copies_ && !stages_.CopiesForGone()) {
+    gone_copies_ = false;
+    for (auto& [token, question] : questions_) Answered(question, kGone);
+  }
+  SweepHolders();
   const auto first = sessions_.upper_bound(pumped_first_);
   for (auto it = first; it != sessions_.end(); ++it) Pump(*it->second);
   for (auto it = sessions_.begin(); it != first; ++it) Pump(*it->second);

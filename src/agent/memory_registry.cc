@@ -14,7 +14,13 @@ namespace {
 
 std::string_view KindName(MemoryKind kind) { return kind == MemoryKind::kHost ? "host" : "CUDA"; }
 
-absl::Status CheckSpan(const MemorySpan& span) {
+bool Takes(const Backend& backend, MemoryKind kind) {
+  return (backend.capabilities().memory_kinds & 1u << static_cast<uint32_t>(kind)) != 0;
+}
+
+}  // namespace
+
+absl::Status MemoryRegistry::CheckSpan(const MemorySpan& span) {
   const auto address = reinterpret_cast<uintptr_t>(span.data);
   if (span.data == nullptr) return absl::InvalidArgumentError("memory to register is null");
   if (span.bytes == 0) return absl::InvalidArgumentError("memory to register has zero bytes");
@@ -25,15 +31,8 @@ absl::Status CheckSpan(const MemorySpan& span) {
   return absl::OkStatus();
 }
 
-bool Takes(const Backend& backend, MemoryKind kind) {
-  return (backend.capabilities().memory_kinds & 1u << static_cast<uint32_t>(kind)) != 0;
-}
-
-}  // namespace
-
-absl::StatusOr<MemoryRegistry::Ahead> MemoryRegistry::Prepare(const MemorySpan& span, Access access,
-                                                              const Backends& backends) {
-  if (auto status = CheckSpan(span); !status.ok()) return status;
+MemoryRegistry::Ahead MemoryRegistry::Prepare(const MemorySpan& span, Access access,
+                                              const Backends& backends) {
   Ahead ahead;
   for (const auto& backend : backends) {
     ahead.push_back(nullptr);
@@ -42,8 +41,22 @@ absl::StatusOr<MemoryRegistry::Ahead> MemoryRegistry::Prepare(const MemorySpan& 
   return ahead;
 }
 
+// A KV cache is tens of regions, and what is true of one is true of the next.
+void MemoryRegistry::TellNotTaken(const Backend& backend, MemoryKind kind,
+                                  const absl::Status& why) {
+  if (kind == MemoryKind::kHost) {
+    Log(LogLevel::kWarning, "memory not registered: {}", ToStd(why.message()));
+    return;
+  }
+  const bool first = told_.emplace(backend.name()).second;
+  Log(first ? LogLevel::kWarning : LogLevel::kDebug,
+      "GPU memory is not given to {}, which is reached by way of host memory instead: {}",
+      backend.name(), ToStd(why.message()));
+}
+
 absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access access,
-                                                  const Backends& backends, const Ahead& ahead) {
+                                                  const Backends& backends, const Ahead& ahead,
+                                                  const Staging& staging) {
   if (entries_.size() >= kMaxRegions) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the agent has ", kMaxRegions,
@@ -52,6 +65,8 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
   Entry entry;
   entry.region = {
       .id = RegionId{last_region_ + 1}, .rkey = NewRkey(), .span = span, .access = access};
+  entry.staged = std::make_unique<StagedMemory>(entry.region.id, span);
+  entry.slots = staging.slots;
   absl::Status why = absl::InvalidArgumentError(
       absl::StrCat("no backend of this agent takes ", ToAbsl(KindName(span.kind)), " memory"));
   bool any = false;
@@ -70,31 +85,41 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
         any = true;
       } else {
         why = Annotate(failed, backend.name());
-        Log(LogLevel::kWarning, "memory not registered: {}", ToStd(why.message()));
+        TellNotTaken(backend, span.kind, why);
       }
     }
     entry.holds.push_back(std::move(hold));
   }
   entry.region.prepared = nullptr;
+  if (!any && span.kind == MemoryKind::kCuda) {
+    if (!staging.possible.ok()) {
+      return absl::Status(
+          staging.possible.code(),
+          absl::StrCat(why.message(), "; nor can it be staged: ", staging.possible.message()));
+    }
+    any = true;
+  }
   if (!any) return why;
   ++last_region_;
   const RegionId id = entry.region.id;
-  rkeys_.insert(entry.region.rkey);
   {
     std::lock_guard lock(mu_);
     open_[id] = {.id = id,
                  .base = reinterpret_cast<uintptr_t>(span.data),
                  .bytes = span.bytes,
-                 .access = access};
+                 .access = access,
+                 .kind = span.kind};
     table_.reset();
   }
-  entries_.emplace(id, std::move(entry));
+  const uint32_t rkey = entry.region.rkey;
+  const Entry& added = entries_.emplace(id, std::move(entry)).first->second;
+  rkeys_.emplace(rkey, &added);
   return id;
 }
 
 absl::Status MemoryRegistry::Close(RegionId id) {
   const auto it = entries_.find(id);
-  if (it == entries_.end()) {
+  if (it == entries_.end() || it->second.slots) {
     return absl::NotFoundError(absl::StrCat("no region ", static_cast<uint32_t>(id),
                                             " is registered (deregistered before?)"));
   }
@@ -121,8 +146,12 @@ absl::Status MemoryRegistry::Use(const RegionTable& table, std::span<const uint3
           absl::StrCat("local region ", static_cast<uint32_t>(id), " was deregistered"));
     }
   }
-  for (uint32_t index : regions) ++entries_.at(table.regions()[index].id).uses;
+  UseAgain(table, regions);
   return absl::OkStatus();
+}
+
+void MemoryRegistry::UseAgain(const RegionTable& table, std::span<const uint32_t> regions) {
+  for (uint32_t index : regions) ++entries_.at(table.regions()[index].id).uses;
 }
 
 void MemoryRegistry::Unuse(const RegionTable& table, std::span<const uint32_t> regions) {
@@ -139,12 +168,29 @@ const Registration* MemoryRegistry::Find(RegionId id, size_t backend) const {
   return it == entries_.end() ? nullptr : it->second.holds[backend].get();
 }
 
+const StagedMemory* MemoryRegistry::FindStaged(RegionId id) const {
+  const auto it = entries_.find(id);
+  return it == entries_.end() ? nullptr : it->second.staged.get();
+}
+
+const StagedMemory* MemoryRegistry::FindGranted(uint32_t rkey, uint64_t address, uint64_t bytes,
+                                                Access wanted) const {
+  const auto it = rkeys_.find(rkey);
+  if (it == rkeys_.end() || it->second->closed) return nullptr;
+  const LocalRegion& region = it->second->region;
+  const RegionView view{.base = reinterpret_cast<uintptr_t>(region.span.data),
+                        .bytes = region.span.bytes};
+  const bool granted = Allows(region.access, wanted) && view.Contains(address, bytes);
+  return granted ? it->second->staged.get() : nullptr;
+}
+
 std::vector<AgentMetadata::Region> MemoryRegistry::Describe(const Backends& backends) const {
   std::vector<AgentMetadata::Region> regions;
   for (const auto& [id, entry] : entries_) {
     if (entry.closed) continue;
     const MemorySpan& span = entry.region.span;
     AgentMetadata::Region out;
+    out.staging = entry.slots;
     out.region = {.id = id,
                   .rkey = entry.region.rkey,
                   .base = reinterpret_cast<uintptr_t>(span.data),

@@ -8,8 +8,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <span>
-#include <unordered_set>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,18 +22,32 @@
 
 namespace kvxfer {
 
+// A local region as staging sees it (staging.h), in place of a backend's registration.
+struct StagedMemory final : Registration {
+  StagedMemory(RegionId region, const MemorySpan& span)
+      : id(region), device(span.kind == MemoryKind::kCuda ? span.device_id : -1) {}
+  const RegionId id;
+  const int device;  // -1: host memory
+};
+
 class MemoryRegistry {
  public:
   using Backends = std::vector<std::unique_ptr<Backend>>;
 
   // What each backend did ahead, or said why not.
   using Ahead = std::vector<absl::StatusOr<std::unique_ptr<Prepared>>>;
-  // From any thread. InvalidArgument: no memory that could be registered.
-  static absl::StatusOr<Ahead> Prepare(const MemorySpan& span, Access access,
-                                       const Backends& backends);
-  // Registers with every backend that takes this kind of memory; fails when none does.
+  // InvalidArgument: no memory that could be registered. From any thread, as the next.
+  static absl::Status CheckSpan(const MemorySpan& span);
+  static Ahead Prepare(const MemorySpan& span, Access access, const Backends& backends);
+  // How memory of a kind that not every backend takes is reached all the same.
+  struct Staging {
+    absl::Status possible{};  // or why not
+    bool slots = false;       // this is the staging memory itself: nothing of the application
+  };
+  // Registers with every backend that takes this kind of memory; fails when none does and it cannot
+  // be staged either.
   absl::StatusOr<RegionId> Register(const MemorySpan& span, Access access, const Backends& backends,
-                                    const Ahead& ahead);
+                                    const Ahead& ahead, const Staging& staging);
   // From now on no new transfer uses it and new metadata does not name it.
   absl::Status Close(RegionId id);
   // Forgets a closed region.
@@ -38,11 +55,18 @@ class MemoryRegistry {
 
   // Counts a transfer that uses `regions` of `table`; FailedPrecondition when one is closed.
   absl::Status Use(const RegionTable& table, std::span<const uint32_t> regions);
+  // The same for a part of a transfer that uses them already.
+  void UseAgain(const RegionTable& table, std::span<const uint32_t> regions);
   void Unuse(const RegionTable& table, std::span<const uint32_t> regions);
   bool InUse(RegionId id) const;
 
   // Null: this backend has no hold on it.
   const Registration* Find(RegionId id, size_t backend) const;
+  const StagedMemory* FindStaged(RegionId id) const;
+  // An open region that grants `wanted` for all of [address, address + bytes) by that rkey; null:
+  // none does.
+  const StagedMemory* FindGranted(uint32_t rkey, uint64_t address, uint64_t bytes,
+                                  Access wanted) const;
 
   std::vector<AgentMetadata::Region> Describe(const Backends& backends) const;
   uint32_t last_region() const { return last_region_; }
@@ -54,14 +78,18 @@ class MemoryRegistry {
  private:
   struct Entry {
     LocalRegion region;
+    std::unique_ptr<StagedMemory> staged;
+    bool slots = false;
     bool closed = false;
     uint32_t uses = 0;
     std::vector<std::unique_ptr<Registration>> holds;  // by backend
   };
   uint32_t NewRkey() const;
+  void TellNotTaken(const Backend& backend, MemoryKind kind, const absl::Status& why);
 
   std::map<RegionId, Entry> entries_;
-  std::unordered_set<uint32_t> rkeys_;  // of entries_
+  std::unordered_map<uint32_t, const Entry*> rkeys_;  // of entries_
+  std::set<std::string> told_;  // backends of which it was told that they take no GPU memory
   uint32_t last_region_ = 0;
   mutable std::mutex mu_;
   std::map<RegionId, RegionView> open_;

@@ -15,12 +15,22 @@ namespace {
 // its fence leaves so much later, which is to be little beside its transfer; a look takes some
 // microseconds.
 constexpr Duration kReadyPoll = std::chrono::microseconds(100);
+constexpr uint32_t kHostMemory = 1u << static_cast<uint32_t>(MemoryKind::kHost);
+
+bool TouchesCuda(const internal::TransferRecord& record) {
+  const auto any = [](const auto& table, std::span<const uint32_t> indices) {
+    return std::ranges::any_of(
+        indices, [&](uint32_t index) { return table->regions()[index].kind == MemoryKind::kCuda; });
+  };
+  return any(record.local, record.blocks.local_regions()) ||
+         any(record.remote, record.blocks.remote_regions());
+}
 
 std::shared_ptr<const RegionTable> MakeTable(const AgentMetadata& metadata, const IdSet& revoked) {
   std::vector<RegionView> views;
-  for (const auto& [region, keys] : metadata.regions) {
+  for (const auto& [region, keys, staging] : metadata.regions) {
     if (revoked.Contains(static_cast<uint32_t>(region.id))) continue;
-    views.push_back({region.id, region.base, region.bytes, region.access});
+    views.push_back({region.id, region.base, region.bytes, region.access, region.kind});
   }
   return std::make_shared<const RegionTable>(std::move(views), metadata.name);
 }
@@ -28,12 +38,16 @@ std::shared_ptr<const RegionTable> MakeTable(const AgentMetadata& metadata, cons
 }  // namespace
 
 Peer::Peer(Runtime* runtime, AgentMetadata metadata)
-    : runtime_(runtime), session_(RandomNonZero64()), unlinked_(Now()) {
+    : runtime_(runtime),
+      session_(RandomNonZero64()),
+      unlinked_(Now()),
+      stager_(this, &runtime->staging) {
   Update(std::move(metadata));
   for (size_t i = 0; i < runtime_->backends.size(); ++i) {
     for (const auto& [name, address] : metadata_.backends) {
       if (name != runtime_->backends[i]->name()) continue;
       Path path{.backend = i, .address = address};
+      path.host = (runtime_->backends[i]->capabilities().memory_kinds & kHostMemory) != 0;
       const auto& required = runtime_->options.require_backends;
       path.reachable = required.empty() || std::ranges::find(required, name) != required.end()
                            ? runtime_->backends[i]->Reachable(address, metadata_.host)
@@ -50,6 +64,7 @@ void Peer::Update(AgentMetadata metadata) {
   regions_by_id_.clear();
   for (const auto& region : metadata_.regions) {
     regions_by_id_.emplace(static_cast<uint32_t>(region.region.id), &region);
+    if (region.staging) staging_base_ = region.region.base;
   }
   auto queued = view_ ? view_->queued : std::make_shared<std::atomic<uint32_t>>(0);
   view_ = std::make_shared<const PeerView>(
@@ -74,6 +89,7 @@ void Peer::Submit(TransferPtr record) {
     FailQueued(record, TransferState::kFailed, std::move(status));
     return;
   }
+  record->cuda = record->kind != TransferKind::kNotify && TouchesCuda(*record);
   deadlines_.emplace(record->deadline, record->id);
   queue_.Push(std::move(record));
 }
@@ -125,13 +141,16 @@ std::vector<Outbound*> Peer::Active() {
 
 void Peer::Pump(Time now) {
   pumped_ = now;
+  stager_.TellEnds();
   if (!closing_) {
     KeepAlive(now);
     do {
       Admit(now);
+      stager_.Begin();
       SendData(now);
-    } while (std::exchange(stream_moved_, false));
+    } while (std::exchange(stream_moved_, false) || (stager_.begins() && !waits_key_));
   }
+  stager_.TellEnds();
   FlushControl();
   FinishClosing(now);
 }
@@ -202,6 +221,7 @@ Time Peer::NextTimer() const {
       next = std::min(next, path.retry_at);
     }
   }
+  if (!closing_) next = std::min(next, points_.next());
   if (waits_ready_ || waits_key_) next = std::min(next, Now() + kReadyPoll);
   return next;
 }

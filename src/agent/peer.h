@@ -28,6 +28,7 @@
 #include "kvxfer/peer.h"
 #include "src/agent/runtime.h"
 #include "src/agent/send_queue.h"
+#include "src/agent/stager.h"
 #include "src/agent/transfer_record.h"
 #include "src/core/id_set.h"
 #include "src/core/metadata.h"
@@ -139,8 +140,9 @@ struct Outbound {
   uint32_t home = kNoRail;  // a transfer that is too small to be striped stays on one rail
   Distances distances{};
   std::vector<Unexplained> unexplained{};
-  Time first_post{};   // as long as it is 0, no byte of it was sent
-  bool alone = false;  // small, and nothing was on its way when it began
+  Time first_post{};    // as long as it is 0, no byte of it was sent
+  bool alone = false;   // small, and nothing was on its way when it began
+  bool staged = false;  // its ops go to the stager
   bool all_posted = false;
   bool holds_stream = false;  // of its record
   bool opened = false;
@@ -209,11 +211,13 @@ class Peer {
 
  private:
   friend class Link;
+  friend class Stager;
 
   // One backend that both sides have.
   struct Path {
     size_t backend = 0;
     std::string address{};
+    bool host = true;           // takes host memory
     absl::Status reachable{};   // static: the backend's own word
     absl::Status last_error{};  // of the last attempt or connection
     Time failed_at{};           // an attempt failed
@@ -226,7 +230,13 @@ class Peer {
   // peer_links.cc
   size_t links() const;
   Link* UpLink();
-  absl::StatusOr<Link*> LinkFor(const std::string& backend, uint64_t bytes, Time posted, Time now);
+  // How a path gets at the memory of a transfer at both ends.
+  enum class Reach : uint8_t { kNone, kStaged, kNative };
+  Reach ReachOf(const Path& path, const internal::TransferRecord& record) const;
+  absl::StatusOr<Link*> LinkFor(const internal::TransferRecord& record, Time now);
+  using Suits = absl::FunctionRef<bool(const Path&)>;
+  absl::StatusOr<Link*> LinkFor(const std::string& backend, uint64_t bytes, Time posted, Time now,
+                                Suits suits);
   PathOrder Preferred(uint64_t bytes, Time now) const;
   // The path is of that backend; empty: any is.
   bool IsOf(const Path& path, const std::string& backend) const;
@@ -252,6 +262,11 @@ class Peer {
   // peer_explain.cc
   PathExplanation ExplainPath(const Path& path, Time now) const;
   void ExplainChoice(Explanation& out, Time now) const;
+  bool ReachesLocal(const Path& path, MemoryKind kind) const;
+  bool ReachesRemote(const Path& path, MemoryKind kind) const;
+  MemoryExplanation ExplainPair(const Explanation& paths, MemoryKind local, MemoryKind remote,
+                                Time now) const;
+  void ExplainMemory(Explanation& out, Time now) const;
 
   // peer_session.cc
   void OnConnected(Link& link);
@@ -272,8 +287,10 @@ class Peer {
   absl::StatusOr<const RemoteKey*> KeyOf(Link& link, RegionId id);
   void DropDeadKeys();
   void SendData(Time now);
-  enum class Turn : uint8_t { kPosted, kFinished, kBlocked };
+  // kEnded: it failed, and is not in sending_ any more, perhaps nowhere.
+  enum class Turn : uint8_t { kPosted, kFinished, kBlocked, kEnded };
   Turn TakeTurn(Outbound& outbound, Time now);
+  std::optional<Turn> TakeFence(Outbound& outbound);
   void StartSending(Outbound& outbound);
   void LetStreamGo(Outbound& outbound);
   bool Prepare(Outbound& outbound);
@@ -289,6 +306,17 @@ class Peer {
   void PushAmend(Outbound& outbound);
   bool SendCarrying(Link& link);
   void FlushControl();
+
+  // peer_staging.cc
+  bool CopiesItself(const Link& link) const;
+  bool PostStaged(Outbound& outbound);
+  absl::Status BeginChild(const TransferPtr& record, Link* link);
+  void EndChild(uint64_t child, const absl::Status& why, Time give_up);
+  void OnStaged(uint64_t op, const absl::Status& status);
+  void ClearQuarantine(const TransferPtr& record);
+  const StagedMemory* StagedLocal(const internal::TransferRecord& record, uint32_t index) const;
+  const StagedKey* StagedRemote(const internal::TransferRecord& record, uint32_t index);
+  void TellStaged(const internal::TransferRecord& record, const Link& link);
 
   // peer_rails.cc
   void LearnRails(Link& link);
@@ -371,7 +399,12 @@ class Peer {
   uint32_t ending_ = 0;       // of active_, how many are ending
   bool inline_data_ = false;  // posted, and waits for OPEN to go with it over the same connection
   bool waits_ready_ = false;  // a ready fence is not set yet
+  cuda::PointPoll points_;    // what transfers wait for in CUDA streams
   bool waits_key_ = false;    // a region's key is not here yet
+  Stager stager_;
+  uint64_t staging_base_ = 0;  // address of slot 0 at the target; 0: it has none
+  std::unordered_map<uint32_t, StagedKey> staged_keys_;  // by region
+  std::string told_staged_{};  // over which backend it was said last that GPU memory is staged
   // Transfers whose quiet was not learnt before their session ended.
   std::vector<TransferPtr> quarantined_;
 

@@ -98,6 +98,18 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
       auto verdict = Decode<VerdictFrame>(frame.body);
       return verdict.ok() ? OnVerdict(*verdict) : verdict.status();
     }
+    case FrameType::kStageLend: {
+      auto lend = Decode<StageLendFrame>(frame.body);
+      if (lend.ok()) stager_.OnLend(*lend);
+      return lend.status();
+    }
+    case FrameType::kStageRecall:
+      stager_.OnRecall();
+      return absl::OkStatus();
+    case FrameType::kStaged: {
+      auto staged = Decode<StagedFrame>(frame.body);
+      return staged.ok() ? stager_.OnStaged(*staged) : staged.status();
+    }
     case FrameType::kQuiesce: {
       auto quiesce = Decode<QuiesceFrame>(frame.body);
       if (!quiesce.ok()) return quiesce.status();
@@ -142,7 +154,7 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
       ReturnCredit(outbound.record->options);
     }
     outbound.abort_due = false;
-    runtime_->ClearQuarantine(outbound.record);
+    if (!stager_.Outstanding(outbound.record)) ClearQuarantine(outbound.record);
     AdvanceEnd(outbound, Now());
   }
   return absl::OkStatus();

@@ -117,6 +117,7 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
   for (Path& path : paths_) {
     if (Up(path)) path.link->endpoint->Fence(id);
   }
+  if (outbound.staged) stager_.Cancel(outbound, outbound.end_status, give_up);
   if (outbound.abort_due) {
     channel_.Push(FrameType::kAbort, abort);
   } else {
@@ -126,7 +127,9 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
 }
 
 void Peer::AdvanceEnd(Outbound& outbound, Time now) {
-  if (!outbound.ending || outbound.ops > 0) return;
+  if (!outbound.ending) return;
+  if (outbound.staged && outbound.ops > 0 && now >= outbound.give_up) stager_.Abandon(outbound);
+  if (outbound.ops > 0) return;
   if (!outbound.published) {
     if (outbound.abort_due && now < outbound.give_up) return;
     const bool unsure = outbound.abort_due || outbound.untold;
@@ -137,9 +140,10 @@ void Peer::AdvanceEnd(Outbound& outbound, Time now) {
                                                             : Delivery::kNotDelivered;
     }
     // Only bytes that were sent, and that the target lands by itself, can still come after this.
-    const bool quarantined = (outbound.abort_due || outbound.orphan) && outbound.book.counted() &&
-                             outbound.first_post != Time{};
-    if (quarantined && outbound.orphan) quarantined_.push_back(outbound.record);
+    const bool unheard = (outbound.abort_due || outbound.orphan) && outbound.book.counted() &&
+                         outbound.first_post != Time{};
+    if (unheard && outbound.orphan) quarantined_.push_back(outbound.record);
+    const bool quarantined = unheard || stager_.Outstanding(outbound.record);
     Publish(outbound, outbound.end_state, outbound.end_status, delivery, quarantined);
   }
   if (!outbound.abort_due) Erase(outbound);
@@ -158,6 +162,7 @@ void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status,
                       .total = now - record->posted};
   if (outbound.link != nullptr) {
     stats.path = std::string(runtime_->backends[outbound.link->backend]->name());
+    if (outbound.staged) stats.path += " staged";
   }
   outbound.published = true;
   // No op of it is in flight and none follows: nobody walks its blocks any more.
@@ -168,11 +173,13 @@ void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status,
     runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
   }
   view_->queued->fetch_sub(1, std::memory_order_relaxed);
-  runtime_->Publish(record, {.state = state,
-                             .status = std::move(status),
-                             .delivery = delivery,
-                             .quarantined = quarantined,
-                             .stats = std::move(stats)});
+  internal::TransferRecord::End end{.state = state,
+                                    .status = std::move(status),
+                                    .delivery = delivery,
+                                    .quarantined = quarantined,
+                                    .stats = std::move(stats)};
+  if (record->stage_key != 0) stager_.OnChildEnd(record->stage_key, end);
+  runtime_->Publish(record, std::move(end));
 }
 
 void Peer::FailQueued(const TransferPtr& record, TransferState state, absl::Status status) {
@@ -212,15 +219,15 @@ void Peer::Erase(Outbound& outbound) {
 }
 
 void Peer::ClearQuarantines() {
-  for (const TransferPtr& record : std::exchange(quarantined_, {})) {
-    runtime_->ClearQuarantine(record);
-  }
+  for (const TransferPtr& record : std::exchange(quarantined_, {})) ClearQuarantine(record);
+  stager_.OnQuiet();
   for (auto& [id, outbound] : active_) outbound.orphan = false;
 }
 
 // The target takes a new session only when every connection of the one before is down at its side.
 void Peer::Inherit(const Peer& before) {
   quarantined_.insert(quarantined_.end(), before.quarantined_.begin(), before.quarantined_.end());
+  before.stager_.ForEachOutstanding([this](const auto& one) { quarantined_.push_back(one); });
   for (const auto& [id, outbound] : before.active_) {
     if (outbound.record->quarantined()) quarantined_.push_back(outbound.record);
   }
@@ -228,6 +235,10 @@ void Peer::Inherit(const Peer& before) {
 }
 
 std::string Peer::Stage(const Outbound& outbound) const {
+  const auto& after = outbound.record->after;
+  if (after != nullptr && !after->passed()) {
+    return "what it waits for in a CUDA stream is not over (TransferOptions::after)";
+  }
   if (outbound.ops > 0 || !outbound.all_posted) {
     return absl::StrCat("sending, ", outbound.slices, " slices posted, ", outbound.ops,
                         " not complete", outbound.link == nullptr ? "" : WhyNoRail(*outbound.link));

@@ -11,12 +11,6 @@ namespace {
 constexpr uint64_t kLargeTransfer = 4 * 1024 * 1024;
 constexpr uint64_t kSmallTransfer = 4 * 1024;
 
-// The first that is usable; paths.size(): none.
-size_t FirstUsable(const std::vector<PathExplanation>& paths, const PathOrder& order) {
-  const auto at = std::ranges::find_if(order, [&](uint8_t index) { return paths[index].usable; });
-  return at == order.end() ? paths.size() : *at;
-}
-
 }  // namespace
 
 PathExplanation Peer::ExplainPath(const Path& path, Time now) const {
@@ -42,19 +36,87 @@ PathExplanation Peer::ExplainPath(const Path& path, Time now) const {
 
 // Marks the path that is chosen, and says why where that is not the order of the backends.
 void Peer::ExplainChoice(Explanation& out, Time now) const {
-  const size_t chosen = FirstUsable(out.paths, Preferred(kLargeTransfer, now));
+  // Of host memory, where any path takes it: of the rest ExplainMemory tells.
+  const bool host = std::ranges::any_of(paths_, &Path::host);
+  const auto first_usable = [&](const PathOrder& order) -> size_t {
+    const auto at = std::ranges::find_if(order, [&](uint8_t index) {
+      return out.paths[index].usable && paths_[index].host == host;
+    });
+    return at == order.end() ? out.paths.size() : *at;
+  };
+  const size_t chosen = first_usable(Preferred(kLargeTransfer, now));
   if (chosen == out.paths.size()) return;
   out.paths[chosen].chosen = true;
   for (size_t i = 0; i < chosen; ++i) {
-    if (!out.paths[i].usable) continue;
+    if (!out.paths[i].usable || paths_[i].host != host) continue;
     absl::StrAppend(&out.paths[chosen].why, "; taken before ", out.paths[i].backend,
                     ", which was seen slower in the last minute");
     break;
   }
-  const size_t small = FirstUsable(out.paths, Preferred(kSmallTransfer, now));
+  const size_t small = first_usable(Preferred(kSmallTransfer, now));
   if (small == chosen) return;
   absl::StrAppend(&out.paths[small].why, "; carries small transfers, seen sooner there than over ",
                   out.paths[chosen].backend);
+}
+
+// Whether a path reaches all memory of a kind that is registered at a side.
+bool Peer::ReachesLocal(const Path& path, MemoryKind kind) const {
+  if (kind == MemoryKind::kHost) return path.host;
+  const auto table = runtime_->memory.table();
+  return std::ranges::all_of(table->regions(), [&](const RegionView& region) {
+    return region.kind == MemoryKind::kHost ||
+           runtime_->memory.Find(region.id, path.backend) != nullptr;
+  });
+}
+
+bool Peer::ReachesRemote(const Path& path, MemoryKind kind) const {
+  if (kind == MemoryKind::kHost) return path.host;
+  const std::string name(runtime_->backends[path.backend]->name());
+  return std::ranges::all_of(metadata_.regions, [&](const AgentMetadata::Region& region) {
+    return region.region.kind == MemoryKind::kHost || region.keys.contains(name);
+  });
+}
+
+MemoryExplanation Peer::ExplainPair(const Explanation& paths, MemoryKind local, MemoryKind remote,
+                                    Time now) const {
+  MemoryExplanation out{.local = local, .remote = remote};
+  std::string why;
+  for (const uint8_t index : Preferred(kLargeTransfer, now)) {
+    const Path& path = paths_[index];
+    const std::string_view name = runtime_->backends[path.backend]->name();
+    if (!paths.paths[index].usable) continue;
+    const bool here = ReachesLocal(path, local);
+    const bool there = ReachesRemote(path, remote);
+    if (here && there) return {.local = local, .remote = remote, .backend = std::string(name)};
+    absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), " does not take ",
+                    here ? "the peer's" : (there ? "this agent's" : "either side's"), " memory");
+    const bool lent = remote == MemoryKind::kHost || staging_base_ != 0;
+    const bool own = local == MemoryKind::kHost || runtime_->staging.open();
+    if (!path.host || !lent || !own || out.staged) continue;
+    out.staged = true;
+    out.backend = std::string(name);
+  }
+  out.why = why.empty() ? "no path to the peer is usable" : why;
+  if (out.staged) absl::StrAppend(&out.why, "; by way of ", runtime_->staging.Describe());
+  return out;
+}
+
+// Where all memory is host memory the chosen path says it all.
+void Peer::ExplainMemory(Explanation& out, Time now) const {
+  const auto cuda = [](MemoryKind kind) { return kind == MemoryKind::kCuda; };
+  const auto table = runtime_->memory.table();
+  const bool here =
+      std::ranges::any_of(table->regions(), [&](const auto& one) { return cuda(one.kind); });
+  const bool there = std::ranges::any_of(metadata_.regions,
+                                         [&](const auto& one) { return cuda(one.region.kind); });
+  if (!here && !there) return;
+  for (const MemoryKind local : {MemoryKind::kHost, MemoryKind::kCuda}) {
+    if (cuda(local) && !here) continue;
+    for (const MemoryKind remote : {MemoryKind::kHost, MemoryKind::kCuda}) {
+      if (cuda(remote) && !there) continue;
+      out.memory.push_back(ExplainPair(out, local, remote, now));
+    }
+  }
 }
 
 Explanation Peer::Explain() const {
@@ -64,6 +126,7 @@ Explanation Peer::Explain() const {
                   .host = metadata_.host.hostname};
   for (const Path& path : paths_) out.paths.push_back(ExplainPath(path, now));
   ExplainChoice(out, now);
+  ExplainMemory(out, now);
   for (const auto& backend : runtime_->backends) {
     const bool known = std::ranges::any_of(
         paths_, [&](const Path& path) { return runtime_->backends[path.backend] == backend; });

@@ -90,20 +90,21 @@ PathOrder Peer::Preferred(uint64_t bytes, Time now) const {
 // The link for a transfer of `bytes` posted at `posted` that asks for `backend` (empty: any); null
 // while one is being made; or why there is none.
 absl::StatusOr<Link*> Peer::LinkFor(const std::string& backend, uint64_t bytes, Time posted,
-                                    Time now) {
+                                    Time now, Suits suits) {
   const PathOrder order = Preferred(bytes, now);
   // What carries no data needs no rail.
   const auto takes = [bytes](const Path& path) { return bytes > 0 ? Ready(path) : Up(path); };
   Link* other = nullptr;
   for (const uint8_t index : order) {
     Path& path = paths_[index];
-    if (other == nullptr && IsOf(path, backend) && takes(path)) other = path.link.get();
+    if (other == nullptr && IsOf(path, backend) && suits(path) && takes(path))
+      other = path.link.get();
   }
   bool wait = false;
   bool late = false;
   for (const uint8_t index : order) {
     Path& path = paths_[index];
-    if (!IsOf(path, backend)) continue;
+    if (!IsOf(path, backend) || !suits(path)) continue;
     if (takes(path)) return path.link.get();
     if (!path.reachable.ok()) continue;
     // A path that failed is tried again when there is no other, not for every transfer.
@@ -279,7 +280,8 @@ void Peer::KeepAlive(Time now) {
   if (active_.empty() && quarantined_.empty()) return;
   // Transfers that wait for word only are failed by the first attempt that fails after the loss,
   // which may itself have been one.
-  auto link = LinkFor("", 0, unlinked_ + Duration(1), now);
+  const auto any = [](const Path&) { return true; };
+  auto link = LinkFor("", 0, unlinked_ + Duration(1), now, any);
   if (link.ok()) return;
   // An attempt that fails at once has no kDown to say so. The kernel is not asked in every round.
   if (now - death_asked_ >= kDeathAsked) {

@@ -19,7 +19,7 @@ void Peer::Admit(Time now) {
   waits_key_ = false;
   while (!queue_.idle() && active_.size() < runtime_->options.max_active_transfers) {
     const TransferPtr record = queue_.front();
-    auto link = LinkFor(record->options.backend, record->blocks.total_bytes(), record->posted, now);
+    auto link = LinkFor(*record, now);
     if (link.ok() && *link == nullptr) return;
     if (link.ok() && !HasCredit(record->options)) return;
     absl::Status status = link.ok() ? Begin(record, *link) : link.status();
@@ -71,12 +71,22 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
   }
   link->ping_at = std::min(link->ping_at, runtime_->now + runtime_->options.heartbeat);
   if (record->blocks.total_bytes() == 0) {
+    if (record->after != nullptr) {
+      StartSending(added);
+      return absl::OkStatus();
+    }
     added.all_posted = true;
     LetStreamGo(added);
     Advance(added);
     return absl::OkStatus();
   }
-  const Capabilities& capabilities = runtime_->backends[link->backend]->capabilities();
+  Capabilities capabilities = runtime_->backends[link->backend]->capabilities();
+  if (added.staged) {
+    capabilities.arrival = Arrival::kCopied;
+    capabilities.max_op_bytes = Staging::kSlotBytes;
+    capabilities.max_op_runs = Stager::kMaxRuns;
+    TellStaged(*record, *link);
+  }
   std::optional<LaneBook> lanes;
   if (record->kind == TransferKind::kWrite && capabilities.arrival == Arrival::kImmediate) {
     lanes.emplace(link->choice.size(), capabilities.rail_keeps_order);
@@ -99,6 +109,19 @@ absl::Status Peer::ResolveRegions(Outbound& outbound) {
         absl::StrCat("peer ", metadata_.name, " was replaced by a new incarnation"));
   }
   outbound.registrations.resize(record.local->regions().size());
+  outbound.keys.resize(record.remote->regions().size());
+  const auto same = [&](const Path& path) { return path.link.get() == outbound.link; };
+  outbound.staged =
+      record.cuda && ReachOf(*std::ranges::find_if(paths_, same), record) == Reach::kStaged;
+  if (outbound.staged) {
+    for (uint32_t index : record.blocks.local_regions()) {
+      outbound.registrations[index] = StagedLocal(record, index);
+    }
+    for (uint32_t index : record.blocks.remote_regions()) {
+      outbound.keys[index] = StagedRemote(record, index);
+    }
+    return absl::OkStatus();
+  }
   for (uint32_t index : record.blocks.local_regions()) {
     const RegionId id = record.local->regions()[index].id;
     outbound.registrations[index] = runtime_->memory.Find(id, backend);
@@ -108,7 +131,6 @@ absl::Status Peer::ResolveRegions(Outbound& outbound) {
           ToAbsl(runtime_->backends[backend]->name())));
     }
   }
-  outbound.keys.resize(record.remote->regions().size());
   for (uint32_t index : record.blocks.remote_regions()) {
     auto key = KeyOf(*outbound.link, record.remote->regions()[index].id);
     if (!key.ok()) return key.status();
@@ -157,6 +179,7 @@ void Peer::DropDeadKeys() {
 // one; a lower priority gets what the higher ones cannot use.
 void Peer::SendData(Time now) {
   waits_ready_ = false;
+  points_.BeginRound(now);
   if (sending_.empty()) return;
   for (Path& path : paths_) {
     if (path.link) path.link->full = false;
@@ -180,6 +203,11 @@ void Peer::SendData(Time now) {
         Advance(*outbound);
         continue;
       }
+      if (turn == Turn::kEnded) {
+        --end;
+        idle = 0;
+        continue;
+      }
       std::rotate(first, first + 1, sending_.begin() + static_cast<std::ptrdiff_t>(end));
       idle = turn == Turn::kPosted ? 0 : idle + 1;
     }
@@ -187,17 +215,35 @@ void Peer::SendData(Time now) {
   }
 }
 
-Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
-  const auto* ready = outbound.record->options.ready;
+// None: the application does not hold it back.
+std::optional<Peer::Turn> Peer::TakeFence(Outbound& outbound) {
+  const internal::TransferRecord& record = *outbound.record;
+  const auto* ready = record.options.ready;
   if (ready != nullptr && ready->load(std::memory_order_acquire) == 0) {
     waits_ready_ = true;
     return Turn::kBlocked;
   }
+  if (record.after == nullptr) return std::nullopt;
+  const auto passed = points_.Passed(*record.after);
+  if (passed.ok()) return *passed ? std::nullopt : std::optional(Turn::kBlocked);
+  const Time give_up = Now() + runtime_->options.cancel_grace;
+  BeginEnd(
+      outbound, TransferState::kFailed,
+      Annotate(passed.status(), absl::StrCat("transfer ", record.id, " to peer ", metadata_.name)),
+      std::min(record.deadline, give_up));
+  return Turn::kEnded;
+}
+
+Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
+  if (const auto held_back = TakeFence(outbound)) return *held_back;
+  if (outbound.record->blocks.total_bytes() == 0) return Turn::kFinished;
   const bool waits_begin = outbound.fetch == Outbound::Fetch::kBeginning;
-  if (waits_begin || outbound.link->full || !outbound.unexplained.empty()) return Turn::kBlocked;
+  const bool full = outbound.link->full && !outbound.staged;
+  if (waits_begin || full || !outbound.unexplained.empty()) return Turn::kBlocked;
   if (!outbound.book.posted()) {
     if (outbound.prepared == 0 && !Prepare(outbound)) return Turn::kPosted;
-    if (!PostPrepared(outbound)) return Turn::kBlocked;
+    const bool posted = outbound.staged ? PostStaged(outbound) : PostPrepared(outbound);
+    if (!posted) return Turn::kBlocked;
     if (outbound.first_post == Time{}) outbound.first_post = now;
     if (!outbound.book.posted()) return Turn::kPosted;
   }

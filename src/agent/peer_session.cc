@@ -145,6 +145,7 @@ void Peer::NewSession() {
   credit_ = {};
   credit_used_ = {};
   asked_.clear();
+  stager_.OnSessionEnd();
 }
 
 // Neither side has anything to say in this session, nor is anything queued that was posted before

@@ -21,6 +21,7 @@
 #include "src/agent/op_table.h"
 #include "src/agent/presence.h"
 #include "src/agent/progress_loop.h"
+#include "src/agent/staging.h"
 #include "src/agent/transfer_record.h"
 #include "src/core/id_pool.h"
 #include "src/core/reliable_channel.h"
@@ -68,6 +69,7 @@ void SendKept(ReliableChannel& channel, Endpoint& endpoint);
 struct Runtime {
   explicit Runtime(const AgentOptions& agent_options)
       : options(agent_options),
+        staging(agent_options.staging_bytes),
         notifier(&dispatcher),
         presence(&dispatcher),
         loop(agent_options.spin),
@@ -85,9 +87,13 @@ struct Runtime {
   const AgentOptions options;
   Incarnation incarnation;
   HostIdentity host;
+  Staging staging;                                 // outlives the backends
   std::vector<std::unique_ptr<Backend>> backends;  // in order of preference
   MemoryRegistry memory;
   IdPool ids;
+  // Numbers of transfers that the stager makes, apart from those of the application's; the highest
+  // bit is for backends that decorate (src/backends/faulty/rail_faults.cc).
+  uint64_t NextChild() { return kFirstChild | ++last_child_; }
   uint64_t revision = 0;  // of what the agent's metadata says
   OpTable ops;
   // Writes that were copied while they were posted, and whose completions nobody has asked for.
@@ -107,6 +113,8 @@ struct Runtime {
   KvLeaseDesk leases;
 
  private:
+  static constexpr uint64_t kFirstChild = uint64_t{1} << 62;
+  uint64_t last_child_ = 0;
   void OnMemberEnd(const internal::TransferRecord& member,
                    const internal::TransferRecord::End& end);
 };

@@ -63,6 +63,18 @@ void Transfer::OnEnd(std::function<void(const Transfer&)> callback) const {
   }
 }
 
+absl::Status Transfer::StreamWait(const CudaStream& stream) const {
+  if (record_ == nullptr) return NoTransfer();
+  if (record_->ended()) return absl::OkStatus();
+  const auto engine = record_->engine.lock();
+  if (engine != nullptr) {
+    if (auto status = engine->CheckNotForked(); !status.ok()) return status;
+  } else if (!record_->ended()) {
+    return absl::FailedPreconditionError("the agent is gone");
+  }
+  return record_->StreamWait(stream);
+}
+
 bool Transfer::quarantined() const { return record_ != nullptr && record_->quarantined(); }
 
 Delivery Transfer::delivery() const {

@@ -18,6 +18,8 @@
 #include "src/core/block_list.h"
 #include "src/core/clock.h"
 #include "src/core/wire_format.h"
+#include "src/cuda/stream_order.h"
+#include "src/cuda/stream_word.h"
 
 namespace kvxfer {
 
@@ -54,12 +56,17 @@ class TransferRecord {
   Notice notice = Notice::kNotification;  // what options.notification is, where there is one
   std::optional<Fetch> fetch;
   uint64_t stream = 0;  // those of one are sent in order, one after the other; 0: of none
-  BlockList blocks;     // lets go of its ids before the end is published
+  // What must be over in a CUDA stream before it begins; null: nothing. Members of a group share
+  // it.
+  std::shared_ptr<cuda::StreamPoint> after;
+  BlockList blocks;                          // lets go of its ids before the end is published
   std::shared_ptr<const RegionTable> local;  // that `blocks` indexes
   std::shared_ptr<const RegionTable> remote;
   Incarnation incarnation;  // of the peer whose regions `blocks` names
   Time posted{};
   Time deadline{};
+  bool cuda = false;                      // some of the memory is a GPU's
+  uint64_t stage_key = 0;                 // of the stager, whose child this is; 0: it is none
   std::shared_ptr<TransferRecord> whole;  // of which this is a member
   std::unique_ptr<TransferGroup> group;   // of the members of this one
   // Where handles find the engine; empty once the agent is gone.
@@ -86,15 +93,20 @@ class TransferRecord {
   // Publishes the one end and returns the callback to run, if any. Engine only, once.
   std::function<void(const Transfer&)> Publish(End end);
   void ClearQuarantine() { quarantined_.store(false, std::memory_order_release); }
+  // As Transfer::StreamWait.
+  absl::Status StreamWait(const CudaStream& stream);
   // True when it has ended already: the caller runs the callback itself.
   bool SetCallback(std::function<void(const Transfer&)> callback);
 
  private:
+  absl::StatusOr<std::optional<cuda::StreamWord::Name>> EndWord();
+
   std::atomic<TransferState> state_{TransferState::kActive};
   std::atomic<bool> quarantined_{false};
   End end_;        // constant once `state_` says so
-  std::mutex mu_;  // guards the callback
+  std::mutex mu_;  // guards all below
   std::function<void(const Transfer&)> callback_;
+  std::optional<cuda::StreamWord> word_;  // set at the end; from the first StreamWait on
 };
 
 }  // namespace internal

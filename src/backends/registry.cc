@@ -23,10 +23,10 @@ constexpr std::string_view kFaultyPrefix = "faulty:";
 
 constexpr std::array kKnown = {
     KnownBackend{.name = "loopback"},
+    // Takes GPU memory alone, and nothing takes that a shorter way.
+    KnownBackend{.name = "cuda_ipc"},
     KnownBackend{.name = "shm"},
     KnownBackend{.name = "verbs"},
-    KnownBackend{
-        .name = "cuda_ipc", .by_default = ByDefault::kNever, .remedy = "it is not built yet"},
     KnownBackend{.name = "ucx",
                  .by_default = ByDefault::kNever,
                  .remedy = "it is built where UCX's headers are (apt install libucx-dev)"},

@@ -96,11 +96,21 @@ absl::StatusOr<std::string> Introduce(Channel& channel, Agent& agent) {
 
 void ExpectPeersToLeave() { SetLogLevel(LogLevel::kError); }
 
-std::string ChosenPath(const Agent& agent, const std::string& peer) {
+std::string ChosenPath(const Agent& agent, const std::string& peer, const MemorySides& memory) {
   const absl::StatusOr<Explanation> explanation = agent.Explain(peer);
   if (!explanation.ok()) return std::string(explanation.status().message());
+  const auto kind = [](const MemoryChoice& choice) {
+    return choice.cuda() ? MemoryKind::kCuda : MemoryKind::kHost;
+  };
+  const auto pair = std::ranges::find_if(explanation->memory, [&](const MemoryExplanation& one) {
+    return one.local == kind(memory.here) && one.remote == kind(memory.there);
+  });
+  const bool told = pair != explanation->memory.end();
+  if (told && pair->backend.empty()) return absl::StrCat("no path: ", pair->why);
   for (const PathExplanation& path : explanation->paths) {
-    if (path.chosen) return absl::StrCat(path.backend, ": ", path.why);
+    if (told ? path.backend != pair->backend : !path.chosen) continue;
+    return absl::StrCat(path.backend, ": ", path.why,
+                        told && pair->staged ? "; staged in host memory" : "");
   }
   return "no path";
 }

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
 #include "src/cli/channel.h"
+#include "src/cli/memory_choice.h"
 
 namespace kvxfer::cli {
 
@@ -45,9 +46,9 @@ absl::StatusOr<std::string> Introduce(Channel& channel, Agent& agent);
 // warning.
 void ExpectPeersToLeave();
 
-// The backend that carries transfers to `peer`, and what its path is: "tcp: 127.0.0.1:40001, 2
-// streams".
-std::string ChosenPath(const Agent& agent, const std::string& peer);
+// The backend that carries transfers to `peer` between such memory, and what its path is: "tcp:
+// 127.0.0.1:40001, 2 streams; staged in host memory".
+std::string ChosenPath(const Agent& agent, const std::string& peer, const MemorySides& memory);
 
 }  // namespace kvxfer::cli
 

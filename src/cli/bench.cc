@@ -19,8 +19,9 @@
 #include "src/cli/bench_options.h"
 #include "src/cli/bench_plan.h"
 #include "src/cli/bench_report.h"
+#include "src/cli/cache_memory.h"
 #include "src/cli/commands.h"
-#include "src/cli/host_memory.h"
+#include "src/cli/device_copy.h"
 #include "src/cli/kv_bench/run.h"
 #include "src/cli/stats.h"
 #include "src/cli/table.h"
@@ -32,15 +33,21 @@ namespace {
 // Of the closed loop whose part a rate is.
 constexpr Duration kPeakRun = std::chrono::seconds(1);
 
-// The targets are on this host too unless servers are named.
 absl::Status CheckMemory(const BenchPlan& plan) {
-  const uint64_t sides = plan.crew.servers.empty() ? 2 : 1;
   for (const BenchCase& bench : plan.cases) {
-    absl::Status fits = CheckFits(sides * plan.memory_bytes(bench),
-                                  "a smaller --total, fewer --tokens or --threads");
+    absl::Status fits =
+        CheckFits(plan.needs(bench), "a smaller --total, fewer --tokens or --threads");
     if (!fits.ok()) return fits;
   }
   return absl::OkStatus();
+}
+
+// What is on this host alone is measured: a server may have other GPUs.
+absl::StatusOr<DeviceCopyRates> DeviceRates(const BenchPlan& plan, const BenchCase& bench) {
+  if (plan.workload == Workload::kLatency) return DeviceCopyRates{};  // there is no rate
+  MemorySides sides = bench.memory;
+  if (!plan.crew.servers.empty()) sides.there = MemoryChoice();
+  return MeasureDeviceCopy(sides, bench.block_bytes, bench.pieces * bench.request_blocks);
 }
 
 // Keeps the library's warnings back while a run lasts: what ends it is said once, by its status.
@@ -80,6 +87,9 @@ class CaseRun {
   absl::StatusOr<BenchRow> Run(const BenchCase& bench) {
     BenchRow row{.bench = bench};
     label_ = FormatBytes(bench.block_bytes);
+    const absl::StatusOr<DeviceCopyRates> device = DeviceRates(plan_, bench);
+    if (!device.ok()) return device.status();
+    row.device = *device;
     {
       const ProgressBar bar(label_ + " verify", 1, show_bar_);
       absl::StatusOr<Opened> opened = crew_.Open(bench);

@@ -25,18 +25,23 @@ auto Flags(Case& c) {
 
 template <typename Case>
 auto Texts(Case& c) {
-  return std::array{std::pair{"backend", &c.backend}, std::pair{"listen", &c.listen},
-                    std::pair{"memory", &c.memory}};
+  return std::array{std::pair{"backend", &c.backend}, std::pair{"listen", &c.listen}};
+}
+
+template <typename Case>
+auto Memories(Case& c) {
+  return std::array{std::pair{"memory", &c.memory.here},
+                    std::pair{"memory_target", &c.memory.there}};
 }
 
 }  // namespace
 
-KvCacheShape BenchCase::Shape(uint64_t share) const {
+KvCacheShape BenchCase::Shape(uint64_t share, const MemoryChoice& of_side) const {
   const uint64_t blocks = std::max(cache_blocks, share * (bidirectional ? 2 : 1));
   return {.pieces = static_cast<uint32_t>(pieces),
           .block_bytes = block_bytes,
           .blocks = static_cast<uint32_t>(blocks),
-          .memory = ParseMemorySource(memory).value_or(MemorySource::kMapped)};
+          .memory = of_side};
 }
 
 absl::Status CheckCase(const BenchCase& c) {
@@ -53,7 +58,7 @@ absl::Status CheckCase(const BenchCase& c) {
   if (block * c.pieces * blocks > uint64_t{1} << 47) {
     return absl::InvalidArgumentError("a run cannot have more than 2^47 bytes of memory");
   }
-  return ParseMemorySource(c.memory).status();
+  return absl::OkStatus();
 }
 
 Json ToJson(const BenchCase& bench) {
@@ -62,6 +67,7 @@ Json ToJson(const BenchCase& bench) {
   for (const auto& [name, value] : CaseNumbers(bench)) json[name] = *value;
   for (const auto& [name, value] : Flags(bench)) json[name] = *value;
   for (const auto& [name, value] : Texts(bench)) json[name] = *value;
+  for (const auto& [name, value] : Memories(bench)) json[name] = value->ToString();
   return json;
 }
 
@@ -74,6 +80,11 @@ absl::StatusOr<BenchCase> BenchCaseFromJson(const Json& json) {
   }
   for (const auto& [name, value] : Flags(bench)) *value = json.value(name, Json()) == true;
   for (const auto& [name, value] : Texts(bench)) *value = GetString(json, name);
+  for (const auto& [name, value] : Memories(bench)) {
+    const absl::StatusOr<MemoryChoice> choice = ParseMemoryChoice(GetString(json, name));
+    if (!choice.ok()) return choice.status();
+    *value = *choice;
+  }
   const absl::StatusOr<uint64_t> timeout = GetUint(json, "timeout_ns");
   if (!timeout.ok()) return timeout.status();
   bench.timeout = Duration(static_cast<int64_t>(*timeout));

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "src/cli/json_util.h"
 #include "src/cli/kv_cache.h"
+#include "src/cli/memory_choice.h"
 #include "src/cli/scatter.h"
 
 namespace kvxfer::cli {
@@ -18,7 +19,7 @@ struct BenchCase {
   std::vector<std::string> targets{};  // host:port of the services that each initiator moves to
   std::string backend{};
   std::string listen{};
-  std::string memory = "mapped";
+  MemorySides memory{};
   bool write = true;
   bool latency = false;        // round trips of `block_bytes` in place of transfers
   bool bidirectional = false;  // the targets move as much back at the same time
@@ -35,11 +36,13 @@ struct BenchCase {
   uint64_t target_share() const { return threads * request_blocks; }
   // The caches of an initiator and of a target. In a bidirectional run each is in two halves, for
   // no block is written while it is read.
-  KvCacheShape initiator_shape() const { return Shape(targets.size() * target_share()); }
-  KvCacheShape target_shape() const { return Shape(target_share()); }
+  KvCacheShape initiator_shape() const {
+    return Shape(targets.size() * target_share(), memory.here);
+  }
+  KvCacheShape target_shape() const { return Shape(target_share(), memory.there); }
 
  private:
-  KvCacheShape Shape(uint64_t share) const;
+  KvCacheShape Shape(uint64_t share, const MemoryChoice& of_side) const;
 };
 
 // Checked against what could overflow; the rest is checked where it is used.

@@ -93,7 +93,7 @@ absl::Status BenchInitiator::OpenSessions() {
   const Access access = bench_.bidirectional ? Access::kReadWrite : Access::kNone;
   if (auto s = cache_.RegisterWith(*agent_, access); !s.ok()) return s.status();
   register_ms_ = Seconds(Now() - before) * 1e3;
-  SessionRequest request{.shape = bench_.target_shape(), .memory = bench_.memory};
+  SessionRequest request{.shape = bench_.target_shape()};
   for (Channel& channel : channels_) {
     if (bench_.bidirectional) request.drive = cache_.regions();
     absl::StatusOr<TargetSession> session =
@@ -116,7 +116,9 @@ absl::Status BenchInitiator::OpenSessions() {
   return absl::OkStatus();
 }
 
-std::string BenchInitiator::path() const { return ChosenPath(*agent_, sessions_[0].peer()); }
+std::string BenchInitiator::path() const {
+  return ChosenPath(*agent_, sessions_[0].peer(), bench_.memory);
+}
 
 std::string BenchInitiator::backend() const {
   const std::string path = this->path();

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "src/cli/host_memory.h"
+#include "src/cli/memory_choice.h"
 #include "src/cli/options.h"
 
 namespace kvxfer::cli {

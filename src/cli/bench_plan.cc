@@ -35,7 +35,7 @@ absl::Status CheckNumbers(const BenchOptions& o) {
         CheckRange("--timeline", o.timeline.value_or(1), 1, kMaxTimeline),
         CheckRange("--tokens", o.tokens.value_or(1), 1, 1u << 24),
         CheckRange("--block-tokens", o.block_tokens, 1, kTokensPerHash),
-        CheckRange("--tp", o.tp, 1, 1024), ParseMemorySource(o.memory).status()}) {
+        CheckRange("--tp", o.tp, 1, 1024), ParseMemorySides(o.memory).status()}) {
     if (!status.ok()) return status;
   }
   if (o.has_duration && (o.duration <= Duration::zero() || o.duration > kLongestRun)) {
@@ -88,7 +88,7 @@ BenchCase CommonCase(const BenchOptions& o) {
   BenchCase bench;
   bench.backend = o.backend;
   bench.listen = o.listen;
-  bench.memory = o.memory;
+  bench.memory = ParseMemorySides(o.memory).value_or(MemorySides{});  // CheckNumbers has seen it
   bench.write = o.op == "write";
   bench.latency = o.latency;
   bench.bidirectional = o.bidirectional;
@@ -234,11 +234,16 @@ const char* ToString(Workload workload) {
   return "";
 }
 
-uint64_t BenchPlan::memory_bytes(const BenchCase& bench) const {
+std::vector<MemoryNeed> BenchPlan::needs(const BenchCase& bench) const {
   BenchCase whole = bench;
   whole.targets.resize(crew.targets);
-  return std::max(whole.initiator_shape().bytes() * crew.initiators,
-                  whole.target_shape().bytes() * crew.targets);
+  std::vector<MemoryNeed> needs = {
+      {bench.memory.here, whole.initiator_shape().bytes() * crew.initiators}};
+  if (crew.servers.empty()) {
+    // A session of each initiator at each target.
+    needs.push_back({bench.memory.there, whole.target_shape().bytes() * peers()});
+  }
+  return needs;
 }
 
 absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& o) {

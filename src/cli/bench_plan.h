@@ -12,6 +12,7 @@
 #include "src/cli/bench_case.h"
 #include "src/cli/bench_crew.h"
 #include "src/cli/bench_loop.h"
+#include "src/cli/cache_memory.h"
 #include "src/cli/kv_trace.h"
 
 namespace kvxfer::cli {
@@ -93,8 +94,8 @@ struct BenchPlan {
   std::optional<TraceSpec> trace{};
 
   uint64_t peers() const { return static_cast<uint64_t>(crew.initiators) * crew.targets; }
-  // Of one side, all its agents.
-  uint64_t memory_bytes(const BenchCase& bench) const;
+  // What all initiators take, and all targets; those of servers are not of this host.
+  std::vector<MemoryNeed> needs(const BenchCase& bench) const;
 };
 
 // Of a run without prefill_tp. InvalidArgument or NotFound names the option that makes no sense,

@@ -21,6 +21,7 @@ constexpr std::array kColumns = {"workload",
                                  "backend",
                                  "op",
                                  "memory",
+                                 "memory_target",
                                  "block_bytes",
                                  "blocks",
                                  "bytes",
@@ -55,6 +56,8 @@ constexpr std::array kColumns = {"workload",
                                  "arrivals",
                                  "peak_requests_per_s",
                                  "peak_gb_per_s",
+                                 "device_copy_gbps",
+                                 "device_scattered_gbps",
                                  "model",
                                  "tp",
                                  "tokens",
@@ -137,6 +140,8 @@ void AddOfKind(const BenchPlan& plan, const BenchRow& row, Json& json) {
     json["peak_requests_per_s"] = static_cast<double>(row.peak->requests) /
                                   (static_cast<double>(row.peak->elapsed_ns) * 1e-9);
   }
+  if (row.device.whole > 0) json["device_copy_gbps"] = row.device.whole;
+  if (row.device.scattered > 0) json["device_scattered_gbps"] = row.device.scattered;
   if (!plan.model.empty()) {
     json["model"] = plan.model;
     json["tp"] = plan.tp;
@@ -161,7 +166,8 @@ Json RowJson(const BenchPlan& plan, const BenchRow& row) {
   Json json = {{"workload", ToString(plan.workload)},
                {"backend", row.opened.backend},
                {"op", row.bench.write ? "write" : "read"},
-               {"memory", row.bench.memory},
+               {"memory", row.bench.memory.here.ToString()},
+               {"memory_target", row.bench.memory.there.ToString()},
                {"block_bytes", row.bench.block_bytes},
                {"blocks", all.blocks / requests},
                {"bytes", all.bytes / requests},

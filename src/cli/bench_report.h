@@ -8,6 +8,7 @@
 
 #include "src/cli/bench_group.h"
 #include "src/cli/bench_plan.h"
+#include "src/cli/device_copy.h"
 #include "src/cli/json_util.h"
 #include "src/cli/table.h"
 
@@ -17,6 +18,7 @@ namespace kvxfer::cli {
 struct BenchRow {
   BenchCase bench{};
   Opened opened{};
+  DeviceCopyRates device{};  // of GPUs of this host that take part
   Ran ran{};
   double target_rate = 0;       // of an open loop, requests a second
   std::optional<Tally> peak{};  // of the closed loop before, where the rate is a part of that

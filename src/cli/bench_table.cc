@@ -15,10 +15,18 @@ std::string TimeCell(double us) { return FormatFixed(us, us < 100 ? 1 : 0); }
 // What an open loop is held to are requests.
 bool CountsBlocks(const BenchPlan& plan) { return plan.workload == Workload::kRaw && !plan.rate; }
 
+// Whether a GPU of this host takes part, whose own copy is a measure of it.
+bool HasDevice(const BenchPlan& plan) {
+  const MemorySides& memory = plan.cases[0].memory;
+  return plan.workload != Workload::kLatency &&
+         (memory.here.cuda() || (memory.there.cuda() && plan.crew.servers.empty()));
+}
+
 std::vector<Table::Column> Columns(const BenchPlan& plan) {
   std::vector<Table::Column> columns = {{"block", 8}, {"blocks", 7}, {"GB/s", 7}};
   columns.push_back(CountsBlocks(plan) ? Table::Column{"Mops/s", 7} : Table::Column{"req/s", 8});
   if (plan.rate) columns.push_back({"asked", 8});
+  if (HasDevice(plan)) columns.push_back({"of copy", 7});
   for (const char* percentile : {"p50 us", "p90 us", "p99 us", "p99.9 us", "max us"}) {
     columns.push_back({percentile, 8});
   }
@@ -50,10 +58,11 @@ std::string BenchTable::Title() const {
   const BenchCase& first = plan_.cases[0];
   std::string text;
   if (plan_.workload == Workload::kLatency) {
-    text = absl::StrCat("round trips (notified write and answer), ", first.memory, " memory");
+    text =
+        absl::StrCat("round trips (notified write and answer), ", first.memory.Words(), " memory");
   } else {
     text = absl::StrCat(first.bidirectional ? "bidirectional " : "", first.write ? "write" : "read",
-                        " of scattered blocks, ", first.memory, " memory");
+                        " of scattered blocks, ", first.memory.Words(), " memory");
   }
   if (!plan_.model.empty()) {
     absl::StrAppend(&text, ", ", plan_.model, " tp ", plan_.tp, ", ", first.pieces, " regions");
@@ -78,6 +87,10 @@ std::string BenchTable::Line(const BenchRow& row) const {
   cells.push_back(CountsBlocks(plan_) ? FormatFixed(row.per_second(all.blocks) * 1e-6, 3)
                                       : FormatFixed(row.per_second(all.requests), 1));
   if (plan_.rate) cells.push_back(FormatFixed(row.target_rate, 1));
+  if (HasDevice(plan_)) {
+    const double whole = row.device.whole;
+    cells.push_back(whole > 0 ? FormatFixed(row.gb_per_s() / whole, 2) : "-");
+  }
   for (double fraction : {0.5, 0.9, 0.99, 0.999})
     cells.push_back(TimeCell(times.Percentile(fraction)));
   cells.push_back(TimeCell(times.max()));
@@ -95,6 +108,13 @@ std::string BenchTable::Footer(const BenchRow& row) const {
       "\nregistering ", FormatFixed(row.opened.register_ms, 2), " ms, first transfer ",
       FormatFixed(row.opened.first_transfer_us * 1e-3, 2), " ms; memory here ",
       FormatBytes(row.ran.rss_bytes), ", there ", FormatBytes(row.rss_bytes_at_targets()));
+  if (row.device.whole > 0) {
+    absl::StrAppend(&text, "\nthe GPU's own copy: ", FormatFixed(row.device.whole, 2), " GB/s");
+    if (row.device.scattered > 0) {
+      absl::StrAppend(&text, "; of blocks as in the last line, by its copy kernel: ",
+                      FormatFixed(row.device.scattered, 2), " GB/s");
+    }
+  }
   if (row.peak) {
     absl::StrAppend(&text, "\nclosed loop before: ", FormatFixed(row.peak->gb_per_s(), 2), " GB/s");
   }

@@ -32,7 +32,7 @@ absl::Status BenchInitiator::VerifyDirection(bool forward) {
 
 absl::Status BenchInitiator::Clear(bool at_targets) {
   if (!at_targets) {
-    cache_.Clear();
+    if (absl::Status s = cache_.Clear(); !s.ok()) return s;
     return agent_->Metadata().status();  // orders it before what lands next
   }
   for (Channel& channel : channels_) {
@@ -67,11 +67,9 @@ absl::Status BenchInitiator::Content(bool fill, bool at_targets, bool forward) {
     const auto part =
         std::span(ids).subspan(first + i * bench_.request_blocks, bench_.request_blocks);
     const auto content = static_cast<uint32_t>(first_content + i);
-    if (fill) {
-      cache_.FillRequest(content, part, bench_.seed);
-    } else if (absl::Status s = cache_.CheckRequest(content, part, bench_.seed); !s.ok()) {
-      return s;
-    }
+    absl::Status status = fill ? cache_.FillRequest(content, part, bench_.seed)
+                               : cache_.CheckRequest(content, part, bench_.seed);
+    if (!status.ok()) return status;
   }
   return fill ? agent_->Metadata().status() : cache_.CheckGuards();
 }

@@ -14,8 +14,8 @@
 #include "src/cli/agent_setup.h"
 #include "src/cli/commands.h"
 #include "src/cli/demo_group.h"
+#include "src/cli/demo_memory.h"
 #include "src/cli/demo_prefill.h"
-#include "src/cli/host_memory.h"
 #include "src/cli/options.h"
 #include "src/cli/process.h"
 #include "src/cli/stats.h"
@@ -71,6 +71,7 @@ void PrintJson(const DemoConfig& config, const DemoRun& run) {
       {"block_bytes", config.block_bytes()},
       {"regions", config.model.pieces()},
       {"memory", config.memory},
+      {"memory_decode", config.memory_there},
       {"requests", std::move(requests)},
       {"verified", verified},
       {"guard_zones", run.guards.ok() ? "intact" : std::string(run.guards.message())},
@@ -133,6 +134,8 @@ absl::StatusOr<std::vector<PagedRegion>> Meet(const DemoConfig& config, WorkerPr
   const absl::StatusOr<std::string> ours = agent.Metadata();
   if (!ours.ok()) return ours.status();
   Json hello = ToJson(config);
+  hello["memory"] = config.memory_there;
+  hello["memory_there"] = config.memory;
   hello["metadata"] = ToHex(*ours);
   const absl::StatusOr<Json> answer = worker.channel().Call(hello, config.timeout);
   if (!answer.ok()) return answer.status();
@@ -173,7 +176,11 @@ absl::Status Finish(WorkerProcess& worker, DemoRun& run, Duration timeout) {
 
 // The order of what is made here is the order of lifetimes: the cache outlives the agent that has
 // it registered, and the decode process is let go of after this agent has closed.
-absl::Status RunDemo(const DemoConfig& config, bool json) {
+absl::Status RunDemo(DemoConfig config, bool json) {
+  const absl::StatusOr<DemoMemory> memory = DemoMemoryOf(config.memory, 1, 1);
+  if (!memory.ok()) return memory.status();
+  config.memory = memory->prefill.front().ToString();
+  config.memory_there = memory->decode.front().ToString();
   const absl::StatusOr<KvCacheShape> shape = DemoCacheShape(config);
   if (!shape.ok()) return shape.status();
   const absl::StatusOr<KvCache> cache = KvCache::Create(*shape);
@@ -199,7 +206,7 @@ absl::Status RunDemo(const DemoConfig& config, bool json) {
     if (!status.ok()) return status;
   }
   run.seconds = Seconds(Now() - start);
-  run.path = ChosenPath(**agent, peer);
+  run.path = ChosenPath(**agent, peer, config.memories());
   run.results = prefill.results();
   if (absl::Status s = Finish(*worker, run, config.timeout); !s.ok()) return s;
   run.guards.Update(cache->CheckGuards());

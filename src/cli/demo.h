@@ -22,7 +22,8 @@ namespace kvxfer::cli {
 struct DemoConfig {
   KvModel model;
   std::string backend{};
-  std::string memory = "mapped";
+  std::string memory = "mapped";  // of this side, as ParseMemoryChoice takes it
+  std::string memory_there = "mapped";
   uint64_t requests = 16;
   uint64_t tokens = 2048;  // of each request
   uint64_t block_tokens = 16;
@@ -33,6 +34,10 @@ struct DemoConfig {
   Duration timeout = std::chrono::seconds(60);
   bool corrupt = false;  // flip one byte of one request after its content was made
 
+  MemorySides memories() const {
+    return {ParseMemoryChoice(memory).value_or(MemoryChoice()),
+            ParseMemoryChoice(memory_there).value_or(MemoryChoice())};
+  }
   uint32_t blocks_per_request() const {
     return static_cast<uint32_t>((tokens + block_tokens - 1) / block_tokens);
   }

@@ -64,7 +64,7 @@ absl::StatusOr<KvCacheShape> DemoCacheShape(const DemoConfig& config) {
         "a block table of ", config.blocks_per_request(), " blocks exceeds the notification's ",
         kMaxBlocks, "; use fewer --tokens or larger --block-tokens"));
   }
-  const absl::StatusOr<MemorySource> memory = ParseMemorySource(config.memory);
+  const absl::StatusOr<MemoryChoice> memory = ParseMemoryChoice(config.memory);
   if (!memory.ok()) return memory.status();
   KvCacheShape shape{.pieces = config.model.pieces(),
                      .block_bytes = config.block_bytes(),
@@ -88,6 +88,7 @@ Json ToJson(const DemoConfig& config) {
                {"fused", config.model.fused},
                {"backend", config.backend},
                {"memory", config.memory},
+               {"memory_there", config.memory_there},
                {"timeout_ns", static_cast<uint64_t>(config.timeout.count())}};
   for (const auto& [name, value] : Numbers(config)) json[name] = *value;
   for (const auto& [name, value] : ModelNumbers(config.model)) json[name] = *value;
@@ -99,6 +100,7 @@ absl::StatusOr<DemoConfig> DemoConfigFromJson(const Json& json) {
   config.model.name = GetString(json, "name");
   config.backend = GetString(json, "backend");
   config.memory = GetString(json, "memory");
+  config.memory_there = GetString(json, "memory_there");
   const auto fused = json.find("fused");
   config.model.fused = fused != json.end() && *fused == true;
   const absl::StatusOr<uint64_t> timeout = GetUint(json, "timeout_ns");

@@ -13,31 +13,34 @@ constexpr uint64_t kNobody = UINT64_MAX;
 
 }  // namespace
 
+// `place` names the block.
 template <typename Visit>
-bool DemoContent::Walk(std::span<const uint32_t> ids, const Visit& visit) const {
+absl::Status DemoContent::WalkBlock(Place place, std::span<std::byte> block,
+                                    const Visit& visit) const {
   const bool head_by_head = shard_.head_by_head();
   const uint64_t slots = shard_.config.block_tokens;
   const uint64_t heads = shard_.heads();
+  const uint64_t width = shard_.head_bytes();
   const uint64_t inner = head_by_head ? slots : heads;
-  for (uint32_t piece = 0; piece < cache_.shape().pieces; ++piece) {
-    for (size_t index = 0; index < ids.size(); ++index) {
-      Place place{.piece = piece, .id = ids[index], .index = index, .slot = 0, .head = 0};
-      for (uint64_t i = 0; i < slots * heads; ++i) {
-        place.slot = head_by_head ? i % inner : i / inner;
-        place.head = static_cast<uint32_t>(head_by_head ? i / inner : i % inner);
-        if (!visit(place)) return false;
-      }
-    }
+  for (uint64_t i = 0; i < slots * heads; ++i) {
+    place.slot = head_by_head ? i % inner : i / inner;
+    place.head = static_cast<uint32_t>(head_by_head ? i / inner : i % inner);
+    if (absl::Status s = visit(place, block.subspan(i * width, width)); !s.ok()) return s;
   }
-  return true;
+  return absl::OkStatus();
 }
 
-std::span<std::byte> DemoContent::Bytes(const Place& place) const {
-  const uint64_t width = shard_.head_bytes();
-  const uint64_t number = shard_.head_by_head()
-                              ? place.head * shard_.config.block_tokens + place.slot
-                              : place.slot * shard_.heads() + place.head;
-  return cache_.Block(place.piece, place.id).subspan(number * width, width);
+template <typename Visit>
+absl::Status DemoContent::Walk(std::span<const uint32_t> ids, Touch touch,
+                               const Visit& visit) const {
+  for (uint32_t piece = 0; piece < cache_.shape().pieces; ++piece) {
+    const auto in_block = [&](size_t index, std::span<std::byte> block) {
+      return WalkBlock({.piece = piece, .id = ids[index], .index = index, .slot = 0, .head = 0},
+                       block, visit);
+    };
+    if (absl::Status s = cache_.ForEachBlock(piece, ids, touch, in_block); !s.ok()) return s;
+  }
+  return absl::OkStatus();
 }
 
 uint64_t DemoContent::TokenOf(const Place& place) const {
@@ -64,47 +67,42 @@ std::string DemoContent::Describe(const Place& place) const {
                       shard_.first_head() + place.head);
 }
 
-void DemoContent::Clear(std::span<const uint32_t> ids) const {
-  Walk(ids, [this](const Place& place) {
-    FillPattern(Bytes(place), ClearSeed(place));
-    return true;
+absl::Status DemoContent::Clear(std::span<const uint32_t> ids) const {
+  return Walk(ids, Touch::kWrite, [this](const Place& place, std::span<std::byte> bytes) {
+    FillPattern(bytes, ClearSeed(place));
+    return absl::OkStatus();
   });
 }
 
 absl::Status DemoContent::CheckClear(std::span<const uint32_t> ids) const {
-  absl::Status status;
-  Walk(ids, [&](const Place& place) {
-    const std::optional<size_t> wrong = FindMismatch(Bytes(place), ClearSeed(place));
-    if (!wrong) return true;
-    status = absl::DataLossError(absl::StrCat(Describe(place), ": byte ", *wrong,
-                                              " was written, and the block is of no request"));
-    return false;
-  });
-  return status;
+  return Walk(
+      ids, Touch::kRead, [&](const Place& place, std::span<const std::byte> bytes) -> absl::Status {
+        const std::optional<size_t> wrong = FindMismatch(bytes, ClearSeed(place));
+        if (!wrong) return absl::OkStatus();
+        return absl::DataLossError(absl::StrCat(Describe(place), ": byte ", *wrong,
+                                                " was written, and the block is of no request"));
+      });
 }
 
-void DemoContent::Fill(uint32_t request, std::span<const uint32_t> ids) const {
-  Walk(ids, [&](const Place& place) {
-    if (TokenOf(place) < shard_.config.tokens) {
-      FillPattern(Bytes(place), RequestSeed(request, place));
-    }
-    return true;
+absl::Status DemoContent::Fill(uint32_t request, std::span<const uint32_t> ids) const {
+  return Walk(ids, Touch::kWrite, [&](const Place& place, std::span<std::byte> bytes) {
+    const bool within = TokenOf(place) < shard_.config.tokens;
+    FillPattern(bytes, within ? RequestSeed(request, place) : ClearSeed(place));
+    return absl::OkStatus();
   });
 }
 
 absl::Status DemoContent::Check(uint32_t request, std::span<const uint32_t> ids) const {
-  absl::Status status;
-  Walk(ids, [&](const Place& place) {
-    const bool within = TokenOf(place) < shard_.config.tokens;
-    const std::optional<size_t> wrong =
-        FindMismatch(Bytes(place), within ? RequestSeed(request, place) : ClearSeed(place));
-    if (!wrong) return true;
-    status = absl::DataLossError(
-        absl::StrCat("request ", request, ": ", Describe(place), ": byte ", *wrong,
-                     within ? " is not what was sent" : ", behind its last token, was written"));
-    return false;
-  });
-  return status;
+  return Walk(ids, Touch::kRead,
+              [&](const Place& place, std::span<const std::byte> bytes) -> absl::Status {
+                const bool within = TokenOf(place) < shard_.config.tokens;
+                const std::optional<size_t> wrong =
+                    FindMismatch(bytes, within ? RequestSeed(request, place) : ClearSeed(place));
+                if (!wrong) return absl::OkStatus();
+                return absl::DataLossError(absl::StrCat(
+                    "request ", request, ": ", Describe(place), ": byte ", *wrong,
+                    within ? " is not what was sent" : ", behind its last token, was written"));
+              });
 }
 
 }  // namespace kvxfer::cli

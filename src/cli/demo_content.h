@@ -20,13 +20,13 @@ class DemoContent {
  public:
   DemoContent(const KvCache& cache, const DemoShard& shard) : cache_(cache), shard_(shard) {}
 
-  // Makes blocks those of no request.
-  void Clear(std::span<const uint32_t> ids) const;
+  // Makes blocks those of no request. An error, of any of these: of the GPU's driver.
+  absl::Status Clear(std::span<const uint32_t> ids) const;
   // DataLoss names the first place that was written.
   absl::Status CheckClear(std::span<const uint32_t> ids) const;
 
-  // `ids` are the blocks of the request, in order.
-  void Fill(uint32_t request, std::span<const uint32_t> ids) const;
+  // `ids` are the blocks of the request, in order; what is behind its last token becomes clear.
+  absl::Status Fill(uint32_t request, std::span<const uint32_t> ids) const;
   // Every byte of its tokens is the request's, and what is behind them in the last block is clear.
   // DataLoss names layer, token and head of the first wrong byte.
   absl::Status Check(uint32_t request, std::span<const uint32_t> ids) const;
@@ -41,10 +41,11 @@ class DemoContent {
     uint32_t head;  // of the rank's
   };
 
-  // Calls visit(Place), in the order of addresses within a block, until one is false.
+  // Calls visit(Place, its bytes), in the order of addresses of each piece, until one is an error.
   template <typename Visit>
-  bool Walk(std::span<const uint32_t> ids, const Visit& visit) const;
-  std::span<std::byte> Bytes(const Place& place) const;
+  absl::Status Walk(std::span<const uint32_t> ids, Touch touch, const Visit& visit) const;
+  template <typename Visit>
+  absl::Status WalkBlock(Place place, std::span<std::byte> block, const Visit& visit) const;
   uint64_t TokenOf(const Place& place) const;
   uint64_t ClearSeed(const Place& place) const;
   uint64_t RequestSeed(uint32_t request, const Place& place) const;

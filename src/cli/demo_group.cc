@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "src/cli/demo_crew.h"
+#include "src/cli/demo_memory.h"
 #include "src/cli/demo_rank.h"
 #include "src/cli/scatter.h"
 #include "src/cli/stats.h"
@@ -126,11 +127,20 @@ absl::Status Finish(DemoCrew& crew, DemoGroupRun& run) {
 
 absl::StatusOr<DemoGroupRun> PlanRun(const DemoConfig& config, const DemoSide& prefill,
                                      const DemoSide& decode) {
+  const absl::StatusOr<DemoMemory> memory = DemoMemoryOf(config.memory, prefill.tp, decode.tp);
+  if (!memory.ok()) return memory.status();
   DemoGroupRun run;
   for (const auto& [side, shards] :
        {std::pair(&prefill, &run.prefill), std::pair(&decode, &run.decode)}) {
-    absl::StatusOr<std::vector<DemoShard>> made = ShardsOf(config, *side);
+    const bool is_prefill = side == &prefill;
+    const std::vector<MemoryChoice>& of_ranks = is_prefill ? memory->prefill : memory->decode;
+    const std::vector<MemoryChoice>& others = is_prefill ? memory->decode : memory->prefill;
+    DemoConfig of_side = config;
+    of_side.memory = of_ranks.front().ToString();
+    of_side.memory_there = others.front().ToString();
+    absl::StatusOr<std::vector<DemoShard>> made = ShardsOf(of_side, *side);
     if (!made.ok()) return made.status();
+    for (DemoShard& shard : *made) shard.config.memory = of_ranks[shard.rank].ToString();
     *shards = std::move(*made);
   }
   absl::StatusOr<std::vector<DemoShare>> shares = SharesOf(run.prefill, run.decode);

@@ -83,9 +83,11 @@ absl::Status Prefill::StartAssigned() {
 }
 
 absl::Status Prefill::Start(const DemoMessage& assigned, std::vector<uint32_t> blocks) {
-  cache_.FillRequest(assigned.request, blocks, config_.seed);
+  absl::Status filled = cache_.FillRequest(assigned.request, blocks, config_.seed);
+  if (!filled.ok()) return filled;
   if (config_.corrupt && assigned.request == config_.requests / 2) {
-    cache_.Block(config_.model.pieces() / 2, blocks.back()).back() ^= std::byte{1};
+    filled = cache_.Corrupt(config_.model.pieces() / 2, blocks.back(), config_.block_bytes() - 1);
+    if (!filled.ok()) return filled;
   }
   // The decode side compares the table with the one it assigned.
   DemoMessage arrived = assigned;

@@ -44,7 +44,9 @@ absl::StatusOr<std::unique_ptr<DemoRank>> DemoRank::Create(const DemoShard& shar
   if (!cache.ok()) return cache.status();
   std::unique_ptr<DemoRank> rank(new DemoRank(shard, std::move(*cache)));
   // Nobody reads what the prefill side clears.
-  if (!rank->prefill()) rank->content_.Clear(rank->AllBlocks());
+  if (!rank->prefill()) {
+    if (absl::Status s = rank->content_.Clear(rank->AllBlocks()); !s.ok()) return s;
+  }
   if (absl::Status s = rank->Register(); !s.ok()) return s;
   return rank;
 }
@@ -119,9 +121,10 @@ absl::Status DemoRank::Prepare(const Json& message) {
       if (absl::Status s = content_.CheckClear(tables_[i]); !s.ok()) return s;
       continue;
     }
-    content_.Fill(first_ + i, tables_[i]);
+    if (absl::Status s = content_.Fill(first_ + i, tables_[i]); !s.ok()) return s;
     if (shard_.rank == 0 && corrupt.ok() && *corrupt == first_ + i) {
-      cache_.Block(cache_.shape().pieces / 2, tables_[i].front()).front() ^= std::byte{1};
+      absl::Status s = cache_.Corrupt(cache_.shape().pieces / 2, tables_[i].front(), 0);
+      if (!s.ok()) return s;
     }
   }
   return absl::OkStatus();
@@ -172,13 +175,13 @@ absl::StatusOr<Json> DemoRank::Await() {
   return Json{{"arrived_ns", static_cast<uint64_t>(MonotonicNanoseconds())}};
 }
 
-Json DemoRank::Check() {
+absl::StatusOr<Json> DemoRank::Check() {
   Json errors = Json::array();
   for (uint32_t i = 0; i < tables_.size(); ++i) {
     errors.push_back(std::string(content_.Check(first_ + i, tables_[i]).message()));
-    content_.Clear(tables_[i]);
+    if (absl::Status s = content_.Clear(tables_[i]); !s.ok()) return s;
   }
-  return {{"errors", std::move(errors)}};
+  return Json{{"errors", std::move(errors)}};
 }
 
 Json DemoRank::Finish() {
@@ -186,7 +189,9 @@ Json DemoRank::Finish() {
   absl::Status guards = cache_.CheckGuards();
   if (!prefill()) guards.Update(content_.CheckClear(AllBlocks()));
   Json paths = Json::array();
-  for (const std::string& peer : group_) paths.push_back(ChosenPath(*agent_, peer));
+  for (const std::string& peer : group_) {
+    paths.push_back(ChosenPath(*agent_, peer, shard_.config.memories()));
+  }
   return {{"guards", std::string(guards.message())},
           {"cpu_seconds", CpuSeconds()},
           {"paths", std::move(paths)}};

@@ -47,7 +47,7 @@ class DemoRank {
   absl::Status Prepare(const Json& message);
   absl::Status Write(const Json& message);
   absl::StatusOr<Json> Await();
-  Json Check();
+  absl::StatusOr<Json> Check();
   Json Finish();
   std::vector<uint32_t> AllBlocks() const;
   bool prefill() const { return shard_.side == "prefill"; }

@@ -76,9 +76,10 @@ const char* ToString(Verdict verdict) {
 }
 
 std::vector<CheckResult> RunChecks(const SystemView& view) {
-  const std::vector<Family> families = {
-      {"devices", DeviceChecks()}, {"ports", PortChecks()},    {"fabric", FabricChecks()},
-      {"rights", RightsChecks()},  {"memory", MemoryChecks()}, {"software", SoftwareChecks()}};
+  const std::vector<Family> families = {{"devices", DeviceChecks()},   {"ports", PortChecks()},
+                                        {"fabric", FabricChecks()},    {"rights", RightsChecks()},
+                                        {"memory", MemoryChecks()},    {"gpus", GpuChecks()},
+                                        {"software", SoftwareChecks()}};
   std::vector<CheckResult> results;
   for (const Family& family : families) {
     for (const Check& check : family.checks) {
@@ -99,8 +100,9 @@ std::string DoctorText(const std::vector<CheckResult>& results) {
   std::vector<std::string> without;
   for (const CheckResult& result : results) {
     const Finding& shown = Shown(result);
-    // That there is no device explains most of the others.
-    if (result.verdict == Verdict::kNotApplicable && result.check != &DeviceChecks()[0]) {
+    // That there is no device, or no driver, explains most of the others.
+    const bool explains = result.check == &DeviceChecks()[0] || result.check == &GpuChecks()[0];
+    if (result.verdict == Verdict::kNotApplicable && !explains) {
       without.emplace_back(result.check->name);
       continue;
     }

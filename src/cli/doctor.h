@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "src/cli/doctor_gpu.h"
 #include "src/cli/json_util.h"
 #include "src/core/sysfs.h"
 #include "src/core/topology.h"
@@ -48,6 +49,8 @@ class SystemView {
   virtual std::string LibraryVersion(const std::string& soname) const = 0;
   // Empty where the view is not of the host that this process runs on.
   virtual std::vector<BackendState> Backends() const = 0;
+  // The same each time.
+  virtual const CudaState& Cuda() const = 0;
 
  private:
   Sysfs files_;
@@ -77,7 +80,8 @@ std::span<const Check> DeviceChecks();    // RDMA devices and their firmware, fu
 std::span<const Check> PortChecks();      // state, link, rate, LID, GIDs
 std::span<const Check> FabricChecks();    // what ports have to do with each other
 std::span<const Check> RightsChecks();    // limits, capabilities, device files
-std::span<const Check> MemoryChecks();    // GPUs, huge pages, /dev/shm
+std::span<const Check> MemoryChecks();    // huge pages, /dev/shm
+std::span<const Check> GpuChecks();       // driver, devices, peers, what NICs may do with them
 std::span<const Check> SoftwareChecks();  // same host, libraries, backends
 
 struct CheckResult {
@@ -123,6 +127,10 @@ inline void Append(Findings& to, Findings more) {
 std::string Names(const std::vector<std::string>& names);
 // Names of the devices of these ports (indices).
 std::string PortNames(const Topology& topology, const std::vector<size_t>& ports);
+// File name of a library, links followed ("libibverbs.so.1.14.44.0"); empty: not installed.
+std::string FindLibrary(const SystemView& view, const std::string& soname);
+// A container with namespaces of its own, in which peers on this host are not seen.
+bool HasOwnProcesses(const SystemView& view);
 bool IsActiveInfiniBand(const RdmaPort& port);
 // Ports with these properties, as indices.
 template <typename Predicate>

@@ -1,53 +1,13 @@
-// Checks of memory: GPUs and NICs, huge pages, shared memory.
+// Checks of host memory: huge pages, shared memory.
 
-#include <algorithm>
 #include <array>
 
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "src/cli/doctor.h"
 #include "src/cli/units.h"
 
 namespace kvxfer::cli {
 namespace {
-
-bool ModuleLoaded(const SystemView& view, const std::string& name) {
-  return view.files().Exists("/sys/module/" + name);
-}
-
-// NVIDIA's open kernel modules export GPU memory as dma-buf; NIC drivers take it from Linux 5.12.
-bool NvidiaDmabuf(const SystemView& view) {
-  const std::string version = view.files().Read("/proc/driver/nvidia/version").value_or("");
-  return version.find("Open Kernel Module") != std::string::npos && view.KernelAtLeast(5, 12);
-}
-
-Findings GpuDirect(const SystemView& view) {
-  constexpr uint32_t kNvidia = 0x10de;
-  const Topology& topology = view.topology();
-  if (topology.gpus.empty()) return NotApplicable("no GPU");
-  if (topology.devices.empty()) return NotApplicable("no RDMA device");
-  const bool nvidia = std::any_of(topology.gpus.begin(), topology.gpus.end(),
-                                  [](const Gpu& gpu) { return gpu.vendor == kNvidia; });
-  if (!nvidia) return NotApplicable("no NVIDIA GPU; other drivers export dma-buf by themselves");
-  if (!view.files().Exists("/sys/module")) return NotApplicable("the tree has no /sys/module");
-  if (!ModuleLoaded(view, "nvidia")) {
-    return Problem("the NVIDIA driver is not loaded", "GPU memory cannot be used at all",
-                   "modprobe nvidia; nvidia-smi");
-  }
-  const bool efa = std::any_of(topology.ports.begin(), topology.ports.end(),
-                               [](const RdmaPort& p) { return p.link == LinkLayer::kEfa; });
-  const std::string module = efa ? "efa_nv_peermem" : "nvidia_peermem";
-  const bool loaded = ModuleLoaded(view, module) || (!efa && ModuleLoaded(view, "nv_peer_mem"));
-  const bool dmabuf = NvidiaDmabuf(view);
-  if (loaded && dmabuf) return Ok(module + ", and dma-buf");
-  if (loaded) return Ok(module);
-  if (dmabuf) return Ok("dma-buf (open kernel module, Linux 5.12 or later)");
-  const std::string with_dash = efa ? "efa-nv-peermem" : "nvidia-peermem";
-  return Problem(
-      "neither " + with_dash + " nor dma-buf",
-      "registering GPU memory with a NIC fails (\"bad address\"): it goes through the host",
-      "modprobe " + with_dash + "; or the driver's open kernel modules, which export dma-buf");
-}
 
 Findings HugePages(const SystemView& view) {
   const std::string folder = "/sys/kernel/mm/transparent_hugepage";
@@ -97,7 +57,6 @@ Findings SharedMemory(const SystemView& view) {
 
 std::span<const Check> MemoryChecks() {
   static constexpr auto kChecks = std::to_array<Check>({
-      {"gpu-direct", "/sys/module, /proc/driver/nvidia/version", &GpuDirect},
       {"huge-pages", "/proc/meminfo, /sys/kernel/mm/transparent_hugepage", &HugePages},
       {"dev-shm", "size of /dev/shm", &SharedMemory},
   });

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kvxfer/backend.h"
@@ -14,9 +13,9 @@
 #include "src/cli/doctor_view.h"
 #include "src/cli/host_port.h"
 #include "src/cli/kv_cache.h"
+#include "src/cli/memory_choice.h"
 #include "src/cli/round_trip.h"
 #include "src/cli/stats.h"
-#include "src/cli/text_grid.h"
 #include "src/cli/units.h"
 #include "src/core/clock.h"
 
@@ -36,16 +35,13 @@ absl::StatusOr<Channel> Connect(const std::string& server) {
   return ConnectTo(*address, std::chrono::seconds(2));
 }
 
-std::string RailName(const RailExplanation& rail, size_t index) {
-  return absl::StrCat("rail ", index, rail.name.empty() ? "" : " ", rail.name);
-}
-
 void KeepExplanations(Channel& channel, const Agent& agent, const std::string& peer,
                       PeerPath& path) {
   if (const auto here = agent.Explain(peer); here.ok()) {
     path.here = ToJson(*here);
     for (const PathExplanation& way : here->paths) {
-      if (!way.chosen) continue;
+      // What carries GPU memory alone is not chosen for the host's.
+      if (!way.chosen && way.backend != path.backend) continue;
       path.rails = way.rails;
       path.each_rail = way.each_rail;
       path.why = way.why;
@@ -58,9 +54,10 @@ void KeepExplanations(Channel& channel, const Agent& agent, const std::string& p
 }
 
 // Round trips; the first makes the connection, and compares what came back.
-absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, KvCache& cache, PeerPath& path) {
+absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, const MemoryChoice& memory,
+                               KvCache& cache, PeerPath& path) {
   absl::StatusOr<RoundTrip> trip =
-      RoundTrip::Open(channel, agent, cache, kPingBytes, "mapped", kPatience);
+      RoundTrip::Open(channel, agent, cache, kPingBytes, {memory, memory}, kPatience);
   if (!trip.ok()) return trip.status();
   double first = 0;
   if (absl::Status s = trip->Verify(&first); !s.ok()) return s;
@@ -79,14 +76,16 @@ absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, KvCache& cache, P
 }
 
 // The best of a few transfers of 32 MiB, each until the target has all of it.
-absl::Status MeasureBandwidth(Channel& channel, Agent& agent, KvCache& cache, PeerPath& path) {
-  const KvCacheShape shape{.pieces = 1, .block_bytes = kSampleBlock, .blocks = kSampleBlocks};
+absl::Status MeasureBandwidth(Channel& channel, Agent& agent, const MemoryChoice& memory,
+                              KvCache& cache, PeerPath& path) {
+  const KvCacheShape shape{
+      .pieces = 1, .block_bytes = kSampleBlock, .blocks = kSampleBlocks, .memory = memory};
   absl::StatusOr<KvCache> made = KvCache::Create(shape);
   if (!made.ok()) return made.status();
   cache = *std::move(made);
   if (auto s = cache.RegisterWith(agent, Access::kRemoteRead); !s.ok()) return s.status();
   const absl::StatusOr<TargetSession> session =
-      TargetSession::Open(channel, agent, {.shape = shape, .memory = "mapped"}, kPatience);
+      TargetSession::Open(channel, agent, {.shape = shape}, kPatience);
   if (!session.ok()) return session.status();
   std::vector<uint32_t> ids(kSampleBlocks);
   for (uint32_t i = 0; i < kSampleBlocks; ++i) ids[i] = i;
@@ -120,6 +119,17 @@ std::string CauseOf(const absl::Status& status, const std::string& backend) {
   const std::string message(status.message());
   const size_t at = message.find(words);
   return at == std::string::npos ? message : message.substr(at + words.size());
+}
+
+// What a backend can be tried with: all but one carry host memory.
+MemoryChoice MemoryFor(const std::string& backend) {
+  return Plain(backend) == "cuda_ipc" ? MemorySource::kCuda : MemorySource::kMapped;
+}
+
+// A side without GPU memory is no fault of the way.
+bool IsWithoutGpu(const MemoryChoice& memory, const absl::Status& status) {
+  return memory.cuda() && (absl::IsUnimplemented(status) || absl::IsFailedPrecondition(status) ||
+                           absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status));
 }
 
 // Caches live as long as the agent that has them registered.
@@ -157,8 +167,16 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
   } else if (!s.ok()) {
     return s;
   }
-  if (absl::Status s = MeasureRoundTrips(*channel, **agent, small, path); !s.ok()) return s;
-  if (absl::Status s = MeasureBandwidth(*channel, **agent, large, path); !s.ok()) return s;
+  const MemoryChoice memory = MemoryFor(path.backend);
+  absl::Status measured = MeasureRoundTrips(*channel, **agent, memory, small, path);
+  if (measured.ok()) measured = MeasureBandwidth(*channel, **agent, memory, large, path);
+  if (IsWithoutGpu(memory, measured)) {
+    path.verdict = Verdict::kNotApplicable;
+    path.reached = false;
+    path.why = absl::StrCat("tried with GPU memory only: ", measured.message());
+    return absl::OkStatus();
+  }
+  if (!measured.ok()) return measured;
   JudgeRails(path);
   return absl::OkStatus();
 }
@@ -197,20 +215,6 @@ absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options)
 
 }  // namespace
 
-// Pairs of ports that do not reach each other: transfers go on over the others.
-void JudgeRails(PeerPath& path) {
-  std::vector<std::string> down;
-  for (size_t i = 0; i < path.each_rail.size(); ++i) {
-    const RailExplanation& rail = path.each_rail[i];
-    if (!rail.up) down.push_back(absl::StrCat(RailName(rail, i), " (", rail.why, ")"));
-  }
-  if (down.empty()) return;
-  path.verdict = Verdict::kWarning;
-  path.why = absl::StrCat(down.size(), " of ", path.each_rail.size(),
-                          " rails are down: ", absl::StrJoin(down, "; "));
-  path.mend = "kvxfer doctor, here and on the server's host; name the fabrics alike on both";
-}
-
 absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckOptions& options) {
   const absl::StatusOr<std::vector<std::string>> wanted = Wanted(options);
   if (!wanted.ok()) return wanted.status();
@@ -235,93 +239,6 @@ absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckO
     report.paths.push_back(CheckPath(server, options, backend));
   }
   return report;
-}
-
-namespace {
-
-// A line for each rail, where there is more to tell than how many there are.
-std::string RailsText(const PeerPath& path) {
-  const bool telling =
-      path.each_rail.size() > 1 || std::any_of(path.each_rail.begin(), path.each_rail.end(),
-                                               [](const RailExplanation& r) { return !r.up; });
-  if (!path.reached || !telling) return {};
-  using Align = TextGrid::Align;
-  TextGrid grid({Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kLeft});
-  for (size_t i = 0; i < path.each_rail.size(); ++i) {
-    const RailExplanation& rail = path.each_rail[i];
-    const double rtt_us = Seconds(rail.round_trip) * 1e6;
-    grid.Add({RailName(rail, i), rail.up ? "up" : "DOWN",
-              rail.up && rtt_us > 0 ? FormatFixed(rtt_us, 1) + " us" : "",
-              rail.up ? FormatFixed(8 * rail.bytes_per_second / 1e9, 2) + " Gb/s" : "", rail.why});
-  }
-  return absl::StrCat("\n", path.backend, "\n", grid.ToString("  "));
-}
-
-}  // namespace
-
-std::string PeerText(const PeerReport& report) {
-  using Align = TextGrid::Align;
-  TextGrid grid({Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
-                 Align::kRight, Align::kLeft});
-  grid.Add({"backend", "", "rails", "rtt us min", "p50", "Gb/s", "path"});
-  std::string rails;
-  std::string details;
-  for (const PeerPath& path : report.paths) {
-    const char* word = path.reached                              ? "reached"
-                       : path.verdict == Verdict::kNotApplicable ? "-"
-                                                                 : "NOT REACHED";
-    grid.Add({path.backend, word, path.reached ? absl::StrCat(path.rails) : "",
-              path.reached ? FormatFixed(path.rtt_min_us, 1) : "",
-              path.reached ? FormatFixed(path.rtt_p50_us, 1) : "",
-              path.reached ? FormatFixed(path.gbps, 2) : "", path.why});
-    rails += RailsText(path);
-    if (path.verdict < Verdict::kWarning) continue;
-    absl::StrAppend(&details, "\n",
-                    path.verdict == Verdict::kProblem
-                        ? absl::StrCat("PROBLEM  ", path.backend, " does not reach ", report.server)
-                        : absl::StrCat("WARNING  ", path.backend, " is not whole"),
-                    "\n  why   ", path.why, "\n  mend  ", path.mend, "\n");
-  }
-  return absl::StrCat(grid.ToString(), rails, details, "\n",
-                      report.taken.empty()
-                          ? "no backend carries transfers there\n"
-                          : absl::StrCat("transfers there take ", report.taken, "\n"));
-}
-
-Json PeerJson(const PeerReport& report) {
-  Json paths = Json::array();
-  for (const PeerPath& path : report.paths) {
-    paths.push_back({{"backend", path.backend},
-                     {"verdict", ToString(path.verdict)},
-                     {"reached", path.reached},
-                     {"why", path.why},
-                     {"mend", path.mend},
-                     {"rails", path.rails},
-                     {"rtt_min_us", path.rtt_min_us},
-                     {"rtt_p50_us", path.rtt_p50_us},
-                     {"rtt_max_us", path.rtt_max_us},
-                     {"gbps", path.gbps},
-                     {"here", path.here},
-                     {"there", path.there}});
-  }
-  return {{"server", report.server},
-          {"taken", report.taken.empty() ? Json(nullptr) : Json(report.taken)},
-          {"paths", paths}};
-}
-
-absl::Status PeerStatus(const PeerReport& report, bool strict) {
-  std::vector<std::string> faults;
-  bool reached = false;
-  for (const PeerPath& path : report.paths) {
-    reached |= path.reached;
-    if (path.verdict == Verdict::kProblem) faults.push_back("not reached over " + path.backend);
-    if (strict && path.verdict == Verdict::kWarning) {
-      faults.push_back("not every rail of " + path.backend + " is up (--strict)");
-    }
-  }
-  if (faults.empty() && !reached) faults.emplace_back("no backend reaches it");
-  if (faults.empty()) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(report.server, ": ", absl::StrJoin(faults, ", ")));
 }
 
 }  // namespace kvxfer::cli

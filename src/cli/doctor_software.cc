@@ -20,6 +20,13 @@ bool MayTraceAll(const SystemView& view) {
   return ((mask >> kSysPtrace) & 1) != 0;
 }
 
+bool InContainer(const SystemView& view) {
+  for (const char* mark : {"/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io"}) {
+    if (view.files().Exists(mark)) return true;
+  }
+  return false;
+}
+
 // Cross-memory attach needs the right to trace the other process.
 Findings Yama(const SystemView& view) {
   const auto scope = view.files().ReadInt("/proc/sys/kernel/yama/ptrace_scope");
@@ -28,39 +35,26 @@ Findings Yama(const SystemView& view) {
   const std::string text = absl::StrCat("kernel.yama.ptrace_scope is ", *scope);
   if (*scope == 0) return Ok(text);
   if (*scope < 3 && MayTraceAll(view)) return Ok(text + ", and this process has SYS_PTRACE");
+  const bool gpus = view.Cuda().asked && view.Cuda().status.ok();
   return Warning(text,
-                 "shm cannot attach to memory that is not kvxfer's own: transfers of it between "
-                 "processes of this host go over tcp",
+                 absl::StrCat("shm cannot attach to memory that is not kvxfer's own: transfers of "
+                              "it between processes of this host go over tcp",
+                              gpus ? "; nor can cuda_ipc take descriptors of GPU memory that "
+                                     "cuMemCreate made"
+                                   : ""),
                  *scope == 3 ? "boot without it (3 cannot be taken back), or use HostBuffer"
                              : "sysctl kernel.yama.ptrace_scope=0; or prctl(PR_SET_PTRACER) in the "
                                "peer, --cap-add=SYS_PTRACE, or HostBuffer");
 }
 
-// Whether this is a container whose own namespaces keep peers on this host apart from it.
 Findings SameHost(const SystemView& view) {
-  bool container = false;
-  for (const char* mark : {"/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io"}) {
-    container |= view.files().Exists(mark);
-  }
-  if (!container) return Ok("not in a container");
-  const std::string first = view.files().Read("/proc/1/comm").value_or("");
-  if (first == "systemd" || first == "init") return Ok("in a container with the host's processes");
+  if (!InContainer(view)) return Ok("not in a container");
+  if (!HasOwnProcesses(view)) return Ok("in a container with the host's processes");
   return Warning("in a container with processes of its own",
                  "shm reaches processes of this container only; those of others on this host are "
                  "reached over tcp",
                  "docker: --pid=host --network=host; in a pod: hostPID and hostNetwork, or one pod "
                  "for both");
-}
-
-// File name of a library, links followed ("libibverbs.so.1.14.44.0"); empty: not installed.
-std::string FindLibrary(const SystemView& view, const std::string& soname) {
-  for (const char* folder :
-       {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
-        "/usr/local/lib", "/opt/amazon/efa/lib64", "/opt/amazon/efa/lib", "/opt/hpcx/ucx/lib"}) {
-    std::string real = view.files().Resolve(absl::StrCat(folder, "/", soname));
-    if (!real.empty()) return real;
-  }
-  return {};
 }
 
 bool HasLibraries(const SystemView& view) { return view.files().Exists("/usr/lib"); }
@@ -192,6 +186,21 @@ Findings Backends(const SystemView& view) {
 }
 
 }  // namespace
+
+bool HasOwnProcesses(const SystemView& view) {
+  const std::string first = view.files().Read("/proc/1/comm").value_or("");
+  return InContainer(view) && first != "systemd" && first != "init";
+}
+
+std::string FindLibrary(const SystemView& view, const std::string& soname) {
+  for (const char* folder :
+       {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
+        "/usr/local/lib", "/opt/amazon/efa/lib64", "/opt/amazon/efa/lib", "/opt/hpcx/ucx/lib"}) {
+    std::string real = view.files().Resolve(absl::StrCat(folder, "/", soname));
+    if (!real.empty()) return real;
+  }
+  return {};
+}
 
 std::span<const Check> SoftwareChecks() {
   static constexpr auto kChecks = std::to_array<Check>({

@@ -41,6 +41,10 @@ class TreeView final : public SystemView {
   std::optional<uint64_t> FilesystemBytes(const std::string&) const override { return {}; }
   std::string LibraryVersion(const std::string&) const override { return {}; }
   std::vector<BackendState> Backends() const override { return {}; }
+  const CudaState& Cuda() const override { return cuda_; }
+
+ private:
+  const CudaState cuda_{};  // not asked
 };
 
 // A library that is kept loaded: some do not stand being unloaded.
@@ -89,6 +93,12 @@ class LiveView final : public SystemView {
     return states;
   }
 
+  const CudaState& Cuda() const override {
+    constexpr Duration kLongest = std::chrono::seconds(15);
+    if (!cuda_.asked) cuda_ = AskWithin(kLongest, &AskCuda);
+    return cuda_;
+  }
+
  private:
   static BackendState StateOf(const BackendOrigin& backend) {
     const std::string& name = backend.name;
@@ -102,6 +112,8 @@ class LiveView final : public SystemView {
             .usable = agent.ok(),
             .why = agent.ok() ? "" : std::string(agent.status().message())};
   }
+
+  mutable CudaState cuda_;
 };
 
 }  // namespace

@@ -4,12 +4,16 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "src/cli/agent_setup.h"
 #include "src/cli/bootstrap.h"
 #include "src/cli/commands.h"
 #include "src/cli/host_port.h"
+#include "src/cli/kv_cache.h"
+#include "src/cli/memory_choice.h"
 #include "src/cli/options.h"
+#include "src/cli/round_trip.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -18,27 +22,48 @@ struct ExplainFlags {
   std::string server;
   std::string backend;
   std::string listen;
+  std::string memory;  // empty: no memory is moved
   bool json = false;
 };
+
+// Makes the connections, so that paths are known and not only possible: by an empty message, or
+// with memory of these kinds by a round trip between it.
+absl::Status MakeConnections(const ExplainFlags& flags, Channel& channel, Agent& agent,
+                             KvCache& cache, std::string& peer) {
+  constexpr Duration kPatience = std::chrono::seconds(10);
+  if (!flags.memory.empty()) {
+    const absl::StatusOr<MemorySides> memory = ParseMemorySides(flags.memory);
+    if (!memory.ok()) return memory.status();
+    constexpr uint64_t kBytes = 4096;
+    absl::StatusOr<RoundTrip> trip =
+        RoundTrip::Open(channel, agent, cache, kBytes, *memory, kPatience);
+    if (!trip.ok()) return trip.status();
+    peer = trip->session().peer();
+    return trip->Once();
+  }
+  absl::StatusOr<std::string> name = Introduce(channel, agent);
+  if (!name.ok()) return name.status();
+  peer = *std::move(name);
+  const absl::StatusOr<Transfer> hello = agent.Notify(peer, "");
+  if (!hello.ok()) return hello.status();
+  return hello->Wait(kPatience);
+}
 
 absl::Status RunExplain(const ExplainFlags& flags) {
   const absl::StatusOr<HostPort> address = ParseHostPort(flags.server);
   if (!address.ok()) return address.status();
   absl::StatusOr<Channel> channel = ConnectTo(*address, std::chrono::seconds(2));
   if (!channel.ok()) return channel.status();
+  KvCache cache;  // before the agent: it outlives its registration
   const absl::StatusOr<std::unique_ptr<Agent>> agent =
       MakeAgent({.role = "explain",
                  .backends = flags.backend,
                  .listen = flags.listen,
                  .default_listen = LocalHost(*channel)});
   if (!agent.ok()) return agent.status();
-  const absl::StatusOr<std::string> peer = Introduce(*channel, **agent);
-  if (!peer.ok()) return peer.status();
-  // An empty message makes the connection, so that its path is known and not only possible.
-  const absl::StatusOr<Transfer> hello = (*agent)->Notify(*peer, "");
-  if (!hello.ok()) return hello.status();
-  if (absl::Status s = hello->Wait(std::chrono::seconds(10)); !s.ok()) return s;
-  const absl::StatusOr<Explanation> here = (*agent)->Explain(*peer);
+  std::string peer;
+  if (absl::Status s = MakeConnections(flags, *channel, **agent, cache, peer); !s.ok()) return s;
+  const absl::StatusOr<Explanation> here = (*agent)->Explain(peer);
   if (!here.ok()) return here.status();
   const absl::StatusOr<Json> there = channel->Call({{"type", "explain"}}, std::chrono::seconds(10));
   if (!there.ok()) return there.status();
@@ -64,6 +89,8 @@ void AddExplain(CLI::App& app, Action& action) {
   command->add_option("server", flags->server, "host:port of kvxfer serve")->required();
   command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: the best)");
   command->add_option("--listen", flags->listen, kClientListenHelp);
+  command->add_option("--memory", flags->memory,
+                      "Moves some of such memory, and explains its way: as of bench");
   command->add_flag("--json", flags->json, "Report as JSON");
   command->callback([flags, &action] { action = [flags] { return RunExplain(*flags); }; });
 }

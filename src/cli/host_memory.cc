@@ -1,33 +1,13 @@
 #include "src/cli/host_memory.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
 
-#include "src/cli/units.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::cli {
-
-absl::StatusOr<MemorySource> ParseMemorySource(std::string_view text) {
-  if (text == "mapped") return MemorySource::kMapped;
-  if (text == "mapped-small") return MemorySource::kMappedSmall;
-  if (text == "mapped-reserved") return MemorySource::kMappedReserved;
-  if (text == "attached") return MemorySource::kAttached;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "memory '", ToAbsl(text), "': choose mapped, mapped-small, mapped-reserved or attached"));
-}
-
-absl::Status CheckFits(uint64_t bytes, const char* instead) {
-  const auto memory =
-      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  if (bytes <= memory) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the run needs ", FormatBytes(bytes),
-                                                 ", this host has ", FormatBytes(memory), "; use ",
-                                                 instead));
-}
 
 absl::StatusOr<HostMemory> HostMemory::Allocate(MemorySource source, size_t bytes) {
   HostMemory memory;

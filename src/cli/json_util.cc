@@ -153,10 +153,20 @@ Json ToJson(const Explanation& explanation) {
                      {"each_rail", std::move(rails)},
                      {"why", path.why}});
   }
+  const auto kind = [](MemoryKind of) { return of == MemoryKind::kCuda ? "cuda" : "host"; };
+  Json memory = Json::array();
+  for (const MemoryExplanation& one : explanation.memory) {
+    memory.push_back({{"local", kind(one.local)},
+                      {"remote", kind(one.remote)},
+                      {"backend", one.backend},
+                      {"staged", one.staged},
+                      {"why", one.why}});
+  }
   return {{"peer", explanation.peer},
           {"incarnation", explanation.incarnation.ToString()},
           {"host", explanation.host},
-          {"paths", std::move(paths)}};
+          {"paths", std::move(paths)},
+          {"memory", std::move(memory)}};
 }
 
 }  // namespace kvxfer::cli

@@ -62,14 +62,14 @@ absl::StatusOr<std::vector<PagedRegion>> ClientRegions(const Json& request, cons
 }
 
 absl::StatusOr<PrepareRequest> ParsePrepare(const Json& request, uint64_t max_bytes) {
-  const absl::StatusOr<MemorySource> source = ParseMemorySource(GetString(request, "memory"));
-  if (!source.ok()) return source.status();
+  const absl::StatusOr<MemoryChoice> memory = ParseMemoryChoice(GetString(request, "memory"));
+  if (!memory.ok()) return memory.status();
   Fields fields(request);
   PrepareRequest parsed;
   parsed.shape = {.pieces = static_cast<uint32_t>(fields.Number("pieces", 1, kMaxPieces)),
                   .block_bytes = fields.Number("block_bytes", 1, UINT64_MAX),
                   .blocks = static_cast<uint32_t>(fields.Number("blocks", 1, UINT32_MAX)),
-                  .memory = *source};
+                  .memory = *memory};
   if (!fields.status().ok()) return fields.status();
   const KvCacheShape& shape = parsed.shape;
   const bool countable = shape.block_bytes <= UINT64_MAX / 2 / shape.pieces / shape.blocks;
@@ -132,7 +132,7 @@ absl::StatusOr<Json> PeerService::Content(Session& session, const std::string& t
   const KvCache& cache = session.cache;
   if (cache.regions().empty()) return absl::FailedPreconditionError("prepare first");
   if (type == "clear") {
-    cache.Clear();
+    if (absl::Status s = cache.Clear(); !s.ok()) return s;
     return HandedOver();
   }
   const uint32_t blocks = cache.shape().blocks;
@@ -151,11 +151,9 @@ absl::StatusOr<Json> PeerService::Content(Session& session, const std::string& t
   for (uint64_t i = 0; i < streams; ++i) {
     const auto part = std::span(ids).subspan(first + i * each, each);
     const auto number = static_cast<uint32_t>(content + i);
-    if (type == "fill") {
-      cache.FillRequest(number, part, seed);
-    } else if (absl::Status s = cache.CheckRequest(number, part, seed); !s.ok()) {
-      return s;
-    }
+    absl::Status status = type == "fill" ? cache.FillRequest(number, part, seed)
+                                         : cache.CheckRequest(number, part, seed);
+    if (!status.ok()) return status;
   }
   if (type == "fill") return HandedOver();
   if (absl::Status s = cache.CheckGuards(); !s.ok()) return s;

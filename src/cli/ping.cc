@@ -10,6 +10,7 @@
 #include "src/cli/agent_setup.h"
 #include "src/cli/bootstrap.h"
 #include "src/cli/commands.h"
+#include "src/cli/memory_choice.h"
 #include "src/cli/options.h"
 #include "src/cli/process.h"
 #include "src/cli/round_trip.h"
@@ -47,6 +48,8 @@ void PrintPing(const PingFlags& flags, const std::string& peer, const std::strin
 }
 
 absl::Status PingOver(const PingFlags& flags, Channel& channel) {
+  const absl::StatusOr<MemorySides> memory = ParseMemorySides(flags.memory);
+  if (!memory.ok()) return memory.status();
   KvCache cache;  // before the agent: it outlives its registration
   const absl::StatusOr<std::unique_ptr<Agent>> agent =
       MakeAgent({.role = "ping",
@@ -55,7 +58,7 @@ absl::Status PingOver(const PingFlags& flags, Channel& channel) {
                  .default_listen = LocalHost(channel)});
   if (!agent.ok()) return agent.status();
   absl::StatusOr<RoundTrip> trip =
-      RoundTrip::Open(channel, **agent, cache, flags.size, flags.memory, flags.timeout);
+      RoundTrip::Open(channel, **agent, cache, flags.size, *memory, flags.timeout);
   if (!trip.ok()) return trip.status();
   const std::string peer = trip->session().peer();
   const bool each = !flags.json && flags.count <= 100;
@@ -76,7 +79,7 @@ absl::Status PingOver(const PingFlags& flags, Channel& channel) {
       std::fflush(stdout);
     }
   }
-  PrintPing(flags, peer, ChosenPath(**agent, peer), Summarize(std::move(times)));
+  PrintPing(flags, peer, ChosenPath(**agent, peer, *memory), Summarize(std::move(times)));
   ExpectPeersToLeave();
   return absl::OkStatus();
 }

@@ -22,12 +22,10 @@ constexpr uint32_t kAnswer = 1;
 }  // namespace
 
 absl::StatusOr<RoundTrip> RoundTrip::Open(Channel& channel, Agent& agent, KvCache& cache,
-                                          uint64_t size, const std::string& memory,
+                                          uint64_t size, const MemorySides& memory,
                                           Duration timeout, double* register_ms) {
-  const absl::StatusOr<MemorySource> source = ParseMemorySource(memory);
-  if (!source.ok()) return source.status();
   absl::StatusOr<KvCache> made =
-      KvCache::Create({.pieces = 1, .block_bytes = size, .blocks = 2, .memory = *source});
+      KvCache::Create({.pieces = 1, .block_bytes = size, .blocks = 2, .memory = memory.here});
   if (!made.ok()) return made.status();
   cache = std::move(*made);
   const Time before = Now();
@@ -36,12 +34,11 @@ absl::StatusOr<RoundTrip> RoundTrip::Open(Channel& channel, Agent& agent, KvCach
   PagedRegion answer = cache.regions()[0];
   answer.base += kAnswer * answer.stride;
   answer.count = 1;
-  absl::StatusOr<TargetSession> session =
-      TargetSession::Open(channel, agent,
-                          {.shape = {.pieces = 1, .block_bytes = size, .blocks = 1},
-                           .memory = memory,
-                           .answer = {answer}},
-                          timeout);
+  absl::StatusOr<TargetSession> session = TargetSession::Open(
+      channel, agent,
+      {.shape = {.pieces = 1, .block_bytes = size, .blocks = 1, .memory = memory.there},
+       .answer = {answer}},
+      timeout);
   if (!session.ok()) return session.status();
   RoundTrip trip;
   trip.agent_ = &agent;
@@ -109,15 +106,17 @@ absl::Status RoundTrip::CheckPeer() {
 
 absl::Status RoundTrip::Verify(double* took_us) {
   const uint64_t seed = PatternSeed({session_.id(), sequence_});
-  FillPattern(cache_->Block(0, kSource), seed);
-  FillPattern(cache_->Block(0, kAnswer), seed + 1);
+  absl::Status filled = cache_->FillBlock(0, kSource, seed);
+  filled.Update(cache_->FillBlock(0, kAnswer, seed + 1));
+  if (!filled.ok()) return filled;
   const Time start = Now();
   if (absl::Status s = Once(); !s.ok()) return s;
   *took_us = Seconds(Now() - start) * 1e6;
-  const std::optional<size_t> wrong = FindMismatch(cache_->Block(0, kAnswer), seed);
-  if (!wrong) return cache_->CheckGuards();
+  const absl::StatusOr<std::optional<size_t>> wrong = cache_->FindInBlock(0, kAnswer, seed);
+  if (!wrong.ok()) return wrong.status();
+  if (!*wrong) return cache_->CheckGuards();
   return absl::DataLossError(
-      absl::StrCat("byte ", *wrong, " of the answer is not what was written there"));
+      absl::StrCat("byte ", **wrong, " of the answer is not what was written there"));
 }
 
 }  // namespace kvxfer::cli

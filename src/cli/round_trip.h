@@ -3,12 +3,11 @@
 #define KVXFER_CLI_ROUND_TRIP_H_
 
 #include <cstdint>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
-#include "src/cli/host_memory.h"
 #include "src/cli/kv_cache.h"
+#include "src/cli/memory_choice.h"
 #include "src/cli/target_session.h"
 #include "src/core/clock.h"
 
@@ -23,7 +22,7 @@ class RoundTrip {
   // Makes the memory for both directions, in `cache` (which must outlive the agent), and the
   // session. `register_ms`, where not null, gets the time that registering took.
   static absl::StatusOr<RoundTrip> Open(Channel& channel, Agent& agent, KvCache& cache,
-                                        uint64_t size, const std::string& memory, Duration timeout,
+                                        uint64_t size, const MemorySides& memory, Duration timeout,
                                         double* register_ms = nullptr);
 
   // Until the answer is here. A transfer that fails ends it at once, with its status; a peer that

@@ -51,7 +51,7 @@ absl::StatusOr<TargetSession> TargetSession::Open(Channel& channel, Agent& agent
                   {"pieces", request.shape.pieces},
                   {"block_bytes", request.shape.block_bytes},
                   {"blocks", request.shape.blocks},
-                  {"memory", request.memory}};
+                  {"memory", request.shape.memory.ToString()}};
   if (!request.answer.empty()) prepare["answer"] = ToJson(request.answer);
   if (!request.drive.empty()) prepare["drive"] = ToJson(request.drive);
   const absl::StatusOr<Json> ready = channel.Call(prepare, timeout);

@@ -19,8 +19,7 @@ namespace kvxfer::cli {
 // What a client asks for. `answer` and `drive` are regions of its own that it lets the service
 // write and read: `answer` for an answer to each notification, `drive` for a load of its own.
 struct SessionRequest {
-  KvCacheShape shape{};
-  std::string memory{};
+  KvCacheShape shape{};  // without a gap
   std::vector<PagedRegion> answer{};
   std::vector<PagedRegion> drive{};
 };

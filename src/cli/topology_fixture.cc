@@ -48,8 +48,8 @@ std::string AddPciDevice(const Json& device, const PciAddress& pci, SysfsTree& t
   tree.File(folder + "/device", Text(device, "device", "0x1021"));
   tree.File(folder + "/class", Text(device, "class", "0x020700"));
   tree.File(folder + "/numa_node", absl::StrCat(Number(device, "numa", -1)));
-  for (const char* field :
-       {"current_link_speed", "max_link_speed", "current_link_width", "max_link_width"}) {
+  for (const char* field : {"current_link_speed", "max_link_speed", "current_link_width",
+                            "max_link_width", "resource"}) {
     if (device.contains(field)) tree.File(absl::StrCat(folder, "/", field), Text(device, field));
   }
   if (const std::string driver = Text(device, "driver"); !driver.empty()) {

@@ -66,6 +66,7 @@ void EncodeRegion(const AgentMetadata::Region& region,
   out.set_kind(static_cast<uint32_t>(region.region.kind));
   out.set_device_id(region.region.device_id);
   out.set_access(static_cast<uint32_t>(region.region.access));
+  out.set_staging(region.staging);
   for (const auto& [backend, key] : region.keys) {
     proto::RegionKey& encoded = *out.add_keys();
     encoded.set_backend(key_backends.at(backend));
@@ -182,6 +183,7 @@ absl::StatusOr<AgentMetadata::Region> DecodeRegion(const proto::Region& in,
                 .kind = static_cast<MemoryKind>(in.kind()),
                 .device_id = in.device_id(),
                 .access = static_cast<Access>(in.access())};
+  out.staging = in.staging();
   for (const proto::RegionKey& key : in.keys()) {
     const std::string field = absl::StrCat("region ", in.id(), " key");
     if (absl::Status s = CheckSize(field, key.key(), 1, kMaxAddressBytes); !s.ok()) return s;

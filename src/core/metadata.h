@@ -33,6 +33,7 @@ struct AgentMetadata {
   struct Region {
     RemoteRegion region{};
     std::map<std::string, std::string> keys{};  // backend → Registration::Key(), where not empty
+    bool staging = false;  // made for the slots that the agent lends (wire_format.h)
   };
   std::vector<Region> regions{};
   uint32_t last_region = 0;  // highest id given out when this was taken

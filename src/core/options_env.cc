@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kMaxTcpStreams = 16;
 constexpr int64_t kMaxCopyThreads = 8;
+constexpr int64_t kMaxStagingBytes = int64_t{64} << 30;
 constexpr int64_t kMaxSpinMicroseconds = 1'000'000;
 
 std::string_view Value(const char* variable) {
@@ -131,6 +132,10 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
   int64_t copy_threads = options.shm_copy_threads;
   status.Update(ReadNumber("KVXFER_SHM_COPY_THREADS", 0, kMaxCopyThreads, copy_threads));
   options.shm_copy_threads = static_cast<uint32_t>(copy_threads);
+
+  auto staging_bytes = static_cast<int64_t>(options.staging_bytes);
+  status.Update(ReadNumber("KVXFER_STAGING_BYTES", 0, kMaxStagingBytes, staging_bytes));
+  options.staging_bytes = static_cast<uint64_t>(staging_bytes);
   status.Update(ReadVerbs(options.verbs));
   ReadText("KVXFER_UCX_TLS", options.ucx.tls);
   ReadText("KVXFER_UCX_NET_DEVICES", options.ucx.net_devices);

@@ -22,6 +22,7 @@ struct RegionView {
   uint64_t base = 0;
   uint64_t bytes = 0;
   Access access = Access::kNone;
+  MemoryKind kind = MemoryKind::kHost;
 
   bool Contains(uint64_t address, uint64_t size) const {
     return address >= base && size <= bytes && address - base <= bytes - size;

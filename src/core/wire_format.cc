@@ -54,6 +54,18 @@ template <>
 constexpr const char* kFrameName<FetchEndFrame> = "fetch-end";
 template <>
 constexpr const char* kFrameName<VerdictFrame> = "verdict";
+template <>
+constexpr const char* kFrameName<StageAskFrame> = "stage-ask";
+template <>
+constexpr const char* kFrameName<StageLendFrame> = "stage-lend";
+template <>
+constexpr const char* kFrameName<StageRecallFrame> = "stage-recall";
+template <>
+constexpr const char* kFrameName<StageBackFrame> = "stage-back";
+template <>
+constexpr const char* kFrameName<StageFrame> = "stage";
+template <>
+constexpr const char* kFrameName<StagedFrame> = "staged";
 
 // Bytes of one list item on the wire; every item has a fixed size, so that a count can be held
 // against the bytes that are left before anything is allocated.
@@ -67,6 +79,8 @@ template <>
 constexpr size_t kItemBytes<AbortAck> = 9;
 template <>
 constexpr size_t kItemBytes<DiscardAck> = 13;
+template <>
+constexpr size_t kItemBytes<StageRun> = 16;
 
 template <typename Value>
 void StoreLittle(char* out, Value value) {
@@ -256,6 +270,12 @@ void Fields(Io& io, Ref<Io, DiscardAck> ack) {
   io.Slot("slot", ack.ref);
   io.Bool("complete", ack.complete);
 }
+template <typename Io>
+void Fields(Io& io, Ref<Io, StageRun> run) {
+  io.Int("address", run.address);
+  io.Int("bytes", run.bytes);
+  io.Int("rkey", run.rkey);
+}
 
 // Bodies.
 template <typename Io>
@@ -389,6 +409,36 @@ void Fields(Io& io, Ref<Io, VerdictFrame> frame) {
   io.Bool("good", frame.good);
   io.Text("why", frame.why, 0, kMaxNotificationBytes);
 }
+template <typename Io>
+void Fields(Io& io, Ref<Io, StageAskFrame> frame) {
+  io.Int("count", frame.count);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, StageLendFrame> frame) {
+  io.List("slots", frame.slots);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, StageRecallFrame> frame) {
+  io.Int("nothing", frame.nothing);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, StageBackFrame> frame) {
+  io.List("slots", frame.slots);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, StageFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  EnumField(io, "when", frame.when, 0, static_cast<uint8_t>(StageWhen::kScatterLater));
+  io.Int("slot", frame.slot);
+  io.List("runs", frame.runs);
+  io.Check("runs", !frame.runs.empty() && frame.runs.size() <= kMaxStageRuns, "must be 1 to 4096");
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, StagedFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  io.Bool("good", frame.good);
+  io.Text("why", frame.why, 0, kMaxNotificationBytes);
+}
 
 // Most frames have fewer.
 constexpr size_t kUsualBodyBytes = 96;
@@ -481,7 +531,7 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
   }
   const auto type = static_cast<uint8_t>(message[0]);
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kVerdict)) {
+      type > static_cast<uint8_t>(FrameType::kStaged)) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }
@@ -528,6 +578,12 @@ std::string Encode(const KvPartFrame& frame) { return EncodeBody(frame); }
 std::string Encode(const FetchBeginFrame& frame) { return EncodeBody(frame); }
 std::string Encode(const FetchEndFrame& frame) { return EncodeBody(frame); }
 std::string Encode(const VerdictFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const StageAskFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const StageLendFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const StageRecallFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const StageBackFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const StageFrame& frame) { return EncodeBody(frame); }
+std::string Encode(const StagedFrame& frame) { return EncodeBody(frame); }
 
 template absl::StatusOr<HelloFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<HelloAckFrame> Decode(std::span<const std::byte> body);
@@ -548,6 +604,12 @@ template absl::StatusOr<KvPartFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<FetchBeginFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<FetchEndFrame> Decode(std::span<const std::byte> body);
 template absl::StatusOr<VerdictFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<StageAskFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<StageLendFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<StageRecallFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<StageBackFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<StageFrame> Decode(std::span<const std::byte> body);
+template absl::StatusOr<StagedFrame> Decode(std::span<const std::byte> body);
 
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const HelloFrame&);
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const HelloAckFrame&);
@@ -567,6 +629,12 @@ template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const RailFram
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const FetchBeginFrame&);
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const FetchEndFrame&);
 template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const VerdictFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StageAskFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StageLendFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StageRecallFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StageBackFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StageFrame&);
+template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StagedFrame&);
 
 absl::StatusOr<uint16_t> CommonVersion(uint16_t min_a, uint16_t max_a, uint16_t min_b,
                                        uint16_t max_b) {

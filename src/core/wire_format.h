@@ -1,4 +1,4 @@
-// Frames of the data plane's control channel, versions 1 to 4: encode and decode, nothing else.
+// Frames of the data plane's control channel, versions 1 to 5: encode and decode, nothing else.
 //
 // All integers little-endian, except immediates, which travel big-endian as NICs carry them. Every
 // message of a backend is one envelope:
@@ -25,10 +25,11 @@
 namespace kvxfer {
 
 inline constexpr uint16_t kMinProtocolVersion = 1;
-inline constexpr uint16_t kMaxProtocolVersion = 4;
+inline constexpr uint16_t kMaxProtocolVersion = 5;
 inline constexpr uint16_t kCarryVersion = 2;  // the first that knows kCarry
 inline constexpr uint16_t kRailVersion = 3;   // the first whose rails may fail one by one
 inline constexpr uint16_t kKvVersion = 4;     // the first that knows KV caches
+inline constexpr uint16_t kStageVersion = 5;  // the first that lends staging memory
 
 // Immediate: slot (20 bits, high) | generation (12 bits, low).
 inline constexpr uint32_t kSlotBits = 20;
@@ -78,13 +79,19 @@ enum class FrameType : uint8_t {
   kQuiesce,      // target → initiator
   kPing,         // unnumbered; answered by kPong
   kPong,
-  kAck,         // unnumbered; only the envelope's ack
-  kCarry,       // both, unnumbered: two messages in one, see CarriedMessages
-  kFenceRail,   // initiator → target, unnumbered: over the connection whose rail failed
-  kRailFenced,  // target → initiator, unnumbered: answers kFenceRail over the same connection
-  kFetchBegin,  // initiator → target, numbered, like the next two: asks to read under a lease
-  kFetchEnd,    // initiator → target: the last byte is read, or the fetch was given up
-  kVerdict,     // target → initiator: on a fetch; or that a KV part is refused
+  kAck,          // unnumbered; only the envelope's ack
+  kCarry,        // both, unnumbered: two messages in one, see CarriedMessages
+  kFenceRail,    // initiator → target, unnumbered: over the connection whose rail failed
+  kRailFenced,   // target → initiator, unnumbered: answers kFenceRail over the same connection
+  kFetchBegin,   // initiator → target, numbered, like the next two: asks to read under a lease
+  kFetchEnd,     // initiator → target: the last byte is read, or the fetch was given up
+  kVerdict,      // target → initiator: on a fetch; or that a KV part is refused
+  kStageAsk,     // initiator → target, numbered, like all below: wishes for staging slots
+  kStageLend,    // target → initiator: slots that it may use
+  kStageRecall,  // target → initiator: others wait for slots
+  kStageBack,    // initiator → target: slots that it will not use any more
+  kStage,        // initiator → target: what goes between a slot and the target's memory
+  kStaged,       // target → initiator: answers kStage
 };
 
 inline constexpr size_t kEnvelopeBytes = 24;
@@ -289,6 +296,61 @@ struct VerdictFrame {
   bool operator==(const VerdictFrame&) const = default;
 };
 
+// A slot of staging memory is so many bytes of a region of the target that is made for it, by
+// number from its beginning (docs/architecture.md, "Staging").
+struct StageAskFrame {
+  uint32_t count = 0;  // slots wished for
+  bool operator==(const StageAskFrame&) const = default;
+};
+
+struct StageLendFrame {
+  std::vector<uint32_t> slots{};
+  bool operator==(const StageLendFrame&) const = default;
+};
+
+struct StageRecallFrame {
+  uint32_t nothing = 0;  // reserved
+  bool operator==(const StageRecallFrame&) const = default;
+};
+
+struct StageBackFrame {
+  std::vector<uint32_t> slots{};
+  bool operator==(const StageBackFrame&) const = default;
+};
+
+// A contiguous piece of the target's memory.
+struct StageRun {
+  uint64_t address = 0;
+  uint32_t bytes = 0;
+  uint32_t rkey = 0;
+  bool operator==(const StageRun&) const = default;
+};
+inline constexpr size_t kMaxStageRuns = 4096;
+
+// When, and in which direction, the target copies between a slot and its memory.
+enum class StageWhen : uint8_t {
+  kGather = 0,    // into the slot, at once
+  kScatter,       // out of it, at once: the bytes are there
+  kScatterLater,  // out of it, once the transfer that brings the bytes is whole
+};
+
+// The runs lie in the slot one behind the other. A second one for a slot takes the place of one
+// that waits for its transfer.
+struct StageFrame {
+  uint64_t transfer = 0;  // that moves the bytes of the slot
+  StageWhen when = StageWhen::kGather;
+  uint32_t slot = 0;
+  std::vector<StageRun> runs{};
+  bool operator==(const StageFrame&) const = default;
+};
+
+struct StagedFrame {
+  uint64_t transfer = 0;
+  bool good = false;  // every byte is there, visible to whatever runs there from now on
+  std::string why{};  // not
+  bool operator==(const StagedFrame&) const = default;
+};
+
 // A frame as declared above, as opposed to the bytes of one.
 template <typename T>
 concept PlainFrame = std::is_class_v<T> && std::is_aggregate_v<T>;
@@ -336,6 +398,12 @@ std::string Encode(const KvPartFrame& frame);
 std::string Encode(const FetchBeginFrame& frame);
 std::string Encode(const FetchEndFrame& frame);
 std::string Encode(const VerdictFrame& frame);
+std::string Encode(const StageAskFrame& frame);
+std::string Encode(const StageLendFrame& frame);
+std::string Encode(const StageRecallFrame& frame);
+std::string Encode(const StageBackFrame& frame);
+std::string Encode(const StageFrame& frame);
+std::string Encode(const StagedFrame& frame);
 
 // Decodes a body; bytes left over are an error. Specialised for every frame above.
 template <typename Frame>

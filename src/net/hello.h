@@ -26,7 +26,7 @@ using LinkId = std::array<uint8_t, 16>;
 enum class Role : uint8_t { kControl = 1, kData = 2 };
 // What is meant: a backend, of which each has a listener of its own, or, at those of tcp, the
 // agent's metadata. That is answered by a welcome and the bytes, and the stream ends.
-enum class Service : uint8_t { kTcp = 0, kVerbs = 1, kLibfabric = 2, kMetadata = 3 };
+enum class Service : uint8_t { kTcp = 0, kVerbs = 1, kLibfabric = 2, kMetadata = 3, kCudaIpc = 4 };
 
 // The first bytes of every stream, from the side that connects.
 struct Preamble {

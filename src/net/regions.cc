@@ -55,8 +55,10 @@ absl::StatusOr<std::unique_ptr<Registration>> RegionMap::Register(const LocalReg
                                                                   std::string_view backend) {
   const MemorySpan& span = region.span;
   if (span.kind != MemoryKind::kHost) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(ToAbsl(backend), ": only host memory can be registered"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        ToAbsl(backend),
+        ": only host memory can be registered; GPU memory goes by way of it (staging), "
+        "or over a backend that reaches it (cuda_ipc, verbs, libfabric)"));
   }
   if (span.data == nullptr || span.bytes == 0 || region.rkey == 0) {
     return absl::InvalidArgumentError(

@@ -10,9 +10,11 @@
 
 #include "src/backends/libfabric/end.h"
 #include "src/backends/libfabric/provider.h"
+#include "src/cuda/driver.h"
 #include "tests/conformance/backend_conformance.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/cuda_driver/hooks.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -132,7 +134,117 @@ TEST_P(LibfabricFake, ARegistrationThatFailsNamesTheRemedy) {
                            .span = {.data = gone, .bytes = 4096},
                            .access = Access::kReadWrite};
   EXPECT_TRUE(Fails(alone->backend().Register(region).status(), absl::StatusCode::kUnavailable,
-                    {"Bad address", "efa-nv-peermem", "dmabuf", "1.18"}));
+                    {"Bad address", "mapped", "freed", "GPU"}));
+}
+
+absl::Status RegisterAs(Party& party, const MemorySpan& span) {
+  return party.backend()
+      .Register(
+          {.id = static_cast<RegionId>(1), .rkey = 1, .span = span, .access = Access::kReadWrite})
+      .status();
+}
+
+// A provider that was asked for GPU memory would initialise CUDA.
+TEST_P(LibfabricFake, GpuMemoryIsAskedForWhereCudaIsInUse) {
+  if (GetParam().memory == MemoryType::kCuda || cuda::Driver::IfInUse() != nullptr) {
+    GTEST_SKIP() << "this process uses CUDA already";
+  }
+  const Fake able("efa,api_minor=18,hmem=1");
+  ASSERT_OK_AND_ASSIGN(auto early, Party::Make(Over("efa"), "early"));
+  EXPECT_EQ(cuda::Driver::IfInUse(), nullptr);
+  ASSERT_OK_AND_ASSIGN(const TestMemory memory, TestMemory::Allocate(MemoryType::kCuda, 65536));
+  EXPECT_TRUE(Fails(RegisterAs(*early, memory.span()), absl::StatusCode::kFailedPrecondition,
+                    {"efa:rdmap0s0-rdm", "did not use CUDA when the agent was made"}));
+  ASSERT_OK_AND_ASSIGN(auto late, Party::Make(Over("efa"), "late"));
+  EXPECT_OK(RegisterAs(*late, memory.span()));
+}
+
+// Over GPU memory alone: see tests/fabric/fabric.cmake.
+class LibfabricGpu : public LibfabricFake {
+ protected:
+  void SetUp() override {
+    if (GetParam().memory != MemoryType::kCuda) GTEST_SKIP() << "KVXFER_FABRIC_MEMORY is not cuda";
+    hooks_ = cuda_driver::FindHooks();
+    ASSERT_NE(hooks_, nullptr);
+  }
+  void TearDown() override {
+    if (hooks_ == nullptr) return;
+    hooks_->kvxfer_standin_fail_none();
+    LibfabricFake::TearDown();
+  }
+  void StartOver(const char* settings) {
+    const Fake fake(settings);
+    pair_ = BackendPair::Make(Over("efa"));
+    ASSERT_NE(pair_, nullptr);
+    ASSERT_NO_FATAL_FAILURE(Prepare(64 * 4096));
+  }
+
+  static constexpr const char* kFlush = "cuFlushGPUDirectRDMAWrites";
+  const cuda_driver::Hooks* hooks_ = nullptr;
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LibfabricGpu);
+INSTANTIATE_TEST_SUITE_P(Told, LibfabricGpu, ::testing::ValuesIn(FakeFlavours()), FlavourName);
+
+TEST_P(LibfabricGpu, WhatAProviderDoesNotTakeIsRefusedWithItsCause) {
+  ASSERT_OK_AND_ASSIGN(const TestMemory memory, TestMemory::Allocate(MemoryType::kCuda, 65536));
+  const Fake unable("efa,api_minor=18,hmem=0");
+  ASSERT_OK_AND_ASSIGN(auto without, Party::Make(Over("efa"), "without"));
+  EXPECT_TRUE(Fails(RegisterAs(*without, memory.span()), absl::StatusCode::kFailedPrecondition,
+                    {"efa:rdmap0s0-rdm", "FI_HMEM", "fi_info"}));
+  const Fake able("efa,api_minor=18,hmem=1,regions=1");  // which the domain takes for itself
+  ASSERT_OK_AND_ASSIGN(auto full, Party::Make(Over("efa"), "full"));
+  EXPECT_TRUE(Fails(RegisterAs(*full, memory.span()), absl::StatusCode::kUnavailable,
+                    {"fi_mr_regattr", "of GPU 0", "BAR1"}));
+  // Freed, or never there.
+  MemorySpan gone = memory.span();
+  gone.data = reinterpret_cast<void*>(uintptr_t{1} << 40);
+  EXPECT_TRUE(Fails(RegisterAs(*full, gone), absl::StatusCode::kInvalidArgument, {}));
+}
+
+// Whether the immediate came with the write, or over the control stream.
+TEST_P(LibfabricGpu, NothingIsToldOfBeforeKernelsSeeIt) {
+  for (const char* settings :
+       {"efa,api_minor=18,hmem=1", "efa,api_minor=18,hmem=1,cq_data_size=0"}) {
+    SCOPED_TRACE(settings);
+    ASSERT_NO_FATAL_FAILURE(StartOver(settings));
+    Pattern(1).Fill(local_->bytes());
+    size_t early = 0;
+    pair_->target().on_immediate = [&](TestLink&, uint32_t i) {
+      early +=
+          Pattern(1).Mismatch(remote_->bytes().subspan(i * 4096, 4096), i * 4096) != kNoMismatch;
+    };
+    const uint64_t before = hooks_->kvxfer_standin_calls(kFlush);
+    ASSERT_TRUE(pair_->PostAll(Stream(OpKind::kWrite, 1, 64, 4096)));
+    ASSERT_TRUE(Ended());
+    ASSERT_TRUE(Arrived(64));
+    EXPECT_EQ(early, 0u);
+    EXPECT_GT(hooks_->kvxfer_standin_calls(kFlush), before);
+    remote_ = local_ = nullptr;
+    pair_.reset();
+  }
+}
+
+TEST_P(LibfabricGpu, WhatCannotBeFlushedIsNotToldOfAndItsLinkEnds) {
+  ASSERT_NO_FATAL_FAILURE(StartOver("efa,api_minor=18,hmem=1"));
+  hooks_->kvxfer_standin_fail(kFlush, 0, cuda::api::CUDA_ERROR_UNKNOWN);
+  out().Post(Stream(OpKind::kWrite, 1, 8, 4096));
+  ASSERT_TRUE(pair_->Until([&] { return in().down && out().down; }));
+  EXPECT_TRUE(in().immediates.empty());
+  EXPECT_NE(in().why.message().find(kFlush), absl::string_view::npos) << in().why;
+  EXPECT_NE(out().why.message().find(kFlush), absl::string_view::npos) << out().why;
+}
+
+TEST_P(LibfabricGpu, AReadThatCannotBeFlushedFailsAlone) {
+  ASSERT_NO_FATAL_FAILURE(StartOver("efa,api_minor=18,hmem=1"));
+  Pattern(1).Fill(remote_->bytes());
+  hooks_->kvxfer_standin_fail(kFlush, 1, cuda::api::CUDA_ERROR_UNKNOWN);
+  ASSERT_TRUE(pair_->PostAll(Stream(OpKind::kRead, 1, 1, 4096)));
+  ASSERT_TRUE(Ended());
+  EXPECT_TRUE(Fails(out().ended[1], absl::StatusCode::kInternal, {kFlush}));
+  ASSERT_TRUE(pair_->PostAll(Stream(OpKind::kRead, 2, 64, 4096)));
+  ASSERT_TRUE(Ended());
+  EXPECT_EQ(out().failed(), 1u);
+  EXPECT_EQ(Pattern(1).Mismatch(local_->bytes()), kNoMismatch);
 }
 
 // A completion queue holds what has come in and was not read: its peer stops before it is full.

@@ -239,5 +239,21 @@ TEST_P(BackendConformance, TellsWhatItIs) {
                                                    pair_->target().host()));
 }
 
+// Agents ask for the capability first; whoever does not is told what there is instead. Not by
+// backends of others, which need not look.
+TEST_P(BackendConformance, GpuMemoryThatItDoesNotTakeIsRefused) {
+  if (!GetParam().plugin_path.empty()) return;
+  ASSERT_NO_FATAL_FAILURE(Start(4096));
+  if ((caps().memory_kinds & 1u << static_cast<uint32_t>(MemoryKind::kCuda)) != 0) return;
+  Backend& backend = pair_->target().backend();
+  const MemorySpan span{.data = remote_->memory.data(), .bytes = 4096, .kind = MemoryKind::kCuda};
+  const LocalRegion region{
+      .id = static_cast<RegionId>(9), .rkey = 9, .span = span, .access = Access::kReadWrite};
+  const absl::Status status = backend.Register(region).status();
+  EXPECT_TRUE(
+      Fails(status, status.code(), {"only host memory can be registered", "staging", "cuda_ipc"}));
+  EXPECT_FALSE(status.ok());
+}
+
 }  // namespace
 }  // namespace kvxfer::testing

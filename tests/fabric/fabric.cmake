@@ -36,7 +36,7 @@ endfunction()
 foreach(preset efa efa_direct bare ordered endpoint_keys)
   string(REPLACE efa_direct efa provider ${preset})
   kvxfer_fabric_entry(${preset} ${provider} ${KVXFER_TEST_TIMEOUT} "*"
-    "LD_LIBRARY_PATH=${KVXFER_FAKE_FABRIC_DIR}" "FAKE_FABRIC=${preset}")
+    "LD_LIBRARY_PATH=${KVXFER_FAKE_FABRIC_DIR}:${KVXFER_STANDIN_CUDA_DIR}" "FAKE_FABRIC=${preset}")
 endforeach()
 # A sanitizer sees what the real library does and not what it means by it.
 if(NOT KVXFER_SANITIZE)
@@ -64,7 +64,7 @@ endfunction()
 # [<environment>...])
 function(kvxfer_fake_libfabric_entry name suite provider seconds filter fake)
   kvxfer_libfabric_entry(${name} ${suite} ${provider} ${seconds} ${filter}
-    "LD_LIBRARY_PATH=${KVXFER_FAKE_FABRIC_DIR}" "FAKE_FABRIC=${fake}" ${ARGN})
+    "LD_LIBRARY_PATH=${KVXFER_FAKE_FABRIC_DIR}:${KVXFER_STANDIN_CUDA_DIR}" "FAKE_FABRIC=${fake}" ${ARGN})
 endfunction()
 
 # Over efa with two rails everything, over the others the suite of the backend interface and transfers
@@ -89,6 +89,10 @@ kvxfer_fake_libfabric_entry(efa_storm_cancel fault efa ${limit} "*Cancel*/Libfab
   "${efa},behind=0,eagain=0.1,errors=0.003,late=20000" ${two_domains})
 kvxfer_fake_libfabric_entry(efa_direct conformance efa ${limit} "${plain}"
   "efa_direct,api_minor=18")
+# GPU memory, that of the stand-in driver, which the fake's devices reach within one process.
+kvxfer_fake_libfabric_entry(efa_cuda conformance efa ${limit}
+  "*Backend*/Libfabric:*AgentTransfer*/Libfabric:*LibfabricGpu*-*Soak*:Faulty*"
+  "efa,api_minor=18,hmem=1,behind=0.1" "KVXFER_FABRIC_MEMORY=cuda")
 kvxfer_fake_libfabric_entry(bare conformance bare ${limit} "${plain}" "bare")
 kvxfer_fake_libfabric_entry(ordered conformance ordered ${limit} "${plain}" "ordered")
 set_tests_properties(libfabric.efa_direct libfabric.bare libfabric.ordered PROPERTIES

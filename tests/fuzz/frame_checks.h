@@ -84,6 +84,18 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
       return BodyHolds<FetchEndFrame>(body);
     case FrameType::kVerdict:
       return BodyHolds<VerdictFrame>(body);
+    case FrameType::kStageAsk:
+      return BodyHolds<StageAskFrame>(body);
+    case FrameType::kStageLend:
+      return BodyHolds<StageLendFrame>(body);
+    case FrameType::kStageRecall:
+      return BodyHolds<StageRecallFrame>(body);
+    case FrameType::kStageBack:
+      return BodyHolds<StageBackFrame>(body);
+    case FrameType::kStage:
+      return BodyHolds<StageFrame>(body);
+    case FrameType::kStaged:
+      return BodyHolds<StagedFrame>(body);
   }
   return false;
 }

@@ -8,6 +8,7 @@
 
 #include "kvxfer/plugin.h"
 #include "src/cli/exit_status.h"
+#include "tests/integration/cli_cuda.h"
 #include "tests/integration/cli_program.h"
 
 namespace kvxfer::cli {
@@ -15,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The program with the tests' plugins in its path.
+// The program with the tests' plugins in its path, and the stand-in CUDA driver.
 Result RunBackends(const std::string& arguments) {
   return RunShell("env KVXFER_PLUGIN_PATH=" KVXFER_TEST_PLUGINS " \"$0\" backends " + arguments);
 }
@@ -43,6 +44,10 @@ TEST(Backends, JsonTellsOfEachWhatItIsAndWhereFrom) {
   EXPECT_EQ(tcp["capabilities"]["memory"], nlohmann::json::array({"host"}));
   EXPECT_EQ(tcp["capabilities"]["needs_remote_cpu"], true);
   EXPECT_EQ(Find(result.json, "shm")["capabilities"]["arrival"], "copied");
+  const auto cuda_ipc = Find(result.json, "cuda_ipc");
+  EXPECT_EQ(cuda_ipc["usable"], true) << cuda_ipc;
+  EXPECT_EQ(cuda_ipc["default"], true);
+  EXPECT_EQ(cuda_ipc["capabilities"]["memory"], nlohmann::json::array({"cuda"}));
 
   const auto wrapped = Find(result.json, "wrapped");
   EXPECT_EQ(wrapped["usable"], true);
@@ -63,12 +68,27 @@ TEST(Backends, WhatCannotBeUsedSaysWhy) {
     EXPECT_TRUE(backend["capabilities"].is_null()) << name;
     EXPECT_THAT(backend["why"].get<std::string>(), HasSubstr(why));
   };
-  expect_why("cuda_ipc", "no libkvxfer_backend_cuda_ipc.so in " KVXFER_TEST_PLUGINS);
   expect_why("other_toolchain", "g++ 4, old strings");
   expect_why("missing_library", "libkvxfer_test_absent.so not found");
   // It is a plugin that is in order: the host is not.
   expect_why("unusable", "this host has no such device");
   EXPECT_EQ(Find(result.json, "unusable")["version"], std::string("kvxfer ") + kVersion);
+}
+
+TEST(Backends, CudaIpcNeedsADriver) {
+  if (HasGpu()) GTEST_SKIP() << "this host has a CUDA driver";
+  const Result report = RunWith(kNoStandin, {"backends", "--json"});
+  ASSERT_EQ(report.status, ExitStatus::kOk) << report.err;
+  const auto backend = Find(report.json, "cuda_ipc");
+  EXPECT_EQ(backend["usable"], false);
+  EXPECT_TRUE(backend["capabilities"].is_null());
+  EXPECT_THAT(backend["why"].get<std::string>(), HasSubstr("libcuda.so.1"));
+  const Result named = RunWith(kNoStandin, {"backends", "tcp", "cuda_ipc"});
+  EXPECT_EQ(named.status, ExitStatus::kNotUsable);
+  EXPECT_THAT(named.out, HasSubstr("cuda_ipc: not usable"));
+  EXPECT_THAT(named.err, HasSubstr("cuda_ipc is not usable here"));
+  const Result doctor = RunWith(kNoStandin, {"doctor"});
+  EXPECT_THAT(doctor.out, HasSubstr("cuda_ipc (backend cuda_ipc: "));
 }
 
 TEST(Backends, TextIsATableAndALineOrMoreForEach) {
@@ -78,14 +98,15 @@ TEST(Backends, TextIsATableAndALineOrMoreForEach) {
   EXPECT_THAT(result.out, HasSubstr("\n  memory of this process\n"));
   EXPECT_THAT(result.out, HasSubstr("\nno_entry: not usable: " KVXFER_TEST_PLUGINS));
   EXPECT_THAT(result.out, HasSubstr("\nshm: arrival copied"));
+  EXPECT_THAT(result.out, HasSubstr("\ncuda_ipc: arrival copied, cuda memory"));
 }
 
 TEST(Backends, NamedOnesDecideTheStatus) {
   EXPECT_EQ(RunBackends("tcp wrapped").status, ExitStatus::kOk);
-  const Result absent = RunBackends("tcp cuda_ipc");
+  const Result absent = RunBackends("tcp unusable");
   EXPECT_EQ(absent.status, ExitStatus::kNotUsable);
-  EXPECT_THAT(absent.out, HasSubstr("cuda_ipc: not usable"));
-  EXPECT_THAT(absent.err, HasSubstr("cuda_ipc is not usable here"));
+  EXPECT_THAT(absent.out, HasSubstr("unusable: not usable"));
+  EXPECT_THAT(absent.err, HasSubstr("unusable is not usable here"));
   const Result unknown = RunBackends("smoke");
   EXPECT_EQ(unknown.status, ExitStatus::kUsage);
   EXPECT_THAT(unknown.err, HasSubstr("no backend 'smoke'"));
@@ -99,7 +120,7 @@ TEST(Backends, DoctorKnowsThem) {
   const Result result =
       RunShell("env KVXFER_PLUGIN_PATH=" KVXFER_TEST_PLUGINS " \"$0\" doctor --json");
   EXPECT_THAT(result.out, HasSubstr("wrapped"));
-  EXPECT_THAT(result.out, HasSubstr("cuda_ipc (not installed)"));
+  EXPECT_THAT(result.out, HasSubstr("unusable ("));
 }
 
 }  // namespace

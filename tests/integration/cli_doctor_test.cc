@@ -33,7 +33,7 @@ TEST(Doctor, LooksAtThisHost) {
   EXPECT_THAT(text.out, HasSubstr("not applicable"));
   const Result json = RunProgram({"doctor", "--json"});
   EXPECT_EQ(json.status, text.status);
-  EXPECT_EQ(json.json["checks"].size(), 27u);
+  EXPECT_EQ(json.json["checks"].size(), 35u);
   EXPECT_EQ(CheckOf(json.json, "backends")["verdict"], "ok");
   EXPECT_THAT(CheckOf(json.json, "backends")["findings"][0]["what"].get<std::string>(),
               AllOf(HasSubstr("shm "), HasSubstr(" tcp;")));

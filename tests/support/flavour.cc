@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/backends/registry.h"
+#include "src/cuda/driver.h"
 #include "tests/support/scale.h"
 #include "tests/support/test_backends.h"
 
@@ -32,6 +33,11 @@ bool Flavour::between_processes() const {
   return inner() != "loopback" && (inner() != "verbs" || RealVerbs());
 }
 
+bool Flavour::staged() const {
+  return memory == MemoryType::kCuda && inner() != "cuda_ipc" && inner() != "verbs" &&
+         inner() != "libfabric";
+}
+
 uint64_t Flavour::max_case_bytes() const {
   if (kEmulated) return uint64_t{8} << 20;
   return uint64_t{kSanitized || faulty() ? 64u : 256u} << 20;
@@ -43,16 +49,23 @@ std::vector<Flavour> PlainFlavours() {
       {.name = "Tcp", .backend = "tcp", .memory = MemoryType::kAttached, .faults = {}},
       {.name = "ShmMapped", .backend = "shm", .memory = MemoryType::kMapped, .faults = {}},
       {.name = "ShmAttached", .backend = "shm", .memory = MemoryType::kAttached, .faults = {}},
+      {.name = "CudaIpc", .backend = "cuda_ipc", .memory = MemoryType::kCuda, .faults = {}},
       {.name = RealVerbs() ? "Verbs" : "VerbsTestDevice",
        .backend = "verbs",
        .memory = MemoryType::kAttached,
        .faults = {}},
   };
+  if (!RealVerbs()) all.push_back(VerbsCudaFlavour());
   std::ranges::move(LibfabricFlavours(), std::back_inserter(all));
   if (!HasUcx()) return all;
   all.push_back(UcxFlavour("UcxTcp", "tcp,self"));
   all.push_back(UcxFlavour("UcxPosix", "posix,self"));
   return all;
+}
+
+Flavour VerbsCudaFlavour() {
+  return {
+      .name = "VerbsTestDeviceCuda", .backend = "verbs", .memory = MemoryType::kCuda, .faults = {}};
 }
 
 std::vector<Flavour> LibfabricFlavours() {
@@ -63,6 +76,13 @@ std::vector<Flavour> LibfabricFlavours() {
   flavour.name = "Libfabric";
   flavour.backend = "libfabric";
   flavour.memory = MemoryType::kAttached;
+  const char* const memory = std::getenv("KVXFER_FABRIC_MEMORY");
+  if (memory != nullptr && std::string_view(memory) == "cuda") {
+    flavour.memory = MemoryType::kCuda;
+    // A backend asks for GPU memory where the process uses CUDA already.
+    static const bool in_use = cuda::Driver::Get().ok();
+    if (!in_use) return {};
+  }
   flavour.provider = provider;
   std::istringstream names(domains == nullptr ? "" : domains);
   for (std::string name; std::getline(names, name, ',');) flavour.domains.push_back(name);
@@ -102,11 +122,20 @@ Flavour TcpAddressesFlavour() {
   return flavour;
 }
 
+std::vector<Flavour> StagedFlavours() {
+  return {
+      {.name = "TcpStaged", .backend = "tcp", .memory = MemoryType::kCuda, .faults = {}},
+      {.name = "ShmStaged", .backend = "shm", .memory = MemoryType::kCuda, .faults = {}},
+  };
+}
+
 std::vector<Flavour> FaultyFlavours(int seeds) {
   std::vector<Flavour> all;
   for (int i = 0; i < seeds; ++i) {
     const uint64_t seed = TestSeed() + static_cast<uint64_t>(i);
     for (Flavour flavour : PlainFlavours()) {
+      // What is made worse is the same over either kind of memory.
+      if (flavour.name == VerbsCudaFlavour().name) continue;
       // The first seed takes one kind of shm memory and one transport of UCX, the second the other.
       if (seeds > 1 && flavour.backend == "ucx" && (flavour.name == "UcxTcp") != (i % 2 == 0)) {
         continue;
@@ -157,6 +186,15 @@ std::vector<Flavour> AllFlavours() {
   std::ranges::move(FaultyFlavours(), std::back_inserter(all));
   all.push_back(TcpAddressesFlavour());
   if (HasUcx()) all.push_back(UcxSocketFlavour());
+  std::ranges::move(StagedFlavours(), std::back_inserter(all));
+  Flavour faulty = StagedFlavours()[0];
+  faulty.name = "FaultyTcpStaged";
+  faulty.backend = "faulty:tcp";
+  faulty.faults = {.seed = TestSeed(),
+                   .reorder_window = 8,
+                   .max_delay = std::chrono::microseconds(300),
+                   .overtake = true};
+  all.push_back(faulty);
   return all;
 }
 
@@ -165,6 +203,7 @@ std::vector<Flavour> ProcessFlavours() { return BetweenProcesses(AllFlavours());
 std::vector<Flavour> PlainProcessFlavours() {
   std::vector<Flavour> all = PlainFlavours();
   if (HasUcx()) all.push_back(UcxSocketFlavour());
+  std::ranges::move(StagedFlavours(), std::back_inserter(all));
   return BetweenProcesses(std::move(all));
 }
 

@@ -31,6 +31,10 @@ struct Flavour {
   bool faulty() const { return backend.starts_with("faulty:"); }
   // "tcp" of "faulty:tcp".
   std::string inner() const { return faulty() ? backend.substr(7) : backend; }
+  // GPU memory, over a backend that does not reach it: the agents go by way of host memory.
+  bool staged() const;
+  // As TransferStats::path has it.
+  std::string path() const { return staged() ? backend + " staged" : backend; }
   bool between_processes() const;
   // Bytes of one case.
   uint64_t max_case_bytes() const;
@@ -38,13 +42,15 @@ struct Flavour {
 
 inline std::ostream& operator<<(std::ostream& out, const Flavour& f) { return out << f.name; }
 
-// loopback, tcp, shm with mapped memory, shm with attached memory, verbs over devices in memory or
-// real ones (test_backends.h), and, where it was built, ucx over tcp and over posix; libfabric
-// where the environment says over what.
+// loopback, tcp, shm with mapped memory, shm with attached memory, verbs over devices in memory
+// (host and GPU memory) or real ones (test_backends.h), and, where it was built, ucx over tcp and
+// over posix; libfabric where the environment says over what.
 std::vector<Flavour> PlainFlavours();
 bool HasUcx();
+// GPU memory that devices in memory reach by themselves.
+Flavour VerbsCudaFlavour();
 // Over the provider of KVXFER_FABRIC_PROVIDER, with the domains of KVXFER_FABRIC_DOMAINS (with
-// commas; empty: one). Not set: none.
+// commas; empty: one), with GPU memory where KVXFER_FABRIC_MEMORY is cuda. Not set: none.
 std::vector<Flavour> LibfabricFlavours();
 // `tls`: as UCX_TLS.
 Flavour UcxFlavour(std::string name, std::string tls);
@@ -54,15 +60,18 @@ Flavour TcpFlavour();
 Flavour TcpAddressesFlavour();
 // ucx that connects by socket address: over tcp, and over real RDMA devices where they are meant.
 Flavour UcxSocketFlavour();
-// Each of those reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on.
+// GPU memory over tcp and shm, which do not reach it. For agents: backends by themselves refuse it.
+std::vector<Flavour> StagedFlavours();
+// Each of the plain ones reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on.
 std::vector<Flavour> FaultyFlavours(int seeds = 2);
 // Rails that fail alone and come back within `down_for`, on each backend; with orders kept and not.
 std::vector<Flavour> RailFlavours(double down_probability, Duration down_for);
-// The plain and the faulty ones, tcp between several addresses, ucx by socket address.
+// The plain and the faulty ones, tcp between several addresses, ucx by socket address, those that
+// are staged, one of them faulty.
 std::vector<Flavour> AllFlavours();
 // Those of AllFlavours that reach another process.
 std::vector<Flavour> ProcessFlavours();
-// The plain ones, and ucx by socket address, that reach another process.
+// The plain ones, ucx by socket address, and those that are staged, that reach another process.
 std::vector<Flavour> PlainProcessFlavours();
 
 AgentOptions OptionsFor(const Flavour& flavour, std::string_view name);

@@ -15,6 +15,7 @@ struct Scope {
   VerbsFabric* fabric = nullptr;
   VerbsOptions options{};
   Topology topology{};  // of its hosts
+  Sysfs sysfs{};
 };
 
 Scope& Current() {
@@ -22,10 +23,10 @@ Scope& Current() {
   return scope;
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsOver(VerbsFabric& fabric, Topology topology,
+absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsOver(VerbsFabric& fabric, const Scope& scope,
                                                        const BackendContext& context) {
   absl::StatusOr<std::unique_ptr<verbs::VerbsBackend>> made = verbs::VerbsBackend::Create(
-      context, fabric.MakeIbv(context.options.name), std::move(topology));
+      context, fabric.MakeIbv(context.options.name), scope.topology, scope.sysfs);
   if (!made.ok()) return made.status();
   return std::unique_ptr<Backend>(*std::move(made));
 }
@@ -40,8 +41,12 @@ VerbsFabric& SharedFabric() {
   return fabric;
 }
 
-ScopedFabric::ScopedFabric(VerbsFabric* fabric, VerbsOptions options, Topology topology) {
-  Current() = {.fabric = fabric, .options = std::move(options), .topology = std::move(topology)};
+ScopedFabric::ScopedFabric(VerbsFabric* fabric, VerbsOptions options, Topology topology,
+                           Sysfs sysfs) {
+  Current() = {.fabric = fabric,
+               .options = std::move(options),
+               .topology = std::move(topology),
+               .sysfs = std::move(sysfs)};
 }
 
 ScopedFabric::~ScopedFabric() { Current() = {}; }
@@ -62,7 +67,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeTestBackend(std::string_view name,
   }
   if (scope.fabric != nullptr) options.verbs = scope.options;
   absl::StatusOr<std::unique_ptr<Backend>> made =
-      MakeVerbsOver(scope.fabric != nullptr ? *scope.fabric : SharedFabric(), scope.topology,
+      MakeVerbsOver(scope.fabric != nullptr ? *scope.fabric : SharedFabric(), scope,
                     {.options = options, .incarnation = context.incarnation, .host = context.host});
   if (!made.ok() || !faulty) return made;
   return MakeFaultyBackend(*std::move(made), context);

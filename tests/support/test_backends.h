@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
+#include "src/core/sysfs.h"
 #include "src/core/topology.h"
 #include "tests/support/verbs_fabric.h"
 
@@ -18,11 +19,13 @@ bool RealVerbs();
 // Two RoCE devices of one port, in a subnet each, that all agents of this process share.
 VerbsFabric& SharedFabric();
 
-// Until it is destroyed, `verbs` runs over `fabric` in every agent that is made, with `options`; an
-// agent has the devices that carry its name. One at a time.
+// Until it is destroyed, `verbs` runs over `fabric` in every agent that is made, with `options`, on
+// a host of that topology and with those files; an agent has the devices that carry its name. One
+// at a time.
 class ScopedFabric {
  public:
-  explicit ScopedFabric(VerbsFabric* fabric, VerbsOptions options = {}, Topology topology = {});
+  explicit ScopedFabric(VerbsFabric* fabric, VerbsOptions options = {}, Topology topology = {},
+                        Sysfs sysfs = Sysfs());
   ~ScopedFabric();
 };
 

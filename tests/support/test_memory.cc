@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "src/core/strings.h"
+#include "src/cuda/driver.h"
+#include "tests/support/cuda_driver/hooks.h"
 #include "tests/support/pattern.h"
 
 namespace kvxfer::testing {
@@ -17,6 +19,11 @@ absl::StatusOr<TestMemory> TestMemory::Allocate(MemoryType type, size_t bytes) {
   TestMemory memory;
   memory.bytes_ = bytes;
   const size_t all = bytes + 2 * kGuard;
+  if (type == MemoryType::kCuda) {
+    const absl::Status status = memory.AllocateCuda(all);
+    if (!status.ok()) return status;
+    return memory;
+  }
   if (type == MemoryType::kMapped) {
     absl::StatusOr<HostBuffer> buffer = HostBuffer::Allocate(all);
     if (!buffer.ok()) return buffer.status();
@@ -32,20 +39,52 @@ absl::StatusOr<TestMemory> TestMemory::Allocate(MemoryType type, size_t bytes) {
   return memory;
 }
 
+absl::Status TestMemory::AllocateCuda(size_t all) {
+  const auto driver = cuda::Driver::Get();
+  if (!driver.ok()) return driver.status();
+  const cuda::ContextScope scope(**driver, 0);
+  if (!scope.status().ok()) return scope.status();
+  const cuda::api::Calls& calls = (*driver)->calls();
+  const cuda_driver::Hooks* const hooks = cuda_driver::FindHooks();
+  cuda::api::CUdeviceptr at = 0;
+  const absl::Status status =
+      hooks != nullptr
+          ? (*driver)->Error(calls.cuMemAlloc_v2(&at, all), "cuMemAlloc")
+          : (*driver)->Error(calls.cuMemAllocManaged(&at, all, cuda::api::CU_MEM_ATTACH_GLOBAL),
+                             "cuMemAllocManaged");
+  if (!status.ok()) return status;
+  allocation_ = at;
+  device_ = at + kGuard;
+  std::byte* const seen =
+      hooks != nullptr ? hooks->kvxfer_standin_alias(at, all) : reinterpret_cast<std::byte*>(at);
+  std::memset(seen, 0, all);
+  data_ = seen + kGuard;
+  return absl::OkStatus();
+}
+
 TestMemory& TestMemory::operator=(TestMemory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   std::swap(mapped_, other.mapped_);
   std::swap(anonymous_, other.anonymous_);
   std::swap(anonymous_bytes_, other.anonymous_bytes_);
+  std::swap(allocation_, other.allocation_);
+  std::swap(device_, other.device_);
   return *this;
 }
 
 TestMemory::~TestMemory() {
   if (anonymous_ != nullptr) munmap(anonymous_, anonymous_bytes_);
+  if (allocation_ == 0) return;
+  const cuda::Driver* const driver = cuda::Driver::Get().value();
+  const cuda::ContextScope scope(*driver, 0);
+  driver->calls().cuMemFree_v2(allocation_);
 }
 
 MemorySpan TestMemory::span() const {
+  if (device_ != 0) {
+    return {.data = reinterpret_cast<void*>(device_), .bytes = bytes_, .kind = MemoryKind::kCuda};
+  }
   MemorySpan span{.data = data_, .bytes = bytes_};
   if (anonymous_ == nullptr) {
     span.shared_fd = mapped_.span().shared_fd;

@@ -179,30 +179,35 @@ VerbsFabric::Mr* VerbsFabric::CheckRemote(const Qp& remote, const Wqe& wqe, int 
   return inside ? it->second : nullptr;
 }
 
-// Bytes [from, from + bytes) of a request, in its direction.
-void VerbsFabric::Copy(const Wqe& wqe, uint64_t from, uint64_t bytes) {
-  auto* remote = reinterpret_cast<std::byte*>(wqe.wr.wr.rdma.remote_addr) + from;
+VerbsFabric::Place VerbsFabric::Find(uint32_t key, uint64_t address) const {
+  const auto it = mrs_.find(key);
+  if (it == mrs_.end() || !it->second->gpu) return {.at = address};
+  const uint64_t offset = address - reinterpret_cast<uint64_t>(it->second->addr);
+  return {.at = it->second->gpu_at + offset, .gpu = true};
+}
+
+bool VerbsFabric::Copy(const Wqe& wqe, uint64_t from, uint64_t bytes) {
+  Place remote = Find(wqe.wr.wr.rdma.rkey, wqe.wr.wr.rdma.remote_addr);
+  remote.at += from;
   if (!wqe.inlined.empty()) {
-    std::memcpy(remote, wqe.inlined.data() + from, bytes);
-    return;
+    return Move(remote, {.at = reinterpret_cast<uint64_t>(wqe.inlined.data()) + from}, bytes);
   }
   for (const ibv_sge& sge : wqe.sges) {
-    if (bytes == 0) return;
+    if (bytes == 0) return true;
     if (from >= sge.length) {
       from -= sge.length;
       continue;
     }
     const uint64_t part = std::min<uint64_t>(bytes, sge.length - from);
-    auto* local = reinterpret_cast<std::byte*>(sge.addr) + from;
-    if (wqe.wr.opcode == IBV_WR_RDMA_READ) {
-      std::memcpy(local, remote, part);
-    } else {
-      std::memcpy(remote, local, part);
-    }
-    remote += part;
+    Place local = Find(sge.lkey, sge.addr);
+    local.at += from;
+    const bool read = wqe.wr.opcode == IBV_WR_RDMA_READ;
+    if (!(read ? Move(local, remote, part) : Move(remote, local, part))) return false;
+    remote.at += part;
     bytes -= part;
     from = 0;
   }
+  return true;
 }
 
 VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
@@ -245,7 +250,7 @@ VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
     return Step::kWaits;
   }
   const uint64_t part = std::min(kChunk, wqe.bytes - wqe.done);
-  if (part > 0) Copy(wqe, wqe.done, part);
+  if (part > 0 && !Copy(wqe, wqe.done, part)) return End(qp, IBV_WC_REM_OP_ERR, now);
   moved_[static_cast<const Context*>(qp.context)->index] += part;
   wqe.done += part;
   if (wqe.done < wqe.bytes) return Step::kMoved;

@@ -7,6 +7,10 @@
 // fabric's lock, so whoever sees a completion, or has put a queue pair into error or destroyed it,
 // has seen what landed before. Each call can be made to fail, and links to break.
 //
+// GPU memory is that of the stand-in CUDA driver (cuda_driver/hooks.h), registered as dmabuf or, as
+// if the module were loaded, by its address. What a device writes there is not seen by anybody
+// before it is flushed.
+//
 // Thread-safety: all of it, from any thread. Outlives every Ibv that it made.
 #ifndef KVXFER_TESTS_SUPPORT_VERBS_FABRIC_H_
 #define KVXFER_TESTS_SUPPORT_VERBS_FABRIC_H_
@@ -77,6 +81,7 @@ enum class Call : uint8_t {
   kAllocPd,
   kDeallocPd,
   kRegMr,
+  kRegDmabufMr,
   kDeregMr,
   kCreateChannel,
   kDestroyChannel,
@@ -137,6 +142,8 @@ class VerbsFabric {
   void Reorder(uint64_t seed);
   // So long each registration of memory takes.
   void SetRegistrationTime(Duration time);
+  // No device takes more bytes of GPU memory than that as one registration (EINVAL, EFAULT).
+  void RefuseGpuMemoryAbove(uint64_t bytes);
   // Nothing moves while held.
   void Hold(bool held);
   // Whoever makes a queue pair ready to receive from that port is blocked for `time`, and then told
@@ -181,7 +188,15 @@ class VerbsFabric {
   bool Reachable(const Qp& qp, Qp*& remote);
   bool CheckLocal(const Qp& qp, const Wqe& wqe);
   Mr* CheckRemote(const Qp& remote, const Wqe& wqe, int access);
-  void Copy(const Wqe& wqe, uint64_t from, uint64_t bytes);
+  // Where the memory is that a key names; of the host unless `gpu`.
+  struct Place {
+    uint64_t at = 0;
+    bool gpu = false;
+  };
+  Place Find(uint32_t key, uint64_t address) const;
+  // Bytes [from, from + bytes) of a request, in its direction. False: GPU memory is not there.
+  bool Copy(const Wqe& wqe, uint64_t from, uint64_t bytes);
+  bool Move(Place to, Place from, uint64_t bytes);
   Step End(Qp& qp, ibv_wc_status status, Time now);
   void Finish(Qp& qp, ibv_wc_status status);
   void SetError(Qp& qp);
@@ -223,6 +238,8 @@ class VerbsFabric {
   size_t look_ups_ = 0;
   Duration completion_delay_{};
   Duration registration_time_{};
+  uint64_t most_gpu_bytes_ = UINT64_MAX;
+  std::vector<std::byte> bounce_;  // on the way from GPU to GPU
   Duration retry_time_ = std::chrono::milliseconds(300);
   bool held_ = false;
   bool stop_ = false;

@@ -9,12 +9,12 @@ namespace kvxfer::testing {
 
 const char* CallName(Call call) {
   constexpr const char* kNames[] = {
-      "ListDevices", "Open",          "Close",          "QueryDevice", "QueryPort",
-      "QueryGid",    "QueryPkey",     "AllocPd",        "DeallocPd",   "RegMr",
-      "DeregMr",     "CreateChannel", "DestroyChannel", "CreateCq",    "DestroyCq",
-      "CreateSrq",   "ArmSrqLimit",   "DestroySrq",     "CreateQp",    "ModifyQp",
-      "DestroyQp",   "PostSend",      "PostSrqRecv",    "PollCq",      "ReqNotify",
-      "NextCqEvent", "NextAsyncEvent"};
+      "ListDevices", "Open",        "Close",         "QueryDevice",    "QueryPort",
+      "QueryGid",    "QueryPkey",   "AllocPd",       "DeallocPd",      "RegMr",
+      "RegDmabufMr", "DeregMr",     "CreateChannel", "DestroyChannel", "CreateCq",
+      "DestroyCq",   "CreateSrq",   "ArmSrqLimit",   "DestroySrq",     "CreateQp",
+      "ModifyQp",    "DestroyQp",   "PostSend",      "PostSrqRecv",    "PollCq",
+      "ReqNotify",   "NextCqEvent", "NextAsyncEvent"};
   static_assert(std::size(kNames) == static_cast<size_t>(Call::kCount));
   return kNames[static_cast<size_t>(call)];
 }
@@ -111,6 +111,11 @@ void VerbsFabric::Reorder(uint64_t seed) {
 void VerbsFabric::SetRegistrationTime(Duration time) {
   std::lock_guard lock(mutex_);
   registration_time_ = time;
+}
+
+void VerbsFabric::RefuseGpuMemoryAbove(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  most_gpu_bytes_ = bytes;
 }
 
 void VerbsFabric::Hold(bool held) {

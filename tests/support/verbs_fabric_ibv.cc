@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tests/support/verbs_fabric_gpu.h"
 #include "tests/support/verbs_fabric_objects.h"
 
 namespace kvxfer::testing {
@@ -144,18 +145,24 @@ class FabricIbv final : public verbs::Ibv {
       std::this_thread::sleep_for(time);
       lock.lock();
     }
-    Populate(address, bytes);
-    auto* mr = new VerbsFabric::Mr;
-    Made(mr, pd->context);
-    mr->pd = pd;
-    mr->addr = address;
-    mr->length = bytes;
-    mr->access = access;
-    f_.next_key_ += 0x101;
-    mr->lkey = mr->rkey = f_.next_key_;
-    f_.mrs_[mr->rkey] = mr;
-    ++static_cast<VerbsFabric::Pd*>(pd)->children;
-    return mr;
+    uint64_t gpu_at = 0;
+    const int error = FindGpuMemory(reinterpret_cast<uint64_t>(address), bytes, &gpu_at);
+    if (error != 0 || (gpu_at != 0 && bytes > f_.most_gpu_bytes_)) {
+      errno = error == 0 ? EFAULT : error;
+      return nullptr;
+    }
+    if (gpu_at == 0) Populate(address, bytes);
+    return MakeMr(pd, address, bytes, access, gpu_at);
+  }
+  ibv_mr* RegDmabufMr(ibv_pd* pd, uint64_t offset, size_t bytes, uint64_t iova, int fd,
+                      int access) override {
+    std::lock_guard lock(f_.mutex_);
+    if (Fails(Call::kRegDmabufMr)) return nullptr;
+    uint64_t gpu_at = 0;
+    errno = FindDmabuf(fd, offset, bytes, &gpu_at);
+    if (errno == 0 && ((offset ^ iova) % 4096 != 0 || bytes > f_.most_gpu_bytes_)) errno = EINVAL;
+    if (errno != 0) return nullptr;
+    return MakeMr(pd, reinterpret_cast<void*>(iova), bytes, access, gpu_at);
   }
   int DeregMr(ibv_mr* mr) override {
     std::lock_guard lock(f_.mutex_);
@@ -419,6 +426,22 @@ class FabricIbv final : public verbs::Ibv {
   const FabricDevice& Device(const ibv_context* context) const {
     const auto* mine = static_cast<const VerbsFabric::Context*>(context);
     return f_.devices_[static_cast<size_t>(mine->index)];
+  }
+  // `gpu_at`: where it is in GPU memory; 0: it is the host's.
+  ibv_mr* MakeMr(ibv_pd* pd, void* address, size_t bytes, int access, uint64_t gpu_at) {
+    auto* mr = new VerbsFabric::Mr;
+    Made(mr, pd->context);
+    mr->pd = pd;
+    mr->addr = address;
+    mr->length = bytes;
+    mr->access = access;
+    mr->gpu = gpu_at != 0;
+    mr->gpu_at = gpu_at;
+    f_.next_key_ += 0x101;
+    mr->lkey = mr->rkey = f_.next_key_;
+    f_.mrs_[mr->rkey] = mr;
+    ++static_cast<VerbsFabric::Pd*>(pd)->children;
+    return mr;
   }
   // Blocks as the kernel does, without anything of the fabric.
   int LookUp(const ibv_ah_attr& address) {

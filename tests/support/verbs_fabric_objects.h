@@ -25,6 +25,8 @@ struct VerbsFabric::Pd : ibv_pd {
 struct VerbsFabric::Mr : ibv_mr {
   Mr() : ibv_mr{} {}
   int access = 0;
+  bool gpu = false;
+  uint64_t gpu_at = 0;  // of its first byte
 };
 
 struct VerbsFabric::Channel : ibv_comp_channel {

@@ -405,7 +405,9 @@ TEST(MakePlan, SharesTheTotalAmongPeersAndThreads) {
   // Expect a fixed time where peers are compared.
   EXPECT_EQ(plan->loop.requests, 0u);
   EXPECT_GT(plan->loop.duration.count(), 0);
-  EXPECT_EQ(plan->memory_bytes(plan->cases[0]), 8u * 4 * 8 * 4096);
+  const std::vector<MemoryNeed> needs = plan->needs(plan->cases[0]);
+  ASSERT_EQ(needs.size(), 2u);
+  for (const MemoryNeed& need : needs) EXPECT_EQ(need.bytes, 8u * 4 * 8 * 4096);
   options.total = 64 << 10;
   const auto small = MakePlan(options);
   EXPECT_EQ(small.status().code(), absl::StatusCode::kInvalidArgument);
@@ -430,7 +432,7 @@ TEST(BenchCase, TravelsWhole) {
   BenchCase bench;
   bench.targets = {"127.0.0.1:1", "[::1]:2"};
   bench.backend = "tcp";
-  bench.memory = "attached";
+  bench.memory = {MemorySource::kAttached, MemoryChoice(MemorySource::kCuda, 3)};
   bench.write = false;
   bench.bidirectional = true;
   bench.threads = 3;

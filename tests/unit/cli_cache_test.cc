@@ -111,7 +111,7 @@ TEST(KvCache, FindsEveryKindOfWrongContent) {
     const auto cache = KvCache::Create(SmallShape(gap));
     ASSERT_TRUE(cache.ok()) << cache.status();
     const std::vector<uint32_t> blocks = {5, 0, 7};
-    cache->FillRequest(3, blocks, 1);
+    EXPECT_TRUE(cache->FillRequest(3, blocks, 1).ok());
     EXPECT_TRUE(cache->CheckRequest(3, blocks, 1).ok());
     // Expect another request, seed or order of blocks not to pass for it.
     EXPECT_EQ(cache->CheckRequest(4, blocks, 1).code(), absl::StatusCode::kDataLoss);

@@ -46,7 +46,7 @@ Rank MakeRank(uint64_t tp, size_t rank, const std::string& layout) {
   made.cache = *std::move(cache);
   std::vector<uint32_t> all(made.cache.shape().blocks);
   std::iota(all.begin(), all.end(), 0u);
-  made.content().Clear(all);
+  EXPECT_TRUE(made.content().Clear(all).ok());
   return made;
 }
 
@@ -58,7 +58,7 @@ TEST_P(DemoContents, SeeEverySingleWrongByte) {
   const std::vector<uint32_t> ids = {5, 0, 3};
   const std::vector<uint32_t> others = {1, 2, 4, 6, 7};
   EXPECT_TRUE(content.CheckClear(ids).ok());
-  content.Fill(0, ids);
+  EXPECT_TRUE(content.Fill(0, ids).ok());
   EXPECT_TRUE(content.Check(0, ids).ok());
   EXPECT_FALSE(content.Check(1, ids).ok());
   EXPECT_FALSE(content.CheckClear(ids).ok());
@@ -73,7 +73,7 @@ TEST_P(DemoContents, SeeEverySingleWrongByte) {
       }
     }
   }
-  content.Clear(ids);
+  EXPECT_TRUE(content.Clear(ids).ok());
   EXPECT_TRUE(content.CheckClear(ids).ok());
   EXPECT_TRUE(rank.cache.CheckGuards().ok());
 }
@@ -81,7 +81,7 @@ TEST_P(DemoContents, SeeEverySingleWrongByte) {
 TEST_P(DemoContents, SeeBlocksThatChangedPlaces) {
   const Rank rank = MakeRank(1, 0, GetParam());
   const std::vector<uint32_t> ids = {5, 0, 3};
-  rank.content().Fill(0, ids);
+  EXPECT_TRUE(rank.content().Fill(0, ids).ok());
   EXPECT_FALSE(rank.content().Check(0, std::vector<uint32_t>{0, 5, 3}).ok());
 }
 
@@ -93,8 +93,8 @@ TEST(DemoContents, OfOneHeadAreTheSameOnEveryRank) {
   const Rank whole = MakeRank(1, 0, "NHD");
   const Rank half = MakeRank(2, 1, "HND");
   const std::vector<uint32_t> ids = {2, 0, 1};
-  whole.content().Fill(7, ids);
-  half.content().Fill(7, ids);
+  EXPECT_TRUE(whole.content().Fill(7, ids).ok());
+  EXPECT_TRUE(half.content().Fill(7, ids).ok());
   const size_t width = half.shard.head_bytes();
   for (uint32_t piece = 0; piece < 4; ++piece) {
     for (size_t token = 0; token < kTokens; ++token) {

@@ -17,168 +17,12 @@
 
 #include "src/cli/doctor_view.h"
 #include "src/cli/sysfs_tree.h"
-#include "src/cli/topology_fixture.h"
-#include "src/core/port_selector.h"
-#include "src/core/topology_sysfs.h"
+#include "tests/unit/doctor_host.h"
 
 namespace kvxfer::cli {
 namespace {
 
 using ::testing::HasSubstr;
-
-// A host out of a description, with what no file tells.
-struct Host {
-  Json description;
-  std::vector<std::string> fabrics{};
-  std::set<std::string> denied{};    // device files
-  std::set<std::string> gone{};      // device files
-  std::vector<std::string> links{};  // "from=to"
-  uint64_t shm_bytes = uint64_t{8} << 30;
-  std::vector<BackendState> backends{{.name = "tcp", .usable = true}};
-
-  Json& nic(size_t i) { return description["nics"][i]; }
-  Json& file(const std::string& path) { return description["files"][path]; }
-  void Without(const std::string& path) { description["files"].erase(path); }
-};
-
-class HostView final : public SystemView {
- public:
-  HostView(TemporaryFolder folder, Host host, Topology topology)
-      : SystemView(Sysfs(folder.path()), std::move(topology)),
-        folder_(std::move(folder)),
-        host_(std::move(host)) {}
-
-  absl::Status MayOpen(const std::string& path) const override {
-    if (host_.gone.contains(path)) return absl::NotFoundError(path);
-    if (host_.denied.contains(path)) return absl::PermissionDeniedError(path);
-    return absl::OkStatus();
-  }
-  std::optional<uint64_t> FilesystemBytes(const std::string&) const override {
-    return host_.shm_bytes == 0 ? std::nullopt : std::optional(host_.shm_bytes);
-  }
-  std::string LibraryVersion(const std::string&) const override { return {}; }
-  std::vector<BackendState> Backends() const override { return host_.backends; }
-
- private:
-  TemporaryFolder folder_;
-  Host host_;
-};
-
-std::unique_ptr<SystemView> ViewOf(const Host& host) {
-  auto fixture = MakeTopologyFixture(host.description);
-  EXPECT_TRUE(fixture.ok()) << fixture.status();
-  auto folder = TemporaryFolder::Make();
-  EXPECT_TRUE(folder.ok()) << folder.status();
-  if (!fixture.ok() || !folder.ok()) return nullptr;
-  for (const std::string& link : host.links) {
-    fixture->tree.Link(link.substr(0, link.find('=')), link.substr(link.find('=') + 1));
-  }
-  EXPECT_TRUE(fixture->tree.WriteTo(folder->path()).ok());
-  auto topology = ReadTopology(Sysfs(folder->path()));
-  EXPECT_TRUE(topology.ok()) << topology.status();
-  if (!topology.ok()) return nullptr;
-  std::vector<FabricName> names;
-  for (const std::string& text : host.fabrics) names.push_back(*FabricName::Parse(text));
-  EXPECT_TRUE(NameFabrics(names, *topology).ok());
-  return std::make_unique<HostView>(*std::move(folder), host, *std::move(topology));
-}
-
-constexpr const char* kLibraries = "/usr/lib/x86_64-linux-gnu/";
-
-// Two ConnectX-7 and a GPU, set up as they should be.
-Host WellHost() {
-  const Json card = {{"driver", "mlx5_core"},
-                     {"numa", 0},
-                     {"sm_lid", 1},
-                     {"board", "MT_0000000838"},
-                     {"current_link_speed", "32.0 GT/s PCIe"},
-                     {"max_link_speed", "32.0 GT/s PCIe"},
-                     {"current_link_width", "16"},
-                     {"max_link_width", "16"}};
-  Json files = {
-      {"/proc/self/limits",
-       "Limit                     Soft Limit           Hard Limit           Units\n"
-       "Max processes             100000               100000               processes\n"
-       "Max open files            65536                65536                files\n"
-       "Max locked memory         unlimited            unlimited            bytes"},
-      {"/proc/self/status", "Name:\tkvxfer\nCapEff:\t0000000000004000\nSeccomp:\t0"},
-      {"/proc/sys/kernel/osrelease", "6.1.0-18-amd64"},
-      {"/proc/sys/kernel/yama/ptrace_scope", "0"},
-      {"/proc/meminfo", "MemTotal: 1 kB\nHugePages_Total:       0\nHugePages_Free:        0"},
-      {"/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152"},
-      {"/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "0"},
-      {"/dev/null", ""},
-      {"/sys/module/nvidia/version", "550.54"},
-      {"/sys/module/nvidia_peermem/version", "550.54"},
-      {"/sys/fs/cgroup/pids.max", "max"},
-      {"/sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0"},
-      {"/sys/class/infiniband_verbs/uverbs1/ibdev", "mlx5_1"}};
-  for (const char* library :
-       {"libibverbs.so.1.14.44.0", "libibverbs/libmlx5-rdmav34.so", "libibverbs/libefa-rdmav34.so",
-        "libucp.so.0.0.0", "ucx/libuct_ib.so.0"}) {
-    files[std::string(kLibraries) + library] = "";
-  }
-  const std::string lib = kLibraries;
-  return {.description =
-              {{"origin", "synthetic"},
-               {"source", "made for this test"},
-               {"nodes", {{{"cpus", "0-7"}}}},
-               {"gpus",
-                {{{"pci", "3b:00.0"}, {"vendor", "0x10de"}, {"class", "0x030200"}, {"numa", 0}}}},
-               {"nic_defaults", card},
-               {"nics",
-                {{{"name", "mlx5_0"}, {"pci", "3c:00.0"}, {"netdev", "ib0"}, {"lid", 5}},
-                 {{"name", "mlx5_1"}, {"pci", "4d:00.0"}, {"netdev", "ib1"}, {"lid", 6}}}},
-               {"files", files}},
-          .links = {lib + "libibverbs.so.1=" + lib + "libibverbs.so.1.14.44.0",
-                    lib + "libucp.so.0=" + lib + "libucp.so.0.0.0"}};
-}
-
-// The same over Ethernet.
-Host RoceHost() {
-  Host host = WellHost();
-  for (size_t i = 0; i < 2; ++i) {
-    const std::string netdev = i == 0 ? "eth0" : "eth1";
-    host.nic(i).update(
-        {{"link", "Ethernet"},
-         {"netdev", netdev},
-         {"mtu", 9000},
-         {"gids",
-          {{{"index", 0}, {"gid", "fe80::1"}, {"type", "IB/RoCE v1"}},
-           {{"index", 3}, {"gid", "::ffff:10.0.0.1"}, {"type", "RoCE v2"}, {"netdev", netdev}}}}});
-  }
-  return host;
-}
-
-Host EfaHost() {
-  Host host = WellHost();
-  for (size_t i = 0; i < 2; ++i) {
-    host.nic(i).update({{"vendor", "0x1d0f"},
-                        {"device", "0xefa1"},
-                        {"driver", "efa"},
-                        {"link", "Unknown"},
-                        {"rate", "100 Gb/sec (4X EDR)"},
-                        {"lid", 0}});
-  }
-  host.file("/sys/module/efa_nv_peermem/version") = "1.0";
-  host.file(std::string(kLibraries) + "libfabric.so.1") = "";
-  return host;
-}
-
-// A virtual function of a parent that only its host sees.
-Host PodHost() {
-  Host host = WellHost();
-  host.nic(0).update({{"parent", "3c:00.7"}, {"device", "0x101e"}});
-  host.nic(1).update({{"parent", "4d:00.7"}, {"device", "0x101e"}});
-  return host;
-}
-
-Host BareHost() {
-  Host host = WellHost();
-  host.description.erase("nics");
-  host.description.erase("gpus");
-  return host;
-}
 
 const CheckResult& ResultOf(const std::vector<CheckResult>& results, const std::string& name) {
   for (const CheckResult& result : results) {
@@ -187,15 +31,6 @@ const CheckResult& ResultOf(const std::vector<CheckResult>& results, const std::
   ADD_FAILURE() << "no check " << name;
   return results.front();
 }
-
-// One change, the check that notices it, and words of what it says.
-struct Case {
-  const char* check;
-  Verdict verdict;
-  Host (*host)();
-  std::function<void(Host&)> change;
-  const char* says;
-};
 
 std::vector<Case> DeviceCases() {
   return {
@@ -339,12 +174,6 @@ std::vector<Case> RightsCases() {
 
 std::vector<Case> MemoryCases() {
   return {
-      {"gpu-direct", Verdict::kProblem, &WellHost,
-       [](Host& h) { h.Without("/sys/module/nvidia_peermem/version"); }, "modprobe nvidia-peermem"},
-      {"gpu-direct", Verdict::kProblem, &EfaHost,
-       [](Host& h) { h.Without("/sys/module/efa_nv_peermem/version"); }, "modprobe efa-nv-peermem"},
-      {"gpu-direct", Verdict::kProblem, &WellHost,
-       [](Host& h) { h.Without("/sys/module/nvidia/version"); }, "driver is not loaded"},
       {"huge-pages", Verdict::kWarning, &BareHost,
        [](Host& h) { h.Without("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"); },
        "vm.nr_hugepages"},
@@ -389,7 +218,8 @@ std::vector<Case> SoftwareCases() {
 
 std::vector<Case> AllCases() {
   std::vector<Case> cases;
-  for (auto list : {DeviceCases(), PortCases(), RightsCases(), MemoryCases(), SoftwareCases()}) {
+  for (auto list :
+       {DeviceCases(), PortCases(), RightsCases(), MemoryCases(), GpuCases(), SoftwareCases()}) {
     for (Case& c : list) cases.push_back(std::move(c));
   }
   return cases;
@@ -455,11 +285,6 @@ TEST(Doctor, SaysNothingOfWhatMakesUpForIt) {
       {"ipc-lock", &WellHost, [](Host& h) { DropCapabilities(h); }},       // unlimited
       {"memlock", &BareHost,
        [](Host& h) { SetLimit(h, "Max locked memory", "65536 65536"); }},  // no device
-      {"gpu-direct", &WellHost,
-       [](Host& h) {
-         h.Without("/sys/module/nvidia_peermem/version");
-         h.file("/proc/driver/nvidia/version") = "NVRM version: NVIDIA UNIX Open Kernel Module";
-       }},
       {"huge-pages", &BareHost,
        [](Host& h) {
          h.Without("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");

@@ -26,6 +26,7 @@ constexpr const char* kVariables[] = {
     "KVXFER_REQUIRE_BACKENDS",
     "KVXFER_PLUGIN_PATH",
     "KVXFER_SPIN_US",
+    "KVXFER_STAGING_BYTES",
     "KVXFER_UCX_TLS",
     "KVXFER_UCX_NET_DEVICES",
 };

@@ -213,7 +213,7 @@ TEST_F(PluginFilesTest, AreListedByNameAndWhatIsNoneIsNot) {
   }
   EXPECT_THAT(others, ::testing::ElementsAre("alpha", "zeta"));
   EXPECT_TRUE(Fails(Make("smoke", options), absl::StatusCode::kNotFound,
-                    {"smoke", "loopback, shm", "alpha, zeta", "faulty:"}));
+                    {"smoke", "loopback, cuda_ipc, shm", "alpha, zeta", "faulty:"}));
 }
 
 TEST(PluginFolders, AreThoseThatWereNamedAndThoseBesideTheProgram) {
@@ -225,10 +225,13 @@ TEST(PluginFolders, AreThoseThatWereNamedAndThoseBesideTheProgram) {
 }
 
 TEST(KnownBackends, OneThatIsNotInstalledSaysWhereItWasLookedForAndIsNoNews) {
-  // Known, and built nowhere yet.
   const AgentOptions options = WithPlugins();
-  EXPECT_TRUE(Fails(Make("cuda_ipc", options), absl::StatusCode::kUnimplemented,
-                    {"libkvxfer_backend_cuda_ipc.so", KVXFER_TEST_PLUGINS, "/lib/kvxfer"}));
+  for (const BackendOrigin& origin : ListBackends(options)) {
+    if (origin.built_in || !origin.file.empty()) continue;
+    const std::string file = "libkvxfer_backend_" + origin.name + ".so";
+    EXPECT_TRUE(Fails(Make(origin.name, options), absl::StatusCode::kUnimplemented,
+                      {file.c_str(), KVXFER_TEST_PLUGINS, "/lib/kvxfer", "apt install"}));
+  }
 }
 
 TEST(KnownBackends, StandInTheOrderOfPreference) {
@@ -236,7 +239,7 @@ TEST(KnownBackends, StandInTheOrderOfPreference) {
   for (const KnownBackend& known : KnownBackends()) {
     if (known.by_default == ByDefault::kAlways) defaults.emplace_back(known.name);
   }
-  EXPECT_THAT(defaults, ::testing::ElementsAre("loopback", "shm", "verbs", "tcp"));
+  EXPECT_THAT(defaults, ::testing::ElementsAre("loopback", "cuda_ipc", "shm", "verbs", "tcp"));
   // Before tcp.
   if (HasEfaDevice()) defaults.insert(defaults.end() - 1, "libfabric");
   EXPECT_EQ(defaults, DefaultBackends());

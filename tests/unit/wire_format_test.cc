@@ -17,6 +17,7 @@
 #include "tests/unit/golden/frames_v2.h"
 #include "tests/unit/golden/frames_v3.h"
 #include "tests/unit/golden/frames_v4.h"
+#include "tests/unit/golden/frames_v5.h"
 
 namespace kvxfer {
 namespace {
@@ -107,6 +108,16 @@ const FetchBeginFrame kFetchBegin{.transfer = 7,
                                   .within_nanos = 1'000'000'000};
 const FetchEndFrame kFetchEnd{.transfer = 7, .lease = "r:7", .readers = 2};
 const VerdictFrame kVerdict{.transfer = 7, .good = false, .why = "expired"};
+const StageAskFrame kStageAsk{.count = 8};
+const StageLendFrame kStageLend{.slots = {3, 7}};
+const StageRecallFrame kStageRecall{};
+const StageBackFrame kStageBack{.slots = {7}};
+const StageFrame kStage{.transfer = 0x8000000000000001,
+                        .when = StageWhen::kScatterLater,
+                        .slot = 7,
+                        .runs = {{.address = 0x201000, .bytes = 512, .rkey = 0x12345678},
+                                 {.address = 0x203000, .bytes = 1, .rkey = 0x12345678}}};
+const StagedFrame kStaged{.transfer = 0x8000000000000001, .good = false, .why = "bus"};
 
 std::vector<std::pair<FrameType, std::string>> AllBodies() {
   return {{FrameType::kHello, Encode(kHello)},
@@ -127,7 +138,13 @@ std::vector<std::pair<FrameType, std::string>> AllBodies() {
           {FrameType::kRailFenced, Encode(kRail)},
           {FrameType::kFetchBegin, Encode(kFetchBegin)},
           {FrameType::kFetchEnd, Encode(kFetchEnd)},
-          {FrameType::kVerdict, Encode(kVerdict)}};
+          {FrameType::kVerdict, Encode(kVerdict)},
+          {FrameType::kStageAsk, Encode(kStageAsk)},
+          {FrameType::kStageLend, Encode(kStageLend)},
+          {FrameType::kStageRecall, Encode(kStageRecall)},
+          {FrameType::kStageBack, Encode(kStageBack)},
+          {FrameType::kStage, Encode(kStage)},
+          {FrameType::kStaged, Encode(kStaged)}};
 }
 
 // Expect the bytes of version 1 for `frame`, the frame back from them, and every shorter or
@@ -175,6 +192,27 @@ TEST(WireFormat, BytesOfVersion4AreKept) {
   ExpectFormat(kVerdict, golden::kVerdict);
   EXPECT_EQ(static_cast<int>(FrameType::kFetchBegin), 20);
   EXPECT_EQ(static_cast<int>(FrameType::kVerdict), 22);
+}
+
+TEST(WireFormat, BytesOfVersion5AreKept) {
+  ExpectFormat(kStageAsk, golden::kStageAsk);
+  ExpectFormat(kStageLend, golden::kStageLend);
+  ExpectFormat(kStageRecall, golden::kStageRecall);
+  ExpectFormat(kStageBack, golden::kStageBack);
+  ExpectFormat(kStage, golden::kStage);
+  ExpectFormat(kStaged, golden::kStaged);
+  EXPECT_EQ(static_cast<int>(FrameType::kStageAsk), 23);
+  EXPECT_EQ(static_cast<int>(FrameType::kStaged), 28);
+}
+
+TEST(WireFormat, AStageHasOneTo4096Runs) {
+  StageFrame stage = kStage;
+  stage.runs.resize(kMaxStageRuns, stage.runs[0]);
+  EXPECT_EQ(*Decode<StageFrame>(AsBytes(Encode(stage))), stage);
+  stage.runs.push_back(stage.runs[0]);
+  EXPECT_TRUE(Fails(Decode<StageFrame>(AsBytes(Encode(stage))), kInvalid, {"runs", "4096"}));
+  stage.runs.clear();
+  EXPECT_TRUE(Fails(Decode<StageFrame>(AsBytes(Encode(stage))), kInvalid, {"runs", "4096"}));
 }
 
 TEST(WireFormat, DefaultsOfListFramesSurvive) {

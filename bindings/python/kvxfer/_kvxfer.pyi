@@ -555,6 +555,7 @@ class _AgentOptions(TypedDict, total=False):
     max_notification_bytes: int
     max_active_transfers: int
     spin: float
+    staging_bytes: int
     verbs: _VerbsOptions
     ucx: _UcxOptions
     libfabric: _LibfabricOptions

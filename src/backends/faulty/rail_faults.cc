@@ -8,7 +8,7 @@ namespace {
 constexpr double kBeginsDown = 0.25;
 constexpr double kCompletionLost = 0.5;
 
-// The agent counts transfers from 1.
+// The agent counts transfers from 1, and its own parts of them from 2^62.
 constexpr uint64_t kMarker = uint64_t{1} << 63;
 constexpr uint32_t kRailShift = 40;
 

@@ -184,6 +184,7 @@ absl::Status AcceptedLink::LookAt(uint32_t index, size_t most) {
 }
 
 void AcceptedLink::OnImmediate(uint32_t index, uint32_t immediate) {
+  backend_->landed().OnImmediate();
   Emit({.kind = EventKind::kImmediate, .endpoint = this, .rail = index, .immediate = immediate});
 }
 

@@ -56,6 +56,8 @@ absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
   }
   Capabilities& caps = backend->capabilities_;
   caps = {.arrival = Arrival::kImmediate,
+          .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kHost) |
+                          1u << static_cast<uint32_t>(MemoryKind::kCuda),
           .rail_keeps_order = false,
           .rails_fail_alone = true,
           .needs_remote_cpu = true,
@@ -117,14 +119,11 @@ std::unique_ptr<net::ControlLink> LibfabricBackend::Accept(net::Fd control, std:
 
 absl::StatusOr<std::unique_ptr<Registration>> LibfabricBackend::Register(
     const LocalRegion& region) {
-  if (region.span.kind != MemoryKind::kHost) {
-    return absl::InvalidArgumentError("libfabric: only host memory can be registered");
-  }
   if (region.span.data == nullptr || region.span.bytes == 0 || region.rkey == 0) {
     return absl::InvalidArgumentError("libfabric: a region needs an address, bytes and an rkey");
   }
   absl::StatusOr<std::unique_ptr<LibfabricRegistration>> made =
-      LibfabricRegistration::Make(region, domains_, &registrations_);
+      LibfabricRegistration::Make(region, domains_, &registrations_, &landed_);
   if (!made.ok()) return made.status();
   return std::unique_ptr<Registration>(*std::move(made));
 }
@@ -138,7 +137,8 @@ size_t LibfabricBackend::Poll(std::span<Event> out, bool readable) {
     looked_ = Now();
     hub_.Work();
   }
-  return hub_.End();
+  const size_t told = hub_.End();
+  return landed_.Show(out.first(told), "libfabric");
 }
 
 bool LibfabricBackend::Arm() {

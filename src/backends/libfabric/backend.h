@@ -20,6 +20,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/domain.h"
 #include "src/backends/libfabric/regions.h"
+#include "src/cuda/landed.h"
 #include "src/net/link_hub.h"
 
 namespace kvxfer::libfabric {
@@ -49,6 +50,8 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   net::LinkHub& hub() { return hub_; }
   const AgentOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<Domain>>& domains() const { return domains_; }
+  // What has come into GPU memory since the last Poll.
+  cuda::Landed& landed() { return landed_; }
 
  private:
   static constexpr Duration kLook = std::chrono::microseconds(50);
@@ -63,6 +66,7 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   const HostIdentity host_;
   Capabilities capabilities_;
   std::vector<std::unique_ptr<Domain>> domains_;
+  cuda::Landed landed_;
   Registrations registrations_;
   Time looked_{};
   net::LinkHub hub_;

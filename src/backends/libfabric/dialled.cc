@@ -18,6 +18,10 @@ constexpr Duration kDrain = std::chrono::milliseconds(50);
 
 }  // namespace
 
+DialledLink::~DialledLink() {
+  if (backend_ != nullptr) backend_->landed().Forget(this);
+}
+
 std::string DialledLink::Describe() const {
   std::string out = Name();
   if (backend_ == nullptr) return out;

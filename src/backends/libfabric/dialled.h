@@ -25,6 +25,7 @@ namespace kvxfer::libfabric {
 class DialledLink final : public Link {
  public:
   DialledLink(LibfabricBackend* backend, net::PeerAddress peer) : Link(backend, std::move(peer)) {}
+  ~DialledLink() override;
 
   // --- Endpoint ---
   uint32_t rails() const override { return static_cast<uint32_t>(rails_.size()); }

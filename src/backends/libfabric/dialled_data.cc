@@ -75,11 +75,14 @@ absl::StatusOr<bool> DialledLink::PostOp(const Op& op, const Flight& flight) {
   std::array<void*, kMaxRuns> descs;
   std::array<fi_rma_iov, kMaxRuns> remote;
   size_t count = 0;
+  bool of_gpu = false;
   for (const Run& run : op.runs) {
     if (run.bytes == 0) continue;
+    const auto& registration = static_cast<const LibfabricRegistration&>(*run.registration);
+    of_gpu = of_gpu || registration.of_gpu();
     const auto& key = static_cast<const LibfabricRemoteKey&>(*run.key);
     local[count] = {.iov_base = reinterpret_cast<void*>(run.local), .iov_len = run.bytes};
-    descs[count] = static_cast<const LibfabricRegistration&>(*run.registration).desc(op.rail);
+    descs[count] = registration.desc(op.rail);
     remote[count] = {
         .addr = key.Place(op.rail, run.remote), .len = run.bytes, .key = key.key(op.rail)};
     ++count;
@@ -91,11 +94,12 @@ absl::StatusOr<bool> DialledLink::PostOp(const Op& op, const Flight& flight) {
     return true;
   }
   if (count == 0) return PostNothing(rail, immediate, flight);
-  const End::Request request{.read = read,
-                             .local = std::span(local).first(count),
-                             .descs = std::span(descs).first(count),
-                             .remote = std::span(remote).first(count),
-                             .flight = flight};
+  End::Request request{.read = read,
+                       .local = std::span(local).first(count),
+                       .descs = std::span(descs).first(count),
+                       .remote = std::span(remote).first(count),
+                       .flight = flight};
+  request.flight.into_gpu = read && of_gpu;
   return read ? rail.end->Post(request) : PostWrite(rail, request, immediate);
 }
 
@@ -180,6 +184,7 @@ absl::Status DialledLink::OwnError(const Done& done) {
 }
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
+  if (flight.into_gpu && status.ok()) backend_->landed().OnRead(this, flight.op);
   Say(EventKind::kCompletion, flight.op, std::move(status), rail);
   if (stopping_.empty()) return;
   const auto it = stopping_.find(flight.transfer);

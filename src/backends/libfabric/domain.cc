@@ -23,11 +23,8 @@ constexpr char kFabric[] = "efa";
 std::string_view RegistrationRemedy(int rc) {
   switch (-rc) {
     case FI_EFAULT:
-    case FI_EOPNOTSUPP:
-    case FI_ENOSYS:
-      return "; memory of the host has to be mapped, all of it; memory of a GPU needs its module "
-             "(nvidia-peermem, on EFA efa-nv-peermem) or dmabuf, a provider with FI_HMEM, and "
-             "libfabric 1.18 or later";
+      return "; it has to be mapped, all of it: was it freed, or is it memory of a GPU that was "
+             "registered as the host's?";
     case FI_ENOMEM:
     case FI_EAGAIN:
       return "; the limit of locked memory may be too low (ulimit -l; in a pod the capability "
@@ -39,6 +36,13 @@ std::string_view RegistrationRemedy(int rc) {
 
 }  // namespace
 
+uint64_t FlagsOf(Access access) {
+  uint64_t flags = FI_READ | FI_WRITE;
+  if (Allows(access, Access::kRemoteRead)) flags |= FI_REMOTE_READ;
+  if (Allows(access, Access::kRemoteWrite)) flags |= FI_REMOTE_WRITE;
+  return flags;
+}
+
 absl::StatusOr<std::vector<std::unique_ptr<Domain>>> Domain::OpenAll(
     const LibfabricOptions& options, const std::string& host) {
   const std::string provider = options.provider.empty() ? std::string(kFabric) : options.provider;
@@ -49,19 +53,20 @@ absl::StatusOr<std::vector<std::unique_ptr<Domain>>> Domain::OpenAll(
     return absl::InvalidArgumentError(
         absl::StrCat("`libfabric.domains` has ", names.size(), "; at most ", kMaxDomains));
   }
+  const bool gpus = cuda::Driver::IfInUse() != nullptr;
   std::vector<std::unique_ptr<Domain>> out;
   for (const std::string& name : names) {
-    absl::StatusOr<InfoPtr> info = FindProvider(provider, name, host);
+    absl::StatusOr<InfoPtr> info = FindProvider(provider, name, host, gpus);
     if (!info.ok()) return info.status();
-    absl::StatusOr<std::unique_ptr<Domain>> domain = Open(info->get());
+    absl::StatusOr<std::unique_ptr<Domain>> domain = Open(info->get(), gpus);
     if (!domain.ok()) return domain.status();
     out.push_back(*std::move(domain));
   }
   return out;
 }
 
-absl::StatusOr<std::unique_ptr<Domain>> Domain::Open(fi_info* info) {
-  std::unique_ptr<Domain> out(new Domain);
+absl::StatusOr<std::unique_ptr<Domain>> Domain::Open(fi_info* info, bool asked_for_gpus) {
+  std::unique_ptr<Domain> out(new Domain(asked_for_gpus));
   out->info_.reset(fi_dupinfo(info));
   fid_fabric* fabric = nullptr;
   if (const int rc = fi_fabric(info->fabric_attr, &fabric, nullptr); rc != 0) {
@@ -101,21 +106,21 @@ uint64_t Domain::sink() const {
 }
 
 absl::StatusOr<FiPtr<fid_mr>> Domain::Register(const MemorySpan& span, Access access) const {
-  uint64_t flags = FI_READ | FI_WRITE;
-  if (Allows(access, Access::kRemoteRead)) flags |= FI_REMOTE_READ;
-  if (Allows(access, Access::kRemoteWrite)) flags |= FI_REMOTE_WRITE;
-  const size_t key_bytes = info_->domain_attr->mr_key_size;
-  uint64_t key = RandomNonZero64();
-  if (key_bytes < sizeof(key)) key &= (uint64_t{1} << (8 * key_bytes)) - 1;
   fid_mr* mr = nullptr;
-  if (const int rc =
-          fi_mr_reg(domain_.get(), span.data, span.bytes, flags, 0, key, 0, &mr, nullptr);
+  if (const int rc = fi_mr_reg(domain_.get(), span.data, span.bytes, FlagsOf(access), 0, NewKey(),
+                               0, &mr, nullptr);
       rc != 0) {
     const absl::Status error =
         FiError(absl::StrCat(Name(), ": fi_mr_reg of ", span.bytes, " bytes"), rc);
     return absl::UnavailableError(absl::StrCat(error.message(), ToAbsl(RegistrationRemedy(rc))));
   }
   return FiPtr<fid_mr>(mr);
+}
+
+uint64_t Domain::NewKey() const {
+  const size_t key_bytes = info_->domain_attr->mr_key_size;
+  const uint64_t key = RandomNonZero64();
+  return key_bytes < sizeof(key) ? key & ((uint64_t{1} << (8 * key_bytes)) - 1) : key;
 }
 
 void Domain::ReadEvents() const {

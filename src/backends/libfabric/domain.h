@@ -16,14 +16,20 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/fi.h"
+#include "src/cuda/gpu_direct.h"
 
 namespace kvxfer::libfabric {
 
 inline constexpr size_t kMaxDomains = 16;
 
+// Rights as libfabric has them.
+uint64_t FlagsOf(Access access);
+
 class Domain {
  public:
   // Those of `options`, in that order, each once; without names the first that the provider has.
+  // They are asked to take memory of GPUs where this process uses CUDA by now, and no earlier: what
+  // providers do for it would initialise CUDA.
   // `host`: the address to be reached at, for providers that go by addresses of hosts; empty: any.
   static absl::StatusOr<std::vector<std::unique_ptr<Domain>>> OpenAll(
       const LibfabricOptions& options, const std::string& host);
@@ -39,7 +45,11 @@ class Domain {
   bool carries_immediates() const { return info_->domain_attr->cq_data_size >= sizeof(uint32_t); }
   size_t max_runs() const;
 
+  // Of the host's.
   absl::StatusOr<FiPtr<fid_mr>> Register(const MemorySpan& span, Access access) const;
+  // FailedPrecondition: this domain takes no memory of GPUs; another error: not this one. With the
+  // remedy.
+  absl::StatusOr<FiPtr<fid_mr>> RegisterGpu(const cuda::DirectSpan& span, Access access) const;
   // Says what the provider has to tell of itself, which is nothing to links: their own completions
   // say what concerns them.
   void ReadEvents() const;
@@ -55,9 +65,14 @@ class Domain {
  private:
   static constexpr size_t kSinkOffset = 64;
 
-  Domain() = default;
-  static absl::StatusOr<std::unique_ptr<Domain>> Open(fi_info* info);
+  explicit Domain(bool asked_for_gpus) : asked_for_gpus_(asked_for_gpus) {}
+  // For fi_mr_reg.
+  uint64_t NewKey() const;
+  // Negative, as libfabric says it. By dmabuf, where libfabric and the driver have that.
+  int RegisterDmabuf(const cuda::DirectSpan& span, fi_mr_attr attr, fid_mr** mr) const;
+  static absl::StatusOr<std::unique_ptr<Domain>> Open(fi_info* info, bool asked_for_gpus);
 
+  const bool asked_for_gpus_;
   InfoPtr info_;
   FiPtr<fid_fabric> fabric_;
   FiPtr<fid_eq> events_;

@@ -35,6 +35,7 @@ struct Flight {
   uint64_t transfer = 0;
   uint64_t remote = 0;                // where its first byte is, at the peer
   std::optional<uint32_t> to_tell{};  // its immediate, where the provider does not carry it
+  bool into_gpu = false;              // a read, of which some bytes land in GPU memory
 };
 
 // What came out of a completion queue: an immediate of the peer, or the end of a flight.

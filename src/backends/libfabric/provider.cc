@@ -12,8 +12,17 @@ namespace {
 
 constexpr uint32_t kWrittenFor = FI_VERSION(1, 18);
 
+// Of memory of GPUs: FI_MR_DMABUF came with 1.20.
+#ifdef FI_MR_DMABUF
+constexpr uint32_t kWrittenForGpus = FI_VERSION(1, 20);
+#else
+constexpr uint32_t kWrittenForGpus = kWrittenFor;
+#endif
+
 // What this backend was written for, if the library is as new.
-uint32_t Version() { return std::min<uint32_t>(fi_version(), kWrittenFor); }
+uint32_t Version(bool gpu_memory) {
+  return std::min<uint32_t>(fi_version(), gpu_memory ? kWrittenForGpus : kWrittenFor);
+}
 
 bool GoesByHosts(std::string_view provider) {
   constexpr std::array<std::string_view, 4> kPrefixes = {"tcp", "net", "verbs", "sockets"};
@@ -21,18 +30,29 @@ bool GoesByHosts(std::string_view provider) {
                              [&](std::string_view prefix) { return provider.starts_with(prefix); });
 }
 
+// Whose bytes CPUs move, into GPU memory too: by the default stream, one piece after the other. The
+// agent's own staging is better at it.
+bool MovesByCpu(std::string_view provider) {
+  constexpr std::array<std::string_view, 5> kPrefixes = {"tcp", "net", "udp", "sockets", "shm"};
+  return std::ranges::any_of(kPrefixes,
+                             [&](std::string_view prefix) { return provider.starts_with(prefix); });
+}
+
 // `data_bytes`: of an immediate.
-InfoPtr Hints(const std::string& provider, const std::string& domain, size_t data_bytes) {
+InfoPtr Hints(const std::string& provider, const std::string& domain, size_t data_bytes,
+              bool gpu_memory) {
   InfoPtr hints(fi_allocinfo());
   if (hints == nullptr) return hints;
   hints->caps = FI_RMA;
   // Without FI_LOCAL_COMM efa (1.17 to 2.1) keeps to the device within a host too: through shared
   // memory a peer's process writes into this one's, and nothing stops it.
   if (provider == "efa") hints->caps |= FI_REMOTE_COMM;
+  if (gpu_memory) hints->caps |= FI_HMEM;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
   hints->ep_attr->type = FI_EP_RDM;
   hints->tx_attr->op_flags = FI_COMPLETION | FI_DELIVERY_COMPLETE;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+  if (gpu_memory) hints->domain_attr->mr_mode |= FI_MR_HMEM;
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->cq_data_size = data_bytes;
@@ -45,7 +65,8 @@ InfoPtr Hints(const std::string& provider, const std::string& domain, size_t dat
 int Ask(const fi_info* hints, const std::string& host, InfoPtr* found) {
   const bool by_host = GoesByHosts(hints->fabric_attr->prov_name) && !host.empty();
   fi_info* info = nullptr;
-  const int rc = fi_getinfo(Version(), by_host ? host.c_str() : nullptr, nullptr,
+  const bool gpu_memory = (hints->caps & FI_HMEM) != 0;
+  const int rc = fi_getinfo(Version(gpu_memory), by_host ? host.c_str() : nullptr, nullptr,
                             by_host ? FI_SOURCE : 0, hints, &info);
   found->reset(info);
   return rc;
@@ -101,15 +122,23 @@ bool IsSet(std::string_view name) {
 }  // namespace
 
 absl::StatusOr<InfoPtr> FindProvider(const std::string& provider, const std::string& domain,
-                                     const std::string& host) {
+                                     const std::string& host, bool gpu_memory) {
+  struct Wish {
+    size_t data_bytes;
+    bool gpu_memory;
+  };
+  constexpr size_t kCarried = sizeof(uint32_t);
   int rc = 0;
-  // Best with immediates; without, they go another way.
-  for (const size_t data_bytes : {sizeof(uint32_t), size_t{0}}) {
-    const InfoPtr hints = Hints(provider, domain, data_bytes);
+  // Best with immediates; without, they go another way, as GPU memory does.
+  for (const Wish& wish : {Wish{kCarried, true}, {kCarried, false}, {0, true}, {0, false}}) {
+    if (wish.gpu_memory && (!gpu_memory || MovesByCpu(provider))) continue;
+    const InfoPtr hints = Hints(provider, domain, wish.data_bytes, wish.gpu_memory);
     if (hints == nullptr) return absl::ResourceExhaustedError("libfabric: fi_allocinfo");
     InfoPtr found;
     rc = Ask(hints.get(), host, &found);
     if (rc != 0) continue;
+    // Some claim what they were not asked for.
+    if (!wish.gpu_memory) found->caps &= ~FI_HMEM;
     // An endpoint has one peer, and some pin room for as much as it could ever have on its way.
     found->tx_attr->size = std::min<size_t>(found->tx_attr->size, kMaxFlights);
     found->rx_attr->size = std::min<size_t>(found->rx_attr->size, kMaxFlights + kMaxUnheard);

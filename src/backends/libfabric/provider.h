@@ -22,9 +22,11 @@ inline constexpr uint32_t kMaxUnheard = 1024;
 inline constexpr uint32_t kHeardEvery = kMaxUnheard / 4;
 
 // A domain of `provider`; empty: the first. `host`: the address to be reached at, for providers
-// that go by addresses of hosts; empty: any. The error says what is missing.
+// that go by addresses of hosts; empty: any. `gpu_memory`: one that takes memory of GPUs
+// (TakesGpuMemory), if there is one. The error says what is missing.
 absl::StatusOr<InfoPtr> FindProvider(const std::string& provider, const std::string& domain,
-                                     const std::string& host);
+                                     const std::string& host, bool gpu_memory = false);
+inline bool TakesGpuMemory(const fi_info& info) { return (info.caps & FI_HMEM) != 0; }
 
 // Closing an endpoint is what makes a rail quiet: it has to be possible at any time, and where one
 // process writes into another's memory by itself, it stops nothing.

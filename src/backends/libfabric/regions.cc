@@ -1,6 +1,7 @@
 #include "src/backends/libfabric/regions.h"
 
 #include "absl/strings/str_cat.h"
+#include "src/core/strings.h"
 #include "src/net/bytes.h"
 
 namespace kvxfer::libfabric {
@@ -13,15 +14,44 @@ constexpr size_t kEntryBytes = 9;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LibfabricRegistration>> LibfabricRegistration::Make(
-    const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains,
-    Registrations* all) {
+    const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains, Registrations* all,
+    cuda::Landed* landed) {
   std::unique_ptr<LibfabricRegistration> out(new LibfabricRegistration(region.rkey, all));
+  if (region.span.kind == MemoryKind::kCuda) {
+    if (absl::Status status = out->RegisterGpu(region, domains, landed); !status.ok()) {
+      return Annotate(status, "libfabric");
+    }
+    return out;
+  }
   for (const auto& domain : domains) {
     absl::StatusOr<FiPtr<fid_mr>> mr = domain->Register(region.span, region.access);
     if (!mr.ok()) return mr.status();
     out->holds_.push_back({.mr = *std::move(mr), .by_address = domain->virtual_addresses()});
   }
   return out;
+}
+
+absl::Status LibfabricRegistration::RegisterGpu(const LocalRegion& region,
+                                                std::span<const std::unique_ptr<Domain>> domains,
+                                                cuda::Landed* landed) {
+  absl::StatusOr<cuda::DirectSpan> span = cuda::ExamineDirect(region.span);
+  if (!span.ok()) return span.status();
+  for (const auto& domain : domains) {
+    absl::StatusOr<FiPtr<fid_mr>> mr = domain->RegisterGpu(*span, region.access);
+    if (!mr.ok()) return mr.status();
+    holds_.push_back({.mr = *std::move(mr), .by_address = domain->virtual_addresses()});
+  }
+  const int device = span->device->ordinal;
+  if (absl::Status status = landed->AddRegion(span->driver, device); !status.ok()) return status;
+  landed_ = landed;
+  gpu_ = device;
+  return absl::OkStatus();
+}
+
+LibfabricRegistration::~LibfabricRegistration() {
+  if (all_ == nullptr) return;
+  all_->erase(this);
+  if (gpu_) landed_->RemoveRegion(*gpu_);
 }
 
 std::string LibfabricRegistration::Key() const {

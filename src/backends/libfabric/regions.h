@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/domain.h"
+#include "src/cuda/landed.h"
 
 namespace kvxfer::libfabric {
 
@@ -33,15 +35,16 @@ using Registrations = std::unordered_set<LibfabricRegistration*>;
 
 class LibfabricRegistration final : public Registration {
  public:
+  // `landed`: what it is told of, where the memory is a GPU's. Both outlive it, or Close comes
+  // first.
   static absl::StatusOr<std::unique_ptr<LibfabricRegistration>> Make(
       const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains,
-      Registrations* all);
-  ~LibfabricRegistration() override {
-    if (all_ != nullptr) all_->erase(this);
-  }
+      Registrations* all, cuda::Landed* landed);
+  ~LibfabricRegistration() override;
 
   std::string Key() const override;
   void* desc(size_t domain) const { return fi_mr_desc(holds_[domain].mr.get()); }
+  bool of_gpu() const { return gpu_.has_value(); }
   // The backend goes first.
   void Close() {
     holds_.clear();
@@ -57,8 +60,13 @@ class LibfabricRegistration final : public Registration {
     all_->insert(this);
   }
 
+  absl::Status RegisterGpu(const LocalRegion& region,
+                           std::span<const std::unique_ptr<Domain>> domains, cuda::Landed* landed);
+
   const uint32_t rkey_;
   Registrations* all_;
+  cuda::Landed* landed_ = nullptr;
+  std::optional<int> gpu_;  // whose memory it is; empty: the host's
   std::vector<Hold> holds_;
 };
 

@@ -84,7 +84,9 @@ absl::StatusOr<std::unique_ptr<Endpoint>> LoopbackBackend::Connect(std::string_v
 
 absl::StatusOr<std::unique_ptr<Registration>> LoopbackBackend::Register(const LocalRegion& region) {
   if (region.span.kind != MemoryKind::kHost) {
-    return absl::UnimplementedError("loopback moves host memory only");
+    return absl::UnimplementedError(
+        "loopback: only host memory can be registered; GPU memory goes by way of it (staging), or "
+        "over cuda_ipc");
   }
   node_->Expose(region);
   return std::make_unique<LoopbackRegistration>(node_, region.rkey);

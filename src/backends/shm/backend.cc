@@ -134,8 +134,13 @@ absl::StatusOr<std::unique_ptr<Endpoint>> ShmBackend::Connect(std::string_view a
 
 absl::StatusOr<std::unique_ptr<Registration>> ShmBackend::Register(const LocalRegion& region) {
   const MemorySpan& span = region.span;
-  if (span.kind != MemoryKind::kHost || span.data == nullptr || span.bytes == 0) {
-    return absl::InvalidArgumentError("shm: only host memory, not null and not empty, is taken");
+  if (span.kind != MemoryKind::kHost) {
+    return absl::InvalidArgumentError(
+        "shm: only host memory can be registered; GPU memory goes by way of it (staging), or over "
+        "cuda_ipc");
+  }
+  if (span.data == nullptr || span.bytes == 0) {
+    return absl::InvalidArgumentError("shm: a region needs an address and bytes");
   }
   RegionKey key;
   if (span.shared_fd >= 0) {

@@ -163,6 +163,7 @@ absl::Status AcceptedLink::OnProbe(const Probe& probe) {
 }
 
 void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
+  backend_->landed().OnImmediate();
   Emit({.kind = EventKind::kImmediate, .endpoint = this, .rail = rail, .immediate = immediate});
 }
 

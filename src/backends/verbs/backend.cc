@@ -20,9 +20,10 @@ constexpr size_t kMaxOpRuns = 256;
 
 }  // namespace
 
-VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv)
+VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv, Sysfs sysfs)
     : options_(context.options),
       host_(context.host),
+      sysfs_(std::move(sysfs)),
       ibv_(std::move(ibv)),
       hub_({.backend = "verbs",
             .service = net::Service::kVerbs,
@@ -33,8 +34,9 @@ VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> i
 
 absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const BackendContext& context,
                                                                    std::unique_ptr<Ibv> ibv,
-                                                                   Topology topology) {
-  std::unique_ptr<VerbsBackend> backend(new VerbsBackend(context, std::move(ibv)));
+                                                                   Topology topology, Sysfs sysfs) {
+  std::unique_ptr<VerbsBackend> backend(
+      new VerbsBackend(context, std::move(ibv), std::move(sysfs)));
   if (absl::Status status = backend->hub_.Open(); !status.ok()) return status;
   if (absl::Status status = backend->setups_.Open(&backend->hub_.reactor()); !status.ok()) {
     return status;
@@ -47,6 +49,8 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
     return status;
   }
   backend->capabilities_ = {.arrival = Arrival::kImmediate,
+                            .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kHost) |
+                                            1u << static_cast<uint32_t>(MemoryKind::kCuda),
                             .rail_keeps_order = backend->ordered(),
                             .rails_fail_alone = true,
                             .needs_remote_cpu = false,
@@ -206,15 +210,27 @@ absl::StatusOr<std::unique_ptr<Endpoint>> VerbsBackend::Connect(std::string_view
 
 absl::StatusOr<std::unique_ptr<Prepared>> VerbsBackend::Prepare(const MemorySpan& span,
                                                                 Access access) {
-  if (span.kind != MemoryKind::kHost) {
-    return absl::InvalidArgumentError("verbs: only host memory can be registered");
-  }
   if (span.data == nullptr || span.bytes == 0) {
     return absl::InvalidArgumentError("verbs: a region needs an address and bytes");
   }
   auto memory = std::make_unique<DeviceMemory>();
-  if (absl::Status status = memory->Register(span, access, devices_); !status.ok()) return status;
+  absl::Status status;
+  if (span.kind == MemoryKind::kHost) {
+    status = memory->Register(span, access, devices_);
+  } else {
+    // Without order an op is one request, which no piece may cut in two.
+    absl::StatusOr<GpuMemory> gpu = ExamineGpuMemory(span, sysfs_, ordered());
+    status = gpu.ok() ? memory->Register(*gpu, access, devices_) : gpu.status();
+  }
+  if (!status.ok()) return status;
   return memory;
+}
+
+Penalties VerbsBackend::PenaltiesOf(const DeviceMemory& memory, const MemorySpan& span) const {
+  if (memory.gpu() != nullptr) return nearness_.OfGpu(memory.gpu()->pci, memory.gpu()->numa_node);
+  if (!nearness_.tells()) return {};
+  // By now the devices have every page of it somewhere.
+  return nearness_.Of(NodeOfMemory(span.data, span.bytes));
 }
 
 absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const LocalRegion& region) {
@@ -227,12 +243,14 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
     mine = *std::move(made);
     prepared = mine.get();
   }
-  // By now the devices have every page of it somewhere.
-  const std::optional<int> node =
-      nearness_.tells() ? NodeOfMemory(region.span.data, region.span.bytes) : std::nullopt;
-  auto registration = std::make_unique<VerbsRegistration>(
-      this, region.rkey, std::move(*static_cast<DeviceMemory*>(prepared)), region.id,
-      nearness_.Of(node));
+  auto& memory = *static_cast<DeviceMemory*>(prepared);
+  if (memory.gpu() != nullptr) {
+    absl::Status status = landed_.AddRegion(memory.driver(), memory.gpu()->ordinal);
+    if (!status.ok()) return Annotate(status, "verbs");
+  }
+  const Penalties penalties = PenaltiesOf(memory, region.span);
+  auto registration = std::make_unique<VerbsRegistration>(this, region.rkey, std::move(memory),
+                                                          region.id, penalties);
   registrations_.insert(registration.get());
   if (registration->why_missing().ok()) return registration;
   Log(LogLevel::kWarning, "verbs: region {} goes without some devices: {}",
@@ -243,6 +261,11 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
     for (Link* link : Links()) link->OnUncovered(*device, why);
   }
   return registration;
+}
+
+void VerbsBackend::Forget(VerbsRegistration* registration) {
+  registrations_.erase(registration);
+  if (registration->gpu() != nullptr) landed_.RemoveRegion(registration->gpu()->ordinal);
 }
 
 absl::Status VerbsBackend::CheckRegions(const Device& device) const {

@@ -25,7 +25,9 @@
 #include "src/backends/verbs/request_pool.h"
 #include "src/backends/verbs/scratch.h"
 #include "src/backends/verbs/setup_queue.h"
+#include "src/core/sysfs.h"
 #include "src/core/topology.h"
+#include "src/cuda/landed.h"
 #include "src/net/address.h"
 #include "src/net/link_hub.h"
 
@@ -49,10 +51,12 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
     absl::Status why() const;
   };
 
-  // `topology` is that of this host; what it does not know of the devices they are asked.
+  // `topology` is that of this host, `sysfs` its files; what the former does not know of the
+  // devices they are asked. CUDA is not initialised before GPU memory is registered.
   static absl::StatusOr<std::unique_ptr<VerbsBackend>> Create(const BackendContext& context,
                                                               std::unique_ptr<Ibv> ibv,
-                                                              Topology topology = {});
+                                                              Topology topology = {},
+                                                              Sysfs sysfs = Sysfs());
   ~VerbsBackend() override;
 
   // --- Backend ---
@@ -87,7 +91,11 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   // Send requests of one queue pair.
   uint32_t queue_depth() const { return queue_depth_; }
   bool ordered() const { return ibv_->keeps_order(); }
-  void Forget(VerbsRegistration* registration) { registrations_.erase(registration); }
+  void Forget(VerbsRegistration* registration);
+  // What has come into GPU memory since the last Poll.
+  cuda::Landed& landed() { return landed_; }
+  // Whether some memory that is registered here is of a GPU.
+  bool has_gpu_memory() const { return landed_.regions() > 0; }
   void TimersChanged() { hub_.TimersChanged(); }
 
   // Work requests name their rail by a slot; `first` is the number of its first request.
@@ -110,8 +118,10 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   // The key of `receivers_`.
   static uint64_t ReceiverId(uint32_t number, const Device& device);
 
-  VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv);
+  VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv, Sysfs sysfs);
   absl::Status OpenDevices(Topology topology);
+  // Of what was prepared: how far each device is from it.
+  Penalties PenaltiesOf(const DeviceMemory& memory, const MemorySpan& span) const;
   // Why no port can be used.
   std::string WhyNone();
   size_t MaxArrivals() const;
@@ -131,6 +141,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
 
   AgentOptions options_;  // those of verbs name ports one by one
   const HostIdentity host_;
+  const Sysfs sysfs_;
   Capabilities capabilities_;
   const std::unique_ptr<Ibv> ibv_;
   net::LinkHub hub_;
@@ -144,6 +155,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   Scratch accepted_scratch_{Access::kReadWrite};
   uint32_t queue_depth_ = 0;
   std::unordered_set<VerbsRegistration*> registrations_;
+  cuda::Landed landed_;
   size_t next_device_ = 0;  // to be polled first
 
   std::vector<Slot> slots_;

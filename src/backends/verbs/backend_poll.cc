@@ -35,7 +35,8 @@ size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
     setups_.Work();
     hub_.Work();
   }
-  return hub_.End();
+  const size_t told = hub_.End();
+  return landed_.Show(out.first(told), "verbs");
 }
 
 bool VerbsBackend::Arm() {

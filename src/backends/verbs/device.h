@@ -4,7 +4,7 @@
 // posted, for in the worst case (a flush) each makes an entry; so the queue never overruns. The
 // receive completion queue holds as many as there are receives.
 //
-// Thread-safety: none; used by the backend's owner, except Register.
+// Thread-safety: none; used by the backend's owner, except Register and RegisterDmabuf.
 
 #ifndef KVXFER_BACKENDS_VERBS_DEVICE_H_
 #define KVXFER_BACKENDS_VERBS_DEVICE_H_
@@ -82,6 +82,10 @@ class Device {
   // From any thread. Null and errno on failure.
   ibv_mr* Register(void* address, size_t bytes, int access) {
     return ibv_->RegMr(pd_, address, bytes, access);
+  }
+  // The same of `bytes` of a dmabuf from `offset` on, which are those at `address`.
+  ibv_mr* RegisterDmabuf(int fd, uint64_t offset, uint64_t address, size_t bytes, int access) {
+    return ibv_->RegDmabufMr(pd_, offset, bytes, address, fd, access);
   }
 
   // Hands up to `most` completions of each queue to the listener; returns their number.

@@ -24,6 +24,7 @@ DialledLink::DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::
 DialledLink::~DialledLink() {
   if (backend_ == nullptr) return;
   rails_.clear();
+  backend_->landed().Forget(this);
   backend_->dialled_scratch().Give(scratch_);
 }
 
@@ -226,6 +227,16 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
   absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> decoded = VerbsRemoteKey::Decode(region, key);
   if (!decoded.ok()) return decoded.status();
   VerbsRemoteKey& imported = **decoded;
+  if (imported.pieces() != nullptr) {
+    if (!backend_->ordered()) {
+      // An op is one request there, which no piece may cut in two.
+      return absl::FailedPreconditionError(
+          absl::StrCat("verbs: region ", static_cast<uint32_t>(region.id), " of ", Name(),
+                       " is in several pieces, and the devices here keep no order"));
+    }
+    ++keys_in_pieces_;
+    imported.set_holder(this);
+  }
   const auto has = [&](const PortInfo& port) { return imported.has(port.device); };
   if (std::ranges::none_of(remote_, has) && !remote_.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -254,8 +265,8 @@ absl::Status DialledLink::CheckKeys(size_t remote_device) const {
 }
 
 void DialledLink::OnClosed(const VerbsRemoteKey& key) {
-  partial_.erase(&key);
-  if (backend_ == nullptr) return;
+  if (key.pieces() != nullptr) --keys_in_pieces_;
+  if (partial_.erase(&key) == 0 || backend_ == nullptr) return;
   for (const auto& rail : rails_) rail->OnPortUp();
 }
 

@@ -71,6 +71,8 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   // `flight` put its queue pair into error with `status`; whether it, or what went before in its
   // place, has done so before.
   bool FailedBefore(const Flight& flight, ibv_wc_status status);
+  // Whether every op is of memory that devices know by one key each, and that the CPU can touch.
+  bool plain() const;
   std::optional<Pair> OtherPair(const Rail& rail) const;
   void OnAttemptFailed();
 
@@ -99,6 +101,7 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   void OnPorts(Ports ports);
   absl::Status OnPortsAgain(Ports ports);
   absl::Status CheckOp(const Op& op) const;
+  absl::Status CheckPieces(const Op& op) const;
   void FenceDone(uint64_t transfer);
   void StartFlush();
   void Impatient(Time now);
@@ -107,6 +110,7 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   std::vector<PortInfo> remote_;
   std::vector<std::unique_ptr<Rail>> rails_;
   std::map<const VerbsRemoteKey*, RegionId> partial_;  // keys that lack some device of the peer
+  size_t keys_in_pieces_ = 0;
   bool ever_up_ = false;
   std::map<uint64_t, Stopping> stopping_;
   std::vector<uint64_t> stopped_;   // to be told once a flush that begins from now on is over

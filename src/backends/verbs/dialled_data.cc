@@ -25,11 +25,24 @@ absl::Status DialledLink::CheckOp(const Op& op) const {
     bytes += std::min(run.bytes, kMaxOpBytes + 1);
   }
   if (complete && op.runs.size() <= backend_->capabilities().max_op_runs && bytes <= kMaxOpBytes) {
-    return absl::OkStatus();
+    return plain() ? absl::OkStatus() : CheckPieces(op);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("verbs: op ", op.id, " is too large, or names no rail, transfer or key"));
 }
+
+// One of more requests than fit at once would wait for ever.
+absl::Status DialledLink::CheckPieces(const Op& op) const {
+  const uint32_t pieces = Rail::PiecesOf(op);
+  const size_t most = std::min<size_t>(backend_->queue_depth() - 2, RequestPool::kRequests);
+  if (pieces <= most) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "verbs: op ", op.id, " is of GPU memory in so many allocations that it is ", pieces,
+      " requests, and the queue holds ", most,
+      "; set a larger `verbs.queue_depth` (KVXFER_VERBS_QUEUE_DEPTH), or register larger ones"));
+}
+
+bool DialledLink::plain() const { return keys_in_pieces_ == 0 && !backend_->has_gpu_memory(); }
 
 size_t DialledLink::Post(std::span<const Op> ops) {
   if (!up()) return 0;
@@ -52,6 +65,7 @@ void DialledLink::RingAll() {
 }
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
+  if (flight.into_gpu && status.ok()) backend_->landed().OnRead(this, flight.op);
   Say(EventKind::kCompletion, flight.op, std::move(status), rail);
   if (stopping_.empty()) return;
   const auto it = stopping_.find(flight.transfer);

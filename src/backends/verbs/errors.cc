@@ -1,5 +1,6 @@
 #include "src/backends/verbs/errors.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 
@@ -53,6 +54,39 @@ constexpr std::array kMeanings = {
     Meaning{IBV_WC_GENERAL_ERR, "IBV_WC_GENERAL_ERR", Code::kInternal,
             "the device gives no reason; look at the kernel log"},
 };
+
+struct GpuRemedy {
+  int error;
+  absl::StatusCode code;
+  std::string_view text;
+};
+
+// The first stands for those that are not named, and for none: neither way was there to be tried.
+constexpr std::array kGpuRemedies = {
+    GpuRemedy{
+        0, Code::kFailedPrecondition,
+        "load the module (modprobe nvidia-peermem), or use the GPU driver's open kernel "
+        "modules (515 or newer) with Linux 5.12 or newer and a NIC driver that takes dmabufs"},
+    GpuRemedy{EFAULT, Code::kInvalidArgument,
+              "likely, in this order: nvidia-peermem is not loaded, or does not fit the NIC's "
+              "driver (modprobe nvidia-peermem; dmesg); the GPU driver exports no dmabuf (its open "
+              "kernel modules do); the memory was freed; it was made by cuMemCreate without "
+              "gpuDirectRDMACapable (PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False); "
+              "it is not aligned as the driver wants it (register whole allocations)"},
+    GpuRemedy{ENOMEM, Code::kResourceExhausted,
+              "the GPU's BAR1 is full (nvidia-smi -q -d MEMORY shows it: register less, or use a "
+              "GPU whose BAR is as large as its memory), or the limit of locked memory is too low "
+              "(ulimit -l unlimited, in a pod the capability IPC_LOCK)"},
+    GpuRemedy{EPERM, Code::kPermissionDenied,
+              "the capability IPC_LOCK is missing, or the driver forbids it in this container"},
+};
+
+const GpuRemedy& RemedyFor(int error) {
+  if (error == EAGAIN) error = ENOMEM;
+  if (error == EACCES) error = EPERM;
+  const auto found = std::ranges::find(kGpuRemedies, error, &GpuRemedy::error);
+  return found == kGpuRemedies.end() ? kGpuRemedies.front() : *found;
+}
 
 const Meaning* Find(ibv_wc_status status) {
   for (const Meaning& meaning : kMeanings) {
@@ -137,6 +171,25 @@ absl::Status RegistrationError(std::string_view device, const MemorySpan& span, 
     default:
       return absl::UnavailableError(what);
   }
+}
+
+absl::Status GpuRegistrationError(std::string_view device, std::string_view what,
+                                  const GpuRefusal& refusal) {
+  const std::string dmabuf = refusal.dmabuf_error
+                                 ? ErrnoText("ibv_reg_dmabuf_mr", *refusal.dmabuf_error)
+                                 : std::string(refusal.no_dmabuf.message());
+  const std::string peer_memory = !refusal.peer_memory ? std::string("the module is not loaded")
+                                  : refusal.peer_memory_error
+                                      ? ErrnoText("ibv_reg_mr", *refusal.peer_memory_error)
+                                      : std::string("not tried");
+  // What was tried last says most, but for memory that ran out.
+  const int last = refusal.peer_memory_error.value_or(refusal.dmabuf_error.value_or(0));
+  const int error = refusal.dmabuf_error == ENOMEM ? ENOMEM : last;
+  const GpuRemedy& remedy = RemedyFor(error);
+  return absl::Status(
+      remedy.code, absl::StrCat("verbs: GPU memory cannot be given to ", ToAbsl(device), ": ",
+                                ToAbsl(what), ": as dmabuf: ", dmabuf,
+                                "; by nvidia-peermem: ", peer_memory, "; ", ToAbsl(remedy.text)));
 }
 
 absl::Status OpenError(std::string_view device, int error_number) {

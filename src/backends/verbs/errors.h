@@ -6,6 +6,7 @@
 #define KVXFER_BACKENDS_VERBS_ERRORS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -25,6 +26,18 @@ absl::Status CompletionError(std::string_view where, uint32_t queue_pair,
 
 // A region that `device` does not take.
 absl::Status RegistrationError(std::string_view device, const MemorySpan& span, int error_number);
+
+// What became of the two ways by which a device may be given GPU memory.
+struct GpuRefusal {
+  absl::Status no_dmabuf{};                // why there is no dmabuf of it
+  std::optional<int> dmabuf_error{};       // of ibv_reg_dmabuf_mr, where there is one
+  bool peer_memory = false;                // the module is loaded
+  std::optional<int> peer_memory_error{};  // of ibv_reg_mr, where it is
+};
+
+// GPU memory that `device` does not take; `what` names it. Every cause, and the remedy.
+absl::Status GpuRegistrationError(std::string_view device, std::string_view what,
+                                  const GpuRefusal& refusal);
 
 // A device that does not open.
 absl::Status OpenError(std::string_view device, int error_number);

@@ -16,7 +16,8 @@ namespace {
 bool NeedsTopology(const Sysfs& host, const std::vector<std::string>& devices,
                    const VerbsOptions& options) {
   if (!options.devices.empty() || !options.fabrics.empty()) return true;
-  // Some are nearer to memory than others.
+  // Some are nearer to memory than others; to that of a GPU as well.
+  if (devices.size() > 1 && host.Exists("/sys/module/nvidia")) return true;
   const std::vector<std::string> system = host.List("/sys/devices/system/node");
   const auto nodes = std::ranges::count_if(
       system, [](const std::string& name) { return name.starts_with("node") && name != "node"; });

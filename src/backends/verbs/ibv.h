@@ -4,15 +4,16 @@
 // Calls take and return what those of libibverbs do: null and errno, or 0 and an errno value.
 // Everything made through one Ibv is destroyed through it, before it.
 // Thread-safety: as libibverbs: from any thread. The backend makes all calls from its owner's
-// thread, except RegMr and DeregMr of regions, and CreateQp and those ModifyQp that make and
-// connect a queue pair, which are made by the threads of SetupQueue. DestroyQp is the owner's
-// alone, so that the queue pair that an event names is there while the event is looked at.
+// thread, except RegMr, RegDmabufMr and DeregMr of regions, and CreateQp and those ModifyQp that
+// make and connect a queue pair, which are made by the threads of SetupQueue. DestroyQp is the
+// owner's alone, so that the queue pair that an event names is there while the event is looked at.
 
 #ifndef KVXFER_BACKENDS_VERBS_IBV_H_
 #define KVXFER_BACKENDS_VERBS_IBV_H_
 
 #include <infiniband/verbs.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -48,6 +49,14 @@ class Ibv {
   virtual ibv_pd* AllocPd(ibv_context* context) = 0;
   virtual int DeallocPd(ibv_pd* pd) = 0;
   virtual ibv_mr* RegMr(ibv_pd* pd, void* address, size_t bytes, int access) = 0;
+  // Of a dmabuf: its bytes from `offset` on, which peers and work requests name from `iova` on; the
+  // two have the same place in a page. `fd` may be closed afterwards. EOPNOTSUPP: the library, the
+  // kernel or the device's driver cannot do it.
+  virtual ibv_mr* RegDmabufMr(ibv_pd* /*pd*/, uint64_t /*offset*/, size_t /*bytes*/,
+                              uint64_t /*iova*/, int /*fd*/, int /*access*/) {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  }
   virtual int DeregMr(ibv_mr* mr) = 0;
 
   // --- queues ---

@@ -35,6 +35,7 @@ struct Functions {
   decltype(&::ibv_dealloc_pd) dealloc_pd;
   decltype(&::ibv_reg_mr) reg_mr;
   decltype(&::ibv_dereg_mr) dereg_mr;
+  decltype(&::ibv_reg_dmabuf_mr) reg_dmabuf_mr;  // null: rdma-core is older than 34
   decltype(&::ibv_create_comp_channel) create_comp_channel;
   decltype(&::ibv_destroy_comp_channel) destroy_comp_channel;
   decltype(&::ibv_create_cq) create_cq;
@@ -53,6 +54,8 @@ struct Functions {
 
 // False: the library has no such function, `name` is which.
 bool Find(void* library, Functions& f, const char*& name) {
+  f.reg_dmabuf_mr =
+      reinterpret_cast<decltype(f.reg_dmabuf_mr)>(::dlsym(library, "ibv_reg_dmabuf_mr"));
   const auto find = [&](const char* symbol, auto& out) {
     name = symbol;
     out = reinterpret_cast<std::decay_t<decltype(out)>>(::dlsym(library, symbol));
@@ -134,6 +137,13 @@ class Libibverbs final : public Ibv {
   int DeallocPd(ibv_pd* pd) override { return f_.dealloc_pd(pd); }
   ibv_mr* RegMr(ibv_pd* pd, void* address, size_t bytes, int access) override {
     return f_.reg_mr(pd, address, bytes, access);
+  }
+  ibv_mr* RegDmabufMr(ibv_pd* pd, uint64_t offset, size_t bytes, uint64_t iova, int fd,
+                      int access) override {
+    if (f_.reg_dmabuf_mr == nullptr) {
+      return Ibv::RegDmabufMr(pd, offset, bytes, iova, fd, access);
+    }
+    return f_.reg_dmabuf_mr(pd, offset, bytes, iova, fd, access);
   }
   int DeregMr(ibv_mr* mr) override { return f_.dereg_mr(mr); }
 

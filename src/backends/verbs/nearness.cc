@@ -9,7 +9,6 @@ namespace kvxfer::verbs {
 
 // A device of several ports is as near as the best of them.
 Nearness::Nearness(const Topology& topology, std::span<const Port> ports) {
-  if (topology.nodes.size() < 2) return;
   std::vector<size_t> indices;
   std::vector<size_t> devices;
   for (size_t i = 0; i < topology.ports.size(); ++i) {
@@ -18,21 +17,34 @@ Nearness::Nearness(const Topology& topology, std::span<const Port> ports) {
     indices.push_back(i);
     devices.push_back(port->device);
   }
-  for (size_t node = 0; node < topology.nodes.size(); ++node) {
-    const std::vector<uint32_t> of_ports =
-        kvxfer::Penalties(topology, {MemoryPlace::Kind::kNode, node}, indices);
-    Penalties& penalties = by_node_[topology.nodes[node].id];
+  const auto from = [&](const MemoryPlace& place) {
+    const std::vector<uint32_t> of_ports = kvxfer::Penalties(topology, place, indices);
+    Penalties penalties;
     penalties.fill(kMaxPenalty);
     for (size_t i = 0; i < devices.size(); ++i) {
       uint8_t& penalty = penalties[devices[i]];
       penalty = std::min(penalty, static_cast<uint8_t>(of_ports[i]));
     }
+    return penalties;
+  };
+  for (size_t gpu = 0; gpu < topology.gpus.size(); ++gpu) {
+    by_gpu_[topology.gpus[gpu].pci] = from({MemoryPlace::Kind::kGpu, gpu});
+  }
+  if (topology.nodes.size() < 2) return;
+  for (size_t node = 0; node < topology.nodes.size(); ++node) {
+    by_node_[topology.nodes[node].id] = from({MemoryPlace::Kind::kNode, node});
   }
 }
 
 Penalties Nearness::Of(std::optional<int> node) const {
   const auto known = node ? by_node_.find(*node) : by_node_.end();
   return known == by_node_.end() ? Penalties{} : known->second;
+}
+
+Penalties Nearness::OfGpu(const std::string& pci, int node) const {
+  const std::optional<PciAddress> address = PciAddress::Parse(pci);
+  const auto known = address ? by_gpu_.find(*address) : by_gpu_.end();
+  return known == by_gpu_.end() ? Of(node) : known->second;
 }
 
 }  // namespace kvxfer::verbs

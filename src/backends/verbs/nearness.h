@@ -1,4 +1,4 @@
-// How far each device is from memory of this host.
+// How far each device is from memory of this host and of its GPUs.
 //
 // Thread-safety: plain values.
 
@@ -29,16 +29,20 @@ class Nearness {
     size_t device = 0;   // its ordinal
   };
 
-  // Without nodes to tell apart: no device is nearer than another.
+  // Without nodes or GPUs to tell apart: no device is nearer than another.
   Nearness() = default;
   Nearness(const Topology& topology, std::span<const Port> ports);
 
   // For memory on `node`; empty: not known.
   Penalties Of(std::optional<int> node) const;
+  // Whether Of depends on its argument.
   bool tells() const { return !by_node_.empty(); }
+  // For memory of the GPU at that PCI address; of one that is not known, for its node's.
+  Penalties OfGpu(const std::string& pci, int node) const;
 
  private:
   std::map<int, Penalties> by_node_;
+  std::map<PciAddress, Penalties> by_gpu_;
 };
 
 }  // namespace kvxfer::verbs

@@ -26,7 +26,9 @@ constexpr Duration kLastWord = std::chrono::milliseconds(50);
 }  // namespace
 
 bool Rail::Post(const Op& op) {
-  const auto most = static_cast<uint32_t>(std::max<size_t>(op.runs.size(), 1));
+  const bool plain = link_->plain();
+  const uint32_t most =
+      plain ? static_cast<uint32_t>(std::max<size_t>(op.runs.size(), 1)) : PiecesOf(op);
   RequestPool& pool = link_->backend().requests();
   // Two requests are kept for what the rail does by itself.
   if (queue_.room() < most + 2 || device().room() < most || bytes_ > kMaxBytesInFlight) {
@@ -42,7 +44,8 @@ bool Rail::Post(const Op& op) {
                 .read = op.kind == OpKind::kRead};
   for (const Run& run : op.runs) flight.bytes += run.bytes;
   ibv_send_wr* last = nullptr;
-  flight.requests = Build(op, last);
+  flight.requests = plain ? Build(op, last) : BuildPieces(op, last);
+  flight.into_gpu = !plain && flight.read && IntoGpu(op);
   if (op.has_immediate) {
     last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     last->imm_data = htobe32(op.immediate);
@@ -116,7 +119,11 @@ uint32_t Rail::Build(const Op& op, ibv_send_wr*& last) {
     finish();
     return requests;
   }
-  // Nothing to move: an empty write, which needs no memory, has its place in the order.
+  return BuildNothing(last);
+}
+
+// Nothing to move: an empty write, which needs no memory, has its place in the order.
+uint32_t Rail::BuildNothing(ibv_send_wr*& last) {
   last = &Chain();
   last->opcode = IBV_WR_RDMA_WRITE;
   last->sg_list = nullptr;

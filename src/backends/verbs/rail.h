@@ -73,6 +73,9 @@ class Rail {
   // --- work (rail.cc) ---
   // Builds the requests of `op`, which is valid, for the next Ring. False: no room.
   bool Post(const Op& op);
+  // The most requests that `op` is: one a run, and one more wherever a run goes from one piece of
+  // its memory to the next, at either end.
+  static uint32_t PiecesOf(const Op& op);
   // Rings the doorbell for what was built.
   void Ring();
   // A completion of one of its requests.
@@ -116,6 +119,10 @@ class Rail {
   void WatchStall(Time now);
 
   uint32_t Build(const Op& op, ibv_send_wr*& last);
+  // The same of memory of any kind, and in pieces.
+  uint32_t BuildPieces(const Op& op, ibv_send_wr*& last);
+  uint32_t BuildNothing(ibv_send_wr*& last);
+  static bool IntoGpu(const Op& op);
   ibv_send_wr& Chain();
   void Internal(Purpose purpose, ibv_send_wr& last, uint32_t requests);
   void FillWord(ibv_send_wr& wr, bool read);

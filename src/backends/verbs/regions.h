@@ -5,6 +5,11 @@
 // its rkey); at most kMaxDevices. A device that failed, or that does not take the region, is left
 // out: rails over it are of no use while the region is there.
 //
+// The key of a region in pieces (pieces.h) has form 3: after the agent's rkey one byte for the
+// number of devices and four for the number of runs of equal pieces; then each device (number and
+// penalty, as above), each run (four bytes for how many pieces, eight for the bytes of each), and
+// for each device the rkey of each piece.
+//
 // Lifetime: a registration may outlive its backend, and is then of no use.
 // Thread-safety: none but DeviceMemory's; used by the backend's owner.
 
@@ -13,6 +18,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,7 +29,9 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/verbs/device.h"
+#include "src/backends/verbs/gpu_memory.h"
 #include "src/backends/verbs/nearness.h"
+#include "src/backends/verbs/pieces.h"
 
 namespace kvxfer::verbs {
 
@@ -42,20 +50,45 @@ class DeviceMemory final : public Prepared {
   // error, with every cause, only where none takes it.
   absl::Status Register(const MemorySpan& span, Access access,
                         std::span<const std::unique_ptr<Device>> devices);
+  // The same of GPU memory.
+  absl::Status Register(const GpuMemory& memory, Access access,
+                        std::span<const std::unique_ptr<Device>> devices);
   void Close();
 
   struct Hold {
     Device* device = nullptr;
-    ibv_mr* mr = nullptr;
+    ibv_mr* mr = nullptr;  // of the whole, or of a piece: then those of a device follow each other
   };
   std::span<const Hold> holds() const { return holds_; }
+  // The pieces that devices know it in; null: each knows it as one.
+  const PieceTable* pieces() const { return pieces_.get(); }
+  // Of memory in pieces: the keys of each, by device.
+  struct Known {
+    const Device* device = nullptr;
+    std::vector<uint32_t> lkeys{};
+    std::vector<uint32_t> rkeys{};
+  };
+  std::vector<Known> ByDevice() const;
+  // Whose memory it is; null: the host's.
+  const cuda::Device* gpu() const { return gpu_; }
+  const cuda::Driver* driver() const { return driver_; }
   // OK where every device has it.
   const absl::Status& why_missing() const { return why_missing_; }
 
  private:
+  // Calls `one` for each device, in threads of their own where that is worth it.
+  static void OfEach(size_t devices, size_t bytes, const std::function<void(size_t)>& one);
+  void Miss(const absl::Status& why);
+
   std::vector<Hold> holds_;
+  std::unique_ptr<const PieceTable> pieces_;
+  const cuda::Driver* driver_ = nullptr;
+  const cuda::Device* gpu_ = nullptr;
   absl::Status why_missing_;
 };
+
+// Whether peers can be told of so many pieces with so many devices: ResourceExhausted.
+absl::Status CheckKeyBytes(const PieceTable& pieces, size_t devices);
 
 class VerbsRegistration final : public Registration {
  public:
@@ -64,7 +97,12 @@ class VerbsRegistration final : public Registration {
   ~VerbsRegistration() override;
 
   std::string Key() const override;
+  // Of a region in one piece.
   uint32_t lkey(size_t device) const { return lkeys_[device]; }
+  // Null: it is in one.
+  const PieceKeys* pieces() const { return pieces_.get(); }
+  // Null: host memory. The CPU can touch no other.
+  const cuda::Device* gpu() const { return memory_.gpu(); }
   uint32_t penalty(size_t device) const { return penalties_[device]; }
   bool has(size_t device) const { return (devices_ >> device & 1) != 0; }
   const absl::Status& why_missing() const { return memory_.why_missing(); }
@@ -75,6 +113,11 @@ class VerbsRegistration final : public Registration {
   void Close();
 
  private:
+  // How a key names a device: its number, and its penalty.
+  std::byte Told(const Device& device) const;
+  std::vector<std::byte> KeyOfOne() const;
+  std::vector<std::byte> KeyOfPieces() const;
+
   VerbsBackend* backend_;
   const uint32_t rkey_;
   const RegionId id_;
@@ -83,6 +126,7 @@ class VerbsRegistration final : public Registration {
   uint64_t devices_ = 0;
   std::array<uint32_t, kMaxDevices> lkeys_{};
   std::array<uint32_t, kMaxDevices> rkeys_{};
+  std::unique_ptr<PieceKeys> pieces_;
 };
 
 class VerbsRemoteKey final : public RemoteKey {
@@ -100,12 +144,21 @@ class VerbsRemoteKey final : public RemoteKey {
   void set_holder(Holder* holder) { holder_ = holder; }
   static absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> Decode(const RemoteRegion& region,
                                                                 std::string_view key);
+  // Of a region in one piece.
   uint32_t rkey(size_t device) const { return rkeys_[device]; }
+  // Null: it is in one.
+  const PieceKeys* pieces() const { return pieces_.get(); }
   uint32_t penalty(size_t device) const { return device < kMaxDevices ? penalties_[device] : 0; }
   bool has(size_t device) const { return device < kMaxDevices && (devices_ >> device & 1) != 0; }
 
  private:
+  // Its number.
+  size_t AddDevice(std::byte told);
+  // `bytes` from behind the agent's rkey on. False: it makes no sense.
+  bool DecodePieces(const RemoteRegion& region, std::span<const std::byte> bytes);
+
   std::array<uint32_t, kMaxDevices> rkeys_{};
+  std::unique_ptr<PieceKeys> pieces_;
   Penalties penalties_{};
   uint64_t devices_ = 0;
   Holder* holder_ = nullptr;

@@ -43,7 +43,8 @@ struct Flight {
   Purpose purpose = Purpose::kOp;
   uint64_t bytes = 0;
   bool read = false;
-  bool over = false;  // ended by itself, before one that was posted earlier
+  bool into_gpu = false;  // a read, of which some bytes land in GPU memory
+  bool over = false;      // ended by itself, before one that was posted earlier
 };
 
 class SendQueue {

@@ -91,20 +91,22 @@ absl::StatusOr<KvLayout> Case::LayoutOf(const Instance& instance, uint32_t rank,
   return KvLayout::FromTensors(kv, shard, {&tensor, 1});
 }
 
-absl::StatusOr<uint64_t> Case::CacheBytes(bool alone) const {
+absl::StatusOr<Case::Bytes> Case::CacheBytes(bool alone) const {
   const auto all = SharesOf(*this);
   if (!all.ok()) return all.status();
   const std::vector<Share> shares = alone ? OwnShares(*all) : *all;
-  uint64_t bytes = 0;
-  const auto add = [&](const Instance& instance, const std::vector<uint32_t>& ranks) {
+  const auto bytes = [&](const Instance& instance,
+                         const std::vector<uint32_t>& ranks) -> absl::StatusOr<uint64_t> {
     // Ranks are all as large.
     const auto layout = LayoutOf(instance, ranks.front(), BlocksOf(instance));
-    if (layout.ok()) bytes += ranks.size() * kv.layers * layout->tensor_bytes(0);
-    return layout.status();
+    if (!layout.ok()) return layout.status();
+    return ranks.size() * kv.layers * layout->tensor_bytes(0);
   };
-  if (absl::Status s = add(prefill, PrefillRanks(shares)); !s.ok()) return s;
-  if (absl::Status s = add(decode, DecodeRanks(*all)); !s.ok()) return s;
-  return bytes;
+  const auto of_prefill = bytes(prefill, PrefillRanks(shares));
+  if (!of_prefill.ok()) return of_prefill.status();
+  const auto of_decode = bytes(decode, DecodeRanks(*all));
+  if (!of_decode.ok()) return of_decode.status();
+  return Bytes{.prefill = *of_prefill, .decode = *of_decode};
 }
 
 absl::StatusOr<std::vector<Case>> CasesOf(const Options& options) {

@@ -40,9 +40,13 @@ struct Case {
   // One tensor a layer, [2, blocks, tokens, heads, size] or with heads before tokens; fused:
   // [blocks, tokens, size].
   absl::StatusOr<KvLayout> LayoutOf(const Instance& instance, uint32_t rank, uint32_t blocks) const;
-  // Of all ranks that take part, of both sides; `alone`: of prefill only rank 0. InvalidArgument:
-  // the model's heads do not divide so.
-  absl::StatusOr<uint64_t> CacheBytes(bool alone) const;
+  // Of all ranks that take part; `alone`: of prefill only rank 0. InvalidArgument: the model's
+  // heads do not divide so.
+  struct Bytes {
+    uint64_t prefill = 0;
+    uint64_t decode = 0;
+  };
+  absl::StatusOr<Bytes> CacheBytes(bool alone) const;
 };
 
 // InvalidArgument, NotFound: what the user gave.

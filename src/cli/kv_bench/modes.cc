@@ -85,11 +85,16 @@ absl::Status CheckLoad(const BenchOptions& o, const Mode& mode) {
   return CheckRange("--iters", o.iters.value_or(1), 1, 10'000'000);
 }
 
-std::string TitleOf(const BenchOptions& given, const Options& options) {
+// Both instances are of this host.
+std::string SameHostBackend(const MemorySides& memory) {
+  return memory.here.cuda() && memory.there.cuda() ? "cuda_ipc" : "shm";
+}
+
+std::string TitleOf(const Options& options) {
   const Mode& mode = *options.mode;
   const std::string load = mode.iters > 0 ? absl::StrCat(options.iters, " ", mode.unit)
                                           : FormatFixed(Seconds(options.duration), 1) + " s";
-  return absl::StrCat(mode.title, ", ", given.memory, " memory, ", options.backend, ", ",
+  return absl::StrCat(mode.title, ", ", options.memory.Words(), " memory, ", options.backend, ", ",
                       options.tokens, " tokens a request, ", load);
 }
 
@@ -99,7 +104,7 @@ absl::StatusOr<Options> OptionsOf(const BenchOptions& o) {
   if (absl::Status s = CheckShape(o); !s.ok()) return s;
   const auto& mode = *std::ranges::find(kModes, o.measure, &Mode::name);
   if (absl::Status s = CheckLoad(o, mode); !s.ok()) return s;
-  const auto memory = ParseMemorySource(o.memory);
+  const auto memory = ParseMemorySides(o.memory);
   if (!memory.ok()) return memory.status();
   Options options{.mode = &mode,
                   .model = o.model,
@@ -110,13 +115,13 @@ absl::StatusOr<Options> OptionsOf(const BenchOptions& o) {
                   .layout_src = o.layout_src,
                   .layout_dst = o.layout_dst,
                   .tokens = o.tokens.value_or(kDefaultTokens),
-                  .backend = o.backend.empty() ? "shm" : o.backend,
+                  .backend = o.backend.empty() ? SameHostBackend(*memory) : o.backend,
                   .memory = *memory,
                   .duration = o.has_duration ? o.duration : kDefaultRun,
                   .layer_time = o.layer_time,
                   .iters = static_cast<uint32_t>(o.iters.value_or(mode.iters)),
                   .json = o.json};
-  options.title = TitleOf(o, options);
+  options.title = TitleOf(options);
   return options;
 }
 

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "src/cli/bench_plan.h"
 #include "src/cli/channel.h"
-#include "src/cli/host_memory.h"
 #include "src/cli/json_util.h"
+#include "src/cli/memory_choice.h"
 
 namespace kvxfer::cli::kv_bench {
 
@@ -48,7 +48,7 @@ struct Options {
   std::string layout_dst{};
   uint64_t tokens = 0;
   std::string backend{};
-  MemorySource memory = MemorySource::kMapped;
+  MemorySides memory{};
   Duration duration{};    // of a case, where the mode has no iters
   Duration layer_time{};  // of computing a layer or a token
   uint32_t iters = 0;

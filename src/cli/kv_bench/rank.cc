@@ -1,5 +1,6 @@
 #include "src/cli/kv_bench/rank.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -35,7 +36,9 @@ absl::StatusOr<Rank> Rank::Create(const Case& one, const Instance& instance, uin
   const std::string name = absl::StrCat(instance.role, "-", rank);
   const auto layout = one.LayoutOf(instance, rank, live ? one.BlocksOf(instance) : 1);
   if (!layout.ok()) return layout.status();
-  auto memory = HostMemory::Allocate(options.memory, CacheBytes(*layout));
+  const MemoryChoice& choice =
+      instance.role == one.prefill.role ? options.memory.here : options.memory.there;
+  auto memory = CacheMemory::Allocate(choice, CacheBytes(*layout));
   if (!memory.ok()) return Annotate(memory.status(), name);
   Rank made(*layout, *std::move(memory), one.IdsOf(instance), live ? one.tokens : 0);
   auto agent = MakeAgent({.role = name, .backends = options.backend, .own_port = true});
@@ -50,31 +53,39 @@ absl::StatusOr<Rank> Rank::Create(const Case& one, const Instance& instance, uin
 }
 
 template <typename Visit>
-std::string Rank::ForEach(KvHeads heads, Visit visit) const {
-  std::byte* const memory = memory_.bytes().data();
+absl::Status Rank::ForEachOfLayer(KvHeads heads, uint32_t layer, std::byte* memory,
+                                  Visit visit) const {
   const uint32_t block_tokens = layout_.block_tokens();
-  for (uint32_t layer = 0; layer < layout_.shard().layers; ++layer) {
-    for (size_t i = 0; i < layout_.parts().size(); ++i) {
-      const KvLayout::Part& part = layout_.parts()[i];
-      std::byte* const base = memory + layer * layout_.tensor_bytes(0) + part.offset;
-      for (uint64_t token = 0; token < tokens_; ++token) {
-        std::byte* const at = base + ids_[token / block_tokens] * part.block_stride +
-                              token % block_tokens * part.token_stride;
-        for (uint32_t head = heads.first; head < heads.first + heads.count; ++head) {
-          const std::span bytes(at + (head - layout_.heads().first) * part.head_stride,
-                                static_cast<size_t>(part.bytes));
-          if (visit(bytes, FirstWord(layer, i, token, head))) continue;
-          return absl::StrCat("layer ", layer, ", ", i == 0 ? "K" : "V", ", token ", token,
-                              ", head ", head);
-        }
+  for (size_t i = 0; i < layout_.parts().size(); ++i) {
+    const KvLayout::Part& part = layout_.parts()[i];
+    for (uint64_t token = 0; token < tokens_; ++token) {
+      std::byte* const at = memory + part.offset + ids_[token / block_tokens] * part.block_stride +
+                            token % block_tokens * part.token_stride;
+      for (uint32_t head = heads.first; head < heads.first + heads.count; ++head) {
+        const std::span bytes(at + (head - layout_.heads().first) * part.head_stride,
+                              static_cast<size_t>(part.bytes));
+        if (visit(bytes, FirstWord(layer, i, token, head))) continue;
+        return absl::DataLossError(absl::StrCat(agent_->name(), ": wrong content at layer ", layer,
+                                                ", ", i == 0 ? "K" : "V", ", token ", token,
+                                                ", head ", head));
       }
     }
   }
-  return "";
+  return absl::OkStatus();
 }
 
-void Rank::Fill() const {
-  ForEach(layout_.heads(), [](std::span<std::byte> bytes, uint64_t word) {
+template <typename Visit>
+absl::Status Rank::ForEach(KvHeads heads, Touch touch, Visit visit) const {
+  std::vector<Stretch> layers(layout_.shard().layers);
+  const uint64_t bytes = layout_.tensor_bytes(0);
+  for (size_t i = 0; i < layers.size(); ++i) layers[i] = {.offset = i * bytes, .bytes = bytes};
+  return memory_.ForEach(layers, touch, [&](size_t layer, std::span<std::byte> memory) {
+    return ForEachOfLayer(heads, static_cast<uint32_t>(layer), memory.data(), visit);
+  });
+}
+
+absl::Status Rank::Fill() const {
+  return ForEach(layout_.heads(), Touch::kUpdate, [](std::span<std::byte> bytes, uint64_t word) {
     for (size_t at = 0; at < bytes.size(); at += sizeof(word), ++word) {
       std::memcpy(&bytes[at], &word, std::min(sizeof(word), bytes.size() - at));
     }
@@ -82,18 +93,16 @@ void Rank::Fill() const {
   });
 }
 
-void Rank::Clear() const { std::memset(memory_.bytes().data(), 0, memory_.bytes().size()); }
+absl::Status Rank::Clear() const { return memory_.Zero({.offset = 0, .bytes = memory_.size()}); }
 
 absl::Status Rank::Check(KvHeads heads) const {
-  const std::string wrong = ForEach(heads, [](std::span<const std::byte> bytes, uint64_t word) {
+  return ForEach(heads, Touch::kRead, [](std::span<const std::byte> bytes, uint64_t word) {
     for (size_t at = 0; at < bytes.size(); at += sizeof(word), ++word) {
       const size_t size = std::min(sizeof(word), bytes.size() - at);
       if (std::memcmp(&bytes[at], &word, size) != 0) return false;
     }
     return true;
   });
-  if (wrong.empty()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(agent_->name(), ": wrong content at ", wrong));
 }
 
 }  // namespace kvxfer::cli::kv_bench

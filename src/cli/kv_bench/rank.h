@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
-#include "src/cli/host_memory.h"
+#include "src/cli/cache_memory.h"
 #include "src/cli/kv_bench/kv_case.h"
 
 namespace kvxfer::cli::kv_bench {
@@ -33,25 +33,27 @@ class Rank {
 
   Agent& agent() const { return *agent_; }
   const KvLayout& layout() const { return layout_; }
-  uint64_t base() const { return reinterpret_cast<uint64_t>(memory_.bytes().data()); }
+  uint64_t base() const { return memory_.base(); }
 
-  // The content of all tokens of the request, in its blocks.
-  void Fill() const;
-  void Clear() const;
+  // The content of all tokens of the request, in its blocks; while nobody else is at them.
+  absl::Status Fill() const;
+  absl::Status Clear() const;
   // DataLoss names the first layer, token and head with other content than Fill of a rank that has
   // them gives.
   absl::Status Check(KvHeads heads) const;
 
  private:
-  Rank(const KvLayout& layout, HostMemory memory, std::vector<uint32_t> ids, uint64_t tokens)
+  Rank(const KvLayout& layout, CacheMemory memory, std::vector<uint32_t> ids, uint64_t tokens)
       : layout_(layout), memory_(std::move(memory)), ids_(std::move(ids)), tokens_(tokens) {}
   // visit(bytes of one head and token of one part, what is first of its content) until it returns
-  // false; names where that was.
+  // false; DataLoss names where that was.
   template <typename Visit>
-  std::string ForEach(KvHeads heads, Visit visit) const;
+  absl::Status ForEach(KvHeads heads, Touch touch, Visit visit) const;
+  template <typename Visit>
+  absl::Status ForEachOfLayer(KvHeads heads, uint32_t layer, std::byte* memory, Visit visit) const;
 
   KvLayout layout_;
-  HostMemory memory_;  // outlives the agent
+  CacheMemory memory_;  // outlives the agent
   std::vector<uint32_t> ids_;
   uint64_t tokens_ = 0;
   std::unique_ptr<Agent> agent_;

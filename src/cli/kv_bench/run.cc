@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "src/cli/host_memory.h"
+#include "src/cli/cache_memory.h"
 #include "src/cli/kv_bench/kv_case.h"
 #include "src/cli/kv_bench/modes.h"
 #include "src/cli/kv_bench/target.h"
@@ -14,12 +14,16 @@
 namespace kvxfer::cli::kv_bench {
 namespace {
 
-// Before a process is made for them: the heads divide, and the caches fit.
+// Before a process is made for them: the heads divide, and the caches fit. Of GPUs that is seen by
+// who allocates: CUDA does not survive a fork.
 absl::Status CheckCases(const std::vector<Case>& cases, const Options& options) {
   for (const Case& one : cases) {
     const auto bytes = one.CacheBytes(options.mode->alone);
     if (!bytes.ok()) return Annotate(bytes.status(), one.Name());
-    absl::Status fits = CheckFits(*bytes, "fewer --tokens");
+    std::vector<MemoryNeed> needs = {{options.memory.here, bytes->prefill},
+                                     {options.memory.there, bytes->decode}};
+    std::erase_if(needs, [](const MemoryNeed& need) { return need.choice.cuda(); });
+    absl::Status fits = CheckFits(needs, "fewer --tokens");
     if (!fits.ok()) return Annotate(fits, one.Name());
   }
   return absl::OkStatus();

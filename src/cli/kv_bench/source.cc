@@ -33,7 +33,7 @@ absl::Status Source::MakeRanks(const Options& options) {
   for (const uint32_t number : rank_numbers_) {
     auto rank = Rank::Create(*one_, one_->prefill, number, true, options);
     if (!rank.ok()) return rank.status();
-    rank->Fill();
+    if (absl::Status s = rank->Fill(); !s.ok()) return s;
     ranks_.push_back(*std::move(rank));
   }
   return absl::OkStatus();

@@ -66,7 +66,9 @@ class Target {
   }
 
   absl::Status Clear() const {
-    for (const uint32_t rank : live_) ranks_[rank].Clear();
+    for (const uint32_t rank : live_) {
+      if (absl::Status s = ranks_[rank].Clear(); !s.ok()) return s;
+    }
     return absl::OkStatus();
   }
 

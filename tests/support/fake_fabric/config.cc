@@ -147,9 +147,11 @@ bool Set(std::string_view name, std::string_view value, Config* config) {
         &config->progress);
   }
   if (name == "wait") return Choose<bool>(value, {{"fd", true}, {"none", false}}, &config->wait_fd);
-  if (name == "selective" || name == "context2") {
+  if (name == "selective" || name == "context2" || name == "hmem") {
     return Choose<bool>(value, {{"1", true}, {"0", false}},
-                        name == "selective" ? &config->selective : &config->context2);
+                        name == "selective" ? &config->selective
+                        : name == "hmem"    ? &config->hmem
+                                            : &config->context2);
   }
   return false;
 }

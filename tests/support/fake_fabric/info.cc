@@ -96,7 +96,7 @@ uint64_t MessageOrder(const Config& config) {
 }
 
 void FillEndpoint(const Config& config, fi_info* info) {
-  info->caps = kTransmitCaps | kReceiveCaps | kDomainCaps;
+  info->caps = kTransmitCaps | kReceiveCaps | kDomainCaps | (config.hmem ? FI_HMEM : 0);
   info->mode = config.context2 ? FI_CONTEXT2 : 0;
   info->addr_format = FI_ADDR_EFA;
   *info->tx_attr = {.caps = kTransmitCaps,

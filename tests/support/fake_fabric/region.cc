@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "tests/support/fake_fabric/domain.h"
+#include "tests/support/fake_fabric/gpu.h"
 
 namespace fake_fabric {
 namespace {
@@ -89,13 +90,22 @@ int RegisterAttr(fid* f, const fi_mr_attr* attr, uint64_t /*flags*/, fid_mr** ou
   auto* const domain = From<Domain>(f);
   if (attr->iov_count != 1 || attr->offset != 0) return -FI_EINVAL;
   if (attr->access == 0 || (attr->access & ~kAccess) != 0) return -FI_EINVAL;
-  if (attr->iface != FI_HMEM_SYSTEM) return -FI_ENOSYS;
+  LookForGpus();
+  const auto base = reinterpret_cast<uint64_t>(attr->mr_iov[0].iov_base);
+  if (attr->iface == FI_HMEM_CUDA && domain->config().hmem) {
+    const int error = IsGpuMemory(base) ? CheckGpuMemory(base, attr->mr_iov[0].iov_len) : FI_EINVAL;
+    if (error != 0) return -error;
+  } else if (attr->iface != FI_HMEM_SYSTEM) {
+    return -FI_ENOSYS;
+  } else if (IsGpuMemory(base)) {
+    return -FI_EFAULT;
+  }
   auto region = std::make_unique<Region>();
   region->fid.fclass = FI_CLASS_MR;
   region->fid.context = attr->context;
   region->fid.ops = &fid_ops;
   region->domain = domain;
-  region->base = reinterpret_cast<uint64_t>(attr->mr_iov[0].iov_base);
+  region->base = base;
   region->bytes = attr->mr_iov[0].iov_len;
   region->access = attr->access;
   region->mem_desc = region.get();

@@ -12,6 +12,8 @@
 #include <mutex>
 #include <vector>
 
+#include "tests/support/fake_fabric/gpu.h"
+
 namespace fake_fabric {
 namespace {
 
@@ -101,6 +103,16 @@ Ticket::~Ticket() {
 }
 
 int Fetch(pid_t pid, void* to, uint64_t from, size_t bytes, const TicketName& ticket) {
+  if (IsGpuMemory(reinterpret_cast<uint64_t>(to))) {
+    std::vector<std::byte> staging(bytes);
+    const int error = Fetch(pid, staging.data(), from, bytes, ticket);
+    return error != 0 ? error : Land(reinterpret_cast<uint64_t>(to), staging.data(), bytes);
+  }
+  // Of another process it cannot be read.
+  if (pid == getpid() && IsGpuMemory(from)) {
+    if (!ReadGpu(to, from, bytes)) return EFAULT;
+    bytes = 0;
+  }
   uint64_t seen = 0;
   const iovec local[] = {{to, bytes}, {&seen, sizeof(seen)}};
   const iovec remote[] = {{reinterpret_cast<void*>(from), bytes},
@@ -113,6 +125,7 @@ int Fetch(pid_t pid, void* to, uint64_t from, size_t bytes, const TicketName& ti
 }
 
 int Land(uint64_t to, const void* from, size_t bytes) {
+  if (IsGpuMemory(to)) return WriteGpu(to, from, bytes) ? 0 : EFAULT;
   const iovec local = {const_cast<void*>(from), bytes};
   const iovec remote = {reinterpret_cast<void*>(to), bytes};
   const ssize_t put = process_vm_writev(getpid(), &local, 1, &remote, 1, 0);

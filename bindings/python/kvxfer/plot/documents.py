@@ -146,11 +146,14 @@ def _traits(node: Node) -> dict[str, str]:
     load = ""
     if node.has("target_requests_per_s"):
         load = f"{node.number('target_requests_per_s'):.4g} requests/s"
+    memory = node.text("memory")
+    if node.has("memory_target") and node.text("memory_target") != memory:
+        memory += " and " + node.text("memory_target")
     into = "into one" if node.has("scheme") and node.text("scheme") == "manytoone" else "from one"
     return {
         "backend": node.text("backend"),
         "op": "round trip" if workload == "latency" else node.text("op"),
-        "memory": node.text("memory") + " memory",
+        "memory": memory + " memory",
         "model": f"{node.text('model')} tp {node.whole('tp')}" if node.has("model") else "",
         "tokens": f"{node.whole('tokens')} tokens" if node.has("tokens") else "",
         "trace": "trace" if workload == "trace" else "",

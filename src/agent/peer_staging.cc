@@ -1,0 +1,152 @@
+// Which paths reach the memory of a transfer, and what the stager does with those that do not.
+#include <algorithm>
+
+#include "src/agent/peer.h"
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+// A backend that takes GPU memory natively has a key for each such region.
+Peer::Reach Peer::ReachOf(const Path& path, const internal::TransferRecord& record) const {
+  if (record.blocks.total_bytes() == 0) return Reach::kNative;
+  const bool host = path.host;
+  if (!record.cuda) return host ? Reach::kNative : Reach::kNone;
+  const std::string name(runtime_->backends[path.backend]->name());
+  bool native = true;
+  for (const uint32_t index : record.blocks.local_regions()) {
+    const RegionView& region = record.local->regions()[index];
+    native &= region.kind == MemoryKind::kHost
+                  ? host
+                  : runtime_->memory.Find(region.id, path.backend) != nullptr;
+  }
+  bool staged_there = false;
+  for (const uint32_t index : record.blocks.remote_regions()) {
+    const RegionView& region = record.remote->regions()[index];
+    const auto known = regions_by_id_.find(static_cast<uint32_t>(region.id));
+    // One that is gone by now is refused by name later.
+    const bool held = known == regions_by_id_.end() || known->second->keys.contains(name);
+    const bool reached = region.kind == MemoryKind::kHost ? host : held;
+    staged_there |= region.kind == MemoryKind::kCuda;
+    native &= reached;
+  }
+  if (native) return Reach::kNative;
+  if (!host || (staged_there && staging_base_ == 0)) return Reach::kNone;
+  return Reach::kStaged;
+}
+
+// A path that reaches the memory itself, or else one that is staged over. The first of these that
+// fails gives way to the second, with a warning (TellStaged).
+absl::StatusOr<Link*> Peer::LinkFor(const internal::TransferRecord& record, Time now) {
+  const std::string& backend = record.options.backend;
+  const uint64_t bytes = record.blocks.total_bytes();
+  const auto is = [&](Reach reach) {
+    return [this, &record, reach](const Path& path) { return ReachOf(path, record) == reach; };
+  };
+  auto link = LinkFor(backend, bytes, record.posted, now, is(Reach::kNative));
+  if (link.ok() || !record.cuda) return link;
+  const auto staged = is(Reach::kStaged);
+  if (!std::ranges::any_of(paths_, staged)) {
+    return absl::Status(
+        link.status().code(),
+        absl::StrCat(link.status().message(),
+                     "; no backend takes this GPU memory at both ends, and it "
+                     "cannot be staged: ",
+                     staging_base_ == 0 ? "the peer lends no staging memory"
+                                        : "no backend in common takes host memory"));
+  }
+  return LinkFor(backend, bytes, record.posted, now, staged);
+}
+
+// Once for each backend that it changes to: no silent fallback.
+void Peer::TellStaged(const internal::TransferRecord& record, const Link& link) {
+  const std::string name(runtime_->backends[link.backend]->name());
+  if (std::exchange(told_staged_, name) == name) return;
+  std::string why;
+  for (const Path& path : paths_) {
+    if (ReachOf(path, record) != Reach::kNative || !path.last_error.ok()) continue;
+    absl::StrAppend(&why, "; ", ToAbsl(runtime_->backends[path.backend]->name()), ": ",
+                    path.last_error.message());
+  }
+  Log(LogLevel::kWarning,
+      "peer {}: GPU memory goes over {} by way of host memory, for no backend that reaches the "
+      "peer "
+      "takes it at both ends{}",
+      metadata_.name, name, why);
+}
+
+const StagedMemory* Peer::StagedLocal(const internal::TransferRecord& record,
+                                      uint32_t index) const {
+  return runtime_->memory.FindStaged(record.local->regions()[index].id);
+}
+
+const StagedKey* Peer::StagedRemote(const internal::TransferRecord& record, uint32_t index) {
+  const RegionView& region = record.remote->regions()[index];
+  const auto id = static_cast<uint32_t>(region.id);
+  const auto known = regions_by_id_.find(id);
+  const uint32_t rkey = known == regions_by_id_.end() ? 0 : known->second->region.rkey;
+  return &staged_keys_.try_emplace(id, rkey, region.kind == MemoryKind::kHost).first->second;
+}
+
+bool Peer::CopiesItself(const Link& link) const {
+  return runtime_->backends[link.backend]->capabilities().arrival == Arrival::kCopied;
+}
+
+bool Peer::PostStaged(Outbound& outbound) {
+  const OpTable::Entry& entry = *runtime_->ops.Find(outbound.prepared);
+  if (!stager_.Post(outbound, outbound.prepared, entry.runs)) return false;
+  ++outbound.ops;
+  ++outbound.slices;
+  outbound.prepared = 0;
+  outbound.book.OnPosted(outbound.slice, 0);
+  return true;
+}
+
+// A part of a transfer that has begun: it waits neither in the queue nor for the application's
+// regions to be open still.
+absl::Status Peer::BeginChild(const TransferPtr& record, Link* link) {
+  view_->queued->fetch_add(1, std::memory_order_relaxed);
+  runtime_->memory.UseAgain(*record->local, record->blocks.local_regions());
+  deadlines_.emplace(record->deadline, record->id);
+  const absl::Status status = Begin(record, link);
+  if (status.ok()) return status;
+  deadlines_.erase({record->deadline, record->id});
+  runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
+  view_->queued->fetch_sub(1, std::memory_order_relaxed);
+  return status;
+}
+
+void Peer::EndChild(uint64_t child, const absl::Status& why, Time give_up) {
+  const auto it = active_.find(child);
+  if (it == active_.end()) return;
+  BeginEnd(it->second, TransferState::kCancelled, why, give_up);
+}
+
+// An op that went to the stager is over.
+void Peer::OnStaged(uint64_t op, const absl::Status& status) {
+  OpTable::Entry* entry = runtime_->ops.Find(op);
+  if (entry == nullptr) return;
+  Outbound& outbound = *entry->owner;
+  runtime_->ops.Release(op);
+  --outbound.ops;
+  if (!status.ok() && !outbound.ending) {
+    const Time give_up = Now() + runtime_->options.cancel_grace;
+    BeginEnd(outbound, TransferState::kFailed,
+             Annotate(status, absl::StrCat("transfer ", outbound.record->id, " to peer ",
+                                           metadata_.name, ", staged")),
+             std::min(outbound.record->deadline, give_up));
+    return;
+  }
+  if (outbound.ops > 0) return;
+  if (outbound.ending) {
+    AdvanceEnd(outbound, Now());
+  } else {
+    Advance(outbound);
+  }
+}
+
+void Peer::ClearQuarantine(const TransferPtr& record) {
+  runtime_->ClearQuarantine(record);
+  if (record->stage_key != 0) stager_.OnChildQuiet(record->id);
+}
+
+}  // namespace kvxfer

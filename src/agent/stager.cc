@@ -1,0 +1,339 @@
+#include "src/agent/stager.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/agent/peer.h"
+#include "src/core/stage_lender.h"
+#include "src/core/strings.h"
+
+namespace kvxfer {
+namespace {
+
+const StagedMemory& LocalOf(const Run& run) {
+  return static_cast<const StagedMemory&>(*run.registration);
+}
+const StagedKey& RemoteOf(const Run& run) { return static_cast<const StagedKey&>(*run.key); }
+
+uint64_t BytesOf(std::span<const Run> runs) {
+  uint64_t bytes = 0;
+  for (const Run& run : runs) bytes += run.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+Stager::~Stager() {
+  std::set<uint32_t> own;
+  for (const auto& [key, op] : ops_) {
+    if (!op.own.has_value()) continue;
+    if (op.step == Step::kMoving) {
+      own.insert(*op.own);
+    } else {
+      staging_->GiveOwn(*op.own);
+    }
+  }
+  staging_->Forget(this, own);
+}
+
+bool Stager::Post(Outbound& outbound, uint64_t op_id, std::span<const Run> runs) {
+  StagedOp op{.op = op_id, .owner = &outbound, .whole = outbound.record, .runs = runs};
+  op.moves = std::ranges::any_of(runs, [](const Run& run) { return LocalOf(run).device >= 0; });
+  op.answers = std::ranges::any_of(runs, [](const Run& run) { return !RemoteOf(run).reached; });
+  if (!TakeSlots(op)) return false;
+  op.child = peer_->runtime_->NextChild();
+  const uint64_t key = ++last_key_;
+  StagedOp& added = ops_.emplace(key, std::move(op)).first->second;
+  keys_.emplace(added.child, key);
+  if (outbound.record->kind == TransferKind::kWrite) {
+    if (added.moves) {
+      StartMove(key, added);
+    } else {
+      due_.push_back(key);
+    }
+  } else if (added.answers) {
+    added.step = Step::kAnswer;
+    PushStage(added, StageWhen::kGather);
+  } else {
+    due_.push_back(key);
+  }
+  return true;
+}
+
+// All that an op needs, or nothing: who holds one slot never waits for another.
+bool Stager::TakeSlots(StagedOp& op) {
+  if (op.answers && lent_.empty()) {
+    Ask();
+    return false;
+  }
+  if (op.moves) {
+    op.own = staging_->TakeOwn();
+    if (!op.own.has_value()) return false;
+  }
+  if (op.answers) {
+    op.lent = lent_.back();
+    lent_.pop_back();
+  }
+  return true;
+}
+
+// Who holds as many as one may waits for its own.
+void Stager::Ask() {
+  if (held_ >= StageLender::kMaxHeld || std::exchange(asked_, true)) return;
+  peer_->channel_.Push(FrameType::kStageAsk, StageAskFrame{.count = StageLender::kMaxHeld - held_});
+}
+
+void Stager::StartMove(uint64_t key, StagedOp& op) {
+  std::vector<Staging::Piece> pieces;
+  pieces.reserve(op.runs.size());
+  for (const Run& run : op.runs) {
+    const StagedMemory& memory = LocalOf(run);
+    pieces.push_back(
+        {.address = run.local, .bytes = run.bytes, .region = memory.id, .device = memory.device});
+  }
+  op.step = Step::kMoving;
+  const bool into_slot = op.whole->kind == TransferKind::kWrite;
+  staging_->Move(this, key, *op.own, into_slot, std::move(pieces));
+}
+
+void Stager::OnMoved(uint64_t key, const absl::Status& status) {
+  StagedOp& op = ops_.at(key);
+  const bool write = op.whole->kind == TransferKind::kWrite;
+  if (!status.ok()) return Finish(key, status);
+  if (!op.why.ok()) return Finish(key, op.why);
+  if (!write) return Finish(key, absl::OkStatus());
+  op.step = Step::kDue;
+  due_.push_back(key);
+}
+
+void Stager::Begin() {
+  for (size_t left = due_.size(); left > 0; --left) {
+    const uint64_t key = due_.front();
+    due_.pop_front();
+    const absl::Status status = StartChild(key, ops_.at(key));
+    if (absl::IsUnavailable(status)) {
+      // The peer's word on a region is on its way.
+      due_.push_front(key);
+      peer_->waits_key_ = true;
+      return;
+    }
+    if (!status.ok()) Finish(key, status);
+  }
+}
+
+absl::Status Stager::StartChild(uint64_t key, StagedOp& op) {
+  const internal::TransferRecord& whole = *op.whole;
+  const bool write = whole.kind == TransferKind::kWrite;
+  const Outbound& owner = *op.owner;
+  if (owner.link == nullptr) return absl::AbortedError("the connection was lost");
+  std::vector<Descriptor> local;
+  std::vector<Descriptor> remote;
+  uint64_t own = op.own ? reinterpret_cast<uint64_t>(staging_->At(*op.own)) : 0;
+  uint64_t lent = op.lent ? peer_->staging_base_ + *op.lent * Staging::kSlotBytes : 0;
+  if (op.moves && op.answers) {
+    const uint64_t bytes = BytesOf(op.runs);
+    local.push_back({.address = own, .bytes = bytes});
+    remote.push_back({.address = lent, .bytes = bytes});
+  } else {
+    for (const Run& run : op.runs) {
+      local.push_back({.address = op.moves ? own : run.local, .bytes = run.bytes});
+      remote.push_back({.address = op.answers ? lent : run.remote, .bytes = run.bytes});
+      own += run.bytes;
+      lent += run.bytes;
+    }
+  }
+  auto record = std::make_shared<internal::TransferRecord>();
+  auto blocks = BlockList::FromDescriptors({.local = local, .remote = remote},
+                                           DirectionOf(whole.kind), *whole.local, *whole.remote);
+  if (!blocks.ok()) return blocks.status();
+  record->id = op.child;
+  record->peer = whole.peer;
+  record->kind = whole.kind;
+  record->options.priority = whole.options.priority;
+  record->blocks = *std::move(blocks);
+  record->local = whole.local;
+  record->remote = whole.remote;
+  record->incarnation = whole.incarnation;
+  record->posted = peer_->runtime_->now;
+  record->deadline = whole.deadline;
+  record->stage_key = key;
+  if (auto status = peer_->BeginChild(record, owner.link); !status.ok()) return status;
+  op.step = Step::kChild;
+  op.told = write && op.answers && !peer_->CopiesItself(*owner.link);
+  if (op.told) PushStage(op, StageWhen::kScatterLater);
+  return absl::OkStatus();
+}
+
+void Stager::PushStage(const StagedOp& op, StageWhen when) {
+  StageFrame frame{.transfer = op.child, .when = when, .slot = *op.lent};
+  frame.runs.reserve(op.runs.size());
+  for (const Run& run : op.runs) {
+    frame.runs.push_back({.address = run.remote,
+                          .bytes = static_cast<uint32_t>(run.bytes),
+                          .rkey = RemoteOf(run).rkey});
+  }
+  peer_->channel_.Push(FrameType::kStage, frame);
+}
+
+void Stager::OnChildEnd(uint64_t key, const internal::TransferRecord::End& end) {
+  const auto it = ops_.find(key);
+  if (it == ops_.end()) return;
+  StagedOp& op = it->second;
+  if (end.state != TransferState::kDone) {
+    return Finish(key, op.why.ok() ? end.status : op.why, end.quarantined);
+  }
+  const bool write = op.whole->kind == TransferKind::kWrite;
+  if (write && op.answers) {
+    op.step = Step::kAnswer;
+    if (op.answer.has_value()) return Finish(key, *op.answer);
+    if (std::exchange(op.told, true)) return;
+    // Nothing is copied there before the target is told.
+    if (!op.why.ok()) return Finish(key, op.why);
+    return PushStage(op, StageWhen::kScatter);
+  }
+  if (!op.why.ok()) return Finish(key, op.why);
+  if (!write && op.moves) return StartMove(key, op);
+  Finish(key, absl::OkStatus());
+}
+
+absl::Status Stager::OnStaged(const StagedFrame& frame) {
+  const auto known = keys_.find(frame.transfer);
+  // Of one that ended unsure.
+  if (known == keys_.end()) return absl::OkStatus();
+  const uint64_t key = known->second;
+  StagedOp& op = ops_.at(key);
+  if (!op.answers || op.answer.has_value()) {
+    return absl::InvalidArgumentError("it says twice, or unasked, that it has copied");
+  }
+  op.answer = frame.good ? absl::OkStatus()
+                         : absl::FailedPreconditionError(absl::StrCat(
+                               "peer ", peer_->metadata_.name,
+                               " could not copy between its GPU and its host memory: ", frame.why));
+  if (op.step != Step::kAnswer) return absl::OkStatus();
+  const bool read = op.whole->kind == TransferKind::kRead;
+  if (!read || !op.answer->ok() || !op.why.ok()) {
+    Finish(key, op.why.ok() ? *op.answer : op.why);
+    return absl::OkStatus();
+  }
+  op.step = Step::kDue;
+  due_.push_back(key);
+  return absl::OkStatus();
+}
+
+// Its slots go back, but for one that bytes may still come into.
+void Stager::Finish(uint64_t key, absl::Status status, bool unsure) {
+  StagedOp op = std::move(ops_.at(key));
+  ops_.erase(key);
+  keys_.erase(op.child);
+  if (op.own.has_value()) staging_->GiveOwn(*op.own);
+  if (op.lent.has_value() && !unsure) GiveLent(*op.lent);
+  if (unsure) {
+    ++outstanding_[op.whole];
+    unsure_.emplace(op.child, Unsure{.whole = op.whole, .lent = op.lent});
+  }
+  if (op.owner != nullptr) {
+    ended_.push_back({.op = op.op, .status = std::move(status)});
+  } else {
+    Settle(op.whole);
+  }
+}
+
+void Stager::TellEnds() {
+  for (const Ended& ended : std::exchange(ended_, {})) peer_->OnStaged(ended.op, ended.status);
+}
+
+std::vector<uint64_t> Stager::KeysOf(const Outbound& outbound) const {
+  std::vector<uint64_t> keys;
+  for (const auto& [key, op] : ops_) {
+    if (op.owner == &outbound) keys.push_back(key);
+  }
+  return keys;
+}
+
+void Stager::Cancel(const Outbound& outbound, const absl::Status& why, Time give_up) {
+  for (const uint64_t key : KeysOf(outbound)) {
+    StagedOp& op = ops_.at(key);
+    op.why = why;
+    if (op.step == Step::kDue) {
+      std::erase(due_, key);
+      Finish(key, why);
+    } else if (op.step == Step::kChild) {
+      peer_->EndChild(op.child, why, give_up);
+    }
+  }
+}
+
+void Stager::Abandon(Outbound& outbound) {
+  TellEnds();
+  for (const uint64_t key : KeysOf(outbound)) {
+    StagedOp& op = ops_.at(key);
+    op.owner = nullptr;
+    op.runs = {};
+    if (op.why.ok()) op.why = absl::CancelledError("the transfer has ended");
+    ++outstanding_[op.whole];
+    peer_->runtime_->ops.Release(op.op);
+    --outbound.ops;
+  }
+}
+
+void Stager::Settle(const TransferPtr& whole) {
+  const auto it = outstanding_.find(whole);
+  if (it == outstanding_.end() || --it->second > 0) return;
+  const TransferPtr record = it->first;
+  outstanding_.erase(it);
+  peer_->runtime_->ClearQuarantine(record);
+}
+
+void Stager::OnChildQuiet(uint64_t child) {
+  const auto it = unsure_.find(child);
+  if (it == unsure_.end()) return;
+  const Unsure unsure = std::move(it->second);
+  unsure_.erase(it);
+  if (unsure.lent.has_value()) GiveLent(*unsure.lent);
+  Settle(unsure.whole);
+}
+
+void Stager::OnQuiet() {
+  for (auto& [child, unsure] : std::exchange(unsure_, {})) Settle(unsure.whole);
+}
+
+void Stager::OnSessionEnd() {
+  lent_.clear();
+  held_ = 0;
+  asked_ = recalled_ = false;
+  for (auto& [child, unsure] : unsure_) unsure.lent.reset();
+  std::vector<uint64_t> waiting;
+  for (auto& [key, op] : ops_) {
+    op.lent.reset();
+    if (op.step == Step::kAnswer) waiting.push_back(key);
+  }
+  for (const uint64_t key : waiting) {
+    const bool write = ops_.at(key).whole->kind == TransferKind::kWrite;
+    Finish(key,
+           absl::UnavailableError(absl::StrCat("the session with peer ", peer_->metadata_.name,
+                                               " ended while it copied into its GPU's memory")),
+           write);
+  }
+}
+
+void Stager::OnLend(const StageLendFrame& frame) {
+  asked_ = recalled_ = false;
+  lent_.insert(lent_.end(), frame.slots.begin(), frame.slots.end());
+  held_ += static_cast<uint32_t>(frame.slots.size());
+}
+
+// Others wait: what is free goes back now, the rest as soon as it is.
+void Stager::OnRecall() {
+  recalled_ = true;
+  if (lent_.empty()) return;
+  held_ -= static_cast<uint32_t>(lent_.size());
+  peer_->channel_.Push(FrameType::kStageBack, StageBackFrame{.slots = std::exchange(lent_, {})});
+}
+
+void Stager::GiveLent(uint32_t slot) {
+  if (!recalled_) return lent_.push_back(slot);
+  --held_;
+  peer_->channel_.Push(FrameType::kStageBack, StageBackFrame{.slots = {slot}});
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,151 @@
+// Transfers of one peer between memories of which the backend cannot reach one or the other: each
+// op goes by way of slots of pinned memory (staging.h). What a backend does with an op, the stager
+// does in steps, of which the one over the wire is a transfer of its own, a *child*, between slots
+// or host memory, with all that transfers have: rails that fail, aborts, quiet.
+//
+//   write   local region → own slot (gather)      where the local side is not reached
+//           child: own slot or local region → lent slot or remote region
+//           lent slot → remote region (scatter), by the target, which answers
+//                                                 where the remote side is not reached
+//   read    remote region → lent slot, by the target; child; own slot → local region
+//
+// Seen from the transfer the op is one that its initiator copies: completed means visible. So it
+// has no lanes, and its notification goes with OPEN behind the last op.
+//
+// Thread-safety: none; owned by the engine.
+
+#ifndef KVXFER_AGENT_STAGER_H_
+#define KVXFER_AGENT_STAGER_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "kvxfer/backend.h"
+#include "src/agent/staging.h"
+#include "src/agent/transfer_record.h"
+#include "src/core/wire_format.h"
+
+namespace kvxfer {
+
+class Peer;
+struct Outbound;
+
+// A region of the peer as staging sees it, in place of a backend's key.
+struct StagedKey final : RemoteKey {
+  StagedKey(uint32_t region_rkey, bool region_reached)
+      : rkey(region_rkey), reached(region_reached) {}
+  const uint32_t rkey;
+  const bool reached;  // by the backends that take host memory
+};
+
+class Stager final : private Staging::User {
+ public:
+  // Slots of the peer that one op may want at most; and blocks of one op.
+  static constexpr size_t kMaxRuns = 2048;
+
+  Stager(Peer* peer, Staging* staging) : peer_(peer), staging_(staging) {}
+  ~Stager() override;
+
+  // Takes op `op` of `outbound`, with `runs` of StagedMemory and StagedKey, which stay until it is
+  // over. False: no slot is free; again later. Peer::OnStaged follows.
+  bool Post(Outbound& outbound, uint64_t op, std::span<const Run> runs);
+
+  // Begins children that are due; from the peer's Pump.
+  void Begin();
+  bool begins() const { return !due_.empty(); }
+  // Tells the peer of ops that are over, outside of everything else.
+  void TellEnds();
+
+  // Ends every op of `outbound` as soon as may be, its children at `give_up` at the latest.
+  void Cancel(const Outbound& outbound, const absl::Status& why, Time give_up);
+  // Lets go of `outbound`, which is told now: its ops are over for it.
+  void Abandon(Outbound& outbound);
+  // Ops of it may still move bytes though they are over for it: it is quarantined until
+  // Runtime::ClearQuarantine, which follows.
+  bool Outstanding(const TransferPtr& whole) const { return outstanding_.contains(whole); }
+  void ForEachOutstanding(absl::FunctionRef<void(const TransferPtr&)> visit) const {
+    for (const auto& [whole, ops] : outstanding_) visit(whole);
+  }
+
+  void OnChildEnd(uint64_t key, const internal::TransferRecord::End& end);
+  // The quarantine of a child has cleared.
+  void OnChildQuiet(uint64_t child);
+  // What the target says.
+  void OnLend(const StageLendFrame& frame);
+  void OnRecall();
+  absl::Status OnStaged(const StagedFrame& frame);
+  // The session is over: no answer comes, and no slot is lent any more.
+  void OnSessionEnd();
+  // Nothing of what sessions before left behind can land any more.
+  void OnQuiet();
+
+  bool busy() const { return !ops_.empty(); }
+
+ private:
+  enum class Step : uint8_t { kMoving, kDue, kChild, kAnswer };
+  struct StagedOp {
+    uint64_t op = 0;
+    Outbound* owner = nullptr;  // null: abandoned
+    TransferPtr whole{};
+    Step step = Step::kDue;
+    bool moves = false;    // local regions by way of `own`
+    bool answers = false;  // the target copies, and says so
+    bool told = false;     // a write: it knows what to copy
+    std::optional<uint32_t> own{};
+    std::optional<uint32_t> lent{};
+    uint64_t child = 0;
+    std::optional<absl::Status> answer{};
+    absl::Status why{};  // it is to end as this
+    std::span<const Run> runs{};
+  };
+  using Ops = std::map<uint64_t, StagedOp>;
+
+  bool TakeSlots(StagedOp& op);
+  std::vector<uint64_t> KeysOf(const Outbound& outbound) const;
+  void Ask();
+  void StartMove(uint64_t key, StagedOp& op);
+  void PushStage(const StagedOp& op, StageWhen when);
+  absl::Status StartChild(uint64_t key, StagedOp& op);
+  void OnMoved(uint64_t key, const absl::Status& status) override;
+  // `unsure`: its bytes may land yet.
+  void Finish(uint64_t key, absl::Status status, bool unsure = false);
+  void GiveLent(uint32_t slot);
+  void Settle(const TransferPtr& whole);
+
+  Peer* const peer_;
+  Staging* const staging_;
+  Ops ops_;
+  uint64_t last_key_ = 0;
+  std::unordered_map<uint64_t, uint64_t> keys_;  // of children
+  std::deque<uint64_t> due_;
+  struct Ended {
+    uint64_t op = 0;
+    absl::Status status{};
+  };
+  std::vector<Ended> ended_;
+  // Transfers, with how many of their ops may still move bytes though they are over for them.
+  std::map<TransferPtr, uint32_t> outstanding_;
+  // Ops that are over and unsure, by the child that is quarantined; 0: until OnQuiet.
+  struct Unsure {
+    TransferPtr whole{};
+    std::optional<uint32_t> lent{};
+  };
+  std::multimap<uint64_t, Unsure> unsure_;
+
+  std::vector<uint32_t> lent_;  // free ones
+  uint32_t held_ = 0;           // all that the target has lent
+  bool asked_ = false;
+  bool recalled_ = false;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_STAGER_H_

@@ -1,0 +1,171 @@
+#include "src/backends/cuda_ipc/accepted.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "src/backends/cuda_ipc/backend.h"
+#include "src/backends/cuda_ipc/regions.h"
+#include "src/core/random.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::cuda_ipc {
+namespace {
+
+// Packets; each may export memory, which takes some 10 us.
+constexpr int kAnswersPerTurn = 32;
+
+}  // namespace
+
+AcceptedLink::AcceptedLink(CudaIpcBackend* backend, net::Fd control, std::string from)
+    : Link(backend, std::move(control), std::move(from)) {
+  FillRandom(word_);
+}
+
+void AcceptedLink::SayHello() { Tell(Encode(Hello{.word = word_})); }
+
+std::string AcceptedLink::Describe() const {
+  if (process_ == nullptr) return absl::StrCat(Name(), ", which has not said who it is");
+  return absl::StrCat("process ", process_->pid(), ", whose GPUs copy into and out of this one's");
+}
+
+bool AcceptedLink::Join(std::unique_ptr<Lifeline>& lifeline, const DialPacket& dial) {
+  if (!up() || lifeline_ != nullptr || dial.word != word_) return false;
+  lifeline_ = std::move(lifeline);
+  const uint32_t pid = lifeline_->peer().pid;
+  absl::Status refused;
+  if (dial.version != kWireVersion) {
+    refused = absl::FailedPreconditionError(
+        absl::StrCat("this side speaks version ", kWireVersion, " of cuda_ipc, not ", dial.version,
+                     "; use the same kvxfer in both processes"));
+  } else if (pid == 0) {
+    refused = absl::FailedPreconditionError(
+        "the other process is in a pid namespace that is not seen from here, so that its end could "
+        "not be told (run both containers with one, e.g. --pid=host)");
+  } else {
+    auto process = PeerProcess::Open(&reactor(), backend_->host(), pid, dial.start_time);
+    refused = process.status();
+    if (process.ok()) process_ = *std::move(process);
+  }
+  if (!refused.ok()) {
+    Shutdown(refused);
+    return true;
+  }
+  same_process_ = pid == static_cast<uint32_t>(::getpid());
+  Tell(Encode(Joined{}));
+  return true;
+}
+
+absl::Status AcceptedLink::OnFrame(std::span<const std::byte> /*frame*/) {
+  return absl::InvalidArgumentError("the peer sent a cuda_ipc frame that has no place here");
+}
+
+size_t AcceptedLink::Post(std::span<const Op> ops) {
+  if (!up()) return 0;
+  for (const Op& op : ops) {
+    Say(EventKind::kCompletion, op.id,
+        absl::FailedPreconditionError(
+            "cuda_ipc: ops are posted on the endpoint that connected; connect to the peer"),
+        op.rail);
+  }
+  return ops.size();
+}
+
+void AcceptedLink::Fence(uint64_t transfer) {
+  // The initiator was fenced first, and what its GPUs had begun is over by then: nothing is on the
+  // way.
+  if (up()) Say(EventKind::kFenced, transfer);
+}
+
+absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegion& /*region*/,
+                                                                std::string_view /*key*/) {
+  return absl::FailedPreconditionError(
+      "cuda_ipc: only the side that connected may use regions of the other");
+}
+
+absl::Status AcceptedLink::OnPacket(Lifeline::Packet& packet) {
+  if (packet.type == PacketType::kQuiet) {
+    quiet_said_ = true;
+    FinishDown();
+    Expect(absl::UnavailableError("the peer has ended the link"));
+    return absl::OkStatus();
+  }
+  const auto ask = FromBytes<AskPacket>(packet.body);
+  if (packet.type != PacketType::kAsk || !ask) {
+    return absl::InvalidArgumentError("the peer sent a cuda_ipc packet that has no place here");
+  }
+  if (!up()) return absl::OkStatus();
+  if (asks_.size() == kMaxAsks) {
+    return absl::ResourceExhaustedError("the peer asks for more regions than it waits for");
+  }
+  asks_.push_back({.packet = *ask});
+  return absl::OkStatus();
+}
+
+bool AcceptedLink::HasWorkAside() const {
+  if (Link::HasWorkAside()) return true;
+  if (process_ != nullptr && process_->exited() && !quiet_said_) return true;
+  return serves() && lifeline_ != nullptr && !lifeline_->sending();
+}
+
+// Nothing is granted before the link is authorised. The answers fill the socket and no more, so
+// that what is exported for them is not kept here.
+void AcceptedLink::Serve() {
+  for (int i = 0; i < kAnswersPerTurn && serves() && !lifeline_->sending(); ++i) {
+    if (!Answer(asks_.front())) continue;
+    asks_.pop_front();
+  }
+}
+
+bool AcceptedLink::Answer(Ask& ask) {
+  const uint64_t region = ask.packet.region;
+  const CudaIpcRegistration* const registration = backend_->FindRegion(region);
+  if (registration == nullptr || registration->rkey() != ask.packet.rkey) {
+    // Also where it was closed between two parts.
+    Refuse(region, absl::FailedPreconditionError(
+                       "the region was deregistered there, or the metadata is old; take it again"));
+    return true;
+  }
+  if (!std::exchange(ask.begun, true)) {
+    granted_ = true;
+    told_.insert(region);
+    lifeline_->Send(PacketType::kRegion, AsBytes(registration->Describe()));
+    return false;
+  }
+  net::Fd file;
+  absl::StatusOr<PartPacket> part = registration->Export(ask.next_part, same_process_, file);
+  if (!part.ok()) {
+    told_.erase(region);
+    Refuse(region, part.status());
+    return true;
+  }
+  lifeline_->Send(PacketType::kPart, AsBytes(*part), std::move(file));
+  return ++ask.next_part == registration->parts();
+}
+
+void AcceptedLink::Refuse(uint64_t region, const absl::Status& why) {
+  const RefusedPacket packet{.region = region, .code = static_cast<uint32_t>(why.code())};
+  std::string bytes(AsBytes(packet));
+  bytes.append(ToStd(why.message()).substr(0, 1024));
+  lifeline_->Send(PacketType::kRefused, bytes);
+}
+
+void AcceptedLink::Forget(uint64_t region) {
+  if (!up() || lifeline_ == nullptr || told_.erase(region) == 0) return;
+  lifeline_->Send(PacketType::kForget, AsBytes(ForgetPacket{.region = region}));
+}
+
+void AcceptedLink::Watch() {
+  if (process_ == nullptr || !process_->exited() || quiet_said_) return;
+  quiet_said_ = true;
+  FinishDown();
+  Expect(absl::UnavailableError(absl::StrCat("process ", process_->pid(), " has ended")));
+}
+
+void AcceptedLink::OnDetached() {
+  lifeline_.reset();
+  process_.reset();
+  backend_ = nullptr;
+}
+
+}  // namespace kvxfer::cuda_ipc

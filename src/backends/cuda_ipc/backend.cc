@@ -1,0 +1,211 @@
+#include "src/backends/cuda_ipc/backend.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/backends/cuda_ipc/accepted.h"
+#include "src/backends/cuda_ipc/dialled.h"
+#include "src/backends/cuda_ipc/factory.h"
+#include "src/backends/cuda_ipc/process.h"
+#include "src/core/strings.h"
+#include "src/cuda/present.h"
+
+namespace kvxfer {
+namespace cuda_ipc {
+namespace {
+
+Link* LinkOf(net::ControlLink* link) { return static_cast<Link*>(link); }
+
+uint64_t IpcNamespace() {
+  struct stat info {};
+  return ::stat("/proc/self/ns/ipc", &info) == 0 ? info.st_ino : 0;
+}
+
+}  // namespace
+
+CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
+    : options_(context.options),
+      host_(context.host),
+      ipc_namespace_(IpcNamespace()),
+      capabilities_{.arrival = Arrival::kCopied,
+                    .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kCuda),
+                    .max_op_bytes = kMaxOpBytes,
+                    .max_op_runs = kMaxOpRuns,
+                    .max_message_bytes = net::kMaxMessageBytes},
+      hub_({.backend = "cuda_ipc",
+            .service = net::Service::kCudaIpc,
+            .incarnation = context.incarnation,
+            .connect_timeout = options_.connect_timeout},
+           this) {}
+
+absl::StatusOr<std::unique_ptr<CudaIpcBackend>> CudaIpcBackend::Create(
+    const BackendContext& context) {
+  if (absl::Status present = cuda::DriverPresent(); !present.ok()) return present;
+  std::unique_ptr<CudaIpcBackend> backend(new CudaIpcBackend(context));
+  if (absl::Status open = backend->Open(context.incarnation); !open.ok()) return open;
+  return backend;
+}
+
+absl::Status CudaIpcBackend::Open(const Incarnation& incarnation) {
+  if (absl::Status open = hub_.Open(); !open.ok()) return open;
+  // Without a pidfd the death of a peer could not be told from its silence.
+  auto self = PeerProcess::Open(&hub_.reactor(), host_, static_cast<uint32_t>(::getpid()), 0);
+  if (!self.ok()) return Annotate(self.status(), "not usable here");
+  // Peers are on this host and in this network namespace, or not peers of this backend.
+  AgentOptions listen = options_;
+  listen.advertise.clear();
+  absl::Status listens = hub_.Listen(listen, "127.0.0.1:0", "the loopback address");
+  if (!listens.ok()) return listens;
+  return desk_.Open(&hub_.reactor(), incarnation);
+}
+
+CudaIpcBackend::~CudaIpcBackend() {
+  for (net::ControlLink* link : hub_.links()) LinkOf(link)->StopData();
+  copies_.Wait(nullptr);
+  hub_.Close();
+  for (const auto& [number, registration] : std::exchange(regions_, {})) registration->Detach();
+}
+
+std::string CudaIpcBackend::Address() const {
+  return Encode(Whereabouts{
+      .ipc_namespace = ipc_namespace_, .desk = desk_.name(), .control = hub_.Address()});
+}
+
+absl::Status CudaIpcBackend::Reachable(std::string_view address, const HostIdentity& host) const {
+  if (auto at = DecodeWhereabouts(address); !at.ok()) return at.status();
+  return CheckReachable(host_, host);
+}
+
+absl::StatusOr<std::unique_ptr<Endpoint>> CudaIpcBackend::Connect(std::string_view address,
+                                                                  const HostIdentity& host) {
+  absl::StatusOr<Whereabouts> at = DecodeWhereabouts(address);
+  if (!at.ok()) return at.status();
+  if (absl::Status reach = CheckReachable(host_, host); !reach.ok()) return reach;
+  absl::StatusOr<net::PeerAddress> control = net::DecodeReachable(at->control, host_, host);
+  if (!control.ok()) return control.status();
+  auto link = std::make_unique<DialledLink>(this, *std::move(control), *std::move(at), host);
+  hub_.Dial(link.get());
+  return link;
+}
+
+std::unique_ptr<net::ControlLink> CudaIpcBackend::Accept(net::Fd control, std::string from) {
+  return std::make_unique<AcceptedLink>(this, std::move(control), std::move(from));
+}
+
+void CudaIpcBackend::OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) {
+  for (net::ControlLink* link : hub_.links()) {
+    if (LinkOf(link)->Join(lifeline, dial)) return;
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Prepared>> CudaIpcBackend::Prepare(const MemorySpan& span,
+                                                                  Access /*access*/) {
+  absl::StatusOr<cuda::DeviceSpan> found = ExamineShareable(span);
+  if (!found.ok()) return found.status();
+  const absl::StatusOr<const cuda::Driver*> driver = cuda::Driver::Get();
+  if (!driver.ok()) return driver.status();
+  if (absl::Status ready = copies_.MakeReady(*driver, found->device); !ready.ok()) return ready;
+  return std::make_unique<PreparedSpan>(*std::move(found));
+}
+
+absl::StatusOr<std::unique_ptr<Registration>> CudaIpcBackend::Register(const LocalRegion& region) {
+  const MemorySpan& span = region.span;
+  if (span.kind != MemoryKind::kCuda || span.data == nullptr || span.bytes == 0 ||
+      region.rkey == 0) {
+    return absl::InvalidArgumentError(
+        "cuda_ipc: only GPU memory, with an address, bytes and an rkey, can be registered");
+  }
+  absl::StatusOr<std::unique_ptr<Prepared>> made = nullptr;
+  auto* prepared = static_cast<PreparedSpan*>(region.prepared);
+  if (prepared == nullptr) {
+    made = Prepare(span, region.access);
+    if (!made.ok()) return Annotate(made.status(), "cuda_ipc");
+    prepared = static_cast<PreparedSpan*>(made->get());
+  }
+  const absl::StatusOr<const cuda::Driver*> driver = cuda::Driver::Get();
+  if (!driver.ok()) return driver.status();
+  auto registration = std::make_unique<CudaIpcRegistration>(
+      static_cast<CudaIpcRegistration::Owner*>(this), ++last_region_, region, *driver,
+      std::move(prepared->span));
+  regions_.emplace(registration->number(), registration.get());
+  ++devices_[registration->device()];
+  return registration;
+}
+
+void CudaIpcBackend::OnClosed(const CudaIpcRegistration& registration) {
+  regions_.erase(registration.number());
+  const auto device = devices_.find(registration.device());
+  if (device != devices_.end() && --device->second == 0) devices_.erase(device);
+  for (net::ControlLink* link : hub_.links()) LinkOf(link)->Forget(registration.number());
+}
+
+const CudaIpcRegistration* CudaIpcBackend::FindRegion(uint64_t number) const {
+  const auto it = regions_.find(number);
+  return it == regions_.end() ? nullptr : it->second;
+}
+
+size_t CudaIpcBackend::Poll(std::span<Event> out, bool readable) {
+  if (hub_.Begin(out, readable)) {
+    desk_.Work();
+    // The list changes only by the agent, outside of this.
+    for (net::ControlLink* link : hub_.links()) LinkOf(link)->WorkAside();
+    copies_.Poll();
+    looked_ = Now();
+    hub_.Work();
+  }
+  return hub_.End();
+}
+
+bool CudaIpcBackend::Arm() {
+  const auto has_work = [](net::ControlLink* link) { return LinkOf(link)->HasWorkAside(); };
+  if (hub_.HasWork() || desk_.HasWork() || std::ranges::any_of(hub_.links(), has_work)) {
+    return false;
+  }
+  hub_.SetTimer();
+  return true;
+}
+
+std::optional<Time> CudaIpcBackend::deadline() const {
+  if (!copies_.busy()) return desk_.deadline();
+  return Earlier(desk_.deadline(), looked_ + kLook);
+}
+
+std::string CudaIpcBackend::PathOf(const PeerRegion& region, int device) const {
+  const cuda::Driver* const driver = cuda::Driver::IfInUse();
+  const cuda::Device* const theirs =
+      driver == nullptr ? nullptr : driver->FindUuid(region.owner().device_uuid);
+  std::string out = absl::StrCat("GPU ", device, " -> ");
+  if (theirs == nullptr) {
+    absl::StrAppend(&out, region.owner().ToString());
+  } else {
+    absl::StrAppend(&out, "GPU ", theirs->ordinal, " over ",
+                    LinkBetween(*driver, device, theirs->ordinal));
+  }
+  const std::string how = copies_.Describe(device);
+  return how.empty() ? out : absl::StrCat(out, ", ", how);
+}
+
+std::vector<std::string> CudaIpcBackend::Devices() const {
+  const cuda::Driver* const driver = cuda::Driver::IfInUse();
+  std::vector<std::string> out;
+  if (driver == nullptr) return out;
+  for (const cuda::Device& device : driver->devices()) {
+    out.push_back(absl::StrCat("GPU ", device.ordinal, ": ", device.name, ", ", device.pci));
+  }
+  return out;
+}
+
+}  // namespace cuda_ipc
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaIpcBackend(const BackendContext& context) {
+  absl::StatusOr<std::unique_ptr<cuda_ipc::CudaIpcBackend>> backend =
+      cuda_ipc::CudaIpcBackend::Create(context);
+  if (!backend.ok()) return backend.status();
+  return std::unique_ptr<Backend>(*std::move(backend));
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,95 @@
+// The cuda_ipc backend: GPU memory of the processes of one host, copied by the GPUs of the process
+// that connected.
+//
+// CUDA is not touched before GPU memory is registered. While batches run they are asked about every
+// kLook at least, for the driver has no descriptor that would wake.
+//
+// Lifetime: endpoints and registrations may outlive it; they are then of no use.
+// Thread-safety: none but that of kvxfer::Backend.
+
+#ifndef KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
+#define KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/backends/cuda_ipc/copy_queue.h"
+#include "src/backends/cuda_ipc/desk.h"
+#include "src/backends/cuda_ipc/opened.h"
+#include "src/backends/cuda_ipc/peer_region.h"
+#include "src/backends/cuda_ipc/regions.h"
+#include "src/net/link_hub.h"
+
+namespace kvxfer::cuda_ipc {
+
+class CudaIpcBackend final : public Backend,
+                             private net::LinkHub::Owner,
+                             private Desk::Owner,
+                             private CudaIpcRegistration::Owner {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaIpcBackend>> Create(const BackendContext& context);
+  ~CudaIpcBackend() override;
+
+  // --- Backend ---
+  std::string_view name() const override { return "cuda_ipc"; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  std::string Address() const override;
+  absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
+  absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
+                                                    const HostIdentity& host) override;
+  absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const MemorySpan& span, Access access) override;
+  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
+  size_t Poll(std::span<Event> out, bool readable) override;
+  bool Arm() override;
+  int wait_fd() const override { return hub_.fd(); }
+  std::vector<std::string> Devices() const override;
+
+  // --- for links ---
+  net::LinkHub& hub() { return hub_; }
+  const HostIdentity& host() const { return host_; }
+  uint64_t ipc_namespace() const { return ipc_namespace_; }
+  CopyQueue& copies() { return copies_; }
+  OpenedTable& opened() { return opened_; }
+  // Those that have registered memory, with how much of it.
+  const std::map<int, size_t>& devices() const { return devices_; }
+  // Null: it is closed, or never was.
+  const CudaIpcRegistration* FindRegion(uint64_t number) const;
+  // "GPU 0 -> GPU 1 over NVLink, copy kernel, 2 streams".
+  std::string PathOf(const PeerRegion& region, int device) const;
+
+ private:
+  static constexpr Duration kLook = std::chrono::microseconds(50);
+
+  explicit CudaIpcBackend(const BackendContext& context);
+  absl::Status Open(const Incarnation& incarnation);
+  std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
+  std::optional<Time> deadline() const override;
+  void OnDeadline(Time now) override { desk_.OnDeadline(now); }
+  void OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) override;
+  void OnClosed(const CudaIpcRegistration& registration) override;
+
+  const AgentOptions options_;
+  const HostIdentity host_;
+  const uint64_t ipc_namespace_;
+  Capabilities capabilities_;
+  net::LinkHub hub_;
+  Desk desk_{this};  // before the hub it goes
+  OpenedTable opened_;
+  CopyQueue copies_;
+  std::unordered_map<uint64_t, CudaIpcRegistration*> regions_;
+  uint64_t last_region_ = 0;
+  std::map<int, size_t> devices_;
+  Time looked_{};
+};
+
+}  // namespace kvxfer::cuda_ipc
+
+#endif  // KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_

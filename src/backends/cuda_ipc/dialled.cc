@@ -1,0 +1,204 @@
+// The connecting side: how it comes up, posts, stops and ends.
+
+#include "src/backends/cuda_ipc/dialled.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "src/backends/cuda_ipc/backend.h"
+#include "src/backends/cuda_ipc/regions.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::cuda_ipc {
+
+DialledLink::DialledLink(CudaIpcBackend* backend, net::PeerAddress control, Whereabouts peer,
+                         const HostIdentity& host)
+    : Link(backend, std::move(control)), peer_(std::move(peer)), host_(host) {}
+
+// Not within kDown's rules where ops are left: they are ended, and what runs is waited for.
+DialledLink::~DialledLink() {
+  if (backend_ == nullptr) return;
+  StopData();
+  backend_->copies().Wait(this);
+  if (lifeline_ != nullptr) BeQuiet();
+}
+
+void DialledLink::StopData() {
+  ended_ = true;
+  backend_->copies().Drop(this, 0, absl::UnavailableError("the cuda_ipc endpoint is gone"));
+}
+
+absl::Status DialledLink::OnFrame(std::span<const std::byte> frame) {
+  const auto hello = DecodeHello(frame);
+  if (greeting() && hello && !dialled_) return MakeLifeline(*hello);
+  if (greeting() && dialled_ && IsJoined(frame)) {
+    GoUp();
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("the peer sent a cuda_ipc frame that has no place here");
+}
+
+absl::Status DialledLink::MakeLifeline(const Hello& hello) {
+  dialled_ = true;
+  auto lifeline = Lifeline::Connect(&reactor(), peer_.desk);
+  if (!lifeline.ok()) return lifeline.status();
+  const Credentials& them = (*lifeline)->peer();
+  if (them.uid != ::geteuid()) {
+    return absl::PermissionDeniedError(absl::StrCat("process ", host_.pid, " runs as uid ",
+                                                    them.uid, " and this one as uid ", ::geteuid(),
+                                                    "; cuda_ipc joins processes of one user only"));
+  }
+  if (them.pid != host_.pid) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the peer calls itself process ", host_.pid, " but is ", them.pid,
+                     " here: the two are in different pid namespaces (run both containers with "
+                     "one, e.g. --pid=host)"));
+  }
+  owner_ = {.pid = them.pid,
+            .start_time = host_.start_time,
+            .same_process = them.pid == static_cast<uint32_t>(::getpid()),
+            .same_ipc_namespace = peer_.ipc_namespace == backend_->ipc_namespace()};
+  lifeline_ = *std::move(lifeline);
+  lifeline_->Send(PacketType::kDial, AsBytes(DialPacket{.start_time = backend_->host().start_time,
+                                                        .word = hello.word}));
+  return absl::OkStatus();
+}
+
+std::string DialledLink::Describe() const {
+  std::string out = absl::StrCat("process ", host_.pid);
+  if (backend_ == nullptr) return out;
+  std::set<std::string> paths;
+  for (const auto& [number, wanted] : wanted_) {
+    const std::shared_ptr<PeerRegion> region = wanted.known.lock();
+    if (region == nullptr) continue;
+    for (const int device : region->devices()) paths.insert(backend_->PathOf(*region, device));
+  }
+  if (paths.empty()) return absl::StrCat(out, ", no GPU memory of it is open yet");
+  for (const std::string& path : paths) absl::StrAppend(&out, ", ", path);
+  return out;
+}
+
+// All runs before any byte moves: an op that breaks the rules has no partial effect. This side is
+// where bounds and rights are enforced: a GPU reaches all of an allocation that was opened.
+absl::Status DialledLink::CheckOp(const Op& op) const {
+  if (op.runs.size() > kMaxOpRuns || op.rail != 0 || op.transfer == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cuda_ipc: op ", op.id, " has ", op.runs.size(),
+                                                   " runs of at most ", kMaxOpRuns,
+                                                   ", or names no rail or transfer"));
+  }
+  const Access wanted = op.kind == OpKind::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
+  uint64_t bytes = 0;
+  const RemoteKey* checked = nullptr;
+  for (const Run& run : op.runs) {
+    const auto* const here = static_cast<const CudaIpcRegistration*>(run.registration);
+    const auto* const there = static_cast<const CudaIpcRemoteKey*>(run.key);
+    if (here == nullptr || there == nullptr || there->endpoint() != this) {
+      return absl::InvalidArgumentError(
+          "cuda_ipc: a run without a registration, or with a key of another connection");
+    }
+    const RemoteRegion& told = there->told();
+    const PeerRegion& region = *there->region();
+    if (!here->Contains(run.local, run.bytes) ||
+        !Holds(region.base(), region.bytes(), run.remote, run.bytes)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cuda_ipc: ", run.bytes, " bytes between local 0x", absl::Hex(run.local),
+                       " and remote 0x", absl::Hex(run.remote), " leave region ",
+                       static_cast<uint32_t>(told.id), " or the local one"));
+    }
+    if (std::exchange(checked, there) != there) {
+      if (region.gone()) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("cuda_ipc: region ", static_cast<uint32_t>(told.id), " of ",
+                         region.owner().ToString(), " was deregistered there"));
+      }
+      if (!Allows(region.access(), wanted) || !Allows(told.access, wanted)) {
+        return absl::PermissionDeniedError(
+            absl::StrCat("cuda_ipc: the peer's region ", static_cast<uint32_t>(told.id),
+                         " is not registered for this; register it with the right Access there"));
+      }
+    }
+    bytes += std::min(run.bytes, kMaxOpBytes + 1);
+  }
+  if (bytes <= kMaxOpBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("cuda_ipc: op ", op.id, " is larger than ", kMaxOpBytes, " bytes"));
+}
+
+size_t DialledLink::Post(std::span<const Op> ops) {
+  if (!up() || ended_) return 0;
+  if (std::exchange(poll_, backend_->hub().poll_number()) != poll_) at_once_ = 0;
+  size_t accepted = 0;
+  for (const Op& op : ops) {
+    if (ops_ >= kMaxOps || bytes_ >= kMaxBytes || at_once_ >= kMaxAtOnce) break;
+    ++accepted;
+    const absl::Status status = CheckOp(op);
+    uint64_t bytes = 0;
+    for (const Run& run : op.runs) bytes += run.bytes;
+    if (!status.ok() || bytes == 0) {
+      ++at_once_;
+      Say(EventKind::kCompletion, op.id, status, op.rail);
+      continue;
+    }
+    ++ops_;
+    bytes_ += bytes;
+    backend_->copies().Add(this, op);
+  }
+  backend_->copies().Start();
+  return accepted;
+}
+
+void DialledLink::OnCopied(const Op& op, const absl::Status& status) {
+  --ops_;
+  for (const Run& run : op.runs) bytes_ -= run.bytes;
+  Say(EventKind::kCompletion, op.id, status, op.rail);
+  if (!fencing_.empty()) {
+    const size_t due = std::erase_if(fencing_, [&](uint64_t transfer) {
+      return transfer == op.transfer && backend_->copies().Running(this, transfer) == 0;
+    });
+    for (size_t i = 0; i < due; ++i) Say(EventKind::kFenced, op.transfer);
+  }
+  if (!down() || ops_ > 0) return;
+  BeQuiet();
+  FinishDown();
+}
+
+// What a GPU has begun cannot be taken back: it is waited for, some milliseconds at most.
+void DialledLink::Fence(uint64_t transfer) {
+  if (!up() || ended_ || transfer == 0) return;
+  backend_->copies().Drop(this, transfer,
+                          absl::CancelledError("cuda_ipc: fenced before it was copied"));
+  if (backend_->copies().Running(this, transfer) == 0) {
+    Say(EventKind::kFenced, transfer);
+  } else {
+    fencing_.push_back(transfer);
+  }
+}
+
+bool DialledLink::IsQuiet() const { return ops_ == 0; }
+
+void DialledLink::EndData(const absl::Status& why) {
+  ended_ = true;
+  fencing_.clear();
+  if (backend_ == nullptr) return;
+  backend_->copies().Drop(this, 0, why);
+  if (ops_ == 0) BeQuiet();
+}
+
+// The order is the acceptor's proof: first the last copy is over, then it is told.
+void DialledLink::BeQuiet() {
+  ReleaseAll();
+  if (lifeline_ == nullptr) return;
+  lifeline_->Send(PacketType::kQuiet, AsBytes(QuietPacket{}));
+  lifeline_.reset();
+}
+
+// The backend has waited for what ran.
+void DialledLink::OnDetached() {
+  BeQuiet();
+  backend_ = nullptr;
+}
+
+}  // namespace kvxfer::cuda_ipc

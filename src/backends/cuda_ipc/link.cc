@@ -1,0 +1,49 @@
+#include "src/backends/cuda_ipc/link.h"
+
+#include <utility>
+
+#include "src/backends/cuda_ipc/backend.h"
+
+namespace kvxfer::cuda_ipc {
+namespace {
+
+// Of one turn: each may open memory, which takes some 10 us, or a millisecond for a large one.
+constexpr int kPacketsPerTurn = 16;
+constexpr Duration kLastWords = std::chrono::milliseconds(100);
+
+}  // namespace
+
+Link::Link(CudaIpcBackend* backend, net::PeerAddress peer)
+    : ControlLink(&backend->hub(), std::move(peer)), backend_(backend) {}
+
+Link::Link(CudaIpcBackend* backend, net::Fd control, std::string from)
+    : ControlLink(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
+
+void Link::WorkAside() {
+  Watch();
+  for (int i = 0; i < kPacketsPerTurn && lifeline_ != nullptr && lifeline_->HasWork(); ++i) {
+    lifeline_->Flush();
+    if (!lifeline_->sending()) Serve();
+    Lifeline::Packet packet;
+    const Lifeline::Got got = lifeline_->Receive(packet);
+    if (got == Lifeline::Got::kEnd) {
+      return Expect(absl::UnavailableError("the peer's process has ended, or dropped the link"));
+    }
+    if (got == Lifeline::Got::kNothing) continue;
+    if (absl::Status status = OnPacket(packet); !status.ok()) Fail(status);
+  }
+  if (lifeline_ != nullptr && !lifeline_->sending()) Serve();
+}
+
+void Link::Expect(absl::Status end) {
+  if (end_at_ || down() || backend_ == nullptr) return;
+  end_at_ = Now() + kLastWords;
+  end_ = std::move(end);
+  backend_->hub().TimersChanged();
+}
+
+void Link::OnDataDeadline(Time now) {
+  if (end_at_ && *end_at_ <= now) Fail(end_);
+}
+
+}  // namespace kvxfer::cuda_ipc

@@ -1,0 +1,315 @@
+#include "src/backends/cuda_ipc/opened.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "src/core/strings.h"
+#include "src/cuda/memory.h"
+
+namespace kvxfer::cuda_ipc {
+namespace {
+
+using cuda::api::CUdeviceptr;
+using cuda::api::CUresult;
+constexpr CUresult kSuccess = cuda::api::CUDA_SUCCESS;
+
+std::string NameOf(const cuda::Driver& driver, int device) {
+  const absl::StatusOr<const cuda::Device*> found = driver.device(device);
+  return found.ok() ? (*found)->name : std::string();
+}
+
+// What most likely keeps memory of `owner` from being opened by `device`.
+std::string LikelyCause(const cuda::Driver& driver, const MemoryOwner& owner, int device) {
+  if (driver.FindUuid(owner.device_uuid) == nullptr) {
+    return "its GPU is not visible in this process: show all GPUs of the host to both "
+           "(CUDA_VISIBLE_DEVICES, the container's GPUs)";
+  }
+  if (!owner.same_ipc_namespace) {
+    return "the two processes are in different IPC namespaces: run both containers with one "
+           "(--ipc=host, or --ipc=container:...)";
+  }
+  if (absl::StrContains(NameOf(driver, device), "MIG")) {
+    return "memory does not cross MIG instances: put both processes on one, or take MIG off";
+  }
+  return "the memory was freed there meanwhile, or a container's filter stands between the two "
+         "processes (--ipc=host, --pid=host)";
+}
+
+absl::Status OpenError(const cuda::Driver& driver, const MemoryOwner& owner, int device,
+                       CUresult result, std::string_view call) {
+  const absl::Status error = ForGood(driver.Error(result, call));
+  return absl::Status(error.code(),
+                      absl::StrCat("GPU ", device, " cannot use memory of ", owner.ToString(), ": ",
+                                   error.message(), "; ", LikelyCause(driver, owner, device)));
+}
+
+// OK where it is not known which device of this process the owner's is.
+absl::Status CheckReach(const cuda::Driver& driver, const MemoryOwner& owner, int device) {
+  const cuda::Device* const theirs = driver.FindUuid(owner.device_uuid);
+  if (theirs == nullptr) return absl::OkStatus();
+  return CheckPeerAccess(driver, device, theirs->ordinal);
+}
+
+// Of this very process, as its owner uses it.
+class OwnMemory final : public OpenedMemory {
+ public:
+  OwnMemory(const cuda::Driver* driver, MemoryOwner owner, uint64_t base)
+      : driver_(driver), owner_(std::move(owner)), base_(base) {}
+
+  absl::StatusOr<uint64_t> AddressFor(int device) override {
+    if (device == owner_.ordinal) return base_;
+    absl::Status enabled = driver_->EnablePeerAccess(device, owner_.ordinal);
+    if (!enabled.ok()) return ForGood(enabled);
+    return base_;
+  }
+
+ private:
+  const cuda::Driver* const driver_;
+  const MemoryOwner owner_;
+  const uint64_t base_;
+};
+
+// By cuIpcOpenMemHandle, once for each device: a mapping belongs to one context.
+class LegacyMemory final : public OpenedMemory {
+ public:
+  LegacyMemory(const cuda::Driver* driver, MemoryOwner owner,
+               const cuda::api::CUipcMemHandle& handle)
+      : driver_(driver), owner_(std::move(owner)), handle_(handle) {}
+  ~LegacyMemory() override {
+    for (const auto& [device, at] : at_) {
+      const cuda::ContextScope scope(*driver_, device);
+      if (scope.status().ok()) driver_->calls().cuIpcCloseMemHandle(at);
+    }
+  }
+
+  absl::StatusOr<uint64_t> AddressFor(int device) override {
+    if (const auto it = at_.find(device); it != at_.end()) return it->second;
+    if (absl::Status reach = CheckReach(*driver_, owner_, device); !reach.ok()) return reach;
+    const cuda::ContextScope scope(*driver_, device);
+    if (!scope.status().ok()) return ForGood(scope.status());
+    CUdeviceptr at = 0;
+    const CUresult result = driver_->calls().cuIpcOpenMemHandle_v2(
+        &at, handle_, cuda::api::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (result != kSuccess) {
+      return OpenError(*driver_, owner_, device, result, "cuIpcOpenMemHandle");
+    }
+    at_.emplace(device, at);
+    return at;
+  }
+
+ private:
+  const cuda::Driver* const driver_;
+  const MemoryOwner owner_;
+  const cuda::api::CUipcMemHandle handle_;
+  std::map<int, CUdeviceptr> at_;
+};
+
+// Memory of cuMemCreate, mapped at an address of its own, which devices are let in to one by one.
+class VirtualMemory final : public OpenedMemory {
+ public:
+  // Takes `memory` over.
+  VirtualMemory(const cuda::Driver* driver, MemoryOwner owner,
+                cuda::api::CUmemGenericAllocationHandle memory, uint64_t bytes)
+      : driver_(driver), owner_(std::move(owner)), memory_(memory), bytes_(bytes) {}
+  ~VirtualMemory() override {
+    const cuda::api::Calls& calls = driver_->calls();
+    if (mapped_) calls.cuMemUnmap(at_, bytes_);
+    if (at_ != 0) calls.cuMemAddressFree(at_, bytes_);
+    calls.cuMemRelease(memory_);
+  }
+
+  absl::StatusOr<uint64_t> AddressFor(int device) override {
+    for (const int one : devices_) {
+      if (one == device) return at_;
+    }
+    if (absl::Status reach = CheckReach(*driver_, owner_, device); !reach.ok()) return reach;
+    const cuda::ContextScope scope(*driver_, device);
+    if (!scope.status().ok()) return ForGood(scope.status());
+    const cuda::api::Calls& calls = driver_->calls();
+    const auto error = [&](CUresult result, std::string_view call) {
+      return OpenError(*driver_, owner_, device, result, call);
+    };
+    if (at_ == 0) {
+      const CUresult result = calls.cuMemAddressReserve(&at_, bytes_, 0, 0, 0);
+      if (result != kSuccess) {
+        at_ = 0;
+        return error(result, "cuMemAddressReserve");
+      }
+    }
+    if (!mapped_) {
+      const CUresult result = calls.cuMemMap(at_, bytes_, 0, memory_, 0);
+      if (result != kSuccess) return error(result, "cuMemMap");
+      mapped_ = true;
+    }
+    const cuda::api::CUmemAccessDesc access{
+        .location = {.type = cuda::api::CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
+        .flags = cuda::api::CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUresult result = calls.cuMemSetAccess(at_, bytes_, &access, 1);
+    if (result != kSuccess) return error(result, "cuMemSetAccess");
+    devices_.push_back(device);
+    return at_;
+  }
+
+ private:
+  const cuda::Driver* const driver_;
+  const MemoryOwner owner_;
+  const cuda::api::CUmemGenericAllocationHandle memory_;
+  const uint64_t bytes_;
+  CUdeviceptr at_ = 0;
+  bool mapped_ = false;
+  std::vector<int> devices_;
+};
+
+absl::StatusOr<std::shared_ptr<OpenedMemory>> OpenVirtual(const cuda::Driver* driver,
+                                                          const MemoryOwner& owner,
+                                                          const PartPacket& part,
+                                                          const net::Fd& file) {
+  const cuda::api::Calls& calls = driver->calls();
+  cuda::api::CUmemGenericAllocationHandle memory = 0;
+  CUresult result = kSuccess;
+  std::string_view call = "cuMemImportFromShareableHandle";
+  switch (part.form) {
+    case HandleForm::kFile:
+      if (!file.valid()) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("the descriptor of memory of ", owner.ToString(),
+                         " was lost on its way; raise RLIMIT_NOFILE in both processes"));
+      }
+      result = calls.cuMemImportFromShareableHandle(
+          &memory, reinterpret_cast<void*>(static_cast<intptr_t>(file.get())),
+          cuda::api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+      break;
+    case HandleForm::kFabric: {
+      cuda::api::CUmemFabricHandle handle{};
+      std::memcpy(handle.data, part.handle, sizeof(handle.data));
+      result = calls.cuMemImportFromShareableHandle(&memory, &handle,
+                                                    cuda::api::CU_MEM_HANDLE_TYPE_FABRIC);
+      break;
+    }
+    case HandleForm::kNone:
+    case HandleForm::kLegacy:
+      call = "cuMemRetainAllocationHandle";
+      result = calls.cuMemRetainAllocationHandle(
+          &memory, reinterpret_cast<void*>(static_cast<uintptr_t>(part.base)));
+      break;
+  }
+  if (result != kSuccess) {
+    const absl::Status error = ForGood(driver->Error(result, call));
+    return absl::Status(error.code(),
+                        absl::StrCat("memory of ", owner.ToString(), ": ", error.message(), "; ",
+                                     LikelyCause(*driver, owner, owner.ordinal)));
+  }
+  return std::make_shared<VirtualMemory>(driver, owner, memory, part.allocation_bytes);
+}
+
+// Memory of this very process. Of cuMemCreate's the address of its owner is open to those devices
+// alone that the owner let in: any other needs a mapping of its own.
+class OwnVirtualMemory final : public OpenedMemory {
+ public:
+  OwnVirtualMemory(const cuda::Driver* driver, const MemoryOwner& owner, const PartPacket& part)
+      : driver_(driver), owner_(owner), part_(part) {}
+  absl::StatusOr<uint64_t> AddressFor(int device) override {
+    if (device == owner_.ordinal) return part_.allocation_base;
+    if (other_ == nullptr) {
+      auto opened = OpenVirtual(driver_, owner_, part_, {});
+      if (!opened.ok()) return opened.status();
+      other_ = *std::move(opened);
+    }
+    return other_->AddressFor(device);
+  }
+
+ private:
+  const cuda::Driver* const driver_;
+  const MemoryOwner owner_;
+  const PartPacket part_;
+  std::shared_ptr<OpenedMemory> other_;
+};
+
+absl::StatusOr<std::shared_ptr<OpenedMemory>> Open(const cuda::Driver* driver,
+                                                   const MemoryOwner& owner, const PartPacket& part,
+                                                   const net::Fd& file) {
+  if (owner.same_process != (part.form == HandleForm::kNone)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(owner.ToString(), " offers memory in a form that has no place here"));
+  }
+  const bool is_virtual = part.kind == static_cast<uint32_t>(cuda::AllocationKind::kVirtual);
+  if (owner.same_process && is_virtual) {
+    return std::make_shared<OwnVirtualMemory>(driver, owner, part);
+  }
+  if (owner.same_process) return std::make_shared<OwnMemory>(driver, owner, part.allocation_base);
+  if (part.form != HandleForm::kLegacy) return OpenVirtual(driver, owner, part, file);
+  cuda::api::CUipcMemHandle handle{};
+  std::memcpy(handle.reserved, part.handle, sizeof(handle.reserved));
+  return std::make_shared<LegacyMemory>(driver, owner, handle);
+}
+
+}  // namespace
+
+std::string MemoryOwner::ToString() const {
+  return absl::StrCat("GPU ", ordinal, " of ",
+                      same_process ? std::string("this process") : absl::StrCat("process ", pid));
+}
+
+absl::StatusOr<std::shared_ptr<OpenedMemory>> OpenedTable::Find(const cuda::Driver* driver,
+                                                                const MemoryOwner& owner,
+                                                                const PartPacket& part,
+                                                                net::Fd file) {
+  const Key key{.pid = owner.pid,
+                .start_time = owner.start_time,
+                .buffer_id = part.buffer_id,
+                .base = part.allocation_base};
+  std::weak_ptr<OpenedMemory>& entry = opened_[key];
+  if (std::shared_ptr<OpenedMemory> known = entry.lock()) return known;
+  absl::StatusOr<std::shared_ptr<OpenedMemory>> opened = Open(driver, owner, part, file);
+  if (!opened.ok()) {
+    opened_.erase(key);
+    return opened;
+  }
+  entry = *opened;
+  if (opened_.size() >= sweep_at_) {
+    std::erase_if(opened_, [](const auto& one) { return one.second.expired(); });
+    sweep_at_ = 64 + 2 * opened_.size();
+  }
+  return opened;
+}
+
+absl::Status CheckPeerAccess(const cuda::Driver& driver, int from, int to) {
+  if (from == to) return absl::OkStatus();
+  const cuda::api::Calls& calls = driver.calls();
+  cuda::api::CUdevice handles[2] = {};
+  int can = 0;
+  CUresult result = calls.cuDeviceGet(&handles[0], from);
+  if (result == kSuccess) result = calls.cuDeviceGet(&handles[1], to);
+  if (result == kSuccess) result = calls.cuDeviceCanAccessPeer(&can, handles[0], handles[1]);
+  if (result != kSuccess) return ForGood(driver.Error(result, "cuDeviceCanAccessPeer"));
+  if (can != 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "GPU ", from, " cannot reach memory of GPU ", to,
+      ": there is no peer-to-peer path between them (nvidia-smi topo -p2p r; a virtual machine, "
+      "ACS of a PCIe switch or an IOMMU may be in the way)"));
+}
+
+std::string LinkBetween(const cuda::Driver& driver, int from, int to) {
+  if (from == to) return "the same GPU";
+  const cuda::api::Calls& calls = driver.calls();
+  cuda::api::CUdevice handles[2] = {};
+  int atomics = 0;
+  CUresult result = calls.cuDeviceGet(&handles[0], from);
+  if (result == kSuccess) result = calls.cuDeviceGet(&handles[1], to);
+  // PCIe carries no atomics between GPUs.
+  if (result == kSuccess) {
+    result = calls.cuDeviceGetP2PAttribute(
+        &atomics, cuda::api::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, handles[0],
+        handles[1]);
+  }
+  return result == kSuccess && atomics != 0 ? "NVLink" : "PCIe";
+}
+
+absl::Status ForGood(const absl::Status& status) {
+  if (!absl::IsUnavailable(status)) return status;
+  return absl::FailedPreconditionError(status.message());
+}
+
+}  // namespace kvxfer::cuda_ipc

@@ -1,0 +1,88 @@
+// Local GPU memory as this backend has it: whether another process may have it too, and how it is
+// told of.
+//
+// Lifetime: a registration may outlive its backend, and is then of no use.
+// Thread-safety: Examine from any thread; the rest by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_CUDA_IPC_REGIONS_H_
+#define KVXFER_BACKENDS_CUDA_IPC_REGIONS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+#include "src/backends/cuda_ipc/watched_span.h"
+#include "src/backends/cuda_ipc/wire.h"
+#include "src/cuda/driver.h"
+#include "src/cuda/memory.h"
+#include "src/net/socket.h"
+
+namespace kvxfer::cuda_ipc {
+
+inline bool Holds(uint64_t base, uint64_t size, uint64_t address, uint64_t bytes) {
+  return address >= base && bytes <= size && address - base <= size - bytes;
+}
+
+// What `span` is, with its SYNC_MEMOPS set. As cuda::Examine; FailedPrecondition, with cause and
+// remedy: memory of a kind that no other process can be given.
+absl::StatusOr<cuda::DeviceSpan> ExamineShareable(const MemorySpan& span);
+
+class PreparedSpan final : public Prepared {
+ public:
+  explicit PreparedSpan(cuda::DeviceSpan found) : span(std::move(found)) {}
+  cuda::DeviceSpan span;
+};
+
+class CudaIpcRegistration final : public Registration {
+ public:
+  // Told when one goes.
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    virtual void OnClosed(const CudaIpcRegistration& registration) = 0;
+  };
+
+  CudaIpcRegistration(Owner* owner, uint64_t number, const LocalRegion& region,
+                      const cuda::Driver* driver, cuda::DeviceSpan span);
+  ~CudaIpcRegistration() override {
+    if (owner_ != nullptr) owner_->OnClosed(*this);
+  }
+  // The backend goes first.
+  void Detach() { owner_ = nullptr; }
+
+  std::string Key() const override;
+  uint64_t number() const { return number_; }
+  uint32_t rkey() const { return rkey_; }
+  int device() const { return watched_.span().device; }
+  bool Contains(uint64_t address, uint64_t bytes) const {
+    return Holds(watched_.span().base, watched_.span().bytes, address, bytes);
+  }
+  // Of all registrations: copies ask of it what they touch.
+  WatchedSpan& watched() const { return watched_; }
+
+  size_t parts() const { return watched_.span().parts.size(); }
+  RegionPacket Describe() const;
+  // One part, for a process that is this one or another; `file` is what goes with it. What that
+  // takes is made now, and held by nobody here afterwards.
+  absl::StatusOr<PartPacket> Export(size_t index, bool same_process, net::Fd& file) const;
+
+ private:
+  absl::Status ExportLegacy(PartPacket& out) const;
+  absl::Status ExportVirtual(const cuda::Allocation& part, PartPacket& out, net::Fd& file) const;
+
+  Owner* owner_;
+  const uint64_t number_;
+  const uint32_t rkey_;
+  const Access access_;
+  const cuda::Driver* const driver_;
+  const std::string device_uuid_;
+  mutable WatchedSpan watched_;
+};
+
+}  // namespace kvxfer::cuda_ipc
+
+#endif  // KVXFER_BACKENDS_CUDA_IPC_REGIONS_H_

@@ -1,0 +1,83 @@
+// GPU memory of this process that copies touch, and the question before each batch whether it is
+// still there: a kernel that touches freed memory ruins the context of its whole process.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_BACKENDS_CUDA_IPC_WATCHED_SPAN_H_
+#define KVXFER_BACKENDS_CUDA_IPC_WATCHED_SPAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "src/cuda/memory.h"
+
+namespace kvxfer::cuda_ipc {
+
+// The index of the part that holds `address`, which is within them; `hint`: of the one before.
+// Parts are in order and without gaps.
+template <typename Parts>
+size_t PartAt(const Parts& parts, uint64_t address, size_t hint) {
+  const auto holds = [&](size_t i) {
+    return address >= parts[i].base && address - parts[i].base < parts[i].bytes;
+  };
+  if (hint < parts.size() && holds(hint)) return hint;
+  if (hint + 1 < parts.size() && holds(hint + 1)) return hint + 1;
+  size_t low = 0;
+  for (size_t high = parts.size(); high - low > 1;) {
+    const size_t middle = low + (high - low) / 2;
+    (parts[middle].base <= address ? low : high) = middle;
+  }
+  return low;
+}
+
+class WatchedSpan {
+ public:
+  explicit WatchedSpan(cuda::DeviceSpan span) : span_(std::move(span)), asked_(span_.parts.size()) {
+    touched_.device = span_.device;
+  }
+
+  const cuda::DeviceSpan& span() const { return span_; }
+
+  // `batch` is going to touch [address, address + bytes), which is within the span and not empty.
+  // What it has touched before is not asked about again. Batches are numbered from 1 up.
+  void Touch(uint64_t address, uint64_t bytes, uint64_t batch) {
+    hint_ = PartAt(span_.parts, address, hint_);
+    for (size_t i = hint_; i < span_.parts.size() && span_.parts[i].base < address + bytes; ++i) {
+      if (std::exchange(asked_[i], batch) == batch) continue;
+      touched_.parts.push_back(span_.parts[i]);
+      indices_.push_back(i);
+    }
+  }
+  // Something was touched, and this is the first call since.
+  bool FirstTouched() { return !indices_.empty() && !std::exchange(listed_, true); }
+  // Asks about what was touched since the last question.
+  absl::Status Check(const cuda::Driver& driver) {
+    listed_ = false;
+    if (indices_.empty()) return absl::OkStatus();
+    touched_.base = touched_.parts.front().base;
+    touched_.bytes = 0;
+    for (const cuda::Allocation& part : touched_.parts) touched_.bytes += part.bytes;
+    absl::Status alive = cuda::CheckAlive(driver, touched_);
+    if (!alive.ok()) {
+      for (const size_t i : indices_) asked_[i] = 0;
+    }
+    touched_.parts.clear();
+    indices_.clear();
+    return alive;
+  }
+
+ private:
+  const cuda::DeviceSpan span_;
+  std::vector<uint64_t> asked_;  // of each part, by which batch
+  cuda::DeviceSpan touched_;
+  std::vector<size_t> indices_;  // of touched_
+  size_t hint_ = 0;
+  bool listed_ = false;
+};
+
+}  // namespace kvxfer::cuda_ipc
+
+#endif  // KVXFER_BACKENDS_CUDA_IPC_WATCHED_SPAN_H_

@@ -1,0 +1,99 @@
+#include "src/backends/cuda_ipc/wire.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::cuda_ipc {
+namespace {
+
+constexpr char kForm[] = "1";
+// Longest abstract name that fits sockaddr_un beside its leading zero byte.
+constexpr size_t kMaxDeskName = 106;
+constexpr std::byte kHello{1};
+constexpr std::byte kJoined{2};
+
+}  // namespace
+
+std::string Encode(const Whereabouts& at) {
+  return absl::StrCat(kForm, "|", at.ipc_namespace, "|", at.desk, "|", at.control);
+}
+
+absl::StatusOr<Whereabouts> DecodeWhereabouts(std::string_view text) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(ToAbsl(text), '|');
+  Whereabouts out;
+  if (parts.size() != 4 || parts[0] != kForm || !absl::SimpleAtoi(parts[1], &out.ipc_namespace) ||
+      parts[2].empty() || parts[2].size() > kMaxDeskName) {
+    return absl::InvalidArgumentError(
+        "cuda_ipc: the peer's address is not one of this version; both sides need the same kvxfer");
+  }
+  out.desk = std::string(parts[2]);
+  out.control = std::string(parts[3]);
+  return out;
+}
+
+std::string Encode(const RegionKey& key) {
+  return absl::StrCat(kForm, ":", key.region, ":", key.rkey, ":", key.device);
+}
+
+absl::StatusOr<RegionKey> DecodeKey(std::string_view text) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(ToAbsl(text), ':');
+  RegionKey key;
+  if (parts.size() != 4 || parts[0] != kForm || !absl::SimpleAtoi(parts[1], &key.region) ||
+      !absl::SimpleAtoi(parts[2], &key.rkey) || key.region == 0) {
+    return absl::InvalidArgumentError(
+        "cuda_ipc: the region's key is damaged, or of another version; take the metadata again");
+  }
+  key.device = std::string(parts[3]);
+  return key;
+}
+
+absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there) {
+  if (here.boot_id.empty() || !here.SameHost(there)) {
+    return absl::UnavailableError(absl::StrCat("process ", there.pid, " runs on host ",
+                                               there.hostname, ", and this one on ", here.hostname,
+                                               "; cuda_ipc stays on one host"));
+  }
+  const auto refuse = [&there](std::string_view why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cuda_ipc cannot reach process ", there.pid, ", ", ToAbsl(why)));
+  };
+  if (here.uid != there.uid) {
+    return refuse(absl::StrCat("which runs as uid ", there.uid, " and this process as uid ",
+                               here.uid, "; it joins processes of one user only"));
+  }
+  if (here.net_namespace != there.net_namespace) {
+    return refuse(
+        "which is in another network namespace (run both containers with one, e.g. "
+        "--network=host)");
+  }
+  if (here.pid_namespace != there.pid_namespace) {
+    return refuse(
+        "which is in another pid namespace, so that its end could not be told (run both containers "
+        "with one, e.g. --pid=host)");
+  }
+  return absl::OkStatus();
+}
+
+std::array<std::byte, 17> Encode(const Hello& hello) {
+  std::array<std::byte, 17> out;
+  out[0] = kHello;
+  std::memcpy(&out[1], hello.word.data(), hello.word.size());
+  return out;
+}
+
+std::array<std::byte, 1> Encode(const Joined& /*joined*/) { return {kJoined}; }
+
+std::optional<Hello> DecodeHello(std::span<const std::byte> frame) {
+  Hello hello;
+  if (frame.size() != 1 + hello.word.size() || frame[0] != kHello) return std::nullopt;
+  std::memcpy(hello.word.data(), &frame[1], hello.word.size());
+  return hello;
+}
+
+bool IsJoined(std::span<const std::byte> frame) { return frame.size() == 1 && frame[0] == kJoined; }
+
+}  // namespace kvxfer::cuda_ipc

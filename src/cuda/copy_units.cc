@@ -1,0 +1,157 @@
+#include "src/cuda/copy_units.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+namespace kvxfer::cuda {
+namespace {
+
+// One step of a warp. Below it a unit leaves lanes or loads of a warp unused.
+constexpr uint64_t kStep = uint64_t{kWarp} * 16 * kInFlight;
+// Beyond it the list is no longer a cost, and ends of batches would be uneven.
+constexpr uint64_t kMostUnitBytes = 4 * kStep;
+// A piece that has half of a step is a unit by itself as quickly as a row of one.
+constexpr uint64_t kLongRow = kStep / 2;
+
+constexpr uint32_t kWarpsPerProcessor = 6;
+constexpr uint32_t kWarpsPerBlock = kCopyThreads / kWarp;
+constexpr uint32_t kPeerBlocks = 48;
+constexpr uint32_t kHostBlocks = 16;
+// 128 bytes of the list: what PCIe carries as cheaply as less.
+constexpr uint32_t kPerGroup = 4;
+static_assert(kPerGroup <= kMaxPerGroup);
+
+uint64_t RoundUp(uint64_t value, uint64_t step) { return (value + step - 1) / step * step; }
+
+bool Fits(int64_t stride) {
+  return stride >= std::numeric_limits<int32_t>::min() &&
+         stride <= std::numeric_limits<int32_t>::max();
+}
+
+// Joins what adjoins and gives each result to `take`.
+template <typename Take>
+void ForEachJoined(std::span<const Piece> pieces, Take take) {
+  for (size_t i = 0; i < pieces.size();) {
+    const Piece& first = pieces[i];
+    uint64_t bytes = first.bytes;
+    while (++i < pieces.size() && pieces[i].to == first.to + bytes &&
+           pieces[i].from == first.from + bytes) {
+      bytes += pieces[i].bytes;
+    }
+    if (bytes > 0) take(Piece{.to = first.to, .from = first.from, .bytes = bytes});
+  }
+}
+
+// Takes joined pieces, and writes the units.
+class UnitWriter {
+ public:
+  UnitWriter(uint64_t unit_bytes, CopyUnit* out)
+      : unit_bytes_(unit_bytes), first_(out), next_(out) {}
+
+  void Take(const Piece& piece) {
+    if (piece.bytes >= kLongRow) {
+      EndRows();
+      Cut(piece);
+    } else if (!AddRow(piece)) {
+      EndRows();
+      rows_ = {.to = piece.to,
+               .from = piece.from,
+               .bytes = static_cast<uint32_t>(piece.bytes),
+               .rows = 1};
+      max_rows_ = static_cast<uint32_t>(unit_bytes_ / piece.bytes);
+    }
+  }
+  size_t Finish() {
+    EndRows();
+    return static_cast<size_t>(next_ - first_);
+  }
+
+ private:
+  void Cut(const Piece& piece) {
+    for (uint64_t done = 0; done < piece.bytes; done += unit_bytes_) {
+      // Field by field: put together elsewhere and copied it costs half as much again.
+      next_->to = piece.to + done;
+      next_->from = piece.from + done;
+      next_->bytes = static_cast<uint32_t>(std::min(unit_bytes_, piece.bytes - done));
+      next_->rows = 1;
+      next_->to_stride = 0;
+      next_->from_stride = 0;
+      ++next_;
+    }
+  }
+  // False: it is no further row of the unit that is being made.
+  bool AddRow(const Piece& piece) {
+    if (piece.bytes != rows_.bytes || rows_.rows == max_rows_ || rows_.rows == 0) return false;
+    if (rows_.rows == 1) {
+      const auto to_stride = static_cast<int64_t>(piece.to - rows_.to);
+      const auto from_stride = static_cast<int64_t>(piece.from - rows_.from);
+      if (!Fits(to_stride) || !Fits(from_stride)) return false;
+      rows_.to_stride = static_cast<int32_t>(to_stride);
+      rows_.from_stride = static_cast<int32_t>(from_stride);
+    } else if (piece.to != RowAt(rows_.to, rows_.to_stride, rows_.rows) ||
+               piece.from != RowAt(rows_.from, rows_.from_stride, rows_.rows)) {
+      return false;
+    }
+    ++rows_.rows;
+    return true;
+  }
+  void EndRows() {
+    if (rows_.rows > 0) *next_++ = rows_;
+    rows_.rows = 0;
+  }
+
+  const uint64_t unit_bytes_;
+  CopyUnit* const first_;
+  CopyUnit* next_;
+  CopyUnit rows_{.rows = 0};  // none
+  uint32_t max_rows_ = 0;
+};
+
+}  // namespace
+
+uint32_t CopyShape::PerGroup(size_t units) const {
+  const size_t each = (units + warps - 1) / warps;
+  return std::min(kPerGroup, static_cast<uint32_t>(std::bit_ceil(each)));
+}
+
+uint32_t CopyShape::Blocks(size_t units, uint32_t per_group) const {
+  const size_t a_block = size_t{per_group} * kWarpsPerBlock;
+  return static_cast<uint32_t>(std::min<size_t>(max_blocks, (units + a_block - 1) / a_block));
+}
+
+CopyShape ShapeOf(uint64_t bytes, Reach reach, int multiprocessors) {
+  const auto processors = static_cast<uint32_t>(std::max(1, multiprocessors));
+  CopyShape shape;
+  // With memory of its own the GPU gets a block for each group, and evens out by itself.
+  shape.max_blocks = reach == Reach::kHost   ? kHostBlocks
+                     : reach == Reach::kPeer ? kPeerBlocks
+                                             : std::numeric_limits<int32_t>::max();
+  shape.warps =
+      std::min(kWarpsPerProcessor * processors,
+               static_cast<uint32_t>(std::min<uint64_t>(uint64_t{shape.max_blocks} * kWarpsPerBlock,
+                                                        std::numeric_limits<uint32_t>::max())));
+  shape.unit_bytes =
+      std::clamp(RoundUp(bytes / (uint64_t{2} * shape.warps), kStep), kStep, kMostUnitBytes);
+  // A list has its bound too.
+  shape.unit_bytes =
+      std::max(shape.unit_bytes, RoundUp(bytes / (kMostUnits - Copier::kMaxPieces), kStep));
+  return shape;
+}
+
+size_t MostUnits(size_t pieces, uint64_t bytes, uint64_t unit_bytes) {
+  return pieces + static_cast<size_t>(bytes / unit_bytes);
+}
+
+size_t MakeUnits(std::span<const Piece> pieces, uint64_t unit_bytes, CopyUnit* out) {
+  UnitWriter writer(unit_bytes, out);
+  ForEachJoined(pieces, [&](const Piece& piece) { writer.Take(piece); });
+  return writer.Finish();
+}
+
+void JoinPieces(std::span<const Piece> pieces, std::vector<Piece>& out) {
+  out.clear();
+  ForEachJoined(pieces, [&](const Piece& piece) { out.push_back(piece); });
+}
+
+}  // namespace kvxfer::cuda

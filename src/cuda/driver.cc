@@ -1,0 +1,205 @@
+#include "src/cuda/driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::cuda {
+namespace {
+
+using namespace api;  // NOLINT(google-build-using-namespace): the driver's own names
+
+constexpr char kDriverLibrary[] = "libcuda.so.1";
+
+// This process was forked from one that had initialised the driver. The driver does not work here,
+// and none of its locks may be touched; objects made before the fork are let go without a word.
+std::atomic<bool> forked_with_driver = false;
+
+absl::Status CheckNotForked() {
+  if (!forked_with_driver.load(std::memory_order_relaxed)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "CUDA cannot be used in this process: it was forked after its parent had initialised CUDA; "
+      "start workers anew (spawn), or fork before CUDA is used");
+}
+
+absl::Status WhyNotLoaded(const char* words) {
+  const std::string_view why = words == nullptr ? "no reason told" : words;
+  if (why.find("cannot open shared object file: No such file") == std::string_view::npos) {
+    return absl::UnavailableError(absl::StrCat("the CUDA driver cannot be loaded (", ToAbsl(why),
+                                               "); install it anew, for this architecture"));
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("no CUDA driver here (", ToAbsl(why),
+                   "); on a machine with a GPU install NVIDIA's driver, in a container ask for "
+                   "GPUs (--gpus all)"));
+}
+
+}  // namespace
+
+// Retained once, and never given back: the driver may be gone before the last static object is.
+struct Driver::Contexts {
+  explicit Contexts(size_t devices) : primary(devices) {}
+
+  std::mutex mu;                                // of what follows, but for reading `primary`
+  std::vector<std::atomic<CUcontext>> primary;  // by ordinal; null: not yet
+  std::set<std::pair<int, int>> peers;          // from, to
+};
+
+Driver::Driver() = default;
+Driver::~Driver() = default;
+
+absl::StatusOr<const Driver*> Driver::Get() {
+  if (auto status = CheckNotForked(); !status.ok()) return status;
+  // Never destroyed, for the reason above; leak checkers find it by this pointer.
+  static const auto* const loaded = new absl::StatusOr<std::unique_ptr<Driver>>(Load());
+  if (!loaded->ok()) return loaded->status();
+  return (*loaded)->get();
+}
+
+// A driver that somebody else has initialised is taken over; that costs no more than asking it.
+const Driver* Driver::IfInUse() {
+  if (!CheckNotForked().ok()) return nullptr;
+  void* const library = dlopen(kDriverLibrary, RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return nullptr;
+  // Fails with CUDA_ERROR_NOT_INITIALIZED as long as nobody has called cuInit.
+  const auto current =
+      reinterpret_cast<CUresult (*)(CUcontext*)>(dlsym(library, "cuCtxGetCurrent"));
+  CUcontext context = nullptr;
+  const bool used = current != nullptr && current(&context) == CUDA_SUCCESS;
+  dlclose(library);
+  if (!used) return nullptr;
+  const auto driver = Get();
+  return driver.ok() ? *driver : nullptr;
+}
+
+absl::StatusOr<std::unique_ptr<Driver>> Driver::Load() {
+  // Stays loaded: a driver cannot be unloaded while there are contexts.
+  void* const library = dlopen(kDriverLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return WhyNotLoaded(dlerror());
+  std::unique_ptr<Driver> driver(new Driver());
+  if (auto status = driver->FindCalls(library); !status.ok()) return status;
+  if (auto status = driver->Error(driver->calls_.cuInit(0), "cuInit"); !status.ok()) {
+    return Annotate(status, "the CUDA driver cannot be used");
+  }
+  pthread_atfork(nullptr, nullptr,
+                 [] { forked_with_driver.store(true, std::memory_order_relaxed); });
+  if (auto status =
+          driver->Error(driver->calls_.cuDriverGetVersion(&driver->version_), "cuDriverGetVersion");
+      !status.ok()) {
+    return status;
+  }
+  if (auto status = driver->FindDevices(); !status.ok()) return status;
+  driver->contexts_ = std::make_unique<Contexts>(driver->devices_.size());
+  return driver;
+}
+
+absl::Status Driver::FindCalls(void* library) {
+  std::string missing;
+#define KVXFER_CUDA_FIND(name, parameters) \
+  calls_.name = reinterpret_cast<decltype(calls_.name)>(dlsym(library, #name));
+#define KVXFER_CUDA_NEED(name, parameters) \
+  KVXFER_CUDA_FIND(name, parameters)       \
+  if (calls_.name == nullptr) absl::StrAppend(&missing, missing.empty() ? "" : ", ", #name);
+  KVXFER_CUDA_CALLS(KVXFER_CUDA_NEED)
+  KVXFER_CUDA_OPTIONAL_CALLS(KVXFER_CUDA_FIND)
+#undef KVXFER_CUDA_NEED
+#undef KVXFER_CUDA_FIND
+  if (missing.empty()) return absl::OkStatus();
+  int version = 0;
+  const bool told =
+      calls_.cuDriverGetVersion != nullptr && calls_.cuDriverGetVersion(&version) == CUDA_SUCCESS;
+  return absl::UnavailableError(absl::StrCat(
+      "the CUDA driver is too old",
+      told ? absl::StrCat(" (for CUDA ", version / 1000, ".", version % 1000 / 10, ")") : "",
+      ": it lacks ", missing, "; 11.4 or newer is needed (update it)"));
+}
+
+absl::StatusOr<const Device*> Driver::device(int ordinal) const {
+  if (ordinal >= 0 && static_cast<size_t>(ordinal) < devices_.size()) return &devices_[ordinal];
+  return absl::InvalidArgumentError(absl::StrCat("no CUDA device ", ordinal, ": this process sees ",
+                                                 devices_.size(),
+                                                 ", numbered from 0 (CUDA_VISIBLE_DEVICES)"));
+}
+
+const Device* Driver::FindUuid(std::string_view uuid) const {
+  for (const Device& device : devices_) {
+    if (device.uuid == uuid) return &device;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<CUcontext> Driver::Context(int ordinal) const {
+  if (auto status = CheckNotForked(); !status.ok()) return status;
+  if (auto known = device(ordinal); !known.ok()) return known.status();
+  std::atomic<CUcontext>& kept = contexts_->primary[ordinal];
+  if (const CUcontext context = kept.load(std::memory_order_acquire); context != nullptr) {
+    return context;
+  }
+  const std::lock_guard lock(contexts_->mu);
+  if (const CUcontext context = kept.load(std::memory_order_relaxed); context != nullptr) {
+    return context;
+  }
+  CUdevice gpu = 0;
+  absl::Status status = Error(calls_.cuDeviceGet(&gpu, ordinal), "cuDeviceGet");
+  CUcontext context = nullptr;
+  if (status.ok()) {
+    status = Error(calls_.cuDevicePrimaryCtxRetain(&context, gpu), "cuDevicePrimaryCtxRetain");
+  }
+  if (!status.ok()) return Annotate(status, absl::StrCat("GPU ", ordinal));
+  kept.store(context, std::memory_order_release);
+  return context;
+}
+
+absl::Status Driver::EnablePeerAccess(int from, int to) const {
+  if (from == to) return device(from).status();
+  const auto peer = Context(to);
+  if (!peer.ok()) return peer.status();
+  const ContextScope scope(*this, from);
+  if (!scope.status().ok()) return scope.status();
+  const std::lock_guard lock(contexts_->mu);
+  if (contexts_->peers.contains({from, to})) return absl::OkStatus();
+  CUdevice gpu = 0;
+  CUdevice other = 0;
+  int can = 0;
+  CUresult result = calls_.cuDeviceGet(&gpu, from);
+  if (result == CUDA_SUCCESS) result = calls_.cuDeviceGet(&other, to);
+  if (result == CUDA_SUCCESS) result = calls_.cuDeviceCanAccessPeer(&can, gpu, other);
+  if (result == CUDA_SUCCESS) {
+    result = can == 0 ? CUDA_ERROR_PEER_ACCESS_UNSUPPORTED : calls_.cuCtxEnablePeerAccess(*peer, 0);
+  }
+  if (result == CUDA_SUCCESS || result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) {
+    contexts_->peers.insert({from, to});
+    return absl::OkStatus();
+  }
+  return Annotate(Error(result, "cuCtxEnablePeerAccess"),
+                  absl::StrCat("GPU ", from, " (", devices_[from].name, ") to GPU ", to, " (",
+                               devices_[to].name, ")"));
+}
+
+ContextScope::ContextScope(const Driver& driver, int ordinal) : driver_(driver) {
+  const auto context = driver.Context(ordinal);
+  status_ = context.status();
+  if (!status_.ok()) return;
+  status_ = driver.Error(driver.calls().cuCtxPushCurrent_v2(*context), "cuCtxPushCurrent");
+  if (status_.ok()) ExchangeCaptureMode();
+}
+
+ContextScope::~ContextScope() {
+  if (!status_.ok()) return;
+  ExchangeCaptureMode();
+  CUcontext own = nullptr;
+  driver_.calls().cuCtxPopCurrent_v2(&own);
+}
+
+void ContextScope::ExchangeCaptureMode() {
+  const auto exchange = driver_.calls().cuThreadExchangeStreamCaptureMode;
+  if (exchange != nullptr) exchange(&capture_mode_);
+}
+
+}  // namespace kvxfer::cuda

@@ -1,0 +1,264 @@
+// The copy kernel: what it is given, and its body, which is the same source for the GPU
+// (kernels.cu, by nvcc) and for a CPU (tests, by the C++ compiler).
+//
+// A batch is a list of units in pinned host memory. A unit is what one warp copies: some rows of
+// equal length at constant distances, about 4 to 32 KiB in all; a contiguous piece is one row. The
+// host cuts large pieces into units and joins small ones at constant distances (copy_units.h), so
+// that a warp has several 16-byte loads a lane in flight whatever the pieces are.
+//
+// The entry point, extern "C" and with one parameter, a CopyParams by value, is
+//   kvxfer_copy_1<<<any number of blocks, kCopyThreads>>>(CopyParams)
+// It copies every unit of the list once, in any order. Units do not overlap. RunCopy below does on
+// a CPU what a launch does on a GPU.
+
+#ifndef KVXFER_CUDA_KERNELS_CUH_
+#define KVXFER_CUDA_KERNELS_CUH_
+
+#include <stdint.h>
+
+#if defined(__CUDACC__)
+#define KVXFER_HD __host__ __device__ __forceinline__
+#define KVXFER_HD_APART __host__ __device__ __noinline__  // its registers are its own
+#else
+#define KVXFER_HD inline
+#define KVXFER_HD_APART inline
+#endif
+#if defined(__CUDA_ARCH__)
+#define KVXFER_UNROLL _Pragma("unroll")
+#define KVXFER_NO_UNROLL _Pragma("unroll 1")
+#else
+#define KVXFER_UNROLL
+#define KVXFER_NO_UNROLL
+#endif
+
+namespace kvxfer::cuda {
+
+// The name of the entry point, for cuModuleGetFunction, and its threads a block. The name's number
+// changes with the layouts below: compiled kernels may come from elsewhere.
+inline constexpr char kCopyKernel[] = "kvxfer_copy_1";
+inline constexpr uint32_t kWarp = 32;
+inline constexpr uint32_t kCopyThreads = 256;
+
+// Row r: `bytes` from `from + r * from_stride` to `to + r * to_stride`. Addresses are those of the
+// device. No alignment is asked for; 16 bytes is fast. bytes * rows < 2 GiB.
+struct CopyUnit {
+  uint64_t to = 0;
+  uint64_t from = 0;
+  uint32_t bytes = 0;
+  uint32_t rows = 1;
+  int32_t to_stride = 0;  // bytes; not looked at where there is one row
+  int32_t from_stride = 0;
+};
+static_assert(sizeof(CopyUnit) == 32, "read by the GPU in halves of 16 bytes");
+
+// The kernel's parameter.
+struct CopyParams {
+  uint64_t units = 0;      // address of CopyUnit[count], of the device, 16-byte aligned
+  uint32_t count = 0;      // of units
+  uint32_t per_group = 1;  // units that a warp takes at a time, 1 to kMaxPerGroup
+};
+static_assert(sizeof(CopyParams) == 16, "the same for every compiler");
+// As many as a warp reads at once.
+inline constexpr uint32_t kMaxPerGroup = kWarp / 2;
+
+// Words that are moved at once.
+#if defined(__CUDACC__)
+using Word16 = uint4;
+using Word8 = uint2;
+using Word4 = uint32_t;
+#else
+struct [[gnu::may_alias]] alignas(16) Word16 {
+  uint64_t halves[2];
+};
+using Word8 [[gnu::may_alias]] = uint64_t;
+using Word4 [[gnu::may_alias]] = uint32_t;
+#endif
+using Word1 = unsigned char;
+
+// What is copied is touched once: it need not stay in a cache. For ThreadSanitizer by relaxed
+// atomics: copies that meet in one place are their users' affair, and not undefined as in C++; a
+// CPU beside one of them is an error.
+template <typename Word>
+KVXFER_HD Word LoadWord(const Word* at) {
+#if defined(__CUDA_ARCH__)
+  return __ldcs(at);
+#elif defined(__SANITIZE_THREAD__) && !defined(__CUDACC__)
+  if constexpr (sizeof(Word) == 16) {
+    return {{__atomic_load_n(&at->halves[0], __ATOMIC_RELAXED),
+             __atomic_load_n(&at->halves[1], __ATOMIC_RELAXED)}};
+  } else {
+    return __atomic_load_n(at, __ATOMIC_RELAXED);
+  }
+#else
+  return *at;
+#endif
+}
+template <typename Word>
+KVXFER_HD void StoreWord(Word* at, Word word) {
+#if defined(__CUDA_ARCH__)
+  __stcs(at, word);
+#elif defined(__SANITIZE_THREAD__) && !defined(__CUDACC__)
+  if constexpr (sizeof(Word) == 16) {
+    __atomic_store_n(&at->halves[0], word.halves[0], __ATOMIC_RELAXED);
+    __atomic_store_n(&at->halves[1], word.halves[1], __ATOMIC_RELAXED);
+  } else {
+    __atomic_store_n(at, word, __ATOMIC_RELAXED);
+  }
+#else
+  *at = word;
+#endif
+}
+
+// Where the bytes of an address are, for who runs the body. Another one may translate, once for
+// each row or less; a null answer leaves the row alone where kMayRefuse. It is passed by value.
+struct DirectMemory {
+  static constexpr bool kMayRefuse = false;
+  KVXFER_HD unsigned char* Map(uint64_t address, uint64_t /*bytes*/) const {
+    return reinterpret_cast<unsigned char*>(address);
+  }
+};
+
+// Loads in flight a lane. With words of 16 bytes a warp moves 4 KiB of a contiguous piece a step.
+// More of the others would take registers from that case, which is the usual one.
+inline constexpr uint32_t kInFlight = 8;
+inline constexpr uint32_t kFewInFlight = 4;
+
+// Moves words i, i + kWarp, ... below `words`, kDepth at a time as long as there are so many:
+// `load(i)` gives word i, `store(i, word)` puts it. Returns the first that is left.
+template <typename Word, uint32_t kDepth, typename Load, typename Store>
+KVXFER_HD uint32_t MoveWords(uint32_t i, uint32_t words, Load load, Store store) {
+  KVXFER_NO_UNROLL
+  for (; i + (kDepth - 1) * kWarp < words; i += kDepth * kWarp) {
+    Word held[kDepth];
+    KVXFER_UNROLL
+    for (uint32_t k = 0; k < kDepth; ++k) held[k] = load(i + k * kWarp);
+    KVXFER_UNROLL
+    for (uint32_t k = 0; k < kDepth; ++k) store(i + k * kWarp, held[k]);
+  }
+  return i;
+}
+// All words of a lane.
+template <typename Word, uint32_t kDepth, typename Load, typename Store>
+KVXFER_HD void MoveLane(uint32_t words, uint32_t lane, Load load, Store store) {
+  uint32_t i = MoveWords<Word, kDepth>(lane, words, load, store);
+  if constexpr (kDepth > 4) i = MoveWords<Word, 4>(i, words, load, store);
+  i = MoveWords<Word, 2>(i, words, load, store);
+  MoveWords<Word, 1>(i, words, load, store);
+}
+
+template <typename Word>
+KVXFER_HD void CopyWords(unsigned char* to, const unsigned char* from, uint32_t words,
+                         uint32_t lane) {
+  Word* const out = reinterpret_cast<Word*>(to);
+  const Word* const in = reinterpret_cast<const Word*>(from);
+  MoveLane<Word, sizeof(Word) == 16 ? kInFlight : kFewInFlight>(
+      words, lane, [in](uint32_t i) { return LoadWord(in + i); },
+      [out](uint32_t i, Word word) { StoreWord(out + i, word); });
+}
+
+// One row of any alignment: the words are as wide as both addresses allow, the bytes before and
+// after go one by one.
+template <typename Word>
+KVXFER_HD void CopyRowBy(unsigned char* to, const unsigned char* from, uint32_t bytes,
+                         uint32_t lane) {
+  constexpr uint32_t kWidth = sizeof(Word);
+  uint32_t head = static_cast<uint32_t>(0 - reinterpret_cast<uint64_t>(to)) & (kWidth - 1);
+  if (head > bytes) head = bytes;
+  const uint32_t words = (bytes - head) / kWidth;
+  const uint32_t tail = head + words * kWidth;
+  CopyWords<Word>(to + head, from + head, words, lane);
+  CopyWords<Word1>(to, from, head, lane);
+  CopyWords<Word1>(to + tail, from + tail, bytes - tail, lane);
+}
+KVXFER_HD_APART void CopyRow(unsigned char* to, const unsigned char* from, uint32_t bytes,
+                             uint32_t lane) {
+  const uint64_t apart = reinterpret_cast<uint64_t>(to) ^ reinterpret_cast<uint64_t>(from);
+  if (apart % 16 == 0) {
+    CopyRowBy<Word16>(to, from, bytes, lane);
+  } else if (apart % 8 == 0) {
+    CopyRowBy<Word8>(to, from, bytes, lane);
+  } else if (apart % 4 == 0) {
+    CopyRowBy<Word4>(to, from, bytes, lane);
+  } else {
+    CopyWords<Word1>(to, from, bytes, lane);
+  }
+}
+
+KVXFER_HD uint64_t RowAt(uint64_t first, int32_t stride, uint32_t row) {
+  return first + static_cast<uint64_t>(static_cast<int64_t>(stride) * row);
+}
+
+// Rows all of whose addresses and lengths are multiples of the word: the lanes go over them as over
+// one, so that short rows leave none idle.
+template <typename Word, typename Memory>
+KVXFER_HD_APART void CopyRowsBy(CopyUnit unit, uint32_t lane, Memory memory) {
+  constexpr uint32_t kWidth = sizeof(Word);
+  const uint32_t words = unit.bytes / kWidth;
+  const auto map = [&](uint64_t first, int32_t stride, uint32_t i) {
+    const uint32_t row = i / words;
+    const uint32_t column = (i - row * words) * kWidth;
+    return reinterpret_cast<Word*>(memory.Map(RowAt(first, stride, row) + column, kWidth));
+  };
+  MoveLane<Word, kFewInFlight>(
+      words * unit.rows, lane,
+      [&](uint32_t i) {
+        const Word* const in = map(unit.from, unit.from_stride, i);
+        if constexpr (Memory::kMayRefuse) {
+          if (in == nullptr) return Word{};
+        }
+        return LoadWord(in);
+      },
+      [&](uint32_t i, Word word) {
+        Word* const out = map(unit.to, unit.to_stride, i);
+        if constexpr (Memory::kMayRefuse) {
+          if (out == nullptr) return;
+        }
+        StoreWord(out, word);
+      });
+}
+
+// The part of lane `lane`, of kWarp, in a unit. Lanes need not run together: each is on its own.
+template <typename Memory>
+KVXFER_HD void RunUnit(const CopyUnit& unit, uint32_t lane, Memory memory) {
+  uint64_t bits = unit.to | unit.from | unit.bytes;
+  if (unit.rows > 1) {
+    bits |= static_cast<uint32_t>(unit.to_stride | unit.from_stride);
+    if (bits % 16 == 0) return CopyRowsBy<Word16>(unit, lane, memory);
+    if (bits % 8 == 0) return CopyRowsBy<Word8>(unit, lane, memory);
+    if (bits % 4 == 0) return CopyRowsBy<Word4>(unit, lane, memory);
+  }
+  KVXFER_NO_UNROLL
+  for (uint32_t row = 0; row < unit.rows; ++row) {
+    unsigned char* const to = memory.Map(RowAt(unit.to, unit.to_stride, row), unit.bytes);
+    const unsigned char* const from =
+        memory.Map(RowAt(unit.from, unit.from_stride, row), unit.bytes);
+    if constexpr (Memory::kMayRefuse) {
+      if (to == nullptr || from == nullptr) continue;
+    }
+    if (bits % 16 == 0) {
+      CopyWords<Word16>(to, from, unit.bytes / sizeof(Word16), lane);
+    } else {
+      CopyRow(to, from, unit.bytes, lane);
+    }
+  }
+}
+
+#if !defined(__CUDACC__)
+// What one launch does, by one thread of a CPU: every lane of every unit. Memory::Map also gives
+// the list itself.
+template <typename Memory>
+void RunCopy(const CopyParams& params, const Memory& memory) {
+  const auto* const units = reinterpret_cast<const CopyUnit*>(
+      memory.Map(params.units, uint64_t{params.count} * sizeof(CopyUnit)));
+  if constexpr (Memory::kMayRefuse) {
+    if (units == nullptr) return;
+  }
+  for (uint32_t i = 0; i < params.count; ++i) {
+    for (uint32_t lane = 0; lane < kWarp; ++lane) RunUnit(units[i], lane, memory);
+  }
+}
+#endif
+
+}  // namespace kvxfer::cuda
+
+#endif  // KVXFER_CUDA_KERNELS_CUH_

@@ -1,0 +1,60 @@
+#include "src/cuda/landed.h"
+
+#include <utility>
+
+#include "src/core/log.h"
+#include "src/core/strings.h"
+
+namespace kvxfer::cuda {
+
+absl::Status Landed::AddRegion(const Driver* driver, int device) {
+  if (absl::Status status = flusher_.Add(driver, device); !status.ok()) return status;
+  ++regions_;
+  return absl::OkStatus();
+}
+
+void Landed::RemoveRegion(int device) {
+  flusher_.Remove(device);
+  --regions_;
+}
+
+void Landed::OnRead(const Endpoint* endpoint, uint64_t op) {
+  any_ = true;
+  if (flusher_.needed()) reads_.push_back({.endpoint = endpoint, .op = op});
+}
+
+void Landed::Forget(const Endpoint* endpoint) {
+  std::erase_if(reads_, [endpoint](const Read& read) { return read.endpoint == endpoint; });
+}
+
+size_t Landed::Flush(std::span<Event> events, std::string_view backend) {
+  any_ = false;
+  const absl::Status status = flusher_.needed() ? flusher_.Flush() : absl::OkStatus();
+  if (!status.ok()) return Withdraw(events, Annotate(status, backend));
+  reads_.clear();
+  return events.size();
+}
+
+size_t Landed::Withdraw(std::span<Event> events, const absl::Status& why) {
+  Log(LogLevel::kError, "{}", ToStd(why.message()));
+  any_ = true;  // of what still waits in the backend's queue
+  std::vector<Endpoint*> losers;
+  size_t left = 0;
+  for (Event& event : events) {
+    if (event.kind == EventKind::kImmediate) {
+      losers.push_back(event.endpoint);
+      continue;
+    }
+    // It would end so over any rail, and must not go again.
+    if (event.kind == EventKind::kCompletion && event.status.ok() &&
+        std::erase(reads_, Read{event.endpoint, event.id}) > 0) {
+      event.status = absl::InternalError(why.message());
+    }
+    if (&events[left] != &event) events[left] = std::move(event);
+    ++left;
+  }
+  for (Endpoint* const endpoint : losers) endpoint->Shutdown(why);
+  return left;
+}
+
+}  // namespace kvxfer::cuda

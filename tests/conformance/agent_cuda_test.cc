@@ -1,0 +1,393 @@
+// GPU memory between agents, each kind of memory against each: over backends that do not reach it,
+// by way of staging memory. That the whole suite holds with it the flavours see to; here is what is
+// told of the path, how slots are shared, and what goes wrong.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvxfer/agent.h"
+#include "src/agent/staging.h"
+#include "src/core/wire_format.h"
+#include "tests/support/agents.h"
+#include "tests/support/blocks.h"
+#include "tests/support/cuda_driver/hooks.h"
+#include "tests/support/scale.h"
+#include "tests/support/scripted_peer.h"
+#include "tests/support/status_macros.h"
+
+namespace kvxfer::testing {
+namespace {
+
+using cuda_driver::FindHooks;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Kinds {
+  MemoryType a;
+  MemoryType b;
+};
+
+std::string Name(MemoryType type) { return type == MemoryType::kCuda ? "Cuda" : "Host"; }
+
+// Two agents with memory of these kinds that know each other.
+absl::StatusOr<Pair> MakePair(const Flavour& flavour, const Kinds& kinds, size_t bytes,
+                              uint64_t staging_bytes = AgentOptions().staging_bytes) {
+  AgentOptions a = OptionsFor(flavour, "a");
+  AgentOptions b = OptionsFor(flavour, "b");
+  a.staging_bytes = b.staging_bytes = staging_bytes;
+  auto first = Node::Create(a, kinds.a, bytes);
+  if (!first.ok()) return first.status();
+  auto second = Node::Create(b, kinds.b, bytes);
+  if (!second.ok()) return second.status();
+  if (auto known = Introduce(*first->agent, *second->agent); !known.ok()) return known.status();
+  if (auto known = Introduce(*second->agent, *first->agent); !known.ok()) return known.status();
+  return Pair{.a = *std::move(first), .b = *std::move(second)};
+}
+
+class AgentCuda : public ::testing::TestWithParam<std::tuple<Flavour, Kinds>> {
+ protected:
+  const Flavour& flavour() const { return std::get<0>(GetParam()); }
+  const Kinds& kinds() const { return std::get<1>(GetParam()); }
+};
+
+std::vector<Flavour> StagingFlavours() {
+  std::vector<Flavour> all = PlainFlavours();
+  std::erase_if(all, [](const Flavour& one) {
+    return one.memory == MemoryType::kCuda || one.name == "ShmAttached";
+  });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, AgentCuda,
+    ::testing::Combine(::testing::ValuesIn(StagingFlavours()),
+                       ::testing::Values(Kinds{MemoryType::kCuda, MemoryType::kCuda},
+                                         Kinds{MemoryType::kMapped, MemoryType::kCuda},
+                                         Kinds{MemoryType::kCuda, MemoryType::kMapped})),
+    [](const auto& info) {
+      return std::get<0>(info.param).name + Name(std::get<1>(info.param).a) + "To" +
+             Name(std::get<1>(info.param).b);
+    });
+
+// Expect every byte in place, whatever the sizes, and no other byte changed.
+TEST_P(AgentCuda, BlocksOfEverySizeArrive) {
+  const Shape shapes[] = {
+      {.block_bytes = 1, .ids = 1},
+      {.block_bytes = 3, .ids = 500, .gap = 5},
+      {.block_bytes = 256, .ids = 5000, .layers = 2, .gap = 256},
+      {.block_bytes = 4096, .ids = 700, .layers = 3, .gap = 64},
+      {.block_bytes = 65536 + 8, .ids = 60, .gap = 8, .paged = false},
+      {.block_bytes = 5 * Staging::kSlotBytes + 17, .ids = 1},
+  };
+  for (const Shape& shape : shapes) {
+    for (const bool read : {false, true}) {
+      SCOPED_TRACE(shape.ToString() + (read ? " read" : " write"));
+      ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(flavour(), kinds(), shape.memory_bytes()));
+      Pattern(7).Fill((read ? pair.b : pair.a).memory.bytes());
+      const BlockSet blocks(shape, pair.a.memory.address(), pair.b.memory.address());
+      ASSERT_OK_AND_ASSIGN(const Transfer transfer,
+                           read ? blocks.Read(*pair.a.agent, "b", Telling("here"))
+                                : blocks.Write(*pair.a.agent, "b", Telling("here")));
+      ASSERT_OK_AND_ASSIGN(const Notification n, pair.b.agent->WaitNotification(kAmple));
+      EXPECT_EQ(n.payload, "here");
+      // What the target is told of is there when it is told.
+      if (!read) {
+        EXPECT_TRUE(Landed(shape, Side::kRemote, 7, pair.b.memory.bytes()));
+      }
+      ASSERT_OK(transfer.Wait(kAmple));
+      if (read) {
+        EXPECT_TRUE(Landed(shape, Side::kLocal, 7, pair.a.memory.bytes()));
+      }
+      EXPECT_TRUE(pair.a.memory.GuardsIntact());
+      EXPECT_TRUE(pair.b.memory.GuardsIntact());
+      EXPECT_EQ(transfer.stats().bytes, shape.block_bytes * shape.blocks());
+    }
+  }
+}
+
+// Expect the least of staging memory to do for many transfers at once, in both directions.
+TEST_P(AgentCuda, ManyTransfersShareFewSlots) {
+  constexpr int kTransfers = 60;
+  const Shape shape{.block_bytes = 8192, .ids = 40, .gap = 0};
+  const uint64_t each = shape.memory_bytes();
+  ASSERT_OK_AND_ASSIGN(Pair pair,
+                       MakePair(flavour(), kinds(), 2 * kTransfers * each, Staging::kMinBytes));
+  const auto part = [each](Node& node, int i) {
+    return node.memory.bytes().subspan(static_cast<uint64_t>(i) * each, each);
+  };
+  std::vector<Transfer> transfers;
+  for (int i = 0; i < kTransfers; ++i) {
+    const int back = kTransfers + i;
+    const auto seed = static_cast<uint64_t>(i);
+    Pattern(seed).Fill(part(pair.a, i));
+    Pattern(seed).Fill(part(pair.b, back));
+    const uint64_t at = seed * each;
+    const uint64_t behind = static_cast<uint64_t>(back) * each;
+    const BlockSet there(shape, pair.a.memory.address() + at, pair.b.memory.address() + at);
+    const BlockSet here(shape, pair.b.memory.address() + behind, pair.a.memory.address() + behind);
+    ASSERT_OK_AND_ASSIGN(transfers.emplace_back(), there.Write(*pair.a.agent, "b", Unhurried()));
+    ASSERT_OK_AND_ASSIGN(transfers.emplace_back(), here.Write(*pair.b.agent, "a", Unhurried()));
+  }
+  for (const Transfer& transfer : transfers) ASSERT_OK(transfer.Wait(kAmple));
+  for (int i = 0; i < kTransfers; ++i) {
+    const auto seed = static_cast<uint64_t>(i);
+    EXPECT_TRUE(Landed(shape, Side::kRemote, seed, part(pair.b, i)));
+    EXPECT_TRUE(Landed(shape, Side::kRemote, seed, part(pair.a, kTransfers + i)));
+  }
+  EXPECT_TRUE(pair.a.memory.GuardsIntact());
+  EXPECT_TRUE(pair.b.memory.GuardsIntact());
+}
+
+Flavour Tcp() { return TcpFlavour(); }
+constexpr Kinds kBothCuda{MemoryType::kCuda, MemoryType::kCuda};
+
+TEST(AgentCudaStaging, IsExplainedForEachPairOfKinds) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), kBothCuda, 1 << 20));
+  ASSERT_OK_AND_ASSIGN(const Explanation explained, pair.a.agent->Explain("b"));
+  ASSERT_EQ(explained.memory.size(), 4u);
+  for (const MemoryExplanation& one : explained.memory) {
+    EXPECT_EQ(one.backend, "tcp");
+    const bool host = one.local == MemoryKind::kHost && one.remote == MemoryKind::kHost;
+    EXPECT_EQ(one.staged, !host);
+    EXPECT_EQ(one.why.empty(), host) << one.why;
+  }
+  const std::string text = explained.ToString();
+  EXPECT_THAT(text, HasSubstr("host ↔ host: tcp\n"));
+  EXPECT_THAT(text, HasSubstr("cuda ↔ cuda: tcp, staged: tcp does not take either side's memory"));
+  EXPECT_THAT(text, HasSubstr("64 MiB of pinned host memory"));
+
+  const BlockSet blocks({}, pair.a.memory.address(), pair.b.memory.address());
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair.a.agent, "b", Unhurried()));
+  ASSERT_OK(transfer.Wait(kAmple));
+  EXPECT_EQ(transfer.stats().path, "tcp staged");
+}
+
+TEST(AgentCudaStaging, HostMemoryAloneIsNotExplainedTwice) {
+  ASSERT_OK_AND_ASSIGN(Pair pair,
+                       MakePair(Tcp(), {MemoryType::kMapped, MemoryType::kMapped}, 1 << 20));
+  ASSERT_OK_AND_ASSIGN(const Explanation explained, pair.a.agent->Explain("b"));
+  EXPECT_TRUE(explained.memory.empty());
+  EXPECT_THAT(explained.ToString(), Not(HasSubstr("↔")));
+}
+
+TEST(AgentCudaStaging, WithoutItsMemoryGpuMemoryIsRefused) {
+  AgentOptions options = OptionsFor(Tcp(), "a");
+  options.staging_bytes = 0;
+  EXPECT_TRUE(Fails(Node::Create(options, MemoryType::kCuda, 4096),
+                    absl::StatusCode::kFailedPrecondition,
+                    {"no backend of this agent takes CUDA memory", "KVXFER_STAGING_BYTES"}));
+}
+
+// Expect initiators beyond the number of slots to be served all the same: holders give back.
+TEST(AgentCudaStaging, MoreInitiatorsThanSlots) {
+  constexpr int kInitiators = 6;
+  const Shape shape{.block_bytes = 4096, .ids = 300};
+  const uint64_t each = shape.memory_bytes();
+  AgentOptions options = OptionsFor(Tcp(), "target");
+  options.staging_bytes = Staging::kMinBytes;  // lends two
+  ASSERT_OK_AND_ASSIGN(Node target, Node::Create(options, MemoryType::kCuda, kInitiators * each));
+  std::vector<Node> initiators;
+  for (int i = 0; i < kInitiators; ++i) {
+    ASSERT_OK_AND_ASSIGN(
+        initiators.emplace_back(),
+        Node::Create(OptionsFor(Tcp(), "i" + std::to_string(i)), MemoryType::kAttached, each));
+    Pattern(static_cast<uint64_t>(i)).Fill(initiators.back().memory.bytes());
+    ASSERT_OK(Introduce(*initiators.back().agent, *target.agent));
+  }
+  std::vector<Transfer> transfers;
+  for (int round = 0; round < 5; ++round) {
+    for (int i = 0; i < kInitiators; ++i) {
+      const BlockSet blocks(shape, initiators[i].memory.address(),
+                            target.memory.address() + static_cast<uint64_t>(i) * each);
+      ASSERT_OK_AND_ASSIGN(transfers.emplace_back(),
+                           blocks.Write(*initiators[i].agent, "target", Unhurried()));
+    }
+  }
+  for (const Transfer& transfer : transfers) ASSERT_OK(transfer.Wait(kAmple));
+  for (int i = 0; i < kInitiators; ++i) {
+    EXPECT_TRUE(Landed(shape, Side::kRemote, static_cast<uint64_t>(i),
+                       target.memory.bytes().subspan(static_cast<uint64_t>(i) * each, each)));
+  }
+}
+
+// Expect a transfer whose GPU copies fail to fail with the cause, and the next one to work.
+TEST(AgentCudaStaging, ACopyThatTheDriverRefusesFailsItsTransferOnly) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), kBothCuda, 1 << 20));
+  const auto* hooks = FindHooks();
+  ASSERT_NE(hooks, nullptr);
+  const BlockSet blocks({}, pair.a.memory.address(), pair.b.memory.address());
+  ASSERT_OK_AND_ASSIGN(const Transfer first, blocks.Write(*pair.a.agent, "b", Unhurried()));
+  ASSERT_OK(first.Wait(kAmple));
+  // The first copy gathers here, the second scatters at the target; with and without kernels.
+  for (const int nth : {1, 2}) {
+    for (const char* call : {"cuLaunchKernel", "cuMemcpyAsync"}) {
+      hooks->kvxfer_standin_fail(call, nth, cuda::api::CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    ASSERT_OK_AND_ASSIGN(const Transfer failed, blocks.Write(*pair.a.agent, "b", Telling("no")));
+    const absl::Status status = failed.Wait(kAmple);
+    hooks->kvxfer_standin_fail_none();
+    EXPECT_EQ(failed.Poll(), TransferState::kFailed);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA_ERROR_OUT_OF_MEMORY"));
+    EXPECT_EQ(failed.delivery(), Delivery::kNotDelivered);
+    EXPECT_FALSE(failed.quarantined());
+    ASSERT_OK_AND_ASSIGN(const Transfer again, blocks.Write(*pair.a.agent, "b", Unhurried()));
+    ASSERT_OK(again.Wait(kAmple));
+  }
+}
+
+// Expect that an end comes on time while the GPU stands still, that it is said not to be quiet, and
+// that it becomes quiet when the GPU goes on.
+TEST(AgentCudaStaging, ADeadlineIsKeptThoughTheGpuStandsStill) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), kBothCuda, 1 << 20));
+  const auto* hooks = FindHooks();
+  ASSERT_NE(hooks, nullptr);
+  const BlockSet blocks({.ids = 20}, pair.a.memory.address(), pair.b.memory.address());
+  ASSERT_OK_AND_ASSIGN(const Transfer first, blocks.Write(*pair.a.agent, "b", Unhurried()));
+  ASSERT_OK(first.Wait(kAmple));
+  hooks->kvxfer_standin_pause(1);
+  TransferOptions options = Telling("late");
+  options.deadline = std::chrono::milliseconds(200);
+  ASSERT_OK_AND_ASSIGN(const Transfer late, blocks.Write(*pair.a.agent, "b", options));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late.Wait(kAmple)));
+  EXPECT_EQ(late.Poll(), TransferState::kDeadlineExceeded);
+  EXPECT_TRUE(late.quarantined());
+  hooks->kvxfer_standin_pause(0);
+  ASSERT_OK(late.WaitQuiet(kAmple));
+  EXPECT_FALSE(pair.b.agent->PollNotification().has_value());
+  ASSERT_OK_AND_ASSIGN(const Transfer again, blocks.Write(*pair.a.agent, "b", Unhurried()));
+  ASSERT_OK(again.Wait(kAmple));
+}
+
+// Expect the memory of a region to be in use until the last copy into it is over.
+TEST(AgentCudaStaging, DeregistrationWaitsForACopyUnderWay) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), {MemoryType::kMapped, MemoryType::kCuda}, 8192));
+  const auto* hooks = FindHooks();
+  ASSERT_NE(hooks, nullptr);
+  const BlockSet blocks({}, pair.a.memory.address(), pair.b.memory.address());
+  ASSERT_OK_AND_ASSIGN(const Transfer first, blocks.Write(*pair.a.agent, "b", Unhurried()));
+  ASSERT_OK(first.Wait(kAmple));
+  const auto copies = [hooks] {
+    return hooks->kvxfer_standin_calls("cuLaunchKernel") +
+           hooks->kvxfer_standin_calls("cuMemcpyAsync");
+  };
+  const uint64_t before = copies();
+  hooks->kvxfer_standin_pause(1);
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair.a.agent, "b", Unhurried()));
+  EXPECT_TRUE(Eventually(kAmple, [&] { return copies() > before; }));
+  // Its initiator is gone, its copy is not.
+  pair.a.agent.reset();
+  EXPECT_TRUE(Fails(pair.b.agent->DeregisterMemory(pair.b.region, std::chrono::milliseconds(100)),
+                    absl::StatusCode::kDeadlineExceeded, {"still in use"}));
+  hooks->kvxfer_standin_pause(0);
+  EXPECT_OK(pair.b.agent->DeregisterMemory(pair.b.region, kAmple));
+}
+
+TEST(AgentCudaStaging, NobodyUsesTheLegacyDefaultStream) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), kBothCuda, 1 << 20));
+  const auto* hooks = FindHooks();
+  ASSERT_NE(hooks, nullptr);
+  const uint64_t uses = hooks->kvxfer_standin_default_stream_uses();
+  const BlockSet blocks({.ids = 100}, pair.a.memory.address(), pair.b.memory.address());
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair.a.agent, "b", Unhurried()));
+  ASSERT_OK(transfer.Wait(kAmple));
+  EXPECT_EQ(hooks->kvxfer_standin_default_stream_uses(), uses);
+}
+
+TEST(AgentCudaStaging, HostMemoryThatIsCalledCudaAndTheReverseAreRefused) {
+  ASSERT_OK_AND_ASSIGN(Node node, Node::Create(OptionsFor(Tcp(), "a"), MemoryType::kCuda, 8192));
+  ASSERT_OK_AND_ASSIGN(TestMemory host, TestMemory::Allocate(MemoryType::kAttached, 4096));
+  MemorySpan wrong = host.span();
+  wrong.kind = MemoryKind::kCuda;
+  EXPECT_TRUE(Fails(node.agent->RegisterMemory(wrong, Access::kReadWrite),
+                    absl::StatusCode::kInvalidArgument, {"host"}));
+  wrong = node.memory.span();
+  wrong.kind = MemoryKind::kHost;
+  EXPECT_TRUE(Fails(node.agent->RegisterMemory(wrong, Access::kReadWrite),
+                    absl::StatusCode::kInvalidArgument, {"GPU"}));
+  wrong = node.memory.span();
+  wrong.device_id = 1;
+  EXPECT_TRUE(Fails(node.agent->RegisterMemory(wrong, Access::kReadWrite),
+                    absl::StatusCode::kInvalidArgument, {"0", "1"}));
+}
+
+// --- what no agent would say ---------------------------------------------------------------------
+
+class HostileStager : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    AgentOptions options = OptionsFor(PlainFlavours()[0], "target");
+    ASSERT_OK_AND_ASSIGN(node_, Node::Create(options, MemoryType::kCuda, kBytes));
+    ASSERT_OK_AND_ASSIGN(peer_, ScriptedPeer::Initiator(*node_.agent, "hostile"));
+  }
+  // One slot is lent.
+  void Borrow() {
+    ASSERT_TRUE(peer_->Say(FrameType::kStageAsk, Encode(StageAskFrame{.count = 1})));
+    ASSERT_TRUE(peer_->Until([&] { return !peer_->Heard(FrameType::kStageLend).empty(); }));
+    const std::string body = peer_->Heard(FrameType::kStageLend).back();
+    ASSERT_OK_AND_ASSIGN(const auto lend, Decode<StageLendFrame>(std::as_bytes(std::span(body))));
+    ASSERT_EQ(lend.slots.size(), 1u);
+    slot_ = lend.slots[0];
+  }
+  void Say(const StageFrame& frame) { ASSERT_TRUE(peer_->Say(FrameType::kStage, Encode(frame))); }
+
+  static constexpr size_t kBytes = 8192;
+  Node node_;
+  std::unique_ptr<ScriptedPeer> peer_;
+  uint32_t slot_ = 0;
+};
+
+TEST_F(HostileStager, ASlotThatIsNotLentEndsTheConnection) {
+  ASSERT_NO_FATAL_FAILURE(Borrow());
+  ASSERT_NO_FATAL_FAILURE(Say({.transfer = 1,
+                               .when = StageWhen::kScatter,
+                               .slot = slot_ + 1,
+                               .runs = {{.address = node_.memory.address(), .bytes = 1}}}));
+  EXPECT_TRUE(peer_->UntilDown());
+}
+
+TEST_F(HostileStager, MoreBytesThanASlotHasEndTheConnection) {
+  ASSERT_NO_FATAL_FAILURE(Borrow());
+  ASSERT_NO_FATAL_FAILURE(
+      Say({.transfer = 1,
+           .when = StageWhen::kScatter,
+           .slot = slot_,
+           .runs = {{.address = node_.memory.address(), .bytes = Staging::kSlotBytes},
+                    {.address = node_.memory.address(), .bytes = 1}}}));
+  EXPECT_TRUE(peer_->UntilDown());
+}
+
+TEST_F(HostileStager, MemoryThatIsNotItsOwnIsNotTouched) {
+  ASSERT_NO_FATAL_FAILURE(Borrow());
+  Pattern(3).Fill(node_.memory.bytes());
+  // Any rkey but the right one, and a guess at that with other addresses.
+  for (const StageRun run : {StageRun{.address = node_.memory.address(), .bytes = 64, .rkey = 0},
+                             StageRun{.address = node_.memory.address(), .bytes = 64, .rkey = 77},
+                             StageRun{.address = 0, .bytes = 64, .rkey = 1}}) {
+    const size_t heard = peer_->Heard(FrameType::kStaged).size();
+    ASSERT_NO_FATAL_FAILURE(
+        Say({.transfer = 5, .when = StageWhen::kScatter, .slot = slot_, .runs = {run}}));
+    ASSERT_TRUE(peer_->Until([&] { return peer_->Heard(FrameType::kStaged).size() > heard; }));
+    const std::string body = peer_->Heard(FrameType::kStaged).back();
+    ASSERT_OK_AND_ASSIGN(const auto staged, Decode<StagedFrame>(std::as_bytes(std::span(body))));
+    EXPECT_FALSE(staged.good);
+    EXPECT_THAT(staged.why, HasSubstr("no region grants this"));
+  }
+  EXPECT_EQ(Pattern(3).Mismatch(node_.memory.bytes()), kNoMismatch);
+  EXPECT_FALSE(peer_->down());
+}
+
+TEST_F(HostileStager, AskingAgainWhileItWaitsEndsTheConnection) {
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(peer_->Say(FrameType::kStageAsk, Encode(StageAskFrame{.count = 1000})));
+  }
+  // The first gets all that one may have; of the others, which get none, one waits.
+  EXPECT_TRUE(peer_->Until([&] { return peer_->Heard(FrameType::kStageLend).size() >= 1; }));
+  ASSERT_TRUE(peer_->Say(FrameType::kStageBack, Encode(StageBackFrame{.slots = {1'000'000}})));
+  EXPECT_TRUE(peer_->UntilDown());
+}
+
+}  // namespace
+}  // namespace kvxfer::testing
