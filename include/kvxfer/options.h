@@ -152,8 +152,8 @@ struct AgentOptions {
   // Time to spin before sleeping; negative: adaptive (none below 4 usable CPUs).
   Duration spin{-1};
 
-  // Pinned host memory by way of which GPU memory goes over backends that cannot reach it, bytes; made
-  // with the first registration of GPU memory. Half is for what peers move, half for what this
+  // Pinned host memory by way of which GPU memory goes over backends that cannot reach it, bytes;
+  // made with the first registration of GPU memory. Half is for what peers move, half for what this
   // agent does. Below 8 MiB: none, and such memory is refused where no backend takes it; at most
   // 64 GiB.
   uint64_t staging_bytes = 64 * 1024 * 1024;

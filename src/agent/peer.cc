@@ -205,7 +205,8 @@ Time Peer::NextTimer() const {
       if (outbound.ending && !outbound.published) next = std::min(next, outbound.give_up);
     }
   }
-  const bool waiting = !queue_.empty() || !active_.empty() || !quarantined_.empty();
+  const bool waiting =
+      !queue_.empty() || !active_.empty() || !quarantined_.empty() || stager_.unsettled();
   if (closing_ && links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);
   if (!closing_ && unlinked_ != Time{} && (!active_.empty() || channel_.kept() > 0)) {
     next = std::min(next, unlinked_ + kAbandonAfter);

@@ -277,7 +277,7 @@ void Peer::KeepAlive(Time now) {
                      "peer ", metadata_.name, " not reached again: ", Unreachable("").message())),
                  unlinked_);
   }
-  if (active_.empty() && quarantined_.empty()) return;
+  if (active_.empty() && quarantined_.empty() && !stager_.unsettled()) return;
   // Transfers that wait for word only are failed by the first attempt that fails after the loss,
   // which may itself have been one.
   const auto any = [](const Path&) { return true; };
@@ -288,7 +288,7 @@ void Peer::KeepAlive(Time now) {
     death_asked_ = now;
     CheckDeath(link.status());
   }
-  if (active_.empty() && quarantined_.empty()) return;
+  if (active_.empty() && quarantined_.empty() && !stager_.unsettled()) return;
   std::vector<Outbound*> hopeless;
   for (auto& [id, outbound] : active_) {
     if (!outbound.ending) hopeless.push_back(&outbound);

@@ -87,7 +87,8 @@ class Stager final : private Staging::User {
   // Nothing of what sessions before left behind can land any more.
   void OnQuiet();
 
-  bool busy() const { return !ops_.empty(); }
+  // A transfer is quarantined for its ops' sake.
+  bool unsettled() const { return !outstanding_.empty(); }
 
  private:
   enum class Step : uint8_t { kMoving, kDue, kChild, kAnswer };

@@ -54,7 +54,8 @@ absl::Status CheckFits(std::span<const MemoryNeed> needs, const char* instead) {
     if (!driver.ok()) return driver.status();
     const auto device = (*driver)->device(number);
     if (!device.ok()) return device.status();
-    if (bytes <= (*device)->memory) continue;
+    // Zero: the driver does not tell.
+    if (bytes <= (*device)->memory || (*device)->memory == 0) continue;
     return TooMuch(bytes, absl::StrCat("cuda:", number), (*device)->memory, instead);
   }
   return absl::OkStatus();

@@ -122,12 +122,13 @@ absl::StatusOr<DeviceCopyRates> MeasureDeviceCopy(const MemorySides& sides, uint
   }
   const bool reached = source == sink || (*driver)->EnablePeerAccess(source, sink).ok();
   const absl::StatusOr<double> whole = WholeRate(**driver, source, *from, *to, bytes);
-  if (!whole.ok()) return Annotate(whole.status(), "the device's own copy");
+  if (!whole.ok()) return Annotate(OfThisHost(whole.status()), "the device's own copy");
   rates.whole = *whole;
   if (!reached || blocks == 0) return rates;
   const absl::StatusOr<double> scattered =
       ScatteredRate(**driver, source, *from, *to, block_bytes, blocks);
-  if (!scattered.ok()) return Annotate(scattered.status(), "the device's copy of blocks");
+  if (!scattered.ok())
+    return Annotate(OfThisHost(scattered.status()), "the device's copy of blocks");
   rates.scattered = *scattered;
   return rates;
 }

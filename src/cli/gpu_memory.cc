@@ -6,14 +6,10 @@
 #include "src/core/strings.h"
 
 namespace kvxfer::cli {
-namespace {
 
-// Unavailable would be a peer's.
 absl::Status OfThisHost(const absl::Status& status) {
   return absl::IsUnavailable(status) ? absl::FailedPreconditionError(status.message()) : status;
 }
-
-}  // namespace
 
 absl::StatusOr<const cuda::Driver*> DriverFor(int device) {
   const absl::StatusOr<const cuda::Driver*> driver = cuda::Driver::Get();

@@ -21,6 +21,9 @@ namespace kvxfer::cli {
 // is no driver, or it cannot be used; with cause and remedy.
 absl::StatusOr<const cuda::Driver*> DriverFor(int device);
 
+// An error of the driver as the program ends with it: Unavailable is kept for peers that are lost.
+absl::Status OfThisHost(const absl::Status& status);
+
 // Zeroed. Freed when destroyed.
 class GpuMemory {
  public:

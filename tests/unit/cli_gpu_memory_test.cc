@@ -215,6 +215,13 @@ TEST(DeviceCopy, HasRatesWhereThereIsAGpu) {
   EXPECT_THAT(std::string(MeasureDeviceCopy({kCuda, kCuda}, 4096, 64).status().message()),
               HasSubstr("the device's own copy: cuStreamCreateWithPriority"));
   cuda::StandIn().kvxfer_standin_fail_none();
+  // Without pinned memory there is no copy kernel; that is no peer's fault.
+  cuda::StandIn().kvxfer_standin_fail("cuMemHostRegister_v2", 0,
+                                      cuda::api::CUDA_ERROR_OPERATING_SYSTEM);
+  const absl::Status unpinned = MeasureDeviceCopy({kCuda, kCuda}, 4096, 64).status();
+  EXPECT_FALSE(unpinned.ok());
+  EXPECT_FALSE(absl::IsUnavailable(unpinned)) << unpinned;
+  cuda::StandIn().kvxfer_standin_fail_none();
 }
 
 }  // namespace

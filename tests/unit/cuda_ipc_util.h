@@ -3,6 +3,8 @@
 #ifndef KVXFER_TESTS_UNIT_CUDA_IPC_UTIL_H_
 #define KVXFER_TESTS_UNIT_CUDA_IPC_UTIL_H_
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,6 +16,8 @@
 #include "tests/support/backend_pair.h"
 #include "tests/support/child_process.h"
 #include "tests/support/cuda_driver/hooks.h"
+#include "tests/support/scale.h"
+#include "tests/support/status_macros.h"
 #include "tests/support/test_peer.h"
 
 namespace kvxfer::testing {
@@ -124,6 +128,90 @@ class IpcPeer {
   std::string address_;
   HostIdentity host_;
   std::vector<std::string> keys_;
+};
+
+// What this process holds of others' memory.
+inline uint64_t Opened() {
+  const cuda_driver::LiveObjects live = LiveNow();
+  return live.ipc_mappings + live.mappings + live.handles + live.reservations;
+}
+
+// An initiator here, connected to a peer.
+class Dialled {
+ public:
+  explicit Dialled(const IpcPeer& peer) : Dialled(peer.address(), peer.host()) {}
+  Dialled(const std::string& address, const HostIdentity& host) {
+    auto made = Party::Make(CudaIpcFlavour(), "initiator");
+    EXPECT_OK(made);
+    party_ = *std::move(made);
+    Dial(address, host);
+  }
+  ~Dialled() {
+    keys_.clear();
+    for (auto& link : party_->links) {
+      if (!link->down) link->endpoint->Shutdown(absl::CancelledError("the test is over"));
+      EXPECT_TRUE(Until([&] { return link->down; }));
+    }
+  }
+  void Dial(const std::string& address, const HostIdentity& host) {
+    auto endpoint = party_->backend().Connect(address, host);
+    EXPECT_OK(endpoint);
+    party_->links.push_back(std::make_unique<TestLink>());
+    TestLink& link = *party_->links.back();
+    link.endpoint = *std::move(endpoint);
+    EXPECT_TRUE(Until([&] { return !link.messages.empty() || link.down; }));
+    EXPECT_FALSE(link.down) << link.why;
+  }
+
+  Party& party() { return *party_; }
+  TestLink& link(size_t i = 0) { return *party_->links[i]; }
+  bool Until(const std::function<bool()>& done) {
+    return Eventually(kAmple, [&] {
+      party_->Turn();
+      return done();
+    });
+  }
+  absl::Status Register(const MemorySpan& span) {
+    auto region = RegisterGpu(party_->backend(), span, 1);
+    if (region.ok()) local_ = *std::move(region);
+    return region.status();
+  }
+  // Kept here; null where it failed, and `why` says how.
+  const RemoteKey* Import(const RemoteRegion& region, const std::string& key,
+                          absl::Status* why = nullptr, size_t over = 0) {
+    absl::StatusOr<std::unique_ptr<RemoteKey>> made;
+    const bool known = Until([&] {
+      made = link(over).endpoint->Import(region, key);
+      return !absl::IsUnavailable(made.status());
+    });
+    if (why != nullptr) *why = made.status();
+    if (why == nullptr) {
+      EXPECT_OK(made);
+    }
+    if (!known || !made.ok()) return nullptr;
+    keys_.push_back(*std::move(made));
+    return keys_.back().get();
+  }
+  std::vector<std::unique_ptr<RemoteKey>>& keys() { return keys_; }
+  Piece RunAt(const RemoteRegion& region, const RemoteKey* key, uint64_t offset, uint64_t bytes) {
+    return RunOf(local_, region, key, offset, bytes);
+  }
+  // In ops as large as may be.
+  absl::Status Move(OpKind kind, std::vector<Piece> runs) {
+    const Op op = link().Make(kind, 1, std::move(runs));
+    if (!Until([&] {
+          return link().Post({&op, 1}) == 1 || link().down;
+        }) ||
+        !Until([&] { return link().ended.contains(op.id) || link().down; })) {
+      return absl::DeadlineExceededError("the op does not end");
+    }
+    return link().ended.contains(op.id) ? link().ended[op.id] : link().why;
+  }
+
+ private:
+  std::unique_ptr<Party> party_;
+  GpuRegion local_;
+  std::vector<std::unique_ptr<RemoteKey>> keys_;
 };
 
 }  // namespace kvxfer::testing

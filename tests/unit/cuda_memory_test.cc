@@ -118,8 +118,8 @@ TEST(CudaMemoryTest, ASpanBeyondItsAllocationIsRefused) {
                     StatusCode::kInvalidArgument, {"run over the end"}));
 }
 
-// Two allocations that happen to be neighbours stay two. The stand-in keeps them apart, so the second
-// of two pieces is taken for one that cuMemCreate did not make.
+// Two allocations that happen to be neighbours stay two. The stand-in keeps them apart, so the
+// second of two pieces is taken for one that cuMemCreate did not make.
 TEST(CudaMemoryTest, NeighboursByChanceAreNoRegion) {
   StandIn();
   const std::array<size_t, 2> sizes = {kGranule, kGranule};

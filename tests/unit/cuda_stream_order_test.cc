@@ -153,6 +153,11 @@ TEST_F(CudaStreamOrder, TheDeviceIsThatOfTheStream) {
 }
 
 TEST_F(CudaStreamOrder, WhatIsNoStreamIsRefused) {
+  // Where a test has made the driver fail a context may have been left current.
+  const auto& calls = cuda::Driver::Get().value()->calls();
+  for (CUcontext left = nullptr; calls.cuCtxGetCurrent(&left) == CUDA_SUCCESS && left != nullptr;) {
+    calls.cuCtxPopCurrent_v2(&left);
+  }
   GpuStream stream(1);
   CudaStream wrong = stream;
   wrong.device = 0;

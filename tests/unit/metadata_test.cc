@@ -155,7 +155,7 @@ TEST(Metadata, NoCommonProtocolVersion) {
   metadata.min_version = kMaxProtocolVersion + 1;
   metadata.max_version = kMaxProtocolVersion + 4;
   EXPECT_TRUE(Fails(DecodeMetadata(EncodeMetadata(metadata)), absl::StatusCode::kFailedPrecondition,
-                    {"5 to 8"}));
+                    {"6 to 9"}));
   metadata.min_version = kMinProtocolVersion;
   EXPECT_OK(DecodeMetadata(EncodeMetadata(metadata)));
 }

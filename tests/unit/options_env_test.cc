@@ -15,20 +15,11 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr const char* kVariables[] = {
-    "KVXFER_NAME",
-    "KVXFER_BACKENDS",
-    "KVXFER_LISTEN",
-    "KVXFER_ADVERTISE",
-    "KVXFER_TCP_STREAMS",
-    "KVXFER_TCP_ADDRESSES",
-    "KVXFER_SERVE_METADATA",
-    "KVXFER_SHM_COPY_THREADS",
-    "KVXFER_REQUIRE_BACKENDS",
-    "KVXFER_PLUGIN_PATH",
-    "KVXFER_SPIN_US",
-    "KVXFER_STAGING_BYTES",
-    "KVXFER_UCX_TLS",
-    "KVXFER_UCX_NET_DEVICES",
+    "KVXFER_NAME",           "KVXFER_BACKENDS",         "KVXFER_LISTEN",
+    "KVXFER_ADVERTISE",      "KVXFER_TCP_STREAMS",      "KVXFER_TCP_ADDRESSES",
+    "KVXFER_SERVE_METADATA", "KVXFER_SHM_COPY_THREADS", "KVXFER_REQUIRE_BACKENDS",
+    "KVXFER_PLUGIN_PATH",    "KVXFER_SPIN_US",          "KVXFER_STAGING_BYTES",
+    "KVXFER_UCX_TLS",        "KVXFER_UCX_NET_DEVICES",
 };
 
 // Starts from an environment without any of the variables and gives back what was there.

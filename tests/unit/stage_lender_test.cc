@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "tests/support/scale.h"
@@ -135,7 +136,7 @@ TEST(StageLender, RandomSchedulesLoseNothing) {
       }
       take();
     }
-    for (const uint32_t slot : busy) lender.Free(slot);
+    for (const uint32_t slot : std::exchange(busy, {})) lender.Free(slot);
     take();
     for (int round = 0; round < 100 && !waiting.empty(); ++round) {
       for (const StageLender::Owner owner : lender.TakeRecalled()) {

@@ -259,7 +259,7 @@ TEST(WireFormat, DamagedEnvelopesAreRefused) {
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message).first(size)), kInvalid)) << size;
   }
   EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message + "x")), kInvalid, {"body bytes"}));
-  for (const char type : {'\0', '\x17', '\xff'}) {
+  for (const char type : {'\0', '\x1d', '\xff'}) {
     std::string bad = message;
     bad[0] = type;
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(bad)), kInvalid, {"type"}));

@@ -73,6 +73,9 @@ absl::StatusOr<std::unique_ptr<Lifeline>> Lifeline::Adopt(net::Reactor* reactor,
   return lifeline;
 }
 
+Lifeline::Lifeline(net::Reactor* reactor, net::Fd socket)
+    : reactor_(reactor), socket_(std::move(socket)), process_(::getpid()) {}
+
 absl::Status Lifeline::Begin() {
   // Of a connected socket: of whoever called listen() at the other end.
   ucred peer{};
@@ -88,9 +91,9 @@ absl::Status Lifeline::Begin() {
 
 Lifeline::~Lifeline() {
   if (watched_) reactor_->Remove(socket_.get());
-  // A child that was made without fork handlers may hold a copy; in a forked one there is nothing
-  // left to end.
-  if (socket_.valid() && !ended_) ::shutdown(socket_.get(), SHUT_RDWR);
+  // A child that was made without fork handlers may hold a copy. In a forked one the number may be
+  // another's by now.
+  if (socket_.valid() && !ended_ && ::getpid() == process_) ::shutdown(socket_.get(), SHUT_RDWR);
 }
 
 void Lifeline::OnReady(uint32_t events) {

@@ -8,6 +8,8 @@
 #ifndef KVXFER_BACKENDS_CUDA_IPC_LIFELINE_H_
 #define KVXFER_BACKENDS_CUDA_IPC_LIFELINE_H_
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -66,13 +68,14 @@ class Lifeline final : public net::Watcher {
     net::Fd file;
   };
 
-  Lifeline(net::Reactor* reactor, net::Fd socket) : reactor_(reactor), socket_(std::move(socket)) {}
+  Lifeline(net::Reactor* reactor, net::Fd socket);
   absl::Status Begin();
   // False: there is no room.
   bool TrySend(std::string_view bytes, int file);
 
   net::Reactor* const reactor_;
   net::Fd socket_;
+  const pid_t process_;  // that made it
   Credentials peer_;
   std::deque<Queued> queue_;
   bool watched_ = false;

@@ -1,5 +1,6 @@
 #include "src/backends/cuda_ipc/opened.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -109,127 +110,116 @@ class LegacyMemory final : public OpenedMemory {
 // Memory of cuMemCreate, mapped at an address of its own, which devices are let in to one by one.
 class VirtualMemory final : public OpenedMemory {
  public:
-  // Takes `memory` over.
-  VirtualMemory(const cuda::Driver* driver, MemoryOwner owner,
-                cuda::api::CUmemGenericAllocationHandle memory, uint64_t bytes)
-      : driver_(driver), owner_(std::move(owner)), memory_(memory), bytes_(bytes) {}
+  // `file` is kept until the first device asks.
+  VirtualMemory(const cuda::Driver* driver, MemoryOwner owner, const PartPacket& part, net::Fd file)
+      : driver_(driver), owner_(std::move(owner)), part_(part), file_(std::move(file)) {}
   ~VirtualMemory() override {
+    if (device_ < 0) return;
+    const cuda::ContextScope scope(*driver_, device_);
     const cuda::api::Calls& calls = driver_->calls();
-    if (mapped_) calls.cuMemUnmap(at_, bytes_);
-    if (at_ != 0) calls.cuMemAddressFree(at_, bytes_);
+    if (mapped_) calls.cuMemUnmap(at_, bytes());
+    if (at_ != 0) calls.cuMemAddressFree(at_, bytes());
     calls.cuMemRelease(memory_);
   }
 
   absl::StatusOr<uint64_t> AddressFor(int device) override {
-    for (const int one : devices_) {
-      if (one == device) return at_;
-    }
+    if (std::ranges::find(devices_, device) != devices_.end()) return at_;
     if (absl::Status reach = CheckReach(*driver_, owner_, device); !reach.ok()) return reach;
     const cuda::ContextScope scope(*driver_, device);
     if (!scope.status().ok()) return ForGood(scope.status());
-    const cuda::api::Calls& calls = driver_->calls();
-    const auto error = [&](CUresult result, std::string_view call) {
-      return OpenError(*driver_, owner_, device, result, call);
-    };
-    if (at_ == 0) {
-      const CUresult result = calls.cuMemAddressReserve(&at_, bytes_, 0, 0, 0);
-      if (result != kSuccess) {
-        at_ = 0;
-        return error(result, "cuMemAddressReserve");
-      }
-    }
-    if (!mapped_) {
-      const CUresult result = calls.cuMemMap(at_, bytes_, 0, memory_, 0);
-      if (result != kSuccess) return error(result, "cuMemMap");
-      mapped_ = true;
-    }
+    if (absl::Status taken = Take(device); !taken.ok()) return taken;
+    if (absl::Status mapped = Map(device); !mapped.ok()) return mapped;
     const cuda::api::CUmemAccessDesc access{
         .location = {.type = cuda::api::CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
         .flags = cuda::api::CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    const CUresult result = calls.cuMemSetAccess(at_, bytes_, &access, 1);
-    if (result != kSuccess) return error(result, "cuMemSetAccess");
+    const CUresult result = driver_->calls().cuMemSetAccess(at_, bytes(), &access, 1);
+    if (result != kSuccess) return OpenError(*driver_, owner_, device, result, "cuMemSetAccess");
     devices_.push_back(device);
     return at_;
   }
 
  private:
+  size_t bytes() const { return part_.allocation_bytes; }
+
+  // Makes a handle of what the owner gave.
+  absl::Status Take(int device) {
+    if (device_ >= 0) return absl::OkStatus();
+    const cuda::api::Calls& calls = driver_->calls();
+    CUresult result = kSuccess;
+    std::string_view call = "cuMemImportFromShareableHandle";
+    if (part_.form == HandleForm::kFile) {
+      if (!file_.valid()) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("the descriptor of memory of ", owner_.ToString(),
+                         " was lost on its way; raise RLIMIT_NOFILE in both processes"));
+      }
+      result = calls.cuMemImportFromShareableHandle(
+          &memory_, reinterpret_cast<void*>(static_cast<intptr_t>(file_.get())),
+          cuda::api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    } else if (part_.form == HandleForm::kFabric) {
+      cuda::api::CUmemFabricHandle handle{};
+      std::memcpy(handle.data, part_.handle, sizeof(handle.data));
+      result = calls.cuMemImportFromShareableHandle(&memory_, &handle,
+                                                    cuda::api::CU_MEM_HANDLE_TYPE_FABRIC);
+    } else {
+      call = "cuMemRetainAllocationHandle";
+      result = calls.cuMemRetainAllocationHandle(
+          &memory_, reinterpret_cast<void*>(static_cast<uintptr_t>(part_.base)));
+    }
+    if (result != kSuccess) return OpenError(*driver_, owner_, device, result, call);
+    device_ = device;
+    file_.Reset();
+    return absl::OkStatus();
+  }
+
+  absl::Status Map(int device) {
+    const cuda::api::Calls& calls = driver_->calls();
+    if (at_ == 0) {
+      CUdeviceptr at = 0;
+      const CUresult result = calls.cuMemAddressReserve(&at, bytes(), 0, 0, 0);
+      if (result != kSuccess) {
+        return OpenError(*driver_, owner_, device, result, "cuMemAddressReserve");
+      }
+      at_ = at;
+    }
+    if (mapped_) return absl::OkStatus();
+    const CUresult result = calls.cuMemMap(at_, bytes(), 0, memory_, 0);
+    if (result != kSuccess) return OpenError(*driver_, owner_, device, result, "cuMemMap");
+    mapped_ = true;
+    return absl::OkStatus();
+  }
+
   const cuda::Driver* const driver_;
   const MemoryOwner owner_;
-  const cuda::api::CUmemGenericAllocationHandle memory_;
-  const uint64_t bytes_;
+  const PartPacket part_;
+  net::Fd file_;
+  int device_ = -1;  // in whose context `memory_` was taken; -1: it was not
+  cuda::api::CUmemGenericAllocationHandle memory_ = 0;
   CUdeviceptr at_ = 0;
   bool mapped_ = false;
   std::vector<int> devices_;
 };
-
-absl::StatusOr<std::shared_ptr<OpenedMemory>> OpenVirtual(const cuda::Driver* driver,
-                                                          const MemoryOwner& owner,
-                                                          const PartPacket& part,
-                                                          const net::Fd& file) {
-  const cuda::api::Calls& calls = driver->calls();
-  cuda::api::CUmemGenericAllocationHandle memory = 0;
-  CUresult result = kSuccess;
-  std::string_view call = "cuMemImportFromShareableHandle";
-  switch (part.form) {
-    case HandleForm::kFile:
-      if (!file.valid()) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat("the descriptor of memory of ", owner.ToString(),
-                         " was lost on its way; raise RLIMIT_NOFILE in both processes"));
-      }
-      result = calls.cuMemImportFromShareableHandle(
-          &memory, reinterpret_cast<void*>(static_cast<intptr_t>(file.get())),
-          cuda::api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-      break;
-    case HandleForm::kFabric: {
-      cuda::api::CUmemFabricHandle handle{};
-      std::memcpy(handle.data, part.handle, sizeof(handle.data));
-      result = calls.cuMemImportFromShareableHandle(&memory, &handle,
-                                                    cuda::api::CU_MEM_HANDLE_TYPE_FABRIC);
-      break;
-    }
-    case HandleForm::kNone:
-    case HandleForm::kLegacy:
-      call = "cuMemRetainAllocationHandle";
-      result = calls.cuMemRetainAllocationHandle(
-          &memory, reinterpret_cast<void*>(static_cast<uintptr_t>(part.base)));
-      break;
-  }
-  if (result != kSuccess) {
-    const absl::Status error = ForGood(driver->Error(result, call));
-    return absl::Status(error.code(),
-                        absl::StrCat("memory of ", owner.ToString(), ": ", error.message(), "; ",
-                                     LikelyCause(*driver, owner, owner.ordinal)));
-  }
-  return std::make_shared<VirtualMemory>(driver, owner, memory, part.allocation_bytes);
-}
 
 // Memory of this very process. Of cuMemCreate's the address of its owner is open to those devices
 // alone that the owner let in: any other needs a mapping of its own.
 class OwnVirtualMemory final : public OpenedMemory {
  public:
   OwnVirtualMemory(const cuda::Driver* driver, const MemoryOwner& owner, const PartPacket& part)
-      : driver_(driver), owner_(owner), part_(part) {}
+      : owner_(owner), base_(part.allocation_base), elsewhere_(driver, owner, part, {}) {}
   absl::StatusOr<uint64_t> AddressFor(int device) override {
-    if (device == owner_.ordinal) return part_.allocation_base;
-    if (other_ == nullptr) {
-      auto opened = OpenVirtual(driver_, owner_, part_, {});
-      if (!opened.ok()) return opened.status();
-      other_ = *std::move(opened);
-    }
-    return other_->AddressFor(device);
+    if (device == owner_.ordinal) return base_;
+    return elsewhere_.AddressFor(device);
   }
 
  private:
-  const cuda::Driver* const driver_;
   const MemoryOwner owner_;
-  const PartPacket part_;
-  std::shared_ptr<OpenedMemory> other_;
+  const uint64_t base_;
+  VirtualMemory elsewhere_;
 };
 
 absl::StatusOr<std::shared_ptr<OpenedMemory>> Open(const cuda::Driver* driver,
                                                    const MemoryOwner& owner, const PartPacket& part,
-                                                   const net::Fd& file) {
+                                                   net::Fd file) {
   if (owner.same_process != (part.form == HandleForm::kNone)) {
     return absl::InvalidArgumentError(
         absl::StrCat(owner.ToString(), " offers memory in a form that has no place here"));
@@ -239,7 +229,9 @@ absl::StatusOr<std::shared_ptr<OpenedMemory>> Open(const cuda::Driver* driver,
     return std::make_shared<OwnVirtualMemory>(driver, owner, part);
   }
   if (owner.same_process) return std::make_shared<OwnMemory>(driver, owner, part.allocation_base);
-  if (part.form != HandleForm::kLegacy) return OpenVirtual(driver, owner, part, file);
+  if (part.form != HandleForm::kLegacy) {
+    return std::make_shared<VirtualMemory>(driver, owner, part, std::move(file));
+  }
   cuda::api::CUipcMemHandle handle{};
   std::memcpy(handle.reserved, part.handle, sizeof(handle.reserved));
   return std::make_shared<LegacyMemory>(driver, owner, handle);
@@ -262,7 +254,7 @@ absl::StatusOr<std::shared_ptr<OpenedMemory>> OpenedTable::Find(const cuda::Driv
                 .base = part.allocation_base};
   std::weak_ptr<OpenedMemory>& entry = opened_[key];
   if (std::shared_ptr<OpenedMemory> known = entry.lock()) return known;
-  absl::StatusOr<std::shared_ptr<OpenedMemory>> opened = Open(driver, owner, part, file);
+  absl::StatusOr<std::shared_ptr<OpenedMemory>> opened = Open(driver, owner, part, std::move(file));
   if (!opened.ok()) {
     opened_.erase(key);
     return opened;
