@@ -121,7 +121,8 @@ absl::Status Driver::FindCalls(void* library) {
 }
 
 absl::StatusOr<const Device*> Driver::device(int ordinal) const {
-  if (ordinal >= 0 && static_cast<size_t>(ordinal) < devices_.size()) return &devices_[ordinal];
+  if (ordinal >= 0 && static_cast<size_t>(ordinal) < devices_.size())
+    return &devices_[static_cast<size_t>(ordinal)];
   return absl::InvalidArgumentError(absl::StrCat("no CUDA device ", ordinal, ": this process sees ",
                                                  devices_.size(),
                                                  ", numbered from 0 (CUDA_VISIBLE_DEVICES)"));
@@ -137,7 +138,7 @@ const Device* Driver::FindUuid(std::string_view uuid) const {
 absl::StatusOr<CUcontext> Driver::Context(int ordinal) const {
   if (auto status = CheckNotForked(); !status.ok()) return status;
   if (auto known = device(ordinal); !known.ok()) return known.status();
-  std::atomic<CUcontext>& kept = contexts_->primary[ordinal];
+  std::atomic<CUcontext>& kept = contexts_->primary[static_cast<size_t>(ordinal)];
   if (const CUcontext context = kept.load(std::memory_order_acquire); context != nullptr) {
     return context;
   }
@@ -178,8 +179,8 @@ absl::Status Driver::EnablePeerAccess(int from, int to) const {
     return absl::OkStatus();
   }
   return Annotate(Error(result, "cuCtxEnablePeerAccess"),
-                  absl::StrCat("GPU ", from, " (", devices_[from].name, ") to GPU ", to, " (",
-                               devices_[to].name, ")"));
+                  absl::StrCat("GPU ", from, " (", devices_[static_cast<size_t>(from)].name,
+                               ") to GPU ", to, " (", devices_[static_cast<size_t>(to)].name, ")"));
 }
 
 ContextScope::ContextScope(const Driver& driver, int ordinal) : driver_(driver) {

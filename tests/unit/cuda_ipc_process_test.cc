@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -148,6 +149,28 @@ TEST_P(CudaIpcMemory, TheTargetIsKilled) {
 
 INSTANTIATE_TEST_SUITE_P(Of, CudaIpcMemory, ::testing::Values("plain", "virtual", "other"),
                          [](const auto& info) { return std::string(info.param); });
+
+// Memory that has a fabric handle and no other.
+KVXFER_CHILD(CudaIpcByFabricHandle) {
+  const auto peer = IpcPeer::Start();
+  CHILD_EXPECT(peer.ok());
+  const auto region = (*peer)->Register("fabric", kMiB);
+  CHILD_EXPECT(region.ok());
+  const GpuMemory memory = GpuMemory::Plain(kMiB);
+  Dialled dialled(**peer);
+  CHILD_EXPECT(dialled.Register(memory.span()).ok());
+  const RemoteKey* const key = dialled.Import(*region, (*peer)->key(*region));
+  CHILD_EXPECT(key != nullptr);
+  Pattern(6).Fill(memory.bytes());
+  CHILD_EXPECT(dialled.Move(OpKind::kWrite, {dialled.RunAt(*region, key, 0, kMiB)}).ok());
+  CHILD_EXPECT((*peer)->Holds(6, kMiB).value_or(false));
+  return 0;
+}
+TEST(CudaIpcProcess, AFabricHandleDoesWhereThereIsNoOther) {
+  ::setenv("KVXFER_STANDIN_FABRIC", "1", 1);
+  EXPECT_EQ(RunChild("CudaIpcByFabricHandle", {}, kAmple), 0);
+  ::unsetenv("KVXFER_STANDIN_FABRIC");
+}
 
 // Copies need nothing of the target's CPU.
 TEST(CudaIpcProcess, AStoppedTargetIsWrittenTo) {

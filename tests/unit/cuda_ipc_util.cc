@@ -195,9 +195,11 @@ class Served {
   absl::StatusOr<Fields> Handle(const Fields& f) {
     if (f[0] == "register") {
       const size_t bytes = Number(f[2]);
-      if (f[1] == "virtual") {
+      if (f[1] == "virtual" || f[1] == "fabric") {
         memory_.push_back(GpuMemory::Virtual((Number(f[3]) + bytes + (2 << 20) - 1) >> 21,
-                                             cuda::api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+                                             f[1] == "fabric"
+                                                 ? CU_MEM_HANDLE_TYPE_FABRIC
+                                                 : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
       } else {
         memory_.push_back(GpuMemory::Plain(Number(f[3]) + bytes, f[1] == "other" ? 1 : 0));
       }

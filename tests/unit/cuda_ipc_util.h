@@ -92,7 +92,8 @@ inline Piece RunOf(const GpuRegion& local, const RemoteRegion& remote, const Rem
 Flavour CudaIpcFlavour();
 
 // The target of a connection, in a process of its own that turns all the time. Memory is named by a
-// word: "plain", "virtual", "other" (plain, of GPU 1).
+// word: "plain", "virtual", "fabric" (virtual, with that kind of handle only), "other" (plain, of
+// GPU 1).
 class IpcPeer {
  public:
   static absl::StatusOr<std::unique_ptr<IpcPeer>> Start();

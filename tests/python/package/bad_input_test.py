@@ -94,7 +94,7 @@ def test_descriptors(rig: Rig, rows: object, error: type[Exception], text: str) 
         (17, TypeError, "memory is a int; expected an object with the buffer protocol"),
         (None, TypeError, "memory is a NoneType; expected an object with the buffer protocol"),
         (kvxfer.RawMemory(0, 64), ValueError, "null"),
-        (kvxfer.RawMemory(4096, 4096, "cuda"), kvxfer.Error, "no backend .*takes CUDA memory"),
+        (kvxfer.RawMemory(4096, 4096, "cuda"), kvxfer.Error, "GPU memory: no CUDA driver here"),
     ],
 )
 def test_memory(rig: Rig, memory: object, error: type[Exception], text: str) -> None:
