@@ -38,10 +38,12 @@ enum class Arrival : uint8_t {
   kCopied,     // a completed write is visible: the initiator's CPU did it
 };
 
+constexpr uint32_t BitOf(MemoryKind kind) { return 1u << static_cast<uint32_t>(kind); }
+
 struct Capabilities {
   Arrival arrival = Arrival::kImmediate;
-  // Bit (1 << MemoryKind) for each kind that Register takes.
-  uint32_t memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kHost);
+  // BitOf each kind that Register takes.
+  uint32_t memory_kinds = BitOf(MemoryKind::kHost);
   // Writes of one rail become visible in the order of Post: only the last of a lane needs an
   // immediate. False: every write carries one.
   bool rail_keeps_order = false;
@@ -57,6 +59,8 @@ struct Capabilities {
   // Immediates that may be on their way to this side at once, over all connections, where a rail
   // keeps order; 0: any number. Peers that are connected over it get no more slots than that.
   size_t max_arrivals = 0;
+
+  bool Takes(MemoryKind kind) const { return (memory_kinds & BitOf(kind)) != 0; }
 };
 
 // What Backend::Prepare did ahead of Register. Destroyed on any thread, before its backend; what

@@ -155,7 +155,8 @@ struct AgentOptions {
   // Pinned host memory by way of which GPU memory goes over backends that cannot reach it, bytes;
   // made with the first registration of GPU memory. Half is for what peers move, half for what this
   // agent does. Below 8 MiB: none, and such memory is refused where no backend takes it; at most
-  // 64 GiB.
+  // kMaxStagingBytes.
+  static constexpr uint64_t kMaxStagingBytes = uint64_t{64} << 30;
   uint64_t staging_bytes = 64 * 1024 * 1024;
 
   VerbsOptions verbs{};

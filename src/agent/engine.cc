@@ -60,7 +60,7 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         "delays of faults "
         "may be at most a year");
   }
-  if (options.staging_bytes > uint64_t{64} << 30) {
+  if (options.staging_bytes > AgentOptions::kMaxStagingBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("staging_bytes must be at most 64 GiB, is ", options.staging_bytes));
   }

@@ -210,7 +210,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
     std::shared_ptr<const std::string> bytes{};
   } served_;
   bool closed_ = false;
-  bool staging_registered_ = false;
+  std::atomic<bool> staging_registered_{false};  // set by the owner
   Time acks_held_{};         // since when acknowledgements are kept back; zero: none are
   uint32_t acks_late_ = 0;   // so many times in a row nothing followed in time
   uint32_t acks_eager_ = 0;  // so many times they are not kept back, for that

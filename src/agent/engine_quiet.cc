@@ -33,7 +33,7 @@ absl::StatusOr<RegionId> Engine::RegisterCuda(const MemorySpan& span, Access acc
   MemoryRegistry::Staging staging{.possible = runtime_.staging.Open(span.device_id)};
   const MemorySpan slots = runtime_.staging.span();
   MemoryRegistry::Ahead slots_ahead;
-  if (staging.possible.ok()) {
+  if (staging.possible.ok() && !staging_registered_) {
     slots_ahead = MemoryRegistry::Prepare(slots, Access::kReadWrite, runtime_.backends);
   }
   const auto ahead = MemoryRegistry::Prepare(span, access, runtime_.backends);

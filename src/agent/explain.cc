@@ -30,10 +30,6 @@ void AppendSeen(std::string& out, const PathExplanation& path) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 const char* NameOf(MemoryKind kind) { return kind == MemoryKind::kHost ? "host" : "cuda"; }
 
 void AppendMemory(std::string& out, const MemoryExplanation& one) {

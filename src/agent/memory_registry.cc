@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "src/core/log.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
@@ -13,10 +14,6 @@ namespace kvxfer {
 namespace {
 
 std::string_view KindName(MemoryKind kind) { return kind == MemoryKind::kHost ? "host" : "CUDA"; }
-
-bool Takes(const Backend& backend, MemoryKind kind) {
-  return (backend.capabilities().memory_kinds & 1u << static_cast<uint32_t>(kind)) != 0;
-}
 
 }  // namespace
 
@@ -36,7 +33,7 @@ MemoryRegistry::Ahead MemoryRegistry::Prepare(const MemorySpan& span, Access acc
   Ahead ahead;
   for (const auto& backend : backends) {
     ahead.push_back(nullptr);
-    if (Takes(*backend, span.kind)) ahead.back() = backend->Prepare(span, access);
+    if (backend->capabilities().Takes(span.kind)) ahead.back() = backend->Prepare(span, access);
   }
   return ahead;
 }
@@ -73,7 +70,7 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
   for (size_t i = 0; i < backends.size(); ++i) {
     Backend& backend = *backends[i];
     std::unique_ptr<Registration> hold;
-    if (Takes(backend, span.kind)) {
+    if (backend.capabilities().Takes(span.kind)) {
       absl::Status failed = ahead[i].status();
       if (failed.ok()) {
         entry.region.prepared = ahead[i]->get();
@@ -84,7 +81,9 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
       if (failed.ok()) {
         any = true;
       } else {
-        why = Annotate(failed, backend.name());
+        // Some backends name themselves.
+        const bool named = absl::StartsWith(failed.message(), ToAbsl(backend.name()));
+        why = named ? std::move(failed) : Annotate(failed, backend.name());
         TellNotTaken(backend, span.kind, why);
       }
     }

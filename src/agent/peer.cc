@@ -15,7 +15,6 @@ namespace {
 // its fence leaves so much later, which is to be little beside its transfer; a look takes some
 // microseconds.
 constexpr Duration kReadyPoll = std::chrono::microseconds(100);
-constexpr uint32_t kHostMemory = 1u << static_cast<uint32_t>(MemoryKind::kHost);
 
 bool TouchesCuda(const internal::TransferRecord& record) {
   const auto any = [](const auto& table, std::span<const uint32_t> indices) {
@@ -47,7 +46,7 @@ Peer::Peer(Runtime* runtime, AgentMetadata metadata)
     for (const auto& [name, address] : metadata_.backends) {
       if (name != runtime_->backends[i]->name()) continue;
       Path path{.backend = i, .address = address};
-      path.host = (runtime_->backends[i]->capabilities().memory_kinds & kHostMemory) != 0;
+      path.host = runtime_->backends[i]->capabilities().Takes(MemoryKind::kHost);
       const auto& required = runtime_->options.require_backends;
       path.reachable = required.empty() || std::ranges::find(required, name) != required.end()
                            ? runtime_->backends[i]->Reachable(address, metadata_.host)
@@ -73,6 +72,9 @@ void Peer::Update(AgentMetadata metadata) {
                .regions = MakeTable(metadata_, revoked_),
                .kv_caches = std::make_shared<const KvCacheTable>(std::move(metadata_.kv_caches)),
                .queued = std::move(queued)});
+  for (Path& path : paths_) {
+    if (path.link) path.link->beyond.clear();
+  }
   DropDeadKeys();
 }
 

@@ -93,19 +93,22 @@ class Link : public EndpointUser {
   Time prove_by{};  // from then on transfers do not wait for that where there is another path
   std::unique_ptr<Endpoint> endpoint;
   std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys;  // closed before the endpoint
-  RailPicker choice{{}};                                          // from kConnected on
-  std::vector<RailLife> lives;                                    // of each rail
-  uint32_t fences_due = 0;    // of `lives`, how many are in that state
-  uint32_t unsettled = 0;     // and how many have a time limit
-  bool fences_rails = false;  // the target knows kFenceRail
-  bool full = false;          // every rail refused since SendData began
-  bool carries = false;       // the target knows kCarry
-  bool carried = false;       // told the target what belongs to the session the other way
-  bool refused = false;       // the target said to try again soon: the attempt did not fail
-  Time give_up{};             // for becoming up
-  Time heard{};               // last message
-  Time ping_at{};             // next ping
-  Time unanswered{};          // when the oldest unanswered ping went out; zero: none
+  // GPU memory of the peer that the backend has a key for and cannot reach after all (no P2P, a GPU
+  // hidden from this process), and why: it is staged over another path. Until newer metadata come.
+  std::unordered_map<RegionId, absl::Status> beyond;
+  RailPicker choice{{}};        // from kConnected on
+  std::vector<RailLife> lives;  // of each rail
+  uint32_t fences_due = 0;      // of `lives`, how many are in that state
+  uint32_t unsettled = 0;       // and how many have a time limit
+  bool fences_rails = false;    // the target knows kFenceRail
+  bool full = false;            // every rail refused since SendData began
+  bool carries = false;         // the target knows kCarry
+  bool carried = false;         // told the target what belongs to the session the other way
+  bool refused = false;         // the target said to try again soon: the attempt did not fail
+  Time give_up{};               // for becoming up
+  Time heard{};                 // last message
+  Time ping_at{};               // next ping
+  Time unanswered{};            // when the oldest unanswered ping went out; zero: none
 };
 
 // One transfer that has left the queue.
@@ -230,10 +233,6 @@ class Peer {
   // peer_links.cc
   size_t links() const;
   Link* UpLink();
-  // How a path gets at the memory of a transfer at both ends.
-  enum class Reach : uint8_t { kNone, kStaged, kNative };
-  Reach ReachOf(const Path& path, const internal::TransferRecord& record) const;
-  absl::StatusOr<Link*> LinkFor(const internal::TransferRecord& record, Time now);
   using Suits = absl::FunctionRef<bool(const Path&)>;
   absl::StatusOr<Link*> LinkFor(const std::string& backend, uint64_t bytes, Time posted, Time now,
                                 Suits suits);
@@ -262,8 +261,6 @@ class Peer {
   // peer_explain.cc
   PathExplanation ExplainPath(const Path& path, Time now) const;
   void ExplainChoice(Explanation& out, Time now) const;
-  bool ReachesLocal(const Path& path, MemoryKind kind) const;
-  bool ReachesRemote(const Path& path, MemoryKind kind) const;
   MemoryExplanation ExplainPair(const Explanation& paths, MemoryKind local, MemoryKind remote,
                                 Time now) const;
   void ExplainMemory(Explanation& out, Time now) const;
@@ -308,6 +305,16 @@ class Peer {
   void FlushControl();
 
   // peer_staging.cc
+  // Whether a path reaches a region itself, of this agent or of the peer.
+  bool ReachesLocal(const Path& path, const RegionView& region) const;
+  bool ReachesRemote(const Path& path, const RegionView& region) const;
+  // Why a link does not reach the peer's memory of a transfer though there are keys for it; OK: it
+  // does, as far as is known.
+  static absl::Status WhyBeyond(const Link* link, const internal::TransferRecord& record);
+  // How a path gets at the memory of a transfer at both ends.
+  enum class Reach : uint8_t { kNone, kStaged, kNative };
+  Reach ReachOf(const Path& path, const internal::TransferRecord& record) const;
+  absl::StatusOr<Link*> LinkFor(const internal::TransferRecord& record, Time now);
   bool CopiesItself(const Link& link) const;
   bool PostStaged(Outbound& outbound);
   absl::Status BeginChild(const TransferPtr& record, Link* link);

@@ -178,7 +178,7 @@ void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status,
                                     .delivery = delivery,
                                     .quarantined = quarantined,
                                     .stats = std::move(stats)};
-  if (record->stage_key != 0) stager_.OnChildEnd(record->stage_key, end);
+  if (record->child) stager_.OnChildEnd(record->id, end);
   runtime_->Publish(record, std::move(end));
 }
 

@@ -11,6 +11,21 @@ namespace {
 constexpr uint64_t kLargeTransfer = 4 * 1024 * 1024;
 constexpr uint64_t kSmallTransfer = 4 * 1024;
 
+bool HasCuda(const RegionTable& table) {
+  return std::ranges::any_of(
+      table.regions(), [](const RegionView& region) { return region.kind == MemoryKind::kCuda; });
+}
+
+// Whether all memory of a kind that is registered at a side is reached by a path, of which `host`
+// says that it takes host memory.
+template <typename Reached>
+bool AllReached(const RegionTable& table, MemoryKind kind, bool host, Reached reached) {
+  if (kind == MemoryKind::kHost) return host;
+  return std::ranges::all_of(table.regions(), [&](const RegionView& region) {
+    return region.kind != kind || reached(region);
+  });
+}
+
 }  // namespace
 
 PathExplanation Peer::ExplainPath(const Path& path, Time now) const {
@@ -59,37 +74,27 @@ void Peer::ExplainChoice(Explanation& out, Time now) const {
                   out.paths[chosen].backend);
 }
 
-// Whether a path reaches all memory of a kind that is registered at a side.
-bool Peer::ReachesLocal(const Path& path, MemoryKind kind) const {
-  if (kind == MemoryKind::kHost) return path.host;
-  const auto table = runtime_->memory.table();
-  return std::ranges::all_of(table->regions(), [&](const RegionView& region) {
-    return region.kind == MemoryKind::kHost ||
-           runtime_->memory.Find(region.id, path.backend) != nullptr;
-  });
-}
-
-bool Peer::ReachesRemote(const Path& path, MemoryKind kind) const {
-  if (kind == MemoryKind::kHost) return path.host;
-  const std::string name(runtime_->backends[path.backend]->name());
-  return std::ranges::all_of(metadata_.regions, [&](const AgentMetadata::Region& region) {
-    return region.region.kind == MemoryKind::kHost || region.keys.contains(name);
-  });
-}
-
 MemoryExplanation Peer::ExplainPair(const Explanation& paths, MemoryKind local, MemoryKind remote,
                                     Time now) const {
   MemoryExplanation out{.local = local, .remote = remote};
+  const auto table = runtime_->memory.table();
   std::string why;
   for (const uint8_t index : Preferred(kLargeTransfer, now)) {
     const Path& path = paths_[index];
     const std::string_view name = runtime_->backends[path.backend]->name();
     if (!paths.paths[index].usable) continue;
-    const bool here = ReachesLocal(path, local);
-    const bool there = ReachesRemote(path, remote);
+    const bool here = AllReached(*table, local, path.host, [&](const RegionView& region) {
+      return ReachesLocal(path, region);
+    });
+    const bool there =
+        AllReached(*view_->regions, remote, path.host,
+                   [&](const RegionView& region) { return ReachesRemote(path, region); });
     if (here && there) return {.local = local, .remote = remote, .backend = std::string(name)};
     absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), " does not take ",
                     here ? "the peer's" : (there ? "this agent's" : "either side's"), " memory");
+    if (!there && remote == MemoryKind::kCuda && path.link && !path.link->beyond.empty()) {
+      absl::StrAppend(&why, " (", path.link->beyond.begin()->second.message(), ")");
+    }
     const bool lent = remote == MemoryKind::kHost || staging_base_ != 0;
     const bool own = local == MemoryKind::kHost || runtime_->staging.open();
     if (!path.host || !lent || !own || out.staged) continue;
@@ -104,11 +109,8 @@ MemoryExplanation Peer::ExplainPair(const Explanation& paths, MemoryKind local, 
 // Where all memory is host memory the chosen path says it all.
 void Peer::ExplainMemory(Explanation& out, Time now) const {
   const auto cuda = [](MemoryKind kind) { return kind == MemoryKind::kCuda; };
-  const auto table = runtime_->memory.table();
-  const bool here =
-      std::ranges::any_of(table->regions(), [&](const auto& one) { return cuda(one.kind); });
-  const bool there = std::ranges::any_of(metadata_.regions,
-                                         [&](const auto& one) { return cuda(one.region.kind); });
+  const bool here = HasCuda(*runtime_->memory.table());
+  const bool there = HasCuda(*view_->regions);
   if (!here && !there) return;
   for (const MemoryKind local : {MemoryKind::kHost, MemoryKind::kCuda}) {
     if (cuda(local) && !here) continue;

@@ -94,17 +94,17 @@ absl::StatusOr<Link*> Peer::LinkFor(const std::string& backend, uint64_t bytes, 
   const PathOrder order = Preferred(bytes, now);
   // What carries no data needs no rail.
   const auto takes = [bytes](const Path& path) { return bytes > 0 ? Ready(path) : Up(path); };
+  const auto fits = [&](const Path& path) { return IsOf(path, backend) && suits(path); };
   Link* other = nullptr;
   for (const uint8_t index : order) {
     Path& path = paths_[index];
-    if (other == nullptr && IsOf(path, backend) && suits(path) && takes(path))
-      other = path.link.get();
+    if (other == nullptr && fits(path) && takes(path)) other = path.link.get();
   }
   bool wait = false;
   bool late = false;
   for (const uint8_t index : order) {
     Path& path = paths_[index];
-    if (!IsOf(path, backend) || !suits(path)) continue;
+    if (!fits(path)) continue;
     if (takes(path)) return path.link.get();
     if (!path.reachable.ok()) continue;
     // A path that failed is tried again when there is no other, not for every transfer.

@@ -27,6 +27,7 @@ void Peer::Admit(Time now) {
       waits_key_ = true;
       return;
     }
+    if (link.ok() && !status.ok() && !WhyBeyond(*link, *record).ok()) continue;  // another way
     queue_.Pop();
     if (status.ok()) continue;
     if (record->stream != 0) queue_.NextOf(record->stream);
@@ -153,7 +154,13 @@ absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
   auto key = link.endpoint->Import(region.region,
                                    extra == region.keys.end() ? std::string_view() : extra->second);
   if (!key.ok()) {
-    return Annotate(key.status(), absl::StrCat("region ", number, " of peer ", metadata_.name));
+    absl::Status why =
+        Annotate(key.status(), absl::StrCat("region ", number, " of peer ", metadata_.name));
+    // Not yet here, or wrong metadata, are no reason to go another way.
+    const bool beyond = region.region.kind == MemoryKind::kCuda && !absl::IsUnavailable(why) &&
+                        !absl::IsInvalidArgument(why);
+    if (beyond) link.beyond.emplace(id, why);
+    return why;
   }
   return link.keys.emplace(id, *std::move(key)).first->second.get();
 }

@@ -6,31 +6,45 @@
 #include "src/core/strings.h"
 
 namespace kvxfer {
-// A backend that takes GPU memory natively has a key for each such region.
+bool Peer::ReachesLocal(const Path& path, const RegionView& region) const {
+  if (region.kind == MemoryKind::kHost) return path.host;
+  return runtime_->memory.Find(region.id, path.backend) != nullptr;
+}
+
+// A backend that takes GPU memory natively has a key for each such region. One that is gone by now
+// is refused by name later.
+bool Peer::ReachesRemote(const Path& path, const RegionView& region) const {
+  if (region.kind == MemoryKind::kHost) return path.host;
+  if (path.link && path.link->beyond.contains(region.id)) return false;
+  const auto known = regions_by_id_.find(static_cast<uint32_t>(region.id));
+  const std::string name(runtime_->backends[path.backend]->name());
+  return known == regions_by_id_.end() || known->second->keys.contains(name);
+}
+
+absl::Status Peer::WhyBeyond(const Link* link, const internal::TransferRecord& record) {
+  if (link == nullptr || link->beyond.empty()) return absl::OkStatus();
+  for (const uint32_t index : record.blocks.remote_regions()) {
+    const auto beyond = link->beyond.find(record.remote->regions()[index].id);
+    if (beyond != link->beyond.end()) return beyond->second;
+  }
+  return absl::OkStatus();
+}
+
 Peer::Reach Peer::ReachOf(const Path& path, const internal::TransferRecord& record) const {
   if (record.blocks.total_bytes() == 0) return Reach::kNative;
-  const bool host = path.host;
-  if (!record.cuda) return host ? Reach::kNative : Reach::kNone;
-  const std::string name(runtime_->backends[path.backend]->name());
+  if (!record.cuda) return path.host ? Reach::kNative : Reach::kNone;
   bool native = true;
   for (const uint32_t index : record.blocks.local_regions()) {
-    const RegionView& region = record.local->regions()[index];
-    native &= region.kind == MemoryKind::kHost
-                  ? host
-                  : runtime_->memory.Find(region.id, path.backend) != nullptr;
+    native &= ReachesLocal(path, record.local->regions()[index]);
   }
   bool staged_there = false;
   for (const uint32_t index : record.blocks.remote_regions()) {
     const RegionView& region = record.remote->regions()[index];
-    const auto known = regions_by_id_.find(static_cast<uint32_t>(region.id));
-    // One that is gone by now is refused by name later.
-    const bool held = known == regions_by_id_.end() || known->second->keys.contains(name);
-    const bool reached = region.kind == MemoryKind::kHost ? host : held;
+    native &= ReachesRemote(path, region);
     staged_there |= region.kind == MemoryKind::kCuda;
-    native &= reached;
   }
   if (native) return Reach::kNative;
-  if (!host || (staged_there && staging_base_ == 0)) return Reach::kNone;
+  if (!path.host || (staged_there && staging_base_ == 0)) return Reach::kNone;
   return Reach::kStaged;
 }
 
@@ -45,16 +59,21 @@ absl::StatusOr<Link*> Peer::LinkFor(const internal::TransferRecord& record, Time
   auto link = LinkFor(backend, bytes, record.posted, now, is(Reach::kNative));
   if (link.ok() || !record.cuda) return link;
   const auto staged = is(Reach::kStaged);
-  if (!std::ranges::any_of(paths_, staged)) {
-    return absl::Status(
-        link.status().code(),
-        absl::StrCat(link.status().message(),
-                     "; no backend takes this GPU memory at both ends, and it "
-                     "cannot be staged: ",
-                     staging_base_ == 0 ? "the peer lends no staging memory"
-                                        : "no backend in common takes host memory"));
+  absl::Status why = link.status();
+  for (const Path& path : paths_) {
+    if (!IsOf(path, backend)) continue;
+    if (staged(path)) return LinkFor(backend, bytes, record.posted, now, staged);
+    if (absl::Status beyond = WhyBeyond(path.link.get(), record); !beyond.ok())
+      why = std::move(beyond);
   }
-  return LinkFor(backend, bytes, record.posted, now, staged);
+  const std::string_view no_stage = staging_base_ == 0 ? "the peer lends no staging memory"
+                                    : backend.empty()  ? "no backend in common takes host memory"
+                                                       : "that backend takes no host memory";
+  return absl::Status(
+      why.code(), absl::StrCat(why.message(),
+                               "; no backend takes this GPU memory at both ends, and it cannot be "
+                               "staged: ",
+                               ToAbsl(no_stage)));
 }
 
 // Once for each backend that it changes to: no silent fallback.
@@ -63,9 +82,11 @@ void Peer::TellStaged(const internal::TransferRecord& record, const Link& link) 
   if (std::exchange(told_staged_, name) == name) return;
   std::string why;
   for (const Path& path : paths_) {
-    if (ReachOf(path, record) != Reach::kNative || !path.last_error.ok()) continue;
+    absl::Status cause = WhyBeyond(path.link.get(), record);
+    if (ReachOf(path, record) == Reach::kNative) cause.Update(path.last_error);
+    if (cause.ok()) continue;
     absl::StrAppend(&why, "; ", ToAbsl(runtime_->backends[path.backend]->name()), ": ",
-                    path.last_error.message());
+                    cause.message());
   }
   Log(LogLevel::kWarning,
       "peer {}: GPU memory goes over {} by way of host memory, for no backend that reaches the "
@@ -146,7 +167,7 @@ void Peer::OnStaged(uint64_t op, const absl::Status& status) {
 
 void Peer::ClearQuarantine(const TransferPtr& record) {
   runtime_->ClearQuarantine(record);
-  if (record->stage_key != 0) stager_.OnChildQuiet(record->id);
+  if (record->child) stager_.OnChildQuiet(record->id);
 }
 
 }  // namespace kvxfer

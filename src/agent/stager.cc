@@ -1,6 +1,7 @@
 #include "src/agent/stager.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "src/agent/peer.h"
@@ -25,7 +26,7 @@ uint64_t BytesOf(std::span<const Run> runs) {
 
 Stager::~Stager() {
   std::set<uint32_t> own;
-  for (const auto& [key, op] : ops_) {
+  for (const auto& [child, op] : ops_) {
     if (!op.own.has_value()) continue;
     if (op.step == Step::kMoving) {
       own.insert(*op.own);
@@ -41,21 +42,19 @@ bool Stager::Post(Outbound& outbound, uint64_t op_id, std::span<const Run> runs)
   op.moves = std::ranges::any_of(runs, [](const Run& run) { return LocalOf(run).device >= 0; });
   op.answers = std::ranges::any_of(runs, [](const Run& run) { return !RemoteOf(run).reached; });
   if (!TakeSlots(op)) return false;
-  op.child = peer_->runtime_->NextChild();
-  const uint64_t key = ++last_key_;
-  StagedOp& added = ops_.emplace(key, std::move(op)).first->second;
-  keys_.emplace(added.child, key);
+  const uint64_t child = peer_->runtime_->NextChild();
+  StagedOp& added = ops_.emplace(child, std::move(op)).first->second;
   if (outbound.record->kind == TransferKind::kWrite) {
     if (added.moves) {
-      StartMove(key, added);
+      StartMove(child, added);
     } else {
-      due_.push_back(key);
+      due_.push_back(child);
     }
   } else if (added.answers) {
     added.step = Step::kAnswer;
-    PushStage(added, StageWhen::kGather);
+    PushStage(child, added, StageWhen::kGather);
   } else {
-    due_.push_back(key);
+    due_.push_back(child);
   }
   return true;
 }
@@ -83,7 +82,7 @@ void Stager::Ask() {
   peer_->channel_.Push(FrameType::kStageAsk, StageAskFrame{.count = StageLender::kMaxHeld - held_});
 }
 
-void Stager::StartMove(uint64_t key, StagedOp& op) {
+void Stager::StartMove(uint64_t child, StagedOp& op) {
   std::vector<Staging::Piece> pieces;
   pieces.reserve(op.runs.size());
   for (const Run& run : op.runs) {
@@ -93,35 +92,35 @@ void Stager::StartMove(uint64_t key, StagedOp& op) {
   }
   op.step = Step::kMoving;
   const bool into_slot = op.whole->kind == TransferKind::kWrite;
-  staging_->Move(this, key, *op.own, into_slot, std::move(pieces));
+  staging_->Move(this, child, *op.own, into_slot, std::move(pieces));
 }
 
-void Stager::OnMoved(uint64_t key, const absl::Status& status) {
-  StagedOp& op = ops_.at(key);
+void Stager::OnMoved(uint64_t child, const absl::Status& status) {
+  StagedOp& op = ops_.at(child);
   const bool write = op.whole->kind == TransferKind::kWrite;
-  if (!status.ok()) return Finish(key, status);
-  if (!op.why.ok()) return Finish(key, op.why);
-  if (!write) return Finish(key, absl::OkStatus());
+  if (!status.ok()) return Finish(child, status);
+  if (!op.why.ok()) return Finish(child, op.why);
+  if (!write) return Finish(child, absl::OkStatus());
   op.step = Step::kDue;
-  due_.push_back(key);
+  due_.push_back(child);
 }
 
 void Stager::Begin() {
   for (size_t left = due_.size(); left > 0; --left) {
-    const uint64_t key = due_.front();
+    const uint64_t child = due_.front();
     due_.pop_front();
-    const absl::Status status = StartChild(key, ops_.at(key));
+    const absl::Status status = StartChild(child, ops_.at(child));
     if (absl::IsUnavailable(status)) {
       // The peer's word on a region is on its way.
-      due_.push_front(key);
+      due_.push_front(child);
       peer_->waits_key_ = true;
       return;
     }
-    if (!status.ok()) Finish(key, status);
+    if (!status.ok()) Finish(child, status);
   }
 }
 
-absl::Status Stager::StartChild(uint64_t key, StagedOp& op) {
+absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
   const internal::TransferRecord& whole = *op.whole;
   const bool write = whole.kind == TransferKind::kWrite;
   const Outbound& owner = *op.owner;
@@ -146,7 +145,7 @@ absl::Status Stager::StartChild(uint64_t key, StagedOp& op) {
   auto blocks = BlockList::FromDescriptors({.local = local, .remote = remote},
                                            DirectionOf(whole.kind), *whole.local, *whole.remote);
   if (!blocks.ok()) return blocks.status();
-  record->id = op.child;
+  record->id = child;
   record->peer = whole.peer;
   record->kind = whole.kind;
   record->options.priority = whole.options.priority;
@@ -156,16 +155,16 @@ absl::Status Stager::StartChild(uint64_t key, StagedOp& op) {
   record->incarnation = whole.incarnation;
   record->posted = peer_->runtime_->now;
   record->deadline = whole.deadline;
-  record->stage_key = key;
+  record->child = true;
   if (auto status = peer_->BeginChild(record, owner.link); !status.ok()) return status;
   op.step = Step::kChild;
   op.told = write && op.answers && !peer_->CopiesItself(*owner.link);
-  if (op.told) PushStage(op, StageWhen::kScatterLater);
+  if (op.told) PushStage(child, op, StageWhen::kScatterLater);
   return absl::OkStatus();
 }
 
-void Stager::PushStage(const StagedOp& op, StageWhen when) {
-  StageFrame frame{.transfer = op.child, .when = when, .slot = *op.lent};
+void Stager::PushStage(uint64_t child, const StagedOp& op, StageWhen when) {
+  StageFrame frame{.transfer = child, .when = when, .slot = *op.lent};
   frame.runs.reserve(op.runs.size());
   for (const Run& run : op.runs) {
     frame.runs.push_back({.address = run.remote,
@@ -175,33 +174,32 @@ void Stager::PushStage(const StagedOp& op, StageWhen when) {
   peer_->channel_.Push(FrameType::kStage, frame);
 }
 
-void Stager::OnChildEnd(uint64_t key, const internal::TransferRecord::End& end) {
-  const auto it = ops_.find(key);
+void Stager::OnChildEnd(uint64_t child, const internal::TransferRecord::End& end) {
+  const auto it = ops_.find(child);
   if (it == ops_.end()) return;
   StagedOp& op = it->second;
   if (end.state != TransferState::kDone) {
-    return Finish(key, op.why.ok() ? end.status : op.why, end.quarantined);
+    return Finish(child, op.why.ok() ? end.status : op.why, end.quarantined);
   }
   const bool write = op.whole->kind == TransferKind::kWrite;
   if (write && op.answers) {
     op.step = Step::kAnswer;
-    if (op.answer.has_value()) return Finish(key, *op.answer);
+    if (op.answer.has_value()) return Finish(child, *op.answer);
     if (std::exchange(op.told, true)) return;
     // Nothing is copied there before the target is told.
-    if (!op.why.ok()) return Finish(key, op.why);
-    return PushStage(op, StageWhen::kScatter);
+    if (!op.why.ok()) return Finish(child, op.why);
+    return PushStage(child, op, StageWhen::kScatter);
   }
-  if (!op.why.ok()) return Finish(key, op.why);
-  if (!write && op.moves) return StartMove(key, op);
-  Finish(key, absl::OkStatus());
+  if (!op.why.ok()) return Finish(child, op.why);
+  if (!write && op.moves) return StartMove(child, op);
+  Finish(child, absl::OkStatus());
 }
 
 absl::Status Stager::OnStaged(const StagedFrame& frame) {
-  const auto known = keys_.find(frame.transfer);
+  const auto it = ops_.find(frame.transfer);
   // Of one that ended unsure.
-  if (known == keys_.end()) return absl::OkStatus();
-  const uint64_t key = known->second;
-  StagedOp& op = ops_.at(key);
+  if (it == ops_.end()) return absl::OkStatus();
+  StagedOp& op = it->second;
   if (!op.answers || op.answer.has_value()) {
     return absl::InvalidArgumentError("it says twice, or unasked, that it has copied");
   }
@@ -212,24 +210,23 @@ absl::Status Stager::OnStaged(const StagedFrame& frame) {
   if (op.step != Step::kAnswer) return absl::OkStatus();
   const bool read = op.whole->kind == TransferKind::kRead;
   if (!read || !op.answer->ok() || !op.why.ok()) {
-    Finish(key, op.why.ok() ? *op.answer : op.why);
+    Finish(it->first, op.why.ok() ? *op.answer : op.why);
     return absl::OkStatus();
   }
   op.step = Step::kDue;
-  due_.push_back(key);
+  due_.push_back(it->first);
   return absl::OkStatus();
 }
 
 // Its slots go back, but for one that bytes may still come into.
-void Stager::Finish(uint64_t key, absl::Status status, bool unsure) {
-  StagedOp op = std::move(ops_.at(key));
-  ops_.erase(key);
-  keys_.erase(op.child);
+void Stager::Finish(uint64_t child, absl::Status status, bool unsure) {
+  StagedOp op = std::move(ops_.at(child));
+  ops_.erase(child);
   if (op.own.has_value()) staging_->GiveOwn(*op.own);
   if (op.lent.has_value() && !unsure) GiveLent(*op.lent);
   if (unsure) {
     ++outstanding_[op.whole];
-    unsure_.emplace(op.child, Unsure{.whole = op.whole, .lent = op.lent});
+    unsure_.emplace(child, Unsure{.whole = op.whole, .lent = op.lent});
   }
   if (op.owner != nullptr) {
     ended_.push_back({.op = op.op, .status = std::move(status)});
@@ -242,31 +239,31 @@ void Stager::TellEnds() {
   for (const Ended& ended : std::exchange(ended_, {})) peer_->OnStaged(ended.op, ended.status);
 }
 
-std::vector<uint64_t> Stager::KeysOf(const Outbound& outbound) const {
-  std::vector<uint64_t> keys;
-  for (const auto& [key, op] : ops_) {
-    if (op.owner == &outbound) keys.push_back(key);
+std::vector<uint64_t> Stager::ChildrenOf(const Outbound& outbound) const {
+  std::vector<uint64_t> children;
+  for (const auto& [child, op] : ops_) {
+    if (op.owner == &outbound) children.push_back(child);
   }
-  return keys;
+  return children;
 }
 
 void Stager::Cancel(const Outbound& outbound, const absl::Status& why, Time give_up) {
-  for (const uint64_t key : KeysOf(outbound)) {
-    StagedOp& op = ops_.at(key);
+  for (const uint64_t child : ChildrenOf(outbound)) {
+    StagedOp& op = ops_.at(child);
     op.why = why;
     if (op.step == Step::kDue) {
-      std::erase(due_, key);
-      Finish(key, why);
+      std::erase(due_, child);
+      Finish(child, why);
     } else if (op.step == Step::kChild) {
-      peer_->EndChild(op.child, why, give_up);
+      peer_->EndChild(child, why, give_up);
     }
   }
 }
 
 void Stager::Abandon(Outbound& outbound) {
   TellEnds();
-  for (const uint64_t key : KeysOf(outbound)) {
-    StagedOp& op = ops_.at(key);
+  for (const uint64_t child : ChildrenOf(outbound)) {
+    StagedOp& op = ops_.at(child);
     op.owner = nullptr;
     op.runs = {};
     if (op.why.ok()) op.why = absl::CancelledError("the transfer has ended");
@@ -303,13 +300,13 @@ void Stager::OnSessionEnd() {
   asked_ = recalled_ = false;
   for (auto& [child, unsure] : unsure_) unsure.lent.reset();
   std::vector<uint64_t> waiting;
-  for (auto& [key, op] : ops_) {
+  for (auto& [child, op] : ops_) {
     op.lent.reset();
-    if (op.step == Step::kAnswer) waiting.push_back(key);
+    if (op.step == Step::kAnswer) waiting.push_back(child);
   }
-  for (const uint64_t key : waiting) {
-    const bool write = ops_.at(key).whole->kind == TransferKind::kWrite;
-    Finish(key,
+  for (const uint64_t child : waiting) {
+    const bool write = ops_.at(child).whole->kind == TransferKind::kWrite;
+    Finish(child,
            absl::UnavailableError(absl::StrCat("the session with peer ", peer_->metadata_.name,
                                                " ended while it copied into its GPU's memory")),
            write);

@@ -21,9 +21,7 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <set>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -48,8 +46,9 @@ struct StagedKey final : RemoteKey {
 
 class Stager final : private Staging::User {
  public:
-  // Slots of the peer that one op may want at most; and blocks of one op.
+  // Of one op.
   static constexpr size_t kMaxRuns = 2048;
+  static_assert(kMaxRuns <= kMaxStageRuns);
 
   Stager(Peer* peer, Staging* staging) : peer_(peer), staging_(staging) {}
   ~Stager() override;
@@ -75,7 +74,7 @@ class Stager final : private Staging::User {
     for (const auto& [whole, ops] : outstanding_) visit(whole);
   }
 
-  void OnChildEnd(uint64_t key, const internal::TransferRecord::End& end);
+  void OnChildEnd(uint64_t child, const internal::TransferRecord::End& end);
   // The quarantine of a child has cleared.
   void OnChildQuiet(uint64_t child);
   // What the target says.
@@ -102,31 +101,26 @@ class Stager final : private Staging::User {
     bool told = false;     // a write: it knows what to copy
     std::optional<uint32_t> own{};
     std::optional<uint32_t> lent{};
-    uint64_t child = 0;
     std::optional<absl::Status> answer{};
     absl::Status why{};  // it is to end as this
     std::span<const Run> runs{};
   };
-  using Ops = std::map<uint64_t, StagedOp>;
-
   bool TakeSlots(StagedOp& op);
-  std::vector<uint64_t> KeysOf(const Outbound& outbound) const;
+  std::vector<uint64_t> ChildrenOf(const Outbound& outbound) const;
   void Ask();
-  void StartMove(uint64_t key, StagedOp& op);
-  void PushStage(const StagedOp& op, StageWhen when);
-  absl::Status StartChild(uint64_t key, StagedOp& op);
-  void OnMoved(uint64_t key, const absl::Status& status) override;
+  void StartMove(uint64_t child, StagedOp& op);
+  void PushStage(uint64_t child, const StagedOp& op, StageWhen when);
+  absl::Status StartChild(uint64_t child, StagedOp& op);
+  void OnMoved(uint64_t child, const absl::Status& status) override;
   // `unsure`: its bytes may land yet.
-  void Finish(uint64_t key, absl::Status status, bool unsure = false);
+  void Finish(uint64_t child, absl::Status status, bool unsure = false);
   void GiveLent(uint32_t slot);
   void Settle(const TransferPtr& whole);
 
   Peer* const peer_;
   Staging* const staging_;
-  Ops ops_;
-  uint64_t last_key_ = 0;
-  std::unordered_map<uint64_t, uint64_t> keys_;  // of children
-  std::deque<uint64_t> due_;
+  std::map<uint64_t, StagedOp> ops_;  // by child, begun or not
+  std::deque<uint64_t> due_;          // children that may begin
   struct Ended {
     uint64_t op = 0;
     absl::Status status{};
@@ -134,12 +128,12 @@ class Stager final : private Staging::User {
   std::vector<Ended> ended_;
   // Transfers, with how many of their ops may still move bytes though they are over for them.
   std::map<TransferPtr, uint32_t> outstanding_;
-  // Ops that are over and unsure, by the child that is quarantined; 0: until OnQuiet.
+  // Ops that are over and unsure, by child, until that is quiet or all are.
   struct Unsure {
     TransferPtr whole{};
     std::optional<uint32_t> lent{};
   };
-  std::multimap<uint64_t, Unsure> unsure_;
+  std::map<uint64_t, Unsure> unsure_;
 
   std::vector<uint32_t> lent_;  // free ones
   uint32_t held_ = 0;           // all that the target has lent

@@ -66,7 +66,7 @@ class TransferRecord {
   Time posted{};
   Time deadline{};
   bool cuda = false;                      // some of the memory is a GPU's
-  uint64_t stage_key = 0;                 // of the stager, whose child this is; 0: it is none
+  bool child = false;                     // of the stager
   std::shared_ptr<TransferRecord> whole;  // of which this is a member
   std::unique_ptr<TransferGroup> group;   // of the members of this one
   // Where handles find the engine; empty once the agent is gone.

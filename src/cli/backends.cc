@@ -51,7 +51,7 @@ std::vector<std::string> MemoryNames(const Capabilities& caps) {
   std::vector<std::string> names;
   for (const auto& [kind, name] :
        {std::pair{MemoryKind::kHost, "host"}, std::pair{MemoryKind::kCuda, "cuda"}}) {
-    if ((caps.memory_kinds >> static_cast<uint32_t>(kind) & 1) != 0) names.emplace_back(name);
+    if (caps.Takes(kind)) names.emplace_back(name);
   }
   return names;
 }

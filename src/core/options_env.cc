@@ -20,7 +20,6 @@ namespace {
 
 constexpr int64_t kMaxTcpStreams = 16;
 constexpr int64_t kMaxCopyThreads = 8;
-constexpr int64_t kMaxStagingBytes = int64_t{64} << 30;
 constexpr int64_t kMaxSpinMicroseconds = 1'000'000;
 
 std::string_view Value(const char* variable) {
@@ -134,7 +133,8 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
   options.shm_copy_threads = static_cast<uint32_t>(copy_threads);
 
   auto staging_bytes = static_cast<int64_t>(options.staging_bytes);
-  status.Update(ReadNumber("KVXFER_STAGING_BYTES", 0, kMaxStagingBytes, staging_bytes));
+  status.Update(
+      ReadNumber("KVXFER_STAGING_BYTES", 0, AgentOptions::kMaxStagingBytes, staging_bytes));
   options.staging_bytes = static_cast<uint64_t>(staging_bytes);
   status.Update(ReadVerbs(options.verbs));
   ReadText("KVXFER_UCX_TLS", options.ucx.tls);

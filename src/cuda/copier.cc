@@ -33,7 +33,7 @@ class GpuCopier final : public Copier {
   ~GpuCopier() override;
   absl::Status Open();
 
-  absl::StatusOr<uint64_t> Start(std::span<const Piece> pieces, CUevent after) override;
+  absl::StatusOr<uint64_t> Start(std::span<const Piece> pieces) override;
   std::optional<End> Poll() override;
   bool idle() const override { return running_.empty(); }
   std::string Describe() const override {
@@ -197,7 +197,7 @@ void GpuCopier::Record(Batch& batch) {
   events_.push_back(std::exchange(batch.event, nullptr));
 }
 
-absl::StatusOr<uint64_t> GpuCopier::Start(std::span<const Piece> pieces, CUevent after) {
+absl::StatusOr<uint64_t> GpuCopier::Start(std::span<const Piece> pieces) {
   if (!broken_.ok()) return broken_;
   if (pieces.size() > kMaxPieces) {
     return absl::ResourceExhaustedError(
@@ -228,11 +228,7 @@ absl::StatusOr<uint64_t> GpuCopier::Start(std::span<const Piece> pieces, CUevent
   size_t end = at.value_or(0);
   bool begun = false;
   absl::Status status;
-  if (after != nullptr) {
-    status = driver_.Error(driver_.calls().cuStreamWaitEvent(batch.stream, after, 0),
-                           "cuStreamWaitEvent");
-  }
-  if (status.ok() && bytes > 0) {
+  if (bytes > 0) {
     status = at.has_value() ? Launch(pieces, shape, batch.stream, end, begun)
                             : CopyByDriver(pieces, batch.stream, begun);
   }

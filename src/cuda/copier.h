@@ -49,14 +49,12 @@ class Copier {
   // are under way, or as many pieces as there is room for (an idle copier takes kMaxPieces), or
   // more than kMaxPieces; nothing was begun. Another error: the driver refused (bad memory, ...),
   // and no byte of it will move; where it refuses only some of it the batch ends with the error
-  // instead. Two batches may run at the same time and end in any order. `after`: an event that the
-  // batch waits for at the device, null for none.
+  // instead. Two batches may run at the same time and end in any order.
   //
   // The memory of all pieces must be there: a kernel that touches other memory ruins the context,
   // for the application too (CheckAlive). Its first piece says how many of the GPU's
   // multiprocessors a batch is worth: few where one side is host memory.
-  virtual absl::StatusOr<uint64_t> Start(std::span<const Piece> pieces,
-                                         api::CUevent after = nullptr) = 0;
+  virtual absl::StatusOr<uint64_t> Start(std::span<const Piece> pieces) = 0;
 
   struct End {
     uint64_t batch = 0;

@@ -31,12 +31,13 @@ size_t Landed::Flush(std::span<Event> events, std::string_view backend) {
   any_ = false;
   const absl::Status status = flusher_.needed() ? flusher_.Flush() : absl::OkStatus();
   if (!status.ok()) return Withdraw(events, Annotate(status, backend));
+  told_ = false;
   reads_.clear();
   return events.size();
 }
 
 size_t Landed::Withdraw(std::span<Event> events, const absl::Status& why) {
-  Log(LogLevel::kError, "{}", ToStd(why.message()));
+  if (!std::exchange(told_, true)) Log(LogLevel::kError, "{}", ToStd(why.message()));
   any_ = true;  // of what still waits in the backend's queue
   std::vector<Endpoint*> losers;
   size_t left = 0;

@@ -54,7 +54,8 @@ class Landed {
 
   Flusher flusher_;
   size_t regions_ = 0;
-  bool any_ = false;  // has landed since the last flush
+  bool any_ = false;   // has landed since the last flush
+  bool told_ = false;  // that it fails
   std::vector<Read> reads_;
 };
 

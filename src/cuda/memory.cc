@@ -101,11 +101,15 @@ absl::StatusOr<Allocation> Describe(const Driver& driver, uint64_t at) {
 absl::Status CheckBegin(const Driver& driver, const MemorySpan& span) {
   const auto at = reinterpret_cast<uint64_t>(span.data);
   unsigned type = 0;
-  if (Ask(driver, at, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, type) != CUDA_SUCCESS) {
+  const CUresult known = Ask(driver, at, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, type);
+  if (known == CUDA_ERROR_INVALID_VALUE) {
     return absl::InvalidArgumentError(absl::StrCat(
         Range(span),
         " are called CUDA memory and are host memory, or GPU memory that was freed or never was; "
         "register host memory as host memory (MemoryKind::kHost), and GPU memory while it lives"));
+  }
+  if (known != CUDA_SUCCESS) {
+    return Annotate(driver.Error(known, "cuPointerGetAttribute(MEMORY_TYPE)"), Range(span));
   }
   // Moves to whichever device, or the host, touches it.
   if (Holds(driver, at, CU_POINTER_ATTRIBUTE_IS_MANAGED)) return absl::OkStatus();

@@ -244,7 +244,7 @@ TEST_P(BackendConformance, TellsWhatItIs) {
 TEST_P(BackendConformance, GpuMemoryThatItDoesNotTakeIsRefused) {
   if (!GetParam().plugin_path.empty()) return;
   ASSERT_NO_FATAL_FAILURE(Start(4096));
-  if ((caps().memory_kinds & 1u << static_cast<uint32_t>(MemoryKind::kCuda)) != 0) return;
+  if (caps().Takes(MemoryKind::kCuda)) return;
   Backend& backend = pair_->target().backend();
   const MemorySpan span{.data = remote_->memory.data(), .bytes = 4096, .kind = MemoryKind::kCuda};
   const LocalRegion region{

@@ -100,7 +100,7 @@ class CommandServer {
   absl::StatusOr<Fields> Create(const Fields& f) {
     AgentOptions options;
     options.name = f.at(1);
-    options.backends = {f.at(2)};
+    options.backends = absl::StrSplit(f.at(2), ',');
     options.listen = f.at(3);
     options.advertise = f.at(4);
     options.tcp_streams = static_cast<uint32_t>(ToNumber(f.at(5)));

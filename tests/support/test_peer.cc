@@ -124,7 +124,7 @@ absl::Status TestPeer::Create(const AgentOptions& options, MemoryType memory, ui
   const FaultOptions& f = options.faults;
   return Call({"create",
                options.name,
-               options.backends.at(0),
+               absl::StrJoin(options.backends, ","),
                options.listen,
                options.advertise,
                Number(options.tcp_streams),

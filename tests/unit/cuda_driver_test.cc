@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <thread>
@@ -56,6 +58,22 @@ TEST(CudaDriverLoadTest, WithoutALibraryThereIsNoCuda) {
   EXPECT_EQ(GetFails("LD_LIBRARY_PATH", nullptr,
                      {"UNIMPLEMENTED", "no CUDA driver", "libcuda.so.1", "--gpus all"}),
             0);
+}
+
+TEST(CudaDriverLoadTest, AnOldDriverIsToldWhatItLacks) {
+  EXPECT_EQ(GetFails("LD_LIBRARY_PATH", KVXFER_TEST_OLD_CUDA_DIR,
+                     {"UNAVAILABLE", "too old (for CUDA 11.3)", "cuFlushGPUDirectRDMAWrites",
+                      "11.4 or newer"}),
+            0);
+}
+
+TEST(CudaDriverLoadTest, AFileThatIsNoLibraryIsNotTakenForNone) {
+  char folder[] = "/tmp/kvxfer-cuda-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string file = std::string(folder) + "/libcuda.so.1";
+  std::ofstream(file) << "of another architecture, or cut off";
+  EXPECT_EQ(GetFails("LD_LIBRARY_PATH", folder, {"UNAVAILABLE", "cannot be loaded", file}), 0);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(CudaDriverLoadTest, EachFailureOfInitHasItsRemedy) {

@@ -32,7 +32,7 @@ CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
       host_(context.host),
       ipc_namespace_(IpcNamespace()),
       capabilities_{.arrival = Arrival::kCopied,
-                    .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kCuda),
+                    .memory_kinds = BitOf(MemoryKind::kCuda),
                     .max_op_bytes = kMaxOpBytes,
                     .max_op_runs = kMaxOpRuns,
                     .max_message_bytes = net::kMaxMessageBytes},

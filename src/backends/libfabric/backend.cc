@@ -56,8 +56,7 @@ absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
   }
   Capabilities& caps = backend->capabilities_;
   caps = {.arrival = Arrival::kImmediate,
-          .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kHost) |
-                          1u << static_cast<uint32_t>(MemoryKind::kCuda),
+          .memory_kinds = BitOf(MemoryKind::kHost) | BitOf(MemoryKind::kCuda),
           .rail_keeps_order = false,
           .rails_fail_alone = true,
           .needs_remote_cpu = true,

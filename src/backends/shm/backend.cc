@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext
   std::unique_ptr<ShmBackend> backend(
       new ShmBackend(CopyThreads(context.options.shm_copy_threads)));
   backend->capabilities_ = {.arrival = Arrival::kCopied,
-                            .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kHost),
+                            .memory_kinds = BitOf(MemoryKind::kHost),
                             .rail_keeps_order = true,
                             .needs_remote_cpu = false,
                             .max_op_bytes = kMaxOpBytes,

@@ -34,7 +34,7 @@ UcxBackend::UcxBackend(const BackendContext& context)
       host_(context.host),
       connect_timeout_(context.options.connect_timeout) {
   capabilities_ = {.arrival = Arrival::kImmediate,
-                   .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kHost),
+                   .memory_kinds = BitOf(MemoryKind::kHost),
                    .rail_keeps_order = true,
                    .needs_remote_cpu = true,
                    .max_op_bytes = kMaxOpBytes,

@@ -49,8 +49,7 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
     return status;
   }
   backend->capabilities_ = {.arrival = Arrival::kImmediate,
-                            .memory_kinds = 1u << static_cast<uint32_t>(MemoryKind::kHost) |
-                                            1u << static_cast<uint32_t>(MemoryKind::kCuda),
+                            .memory_kinds = BitOf(MemoryKind::kHost) | BitOf(MemoryKind::kCuda),
                             .rail_keeps_order = backend->ordered(),
                             .rails_fail_alone = true,
                             .needs_remote_cpu = false,
