@@ -117,9 +117,9 @@ void Peer::Close(TransferState state, const absl::Status& why, Duration within) 
   for (const TransferPtr& record : queue_.Remove([](const auto&) { return true; })) {
     FailQueued(record, state, why);
   }
-  for (Outbound* outbound : Active()) {
-    BeginEnd(*outbound, state, why, std::min(outbound->record->deadline, close_by_));
-  }
+  ForEachActive(&Any, [&](Outbound& outbound) {
+    BeginEnd(outbound, state, why, std::min(outbound.record->deadline, close_by_));
+  });
   CheckDeath(why);
   FinishClosing(Now());
 }
@@ -128,17 +128,24 @@ void Peer::Close(TransferState state, const absl::Status& why, Duration within) 
 // them nobody would learn that nothing lands any more.
 void Peer::FinishClosing(Time now) {
   if (!closing_ || (UpLink() != nullptr && !active_.empty() && now < close_by_)) return;
-  for (Outbound* outbound : Active()) BeginEnd(*outbound, outbound->end_state, close_why_, now);
+  ForEachActive(
+      &Any, [&](Outbound& outbound) { BeginEnd(outbound, outbound.end_state, close_why_, now); });
   for (Path& path : paths_) {
     if (path.link) CloseLink(*path.link, close_why_);
   }
 }
 
-std::vector<Outbound*> Peer::Active() {
-  std::vector<Outbound*> active;
-  active.reserve(active_.size());
-  for (auto& [id, outbound] : active_) active.push_back(&outbound);
-  return active;
+bool Peer::Any(const Outbound& /*outbound*/) { return true; }
+
+void Peer::ForEachActive(absl::FunctionRef<bool(const Outbound&)> which,
+                         absl::FunctionRef<void(Outbound&)> end) {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, outbound] : active_) {
+    if (which(outbound)) ids.push_back(id);
+  }
+  for (const uint64_t id : ids) {
+    if (const auto it = active_.find(id); it != active_.end()) end(it->second);
+  }
 }
 
 void Peer::Pump(Time now) {
@@ -175,13 +182,10 @@ void Peer::OnTimer(Time now) {
   }
   if (!queued.empty()) ExpireQueued(queued);
   if (ending_ > 0) {
-    std::vector<Outbound*> due;
-    for (auto& [id, outbound] : active_) {
-      if (outbound.ending && !outbound.published && outbound.give_up <= now) {
-        due.push_back(&outbound);
-      }
-    }
-    for (Outbound* outbound : due) AdvanceEnd(*outbound, now);
+    const auto due = [now](const Outbound& outbound) {
+      return outbound.ending && !outbound.published && outbound.give_up <= now;
+    };
+    ForEachActive(due, [&](Outbound& outbound) { AdvanceEnd(outbound, now); });
   }
   RailTimers(now);
   for (Path& path : paths_) {

@@ -252,8 +252,11 @@ class Peer {
   void OnDown(Link& link, const absl::Status& why);
   void LoseData(Link& link, const absl::Status& why);
   void CloseLink(Link& link, const absl::Status& why);
-  // To be ended one by one: each may be erased meanwhile, but no other.
-  std::vector<Outbound*> Active();
+  // Of those that `which` picks, in the order of their ids: the end of one may erase it, and its
+  // children, which come after it.
+  static bool Any(const Outbound& outbound);
+  void ForEachActive(absl::FunctionRef<bool(const Outbound&)> which,
+                     absl::FunctionRef<void(Outbound&)> end);
   void FinishClosing(Time now);
   void KeepAlive(Time now);
   void Heartbeat(Link& link, Time now);

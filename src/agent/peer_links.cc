@@ -251,21 +251,17 @@ void Peer::OnDown(Link& link, const absl::Status& why) {
 
 // Fails what had data on the lost link; what only waits for a word of the target goes on.
 void Peer::LoseData(Link& link, const absl::Status& why) {
-  std::vector<Outbound*> lost;
-  for (auto& [id, outbound] : active_) {
-    if (outbound.link == &link) lost.push_back(&outbound);
-  }
-  for (Outbound* outbound : lost) {
-    const bool asks = outbound->fetch == Outbound::Fetch::kAsked && outbound->ops == 0;
-    const bool control_only = (outbound->opened && !outbound->book.counted()) || asks;
-    outbound->link = nullptr;
-    if (control_only && !outbound->ending) continue;
-    BeginEnd(*outbound, TransferState::kFailed,
-             absl::UnavailableError(absl::StrCat(
-                 "connection to peer ", metadata_.name, " lost over ",
-                 ToAbsl(runtime_->backends[link.backend]->name()), ": ", why.message())),
-             Now());
-  }
+  const absl::Status cause = absl::UnavailableError(
+      absl::StrCat("connection to peer ", metadata_.name, " lost over ",
+                   ToAbsl(runtime_->backends[link.backend]->name()), ": ", why.message()));
+  const auto lost = [&](const Outbound& outbound) { return outbound.link == &link; };
+  ForEachActive(lost, [&](Outbound& outbound) {
+    const bool asks = outbound.fetch == Outbound::Fetch::kAsked && outbound.ops == 0;
+    const bool control_only = (outbound.opened && !outbound.book.counted()) || asks;
+    outbound.link = nullptr;
+    if (control_only && !outbound.ending) return;
+    BeginEnd(outbound, TransferState::kFailed, cause, Now());
+  });
 }
 
 // Makes sure that there is a connection while anything waits for the target's word.
@@ -289,13 +285,10 @@ void Peer::KeepAlive(Time now) {
     CheckDeath(link.status());
   }
   if (active_.empty() && quarantined_.empty() && !stager_.unsettled()) return;
-  std::vector<Outbound*> hopeless;
-  for (auto& [id, outbound] : active_) {
-    if (!outbound.ending) hopeless.push_back(&outbound);
-  }
-  for (Outbound* outbound : hopeless) {
-    BeginEnd(*outbound, TransferState::kFailed, link.status(), now);
-  }
+  const auto goes_on = [](const Outbound& outbound) { return !outbound.ending; };
+  ForEachActive(goes_on, [&](Outbound& outbound) {
+    BeginEnd(outbound, TransferState::kFailed, link.status(), now);
+  });
   // Quarantines wait for the peer to come back.
   for (Path& path : paths_) {
     if (!path.link && path.reachable.ok() && path.retry_at <= now) {

@@ -120,18 +120,18 @@ void Peer::ResetSession(const absl::Status& why, Time posted_until) {
   const TransferState state = TransferState::kFailed;
   const auto before = [&](const auto& record) { return record.posted <= posted_until; };
   for (const TransferPtr& record : queue_.Remove(before)) FailQueued(record, state, why);
-  for (Outbound* outbound : Active()) BeginEnd(*outbound, state, why, Now());
+  ForEachActive(&Any, [&](Outbound& outbound) { BeginEnd(outbound, state, why, Now()); });
   for (Path& path : paths_) {
     if (path.link) CloseLink(*path.link, why);
   }
   // The rest ends without the target's word: it no longer knows, or never will.
-  for (Outbound* outbound : Active()) {
-    outbound->orphan |= outbound->abort_due;
-    outbound->untold |= outbound->abort_due;
-    if (outbound->record->quarantined()) quarantined_.push_back(outbound->record);
-    outbound->abort_due = false;
-    AdvanceEnd(*outbound, Now());
-  }
+  ForEachActive(&Any, [&](Outbound& outbound) {
+    outbound.orphan |= outbound.abort_due;
+    outbound.untold |= outbound.abort_due;
+    if (outbound.record->quarantined()) quarantined_.push_back(outbound.record);
+    outbound.abort_due = false;
+    AdvanceEnd(outbound, Now());
+  });
   NewSession();
 }
 

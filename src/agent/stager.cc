@@ -260,15 +260,23 @@ void Stager::Cancel(const Outbound& outbound, const absl::Status& why, Time give
   }
 }
 
+// What is over and not told yet is only counted: to tell it could end `outbound`, and others.
 void Stager::Abandon(Outbound& outbound) {
-  TellEnds();
+  OpTable& table = peer_->runtime_->ops;
+  std::erase_if(ended_, [&](const Ended& ended) {
+    const OpTable::Entry* const entry = table.Find(ended.op);
+    if (entry == nullptr || entry->owner != &outbound) return false;
+    table.Release(ended.op);
+    --outbound.ops;
+    return true;
+  });
   for (const uint64_t child : ChildrenOf(outbound)) {
     StagedOp& op = ops_.at(child);
     op.owner = nullptr;
     op.runs = {};
     if (op.why.ok()) op.why = absl::CancelledError("the transfer has ended");
     ++outstanding_[op.whole];
-    peer_->runtime_->ops.Release(op.op);
+    table.Release(op.op);
     --outbound.ops;
   }
 }
