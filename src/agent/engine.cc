@@ -343,10 +343,21 @@ void Engine::SendAll(Time now, bool hold_acks) {
   FinishDeregistrations();
 }
 
+// Staging slots go to whoever comes first: another one each time.
 void Engine::PumpPeers(Time now) {
   do {
-    ForEachPeer([now](Peer& peer) { peer.Pump(now); });
-  } while (CancelBrokenGroups());
+    runtime_.own_slot_wanted = runtime_.own_slot_freed = false;
+    if (runtime_.staging.open() && peers_.size() > 1) {
+      auto first = peers_.upper_bound(pumped_first_);
+      if (first == peers_.end()) first = peers_.begin();
+      pumped_first_ = first->first;
+      for (auto it = first; it != peers_.end(); ++it) it->second->Pump(now);
+      for (auto it = peers_.begin(); it != first; ++it) it->second->Pump(now);
+      for (auto& peer : leaving_) peer->Pump(now);
+    } else {
+      ForEachPeer([now](Peer& peer) { peer.Pump(now); });
+    }
+  } while (CancelBrokenGroups() || runtime_.own_slot_freed);
 }
 
 void Engine::ForEachPeer(absl::FunctionRef<void(Peer&)> act) {

@@ -199,6 +199,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   size_t undone_from_ = 0;        // the backend that they are of
   size_t next_backend_ = 0;       // which is polled first
   std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
+  std::string pumped_first_{};
   std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
   std::map<RegionId, Closing> closing_;
   std::optional<InboundHub::Question> drain_question_;

@@ -113,6 +113,7 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
   const uint32_t rkey = entry.region.rkey;
   const Entry& added = entries_.emplace(id, std::move(entry)).first->second;
   rkeys_.emplace(rkey, &added);
+  if (added.slots) slots_ = &added;
   return id;
 }
 
@@ -175,7 +176,8 @@ const StagedMemory* MemoryRegistry::FindStaged(RegionId id) const {
 const StagedMemory* MemoryRegistry::FindGranted(uint32_t rkey, uint64_t address, uint64_t bytes,
                                                 Access wanted) const {
   const auto it = rkeys_.find(rkey);
-  if (it == rkeys_.end() || it->second->closed) return nullptr;
+  // Not the staging memory itself: copies within it could overlap.
+  if (it == rkeys_.end() || it->second->closed || it->second->slots) return nullptr;
   const LocalRegion& region = it->second->region;
   const RegionView view{.base = reinterpret_cast<uintptr_t>(region.span.data),
                         .bytes = region.span.bytes};

@@ -47,6 +47,10 @@ class MemoryRegistry {
   // be staged either.
   absl::StatusOr<RegionId> Register(const MemorySpan& span, Access access, const Backends& backends,
                                     const Ahead& ahead, const Staging& staging);
+  // The staging memory is there, and `backend` has taken it.
+  bool StagesOver(size_t backend) const {
+    return slots_ != nullptr && slots_->holds[backend] != nullptr;
+  }
   // From now on no new transfer uses it and new metadata does not name it.
   absl::Status Close(RegionId id);
   // Forgets a closed region.
@@ -88,6 +92,7 @@ class MemoryRegistry {
 
   std::map<RegionId, Entry> entries_;
   std::unordered_map<uint32_t, const Entry*> rkeys_;  // of entries_
+  const Entry* slots_ = nullptr;                      // the staging memory's
   std::set<std::string> told_;  // backends of which it was told that they take no GPU memory
   uint32_t last_region_ = 0;
   mutable std::mutex mu_;

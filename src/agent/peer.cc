@@ -63,7 +63,9 @@ void Peer::Update(AgentMetadata metadata) {
   regions_by_id_.clear();
   for (const auto& region : metadata_.regions) {
     regions_by_id_.emplace(static_cast<uint32_t>(region.region.id), &region);
-    if (region.staging) staging_base_ = region.region.base;
+    if (!region.staging) continue;
+    staging_base_ = region.region.base;
+    staging_slots_ = region.region.bytes / Staging::kSlotBytes;
   }
   auto queued = view_ ? view_->queued : std::make_shared<std::atomic<uint32_t>>(0);
   view_ = std::make_shared<const PeerView>(

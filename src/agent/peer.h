@@ -196,7 +196,7 @@ class Peer {
   // Ends every transfer as `state`, and closes every connection once the target has said that it
   // lets go of them, or `within` from now. Pump goes on; call Finished until true.
   void Close(TransferState state, const absl::Status& why, Duration within);
-  bool Finished() const { return links() == 0; }
+  bool Finished() const { return links() == 0 && !stager_.moving(); }
   // Takes over the quarantines of `before`, which knew the same incarnation and is finished.
   void Inherit(const Peer& before);
 
@@ -235,7 +235,7 @@ class Peer {
   Link* UpLink();
   using Suits = absl::FunctionRef<bool(const Path&)>;
   absl::StatusOr<Link*> LinkFor(const std::string& backend, uint64_t bytes, Time posted, Time now,
-                                Suits suits);
+                                Suits suits, Link* second = nullptr);
   PathOrder Preferred(uint64_t bytes, Time now) const;
   // The path is of that backend; empty: any is.
   bool IsOf(const Path& path, const std::string& backend) const;
@@ -318,12 +318,14 @@ class Peer {
   enum class Reach : uint8_t { kNone, kStaged, kNative };
   Reach ReachOf(const Path& path, const internal::TransferRecord& record) const;
   absl::StatusOr<Link*> LinkFor(const internal::TransferRecord& record, Time now);
+  absl::Status NoWay(const internal::TransferRecord& record, const absl::Status& unreachable) const;
   bool CopiesItself(const Link& link) const;
   bool PostStaged(Outbound& outbound);
   absl::Status BeginChild(const TransferPtr& record, Link* link);
   void EndChild(uint64_t child, const absl::Status& why, Time give_up);
   void OnStaged(uint64_t op, const absl::Status& status);
-  void ClearQuarantine(const TransferPtr& record);
+  void ClearQuarantine(const TransferPtr& record, bool arrived);
+  void OnSettled(const TransferPtr& record);
   const StagedMemory* StagedLocal(const internal::TransferRecord& record, uint32_t index) const;
   const StagedKey* StagedRemote(const internal::TransferRecord& record, uint32_t index);
   void TellStaged(const internal::TransferRecord& record, const Link& link);
@@ -369,6 +371,7 @@ class Peer {
   void FailQueued(const TransferPtr& record, TransferState state, absl::Status status);
   void DropPrepared(Outbound& outbound);
   void Erase(Outbound& outbound);
+  void NoneAsks(uint64_t id);
   void ClearQuarantines();
   std::string Stage(const Outbound& outbound) const;
   void ExpireQueued(const std::unordered_set<uint64_t>& ids);
@@ -412,7 +415,8 @@ class Peer {
   cuda::PointPoll points_;    // what transfers wait for in CUDA streams
   bool waits_key_ = false;    // a region's key is not here yet
   Stager stager_;
-  uint64_t staging_base_ = 0;  // address of slot 0 at the target; 0: it has none
+  uint64_t staging_base_ = 0;                            // address of slot 0 at the target
+  uint64_t staging_slots_ = 0;                           // how many it has, lent or not; 0: none
   std::unordered_map<uint32_t, StagedKey> staged_keys_;  // by region
   std::string told_staged_{};  // over which backend it was said last that GPU memory is staged
   // Transfers whose quiet was not learnt before their session ended.

@@ -100,12 +100,13 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
     }
     case FrameType::kStageLend: {
       auto lend = Decode<StageLendFrame>(frame.body);
-      if (lend.ok()) stager_.OnLend(*lend);
-      return lend.status();
+      return lend.ok() ? stager_.OnLend(*lend) : lend.status();
     }
-    case FrameType::kStageRecall:
-      stager_.OnRecall();
-      return absl::OkStatus();
+    case FrameType::kStageRecall: {
+      auto recall = Decode<StageRecallFrame>(frame.body);
+      if (recall.ok()) stager_.OnRecall();
+      return recall.status();
+    }
     case FrameType::kStaged: {
       auto staged = Decode<StagedFrame>(frame.body);
       return staged.ok() ? stager_.OnStaged(*staged) : staged.status();
@@ -154,7 +155,7 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
       ReturnCredit(outbound.record->options);
     }
     outbound.abort_due = false;
-    if (!stager_.Outstanding(outbound.record)) ClearQuarantine(outbound.record);
+    ClearQuarantine(outbound.record, outbound.arrived);
     AdvanceEnd(outbound, Now());
   }
   return absl::OkStatus();
@@ -218,6 +219,9 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
   for (const auto& [id, outbound] : active_) {
     if (touches(*outbound.record)) asked.transfers.insert(id);
   }
+  stager_.ForEachOutstanding([&](const TransferPtr& record) {
+    if (touches(*record)) asked.transfers.insert(record->id);
+  });
   asked_.push_back(std::move(asked));
   AnswerQuiesce();
   return absl::OkStatus();

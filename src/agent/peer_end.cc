@@ -212,15 +212,21 @@ void Peer::DropPrepared(Outbound& outbound) {
 // Forgets a transfer that has ended at both sides, or whose other side will never say.
 void Peer::Erase(Outbound& outbound) {
   const uint64_t id = outbound.record->id;
+  const bool settled = !stager_.Outstanding(outbound.record);
   if (outbound.ending) --ending_;
-  for (Asked& asked : asked_) asked.transfers.erase(id);
   active_.erase(id);
+  if (settled) NoneAsks(id);
+}
+
+// What is asked of a transfer by a Quiesce is answered: it has ended and is quiet.
+void Peer::NoneAsks(uint64_t id) {
+  for (Asked& asked : asked_) asked.transfers.erase(id);
   AnswerQuiesce();
 }
 
 void Peer::ClearQuarantines() {
-  for (const TransferPtr& record : std::exchange(quarantined_, {})) ClearQuarantine(record);
   stager_.OnQuiet();
+  for (const TransferPtr& record : std::exchange(quarantined_, {})) ClearQuarantine(record, false);
   for (auto& [id, outbound] : active_) outbound.orphan = false;
 }
 

@@ -95,8 +95,8 @@ MemoryExplanation Peer::ExplainPair(const Explanation& paths, MemoryKind local, 
     if (!there && remote == MemoryKind::kCuda && path.link && !path.link->beyond.empty()) {
       absl::StrAppend(&why, " (", path.link->beyond.begin()->second.message(), ")");
     }
-    const bool lent = remote == MemoryKind::kHost || staging_base_ != 0;
-    const bool own = local == MemoryKind::kHost || runtime_->staging.open();
+    const bool lent = remote == MemoryKind::kHost || staging_slots_ > 0;
+    const bool own = local == MemoryKind::kHost || runtime_->memory.StagesOver(path.backend);
     if (!path.host || !lent || !own || out.staged) continue;
     out.staged = true;
     out.backend = std::string(name);

@@ -88,9 +88,10 @@ PathOrder Peer::Preferred(uint64_t bytes, Time now) const {
 }
 
 // The link for a transfer of `bytes` posted at `posted` that asks for `backend` (empty: any); null
-// while one is being made; or why there is none.
+// while one is being made; or why there is none. `second` is as good as a path that does not suit
+// can be: what suits and failed is not waited for.
 absl::StatusOr<Link*> Peer::LinkFor(const std::string& backend, uint64_t bytes, Time posted,
-                                    Time now, Suits suits) {
+                                    Time now, Suits suits, Link* second) {
   const PathOrder order = Preferred(bytes, now);
   // What carries no data needs no rail.
   const auto takes = [bytes](const Path& path) { return bytes > 0 ? Ready(path) : Up(path); };
@@ -108,7 +109,7 @@ absl::StatusOr<Link*> Peer::LinkFor(const std::string& backend, uint64_t bytes, 
     if (takes(path)) return path.link.get();
     if (!path.reachable.ok()) continue;
     // A path that failed is tried again when there is no other, not for every transfer.
-    if (path.failures > 0 && other != nullptr) {
+    if (path.failures > 0 && (other != nullptr || second != nullptr)) {
       TryAgain(path, now);
       continue;
     }
@@ -129,6 +130,7 @@ absl::StatusOr<Link*> Peer::LinkFor(const std::string& backend, uint64_t bytes, 
   }
   if (wait) return nullptr;
   if (other != nullptr) return other;
+  if (second != nullptr) return second;
   if (late) return nullptr;
   return Unreachable(backend);
 }

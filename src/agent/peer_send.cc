@@ -172,14 +172,16 @@ void Peer::DropDeadKeys() {
   for (const auto& [id, outbound] : active_) {
     used.insert(outbound.keys.begin(), outbound.keys.end());
   }
+  const auto dead = [&](uint32_t id, const RemoteKey* key) {
+    return (revoked_.Contains(id) || !regions_by_id_.contains(id)) && !used.contains(key);
+  };
   for (Path& path : paths_) {
     if (!path.link) continue;
     std::erase_if(path.link->keys, [&](const auto& entry) {
-      const auto id = static_cast<uint32_t>(entry.first);
-      const bool dead = revoked_.Contains(id) || !regions_by_id_.contains(id);
-      return dead && !used.contains(entry.second.get());
+      return dead(static_cast<uint32_t>(entry.first), entry.second.get());
     });
   }
+  std::erase_if(staged_keys_, [&](const auto& entry) { return dead(entry.first, &entry.second); });
 }
 
 // Transfers of one priority take turns, a slice each, so that a large one does not hold up a small

@@ -34,46 +34,78 @@ Peer::Reach Peer::ReachOf(const Path& path, const internal::TransferRecord& reco
   if (record.blocks.total_bytes() == 0) return Reach::kNative;
   if (!record.cuda) return path.host ? Reach::kNative : Reach::kNone;
   bool native = true;
-  for (const uint32_t index : record.blocks.local_regions()) {
-    native &= ReachesLocal(path, record.local->regions()[index]);
-  }
+  bool staged_here = false;
   bool staged_there = false;
+  for (const uint32_t index : record.blocks.local_regions()) {
+    const RegionView& region = record.local->regions()[index];
+    native &= ReachesLocal(path, region);
+    staged_here |= region.kind == MemoryKind::kCuda;
+  }
   for (const uint32_t index : record.blocks.remote_regions()) {
     const RegionView& region = record.remote->regions()[index];
     native &= ReachesRemote(path, region);
     staged_there |= region.kind == MemoryKind::kCuda;
   }
   if (native) return Reach::kNative;
-  if (!path.host || (staged_there && staging_base_ == 0)) return Reach::kNone;
-  return Reach::kStaged;
+  const bool can = path.host && (!staged_here || runtime_->memory.StagesOver(path.backend)) &&
+                   (!staged_there || staging_slots_ > 0);
+  return can ? Reach::kStaged : Reach::kNone;
 }
 
 // A path that reaches the memory itself, or else one that is staged over. The first of these that
-// fails gives way to the second, with a warning (TellStaged).
+// fails gives way to the second, with a warning (TellStaged), and is tried again beside it.
 absl::StatusOr<Link*> Peer::LinkFor(const internal::TransferRecord& record, Time now) {
   const std::string& backend = record.options.backend;
   const uint64_t bytes = record.blocks.total_bytes();
   const auto is = [&](Reach reach) {
     return [this, &record, reach](const Path& path) { return ReachOf(path, record) == reach; };
   };
-  auto link = LinkFor(backend, bytes, record.posted, now, is(Reach::kNative));
-  if (link.ok() || !record.cuda) return link;
   const auto staged = is(Reach::kStaged);
-  absl::Status why = link.status();
+  Link* second = nullptr;
+  if (record.cuda) {
+    for (const uint8_t index : Preferred(bytes, now)) {
+      const Path& path = paths_[index];
+      if (second == nullptr && IsOf(path, backend) && Ready(path) && staged(path)) {
+        second = path.link.get();
+      }
+    }
+  }
+  auto link = LinkFor(backend, bytes, record.posted, now, is(Reach::kNative), second);
+  if (link.ok() || !record.cuda) return link;
+  const auto may = [&](const Path& path) { return IsOf(path, backend) && staged(path); };
+  if (std::ranges::any_of(paths_, may)) return LinkFor(backend, bytes, record.posted, now, staged);
+  return NoWay(record, link.status());
+}
+
+// Why a transfer of GPU memory can go no way, where no path could be made that reaches it.
+absl::Status Peer::NoWay(const internal::TransferRecord& record,
+                         const absl::Status& unreachable) const {
+  const std::string& backend = record.options.backend;
+  absl::Status why = absl::FailedPreconditionError(absl::StrCat("peer ", metadata_.name));
+  bool any = false;
   for (const Path& path : paths_) {
     if (!IsOf(path, backend)) continue;
-    if (staged(path)) return LinkFor(backend, bytes, record.posted, now, staged);
-    if (absl::Status beyond = WhyBeyond(path.link.get(), record); !beyond.ok())
-      why = std::move(beyond);
+    any = true;
+    if (ReachOf(path, record) == Reach::kNative) why = unreachable;
+    if (absl::Status beyond = WhyBeyond(path.link.get(), record); !beyond.ok()) why = beyond;
   }
-  const std::string_view no_stage = staging_base_ == 0 ? "the peer lends no staging memory"
-                                    : backend.empty()  ? "no backend in common takes host memory"
-                                                       : "that backend takes no host memory";
-  return absl::Status(
-      why.code(), absl::StrCat(why.message(),
-                               "; no backend takes this GPU memory at both ends, and it cannot be "
-                               "staged: ",
-                               ToAbsl(no_stage)));
+  if (!any) return unreachable;
+  const auto cuda = [](const auto& table, std::span<const uint32_t> regions) {
+    return std::ranges::any_of(
+        regions, [&](uint32_t index) { return table->regions()[index].kind == MemoryKind::kCuda; });
+  };
+  std::string_view no_stage = backend.empty() ? "no backend in common takes host memory"
+                                              : "that backend takes no host memory";
+  if (cuda(record.remote, record.blocks.remote_regions()) && staging_slots_ == 0) {
+    no_stage = "the peer lends no staging memory";
+  }
+  if (cuda(record.local, record.blocks.local_regions()) && !runtime_->staging.open()) {
+    no_stage = "this agent has none (AgentOptions::staging_bytes, KVXFER_STAGING_BYTES)";
+  }
+  return absl::Status(why.code(), absl::StrCat(why.message(),
+                                               ": no backend takes this GPU memory at both ends, "
+                                               "and it cannot be staged: ",
+                                               ToAbsl(no_stage)));
 }
 
 // Once for each backend that it changes to: no silent fallback.
@@ -165,9 +197,17 @@ void Peer::OnStaged(uint64_t op, const absl::Status& status) {
   }
 }
 
-void Peer::ClearQuarantine(const TransferPtr& record) {
+// Nothing of it is on the wire any more; `arrived`: for the target has it all. A GPU, here or
+// there, may still copy for it: OnSettled follows then.
+void Peer::ClearQuarantine(const TransferPtr& record, bool arrived) {
+  if (!stager_.Outstanding(record)) runtime_->ClearQuarantine(record);
+  if (record->child) stager_.OnChildQuiet(record->id, arrived);
+}
+
+// No op of it moves bytes any more.
+void Peer::OnSettled(const TransferPtr& record) {
   runtime_->ClearQuarantine(record);
-  if (record->child) stager_.OnChildQuiet(record->id);
+  if (!active_.contains(record->id)) NoneAsks(record->id);
 }
 
 }  // namespace kvxfer

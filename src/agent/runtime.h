@@ -99,6 +99,9 @@ struct Runtime {
   // Writes that were copied while they were posted, and whose completions nobody has asked for.
   size_t copied = 0;
   std::unordered_map<const Endpoint*, EndpointUser*> users;
+  // Of staging: a peer would have one of this agent's own slots, and some were given back since.
+  bool own_slot_wanted = false;
+  bool own_slot_freed = false;
   // Groups of which a member has failed, and whose others are to be cancelled.
   std::vector<TransferPtr> broken_groups;
   // Endpoints (and their keys, with their users) that are finished, closed after the round.

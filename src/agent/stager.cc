@@ -66,7 +66,7 @@ bool Stager::TakeSlots(StagedOp& op) {
     return false;
   }
   if (op.moves) {
-    op.own = staging_->TakeOwn();
+    op.own = TakeOwn();
     if (!op.own.has_value()) return false;
   }
   if (op.answers) {
@@ -76,10 +76,31 @@ bool Stager::TakeSlots(StagedOp& op) {
   return true;
 }
 
+// A quarter of them at most: a peer that stands still holds what it has until its transfers end,
+// and the others go on.
+std::optional<uint32_t> Stager::TakeOwn() {
+  const uint32_t most = std::max(1u, staging_->lent_slots() / 4);
+  std::optional<uint32_t> slot;
+  if (own_held_ < most) slot = staging_->TakeOwn();
+  if (slot.has_value()) {
+    ++own_held_;
+  } else {
+    peer_->runtime_->own_slot_wanted = true;
+  }
+  return slot;
+}
+
+void Stager::GiveOwn(uint32_t slot) {
+  --own_held_;
+  staging_->GiveOwn(slot);
+  peer_->runtime_->own_slot_freed = peer_->runtime_->own_slot_wanted;
+}
+
 // Who holds as many as one may waits for its own.
 void Stager::Ask() {
-  if (held_ >= StageLender::kMaxHeld || std::exchange(asked_, true)) return;
-  peer_->channel_.Push(FrameType::kStageAsk, StageAskFrame{.count = StageLender::kMaxHeld - held_});
+  const auto held = static_cast<uint32_t>(held_.size());
+  if (held >= StageLender::kMaxHeld || std::exchange(asked_, true)) return;
+  peer_->channel_.Push(FrameType::kStageAsk, StageAskFrame{.count = StageLender::kMaxHeld - held});
 }
 
 void Stager::StartMove(uint64_t child, StagedOp& op) {
@@ -196,9 +217,13 @@ void Stager::OnChildEnd(uint64_t child, const internal::TransferRecord::End& end
 }
 
 absl::Status Stager::OnStaged(const StagedFrame& frame) {
+  if (const auto unsure = unsure_.find(frame.transfer); unsure != unsure_.end()) {
+    unsure->second.staged = true;
+    if (unsure->second.quiet) LetGo(unsure);
+    return absl::OkStatus();
+  }
   const auto it = ops_.find(frame.transfer);
-  // Of one that ended unsure.
-  if (it == ops_.end()) return absl::OkStatus();
+  if (it == ops_.end()) return absl::OkStatus();  // of one that was let go of
   StagedOp& op = it->second;
   if (!op.answers || op.answer.has_value()) {
     return absl::InvalidArgumentError("it says twice, or unasked, that it has copied");
@@ -222,11 +247,14 @@ absl::Status Stager::OnStaged(const StagedFrame& frame) {
 void Stager::Finish(uint64_t child, absl::Status status, bool unsure) {
   StagedOp op = std::move(ops_.at(child));
   ops_.erase(child);
-  if (op.own.has_value()) staging_->GiveOwn(*op.own);
+  if (op.own.has_value()) GiveOwn(*op.own);
   if (op.lent.has_value() && !unsure) GiveLent(*op.lent);
   if (unsure) {
     ++outstanding_[op.whole];
-    unsure_.emplace(child, Unsure{.whole = op.whole, .lent = op.lent});
+    unsure_.emplace(child, Unsure{.whole = op.whole,
+                                  .lent = op.lent,
+                                  .told = op.told && op.answers,
+                                  .staged = op.answer.has_value()});
   }
   if (op.owner != nullptr) {
     ended_.push_back({.op = op.op, .status = std::move(status)});
@@ -286,27 +314,37 @@ void Stager::Settle(const TransferPtr& whole) {
   if (it == outstanding_.end() || --it->second > 0) return;
   const TransferPtr record = it->first;
   outstanding_.erase(it);
-  peer_->runtime_->ClearQuarantine(record);
+  peer_->OnSettled(record);
 }
 
-void Stager::OnChildQuiet(uint64_t child) {
-  const auto it = unsure_.find(child);
-  if (it == unsure_.end()) return;
+void Stager::LetGo(std::map<uint64_t, Unsure>::iterator it) {
   const Unsure unsure = std::move(it->second);
   unsure_.erase(it);
   if (unsure.lent.has_value()) GiveLent(*unsure.lent);
   Settle(unsure.whole);
 }
 
+void Stager::OnChildQuiet(uint64_t child, bool arrived) {
+  const auto it = unsure_.find(child);
+  if (it == unsure_.end()) return;
+  it->second.quiet = true;
+  const bool copied_yet = it->second.told && arrived && !it->second.staged;
+  if (!copied_yet) LetGo(it);
+}
+
 void Stager::OnQuiet() {
-  for (auto& [child, unsure] : std::exchange(unsure_, {})) Settle(unsure.whole);
+  std::vector<TransferPtr> settled;
+  std::erase_if(unsure_, [&](const auto& entry) {
+    if (entry.second.past) settled.push_back(entry.second.whole);
+    return entry.second.past;
+  });
+  for (const TransferPtr& whole : settled) Settle(whole);
 }
 
 void Stager::OnSessionEnd() {
   lent_.clear();
-  held_ = 0;
+  held_.clear();
   asked_ = recalled_ = false;
-  for (auto& [child, unsure] : unsure_) unsure.lent.reset();
   std::vector<uint64_t> waiting;
   for (auto& [child, op] : ops_) {
     op.lent.reset();
@@ -319,26 +357,43 @@ void Stager::OnSessionEnd() {
                                                " ended while it copied into its GPU's memory")),
            write);
   }
+  for (auto& [child, unsure] : unsure_) {
+    unsure.lent.reset();
+    unsure.past = true;
+  }
 }
 
-void Stager::OnLend(const StageLendFrame& frame) {
-  asked_ = recalled_ = false;
-  lent_.insert(lent_.end(), frame.slots.begin(), frame.slots.end());
-  held_ += static_cast<uint32_t>(frame.slots.size());
+absl::Status Stager::OnLend(const StageLendFrame& frame) {
+  if (!std::exchange(asked_, false)) {
+    return absl::InvalidArgumentError("it lends staging slots that nobody asked for");
+  }
+  recalled_ = false;
+  for (const uint32_t slot : frame.slots) {
+    const bool sense = slot < peer_->staging_slots_ && held_.size() < StageLender::kMaxHeld;
+    if (!sense || !held_.insert(slot).second) {
+      return absl::InvalidArgumentError(absl::StrCat("it lends staging slot ", slot,
+                                                     ", which it has not got, has lent already, "
+                                                     "or is one too many"));
+    }
+    lent_.push_back(slot);
+  }
+  return absl::OkStatus();
 }
 
 // Others wait: what is free goes back now, the rest as soon as it is.
 void Stager::OnRecall() {
   recalled_ = true;
-  if (lent_.empty()) return;
-  held_ -= static_cast<uint32_t>(lent_.size());
-  peer_->channel_.Push(FrameType::kStageBack, StageBackFrame{.slots = std::exchange(lent_, {})});
+  if (!lent_.empty()) GiveBack(std::exchange(lent_, {}));
 }
 
 void Stager::GiveLent(uint32_t slot) {
   if (!recalled_) return lent_.push_back(slot);
-  --held_;
-  peer_->channel_.Push(FrameType::kStageBack, StageBackFrame{.slots = {slot}});
+  GiveBack({slot});
+}
+
+void Stager::GiveBack(std::vector<uint32_t> slots) {
+  for (const uint32_t slot : slots) held_.erase(slot);
+  peer_->channel_.Push(FrameType::kStageBack, StageBackFrame{.slots = std::move(slots)});
 }
 
 }  // namespace kvxfer

@@ -17,10 +17,12 @@
 #ifndef KVXFER_AGENT_STAGER_H_
 #define KVXFER_AGENT_STAGER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -68,17 +70,17 @@ class Stager final : private Staging::User {
   // Lets go of `outbound`, which is told now: its ops are over for it.
   void Abandon(Outbound& outbound);
   // Ops of it may still move bytes though they are over for it: it is quarantined until
-  // Runtime::ClearQuarantine, which follows.
+  // Peer::OnSettled, which follows.
   bool Outstanding(const TransferPtr& whole) const { return outstanding_.contains(whole); }
   void ForEachOutstanding(absl::FunctionRef<void(const TransferPtr&)> visit) const {
     for (const auto& [whole, ops] : outstanding_) visit(whole);
   }
 
   void OnChildEnd(uint64_t child, const internal::TransferRecord::End& end);
-  // The quarantine of a child has cleared.
-  void OnChildQuiet(uint64_t child);
-  // What the target says.
-  void OnLend(const StageLendFrame& frame);
+  // The quarantine of a child has cleared; `arrived`: all of it is at the target.
+  void OnChildQuiet(uint64_t child, bool arrived);
+  // What the target says; an error: it broke the protocol.
+  absl::Status OnLend(const StageLendFrame& frame);
   void OnRecall();
   absl::Status OnStaged(const StagedFrame& frame);
   // The session is over: no answer comes, and no slot is lent any more.
@@ -88,6 +90,11 @@ class Stager final : private Staging::User {
 
   // A transfer is quarantined for its ops' sake.
   bool unsettled() const { return !outstanding_.empty(); }
+  // This side's GPUs copy for it.
+  bool moving() const {
+    return std::ranges::any_of(ops_,
+                               [](const auto& op) { return op.second.step == Step::kMoving; });
+  }
 
  private:
   enum class Step : uint8_t { kMoving, kDue, kChild, kAnswer };
@@ -106,6 +113,7 @@ class Stager final : private Staging::User {
     std::span<const Run> runs{};
   };
   bool TakeSlots(StagedOp& op);
+  std::optional<uint32_t> TakeOwn();
   std::vector<uint64_t> ChildrenOf(const Outbound& outbound) const;
   void Ask();
   void StartMove(uint64_t child, StagedOp& op);
@@ -114,7 +122,9 @@ class Stager final : private Staging::User {
   void OnMoved(uint64_t child, const absl::Status& status) override;
   // `unsure`: its bytes may land yet.
   void Finish(uint64_t child, absl::Status status, bool unsure = false);
+  void GiveOwn(uint32_t slot);
   void GiveLent(uint32_t slot);
+  void GiveBack(std::vector<uint32_t> slots);
   void Settle(const TransferPtr& whole);
 
   Peer* const peer_;
@@ -128,15 +138,22 @@ class Stager final : private Staging::User {
   std::vector<Ended> ended_;
   // Transfers, with how many of their ops may still move bytes though they are over for them.
   std::map<TransferPtr, uint32_t> outstanding_;
-  // Ops that are over and unsure, by child, until that is quiet or all are.
+  // Ops that are over and unsure, by child, until the wire is quiet for that, and the target does
+  // not copy for it.
   struct Unsure {
     TransferPtr whole{};
     std::optional<uint32_t> lent{};
+    bool told = false;    // if the child arrives the target copies what it brought, and says so
+    bool staged = false;  // it has said so
+    bool quiet = false;   // the child is
+    bool past = false;    // its session is over, and OnQuiet tells of it
   };
   std::map<uint64_t, Unsure> unsure_;
+  void LetGo(std::map<uint64_t, Unsure>::iterator it);
 
+  uint32_t own_held_ = 0;
   std::vector<uint32_t> lent_;  // free ones
-  uint32_t held_ = 0;           // all that the target has lent
+  std::set<uint32_t> held_;     // all that the target has lent
   bool asked_ = false;
   bool recalled_ = false;
 };

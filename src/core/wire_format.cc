@@ -420,6 +420,7 @@ void Fields(Io& io, Ref<Io, StageLendFrame> frame) {
 template <typename Io>
 void Fields(Io& io, Ref<Io, StageRecallFrame> frame) {
   io.Int("nothing", frame.nothing);
+  io.Check("nothing", frame.nothing == 0, "must be 0");
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, StageBackFrame> frame) {

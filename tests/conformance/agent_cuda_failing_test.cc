@@ -45,37 +45,37 @@ class AgentCudaFailing : public ::testing::TestWithParam<Flavour> {
   }
   void TearDown() override {
     if (hooks_ != nullptr) hooks_->kvxfer_standin_fail_none();
+    agents_.clear();
   }
 
-  absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const char* name, const TestMemory& memory) {
+  absl::Status MakeAgent(const char* name, const TestMemory& memory) {
     AgentOptions options = OptionsFor(GetParam(), name);
     options.staging_bytes = Staging::kMinBytes;
     auto agent = internal::AgentFactory::Create(options, MakeTestBackend);
     if (!agent.ok()) return agent.status();
-    const auto region = (*agent)->RegisterMemory(memory.span(), Access::kReadWrite);
-    if (!region.ok()) return region.status();
-    return agent;
+    agents_.push_back(*std::move(agent));
+    return agents_.back()->RegisterMemory(memory.span(), Access::kReadWrite).status();
   }
 
   // Two agents, a write and a read: the first failure. What did not fail is right.
   absl::Status Attempt() {
     a_.Clear();
     b_.Clear();
-    auto a = MakeAgent("a", a_);
-    if (!a.ok()) return a.status();
-    auto b = MakeAgent("b", b_);
-    if (!b.ok()) return b.status();
-    if (auto known = Introduce(**a, **b); !known.ok()) return known.status();
+    if (auto made = MakeAgent("a", a_); !made.ok()) return made;
+    if (auto made = MakeAgent("b", b_); !made.ok()) return made;
+    Agent& a = *agents_[0];
+    Agent& b = *agents_[1];
+    if (auto known = Introduce(a, b); !known.ok()) return known.status();
     const BlockSet blocks(kShape, a_.address(), b_.address());
     for (const bool read : {false, true}) {
       Pattern(1).Fill((read ? b_ : a_).bytes());
       (read ? a_ : b_).Clear();
       const auto transfer =
-          read ? blocks.Read(**a, "b", Telling("here")) : blocks.Write(**a, "b", Telling("here"));
+          read ? blocks.Read(a, "b", Telling("here")) : blocks.Write(a, "b", Telling("here"));
       if (!transfer.ok()) return transfer.status();
       const absl::Status end = transfer->Wait(kAmple);
       EXPECT_NE(transfer->Poll(), TransferState::kActive) << "it never ended";
-      const auto told = (*b)->WaitNotification(end.ok() ? kAmple : Duration());
+      const auto told = b.WaitNotification(end.ok() ? kAmple : Duration());
       EXPECT_EQ(told.ok(), transfer->delivery() == Delivery::kDelivered) << end;
       if (told.ok() && !read) {
         EXPECT_TRUE(Landed(kShape, Side::kRemote, 1, b_.bytes()));
@@ -88,14 +88,24 @@ class AgentCudaFailing : public ::testing::TestWithParam<Flavour> {
     return absl::OkStatus();
   }
 
+  // With the driver as it should be: what it does not take back, as memory that it pinned, is in
+  // the way of whatever is mapped at its place next.
+  absl::Status AttemptWell() {
+    hooks_->kvxfer_standin_fail_none();
+    agents_.clear();
+    const absl::Status status = Attempt();
+    agents_.clear();
+    return status;
+  }
+
   // How often each call is made by an attempt that succeeds.
   std::vector<uint64_t> Counts() {
-    EXPECT_OK(Attempt());
+    EXPECT_OK(AttemptWell());
     std::vector<uint64_t> counts;
     for (const char* call : cuda_driver::kCalls) {
       counts.push_back(hooks_->kvxfer_standin_calls(call));
     }
-    EXPECT_OK(Attempt());
+    EXPECT_OK(AttemptWell());
     for (size_t i = 0; i < counts.size(); ++i) {
       counts[i] = hooks_->kvxfer_standin_calls(cuda_driver::kCalls[i]) - counts[i];
     }
@@ -104,6 +114,7 @@ class AgentCudaFailing : public ::testing::TestWithParam<Flavour> {
 
   TestMemory a_;
   TestMemory b_;
+  std::vector<std::unique_ptr<Agent>> agents_;
   const Hooks* hooks_ = nullptr;
 };
 
@@ -115,24 +126,21 @@ TEST_P(AgentCudaFailing, EachCallInTurn) {
   const std::vector<uint64_t> counts = Counts();
   int failed = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
-    const std::string_view call = cuda_driver::kCalls[i];
-    // What the driver keeps pinned is in the way of whatever is mapped at its place next.
-    if (counts[i] == 0 || call == "cuMemHostUnregister") continue;
+    if (counts[i] == 0) continue;
     std::vector<int> nths = {0, 1};  // 0: every one
     if (!kSlow && counts[i] > 1) {
       nths.push_back(2);
       nths.push_back(static_cast<int>(counts[i]));
     }
     for (const int nth : nths) {
-      SCOPED_TRACE(std::string(call) + ", " + std::to_string(nth));
+      SCOPED_TRACE(std::string(cuda_driver::kCalls[i]) + ", " + std::to_string(nth));
       hooks_->kvxfer_standin_fail(cuda_driver::kCalls[i], nth, cuda::api::CUDA_ERROR_OUT_OF_MEMORY);
       const absl::Status status = Attempt();
-      hooks_->kvxfer_standin_fail_none();
       if (!status.ok()) {
         ++failed;
         EXPECT_TRUE(absl::StrContains(status.message(), "CUDA_ERROR_OUT_OF_MEMORY")) << status;
       }
-      ASSERT_OK(Attempt());
+      ASSERT_OK(AttemptWell());
     }
   }
   EXPECT_GT(failed, 0);

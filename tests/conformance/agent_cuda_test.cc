@@ -4,12 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <csignal>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kvxfer/agent.h"
 #include "src/agent/staging.h"
+#include "src/core/metadata.h"
 #include "src/core/wire_format.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
@@ -17,6 +20,7 @@
 #include "tests/support/scale.h"
 #include "tests/support/scripted_peer.h"
 #include "tests/support/status_macros.h"
+#include "tests/support/test_peer.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -285,6 +289,108 @@ TEST(AgentCudaStaging, DeregistrationWaitsForACopyUnderWay) {
   EXPECT_OK(pair.b.agent->DeregisterMemory(pair.b.region, kAmple));
 }
 
+// Expect one that asks what can still land to hear of copies for transfers that have ended.
+TEST(AgentCudaStaging, AQuiesceWaitsForACopyUnderWay) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), {MemoryType::kMapped, MemoryType::kCuda}, 8192));
+  const auto* hooks = FindHooks();
+  ASSERT_NE(hooks, nullptr);
+  const BlockSet blocks({}, pair.a.memory.address(), pair.b.memory.address());
+  ASSERT_OK_AND_ASSIGN(const Transfer first, blocks.Write(*pair.a.agent, "b", Unhurried()));
+  ASSERT_OK(first.Wait(kAmple));
+  hooks->kvxfer_standin_pause(1);
+  TransferOptions brief = Unhurried();
+  brief.deadline = std::chrono::milliseconds(100);
+  ASSERT_OK_AND_ASSIGN(const Transfer late, blocks.Write(*pair.a.agent, "b", brief));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late.Wait(kAmple)));
+  EXPECT_TRUE(late.quarantined());
+  ASSERT_OK_AND_ASSIGN(const QuiesceResult asked,
+                       pair.b.agent->Quiesce({}, std::chrono::milliseconds(100)));
+  EXPECT_FALSE(asked.quiet);
+  hooks->kvxfer_standin_pause(0);
+  EXPECT_TRUE(
+      Eventually(kAmple, [&] { return pair.b.agent->IsQuiet(asked.token).value_or(false); }));
+  ASSERT_OK(late.WaitQuiet(kAmple));
+}
+
+// Expect a read whose last copy stands still to be quarantined until that is over, though its peer
+// is known to be dead.
+TEST(AgentCudaStaging, ADeadPeerDoesNotEndACopyHere) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, TestPeer::Start(Where::kProcess));
+  ASSERT_OK(peer->Create(OptionsFor(Tcp(), "b"), MemoryType::kMapped, 8192));
+  ASSERT_OK_AND_ASSIGN(Node node, Node::Create(OptionsFor(Tcp(), "a"), MemoryType::kCuda, 8192));
+  ASSERT_OK(Introduce(*node.agent, *peer));
+  ASSERT_OK_AND_ASSIGN(const uint64_t there, peer->MemoryAddress());
+  const auto* hooks = FindHooks();
+  ASSERT_NE(hooks, nullptr);
+  const BlockSet blocks({}, node.memory.address(), there);
+  ASSERT_OK_AND_ASSIGN(const Transfer first, blocks.Read(*node.agent, "b", Unhurried()));
+  ASSERT_OK(first.Wait(kAmple));
+  const auto copies = [hooks] {
+    return hooks->kvxfer_standin_calls("cuLaunchKernel") +
+           hooks->kvxfer_standin_calls("cuMemcpyAsync");
+  };
+  const uint64_t before = copies();
+  hooks->kvxfer_standin_pause(1);
+  ASSERT_OK_AND_ASSIGN(const Transfer read, blocks.Read(*node.agent, "b", Telling("here")));
+  EXPECT_TRUE(Eventually(kAmple, [&] { return copies() > before; }));
+  peer->process().Signal(SIGKILL);
+  EXPECT_FALSE(read.Wait(kAmple).ok());
+  EXPECT_TRUE(read.quarantined());
+  EXPECT_FALSE(read.WaitQuiet(std::chrono::milliseconds(200)).ok());
+  hooks->kvxfer_standin_pause(0);
+  EXPECT_OK(read.WaitQuiet(kAmple));
+}
+
+// Expect each peer to get its share of the slots, whatever the others' names and backlogs: the one
+// small transfer is not the last to end.
+TEST(AgentCudaStaging, NoPeerTakesAllSlots) {
+  constexpr Shape kLarge{.block_bytes = 65536, .ids = 128};  // some slots each
+  AgentOptions options = OptionsFor(Tcp(), "a");
+  options.staging_bytes = Staging::kMinBytes;
+  ASSERT_OK_AND_ASSIGN(Node source,
+                       Node::Create(options, MemoryType::kCuda, kLarge.memory_bytes()));
+  std::vector<Node> targets;
+  for (const char* name : {"b", "c", "z"}) {
+    ASSERT_OK_AND_ASSIGN(
+        targets.emplace_back(),
+        Node::Create(OptionsFor(Tcp(), name), MemoryType::kAttached, kLarge.memory_bytes()));
+    ASSERT_OK(Introduce(*source.agent, *targets.back().agent));
+  }
+  const auto post = [&](size_t target, const Shape& shape) {
+    const BlockSet blocks(shape, source.memory.address(), targets[target].memory.address());
+    return blocks.Write(*source.agent, targets[target].name(), Unhurried());
+  };
+  const Shape small{.block_bytes = 4096};
+  for (size_t target = 0; target < 3; ++target) {
+    ASSERT_OK_AND_ASSIGN(const Transfer first, post(target, small));
+    ASSERT_OK(first.Wait(kAmple));
+  }
+  std::vector<Transfer> backlog;
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_OK_AND_ASSIGN(backlog.emplace_back(), post(0, kLarge));
+    ASSERT_OK_AND_ASSIGN(backlog.emplace_back(), post(1, kLarge));
+  }
+  ASSERT_OK_AND_ASSIGN(const Transfer one, post(2, small));
+  ASSERT_OK(one.Wait(kAmple));
+  EXPECT_EQ(backlog.back().Poll(), TransferState::kActive);
+  for (const Transfer& transfer : backlog) ASSERT_OK(transfer.Wait(kAmple));
+}
+
+// Expect GPU memory that only goes by itself to be refused where it would have to be staged, at
+// once and with what to set.
+TEST(AgentCudaStaging, WithoutOwnSlotsATransferIsRefusedAtOnce) {
+  AgentOptions options = OptionsFor(Tcp(), "a");
+  options.backends = {"cuda_ipc", "tcp"};
+  options.staging_bytes = 0;
+  ASSERT_OK_AND_ASSIGN(Node a, Node::Create(options, MemoryType::kCuda, 8192));
+  ASSERT_OK_AND_ASSIGN(Node b, Node::Create(OptionsFor(Tcp(), "b"), MemoryType::kAttached, 8192));
+  ASSERT_OK(Introduce(*a.agent, *b.agent));
+  const BlockSet blocks({}, a.memory.address(), b.memory.address());
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*a.agent, "b", Unhurried()));
+  EXPECT_TRUE(Fails(transfer.Wait(kAmple), absl::StatusCode::kFailedPrecondition,
+                    {"no backend takes this GPU memory at both ends", "KVXFER_STAGING_BYTES"}));
+}
+
 TEST(AgentCudaStaging, NobodyUsesTheLegacyDefaultStream) {
   ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), kBothCuda, 1 << 20));
   const auto* hooks = FindHooks();
@@ -377,6 +483,63 @@ TEST_F(HostileStager, MemoryThatIsNotItsOwnIsNotTouched) {
   }
   EXPECT_EQ(Pattern(3).Mismatch(node_.memory.bytes()), kNoMismatch);
   EXPECT_FALSE(peer_->down());
+}
+
+// Slots are no memory of the application: a copy within them could overlap itself.
+TEST_F(HostileStager, TheSlotsThemselvesAreNoDestination) {
+  ASSERT_NO_FATAL_FAILURE(Borrow());
+  ASSERT_OK_AND_ASSIGN(const std::string text, node_.agent->Metadata());
+  ASSERT_OK_AND_ASSIGN(const AgentMetadata metadata, DecodeMetadata(text));
+  const auto staging = std::ranges::find(metadata.regions, true, &AgentMetadata::Region::staging);
+  ASSERT_NE(staging, metadata.regions.end());
+  ASSERT_NO_FATAL_FAILURE(Say(
+      {.transfer = 5,
+       .when = StageWhen::kScatter,
+       .slot = slot_,
+       .runs = {
+           {.address = staging->region.base + 1, .bytes = 4096, .rkey = staging->region.rkey}}}));
+  ASSERT_TRUE(peer_->Until([&] { return !peer_->Heard(FrameType::kStaged).empty(); }));
+  const std::string body = peer_->Heard(FrameType::kStaged).back();
+  ASSERT_OK_AND_ASSIGN(const auto staged, Decode<StagedFrame>(std::as_bytes(std::span(body))));
+  EXPECT_FALSE(staged.good);
+}
+
+// Expect a target that lends what it cannot, or what nobody asked for, to be let go of.
+TEST(HostileLender, SlotsThatMakeNoSenseEndTheConnection) {
+  constexpr uint64_t kSlots = 4;
+  const std::vector<std::vector<uint32_t>> lies = {
+      {kSlots}, {0, 0}, {0, 1, 2, 3, 4, 5, 6, 7, 8}, {UINT32_MAX}};
+  for (size_t i = 0; i <= lies.size(); ++i) {
+    SCOPED_TRACE(i);
+    ASSERT_OK_AND_ASSIGN(
+        Node node, Node::Create(OptionsFor(PlainFlavours()[0], "a"), MemoryType::kCuda, 8192));
+    const std::vector<RemoteRegion> regions = {{.id = RegionId{1},
+                                                .rkey = 1,
+                                                .base = 0x10000,
+                                                .bytes = 8192,
+                                                .kind = MemoryKind::kCuda,
+                                                .access = Access::kReadWrite},
+                                               {.id = RegionId{2},
+                                                .rkey = 2,
+                                                .base = 0x1000000,
+                                                .bytes = kSlots * Staging::kSlotBytes,
+                                                .access = Access::kReadWrite}};
+    ASSERT_OK_AND_ASSIGN(const auto peer,
+                         ScriptedPeer::Target(*node.agent, "b", regions, "loopback", RegionId{2}));
+    const BlockSet blocks({}, node.memory.address(), 0x10000);
+    ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*node.agent, "b", Unhurried()));
+    ASSERT_TRUE(peer->Accept());
+    ASSERT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kStageAsk).empty(); }));
+    if (i == lies.size()) {  // twice
+      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.slots = {}})));
+      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.slots = {0}})));
+      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.slots = {1}})));
+    } else {
+      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.slots = lies[i]})));
+    }
+    EXPECT_TRUE(peer->UntilDown());
+    EXPECT_THAT(std::string(transfer.Wait(kAmple).message()), HasSubstr("broke the protocol"));
+  }
 }
 
 TEST_F(HostileStager, AskingAgainWhileItWaitsEndsTheConnection) {

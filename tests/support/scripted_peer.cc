@@ -63,7 +63,7 @@ bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept) {
 
 absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
     Agent& agent, const std::string& name, const std::vector<RemoteRegion>& regions,
-    const std::string& backend) {
+    const std::string& backend, RegionId staging) {
   auto party = Party::Make(Over(backend, name), name);
   if (!party.ok()) return party.status();
   std::unique_ptr<ScriptedPeer> peer(new ScriptedPeer);
@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
                          .host = peer->party_->host()};
   metadata.backends.push_back({backend, peer->party_->backend().Address()});
   for (const RemoteRegion& region : regions) {
-    metadata.regions.push_back({.region = region, .keys = {}});
+    metadata.regions.push_back({.region = region, .keys = {}, .staging = region.id == staging});
     metadata.last_region = static_cast<uint32_t>(region.id);
   }
   const auto known = agent.AddPeer(EncodeMetadata(metadata));

@@ -20,10 +20,11 @@ class ScriptedPeer {
   // As an initiator: connected to `agent`, hello said and answered.
   static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Initiator(
       const Agent& agent, const std::string& name, const std::string& backend = "loopback");
-  // As a target: `agent` knows it as `name`, with `regions`; Accept answers its hello.
+  // As a target: `agent` knows it as `name`, with `regions`, of which `staging` holds the slots
+  // that it lends; Accept answers its hello.
   static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Target(
       Agent& agent, const std::string& name, const std::vector<RemoteRegion>& regions,
-      const std::string& backend = "loopback");
+      const std::string& backend = "loopback", RegionId staging = RegionId::kNone);
   bool Accept(uint16_t version = kMaxProtocolVersion);
 
   // Connects once more and says hello for the same session, or, where `oldest_kept` is 0, for a new
