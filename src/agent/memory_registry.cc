@@ -45,7 +45,7 @@ void MemoryRegistry::TellNotTaken(const Backend& backend, MemoryKind kind,
     Log(LogLevel::kWarning, "memory not registered: {}", ToStd(why.message()));
     return;
   }
-  const bool first = told_.emplace(backend.name()).second;
+  const bool first = told_.emplace(backend.name(), why).second;
   Log(first ? LogLevel::kWarning : LogLevel::kDebug,
       "GPU memory is not given to {}, which is reached by way of host memory instead: {}",
       backend.name(), ToStd(why.message()));

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -50,6 +49,11 @@ class MemoryRegistry {
   // The staging memory is there, and `backend` has taken it.
   bool StagesOver(size_t backend) const {
     return slots_ != nullptr && slots_->holds[backend] != nullptr;
+  }
+  // Why a backend that takes GPU memory did not take some of it; OK: it took all.
+  absl::Status WhyNotTaken(std::string_view backend) const {
+    const auto it = told_.find(std::string(backend));
+    return it == told_.end() ? absl::OkStatus() : it->second;
   }
   // From now on no new transfer uses it and new metadata does not name it.
   absl::Status Close(RegionId id);
@@ -93,7 +97,7 @@ class MemoryRegistry {
   std::map<RegionId, Entry> entries_;
   std::unordered_map<uint32_t, const Entry*> rkeys_;  // of entries_
   const Entry* slots_ = nullptr;                      // the staging memory's
-  std::set<std::string> told_;  // backends of which it was told that they take no GPU memory
+  std::map<std::string, absl::Status> told_;  // why a backend did not take GPU memory, first
   uint32_t last_region_ = 0;
   mutable std::mutex mu_;
   std::map<RegionId, RegionView> open_;

@@ -92,9 +92,12 @@ MemoryExplanation Peer::ExplainPair(const Explanation& paths, MemoryKind local, 
     if (here && there) return {.local = local, .remote = remote, .backend = std::string(name)};
     absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), " does not take ",
                     here ? "the peer's" : (there ? "this agent's" : "either side's"), " memory");
+    absl::Status cause;
+    if (!here && local == MemoryKind::kCuda) cause = runtime_->memory.WhyNotTaken(name);
     if (!there && remote == MemoryKind::kCuda && path.link && !path.link->beyond.empty()) {
-      absl::StrAppend(&why, " (", path.link->beyond.begin()->second.message(), ")");
+      cause.Update(path.link->beyond.begin()->second);
     }
+    if (!cause.ok()) absl::StrAppend(&why, " (", cause.message(), ")");
     const bool lent = remote == MemoryKind::kHost || staging_slots_ > 0;
     const bool own = local == MemoryKind::kHost || runtime_->memory.StagesOver(path.backend);
     if (!path.host || !lent || !own || out.staged) continue;

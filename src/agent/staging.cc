@@ -43,7 +43,6 @@ Staging::~Staging() = default;
 
 absl::Status Staging::Open(int device) {
   std::lock_guard lock(mu_);
-  if (open()) return absl::OkStatus();
   if (slots_ < kMinBytes / kSlotBytes) {
     return absl::FailedPreconditionError(
         absl::StrCat("there is no staging memory: `staging_bytes` (KVXFER_STAGING_BYTES) is below ",
@@ -51,12 +50,18 @@ absl::Status Staging::Open(int device) {
   }
   const auto driver = cuda::Driver::Get();
   if (!driver.ok()) return driver.status();
-  const auto gpu = (*driver)->device(device);
+  if (auto status = MakeSlots(**driver, device); !status.ok()) return status;
+  return MakeCopier(**driver, device);
+}
+
+absl::Status Staging::MakeSlots(const cuda::Driver& driver, int device) {
+  if (open()) return absl::OkStatus();
+  const auto gpu = driver.device(device);
   if (!gpu.ok()) return gpu.status();
   const PreferNode prefer((*gpu)->numa_node);
   auto memory = HostBuffer::Allocate(slots_ * kSlotBytes);
   if (!memory.ok()) return Annotate(memory.status(), "staging memory");
-  auto pinned = cuda::Pinned::Pin(*driver, device, memory->data(), memory->size());
+  auto pinned = cuda::Pinned::Pin(&driver, device, memory->data(), memory->size());
   if (!pinned.ok()) return Annotate(pinned.status(), "staging memory");
   memory_ = *std::move(memory);
   pinned_ = *std::move(pinned);
@@ -64,10 +69,26 @@ absl::Status Staging::Open(int device) {
   return absl::OkStatus();
 }
 
+absl::Status Staging::MakeCopier(const cuda::Driver& driver, int device) {
+  if (devices_.contains(device)) return absl::OkStatus();
+  auto copier = cuda::Copier::Create(&driver, device);
+  if (!copier.ok()) return copier.status();
+  devices_.insert(device);
+  std::lock_guard lock(made_mu_);
+  made_.emplace(device, *std::move(copier));
+  return absl::OkStatus();
+}
+
+void Staging::TakeMade() {
+  std::lock_guard lock(made_mu_);
+  copiers_.merge(made_);
+}
+
 MemorySpan Staging::span() const { return open() ? memory_.span() : MemorySpan(); }
 
 void Staging::AddRegion(RegionId id, cuda::DeviceSpan span) {
-  regions_.insert_or_assign(id, std::move(span));
+  TakeMade();
+  regions_.emplace(id, std::move(span));
 }
 
 bool Staging::InUse(RegionId id) const {
@@ -107,33 +128,31 @@ void Staging::Forget(User* user, const std::set<uint32_t>& own_slots) {
   }
 }
 
-absl::StatusOr<cuda::Copier*> Staging::CopierOf(int device) {
-  auto& copier = copiers_[device];
-  if (copier == nullptr) {
-    const auto driver = cuda::Driver::Get();
-    if (!driver.ok()) return driver.status();
-    auto made = cuda::Copier::Create(*driver, device);
-    if (!made.ok()) return made.status();
-    copier = *std::move(made);
-  }
-  return copier.get();
+cuda::Copier* Staging::CopierOf(int device) const {
+  const auto it = copiers_.find(device);
+  return it == copiers_.end() ? nullptr : it->second.get();
 }
 
 // A kernel that touches memory which was freed would leave the application's context broken.
-absl::Status Staging::CheckAlive(const Job& job) const {
+absl::Status Staging::CheckAlive(const Job& job) {
   const auto driver = cuda::Driver::Get();
   if (!driver.ok()) return driver.status();
-  std::set<RegionId> asked;
+  ++checks_;
+  absl::Status status;
+  std::vector<cuda::WatchedSpan*> touched;
   for (const Piece& piece : job.pieces) {
-    if (piece.device < 0 || !asked.insert(piece.region).second) continue;
+    if (piece.device < 0 || piece.bytes == 0) continue;
     const auto it = regions_.find(piece.region);
     if (it == regions_.end()) {
-      return absl::FailedPreconditionError(absl::StrCat(
+      status = absl::FailedPreconditionError(absl::StrCat(
           "region ", static_cast<uint32_t>(piece.region), " of GPU memory was deregistered"));
+      break;
     }
-    if (auto status = cuda::CheckAlive(**driver, it->second); !status.ok()) return status;
+    it->second.Touch(piece.address, piece.bytes, checks_);
+    if (it->second.FirstTouched()) touched.push_back(&it->second);
   }
-  return absl::OkStatus();
+  for (cuda::WatchedSpan* const span : touched) status.Update(span->Check(**driver));
+  return status;
 }
 
 void Staging::CopyHost(const Job& job) const {
@@ -161,10 +180,10 @@ void Staging::Begin(Job& job) {
 }
 
 absl::Status Staging::BeginOn(Job& job, int device) {
-  auto copier = CopierOf(device);
-  if (!copier.ok()) {
-    // Create's want of memory is no want of room.
-    return absl::UnavailableError(copier.status().message());
+  cuda::Copier* const copier = CopierOf(device);
+  if (copier == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("memory of GPU ", device, " was registered without staging"));
   }
   scratch_.clear();
   auto at = reinterpret_cast<uint64_t>(At(job.slot));
@@ -176,9 +195,9 @@ absl::Status Staging::BeginOn(Job& job, int device) {
     }
     at += piece.bytes;
   }
-  const auto batch = (*copier)->Start(scratch_);
+  const auto batch = copier->Start(scratch_);
   // With nothing under way it was the driver's want of memory, not of room.
-  if (absl::IsResourceExhausted(batch.status()) && (*copier)->idle()) {
+  if (absl::IsResourceExhausted(batch.status()) && copier->idle()) {
     return absl::UnavailableError(batch.status().message());
   }
   if (!batch.ok()) return batch.status();
@@ -201,9 +220,7 @@ void Staging::TakeEnds(int device, cuda::Copier& copier) {
 
 bool Staging::Poll() {
   if (jobs_.empty()) return false;
-  for (auto& [device, copier] : copiers_) {
-    if (copier != nullptr) TakeEnds(device, *copier);
-  }
+  for (auto& [device, copier] : copiers_) TakeEnds(device, *copier);
   for (Job& job : jobs_) Begin(job);
   bool any = false;
   for (auto it = jobs_.begin(); it != jobs_.end();) {
@@ -225,7 +242,6 @@ std::string Staging::Describe() const {
   if (!open()) return "";
   std::string how;
   for (const auto& [device, copier] : copiers_) {
-    if (copier == nullptr) continue;
     absl::StrAppend(&how, how.empty() ? "" : "; ", "GPU ", device, ": ", copier->Describe());
   }
   return absl::StrCat(slots_ * kSlotBytes >> 20, " MiB of pinned host memory",

@@ -9,7 +9,7 @@
 // Nothing of it exists before the first GPU memory is registered.
 //
 // Lifetime: outlives the registrations and the backends, which may still move bytes of the slots.
-// Thread-safety: Open from any thread; everything else by the owner of the engine.
+// Thread-safety: Open, span and open from any thread; everything else by the owner of the engine.
 
 #ifndef KVXFER_AGENT_STAGING_H_
 #define KVXFER_AGENT_STAGING_H_
@@ -32,6 +32,7 @@
 #include "src/cuda/copier.h"
 #include "src/cuda/memory.h"
 #include "src/cuda/pinned.h"
+#include "src/cuda/watched_span.h"
 
 namespace kvxfer {
 
@@ -48,8 +49,10 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Makes the slots, near `device`, where that was not done. Takes some 10 ms. An error says why
-  // they cannot be had; it is tried again.
+  // Makes the slots, near `device`, and what copies between them and that device, where that was
+  // not done. Takes some 10 ms, and may wait for what is in the streams of the device: they may
+  // wait for transfers, so never on the thread that drives those. An error says why it cannot be
+  // had; it is tried again.
   absl::Status Open(int device);
   // What to register with the backends; null before Open.
   MemorySpan span() const;
@@ -57,7 +60,7 @@ class Staging {
   uint32_t lent_slots() const { return slots_ / 2; }
   std::byte* At(uint32_t slot) const { return data_.load() + size_t{slot} * kSlotBytes; }
 
-  // A region of GPU memory is registered, or not any more.
+  // A region of GPU memory is registered, behind Open of its device, or not any more.
   void AddRegion(RegionId id, cuda::DeviceSpan span);
   void RemoveRegion(RegionId id) { regions_.erase(id); }
   // A copy out of it or into it is under way.
@@ -116,23 +119,31 @@ class Staging {
     bool over() const { return devices.empty() && left.empty(); }
   };
 
-  absl::StatusOr<cuda::Copier*> CopierOf(int device);
-  absl::Status CheckAlive(const Job& job) const;
+  absl::Status MakeSlots(const cuda::Driver& driver, int device);
+  absl::Status MakeCopier(const cuda::Driver& driver, int device);
+  void TakeMade();
+  cuda::Copier* CopierOf(int device) const;
+  absl::Status CheckAlive(const Job& job);
   void CopyHost(const Job& job) const;
   void Begin(Job& job);
   absl::Status BeginOn(Job& job, int device);
   void TakeEnds(int device, cuda::Copier& copier);
 
   const uint32_t slots_;
-  std::mutex mu_;  // of Open
+  std::mutex mu_;          // of Open
+  std::set<int> devices_;  // with a copier
   HostBuffer memory_;
   cuda::Pinned pinned_;
   std::atomic<std::byte*> data_{nullptr};  // of memory_, once it is pinned
 
-  std::map<RegionId, cuda::DeviceSpan> regions_;
+  std::mutex made_mu_;  // of made_, which the owner takes over
+  std::map<int, std::unique_ptr<cuda::Copier>> made_;
+
+  std::map<RegionId, cuda::WatchedSpan> regions_;
   std::vector<uint32_t> own_;
   std::map<int, std::unique_ptr<cuda::Copier>> copiers_;
-  std::list<Job> jobs_;               // in the order of Move
+  std::list<Job> jobs_;  // in the order of Move
+  uint64_t checks_ = 0;
   std::vector<cuda::Piece> scratch_;  // of one device
 };
 

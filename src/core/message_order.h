@@ -1,7 +1,7 @@
 // What a thread did before a message was sent is before what is done once its answer comes, even
 // where the two are ordered by something that ThreadSanitizer does not see: a library that is not
-// instrumented (UCX), or another process that stands between them. This tells it, for all messages
-// of the process alike.
+// instrumented (UCX), another process that stands between them, or memory that is mapped twice, at
+// two addresses (rings). This tells it, for all messages of the process alike.
 //
 // Thread-safety: any thread.
 

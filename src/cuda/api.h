@@ -37,6 +37,7 @@ enum CUresult : int {
   CUDA_ERROR_INVALID_IMAGE = 200,
   CUDA_ERROR_INVALID_CONTEXT = 201,
   CUDA_ERROR_MAP_FAILED = 205,
+  CUDA_ERROR_ALREADY_MAPPED = 208,
   CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
   CUDA_ERROR_ECC_UNCORRECTABLE = 214,
   CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
@@ -61,6 +62,7 @@ enum CUresult : int {
   CUDA_ERROR_SYSTEM_NOT_READY = 802,
   CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
   CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE = 804,
+  CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
   CUDA_ERROR_CAPTURED_EVENT = 907,
   CUDA_ERROR_UNKNOWN = 999,
 };
@@ -231,6 +233,7 @@ enum CUstreamCaptureMode : int {
   X(cuCtxGetCurrent, (CUcontext * context))                                                       \
   X(cuCtxGetDevice, (CUdevice * device))                                                          \
   X(cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags))                                      \
+  X(cuCtxGetStreamPriorityRange, (int* least, int* greatest))                                     \
   X(cuMemAlloc_v2, (CUdeviceptr * at, size_t bytes))                                              \
   X(cuMemFree_v2, (CUdeviceptr at))                                                               \
   X(cuMemAllocManaged, (CUdeviceptr * at, size_t bytes, unsigned flags))                          \

@@ -105,8 +105,10 @@ absl::Status AppStream::CheckNotCapturing() const {
   if (ask == nullptr) return absl::OkStatus();
   CUstreamCaptureStatus captures = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult asked = ask(handle_, &captures);
-  if (asked != CUDA_SUCCESS) return Error(asked, "cuStreamIsCapturing");
-  if (captures == CU_STREAM_CAPTURE_STATUS_NONE) return absl::OkStatus();
+  // Of the legacy default stream: one that it is ordered with is being captured.
+  const bool implicit = asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (asked != CUDA_SUCCESS && !implicit) return Error(asked, "cuStreamIsCapturing");
+  if (captures == CU_STREAM_CAPTURE_STATUS_NONE && !implicit) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(Describe(),
                    " is being captured into a CUDA graph, which a transfer cannot be a "

@@ -31,7 +31,8 @@ class AppStream {
   const Driver& driver() const { return *driver_; }
   const Device& device() const { return *device_; }
   api::CUstream handle() const { return handle_; }
-  // What names it for good: 0 for the default stream of a thread, which is another one in each.
+  // What names it for good, of its device: 0 for the default stream of a thread, which is another
+  // one in each.
   uint64_t key() const { return key_; }
 
   // "CUDA stream 0x7f31c0002a80"

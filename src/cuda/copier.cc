@@ -36,6 +36,7 @@ class GpuCopier final : public Copier {
   absl::StatusOr<uint64_t> Start(std::span<const Piece> pieces) override;
   std::optional<End> Poll() override;
   bool idle() const override { return running_.empty(); }
+  bool broken() const override { return !broken_.ok(); }
   std::string Describe() const override {
     return absl::StrCat(kernel_ != nullptr
                             ? "copy kernel"
@@ -52,6 +53,7 @@ class GpuCopier final : public Copier {
     absl::Status failed{};  // a part of it was not begun
   };
 
+  absl::Status RunEmpty(const CopyKernel& kernel);
   Reach ReachOf(const Piece& piece) const;
   // Both: after an error `begun` says whether something moves all the same. `at`: where in the list
   // there is room, and then its end.
@@ -81,9 +83,14 @@ class GpuCopier final : public Copier {
 absl::Status GpuCopier::Open() {
   const ContextScope scope(driver_, device_.ordinal);
   if (!scope.status().ok()) return scope.status();
+  // Streams of one priority share hardware queues, and one of the application that waits for a
+  // transfer would hold up the copies of that transfer.
+  int greatest = 0;
+  const CUresult told = driver_.calls().cuCtxGetStreamPriorityRange(nullptr, &greatest);
+  if (told != CUDA_SUCCESS) return driver_.Error(told, "cuCtxGetStreamPriorityRange");
   for (CUstream& stream : streams_) {
     const CUresult made =
-        driver_.calls().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+        driver_.calls().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, greatest);
     if (made != CUDA_SUCCESS) return driver_.Error(made, "cuStreamCreateWithPriority");
   }
   auto kernel = CopyKernel::Load(&driver_);
@@ -95,10 +102,23 @@ absl::Status GpuCopier::Open() {
   if (!list.ok()) return list.status();
   auto pinned = Pinned::Pin(&driver_, device_.ordinal, list->data(), list->size());
   if (!pinned.ok()) return pinned.status();
-  kernel_ = *std::move(kernel);
   list_ = *std::move(list);
   pinned_ = *std::move(pinned);
+  if (auto status = RunEmpty(**kernel); !status.ok()) {
+    (*kernel)->Unload();
+    why_no_kernel_ = ToStd(status.message());
+    return absl::OkStatus();
+  }
+  kernel_ = *std::move(kernel);
   return absl::OkStatus();
+}
+
+// Drivers put off loading until a kernel is launched first, and may wait then for every stream of
+// the context.
+absl::Status GpuCopier::RunEmpty(const CopyKernel& kernel) {
+  const CopyParams empty{.units = reinterpret_cast<uint64_t>(list_.data())};
+  if (auto status = kernel.Launch(streams_[0], empty, 1); !status.ok()) return status;
+  return driver_.Error(driver_.calls().cuStreamSynchronize(streams_[0]), "cuStreamSynchronize");
 }
 
 GpuCopier::~GpuCopier() {

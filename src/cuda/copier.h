@@ -40,8 +40,9 @@ class Copier {
   // Most batches under way.
   static constexpr size_t kMaxBatches = 32;
 
-  // `device`: whose engines copy. Unavailable, with the cause: streams or pinned memory for the
-  // lists could not be had.
+  // `device`: whose engines copy. Waits for its streams where loading code does, so not for the
+  // thread that drives transfers, for which a stream may wait. Unavailable, with the cause: streams
+  // or pinned memory for the lists could not be had.
   static absl::StatusOr<std::unique_ptr<Copier>> Create(const Driver* driver, int device);
   virtual ~Copier() = default;
 
@@ -59,13 +60,16 @@ class Copier {
   struct End {
     uint64_t batch = 0;
     // OK: every byte is visible to whatever the device runs from now on. Else nothing of it moves
-    // any more; where the context is ruined each batch ends so, and no other can be started.
+    // any more, as far as that can be known (broken()); where the context is ruined each batch ends
+    // so, and no other can be started.
     absl::Status status{};
   };
   // The next batch that is over, in the order of Start; none: none is.
   virtual std::optional<End> Poll() = 0;
 
   virtual bool idle() const = 0;
+  // The context is ruined: batches have ended, and nobody knows what of them still moves.
+  virtual bool broken() const = 0;
   // "copy kernel, 2 streams" or "driver copies, a call each (built without nvcc), 2 streams".
   virtual std::string Describe() const = 0;
 };

@@ -16,8 +16,7 @@ using absl::StatusCode;
 constexpr char kNoDeviceFiles[] =
     "the device files /dev/nvidia* are not there or may not be opened: in a container start it "
     "with GPUs (--gpus all, or the resource of the device plugin), on a host look at nvidia-smi "
-    "and "
-    "at the rights of /dev/nvidia*";
+    "and at the rights of /dev/nvidia*";
 // After these nothing of the context works any more, for the application neither.
 constexpr char kBroken[] =
     "the GPU context of this process is broken and stays so: restart the process "
@@ -63,6 +62,8 @@ constexpr std::array kMeanings = {
     Meaning{CUDA_ERROR_MAP_FAILED, "", StatusCode::kResourceExhausted,
             "BAR1, the window through which others reach the GPU's memory, is used up (nvidia-smi "
             "-q -d MEMORY): register less, or switch on resizable BAR"},
+    Meaning{CUDA_ERROR_ALREADY_MAPPED, "", StatusCode::kFailedPrecondition,
+            "something else is mapped in its place: let go of what was opened before"},
     Meaning{CUDA_ERROR_NO_BINARY_FOR_GPU, "", StatusCode::kUnimplemented,
             "the GPU is older than the kernels"},
     Meaning{CUDA_ERROR_INVALID_PTX, "", StatusCode::kUnimplemented, ""},
@@ -102,6 +103,9 @@ constexpr std::array kMeanings = {
     Meaning{CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, "", StatusCode::kUnavailable,
             "the cuda-compat package does not support this GPU: take it out of LD_LIBRARY_PATH and "
             "update the driver instead"},
+    Meaning{CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "", StatusCode::kInvalidArgument,
+            "the legacy default stream is ordered with one that is being captured into a CUDA "
+            "graph: take another stream, or do it outside of the capture"},
     Meaning{CUDA_ERROR_UNKNOWN, "cuInit", StatusCode::kUnavailable,
             "is the module nvidia_uvm loaded, and /dev/nvidia-uvm there (nvidia-modprobe -u)?"},
 };

@@ -17,8 +17,7 @@ absl::Status Flusher::Add(const Driver* driver, int device) {
     return absl::FailedPreconditionError(absl::StrCat(
         "GPU ", device, " (", (*known)->name,
         ") neither orders what NICs write before its kernels nor can be told to from the host, so "
-        "that "
-        "NICs may not be given its memory; over staging in host memory it can take part"));
+        "that NICs may not be given its memory; over staging in host memory it can take part"));
   }
   driver_ = driver;
   Use& use = devices_[device];

@@ -93,7 +93,6 @@ absl::StatusOr<Allocation> Describe(const Driver& driver, uint64_t at) {
                         "cuPointerGetAttribute(BUFFER_ID)");
   if (!status.ok()) return status;
   out.gpu_direct = Holds(driver, at, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE);
-  out.legacy_ipc = Holds(driver, at, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE);
   return out;
 }
 

@@ -34,7 +34,6 @@ struct Allocation {
   AllocationKind kind = AllocationKind::kDevice;
   uint64_t buffer_id = 0;   // no two allocations of a process have the same, ever
   bool gpu_direct = false;  // NICs may be given it
-  bool legacy_ipc = false;  // cuIpcGetMemHandle takes it
   bool fd_handle = false;   // it can be exported as a file descriptor
   bool fabric_handle = false;
 };

@@ -106,7 +106,8 @@ absl::StatusOr<bool> PointPoll::Passed(StreamPoint& point) {
   if (point.passed()) return true;
   const bool behind = point.own_ != nullptr && point.stream_ != 0 &&
                       std::ranges::any_of(fronts_, [&](const Front& front) {
-                        return front.stream == point.stream_ && front.number <= point.number_;
+                        return front.device == point.device_ && front.stream == point.stream_ &&
+                               front.number <= point.number_;
                       });
   if (behind) return false;
   if (point.ask_again_ <= now_) {
@@ -116,7 +117,7 @@ absl::StatusOr<bool> PointPoll::Passed(StreamPoint& point) {
   }
   next_ = std::min(next_, point.ask_again_);
   if (point.own_ != nullptr && point.stream_ != 0) {
-    fronts_.push_back({.stream = point.stream_, .number = point.number_});
+    fronts_.push_back({.device = point.device_, .stream = point.stream_, .number = point.number_});
   }
   return false;
 }

@@ -83,6 +83,7 @@ class PointPoll {
 
  private:
   struct Front {
+    int device = 0;  // a default stream has the same key on each
     uint64_t stream = 0;
     uint64_t number = 0;
   };

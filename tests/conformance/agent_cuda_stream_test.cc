@@ -446,6 +446,50 @@ TEST_P(AgentCudaStreamEnd, PeerKilled) {
   ExpectThrough(transfer, TransferState::kFailed);
 }
 
+// Memory of a peer that has died is closed, for which the driver may wait for every stream, while a
+// stream waits for what the agent does afterwards.
+class AgentCudaStreamIpc : public AgentCudaStreamEnd {
+ protected:
+  Flavour flavour() const override {
+    return {.name = "CudaIpc", .backend = "cuda_ipc", .memory = MemoryType::kCuda, .faults = {}};
+  }
+  // To a peer whose memory is open here.
+  void SetUp() override {
+    AgentCudaStreamEnd::SetUp();
+    if (!UsesGpu()) return;
+    ASSERT_OK_AND_ASSIGN(peer_, TestPeer::Start(Where::kProcess));
+    ASSERT_OK(peer_->Create(OptionsFor(flavour(), "c"), MemoryType::kCuda, 2 * kMiB));
+    ASSERT_OK(Introduce(*pair_.a.agent, *peer_));
+    ASSERT_OK_AND_ASSIGN(remote_, peer_->MemoryAddress());
+    ASSERT_OK_AND_ASSIGN(const Transfer first, WriteTo(Unhurried()));
+    ASSERT_OK(first.Wait(kAmple));
+    EXPECT_EQ(first.stats().path, "cuda_ipc");
+  }
+  absl::StatusOr<Transfer> WriteTo(const TransferOptions& options) {
+    return BlockSet(kShape, pair_.a.memory.address(), remote_).Write(*pair_.a.agent, "c", options);
+  }
+  static uint64_t Mappings() {
+    cuda_driver::LiveObjects live;
+    FindHooks()->kvxfer_standin_live(&live);
+    return live.ipc_mappings;
+  }
+
+  std::unique_ptr<TestPeer> peer_;
+  uint64_t remote_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(, AgentCudaStreamIpc, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "ByGpu" : "ByThread"; });
+
+TEST_P(AgentCudaStreamIpc, PeerKilled) {
+  EXPECT_EQ(Mappings(), 1u);
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer, WriteTo(Held()));
+  MakeWait(transfer);
+  peer_->process().Signal(SIGKILL);
+  ExpectThrough(transfer, TransferState::kFailed);
+  EXPECT_TRUE(Eventually(kAmple, [&] { return Mappings() == 0; }));
+}
+
 // Each with a word of its own, used again and again; in several streams at the same time.
 TEST_P(AgentCudaStreamEnd, Many) {
   constexpr int kRounds = 20;

@@ -3,13 +3,16 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "src/backends/cuda_ipc/opened.h"
 #include "src/backends/cuda_ipc/wire.h"
+#include "src/cuda/closer.h"
 #include "tests/support/pattern.h"
 #include "tests/support/status_macros.h"
 #include "tests/unit/cuda_ipc_util.h"
@@ -229,6 +232,62 @@ TEST(CudaIpcProcess, WhatCannotBeOpenedSaysWhyAndIsTriedAgain) {
   EXPECT_NE(dialled.Import(plain, peer->key(plain)), nullptr);
   EXPECT_NE(dialled.Import(other, peer->key(other)), nullptr);
   EXPECT_FALSE(dialled.link().down);
+}
+
+// While an older mapping is in the way, which is to be closed.
+TEST(CudaIpcProcess, WhatCannotBeOpenedYetIsAskedForAgain) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<IpcPeer> peer, IpcPeer::Start());
+  ASSERT_OK_AND_ASSIGN(const RemoteRegion region, peer->Register("plain", kMiB));
+  const GpuMemory memory = GpuMemory::Plain(kMiB);
+  Dialled dialled(*peer);
+  ASSERT_OK(dialled.Register(memory.span()));
+  std::atomic<bool> go{false};
+  cuda::CloseLater([&] { go.wait(false); });
+  StandInHooks().kvxfer_standin_fail("cuIpcOpenMemHandle_v2", 0, CUDA_ERROR_ALREADY_MAPPED);
+  const uint64_t before = StandInHooks().kvxfer_standin_calls("cuIpcOpenMemHandle_v2");
+  absl::StatusOr<std::unique_ptr<RemoteKey>> made;
+  EXPECT_TRUE(dialled.Until([&] {
+    made = dialled.link().endpoint->Import(region, peer->key(region));
+    return StandInHooks().kvxfer_standin_calls("cuIpcOpenMemHandle_v2") >= before + 3;
+  }));
+  EXPECT_TRUE(Fails(made, absl::StatusCode::kUnavailable, {"still to be closed"}));
+  go = true;
+  go.notify_all();
+  // With nothing to close it is an error.
+  absl::Status why;
+  ASSERT_TRUE(Eventually(kAmple, [] { return !cuda::Closing(); }));
+  EXPECT_EQ(dialled.Import(region, peer->key(region), &why), nullptr);
+  EXPECT_TRUE(Fails(why, absl::StatusCode::kFailedPrecondition, {"ALREADY_MAPPED"}));
+  StandInHooks().kvxfer_standin_fail_none();
+  EXPECT_NE(dialled.Import(region, peer->key(region)), nullptr);
+}
+
+TEST(CudaIpcProcess, AnAllocationIsNoLargerThanItIs) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<IpcPeer> peer, IpcPeer::Start());
+  ASSERT_OK_AND_ASSIGN(const RemoteRegion region, peer->Register("plain", kMiB));
+  ASSERT_OK_AND_ASSIGN(const Fields handle, peer->Call({"handle"}));
+  const uint64_t opened = Opened();
+  cuda_ipc::OpenedTable table;
+  cuda_ipc::PartPacket part{.base = region.base,
+                            .bytes = kMiB,
+                            .allocation_base = region.base,
+                            .allocation_bytes = kMiB,
+                            .buffer_id = 1,
+                            .form = cuda_ipc::HandleForm::kLegacy};
+  ASSERT_EQ(handle[0].copy(reinterpret_cast<char*>(part.handle), sizeof(part.handle)),
+            sizeof(part.handle));
+  std::vector<std::shared_ptr<cuda_ipc::OpenedMemory>> kept;
+  const auto open = [&]() -> absl::StatusOr<uint64_t> {
+    auto memory = table.Find(&StandIn(), {.pid = peer->host().pid}, part, {});
+    if (!memory.ok()) return memory.status();
+    kept.push_back(*memory);
+    return (*memory)->AddressFor(0);
+  };
+  EXPECT_OK(open());
+  part.allocation_bytes = 2 * kMiB;
+  EXPECT_TRUE(Fails(open(), absl::StatusCode::kFailedPrecondition, {"2097152", "fewer"}));
+  kept.clear();
+  EXPECT_EQ(Opened(), opened);
 }
 
 TEST(CudaIpcProcess, ARegionThatIsNoMore) {

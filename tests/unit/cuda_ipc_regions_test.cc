@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/backends/cuda_ipc/peer_region.h"
-#include "src/backends/cuda_ipc/watched_span.h"
+#include "src/cuda/watched_span.h"
 #include "tests/support/status_macros.h"
 
 namespace kvxfer::cuda_ipc {
@@ -58,6 +58,7 @@ TEST(CudaIpcRegions, PartsFollowEachOtherAndEndWithTheRegion) {
            [](PartPacket& p) { p.allocation_bytes = 2 * kMiB - 1; },
            [](PartPacket& p) { p.allocation_bytes = UINT64_MAX; },
            [](PartPacket& p) { p.kind = 9; },
+           [](PartPacket& p) { p.form = HandleForm{4}; },
        }) {
     EXPECT_TRUE(Fails(region->Check(part(change)), absl::StatusCode::kInvalidArgument));
   }
@@ -85,7 +86,7 @@ TEST(CudaIpcRegions, EveryAddressIsInItsPart) {
   }
   for (uint64_t at = kBase; at < end; ++at) {
     for (const size_t hint : {size_t{0}, size_t{50}, size_t{99}, size_t{1000}}) {
-      const size_t found = PartAt(parts, at, hint);
+      const size_t found = cuda::PartAt(parts, at, hint);
       ASSERT_LT(found, parts.size());
       EXPECT_GE(at, parts[found].base);
       EXPECT_LT(at, parts[found].base + parts[found].bytes);

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -117,6 +118,37 @@ TEST_F(CudaIpcTarget, AStoppedInitiatorIsNotQuiet) {
   writer.Signal(SIGSTOP);
   writer.WaitStopped();
   link.endpoint->Shutdown(absl::CancelledError("by the test"));
+  for (const Time end = Now() + milliseconds(300); Now() < end;) party_->Turn();
+  EXPECT_FALSE(link.down);
+  writer.Signal(SIGCONT);
+  EXPECT_TRUE(Until([&] { return link.down; }));
+}
+
+// Writes once, and ruins its context. It stops when the link is down.
+KVXFER_CHILD(CudaIpcRuinedWriter) {
+  const RemoteRegion region = InvitedTo(arguments);
+  const GpuMemory memory = GpuMemory::Plain(region.bytes);
+  Dialled dialled(arguments[0], InvitedBy(arguments));
+  CHILD_EXPECT(dialled.Register(memory.span()).ok());
+  const RemoteKey* const key = dialled.Import(region, arguments[7]);
+  CHILD_EXPECT(key != nullptr);
+  StandInHooks().kvxfer_standin_fail_async(1, cuda::api::CUDA_ERROR_ILLEGAL_ADDRESS);
+  CHILD_EXPECT(!dialled.Move(OpKind::kWrite, {dialled.RunAt(region, key, 0, region.bytes)}).ok());
+  TestLink& link = dialled.link();
+  link.endpoint->Shutdown(absl::CancelledError("by the test"));
+  CHILD_EXPECT(dialled.Until([&] { return link.down; }));
+  ::raise(SIGSTOP);
+  std::_Exit(0);  // memory cannot be freed any more
+}
+
+// Nobody knows what a GPU still does whose context is ruined: its process has to end.
+TEST_F(CudaIpcTarget, AnInitiatorWithARuinedContextIsQuietWhenItHasEnded) {
+  ASSERT_OK_AND_ASSIGN(ChildProcess writer,
+                       ChildProcess::Start("CudaIpcRuinedWriter", Invitation(*party_, region_)));
+  int status = 0;
+  ASSERT_TRUE(Until([&] { return ::waitpid(writer.pid(), &status, WUNTRACED | WNOHANG) > 0; }));
+  ASSERT_TRUE(WIFSTOPPED(status));
+  TestLink& link = *party_->links.front();
   for (const Time end = Now() + milliseconds(300); Now() < end;) party_->Turn();
   EXPECT_FALSE(link.down);
   writer.Signal(SIGCONT);

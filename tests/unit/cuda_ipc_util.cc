@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/core/host_identity.h"
+#include "src/cuda/closer.h"
 #include "tests/support/pattern.h"
 #include "tests/support/status_macros.h"
 
@@ -44,6 +45,7 @@ const cuda_driver::Hooks& StandInHooks() {
 }
 
 cuda_driver::LiveObjects LiveNow() {
+  EXPECT_TRUE(Eventually(kAmple, [] { return !cuda::Closing(); }));
   cuda_driver::LiveObjects live;
   StandInHooks().kvxfer_standin_live(&live);
   return live;
@@ -217,6 +219,12 @@ class Served {
     if (f[0] == "holds") {
       const auto bytes = memory_.back().bytes().first(Number(f[2]));
       return Fields{Pattern(Number(f[1])).Mismatch(bytes) == kNoMismatch ? "yes" : "no"};
+    }
+    if (f[0] == "handle") {
+      const cuda::ContextScope scope(StandIn(), memory_.back().device());
+      CUipcMemHandle handle{};
+      MUST(cuIpcGetMemHandle(&handle, memory_.back().at()));
+      return Fields{std::string(handle.reserved, sizeof(handle.reserved))};
     }
     if (f[0] == "fail") {
       StandInHooks().kvxfer_standin_fail(f[1].c_str(), 1, static_cast<int>(Number(f[2])));

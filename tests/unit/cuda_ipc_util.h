@@ -27,6 +27,7 @@ using Piece = kvxfer::Run;  // in a test, Run is a method of testing::Test
 // The process ends without the stand-in driver.
 const cuda::Driver& StandIn();
 const cuda_driver::Hooks& StandInHooks();
+// What is there when all that was let go of is closed.
 cuda_driver::LiveObjects LiveNow();
 
 // GPU memory, zeroed.

@@ -40,7 +40,6 @@ TEST(CudaMemoryTest, PlainMemoryIsOneAllocation) {
   EXPECT_GE(part.allocation_bytes, 100000U);
   EXPECT_NE(part.buffer_id, 0U);
   EXPECT_TRUE(part.gpu_direct);
-  EXPECT_TRUE(part.legacy_ipc);
   EXPECT_FALSE(part.fd_handle || part.fabric_handle);
 
   // Some of it, as a tensor is of what its framework allocated.
@@ -58,13 +57,11 @@ TEST(CudaMemoryTest, KindsAreToldApart) {
   ASSERT_EQ(span.parts.size(), 1U);
   EXPECT_EQ(span.parts[0].kind, AllocationKind::kManaged);
   EXPECT_EQ(span.parts[0].allocation_base, managed.at());
-  EXPECT_FALSE(span.parts[0].legacy_ipc);
 
   const GpuMemory pool(1 << 16, 0, GpuMemory::kPool);
   ASSERT_OK_AND_ASSIGN(span, Examine(pool.span()));
   ASSERT_EQ(span.parts.size(), 1U);
   EXPECT_EQ(span.parts[0].kind, AllocationKind::kPool);
-  EXPECT_FALSE(span.parts[0].legacy_ipc);
 
   std::set<std::string_view> names;
   for (const AllocationKind kind : {AllocationKind::kDevice, AllocationKind::kVirtual,
@@ -88,7 +85,6 @@ TEST(CudaMemoryTest, PiecesThatAreMappedSideBySideAreOneSpan) {
     EXPECT_EQ(all.parts[i].bytes, sizes[i]);
     EXPECT_EQ(all.parts[i].allocation_base, at);
     EXPECT_EQ(all.parts[i].allocation_bytes, sizes[i]);
-    EXPECT_FALSE(all.parts[i].legacy_ipc);
     at += sizes[i];
   }
   // From within the first into the second.

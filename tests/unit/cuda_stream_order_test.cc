@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -204,6 +205,9 @@ TEST_F(CudaStreamOrder, ACaptureIsLeftAlone) {
   EXPECT_FALSE(IsPassed(*during));
   EXPECT_EQ(hooks_->kvxfer_standin_capture(captured.handle(), 0), CUDA_SUCCESS);
   word.reset();
+  // What the driver says of the legacy default stream while another stream is being captured.
+  hooks_->kvxfer_standin_fail("cuStreamIsCapturing", 1, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  EXPECT_TRUE(Fails(StreamPoint::Take(other, 0), kInvalid, {"captured into a CUDA graph"}));
 }
 
 TEST_F(CudaStreamOrder, TheCallersContextAndCaptureModeAreLeftAlone) {
@@ -272,6 +276,29 @@ TEST_F(CudaStreamOrder, ThePollMindsTheOrderInTheStream) {
   poll.BeginRound(Now());
   EXPECT_FALSE(*poll.Passed(*second));
   EXPECT_TRUE(*poll.Passed(*first));
+}
+
+// The default streams of two GPUs have one handle and are two streams.
+TEST_F(CudaStreamOrder, DefaultStreamsOfTwoGpusDoNotWaitForEachOther) {
+  std::atomic<bool> go{false};
+  const auto legacy = [](int device) { return CudaStream{.handle = 1, .device = device}; };
+  {
+    const ContextScope scope(driver(), 0);
+    const CUhostFn wait = [](void* flag) { static_cast<std::atomic<bool>*>(flag)->wait(false); };
+    ASSERT_EQ(driver().calls().cuLaunchHostFunc(reinterpret_cast<CUstream>(1), wait, &go),
+              CUDA_SUCCESS);
+  }
+  ASSERT_OK_AND_ASSIGN(const Point held, StreamPoint::Take(legacy(0), 0));
+  ASSERT_OK_AND_ASSIGN(const Point other, StreamPoint::Take(legacy(1), 0));
+  PointPoll poll;
+  EXPECT_TRUE(Eventually(kAmple, [&] {
+    poll.BeginRound(Now() + std::chrono::hours(1));
+    return !poll.Passed(*held).value_or(true) && poll.Passed(*other).value_or(false);
+  }));
+  go = true;
+  go.notify_all();
+  EXPECT_TRUE(Eventually(kAmple, [&] { return IsPassed(*held); }));
+  default_uses_ = hooks_->kvxfer_standin_default_stream_uses();
 }
 
 TEST_F(CudaStreamOrder, AnErrorIsToldWithItsCause) {

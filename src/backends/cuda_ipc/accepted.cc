@@ -84,8 +84,9 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegi
 }
 
 absl::Status AcceptedLink::OnPacket(Lifeline::Packet& packet) {
+  if (last_word_) return absl::InvalidArgumentError("the peer sent a packet after its last word");
   if (packet.type == PacketType::kQuiet) {
-    quiet_said_ = true;
+    last_word_ = quiet_said_ = true;
     FinishDown();
     Expect(absl::UnavailableError("the peer has ended the link"));
     return absl::OkStatus();

@@ -71,7 +71,8 @@ class AcceptedLink final : public Link {
   Word word_{};
   bool authorized_ = false;
   bool granted_ = false;     // the peer may have opened memory of this process
-  bool quiet_said_ = false;  // and moves nothing there any more
+  bool last_word_ = false;   // it has said that it moves nothing there any more
+  bool quiet_said_ = false;  // that, or its process has ended
   bool same_process_ = false;
   std::unique_ptr<PeerProcess> process_;
   std::deque<Ask> asks_;

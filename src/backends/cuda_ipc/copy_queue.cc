@@ -112,7 +112,7 @@ bool CopyQueue::StartBatch(int device, Lane& lane) {
 absl::Status CopyQueue::AddPieces(int device, const Lane& lane, const Posted& posted,
                                   Batch& batch) {
   touched_.clear();
-  const auto touch = [this](WatchedSpan* span) {
+  const auto touch = [this](cuda::WatchedSpan* span) {
     if (span != nullptr && span->FirstTouched()) touched_.push_back(span);
   };
   absl::Status status;
@@ -129,7 +129,7 @@ absl::Status CopyQueue::AddPieces(int device, const Lane& lane, const Posted& po
     if (!status.ok()) break;
   }
   // All of them: what was touched and not asked about would be taken for alive.
-  for (WatchedSpan* const span : touched_) {
+  for (cuda::WatchedSpan* const span : touched_) {
     const absl::Status alive = span->Check(*lane.driver);
     status.Update(Annotate(alive, "cuda_ipc"));
   }
@@ -237,6 +237,11 @@ bool CopyQueue::Poll() {
   for (const auto& [device, lane] : Lanes()) any |= TakeEnds(*lane);
   Start();
   return any;
+}
+
+bool CopyQueue::broken() {
+  return std::ranges::any_of(Lanes(),
+                             [](const auto& entry) { return entry.second->copier->broken(); });
 }
 
 void CopyQueue::Wait(const CopyUser* user) {

@@ -25,8 +25,8 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/cuda_ipc/peer_region.h"
-#include "src/backends/cuda_ipc/watched_span.h"
 #include "src/cuda/copier.h"
+#include "src/cuda/watched_span.h"
 
 namespace kvxfer::cuda_ipc {
 
@@ -68,6 +68,9 @@ class CopyQueue {
   bool Poll();
   // Something waits or is under way: Poll soon, nothing else tells of its end.
   bool busy() const { return !ops_.empty(); }
+  // The context of a device is ruined: what had begun there has ended, and nobody knows what of it
+  // still moves.
+  bool broken();
   // Blocks until nothing of `user` (null: of anybody) is under way. What waits stays.
   void Wait(const CopyUser* user);
 
@@ -112,8 +115,8 @@ class CopyQueue {
   std::vector<std::pair<int, Lane*>> known_;    // lanes_, for the owner's thread
   Ops ops_;
   uint64_t batches_ = 0;
-  std::vector<cuda::Piece> pieces_;    // scratch
-  std::vector<WatchedSpan*> touched_;  // scratch
+  std::vector<cuda::Piece> pieces_;          // scratch
+  std::vector<cuda::WatchedSpan*> touched_;  // scratch
 };
 
 }  // namespace kvxfer::cuda_ipc

@@ -187,11 +187,14 @@ void DialledLink::EndData(const absl::Status& why) {
   if (ops_ == 0) BeQuiet();
 }
 
-// The order is the acceptor's proof: first the last copy is over, then it is told.
+// The order is the acceptor's proof: first the last copy is over, then it is told. Of a GPU whose
+// context is ruined that is not known before the process ends, for which the acceptor then waits.
 void DialledLink::BeQuiet() {
   ReleaseAll();
   if (lifeline_ == nullptr) return;
-  lifeline_->Send(PacketType::kQuiet, AsBytes(QuietPacket{}));
+  if (!backend_->copies().broken()) {
+    lifeline_->Send(PacketType::kQuiet, AsBytes(QuietPacket{}));
+  }
   lifeline_.reset();
 }
 

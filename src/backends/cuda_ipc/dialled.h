@@ -2,7 +2,8 @@
 //
 // Life: the peer's hello names the link; the lifeline is made and says so; the peer has looked at
 // whose process it is: up. At its end no copy begins any more; once those under way are over all
-// memory of the peer is let go of, then the peer is told, which is its proof, then comes kDown.
+// memory of the peer is let go of (and closed soon), then the peer is told, which is its proof,
+// then comes kDown.
 //
 // Thread-safety: none; used by the backend's owner.
 

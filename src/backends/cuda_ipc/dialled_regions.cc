@@ -47,11 +47,15 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
                      host_.pid, " has another key than is known; take its metadata again"));
   }
   if (wanted.answered) {
+    if (wanted.failed.ok() && wanted.coming == nullptr) wanted.coming = wanted.known.lock();
+    if (wanted.failed.ok() && wanted.coming == nullptr) {
+      wanted_.erase(it);  // it was let go of
+      return Import(region, key);
+    }
     absl::StatusOr<std::unique_ptr<RemoteKey>> made = MakeKey(region, wanted);
     if (made.ok()) return made;
-    // Asked for anew at the next time, if it was let go of or could not be opened.
-    wanted_.erase(it);
-    if (absl::IsUnavailable(made.status())) return Import(region, key);
+    // What cannot be opened is asked for anew at the next time.
+    if (!absl::IsUnavailable(made.status())) wanted_.erase(it);
     return Annotate(made.status(), "cuda_ipc");
   }
   return absl::UnavailableError(absl::StrCat("cuda_ipc: what process ", host_.pid,
@@ -61,23 +65,21 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
                                              "this connection yet"));
 }
 
-// Unavailable: the region was let go of since.
+// Unavailable: not yet.
 absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::MakeKey(const RemoteRegion& told,
                                                                 Wanted& wanted) {
   if (!wanted.failed.ok()) return ForGood(wanted.failed);
-  std::shared_ptr<PeerRegion> region =
-      wanted.coming != nullptr ? std::move(wanted.coming) : wanted.known.lock();
-  if (region == nullptr) return absl::UnavailableError("let go of");
+  const std::shared_ptr<PeerRegion>& region = wanted.coming;
   if (region->base() != told.base || region->bytes() != told.bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("region ", static_cast<uint32_t>(told.id), " of ", region->owner().ToString(),
                      " is not what the metadata say; take them again"));
   }
   for (const auto& [device, count] : backend_->devices()) {
-    if (absl::Status reached = region->ReachedBy(device); !reached.ok()) return reached;
+    if (absl::Status open = region->OpenMissing(device); !open.ok()) return open;
   }
   wanted.known = region;
-  return std::make_unique<CudaIpcRemoteKey>(this, told, std::move(region));
+  return std::make_unique<CudaIpcRemoteKey>(this, told, std::move(wanted.coming));
 }
 
 void DialledLink::AskNext() {
@@ -149,7 +151,7 @@ absl::Status DialledLink::OnPart(const PartPacket& packet, net::Fd file) {
   }
   if (!wanted.failed.ok()) wanted.coming->Skip(packet);
   for (const auto& [device, count] : backend_->devices()) {
-    if (wanted.failed.ok()) wanted.coming->OpenLast(device);
+    if (wanted.failed.ok()) wanted.coming->OpenMissing(device).IgnoreError();  // told by MakeKey
   }
   if (wanted.coming->whole()) Answered(wanted, wanted.failed);
   return absl::OkStatus();

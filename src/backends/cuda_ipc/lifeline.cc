@@ -180,7 +180,6 @@ Lifeline::Got Lifeline::Receive(Packet& packet) {
     ended_ = true;
     return Got::kEnd;
   }
-  packet.file_lost = (message.msg_flags & MSG_CTRUNC) != 0;
   const auto bytes = static_cast<size_t>(got);
   uint32_t type = 0;
   if (bytes >= kHeadBytes && (message.msg_flags & MSG_TRUNC) == 0) {

@@ -36,8 +36,7 @@ class Lifeline final : public net::Watcher {
   struct Packet {
     PacketType type{};
     std::string_view body{};  // until the next Receive
-    net::Fd file{};
-    bool file_lost = false;  // one was sent, but this process had no descriptor left for it
+    net::Fd file{};           // none also where this process had no descriptor left for it
   };
   enum class Got : uint8_t { kPacket, kNothing, kEnd };
 

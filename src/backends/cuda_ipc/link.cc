@@ -7,8 +7,10 @@
 namespace kvxfer::cuda_ipc {
 namespace {
 
-// Of one turn: each may open memory, which takes some 10 us, or a millisecond for a large one.
+// Of one turn, whichever is reached first: a packet may have memory opened, which takes 10 us, or
+// some milliseconds where it is large.
 constexpr int kPacketsPerTurn = 16;
+constexpr Duration kLongestTurn = std::chrono::milliseconds(1);
 constexpr Duration kLastWords = std::chrono::milliseconds(100);
 
 }  // namespace
@@ -21,7 +23,9 @@ Link::Link(CudaIpcBackend* backend, net::Fd control, std::string from)
 
 void Link::WorkAside() {
   Watch();
+  const Time end = Now() + kLongestTurn;
   for (int i = 0; i < kPacketsPerTurn && lifeline_ != nullptr && lifeline_->HasWork(); ++i) {
+    if (Now() > end) break;
     lifeline_->Flush();
     if (!lifeline_->sending()) Serve();
     Lifeline::Packet packet;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "src/core/strings.h"
+#include "src/cuda/closer.h"
 #include "src/cuda/memory.h"
 
 namespace kvxfer::cuda_ipc {
@@ -76,13 +77,10 @@ class OwnMemory final : public OpenedMemory {
 class LegacyMemory final : public OpenedMemory {
  public:
   LegacyMemory(const cuda::Driver* driver, MemoryOwner owner,
-               const cuda::api::CUipcMemHandle& handle)
-      : driver_(driver), owner_(std::move(owner)), handle_(handle) {}
+               const cuda::api::CUipcMemHandle& handle, uint64_t bytes)
+      : driver_(driver), owner_(std::move(owner)), handle_(handle), bytes_(bytes) {}
   ~LegacyMemory() override {
-    for (const auto& [device, at] : at_) {
-      const cuda::ContextScope scope(*driver_, device);
-      if (scope.status().ok()) driver_->calls().cuIpcCloseMemHandle(at);
-    }
+    for (const auto& [device, at] : at_) Close(device, at);
   }
 
   absl::StatusOr<uint64_t> AddressFor(int device) override {
@@ -91,19 +89,49 @@ class LegacyMemory final : public OpenedMemory {
     const cuda::ContextScope scope(*driver_, device);
     if (!scope.status().ok()) return ForGood(scope.status());
     CUdeviceptr at = 0;
+    const bool closing = cuda::Closing();
     const CUresult result = driver_->calls().cuIpcOpenMemHandle_v2(
         &at, handle_, cuda::api::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (result == cuda::api::CUDA_ERROR_ALREADY_MAPPED && closing) {
+      return absl::UnavailableError(
+          absl::StrCat("what was mapped before in the place of memory of ", owner_.ToString(),
+                       " is still to be closed; try again"));
+    }
     if (result != kSuccess) {
       return OpenError(*driver_, owner_, device, result, "cuIpcOpenMemHandle");
+    }
+    if (absl::Status large = CheckSize(at); !large.ok()) {
+      Close(device, at);
+      return large;
     }
     at_.emplace(device, at);
     return at;
   }
 
  private:
+  // The driver knows of it either the allocation alone or the whole block that it is a piece of.
+  absl::Status CheckSize(CUdeviceptr at) const {
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    const CUresult asked = driver_->calls().cuMemGetAddressRange_v2(&base, &size, at);
+    if (asked != kSuccess || (at - base <= size && bytes_ <= size - (at - base))) {
+      return absl::OkStatus();
+    }
+    return absl::FailedPreconditionError(absl::StrCat(owner_.ToString(), " calls an allocation ",
+                                                      bytes_, " bytes large that has fewer (", size,
+                                                      ")"));
+  }
+  void Close(int device, CUdeviceptr at) const {
+    cuda::CloseLater([driver = driver_, device, at] {
+      const cuda::ContextScope scope(*driver, device);
+      if (scope.status().ok()) driver->calls().cuIpcCloseMemHandle(at);
+    });
+  }
+
   const cuda::Driver* const driver_;
   const MemoryOwner owner_;
   const cuda::api::CUipcMemHandle handle_;
+  const uint64_t bytes_;
   std::map<int, CUdeviceptr> at_;
 };
 
@@ -115,11 +143,15 @@ class VirtualMemory final : public OpenedMemory {
       : driver_(driver), owner_(std::move(owner)), part_(part), file_(std::move(file)) {}
   ~VirtualMemory() override {
     if (device_ < 0) return;
-    const cuda::ContextScope scope(*driver_, device_);
-    const cuda::api::Calls& calls = driver_->calls();
-    if (mapped_) calls.cuMemUnmap(at_, bytes());
-    if (at_ != 0) calls.cuMemAddressFree(at_, bytes());
-    calls.cuMemRelease(memory_);
+    cuda::CloseLater([driver = driver_, device = device_, memory = memory_, at = at_,
+                      mapped = mapped_, bytes = bytes()] {
+      const cuda::ContextScope scope(*driver, device);
+      if (!scope.status().ok()) return;
+      const cuda::api::Calls& calls = driver->calls();
+      if (mapped) calls.cuMemUnmap(at, bytes);
+      if (at != 0) calls.cuMemAddressFree(at, bytes);
+      calls.cuMemRelease(memory);
+    });
   }
 
   absl::StatusOr<uint64_t> AddressFor(int device) override {
@@ -161,6 +193,9 @@ class VirtualMemory final : public OpenedMemory {
       std::memcpy(handle.data, part_.handle, sizeof(handle.data));
       result = calls.cuMemImportFromShareableHandle(&memory_, &handle,
                                                     cuda::api::CU_MEM_HANDLE_TYPE_FABRIC);
+    } else if (!owner_.same_process) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(owner_.ToString(), " offers memory in a form that has no place here"));
     } else {
       call = "cuMemRetainAllocationHandle";
       result = calls.cuMemRetainAllocationHandle(
@@ -234,7 +269,7 @@ absl::StatusOr<std::shared_ptr<OpenedMemory>> Open(const cuda::Driver* driver,
   }
   cuda::api::CUipcMemHandle handle{};
   std::memcpy(handle.reserved, part.handle, sizeof(handle.reserved));
-  return std::make_shared<LegacyMemory>(driver, owner, handle);
+  return std::make_shared<LegacyMemory>(driver, owner, handle, part.allocation_bytes);
 }
 
 }  // namespace
@@ -251,7 +286,8 @@ absl::StatusOr<std::shared_ptr<OpenedMemory>> OpenedTable::Find(const cuda::Driv
   const Key key{.pid = owner.pid,
                 .start_time = owner.start_time,
                 .buffer_id = part.buffer_id,
-                .base = part.allocation_base};
+                .base = part.allocation_base,
+                .bytes = part.allocation_bytes};
   std::weak_ptr<OpenedMemory>& entry = opened_[key];
   if (std::shared_ptr<OpenedMemory> known = entry.lock()) return known;
   absl::StatusOr<std::shared_ptr<OpenedMemory>> opened = Open(driver, owner, part, std::move(file));

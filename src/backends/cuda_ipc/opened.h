@@ -1,5 +1,6 @@
 // Allocations of peers, made usable for copies from here: opened once in this backend, however many
-// regions and links of one process use them, and closed when the last of those goes.
+// regions and links of one process use them, and closed soon after the last of those went
+// (src/cuda/closer.h).
 //
 // Shared (shared_ptr) by the regions that lie in one allocation and by the copies under way, which
 // must not find it closed; whichever goes last closes it.
@@ -41,7 +42,8 @@ class OpenedMemory {
  public:
   virtual ~OpenedMemory() = default;
   // Where the allocation begins for kernels of `device`, opened for it at the first call.
-  // FailedPrecondition, with cause and remedy: it cannot be.
+  // Unavailable: not yet, as what was there before is still to be closed. Another error, with cause
+  // and remedy: it cannot be.
   virtual absl::StatusOr<uint64_t> AddressFor(int device) = 0;
 };
 
@@ -59,6 +61,7 @@ class OpenedTable {
     uint64_t start_time = 0;
     uint64_t buffer_id = 0;
     uint64_t base = 0;
+    uint64_t bytes = 0;
     auto operator<=>(const Key&) const = default;
   };
   std::map<Key, std::weak_ptr<OpenedMemory>> opened_;

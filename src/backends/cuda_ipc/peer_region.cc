@@ -42,7 +42,8 @@ absl::Status PeerRegion::Check(const PartPacket& packet) const {
       packet.base >= packet.allocation_base &&
       packet.base - packet.allocation_base <= packet.allocation_bytes &&
       packet.bytes <= packet.allocation_bytes - (packet.base - packet.allocation_base) &&
-      packet.kind <= static_cast<uint32_t>(cuda::AllocationKind::kManaged);
+      packet.kind <= static_cast<uint32_t>(cuda::AllocationKind::kManaged) &&
+      packet.form <= HandleForm::kFabric;
   return sense ? absl::OkStatus()
                : absl::InvalidArgumentError("the peer describes an allocation that cannot be");
 }
@@ -78,22 +79,19 @@ PeerRegion::View& PeerRegion::ViewOf(int device) {
   return views_.back();
 }
 
-void PeerRegion::OpenLast(int device) {
+absl::Status PeerRegion::OpenMissing(int device) {
   View& view = ViewOf(device);
   while (view.why_not.ok() && view.at.size() < parts_.size()) {
     const Part& part = parts_[view.at.size()];
     absl::StatusOr<uint64_t> at = part.memory->AddressFor(device);
-    if (!at.ok()) {
+    if (absl::IsUnavailable(at.status())) return at.status();
+    if (at.ok()) {
+      view.at.push_back(*at + part.offset);
+    } else {
       view.why_not = at.status();
-      return;
     }
-    view.at.push_back(*at + part.offset);
   }
-}
-
-absl::Status PeerRegion::ReachedBy(int device) const {
-  const auto it = std::ranges::find(views_, device, &View::device);
-  return it == views_.end() ? absl::OkStatus() : it->why_not;
+  return view.why_not;
 }
 
 std::vector<int> PeerRegion::devices() const {
@@ -117,10 +115,8 @@ absl::StatusOr<const PeerRegion::View*> PeerRegion::OpenFor(int device) {
         absl::StrCat("the region of ", owner_.ToString(),
                      gone_ ? " was deregistered there" : " belongs to a connection that ended"));
   }
-  OpenLast(device);
-  const View& view = ViewOf(device);
-  if (!view.why_not.ok()) return view.why_not;
-  return &view;
+  if (absl::Status open = OpenMissing(device); !open.ok()) return open;
+  return &ViewOf(device);
 }
 
 absl::Status PeerRegion::AddPieces(int device, OpKind kind, uint64_t local, uint64_t remote,
@@ -129,7 +125,7 @@ absl::Status PeerRegion::AddPieces(int device, OpKind kind, uint64_t local, uint
   absl::StatusOr<const View*> view = OpenFor(device);
   if (!view.ok()) return view.status();
   if (watched_) watched_->Touch(remote, bytes, batch);
-  hint_ = PartAt(parts_, remote, hint_);
+  hint_ = cuda::PartAt(parts_, remote, hint_);
   for (size_t i = hint_; bytes > 0; ++i) {
     const Part& part = parts_[i];
     const uint64_t skipped = remote - part.base;

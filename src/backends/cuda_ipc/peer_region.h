@@ -20,9 +20,9 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/cuda_ipc/opened.h"
-#include "src/backends/cuda_ipc/watched_span.h"
 #include "src/backends/cuda_ipc/wire.h"
 #include "src/cuda/copier.h"
+#include "src/cuda/watched_span.h"
 
 namespace kvxfer::cuda_ipc {
 
@@ -41,13 +41,11 @@ class PeerRegion {
   void Skip(const PartPacket& packet) {
     parts_.push_back({.base = packet.base, .bytes = packet.bytes});
   }
-  // Opens the part that was added last for `device`, or remembers why that cannot be.
-  void OpenLast(int device);
+  // Opens for `device` the parts that it has not opened, or remembers why that cannot be.
+  // Unavailable: not yet (OpenedMemory::AddressFor).
+  absl::Status OpenMissing(int device);
   // All parts are there.
   bool whole() const { return parts_.size() == expected_; }
-  // Whether copies of `device` reach all of it, as far as that was tried.
-  absl::Status ReachedBy(int device) const;
-
   uint64_t base() const { return base_; }
   uint64_t bytes() const { return bytes_; }
   Access access() const { return access_; }
@@ -69,7 +67,7 @@ class PeerRegion {
   bool FirstIn(uint64_t batch) { return std::exchange(last_batch_, batch) != batch; }
   // Memory of this process, which has to be asked whether it is there still; null: another's, which
   // a mapping keeps.
-  WatchedSpan* watched() { return watched_ ? &*watched_ : nullptr; }
+  cuda::WatchedSpan* watched() { return watched_ ? &*watched_ : nullptr; }
 
  private:
   struct Part {
@@ -99,7 +97,7 @@ class PeerRegion {
   std::vector<Part> parts_;
   std::vector<View> views_;
   std::vector<cuda::Allocation> own_parts_;  // of memory of this process, until it is whole
-  std::optional<WatchedSpan> watched_;
+  std::optional<cuda::WatchedSpan> watched_;
   size_t hint_ = 0;
   uint64_t last_batch_ = 0;
 };

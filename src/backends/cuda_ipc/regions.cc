@@ -30,17 +30,29 @@ std::string_view Remedy(AllocationKind kind) {
   return "";
 }
 
-bool Shareable(const cuda::Allocation& part) {
-  switch (part.kind) {
-    case AllocationKind::kDevice:
-      return part.legacy_ipc;
-    case AllocationKind::kVirtual:
-      return part.fd_handle || part.fabric_handle;
-    case AllocationKind::kPool:
-    case AllocationKind::kManaged:
-      return false;
+// Asked by the call itself: drivers are known to deny by the attribute
+// (IS_LEGACY_CUDA_IPC_CAPABLE) what they do.
+absl::Status GivesHandle(const cuda::Driver& driver, int device, const cuda::Allocation& part) {
+  const cuda::ContextScope scope(driver, device);
+  if (!scope.status().ok()) return scope.status();
+  cuda::api::CUipcMemHandle handle{};
+  return driver.Error(driver.calls().cuIpcGetMemHandle(&handle, part.allocation_base),
+                      "cuIpcGetMemHandle");
+}
+
+// FailedPrecondition, with the remedy: another process cannot be given it.
+absl::Status CheckShareable(const cuda::Driver& driver, int device, const cuda::Allocation& part) {
+  std::string why;
+  if (part.kind == AllocationKind::kDevice) {
+    const absl::Status gives = GivesHandle(driver, device, part);
+    if (gives.ok()) return gives;
+    why = absl::StrCat(gives.message(), "; ");
+  } else if (part.kind == AllocationKind::kVirtual && (part.fd_handle || part.fabric_handle)) {
+    return absl::OkStatus();
   }
-  return false;
+  return absl::FailedPreconditionError(
+      absl::StrCat("GPU memory at 0x", absl::Hex(part.base), " (", ToAbsl(ToString(part.kind)),
+                   ") cannot be given to another process: ", why, ToAbsl(Remedy(part.kind))));
 }
 
 std::string UuidOf(const cuda::Driver& driver, int device) {
@@ -55,11 +67,9 @@ absl::StatusOr<cuda::DeviceSpan> ExamineShareable(const MemorySpan& span) {
   if (!driver.ok()) return driver.status();
   absl::StatusOr<cuda::DeviceSpan> found = cuda::Examine(span);
   if (!found.ok()) return found.status();
-  const auto bad = std::ranges::find_if_not(found->parts, Shareable);
-  if (bad != found->parts.end()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("GPU memory at 0x", absl::Hex(bad->base), " (", ToAbsl(ToString(bad->kind)),
-                     ") cannot be given to another process: ", ToAbsl(Remedy(bad->kind))));
+  for (const cuda::Allocation& part : found->parts) {
+    const absl::Status can = CheckShareable(**driver, found->device, part);
+    if (!can.ok()) return can;
   }
   if (absl::Status set = cuda::SetSyncMemops(**driver, *found); !set.ok()) return set;
   return found;
@@ -94,6 +104,10 @@ RegionPacket CudaIpcRegistration::Describe() const {
 absl::StatusOr<PartPacket> CudaIpcRegistration::Export(size_t index, bool same_process,
                                                        net::Fd& file) const {
   const cuda::Allocation& part = watched_.span().parts[index];
+  // What was put in its place meanwhile would go under its name.
+  absl::Status made = cuda::CheckAlive(
+      *driver_, {.base = part.base, .bytes = part.bytes, .device = device(), .parts = {part}});
+  if (!made.ok()) return made;
   PartPacket out{.region = number_,
                  .base = part.base,
                  .bytes = part.bytes,
@@ -103,7 +117,7 @@ absl::StatusOr<PartPacket> CudaIpcRegistration::Export(size_t index, bool same_p
                  .kind = static_cast<uint32_t>(part.kind)};
   if (same_process) return out;
   const cuda::ContextScope scope(*driver_, device());
-  absl::Status made = scope.status();
+  made = scope.status();
   if (made.ok()) {
     made =
         part.kind == AllocationKind::kDevice ? ExportLegacy(out) : ExportVirtual(part, out, file);

@@ -15,10 +15,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
-#include "src/backends/cuda_ipc/watched_span.h"
 #include "src/backends/cuda_ipc/wire.h"
 #include "src/cuda/driver.h"
 #include "src/cuda/memory.h"
+#include "src/cuda/watched_span.h"
 #include "src/net/socket.h"
 
 namespace kvxfer::cuda_ipc {
@@ -62,7 +62,7 @@ class CudaIpcRegistration final : public Registration {
     return Holds(watched_.span().base, watched_.span().bytes, address, bytes);
   }
   // Of all registrations: copies ask of it what they touch.
-  WatchedSpan& watched() const { return watched_; }
+  cuda::WatchedSpan& watched() const { return watched_; }
 
   size_t parts() const { return watched_.span().parts.size(); }
   RegionPacket Describe() const;
@@ -80,7 +80,7 @@ class CudaIpcRegistration final : public Registration {
   const Access access_;
   const cuda::Driver* const driver_;
   const std::string device_uuid_;
-  mutable WatchedSpan watched_;
+  mutable cuda::WatchedSpan watched_;
 };
 
 }  // namespace kvxfer::cuda_ipc

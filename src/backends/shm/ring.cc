@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/core/message_order.h"
+
 namespace kvxfer::shm {
 namespace {
 
@@ -44,6 +46,7 @@ bool RingSender::Push(uint64_t after, bool more, std::string_view body) {
   Copy(head_, {reinterpret_cast<const char*>(&record), sizeof(record)});
   Copy(head_ + kUnit, body);
   head_ += bytes;
+  MessageIsSent();
   memory_->head.store(head_, std::memory_order_seq_cst);
   return true;
 }
@@ -57,6 +60,7 @@ RingReceiver::Got RingReceiver::Peek(RingRecord& record) const {
   const uint64_t filled = memory_->head.load(std::memory_order_acquire) - tail_;
   if (filled == 0) return Got::kNothing;
   if (filled > RingMemory::kBytes || filled < kUnit) return Got::kDamaged;
+  MessageHasCome();
   std::memcpy(&record, memory_->data + tail_ % RingMemory::kBytes, sizeof(record));
   const bool good = record.bytes <= kMaxRecordBytes && Occupied(record.bytes) <= filled;
   return good ? Got::kRecord : Got::kDamaged;

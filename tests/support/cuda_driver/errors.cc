@@ -27,6 +27,7 @@ constexpr ErrorText kErrors[] = {
     KVXFER_STANDIN_ERROR(CUDA_ERROR_INVALID_IMAGE, "device kernel image is invalid"),
     KVXFER_STANDIN_ERROR(CUDA_ERROR_INVALID_CONTEXT, "invalid device context"),
     KVXFER_STANDIN_ERROR(CUDA_ERROR_MAP_FAILED, "mapping of buffer object failed"),
+    KVXFER_STANDIN_ERROR(CUDA_ERROR_ALREADY_MAPPED, "resource already mapped"),
     KVXFER_STANDIN_ERROR(CUDA_ERROR_NO_BINARY_FOR_GPU, "no kernel image for this device"),
     KVXFER_STANDIN_ERROR(CUDA_ERROR_ECC_UNCORRECTABLE, "uncorrectable ECC error encountered"),
     KVXFER_STANDIN_ERROR(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
@@ -57,6 +58,9 @@ constexpr ErrorText kErrors[] = {
                          "system has unsupported display driver / cuda driver combination"),
     KVXFER_STANDIN_ERROR(CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
                          "forward compatibility was attempted on non supported HW"),
+    KVXFER_STANDIN_ERROR(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+                         "operation would make the legacy stream depend on a capturing blocking "
+                         "stream"),
     KVXFER_STANDIN_ERROR(CUDA_ERROR_UNKNOWN, "unknown error"),
 };
 

@@ -1,12 +1,16 @@
-// Modules and kernels. There is one kernel: the library's own, by the source that the GPU runs too.
+// Modules and kernels. The kernels are the library's own and those of tests/gpu, by the sources
+// that the GPU runs too; every module has them all.
 #include "src/cuda/kernels.cuh"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <string_view>
 #include <utility>
 
+#include "tests/gpu/check_kernels.cuh"
 #include "tests/support/cuda_driver/call.h"
 #include "tests/support/cuda_driver/place.h"
 
@@ -68,19 +72,61 @@ struct MapOf {
   KernelMemory* memory;
 };
 
-CUresult RunCopyKernel(State* state, int device, const CopyParams& params) {
+// What a launch does.
+using Work = std::function<CUresult(KernelMemory& memory)>;
+
+// `given`: where the kernel's one parameter is.
+template <typename Params, auto kRun>
+Work WorkOf(const void* given) {
+  Params params{};
+  std::memcpy(&params, given, sizeof(params));
+  return [params](KernelMemory& memory) { return kRun(params, MapOf{&memory}); };
+}
+
+CUresult Copy(const CopyParams& params, const MapOf& memory) {
+  if (params.units % 16 != 0 || params.per_group == 0 || params.per_group > cuda::kMaxPerGroup) {
+    return CUDA_ERROR_LAUNCH_FAILED;
+  }
+  RunCopy(params, memory);
+  return CUDA_SUCCESS;
+}
+CUresult Fill(const gpu::FillParams& params, const MapOf& memory) {
+  gpu::RunFill(params, memory);
+  return CUDA_SUCCESS;
+}
+CUresult Check(const gpu::CheckParams& params, const MapOf& memory) {
+  gpu::RunCheck(params, memory);
+  return CUDA_SUCCESS;
+}
+
+struct Code {
+  std::string_view name;
+  unsigned threads;  // of a block
+  Work (*work)(const void* given);
+};
+constexpr Code kCodes[] = {
+    {cuda::kCopyKernel, cuda::kCopyThreads, &WorkOf<CopyParams, &Copy>},
+    {gpu::kFillKernel, gpu::kThreads, &WorkOf<gpu::FillParams, &Fill>},
+    {gpu::kCheckKernel, gpu::kThreads, &WorkOf<gpu::CheckParams, &Check>},
+};
+
+// Of the kernels that were given out, by their ids. Under the lock of the state; of the process's
+// life, for streams run until its end.
+std::map<uint64_t, const Code*>& CodeOfKernels() {
+  static auto* const codes = new std::map<uint64_t, const Code*>;
+  return *codes;
+}
+
+CUresult RunKernel(State* state, int device, const Work& work) {
   std::vector<Reach> reach;
   {
     const Lock lock(state->mutex);
     reach =
         state->memory.ReachOf([&](const Range& range) { return MayReach(state, range, device); });
   }
-  if (params.units % 16 != 0 || params.per_group == 0 || params.per_group > cuda::kMaxPerGroup) {
-    return CUDA_ERROR_LAUNCH_FAILED;
-  }
   KernelMemory memory(std::move(reach), device);
-  RunCopy(params, MapOf{&memory});
-  return memory.fault() ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+  const CUresult result = work(memory);
+  return memory.fault() ? CUDA_ERROR_ILLEGAL_ADDRESS : result;
 }
 
 // Device code in one of the forms that drivers take: a fatbin, a cubin, or PTX.
@@ -124,8 +170,10 @@ extern "C" CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, c
   State& state = call.state();
   if (function == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!state.modules.contains(ToId(module))) return CUDA_ERROR_INVALID_HANDLE;
-  if (std::string_view(name) != cuda::kCopyKernel) return CUDA_ERROR_NOT_FOUND;
+  const auto* const code = std::ranges::find(kCodes, std::string_view(name), &Code::name);
+  if (code == std::end(kCodes)) return CUDA_ERROR_NOT_FOUND;
   const uint64_t id = state.NewId();
+  CodeOfKernels().emplace(id, code);
   state.kernels.emplace(id, Kernel{.module = ToId(module)});
   *function = ToHandle<CUfunction>(id);
   return CUDA_SUCCESS;
@@ -142,16 +190,15 @@ extern "C" CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigne
       state.modules.at(kernel->second.module).context != &call.context()) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
-  if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != cuda::kCopyThreads || block_y != 1 ||
+  const Code& code = *CodeOfKernels().at(kernel->first);
+  if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != code.threads || block_y != 1 ||
       block_z != 1 || shared_bytes != 0 || parameters == nullptr || extra != nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   Stream* const found = FindStream(&state, &call.context(), stream, "cuLaunchKernel");
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  CopyParams params{};
-  std::memcpy(&params, parameters[0], sizeof(params));
-  found->Enqueue([state = &state, device = call.context().device, params] {
-    return RunCopyKernel(state, device, params);
+  found->Enqueue([state = &state, device = call.context().device, work = code.work(parameters[0])] {
+    return RunKernel(state, device, work);
   });
   return CUDA_SUCCESS;
 }

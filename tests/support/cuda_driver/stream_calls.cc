@@ -68,6 +68,14 @@ CUresult CheckWord(Call* call, CUdeviceptr at) {
 
 bool InHostFunction() { return in_host_function; }
 
+// The numbers of today's GPUs; here no stream goes before another.
+extern "C" CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  KVXFER_STANDIN_ENTER(cuCtxGetStreamPriorityRange, kContext);
+  if (least != nullptr) *least = 0;
+  if (greatest != nullptr) *greatest = -5;
+  return CUDA_SUCCESS;
+}
+
 extern "C" CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int /*priority*/) {
   KVXFER_STANDIN_ENTER(cuStreamCreateWithPriority, kContext);
   if (stream == nullptr || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;

@@ -1,10 +1,10 @@
 // GPU memory of this process that copies touch, and the question before each batch whether it is
 // still there: a kernel that touches freed memory ruins the context of its whole process.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none.
 
-#ifndef KVXFER_BACKENDS_CUDA_IPC_WATCHED_SPAN_H_
-#define KVXFER_BACKENDS_CUDA_IPC_WATCHED_SPAN_H_
+#ifndef KVXFER_CUDA_WATCHED_SPAN_H_
+#define KVXFER_CUDA_WATCHED_SPAN_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "src/cuda/memory.h"
 
-namespace kvxfer::cuda_ipc {
+namespace kvxfer::cuda {
 
 // The index of the part that holds `address`, which is within them; `hint`: of the one before.
 // Parts are in order and without gaps.
@@ -35,11 +35,11 @@ size_t PartAt(const Parts& parts, uint64_t address, size_t hint) {
 
 class WatchedSpan {
  public:
-  explicit WatchedSpan(cuda::DeviceSpan span) : span_(std::move(span)), asked_(span_.parts.size()) {
+  explicit WatchedSpan(DeviceSpan span) : span_(std::move(span)), asked_(span_.parts.size()) {
     touched_.device = span_.device;
   }
 
-  const cuda::DeviceSpan& span() const { return span_; }
+  const DeviceSpan& span() const { return span_; }
 
   // `batch` is going to touch [address, address + bytes), which is within the span and not empty.
   // What it has touched before is not asked about again. Batches are numbered from 1 up.
@@ -54,13 +54,13 @@ class WatchedSpan {
   // Something was touched, and this is the first call since.
   bool FirstTouched() { return !indices_.empty() && !std::exchange(listed_, true); }
   // Asks about what was touched since the last question.
-  absl::Status Check(const cuda::Driver& driver) {
+  absl::Status Check(const Driver& driver) {
     listed_ = false;
     if (indices_.empty()) return absl::OkStatus();
     touched_.base = touched_.parts.front().base;
     touched_.bytes = 0;
-    for (const cuda::Allocation& part : touched_.parts) touched_.bytes += part.bytes;
-    absl::Status alive = cuda::CheckAlive(driver, touched_);
+    for (const Allocation& part : touched_.parts) touched_.bytes += part.bytes;
+    absl::Status alive = CheckAlive(driver, touched_);
     if (!alive.ok()) {
       for (const size_t i : indices_) asked_[i] = 0;
     }
@@ -70,14 +70,14 @@ class WatchedSpan {
   }
 
  private:
-  const cuda::DeviceSpan span_;
+  const DeviceSpan span_;
   std::vector<uint64_t> asked_;  // of each part, by which batch
-  cuda::DeviceSpan touched_;
+  DeviceSpan touched_;
   std::vector<size_t> indices_;  // of touched_
   size_t hint_ = 0;
   bool listed_ = false;
 };
 
-}  // namespace kvxfer::cuda_ipc
+}  // namespace kvxfer::cuda
 
-#endif  // KVXFER_BACKENDS_CUDA_IPC_WATCHED_SPAN_H_
+#endif  // KVXFER_CUDA_WATCHED_SPAN_H_
