@@ -1,4 +1,5 @@
-# The copy kernel of src/cuda/kernels.cu, compiled for the GPUs of today and, as PTX, for later ones.
+# The copy kernel of src/cuda/kernels.cu, and kernels of tests, compiled for the GPUs of today and, as
+# PTX, for later ones.
 #
 # Needs nvcc and no CUDA language, library or GPU. Without nvcc a package's kvxfer_kernels.fatbin may be
 # given; with neither, or where KVXFER_CUDA_TOOLKIT is OFF, GPUs copy by the driver, a call for each
@@ -10,8 +11,8 @@ set(KVXFER_CUDA_KERNELS "" CACHE FILEPATH
   "A compiled GPU kernel to take instead: kvxfer_kernels.fatbin of a package of the same version")
 
 # sm_80 runs on 8.x, sm_90 on 9.x, and so on; what nvcc does not know of the list is left out.
-set(KVXFER_CUDA_ARCHITECTURES 80 90 100 120)
-set(KVXFER_CUDA_PTX 80)
+set(KVXFER_CUDA_ARCHITECTURES 80 90 100 120 CACHE STRING "GPUs that the kernel is compiled for")
+set(KVXFER_CUDA_PTX 80 CACHE STRING "The oldest one that the driver may compile it for")
 
 # kvxfer_cuda_kernels(<target> <source>): <source> of <target> is compiled with KVXFER_CUDA_FATBIN, the
 # path of that file, where there is one; the variable KVXFER_CUDA_FATBIN has it too.
@@ -27,7 +28,8 @@ function(kvxfer_cuda_kernels target source)
       PATH_SUFFIXES bin DOC "The CUDA compiler")
     if(KVXFER_NVCC)
       set(fatbin ${PROJECT_BINARY_DIR}/src/cuda/kvxfer_kernels.fatbin)
-      kvxfer_cuda_fatbin(${fatbin})
+      kvxfer_cuda_fatbin(${fatbin} ${PROJECT_SOURCE_DIR}/src/cuda/kernels.cu
+        ${PROJECT_SOURCE_DIR}/src/cuda/kernels.cuh)
     elseif(KVXFER_CUDA_TOOLKIT STREQUAL "ON")
       message(FATAL_ERROR "KVXFER_CUDA_TOOLKIT is ON and there is no nvcc; set KVXFER_NVCC")
     endif()
@@ -42,24 +44,28 @@ function(kvxfer_cuda_kernels target source)
   endif()
 endfunction()
 
-# The rule that makes it.
-function(kvxfer_cuda_fatbin out)
+# kvxfer_cuda_fatbin(<out> <source> <header>...): the rule that makes one. Needs KVXFER_NVCC.
+function(kvxfer_cuda_fatbin out source)
   execute_process(COMMAND ${KVXFER_NVCC} --list-gpu-code OUTPUT_VARIABLE known RESULT_VARIABLE failed)
   if(failed)
     message(FATAL_ERROR "${KVXFER_NVCC} does not run; KVXFER_CUDA_TOOLKIT=OFF does without it")
   endif()
   set(code -gencode arch=compute_${KVXFER_CUDA_PTX},code=compute_${KVXFER_CUDA_PTX})
+  set(for "")
   foreach(sm IN LISTS KVXFER_CUDA_ARCHITECTURES)
-    if(known MATCHES "sm_${sm}\n")
+    if("${known}\n" MATCHES "sm_${sm}\n")
       list(APPEND code -gencode arch=compute_${sm},code=sm_${sm})
+      string(APPEND for " ${sm}")
     endif()
   endforeach()
+  cmake_path(GET out PARENT_PATH folder)
+  cmake_path(GET source FILENAME name)
+  message(STATUS "${name} for${for} and PTX of ${KVXFER_CUDA_PTX}")
   # The host's compiler only preprocesses.
-  set(source ${PROJECT_SOURCE_DIR}/src/cuda/kernels.cu)
   add_custom_command(OUTPUT ${out}
-    COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/src/cuda
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
     COMMAND ${KVXFER_NVCC} -fatbin -std=c++17 -O3 -I${PROJECT_SOURCE_DIR} ${code}
       -ccbin ${CMAKE_CXX_COMPILER} -allow-unsupported-compiler -o ${out} ${source}
-    DEPENDS ${source} ${PROJECT_SOURCE_DIR}/src/cuda/kernels.cuh
-    COMMENT "Compiling the GPU kernel" VERBATIM)
+    DEPENDS ${source} ${ARGN}
+    COMMENT "Compiling ${name} for GPUs" VERBATIM)
 endfunction()

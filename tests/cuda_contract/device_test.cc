@@ -188,6 +188,18 @@ TEST(CudaContextContract, WhatIsCurrentIsAStackOfTheThread) {
   }).join();
 }
 
+TEST(CudaContextContract, StreamsMayHaveTheGreatestPriority) {
+  const Current current;
+  int least = -1;
+  int greatest = 1;
+  ASSERT_CUDA(cuCtxGetStreamPriorityRange(&least, &greatest));
+  EXPECT_GE(least, greatest);  // the smaller the number, the greater
+  ASSERT_CUDA(cuCtxGetStreamPriorityRange(nullptr, &greatest));
+  CUstream stream = nullptr;
+  ASSERT_CUDA(cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, greatest));
+  ASSERT_CUDA(cuStreamDestroy_v2(stream));
+}
+
 TEST(CudaContextContract, WithoutACurrentOneThereIsAnErrorThatDoesNotStay) {
   std::thread([] {
     CUcontext context = nullptr;
@@ -199,6 +211,7 @@ TEST(CudaContextContract, WithoutACurrentOneThereIsAnErrorThatDoesNotStay) {
     EXPECT_CUDA(CUDA_ERROR_INVALID_CONTEXT, cuMemAlloc_v2(&at, 4096));
     EXPECT_CUDA(CUDA_ERROR_INVALID_CONTEXT,
                 cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
+    EXPECT_CUDA(CUDA_ERROR_INVALID_CONTEXT, cuCtxGetStreamPriorityRange(nullptr, nullptr));
     const Current current;
     EXPECT_TRUE(StillWorks());
   }).join();
