@@ -14,6 +14,8 @@
 #include "src/cli/stats.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
+#include "src/cuda/driver.h"
+#include "src/cuda/present.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -48,6 +50,8 @@ absl::Status SetAddresses(const AgentSetup& setup, AgentOptions& options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
+  // Whether that works is told by who needs it.
+  if (setup.gpu_memory && cuda::DriverPresent().ok()) (void)cuda::Driver::Get();
   absl::StatusOr<AgentOptions> options = OptionsFromEnvironment();
   if (!options.ok()) return options.status();
   options->name = UniqueName(setup.role);

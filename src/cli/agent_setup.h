@@ -20,6 +20,7 @@ struct AgentSetup {
   std::string default_listen{};  // where the user says nothing; empty: loopback
   std::string advertise{};       // empty: the environment's, else by AgentOptions' rule
   bool own_port = false;         // any free port, whatever the environment says
+  bool gpu_memory = false;       // some will be registered with it, if there are GPUs
   uint64_t fault_seed = 1;       // for "faulty:" backends
 };
 
@@ -30,6 +31,9 @@ struct AgentSetup {
 //
 // `own_port` is for the second process of a run: both processes have one environment, and there a
 // port can be had only once.
+//
+// With `gpu_memory` CUDA is initialised first: libfabric asks its providers for GPU memory only
+// where a process uses CUDA by then.
 //
 // InvalidArgument, NotFound: what the user gave; FailedPrecondition: this host cannot do it.
 absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup);

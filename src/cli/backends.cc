@@ -16,6 +16,7 @@
 #include "src/backends/plugins.h"
 #include "src/backends/registry.h"
 #include "src/cli/commands.h"
+#include "src/cli/doctor_view.h"
 #include "src/cli/host_port.h"
 #include "src/cli/json_util.h"
 #include "src/cli/text_grid.h"
@@ -73,10 +74,7 @@ BackendReport Look(BackendOrigin origin, const AgentOptions& options) {
   if (made.ok()) {
     report.backend = *std::move(made);
   } else {
-    report.why = std::string(made.status().message());
-    // The name stands before it already.
-    const std::string name = report.origin.name + ": ";
-    if (report.why.starts_with(name)) report.why.erase(0, name.size());
+    report.why = WithoutName(ToStd(made.status().message()), report.origin.name);
   }
   return report;
 }

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -81,8 +82,9 @@ class HeldWarnings {
 // The measured part of one configuration. A bar says how far it is.
 class CaseRun {
  public:
-  CaseRun(const BenchPlan& plan, BenchCrew& crew, bool bar)
-      : plan_(plan), crew_(crew), show_bar_(bar) {}
+  // `opened`: called once the first is set up, which is what a wrong choice does not get past.
+  CaseRun(const BenchPlan& plan, BenchCrew& crew, bool bar, std::function<void()> opened)
+      : plan_(plan), crew_(crew), show_bar_(bar), opened_(std::move(opened)) {}
 
   absl::StatusOr<BenchRow> Run(const BenchCase& bench) {
     BenchRow row{.bench = bench};
@@ -96,6 +98,7 @@ class CaseRun {
       if (!opened.ok()) return opened.status();
       row.opened = std::move(*opened);
     }
+    if (opened_) std::exchange(opened_, nullptr)();
     if (plan_.warmup > 0) {
       if (auto s = Load({.requests = plan_.warmup}, "warm up"); !s.ok()) return s.status();
     }
@@ -140,6 +143,7 @@ class CaseRun {
   const BenchPlan& plan_;
   BenchCrew& crew_;
   const bool show_bar_;
+  std::function<void()> opened_;
   std::string label_;
 };
 
@@ -153,11 +157,11 @@ void PrintWhole(const BenchOptions& options, const BenchPlan& plan,
 absl::Status RunCases(const BenchOptions& options, BenchPlan& plan, BenchCrew& crew) {
   const bool text = !options.json && !options.csv;
   const BenchTable table(plan);
-  if (text) {
+  CaseRun run(plan, crew, text || isatty(STDOUT_FILENO) == 1, [&] {
+    if (!text) return;
     std::printf("%s\n%s\n", table.Title().c_str(), table.Header().c_str());
     std::fflush(stdout);
-  }
-  CaseRun run(plan, crew, text || isatty(STDOUT_FILENO) == 1);
+  });
   std::vector<BenchRow> rows;
   for (BenchCase& bench : plan.cases) {
     bench.targets = crew.targets();

@@ -51,6 +51,7 @@ absl::Status BenchCrew::StartTargets() {
                        {"count", PartsOf(spec_.targets, workers, i)},
                        {"backend", spec_.backend},
                        {"seed", spec_.seed + 1 + i},
+                       {"gpu_memory", spec_.gpu_memory},
                        {"session_bytes", spec_.session_bytes}};
     const absl::StatusOr<Json> answer = target_workers_.back().channel().Call(role, kSetUp);
     if (!answer.ok()) return answer.status();

@@ -29,6 +29,7 @@ struct CrewSpec {
   uint32_t initiators = 1;
   std::string backend{};
   uint64_t seed = 1;
+  bool gpu_memory = false;     // our targets' sessions are of it
   uint64_t session_bytes = 0;  // the largest session that our targets grant
 };
 

@@ -65,6 +65,7 @@ absl::Status BenchInitiator::OpenAgent() {
                  .listen = bench_.listen,
                  .default_listen = LocalHost(channels_.front()),
                  .own_port = index_ > 0,
+                 .gpu_memory = bench_.memory.here.cuda(),
                  .fault_seed = bench_.seed + index_});
   // The user named the address that cannot be had.
   if (absl::IsFailedPrecondition(agent.status()) && !bench_.listen.empty()) {

@@ -271,6 +271,7 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& o) {
     BenchCase whole = bench;
     whole.targets.resize(plan.crew.targets);
     if (absl::Status s = CheckCase(whole); !s.ok()) return s;
+    plan.crew.gpu_memory |= bench.memory.there.cuda();
     plan.crew.session_bytes = std::max(plan.crew.session_bytes, SessionBytes(whole.target_shape()));
   }
   return plan;

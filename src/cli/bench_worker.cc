@@ -32,6 +32,7 @@ absl::StatusOr<std::unique_ptr<Agent>> MakeTargetAgent(const Json& first, uint64
   return MakeAgent({.role = "target",
                     .backends = GetString(first, "backend"),
                     .own_port = true,
+                    .gpu_memory = first.value("gpu_memory", Json(false)) == true,
                     .fault_seed = GetUint(first, "seed").value_or(1) + number});
 }
 

@@ -110,11 +110,16 @@ std::string DoctorText(const std::vector<CheckResult>& results) {
                                     [&](const Finding& f) { return f.verdict == result.verdict; });
     const bool bad = result.verdict >= Verdict::kWarning;
     std::string what = bad ? Shortened(shown.what) : shown.what;
-    if (same > 1) absl::StrAppend(&what, " (and ", same - 1, " more)");
+    if (bad && same > 1) absl::StrAppend(&what, " (and ", same - 1, " more)");
     std::string verdict = ToString(result.verdict);
     if (bad) absl::AsciiStrToUpper(&verdict);
     grid.Add({result.family == last ? "" : result.family, result.check->name, verdict, what});
     last = result.family;
+    // What is well stands nowhere else.
+    for (const Finding& finding : result.findings) {
+      if (finding.verdict != Verdict::kOk || &finding == &shown) continue;
+      grid.Add({"", "", ToString(Verdict::kOk), finding.what});
+    }
   }
   std::map<Verdict, size_t> counts = Counts(results);
   std::string text = grid.ToString();

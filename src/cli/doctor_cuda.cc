@@ -1,7 +1,6 @@
 // What doctor asks the CUDA driver.
 
 #include <dlfcn.h>
-#include <sys/prctl.h>
 
 #include <future>
 #include <memory>
@@ -70,7 +69,7 @@ absl::Status TryPinning(const cuda::Driver& driver) {
 }  // namespace
 
 CudaState AskCuda() {
-  CudaState state{.asked = true, .dumpable = prctl(PR_GET_DUMPABLE) == 1};
+  CudaState state{.asked = true};
   const absl::StatusOr<const cuda::Driver*> driver = cuda::Driver::Get();
   state.library = LoadedLibrary();
   if (!driver.ok()) {

@@ -133,16 +133,10 @@ Findings GpuIpc(const SystemView& view) {
     Append(bad, Warning("in a container with processes of its own",
                         "cuda_ipc reaches GPU memory of processes of this container only; that of "
                         "others on this host is staged and goes over tcp",
-                        "docker: --pid=host --ipc=host, or --pid=container:NAME --ipc=container:"
-                        "NAME for the second, and all GPUs (--gpus) in both; in a pod: "
-                        "shareProcessNamespace, or hostPID and hostIPC"));
-  }
-  if (!cuda.dumpable) {
-    Append(bad, Warning("this process is not dumpable (PR_GET_DUMPABLE)",
-                        "no other process of its user may take descriptors from it: GPU memory of "
-                        "cuMemCreate (PyTorch's expandable segments) is not shared by cuda_ipc",
-                        "no file capabilities and no setuid bit on the program (getcap, ls -l), or "
-                        "prctl(PR_SET_DUMPABLE, 1)"));
+                        "docker: --network=host --pid=host --ipc=host, or --network=container:NAME "
+                        "--pid=container:NAME --ipc=container:NAME for the second, one user and "
+                        "all GPUs (--gpus) in both; in a pod: shareProcessNamespace, or "
+                        "hostNetwork, hostPID and hostIPC"));
   }
   std::vector<int> without;
   for (const cuda::Device& device : cuda.devices) {
@@ -182,7 +176,7 @@ std::span<const Check> GpuChecks() {
       {"cuda-driver", "libcuda.so.1, /sys/module/nvidia/version, /dev/nvidiactl", &CudaDriver},
       {"gpus", "the CUDA driver: devices", &Gpus},
       {"gpu-peers", "the CUDA driver: peer access, P2P attributes", &GpuPeers},
-      {"gpu-ipc", "/proc/1/comm, /.dockerenv, PR_GET_DUMPABLE, the CUDA driver: handles", &GpuIpc},
+      {"gpu-ipc", "/proc/1/comm, /.dockerenv, the CUDA driver: handles", &GpuIpc},
       {"gpu-pinned", "the CUDA driver: 16 MiB of host memory, pinned", &GpuPinned},
       {"gpu-direct",
        "/sys/module, /proc/driver/nvidia/version, /proc/sys/kernel/osrelease, libibverbs.so.1, the "

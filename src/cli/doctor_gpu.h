@@ -33,8 +33,6 @@ struct CudaState {
   std::vector<GpuLink> links{};  // of every two, in both directions
   // Of pinning more host memory than the usual limit for locked memory allows.
   absl::Status pinned{};
-  // Whether other processes of the user may take descriptors of this one (PR_GET_DUMPABLE).
-  bool dumpable = true;
 };
 
 // Loads and initialises the driver, which may take seconds; makes a context of the first device for

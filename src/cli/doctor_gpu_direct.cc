@@ -77,21 +77,37 @@ std::vector<Place> PlacesOf(const SystemView& view) {
   return list;
 }
 
-// Size of the window through which the PCI bus reaches a GPU's memory; 0: not told. The file has a
-// line for each window: first, last, flags.
+// A line of a PCI device's `resource`: first, last, flags.
+struct Window {
+  uint64_t first = 0;
+  uint64_t last = 0;
+  uint64_t flags = 0;
+};
+
+std::optional<Window> WindowOf(const std::string& line) {
+  const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+  Window window;
+  if (words.size() < 3 || !absl::SimpleHexAtoi(words[0], &window.first) ||
+      !absl::SimpleHexAtoi(words[1], &window.last) ||
+      !absl::SimpleHexAtoi(words[2], &window.flags)) {
+    return std::nullopt;
+  }
+  return window;
+}
+
+// Size of the window through which the PCI bus reaches a GPU's memory, the second; 0: not told. A
+// window of 64 bits takes two lines, and BAR0 is one since Hopper.
 uint64_t Bar1Bytes(const SystemView& view, const std::string& pci) {
+  constexpr uint64_t kMem64 = 0x100000;  // IORESOURCE_MEM_64
   const std::string text =
       view.files().Read(absl::StrCat(ToAbsl(kPciDevices), "/", pci, "/resource")).value_or("");
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
-  if (lines.size() < 2) return 0;
-  const std::vector<std::string> words = absl::StrSplit(lines[1], ' ', absl::SkipEmpty());
-  uint64_t first = 0;
-  uint64_t last = 0;
-  if (words.size() < 2 || !absl::SimpleHexAtoi(words[0], &first) ||
-      !absl::SimpleHexAtoi(words[1], &last) || last <= first) {
-    return 0;
-  }
-  return last - first + 1;
+  const std::optional<Window> bar0 = WindowOf(lines[0]);
+  const size_t at = bar0 && (bar0->flags & kMem64) != 0 ? 2 : 1;
+  if (lines.size() <= at) return 0;
+  const std::optional<Window> bar1 = WindowOf(lines[at]);
+  if (!bar1 || bar1->last <= bar1->first) return 0;
+  return bar1->last - bar1->first + 1;
 }
 
 std::string GpuLabel(const SystemView& view, size_t gpu) {

@@ -18,6 +18,7 @@
 #include "src/cli/stats.h"
 #include "src/cli/units.h"
 #include "src/core/clock.h"
+#include "src/core/strings.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -153,7 +154,8 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
   if (!agent.ok()) {
     // No device, no library: nothing that is wrong with the way.
     path.verdict = Verdict::kNotApplicable;
-    path.why = absl::StrCat("not usable here: ", agent.status().message());
+    path.why = absl::StrCat("not usable here: ",
+                            WithoutName(ToStd(agent.status().message()), path.backend));
     return absl::OkStatus();
   }
   if (absl::Status s = Introduce(*channel, **agent).status(); absl::IsFailedPrecondition(s)) {

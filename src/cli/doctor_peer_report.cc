@@ -33,6 +33,16 @@ std::string RailsText(const PeerPath& path) {
   return absl::StrCat("\n", path.backend, "\n", grid.ToString("  "));
 }
 
+// Of the host's memory; that of GPUs of one host has a way of its own.
+std::string TakenText(const PeerReport& report) {
+  if (report.taken.empty()) return "no backend carries transfers there\n";
+  const bool gpus = std::ranges::any_of(report.paths, [](const PeerPath& path) {
+    return path.backend == "cuda_ipc" && path.reached;
+  });
+  return absl::StrCat("transfers there take ", report.taken,
+                      gpus ? ", those between GPUs cuda_ipc" : "", "\n");
+}
+
 }  // namespace
 
 // Pairs of ports that do not reach each other: transfers go on over the others.
@@ -72,10 +82,7 @@ std::string PeerText(const PeerReport& report) {
                         : absl::StrCat("WARNING  ", path.backend, " is not whole"),
                     "\n  why   ", path.why, "\n  mend  ", path.mend, "\n");
   }
-  return absl::StrCat(grid.ToString(), rails, details, "\n",
-                      report.taken.empty()
-                          ? "no backend carries transfers there\n"
-                          : absl::StrCat("transfers there take ", report.taken, "\n"));
+  return absl::StrCat(grid.ToString(), rails, details, "\n", TakenText(report));
 }
 
 Json PeerJson(const PeerReport& report) {

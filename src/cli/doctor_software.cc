@@ -35,13 +35,9 @@ Findings Yama(const SystemView& view) {
   const std::string text = absl::StrCat("kernel.yama.ptrace_scope is ", *scope);
   if (*scope == 0) return Ok(text);
   if (*scope < 3 && MayTraceAll(view)) return Ok(text + ", and this process has SYS_PTRACE");
-  const bool gpus = view.Cuda().asked && view.Cuda().status.ok();
   return Warning(text,
-                 absl::StrCat("shm cannot attach to memory that is not kvxfer's own: transfers of "
-                              "it between processes of this host go over tcp",
-                              gpus ? "; nor can cuda_ipc take descriptors of GPU memory that "
-                                     "cuMemCreate made"
-                                   : ""),
+                 "shm cannot attach to memory that is not kvxfer's own: transfers of it between "
+                 "processes of this host go over tcp",
                  *scope == 3 ? "boot without it (3 cannot be taken back), or use HostBuffer"
                              : "sysctl kernel.yama.ptrace_scope=0; or prctl(PR_SET_PTRACER) in the "
                                "peer, --cap-add=SYS_PTRACE, or HostBuffer");

@@ -110,7 +110,7 @@ class LiveView final : public SystemView {
     const auto agent = Agent::Create(options);
     return {.name = name,
             .usable = agent.ok(),
-            .why = agent.ok() ? "" : std::string(agent.status().message())};
+            .why = agent.ok() ? "" : WithoutName(ToStd(agent.status().message()), name)};
   }
 
   mutable CudaState cuda_;
@@ -122,6 +122,16 @@ std::vector<BackendOrigin> AllBackends() {
   AgentOptions options;
   options.plugin_path = PluginPath();
   return ListBackends(options);
+}
+
+std::string WithoutName(std::string_view why, const std::string& backend) {
+  const std::string name = backend + ": ";
+  constexpr std::string_view kBackend = "backend ";
+  if (why.starts_with(kBackend) && why.substr(kBackend.size()).starts_with(name)) {
+    why.remove_prefix(kBackend.size());
+  }
+  while (why.starts_with(name)) why.remove_prefix(name.size());
+  return std::string(why);
 }
 
 bool SystemView::KernelAtLeast(int major, int minor) const {

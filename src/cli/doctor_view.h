@@ -3,6 +3,8 @@
 #define KVXFER_CLI_DOCTOR_VIEW_H_
 
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/backends/registry.h"
@@ -16,6 +18,10 @@ std::vector<BackendOrigin> AllBackends();
 inline bool IsHere(const BackendOrigin& backend) {
   return backend.built_in || !backend.file.empty();
 }
+
+// An error of that backend without its name, which both it and who made it put before it. For where
+// the name is said anyway.
+std::string WithoutName(std::string_view why, const std::string& backend);
 
 // Of the host that this process runs on, and of the rights that it has: opens device files, asks
 // libraries for their version, makes each backend once.

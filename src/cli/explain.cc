@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -28,12 +29,10 @@ struct ExplainFlags {
 
 // Makes the connections, so that paths are known and not only possible: by an empty message, or
 // with memory of these kinds by a round trip between it.
-absl::Status MakeConnections(const ExplainFlags& flags, Channel& channel, Agent& agent,
-                             KvCache& cache, std::string& peer) {
+absl::Status MakeConnections(const std::optional<MemorySides>& memory, Channel& channel,
+                             Agent& agent, KvCache& cache, std::string& peer) {
   constexpr Duration kPatience = std::chrono::seconds(10);
-  if (!flags.memory.empty()) {
-    const absl::StatusOr<MemorySides> memory = ParseMemorySides(flags.memory);
-    if (!memory.ok()) return memory.status();
+  if (memory) {
     constexpr uint64_t kBytes = 4096;
     absl::StatusOr<RoundTrip> trip =
         RoundTrip::Open(channel, agent, cache, kBytes, *memory, kPatience);
@@ -52,6 +51,12 @@ absl::Status MakeConnections(const ExplainFlags& flags, Channel& channel, Agent&
 absl::Status RunExplain(const ExplainFlags& flags) {
   const absl::StatusOr<HostPort> address = ParseHostPort(flags.server);
   if (!address.ok()) return address.status();
+  std::optional<MemorySides> memory;
+  if (!flags.memory.empty()) {
+    const absl::StatusOr<MemorySides> sides = ParseMemorySides(flags.memory);
+    if (!sides.ok()) return sides.status();
+    memory = *sides;
+  }
   absl::StatusOr<Channel> channel = ConnectTo(*address, std::chrono::seconds(2));
   if (!channel.ok()) return channel.status();
   KvCache cache;  // before the agent: it outlives its registration
@@ -59,10 +64,11 @@ absl::Status RunExplain(const ExplainFlags& flags) {
       MakeAgent({.role = "explain",
                  .backends = flags.backend,
                  .listen = flags.listen,
-                 .default_listen = LocalHost(*channel)});
+                 .default_listen = LocalHost(*channel),
+                 .gpu_memory = memory && memory->here.cuda()});
   if (!agent.ok()) return agent.status();
   std::string peer;
-  if (absl::Status s = MakeConnections(flags, *channel, **agent, cache, peer); !s.ok()) return s;
+  if (absl::Status s = MakeConnections(memory, *channel, **agent, cache, peer); !s.ok()) return s;
   const absl::StatusOr<Explanation> here = (*agent)->Explain(peer);
   if (!here.ok()) return here.status();
   const absl::StatusOr<Json> there = channel->Call({{"type", "explain"}}, std::chrono::seconds(10));

@@ -40,9 +40,12 @@ absl::StatusOr<GpuMemory> GpuMemory::Allocate(int device, size_t bytes) {
   // Without it a copy from the host is over when it is staged, and a NIC or another process does
   // not see it yet.
   constexpr unsigned kOn = 1;
-  absl::Status status = (*driver)->Error(
-      calls.cuPointerSetAttribute(&kOn, cuda::api::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, at),
-      "cuPointerSetAttribute(SYNC_MEMOPS)");
+  const cuda::api::CUresult set =
+      calls.cuPointerSetAttribute(&kOn, cuda::api::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, at);
+  // A driver that has no such thing is put up with, as the library does.
+  absl::Status status = set == cuda::api::CUDA_ERROR_NOT_SUPPORTED
+                            ? absl::OkStatus()
+                            : (*driver)->Error(set, "cuPointerSetAttribute(SYNC_MEMOPS)");
   if (status.ok()) status = memory.Zero(0, bytes);
   if (!status.ok()) return status;
   return memory;

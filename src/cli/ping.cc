@@ -47,18 +47,17 @@ void PrintPing(const PingFlags& flags, const std::string& peer, const std::strin
   std::printf("rtt min/p50/p99/max = %.1f/%.1f/%.1f/%.1f us\n", s.min, s.p50, s.p99, s.max);
 }
 
-absl::Status PingOver(const PingFlags& flags, Channel& channel) {
-  const absl::StatusOr<MemorySides> memory = ParseMemorySides(flags.memory);
-  if (!memory.ok()) return memory.status();
+absl::Status PingOver(const PingFlags& flags, const MemorySides& memory, Channel& channel) {
   KvCache cache;  // before the agent: it outlives its registration
   const absl::StatusOr<std::unique_ptr<Agent>> agent =
       MakeAgent({.role = "ping",
                  .backends = flags.backend,
                  .listen = flags.listen,
-                 .default_listen = LocalHost(channel)});
+                 .default_listen = LocalHost(channel),
+                 .gpu_memory = memory.here.cuda()});
   if (!agent.ok()) return agent.status();
   absl::StatusOr<RoundTrip> trip =
-      RoundTrip::Open(channel, **agent, cache, flags.size, *memory, flags.timeout);
+      RoundTrip::Open(channel, **agent, cache, flags.size, memory, flags.timeout);
   if (!trip.ok()) return trip.status();
   const std::string peer = trip->session().peer();
   const bool each = !flags.json && flags.count <= 100;
@@ -79,7 +78,7 @@ absl::Status PingOver(const PingFlags& flags, Channel& channel) {
       std::fflush(stdout);
     }
   }
-  PrintPing(flags, peer, ChosenPath(**agent, peer, *memory), Summarize(std::move(times)));
+  PrintPing(flags, peer, ChosenPath(**agent, peer, memory), Summarize(std::move(times)));
   ExpectPeersToLeave();
   return absl::OkStatus();
 }
@@ -88,17 +87,20 @@ absl::Status RunPing(const PingFlags& flags) {
   if (flags.count == 0 || flags.size == 0) {
     return absl::InvalidArgumentError("--count and --size must be above zero");
   }
+  const absl::StatusOr<MemorySides> memory = ParseMemorySides(flags.memory);
+  if (!memory.ok()) return memory.status();
   if (flags.server.empty()) {
     absl::StatusOr<WorkerProcess> worker = WorkerProcess::Start("bench-worker", "the peer process");
     if (!worker.ok()) return worker.status();
-    if (absl::Status s = worker->channel().Send({{"backend", flags.backend}}); !s.ok()) return s;
-    return PingOver(flags, worker->channel());
+    const Json role = {{"backend", flags.backend}, {"gpu_memory", memory->there.cuda()}};
+    if (absl::Status s = worker->channel().Send(role); !s.ok()) return s;
+    return PingOver(flags, *memory, worker->channel());
   }
   const absl::StatusOr<HostPort> address = ParseHostPort(flags.server);
   if (!address.ok()) return address.status();
   absl::StatusOr<Channel> channel = ConnectTo(*address, std::chrono::seconds(2));
   if (!channel.ok()) return channel.status();
-  return PingOver(flags, *channel);
+  return PingOver(flags, *memory, *channel);
 }
 
 }  // namespace

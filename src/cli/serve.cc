@@ -56,8 +56,11 @@ absl::Status RunServe(const ServeFlags& flags) {
   if (!server.ok()) return server.status();
   const std::string data =
       flags.listen.empty() ? "" : HostPort{.host = address->host, .port = 0}.ToString();
-  absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent(
-      {.role = "serve", .backends = flags.backend, .listen = data, .advertise = flags.advertise});
+  absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent({.role = "serve",
+                                                            .backends = flags.backend,
+                                                            .listen = data,
+                                                            .advertise = flags.advertise,
+                                                            .gpu_memory = true});
   if (!agent.ok()) return agent.status();
   const std::string name = (*agent)->name();
   const std::string data_address = (*agent)->listen_address();

@@ -191,6 +191,11 @@ TEST_P(LibfabricGpu, WhatAProviderDoesNotTakeIsRefusedWithItsCause) {
   ASSERT_OK_AND_ASSIGN(auto without, Party::Make(Over("efa"), "without"));
   EXPECT_TRUE(Fails(RegisterAs(*without, memory.span()), absl::StatusCode::kFailedPrecondition,
                     {"efa:rdmap0s0-rdm", "FI_HMEM", "fi_info"}));
+  // It would register it, and copy with a CPU.
+  const Fake short_of("efa,api_minor=18,hmem=1,p2p=0");
+  ASSERT_OK_AND_ASSIGN(auto copying, Party::Make(Over("efa"), "copying"));
+  EXPECT_TRUE(Fails(RegisterAs(*copying, memory.span()), absl::StatusCode::kFailedPrecondition,
+                    {"efa:rdmap0s0-rdm", "its device does not reach it", "efa-nv-peermem"}));
   const Fake able("efa,api_minor=18,hmem=1,regions=1");  // which the domain takes for itself
   ASSERT_OK_AND_ASSIGN(auto full, Party::Make(Over("efa"), "full"));
   EXPECT_TRUE(Fails(RegisterAs(*full, memory.span()), absl::StatusCode::kUnavailable,

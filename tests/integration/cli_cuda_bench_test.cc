@@ -140,6 +140,15 @@ TEST(CudaBenchProgram, MovesToAServersGpu) {
                                      "--backend", "tcp", "--total", "1M", "-s", "16K"});
   EXPECT_EQ(missing.status, ExitStatus::kUsage) << missing.err;
   EXPECT_THAT(missing.err, HasSubstr("9"));
+  EXPECT_EQ(missing.out, "");
+}
+
+// libfabric asks its providers for GPU memory only where CUDA is in use when an agent is made.
+TEST(CudaBenchProgram, AServerUsesCudaFromItsStart) {
+  Program server({"serve", "--listen", "127.0.0.1:0", "--json"});
+  server.ReadLine();
+  const Result maps = RunShell("cat /proc/" + std::to_string(server.pid()) + "/maps");
+  EXPECT_THAT(maps.out, HasSubstr("libcuda.so.1"));
 }
 
 // Of a pair of kinds: who carries it, and whether by way of the host.

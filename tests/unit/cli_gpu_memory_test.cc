@@ -70,6 +70,9 @@ TEST(CliGpuMemory, EachCallThatFailsIsToldWithItsName) {
     EXPECT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted) << c.call;
     EXPECT_THAT(std::string(memory.status().message()), HasSubstr(c.says));
   }
+  // But that it is not there to be set.
+  cuda::StandIn().kvxfer_standin_fail("cuPointerSetAttribute", 1,
+                                      cuda::api::CUDA_ERROR_NOT_SUPPORTED);
   const auto memory = CacheMemory::Allocate(kCuda, 4096);
   ASSERT_TRUE(memory.ok()) << memory.status();
   const std::vector<Stretch> all = {{0, 4096}};

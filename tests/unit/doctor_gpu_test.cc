@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "src/cli/doctor.h"
+#include "src/cli/topology_fixture.h"
 #include "tests/unit/doctor_host.h"
 
 namespace kvxfer::cli {
@@ -84,12 +85,7 @@ std::vector<Case> ShareCases() {
          h.file("/.dockerenv") = "";
          h.file("/proc/1/comm") = "python3";
        },
-       "--pid=container:NAME"},
-      {"gpu-ipc", Verdict::kWarning, &WellHost, [](Host& h) { h.cuda.dumpable = false; },
-       "PR_SET_DUMPABLE"},
-      {"yama", Verdict::kWarning, &WellHost,
-       [](Host& h) { h.file("/proc/sys/kernel/yama/ptrace_scope") = "1"; },
-       "nor can cuda_ipc take descriptors"},
+       "--network=container:NAME --pid=container:NAME --ipc=container:NAME"},
   };
 }
 
@@ -195,6 +191,17 @@ TEST(DoctorGpu, SaysWhatIsThere) {
       {"gpu-direct", [](Host& h) { h.file("/sys/module/gdrdrv/version") = "2.4"; },
        "gdrdrv is loaded too"},
       {"gpu-bar1", [](Host&) {}, "cuda:0 128 GiB of 80 GiB cuda:1 128 GiB of 80 GiB"},
+      {"gpu-bar1", &NotAsked, "GPU 0 128 GiB GPU 1 128 GiB"},
+      // With a first window of 32 bits, as before Hopper.
+      {"gpu-bar1",
+       [](Host& h) {
+         h.cuda.devices[1].memory = size_t{40} << 30;
+         h.gpu(1)["resource"] =
+             "0x00000000b1000000 0x00000000b1ffffff 0x0000000000040200\n"
+             "0x0000013000000000 0x0000013fffffffff 0x000000000014220c\n"
+             "0x0000000000000000 0x0000000000000000 0x0000000000000000";
+       },
+       "cuda:1 64 GiB of 40 GiB"},
       // Two instances of one GPU share its window.
       {"gpu-bar1",
        [](Host& h) {
@@ -212,6 +219,28 @@ TEST(DoctorGpu, SaysWhatIsThere) {
     EXPECT_EQ(finding.verdict, Verdict::kOk) << c.check << ": " << finding.what;
     EXPECT_THAT(finding.what, HasSubstr(c.what));
   }
+}
+
+TEST(DoctorGpu, EveryGpuIsALine) {
+  Host host = WellHost();
+  for (int i = 2; i < 8; ++i) {
+    host.cuda.devices.push_back(host.cuda.devices[0]);
+    host.cuda.devices.back().ordinal = i;
+  }
+  const auto well = ViewOf(host);
+  ASSERT_NE(well, nullptr);
+  const std::string text = DoctorText(RunChecks(*well));
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_THAT(text, HasSubstr("ok       cuda:" + std::to_string(i) + " NVIDIA H100"));
+  }
+  EXPECT_THAT(text, Not(HasSubstr("more)")));
+  // Also beside one that is not well.
+  host.cuda.devices[3].compute = 75;
+  const auto old = ViewOf(host);
+  ASSERT_NE(old, nullptr);
+  EXPECT_THAT(DoctorText(RunChecks(*old)),
+              AllOf(HasSubstr("WARNING  cuda:3 NVIDIA H100"), HasSubstr("ok       cuda:0 NVIDIA"),
+                    HasSubstr("ok       cuda:7 NVIDIA"), Not(HasSubstr("ok       cuda:3"))));
 }
 
 // A host without GPUs hears of it in one line, and of nothing else.
@@ -256,6 +285,17 @@ TEST(DoctorGpu, TreesTellWhatFilesTell) {
   }
   for (const char* check : {"gpu-direct", "gpu-bar1", "gpu-nics"}) {
     EXPECT_EQ(ResultOf(results, check).verdict, Verdict::kOk) << check;
+  }
+}
+
+TEST(DoctorGpu, SavedTopologiesTellTheWindowsOfTheirH100s) {
+  for (const BuiltinTopology& saved : BuiltinTopologies()) {
+    if (saved.json.find("0x2330") == std::string_view::npos) continue;
+    const auto view = ViewOf({.description = Json::parse(saved.json)});
+    ASSERT_NE(view, nullptr);
+    const std::vector<CheckResult> results = RunChecks(*view);
+    EXPECT_THAT(ResultOf(results, "gpu-bar1").findings.front().what, HasSubstr("GPU 0 128 GiB"))
+        << saved.name;
   }
 }
 

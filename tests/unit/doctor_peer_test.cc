@@ -55,6 +55,17 @@ TEST(DoctorPeerReport, ARailThatIsDownIsAWarning) {
   EXPECT_EQ(PeerJson(ReportOf(path))["paths"][0]["reached"], true);
 }
 
+// What is said of all memory would be wrong of GPUs'.
+TEST(DoctorPeerReport, GpusHaveAWayOfTheirOwn) {
+  PeerReport report{.server = "node7:7471",
+                    .taken = "shm",
+                    .paths = {{.backend = "cuda_ipc", .reached = true}, {.backend = "shm"}}};
+  EXPECT_THAT(PeerText(report),
+              HasSubstr("transfers there take shm, those between GPUs cuda_ipc\n"));
+  report.paths[0].reached = false;
+  EXPECT_THAT(PeerText(report), HasSubstr("transfers there take shm\n"));
+}
+
 TEST(DoctorPeerReport, NoWayIsAProblem) {
   const PeerPath path{.backend = "tcp",
                       .verdict = Verdict::kProblem,

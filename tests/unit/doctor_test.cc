@@ -398,5 +398,12 @@ TEST(DoctorTreeView, JudgesDeviceFilesByTheirMode) {
   EXPECT_TRUE(view->Backends().empty());
 }
 
+TEST(DoctorBackends, ANameIsSaidOnce) {
+  EXPECT_EQ(WithoutName("backend verbs: verbs: no device", "verbs"), "no device");
+  EXPECT_EQ(WithoutName("libfabric: libfabric: no verbs: none", "libfabric"), "no verbs: none");
+  EXPECT_EQ(WithoutName("verbs: none", "ucx"), "verbs: none");
+  EXPECT_EQ(WithoutName("backend verbs: none", "ucx"), "backend verbs: none");
+}
+
 }  // namespace
 }  // namespace kvxfer::cli

@@ -226,6 +226,13 @@ TEST(PluginFolders, AreThoseThatWereNamedAndThoseBesideTheProgram) {
 
 TEST(KnownBackends, OneThatIsNotInstalledSaysWhereItWasLookedForAndIsNoNews) {
   const AgentOptions options = WithPlugins();
+  // Of its message, what holds whichever are built here.
+  EXPECT_TRUE(Fails(FindPlugin("absent", options), absl::StatusCode::kNotFound,
+                    {"libkvxfer_backend_absent.so", KVXFER_TEST_PLUGINS, "/lib/kvxfer"}));
+  for (const KnownBackend& known : KnownBackends()) {
+    if (IsBuiltIn(known.name)) continue;
+    EXPECT_THAT(std::string(known.remedy), HasSubstr("apt install")) << known.name;
+  }
   for (const BackendOrigin& origin : ListBackends(options)) {
     if (origin.built_in || !origin.file.empty()) continue;
     const std::string file = "libkvxfer_backend_" + origin.name + ".so";

@@ -83,6 +83,9 @@ absl::StatusOr<std::unique_ptr<Domain>> Domain::Open(fi_info* info, bool asked_f
     return FiError(out->Name() + ": fi_domain", rc);
   }
   out->domain_.reset(domain);
+  if (TakesGpuMemory(*info)) {
+    if (absl::Status status = out->ProbeGpus(); !status.ok()) return status;
+  }
   absl::StatusOr<FiPtr<fid_mr>> scratch = out->Register(
       {.data = out->scratch_.data(), .bytes = out->scratch_.size()}, Access::kReadWrite);
   if (!scratch.ok()) return scratch.status();

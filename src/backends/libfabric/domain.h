@@ -71,12 +71,16 @@ class Domain {
   // Negative, as libfabric says it. By dmabuf, where libfabric and the driver have that.
   int RegisterDmabuf(const cuda::DirectSpan& span, fi_mr_attr attr, fid_mr** mr) const;
   static absl::StatusOr<std::unique_ptr<Domain>> Open(fi_info* info, bool asked_for_gpus);
+  // Whether the device reaches GPU memory; where it does not, gpus_reached_ says why and it is
+  // taken no more.
+  absl::Status ProbeGpus();
 
   const bool asked_for_gpus_;
   InfoPtr info_;
   FiPtr<fid_fabric> fabric_;
   FiPtr<fid_eq> events_;
   FiPtr<fid_domain> domain_;
+  absl::Status gpus_reached_;
   std::array<std::byte, 128> scratch_{};
   FiPtr<fid_mr> scratch_mr_;
 };

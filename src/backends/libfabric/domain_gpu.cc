@@ -10,28 +10,57 @@
 namespace kvxfer::libfabric {
 namespace {
 
+constexpr char kDmabufNeeds[] =
+    "the GPU driver's open kernel modules 515 or newer, Linux 5.12 or newer, libfabric 1.20 or "
+    "newer";
+
+cuda::PeerMemory PeerMemoryOf(const fi_info& info) {
+  const bool efa = std::string_view(info.fabric_attr->prov_name).starts_with("efa");
+  return efa ? cuda::PeerMemory::kEfa : cuda::PeerMemory::kInfiniband;
+}
+
 // Of a registration that failed.
-std::string Remedy(std::string_view provider, int rc) {
-  const bool efa = provider.starts_with("efa");
-  const cuda::PeerMemory kind = efa ? cuda::PeerMemory::kEfa : cuda::PeerMemory::kInfiniband;
+std::string Remedy(cuda::PeerMemory kind, int rc) {
   const std::string module(cuda::NameOf(kind));
   if (rc == -FI_ENOMEM || rc == -FI_EAGAIN) {
     return "the GPU's BAR1 is full (nvidia-smi -q -d MEMORY shows it: register less), or the limit "
            "of locked memory is too low (ulimit -l; in a pod the capability IPC_LOCK)";
   }
   if (!cuda::IsLoaded(kind, Sysfs())) {
-    return absl::StrCat("the module ", module, " is not loaded (modprobe ", module,
-                        "), and as dmabuf the provider did not take it (libfabric 1.20 or newer, "
-                        "the GPU driver's open kernel modules 515 or newer, Linux 5.12 or newer)");
+#ifdef FI_MR_DMABUF
+    const std::string dmabuf =
+        absl::StrCat("as dmabuf the provider did not take it (", kDmabufNeeds, ")");
+#else
+    const std::string dmabuf =
+        "this kvxfer was built with a libfabric older than 1.20, so it asks for no dmabuf itself "
+        "(efa of newer ones does)";
+#endif
+    return absl::StrCat("the module ", module, " is not loaded (modprobe ", module, "), and ",
+                        dmabuf);
   }
   return absl::StrCat(
-      "likely, in this order: the memory was freed; it is of several allocations "
-      "side by side (register each, or set PYTORCH_CUDA_ALLOC_CONF="
-      "expandable_segments:False); ",
+      "likely, in this order: the GPU's BAR1 is full (nvidia-smi -q -d MEMORY: register less, or "
+      "switch on resizable BAR); it is of several allocations side by side (register each, or set "
+      "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False); ",
       module, " does not fit the NIC's driver (dmesg)");
 }
 
 }  // namespace
+
+absl::Status Domain::ProbeGpus() {
+  fid_ep* endpoint = nullptr;
+  if (const int rc = fi_endpoint(domain_.get(), info_.get(), &endpoint, nullptr); rc != 0) {
+    return FiError(Name() + ": fi_endpoint", rc);
+  }
+  const FiPtr<fid_ep> probe(endpoint);
+  const int rc = KeepToTheDevice(endpoint);
+  if (rc == 0) return absl::OkStatus();
+  info_->caps &= ~FI_HMEM;
+  gpus_reached_ = absl::FailedPreconditionError(absl::StrCat(
+      Name(), ": GPU memory cannot be registered: its device does not reach it (", fi_strerror(-rc),
+      "); modprobe ", ToAbsl(cuda::NameOf(PeerMemoryOf(*info_))), ", or a dmabuf: ", kDmabufNeeds));
+  return absl::OkStatus();
+}
 
 int Domain::RegisterDmabuf([[maybe_unused]] const cuda::DirectSpan& span,
                            [[maybe_unused]] fi_mr_attr attr, [[maybe_unused]] fid_mr** mr) const {
@@ -63,6 +92,7 @@ absl::StatusOr<FiPtr<fid_mr>> Domain::RegisterGpu(const cuda::DirectSpan& span,
         "process did not use CUDA when the agent was made; make it after that "
         "(torch.cuda.init())"));
   }
+  if (!gpus_reached_.ok()) return gpus_reached_;
   if (!TakesGpuMemory(*info_)) {
     return absl::FailedPreconditionError(absl::StrCat(
         Name(),
@@ -86,7 +116,7 @@ absl::StatusOr<FiPtr<fid_mr>> Domain::RegisterGpu(const cuda::DirectSpan& span,
   const absl::Status error =
       FiError(absl::StrCat(Name(), ": fi_mr_regattr of ", span.ToString()), rc);
   return absl::UnavailableError(
-      absl::StrCat(error.message(), "; ", Remedy(info_->fabric_attr->prov_name, rc)));
+      absl::StrCat(error.message(), "; ", Remedy(PeerMemoryOf(*info_), rc)));
 }
 
 }  // namespace kvxfer::libfabric

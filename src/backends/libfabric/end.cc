@@ -57,6 +57,9 @@ absl::Status End::Make() {
   endpoint_.reset(ep);
   // Some abort without one, others do not know what it is for.
   if (domain_->events() != nullptr) fi_ep_bind(ep, &domain_->events()->fid, 0);
+  if (TakesGpuMemory(domain_->info())) {
+    if (rc = KeepToTheDevice(ep); rc != 0) return error("fi_setopt(FI_OPT_FI_HMEM_P2P)", rc);
+  }
   rc = fi_ep_bind(ep, &av->fid, 0);
   if (rc == 0) rc = fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV);
   if (rc == 0) rc = fi_enable(ep);

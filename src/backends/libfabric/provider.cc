@@ -149,6 +149,21 @@ absl::StatusOr<InfoPtr> FindProvider(const std::string& provider, const std::str
                                              fi_strerror(-rc), "): ", WhatIsWrong(provider, host)));
 }
 
+int KeepToTheDevice(fid_ep* endpoint) {
+  const int required = FI_HMEM_P2P_REQUIRED;
+  const int rc =
+      fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &required, sizeof(required));
+#if FI_MAJOR_VERSION > 1 || FI_MINOR_VERSION >= 18
+  // Of bytes that land in the provider's own buffers first: the device brings them over then.
+  const bool permitted = false;
+  if (rc == 0) {
+    (void)fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, FI_OPT_CUDA_API_PERMITTED, &permitted,
+                    sizeof(permitted));
+  }
+#endif
+  return rc;
+}
+
 absl::Status CheckClosing(std::string_view provider) {
   if (provider.find("ofi_rxm") != std::string_view::npos) {
     return absl::FailedPreconditionError(absl::StrCat(

@@ -27,6 +27,10 @@ inline constexpr uint32_t kHeardEvery = kMaxUnheard / 4;
 absl::StatusOr<InfoPtr> FindProvider(const std::string& provider, const std::string& domain,
                                      const std::string& host, bool gpu_memory = false);
 inline bool TakesGpuMemory(const fi_info& info) { return (info.caps & FI_HMEM) != 0; }
+// Keeps a provider to what its device does with GPU memory, before the endpoint is enabled: not to
+// copy it by a CPU, which efa does else where the device does not reach it. Negative, as libfabric
+// says it: then it would.
+int KeepToTheDevice(fid_ep* endpoint);
 
 // Closing an endpoint is what makes a rail quiet: it has to be possible at any time, and where one
 // process writes into another's memory by itself, it stops nothing.

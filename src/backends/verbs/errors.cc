@@ -61,18 +61,21 @@ struct GpuRemedy {
   std::string_view text;
 };
 
-// The first stands for those that are not named, and for none: neither way was there to be tried.
+// The first two stand for those that are not named: where the module is not loaded, also for none,
+// since neither way was there to be tried; and where it is.
 constexpr std::array kGpuRemedies = {
     GpuRemedy{
         0, Code::kFailedPrecondition,
         "load the module (modprobe nvidia-peermem), or use the GPU driver's open kernel "
         "modules (515 or newer) with Linux 5.12 or newer and a NIC driver that takes dmabufs"},
-    GpuRemedy{EFAULT, Code::kInvalidArgument,
-              "likely, in this order: nvidia-peermem is not loaded, or does not fit the NIC's "
-              "driver (modprobe nvidia-peermem; dmesg); the GPU driver exports no dmabuf (its open "
-              "kernel modules do); the memory was freed; it was made by cuMemCreate without "
-              "gpuDirectRDMACapable (PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False); "
-              "it is not aligned as the driver wants it (register whole allocations)"},
+    // Of which EFAULT is the usual one, whatever the cause: the kernel then pinned it as the
+    // host's.
+    GpuRemedy{EFAULT, Code::kFailedPrecondition,
+              "likely, in this order: the GPU's BAR1 is full (nvidia-smi -q -d MEMORY: register "
+              "less, or switch on resizable BAR); nvidia-peermem does not fit the NIC's driver (it "
+              "needs the ib_core of MLNX_OFED or DOCA-OFED; after installing one: modprobe -r "
+              "nvidia-peermem; modprobe nvidia-peermem; dmesg); or use dmabuf: the GPU driver's "
+              "open kernel modules, Linux 5.12 or newer"},
     GpuRemedy{ENOMEM, Code::kResourceExhausted,
               "the GPU's BAR1 is full (nvidia-smi -q -d MEMORY shows it: register less, or use a "
               "GPU whose BAR is as large as its memory), or the limit of locked memory is too low "
@@ -81,11 +84,12 @@ constexpr std::array kGpuRemedies = {
               "the capability IPC_LOCK is missing, or the driver forbids it in this container"},
 };
 
-const GpuRemedy& RemedyFor(int error) {
+// `by_module`: nvidia-peermem was tried.
+const GpuRemedy& RemedyFor(int error, bool by_module) {
   if (error == EAGAIN) error = ENOMEM;
   if (error == EACCES) error = EPERM;
-  const auto found = std::ranges::find(kGpuRemedies, error, &GpuRemedy::error);
-  return found == kGpuRemedies.end() ? kGpuRemedies.front() : *found;
+  if (error != ENOMEM && error != EPERM) error = by_module ? EFAULT : 0;
+  return *std::ranges::find(kGpuRemedies, error, &GpuRemedy::error);
 }
 
 const Meaning* Find(ibv_wc_status status) {
@@ -185,7 +189,7 @@ absl::Status GpuRegistrationError(std::string_view device, std::string_view what
   // What was tried last says most, but for memory that ran out.
   const int last = refusal.peer_memory_error.value_or(refusal.dmabuf_error.value_or(0));
   const int error = refusal.dmabuf_error == ENOMEM ? ENOMEM : last;
-  const GpuRemedy& remedy = RemedyFor(error);
+  const GpuRemedy& remedy = RemedyFor(error, refusal.peer_memory_error.has_value());
   return absl::Status(
       remedy.code, absl::StrCat("verbs: GPU memory cannot be given to ", ToAbsl(device), ": ",
                                 ToAbsl(what), ": as dmabuf: ", dmabuf,

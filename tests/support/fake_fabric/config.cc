@@ -147,11 +147,12 @@ bool Set(std::string_view name, std::string_view value, Config* config) {
         &config->progress);
   }
   if (name == "wait") return Choose<bool>(value, {{"fd", true}, {"none", false}}, &config->wait_fd);
-  if (name == "selective" || name == "context2" || name == "hmem") {
-    return Choose<bool>(value, {{"1", true}, {"0", false}},
-                        name == "selective" ? &config->selective
-                        : name == "hmem"    ? &config->hmem
-                                            : &config->context2);
+  const std::pair<std::string_view, bool*> switches[] = {{"selective", &config->selective},
+                                                         {"context2", &config->context2},
+                                                         {"hmem", &config->hmem},
+                                                         {"p2p", &config->p2p}};
+  for (const auto& [key, place] : switches) {
+    if (key == name) return Choose<bool>(value, {{"1", true}, {"0", false}}, place);
   }
   return false;
 }

@@ -85,8 +85,19 @@ ssize_t Cancel(fid_t f, void* context) {
   return 0;
 }
 
-int SetOption(fid_t /*fid*/, int level, int /*option*/, const void* /*value*/, size_t /*bytes*/) {
-  return level == FI_OPT_ENDPOINT ? 0 : -FI_ENOPROTOOPT;
+int SetOption(fid_t f, int level, int option, const void* value, size_t bytes) {
+  if (level != FI_OPT_ENDPOINT) return -FI_ENOPROTOOPT;
+  auto* const endpoint = From<Endpoint>(f);
+  const Domain::Hold hold(endpoint->domain);
+  if (option != FI_OPT_FI_HMEM_P2P) return 0;
+  int how = 0;
+  if (bytes != sizeof(how)) return -FI_EINVAL;
+  if (endpoint->enabled) return -FI_EOPBADSTATE;
+  std::memcpy(&how, value, sizeof(how));
+  const Config& config = endpoint->domain->config();
+  if (how == FI_HMEM_P2P_REQUIRED && !(config.hmem && config.p2p)) return -FI_EOPNOTSUPP;
+  endpoint->device_only = how == FI_HMEM_P2P_REQUIRED;
+  return 0;
 }
 
 fi_ops_ep endpoint_ops = {

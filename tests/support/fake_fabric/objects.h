@@ -119,6 +119,7 @@ struct Endpoint : fid_ep {
   Av* av = nullptr;
   bool enabled = false;
   bool selective = false;
+  bool device_only = false;    // FI_HMEM_P2P_REQUIRED
   uint64_t default_flags = 0;  // of tx_attr.op_flags
   size_t tx_size = 0;
   size_t rx_size = 0;

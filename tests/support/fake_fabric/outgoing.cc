@@ -6,6 +6,7 @@
 #include <set>
 
 #include "tests/support/fake_fabric/domain.h"
+#include "tests/support/fake_fabric/gpu.h"
 
 namespace fake_fabric {
 namespace {
@@ -48,6 +49,10 @@ int Domain::Check(const Endpoint& endpoint, const Posting& posting) const {
   for (size_t i = 0; i < posting.remote_count; ++i) remote += posting.remote[i].len;
   if (posting.kind != Kind::kSend && remote != bytes) return -FI_EINVAL;
   if (endpoint.av->Find(posting.peer) == nullptr) return -FI_EADDRNOTAVAIL;
+  // A real one may have a CPU copy it, which nobody here wants.
+  for (size_t i = 0; i < posting.count && !endpoint.device_only; ++i) {
+    if (IsGpuMemory(reinterpret_cast<uint64_t>(posting.iov[i].iov_base))) return -FI_EOPNOTSUPP;
+  }
   if ((config_.mr_mode & FI_MR_LOCAL) == 0 || inject) return 0;
   for (size_t i = 0; i < posting.count; ++i) {
     if (posting.iov[i].iov_len == 0) continue;
