@@ -14,6 +14,7 @@
 #include "bindings/python/descriptor_list.h"
 #include "bindings/python/integers.h"
 #include "bindings/python/options.h"
+#include "bindings/python/stream.h"
 #include "bindings/python/values.h"
 
 namespace kvxfer::python {
@@ -65,7 +66,7 @@ RegionId ToRegion(const Handle& agent, py::handle region) {
 
 TransferOptions ToTransferOptions(const py::object& notification, const std::string& order,
                                   double deadline, int priority, std::string backend,
-                                  const ReadyFlag* ready) {
+                                  const ReadyFlag* ready, const StreamOrder& after) {
   TransferOptions options;
   options.notification = ToPayload(notification, "notification");
   if (order == "any") {
@@ -77,6 +78,8 @@ TransferOptions ToTransferOptions(const py::object& notification, const std::str
   options.priority = priority;
   options.backend = std::move(backend);
   if (ready != nullptr) options.ready = &ready->value;
+  options.after = after.stream;
+  options.after_event = after.event;
   return options;
 }
 
@@ -106,10 +109,12 @@ TransferHandle Move(const Handle& agent, const std::string& peer, const py::obje
                     const py::object& remote, const py::object& local_ids,
                     const py::object& remote_ids, const py::object& notification,
                     const std::string& order, double deadline, int priority,
-                    const std::string& backend, const std::shared_ptr<ReadyFlag>& ready) {
+                    const std::string& backend, const std::shared_ptr<ReadyFlag>& ready,
+                    const py::object& stream, const py::object& event) {
   agent->CheckMemory();
+  const StreamOrder after = ToStreamOrder(stream, event);
   const TransferOptions options =
-      ToTransferOptions(notification, order, deadline, priority, backend, ready.get());
+      ToTransferOptions(notification, order, deadline, priority, backend, ready.get(), after);
   if (local_ids.is_none() != remote_ids.is_none()) {
     Refuse("one of local_ids and remote_ids is given; expected both, or neither");
   }
@@ -117,24 +122,26 @@ TransferHandle Move(const Handle& agent, const std::string& peer, const py::obje
     const auto ours = ToDescriptors(local, "local");
     const auto theirs = ToDescriptors(remote, "remote");
     return {agent, Value(Post(agent, direction, peer, DescriptorBlocks{*ours, *theirs}, options)),
-            ready};
+            ready, after.event_object};
   }
   const auto ours = ToPagedRegions(local, "local");
   const auto theirs = ToPagedRegions(remote, "remote");
   const Ids our_ids(local_ids, "local_ids");
   const Ids their_ids(remote_ids, "remote_ids");
   const PagedBlocks blocks{ours, theirs, our_ids.span(), their_ids.span()};
-  return {agent, Value(Post(agent, direction, peer, blocks, options)), ready};
+  return {agent, Value(Post(agent, direction, peer, blocks, options)), ready, after.event_object};
 }
 
 TransferHandle Notify(const Handle& agent, const std::string& peer, const py::object& payload,
-                      const std::string& order, double deadline) {
-  TransferOptions options = ToTransferOptions(payload, order, deadline, 0, "", nullptr);
+                      const std::string& order, double deadline, const py::object& stream,
+                      const py::object& event) {
+  const StreamOrder after = ToStreamOrder(stream, event);
+  TransferOptions options = ToTransferOptions(payload, order, deadline, 0, "", nullptr, after);
   if (!options.notification.has_value()) throw py::type_error("payload is None; expected bytes");
   return {agent, Value(agent->Call([&](Agent& inside) {
             return inside.Notify(peer, *std::move(options.notification), options);
           })),
-          nullptr};
+          nullptr, after.event_object};
 }
 
 std::vector<Notification> PollNotifications(const Handle& agent, size_t limit) {
@@ -218,7 +225,8 @@ void BindMove(AgentClass& agent, const char* name, const char* doc) {
             py::arg("local_ids") = py::none(), py::arg("remote_ids") = py::none(), py::kw_only(),
             py::arg("notification") = py::none(), py::arg("order") = "posted",
             py::arg("deadline") = 30.0, py::arg("priority") = 0, py::arg("backend") = "",
-            py::arg("ready") = py::none(), doc);
+            py::arg("ready") = py::none(), py::arg("stream") = py::none(),
+            py::arg("event") = py::none(), doc);
 }
 
 void BindMemoryAndPeers(AgentClass& agent) {
@@ -353,7 +361,8 @@ void BindAgent(py::module_& module) {
                              "The peer's memory into local memory; a notification tells the peer "
                              "that all bytes were read.");
   agent.def("notify", &Notify, py::arg("peer"), py::arg("payload"), py::kw_only(),
-            py::arg("order") = "posted", py::arg("deadline") = 30.0, "A notification alone.");
+            py::arg("order") = "posted", py::arg("deadline") = 30.0, py::arg("stream") = py::none(),
+            py::arg("event") = py::none(), "A notification alone.");
   BindBeingTold(agent);
   BindKv(agent);
   BindEnd(agent);

@@ -1,5 +1,7 @@
 #include "bindings/python/agent_handle.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -96,6 +98,22 @@ void AgentHandle::Keep(std::shared_ptr<void> thing) {
   if (!destroyed_) kept_.push_back(std::move(thing));
 }
 
+void AgentHandle::KeepUntilEnd(Transfer transfer, py::object thing) {
+  if (destroyed_) return;
+  // Their ends may run code of Python, which finds the list without them.
+  std::vector<std::pair<Transfer, py::object>> ended;
+  if (until_end_.size() >= sweep_at_) {
+    const auto active = [](const auto& each) {
+      return each.first.Poll() == TransferState::kActive;
+    };
+    const auto first = std::partition(until_end_.begin(), until_end_.end(), active);
+    ended.assign(std::make_move_iterator(first), std::make_move_iterator(until_end_.end()));
+    until_end_.erase(first, until_end_.end());
+    sweep_at_ = std::max(kSweep, 2 * until_end_.size());
+  }
+  until_end_.emplace_back(std::move(transfer), std::move(thing));
+}
+
 void AgentHandle::Close() {
   const bool first = !closing_.exchange(true);
   if (owner_ != getpid()) {
@@ -117,6 +135,7 @@ void AgentHandle::Close() {
   }
   // Their ends may run code of Python, which finds the agent without them.
   const auto kept = std::exchange(kept_, {});
+  const auto until_end = std::exchange(until_end_, {});
   const auto held = std::exchange(held_, {});
 }
 

@@ -85,6 +85,8 @@ class AgentHandle {
   void WatchClose(const std::shared_ptr<EndQueue>& queue, uint64_t key);
   // Keeps it until then.
   void Keep(std::shared_ptr<void> thing);
+  // Keeps it until `transfer` has ended, or for a while longer.
+  void KeepUntilEnd(Transfer transfer, pybind11::object thing);
 
   // Waits for the calls inside, destroys the agent, lets go of the memory. Idempotent: whoever
   // comes second waits too.
@@ -93,6 +95,8 @@ class AgentHandle {
   static void CloseAll();
 
  private:
+  static constexpr size_t kSweep = 16;
+
   [[noreturn]] void RefuseClosed() const;
 
   const std::string name_;
@@ -101,6 +105,8 @@ class AgentHandle {
   std::map<RegionId, HeldMemory> held_{};
   std::vector<std::pair<std::weak_ptr<EndQueue>, uint64_t>> watchers_{};
   std::vector<std::shared_ptr<void>> kept_{};
+  std::vector<std::pair<Transfer, pybind11::object>> until_end_{};
+  size_t sweep_at_ = kSweep;  // so many of those, the ended ones are let go of
   std::atomic<bool> closing_{false};
   std::atomic<bool> destroyed_{false};
   std::atomic<int> inside_{0};

@@ -7,6 +7,7 @@
 
 #include "bindings/python/agent.h"
 #include "bindings/python/integers.h"
+#include "bindings/python/stream.h"
 
 namespace kvxfer::python {
 namespace {
@@ -28,12 +29,15 @@ KvBlocks ToBlocks(const std::string& cache, const Ids& local_ids, const Ids& rem
 }
 
 KvOptions ToKvOptions(const py::object& notification, double deadline, int priority,
-                      const std::string& backend, const ReadyFlag* ready) {
+                      const std::string& backend, const ReadyFlag* ready,
+                      const StreamOrder& after) {
   return {.notification = ToPayload(notification, "notification"),
           .deadline = ToDuration(deadline, "deadline"),
           .priority = priority,
           .backend = backend,
-          .ready = ready == nullptr ? nullptr : &ready->value};
+          .ready = ready == nullptr ? nullptr : &ready->value,
+          .after = after.stream,
+          .after_event = after.event};
 }
 
 TransferHandle WriteBlocks(const Handle& agent, const std::vector<std::string>& group,
@@ -43,18 +47,20 @@ TransferHandle WriteBlocks(const Handle& agent, const std::vector<std::string>& 
                            uint32_t first_layer, std::optional<uint32_t> layers,
                            const std::string& request, const py::object& notification,
                            double deadline, int priority, const std::string& backend,
-                           const std::shared_ptr<ReadyFlag>& ready) {
+                           const std::shared_ptr<ReadyFlag>& ready, const py::object& stream,
+                           const py::object& event) {
   agent->CheckMemory();
+  const StreamOrder after = ToStreamOrder(stream, event);
   const Ids ours(local_ids, "local_ids");
   const Ids theirs(remote_ids, "remote_ids");
   const KvBlocks blocks = ToBlocks(cache, ours, theirs, tokens, local_first_token,
                                    remote_first_token, first_layer, layers);
-  KvOptions options = ToKvOptions(notification, deadline, priority, backend, ready.get());
+  KvOptions options = ToKvOptions(notification, deadline, priority, backend, ready.get(), after);
   options.request = request;
   return {
       agent,
       Value(agent->Call([&](Agent& inside) { return inside.WriteBlocks(group, blocks, options); })),
-      ready};
+      ready, after.event_object};
 }
 
 TransferHandle ReadBlocks(const Handle& agent, const std::vector<std::string>& group,
@@ -63,19 +69,21 @@ TransferHandle ReadBlocks(const Handle& agent, const std::vector<std::string>& g
                           uint64_t remote_first_token, uint32_t first_layer,
                           std::optional<uint32_t> layers, const std::string& lease,
                           uint32_t lease_readers, const py::object& notification, double deadline,
-                          int priority, const std::string& backend) {
+                          int priority, const std::string& backend, const py::object& stream,
+                          const py::object& event) {
   agent->CheckMemory();
+  const StreamOrder after = ToStreamOrder(stream, event);
   const Ids ours(local_ids, "local_ids");
   const Ids theirs(remote_ids, "remote_ids");
   const KvBlocks blocks = ToBlocks(cache, ours, theirs, tokens, local_first_token,
                                    remote_first_token, first_layer, layers);
-  KvOptions options = ToKvOptions(notification, deadline, priority, backend, nullptr);
+  KvOptions options = ToKvOptions(notification, deadline, priority, backend, nullptr, after);
   options.lease = lease;
   options.lease_readers = lease_readers;
   return {
       agent,
       Value(agent->Call([&](Agent& inside) { return inside.ReadBlocks(group, blocks, options); })),
-      nullptr};
+      nullptr, after.event_object};
 }
 
 void RegisterKvCache(const Handle& agent, const std::string& name, const KvLayout& layout,
@@ -95,6 +103,7 @@ void BindRequests(AgentClass& agent) {
            py::arg("first_layer") = 0, py::arg("layers") = py::none(), py::arg("request") = "",
            py::arg("notification") = py::none(), py::arg("deadline") = 30.0,
            py::arg("priority") = 0, py::arg("backend") = "", py::arg("ready") = py::none(),
+           py::arg("stream") = py::none(), py::arg("event") = py::none(),
            "What of the request this worker has and the group needs, into the group's caches.")
       .def("read_blocks", &ReadBlocks, py::arg("group"), py::arg("cache"), py::arg("local_ids"),
            py::arg("remote_ids"), py::arg("tokens"), py::kw_only(),
@@ -102,6 +111,7 @@ void BindRequests(AgentClass& agent) {
            py::arg("first_layer") = 0, py::arg("layers") = py::none(), py::arg("lease") = "",
            py::arg("lease_readers") = 0, py::arg("notification") = py::none(),
            py::arg("deadline") = 30.0, py::arg("priority") = 0, py::arg("backend") = "",
+           py::arg("stream") = py::none(), py::arg("event") = py::none(),
            "What this worker needs of the request, out of the group's caches.")
       .def(
           "wait_layers",

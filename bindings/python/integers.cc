@@ -16,7 +16,8 @@ namespace py = pybind11;
 using Type = TensorView::Type;
 
 bool IsArray(py::handle object) {
-  return PyObject_CheckBuffer(object.ptr()) != 0 || py::hasattr(object, "__dlpack__");
+  return PyObject_CheckBuffer(object.ptr()) != 0 || py::hasattr(object, "__dlpack__") ||
+         py::hasattr(object, "__cuda_array_interface__");
 }
 
 bool IsInteger(const TensorView& view) {

@@ -2,16 +2,19 @@
 
 #include <dlpack/dlpack.h>
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "bindings/python/status.h"
+#include "bindings/python/stream.h"
 
 namespace kvxfer::python {
 namespace {
@@ -75,8 +78,53 @@ TensorView FromBuffer(py::handle object, const char* name, bool writable) {
   return view;
 }
 
+bool IsCuda(int64_t dlpack_type) { return dlpack_type == kDLCUDA || dlpack_type == kDLCUDAManaged; }
+
+// Without a word torch would have its default stream wait for the current one; nothing here looks
+// at the content. Of other devices torch refuses any such word.
+py::object DlpackCapsule(py::handle object) {
+  if (py::hasattr(object, "__dlpack_device__")) {
+    const auto device = object.attr("__dlpack_device__")().cast<std::pair<int64_t, int64_t>>();
+    if (IsCuda(device.first)) return object.attr("__dlpack__")(py::arg("stream") = -1);
+  }
+  return object.attr("__dlpack__")();
+}
+
+std::shared_ptr<void> Hold(py::handle object) {
+  return {object.inc_ref().ptr(), [](void* held) { Py_DECREF(static_cast<PyObject*>(held)); }};
+}
+
+// A tensor on a GPU by what torch calls its parts.
+std::optional<TensorView> FromTorch(py::handle object) {
+  for (const char* name : {"is_cuda", "requires_grad", "data_ptr", "shape", "stride"}) {
+    if (!py::hasattr(object, name)) return std::nullopt;
+  }
+  if (!object.attr("is_cuda").cast<bool>() || object.attr("requires_grad").cast<bool>()) {
+    return std::nullopt;
+  }
+  TensorView view;
+  view.kind = MemoryKind::kCuda;
+  view.device = std::max(0, DeviceSaid(object));
+  view.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<uint64_t>());
+  view.item_bytes = object.attr("element_size")().cast<uint64_t>();
+  view.shape = object.attr("shape").cast<std::vector<int64_t>>();
+  view.strides = object.attr("stride")().cast<std::vector<int64_t>>();
+  for (int64_t& stride : view.strides) stride *= static_cast<int64_t>(view.item_bytes);
+  view.hold = Hold(object);
+  return view;
+}
+
 TensorView FromDlpack(py::handle object, const char* name) {
-  const py::object capsule = object.attr("__dlpack__")();
+  py::object capsule;
+  try {
+    capsule = DlpackCapsule(object);
+  } catch (const py::error_already_set& error) {
+    // torch has none for memory of another device than the current one.
+    if (!error.matches(PyExc_BufferError)) throw;
+    auto view = FromTorch(object);
+    if (!view.has_value()) throw;
+    return *std::move(view);
+  }
   auto* const tensor =
       static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (tensor == nullptr) throw py::error_already_set();
@@ -148,13 +196,9 @@ TensorView FromCudaArray(py::handle object, const char* name, bool writable) {
   if (view.strides.size() != view.shape.size()) {
     Refuse(std::string(name) + ": its strides are not as many as its dimensions");
   }
-  if (py::hasattr(object, "device")) {
-    const py::object device = object.attr("device");
-    if (py::hasattr(device, "id")) view.device = device.attr("id").cast<int>();
-  }
-  Py_INCREF(object.ptr());
-  view.hold = std::shared_ptr<void>(object.ptr(),
-                                    [](void* held) { Py_DECREF(static_cast<PyObject*>(held)); });
+  // Its "stream" says when the content is ready, which is not looked at here.
+  view.device = std::max(0, DeviceSaid(object));
+  view.hold = Hold(object);
   return view;
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "bindings/python/stream.h"
 
 namespace kvxfer::python {
 namespace {
@@ -22,8 +23,9 @@ std::string NameOf(Kind kind) {
 }  // namespace
 
 TransferHandle::TransferHandle(const std::shared_ptr<AgentHandle>& agent, Transfer transfer,
-                               std::shared_ptr<ReadyFlag> ready)
+                               std::shared_ptr<ReadyFlag> ready, py::object event)
     : agent_(agent), transfer_(std::move(transfer)) {
+  if (event) agent->KeepUntilEnd(transfer_, std::move(event));
   if (ready == nullptr) return;
   // The engine reads it until the end.
   watched_->ready = ready;
@@ -119,6 +121,27 @@ void TransferHandle::Cancel() const {
   if (inside) transfer_.Cancel();
 }
 
+void TransferHandle::StreamWait(py::handle stream) const {
+  const auto known = ToStream(stream, "stream");
+  if (!known.has_value()) throw py::type_error("stream is None; expected a CUDA stream");
+  if (Ended()) return;
+  if (const auto agent = agent_.lock()) {
+    const AgentHandle::Use inside(*agent);
+    if (inside) {
+      absl::Status said;
+      {
+        const WithoutGil without;
+        said = transfer_.StreamWait(*known);
+      }
+      return Check(std::move(said));
+    }
+  }
+  if (Ended()) return;
+  throw StatusError(absl::FailedPreconditionError(
+                        absl::StrCat("transfer ", transfer_.id(), ": its agent is being closed")),
+                    "Closed");
+}
+
 void BindTransfer(py::module_& module) {
   py::class_<ReadyFlag, std::shared_ptr<ReadyFlag>>(
       module, "ReadyFlag",
@@ -153,6 +176,8 @@ void BindTransfer(py::module_& module) {
       .def("wait_quiet", &TransferHandle::WaitQuiet, py::arg("timeout") = py::none(),
            "Blocks until it has ended and no byte of it can land any more.")
       .def("cancel", &TransferHandle::Cancel)
+      .def("stream_wait", &TransferHandle::StreamWait, py::arg("stream"),
+           "What is put into that CUDA stream from now on begins after the end. No thread waits.")
       .def("done", &TransferHandle::Ended)
       .def_property_readonly("state",
                              [](const TransferHandle& t) { return NameOf(t.transfer().Poll()); })

@@ -28,8 +28,9 @@ struct ReadyFlag {
 
 class TransferHandle {
  public:
+  // Keeps `ready`, and `event`, an object or null, until the end.
   TransferHandle(const std::shared_ptr<AgentHandle>& agent, Transfer transfer,
-                 std::shared_ptr<ReadyFlag> ready);
+                 std::shared_ptr<ReadyFlag> ready, pybind11::object event);
 
   const Transfer& transfer() const { return transfer_; }
   bool Ended() const;
@@ -37,6 +38,8 @@ class TransferHandle {
   void Wait(std::optional<double> timeout) const;
   void WaitQuiet(std::optional<double> timeout) const;
   void Cancel() const;
+  // What is put into `stream` from now on begins after the end.
+  void StreamWait(pybind11::handle stream) const;
   // Makes progress for at most so many seconds, without the GIL; whether it has ended. For those
   // who ask again and again.
   bool Drive(double seconds) const;

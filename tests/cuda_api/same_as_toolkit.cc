@@ -68,6 +68,7 @@ struct Alike<A (*)(As...), B (*)(Bs...)> {
   X(CUDA_ERROR_INVALID_IMAGE)                                        \
   X(CUDA_ERROR_INVALID_CONTEXT)                                      \
   X(CUDA_ERROR_MAP_FAILED)                                           \
+  X(CUDA_ERROR_ALREADY_MAPPED)                                       \
   X(CUDA_ERROR_NO_BINARY_FOR_GPU)                                    \
   X(CUDA_ERROR_ECC_UNCORRECTABLE)                                    \
   X(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)                              \
@@ -92,6 +93,7 @@ struct Alike<A (*)(As...), B (*)(Bs...)> {
   X(CUDA_ERROR_SYSTEM_NOT_READY)                                     \
   X(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)                               \
   X(CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE)                       \
+  X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)                              \
   X(CUDA_ERROR_CAPTURED_EVENT)                                       \
   X(CUDA_ERROR_UNKNOWN)                                              \
   X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)                        \

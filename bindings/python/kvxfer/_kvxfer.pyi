@@ -54,6 +54,30 @@ _Descriptors: TypeAlias = Buffer | _Dlpack | Iterable[tuple[int, int]] | _XferLi
 """Rows of (address, bytes): an array of shape (N, 2) of int64 or uint64, with any strides, or
 pairs. Read during the call only."""
 
+@type_check_only
+class _HasCudaStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
+@type_check_only
+class _CudaStreamProtocol(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+@type_check_only
+class _HasCudaEvent(Protocol):
+    @property
+    def cuda_event(self) -> int: ...
+
+_Stream: TypeAlias = _Index | _CudaStreamProtocol | _HasCudaStream
+"""A CUDA stream: an object with ``__cuda_stream__`` (cuda.core, CuPy) or ``cuda_stream``
+(torch.cuda.Stream), or a number as in the CUDA Array Interface: 1 is the legacy default stream, 2
+that of the calling thread, any other a cudaStream_t. 0 is refused as a number, for it may be either;
+of an object it is the legacy default stream."""
+
+_Event: TypeAlias = _Index | _HasCudaEvent
+"""A CUDA event that was recorded: an object with ``cuda_event`` (torch.cuda.Event), or a
+cudaEvent_t as a number. Not 0."""
+
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 
 _Access: TypeAlias = Literal["none", "read", "write", "read_write"]
@@ -199,6 +223,12 @@ class Transfer(_Given):
     def cancel(self) -> None:
         """Asks for the end; does not wait. It ends as done where the target has all of it already,
         else as cancelled, within ``cancel_grace`` of the agent. Nothing, where it has ended."""
+    def stream_wait(self, stream: _Stream) -> None:
+        """What is put into that CUDA stream after this call begins when the transfer has ended,
+        however it ended: ``error`` says so, also by then. Returns at once; no thread waits. Where it
+        has ended already, nothing is put there.
+
+        InvalidArgument: as ``Agent.write`` of streams. Closed: its agent is being closed."""
     @property
     def quarantined(self) -> bool:
         """It has ended, and bytes of it may still land: do not use the destination again yet."""
@@ -605,6 +635,9 @@ class Agent(_Bound):
         (BufferError); after a tensor's storage was let go of, the next transfer of the agent is
         refused. Regions may overlap. Peers learn of it by metadata that is taken afterwards.
 
+        CUDA memory is that of the device that its object names (``device``), else of device 0. It
+        does not wait for any stream: that is what ``stream`` of a transfer is for.
+
         InvalidArgument: no bytes, gaps, read-only, memory that no backend takes. BufferError: what
         the tensor's library says where it has no DLPack for it. ResourceExhausted."""
     def deregister_memory(self, region: Region | int, timeout: float = 5.0) -> None:
@@ -649,6 +682,8 @@ class Agent(_Bound):
         priority: int = 0,
         backend: str = "",
         ready: ReadyFlag | None = None,
+        stream: _Stream | None = None,
+        event: _Event | None = None,
     ) -> Transfer:
         """Local memory into the peer's. Never blocks on the network.
 
@@ -663,9 +698,17 @@ class Agent(_Bound):
         ``priority``: higher goes first among the transfers to this peer. ``backend``: this one, or
         failure. ``ready``: nothing is sent before it is set.
 
+        ``stream``: nothing of the local memory is touched before what is in that CUDA stream at the
+        time of the call is over; of a default stream given as a number, that of the thread's
+        current device. ``event``: the same, for one that was recorded before; it is kept alive
+        until the end, and not recorded anew before that. Both may be given; neither waits. Where
+        the work there fails, the transfer does.
+
         InvalidArgument: no blocks, unequal lists, an id out of range, memory that is not within one
-        registered region or was let go of, destinations that overlap. NotFound: unknown peer.
-        PermissionDenied: the region does not allow it. ResourceExhausted: too much is queued."""
+        registered region or was let go of, destinations that overlap, a stream or an event that
+        is none, of another context than its device's primary one, or being captured into a graph.
+        NotFound: unknown peer. PermissionDenied: the region does not allow it. ResourceExhausted:
+        too much is queued. Unimplemented: a stream or an event, and no CUDA here."""
     @overload
     def write(
         self,
@@ -681,6 +724,8 @@ class Agent(_Bound):
         priority: int = 0,
         backend: str = "",
         ready: ReadyFlag | None = None,
+        stream: _Stream | None = None,
+        event: _Event | None = None,
     ) -> Transfer: ...
     @overload
     def read(
@@ -697,6 +742,8 @@ class Agent(_Bound):
         priority: int = 0,
         backend: str = "",
         ready: ReadyFlag | None = None,
+        stream: _Stream | None = None,
+        event: _Event | None = None,
     ) -> Transfer:
         """The peer's memory into local memory; else as ``write``. A notification tells the peer
         that all bytes were read, and that it may use the source again."""
@@ -715,9 +762,18 @@ class Agent(_Bound):
         priority: int = 0,
         backend: str = "",
         ready: ReadyFlag | None = None,
+        stream: _Stream | None = None,
+        event: _Event | None = None,
     ) -> Transfer: ...
     def notify(
-        self, peer: str, payload: _Bytes, *, order: _Order = "posted", deadline: float = 30.0
+        self,
+        peer: str,
+        payload: _Bytes,
+        *,
+        order: _Order = "posted",
+        deadline: float = 30.0,
+        stream: _Stream | None = None,
+        event: _Event | None = None,
     ) -> Transfer:
         """A notification alone, of at most 64 KiB. As ``write``."""
 
@@ -781,6 +837,8 @@ class Agent(_Bound):
         priority: int = 0,
         backend: str = "",
         ready: ReadyFlag | None = None,
+        stream: _Stream | None = None,
+        event: _Event | None = None,
     ) -> Transfer:
         """What of a request this worker has and the group needs, into the group's caches: one
         transfer, done when all of it is there.
@@ -812,6 +870,8 @@ class Agent(_Bound):
         deadline: float = 30.0,
         priority: int = 0,
         backend: str = "",
+        stream: _Stream | None = None,
+        event: _Event | None = None,
     ) -> Transfer:
         """What this worker needs of a request, out of the group's caches; else as ``write_blocks``.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import kvxfer
 
 _names = itertools.count()
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def name(word: str) -> str:
@@ -35,7 +36,19 @@ def know(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
     right.add_peer(left.metadata())
 
 
-def run(code: str, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def environment(without_driver: bool = False) -> dict[str, str]:
+    """Of a process of its own, which finds what tests import; ``without_driver``: and no (stand-in)
+    CUDA driver."""
+    changed = dict(os.environ)
+    changed["PYTHONPATH"] = os.pathsep.join([_HERE, *filter(None, [changed.get("PYTHONPATH")])])
+    if without_driver:
+        changed.pop("LD_LIBRARY_PATH", None)
+    return changed
+
+
+def run(
+    code: str, *arguments: str, timeout: float = 60, without_driver: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Runs a program of Python in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
@@ -43,12 +56,13 @@ def run(code: str, *arguments: str, timeout: float = 60) -> subprocess.Completed
         text=True,
         timeout=timeout,
         check=False,
+        env=environment(without_driver),
     )
 
 
-def run_well(code: str, *arguments: str, timeout: float = 60) -> str:
+def run_well(code: str, *arguments: str, timeout: float = 60, without_driver: bool = False) -> str:
     """The same; what it printed. It must end well and say nothing of a crash."""
-    ran = run(code, *arguments, timeout=timeout)
+    ran = run(code, *arguments, timeout=timeout, without_driver=without_driver)
     assert ran.returncode == 0, f"exit status {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
     assert "Traceback" not in ran.stderr, ran.stderr
     return ran.stdout

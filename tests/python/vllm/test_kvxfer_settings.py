@@ -78,10 +78,13 @@ def test_parallelism_that_is_refused(name: str) -> None:
         Settings.of(_config(**{name: 2}))
 
 
-def test_push_is_refused_where_layers_are_launched_before_they_are_computed() -> None:
+def test_push_is_refused_where_nobody_knows_when_a_layer_is_computed() -> None:
     config = _config({"mode": "push"})
-    config.device_config.device_type = "cuda"
-    with pytest.raises(ValueError, match='mode is "push", which is for KV caches in host memory'):
+    for kind in ("cpu", "cuda"):
+        config.device_config.device_type = kind
+        assert Settings.of(config).mode == "push"
+    config.device_config.device_type = "xpu"
+    with pytest.raises(ValueError, match='mode is "push", which is not for KV caches on xpu'):
         Settings.of(config)
 
 

@@ -98,6 +98,7 @@ class RegisteredCaches:
         fingerprint: int,
     ) -> None:
         self._tensors = tensors
+        self._device = tensors[groups[0].layers[0]].device
         self.kernel_block_tokens: list[int] = []
         # Of each group: tokens in what the layout calls one, a token or an opaque block.
         self._unit_tokens: list[int] = []
@@ -112,6 +113,11 @@ class RegisteredCaches:
             tokens = int(of_group[0].shape[-2])
             self.kernel_block_tokens.append(tokens)
             self._unit_tokens.append(tokens if group.opaque else 1)
+
+    def stream(self) -> Any:
+        """What this thread has given the GPU to compute is in it, and may still write into blocks that
+        were freed since, or not have written yet what is to be sent. None: host memory."""
+        return current_stream(self._device)
 
     def between(
         self,
@@ -189,6 +195,14 @@ class Span:
     def after(self, block: int, block_tokens: int, unit: int) -> int:
         """Where it begins, counted from the begin of ``block`` on."""
         return self.first - block * block_tokens // unit
+
+
+def current_stream(device: Any) -> Any:
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return torch.cuda.current_stream(device)
 
 
 def _memories(tensors: list[torch.Tensor]) -> list[kvxfer.RawMemory]:

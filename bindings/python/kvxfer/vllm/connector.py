@@ -17,7 +17,7 @@ from kvxfer.vllm.caches import Group
 from kvxfer.vllm.fingerprint import Fingerprint
 from kvxfer.vllm.log import logger
 from kvxfer.vllm.scheduler import SchedulerSide
-from kvxfer.vllm.settings import Settings, own_host
+from kvxfer.vllm.settings import Settings, can_push, own_host
 from kvxfer.vllm.stats import PromMetrics, Stats
 from kvxfer.vllm.step import Step
 from kvxfer.vllm.worker import WorkerSide
@@ -75,7 +75,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 fingerprint,
                 ranks=vllm_config.parallel_config.tensor_parallel_size,
                 fails=transfer.kv_load_failure_policy == "fail",
-                can_push=vllm_config.device_config.device_type == "cpu",
+                can_push=can_push(vllm_config),
             )
         else:
             self._worker = WorkerSide(

@@ -103,12 +103,14 @@ class Answers:
             self._free.release()
 
 
-def tell(agent: kvxfer.Agent, peer: str, message: dict[str, Any]) -> list[kvxfer.Transfer]:
+def tell(
+    agent: kvxfer.Agent, peer: str, message: dict[str, Any], stream: Any = None
+) -> list[kvxfer.Transfer]:
     """Does not wait, and does not fail: what depends on an answer has a time-out, or looks what
-    becomes of what is on its way."""
+    becomes of what is on its way. It is told after what is in ``stream``."""
     told: list[kvxfer.Transfer] = []
     try:
-        told.extend(agent.notify(peer, piece) for piece in messages.encode(message))
+        told.extend(agent.notify(peer, piece, stream=stream) for piece in messages.encode(message))
     except (kvxfer.Error, ValueError) as error:
         logger.warning("kvxfer: %s was not told to %s: %s", peer, message["do"], error)
     return told

@@ -160,6 +160,7 @@ class Fetching:
                 **self.caches.between(index, part.blocks, theirs, tokens, part.first, part.last),
                 lease=part_of(fetch.lease, index),
                 deadline=max(0.1, left),
+                stream=self.caches.stream(),
             )
 
     def _end(self, load: _Load) -> None:

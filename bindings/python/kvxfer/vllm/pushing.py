@@ -56,9 +56,19 @@ class _Push:
     offer: _Offer | None = None
     reported: bool = False  # to the scheduler, that there is one
     transfers: list[kvxfer.Transfer] = field(default_factory=list)
+    unposted: int = 0  # layers that have not been computed yet
     last_write: bool = False
     abandoned: str = ""
     held: bool = False
+
+
+@dataclass
+class _Layer:
+    """What is to be posted when one has been computed."""
+
+    lease: str
+    push: _Push
+    what: dict[str, Any]
 
 
 class Pushing:
@@ -83,7 +93,9 @@ class Pushing:
         self._unexpected: OrderedDict[str, _Offer] = OrderedDict()
         self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately, or before
         self._lock = threading.Lock()  # guards which leases are in _pushes, and _over
-        self._flags: dict[str, list[kvxfer.ReadyFlag]] = {}  # by layer
+        # By layer: in host memory it is computed when vLLM says so; on a GPU it then is in the stream.
+        self._flags: dict[str, list[kvxfer.ReadyFlag]] = {}
+        self._waiting: dict[str, list[_Layer]] = {}
         self._heard = Heard()
         self._ended: set[str] = set()
         self.caches: RegisteredCaches | None = None
@@ -157,12 +169,12 @@ class Pushing:
     def layer_is_computed(self, layer: str) -> None:
         for flag in self._flags.pop(layer, ()):
             flag.set()
+        for waiting in self._waiting.pop(layer, ()):
+            self._post_layer(waiting)
 
     def all_is_computed(self) -> None:
-        for flags in self._flags.values():
-            for flag in flags:
-                flag.set()
-        self._flags.clear()
+        for layer in [*self._flags, *self._waiting]:
+            self.layer_is_computed(layer)
 
     # --- what decode says ---
 
@@ -283,10 +295,17 @@ class Pushing:
             "notification": ARRIVAL.pack(index, last - first),
             "deadline": self._settings.timeout,
         }
+        stream = self.caches.stream()
         if not write.computing:
-            push.transfers.append(self._agent.write_blocks(offer.names, **what))
+            push.transfers.append(self._agent.write_blocks(offer.names, **what, stream=stream))
             return
         for number, layer in enumerate(self._groups[index].layers):
+            if stream is not None:
+                of_layer = what | {"group": offer.names, "first_layer": number, "layers": 1}
+                waiting = _Layer(write.lease, push, of_layer)
+                self._waiting.setdefault(layer, []).append(waiting)
+                push.unposted += 1
+                continue
             flag = kvxfer.ReadyFlag()
             self._flags.setdefault(layer, []).append(flag)
             push.transfers.append(
@@ -294,6 +313,18 @@ class Pushing:
                     offer.names, **what, first_layer=number, layers=1, ready=flag
                 )
             )
+
+    def _post_layer(self, layer: _Layer) -> None:
+        push = layer.push
+        push.unposted -= 1
+        if push.abandoned:
+            return
+        assert self.caches is not None
+        try:
+            stream = self.caches.stream()
+            push.transfers.append(self._agent.write_blocks(**layer.what, stream=stream))
+        except (kvxfer.Error, ValueError, TypeError, OverflowError) as error:
+            self._fail(layer.lease, push, str(error))
 
     def _look_at_transfers(self, lease: str, push: _Push) -> None:
         # Each is asked once whether it has ended, and then how: it may end at any time.
@@ -303,7 +334,7 @@ class Pushing:
         if error is not None:
             self._fail(lease, push, str(error))
         push.transfers = [each for each, is_done in both if not is_done]
-        if push.last_write and not push.transfers:
+        if push.last_write and not push.transfers and not push.unposted:
             self._end(lease, push)
 
     def _fail(self, lease: str, push: _Push, why: str) -> None:

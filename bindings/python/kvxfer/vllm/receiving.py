@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 import kvxfer
-from kvxfer.vllm.caches import cache_name
+from kvxfer.vllm.caches import RegisteredCaches, cache_name
 from kvxfer.vllm.errands import first_error, tell
 from kvxfer.vllm.log import logger
 from kvxfer.vllm.peers import CannotMeet, Peers
@@ -61,6 +61,7 @@ class Receiving:
         self._turned_away: set[str] = set()  # requests
         # What the scheduler has not heard: by request, 1 or -1.
         self._unsettled: dict[str, int] = {}
+        self.caches: RegisteredCaches | None = None
 
     def begin(self, offer: Offer) -> None:
         if offer.lease in self._rooms or offer.lease in self._left:
@@ -183,8 +184,10 @@ class Receiving:
             ],
             "block_tokens": list(offer.block_tokens),
         }
+        assert self.caches is not None
         for name in room.names:
-            room.told[name] = tell(self._agent, name, message)
+            # Once told prefill may write, whatever is still computed here.
+            room.told[name] = tell(self._agent, name, message, self.caches.stream())
 
     def _look_at_what_was_told(self, room: _Room) -> None:
         """An engine that is gone gives no answer."""

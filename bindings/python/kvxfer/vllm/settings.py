@@ -56,9 +56,9 @@ class Settings:
         assert transfer is not None
         settings = _parse(transfer.kv_connector_extra_config)
         _refuse_what_is_not_supported(config)
-        if settings.mode == "push" and config.device_config.device_type != "cpu":
-            # A layer that was launched is not yet computed.
-            raise _bad("mode", 'is "push", which is for KV caches in host memory: set "pull"')
+        if settings.mode == "push" and not can_push(config):
+            kind = config.device_config.device_type
+            raise _bad("mode", f'is "push", which is not for KV caches on {kind}: set "pull"')
         return settings
 
     def ports(self) -> list[int]:
@@ -71,6 +71,11 @@ class Settings:
             if ports and ports[0] > 0 and ports[-1] < 65536:
                 return ports
         raise _bad("port_range", f'is {self.port_range!r}, not "first-last", from 1 to 65535')
+
+
+def can_push(config: VllmConfig) -> bool:
+    """Elsewhere nobody knows when a layer that was launched is computed."""
+    return config.device_config.device_type in ("cpu", "cuda")
 
 
 def own_host(settings: Settings, config: VllmConfig) -> str:

@@ -66,7 +66,8 @@ class WorkerSide:
         self._caches = RegisteredCaches(
             self._agent, self._groups, tensors, self._rank, self._ranks, self._fingerprint
         )
-        self._fetching.caches = self._pushing.caches = self._caches
+        for part in (self._fetching, self._receiving, self._pushing):
+            part.caches = self._caches
         self._listener.start()
 
     def address(self) -> WorkerAddress | None:
