@@ -28,9 +28,9 @@ using namespace api;  // NOLINT(google-build-using-namespace): the driver's own 
 using absl::StatusCode;
 using kvxfer::testing::Eventually;
 using kvxfer::testing::Fails;
-using kvxfer::testing::kSlow;
 using kvxfer::testing::IsOk;
 using kvxfer::testing::kAmple;
+using kvxfer::testing::kSlow;
 using kvxfer::testing::RunChild;
 using kvxfer::testing::Scaled;
 using kvxfer::testing::TestSeed;
