@@ -189,33 +189,32 @@ TEST(AgentCudaStaging, WithoutItsMemoryGpuMemoryIsRefused) {
 
 // Expect initiators beyond the number of slots to be served all the same: holders give back.
 TEST(AgentCudaStaging, MoreInitiatorsThanSlots) {
-  constexpr int kInitiators = 6;
+  constexpr size_t kInitiators = 6;
   const Shape shape{.block_bytes = 4096, .ids = 300};
   const uint64_t each = shape.memory_bytes();
   AgentOptions options = OptionsFor(Tcp(), "target");
   options.staging_bytes = Staging::kMinBytes;  // lends two
   ASSERT_OK_AND_ASSIGN(Node target, Node::Create(options, MemoryType::kCuda, kInitiators * each));
   std::vector<Node> initiators;
-  for (int i = 0; i < kInitiators; ++i) {
+  for (size_t i = 0; i < kInitiators; ++i) {
     ASSERT_OK_AND_ASSIGN(
         initiators.emplace_back(),
         Node::Create(OptionsFor(Tcp(), "i" + std::to_string(i)), MemoryType::kAttached, each));
-    Pattern(static_cast<uint64_t>(i)).Fill(initiators.back().memory.bytes());
+    Pattern(i).Fill(initiators.back().memory.bytes());
     ASSERT_OK(Introduce(*initiators.back().agent, *target.agent));
   }
   std::vector<Transfer> transfers;
   for (int round = 0; round < 5; ++round) {
-    for (int i = 0; i < kInitiators; ++i) {
+    for (size_t i = 0; i < kInitiators; ++i) {
       const BlockSet blocks(shape, initiators[i].memory.address(),
-                            target.memory.address() + static_cast<uint64_t>(i) * each);
+                            target.memory.address() + i * each);
       ASSERT_OK_AND_ASSIGN(transfers.emplace_back(),
                            blocks.Write(*initiators[i].agent, "target", Unhurried()));
     }
   }
   for (const Transfer& transfer : transfers) ASSERT_OK(transfer.Wait(kAmple));
-  for (int i = 0; i < kInitiators; ++i) {
-    EXPECT_TRUE(Landed(shape, Side::kRemote, static_cast<uint64_t>(i),
-                       target.memory.bytes().subspan(static_cast<uint64_t>(i) * each, each)));
+  for (size_t i = 0; i < kInitiators; ++i) {
+    EXPECT_TRUE(Landed(shape, Side::kRemote, i, target.memory.bytes().subspan(i * each, each)));
   }
 }
 
@@ -549,7 +548,7 @@ TEST_F(HostileStager, AskingAgainWhileItWaitsEndsTheConnection) {
     ASSERT_TRUE(peer_->Say(FrameType::kStageAsk, Encode(StageAskFrame{.count = 1000})));
   }
   // The first gets all that one may have; of the others, which get none, one waits.
-  EXPECT_TRUE(peer_->Until([&] { return peer_->Heard(FrameType::kStageLend).size() >= 1; }));
+  EXPECT_TRUE(peer_->Until([&] { return !peer_->Heard(FrameType::kStageLend).empty(); }));
   ASSERT_TRUE(peer_->Say(FrameType::kStageBack, Encode(StageBackFrame{.slots = {1'000'000}})));
   EXPECT_TRUE(peer_->UntilDown());
 }

@@ -28,7 +28,6 @@ using namespace api;  // NOLINT(google-build-using-namespace): the driver's own 
 using absl::StatusCode;
 using kvxfer::testing::Eventually;
 using kvxfer::testing::Fails;
-using kvxfer::testing::IsOk;
 using kvxfer::testing::kAmple;
 using kvxfer::testing::kSlow;
 using kvxfer::testing::RunChild;
@@ -226,7 +225,9 @@ TEST_P(CudaCopierTest, ManyBatchesOfAllSizesUnderWay) {
   const GpuMemory from(kCells * 64);
   const GpuMemory to(kCells * 64);
   Fill(from.alias(), from.bytes(), random);
-  std::memset(to.alias(), 0, to.bytes());
+  const std::byte* const source = from.alias();
+  std::byte* const landed = to.alias();
+  std::memset(landed, 0, to.bytes());
   std::vector<uint32_t> cells(kCells);
   for (uint32_t i = 0; i < kCells; ++i) cells[i] = i;
   std::shuffle(cells.begin(), cells.end(), random);
@@ -250,10 +251,10 @@ TEST_P(CudaCopierTest, ManyBatchesOfAllSizesUnderWay) {
     }
     while (!copier_->idle()) ASSERT_OK(Next(*copier_).status);
     for (size_t i = 0; i < kCells; ++i) {
-      ASSERT_EQ(std::memcmp(to.alias() + i * 64, from.alias() + i * 64, 40), 0);
-      ASSERT_EQ(to.alias()[i * 64 + 40], std::byte{0});
+      ASSERT_EQ(std::memcmp(landed + i * 64, source + i * 64, 40), 0);
+      ASSERT_EQ(landed[i * 64 + 40], std::byte{0});
     }
-    std::memset(to.alias(), 0, to.bytes());
+    std::memset(landed, 0, to.bytes());
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -107,10 +108,15 @@ inline Hooks HooksOf(void* library) {
 
 // Null unless this process has loaded the stand-in, by whomever. Loads nothing.
 inline const Hooks* FindHooks() {
+  // Once found it is not looked for again, which takes long under a sanitizer.
+  static std::atomic<const Hooks*> found{nullptr};
+  if (const Hooks* const before = found.load()) return before;
   void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
   static const Hooks hooks = HooksOf(library);
-  return hooks.kvxfer_standin_alias == nullptr ? nullptr : &hooks;
+  if (hooks.kvxfer_standin_alias == nullptr) return nullptr;
+  found = &hooks;
+  return &hooks;
 }
 
 }  // namespace kvxfer::testing::cuda_driver
