@@ -279,9 +279,12 @@ TEST_P(CudaCopierTest, LeavesNothingBehindAndWaitsForWhatRuns) {
     std::memset(memory.alias(), 0, 1 << 19);
     std::memset(memory.alias() + (1 << 19), 5, 1 << 19);
     auto copier = Make();
-    const Piece piece{.to = memory.at(), .from = memory.at() + (1 << 19), .bytes = 1 << 19};
-    ASSERT_OK(copier->Start({&piece, 1}));
-    ASSERT_OK(copier->Start({&piece, 1}));
+    // Two that are under way at once have no place in common.
+    constexpr uint64_t kHalf = 1 << 18;
+    const Piece first{.to = memory.at(), .from = memory.at() + 2 * kHalf, .bytes = kHalf};
+    const Piece second{.to = memory.at() + kHalf, .from = memory.at() + 3 * kHalf, .bytes = kHalf};
+    ASSERT_OK(copier->Start({&first, 1}));
+    ASSERT_OK(copier->Start({&second, 1}));
     if (i == 0) {
       ASSERT_OK(Next(*copier).status);
     }
@@ -347,14 +350,15 @@ TEST_P(CudaCopierTest, AQuestionThatFailsOnceEndsOneBatch) {
   std::byte* const seen = memory.alias();
   std::memset(seen, 0, 2048);
   std::memset(seen + 2048, 8, 2048);
-  const Piece piece{.to = memory.at(), .from = memory.at() + 2048, .bytes = 2048};
-  ASSERT_OK_AND_ASSIGN(const uint64_t first, copier_->Start({&piece, 1}));
-  ASSERT_OK_AND_ASSIGN(const uint64_t second, copier_->Start({&piece, 1}));
+  const Piece one{.to = memory.at(), .from = memory.at() + 2048, .bytes = 1024};
+  const Piece other{.to = memory.at() + 1024, .from = memory.at() + 3072, .bytes = 1024};
+  ASSERT_OK_AND_ASSIGN(const uint64_t first, copier_->Start({&one, 1}));
+  ASSERT_OK_AND_ASSIGN(const uint64_t second, copier_->Start({&other, 1}));
   hooks_->kvxfer_standin_fail("cuEventQuery", 1, CUDA_ERROR_UNKNOWN);
   const Copier::End failed = Next(*copier_);
   EXPECT_EQ(failed.batch, first);
   EXPECT_TRUE(Fails(failed.status, StatusCode::kInternal, {"a copy of the GPU"}));
-  EXPECT_EQ(seen[2047], std::byte{8});
+  EXPECT_EQ(seen[1023], std::byte{8});
   const Copier::End fine = Next(*copier_);
   EXPECT_EQ(fine.batch, second);
   EXPECT_OK(fine.status);
