@@ -250,10 +250,11 @@ TEST_F(CudaStreamOrder, ThePollAsksSeldom) {
   };
   EXPECT_EQ(poll.next(), Time::max());
   EXPECT_EQ(round(begun), 2u);
-  EXPECT_LE(poll.next() - begun, 2 * PointPoll::kOften);
+  // How long they have waited by now, and so how soon it is, is the machine's affair.
+  EXPECT_LE(poll.next() - begun, PointPoll::kSeldom);
   EXPECT_GT(poll.next(), begun);
   EXPECT_EQ(round(begun + Duration(1)), 0u);
-  EXPECT_EQ(round(begun + 2 * PointPoll::kOften), 2u);
+  EXPECT_EQ(round(begun + PointPoll::kSeldom), 2u);
   // What takes long is asked for less often.
   const Time late = begun + std::chrono::seconds(1);
   EXPECT_EQ(round(late), 2u);
