@@ -160,7 +160,7 @@ absl::Status Peer::BeginChild(const TransferPtr& record, Link* link) {
   view_->queued->fetch_add(1, std::memory_order_relaxed);
   runtime_->memory.UseAgain(*record->local, record->blocks.local_regions());
   deadlines_.emplace(record->deadline, record->id);
-  const absl::Status status = Begin(record, link);
+  absl::Status status = Begin(record, link);
   if (status.ok()) return status;
   deadlines_.erase({record->deadline, record->id});
   runtime_->memory.Unuse(*record->local, record->blocks.local_regions());

@@ -56,7 +56,7 @@ absl::Status StreamPoint::Adopt(uint64_t event) {
   const CUresult asked = driver_.calls().cuEventQuery(handle);
   if (asked == CUDA_ERROR_NOT_READY) other_ = handle;
   if (asked == CUDA_ERROR_NOT_READY || asked == CUDA_SUCCESS) return absl::OkStatus();
-  const absl::Status why = driver_.Error(asked, "cuEventQuery");
+  absl::Status why = driver_.Error(asked, "cuEventQuery");
   if (asked != CUDA_ERROR_INVALID_HANDLE && asked != CUDA_ERROR_INVALID_VALUE &&
       asked != CUDA_ERROR_CAPTURED_EVENT) {
     return why;

@@ -73,7 +73,7 @@ class AgentCudaFailing : public ::testing::TestWithParam<Flavour> {
       const auto transfer =
           read ? blocks.Read(a, "b", Telling("here")) : blocks.Write(a, "b", Telling("here"));
       if (!transfer.ok()) return transfer.status();
-      const absl::Status end = transfer->Wait(kAmple);
+      absl::Status end = transfer->Wait(kAmple);
       EXPECT_NE(transfer->Poll(), TransferState::kActive) << "it never ended";
       const auto told = b.WaitNotification(end.ok() ? kAmple : Duration());
       EXPECT_EQ(told.ok(), transfer->delivery() == Delivery::kDelivered) << end;
@@ -93,7 +93,7 @@ class AgentCudaFailing : public ::testing::TestWithParam<Flavour> {
   absl::Status AttemptWell() {
     hooks_->kvxfer_standin_fail_none();
     agents_.clear();
-    const absl::Status status = Attempt();
+    absl::Status status = Attempt();
     agents_.clear();
     return status;
   }

@@ -175,8 +175,9 @@ class Dialled {
   }
   absl::Status Register(const MemorySpan& span) {
     auto region = RegisterGpu(party_->backend(), span, 1);
-    if (region.ok()) local_ = *std::move(region);
-    return region.status();
+    if (!region.ok()) return region.status();
+    local_ = *std::move(region);
+    return absl::OkStatus();
   }
   // Kept here; null where it failed, and `why` says how.
   const RemoteKey* Import(const RemoteRegion& region, const std::string& key,

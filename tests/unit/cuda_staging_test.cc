@@ -38,6 +38,7 @@ class CudaStaging : public ::testing::Test {
 
   absl::Status Move(bool into_slot, const std::vector<uint64_t>& offsets) {
     std::vector<Staging::Piece> pieces;
+    pieces.reserve(offsets.size());
     for (const uint64_t offset : offsets) {
       pieces.push_back(
           {.address = memory_.at() + offset, .bytes = kBytes, .region = kRegion, .device = 0});

@@ -44,7 +44,7 @@ absl::Status GivesHandle(const cuda::Driver& driver, int device, const cuda::All
 absl::Status CheckShareable(const cuda::Driver& driver, int device, const cuda::Allocation& part) {
   std::string why;
   if (part.kind == AllocationKind::kDevice) {
-    const absl::Status gives = GivesHandle(driver, device, part);
+    absl::Status gives = GivesHandle(driver, device, part);
     if (gives.ok()) return gives;
     why = absl::StrCat(gives.message(), "; ");
   } else if (part.kind == AllocationKind::kVirtual && (part.fd_handle || part.fabric_handle)) {
