@@ -146,8 +146,7 @@ TEST_P(AgentCudaFailing, EachCallInTurn) {
   EXPECT_GT(failed, 0);
 }
 
-// --- what a backend has a key for and cannot open
-// -------------------------------------------------
+// --- what a backend has a key for and cannot open --------------------------------------------
 
 // An agent that reaches GPU memory of other processes, and by way of host memory.
 AgentOptions IpcAndTcp(std::string name) {
@@ -223,8 +222,7 @@ TEST_F(AgentCudaBeyondReach, WhoAsksForThatBackendIsToldWhy) {
                     {"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "takes no host memory"}));
 }
 
-// --- no driver
-// ------------------------------------------------------------------------------------
+// --- no driver -------------------------------------------------------------------------------
 
 // Every backend that there is moves host memory, and GPU memory is refused with what to do.
 KVXFER_CHILD(WithoutADriver) {

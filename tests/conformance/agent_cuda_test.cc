@@ -150,6 +150,11 @@ TEST_P(AgentCuda, ManyTransfersShareFewSlots) {
 Flavour Tcp() { return TcpFlavour(); }
 constexpr Kinds kBothCuda{MemoryType::kCuda, MemoryType::kCuda};
 
+// That GPUs have been asked for.
+uint64_t Copies(const cuda_driver::Hooks& hooks) {
+  return hooks.kvxfer_standin_calls("cuLaunchKernel") + hooks.kvxfer_standin_calls("cuMemcpyAsync");
+}
+
 TEST(AgentCudaStaging, IsExplainedForEachPairOfKinds) {
   ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), kBothCuda, 1 << 20));
   ASSERT_OK_AND_ASSIGN(const Explanation explained, pair.a.agent->Explain("b"));
@@ -274,14 +279,10 @@ TEST(AgentCudaStaging, DeregistrationWaitsForACopyUnderWay) {
   const BlockSet blocks({}, pair.a.memory.address(), pair.b.memory.address());
   ASSERT_OK_AND_ASSIGN(const Transfer first, blocks.Write(*pair.a.agent, "b", Unhurried()));
   ASSERT_OK(first.Wait(kAmple));
-  const auto copies = [hooks] {
-    return hooks->kvxfer_standin_calls("cuLaunchKernel") +
-           hooks->kvxfer_standin_calls("cuMemcpyAsync");
-  };
-  const uint64_t before = copies();
+  const uint64_t before = Copies(*hooks);
   hooks->kvxfer_standin_pause(1);
   ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair.a.agent, "b", Unhurried()));
-  EXPECT_TRUE(Eventually(kAmple, [&] { return copies() > before; }));
+  EXPECT_TRUE(Eventually(kAmple, [&] { return Copies(*hooks) > before; }));
   // Its initiator is gone, its copy is not.
   pair.a.agent.reset();
   EXPECT_TRUE(Fails(pair.b.agent->DeregisterMemory(pair.b.region, std::chrono::milliseconds(100)),
@@ -326,14 +327,10 @@ TEST(AgentCudaStaging, ADeadPeerDoesNotEndACopyHere) {
   const BlockSet blocks({}, node.memory.address(), there);
   ASSERT_OK_AND_ASSIGN(const Transfer first, blocks.Read(*node.agent, "b", Unhurried()));
   ASSERT_OK(first.Wait(kAmple));
-  const auto copies = [hooks] {
-    return hooks->kvxfer_standin_calls("cuLaunchKernel") +
-           hooks->kvxfer_standin_calls("cuMemcpyAsync");
-  };
-  const uint64_t before = copies();
+  const uint64_t before = Copies(*hooks);
   hooks->kvxfer_standin_pause(1);
   ASSERT_OK_AND_ASSIGN(const Transfer read, blocks.Read(*node.agent, "b", Telling("here")));
-  EXPECT_TRUE(Eventually(kAmple, [&] { return copies() > before; }));
+  EXPECT_TRUE(Eventually(kAmple, [&] { return Copies(*hooks) > before; }));
   peer->process().Signal(SIGKILL);
   EXPECT_FALSE(read.Wait(kAmple).ok());
   EXPECT_TRUE(read.quarantined());

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -89,6 +90,28 @@ class OwnEvent {
 
  private:
   CUevent event_ = nullptr;
+};
+
+// Something in a stream that is over when it is opened, and then only.
+class Gate {
+ public:
+  explicit Gate(CUstream stream) {
+    EXPECT_CUDA(CUDA_SUCCESS, cuLaunchHostFunc(
+                                  stream,
+                                  [](void* user) {
+                                    auto* const open = static_cast<std::atomic<bool>*>(user);
+                                    open->wait(false);
+                                  },
+                                  &open_));
+  }
+  ~Gate() { Open(); }
+  void Open() {
+    open_ = true;
+    open_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> open_{false};
 };
 
 // Page-aligned host memory, pinned.

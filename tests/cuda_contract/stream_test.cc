@@ -10,28 +10,6 @@
 namespace kvxfer::testing {
 namespace {
 
-// Something in a stream that is over when it is opened, and then only.
-class Gate {
- public:
-  explicit Gate(CUstream stream) {
-    EXPECT_CUDA(CUDA_SUCCESS, cuLaunchHostFunc(
-                                  stream,
-                                  [](void* user) {
-                                    auto* const open = static_cast<std::atomic<bool>*>(user);
-                                    open->wait(false);
-                                  },
-                                  &open_));
-  }
-  ~Gate() { Open(); }
-  void Open() {
-    open_ = true;
-    open_.notify_all();
-  }
-
- private:
-  std::atomic<bool> open_{false};
-};
-
 class CudaStreamContract : public ::testing::Test {
  protected:
   const Current current_;

@@ -15,25 +15,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What is put into the stream behind it waits until it is opened.
-class Gate {
- public:
-  explicit Gate(CUstream stream) {
-    EXPECT_CUDA(CUDA_SUCCESS,
-                cuLaunchHostFunc(
-                    stream, [](void* user) { static_cast<std::atomic<bool>*>(user)->wait(false); },
-                    &open_));
-  }
-  ~Gate() { Open(); }
-  void Open() {
-    open_ = true;
-    open_.notify_all();
-  }
-
- private:
-  std::atomic<bool> open_{false};
-};
-
 // Longer than anything takes to begin that does not wait.
 constexpr milliseconds kLook{20};
 
