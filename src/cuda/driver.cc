@@ -1,6 +1,7 @@
 #include "src/cuda/driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -26,6 +27,17 @@ absl::Status CheckNotForked() {
   return absl::FailedPreconditionError(
       "CUDA cannot be used in this process: it was forked after its parent had initialised CUDA; "
       "start workers anew (spawn), or fork before CUDA is used");
+}
+
+// How often this process has loaded a library.
+uint64_t LibrariesLoaded() {
+  uint64_t loaded = 0;
+  const auto first = [](dl_phdr_info* info, size_t, void* out) {
+    *static_cast<uint64_t*>(out) = info->dlpi_adds;
+    return 1;
+  };
+  dl_iterate_phdr(first, &loaded);
+  return loaded;
 }
 
 absl::Status WhyNotLoaded(const char* words) {
@@ -63,10 +75,20 @@ absl::StatusOr<const Driver*> Driver::Get() {
 }
 
 // A driver that somebody else has initialised is taken over; that costs no more than asking it.
+// Looking for it is what costs: where there was none that is not done again before the process has
+// loaded another library, and one that is in use stays so.
 const Driver* Driver::IfInUse() {
   if (!CheckNotForked().ok()) return nullptr;
+  static std::atomic<const Driver*> in_use = nullptr;
+  if (const Driver* const known = in_use.load(std::memory_order_acquire)) return known;
+  static std::atomic<uint64_t> looked_at = 0;
+  const uint64_t loaded = LibrariesLoaded();
+  if (looked_at.load(std::memory_order_relaxed) == loaded) return nullptr;
   void* const library = dlopen(kDriverLibrary, RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) return nullptr;
+  if (library == nullptr) {
+    looked_at.store(loaded, std::memory_order_relaxed);
+    return nullptr;
+  }
   // Fails with CUDA_ERROR_NOT_INITIALIZED as long as nobody has called cuInit.
   const auto current =
       reinterpret_cast<CUresult (*)(CUcontext*)>(dlsym(library, "cuCtxGetCurrent"));
@@ -75,7 +97,9 @@ const Driver* Driver::IfInUse() {
   dlclose(library);
   if (!used) return nullptr;
   const auto driver = Get();
-  return driver.ok() ? *driver : nullptr;
+  if (!driver.ok()) return nullptr;
+  in_use.store(*driver, std::memory_order_release);
+  return *driver;
 }
 
 absl::StatusOr<std::unique_ptr<Driver>> Driver::Load() {

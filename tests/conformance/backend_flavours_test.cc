@@ -20,7 +20,7 @@ INSTANTIATE_TEST_SUITE_P(Plain, BackendConformance, ::testing::ValuesIn(PlainFla
 INSTANTIATE_TEST_SUITE_P(Addresses, BackendConformance, ::testing::Values(TcpAddressesFlavour()),
                          FlavourName);
 INSTANTIATE_TEST_SUITE_P(Ucx, BackendConformance, ::testing::ValuesIn(UcxFlavours()), FlavourName);
-INSTANTIATE_TEST_SUITE_P(Faulty, BackendConformance, ::testing::ValuesIn(FaultyFlavours(3)),
+INSTANTIATE_TEST_SUITE_P(Faulty, BackendConformance, ::testing::ValuesIn(FaultyFlavours(2)),
                          FlavourName);
 
 }  // namespace kvxfer::testing

@@ -233,7 +233,7 @@ TEST_P(Death, CancelToAStoppedPeer) {
   ASSERT_OK_AND_ASSIGN(const Transfer transfer,
                        apart.Blocks(shape).Write(*apart.a.agent, "b", Telling("x")));
   // Some of it is on the way.
-  EXPECT_TRUE(Fails(transfer.Wait(milliseconds(50)), absl::StatusCode::kDeadlineExceeded) ||
+  EXPECT_TRUE(Fails(transfer.Wait(Bound(milliseconds(50))), absl::StatusCode::kDeadlineExceeded) ||
               GetParam().backend == "shm");
   const MachineDelay machine;
   const Time start = Now();

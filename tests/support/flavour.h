@@ -62,12 +62,13 @@ Flavour TcpAddressesFlavour();
 Flavour UcxSocketFlavour();
 // GPU memory over tcp and shm, which do not reach it. For agents: backends by themselves refuse it.
 std::vector<Flavour> StagedFlavours();
-// Each of the plain ones reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on.
+// Each of the plain ones reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on;
+// under a sanitizer by the first.
 std::vector<Flavour> FaultyFlavours(int seeds = 2);
 // Rails that fail alone and come back within `down_for`, on each backend; with orders kept and not.
 std::vector<Flavour> RailFlavours(double down_probability, Duration down_for);
 // The plain and the faulty ones, tcp between several addresses, ucx by socket address, those that
-// are staged, one of them faulty.
+// are staged, one of them faulty. Under ThreadSanitizer one of those with the same threads.
 std::vector<Flavour> AllFlavours();
 // Those of AllFlavours that reach another process.
 std::vector<Flavour> ProcessFlavours();

@@ -3,14 +3,11 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdint>
 #include <fstream>
-#include <functional>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -18,18 +15,11 @@
 
 #include "kvxfer/memory.h"
 #include "src/core/shared_mapping.h"
+#include "tests/support/child_process.h"
+#include "tests/support/scale.h"
 
 namespace kvxfer {
 namespace {
-
-// The exit code of `body` in a child, whose limits it may change; 128 + signal if one killed it.
-int InChild(const std::function<int()>& body) {
-  const pid_t child = fork();
-  if (child == 0) _exit(body());
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
 
 bool Exhausted(size_t bytes) {
   return HostBuffer::Allocate(bytes).status().code() == absl::StatusCode::kResourceExhausted;
@@ -178,13 +168,19 @@ TEST(HostBufferTest, WantOfMemoryIsAStatusAndNoSignal) {
   EXPECT_TRUE(Exhausted(size_t{1} << 46));  // 64 TiB: fits the address space, not the machine
 }
 
+// Arguments: the resource, and how much of it there is.
+KVXFER_CHILD(AllocatesWithALimit) {
+  const rlim_t limit = std::stoul(arguments[1]);
+  const rlimit set{limit, limit};
+  CHILD_EXPECT(setrlimit(static_cast<__rlimit_resource>(std::stoi(arguments[0])), &set) == 0);
+  CHILD_EXPECT(Exhausted(size_t{1} << 20));
+  return 0;
+}
+
 TEST(HostBufferTest, LimitsOfTheProcessAreAStatus) {
-  auto limited = [](auto resource, rlim_t limit) {
-    return InChild([resource, limit] {
-      const rlimit set{limit, limit};
-      if (setrlimit(resource, &set) != 0) return 2;
-      return Exhausted(size_t{1} << 20) ? 0 : 1;
-    });
+  const auto limited = [](int resource, rlim_t limit) {
+    return testing::RunChild("AllocatesWithALimit",
+                             {std::to_string(resource), std::to_string(limit)}, testing::kAmple);
   };
   EXPECT_EQ(limited(RLIMIT_NOFILE, 3), 0);
   EXPECT_EQ(limited(RLIMIT_FSIZE, 4096), 0);
