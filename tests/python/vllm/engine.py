@@ -7,9 +7,10 @@ side by side. An engine steps inside of calls only, unless it serves.
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import IO, Any
 
 from engine_process import EngineProcess
+from nursery import ForkedEngine, start_engine_process
 
 Tokens = list[int]
 Transfer = dict[str, Any]
@@ -41,6 +42,9 @@ class Answer:
 
 class Engine(EngineProcess):
     """Not safe for use by two threads."""
+
+    def _begin(self, log: IO[bytes]) -> ForkedEngine:
+        return start_engine_process(self._env, self.config, log.fileno())
 
     def generate(self, *requests: Request, limit_s: float = 60.0) -> list[Answer]:
         """Answers in the order of the requests, when all have finished."""

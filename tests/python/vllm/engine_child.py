@@ -1,8 +1,8 @@
-"""One vLLM engine as a process: `engine_child.py PARENT_PID CONFIG`, JSON in lines on standard
-input and output. The first line out says that the engine is up; then one line for each line in. The
-end of the input ends the engine, as a server that is told to stop.
+"""One vLLM engine as a process: JSON in lines on standard input and output. The first line out says
+that the engine is up; then one line for each line in. The end of the input ends the engine, as a
+server that is told to stop.
 
-It is started and spoken to by engine_process.py. Its standard output is the protocol's alone: what
+It is started by nursery.py and spoken to by engine_process.py. Its standard output is the protocol's alone: what
 vLLM prints goes to standard error, which is the engine's log.
 """
 
@@ -226,19 +226,23 @@ def _serve(engine: _Engine, replies: Any) -> None:
             replies.write(json.dumps(_answer(engine, command)) + "\n")
 
 
-def main() -> None:
-    die_with(int(sys.argv[1]))
-    replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    start = time.monotonic()
-
-    from vllm import LLM, ModelRegistry
+def import_vllm() -> None:
+    from vllm import LLM, ModelRegistry  # noqa: F401
     from vllm.model_executor.models.llama import LlamaForCausalLM
 
     # Else vLLM starts a process that imports it all again, to look at the model.
     ModelRegistry.register_model("LlamaForCausalLM", LlamaForCausalLM)
+
+
+def run(config: dict[str, Any]) -> None:
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    start = time.monotonic()
+    import_vllm()
+    from vllm import LLM
+
     imported = time.monotonic()
-    engine = _Engine(LLM(**json.loads(sys.argv[2])))
+    engine = _Engine(LLM(**config))
     up = {
         "import_s": imported - start,
         "start_s": time.monotonic() - imported,
@@ -249,7 +253,3 @@ def main() -> None:
     replies.write(json.dumps(up) + "\n")
     _serve(engine, replies)
     engine.shutdown()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""A process that answers JSON in lines, engine_child.py, driven from a test.
+"""A process that answers JSON in lines, as engine_child.py, driven from a test.
 
 It never outlives the test's process: the kernel kills it with its parent, and close() kills its
 process group. Every call has a time limit; what fails shows the end of the engine's log.
@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+from nursery import ForkedEngine
+
 _START_LIMIT_S = 120.0
 
 
@@ -25,13 +27,13 @@ class EngineError(Exception):
 class EngineProcess:
     """One engine. Not safe for use by two threads."""
 
-    child: ClassVar[Path] = Path(__file__).with_name("engine_child.py")
+    child: ClassVar[Path]
     """What it runs."""
 
     _up: dict[str, Any] | None
     _failed: str
     _unread: bytes
-    _process: subprocess.Popen[bytes]
+    _process: subprocess.Popen[bytes] | ForkedEngine
     _commands: IO[bytes]
     _replies: IO[bytes]
 
@@ -119,19 +121,22 @@ class EngineProcess:
         self._failed = ""
         self._unread = b""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(self.child), str(os.getpid()), json.dumps(self.config)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self._env,
-                start_new_session=True,
-            )
+            self._process = self._begin(log)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._commands = self._process.stdin
         self._replies = self._process.stdout
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._replies, selectors.EVENT_READ)
+
+    def _begin(self, log: IO[bytes]) -> "subprocess.Popen[bytes] | ForkedEngine":
+        return subprocess.Popen(
+            [sys.executable, str(self.child), str(os.getpid()), json.dumps(self.config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=self._env,
+            start_new_session=True,
+        )
 
     def _receive(self, limit_s: float) -> Any:
         end = time.monotonic() + limit_s
