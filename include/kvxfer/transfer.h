@@ -113,7 +113,7 @@ class Transfer {
   // CUDA here. docs/gpu.md has what to mind.
   absl::Status StreamWait(const CudaStream& stream) const;
 
-  // True from an end that could not be made quiet in time until the target's memory is quiet.
+  // True from an end that could not be made quiet in time until the memory of both sides is quiet.
   bool quarantined() const;
   // Blocks until the transfer has ended and is not quarantined. DeadlineExceeded on time-out.
   absl::Status WaitQuiet(Duration timeout) const;

@@ -15,6 +15,7 @@ namespace {
 // its fence leaves so much later, which is to be little beside its transfer; a look takes some
 // microseconds.
 constexpr Duration kReadyPoll = std::chrono::microseconds(100);
+constexpr Duration kClosedPoll = std::chrono::milliseconds(1);
 
 bool TouchesCuda(const internal::TransferRecord& record) {
   const auto any = [](const auto& table, std::span<const uint32_t> indices) {
@@ -185,10 +186,11 @@ void Peer::OnTimer(Time now) {
   if (!queued.empty()) ExpireQueued(queued);
   if (ending_ > 0) {
     const auto due = [now](const Outbound& outbound) {
-      return outbound.ending && !outbound.published && outbound.give_up <= now;
+      return outbound.ending && !outbound.published && EndsBy(outbound) <= now;
     };
     ForEachActive(due, [&](Outbound& outbound) { AdvanceEnd(outbound, now); });
   }
+  if (waits_closed_) AnswerQuiesce();
   RailTimers(now);
   for (Path& path : paths_) {
     if (path.link) Heartbeat(*path.link, now);
@@ -210,7 +212,7 @@ Time Peer::NextTimer() const {
   Time next = deadlines_.empty() ? Time::max() : deadlines_.begin()->first;
   if (ending_ > 0) {
     for (const auto& [id, outbound] : active_) {
-      if (outbound.ending && !outbound.published) next = std::min(next, outbound.give_up);
+      if (outbound.ending && !outbound.published) next = std::min(next, EndsBy(outbound));
     }
   }
   const bool waiting =
@@ -232,6 +234,7 @@ Time Peer::NextTimer() const {
   }
   if (!closing_) next = std::min(next, points_.next());
   if (waits_ready_ || waits_key_) next = std::min(next, Now() + kReadyPoll);
+  if (waits_closed_) next = std::min(next, Now() + kClosedPoll);
   return next;
 }
 

@@ -160,11 +160,15 @@ struct Outbound {
   bool ending = false;
   bool published = false;
   bool abort_due = false;  // an ABORT is on its way and not acknowledged
+  bool moving = false;     // published while a GPU was still copying: its regions are in use
   bool orphan = false;     // its session ended before the target's word, and may land yet
   bool untold = false;     // its session ended before the target's word
   TransferState end_state = TransferState::kActive;
   absl::Status end_status{};
   Time give_up{};  // publish then, quiet or not
+  // Publish then though ops are in flight, which is what a GPU that stands still leaves. All others
+  // end by themselves, and are waited for.
+  Time copies_until = Time::max();
 };
 
 class Peer {
@@ -365,6 +369,7 @@ class Peer {
   void Advance(Outbound& outbound);
   bool FetchHeld(Outbound& outbound);
   void BeginEnd(Outbound& outbound, TransferState state, absl::Status why, Time give_up);
+  static Time EndsBy(const Outbound& outbound);
   void AdvanceEnd(Outbound& outbound, Time now);
   void Publish(Outbound& outbound, TransferState state, absl::Status status, Delivery delivery,
                bool quarantined);
@@ -409,11 +414,12 @@ class Peer {
   std::map<uint64_t, Outbound> active_;  // by id; addresses last until Erase
   std::vector<Outbound*> sending_;       // have data to post; by priority, then posting
   std::set<std::pair<Time, uint64_t>> deadlines_;
-  uint32_t ending_ = 0;       // of active_, how many are ending
-  bool inline_data_ = false;  // posted, and waits for OPEN to go with it over the same connection
-  bool waits_ready_ = false;  // a ready fence is not set yet
-  cuda::PointPoll points_;    // what transfers wait for in CUDA streams
-  bool waits_key_ = false;    // a region's key is not here yet
+  uint32_t ending_ = 0;        // of active_, how many are ending
+  bool inline_data_ = false;   // posted, and waits for OPEN to go with it over the same connection
+  bool waits_ready_ = false;   // a ready fence is not set yet
+  cuda::PointPoll points_;     // what transfers wait for in CUDA streams
+  bool waits_key_ = false;     // a region's key is not here yet
+  bool waits_closed_ = false;  // memory of the peer's that is not needed any more is still open
   Stager stager_;
   uint64_t staging_base_ = 0;                            // address of slot 0 at the target
   uint64_t staging_slots_ = 0;                           // how many it has, lent or not; 0: none
@@ -426,6 +432,7 @@ class Peer {
     uint64_t id = 0;
     std::unordered_set<uint64_t> transfers{};  // still to end
     bool revoke = false;
+    bool closes = false;  // and what is revoked may be open here
   };
   std::vector<Asked> asked_;  // Quiesce requests not yet answered
 };

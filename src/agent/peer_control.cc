@@ -4,6 +4,7 @@
 #include "src/agent/peer.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
+#include "src/cuda/closer.h"
 
 namespace kvxfer {
 namespace {
@@ -212,7 +213,11 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
                                   metadata_.name, "; take its metadata again")));
     }
   }
-  Asked asked{.id = frame.id, .revoke = frame.revoke};
+  const bool cuda = std::ranges::any_of(frame.regions, [this](uint32_t id) {
+    const auto known = regions_by_id_.find(id);
+    return known != regions_by_id_.end() && known->second->region.kind == MemoryKind::kCuda;
+  });
+  Asked asked{.id = frame.id, .revoke = frame.revoke, .closes = frame.revoke && cuda};
   queue_.ForEach([&](const internal::TransferRecord& record) {
     if (touches(record)) asked.transfers.insert(record.id);
   });
@@ -227,15 +232,22 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
   return absl::OkStatus();
 }
 
+// The owner of a region may free it once it is told, and GPU memory may be freed only when nobody
+// else has it open.
 void Peer::AnswerQuiesce() {
-  bool revoked = false;
+  const auto quiet = [](const Asked& asked) { return asked.transfers.empty(); };
+  const auto revoked = [&](const Asked& asked) { return quiet(asked) && asked.revoke; };
+  waits_closed_ = false;
+  if (std::ranges::any_of(asked_, revoked)) {
+    DropDeadKeys();
+    const auto closes = [&](const Asked& asked) { return quiet(asked) && asked.closes; };
+    waits_closed_ = std::ranges::any_of(asked_, closes) && cuda::Closing();
+  }
   std::erase_if(asked_, [&](const Asked& asked) {
-    if (!asked.transfers.empty()) return false;
+    if (!quiet(asked) || (waits_closed_ && asked.closes)) return false;
     channel_.Push(FrameType::kQuiet, QuietFrame{.id = asked.id});
-    revoked |= asked.revoke;
     return true;
   });
-  if (revoked) DropDeadKeys();
 }
 
 void Peer::ProtocolError(Link& link, const absl::Status& why) {

@@ -1,5 +1,6 @@
 // How transfers end: completions, arrivals, aborts, time-outs, and what is told of it.
 #include <algorithm>
+#include <utility>
 
 #include "src/agent/peer.h"
 #include "src/core/strings.h"
@@ -91,6 +92,12 @@ void Peer::PushFetchEnd(const internal::TransferRecord& record, uint32_t readers
 // both sides are quiet, or at `give_up` without that. May erase `outbound`.
 void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, Time give_up) {
   const Time now = Now();
+  if (outbound.record->cuda && outbound.ops > 0 && !outbound.staged &&
+      CopiesItself(*outbound.link)) {
+    // Where there is no time the copies get what a cancelled transfer gets.
+    const Time until = give_up > now ? give_up : now + runtime_->options.cancel_grace;
+    outbound.copies_until = std::min(outbound.copies_until, until);
+  }
   if (outbound.ending) {
     outbound.give_up = std::min(outbound.give_up, give_up);
     AdvanceEnd(outbound, now);
@@ -126,10 +133,16 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
   AdvanceEnd(outbound, now);
 }
 
+// When an end is to be published at the latest, as far as it hangs on time.
+Time Peer::EndsBy(const Outbound& outbound) {
+  const bool copies = outbound.ops > 0 && outbound.copies_until != Time::max();
+  return copies ? outbound.copies_until : outbound.give_up;
+}
+
 void Peer::AdvanceEnd(Outbound& outbound, Time now) {
   if (!outbound.ending) return;
   if (outbound.staged && outbound.ops > 0 && now >= outbound.give_up) stager_.Abandon(outbound);
-  if (outbound.ops > 0) return;
+  if (outbound.ops > 0 && now < outbound.copies_until) return;
   if (!outbound.published) {
     if (outbound.abort_due && now < outbound.give_up) return;
     const bool unsure = outbound.abort_due || outbound.untold;
@@ -143,8 +156,14 @@ void Peer::AdvanceEnd(Outbound& outbound, Time now) {
     const bool unheard = (outbound.abort_due || outbound.orphan) && outbound.book.counted() &&
                          outbound.first_post != Time{};
     if (unheard && outbound.orphan) quarantined_.push_back(outbound.record);
-    const bool quarantined = unheard || stager_.Outstanding(outbound.record);
+    outbound.moving = outbound.ops > 0;
+    const bool quarantined = unheard || outbound.moving || stager_.Outstanding(outbound.record);
     Publish(outbound, outbound.end_state, outbound.end_status, delivery, quarantined);
+  }
+  if (outbound.ops > 0) return;
+  if (std::exchange(outbound.moving, false)) {
+    runtime_->memory.Unuse(*outbound.record->local, outbound.record->blocks.local_regions());
+    ClearQuarantine(outbound.record, outbound.arrived);
   }
   if (!outbound.abort_due) Erase(outbound);
 }
@@ -165,11 +184,11 @@ void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status,
     if (outbound.staged) stats.path += " staged";
   }
   outbound.published = true;
-  // No op of it is in flight and none follows: nobody walks its blocks any more.
+  // No op of it follows: nobody walks its blocks any more.
   outbound.walk = SliceWalk();
   record->blocks.ReleaseIds(runtime_->ids);
   deadlines_.erase({record->deadline, record->id});
-  if (record->local != nullptr) {
+  if (record->local != nullptr && !outbound.moving) {
     runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
   }
   view_->queued->fetch_sub(1, std::memory_order_relaxed);
@@ -235,7 +254,8 @@ void Peer::Inherit(const Peer& before) {
   quarantined_.insert(quarantined_.end(), before.quarantined_.begin(), before.quarantined_.end());
   before.stager_.ForEachOutstanding([this](const auto& one) { quarantined_.push_back(one); });
   for (const auto& [id, outbound] : before.active_) {
-    if (outbound.record->quarantined()) quarantined_.push_back(outbound.record);
+    const bool known = outbound.moving;  // it clears by itself
+    if (outbound.record->quarantined() && !known) quarantined_.push_back(outbound.record);
   }
   if (UpLink() != nullptr) ClearQuarantines();
 }

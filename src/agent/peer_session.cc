@@ -145,6 +145,7 @@ void Peer::NewSession() {
   credit_ = {};
   credit_used_ = {};
   asked_.clear();
+  waits_closed_ = false;
   stager_.OnSessionEnd();
 }
 

@@ -198,9 +198,11 @@ void Peer::OnStaged(uint64_t op, const absl::Status& status) {
 }
 
 // Nothing of it is on the wire any more; `arrived`: for the target has it all. A GPU, here or
-// there, may still copy for it: OnSettled follows then.
+// there, may still copy for it: then OnSettled follows, or its last completion.
 void Peer::ClearQuarantine(const TransferPtr& record, bool arrived) {
-  if (!stager_.Outstanding(record)) runtime_->ClearQuarantine(record);
+  const auto it = active_.find(record->id);
+  const bool moving = it != active_.end() && it->second.moving;
+  if (!moving && !stager_.Outstanding(record)) runtime_->ClearQuarantine(record);
   if (record->child) stager_.OnChildQuiet(record->id, arrived);
 }
 

@@ -264,7 +264,10 @@ void Stager::Finish(uint64_t child, absl::Status status, bool unsure) {
 }
 
 void Stager::TellEnds() {
-  for (const Ended& ended : std::exchange(ended_, {})) peer_->OnStaged(ended.op, ended.status);
+  // An end may bring others with it.
+  while (!ended_.empty()) {
+    for (const Ended& ended : std::exchange(ended_, {})) peer_->OnStaged(ended.op, ended.status);
+  }
 }
 
 std::vector<uint64_t> Stager::ChildrenOf(const Outbound& outbound) const {

@@ -53,6 +53,7 @@ class GpuCopier final : public Copier {
     absl::Status failed{};  // a part of it was not begun
   };
 
+  absl::Status PinList();
   absl::Status RunEmpty(const CopyKernel& kernel);
   Reach ReachOf(const Piece& piece) const;
   // Both: after an error `begun` says whether something moves all the same. `at`: where in the list
@@ -98,18 +99,26 @@ absl::Status GpuCopier::Open() {
     why_no_kernel_ = ToStd(kernel.status().message());
     return absl::OkStatus();
   }
-  auto list = HostBuffer::Allocate(kRingUnits * sizeof(CopyUnit), HostPages::kSmall);
-  if (!list.ok()) return list.status();
-  auto pinned = Pinned::Pin(&driver_, device_.ordinal, list->data(), list->size());
-  if (!pinned.ok()) return pinned.status();
-  list_ = *std::move(list);
-  pinned_ = *std::move(pinned);
+  if (auto status = PinList(); !status.ok()) {
+    (*kernel)->Unload();
+    return status;
+  }
   if (auto status = RunEmpty(**kernel); !status.ok()) {
     (*kernel)->Unload();
     why_no_kernel_ = ToStd(status.message());
     return absl::OkStatus();
   }
   kernel_ = *std::move(kernel);
+  return absl::OkStatus();
+}
+
+absl::Status GpuCopier::PinList() {
+  auto list = HostBuffer::Allocate(kRingUnits * sizeof(CopyUnit), HostPages::kSmall);
+  if (!list.ok()) return list.status();
+  auto pinned = Pinned::Pin(&driver_, device_.ordinal, list->data(), list->size());
+  if (!pinned.ok()) return pinned.status();
+  list_ = *std::move(list);
+  pinned_ = *std::move(pinned);
   return absl::OkStatus();
 }
 
@@ -270,7 +279,8 @@ std::optional<Copier::End> GpuCopier::Poll() {
   if (broken_.ok()) {
     const ContextScope scope(driver_, device_.ordinal);
     CUresult result = CUDA_SUCCESS;
-    end.status = scope.status();
+    // Also what earlier work of the context came to may be told here.
+    end.status = broken_ = scope.status();
     if (end.status.ok()) {
       result = batch.event != nullptr ? driver_.calls().cuEventQuery(batch.event)
                                       : driver_.calls().cuStreamQuery(batch.stream);
