@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstddef>
 #include <set>
 #include <utility>
 
@@ -29,11 +30,12 @@ absl::Status CheckNotForked() {
       "start workers anew (spawn), or fork before CUDA is used");
 }
 
-// How often this process has loaded a library.
+// How often this process has loaded a library; 0: not known.
 uint64_t LibrariesLoaded() {
   uint64_t loaded = 0;
-  const auto first = [](dl_phdr_info* info, size_t, void* out) {
-    *static_cast<uint64_t*>(out) = info->dlpi_adds;
+  const auto first = [](dl_phdr_info* info, size_t bytes, void* out) {
+    const bool told = bytes >= offsetof(dl_phdr_info, dlpi_adds) + sizeof(info->dlpi_adds);
+    if (told) *static_cast<uint64_t*>(out) = info->dlpi_adds;
     return 1;
   };
   dl_iterate_phdr(first, &loaded);
@@ -83,7 +85,7 @@ const Driver* Driver::IfInUse() {
   if (const Driver* const known = in_use.load(std::memory_order_acquire)) return known;
   static std::atomic<uint64_t> looked_at = 0;
   const uint64_t loaded = LibrariesLoaded();
-  if (looked_at.load(std::memory_order_relaxed) == loaded) return nullptr;
+  if (loaded != 0 && looked_at.load(std::memory_order_relaxed) == loaded) return nullptr;
   void* const library = dlopen(kDriverLibrary, RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) {
     looked_at.store(loaded, std::memory_order_relaxed);

@@ -40,7 +40,8 @@ class EngineProcess:
     def __init__(
         self, name: str, config: Mapping[str, Any], env: Mapping[str, str], logs: Path
     ) -> None:
-        """Starts the process and returns at once: engines that start together share the cores."""
+        """Starts the process and does not wait until it is up: engines that start together share the
+        cores."""
         self.name = name
         self.config = config
         self._env = env

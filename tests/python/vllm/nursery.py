@@ -9,9 +9,12 @@ pipe that is told "pid N" at first and "end STATUS" at last.
 import atexit
 import contextlib
 import json
+import mmap
 import os
+import random
 import select
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -24,8 +27,11 @@ from engine_child import die_with, import_vllm, run
 
 _MESSAGE_LIMIT = 1 << 17
 _IMPORT_LIMIT_S = 120.0
-_AT_EXEC = ("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS")
-"""What a process takes from its environment as it begins, and not again."""
+_AT_IMPORT = (
+    *("PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS"),
+    *("VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH"),
+)
+"""What a process takes from its environment as it begins or imports vLLM, and not again."""
 
 
 class ForkedEngine:
@@ -52,8 +58,10 @@ class ForkedEngine:
     def _next(self, limit_s: float, what: str) -> int:
         if not select.select([self._told], [], [], limit_s)[0]:
             raise subprocess.TimeoutExpired("an engine", limit_s)
-        words = self._told.readline().split()
-        if not words or words[0].decode() != what:
+        words = self._told.readline().decode().split()
+        if not words and what == "end":
+            return -signal.SIGKILL  # the nursery has died, and the engine with it
+        if words[:1] != [what]:
             raise RuntimeError(f"the nursery said {words} and not {what}: has it died?")
         return int(words[1])
 
@@ -76,13 +84,17 @@ class Nursery:
         stdin, commands = os.pipe()
         replies, stdout = os.pipe()
         told, tell = os.pipe()
+        ours = os.fdopen(commands, "wb", 0), os.fdopen(replies, "rb", 0), os.fdopen(told, "rb", 0)
         message = json.dumps({"env": dict(env), "config": config}).encode()
-        socket.send_fds(self._socket, [message], [stdin, stdout, log, tell])
-        for theirs in (stdin, stdout, tell):
-            os.close(theirs)
-        return ForkedEngine(
-            os.fdopen(commands, "wb", 0), os.fdopen(replies, "rb", 0), os.fdopen(told, "rb", 0)
-        )
+        try:
+            socket.send_fds(self._socket, [message], [stdin, stdout, log, tell])
+        finally:
+            for theirs in (stdin, stdout, tell):
+                os.close(theirs)
+        return ForkedEngine(*ours)
+
+    def lives(self) -> bool:
+        return self._process.poll() is None
 
     def close(self) -> None:
         """Its engines end with it."""
@@ -97,11 +109,18 @@ def start_engine_process(
     env: Mapping[str, str], config: Mapping[str, Any], log: int
 ) -> ForkedEngine:
     """An engine of this environment, from a nursery that is started where there is none for it."""
-    key = tuple(env.get(name, "") for name in _AT_EXEC)
-    if key not in _nurseries:
+    key = tuple(env.get(name, "") for name in _AT_IMPORT)
+    if key not in _nurseries or not _nurseries[key].lives():
         _nurseries[key] = nursery = Nursery(env)
         atexit.register(nursery.close)
     return _nurseries[key].start(env, config, log)
+
+
+_shift: mmap.mmap
+"""Never touched. Without it the caches of all engines would be at the same address, and who takes one
+for the other would go unnoticed."""
+_set_by_import: dict[str, str] = {}
+"""What vLLM puts into the environment as it is imported."""
 
 
 def _fork_until_one_is_asked_for(requests: socket.socket) -> dict[str, Any]:
@@ -113,23 +132,19 @@ def _fork_until_one_is_asked_for(requests: socket.socket) -> dict[str, Any]:
     while True:
         for key, _ in selector.select():
             if key.fileobj is not requests:
-                pid = key.data
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with contextlib.suppress(BrokenPipeError):
-                    os.write(tells[pid], f"end {status}\n".encode())
-                os.close(tells.pop(pid))
-                selector.unregister(key.fileobj)
-                os.close(key.fd)
+                selector.unregister(key.fd)
+                _tell_end(key.data, key.fd, tells.pop(key.data))
                 continue
             message, fds, _, _ = socket.recv_fds(requests, _MESSAGE_LIMIT, 4)
             if not message:
                 sys.exit(0)
             pid = os.fork()
             if pid == 0:
+                others = [key.fd for key in selector.get_map().values()] + list(tells.values())
                 selector.close()
-                requests.close()
-                for tell in tells.values():
-                    os.close(tell)
+                for fd in others:
+                    os.close(fd)
+                requests.detach()
                 return _become(nursery, fds, json.loads(message))
             for fd in fds[:3]:
                 os.close(fd)
@@ -137,14 +152,28 @@ def _fork_until_one_is_asked_for(requests: socket.socket) -> dict[str, Any]:
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
 
 
+def _tell_end(pid: int, pidfd: int, tell: int) -> None:
+    """Its number is free for others only when whoever may signal it has been told."""
+    ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    with contextlib.suppress(BrokenPipeError):
+        os.write(tell, f"end {status}\n".encode())
+    os.close(tell)
+    os.waitpid(pid, 0)
+    os.close(pidfd)
+
+
 def _become(nursery: int, fds: list[int], asked: dict[str, Any]) -> dict[str, Any]:
+    global _shift
     die_with(nursery)
+    _shift = mmap.mmap(-1, mmap.PAGESIZE * random.SystemRandom().randrange(1, 1 << 18))
     os.setsid()
     for standard, fd in enumerate(fds[:3]):
         os.dup2(fd, standard)
         os.close(fd)
     os.environ.clear()
-    os.environ.update(asked["env"])
+    os.environ.update(asked["env"] | _set_by_import)
     tempfile.tempdir = None
     os.write(fds[3], f"pid {os.getpid()}\n".encode())
     os.close(fds[3])
@@ -155,7 +184,9 @@ def _become(nursery: int, fds: list[int], asked: dict[str, Any]) -> dict[str, An
 def main() -> None:
     die_with(int(sys.argv[1]))
     begin = time.monotonic()
+    before = dict(os.environ)
     import_vllm()
+    _set_by_import.update({k: v for k, v in os.environ.items() if before.get(k) != v})
     print(f"nursery: vLLM imported in {time.monotonic() - begin:.1f} s", file=sys.stderr)
     run(_fork_until_one_is_asked_for(socket.socket(fileno=int(sys.argv[2]))))
 
