@@ -11,6 +11,7 @@
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/cuda_driver/hooks.h"
+#include "tests/support/machine_delay.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -59,11 +60,12 @@ class AgentCudaIpc : public ::testing::Test {
   void ExpectDeadlineKept(bool read) {
     TransferOptions options = Telling("late");
     options.deadline = milliseconds(300);
+    const MachineDelay machine;
     const Time start = Now();
     ASSERT_OK_AND_ASSIGN(const Transfer late, read ? Blocks().Read(*pair_.a.agent, "b", options)
                                                    : Blocks().Write(*pair_.a.agent, "b", options));
     EXPECT_TRUE(Fails(late.Wait(kAmple), absl::StatusCode::kDeadlineExceeded));
-    EXPECT_LE(Now() - start, milliseconds(330) + Bound(milliseconds(20)));
+    EXPECT_LE(Now() - start, milliseconds(330) + Bound(milliseconds(20)) + machine.so_far());
     EXPECT_EQ(late.delivery(), Delivery::kNotDelivered);
     ExpectStillMoving(late);
     ExpectQuietOnceItGoesOn(late);
@@ -80,10 +82,11 @@ TEST_F(AgentCudaIpc, AReadKeepsItsDeadline) { ExpectDeadlineKept(true); }
 TEST_F(AgentCudaIpc, ACancelEndsByItsGrace) {
   ASSERT_OK_AND_ASSIGN(const Transfer late, Blocks().Write(*pair_.a.agent, "b", Telling("late")));
   EXPECT_TRUE(Fails(late.Wait(milliseconds(50)), absl::StatusCode::kDeadlineExceeded));
+  const MachineDelay machine;
   const Time start = Now();
   late.Cancel();
   EXPECT_TRUE(Fails(late.Wait(kAmple), absl::StatusCode::kCancelled));
-  EXPECT_LE(Now() - start, milliseconds(200) + Bound(milliseconds(50)));
+  EXPECT_LE(Now() - start, milliseconds(200) + Bound(milliseconds(50)) + machine.so_far());
   ExpectStillMoving(late);
   ExpectQuietOnceItGoesOn(late);
 }
