@@ -7,6 +7,7 @@
 #include "src/core/log.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
+#include "src/cuda/closer.h"
 
 namespace kvxfer {
 namespace {
@@ -190,7 +191,7 @@ void Peer::OnTimer(Time now) {
     };
     ForEachActive(due, [&](Outbound& outbound) { AdvanceEnd(outbound, now); });
   }
-  if (waits_closed_) AnswerQuiesce();
+  if (waits_closed_ && !cuda::Closing()) AnswerQuiesce();
   RailTimers(now);
   for (Path& path : paths_) {
     if (path.link) Heartbeat(*path.link, now);

@@ -160,7 +160,6 @@ struct Outbound {
   bool ending = false;
   bool published = false;
   bool abort_due = false;  // an ABORT is on its way and not acknowledged
-  bool moving = false;     // published while a GPU was still copying: its regions are in use
   bool orphan = false;     // its session ended before the target's word, and may land yet
   bool untold = false;     // its session ended before the target's word
   TransferState end_state = TransferState::kActive;
@@ -169,6 +168,8 @@ struct Outbound {
   // Publish then though ops are in flight, which is what a GPU that stands still leaves. All others
   // end by themselves, and are waited for.
   Time copies_until = Time::max();
+  // It was, and its regions are in use until the last op is over.
+  bool moving() const { return published && ops > 0; }
 };
 
 class Peer {

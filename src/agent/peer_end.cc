@@ -30,6 +30,10 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
     return;
   }
   if (outbound.ops > 0) return;
+  if (outbound.published) {
+    runtime_->memory.Unuse(*outbound.record->local, outbound.record->blocks.local_regions());
+    ClearQuarantine(outbound.record, outbound.arrived);
+  }
   if (outbound.ending) {
     AdvanceEnd(outbound, Now());
   } else {
@@ -156,16 +160,10 @@ void Peer::AdvanceEnd(Outbound& outbound, Time now) {
     const bool unheard = (outbound.abort_due || outbound.orphan) && outbound.book.counted() &&
                          outbound.first_post != Time{};
     if (unheard && outbound.orphan) quarantined_.push_back(outbound.record);
-    outbound.moving = outbound.ops > 0;
-    const bool quarantined = unheard || outbound.moving || stager_.Outstanding(outbound.record);
+    const bool quarantined = unheard || outbound.ops > 0 || stager_.Outstanding(outbound.record);
     Publish(outbound, outbound.end_state, outbound.end_status, delivery, quarantined);
   }
-  if (outbound.ops > 0) return;
-  if (std::exchange(outbound.moving, false)) {
-    runtime_->memory.Unuse(*outbound.record->local, outbound.record->blocks.local_regions());
-    ClearQuarantine(outbound.record, outbound.arrived);
-  }
-  if (!outbound.abort_due) Erase(outbound);
+  if (outbound.ops == 0 && !outbound.abort_due) Erase(outbound);
 }
 
 void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status, Delivery delivery,
@@ -188,7 +186,7 @@ void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status,
   outbound.walk = SliceWalk();
   record->blocks.ReleaseIds(runtime_->ids);
   deadlines_.erase({record->deadline, record->id});
-  if (record->local != nullptr && !outbound.moving) {
+  if (record->local != nullptr && !outbound.moving()) {
     runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
   }
   view_->queued->fetch_sub(1, std::memory_order_relaxed);
@@ -254,8 +252,10 @@ void Peer::Inherit(const Peer& before) {
   quarantined_.insert(quarantined_.end(), before.quarantined_.begin(), before.quarantined_.end());
   before.stager_.ForEachOutstanding([this](const auto& one) { quarantined_.push_back(one); });
   for (const auto& [id, outbound] : before.active_) {
-    const bool known = outbound.moving;  // it clears by itself
-    if (outbound.record->quarantined() && !known) quarantined_.push_back(outbound.record);
+    // One that is moving clears by itself.
+    if (outbound.record->quarantined() && !outbound.moving()) {
+      quarantined_.push_back(outbound.record);
+    }
   }
   if (UpLink() != nullptr) ClearQuarantines();
 }

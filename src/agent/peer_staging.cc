@@ -201,7 +201,7 @@ void Peer::OnStaged(uint64_t op, const absl::Status& status) {
 // there, may still copy for it: then OnSettled follows, or its last completion.
 void Peer::ClearQuarantine(const TransferPtr& record, bool arrived) {
   const auto it = active_.find(record->id);
-  const bool moving = it != active_.end() && it->second.moving;
+  const bool moving = it != active_.end() && it->second.moving();
   if (!moving && !stager_.Outstanding(record)) runtime_->ClearQuarantine(record);
   if (record->child) stager_.OnChildQuiet(record->id, arrived);
 }

@@ -21,17 +21,13 @@ namespace {
 using cuda_driver::FindHooks;
 using std::chrono::milliseconds;
 
-Flavour CudaIpc() {
-  return {.name = "CudaIpc", .backend = "cuda_ipc", .memory = MemoryType::kCuda, .faults = {}};
-}
-
 class AgentCudaIpc : public ::testing::Test {
  protected:
   void SetUp() override {
-    AgentOptions a = OptionsFor(CudaIpc(), "a");
+    AgentOptions a = OptionsFor(CudaIpcFlavour(), "a");
     a.cancel_grace = milliseconds(200);
-    ASSERT_OK_AND_ASSIGN(
-        pair_, Pair::Create(CudaIpc(), a, OptionsFor(CudaIpc(), "b"), kShape.memory_bytes()));
+    ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(CudaIpcFlavour(), a, OptionsFor(CudaIpcFlavour(), "b"),
+                                             kShape.memory_bytes()));
     ASSERT_OK_AND_ASSIGN(const Transfer first, Blocks().Write(*pair_.a.agent, "b", Unhurried()));
     ASSERT_OK(first.Wait(kAmple));
     ASSERT_NE(FindHooks(), nullptr);
@@ -91,7 +87,7 @@ TEST_F(AgentCudaIpc, ACancelEndsByItsGrace) {
   ExpectQuietOnceItGoesOn(late);
 }
 
-TEST_F(AgentCudaIpc, APeerThatIsRemovedOrGoneIsNotWaitedFor) {
+TEST_F(AgentCudaIpc, APeerThatIsRemovedIsNotWaitedFor) {
   ASSERT_OK_AND_ASSIGN(const Transfer removed,
                        Blocks().Write(*pair_.a.agent, "b", Telling("late")));
   ASSERT_OK(pair_.a.agent->RemovePeer("b"));

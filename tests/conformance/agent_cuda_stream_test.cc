@@ -450,9 +450,7 @@ TEST_P(AgentCudaStreamEnd, PeerKilled) {
 // stream waits for what the agent does afterwards.
 class AgentCudaStreamIpc : public AgentCudaStreamEnd {
  protected:
-  Flavour flavour() const override {
-    return {.name = "CudaIpc", .backend = "cuda_ipc", .memory = MemoryType::kCuda, .faults = {}};
-  }
+  Flavour flavour() const override { return CudaIpcFlavour(); }
   // To a peer whose memory is open here.
   void SetUp() override {
     AgentCudaStreamEnd::SetUp();

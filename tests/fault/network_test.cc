@@ -130,9 +130,8 @@ TEST(NetworkTcp, TargetComesLateBesideAnotherPath) {
   TcpProxy proxy;
   AgentOptions a = OptionsFor(TcpFlavour(), "a");
   a.backends = {"tcp", "shm"};
-  a.connect_timeout = milliseconds(kEmulated    ? 1000
-                                   : kSanitized ? 600
-                                                : 300);  // tried again after 30 of these
+  // It is tried again after 30 of these.
+  a.connect_timeout = milliseconds(kEmulated ? 1000 : kSanitized ? 600 : 300);
   AgentOptions b = a;
   b.name = "b";
   b.advertise = proxy.address();

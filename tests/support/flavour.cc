@@ -49,7 +49,7 @@ std::vector<Flavour> PlainFlavours() {
       {.name = "Tcp", .backend = "tcp", .memory = MemoryType::kAttached, .faults = {}},
       {.name = "ShmMapped", .backend = "shm", .memory = MemoryType::kMapped, .faults = {}},
       {.name = "ShmAttached", .backend = "shm", .memory = MemoryType::kAttached, .faults = {}},
-      {.name = "CudaIpc", .backend = "cuda_ipc", .memory = MemoryType::kCuda, .faults = {}},
+      CudaIpcFlavour(),
       {.name = RealVerbs() ? "Verbs" : "VerbsTestDevice",
        .backend = "verbs",
        .memory = MemoryType::kAttached,
@@ -61,6 +61,10 @@ std::vector<Flavour> PlainFlavours() {
   all.push_back(UcxFlavour("UcxTcp", "tcp,self"));
   all.push_back(UcxFlavour("UcxPosix", "posix,self"));
   return all;
+}
+
+Flavour CudaIpcFlavour() {
+  return {.name = "CudaIpc", .backend = "cuda_ipc", .memory = MemoryType::kCuda, .faults = {}};
 }
 
 Flavour VerbsCudaFlavour() {

@@ -47,6 +47,8 @@ inline std::ostream& operator<<(std::ostream& out, const Flavour& f) { return ou
 // over posix; libfabric where the environment says over what.
 std::vector<Flavour> PlainFlavours();
 bool HasUcx();
+// GPU memory that the GPUs of this host copy.
+Flavour CudaIpcFlavour();
 // GPU memory that devices in memory reach by themselves.
 Flavour VerbsCudaFlavour();
 // Over the provider of KVXFER_FABRIC_PROVIDER, with the domains of KVXFER_FABRIC_DOMAINS (with

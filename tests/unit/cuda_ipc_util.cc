@@ -167,10 +167,6 @@ absl::StatusOr<GpuRegion> RegisterGpu(Backend& backend, const MemorySpan& span, 
   return out;
 }
 
-Flavour CudaIpcFlavour() {
-  return {.name = "CudaIpc", .backend = "cuda_ipc", .memory = MemoryType::kCuda, .faults = {}};
-}
-
 namespace {
 
 uint64_t Number(const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); }

@@ -90,8 +90,6 @@ inline Piece RunOf(const GpuRegion& local, const RemoteRegion& remote, const Rem
           .key = key};
 }
 
-Flavour CudaIpcFlavour();
-
 // The target of a connection, in a process of its own that turns all the time. Memory is named by a
 // word: "plain", "virtual", "fabric" (virtual, with that kind of handle only), "other" (plain, of
 // GPU 1).

@@ -2,8 +2,8 @@
 that the engine is up; then one line for each line in. The end of the input ends the engine, as a
 server that is told to stop.
 
-It is started by nursery.py and spoken to by engine_process.py. Its standard output is the protocol's alone: what
-vLLM prints goes to standard error, which is the engine's log.
+It is started by nursery.py and spoken to by engine_process.py. Its standard output is the protocol's
+alone: what vLLM prints goes to standard error, which is the engine's log.
 """
 
 import ctypes
@@ -226,26 +226,23 @@ def _serve(engine: _Engine, replies: Any) -> None:
             replies.write(json.dumps(_answer(engine, command)) + "\n")
 
 
-def import_vllm() -> None:
-    from vllm import LLM, ModelRegistry  # noqa: F401
+def import_vllm() -> Any:
+    """vllm.LLM."""
+    from vllm import LLM, ModelRegistry
     from vllm.model_executor.models.llama import LlamaForCausalLM
 
     # Else vLLM starts a process that imports it all again, to look at the model.
     ModelRegistry.register_model("LlamaForCausalLM", LlamaForCausalLM)
+    return LLM
 
 
 def run(config: dict[str, Any]) -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     start = time.monotonic()
-    import_vllm()
-    from vllm import LLM
-
-    imported = time.monotonic()
-    engine = _Engine(LLM(**config))
+    engine = _Engine(import_vllm()(**config))
     up = {
-        "import_s": imported - start,
-        "start_s": time.monotonic() - imported,
+        "start_s": time.monotonic() - start,
         "nixl": getattr(sys.modules.get("nixl._api"), "__file__", None),
         "kv_groups": _kv_groups(engine.core),
         "free_blocks": engine.free_blocks(),
