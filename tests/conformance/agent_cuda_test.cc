@@ -147,11 +147,6 @@ TEST_P(AgentCuda, ManyTransfersShareFewSlots) {
 Flavour Tcp() { return TcpFlavour(); }
 constexpr Kinds kBothCuda{MemoryType::kCuda, MemoryType::kCuda};
 
-// That GPUs have been asked for.
-uint64_t Copies(const cuda_driver::Hooks& hooks) {
-  return hooks.kvxfer_standin_calls("cuLaunchKernel") + hooks.kvxfer_standin_calls("cuMemcpyAsync");
-}
-
 TEST(AgentCudaStaging, IsExplainedForEachPairOfKinds) {
   ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), kBothCuda, 1 << 20));
   ASSERT_OK_AND_ASSIGN(const Explanation explained, pair.a.agent->Explain("b"));
@@ -256,7 +251,7 @@ TEST(AgentCudaStaging, ADeadlineIsKeptThoughTheGpuStandsStill) {
   ASSERT_OK(first.Wait(kAmple));
   hooks->kvxfer_standin_pause(1);
   TransferOptions options = Telling("late");
-  options.deadline = std::chrono::milliseconds(200);
+  options.deadline = Bound(std::chrono::milliseconds(200));
   ASSERT_OK_AND_ASSIGN(const Transfer late, blocks.Write(*pair.a.agent, "b", options));
   EXPECT_TRUE(absl::IsDeadlineExceeded(late.Wait(kAmple)));
   EXPECT_EQ(late.Poll(), TransferState::kDeadlineExceeded);
@@ -298,7 +293,7 @@ TEST(AgentCudaStaging, AQuiesceWaitsForACopyUnderWay) {
   ASSERT_OK(first.Wait(kAmple));
   hooks->kvxfer_standin_pause(1);
   TransferOptions brief = Unhurried();
-  brief.deadline = std::chrono::milliseconds(100);
+  brief.deadline = Bound(std::chrono::milliseconds(100));
   ASSERT_OK_AND_ASSIGN(const Transfer late, blocks.Write(*pair.a.agent, "b", brief));
   EXPECT_TRUE(absl::IsDeadlineExceeded(late.Wait(kAmple)));
   EXPECT_TRUE(late.quarantined());

@@ -119,6 +119,11 @@ inline const Hooks* FindHooks() {
   return &hooks;
 }
 
+// How many copies, or kernels that copy, streams have been given.
+inline uint64_t Copies(const Hooks& hooks) {
+  return hooks.kvxfer_standin_calls("cuLaunchKernel") + hooks.kvxfer_standin_calls("cuMemcpyAsync");
+}
+
 }  // namespace kvxfer::testing::cuda_driver
 
 #endif  // KVXFER_TESTS_SUPPORT_CUDA_DRIVER_HOOKS_H_
