@@ -14,58 +14,41 @@ namespace {
 
 constexpr size_t kAckOffset = 16;
 
+// Every frame, with its name in errors.
+#define KVXFER_FRAMES(X)              \
+  X(HelloFrame, "hello")              \
+  X(HelloAckFrame, "hello-ack")       \
+  X(RefuseFrame, "refuse")            \
+  X(OpenFrame, "open")                \
+  X(AmendFrame, "amend")              \
+  X(AbortFrame, "abort")              \
+  X(DiscardFrame, "discard")          \
+  X(SlotRequestFrame, "slot-request") \
+  X(SlotGrantFrame, "slot-grant")     \
+  X(ReleasedFrame, "released")        \
+  X(CreditFrame, "credit")            \
+  X(QuiesceFrame, "quiesce")          \
+  X(QuietFrame, "quiet")              \
+  X(PingFrame, "ping")                \
+  X(RailFrame, "rail")                \
+  X(KvPartFrame, "kv-part")           \
+  X(FetchBeginFrame, "fetch-begin")   \
+  X(FetchEndFrame, "fetch-end")       \
+  X(VerdictFrame, "verdict")          \
+  X(StageAskFrame, "stage-ask")       \
+  X(StageLendFrame, "stage-lend")     \
+  X(StageRecallFrame, "stage-recall") \
+  X(StageBackFrame, "stage-back")     \
+  X(StageFrame, "stage")              \
+  X(StagedFrame, "staged")
+
 template <typename Frame>
 constexpr const char* kFrameName = "";
-template <>
-constexpr const char* kFrameName<HelloFrame> = "hello";
-template <>
-constexpr const char* kFrameName<HelloAckFrame> = "hello-ack";
-template <>
-constexpr const char* kFrameName<RefuseFrame> = "refuse";
-template <>
-constexpr const char* kFrameName<OpenFrame> = "open";
-template <>
-constexpr const char* kFrameName<AmendFrame> = "amend";
-template <>
-constexpr const char* kFrameName<AbortFrame> = "abort";
-template <>
-constexpr const char* kFrameName<DiscardFrame> = "discard";
-template <>
-constexpr const char* kFrameName<SlotRequestFrame> = "slot-request";
-template <>
-constexpr const char* kFrameName<SlotGrantFrame> = "slot-grant";
-template <>
-constexpr const char* kFrameName<ReleasedFrame> = "released";
-template <>
-constexpr const char* kFrameName<CreditFrame> = "credit";
-template <>
-constexpr const char* kFrameName<QuiesceFrame> = "quiesce";
-template <>
-constexpr const char* kFrameName<QuietFrame> = "quiet";
-template <>
-constexpr const char* kFrameName<PingFrame> = "ping";
-template <>
-constexpr const char* kFrameName<RailFrame> = "rail";
-template <>
-constexpr const char* kFrameName<KvPartFrame> = "kv-part";
-template <>
-constexpr const char* kFrameName<FetchBeginFrame> = "fetch-begin";
-template <>
-constexpr const char* kFrameName<FetchEndFrame> = "fetch-end";
-template <>
-constexpr const char* kFrameName<VerdictFrame> = "verdict";
-template <>
-constexpr const char* kFrameName<StageAskFrame> = "stage-ask";
-template <>
-constexpr const char* kFrameName<StageLendFrame> = "stage-lend";
-template <>
-constexpr const char* kFrameName<StageRecallFrame> = "stage-recall";
-template <>
-constexpr const char* kFrameName<StageBackFrame> = "stage-back";
-template <>
-constexpr const char* kFrameName<StageFrame> = "stage";
-template <>
-constexpr const char* kFrameName<StagedFrame> = "staged";
+#define KVXFER_FRAME_NAME(Frame, name) \
+  template <>                          \
+  constexpr const char* kFrameName<Frame> = name;
+KVXFER_FRAMES(KVXFER_FRAME_NAME)
+#undef KVXFER_FRAME_NAME
 
 // Bytes of one list item on the wire; every item has a fixed size, so that a count can be held
 // against the bytes that are left before anything is allocated.
@@ -459,13 +442,6 @@ void WriteEnvelope(std::string& message, FrameType type, uint64_t sequence, uint
   StoreLittle(message.data() + kAckOffset, ack);
 }
 
-template <typename Frame>
-std::string EncodeBody(const Frame& frame) {
-  Writer writer;
-  Fields(writer, frame);
-  return writer.Take();
-}
-
 }  // namespace
 
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body) {
@@ -551,6 +527,13 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
                   .body = message.subspan(kEnvelopeBytes)};
 }
 
+template <PlainFrame Frame>
+std::string Encode(const Frame& frame) {
+  Writer writer;
+  Fields(writer, frame);
+  return writer.Take();
+}
+
 template <typename Frame>
 absl::StatusOr<Frame> Decode(std::span<const std::byte> body) {
   Reader reader(body, kFrameName<Frame>);
@@ -560,82 +543,14 @@ absl::StatusOr<Frame> Decode(std::span<const std::byte> body) {
   return frame;
 }
 
-std::string Encode(const HelloFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const HelloAckFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const RefuseFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const OpenFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const AmendFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const AbortFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const DiscardFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const SlotRequestFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const SlotGrantFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const ReleasedFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const CreditFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const QuiesceFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const QuietFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const PingFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const RailFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const KvPartFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const FetchBeginFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const FetchEndFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const VerdictFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const StageAskFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const StageLendFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const StageRecallFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const StageBackFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const StageFrame& frame) { return EncodeBody(frame); }
-std::string Encode(const StagedFrame& frame) { return EncodeBody(frame); }
-
-template absl::StatusOr<HelloFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<HelloAckFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<RefuseFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<OpenFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<AmendFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<AbortFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<DiscardFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<SlotRequestFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<SlotGrantFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<ReleasedFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<CreditFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<QuiesceFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<QuietFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<PingFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<RailFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<KvPartFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<FetchBeginFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<FetchEndFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<VerdictFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<StageAskFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<StageLendFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<StageRecallFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<StageBackFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<StageFrame> Decode(std::span<const std::byte> body);
-template absl::StatusOr<StagedFrame> Decode(std::span<const std::byte> body);
-
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const HelloFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const HelloAckFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const RefuseFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const OpenFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const AmendFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const AbortFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const DiscardFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const SlotRequestFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const SlotGrantFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const ReleasedFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const CreditFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const QuiesceFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const QuietFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const PingFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const RailFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const FetchBeginFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const FetchEndFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const VerdictFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StageAskFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StageLendFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StageRecallFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StageBackFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StageFrame&);
-template std::string EncodeMessage(FrameType, uint64_t, uint64_t, const StagedFrame&);
+#define KVXFER_FRAME_CODEC(Frame, name)                                               \
+  template std::string Encode(const Frame& frame);                                    \
+  template absl::StatusOr<Frame> Decode(std::span<const std::byte> body);             \
+  template std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, \
+                                     const Frame& frame);
+KVXFER_FRAMES(KVXFER_FRAME_CODEC)
+#undef KVXFER_FRAME_CODEC
+#undef KVXFER_FRAMES
 
 absl::StatusOr<uint16_t> CommonVersion(uint16_t min_a, uint16_t max_a, uint16_t min_b,
                                        uint16_t max_b) {

@@ -379,33 +379,10 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message);
 // Refuses those without a number.
 absl::StatusOr<Envelope> DecodeNumbered(std::span<const std::byte> message);
 
-std::string Encode(const HelloFrame& frame);
-std::string Encode(const HelloAckFrame& frame);
-std::string Encode(const RefuseFrame& frame);
-std::string Encode(const OpenFrame& frame);
-std::string Encode(const AmendFrame& frame);
-std::string Encode(const AbortFrame& frame);
-std::string Encode(const DiscardFrame& frame);
-std::string Encode(const SlotRequestFrame& frame);
-std::string Encode(const SlotGrantFrame& frame);
-std::string Encode(const ReleasedFrame& frame);
-std::string Encode(const CreditFrame& frame);
-std::string Encode(const QuiesceFrame& frame);
-std::string Encode(const QuietFrame& frame);
-std::string Encode(const PingFrame& frame);
-std::string Encode(const RailFrame& frame);
-std::string Encode(const KvPartFrame& frame);
-std::string Encode(const FetchBeginFrame& frame);
-std::string Encode(const FetchEndFrame& frame);
-std::string Encode(const VerdictFrame& frame);
-std::string Encode(const StageAskFrame& frame);
-std::string Encode(const StageLendFrame& frame);
-std::string Encode(const StageRecallFrame& frame);
-std::string Encode(const StageBackFrame& frame);
-std::string Encode(const StageFrame& frame);
-std::string Encode(const StagedFrame& frame);
-
-// Decodes a body; bytes left over are an error. Specialised for every frame above.
+// The body of a message. As Decode below, there for every frame above.
+template <PlainFrame Frame>
+std::string Encode(const Frame& frame);
+// Decodes a body; bytes left over are an error.
 template <typename Frame>
 absl::StatusOr<Frame> Decode(std::span<const std::byte> body);
 
