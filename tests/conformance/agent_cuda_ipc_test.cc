@@ -84,6 +84,7 @@ TEST_F(AgentCudaIpc, AReadKeepsItsDeadline) { ExpectDeadlineKept(true); }
 
 TEST_F(AgentCudaIpc, ACancelEndsByItsGrace) {
   ASSERT_OK_AND_ASSIGN(const Transfer late, Begin(Telling("late")));
+  EXPECT_TRUE(Fails(late.Wait(milliseconds(50)), absl::StatusCode::kDeadlineExceeded));
   const MachineDelay machine;
   const Time start = Now();
   late.Cancel();
