@@ -253,7 +253,8 @@ Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
     if (outbound.prepared == 0 && !Prepare(outbound)) return Turn::kPosted;
     const bool posted = outbound.staged ? PostStaged(outbound) : PostPrepared(outbound);
     if (!posted) return Turn::kBlocked;
-    if (outbound.first_post == Time{}) outbound.first_post = now;
+    // Another thread may have posted it after this round began.
+    if (outbound.first_post == Time{}) outbound.first_post = std::max(now, outbound.record->posted);
     if (!outbound.book.posted()) return Turn::kPosted;
   }
   return CloseLanes(outbound) ? Turn::kFinished : Turn::kBlocked;

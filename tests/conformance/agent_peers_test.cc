@@ -137,6 +137,12 @@ TEST_P(AgentPeers, ConnectRaces) {
   }
 }
 
+// What one thread posts while another drives was not handed on before it was posted.
+bool TimesAddUp(const TransferStats& stats) {
+  return stats.queued >= Duration::zero() && stats.wire >= Duration::zero() &&
+         stats.queued + stats.wire == stats.total;
+}
+
 // Eight threads submit in both directions and wait; a thread at each side is told.
 TEST_P(AgentPeers, ConcurrentSubmittersBothWays) {
   constexpr size_t kThreads = 8;
@@ -158,7 +164,7 @@ TEST_P(AgentPeers, ConcurrentSubmittersBothWays) {
       const absl::StatusOr<Transfer> transfer = blocks.Write(
           *from.agent, to.name(), Telling(std::to_string(t) + " " + std::to_string(i)));
       if (!transfer.ok() || !transfer->Wait(kAmple).ok() ||
-          !Landed(shape, Side::kRemote, seed, target)) {
+          !Landed(shape, Side::kRemote, seed, target) || !TimesAddUp(transfer->stats())) {
         ++failures;
       }
     }
