@@ -267,11 +267,12 @@ void Engine::CancelMembers(const internal::TransferRecord& whole, const absl::St
 
 // Not where a member fails: that is in the middle of its peer's work. False: there are none.
 bool Engine::CancelBrokenGroups() {
+  if (runtime_.broken_groups.empty()) return false;
   const std::vector<TransferPtr> broken = std::exchange(runtime_.broken_groups, {});
   for (const TransferPtr& whole : broken) {
     CancelMembers(*whole, absl::CancelledError("another rank's part of it failed"));
   }
-  return !broken.empty();
+  return true;
 }
 
 }  // namespace kvxfer

@@ -159,7 +159,7 @@ void Peer::Pump(Time now) {
     KeepAlive(now);
     do {
       Admit(now);
-      stager_.Begin();
+      if (stager_.begins()) stager_.Begin();
       SendData(now);
     } while (std::exchange(stream_moved_, false) || (stager_.begins() && !waits_key_));
   }
