@@ -159,7 +159,7 @@ void Peer::Pump(Time now) {
     KeepAlive(now);
     do {
       Admit(now);
-      if (stager_.begins()) stager_.Begin();
+      stager_.Begin();
       SendData(now);
     } while (std::exchange(stream_moved_, false) || (stager_.begins() && !waits_key_));
   }
