@@ -2,9 +2,11 @@
 
     python3 benchmarks/compare [--quick]
 
-Builds what it runs (the preset release), installs the peers into build/compare/venv, and leaves a
-JSON file, Markdown tables and plots in benchmarks/results. docs/performance.md says how to read
-them. Exit status: 0 done, 1 something failed and no result was left, 2 bad arguments.
+Installs the Debian packages that it misses (scripts/setup), builds what it runs (the preset release),
+installs the peers into build/compare/venv, and leaves a JSON file, Markdown tables and plots in
+benchmarks/results. docs/performance.md says how to read them. A group of which a contestant fails is
+named in them with the reason, and the others are measured. Exit status: 0 done, 1 something failed
+and no result was left, 2 bad arguments, 3 a result was left, without the groups that failed.
 """
 
 import argparse
@@ -86,6 +88,9 @@ def _places(options):
     logs = os.path.join(work, "logs")
     os.makedirs(logs, exist_ok=True)
     os.makedirs(options.out, exist_ok=True)
+    if not options.bin:
+        # The peers' virtual environment is made with what --python installs.
+        environment.install_packages(ROOT, [] if options.no_peers else ["--python"], say)
     programs = options.bin or environment.build_drivers(ROOT, os.path.join(logs, "build.log"))
     return environment.Places(here=HERE, programs=os.path.abspath(programs),
                               venv=os.path.join(work, "venv"), logs=logs)
@@ -119,7 +124,10 @@ def _measure(options, places):
     plan = Plan(block_sizes=tuple(options.block_sizes), total=options.total, turns=options.turns,
                 turn_s=0.15 if options.quick else 0.4)
     load = machine.load_average()
-    rows = Session(plan, places, say).run(groups)
+    rows, failed = Session(plan, places, say).run(groups)
+    if not rows:
+        raise ContestantError(failed[-1]["reason"] if failed else
+                              "no group is left: each misses kvxfer's own contestant")
     return {
         "schema": report.SCHEMA, "complete": True,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -128,7 +136,7 @@ def _measure(options, places):
                      "turns": options.turns, "quick": options.quick,
                      "load_before": load},
         "titles": {group.name: group.title for group in groups},
-        "missing": absent, "results": rows, "ratios": figures.ratios(rows),
+        "missing": absent, "failed": failed, "results": rows, "ratios": figures.ratios(rows),
     }
 
 
@@ -161,7 +169,9 @@ def main(arguments=None):
         say("interrupted; no result was written")
         return 1
     print(text)
-    return 0
+    for one in result["failed"]:
+        say(f"{one['group']} is not in the result: {one['reason']}")
+    return 3 if result["failed"] else 0
 
 
 if __name__ == "__main__":

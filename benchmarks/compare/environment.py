@@ -38,12 +38,21 @@ class Places:
         environment = dict(os.environ)
         environment.update(contestant.environment)
         if contestant.package == "libucx-cu12":
-            library = glob.glob(os.path.join(self.venv, "lib", "python3*", "site-packages",
-                                             "libucx", "lib"))[0]
+            found = glob.glob(os.path.join(self.venv, "lib", "python3*", "site-packages",
+                                           "libucx", "lib"))
+            if not found:
+                raise SetupError(f"libucx-cu12 has no libraries in {self.venv}; remove that folder, "
+                                 "and it is made anew")
+            library = found[0]
             environment["LD_LIBRARY_PATH"] = library
             environment["UCX_MODULE_DIR"] = os.path.join(library, "ucx")
         return environment
 
+    @property
+    def ucx_plugin(self):
+        """Where the driver of kvxfer looks for the backend ucx."""
+        return os.path.join(os.path.dirname(self.programs), "lib", "kvxfer",
+                            "libkvxfer_backend_ucx.so")
 
 
 def _last_line(text, default):
@@ -113,6 +122,19 @@ def set_up_peers(venv, say):
     return missing
 
 
+def install_packages(root, flags, say):
+    """What the drivers are built with, where it is not there yet. The script says what it installs."""
+    command = [os.path.join(root, "scripts", "setup"), *flags]
+    if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
+        # Another distribution may have all of it under other names: the build says what is missing.
+        say("scripts/setup failed; goes on with what is installed")
+
+
+def _tail(path, lines=30):
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return "".join(file.readlines()[-lines:]).rstrip()
+
+
 def build_drivers(root, log_path):
     """Builds the drivers as they are measured; returns their folder."""
     commands = (["cmake", "--preset", "release"],
@@ -126,8 +148,20 @@ def build_drivers(root, log_path):
                 raise SetupError(f"{command[0]}: {error.strerror}; scripts/setup installs what the "
                                  "build needs") from error
             if done.returncode != 0:
-                raise SetupError(f"'{' '.join(command)}' failed; its log: {log_path}")
+                raise SetupError(f"{_tail(log_path)}\n'{' '.join(command)}' failed; its log: "
+                                 f"{log_path}")
     return os.path.join(root, "build", "release", "bin")
+
+
+def _no_ucx(contestant, places):
+    """Empty where it does without UCX, or UCX was there when the drivers were built."""
+    needed = {"ucx": os.path.join(places.programs, "compare_ucx")}.get(contestant.program)
+    if contestant.mode == "ucx":
+        needed = places.ucx_plugin
+    if needed is None or os.path.exists(needed):
+        return ""
+    return (f"there is no {needed}: it is built where UCX's headers are, 1.12 or newer (on Debian: "
+            "apt install libucx-dev)")
 
 
 def drop_missing(groups, places, missing):
@@ -138,9 +172,7 @@ def drop_missing(groups, places, missing):
             reason = missing.get(one.package, "") if one.package else ""
             if one.in_python:
                 reason = reason or missing.get("", "")
-            if "ucx" in (one.program, one.mode) and not os.path.exists(
-                    os.path.join(places.programs, "compare_ucx")):
-                reason = "its driver needs UCX's headers (on Debian: apt install libucx-dev)"
+            reason = _no_ucx(one, places) or reason
             if reason:
                 absent[one.name] = reason
     kept = tuple(dataclasses.replace(group, contestants=tuple(

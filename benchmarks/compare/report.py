@@ -13,7 +13,8 @@ _ROW = {
 }
 _RESULT = {
     "schema": int, "complete": bool, "date": str, "machine": dict, "versions": dict,
-    "workload": dict, "titles": dict, "missing": list, "results": list, "ratios": list,
+    "workload": dict, "titles": dict, "missing": list, "failed": list, "results": list,
+    "ratios": list,
 }
 
 
@@ -116,6 +117,9 @@ def markdown(result, plots):
         f"{name} {version}" for name, version in result["versions"].items()) + ".\n")
     for one in result["missing"]:
         text.append(f"Missing: {one['name']}: {one['reason']}.\n")
+    for one in result["failed"]:
+        text.append(f"**Failed, and not measured: {one['title']}** (`{one['group']}`): "
+                    f"{one['reason']}.\n")
     text.append("How to read and repeat this: [docs/performance.md](../../docs/performance.md).\n")
     text += [f"![{name}]({name})\n" for name in plots]
     for group, title in result["titles"].items():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import figures
+from environment import SetupError
 from pair import ROLES, ContestantError, Pair
 
 PING_BYTES = 4096
@@ -86,9 +87,18 @@ class Session:
         self._plan, self._places, self._say = plan, places, say
 
     def run(self, groups):
-        """Rows of the result; ContestantError as soon as anything fails."""
+        """Rows of the result, and [{group, title, reason}] of the groups that have none because a
+        contestant failed: the others are measured all the same."""
+        rows, failed = [], []
         with shared_caches(self._plan.total) as self._caches:
-            return [row for group in groups for row in self._group(group)]
+            for group in groups:
+                try:
+                    rows += self._group(group)
+                except (ContestantError, SetupError) as error:
+                    self._say(f"{group.name} failed: {error}")
+                    failed.append({"group": group.name, "title": group.title,
+                                   "reason": str(error)})
+        return rows, failed
 
     def _group(self, group):
         plan = self._plan

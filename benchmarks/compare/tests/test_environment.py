@@ -1,5 +1,6 @@
 """Peers that cannot run are named with the reason and take no part."""
 
+import os
 import tempfile
 import unittest
 
@@ -11,13 +12,15 @@ class MissingPeersTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.places = environment.Places(here=folder.name, programs=folder.name,
+        self.places = environment.Places(here=folder.name, programs=f"{folder.name}/bin",
                                          venv=folder.name, logs=folder.name)
 
     def drop(self, missing, with_ucx=True):
         if with_ucx:
-            with open(f"{self.places.programs}/compare_ucx", "w", encoding="ascii"):
-                pass
+            for path in (f"{self.places.programs}/compare_ucx", self.places.ucx_plugin):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "w", encoding="ascii"):
+                    pass
         groups, absent = environment.drop_missing(contestants.GROUPS, self.places, missing)
         left = {one.name for group in groups for one in group.contestants}
         return left, {one["name"]: one["reason"] for one in absent}
@@ -41,6 +44,20 @@ class MissingPeersTest(unittest.TestCase):
     def test_without_headers_ucx_is_missing(self):
         _, absent = self.drop({}, with_ucx=False)
         self.assertIn("libucx-dev", absent["UCX put 1.13 tcp"])
+        self.assertIn("libkvxfer_backend_ucx.so", absent["kvxfer ucx tcp"])
+        self.assertNotIn("kvxfer tcp", absent)
+
+    def test_packages_that_cannot_be_installed_end_nothing(self):
+        said = []
+        os.mkdir(f"{self.places.here}/scripts")
+        setup = f"{self.places.here}/scripts/setup"
+        with open(setup, "w", encoding="ascii") as file:
+            file.write("#!/bin/sh\n[ \"$*\" = --python ]\n")
+        os.chmod(setup, 0o755)
+        environment.install_packages(self.places.here, ["--python"], said.append)
+        self.assertEqual(said, [])
+        environment.install_packages(self.places.here, [], said.append)
+        self.assertEqual(said, ["scripts/setup failed; goes on with what is installed"])
 
     def test_no_virtual_environment_is_a_reason_not_a_failure(self):
         file = f"{self.places.venv}/file"

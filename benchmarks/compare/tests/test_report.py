@@ -28,7 +28,9 @@ def result():
                                                         "turns": 3,
                                                         "load_before": 0.1},
             "titles": {"tcp": "TCP over loopback"},
-            "missing": [{"name": "NIXL tcp", "reason": "no network"}], "results": rows,
+            "missing": [{"name": "NIXL tcp", "reason": "no network"}],
+            "failed": [{"group": "shm-mapped", "title": "Shared memory", "reason": "it ended"}],
+            "results": rows,
             "ratios": figures.ratios(rows)}
 
 
@@ -37,7 +39,7 @@ class SchemaTest(unittest.TestCase):
         self.assertEqual(report.problems(result()), [])
 
     def test_what_is_missing_is_named(self):
-        for field in ("machine", "results", "complete"):
+        for field in ("machine", "results", "failed", "complete"):
             broken = result()
             del broken[field]
             self.assertIn(field, " ".join(report.problems(broken)))
@@ -75,7 +77,9 @@ class MarkdownTest(unittest.TestCase):
 
     def test_says_what_was_measured_on_what(self):
         for part in ("2026-01-02", "2 CPUs a CPU (virtual)", "256 MiB a round", "kvxfer abc",
-                     "Missing: NIXL tcp: no network.", "## TCP over loopback",
+                     "Missing: NIXL tcp: no network.",
+                     "**Failed, and not measured: Shared memory** (`shm-mapped`): it ended.",
+                     "## TCP over loopback",
                      "![bandwidth.png](bandwidth.png)"):
             self.assertIn(part, self.text)
 

@@ -61,17 +61,39 @@ class WholeRunTest(unittest.TestCase):
         with open(os.path.join(self.out, "compare.md"), encoding="utf-8") as file:
             self.assertEqual(file.read().strip(), done.stdout.strip())
 
-    def test_a_contestant_that_fails_leaves_none(self):
-        broken = os.path.join(self.out, "bin")
+    def break_raw_tcp(self):
+        broken = os.path.join(os.path.dirname(self.out), "bin")
         shutil.copytree(_BIN, broken, ignore=lambda folder, names: [
             name for name in names if not name.startswith("compare_")])
         with open(os.path.join(broken, "compare_raw_tcp"), "w", encoding="utf-8") as file:
             file.write("#!/bin/sh\nexit 3\n")
-        done = run("--bin", broken, "--groups", "tcp", *self.small)
+        return broken
+
+    def test_a_group_that_fails_costs_only_that_group(self):
+        done = run("--bin", self.break_raw_tcp(), "--groups", "tcp", "shm-mapped", *self.small)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1],
+                         "^compare: tcp is not in the result: raw.*ended with exit status 3")
+        with open(os.path.join(self.out, "compare.json"), encoding="utf-8") as file:
+            result = json.load(file)
+        self.assertEqual(report.problems(result), [])
+        self.assertEqual({row["group"] for row in result["results"]}, {"shm-mapped"})
+        self.assertEqual([one["group"] for one in result["failed"]], ["tcp"])
+        self.assertIn("**Failed, and not measured: TCP over loopback** (`tcp`): raw", done.stdout)
+
+    def test_no_result_is_left_where_every_group_fails(self):
+        done = run("--bin", self.break_raw_tcp(), "--groups", "tcp", *self.small)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("ended with exit status 3", done.stderr.splitlines()[-1])
         self.assertIn("no result was written", done.stderr.splitlines()[-1])
-        self.assertEqual(os.listdir(self.out), ["bin"])
+        self.assertEqual(os.listdir(self.out), [])
+
+    def test_what_is_built_holds_what_the_drivers_load(self):
+        if not os.path.exists(os.path.join(_BIN, "compare_ucx")):
+            self.skipTest("UCX's headers are not installed")
+        made = subprocess.run(["ninja", "-C", os.path.dirname(_BIN), "-t", "inputs",
+                               "compare_drivers"], capture_output=True, text=True, check=True)
+        self.assertIn("lib/kvxfer/libkvxfer_backend_ucx.so", made.stdout.split())
 
 
 if __name__ == "__main__":

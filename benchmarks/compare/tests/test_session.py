@@ -7,7 +7,7 @@ import unittest
 
 import contestants
 import report
-from pair import ContestantError
+from environment import SetupError
 from session import Plan, Session
 
 _FAKE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_driver.py")
@@ -26,9 +26,9 @@ class _Places:
         return dict(os.environ)
 
 
-def group(*modes, ping=False):
+def group(*modes, ping=False, name="g"):
     kinds = (contestants.KVXFER, contestants.LIMIT, contestants.PEER)
-    return contestants.Group("g", "G", tuple(
+    return contestants.Group(name, name.upper(), tuple(
         _Fake(f"c{i}", kind, "fake", mode) for i, (kind, mode) in enumerate(zip(kinds, modes))),
         ping=ping)
 
@@ -40,8 +40,13 @@ class SessionTest(unittest.TestCase):
         self.places = _Places(folder.name)
         self.plan = Plan(block_sizes=(4096, 8192), total=65536, turns=2, turn_s=0.003)
 
+    def run_groups(self, *groups):
+        return Session(self.plan, self.places, lambda line: None).run(groups)
+
     def run_group(self, one):
-        return Session(self.plan, self.places, lambda line: None).run([one])
+        rows, failed = self.run_groups(one)
+        self.assertEqual(failed, [])
+        return rows
 
     def test_every_contestant_has_a_row_for_every_size(self):
         rows = self.run_group(group("", "", ""))
@@ -64,15 +69,28 @@ class SessionTest(unittest.TestCase):
         for row in self.run_group(group("", "")):
             self.assertEqual(report._mistyped(row, report._ROW, "a row"), [])
 
-    def test_a_contestant_that_dies_ends_the_run(self):
-        with self.assertRaisesRegex(ContestantError, "^c1, decode side ended by signal 9"):
-            self.run_group(group("", "die", ""))
+    def test_a_contestant_that_dies_costs_its_group_and_no_other(self):
+        rows, failed = self.run_groups(group("", "", name="a"), group("", "die", "", name="b"),
+                                       group("", "", name="c"))
+        self.assertEqual({row["group"] for row in rows}, {"a", "c"})
+        self.assertEqual([(one["group"], one["title"]) for one in failed], [("b", "B")])
+        self.assertRegex(failed[0]["reason"], "^c1, decode side ended by signal 9")
 
     def test_other_work_is_refused(self):
-        with self.assertRaisesRegex(ContestantError, "c1 has other work than c0"):
-            self.run_group(group("", "stranger"))
+        rows, failed = self.run_groups(group("", "stranger"))
+        self.assertEqual(rows, [])
+        self.assertRegex(failed[0]["reason"], "c1 has other work than c0")
 
+    def test_what_cannot_be_set_up_costs_its_group_only(self):
+        def environment(one):
+            if one.mode == "noisy":
+                raise SetupError("libucx-cu12 has no libraries")
+            return dict(os.environ)
 
+        self.places.environment = environment
+        rows, failed = self.run_groups(group("noisy", name="a"), group("", name="b"))
+        self.assertEqual({row["group"] for row in rows}, {"b"})
+        self.assertEqual(failed[0]["reason"], "libucx-cu12 has no libraries")
 
 
 if __name__ == "__main__":
