@@ -44,11 +44,8 @@ std::string Explanation::ToString() const {
   std::string out = absl::StrCat("peer ", peer, " on host ", host, ", incarnation ",
                                  incarnation.ToString(), "\n");
   for (const PathExplanation& path : paths) {
-    const char* state = path.connected ? "connected"
-                        : path.chosen  ? "chosen"
-                        : path.usable  ? "usable"
-                                       : "not usable";
-    absl::StrAppend(&out, "  ", path.backend, ": ", state);
+    const char* state = path.chosen ? "chosen" : path.usable ? "usable" : "not usable";
+    absl::StrAppend(&out, "  ", path.backend, ": ", state, path.connected ? ", connected" : "");
     if (path.rails > 0) absl::StrAppend(&out, ", ", path.rails, " rails");
     AppendSeen(out, path);
     absl::StrAppend(&out, ": ", path.why, "\n");

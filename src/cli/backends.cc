@@ -199,7 +199,8 @@ void AddBackends(CLI::App& app, Action& action) {
       "backends",
       "Shows the backends of this host, built in and plugins, and why one is not usable");
   const auto flags = std::make_shared<BackendsFlags>();
-  command->add_option("backend", flags->names, "These only; status 5 unless all are usable");
+  command->add_option("backend", flags->names,
+                      "These only; status 5 unless all are usable (default: all)");
   command->add_flag("--json", flags->json, "Report as JSON");
   command->callback([flags, &action] { action = [flags] { return RunBackends(*flags); }; });
 }

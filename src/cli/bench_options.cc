@@ -1,12 +1,11 @@
 #include "src/cli/bench_options.h"
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cctype>
 #include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/cli/memory_choice.h"
 #include "src/cli/options.h"
@@ -34,12 +33,6 @@ void Exclude(CLI::App* command, const char* name, std::initializer_list<const ch
   }
 }
 
-std::string Lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 // Which options go together is said by who asks for both; here it would hide what each means.
 class PlainFormatter : public CLI::Formatter {
  public:
@@ -55,8 +48,8 @@ class PlainFormatter : public CLI::Formatter {
 
 void DeclareWhere(CLI::App* command, BenchOptions& o) {
   command->add_option("server", o.servers,
-                      "host:port of kvxfer serve, several with --scheme onetomany; none: the "
-                      "targets are processes of this run");
+                      "host:port of kvxfer serve, several with --scheme onetomany (default: the "
+                      "targets are processes of this run)");
   command->add_option("--backend", o.backend,
                       "tcp, shm, faulty:tcp, ... (default: the best; with --prefill-tp: shm)");
   command->add_option("--listen", o.listen, kClientListenHelp);
@@ -65,28 +58,31 @@ void DeclareWhere(CLI::App* command, BenchOptions& o) {
 
 void DeclareWhat(CLI::App* command, BenchOptions& o) {
   command->add_option("--op,--op-type,--op_type", o.op, "write or read")
-      ->transform([](const std::string& text) { return Lower(text); });
+      ->transform(CLI::IsMember(std::vector<std::string>{"write", "read"}, CLI::ignore_case));
   command->add_option("--memory", o.memory, kMemoryHelp);
   AddSizes(command, "-s,--block-sizes,--size", o.block_sizes, "",
            "One size, a range that doubles, or a list (default: 4K:4M; of --latency 4K)");
   AddSize(command, "--start-block-size,--start_block_size", o.start_block_size,
-          "A range by its ends")
+          "A range by its ends (default: --block-sizes)")
       ->default_str("");
-  AddSize(command, "--max-block-size,--max_block_size", o.max_block_size, "Its last size")
+  AddSize(command, "--max-block-size,--max_block_size", o.max_block_size,
+          "Its last size (default: --block-sizes)")
       ->default_str("");
   AddSize(command, "--total,--total-buffer-size,--total_buffer_size", o.total,
           "Bytes of one round, shared by all peers and threads");
   command->add_option("--model", o.model,
                       "KV caches of this model in place of raw blocks: a name or a config.json "
                       "(default with --prefill-tp: all known ones)");
-  command->add_option("--tokens", o.tokens, "Of a request, with --model or --prefill-tp")
+  AddNumber(command, "--tokens", o.tokens, "Of a request, with --model or --prefill-tp")
       ->default_str(std::to_string(kDefaultTokens));
-  command->add_option("--tp", o.tp, "Ranks the model is split over; one rank's part is moved");
-  command->add_option("--block-tokens", o.block_tokens, "Of one KV block");
-  command->add_option("--trace", o.trace,
-                      "Requests as they arrive in a file of timestamp, input_length, hash_ids");
+  AddNumber(command, "--tp", o.tp, "Ranks the model is split over; one rank's part is moved");
+  AddNumber(command, "--block-tokens", o.block_tokens, "Of one KV block");
+  command->add_option(
+      "--trace", o.trace,
+      "Requests as they arrive in a file of timestamp, input_length, hash_ids (default: "
+      "made ones)");
   AddSize(command, "--cache-size", o.cache_bytes, "KV cache of each side, with --trace");
-  command->add_option("--speedup", o.speedup, "The trace's time goes by so much faster");
+  AddNumber(command, "--speedup", o.speedup, "The trace's time goes by so much faster");
   Group(command, kWhat,
         {"--op", "--memory", "--block-sizes", "--start-block-size", "--max-block-size", "--total",
          "--model", "--tokens", "--tp", "--block-tokens", "--trace", "--cache-size", "--speedup"});
@@ -96,30 +92,30 @@ void DeclareHow(CLI::App* command, BenchOptions& o) {
   command->add_flag("--latency", o.latency,
                     "Round trips: a notified write and the application's answer");
   command->add_flag("-b,--bidirectional", o.bidirectional, "The target moves as much back");
-  command->add_option("--threads,--num-threads,--num_threads", o.threads,
-                      "Of each peer, each with one request at a time (default: 1; of --trace 4)");
-  command->add_option("--peers", o.peers, "Agents at the many end (default: 1)");
+  AddNumber(command, "--threads,--num-threads,--num_threads", o.threads,
+            "Of each peer, each with one request at a time (default: 1; of --trace 4)");
+  AddNumber(command, "--peers", o.peers, "Agents at the many end (default: 1)");
   command->add_option("--scheme", o.scheme,
                       "manytoone: --peers initiators, one target; onetomany: the other way round");
   Group(command, kHow, {"--latency", "--bidirectional", "--threads", "--peers", "--scheme"});
 }
 
 void DeclareLoad(CLI::App* command, BenchOptions& o) {
-  command->add_option("-n,--iters,--num-iter,--num_iter,--rounds", o.iters,
-                      "Measured requests of each thread (default: 10; of --latency 10000; of "
-                      "--measure streaming and migration 30, kept 1000)");
-  command->add_option("--requests", o.requests,
-                      "Measured requests in all, with --model (default: 16) or --trace (all)");
+  AddNumber(command, "-n,--iters,--num-iter,--num_iter,--rounds", o.iters,
+            "Measured requests of each thread (default: 10; of --latency 10000; of "
+            "--measure streaming and migration 30, kept 1000)");
+  AddNumber(command, "--requests", o.requests,
+            "Measured requests in all, with --model (default: 16) or --trace (all)");
   AddDuration(command, "-D,--duration", o.duration,
               "In place of a number (default with --peers, --rate or --measure rate: 2s)")
       ->default_str("");
+  AddNumber(command, "--warmup,--warmup-iter,--warmup_iter", o.warmup,
+            "Requests of each thread before, not measured (default: 2; of --latency 100)");
   command->add_option(
-      "--warmup,--warmup-iter,--warmup_iter", o.warmup,
-      "Requests of each thread before, not measured (default: 2; of --latency 100)");
-  command->add_option("--rate", o.rate,
-                      "Open loop: requests a second, or a part of a closed loop's, as 50%");
+      "--rate", o.rate,
+      "Open loop: requests a second, or a part of a closed loop's, as 50% (default: closed loop)");
   command->add_option("--arrivals", o.arrivals, "With --rate: constant or poisson");
-  command->add_option("--seed", o.seed, "Of block order, content, arrivals and injected faults");
+  AddNumber(command, "--seed", o.seed, "Of block order, content, arrivals and injected faults");
   AddDuration(command, "--timeout", o.timeout, "Longest time for one request");
   Group(command, kLoad,
         {"--iters", "--requests", "--duration", "--warmup", "--rate", "--arrivals", "--seed",
@@ -127,24 +123,20 @@ void DeclareLoad(CLI::App* command, BenchOptions& o) {
 }
 
 void DeclareInstances(CLI::App* command, BenchOptions& o) {
-  command->add_option("--prefill-tp", o.prefill_tp,
-                      "Ranks of the prefill instance; it gives KV caches to the decode instance");
-  command->add_option("--decode-tp", o.decode_tp, "Ranks of the decode instance");
-  command->add_option("--prefill-block", o.prefill_block, "Tokens of one block there")
-      ->capture_default_str();
-  command->add_option("--decode-block", o.decode_block, "Tokens of one block there")
-      ->capture_default_str();
-  command
-      ->add_option("--layout-src", o.layout_src,
-                   "Of a block of prefill: NHD token by token, HND head by head")
-      ->capture_default_str();
-  command->add_option("--layout-dst", o.layout_dst, "Of a block of decode")->capture_default_str();
-  command
-      ->add_option(
-          "--measure", o.measure,
-          "rate: beside a plain write of the same runs; streaming: layer by layer; "
-          "migration: while it goes on; kept: what memory is kept of requests that are over")
-      ->capture_default_str();
+  AddNumber(command, "--prefill-tp", o.prefill_tp,
+            "Ranks of the prefill instance, which gives KV caches to the decode instance (default: "
+            "no instances)");
+  AddNumber(command, "--decode-tp", o.decode_tp,
+            "Ranks of the decode instance (default: no instances)");
+  AddNumber(command, "--prefill-block", o.prefill_block, "Tokens of one block there");
+  AddNumber(command, "--decode-block", o.decode_block, "Tokens of one block there");
+  command->add_option("--layout-src", o.layout_src,
+                      "Of a block of prefill: NHD token by token, HND head by head");
+  command->add_option("--layout-dst", o.layout_dst, "Of a block of decode");
+  command->add_option(
+      "--measure", o.measure,
+      "rate: beside a plain write of the same runs; streaming: layer by layer; "
+      "migration: while it goes on; kept: what memory is kept of requests that are over");
   AddDuration(command, "--layer-time", o.layer_time,
               "Of computing a layer, with --measure streaming; a token, with migration")
       ->default_str("1ms");
@@ -178,15 +170,10 @@ void DeclareBenchOptions(CLI::App* command, BenchOptions& o) {
   DeclareLoad(command, o);
   command->add_flag("--json", o.json, "One JSON document, at the end");
   command->add_flag("--csv", o.csv, "A line of CSV for each result, at the end");
-  command->add_option("--timeline", o.timeline,
-                      "With --json: when each of the first so many requests of a result was "
-                      "posted, began, was told of and ended");
+  AddNumber(command, "--timeline", o.timeline,
+            "With --json: when each of the first so many requests of a result was "
+            "posted, began, was told of and ended (default: of none)");
   Group(command, kOutput, {"--json", "--csv", "--timeline"});
-
-  for (const char* name : {"--op", "--memory", "--tp", "--block-tokens", "--speedup", "--scheme",
-                           "--arrivals", "--seed"}) {
-    command->get_option(name)->capture_default_str();
-  }
 
   RelateInstances(command);
   Exclude(command, "--json", {"--csv"});

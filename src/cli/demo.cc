@@ -229,22 +229,20 @@ struct DemoFlags {
 };
 
 void AddSide(CLI::App* command, DemoFlags& flags, DemoSide& side) {
-  const auto add = [&](const std::string& name, auto& value, const std::string& help) {
-    flags.of_ranks.push_back(command->add_option(name, value, help));
-    return flags.of_ranks.back();
+  const auto add = [&](CLI::Option* option) {
+    flags.of_ranks.push_back(option);
+    return option->group("Ranks");
   };
-  add("--" + side.name + "-tp", side.tp, "Ranks of the " + side.name + " side, a process each")
-      ->check(CLI::IsMember(std::vector<uint64_t>{1, 2, 4, 8}))
-      ->capture_default_str()
-      ->group("Ranks");
-  add("--" + side.name + "-block", side.block_tokens, "Tokens of one block there")
+  add(AddNumber(command, "--" + side.name + "-tp", side.tp,
+                "Ranks of the " + side.name + " side, a process each"))
+      ->check(CLI::IsMember(std::vector<uint64_t>{1, 2, 4, 8}));
+  add(AddNumber(command, "--" + side.name + "-block", side.block_tokens,
+                "Tokens of one block there"))
       ->check(CLI::Range(uint64_t{1}, uint64_t{4096}))
-      ->default_str("as --block-tokens")
-      ->group("Ranks");
-  add("--layout-" + side.name, side.layout, "Of a block: NHD token by token, HND head by head")
-      ->check(CLI::IsMember(std::vector<std::string>{"NHD", "HND"}))
-      ->capture_default_str()
-      ->group("Ranks");
+      ->default_str("as --block-tokens");
+  add(command->add_option("--layout-" + side.name, side.layout,
+                          "Of a block: NHD token by token, HND head by head"))
+      ->check(CLI::IsMember(std::vector<std::string>{"NHD", "HND"}));
 }
 
 absl::Status RunFlags(DemoFlags& flags) {
@@ -278,16 +276,16 @@ void AddDemo(CLI::App& app, Action& action) {
   const auto flags = std::make_shared<DemoFlags>();
   DemoConfig& config = flags->config;
   command->add_option("--model", flags->model, "Model name, or path of a config.json");
-  command->add_option("--requests", config.requests, "Number of requests");
-  command->add_option("--tokens", config.tokens, "Tokens of each request");
-  command->add_option("--block-tokens", config.block_tokens, "Tokens of one block");
-  flags->one_rank = command->add_option("--tp", config.tp,
-                                        "Ranks the model is split over; one rank's part is moved");
+  AddNumber(command, "--requests", config.requests, "Number of requests");
+  AddNumber(command, "--tokens", config.tokens, "Tokens of each request");
+  AddNumber(command, "--block-tokens", config.block_tokens, "Tokens of one block");
+  flags->one_rank = AddNumber(command, "--tp", config.tp,
+                              "Ranks the model is split over; one rank's part is moved");
   AddSide(command, *flags, flags->prefill);
   AddSide(command, *flags, flags->decode);
   command->add_option("--backend", config.backend, "tcp, shm, faulty:tcp, ... (default: the best)");
   command->add_option("--memory", config.memory, kMemoryHelp);
-  command->add_option("--seed", config.seed, "Of block tables, content and injected faults");
+  AddNumber(command, "--seed", config.seed, "Of block tables, content and injected faults");
   AddSize(command, "--gap", config.gap, "Guarded bytes behind each block; 0 packs the blocks");
   AddSize(command, "--cache-size", config.cache_bytes, "KV cache of each side");
   AddDuration(command, "--timeout", config.timeout, "Longest time without progress");

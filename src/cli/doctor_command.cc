@@ -70,13 +70,17 @@ void AddDoctor(CLI::App& app, Action& action) {
   command->add_option("server", flags->server,
                       "host:port of kvxfer serve: checks the way there (default: this host)");
   command->add_option("--root", flags->root, "Folder with sys/ and proc/ to look at (default: /)");
-  command->add_option("--fixture", flags->fixture, "A described host, as of kvxfer topo");
+  command->add_option("--fixture", flags->fixture,
+                      "A described host, as of kvxfer topo (default: this host)");
   command
-      ->add_option("--fabric", flags->fabrics, "NAME=PORTS: names the fabric of ports; repeat it")
+      ->add_option("--fabric", flags->fabrics,
+                   "NAME=PORTS: names the fabric of ports; repeat it (default: as they are found)")
       ->allow_extra_args(false);
   command->add_option("--backend", flags->peer.backends,
                       "Of the way: these only, with commas (default: all that are built in)");
-  command->add_option("--listen", flags->peer.listen, "Of the way: where answers come in");
+  command->add_option(
+      "--listen", flags->peer.listen,
+      "Of the way: where answers come in (default: where the server is reached from)");
   command->add_flag("--strict", flags->strict, "Warnings count as problems");
   command->add_flag("--json", flags->json, "Report as JSON");
   command->callback([flags, &action] { action = [flags] { return RunDoctor(*flags); }; });

@@ -95,8 +95,9 @@ void AddExplain(CLI::App& app, Action& action) {
   command->add_option("server", flags->server, "host:port of kvxfer serve")->required();
   command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: the best)");
   command->add_option("--listen", flags->listen, kClientListenHelp);
-  command->add_option("--memory", flags->memory,
-                      "Moves some of such memory, and explains its way: as of bench");
+  command->add_option(
+      "--memory", flags->memory,
+      "Moves some of such memory, and explains its way: as of bench (default: moves none)");
   command->add_flag("--json", flags->json, "Report as JSON");
   command->callback([flags, &action] { action = [flags] { return RunExplain(*flags); }; });
 }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "src/core/strings.h"
 
 namespace kvxfer::cli {
@@ -77,6 +78,15 @@ uint64_t KvModel::TokenBytes(uint32_t tp) const {
   if (fused) return uint64_t{fused_width} * element_bytes;
   const uint32_t heads = std::max((kv_heads + tp - 1) / tp, 1u);
   return uint64_t{heads} * head_size * element_bytes;
+}
+
+absl::Status CheckTp(const KvModel& model, uint64_t tp) {
+  if (model.fused || tp == 0 || model.kv_heads % tp == 0 || tp % model.kv_heads == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--tp ", tp, ": the ", model.kv_heads,
+                                                 " KV heads of ", model.name,
+                                                 " do not divide over so many ranks"));
 }
 
 const std::vector<KvModel>& KnownKvModels() {

@@ -1,13 +1,12 @@
 // `kvxfer`: demo, serve, ping, bench, explain, topo, doctor, backends; docs/cli.md is for users.
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <string>
 
-#include "src/cli/commands.h"
+#include "src/cli/command_line.h"
 #include "src/cli/exit_status.h"
 #include "src/core/strings.h"
 
@@ -30,37 +29,14 @@ absl::Status FlushOutput() {
   return absl::OkStatus();
 }
 
-// Parsing only chooses and fills `action`; it runs after, where no exception of CLI11 is under way.
+// Parsing only chooses the action; it runs after, where no exception of CLI11 is under way.
 int Main(int argc, char** argv) {
   // A peer that goes away is an error of a call, not the end of the process.
   std::signal(SIGPIPE, SIG_IGN);
-  CLI::App app{"Moves KV-cache blocks between LLM inference workers."};
-  app.name("kvxfer");
-  app.set_version_flag("--version", KVXFER_VERSION);
-  app.require_subcommand(1);
-  Action action;
-  AddDemo(app, action);
-  AddServe(app, action);
-  AddPing(app, action);
-  AddBench(app, action);
-  AddExplain(app, action);
-  AddTopo(app, action);
-  AddDoctor(app, action);
-  AddBackends(app, action);
-  AddDemoWorker(app, action);
-  AddDemoRank(app, action);
-  AddBenchWorker(app, action);
-  // CLI11 reports by exception; it goes no further than here.
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() != 0) {
-      return Report(std::string(e.what()) + " (see kvxfer --help)", ExitStatus::kUsage);
-    }
-    app.exit(e);  // --help, --version
-    action = [] { return absl::OkStatus(); };
-  }
-  absl::Status status = action();
+  CommandLine line;
+  const absl::StatusOr<Action> action = line.Parse(argc, argv);
+  if (!action.ok()) return Report(std::string(action.status().message()), ExitStatus::kUsage);
+  absl::Status status = (*action)();
   status.Update(FlushOutput());
   if (status.ok()) return static_cast<int>(ExitStatus::kOk);
   return Report(std::string(status.message()), ExitStatusOf(status.code()));

@@ -3,6 +3,7 @@
 #define KVXFER_CLI_OPTIONS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,11 +24,20 @@ inline constexpr const char* kClientListenHelp =
 
 // InvalidArgument that names the option, and what it may be.
 absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most);
+absl::Status CheckAboveZero(const char* name, Duration value);
 absl::Status CheckOneOf(const char* name, const std::string& value,
                         const std::vector<std::string>& allowed);
 
 // Each leaves `value`, the default, as it is unless the option is given, and shows it in --help.
 // `value` must live as long as `app`.
+// A number above or at zero, or of `double` any: "--tokens '-5': write ...".
+CLI::Option* AddNumber(CLI::App* app, const std::string& name, uint64_t& value,
+                       const std::string& help);
+// Not set unless given; `help` says what is taken then.
+CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<uint64_t>& value,
+                       const std::string& help);
+CLI::Option* AddNumber(CLI::App* app, const std::string& name, double& value,
+                       const std::string& help);
 CLI::Option* AddSize(CLI::App* app, const std::string& name, uint64_t& value,
                      const std::string& help);
 // `shown_default` may be empty: then there is none.

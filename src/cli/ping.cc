@@ -9,6 +9,7 @@
 
 #include "src/cli/agent_setup.h"
 #include "src/cli/bootstrap.h"
+#include "src/cli/cache_memory.h"
 #include "src/cli/commands.h"
 #include "src/cli/memory_choice.h"
 #include "src/cli/options.h"
@@ -20,6 +21,8 @@
 
 namespace kvxfer::cli {
 namespace {
+
+constexpr uint64_t kMaxCount = 1'000'000'000;
 
 struct PingFlags {
   std::string server{};  // empty: a second process
@@ -44,7 +47,10 @@ void PrintPing(const PingFlags& flags, const std::string& peer, const std::strin
     return;
   }
   std::printf("%zu round trips of %lu bytes over %s\n", s.count, flags.size, path.c_str());
-  std::printf("rtt min/p50/p99/max = %.1f/%.1f/%.1f/%.1f us\n", s.min, s.p50, s.p99, s.max);
+  const TimeUnit unit = UnitFor(s.p50 * 1e-6);
+  const double us = unit.per_second * 1e-6;
+  std::printf("rtt min/p50/p99/max = %.1f/%.1f/%.1f/%.1f %s\n", s.min * us, s.p50 * us, s.p99 * us,
+              s.max * us, unit.name);
 }
 
 absl::Status PingOver(const PingFlags& flags, const MemorySides& memory, Channel& channel) {
@@ -73,8 +79,9 @@ absl::Status PingOver(const PingFlags& flags, const MemorySides& memory, Channel
     if (i < flags.warm_up) continue;
     times.push_back(time);
     if (each) {
-      std::printf("%lu bytes from %s: seq=%lu time=%.1f us\n", flags.size, peer.c_str(),
-                  i - flags.warm_up + 1, time);
+      const TimeUnit unit = UnitFor(time * 1e-6);
+      std::printf("%lu bytes from %s: seq=%lu time=%.1f %s\n", flags.size, peer.c_str(),
+                  i - flags.warm_up + 1, time * 1e-6 * unit.per_second, unit.name);
       std::fflush(stdout);
     }
   }
@@ -83,12 +90,28 @@ absl::Status PingOver(const PingFlags& flags, const MemorySides& memory, Channel
   return absl::OkStatus();
 }
 
+// Of this host: what is written and its answer, and without a server what is written at the other
+// end too. What a GPU lacks is said by who allocates there.
+absl::Status CheckMemory(const PingFlags& flags, const MemorySides& memory) {
+  std::vector<MemoryNeed> needs;
+  if (!memory.here.cuda()) needs.push_back({.choice = memory.here, .bytes = 2 * flags.size});
+  if (flags.server.empty() && !memory.there.cuda()) {
+    needs.push_back({.choice = memory.there, .bytes = flags.size});
+  }
+  const absl::Status fits = CheckFits(needs, "a smaller --size");
+  return fits.ok() ? fits : absl::ResourceExhaustedError(fits.message());
+}
+
 absl::Status RunPing(const PingFlags& flags) {
-  if (flags.count == 0 || flags.size == 0) {
-    return absl::InvalidArgumentError("--count and --size must be above zero");
+  for (const absl::Status& status : {CheckRange("--count", flags.count, 1, kMaxCount),
+                                     CheckRange("--warm-up", flags.warm_up, 0, kMaxCount),
+                                     CheckRange("--size", flags.size, 1, uint64_t{1} << 60),
+                                     CheckAboveZero("--timeout", flags.timeout)}) {
+    if (!status.ok()) return status;
   }
   const absl::StatusOr<MemorySides> memory = ParseMemorySides(flags.memory);
   if (!memory.ok()) return memory.status();
+  if (absl::Status fits = CheckMemory(flags, *memory); !fits.ok()) return fits;
   if (flags.server.empty()) {
     absl::StatusOr<WorkerProcess> worker = WorkerProcess::Start("bench-worker", "the peer process");
     if (!worker.ok()) return worker.status();
@@ -109,9 +132,9 @@ void AddPing(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("ping", "Measures round trips of small notified writes");
   const auto flags = std::make_shared<PingFlags>();
   command->add_option("server", flags->server,
-                      "host:port of kvxfer serve; without it a second process answers");
-  command->add_option("--count", flags->count, "Round trips");
-  command->add_option("--warm-up", flags->warm_up, "Round trips before, not counted");
+                      "host:port of kvxfer serve (default: a second process answers)");
+  AddNumber(command, "--count", flags->count, "Round trips");
+  AddNumber(command, "--warm-up", flags->warm_up, "Round trips before, not counted");
   command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: the best)");
   command->add_option("--listen", flags->listen, kClientListenHelp);
   command->add_option("--memory", flags->memory, kMemoryHelp);

@@ -85,7 +85,9 @@ void AddServe(CLI::App& app, Action& action) {
   command->add_option("--listen", flags->listen,
                       "host:port for clients (default: the host of KVXFER_LISTEN, else loopback)");
   command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: all)");
-  command->add_option("--advertise", flags->advertise, "Host that peers connect to for data");
+  command->add_option("--advertise", flags->advertise,
+                      "Host that peers connect to for data (default: KVXFER_ADVERTISE, else the "
+                      "address it listens on)");
   AddSize(command, "--max-session-bytes", flags->session_bytes, "Memory that one client may use");
   command->add_flag("--json", flags->json, "Say where as JSON");
   command->callback([flags, &action] { action = [flags] { return RunServe(*flags); }; });

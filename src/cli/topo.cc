@@ -72,17 +72,20 @@ void AddTopo(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "topo", "Shows NUMA nodes, GPUs and NIC ports, and which rails transfers take");
   const auto flags = std::make_shared<TopoFlags>();
-  command->add_option("--fixture", flags->fixture,
-                      "A described host (a wrong name lists them), or a folder like --root");
+  command->add_option(
+      "--fixture", flags->fixture,
+      "A described host (a wrong name lists them), or a folder like --root (default: this host)");
   command->add_option("--root", flags->root, "Folder with sys/ and proc/ to look at (default: /)");
   command->add_option(
       "--ports", flags->ports,
-      "Ports to use: devices, netdevs, PCI addresses, subnets, fabrics; ^ excludes");
+      "Ports to use: devices, netdevs, PCI addresses, subnets, fabrics; ^ excludes (default: all)");
   command
-      ->add_option("--fabric", flags->fabrics, "NAME=PORTS: names the fabric of ports; repeat it")
+      ->add_option("--fabric", flags->fabrics,
+                   "NAME=PORTS: names the fabric of ports; repeat it (default: as they are found)")
       ->allow_extra_args(false);
-  command->add_option("--save", flags->save,
-                      "Copies what is read into this new folder, for --root elsewhere");
+  command->add_option(
+      "--save", flags->save,
+      "Copies what is read into this new folder, for --root elsewhere (default: copies nothing)");
   command->add_flag("--json", flags->json, "Report as JSON");
   command->callback([flags, &action] { action = [flags] { return RunTopo(*flags); }; });
 }

@@ -112,6 +112,11 @@ std::string FormatBytes(uint64_t bytes) {
   return text.append(kNames[unit]);
 }
 
+TimeUnit UnitFor(double seconds) {
+  if (seconds < 10e-3) return {1e6, "us"};
+  return seconds < 10 ? TimeUnit{1e3, "ms"} : TimeUnit{1, "s"};
+}
+
 std::string FormatFixed(double value, int decimals) {
   std::array<char, 64> buffer;
   const int length = std::snprintf(buffer.data(), buffer.size(), "%.*f", decimals, value);

@@ -25,6 +25,13 @@ absl::StatusOr<Duration> ParseDuration(std::string_view text);
 
 // "4 KiB", "1.5 MiB", "17 B".
 std::string FormatBytes(uint64_t bytes);
+// In which a time is short to read: us below 10 ms, ms below 10 s, s.
+struct TimeUnit {
+  double per_second = 1;
+  const char* name = "s";
+};
+TimeUnit UnitFor(double seconds);
+
 // "%.*f" as a string.
 std::string FormatFixed(double value, int decimals);
 

@@ -98,7 +98,12 @@ TEST_F(Serve, ExplainsBothWays) {
     ASSERT_TRUE(result.json[side]["paths"].is_array()) << result.out;
     EXPECT_GT(result.json[side]["paths"].size(), 0u);
   }
-  EXPECT_NE(RunProgram({"explain", address_}).out.find("from there:"), std::string::npos);
+  const std::string text = RunProgram({"explain", address_}).out;
+  const size_t there = text.find("from there:");
+  ASSERT_NE(there, std::string::npos) << text;
+  // Both sides are connected by then, and say which path is taken as well.
+  EXPECT_NE(text.find(": chosen, connected"), std::string::npos) << text;
+  EXPECT_NE(text.find(": chosen, connected", there), std::string::npos) << text;
 }
 
 TEST_F(Serve, OutlivesGarbageAndClientsThatDie) {
