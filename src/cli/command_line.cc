@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "src/cli/nearest_word.h"
+#include "src/core/nearest_word.h"
 
 namespace kvxfer::cli {
 namespace {

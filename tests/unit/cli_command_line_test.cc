@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/cli/command_line.h"
-#include "src/cli/nearest_word.h"
+#include "src/core/nearest_word.h"
 
 namespace kvxfer::cli {
 namespace {

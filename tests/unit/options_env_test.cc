@@ -1,3 +1,5 @@
+#include "src/core/options_env.h"
+
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -7,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kvxfer/log.h"
 #include "kvxfer/options.h"
 
 namespace kvxfer {
@@ -14,25 +17,17 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr const char* kVariables[] = {
-    "KVXFER_NAME",           "KVXFER_BACKENDS",         "KVXFER_LISTEN",
-    "KVXFER_ADVERTISE",      "KVXFER_TCP_STREAMS",      "KVXFER_TCP_ADDRESSES",
-    "KVXFER_SERVE_METADATA", "KVXFER_SHM_COPY_THREADS", "KVXFER_REQUIRE_BACKENDS",
-    "KVXFER_PLUGIN_PATH",    "KVXFER_SPIN_US",          "KVXFER_STAGING_BYTES",
-    "KVXFER_UCX_TLS",        "KVXFER_UCX_NET_DEVICES",
-};
-
 // Starts from an environment without any of the variables and gives back what was there.
 class OptionsEnvTest : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name : kVariables) {
-      if (const char* value = std::getenv(name)) saved_[name] = value;
-      unsetenv(name);
+    for (const std::string& name : EnvironmentVariables()) {
+      if (const char* value = std::getenv(name.c_str())) saved_[name] = value;
+      unsetenv(name.c_str());
     }
   }
   void TearDown() override {
-    for (const char* name : kVariables) unsetenv(name);
+    for (const std::string& name : EnvironmentVariables()) unsetenv(name.c_str());
     for (const auto& [name, value] : saved_) setenv(name.c_str(), value.c_str(), 1);
   }
 
@@ -51,6 +46,47 @@ class OptionsEnvTest : public testing::Test {
 
   std::map<std::string, std::string> saved_;
 };
+
+// What is said of KVXFER_<name>=1; empty where it is known to somebody.
+std::string SaidOf(const std::string& name) {
+  const std::string variable = "KVXFER_" + name;
+  setenv(variable.c_str(), "1", 1);
+  std::string said;
+  for (const std::string& line : UnknownVariables()) {
+    if (line.rfind(variable + " ", 0) == 0) said = line;
+  }
+  unsetenv(variable.c_str());
+  return said;
+}
+
+TEST_F(OptionsEnvTest, AVariableThatDoesNotExistIsNamedWithTheOneThatIsMeant) {
+  EXPECT_EQ(SaidOf("TCP_STREAM"),
+            "KVXFER_TCP_STREAM is set, and kvxfer has no such variable; did you mean "
+            "KVXFER_TCP_STREAMS?");
+  EXPECT_EQ(SaidOf("BACKEND"),
+            "KVXFER_BACKEND is set, and kvxfer has no such variable; did you mean "
+            "KVXFER_BACKENDS?");
+  EXPECT_EQ(SaidOf("FROB"), "KVXFER_FROB is set, and kvxfer has no such variable");
+  for (const char* known :
+       {"TCP_STREAMS", "CLI", "NIXL_DEADLINE", "TEST_SEED", "STANDIN_DEVICES"}) {
+    EXPECT_EQ(SaidOf(known), "") << known;
+  }
+}
+
+TEST_F(OptionsEnvTest, AVariableThatDoesNotExistIsAWarning) {
+  std::vector<std::string> lines;
+  SetLogSink([&](LogLevel level, std::string_view line) {
+    if (level == LogLevel::kWarning) lines.emplace_back(line);
+  });
+  Set("KVXFER_LISTNE", "0.0.0.0:0");
+  const auto options = OptionsFromEnvironment();
+  unsetenv("KVXFER_LISTNE");
+  SetLogSink({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("KVXFER_LISTNE"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("did you mean KVXFER_LISTEN?"), std::string::npos) << lines[0];
+}
 
 TEST_F(OptionsEnvTest, PluginPathIsFoldersWithColons) {
   Set("KVXFER_PLUGIN_PATH", "/opt/a,b:/opt/c");

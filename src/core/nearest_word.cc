@@ -1,10 +1,10 @@
-#include "src/cli/nearest_word.h"
+#include "src/core/nearest_word.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <utility>
 
-namespace kvxfer::cli {
+namespace kvxfer {
 namespace {
 
 // Optimal string alignment: Levenshtein's distance, where a swap of neighbours counts one.
@@ -35,4 +35,4 @@ std::string NearestWord(std::string_view word, const std::vector<std::string>& k
   return best.second == nullptr ? "" : *best.second;
 }
 
-}  // namespace kvxfer::cli
+}  // namespace kvxfer
