@@ -37,9 +37,9 @@ sources() {
     tar -C "$root" --null --ignore-failed-read -T - -c 2>/dev/null | tar -C "$1" -x
 }
 
-# The packages of scripts/setup with that flag.
-setup_packages() { # FLAG
-  local stubs=$scratch/no-packages
+# The packages of scripts/setup with that flag; DIR is for what it needs meanwhile.
+setup_packages() { # FLAG DIR
+  local stubs=$2/no-packages
   mkdir -p "$stubs"
   # Nothing is installed, and nothing can be: the script ends with the list of all.
   printf '#!/bin/sh\nexit 1\n' | tee "$stubs/dpkg-query" >"$stubs/apt-get"
