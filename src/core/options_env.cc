@@ -9,6 +9,8 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -165,6 +167,14 @@ std::vector<std::string> WithoutPrefix(std::vector<std::string> names) {
   return names;
 }
 
+// A process has one environment, and may make many agents from it: each slip is told once.
+bool IsNews(const std::string& line) {
+  static std::mutex mutex;
+  static auto* const told = new std::set<std::string>();
+  const std::lock_guard lock(mutex);
+  return told->insert(line).second;
+}
+
 }  // namespace
 
 std::vector<std::string> EnvironmentVariables() {
@@ -195,7 +205,9 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
   Environment environment;
   AgentOptions options;
   if (absl::Status status = Read(environment, options); !status.ok()) return status;
-  for (const std::string& line : UnknownVariables()) Log(LogLevel::kWarning, "{}", line);
+  for (const std::string& line : UnknownVariables()) {
+    if (IsNews(line)) Log(LogLevel::kWarning, "{}", line);
+  }
   return options;
 }
 

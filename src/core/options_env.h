@@ -13,7 +13,8 @@ namespace kvxfer {
 std::vector<std::string> EnvironmentVariables();
 
 // A sentence for each variable that is set, has the prefix and is read by nobody, with the name
-// that was meant where that can be guessed. OptionsFromEnvironment logs each as a warning.
+// that was meant where that can be guessed. OptionsFromEnvironment logs each as a warning, once a
+// process.
 std::vector<std::string> UnknownVariables();
 
 }  // namespace kvxfer
