@@ -58,7 +58,7 @@ class Contestant:
 
 def _timed(connector: Connector, name: str, loads: Path, **extra: Any) -> Connector:
     environment = dict(connector.environment) | {
-        "KVXFER_TIMED_LOADS": str(loads),
+        "KVXFER_TEST_TIMED_LOADS": str(loads),
     }
     return dataclasses.replace(
         connector,

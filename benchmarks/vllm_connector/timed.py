@@ -1,5 +1,5 @@
 """The two connectors, with a note of when each request was posted to its worker's half, and when the
-engine was told that it is loaded: one line of JSON each, in the file that KVXFER_TIMED_LOADS names."""
+engine was told that it is loaded: one line of JSON each, in the file that KVXFER_TEST_TIMED_LOADS names."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class _Timed:
         for request in results.finished_recving & posted.keys():
             took = time.perf_counter() - posted.pop(request)
             failed = request in results.failed_recving
-            with open(os.environ["KVXFER_TIMED_LOADS"], "a", encoding="utf-8") as file:
+            with open(os.environ["KVXFER_TEST_TIMED_LOADS"], "a", encoding="utf-8") as file:
                 file.write(json.dumps({"request": request, "s": took, "failed": failed}) + "\n")
         return results
 

@@ -150,7 +150,7 @@ def test_what_it_is_made_of_is_named() -> None:
 
 @pytest.fixture
 def empty_python() -> str:
-    python = os.environ.get("KVXFER_EMPTY_PYTHON")
+    python = os.environ.get("KVXFER_TEST_EMPTY_PYTHON")
     if python is None:
         pytest.skip("no environment of its own: tests/python/python-tests build")
     return python
@@ -180,7 +180,7 @@ def test_an_empty_environment_suffices(empty_python: str, tmp_path: Path) -> Non
 
 
 def test_the_wheel_is_named_for_its_platform() -> None:
-    wheels = os.environ.get("KVXFER_WHEELS")
+    wheels = os.environ.get("KVXFER_TEST_WHEELS")
     if wheels is None:
         pytest.skip("no wheels: tests/python/python-tests build")
     names = [path.name for path in Path(wheels).glob("*.whl")]

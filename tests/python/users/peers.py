@@ -38,7 +38,7 @@ def need_nixl() -> None:
 def need_user(package: str) -> None:
     """Skips unless the package is where python-env puts programs that use NIXL."""
     need_nixl()
-    folder = os.environ.get("KVXFER_USERS_PATH")
+    folder = os.environ.get("KVXFER_TEST_USERS_PATH")
     if folder is None or not (Path(folder) / package).is_dir():
         pytest.skip(f"no {package} here: tests/python/environment/python-env has it")
 
@@ -120,12 +120,12 @@ def _child(
 
 def choose_nixl() -> None:
     """Puts the drop-in that KVXFER_NIXL_PATH names in front of an installed nixl, and the programs
-    of KVXFER_USERS_PATH behind all else."""
+    of KVXFER_TEST_USERS_PATH behind all else."""
     drop_in = os.environ.get("KVXFER_NIXL_PATH")
     if drop_in:
         sys.path.insert(0, drop_in)
-    if "KVXFER_USERS_PATH" in os.environ:
-        sys.path.append(os.environ["KVXFER_USERS_PATH"])
+    if "KVXFER_TEST_USERS_PATH" in os.environ:
+        sys.path.append(os.environ["KVXFER_TEST_USERS_PATH"])
     import nixl._api
 
     if drop_in:
