@@ -39,7 +39,7 @@ kvxfer_entry(gpu.standin_no_kernel ${KVXFER_TEST_TIMEOUT} gpu
 # Builds with and without nvcc.
 add_test(NAME gpu.toolkit COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/gpu/toolkit
   ${CMAKE_COMMAND} ${PROJECT_BINARY_DIR} ${CMAKE_CXX_COMPILER})
-set_tests_properties(gpu.toolkit PROPERTIES TIMEOUT ${KVXFER_TEST_TIMEOUT} LABELS gpu
+set_tests_properties(gpu.toolkit PROPERTIES TIMEOUT ${KVXFER_TEST_TIMEOUT} LABELS "gpu;builds"
   SKIP_RETURN_CODE 77)
 
 # The script, without what ctest runs by itself.
