@@ -37,7 +37,7 @@ WHERE = "import nixl, nixl_cu12, nixl_cu13; print(nixl.nixl_agent.__module__)"
 def test_path() -> None:
     said = _compat("--path")
     assert said.returncode == 0
-    assert os.path.isfile(os.path.join(said.stdout.strip(), "nixl", "_api.py"))
+    assert os.path.isfile(os.path.join(said.stdout.strip(), "nixl", "__init__.py"))
 
 
 def test_runs_a_command() -> None:

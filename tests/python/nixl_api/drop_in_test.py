@@ -81,7 +81,7 @@ def test_handles_do_not_pile_up(pair: Pair) -> None:
         run_to_end(pair.a, handle)
     del handle
     gc.collect()
-    assert not pair.a.agent._handles._objects
+    assert not pair.a.agent._kvx_handles._objects
 
 
 def test_a_transfer_under_way_is_cancelled(pair: Pair) -> None:

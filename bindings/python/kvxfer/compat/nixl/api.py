@@ -1,32 +1,40 @@
-"""nixl_agent: NIXL's Python interface. Each call is nixlAgent's, with names for handles."""
+"""nixl_agent: NIXL's Python interface. Each call is nixlAgent's, with names for handles.
+
+All of it is one module, as in NIXL: programs patch names of it and of ``nixlBind``, so each is
+looked up when it is needed, and nixlAgent is called as NIXL calls it, argument by argument.
+"""
+
+from __future__ import annotations
 
 import io
-import logging
 import pickle
+import sys  # noqa: F401 (NIXL's module has these names, and programs import them from there)
 from collections.abc import Iterable
-from typing import Any, cast
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Optional, Union  # noqa: F401
 
 import numpy as np
 
-from .agent_config import nixl_agent_config, nixl_thread_sync_t
-from .bindings import (
-    DEFAULT_COMM_PORT,
-    nixlAgent,
-    nixlRegDList,
-    nixlRemoteDList,
-    nixlXferDList,
-    nixlXferTelemetry,
-)
-from .enums import NIXL_INIT_AGENT, nixl_status_t, nixl_xfer_op_t
-from .handles import nixl_prepped_dlist_handle, nixl_xfer_handle
-from .inputs import MEMORY, to_descs
+from . import bindings as nixlBind
+from .agent import FINALISING
+from .dlist import nixlRegDList, nixlRemoteDList, nixlXferDList
+from .inputs import NotDescriptorsError, to_descs
+from .logs import get_logger, logger  # noqa: F401
 
-logger = logging.getLogger("kvxfer.compat.nixl")
+DEFAULT_COMM_PORT = nixlBind.DEFAULT_COMM_PORT
 
-nixl_backend_handle = int
+# What the number of threads is called in each backend's parameters.
+_THREADS = {
+    "UCX": "num_threads",
+    "OBJ": "num_threads",
+    "LIBFABRIC": "num_threads",
+    "GDS_MT": "thread_count",
+    "UCCL": "num_cpus",
+}
 
 __all__ = [
     "DEFAULT_COMM_PORT",
+    "nixlBind",
     "nixl_agent",
     "nixl_agent_config",
     "nixl_backend_handle",
@@ -36,8 +44,161 @@ __all__ = [
 ]
 
 
-def _state(status: nixl_status_t) -> str:
-    return "DONE" if status == nixl_status_t.NIXL_SUCCESS else "PROC"
+class _Handle:
+    """Released once by hand, or when the last reference goes."""
+
+    __slots__ = ("_handle", "_agent", "_released")
+    _NAME = ""
+
+    def __init__(self, agent: Any, value: int) -> None:
+        """``agent``: a nixlAgent."""
+        self._handle = int(value)
+        self._agent = agent
+        self._released = False
+
+    def __repr__(self) -> str:
+        return f"{self._NAME}(0x{self._handle:x}, released={self._released})"
+
+    def release(self) -> None:
+        """Nothing, the second time."""
+        if not self._released:
+            self._give_back()
+            self._released = True
+
+    def _give_back(self) -> None:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        # Of an object whose constructor failed, and at exit, anything may be missing.
+        if getattr(self, "_released", True):
+            return
+        try:
+            with FINALISING:
+                self._give_back()
+        except Exception as error:
+            # Where kvxfer's agent is closed already there is nothing left to release.
+            try:
+                logger.debug("%r was not released: %s", self, error)
+            except Exception:
+                pass
+
+
+class nixl_prepped_dlist_handle(_Handle):
+    """A list from nixl_agent.prep_xfer_dlist."""
+
+    __slots__ = ()
+    _NAME = "nixl_prepped_dlist_handle"
+
+    def _give_back(self) -> None:
+        self._agent.releasedDlistH(self._handle)
+
+
+class nixl_xfer_handle(_Handle):
+    """A transfer. ``release`` of one under way cancels it, and raises nixlRepostActiveError where
+    bytes of it may still move; call it again then."""
+
+    __slots__ = ()
+    _NAME = "nixl_xfer_handle"
+
+    def _give_back(self) -> None:
+        self._agent.releaseXferReq(self._handle)
+
+
+nixl_backend_handle = int
+
+
+class nixl_thread_sync_t(Enum):
+    """How calls of several threads are kept apart. Here they always are."""
+
+    NIXL_THREAD_SYNC_NONE = nixlBind.NIXL_THREAD_SYNC_NONE
+    NIXL_THREAD_SYNC_STRICT = nixlBind.NIXL_THREAD_SYNC_STRICT
+    NIXL_THREAD_SYNC_RW = nixlBind.NIXL_THREAD_SYNC_RW
+    NIXL_THREAD_SYNC_DEFAULT = nixlBind.NIXL_THREAD_SYNC_DEFAULT
+
+
+class nixl_agent_config:
+    """``backends``: names that are created with the agent; all of them mean kvxfer. Threads and
+    their synchronisation are kvxfer's own, whatever is asked for here. ``sync_mode`` None is told
+    to nixlAgent as STRICT with a listener and NONE without, as by NIXL."""
+
+    def __init__(
+        self,
+        enable_prog_thread: bool = True,
+        enable_listen_thread: bool = False,
+        listen_port: int = DEFAULT_COMM_PORT,
+        capture_telemetry: bool = False,
+        num_threads: int = 0,
+        backends: list[str] = ["UCX"],
+        sync_mode: nixl_thread_sync_t | None = None,
+    ) -> None:
+        """TypeError: a sync_mode that is not of this module's enumeration."""
+        self.backends = backends
+        self.enable_pthread = enable_prog_thread
+        self.enable_listen = enable_listen_thread
+        self.port = listen_port
+        self.capture_telemetry = capture_telemetry
+        self.num_threads = num_threads
+        if sync_mode is not None and not isinstance(sync_mode, nixl_thread_sync_t):
+            raise TypeError(
+                f"sync_mode must be a nixl_thread_sync_t (got {type(sync_mode).__name__!r}); "
+                "it is the one of nixl._api"
+            )
+        self.sync_mode = sync_mode
+
+
+def _bindings_config(asked: nixl_agent_config) -> Any:
+    made = nixlBind.nixlAgentConfig()
+    made.useProgThread = asked.enable_pthread
+    made.useListenThread = asked.enable_listen
+    made.listenPort = asked.port
+    mode = asked.sync_mode
+    if not mode:
+        kind = nixl_thread_sync_t
+        mode = (kind.NIXL_THREAD_SYNC_STRICT if asked.enable_listen else kind.NIXL_THREAD_SYNC_NONE)
+    made.syncMode = mode.value
+    made.pthrDelay = 0
+    made.lthrDelay = 100_000
+    made.captureTelemetry = asked.capture_telemetry
+    return made
+
+
+def _params(asked: nixl_agent_config, backend: str) -> dict[str, str]:
+    if asked.num_threads > 0 and backend in _THREADS:
+        return {_THREADS[backend]: str(asked.num_threads)}
+    return {}
+
+
+def _state(status: Any) -> str:
+    if status == nixlBind.NIXL_SUCCESS:
+        return "DONE"
+    return "PROC" if status == nixlBind.NIXL_IN_PROG else "ERR"
+
+
+def _handles(agent: nixl_agent, backends: Iterable[str]) -> list[int]:
+    return [agent.backends[name] for name in backends]
+
+
+def _descs(agent: nixl_agent, kind: Any, form: str, descs: Any, mem_type: Any) -> Any:
+    """As in NIXL, what cannot be told apart becomes None, and a line of the log."""
+    try:
+        return to_descs(kind, form, descs, mem_type, agent.nixl_mems)
+    except NotDescriptorsError as why:
+        logger.error("no descriptors: %s", why)
+        return None
+
+
+def _known(table: dict[str, Any], backend: str, plugins_of: nixl_agent | None = None) -> Any:
+    """What the table says of a backend; of a plugin, after it was asked once. None: nothing."""
+    if backend not in table and plugins_of is not None and backend in plugins_of.plugin_list:
+        try:
+            params, mems = plugins_of.agent.getPluginParams(backend)
+            plugins_of.plugin_b_options[backend] = params
+            plugins_of.plugin_mem_types[backend] = mems
+        except Exception as error:
+            logger.warning("plugin %s was not asked: %s", backend, error)
+    if backend not in table:
+        logger.warning("nothing is known of %s", backend)
+    return table.get(backend)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -68,69 +229,65 @@ class nixl_agent:
         instantiate_all: bool = False,
     ) -> None:
         """ValueError: no name; RuntimeError: the port to listen at is taken; nixlBackendError."""
-        config = nixl_conf or nixl_agent_config()
-        self.agent = nixlAgent(agent_name, config._for_bindings())
+        if nixl_conf and instantiate_all:
+            instantiate_all = False
+            logger.warning("instantiate_all is ignored, for the configuration names backends")
+        if not nixl_conf:
+            nixl_conf = nixl_agent_config()
+        self.agent = nixlBind.nixlAgent(agent_name, _bindings_config(nixl_conf))
         self.name = agent_name
         self.notifs: dict[str, list[bytes]] = {}
         self.backends: dict[str, nixl_backend_handle] = {}
         self.backend_mems: dict[str, list[str]] = {}
         self.backend_options: dict[str, dict[str, str]] = {}
-        self.plugin_list = self.agent.getAvailPlugins()
+        self.plugin_list: list[str] = self.agent.getAvailPlugins()
+        if not self.plugin_list:
+            raise RuntimeError("there is no plugin, and nothing to move data with")
         self.plugin_b_options: dict[str, dict[str, str]] = {}
         self.plugin_mem_types: dict[str, list[str]] = {}
-        self.nixl_mems = dict(MEMORY)
-        self.nixl_ops = {"WRITE": nixl_xfer_op_t.NIXL_WRITE, "READ": nixl_xfer_op_t.NIXL_READ}
-        if nixl_conf and instantiate_all:
-            logger.warning("instantiate_all is ignored, for the configuration names backends")
-        every = instantiate_all and not nixl_conf
-        for name in self.plugin_list if every else config.backends:
+        if instantiate_all:
+            nixl_conf.backends = self.plugin_list
+        for name in nixl_conf.backends:
             if name in self.plugin_list:
-                self.create_backend(name, config._params(name))
+                self.create_backend(name, _params(nixl_conf, name))
             else:
                 logger.warning("backend %s is left out: kvxfer does not stand for it", name)
-
-    def _handles(self, backends: Iterable[str]) -> list[int]:
-        return [self.backends[name] for name in backends]
+        self.nixl_mems = {
+            "DRAM": nixlBind.DRAM_SEG,
+            "VRAM": nixlBind.VRAM_SEG,
+            "FILE": nixlBind.FILE_SEG,
+            "BLOCK": nixlBind.BLK_SEG,
+            "OBJ": nixlBind.OBJ_SEG,
+            # as they were called once
+            "cpu": nixlBind.DRAM_SEG,
+            "cuda": nixlBind.VRAM_SEG,
+        }
+        self.nixl_ops = {"WRITE": nixlBind.NIXL_WRITE, "READ": nixlBind.NIXL_READ}
 
     # --- Backends -----------------------------------------------------------------------------
     def get_plugin_list(self) -> list[str]:
         return self.plugin_list
 
-    def _load_plugin(self, backend: str) -> bool:
-        if backend not in self.plugin_list:
-            logger.warning("there is no plugin %s", backend)
-            return False
-        if backend not in self.plugin_mem_types:
-            params, mems = self.agent.getPluginParams(backend)
-            self.plugin_b_options[backend], self.plugin_mem_types[backend] = params, mems
-        return True
-
     def get_plugin_mem_types(self, backend: str) -> list[str]:
-        """Empty: no such plugin."""
-        return self.plugin_mem_types[backend] if self._load_plugin(backend) else []
+        """Empty: no such plugin, or it cannot be asked."""
+        return _known(self.plugin_mem_types, backend, self) or []
 
     def get_plugin_params(self, backend: str) -> dict[str, str]:
         """What create_backend takes, with defaults. Empty: no such plugin, or it takes nothing."""
-        return self.plugin_b_options[backend] if self._load_plugin(backend) else {}
-
-    def _created(self, backend: str) -> bool:
-        if backend not in self.backends:
-            logger.warning("backend %s was not created", backend)
-        return backend in self.backends
+        return _known(self.plugin_b_options, backend, self) or {}
 
     def get_backend_mem_types(self, backend: str) -> list[str]:
         """Empty: it was not created."""
-        return self.backend_mems[backend] if self._created(backend) else []
+        return _known(self.backend_mems, backend) or []
 
     def get_backend_params(self, backend: str) -> dict[str, str]:
         """What it was created with."""
-        return self.backend_options[backend] if self._created(backend) else {}
+        return _known(self.backend_options, backend) or {}
 
     def create_backend(self, backend: str, initParams: dict[str, str] = {}) -> None:
         """nixlNotFoundError: not one of kvxfer's names; nixlInvalidParamError: created before."""
-        handle = self.agent.createBackend(backend, initParams)
-        self.backends[backend] = handle
-        options, mems = self.agent.getBackendParams(handle)
+        self.backends[backend] = self.agent.createBackend(backend, initParams)
+        options, mems = self.agent.getBackendParams(self.backends[backend])
         self.backend_options[backend], self.backend_mems[backend] = options, mems
 
     # --- Memory -------------------------------------------------------------------------------
@@ -139,19 +296,19 @@ class nixl_agent:
     ) -> nixlRegDList:
         """The list that deregister_memory takes."""
         # None, where there was nothing to make descriptors of, is a TypeError here, as in NIXL.
-        descs = cast(nixlRegDList, self.get_reg_descs(reg_list, mem_type))
-        self.agent.registerMem(descs, self._handles(backends))
+        descs: Any = self.get_reg_descs(reg_list, mem_type)
+        self.agent.registerMem(descs, _handles(self, backends))
         return descs
 
     def deregister_memory(self, dereg_list: nixlRegDList, backends: list[str] = []) -> None:
         """Waits, up to 5 s, until no transfer can touch it. nixlNotFoundError: not registered."""
-        self.agent.deregisterMem(dereg_list, self._handles(backends))
+        self.agent.deregisterMem(dereg_list, _handles(self, backends))
 
     def query_memory(
         self, reg_list: Any, backend: str, mem_type: str | None = None
     ) -> list[dict[str, str] | None]:
         """nixlNotSupportedError, for kvxfer reaches no storage. ValueError: no such backend."""
-        descs = cast(nixlRegDList, self.get_reg_descs(reg_list, mem_type))
+        descs = self.get_reg_descs(reg_list, mem_type)
         if backend not in self.backends:
             raise ValueError(f"no backend {backend!r} was created; there is {list(self.backends)}")
         return self.agent.queryMem(descs, self.backends[backend])
@@ -160,7 +317,7 @@ class nixl_agent:
         self, dlist: nixlXferDList | nixlRemoteDList, *, backends: list[str] | None = None
     ) -> int:
         """nixlBackendError: kvxfer has none."""
-        return self.agent.prepMemView(dlist, self._handles(backends or []))
+        return self.agent.prepMemView(dlist, _handles(self, backends or []))
 
     def release_mem_view(self, mvh: int) -> None:
         self.agent.releaseMemView(mvh)
@@ -169,15 +326,15 @@ class nixl_agent:
     def get_xfer_descs(self, descs: Any, mem_type: str | None = None) -> nixlXferDList | None:
         """Of tuples (address, bytes, device) or an array (N, 3) with a mem_type; of a tensor, or a
         list of them; a list as it is. None, and a line of the log: of nothing else."""
-        return to_descs(nixlXferDList, descs, mem_type)
+        return _descs(self, nixlBind.nixlXferDList, "xfer", descs, mem_type)
 
     def get_reg_descs(self, descs: Any, mem_type: str | None = None) -> nixlRegDList | None:
         """As get_xfer_descs, but tuples have meta information as fourth element."""
-        return to_descs(nixlRegDList, descs, mem_type)
+        return _descs(self, nixlBind.nixlRegDList, "reg", descs, mem_type)
 
     def get_remote_descs(self, descs: Any, mem_type: str | None = None) -> nixlRemoteDList | None:
         """Of tuples (address, bytes, device, agent)."""
-        return to_descs(nixlRemoteDList, descs, mem_type)
+        return _descs(self, nixlBind.nixlRemoteDList, "remote", descs, mem_type)
 
     def get_serialized_descs(self, descs: Any) -> bytes:
         return pickle.dumps(descs)
@@ -190,7 +347,7 @@ class nixl_agent:
     # --- Transfers ----------------------------------------------------------------------------
     def make_connection(self, remote_agent: str, backends: list[str] = []) -> None:
         """Begins to connect; transfers connect by themselves too."""
-        self.agent.makeConnection(remote_agent, self._handles(backends))
+        self.agent.makeConnection(remote_agent, _handles(self, backends))
 
     def prep_xfer_dlist(
         self,
@@ -202,18 +359,18 @@ class nixl_agent:
         """``agent_name``: "" or "NIXL_INIT_AGENT" for the local side of transfers; for the remote
         side an agent's name, or one's own. ``xfer_list``: as get_xfer_descs, or an array (N, 5) of
         address, bytes, device, stride, count. nixlNotFoundError: memory that is not registered."""
-        if agent_name == "NIXL_INIT_AGENT":
-            agent_name = NIXL_INIT_AGENT
-        handles = self._handles(backends)
+        if agent_name in ("NIXL_INIT_AGENT", ""):
+            agent_name = nixlBind.NIXL_INIT_AGENT
+        handles = _handles(self, backends)
+        given: tuple[Any, ...]
         if isinstance(xfer_list, np.ndarray) and xfer_list.ndim == 2 and xfer_list.shape[1] == 5:
             if mem_type is None:
                 raise ValueError("mem_type is needed with an array of N rows of 5")
-            given: tuple[Any, ...] = (self.nixl_mems[mem_type], xfer_list)
+            given = self.nixl_mems[mem_type], xfer_list
         else:
             given = (self.get_xfer_descs(xfer_list, mem_type),)
-        return nixl_prepped_dlist_handle(
-            self.agent, self.agent.prepXferDlist(agent_name, *given, handles)
-        )
+        handle = self.agent.prepXferDlist(agent_name, *given, handles)
+        return nixl_prepped_dlist_handle(self.agent, handle)
 
     def make_prepped_xfer(
         self,
@@ -235,7 +392,7 @@ class nixl_agent:
             remote_xfer_side._handle,
             remote_indices,
             notif_msg,
-            self._handles(backends),
+            _handles(self, backends),
             skip_desc_merge,
         )
         return nixl_xfer_handle(self.agent, handle)
@@ -256,7 +413,7 @@ class nixl_agent:
             remote_descs,
             remote_agent,
             notif_msg,
-            self._handles(backends),
+            _handles(self, backends),
         )
         return nixl_xfer_handle(self.agent, handle)
 
@@ -272,14 +429,15 @@ class nixl_agent:
         nixlNotFoundError: it was removed; nixlBackendError: the deadline passed."""
         return _state(self.agent.getXferStatus(handle._handle))
 
-    def get_xfer_telemetry(self, handle: nixl_xfer_handle) -> nixlXferTelemetry:
+    def get_xfer_telemetry(self, handle: nixl_xfer_handle) -> nixlBind.nixlXferTelemetry:
         """nixlNoTelemetryError: the agent was made without capture_telemetry."""
         return self.agent.getXferTelemetry(handle._handle)
 
     def estimate_xfer_cost(self, req_handle: nixl_xfer_handle) -> tuple[int, int, str]:
         """Microseconds, how far they may be off, and "UNKNOWN", which is what NIXL says."""
-        duration, margin, _ = self.agent.estimateXferCost(req_handle._handle)
-        return duration, margin, "UNKNOWN"
+        duration, margin, method = self.agent.estimateXferCost(req_handle._handle)
+        by_backend = method == nixlBind.NIXL_COST_ANALYTICAL_BACKEND
+        return duration, margin, "ANALYTICAL_BACKEND" if by_backend else "UNKNOWN"
 
     def query_xfer_backend(self, handle: nixl_xfer_handle) -> str:
         chosen = self.agent.queryXferBackend(handle._handle)
@@ -295,11 +453,11 @@ class nixl_agent:
     # --- Notifications ------------------------------------------------------------------------
     def get_new_notifs(self, backends: list[str] = []) -> dict[str, list[bytes]]:
         """What has come since the last call, by sender."""
-        return self.agent.getNotifs({}, self._handles(backends))
+        return self.agent.getNotifs({}, _handles(self, backends))
 
     def update_notifs(self, backends: list[str] = []) -> dict[str, list[bytes]]:
         """Adds what has come to ``notifs``, which it returns."""
-        self.notifs = self.agent.getNotifs(self.notifs, self._handles(backends))
+        self.notifs = self.agent.getNotifs(self.notifs, _handles(self, backends))
         return self.notifs
 
     def check_remote_xfer_done(
@@ -311,7 +469,8 @@ class nixl_agent:
     ) -> bool:
         """Whether a message that begins with the tag, or has it anywhere, has come; takes the first
         such out of ``notifs``."""
-        messages = self.update_notifs(backends).get(remote_agent_name, [])
+        self.notifs = self.agent.getNotifs(self.notifs, _handles(self, backends))
+        messages = self.notifs.get(remote_agent_name, [])
         for at, message in enumerate(messages):
             if message.startswith(lookup_tag) if tag_is_prefix else lookup_tag in message:
                 if message:  # NIXL leaves an empty one where it is
@@ -324,8 +483,10 @@ class nixl_agent:
     ) -> None:
         """A notification by itself. nixlNotFoundError: unknown agent; nixlRemoteDisconnectError: it
         is known to be gone."""
-        handles = [] if backend is None else [self.backends[backend]]
-        self.agent.genNotif(remote_agent_name, notif_msg, handles)
+        if backend is None:
+            self.agent.genNotif(remote_agent_name, notif_msg)
+        else:
+            self.agent.genNotif(remote_agent_name, notif_msg, [self.backends[backend]])
 
     # --- Metadata -----------------------------------------------------------------------------
     def get_agent_metadata(self) -> bytes:
@@ -337,7 +498,7 @@ class nixl_agent:
     ) -> bytes:
         """Of registered memory, each range as it was registered; an empty list is for
         connecting alone. nixlNotFoundError: one was not registered so."""
-        return self.agent.getLocalPartialMD(descs, inc_conn_info, self._handles(backends))
+        return self.agent.getLocalPartialMD(descs, inc_conn_info, _handles(self, backends))
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
         """The agent's name, in bytes. nixlMismatchError: not metadata of the drop-in;
@@ -352,8 +513,8 @@ class nixl_agent:
     def check_remote_metadata(self, agent: str, descs: nixlXferDList | None = None) -> bool:
         """Whether the agent is known, and all of ``descs`` to be within memory of it."""
         if descs is None:
-            descs = nixlXferDList(MEMORY["DRAM"])
-        return self.agent.checkRemoteMD(agent, descs) == nixl_status_t.NIXL_SUCCESS
+            descs = nixlBind.nixlXferDList(nixlBind.DRAM_SEG)
+        return bool(self.agent.checkRemoteMD(agent, descs) == nixlBind.NIXL_SUCCESS)
 
     def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
         """To the listener there; returns at once, and logs what fails. nixlInvalidParamError:
@@ -369,7 +530,7 @@ class nixl_agent:
         port: int = DEFAULT_COMM_PORT,
         label: str = "",
     ) -> None:
-        handles = self._handles(backends)
+        handles = _handles(self, backends)
         self.agent.sendLocalPartialMD(descs, inc_conn_info, handles, ip_addr, port, label)
 
     def fetch_remote_metadata(

@@ -5,6 +5,7 @@ import operator
 from typing import Any
 
 from .enums import DEFAULT_COMM_PORT, nixl_thread_sync_t
+from .native import Native
 
 
 class _Flag:
@@ -38,15 +39,16 @@ class _Instance:
         return value
 
 
-_FIELDS: dict[str, Any] = {
-    "useProgThread": _Flag(),
-    "useListenThread": _Flag(),
-    "listenPort": _Integer(2**16 - 1),
-    "syncMode": _Instance(nixl_thread_sync_t),
-    "captureTelemetry": _Flag(),
-    "pthrDelay": _Integer(2**64 - 1),
-    "lthrDelay": _Integer(2**64 - 1),
-    "etcdWatchTimeout": _Instance(datetime.timedelta),
+# Of each field: what it takes, and what it is at first.
+_FIELDS: dict[str, tuple[Any, Any]] = {
+    "useProgThread": (_Flag(), False),
+    "useListenThread": (_Flag(), False),
+    "listenPort": (_Integer(2**16 - 1), DEFAULT_COMM_PORT),
+    "syncMode": (_Instance(nixl_thread_sync_t), nixl_thread_sync_t.NIXL_THREAD_SYNC_NONE),
+    "captureTelemetry": (_Flag(), False),
+    "pthrDelay": (_Integer(2**64 - 1), 0),
+    "lthrDelay": (_Integer(2**64 - 1), 100_000),
+    "etcdWatchTimeout": (_Instance(datetime.timedelta), datetime.timedelta(seconds=5)),
 }
 # The order of the constructor, in which the fifth is a number of workers that nobody reads.
 _POSITIONS = (
@@ -61,27 +63,36 @@ _POSITIONS = (
 )
 
 
-class nixlAgentConfig:
+def _field(name: str) -> property:
+    def get(self: "nixlAgentConfig") -> Any:
+        return self._kvx_values[name]
+
+    def put(self: "nixlAgentConfig", value: Any) -> None:
+        self._kvx_values[name] = _FIELDS[name][0].check(value)
+
+    return property(get, put)
+
+
+class nixlAgentConfig(Native):
     """kvxfer has its own threads, and is always safe to call from any: of these only
     ``useListenThread``, ``listenPort`` and ``captureTelemetry`` change something."""
 
-    useProgThread: bool = False
-    useListenThread: bool = False
-    listenPort: int = DEFAULT_COMM_PORT
-    syncMode: nixl_thread_sync_t = nixl_thread_sync_t.NIXL_THREAD_SYNC_NONE
-    captureTelemetry: bool = False
-    pthrDelay: int = 0
-    lthrDelay: int = 100_000
-    etcdWatchTimeout: datetime.timedelta = datetime.timedelta(seconds=5)
+    __slots__ = ("_kvx_values",)
+
+    useProgThread = _field("useProgThread")
+    useListenThread = _field("useListenThread")
+    listenPort = _field("listenPort")
+    syncMode = _field("syncMode")
+    captureTelemetry = _field("captureTelemetry")
+    pthrDelay = _field("pthrDelay")
+    lthrDelay = _field("lthrDelay")
+    etcdWatchTimeout = _field("etcdWatchTimeout")
 
     def __init__(self, *values: Any) -> None:
         if len(values) > len(_POSITIONS):
             raise TypeError(f"{len(values)} values; expected at most {len(_POSITIONS)}")
+        self._kvx_values = {name: first for name, (_, first) in _FIELDS.items()}
         for name, value in zip(_POSITIONS, values):
             if name:
-                setattr(self, name, value)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _FIELDS:
-            raise AttributeError(f"nixlAgentConfig has no {name}")
-        object.__setattr__(self, name, _FIELDS[name].check(value))
+                self._kvx_values[name] = _FIELDS[name][0].check(value)
+        Native.__init__(self)

@@ -8,12 +8,13 @@ import array
 import itertools
 import operator
 import struct
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .enums import nixl_mem_t
 from .errors import nixl_error, nixlNotFoundError
+from .native import Native
 
 _HEADER = struct.Struct("<8sIIQ")  # magic, memory, elements of a tuple, rows
 _MAGIC = b"kvxdlst1"
@@ -46,31 +47,33 @@ def rows_of_array(descs: np.ndarray, columns: int) -> np.ndarray:
     return descs.view(np.uint64)
 
 
-class DescList:
+class DescList(Native):
     """What the three kinds share. Not thread-safe: one owner at a time, as in NIXL."""
 
-    _arity = 3
+    __slots__ = ("_kvx_mem", "_kvx_shared", "_kvx_more", "_kvx_buffer", "_kvx_count")
+    _kvx_arity = 3
 
     def __init__(self, type: nixl_mem_t, init_size: Any = 0, *, descs: Any = None) -> None:
         """``init_size``: a number of zeroed descriptors, or in its place ``descs``."""
         if not isinstance(type, nixl_mem_t):
             raise TypeError(f"type is {type!r}; expected a nixl_mem_t")
         given = init_size if descs is None else descs
-        self._mem = type
-        self._shared = False
-        self._more: list[Any] = []
+        self._kvx_mem = nixl_mem_t(int(type))
+        self._kvx_shared = False
+        self._kvx_more: list[Any] = []
         if isinstance(given, list):
-            rows = _rows_of_tuples(given, self._arity)
-            if self._arity > 3:
-                self._more = [self._check_more(desc[3]) for desc in given]
+            rows = _rows_of_tuples(given, self._kvx_arity)
+            if self._kvx_arity > 3:
+                self._kvx_more = [self._kvx_check_more(desc[3]) for desc in given]
         elif isinstance(given, np.ndarray):
-            rows = self._take_array(given)
+            rows = self._kvx_take_array(given)
         else:
-            rows = self._zeros(given)
-        self._buffer = rows
-        self._count = len(rows)
+            rows = self._kvx_zeros(given)
+        self._kvx_buffer = rows
+        self._kvx_count = len(rows)
+        Native.__init__(self)
 
-    def _zeros(self, size: Any) -> np.ndarray:
+    def _kvx_zeros(self, size: Any) -> np.ndarray:
         try:
             count = operator.index(size)
         except TypeError:
@@ -79,143 +82,155 @@ class DescList:
             ) from None
         if count < 0:
             raise ValueError(f"init_size is {count}")
-        self._more = [self._no_more] * count if self._arity > 3 else []
+        self._kvx_more = [self._kvx_no_more] * count if self._kvx_arity > 3 else []
         return np.zeros((count, 3), dtype=np.uint64)
 
-    def _take_array(self, descs: np.ndarray) -> np.ndarray:
+    def _kvx_take_array(self, descs: np.ndarray) -> np.ndarray:
         rows = rows_of_array(descs, 3).copy()
-        self._more = [self._no_more] * len(rows) if self._arity > 3 else []
+        self._kvx_more = [self._kvx_no_more] * len(rows) if self._kvx_arity > 3 else []
         return rows
 
     # The fourth element: what an absent one is, and what a given one becomes.
-    _no_more: Any = None
+    _kvx_no_more: Any = None
 
-    def _check_more(self, value: Any) -> Any:
+    def _kvx_check_more(self, value: Any) -> Any:
         raise NotImplementedError
 
     @property
-    def _rows(self) -> np.ndarray:
+    def _kvx_rows(self) -> np.ndarray:
         """(N, 3) of uint64; what has it keeps what the list was then."""
-        self._shared = True
-        return self._buffer[: self._count]
+        self._kvx_shared = True
+        return self._kvx_buffer[: self._kvx_count]
 
-    def _own(self, room: int = 0) -> None:
+    def _kvx_own(self, room: int = 0) -> None:
         """Makes the buffer this list's alone, with space for ``room`` rows more."""
-        needed = self._count + room
-        if not self._shared and needed <= len(self._buffer):
+        needed = self._kvx_count + room
+        if not self._kvx_shared and needed <= len(self._kvx_buffer):
             return
-        buffer = np.zeros((max(needed, 2 * self._count if room else 0), 3), dtype=np.uint64)
-        buffer[: self._count] = self._buffer[: self._count]
-        self._buffer = buffer
-        self._shared = False
+        buffer = np.zeros((max(needed, 2 * self._kvx_count if room else 0), 3), dtype=np.uint64)
+        buffer[: self._kvx_count] = self._kvx_buffer[: self._kvx_count]
+        self._kvx_buffer = buffer
+        self._kvx_shared = False
 
-    def _parse(self, desc: Any) -> tuple[list[int], Any]:
+    def _kvx_parse(self, desc: Any) -> tuple[list[int], Any]:
         if not isinstance(desc, tuple):
             raise TypeError(f"the descriptor is a {type(desc).__name__}; expected a tuple")
-        if len(desc) < self._arity:
-            raise IndexError(f"the descriptor has {len(desc)} elements; expected {self._arity}")
+        if len(desc) < self._kvx_arity:
+            raise IndexError(f"the descriptor has {len(desc)} elements; expected {self._kvx_arity}")
         try:
             numbers = [operator.index(value) for value in desc[:3]]
         except TypeError as error:
             raise RuntimeError(f"the descriptor is not of integers: {error}") from None
         if min(numbers) < 0 or max(numbers) > _BIGGEST:
             raise RuntimeError("a number of the descriptor is not from 0 to 2^64 - 1")
-        return numbers, self._check_more(desc[3]) if self._arity > 3 else None
+        return numbers, self._kvx_check_more(desc[3]) if self._kvx_arity > 3 else None
 
-    def _at(self, index: Any) -> int:
+    def _kvx_at(self, index: Any) -> int:
         try:
             at = operator.index(index)
         except TypeError:
             raise TypeError(f"the index is a {type(index).__name__}") from None
         if at < 0:
             raise TypeError(f"the index is {at}; expected 0 or more")
-        if at >= self._count:
-            raise IndexError(f"the index is {at}; the list has {self._count} descriptors")
+        if at >= self._kvx_count:
+            raise IndexError(f"the index is {at}; the list has {self._kvx_count} descriptors")
         return at
 
     def getType(self) -> nixl_mem_t:
-        return self._mem
+        return self._kvx_mem
 
     def descCount(self) -> int:
-        return self._count
+        return self._kvx_count
 
     def isEmpty(self) -> bool:
-        return self._count == 0
+        return self._kvx_count == 0
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
-        at = self._at(index)
-        numbers = tuple(self._buffer[at].tolist())
-        return (*numbers, self._more[at]) if self._arity > 3 else numbers
+        return self._kvx_tuple(self._kvx_at(index))
+
+    def _kvx_tuple(self, at: int) -> tuple[Any, ...]:
+        numbers = tuple(self._kvx_buffer[at].tolist())
+        return (*numbers, self._kvx_more[at]) if self._kvx_arity > 3 else numbers
 
     def __setitem__(self, index: Any, desc: tuple[Any, ...]) -> None:
-        at = self._at(index)
-        numbers, more = self._parse(desc)
-        self._own()
-        self._buffer[at] = numbers
-        if self._arity > 3:
-            self._more[at] = more
+        at = self._kvx_at(index)
+        numbers, more = self._kvx_parse(desc)
+        self._kvx_own()
+        self._kvx_buffer[at] = numbers
+        if self._kvx_arity > 3:
+            self._kvx_more[at] = more
 
     def addDesc(self, desc: tuple[Any, ...]) -> None:
-        numbers, more = self._parse(desc)
-        self._own(1)
-        self._buffer[self._count] = numbers
-        self._count += 1
-        if self._arity > 3:
-            self._more.append(more)
+        numbers, more = self._kvx_parse(desc)
+        self._kvx_own(1)
+        self._kvx_buffer[self._kvx_count] = numbers
+        self._kvx_count += 1
+        if self._kvx_arity > 3:
+            self._kvx_more.append(more)
 
     append = addDesc
 
     def remDesc(self, index: int) -> None:
         """IndexError: there is none."""
         at = operator.index(index)
-        if not 0 <= at < self._count:
-            raise IndexError(f"the index is {at}; the list has {self._count} descriptors")
-        self._buffer = np.delete(self._buffer[: self._count], at, axis=0)
-        self._shared = False
-        self._count -= 1
-        if self._arity > 3:
-            del self._more[at]
+        if not 0 <= at < self._kvx_count:
+            raise IndexError(f"the index is {at}; the list has {self._kvx_count} descriptors")
+        self._kvx_buffer = np.delete(self._kvx_buffer[: self._kvx_count], at, axis=0)
+        self._kvx_shared = False
+        self._kvx_count -= 1
+        if self._kvx_arity > 3:
+            del self._kvx_more[at]
 
     def clear(self) -> None:
-        self._buffer = np.zeros((0, 3), dtype=np.uint64)
-        self._shared = False
-        self._count = 0
-        self._more = []
+        self._kvx_buffer = np.zeros((0, 3), dtype=np.uint64)
+        self._kvx_shared = False
+        self._kvx_count = 0
+        self._kvx_more = []
 
     def print(self) -> None:
         """To standard output."""
-        lines = [f"{type(self).__name__} of {self._mem.name}, {self._count} descriptors"]
-        lines += [f"  {self[i]}" for i in range(self._count)]
+        lines = [f"{type(self).__name__} of {self._kvx_mem.name}, {self._kvx_count} descriptors"]
+        lines += [f"  {self._kvx_tuple(i)}" for i in range(self._kvx_count)]
         print("\n".join(lines))
 
+    # The class that one has to be of to equal one of these; a program's subclasses are.
+    _kvx_kind: ClassVar[type]
+
     def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
+        if not isinstance(other, DescList) or not isinstance(other, self._kvx_kind):
             return NotImplemented
         return (
-            self._mem == other._mem
-            and np.array_equal(self._buffer[: self._count], other._buffer[: other._count])
-            and self._more == other._more
+            self._kvx_mem == other._kvx_mem
+            and np.array_equal(self._kvx_now(), other._kvx_now())
+            and self._kvx_more == other._kvx_more
         )
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _index(self, desc: tuple[Any, ...]) -> int:
-        numbers, _ = self._parse(desc)
-        same = (self._buffer[: self._count] == np.array(numbers, dtype=np.uint64)).all(axis=1)
+    def _kvx_now(self) -> np.ndarray:
+        """For a look within one call."""
+        return self._kvx_buffer[: self._kvx_count]
+
+    def _kvx_index(self, desc: tuple[Any, ...]) -> int:
+        numbers, _ = self._kvx_parse(desc)
+        same = (self._kvx_now() == np.array(numbers, dtype=np.uint64)).all(axis=1)
         if not same.any():
             raise nixl_error(nixlNotFoundError, f"{desc} is not in the list")
         return int(same.argmax())
 
+    # Copied and pickled by what follows.
+    __reduce_ex__ = object.__reduce_ex__
+
     def __getstate__(self) -> bytes:
-        head = _HEADER.pack(_MAGIC, int(self._mem), self._arity, self._count)
-        tail = b"".join(struct.pack("<I", len(more)) + more for more in self._more)
-        return head + self._buffer[: self._count].tobytes() + tail
+        head = _HEADER.pack(_MAGIC, int(self._kvx_mem), self._kvx_arity, self._kvx_count)
+        tail = b"".join(struct.pack("<I", len(more)) + more for more in self._kvx_more)
+        return head + self._kvx_buffer[: self._kvx_count].tobytes() + tail
 
     def __setstate__(self, state: bytes) -> None:
         """ValueError: not what ``__getstate__`` made."""
         try:
             magic, mem, arity, count = _HEADER.unpack_from(state)
-            if magic != _MAGIC or arity != self._arity:
+            if magic != _MAGIC or arity != self._kvx_arity:
                 raise ValueError("another kind of list")
             at = _HEADER.size + 24 * count
             rows = np.frombuffer(state[_HEADER.size : at], dtype="<u8").reshape(count, 3)
@@ -226,30 +241,36 @@ class DescList:
                 at += 4 + size
             if at != len(state):
                 raise ValueError("its length is wrong")
-            self._mem = nixl_mem_t(mem)
+            if mem not in nixl_mem_t._kvx_names:
+                raise ValueError(f"a kind of memory of number {mem}")
+            self._kvx_mem = nixl_mem_t(mem)
         except (struct.error, ValueError, TypeError) as error:
             raise ValueError(f"not a serialized {type(self).__name__}: {error}") from None
-        self._buffer = rows.astype(np.uint64)
-        self._shared = False
-        self._count = count
-        self._more = more
+        self._kvx_buffer = rows.astype(np.uint64)
+        self._kvx_shared = False
+        self._kvx_count = count
+        self._kvx_more = more
+        Native.__init__(self)
 
 
 class nixlXferDList(DescList):
     """What is moved: (address, bytes, device)."""
 
+    __slots__ = ()
+
     def index(self, desc: tuple[Any, ...]) -> int:
         """The first that equals it. nixlNotFoundError: none does."""
-        return self._index(desc)
+        return self._kvx_index(desc)
 
 
 class nixlRegDList(DescList):
     """What is registered: (address, bytes, device, meta); ``meta`` is bytes, given as str too."""
 
-    _arity = 4
-    _no_more = b""
+    __slots__ = ()
+    _kvx_arity = 4
+    _kvx_no_more = b""
 
-    def _check_more(self, value: Any) -> bytes:
+    def _kvx_check_more(self, value: Any) -> bytes:
         if isinstance(value, str):
             return value.encode()
         if isinstance(value, (bytes, bytearray)):
@@ -258,28 +279,32 @@ class nixlRegDList(DescList):
 
     def index(self, desc: tuple[Any, ...]) -> int:
         """The first of the same range, whatever its meta. nixlNotFoundError: none is."""
-        return self._index(desc)
+        return self._kvx_index(desc)
 
     def trim(self) -> nixlXferDList:
         """The ranges, without meta."""
-        return nixlXferDList(self._mem, self._buffer[: self._count].copy())
+        return nixlXferDList(self._kvx_mem, self._kvx_buffer[: self._kvx_count].copy())
 
 
 class nixlRemoteDList(DescList):
     """What is where: (address, bytes, device, agent)."""
 
-    _arity = 4
-    _no_more = ""
+    __slots__ = ()
+    _kvx_arity = 4
+    _kvx_no_more = ""
 
-    def _check_more(self, value: Any) -> str:
+    def _kvx_check_more(self, value: Any) -> str:
         if isinstance(value, str):
             return value
         if isinstance(value, (bytes, bytearray)):
             return value.decode()
         raise RuntimeError(f"the fourth element is a {type(value).__name__}; expected a name")
 
-    def _take_array(self, descs: np.ndarray) -> np.ndarray:
+    def _kvx_take_array(self, descs: np.ndarray) -> np.ndarray:
         raise TypeError("remote descriptors are a list of tuples; an array has no agents")
 
-    def __reduce__(self) -> Any:
-        raise TypeError("a nixlRemoteDList cannot be pickled")
+    __reduce_ex__ = Native.__reduce_ex__
+
+
+for _kind in (nixlXferDList, nixlRegDList, nixlRemoteDList):
+    _kind._kvx_kind = _kind

@@ -121,7 +121,7 @@ class Engine:
     # --- Memory -------------------------------------------------------------------------------
     def register(self, descs: DescList, named_backends: bool) -> None:
         if not named_backends:
-            self.check_kind(descs.getType())
+            self.check_kind(descs._kvx_mem)
         self.memory.register(self._agent, descs)
 
     def deregister(self, descs: DescList) -> None:
@@ -134,11 +134,11 @@ class Engine:
         return self._encode(self.memory.keys(), connection=True)
 
     def partial_metadata(self, descs: DescList, connection: bool) -> bytes:
-        if descs.isEmpty():
+        if descs._kvx_count == 0:
             return self._encode({}, connection=True)
-        self.check_kind(descs.getType())
+        self.check_kind(descs._kvx_mem)
         keys = self.memory.check_registered(descs)
-        return self._encode({int(descs.getType()): keys} if keys else {}, connection)
+        return self._encode({int(descs._kvx_mem): keys} if keys else {}, connection)
 
     def _encode(self, sections: dict[int, list[Key]], connection: bool) -> bytes:
         # Both under one lock: a blob with a higher number is never the older one.
@@ -168,11 +168,11 @@ class Engine:
 
     def knows(self, name: str, descs: DescList) -> bool:
         if name == self.name:
-            return self.memory.ever and descs.isEmpty()
+            return self.memory.ever and descs._kvx_count == 0
         remote = self.remotes.find(name)
         if remote is None:
             return False
-        return descs.isEmpty() or remote.coverage(int(descs.getType())).covers(descs._rows)
+        return descs._kvx_count == 0 or remote.coverage(int(descs._kvx_mem)).covers(descs._kvx_rows)
 
     def connect(self, name: str) -> None:
         self.inbox.greet(self._agent, self.remotes.get(name))
@@ -202,16 +202,16 @@ class Engine:
 
     def pairs(self, local: DescList, remote: DescList, agent: str) -> tuple[Pairs, int]:
         """Of two lists, and the generation of ``agent``."""
-        ours, theirs = local._rows, remote._rows
+        ours, theirs = local._kvx_rows, remote._kvx_rows
         check_lists(ours, theirs)
         if not agent:
             raise nixl_error(nixlNotFoundError, "the remote agent's name is empty")
-        there, generation = self._coverage(agent, remote.getType())
-        if not self._coverage("", local.getType())[0].covers(ours):
+        there, generation = self._coverage(agent, remote._kvx_mem)
+        if not self._coverage("", local._kvx_mem)[0].covers(ours):
             raise self._not_covered("")
         if not there.covers(theirs):
             raise self._not_covered(agent)
-        return pairs_of_lists(ours, theirs, (local.getType(), remote.getType())), generation
+        return pairs_of_lists(ours, theirs, (local._kvx_mem, remote._kvx_mem)), generation
 
     def check_generation(self, agent: str, generation: int) -> None:
         """nixlNotFoundError: it was removed since."""

@@ -1,28 +1,19 @@
 """Descriptor lists from what callers have: tuples, arrays, tensors."""
 
-import logging
 import sys
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from .dlist import DescList, nixlRegDList, nixlRemoteDList, nixlXferDList
-from .enums import nixl_mem_t
+from .dlist import nixlRegDList, nixlXferDList
 
-logger = logging.getLogger("kvxfer.compat.nixl")
+# The kind of list: a class of bindings.py, or what a program has put in its place.
+Kind = Callable[[Any, Any], Any]
 
-MEMORY = {
-    "DRAM": nixl_mem_t.DRAM_SEG,
-    "VRAM": nixl_mem_t.VRAM_SEG,
-    "FILE": nixl_mem_t.FILE_SEG,
-    "BLOCK": nixl_mem_t.BLK_SEG,
-    "OBJ": nixl_mem_t.OBJ_SEG,
-    # as they were called once
-    "cpu": nixl_mem_t.DRAM_SEG,
-    "cuda": nixl_mem_t.VRAM_SEG,
-}
 
-List = TypeVar("List", nixlRegDList, nixlXferDList, nixlRemoteDList)
+class NotDescriptorsError(Exception):
+    """Nothing that can be told apart; the text says why."""
 
 
 def _is_tensor(thing: Any) -> bool:
@@ -31,52 +22,48 @@ def _is_tensor(thing: Any) -> bool:
     return torch is not None and isinstance(thing, torch.Tensor)
 
 
-def _nothing(kind: type[List], why: str) -> List | None:
-    """As in NIXL, what cannot be told apart becomes None, and a line of the log."""
-    logger.error("no descriptors: %s", why)
-    return None
+def _row(tensor: Any, first: Any) -> tuple[int, int, int]:
+    if tensor.device != first.device:
+        raise NotDescriptorsError("the tensors are on several devices")
+    if not tensor.is_contiguous():
+        raise NotDescriptorsError("a tensor is not contiguous")
+    # A device of -1 is the host.
+    place = max(tensor.get_device(), 0)
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size(), place
 
 
-def _of_tensors(kind: type[List], tensors: list[Any]) -> List | None:
-    rows = np.zeros((len(tensors), 3), dtype=np.uint64)
-    for row, tensor in zip(rows, tensors):
-        if tensor.device != tensors[0].device:
-            return _nothing(kind, "the tensors are on several devices")
-        if not tensor.is_contiguous():
-            return _nothing(kind, "a tensor is not contiguous")
-        # A device of -1 is the host.
-        place = max(tensor.get_device(), 0)
-        row[:] = (tensor.data_ptr(), tensor.numel() * tensor.element_size(), place)
-    on_host = tensors[0].get_device() == -1
-    return kind(MEMORY["DRAM" if on_host else "VRAM"], rows)
-
-
-def _of_values(kind: type[List], descs: Any, mem_type: Any, fits: bool, form: str) -> List | None:
+def _check(mem_type: Any, fits: bool, form: str) -> None:
     if mem_type is None:
-        return _nothing(kind, "mem_type is needed where there is no tensor to tell it")
+        raise NotDescriptorsError("mem_type is needed where there is no tensor to tell it")
     if not fits:
-        return _nothing(kind, f"expected {form}")
-    return kind(MEMORY[mem_type], descs=descs)
+        raise NotDescriptorsError(f"expected {form}")
 
 
-def to_descs(kind: type[List], descs: Any, mem_type: str | None) -> List | None:
-    """A list of that kind. None, after a line of the log: these are not descriptors, mem_type is
-    missing, a tensor has gaps. KeyError: no such mem_type."""
-    if isinstance(descs, kind):
+def to_descs(kind: Kind, form: str, descs: Any, mem_type: Any, mems: Mapping[Any, Any]) -> Any:
+    """What ``kind`` makes of them; ``form``: "xfer", "reg" or "remote". ``mems``: by mem_type.
+
+    NotDescriptorsError: these are none, mem_type is missing, a tensor has gaps; KeyError: no such
+    mem_type."""
+    if isinstance(descs, kind):  # type: ignore[arg-type]
         return descs
-    if isinstance(descs, DescList):
-        return _nothing(kind, f"they are a {type(descs).__name__}; expected a {kind.__name__}")
+    if form != "remote" and isinstance(descs, (nixlXferDList, nixlRegDList)):
+        raise NotDescriptorsError(f"they are a {type(descs).__name__}")
     first = descs[0]
-    arity = kind._arity
+    arity = 3 if form == "xfer" else 4
     if isinstance(first, tuple):
-        return _of_values(kind, descs, mem_type, len(first) == arity, f"tuples of {arity}")
-    if kind is nixlRemoteDList:
-        return _nothing(kind, "a list of tuples (address, bytes, device, agent) is needed")
+        _check(mem_type, len(first) == arity, f"tuples of {arity}")
+        return kind(mems[mem_type], descs)
+    if form == "remote":
+        raise NotDescriptorsError("a list of tuples (address, bytes, device, agent) is needed")
     if isinstance(descs, np.ndarray):
-        fits = descs.ndim == 2 and descs.shape[1] == 3
-        return _of_values(kind, descs, mem_type, fits, "an array of N rows of 3")
+        _check(mem_type, descs.ndim == 2 and descs.shape[1] == 3, "an array of N rows of 3")
+        return kind(mems[mem_type], descs)
     if _is_tensor(descs):
-        return _of_tensors(kind, [descs])
+        mem = mems["DRAM" if descs.get_device() == -1 else "VRAM"]
+        row = _row(descs, descs)
+        return kind(mem, [row if form == "xfer" else (*row, "")])
     if _is_tensor(first):
-        return _of_tensors(kind, descs)
-    return _nothing(kind, f"a {type(descs).__name__} of {type(first).__name__} is none")
+        mem = mems["DRAM" if first.get_device() == -1 else "VRAM"]
+        rows = [_row(tensor, first) for tensor in descs]
+        return kind(mem, np.array(rows, dtype=np.uint64).reshape(-1, 3))
+    raise NotDescriptorsError(f"a {type(descs).__name__} of {type(first).__name__} is none")

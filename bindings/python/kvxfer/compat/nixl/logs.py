@@ -3,6 +3,8 @@ installed here. The drop-in itself logs as ``kvxfer.compat.nixl``."""
 
 import logging
 
+logger = logging.getLogger("kvxfer.compat.nixl")
+
 
 def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(f"nixl.{name.lstrip('_')}")

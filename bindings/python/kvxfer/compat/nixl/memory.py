@@ -21,7 +21,7 @@ _PATIENCE = 5.0
 
 
 def _keys(descs: DescList) -> list[Key]:
-    return [tuple(row) for row in descs._rows.tolist()]
+    return [tuple(row) for row in descs._kvx_rows.tolist()]
 
 
 class LocalMemory:
@@ -41,11 +41,11 @@ class LocalMemory:
 
     def register(self, agent: Any, descs: DescList) -> None:
         """All of them, or none. nixlBackendError: kvxfer refuses one, or the list is empty."""
-        if descs.isEmpty():
+        if descs._kvx_count == 0:
             raise nixl_error(nixlBackendError, "there is nothing to register")
-        kind = _KINDS.get(descs.getType())
+        kind = _KINDS.get(descs._kvx_mem)
         if kind is None:
-            name = descs.getType().name
+            name = descs._kvx_mem.name
             raise nixl_error(nixlBackendError, f"kvxfer does not move {name}, only memory")
         done: list[tuple[Key, Any]] = []
         try:
@@ -57,10 +57,10 @@ class LocalMemory:
             logger.error("memory was not registered: %s", error)
             raise nixl_error(nixlBackendError, str(error)) from error
         with self._lock:
-            section = self._regions.setdefault(int(descs.getType()), {})
+            section = self._regions.setdefault(int(descs._kvx_mem), {})
             for key, region in done:
                 section.setdefault(key, []).append(region)
-            self._coverage.pop(int(descs.getType()), None)
+            self._coverage.pop(int(descs._kvx_mem), None)
             self.ever = True
 
     @staticmethod
@@ -81,11 +81,11 @@ class LocalMemory:
         """One registration of each range, or nothing. nixlNotFoundError: one was never registered.
 
         nixlBackendError: a transfer still uses one after 5 s; it stays registered."""
-        mem = int(descs.getType())
+        mem = int(descs._kvx_mem)
         with self.in_use, self._lock:
             section = self._regions.get(mem)
             if not section:
-                raise nixl_error(nixlNotFoundError, f"no {descs.getType().name} is registered")
+                raise nixl_error(nixlNotFoundError, f"no {descs._kvx_mem.name} is registered")
             taken = self._take(section, _keys(descs))
             self._coverage.pop(mem, None)
         stuck: list[str] = []
@@ -130,7 +130,7 @@ class LocalMemory:
         """The ranges, each of which was registered as it is. nixlNotFoundError."""
         keys = _keys(descs)
         with self._lock:
-            section = self._regions.get(int(descs.getType()))
+            section = self._regions.get(int(descs._kvx_mem))
             if not section:
                 return []
             for key in keys:

@@ -15,6 +15,7 @@ from .errors import (
     nixlRepostActiveError,
 )
 from .memory import HOST, LocalMemory
+from .native import Native
 from .prepared import Pairs
 
 logger = logging.getLogger("kvxfer.compat.nixl")
@@ -23,25 +24,27 @@ logger = logging.getLogger("kvxfer.compat.nixl")
 CANCEL_PATIENCE = 1.5
 
 
-class nixlXferTelemetry:
+class nixlXferTelemetry(Native):
     """Of a transfer that is done; microseconds, as integers."""
 
-    __slots__ = ("_start", "_post", "_xfer", "_bytes", "_count")
+    __slots__ = ("_kvx_values",)
 
     def __init__(self) -> None:
-        self._start = self._post = self._xfer = self._bytes = self._count = 0
+        self._kvx_values = (0, 0, 0, 0, 0)
+        Native.__init__(self)
 
     @classmethod
-    def _of(cls, start: int, post: int, xfer: int, size: int, count: int) -> "nixlXferTelemetry":
+    def _kvx_of(cls, *values: int) -> "nixlXferTelemetry":
+        """In the order of the properties."""
         new = cls()
-        new._start, new._post, new._xfer, new._bytes, new._count = start, post, xfer, size, count
+        new._kvx_values = values
         return new
 
-    startTime = property(lambda self: self._start, doc="Of posting, on the monotonic clock.")
-    postDuration = property(lambda self: self._post, doc="What posting took.")
-    xferDuration = property(lambda self: self._xfer, doc="From posting to the end.")
-    totalBytes = property(lambda self: self._bytes)
-    descCount = property(lambda self: self._count, doc="After merging.")
+    startTime = property(lambda self: self._kvx_values[0], doc="Of posting, monotonic clock.")
+    postDuration = property(lambda self: self._kvx_values[1], doc="What posting took.")
+    xferDuration = property(lambda self: self._kvx_values[2], doc="From posting to the end.")
+    totalBytes = property(lambda self: self._kvx_values[3])
+    descCount = property(lambda self: self._kvx_values[4], doc="After merging.")
 
 
 class Transfer:
@@ -195,7 +198,7 @@ class Transfer:
         # kvxfer's clock starts within the call that posts.
         seconds = max(seconds, self._post_seconds)
         # NIXL's clock ticks in microseconds: what was done took at least one.
-        return nixlXferTelemetry._of(
+        return nixlXferTelemetry._kvx_of(
             int(self._start * 1e6),
             max(1, int(self._post_seconds * 1e6)),
             max(1, int(seconds * 1e6)),

@@ -1,12 +1,12 @@
-"""NIXL's name for kvxfer.compat.nixl. In this folder, so that only those find it who ask."""
+"""NIXL's name for kvxfer.compat.nixl. In this folder, so that only those find it who ask.
 
-from . import _api, _bindings, _utils, logging
-from ._api import *  # noqa: F403
-from ._bindings import *  # noqa: F403
-from ._utils import *  # noqa: F403
-from .logging import get_logger
+As in NIXL every public name of its modules is one of the package too."""
 
-# Both have one; it is that of the Python interface which nixl_agent_config takes.
-nixl_thread_sync_t = _api.nixl_thread_sync_t
+from kvxfer.compat.nixl import names as _names
 
-__all__ = [*_bindings.__all__, *_api.__all__, *_utils.__all__, "get_logger", "logging"]
+_bindings, _utils, _api = (_names.MODULES[each] for each in ("_bindings", "_utils", "_api"))
+# nixl_thread_sync_t is in two of them; it is that of the Python interface, which comes last.
+for _module in (_bindings, _utils, _api):
+    globals().update(_names.public(_module))
+
+_names.stand_for(__name__)

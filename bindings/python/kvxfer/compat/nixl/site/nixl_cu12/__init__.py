@@ -1,6 +1,6 @@
 """NIXL's name for kvxfer.compat.nixl where a CUDA version is named."""
 
-from ._api import (
+from kvxfer.compat.nixl.api import (
     DEFAULT_COMM_PORT,
     nixl_agent,
     nixl_agent_config,
@@ -9,6 +9,9 @@ from ._api import (
     nixl_thread_sync_t,
     nixl_xfer_handle,
 )
+from kvxfer.compat.nixl.names import stand_for
+
+stand_for(__name__)
 
 __all__ = [
     "DEFAULT_COMM_PORT",

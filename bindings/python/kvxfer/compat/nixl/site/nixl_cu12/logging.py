@@ -1,3 +1,0 @@
-from kvxfer.compat.nixl.logs import get_logger
-
-__all__ = ["get_logger"]
