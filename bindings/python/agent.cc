@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -42,6 +44,41 @@ struct Region {
 Region RegisterMemory(const Handle& agent, const py::object& memory, const std::string& access) {
   const auto [id, span] = agent->Register(memory, ToAccess(access));
   return {agent, id, span};
+}
+
+constexpr char kRegionRows[] = "an array (N, 3) of int64 or uint64: address, bytes, device";
+
+std::vector<uint32_t> RegisterRows(const Handle& agent, const py::object& array,
+                                   const std::string& kind) {
+  const Rows rows = ToRows(array, "rows", kRegionRows);
+  if (rows.columns != 3) Refuse(absl::StrCat("rows are not ", kRegionRows));
+  const MemoryKind memory = ToMemoryKind(kind);
+  std::vector<MemorySpan> spans(rows.count);
+  for (size_t i = 0; i < rows.count; ++i) {
+    // For host memory the device is a label of the caller's.
+    const auto device = memory == MemoryKind::kHost ? 0 : rows.at(i, 2);
+    if (device > INT_MAX) Refuse(absl::StrCat("device ", device, " is none"));
+    spans[i] = {.data = reinterpret_cast<void*>(rows.at(i, 0)),
+                .bytes = rows.at(i, 1),
+                .kind = memory,
+                .device_id = static_cast<int>(device)};
+  }
+  std::vector<uint32_t> ids;
+  for (const RegionId id : agent->RegisterRaw(spans, Access::kReadWrite)) {
+    ids.push_back(static_cast<uint32_t>(id));
+  }
+  return ids;
+}
+
+std::pair<std::vector<uint32_t>, std::string> DeregisterIds(const Handle& agent,
+                                                            const std::vector<uint32_t>& ids,
+                                                            double timeout) {
+  std::vector<RegionId> regions;
+  for (const uint32_t id : ids) regions.push_back(RegionId{id});
+  const auto [in_use, why] = agent->DeregisterRaw(std::move(regions), timeout);
+  std::vector<uint32_t> left;
+  for (const RegionId id : in_use) left.push_back(static_cast<uint32_t>(id));
+  return {std::move(left), std::string(why.message())};
 }
 
 // Of this agent: numbers of another one mean other memory here.
@@ -241,6 +278,8 @@ void BindMemoryAndPeers(AgentClass& agent) {
           },
           py::arg("region"), py::arg("timeout") = 5.0,
           "Waits until no transfer can touch it, and forgets it. DeadlineExceeded: still in use.")
+      .def("_register_rows", &RegisterRows, py::arg("rows"), py::arg("kind"))
+      .def("_deregister_ids", &DeregisterIds, py::arg("ids"), py::arg("timeout"))
       .def(
           "metadata",
           [](const Handle& self) {

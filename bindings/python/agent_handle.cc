@@ -79,6 +79,23 @@ void AgentHandle::Deregister(RegionId region, double timeout) {
   const auto gone = held_.extract(region);
 }
 
+std::vector<RegionId> AgentHandle::RegisterRaw(std::span<const MemorySpan> spans, Access access) {
+  return Value(Call([&](Agent& agent) { return agent.RegisterMemory(spans, access); }));
+}
+
+std::pair<std::vector<RegionId>, absl::Status> AgentHandle::DeregisterRaw(
+    std::vector<RegionId> regions, double timeout) {
+  absl::Status status = CallInTurns(timeout, [&regions](Agent& agent, Duration turn) {
+    std::vector<RegionId> in_use;
+    absl::Status said = agent.DeregisterMemory(regions, turn, &in_use);
+    if (absl::IsDeadlineExceeded(said)) regions = std::move(in_use);
+    return said;
+  });
+  if (status.ok()) return {};
+  if (!absl::IsDeadlineExceeded(status)) Check(status);
+  return {std::move(regions), std::move(status)};
+}
+
 void AgentHandle::CheckMemory() const {
   // To ask a tensor is to run code of Python, which may change the map.
   std::vector<std::pair<uint32_t, HeldMemory>> asked;

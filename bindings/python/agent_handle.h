@@ -78,6 +78,11 @@ class AgentHandle {
 
   std::pair<RegionId, MemorySpan> Register(pybind11::handle memory, Access access);
   void Deregister(RegionId region, double timeout);
+  // Many at once, of memory that nothing of Python holds.
+  std::vector<RegionId> RegisterRaw(std::span<const MemorySpan> spans, Access access);
+  // Those that are still in use after `timeout` seconds, and why; the others are gone.
+  std::pair<std::vector<RegionId>, absl::Status> DeregisterRaw(std::vector<RegionId> regions,
+                                                               double timeout);
   // InvalidArgument: the memory of a region was let go of while it was registered.
   void CheckMemory() const;
 

@@ -40,10 +40,20 @@ Incarnation Agent::incarnation() const { return impl_->engine->incarnation(); }
 std::string Agent::listen_address() const { return impl_->engine->listen_address(); }
 
 absl::StatusOr<RegionId> Agent::RegisterMemory(const MemorySpan& span, Access access) {
-  return impl_->engine->RegisterMemory(span, access);
+  auto made = impl_->engine->RegisterMemory(std::span(&span, 1), access);
+  if (!made.ok()) return made.status();
+  return made->front();
+}
+absl::StatusOr<std::vector<RegionId>> Agent::RegisterMemory(std::span<const MemorySpan> spans,
+                                                            Access access) {
+  return impl_->engine->RegisterMemory(spans, access);
 }
 absl::Status Agent::DeregisterMemory(RegionId region, Duration timeout) {
-  return impl_->engine->DeregisterMemory(region, timeout);
+  return impl_->engine->DeregisterMemory(std::span(&region, 1), timeout, nullptr);
+}
+absl::Status Agent::DeregisterMemory(std::span<const RegionId> regions, Duration timeout,
+                                     std::vector<RegionId>* in_use) {
+  return impl_->engine->DeregisterMemory(regions, timeout, in_use);
 }
 
 absl::StatusOr<std::string> Agent::Metadata() const { return impl_->engine->Metadata(); }

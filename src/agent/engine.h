@@ -54,8 +54,10 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   bool InForkedChild() const { return fork_guard_.InChild(); }
   absl::Status CheckNotForked() const { return fork_guard_.Check(); }
 
-  absl::StatusOr<RegionId> RegisterMemory(const MemorySpan& span, Access access);
-  absl::Status DeregisterMemory(RegionId region, Duration timeout);
+  absl::StatusOr<std::vector<RegionId>> RegisterMemory(std::span<const MemorySpan> spans,
+                                                       Access access);
+  absl::Status DeregisterMemory(std::span<const RegionId> regions, Duration timeout,
+                                std::vector<RegionId>* in_use);
 
   absl::StatusOr<std::string> Metadata();
   absl::StatusOr<std::string> AddPeer(std::string_view metadata_bytes);
@@ -117,13 +119,14 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
 
  private:
   absl::Status Init();
-  // Set once, by the owner; waited for by others, whichever ends last.
-  using Flag = std::shared_ptr<std::atomic<bool>>;
-  // A region whose deregistration has begun. `awaited`: a call of DeregisterMemory waits for it.
+  // How many of the regions that a call deregisters are left, set by the owner; the call waits for
+  // 0, and the owner may outlast the call.
+  using Left = std::shared_ptr<std::atomic<size_t>>;
+  // A region whose deregistration has begun. `left` is null: no call of DeregisterMemory waits for
+  // it.
   struct Closing {
     InboundHub::Question question{};
-    Flag removed = std::make_shared<std::atomic<bool>>(false);
-    bool awaited = false;
+    Left left{};
   };
 
   absl::Status MakeBackends();
@@ -159,9 +162,12 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   absl::Status CheckNotDraining() const;
   // What Drain waits for, for a person; empty: nothing.
   absl::StatusOr<std::string> LeftToDrain();
-  absl::StatusOr<RegionId> RegisterCuda(const MemorySpan& span, Access access);
-  absl::StatusOr<Flag> BeginDeregistration(RegionId region);
-  std::string LeaveDeregistration(RegionId region);
+  absl::StatusOr<std::vector<RegionId>> RegisterHost(std::span<const MemorySpan> spans,
+                                                     Access access);
+  absl::StatusOr<std::vector<RegionId>> RegisterCuda(const MemorySpan& span, Access access);
+  absl::Status CheckCanDeregister(std::span<const RegionId> regions) const;
+  absl::StatusOr<Left> BeginDeregistration(std::span<const RegionId> regions);
+  std::vector<RegionId> LeaveDeregistration(std::span<const RegionId> regions);
   void FinishDeregistrations();
   void OnDrained(uint64_t bytes);
   // By the owner.

@@ -79,6 +79,12 @@ void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
   if (std::ranges::find(hello->auth, AuthMethod::kNone) == hello->auth.end()) {
     return Refuse(link, RefuseReason::kAuth, "no common authentication method");
   }
+  if (*version < kPageVersion && runtime_->memory.live() > kMaxListedRegions) {
+    return Refuse(link, RefuseReason::kVersion,
+                  absl::StrCat("agent ", runtime_->options.name, " has ", runtime_->memory.live(),
+                               " regions, and protocol version ", *version, " lists at most ",
+                               kMaxListedRegions, ": update kvxfer at ", hello->name));
+  }
   InboundSession* session = Attach(link, *hello);
   if (session == nullptr) return;
   const bool first = session->links.empty();
@@ -149,14 +155,32 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
 }
 
 void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
-  const HelloAckFrame ack{.version = version,
-                          .target = runtime_->incarnation,
-                          .last_region = runtime_->memory.last_region(),
-                          .live_regions = runtime_->memory.LiveRegions()};
+  HelloAckFrame ack{.version = version,
+                    .target = runtime_->incarnation,
+                    .last_region = runtime_->memory.last_region()};
+  if (version < kPageVersion) {
+    ack.live_regions = runtime_->memory.LiveRegions();
+  } else {
+    link.untold = {.first = 1, .last = ack.last_region};
+  }
   const std::string message =
       EncodeMessage(FrameType::kHelloAck, 0, link.session->channel.received(), ack);
   if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
-    CloseLink(link, absl::InternalError("no room for the answer to a hello"));
+    return CloseLink(link, absl::InternalError("no room for the answer to a hello"));
+  }
+  SendPages(link);
+}
+
+// As far as there is room. Each is true when it is sent, and what is deregistered later is told by
+// QUIESCE.
+void InboundHub::SendPages(InboundLink& link) {
+  while (link.untold.first <= link.untold.last && !link.closing) {
+    RegionsFrame page = runtime_->memory.Page(link.untold.first, link.untold.last, kMaxRegionRuns);
+    page.target = runtime_->incarnation;
+    const std::string message =
+        EncodeMessage(FrameType::kRegions, 0, link.session->channel.received(), page);
+    if (!link.endpoint->Send(std::as_bytes(std::span(message)))) return;
+    link.untold.first = page.last + 1;
   }
 }
 
@@ -275,10 +299,10 @@ void InboundHub::Close(const absl::Status& why) {
 
 absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope& scope,
                                                               bool revoke) {
-  if (scope.regions.size() > kMaxRegions) {
-    return absl::InvalidArgumentError(absl::StrCat("Quiesce of ", scope.regions.size(),
-                                                   " regions; an agent has at most ", kMaxRegions,
-                                                   ": leave the list empty to mean all"));
+  if (scope.regions.size() > kMaxListedRegions) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Quiesce of ", scope.regions.size(), " regions; one call names at most ", kMaxListedRegions,
+        ": leave the list empty to mean all, or call several times"));
   }
   // Deregistrations are as few as regions, one each, and have to be asked.
   if (!revoke && questions_.size() >= kMaxQuestions / 2) {

@@ -41,7 +41,9 @@ class InboundLink : public EndpointUser {
   InboundSession* session = nullptr;  // after its hello
   Time heard{};
   bool closing = false;
-  uint16_t version = 0;             // of the protocol, agreed on by its hello
+  uint16_t version = 0;  // of the protocol, agreed on by its hello
+  // Regions that it is still to be told of, whether they live: first to last; none where empty.
+  RegionRun untold{.first = 1, .last = 0};
   bool carried = false;             // told the initiator what belongs to the session the other way
   std::vector<uint32_t> fencing{};  // rails whose kRailFenced event is awaited
   std::vector<uint32_t> fenced{};   // and those that the initiator is to be told of
@@ -125,6 +127,7 @@ class InboundHub {
   void Refuse(InboundLink& link, RefuseReason reason, const std::string& text);
   InboundSession* Attach(InboundLink& link, const HelloFrame& hello);
   void SendHelloAck(InboundLink& link, uint16_t version);
+  void SendPages(InboundLink& link);
   void OnCarry(InboundLink& link, std::span<const std::byte> body);
   void OnNumberedMessage(InboundSession& session, const Envelope& envelope);
   absl::Status OnNumbered(InboundSession& session, const ReliableChannel::Incoming& frame);

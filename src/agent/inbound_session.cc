@@ -374,6 +374,7 @@ void InboundHub::Pump() {
 
 void InboundHub::Pump(InboundSession& session) {
   if (session.failed || session.links.empty()) return;
+  for (InboundLink* link : session.links) SendPages(*link);
   TellCredit(session);
   Flush(session);
   TellFencedRails(session);

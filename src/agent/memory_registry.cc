@@ -8,7 +8,6 @@
 #include "src/core/log.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
-#include "src/core/wire_format.h"
 
 namespace kvxfer {
 namespace {
@@ -57,7 +56,8 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
   if (entries_.size() >= kMaxRegions) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the agent has ", kMaxRegions,
-                     " regions already; register larger ones, or deregister some"));
+                     " regions already, which is the most; register larger ones (one region "
+                     "may hold any number of blocks), or deregister some"));
   }
   Entry entry;
   entry.region = {
@@ -117,13 +117,16 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
   return id;
 }
 
-absl::Status MemoryRegistry::Close(RegionId id) {
+absl::Status MemoryRegistry::CheckOpen(RegionId id) const {
   const auto it = entries_.find(id);
-  if (it == entries_.end() || it->second.slots) {
-    return absl::NotFoundError(absl::StrCat("no region ", static_cast<uint32_t>(id),
-                                            " is registered (deregistered before?)"));
-  }
-  it->second.closed = true;
+  if (it != entries_.end() && !it->second.slots) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("no region ", static_cast<uint32_t>(id),
+                                          " is registered (deregistered before?)"));
+}
+
+absl::Status MemoryRegistry::Close(RegionId id) {
+  if (auto status = CheckOpen(id); !status.ok()) return status;
+  entries_.at(id).closed = true;
   std::lock_guard lock(mu_);
   open_.erase(id);
   table_.reset();
@@ -215,6 +218,24 @@ std::vector<uint32_t> MemoryRegistry::LiveRegions() const {
     if (!entry.closed) live.push_back(static_cast<uint32_t>(id));
   }
   return live;
+}
+
+RegionsFrame MemoryRegistry::Page(uint32_t first, uint32_t last, size_t most) const {
+  RegionsFrame page{.first = first, .last = last};
+  for (auto it = entries_.lower_bound(RegionId{first}); it != entries_.end(); ++it) {
+    const auto id = static_cast<uint32_t>(it->first);
+    if (id > last) break;
+    if (it->second.closed) continue;
+    if (!page.live.empty() && page.live.back().last + 1 == id) {
+      page.live.back().last = id;
+    } else if (page.live.size() < most) {
+      page.live.push_back({.first = id, .last = id});
+    } else {
+      page.last = id - 1;
+      break;
+    }
+  }
+  return page;
 }
 
 std::shared_ptr<const RegionTable> MemoryRegistry::table() const {

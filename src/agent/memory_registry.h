@@ -17,6 +17,7 @@
 #include "kvxfer/backend.h"
 #include "src/core/metadata.h"
 #include "src/core/region_table.h"
+#include "src/core/wire_format.h"
 
 namespace kvxfer {
 
@@ -55,7 +56,9 @@ class MemoryRegistry {
     const auto it = told_.find(std::string(backend));
     return it == told_.end() ? absl::OkStatus() : it->second;
   }
-  // From now on no new transfer uses it and new metadata does not name it.
+  // NotFound: no region of the application's that can be closed.
+  absl::Status CheckOpen(RegionId id) const;
+  // From now on no new transfer uses it and new metadata does not name it. As CheckOpen.
   absl::Status Close(RegionId id);
   // Forgets a closed region.
   void Remove(RegionId id);
@@ -77,7 +80,12 @@ class MemoryRegistry {
 
   std::vector<AgentMetadata::Region> Describe(const Backends& backends) const;
   uint32_t last_region() const { return last_region_; }
+  // How many are open.
+  size_t live() const { return open_.size(); }
   std::vector<uint32_t> LiveRegions() const;
+  // Which of `first` to `last` are open, as far as `most` runs tell of them: of the frame `first`,
+  // `last` and `live` are set, and its `last` may be an earlier one.
+  RegionsFrame Page(uint32_t first, uint32_t last, size_t most) const;
 
   // Open regions as planning sees them.
   std::shared_ptr<const RegionTable> table() const;

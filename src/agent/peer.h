@@ -86,6 +86,10 @@ class Link : public EndpointUser {
   const size_t backend;
   PathMeasure* const seen;  // outlives the link
   State state = State::kConnecting;
+  // In kHello: what the target has said so far.
+  bool acked = false;
+  uint64_t regions_due = 0;   // of which it is to say whether they live, by its hello-ack
+  uint64_t regions_told = 0;  // and of so many it has
   bool was_up = false;
   // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
   // may let words through and no data.
@@ -277,6 +281,8 @@ class Peer {
   void OnConnected(Link& link);
   void OnHelloAck(Link& link, const Envelope& envelope);
   void OnRefuse(Link& link, const Envelope& envelope);
+  void OnRegions(Link& link, const Envelope& envelope);
+  void GoUp(Link& link);
   void RevokeAllBut(std::vector<uint32_t> live, uint32_t last);
   void CheckDeath(const absl::Status& why);
   void ResetSession(const absl::Status& why, Time posted_until = Time::max());
@@ -291,6 +297,7 @@ class Peer {
   absl::Status ResolveRegions(Outbound& outbound);
   absl::StatusOr<const RemoteKey*> KeyOf(Link& link, RegionId id);
   void DropDeadKeys();
+  void DropKeys(std::span<const uint32_t> regions);
   void SendData(Time now);
   // kEnded: it failed, and is not in sending_ any more, perhaps nowhere.
   enum class Turn : uint8_t { kPosted, kFinished, kBlocked, kEnded };
@@ -390,6 +397,8 @@ class Peer {
   // Regions that the target deregistered, also those whose metadata has not come yet: an id is
   // never used again.
   IdSet revoked_;
+  // They come in few runs: between two are regions that live. Beyond this, ids are made up.
+  static constexpr size_t kMaxDeadRuns = 2 * kMaxRegions;
   std::vector<Path> paths_;  // in order of preference
   bool closing_ = false;
   Time close_by_{};
@@ -433,7 +442,8 @@ class Peer {
     uint64_t id = 0;
     std::unordered_set<uint64_t> transfers{};  // still to end
     bool revoke = false;
-    bool closes = false;  // and what is revoked may be open here
+    std::vector<uint32_t> regions{};  // those that are revoked
+    bool closes = false;              // and what is revoked may be open here
   };
   std::vector<Asked> asked_;  // Quiesce requests not yet answered
 };

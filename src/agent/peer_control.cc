@@ -7,12 +7,6 @@
 #include "src/cuda/closer.h"
 
 namespace kvxfer {
-namespace {
-
-// Dead regions come in few runs: between two are regions that live. Beyond this, ids are made up.
-constexpr size_t kMaxDeadRuns = 4 * kMaxRegions;
-
-}  // namespace
 
 void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
   if (link.state == Link::State::kClosing) return;
@@ -27,6 +21,7 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
     return ProtocolError(link, status);
   }
   if (envelope->type == FrameType::kHelloAck) return OnHelloAck(link, *envelope);
+  if (envelope->type == FrameType::kRegions) return OnRegions(link, *envelope);
   if (envelope->type == FrameType::kPong) {
     link.unanswered = Time{};
     return;
@@ -189,19 +184,25 @@ absl::Status Peer::OnVerdict(const VerdictFrame& frame) {
 // Answered when every transfer that was posted before the request came, and touches what it names,
 // has ended and is quiet.
 absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
-  // Deregistrations are as few as regions.
-  const auto alike = std::ranges::count_if(
-      asked_, [&](const Asked& asked) { return asked.revoke == frame.revoke; });
-  if (static_cast<size_t>(alike) >= (frame.revoke ? kMaxRegions : kMaxQuestions) ||
-      revoked_.runs() > kMaxDeadRuns) {
+  // A region is deregistered once.
+  size_t questions = 0;
+  size_t regions = std::max<size_t>(frame.regions.size(), 1);
+  for (const Asked& asked : asked_) {
+    questions += asked.revoke ? 0 : 1;
+    regions += asked.revoke ? std::max<size_t>(asked.regions.size(), 1) : 0;
+  }
+  const bool too_many = frame.revoke ? regions > kMaxRegions : questions >= kMaxQuestions;
+  if (too_many || revoked_.runs() > kMaxDeadRuns) {
     return absl::ResourceExhaustedError("more QUIESCE at once than a target asks");
   }
+  std::vector<uint32_t> named = frame.regions;
+  std::ranges::sort(named);
   const auto touches = [&](const internal::TransferRecord& record) {
     if (record.kind == TransferKind::kNotify) return false;
     if (frame.all_regions) return true;
     return std::ranges::any_of(record.blocks.remote_regions(), [&](uint32_t index) {
       const auto id = static_cast<uint32_t>(record.remote->regions()[index].id);
-      return std::ranges::find(frame.regions, id) != frame.regions.end();
+      return std::ranges::binary_search(named, id);
     });
   };
   if (frame.revoke) {
@@ -227,6 +228,7 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
   stager_.ForEachOutstanding([&](const TransferPtr& record) {
     if (touches(*record)) asked.transfers.insert(record->id);
   });
+  if (frame.revoke) asked.regions = std::move(named);
   asked_.push_back(std::move(asked));
   AnswerQuiesce();
   return absl::OkStatus();
@@ -238,8 +240,14 @@ void Peer::AnswerQuiesce() {
   const auto quiet = [](const Asked& asked) { return asked.transfers.empty(); };
   const auto revoked = [&](const Asked& asked) { return quiet(asked) && asked.revoke; };
   waits_closed_ = false;
-  if (std::ranges::any_of(asked_, revoked)) {
-    DropDeadKeys();
+  bool any = false;
+  for (const Asked& asked : asked_) {
+    if (!revoked(asked)) continue;
+    // New transfers cannot use them, and those that did have ended.
+    DropKeys(asked.regions);
+    any = true;
+  }
+  if (any) {
     const auto closes = [&](const Asked& asked) { return quiet(asked) && asked.closes; };
     waits_closed_ = std::ranges::any_of(asked_, closes) && cuda::Closing();
   }

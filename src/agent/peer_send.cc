@@ -184,6 +184,16 @@ void Peer::DropDeadKeys() {
   std::erase_if(staged_keys_, [&](const auto& entry) { return dead(entry.first, &entry.second); });
 }
 
+// Of regions that no transfer uses.
+void Peer::DropKeys(std::span<const uint32_t> regions) {
+  for (const uint32_t region : regions) {
+    for (Path& path : paths_) {
+      if (path.link) path.link->keys.erase(RegionId{region});
+    }
+    staged_keys_.erase(region);
+  }
+}
+
 // Transfers of one priority take turns, a slice each, so that a large one does not hold up a small
 // one; a lower priority gets what the higher ones cannot use.
 void Peer::SendData(Time now) {

@@ -31,18 +31,52 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   if (ack->target != metadata_.incarnation) {
     return ProtocolError(link, absl::InvalidArgumentError("another incarnation took the hello"));
   }
+  if (link.acked) return ProtocolError(link, absl::InvalidArgumentError("second hello-ack"));
+  link.acked = true;
+  link.carries = ack->version >= kCarryVersion;
+  link.fences_rails = ack->version >= kRailVersion;
+  if (ack->version < kPageVersion) {
+    RevokeAllBut(std::move(ack->live_regions), ack->last_region);
+  } else {
+    link.regions_due = ack->last_region;
+  }
+  GoUp(link);
+}
+
+// A page of the target's regions. Those that it does not list are gone.
+void Peer::OnRegions(Link& link, const Envelope& envelope) {
+  const auto page = Decode<RegionsFrame>(envelope.body);
+  if (!page.ok()) return ProtocolError(link, page.status());
+  if (link.state != Link::State::kHello) return;
+  if (page->target != metadata_.incarnation) {
+    return ProtocolError(link, absl::InvalidArgumentError("regions of another incarnation"));
+  }
+  link.regions_told += uint64_t{page->last} - page->first + 1;
+  uint32_t next = page->first;
+  for (const RegionRun& run : page->live) {
+    if (run.first > next) revoked_.Add(next, run.first - 1);
+    next = run.last + 1;
+  }
+  if (next != 0 && next <= page->last) revoked_.Add(next, page->last);
+  if (revoked_.runs() > kMaxDeadRuns) {
+    return ProtocolError(link, absl::ResourceExhaustedError("more regions are gone than were"));
+  }
+  GoUp(link);
+}
+
+// Once the target has said all that it says when a connection begins.
+void Peer::GoUp(Link& link) {
+  if (!link.acked || link.regions_told < link.regions_due) return;
+  DropDeadKeys();
   const bool first = UpLink() == nullptr;
   link.state = Link::State::kUp;
   link.was_up = true;
-  link.carries = ack->version >= kCarryVersion;
-  link.fences_rails = ack->version >= kRailVersion;
   const Time now = Now();
   link.heard = now;
   link.prove_by = now + runtime_->options.connect_timeout * 3 / 4;
   link.ping_at = now + runtime_->options.heartbeat;
   unlinked_ = Time{};
   session_known_ = true;
-  RevokeAllBut(std::move(ack->live_regions), ack->last_region);
   if (first) channel_.Rewind();
   const auto arrival = runtime_->backends[link.backend]->capabilities().arrival;
   if (arrival == Arrival::kImmediate && slots_.granted() == 0) RequestSlots();
@@ -57,7 +91,7 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   if (std::ranges::any_of(link.lives, up)) OnProven(link);
 }
 
-// What the target says when a connection begins: of the regions up to `last`, `live` are there.
+// What the target says before version 6: of the regions up to `last`, `live` are there.
 void Peer::RevokeAllBut(std::vector<uint32_t> live, uint32_t last) {
   std::ranges::sort(live);
   uint32_t next = 1;
@@ -67,7 +101,6 @@ void Peer::RevokeAllBut(std::vector<uint32_t> live, uint32_t last) {
     if (id >= next) next = id + 1;
   }
   if (last >= next) revoked_.Add(next, last);
-  DropDeadKeys();
 }
 
 void Peer::OnRefuse(Link& link, const Envelope& envelope) {

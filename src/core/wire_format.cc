@@ -21,6 +21,8 @@ template <>
 constexpr size_t kItemBytes<DiscardAck> = 13;
 template <>
 constexpr size_t kItemBytes<StageRun> = 16;
+template <>
+constexpr size_t kItemBytes<RegionRun> = 8;
 
 template <typename Io>
 void Versions(Io& io, Ref<Io, uint16_t> min, Ref<Io, uint16_t> max) {
@@ -68,6 +70,12 @@ void Fields(Io& io, Ref<Io, StageRun> run) {
   io.Int("address", run.address);
   io.Int("bytes", run.bytes);
   io.Int("rkey", run.rkey);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, RegionRun> run) {
+  io.Int("first", run.first);
+  io.Int("last", run.last);
+  io.Check("run", run.first <= run.last, "must not end before it begins");
 }
 
 // Bodies.
@@ -234,6 +242,26 @@ void Fields(Io& io, Ref<Io, StagedFrame> frame) {
   io.Text("why", frame.why, 0, kMaxNotificationBytes);
 }
 
+// Whether the runs ascend, do not touch, and lie within the page.
+bool Ascend(const RegionsFrame& page) {
+  uint64_t next = page.first;
+  for (const RegionRun& run : page.live) {
+    if (run.first < next || run.last > page.last) return false;
+    next = uint64_t{run.last} + 2;
+  }
+  return true;
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, RegionsFrame> frame) {
+  io.Id("target", frame.target);
+  io.Int("first", frame.first);
+  io.Int("last", frame.last);
+  io.Check("first", frame.first >= 1 && frame.first <= frame.last, "must be 1 to last");
+  io.List("live", frame.live);
+  io.Check("live", frame.live.size() <= kMaxRegionRuns, "must be at most 16000 runs");
+  io.Check("live", Ascend(frame), "must ascend with gaps, within first to last");
+}
+
 }  // namespace wire
 
 namespace {
@@ -271,7 +299,8 @@ constexpr size_t kAckOffset = 16;
   X(StageRecallFrame, "stage-recall") \
   X(StageBackFrame, "stage-back")     \
   X(StageFrame, "stage")              \
-  X(StagedFrame, "staged")
+  X(StagedFrame, "staged")            \
+  X(RegionsFrame, "regions")
 
 template <typename Frame>
 constexpr const char* kFrameName = "";
@@ -365,7 +394,7 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
   }
   const auto type = static_cast<uint8_t>(message[0]);
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kStaged)) {
+      type > static_cast<uint8_t>(FrameType::kRegions)) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }

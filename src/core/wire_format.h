@@ -1,4 +1,4 @@
-// Frames of the data plane's control channel, versions 1 to 5: encode and decode, nothing else.
+// Frames of the data plane's control channel, versions 1 to 6: encode and decode, nothing else.
 //
 // All integers little-endian, except immediates, which travel big-endian as NICs carry them. Every
 // message of a backend is one envelope:
@@ -25,11 +25,12 @@
 namespace kvxfer {
 
 inline constexpr uint16_t kMinProtocolVersion = 1;
-inline constexpr uint16_t kMaxProtocolVersion = 5;
+inline constexpr uint16_t kMaxProtocolVersion = 6;
 inline constexpr uint16_t kCarryVersion = 2;  // the first that knows kCarry
 inline constexpr uint16_t kRailVersion = 3;   // the first whose rails may fail one by one
 inline constexpr uint16_t kKvVersion = 4;     // the first that knows KV caches
 inline constexpr uint16_t kStageVersion = 5;  // the first that lends staging memory
+inline constexpr uint16_t kPageVersion = 6;   // the first that lists live regions in pages
 
 // Immediate: slot (20 bits, high) | generation (12 bits, low).
 inline constexpr uint32_t kSlotBits = 20;
@@ -39,8 +40,12 @@ inline constexpr uint32_t kGenerationMask = (1u << kGenerationBits) - 1;
 // What one side may make the other keep; beyond these it breaks the protocol.
 inline constexpr size_t kMaxSessionTransfers = 16'384;  // begun and without the target's last word
 inline constexpr size_t kMaxQuestions = 1024;           // Quiesce calls without their answer
-// Regions of one agent: QUIESCE and HELLO_ACK list them in one message, of 128 KiB at least.
-inline constexpr size_t kMaxRegions = 30'000;
+// Regions of one agent. Its metadata are of them too, and a peer remembers which are gone.
+inline constexpr size_t kMaxRegions = 262'144;
+// That one message lists by their ids: QUIESCE, and HELLO_ACK before version 6. 128 KiB at least.
+inline constexpr size_t kMaxListedRegions = 30'000;
+// That one page lists.
+inline constexpr size_t kMaxRegionRuns = 16'000;
 
 struct SlotRef {
   uint32_t slot = 0;
@@ -92,6 +97,7 @@ enum class FrameType : uint8_t {
   kStageBack,    // initiator → target: slots that it will not use any more
   kStage,        // initiator → target: what goes between a slot and the target's memory
   kStaged,       // target → initiator: answers kStage
+  kRegions,      // target → initiator, unnumbered: a page of what kHelloAck would list
 };
 
 inline constexpr size_t kEnvelopeBytes = 24;
@@ -123,10 +129,27 @@ struct HelloAckFrame {
   uint16_t version = kMaxProtocolVersion;
   AuthMethod auth = AuthMethod::kNone;
   Incarnation target{};
-  // The target's live regions: an id not above last_region and not in the list is gone.
+  // The target's live regions: an id not above last_region and not in the list is gone. From
+  // version 6 on the list is empty, and pages tell of 1 to last_region.
   uint32_t last_region = 0;
   std::vector<uint32_t> live_regions{};
   bool operator==(const HelloAckFrame&) const = default;
+};
+
+struct RegionRun {
+  uint32_t first = 0;
+  uint32_t last = 0;
+  bool operator==(const RegionRun&) const = default;
+};
+
+// Of the target's regions `first` to `last` those in a run live, and the others are gone. Pages may
+// overtake each other and the hello-ack; no two of a connection tell of the same region.
+struct RegionsFrame {
+  Incarnation target{};
+  uint32_t first = 1;
+  uint32_t last = 1;
+  std::vector<RegionRun> live{};  // ascending
+  bool operator==(const RegionsFrame&) const = default;
 };
 
 enum class RefuseReason : uint8_t {

@@ -2,8 +2,10 @@
 // bounded, and it loses its connection, not the host process.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "src/core/reliable_channel.h"
 #include "tests/support/agents.h"
@@ -202,14 +204,20 @@ TEST_F(HostilePeer, AllSlotsTakenAndGivenBack) {
 class HostileTarget : public HostilePeer {
  protected:
   // A target that has answered, with a notification under way to it.
-  std::unique_ptr<ScriptedPeer> Answered() {
+  // One that has come to know of the agent, and waits for its hello.
+  std::unique_ptr<ScriptedPeer> Asked() {
     auto peer = ScriptedPeer::Target(*agent_, "hostile", {});
     EXPECT_OK(peer);
     auto posted = agent_->Notify("hostile", "x", Unhurried());
     EXPECT_OK(posted);
     transfer_ = *std::move(posted);
-    EXPECT_TRUE((*peer)->Accept());
+    EXPECT_TRUE((*peer)->Until([&] { return !(*peer)->Heard(FrameType::kHello).empty(); }));
     return *std::move(peer);
+  }
+  std::unique_ptr<ScriptedPeer> Answered() {
+    auto peer = Asked();
+    EXPECT_TRUE(peer->Accept());
+    return peer;
   }
   void ExpectFailed() {
     EXPECT_FALSE(transfer_.Wait(kAmple).ok());
@@ -269,7 +277,7 @@ TEST_F(HostileTarget, QuestionsThatWaitForOneTransfer) {
 
 TEST_F(HostileTarget, RegionsThatNeverWere) {
   const auto peer = Answered();
-  Flood(*peer, FrameType::kQuiesce, 100, [](uint64_t i) {
+  Flood(*peer, FrameType::kQuiesce, 500, [](uint64_t i) {
     QuiesceFrame frame{.id = i, .revoke = true};
     for (uint32_t region = 1; region <= 1000; ++region) {
       frame.regions.push_back(static_cast<uint32_t>(2 * (1000 * i + region)));
@@ -277,6 +285,58 @@ TEST_F(HostileTarget, RegionsThatNeverWere) {
     return frame;
   });
   ExpectFailed();
+}
+
+// Pages of regions without end, before the hello is answered or after that.
+TEST_F(HostileTarget, PagesOfRegionsThatNeverWere) {
+  const auto peer = Asked();
+  const auto page = [&](uint32_t i) {
+    RegionsFrame frame{.target = peer->self(), .first = 40'000 * i + 1, .last = 40'000 * (i + 1)};
+    for (uint32_t k = 0; k < kMaxRegionRuns; ++k) {
+      frame.live.push_back({.first = frame.first + 2 * k + 1, .last = frame.first + 2 * k + 1});
+    }
+    return EncodeMessage(FrameType::kRegions, 0, 0, frame);
+  };
+  uint32_t said = 0;
+  while (said < 1000 && peer->Send(page(said))) ++said;
+  EXPECT_TRUE(peer->UntilDown());
+  EXPECT_GE(said, 2 * kMaxRegions / kMaxRegionRuns);
+  EXPECT_LT(said, 1000u);
+  ExpectFailed();
+}
+
+TEST_F(HostileTarget, PagesOfAnotherIncarnation) {
+  const auto peer = Asked();
+  const RegionsFrame page{.target = Incarnation::Random(), .first = 1, .last = 1};
+  ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kRegions, 0, 0, page)));
+  EXPECT_TRUE(peer->UntilDown());
+  ExpectFailed();
+}
+
+TEST_F(HostileTarget, AHelloAnsweredTwice) {
+  const auto peer = Asked();
+  ASSERT_TRUE(peer->Accept(kMaxProtocolVersion, 7));
+  ASSERT_TRUE(peer->Accept(kMaxProtocolVersion, 7));
+  EXPECT_TRUE(peer->UntilDown());
+  ExpectFailed();
+}
+
+// Nothing is sent to it before it has said of all of its regions whether they live.
+TEST_F(HostileTarget, APageThatNeverComes) {
+  const auto peer = Asked();
+  ASSERT_TRUE(peer->Accept(kMaxProtocolVersion, 9));
+  const auto say = [&](uint32_t first, uint32_t last) {
+    const RegionsFrame page{.target = peer->self(), .first = first, .last = last};
+    ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kRegions, 0, 0, page)));
+  };
+  const CreditFrame credit{.notifications = 10, .bytes = 1000};
+  ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(credit)));
+  say(5, 9);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  peer->Turn();
+  EXPECT_TRUE(peer->Heard(FrameType::kOpen).empty());
+  say(1, 4);
+  EXPECT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kOpen).empty(); }));
 }
 
 TEST_F(HostileTarget, RailsFencedThatNobodyAskedFor) {

@@ -96,6 +96,8 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
       return BodyHolds<StageFrame>(body);
     case FrameType::kStaged:
       return BodyHolds<StagedFrame>(body);
+    case FrameType::kRegions:
+      return BodyHolds<RegionsFrame>(body);
   }
   return false;
 }

@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Initiator(const Agen
   return peer;
 }
 
-bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept) {
+bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept, uint16_t version) {
   const absl::StatusOr<AgentMetadata> metadata = MetadataOf(agent);
   if (!metadata.ok()) return false;
   const auto at = std::ranges::find_if(metadata->backends, [this](const auto& one) {
@@ -50,7 +50,8 @@ bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept) {
     ++session_;
     sequence_ = 0;
   }
-  const HelloFrame hello{.initiator = self_,
+  const HelloFrame hello{.max_version = version,
+                         .initiator = self_,
                          .target = metadata->incarnation,
                          .session = session_,
                          .oldest_kept = oldest_kept,
@@ -84,11 +85,11 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
   return peer;
 }
 
-bool ScriptedPeer::Accept(uint16_t version) {
+bool ScriptedPeer::Accept(uint16_t version, uint32_t last_region) {
   if (!Until([&] { return !Heard(FrameType::kHello).empty(); })) return false;
   party_->links.back()->endpoint->Authorize();
   const HelloAckFrame ack{
-      .version = version, .target = self_, .last_region = 0, .live_regions = {}};
+      .version = version, .target = self_, .last_region = last_region, .live_regions = {}};
   return Send(EncodeMessage(FrameType::kHelloAck, 0, 0, Encode(ack)));
 }
 

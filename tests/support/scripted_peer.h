@@ -25,11 +25,14 @@ class ScriptedPeer {
   static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Target(
       Agent& agent, const std::string& name, const std::vector<RemoteRegion>& regions,
       const std::string& backend = "loopback", RegionId staging = RegionId::kNone);
-  bool Accept(uint16_t version = kMaxProtocolVersion);
+  // `last_region`: with version 6 the agent waits for pages of the regions up to it.
+  bool Accept(uint16_t version = kMaxProtocolVersion, uint32_t last_region = 0);
 
   // Connects once more and says hello for the same session, or, where `oldest_kept` is 0, for a new
   // one; true: it was answered, or refused.
-  bool Hello(const Agent& agent, uint64_t oldest_kept);
+  bool Hello(const Agent& agent, uint64_t oldest_kept, uint16_t version = kMaxProtocolVersion);
+  const Incarnation& self() const { return self_; }
+  void Turn() { party_->Turn(); }
   // Closes the last connection.
   void Drop() { party_->links.pop_back(); }
 

@@ -18,6 +18,7 @@
 #include "tests/unit/golden/frames_v3.h"
 #include "tests/unit/golden/frames_v4.h"
 #include "tests/unit/golden/frames_v5.h"
+#include "tests/unit/golden/frames_v6.h"
 
 namespace kvxfer {
 namespace {
@@ -118,6 +119,10 @@ const StageFrame kStage{.transfer = 0x8000000000000001,
                         .runs = {{.address = 0x201000, .bytes = 512, .rkey = 0x12345678},
                                  {.address = 0x203000, .bytes = 1, .rkey = 0x12345678}}};
 const StagedFrame kStaged{.transfer = 0x8000000000000001, .good = false, .why = "bus"};
+const RegionsFrame kRegions{.target = kHelloAck.target,
+                            .first = 1,
+                            .last = 9,
+                            .live = {{.first = 2, .last = 4}, {.first = 9, .last = 9}}};
 
 std::vector<std::pair<FrameType, std::string>> AllBodies() {
   return {{FrameType::kHello, Encode(kHello)},
@@ -144,7 +149,8 @@ std::vector<std::pair<FrameType, std::string>> AllBodies() {
           {FrameType::kStageRecall, Encode(kStageRecall)},
           {FrameType::kStageBack, Encode(kStageBack)},
           {FrameType::kStage, Encode(kStage)},
-          {FrameType::kStaged, Encode(kStaged)}};
+          {FrameType::kStaged, Encode(kStaged)},
+          {FrameType::kRegions, Encode(kRegions)}};
 }
 
 // Expect the bytes of version 1 for `frame`, the frame back from them, and every shorter or
@@ -203,6 +209,34 @@ TEST(WireFormat, BytesOfVersion5AreKept) {
   ExpectFormat(kStaged, golden::kStaged);
   EXPECT_EQ(static_cast<int>(FrameType::kStageAsk), 23);
   EXPECT_EQ(static_cast<int>(FrameType::kStaged), 28);
+}
+
+TEST(WireFormat, BytesOfVersion6AreKept) {
+  ExpectFormat(kRegions, golden::kRegions);
+  EXPECT_EQ(static_cast<int>(FrameType::kRegions), 29);
+}
+
+TEST(WireFormat, RunsOfRegionsAscendWithinTheirPage) {
+  const auto decoded = [](std::vector<RegionRun> live, uint32_t first = 5, uint32_t last = 20) {
+    const RegionsFrame page{.first = first, .last = last, .live = std::move(live)};
+    return Decode<RegionsFrame>(AsBytes(Encode(page)));
+  };
+  EXPECT_OK(decoded({}));
+  EXPECT_OK(decoded({{5, 20}}));
+  EXPECT_OK(decoded({{5, 5}, {7, 20}}));
+  EXPECT_OK(decoded({{UINT32_MAX, UINT32_MAX}}, 1, UINT32_MAX));
+  for (const std::vector<RegionRun>& live : std::vector<std::vector<RegionRun>>{
+           {{4, 6}}, {{20, 21}}, {{5, 6}, {7, 8}}, {{9, 9}, {5, 5}}, {{5, 9}, {9, 9}}}) {
+    EXPECT_TRUE(Fails(decoded(live), kInvalid, {"regions", "live", "ascend"}));
+  }
+  EXPECT_TRUE(Fails(decoded({{9, 8}}), kInvalid, {"regions", "run"}));
+  EXPECT_TRUE(Fails(decoded({}, 0), kInvalid, {"regions", "first"}));
+  EXPECT_TRUE(Fails(decoded({}, 21), kInvalid, {"regions", "first"}));
+  std::vector<RegionRun> many;
+  for (uint32_t i = 0; i <= kMaxRegionRuns; ++i) many.push_back({2 * i + 1, 2 * i + 1});
+  EXPECT_TRUE(Fails(decoded(many, 1, 1'000'000), kInvalid, {"regions", "16000"}));
+  many.pop_back();
+  EXPECT_OK(decoded(many, 1, 1'000'000));
 }
 
 TEST(WireFormat, AStageHasOneTo4096Runs) {

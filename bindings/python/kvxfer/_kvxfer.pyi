@@ -645,6 +645,13 @@ class Agent(_Bound):
 
         DeadlineExceeded: still in use, and registered. NotFound: not registered.
         FailedPrecondition: a KV cache lies in it, or another thread deregisters it."""
+    def _register_rows(self, rows: Buffer | _Dlpack, kind: Literal["host", "cuda"]) -> list[int]:
+        """For kvxfer.compat.nixl: all ranges of an array (N, 3) of (address, bytes, device), or
+        none, as so many RawMemory; the ids of their regions. As register_memory."""
+    def _deregister_ids(self, ids: list[int], timeout: float) -> tuple[list[int], str]:
+        """For kvxfer.compat.nixl: forgets those regions, but for the ones that are still in use
+        after ``timeout`` seconds, which are returned with the reason. NotFound, and none is
+        forgotten: one is not registered."""
 
     # Peers
 

@@ -4,7 +4,7 @@ import logging
 import threading
 from typing import Any, Literal
 
-from kvxfer import _errors, _kvxfer
+from kvxfer import _errors
 
 from .coverage import Coverage, Key
 from .dlist import DescList
@@ -33,8 +33,8 @@ class LocalMemory:
         self._lock = threading.RLock()
         self.in_use = threading.RLock()
         """Held while this process itself reads or writes what is registered."""
-        # One kvxfer region for each registration; None: of no bytes, of which kvxfer has none.
-        self._regions: dict[int, dict[Key, list[Any]]] = {}
+        # The id of kvxfer's region of each registration; None: of no bytes, it has none.
+        self._regions: dict[int, dict[Key, list[int | None]]] = {}
         self._coverage: dict[int, Coverage] = {}
         self.ever = False
         """Whether anything ever was registered."""
@@ -47,35 +47,18 @@ class LocalMemory:
         if kind is None:
             name = descs._kvx_mem.name
             raise nixl_error(nixlBackendError, f"kvxfer does not move {name}, only memory")
-        done: list[tuple[Key, Any]] = []
+        rows = descs._kvx_rows
         try:
-            for key in _keys(descs):
-                done.append((key, self._register_one(agent, key, kind)))
+            made = iter(agent._register_rows(rows[rows[:, 1] > 0], kind))
         except _errors.Error as error:
-            for _, region in done:
-                self._forget(agent, region)
             logger.error("memory was not registered: %s", error)
             raise nixl_error(nixlBackendError, str(error)) from error
         with self._lock:
             section = self._regions.setdefault(int(descs._kvx_mem), {})
-            for key, region in done:
-                section.setdefault(key, []).append(region)
+            for key in map(tuple, rows.tolist()):
+                section.setdefault(key, []).append(next(made) if key[1] else None)
             self._coverage.pop(int(descs._kvx_mem), None)
             self.ever = True
-
-    @staticmethod
-    def _register_one(agent: Any, key: Key, kind: _Kind) -> Any:
-        address, size, device = key
-        if size == 0:
-            return None
-        # For host memory the device is a label of the caller's, which only Coverage looks at.
-        place = device if kind == "cuda" else 0
-        return agent.register_memory(_kvxfer.RawMemory(address, size, kind, place))
-
-    @staticmethod
-    def _forget(agent: Any, region: Any) -> None:
-        if region is not None:
-            agent.deregister_memory(region, _PATIENCE)
 
     def deregister(self, agent: Any, descs: DescList) -> None:
         """One registration of each range, or nothing. nixlNotFoundError: one was never registered.
@@ -88,20 +71,22 @@ class LocalMemory:
                 raise nixl_error(nixlNotFoundError, f"no {descs._kvx_mem.name} is registered")
             taken = self._take(section, _keys(descs))
             self._coverage.pop(mem, None)
-        stuck: list[str] = []
-        for key, region in taken:
-            try:
-                self._forget(agent, region)
-            except _errors.Error as error:
-                stuck.append(str(error))
-                with self._lock:
-                    self._regions.setdefault(mem, {}).setdefault(key, []).append(region)
-                    self._coverage.pop(mem, None)
+        regions = {region: key for key, region in taken if region is not None}
+        try:
+            stuck, why = agent._deregister_ids(list(regions), _PATIENCE)
+        except _errors.Error as error:
+            stuck, why = list(regions), str(error)
         if stuck:
-            raise nixl_error(nixlBackendError, "still in use, and registered: " + "; ".join(stuck))
+            with self._lock:
+                for region in stuck:
+                    self._regions.setdefault(mem, {}).setdefault(regions[region], []).append(region)
+                self._coverage.pop(mem, None)
+            raise nixl_error(nixlBackendError, f"still in use, and registered: {why}")
 
     @staticmethod
-    def _take(section: dict[Key, list[Any]], keys: list[Key]) -> list[tuple[Key, Any]]:
+    def _take(
+        section: dict[Key, list[int | None]], keys: list[Key]
+    ) -> list[tuple[Key, int | None]]:
         wanted: dict[Key, int] = {}
         for key in keys:
             wanted[key] = wanted.get(key, 0) + 1

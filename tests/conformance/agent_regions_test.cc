@@ -1,0 +1,118 @@
+// More regions than one message lists: they are told of in pages when a connection begins.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "src/core/wire_format.h"
+#include "tests/support/agents.h"
+#include "tests/support/blocks.h"
+#include "tests/support/scale.h"
+#include "tests/support/scripted_peer.h"
+#include "tests/support/status_macros.h"
+
+namespace kvxfer::testing {
+namespace {
+
+constexpr size_t kMany = 40'000;  // every second one is more than a page
+constexpr size_t kBytes = 64;     // of each
+
+class AgentRegions : public ::testing::TestWithParam<Flavour> {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(GetParam(), OptionsFor(GetParam(), "a"),
+                                             OptionsFor(GetParam(), "b"), 64 * 1024));
+    ASSERT_OK_AND_ASSIGN(memory_, TestMemory::Allocate(GetParam().memory, kMany * kBytes));
+  }
+  // Of `pair_.b`, one after the other in memory_.
+  void Register(size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      const MemorySpan span{.data = reinterpret_cast<void*>(AddressOf(i)), .bytes = kBytes};
+      ASSERT_OK_AND_ASSIGN(const RegionId region,
+                           pair_.b.agent->RegisterMemory(span, Access::kReadWrite));
+      regions_.push_back(region);
+    }
+  }
+  uint64_t AddressOf(size_t i) const { return memory_.address() + i * kBytes; }
+  // How a write of `pair_.a` to the region ended, and whether its bytes are there.
+  absl::Status Write(size_t i) {
+    Pattern(i).Fill(pair_.a.memory.bytes().first(kBytes));
+    const Descriptor local{pair_.a.memory.address(), kBytes};
+    const Descriptor remote{AddressOf(i), kBytes};
+    const auto write = pair_.a.agent->Write(
+        "b", DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
+        Unhurried());
+    return write.ok() ? write->Wait(kAmple) : write.status();
+  }
+  bool Untouched(size_t i) const {
+    return FirstNonZero(memory_.bytes().subspan(i * kBytes, kBytes)) == kNoMismatch;
+  }
+
+  Pair pair_;
+  TestMemory memory_;
+  std::vector<RegionId> regions_;
+};
+
+// Expect that who connects with old metadata learns of each region that is gone by then, and that
+// what goes later is told as well.
+TEST_P(AgentRegions, MoreThanAPageThatComeAndGo) {
+  Register(kMany);
+  ASSERT_OK_AND_ASSIGN(const std::string before, pair_.b.agent->Metadata());
+  for (size_t i = 0; i < kMany; i += 2) {
+    ASSERT_OK(pair_.b.agent->DeregisterMemory(regions_[i], kAmple));
+  }
+  ASSERT_OK(pair_.a.agent->RemovePeer("b"));
+  ASSERT_OK(pair_.a.agent->AddPeer(before));
+  for (const size_t live : {size_t{1}, kMany / 2 + 1, kMany - 1}) EXPECT_OK(Write(live)) << live;
+  for (const size_t gone : {size_t{0}, kMany / 2, kMany - 2}) {
+    EXPECT_TRUE(Fails(Write(gone), absl::StatusCode::kFailedPrecondition, {"deregistered"}));
+    EXPECT_TRUE(Untouched(gone)) << gone;
+  }
+  ASSERT_OK(pair_.b.agent->DeregisterMemory(regions_[kMany - 3], kAmple));
+  EXPECT_FALSE(Write(kMany - 3).ok());
+  EXPECT_TRUE(Untouched(kMany - 3));
+  EXPECT_OK(Write(kMany - 1));
+}
+
+std::vector<Flavour> Few() {
+  std::vector<Flavour> few;
+  for (const Flavour& flavour : PlainFlavours()) {
+    if (flavour.backend == "loopback" || flavour.backend == "tcp") few.push_back(flavour);
+  }
+  return few;
+}
+INSTANTIATE_TEST_SUITE_P(All, AgentRegions, ::testing::ValuesIn(Few()), FlavourName);
+
+// A peer of an earlier version can be told of no more than one message lists.
+TEST(AgentRegionsOfOldPeers, AreToldInOneMessageOrRefused) {
+  AgentOptions options{.name = "many", .backends = {"loopback"}};
+  ASSERT_OK_AND_ASSIGN(const auto agent, Agent::Create(options));
+  std::vector<std::byte> memory(kMaxListedRegions + 1);
+  const auto add = [&](size_t i) {
+    return agent->RegisterMemory({.data = &memory[i], .bytes = 1}, Access::kReadWrite);
+  };
+  for (size_t i = 0; i < kMaxListedRegions; ++i) ASSERT_OK(add(i));
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent, "old"));
+  peer->Drop();
+  ASSERT_TRUE(peer->Hello(*agent, 1, kPageVersion - 1));
+  ASSERT_EQ(peer->Heard(FrameType::kHelloAck).size(), 1u);
+  const std::string body = peer->Heard(FrameType::kHelloAck)[0];
+  ASSERT_OK_AND_ASSIGN(const HelloAckFrame ack,
+                       Decode<HelloAckFrame>(std::as_bytes(std::span(body))));
+  EXPECT_EQ(ack.live_regions.size(), kMaxListedRegions);
+  peer->Drop();
+  ASSERT_OK(add(kMaxListedRegions));
+  ASSERT_TRUE(peer->Hello(*agent, 1, kPageVersion - 1));
+  ASSERT_EQ(peer->Heard(FrameType::kRefuse).size(), 1u);
+  const std::string no = peer->Heard(FrameType::kRefuse)[0];
+  ASSERT_OK_AND_ASSIGN(const RefuseFrame refuse, Decode<RefuseFrame>(std::as_bytes(std::span(no))));
+  EXPECT_EQ(refuse.reason, RefuseReason::kVersion);
+  EXPECT_NE(refuse.text.find("30001 regions"), std::string::npos) << refuse.text;
+  EXPECT_NE(refuse.text.find("update kvxfer at old"), std::string::npos) << refuse.text;
+  peer->Drop();
+  EXPECT_TRUE(peer->Hello(*agent, 1));
+  EXPECT_EQ(peer->Heard(FrameType::kHelloAck).size(), 1u);
+}
+
+}  // namespace
+}  // namespace kvxfer::testing
