@@ -17,6 +17,7 @@
 #include "bindings/python/integers.h"
 #include "bindings/python/options.h"
 #include "bindings/python/stream.h"
+#include "bindings/python/text.h"
 #include "bindings/python/values.h"
 
 namespace kvxfer::python {
@@ -290,7 +291,7 @@ void BindMemoryAndPeers(AgentClass& agent) {
           "add_peer",
           [](const Handle& self, const py::object& metadata) {
             const std::string blob = ToPayload(metadata, "metadata").value_or("");
-            return Value(self->Call([&](Agent& inside) { return inside.AddPeer(blob); }));
+            return Text(Value(self->Call([&](Agent& inside) { return inside.AddPeer(blob); })));
           },
           py::arg("metadata"), "Makes the agent of that metadata known; its name.")
       .def(
@@ -353,7 +354,8 @@ void BindEnd(AgentClass& agent) {
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](const Handle& self, const py::args&) { self->Close(); })
       .def("__repr__", [](const Handle& self) {
-        return absl::StrCat("<kvxfer.Agent ", self->name(), self->closed() ? ", closed>" : ">");
+        return Text(
+            absl::StrCat("<kvxfer.Agent ", self->name(), self->closed() ? ", closed>" : ">"));
       });
 }
 
@@ -383,7 +385,7 @@ void BindAgent(py::module_& module) {
              return AgentHandle::Create(ToOptions(std::string(name), environment, options));
            }),
            py::arg("name") = "", py::kw_only(), py::arg("environment") = true)
-      .def_property_readonly("name", &AgentHandle::name)
+      .def_property_readonly("name", [](const Handle& self) { return Text(self->name()); })
       .def_property_readonly(
           "incarnation",
           [](const Handle& self) {

@@ -1,6 +1,7 @@
 #include "bindings/python/status.h"
 
 #include "absl/status/status.h"
+#include "bindings/python/text.h"
 
 namespace kvxfer::python {
 namespace {
@@ -18,11 +19,7 @@ py::object ErrorClass(const absl::Status& status, const char* kind) {
 }
 
 py::object MakeException(const absl::Status& status, const char* kind) {
-  const std::string text(status.message());
-  // Text of a peer, or of a library beneath, need not be UTF-8.
-  const auto message = py::reinterpret_steal<py::object>(
-      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
-  return ErrorClass(status, kind)(message);
+  return ErrorClass(status, kind)(Text({status.message().data(), status.message().size()}));
 }
 
 }  // namespace

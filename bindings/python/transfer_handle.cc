@@ -158,12 +158,12 @@ void BindTransfer(py::module_& module) {
       .def_property_readonly("queued", [](const TransferStats& s) { return ToSeconds(s.queued); })
       .def_property_readonly("wire", [](const TransferStats& s) { return ToSeconds(s.wire); })
       .def_property_readonly("total", [](const TransferStats& s) { return ToSeconds(s.total); })
-      .def_readonly("path", &TransferStats::path)
+      .def_property_readonly("path", &TextOf<&TransferStats::path>::Get)
       .def("__repr__", [](const TransferStats& s) {
-        return absl::StrCat("TransferStats(bytes=", s.bytes, ", blocks=", s.blocks,
-                            ", slices=", s.slices, ", queued=", ToSeconds(s.queued),
-                            ", wire=", ToSeconds(s.wire), ", total=", ToSeconds(s.total),
-                            ", path='", s.path, "')");
+        return Text(absl::StrCat("TransferStats(bytes=", s.bytes, ", blocks=", s.blocks,
+                                 ", slices=", s.slices, ", queued=", ToSeconds(s.queued),
+                                 ", wire=", ToSeconds(s.wire), ", total=", ToSeconds(s.total),
+                                 ", path='", s.path, "')"));
       });
 
   py::class_<TransferHandle>(module, "Transfer",
@@ -189,7 +189,8 @@ void BindTransfer(py::module_& module) {
           "delivery", [](const TransferHandle& t) { return NameOf(t.transfer().delivery()); })
       .def_property_readonly("stats", [](const TransferHandle& t) { return t.transfer().stats(); })
       .def_property_readonly("id", [](const TransferHandle& t) { return t.transfer().id(); })
-      .def_property_readonly("peer", [](const TransferHandle& t) { return t.transfer().peer(); })
+      .def_property_readonly("peer",
+                             [](const TransferHandle& t) { return Text(t.transfer().peer()); })
       .def("_watch", &TransferHandle::Watch, py::arg("queue").none(false), py::arg("key"))
       .def("_drive", &TransferHandle::Drive, py::arg("seconds"))
       .def("__await__",
@@ -197,8 +198,8 @@ void BindTransfer(py::module_& module) {
              return py::module_::import("kvxfer._aio").attr("wait")(self).attr("__await__")();
            })
       .def("__repr__", [](const TransferHandle& t) {
-        return absl::StrCat("<kvxfer.Transfer ", t.transfer().id(), " to ", t.transfer().peer(),
-                            ", ", NameOf(t.transfer().Poll()), ">");
+        return Text(absl::StrCat("<kvxfer.Transfer ", t.transfer().id(), " to ",
+                                 t.transfer().peer(), ", ", NameOf(t.transfer().Poll()), ">"));
       });
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "bindings/python/status.h"
+#include "bindings/python/text.h"
 #include "bindings/python/wait.h"
 #include "kvxfer/agent.h"
 
@@ -41,38 +42,38 @@ struct Seconds<member> {
 void BindNotification(py::module_& module) {
   py::class_<Notification>(module, "Notification",
                            "Delivered exactly once, after every byte of its transfer is visible.")
-      .def_readonly("peer", &Notification::peer)
+      .def_property_readonly("peer", &TextOf<&Notification::peer>::Get)
       .def_property_readonly("incarnation",
                              [](const Notification& n) { return n.incarnation.ToString(); })
       .def_readonly("transfer", &Notification::transfer)
       .def_property_readonly("payload", [](const Notification& n) { return py::bytes(n.payload); })
-      .def_readonly("request", &Notification::request)
-      .def_readonly("cache", &Notification::cache)
+      .def_property_readonly("request", &TextOf<&Notification::request>::Get)
+      .def_property_readonly("cache", &TextOf<&Notification::cache>::Get)
       .def("__repr__", [](const Notification& n) {
-        return absl::StrCat("<kvxfer.Notification of ", n.peer, ", ", n.payload.size(), " bytes",
-                            n.request.empty() ? "" : ", request ", n.request, ">");
+        return Text(absl::StrCat("<kvxfer.Notification of ", n.peer, ", ", n.payload.size(),
+                                 " bytes", n.request.empty() ? "" : ", request ", n.request, ">"));
       });
 }
 
 void BindPeerValues(py::module_& module) {
   py::class_<PeerEvent>(module, "PeerEvent")
-      .def_readonly("peer", &PeerEvent::peer)
+      .def_property_readonly("peer", &TextOf<&PeerEvent::peer>::Get)
       .def_property_readonly("incarnation",
                              [](const PeerEvent& e) { return e.incarnation.ToString(); })
       .def_property_readonly("kind", [](const PeerEvent& e) { return ToString(e.kind); })
       .def_property_readonly("cause", [](const PeerEvent& e) { return ToException(e.cause); })
       .def("__repr__", [](const PeerEvent& e) {
-        return absl::StrCat("<kvxfer.PeerEvent ", e.peer, " ", ToString(e.kind), ">");
+        return Text(absl::StrCat("<kvxfer.PeerEvent ", e.peer, " ", ToString(e.kind), ">"));
       });
   py::class_<RailExplanation>(module, "RailExplanation")
-      .def_readonly("name", &RailExplanation::name)
+      .def_property_readonly("name", &TextOf<&RailExplanation::name>::Get)
       .def_readonly("up", &RailExplanation::up)
       .def_readonly("bytes_per_second", &RailExplanation::bytes_per_second)
       .def_property_readonly("round_trip", &Seconds<&RailExplanation::round_trip>::Get)
       .def_property_readonly("down_for", &Seconds<&RailExplanation::down_for>::Get)
-      .def_readonly("why", &RailExplanation::why);
+      .def_property_readonly("why", &TextOf<&RailExplanation::why>::Get);
   py::class_<PathExplanation>(module, "PathExplanation")
-      .def_readonly("backend", &PathExplanation::backend)
+      .def_property_readonly("backend", &TextOf<&PathExplanation::backend>::Get)
       .def_readonly("usable", &PathExplanation::usable)
       .def_readonly("chosen", &PathExplanation::chosen)
       .def_readonly("connected", &PathExplanation::connected)
@@ -80,14 +81,14 @@ void BindPeerValues(py::module_& module) {
       .def_readonly("each_rail", &PathExplanation::each_rail)
       .def_readonly("bytes_per_second", &PathExplanation::bytes_per_second)
       .def_property_readonly("latency", &Seconds<&PathExplanation::latency>::Get)
-      .def_readonly("why", &PathExplanation::why);
+      .def_property_readonly("why", &TextOf<&PathExplanation::why>::Get);
   py::class_<Explanation>(module, "Explanation", "str() of it is a few lines for a person.")
-      .def_readonly("peer", &Explanation::peer)
+      .def_property_readonly("peer", &TextOf<&Explanation::peer>::Get)
       .def_property_readonly("incarnation",
                              [](const Explanation& e) { return e.incarnation.ToString(); })
-      .def_readonly("host", &Explanation::host)
+      .def_property_readonly("host", &TextOf<&Explanation::host>::Get)
       .def_readonly("paths", &Explanation::paths)
-      .def("__str__", &Explanation::ToString);
+      .def("__str__", [](const Explanation& e) { return Text(e.ToString()); });
   py::class_<QuiesceResult>(module, "QuiesceResult")
       .def_readonly("quiet", &QuiesceResult::quiet)
       .def_readonly("token", &QuiesceResult::token)
@@ -97,12 +98,12 @@ void BindPeerValues(py::module_& module) {
 void BindKvValues(py::module_& module) {
   py::class_<KvEvent>(module, "KvEvent")
       .def_property_readonly("kind", [](const KvEvent& e) { return NameOf(e.kind); })
-      .def_readonly("name", &KvEvent::name)
+      .def_property_readonly("name", &TextOf<&KvEvent::name>::Get)
       .def_property_readonly("end", [](const KvEvent& e) { return NameOf(e.end); })
-      .def_readonly("cache", &KvEvent::cache)
-      .def_readonly("why", &KvEvent::why)
+      .def_property_readonly("cache", &TextOf<&KvEvent::cache>::Get)
+      .def_property_readonly("why", &TextOf<&KvEvent::why>::Get)
       .def("__repr__", [](const KvEvent& e) {
-        return absl::StrCat("<kvxfer.KvEvent ", NameOf(e.kind), ": ", e.name, ">");
+        return Text(absl::StrCat("<kvxfer.KvEvent ", NameOf(e.kind), ": ", e.name, ">"));
       });
   py::class_<KvCounts>(module, "KvCounts", "Totals since the agent was created.")
       .def_readonly("requests_whole", &KvCounts::requests_whole)

@@ -1,8 +1,20 @@
 // Where kvxfer's log lines go.
 //
 // By default warnings and errors go to stderr. A host application hands in a sink instead.
-// Thread-safety: SetLogSink and SetLogLevel may be called at any time from any thread; the sink may
-// be called from several threads at once and must not call back into kvxfer.
+//
+// No thread of kvxfer waits for a log. Lines go through a queue of fixed size to one thread, which
+// starts with the first line and writes to stderr or calls the sink. While that one is stuck (a
+// full pipe that nobody reads, a sink that blocks) the oldest lines are dropped, and a later line
+// says how many. At a normal exit of the process lines that are still queued have 200 ms. A child
+// made by fork() starts a thread of its own; lines that were queued at the fork are the parent's.
+//
+// What is in a line: no character that a terminal would obey (they appear as \xNN), at most 2 KiB.
+// No rkey, no address of memory and no hash of a prompt: a hexadecimal number of more than four
+// digits appears as 0x***, also where the error that an application gets has it. One cause (one
+// place in the code) may log 20 lines at once and two a second from then on; the next line of that
+// cause says how many more there were. Lines of level kDebug have no such limit.
+//
+// Thread-safety: all of this may be called at any time from any thread.
 //
 // Example:
 //   kvxfer::SetLogSink([](kvxfer::LogLevel level, std::string_view line) { MyLog(line); });
@@ -14,17 +26,31 @@
 #include <functional>
 #include <string_view>
 
+#include "kvxfer/types.h"
+
 namespace kvxfer {
 
 enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError, kOff };
 
+// Called on the logging thread only, one line at a time. It may block: that costs lines and delays
+// nobody. It may call kvxfer; lines that are logged meanwhile come after. What it throws is
+// ignored, and the line with it.
 using LogSink = std::function<void(LogLevel level, std::string_view line)>;
 
-void SetLogSink(LogSink sink);  // empty: back to stderr
+// Empty: back to stderr. Lines that were logged before still go to the old sink, as far as it takes
+// them within 200 ms. When this returns, the old sink is neither in use nor kept: where it is in
+// the middle of a call this waits for the end of that call, so do not hold what the sink waits for.
+// Called by the sink itself this returns at once, and the old sink goes when its call has returned.
+void SetLogSink(LogSink sink);
 void SetLogLevel(LogLevel level);
 
+// Waits until every line that was logged before this call has been given to the sink or to stderr,
+// or was dropped. False: not within `timeout`. Called by the sink itself: false, at once.
+bool FlushLog(Duration timeout);
+
 // For backends: whether lines of that level are wanted, and one line, without an end of line. In a
-// plugin both are those of the program that loaded it.
+// plugin both are those of the program that loaded it. Lines whose first 16 bytes are equal have
+// one limit of rate together.
 bool LogEnabled(LogLevel level);
 void LogLine(LogLevel level, std::string_view line);
 

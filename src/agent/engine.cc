@@ -27,10 +27,7 @@ constexpr uint32_t kEagerAcks = 64;
 constexpr Duration kCopyPoll = std::chrono::microseconds(20);
 
 absl::Status CheckAgentOptions(const AgentOptions& options) {
-  if (options.name.empty() || options.name.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("agent name must have 1 to 255 bytes, has ", options.name.size()));
-  }
+  if (absl::Status named = CheckName("agent", options.name); !named.ok()) return named;
   if (options.tcp_streams < 1 || options.tcp_streams > 16) {
     return absl::InvalidArgumentError(
         absl::StrCat("tcp_streams must be 1 to 16, is ", options.tcp_streams));

@@ -119,7 +119,7 @@ absl::Status Engine::RemovePeer(std::string_view peer) {
       views_.erase(std::string(peer));
     }
     found->Close(TransferState::kCancelled,
-                 absl::CancelledError(absl::StrCat("peer ", ToAbsl(peer), " was removed")),
+                 absl::CancelledError(absl::StrCat("peer ", ToAbsl(peer), ": ", kPeerRemoved)),
                  runtime_.options.cancel_grace);
     const auto it = peers_.find(peer);
     leaving_.push_back(std::move(it->second));

@@ -17,9 +17,10 @@ namespace {
 constexpr std::string_view kThisAgent = "this agent";
 
 absl::Status CheckKvOptions(TransferKind kind, const KvOptions& options) {
-  if (options.request.size() > kMaxNameBytes || options.lease.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("names of KV requests and leases have at most ", kMaxNameBytes, " bytes"));
+  for (const auto& [what, name] :
+       {std::pair("KV request", &options.request), std::pair("KV lease", &options.lease)}) {
+    if (name->empty()) continue;
+    if (absl::Status named = CheckName(what, *name); !named.ok()) return named;
   }
   if (options.notification.has_value() && options.notification->size() > kMaxKvNotificationBytes) {
     return absl::InvalidArgumentError(absl::StrCat("notification of ", options.notification->size(),

@@ -55,6 +55,14 @@ void InboundHub::CloseLink(InboundLink& link, const absl::Status& why) {
   link.endpoint->Shutdown(why);
 }
 
+void InboundHub::CloseDamaged(InboundLink& link, const absl::Status& why) {
+  if (link.session == nullptr) {
+    Log(LogLevel::kWarning, "refused a connection ({}): {}", link.endpoint->Describe(),
+        ToStd(why.message()));
+  }
+  CloseLink(link, why);
+}
+
 void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::string& text) {
   const RefuseFrame frame{.reason = reason, .target = runtime_->incarnation, .text = text};
   const std::string message = EncodeMessage(FrameType::kRefuse, 0, 0, frame);
@@ -64,7 +72,7 @@ void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::strin
 
 void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
   auto hello = Decode<HelloFrame>(envelope.body);
-  if (!hello.ok()) return CloseLink(link, hello.status());
+  if (!hello.ok()) return CloseDamaged(link, hello.status());
   if (link.session != nullptr) return CloseLink(link, absl::InvalidArgumentError("second hello"));
   if (hello->target != runtime_->incarnation) {
     return Refuse(link, RefuseReason::kIncarnation,

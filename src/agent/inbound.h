@@ -154,6 +154,8 @@ class InboundHub {
   void Flush(InboundSession& session);
   void Fail(InboundSession& session, const absl::Status& why);
   void CloseLink(InboundLink& link, const absl::Status& why);
+  // The same, of one whose first words make no sense: no session will say that it is lost.
+  void CloseDamaged(InboundLink& link, const absl::Status& why);
   Duration HelloWithin() const;
   void Sweep(Incarnation initiator);
   void SweepBeyondBound();

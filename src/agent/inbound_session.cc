@@ -5,6 +5,7 @@
 #include "src/agent/inbound.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer {
 
@@ -19,10 +20,10 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
   if (link.closing) return;
   link.heard = runtime_->now;
   auto envelope = DecodeEnvelope(message);
-  if (!envelope.ok()) return CloseLink(link, envelope.status());
+  if (!envelope.ok()) return CloseDamaged(link, envelope.status());
   if (envelope->type == FrameType::kHello) return OnHello(link, *envelope);
   if (link.session == nullptr) {
-    return CloseLink(link, absl::InvalidArgumentError("a frame came before the hello"));
+    return CloseDamaged(link, absl::InvalidArgumentError("a frame came before the hello"));
   }
   InboundSession& session = *link.session;
   if (session.failed) return;
@@ -326,9 +327,9 @@ void InboundHub::DeliverPart(InboundSession& session, ArrivalTracker::Delivered 
   auto taken = runtime_->kv.Take(*part, session.name, runtime_->now);
   if (!taken.ok()) {
     // Goes before the word that the transfer has arrived.
-    session.channel.Push(
-        FrameType::kVerdict,
-        VerdictFrame{.transfer = delivered.transfer, .why = std::string(taken.status().message())});
+    session.channel.Push(FrameType::kVerdict,
+                         VerdictFrame{.transfer = delivered.transfer,
+                                      .why = ForPeer(ToStd(taken.status().message()))});
   }
   if (!taken.ok() || !taken->whole) return credit.GiveBack();
   runtime_->notifier.Push({.peer = session.name,

@@ -86,7 +86,7 @@ void Peer::Submit(TransferPtr record) {
   view_->queued->fetch_add(1, std::memory_order_relaxed);
   absl::Status status;
   if (closing_) {
-    status = absl::CancelledError("the peer was removed");
+    status = absl::CancelledError(kPeerRemoved);
   } else if (record->kind != TransferKind::kNotify) {
     status = runtime_->memory.Use(*record->local, record->blocks.local_regions());
   }

@@ -4,6 +4,7 @@
 #include "src/agent/peer.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 #include "src/cuda/closer.h"
 
 namespace kvxfer {
@@ -163,8 +164,9 @@ absl::Status Peer::OnVerdict(const VerdictFrame& frame) {
   Outbound& outbound = it->second;
   const bool fetches = outbound.fetch.has_value();
   if (outbound.ending && fetches) return absl::OkStatus();
-  const absl::Status refused = absl::FailedPreconditionError(absl::StrCat(
-      "peer ", metadata_.name, fetches ? ": what was read is worth nothing: " : ": ", frame.why));
+  const absl::Status refused = absl::FailedPreconditionError(
+      absl::StrCat("peer ", metadata_.name, fetches ? ": what was read is worth nothing: " : ": ",
+                   Printable(frame.why, kMaxPeerTextBytes)));
   if (frame.good && outbound.fetch == Outbound::Fetch::kBeginning) {
     outbound.fetch = Outbound::Fetch::kReading;
     Advance(outbound);  // of one without bytes
@@ -265,10 +267,9 @@ void Peer::ProtocolError(Link& link, const absl::Status& why) {
 }
 
 absl::Status Peer::Broken(const absl::Status& why) const {
-  absl::Status status = absl::InternalError(
+  Log(LogLevel::kError, "peer {} broke the protocol: {}", metadata_.name, ToStd(why.message()));
+  return absl::InternalError(
       absl::StrCat("peer ", metadata_.name, " broke the protocol: ", why.message()));
-  Log(LogLevel::kError, "{}", ToStd(status.message()));
-  return status;
 }
 
 }  // namespace kvxfer

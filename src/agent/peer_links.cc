@@ -160,8 +160,11 @@ bool Peer::HasReady(const std::string& backend) const {
                              [&](const Path& path) { return IsOf(path, backend) && Ready(path); });
 }
 
+// ResourceExhausted where this host, or the peer's, has nothing left to connect with: the peer is
+// not lost, and to try again helps only once there is more.
 absl::Status Peer::Unreachable(const std::string& backend) const {
   std::string why;
+  auto code = absl::StatusCode::kUnavailable;
   for (const Path& path : paths_) {
     if (!IsOf(path, backend)) continue;
     const std::string_view name = runtime_->backends[path.backend]->name();
@@ -169,6 +172,7 @@ absl::Status Peer::Unreachable(const std::string& backend) const {
     if (cause.code() == absl::StatusCode::kFailedPrecondition && path.reachable.ok()) {
       return Annotate(cause, absl::StrCat("peer ", metadata_.name));
     }
+    if (path.failures > 0 && absl::IsResourceExhausted(path.last_error)) code = cause.code();
     absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), ": ",
                     cause.ok() ? Connecting(path) : cause.message());
   }
@@ -176,9 +180,10 @@ absl::Status Peer::Unreachable(const std::string& backend) const {
     why = backend.empty() ? "no backend in common"
                           : absl::StrCat("backend ", backend, " is not offered by both sides");
   }
-  return absl::UnavailableError(absl::StrCat("peer ", metadata_.name, " on host ",
-                                             metadata_.host.hostname, " is unreachable (", why,
-                                             ")"));
+  const char* const is =
+      code == absl::StatusCode::kUnavailable ? " is unreachable (" : " cannot be connected to (";
+  return absl::Status(code, absl::StrCat("peer ", metadata_.name, " on host ",
+                                         metadata_.host.hostname, is, why, ")"));
 }
 
 absl::Status Peer::Dial(Path& path, Time now) {
@@ -271,8 +276,9 @@ void Peer::KeepAlive(Time now) {
   if (UpLink() != nullptr) return;
   const bool session_waits = !active_.empty() || channel_.kept() > 0;
   if (session_waits && unlinked_ != Time{} && now - unlinked_ > kAbandonAfter) {
-    ResetSession(absl::UnavailableError(absl::StrCat(
-                     "peer ", metadata_.name, " not reached again: ", Unreachable("").message())),
+    const absl::Status why = Unreachable("");
+    ResetSession(absl::Status(why.code(), absl::StrCat("peer ", metadata_.name,
+                                                       " not reached again: ", why.message())),
                  unlinked_);
   }
   if (active_.empty() && quarantined_.empty() && !stager_.unsettled()) return;

@@ -41,8 +41,6 @@ void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
   link.SetLife(rail, RailLife::State::kFenceDue);
   link.lives[rail].since = Now();
   link.lives[rail].why = why;
-  Log(LogLevel::kWarning, "peer {}: rail {} of {} failed: {}", metadata_.name, rail,
-      runtime_->backends[link.backend]->name(), ToStd(why.message()));
   for (auto& [id, outbound] : active_) {
     if (outbound.link != &link) continue;
     std::erase_if(outbound.unexplained, [&](const auto& failed) { return failed.rail == rail; });
@@ -98,6 +96,10 @@ void Peer::OnRailFenced(Link& link, const Envelope& envelope) {
                                    "it fenced rail ", rail, ", which it was not asked to")));
   }
   link.SetLife(rail, RailLife::State::kReopening);
+  // Not before: rails also end with their connection, which may close as planned, and then its end
+  // is what there is to say.
+  Log(LogLevel::kWarning, "peer {}: rail {} of {} failed: {}", metadata_.name, rail,
+      runtime_->backends[link.backend]->name(), ToStd(link.lives[rail].why.message()));
   for (auto& [id, outbound] : active_) {
     if (outbound.link == &link) DiscardLanes(outbound, rail);
   }

@@ -6,6 +6,7 @@
 #include "src/core/host_identity.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer {
 
@@ -107,6 +108,7 @@ void Peer::OnRefuse(Link& link, const Envelope& envelope) {
   auto refuse = Decode<RefuseFrame>(envelope.body);
   if (!refuse.ok()) return ProtocolError(link, refuse.status());
   absl::Status why;
+  const std::string text = Printable(refuse->text, kMaxPeerTextBytes);
   switch (refuse->reason) {
     case RefuseReason::kIncarnation:
       why = absl::FailedPreconditionError(
@@ -116,13 +118,12 @@ void Peer::OnRefuse(Link& link, const Envelope& envelope) {
       break;
     case RefuseReason::kVersion:
     case RefuseReason::kAuth:
-      why = absl::FailedPreconditionError(
-          absl::StrCat("peer ", metadata_.name, " refused: ", refuse->text));
+      why =
+          absl::FailedPreconditionError(absl::StrCat("peer ", metadata_.name, " refused: ", text));
       break;
     case RefuseReason::kSession:
     case RefuseReason::kClosing:
-      why =
-          absl::UnavailableError(absl::StrCat("peer ", metadata_.name, " refused: ", refuse->text));
+      why = absl::UnavailableError(absl::StrCat("peer ", metadata_.name, " refused: ", text));
       break;
   }
   const bool forgotten = refuse->reason == RefuseReason::kSession;

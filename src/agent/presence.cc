@@ -57,7 +57,8 @@ void Presence::Forget(const std::string& peer, const Incarnation& incarnation) {
 void Presence::Tell(const Key& key, PeerEventKind kind, const absl::Status& why) {
   const bool trouble = kind == PeerEventKind::kSuspect || kind == PeerEventKind::kLost;
   // This side closed it, or the other one did and said so.
-  const bool wanted = absl::IsCancelled(why) || absl::EndsWith(why.message(), kAgentClosed);
+  const bool wanted = absl::IsCancelled(why) || absl::EndsWith(why.message(), kAgentClosed) ||
+                      absl::EndsWith(why.message(), kPeerRemoved);
   Log(trouble && !wanted ? LogLevel::kWarning : LogLevel::kInfo, "peer {} {}{}{}", key.first,
       ToString(kind), why.ok() ? "" : ": ", ToStd(why.message()));
   PeerEvent event{key.first, key.second, kind, why};

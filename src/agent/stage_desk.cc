@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/agent/memory_registry.h"
+#include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer {
 
@@ -93,8 +95,8 @@ absl::StatusOr<std::vector<Staging::Piece>> StageDesk::Resolve(const StageFrame&
     const StagedMemory* memory = memory_->FindGranted(run.rkey, run.address, run.bytes, wanted);
     if (memory == nullptr) {
       return absl::PermissionDeniedError(absl::StrCat(
-          "no region grants this for ", run.bytes, " bytes at 0x", absl::Hex(run.address),
-          " by rkey 0x", absl::Hex(run.rkey), " (deregistered, or without that right)"));
+          "no region grants this for ", run.bytes,
+          " bytes that are to be staged (deregistered, of other metadata, or without that right)"));
     }
     pieces.push_back({.address = run.address,
                       .bytes = run.bytes,
@@ -107,7 +109,7 @@ absl::StatusOr<std::vector<Staging::Piece>> StageDesk::Resolve(const StageFrame&
 void StageDesk::Answer(Session& session, const StageFrame& frame, const absl::Status& status) {
   session.channel->Push(FrameType::kStaged, StagedFrame{.transfer = frame.transfer,
                                                         .good = status.ok(),
-                                                        .why = std::string(status.message())});
+                                                        .why = ForPeer(ToStd(status.message()))});
 }
 
 // A slot has one holder at a time, and one copy.

@@ -7,6 +7,7 @@
 #include "src/agent/peer.h"
 #include "src/core/stage_lender.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer {
 namespace {
@@ -229,9 +230,10 @@ absl::Status Stager::OnStaged(const StagedFrame& frame) {
     return absl::InvalidArgumentError("it says twice, or unasked, that it has copied");
   }
   op.answer = frame.good ? absl::OkStatus()
-                         : absl::FailedPreconditionError(absl::StrCat(
-                               "peer ", peer_->metadata_.name,
-                               " could not copy between its GPU and its host memory: ", frame.why));
+                         : absl::FailedPreconditionError(
+                               absl::StrCat("peer ", peer_->metadata_.name,
+                                            " could not copy between its GPU and its host memory: ",
+                                            Printable(frame.why, kMaxPeerTextBytes)));
   if (op.step != Step::kAnswer) return absl::OkStatus();
   const bool read = op.whole->kind == TransferKind::kRead;
   if (!read || !op.answer->ok() || !op.why.ok()) {

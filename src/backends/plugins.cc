@@ -7,12 +7,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "src/core/log.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
 namespace {
 
-constexpr PluginHost kHost{.log_enabled = &LogEnabled, .log_line = &LogLine};
+constexpr PluginHost kHost{.log_enabled = &LogEnabled, .log_line = &PostLogLine};
 
 // What dlerror() says, as cause and remedy.
 absl::Status Explain(const std::string& path, std::string_view error) {

@@ -14,6 +14,7 @@
 #include "src/cli/stats.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 #include "src/cuda/driver.h"
 #include "src/cuda/present.h"
 
@@ -24,7 +25,7 @@ namespace {
 std::string UniqueName(const std::string& role) {
   std::string host(256, '\0');
   if (gethostname(host.data(), host.size() - 1) != 0) host = "host";
-  host.resize(std::min<size_t>(host.find('\0'), 64));
+  host = Printable(host.c_str(), 64);
   return absl::StrCat(role, "-", host, "-", getpid(), "-",
                       absl::Hex(RandomNonZero32(), absl::kZeroPad8));
 }

@@ -66,6 +66,7 @@ class HeldWarnings {
   HeldWarnings& operator=(const HeldWarnings&) = delete;
 
   void Print() const {
+    FlushLog(std::chrono::milliseconds(200));
     const std::lock_guard lock(lines_->mutex);
     std::fputs(lines_->text.c_str(), stderr);
   }

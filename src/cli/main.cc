@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <string>
 
+#include "kvxfer/log.h"
 #include "src/cli/command_line.h"
 #include "src/cli/exit_status.h"
 #include "src/core/strings.h"
@@ -15,6 +16,8 @@ namespace {
 
 // One line, whatever the message holds, so that logs and scripts can read it.
 int Report(std::string message, ExitStatus status) {
+  // The library's lines of what led to this come first.
+  FlushLog(std::chrono::milliseconds(200));
   std::replace(message.begin(), message.end(), '\n', ' ');
   std::fprintf(stderr, "kvxfer: %s\n", message.c_str());
   return static_cast<int>(status);

@@ -14,6 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "kvxfer/types.h"
+#include "src/core/text.h"
+
 namespace kvxfer {
 namespace {
 
@@ -92,7 +95,10 @@ bool ProcShowsOurPids() {
 HostIdentity ReadHostIdentity() {
   HostIdentity identity;
   std::array<char, 256> hostname{};
-  if (gethostname(hostname.data(), hostname.size() - 1) == 0) identity.hostname = hostname.data();
+  if (gethostname(hostname.data(), hostname.size() - 1) == 0) {
+    // Whatever was set: peers refuse metadata with a host that cannot be shown.
+    identity.hostname = Printable(hostname.data(), kMaxNameBytes / 2);
+  }
   identity.boot_id = ReadSmallFile("/proc/sys/kernel/random/boot_id");
   while (!identity.boot_id.empty() && identity.boot_id.back() == '\n') identity.boot_id.pop_back();
   identity.net_namespace = InodeOf("/proc/self/ns/net");

@@ -11,6 +11,7 @@
 #include "src/core/metadata.pb.h"
 #include "src/core/metadata_kv.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 #include "src/core/wire_format.h"
 
 namespace kvxfer {
@@ -45,6 +46,14 @@ absl::Status Bad(absl::string_view field, absl::string_view what) {
 absl::Status CheckSize(absl::string_view field, std::string_view value, size_t min, size_t max) {
   if (value.size() >= min && value.size() <= max) return absl::OkStatus();
   return Bad(field, absl::StrCat(value.size(), " bytes, must be ", min, " to ", max));
+}
+
+// Text that ends up in errors, logs and explanations, of this agent or in Python.
+absl::Status CheckText(absl::string_view field, std::string_view value, size_t min) {
+  if (absl::Status s = CheckSize(field, value, min, kMaxNameBytes); !s.ok()) return s;
+  if (IsPrintable(value)) return absl::OkStatus();
+  return Bad(field, absl::StrCat("\"", Printable(value, kMaxNameBytes),
+                                 "\" must be UTF-8 without control characters"));
 }
 
 void EncodeHost(const HostIdentity& host, proto::Host& out) {
@@ -114,8 +123,8 @@ absl::Status DecodeVersions(const proto::Metadata& in, AgentMetadata& out) {
 }
 
 absl::Status DecodeHost(const proto::Host& in, HostIdentity& out) {
-  if (absl::Status s = CheckSize("hostname", in.hostname(), 0, kMaxNameBytes); !s.ok()) return s;
-  if (absl::Status s = CheckSize("boot_id", in.boot_id(), 0, kMaxNameBytes); !s.ok()) return s;
+  if (absl::Status s = CheckText("hostname", in.hostname(), 0); !s.ok()) return s;
+  if (absl::Status s = CheckText("boot_id", in.boot_id(), 0); !s.ok()) return s;
   out = {.hostname = in.hostname(),
          .boot_id = in.boot_id(),
          .net_namespace = in.net_namespace(),
@@ -129,7 +138,7 @@ absl::Status DecodeHost(const proto::Host& in, HostIdentity& out) {
 absl::Status DecodeBackends(const proto::Metadata& in, AgentMetadata& out) {
   std::set<std::string_view> names;
   for (const proto::BackendAddress& backend : in.backends()) {
-    absl::Status status = CheckSize("backend", backend.backend(), 1, kMaxNameBytes);
+    absl::Status status = CheckText("backend", backend.backend(), 1);
     if (status.ok()) {
       status = CheckSize("backend address", backend.address(), 0, kMaxAddressBytes);
     }
@@ -141,7 +150,7 @@ absl::Status DecodeBackends(const proto::Metadata& in, AgentMetadata& out) {
   }
   names.clear();
   for (const std::string& name : in.key_backends()) {
-    if (absl::Status s = CheckSize("key_backends", name, 1, kMaxNameBytes); !s.ok()) return s;
+    if (absl::Status s = CheckText("key_backends", name, 1); !s.ok()) return s;
     if (!names.insert(name).second) {
       return Bad("key_backends", absl::StrCat("\"", name, "\" occurs twice"));
     }
@@ -260,7 +269,7 @@ absl::StatusOr<AgentMetadata> DecodeMetadata(std::string_view bytes) {
     return absl::InvalidArgumentError("metadata is damaged: its protobuf does not parse");
   }
   AgentMetadata out;
-  absl::Status status = CheckSize("name", in.name(), 1, kMaxNameBytes);
+  absl::Status status = CheckText("name", in.name(), 1);
   if (status.ok()) status = DecodeVersions(in, out);
   if (status.ok() && in.incarnation().size() != out.incarnation.bytes.size()) {
     status = Bad("incarnation", absl::StrCat(in.incarnation().size(), " bytes, must be 16"));

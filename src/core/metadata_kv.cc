@@ -9,6 +9,7 @@
 #include "src/core/kv_tensors.h"
 #include "src/core/metadata.pb.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer {
 namespace {
@@ -101,7 +102,7 @@ absl::StatusOr<KvCacheTable> DecodeKvCaches(const proto::Metadata& in) {
     absl::Status status = DecodeKvCache(cache, caches);
     if (!status.ok())
       return Annotate(status,
-                      absl::StrCat("metadata: KV cache ", cache.name().substr(0, kMaxNameBytes)));
+                      absl::StrCat("metadata: KV cache ", Printable(cache.name(), kMaxNameBytes)));
   }
   return caches;
 }

@@ -21,11 +21,20 @@ inline absl::Status Annotate(const absl::Status& status, std::string_view contex
   return absl::Status(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
 }
 
-// InvalidArgument, unless the name that a `what` is given has 1 to kMaxNameBytes.
+// InvalidArgument, unless the name that a `what` is given has 1 to kMaxNameBytes of UTF-8 without
+// control characters. Names end up in logs and in Python, whoever sends them.
 absl::Status CheckName(std::string_view what, std::string_view name);
 
-// "what: Connection refused (errno 111)".
+// "what: Connection refused (errno 111)". Where descriptors ran out it names the limit and the
+// remedy.
 std::string ErrnoText(std::string_view what, int error_number);
+
+// Whether the call failed for want of descriptors or memory, of this process or this host.
+bool OutOfResources(int error_number);
+
+// ErrnoText with the code that fits: ResourceExhausted, PermissionDenied, else `other`.
+absl::Status ErrnoStatus(int error_number, std::string_view what,
+                         absl::StatusCode other = absl::StatusCode::kUnavailable);
 
 }  // namespace kvxfer
 

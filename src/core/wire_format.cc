@@ -87,7 +87,7 @@ void Fields(Io& io, Ref<Io, HelloFrame> frame) {
   io.Int("session", frame.session);
   io.Int("oldest_kept", frame.oldest_kept);
   io.List("auth", frame.auth);
-  io.Text("name", frame.name, 1, kMaxNameBytes);
+  io.Name("name", frame.name);
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, HelloAckFrame> frame) {
@@ -178,9 +178,9 @@ void Fields(Io& io, Ref<Io, RailFrame> frame) {
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, KvPartFrame> frame) {
-  io.Text("cache", frame.cache, 1, kMaxNameBytes);
+  io.Name("cache", frame.cache);
   io.Int("cache_id", frame.cache_id);
-  io.Text("request", frame.request, 1, kMaxNameBytes);
+  io.Name("request", frame.request);
   io.Int("blocks_hash", frame.blocks_hash);
   io.Int("first_head", frame.first_head);
   io.Int("heads", frame.heads);
@@ -194,14 +194,14 @@ void Fields(Io& io, Ref<Io, KvPartFrame> frame) {
 template <typename Io>
 void Fields(Io& io, Ref<Io, FetchBeginFrame> frame) {
   io.Int("transfer", frame.transfer);
-  io.Text("lease", frame.lease, 1, kMaxNameBytes);
+  io.Name("lease", frame.lease);
   io.Int("blocks_hash", frame.blocks_hash);
   io.Int("within_nanos", frame.within_nanos);
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, FetchEndFrame> frame) {
   io.Int("transfer", frame.transfer);
-  io.Text("lease", frame.lease, 1, kMaxNameBytes);
+  io.Name("lease", frame.lease);
   io.Int("readers", frame.readers);
 }
 template <typename Io>

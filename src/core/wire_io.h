@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "src/core/text.h"
 #include "src/core/wire_format.h"
 
 namespace kvxfer::wire {
@@ -62,6 +63,7 @@ class Writer {
     Int(field, static_cast<uint32_t>(text.size()));
     out_.append(text);
   }
+  void Name(const char* field, const std::string& name) { Text(field, name, 1, kMaxNameBytes); }
   template <typename Items>
   void List(const char* field, const Items& items) {
     Int(field, static_cast<uint32_t>(items.size()));
@@ -112,6 +114,14 @@ class Reader {
       return Fail(field, absl::StrCat(size, " bytes, must be ", min, " to ", max));
     }
     text.assign(reinterpret_cast<const char*>(Skip(size)), size);
+  }
+  // A name, as CheckName wants it.
+  void Name(const char* field, std::string& name) {
+    Text(field, name, 1, kMaxNameBytes);
+    if (ok() && !IsPrintable(name)) {
+      Fail(field, absl::StrCat("\"", Printable(name, kMaxNameBytes),
+                               "\" must be UTF-8 without control characters"));
+    }
   }
   template <typename Items>
   void List(const char* field, Items& items) {

@@ -37,7 +37,10 @@ size_t Landed::Flush(std::span<Event> events, std::string_view backend) {
 }
 
 size_t Landed::Withdraw(std::span<Event> events, const absl::Status& why) {
-  if (!std::exchange(told_, true)) Log(LogLevel::kError, "{}", ToStd(why.message()));
+  if (!std::exchange(told_, true)) {
+    Log(LogLevel::kError, "what a NIC wrote to GPU memory is not known to be there: {}",
+        ToStd(why.message()));
+  }
   any_ = true;  // of what still waits in the backend's queue
   std::vector<Endpoint*> losers;
   size_t left = 0;

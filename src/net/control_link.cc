@@ -4,14 +4,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::net {
 namespace {
 
 // Of one Poll.
 constexpr size_t kMaxControlFrames = 256;
-// Bytes of what a goodbye says.
-constexpr size_t kMaxReason = 1024;
 
 }  // namespace
 
@@ -152,8 +151,9 @@ bool ControlLink::Take(const ControlStream::Frame& frame) {
       return false;
     }
     case ControlKind::kClosing: {
-      const std::string reason(reinterpret_cast<const char*>(frame.payload.data()),
-                               frame.payload.size());
+      const std::string reason =
+          Printable({reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size()},
+                    kMaxPeerTextBytes);
       Fail(absl::UnavailableError(absl::StrCat("the peer closed the connection: ", reason)));
       return false;
     }
@@ -180,7 +180,7 @@ void ControlLink::Down(absl::Status why, bool tell) {
   EndData(why);
   state_ = State::kDown;
   if (tell && was_up) {
-    const std::string reason(why.message().substr(0, kMaxReason));
+    const std::string reason = ForPeer(ToStd(why.message()));
     control_.Push(ControlKind::kClosing, std::as_bytes(std::span(reason))).IgnoreError();
     std::string queued = control_.TakeQueued();
     hub_->Linger(control_.Release(), std::move(queued));

@@ -12,11 +12,6 @@ namespace {
 
 constexpr int kAcceptsPerTurn = 32;
 
-bool OutOfResources(int error_number) {
-  return error_number == EMFILE || error_number == ENFILE || error_number == ENOBUFS ||
-         error_number == ENOMEM;
-}
-
 }  // namespace
 
 void Answer(const Fd& fd, const Welcome& welcome) {
@@ -91,7 +86,7 @@ void Listener::AcceptSome() {
 
 void Listener::PauseAccepting(int error_number) {
   if (!std::exchange(starved_, true)) {
-    Log(LogLevel::kWarning, "tcp: {}; accepting goes on when descriptors are free (ulimit -n)",
+    Log(LogLevel::kWarning, "tcp: {}; new connections wait until descriptors are free",
         ErrnoText("accept", error_number));
   }
   acceptable_ = false;

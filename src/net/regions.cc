@@ -34,8 +34,12 @@ std::string Region::WhyNot(const WireRun& run, Access wanted) const {
     return absl::StrCat("the region does not allow remote ",
                         wanted == Access::kRemoteRead ? "reads" : "writes");
   }
-  return absl::StrCat("outside of the region, which is ", bytes_, " bytes at 0x", absl::Hex(base_),
-                      " (", run.bytes, " bytes asked for)");
+  // By distances: the text travels, and where the memory lies is in metadata only.
+  const bool before = run.address < base_;
+  return absl::StrCat("outside of the region, which has ", bytes_, " bytes: ", run.bytes,
+                      " bytes asked for, which begin ",
+                      before ? base_ - run.address : run.address - base_, " bytes ",
+                      before ? "before it" : "behind its beginning");
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> RkeyOnly::Of(const RemoteRegion& region,
@@ -65,8 +69,9 @@ absl::StatusOr<std::unique_ptr<Registration>> RegionMap::Register(const LocalReg
         absl::StrCat(ToAbsl(backend), ": a region needs an address, bytes and an rkey"));
   }
   if (by_rkey_.contains(region.rkey)) {
-    return absl::AlreadyExistsError(
-        absl::StrCat(ToAbsl(backend), ": rkey 0x", absl::Hex(region.rkey), " is taken"));
+    return absl::AlreadyExistsError(absl::StrCat(ToAbsl(backend), ": the rkey of region ",
+                                                 static_cast<uint32_t>(region.id),
+                                                 " is that of another one"));
   }
   auto out = std::make_unique<Region>(this, region);
   by_rkey_.emplace(region.rkey, out.get());
@@ -93,8 +98,8 @@ absl::StatusOr<const Region*> RegionMap::Check(const WireRun& run, Access wanted
   const Region* const region = Find(run.rkey);
   if (region != nullptr && region->Grants(run, wanted)) return region;
   return absl::PermissionDeniedError(
-      absl::StrCat("rkey 0x", absl::Hex(run.rkey), ", address 0x", absl::Hex(run.address), ": ",
-                   region == nullptr ? "no region has that rkey" : region->WhyNot(run, wanted)));
+      region == nullptr ? "no region has that rkey (deregistered, or of other metadata)"
+                        : region->WhyNot(run, wanted));
 }
 
 }  // namespace kvxfer::net

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::net {
 namespace {
@@ -27,8 +28,9 @@ struct HostPort {
 };
 
 absl::Status BadAddress(std::string_view text, std::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("tcp address '", ToAbsl(text), "': ", ToAbsl(why),
-                                                 "; expected host:port or [v6]:port"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("tcp address '", Printable(text, kMaxPeerTextBytes), "': ", ToAbsl(why),
+                   "; expected host:port or [v6]:port"));
 }
 
 absl::StatusOr<HostPort> Split(std::string_view text, uint16_t default_port) {
@@ -132,6 +134,9 @@ absl::StatusOr<std::vector<SocketAddress>> Resolve(std::string_view text, uint16
   hints.ai_flags = names == Names::kNumericOnly ? AI_NUMERICHOST : 0;
   addrinfo* list = nullptr;
   const int error = getaddrinfo(parts->host.c_str(), nullptr, &hints, &list);
+  if (error == EAI_SYSTEM && OutOfResources(errno)) {
+    return ErrnoStatus(errno, absl::StrCat("looking up ", Printable(text, kMaxPeerTextBytes)));
+  }
   if (error != 0) return BadAddress(text, gai_strerror(error));
   std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
   std::vector<SocketAddress> out;
@@ -150,7 +155,7 @@ absl::StatusOr<Fd> Listen(const SocketAddress& address) {
   const std::string where = absl::StrCat("tcp: listening on ", address.ToString());
   Fd fd = Fd::Open(
       [&] { return ::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
-  if (!fd.valid()) return absl::UnavailableError(ErrnoText(where, errno));
+  if (!fd.valid()) return ErrnoStatus(errno, where);
   const int on = 1;
   const int off = 0;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -183,10 +188,7 @@ absl::StatusOr<Fd> StartConnect(const SocketAddress& to, const SocketAddress& fr
   Fd fd = Fd::Open(
       [&] { return ::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (!fd.valid()) {
-    const int error = errno;
-    return absl::ResourceExhaustedError(
-        absl::StrCat(ErrnoText("socket", error),
-                     error == EMFILE ? "; raise the limit of open files (ulimit -n)" : ""));
+    return ErrnoStatus(errno, "socket", absl::StatusCode::kResourceExhausted);
   }
   SetNoDelay(fd.get());
   if (IsOfThisHost(to)) ChoosePlainControl(fd.get());

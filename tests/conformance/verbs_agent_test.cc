@@ -107,6 +107,7 @@ TEST_F(VerbsApart, ElseTcpIsTakenAndItIsSaidWhyAndWarnedOfOnce) {
     ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair.a.agent, "b", Unhurried()));
     ASSERT_OK(transfer.Wait(kAmple));
   }
+  EXPECT_TRUE(FlushLog(kAmple));
   SetLogSink({});
   EXPECT_EQ(warnings, 1);
 }

@@ -74,6 +74,7 @@ KVXFER_CHILD(AgentsWithoutPidfd) {
   absl::StatusOr<Node> a = Node::Create(Named("a"), MemoryType::kAttached, 1 << 20);
   if (!a.ok()) std::fprintf(stderr, "%s\n", a.status().ToString().c_str());
   CHILD_EXPECT(a.ok());
+  CHILD_EXPECT(FlushLog(kAmple));
   CHILD_EXPECT(warnings == 1);
   absl::StatusOr<Node> b = Node::Create(Named("b"), MemoryType::kAttached, 1 << 20);
   CHILD_EXPECT(b.ok());
@@ -122,6 +123,7 @@ TEST(UnusableVerbs, IsToldOnlyToThoseWhoAsk) {
   ASSERT_OK_AND_ASSIGN(const Node b, Node::Create(Named("b"), MemoryType::kAttached, 4096));
   ASSERT_OK(Introduce(*a.agent, *b.agent));
   ASSERT_OK_AND_ASSIGN(const Explanation all, a.agent->Explain("b"));
+  EXPECT_TRUE(FlushLog(kAmple));
   SetLogSink({});
   EXPECT_EQ(warnings, 0);
   const PathExplanation* verbs = FindPath(all, "verbs");

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "src/core/metadata.h"
+#include "src/core/strings.h"
 
 namespace kvxfer::testing {
 
@@ -37,7 +38,7 @@ inline bool InBounds(const AgentMetadata& metadata) {
       return false;
     }
   }
-  return !metadata.name.empty() && metadata.name.size() <= 255 && !metadata.incarnation.IsZero() &&
+  return CheckName("agent", metadata.name).ok() && !metadata.incarnation.IsZero() &&
          metadata.min_version <= metadata.max_version;
 }
 

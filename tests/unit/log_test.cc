@@ -1,19 +1,47 @@
 #include "src/core/log.h"
 
+#include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <charconv>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "src/core/clock.h"
+#include "src/core/log_writer.h"
+#include "src/core/own_fd.h"
+#include "tests/support/scale.h"
+
 namespace kvxfer {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::kAmple;
+
+using Line = std::pair<LogLevel, std::string>;
+
+// N of "N log lines were dropped: ..."; 0: another line.
+uint64_t DroppedBy(std::string_view line) {
+  uint64_t count = 0;
+  const size_t at = line.find(" log lines were dropped");
+  if (at == std::string_view::npos) return 0;
+  const size_t begin = line.rfind(' ', at - 1) + 1;
+  std::from_chars(line.data() + begin, line.data() + at, count);
+  return count;
+}
+
 // Every test leaves the sink and the level as a program finds them.
-class LogTest : public testing::Test {
+class LogTest : public ::testing::Test {
  protected:
   void TearDown() override {
     SetLogSink({});
@@ -25,8 +53,14 @@ class LogTest : public testing::Test {
       lines_.emplace_back(level, std::string(line));
     });
   }
+  // What was logged so far.
+  const std::vector<Line>& Lines() {
+    EXPECT_TRUE(FlushLog(kAmple));
+    return lines_;
+  }
 
-  std::vector<std::pair<LogLevel, std::string>> lines_;
+ private:
+  std::vector<Line> lines_;  // of the logging thread
 };
 
 TEST_F(LogTest, WarningsAndErrorsAreOnByDefault) {
@@ -42,7 +76,7 @@ TEST_F(LogTest, OffIsNoLevelToLogAt) {
   LogLine(LogLevel::kOff, "nothing");
   SetLogLevel(LogLevel::kOff);
   Log(LogLevel::kError, "nothing");
-  EXPECT_TRUE(lines_.empty());
+  EXPECT_TRUE(Lines().empty());
 }
 
 TEST_F(LogTest, SinkGetsLevelAndFormattedLine) {
@@ -50,9 +84,8 @@ TEST_F(LogTest, SinkGetsLevelAndFormattedLine) {
   SetLogLevel(LogLevel::kDebug);
   Log(LogLevel::kDebug, "peer {}: {} blocks", "decode-0", 7);
   Log(LogLevel::kError, "100 %");
-  ASSERT_EQ(lines_.size(), 2u);
-  EXPECT_EQ(lines_[0], std::pair(LogLevel::kDebug, std::string("peer decode-0: 7 blocks")));
-  EXPECT_EQ(lines_[1], std::pair(LogLevel::kError, std::string("100 %")));
+  EXPECT_THAT(Lines(), ElementsAre(Line(LogLevel::kDebug, "peer decode-0: 7 blocks"),
+                                   Line(LogLevel::kError, "100 %")));
 }
 
 TEST_F(LogTest, LinesBelowTheLevelAreDropped) {
@@ -60,72 +93,243 @@ TEST_F(LogTest, LinesBelowTheLevelAreDropped) {
   SetLogLevel(LogLevel::kError);
   Log(LogLevel::kWarning, "dropped");
   Log(LogLevel::kError, "kept");
-  ASSERT_EQ(lines_.size(), 1u);
-  EXPECT_EQ(lines_[0].second, "kept");
+  EXPECT_THAT(Lines(), ElementsAre(Line(LogLevel::kError, "kept")));
 }
 
 TEST_F(LogTest, BracesInALineAreNotAFormat) {
   Capture();
   LogLine(LogLevel::kWarning, "as it is: {} {0} {");
-  ASSERT_EQ(lines_.size(), 1u);
-  EXPECT_EQ(lines_[0].second, "as it is: {} {0} {");
+  EXPECT_THAT(Lines(), ElementsAre(Line(LogLevel::kWarning, "as it is: {} {0} {")));
 
   SetLogSink({});
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   LogLine(LogLevel::kWarning, "as it is: {} {0} {");
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("as it is: {} {0} {\n"), std::string::npos);
+  EXPECT_TRUE(FlushLog(kAmple));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("as it is: {} {0} {\n"));
 }
 
 TEST_F(LogTest, WithoutASinkWarningsGoToStderrAndInfoDoesNot) {
   Capture();
   SetLogSink({});
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   Log(LogLevel::kInfo, "quiet");
   Log(LogLevel::kWarning, "loud {}", 1);
-  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(Lines().empty());
+  const std::string text = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(text.find("kvxfer warning: loud 1\n"), std::string::npos) << text;
   EXPECT_EQ(text.find("quiet"), std::string::npos) << text;
-  EXPECT_TRUE(lines_.empty());
 }
 
-TEST_F(LogTest, ReplacedSinkIsNotCalledAndNotKept) {
-  auto alive = std::make_shared<int>(0);
-  const std::weak_ptr<int> watch = alive;
-  SetLogSink([alive = std::move(alive)](LogLevel, std::string_view) { ++*alive; });
+TEST_F(LogTest, LinesBeforeAChangeGoToTheOldSinkWhichIsNotKept) {
+  auto seen = std::make_shared<std::vector<std::string>>();
+  const std::weak_ptr<std::vector<std::string>> watch = seen;
+  SetLogSink(
+      [seen = std::move(seen)](LogLevel, std::string_view line) { seen->emplace_back(line); });
   Log(LogLevel::kError, "first");
-  EXPECT_EQ(*watch.lock(), 1);
+  EXPECT_TRUE(FlushLog(kAmple));
+  EXPECT_THAT(*watch.lock(), ElementsAre("first"));
   Capture();
   EXPECT_TRUE(watch.expired());
   Log(LogLevel::kError, "second");
-  ASSERT_EQ(lines_.size(), 1u);
-  EXPECT_EQ(lines_[0].second, "second");
+  EXPECT_THAT(Lines(), ElementsAre(Line(LogLevel::kError, "second")));
 }
 
 // Each sink owns what it counts into; a call after its replacement would touch freed memory.
 TEST_F(LogTest, SinksMayBeReplacedWhileOthersLog) {
   constexpr int kThreads = 4;
   constexpr int kLines = 500;
-  std::atomic<int> seen = 0;
+  std::atomic<uint64_t> seen = 0;
   const auto count = [&seen] {
     auto mine = std::make_unique<std::atomic<int>>(0);
-    return [&seen, mine = std::shared_ptr<std::atomic<int>>(std::move(mine))](LogLevel,
-                                                                              std::string_view) {
+    return [&seen, mine = std::shared_ptr<std::atomic<int>>(std::move(mine))](
+               LogLevel, std::string_view line) {
       mine->fetch_add(1);
-      seen.fetch_add(1);
+      const uint64_t dropped = DroppedBy(line);
+      seen.fetch_add(dropped > 0 ? dropped : 1);
     };
   };
+  SetLogLevel(LogLevel::kDebug);  // which has no limit of rate
   SetLogSink(count());
   std::vector<std::jthread> threads;
   threads.reserve(kThreads);
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([t] {
-      for (int i = 0; i < kLines; ++i) Log(LogLevel::kError, "thread {} line {}", t, i);
+      for (int i = 0; i < kLines; ++i) Log(LogLevel::kDebug, "thread {} line {}", t, i);
     });
   }
   for (int i = 0; i < 100; ++i) SetLogSink(count());
   threads.clear();
-  EXPECT_EQ(seen.load(), kThreads * kLines);
+  Log(LogLevel::kDebug, "the last, which says what was dropped before it");
+  EXPECT_TRUE(FlushLog(kAmple));
+  EXPECT_EQ(seen.load(), uint64_t{kThreads * kLines + 1});
 }
+
+TEST_F(LogTest, ASinkMayLogAndReplaceItself) {
+  std::vector<std::string> later;
+  SetLogSink([&](LogLevel, std::string_view line) {
+    if (line != "one") return;
+    EXPECT_FALSE(FlushLog(kAmple));
+    Log(LogLevel::kError, "from the sink");
+    SetLogSink([&later](LogLevel, std::string_view second) { later.emplace_back(second); });
+  });
+  Log(LogLevel::kError, "one");
+  EXPECT_TRUE(FlushLog(kAmple));
+  EXPECT_TRUE(FlushLog(kAmple));  // what the sink has logged came after
+  SetLogSink({});
+  EXPECT_THAT(later, ElementsAre("from the sink"));
+}
+
+TEST_F(LogTest, ASinkThatThrowsLosesItsLineOnly) {
+  std::vector<std::string> lines;
+  SetLogSink([&](LogLevel, std::string_view line) {
+    if (line == "bad") throw std::runtime_error("the application's");
+    lines.emplace_back(line);
+  });
+  Log(LogLevel::kError, "bad");
+  Log(LogLevel::kError, "good");
+  EXPECT_TRUE(FlushLog(kAmple));
+  EXPECT_THAT(lines, ElementsAre("good"));
+}
+
+// A sink that blocks holds up its replacement, and nobody who logs.
+TEST_F(LogTest, ASinkThatBlocksDelaysNobody) {
+  std::promise<void> entered;
+  std::promise<void> leave;
+  std::atomic<uint64_t> seen = 0;
+  SetLogSink([&](LogLevel, std::string_view line) {
+    if (line == "block") {
+      entered.set_value();
+      leave.get_future().wait();
+    }
+    const uint64_t dropped = DroppedBy(line);
+    seen += dropped > 0 ? dropped : 1;
+  });
+  SetLogLevel(LogLevel::kDebug);
+  Log(LogLevel::kDebug, "block");
+  entered.get_future().wait();
+  constexpr uint64_t kMany = 4 * LogWriter::kQueuedLines;
+  for (uint64_t i = 0; i < kMany; ++i) Log(LogLevel::kDebug, "line {}", i);
+  EXPECT_FALSE(FlushLog(std::chrono::milliseconds(1)));
+  EXPECT_EQ(seen, 0u);
+
+  std::atomic<bool> replaced = false;
+  std::jthread other([&] {
+    SetLogSink([&seen](LogLevel, std::string_view line) {
+      const uint64_t dropped = DroppedBy(line);
+      seen += dropped > 0 ? dropped : 1;
+    });
+    replaced = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_FALSE(replaced);
+  leave.set_value();
+  other.join();
+  EXPECT_TRUE(FlushLog(kAmple));
+  EXPECT_EQ(seen, kMany + 1);
+}
+
+TEST_F(LogTest, OneCauseDoesNotFillTheLog) {
+  Capture();
+  for (int i = 0; i < 1000; ++i) Log(LogLevel::kWarning, "again {}", i);
+  Log(LogLevel::kWarning, "something else");
+  const std::vector<Line>& lines = Lines();
+  ASSERT_GE(lines.size(), LogLimits::kBurst + 1u);
+  EXPECT_LE(lines.size(), LogLimits::kBurst + 3u);  // a slow machine has time for more
+  EXPECT_EQ(lines.back().second, "something else");
+  // A backend's lines go by how they begin.
+  for (int i = 0; i < 1000; ++i)
+    LogLine(LogLevel::kWarning, "the same sixteen " + std::to_string(i));
+  EXPECT_LE(Lines().size(), 2 * LogLimits::kBurst + 6u);
+}
+
+TEST_F(LogTest, APeersTextForgesNoLineAndIsCut) {
+  Capture();
+  Log(LogLevel::kWarning, "peer {} lost", "x\n2026-01-01T00:00:00.000 kvxfer error: \x1b[2J\xff");
+  Log(LogLevel::kWarning, "long: {}", std::string(100'000, 'y'));
+  const std::vector<Line>& lines = Lines();
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0].second, "peer x\\x0a2026-01-01T00:00:00.000 kvxfer error: \\x1b[2J\\xff lost");
+  EXPECT_LT(lines[1].second.size(), 2100u);
+  EXPECT_THAT(lines[1].second, HasSubstr("more bytes)"));
+}
+
+TEST_F(LogTest, AddressesAndKeysAreNotLogged) {
+  Capture();
+  Log(LogLevel::kWarning, "{} bytes at 0x{:x} by rkey 0x{:x}", 4096, 0x7f12'3456'7890, 0xdeadbeef);
+  EXPECT_THAT(Lines(), ElementsAre(Line(LogLevel::kWarning, "4096 bytes at 0x*** by rkey 0x***")));
+}
+
+// Stderr is this pipe, which takes 4 KiB and which nobody reads, until it is destroyed.
+class FullStderr {
+ public:
+  FullStderr() : stderr_(dup(STDERR_FILENO)) {
+    std::array<int, 2> pipe{};
+    EXPECT_EQ(pipe2(pipe.data(), O_CLOEXEC), 0);
+    read_ = OwnFd(pipe[0]);
+    EXPECT_GT(fcntl(pipe[1], F_SETPIPE_SZ, 4096), 0);
+    EXPECT_EQ(dup2(pipe[1], STDERR_FILENO), STDERR_FILENO);
+    close(pipe[1]);
+  }
+  ~FullStderr() { dup2(stderr_.get(), STDERR_FILENO); }
+
+  // What was written, up to the end that `last` is.
+  std::string ReadUntil(std::string_view last) const {
+    std::string text;
+    std::array<char, 4096> some;
+    while (text.find(last) == std::string::npos) {
+      const ssize_t n = read(read_.get(), some.data(), some.size());
+      if (n <= 0) break;
+      text.append(some.data(), static_cast<size_t>(n));
+    }
+    return text;
+  }
+
+ private:
+  const OwnFd stderr_;
+  OwnFd read_;
+};
+
+TEST_F(LogTest, AFullStderrDelaysNobodyAndIsToldOfWhatWasDropped) {
+  constexpr uint64_t kMany = 4 * LogWriter::kQueuedLines;
+  std::string text;
+  {
+    const FullStderr full;
+    SetLogLevel(LogLevel::kDebug);
+    for (uint64_t i = 0; i < kMany; ++i) Log(LogLevel::kDebug, "{} {}", std::string(500, 'z'), i);
+    Log(LogLevel::kDebug, "the end");
+    EXPECT_FALSE(FlushLog(std::chrono::milliseconds(1)));
+    text = full.ReadUntil("the end\n");
+  }
+  uint64_t lines = 0;
+  for (const char c : text) lines += c == '\n';
+  const uint64_t dropped = DroppedBy(text);
+  EXPECT_GT(dropped, kMany / 2);
+  EXPECT_EQ(lines - 1 + dropped, kMany + 1);
+}
+
+#if !KVXFER_THREAD_SANITIZER
+// Not with ThreadSanitizer, which allows no thread after a fork of a process with threads.
+TEST_F(LogTest, AForkedChildLogsByAThreadOfItsOwn) {
+  Log(LogLevel::kWarning, "the parent's");
+  EXPECT_TRUE(FlushLog(kAmple));
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(pipe2(pipe.data(), O_CLOEXEC), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(pipe[1], STDERR_FILENO);
+    Log(LogLevel::kWarning, "the child's");
+    _exit(FlushLog(kAmple) ? 0 : 1);
+  }
+  close(pipe[1]);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  std::array<char, 200> text{};
+  EXPECT_GT(read(pipe[0], text.data(), text.size() - 1), 0);
+  close(pipe[0]);
+  EXPECT_THAT(text.data(), HasSubstr("kvxfer warning: the child's\n"));
+}
+#endif
 
 }  // namespace
 }  // namespace kvxfer

@@ -17,6 +17,8 @@
 #include "kvxfer/kv_cache.h"
 #include "src/core/metadata.h"
 #include "src/core/metadata.pb.h"
+#include "src/core/strings.h"
+#include "src/core/text.h"
 #include "src/core/wire_format.h"
 #include "tests/fuzz/metadata_checks.h"
 #include "tests/support/kv_oracle.h"
@@ -210,12 +212,17 @@ TEST(MetadataKv, NoCachesAndAllThatAnAgentMayHave) {
   ExpectComesBack(caches);
 }
 
-TEST(MetadataKv, NamesAreAnyBytes) {
+TEST(MetadataKv, NamesAreUtf8ThatCanBeShown) {
   const KvCacheInfo cache = Apart(2, 4);
-  ExpectComesBack({{std::string(kMaxNameBytes, 'n'), cache},
-                   {std::string("\0", 1), cache},
-                   {"not\xffutf-8", cache},
-                   {"kv", cache}});
+  ExpectComesBack({{std::string(kMaxNameBytes, 'n'), cache}, {"größe", cache}, {"kv", cache}});
+  for (const std::string& bad :
+       {std::string("\0", 1), std::string("not\xffutf-8"), std::string("\n")}) {
+    proto::Metadata metadata;
+    EncodeKvCaches({{bad, cache}}, metadata);
+    const auto decoded = DecodeKvCaches(metadata);
+    EXPECT_TRUE(Fails(decoded, absl::StatusCode::kInvalidArgument, {"KV cache", "UTF-8"}));
+    EXPECT_TRUE(IsPrintable(std::string(decoded.status().message()))) << decoded.status();
+  }
 }
 
 // As where the layers of a block lie together, with a tensor for each layer all the same.
@@ -427,7 +434,7 @@ TEST_F(BadMetadataKv, TensorsThatCannotBeAreRefused) {
   if (caches.size() > kMaxKvCaches) return ::testing::AssertionFailure() << "too many";
   for (const auto& [name, cache] : caches) {
     const KvLayout& layout = cache.layout;
-    if (name.empty() || name.size() > kMaxNameBytes) return ::testing::AssertionFailure() << name;
+    if (!CheckName("KV cache", name).ok()) return ::testing::AssertionFailure() << name;
     const absl::StatusOr<KvLayout> again = KvLayout::FromParts(
         layout.model(), layout.shard(), layout.blocks(), layout.block_tokens(), layout.parts());
     if (!again.ok()) return ::testing::AssertionFailure() << again.status().ToString();

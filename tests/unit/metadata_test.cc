@@ -7,6 +7,7 @@
 #include <random>
 #include <string>
 
+#include "src/core/text.h"
 #include "src/core/wire_format.h"
 #include "tests/fuzz/metadata_checks.h"
 #include "tests/support/scale.h"
@@ -92,7 +93,7 @@ std::string FromHex(std::string hex) {
 
 TEST(Metadata, ComesBackAsItWas) {
   AgentMetadata metadata = Sample(3);
-  metadata.name = "not\xffutf-8";
+  metadata.name = "größe-日本";
   metadata.regions[1].keys = {{"shm", std::string("\0\1", 2)}, {"verbs", "rkey"}};
   metadata.regions[2].keys = {};
   ASSERT_OK_AND_ASSIGN(const AgentMetadata decoded, DecodeMetadata(EncodeMetadata(metadata)));
@@ -158,6 +159,24 @@ TEST(Metadata, NoCommonProtocolVersion) {
                     {"6 to 9"}));
   metadata.min_version = kMinProtocolVersion;
   EXPECT_OK(DecodeMetadata(EncodeMetadata(metadata)));
+}
+
+// They end up in logs and in Python: see CheckName.
+TEST(Metadata, TextThatCannotBeShownIsRefused) {
+  for (const char* bad : {"\xff", "a\nb", "\x1b[2J", "\xc3"}) {
+    const auto refused = [&](const std::function<void(AgentMetadata&)>& change, const char* word) {
+      AgentMetadata metadata = Sample(3);
+      change(metadata);
+      const auto decoded = DecodeMetadata(EncodeMetadata(metadata));
+      EXPECT_TRUE(Fails(decoded, kInvalid, {"metadata", word, "UTF-8"}));
+      EXPECT_TRUE(IsPrintable(std::string(decoded.status().message()))) << decoded.status();
+    };
+    refused([&](auto& m) { m.name = bad; }, "name");
+    refused([&](auto& m) { m.host.hostname = bad; }, "hostname");
+    refused([&](auto& m) { m.host.boot_id = bad; }, "boot_id");
+    refused([&](auto& m) { m.backends[0].backend = bad; }, "backend");
+    refused([&](auto& m) { m.regions[1].keys = {{bad, "rkey"}}; }, "key_backends");
+  }
 }
 
 TEST(Metadata, FieldsOutOfBoundsAreNamed) {

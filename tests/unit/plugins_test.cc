@@ -109,6 +109,7 @@ TEST(Plugins, LogWhereTheProgramLogs) {
   EXPECT_OK(Make("wrapped", options));
   SetLogLevel(LogLevel::kWarning);
   EXPECT_OK(Make("wrapped", options));
+  EXPECT_TRUE(FlushLog(std::chrono::seconds(20)));
   SetLogSink({});
   EXPECT_THAT(lines, ::testing::ElementsAre("wrapped is made for plugins"));
 }

@@ -10,6 +10,7 @@
 
 #include "kvxfer/kv_cache.h"
 #include "kvxfer/notification.h"
+#include "src/core/text.h"
 #include "tests/fuzz/frame_checks.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
@@ -354,6 +355,29 @@ TEST(WireFormat, CountsAreHeldAgainstTheBytesLeft) {
   const std::string open_head = transfer + transfer + '\1' + std::string(4, '\0');
   EXPECT_TRUE(Fails(Decode<OpenFrame>(AsBytes(open_head + huge)), kInvalid,
                     {"open", "notification", "4294967295"}));
+}
+
+// They end up in logs and in Python: see CheckName.
+TEST(WireFormat, NamesThatCannotBeShownAreRefused) {
+  const auto refused = [](const auto& frame, const char* field) {
+    using Frame = std::decay_t<decltype(frame)>;
+    const auto decoded = Decode<Frame>(AsBytes(Encode(frame)));
+    EXPECT_TRUE(Fails(decoded, kInvalid, {field, "UTF-8"}));
+    EXPECT_TRUE(IsPrintable(std::string(decoded.status().message()))) << decoded.status();
+  };
+  for (const char* bad : {"\xff", "a\nb", "\x1b[2J", "\xc3"}) {
+    HelloFrame hello = kHello;
+    hello.name = bad;
+    refused(hello, "name");
+    KvPartFrame part = kKvPart;
+    part.cache = bad;
+    refused(part, "cache");
+    part = kKvPart;
+    part.request = bad;
+    refused(part, "request");
+    refused(FetchBeginFrame{.transfer = 1, .lease = bad}, "lease");
+    refused(FetchEndFrame{.transfer = 1, .lease = bad}, "lease");
+  }
 }
 
 TEST(WireFormat, FieldsOutOfRangeAreNamed) {

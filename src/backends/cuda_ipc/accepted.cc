@@ -8,6 +8,7 @@
 #include "src/backends/cuda_ipc/regions.h"
 #include "src/core/random.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {
@@ -147,7 +148,7 @@ bool AcceptedLink::Answer(Ask& ask) {
 void AcceptedLink::Refuse(uint64_t region, const absl::Status& why) {
   const RefusedPacket packet{.region = region, .code = static_cast<uint32_t>(why.code())};
   std::string bytes(AsBytes(packet));
-  bytes.append(ToStd(why.message()).substr(0, 1024));
+  bytes.append(ForPeer(ToStd(why.message())));
   lifeline_->Send(PacketType::kRefused, bytes);
 }
 

@@ -19,10 +19,6 @@ namespace {
 constexpr int kAcceptsPerTurn = 16;
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 
-bool OutOfResources(int error) {
-  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
-}
-
 }  // namespace
 
 absl::Status Desk::Open(net::Reactor* reactor, const Incarnation& incarnation) {
@@ -83,7 +79,8 @@ void Desk::Accept() {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       acceptable_ = false;
       if (OutOfResources(errno)) {
-        Log(LogLevel::kWarning, "cuda_ipc: no descriptor left for a peer; raise RLIMIT_NOFILE");
+        Log(LogLevel::kWarning, "cuda_ipc: {}; new connections wait until descriptors are free",
+            ErrnoText("accept", errno));
         paused_until_ = Now() + kAcceptPause;
       }
       return;

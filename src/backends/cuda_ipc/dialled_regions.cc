@@ -10,6 +10,7 @@
 #include "src/backends/cuda_ipc/backend.h"
 #include "src/backends/cuda_ipc/dialled.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {
@@ -164,9 +165,9 @@ absl::Status DialledLink::OnRefused(const RefusedPacket& packet, std::string_vie
   }
   const auto code = static_cast<absl::StatusCode>(packet.code);
   const bool known = packet.code > 0 && packet.code <= 16;
-  Answered(it->second,
-           absl::Status(known ? code : absl::StatusCode::kInternal,
-                        absl::StrCat("process ", host_.pid, " does not give it: ", ToAbsl(why))));
+  Answered(it->second, absl::Status(known ? code : absl::StatusCode::kInternal,
+                                    absl::StrCat("process ", host_.pid, " does not give it: ",
+                                                 Printable(why, kMaxPeerTextBytes))));
   return absl::OkStatus();
 }
 

@@ -43,8 +43,7 @@ absl::StatusOr<net::Fd> NewSocket() {
   net::Fd fd = net::Fd::Open(
       [] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   if (fd.valid()) return fd;
-  return absl::ResourceExhaustedError(
-      ErrnoText("socket (raise RLIMIT_NOFILE where descriptors are short)", errno));
+  return ErrnoStatus(errno, "socket", absl::StatusCode::kResourceExhausted);
 }
 
 absl::StatusOr<std::unique_ptr<Lifeline>> Lifeline::Connect(net::Reactor* reactor,

@@ -138,8 +138,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeFaultyBackend(std::unique_ptr<Backe
     const int error = errno;
     if (timer_fd >= 0) ::close(timer_fd);
     if (epoll_fd >= 0) ::close(epoll_fd);
-    return absl::ResourceExhaustedError(
-        ToAbsl(ErrnoText("timer of the faulty backend; raise the descriptor limit", error)));
+    return absl::ResourceExhaustedError(ToAbsl(ErrnoText("timer of the faulty backend", error)));
   }
   return std::make_unique<faulty::FaultyBackend>(std::move(inner), context.options.faults,
                                                  faulty::SeedOf(context.options), epoll_fd,

@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/libfabric/backend.h"
 #include "src/backends/libfabric/regions.h"
+#include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::libfabric {
 namespace {
@@ -147,7 +149,7 @@ void AcceptedLink::Lose(uint32_t index, const absl::Status& why) {
   Kill(index);
   Tell(RailLost{.rail = static_cast<uint8_t>(index),
                 .life = rails_[index].life,
-                .why = std::string(why.message())});
+                .why = ForPeer(ToStd(why.message()))});
 }
 
 void AcceptedLink::PollData() {

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/libfabric/backend.h"
 #include "src/backends/libfabric/dialled.h"
+#include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::libfabric {
 namespace {
@@ -102,8 +104,9 @@ void DialledLink::FailRail(uint32_t index, const absl::Status& why, std::span<co
   backend_->hub().TimersChanged();
   // Before any of its ops end: what has failed may still land, and only the peer's closing of its
   // end stops it. It has to come before a word that a transfer is quiet.
-  Tell(RailLost{
-      .rail = static_cast<uint8_t>(index), .life = rail.life, .why = std::string(why.message())});
+  Tell(RailLost{.rail = static_cast<uint8_t>(index),
+                .life = rail.life,
+                .why = ForPeer(ToStd(why.message()))});
   for (const Done& one : ended) {
     if (one.flight.transfer != 0) OpDone(index, one.flight, OwnError(one));
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/core/text.h"
 #include "src/net/bytes.h"
 #include "src/net/hello.h"
 
@@ -75,6 +76,8 @@ class Reader {
     const auto at = whole_ ? Some(bytes) : std::span<const std::byte>();
     return {reinterpret_cast<const char*>(at.data()), at.size()};
   }
+  // A text for a person, fit for a log.
+  std::string Words() { return Printable(Text(), kMaxText); }
   bool whole() const { return whole_ && in_.empty(); }
 
  private:
@@ -134,12 +137,12 @@ Frame Read(Kind kind, Reader& in) {
     case Kind::kAnswer:
       return Answer{.rail = in.Byte(),
                     .life = in.Number(),
-                    .error = in.Text(),
+                    .error = in.Words(),
                     .address = in.Text(),
                     .sink = in.Word(),
                     .sink_key = in.Word()};
     case Kind::kRailLost:
-      return RailLost{.rail = in.Byte(), .life = in.Number(), .why = in.Text()};
+      return RailLost{.rail = in.Byte(), .life = in.Number(), .why = in.Words()};
     case Kind::kBusy:
       return Busy{};
     case Kind::kCount:

@@ -25,10 +25,9 @@ Hub& TheHub() {
   return *hub;
 }
 
-absl::Status Refuse(const Run& run, uint32_t rkey, std::string_view why) {
-  return absl::PermissionDeniedError(absl::StrCat("run of ", run.bytes, " bytes at address ",
-                                                  run.remote, " with rkey ", rkey, ": ",
-                                                  ToAbsl(why), "; take the peer's metadata again"));
+absl::Status Refuse(const Run& run, std::string_view why) {
+  return absl::PermissionDeniedError(absl::StrCat("run of ", run.bytes, " bytes: ", ToAbsl(why),
+                                                  "; take the peer's metadata again"));
 }
 
 std::byte* At(uint64_t address) {
@@ -59,8 +58,7 @@ std::shared_ptr<Node> Find(std::string_view address) {
 absl::StatusOr<std::shared_ptr<Node>> Node::Create(std::string address) {
   const int fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (fd < 0) {
-    return absl::ResourceExhaustedError(
-        ToAbsl(ErrnoText("eventfd of the loopback backend; raise the descriptor limit", errno)));
+    return ErrnoStatus(errno, "eventfd of the loopback backend");
   }
   return std::shared_ptr<Node>(new Node(std::move(address), fd));
 }
@@ -170,16 +168,16 @@ absl::Status Node::CheckRuns(const Op& op) const {
       key = run.key;
       rkey = key == nullptr ? 0 : static_cast<const Key*>(key)->rkey();
       const auto it = regions_.find(rkey);
-      if (it == regions_.end()) return Refuse(run, rkey, "no such region at the target");
+      if (it == regions_.end()) return Refuse(run, "no such region at the target");
       region = &it->second;
       if (!Allows(region->access, wanted)) {
-        return Refuse(run, rkey, "the region does not allow it");
+        return Refuse(run, "the region does not allow it");
       }
     }
     const uint64_t base = reinterpret_cast<uintptr_t>(region->span.data);
     const uint64_t size = region->span.bytes;
     if (run.remote < base || run.bytes > size || run.remote - base > size - run.bytes) {
-      return Refuse(run, rkey, absl::StrCat("outside of its region of ", size, " bytes at ", base));
+      return Refuse(run, absl::StrCat("outside of its region of ", size, " bytes"));
     }
   }
   return absl::OkStatus();

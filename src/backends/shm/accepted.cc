@@ -7,6 +7,7 @@
 
 #include "src/core/random.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::shm {
 
@@ -55,7 +56,7 @@ absl::Status AcceptedEndpoint::OnDial(const DialBody& dial) {
     refused = peer.ok() ? WatchPeer(*std::move(peer)) : peer.status();
   }
   if (!refused.ok()) {
-    SendFrame(FrameType::kBye, ToStd(refused.message()));
+    SendFrame(FrameType::kBye, ForPeer(ToStd(refused.message())));
     return refused;
   }
   promoted_ = true;
@@ -115,7 +116,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedEndpoint::Import(const Remote
 
 void AcceptedEndpoint::Shutdown(absl::Status why) {
   if (down_ || closing_) return;
-  SendFrame(FrameType::kBye, ToStd(why.message()).substr(0, 1024));
+  SendFrame(FrameType::kBye, ForPeer(ToStd(why.message())));
   closing_ = true;
   why_ = std::move(why);
   LeaveAuthorised();

@@ -237,7 +237,7 @@ void ShmBackend::AcceptAll() {
     });
     if (socket.valid()) {
       AcceptOne(std::move(socket));
-    } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+    } else if (OutOfResources(errno)) {
       PauseAccepting();
       return;
     } else if (errno != EINTR && errno != ECONNABORTED) {
@@ -273,7 +273,8 @@ void ShmBackend::Refuse(UniqueFd socket, const ucred& peer) {
 
 // Out of descriptors the listener stays readable, and would keep the agent awake for nothing.
 void ShmBackend::PauseAccepting() {
-  Log(LogLevel::kWarning, "shm: no descriptor left for a new connection; raise RLIMIT_NOFILE");
+  Log(LogLevel::kWarning, "shm: {}; new connections wait until descriptors are free",
+      ErrnoText("accept", errno));
   hub_.poller.Modify(listener_.get(), 0, &listener_watch_);
   itimerspec once{};
   once.it_value.tv_nsec = int64_t{kAcceptPauseMs} * 1000 * 1000;

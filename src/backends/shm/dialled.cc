@@ -11,6 +11,7 @@
 #include "src/core/log.h"
 #include "src/core/stream_copy.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::shm {
 namespace {
@@ -60,8 +61,9 @@ absl::Status CheckCredentials(int socket, const Address& address) {
 absl::Status ProbeMapped(const Channel::Frame& frame, uint64_t value) {
   if (!frame.file.valid()) {
     return absl::ResourceExhaustedError(
-        frame.file_lost ? "no descriptor left for the peer's memory; raise RLIMIT_NOFILE"
-                        : "the peer could not pass a descriptor; raise RLIMIT_NOFILE there");
+        frame.file_lost
+            ? "no descriptor left for the peer's memory; raise the limit (ulimit -n, LimitNOFILE=)"
+            : "the peer could not pass a descriptor; raise the limit there (ulimit -n)");
   }
   // It is the peer's word so far; a file without that much in it would raise SIGBUS here.
   if (absl::Status good = CheckFile(frame.file.get(), 0, sizeof(value)); !good.ok()) {
@@ -74,6 +76,15 @@ absl::Status ProbeMapped(const Channel::Frame& frame, uint64_t value) {
   std::memcpy(&seen, data, sizeof(seen));
   if (seen == value) return absl::OkStatus();
   return absl::InternalError("the peer's probe memory holds another value than it says");
+}
+
+// The descriptor of a region did not come; `error` is the peer's, 0: it was lost here.
+absl::Status NoFile(int error, uint32_t pid) {
+  const std::string what = absl::StrCat("shm: descriptor of the memory of process ", pid);
+  if (error == 0) return ErrnoStatus(EMFILE, what);
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, ": it cannot pass it: ", strerrordesc_np(error),
+                   "; raise its limit of open files (ulimit -n, LimitNOFILE= of systemd)"));
 }
 
 }  // namespace
@@ -136,9 +147,7 @@ absl::Status DialledEndpoint::OnFrame(Channel::Frame& frame) {
       File& file = files_[body->id];
       file.fd = std::move(frame.file);
       if (!file.fd.valid()) {
-        file.lost = ErrnoStatus(body->error != 0 ? body->error : EMFILE,
-                                absl::StrCat("shm: passing a descriptor of process ", peer_.pid(),
-                                             "'s memory (raise RLIMIT_NOFILE)"));
+        file.lost = NoFile(body->error, peer_.pid());
       }
       return absl::OkStatus();
     }
@@ -194,7 +203,7 @@ void DialledEndpoint::Fence(uint64_t transfer) {
 
 void DialledEndpoint::Shutdown(absl::Status why) {
   if (down_) return;
-  SendFrame(FrameType::kBye, ToStd(why.message()).substr(0, 1024));
+  SendFrame(FrameType::kBye, ForPeer(ToStd(why.message())));
   OnEnd(why);
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::shm {
 namespace {
@@ -128,7 +129,7 @@ bool ShmEndpoint::HandleFrame(Channel::Frame& frame) {
   }
   if (frame.type == FrameType::kBye) {
     said_goodbye_ = true;
-    goodbye_ = std::string(frame.body);
+    goodbye_ = Printable(frame.body, kMaxPeerTextBytes);
     return true;
   }
   const absl::Status good = OnFrame(frame);

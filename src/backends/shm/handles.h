@@ -42,28 +42,6 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-// "what: text (errno n)" with the code that fits the errno.
-inline absl::Status ErrnoStatus(int error, std::string_view what) {
-  absl::StatusCode code = absl::StatusCode::kUnavailable;
-  switch (error) {
-    case EPERM:
-    case EACCES:
-      code = absl::StatusCode::kPermissionDenied;
-      break;
-    case ENOMEM:
-    case EMFILE:
-    case ENFILE:
-    case ENOSPC:
-    case ENOBUFS:
-    case ETOOMANYREFS:
-      code = absl::StatusCode::kResourceExhausted;
-      break;
-    default:
-      break;
-  }
-  return absl::Status(code, ToAbsl(ErrnoText(what, error)));
-}
-
 }  // namespace kvxfer::shm
 
 #endif  // KVXFER_BACKENDS_SHM_HANDLES_H_

@@ -12,10 +12,13 @@
 namespace kvxfer::shm {
 namespace {
 
-std::string ReadProc(uint32_t pid, std::string_view file) {
+// Empty where there is no such process; an error is only that it could not be looked at.
+absl::StatusOr<std::string> ReadProc(uint32_t pid, std::string_view file) {
   const std::string path = absl::StrCat("/proc/", pid, "/", ToAbsl(file));
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return {};
+  if (!fd.valid() && OutOfResources(errno))
+    return ErrnoStatus(errno, absl::StrCat("open of ", path));
+  if (!fd.valid()) return std::string();
   std::string text(4096, '\0');
   const ssize_t got = read(fd.get(), text.data(), text.size());
   text.resize(got > 0 ? static_cast<size_t>(got) : 0);
@@ -44,7 +47,9 @@ absl::Status OpenError(int error, uint32_t pid) {
 }  // namespace
 
 absl::StatusOr<uint64_t> StartTime(uint32_t pid) {
-  const std::string text = ReadProc(pid, "stat");
+  const absl::StatusOr<std::string> read = ReadProc(pid, "stat");
+  if (!read.ok()) return read.status();
+  const std::string& text = *read;
   // The command name may hold spaces and parentheses: fields count from the last ')'.
   size_t at = text.rfind(')');
   for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
@@ -57,7 +62,7 @@ absl::StatusOr<uint64_t> StartTime(uint32_t pid) {
 }
 
 std::string StatusLine(uint32_t pid, std::string_view label) {
-  const std::string text = "\n" + ReadProc(pid, "status");
+  const std::string text = "\n" + ReadProc(pid, "status").value_or("");
   const size_t at = text.find("\n" + std::string(label));
   if (at == std::string::npos) return {};
   const size_t begin = at + 1 + label.size();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/core/text.h"
 #include "src/net/bytes.h"
 
 namespace kvxfer::tcp {
@@ -83,9 +84,10 @@ absl::StatusOr<RailLost> DecodeRailLost(std::span<const std::byte> in) {
     return Damaged("word of a lost rail");
   }
   const std::span<const std::byte> why = in.subspan(kLostHeadBytes);
-  return RailLost{.rail = Get8(in.data()),
-                  .life = Get32(&in[4]),
-                  .why = {reinterpret_cast<const char*>(why.data()), why.size()}};
+  return RailLost{
+      .rail = Get8(in.data()),
+      .life = Get32(&in[4]),
+      .why = Printable({reinterpret_cast<const char*>(why.data()), why.size()}, kMaxLostText)};
 }
 
 void EncodeLife(uint32_t life, std::span<std::byte, kLifeBytes> out) { Put32(out.data(), life); }

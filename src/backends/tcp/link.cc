@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::tcp {
 namespace {
@@ -263,8 +264,7 @@ void Link::Down(absl::Status why, bool tell) {
   cause_ = std::move(why);
   for (const auto& rail : rails_) rail->CancelOps(0, cause_);
   if (tell && was_up) {
-    constexpr size_t kMaxReason = 1024;
-    const std::string reason(cause_.message().substr(0, kMaxReason));
+    const std::string reason = ForPeer(ToStd(cause_.message()));
     // An error here is the end too.
     control_.Push(ControlKind::kClosing, std::as_bytes(std::span(reason))).IgnoreError();
     std::vector<net::Fd> data;

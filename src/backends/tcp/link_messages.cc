@@ -6,6 +6,7 @@
 #include "src/backends/tcp/backend.h"
 #include "src/backends/tcp/link.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::tcp {
 namespace {
@@ -97,8 +98,9 @@ Link::Control Link::OnControlFrame(const net::ControlStream::Frame& frame) {
       if (down()) return Control::kDown;
       return up() ? Control::kQuiet : Control::kMessages;
     case ControlKind::kClosing: {
-      const std::string reason(reinterpret_cast<const char*>(frame.payload.data()),
-                               frame.payload.size());
+      const std::string reason =
+          Printable({reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size()},
+                    kMaxPeerTextBytes);
       Fail(absl::UnavailableError(absl::StrCat("the peer closed the connection: ", reason)),
            "control stream");
       return Control::kDown;

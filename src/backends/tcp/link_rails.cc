@@ -8,6 +8,7 @@
 #include "src/backends/tcp/link.h"
 #include "src/core/rail_backoff.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::tcp {
 namespace {
@@ -190,7 +191,7 @@ void Link::RailFailed(uint32_t rail, const absl::Status& status) {
     const uint32_t life = rails_[rail]->life();
     CloseEnd(rail, why);
     const std::string lost = Encode(RailLost{
-        .rail = static_cast<uint8_t>(rail), .life = life, .why = std::string(why.message())});
+        .rail = static_cast<uint8_t>(rail), .life = life, .why = ForPeer(ToStd(why.message()))});
     // An error shows when the control stream is read or flushed.
     control_.Push(ControlKind::kFrame, std::as_bytes(std::span(lost))).IgnoreError();
     return Activate();

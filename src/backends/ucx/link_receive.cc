@@ -10,6 +10,7 @@
 #include "src/backends/ucx/backend.h"
 #include "src/backends/ucx/link.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 #include "src/net/hello.h"
 
 namespace kvxfer::ucx {
@@ -94,8 +95,8 @@ absl::Status Link::Handle(const FrameHead& head, std::span<const std::byte> body
     case FrameKind::kFence:
       return OnFence(head.transfer);
     case FrameKind::kBye:
-      End(absl::UnavailableError(
-              absl::StrCat("ucx peer ", Name(), " closed the connection: ", ToAbsl(AsText(body)))),
+      End(absl::UnavailableError(absl::StrCat("ucx peer ", Name(), " closed the connection: ",
+                                              Printable(AsText(body), kMaxPeerTextBytes))),
           false);
       return absl::OkStatus();
   }

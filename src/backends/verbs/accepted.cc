@@ -8,6 +8,7 @@
 #include "src/backends/verbs/backend.h"
 #include "src/backends/verbs/errors.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::verbs {
 namespace {
@@ -207,8 +208,8 @@ bool AcceptedLink::IsUndying(uint32_t rail) const {
 void AcceptedLink::Lose(uint32_t rail, std::string_view why) {
   if (rails_[rail].end == nullptr) return;
   Kill(rail);
-  Tell(RailLost{
-      .rail = static_cast<uint8_t>(rail), .life = rails_[rail].life, .why = std::string(why)});
+  Tell(
+      RailLost{.rail = static_cast<uint8_t>(rail), .life = rails_[rail].life, .why = ForPeer(why)});
 }
 
 void AcceptedLink::Fence(uint64_t transfer) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "src/core/text.h"
 #include "src/net/bytes.h"
 #include "src/net/hello.h"
 
@@ -68,11 +69,12 @@ class Reader {
   uint16_t U16() { return static_cast<uint16_t>(Int(2)); }
   uint32_t U32() { return static_cast<uint32_t>(Int(4)); }
   uint64_t U64() { return Int(8); }
+  // Fit for a log: names of ports, and why something failed.
   std::string Text() {
     const size_t length = U16();
     if (length > kMaxText) ok_ = false;
     const std::span<const std::byte> at = Take(ok_ ? length : 0);
-    return {reinterpret_cast<const char*>(at.data()), at.size()};
+    return Printable({reinterpret_cast<const char*>(at.data()), at.size()}, kMaxText);
   }
   PortInfo Port() {
     PortInfo port;

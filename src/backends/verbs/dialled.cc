@@ -9,6 +9,7 @@
 #include "src/backends/verbs/errors.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::verbs {
 namespace {
@@ -132,9 +133,8 @@ void DialledLink::RailDown(uint32_t rail, const absl::Status& why) {
 }
 
 void DialledLink::TellLost(uint32_t rail, uint32_t life, const absl::Status& why) {
-  Tell(RailLost{.rail = static_cast<uint8_t>(rail),
-                .life = life,
-                .why = std::string(why.message().substr(0, kMaxText))});
+  Tell(RailLost{
+      .rail = static_cast<uint8_t>(rail), .life = life, .why = ForPeer(ToStd(why.message()))});
 }
 
 void DialledLink::ReopenRail(uint32_t rail) {
