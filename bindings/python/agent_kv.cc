@@ -68,6 +68,7 @@ TransferHandle ReadBlocks(const Handle& agent, const std::vector<std::string>& g
                           const py::object& remote_ids, uint64_t tokens, uint64_t local_first_token,
                           uint64_t remote_first_token, uint32_t first_layer,
                           std::optional<uint32_t> layers, const std::string& lease,
+                          const std::string& lease_contents, double lease_wait,
                           uint32_t lease_readers, const py::object& notification, double deadline,
                           int priority, const std::string& backend, const py::object& stream,
                           const py::object& event) {
@@ -79,6 +80,8 @@ TransferHandle ReadBlocks(const Handle& agent, const std::vector<std::string>& g
                                    remote_first_token, first_layer, layers);
   KvOptions options = ToKvOptions(notification, deadline, priority, backend, nullptr, after);
   options.lease = lease;
+  options.lease_contents = lease_contents;
+  options.lease_wait = ToDuration(lease_wait, "lease_wait");
   options.lease_readers = lease_readers;
   return {
       agent,
@@ -109,6 +112,7 @@ void BindRequests(AgentClass& agent) {
            py::arg("remote_ids"), py::arg("tokens"), py::kw_only(),
            py::arg("local_first_token") = 0, py::arg("remote_first_token") = 0,
            py::arg("first_layer") = 0, py::arg("layers") = py::none(), py::arg("lease") = "",
+           py::arg("lease_contents") = "", py::arg("lease_wait") = 0.0,
            py::arg("lease_readers") = 0, py::arg("notification") = py::none(),
            py::arg("deadline") = 30.0, py::arg("priority") = 0, py::arg("backend") = "",
            py::arg("stream") = py::none(), py::arg("event") = py::none(),
@@ -135,13 +139,15 @@ void BindLeases(AgentClass& agent) {
       .def(
           "lease_blocks",
           [](const Handle& self, const std::string& cache, const std::string& lease,
-             const py::object& ids, double hold) {
+             const py::object& ids, double hold, const std::string& contents) {
             const Ids blocks(ids, "ids");
             Check(self->Call([&](Agent& inside) {
-              return inside.LeaseBlocks(cache, lease, blocks.span(), ToDuration(hold, "hold"));
+              return inside.LeaseBlocks(cache, lease, blocks.span(), ToDuration(hold, "hold"),
+                                        contents);
             }));
           },
           py::arg("cache"), py::arg("lease"), py::arg("ids"), py::arg("hold"),
+          py::arg("contents") = "",
           "Holds blocks for peers that will fetch them, for `hold` seconds unless all have before.")
       .def(
           "renew_lease",

@@ -1,7 +1,10 @@
 #include "bindings/python/status.h"
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "bindings/python/text.h"
+#include "kvxfer/kv_cache.h"
 
 namespace kvxfer::python {
 namespace {
@@ -19,7 +22,13 @@ py::object ErrorClass(const absl::Status& status, const char* kind) {
 }
 
 py::object MakeException(const absl::Status& status, const char* kind) {
-  return ErrorClass(status, kind)(Text({status.message().data(), status.message().size()}));
+  const py::object message = Text({status.message().data(), status.message().size()});
+  if (const auto refusal = LeaseRefusalOf(status)) {
+    std::string name = ToString(*refusal);
+    std::ranges::replace(name, ' ', '_');
+    return py::module_::import("kvxfer._errors").attr("LeaseRefused")(message, name);
+  }
+  return ErrorClass(status, kind)(message);
 }
 
 }  // namespace

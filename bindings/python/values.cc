@@ -112,7 +112,8 @@ void BindKvValues(py::module_& module) {
       .def_readonly("leases_consumed", &KvCounts::leases_consumed)
       .def_readonly("leases_released", &KvCounts::leases_released)
       .def_readonly("leases_expired", &KvCounts::leases_expired)
-      .def_readonly("fetches_refused", &KvCounts::fetches_refused);
+      .def_readonly("fetches_refused", &KvCounts::fetches_refused)
+      .def_readonly("reads_waiting", &KvCounts::reads_waiting);
 }
 
 }  // namespace

@@ -187,11 +187,15 @@ class Agent {
   // Holds blocks of a cache for peers that will fetch them by ReadBlocks, for so long unless
   // all have before; then it expires, but not within a fetch that has begun. The blocks may be used
   // for other things when PollKvEvent has told of its end, not before. A name is for one attempt,
-  // and short: at most kMaxNameBytes. InvalidArgument: a bad name, no ids or ids out of range;
+  // and short: at most kMaxNameBytes. `contents` says what the blocks hold, such as a hash of the
+  // prompt: a reader must say the same (KvOptions::lease_contents), and does not need it to know
+  // the lease by. At most kMaxNameBytes; no log shows it. Readers that wait for the lease
+  // (KvOptions::lease_wait) are answered. InvalidArgument: a bad name, no ids or ids out of range;
   // NotFound: no such cache; AlreadyExists: the name was used before; ResourceExhausted: too many
   // leases are held.
   absl::Status LeaseBlocks(std::string_view cache, std::string_view lease,
-                           std::span<const uint32_t> ids, Duration hold);
+                           std::span<const uint32_t> ids, Duration hold,
+                           std::string_view contents = {});
   // Holds it from now on for so long, where that is longer. NotFound: never granted;
   // FailedPrecondition: it has ended, or is about to, and why.
   absl::Status RenewLease(std::string_view lease, Duration hold);

@@ -25,6 +25,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "kvxfer/types.h"
 
 namespace kvxfer {
@@ -66,6 +67,12 @@ struct KvOptions {
   // are those of the lease. The transfer is done only when each owner has confirmed, after the last
   // byte, that the lease held throughout; then this worker needs it no more.
   std::string lease{};
+  // ReadBlocks: what the blocks must hold, as their owner has said it to LeaseBlocks. An owner
+  // whose lease holds something else refuses the read. At most kMaxNameBytes.
+  std::string lease_contents{};
+  // ReadBlocks: an owner that has not granted the lease yet answers when it has, or after so long
+  // at the latest, with kUnknown. 0: at once.
+  Duration lease_wait = Duration::zero();
   // How many workers fetch from each owner under the lease; the last of them consumes it. 0: as
   // many ranks of this instance's tensor parallelism as need something of that owner; refused
   // where the instance has pipeline stages.
@@ -86,6 +93,19 @@ enum class KvLeaseEnd : uint8_t {
   kExpired,
 };
 const char* ToString(KvLeaseEnd end);
+
+// Why the owner of blocks refused a read under a lease.
+enum class KvLeaseRefusal : uint8_t {
+  kUnknown = 1,    // not granted yet, or ended so long ago that the owner has forgotten it
+  kOtherContents,  // granted for other contents than KvOptions::lease_contents
+  kOtherBlocks,    // granted for other blocks, or of another cache
+  kEnded,          // consumed, released or expired; or the read took longer than it was held
+  kBusy,           // too many reads under leases at once; try again
+};
+const char* ToString(KvLeaseRefusal refusal);
+
+// The refusal that a transfer of ReadBlocks failed with; empty where it failed otherwise.
+std::optional<KvLeaseRefusal> LeaseRefusalOf(const absl::Status& status);
 
 enum class KvEventKind : uint8_t {
   kLeaseEnded,   // its blocks may be used for other things
@@ -111,6 +131,7 @@ struct KvCounts {
   uint64_t leases_released = 0;
   uint64_t leases_expired = 0;
   uint64_t fetches_refused = 0;  // of peers, under leases that did not hold throughout
+  uint64_t reads_waiting = 0;    // of peers, now, for leases that are not granted (lease_wait)
 };
 
 }  // namespace kvxfer

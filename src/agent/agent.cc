@@ -128,8 +128,9 @@ absl::Status Agent::DropRequest(std::string_view cache, std::string_view request
 }
 
 absl::Status Agent::LeaseBlocks(std::string_view cache, std::string_view lease,
-                                std::span<const uint32_t> ids, Duration hold) {
-  return impl_->engine->LeaseBlocks(cache, lease, ids, hold);
+                                std::span<const uint32_t> ids, Duration hold,
+                                std::string_view contents) {
+  return impl_->engine->LeaseBlocks(cache, lease, ids, hold, contents);
 }
 absl::Status Agent::RenewLease(std::string_view lease, Duration hold) {
   return impl_->engine->RenewLease(lease, hold);

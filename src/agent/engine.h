@@ -86,7 +86,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
                           Duration timeout);
   absl::Status DropRequest(std::string_view cache, std::string_view request);
   absl::Status LeaseBlocks(std::string_view cache, std::string_view lease,
-                           std::span<const uint32_t> ids, Duration hold);
+                           std::span<const uint32_t> ids, Duration hold, std::string_view contents);
   absl::Status RenewLease(std::string_view lease, Duration hold);
   absl::Status ReleaseLease(std::string_view lease);
   std::optional<KvEvent> PollKvEvent();

@@ -22,6 +22,15 @@ absl::Status CheckKvOptions(TransferKind kind, const KvOptions& options) {
     if (name->empty()) continue;
     if (absl::Status named = CheckName(what, *name); !named.ok()) return named;
   }
+  if (options.lease_contents.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("KvOptions::lease_contents has at most ", kMaxNameBytes, " bytes"));
+  }
+  if (options.lease.empty() &&
+      (!options.lease_contents.empty() || options.lease_wait > Duration::zero())) {
+    return absl::InvalidArgumentError(
+        "KvOptions::lease_contents and lease_wait belong to a lease: name it in KvOptions::lease");
+  }
   if (options.notification.has_value() && options.notification->size() > kMaxKvNotificationBytes) {
     return absl::InvalidArgumentError(absl::StrCat("notification of ", options.notification->size(),
                                                    " bytes is larger than ",
@@ -88,7 +97,9 @@ internal::TransferRecord::Fetch FetchOf(const KvBlocks& blocks, const KvOptions&
   // Whoever nobody reads from is told by one of the readers that its blocks are not needed.
   const uint32_t readers = std::max(KvReaders(own, source.layout), 1u);
   return {.lease = options.lease,
+          .contents = options.lease_contents,
           .blocks_hash = HashLeased(source.id, blocks.remote_ids),
+          .wait = options.lease_wait,
           .readers = options.lease_readers > 0 ? options.lease_readers : readers};
 }
 
@@ -285,7 +296,8 @@ absl::Status Engine::DropRequest(std::string_view cache, std::string_view reques
 }
 
 absl::Status Engine::LeaseBlocks(std::string_view cache, std::string_view lease,
-                                 std::span<const uint32_t> ids, Duration hold) {
+                                 std::span<const uint32_t> ids, Duration hold,
+                                 std::string_view contents) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   const auto caches = runtime_.kv.table();
   const auto own = FindCache(*caches, cache, kThisAgent);
@@ -300,7 +312,8 @@ absl::Status Engine::LeaseBlocks(std::string_view cache, std::string_view lease,
   return CallFor<absl::Status>([&] {
     absl::Status status = CheckNotDraining();
     if (status.ok()) {
-      status = runtime_.leases.Grant(lease, HashLeased((*own)->id, ids), After(hold));
+      status = runtime_.leases.Grant(
+          lease, {.hash = HashLeased((*own)->id, ids), .contents = contents}, After(hold), Now());
     }
     return status;
   });

@@ -97,7 +97,7 @@ void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
   if (session == nullptr) return;
   const bool first = session->links.empty();
   link.session = session;
-  link.version = *version;
+  link.version = session->version = *version;
   Join(*session, link);
   session->unlinked = Time{};
   if (first) session->channel.Rewind();

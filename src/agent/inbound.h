@@ -64,6 +64,7 @@ struct InboundSession {
 
   const SlotTable::Owner owner;
   uint64_t id = 0;
+  uint16_t version = 0;  // of the protocol; all connections of a session agree on the same
   Incarnation initiator{};
   std::string name{};
   std::vector<InboundLink*> links{};
@@ -140,6 +141,8 @@ class InboundHub {
   void OnUnlinked(InboundSession& session);
   absl::Status CheckBounds(const InboundSession& session) const;
   void Act(InboundSession& session);
+  static void Answer(InboundSession& session, LeaseAnswerFrame answer);
+  void AnswerLate();
   void Deliver(InboundSession& session, ArrivalTracker::Deliveries all);
   void DeliverPart(InboundSession& session, ArrivalTracker::Delivered delivered);
   void StartFence(InboundSession& session, uint64_t transfer);

@@ -136,15 +136,25 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
     case FrameType::kFetchBegin: {
       auto begin = Decode<FetchBeginFrame>(frame.body);
       if (!begin.ok()) return begin.status();
-      session.channel.Push(FrameType::kVerdict,
-                           runtime_->leases.OnFetchBegin(*begin, session.reader(), runtime_->now));
+      const LeaseReadFrame read{.transfer = begin->transfer,
+                                .lease = std::move(begin->lease),
+                                .blocks_hash = begin->blocks_hash,
+                                .within_nanos = begin->within_nanos};
+      Answer(session, *runtime_->leases.OnLeaseRead(read, session.reader(), runtime_->now));
+      return absl::OkStatus();
+    }
+    case FrameType::kLeaseRead: {
+      auto read = Decode<LeaseReadFrame>(frame.body);
+      if (!read.ok()) return read.status();
+      auto answer = runtime_->leases.OnLeaseRead(*read, session.reader(), runtime_->now);
+      if (answer.has_value()) Answer(session, *std::move(answer));
       return absl::OkStatus();
     }
     case FrameType::kFetchEnd: {
       auto end = Decode<FetchEndFrame>(frame.body);
       if (!end.ok()) return end.status();
-      const auto answer = runtime_->leases.OnFetchEnd(*end, session.reader(), runtime_->now);
-      if (answer.has_value()) session.channel.Push(FrameType::kVerdict, *answer);
+      auto answer = runtime_->leases.OnFetchEnd(*end, session.reader(), runtime_->now);
+      if (answer.has_value()) Answer(session, *std::move(answer));
       return absl::OkStatus();
     }
     case FrameType::kStageAsk: {
@@ -358,9 +368,30 @@ void InboundHub::TellCredit(InboundSession& session) {
   session.channel.Push(FrameType::kCredit, now);
 }
 
+void InboundHub::Answer(InboundSession& session, LeaseAnswerFrame answer) {
+  if (session.version >= kLeaseVersion) {
+    session.channel.Push(FrameType::kLeaseAnswer, answer);
+  } else {
+    session.channel.Push(FrameType::kVerdict,
+                         VerdictFrame{.transfer = answer.transfer,
+                                      .good = answer.refusal == LeaseAnswerFrame::kHeld,
+                                      .why = std::move(answer.why)});
+  }
+}
+
+// To readers that have waited for the grant of a lease.
+void InboundHub::AnswerLate() {
+  for (auto& [reader, answer] : runtime_->leases.TakeLateAnswers()) {
+    const auto asked = std::ranges::find_if(
+        sessions_, [reader = reader](const auto& one) { return one.second->reader() == reader; });
+    if (asked != sessions_.end()) Answer(*asked->second, std::move(answer));
+  }
+}
+
 // Whom an answer wakes first gets the CPU first. Each session begins in its turn: a fixed order
 // gives the same ones more for as long as they live.
 void InboundHub::Pump() {
+  AnswerLate();
   if (gone_copies_ && !stages_.CopiesForGone()) {
     gone_copies_ = false;
     for (auto& [token, question] : questions_) Answered(question, kGone);

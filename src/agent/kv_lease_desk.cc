@@ -3,18 +3,40 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/core/lease_refusal.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
 
 namespace kvxfer {
+namespace {
 
-absl::Status KvLeaseDesk::Grant(std::string_view lease, uint64_t blocks_hash, Time expires) {
+constexpr auto kLongestWait = std::chrono::hours(24);
+
+// Beyond what any clock holds is as good as for ever; bounds of leases and transfers cut it short.
+Duration AsDuration(uint64_t nanos) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(std::min<uint64_t>(nanos, INT64_MAX)));
+}
+
+LeaseAnswerFrame AnswerOf(uint64_t transfer, const absl::Status& status) {
+  if (status.ok()) return {.transfer = transfer};
+  return {.transfer = transfer,
+          .refusal = LeaseRefusalOf(status).value_or(KvLeaseRefusal::kBusy),
+          .why = std::string(status.message())};
+}
+
+}  // namespace
+
+absl::Status KvLeaseDesk::Grant(std::string_view lease, const Held& held, Time expires, Time now) {
   if (events_->ended() >= LeaseBook::kMaxLeases) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the application has not taken the ends of ", LeaseBook::kMaxLeases,
                      " KV leases; call PollKvEvent until it is empty"));
   }
-  return leases_.Grant(lease, blocks_hash, expires);
+  if (auto status = leases_.Grant(lease, held.hash, expires, held.contents); !status.ok()) {
+    return status;
+  }
+  AnswerLate(waiters_.TakeOf(lease), now);
+  return absl::OkStatus();
 }
 
 absl::Status KvLeaseDesk::Renew(std::string_view lease, Time expires, Time now) {
@@ -29,36 +51,64 @@ absl::Status KvLeaseDesk::Release(std::string_view lease, Time now) {
   return status;
 }
 
-VerdictFrame KvLeaseDesk::OnFetchBegin(const FetchBeginFrame& frame, KvLeases::Reader reader,
-                                       Time now) {
-  // Beyond what any clock holds is as good as for ever, which the lease's bound cuts short.
-  const auto nanos = static_cast<int64_t>(std::min<uint64_t>(frame.within_nanos, INT64_MAX));
-  const absl::Status status = leases_.Begin(frame.lease, frame.blocks_hash, reader, frame.transfer,
-                                            std::chrono::nanoseconds(nanos), now);
-  Collect(now);
-  if (!status.ok()) ++refused_;
-  return {.transfer = frame.transfer, .good = status.ok(), .why = std::string(status.message())};
+std::optional<LeaseAnswerFrame> KvLeaseDesk::OnLeaseRead(const LeaseReadFrame& frame,
+                                                         KvLeases::Reader reader, Time now) {
+  LeaseAnswerFrame answer = Begin(frame, reader, now);
+  const Duration wait = std::min(
+      {AsDuration(frame.wait_nanos), AsDuration(frame.within_nanos), Duration(kLongestWait)});
+  if (answer.refusal == KvLeaseRefusal::kUnknown && wait > Duration::zero() &&
+      waiters_.Add({.reader = reader, .read = frame, .until = now + wait})) {
+    return std::nullopt;
+  }
+  if (answer.refusal != LeaseAnswerFrame::kHeld) ++refused_;
+  return answer;
 }
 
-std::optional<VerdictFrame> KvLeaseDesk::OnFetchEnd(const FetchEndFrame& frame,
-                                                    KvLeases::Reader reader, Time now) {
-  std::optional<VerdictFrame> answer;
+std::optional<LeaseAnswerFrame> KvLeaseDesk::OnFetchEnd(const FetchEndFrame& frame,
+                                                        KvLeases::Reader reader, Time now) {
+  std::optional<LeaseAnswerFrame> answer;
   if (frame.readers == 0) {
+    waiters_.Remove(reader, frame.transfer);
     leases_.Abandon(frame.lease, reader, frame.transfer, now);
   } else {
     const absl::Status status =
         leases_.Finish(frame.lease, reader, frame.transfer, frame.readers, now);
     if (!status.ok()) ++refused_;
-    answer = {
-        .transfer = frame.transfer, .good = status.ok(), .why = std::string(status.message())};
+    answer = AnswerOf(frame.transfer, status);
   }
   Collect(now);
   return answer;
 }
 
 void KvLeaseDesk::Sweep(KvLeases::Reader reader, Time now) {
+  waiters_.Sweep(reader);
   leases_.Sweep(reader, now);
   Collect(now);
+}
+
+void KvLeaseDesk::Expire(Time now) {
+  AnswerLate(waiters_.TakeOver(now), now);
+  Collect(now);
+}
+
+Time KvLeaseDesk::NextExpiry() const {
+  return std::min(leases_.NextExpiry().value_or(Time::max()),
+                  waiters_.NextEnd().value_or(Time::max()));
+}
+
+LeaseAnswerFrame KvLeaseDesk::Begin(const LeaseReadFrame& frame, KvLeases::Reader reader,
+                                    Time now) {
+  const absl::Status status = leases_.Begin(frame.lease, frame.blocks_hash, reader, frame.transfer,
+                                            AsDuration(frame.within_nanos), now, frame.contents);
+  Collect(now);
+  return AnswerOf(frame.transfer, status);
+}
+
+void KvLeaseDesk::AnswerLate(std::vector<LeaseWaiters::Waiter> waiters, Time now) {
+  for (const LeaseWaiters::Waiter& waiter : waiters) {
+    late_.emplace_back(waiter.reader, Begin(waiter.read, waiter.reader, now));
+    if (late_.back().second.refusal != LeaseAnswerFrame::kHeld) ++refused_;
+  }
 }
 
 void KvLeaseDesk::Count(KvCounts& out) const {
@@ -67,6 +117,7 @@ void KvLeaseDesk::Count(KvCounts& out) const {
   out.leases_released = leases_.count(KvLeaseEnd::kReleased);
   out.leases_expired = leases_.count(KvLeaseEnd::kExpired);
   out.fetches_refused = refused_;
+  out.reads_waiting = waiters_.size();
 }
 
 void KvLeaseDesk::Collect(Time now) {

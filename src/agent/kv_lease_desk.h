@@ -9,11 +9,14 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kvxfer/kv_cache.h"
 #include "src/agent/kv_events.h"
 #include "src/core/kv_leases.h"
+#include "src/core/lease_waiters.h"
 #include "src/core/wire_format.h"
 
 namespace kvxfer {
@@ -22,24 +25,39 @@ class KvLeaseDesk {
  public:
   explicit KvLeaseDesk(KvEvents* events) : events_(events) {}
 
-  absl::Status Grant(std::string_view lease, uint64_t blocks_hash, Time expires);
+  struct Held {
+    uint64_t hash = 0;  // of the blocks
+    std::string_view contents{};
+  };
+  // Those that wait for it are answered, see TakeLateAnswers.
+  absl::Status Grant(std::string_view lease, const Held& held, Time expires, Time now);
   absl::Status Renew(std::string_view lease, Time expires, Time now);
   absl::Status Release(std::string_view lease, Time now);
 
   // What a reader says, and the answer that it is due, if any.
-  VerdictFrame OnFetchBegin(const FetchBeginFrame& frame, KvLeases::Reader reader, Time now);
-  std::optional<VerdictFrame> OnFetchEnd(const FetchEndFrame& frame, KvLeases::Reader reader,
-                                         Time now);
+  // OnLeaseRead gives none where the reader waits for the grant.
+  std::optional<LeaseAnswerFrame> OnLeaseRead(const LeaseReadFrame& frame, KvLeases::Reader reader,
+                                              Time now);
+  std::optional<LeaseAnswerFrame> OnFetchEnd(const FetchEndFrame& frame, KvLeases::Reader reader,
+                                             Time now);
+  // Answers that readers have waited for, since it was last called.
+  std::vector<std::pair<KvLeases::Reader, LeaseAnswerFrame>> TakeLateAnswers() {
+    return std::exchange(late_, {});
+  }
   void Sweep(KvLeases::Reader reader, Time now);
-  void Expire(Time now) { Collect(now); }
-  Time NextExpiry() const { return leases_.NextExpiry().value_or(Time::max()); }
+  void Expire(Time now);
+  Time NextExpiry() const;
 
   void Count(KvCounts& out) const;
 
  private:
+  LeaseAnswerFrame Begin(const LeaseReadFrame& frame, KvLeases::Reader reader, Time now);
+  void AnswerLate(std::vector<LeaseWaiters::Waiter> waiters, Time now);
   void Collect(Time now);
 
   KvLeases leases_;
+  LeaseWaiters waiters_;
+  std::vector<std::pair<KvLeases::Reader, LeaseAnswerFrame>> late_;
   KvEvents* const events_;
   uint64_t refused_ = 0;
 };

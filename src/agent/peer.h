@@ -313,7 +313,7 @@ class Peer {
   void RequestSlots();
   bool PostOn(Outbound& outbound, const Op& op);
   void PushOpen(Outbound& outbound);
-  void PushFetchBegin(const internal::TransferRecord& record);
+  void PushLeaseRead(const internal::TransferRecord& record);
   void PushFetchEnd(const internal::TransferRecord& record, uint32_t readers);
   void PushAmend(Outbound& outbound);
   bool SendCarrying(Link& link);
@@ -366,6 +366,7 @@ class Peer {
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
   absl::Status OnReleased(const ReleasedFrame& frame);
   absl::Status OnVerdict(const VerdictFrame& frame);
+  absl::Status OnLeaseAnswer(const LeaseAnswerFrame& frame);
   absl::Status OnQuiesce(const QuiesceFrame& frame);
   void AnswerQuiesce();
   void ProtocolError(Link& link, const absl::Status& why);

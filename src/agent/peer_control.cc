@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "src/agent/peer.h"
+#include "src/core/lease_refusal.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
 #include "src/core/text.h"
@@ -95,6 +96,10 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
       auto verdict = Decode<VerdictFrame>(frame.body);
       return verdict.ok() ? OnVerdict(*verdict) : verdict.status();
     }
+    case FrameType::kLeaseAnswer: {
+      auto answer = Decode<LeaseAnswerFrame>(frame.body);
+      return answer.ok() ? OnLeaseAnswer(*answer) : answer.status();
+    }
     case FrameType::kStageLend: {
       auto lend = Decode<StageLendFrame>(frame.body);
       return lend.ok() ? stager_.OnLend(*lend) : lend.status();
@@ -158,27 +163,42 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
   return absl::OkStatus();
 }
 
+// The target does not take a KV part.
 absl::Status Peer::OnVerdict(const VerdictFrame& frame) {
   const auto it = active_.find(frame.transfer);
   if (it == active_.end()) return absl::OkStatus();
   Outbound& outbound = it->second;
-  const bool fetches = outbound.fetch.has_value();
-  if (outbound.ending && fetches) return absl::OkStatus();
-  const absl::Status refused = absl::FailedPreconditionError(
-      absl::StrCat("peer ", metadata_.name, fetches ? ": what was read is worth nothing: " : ": ",
-                   Printable(frame.why, kMaxPeerTextBytes)));
-  if (frame.good && outbound.fetch == Outbound::Fetch::kBeginning) {
+  if (frame.good || outbound.record->notice != Notice::kKvPart) {
+    return absl::InvalidArgumentError("a verdict on nothing");
+  }
+  outbound.refused = absl::FailedPreconditionError(
+      absl::StrCat("peer ", metadata_.name, ": ", Printable(frame.why, kMaxPeerTextBytes)));
+  return absl::OkStatus();
+}
+
+absl::Status Peer::OnLeaseAnswer(const LeaseAnswerFrame& frame) {
+  const auto it = active_.find(frame.transfer);
+  if (it == active_.end()) return absl::OkStatus();
+  Outbound& outbound = it->second;
+  if (!outbound.fetch.has_value()) {
+    return absl::InvalidArgumentError("an answer on a lease that was not asked for");
+  }
+  if (outbound.ending) return absl::OkStatus();
+  const bool reads = outbound.fetch != Outbound::Fetch::kBeginning;
+  if (frame.refusal != LeaseAnswerFrame::kHeld) {
+    const absl::Status refused = absl::FailedPreconditionError(absl::StrCat(
+        "peer ", metadata_.name, reads ? ": the data read is invalid, discard it: " : ": ",
+        Printable(frame.why, kMaxPeerTextBytes)));
+    BeginEnd(outbound, TransferState::kFailed, WithRefusal(refused, frame.refusal),
+             Now() + runtime_->options.cancel_grace);
+  } else if (outbound.fetch == Outbound::Fetch::kBeginning) {
     outbound.fetch = Outbound::Fetch::kReading;
     Advance(outbound);  // of one without bytes
-  } else if (frame.good && outbound.fetch == Outbound::Fetch::kAsked) {
+  } else if (outbound.fetch == Outbound::Fetch::kAsked) {
     outbound.fetch = Outbound::Fetch::kHeld;
     Advance(outbound);
-  } else if (!frame.good && fetches) {
-    BeginEnd(outbound, TransferState::kFailed, refused, Now() + runtime_->options.cancel_grace);
-  } else if (!frame.good && outbound.record->notice == Notice::kKvPart) {
-    outbound.refused = refused;
   } else {
-    return absl::InvalidArgumentError("a verdict on nothing");
+    return absl::InvalidArgumentError("an answer on a lease that was not asked for");
   }
   return absl::OkStatus();
 }

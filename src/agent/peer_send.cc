@@ -50,6 +50,11 @@ void Peer::ReturnCredit(const TransferOptions& options) {
 
 // Unavailable: the peer's word on one of the regions is still on its way; try again.
 absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
+  if (record->fetch.has_value() && metadata_.max_version < kLeaseVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("peer ", metadata_.name, " speaks protocol version ", metadata_.max_version,
+                     "; reads under a lease need version ", kLeaseVersion, ": update its kvxfer"));
+  }
   Outbound& added = active_[record->id];
   const TransferOptions& options = record->options;
   added.record = record;
@@ -68,7 +73,7 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
   }
   if (record->fetch.has_value()) {
     added.fetch = Outbound::Fetch::kBeginning;
-    PushFetchBegin(*record);
+    PushLeaseRead(*record);
   }
   link->ping_at = std::min(link->ping_at, runtime_->now + runtime_->options.heartbeat);
   if (record->blocks.total_bytes() == 0) {
@@ -431,13 +436,16 @@ void Peer::PushOpen(Outbound& outbound) {
 
 // Nothing is read before the answer: the lease may be granted only now, by a name that the reader
 // knew before.
-void Peer::PushFetchBegin(const internal::TransferRecord& record) {
+void Peer::PushLeaseRead(const internal::TransferRecord& record) {
   const Duration within = std::max<Duration>(record.deadline - runtime_->now, Duration::zero());
-  channel_.Push(FrameType::kFetchBegin,
-                FetchBeginFrame{.transfer = record.id,
-                                .lease = record.fetch->lease,
-                                .blocks_hash = record.fetch->blocks_hash,
-                                .within_nanos = static_cast<uint64_t>(within.count())});
+  const Duration wait = std::max<Duration>(record.fetch->wait, Duration::zero());
+  channel_.Push(FrameType::kLeaseRead,
+                LeaseReadFrame{.transfer = record.id,
+                               .lease = record.fetch->lease,
+                               .contents = record.fetch->contents,
+                               .blocks_hash = record.fetch->blocks_hash,
+                               .within_nanos = static_cast<uint64_t>(within.count()),
+                               .wait_nanos = static_cast<uint64_t>(wait.count())});
 }
 
 // One new lane for each that was discarded after OPEN had named it.

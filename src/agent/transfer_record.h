@@ -44,7 +44,9 @@ class TransferRecord {
   // Reads under a lease that the peer holds.
   struct Fetch {
     std::string lease;
+    std::string contents;
     uint64_t blocks_hash = 0;
+    Duration wait{};  // for the grant
     uint32_t readers = 0;
   };
 

@@ -1,7 +1,9 @@
 // The leases of one agent by the names that its application and its peers know them by.
 //
-// Specification: LeaseBook's, for the lease that a name was given to. A name is given out once; who
-// reads under it says which blocks, and is refused unless those are the lease's.
+// Specification: LeaseBook's, for the lease that a name was given to. A name is given out once; a
+// reader says which blocks it reads and what they must hold, and is refused unless those are the
+// lease's. What they hold is compared, and is no part of what a lease is looked up by: so an owner
+// can tell a reader that has another prompt from one that comes before the grant.
 //
 // Thread-safety: none; owned by the progress engine. Memory: that of LeaseBook, and the names of
 // leases that are held or not told of, and of the last kMaxRemembered that have ended.
@@ -41,15 +43,18 @@ class KvLeases {
   // A fetch holds up the end of its lease for so long at most, whatever its reader says.
   static constexpr Duration kLongestFetch = std::chrono::minutes(5);
 
-  // Names have 1 to kMaxNameBytes; AlreadyExists: this one was used before. Else as
-  // LeaseBook::Grant. `blocks_hash`: of its ids, as HashBlocks.
-  absl::Status Grant(std::string_view name, uint64_t blocks_hash, Time expires);
+  // `contents`: see Agent::LeaseBlocks. Names have 1 to kMaxNameBytes, contents at most so many;
+  // AlreadyExists: this name was used before. Else as LeaseBook::Grant. `blocks_hash`: of its ids,
+  // as HashLeased.
+  absl::Status Grant(std::string_view name, uint64_t blocks_hash, Time expires,
+                     std::string_view contents = {});
   absl::Status Renew(std::string_view name, Time expires, Time now);
   absl::Status Release(std::string_view name, Time now);
 
-  // InvalidArgument: these are not its blocks. `within`: the fetch takes no longer.
+  // InvalidArgument: these are not its contents, or not its blocks. `within`: the fetch takes no
+  // longer. An error has its KvLeaseRefusal with it, as that of Finish.
   absl::Status Begin(std::string_view name, uint64_t blocks_hash, Reader reader, uint64_t fetch,
-                     Duration within, Time now);
+                     Duration within, Time now, std::string_view contents = {});
   // `readers`: when so many of them have finished one, the lease is consumed.
   absl::Status Finish(std::string_view name, Reader reader, uint64_t fetch, uint32_t readers,
                       Time now);
@@ -67,6 +72,7 @@ class KvLeases {
   struct Lease {
     LeaseId id = LeaseId::kNone;
     uint64_t blocks_hash = 0;
+    std::string contents{};
     absl::InlinedVector<Reader, 2> finished{};  // those with a fetch that finished
   };
   struct Hash {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -15,10 +16,13 @@ namespace kvxfer {
 inline absl::string_view ToAbsl(std::string_view s) { return {s.data(), s.size()}; }
 inline std::string_view ToStd(absl::string_view s) { return {s.data(), s.size()}; }
 
-// "context: what" with the code of `status`; OK stays OK.
+// "context: what" with the code and the payloads of `status`; OK stays OK.
 inline absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
+  absl::Status annotated(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& value) { annotated.SetPayload(url, value); });
+  return annotated;
 }
 
 // InvalidArgument, unless the name that a `what` is given has 1 to kMaxNameBytes of UTF-8 without

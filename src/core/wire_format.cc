@@ -211,6 +211,21 @@ void Fields(Io& io, Ref<Io, VerdictFrame> frame) {
   io.Text("why", frame.why, 0, kMaxNotificationBytes);
 }
 template <typename Io>
+void Fields(Io& io, Ref<Io, LeaseReadFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  io.Name("lease", frame.lease);
+  io.Text("contents", frame.contents, 0, kMaxNameBytes);
+  io.Int("blocks_hash", frame.blocks_hash);
+  io.Int("within_nanos", frame.within_nanos);
+  io.Int("wait_nanos", frame.wait_nanos);
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, LeaseAnswerFrame> frame) {
+  io.Int("transfer", frame.transfer);
+  EnumField(io, "refusal", frame.refusal, 0, static_cast<uint8_t>(KvLeaseRefusal::kBusy));
+  io.Text("why", frame.why, 0, kMaxNotificationBytes);
+}
+template <typename Io>
 void Fields(Io& io, Ref<Io, StageAskFrame> frame) {
   io.Int("count", frame.count);
 }
@@ -300,7 +315,9 @@ constexpr size_t kAckOffset = 16;
   X(StageBackFrame, "stage-back")     \
   X(StageFrame, "stage")              \
   X(StagedFrame, "staged")            \
-  X(RegionsFrame, "regions")
+  X(RegionsFrame, "regions")          \
+  X(LeaseReadFrame, "lease-read")     \
+  X(LeaseAnswerFrame, "lease-answer")
 
 template <typename Frame>
 constexpr const char* kFrameName = "";
@@ -394,7 +411,7 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
   }
   const auto type = static_cast<uint8_t>(message[0]);
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kRegions)) {
+      type > static_cast<uint8_t>(FrameType::kLeaseAnswer)) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }

@@ -20,6 +20,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
+#include "kvxfer/kv_cache.h"
 #include "kvxfer/types.h"
 
 namespace kvxfer {
@@ -31,6 +32,7 @@ inline constexpr uint16_t kRailVersion = 3;   // the first whose rails may fail 
 inline constexpr uint16_t kKvVersion = 4;     // the first that knows KV caches
 inline constexpr uint16_t kStageVersion = 5;  // the first that lends staging memory
 inline constexpr uint16_t kPageVersion = 6;   // the first that lists live regions in pages
+inline constexpr uint16_t kLeaseVersion = 6;  // the first that answers reads under leases by a code
 
 // Immediate: slot (20 bits, high) | generation (12 bits, low).
 inline constexpr uint32_t kSlotBits = 20;
@@ -88,9 +90,9 @@ enum class FrameType : uint8_t {
   kCarry,        // both, unnumbered: two messages in one, see CarriedMessages
   kFenceRail,    // initiator → target, unnumbered: over the connection whose rail failed
   kRailFenced,   // target → initiator, unnumbered: answers kFenceRail over the same connection
-  kFetchBegin,   // initiator → target, numbered, like the next two: asks to read under a lease
+  kFetchBegin,   // initiator → target, numbered, like the next two: versions 4 and 5's kLeaseRead
   kFetchEnd,     // initiator → target: the last byte is read, or the fetch was given up
-  kVerdict,      // target → initiator: on a fetch; or that a KV part is refused
+  kVerdict,      // target → initiator: that a KV part is refused; versions 4 and 5: on a fetch
   kStageAsk,     // initiator → target, numbered, like all below: wishes for staging slots
   kStageLend,    // target → initiator: slots that it may use
   kStageRecall,  // target → initiator: others wait for slots
@@ -98,6 +100,8 @@ enum class FrameType : uint8_t {
   kStage,        // initiator → target: what goes between a slot and the target's memory
   kStaged,       // target → initiator: answers kStage
   kRegions,      // target → initiator, unnumbered: a page of what kHelloAck would list
+  kLeaseRead,    // initiator → target, numbered, like the next: asks to read under a lease
+  kLeaseAnswer,  // target → initiator: answers kLeaseRead and kFetchEnd
 };
 
 inline constexpr size_t kEnvelopeBytes = 24;
@@ -317,6 +321,27 @@ struct VerdictFrame {
   bool good = false;
   std::string why{};  // not
   bool operator==(const VerdictFrame&) const = default;
+};
+
+// Begins a fetch, as FetchBeginFrame does, of a lease that must hold `contents`.
+struct LeaseReadFrame {
+  uint64_t transfer = 0;
+  std::string lease{};
+  std::string contents{};
+  uint64_t blocks_hash = 0;   // of the ids that it reads, see KvLeases
+  uint64_t within_nanos = 0;  // it takes no longer
+  uint64_t wait_nanos = 0;    // the answer may wait for the grant, for so long
+  bool operator==(const LeaseReadFrame&) const = default;
+};
+
+// Of a fetch twice, as VerdictFrame.
+struct LeaseAnswerFrame {
+  uint64_t transfer = 0;
+  KvLeaseRefusal refusal = kHeld;
+  std::string why{};  // refused
+
+  static constexpr KvLeaseRefusal kHeld{0};  // none
+  bool operator==(const LeaseAnswerFrame&) const = default;
 };
 
 // A slot of staging memory is so many bytes of a region of the target that is made for it, by

@@ -287,7 +287,13 @@ TEST_P(AgentKv, LeasesThatDoNotHoldFailTheFetch) {
     return transfer.ok() ? transfer->Wait(kAmple) : transfer.status();
   };
   constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
-  EXPECT_TRUE(Fails(fetch("unknown", from), kRefused, {"p-", "lease unknown", "never granted"}));
+  const auto refuses = [](const absl::Status& status, KvLeaseRefusal refusal,
+                          std::initializer_list<const char*> said) {
+    EXPECT_EQ(LeaseRefusalOf(status), refusal) << status;
+    return Fails(status, kRefused, said);
+  };
+  using enum KvLeaseRefusal;
+  EXPECT_TRUE(refuses(fetch("unknown", from), kUnknown, {"p-", "lease unknown", "never granted"}));
   for (const auto& rank : prefill.ranks) {
     // What was refused may still be on its way out.
     rank->Overwrite(from, 1);
@@ -304,15 +310,107 @@ TEST_P(AgentKv, LeasesThatDoNotHoldFailTheFetch) {
       EXPECT_TRUE(event->name == "gone" || event->name == "short") << ended;
     }
   }
-  EXPECT_TRUE(Fails(fetch("other", from), kRefused, {"lease other", "not the blocks"}));
-  EXPECT_TRUE(Fails(fetch("short", from), kRefused, {"lease short", "expired"}));
-  EXPECT_TRUE(Fails(fetch("gone", from), kRefused, {"lease gone", "released"}));
+  EXPECT_TRUE(refuses(fetch("other", from), kOtherBlocks, {"lease other", "not the blocks"}));
+  EXPECT_TRUE(refuses(fetch("short", from), kEnded, {"lease short", "expired"}));
+  EXPECT_TRUE(refuses(fetch("gone", from), kEnded, {"lease gone", "released"}));
   // One owner of two lets go: the group is not done.
   for (const auto& rank : prefill.ranks) {
     ASSERT_OK(rank->agent().LeaseBlocks("kv", "half", from.ids, kAmple));
   }
   ASSERT_OK(prefill.ranks[1]->agent().ReleaseLease("half"));
-  EXPECT_TRUE(Fails(fetch("half", from), kRefused, {"p-1", "lease half", "released"}));
+  EXPECT_TRUE(refuses(fetch("half", from), kEnded, {"p-1", "lease half", "released"}));
+}
+
+// What a lease holds is no part of its name: an owner tells a reader of something else from one
+// that comes before the grant, and gives neither a byte.
+TEST_P(AgentKv, ALeaseIsReadByThoseWhoSayWhatItHolds) {
+  const KvPlace from{.ids = {5, 0, 3}, .tokens = 48};
+  const KvPlace to{.ids = {1, 2, 3}, .tokens = 48};
+  ASSERT_OK_AND_ASSIGN(KvNodes prefill, KvNodes::Create(GetParam(), "p", kPlain, {.tp = 2}));
+  ASSERT_OK_AND_ASSIGN(KvNodes decode, KvNodes::Create(GetParam(), "d", kPlain, {.tp = 1}));
+  ASSERT_OK(Introduce(decode, prefill));
+  KvNode& reader = *decode.ranks[0];
+  const auto fetch = [&](const std::string& lease, const std::string& contents) {
+    auto transfer =
+        reader.agent().ReadBlocks(prefill.names, Blocks(to, from),
+                                  {.lease = lease, .lease_contents = contents, .deadline = kAmple});
+    return transfer.ok() ? transfer->Wait(kAmple) : transfer.status();
+  };
+  const std::string longest(255, 'c');
+  for (const auto& rank : prefill.ranks) {
+    rank->Fill(from, 1);
+    EXPECT_TRUE(Fails(rank->agent().LeaseBlocks("kv", "r", from.ids, kAmple, longest + "c"),
+                      absl::StatusCode::kInvalidArgument, {"lease r", "256 bytes"}));
+    ASSERT_OK(rank->agent().LeaseBlocks("kv", "r", from.ids, kAmple, longest));
+    ASSERT_OK(rank->agent().LeaseBlocks("kv", "plain", from.ids, kAmple));
+  }
+  for (const std::string& other : {std::string(), longest.substr(1), std::string("another")}) {
+    const absl::Status status = fetch("r", other);
+    EXPECT_EQ(LeaseRefusalOf(status), KvLeaseRefusal::kOtherContents) << status;
+    EXPECT_TRUE(Fails(status, absl::StatusCode::kFailedPrecondition, {"p-", "lease r", "wants"}));
+    EXPECT_EQ(std::string(status.message()).find("ccc"), std::string::npos)
+        << "contents are secret";
+  }
+  EXPECT_EQ(LeaseRefusalOf(fetch("plain", "x")), KvLeaseRefusal::kOtherContents);
+  EXPECT_TRUE(Fails(fetch("", "x"), absl::StatusCode::kInvalidArgument, {"lease"}));
+  EXPECT_TRUE(Fails(fetch("r", longest + "c"), absl::StatusCode::kInvalidArgument, {"255"}));
+  EXPECT_OK(fetch("r", longest));
+  EXPECT_TRUE(reader.Holds(to, 1));
+}
+
+// One of two owners is late: the read waits for it, and the other's lease is consumed once.
+TEST_P(AgentKv, AReadWaitsForTheGrant) {
+  const KvPlace from{.ids = {5, 0, 3}, .tokens = 48};
+  const KvPlace to{.ids = {1, 2, 3}, .tokens = 48};
+  ASSERT_OK_AND_ASSIGN(KvNodes prefill, KvNodes::Create(GetParam(), "p", kPlain, {.tp = 2}));
+  ASSERT_OK_AND_ASSIGN(KvNodes decode, KvNodes::Create(GetParam(), "d", kPlain, {.tp = 1}));
+  ASSERT_OK(Introduce(decode, prefill));
+  KvNode& reader = *decode.ranks[0];
+  const auto fetch = [&](const std::string& lease, const std::string& contents, Duration wait) {
+    return reader.agent().ReadBlocks(
+        prefill.names, Blocks(to, from),
+        {.lease = lease, .lease_contents = contents, .lease_wait = wait, .deadline = kAmple});
+  };
+  for (const auto& rank : prefill.ranks) rank->Fill(from, 1);
+  const auto grant = [&](size_t rank, const std::string& lease) {
+    return prefill.ranks[rank]->agent().LeaseBlocks("kv", lease, from.ids, kAmple, "prompt");
+  };
+
+  ASSERT_OK(grant(0, "late"));
+  ASSERT_OK_AND_ASSIGN(const Transfer late, fetch("late", "prompt", kAmple));
+  ASSERT_OK_AND_ASSIGN(const Transfer other, fetch("late", "another prompt", kAmple));
+  EXPECT_EQ(LeaseRefusalOf(other.Wait(kAmple)), KvLeaseRefusal::kOtherContents);
+  EXPECT_EQ(late.Poll(), TransferState::kActive);
+  ASSERT_OK(grant(1, "late"));
+  EXPECT_OK(late.Wait(kAmple));
+  EXPECT_TRUE(reader.Holds(to, 1));
+
+  // Those that wait for what is released at once were first.
+  ASSERT_OK_AND_ASSIGN(const Transfer first, fetch("brief", "prompt", kAmple));
+  const auto waiting = [&] {
+    for (const auto& rank : prefill.ranks) {
+      auto counts = rank->agent().CountKv();
+      if (!counts.ok() || counts->reads_waiting == 0) return false;
+    }
+    return true;
+  };
+  ASSERT_TRUE(Eventually(kAmple, waiting));
+  for (size_t rank = 0; rank < 2; ++rank) {
+    ASSERT_OK(grant(rank, "brief"));
+    const absl::Status released = prefill.ranks[rank]->agent().ReleaseLease("brief");
+    EXPECT_TRUE(released.ok() ||
+                Fails(released, absl::StatusCode::kFailedPrecondition, {"consumed"}));
+  }
+  EXPECT_OK(first.Wait(kAmple));
+
+  // It waits no longer than it may, and not when it is given up.
+  ASSERT_OK_AND_ASSIGN(const Transfer brief, fetch("never", "", std::chrono::milliseconds(20)));
+  EXPECT_EQ(LeaseRefusalOf(brief.Wait(kAmple)), KvLeaseRefusal::kUnknown);
+  ASSERT_OK_AND_ASSIGN(Transfer given_up, fetch("given up", "prompt", kAmple));
+  ASSERT_TRUE(Eventually(kAmple, waiting));
+  given_up.Cancel();
+  EXPECT_TRUE(Fails(given_up.Wait(kAmple), absl::StatusCode::kCancelled));
+  ASSERT_TRUE(Eventually(kAmple, [&] { return !waiting(); }));
 }
 
 // The owner uses blocks for something else as soon as it is told that it may, whoever is reading

@@ -98,6 +98,10 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
       return BodyHolds<StagedFrame>(body);
     case FrameType::kRegions:
       return BodyHolds<RegionsFrame>(body);
+    case FrameType::kLeaseRead:
+      return BodyHolds<LeaseReadFrame>(body);
+    case FrameType::kLeaseAnswer:
+      return BodyHolds<LeaseAnswerFrame>(body);
   }
   return false;
 }

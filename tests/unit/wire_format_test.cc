@@ -124,6 +124,16 @@ const RegionsFrame kRegions{.target = kHelloAck.target,
                             .first = 1,
                             .last = 9,
                             .live = {{.first = 2, .last = 4}, {.first = 9, .last = 9}}};
+const LeaseReadFrame kLeaseRead{.transfer = 7,
+                                .lease = "r:7",
+                                .contents =
+                                    "\xab"
+                                    "c",
+                                .blocks_hash = 0x0102030405060708,
+                                .within_nanos = 1'000'000'000,
+                                .wait_nanos = 500'000'000};
+const LeaseAnswerFrame kLeaseAnswer{
+    .transfer = 7, .refusal = KvLeaseRefusal::kEnded, .why = "expired"};
 
 std::vector<std::pair<FrameType, std::string>> AllBodies() {
   return {{FrameType::kHello, Encode(kHello)},
@@ -151,7 +161,9 @@ std::vector<std::pair<FrameType, std::string>> AllBodies() {
           {FrameType::kStageBack, Encode(kStageBack)},
           {FrameType::kStage, Encode(kStage)},
           {FrameType::kStaged, Encode(kStaged)},
-          {FrameType::kRegions, Encode(kRegions)}};
+          {FrameType::kRegions, Encode(kRegions)},
+          {FrameType::kLeaseRead, Encode(kLeaseRead)},
+          {FrameType::kLeaseAnswer, Encode(kLeaseAnswer)}};
 }
 
 // Expect the bytes of version 1 for `frame`, the frame back from them, and every shorter or
@@ -240,6 +252,23 @@ TEST(WireFormat, RunsOfRegionsAscendWithinTheirPage) {
   EXPECT_OK(decoded(many, 1, 1'000'000));
 }
 
+TEST(WireFormat, BytesOfLeasesInVersion6AreKept) {
+  ExpectFormat(kLeaseRead, golden::kLeaseRead);
+  ExpectFormat(kLeaseAnswer, golden::kLeaseAnswer);
+  EXPECT_EQ(static_cast<int>(FrameType::kLeaseRead), 30);
+  EXPECT_EQ(static_cast<int>(FrameType::kLeaseAnswer), 31);
+}
+
+TEST(WireFormat, ALeaseAnswerHasOneOfSixCodes) {
+  std::string body = Encode(kLeaseAnswer);
+  for (const char code : {0, 1, 2, 3, 4, 5}) {
+    body[8] = code;
+    EXPECT_EQ(Decode<LeaseAnswerFrame>(AsBytes(body))->refusal, KvLeaseRefusal{uint8_t(code)});
+  }
+  body[8] = 6;
+  EXPECT_TRUE(Fails(Decode<LeaseAnswerFrame>(AsBytes(body)), kInvalid, {"refusal"}));
+}
+
 TEST(WireFormat, AStageHasOneTo4096Runs) {
   StageFrame stage = kStage;
   stage.runs.resize(kMaxStageRuns, stage.runs[0]);
@@ -294,7 +323,7 @@ TEST(WireFormat, DamagedEnvelopesAreRefused) {
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message).first(size)), kInvalid)) << size;
   }
   EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(message + "x")), kInvalid, {"body bytes"}));
-  for (const char type : {'\0', '\x1d', '\xff'}) {
+  for (const char type : {'\0', '\x20', '\xff'}) {
     std::string bad = message;
     bad[0] = type;
     EXPECT_TRUE(Fails(DecodeEnvelope(AsBytes(bad)), kInvalid, {"type"}));

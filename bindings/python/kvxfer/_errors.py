@@ -5,6 +5,8 @@ remedy. Where Python has an exception for the same thing, it is a base too, so t
 ``except TimeoutError`` and ``except ConnectionError`` work as one would think.
 """
 
+from __future__ import annotations
+
 
 class Error(Exception):
     """Base of all errors of kvxfer. ``code`` is the kind, as the C++ interface names it."""
@@ -50,6 +52,19 @@ class FailedPrecondition(Error):
 
 class Closed(FailedPrecondition):
     """The agent was closed, or is being drained."""
+
+
+class LeaseRefused(FailedPrecondition):
+    """The owner of blocks refused a read under a lease. ``refusal``: "unknown" (not granted yet, or
+    forgotten), "other_contents", "other_blocks", "ended" (consumed, released, expired, or it took
+    longer than it was held), "busy" (the owner has too many such reads at once; try again)."""
+
+    def __init__(self, text: str, refusal: str) -> None:
+        super().__init__(text)
+        self.refusal = refusal
+
+    def __reduce__(self) -> tuple[type[LeaseRefused], tuple[str, str]]:
+        return type(self), (str(self), self.refusal)
 
 
 class PeerLost(Error, ConnectionError):

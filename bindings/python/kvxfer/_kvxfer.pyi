@@ -516,6 +516,9 @@ class KvCounts(_Given):
     @property
     def fetches_refused(self) -> int:
         """Of peers, under leases that did not hold throughout."""
+    @property
+    def reads_waiting(self) -> int:
+        """Of peers, now, for leases that are not granted (``lease_wait``)."""
 
 # --- Options: fields of kvxfer/options.h, which says what each does and its default ---------------
 
@@ -872,6 +875,8 @@ class Agent(_Bound):
         first_layer: int = 0,
         layers: int | None = None,
         lease: str = "",
+        lease_contents: str = "",
+        lease_wait: float = 0.0,
         lease_readers: int = 0,
         notification: _Bytes | None = None,
         deadline: float = 30.0,
@@ -882,7 +887,10 @@ class Agent(_Bound):
     ) -> Transfer:
         """What this worker needs of a request, out of the group's caches; else as ``write_blocks``.
 
-        ``lease``: it is done only when each owner has confirmed that this held throughout.
+        ``lease``: it is done only when each owner has confirmed that this held throughout; else it
+        fails with LeaseRefused. ``lease_contents``: what the blocks must hold, as each owner has
+        said it to ``lease_blocks``. ``lease_wait``: an owner that has not granted the lease yet
+        answers when it has, or after so many seconds at the latest; 0: at once.
         ``lease_readers``: how many workers fetch from each owner; 0: the ranks of this instance
         that need something of it."""
     def wait_layers(self, cache: str, request: str, layers: int, timeout: float) -> None:
@@ -894,10 +902,13 @@ class Agent(_Bound):
     def drop_request(self, cache: str, request: str) -> None:
         """Gives up a request that peers write: what still comes of it is refused. NotFound: the
         cache. FailedPrecondition: it is whole."""
-    def lease_blocks(self, cache: str, lease: str, ids: _Ids, hold: float) -> None:
+    def lease_blocks(
+        self, cache: str, lease: str, ids: _Ids, hold: float, contents: str = ""
+    ) -> None:
         """Holds blocks for peers that fetch them by ``read_blocks``: for ``hold`` seconds, unless
         all have before. They may be used for other things when ``poll_kv_event`` has told of its
-        end.
+        end. ``contents``: what the blocks hold, such as a hash of the prompt; a reader must say the
+        same (``lease_contents``). Readers that wait for the lease are answered.
 
         AlreadyExists: the name was used before. InvalidArgument. NotFound. ResourceExhausted."""
     def renew_lease(self, lease: str, hold: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -106,6 +107,53 @@ def test_a_lease_is_fetched(workers: tuple[Worker, list[Worker]]) -> None:
     assert equal(prefill, decode, [4, 6], [0, 1])
     with pytest.raises(kvxfer.AlreadyExists):
         prefill.agent.lease_blocks("kv", "lease 1", [4], hold=30)
+
+
+def test_a_lease_is_read_by_those_who_say_what_it_holds(
+    workers: tuple[Worker, list[Worker]],
+) -> None:
+    prefill, (first, second) = workers
+    readers = [first.agent, second.agent]
+
+    def read(reader: kvxfer.Agent, lease: str, contents: str, wait: float = 0.0) -> kvxfer.Transfer:
+        return reader.read_blocks(
+            [prefill.agent.name],
+            "kv",
+            [0],
+            [4],
+            TOKENS,
+            lease=lease,
+            lease_contents=contents,
+            lease_wait=wait,
+        )
+
+    prefill.agent.lease_blocks("kv", "held", [4], hold=30, contents="a prompt")
+    prefill.agent.lease_blocks("kv", "other", [5], hold=30, contents="a prompt")
+    prefill.agent.lease_blocks("kv", "gone", [4], hold=30)
+    prefill.agent.release_lease("gone")
+    for lease, contents, refusal in [
+        ("none", "a prompt", "unknown"),
+        ("held", "another", "other_contents"),
+        ("held", "", "other_contents"),
+        ("other", "a prompt", "other_blocks"),
+        ("gone", "", "ended"),
+    ]:
+        with pytest.raises(kvxfer.LeaseRefused) as caught:
+            read(first.agent, lease, contents).wait(5)
+        assert caught.value.refusal == refusal, lease
+        assert lease in str(caught.value)
+        assert isinstance(caught.value, kvxfer.FailedPrecondition)
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (str(again), again.refusal) == (str(caught.value), refusal)
+
+    reads = [read(reader, "late", "a prompt", 5) for reader in readers]
+    until = time.monotonic() + 5
+    while prefill.agent.count_kv().reads_waiting < len(reads):
+        assert time.monotonic() < until
+    prefill.agent.lease_blocks("kv", "late", [4], hold=30, contents="a prompt")
+    for each in reads:
+        each.wait(5)
+    assert prefill.agent.count_kv().reads_waiting == 0
 
 
 def _next_event(agent: kvxfer.Agent) -> kvxfer.KvEvent:

@@ -1,0 +1,19 @@
+// What an owner says of a read that it refuses, as a status that has the refusal with it: code and
+// text are for whoever knows statuses alone.
+//
+// Thread-safety: any thread.
+
+#ifndef KVXFER_CORE_LEASE_REFUSAL_H_
+#define KVXFER_CORE_LEASE_REFUSAL_H_
+
+#include "absl/status/status.h"
+#include "kvxfer/kv_cache.h"
+
+namespace kvxfer {
+
+// `status` with its refusal, for LeaseRefusalOf. It must not be OK.
+absl::Status WithRefusal(absl::Status status, KvLeaseRefusal refusal);
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_CORE_LEASE_REFUSAL_H_
