@@ -56,6 +56,10 @@ class Engine(EngineProcess):
         name: str = self.call("add", request=asdict(request))
         return name
 
+    def reject(self, transfer: Transfer) -> None:
+        """A request with these kv_transfer_params, as vLLM's server does that refuses one itself."""
+        self.call("reject", transfer=transfer)
+
     def poll(self, for_s: float) -> list[Answer]:
         """Steps until a request that was added has finished, there is nothing to do, or the time is
         over, but at least once; what has finished since the last poll."""

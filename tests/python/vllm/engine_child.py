@@ -106,6 +106,27 @@ class _Engine:
         self._engine.add_request(name, {"prompt_token_ids": request["prompt"]}, params)
         return name
 
+    def reject(self, transfer: dict[str, Any]) -> None:
+        """As vLLM's server, which has refused a request before its engine has seen it
+        (AsyncLLM.notify_kv_transfer_request_rejected)."""
+        from vllm import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": transfer})
+        request = EngineCoreRequest(
+            request_id=f"rejected-{next(self._numbers)}",
+            prompt_token_ids=[0],
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+            abort_immediately=True,
+        )
+        self._engine.engine_core.add_request(request)
+
     def poll(self, for_s: float) -> list[dict[str, Any]]:
         """What has finished since the last poll; the first of them is waited for. Without a time it
         is one step."""
@@ -193,6 +214,8 @@ def _answer(engine: _Engine, command: dict[str, Any]) -> Any:
             return engine.generate(command["requests"])
         case "add":
             return engine.add(command["request"])
+        case "reject":
+            return engine.reject(command["transfer"])
         case "poll":
             return engine.poll(command["for_s"])
         case "abort":

@@ -18,36 +18,36 @@ import numpy as np
 from engine_child import Commands, die_with
 from kvxfer.vllm import messages
 from kvxfer.vllm.caches import Group, RegisteredCaches, cache_name
-from kvxfer.vllm.reference import KEY, GroupBlocks, Reference, Worker, lease_name, prompt_hash
+from kvxfer.vllm.reference import KEY, GroupBlocks, Reference, Worker, contents_of, prompt_hash
 from tiny_model import HEAD_SIZE, KV_HEADS, LAYERS
 
 _BLOCKS = 256
 _LEASE_S = 30.0
 
 
-class _Tensor:
+class FakeTensor:
     """What the connector wants to know of a torch.Tensor."""
 
     device = SimpleNamespace(type="cpu", index=None)
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self._array = np.zeros(shape, np.float32)
+        self.array = np.zeros(shape, np.float32)
 
     def dim(self) -> int:
         return len(self.shape)
 
     def stride(self) -> tuple[int, ...]:
-        return tuple(step // self._array.itemsize for step in self._array.strides)
+        return tuple(step // self.array.itemsize for step in self.array.strides)
 
     def data_ptr(self) -> int:
-        return self._array.ctypes.data
+        return self.array.ctypes.data
 
-    def untyped_storage(self) -> "_Tensor":
+    def untyped_storage(self) -> "FakeTensor":
         return self
 
     def nbytes(self) -> int:
-        return self._array.nbytes
+        return self.array.nbytes
 
 
 class _Prefill:
@@ -69,7 +69,7 @@ class _Prefill:
             opaque=True,
         )
         shape = (_BLOCKS, KV_HEADS, block_tokens, 2 * HEAD_SIZE)
-        tensors = cast(dict[str, Any], {layer: _Tensor(shape) for layer in layers})
+        tensors = cast(dict[str, Any], {layer: FakeTensor(shape) for layer in layers})
         model = int(fingerprint.split(".")[1], 16)
         self._caches = RegisteredCaches(self._agent, [group], tensors, 0, 1, model)
         threading.Thread(target=self._listen, daemon=True).start()
@@ -81,8 +81,10 @@ class _Prefill:
         wanted = -(-len(prompt) // self._block_tokens)
         blocks = tuple(next(self._block) % _BLOCKS for _ in range(wanted))
         groups, sizes = (GroupBlocks(0, blocks),), (self._block_tokens,)
-        lease = lease_name(transfer, prompt_hash(request, len(prompt)), groups, sizes)
-        self._agent.lease_blocks(cache_name(0), _of_group(lease), blocks, _LEASE_S)
+        contents = contents_of(prompt_hash(request, len(prompt)), groups, sizes)
+        self._agent.lease_blocks(
+            cache_name(0), _of_group(transfer), blocks, _LEASE_S, contents=contents
+        )
         reference = Reference(
             mode="pull",
             engine=self._name,

@@ -4,7 +4,8 @@ one engine alone, all of the prompt has come over, and every block is free again
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -29,8 +30,10 @@ _PREFIX_BLOCKS = 4
 _LOADS = "vllm:kvxfer_load_seconds_count"
 _BYTES = "vllm:kvxfer_load_bytes"
 _FAILED = "vllm:kvxfer_failed_loads"
+_RETRIES = "vllm:kvxfer_retries"
+_EXPIRED = "vllm:kvxfer_expired_leases"
 _LEASE_S = 2
-_CONNECTOR = dataclasses.replace(KVXFER, extra={"host": "127.0.0.1", "lease": _LEASE_S, "handshake_timeout": 1})
+_CONNECTOR = dataclasses.replace(KVXFER, extra={"host": "127.0.0.1", "lease": _LEASE_S, "timeout": 2, "handshake_timeout": 1})
 
 
 @pytest.fixture(scope="module", params=[None, 64], ids=["full", "window"])
@@ -206,7 +209,7 @@ _SPOILERS: dict[str, Callable[[Transfer], None]] = {
     "no lease": _spoiled(lease=0),
     "another model": _spoiled(fingerprint="1.0123456789abcdef.0123456789abcdef"),
     "no fingerprint": _spoiled(fingerprint=None),
-    "another version": _spoiled(version=2),
+    "another version": _spoiled(version=1),
     "another mode": _spoiled(mode="steal"),
     "push of what is held": _spoiled(mode="push"),
     "no workers": _spoiled(workers=[]),
@@ -222,6 +225,11 @@ _SPOILERS: dict[str, Callable[[Transfer], None]] = {
 }
 
 
+# Without the transfer's name, or with nobody to tell.
+_NOT_GIVEN_BACK = (
+    *("an unknown transfer", "no workers", "nobody's address", "no address", "another life"),
+    *("no object", "nothing", "another engine's params"),
+)
 _OF_BOTH_MODELS = ("an unknown transfer", "other blocks", "blocks out of range", "fewer tokens")
 
 
@@ -229,19 +237,70 @@ _OF_BOTH_MODELS = ("an unknown transfer", "other blocks", "blocks out of range",
 def test_a_spoiled_reference_gives_the_right_tokens(
     talk: Conversation, spoil: Callable[[Transfer], None]
 ) -> None:
+    """And prefill's blocks come back before their lease is over."""
     if _has_window(talk.pair) and spoil not in map(_SPOILERS.get, _OF_BOTH_MODELS):
         return  # what a reference says is read before there are blocks of any group
     transfers = talk.prefill("200")
-    before = talk.pair.decode.metrics()
+    before, at_prefill = talk.pair.decode.metrics(), talk.pair.prefill.metrics()
     spoil(transfers["200"])
     assert talk.decode(transfers) == talk.expected("200")
     assert counted(talk.pair.decode, before)[TRANSFERRED_TOKENS] == 0
+    if spoil not in map(_SPOILERS.get, _NOT_GIVEN_BACK):
+        _is_given_back(talk.pair, at_prefill)
+
+
+def _is_given_back(pair: Pair, since: Mapping[str, float]) -> None:
+    begin = time.monotonic()
+    assert pair.prefill.idle(10)
+    print(f"prefill has nothing to keep after {time.monotonic() - begin:.3f} s")
+    assert counted(pair.prefill, since)[_EXPIRED] == 0
 
 
 def test_references_of_two_prompts_mixed_up(talk: Conversation) -> None:
     transfers = talk.prefill("200", "other")
     mixed = {"200": transfers["other"], "other": transfers["200"]}
+    before = talk.pair.prefill.metrics()
     assert talk.decode(mixed) == talk.expected("200", "other")
+    _is_given_back(talk.pair, before)
+
+
+def test_a_prompt_that_differs_in_one_token_is_computed_at_once(talk: Conversation) -> None:
+    prompt = [*talk.prompts["200"][:-1], 1]
+    took = {}
+    answers = {}
+    for name in ("plain", "mismatched", "plain"):
+        transfer = talk.prefill("200")["200"] if name == "mismatched" else None
+        before, at_prefill = talk.pair.decode.metrics(), talk.pair.prefill.metrics()
+        (answer,) = talk.pair.decode.generate(Request(prompt, 1, transfer))
+        took[name], answers[name] = answer.seconds, answer.tokens
+        assert counted(talk.pair.decode, before)[_RETRIES] == 0
+        if transfer:
+            assert counted(talk.pair.decode, before)[_FAILED] == 1
+            _is_given_back(talk.pair, at_prefill)
+        assert talk.pair.decode.forget()
+    print(f"computed in {took['plain']:.3f} s, refused first in {took['mismatched']:.3f} s")
+    assert answers["mismatched"] == answers["plain"]
+    assert took["mismatched"] < took["plain"] + 1.0
+    line = "this prompt is not the one that the prefill engine computed"
+    assert line in talk.pair.decode.log_tail(50)
+
+
+def test_what_vllm_refuses_before_it_is_admitted_is_given_back(talk: Conversation) -> None:
+    transfers = [*talk.prefill("200").values(), *prefill_to_push(talk, "other").values()]
+    before, at_decode = talk.pair.prefill.metrics(), talk.pair.decode.metrics()
+    for transfer in transfers:
+        talk.pair.decode.reject(transfer)
+    _is_given_back(talk.pair, before)
+    assert counted(talk.pair.decode, at_decode)[_FAILED] == 0
+
+
+def test_a_proxy_sends_a_reference_back_to_the_engine_that_made_it(talk: Conversation) -> None:
+    for transfer in (*talk.prefill("200").values(), *prefill_to_push(talk, "other").values()):
+        before = talk.pair.prefill.metrics()
+        transfer["kvxfer"]["mode"] = "release"
+        (answer,) = talk.pair.prefill.generate(Request([0], 1, transfer))
+        assert answer.reason == "length"
+        _is_given_back(talk.pair, before)
 
 
 def test_a_reference_that_was_used(talk: Conversation) -> None:

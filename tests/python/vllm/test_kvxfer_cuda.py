@@ -18,7 +18,15 @@ from kvxfer.vllm.caches import Group  # noqa: E402
 from kvxfer.vllm.connector import KvxferConnector  # noqa: E402
 from kvxfer.vllm.reference import GroupBlocks, Reference, Worker  # noqa: E402
 from kvxfer.vllm.settings import Settings  # noqa: E402
-from kvxfer.vllm.step import Fetch, Held, Offer, Part, Step, Write  # noqa: E402
+from kvxfer.vllm.step import (  # noqa: E402
+    Expected,
+    Fetch,
+    Held,
+    Offer,
+    Part,
+    Step,
+    Write,
+)
 
 pytestmark = needs_standin
 
@@ -29,7 +37,8 @@ _SHAPE = (_BLOCKS, _HEADS, _TOKENS, 2 * _SIZE)
 # Of a request of two blocks and a half.
 _LAST = 40
 _OURS, _THEIRS = (5, 2, 9), (3, 11, 4)
-_LEASE = "lease"
+_LEASE = "0123456789ab"
+_PROMPT = "a hash of it"
 _PATHS = {"cuda_ipc": (("cuda_ipc", "tcp"), "cuda_ipc"), "staged": (("tcp",), "tcp staged")}
 _LIMIT_S = 20.0
 _FINGERPRINT = 7
@@ -144,7 +153,7 @@ def _reference(mode: str, prefill: _Engine) -> Reference:
     return Reference(
         mode=mode,
         engine="prefill",
-        transfer="0123456789ab",
+        transfer=_LEASE,
         tokens=_LAST,
         fingerprint="1.a.b",
         workers=(prefill.address,),
@@ -157,11 +166,11 @@ _PARTS = (Part(GroupBlocks(0, _THEIRS), 0, _LAST),)
 
 
 def _fetch(prefill: _Engine) -> Step:
-    return Step(fetches=[Fetch("there", _LEASE, _reference("pull", prefill), _PARTS)])
+    return Step(fetches=[Fetch("there", _PROMPT, _reference("pull", prefill), _PARTS)])
 
 
 def _hold() -> Step:
-    return Step(held=[Held("here", _LEASE, (GroupBlocks(0, _OURS),))])
+    return Step(held=[Held("here", _LEASE, _PROMPT, (GroupBlocks(0, _OURS),))])
 
 
 def _until(holds: Callable[[], Any], *engines: _Engine) -> Any:
@@ -250,7 +259,7 @@ def test_a_read_waits_for_what_decode_still_computes(start: Start, path: str) ->
 def _offer(prefill: _Engine, decode: _Engine) -> Step:
     offer = Offer(
         request="there",
-        lease=_LEASE,
+        contents=_PROMPT,
         reference=_reference("push", prefill),
         parts=_PARTS,
         decode=(decode.address,),
@@ -270,7 +279,7 @@ def _is_offered(prefill: _Engine) -> bool:
 
 
 def _meet(prefill: _Engine, decode: _Engine) -> None:
-    prefill.step(Step(expected=[_LEASE]))
+    prefill.step(Step(expected=[Expected(_LEASE, _PROMPT)]))
     decode.step(_offer(prefill, decode))
     _until(lambda: _is_offered(prefill), prefill, decode)
 
@@ -338,7 +347,7 @@ def test_chunks_and_layers_that_are_not_saved_one_by_one(start: Start, path: str
 def test_room_is_offered_after_what_decode_still_computes(start: Start) -> None:
     prefill, decode = start("cuda_ipc")
     decode.stream.hold()
-    prefill.step(Step(expected=[_LEASE]))
+    prefill.step(Step(expected=[Expected(_LEASE, _PROMPT)]))
     decode.step(_offer(prefill, decode))
     for _ in range(50):
         decode.step()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conversation import Conversation, counted, make_prompts
-from engine import Request
+from engine import Request, wait_for
 from engine_pair import KVXFER, Connector, Pair, StartPair
 from engine_process import EngineError
 
@@ -28,7 +28,7 @@ def test_wrong_blocks_give_other_tokens(start_pair: StartPair) -> None:
 
 def test_policy_fail_ends_the_request_and_no_other(start_pair: StartPair) -> None:
     failing = dataclasses.replace(
-        KVXFER, on_load_failure="fail", extra={"host": "127.0.0.1", "lease": 2}
+        KVXFER, on_load_failure="fail", extra={"host": "127.0.0.1", "lease": 2, "timeout": 2}
     )
     pair = _serving(start_pair(failing))
     talk = Conversation(pair, make_prompts(32, {"first": 150, "second": 90}))
@@ -43,6 +43,23 @@ def test_policy_fail_ends_the_request_and_no_other(start_pair: StartPair) -> Non
             assert engine.idle(10)
             assert engine.free_blocks() == engine.wait_until_up()["free_blocks"]
             assert engine.forget()
+
+
+def test_policy_fail_waits_for_what_prefill_hears_late(start_pair: StartPair) -> None:
+    """Prefill's worker is in a long step while decode asks: here nobody lets the engine step."""
+    failing = dataclasses.replace(
+        KVXFER, on_load_failure="fail", extra={"host": "127.0.0.1", "handshake_timeout": 2}
+    )
+    pair = start_pair(failing)
+    talk = Conversation(pair, make_prompts(34, {"late": 150}))
+    transfers = talk.prefill("late")
+    pair.decode.serve()
+    pair.decode.add(talk.request("late", transfers["late"]))
+    assert not pair.decode.poll(3.0)  # beyond handshake_timeout
+    pair.prefill.serve()
+    (answer,) = wait_for([pair.decode], {"late"}).values()
+    assert (answer.reason, answer.tokens) == ("length", talk.alone["late"])
+    assert counted(pair.decode)["vllm:kvxfer_retries"] == 0
 
 
 def test_the_name_suffices_where_the_package_is_installed(start_pair: StartPair) -> None:

@@ -1,10 +1,13 @@
 """`vllm serve` behind the example's proxy: prefill on one rank, decode on two."""
 
+import json
 import random
 import threading
 import time
+import urllib.error
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from serving import Cluster, write_served_model
@@ -100,6 +103,38 @@ def test_a_client_that_hangs_up_leaves_nothing(cluster: Cluster) -> None:
 
         assert _until(at_rest), port
     assert cluster.ask(prompt, 4) == cluster.ask(prompt, 4, cluster.prefill_port)
+
+
+_REFUSED: list[dict[str, Any]] = [
+    *({"max_tokens": 5000}, {"max_tokens": -1}, {"temperature": -1}, {"logprobs": 9999}),
+    *({"model": "unknown"}, {"n": 0}),
+]
+
+
+def test_what_decode_refuses_is_given_back(cluster: Cluster) -> None:
+    """By the proxy, and where vLLM tells its connector, by decode."""
+    prefill = cluster.prefill_port
+    expired = cluster.metrics(prefill)["vllm:kvxfer_expired_leases_total"]
+    for number, wrong in enumerate(_REFUSED):
+        prompt = [token + number for token in _prompts()[100]]
+        for through in ("proxy", "decode"):
+            params = {}
+            if through == "decode":
+                asked = cluster.body(prompt, 1, kv_transfer_params={"do_remote_decode": True})
+                with cluster.post(asked, prefill) as answer:
+                    params = {"kv_transfer_params": json.load(answer)["kv_transfer_params"]}
+            port = cluster.decode_port if through == "decode" else cluster.port
+            begin = time.monotonic()
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                cluster.post(cluster.body(prompt, 4, **(params | wrong)), port)
+            assert 400 <= caught.value.code < 500, wrong
+
+            def free() -> bool:
+                return cluster.metrics(prefill)["vllm:kv_cache_usage_perc"] == 0
+
+            assert _until(free), f"{wrong} through {through} holds blocks"
+            print(f"{wrong} through {through}: free after {time.monotonic() - begin:.2f} s")
+    assert cluster.metrics(prefill)["vllm:kvxfer_expired_leases_total"] == expired
 
 
 def test_a_stream_ends_well_after_sigterm(cluster: Cluster, tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from kvxfer.vllm.reference import (  # noqa: E402
     GroupBlocks,
     Reference,
     Worker,
+    contents_of,
     from_runs,
-    lease_name,
     prompt_hash,
+    release_of,
     to_runs,
 )
 from kvxfer.vllm.settings import Settings, own_host  # noqa: E402
@@ -179,16 +180,35 @@ def test_prompts_of_embeddings_have_hashes_too() -> None:
     assert len(hashes) == 3
 
 
-def test_leases_differ_with_where_their_blocks_begin() -> None:
+def test_contents_differ_with_where_their_blocks_begin() -> None:
     groups = (GroupBlocks(0, (1, 2)), GroupBlocks(1, (3,)))
     moved = (GroupBlocks(1, (1, 2)), GroupBlocks(1, (3,)))
-    names = {
-        lease_name("t", "h"),
-        lease_name("t", "h", groups, (32, 32)),
-        lease_name("t", "h", moved, (32, 32)),
-        lease_name("t", "h", groups, (16, 32)),
+    contents = {
+        contents_of("h"),
+        contents_of("g", groups, (32, 32)),
+        contents_of("h", groups, (32, 32)),
+        contents_of("h", moved, (32, 32)),
+        contents_of("h", groups, (16, 32)),
     }
-    assert len(names) == 4
+    assert len(contents) == 5
+
+
+def test_a_reference_that_cannot_be_used_can_be_given_back() -> None:
+    params = _reference().to_params()
+    whole = release_of(params)
+    assert whole == (_reference().transfer, _reference().workers)
+    for key in params.keys() - {"transfer", "workers"}:
+        for value in (None, -1, [], {}, "", "größe mit Leerzeichen"):
+            assert release_of(params | {key: value}) == whole, (key, value)
+    # As much as can be read of it.
+    workers = [None, ["a"], [1, 2], ["h:1", "x"], *params["workers"], ["\ud800", "0" * 32]]
+    assert release_of(params | {"workers": workers}) == whole
+    for transfer in (None, 7, "", "a b", "\ud800", "x" * 121, ["x"]):
+        assert release_of(params | {"transfer": transfer}) is None
+    for workers in (None, 7, [], {"a": 1}, "ab", [[]]):
+        assert release_of(params | {"workers": workers}) is None
+    for nothing in (None, 7, "text", [], [params]):
+        assert release_of(nothing) is None
 
 
 def test_a_reference_is_not_unpacked_before_its_size_is_known() -> None:

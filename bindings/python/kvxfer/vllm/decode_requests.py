@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvxfer.vllm.blocks import BlockTable
-from kvxfer.vllm.log import logger
+from kvxfer.vllm.log import logger, shown
 from kvxfer.vllm.reference import (
     KEY,
+    RELEASE,
     BadReference,
     Reference,
     Worker,
-    lease_name,
+    contents_of,
     prompt_hash,
+    release_of,
 )
-from kvxfer.vllm.step import Fetch, Heard, Offer, Part, Step
+from kvxfer.vllm.step import Fetch, Heard, Offer, Part, Returned, Step
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -35,7 +37,7 @@ class _Load:
     """A request that comes with a reference, until it is loaded or given up."""
 
     reference: Reference
-    lease: str
+    contents: str
     renewed: float = field(default_factory=time.monotonic)
     computed: int = 0  # tokens that are here already, when it was last asked
     begun: bool = False
@@ -69,21 +71,41 @@ class DecodeRequests:
         self._refused: dict[str, str] = {}  # not yet told to the workers
 
     def expect(self, request: Request, params: dict[str, Any]) -> None:
-        try:
-            reference = self._read(params.get(KEY), request)
-        except BadReference as error:
-            logger.warning("kvxfer: request %s: %s", request.request_id, error)
-            if self._fails:
-                self._refused[request.request_id] = str(error)
+        reference = params.get(KEY)
+        if isinstance(reference, dict) and reference.get("mode") == RELEASE:
+            self._give_back(reference)
             return
+        if getattr(request, "abort_immediately", False):
+            # vLLM has refused it, and says so by a request that stands for it, with another prompt.
+            logger.info(
+                "kvxfer: request %s was refused before it was admitted; its blocks are given back",
+                request.request_id,
+            )
+            self._give_back(reference)
+            return
+        try:
+            self._load(request, self._read(reference, request))
+        except BadReference as error:
+            self._give_back(reference)
+            if self._fails:  # then the worker says so
+                self._refused[request.request_id] = shown(error)
+            else:
+                logger.warning("kvxfer: request %s: %s", request.request_id, shown(error))
+
+    def _load(self, request: Request, reference: Reference) -> None:
         tokens = reference.tokens or self._pushed_tokens(request)
-        lease = lease_name(
-            reference.transfer,
-            prompt_hash(request, tokens),
-            reference.groups,
-            reference.block_tokens,
-        )
-        self._loads[request.request_id] = _Load(reference, lease)
+        hashed = prompt_hash(request, tokens)
+        contents = contents_of(hashed, reference.groups, reference.block_tokens)
+        self._loads[request.request_id] = _Load(reference, contents)
+
+    def _give_back(self, params: Any) -> None:
+        """What a reference refers to that nothing is loaded by, as far as it can be read."""
+        found = release_of(params)
+        if found is not None:
+            self.step.returned.append(Returned(*found))
+
+    def _return(self, reference: Reference) -> None:
+        self.step.returned.append(Returned(reference.transfer, reference.workers))
 
     def _read(self, params: Any, request: Request) -> Reference:
         fingerprint = params.get("fingerprint") if isinstance(params, dict) else None
@@ -135,7 +157,7 @@ class DecodeRequests:
         load.begun = True
         if external <= 0:
             del self._loads[request.request_id]
-            self.step.returned.append((load.lease, load.reference))
+            self._return(load.reference)
             return
         last = load.computed + external  # vLLM may have taken less than was to be had
         try:
@@ -143,19 +165,20 @@ class DecodeRequests:
             if load.reference.mode == "pull":
                 self._check_window(load.reference, parts)
         except BadReference as error:
-            logger.warning("kvxfer: request %s: %s", request.request_id, error)
-            self.step.refused[request.request_id] = str(error)
-            self.step.returned.append((load.lease, load.reference))
+            self.step.refused[request.request_id] = shown(error)
+            self._return(load.reference)
             return
         if load.reference.mode == "pull":
-            self.step.fetches.append(Fetch(request.request_id, load.lease, load.reference, parts))
+            self.step.fetches.append(
+                Fetch(request.request_id, load.contents, load.reference, parts)
+            )
         else:
             offered = [each for group in blocks.blocks for each in group if not each.is_null]
             self._rooms[request.request_id] = _Room(offered)
             self.step.offers.append(
                 Offer(
                     request.request_id,
-                    load.lease,
+                    load.contents,
                     load.reference,
                     parts,
                     self.workers,
@@ -183,7 +206,7 @@ class DecodeRequests:
         if load.begun:
             self.step.given_up.append(request.request_id)
         else:
-            self.step.returned.append((load.lease, load.reference))
+            self._return(load.reference)
         return True
 
     # --- each step ---
@@ -194,7 +217,7 @@ class DecodeRequests:
             every = min(load.reference.lease, self._settings.lease) / 3
             if now >= load.renewed + every:
                 load.renewed = now
-                self.step.wanted.append((load.lease, load.reference))
+                self.step.wanted.append(load.reference)
 
     def hear(self, heard: Heard | None, output: KVConnectorOutput) -> None:
         for request, change in (heard.unsettled if heard is not None else {}).items():

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import kvxfer
 from kvxfer.vllm import messages
-from kvxfer.vllm.log import logger
+from kvxfer.vllm.log import limited, logger, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.reference import Worker
 
@@ -20,24 +20,38 @@ _MAX_ANSWERS = 16  # under way to agents that are met for them; others have to d
 
 @dataclass(frozen=True)
 class _Errand:
-    workers: tuple[Worker, ...]
+    worker: Worker
     message: dict[str, Any]
     since: float
 
 
 class Errands:
-    def __init__(self, agent: kvxfer.Agent, peers: Peers) -> None:
+    def __init__(
+        self, agent: kvxfer.Agent, peers: Peers, to_self: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """``to_self`` takes messages to this agent: a proxy may send a reference back to the engine that
+        made it."""
         self._agent = agent
         self._peers = peers
+        self._to_self = to_self
         self._waiting: list[_Errand] = []
+        self._known = 0  # of them, to the scheduler
 
     def send(
         self, workers: Sequence[Worker], message: dict[str, Any], since: float | None = None
     ) -> None:
         """``since``: as of Peers.meet, where the sender has waited for them before."""
         since = time.monotonic() if since is None else since
-        self._waiting.append(_Errand(tuple(workers), message, since))
+        # Each by itself: one that cannot be met keeps nothing from the others.
+        self._waiting += [_Errand(worker, message, since) for worker in workers]
         self.poll()
+
+    def take_change(self) -> int:
+        """How many more wait than when it was last called: until they are sent the engine has to go on
+        stepping."""
+        change = len(self._waiting) - self._known
+        self._known = len(self._waiting)
+        return change
 
     def poll(self) -> None:
         if self._waiting:
@@ -45,11 +59,14 @@ class Errands:
 
     def _done(self, errand: _Errand) -> bool:
         message = errand.message
+        if errand.worker.incarnation == self._agent.incarnation:
+            self._to_self(message)
+            return True
         try:
-            names = self._peers.meet(errand.workers, errand.since)
+            names = self._peers.meet([errand.worker], errand.since)
         except CannotMeet as error:
             # Who waits for them has a line of its own.
-            logger.debug("kvxfer: cannot %s %s: %s", message["do"], message["lease"], error)
+            logger.debug("kvxfer: cannot %s %s: %s", message["do"], message["lease"], shown(error))
             return True
         if names is None:
             return False
@@ -80,12 +97,17 @@ class Answers:
         if self._is_known(sender):
             tell(self._agent, sender.name, message)
         elif sender.address and self._free.acquire(blocking=False):
-            threading.Thread(
+            answering = threading.Thread(
                 target=self._meet_and_tell,
                 args=(sender.address, message),
                 name="kvxfer-answer",
                 daemon=True,
-            ).start()
+            )
+            try:
+                answering.start()
+            except RuntimeError as error:  # the process has as many threads as it may
+                self._free.release()
+                limited.warning("threads", "%s gets no answer: %s", shown(sender.name), error)
 
     def _is_known(self, sender: Sender) -> bool:
         try:
@@ -98,7 +120,7 @@ class Answers:
             name = self._agent.add_peer(kvxfer.fetch_metadata(address, self._timeout))
             tell(self._agent, name, message)
         except kvxfer.Error as error:
-            logger.debug("kvxfer: cannot answer %s: %s", address, error)
+            logger.debug("kvxfer: cannot answer %s: %s", address, shown(error))
         finally:
             self._free.release()
 
@@ -112,7 +134,9 @@ def tell(
     try:
         told.extend(agent.notify(peer, piece, stream=stream) for piece in messages.encode(message))
     except (kvxfer.Error, ValueError) as error:
-        logger.warning("kvxfer: %s was not told to %s: %s", peer, message["do"], error)
+        limited.warning(
+            "not told", "%s was not told to %s: %s", shown(peer), message["do"], shown(error)
+        )
     return told
 
 

@@ -11,13 +11,19 @@ import kvxfer
 from kvxfer.vllm.caches import RegisteredCaches
 from kvxfer.vllm.errands import Errands
 from kvxfer.vllm.holding import part_of
-from kvxfer.vllm.log import logger
+from kvxfer.vllm.log import logger, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Fetch
 
-_PAUSE_S = 0.005
+_PAUSE_S = 0.05  # before another attempt
+# The owner answers so long before the transfer's own deadline that its answer comes in time.
+_ANSWER_S = 0.2
+_OTHER_PROMPT = (
+    "this prompt is not the one that the prefill engine computed for this reference: tokens, "
+    "cache_salt, LoRA adapter or images differ"
+)
 # A load that has just begun is often over in less than a step of an engine that has nothing to compute:
 # it is driven for so long in each step.
 _YOUNG_S = 0.005
@@ -29,7 +35,6 @@ class _Load:
     fetch: Fetch
     begun: float
     transfers: dict[int, kvxfer.Transfer] = field(default_factory=dict)  # by group
-    attempts: int = 0
     retries: int = 0
     not_before: float = 0.0
     given_up: bool = False
@@ -92,43 +97,48 @@ class Fetching:
                 transfer._drive(max(0.0, until - time.monotonic()))
 
     def _go_on(self, load: _Load) -> bool:
-        """Whether it has ended. What it is asked first, whether something is under way, is what all
-        the rest rests on: a transfer may end at any time."""
+        """Whether it has ended. What it is asked first, what has ended and how, is what all the rest
+        rests on: a transfer may end at any time."""
+        ended = {group: each for group, each in load.transfers.items() if each.done()}
+        errors = {group: each.error for group, each in ended.items() if each.error is not None}
+        self._look_for_the_end(load, errors)
         if load.in_the_way():
             return False
-        errors = {
-            group: each.error for group, each in load.transfers.items() if each.error is not None
-        }
-        all_are_read = len(load.transfers) == len(load.fetch.parts) and not errors
+        all_are_read = len(ended) == len(load.fetch.parts) and not errors
         if load.given_up or load.failed or all_are_read:
             return True
+        for group in errors:
+            del load.transfers[group]
         if errors:
-            self._consider(load, errors)
-        if not load.failed and time.monotonic() >= load.not_before:
+            load.retries += 1
+            load.not_before = time.monotonic() + _PAUSE_S
+            self._stats.count("retries")
+        if time.monotonic() >= load.not_before:
             self._post(load)
         return bool(load.failed) and not load.in_the_way()
 
-    def _consider(self, load: _Load, errors: Mapping[int, Exception]) -> None:
-        """Another attempt, at the groups that have failed, or the end."""
-        now = time.monotonic()
-        error = next(iter(errors.values()))
-        # The answer to a client may overtake what the prefill engine's worker hears in its next step.
-        early = all("never granted" in str(each) for each in errors.values())
-        again = (
-            now < load.begun + self._settings.handshake_timeout or load.attempts < 2
-            if early
-            else load.retries < self._settings.retries
-            and all(isinstance(each, kvxfer.PeerLost) for each in errors.values())
-        )
-        if not again or now > load.begun + self._settings.timeout:
-            load.failed = str(error)
+    def _look_for_the_end(self, load: _Load, errors: Mapping[int, Exception]) -> None:
+        """One group that cannot be had is the end of all."""
+        if load.given_up or load.failed or not errors:
             return
-        for group in errors:
-            del load.transfers[group]
-        load.not_before = now + _PAUSE_S
-        if not early:
-            load.retries += 1
-            self._stats.count("retries")
+        final = next((each for each in errors.values() if not _may_pass(each)), None)
+        late = time.monotonic() > load.begun + self._settings.timeout
+        if final is None and not late and load.retries < self._settings.retries:
+            return
+        load.failed = self._describe(final or next(iter(errors.values())))
+        for transfer in load.transfers.values():
+            transfer.cancel()
+
+    def _describe(self, error: Exception) -> str:
+        refusal = error.refusal if isinstance(error, kvxfer.LeaseRefused) else ""
+        if refusal == "other_contents":
+            return _OTHER_PROMPT
+        if refusal == "unknown":
+            return (
+                f"the prefill engine's worker has not heard of it within {self._settings.timeout:g} s "
+                f'("timeout"), or has forgotten it: {error}'
+            )
+        return str(error)
 
     def _post(self, load: _Load) -> None:
         fetch = load.fetch
@@ -147,8 +157,7 @@ class Fetching:
         """All groups that are not read yet."""
         fetch = load.fetch
         assert self.caches is not None
-        load.attempts += 1
-        left = load.begun + self._settings.timeout - time.monotonic()
+        left = max(0.1, load.begun + self._settings.timeout - time.monotonic())
         for index, (part, theirs) in enumerate(
             zip(fetch.parts, fetch.reference.groups, strict=True)
         ):
@@ -159,7 +168,10 @@ class Fetching:
                 names,
                 **self.caches.between(index, part.blocks, theirs, tokens, part.first, part.last),
                 lease=part_of(fetch.lease, index),
-                deadline=max(0.1, left),
+                lease_contents=fetch.contents,
+                # The answer to a client may overtake what prefill's worker hears in its next step.
+                lease_wait=max(0.0, left - _ANSWER_S),
+                deadline=left,
                 stream=self.caches.stream(),
             )
 
@@ -177,8 +189,15 @@ class Fetching:
                 "kvxfer: request %s could not be loaded from engine %s: %s",
                 fetch.request,
                 fetch.reference.engine,
-                load.failed,
+                shown(load.failed, 1000),
             )
             return
         self._stats.observe("load_seconds", time.monotonic() - load.begun)
         self._stats.observe("load_bytes", sum(each.stats.bytes for each in load.transfers.values()))
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether another attempt may succeed."""
+    if isinstance(error, kvxfer.LeaseRefused):
+        return error.refusal == "busy"
+    return isinstance(error, kvxfer.PeerLost)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import kvxfer
 from kvxfer.vllm.caches import cache_name
-from kvxfer.vllm.log import logger
+from kvxfer.vllm.early_releases import EarlyReleases
+from kvxfer.vllm.log import logger, shown
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Held
 
@@ -26,10 +27,13 @@ class _Lease:
 class Holding:
     """``renew`` and ``give_back`` may be called by any thread, the rest by the engine's."""
 
-    def __init__(self, agent: kvxfer.Agent, seconds: float, stats: Stats) -> None:
+    def __init__(
+        self, agent: kvxfer.Agent, seconds: float, stats: Stats, early: EarlyReleases
+    ) -> None:
         self._agent = agent
         self._seconds = seconds
         self._stats = stats
+        self._early = early
         self._leases: dict[str, _Lease] = {}
         self._ended: set[str] = set()
 
@@ -41,15 +45,18 @@ class Holding:
         try:
             for index, group in enumerate(held.groups):
                 name = part_of(held.lease, index)
-                self._agent.lease_blocks(cache_name(index), name, group.ids, self._seconds)
+                self._agent.lease_blocks(
+                    cache_name(index), name, group.ids, self._seconds, contents=held.contents
+                )
                 granted += 1
         except kvxfer.Error as error:
-            logger.error("kvxfer: blocks of %s cannot be leased: %s", held.request, error)
+            logger.error("kvxfer: blocks of %s cannot be leased: %s", held.request, shown(error))
         if granted == 0:
             self._ended.add(held.request)
             return
         self._leases[held.lease] = _Lease(held.request, granted, open=granted)
-        if granted < len(held.groups):
+        # Those that wait for it were answered when it was granted.
+        if self._early.take(held.lease) or granted < len(held.groups):
             self.give_back(held.lease)
 
     def renew(self, lease: str) -> bool:
@@ -83,7 +90,10 @@ class Holding:
             return
         known.open -= 1
         if how == "expired":
-            logger.warning("kvxfer: nobody fetched %s in time", part)
+            logger.warning(
+                "kvxfer: nobody fetched %s (group %s of request %s) in time",
+                *(shown(each) for each in (lease, part.rpartition("/")[2], known.request)),
+            )
         if known.open == 0:
             del self._leases[lease]
             self._ended.add(known.request)

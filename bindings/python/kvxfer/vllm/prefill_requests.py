@@ -18,11 +18,11 @@ from kvxfer.vllm.reference import (
     GroupBlocks,
     Reference,
     Worker,
+    contents_of,
     is_name,
-    lease_name,
     prompt_hash,
 )
-from kvxfer.vllm.step import Abandoned, Heard, Held, Step, Write
+from kvxfer.vllm.step import Abandoned, Expected, Heard, Held, Step, Write
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -108,15 +108,15 @@ class PrefillRequests:
         return secrets.token_hex(12) if mode == "push" else None
 
     def _expect_push(self, request: Request, transfer: str) -> None:
-        hashed = prompt_hash(request, request.num_prompt_tokens)
-        lease = lease_name(transfer, hashed)
+        lease = transfer
         if lease in self._expected:  # asked for twice: the first one it is
-            lease = lease_name(secrets.token_hex(12), hashed)
+            lease = secrets.token_hex(12)
         self._expected[lease] = None
         if len(self._expected) > _MAX_EXPECTED:
             self._expected.popitem(last=False)
         self._pushes[request.request_id] = _Push(request, lease)
-        self.step.expected.append(lease)
+        contents = contents_of(prompt_hash(request, request.num_prompt_tokens))
+        self.step.expected.append(Expected(lease, contents))
 
     def finished(
         self, request: Request, block_ids: Sequence[Sequence[int]]
@@ -134,10 +134,10 @@ class PrefillRequests:
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         groups = self._table.held(block_ids, tokens)
         transfer = secrets.token_hex(12)
-        lease = lease_name(
-            transfer, prompt_hash(request, tokens), groups, self._table.kernel_block_tokens
+        contents = contents_of(
+            prompt_hash(request, tokens), groups, self._table.kernel_block_tokens
         )
-        self.step.held.append(Held(request.request_id, lease, groups))
+        self.step.held.append(Held(request.request_id, transfer, contents, groups))
         return True, self._refer("pull", transfer, tokens, groups)
 
     def _refer(
@@ -176,8 +176,7 @@ class PrefillRequests:
         push.finished = min(request.num_computed_tokens, request.num_prompt_tokens)
         push.blocks = self._table.held(block_ids, push.finished)
         push.until = time.monotonic() + self._settings.lease
-        transfer = push.lease.rsplit(":", 2)[0]
-        return True, self._refer("push", transfer, push.finished, push.blocks)
+        return True, self._refer("push", push.lease, push.finished, push.blocks)
 
     def _write(
         self, push: _Push, last: int, groups: tuple[GroupBlocks, ...], computing: bool

@@ -13,45 +13,54 @@ from typing import Any
 
 import kvxfer
 from kvxfer.vllm.caches import Group, RegisteredCaches
+from kvxfer.vllm.early_releases import EarlyReleases
 from kvxfer.vllm.errands import Answers, Sender, tell
-from kvxfer.vllm.log import logger
+from kvxfer.vllm.log import limited, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
-from kvxfer.vllm.reference import GroupBlocks, Worker, from_runs
+from kvxfer.vllm.reference import GroupBlocks, Worker, from_runs, workers_of
 from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import Stats
-from kvxfer.vllm.step import Abandoned, Heard, Part, Write
+from kvxfer.vllm.step import Abandoned, Expected, Heard, Part, Write
 
 # With each piece: its group, and how many tokens of it.
 ARRIVAL = struct.Struct("<II")
 
 _MAX_OFFERS = 4096
 _MAX_ENDED = 4096
+_MAX_BLOCKS = 1 << 20  # of a request in one group
+_IN_USE = "the reference is in use by another request"
 _UNWANTED = "the decode engine wants it no more"
 _UNKNOWN = "this engine does not know the request"
+_OTHER_PROMPT = (
+    "this prompt is not the one that the prefill engine computes for this reference: tokens, "
+    "cache_salt, LoRA adapter or images differ"
+)
 _LET_GO_S = 1.0  # all requests wait meanwhile
 
 
 @dataclass
 class _Offer:
+    contents: str
     workers: tuple[Worker, ...]
     parts: list[Part]
     block_tokens: list[int]
     seconds: float  # how long it holds, unless decode says that it still does
     begun: float
     until: float
-    ranks: set[int] = field(default_factory=set)  # of decode, that have made it
+    senders: dict[int, Sender] = field(default_factory=dict)  # ranks of decode that have made it
     names: list[str] = field(default_factory=list)  # once they were met
 
     @property
     def whole(self) -> bool:
         """A rank that has not made it may write that room to others, or not be met."""
-        return len(self.ranks) == len(self.workers)
+        return len(self.senders) == len(self.workers)
 
 
 @dataclass
 class _Push:
     """From when its request is computed until nothing reads its blocks any more."""
 
+    contents: str = ""
     request: str = ""
     offer: _Offer | None = None
     reported: bool = False  # to the scheduler, that there is one
@@ -82,16 +91,18 @@ class Pushing:
         groups: list[Group],
         settings: Settings,
         stats: Stats,
+        early: EarlyReleases,
     ) -> None:
         self._agent = agent
         self._peers = peers
+        self._early = early
         self._answers = answers
         self._settings = settings
         self._stats = stats
         self._groups = groups
         self._pushes: dict[str, _Push] = {}  # by lease
         self._unexpected: OrderedDict[str, _Offer] = OrderedDict()
-        self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately, or before
+        self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately
         self._lock = threading.Lock()  # guards which leases are in _pushes, and _over
         # By layer: in host memory it is computed when vLLM says so; on a GPU it then is in the stream.
         self._flags: dict[str, list[kvxfer.ReadyFlag]] = {}
@@ -105,17 +116,16 @@ class Pushing:
 
     # --- what the scheduler says ---
 
-    def expect(self, lease: str) -> None:
-        push = _Push()
+    def expect(self, expected: Expected) -> None:
+        lease, push = expected.lease, _Push(expected.contents)
         with self._lock:
             self._pushes[lease] = push
             over = lease in self._over
         offer = self._unexpected.pop(lease, None)
-        if over:
+        if self._early.take(lease) or over:
             self._fail(lease, push, _UNWANTED)
         elif offer is not None:
-            push.offer = offer
-            self._introduce(lease, push)
+            self._accept(lease, push, offer)
 
     def write(self, write: Write) -> None:
         push = self._pushes.get(write.lease)
@@ -178,25 +188,39 @@ class Pushing:
 
     # --- what decode says ---
 
-    def offer(self, message: dict[str, Any]) -> None:
+    def offer(self, sender: Sender, message: dict[str, Any]) -> None:
         """KeyError, TypeError, ValueError: not as a connector makes it."""
-        lease = str(message["lease"])
-        offer = self._read_offer(message)
+        lease = message["lease"]
+        offer = self._read_offer(sender, message)
         push = self._pushes.get(lease)
         known = push.offer if push is not None else self._unexpected.get(lease)
         if known is not None:
-            if known.parts != offer.parts or known.workers != offer.workers:
+            if (known.contents, known.parts, known.workers) != (
+                offer.contents,
+                offer.parts,
+                offer.workers,
+            ):
+                self._refuse(lease, offer, _IN_USE)
                 raise ValueError("ranks of one engine that offer unlike rooms")
-            known.ranks |= offer.ranks
+            known.senders |= offer.senders
         elif push is not None:
-            push.offer = offer
+            self._accept(lease, push, offer)
         else:
             self._unexpected[lease] = offer
             if len(self._unexpected) > _MAX_OFFERS:
                 self._refuse(
                     *self._unexpected.popitem(last=False), "this engine has too many offers"
                 )
-        if push is not None:
+        if push is not None and push.offer is not None:
+            self._introduce(lease, push)
+
+    def _accept(self, lease: str, push: _Push, offer: _Offer) -> None:
+        if offer.contents != push.contents:
+            self._fail(lease, push, _OTHER_PROMPT)
+        if push.abandoned:  # before there was room: nothing is on its way there
+            self._refuse(lease, offer, push.abandoned)
+        else:
+            push.offer = offer
             self._introduce(lease, push)
 
     def renew(self, peer: str, lease: str, at: float) -> None:
@@ -217,19 +241,23 @@ class Pushing:
             self._fail(lease, self._pushes[lease], _UNWANTED)
 
     def closes(self, sender: Sender, lease: str) -> bool:
-        """Answers that nothing is written for it, now or later; False: something may be."""
+        """Answers that nothing is written for it, now or later, for its release is kept in the memory of
+        early ones; False: something may be written, and it is no early one."""
         with self._lock:
-            if lease in self._pushes:
-                return False
-            self._end_lease(lease)
+            known, over = lease in self._pushes, lease in self._over
+        if known or over:
+            self._early.take(lease)
+        if known:
+            return False
         self._answers.send(sender, {"do": "refuse", "lease": lease, "why": _UNWANTED})
         return True
 
-    def is_over(self, sender: Sender, lease: str) -> bool:
-        """Answers that, too."""
+    def is_over(self, sender: Sender, lease: str, read: bool = False) -> bool:
+        """Answers that, too. ``read``: it was never to be written."""
         with self._lock:
-            if lease not in self._over:
-                return False
+            over = read or lease in self._over
+        if not over and not self._early.has(lease):
+            return False
         self._answers.send(sender, {"do": "refuse", "lease": lease, "why": _UNKNOWN})
         return True
 
@@ -241,10 +269,8 @@ class Pushing:
             self._introduce(lease, push)
             self._look_at_transfers(lease, push)
         for lease, offer in list(self._unexpected.items()):
-            met = self._meet(offer)
-            if met and lease not in self._over and now <= offer.until:
-                continue
-            if met is None and now <= offer.until:
+            over = lease in self._over or self._early.has(lease) or now > offer.until
+            if not over and self._meet(offer) is not False:
                 continue
             del self._unexpected[lease]
             self._refuse(lease, offer, _UNKNOWN)
@@ -278,7 +304,7 @@ class Pushing:
         try:
             offer.names = self._peers.meet(offer.workers, offer.begun) or []
         except CannotMeet as error:
-            logger.error("kvxfer: cannot reach the decode engine: %s", error)
+            limited.warning("unreachable", "cannot reach the decode engine: %s", shown(error))
             return False
         return True if offer.names else None
 
@@ -363,29 +389,30 @@ class Pushing:
             self._over.popitem(last=False)
 
     def _refuse(self, lease: str, offer: _Offer, why: str) -> None:
-        names = offer.names or [
-            name for name in map(self._peers.name, offer.workers) if name is not None
-        ]
-        for name in names:
-            tell(self._agent, name, {"do": "refuse", "lease": lease, "why": why})
+        for sender in offer.senders.values():
+            self._answers.send(sender, {"do": "refuse", "lease": lease, "why": why})
 
-    def _read_offer(self, message: dict[str, Any]) -> _Offer:
+    def _read_offer(self, sender: Sender, message: dict[str, Any]) -> _Offer:
         tokens = [_number(each) for each in message["block_tokens"]]
         if not len(message["parts"]) == len(self._groups) == len(tokens) or not all(tokens):
             raise ValueError(f"an offer of {len(tokens)} groups, not {len(self._groups)}")
         parts = [_part(*each, size) for each, size in zip(message["parts"], tokens, strict=True)]
-        workers = tuple(Worker(str(address), str(life)) for address, life in message["workers"])
+        workers = tuple(workers_of(message))
         rank, seconds = _number(message["rank"]), float(message["seconds"])
         if rank >= len(workers) or not 0 < seconds <= 86400:
             raise ValueError(f"an offer of rank {rank} of {len(workers)}, for {seconds} s")
         at = float(message["at"])
-        return _Offer(workers, parts, tokens, seconds, at, at + seconds, {rank})
+        contents = str(message["contents"])
+        return _Offer(contents, workers, parts, tokens, seconds, at, at + seconds, {rank: sender})
 
 
 def _part(block: Any, runs: Any, first: Any, last: Any, block_tokens: int) -> Part:
     if not _number(block) * block_tokens <= _number(first) <= _number(last):
         raise ValueError(f"tokens {first} to {last} of blocks from {block} on")
-    return Part(GroupBlocks(block, from_runs(runs, last // block_tokens + 1)), first, last)
+    most = last // block_tokens + 1
+    if most > _MAX_BLOCKS:
+        raise ValueError(f"{most} blocks in one group")
+    return Part(GroupBlocks(block, from_runs(runs, most)), first, last)
 
 
 def _number(value: Any) -> int:

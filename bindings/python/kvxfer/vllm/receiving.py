@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import kvxfer
 from kvxfer.vllm.caches import RegisteredCaches, cache_name
 from kvxfer.vllm.errands import first_error, tell
-from kvxfer.vllm.log import logger
+from kvxfer.vllm.log import limited, logger, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.pushing import ARRIVAL
 from kvxfer.vllm.reference import to_runs
@@ -174,6 +174,7 @@ class Receiving:
         message = {
             "do": "offer",
             "lease": offer.lease,
+            "contents": offer.contents,
             "from": self._agent.listen_address,
             "rank": self._rank,
             "seconds": self._settings.lease,
@@ -212,7 +213,7 @@ class Receiving:
                 "kvxfer: request %s was not written by engine %s: %s",
                 room.offer.request,
                 room.offer.reference.engine,
-                room.failed,
+                shown(room.failed, 1000),
             )
             return
         self._stats.observe("load_seconds", time.monotonic() - room.begun)
@@ -235,7 +236,9 @@ class Receiving:
     def _settle(self, room: _Room, name: str) -> None:
         now = time.monotonic()
         if now > room.left + max(_SILENT_S, 2 * self._settings.lease):
-            logger.warning("kvxfer: %s does not say that it writes no more", name)
+            limited.warning(
+                "silent", "%s does not say that it writes no more", shown(name)
+            )
             room.settled.add(name)
             return
         told = room.told.get(name, [])
@@ -265,7 +268,7 @@ class Receiving:
         except kvxfer.NotFound:
             return True  # answered before
         except kvxfer.Error as error:  # as many are asked as can be at once
-            logger.debug("kvxfer: %s: %s", name, error)
+            logger.debug("kvxfer: %s: %s", shown(name), shown(error))
             return False
 
 

@@ -1,7 +1,8 @@
 """What a prefill engine says of a request that it has computed, in ``kv_transfer_params``: enough to
 find it and to ask for its blocks, and no key to anything. It goes through proxies and logs, and may
-be lost or altered there: whoever fetches by it names the lease together with a hash of the prompt
-*it* has, so that the blocks of another prompt are not to be had however the reference reads.
+be lost or altered there: whoever fetches by it says a hash of the prompt *it* has, which the lease's
+owner compares with its own, so that the blocks of another prompt are not to be had however the
+reference reads.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import numpy as np
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-VERSION = 1
+VERSION = 2
 KEY = "kvxfer"  # in kv_transfer_params
 MODES = ("pull", "push")
+RELEASE = "release"
+"""In place of a mode, of a reference that a proxy sends back: nobody will use it."""
 
 _MAX_WORKERS = 1024
 _MAX_TOKENS = 1 << 24
@@ -57,7 +60,7 @@ class Reference:
     mode: str
     engine: str
     transfer: str
-    """The name of this attempt, the part of the lease's that travels."""
+    """The name of this attempt, and of the lease on its blocks."""
     tokens: int
     """Of the prompt, that are computed; 0 in a push that was begun before."""
     fingerprint: str
@@ -110,7 +113,7 @@ class Reference:
             transfer=_text(params, "transfer"),
             tokens=tokens,
             fingerprint=_text(params, "fingerprint"),
-            workers=tuple(_workers(params)),
+            workers=tuple(workers_of(params)),
             groups=tuple(_groups(params, block_tokens, tokens)),
             block_tokens=tuple(block_tokens),
             lease=_seconds(params.get("lease", 30.0)),
@@ -126,17 +129,34 @@ def is_name(transfer: Any) -> bool:
     )
 
 
-def lease_name(
-    transfer: str,
-    prompt_hash: str,
-    groups: Sequence[GroupBlocks] = (),
-    block_tokens: Sequence[int] = (),
+def is_address(text: Any) -> bool:
+    """Whether it may be that of a worker."""
+    return isinstance(text, str) and len(text) <= 300 and _NAME.fullmatch(text) is not None
+
+
+def release_of(params: Any) -> tuple[str, tuple[Worker, ...]] | None:
+    """The transfer that a reference names, and those workers that it names well: enough to give back the
+    blocks of a reference that cannot be used for anything else. None: not even that can be read."""
+    if not isinstance(params, dict) or not is_name(params.get("transfer")):
+        return None
+    entries = params.get("workers")
+    workers = []
+    for entry in entries[:_MAX_WORKERS] if isinstance(entries, list | tuple) else ():
+        try:
+            workers.append(_worker(entry))
+        except BadReference:
+            continue
+    return (params["transfer"], tuple(workers)) if workers else None
+
+
+def contents_of(
+    prompt_hash: str, groups: Sequence[GroupBlocks] = (), block_tokens: Sequence[int] = ()
 ) -> str:
-    """What a prefill engine's agents know the blocks of a request by: the ids of a lease are its
-    owner's affair, but not which tokens they are of."""
+    """What the blocks of a lease hold: which tokens of which prompt. Prefill and decode each say it of
+    their own; it is a secret of the two, so no log shows it."""
     where = json.dumps([[group.first_block for group in groups], list(block_tokens)])
     shape = hashlib.sha256(where.encode()).hexdigest()[:8]
-    return f"{transfer}:{prompt_hash}:{shape}"
+    return f"{prompt_hash}:{shape}"
 
 
 def prompt_hash(request: Request, tokens: int) -> str:
@@ -212,21 +232,23 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _workers(params: dict[str, Any]) -> list[Worker]:
+def workers_of(params: dict[str, Any]) -> list[Worker]:
+    """BadReference: not as to_params makes them."""
     found = params.get("workers")
     if not isinstance(found, list) or not 0 < len(found) <= _MAX_WORKERS:
         raise BadReference(f"workers is not a list of 1 to {_MAX_WORKERS}")
-    workers = []
-    for entry in found:
-        if not isinstance(entry, list | tuple) or len(entry) != 2:
-            raise BadReference("an entry of workers is not [address, incarnation]")
-        address, incarnation = entry
-        if not isinstance(address, str) or not _NAME.fullmatch(address) or len(address) > 300:
-            raise BadReference("an address of workers is no host:port")
-        if not isinstance(incarnation, str) or not _INCARNATION.fullmatch(incarnation):
-            raise BadReference("an incarnation of workers is not 32 hexadecimal digits")
-        workers.append(Worker(address, incarnation))
-    return workers
+    return [_worker(entry) for entry in found]
+
+
+def _worker(entry: Any) -> Worker:
+    if not isinstance(entry, list | tuple) or len(entry) != 2:
+        raise BadReference("an entry of workers is not [address, incarnation]")
+    address, incarnation = entry
+    if not is_address(address):
+        raise BadReference("an address of workers is no host:port")
+    if not isinstance(incarnation, str) or not _INCARNATION.fullmatch(incarnation):
+        raise BadReference("an incarnation of workers is not 32 hexadecimal digits")
+    return Worker(address, incarnation)
 
 
 def _text(params: dict[str, Any], key: str) -> str:

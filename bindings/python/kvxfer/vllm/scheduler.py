@@ -37,6 +37,7 @@ class SchedulerSide:
     ) -> None:
         """``fails``: a request that cannot be loaded is to fail, not to be computed here."""
         self._ranks = ranks
+        self._errands = 0  # of all workers, that wait for those who are to hear them
         self._table = BlockTable(groups, group_ids)
         self._decode = DecodeRequests(settings, self._table, fingerprint, fails)
         self._prefill = PrefillRequests(settings, engine, self._table, fingerprint, ranks, can_push)
@@ -103,12 +104,13 @@ class SchedulerSide:
         meta = output.kv_connector_worker_meta
         heard = meta if isinstance(meta, Heard) else None
         if heard is not None:
+            self._errands += heard.errands
             self._prefill.hear(heard)
         self._decode.hear(heard, output)
 
     def has_work(self) -> bool:
         """The engine must go on stepping although no request is scheduled."""
         step = self._step
-        if self._prefill.is_pushing() or self._decode.keeps_blocks():
+        if self._prefill.is_pushing() or self._decode.keeps_blocks() or self._errands > 0:
             return True
         return bool(step.held or step.writes or step.abandoned or step.returned)

@@ -37,9 +37,13 @@ class Fetch:
     """Decode, pull."""
 
     request: str
-    lease: str
+    contents: str
     reference: Reference
     parts: tuple[Part, ...]
+
+    @property
+    def lease(self) -> str:
+        return self.reference.transfer
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Offer:
     """Decode, push: room for what prefill writes."""
 
     request: str
-    lease: str
+    contents: str
     reference: Reference
     parts: tuple[Part, ...]
     decode: tuple[Worker, ...]
@@ -55,14 +59,35 @@ class Offer:
     block_tokens: tuple[int, ...]
     """Of this engine's groups."""
 
+    @property
+    def lease(self) -> str:
+        return self.reference.transfer
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Decode: of this lease nothing (more) is read here, or is to be written."""
+
+    lease: str
+    workers: tuple[Worker, ...]
+
 
 @dataclass(frozen=True)
 class Held:
-    """Prefill, pull: blocks that decode may read."""
+    """Prefill, pull: blocks that decode may read, if it has the same ``contents``."""
 
     request: str
     lease: str
+    contents: str
     groups: tuple[GroupBlocks, ...]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Prefill, push: a request that is being computed, and what decode must know of it."""
+
+    lease: str
+    contents: str
 
 
 @dataclass(frozen=True)
@@ -100,14 +125,12 @@ class Step(KVConnectorMetadata):
     """Requests whose load fails at once, and why."""
     given_up: list[str] = field(default_factory=list)
     """Requests that were aborted while they loaded."""
-    returned: list[tuple[str, Reference]] = field(default_factory=list)
-    """Leases that nobody here will use."""
-    wanted: list[tuple[str, Reference]] = field(default_factory=list)
+    returned: list[Returned] = field(default_factory=list)
+    wanted: list[Reference] = field(default_factory=list)
     """Leases that are to be renewed."""
     # Prefill.
     held: list[Held] = field(default_factory=list)
-    expected: list[str] = field(default_factory=list)
-    """Leases of requests that are being computed, to be pushed."""
+    expected: list[Expected] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     abandoned: list[Abandoned] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
@@ -127,9 +150,13 @@ class Heard(KVConnectorWorkerMetadata):
     unsettled: dict[str, int] = field(default_factory=dict)
     """By request, how many more workers than before have ended it without knowing that prefill
     writes no more into its blocks."""
+    errands: int = 0
+    """How many more messages than before wait until their receiver is met."""
 
     def __bool__(self) -> bool:
-        return bool(self.offered or self.renewed or self.withdrawn or self.unsettled)
+        return bool(
+            self.offered or self.renewed or self.withdrawn or self.unsettled or self.errands
+        )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> Heard:
         assert isinstance(other, Heard)
@@ -138,6 +165,7 @@ class Heard(KVConnectorWorkerMetadata):
             self.renewed | other.renewed,
             self.withdrawn | other.withdrawn,
             _sums(self.unsettled, other.unsettled),
+            self.errands + other.errands,
         )
 
 

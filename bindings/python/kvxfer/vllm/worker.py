@@ -15,20 +15,27 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 import kvxfer
 from kvxfer.vllm import messages
 from kvxfer.vllm.caches import Group, RegisteredCaches
+from kvxfer.vllm.early_releases import EarlyReleases
 from kvxfer.vllm.errands import Answers, Errands, Sender
 from kvxfer.vllm.fetching import Fetching
 from kvxfer.vllm.holding import Holding
-from kvxfer.vllm.log import logger
+from kvxfer.vllm.log import limited, logger, shown
 from kvxfer.vllm.peers import Peers
 from kvxfer.vllm.pushing import Pushing
 from kvxfer.vllm.receiving import Receiving
-from kvxfer.vllm.reference import Worker
+from kvxfer.vllm.reference import Worker, is_address, is_name
 from kvxfer.vllm.settings import Settings, with_port
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Heard, Step, WorkerAddress
 
 if TYPE_CHECKING:
     import torch
+
+# What of a message that is not as a connector makes it comes out of reading it. A text may have halves of
+# surrogates, which is a ValueError where it is to be UTF-8.
+_NONSENSE = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, AttributeError)
+_PAUSE_S = 0.1  # of the listener, after an error that is not a peer's
+
 
 
 class WorkerSide:
@@ -52,12 +59,15 @@ class WorkerSide:
         self._agent = _make_agent(settings, name, host)
         self._caches: RegisteredCaches | None = None
         peers = self._peers = Peers(self._agent, settings.handshake_timeout, self.stats)
-        self._errands = Errands(self._agent, peers)
+        self._errands = Errands(self._agent, peers, self._hear_itself)
         self._fetching = Fetching(self._agent, peers, self._errands, settings, self.stats)
-        self._holding = Holding(self._agent, settings.lease, self.stats)
+        self._early = EarlyReleases()
+        self._holding = Holding(self._agent, settings.lease, self.stats, self._early)
         self._receiving = Receiving(self._agent, peers, settings, self.stats, self._rank)
         answers = Answers(self._agent, settings.handshake_timeout)
-        self._pushing = Pushing(self._agent, peers, answers, groups, settings, self.stats)
+        self._pushing = Pushing(
+            self._agent, peers, answers, groups, settings, self.stats, self._early
+        )
         self._refused: set[str] = set()
         self._told: queue.SimpleQueue[tuple[Sender, dict[str, Any]]] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, name="kvxfer-listener", daemon=True)
@@ -101,8 +111,8 @@ class WorkerSide:
         self._pushing.all_is_computed()
 
     def start(self, step: Step) -> None:
-        for lease in step.expected:
-            self._pushing.expect(lease)
+        for expected in step.expected:
+            self._pushing.expect(expected)
         for abandoned in step.abandoned:
             self._pushing.abandon(abandoned)
         for fetch in step.fetches:
@@ -112,10 +122,10 @@ class WorkerSide:
         for request in step.given_up:
             self._fetching.give_up(request)
             self._receiving.give_up(request)
-        for lease, reference in step.returned:
-            self._errands.send(reference.workers, {"do": "return", "lease": lease})
-        for lease, reference in step.wanted:
-            self._errands.send(reference.workers, {"do": "renew", "lease": lease})
+        for returned in step.returned:
+            self._errands.send(returned.workers, {"do": "return", "lease": returned.lease})
+        for reference in step.wanted:
+            self._errands.send(reference.workers, {"do": "renew", "lease": reference.transfer})
         for request, why in step.refused.items():
             logger.error("kvxfer: request %s fails: %s", request, why)
             self.stats.count("refused_references")
@@ -138,6 +148,7 @@ class WorkerSide:
     def heard(self) -> Heard | None:
         heard = self._pushing.take_heard()
         heard.unsettled = self._receiving.take_unsettled()
+        heard.errands = self._errands.take_change()
         return heard or None
 
     # --- what peers say ---
@@ -147,34 +158,63 @@ class WorkerSide:
         while True:
             try:
                 told = self._agent.wait_notification()
-            except kvxfer.Error:  # closed
-                return
+            except (kvxfer.Error, UnicodeDecodeError) as error:
+                if self._agent.closed:
+                    return
+                limited.warning("listening", "what a peer said is lost: %s", shown(error))
+                time.sleep(_PAUSE_S)
+                continue
             try:
-                message = _message_of(reader, told)
-            except ValueError as error:
-                logger.warning("kvxfer: %s said what cannot be read: %s", told.peer, error)
-                continue
-            if message is None:
-                continue
-            sender = Sender(told.peer, told.incarnation, str(message.get("from", "")))
-            if not self._is_done_at_once(sender, message):
-                message["at"] = time.monotonic()
-                self._told.put((sender, message))
+                self._take(reader, told)
+            except (kvxfer.Error, *_NONSENSE) as error:
+                limited.warning(
+                    "unreadable",
+                    "%s said what cannot be read: %s",
+                    shown(told.peer),
+                    shown(repr(error)),
+                )
+
+    def _take(self, reader: messages.Reader, told: kvxfer.Notification) -> None:
+        message = _message_of(reader, told)
+        if message is None:
+            return
+        address = message.get("from")
+        sender = Sender(told.peer, told.incarnation, address if is_address(address) else "")
+        if not self._is_done_at_once(sender, message):
+            message["at"] = time.monotonic()
+            self._told.put((sender, message))
 
     def _is_done_at_once(self, sender: Sender, message: dict[str, Any]) -> bool:
         """An engine in a long step must not lose what it has been asked to keep; one that has nothing
         to do makes no steps, and must not keep those waiting who ask for what it does not have."""
         lease = message.get("lease")
-        if not isinstance(lease, str):
-            return False
+        if not is_name(lease):
+            if message.get("do") == "arrived":
+                return False
+            raise ValueError("a lease has no such name")
         match message.get("do"):
             case "renew":
                 return self._holding.renew(lease)
             case "return":
-                return self._holding.give_back(lease) or self._pushing.closes(sender, lease)
+                return self._take_back(sender, lease)
             case "offer":
-                return self._pushing.is_over(sender, lease)
+                # What is held to be read is not written: the reference was altered.
+                return self._pushing.is_over(sender, lease, self._holding.give_back(lease))
         return False
+
+    def _take_back(self, sender: Sender, lease: str) -> bool:
+        """Before the lease is looked for: where it comes only now, it is found here."""
+        self._early.add(sender.name, lease)
+        if self._holding.give_back(lease):
+            self._early.take(lease)
+            return True
+        return self._pushing.closes(sender, lease)
+
+    def _hear_itself(self, message: dict[str, Any]) -> None:
+        """A reference that this engine made has come back to it."""
+        sender = Sender(self._agent.name, self._agent.incarnation)
+        if not self._is_done_at_once(sender, message):
+            self._told.put((sender, message | {"at": time.monotonic()}))
 
     def _take_what_was_told(self) -> None:
         while True:
@@ -184,27 +224,35 @@ class WorkerSide:
                 return
             try:
                 self._handle(sender, message)
-            except (LookupError, TypeError, ValueError, OverflowError) as error:
-                logger.warning("kvxfer: %s said what makes no sense: %r", sender.name, error)
+            except _NONSENSE as error:
+                limited.warning(
+                    "nonsense",
+                    "%s said what makes no sense: %s",
+                    shown(sender.name),
+                    shown(repr(error)),
+                )
 
     def _handle(self, sender: Sender, message: dict[str, Any]) -> None:
         match message.get("do"):
             case "arrived":
                 self._receiving.arrived(message["request"], message["cache"], message["payload"])
             case "return":
-                self._pushing.withdraw(sender, str(message["lease"]))
+                self._pushing.withdraw(sender, message["lease"])
             case "renew":
-                self._pushing.renew(sender.name, str(message["lease"]), message["at"])
+                self._pushing.renew(sender.name, message["lease"], message["at"])
             case "offer":
-                self._pushing.offer(message)
+                self._pushing.offer(sender, message)
             case "alive":
-                self._receiving.alive(str(message["lease"]))
+                self._receiving.alive(message["lease"])
             case "refuse":
-                why = str(message["why"])[:500]
-                self._receiving.refused(sender.name, str(message["lease"]), why)
+                why = shown(message["why"], 500)
+                self._receiving.refused(sender.name, message["lease"], why)
             case other:
-                logger.warning(
-                    "kvxfer: %s asked for %r, which is not known here", sender.name, other
+                limited.warning(
+                    "unknown",
+                    "%s asked for %s, which is not known here",
+                    shown(sender.name),
+                    shown(repr(other)),
                 )
 
     def _take_events(self) -> None:
@@ -231,7 +279,7 @@ class WorkerSide:
             if self._holding.has_any() or self._pushing.has_any():
                 self._agent.drain(self._settings.drain)
         except kvxfer.Error as error:
-            logger.warning("kvxfer: %s", error)
+            logger.warning("kvxfer: %s", shown(error))
         self._agent.close()
 
 
