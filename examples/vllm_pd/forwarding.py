@@ -177,6 +177,28 @@ class Upstream:
             raise
         return reply
 
+    async def release(
+        self, instance: Instance, headers: Mapping[str, str], params: Params
+    ) -> None:
+        """Tells a prefill instance that nobody will read the blocks that its ``params`` refer to, by
+        the smallest request there is: what decode has refused before its connector saw it, or never
+        got, nobody else gives back before the lease ends. Failure, Refused."""
+        reference = params.get("kvxfer")
+        if not isinstance(reference, dict):
+            return
+        body = {
+            "prompt": [0],
+            "max_tokens": 1,
+            "kv_transfer_params": {
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "kvxfer": reference | {"mode": "release"},
+            },
+        }
+        own = dict(headers) | {"X-Request-Id": f"release-{uuid.uuid4().hex}"}
+        asking = self._ask(instance, "POST", "/v1/completions", own, json.dumps(body).encode())
+        await self._within(instance, self._limits.idle, asking)
+
     async def get(
         self, instance: Instance, path: str, headers: Mapping[str, str]
     ) -> tuple[str, bytes]:
@@ -235,7 +257,7 @@ class Forwarder:
     ) -> None:
         self._upstream, self._prefills, self._decodes = upstream, prefills, decodes
         self._push_mode, self._retries, self._metrics = push, retries, metrics
-        self._prefilling: set[asyncio.Task[Any]] = set()  # asyncio itself keeps tasks weakly only
+        self._kept: set[asyncio.Task[Any]] = set()  # asyncio itself keeps tasks weakly only
 
     async def answer(self, inquiry: Inquiry) -> Reply:
         """To be closed by the caller. Nothing of it was sent to the client: until here all may be
@@ -282,12 +304,36 @@ class Forwarder:
         params = await self._prefill(prefill, inquiry, _ASK_PREFILL)
         if params is None:
             raise Failure(prefill, "answer", "answered without kv_transfer_params")
-        return await self._decode(inquiry, params, failed)
+        return await self._decode_from(prefill, inquiry, params, failed)
 
     async def _decode(
         self, inquiry: Inquiry, params: Params | None, failed: set[Instance]
     ) -> Reply:
         return await self._upstream.decode(self._decodes.choose(failed), inquiry, params)
+
+    async def _decode_from(
+        self, prefill: Instance, inquiry: Inquiry, params: Params, failed: set[Instance]
+    ) -> Reply:
+        try:
+            return await self._decode(inquiry, params, failed)
+        except BaseException:
+            self._give_back(prefill, inquiry, params)
+            raise
+
+    def _give_back(self, prefill: Instance, inquiry: Inquiry, params: Params) -> None:
+        """Nobody waits for it, and where it fails the lease ends by itself."""
+
+        async def give_back() -> None:
+            try:
+                await self._upstream.release(prefill, inquiry.headers, params)
+            except (Failure, Refused) as error:
+                log.warning("request %s: its blocks are not given back: %s", inquiry.id, error)
+
+        self._keep(asyncio.ensure_future(give_back()))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
 
     async def _prefill(self, prefill: Instance, inquiry: Inquiry, ask: Params) -> Params | None:
         params = await self._upstream.prefill(prefill, inquiry, ask)
@@ -303,7 +349,8 @@ class Forwarder:
         transfer = uuid.uuid4().hex
         ask = _ASK_PREFILL | {"kvxfer": {"transfer": transfer}}
         prefilling = asyncio.ensure_future(self._prefill(prefill, inquiry, ask))
-        decoding = asyncio.ensure_future(self._decode(inquiry, source.params(transfer), failed))
+        room = source.params(transfer)
+        decoding = asyncio.ensure_future(self._decode(inquiry, room, failed))
         try:
             await asyncio.wait({prefilling, decoding}, return_when=asyncio.FIRST_COMPLETED)
             if prefilling.done() and not _is_well(decoding):
@@ -311,16 +358,18 @@ class Forwarder:
                 if PushSource.of(params) not in (None, source):
                     # It was restarted, and decode waits for its former life.
                     _drop(decoding)
-                    return await self._decode(inquiry, params, failed)
+                    return await self._decode_from(prefill, inquiry, params, failed)
             reply = await decoding
         except BaseException:
+            # Of a prefill instance that was restarted only its answer says where it is.
+            answered = prefilling.result() if _is_well(prefilling) else None
+            self._give_back(prefill, inquiry, answered or room)
             _drop(prefilling)
             _drop(decoding)
             raise
         # It may be a moment behind decode. Only a reply that is broken off ends it.
         reply.prefill = prefilling
-        self._prefilling.add(prefilling)
-        prefilling.add_done_callback(self._prefilling.discard)
+        self._keep(prefilling)
         prefilling.add_done_callback(_close_result)
         return reply
 

@@ -13,7 +13,7 @@ import aiohttp
 
 PREFILL, DECODE = "prefill", "decode"
 _CHECKS_UNTIL_DOWN = 2
-_REFERENCE_VERSION = 1  # of the connector's part of kv_transfer_params that is written here
+_REFERENCE_VERSION = 2  # of the connector's part of kv_transfer_params that is written here
 
 log = logging.getLogger("proxy")
 
@@ -49,7 +49,7 @@ class PushSource:
     def of(cls, params: dict[str, Any] | None) -> PushSource | None:
         """From what a prefill instance has answered; None where that is of another version."""
         said = (params or {}).get("kvxfer")
-        if not isinstance(said, dict) or said.get("version", 1) != _REFERENCE_VERSION:
+        if not isinstance(said, dict) or said.get("version") != _REFERENCE_VERSION:
             return None
         engine, fingerprint, workers = (
             said.get(key) for key in ("engine", "fingerprint", "workers")

@@ -43,6 +43,7 @@ class Fake:
     def __init__(self, stage: str, number: int) -> None:
         self.stage, self.engine, self.life = stage, f"{stage}-{number}", 1
         self.asked: list[Asked] = []
+        self.released: list[Asked] = []  # references that came back, and are not among those
         self.aborted = 0  # requests whose connection was closed before they were answered
         self.healthy = True
         self.frozen = False
@@ -99,6 +100,10 @@ class Fake:
 
     async def _infer(self, request: web.Request) -> web.StreamResponse:
         asked = Asked(request.path, await request.json(), request.headers)
+        reference = (asked.body.get("kv_transfer_params") or {}).get("kvxfer", {})
+        if reference.get("mode") == "release":
+            self.released.append(asked)
+            return web.json_response({"by": self.engine})
         self.asked.append(asked)
         try:
             if self.pauses_after is None:
@@ -126,7 +131,7 @@ class Fake:
 
     def _refer(self, params: dict[str, Any]) -> dict[str, Any]:
         reference = {
-            "version": 1,
+            "version": 2,
             "transfer": params.get("kvxfer", {}).get("transfer", "of its own"),
             "engine": self.engine,
             "fingerprint": "f" * 16,

@@ -353,3 +353,67 @@ def test_a_hundred_requests_while_instances_come_and_go() -> None:
         assert set(statuses) == {200}
 
     run(main, 3, 3, "--mode", "push", "--retries", "9", *SLOW_CHECKS)
+
+
+async def _refuses_it(fake: Fake) -> None:
+    fake.status = 400
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("fails", "status"),
+    [(_refuses_it, 400), (_answers_500, 502), (_refuses, 502), (_says_nothing, 504)],
+)
+def test_what_decode_does_not_take_is_given_back(
+    mode: str, fails: Callable[[Fake], Awaitable[None]], status: int
+) -> None:
+    """vLLM tells its connector nothing of a request that its front end refuses by itself."""
+
+    async def main(cluster: Cluster) -> None:
+        await _learn(cluster)
+        (prefill,), (decode,) = cluster.prefills, cluster.decodes
+        assert not prefill.released
+        await fails(decode)
+        headers = {"Authorization": "Bearer key", "X-Request-Id": "of the client"}
+        answer = await cluster.post(headers=headers, stream=True)
+        assert answer.status == status
+        await becomes(lambda: len(prefill.released) == 1)
+        (released,) = prefill.released
+        asked = prefill.asked[-1].params.get("kvxfer", {}).get("transfer", "of its own")
+        reference = released.params["kvxfer"]
+        assert (reference["transfer"], reference["workers"]) == (asked, prefill.workers)
+        assert released.params["do_remote_prefill"] is True
+        assert "model" not in released.body, "that may be what was wrong"
+        assert (released.path, released.body["max_tokens"]) == ("/v1/completions", 1)
+        assert released.headers["Authorization"] == "Bearer key"
+        assert released.headers["X-Request-Id"] != "of the client"
+        decode.goes_on.set()
+
+    run(main, 1, 1, "--mode", mode, "--retries", "0", *SHORT)
+
+
+@MODES
+def test_what_a_client_does_not_wait_for_is_given_back(mode: str) -> None:
+    async def main(cluster: Cluster) -> None:
+        await _learn(cluster)
+        (prefill,), (decode,) = cluster.prefills, cluster.decodes
+        decode.goes_on.clear()
+        request = asyncio.ensure_future(cluster.post())
+        await becomes(lambda: len(decode.asked) == 1)
+        request.cancel()
+        await becomes(lambda: len(prefill.released) == 1)
+        decode.goes_on.set()
+
+    run(main, 1, 1, "--mode", mode)
+
+
+def test_an_answer_that_is_taken_gives_nothing_back() -> None:
+    async def main(cluster: Cluster) -> None:
+        await _learn(cluster)
+        assert (await cluster.post(stream=True)).status == 200
+        cluster.prefills[0].status = 400
+        assert (await cluster.post()).status == 400
+        await asyncio.sleep(0.05)
+        assert not cluster.prefills[0].released
+
+    run(main)

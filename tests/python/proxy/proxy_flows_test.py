@@ -131,7 +131,7 @@ def test_a_push_asks_decode_before_prefill_has_answered() -> None:
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "kvxfer": {
-                "version": 1,
+                "version": 2,
                 "mode": "push",
                 "transfer": transfer,
                 "workers": prefill.workers,
@@ -219,13 +219,13 @@ def test_a_reference_of_another_version_is_only_passed_on() -> None:
 
         def other_version(params: dict[str, Any]) -> dict[str, Any]:
             answered = refer(params)
-            answered["kvxfer"]["version"] = 2
+            answered["kvxfer"]["version"] = 3
             return answered
 
         prefill._refer = other_version  # type: ignore[method-assign]
         for _ in range(2):
             await cluster.post()
-        assert [each.params["kvxfer"]["version"] for each in cluster.decodes[0].asked] == [2, 2]
+        assert [each.params["kvxfer"]["version"] for each in cluster.decodes[0].asked] == [3, 3]
 
     run(main, 1, 1, *PUSH)
 
