@@ -295,7 +295,8 @@ def test_what_vllm_refuses_before_it_is_admitted_is_given_back(talk: Conversatio
 
 
 def test_a_proxy_sends_a_reference_back_to_the_engine_that_made_it(talk: Conversation) -> None:
-    for transfer in (*talk.prefill("200").values(), *prefill_to_push(talk, "other").values()):
+    for made, name in ((talk.prefill, "200"), (functools.partial(prefill_to_push, talk), "other")):
+        (transfer,) = made(name).values()
         before = talk.pair.prefill.metrics()
         transfer["kvxfer"]["mode"] = "release"
         (answer,) = talk.pair.prefill.generate(Request([0], 1, transfer))
