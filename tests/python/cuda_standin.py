@@ -240,6 +240,7 @@ class CudaStream:
         assert handle.value
         self.cuda_stream = handle.value
         self._gate = CudaMemory(4, device)
+        self._captured = False
         self.holds = 0
 
     def hold(self) -> None:
@@ -277,8 +278,20 @@ class CudaStream:
         with current(self.device_index):
             call("cuStreamSynchronize", ctypes.c_void_p(self.cuda_stream))
 
+    def record_event(self) -> CudaEvent:
+        """As torch.cuda.Stream's. While the stream is captured the event is a part of the graph, and
+        cannot be waited for: here it is one that is gone."""
+        event = CudaEvent()
+        event.record(self)
+        if self._captured:
+            with current(self.device_index):
+                call("cuEventDestroy_v2", ctypes.c_void_p(event.cuda_event))
+            event.let_go()
+        return event
+
     def capture(self, begins: bool) -> None:
         """As if a graph were captured from it."""
+        self._captured = begins
         call("kvxfer_standin_capture", ctypes.c_void_p(self.cuda_stream), int(begins))
 
     def destroy(self) -> None:
@@ -304,6 +317,11 @@ class CudaEvent:
 
     def __init__(self) -> None:
         self.cuda_event = 0
+        self._owned = True
+
+    def let_go(self) -> None:
+        """It is destroyed by somebody else, or was."""
+        self._owned = False
 
     def record(self, stream: CudaStream) -> None:
         with current(stream.device_index):
@@ -320,7 +338,7 @@ class CudaEvent:
             )
 
     def __del__(self) -> None:
-        if self.cuda_event and not sys.is_finalizing():
+        if self.cuda_event and self._owned and not sys.is_finalizing():
             with contextlib.suppress(AssertionError), current(self._device):
                 call("cuEventDestroy_v2", ctypes.c_void_p(self.cuda_event))
 

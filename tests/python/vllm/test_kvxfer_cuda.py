@@ -3,6 +3,7 @@ one GPU, decode on another, each with a stream that it computes in. No engine is
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 # pylint: disable=wrong-import-position
 import kvxfer.vllm.worker  # noqa: E402
+from kvxfer.vllm.addresses import OwnAddress  # noqa: E402
 from kvxfer.vllm.caches import Group  # noqa: E402
 from kvxfer.vllm.connector import KvxferConnector  # noqa: E402
 from kvxfer.vllm.reference import GroupBlocks, Reference, Worker  # noqa: E402
@@ -42,6 +44,7 @@ _PROMPT = "a hash of it"
 _PATHS = {"cuda_ipc": (("cuda_ipc", "tcp"), "cuda_ipc"), "staged": (("tcp",), "tcp staged")}
 _LIMIT_S = 20.0
 _FINGERPRINT = 7
+_HERE = OwnAddress("127.0.0.1", "127.0.0.1")
 
 
 class _Engine:
@@ -57,7 +60,7 @@ class _Engine:
             for number, layer in enumerate(_LAYERS)
         }
         self.worker = kvxfer.vllm.worker.WorkerSide(
-            settings, name, "127.0.0.1", [_GROUP], _FINGERPRINT, ranks=1
+            settings, name, _HERE, [_GROUP], _FINGERPRINT, ranks=1
         )
         # Its constructor wants a whole configuration of vLLM.
         self.connector = KvxferConnector.__new__(KvxferConnector)
@@ -286,7 +289,8 @@ def _meet(prefill: _Engine, decode: _Engine) -> None:
 
 @pytest.mark.parametrize("path", _PATHS)
 def test_prefill_writes_layer_by_layer(start: Start, path: str) -> None:
-    """Each when the GPU has computed it, which is after vLLM has said so."""
+    """Each when the GPU has computed it, which is after vLLM has said so; and posted when it has said so
+    of the next one."""
     prefill, decode = start(path)
     _meet(prefill, decode)
     prefill.begin(_write(0, 0, _LAST, computing=True, final=True))
@@ -299,7 +303,7 @@ def test_prefill_writes_layer_by_layer(start: Start, path: str) -> None:
         gates.append(prefill.stream.holds)
         prefill.compute(layer, _OURS, number + 1)
         prefill.connector.save_kv_layer(layer, prefill.caches[layer], None)
-        assert len(prefill.transfers) == number + 1
+        assert len(prefill.transfers) == number
     transfers = prefill.transfers
     prefill.end()
     for number, gate in enumerate(gates):
@@ -342,6 +346,73 @@ def test_chunks_and_layers_that_are_not_saved_one_by_one(start: Start, path: str
     assert _finish(decode, other=prefill) == {"there"}
     assert _same(prefill, decode)
     assert (decode.tokens(_LAYERS[2], _THEIRS)[_TOKENS:] == 2).all()
+
+
+def _load_fails(prefill: _Engine, decode: _Engine) -> None:
+    results = decode.step()
+    end = time.monotonic() + _LIMIT_S
+    while not results.failed_recving:
+        assert time.monotonic() < end
+        assert not results.finished_recving
+        prefill.step()
+        results = decode.step()
+    assert results.failed_recving == {"there"}
+
+
+def _save(engine: _Engine, layer: str, value: float) -> None:
+    engine.compute(layer, _OURS, value)
+    engine.connector.save_kv_layer(layer, engine.caches[layer], None)
+
+
+@pytest.mark.parametrize("order", ["one after the other", "layer by layer"])
+def test_nothing_leaves_before_the_last_save_of_a_microbatch(start: Start, order: str) -> None:
+    """Dual batch overlap: each microbatch saves every layer, in a thread of its own."""
+    prefill, decode = start("cuda_ipc")
+    _meet(prefill, decode)
+    prefill.begin(_write(0, 0, _LAST, computing=True, final=True))
+    saves = [(layer, value) for value in (1.0, 2.0) for layer in _LAYERS]
+    if order == "layer by layer":
+        saves = [(layer, value) for layer in _LAYERS for value in (1.0, 2.0)]
+    threads = {value: ThreadPoolExecutor(1) for value in (1.0, 2.0)}
+    for layer, value in saves:
+        threads[value].submit(_save, prefill, layer, value).result()
+        assert not prefill.transfers
+    for thread in threads.values():
+        thread.shutdown()
+    prefill.end()
+    assert _finish(decode, other=prefill) == {"there"}
+    assert _same(prefill, decode)
+    assert (decode.tokens(_LAYERS[0], _THEIRS) == 2).all()
+
+
+def test_a_step_that_vllm_has_split_leaves_at_its_end(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one thread computes one microbatch after the other."""
+    monkeypatch.setattr(kvxfer.vllm.pushing, "is_microbatched", lambda: True)
+    prefill, decode = start("cuda_ipc")
+    _meet(prefill, decode)
+    prefill.begin(_write(0, 0, _LAST, computing=True, final=True))
+    for value in (1.0, 2.0):
+        for layer in _LAYERS:
+            _save(prefill, layer, value)
+    assert not prefill.transfers
+    prefill.end()
+    assert _finish(decode, other=prefill) == {"there"}
+    assert _same(prefill, decode)
+
+
+def test_a_layer_that_is_saved_again_after_it_was_sent_fails_the_push(start: Start) -> None:
+    """Should vLLM ever do so without a word: decode does not use what has come."""
+    prefill, decode = start("cuda_ipc")
+    _meet(prefill, decode)
+    prefill.begin(_write(0, 0, _LAST, computing=True, final=True))
+    for value in (1.0, 2.0):
+        for layer in _LAYERS:
+            _save(prefill, layer, value)
+    assert prefill.transfers
+    prefill.end()
+    _load_fails(prefill, decode)
 
 
 def test_room_is_offered_after_what_decode_still_computes(start: Start) -> None:

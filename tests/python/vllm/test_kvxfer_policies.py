@@ -102,24 +102,20 @@ def test_beside_a_second_connector(start_pair: StartPair, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("extra", "options", "says"),
+    ("extra", "says"),
     [
-        ({"prot": 1}, {}, "prot is not known; there are"),
-        ({"backends": ["tcp", "warp"]}, {}, "warp"),
-        (
-            {},
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            "does not support speculative_config",
-        ),
+        ({"prot": 1}, "prot is not known; there are"),
+        ({"backends": ["tcp", "warp"]}, "warp"),
+        ({"agent_options": {"advertise": "0.0.0.0"}}, "which cannot be connected to"),
     ],
-    ids=["an option that is not known", "a backend that is none", "a draft model"],
+    ids=["an option that is not known", "a backend that is none", "an address for nobody"],
 )
 def test_what_cannot_be_is_refused_at_the_start(
-    start_pair: StartPair, extra: dict[str, Any], options: dict[str, Any], says: str
+    start_pair: StartPair, extra: dict[str, Any], says: str
 ) -> None:
-    """test_kvxfer_settings.py has the others."""
+    """test_kvxfer_settings.py, test_kvxfer_supported.py and test_kvxfer_addresses.py have the others."""
     connector = dataclasses.replace(KVXFER, extra={"host": "127.0.0.1"} | extra)
-    engine = start_pair.alone(connector, **options)
+    engine = start_pair.alone(connector)
     with pytest.raises(EngineError):
         engine.wait_until_up()
     assert says in engine.log_tail(400)

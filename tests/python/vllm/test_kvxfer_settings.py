@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_config import config_of
 
 pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environment has it")
 
@@ -23,29 +24,10 @@ from kvxfer.vllm.reference import (  # noqa: E402
     release_of,
     to_runs,
 )
-from kvxfer.vllm.settings import Settings, own_host  # noqa: E402
+from kvxfer.vllm.settings import Settings  # noqa: E402
 from kvxfer.vllm.stats import Stats  # noqa: E402
 
 _SEED = 50
-
-
-def _config(extra: dict[str, Any] | None = None, **parallel: Any) -> Any:
-    """As much of a VllmConfig as the settings look at."""
-    ranks: dict[str, Any] = {
-        "pipeline_parallel_size": 1,
-        "tensor_parallel_size": 1,
-        "data_parallel_master_ip": "127.0.0.1",
-        "master_addr": "127.0.0.1",
-    }
-    return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(
-            kv_connector_extra_config=extra or {}, enable_permute_local_kv=False
-        ),
-        parallel_config=SimpleNamespace(**(ranks | parallel)),
-        speculative_config=None,
-        model_config=SimpleNamespace(enable_sleep_mode=False),
-        device_config=SimpleNamespace(device_type="cpu"),
-    )
 
 
 _BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -62,6 +44,14 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a list for a range": ({"port_range": [1, 2]}, "port_range is [1, 2], not of type text"),
     "no tcp": ({"backends": ["shm"]}, 'backends lacks "tcp"'),
     "a text for a list": ({"backends": "tcp"}, "backends is 'tcp', not of type list of texts"),
+    "an agent's own listen": (
+        {"agent_options": {"listen": "0.0.0.0:7000"}},
+        """agent_options has 'listen': set "host" and "port_range" instead""",
+    ),
+    "backends among an agent's options": (
+        {"agent_options": {"backends": ["tcp"]}},
+        """agent_options has 'backends': set "backends" beside it""",
+    ),
     "a list for an object": ({"agent_options": []}, "agent_options is [], not of type object"),
 }
 
@@ -69,39 +59,14 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("extra", "says"), _BAD.values(), ids=_BAD.keys())
 def test_options_that_are_refused(extra: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError) as raised:
-        Settings.of(_config(extra))
+        Settings.of(config_of(extra))
     assert says in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["pipeline_parallel_size", "decode_context_parallel_size"])
-def test_parallelism_that_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        Settings.of(_config(**{name: 2}))
-
-
-def test_push_is_refused_where_nobody_knows_when_a_layer_is_computed() -> None:
-    config = _config({"mode": "push"})
-    for kind in ("cpu", "cuda"):
-        config.device_config.device_type = kind
-        assert Settings.of(config).mode == "push"
-    config.device_config.device_type = "xpu"
-    with pytest.raises(ValueError, match='mode is "push", which is not for KV caches on xpu'):
-        Settings.of(config)
-
-
 def test_ports() -> None:
-    assert Settings.of(_config()).ports() == [0]
-    assert Settings.of(_config({"port_range": "7000"})).ports() == [7000]
-    assert Settings.of(_config({"port_range": "7000-7002"})).ports() == [7000, 7001, 7002]
-
-
-def test_the_host_is_the_option_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_HOST_IP", "10.1.2.3")
-    assert own_host(Settings.of(_config()), _config()) == "10.1.2.3"
-    assert own_host(Settings.of(_config({"host": "10.9.9.9"})), _config()) == "10.9.9.9"
-    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
-    with pytest.raises(ValueError, match='set VLLM_HOST_IP, or "host"'):
-        own_host(Settings.of(_config()), _config(data_parallel_master_ip="10.0.0.1"))
+    assert Settings.of(config_of()).ports() == [0]
+    assert Settings.of(config_of({"port_range": "7000"})).ports() == [7000]
+    assert Settings.of(config_of({"port_range": "7000-7002"})).ports() == [7000, 7001, 7002]
 
 
 def _reference() -> Reference:

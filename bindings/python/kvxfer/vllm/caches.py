@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import kvxfer
-from kvxfer.vllm.fingerprint import window_of
+from kvxfer.vllm.fingerprint import element_of, window_of
 from kvxfer.vllm.reference import GroupBlocks
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ _ELEMENTS: dict[str, Any] = {
     "float16": "fp16",
     "float8_e4m3fn": "fp8_e4m3",
     "float8_e5m2": "fp8_e5m2",
-    "uint8": "fp8_e4m3",  # how vLLM stores fp8
 }
 
 
@@ -50,6 +49,13 @@ class Group:
     @staticmethod
     def all_of(config: VllmConfig, kv_cache_config: KVCacheConfig) -> list[Group]:
         """ValueError names a kind of KV cache that the connector does not move."""
+        for group in kv_cache_config.transfer_groups:
+            on_host = getattr(group, "host_resident", False)
+            if on_host or getattr(group, "is_eagle_group", False):
+                what = "in vLLM's host pool" if on_host else "of a draft model"
+                raise ValueError(
+                    f"KvxferConnector does not support KV {what} (layer {group.layer_names[0]})"
+                )
         return [
             _group(config, group.layer_names, group.kv_cache_spec)
             for group in kv_cache_config.transfer_groups
@@ -69,9 +75,15 @@ def _group(config: VllmConfig, layer_names: list[str], spec: Any) -> Group:
     mla = isinstance(spec, MLAAttentionSpec)
     tp = config.parallel_config.tensor_parallel_size
     total = config.model_config.get_total_num_kv_heads()
-    element = _ELEMENTS.get(str(spec.dtype).removeprefix("torch."))
+    _check_plain(layer_names[0], spec)
+    cache_dtype = config.cache_config.cache_dtype
+    element = _ELEMENTS.get(element_of(spec, cache_dtype))
     if element is None:
-        raise ValueError(f"KvxferConnector does not know KV caches of {spec.dtype}")
+        raise ValueError(
+            f"KvxferConnector does not support kv_cache_dtype {cache_dtype!r} (layer "
+            f"{layer_names[0]}: {spec.kv_quant_mode.name} of {spec.dtype}); it moves those that keep "
+            "nothing beside their numbers: auto, bfloat16, float16, fp8, fp8_e4m3, fp8_e5m2"
+        )
     return Group(
         layers=tuple(sorted(layer_names, key=extract_layer_index)),
         heads=1 if mla else total if total < tp else spec.num_kv_heads * tp,
@@ -83,6 +95,20 @@ def _group(config: VllmConfig, layer_names: list[str], spec: Any) -> Group:
         # vLLM's attention for CPUs packs K and V of a block for its instruction set.
         opaque=config.device_config.device_type == "cpu",
     )
+
+
+def _check_plain(layer: str, spec: Any) -> None:
+    """A token has K and then V of each head, and nothing else, where the spec does not say otherwise."""
+    for name, plain in (("num_head_slots", None), ("state_content_bytes", None), ("tokens_per_state", 1)):
+        if getattr(spec, name, plain) not in (plain, None):
+            raise ValueError(
+                f"KvxferConnector does not support how KV lies in the cache of {layer} ({name} is "
+                f"{getattr(spec, name)}): choose another --attention-backend or --kv-cache-dtype"
+            )
+    if getattr(spec, "non_causal", False):
+        raise ValueError(
+            f"KvxferConnector does not support a prompt whose tokens see later ones (layer {layer})"
+        )
 
 
 class RegisteredCaches:

@@ -13,13 +13,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvxfer.vllm import register
+from kvxfer.vllm.addresses import own_address
 from kvxfer.vllm.caches import Group
 from kvxfer.vllm.fingerprint import Fingerprint
 from kvxfer.vllm.log import logger
+from kvxfer.vllm.reference import spoken_name
 from kvxfer.vllm.scheduler import SchedulerSide
-from kvxfer.vllm.settings import Settings, can_push, own_host
+from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import PromMetrics, Stats
 from kvxfer.vllm.step import Step
+from kvxfer.vllm.supported import why_no_push
 from kvxfer.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None
         assert transfer.engine_id is not None
+        engine = spoken_name(transfer.engine_id)
         groups = Group.all_of(vllm_config, kv_cache_config)
         fingerprint = Fingerprint(vllm_config, kv_cache_config, settings.model_id)
         self._scheduler: SchedulerSide | None = None
@@ -69,19 +73,22 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
             logger.info("kvxfer: fingerprint %s of %s", fingerprint.text, fingerprint.described)
             self._scheduler = SchedulerSide(
                 settings,
-                transfer.engine_id,
+                engine,
                 groups,
                 kv_cache_config.transfer_group_ids,
                 fingerprint,
                 ranks=vllm_config.parallel_config.tensor_parallel_size,
                 fails=transfer.kv_load_failure_policy == "fail",
-                can_push=can_push(vllm_config),
+                # Where blocks are loaded into a producer, vLLM does not keep a step that is under way
+                # from writing into them.
+                loads=transfer.is_kv_consumer,
+                why_no_push=why_no_push(vllm_config),
             )
         else:
             self._worker = WorkerSide(
                 settings,
-                transfer.engine_id,
-                own_host(settings, vllm_config),
+                engine,
+                own_address(settings, vllm_config),
                 groups,
                 fingerprint.of_model,
                 ranks=vllm_config.parallel_config.tensor_parallel_size,
@@ -96,6 +103,11 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def _of_worker(self) -> WorkerSide:
         assert self._worker is not None
         return self._worker
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whatever its role, an engine may be asked to prefill for another."""
+        return True
 
     # --- the class ---
 
@@ -218,7 +230,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         attn_metadata: AttentionMetadata,
         **kwargs: Any,
     ) -> None:
-        self._of_worker.layer_is_computed(layer_name)
+        """Once for each microbatch, of which each has a thread of its own."""
+        self._of_worker.layer_is_saved(layer_name)
 
     def wait_for_save(self) -> None:
         """Lets go of what was not saved layer by layer; waits for nothing: blocks are kept until what

@@ -70,7 +70,8 @@ class DecodeRequests:
         self._rooms: dict[str, _Room] = {}  # by request
         self._refused: dict[str, str] = {}  # not yet told to the workers
 
-    def expect(self, request: Request, params: dict[str, Any]) -> None:
+    def expect(self, request: Request, params: dict[str, Any], refused: str = "") -> None:
+        """``refused``: why this engine does not load what they refer to; its blocks are given back."""
         reference = params.get(KEY)
         if isinstance(reference, dict) and reference.get("mode") == RELEASE:
             self._give_back(reference)
@@ -84,13 +85,12 @@ class DecodeRequests:
             self._give_back(reference)
             return
         try:
+            if refused:
+                raise BadReference(refused)
             self._load(request, self._read(reference, request))
         except BadReference as error:
             self._give_back(reference)
-            if self._fails:  # then the worker says so
-                self._refused[request.request_id] = shown(error)
-            else:
-                logger.warning("kvxfer: request %s: %s", request.request_id, shown(error))
+            self._refuse(request, shown(error))
 
     def _load(self, request: Request, reference: Reference) -> None:
         tokens = reference.tokens or self._pushed_tokens(request)
@@ -106,6 +106,13 @@ class DecodeRequests:
 
     def _return(self, reference: Reference) -> None:
         self.step.returned.append(Returned(reference.transfer, reference.workers))
+
+    def _refuse(self, request: Request, why: str) -> None:
+        """It is not loaded: it fails, as a worker then says, or is computed here."""
+        if self._fails:
+            self._refused[request.request_id] = why
+        else:
+            logger.warning("kvxfer: request %s: %s", request.request_id, why)
 
     def _read(self, params: Any, request: Request) -> Reference:
         fingerprint = params.get("fingerprint") if isinstance(params, dict) else None

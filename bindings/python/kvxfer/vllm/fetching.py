@@ -13,6 +13,7 @@ from kvxfer.vllm.errands import Errands
 from kvxfer.vllm.holding import part_of
 from kvxfer.vllm.log import logger, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
+from kvxfer.vllm.reference import Worker
 from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Fetch
@@ -74,6 +75,10 @@ class Fetching:
         for transfer in load.transfers.values():
             transfer.cancel()
 
+    def workers(self) -> set[Worker]:
+        """That requests are being loaded from."""
+        return {each for load in self._loads.values() for each in load.fetch.reference.workers}
+
     def poll(self) -> tuple[set[str], set[str]]:
         """Requests that are loaded (or were given up, and may be forgotten), and that are not."""
         loaded: set[str] = set()
@@ -121,6 +126,9 @@ class Fetching:
         """One group that cannot be had is the end of all."""
         if load.given_up or load.failed or not errors:
             return
+        if any(isinstance(each, kvxfer.ResourceExhausted) for each in errors.values()):
+            self._stats.count("exhausted")
+            self._peers.let_idle_go()  # for the next one
         final = next((each for each in errors.values() if not _may_pass(each)), None)
         late = time.monotonic() > load.begun + self._settings.timeout
         if final is None and not late and load.retries < self._settings.retries:

@@ -25,13 +25,18 @@ class Fingerprint:
         self.described = {
             "weights": model_id or _weights(model.model, model.revision),
             "architectures": list(model.architectures),
+            "overrides": _overrides(model),
             "quantization": model.quantization,
-            "cache_dtype": str(config.cache_config.cache_dtype),
             "dtype": str(model.dtype),
             "positions": _positions(model.hf_text_config),
         }
         layers: list[Any] = [
-            [group.layer_names, type(group.kv_cache_spec).__name__, window_of(group.kv_cache_spec)]
+            [
+                group.layer_names,
+                type(group.kv_cache_spec).__name__,
+                window_of(group.kv_cache_spec),
+                element_of(group.kv_cache_spec, config.cache_config.cache_dtype),
+            ]
             for group in kv_cache_config.transfer_groups
         ]
         layers.append(_packing(config, kv_cache_config))
@@ -50,8 +55,8 @@ class Fingerprint:
         if len(parts) == 3 and parts[1] == self._model:
             return (
                 "the prefill engine lays out the KV cache of this model otherwise "
-                f"(fingerprints {other} and {self.text}): give both the same --block-size and other "
-                "options for the KV cache"
+                f"(fingerprints {other} and {self.text}): give both the same --block-size, "
+                "--kv-cache-dtype and other options for the KV cache"
             )
         return (
             f"the prefill engine has another model (fingerprints {other} and {self.text}; both are "
@@ -73,6 +78,19 @@ def _packing(config: VllmConfig, kv_cache_config: KVCacheConfig) -> list[Any]:
     ]
 
 
+def element_of(spec: Any, cache_dtype: str) -> str:
+    """What a number in a block is: not the name that it was asked for by, of which several mean the
+    same. Empty: numbers that have more to them than their own bytes, such as scales beside them."""
+    from vllm.v1.kv_cache_interface import KVQuantMode
+
+    if spec.kv_quant_mode == KVQuantMode.NONE:
+        return str(spec.dtype).removeprefix("torch.")
+    if spec.kv_quant_mode == KVQuantMode.FP8_PER_TENSOR and cache_dtype != "fp8_ds_mla":
+        # Its scales come with the weights, from the checkpoint.
+        return "float8_e5m2" if cache_dtype == "fp8_e5m2" else "float8_e4m3fn"
+    return ""
+
+
 def window_of(spec: Any) -> int:
     """Tokens of a sliding window whose blocks are freed behind it; 0: none are."""
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
@@ -83,6 +101,14 @@ def window_of(spec: Any) -> int:
 def _hash(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _overrides(model: Any) -> Any:
+    """What was changed of the model's own configuration."""
+    overrides = getattr(model, "hf_overrides", None) or {}
+    if isinstance(overrides, dict):
+        return overrides
+    return getattr(overrides, "__qualname__", type(overrides).__qualname__)
 
 
 def _positions(hf_config: Any) -> Any:

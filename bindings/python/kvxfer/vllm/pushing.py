@@ -15,6 +15,7 @@ import kvxfer
 from kvxfer.vllm.caches import Group, RegisteredCaches
 from kvxfer.vllm.early_releases import EarlyReleases
 from kvxfer.vllm.errands import Answers, Sender, tell
+from kvxfer.vllm.layers import StepLayers, is_microbatched
 from kvxfer.vllm.log import limited, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.reference import GroupBlocks, Worker, from_runs, workers_of
@@ -73,15 +74,18 @@ class _Push:
 
 @dataclass
 class _Layer:
-    """What is to be posted when one has been computed."""
+    """One layer of a write, until it is computed: with a flag it is posted, and waits for that; without
+    it is to be posted with ``what``."""
 
     lease: str
     push: _Push
     what: dict[str, Any]
+    flag: kvxfer.ReadyFlag | None = None
 
 
 class Pushing:
-    """``closes`` and ``is_over`` may be called by any thread, the rest by the engine's."""
+    """``closes``, ``is_over`` and ``layer_is_saved`` may be called by any thread, the rest by the
+    engine's."""
 
     def __init__(
         self,
@@ -104,15 +108,23 @@ class Pushing:
         self._unexpected: OrderedDict[str, _Offer] = OrderedDict()
         self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately
         self._lock = threading.Lock()  # guards which leases are in _pushes, and _over
-        # By layer: in host memory it is computed when vLLM says so; on a GPU it then is in the stream.
-        self._flags: dict[str, list[kvxfer.ReadyFlag]] = {}
+        # Of the step that is being computed, by layer. In host memory a layer is computed when vLLM has
+        # saved it; on a GPU it is in the stream then, before the event of its last save.
+        self._layers = StepLayers()
         self._waiting: dict[str, list[_Layer]] = {}
+        self._events: dict[str, Any] = {}
+        self._computing: dict[str, _Push] = {}  # by lease
         self._heard = Heard()
         self._ended: set[str] = set()
         self.caches: RegisteredCaches | None = None
 
     def has_any(self) -> bool:
         return bool(self._pushes)
+
+    def peers(self) -> set[str]:
+        """That it writes to, or may have to."""
+        offers = [push.offer for push in self._pushes.values() if push.offer is not None]
+        return {name for each in [*offers, *self._unexpected.values()] for name in each.names}
 
     # --- what the scheduler says ---
 
@@ -176,15 +188,41 @@ class Pushing:
 
     # --- what the model runner says ---
 
-    def layer_is_computed(self, layer: str) -> None:
-        for flag in self._flags.pop(layer, ()):
-            flag.set()
-        for waiting in self._waiting.pop(layer, ()):
-            self._post_layer(waiting)
+    def begin_step(self) -> None:
+        """Before what is written in it."""
+        self.all_is_computed()  # of the step before, should vLLM not have said so
+        self._layers.begin(is_microbatched())
+
+    def layer_is_saved(self, layer: str) -> None:
+        """For some of the step's tokens, or for all."""
+        if not self._computing:
+            return
+        assert self.caches is not None
+        stream = self.caches.stream()
+        if stream is not None and layer in self._waiting:
+            self._events[layer] = _now_in(stream)
+        computed = self._layers.saved(layer)
+        if computed:
+            self._send_layer(computed)
 
     def all_is_computed(self) -> None:
-        for layer in [*self._flags, *self._waiting]:
-            self.layer_is_computed(layer)
+        reopened = self._layers.end()
+        if reopened:
+            for lease, push in self._computing.items():
+                self._fail(lease, push, f"layer {reopened} was saved again after it had been sent")
+        if not self._layers.layer_by_layer:
+            self._events.clear()  # each is of one microbatch alone
+        for layer in list(self._waiting):
+            self._send_layer(layer)
+        self._computing.clear()
+
+    def _send_layer(self, layer: str) -> None:
+        event = self._events.pop(layer, None)
+        for waiting in self._waiting.pop(layer, ()):
+            if waiting.flag is None:
+                self._post_layer(waiting, event)
+            elif not waiting.push.abandoned:
+                waiting.flag.set()
 
     # --- what decode says ---
 
@@ -325,30 +363,26 @@ class Pushing:
         if not write.computing:
             push.transfers.append(self._agent.write_blocks(offer.names, **what, stream=stream))
             return
+        self._computing[write.lease] = push
         for number, layer in enumerate(self._groups[index].layers):
-            if stream is not None:
-                of_layer = what | {"group": offer.names, "first_layer": number, "layers": 1}
-                waiting = _Layer(write.lease, push, of_layer)
-                self._waiting.setdefault(layer, []).append(waiting)
+            of_layer = what | {"group": offer.names, "first_layer": number, "layers": 1}
+            waiting = _Layer(write.lease, push, of_layer)
+            if stream is None:
+                waiting.flag = kvxfer.ReadyFlag()
+                push.transfers.append(self._agent.write_blocks(**of_layer, ready=waiting.flag))
+            else:
                 push.unposted += 1
-                continue
-            flag = kvxfer.ReadyFlag()
-            self._flags.setdefault(layer, []).append(flag)
-            push.transfers.append(
-                self._agent.write_blocks(
-                    offer.names, **what, first_layer=number, layers=1, ready=flag
-                )
-            )
+            self._waiting.setdefault(layer, []).append(waiting)
 
-    def _post_layer(self, layer: _Layer) -> None:
+    def _post_layer(self, layer: _Layer, event: Any) -> None:
         push = layer.push
         push.unposted -= 1
         if push.abandoned:
             return
         assert self.caches is not None
+        after = {"stream": self.caches.stream()} if event is None else {"event": event}
         try:
-            stream = self.caches.stream()
-            push.transfers.append(self._agent.write_blocks(**layer.what, stream=stream))
+            push.transfers.append(self._agent.write_blocks(**layer.what, **after))
         except (kvxfer.Error, ValueError, TypeError, OverflowError) as error:
             self._fail(layer.lease, push, str(error))
 
@@ -404,6 +438,14 @@ class Pushing:
         at = float(message["at"])
         contents = str(message["contents"])
         return _Offer(contents, workers, parts, tokens, seconds, at, at + seconds, {rank: sender})
+
+
+def _now_in(stream: Any) -> Any:
+    """None: no event is to be had, and what is sent later goes after all that is in the stream then."""
+    try:
+        return stream.record_event()
+    except RuntimeError:
+        return None
 
 
 def _part(block: Any, runs: Any, first: Any, last: Any, block_tokens: int) -> Part:

@@ -49,13 +49,21 @@ class _Room:
 
 class Receiving:
     def __init__(
-        self, agent: kvxfer.Agent, peers: Peers, settings: Settings, stats: Stats, rank: int
+        self,
+        agent: kvxfer.Agent,
+        peers: Peers,
+        settings: Settings,
+        stats: Stats,
+        rank: int,
+        here: str,
     ) -> None:
+        """``here``: where peers reach the agent."""
         self._agent = agent
         self._peers = peers
         self._settings = settings
         self._stats = stats
         self._rank = rank
+        self._here = here
         self._rooms: dict[str, _Room] = {}  # by lease
         self._left: dict[str, _Room] = {}
         self._turned_away: set[str] = set()  # requests
@@ -74,6 +82,11 @@ class Receiving:
         room.missing = [part.last - part.first for part in offer.parts]
         self._rooms[offer.lease] = room
         self._go_on(room)
+
+    def peers(self) -> set[str]:
+        """That may write into rooms."""
+        rooms = [*self._rooms.values(), *self._left.values()]
+        return {name for room in rooms for name in room.names}
 
     def give_up(self, request: str) -> None:
         for room in self._rooms.values():
@@ -175,7 +188,7 @@ class Receiving:
             "do": "offer",
             "lease": offer.lease,
             "contents": offer.contents,
-            "from": self._agent.listen_address,
+            "from": self._here,
             "rank": self._rank,
             "seconds": self._settings.lease,
             "workers": [[worker.address, worker.incarnation] for worker in offer.decode],
@@ -249,8 +262,7 @@ class Receiving:
             now >= room.not_before.get(name, 0.0) and all(each.done() for each in told)
         ):
             room.not_before[name] = now + _AGAIN_S
-            here = self._agent.listen_address
-            message = {"do": "return", "lease": room.offer.lease, "from": here}
+            message = {"do": "return", "lease": room.offer.lease, "from": self._here}
             room.told[name] = tell(self._agent, name, message)
 
     def _questions_answered(self, room: _Room) -> bool:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -132,6 +133,15 @@ def is_name(transfer: Any) -> bool:
 def is_address(text: Any) -> bool:
     """Whether it may be that of a worker."""
     return isinstance(text, str) and len(text) <= 300 and _NAME.fullmatch(text) is not None
+
+
+def spoken_name(engine: str) -> str:
+    """As references carry the id of an engine: as it is, or where it has other characters than those
+    of a name or too many, in a form that is one."""
+    if is_name(engine):
+        return engine
+    digest = hashlib.sha256(engine.encode(errors="surrogatepass")).hexdigest()[:12]
+    return f"{quote(engine, errors='replace')[: _MAX_NAME - 13]}~{digest}"
 
 
 def release_of(params: Any) -> tuple[str, tuple[Worker, ...]] | None:

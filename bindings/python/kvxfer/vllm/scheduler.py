@@ -10,6 +10,7 @@ from kvxfer.vllm.blocks import BlockTable
 from kvxfer.vllm.decode_requests import DecodeRequests
 from kvxfer.vllm.prefill_requests import PrefillRequests
 from kvxfer.vllm.step import Heard, Step, WorkerAddress
+from kvxfer.vllm.wishes import Wishes
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -33,14 +34,19 @@ class SchedulerSide:
         fingerprint: Fingerprint,
         ranks: int,
         fails: bool,
-        can_push: bool,
+        loads: bool,
+        why_no_push: str,
     ) -> None:
-        """``fails``: a request that cannot be loaded is to fail, not to be computed here."""
+        """``fails``: a request that cannot be loaded is to fail, not to be computed here. ``loads``,
+        ``why_no_push``: as of Wishes."""
         self._ranks = ranks
         self._errands = 0  # of all workers, that wait for those who are to hear them
+        self._wishes = Wishes(why_no_push, loads)
         self._table = BlockTable(groups, group_ids)
         self._decode = DecodeRequests(settings, self._table, fingerprint, fails)
-        self._prefill = PrefillRequests(settings, engine, self._table, fingerprint, ranks, can_push)
+        self._prefill = PrefillRequests(
+            settings, engine, self._table, fingerprint, ranks, can_push=not why_no_push
+        )
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -70,10 +76,11 @@ class SchedulerSide:
         params = request.kv_transfer_params
         if not params:
             return
-        if params.get("do_remote_decode"):
+        asked = self._wishes.read(request.request_id, params)
+        if asked.prefill:
             self._prefill.expect(request, params)
-        elif params.get("do_remote_prefill"):
-            self._decode.expect(request, params)
+        if asked.load:
+            self._decode.expect(request, params, asked.refused)
 
     def matched_tokens(self, request: Request, computed: int) -> int:
         """How many tokens beyond ``computed`` are to be had from the other engine."""

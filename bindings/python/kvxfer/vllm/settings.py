@@ -1,20 +1,28 @@
-"""What the connector is told (``kv_connector_extra_config``), and what of vLLM it cannot do: both are
-refused by name when the engine starts."""
+"""The options of the connector (``kv_connector_extra_config``): what is wrong among them is refused by
+name when the engine starts."""
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from kvxfer.vllm.reference import MODES
+from kvxfer.vllm.supported import refuse_what_is_not_supported, why_no_push
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _OPTION = "kv_connector_extra_config"
+# Of agent_options.
+_OWN_OPTIONS = {
+    "name": "it is made of the engine's id",
+    "listen": 'set "host" and "port_range" instead',
+    "serve_metadata": "engines meet by it, so it is always on",
+    "backends": 'set "backends" beside it',
+    "require_backends": 'set "require_backends" beside it',
+    "environment": "KVXFER_* variables always count",
+}
 
 
 @dataclass(frozen=True)
@@ -25,8 +33,8 @@ class Settings:
     """How requests that this engine prefills get away: "pull": decode reads them; "push": this engine
     writes them. Decode follows what it is told."""
     host: str = ""
-    """Where this engine's agents listen, and are reached; default: VLLM_HOST_IP, else the address that
-    the default route leaves from."""
+    """Where this engine's agents listen, and are reached unless "advertise" says otherwise; default:
+    VLLM_HOST_IP, else the address that the default route leaves from."""
     port_range: str = ""
     """ "first-last", one port a worker; default: any that is free."""
     lease: float = 30.0
@@ -55,10 +63,9 @@ class Settings:
         transfer = config.kv_transfer_config
         assert transfer is not None
         settings = _parse(transfer.kv_connector_extra_config)
-        _refuse_what_is_not_supported(config)
-        if settings.mode == "push" and not can_push(config):
-            kind = config.device_config.device_type
-            raise _bad("mode", f'is "push", which is not for KV caches on {kind}: set "pull"')
+        refuse_what_is_not_supported(config)
+        if settings.mode == "push" and (why := why_no_push(config)):
+            raise _bad("mode", f'is "push", and {why}: set "pull"')
         return settings
 
     def ports(self) -> list[int]:
@@ -71,47 +78,6 @@ class Settings:
             if ports and ports[0] > 0 and ports[-1] < 65536:
                 return ports
         raise _bad("port_range", f'is {self.port_range!r}, not "first-last", from 1 to 65535')
-
-
-def can_push(config: VllmConfig) -> bool:
-    """Elsewhere nobody knows when a layer that was launched is computed."""
-    return config.device_config.device_type in ("cpu", "cuda")
-
-
-def own_host(settings: Settings, config: VllmConfig) -> str:
-    """ValueError: it would be an address that no other host reaches, and other hosts are named."""
-    host = settings.host or os.environ.get("VLLM_HOST_IP", "") or _route_source()
-    remedy = f'set VLLM_HOST_IP, or "host" in {_OPTION}, to an address that peers reach'
-    if not host:
-        raise ValueError(f"KvxferConnector: this host has no route to any other: {remedy}")
-    parallel = config.parallel_config
-    others = [getattr(parallel, "master_addr", ""), parallel.data_parallel_master_ip]
-    if is_loopback(host) and any(other and not is_loopback(other) for other in others):
-        raise ValueError(
-            f"KvxferConnector: it would listen at {host}, and this engine has ranks on other hosts: "
-            f"{remedy}"
-        )
-    return host
-
-
-def is_loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.") or host == "::1"
-
-
-def with_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _route_source() -> str:
-    """Connecting a datagram socket sends nothing; it asks the kernel for the route."""
-    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((elsewhere, 9))
-                return str(probe.getsockname()[0])
-        except OSError:
-            continue
-    return ""
 
 
 def _parse(given: Mapping[str, Any]) -> Settings:
@@ -134,6 +100,9 @@ def _parse(given: Mapping[str, Any]) -> Settings:
     if settings.backends and "tcp" not in settings.backends:
         raise _bad("backends", 'lacks "tcp", over which engines meet; to carry no block over it, '
                    'name the others in "require_backends"')  # fmt: skip
+    for name, instead in _OWN_OPTIONS.items():
+        if name in settings.agent_options:
+            raise _bad("agent_options", f"has {name!r}: {instead}")
     settings.ports()
     return settings
 
@@ -167,23 +136,3 @@ def _named(kind: str) -> str:
 
 def _bad(name: str, why: str) -> ValueError:
     return ValueError(f"KvxferConnector: {_OPTION}: {name} {why}")
-
-
-def _refuse_what_is_not_supported(config: VllmConfig) -> None:
-    parallel = config.parallel_config
-    transfer = config.kv_transfer_config
-    assert transfer is not None
-    refused = {
-        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
-        "prefill_context_parallel_size": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
-        "decode_context_parallel_size": getattr(parallel, "decode_context_parallel_size", 1) > 1,
-        "speculative_config": config.speculative_config is not None,
-        "enable_sleep_mode": bool(getattr(config.model_config, "enable_sleep_mode", False)),
-        "enable_permute_local_kv": bool(transfer.enable_permute_local_kv),
-    }
-    for name, is_set in refused.items():
-        if is_set:
-            raise ValueError(
-                f"KvxferConnector does not support {name} as it is set: leave it at its default, or "
-                "use another connector"
-            )

@@ -29,6 +29,7 @@ _COUNTERS = {
     "refused_references": "Requests whose reference was lost, altered, or of another model.",
     "retries": "Transfers that were made again after a connection failed.",
     "failed_meetings": "Engines that could not be reached, by attempts.",
+    "exhausted": "Transfers and meetings that failed because open files (ulimit -n) or queues ran out.",
     "expired_leases": "Prefill: requests whose blocks nobody has fetched in time.",
     "failed_pushes": "Prefill: requests whose blocks could not be written to the decode engine.",
 }

@@ -14,6 +14,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 import kvxfer
 from kvxfer.vllm import messages
+from kvxfer.vllm.addresses import OwnAddress, with_port
 from kvxfer.vllm.caches import Group, RegisteredCaches
 from kvxfer.vllm.early_releases import EarlyReleases
 from kvxfer.vllm.errands import Answers, Errands, Sender
@@ -24,7 +25,7 @@ from kvxfer.vllm.peers import Peers
 from kvxfer.vllm.pushing import Pushing
 from kvxfer.vllm.receiving import Receiving
 from kvxfer.vllm.reference import Worker, is_address, is_name
-from kvxfer.vllm.settings import Settings, with_port
+from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Heard, Step, WorkerAddress
 
@@ -37,13 +38,12 @@ _NONSENSE = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError
 _PAUSE_S = 0.1  # of the listener, after an error that is not a peer's
 
 
-
 class WorkerSide:
     def __init__(
         self,
         settings: Settings,
         engine: str,
-        host: str,
+        address: OwnAddress,
         groups: list[Group],
         fingerprint: int,
         ranks: int,
@@ -55,15 +55,18 @@ class WorkerSide:
         self._ranks = ranks
         self._fingerprint = fingerprint
         # Of this life alone: two engines may have been given one id.
-        name = f"{engine[:200]}:{self._rank}:{secrets.token_hex(4)}"
-        self._agent = _make_agent(settings, name, host)
+        name = f"{engine}:{self._rank}:{secrets.token_hex(4)}"
+        self._agent = _make_agent(settings, name, address.listen)
+        here = self._here = address.of(self._agent.listen_address)
         self._caches: RegisteredCaches | None = None
-        peers = self._peers = Peers(self._agent, settings.handshake_timeout, self.stats)
+        peers = self._peers = Peers(
+            self._agent, settings.handshake_timeout, self.stats, self._busy_peers
+        )
         self._errands = Errands(self._agent, peers, self._hear_itself)
         self._fetching = Fetching(self._agent, peers, self._errands, settings, self.stats)
         self._early = EarlyReleases()
         self._holding = Holding(self._agent, settings.lease, self.stats, self._early)
-        self._receiving = Receiving(self._agent, peers, settings, self.stats, self._rank)
+        self._receiving = Receiving(self._agent, peers, settings, self.stats, self._rank, here)
         answers = Answers(self._agent, settings.handshake_timeout)
         self._pushing = Pushing(
             self._agent, peers, answers, groups, settings, self.stats, self._early
@@ -84,7 +87,7 @@ class WorkerSide:
         if self._caches is None:
             return None
         return WorkerAddress(
-            Worker(self._agent.listen_address, self._agent.incarnation),
+            Worker(self._here, self._agent.incarnation),
             self._caches.kernel_block_tokens,
         )
 
@@ -93,6 +96,7 @@ class WorkerSide:
     def before_forward(self, step: Step) -> None:
         """What is to go layer by layer has to be posted before the layers are computed; but not where
         decode has just said that it wants it no more."""
+        self._pushing.begin_step()
         for held in step.held:
             self._holding.hold(held)  # decode may ask for it already
         if step.writes:
@@ -104,8 +108,8 @@ class WorkerSide:
         if requests:
             self._pushing.let_go_of(requests)
 
-    def layer_is_computed(self, layer: str) -> None:
-        self._pushing.layer_is_computed(layer)
+    def layer_is_saved(self, layer: str) -> None:
+        self._pushing.layer_is_saved(layer)
 
     def all_is_computed(self) -> None:
         self._pushing.all_is_computed()
@@ -150,6 +154,11 @@ class WorkerSide:
         heard.unsettled = self._receiving.take_unsettled()
         heard.errands = self._errands.take_change()
         return heard or None
+
+    def _busy_peers(self) -> set[str]:
+        loading = {self._peers.name(each) for each in self._fetching.workers()}
+        busy = {name for name in loading if name is not None}
+        return busy | self._receiving.peers() | self._pushing.peers()
 
     # --- what peers say ---
 

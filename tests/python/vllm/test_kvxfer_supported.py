@@ -1,0 +1,156 @@
+"""Each option of vLLM that KvxferConnector cannot do is refused by its name. No engine is started."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm_config import config_of
+
+pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environment has it")
+
+# pylint: disable=wrong-import-position
+import vllm.config  # noqa: E402
+from kvxfer.vllm.settings import Settings  # noqa: E402
+from kvxfer.vllm.supported import why_no_push  # noqa: E402
+
+# Where it is in vLLM's configuration, what it is set to, and how it is named to the user.
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "parallel_config.pipeline_parallel_size": (2, "pipeline_parallel_size"),
+    "parallel_config.prefill_context_parallel_size": (2, "prefill_context_parallel_size"),
+    "parallel_config.decode_context_parallel_size": (2, "decode_context_parallel_size"),
+    "parallel_config.enable_elastic_ep": (True, "enable_elastic_ep"),
+    "parallel_config.enable_fault_tolerance": (True, "enable_fault_tolerance"),
+    "model_config.enable_sleep_mode": (True, "enable_sleep_mode"),
+    "model_config.is_encoder_decoder": (True, "an encoder-decoder model"),
+    "weight_transfer_config": (SimpleNamespace(backend="nccl"), "weight_transfer_config"),
+    "cache_config.calculate_kv_scales": (True, "calculate_kv_scales"),
+    "aux_output_config.enable_return_routed_experts": (True, "enable_return_routed_experts"),
+    "model_config.enable_return_routed_experts": (True, "enable_return_routed_experts"),
+    "diffusion_config": (SimpleNamespace(), "diffusion_config"),
+    "attention_config.hisparse_config": (SimpleNamespace(), "hisparse_config"),
+    "kv_transfer_config.enable_permute_local_kv": (True, "enable_permute_local_kv"),
+    "kv_transfer_config.kv_buffer_device": ("cuda", "kv_buffer_device"),
+    "kv_transfer_config.kv_buffer_size": (2e9, "kv_buffer_size"),
+    "kv_transfer_config.kv_port": (14580, "kv_port"),
+    "kv_transfer_config.kv_ip": ("10.0.0.1", "kv_ip"),
+    "kv_transfer_config.kv_rank": (0, "kv_rank"),
+    "kv_transfer_config.kv_parallel_size": (2, "kv_parallel_size"),
+}
+# What other versions of vLLM than the one that is installed have.
+_OF_OTHER_VERSIONS = {
+    "cache_config.calculate_kv_scales",
+    "model_config.enable_return_routed_experts",
+    "kv_transfer_config.kv_buffer_size",
+    "kv_transfer_config.kv_ip",
+    "kv_transfer_config.kv_rank",
+    "kv_transfer_config.kv_parallel_size",
+}
+_CLASSES = {
+    "parallel_config": vllm.config.ParallelConfig,
+    "model_config": vllm.config.ModelConfig,
+    "cache_config": vllm.config.CacheConfig,
+    "aux_output_config": vllm.config.AuxOutputConfig,
+    "attention_config": vllm.config.AttentionConfig,
+    "kv_transfer_config": vllm.config.KVTransferConfig,
+}
+# Of KVTransferConfig: what the connector reads or vLLM itself, and so does not ignore.
+_HONOURED = {
+    *("kv_connector", "kv_connector_module_path", "engine_id", "kv_role", "kv_load_failure_policy"),
+    "kv_connector_extra_config",
+}
+
+
+def _config(path: str, value: Any) -> Any:
+    config = config_of()
+    *within, name = path.split(".")
+    for each in within:
+        if not hasattr(config, each):
+            setattr(config, each, SimpleNamespace())
+        config = getattr(whole := config, each)
+    setattr(config, name, value)
+    return whole if within else config
+
+
+def test_nothing_is_refused_by_default() -> None:
+    assert Settings.of(config_of()).mode == "pull"
+
+
+@pytest.mark.parametrize("path", _REFUSED)
+def test_what_is_refused(path: str) -> None:
+    value, named = _REFUSED[path]
+    with pytest.raises(ValueError, match=f"KvxferConnector does not support {named} as it is set: "):
+        Settings.of(_config(path, value))
+
+
+@pytest.mark.parametrize("path", sorted(_REFUSED.keys() - _OF_OTHER_VERSIONS))
+def test_vllm_has_what_is_refused(path: str) -> None:
+    """Else nobody would be refused anything."""
+    *within, name = path.split(".")
+    owner = _CLASSES[within[0]] if within else vllm.config.VllmConfig
+    assert name in owner.__dataclass_fields__ or hasattr(owner, name)
+
+
+def test_every_field_of_the_transfer_config_is_honoured_or_refused() -> None:
+    """A field that a later vLLM adds has to be decided on."""
+    fields = set(vllm.config.KVTransferConfig.__dataclass_fields__)
+    refused = {path.partition(".")[2] for path in _REFUSED if path.startswith("kv_transfer_config")}
+    assert fields - _HONOURED - refused == set()
+
+
+@pytest.mark.parametrize("name", ["kv_port", "enable_permute_local_kv"])
+def test_the_default_is_vllms(name: str) -> None:
+    config = config_of()
+    default = vllm.config.KVTransferConfig.__dataclass_fields__[name].default
+    setattr(config.kv_transfer_config, name, default)
+    Settings.of(config)
+
+
+# --- speculation ---
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"])
+def test_drafts_without_kv_are_supported(method: str) -> None:
+    Settings.of(_config("speculative_config", SimpleNamespace(method=method)))
+
+
+@pytest.mark.parametrize(
+    "method", ["eagle", "eagle3", "mtp", "draft_model", "dflash", "dspark", "custom_class", None]
+)
+def test_drafts_with_kv_are_refused(method: str | None) -> None:
+    with pytest.raises(ValueError, match=r"speculative_config as it is set: .*\(ngram, ngram_gpu"):
+        Settings.of(_config("speculative_config", SimpleNamespace(method=method)))
+
+
+# --- push ---
+
+_NO_PUSH = {
+    "parallel_config.enable_dbo": (True, "enable_dbo, which computes each layer in several parts"),
+    "parallel_config.ubatch_size": (2, "ubatch_size, which computes each layer in several parts"),
+    "device_config.device_type": ("xpu", "push is not for KV caches on xpu"),
+}
+
+
+@pytest.mark.parametrize("path", _NO_PUSH)
+def test_push_is_refused_where_a_layer_may_not_be_whole(path: str) -> None:
+    """And pull is not: nobody can make such an engine push."""
+    value, says = _NO_PUSH[path]
+    config = _config(path, value)
+    assert Settings.of(config).mode == "pull"
+    assert says in why_no_push(config)
+    config.kv_transfer_config.kv_connector_extra_config["mode"] = "push"
+    with pytest.raises(ValueError, match='mode is "push", and ') as raised:
+        Settings.of(config)
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_push_is_supported(kind: str) -> None:
+    config = _config("device_config.device_type", kind)
+    config.kv_transfer_config.kv_connector_extra_config["mode"] = "push"
+    assert Settings.of(config).mode == "push"
+
+
+def test_vllm_has_what_push_is_refused_for() -> None:
+    for path in _NO_PUSH:
+        if path.startswith("parallel_config"):
+            assert path.partition(".")[2] in vllm.config.ParallelConfig.__dataclass_fields__
