@@ -123,14 +123,20 @@ class Pair:
         folder: Path,
         connector: Connector,
         decode: Connector | None = None,
+        decode_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> "Pair":
         """Returns before they are up: they start side by side. `decode`: what the decode engine is
-        told, where that differs; options are vllm.LLM's, of both."""
+        told, where that differs; options are vllm.LLM's, of both, decode_options of that one alone."""
         prefill = start_engine("prefill", model, folder, connector, "kv_producer", **options)
         try:
             other = start_engine(
-                "decode", model, folder, decode or connector, "kv_consumer", **options
+                "decode",
+                model,
+                folder,
+                decode or connector,
+                "kv_consumer",
+                **(options | dict(decode_options or {})),
             )
         except BaseException:
             prefill.close()
