@@ -1,7 +1,13 @@
 """How KvxferConnector finds out about engines, for several requests at once. None is started."""
 
+import contextlib
+import os
 import queue
+import resource
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +17,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 
 # pylint: disable=wrong-import-position
 import kvxfer  # noqa: E402
+import kvxfer.vllm.peers  # noqa: E402
+from kvxfer.vllm.descriptors import free_descriptors  # noqa: E402
 from kvxfer.vllm.peers import CannotMeet, Peers  # noqa: E402
 from kvxfer.vllm.reference import Worker  # noqa: E402
 from kvxfer.vllm.stats import Stats  # noqa: E402
@@ -88,3 +96,143 @@ def test_who_comes_later_asks_again_and_hides_nothing(network: _Network) -> None
     network.answer(b"metadata")
     assert [network.hear(later), network.meet(first)] == [_NAME, _NAME]
     assert (network.asked, network.stats.data["failed_meetings"]) == (2, 1)
+
+
+# --- descriptors run out ---
+
+
+class _Fleet:
+    """Workers that can all be met at once; what is left of descriptors is what the test says, less what
+    agents that are known take."""
+
+    _EACH = 12
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+        self.connected: list[str] = []
+        self.most = 0
+        self.busy: set[str] = set()
+        self.stats = Stats()
+        self.refuse: list[Exception] = []
+        self._limit = limit
+        agent: Any = SimpleNamespace(
+            add_peer=self._add, explain=self._explain, remove_peer=self.connected.remove
+        )
+        self.peers = Peers(agent, 1.0, self.stats, lambda: self.busy)
+        monkeypatch.setattr(kvxfer, "fetch_metadata", self._fetch)
+        monkeypatch.setattr(kvxfer.vllm.peers, "free_descriptors", self._free)
+        monkeypatch.setattr(kvxfer.vllm.peers, "_IDLE_S", 0.0)
+
+    def meet(self, number: int) -> str:
+        worker = Worker(f"192.0.2.1:{number}", f"{number:032x}")
+        end = time.monotonic() + _LIMIT_S
+        since = time.monotonic()
+        while (names := self.peers.meet([worker], since)) is None:
+            assert time.monotonic() < end, "nothing becomes of it"
+            time.sleep(0.001)
+        return names[0]
+
+    def _free(self) -> int:
+        return self._limit - self._EACH * len(self.connected)
+
+    def _fetch(self, address: str, _timeout: float) -> bytes:
+        if self.refuse:
+            raise self.refuse.pop()
+        return address.encode()
+
+    def _add(self, metadata: bytes) -> str:
+        name = metadata.decode().rpartition(":")[2]
+        self.connected.append(name)
+        self.most = max(self.most, len(self.connected))
+        return name
+
+    def _explain(self, name: str) -> Any:
+        return SimpleNamespace(incarnation=f"{int(name):032x}")
+
+
+def test_idle_peers_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 descriptors, 60 peers one after the other: those that are used stay, the others make room."""
+    fleet = _Fleet(monkeypatch, 256)
+    fleet.busy = {"0", "1"}
+    for number in range(60):
+        assert fleet.meet(number) == str(number)
+    assert fleet.most * fleet._EACH <= 256
+    assert {"0", "1"} <= set(fleet.connected)
+    assert fleet.meet(5) == "5"  # anew
+    assert fleet.stats.data["failed_meetings"] == 0
+
+
+def test_with_ample_descriptors_nobody_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = _Fleet(monkeypatch, 1 << 20)
+    for number in range(60):
+        fleet.meet(number)
+    assert len(fleet.connected) == 60
+
+
+def test_an_attempt_that_found_none_is_made_again_when_others_gave_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = _Fleet(monkeypatch, 1 << 20)
+    fleet.meet(1)
+    fleet.refuse = [kvxfer.ResourceExhausted("socket: Too many open files")]
+    assert fleet.meet(2) == "2"
+    assert fleet.connected == ["2"]
+    assert fleet.stats.data["exhausted"] == 1
+
+
+def test_without_any_that_is_idle_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = _Fleet(monkeypatch, 0)
+    fleet.refuse = [kvxfer.ResourceExhausted("socket: Too many open files")] * 2
+    with pytest.raises(CannotMeet, match=r"Too many open files.*ulimit -n, or LimitNOFILE") as raised:
+        fleet.meet(1)
+    assert "VLLM_HOST_IP" not in str(raised.value)
+    assert len(fleet.refuse) == 1  # no second attempt
+    assert fleet.stats.data["exhausted"] == fleet.stats.data["failed_meetings"] == 1
+
+
+_AGENTS = """
+import sys, kvxfer
+agents = [
+    kvxfer.Agent(f"p{n}", listen="127.0.0.1:0", serve_metadata=True) for n in range(int(sys.argv[1]))
+]
+for each in agents:
+    print(each.listen_address, each.incarnation, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def _descriptors(number: int) -> Iterator[None]:
+    """This process has so many more, and not one above."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + number, hard))
+    try:
+        assert free_descriptors() == number
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_agents_than_there_are_descriptors_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real ones, of which each connection takes three or more: all are met, and hear what they are
+    told."""
+    monkeypatch.setattr(kvxfer.vllm.peers, "_IDLE_S", 0.01)
+    number = 40
+    command = [sys.executable, "-c", _AGENTS, str(number)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        subprocess.Popen(command, text=True, **pipes) as others,  # type: ignore[call-overload]
+        kvxfer.Agent("decode", listen="127.0.0.1:0") as agent,
+        _descriptors(80),
+    ):
+        stats = Stats()
+        peers = Peers(agent, 5.0, stats)
+        for _ in range(number):
+            worker = Worker(*others.stdout.readline().split())
+            since, end = time.monotonic(), time.monotonic() + _LIMIT_S
+            while (names := peers.meet([worker], since)) is None:
+                assert time.monotonic() < end, "nothing becomes of it"
+                time.sleep(0.001)
+            agent.notify(names[0], b"here").wait(_LIMIT_S)
+        assert stats.is_empty()
+        others.stdin.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-PER_PEER = 12
+PER_PEER = 8
 """Control, data streams, files of shared memory, with some to spare."""
 RESERVE = 32
 """For everything else that the engine opens."""
