@@ -51,7 +51,7 @@ class _Engine:
     """A worker of one as vLLM drives it, by its connector; what its model computes is put into its
     stream."""
 
-    def __init__(self, name: str, device: int, settings: Settings) -> None:
+    def __init__(self, name: str, device: int, settings: Settings, why_no_push: str = "") -> None:
         self.stream = CudaStream(device)
         self._whole = CudaTensor((len(_LAYERS), *_SHAPE), np.float32, device)
         each = int(np.prod(_SHAPE))
@@ -60,7 +60,7 @@ class _Engine:
             for number, layer in enumerate(_LAYERS)
         }
         self.worker = kvxfer.vllm.worker.WorkerSide(
-            settings, name, _HERE, [_GROUP], _FINGERPRINT, ranks=1
+            settings, name, _HERE, [_GROUP], _FINGERPRINT, 1, why_no_push
         )
         # Its constructor wants a whole configuration of vLLM.
         self.connector = KvxferConnector.__new__(KvxferConnector)
@@ -122,7 +122,7 @@ def _recorded(post: Callable[..., kvxfer.Transfer], engines: list[_Engine]) -> A
     return post_and_record
 
 
-Start = Callable[[str], tuple[_Engine, _Engine]]
+Start = Callable[..., tuple[_Engine, _Engine]]
 
 
 @pytest.fixture
@@ -135,10 +135,11 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     # What vLLM launches kernels into.
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: engines[device.index].stream)
 
-    def begin(path: str) -> tuple[_Engine, _Engine]:
+    def begin(path: str, why_no_push: str = "") -> tuple[_Engine, _Engine]:
         settings = Settings(backends=_PATHS[path][0], drain=0.0)
         engines.extend(
-            _Engine(name, device, settings) for device, name in enumerate(("prefill", "decode"))
+            _Engine(name, device, settings, why_no_push)
+            for device, name in enumerate(("prefill", "decode"))
         )
         prefill, decode = engines
         prefill.fill(1)
@@ -389,7 +390,7 @@ def test_a_step_that_vllm_has_split_leaves_at_its_end(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where one thread computes one microbatch after the other."""
-    monkeypatch.setattr(kvxfer.vllm.pushing, "is_microbatched", lambda: True)
+    monkeypatch.setattr(kvxfer.vllm.layer_writes, "is_microbatched", lambda: True)
     prefill, decode = start("cuda_ipc")
     _meet(prefill, decode)
     prefill.begin(_write(0, 0, _LAST, computing=True, final=True))
@@ -413,6 +414,22 @@ def test_a_layer_that_is_saved_again_after_it_was_sent_fails_the_push(start: Sta
     assert prefill.transfers
     prefill.end()
     _load_fails(prefill, decode)
+
+
+def test_a_prefill_engine_that_cannot_write_says_so_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode does not wait until its offer ends."""
+    lines: list[str] = []
+    monkeypatch.setattr(
+        kvxfer.vllm.receiving.logger, "error", lambda text, *values: lines.append(text % values)
+    )
+    prefill, decode = start("cuda_ipc", "push does not go with enable_dbo")
+    begin = time.monotonic()
+    decode.step(_offer(prefill, decode))
+    _load_fails(prefill, decode)
+    assert time.monotonic() - begin < Settings().lease / 2
+    assert any("push does not go with enable_dbo" in line for line in lines)
 
 
 def test_room_is_offered_after_what_decode_still_computes(start: Start) -> None:

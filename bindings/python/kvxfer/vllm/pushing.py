@@ -8,16 +8,16 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import Any
 
 import kvxfer
 from kvxfer.vllm.caches import Group, RegisteredCaches
 from kvxfer.vllm.early_releases import EarlyReleases
 from kvxfer.vllm.errands import Answers, Sender, tell
-from kvxfer.vllm.layers import StepLayers, is_microbatched
+from kvxfer.vllm.layer_writes import LayerWrites
 from kvxfer.vllm.log import limited, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
+from kvxfer.vllm.push import Offer, Push
 from kvxfer.vllm.reference import GroupBlocks, Worker, from_runs, workers_of
 from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import Stats
@@ -39,50 +39,6 @@ _OTHER_PROMPT = (
 _LET_GO_S = 1.0  # all requests wait meanwhile
 
 
-@dataclass
-class _Offer:
-    contents: str
-    workers: tuple[Worker, ...]
-    parts: list[Part]
-    block_tokens: list[int]
-    seconds: float  # how long it holds, unless decode says that it still does
-    begun: float
-    until: float
-    senders: dict[int, Sender] = field(default_factory=dict)  # ranks of decode that have made it
-    names: list[str] = field(default_factory=list)  # once they were met
-
-    @property
-    def whole(self) -> bool:
-        """A rank that has not made it may write that room to others, or not be met."""
-        return len(self.senders) == len(self.workers)
-
-
-@dataclass
-class _Push:
-    """From when its request is computed until nothing reads its blocks any more."""
-
-    contents: str = ""
-    request: str = ""
-    offer: _Offer | None = None
-    reported: bool = False  # to the scheduler, that there is one
-    transfers: list[kvxfer.Transfer] = field(default_factory=list)
-    unposted: int = 0  # layers that have not been computed yet
-    last_write: bool = False
-    abandoned: str = ""
-    held: bool = False
-
-
-@dataclass
-class _Layer:
-    """One layer of a write, until it is computed: with a flag it is posted, and waits for that; without
-    it is to be posted with ``what``."""
-
-    lease: str
-    push: _Push
-    what: dict[str, Any]
-    flag: kvxfer.ReadyFlag | None = None
-
-
 class Pushing:
     """``closes``, ``is_over`` and ``layer_is_saved`` may be called by any thread, the rest by the
     engine's."""
@@ -96,7 +52,10 @@ class Pushing:
         settings: Settings,
         stats: Stats,
         early: EarlyReleases,
+        why_not: str = "",
     ) -> None:
+        """``why_not``: empty, or why this engine writes to nobody."""
+        self._why_not = why_not
         self._agent = agent
         self._peers = peers
         self._early = early
@@ -104,19 +63,22 @@ class Pushing:
         self._settings = settings
         self._stats = stats
         self._groups = groups
-        self._pushes: dict[str, _Push] = {}  # by lease
-        self._unexpected: OrderedDict[str, _Offer] = OrderedDict()
+        self._pushes: dict[str, Push] = {}  # by lease
+        self._unexpected: OrderedDict[str, Offer] = OrderedDict()
         self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately
         self._lock = threading.Lock()  # guards which leases are in _pushes, and _over
-        # Of the step that is being computed, by layer. In host memory a layer is computed when vLLM has
-        # saved it; on a GPU it is in the stream then, before the event of its last save.
-        self._layers = StepLayers()
-        self._waiting: dict[str, list[_Layer]] = {}
-        self._events: dict[str, Any] = {}
-        self._computing: dict[str, _Push] = {}  # by lease
+        self._layers = LayerWrites(agent, self._fail)
         self._heard = Heard()
         self._ended: set[str] = set()
-        self.caches: RegisteredCaches | None = None
+        self._caches: RegisteredCaches | None = None
+
+    @property
+    def caches(self) -> RegisteredCaches | None:
+        return self._caches
+
+    @caches.setter
+    def caches(self, caches: RegisteredCaches) -> None:
+        self._caches = self._layers.caches = caches
 
     def has_any(self) -> bool:
         return bool(self._pushes)
@@ -129,7 +91,7 @@ class Pushing:
     # --- what the scheduler says ---
 
     def expect(self, expected: Expected) -> None:
-        lease, push = expected.lease, _Push(expected.contents)
+        lease, push = expected.lease, Push(expected.contents)
         with self._lock:
             self._pushes[lease] = push
             over = lease in self._over
@@ -161,7 +123,7 @@ class Pushing:
 
     def abandon(self, abandoned: Abandoned) -> None:
         with self._lock:
-            push = self._pushes.setdefault(abandoned.lease, _Push())
+            push = self._pushes.setdefault(abandoned.lease, Push())
         push.request = abandoned.request
         push.held = push.held or abandoned.held
         push.last_write = True
@@ -190,39 +152,14 @@ class Pushing:
 
     def begin_step(self) -> None:
         """Before what is written in it."""
-        self.all_is_computed()  # of the step before, should vLLM not have said so
-        self._layers.begin(is_microbatched())
+        self._layers.begin_step()
 
     def layer_is_saved(self, layer: str) -> None:
         """For some of the step's tokens, or for all."""
-        if not self._computing:
-            return
-        assert self.caches is not None
-        stream = self.caches.stream()
-        if stream is not None and layer in self._waiting:
-            self._events[layer] = _now_in(stream)
-        computed = self._layers.saved(layer)
-        if computed:
-            self._send_layer(computed)
+        self._layers.layer_is_saved(layer)
 
     def all_is_computed(self) -> None:
-        reopened = self._layers.end()
-        if reopened:
-            for lease, push in self._computing.items():
-                self._fail(lease, push, f"layer {reopened} was saved again after it had been sent")
-        if not self._layers.layer_by_layer:
-            self._events.clear()  # each is of one microbatch alone
-        for layer in list(self._waiting):
-            self._send_layer(layer)
-        self._computing.clear()
-
-    def _send_layer(self, layer: str) -> None:
-        event = self._events.pop(layer, None)
-        for waiting in self._waiting.pop(layer, ()):
-            if waiting.flag is None:
-                self._post_layer(waiting, event)
-            elif not waiting.push.abandoned:
-                waiting.flag.set()
+        self._layers.all_is_computed()
 
     # --- what decode says ---
 
@@ -252,7 +189,7 @@ class Pushing:
         if push is not None and push.offer is not None:
             self._introduce(lease, push)
 
-    def _accept(self, lease: str, push: _Push, offer: _Offer) -> None:
+    def _accept(self, lease: str, push: Push, offer: Offer) -> None:
         if offer.contents != push.contents:
             self._fail(lease, push, _OTHER_PROMPT)
         if push.abandoned:  # before there was room: nothing is on its way there
@@ -308,10 +245,10 @@ class Pushing:
             self._look_at_transfers(lease, push)
         for lease, offer in list(self._unexpected.items()):
             over = lease in self._over or self._early.has(lease) or now > offer.until
-            if not over and self._meet(offer) is not False:
+            if not (over or self._why_not) and self._meet(offer) is not False:
                 continue
             del self._unexpected[lease]
-            self._refuse(lease, offer, _UNKNOWN)
+            self._refuse(lease, offer, self._why_not or _UNKNOWN)
 
     def take_heard(self) -> Heard:
         heard, self._heard = self._heard, Heard()
@@ -323,7 +260,7 @@ class Pushing:
 
     # --- within ---
 
-    def _introduce(self, lease: str, push: _Push) -> None:
+    def _introduce(self, lease: str, push: Push) -> None:
         """The scheduler hears of an offer when it can be written into."""
         offer = push.offer
         if offer is None or not offer.whole or push.abandoned or push.reported:
@@ -335,7 +272,7 @@ class Pushing:
             push.reported = True
             self._heard.offered[lease] = 1
 
-    def _meet(self, offer: _Offer) -> bool | None:
+    def _meet(self, offer: Offer) -> bool | None:
         """None: not yet; False: it cannot be met."""
         if offer.names:
             return True
@@ -346,12 +283,12 @@ class Pushing:
             return False
         return True if offer.names else None
 
-    def _write_group(self, push: _Push, write: Write, index: int, first: int, last: int) -> None:
+    def _write_group(self, push: Push, write: Write, index: int, first: int, last: int) -> None:
         offer = push.offer
         assert offer is not None
-        assert self.caches is not None
+        assert self._caches is not None
         ours, theirs = write.groups[index], offer.parts[index].blocks
-        what = self.caches.between(index, ours, theirs, offer.block_tokens[index], first, last)
+        what = self._caches.between(index, ours, theirs, offer.block_tokens[index], first, last)
         if what["local_first_token"] < 0:
             raise ValueError("a block that decode needs of a sliding window was freed")
         what |= {
@@ -359,34 +296,15 @@ class Pushing:
             "notification": ARRIVAL.pack(index, last - first),
             "deadline": self._settings.timeout,
         }
-        stream = self.caches.stream()
+        stream = self._caches.stream()
         if not write.computing:
             push.transfers.append(self._agent.write_blocks(offer.names, **what, stream=stream))
             return
-        self._computing[write.lease] = push
         for number, layer in enumerate(self._groups[index].layers):
             of_layer = what | {"group": offer.names, "first_layer": number, "layers": 1}
-            waiting = _Layer(write.lease, push, of_layer)
-            if stream is None:
-                waiting.flag = kvxfer.ReadyFlag()
-                push.transfers.append(self._agent.write_blocks(**of_layer, ready=waiting.flag))
-            else:
-                push.unposted += 1
-            self._waiting.setdefault(layer, []).append(waiting)
+            self._layers.add(layer, write.lease, push, of_layer)
 
-    def _post_layer(self, layer: _Layer, event: Any) -> None:
-        push = layer.push
-        push.unposted -= 1
-        if push.abandoned:
-            return
-        assert self.caches is not None
-        after = {"stream": self.caches.stream()} if event is None else {"event": event}
-        try:
-            push.transfers.append(self._agent.write_blocks(**layer.what, **after))
-        except (kvxfer.Error, ValueError, TypeError, OverflowError) as error:
-            self._fail(layer.lease, push, str(error))
-
-    def _look_at_transfers(self, lease: str, push: _Push) -> None:
+    def _look_at_transfers(self, lease: str, push: Push) -> None:
         # Each is asked once whether it has ended, and then how: it may end at any time.
         done = [each.done() for each in push.transfers]
         both = list(zip(push.transfers, done, strict=True))
@@ -397,7 +315,7 @@ class Pushing:
         if push.last_write and not push.transfers and not push.unposted:
             self._end(lease, push)
 
-    def _fail(self, lease: str, push: _Push, why: str) -> None:
+    def _fail(self, lease: str, push: Push, why: str) -> None:
         """What is on its way ends first; then decode is told."""
         if push.abandoned:
             return
@@ -407,7 +325,7 @@ class Pushing:
         for transfer in push.transfers:
             transfer.cancel()
 
-    def _end(self, lease: str, push: _Push) -> None:
+    def _end(self, lease: str, push: Push) -> None:
         with self._lock:
             del self._pushes[lease]
             self._end_lease(lease)
@@ -422,11 +340,11 @@ class Pushing:
         if len(self._over) > _MAX_ENDED:
             self._over.popitem(last=False)
 
-    def _refuse(self, lease: str, offer: _Offer, why: str) -> None:
+    def _refuse(self, lease: str, offer: Offer, why: str) -> None:
         for sender in offer.senders.values():
             self._answers.send(sender, {"do": "refuse", "lease": lease, "why": why})
 
-    def _read_offer(self, sender: Sender, message: dict[str, Any]) -> _Offer:
+    def _read_offer(self, sender: Sender, message: dict[str, Any]) -> Offer:
         tokens = [_number(each) for each in message["block_tokens"]]
         if not len(message["parts"]) == len(self._groups) == len(tokens) or not all(tokens):
             raise ValueError(f"an offer of {len(tokens)} groups, not {len(self._groups)}")
@@ -437,15 +355,7 @@ class Pushing:
             raise ValueError(f"an offer of rank {rank} of {len(workers)}, for {seconds} s")
         at = float(message["at"])
         contents = str(message["contents"])
-        return _Offer(contents, workers, parts, tokens, seconds, at, at + seconds, {rank: sender})
-
-
-def _now_in(stream: Any) -> Any:
-    """None: no event is to be had, and what is sent later goes after all that is in the stream then."""
-    try:
-        return stream.record_event()
-    except RuntimeError:
-        return None
+        return Offer(contents, workers, parts, tokens, seconds, at, at + seconds, {rank: sender})
 
 
 def _part(block: Any, runs: Any, first: Any, last: Any, block_tokens: int) -> Part:

@@ -47,7 +47,9 @@ class WorkerSide:
         groups: list[Group],
         fingerprint: int,
         ranks: int,
+        why_no_push: str = "",
     ) -> None:
+        """``why_no_push``: empty, or why this engine cannot write to decode."""
         self.stats = Stats()
         self._settings = settings
         self._groups = groups
@@ -69,7 +71,7 @@ class WorkerSide:
         self._receiving = Receiving(self._agent, peers, settings, self.stats, self._rank, here)
         answers = Answers(self._agent, settings.handshake_timeout)
         self._pushing = Pushing(
-            self._agent, peers, answers, groups, settings, self.stats, self._early
+            self._agent, peers, answers, groups, settings, self.stats, self._early, why_no_push
         )
         self._refused: set[str] = set()
         self._told: queue.SimpleQueue[tuple[Sender, dict[str, Any]]] = queue.SimpleQueue()
