@@ -136,7 +136,7 @@ TEST_F(OptionsEnvTest, EveryVariableIsRead) {
 }
 
 TEST_F(OptionsEnvTest, AnEmptyVariableCountsAsNotSet) {
-  for (const char* name : kVariables) Set(name, "");
+  for (const std::string& name : EnvironmentVariables()) Set(name.c_str(), "");
   const auto options = OptionsFromEnvironment();
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->listen, AgentOptions().listen);
