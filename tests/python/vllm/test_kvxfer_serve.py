@@ -116,7 +116,7 @@ def test_what_decode_refuses_is_given_back(cluster: Cluster) -> None:
     prefill = cluster.prefill_port
     expired = cluster.metrics(prefill)["vllm:kvxfer_expired_leases_total"]
     for number, wrong in enumerate(_REFUSED):
-        prompt = [token + number for token in _prompts()[100]]
+        prompt = [2 + number, *_prompts()[100]]
         for through in ("proxy", "decode"):
             params = {}
             if through == "decode":
