@@ -56,9 +56,10 @@ std::optional<LeaseAnswerFrame> KvLeaseDesk::OnLeaseRead(const LeaseReadFrame& f
   LeaseAnswerFrame answer = Begin(frame, reader, now);
   const Duration wait = std::min(
       {AsDuration(frame.wait_nanos), AsDuration(frame.within_nanos), Duration(kLongestWait)});
-  if (answer.refusal == KvLeaseRefusal::kUnknown && wait > Duration::zero() &&
-      waiters_.Add({.reader = reader, .read = frame, .until = now + wait})) {
-    return std::nullopt;
+  if (answer.refusal == KvLeaseRefusal::kUnknown && wait > Duration::zero()) {
+    if (waiters_.Add({.reader = reader, .read = frame, .until = now + wait})) return std::nullopt;
+    answer.refusal = KvLeaseRefusal::kBusy;
+    absl::StrAppend(&answer.why, "; too many reads wait for leases: try again");
   }
   if (answer.refusal != LeaseAnswerFrame::kHeld) ++refused_;
   return answer;

@@ -115,9 +115,10 @@ class Fetching:
         for group in errors:
             del load.transfers[group]
         if errors:
-            load.retries += 1
             load.not_before = time.monotonic() + _PAUSE_S
             self._stats.count("retries")
+        if any(isinstance(each, kvxfer.PeerLost) for each in errors.values()):
+            load.retries += 1
         if time.monotonic() >= load.not_before:
             self._post(load)
         return bool(load.failed) and not load.in_the_way()
@@ -131,7 +132,9 @@ class Fetching:
             self._peers.let_idle_go()  # for the next one
         final = next((each for each in errors.values() if not _may_pass(each)), None)
         late = time.monotonic() > load.begun + self._settings.timeout
-        if final is None and not late and load.retries < self._settings.retries:
+        lost = any(isinstance(each, kvxfer.PeerLost) for each in errors.values())
+        tired = lost and load.retries >= self._settings.retries
+        if final is None and not late and not tired:
             return
         load.failed = self._describe(final or next(iter(errors.values())))
         for transfer in load.transfers.values():
