@@ -48,18 +48,39 @@ def test_policy_fail_ends_the_request_and_no_other(start_pair: StartPair) -> Non
 def test_policy_fail_waits_for_what_prefill_hears_late(start_pair: StartPair) -> None:
     """Prefill's worker is in a long step while decode asks: here nobody lets the engine step."""
     failing = dataclasses.replace(
-        KVXFER, on_load_failure="fail", extra={"host": "127.0.0.1", "handshake_timeout": 2}
+        KVXFER,
+        on_load_failure="fail",
+        extra={"host": "127.0.0.1", "lease": 2, "timeout": 5, "handshake_timeout": 2},
     )
     pair = start_pair(failing)
     talk = Conversation(pair, make_prompts(34, {"late": 150}))
     transfers = talk.prefill("late")
     pair.decode.serve()
     pair.decode.add(talk.request("late", transfers["late"]))
-    assert not pair.decode.poll(3.0)  # beyond handshake_timeout
+    assert not pair.decode.poll(2.5)  # beyond handshake_timeout
     pair.prefill.serve()
     (answer,) = wait_for([pair.decode], {"late"}).values()
     assert (answer.reason, answer.tokens) == ("length", talk.alone["late"])
     assert counted(pair.decode)["vllm:kvxfer_retries"] == 0
+
+    # Several answers to one prompt, as vLLM makes requests of them: from one lease, or none of them.
+    pair.decode.forget()
+    for spoil, reason in (({}, "length"), ({"transfer": "0" * 24}, "error")):
+        (transfer,) = talk.prefill("late").values()
+        transfer["kvxfer"].update(spoil)
+        before = pair.decode.metrics()
+        names = {f"{number} of {reason}" for number in range(4)}
+        for name in names:
+            pair.decode.add(dataclasses.replace(talk.request("late", transfer), name=name))
+        answers = wait_for([pair.decode], names)
+        assert {each.reason for each in answers.values()} == {reason}
+        if reason == "length":
+            assert all(each.tokens == talk.alone["late"] for each in answers.values())
+            assert counted(pair.decode, before)["vllm:kvxfer_load_seconds_count"] == 1
+        for engine in pair.engines:
+            assert engine.idle(10)
+            assert engine.free_blocks() == engine.wait_until_up()["free_blocks"]
+            assert engine.forget()
 
 
 def test_the_name_suffices_where_the_package_is_installed(start_pair: StartPair) -> None:

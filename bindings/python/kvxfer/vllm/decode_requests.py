@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
 
     from kvxfer.vllm.fingerprint import Fingerprint
     from kvxfer.vllm.settings import Settings
+
+
+_MAX_LOADED = 4096
+_SAME_FAILED = "the request that came first with this reference could not be loaded"
+
+
+class _InUse(BadReference):
+    """The reference is good, and another request has it."""
 
 
 @dataclass
@@ -67,6 +76,11 @@ class DecodeRequests:
         self._fingerprint = fingerprint
         self._fails = fails
         self._loads: dict[str, _Load] = {}
+        self._first: dict[str, str] = {}  # by transfer, the request in _loads that has it
+        # Requests that came with the reference of one in _loads, which is not read twice. Several
+        # answers to one prompt (n) come so.
+        self._followers: dict[str, str] = {}
+        self._loaded: OrderedDict[str, None] = OrderedDict()  # transfers, lately
         self._rooms: dict[str, _Room] = {}  # by request
         self._refused: dict[str, str] = {}  # not yet told to the workers
 
@@ -89,14 +103,29 @@ class DecodeRequests:
                 raise BadReference(refused)
             self._load(request, self._read(reference, request))
         except BadReference as error:
-            self._give_back(reference)
+            if not isinstance(error, _InUse):
+                self._give_back(reference)
             self._refuse(request, shown(error))
 
     def _load(self, request: Request, reference: Reference) -> None:
         tokens = reference.tokens or self._pushed_tokens(request)
         hashed = prompt_hash(request, tokens)
         contents = contents_of(hashed, reference.groups, reference.block_tokens)
-        self._loads[request.request_id] = _Load(reference, contents)
+        first = self._first.get(reference.transfer)
+        if first is None:
+            self._first[reference.transfer] = request.request_id
+            self._loads[request.request_id] = _Load(reference, contents)
+        elif self._loads[first].contents == contents:
+            self._followers[request.request_id] = first
+        else:
+            raise _InUse(f"its reference is that of request {first}, which has another prompt")
+
+    def _drop(self, request: str) -> _Load | None:
+        """Of a load that is over, or was none."""
+        load = self._loads.pop(request, None)
+        if load is not None:
+            del self._first[load.reference.transfer]
+        return load
 
     def _give_back(self, params: Any) -> None:
         """What a reference refers to that nothing is loaded by, as far as it can be read."""
@@ -135,8 +164,12 @@ class DecodeRequests:
         tokens = request.num_prompt_tokens
         return tokens - 1 if self._table.leaves_last_to_decode(tokens) else tokens
 
-    def matched_tokens(self, request: Request, computed: int) -> int:
-        """How many tokens beyond ``computed`` are to be had from the other engine."""
+    def matched_tokens(self, request: Request, computed: int) -> int | None:
+        """How many tokens beyond ``computed`` are to be had from the other engine. None: ask again. One
+        that follows another finds in the prefix cache what that one has loaded."""
+        if self._followers.get(request.request_id) in self._loads:
+            return None
+        self._followers.pop(request.request_id, None)
         if request.request_id in self._refused:
             # Goes through the motions of a load, which then fails.
             return max(0, request.num_prompt_tokens - computed)
@@ -144,7 +177,15 @@ class DecodeRequests:
         if load is None or load.begun:
             return 0
         load.computed = computed
-        return max(0, self._loadable(load, request) - computed)
+        left = max(0, self._loadable(load, request) - computed)
+        if load.reference.transfer in self._loaded and left < self._largest_block():
+            # Another answer to the same prompt has loaded all whole blocks, and used the lease up.
+            self._drop(request.request_id)
+            return 0
+        return left
+
+    def _largest_block(self) -> int:
+        return max(group.block_tokens for group in self._table.groups)
 
     def _loadable(self, load: _Load, request: Request) -> int:
         tokens = load.reference.tokens or request.num_prompt_tokens
@@ -163,7 +204,7 @@ class DecodeRequests:
             return
         load.begun = True
         if external <= 0:
-            del self._loads[request.request_id]
+            self._drop(request.request_id)
             self._return(load.reference)
             return
         last = load.computed + external  # vLLM may have taken less than was to be had
@@ -206,10 +247,11 @@ class DecodeRequests:
     def finished(self, request: Request) -> bool:
         """Whether it had a load that has not ended: what was begun ends as the workers say, what was
         not is given back."""
-        load = self._loads.pop(request.request_id, None)
+        load = self._drop(request.request_id)
         refused = self._refused.pop(request.request_id, None)
+        follows = self._followers.pop(request.request_id, None)
         if load is None:
-            return refused is not None
+            return refused is not None or follows is not None
         if load.begun:
             self.step.given_up.append(request.request_id)
         else:
@@ -230,9 +272,20 @@ class DecodeRequests:
         for request, change in (heard.unsettled if heard is not None else {}).items():
             self._rooms[request].unsettled += change
         for request in output.finished_recving or ():
-            self._loads.pop(request, None)
+            load = self._drop(request)
             self._keep(request)
+            if request not in output.failed_recving:
+                self._remember(load)
+            elif self._fails:
+                followers = [each for each, first in self._followers.items() if first == request]
+                self._refused |= dict.fromkeys(followers, _SAME_FAILED)
         self._let_go()
+
+    def _remember(self, load: _Load | None) -> None:
+        if load is not None:
+            self._loaded[load.reference.transfer] = None
+            if len(self._loaded) > _MAX_LOADED:
+                self._loaded.popitem(last=False)
 
     def keeps_blocks(self) -> bool:
         return any(room.kept for room in self._rooms.values())

@@ -82,8 +82,8 @@ class SchedulerSide:
         if asked.load:
             self._decode.expect(request, params, asked.refused)
 
-    def matched_tokens(self, request: Request, computed: int) -> int:
-        """How many tokens beyond ``computed`` are to be had from the other engine."""
+    def matched_tokens(self, request: Request, computed: int) -> int | None:
+        """As DecodeRequests.matched_tokens."""
         return self._decode.matched_tokens(request, computed)
 
     def after_allocation(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
