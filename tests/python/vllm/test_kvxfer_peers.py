@@ -19,9 +19,12 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 import kvxfer  # noqa: E402
 import kvxfer.vllm.peers  # noqa: E402
 from kvxfer.vllm.descriptors import free_descriptors  # noqa: E402
+from kvxfer.vllm.fetching import Fetching  # noqa: E402
 from kvxfer.vllm.peers import CannotMeet, Peers  # noqa: E402
-from kvxfer.vllm.reference import Worker  # noqa: E402
+from kvxfer.vllm.reference import GroupBlocks, Reference, Worker  # noqa: E402
+from kvxfer.vllm.settings import Settings  # noqa: E402
 from kvxfer.vllm.stats import Stats  # noqa: E402
+from kvxfer.vllm.step import Fetch, Part  # noqa: E402
 
 _LIMIT_S = 10.0
 _WORKER = Worker("192.0.2.1:7000", "0" * 32)
@@ -187,6 +190,30 @@ def test_without_any_that_is_idle_the_remedy_is_named(monkeypatch: pytest.Monkey
     assert "VLLM_HOST_IP" not in str(raised.value)
     assert len(fleet.refuse) == 1  # no second attempt
     assert fleet.stats.data["exhausted"] == fleet.stats.data["failed_meetings"] == 1
+
+
+def test_a_load_that_found_none_is_not_retried() -> None:
+    """It is counted, others give way for the next one, and the request falls to the policy."""
+    error = kvxfer.ResourceExhausted("socket: Too many open files; raise the limit (ulimit -n)")
+    ended = SimpleNamespace(
+        done=lambda: True, quarantined=False, error=error, cancel=lambda: None, _drive=lambda _: None
+    )
+    asked: list[str] = []
+    agent: Any = SimpleNamespace(read_blocks=lambda *_, **__: asked.append("read") or ended)
+    peers: Any = SimpleNamespace(
+        meet=lambda *_: [_NAME], name=lambda _: _NAME, let_idle_go=lambda: asked.append("let go")
+    )
+    errands: Any = SimpleNamespace(send=lambda *_: asked.append("return"))
+    stats = Stats()
+    fetching = Fetching(agent, peers, errands, Settings(), stats)
+    caches: Any = SimpleNamespace(between=lambda *_: {}, stream=lambda: None)
+    fetching.caches = caches
+    blocks = GroupBlocks(0, (1,))
+    reference = Reference("pull", "e", "t", 32, "1.a.b", (_WORKER,), (blocks,), (32,))
+    fetching.begin(Fetch("r1", "lease", reference, (Part(blocks, 0, 32),)))
+    assert fetching.poll() == (set(), {"r1"})
+    assert asked == ["read", "let go", "return"]
+    assert (stats.data["exhausted"], stats.data["retries"], stats.data["failed_loads"]) == (1, 0, 1)
 
 
 _AGENTS = """
