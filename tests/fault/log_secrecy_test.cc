@@ -81,6 +81,29 @@ TEST_F(LogSecrecy, RefusalsOfPeersThatLie) {
   EXPECT_THAT(Logged(), ::testing::HasSubstr("liar"));
 }
 
+// The target refuses a write by a key that it did not give, and one to where nothing is registered.
+// Both sides log why the connection ends.
+TEST_F(LogSecrecy, WritesThatTheTargetRefuses) {
+  constexpr size_t kBytes = 4096;
+  for (const bool bad_key : {true, false}) {
+    const AgentOptions a_options{.name = "a", .backends = {"tcp"}};
+    const AgentOptions b_options{.name = "b", .backends = {"tcp"}};
+    ASSERT_OK_AND_ASSIGN(const Node a, Node::Create(a_options, MemoryType::kAttached, kBytes));
+    ASSERT_OK_AND_ASSIGN(const Node b, Node::Create(b_options, MemoryType::kAttached, kBytes));
+    ASSERT_OK_AND_ASSIGN(AgentMetadata lies, DecodeMetadata(*b.agent->Metadata()));
+    RemoteRegion& region = lies.regions.at(0).region;
+    secrets_.insert(secrets_.end(), {region.base, region.rkey, a.memory.address()});
+    if (bad_key) region.rkey = kRkey;
+    if (!bad_key) region.base = kAddress;
+    ASSERT_OK(a.agent->AddPeer(EncodeMetadata(lies)));
+    const std::vector<Descriptor> from{{.address = a.memory.address(), .bytes = kBytes}};
+    const std::vector<Descriptor> to{{.address = region.base, .bytes = kBytes}};
+    ASSERT_OK_AND_ASSIGN(const Transfer lost, a.agent->Write("b", DescriptorBlocks{from, to}));
+    EXPECT_FALSE(lost.Wait(kAmple).ok());
+  }
+  EXPECT_THAT(Logged(), ::testing::HasSubstr("region"));
+}
+
 // The error of the application that owns the memory says where; the log does not.
 TEST_F(LogSecrecy, MemoryThatIsGone) {
   const AgentOptions a_options{.name = "a", .backends = {"shm"}};
@@ -96,13 +119,14 @@ TEST_F(LogSecrecy, MemoryThatIsGone) {
   secrets_.push_back(reinterpret_cast<uintptr_t>(gone));
   secrets_.push_back(a.memory.address());
   secrets_.push_back(known.regions.at(0).region.rkey);
-  ASSERT_EQ(munmap(gone, kBytes), 0);
+  ASSERT_EQ(mprotect(gone, kBytes, PROT_NONE), 0);
   const std::vector<Descriptor> from{{.address = a.memory.address(), .bytes = kBytes}};
   const std::vector<Descriptor> to{{.address = reinterpret_cast<uintptr_t>(gone), .bytes = kBytes}};
   ASSERT_OK_AND_ASSIGN(const Transfer lost, a.agent->Write("b", DescriptorBlocks{from, to}));
   const absl::Status why = lost.Wait(kAmple);
   EXPECT_TRUE(Fails(why, absl::StatusCode::kFailedPrecondition, {"0x", "unmapped"}));
   EXPECT_FALSE(Logged().empty());
+  munmap(gone, kBytes);
 }
 
 }  // namespace

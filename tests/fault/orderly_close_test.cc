@@ -2,22 +2,27 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kvxfer/log.h"
+#include "src/core/log_limits.h"
 #include "tests/support/agents.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
+#include "tests/support/tcp_streams.h"
 #include "tests/support/test_peer.h"
 
 namespace kvxfer::testing {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -104,9 +109,60 @@ TEST_P(OrderlyClose, ALossStillWarns) {
   ASSERT_OK_AND_ASSIGN(const Transfer there, a->Notify("b", "x", Unhurried()));
   ASSERT_OK(there.Wait(kAmple));
   Warnings warnings;
+  // Tests before this one may have logged all that this cause may at once.
+  std::this_thread::sleep_for(LogLimits::kEvery + std::chrono::milliseconds(100));
   b->process().Signal(SIGKILL);
   EXPECT_TRUE(WaitLost(*a));
   EXPECT_THAT(warnings.SoFar(), Contains(HasSubstr("peer b lost")));
+}
+
+// An agent here and one in another process, whose streams to it end in this one's hands.
+class RailsThatEnd : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const AgentOptions a{.name = "a", .backends = {"tcp"}, .tcp_streams = 2};
+    const AgentOptions b{.name = "b", .backends = {"tcp"}, .tcp_streams = 2};
+    ASSERT_OK_AND_ASSIGN(a_, Agent::Create(a));
+    ASSERT_OK_AND_ASSIGN(b_, TestPeer::Start(Where::kProcess));
+    ASSERT_OK(b_->Create(b, MemoryType::kAttached, 4096));
+    ASSERT_OK(Introduce(*a_, *b_));
+    ASSERT_OK_AND_ASSIGN(const Transfer there, a_->Notify("b", "x", Unhurried()));
+    ASSERT_OK(there.Wait(kAmple));
+    ASSERT_TRUE(Eventually(kAmple, [this] { return RailsUp() == 2; }));
+  }
+  int RailsUp() const {
+    const absl::StatusOr<Explanation> all = a_->Explain("b");
+    if (!all.ok() || all->paths.size() != 1) return -1;
+    int up = 0;
+    for (const RailExplanation& rail : all->paths[0].each_rail) up += rail.up ? 1 : 0;
+    return up;
+  }
+
+  std::unique_ptr<Agent> a_;
+  std::unique_ptr<TestPeer> b_;
+};
+
+// The connection follows: its end is what there is to say.
+TEST_F(RailsThatEnd, WithTheirConnectionAreNotWarnedOf) {
+  b_->process().Signal(SIGSTOP);
+  b_->process().WaitStopped();
+  Warnings warnings;
+  std::this_thread::sleep_for(LogLimits::kEvery + std::chrono::milliseconds(100));
+  for (const StreamEnd& end : DataStreams()) shutdown(end.fd, SHUT_RDWR);
+  EXPECT_TRUE(Eventually(kAmple, [this] { return RailsUp() == 0; }));
+  EXPECT_THAT(warnings.SoFar(), IsEmpty());
+  b_->process().Signal(SIGKILL);
+  EXPECT_TRUE(WaitLost(*a_));
+  EXPECT_THAT(warnings.SoFar(), ElementsAre(HasSubstr("peer b lost")));
+}
+
+TEST_F(RailsThatEnd, AloneAreWarnedOf) {
+  Warnings warnings;
+  const std::vector<StreamEnd> one = OneDataStream();
+  ASSERT_EQ(one.size(), 1u);
+  shutdown(one[0].fd, SHUT_RDWR);
+  EXPECT_TRUE(Eventually(kAmple, [&] { return !warnings.SoFar().empty(); }));
+  EXPECT_THAT(warnings.SoFar(), Contains(HasSubstr("of tcp failed")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, OrderlyClose, ::testing::Values("tcp", "shm"),
