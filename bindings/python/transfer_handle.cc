@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "bindings/python/stream.h"
+#include "bindings/python/text.h"
 
 namespace kvxfer::python {
 namespace {

@@ -10,6 +10,7 @@
 #include "src/cli/command_line.h"
 #include "src/cli/exit_status.h"
 #include "src/core/strings.h"
+#include "src/core/text.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -19,7 +20,9 @@ int Report(std::string message, ExitStatus status) {
   // The library's lines of what led to this come first.
   FlushLog(std::chrono::milliseconds(200));
   std::replace(message.begin(), message.end(), '\n', ' ');
-  std::fprintf(stderr, "kvxfer: %s\n", message.c_str());
+  // A server's words may be in it.
+  constexpr size_t kMaxBytes = 16 * 1024;
+  std::fprintf(stderr, "kvxfer: %s\n", Printable(message, kMaxBytes).c_str());
   return static_cast<int>(status);
 }
 

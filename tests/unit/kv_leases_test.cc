@@ -47,10 +47,9 @@ TEST(KvLeases, NamesHaveABoundedLength) {
   const std::string longest(255, 'n');
   const std::string no_text("\0\xff\n", 3);
   EXPECT_OK(leases.Grant(longest, 1, At(5)));
-  EXPECT_OK(leases.Grant(no_text, 1, At(6)));
-  EXPECT_OK(leases.Grant(no_text.substr(0, 1), 1, At(7)));
-  EXPECT_THAT(Ends(leases, At(7)), ElementsAre(Pair(longest, kExpired), Pair(no_text, kExpired),
-                                               Pair(std::string(1, '\0'), kExpired)));
+  EXPECT_OK(leases.Grant("größe", 1, At(6)));
+  EXPECT_TRUE(Fails(leases.Grant(no_text, 1, At(6)), kInvalid, {"KV lease", "UTF-8"}));
+  EXPECT_THAT(Ends(leases, At(7)), ElementsAre(Pair(longest, kExpired), Pair("größe", kExpired)));
 }
 
 TEST(KvLeases, ANameIsGivenOutOnce) {
