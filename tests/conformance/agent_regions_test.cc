@@ -1,9 +1,12 @@
 // More regions than one message lists: they are told of in pages when a connection begins.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <string>
 #include <vector>
 
+#include "src/core/metadata.h"
 #include "src/core/wire_format.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
@@ -13,6 +16,8 @@
 
 namespace kvxfer::testing {
 namespace {
+
+using std::chrono::milliseconds;
 
 constexpr size_t kMany = 40'000;  // every second one is more than a page
 constexpr size_t kBytes = 64;     // of each
@@ -72,6 +77,65 @@ TEST_P(AgentRegions, MoreThanAPageThatComeAndGo) {
   EXPECT_FALSE(Write(kMany - 3).ok());
   EXPECT_TRUE(Untouched(kMany - 3));
   EXPECT_OK(Write(kMany - 1));
+}
+
+TEST_P(AgentRegions, AListIsRegisteredAndForgottenAsAWhole) {
+  std::vector<MemorySpan> spans;
+  for (size_t i = 0; i < 1000; ++i) {
+    spans.push_back({.data = reinterpret_cast<void*>(AddressOf(i)), .bytes = kBytes});
+  }
+  ASSERT_OK_AND_ASSIGN(const std::string before, pair_.b.agent->Metadata());
+  spans.push_back({});
+  EXPECT_TRUE(Fails(pair_.b.agent->RegisterMemory(spans, Access::kReadWrite),
+                    absl::StatusCode::kInvalidArgument, {"null"}));
+  ASSERT_OK_AND_ASSIGN(const std::string after, pair_.b.agent->Metadata());
+  EXPECT_EQ(DecodeMetadata(after)->regions.size(), DecodeMetadata(before)->regions.size());
+  spans.pop_back();
+  ASSERT_OK_AND_ASSIGN(regions_, pair_.b.agent->RegisterMemory(spans, Access::kReadWrite));
+  EXPECT_EQ(regions_.size(), spans.size());
+  ASSERT_OK(Introduce(*pair_.a.agent, *pair_.b.agent));
+  EXPECT_OK(Write(999));
+
+  const std::vector<RegionId> twice{regions_[0], regions_[1], regions_[0]};
+  EXPECT_TRUE(Fails(pair_.b.agent->DeregisterMemory(twice, kAmple),
+                    absl::StatusCode::kInvalidArgument, {"twice"}));
+  const std::vector<RegionId> unknown{regions_[0], RegionId{123'456}};
+  EXPECT_TRUE(Fails(pair_.b.agent->DeregisterMemory(unknown, kAmple), absl::StatusCode::kNotFound,
+                    {"123456"}));
+  EXPECT_OK(Write(0));
+  ASSERT_OK(pair_.b.agent->DeregisterMemory(std::span(regions_).first(999), kAmple));
+  EXPECT_FALSE(Write(998).ok());
+  EXPECT_OK(Write(999));
+  EXPECT_OK(pair_.b.agent->DeregisterMemory(std::span<const RegionId>(), kAmple));
+}
+
+// What is in use stays, and is said; the others are gone.
+TEST_P(AgentRegions, OfAListThoseInUseStay) {
+  Register(3);
+  std::vector<RegionId> regions = regions_;
+  regions.push_back(pair_.b.region);
+  const std::atomic<uint32_t> never{0};
+  TransferOptions options = Unhurried();
+  options.ready = &never;
+  ASSERT_OK(Introduce(*pair_.b.agent, *pair_.a.agent));
+  ASSERT_OK_AND_ASSIGN(const Transfer waits,
+                       BlockSet({}, pair_.b.memory.address(), pair_.a.memory.address())
+                           .Write(*pair_.b.agent, "a", options));
+  std::vector<RegionId> in_use;
+  EXPECT_TRUE(Fails(pair_.b.agent->DeregisterMemory(regions, milliseconds(1), &in_use),
+                    absl::StatusCode::kDeadlineExceeded, {"stays registered"}));
+  EXPECT_EQ(in_use, std::vector{pair_.b.region});
+  EXPECT_TRUE(
+      Fails(pair_.b.agent->DeregisterMemory(regions_[0], kAmple), absl::StatusCode::kNotFound));
+  waits.Cancel();
+  EXPECT_OK(pair_.b.agent->DeregisterMemory(in_use, kAmple));
+}
+
+TEST_P(AgentRegions, OneQuiesceNamesSoManyAtMost) {
+  QuiesceScope scope;
+  scope.regions.assign(kMaxListedRegions + 1, pair_.b.region);
+  EXPECT_TRUE(Fails(pair_.b.agent->Quiesce(scope, kAmple), absl::StatusCode::kInvalidArgument,
+                    {"one call names at most 30000", "mean all"}));
 }
 
 std::vector<Flavour> Few() {
