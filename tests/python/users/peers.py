@@ -129,4 +129,4 @@ def choose_nixl() -> None:
     import nixl._api
 
     if drop_in:
-        assert Path(nixl._api.__file__).resolve().is_relative_to(Path(drop_in).resolve())
+        assert Path(nixl.__file__).resolve().is_relative_to(Path(drop_in).resolve())
