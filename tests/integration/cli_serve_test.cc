@@ -98,10 +98,10 @@ TEST_F(Serve, ExplainsBothWays) {
     ASSERT_TRUE(result.json[side]["paths"].is_array()) << result.out;
     EXPECT_GT(result.json[side]["paths"].size(), 0u);
   }
-  const std::string text = RunProgram({"explain", address_}).out;
+  const std::string text = RunProgram({"explain", address_, "--memory", "mapped"}).out;
   const size_t there = text.find("from there:");
   ASSERT_NE(there, std::string::npos) << text;
-  // Both sides are connected by then, and say which path is taken as well.
+  // Both sides have moved memory by then, and say which path is taken as well as that it is up.
   EXPECT_NE(text.find(": chosen, connected"), std::string::npos) << text;
   EXPECT_NE(text.find(": chosen, connected", there), std::string::npos) << text;
 }
