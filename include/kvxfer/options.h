@@ -137,7 +137,10 @@ struct AgentOptions {
 
   // Each at most a year.
   Duration heartbeat = std::chrono::milliseconds(500);  // between pings on a connection in use
-  Duration suspect_after = std::chrono::seconds(2);     // of silence: peer event kSuspect
+  // Of silence while a transfer to the peer is under way: peer event kSuspect. A connection without
+  // one is pinged every ten heartbeats, at most 10 s, and the second ping that finds the first
+  // unanswered makes its peer suspect.
+  Duration suspect_after = std::chrono::seconds(2);
   // One attempt to connect; and a peer that connects has as long, but at least 2 s.
   Duration connect_timeout = std::chrono::seconds(2);
   Duration cancel_grace = std::chrono::seconds(1);  // Cancel waits so long for quiet
@@ -166,18 +169,11 @@ struct AgentOptions {
   FaultOptions faults{};
 };
 
-// Defaults changed by KVXFER_NAME, KVXFER_BACKENDS (comma separated), KVXFER_LISTEN,
-// KVXFER_ADVERTISE, KVXFER_TCP_STREAMS, KVXFER_TCP_ADDRESSES (comma separated),
-// KVXFER_SERVE_METADATA (0 or 1), KVXFER_SHM_COPY_THREADS, KVXFER_REQUIRE_BACKENDS,
-// KVXFER_PLUGIN_PATH (colon separated), KVXFER_SPIN_US, KVXFER_STAGING_BYTES, and of VerbsOptions
-// KVXFER_VERBS_DEVICES and KVXFER_VERBS_FABRICS (comma separated), KVXFER_VERBS_LISTEN,
-// KVXFER_VERBS_GID_INDEX, KVXFER_VERBS_P_KEY, KVXFER_VERBS_SERVICE_LEVEL,
-// KVXFER_VERBS_TRAFFIC_CLASS, KVXFER_VERBS_MTU, KVXFER_VERBS_TIMEOUT, KVXFER_VERBS_RETRY_COUNT,
-// KVXFER_VERBS_RNR_TIMER, KVXFER_VERBS_QUEUE_DEPTH, KVXFER_VERBS_RECEIVE_DEPTH,
-// KVXFER_VERBS_MAX_INLINE, KVXFER_VERBS_STALL_TIMEOUT_MS; of UcxOptions KVXFER_UCX_TLS,
-// KVXFER_UCX_NET_DEVICES and KVXFER_UCX_LISTEN; of LibfabricOptions KVXFER_LIBFABRIC_PROVIDER,
-// KVXFER_LIBFABRIC_DOMAINS (comma separated) and KVXFER_LIBFABRIC_LISTEN. InvalidArgument names the
-// variable that does not parse.
+// Defaults changed by KVXFER_NAME, KVXFER_BACKENDS, KVXFER_LISTEN and so on, and of VerbsOptions,
+// UcxOptions and LibfabricOptions by KVXFER_VERBS_..., KVXFER_UCX_... and KVXFER_LIBFABRIC_...;
+// docs/cli.md has a table of all. InvalidArgument names the variable that does not parse. A
+// variable that begins with KVXFER_ and does not exist is named in a warning, with the one that may
+// be meant.
 absl::StatusOr<AgentOptions> OptionsFromEnvironment();
 
 }  // namespace kvxfer

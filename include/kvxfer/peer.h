@@ -20,7 +20,7 @@ namespace kvxfer {
 
 enum class PeerEventKind : uint8_t {
   kJoined,   // first connection of this incarnation is up
-  kSuspect,  // connected, but silent for AgentOptions::suspect_after
+  kSuspect,  // connected, but silent: AgentOptions::suspect_after
   kLost,     // connection lost, or the peer's process is gone
   kBack,     // heard again after kSuspect or kLost
 };
