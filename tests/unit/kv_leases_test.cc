@@ -6,9 +6,12 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "src/core/lease_refusal.h"
+#include "src/core/strings.h"
 #include "tests/support/status_macros.h"
 
 namespace kvxfer::testing {
@@ -149,6 +152,47 @@ class KvLease : public ::testing::Test {
 
   KvLeases leases_;
 };
+
+TEST_F(KvLease, ItsContentsAreSaidByReadersAndAreNoPartOfItsName) {
+  ASSERT_OK(leases_.Grant("b", kBlocks, At(5), "prompt"));
+  EXPECT_TRUE(Fails(leases_.Grant("b", kBlocks, At(5), "another"), kUsed)) << "one name, one lease";
+  EXPECT_TRUE(Fails(leases_.Grant("c", kBlocks, At(5), std::string(256, 'c')), kInvalid, {"256"}));
+  EXPECT_OK(leases_.Grant("c", kBlocks, At(5), std::string(255, 'c')));
+  for (const char* other : {"", "promp", "prompt2", "Prompt"}) {
+    const absl::Status status = leases_.Begin("b", kBlocks, 1, 1, seconds(9), At(0), other);
+    EXPECT_TRUE(Fails(status, kInvalid, {"KV lease b"}));
+    EXPECT_EQ(LeaseRefusalOf(status), KvLeaseRefusal::kOtherContents);
+    EXPECT_EQ(std::string(status.message()).find("prompt"), std::string::npos) << status;
+  }
+  EXPECT_EQ(LeaseRefusalOf(leases_.Begin("a", kBlocks, 1, 1, seconds(9), At(0), "prompt")),
+            KvLeaseRefusal::kOtherContents);
+  EXPECT_OK(leases_.Begin("b", kBlocks, 1, 1, seconds(9), At(0), "prompt"));
+}
+
+TEST_F(KvLease, ARefusalHasACode) {
+  const auto begin = [&](std::string_view lease, uint64_t hash, uint64_t fetch) {
+    return LeaseRefusalOf(leases_.Begin(lease, hash, 1, fetch, seconds(9), At(0)));
+  };
+  EXPECT_EQ(begin("b", kBlocks, 1), KvLeaseRefusal::kUnknown);
+  EXPECT_EQ(begin("a", kBlocks + 1, 1), KvLeaseRefusal::kOtherBlocks);
+  EXPECT_EQ(begin("a", kBlocks, 1), std::nullopt);
+  EXPECT_EQ(begin("a", kBlocks, 1), KvLeaseRefusal::kBusy) << "it has begun";
+  EXPECT_OK(Finish(1, 1, 1, At(1)));
+  EXPECT_EQ(begin("a", kBlocks, 2), KvLeaseRefusal::kEnded);
+  EXPECT_EQ(LeaseRefusalOf(Finish(1, 2, 1, At(1))), KvLeaseRefusal::kEnded);
+  EXPECT_EQ(LeaseRefusalOf(leases_.Finish("b", 1, 1, 1, At(1))), KvLeaseRefusal::kUnknown);
+  EXPECT_EQ(LeaseRefusalOf(absl::NotFoundError("another error")), std::nullopt);
+  // Whoever says where it came from keeps it.
+  const absl::Status told = Annotate(Annotate(Finish(1, 2, 1, At(1)), "peer p"), "rank p");
+  EXPECT_TRUE(Fails(told, kEnded, {"rank p: peer p: KV lease a"}));
+  EXPECT_EQ(LeaseRefusalOf(told), KvLeaseRefusal::kEnded);
+  EXPECT_OK(Annotate(absl::OkStatus(), "peer p"));
+  for (const auto refusal :
+       {KvLeaseRefusal::kUnknown, KvLeaseRefusal::kOtherContents, KvLeaseRefusal::kOtherBlocks,
+        KvLeaseRefusal::kEnded, KvLeaseRefusal::kBusy}) {
+    EXPECT_EQ(LeaseRefusalOf(WithRefusal(absl::AbortedError(""), refusal)), refusal);
+  }
+}
 
 TEST_F(KvLease, TheBlocksMustBeThoseThatItHolds) {
   ASSERT_OK(leases_.Grant("b", kBlocks + 1, At(5)));
