@@ -17,6 +17,7 @@ from kvxfer.vllm.wishes import Asked, Wishes  # noqa: E402
 
 _PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 _LOAD = {"do_remote_decode": False, "do_remote_prefill": True}
+_LOADS = _LOAD | {"kvxfer": {"version": 1, "mode": "pull"}}
 # What vLLM's toy proxy for NixlConnector sends.
 _OF_NIXL = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
 # What its D answers with bidirectional_kv_xfer, for P in the next turn.
@@ -46,7 +47,7 @@ def _read(params: dict[str, Any], why_no_push: str = "", loads: bool = True) -> 
         _PREFILL | {"kvxfer": {"mode": "push"}},
         _PREFILL | {"kvxfer": {"mode": "pull"}},
         _PREFILL | {"kvxfer": {"transfer": "0123456789ab"}},
-        _LOAD | {"kvxfer": {"version": 1, "mode": "pull"}},
+        _LOADS,
         {"do_remote_decode": False} | _OF_NIXL,
         {},
     ],
@@ -68,7 +69,7 @@ _NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "a reference without a wish": ({"kvxfer": {"mode": "pull"}}, "neither do_remote_prefill nor"),
     "NIXL's without a wish": (_TURN_2, "has 'remote_block_ids' and neither"),
     "Mooncake's": (_PREFILL | {"transfer_id": "x"}, "has 'transfer_id', which is for another connector"),
-    "an offload's": (_LOAD | {"max_load_tokens": 7}, "has 'max_load_tokens', which is for another"),
+    "an offload's": (_LOADS | {"max_load_tokens": 7}, "has 'max_load_tokens', which is for another"),
 }
 
 
@@ -95,6 +96,9 @@ def test_loads_that_are_refused(lines: list[str]) -> None:
     assert "do_remote_prefill and do_remote_decode at once" in both.refused
     assert 'its kv_role is "kv_producer"' in _read(_LOAD, loads=False).refused
     assert not _read(_PREFILL, loads=False).refused
+    for params in (_LOAD, _LOAD | {"kvxfer": "text"}):
+        assert "no reference of a KvxferConnector ('kvxfer'), but nothing" in _read(params).refused
+    assert "but remote_block_ids, remote_engine_id" in _read(_LOAD | _TURN_2).refused
     assert not lines  # the refusal has its own
 
 

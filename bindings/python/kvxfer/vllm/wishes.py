@@ -59,9 +59,9 @@ class Wishes:
                         request,
                         key,
                     )
-        return Asked(prefill, load, self._why_no_load(prefill) if load else "")
+        return Asked(prefill, load, self._why_no_load(prefill, params) if load else "")
 
-    def _why_no_load(self, prefill: bool) -> str:
+    def _why_no_load(self, prefill: bool, params: Mapping[str, Any]) -> str:
         if prefill:
             return (
                 "kv_transfer_params asks for do_remote_prefill and do_remote_decode at once; an "
@@ -71,6 +71,12 @@ class Wishes:
             return (
                 'this engine does not load, for its kv_role is "kv_producer": start it as '
                 '"kv_consumer" or "kv_both"'
+            )
+        if not isinstance(params.get(KEY), dict):
+            others = [str(key)[:50] for key in params if str(key).startswith("remote_")]
+            return (
+                f"kv_transfer_params has no reference of a KvxferConnector ({KEY!r}), but "
+                f"{', '.join(sorted(others)[:10]) or 'nothing'}: give prefill the same connector"
             )
         return ""
 
