@@ -4,13 +4,16 @@ threads vLLM saves them. No engine is started."""
 import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environment has it")
 
 # pylint: disable=wrong-import-position
-from kvxfer.vllm.layers import StepLayers  # noqa: E402
+from kvxfer.vllm.layers import StepLayers, is_microbatched  # noqa: E402
+from vllm.forward_context import ForwardContext, override_forward_context  # noqa: E402
 
 _LAYERS = ("a", "b", "c")
 
@@ -69,3 +72,12 @@ def test_any_order_in_one_thread_is_right_or_noticed() -> None:
         assert reopened in early | {""}
         if not reopened:
             assert saves[-1] not in sent
+
+
+def test_a_split_step_is_known_by_vllms_forward_context() -> None:
+    assert "ubatch_slices" in ForwardContext.__dataclass_fields__
+    assert not is_microbatched()
+    for slices, split in (([slice(0, 8), slice(8, 16)], True), (None, False)):
+        context: Any = SimpleNamespace(ubatch_slices=slices)
+        with override_forward_context(context):
+            assert is_microbatched() == split

@@ -10,6 +10,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 
 # pylint: disable=wrong-import-position
 import vllm.config  # noqa: E402
+from kvxfer.vllm.connector import KvxferConnector  # noqa: E402
 from kvxfer.vllm.settings import Settings  # noqa: E402
 from kvxfer.vllm.supported import why_no_push  # noqa: E402
 
@@ -154,3 +155,11 @@ def test_vllm_has_what_push_is_refused_for() -> None:
     for path in _NO_PUSH:
         if path.startswith("parallel_config"):
             assert path.partition(".")[2] in vllm.config.ParallelConfig.__dataclass_fields__
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", "kv_both"])
+def test_blocks_that_preemption_has_freed_are_never_handed_on(role: str) -> None:
+    """vLLM looks at this in place of the role: any engine may be asked to prefill."""
+    connector = KvxferConnector.__new__(KvxferConnector)
+    connector._kv_transfer_config = vllm.config.KVTransferConfig("KvxferConnector", kv_role=role)
+    assert connector.requires_kv_delivery
