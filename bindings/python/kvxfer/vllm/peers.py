@@ -202,7 +202,7 @@ class Peers:
             raise OutOfDescriptors(text) from error
         except kvxfer.Error as error:
             hint = (
-                ": that is an address of its own host only; set VLLM_HOST_IP there"
+                ": that address is of its own host alone; if it runs on another, set VLLM_HOST_IP there"
                 if is_loopback(worker.address.rpartition(":")[0].strip("[]"))
                 else ""
             )
