@@ -94,7 +94,8 @@ struct LibfabricOptions {
 };
 
 struct AgentOptions {
-  // How peers call this agent; unique among the agents that exchange metadata. 1 to 255 bytes.
+  // How peers call this agent; unique among the agents that exchange metadata. 1 to 255 bytes,
+  // as kMaxNameBytes says.
   std::string name{};
 
   // Backends to use, best first, each once; "faulty:<backend>" decorates. Each must be usable here.

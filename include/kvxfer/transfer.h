@@ -86,8 +86,9 @@ class Transfer {
 
   // Blocks until the transfer ends or `timeout` passes; drives the agent's progress meanwhile.
   // OK: done. DeadlineExceeded with the text "still active": `timeout` passed, the transfer goes
-  // on. Else the transfer's own end: Unavailable (peer or path lost), DeadlineExceeded,
-  // Cancelled, FailedPrecondition (peer restarted, region gone), PermissionDenied, Internal.
+  // on. Else the transfer's own end: Unavailable (peer or path lost), ResourceExhausted (no
+  // descriptors for a connection; the peer is not lost), DeadlineExceeded, Cancelled,
+  // FailedPrecondition (peer restarted, region gone), PermissionDenied, Internal.
   // FailedPrecondition when called from a callback.
   absl::Status Wait(Duration timeout) const;
 

@@ -52,7 +52,9 @@ struct Incarnation {
   auto operator<=>(const Incarnation&) const = default;
 };
 
-// Longest name of an agent, a backend or a host, in bytes.
+// Longest name of an agent, a backend or a host, a KV cache, a request or a lease, in bytes. Every
+// name is UTF-8 without control characters, line separators and characters that change the
+// direction of writing; InvalidArgument where one is not, whoever says it.
 inline constexpr size_t kMaxNameBytes = 255;
 
 // Names one registration of one agent; rises with every registration and is never used twice
