@@ -23,7 +23,7 @@ namespace kvxfer {
 // Why transfers and connections of an agent end that is destroyed. Its peers are told in these
 // words, and know by them that nothing is wrong.
 inline constexpr char kAgentClosed[] = "the agent was closed";
-// And of those that an application ends with one peer.
+// Likewise, where an application removes one peer.
 inline constexpr char kPeerRemoved[] = "the peer was removed";
 
 class Presence {

@@ -41,7 +41,7 @@ struct Output {
 // destructors, and from forked children.
 union Forever {
   constexpr Forever() : output() {}
-  ~Forever() {}
+  ~Forever() {}  // NOLINT(modernize-use-equals-default): a default one would be deleted
   Output output;
 };
 constinit Forever g_forever;

@@ -38,7 +38,7 @@ class LogWriter {
   // Null where the system has no thread left.
   static LogWriter* Start(CurrentSink sink);
 
-  // Of a process that was forked: the parent's, whose thread is not there.
+  // In a forked process: the writer of the parent, whose thread is not there.
   LogWriter* inherited = nullptr;
 
   void Post(LogLevel level, std::string_view line);

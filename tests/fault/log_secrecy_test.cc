@@ -49,7 +49,7 @@ class LogSecrecy : public ::testing::Test {
     SetLogLevel(LogLevel::kWarning);
   }
 
-  // Of what was logged so far, which holds none of the secrets as a number.
+  // What was logged so far; it holds none of the secrets as a number.
   std::string Logged() {
     EXPECT_TRUE(FlushLog(kAmple));
     const std::lock_guard lock(mu_);
