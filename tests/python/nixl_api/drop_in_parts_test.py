@@ -313,6 +313,6 @@ def test_what_the_listener_holds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_answer_is_not_longer_than_what_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     courier, listener = exchange.Courier(_Known()), exchange.Listener(_Known(), 0)
-    courier._deliver("127.0.0.1", listener.port, exchange.LOAD, bytes((16 << 20) + 1))
-    assert "expected at most 16777216" in caplog.text
+    courier._deliver("127.0.0.1", listener.port, exchange.LOAD, bytes(exchange._MOST_BYTES + 1))
+    assert f"expected at most {exchange._MOST_BYTES}" in caplog.text
     listener.stop()

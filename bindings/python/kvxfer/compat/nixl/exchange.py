@@ -26,7 +26,7 @@ LOAD, FETCH, REMOVE, DONE, REFUSED = range(1, 6)
 _REQUEST_SECONDS = 5.0  # for all of one request
 _CONNECT_SECONDS = 2.0
 _MOST_AT_ONCE = 16
-_MOST_BYTES = 16 << 20  # of one payload: metadata of half a million ranges
+_MOST_BYTES = 32 << 20  # of one payload: metadata of as many ranges as an agent may have
 _MOST_BYTES_AT_ONCE = 64 << 20  # of all connections to one listener
 
 
