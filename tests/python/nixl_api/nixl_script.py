@@ -1,5 +1,5 @@
-"""A script of everything that nixl_agent has, over an agent of the bindings that only writes down what
-it is asked, for cases_patched.py."""
+"""A script of everything that nixl_agent has, over an agent of the bindings that only writes down
+what it is asked, for cases_patched.py."""
 
 import contextlib
 from collections.abc import Callable
@@ -37,7 +37,8 @@ class Trace:
             raise AttributeError(name)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            self._lines.append(f"  asked {name} {self._rec.show(arguments)} {self._rec.show(named)}")
+            given = f"{self._rec.show(arguments)} {self._rec.show(named)}"
+            self._lines.append(f"  asked {name} {given}")
             if name == "getNotifs":
                 return {**arguments[0], "b": [b"tag", b"tag2", b"xtag"]}
             return self._answers.get(name, 0)
@@ -119,7 +120,8 @@ def _calls(nixl: Any, agent: Any, call: Callable[..., Any]) -> None:
                 call(f"{name} of a list", getattr(agent, name), given, "DRAM")
         call(f"{name} of an array", getattr(agent, name), np.ones((2, 3), np.uint64), "DRAM")
         call(f"{name}, no mem_type", getattr(agent, name), [row])
-        call(f"{name}, bad mem_type", getattr(agent, name), [(*row, "m")[: 3 + ("x" not in name)]], "X")
+        whole = row if name == "get_xfer_descs" else (*row, "m")
+        call(f"{name}, bad mem_type", getattr(agent, name), [whole], "X")
     for method, arguments in {
         "register_memory": ([(*row, "m")], "DRAM"),
         "deregister_memory": (regs,),

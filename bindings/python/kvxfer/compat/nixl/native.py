@@ -11,7 +11,8 @@ class _NativeType(type):
     def __call__(cls, *args: Any, **named: Any) -> Any:
         made = super().__call__(*args, **named)
         if isinstance(made, Native) and not hasattr(made, "_kvx_made"):
-            raise TypeError(f"{cls.__qualname__}.__init__() must be called when overriding __init__")
+            what = f"{cls.__qualname__}.__init__()"
+            raise TypeError(f"{what} must be called when overriding __init__")
         return made
 
 
