@@ -18,6 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 import kvxfer.vllm.worker  # noqa: E402
 from fake_prefill import FakeTensor  # noqa: E402
 from kvxfer.vllm import messages  # noqa: E402
+from kvxfer.vllm.addresses import OwnAddress  # noqa: E402
 from kvxfer.vllm.caches import Group  # noqa: E402
 from kvxfer.vllm.early_releases import EarlyReleases  # noqa: E402
 from kvxfer.vllm.log import Limited, logger, shown  # noqa: E402
@@ -35,6 +36,7 @@ from kvxfer.vllm.step import (  # noqa: E402
 )
 
 _SEED = 60
+_HERE = OwnAddress("127.0.0.1", "127.0.0.1")
 _BLOCKS, _HEADS, _TOKENS, _SIZE = 16, 2, 16, 8
 _LAYERS = tuple(f"model.layers.{number}.attn" for number in range(2))
 _GROUP = Group(_LAYERS, _HEADS, _SIZE, _SIZE, "fp32", _TOKENS, window=0, opaque=False)
@@ -53,7 +55,7 @@ class _Engine:
     def __init__(self, name: str, seed: int, **settings: Any) -> None:
         given = {"drain": 0.0, "lease": _LEASE_S, "timeout": _TIMEOUT_S} | settings
         self.worker = kvxfer.vllm.worker.WorkerSide(
-            Settings(**given), name, "127.0.0.1", [_GROUP], 7, ranks=1
+            Settings(**given), name, _HERE, [_GROUP], 7, ranks=1
         )
         shape = (_BLOCKS, _HEADS, _TOKENS, 2 * _SIZE)
         self.caches = {layer: FakeTensor(shape) for layer in _LAYERS}
