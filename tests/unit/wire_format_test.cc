@@ -261,9 +261,9 @@ TEST(WireFormat, BytesOfLeasesInVersion6AreKept) {
 
 TEST(WireFormat, ALeaseAnswerHasOneOfSixCodes) {
   std::string body = Encode(kLeaseAnswer);
-  for (const char code : {0, 1, 2, 3, 4, 5}) {
-    body[8] = code;
-    EXPECT_EQ(Decode<LeaseAnswerFrame>(AsBytes(body))->refusal, KvLeaseRefusal{uint8_t(code)});
+  for (uint8_t code = 0; code <= 5; ++code) {
+    body[8] = static_cast<char>(code);
+    EXPECT_EQ(Decode<LeaseAnswerFrame>(AsBytes(body))->refusal, KvLeaseRefusal{code});
   }
   body[8] = 6;
   EXPECT_TRUE(Fails(Decode<LeaseAnswerFrame>(AsBytes(body)), kInvalid, {"refusal"}));
