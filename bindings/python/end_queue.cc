@@ -15,7 +15,9 @@ namespace kvxfer::python {
 
 EndQueue::EndQueue() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (fd_ >= 0) return;
-  throw StatusError(absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno))));
+  throw StatusError(absl::ResourceExhaustedError(
+      absl::StrCat("eventfd: ", std::strerror(errno),
+                   "; raise the limit of open files (ulimit -n, LimitNOFILE= of systemd)")));
 }
 
 EndQueue::~EndQueue() { close(fd_); }
