@@ -19,6 +19,7 @@ from kvxfer.compat.nixl.handle_table import HandleTable
 from kvxfer.compat.nixl.inbox import Inbox
 from kvxfer.compat.nixl.messages import Joiner, Splitter
 from kvxfer.compat.nixl.remotes import Remotes
+from nixl_record import wait_until
 
 
 def _plainly(ranges: list, rows: list) -> bool:
@@ -302,11 +303,11 @@ def test_what_the_listener_holds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         assert known.loaded == 2
         assert _is_closed(_request(listener.port, 1000, 1000))
         known.go_on.set()
-        for sock in [*kept, _request(listener.port, 1000, 1000)]:
-            assert not _is_closed(sock)
-        while listener._room._left < 2500 and time.monotonic() < end:
-            time.sleep(0.01)
-        assert listener._room._left == 2500
+        assert not any(map(_is_closed, kept))
+        # It is given back after the answer.
+        assert wait_until(lambda: listener._room._left == 2500)
+        assert not _is_closed(_request(listener.port, 1000, 1000))
+        assert wait_until(lambda: listener._room._left == 2500)
     finally:
         listener.stop()
 
