@@ -1,5 +1,5 @@
 # What kvxfer is built with. Everything that is missing is named in one error, with the command that
-# installs it. Included twice: before project(), where only the tools can be looked for, and after.
+# installs it: first the tools, before project() ends for want of one, then the libraries.
 
 # Without these CMake ends by itself, with an error that names no remedy.
 function(kvxfer_require_tools)
@@ -10,17 +10,17 @@ function(kvxfer_require_tools)
       list(APPEND missing "ninja (ninja-build)")
     endif()
   endif()
-  # The words of CXX: it may have flags.
-  separate_arguments(from_environment NATIVE_COMMAND "$ENV{CXX}")
-  list(POP_FRONT from_environment from_environment)
-  set(names c++ g++ clang++)
+  # A toolchain file says itself which compiler there is. Of CXX the first word: it may have flags.
+  separate_arguments(words NATIVE_COMMAND "$ENV{CXX}")
+  list(POP_FRONT words from_environment)
+  set(names c++ g++ clang++ icpx)
   if(CMAKE_CXX_COMPILER)
     list(GET CMAKE_CXX_COMPILER 0 names)
   elseif(from_environment)
     set(names ${from_environment})
   endif()
   find_program(KVXFER_COMPILER NAMES ${names} NO_CACHE)
-  if(NOT KVXFER_COMPILER)
+  if(NOT KVXFER_COMPILER AND NOT CMAKE_TOOLCHAIN_FILE AND NOT DEFINED ENV{CMAKE_TOOLCHAIN_FILE})
     list(JOIN names " or " names)
     list(APPEND missing "a C++ compiler, ${names} (g++)")
   endif()
