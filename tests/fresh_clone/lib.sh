@@ -14,7 +14,9 @@ skip() {
 in_own_namespace() {
   if [[ -n ${FRESH_CLONE_INSIDE:-} ]]; then return; fi
   ((EUID == 0)) || skip "needs root: mounts, and removes packages from a copy of the file system"
-  grep -qw overlay /proc/filesystems || modprobe overlay 2>/dev/null || skip "the kernel has no overlay file system"
+  unshare --mount true 2>/dev/null || skip "mount namespaces are not allowed here"
+  grep -qw overlay /proc/filesystems || modprobe overlay 2>/dev/null ||
+    skip "the kernel has no overlay file system"
   FRESH_CLONE_INSIDE=1 exec unshare --mount --propagation private --pid --fork --kill-child "$@"
 }
 
