@@ -20,7 +20,7 @@ in_own_namespace() {
   FRESH_CLONE_INSIDE=1 exec unshare --mount --propagation private --pid --fork --kill-child "$@"
 }
 
-# overlay LOWER DIR: DIR/root is LOWER, and what is written there goes to DIR. With /proc, /dev and
+# overlay LOWER DIR: DIR/root is LOWER, and what is written there goes to DIR. With /proc, /dev, /sys and
 # name look-ups of the host.
 overlay() {
   local lower=$1 dir=$2
@@ -28,6 +28,7 @@ overlay() {
   mount -t overlay overlay -o "lowerdir=$lower,upperdir=$dir/upper,workdir=$dir/work" "$dir/root"
   mount -t proc proc "$dir/root/proc"
   mount --rbind /dev "$dir/root/dev"
+  mount --rbind /sys "$dir/root/sys"
   # Of a mount point only what lies below it is seen.
   mount -t tmpfs tmpfs "$dir/root/tmp"
 }
