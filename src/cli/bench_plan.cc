@@ -147,7 +147,7 @@ absl::Status AddTraceCase(const BenchOptions& o, BenchCase bench, BenchPlan& pla
 absl::Status AddModelCase(const BenchOptions& o, BenchPlan& plan) {
   const absl::StatusOr<KvModel> model = LoadKvModel(o.model.empty() ? "llama-3.1-8b" : o.model);
   if (!model.ok()) return model.status();
-  if (absl::Status s = CheckTp(*model, o.tp); !s.ok()) return s;
+  if (absl::Status s = CheckTp(*model, "--tp", o.tp); !s.ok()) return s;
   BenchCase bench = CommonCase(o);
   bench.pieces = model->pieces();
   bench.block_bytes = o.block_tokens * model->TokenBytes(static_cast<uint32_t>(o.tp));

@@ -56,7 +56,7 @@ absl::StatusOr<KvCacheShape> DemoCacheShape(const DemoConfig& config) {
        {CheckRange("--requests", config.requests, 1, 1'000'000),
         CheckRange("--tokens", config.tokens, 1, 1u << 24),
         CheckRange("--block-tokens", config.block_tokens, 1, 4096),
-        CheckRange("--tp", config.tp, 1, 1024), CheckTp(config.model, config.tp),
+        CheckRange("--tp", config.tp, 1, 1024), CheckTp(config.model, "--tp", config.tp),
         CheckRange("--gap", config.gap, 0, 1u << 20),
         CheckAboveZero("--timeout", config.timeout)}) {
     if (!status.ok()) return status;

@@ -37,6 +37,8 @@ uint64_t DemoShard::request_bytes() const {
 
 absl::StatusOr<std::vector<DemoShard>> ShardsOf(const DemoConfig& config, const DemoSide& side) {
   DemoShard shard{.config = config, .side = side.name, .layout = side.layout};
+  const std::string option = absl::StrCat("--", side.name, "-tp");
+  if (auto s = CheckTp(config.model, option, side.tp); !s.ok()) return s;
   shard.config.tp = side.tp;
   shard.config.cache_bytes = config.cache_bytes / side.tp;
   if (side.block_tokens != 0) shard.config.block_tokens = side.block_tokens;

@@ -80,12 +80,12 @@ uint64_t KvModel::TokenBytes(uint32_t tp) const {
   return uint64_t{heads} * head_size * element_bytes;
 }
 
-absl::Status CheckTp(const KvModel& model, uint64_t tp) {
+absl::Status CheckTp(const KvModel& model, std::string_view option, uint64_t tp) {
   if (model.fused || tp == 0 || model.kv_heads % tp == 0 || tp % model.kv_heads == 0) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("--tp ", tp, ": the ", model.kv_heads,
-                                                 " KV heads of ", model.name,
+  return absl::InvalidArgumentError(absl::StrCat(std::string(option), " ", tp, ": the ",
+                                                 model.kv_heads, " KV heads of ", model.name,
                                                  " do not divide over so many ranks"));
 }
 

@@ -27,9 +27,9 @@ struct KvModel {
   uint64_t TokenBytes(uint32_t tp) const;
 };
 
-// InvalidArgument where neither the model's KV heads divide over the ranks of --tp nor the other
-// way round: then no rank has a part of its own.
-absl::Status CheckTp(const KvModel& model, uint64_t tp);
+// InvalidArgument names `option`, where neither the model's KV heads divide over `tp` ranks nor the
+// other way round: then no rank has a part of its own.
+absl::Status CheckTp(const KvModel& model, std::string_view option, uint64_t tp);
 
 // A known name, or the path of a config.json. NotFound lists the names; InvalidArgument names the
 // field of the file that is missing or wrong.

@@ -71,22 +71,26 @@ class LogSecrecy : public ::testing::Test {
 TEST_F(LogSecrecy, RefusalsOfPeersThatLie) {
   const AgentOptions options{.name = "victim", .backends = {"loopback"}};
   ASSERT_OK_AND_ASSIGN(const auto victim, Agent::Create(options));
-  const auto refused = [&](FrameType type, const std::string& body) {
+  const auto refused = [&](FrameType type, const std::string& body, FrameType answer) {
     ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*victim, "liar"));
     ASSERT_TRUE(peer->Say(type, body));
-    EXPECT_TRUE(
-        peer->Until([&] { return peer->down() || !peer->Heard(FrameType::kVerdict).empty(); }));
+    EXPECT_TRUE(peer->Until([&] { return peer->down() || !peer->Heard(answer).empty(); }));
   };
   const StageRun run{.address = kAddress, .bytes = 4096, .rkey = kRkey};
-  refused(FrameType::kStage, Encode(StageFrame{.transfer = 1, .slot = 3, .runs = {run}}));
-  refused(
-      FrameType::kFetchBegin,
-      Encode(FetchBeginFrame{
-          .transfer = 1, .lease = "none", .blocks_hash = kHash, .within_nanos = 1'000'000'000}));
+  refused(FrameType::kStage, Encode(StageFrame{.transfer = 1, .slot = 3, .runs = {run}}),
+          FrameType::kStaged);
+  refused(FrameType::kLeaseRead,
+          Encode(LeaseReadFrame{.transfer = 1,
+                                .lease = "none",
+                                .contents = absl::StrCat(absl::Hex(kHash)),
+                                .blocks_hash = kHash,
+                                .within_nanos = 1'000'000'000}),
+          FrameType::kLeaseAnswer);
   const KvPartFrame part{.cache = "none", .cache_id = kHash, .request = "r", .blocks_hash = kHash};
   refused(FrameType::kOpen,
           Encode(OpenFrame{
-              .transfer = 1, .order = 1, .notice = Notice::kKvPart, .notification = Encode(part)}));
+              .transfer = 1, .order = 1, .notice = Notice::kKvPart, .notification = Encode(part)}),
+          FrameType::kVerdict);
   EXPECT_THAT(Logged(), ::testing::HasSubstr("liar"));
 }
 

@@ -135,8 +135,7 @@ TEST_F(DemoRanks, FailsWhenOneByteIsWrong) {
 TEST_F(DemoRanks, RefusesHeadsThatDoNotDivide) {
   const Result result = RunProgram(Arguments(kSixHeads, {"--prefill-tp", "2", "--decode-tp", "4"}));
   EXPECT_EQ(result.status, ExitStatus::kUsage);
-  EXPECT_NE(result.err.find("6 heads do not divide over tp_size 4"), std::string::npos)
-      << result.err;
+  EXPECT_NE(result.err.find("--decode-tp 4: the 6 KV heads"), std::string::npos) << result.err;
 }
 
 TEST_F(DemoRanks, EndsWhenARankIsKilled) {
