@@ -70,8 +70,8 @@ struct KvOptions {
   // ReadBlocks: what the blocks must hold, as their owner has said it to LeaseBlocks. An owner
   // whose lease holds something else refuses the read. At most kMaxNameBytes.
   std::string lease_contents{};
-  // ReadBlocks: an owner that has not granted the lease yet answers when it has, or after so long
-  // at the latest, with kUnknown. 0: at once.
+  // ReadBlocks: an owner that has not granted the lease yet waits up to this long for the grant,
+  // and then refuses with kUnknown. 0: it refuses at once.
   Duration lease_wait = Duration::zero();
   // How many workers fetch from each owner under the lease; the last of them consumes it. 0: as
   // many ranks of this instance's tensor parallelism as need something of that owner; refused

@@ -24,6 +24,13 @@ LeaseAnswerFrame AnswerOf(uint64_t transfer, const absl::Status& status) {
           .why = std::string(status.message())};
 }
 
+LeaseAnswerFrame Busy(const LeaseReadFrame& read) {
+  return {.transfer = read.transfer,
+          .refusal = KvLeaseRefusal::kBusy,
+          .why = absl::StrCat("KV lease ", read.lease,
+                              " is not granted, and too many reads wait for leases: try again")};
+}
+
 }  // namespace
 
 absl::Status KvLeaseDesk::Grant(std::string_view lease, const Held& held, Time expires, Time now) {
@@ -57,9 +64,13 @@ std::optional<LeaseAnswerFrame> KvLeaseDesk::OnLeaseRead(const LeaseReadFrame& f
   const Duration wait = std::min(
       {AsDuration(frame.wait_nanos), AsDuration(frame.within_nanos), Duration(kLongestWait)});
   if (answer.refusal == KvLeaseRefusal::kUnknown && wait > Duration::zero()) {
-    if (waiters_.Add({.reader = reader, .read = frame, .until = now + wait})) return std::nullopt;
-    answer.refusal = KvLeaseRefusal::kBusy;
-    absl::StrAppend(&answer.why, "; too many reads wait for leases: try again");
+    auto added = waiters_.Add({.reader = reader, .read = frame, .until = now + wait});
+    if (added.gave_way.has_value()) {
+      late_.emplace_back(added.gave_way->reader, Busy(added.gave_way->read));
+      ++refused_;
+    }
+    if (added.ok) return std::nullopt;
+    answer = Busy(frame);
   }
   if (answer.refusal != LeaseAnswerFrame::kHeld) ++refused_;
   return answer;

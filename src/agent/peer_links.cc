@@ -160,11 +160,12 @@ bool Peer::HasReady(const std::string& backend) const {
                              [&](const Path& path) { return IsOf(path, backend) && Ready(path); });
 }
 
-// ResourceExhausted where this host, or the peer's, has nothing left to connect with: the peer is
-// not lost, and to try again helps only once there is more.
+// ResourceExhausted where each path that was tried found nothing left to connect with, here or at
+// the peer: the peer is not lost, and to try again helps only once there is more.
 absl::Status Peer::Unreachable(const std::string& backend) const {
   std::string why;
-  auto code = absl::StatusCode::kUnavailable;
+  bool exhausted = false;
+  bool unavailable = false;
   for (const Path& path : paths_) {
     if (!IsOf(path, backend)) continue;
     const std::string_view name = runtime_->backends[path.backend]->name();
@@ -172,7 +173,9 @@ absl::Status Peer::Unreachable(const std::string& backend) const {
     if (cause.code() == absl::StatusCode::kFailedPrecondition && path.reachable.ok()) {
       return Annotate(cause, absl::StrCat("peer ", metadata_.name));
     }
-    if (path.failures > 0 && absl::IsResourceExhausted(path.last_error)) code = cause.code();
+    if (path.reachable.ok() && path.failures > 0) {
+      (absl::IsResourceExhausted(cause) ? exhausted : unavailable) = true;
+    }
     absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), ": ",
                     cause.ok() ? Connecting(path) : cause.message());
   }
@@ -180,10 +183,11 @@ absl::Status Peer::Unreachable(const std::string& backend) const {
     why = backend.empty() ? "no backend in common"
                           : absl::StrCat("backend ", backend, " is not offered by both sides");
   }
-  const char* const is =
-      code == absl::StatusCode::kUnavailable ? " is unreachable (" : " cannot be connected to (";
-  return absl::Status(code, absl::StrCat("peer ", metadata_.name, " on host ",
-                                         metadata_.host.hostname, is, why, ")"));
+  const bool has_nothing = exhausted && !unavailable;
+  return absl::Status(
+      has_nothing ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable,
+      absl::StrCat("peer ", metadata_.name, " on host ", metadata_.host.hostname,
+                   has_nothing ? " cannot be connected to (" : " is unreachable (", why, ")"));
 }
 
 absl::Status Peer::Dial(Path& path, Time now) {

@@ -29,14 +29,18 @@ const char* ToString(KvLeaseRefusal refusal) {
 }
 
 absl::Status WithRefusal(absl::Status status, KvLeaseRefusal refusal) {
-  status.SetPayload(kUrl, absl::Cord(std::string(1, static_cast<char>(refusal))));
+  status.SetPayload(kUrl, absl::Cord(ToString(refusal)));
   return status;
 }
 
 std::optional<KvLeaseRefusal> LeaseRefusalOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kUrl);
   if (!payload.has_value()) return std::nullopt;
-  return static_cast<KvLeaseRefusal>(std::string(*payload)[0]);
+  for (int code = 1; code <= static_cast<int>(KvLeaseRefusal::kBusy); ++code) {
+    const auto refusal = static_cast<KvLeaseRefusal>(code);
+    if (*payload == ToString(refusal)) return refusal;
+  }
+  return std::nullopt;
 }
 
 }  // namespace kvxfer

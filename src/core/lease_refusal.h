@@ -1,5 +1,5 @@
-// What an owner says of a read that it refuses, as a status that has the refusal with it: code and
-// text are for whoever knows statuses alone.
+// A status that carries the code with which an owner refused a read, beside the usual status code and
+// message.
 //
 // Thread-safety: any thread.
 

@@ -1,19 +1,27 @@
 #include "src/core/lease_waiters.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace kvxfer {
 
-bool LeaseWaiters::Add(Waiter waiter) {
+LeaseWaiters::Added LeaseWaiters::Add(Waiter waiter) {
   const Key key(waiter.reader, waiter.read.transfer);
   const auto known = of_reader_.find(waiter.reader);
   const size_t others = known == of_reader_.end() ? 0 : known->second;
-  if (waiters_.size() >= kMax || others >= kMaxOfReader || waiters_.contains(key)) return false;
+  if (others >= kMaxOfReader || waiters_.contains(key)) return {};
+  Added added;
+  if (waiters_.size() >= kMax) {
+    added.gave_way = TakeFromFullest(others + 1);
+    if (!added.gave_way.has_value()) return added;
+  }
   by_lease_[waiter.read.lease].emplace(++last_, key);
   by_end_.emplace(waiter.until, key);
   ++of_reader_[waiter.reader];
   waiters_.emplace(key, Numbered{.number = last_, .waiter = std::move(waiter)});
-  return true;
+  added.ok = true;
+  return added;
 }
 
 std::vector<LeaseWaiters::Waiter> LeaseWaiters::TakeOf(std::string_view lease) {
@@ -48,6 +56,14 @@ void LeaseWaiters::Sweep(Reader reader) {
 std::optional<Time> LeaseWaiters::NextEnd() const {
   if (by_end_.empty()) return std::nullopt;
   return by_end_.begin()->first;
+}
+
+std::optional<LeaseWaiters::Waiter> LeaseWaiters::TakeFromFullest(size_t fewer) {
+  const auto fullest =
+      std::ranges::max_element(of_reader_, {}, [](const auto& reader) { return reader.second; });
+  if (fullest == of_reader_.end() || fullest->second <= fewer) return std::nullopt;
+  const auto last = std::prev(waiters_.upper_bound({fullest->first, UINT64_MAX}));
+  return Take(Key(last->first));
 }
 
 LeaseWaiters::Waiter LeaseWaiters::Take(const Key& key) {

@@ -1,7 +1,8 @@
 // Readers that wait for a lease which its owner has not granted yet.
 //
-// Specification: each that was added leaves once: with its lease (TakeOf), by its time (TakeOver),
-// by its own will (Remove), or with its reader (Sweep).
+// Specification: each that was added leaves once: with its lease (TakeOf), when its time is over
+// (TakeOver), when it is given up (Remove), with its reader (Sweep), or in favour of a reader that
+// has fewer waiting (Add). So no reader, and no number of them, keeps others from waiting.
 //
 // Thread-safety: none; owned by the progress engine. Memory: kMax waiters, of one reader
 // kMaxOfReader.
@@ -37,8 +38,11 @@ class LeaseWaiters {
   static constexpr size_t kMax = 1 << 14;
   static constexpr size_t kMaxOfReader = 1 << 11;
 
-  // False: no room, or the reader waits already for the answer to this transfer.
-  bool Add(Waiter waiter);
+  struct Added {
+    bool ok = false;  // false: no room, or the reader waits already for the answer to this transfer
+    std::optional<Waiter> gave_way{};  // of the reader with the most, where all places were taken
+  };
+  Added Add(Waiter waiter);
   // Those that wait for the lease, in the order in which they asked.
   std::vector<Waiter> TakeOf(std::string_view lease);
   // Those whose time is over.
@@ -54,6 +58,8 @@ class LeaseWaiters {
   using Key = std::pair<Reader, uint64_t>;  // and its transfer
 
   Waiter Take(const Key& key);
+  // The last transfer of the reader that has the most, if that has more than `fewer`.
+  std::optional<Waiter> TakeFromFullest(size_t fewer);
 
   struct Numbered {
     uint64_t number = 0;

@@ -144,10 +144,11 @@ class RailsThatEnd : public ::testing::Test {
 
 // The connection follows: its end is what there is to say.
 TEST_F(RailsThatEnd, WithTheirConnectionAreNotWarnedOf) {
+  // Tests before this one may have logged all that a cause may at once.
+  std::this_thread::sleep_for(LogLimits::kEvery + std::chrono::milliseconds(100));
   b_->process().Signal(SIGSTOP);
   b_->process().WaitStopped();
   Warnings warnings;
-  std::this_thread::sleep_for(LogLimits::kEvery + std::chrono::milliseconds(100));
   for (const StreamEnd& end : DataStreams()) shutdown(end.fd, SHUT_RDWR);
   EXPECT_TRUE(Eventually(kAmple, [this] { return RailsUp() == 0; }));
   EXPECT_THAT(warnings.SoFar(), IsEmpty());

@@ -99,5 +99,21 @@ TEST_F(KvLeaseDeskTest, OneThatFindsNoRoomToWaitIsToldToTryAgain) {
   EXPECT_EQ(Read(2, 1, 5), std::nullopt);
 }
 
+TEST_F(KvLeaseDeskTest, OneThatGivesWayIsToldToTryAgain) {
+  constexpr uint64_t kReaders = LeaseWaiters::kMax / LeaseWaiters::kMaxOfReader;
+  for (uint64_t reader = 1; reader <= kReaders; ++reader) {
+    for (uint64_t transfer = 1; transfer <= LeaseWaiters::kMaxOfReader; ++transfer) {
+      ASSERT_EQ(Read(reader, transfer, 5), std::nullopt);
+    }
+  }
+  EXPECT_TRUE(desk_.TakeLateAnswers().empty());
+  EXPECT_EQ(Read(99, 1, 5), std::nullopt) << "it waits, for it has fewer than the others";
+  const auto late = desk_.TakeLateAnswers();
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_NE(late[0].first, 99u);
+  EXPECT_EQ(late[0].second.transfer, LeaseWaiters::kMaxOfReader);
+  EXPECT_EQ(late[0].second.refusal, KvLeaseRefusal::kBusy);
+}
+
 }  // namespace
 }  // namespace kvxfer::testing
