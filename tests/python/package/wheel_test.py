@@ -173,7 +173,7 @@ def test_an_empty_environment_suffices(empty_python: str, tmp_path: Path) -> Non
     script = str(Path(empty_python).parent / "kvxfer")
     assert "usable" in ran(script, "backends")
     site = ran(empty_python, "-m", "kvxfer.compat.nixl", "--path").strip()
-    assert Path(site, "nixl", "_api.py").exists()
+    assert Path(site, "nixl", "__init__.py").exists()
     listed = ran(empty_python, "-c", "import importlib.metadata as m; "
                  "print(sorted(d.name for d in m.distributions()))")
     assert set(eval(listed)) <= {"kvxfer", "pip", "setuptools"}  # noqa: S307
