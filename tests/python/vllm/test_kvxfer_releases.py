@@ -2,11 +2,9 @@
 for; and nothing that a peer says stops a worker. Two workers of engines as vLLM drives them, in this
 process; no model."""
 
-import logging
 import random
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import kvxfer
 import numpy as np
@@ -16,189 +14,50 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 
 # pylint: disable=wrong-import-position
 import kvxfer.vllm.worker  # noqa: E402
-from fake_prefill import FakeTensor  # noqa: E402
 from kvxfer.vllm import messages  # noqa: E402
-from kvxfer.vllm.addresses import OwnAddress  # noqa: E402
-from kvxfer.vllm.caches import Group  # noqa: E402
 from kvxfer.vllm.early_releases import EarlyReleases  # noqa: E402
-from kvxfer.vllm.log import Limited, logger, shown  # noqa: E402
-from kvxfer.vllm.reference import GroupBlocks, Reference, Worker  # noqa: E402
-from kvxfer.vllm.settings import Settings  # noqa: E402
-from kvxfer.vllm.step import (  # noqa: E402
-    Expected,
-    Fetch,
-    Held,
-    Offer,
-    Part,
-    Returned,
-    Step,
-    Write,
+from kvxfer.vllm.log import Limited, shown  # noqa: E402
+from kvxfer.vllm.reference import Worker  # noqa: E402
+from kvxfer.vllm.step import Expected, Returned, Step, Write  # noqa: E402
+from worker_pair import (  # noqa: E402, F401
+    LAST,
+    LAYERS,
+    LIMIT_S,
+    OURS,
+    PROMPT,
+    SOON_S,
+    TIMEOUT_S,
+    Engine,
+    counts_reads,
+    engines,
+    fetch,
+    give_back,
+    hold,
+    lines,
+    meet,
+    offer,
+    same,
+    until,
 )
 
 _SEED = 60
-_HERE = OwnAddress("127.0.0.1", "127.0.0.1")
-_BLOCKS, _HEADS, _TOKENS, _SIZE = 16, 2, 16, 8
-_LAYERS = tuple(f"model.layers.{number}.attn" for number in range(2))
-_GROUP = Group(_LAYERS, _HEADS, _SIZE, _SIZE, "fp32", _TOKENS, window=0, opaque=False)
-_LAST = 40
-_OURS, _THEIRS = (GroupBlocks(0, (5, 2, 9)),), (Part(GroupBlocks(0, (3, 11, 4)), 0, _LAST),)
-_PROMPT = "5ec2e7" * 5
-_LEASE_S = 30.0
-_TIMEOUT_S = 4.0
-_SOON_S = 1.0  # until blocks are back
-_LIMIT_S = 20.0
-
-
-class _Engine:
-    """A worker of one."""
-
-    def __init__(self, name: str, seed: int, **settings: Any) -> None:
-        given = {"drain": 0.0, "lease": _LEASE_S, "timeout": _TIMEOUT_S} | settings
-        self.worker = kvxfer.vllm.worker.WorkerSide(
-            Settings(**given), name, _HERE, [_GROUP], 7, ranks=1
-        )
-        shape = (_BLOCKS, _HEADS, _TOKENS, 2 * _SIZE)
-        self.caches = {layer: FakeTensor(shape) for layer in _LAYERS}
-        for number, cache in enumerate(self.caches.values()):
-            cache.array[:] = np.random.default_rng(seed + number).random(shape, np.float32)
-        self.worker.register(cast(dict[str, Any], self.caches))
-        address = self.worker.address()
-        assert address is not None
-        self.address: Worker = address.worker
-        self.sent: dict[str, float] = {}
-        """Requests whose blocks are free, and since when."""
-        self.loaded: set[str] = set()
-        self.failed: dict[str, float] = {}
-        self.errands = 0
-        self.heard: list[Any] = []
-
-    def step(self, step: Step | None = None) -> None:
-        step = step or Step()
-        self.worker.before_forward(step)
-        self.worker.start(step)
-        self.worker.all_is_computed()
-        results = self.worker.poll()
-        now = time.monotonic()
-        self.sent |= dict.fromkeys(results.finished_sending or (), now)
-        self.failed |= dict.fromkeys(results.failed_recving or (), now)
-        self.loaded |= (results.finished_recving or set()) - (results.failed_recving or set())
-        heard = self.worker.heard()
-        if heard is not None:
-            self.errands += heard.errands
-            self.heard.append(heard)
-
-    def tokens(self, layer: str, blocks: tuple[int, ...]) -> np.ndarray:
-        content = self.caches[layer].array[list(blocks)].transpose(0, 2, 1, 3)
-        return content.reshape(-1, _HEADS, 2 * _SIZE)[:_LAST]
-
-
-@pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Engine, _Engine]]:
-    monkeypatch.setattr(kvxfer.vllm.worker, "get_tensor_model_parallel_rank", lambda: 0)
-    both = _Engine("prefill", 1), _Engine("decode", 11)
-    yield both
-    for engine in both:
-        engine.worker.close()
-
-
-@pytest.fixture
-def lines() -> Iterator[list[str]]:
-    """Of the connector's log, from warnings on."""
-    found: list[str] = []
-
-    class _Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    keep = _Keep(logging.WARNING)
-    logger.addHandler(keep)
-    yield found
-    logger.removeHandler(keep)
-
-
-def _until(holds: Callable[[], Any], *engines: _Engine, limit: float = _LIMIT_S) -> None:
-    end = time.monotonic() + limit
-    while not holds():
-        assert time.monotonic() < end, "nothing becomes of it"
-        for engine in engines:
-            engine.step()
-        time.sleep(0.001)
-
-
-def _same(prefill: _Engine, decode: _Engine) -> bool:
-    return all(
-        np.array_equal(
-            prefill.tokens(layer, _OURS[0].ids), decode.tokens(layer, _THEIRS[0].blocks.ids)
-        )
-        for layer in _LAYERS
-    )
-
-
-def _reference(mode: str, prefill: _Engine, transfer: str) -> Reference:
-    return Reference(
-        mode=mode,
-        engine="prefill",
-        transfer=transfer,
-        tokens=_LAST,
-        fingerprint="1.a.b",
-        workers=(prefill.address,),
-        groups=_OURS,
-        block_tokens=(_TOKENS,),
-    )
-
-
-def _fetch(prefill: _Engine, transfer: str, contents: str = _PROMPT) -> Step:
-    reference = _reference("pull", prefill, transfer)
-    return Step(fetches=[Fetch(f"there {transfer}", contents, reference, _THEIRS)])
-
-
-def _hold(transfer: str) -> Step:
-    return Step(held=[Held(f"here {transfer}", transfer, _PROMPT, _OURS)])
-
-
-def _return(prefill: _Engine, transfer: str) -> Step:
-    return Step(returned=[Returned(transfer, (prefill.address,))])
-
-
-def _offer(prefill: _Engine, decode: _Engine, transfer: str, contents: str = _PROMPT) -> Step:
-    reference = _reference("push", prefill, transfer)
-    room = (decode.address,), (_TOKENS,)
-    return Step(offers=[Offer(f"there {transfer}", contents, reference, _THEIRS, *room)])
-
-
-def _counts_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    reads: list[str] = []
-    read = kvxfer.Agent.read_blocks
-
-    def count(agent: kvxfer.Agent, *arguments: Any, **options: Any) -> kvxfer.Transfer:
-        reads.append(options["lease"])
-        return read(agent, *arguments, **options)
-
-    monkeypatch.setattr(kvxfer.Agent, "read_blocks", count)
-    return reads
-
-
-def _meet(prefill: _Engine, decode: _Engine) -> None:
-    prefill.step(_hold("first"))
-    decode.step(_fetch(prefill, "first"))
-    _until(lambda: decode.loaded and prefill.sent, prefill, decode)
 
 
 # --- what differs, and what is not known yet ---
 
 
 def test_another_prompt_fails_at_once_and_gives_the_blocks_back(
-    engines: tuple[_Engine, _Engine], lines: list[str], monkeypatch: pytest.MonkeyPatch
+    engines: tuple[Engine, Engine], lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill, decode = engines
-    _meet(prefill, decode)
-    reads = _counts_reads(monkeypatch)
-    prefill.step(_hold("a"))
+    meet(prefill, decode)
+    reads = counts_reads(monkeypatch)
+    prefill.step(hold("a"))
     begin = time.monotonic()
-    decode.step(_fetch(prefill, "a", "another prompt"))
-    _until(lambda: decode.failed and "here a" in prefill.sent, prefill, decode)
-    assert decode.failed["there a"] - begin < _SOON_S
-    assert prefill.sent["here a"] - begin < _SOON_S
+    decode.step(fetch(prefill, "a", "another prompt"))
+    until(lambda: decode.failed and "here a" in prefill.sent, prefill, decode)
+    assert decode.failed["there a"] - begin < SOON_S
+    assert prefill.sent["here a"] - begin < SOON_S
     print(f"failed after {decode.failed['there a'] - begin:.4f} s")
     assert reads == ["a/0"], "it was tried again"
     assert "there a" not in decode.loaded
@@ -208,153 +67,153 @@ def test_another_prompt_fails_at_once_and_gives_the_blocks_back(
 
 
 def test_a_lease_that_comes_late_is_waited_for(
-    engines: tuple[_Engine, _Engine], monkeypatch: pytest.MonkeyPatch
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill, decode = engines
-    reads = _counts_reads(monkeypatch)
-    decode.step(_fetch(prefill, "late"))
+    reads = counts_reads(monkeypatch)
+    decode.step(fetch(prefill, "late"))
     end = time.monotonic() + 1.0
-    _until(lambda: time.monotonic() > end, decode)
+    until(lambda: time.monotonic() > end, decode)
     assert not decode.failed
     assert not decode.loaded
-    prefill.step(_hold("late"))
-    _until(lambda: decode.loaded and prefill.sent, prefill, decode)
+    prefill.step(hold("late"))
+    until(lambda: decode.loaded and prefill.sent, prefill, decode)
     assert reads == ["late/0"]
-    assert _same(prefill, decode)
+    assert same(prefill, decode)
 
 
 def test_one_that_never_comes_is_waited_for_as_long_as_the_timeout_says(
-    engines: tuple[_Engine, _Engine], lines: list[str], monkeypatch: pytest.MonkeyPatch
+    engines: tuple[Engine, Engine], lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill, decode = engines
-    reads = _counts_reads(monkeypatch)
+    reads = counts_reads(monkeypatch)
     begin = time.monotonic()
-    decode.step(_fetch(prefill, "never"))
-    _until(lambda: decode.failed, decode)
-    assert _TIMEOUT_S - 0.5 < decode.failed["there never"] - begin < _TIMEOUT_S + _SOON_S
+    decode.step(fetch(prefill, "never"))
+    until(lambda: decode.failed, decode)
+    assert TIMEOUT_S - 0.5 < decode.failed["there never"] - begin < TIMEOUT_S + SOON_S
     assert len(reads) == 1
     assert 'within 4 s ("timeout")' in lines[0]
     # Decode has said that it wants it no more.
-    prefill.step(_hold("never"))
-    _until(lambda: "here never" in prefill.sent, prefill, limit=_SOON_S)
+    prefill.step(hold("never"))
+    until(lambda: "here never" in prefill.sent, prefill, limit=SOON_S)
 
 
 def test_the_memory_of_a_worker_that_is_gone_is_not_waited_for(
-    engines: tuple[_Engine, _Engine],
+    engines: tuple[Engine, Engine],
 ) -> None:
     prefill, decode = engines
-    _meet(prefill, decode)
-    decode.step(_fetch(prefill, "late"))
+    meet(prefill, decode)
+    decode.step(fetch(prefill, "late"))
     decode.step()
     prefill.worker.close()
     begin = time.monotonic()
-    _until(lambda: decode.failed, decode)
-    assert time.monotonic() - begin < _TIMEOUT_S - 0.5
+    until(lambda: decode.failed, decode)
+    assert time.monotonic() - begin < TIMEOUT_S - 0.5
 
 
 # --- releases ---
 
 
-def test_what_decode_returns_is_free_soon(engines: tuple[_Engine, _Engine]) -> None:
+def test_what_decode_returns_is_free_soon(engines: tuple[Engine, Engine]) -> None:
     """Also of an engine that it has not met, which it goes on stepping for."""
     prefill, decode = engines
-    prefill.step(_hold("a"))
+    prefill.step(hold("a"))
     begin = time.monotonic()
-    decode.step(_return(prefill, "a"))
+    decode.step(give_back(prefill, "a"))
     while decode.errands:
         decode.step()
-    _until(lambda: prefill.sent, prefill, limit=_SOON_S)
-    assert prefill.sent["here a"] - begin < _SOON_S
+    until(lambda: prefill.sent, prefill, limit=SOON_S)
+    assert prefill.sent["here a"] - begin < SOON_S
     assert prefill.worker.stats.data["expired_leases"] == 0
 
 
 def test_one_worker_that_cannot_be_met_keeps_nothing_from_the_others(
-    engines: tuple[_Engine, _Engine],
+    engines: tuple[Engine, Engine],
 ) -> None:
     prefill, decode = engines
-    prefill.step(_hold("a"))
+    prefill.step(hold("a"))
     nobody = Worker("127.0.0.1:1", "0" * 32)
     decode.step(Step(returned=[Returned("a", (nobody, prefill.address))]))
-    _until(lambda: prefill.sent and not decode.errands, prefill, decode)
+    until(lambda: prefill.sent and not decode.errands, prefill, decode)
 
 
 def test_a_release_that_comes_before_the_lease_is_remembered(
-    engines: tuple[_Engine, _Engine],
+    engines: tuple[Engine, Engine],
 ) -> None:
     prefill, decode = engines
-    _meet(prefill, decode)
-    decode.step(_return(prefill, "a"))
-    _until(lambda: prefill.worker._early.has("a"), prefill, decode)
+    meet(prefill, decode)
+    decode.step(give_back(prefill, "a"))
+    until(lambda: prefill.worker._early.has("a"), prefill, decode)
     begin = time.monotonic()
-    prefill.step(_hold("a"))
-    _until(lambda: "here a" in prefill.sent, prefill, limit=_SOON_S)
-    assert prefill.sent["here a"] - begin < _SOON_S
+    prefill.step(hold("a"))
+    until(lambda: "here a" in prefill.sent, prefill, limit=SOON_S)
+    assert prefill.sent["here a"] - begin < SOON_S
     assert not prefill.worker._early.has("a")
     assert prefill.worker.stats.data["expired_leases"] == 0
 
 
 def test_a_push_that_was_released_before_it_began_is_not_made(
-    engines: tuple[_Engine, _Engine],
+    engines: tuple[Engine, Engine],
 ) -> None:
     prefill, decode = engines
-    _meet(prefill, decode)
-    decode.step(_return(prefill, "a"))
-    _until(lambda: prefill.worker._early.has("a"), prefill, decode)
-    prefill.step(Step(expected=[Expected("a", _PROMPT)]))
-    _until(lambda: any("a" in heard.withdrawn for heard in prefill.heard), prefill, limit=_SOON_S)
+    meet(prefill, decode)
+    decode.step(give_back(prefill, "a"))
+    until(lambda: prefill.worker._early.has("a"), prefill, decode)
+    prefill.step(Step(expected=[Expected("a", PROMPT)]))
+    until(lambda: any("a" in heard.withdrawn for heard in prefill.heard), prefill, limit=SOON_S)
     # One that comes for it afterwards is told at once.
-    decode.step(_offer(prefill, decode, "a"))
-    _until(lambda: decode.failed, prefill, decode, limit=_SOON_S)
+    decode.step(offer(prefill, decode, "a"))
+    until(lambda: decode.failed, prefill, decode, limit=SOON_S)
 
 
-def test_an_engine_gives_back_to_itself(engines: tuple[_Engine, _Engine]) -> None:
+def test_an_engine_gives_back_to_itself(engines: tuple[Engine, Engine]) -> None:
     """A proxy sends a reference that nobody will use to the engine that made it."""
     prefill, _ = engines
-    prefill.step(_hold("a"))
-    prefill.step(_return(prefill, "a"))
-    _until(lambda: "here a" in prefill.sent, prefill, limit=_SOON_S)
+    prefill.step(hold("a"))
+    prefill.step(give_back(prefill, "a"))
+    until(lambda: "here a" in prefill.sent, prefill, limit=SOON_S)
 
 
 def test_a_push_of_another_prompt_ends_at_both_sides(
-    engines: tuple[_Engine, _Engine], lines: list[str]
+    engines: tuple[Engine, Engine], lines: list[str]
 ) -> None:
     prefill, decode = engines
-    _meet(prefill, decode)
+    meet(prefill, decode)
     for order in ("prefill first", "decode first"):
         steps = [
-            (prefill, Step(expected=[Expected(order[:6], _PROMPT)])),
-            (decode, _offer(prefill, decode, order[:6], "another prompt")),
+            (prefill, Step(expected=[Expected(order[:6], PROMPT)])),
+            (decode, offer(prefill, decode, order[:6], "another prompt")),
         ]
         begin = time.monotonic()
         for engine, step in steps if order == "prefill first" else reversed(steps):
             engine.step(step)
             time.sleep(0.05)
         request = f"there {order[:6]}"
-        _until(lambda request=request: request in decode.failed, prefill, decode)
-        assert decode.failed[request] - begin < _SOON_S
+        until(lambda request=request: request in decode.failed, prefill, decode)
+        assert decode.failed[request] - begin < SOON_S
         assert any(order[:6] in heard.withdrawn for heard in prefill.heard)
         assert "this prompt is not the one" in lines.pop()
         assert not lines
 
 
-def test_room_for_what_is_held_to_be_read_is_refused(engines: tuple[_Engine, _Engine]) -> None:
+def test_room_for_what_is_held_to_be_read_is_refused(engines: tuple[Engine, Engine]) -> None:
     prefill, decode = engines
-    prefill.step(_hold("a"))
-    decode.step(_offer(prefill, decode, "a"))
-    _until(lambda: decode.failed and prefill.sent, prefill, decode, limit=2 * _SOON_S)
+    prefill.step(hold("a"))
+    decode.step(offer(prefill, decode, "a"))
+    until(lambda: decode.failed and prefill.sent, prefill, decode, limit=2 * SOON_S)
 
 
 def test_no_line_of_the_log_has_what_a_prompt_hashes_to(
     monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
     monkeypatch.setattr(kvxfer.vllm.worker, "get_tensor_model_parallel_rank", lambda: 0)
-    prefill, decode = _Engine("prefill", 1, lease=0.3), _Engine("decode", 11)
-    prefill.step(_hold("a"))
-    prefill.step(_hold("b"))
-    decode.step(_fetch(prefill, "a", "another"))
-    _until(lambda: len(prefill.sent) == 2 and decode.failed, prefill, decode)
+    prefill, decode = Engine("prefill", 1, lease=0.3), Engine("decode", 11)
+    prefill.step(hold("a"))
+    prefill.step(hold("b"))
+    decode.step(fetch(prefill, "a", "another"))
+    until(lambda: len(prefill.sent) == 2 and decode.failed, prefill, decode)
     assert any("nobody fetched b (group 0 of request here b) in time" in line for line in lines)
-    assert not [line for line in lines if _PROMPT in line]
+    assert not [line for line in lines if PROMPT in line]
     for engine in (prefill, decode):
         engine.worker.close()
 
@@ -398,26 +257,26 @@ def _packed(text: str) -> bytes:
 
 
 def test_nothing_that_a_peer_says_stops_a_worker(
-    engines: tuple[_Engine, _Engine], lines: list[str]
+    engines: tuple[Engine, Engine], lines: list[str]
 ) -> None:
     prefill, decode = engines
-    _meet(prefill, decode)
+    meet(prefill, decode)
     with kvxfer.Agent('a "stränge" peer') as stranger:
         name = stranger.add_peer(kvxfer.fetch_metadata(prefill.address.address, 5))
         for said in _hostile():
-            stranger.notify(name, said).wait(_LIMIT_S)
+            stranger.notify(name, said).wait(LIMIT_S)
             prefill.step()
         stranger.notify(name, messages.encode({"do": "return", "lease": "last"})[0]).wait(5)
-        _until(lambda: prefill.worker._early.has("last"), prefill)
+        until(lambda: prefill.worker._early.has("last"), prefill)
         # The engine takes what the listener has left to it.
         prefill.step()
     assert prefill.worker._listener.is_alive()
     assert lines, "nothing was said of it"
     assert len(lines) < 60, "one peer fills the log"
     assert all(line.isprintable() and len(line) < 1200 for line in lines)
-    prefill.step(_hold("b"))
-    decode.step(_fetch(prefill, "b"))
-    _until(lambda: "there b" in decode.loaded, prefill, decode)
+    prefill.step(hold("b"))
+    decode.step(fetch(prefill, "b"))
+    until(lambda: "there b" in decode.loaded, prefill, decode)
 
 
 def test_early_releases_are_bounded_and_pass() -> None:
@@ -467,15 +326,15 @@ def test_what_is_shown_is_one_line_that_only_prints() -> None:
     assert shown(ValueError("what")) == "what"
 
 
-def test_a_write_for_a_push_that_has_ended_is_none(engines: tuple[_Engine, _Engine]) -> None:
+def test_a_write_for_a_push_that_has_ended_is_none(engines: tuple[Engine, Engine]) -> None:
     """The scheduler may not have heard of the end yet."""
     prefill, decode = engines
-    _meet(prefill, decode)
-    prefill.step(Step(expected=[Expected("a", _PROMPT)]))
-    decode.step(_offer(prefill, decode, "a", "another prompt"))
-    _until(lambda: decode.failed, prefill, decode)
-    before = decode.caches[_LAYERS[0]].array.copy()
-    prefill.step(Step(writes=[Write("here a", "a", 0, _OURS, 0, _LAST, False, True)]))
-    _until(lambda: True, prefill, decode)
+    meet(prefill, decode)
+    prefill.step(Step(expected=[Expected("a", PROMPT)]))
+    decode.step(offer(prefill, decode, "a", "another prompt"))
+    until(lambda: decode.failed, prefill, decode)
+    before = decode.caches[LAYERS[0]].array.copy()
+    prefill.step(Step(writes=[Write("here a", "a", 0, OURS, 0, LAST, False, True)]))
+    until(lambda: True, prefill, decode)
     time.sleep(0.05)
-    assert np.array_equal(before, decode.caches[_LAYERS[0]].array)
+    assert np.array_equal(before, decode.caches[LAYERS[0]].array)

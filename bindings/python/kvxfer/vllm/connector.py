@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -16,7 +17,7 @@ from kvxfer.vllm import register
 from kvxfer.vllm.addresses import own_address
 from kvxfer.vllm.caches import Group
 from kvxfer.vllm.fingerprint import Fingerprint
-from kvxfer.vllm.log import logger
+from kvxfer.vllm.log import logger, shown
 from kvxfer.vllm.reference import spoken_name
 from kvxfer.vllm.scheduler import SchedulerSide
 from kvxfer.vllm.settings import Settings
@@ -236,8 +237,11 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Lets go of what was not saved layer by layer; waits for nothing: blocks are kept until what
-        reads them has ended."""
-        self._of_worker.all_is_computed()
+        reads them has ended. vLLM also calls it while an exception leaves the forward pass: then nothing
+        more is sent of what that was to compute."""
+        error = sys.exc_info()[1]
+        broken = "" if error is None else f"the step that was to compute it failed: {shown(repr(error))}"
+        self._of_worker.all_is_computed(broken)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         results = self.get_transfer_results(finished_req_ids)

@@ -12,10 +12,13 @@ from kvxfer.vllm.layers import StepLayers, is_microbatched
 from kvxfer.vllm.push import Push
 
 
+_NOT_ENDED = "vLLM has not ended the step that was to compute it"
+
+
 @dataclass
 class _Layer:
-    """One layer of a write, until it is computed: with a flag it is posted, and waits for that; without
-    it is to be posted with ``what``."""
+    """One layer of a write that is not computed yet. With a flag it is already posted and waits for the
+    flag; otherwise it is posted later."""
 
     lease: str
     push: Push
@@ -40,11 +43,11 @@ class LayerWrites:
         self.caches: RegisteredCaches | None = None
 
     def begin_step(self) -> None:
-        self.all_is_computed()  # of the step before, should vLLM not have said so
+        self.all_is_computed(_NOT_ENDED)
         self._layers.begin(is_microbatched())
 
     def add(self, layer: str, lease: str, push: Push, what: dict[str, Any]) -> None:
-        """``what``: write_blocks takes. kvxfer.Error and others as it raises them."""
+        """``what``: arguments of write_blocks. Raises what write_blocks raises."""
         flag = kvxfer.ReadyFlag() if self._stream() is None else None
         if flag is None:
             push.unposted += 1
@@ -64,8 +67,13 @@ class LayerWrites:
         if computed:
             self._send(computed)
 
-    def all_is_computed(self) -> None:
+    def all_is_computed(self, broken: str = "") -> None:
+        """``broken``: empty, or why some layers may not be computed. Their pushes fail then, and what is
+        left of them is not sent."""
         reopened = self._layers.end()
+        if broken:
+            for lease, push in self._computing.items():
+                self._fail(lease, push, broken)
         if reopened:
             for lease, push in self._computing.items():
                 self._fail(lease, push, f"layer {reopened} was saved again after it had been sent")

@@ -18,7 +18,7 @@ from kvxfer.vllm.layer_writes import LayerWrites
 from kvxfer.vllm.log import limited, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.push import Offer, Push
-from kvxfer.vllm.reference import GroupBlocks, Worker, from_runs, workers_of
+from kvxfer.vllm.reference import GroupBlocks, from_runs, workers_of
 from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Abandoned, Expected, Heard, Part, Write
@@ -158,8 +158,9 @@ class Pushing:
         """For some of the step's tokens, or for all."""
         self._layers.layer_is_saved(layer)
 
-    def all_is_computed(self) -> None:
-        self._layers.all_is_computed()
+    def all_is_computed(self, broken: str = "") -> None:
+        """``broken``: as of LayerWrites.all_is_computed."""
+        self._layers.all_is_computed(broken)
 
     # --- what decode says ---
 

@@ -113,8 +113,9 @@ class WorkerSide:
     def layer_is_saved(self, layer: str) -> None:
         self._pushing.layer_is_saved(layer)
 
-    def all_is_computed(self) -> None:
-        self._pushing.all_is_computed()
+    def all_is_computed(self, broken: str = "") -> None:
+        """``broken``: empty, or why some layers may not be computed."""
+        self._pushing.all_is_computed(broken)
 
     def start(self, step: Step) -> None:
         for expected in step.expected:
