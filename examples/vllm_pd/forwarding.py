@@ -353,13 +353,12 @@ class Forwarder:
         decoding = asyncio.ensure_future(self._decode(inquiry, room, failed))
         try:
             await asyncio.wait({prefilling, decoding}, return_when=asyncio.FIRST_COMPLETED)
-            if prefilling.done() and not _is_well(decoding):
-                params = prefilling.result()
-                if PushSource.of(params) not in (None, source):
-                    # It was restarted, and decode waits for its former life.
-                    _drop(decoding)
-                    return await self._decode_from(prefill, inquiry, params, failed)
-            reply = await decoding
+            restarted = (
+                prefilling.done()
+                and not _is_well(decoding)
+                and PushSource.of(prefilling.result()) not in (None, source)
+            )
+            reply = None if restarted else await decoding
         except BaseException:
             # Of a prefill instance that was restarted only its answer says where it is.
             answered = prefilling.result() if _is_well(prefilling) else None
@@ -367,6 +366,9 @@ class Forwarder:
             _drop(prefilling)
             _drop(decoding)
             raise
+        if reply is None:  # decode waits for the former life of prefill
+            _drop(decoding)
+            return await self._decode_from(prefill, inquiry, prefilling.result() or {}, failed)
         # It may be a moment behind decode. Only a reply that is broken off ends it.
         reply.prefill = prefilling
         self._keep(prefilling)

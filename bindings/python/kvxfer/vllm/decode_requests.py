@@ -121,14 +121,14 @@ class DecodeRequests:
             raise _InUse(f"its reference is that of request {first}, which has another prompt")
 
     def _drop(self, request: str) -> _Load | None:
-        """Of a load that is over, or was none."""
+        """Forgets a load; None if there was none."""
         load = self._loads.pop(request, None)
         if load is not None:
             del self._first[load.reference.transfer]
         return load
 
     def _give_back(self, params: Any) -> None:
-        """What a reference refers to that nothing is loaded by, as far as it can be read."""
+        """Returns the blocks of a reference that will not be loaded, as far as it can be parsed."""
         found = release_of(params)
         if found is not None:
             self.step.returned.append(Returned(*found))
@@ -178,8 +178,9 @@ class DecodeRequests:
             return 0
         load.computed = computed
         left = max(0, self._loadable(load, request) - computed)
-        if load.reference.transfer in self._loaded and left < self._largest_block():
-            # Another answer to the same prompt has loaded all whole blocks, and used the lease up.
+        if load.reference.transfer in self._loaded and left <= self._largest_block():
+            # Another answer to the same prompt has loaded all whole blocks, and used the lease up. Of a
+            # prompt that ends with a whole block vLLM computes that one again.
             self._drop(request.request_id)
             return 0
         return left

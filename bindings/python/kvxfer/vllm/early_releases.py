@@ -15,7 +15,8 @@ _KEPT_S = 600.0
 
 class EarlyReleases:
     """By transfer, for ``_KEPT_S`` seconds; of one peer at most ``_MOST_OF_PEER``, and ``_MOST`` in all:
-    beyond that the oldest go, of the peer that has the most. Any thread.
+    beyond that the oldest go, of the peer that has the most. It is the peer's that was the first to
+    release it: no other can have it forgotten. Any thread.
 
     A release is added before the leases are looked at, and a lease is entered before ``take`` looks
     here: so one of the two sees the other."""
@@ -29,7 +30,8 @@ class EarlyReleases:
     def add(self, peer: str, transfer: str) -> None:
         with self._lock:
             self._forget_old()
-            self._remove(transfer)
+            if transfer in self._until:
+                return
             self._until[transfer] = peer, time.monotonic() + self._kept
             of_peer = self._by_peer.setdefault(peer, OrderedDict())
             of_peer[transfer] = None

@@ -43,8 +43,7 @@ class Errands:
         """``since``: as of Peers.meet, where the sender has waited for them before."""
         since = time.monotonic() if since is None else since
         # Each by itself: one that cannot be met keeps nothing from the others.
-        self._waiting += [_Errand(worker, message, since) for worker in workers]
-        self.poll()
+        self._waiting += self._not_done([_Errand(worker, message, since) for worker in workers])
 
     def take_change(self) -> int:
         """How many more wait than when it was last called: until they are sent the engine has to go on
@@ -54,8 +53,24 @@ class Errands:
         return change
 
     def poll(self) -> None:
-        if self._waiting:
-            self._waiting = [errand for errand in self._waiting if not self._done(errand)]
+        self._waiting = self._not_done(self._waiting)
+
+    def _not_done(self, errands: list[_Errand]) -> list[_Errand]:
+        """One that may not even be begun with means that no other may that has to be: finding that out
+        takes a look at all who are known, which is not for each of a thousand in every step."""
+        left: list[_Errand] = []
+        crowded = False
+        for errand in errands:
+            if crowded and self._is_new(errand):
+                left.append(errand)
+            elif not self._done(errand):
+                left.append(errand)
+                crowded = crowded or self._is_new(errand)
+        return left
+
+    def _is_new(self, errand: _Errand) -> bool:
+        to_self = errand.worker.incarnation == self._agent.incarnation
+        return not to_self and self._peers.is_new(errand.worker, errand.since)
 
     def _done(self, errand: _Errand) -> bool:
         message = errand.message
@@ -85,8 +100,7 @@ class Sender:
 
 
 class Answers:
-    """To who has said something: it may not have been met, or in an earlier life only. By any
-    thread."""
+    """Answers a sender that may not have been met yet. Any thread."""
 
     def __init__(self, agent: kvxfer.Agent, timeout: float) -> None:
         self._agent = agent

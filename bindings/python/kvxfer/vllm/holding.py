@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import kvxfer
@@ -10,6 +12,12 @@ from kvxfer.vllm.early_releases import EarlyReleases
 from kvxfer.vllm.log import logger, shown
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Held
+
+
+_MAX_ENDED = 4096
+_MAX_REFUSED = 4096
+# vLLM's null block, which no request's tokens are in.
+_NOTHING = (0,)
 
 
 def part_of(lease: str, group: int) -> str:
@@ -24,6 +32,15 @@ class _Lease:
     open: int  # of them
 
 
+@dataclass
+class _Refused:
+    """A part that could not be leased: those who ask for it are to hear so."""
+
+    cache: str
+    contents: str
+    until: float
+
+
 class Holding:
     """``renew`` and ``give_back`` may be called by any thread, the rest by the engine's."""
 
@@ -35,6 +52,8 @@ class Holding:
         self._stats = stats
         self._early = early
         self._leases: dict[str, _Lease] = {}
+        self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately
+        self._refused: OrderedDict[str, _Refused] = OrderedDict()  # by part
         self._ended: set[str] = set()
 
     def has_any(self) -> bool:
@@ -51,13 +70,42 @@ class Holding:
                 granted += 1
         except kvxfer.Error as error:
             logger.error("kvxfer: blocks of %s cannot be leased: %s", held.request, shown(error))
+            self._refuse(held, granted)
         if granted == 0:
-            self._ended.add(held.request)
+            self._end(held.lease, held.request)
             return
         self._leases[held.lease] = _Lease(held.request, granted, open=granted)
         # Those that wait for it were answered when it was granted.
         if self._early.take(held.lease) or granted < len(held.groups):
             self.give_back(held.lease)
+
+    def _refuse(self, held: Held, first: int) -> None:
+        """Its groups from ``first`` on. Whoever waits for a lease hears of it when it is granted, and
+        whoever comes later hears that it has ended: so it is granted for a block that no reference
+        names, and released."""
+        until = time.monotonic() + self._seconds
+        for index in range(first, len(held.groups)):
+            part = _Refused(cache_name(index), held.contents, until)
+            self._refused[part_of(held.lease, index)] = part
+            if len(self._refused) > _MAX_REFUSED:
+                self._refused.popitem(last=False)
+        self._answer_refused()
+
+    def _answer_refused(self) -> None:
+        """Where as many leases are held as there may be, this has to wait for the end of one."""
+        while self._refused:
+            name, part = next(iter(self._refused.items()))
+            try:
+                if time.monotonic() < part.until:
+                    self._agent.lease_blocks(
+                        part.cache, name, _NOTHING, self._seconds, contents=part.contents
+                    )
+                    self._agent.release_lease(name)
+            except kvxfer.ResourceExhausted:
+                return
+            except kvxfer.Error as error:  # its name was used before: whoever asks is answered
+                logger.debug("kvxfer: %s cannot be refused: %s", shown(name), shown(error))
+            del self._refused[name]
 
     def renew(self, lease: str) -> bool:
         """False: this worker holds no such lease."""
@@ -72,10 +120,10 @@ class Holding:
         return True
 
     def give_back(self, lease: str) -> bool:
-        """As renew."""
+        """False: this worker does not hold it, and has not held it lately."""
         known = self._leases.get(lease)
         if known is None:
-            return False
+            return lease in self._over
         for index in range(known.granted):
             try:
                 self._agent.release_lease(part_of(lease, index))
@@ -95,11 +143,19 @@ class Holding:
                 *(shown(each) for each in (lease, part.rpartition("/")[2], known.request)),
             )
         if known.open == 0:
-            del self._leases[lease]
-            self._ended.add(known.request)
+            self._end(lease, known.request)
             if how == "expired":
                 self._stats.count("expired_leases")
 
+    def _end(self, lease: str, request: str) -> None:
+        """For other threads it is over before it is held no more."""
+        self._over[lease] = None
+        if len(self._over) > _MAX_ENDED:
+            self._over.popitem(last=False)
+        self._leases.pop(lease, None)
+        self._ended.add(request)
+
     def take_ended(self) -> set[str]:
+        self._answer_refused()
         ended, self._ended = self._ended, set()
         return ended

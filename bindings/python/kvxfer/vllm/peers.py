@@ -127,9 +127,14 @@ class Peers:
         except kvxfer.Error:
             pass  # it was removed before
 
+    def is_new(self, worker: Worker, since: float) -> bool:
+        """Whether to meet it, as ``meet`` does, takes an attempt that has not begun."""
+        known = self._known.get(worker)
+        return known is None or (known.error is not None and known.ended < since)
+
     def _meet(self, worker: Worker, since: float) -> str | None:
         known = self._known.get(worker)
-        if known is None or (known.error is not None and known.ended < since):
+        if known is None or self.is_new(worker, since):
             known = self._begin(worker, known)
             if known is None:
                 return None
@@ -170,7 +175,15 @@ class Peers:
             except Exception as error:
                 attempt.fail(error)
 
-        threading.Thread(target=run, name="kvxfer-introduction", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="kvxfer-introduction", daemon=True).start()
+        except RuntimeError as error:  # the process has as many threads as it may
+            attempt.fail(
+                CannotMeet(
+                    f"the engine's worker at {worker.address}: {error}: this engine has as many "
+                    "threads as it may: raise its limit (ulimit -u, TasksMax or pids.max)"
+                )
+            )
         return attempt
 
     def _has_descriptors(self, under_way: int) -> bool:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kvxfer.vllm.settings import Settings
 
 _MAX_EXPECTED = 8192
+_NOT_ADMITTED = "the prefill engine's vLLM refused the request before it was admitted"
 
 
 @dataclass
@@ -75,6 +76,9 @@ class PrefillRequests:
         self._expected: OrderedDict[str, None] = OrderedDict()  # leases of pushes, lately
 
     def expect(self, request: Request, params: dict[str, Any]) -> None:
+        if getattr(request, "abort_immediately", False):
+            self._refuse_push(request, params)
+            return
         self._shorten(request, params)
         transfer = self._push_transfer(params)
         if transfer is not None:
@@ -95,6 +99,14 @@ class PrefillRequests:
         request.num_prompt_tokens -= 1
         request.max_tokens = 1
 
+    def _refuse_push(self, request: Request, params: dict[str, Any]) -> None:
+        """vLLM has refused the request, and says so by one that stands for it, with another prompt. A
+        decode engine that makes room for it must not wait."""
+        lease = self._push_transfer(params)
+        if lease is not None and lease not in self._expected:
+            self._remember(lease)
+            self.step.abandoned.append(Abandoned(request.request_id, lease, _NOT_ADMITTED, False))
+
     def _push_transfer(self, params: dict[str, Any]) -> str | None:
         """The name that the proxy has given the transfer, of a push that begins at once; one of our
         own where it, or this engine, pushes; None: decode reads."""
@@ -111,12 +123,19 @@ class PrefillRequests:
         lease = transfer
         if lease in self._expected:  # asked for twice: the first one it is
             lease = secrets.token_hex(12)
-        self._expected[lease] = None
-        if len(self._expected) > _MAX_EXPECTED:
-            self._expected.popitem(last=False)
+        self._remember(lease)
         self._pushes[request.request_id] = _Push(request, lease)
         contents = contents_of(prompt_hash(request, request.num_prompt_tokens))
         self.step.expected.append(Expected(lease, contents))
+
+    def _remember(self, lease: str) -> None:
+        self._expected[lease] = None
+        if len(self._expected) > _MAX_EXPECTED:
+            self._expected.popitem(last=False)
+
+    def is_pushed(self, request: Request) -> bool:
+        """Whether it is known as one whose blocks are written to decode."""
+        return request.request_id in self._pushes
 
     def finished(
         self, request: Request, block_ids: Sequence[Sequence[int]]

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import kvxfer
@@ -128,6 +129,9 @@ class Pushing:
         push.held = push.held or abandoned.held
         push.last_write = True
         self._fail(abandoned.lease, push, abandoned.why)
+        offer = self._unexpected.pop(abandoned.lease, None)
+        if offer is not None:
+            self._accept(abandoned.lease, push, offer)
 
     def let_go_of(self, requests: list[str]) -> None:
         """Waits until nothing reads their blocks; what is on its way is worth waiting for, for a
@@ -210,21 +214,33 @@ class Pushing:
         if offer is not None and peer in offer.names:
             tell(self._agent, peer, {"do": "alive", "lease": lease})
 
-    def withdraw(self, sender: Sender, lease: str) -> None:
-        """Answered when nothing is written for it any more."""
+    def withdraw(self, sender: Sender, lease: str, answered: bool) -> None:
+        """Answered when nothing is written for it any more, unless ``closes`` has answered."""
         self._unexpected.pop(lease, None)
-        if not self.closes(sender, lease):
-            self._fail(lease, self._pushes[lease], _UNWANTED)
+        push = self._pushes.get(lease)
+        if push is not None:
+            self._fail(lease, push, _UNWANTED)
+        elif not answered:
+            self.closes(sender, lease)
 
-    def closes(self, sender: Sender, lease: str) -> bool:
-        """Answers that nothing is written for it, now or later, for its release is kept in the memory of
-        early ones; False: something may be written, and it is no early one."""
+    def closes(
+        self, sender: Sender, lease: str, tell_engine: Callable[[], None] = lambda: None
+    ) -> bool:
+        """True: a refusal was sent; nothing is or will be written. False: a push is known, and the
+        engine's thread must stop it.
+
+        ``tell_engine``: has the engine's thread call ``withdraw`` after all that it was told before.
+        Where the lease is not known an offer of it may be among that, and the memory of early releases,
+        which is bounded, may have lost this one when the request comes. It is called before the sender,
+        who then uses its blocks for others, is answered."""
         with self._lock:
             known, over = lease in self._pushes, lease in self._over
         if known or over:
             self._early.take(lease)
         if known:
             return False
+        if not over:
+            tell_engine()
         self._answers.send(sender, {"do": "refuse", "lease": lease, "why": _UNWANTED})
         return True
 

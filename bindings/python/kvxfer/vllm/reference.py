@@ -156,7 +156,7 @@ def release_of(params: Any) -> tuple[str, tuple[Worker, ...]] | None:
             workers.append(_worker(entry))
         except BadReference:
             continue
-    return (params["transfer"], tuple(workers)) if workers else None
+    return (params["transfer"], tuple(dict.fromkeys(workers))) if workers else None
 
 
 def contents_of(

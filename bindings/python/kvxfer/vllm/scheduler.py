@@ -77,7 +77,7 @@ class SchedulerSide:
         if not params:
             return
         asked = self._wishes.read(request.request_id, params)
-        if asked.prefill:
+        if asked.prefill and not asked.refused:
             self._prefill.expect(request, params)
         if asked.load:
             self._decode.expect(request, params, asked.refused)
@@ -92,10 +92,12 @@ class SchedulerSide:
     def request_finished(
         self, request: Request, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
-        params = request.kv_transfer_params
-        if self._decode.finished(request) or not params or not params.get("do_remote_decode"):
-            return False, None
-        return self._prefill.finished(request, block_ids)
+        params = request.kv_transfer_params or {}
+        loading = self._decode.finished(request)
+        hands_on = bool(params.get("do_remote_decode")) and not loading
+        if hands_on or self._prefill.is_pushed(request):
+            return self._prefill.finished(request, block_ids)
+        return False, None
 
     # --- each step ---
 

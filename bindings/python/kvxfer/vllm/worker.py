@@ -215,12 +215,13 @@ class WorkerSide:
         return False
 
     def _take_back(self, sender: Sender, lease: str) -> bool:
-        """Before the lease is looked for: where it comes only now, it is found here."""
+        # Before the lease is looked for: where it comes only now, it is found here.
         self._early.add(sender.name, lease)
         if self._holding.give_back(lease):
             self._early.take(lease)
             return True
-        return self._pushing.closes(sender, lease)
+        withdrawal = {"do": "return", "lease": lease, "answered": True}
+        return self._pushing.closes(sender, lease, lambda: self._told.put((sender, withdrawal)))
 
     def _hear_itself(self, message: dict[str, Any]) -> None:
         """A reference that this engine made has come back to it."""
@@ -249,7 +250,7 @@ class WorkerSide:
             case "arrived":
                 self._receiving.arrived(message["request"], message["cache"], message["payload"])
             case "return":
-                self._pushing.withdraw(sender, message["lease"])
+                self._pushing.withdraw(sender, message["lease"], bool(message.get("answered")))
             case "renew":
                 self._pushing.renew(sender.name, message["lease"], message["at"])
             case "offer":
