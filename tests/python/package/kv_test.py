@@ -150,6 +150,7 @@ def test_a_lease_is_read_by_those_who_say_what_it_holds(
     until = time.monotonic() + 5
     while prefill.agent.count_kv().reads_waiting < len(reads):
         assert time.monotonic() < until
+        time.sleep(0.001)
     prefill.agent.lease_blocks("kv", "late", [4], hold=30, contents="a prompt")
     for each in reads:
         each.wait(5)

@@ -200,6 +200,26 @@ def test_a_prefill_that_was_restarted_is_learnt_anew() -> None:
     run(main, 1, 1, *PUSH)
 
 
+def test_a_restarted_prefill_gets_back_once_what_decode_refuses() -> None:
+    async def main(cluster: Cluster) -> None:
+        prefill, decode = cluster.prefills[0], cluster.decodes[0]
+        await cluster.post()
+        prefill.life = 2
+        decode.goes_on.clear()
+        request = asyncio.ensure_future(cluster.post())
+        await becomes(lambda: len(decode.asked) == 3)
+        decode.status = 400
+        decode.goes_on.set()
+        assert (await request).status == 400
+        await becomes(cluster.is_idle)
+        await becomes(lambda: bool(prefill.released))
+        await asyncio.sleep(0.1)
+        (released,) = prefill.released
+        assert released.params["kvxfer"]["workers"] == prefill.workers
+
+    run(main, 1, 1, *PUSH)
+
+
 def test_a_push_that_came_to_nothing_leaves_prefill_known() -> None:
     async def main(cluster: Cluster) -> None:
         await cluster.post()

@@ -6,6 +6,7 @@ import queue
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 import kvxfer  # noqa: E402
 import kvxfer.vllm.peers  # noqa: E402
 from kvxfer.vllm.descriptors import free_descriptors  # noqa: E402
+from kvxfer.vllm.errands import Errands  # noqa: E402
 from kvxfer.vllm.fetching import Fetching  # noqa: E402
 from kvxfer.vllm.peers import CannotMeet, Peers  # noqa: E402
 from kvxfer.vllm.reference import GroupBlocks, Reference, Worker  # noqa: E402
@@ -99,6 +101,60 @@ def test_who_comes_later_asks_again_and_hides_nothing(network: _Network) -> None
     network.answer(b"metadata")
     assert [network.hear(later), network.meet(first)] == [_NAME, _NAME]
     assert (network.asked, network.stats.data["failed_meetings"]) == (2, 1)
+
+
+def test_no_thread_is_left_for_a_meeting(network: _Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it hears so; the next one may have better luck."""
+
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        since = time.monotonic()
+        with pytest.raises(CannotMeet, match=r"can't start new thread.*ulimit -u") as raised:
+            network.peers.meet([_WORKER], since)
+    assert _WORKER.address in str(raised.value)
+    assert network.meet(since) == "failed"
+    network.answer(b"metadata")
+    assert network.hear(time.monotonic()) == _NAME
+    assert (network.asked, network.stats.data["failed_meetings"]) == (1, 1)
+
+
+def test_many_who_cannot_be_met_cost_no_step(
+    network: _Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of one reference: as many as may be are met at once, and the others are not looked at."""
+    looked_at: list[Worker] = []
+    begin = Peers._begin
+
+    def count(peers: Peers, worker: Worker, before: Any) -> Any:
+        looked_at.append(worker)
+        return begin(peers, worker, before)
+
+    monkeypatch.setattr(Peers, "_begin", count)
+    agent: Any = SimpleNamespace(incarnation="f" * 32)
+    to_self: list[dict[str, Any]] = []
+    errands = Errands(agent, network.peers, to_self.append)
+    most = kvxfer.vllm.peers._MAX_UNDER_WAY
+    workers = [Worker(f"192.0.2.1:{number}", f"{number:032x}") for number in range(1, 300)]
+    message = {"do": "return", "lease": "a"}
+    errands.send([*workers, Worker("192.0.2.1:300", "f" * 32)], message)
+    assert to_self == [message]  # whoever waits before it
+    assert len(looked_at) == most + 1
+    for _ in range(10):
+        errands.poll()
+    assert len(looked_at) <= most + 1 + 10
+    assert errands.take_change() == len(workers)
+    for _ in workers:
+        network.answer(kvxfer.DeadlineExceeded("it does not answer"))
+    left, end = len(workers), time.monotonic() + _LIMIT_S
+    while left:
+        assert time.monotonic() < end, "nothing becomes of it"
+        errands.poll()
+        left += errands.take_change()
+        time.sleep(0.001)
+    assert network.asked == len(workers)
 
 
 # --- descriptors run out ---

@@ -27,7 +27,7 @@ LAST = 40
 OURS, THEIRS = (GroupBlocks(0, (5, 2, 9)),), (Part(GroupBlocks(0, (3, 11, 4)), 0, LAST),)
 PROMPT = "5ec2e7" * 5
 LEASE_S = 30.0
-TIMEOUT_S = 4.0
+TIMEOUT_S = 2.0
 SOON_S = 1.0  # until blocks are back
 LIMIT_S = 20.0
 

@@ -78,6 +78,7 @@ class Peers:
         self._stats = stats
         self._timeout = timeout
         self._known: dict[Worker, _Attempt] = {}
+        self._under_way: list[_Attempt] = []  # and some that have ended since
         self._lost: dict[str, float] = {}  # since when, by name
 
     def meet(self, workers: Sequence[Worker], since: float) -> list[str] | None:
@@ -161,7 +162,8 @@ class Peers:
 
     def _begin(self, worker: Worker, before: _Attempt | None) -> _Attempt | None:
         """None: as many others are being met as may be at once."""
-        under_way = sum(not each.found.done() for each in self._known.values())
+        self._under_way = [each for each in self._under_way if not each.found.done()]
+        under_way = len(self._under_way)
         if under_way >= _MAX_UNDER_WAY or not self._has_descriptors(under_way):
             return None
         self._forget_what_is_over(worker.address)
@@ -184,12 +186,13 @@ class Peers:
                     "threads as it may: raise its limit (ulimit -u, TasksMax or pids.max)"
                 )
             )
+        self._under_way.append(attempt)
         return attempt
 
     def _has_descriptors(self, under_way: int) -> bool:
         """For one more. False: some will come free soon."""
         now = time.monotonic()
-        new = sum(each.name is not None and now < each.ended + 1 for each in self._known.values())
+        new = sum(now < each.ended + 1 and each.name is not None for each in self._known.values())
         short = (under_way + new + 1) * PER_PEER + RESERVE - free_descriptors()
         if short <= 0:
             return True
@@ -199,10 +202,10 @@ class Peers:
     def _forget_what_is_over(self, address: str) -> None:
         """Earlier lives at this address; and of failures more than are of use."""
         for old, attempt in list(self._known.items()):
-            failed = attempt.error is not None
-            if attempt.found.done() and (
-                old.address == address or (failed and len(self._known) > _MAX_KNOWN)
-            ):
+            too_many = len(self._known) > _MAX_KNOWN
+            if old.address != address and not too_many:
+                continue
+            if attempt.error is not None or (old.address == address and attempt.found.done()):
                 del self._known[old]
                 self._used.pop(attempt.name or "", None)
 
