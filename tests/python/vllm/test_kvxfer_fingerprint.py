@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 from kvxfer.vllm.caches import Group  # noqa: E402
 from kvxfer.vllm.fingerprint import Fingerprint  # noqa: E402
 from kvxfer.vllm.reference import Reference, Worker, is_name, spoken_name  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     FullAttentionSpec,
@@ -92,6 +93,129 @@ def test_a_model_that_was_changed_is_another() -> None:
     assert "another model" in plain.differs(changed.text)
     same = [_fingerprint("auto", hf_overrides=json.loads) for _ in range(2)]
     assert same[0].differs(same[1].text) == ""
+
+
+# --- options that change keys, or what a number means ---
+
+_LONG = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096,
+    "short_factor": [1.0], "long_factor": [4.0],
+}  # fmt: skip
+_TRAINED = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "max_trained_positions": 4096}
+
+
+def _positioned(max_model_len: int = 4096, rope: Any = None, **hf_config: Any) -> Fingerprint:
+    hf_config = {"max_position_embeddings": 131072, "rope_parameters": rope} | hf_config
+    return _fingerprint(
+        "auto", hf_text_config=SimpleNamespace(**hf_config), max_model_len=max_model_len
+    )
+
+
+@pytest.mark.parametrize(
+    ("rope", "hf_config", "matters"),
+    [
+        (_LONG, {}, True),
+        ({**_LONG, "rope_type": "su"}, {}, True),
+        ({"full_attention": _LONG, "sliding_attention": {"rope_type": "default"}}, {}, True),
+        (None, {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096}, True),
+        (_TRAINED, {"model_type": "plamo3"}, True),
+        (_TRAINED, {"model_type": "qwen2"}, False),
+        ({"rope_type": "default"}, {"model_type": "plamo3"}, False),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, {}, False),
+    ],
+    ids=["longrope", "su", "nested", "rope_scaling", "dynamic", "dynamic of others", "default", "yarn"],
+)
+def test_max_model_len_that_chooses_how_positions_are_encoded(
+    rope: Any, hf_config: dict[str, Any], matters: bool
+) -> None:
+    short, long = (_positioned(length, rope, **hf_config) for length in (4096, 32768))
+    assert ("another model" in short.differs(long.text)) is matters
+    assert ("another model" in long.differs(short.text)) is matters
+
+
+def test_max_model_len_on_one_side_of_the_switch() -> None:
+    assert _positioned(8192, _LONG).differs(_positioned(32768, _LONG).text) == ""
+    assert _positioned(2048, _LONG).differs(_positioned(4096, _LONG).text) == ""
+    scaled = _positioned(8192, _LONG, max_position_embeddings=65536)
+    assert "another model" in scaled.differs(_positioned(8192, _LONG).text)
+
+
+def _llama4(max_model_len: int, option: dict[str, Any], generation: dict[str, Any]) -> Fingerprint:
+    return _fingerprint(
+        "auto",
+        hf_text_config=SimpleNamespace(model_type="llama4_text"),
+        max_model_len=max_model_len,
+        override_generation_config=option,
+        try_get_generation_config=lambda: generation,
+    )
+
+
+def test_max_model_len_that_scales_queries_of_llama4() -> None:
+    on, off = {"attn_temperature_tuning": True}, {"attn_temperature_tuning": False}
+    short, long = _llama4(32768, {}, {}), _llama4(32769, {}, {})
+    assert "another model" in short.differs(long.text)
+    assert short.differs(_llama4(8192, {}, {}).text) == ""
+    assert long.differs(_llama4(8192, on, off).text) == ""
+    assert short.differs(_llama4(65536, {}, off).text) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({"rope_type": "yarn", "factor": 40.0}, {"rope_type": "deepseek_yarn"}),
+        ({"rope_type": "yarn", "attention_factor": 1.0}, {"rope_type": "deepseek_llama_scaling"}),
+        ({"rope_type": "default"}, {"partial_rotary_factor": 0.5}),
+    ],
+)
+def test_a_model_is_the_same_when_it_is_built(given: dict[str, Any], written: dict[str, Any]) -> None:
+    """In an engine of one worker the scheduler sees what the model has written into its configuration;
+    in one of several it does not."""
+    before, after = (_positioned(rope=rope, rotary_dim=64) for rope in (given, given | written))
+    assert before.differs(after.text) == ""
+
+
+def test_positions_that_were_changed() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0}
+    plain = _positioned(rope=yarn)
+    for change in ({"factor": 2.0}, {"mscale": 0.7}, {"rope_type": "linear"}):
+        assert "another model" in plain.differs(_positioned(rope=yarn | change).text)
+
+
+def test_options_that_change_what_is_computed() -> None:
+    plain = _fingerprint("auto")
+    for change in ({"hf_config_path": "/else"}, {"quantization_config": {"linear": "fp8"}}):
+        assert "another model" in plain.differs(_fingerprint("auto", **change).text)
+    for load_format, same in (("auto", True), ("safetensors", True), ("dummy", False)):
+        config = _config("auto")
+        config.load_config = SimpleNamespace(load_format=load_format)
+        assert (Fingerprint(config, _caches(config), "").text == plain.text) is same
+    images = SimpleNamespace(mm_processor_kwargs={"do_rescale": False})
+    changed = _fingerprint("auto", multimodal_config=images)
+    assert "another model" in plain.differs(changed.text)
+
+
+def test_fp8_of_another_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of MI300 mean half as much."""
+    here, e5m2 = _fingerprint("fp8"), _fingerprint("fp8_e5m2")
+    monkeypatch.setattr(type(current_platform), "is_fp8_fnuz", classmethod(lambda cls: True))
+    there = _fingerprint("fp8")
+    assert "lays out the KV cache" in here.differs(there.text)
+    assert there.differs(_fingerprint("fp8_e4m3").text) == ""
+    assert e5m2.differs(_fingerprint("fp8_e5m2").text) == ""
+    config = _config("fp8")
+    (group,) = Group.all_of(config, _caches(config))
+    assert group.element == "fp8_e4m3"
+
+
+def test_e5m2_is_what_an_attention_backend_makes_of_it() -> None:
+    texts = []
+    for backend in ("TRITON_ATTN", "FLASHINFER", None):
+        config = _config("fp8_e5m2")
+        config.attention_config = SimpleNamespace(backend=backend)
+        texts.append(Fingerprint(config, _caches(config), "").text)
+        config.cache_config.cache_dtype = "fp8"
+        assert Fingerprint(config, _caches(config), "").text == _fingerprint("fp8").text
+    assert len(set(texts)) == 3
 
 
 # --- what has more in a block than numbers ---

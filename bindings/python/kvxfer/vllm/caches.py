@@ -21,6 +21,8 @@ _ELEMENTS: dict[str, Any] = {
     "bfloat16": "bf16",
     "float16": "fp16",
     "float8_e4m3fn": "fp8_e4m3",
+    # As large; that they mean something else is in the fingerprint.
+    "float8_e4m3fnuz": "fp8_e4m3",
     "float8_e5m2": "fp8_e5m2",
 }
 

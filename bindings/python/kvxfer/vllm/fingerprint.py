@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvxfer.vllm.positions import positions
 from kvxfer.vllm.reference import VERSION
 
 if TYPE_CHECKING:
@@ -26,9 +27,12 @@ class Fingerprint:
             "weights": model_id or _weights(model.model, model.revision),
             "architectures": list(model.architectures),
             "overrides": _overrides(model),
-            "quantization": model.quantization,
+            "config": getattr(model, "hf_config_path", None),
+            "quantization": [model.quantization, getattr(model, "quantization_config", None)],
+            "invented": _weights_are_invented(config),
+            "images": _images(model),
             "dtype": str(model.dtype),
-            "positions": _positions(model.hf_text_config),
+            "positions": positions(model),
         }
         layers: list[Any] = [
             [
@@ -40,6 +44,8 @@ class Fingerprint:
             for group in kv_cache_config.transfer_groups
         ]
         layers.append(_packing(config, kv_cache_config))
+        if config.cache_config.cache_dtype == "fp8_e5m2":
+            layers.append(_backend(config))
         self._model = _hash(self.described)
         self.text = f"{VERSION}.{self._model}.{_hash(layers)}"
 
@@ -78,16 +84,25 @@ def _packing(config: VllmConfig, kv_cache_config: KVCacheConfig) -> list[Any]:
     ]
 
 
+def _backend(config: VllmConfig) -> str:
+    """vLLM's Triton attention keeps e4m3 where it is asked for e5m2, others keep e5m2."""
+    return str(getattr(getattr(config, "attention_config", None), "backend", None))
+
+
 def element_of(spec: Any, cache_dtype: str) -> str:
     """What a number in a block is: not the name that it was asked for by, of which several mean the
     same. Empty: numbers that have more to them than their own bytes, such as scales beside them."""
+    from vllm.platforms import current_platform
     from vllm.v1.kv_cache_interface import KVQuantMode
 
     if spec.kv_quant_mode == KVQuantMode.NONE:
         return str(spec.dtype).removeprefix("torch.")
     if spec.kv_quant_mode == KVQuantMode.FP8_PER_TENSOR and cache_dtype != "fp8_ds_mla":
         # Its scales come with the weights, from the checkpoint.
-        return "float8_e5m2" if cache_dtype == "fp8_e5m2" else "float8_e4m3fn"
+        if cache_dtype == "fp8_e5m2":
+            return "float8_e5m2"
+        # Of MI300: the same bytes are half of what they are elsewhere.
+        return "float8_e4m3fnuz" if current_platform.is_fp8_fnuz() else "float8_e4m3fn"
     return ""
 
 
@@ -111,9 +126,16 @@ def _overrides(model: Any) -> Any:
     return getattr(overrides, "__qualname__", type(overrides).__qualname__)
 
 
-def _positions(hf_config: Any) -> Any:
-    names = ("rope_theta", "rope_scaling", "rope_parameters", "sliding_window", "layer_types")
-    return {name: getattr(hf_config, name, None) for name in names}
+def _weights_are_invented(config: VllmConfig) -> bool:
+    """By vLLM at random, not loaded from where the model is."""
+    return str(getattr(getattr(config, "load_config", None), "load_format", "")) == "dummy"
+
+
+def _images(model: Any) -> Any:
+    """What an engine does with images and the like; the prompt's hash has what each request asks for."""
+    names = ("mm_processor_kwargs", "video_pruning_rate", "video_pruning_method")
+    options = getattr(model, "multimodal_config", None)
+    return {name: getattr(options, name, None) or None for name in names}
 
 
 def _weights(model: str, revision: str | None) -> str:
