@@ -18,6 +18,7 @@ from kvxfer.vllm.settings import Settings  # noqa: E402
 _ROUTE = "10.0.0.7"
 _NAMES = {"worker-3": "10.1.2.3", "debian": "127.0.1.1", "ip6-localhost": "::1", "localhost": "127.0.0.1"}
 _lookup = socket.getaddrinfo
+_route_source = kvxfer.vllm.addresses._route_source
 
 
 def _resolve(host: str, *arguments: Any, flags: int = 0, **options: Any) -> Any:
@@ -60,7 +61,11 @@ _TAKEN: dict[str, tuple[dict[str, Any], dict[str, str], str, str]] = {
     "advertise, IPv6": (_advertise("[fd00::5]:80"), {}, "0.0.0.0", "[fd00::5]:80"),
     "advertise, IPv6 without a port": (_advertise("fd00::5"), {}, "0.0.0.0", "[fd00::5]:7"),
     "advertise a name": (_advertise("worker-3"), {}, "0.0.0.0", "10.1.2.3:7"),
-    "KVXFER_ADVERTISE": ({}, {"KVXFER_ADVERTISE": "10.6.6.6"}, _ROUTE, "10.6.6.6:7"),
+    "KVXFER_ADVERTISE": ({}, {"KVXFER_ADVERTISE": "10.6.6.6"}, "0.0.0.0", "10.6.6.6:7"),
+    "KVXFER_ADVERTISE of IPv6": ({}, {"KVXFER_ADVERTISE": "fd00::6"}, "::", "[fd00::6]:7"),
+    "KVXFER_ADVERTISE beside VLLM_HOST_IP": (
+        {}, {"KVXFER_ADVERTISE": "10.6.6.6", "VLLM_HOST_IP": "10.1.1.1"}, "10.1.1.1", "10.6.6.6:7",
+    ),
     "advertise first": (_advertise("10.5.5.5"), {"KVXFER_ADVERTISE": "10.6.6.6"}, "0.0.0.0", "10.5.5.5:7"),
     "behind a forwarded port": (_advertise("10.5.5.5", "127.0.0.1"), {}, "127.0.0.1", "10.5.5.5:7"),
     "this host alone": ({"host": "127.0.0.1"}, {}, "127.0.0.1", "127.0.0.1:7"),
@@ -115,6 +120,9 @@ def test_every_address_and_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match="route to (any )?other"):
             _own(extra)
     assert _own(_advertise("10.5.5.5")).reached == "10.5.5.5"
+    assert _own({"agent_options": {"advertise": "10.5.5.5"}}) == OwnAddress("0.0.0.0", "10.5.5.5")
+    monkeypatch.setenv("KVXFER_ADVERTISE", "10.5.5.5:80")
+    assert _own({}) == OwnAddress("0.0.0.0", "10.5.5.5", 80)
 
 
 _LOOPBACK = ["127.0.0.1", "localhost", "::1", "::ffff:127.0.0.1", "ip6-localhost", "127.1", "127.0.1.1"]
@@ -141,15 +149,45 @@ def test_names_of_this_host_are_no_other_hosts(name: str) -> None:
     assert own.reached == "127.0.0.1"
 
 
-def test_one_port_cannot_be_that_of_several_workers() -> None:
-    with pytest.raises(ValueError, match="with one port for all workers"):
-        _own(_advertise("10.5.5.5:80"), tensor_parallel_size=2)
-    assert _own(_advertise("10.5.5.5"), tensor_parallel_size=2).reached == "10.5.5.5"
+def test_an_address_of_this_host_is_no_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one that vLLM itself finds where data parallelism begins."""
+    if not (route := _route_source()):
+        pytest.skip("this host has no address but loopback's")
+    for option in ("master_addr", "data_parallel_master_ip"):
+        assert _own({"host": "127.0.0.1"}, **{option: route}).reached == "127.0.0.1"
+    with pytest.raises(ValueError, match="has ranks on other hosts"):
+        _own({"host": "127.0.0.1"}, master_addr="192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    "several", [{"tensor_parallel_size": 2}, {"data_parallel_size": 2}, {"data_parallel_index": 1}]
+)
+def test_one_port_cannot_be_that_of_several_workers(several: dict[str, int]) -> None:
+    (option,) = several
+    with pytest.raises(ValueError, match=rf"with one port for all workers \({option} is "):
+        _own(_advertise("10.5.5.5:80"), **several)
+    assert _own(_advertise("10.5.5.5"), **several).reached == "10.5.5.5"
+
+
+def test_a_rank_that_is_started_by_a_command_of_its_own_has_a_port_of_its_own() -> None:
+    rank = {"data_parallel_size": 2, "data_parallel_index": 1, "data_parallel_external_lb": True}
+    assert _own(_advertise("10.5.5.5:80"), **rank).reached_port == 80
+    with pytest.raises(ValueError, match="tensor_parallel_size is 2"):
+        _own(_advertise("10.5.5.5:80"), tensor_parallel_size=2, **rank)
 
 
 def test_what_is_loopback() -> None:
     assert all(is_loopback(each) for each in _LOOPBACK)
     assert not any(is_loopback(each) for each in ("10.0.0.1", "worker-3", "nobody", "0.0.0.0", ""))
+
+
+def _skip_without_ipv6() -> None:
+    """Where it is off nothing listens at ::, and the agent says so."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError as error:
+        pytest.skip(f"IPv6 is off here: {error}")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
@@ -158,6 +196,8 @@ def test_an_agent_is_met_at_the_address_that_references_carry(
 ) -> None:
     """One that listens at every address, and whose listen_address nobody can connect to."""
     monkeypatch.undo()
+    if host == "::":
+        _skip_without_ipv6()
     if not kvxfer.vllm.addresses._route_source():
         monkeypatch.setattr(kvxfer.vllm.addresses, "_route_source", lambda: "127.0.0.1")
     own = _own({"host": host})

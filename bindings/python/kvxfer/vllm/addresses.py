@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _OPTION = '"host" in kv_connector_extra_config'
+_EVERY_ADDRESS = {4: "0.0.0.0", 6: "::"}
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
@@ -54,10 +55,10 @@ _REMEDY = f"set {_OPTION}, or VLLM_HOST_IP, to an address that other engines rea
 def own_address(settings: Settings, config: VllmConfig) -> OwnAddress:
     """ValueError names the option whose address no other engine would reach, or not all that there
     are."""
-    named = _named_host(settings)
+    advertised, port = _advertised(settings.agent_options, config)
+    named = _named_host(settings, advertised)
     listen = _resolved(named)
     _check_meant(named, listen)
-    advertised, port = _advertised(settings.agent_options, config)
     if advertised is None and listen.is_unspecified:
         advertised = _Named("the default route", _route_source())
         if not advertised.host:
@@ -83,11 +84,14 @@ def with_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _named_host(settings: Settings) -> _Named:
+def _named_host(settings: Settings, advertised: _Named | None) -> _Named:
     if settings.host:
         return _Named(_OPTION, settings.host)
     if host := os.environ.get("VLLM_HOST_IP", ""):
         return _Named("VLLM_HOST_IP", host)
+    if advertised is not None:
+        # Whichever address of this host it leads to; there may be no default route to tell.
+        return _Named("the default", _EVERY_ADDRESS[_resolved(advertised).version])
     if host := _route_source():
         return _Named("the default route", host)
     raise ValueError(f"KvxferConnector: this host has no route to any other: {_REMEDY}")
@@ -104,11 +108,24 @@ def _advertised(options: Mapping[str, Any], config: VllmConfig) -> tuple[_Named 
     named = _Named(option, host)
     if port < 0 or not host:
         raise _Named(option, str(text)).bad("no host, and no host:port", "name an address")
-    if port and config.parallel_config.tensor_parallel_size > 1:
+    if port and (others := _other_workers(config)):
         raise _Named(option, str(text)).bad(
-            "with one port for all workers of this engine", "leave the port out"
+            f"with one port for all workers ({others})", "leave the port out"
         )
     return named, port
+
+
+def _other_workers(config: VllmConfig) -> str:
+    """Empty, or the option by which other workers are started with the same options as this one."""
+    parallel = config.parallel_config
+    sizes = {"tensor_parallel_size": 1}
+    if not getattr(parallel, "data_parallel_external_lb", False):  # where each has a command of its own
+        # vLLM makes each rank of a dense model an engine whose data_parallel_size is 1.
+        sizes |= {"data_parallel_size": 1, "data_parallel_index": 0}
+    for option, alone in sizes.items():
+        if (size := getattr(parallel, option, alone)) > alone:
+            return f"{option} is {size}"
+    return ""
 
 
 def _split(text: str) -> tuple[str, int]:
@@ -167,7 +184,18 @@ def _is_this_host(host: str) -> bool:
         address = _lookup(host)
     except OSError:
         return False
-    return address.is_loopback or address.is_unspecified
+    return address.is_loopback or address.is_unspecified or _can_be_bound(address)
+
+
+def _can_be_bound(address: _IP) -> bool:
+    """To one of this host's own alone. A datagram socket that is bound takes no port of others."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
 
 
 def _resolved(named: _Named) -> _IP:
