@@ -10,9 +10,11 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 
 # pylint: disable=wrong-import-position
 import vllm.config  # noqa: E402
+from kvxfer.vllm.addresses import own_address  # noqa: E402
 from kvxfer.vllm.connector import KvxferConnector  # noqa: E402
 from kvxfer.vllm.settings import Settings  # noqa: E402
 from kvxfer.vllm.supported import why_no_push  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
 
 # Where it is in vLLM's configuration, what it is set to, and how it is named to the user.
 _REFUSED: dict[str, tuple[Any, str]] = {
@@ -63,17 +65,75 @@ _HONOURED = {
 
 def _config(path: str, value: Any) -> Any:
     config = config_of()
+    _set(config, path, value)
+    return config
+
+
+def _set(config: Any, path: str, value: Any, must_be_there: bool = False) -> None:
+    """As it is after the start, so whatever vLLM itself would say to it."""
     *within, name = path.split(".")
     for each in within:
-        if not hasattr(config, each):
+        if getattr(config, each, None) is None:
             setattr(config, each, SimpleNamespace())
-        config = getattr(whole := config, each)
+        config = getattr(config, each)
+    if must_be_there:
+        assert hasattr(config, name), f"this vLLM has no {path}"
     setattr(config, name, value)
-    return whole if within else config
 
 
-def test_nothing_is_refused_by_default() -> None:
-    assert Settings.of(config_of()).mode == "pull"
+# What GPU deployments set, and vLLM by itself; nothing of it is refused.
+_TYPICAL: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "tensor parallelism": {"parallel_config.tensor_parallel_size": 8},
+    "data parallelism": {"parallel_config.data_parallel_size": 2},
+    "a rank of a dense model": {"parallel_config.data_parallel_index": 1},
+    "experts": {
+        "parallel_config.data_parallel_size": 16,
+        "parallel_config.enable_expert_parallel": True,
+        "parallel_config.enable_eplb": True,
+    },
+    "Ray": {"parallel_config.distributed_executor_backend": "ray"},
+    "several processes": {"parallel_config.distributed_executor_backend": "mp"},
+    "steps ahead": {"scheduler_config.async_scheduling": True},
+    "whole prompts, in chunks": {"scheduler_config.enable_chunked_prefill": True},
+    "prefix caching": {"cache_config.enable_prefix_caching": True},
+    "fp8": {"cache_config.cache_dtype": "fp8", "model_config.quantization": "fp8"},
+    "CUDA graphs": {"model_config.enforce_eager": False},
+    "LoRA": {"lora_config": SimpleNamespace(max_lora_rank=16)},
+    "a role": {"kv_transfer_config.kv_role": "kv_producer"},
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("mode", ["pull", "push"])
+@pytest.mark.parametrize("given", _TYPICAL.values(), ids=_TYPICAL)
+def test_nothing_typical_is_refused(given: dict[str, Any], mode: str, device: str) -> None:
+    config = config_of({"mode": mode}, device)
+    for path, value in given.items():
+        _set(config, path, value, must_be_there=True)
+    assert Settings.of(config).mode == mode
+    config.kv_transfer_config.kv_connector_extra_config["host"] = "127.0.0.1"
+    assert own_address(Settings.of(config), config).reached == "127.0.0.1"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_transfer_config_is_taken_as_vllm_makes_it(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, and of a part of a MultiConnector."""
+    monkeypatch.setattr(type(current_platform), "device_type", device)
+    part = {"kv_connector": "KvxferConnector", "kv_role": "kv_both"}
+    for more in ({}, {"engine_id": "engine-1"}):
+        config = config_of({}, device)
+        config.kv_transfer_config = vllm.config.KVTransferConfig(**part, **more)
+        assert config.kv_transfer_config.kv_buffer_device == device
+        assert Settings.of(config).mode == "pull"
+
+
+def test_the_model_runner_is_of_no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("0", "1"):
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", version)
+        assert Settings.of(config_of({"mode": "push"}, "cuda")).mode == "push"
 
 
 @pytest.mark.parametrize("path", _REFUSED)
@@ -136,6 +196,7 @@ def test_push_is_refused_where_a_layer_may_not_be_whole(path: str) -> None:
     """And pull is not: nobody can make such an engine push."""
     value, says = _NO_PUSH[path]
     config = _config(path, value)
+    config.kv_transfer_config.kv_buffer_device = config.device_config.device_type
     assert Settings.of(config).mode == "pull"
     assert says in why_no_push(config)
     config.kv_transfer_config.kv_connector_extra_config["mode"] = "push"
@@ -146,9 +207,7 @@ def test_push_is_refused_where_a_layer_may_not_be_whole(path: str) -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_push_is_supported(kind: str) -> None:
-    config = _config("device_config.device_type", kind)
-    config.kv_transfer_config.kv_connector_extra_config["mode"] = "push"
-    assert Settings.of(config).mode == "push"
+    assert Settings.of(config_of({"mode": "push"}, kind)).mode == "push"
 
 
 def test_vllm_has_what_push_is_refused_for() -> None:
