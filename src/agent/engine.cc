@@ -326,6 +326,8 @@ void Engine::SendAll(Time now, bool hold_acks) {
     }
     return true;
   });
+  // Before what it asks goes out.
+  deregistrations_.Advance();
   if (hold_acks && (acks_held_ == Time{} || now - acks_held_ <= kAnswersWithin)) {
     if (acks_held_ == Time{}) acks_held_ = now;
   } else {
@@ -337,7 +339,6 @@ void Engine::SendAll(Time now, bool hold_acks) {
     acks_held_ = Time{};
     inbound_.Pump();
   }
-  FinishDeregistrations();
 }
 
 // Staging slots go to whoever comes first: another one each time.
@@ -363,7 +364,7 @@ void Engine::ForEachPeer(absl::FunctionRef<void(Peer&)> act) {
 }
 
 bool Engine::Arm() {
-  bool armed = undone_.empty();
+  bool armed = undone_.empty() && !deregistrations_.due();
   for (const auto& backend : runtime_.backends) armed &= backend->Arm();
   return armed;
 }

@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
 #include "src/agent/agent_factory.h"
+#include "src/agent/deregistrations.h"
 #include "src/agent/fork_guard.h"
 #include "src/agent/inbound.h"
 #include "src/agent/peer.h"
@@ -119,16 +120,6 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
 
  private:
   absl::Status Init();
-  // How many of the regions that a call deregisters are left, set by the owner; the call waits for
-  // 0, and the owner may outlast the call.
-  using Left = std::shared_ptr<std::atomic<size_t>>;
-  // A region whose deregistration has begun. `left` is null: no call of DeregisterMemory waits for
-  // it.
-  struct Closing {
-    InboundHub::Question question{};
-    Left left{};
-  };
-
   absl::Status MakeBackends();
   absl::Status CheckServesMetadata() const;
   absl::Status CheckSomeBackend() const;
@@ -162,13 +153,10 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   absl::Status CheckNotDraining() const;
   // What Drain waits for, for a person; empty: nothing.
   absl::StatusOr<std::string> LeftToDrain();
-  absl::StatusOr<std::vector<RegionId>> RegisterHost(std::span<const MemorySpan> spans,
-                                                     Access access);
-  absl::StatusOr<std::vector<RegionId>> RegisterCuda(const MemorySpan& span, Access access);
-  absl::Status CheckCanDeregister(std::span<const RegionId> regions) const;
-  absl::StatusOr<Left> BeginDeregistration(std::span<const RegionId> regions);
-  std::vector<RegionId> LeaveDeregistration(std::span<const RegionId> regions);
-  void FinishDeregistrations();
+  // Both add to `made` what they registered, also where they fail.
+  absl::Status RegisterHost(std::span<const MemorySpan> spans, Access access,
+                            std::vector<RegionId>& made);
+  absl::Status RegisterCuda(const MemorySpan& span, Access access, std::vector<RegionId>& made);
   void OnDrained(uint64_t bytes);
   // By the owner.
   AgentMetadata Describe() const;
@@ -207,7 +195,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
   std::string pumped_first_{};
   std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
-  std::map<RegionId, Closing> closing_;
+  Deregistrations deregistrations_{&runtime_, &inbound_};
   std::optional<InboundHub::Question> drain_question_;
   // What was handed out last: encoded once for all who ask until something of it changes. Shared
   // with those who are being told.

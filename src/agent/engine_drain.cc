@@ -64,7 +64,7 @@ absl::Status Engine::Drain(Duration timeout) {
   const auto question =
       CallFor<absl::StatusOr<InboundHub::Question>>([&]() -> absl::StatusOr<InboundHub::Question> {
         if (!drain_question_.has_value()) {
-          auto started = inbound_.StartQuiesce({}, false);
+          auto started = inbound_.StartQuiesce({});
           if (!started.ok()) return started.status();
           drain_question_ = *std::move(started);
         }

@@ -2,6 +2,7 @@
 #include "src/agent/inbound.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "src/core/log.h"
 #include "src/core/strings.h"
@@ -305,20 +306,29 @@ void InboundHub::Close(const absl::Status& why) {
   for (auto& [key, link] : links_) CloseLink(*link, why);
 }
 
-absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope& scope,
-                                                              bool revoke) {
+absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope& scope) {
   if (scope.regions.size() > kMaxListedRegions) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Quiesce of ", scope.regions.size(), " regions; one call names at most ", kMaxListedRegions,
         ": leave the list empty to mean all, or call several times"));
   }
-  // Deregistrations are as few as regions, one each, and have to be asked.
-  if (!revoke && questions_.size() >= kMaxQuestions / 2) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(questions_.size(), " calls of Quiesce or DeregisterMemory are not answered; ",
-                     "ask IsQuiet of those that are quarantined"));
+  const size_t open = questions_.size() - revoking_ - revoked_.size();
+  if (open >= kMaxQuestions / 2) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        open, " calls of Quiesce are not answered; ask IsQuiet of those that are quarantined"));
   }
-  Question question{.token = ++last_question_};
+  return Ask(scope, false);
+}
+
+uint64_t InboundHub::StartRevoke(std::span<const RegionId> regions) {
+  return Ask({.peer = {}, .regions = {regions.begin(), regions.end()}}, true).token;
+}
+
+InboundHub::Question& InboundHub::Ask(const QuiesceScope& scope, bool revoke) {
+  const uint64_t token = ++last_question_;
+  Question& question =
+      questions_.emplace(token, Question{.token = token, .revoke = revoke}).first->second;
+  if (revoke) ++revoking_;
   QuiesceFrame frame{.id = question.token, .all_regions = scope.regions.empty(), .revoke = revoke};
   for (RegionId region : scope.regions) frame.regions.push_back(static_cast<uint32_t>(region));
   std::vector<Incarnation> gone;
@@ -335,8 +345,8 @@ absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope
   }
   for (const Incarnation& initiator : gone) Sweep(initiator);
   if (gone_copies_) question.waiting.insert(kGone);
-  question.quiet->store(question.waiting.empty(), std::memory_order_release);
-  return questions_.emplace(question.token, std::move(question)).first->second;
+  if (question.waiting.empty()) OnQuiet(question);
+  return question;
 }
 
 std::string InboundHub::Pending(uint64_t token) const {
@@ -356,7 +366,7 @@ std::string InboundHub::Pending(uint64_t token) const {
 
 absl::StatusOr<bool> InboundHub::IsQuiet(uint64_t token) {
   const auto it = questions_.find(token);
-  if (it == questions_.end()) {
+  if (it == questions_.end() || it->second.revoke) {
     return absl::NotFoundError(absl::StrCat("no quarantine with token ", token));
   }
   if (!it->second.waiting.empty()) return false;
@@ -365,9 +375,22 @@ absl::StatusOr<bool> InboundHub::IsQuiet(uint64_t token) {
 }
 
 void InboundHub::Answered(Question& question, SlotTable::Owner owner) {
-  if (question.waiting.erase(owner) == 0 || !question.waiting.empty()) return;
+  if (question.waiting.erase(owner) > 0 && question.waiting.empty()) OnQuiet(question);
+}
+
+void InboundHub::OnQuiet(Question& question) {
+  if (question.revoke) {
+    --revoking_;
+    revoked_.push_back(question.token);
+    return;
+  }
   question.quiet->store(true, std::memory_order_release);
   runtime_->loop.Wake(question.quiet.get());
+}
+
+std::vector<uint64_t> InboundHub::TakeRevoked() {
+  for (const uint64_t token : revoked_) questions_.erase(token);
+  return std::exchange(revoked_, {});
 }
 
 }  // namespace kvxfer

@@ -108,10 +108,20 @@ class InboundHub {
     uint64_t token = 0;
     std::shared_ptr<std::atomic<bool>> quiet = std::make_shared<std::atomic<bool>>(false);
     std::set<SlotTable::Owner> waiting{};
+    bool revoke = false;
   };
   // Asks every initiator in `scope`; answers come in over time. InvalidArgument: more regions than
-  // an agent can have; ResourceExhausted: too many questions are open.
-  absl::StatusOr<Question> StartQuiesce(const QuiesceScope& scope, bool revoke);
+  // kMaxListedRegions, which one message lists; ResourceExhausted: too many questions are open.
+  absl::StatusOr<Question> StartQuiesce(const QuiesceScope& scope);
+  // Asks every initiator about closed regions, at most kMaxListedRegions, and that it begins
+  // nothing more with them. Call it only while fewer than kMaxRevoking such questions are open.
+  // Returns the token that TakeRevoked will name.
+  static constexpr size_t kMaxRevoking = kMaxRevocations / 2;
+  uint64_t StartRevoke(std::span<const RegionId> regions);
+  size_t revoking() const { return revoking_; }
+  // Questions of StartRevoke that are quiet now, each once.
+  bool any_revoked() const { return !revoked_.empty(); }
+  std::vector<uint64_t> TakeRevoked();
   // Who has not answered, for a person.
   std::string Pending(uint64_t token) const;
   // NotFound: unknown, or answered true before.
@@ -157,13 +167,16 @@ class InboundHub {
   void Flush(InboundSession& session);
   void Fail(InboundSession& session, const absl::Status& why);
   void CloseLink(InboundLink& link, const absl::Status& why);
-  // The same, of one whose first words make no sense: no session will say that it is lost.
+  // As CloseLink, where a message makes no sense. Before a hello it also logs the refusal, for then
+  // no session reports that the connection is lost.
   void CloseDamaged(InboundLink& link, const absl::Status& why);
   Duration HelloWithin() const;
   void Sweep(Incarnation initiator);
   void SweepBeyondBound();
   void SweepHolders();
+  Question& Ask(const QuiesceScope& scope, bool revoke);
   void Answered(Question& question, SlotTable::Owner owner);
+  void OnQuiet(Question& question);
 
   Runtime* const runtime_;
   StageDesk stages_;
@@ -177,7 +190,9 @@ class InboundHub {
   Incarnation pumped_first_{};  // the session that Pump began with
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
   uint64_t last_question_ = 0;
-  std::map<uint64_t, Question> questions_;  // until IsQuiet has answered true
+  std::map<uint64_t, Question> questions_;  // until IsQuiet has answered true, or TakeRevoked
+  size_t revoking_ = 0;                     // of them, those of StartRevoke that are not quiet
+  std::vector<uint64_t> revoked_;           // and those that are
 };
 
 }  // namespace kvxfer

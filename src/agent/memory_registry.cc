@@ -100,16 +100,8 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
   }
   if (!any) return why;
   ++last_region_;
+  ++live_;
   const RegionId id = entry.region.id;
-  {
-    std::lock_guard lock(mu_);
-    open_[id] = {.id = id,
-                 .base = reinterpret_cast<uintptr_t>(span.data),
-                 .bytes = span.bytes,
-                 .access = access,
-                 .kind = span.kind};
-    table_.reset();
-  }
   const uint32_t rkey = entry.region.rkey;
   const Entry& added = entries_.emplace(id, std::move(entry)).first->second;
   rkeys_.emplace(rkey, &added);
@@ -117,16 +109,33 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
   return id;
 }
 
+void MemoryRegistry::Publish(std::span<const RegionId> regions) {
+  std::lock_guard lock(mu_);
+  for (const RegionId id : regions) {
+    Entry& entry = entries_.at(id);
+    entry.state = State::kOpen;
+    const MemorySpan& span = entry.region.span;
+    open_[id] = {.id = id,
+                 .base = reinterpret_cast<uintptr_t>(span.data),
+                 .bytes = span.bytes,
+                 .access = entry.region.access,
+                 .kind = span.kind};
+  }
+  table_.reset();
+}
+
 absl::Status MemoryRegistry::CheckOpen(RegionId id) const {
   const auto it = entries_.find(id);
-  if (it != entries_.end() && !it->second.slots) return absl::OkStatus();
+  const bool open = it != entries_.end() && it->second.state == State::kOpen;
+  if (open && !it->second.slots) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("no region ", static_cast<uint32_t>(id),
                                           " is registered (deregistered before?)"));
 }
 
 absl::Status MemoryRegistry::Close(RegionId id) {
   if (auto status = CheckOpen(id); !status.ok()) return status;
-  entries_.at(id).closed = true;
+  entries_.at(id).state = State::kClosed;
+  --live_;
   std::lock_guard lock(mu_);
   open_.erase(id);
   table_.reset();
@@ -136,6 +145,7 @@ absl::Status MemoryRegistry::Close(RegionId id) {
 void MemoryRegistry::Remove(RegionId id) {
   const auto it = entries_.find(id);
   if (it == entries_.end()) return;
+  if (it->second.state == State::kHidden) --live_;
   rkeys_.erase(it->second.region.rkey);
   entries_.erase(it);
 }
@@ -144,7 +154,7 @@ absl::Status MemoryRegistry::Use(const RegionTable& table, std::span<const uint3
   for (uint32_t index : regions) {
     const RegionId id = table.regions()[index].id;
     const auto it = entries_.find(id);
-    if (it == entries_.end() || it->second.closed) {
+    if (it == entries_.end() || it->second.state == State::kClosed) {
       return absl::FailedPreconditionError(
           absl::StrCat("local region ", static_cast<uint32_t>(id), " was deregistered"));
     }
@@ -158,7 +168,11 @@ void MemoryRegistry::UseAgain(const RegionTable& table, std::span<const uint32_t
 }
 
 void MemoryRegistry::Unuse(const RegionTable& table, std::span<const uint32_t> regions) {
-  for (uint32_t index : regions) --entries_.at(table.regions()[index].id).uses;
+  for (uint32_t index : regions) {
+    const RegionId id = table.regions()[index].id;
+    Entry& entry = entries_.at(id);
+    if (--entry.uses == 0 && entry.state == State::kClosed) released_.push_back(id);
+  }
 }
 
 bool MemoryRegistry::InUse(RegionId id) const {
@@ -180,7 +194,7 @@ const StagedMemory* MemoryRegistry::FindGranted(uint32_t rkey, uint64_t address,
                                                 Access wanted) const {
   const auto it = rkeys_.find(rkey);
   // Not the staging memory itself: copies within it could overlap.
-  if (it == rkeys_.end() || it->second->closed || it->second->slots) return nullptr;
+  if (it == rkeys_.end() || it->second->state != State::kOpen || it->second->slots) return nullptr;
   const LocalRegion& region = it->second->region;
   const RegionView view{.base = reinterpret_cast<uintptr_t>(region.span.data),
                         .bytes = region.span.bytes};
@@ -191,7 +205,7 @@ const StagedMemory* MemoryRegistry::FindGranted(uint32_t rkey, uint64_t address,
 std::vector<AgentMetadata::Region> MemoryRegistry::Describe(const Backends& backends) const {
   std::vector<AgentMetadata::Region> regions;
   for (const auto& [id, entry] : entries_) {
-    if (entry.closed) continue;
+    if (entry.state != State::kOpen) continue;
     const MemorySpan& span = entry.region.span;
     AgentMetadata::Region out;
     out.staging = entry.slots;
@@ -215,7 +229,7 @@ std::vector<AgentMetadata::Region> MemoryRegistry::Describe(const Backends& back
 std::vector<uint32_t> MemoryRegistry::LiveRegions() const {
   std::vector<uint32_t> live;
   for (const auto& [id, entry] : entries_) {
-    if (!entry.closed) live.push_back(static_cast<uint32_t>(id));
+    if (entry.state != State::kClosed) live.push_back(static_cast<uint32_t>(id));
   }
   return live;
 }
@@ -225,7 +239,7 @@ RegionsFrame MemoryRegistry::Page(uint32_t first, uint32_t last, size_t most) co
   for (auto it = entries_.lower_bound(RegionId{first}); it != entries_.end(); ++it) {
     const auto id = static_cast<uint32_t>(it->first);
     if (id > last) break;
-    if (it->second.closed) continue;
+    if (it->second.state == State::kClosed) continue;
     if (!page.live.empty() && page.live.back().last + 1 == id) {
       page.live.back().last = id;
     } else if (page.live.size() < most) {

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -44,9 +45,12 @@ class MemoryRegistry {
     bool slots = false;       // this is the staging memory itself: nothing of the application
   };
   // Registers with every backend that takes this kind of memory; fails when none does and it cannot
-  // be staged either.
+  // be staged either. The region is hidden until Publish: no transfer uses it and metadata do not
+  // name it.
   absl::StatusOr<RegionId> Register(const MemorySpan& span, Access access, const Backends& backends,
                                     const Ahead& ahead, const Staging& staging);
+  // Hidden regions are open from now on.
+  void Publish(std::span<const RegionId> regions);
   // The staging memory is there, and `backend` has taken it.
   bool StagesOver(size_t backend) const {
     return slots_ != nullptr && slots_->holds[backend] != nullptr;
@@ -56,11 +60,11 @@ class MemoryRegistry {
     const auto it = told_.find(std::string(backend));
     return it == told_.end() ? absl::OkStatus() : it->second;
   }
-  // NotFound: no region of the application's that can be closed.
+  // NotFound: no region of the application's that is open.
   absl::Status CheckOpen(RegionId id) const;
   // From now on no new transfer uses it and new metadata does not name it. As CheckOpen.
   absl::Status Close(RegionId id);
-  // Forgets a closed region.
+  // Forgets a closed region, or a hidden one.
   void Remove(RegionId id);
 
   // Counts a transfer that uses `regions` of `table`; FailedPrecondition when one is closed.
@@ -69,6 +73,8 @@ class MemoryRegistry {
   void UseAgain(const RegionTable& table, std::span<const uint32_t> regions);
   void Unuse(const RegionTable& table, std::span<const uint32_t> regions);
   bool InUse(RegionId id) const;
+  // Closed regions that no transfer uses any more, since the last call.
+  std::vector<RegionId> TakeReleased() { return std::exchange(released_, {}); }
 
   // Null: this backend has no hold on it.
   const Registration* Find(RegionId id, size_t backend) const;
@@ -80,10 +86,10 @@ class MemoryRegistry {
 
   std::vector<AgentMetadata::Region> Describe(const Backends& backends) const;
   uint32_t last_region() const { return last_region_; }
-  // How many are open.
-  size_t live() const { return open_.size(); }
+  // How many live: those that are open, and the hidden ones, which peers may come to know.
+  size_t live() const { return live_; }
   std::vector<uint32_t> LiveRegions() const;
-  // Which of `first` to `last` are open, as far as `most` runs tell of them: of the frame `first`,
+  // Which of `first` to `last` live, as far as `most` runs tell of them: of the frame `first`,
   // `last` and `live` are set, and its `last` may be an earlier one.
   RegionsFrame Page(uint32_t first, uint32_t last, size_t most) const;
 
@@ -91,11 +97,12 @@ class MemoryRegistry {
   std::shared_ptr<const RegionTable> table() const;
 
  private:
+  enum class State : uint8_t { kHidden, kOpen, kClosed };
   struct Entry {
     LocalRegion region;
     std::unique_ptr<StagedMemory> staged;
     bool slots = false;
-    bool closed = false;
+    State state = State::kHidden;
     uint32_t uses = 0;
     std::vector<std::unique_ptr<Registration>> holds;  // by backend
   };
@@ -107,6 +114,8 @@ class MemoryRegistry {
   const Entry* slots_ = nullptr;                      // the staging memory's
   std::map<std::string, absl::Status> told_;  // why a backend did not take GPU memory, first
   uint32_t last_region_ = 0;
+  size_t live_ = 0;  // of entries_
+  std::vector<RegionId> released_;
   mutable std::mutex mu_;
   std::map<RegionId, RegionView> open_;
   // Of open_; null: made when it is asked for, so that many registrations in a row cost no more

@@ -42,6 +42,9 @@ inline constexpr uint32_t kGenerationMask = (1u << kGenerationBits) - 1;
 // What one side may make the other keep; beyond these it breaks the protocol.
 inline constexpr size_t kMaxSessionTransfers = 16'384;  // begun and without the target's last word
 inline constexpr size_t kMaxQuestions = 1024;           // Quiesce calls without their answer
+// Questions for deregistered regions without their answer; further regions are asked for together
+// once one is answered. Before version 6: one for each region of kMaxListedRegions.
+inline constexpr size_t kMaxRevocations = 1024;
 // Regions of one agent. Its metadata are of them too, and a peer remembers which are gone.
 inline constexpr size_t kMaxRegions = 262'144;
 // That one message lists by their ids: QUIESCE, and HELLO_ACK before version 6. 128 KiB at least.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "src/core/reliable_channel.h"
 #include "tests/support/agents.h"
@@ -78,6 +79,39 @@ TEST_F(HostilePeer, NothingIsAcknowledged) {
   ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
   Flood(*peer, FrameType::kOpen, static_cast<int>(ReliableChannel::kMaxKept),
         [](uint64_t i) { return OpenFrame{.transfer = i, .order = i}; });
+  ExpectServes();
+}
+
+// Expect that few questions are kept for a peer that answers none, and that it is asked about the
+// other regions together once it has answered one.
+TEST_F(HostilePeer, DeregistrationsThatItDoesNotAnswer) {
+  constexpr size_t kAsked = kMaxRevocations / 2;
+  std::vector<std::byte> memory(4 * kAsked);
+  std::vector<MemorySpan> spans;
+  for (std::byte& byte : memory) spans.push_back({.data = &byte, .bytes = 1});
+  ASSERT_OK_AND_ASSIGN(const auto regions, agent_->RegisterMemory(spans, Access::kReadWrite));
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
+  for (size_t i = 0; i < regions.size(); ++i) {
+    ASSERT_TRUE(Fails(agent_->DeregisterMemory(regions[i], Duration(0)),
+                      absl::StatusCode::kDeadlineExceeded,
+                      {i < kAsked ? "in use by hostile" : "one of 512 earlier questions"}));
+  }
+  const auto heard = [&] { return peer->Heard(FrameType::kQuiesce); };
+  const auto frame = [&](size_t i) {
+    const std::string body = heard()[i];
+    return *Decode<QuiesceFrame>(std::as_bytes(std::span(body)));
+  };
+  const auto answer = [&](size_t i) {
+    return peer->Say(FrameType::kQuiet, Encode(QuietFrame{.id = frame(i).id}));
+  };
+  ExpectServes();
+  peer->TakeAll();
+  ASSERT_EQ(heard().size(), kAsked);
+  ASSERT_TRUE(answer(0));
+  ASSERT_TRUE(peer->Until([&] { return heard().size() > kAsked; }));
+  EXPECT_EQ(frame(kAsked).regions.size(), regions.size() - kAsked);
+  for (size_t i = 1; i <= kAsked; ++i) ASSERT_TRUE(answer(i));
+  EXPECT_OK(agent_->DeregisterMemory(regions, kAmple));
   ExpectServes();
 }
 

@@ -33,6 +33,11 @@ class ScriptedPeer {
   bool Hello(const Agent& agent, uint64_t oldest_kept, uint16_t version = kMaxProtocolVersion);
   const Incarnation& self() const { return self_; }
   void Turn() { party_->Turn(); }
+  // Takes what has come.
+  void TakeAll() {
+    while (party_->Turn() > 0) {
+    }
+  }
   // Closes the last connection.
   void Drop() { party_->links.pop_back(); }
 
