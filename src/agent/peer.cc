@@ -191,7 +191,7 @@ void Peer::OnTimer(Time now) {
     };
     ForEachActive(due, [&](Outbound& outbound) { AdvanceEnd(outbound, now); });
   }
-  if (waits_closed_ && !cuda::Closing()) AnswerQuiesce();
+  if (!waits_closed_.empty() && !cuda::Closing()) AnswerQuiesce();
   RailTimers(now);
   for (Path& path : paths_) {
     if (path.link) Heartbeat(*path.link, now);
@@ -235,7 +235,7 @@ Time Peer::NextTimer() const {
   }
   if (!closing_) next = std::min(next, points_.next());
   if (waits_ready_ || waits_key_) next = std::min(next, Now() + kReadyPoll);
-  if (waits_closed_) next = std::min(next, Now() + kClosedPoll);
+  if (!waits_closed_.empty()) next = std::min(next, Now() + kClosedPoll);
   return next;
 }
 

@@ -26,6 +26,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "kvxfer/peer.h"
+#include "src/agent/asked_book.h"
 #include "src/agent/runtime.h"
 #include "src/agent/send_queue.h"
 #include "src/agent/stager.h"
@@ -398,7 +399,7 @@ class Peer {
   // Regions that the target deregistered, also those whose metadata has not come yet: an id is
   // never used again.
   IdSet revoked_;
-  // They come in few runs: between two are regions that live. Beyond this, ids are made up.
+  // Live regions separate the runs, so more runs than this mean invented ids.
   static constexpr size_t kMaxDeadRuns = 2 * kMaxRegions;
   std::vector<Path> paths_;  // in order of preference
   bool closing_ = false;
@@ -409,6 +410,7 @@ class Peer {
   // Session.
   uint64_t session_ = 0;
   bool session_known_ = false;  // the target has answered a hello of it
+  uint16_t version_ = 0;        // of the protocol; all connections of a session agree on the same
   ReliableChannel channel_;
   SlotPool slots_;
   bool slots_requested_ = false;
@@ -425,12 +427,11 @@ class Peer {
   std::map<uint64_t, Outbound> active_;  // by id; addresses last until Erase
   std::vector<Outbound*> sending_;       // have data to post; by priority, then posting
   std::set<std::pair<Time, uint64_t>> deadlines_;
-  uint32_t ending_ = 0;        // of active_, how many are ending
-  bool inline_data_ = false;   // posted, and waits for OPEN to go with it over the same connection
-  bool waits_ready_ = false;   // a ready fence is not set yet
-  cuda::PointPoll points_;     // what transfers wait for in CUDA streams
-  bool waits_key_ = false;     // a region's key is not here yet
-  bool waits_closed_ = false;  // memory of the peer's that is not needed any more is still open
+  uint32_t ending_ = 0;       // of active_, how many are ending
+  bool inline_data_ = false;  // posted, and waits for OPEN to go with it over the same connection
+  bool waits_ready_ = false;  // a ready fence is not set yet
+  cuda::PointPoll points_;    // what transfers wait for in CUDA streams
+  bool waits_key_ = false;    // a region's key is not here yet
   Stager stager_;
   uint64_t staging_base_ = 0;                            // address of slot 0 at the target
   uint64_t staging_slots_ = 0;                           // how many it has, lent or not; 0: none
@@ -439,14 +440,9 @@ class Peer {
   // Transfers whose quiet was not learnt before their session ended.
   std::vector<TransferPtr> quarantined_;
 
-  struct Asked {
-    uint64_t id = 0;
-    std::unordered_set<uint64_t> transfers{};  // still to end
-    bool revoke = false;
-    std::vector<uint32_t> regions{};  // those that are revoked
-    bool closes = false;              // and what is revoked may be open here
-  };
-  std::vector<Asked> asked_;  // Quiesce requests not yet answered
+  AskedBook asked_;  // Quiesce requests that wait for transfers
+  // Those that wait for memory of the peer's only, which is not needed any more and still open.
+  std::vector<uint64_t> waits_closed_;
 };
 
 }  // namespace kvxfer

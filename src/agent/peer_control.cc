@@ -1,5 +1,7 @@
 // What the target says: arrivals, freed slots, grants, credit, quiesce requests.
 #include <algorithm>
+#include <unordered_set>
+#include <utility>
 
 #include "src/agent/peer.h"
 #include "src/core/lease_refusal.h"
@@ -206,16 +208,11 @@ absl::Status Peer::OnLeaseAnswer(const LeaseAnswerFrame& frame) {
 // Answered when every transfer that was posted before the request came, and touches what it names,
 // has ended and is quiet.
 absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
-  // A region is deregistered once.
-  size_t questions = 0;
-  size_t regions = std::max<size_t>(frame.regions.size(), 1);
-  for (const Asked& asked : asked_) {
-    questions += asked.revoke ? 0 : 1;
-    regions += asked.revoke ? std::max<size_t>(asked.regions.size(), 1) : 0;
+  if (auto status = asked_.CheckRoom(frame, version_, waits_closed_.size()); !status.ok()) {
+    return status;
   }
-  const bool too_many = frame.revoke ? regions > kMaxRegions : questions >= kMaxQuestions;
-  if (too_many || revoked_.runs() > kMaxDeadRuns) {
-    return absl::ResourceExhaustedError("more QUIESCE at once than a target asks");
+  if (revoked_.runs() > kMaxDeadRuns) {
+    return absl::ResourceExhaustedError("more regions are gone than were");
   }
   std::vector<uint32_t> named = frame.regions;
   std::ranges::sort(named);
@@ -240,18 +237,21 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
     const auto known = regions_by_id_.find(id);
     return known != regions_by_id_.end() && known->second->region.kind == MemoryKind::kCuda;
   });
-  Asked asked{.id = frame.id, .revoke = frame.revoke, .closes = frame.revoke && cuda};
+  std::unordered_set<uint64_t> transfers;
   queue_.ForEach([&](const internal::TransferRecord& record) {
-    if (touches(record)) asked.transfers.insert(record.id);
+    if (touches(record)) transfers.insert(record.id);
   });
   for (const auto& [id, outbound] : active_) {
-    if (touches(*outbound.record)) asked.transfers.insert(id);
+    if (touches(*outbound.record)) transfers.insert(id);
   }
   stager_.ForEachOutstanding([&](const TransferPtr& record) {
-    if (touches(*record)) asked.transfers.insert(record->id);
+    if (touches(*record)) transfers.insert(record->id);
   });
-  if (frame.revoke) asked.regions = std::move(named);
-  asked_.push_back(std::move(asked));
+  AskedBook::Question question{
+      .id = frame.id, .revoke = frame.revoke, .closes = frame.revoke && cuda};
+  if (frame.revoke) question.regions = std::move(named);
+  const std::vector<uint64_t> each(transfers.begin(), transfers.end());
+  asked_.Add(std::move(question), each);
   AnswerQuiesce();
   return absl::OkStatus();
 }
@@ -259,25 +259,20 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
 // The owner of a region may free it once it is told, and GPU memory may be freed only when nobody
 // else has it open.
 void Peer::AnswerQuiesce() {
-  const auto quiet = [](const Asked& asked) { return asked.transfers.empty(); };
-  const auto revoked = [&](const Asked& asked) { return quiet(asked) && asked.revoke; };
-  waits_closed_ = false;
-  bool any = false;
-  for (const Asked& asked : asked_) {
-    if (!revoked(asked)) continue;
+  const auto answer = [this](uint64_t id) {
+    channel_.Push(FrameType::kQuiet, QuietFrame{.id = id});
+  };
+  for (const AskedBook::Question& quiet : asked_.TakeQuiet()) {
     // New transfers cannot use them, and those that did have ended.
-    DropKeys(asked.regions);
-    any = true;
+    if (quiet.revoke) DropKeys(quiet.regions);
+    if (quiet.closes) {
+      waits_closed_.push_back(quiet.id);
+    } else {
+      answer(quiet.id);
+    }
   }
-  if (any) {
-    const auto closes = [&](const Asked& asked) { return quiet(asked) && asked.closes; };
-    waits_closed_ = std::ranges::any_of(asked_, closes) && cuda::Closing();
-  }
-  std::erase_if(asked_, [&](const Asked& asked) {
-    if (!quiet(asked) || (waits_closed_ && asked.closes)) return false;
-    channel_.Push(FrameType::kQuiet, QuietFrame{.id = asked.id});
-    return true;
-  });
+  if (waits_closed_.empty() || cuda::Closing()) return;
+  for (const uint64_t id : std::exchange(waits_closed_, {})) answer(id);
 }
 
 void Peer::ProtocolError(Link& link, const absl::Status& why) {

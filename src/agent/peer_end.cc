@@ -205,7 +205,7 @@ void Peer::FailQueued(const TransferPtr& record, TransferState state, absl::Stat
     runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
   }
   view_->queued->fetch_sub(1, std::memory_order_relaxed);
-  for (Asked& asked : asked_) asked.transfers.erase(record->id);
+  asked_.End(record->id);
   const Duration waited = Now() - record->posted;
   record->blocks.ReleaseIds(runtime_->ids);
   runtime_->Publish(record,
@@ -237,7 +237,7 @@ void Peer::Erase(Outbound& outbound) {
 
 // What is asked of a transfer by a Quiesce is answered: it has ended and is quiet.
 void Peer::NoneAsks(uint64_t id) {
-  for (Asked& asked : asked_) asked.transfers.erase(id);
+  asked_.End(id);
   AnswerQuiesce();
 }
 

@@ -34,6 +34,7 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   }
   if (link.acked) return ProtocolError(link, absl::InvalidArgumentError("second hello-ack"));
   link.acked = true;
+  version_ = ack->version;
   link.carries = ack->version >= kCarryVersion;
   link.fences_rails = ack->version >= kRailVersion;
   if (ack->version < kPageVersion) {
@@ -178,8 +179,8 @@ void Peer::NewSession() {
   last_order_ = 0;
   credit_ = {};
   credit_used_ = {};
-  asked_.clear();
-  waits_closed_ = false;
+  asked_ = {};
+  waits_closed_.clear();
   stager_.OnSessionEnd();
 }
 
@@ -187,6 +188,7 @@ void Peer::NewSession() {
 // its last connection was lost and that a Quiesce at the target may have ruled out since.
 bool Peer::SessionIsIdle() const {
   return active_.empty() && channel_.kept() == 0 && asked_.empty() &&
+         waits_closed_.empty() &&
          !queue_.AnyOf([&](const auto& record) { return record.posted <= unlinked_; });
 }
 
