@@ -5,7 +5,6 @@
 #include <chrono>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "src/core/reliable_channel.h"
@@ -237,8 +236,8 @@ TEST_F(HostilePeer, AllSlotsTakenAndGivenBack) {
 
 class HostileTarget : public HostilePeer {
  protected:
-  // A target that has answered, with a notification under way to it.
-  // One that has come to know of the agent, and waits for its hello.
+  // A target that has come to know of the agent, with a notification posted to it, and has not
+  // answered its hello.
   std::unique_ptr<ScriptedPeer> Asked() {
     auto peer = ScriptedPeer::Target(*agent_, "hostile", {});
     EXPECT_OK(peer);
@@ -248,6 +247,7 @@ class HostileTarget : public HostilePeer {
     EXPECT_TRUE((*peer)->Until([&] { return !(*peer)->Heard(FrameType::kHello).empty(); }));
     return *std::move(peer);
   }
+  // One that has answered it.
   std::unique_ptr<ScriptedPeer> Answered() {
     auto peer = Asked();
     EXPECT_TRUE(peer->Accept());
@@ -402,8 +402,10 @@ TEST_F(HostileTarget, APageThatNeverComes) {
   const CreditFrame credit{.notifications = 10, .bytes = 1000};
   ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(credit)));
   say(5, 9);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  peer->Turn();
+  // The agent takes what comes over loopback in order, and sends to its targets before it answers
+  // its initiators: once it has answered one, it has done with the page all that it does.
+  ExpectServes();
+  peer->TakeAll();
   EXPECT_TRUE(peer->Heard(FrameType::kOpen).empty());
   say(1, 4);
   EXPECT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kOpen).empty(); }));
