@@ -107,7 +107,7 @@ bool Listener::ReadPreamble(Inbound& inbound) {
   }
   absl::StatusOr<Preamble> preamble = DecodePreamble(inbound.bytes);
   if (!preamble.ok()) {
-    Log(LogLevel::kDebug, "tcp: stream from {}: {}", inbound.from,
+    Log(LogLevel::kDebug, "tcp: stream from {} is not taken: {}", inbound.from,
         std::string_view(preamble.status().message().data(), preamble.status().message().size()));
     return false;
   }

@@ -133,7 +133,7 @@ void Domain::ReadEvents() const {
   while (fi_eq_read(events_.get(), &event, &entry, sizeof(entry), 0) == -FI_EAVAIL) {
     fi_eq_err_entry error{};
     if (fi_eq_readerr(events_.get(), &error, 0) <= 0) return;
-    Log(LogLevel::kWarning, "libfabric: {}: {}", Name(), fi_strerror(error.err));
+    Log(LogLevel::kWarning, "libfabric: domain {} reports: {}", Name(), fi_strerror(error.err));
   }
 }
 

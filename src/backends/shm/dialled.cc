@@ -170,7 +170,7 @@ absl::Status DialledEndpoint::OnOffer(const OfferBody& offer, const Channel::Fra
   attach_ = ProbeAttach(peer_, offer);
   if (attach_.ok()) copier_.SetProbe(offer.probe_address, offer.probe_value);
   if (!attach_.ok()) {
-    Log(LogLevel::kInfo, "shm: {}",
+    Log(LogLevel::kInfo, "shm: process {} is not attached to: {}", peer_.pid(),
         std::string_view(attach_.message().data(), attach_.message().size()));
   }
   if (mapped_.ok() || attach_.ok()) return absl::OkStatus();

@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendCont
   }
   absl::Status added = backend->poller_.Add(backend->worker_->fd(), nullptr);
   if (!added.ok()) return added;
-  Log(LogLevel::kInfo, "ucx: {}", backend->worker_->description());
+  Log(LogLevel::kInfo, "ucx: the worker runs: {}", backend->worker_->description());
   return backend;
 }
 

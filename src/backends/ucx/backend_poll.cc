@@ -62,7 +62,7 @@ void UcxBackend::Progress(size_t room) {
 void UcxBackend::OnFrame(std::span<const std::byte> frame, ucp_ep_h from) {
   absl::StatusOr<FrameHead> head = DecodeFrameHead(frame);
   if (!head.ok()) {
-    Log(LogLevel::kDebug, "ucx: {}", std::string(head.status().message()));
+    Log(LogLevel::kDebug, "ucx: a frame is passed over: {}", std::string(head.status().message()));
     return;
   }
   const std::span<const std::byte> body = frame.subspan(kFrameHeadBytes);
@@ -134,7 +134,8 @@ void UcxBackend::TakeConnections() {
       std::string place = (*path)->place();
       paths_.emplace(std::move(place), *std::move(path));
     } else {
-      Log(LogLevel::kWarning, "ucx: {}", std::string(path.status().message()));
+      Log(LogLevel::kWarning, "ucx: a connection is not accepted: {}",
+          std::string(path.status().message()));
     }
   }
 }

@@ -94,10 +94,11 @@ void VerbsBackend::OnAsync(Device& device, const Device::DeviceEvent& event) {
     case IBV_EVENT_DEVICE_FATAL:
     case IBV_EVENT_CQ_ERR:
     case IBV_EVENT_SRQ_ERR:
-      Log(LogLevel::kError, "verbs: {}: {}", device.name(), EventName(event.type));
+      Log(LogLevel::kError, "verbs: device {} is broken: {}", device.name(), EventName(event.type));
       return device.Break(EventName(event.type));
     default:
-      Log(LogLevel::kDebug, "verbs: {}: event {}", device.name(), static_cast<int>(event.type));
+      Log(LogLevel::kDebug, "verbs: device {}: event {} is passed over", device.name(),
+          static_cast<int>(event.type));
   }
 }
 
@@ -105,7 +106,7 @@ void VerbsBackend::OnAsync(Device& device, const Device::DeviceEvent& event) {
 // that changed elsewhere is nothing to them.
 void VerbsBackend::OnPortEvent(Device& device, const Device::DeviceEvent& event) {
   const uint8_t number = event.port;
-  Log(LogLevel::kInfo, "verbs: {}:{}: {}", device.name(), number, EventName(event.type));
+  Log(LogLevel::kInfo, "verbs: port {}:{}: {}", device.name(), number, EventName(event.type));
   bool same = false;
   for (const PortRef& ref : ports_) {
     if (ref.device != &device || ref.port().number != number) continue;

@@ -48,7 +48,8 @@ Device::~Device() {
   if (channel_ != nullptr) reactor_->Remove(channel_->fd);
   if (context_ != nullptr) reactor_->Remove(context_->async_fd);
   const auto report = [&](const char* call, int error) {
-    if (error != 0) Log(LogLevel::kError, "verbs: {}: {}", name_, ErrnoText(call, error));
+    if (error != 0)
+      Log(LogLevel::kError, "verbs: device {} is not closed: {}", name_, ErrnoText(call, error));
   };
   if (srq_ != nullptr) report("ibv_destroy_srq", ibv_->DestroySrq(srq_));
   if (receive_cq_ != nullptr) report("ibv_destroy_cq", ibv_->DestroyCq(receive_cq_));

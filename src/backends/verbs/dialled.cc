@@ -127,7 +127,7 @@ void DialledLink::RailUp(uint32_t rail) {
 }
 
 void DialledLink::RailDown(uint32_t rail, const absl::Status& why) {
-  Log(LogLevel::kWarning, "verbs: {}",
+  Log(LogLevel::kWarning, "verbs: rail {} is down: {}", rail,
       std::string_view(why.message().data(), why.message().size()));
   Say(EventKind::kRailDown, 0, why, rail);
 }

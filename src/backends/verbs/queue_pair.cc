@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::Create(Device* device, con
 QueuePair::~QueuePair() {
   const absl::Status status = Destroy();
   if (!status.ok()) {
-    Log(LogLevel::kError, "verbs: {}; it stays", ToStd(status.message()));
+    Log(LogLevel::kError, "verbs: a queue pair is not destroyed: {}", ToStd(status.message()));
   }
 }
 
@@ -141,7 +141,7 @@ void QueuePair::SetError() {
   attr.qp_state = IBV_QPS_ERR;
   const absl::Status status = Modify(attr, IBV_QP_STATE, "error");
   if (!status.ok()) {
-    Log(LogLevel::kWarning, "verbs: {}",
+    Log(LogLevel::kWarning, "verbs: a queue pair is not set to its error state: {}",
         std::string_view(status.message().data(), status.message().size()));
   }
 }
