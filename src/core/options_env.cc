@@ -38,7 +38,7 @@ absl::Status Bad(const char* variable, std::string_view value, std::string_view 
       absl::StrCat(variable, "=\"", ToAbsl(value), "\": ", ToAbsl(wanted)));
 }
 
-// Reads variables, and keeps their names: what is set and was not asked for is a slip of the pen.
+// Reads variables, and keeps their names: a variable that is set but never read is probably a typo.
 class Environment {
  public:
   absl::Status ReadList(const char* variable, std::vector<std::string>& out, char separator = ',') {
@@ -152,14 +152,34 @@ absl::Status Read(Environment& environment, AgentOptions& options) {
   return status;
 }
 
-// Read by programs beside the library: the Python package, the drop-in for NIXL, the tests.
-constexpr std::array<std::string_view, 5> kReadElsewhere = {
-    "KVXFER_CLI", "KVXFER_CPU", "KVXFER_NIXL_", "KVXFER_STANDIN_", "KVXFER_TEST_"};
+// Read by programs beside the library: the Python package, the drop-in for NIXL, the examples,
+// scripts, benchmarks and tests.
+constexpr std::array<std::string_view, 13> kReadElsewhere = {
+    "KVXFER_CLI",          "KVXFER_COMPARE_BIN", "KVXFER_CPU",        "KVXFER_FABRIC_",
+    "KVXFER_FUZZ_SECONDS", "KVXFER_GPU_RESULTS", "KVXFER_NIXL_",      "KVXFER_OTHER_UCX",
+    "KVXFER_PYTHON",       "KVXFER_STANDIN_",    "KVXFER_STORM_SEED", "KVXFER_TEST_",
+    "KVXFER_WAIT"};
 
 bool IsReadElsewhere(std::string_view name) {
   return std::ranges::any_of(kReadElsewhere, [&](std::string_view one) {
     return one.ends_with('_') ? name.starts_with(one) : name == one;
   });
+}
+
+// Kubernetes sets such variables in every container for a Service named kvxfer or kvxfer-<name>,
+// and Docker for a linked container: KVXFER_SERVICE_HOST, KVXFER_SERVICE_PORT and
+// KVXFER_SERVICE_PORT_<port's name>, KVXFER_PORT=tcp://10.0.0.1:7471, KVXFER_PORT_7471_TCP_ADDR.
+// A KVXFER_PORT that is not a URL is a person's.
+bool IsOfAService(std::string_view name, std::string_view value) {
+  if (name.ends_with("_SERVICE_HOST") || name.ends_with("_SERVICE_PORT")) return true;
+  if (name.ends_with("_PORT") && value.find("://") != std::string_view::npos) return true;
+  const std::vector<absl::string_view> words = absl::StrSplit(ToAbsl(name), '_');
+  for (size_t i = 1; i + 1 < words.size(); ++i) {
+    if (words[i] != "PORT") continue;
+    const bool has_number = std::ranges::all_of(words[i + 1], absl::ascii_isdigit);
+    if (words[i - 1] == "SERVICE" || (has_number && i + 2 < words.size())) return true;
+  }
+  return false;
 }
 
 std::vector<std::string> WithoutPrefix(std::vector<std::string> names) {
@@ -191,7 +211,8 @@ std::vector<std::string> UnknownVariables() {
     const std::string_view text(*entry);
     const std::string_view name = text.substr(0, text.find('='));
     if (!name.starts_with(kPrefix) || name.size() + 1 >= text.size()) continue;
-    if (IsReadElsewhere(name) || std::ranges::find(known, name) != known.end()) continue;
+    if (std::ranges::find(known, name) != known.end()) continue;
+    if (IsReadElsewhere(name) || IsOfAService(name, text.substr(name.size() + 1))) continue;
     const std::string nearest = NearestWord(name.substr(kPrefix.size()), WithoutPrefix(known));
     unknown.push_back(absl::StrCat(ToAbsl(name), " is set, and kvxfer has no such variable",
                                    nearest.empty() ? "" : "; did you mean ",
@@ -206,7 +227,7 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
   AgentOptions options;
   if (absl::Status status = Read(environment, options); !status.ok()) return status;
   for (const std::string& line : UnknownVariables()) {
-    if (IsNews(line)) Log(LogLevel::kWarning, "{}", line);
+    if (IsNews(line)) Log(LogLevel::kWarning, "environment: {}", line);
   }
   return options;
 }

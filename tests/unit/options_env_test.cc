@@ -1,5 +1,6 @@
 #include "src/core/options_env.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -11,11 +12,13 @@
 
 #include "kvxfer/log.h"
 #include "kvxfer/options.h"
+#include "tests/support/scale.h"
 
 namespace kvxfer {
 namespace {
 
 using std::chrono::microseconds;
+using ::testing::ElementsAre;
 
 // Starts from an environment without any of the variables and gives back what was there.
 class OptionsEnvTest : public testing::Test {
@@ -47,10 +50,10 @@ class OptionsEnvTest : public testing::Test {
   std::map<std::string, std::string> saved_;
 };
 
-// What is said of KVXFER_<name>=1; empty where it is known to somebody.
-std::string SaidOf(const std::string& name) {
+// What is said of KVXFER_<name>=<value>; empty where it is known to somebody.
+std::string SaidOf(const std::string& name, const char* value = "1") {
   const std::string variable = "KVXFER_" + name;
-  setenv(variable.c_str(), "1", 1);
+  setenv(variable.c_str(), value, 1);
   std::string said;
   for (const std::string& line : UnknownVariables()) {
     if (line.rfind(variable + " ", 0) == 0) said = line;
@@ -67,25 +70,57 @@ TEST_F(OptionsEnvTest, AVariableThatDoesNotExistIsNamedWithTheOneThatIsMeant) {
             "KVXFER_BACKEND is set, and kvxfer has no such variable; did you mean "
             "KVXFER_BACKENDS?");
   EXPECT_EQ(SaidOf("FROB"), "KVXFER_FROB is set, and kvxfer has no such variable");
-  for (const char* known :
-       {"TCP_STREAMS", "CLI", "NIXL_DEADLINE", "TEST_SEED", "STANDIN_DEVICES"}) {
+}
+
+TEST_F(OptionsEnvTest, AVariableThatAnotherProgramReadsIsKnown) {
+  for (const char* known : {"TCP_STREAMS", "CLI", "COMPARE_BIN", "CPU", "FABRIC_DOMAINS",
+                            "FUZZ_SECONDS", "GPU_RESULTS", "NIXL_DEADLINE", "OTHER_UCX", "PYTHON",
+                            "STANDIN_DEVICES", "STORM_SEED", "TEST_SEED", "WAIT"}) {
     EXPECT_EQ(SaidOf(known), "") << known;
   }
 }
 
+TEST_F(OptionsEnvTest, WhatKubernetesSetsForAServiceIsNoTypo) {
+  const std::string url = "tcp://10.96.0.1:7471";
+  for (const std::string service : {"", "META_DATA_", "LISTEN_"}) {
+    for (const auto& [name, value] :
+         std::map<std::string, std::string>{{"SERVICE_HOST", "10.96.0.1"},
+                                            {"SERVICE_PORT", "7471"},
+                                            {"SERVICE_PORT_CONTROL", "7471"},
+                                            {"PORT", url},
+                                            {"PORT_7471_TCP", url},
+                                            {"PORT_7471_TCP_PROTO", "tcp"},
+                                            {"PORT_7471_TCP_PORT", "7471"},
+                                            {"PORT_7471_TCP_ADDR", "10.96.0.1"}}) {
+      EXPECT_EQ(SaidOf(service + name, value.c_str()), "") << service << name;
+    }
+  }
+  for (const char* typo :
+       {"PORT", "LISTEN_PORT", "PORT_7471", "PORT_FIRST_TCP", "SERVICE", "HOST"}) {
+    EXPECT_NE(SaidOf(typo, "7471"), "") << typo;
+  }
+}
+
 TEST_F(OptionsEnvTest, AVariableThatDoesNotExistIsAWarning) {
+  // Each is said once a process, and the environment may have others.
+  static int repetition = 0;
+  const std::string name = "KVXFER_LISTEN" + std::to_string(++repetition);
   std::vector<std::string> lines;
   SetLogSink([&](LogLevel level, std::string_view line) {
-    if (level == LogLevel::kWarning) lines.emplace_back(line);
+    const bool of_it = line.find(name + " ") != std::string_view::npos;
+    if (level == LogLevel::kWarning && of_it) lines.emplace_back(line);
   });
-  Set("KVXFER_LISTNE", "0.0.0.0:0");
-  const auto options = OptionsFromEnvironment();
-  unsetenv("KVXFER_LISTNE");
+  Set(name.c_str(), "0.0.0.0:0");
+  for (int i = 0; i < 2; ++i) {
+    const auto options = OptionsFromEnvironment();
+    EXPECT_TRUE(options.ok()) << options.status();
+  }
+  unsetenv(name.c_str());
+  EXPECT_TRUE(FlushLog(testing::kAmple));
   SetLogSink({});
-  ASSERT_TRUE(options.ok()) << options.status();
-  ASSERT_EQ(lines.size(), 1u);
-  EXPECT_NE(lines[0].find("KVXFER_LISTNE"), std::string::npos) << lines[0];
-  EXPECT_NE(lines[0].find("did you mean KVXFER_LISTEN?"), std::string::npos) << lines[0];
+  EXPECT_THAT(lines, ElementsAre("environment: " + name +
+                                 " is set, and kvxfer has no such variable; did you mean "
+                                 "KVXFER_LISTEN?"));
 }
 
 TEST_F(OptionsEnvTest, PluginPathIsFoldersWithColons) {
