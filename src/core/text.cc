@@ -47,6 +47,13 @@ size_t ShownBytes(std::string_view text) {
   return first.bytes > 0 && IsShownAsIs(first.code) ? first.bytes : 0;
 }
 
+// Where "0x" or "0X" begins; npos: nowhere.
+size_t FindHex(std::string_view text) {
+  size_t x = text.find_first_of("xX", 1);
+  while (x != std::string_view::npos && text[x - 1] != '0') x = text.find_first_of("xX", x + 1);
+  return x == std::string_view::npos ? x : x - 1;
+}
+
 }  // namespace
 
 bool IsPrintable(std::string_view text) {
@@ -81,11 +88,11 @@ std::string Printable(std::string_view text, size_t max_bytes) {
 }
 
 std::string WithoutAddresses(std::string_view text) {
-  constexpr std::string_view kPrefix = "0x";
+  constexpr size_t kPrefixBytes = 2;
   constexpr size_t kShortDigits = 4;  // of status codes of devices, P_Keys
   std::string out;
-  for (size_t at = text.find(kPrefix); at != std::string_view::npos; at = text.find(kPrefix)) {
-    const size_t digits = at + kPrefix.size();
+  for (size_t at = FindHex(text); at != std::string_view::npos; at = FindHex(text)) {
+    const size_t digits = at + kPrefixBytes;
     const size_t end =
         std::min(text.find_first_not_of("0123456789abcdefABCDEF", digits), text.size());
     out += text.substr(0, digits);

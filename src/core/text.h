@@ -21,8 +21,8 @@ bool IsPrintable(std::string_view text);
 // counted behind it, "... (12 more bytes)", which comes on top.
 std::string Printable(std::string_view text, size_t max_bytes);
 
-// `text` with every hexadecimal number of more than four digits as 0x***: addresses and rkeys stand
-// so in errors, which an application may see and a log may not.
+// `text` with every number that is written as 0x or 0X with more than four digits as 0x***:
+// addresses and rkeys stand so in errors, which an application may see and a log may not.
 std::string WithoutAddresses(std::string_view text);
 
 // What is said to a peer of why something ended: printable, without addresses, cut.

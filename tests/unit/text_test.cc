@@ -71,6 +71,7 @@ TEST(Text, AddressesAndKeysAreLeftOut) {
   EXPECT_EQ(WithoutAddresses("0x12345"), "0x***");
   EXPECT_EQ(WithoutAddresses("0x"), "0x");
   EXPECT_EQ(WithoutAddresses("0x0x123456"), "0x0x***");
+  EXPECT_EQ(WithoutAddresses("0X7F1234567890, 0Xffff"), "0X***, 0Xffff");
 }
 
 TEST(Text, NamesArePrintableAndNotLong) {
