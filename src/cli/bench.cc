@@ -56,9 +56,9 @@ absl::StatusOr<DeviceCopyRates> DeviceRates(const BenchPlan& plan, const BenchCa
 class HeldWarnings {
  public:
   HeldWarnings() {
-    SetLogSink([lines = lines_](LogLevel, std::string_view line) {
-      const std::lock_guard lock(lines->mutex);
-      lines->text.append("kvxfer: warning: ").append(line).append("\n");
+    SetLogSink([this](LogLevel, std::string_view line) {
+      const std::lock_guard lock(mutex_);
+      text_.append("kvxfer: warning: ").append(line).append("\n");
     });
   }
   ~HeldWarnings() { SetLogSink({}); }
@@ -67,17 +67,13 @@ class HeldWarnings {
 
   void Print() const {
     FlushLog(std::chrono::milliseconds(200));
-    const std::lock_guard lock(lines_->mutex);
-    std::fputs(lines_->text.c_str(), stderr);
+    const std::lock_guard lock(mutex_);
+    std::fputs(text_.c_str(), stderr);
   }
 
  private:
-  struct Lines {
-    std::mutex mutex;
-    std::string text;
-  };
-  // Shared with the sink, which a thread may still be in when it is replaced.
-  const std::shared_ptr<Lines> lines_ = std::make_shared<Lines>();
+  mutable std::mutex mutex_;
+  std::string text_;  // of the logging thread, until the sink is replaced
 };
 
 // The measured part of one configuration. A bar says how far it is.
