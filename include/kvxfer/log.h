@@ -9,10 +9,13 @@
 // made by fork() starts a thread of its own; lines that were queued at the fork are the parent's.
 //
 // What is in a line: no character that a terminal would obey (they appear as \xNN), at most 2 KiB.
-// No rkey, no address of memory and no hash of a prompt: a hexadecimal number of more than four
+// No rkey, no address of memory and no hash of a prompt: a number written as 0x with more than four
 // digits appears as 0x***, also where the error that an application gets has it. One cause (one
 // place in the code) may log 20 lines at once and two a second from then on; the next line of that
 // cause says how many more there were. Lines of level kDebug have no such limit.
+//
+// A shared library that links kvxfer statically must not be unmapped by dlclose, for the logging
+// thread is in it: link it with -z nodelete, as kvxfer's CMake package and libkvxfer.so do.
 //
 // Thread-safety: all of this may be called at any time from any thread.
 //
@@ -34,7 +37,13 @@ enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError, kOff };
 
 // Called on the logging thread only, one line at a time. It may block: that costs lines and delays
 // nobody. It may call kvxfer; lines that are logged meanwhile come after. What it throws is
-// ignored, and the line with it.
+// ignored, and the line with it. The logging thread blocks all signals, and a process that the sink
+// forks and executes starts with that mask unless the sink changes it first.
+//
+// What the sink uses must live until the end of the process, or SetLogSink({}) be called before it
+// goes. At a normal exit kvxfer calls the sink no more before the static objects are destroyed that
+// were made before SetLogSink was called or by the first call of the sink (a logger that is a
+// static of the function); those that are made later may be destroyed while it is still called.
 using LogSink = std::function<void(LogLevel level, std::string_view line)>;
 
 // Empty: back to stderr. Lines that were logged before still go to the old sink, as far as it takes

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
@@ -20,7 +21,10 @@ namespace kvxfer {
 namespace {
 
 constexpr size_t kMaxLineBytes = 2048;
-constexpr size_t kSuppressedBytes = 64;  // of what Finish puts behind a line
+// The text leaves place for what Printable and Finish put behind it, at their longest.
+constexpr std::string_view kLongestNotes =
+    "... (18446744073709551615 more bytes) (and 18446744073709551615 more of this kind)";
+constexpr size_t kMaxTextBytes = kMaxLineBytes - kLongestNotes.size();
 constexpr Duration kFlushWithin = std::chrono::milliseconds(200);
 
 constinit std::atomic<LogLevel> g_level{LogLevel::kWarning};
@@ -32,9 +36,11 @@ struct Output {
   std::mutex mu;
   LogLimits limits;
   std::shared_ptr<const LogSink> sink;
-  LogWriter* writer = nullptr;  // from the first line on
+  std::shared_ptr<const LogSink> discard;  // in the place of a sink that AtExit took away
+  LogWriter* writer = nullptr;             // from the first line on
   LogWriter* of_parent = nullptr;
-  bool exit_is_watched = false;
+  bool exit_is_watched = false;        // with the first line
+  Duration exit_flush = kFlushWithin;  // what is left of it to all AtExit together
 };
 
 // There from the start and never destroyed: lines may come from static constructors and
@@ -46,47 +52,71 @@ union Forever {
 };
 constinit Forever g_forever;
 
-// With the fork handlers in place. The child has no thread that writes: it starts its own.
-Output& TheOutput() {
-  [[maybe_unused]] static const int registered =
-      pthread_atfork([] { g_forever.output.mu.lock(); }, [] { g_forever.output.mu.unlock(); },
-                     [] {
-                       Output& output = g_forever.output;
-                       if (output.writer != nullptr)
-                         output.of_parent = std::exchange(output.writer, nullptr);
-                       output.mu.unlock();
-                     });
-  return g_forever.output;
-}
+// The child has no thread that writes: it starts its own. Registered when the library is loaded: a
+// static of a function may be half made by another thread at a fork, and stays so in the child.
+[[maybe_unused]] const int g_fork_is_watched =
+    pthread_atfork([] { g_forever.output.mu.lock(); }, [] { g_forever.output.mu.unlock(); },
+                   [] {
+                     Output& output = g_forever.output;
+                     if (output.writer != nullptr)
+                       output.of_parent = std::exchange(output.writer, nullptr);
+                     output.mu.unlock();
+                   });
 
 LogWriter* Writer() {
-  Output& output = TheOutput();
+  Output& output = g_forever.output;
   const std::lock_guard lock(output.mu);
   return output.writer;
 }
 
 std::shared_ptr<const LogSink> CurrentSink() {
-  Output& output = TheOutput();
+  Output& output = g_forever.output;
   const std::lock_guard lock(output.mu);
   return output.sink;
 }
 
-// What the application's sink uses may be destroyed from now on.
-void AtExit() {
+void FlushAtExit() {
+  Output& output = g_forever.output;
   LogWriter* const writer = Writer();
-  if (writer == nullptr) return;
-  writer->Flush(Now() + kFlushWithin);
-  Output& output = TheOutput();
+  if (writer == nullptr || writer->OnThread()) return;
+  Duration left;
+  {
+    const std::lock_guard lock(output.mu);
+    left = output.exit_flush;
+  }
+  const Time start = Now();
+  writer->Flush(start + left);
   const std::lock_guard lock(output.mu);
-  if (output.sink == nullptr) return;
+  output.exit_flush = std::max(Duration(0), left - (Now() - start));
+}
+
+// Takes the application's sink away. exit() calls handlers and destroys static objects in the
+// reverse order of their making, so this comes before the end of what was made before it was
+// registered, and too late for what was made after. Hence it is registered by the first line, by
+// each SetLogSink and after the first call of each sink.
+void AtExit() {
+  FlushAtExit();
+  Output& output = g_forever.output;
+  const std::lock_guard lock(output.mu);
+  if (output.sink == nullptr || output.sink == output.discard) return;
   // Kept, for the thread may be in it: a sink that is stuck must not keep the process.
-  [[maybe_unused]] static const auto* const kept =
-      new std::shared_ptr<const LogSink>(std::move(output.sink));
-  output.sink = std::make_shared<const LogSink>([](LogLevel, std::string_view) {});
+  output.discard = std::make_shared<const LogSink>(
+      [kept = std::move(output.sink)](LogLevel, std::string_view) {});
+  output.sink = output.discard;
+}
+
+// `sink`, which may make in its first call what it uses.
+LogSink WatchedAtExit(LogSink sink) {
+  std::atexit(&AtExit);
+  return
+      [sink = std::move(sink), was_called = false](LogLevel level, std::string_view line) mutable {
+        sink(level, line);
+        if (!std::exchange(was_called, true)) std::atexit(&AtExit);
+      };
 }
 
 LogWriter* StartedWriter() {
-  Output& output = TheOutput();
+  Output& output = g_forever.output;
   const std::lock_guard lock(output.mu);
   if (output.writer != nullptr) return output.writer;
   output.writer = LogWriter::Start(&CurrentSink);
@@ -99,12 +129,12 @@ LogWriter* StartedWriter() {
 }  // namespace
 
 void SetLogSink(LogSink sink) {
-  Output& output = TheOutput();
+  Output& output = g_forever.output;
   LogWriter* const writer = Writer();
   const bool from_sink = writer != nullptr && writer->OnThread();
   if (writer != nullptr && !from_sink) writer->Flush(Now() + kFlushWithin);
   std::shared_ptr<const LogSink> other;
-  if (sink) other = std::make_shared<const LogSink>(std::move(sink));
+  if (sink) other = std::make_shared<const LogSink>(WatchedAtExit(std::move(sink)));
   {
     const std::lock_guard lock(output.mu);
     output.sink.swap(other);
@@ -136,7 +166,7 @@ bool LogEnabled(LogLevel level) {
 void LogLine(LogLevel level, std::string_view line) {
   if (!LogEnabled(level)) return;
   constexpr size_t kCauseBytes = 16;
-  // Odd, for no cause is 0 and no literal, whose address is a cause too, need be odd.
+  // No cause is 0.
   const uint64_t cause = std::hash<std::string_view>()(line.substr(0, kCauseBytes)) | 1;
   const LogLimits::Answer answer = log_internal::AskLimits(level, cause);
   if (answer.admitted) log_internal::Finish(level, line, answer.suppressed);
@@ -145,20 +175,24 @@ void LogLine(LogLevel level, std::string_view line) {
 void PostLogLine(LogLevel level, std::string_view line) {
   if (!LogEnabled(level)) return;
   LogWriter* const writer = StartedWriter();
-  if (writer != nullptr) writer->Post(level, Printable(line, kMaxLineBytes + kSuppressedBytes));
+  if (writer == nullptr) return;
+  std::string text = Printable(line, kMaxLineBytes);
+  // Only a plugin's own copy of kvxfer could send such a line.
+  if (text.size() > kMaxLineBytes) text = Printable(line, kMaxTextBytes);
+  writer->Post(level, text);
 }
 
 namespace log_internal {
 
 LogLimits::Answer AskLimits(LogLevel level, uint64_t cause) {
   if (level == LogLevel::kDebug) return {.admitted = true};
-  Output& output = TheOutput();
+  Output& output = g_forever.output;
   const std::lock_guard lock(output.mu);
   return output.limits.Ask(cause, Now());
 }
 
 void Finish(LogLevel level, std::string_view line, uint64_t suppressed) {
-  std::string text = Printable(WithoutAddresses(line), kMaxLineBytes);
+  std::string text = Printable(WithoutAddresses(line), kMaxTextBytes);
   if (suppressed > 0) absl::StrAppend(&text, " (and ", suppressed, " more of this kind)");
   if (const PluginHost* const host = g_host.load(std::memory_order_acquire)) {
     return host->log_line(level, text);

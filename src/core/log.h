@@ -1,9 +1,9 @@
 // Internal logging, one line a call: Log(LogLevel::kWarning, "peer {}: {}", name, why). The format
 // is spdlog's fmt. Cheap when the level is off; never waits for whoever reads the log.
 //
-// The format is the cause that has a limit of rate (log_limits.h), so one that is only "{}" needs
-// words. Do not log rkeys, addresses of memory, hashes of blocks or prompts, nor texts of a peer
-// that are not cut (text.h).
+// Each format string has its own rate limit (log_limits.h), so do not log with a bare "{}". Do not
+// log rkeys, addresses of memory, hashes of blocks or prompts, nor texts of a peer that are not cut
+// (text.h).
 #ifndef KVXFER_CORE_LOG_H_
 #define KVXFER_CORE_LOG_H_
 
