@@ -21,7 +21,7 @@ using std::chrono::microseconds;
 using ::testing::ElementsAre;
 
 // Starts from an environment without any of the variables and gives back what was there.
-class OptionsEnvTest : public testing::Test {
+class OptionsEnvTest : public ::testing::Test {
  protected:
   void SetUp() override {
     for (const std::string& name : EnvironmentVariables()) {
