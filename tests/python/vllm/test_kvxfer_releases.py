@@ -180,8 +180,10 @@ def test_what_decode_wants_no_more_is_not_written_however_much_is_released_then(
     assert not prefill.worker._early.has("a"), "the memory is to forget it"
     before = [cache.array.copy() for cache in decode.caches.values()]
     prefill.step(Step(expected=[Expected("a", PROMPT)]))
+    until(
+        lambda: any("a" in heard.withdrawn | heard.offered.keys() for heard in prefill.heard), prefill
+    )
     prefill.step(Step(writes=[Write("here a", "a", 0, OURS, 0, LAST, False, True)]))
-    until(lambda: any("a" in heard.withdrawn for heard in prefill.heard), prefill, decode)
     until(lambda: not prefill.worker._pushing.has_any(), prefill, decode)
     assert prefill.worker.stats.data["failed_pushes"] == 1
     for had, cache in zip(before, decode.caches.values(), strict=True):
