@@ -115,6 +115,14 @@ def test_prefill_that_was_not_admitted_says_so_to_decode() -> None:
     assert not side.has_work()
 
 
+def test_prefill_that_was_not_admitted_says_nothing_of_a_push_that_nobody_knows() -> None:
+    side = _side()
+    params = _PREFILL | {"kvxfer": {"mode": "push"}}
+    side.on_new_request(_request("r1", params, tokens=1, abort_immediately=True))
+    assert not side.has_work()
+    assert not _step(side).expected
+
+
 @pytest.mark.parametrize("tokens", [64, 63, 65])
 def test_a_second_answer_to_a_prompt_that_comes_late_loads_nothing(tokens: int) -> None:
     """Its lease is used up; what vLLM does not find in the prefix cache it computes: of whole blocks the

@@ -73,6 +73,7 @@ class Holding:
             self._refuse(held, granted)
         if granted == 0:
             self._end(held.lease, held.request)
+            self._early.take(held.lease)
             return
         self._leases[held.lease] = _Lease(held.request, granted, open=granted)
         # Those that wait for it were answered when it was granted.

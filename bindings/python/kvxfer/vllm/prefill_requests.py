@@ -102,21 +102,20 @@ class PrefillRequests:
     def _refuse_push(self, request: Request, params: dict[str, Any]) -> None:
         """vLLM has refused the request, and says so by one that stands for it, with another prompt. A
         decode engine that makes room for it must not wait."""
-        lease = self._push_transfer(params)
-        if lease is not None and lease not in self._expected:
+        lease = _named_transfer(params)
+        if self._can_push and lease is not None and lease not in self._expected:
             self._remember(lease)
             self.step.abandoned.append(Abandoned(request.request_id, lease, _NOT_ADMITTED, False))
 
     def _push_transfer(self, params: dict[str, Any]) -> str | None:
         """The name that the proxy has given the transfer, of a push that begins at once; one of our
         own where it, or this engine, pushes; None: decode reads."""
-        wish = params.get(KEY)
-        wish = wish if isinstance(wish, dict) else {}
         if not self._can_push:
             return None
-        if is_name(wish.get("transfer")):
-            return str(wish["transfer"])
-        mode = wish.get("mode", self._settings.mode)
+        named = _named_transfer(params)
+        if named is not None:
+            return named
+        mode = _wish(params).get("mode", self._settings.mode)
         return secrets.token_hex(12) if mode == "push" else None
 
     def _expect_push(self, request: Request, transfer: str) -> None:
@@ -249,3 +248,13 @@ class PrefillRequests:
 
     def is_pushing(self) -> bool:
         return bool(self._pushes)
+
+
+def _wish(params: dict[str, Any]) -> dict[str, Any]:
+    wish = params.get(KEY)
+    return wish if isinstance(wish, dict) else {}
+
+
+def _named_transfer(params: dict[str, Any]) -> str | None:
+    transfer = _wish(params).get("transfer")
+    return str(transfer) if is_name(transfer) else None
