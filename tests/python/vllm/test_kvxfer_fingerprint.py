@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_config import config_of
 
 pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environment has it")
 torch = pytest.importorskip("torch")
@@ -18,12 +19,15 @@ from kvxfer.vllm.fingerprint import Fingerprint  # noqa: E402
 from kvxfer.vllm.reference import Reference, Worker, is_name, spoken_name  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype  # noqa: E402
+from vllm.v1.core.kv_cache_utils import get_kv_cache_groups  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    SlidingWindowSpec,
     get_kv_quant_mode,
 )
+from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: E402
 
 _LAYERS = ["model.layers.0.attn", "model.layers.1.attn"]
 
@@ -264,6 +268,39 @@ def test_what_vllm_marks_as_another_kind_is_refused() -> None:
             Group.all_of(config, caches)
     with pytest.raises(ValueError, match="tokens see later ones"):
         Group.all_of(config, _caches(config, non_causal=True))
+
+
+def _spec(kind: Any, cache_dtype: str, **more: Any) -> Any:
+    config = _config(cache_dtype)
+    return kind(
+        block_size=16,
+        num_kv_heads=2,
+        head_size=32,
+        dtype=kv_cache_dtype_str_to_dtype(cache_dtype, config.model_config),
+        kv_quant_mode=get_kv_quant_mode(cache_dtype),
+        **more,
+    )
+
+
+@pytest.mark.parametrize("layout", KVCacheLayout)
+def test_layers_that_keep_another_type(layout: KVCacheLayout) -> None:
+    """kv_cache_dtype_skip_layers: by number they are of the others' group, by their window not."""
+    config, whole = _config("fp8"), config_of()
+    whole.cache_config.kv_cache_layout = layout.name
+    full = {name: _spec(FullAttentionSpec, "fp8") for name in _LAYERS}
+    mixed = full | {_LAYERS[1]: _spec(FullAttentionSpec, "auto")}
+    groups = get_kv_cache_groups(whole, mixed)
+    with pytest.raises(ValueError, match="a KV cache of UniformTypeKVCacheSpecs"):
+        Group.all_of(config, KVCacheConfig(8, [], groups))
+    window = _spec(SlidingWindowSpec, "auto", sliding_window=64)
+    groups = get_kv_cache_groups(whole, full | {"model.layers.2.attn": window})
+    if layout.is_block_outermost:
+        # vLLM packs what a block has of all layers, whose sizes differ.
+        with pytest.raises(ValueError, match="a KV cache of UniformTypeKVCacheSpecs"):
+            Group.all_of(config, KVCacheConfig(8, [], groups))
+    else:
+        made = Group.all_of(config, KVCacheConfig(8, [], groups))
+        assert {group.element for group in made} == {"fp8_e4m3", "bf16"}
 
 
 # --- names of engines ---
