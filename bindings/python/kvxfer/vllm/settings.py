@@ -34,7 +34,8 @@ class Settings:
     writes them. Decode follows what it is told."""
     host: str = ""
     """Where this engine's agents listen, and are reached unless "advertise" says otherwise; default:
-    VLLM_HOST_IP, else the address that the default route leaves from."""
+    VLLM_HOST_IP, else every address where "advertise" is given, else that which the default route leaves
+    from."""
     port_range: str = ""
     """ "first-last", one port a worker; default: any that is free."""
     lease: float = 30.0

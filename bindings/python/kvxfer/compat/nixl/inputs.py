@@ -13,7 +13,7 @@ Kind = Callable[[Any, Any], Any]
 
 
 class NotDescriptorsError(Exception):
-    """Nothing that can be told apart; the text says why."""
+    """The input is not a recognised form of descriptors; the text says why."""
 
 
 def _is_tensor(thing: Any) -> bool:
