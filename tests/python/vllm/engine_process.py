@@ -86,7 +86,7 @@ class EngineProcess:
         """As a machine that loses power: nothing is said to anyone, no handler runs."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(10)
+            self._process.wait(60)
 
     def pause(self) -> None:
         """As a machine that hangs: connections stay, nothing moves. Calls then wait for proceed()."""
@@ -146,7 +146,7 @@ class EngineProcess:
                 raise self._failure(f"gave no answer in {limit_s:.0f} s")
             chunk = os.read(self._replies.fileno(), 1 << 16)
             if not chunk:
-                raise self._failure(f"ended with status {self._process.wait(10)}")
+                raise self._failure(f"ended with status {self._process.wait(60)}")
             self._unread += chunk
         line, self._unread = self._unread.split(b"\n", 1)
         return json.loads(line)

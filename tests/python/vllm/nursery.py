@@ -99,7 +99,7 @@ class Nursery:
     def close(self) -> None:
         """Its engines end with it."""
         self._socket.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 _nurseries: dict[tuple[str, ...], Nursery] = {}
