@@ -322,6 +322,24 @@ def test_prefill_writes_layer_by_layer(start: Start, path: str) -> None:
     assert _untouched(decode)
 
 
+def test_a_forward_that_raises_posts_no_further_layer(start: Start) -> None:
+    prefill, decode = start("staged")
+    _meet(prefill, decode)
+    prefill.begin(_write(0, 0, _LAST, computing=True, final=True))
+    for layer in _LAYERS[:2]:
+        prefill.connector.save_kv_layer(layer, prefill.caches[layer], None)
+    assert len(prefill.transfers) == 1
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        try:
+            raise RuntimeError("illegal memory access")
+        finally:
+            prefill.end()
+    failed: set[str] = set()
+    _until(lambda: failed.update(decode.step().failed_recving or ()) or failed, prefill)
+    assert failed == {"there"}
+    assert len(prefill.transfers) == 1
+
+
 @pytest.mark.parametrize("path", _PATHS)
 def test_chunks_and_layers_that_are_not_saved_one_by_one(start: Start, path: str) -> None:
     """What earlier steps have launched may not be computed either; and what save_kv_layer was not
