@@ -187,8 +187,7 @@ void Peer::NewSession() {
 // Neither side has anything to say in this session, nor is anything queued that was posted before
 // its last connection was lost and that a Quiesce at the target may have ruled out since.
 bool Peer::SessionIsIdle() const {
-  return active_.empty() && channel_.kept() == 0 && asked_.empty() &&
-         waits_closed_.empty() &&
+  return active_.empty() && channel_.kept() == 0 && asked_.empty() && waits_closed_.empty() &&
          !queue_.AnyOf([&](const auto& record) { return record.posted <= unlinked_; });
 }
 

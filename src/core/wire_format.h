@@ -149,8 +149,9 @@ struct RegionRun {
   bool operator==(const RegionRun&) const = default;
 };
 
-// Of the target's regions `first` to `last` those in a run live, and the others are gone. Pages may
-// overtake each other and the hello-ack; no two of a connection tell of the same region.
+// A page about the target's regions `first` to `last`: those in a run live, the others are gone.
+// Pages may overtake each other and the hello-ack; no two of a connection are about the same
+// region.
 struct RegionsFrame {
   Incarnation target{};
   uint32_t first = 1;
