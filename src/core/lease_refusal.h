@@ -1,5 +1,5 @@
-// A status that carries the code with which an owner refused a read, beside the usual status code and
-// message.
+// A status that carries the code with which an owner refused a read, beside the usual status code
+// and message.
 //
 // Thread-safety: any thread.
 
