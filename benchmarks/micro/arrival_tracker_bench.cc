@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "src/core/arrival_tracker.h"
-#include "src/core/slot_table.h"
+#include "src/core/protocol/arrival_tracker.h"
+#include "src/core/protocol/slot_table.h"
 
 namespace kvxfer {
 namespace {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "src/core/block_list.h"
-#include "src/core/plan.h"
-#include "src/core/region_table.h"
+#include "src/core/plan/block_list.h"
+#include "src/core/plan/plan.h"
+#include "src/core/plan/region_table.h"
 
 namespace kvxfer {
 namespace {

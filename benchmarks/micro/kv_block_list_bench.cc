@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "src/core/kv_block_list.h"
-#include "src/core/plan.h"
+#include "src/core/kv/kv_block_list.h"
+#include "src/core/plan/plan.h"
 
 namespace kvxfer {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "src/core/reliable_channel.h"
-#include "src/core/wire_format.h"
+#include "src/core/protocol/reliable_channel.h"
+#include "src/core/protocol/wire_format.h"
 #include "tests/support/send_path.h"
 
 namespace kvxfer {

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "src/core/block_list.h"
-#include "src/core/lane_book.h"
-#include "src/core/plan.h"
-#include "src/core/region_table.h"
+#include "src/core/plan/block_list.h"
+#include "src/core/plan/plan.h"
+#include "src/core/plan/region_table.h"
+#include "src/core/protocol/lane_book.h"
 
 namespace kvxfer {
 namespace {

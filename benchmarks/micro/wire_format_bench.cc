@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "src/core/wire_format.h"
+#include "src/core/protocol/wire_format.h"
 
 namespace kvxfer {
 namespace {

@@ -12,9 +12,9 @@
 #include "src/backends/faulty/factory.h"
 #include "src/backends/plugin_files.h"
 #include "src/backends/plugins.h"
-#include "src/core/strings.h"
-#include "src/core/sysfs.h"
-#include "src/core/sysfs_device.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/sysfs.h"
+#include "src/transport/host/sysfs_device.h"
 
 namespace kvxfer {
 namespace {

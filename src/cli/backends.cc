@@ -16,13 +16,13 @@
 #include "src/backends/plugins.h"
 #include "src/backends/registry.h"
 #include "src/cli/commands.h"
-#include "src/cli/doctor_view.h"
-#include "src/cli/host_port.h"
-#include "src/cli/json_util.h"
-#include "src/cli/text_grid.h"
-#include "src/cli/units.h"
-#include "src/core/host_identity.h"
-#include "src/core/strings.h"
+#include "src/cli/common/host_port.h"
+#include "src/cli/common/json_util.h"
+#include "src/cli/common/text_grid.h"
+#include "src/cli/common/units.h"
+#include "src/cli/doctor/view.h"
+#include "src/core/base/host_identity.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
 namespace {

@@ -7,14 +7,14 @@
 #include <string>
 #include <utility>
 
-#include "src/cli/agent_setup.h"
-#include "src/cli/bootstrap.h"
 #include "src/cli/commands.h"
-#include "src/cli/host_port.h"
-#include "src/cli/kv_cache.h"
-#include "src/cli/memory_choice.h"
-#include "src/cli/options.h"
-#include "src/cli/round_trip.h"
+#include "src/cli/common/agent_setup.h"
+#include "src/cli/common/bootstrap.h"
+#include "src/cli/common/host_port.h"
+#include "src/cli/common/kv_cache.h"
+#include "src/cli/common/memory_choice.h"
+#include "src/cli/common/options.h"
+#include "src/cli/common/round_trip.h"
 
 namespace kvxfer::cli {
 namespace {

@@ -7,10 +7,10 @@
 #include <string>
 
 #include "kvxfer/log.h"
-#include "src/cli/command_line.h"
-#include "src/cli/exit_status.h"
-#include "src/core/strings.h"
-#include "src/core/text.h"
+#include "src/cli/common/command_line.h"
+#include "src/cli/common/exit_status.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
 
 namespace kvxfer::cli {
 namespace {

@@ -7,17 +7,17 @@
 #include <thread>
 #include <vector>
 
-#include "src/cli/agent_setup.h"
-#include "src/cli/bootstrap.h"
-#include "src/cli/cache_memory.h"
 #include "src/cli/commands.h"
-#include "src/cli/memory_choice.h"
-#include "src/cli/options.h"
-#include "src/cli/process.h"
-#include "src/cli/round_trip.h"
-#include "src/cli/stats.h"
-#include "src/cli/units.h"
-#include "src/core/clock.h"
+#include "src/cli/common/agent_setup.h"
+#include "src/cli/common/bootstrap.h"
+#include "src/cli/common/cache_memory.h"
+#include "src/cli/common/memory_choice.h"
+#include "src/cli/common/options.h"
+#include "src/cli/common/process.h"
+#include "src/cli/common/round_trip.h"
+#include "src/cli/common/stats.h"
+#include "src/cli/common/units.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::cli {
 namespace {

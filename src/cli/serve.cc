@@ -8,12 +8,12 @@
 #include <memory>
 #include <string>
 
-#include "src/cli/agent_setup.h"
-#include "src/cli/bootstrap.h"
 #include "src/cli/commands.h"
-#include "src/cli/options.h"
-#include "src/cli/peer_service.h"
-#include "src/core/strings.h"
+#include "src/cli/common/agent_setup.h"
+#include "src/cli/common/bootstrap.h"
+#include "src/cli/common/options.h"
+#include "src/cli/common/peer_service.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
 namespace {

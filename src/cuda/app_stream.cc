@@ -1,7 +1,7 @@
 #include "src/cuda/app_stream.h"
 
 #include "absl/strings/str_cat.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::cuda {
 

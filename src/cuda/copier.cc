@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvxfer/memory.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 #include "src/cuda/copy_kernel.h"
 #include "src/cuda/copy_units.h"
 #include "src/cuda/pinned.h"

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/core/strings.h"
-#include "src/core/sysfs.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/sysfs.h"
 #include "src/cuda/driver.h"
 
 namespace kvxfer::cuda {

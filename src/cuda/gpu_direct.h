@@ -15,8 +15,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/memory.h"
-#include "src/core/own_fd.h"
-#include "src/core/sysfs.h"
+#include "src/core/base/own_fd.h"
+#include "src/core/base/sysfs.h"
 #include "src/cuda/driver.h"
 #include "src/cuda/memory.h"
 

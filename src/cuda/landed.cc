@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "src/core/log.h"
-#include "src/core/strings.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::cuda {
 

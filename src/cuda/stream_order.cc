@@ -4,7 +4,7 @@
 #include <atomic>
 
 #include "absl/strings/str_cat.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 #include "src/cuda/app_stream.h"
 
 namespace kvxfer::cuda {

@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/types.h"
-#include "src/core/clock.h"
+#include "src/core/base/clock.h"
 #include "src/cuda/driver.h"
 
 namespace kvxfer::cuda {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "src/agent/agent_factory.h"
-#include "src/agent/staging.h"
+#include "src/agent/engine/agent_factory.h"
+#include "src/agent/staging/staging.h"
 #include "src/cuda/driver.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"

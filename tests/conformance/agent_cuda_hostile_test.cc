@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "kvxfer/agent.h"
-#include "src/agent/staging.h"
-#include "src/core/metadata.h"
-#include "src/core/wire_format.h"
+#include "src/agent/staging/staging.h"
+#include "src/core/protocol/metadata.h"
+#include "src/core/protocol/wire_format.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/pattern.h"

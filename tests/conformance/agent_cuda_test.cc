@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kvxfer/agent.h"
-#include "src/agent/staging.h"
+#include "src/agent/staging/staging.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/cuda_driver/hooks.h"

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "kvxfer/metadata.h"
-#include "src/core/metadata.h"
-#include "src/net/address.h"
-#include "src/net/handouts.h"
-#include "src/net/hello.h"
-#include "src/net/socket.h"
+#include "src/core/protocol/metadata.h"
+#include "src/transport/handouts.h"
+#include "src/transport/hello.h"
+#include "src/transport/sockets/address.h"
+#include "src/transport/sockets/socket.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/scale.h"

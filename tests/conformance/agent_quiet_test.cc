@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/core/metadata.h"
+#include "src/core/protocol/metadata.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/pattern.h"

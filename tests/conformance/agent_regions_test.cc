@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "src/core/metadata.h"
-#include "src/core/wire_format.h"
+#include "src/core/protocol/metadata.h"
+#include "src/core/protocol/wire_format.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/scale.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "src/backends/verbs/backend.h"
-#include "src/core/host_identity.h"
+#include "src/core/base/host_identity.h"
 #include "tests/conformance/verbs_device.h"
 
 namespace kvxfer::testing {

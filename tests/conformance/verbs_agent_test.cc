@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "kvxfer/log.h"
-#include "src/core/memory_node.h"
-#include "src/core/topology.h"
+#include "src/core/topology/topology.h"
+#include "src/transport/host/memory_node.h"
 #include "tests/support/agent_rails.h"
 #include "tests/support/agents.h"
 #include "tests/support/backend_pair.h"

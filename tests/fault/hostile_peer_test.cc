@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/core/reliable_channel.h"
+#include "src/core/protocol/reliable_channel.h"
 #include "tests/support/agents.h"
 #include "tests/support/scale.h"
 #include "tests/support/scripted_peer.h"

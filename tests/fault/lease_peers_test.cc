@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "src/core/lease_waiters.h"
+#include "src/core/protocol/lease_waiters.h"
 #include "tests/support/agents.h"
 #include "tests/support/scale.h"
 #include "tests/support/scripted_peer.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kvxfer/log.h"
-#include "src/core/log_limits.h"
+#include "src/core/base/log_limits.h"
 #include "tests/support/agents.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"

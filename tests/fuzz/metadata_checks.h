@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "src/core/metadata.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
+#include "src/core/protocol/metadata.h"
 
 namespace kvxfer::testing {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kvxfer/plugin.h"
-#include "src/cli/exit_status.h"
+#include "src/cli/common/exit_status.h"
 #include "tests/integration/cli_cuda.h"
 #include "tests/integration/cli_program.h"
 

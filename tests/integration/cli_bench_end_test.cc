@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "kvxfer/agent.h"
-#include "src/cli/bootstrap.h"
+#include "src/cli/common/bootstrap.h"
 #include "tests/integration/cli_program.h"
 #include "tests/support/scale.h"
 

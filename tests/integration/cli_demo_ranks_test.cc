@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/exit_status.h"
+#include "src/cli/common/exit_status.h"
 #include "tests/integration/cli_program.h"
 
 namespace kvxfer::cli {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kvxfer/backend.h"
-#include "src/cli/exit_status.h"
-#include "src/cli/sysfs_tree.h"
+#include "src/cli/common/exit_status.h"
+#include "src/cli/topo/sysfs_tree.h"
 #include "tests/integration/cli_program.h"
 
 namespace kvxfer::cli {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "src/cli/bootstrap.h"
-#include "src/cli/exit_status.h"
+#include "src/cli/common/bootstrap.h"
+#include "src/cli/common/exit_status.h"
 #include "tests/integration/cli_program.h"
 #include "tests/support/scale.h"
 

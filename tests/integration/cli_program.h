@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/exit_status.h"
+#include "src/cli/common/exit_status.h"
 
 namespace kvxfer::cli {
 

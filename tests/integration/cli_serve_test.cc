@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "kvxfer/agent.h"
-#include "src/cli/agent_setup.h"
-#include "src/cli/bootstrap.h"
-#include "src/cli/exit_status.h"
+#include "src/cli/common/agent_setup.h"
+#include "src/cli/common/bootstrap.h"
+#include "src/cli/common/exit_status.h"
 #include "tests/integration/cli_program.h"
 
 namespace kvxfer::cli {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/exit_status.h"
-#include "src/cli/sysfs_tree.h"
-#include "src/cli/topology_fixture.h"
+#include "src/cli/common/exit_status.h"
+#include "src/cli/topo/sysfs_tree.h"
+#include "src/cli/topo/topology_fixture.h"
 #include "tests/integration/cli_program.h"
 
 namespace kvxfer::cli {

@@ -2,14 +2,14 @@
 #   mutant <name> <file> <text> <replacement> [<text> <replacement>]...
 # Each text must occur exactly once in the file.
 
-tracker=src/core/arrival_tracker.cc
-pool=src/core/slot_pool.cc
-book=src/core/lane_book.cc
-send=src/core/send_book.cc
-table=src/core/slot_table.cc
-channel=src/core/reliable_channel.cc
-initiator=tests/unit/protocol_model_initiator.cc
-target=tests/unit/protocol_model_target.cc
+tracker=src/core/protocol/arrival_tracker.cc
+pool=src/core/protocol/slot_pool.cc
+book=src/core/protocol/lane_book.cc
+send=src/core/protocol/send_book.cc
+table=src/core/protocol/slot_table.cc
+channel=src/core/protocol/reliable_channel.cc
+initiator=tests/unit/core/protocol/protocol_model_initiator.cc
+target=tests/unit/core/protocol/protocol_model_target.cc
 
 mutant "no drain before DISCARDED is answered" $tracker \
   'return Annotate(s, "DISCARD");

@@ -17,9 +17,9 @@ linker=
 command -v mold >/dev/null && linker=-fuse-ld=mold
 
 units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker"
-sources="$(cd "$root" && echo tests/unit/protocol_model*.cc) src/core/id_set.cc src/core/slice_set.cc src/core/wire_format.cc"
-for unit in $units; do sources+=" src/core/$unit.cc tests/unit/${unit}_test.cc"; done
-sources+=" tests/unit/arrival_tracker_exhaustive_test.cc tests/unit/arrival_tracker_random_test.cc"
+sources="$(cd "$root" && echo tests/unit/core/protocol/protocol_model*.cc) src/core/protocol/id_set.cc src/core/plan/slice_set.cc src/core/protocol/wire_format.cc"
+for unit in $units; do sources+=" src/core/protocol/$unit.cc tests/unit/core/protocol/${unit}_test.cc"; done
+sources+=" tests/unit/core/protocol/arrival_tracker_exhaustive_test.cc tests/unit/core/protocol/arrival_tracker_random_test.cc"
 
 object() { echo "$work/$(echo "$1" | tr / _).o"; }
 compile() { $compiler $flags -c "$1" -o "$2"; }

@@ -8,7 +8,7 @@
 
 #include "kvxfer/plugin.h"
 #include "src/backends/loopback/factory.h"
-#include "src/core/log.h"
+#include "src/core/base/log.h"
 
 namespace kvxfer {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "kvxfer/agent.h"
 #include "kvxfer/log.h"
-#include "src/agent/agent_factory.h"
+#include "src/agent/engine/agent_factory.h"
 #include "tests/resources/counted_allocations.h"
 #include "tests/support/null_device.h"
 #include "tests/support/open_files.h"

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "src/agent/agent_factory.h"
+#include "src/agent/engine/agent_factory.h"
 #include "tests/support/scale.h"
 #include "tests/support/test_backends.h"
 

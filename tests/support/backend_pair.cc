@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "src/core/host_identity.h"
+#include "src/core/base/host_identity.h"
 #include "tests/support/status_macros.h"
 #include "tests/support/test_backends.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 #include "tests/support/scale.h"
 
 namespace kvxfer::testing {

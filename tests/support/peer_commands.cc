@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 #include "tests/support/agents.h"
 #include "tests/support/pattern.h"
 #include "tests/support/test_peer.h"

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "src/net/address.h"
+#include "src/transport/sockets/address.h"
 
 namespace kvxfer::testing {
 

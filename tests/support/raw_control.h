@@ -11,8 +11,8 @@
 
 #include "absl/status/statusor.h"
 #include "src/backends/verbs/blobs.h"
-#include "src/net/hello.h"
-#include "src/net/socket.h"
+#include "src/transport/hello.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::testing {
 

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "kvxfer/types.h"
-#include "src/core/clock.h"
+#include "src/core/base/clock.h"
 
 // As macros for cases that cannot be under a sanitizer: those are left out, for a case that passes
 // without looking says what is not so.

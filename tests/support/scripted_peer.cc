@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/core/metadata.h"
+#include "src/core/protocol/metadata.h"
 #include "tests/support/agents.h"
 
 namespace kvxfer::testing {

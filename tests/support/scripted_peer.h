@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
-#include "src/core/wire_format.h"
+#include "src/core/protocol/wire_format.h"
 #include "tests/support/backend_pair.h"
 
 namespace kvxfer::testing {

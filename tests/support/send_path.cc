@@ -9,8 +9,8 @@
 #include <random>
 #include <utility>
 
-#include "src/agent/agent_factory.h"
-#include "src/core/strings.h"
+#include "src/agent/engine/agent_factory.h"
+#include "src/core/base/strings.h"
 #include "tests/support/null_backend.h"
 #include "tests/support/null_device.h"
 

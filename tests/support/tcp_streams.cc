@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <iterator>
 
-#include "src/net/socket.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::testing {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
-#include "src/core/sysfs.h"
-#include "src/core/topology.h"
+#include "src/core/base/sysfs.h"
+#include "src/core/topology/topology.h"
 #include "tests/support/verbs_fabric.h"
 
 namespace kvxfer::testing {

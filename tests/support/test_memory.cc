@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 #include "src/cuda/driver.h"
 #include "tests/support/cuda_driver/hooks.h"
 #include "tests/support/pattern.h"

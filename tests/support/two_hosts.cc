@@ -17,7 +17,7 @@
 #include <cstring>
 #include <string>
 
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::testing {
 namespace {

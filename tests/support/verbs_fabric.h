@@ -31,7 +31,7 @@
 
 #include "kvxfer/types.h"
 #include "src/backends/verbs/ibv.h"
-#include "src/core/clock.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::testing {
 

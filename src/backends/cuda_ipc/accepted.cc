@@ -6,9 +6,9 @@
 
 #include "src/backends/cuda_ipc/backend.h"
 #include "src/backends/cuda_ipc/regions.h"
-#include "src/core/random.h"
-#include "src/core/strings.h"
-#include "src/core/text.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {

@@ -11,7 +11,7 @@
 #include "src/backends/cuda_ipc/dialled.h"
 #include "src/backends/cuda_ipc/factory.h"
 #include "src/backends/cuda_ipc/process.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 #include "src/cuda/present.h"
 
 namespace kvxfer {

@@ -26,7 +26,7 @@
 #include "src/backends/cuda_ipc/opened.h"
 #include "src/backends/cuda_ipc/peer_region.h"
 #include "src/backends/cuda_ipc/regions.h"
-#include "src/net/link_hub.h"
+#include "src/transport/link_hub.h"
 
 namespace kvxfer::cuda_ipc {
 

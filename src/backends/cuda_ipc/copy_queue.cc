@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "src/backends/cuda_ipc/regions.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {

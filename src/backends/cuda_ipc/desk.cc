@@ -9,9 +9,9 @@
 #include <cstring>
 #include <utility>
 
-#include "src/core/log.h"
-#include "src/core/random.h"
-#include "src/core/strings.h"
+#include "src/core/base/log.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {

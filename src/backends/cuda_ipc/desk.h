@@ -17,8 +17,8 @@
 
 #include "absl/status/status.h"
 #include "src/backends/cuda_ipc/lifeline.h"
-#include "src/core/clock.h"
-#include "src/net/reactor.h"
+#include "src/core/base/clock.h"
+#include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::cuda_ipc {
 

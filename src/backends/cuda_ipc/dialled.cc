@@ -10,7 +10,7 @@
 
 #include "src/backends/cuda_ipc/backend.h"
 #include "src/backends/cuda_ipc/regions.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::cuda_ipc {
 

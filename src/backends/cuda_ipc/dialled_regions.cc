@@ -9,8 +9,8 @@
 #include "src/backends/cuda_ipc/accepted.h"
 #include "src/backends/cuda_ipc/backend.h"
 #include "src/backends/cuda_ipc/dialled.h"
-#include "src/core/strings.h"
-#include "src/core/text.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {

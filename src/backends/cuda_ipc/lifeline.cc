@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {

@@ -20,8 +20,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/backends/cuda_ipc/wire.h"
-#include "src/net/reactor.h"
-#include "src/net/socket.h"
+#include "src/transport/sockets/reactor.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::cuda_ipc {
 

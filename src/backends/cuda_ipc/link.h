@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "src/backends/cuda_ipc/lifeline.h"
-#include "src/net/control_link.h"
+#include "src/transport/control_link.h"
 
 namespace kvxfer::cuda_ipc {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 #include "src/cuda/closer.h"
 #include "src/cuda/memory.h"
 

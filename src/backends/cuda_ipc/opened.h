@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "src/backends/cuda_ipc/wire.h"
 #include "src/cuda/driver.h"
-#include "src/net/socket.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::cuda_ipc {
 

@@ -7,8 +7,8 @@
 #include <cerrno>
 
 #include "absl/strings/str_cat.h"
-#include "src/core/host_identity.h"
-#include "src/core/strings.h"
+#include "src/core/base/host_identity.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
-#include "src/net/reactor.h"
-#include "src/net/socket.h"
+#include "src/transport/sockets/reactor.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::cuda_ipc {
 

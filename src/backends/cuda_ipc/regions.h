@@ -19,7 +19,7 @@
 #include "src/cuda/driver.h"
 #include "src/cuda/memory.h"
 #include "src/cuda/watched_span.h"
-#include "src/net/socket.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::cuda_ipc {
 

@@ -45,7 +45,7 @@ using Word = std::array<uint8_t, 16>;
 struct Whereabouts {
   uint64_t ipc_namespace = 0;  // inode number of /proc/self/ns/ipc; 0: not known
   std::string desk{};          // abstract name of the socket that lifelines come in at
-  std::string control{};       // of control streams (src/net/address.h)
+  std::string control{};       // of control streams (src/transport/sockets/address.h)
 };
 std::string Encode(const Whereabouts& at);
 // InvalidArgument says what is wrong.

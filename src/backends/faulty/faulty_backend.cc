@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "src/backends/faulty/factory.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer {
 namespace faulty {

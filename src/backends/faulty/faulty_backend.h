@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "src/backends/faulty/faulty_endpoint.h"
-#include "src/core/event_queue.h"
+#include "src/transport/event_queue.h"
 
 namespace kvxfer::faulty {
 

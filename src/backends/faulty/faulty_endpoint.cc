@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "src/backends/faulty/faulty_backend.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::faulty {
 namespace {

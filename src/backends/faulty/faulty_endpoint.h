@@ -18,7 +18,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/faulty/hold_queue.h"
 #include "src/backends/faulty/rail_faults.h"
-#include "src/core/clock.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::faulty {
 

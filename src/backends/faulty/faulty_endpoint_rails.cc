@@ -3,7 +3,7 @@
 
 #include "src/backends/faulty/faulty_backend.h"
 #include "src/backends/faulty/faulty_endpoint.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::faulty {
 

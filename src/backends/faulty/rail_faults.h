@@ -18,7 +18,7 @@
 
 #include "kvxfer/options.h"
 #include "src/backends/faulty/random.h"
-#include "src/core/clock.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::faulty {
 

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/libfabric/backend.h"
 #include "src/backends/libfabric/regions.h"
-#include "src/core/strings.h"
-#include "src/core/text.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
 
 namespace kvxfer::libfabric {
 namespace {

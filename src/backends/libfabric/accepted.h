@@ -16,7 +16,7 @@
 
 #include "src/backends/libfabric/end.h"
 #include "src/backends/libfabric/link.h"
-#include "src/core/fence_book.h"
+#include "src/transport/fence_book.h"
 
 namespace kvxfer::libfabric {
 

@@ -9,7 +9,7 @@
 #include "src/backends/libfabric/factory.h"
 #include "src/backends/libfabric/frames.h"
 #include "src/backends/libfabric/provider.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer {
 namespace libfabric {

@@ -21,7 +21,7 @@
 #include "src/backends/libfabric/domain.h"
 #include "src/backends/libfabric/regions.h"
 #include "src/cuda/landed.h"
-#include "src/net/link_hub.h"
+#include "src/transport/link_hub.h"
 
 namespace kvxfer::libfabric {
 

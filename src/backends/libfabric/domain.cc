@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/libfabric/provider.h"
-#include "src/core/log.h"
-#include "src/core/random.h"
-#include "src/core/strings.h"
+#include "src/core/base/log.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::libfabric {
 namespace {

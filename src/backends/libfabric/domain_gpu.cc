@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/libfabric/domain.h"
 #include "src/backends/libfabric/provider.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::libfabric {
 namespace {

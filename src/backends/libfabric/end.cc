@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/libfabric/provider.h"
-#include "src/core/log.h"
+#include "src/core/base/log.h"
 
 namespace kvxfer::libfabric {
 namespace {

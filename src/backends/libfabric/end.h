@@ -25,7 +25,7 @@
 #include "src/backends/libfabric/domain.h"
 #include "src/backends/libfabric/fi.h"
 #include "src/backends/libfabric/provider.h"
-#include "src/core/clock.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::libfabric {
 

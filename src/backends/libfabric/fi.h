@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::libfabric {
 

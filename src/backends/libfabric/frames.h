@@ -79,8 +79,8 @@ using Frame = std::variant<Hello, Offer, Answer, RailLost, Busy, Count, Idle, To
 std::vector<std::byte> Encode(const Frame& frame);
 absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes);
 
-// What metadata says of an agent: where its control connections come in (src/net/address.h), and
-// its provider.
+// What metadata says of an agent: where its control connections come in
+// (src/transport/sockets/address.h), and its provider.
 struct Whereabouts {
   std::string provider{};
   std::string_view control{};  // of what was decoded

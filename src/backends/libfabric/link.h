@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "src/backends/libfabric/frames.h"
-#include "src/net/control_link.h"
+#include "src/transport/control_link.h"
 
 namespace kvxfer::libfabric {
 

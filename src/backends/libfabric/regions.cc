@@ -1,8 +1,8 @@
 #include "src/backends/libfabric/regions.h"
 
 #include "absl/strings/str_cat.h"
-#include "src/core/strings.h"
-#include "src/net/bytes.h"
+#include "src/core/base/strings.h"
+#include "src/transport/bytes.h"
 
 namespace kvxfer::libfabric {
 namespace {

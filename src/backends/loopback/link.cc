@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::loopback {
 namespace {

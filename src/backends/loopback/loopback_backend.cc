@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "src/backends/loopback/factory.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer {
 namespace loopback {

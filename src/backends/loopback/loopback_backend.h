@@ -12,7 +12,7 @@
 
 #include "src/backends/loopback/endpoint.h"
 #include "src/backends/loopback/node.h"
-#include "src/core/event_queue.h"
+#include "src/transport/event_queue.h"
 
 namespace kvxfer::loopback {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::loopback {
 namespace {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/core/random.h"
-#include "src/core/strings.h"
-#include "src/core/text.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
 
 namespace kvxfer::shm {
 

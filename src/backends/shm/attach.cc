@@ -6,7 +6,7 @@
 #include <charconv>
 #include <string>
 
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::shm {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/shm/attach.h"
-#include "src/core/copy_crew.h"
+#include "src/transport/host/copy_crew.h"
 
 namespace kvxfer::shm {
 

@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "src/backends/shm/factory.h"
-#include "src/core/cpus.h"
-#include "src/core/log.h"
-#include "src/core/random.h"
-#include "src/core/strings.h"
+#include "src/core/base/cpus.h"
+#include "src/core/base/log.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer {
 

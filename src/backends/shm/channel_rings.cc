@@ -9,8 +9,8 @@
 
 #include "src/backends/shm/channel.h"
 #include "src/backends/shm/regions.h"
-#include "src/core/log.h"
-#include "src/core/strings.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::shm {
 namespace {

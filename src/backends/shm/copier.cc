@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "src/backends/shm/regions.h"
-#include "src/core/stream_copy.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
+#include "src/transport/host/stream_copy.h"
 
 namespace kvxfer::shm {
 namespace {

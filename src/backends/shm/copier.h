@@ -16,7 +16,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/shm/attach_crew.h"
 #include "src/backends/shm/process.h"
-#include "src/core/event_queue.h"
+#include "src/transport/event_queue.h"
 
 namespace kvxfer::shm {
 

@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "src/backends/shm/regions.h"
-#include "src/core/log.h"
-#include "src/core/stream_copy.h"
-#include "src/core/strings.h"
-#include "src/core/text.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
+#include "src/transport/host/stream_copy.h"
 
 namespace kvxfer::shm {
 namespace {

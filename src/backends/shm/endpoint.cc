@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/strings.h"
-#include "src/core/text.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
 
 namespace kvxfer::shm {
 namespace {

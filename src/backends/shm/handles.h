@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "src/core/own_fd.h"
-#include "src/core/strings.h"
+#include "src/core/base/own_fd.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::shm {
 

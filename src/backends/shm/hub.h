@@ -13,7 +13,7 @@
 #include "src/backends/shm/attach_crew.h"
 #include "src/backends/shm/poller.h"
 #include "src/backends/shm/regions.h"
-#include "src/core/event_queue.h"
+#include "src/transport/event_queue.h"
 
 namespace kvxfer::shm {
 

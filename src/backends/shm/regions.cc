@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "src/core/shared_mapping.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
+#include "src/transport/host/shared_mapping.h"
 
 namespace kvxfer::shm {
 

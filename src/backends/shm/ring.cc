@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "src/core/message_order.h"
+#include "src/transport/host/message_order.h"
 
 namespace kvxfer::shm {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::shm {
 namespace {

@@ -18,12 +18,12 @@
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/link.h"
 #include "src/backends/tcp/local_addresses.h"
-#include "src/net/event_sink.h"
-#include "src/net/handouts.h"
-#include "src/net/linger.h"
-#include "src/net/listener.h"
-#include "src/net/reactor.h"
-#include "src/net/regions.h"
+#include "src/transport/event_sink.h"
+#include "src/transport/handouts.h"
+#include "src/transport/listener.h"
+#include "src/transport/regions.h"
+#include "src/transport/sockets/linger.h"
+#include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::tcp {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "src/backends/tcp/backend.h"
-#include "src/core/log.h"
+#include "src/core/base/log.h"
 
 namespace kvxfer::tcp {
 namespace {

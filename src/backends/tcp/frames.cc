@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "src/core/text.h"
-#include "src/net/bytes.h"
+#include "src/core/base/text.h"
+#include "src/transport/bytes.h"
 
 namespace kvxfer::tcp {
 namespace {

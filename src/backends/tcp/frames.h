@@ -1,4 +1,4 @@
-// The data frames of the tcp backend's streams, whose beginnings src/net/hello.h has;
+// The data frames of the tcp backend's streams, whose beginnings src/transport/hello.h has;
 // docs/wire-format-tcp.md has the tables. Little-endian, except immediates. Decoding never trusts a
 // length.
 //
@@ -15,8 +15,8 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/types.h"
-#include "src/net/hello.h"
-#include "src/net/regions.h"
+#include "src/transport/hello.h"
+#include "src/transport/regions.h"
 
 namespace kvxfer::tcp {
 

@@ -27,13 +27,13 @@
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/paths.h"
 #include "src/backends/tcp/rail.h"
-#include "src/core/clock.h"
-#include "src/core/fence_book.h"
-#include "src/net/address.h"
-#include "src/net/control_stream.h"
-#include "src/net/dialler.h"
-#include "src/net/event_sink.h"
-#include "src/net/reactor.h"
+#include "src/core/base/clock.h"
+#include "src/transport/control_stream.h"
+#include "src/transport/dialler.h"
+#include "src/transport/event_sink.h"
+#include "src/transport/fence_book.h"
+#include "src/transport/sockets/address.h"
+#include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::tcp {
 

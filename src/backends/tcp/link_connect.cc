@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
 #include "src/backends/tcp/link.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::tcp {
 namespace {

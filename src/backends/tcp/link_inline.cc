@@ -7,8 +7,8 @@
 
 #include "src/backends/tcp/backend.h"
 #include "src/backends/tcp/link.h"
-#include "src/core/strings.h"
-#include "src/core/wire_format.h"
+#include "src/core/base/strings.h"
+#include "src/core/protocol/wire_format.h"
 
 namespace kvxfer::tcp {
 namespace {

@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
 #include "src/backends/tcp/link.h"
-#include "src/core/strings.h"
-#include "src/core/text.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
 
 namespace kvxfer::tcp {
 namespace {

@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "src/core/strings.h"
-#include "src/core/sysfs_device.h"
-#include "src/core/topology_netdevs.h"
-#include "src/net/address.h"
+#include "src/core/base/strings.h"
+#include "src/transport/host/sysfs_device.h"
+#include "src/transport/host/topology_netdevs.h"
+#include "src/transport/sockets/address.h"
 
 namespace kvxfer::tcp {
 namespace {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "src/core/sysfs.h"
-#include "src/core/topology.h"
-#include "src/net/socket.h"
+#include "src/core/base/sysfs.h"
+#include "src/core/topology/topology.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::tcp {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "src/net/hello.h"
+#include "src/transport/hello.h"
 
 namespace kvxfer::tcp {
 namespace {

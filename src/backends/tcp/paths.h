@@ -18,8 +18,8 @@
 
 #include "absl/status/statusor.h"
 #include "src/backends/tcp/local_addresses.h"
-#include "src/core/rail_pairs.h"
-#include "src/net/address.h"
+#include "src/transport/rail_pairs.h"
+#include "src/transport/sockets/address.h"
 
 namespace kvxfer::tcp {
 

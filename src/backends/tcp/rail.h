@@ -23,10 +23,10 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/frames.h"
-#include "src/core/clock.h"
-#include "src/net/regions.h"
-#include "src/net/socket.h"
-#include "src/net/stream.h"
+#include "src/core/base/clock.h"
+#include "src/transport/regions.h"
+#include "src/transport/sockets/socket.h"
+#include "src/transport/sockets/stream.h"
 
 namespace kvxfer::tcp {
 

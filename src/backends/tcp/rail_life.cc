@@ -5,7 +5,7 @@
 
 #include "src/backends/tcp/link.h"
 #include "src/backends/tcp/rail.h"
-#include "src/net/dialler.h"
+#include "src/transport/dialler.h"
 
 namespace kvxfer::tcp {
 namespace {

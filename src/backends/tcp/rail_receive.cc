@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/link.h"
 #include "src/backends/tcp/rail.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::tcp {
 namespace {

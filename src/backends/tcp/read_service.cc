@@ -6,7 +6,7 @@
 
 #include "src/backends/tcp/link.h"
 #include "src/backends/tcp/rail.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::tcp {
 namespace {

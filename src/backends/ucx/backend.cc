@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/core/clock.h"
-#include "src/core/log.h"
-#include "src/core/strings.h"
+#include "src/core/base/clock.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::ucx {
 namespace {

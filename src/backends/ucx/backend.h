@@ -27,8 +27,8 @@
 #include "src/backends/ucx/path.h"
 #include "src/backends/ucx/poller.h"
 #include "src/backends/ucx/worker.h"
-#include "src/core/event_queue.h"
-#include "src/net/regions.h"
+#include "src/transport/event_queue.h"
+#include "src/transport/regions.h"
 
 namespace kvxfer::ucx {
 

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/ucx/backend.h"
-#include "src/core/log.h"
-#include "src/core/strings.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::ucx {
 namespace {

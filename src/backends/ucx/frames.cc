@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "src/net/bytes.h"
-#include "src/net/hello.h"
+#include "src/transport/bytes.h"
+#include "src/transport/hello.h"
 
 namespace kvxfer::ucx {
 namespace {

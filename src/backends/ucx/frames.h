@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "kvxfer/types.h"
-#include "src/net/regions.h"
+#include "src/transport/regions.h"
 
 namespace kvxfer::ucx {
 

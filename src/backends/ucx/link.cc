@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/ucx/backend.h"
 #include "src/backends/ucx/path.h"
-#include "src/core/random.h"
-#include "src/core/strings.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::ucx {
 namespace {

@@ -22,8 +22,8 @@
 #include "kvxfer/backend.h"
 #include "src/backends/ucx/frames.h"
 #include "src/backends/ucx/resequencer.h"
-#include "src/core/clock.h"
-#include "src/core/fence_book.h"
+#include "src/core/base/clock.h"
+#include "src/transport/fence_book.h"
 
 namespace kvxfer::ucx {
 

@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/ucx/backend.h"
 #include "src/backends/ucx/link.h"
-#include "src/core/strings.h"
-#include "src/core/text.h"
-#include "src/net/hello.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
+#include "src/transport/hello.h"
 
 namespace kvxfer::ucx {
 namespace {

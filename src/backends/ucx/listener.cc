@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/ucx/worker.h"
-#include "src/net/socket.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::ucx {
 namespace {

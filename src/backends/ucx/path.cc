@@ -9,11 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "src/backends/ucx/print.h"
-#include "src/core/host_identity.h"
-#include "src/core/message_order.h"
-#include "src/core/random.h"
-#include "src/core/strings.h"
-#include "src/net/socket.h"
+#include "src/core/base/host_identity.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
+#include "src/transport/host/message_order.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::ucx {
 

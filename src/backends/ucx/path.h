@@ -24,8 +24,8 @@
 #include "src/backends/ucx/outgoing.h"
 #include "src/backends/ucx/poller.h"
 #include "src/backends/ucx/worker.h"
-#include "src/core/clock.h"
-#include "src/core/own_fd.h"
+#include "src/core/base/clock.h"
+#include "src/core/base/own_fd.h"
 
 namespace kvxfer::ucx {
 

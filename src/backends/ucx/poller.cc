@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <tuple>
 
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::ucx {
 namespace {

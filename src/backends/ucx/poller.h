@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "kvxfer/types.h"
-#include "src/core/own_fd.h"
+#include "src/core/base/own_fd.h"
 
 namespace kvxfer::ucx {
 

@@ -9,11 +9,11 @@
 
 #include "src/backends/ucx/outgoing.h"
 #include "src/backends/ucx/print.h"
-#include "src/core/clock.h"
-#include "src/core/log.h"
-#include "src/core/message_order.h"
-#include "src/core/strings.h"
-#include "src/net/socket.h"
+#include "src/core/base/clock.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
+#include "src/transport/host/message_order.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::ucx {
 namespace {

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/verbs/backend.h"
 #include "src/backends/verbs/errors.h"
-#include "src/core/strings.h"
-#include "src/core/text.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
 
 namespace kvxfer::verbs {
 namespace {

@@ -26,8 +26,8 @@
 #include "src/backends/verbs/link.h"
 #include "src/backends/verbs/queue_pair.h"
 #include "src/backends/verbs/scratch.h"
-#include "src/core/fence_book.h"
-#include "src/net/hello.h"
+#include "src/transport/fence_book.h"
+#include "src/transport/hello.h"
 
 namespace kvxfer::verbs {
 

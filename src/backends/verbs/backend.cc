@@ -9,9 +9,9 @@
 #include "src/backends/verbs/dialled.h"
 #include "src/backends/verbs/errors.h"
 #include "src/backends/verbs/port_choice.h"
-#include "src/core/log.h"
-#include "src/core/memory_node.h"
-#include "src/core/strings.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
+#include "src/transport/host/memory_node.h"
 
 namespace kvxfer::verbs {
 namespace {

@@ -25,11 +25,11 @@
 #include "src/backends/verbs/request_pool.h"
 #include "src/backends/verbs/scratch.h"
 #include "src/backends/verbs/setup_queue.h"
-#include "src/core/sysfs.h"
-#include "src/core/topology.h"
+#include "src/core/base/sysfs.h"
+#include "src/core/topology/topology.h"
 #include "src/cuda/landed.h"
-#include "src/net/address.h"
-#include "src/net/link_hub.h"
+#include "src/transport/link_hub.h"
+#include "src/transport/sockets/address.h"
 
 namespace kvxfer::verbs {
 

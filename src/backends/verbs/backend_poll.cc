@@ -10,8 +10,8 @@
 #include "src/backends/verbs/backend.h"
 #include "src/backends/verbs/dialled.h"
 #include "src/backends/verbs/errors.h"
-#include "src/core/log.h"
-#include "src/core/strings.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::verbs {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <utility>
 
-#include "src/core/text.h"
-#include "src/net/bytes.h"
-#include "src/net/hello.h"
+#include "src/core/base/text.h"
+#include "src/transport/bytes.h"
+#include "src/transport/hello.h"
 
 namespace kvxfer::verbs {
 namespace {

@@ -80,8 +80,9 @@ using Blob = std::variant<Ports, Offer, Answer, Probe, Probed, RailLost, Quiet>;
 std::vector<std::byte> Encode(const Blob& blob);
 absl::StatusOr<Blob> Decode(std::span<const std::byte> bytes);
 
-// What metadata says of an agent: where its control connections come in (src/net/address.h), and
-// the ports it has, so that who has none in common knows without asking.
+// What metadata says of an agent: where its control connections come in
+// (src/transport/sockets/address.h), and the ports it has, so that who has none in common knows
+// without asking.
 struct Told {
   std::string_view control{};  // of what was decoded
   Ports ports{};

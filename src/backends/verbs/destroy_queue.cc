@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/core/log.h"
-#include "src/core/strings.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::verbs {
 namespace {

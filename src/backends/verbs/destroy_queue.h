@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "src/backends/verbs/queue_pair.h"
-#include "src/core/clock.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::verbs {
 

@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/verbs/errors.h"
-#include "src/core/log.h"
-#include "src/core/strings.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::verbs {
 namespace {

@@ -23,7 +23,7 @@
 #include "kvxfer/options.h"
 #include "src/backends/verbs/ibv.h"
 #include "src/backends/verbs/port.h"
-#include "src/net/reactor.h"
+#include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::verbs {
 

@@ -19,7 +19,7 @@
 #include "src/backends/verbs/rail.h"
 #include "src/backends/verbs/regions.h"
 #include "src/backends/verbs/scratch.h"
-#include "src/net/address.h"
+#include "src/transport/sockets/address.h"
 
 namespace kvxfer::verbs {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/backends/verbs/backend.h"
-#include "src/core/topology_sysfs.h"
+#include "src/transport/host/topology_sysfs.h"
 
 namespace kvxfer {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/backends/verbs/device.h"
-#include "src/core/sysfs.h"
+#include "src/core/base/sysfs.h"
 #include "src/cuda/gpu_direct.h"
 
 namespace kvxfer::verbs {

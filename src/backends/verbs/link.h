@@ -16,7 +16,7 @@
 #include "src/backends/verbs/destroy_queue.h"
 #include "src/backends/verbs/device.h"
 #include "src/backends/verbs/setup_queue.h"
-#include "src/net/control_link.h"
+#include "src/transport/control_link.h"
 
 namespace kvxfer::verbs {
 

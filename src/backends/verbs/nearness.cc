@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "src/core/rails.h"
+#include "src/core/topology/rails.h"
 
 namespace kvxfer::verbs {
 

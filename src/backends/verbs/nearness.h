@@ -14,7 +14,7 @@
 #include <string>
 
 #include "src/backends/verbs/device.h"
-#include "src/core/topology.h"
+#include "src/core/topology/topology.h"
 
 namespace kvxfer::verbs {
 

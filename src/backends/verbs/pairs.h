@@ -1,13 +1,13 @@
 // Which port of ours talks to which of the peer's. Pure.
 //
-// Whether ports may talk is what src/core/rails.h makes of their hints: their link layer is the
-// same, both have the same fabric name or one has none, and, on InfiniBand without names, their
-// subnet prefixes are equal. A pair is used only once a write over it has been verified. A port
-// that is down, or of no use as it is, has no GID: it may talk to any of its link layer, and comes
-// after those that have one.
+// Whether ports may talk is what src/core/topology/rails.h makes of their hints: their link layer
+// is the same, both have the same fabric name or one has none, and, on InfiniBand without names,
+// their subnet prefixes are equal. A pair is used only once a write over it has been verified. A
+// port that is down, or of no use as it is, has no GID: it may talk to any of its link layer, and
+// comes after those that have one.
 //
-// Pairs that likely talk come first, then those of one subnet; src/core/rail_pairs.h says how they
-// are chosen.
+// Pairs that likely talk come first, then those of one subnet; src/transport/rail_pairs.h says how
+// they are chosen.
 //
 // Thread-safety: plain values and functions without state.
 
@@ -22,7 +22,7 @@
 
 #include "absl/status/status.h"
 #include "src/backends/verbs/port.h"
-#include "src/core/rail_pairs.h"
+#include "src/transport/rail_pairs.h"
 
 namespace kvxfer::verbs {
 

@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/options.h"
 #include "src/backends/verbs/ibv.h"
-#include "src/core/rails.h"
-#include "src/core/topology.h"
+#include "src/core/topology/rails.h"
+#include "src/core/topology/topology.h"
 
 namespace kvxfer::verbs {
 

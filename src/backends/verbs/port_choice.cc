@@ -7,11 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "src/backends/verbs/port.h"
-#include "src/core/log.h"
-#include "src/core/port_selector.h"
-#include "src/core/rails.h"
-#include "src/core/strings.h"
-#include "src/core/topology_sysfs.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
+#include "src/core/topology/port_selector.h"
+#include "src/core/topology/rails.h"
+#include "src/transport/host/topology_sysfs.h"
 
 namespace kvxfer::verbs {
 namespace {

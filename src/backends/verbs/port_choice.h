@@ -1,5 +1,5 @@
-// Which ports of this host are used: patterns of the user's (src/core/port_selector.h) and what the
-// topology knows of them, made into plain names.
+// Which ports of this host are used: patterns of the user's (src/core/topology/port_selector.h) and
+// what the topology knows of them, made into plain names.
 //
 // Thread-safety: functions without state.
 
@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/options.h"
 #include "src/backends/verbs/ibv.h"
-#include "src/core/topology.h"
+#include "src/core/topology/topology.h"
 
 namespace kvxfer::verbs {
 

@@ -11,7 +11,7 @@
 #include "src/backends/verbs/backend.h"
 #include "src/backends/verbs/dialled.h"
 #include "src/backends/verbs/errors.h"
-#include "src/core/strings.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::verbs {
 namespace {

@@ -23,7 +23,7 @@
 #include "src/backends/verbs/pairs.h"
 #include "src/backends/verbs/queue_pair.h"
 #include "src/backends/verbs/send_queue.h"
-#include "src/core/clock.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::verbs {
 

@@ -9,9 +9,9 @@
 #include "src/backends/verbs/dialled.h"
 #include "src/backends/verbs/errors.h"
 #include "src/backends/verbs/rail.h"
-#include "src/core/rail_backoff.h"
-#include "src/core/random.h"
-#include "src/core/strings.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
+#include "src/transport/rail_backoff.h"
 
 namespace kvxfer::verbs {
 namespace {

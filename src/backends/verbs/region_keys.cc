@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/verbs/regions.h"
-#include "src/net/bytes.h"
+#include "src/transport/bytes.h"
 
 namespace kvxfer::verbs {
 namespace {
@@ -20,7 +20,7 @@ constexpr size_t kEntryBytes = 5;
 constexpr size_t kPiecesHeadBytes = kHeadBytes + 5;
 constexpr size_t kStretchBytes = 12;
 constexpr size_t kKeyBytes = 4;
-// What metadata take (src/core/metadata.cc).
+// What metadata take (src/core/protocol/metadata.cc).
 constexpr size_t kMaxKeyBytes = 64 * 1024;
 // The penalty stands above the number.
 constexpr unsigned kPenaltyShift = 6;

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "src/backends/verbs/backend.h"
-#include "src/core/random.h"
+#include "src/core/base/random.h"
 
 namespace kvxfer::verbs {
 

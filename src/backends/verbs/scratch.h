@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "src/backends/verbs/device.h"
 #include "src/backends/verbs/regions.h"
-#include "src/core/clock.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::verbs {
 

@@ -7,9 +7,9 @@
 #include <system_error>
 #include <utility>
 
-#include "src/core/clock.h"
-#include "src/core/log.h"
-#include "src/core/strings.h"
+#include "src/core/base/clock.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::verbs {
 namespace {

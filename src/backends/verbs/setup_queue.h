@@ -32,7 +32,7 @@
 #include "src/backends/verbs/blobs.h"
 #include "src/backends/verbs/destroy_queue.h"
 #include "src/backends/verbs/queue_pair.h"
-#include "src/net/reactor.h"
+#include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::verbs {
 

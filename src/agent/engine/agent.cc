@@ -1,0 +1,184 @@
+#include "kvxfer/agent.h"
+
+#include <utility>
+
+#include "src/agent/engine/agent_factory.h"
+#include "src/agent/engine/engine.h"
+
+namespace kvxfer {
+
+class Agent::Impl {
+ public:
+  explicit Impl(std::shared_ptr<Engine> impl_engine) : engine(std::move(impl_engine)) {}
+  std::shared_ptr<Engine> engine;
+};
+
+absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(const AgentOptions& options) {
+  return internal::AgentFactory::Create(options, MakeBackend);
+}
+
+absl::StatusOr<std::unique_ptr<Agent>> internal::AgentFactory::Create(const AgentOptions& options,
+                                                                      BackendMaker make) {
+  auto engine = Engine::Create(options, make);
+  if (!engine.ok()) return engine.status();
+  return std::unique_ptr<Agent>(new Agent(std::make_unique<Agent::Impl>(*std::move(engine))));
+}
+
+Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Agent::~Agent() {
+  if (impl_->engine->InForkedChild()) {
+    // Threads, sockets and wake-ups are the parent's: touch none of them.
+    (void)impl_.release();
+    return;
+  }
+  impl_->engine->Close();
+}
+
+const std::string& Agent::name() const { return impl_->engine->options().name; }
+Incarnation Agent::incarnation() const { return impl_->engine->incarnation(); }
+std::string Agent::listen_address() const { return impl_->engine->listen_address(); }
+
+absl::StatusOr<RegionId> Agent::RegisterMemory(const MemorySpan& span, Access access) {
+  auto made = impl_->engine->RegisterMemory(std::span(&span, 1), access);
+  if (!made.ok()) return made.status();
+  return made->front();
+}
+absl::StatusOr<std::vector<RegionId>> Agent::RegisterMemory(std::span<const MemorySpan> spans,
+                                                            Access access) {
+  return impl_->engine->RegisterMemory(spans, access);
+}
+absl::Status Agent::DeregisterMemory(RegionId region, Duration timeout) {
+  return impl_->engine->DeregisterMemory(std::span(&region, 1), timeout, nullptr);
+}
+absl::Status Agent::DeregisterMemory(std::span<const RegionId> regions, Duration timeout,
+                                     std::vector<RegionId>* in_use) {
+  return impl_->engine->DeregisterMemory(regions, timeout, in_use);
+}
+
+absl::StatusOr<std::string> Agent::Metadata() const { return impl_->engine->Metadata(); }
+absl::StatusOr<std::string> Agent::AddPeer(std::string_view metadata) {
+  return impl_->engine->AddPeer(metadata);
+}
+absl::Status Agent::RemovePeer(std::string_view peer) { return impl_->engine->RemovePeer(peer); }
+absl::StatusOr<Explanation> Agent::Explain(std::string_view peer) const {
+  return impl_->engine->Explain(peer);
+}
+
+std::optional<PeerEvent> Agent::PollPeerEvent() {
+  if (impl_->engine->InForkedChild()) return std::nullopt;
+  return impl_->engine->presence().Pop();
+}
+void Agent::OnPeerEvent(std::function<void(const PeerEvent&)> callback) {
+  if (impl_->engine->InForkedChild()) return;
+  impl_->engine->presence().SetCallback(std::move(callback));
+}
+
+namespace {
+absl::StatusOr<Transfer> ToHandle(absl::StatusOr<TransferPtr> record) {
+  if (!record.ok()) return record.status();
+  return internal::TransferRecord::Handle(*std::move(record));
+}
+}  // namespace
+
+absl::StatusOr<Transfer> Agent::Write(std::string_view peer, const PagedBlocks& blocks,
+                                      const TransferOptions& options) {
+  return ToHandle(impl_->engine->Start(TransferKind::kWrite, peer, blocks, options));
+}
+absl::StatusOr<Transfer> Agent::Write(std::string_view peer, const DescriptorBlocks& blocks,
+                                      const TransferOptions& options) {
+  return ToHandle(impl_->engine->Start(TransferKind::kWrite, peer, blocks, options));
+}
+absl::StatusOr<Transfer> Agent::Read(std::string_view peer, const PagedBlocks& blocks,
+                                     const TransferOptions& options) {
+  return ToHandle(impl_->engine->Start(TransferKind::kRead, peer, blocks, options));
+}
+absl::StatusOr<Transfer> Agent::Read(std::string_view peer, const DescriptorBlocks& blocks,
+                                     const TransferOptions& options) {
+  return ToHandle(impl_->engine->Start(TransferKind::kRead, peer, blocks, options));
+}
+absl::StatusOr<Transfer> Agent::Notify(std::string_view peer, std::string payload,
+                                       const TransferOptions& options) {
+  TransferOptions with_payload = options;
+  with_payload.notification = std::move(payload);
+  return ToHandle(impl_->engine->Start(TransferKind::kNotify, peer, {}, std::move(with_payload)));
+}
+
+absl::Status Agent::RegisterKvCache(std::string_view name, const KvLayout& layout,
+                                    std::span<const uint64_t> tensors) {
+  return impl_->engine->RegisterKvCache(name, layout, tensors);
+}
+absl::Status Agent::DeregisterKvCache(std::string_view name) {
+  return impl_->engine->DeregisterKvCache(name);
+}
+absl::StatusOr<Transfer> Agent::WriteBlocks(std::span<const std::string> group,
+                                            const KvBlocks& blocks, const KvOptions& options) {
+  return ToHandle(impl_->engine->StartBlocks(TransferKind::kWrite, group, blocks, options));
+}
+absl::StatusOr<Transfer> Agent::ReadBlocks(std::span<const std::string> group,
+                                           const KvBlocks& blocks, const KvOptions& options) {
+  return ToHandle(impl_->engine->StartBlocks(TransferKind::kRead, group, blocks, options));
+}
+absl::Status Agent::WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
+                               Duration timeout) {
+  return impl_->engine->WaitLayers(cache, request, layers, timeout);
+}
+absl::Status Agent::DropRequest(std::string_view cache, std::string_view request) {
+  return impl_->engine->DropRequest(cache, request);
+}
+
+absl::Status Agent::LeaseBlocks(std::string_view cache, std::string_view lease,
+                                std::span<const uint32_t> ids, Duration hold,
+                                std::string_view contents) {
+  return impl_->engine->LeaseBlocks(cache, lease, ids, hold, contents);
+}
+absl::Status Agent::RenewLease(std::string_view lease, Duration hold) {
+  return impl_->engine->RenewLease(lease, hold);
+}
+absl::Status Agent::ReleaseLease(std::string_view lease) {
+  return impl_->engine->ReleaseLease(lease);
+}
+std::optional<KvEvent> Agent::PollKvEvent() {
+  if (impl_->engine->InForkedChild()) return std::nullopt;
+  return impl_->engine->PollKvEvent();
+}
+absl::StatusOr<KvCounts> Agent::CountKv() const { return impl_->engine->CountKv(); }
+
+std::optional<Notification> Agent::PollNotification() {
+  Notifier& notifier = impl_->engine->notifier();
+  if (impl_->engine->InForkedChild()) return std::nullopt;
+  if (notifier.empty()) impl_->engine->Progress();
+  return notifier.Pop();
+}
+
+absl::StatusOr<Notification> Agent::WaitNotification(Duration timeout) {
+  Notifier& notifier = impl_->engine->notifier();
+  const Time deadline = After(timeout);
+  for (;;) {
+    auto waited = impl_->engine->WaitFor(
+        &notifier, [&] { return !notifier.empty(); }, deadline, /*answers=*/true);
+    if (!waited.ok()) return waited.status();
+    // Another thread may have taken it.
+    if (auto notification = notifier.Pop()) return *std::move(notification);
+    if (Now() >= deadline) {
+      return absl::DeadlineExceededError("no notification within the time-out");
+    }
+  }
+}
+
+int Agent::notification_fd() const {
+  return impl_->engine->InForkedChild() ? -1 : impl_->engine->notifier().fd();
+}
+void Agent::OnNotification(std::function<void(Notification)> callback) {
+  if (impl_->engine->InForkedChild()) return;
+  impl_->engine->notifier().SetCallback(std::move(callback));
+}
+
+absl::StatusOr<QuiesceResult> Agent::Quiesce(const QuiesceScope& scope, Duration timeout) {
+  return impl_->engine->Quiesce(scope, timeout);
+}
+absl::StatusOr<bool> Agent::IsQuiet(uint64_t token) { return impl_->engine->IsQuiet(token); }
+
+absl::Status Agent::Drain(Duration timeout) { return impl_->engine->Drain(timeout); }
+
+}  // namespace kvxfer

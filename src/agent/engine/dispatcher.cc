@@ -1,0 +1,66 @@
+#include "src/agent/engine/dispatcher.h"
+
+#include <utility>
+
+namespace kvxfer {
+namespace {
+thread_local bool in_callback = false;
+}
+
+bool Dispatcher::InCallback() { return in_callback; }
+
+void Dispatcher::Run(Callback callback) {
+  std::lock_guard lock(state_->mu);
+  if (state_->ended) return;
+  if (!thread_.joinable() && !state_->stopping) {
+    thread_ = std::thread([state = state_] { Loop(state); });
+  }
+  state_->queue.push_back(std::move(callback));
+  state_->cv.notify_one();
+}
+
+void Dispatcher::Stop() {
+  std::unique_lock lock(state_->mu);
+  state_->stopping = true;
+  std::thread thread = std::move(thread_);
+  if (!thread.joinable()) {
+    state_->ended = true;
+    return;
+  }
+  if (thread.get_id() == std::this_thread::get_id()) {
+    RunQueued(*state_, lock);
+    state_->ended = true;
+    thread.detach();
+    return;
+  }
+  state_->cv.notify_one();
+  lock.unlock();
+  thread.join();
+}
+
+void Dispatcher::Loop(const std::shared_ptr<State>& state) {
+  std::unique_lock lock(state->mu);
+  while (!state->ended) {
+    RunQueued(*state, lock);
+    if (state->stopping) {
+      state->ended = true;
+    } else {
+      state->cv.wait(lock, [&] { return state->stopping || !state->queue.empty(); });
+    }
+  }
+}
+
+void Dispatcher::RunQueued(State& state, std::unique_lock<std::mutex>& lock) {
+  while (!state.queue.empty()) {
+    Callback callback = std::move(state.queue.front());
+    state.queue.pop_front();
+    lock.unlock();
+    const bool outer = std::exchange(in_callback, true);
+    callback();
+    callback = nullptr;
+    in_callback = outer;
+    lock.lock();
+  }
+}
+
+}  // namespace kvxfer

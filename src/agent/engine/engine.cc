@@ -1,0 +1,416 @@
+// Life of the engine, its rounds, and waiting.
+#include "src/agent/engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/agent/engine/backend_list.h"
+#include "src/core/base/host_identity.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// Closing waits so long for peers to let go of this agent's memory.
+constexpr Duration kCloseWithin = std::chrono::seconds(2);
+
+// An application that answers a notification does so within this, and its answer goes before the
+// acknowledgement of what it answers, or takes that along: one wake-up less for the peer. Where it
+// does not, so many times in a row, the next kEagerAcks are acknowledged at once, for what was kept
+// back left with the background thread's help only. Once alone is a thread that was interrupted.
+constexpr Duration kAnswersWithin = std::chrono::microseconds(50);
+constexpr uint32_t kLateAcks = 2;
+constexpr uint32_t kEagerAcks = 64;
+
+// How often copies of a GPU are looked at, which tell of their end in no other way.
+constexpr Duration kCopyPoll = std::chrono::microseconds(20);
+
+absl::Status CheckAgentOptions(const AgentOptions& options) {
+  if (absl::Status named = CheckName("agent", options.name); !named.ok()) return named;
+  if (options.tcp_streams < 1 || options.tcp_streams > 16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tcp_streams must be 1 to 16, is ", options.tcp_streams));
+  }
+  if (options.shm_copy_threads > 8) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shm_copy_threads must be 0 to 8, is ", options.shm_copy_threads));
+  }
+  if (options.loopback_rails < 1 || options.loopback_rails > 16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("loopback_rails must be 1 to 16, is ", options.loopback_rails));
+  }
+  if (options.heartbeat <= Duration::zero() || options.connect_timeout <= Duration::zero() ||
+      options.suspect_after <= options.heartbeat || options.cancel_grace < Duration::zero() ||
+      options.kv_request_timeout <= Duration::zero()) {
+    return absl::InvalidArgumentError(
+        "heartbeat, connect_timeout and kv_request_timeout must be positive, suspect_after longer "
+        "than heartbeat, cancel_grace not negative");
+  }
+  for (const Duration duration :
+       {options.heartbeat, options.suspect_after, options.connect_timeout, options.cancel_grace,
+        options.kv_request_timeout, options.spin, options.faults.max_delay,
+        options.faults.slow_rail_delay, options.faults.rail_down_for}) {
+    if (duration <= kLongest) continue;
+    return absl::InvalidArgumentError(
+        "heartbeat, suspect_after, connect_timeout, cancel_grace, kv_request_timeout, spin and the "
+        "delays of faults "
+        "may be at most a year");
+  }
+  if (options.staging_bytes > AgentOptions::kMaxStagingBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("staging_bytes must be at most 64 GiB, is ", options.staging_bytes));
+  }
+  if (options.max_notifications == 0 || options.max_notification_bytes < kMaxNotificationBytes ||
+      options.max_active_transfers == 0 || options.max_active_transfers > kMaxSessionTransfers) {
+    return absl::InvalidArgumentError(
+        "max_notifications must be positive, max_active_transfers 1 to 16384, "
+        "max_notification_bytes at least 64 KiB");
+  }
+  return ChooseBackends(options.backends, DefaultBackends()).status();
+}
+
+// What a backend answers where it cannot work, as opposed to one that was set up wrongly.
+bool NotUsableHere(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsPermissionDenied(status) ||
+         absl::IsUnimplemented(status);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Engine>> Engine::Create(const AgentOptions& options,
+                                                       internal::BackendMaker make) {
+  if (auto status = CheckAgentOptions(options); !status.ok()) return status;
+  auto engine = std::make_shared<Engine>(options, make);
+  if (auto status = engine->Init(); !status.ok()) return status;
+  return engine;
+}
+
+Engine::~Engine() { Close(); }
+
+absl::Status Engine::Init() {
+  runtime_.incarnation = Incarnation::Random();
+  runtime_.host = ReadHostIdentity();
+  if (auto status = runtime_.notifier.Open(); !status.ok()) return status;
+  if (auto status = MakeBackends(); !status.ok()) return status;
+  std::vector<int> fds;
+  for (const auto& backend : runtime_.backends) {
+    fds.push_back(backend->wait_fd());
+    // That of tcp, where there is one: it is what `listen` says. Else of who goes by TCP too.
+    std::string at = backend->ListenAddress();
+    if (listen_address_.empty() || backend->name().ends_with("tcp"))
+      listen_address_ = std::move(at);
+  }
+  runtime_.notifier.set_on_drained([this](uint64_t bytes) { OnDrained(bytes); });
+  return runtime_.loop.Start(this, fds);
+}
+
+absl::Status Engine::MakeBackends() {
+  const AgentOptions& options = runtime_.options;
+  BackendContext context{options, runtime_.incarnation, runtime_.host};
+  if (options.serve_metadata) context.metadata = [this] { return ServedMetadata(); };
+  auto list = ChooseBackends(options.backends, DefaultBackends());
+  if (!list.ok()) return list.status();
+  for (const std::string& name : list->names) {
+    auto backend = make_backend_(name, context);
+    if (backend.ok()) {
+      runtime_.backends.push_back(*std::move(backend));
+      continue;
+    }
+    const absl::Status& why = backend.status();
+    // By default an agent takes what there is. What was asked for by name is not left out.
+    if (list->strict || !NotUsableHere(why)) {
+      return Annotate(why, absl::StrCat("backend ", name));
+    }
+    unusable_.push_back({.backend = name, .why = std::string(why.message())});
+    // That a host has no such hardware is no news.
+    Log(absl::IsUnimplemented(why) ? LogLevel::kDebug : LogLevel::kWarning,
+        "agent {} goes without a backend: {}", options.name, unusable_.back().why);
+  }
+  inbound_.OpenRooms();
+  if (auto status = CheckServesMetadata(); !status.ok()) return status;
+  return CheckSomeBackend();
+}
+
+absl::Status Engine::CheckServesMetadata() const {
+  const bool able = std::ranges::any_of(runtime_.backends,
+                                        [](const auto& b) { return b->name().ends_with("tcp"); });
+  if (able || !runtime_.options.serve_metadata) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "`serve_metadata` (KVXFER_SERVE_METADATA) is set, but the agent has no backend tcp, whose "
+      "port hands metadata out; add \"tcp\" to `backends` (KVXFER_BACKENDS)");
+}
+
+// What is left must be of use: something, and something of what is required.
+absl::Status Engine::CheckSomeBackend() const {
+  const auto& required = runtime_.options.require_backends;
+  const auto wanted = [&required](std::string_view name) {
+    return required.empty() || std::ranges::find(required, name) != required.end();
+  };
+  std::string all;
+  for (const PathExplanation& path : unusable_) {
+    if (!wanted(path.backend)) continue;
+    absl::StrAppend(&all, all.empty() ? "" : "; ", path.why);
+  }
+  const bool some = std::ranges::any_of(
+      runtime_.backends, [&](const auto& backend) { return wanted(backend->name()); });
+  if (some || all.empty()) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("no ", required.empty() ? "" : "required ", "backend is usable here: ", all));
+}
+
+void Engine::Close() {
+  if (fork_guard_.InChild()) return;
+  if (runtime_.loop.running()) {
+    runtime_.loop.Call([this] { CloseAll(); });
+    const Time until = Now() + kCloseWithin;
+    // Rounds go on until every connection is down: then no byte of a peer can land here any more.
+    std::atomic<bool> down{false};
+    while (!down && Now() < until) {
+      runtime_.loop.DriveUntil(
+          &down, [&] { return down.load(); },
+          std::min(until, Now() + std::chrono::milliseconds(1)));
+      runtime_.loop.Call([&] {
+        down = inbound_.Finished() &&
+               std::ranges::all_of(leaving_, [](const auto& peer) { return peer->Finished(); });
+      });
+    }
+    if (!down) {
+      Log(LogLevel::kWarning,
+          "agent {}: some connections did not close in time; peers may still write to memory "
+          "that was registered",
+          runtime_.options.name);
+    }
+    runtime_.loop.Stop();
+  }
+  // What a GPU copies by then touches memory of the application.
+  runtime_.staging.Close();
+  runtime_.dispatcher.Stop();
+  runtime_.finished.clear();
+}
+
+void Engine::CloseAll() {
+  closed_ = true;
+  Round(~uint64_t{0}, Now(), Stays);
+  const absl::Status why = absl::CancelledError(kAgentClosed);
+  for (auto& [name, peer] : peers_) {
+    peer->Close(TransferState::kCancelled, why,
+                std::min<Duration>(runtime_.options.cancel_grace, kCloseWithin / 2));
+    peer->Pump(Now());
+    leaving_.push_back(std::move(peer));
+  }
+  peers_.clear();
+  inbound_.Pump();
+  inbound_.Close(why);
+}
+
+bool Engine::Round(uint64_t readable, Time now, Leaving leaving) {
+  const bool busy = PollAll(readable, now, leaving);
+  FinishRound(now, leaving);
+  return busy;
+}
+
+bool Engine::Glance(Time now, Leaving leaving) {
+  // The messages of events that are left are valid until then.
+  if (undone_.empty()) {
+    for (const auto& backend : runtime_.backends) backend->Peek();
+  }
+  if (!PollAll(0, now, leaving)) return false;
+  FinishRound(now, leaving);
+  return true;
+}
+
+bool Engine::MayHoldAcks() {
+  if (acks_eager_ == 0) return true;
+  --acks_eager_;
+  return false;
+}
+
+bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
+  bool busy = !undone_.empty();
+  runtime_.now = now;
+  busy |= runtime_.staging.Poll();
+  DispatchAll(Stays);
+  runtime_.copied = 0;
+  // Whoever leaves early leaves it to the next round to begin with the backends that were left out.
+  const size_t count = runtime_.backends.size();
+  for (size_t i = 0; i < count; ++i) {
+    const size_t at = std::exchange(next_backend_, (next_backend_ + 1) % count);
+    busy |= Poll(at, events_.size(), (readable >> at & 1) != 0);
+    if (!DispatchAll(leaving)) return true;
+  }
+  return busy;
+}
+
+// Takes up to `most` events of one backend; whether there are any.
+bool Engine::Poll(size_t backend, size_t most, bool readable) {
+  const auto room = std::span(events_).first(most);
+  undone_ = room.first(runtime_.backends[backend]->Poll(room, readable));
+  undone_from_ = backend;
+  return !undone_.empty();
+}
+
+// False: whoever drives is leaving, and what is left comes first in the next round.
+bool Engine::DispatchAll(Leaving leaving) {
+  while (!undone_.empty()) {
+    Event event = std::exchange(undone_.front(), Event());
+    undone_ = undone_.subspan(1);
+    Dispatch(event);
+    if (!undone_.empty() && leaving()) return false;
+  }
+  return true;
+}
+
+// So that what follows a write that was copied while it was posted does not wait for a round.
+void Engine::TakeCopied() {
+  DispatchAll(Stays);
+  const size_t n = std::min(std::exchange(runtime_.copied, 0), events_.size());
+  for (size_t at = 0; at < runtime_.backends.size(); ++at) {
+    if (runtime_.backends[at]->capabilities().arrival != Arrival::kCopied) continue;
+    Poll(at, n, false);
+    DispatchAll(Stays);
+  }
+  runtime_.finished.clear();
+}
+
+void Engine::FinishRound(Time now, Leaving leaving) {
+  runtime_.finished.clear();
+  if (NextTimer() <= now) {
+    ForEachPeer([now](Peer& peer) { peer.OnTimer(now); });
+    inbound_.OnTimer(now);
+    runtime_.kv.Expire(now);
+    runtime_.leases.Expire(now);
+  }
+  SendAll(now, leaving() && MayHoldAcks());
+}
+
+void Engine::Dispatch(Event& event) {
+  if (event.kind == EventKind::kAccepted) {
+    if (closed_) event.accepted->Shutdown(absl::CancelledError(kAgentClosed));
+    inbound_.Accept(undone_from_, std::move(event.accepted));
+    return;
+  }
+  const auto user = runtime_.users.find(event.endpoint);
+  if (user != runtime_.users.end()) user->second->OnEvent(event);
+}
+
+absl::Status Engine::OnCarriedTo(const Incarnation& peer, uint64_t session,
+                                 std::span<const std::byte> message) {
+  Peer* owner = nullptr;
+  ForEachPeer([&](Peer& one) {
+    if (owner == nullptr && one.Knows(peer, session)) owner = &one;
+  });
+  return owner == nullptr ? absl::OkStatus() : owner->OnCarried(message);
+}
+
+void Engine::CarrierToLost(const Incarnation& peer) {
+  ForEachPeer([&](Peer& one) {
+    if (one.metadata().incarnation == peer) one.CarrierLost();
+  });
+}
+
+void Engine::Post() { SendAll(Now(), false); }
+
+void Engine::SendAll(Time now, bool hold_acks) {
+  runtime_.now = now;
+  PumpPeers(now);
+  if (runtime_.copied > 0) {
+    TakeCopied();
+    PumpPeers(now);
+  }
+  std::erase_if(leaving_, [this](const auto& peer) {
+    if (closed_ || !peer->Finished()) return false;
+    Peer* heir = FindPeer(peer->metadata().name);
+    if (heir != nullptr && heir->metadata().incarnation == peer->metadata().incarnation) {
+      heir->Inherit(*peer);
+    }
+    return true;
+  });
+  // Before what it asks goes out.
+  deregistrations_.Advance();
+  if (hold_acks && (acks_held_ == Time{} || now - acks_held_ <= kAnswersWithin)) {
+    if (acks_held_ == Time{}) acks_held_ = now;
+  } else {
+    if (acks_held_ != Time{}) {
+      acks_late_ = now - acks_held_ > kAnswersWithin ? acks_late_ + 1 : 0;
+      if (acks_late_ == kLateAcks) acks_eager_ = kEagerAcks;
+      acks_late_ %= kLateAcks;
+    }
+    acks_held_ = Time{};
+    inbound_.Pump();
+  }
+}
+
+// Staging slots go to whoever comes first: another one each time.
+void Engine::PumpPeers(Time now) {
+  do {
+    runtime_.own_slot_wanted = runtime_.own_slot_freed = false;
+    if (runtime_.staging.open() && peers_.size() > 1) {
+      auto first = peers_.upper_bound(pumped_first_);
+      if (first == peers_.end()) first = peers_.begin();
+      pumped_first_ = first->first;
+      for (auto it = first; it != peers_.end(); ++it) it->second->Pump(now);
+      for (auto it = peers_.begin(); it != first; ++it) it->second->Pump(now);
+      for (auto& peer : leaving_) peer->Pump(now);
+    } else {
+      ForEachPeer([now](Peer& peer) { peer.Pump(now); });
+    }
+  } while (CancelBrokenGroups() || runtime_.own_slot_freed);
+}
+
+void Engine::ForEachPeer(absl::FunctionRef<void(Peer&)> act) {
+  for (auto& [name, peer] : peers_) act(*peer);
+  for (auto& peer : leaving_) act(*peer);
+}
+
+bool Engine::Arm() {
+  bool armed = undone_.empty() && !deregistrations_.due();
+  for (const auto& backend : runtime_.backends) armed &= backend->Arm();
+  return armed;
+}
+
+Time Engine::NextTimer() {
+  Time next =
+      std::min({inbound_.NextTimer(), runtime_.kv.NextExpiry(), runtime_.leases.NextExpiry()});
+  ForEachPeer([&next](Peer& peer) { next = std::min(next, peer.NextTimer()); });
+  if (runtime_.staging.busy()) next = std::min<Time>(next, Now() + kCopyPoll);
+  return next;
+}
+
+// Credit goes back in a round of the engine: makes one where so much has been drained that the
+// initiator may be waiting for it.
+void Engine::OnDrained(uint64_t bytes) {
+  const AgentOptions& options = runtime_.options;
+  const uint64_t step = std::clamp<uint64_t>(options.max_notifications / 4, 1, 256);
+  const uint64_t byte_step = std::max<uint64_t>(CreditByteStep(options.max_notification_bytes), 1);
+  const uint64_t count = drained_.fetch_add(1, std::memory_order_relaxed) + 1;
+  const uint64_t before = drained_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  const bool bytes_due = before / byte_step != (before + bytes) / byte_step;
+  if (count % step == 0 || bytes_due) runtime_.loop.Submit([] {});
+}
+
+absl::Status Engine::ClosedError() { return absl::FailedPreconditionError("the agent is closed"); }
+
+absl::Status Engine::RefuseInCallback(std::string_view what) {
+  if (!Dispatcher::InCallback()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      ToAbsl(what), " inside a callback is refused: it would stop every other callback"));
+}
+
+absl::Status Engine::Call(absl::FunctionRef<void()> command) {
+  if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (runtime_.loop.Call(command)) return absl::OkStatus();
+  return ClosedError();
+}
+
+absl::StatusOr<bool> Engine::WaitFor(const void* key, absl::FunctionRef<bool()> done, Time deadline,
+                                     bool answers) {
+  if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (auto status = RefuseInCallback("waiting"); !status.ok()) return status;
+  if (done()) return true;
+  if (runtime_.loop.DriveUntil(key, done, deadline, answers)) return true;
+  if (runtime_.loop.stopped()) return absl::CancelledError(kAgentClosed);
+  return false;
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,219 @@
+// The agent behind its interface: plans on the caller's thread, runs everything else under the one
+// ownership of the progress loop. Agent forwards to it; Transfer handles find it by weak pointer.
+//
+// Thread-safety: the public methods from any thread, but for those of Driven.
+
+#ifndef KVXFER_AGENT_ENGINE_ENGINE_H_
+#define KVXFER_AGENT_ENGINE_ENGINE_H_
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/agent.h"
+#include "src/agent/engine/agent_factory.h"
+#include "src/agent/engine/deregistrations.h"
+#include "src/agent/engine/fork_guard.h"
+#include "src/agent/engine/runtime.h"
+#include "src/agent/session/inbound.h"
+#include "src/agent/session/peer.h"
+#include "src/core/kv/kv_group.h"
+
+namespace kvxfer {
+
+// The longest that an option may ask for; sums of it and the clock do not overflow.
+inline constexpr Duration kLongest = std::chrono::hours(24 * 365);
+
+class Engine : public Driven, public OtherWay, public std::enable_shared_from_this<Engine> {
+ public:
+  using Blocks = std::variant<std::monostate, PagedBlocks, DescriptorBlocks>;
+
+  static absl::StatusOr<std::shared_ptr<Engine>> Create(const AgentOptions& options,
+                                                        internal::BackendMaker make);
+  Engine(const AgentOptions& options, internal::BackendMaker make)
+      : runtime_(options), inbound_(&runtime_), make_backend_(make) {
+    runtime_.other_way = this;
+  }
+  ~Engine() override;
+
+  // Ends everything; no other call may be in progress or follow. In a forked child: does nothing.
+  void Close();
+
+  const AgentOptions& options() const { return runtime_.options; }
+  Incarnation incarnation() const { return runtime_.incarnation; }
+  const std::string& listen_address() const { return listen_address_; }
+  bool InForkedChild() const { return fork_guard_.InChild(); }
+  absl::Status CheckNotForked() const { return fork_guard_.Check(); }
+
+  absl::StatusOr<std::vector<RegionId>> RegisterMemory(std::span<const MemorySpan> spans,
+                                                       Access access);
+  absl::Status DeregisterMemory(std::span<const RegionId> regions, Duration timeout,
+                                std::vector<RegionId>* in_use);
+
+  absl::StatusOr<std::string> Metadata();
+  absl::StatusOr<std::string> AddPeer(std::string_view metadata_bytes);
+  absl::Status RemovePeer(std::string_view peer);
+  absl::StatusOr<Explanation> Explain(std::string_view peer);
+  Presence& presence() { return runtime_.presence; }
+
+  absl::StatusOr<TransferPtr> Start(TransferKind kind, std::string_view peer, const Blocks& blocks,
+                                    TransferOptions options);
+  // Between KV caches, with every rank of `group` that has a part in it.
+  absl::StatusOr<TransferPtr> StartBlocks(TransferKind kind, std::span<const std::string> group,
+                                          const KvBlocks& blocks, const KvOptions& options);
+  void Cancel(const TransferPtr& record);
+  // FailedPrecondition inside a callback, where `what` must not wait.
+  static absl::Status RefuseInCallback(std::string_view what);
+  // False: `done` did not become true by `deadline`, or the agent was closed. Refused inside a
+  // callback, done or not. `answers`: of ProgressLoop::DriveUntil.
+  absl::StatusOr<bool> WaitFor(const void* key, absl::FunctionRef<bool()> done, Time deadline,
+                               bool answers = false);
+
+  // See Agent.
+  absl::Status RegisterKvCache(std::string_view name, const KvLayout& layout,
+                               std::span<const uint64_t> tensors);
+  absl::Status DeregisterKvCache(std::string_view name);
+  absl::Status WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
+                          Duration timeout);
+  absl::Status DropRequest(std::string_view cache, std::string_view request);
+  absl::Status LeaseBlocks(std::string_view cache, std::string_view lease,
+                           std::span<const uint32_t> ids, Duration hold, std::string_view contents);
+  absl::Status RenewLease(std::string_view lease, Duration hold);
+  absl::Status ReleaseLease(std::string_view lease);
+  std::optional<KvEvent> PollKvEvent();
+  absl::StatusOr<KvCounts> CountKv();
+
+  Notifier& notifier() { return runtime_.notifier; }
+  Dispatcher& dispatcher() { return runtime_.dispatcher; }
+  void Progress() { runtime_.loop.Progress(); }
+  absl::StatusOr<QuiesceResult> Quiesce(const QuiesceScope& scope, Duration timeout);
+  absl::StatusOr<bool> IsQuiet(uint64_t token);
+  absl::Status Drain(Duration timeout);
+
+  // Driven.
+  bool Round(uint64_t readable, Time now, Leaving leaving) override;
+  bool Glance(Time now, Leaving leaving) override;
+  void Post() override;
+  bool Arm() override;
+  Time NextTimer() override;
+
+  // OtherWay.
+  Rider RiderTo(const Incarnation& initiator) override { return inbound_.RiderTo(initiator); }
+  void CarrierFromLost(const Incarnation& peer) override { inbound_.CarrierLost(peer); }
+  void CarrierToLost(const Incarnation& peer) override;
+  absl::Status OnCarriedFrom(const Incarnation& peer, uint64_t session,
+                             std::span<const std::byte> message) override {
+    return inbound_.OnCarried(peer, session, message);
+  }
+  absl::Status OnCarriedTo(const Incarnation& peer, uint64_t session,
+                           std::span<const std::byte> message) override;
+
+ private:
+  absl::Status Init();
+  absl::Status MakeBackends();
+  absl::Status CheckServesMetadata() const;
+  absl::Status CheckSomeBackend() const;
+  absl::Status CheckOptions(const TransferOptions& options) const;
+  absl::StatusOr<TransferPtr> NewRecord(TransferKind kind,
+                                        const std::shared_ptr<const PeerView>& view,
+                                        TransferOptions options);
+  struct KvParties;
+  absl::StatusOr<KvParties> FindParties(std::span<const std::string> group,
+                                        std::string_view cache) const;
+  absl::StatusOr<TransferPtr> NewMember(TransferKind kind, const KvParties& parties,
+                                        const KvShare& share, const KvBlocks& blocks,
+                                        const KvOptions& options);
+  absl::StatusOr<TransferPtr> StartGroup(TransferKind kind, std::vector<TransferPtr> members,
+                                         const KvOptions& options);
+  void Enlist(const TransferPtr& record);
+  void CancelMembers(const internal::TransferRecord& whole, const absl::Status& why);
+  bool CancelBrokenGroups();
+  absl::StatusOr<std::shared_ptr<const PeerView>> FindView(std::string_view peer) const;
+  void PublishView(const Peer& peer);
+  // Runs `command` as the owner. FailedPrecondition: the agent was closed, or this process forked.
+  absl::Status Call(absl::FunctionRef<void()> command);
+  // The same, with what the command says: a Status or a StatusOr.
+  template <typename Said>
+  Said CallFor(absl::FunctionRef<Said()> command) {
+    Said said = absl::UnknownError("");
+    absl::Status called = Call([&] { said = command(); });
+    return called.ok() ? said : Said(std::move(called));
+  }
+  static absl::Status ClosedError();
+  absl::Status CheckNotDraining() const;
+  // What Drain waits for, for a person; empty: nothing.
+  absl::StatusOr<std::string> LeftToDrain();
+  // Both add to `made` what they registered, also where they fail.
+  absl::Status RegisterHost(std::span<const MemorySpan> spans, Access access,
+                            std::vector<RegionId>& made);
+  absl::Status RegisterCuda(const MemorySpan& span, Access access, std::vector<RegionId>& made);
+  void OnDrained(uint64_t bytes);
+  // By the owner.
+  AgentMetadata Describe() const;
+  std::shared_ptr<const std::string> ServedMetadata();
+  absl::Status Install(AgentMetadata metadata);
+  bool PollAll(uint64_t readable, Time now, Leaving leaving);
+  bool Poll(size_t backend, size_t most, bool readable);
+  bool DispatchAll(Leaving leaving);
+  void TakeCopied();
+  void PumpPeers(Time now);
+  // Those that are leaving, too. `act` must add and remove none.
+  void ForEachPeer(absl::FunctionRef<void(Peer&)> act);
+  void FinishRound(Time now, Leaving leaving);
+  bool MayHoldAcks();
+  void Dispatch(Event& event);
+  Peer* FindPeer(std::string_view name);
+  void CloseAll();
+  void SendAll(Time now, bool hold_acks);
+
+  Runtime runtime_;
+  InboundHub inbound_;
+  const internal::BackendMaker make_backend_;
+  ForkGuard fork_guard_;
+  std::string listen_address_;
+  std::vector<PathExplanation> unusable_;  // backends of the default list that are not usable here
+  std::atomic<bool> draining_{false};      // no new work, for good
+  std::atomic<uint64_t> last_transfer_{0};
+  std::atomic<uint64_t> drained_{0};        // notifications, by the application
+  std::atomic<uint64_t> drained_bytes_{0};  // of their payloads
+
+  // By the owner.
+  std::array<Event, 64> events_;  // of one Poll
+  std::span<Event> undone_;       // of events_, those not yet handled
+  size_t undone_from_ = 0;        // the backend that they are of
+  size_t next_backend_ = 0;       // which is polled first
+  std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
+  std::string pumped_first_{};
+  std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
+  Deregistrations deregistrations_{&runtime_, &inbound_};
+  std::optional<InboundHub::Question> drain_question_;
+  // What was handed out last: encoded once for all who ask until something of it changes. Shared
+  // with those who are being told.
+  struct Served {
+    uint64_t revision = 0;
+    std::vector<AgentMetadata::BackendAddress> backends{};
+    std::shared_ptr<const std::string> bytes{};
+  } served_;
+  bool closed_ = false;
+  std::atomic<bool> staging_registered_{false};  // set by the owner
+  Time acks_held_{};         // since when acknowledgements are kept back; zero: none are
+  uint32_t acks_late_ = 0;   // so many times in a row nothing followed in time
+  uint32_t acks_eager_ = 0;  // so many times they are not kept back, for that
+
+  mutable std::mutex views_mu_;
+  std::map<std::string, std::shared_ptr<const PeerView>, std::less<>> views_;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_ENGINE_ENGINE_H_

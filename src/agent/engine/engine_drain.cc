@@ -1,0 +1,92 @@
+// The end of a worker that owes nobody anything: no new work, and what was promised is kept.
+#include <algorithm>
+
+#include "src/agent/engine/engine.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// How often it is looked whether something is left.
+constexpr Duration kLookAgain = std::chrono::milliseconds(2);
+
+}  // namespace
+
+absl::Status Engine::CheckNotDraining() const {
+  if (!draining_.load()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("agent ", runtime_.options.name, " is being drained: it takes no new work"));
+}
+
+// Leases first, and by the owner: whatever was enlisted before draining began is counted by now.
+// A fetch under one is no transfer of this agent.
+absl::StatusOr<std::string> Engine::LeftToDrain() {
+  const auto counts = CountKv();
+  if (!counts.ok()) return counts.status();
+  const uint64_t held = counts->leases_granted - counts->leases_consumed - counts->leases_released -
+                        counts->leases_expired;
+  if (held > 0) return absl::StrCat(held, " KV leases that are not fetched");
+  uint64_t active = 0;
+  std::string peers;
+  std::lock_guard lock(views_mu_);
+  for (const auto& [name, view] : views_) {
+    const uint32_t queued = view->queued->load(std::memory_order_acquire);
+    if (queued == 0) continue;
+    active += queued;
+    absl::StrAppend(&peers, peers.empty() ? "" : ", ", name);
+  }
+  if (active == 0) return "";
+  return absl::StrCat(active, " transfers to ", peers);
+}
+
+absl::Status Engine::Drain(Duration timeout) {
+  if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (auto status = RefuseInCallback("Drain"); !status.ok()) return status;
+  const Time deadline = After(timeout);
+  // By the owner: what was accepted before is ahead of this in its queue, and is kept.
+  if (auto status = Call([this] { draining_.store(true); }); !status.ok()) return status;
+  const auto late = [this](std::string_view left) {
+    return absl::DeadlineExceededError(absl::StrCat("agent ", runtime_.options.name,
+                                                    " is not drained yet: ", ToAbsl(left),
+                                                    "; it takes no new work: call again, or "
+                                                    "destroy it"));
+  };
+  for (;;) {
+    const auto left = LeftToDrain();
+    if (!left.ok()) return left.status();
+    if (left->empty()) break;
+    if (Now() >= deadline) return late(*left);
+    auto waited = WaitFor(
+        &draining_, [] { return false; }, std::min(deadline, Now() + kLookAgain));
+    if (!waited.ok()) return waited.status();
+  }
+  // One question, however often it is called: what peers have begun by the first time.
+  const auto question =
+      CallFor<absl::StatusOr<InboundHub::Question>>([&]() -> absl::StatusOr<InboundHub::Question> {
+        if (!drain_question_.has_value()) {
+          auto started = inbound_.StartQuiesce({});
+          if (!started.ok()) return started.status();
+          drain_question_ = *std::move(started);
+        }
+        return *drain_question_;
+      });
+  if (!question.ok()) return question.status();
+  const auto quiet = [&] { return question->quiet->load(std::memory_order_acquire); };
+  auto waited = WaitFor(question->quiet.get(), quiet, deadline);
+  if (!waited.ok()) return waited.status();
+  bool over = false;
+  std::string pending;
+  absl::Status asked = Call([&] {
+    over = quiet();
+    if (over) {
+      (void)inbound_.IsQuiet(question->token);  // forgets it
+      drain_question_.reset();
+    } else {
+      pending = inbound_.Pending(question->token);
+    }
+  });
+  if (!asked.ok()) return asked;
+  return over ? absl::OkStatus() : late(absl::StrCat("writes of ", pending));
+}
+
+}  // namespace kvxfer

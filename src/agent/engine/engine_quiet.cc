@@ -1,0 +1,174 @@
+// Registered memory, and when it is quiet: registration, deregistration, Quiesce.
+#include <algorithm>
+#include <utility>
+
+#include "src/agent/engine/engine.h"
+#include "src/core/base/strings.h"
+#include "src/cuda/memory.h"
+
+namespace kvxfer {
+namespace {
+
+// In one turn of the driver, so that transfers go on in between.
+constexpr size_t kAtOnce = Deregistrations::kAtOnce;
+
+bool IsHost(const MemorySpan& span) { return span.kind != MemoryKind::kCuda; }
+
+// What can be seen to be wrong before anything is registered.
+absl::Status CheckSpans(std::span<const MemorySpan> spans) {
+  for (const MemorySpan& span : spans) {
+    absl::Status status = MemoryRegistry::CheckSpan(span);
+    if (status.ok() && IsHost(span)) status = cuda::CheckHostSpan(span);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// All or none: peers and transfers see the regions once all of them are there, so that until then
+// nobody has to be asked before they are taken back.
+absl::StatusOr<std::vector<RegionId>> Engine::RegisterMemory(std::span<const MemorySpan> spans,
+                                                             Access access) {
+  if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  if (runtime_.loop.stopped()) return ClosedError();
+  if (auto status = CheckNotDraining(); !status.ok()) return status;
+  if (auto status = CheckSpans(spans); !status.ok()) return status;
+  std::vector<RegionId> made;
+  absl::Status status;
+  while (status.ok() && made.size() < spans.size()) {
+    const auto left = spans.subspan(made.size());
+    const auto end = std::ranges::find_if_not(left.first(std::min(left.size(), kAtOnce)), IsHost);
+    const auto some = left.first(static_cast<size_t>(end - left.begin()));
+    status =
+        some.empty() ? RegisterCuda(left.front(), access, made) : RegisterHost(some, access, made);
+  }
+  for (size_t at = 0; at < made.size(); at += kAtOnce) {
+    const auto some = std::span(made).subspan(at, std::min(made.size() - at, kAtOnce));
+    const auto called = Call([&] {
+      if (status.ok()) {
+        runtime_.memory.Publish(some);
+        ++runtime_.revision;
+        return;
+      }
+      for (const RegionId region : some) {
+        runtime_.memory.Remove(region);
+        runtime_.staging.RemoveRegion(region);
+      }
+    });
+    if (!called.ok()) return called;
+  }
+  if (!status.ok()) return status;
+  return made;
+}
+
+absl::Status Engine::RegisterHost(std::span<const MemorySpan> spans, Access access,
+                                  std::vector<RegionId>& made) {
+  // What takes long is done here, for transfers go on meanwhile.
+  std::vector<MemoryRegistry::Ahead> ahead;
+  for (const MemorySpan& span : spans) {
+    ahead.push_back(MemoryRegistry::Prepare(span, access, runtime_.backends));
+  }
+  return CallFor<absl::Status>([&] {
+    for (size_t i = 0; i < spans.size(); ++i) {
+      auto region = runtime_.memory.Register(spans[i], access, runtime_.backends, ahead[i], {});
+      if (!region.ok()) return region.status();
+      made.push_back(*region);
+    }
+    return absl::OkStatus();
+  });
+}
+
+// The staging memory is registered before the first region that may need it: whoever knows that one
+// knows this one too.
+absl::Status Engine::RegisterCuda(const MemorySpan& span, Access access,
+                                  std::vector<RegionId>& made) {
+  auto device = cuda::Examine(span);
+  if (!device.ok()) return device.status();
+  const auto driver = cuda::Driver::Get();
+  if (!driver.ok()) return driver.status();
+  if (auto status = cuda::SetSyncMemops(**driver, *device); !status.ok()) return status;
+  MemoryRegistry::Staging staging{.possible = runtime_.staging.Open(span.device_id)};
+  const MemorySpan slots = runtime_.staging.span();
+  MemoryRegistry::Ahead slots_ahead;
+  if (staging.possible.ok() && !staging_registered_) {
+    slots_ahead = MemoryRegistry::Prepare(slots, Access::kReadWrite, runtime_.backends);
+  }
+  const auto ahead = MemoryRegistry::Prepare(span, access, runtime_.backends);
+  return CallFor<absl::Status>([&] {
+    if (staging.possible.ok() && !staging_registered_) {
+      const auto registered = runtime_.memory.Register(slots, Access::kReadWrite, runtime_.backends,
+                                                       slots_ahead, {.slots = true});
+      staging.possible = registered.status();
+      staging_registered_ = registered.ok();
+      if (registered.ok()) {
+        runtime_.memory.Publish(std::span(&*registered, 1));
+        ++runtime_.revision;
+      }
+    }
+    auto region = runtime_.memory.Register(span, access, runtime_.backends, ahead, staging);
+    if (!region.ok()) return region.status();
+    runtime_.staging.AddRegion(*region, *std::move(device));
+    made.push_back(*region);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Engine::DeregisterMemory(std::span<const RegionId> regions, Duration timeout,
+                                      std::vector<RegionId>* in_use) {
+  if (auto status = RefuseInCallback("DeregisterMemory"); !status.ok()) return status;
+  const Time deadline = After(timeout);
+  using Left = Deregistrations::Left;
+  auto begun = CallFor<absl::StatusOr<Left>>([&] { return deregistrations_.Begin(regions); });
+  if (!begun.ok()) return begun.status();
+  const Left left = *std::move(begun);
+  const auto done = [&] { return left->load(std::memory_order_acquire) == 0; };
+  auto waited = WaitFor(left.get(), done, deadline);
+  if (!waited.ok()) return waited.status();
+  if (*waited) return absl::OkStatus();
+  std::string pending;
+  std::vector<RegionId> stay;
+  // What is free and waits for its turn is forgotten first: it is not in use.
+  for (bool more = true; more;) {
+    const absl::Status status = Call([&] {
+      deregistrations_.Advance();
+      more = deregistrations_.due();
+      if (more) return;
+      stay = deregistrations_.Leave(regions);
+      if (!stay.empty()) pending = deregistrations_.Pending(stay[0]);
+    });
+    if (done()) return absl::OkStatus();
+    if (!status.ok()) return status;
+  }
+  const absl::Status status = absl::DeadlineExceededError(absl::StrCat(
+      "region ", static_cast<uint32_t>(stay[0]), " is still in use by ", pending,
+      stay.size() == 1 ? "" : absl::StrCat(" (and ", stay.size() - 1, " more of the call are)"),
+      "; it stays registered and its memory must not be freed: call again"));
+  if (in_use != nullptr) *in_use = std::move(stay);
+  return status;
+}
+
+absl::StatusOr<QuiesceResult> Engine::Quiesce(const QuiesceScope& scope, Duration timeout) {
+  if (auto status = RefuseInCallback("Quiesce"); !status.ok()) return status;
+  const Time deadline = After(timeout);
+  const auto question =
+      CallFor<absl::StatusOr<InboundHub::Question>>([&] { return inbound_.StartQuiesce(scope); });
+  if (!question.ok()) return question.status();
+  const auto quiet = [&] { return question->quiet->load(std::memory_order_acquire); };
+  auto waited = WaitFor(question->quiet.get(), quiet, deadline);
+  if (!waited.ok()) return waited.status();
+  QuiesceResult result{.quiet = quiet(), .token = question->token};
+  const absl::Status status = Call([&] {
+    result.quiet = inbound_.IsQuiet(question->token).value_or(false);
+    if (!result.quiet) result.pending = inbound_.Pending(question->token);
+  });
+  if (!status.ok()) return status;
+  if (result.quiet) result.token = 0;
+  return result;
+}
+
+absl::StatusOr<bool> Engine::IsQuiet(uint64_t token) {
+  return CallFor<absl::StatusOr<bool>>([&] { return inbound_.IsQuiet(token); });
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,273 @@
+#include "src/agent/engine/memory_registry.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "src/core/base/log.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer {
+namespace {
+
+std::string_view KindName(MemoryKind kind) { return kind == MemoryKind::kHost ? "host" : "CUDA"; }
+
+}  // namespace
+
+absl::Status MemoryRegistry::CheckSpan(const MemorySpan& span) {
+  const auto address = reinterpret_cast<uintptr_t>(span.data);
+  if (span.data == nullptr) return absl::InvalidArgumentError("memory to register is null");
+  if (span.bytes == 0) return absl::InvalidArgumentError("memory to register has zero bytes");
+  if (span.bytes > std::numeric_limits<uintptr_t>::max() - address) {
+    return absl::InvalidArgumentError(absl::StrCat("memory to register wraps the address space: ",
+                                                   span.bytes, " bytes at 0x", absl::Hex(address)));
+  }
+  return absl::OkStatus();
+}
+
+MemoryRegistry::Ahead MemoryRegistry::Prepare(const MemorySpan& span, Access access,
+                                              const Backends& backends) {
+  Ahead ahead;
+  for (const auto& backend : backends) {
+    ahead.push_back(nullptr);
+    if (backend->capabilities().Takes(span.kind)) ahead.back() = backend->Prepare(span, access);
+  }
+  return ahead;
+}
+
+// A KV cache is tens of regions, and what is true of one is true of the next.
+void MemoryRegistry::TellNotTaken(const Backend& backend, MemoryKind kind,
+                                  const absl::Status& why) {
+  if (kind == MemoryKind::kHost) {
+    Log(LogLevel::kWarning, "memory not registered: {}", ToStd(why.message()));
+    return;
+  }
+  const bool first = told_.emplace(backend.name(), why).second;
+  Log(first ? LogLevel::kWarning : LogLevel::kDebug,
+      "GPU memory is not given to {}, which is reached by way of host memory instead: {}",
+      backend.name(), ToStd(why.message()));
+}
+
+absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access access,
+                                                  const Backends& backends, const Ahead& ahead,
+                                                  const Staging& staging) {
+  if (entries_.size() >= kMaxRegions) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the agent has ", kMaxRegions,
+                     " regions already, which is the most; register larger ones (one region "
+                     "may hold any number of blocks), or deregister some"));
+  }
+  Entry entry;
+  entry.region = {
+      .id = RegionId{last_region_ + 1}, .rkey = NewRkey(), .span = span, .access = access};
+  entry.staged = std::make_unique<StagedMemory>(entry.region.id, span);
+  entry.slots = staging.slots;
+  absl::Status why = absl::InvalidArgumentError(
+      absl::StrCat("no backend of this agent takes ", ToAbsl(KindName(span.kind)), " memory"));
+  bool any = false;
+  for (size_t i = 0; i < backends.size(); ++i) {
+    Backend& backend = *backends[i];
+    std::unique_ptr<Registration> hold;
+    if (backend.capabilities().Takes(span.kind)) {
+      absl::Status failed = ahead[i].status();
+      if (failed.ok()) {
+        entry.region.prepared = ahead[i]->get();
+        auto made = backend.Register(entry.region);
+        failed = made.status();
+        if (made.ok()) hold = *std::move(made);
+      }
+      if (failed.ok()) {
+        any = true;
+      } else {
+        // Some backends name themselves.
+        const bool named = absl::StartsWith(failed.message(), ToAbsl(backend.name()));
+        why = named ? std::move(failed) : Annotate(failed, backend.name());
+        TellNotTaken(backend, span.kind, why);
+      }
+    }
+    entry.holds.push_back(std::move(hold));
+  }
+  entry.region.prepared = nullptr;
+  if (!any && span.kind == MemoryKind::kCuda) {
+    if (!staging.possible.ok()) {
+      return absl::Status(
+          staging.possible.code(),
+          absl::StrCat(why.message(), "; nor can it be staged: ", staging.possible.message()));
+    }
+    any = true;
+  }
+  if (!any) return why;
+  ++last_region_;
+  ++live_;
+  const RegionId id = entry.region.id;
+  const uint32_t rkey = entry.region.rkey;
+  const Entry& added = entries_.emplace(id, std::move(entry)).first->second;
+  rkeys_.emplace(rkey, &added);
+  if (added.slots) slots_ = &added;
+  return id;
+}
+
+void MemoryRegistry::Publish(std::span<const RegionId> regions) {
+  std::lock_guard lock(mu_);
+  for (const RegionId id : regions) {
+    Entry& entry = entries_.at(id);
+    entry.state = State::kOpen;
+    const MemorySpan& span = entry.region.span;
+    open_[id] = {.id = id,
+                 .base = reinterpret_cast<uintptr_t>(span.data),
+                 .bytes = span.bytes,
+                 .access = entry.region.access,
+                 .kind = span.kind};
+  }
+  table_.reset();
+}
+
+absl::Status MemoryRegistry::CheckOpen(RegionId id) const {
+  const auto it = entries_.find(id);
+  const bool open = it != entries_.end() && it->second.state == State::kOpen;
+  if (open && !it->second.slots) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("no region ", static_cast<uint32_t>(id),
+                                          " is registered (deregistered before?)"));
+}
+
+absl::Status MemoryRegistry::Close(RegionId id) {
+  if (auto status = CheckOpen(id); !status.ok()) return status;
+  entries_.at(id).state = State::kClosed;
+  --live_;
+  std::lock_guard lock(mu_);
+  open_.erase(id);
+  table_.reset();
+  return absl::OkStatus();
+}
+
+void MemoryRegistry::Remove(RegionId id) {
+  const auto it = entries_.find(id);
+  if (it == entries_.end()) return;
+  if (it->second.state == State::kHidden) --live_;
+  rkeys_.erase(it->second.region.rkey);
+  entries_.erase(it);
+}
+
+absl::Status MemoryRegistry::Use(const RegionTable& table, std::span<const uint32_t> regions) {
+  for (uint32_t index : regions) {
+    const RegionId id = table.regions()[index].id;
+    const auto it = entries_.find(id);
+    if (it == entries_.end() || it->second.state == State::kClosed) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("local region ", static_cast<uint32_t>(id), " was deregistered"));
+    }
+  }
+  UseAgain(table, regions);
+  return absl::OkStatus();
+}
+
+void MemoryRegistry::UseAgain(const RegionTable& table, std::span<const uint32_t> regions) {
+  for (uint32_t index : regions) ++entries_.at(table.regions()[index].id).uses;
+}
+
+void MemoryRegistry::Unuse(const RegionTable& table, std::span<const uint32_t> regions) {
+  for (uint32_t index : regions) {
+    const RegionId id = table.regions()[index].id;
+    Entry& entry = entries_.at(id);
+    if (--entry.uses == 0 && entry.state == State::kClosed) released_.push_back(id);
+  }
+}
+
+bool MemoryRegistry::InUse(RegionId id) const {
+  const auto it = entries_.find(id);
+  return it != entries_.end() && it->second.uses > 0;
+}
+
+const Registration* MemoryRegistry::Find(RegionId id, size_t backend) const {
+  const auto it = entries_.find(id);
+  return it == entries_.end() ? nullptr : it->second.holds[backend].get();
+}
+
+const StagedMemory* MemoryRegistry::FindStaged(RegionId id) const {
+  const auto it = entries_.find(id);
+  return it == entries_.end() ? nullptr : it->second.staged.get();
+}
+
+const StagedMemory* MemoryRegistry::FindGranted(uint32_t rkey, uint64_t address, uint64_t bytes,
+                                                Access wanted) const {
+  const auto it = rkeys_.find(rkey);
+  // Not the staging memory itself: copies within it could overlap.
+  if (it == rkeys_.end() || it->second->state != State::kOpen || it->second->slots) return nullptr;
+  const LocalRegion& region = it->second->region;
+  const RegionView view{.base = reinterpret_cast<uintptr_t>(region.span.data),
+                        .bytes = region.span.bytes};
+  const bool granted = Allows(region.access, wanted) && view.Contains(address, bytes);
+  return granted ? it->second->staged.get() : nullptr;
+}
+
+std::vector<AgentMetadata::Region> MemoryRegistry::Describe(const Backends& backends) const {
+  std::vector<AgentMetadata::Region> regions;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.state != State::kOpen) continue;
+    const MemorySpan& span = entry.region.span;
+    AgentMetadata::Region out;
+    out.staging = entry.slots;
+    out.region = {.id = id,
+                  .rkey = entry.region.rkey,
+                  .base = reinterpret_cast<uintptr_t>(span.data),
+                  .bytes = span.bytes,
+                  .kind = span.kind,
+                  .device_id = span.device_id,
+                  .access = entry.region.access};
+    for (size_t i = 0; i < entry.holds.size(); ++i) {
+      if (entry.holds[i] == nullptr) continue;
+      std::string key = entry.holds[i]->Key();
+      if (!key.empty()) out.keys.emplace(backends[i]->name(), std::move(key));
+    }
+    regions.push_back(std::move(out));
+  }
+  return regions;
+}
+
+std::vector<uint32_t> MemoryRegistry::LiveRegions() const {
+  std::vector<uint32_t> live;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.state != State::kClosed) live.push_back(static_cast<uint32_t>(id));
+  }
+  return live;
+}
+
+RegionsFrame MemoryRegistry::Page(uint32_t first, uint32_t last, size_t most) const {
+  RegionsFrame page{.first = first, .last = last};
+  for (auto it = entries_.lower_bound(RegionId{first}); it != entries_.end(); ++it) {
+    const auto id = static_cast<uint32_t>(it->first);
+    if (id > last) break;
+    if (it->second.state == State::kClosed) continue;
+    if (!page.live.empty() && page.live.back().last + 1 == id) {
+      page.live.back().last = id;
+    } else if (page.live.size() < most) {
+      page.live.push_back({.first = id, .last = id});
+    } else {
+      page.last = id - 1;
+      break;
+    }
+  }
+  return page;
+}
+
+std::shared_ptr<const RegionTable> MemoryRegistry::table() const {
+  std::lock_guard lock(mu_);
+  if (table_ == nullptr) {
+    std::vector<RegionView> views;
+    views.reserve(open_.size());
+    for (const auto& [id, view] : open_) views.push_back(view);
+    table_ = std::make_shared<const RegionTable>(std::move(views), "local");
+  }
+  return table_;
+}
+
+uint32_t MemoryRegistry::NewRkey() const {
+  for (;;) {
+    const uint32_t rkey = RandomNonZero32();
+    if (!rkeys_.contains(rkey)) return rkey;
+  }
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,72 @@
+// Operations handed to backends and not yet completed, by the id that comes back.
+//
+// Thread-safety: none; owned by the engine. Run lists are reused, so that steady state allocates
+// nothing.
+
+#ifndef KVXFER_AGENT_ENGINE_OP_TABLE_H_
+#define KVXFER_AGENT_ENGINE_OP_TABLE_H_
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "kvxfer/backend.h"
+#include "src/core/plan/slice_set.h"
+
+namespace kvxfer {
+
+struct Outbound;
+
+class OpTable {
+ public:
+  struct Entry {
+    Outbound* owner = nullptr;  // null: free
+    uint64_t bytes = 0;
+    uint32_t rail = 0;
+    uint32_t slice = 0;           // of the transfer; kNoSlice: an empty write
+    bool sole = false;            // Op::sole: its bytes may take another way than its rail's
+    uint32_t uses = 0;            // tells a stale id from a live one
+    std::span<const Run> runs{};  // at the front of `room`
+    std::vector<Run> room{};
+  };
+
+  // A free entry for `owner`, without runs. Its address is stable until Release.
+  uint64_t Acquire(Outbound* owner) {
+    if (free_.empty()) {
+      free_.push_back(static_cast<uint32_t>(entries_.size()));
+      entries_.emplace_back();
+    }
+    const uint32_t index = free_.back();
+    free_.pop_back();
+    Entry& entry = entries_[index];
+    entry.owner = owner;
+    entry.bytes = 0;
+    entry.slice = kNoSlice;
+    entry.sole = false;
+    entry.runs = {};
+    ++entry.uses;
+    return (uint64_t{entry.uses} << 32) | index;
+  }
+
+  // Null: no such op in flight.
+  Entry* Find(uint64_t id) {
+    const auto index = static_cast<uint32_t>(id);
+    if (index >= entries_.size()) return nullptr;
+    Entry& entry = entries_[index];
+    return entry.owner != nullptr && entry.uses == id >> 32 ? &entry : nullptr;
+  }
+
+  void Release(uint64_t id) {
+    entries_[static_cast<uint32_t>(id)].owner = nullptr;
+    free_.push_back(static_cast<uint32_t>(id));
+  }
+
+ private:
+  std::deque<Entry> entries_;
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_ENGINE_OP_TABLE_H_

@@ -1,0 +1,103 @@
+#include "src/agent/engine/presence.h"
+
+#include "absl/strings/match.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer {
+namespace {
+constexpr size_t kMaxEvents = 1024;
+constexpr size_t kMaxEntries = 16 * 1024;
+}  // namespace
+
+void Presence::LinkUp(const std::string& peer, const Incarnation& incarnation) {
+  const Key key{peer, incarnation};
+  if (entries_.size() >= kMaxEntries && !entries_.contains(key)) {
+    std::erase_if(entries_, [](const auto& entry) { return entry.second.links == 0; });
+  }
+  Entry& entry = entries_[key];
+  if (entry.links++ > 0) return;
+  const bool first = entry.state == State::kNew;
+  entry.state = State::kUp;
+  Tell(key, first ? PeerEventKind::kJoined : PeerEventKind::kBack, absl::OkStatus());
+}
+
+void Presence::LinkDown(const std::string& peer, const Incarnation& incarnation,
+                        const absl::Status& why) {
+  const auto it = entries_.find({peer, incarnation});
+  if (it == entries_.end() || it->second.links == 0 || --it->second.links > 0) return;
+  if (it->second.state == State::kSuspect) --suspects_;
+  it->second.state = State::kLost;
+  Tell(it->first, PeerEventKind::kLost, why);
+}
+
+void Presence::Suspect(const std::string& peer, const Incarnation& incarnation,
+                       const absl::Status& why) {
+  const auto it = entries_.find({peer, incarnation});
+  if (it == entries_.end() || it->second.state != State::kUp) return;
+  it->second.state = State::kSuspect;
+  ++suspects_;
+  Tell(it->first, PeerEventKind::kSuspect, why);
+}
+
+void Presence::Heard(const std::string& peer, const Incarnation& incarnation) {
+  if (suspects_ == 0) return;
+  const auto it = entries_.find({peer, incarnation});
+  if (it == entries_.end() || it->second.state != State::kSuspect) return;
+  it->second.state = State::kUp;
+  --suspects_;
+  Tell(it->first, PeerEventKind::kBack, absl::OkStatus());
+}
+
+void Presence::Forget(const std::string& peer, const Incarnation& incarnation) {
+  const auto it = entries_.find({peer, incarnation});
+  if (it != entries_.end() && it->second.links == 0) entries_.erase(it);
+}
+
+void Presence::Tell(const Key& key, PeerEventKind kind, const absl::Status& why) {
+  const bool trouble = kind == PeerEventKind::kSuspect || kind == PeerEventKind::kLost;
+  // This side closed it, or the other one did and said so.
+  const bool wanted = absl::IsCancelled(why) || absl::EndsWith(why.message(), kAgentClosed) ||
+                      absl::EndsWith(why.message(), kPeerRemoved);
+  Log(trouble && !wanted ? LogLevel::kWarning : LogLevel::kInfo, "peer {} {}{}{}", key.first,
+      ToString(kind), why.ok() ? "" : ": ", ToStd(why.message()));
+  PeerEvent event{key.first, key.second, kind, why};
+  std::lock_guard lock(mu_);
+  if (callback_ != nullptr) {
+    dispatcher_->Run([callback = callback_, event = std::move(event)] { (*callback)(event); });
+    return;
+  }
+  if (events_.size() == kMaxEvents) events_.pop_front();
+  events_.push_back(std::move(event));
+}
+
+std::optional<PeerEvent> Presence::Pop() {
+  std::lock_guard lock(mu_);
+  if (events_.empty()) return std::nullopt;
+  PeerEvent event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+void Presence::SetCallback(std::function<void(const PeerEvent&)> callback) {
+  std::lock_guard lock(mu_);
+  callback_ = callback
+                  ? std::make_shared<std::function<void(const PeerEvent&)>>(std::move(callback))
+                  : nullptr;
+}
+
+const char* ToString(PeerEventKind kind) {
+  switch (kind) {
+    case PeerEventKind::kJoined:
+      return "joined";
+    case PeerEventKind::kSuspect:
+      return "suspect";
+    case PeerEventKind::kLost:
+      return "lost";
+    case PeerEventKind::kBack:
+      return "back";
+  }
+  return "?";
+}
+
+}  // namespace kvxfer

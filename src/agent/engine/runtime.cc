@@ -1,0 +1,49 @@
+#include "src/agent/engine/runtime.h"
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "src/agent/engine/transfer_group.h"
+
+namespace kvxfer {
+
+void SendKept(ReliableChannel& channel, Endpoint& endpoint) {
+  while (const std::string* message = channel.NextToSend()) {
+    if (!endpoint.Send(std::as_bytes(std::span(*message)))) return;
+    channel.MessageSent();
+  }
+  if (!channel.ack_pressing()) return;
+  const std::string ack = channel.AckMessage();
+  // Lost for want of room: the next message acknowledges too.
+  endpoint.Send(std::as_bytes(std::span(ack)));
+}
+
+void Runtime::Publish(const TransferPtr& record, internal::TransferRecord::End end) {
+  if (record->whole != nullptr) OnMemberEnd(*record, end);
+  if (auto callback = record->Publish(std::move(end))) {
+    dispatcher.Run([callback = std::move(callback), record] {
+      callback(internal::TransferRecord::Handle(record));
+    });
+  }
+  loop.Wake(record.get());
+}
+
+void Runtime::ClearQuarantine(const TransferPtr& record) {
+  const bool was = record->quarantined();
+  record->ClearQuarantine();
+  loop.Wake(record.get());
+  const TransferPtr& whole = record->whole;
+  if (!was || whole == nullptr || !whole->group->OnQuiet() || !whole->ended()) return;
+  whole->ClearQuarantine();
+  loop.Wake(whole.get());
+}
+
+void Runtime::OnMemberEnd(const internal::TransferRecord& member,
+                          const internal::TransferRecord::End& end) {
+  internal::TransferGroup& group = *member.whole->group;
+  if (group.OnEnd(member, end)) broken_groups.push_back(member.whole);
+  if (group.ended()) Publish(member.whole, group.TakeEnd());
+}
+
+}  // namespace kvxfer

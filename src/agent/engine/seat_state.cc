@@ -1,0 +1,122 @@
+#include "src/agent/engine/seat_state.h"
+
+#include <algorithm>
+
+namespace kvxfer {
+
+SeatState::Step SeatState::Submit() {
+  if (owner_ == Owner::kNobody) {
+    owner_ = Owner::kSubmitter;
+    return {.entered = true};
+  }
+  if (sleeping_ && !borrowed_) {
+    borrowed_ = true;
+    return {.entered = true};
+  }
+  pending_ = true;
+  return {};
+}
+
+// The seat is being left by whoever has it and is awake: to a parked driver, or to nobody.
+SeatState::Step SeatState::Vacate() {
+  Step step;
+  if (!parked_.empty()) {
+    owner_ = Owner::kDriver;
+    driver_ = parked_.front();
+    parked_.pop_front();
+    step.unpark = driver_;
+    return step;
+  }
+  owner_ = Owner::kNobody;
+  driver_ = 0;
+  step.wake_background = background_waits_;
+  background_waits_ = false;
+  return step;
+}
+
+SeatState::Step SeatState::LeaveSubmit(bool kick_sleeper) {
+  if (pending_) {
+    pending_ = false;
+    return {.entered = true, .again = true};
+  }
+  if (!borrowed_) return Vacate();
+  borrowed_ = false;
+  Step step{.kick = kick_sleeper, .returned = true};
+  if (owner_ == Owner::kBackground && !parked_.empty()) {
+    sleeping_ = false;
+    background_leaving_ = true;
+    step.unpark = Vacate().unpark;
+    step.kick = true;
+  }
+  return step;
+}
+
+SeatState::Step SeatState::EnterDriver(DriverId id) {
+  const bool take = owner_ == Owner::kBackground && sleeping_ && !borrowed_;
+  if (owner_ != Owner::kNobody && !take) {
+    parked_.push_back(id);
+    return {};
+  }
+  owner_ = Owner::kDriver;
+  driver_ = id;
+  sleeping_ = false;
+  background_leaving_ |= take;
+  return {.entered = true, .kick = take};
+}
+
+SeatState::Step SeatState::LeaveDriver() {
+  if (pending_) {
+    pending_ = false;
+    return {.entered = true, .again = true};
+  }
+  return Vacate();
+}
+
+SeatState::Step SeatState::Unpark(DriverId id) {
+  if (owner_ == Owner::kDriver && driver_ == id) return {.entered = true};
+  std::erase(parked_, id);
+  return {};
+}
+
+bool SeatState::BeginSleep() {
+  if (pending_) {
+    pending_ = false;
+    return false;
+  }
+  sleeping_ = true;
+  return true;
+}
+
+SeatState::Wakened SeatState::EndSleep(bool background) {
+  if (background && owner_ != Owner::kBackground) {
+    background_leaving_ = false;
+    return Wakened::kLost;
+  }
+  if (borrowed_) return Wakened::kBorrowed;
+  sleeping_ = false;
+  return Wakened::kOwner;
+}
+
+SeatState::Step SeatState::BackgroundTake() {
+  if (owner_ != Owner::kNobody) return {};
+  owner_ = Owner::kBackground;
+  return {.entered = true};
+}
+
+bool SeatState::BackgroundStandBy() {
+  if (owner_ == Owner::kNobody) return false;
+  background_waits_ = true;
+  return true;
+}
+
+SeatState::Step SeatState::HandOver() { return parked_.empty() ? Step{} : Vacate(); }
+
+SeatState::Step SeatState::LeaveBackground() {
+  if (pending_) {
+    pending_ = false;
+    return {.entered = true, .again = true};
+  }
+  return Vacate();
+}
+
+}  // namespace kvxfer

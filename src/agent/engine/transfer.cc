@@ -1,0 +1,126 @@
+#include "kvxfer/transfer.h"
+
+#include <utility>
+
+#include "src/agent/engine/engine.h"
+
+namespace kvxfer {
+namespace {
+
+absl::Status NoTransfer() { return absl::FailedPreconditionError("this handle holds no transfer"); }
+
+absl::Status StillActive() {
+  return absl::DeadlineExceededError("still active: the time-out of Wait passed");
+}
+
+// Waits on the engine of `record` until done(); OK says that it is.
+absl::Status WaitOn(const TransferPtr& record, absl::FunctionRef<bool()> done, Duration timeout) {
+  if (record == nullptr) return NoTransfer();
+  // Even where there is nothing to wait for: else the mistake shows only under load.
+  if (auto status = Engine::RefuseInCallback("waiting"); !status.ok()) return status;
+  if (done()) return absl::OkStatus();
+  const auto engine = record->engine.lock();
+  if (engine == nullptr) return absl::FailedPreconditionError("the agent is gone");
+  auto waited = engine->WaitFor(record.get(), done, After(timeout));
+  if (!waited.ok()) return waited.status();
+  return *waited || done() ? absl::OkStatus() : StillActive();
+}
+
+}  // namespace
+
+absl::Status Transfer::Wait(Duration timeout) const {
+  auto waited = WaitOn(
+      record_, [this] { return record_->ended(); }, timeout);
+  return waited.ok() ? record_->end().status : waited;
+}
+
+absl::Status Transfer::WaitQuiet(Duration timeout) const {
+  return WaitOn(
+      record_, [this] { return record_->ended() && !record_->quarantined(); }, timeout);
+}
+
+TransferState Transfer::Poll() const {
+  return record_ == nullptr ? TransferState::kFailed : record_->state();
+}
+
+absl::Status Transfer::status() const {
+  return record_ == nullptr ? NoTransfer() : record_->end().status;
+}
+
+void Transfer::Cancel() const {
+  if (record_ == nullptr || record_->ended()) return;
+  const auto engine = record_->engine.lock();
+  if (engine != nullptr && !engine->InForkedChild()) engine->Cancel(record_);
+}
+
+void Transfer::OnEnd(std::function<void(const Transfer&)> callback) const {
+  if (record_ == nullptr || !callback) return;
+  const auto engine = record_->engine.lock();
+  if (engine != nullptr && engine->InForkedChild()) return;
+  if (!record_->SetCallback(callback)) return;
+  if (engine != nullptr) {
+    engine->dispatcher().Run([callback = std::move(callback), self = *this] { callback(self); });
+  }
+}
+
+absl::Status Transfer::StreamWait(const CudaStream& stream) const {
+  if (record_ == nullptr) return NoTransfer();
+  if (record_->ended()) return absl::OkStatus();
+  const auto engine = record_->engine.lock();
+  if (engine != nullptr) {
+    if (auto status = engine->CheckNotForked(); !status.ok()) return status;
+  } else if (!record_->ended()) {
+    return absl::FailedPreconditionError("the agent is gone");
+  }
+  return record_->StreamWait(stream);
+}
+
+bool Transfer::quarantined() const { return record_ != nullptr && record_->quarantined(); }
+
+Delivery Transfer::delivery() const {
+  if (record_ == nullptr) return Delivery::kNone;
+  if (record_->ended()) return record_->end().delivery;
+  return record_->options.notification.has_value() ? Delivery::kPending : Delivery::kNone;
+}
+
+TransferStats Transfer::stats() const {
+  return record_ == nullptr ? TransferStats{} : record_->end().stats;
+}
+
+uint64_t Transfer::id() const { return record_ == nullptr ? 0 : record_->id; }
+
+std::string Transfer::peer() const { return record_ == nullptr ? std::string() : record_->peer; }
+
+const char* ToString(TransferState state) {
+  switch (state) {
+    case TransferState::kActive:
+      return "active";
+    case TransferState::kDone:
+      return "done";
+    case TransferState::kFailed:
+      return "failed";
+    case TransferState::kCancelled:
+      return "cancelled";
+    case TransferState::kDeadlineExceeded:
+      return "deadline exceeded";
+  }
+  return "?";
+}
+
+const char* ToString(Delivery delivery) {
+  switch (delivery) {
+    case Delivery::kNone:
+      return "none";
+    case Delivery::kPending:
+      return "pending";
+    case Delivery::kDelivered:
+      return "delivered";
+    case Delivery::kNotDelivered:
+      return "not delivered";
+    case Delivery::kUnknown:
+      return "unknown";
+  }
+  return "?";
+}
+
+}  // namespace kvxfer

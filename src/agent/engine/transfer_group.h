@@ -1,0 +1,50 @@
+// Several transfers that the application knows as one. Each of them is a member; the record that
+// the application holds is the whole, and has a TransferGroup.
+//
+// Thread-safety: `members` is constant once they are posted; everything else by the owner of the
+// engine.
+
+#ifndef KVXFER_AGENT_ENGINE_TRANSFER_GROUP_H_
+#define KVXFER_AGENT_ENGINE_TRANSFER_GROUP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/agent/engine/transfer_record.h"
+
+namespace kvxfer::internal {
+
+class TransferGroup {
+ public:
+  // By name and number, for members point to the whole.
+  struct Member {
+    std::string peer;
+    uint64_t id = 0;
+  };
+
+  explicit TransferGroup(std::vector<Member> of)
+      : members(std::move(of)), active_(members.size()) {}
+
+  const std::vector<Member> members;
+
+  // One of them has ended. True: it is the first that did not end as done, and the others are to be
+  // cancelled.
+  bool OnEnd(const TransferRecord& member, const TransferRecord::End& end);
+  bool ended() const { return active_ == 0; }
+  // The end of the whole, once all have ended.
+  TransferRecord::End TakeEnd();
+
+  // The quarantine of a member is over. True: no other is in quarantine.
+  bool OnQuiet() { return --quarantined_ == 0; }
+
+ private:
+  size_t active_;
+  size_t quarantined_ = 0;
+  TransferRecord::End end_{.state = TransferState::kDone, .delivery = Delivery::kNone};
+};
+
+}  // namespace kvxfer::internal
+
+#endif  // KVXFER_AGENT_ENGINE_TRANSFER_GROUP_H_

@@ -1,0 +1,396 @@
+// Connections and hellos of initiators, sweeping, and the questions of Quiesce.
+#include "src/agent/session/inbound.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// At least: the initiator's first words may need the time that a connection does.
+constexpr Duration kHelloWithin = std::chrono::seconds(2);
+// An initiator pings at least every 5 s; one that is silent for so long is disconnected.
+constexpr Duration kSilence = std::chrono::seconds(30);
+// Sessions kept without a connection: initiators that restart again and again leave one each.
+constexpr size_t kMaxUnlinked = 256;
+// New sessions are refused while the application lets so many times one peer's share pile up.
+constexpr size_t kMaxUndrainedShares = 64;
+
+}  // namespace
+
+void InboundLink::OnEvent(Event& event) {
+  switch (event.kind) {
+    case EventKind::kMessage:
+      return hub->OnMessage(*this, event.message);
+    case EventKind::kImmediate:
+      return hub->OnImmediate(*this, event.immediate);
+    case EventKind::kFenced:
+      return hub->OnFenced(*this, event.id);
+    case EventKind::kRailFenced:
+      return hub->OnRailFenced(*this, event.rail);
+    case EventKind::kDown:
+      return hub->OnDown(*this, event.status);
+    case EventKind::kConnected:
+    case EventKind::kCompletion:
+    case EventKind::kAccepted:
+    case EventKind::kRailDown:
+    case EventKind::kRailUp:
+      return;
+  }
+}
+
+void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
+  auto link = std::make_unique<InboundLink>(this, &rooms_[backend], std::move(endpoint));
+  link->heard = Now();
+  runtime_->users[link->endpoint.get()] = link.get();
+  const InboundLink* key = link.get();
+  links_.emplace(key, std::move(link));
+}
+
+void InboundHub::CloseLink(InboundLink& link, const absl::Status& why) {
+  if (link.closing) return;
+  link.closing = true;
+  link.endpoint->Shutdown(why);
+}
+
+void InboundHub::CloseDamaged(InboundLink& link, const absl::Status& why) {
+  if (link.session == nullptr) {
+    Log(LogLevel::kWarning, "refused a connection ({}): {}", link.endpoint->Describe(),
+        ToStd(why.message()));
+  }
+  CloseLink(link, why);
+}
+
+void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::string& text) {
+  const RefuseFrame frame{.reason = reason, .target = runtime_->incarnation, .text = text};
+  const std::string message = EncodeMessage(FrameType::kRefuse, 0, 0, frame);
+  link.endpoint->Send(std::as_bytes(std::span(message)));
+  CloseLink(link, absl::FailedPreconditionError(text));
+}
+
+void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
+  auto hello = Decode<HelloFrame>(envelope.body);
+  if (!hello.ok()) return CloseDamaged(link, hello.status());
+  if (link.session != nullptr) return CloseLink(link, absl::InvalidArgumentError("second hello"));
+  if (hello->target != runtime_->incarnation) {
+    return Refuse(link, RefuseReason::kIncarnation,
+                  absl::StrCat("this is agent ", runtime_->options.name, " of incarnation ",
+                               runtime_->incarnation.ToString()));
+  }
+  const auto version = CommonVersion(hello->min_version, hello->max_version, kMinProtocolVersion,
+                                     kMaxProtocolVersion);
+  if (!version.ok()) {
+    return Refuse(link, RefuseReason::kVersion, std::string(version.status().message()));
+  }
+  if (std::ranges::find(hello->auth, AuthMethod::kNone) == hello->auth.end()) {
+    return Refuse(link, RefuseReason::kAuth, "no common authentication method");
+  }
+  if (*version < kPageVersion && runtime_->memory.live() > kMaxListedRegions) {
+    return Refuse(link, RefuseReason::kVersion,
+                  absl::StrCat("agent ", runtime_->options.name, " has ", runtime_->memory.live(),
+                               " regions, and protocol version ", *version, " lists at most ",
+                               kMaxListedRegions, ": update kvxfer at ", hello->name));
+  }
+  InboundSession* session = Attach(link, *hello);
+  if (session == nullptr) return;
+  const bool first = session->links.empty();
+  link.session = session;
+  link.version = session->version = *version;
+  Join(*session, link);
+  session->unlinked = Time{};
+  if (first) session->channel.Rewind();
+  if (auto status = session->channel.OnAck(envelope.ack); !status.ok()) {
+    return Fail(*session, status);
+  }
+  link.endpoint->Authorize();
+  // What is being fenced may be on its way over this connection as well.
+  for (auto& [transfer, waiting] : session->fencing) {
+    waiting.insert(&link);
+    link.endpoint->Fence(transfer);
+  }
+  SendHelloAck(link, *version);
+  if (session->wants_slots) GrantSlots(*session);
+  runtime_->presence.LinkUp(session->name, session->initiator);
+}
+
+// The session that `hello` continues or begins; null after a refusal.
+InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
+  std::string_view forgotten = "the session is no longer known";
+  const auto it = sessions_.find(hello.initiator);
+  if (it != sessions_.end()) {
+    InboundSession& session = *it->second;
+    const bool continues = !session.failed && session.id == hello.session &&
+                           hello.oldest_kept <= session.channel.received() + 1;
+    if (continues && Fits(session, link)) return &session;
+    if (continues && !session.links.empty()) {
+      Refuse(link, RefuseReason::kClosing,
+             "the slots of its session have no room here over this backend as well");
+      return nullptr;
+    }
+    if (!session.links.empty()) {
+      for (InboundLink* old : session.links) {
+        CloseLink(*old, absl::AbortedError("the initiator began a new session"));
+      }
+      Refuse(link, RefuseReason::kClosing, "the session before is being closed; try again");
+      return nullptr;
+    }
+    if (continues) forgotten = "others have taken the room for the slots of the session";
+    Sweep(hello.initiator);
+  }
+  if (stages_.CopiesForGone(hello.initiator)) {
+    Refuse(link, RefuseReason::kClosing, "a copy for the session before is not over; try again");
+    return nullptr;
+  }
+  if (runtime_->notifier.undrained() >
+      kMaxUndrainedShares * size_t{runtime_->options.max_notifications}) {
+    Refuse(link, RefuseReason::kClosing, "the application here does not take its notifications");
+    return nullptr;
+  }
+  if (hello.oldest_kept != 0) {
+    Refuse(link, RefuseReason::kSession, absl::StrCat(ToAbsl(forgotten), "; start a new one"));
+    return nullptr;
+  }
+  auto session = std::make_unique<InboundSession>(&slots_, ++last_owner_);
+  session->id = hello.session;
+  session->initiator = hello.initiator;
+  session->name = hello.name;
+  InboundSession* added = session.get();
+  sessions_.emplace(hello.initiator, std::move(session));
+  TellCredit(*added);
+  return added;
+}
+
+void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
+  HelloAckFrame ack{.version = version,
+                    .target = runtime_->incarnation,
+                    .last_region = runtime_->memory.last_region()};
+  if (version < kPageVersion) {
+    ack.live_regions = runtime_->memory.LiveRegions();
+  } else {
+    link.untold = {.first = 1, .last = ack.last_region};
+  }
+  const std::string message =
+      EncodeMessage(FrameType::kHelloAck, 0, link.session->channel.received(), ack);
+  if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
+    return CloseLink(link, absl::InternalError("no room for the answer to a hello"));
+  }
+  SendPages(link);
+}
+
+// As far as there is room. Each is true when it is sent, and what is deregistered later is told by
+// QUIESCE.
+void InboundHub::SendPages(InboundLink& link) {
+  while (link.untold.first <= link.untold.last && !link.closing) {
+    RegionsFrame page = runtime_->memory.Page(link.untold.first, link.untold.last, kMaxRegionRuns);
+    page.target = runtime_->incarnation;
+    const std::string message =
+        EncodeMessage(FrameType::kRegions, 0, link.session->channel.received(), page);
+    if (!link.endpoint->Send(std::as_bytes(std::span(message)))) return;
+    link.untold.first = page.last + 1;
+  }
+}
+
+void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
+  InboundSession* session = link.session;
+  if (session != nullptr) {
+    Leave(*session, link);
+    link.fencing.clear();
+    std::vector<uint64_t> fencing;
+    for (const auto& [transfer, waiting] : session->fencing) fencing.push_back(transfer);
+    // A connection that is down lands nothing: it counts as fenced.
+    for (uint64_t transfer : fencing) FenceDone(*session, link, transfer);
+    Act(*session);
+    // What it had taken may be lost, whatever other connections there are.
+    session->channel.Rewind();
+    if (link.carried) runtime_->other_way->CarrierToLost(session->initiator);
+    runtime_->presence.LinkDown(session->name, session->initiator, why);
+    if (session->links.empty()) OnUnlinked(*session);
+  }
+  runtime_->users.erase(link.endpoint.get());
+  auto it = links_.find(&link);
+  runtime_->finished.push_back(std::move(it->second));
+  links_.erase(it);
+}
+
+// The last connection of `session`, which may be gone after this, is down.
+void InboundHub::OnUnlinked(InboundSession& session) {
+  session.unlinked = Now();
+  const SlotTable::Owner owner = session.owner;
+  const bool asked = std::ranges::any_of(
+      questions_, [&](const auto& entry) { return entry.second.waiting.contains(owner); });
+  if (asked) {
+    // As in StartQuiesce: what its initiator has queued must not come in the name of this session.
+    Sweep(session.initiator);
+    for (auto& [token, question] : questions_) {
+      if (gone_copies_ && question.waiting.contains(owner)) question.waiting.insert(kGone);
+      Answered(question, owner);
+    }
+    return;
+  }
+  SweepBeyondBound();
+}
+
+void InboundHub::SweepBeyondBound() {
+  const InboundSession* oldest = nullptr;
+  size_t unlinked = 0;
+  for (const auto& [initiator, session] : sessions_) {
+    if (!session->links.empty()) continue;
+    ++unlinked;
+    if (oldest == nullptr || session->unlinked < oldest->unlinked) oldest = session.get();
+  }
+  if (unlinked > kMaxUnlinked) Sweep(oldest->initiator);
+}
+
+// Of staging slots that others wait for. Who has no connection cannot be asked to give them back.
+void InboundHub::SweepHolders() {
+  while (stages_.short_of_slots()) {
+    const auto holder = std::ranges::find_if(sessions_, [this](const auto& entry) {
+      return entry.second->links.empty() && stages_.HoldsAny(entry.second->owner);
+    });
+    if (holder == sessions_.end()) return;
+    Sweep(holder->first);
+  }
+}
+
+Duration InboundHub::HelloWithin() const {
+  return std::max<Duration>(kHelloWithin, runtime_->options.connect_timeout);
+}
+
+void InboundHub::OnTimer(Time now) {
+  const Duration hello_within = HelloWithin();
+  for (auto& [key, link] : links_) {
+    if (link->session == nullptr && now - link->heard >= hello_within) {
+      CloseLink(*link, absl::DeadlineExceededError("no hello came"));
+    } else if (link->session != nullptr && now - link->heard >= kSilence) {
+      CloseLink(*link, absl::UnavailableError("the initiator is silent"));
+    }
+  }
+  std::vector<Incarnation> old;
+  for (const auto& [initiator, session] : sessions_) {
+    if (session->links.empty() && now - session->unlinked >= kSweepAfter) old.push_back(initiator);
+  }
+  for (const Incarnation& initiator : old) Sweep(initiator);
+}
+
+Time InboundHub::NextTimer() const {
+  const Duration hello_within = HelloWithin();
+  Time next = Time::max();
+  for (const auto& [key, link] : links_) {
+    if (link->closing) continue;
+    next = std::min(next, link->heard + (link->session == nullptr ? hello_within : kSilence));
+  }
+  for (const auto& [initiator, session] : sessions_) {
+    if (session->links.empty()) next = std::min(next, session->unlinked + kSweepAfter);
+  }
+  return next;
+}
+
+// Nothing of the session can arrive any more (it has no connection): keeps nothing of it. Its
+// initiator may know transfers as done whose notifications waited for their turn: that is now.
+void InboundHub::Sweep(Incarnation initiator) {
+  const auto it = sessions_.find(initiator);
+  Deliver(*it->second, it->second->tracker.GiveOut());
+  runtime_->leases.Sweep(it->second->reader(), Now());
+  slots_.Release(it->second->owner);
+  stages_.Sweep(it->second->owner);
+  gone_copies_ = stages_.CopiesForGone();
+  runtime_->presence.Forget(it->second->name, initiator);
+  sessions_.erase(it);
+  GrantWaiting();
+}
+
+void InboundHub::Close(const absl::Status& why) {
+  for (auto& [key, link] : links_) CloseLink(*link, why);
+}
+
+absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope& scope) {
+  if (scope.regions.size() > kMaxListedRegions) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Quiesce of ", scope.regions.size(), " regions; one call names at most ", kMaxListedRegions,
+        ": leave the list empty to mean all, or call several times"));
+  }
+  const size_t open = questions_.size() - revoking_ - revoked_.size();
+  if (open >= kMaxQuestions / 2) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        open, " calls of Quiesce are not answered; ask IsQuiet of those that are quarantined"));
+  }
+  return Ask(scope, false);
+}
+
+uint64_t InboundHub::StartRevoke(std::span<const RegionId> regions) {
+  return Ask({.peer = {}, .regions = {regions.begin(), regions.end()}}, true).token;
+}
+
+InboundHub::Question& InboundHub::Ask(const QuiesceScope& scope, bool revoke) {
+  const uint64_t token = ++last_question_;
+  Question& question =
+      questions_.emplace(token, Question{.token = token, .revoke = revoke}).first->second;
+  if (revoke) ++revoking_;
+  QuiesceFrame frame{.id = question.token, .all_regions = scope.regions.empty(), .revoke = revoke};
+  for (RegionId region : scope.regions) frame.regions.push_back(static_cast<uint32_t>(region));
+  std::vector<Incarnation> gone;
+  for (auto& [initiator, session] : sessions_) {
+    if (!scope.peer.empty() && session->name != scope.peer) continue;
+    if (session->links.empty()) {
+      // Without a connection nothing lands; and what its initiator still has queued must not come
+      // later in the name of this session.
+      gone.push_back(initiator);
+      continue;
+    }
+    question.waiting.insert(session->owner);
+    session->channel.Push(FrameType::kQuiesce, frame);
+  }
+  for (const Incarnation& initiator : gone) Sweep(initiator);
+  if (gone_copies_) question.waiting.insert(kGone);
+  if (question.waiting.empty()) OnQuiet(question);
+  return question;
+}
+
+std::string InboundHub::Pending(uint64_t token) const {
+  constexpr size_t kNamed = 8;
+  size_t named = 0;
+  std::string pending;
+  const auto it = questions_.find(token);
+  if (it == questions_.end()) return pending;
+  for (const auto& [initiator, session] : sessions_) {
+    if (!it->second.waiting.contains(session->owner)) continue;
+    if (++named > kNamed) continue;
+    absl::StrAppend(&pending, pending.empty() ? "" : ", ", session->name);
+  }
+  if (named > kNamed) absl::StrAppend(&pending, " and ", named - kNamed, " more");
+  return pending;
+}
+
+absl::StatusOr<bool> InboundHub::IsQuiet(uint64_t token) {
+  const auto it = questions_.find(token);
+  if (it == questions_.end() || it->second.revoke) {
+    return absl::NotFoundError(absl::StrCat("no quarantine with token ", token));
+  }
+  if (!it->second.waiting.empty()) return false;
+  questions_.erase(it);
+  return true;
+}
+
+void InboundHub::Answered(Question& question, SlotTable::Owner owner) {
+  if (question.waiting.erase(owner) > 0 && question.waiting.empty()) OnQuiet(question);
+}
+
+void InboundHub::OnQuiet(Question& question) {
+  if (question.revoke) {
+    --revoking_;
+    revoked_.push_back(question.token);
+    return;
+  }
+  question.quiet->store(true, std::memory_order_release);
+  runtime_->loop.Wake(question.quiet.get());
+}
+
+std::vector<uint64_t> InboundHub::TakeRevoked() {
+  for (const uint64_t token : revoked_) questions_.erase(token);
+  return std::exchange(revoked_, {});
+}
+
+}  // namespace kvxfer

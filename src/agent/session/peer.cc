@@ -1,0 +1,271 @@
+#include "src/agent/session/peer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_join.h"
+#include "src/core/base/log.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
+#include "src/cuda/closer.h"
+
+namespace kvxfer {
+namespace {
+
+// How often a transfer's ready fence, or a key on its way, is looked at. A layer that is there by
+// its fence leaves so much later, which is to be little beside its transfer; a look takes some
+// microseconds.
+constexpr Duration kReadyPoll = std::chrono::microseconds(100);
+constexpr Duration kClosedPoll = std::chrono::milliseconds(1);
+
+bool TouchesCuda(const internal::TransferRecord& record) {
+  const auto any = [](const auto& table, std::span<const uint32_t> indices) {
+    return std::ranges::any_of(
+        indices, [&](uint32_t index) { return table->regions()[index].kind == MemoryKind::kCuda; });
+  };
+  return any(record.local, record.blocks.local_regions()) ||
+         any(record.remote, record.blocks.remote_regions());
+}
+
+std::shared_ptr<const RegionTable> MakeTable(const AgentMetadata& metadata, const IdSet& revoked) {
+  std::vector<RegionView> views;
+  for (const auto& [region, keys, staging] : metadata.regions) {
+    if (revoked.Contains(static_cast<uint32_t>(region.id))) continue;
+    views.push_back({region.id, region.base, region.bytes, region.access, region.kind});
+  }
+  return std::make_shared<const RegionTable>(std::move(views), metadata.name);
+}
+
+}  // namespace
+
+Peer::Peer(Runtime* runtime, AgentMetadata metadata)
+    : runtime_(runtime),
+      session_(RandomNonZero64()),
+      unlinked_(Now()),
+      stager_(this, &runtime->staging) {
+  Update(std::move(metadata));
+  for (size_t i = 0; i < runtime_->backends.size(); ++i) {
+    for (const auto& [name, address] : metadata_.backends) {
+      if (name != runtime_->backends[i]->name()) continue;
+      Path path{.backend = i, .address = address};
+      path.host = runtime_->backends[i]->capabilities().Takes(MemoryKind::kHost);
+      const auto& required = runtime_->options.require_backends;
+      path.reachable = required.empty() || std::ranges::find(required, name) != required.end()
+                           ? runtime_->backends[i]->Reachable(address, metadata_.host)
+                           : absl::UnavailableError("not among AgentOptions::require_backends");
+      paths_.push_back(std::move(path));
+    }
+  }
+}
+
+Peer::~Peer() = default;
+
+void Peer::Update(AgentMetadata metadata) {
+  metadata_ = std::move(metadata);
+  regions_by_id_.clear();
+  for (const auto& region : metadata_.regions) {
+    regions_by_id_.emplace(static_cast<uint32_t>(region.region.id), &region);
+    if (!region.staging) continue;
+    staging_base_ = region.region.base;
+    staging_slots_ = region.region.bytes / Staging::kSlotBytes;
+  }
+  auto queued = view_ ? view_->queued : std::make_shared<std::atomic<uint32_t>>(0);
+  view_ = std::make_shared<const PeerView>(
+      PeerView{.name = metadata_.name,
+               .incarnation = metadata_.incarnation,
+               .regions = MakeTable(metadata_, revoked_),
+               .kv_caches = std::make_shared<const KvCacheTable>(std::move(metadata_.kv_caches)),
+               .queued = std::move(queued)});
+  for (Path& path : paths_) {
+    if (path.link) path.link->beyond.clear();
+  }
+  DropDeadKeys();
+}
+
+void Peer::Submit(TransferPtr record) {
+  view_->queued->fetch_add(1, std::memory_order_relaxed);
+  absl::Status status;
+  if (closing_) {
+    status = absl::CancelledError(kPeerRemoved);
+  } else if (record->kind != TransferKind::kNotify) {
+    status = runtime_->memory.Use(*record->local, record->blocks.local_regions());
+  }
+  if (!status.ok()) {
+    record->local = nullptr;  // holds no regions
+    FailQueued(record, TransferState::kFailed, std::move(status));
+    return;
+  }
+  record->cuda = record->kind != TransferKind::kNotify && TouchesCuda(*record);
+  deadlines_.emplace(record->deadline, record->id);
+  queue_.Push(std::move(record));
+}
+
+void Peer::Cancel(uint64_t id, const absl::Status& why) {
+  if (auto it = active_.find(id); it != active_.end()) {
+    Outbound& outbound = it->second;
+    if (outbound.published) return;
+    const Time give_up =
+        std::min(outbound.record->deadline, Now() + runtime_->options.cancel_grace);
+    BeginEnd(outbound, TransferState::kCancelled, why, give_up);
+    return;
+  }
+  if (const TransferPtr record = queue_.Remove(id)) {
+    FailQueued(record, TransferState::kCancelled, why);
+  }
+}
+
+void Peer::Close(TransferState state, const absl::Status& why, Duration within) {
+  closing_ = true;
+  close_by_ = Now() + within;
+  close_why_ = why;
+  for (const TransferPtr& record : queue_.Remove([](const auto&) { return true; })) {
+    FailQueued(record, state, why);
+  }
+  ForEachActive(&Any, [&](Outbound& outbound) {
+    BeginEnd(outbound, state, why, std::min(outbound.record->deadline, close_by_));
+  });
+  CheckDeath(why);
+  FinishClosing(Now());
+}
+
+// The aborts of what was in flight have to reach the target, and its answers this side: without
+// them nobody would learn that nothing lands any more.
+void Peer::FinishClosing(Time now) {
+  if (!closing_ || (UpLink() != nullptr && !active_.empty() && now < close_by_)) return;
+  ForEachActive(
+      &Any, [&](Outbound& outbound) { BeginEnd(outbound, outbound.end_state, close_why_, now); });
+  for (Path& path : paths_) {
+    if (path.link) CloseLink(*path.link, close_why_);
+  }
+}
+
+bool Peer::Any(const Outbound& /*outbound*/) { return true; }
+
+void Peer::ForEachActive(absl::FunctionRef<bool(const Outbound&)> which,
+                         absl::FunctionRef<void(Outbound&)> end) {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, outbound] : active_) {
+    if (which(outbound)) ids.push_back(id);
+  }
+  for (const uint64_t id : ids) {
+    if (const auto it = active_.find(id); it != active_.end()) end(it->second);
+  }
+}
+
+void Peer::Pump(Time now) {
+  pumped_ = now;
+  stager_.TellEnds();
+  if (!closing_) {
+    KeepAlive(now);
+    do {
+      Admit(now);
+      stager_.Begin();
+      SendData(now);
+    } while (std::exchange(stream_moved_, false) || (stager_.begins() && !waits_key_));
+  }
+  stager_.TellEnds();
+  FlushControl();
+  FinishClosing(now);
+}
+
+void Peer::OnTimer(Time now) {
+  std::unordered_set<uint64_t> queued;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const uint64_t id = deadlines_.begin()->second;
+    deadlines_.erase(deadlines_.begin());
+    const auto it = active_.find(id);
+    if (it == active_.end()) {
+      queued.insert(id);
+      continue;
+    }
+    const auto& record = *it->second.record;
+    const Duration grace =
+        std::min<Duration>((record.deadline - record.posted) / 20, std::chrono::milliseconds(50));
+    BeginEnd(it->second, TransferState::kDeadlineExceeded,
+             DeadlineStatus(record, Stage(it->second)), now + grace);
+  }
+  if (!queued.empty()) ExpireQueued(queued);
+  if (ending_ > 0) {
+    const auto due = [now](const Outbound& outbound) {
+      return outbound.ending && !outbound.published && EndsBy(outbound) <= now;
+    };
+    ForEachActive(due, [&](Outbound& outbound) { AdvanceEnd(outbound, now); });
+  }
+  if (!waits_closed_.empty() && !cuda::Closing()) AnswerQuiesce();
+  RailTimers(now);
+  for (Path& path : paths_) {
+    if (path.link) Heartbeat(*path.link, now);
+  }
+}
+
+void Peer::ExpireQueued(const std::unordered_set<uint64_t>& ids) {
+  for (const TransferPtr& record :
+       queue_.Remove([&](const auto& one) { return ids.contains(one.id); })) {
+    const std::string stage =
+        HasReady(record->options.backend)
+            ? "waiting its turn (queue, slots or notification credit)"
+            : absl::StrCat("not connected: ", Unreachable(record->options.backend).message());
+    FailQueued(record, TransferState::kDeadlineExceeded, DeadlineStatus(*record, stage));
+  }
+}
+
+Time Peer::NextTimer() const {
+  Time next = deadlines_.empty() ? Time::max() : deadlines_.begin()->first;
+  if (ending_ > 0) {
+    for (const auto& [id, outbound] : active_) {
+      if (outbound.ending && !outbound.published) next = std::min(next, EndsBy(outbound));
+    }
+  }
+  const bool waiting =
+      !queue_.empty() || !active_.empty() || !quarantined_.empty() || stager_.unsettled();
+  if (closing_ && links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);
+  if (!closing_ && unlinked_ != Time{} && (!active_.empty() || channel_.kept() > 0)) {
+    next = std::min(next, unlinked_ + kAbandonAfter);
+  }
+  for (const Path& path : paths_) {
+    if (path.link) {
+      if (path.link->state == Link::State::kClosing) continue;
+      next = std::min(next, NextRailTimer(*path.link));
+      next = std::min(next, Up(path) ? path.link->ping_at : path.link->give_up);
+      const bool proving = Up(path) && !path.link->proven && path.link->prove_by > pumped_;
+      if (waiting && proving) next = std::min(next, path.link->prove_by);
+    } else if (waiting && path.retry_at > pumped_) {
+      next = std::min(next, path.retry_at);
+    }
+  }
+  if (!closing_) next = std::min(next, points_.next());
+  if (waits_ready_ || waits_key_) next = std::min(next, Now() + kReadyPoll);
+  if (!waits_closed_.empty()) next = std::min(next, Now() + kClosedPoll);
+  return next;
+}
+
+absl::Status Peer::DeadlineStatus(const internal::TransferRecord& record,
+                                  std::string_view stage) const {
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(record.deadline - record.posted);
+  return absl::DeadlineExceededError(absl::StrCat("transfer ", record.id, " to peer ",
+                                                  metadata_.name, " not done within ", ms.count(),
+                                                  " ms: ", ToAbsl(stage)));
+}
+
+absl::Status Peer::CheckReachable(const std::vector<std::string>& backends) const {
+  std::string why;
+  auto code = absl::StatusCode::kFailedPrecondition;
+  for (const Path& path : paths_) {
+    const std::string_view name = runtime_->backends[path.backend]->name();
+    // Metadata that cannot be right from here, such as loopback of another host.
+    if (absl::IsInvalidArgument(path.reachable)) code = absl::StatusCode::kInvalidArgument;
+    if (!backends.empty() && std::ranges::find(backends, name) == backends.end()) continue;
+    if (path.reachable.ok()) return absl::OkStatus();
+    absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), ": ", path.reachable.message());
+  }
+  if (why.empty()) why = "both sides have no such backend in common";
+  const std::string over = backends.empty() ? ""
+                                            : absl::StrCat(" over a required backend (",
+                                                           absl::StrJoin(backends, ", "), ")");
+  return absl::Status(code,
+                      absl::StrCat("peer ", metadata_.name, " on host ", metadata_.host.hostname,
+                                   " cannot be reached", over, ": ", why));
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,242 @@
+// Rails that fail alone and come back. docs/architecture.md, "A rail fails", says in which order.
+#include <algorithm>
+
+#include "src/agent/session/peer.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer {
+// The only place that says which rails are up.
+void Link::SetLife(uint32_t rail, RailLife::State to) {
+  using enum RailLife::State;
+  const auto timed = [](RailLife::State state) { return state != kUp && state != kReopening; };
+  RailLife& life = lives[rail];
+  if (life.state == kUp && to != kUp) life.since = Now();
+  unsettled += static_cast<uint32_t>(timed(to)) - static_cast<uint32_t>(timed(life.state));
+  fences_due +=
+      static_cast<uint32_t>(to == kFenceDue) - static_cast<uint32_t>(life.state == kFenceDue);
+  life.state = to;
+  choice.SetUp(rail, to == kUp);
+}
+
+void Peer::LearnRails(Link& link) {
+  std::vector<RailInfo> infos;
+  for (uint32_t rail = 0; rail < link.endpoint->rails(); ++rail) {
+    infos.push_back(link.endpoint->rail_info(rail));
+  }
+  link.choice = RailPicker(infos);
+  link.lives.resize(link.choice.size());
+  for (uint32_t rail = 0; rail < link.choice.size(); ++rail) {
+    const bool up = link.endpoint->rail_up(rail);
+    link.SetLife(rail, up ? RailLife::State::kUp : RailLife::State::kReopening);
+    if (!up) link.lives[rail].why = absl::UnavailableError("not up yet");
+  }
+}
+
+void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
+  if (rail >= link.lives.size()) return;
+  // Also one that never came up.
+  const RailLife::State state = link.lives[rail].state;
+  if (state == RailLife::State::kFenceDue || state == RailLife::State::kFencing) return;
+  link.SetLife(rail, RailLife::State::kFenceDue);
+  link.lives[rail].since = Now();
+  link.lives[rail].why = why;
+  for (auto& [id, outbound] : active_) {
+    if (outbound.link != &link) continue;
+    std::erase_if(outbound.unexplained, [&](const auto& failed) { return failed.rail == rail; });
+  }
+}
+
+void Peer::OnRailUp(Link& link, uint32_t rail) {
+  // LearnRails may have seen already what this says.
+  if (rail >= link.lives.size() || link.choice.up(rail)) return;
+  if (link.lives[rail].state != RailLife::State::kReopening) {
+    return CloseLink(link,
+                     absl::InternalError(absl::StrCat("the backend says that rail ", rail,
+                                                      " is up, which it was not asked to build")));
+  }
+  link.SetLife(rail, RailLife::State::kUp);
+  if (link.state == Link::State::kUp && !link.proven) OnProven(link);
+  // It may lie between other ports now.
+  for (auto& [id, outbound] : active_) {
+    if (outbound.link == &link) outbound.distances.local = nullptr;
+  }
+  Log(LogLevel::kInfo, "peer {}: rail {} of {} is up", metadata_.name, rail,
+      runtime_->backends[link.backend]->name());
+}
+
+// Over the connection itself: lost only together with it, and then nothing needs a fence any more.
+void Peer::SendRailFences() {
+  for (Path& path : paths_) {
+    Link* const link = path.link.get();
+    if (link == nullptr || link->fences_due == 0 || link->state != Link::State::kUp) continue;
+    if (!link->fences_rails) {
+      CloseLink(*link, absl::UnavailableError(
+                           "a rail failed, and the peer's older version cannot do without it"));
+      continue;
+    }
+    for (uint32_t rail = 0; rail < link->lives.size(); ++rail) {
+      if (link->lives[rail].state != RailLife::State::kFenceDue) continue;
+      const std::string message =
+          EncodeMessage(FrameType::kFenceRail, 0, channel_.received(), RailFrame{.rail = rail});
+      if (!link->endpoint->Send(std::as_bytes(std::span(message)))) break;
+      link->SetLife(rail, RailLife::State::kFencing);
+    }
+  }
+}
+
+// From here on nothing of the rail's earlier life is on the way, and all of it that arrived has
+// been counted.
+void Peer::OnRailFenced(Link& link, const Envelope& envelope) {
+  auto frame = Decode<RailFrame>(envelope.body);
+  if (!frame.ok()) return ProtocolError(link, frame.status());
+  const uint32_t rail = frame->rail;
+  if (rail >= link.lives.size() || link.lives[rail].state != RailLife::State::kFencing) {
+    return ProtocolError(link, absl::InvalidArgumentError(absl::StrCat(
+                                   "it fenced rail ", rail, ", which it was not asked to")));
+  }
+  link.SetLife(rail, RailLife::State::kReopening);
+  // Not before: rails also end with their connection, which may close as planned, and then its end
+  // is what there is to say.
+  Log(LogLevel::kWarning, "peer {}: rail {} of {} failed: {}", metadata_.name, rail,
+      runtime_->backends[link.backend]->name(), ToStd(link.lives[rail].why.message()));
+  for (auto& [id, outbound] : active_) {
+    if (outbound.link == &link) DiscardLanes(outbound, rail);
+  }
+  link.endpoint->ReopenRail(rail);
+}
+
+// Takes the lanes on `rail` back. Which of their writes arrived is not known: all go again, once
+// the target has let go of the slots.
+void Peer::DiscardLanes(Outbound& outbound, uint32_t rail) {
+  // ABORT names the lanes of what is ending.
+  if (outbound.ending || outbound.arrived || !outbound.book.counted()) return;
+  // It may be of a lane that is taken back.
+  if (outbound.slice.book != SendBook::kFirst) DropPrepared(outbound);
+  const DiscardFrame frame{.transfer = outbound.record->id, .slots = outbound.book.Discard(rail)};
+  if (!frame.slots.empty()) channel_.Push(FrameType::kDiscard, frame);
+}
+
+// The target has let go of a discarded lane; its slot was freed just before.
+absl::Status Peer::OnDiscarded(const DiscardAck& ack) {
+  const auto it = active_.find(ack.transfer);
+  if (it == active_.end() || it->second.ending || it->second.arrived) return absl::OkStatus();
+  Outbound& outbound = it->second;
+  const auto again = outbound.book.OnDiscarded(ack, slots_);
+  if (!again.ok()) return again.status();
+  if (*again) StartSending(outbound);
+  Advance(outbound);
+  return absl::OkStatus();
+}
+
+// Of the lane that uses `slot` now nothing is on the way: it needs no DISCARD, and no ABORT.
+void Peer::OnFreed(SlotRef slot) {
+  const auto it = active_.find(slots_.HolderOf(slot));
+  if (it != active_.end()) it->second.book.OnFreed(slot);
+}
+
+// Whether `op` failed as those of a failing rail do. Then the transfer waits for that to be said,
+// and nothing more goes on that rail; what was not counted goes again by itself.
+bool Peer::AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const absl::Status& status) {
+  Link& link = *outbound.link;
+  if (!runtime_->backends[link.backend]->capabilities().rails_fail_alone) return false;
+  if (!absl::IsUnavailable(status) && !absl::IsAborted(status) && !absl::IsCancelled(status)) {
+    return false;
+  }
+  RailLife& life = link.lives[op.rail];
+  if (life.state == RailLife::State::kUp) {
+    link.SetLife(op.rail, RailLife::State::kSuspected);
+    life.until = Time::max();
+    life.why = status;
+  }
+  if (life.state != RailLife::State::kSuspected) return false;
+  if (std::ranges::find(outbound.unexplained, op.rail, &Outbound::Unexplained::rail) ==
+      outbound.unexplained.end()) {
+    outbound.unexplained.push_back({.rail = op.rail, .status = status});
+  }
+  if (!outbound.book.counted()) {
+    outbound.book.Again(op.slice);
+    StartSending(outbound);
+  }
+  return true;
+}
+
+Time Peer::NextRailTimer(const Link& link) const {
+  Time next = Time::max();
+  if (link.unsettled == 0) return next;
+  for (const RailLife& life : link.lives) {
+    using enum RailLife::State;
+    if (life.state == kSuspected) next = std::min(next, life.until);
+    if (life.state == kFenceDue || life.state == kFencing) {
+      next = std::min(next, life.since + runtime_->options.connect_timeout);
+    }
+  }
+  return next;
+}
+
+void Peer::RailTimers(Time now) {
+  for (Path& path : paths_) {
+    Link* const link = path.link.get();
+    if (link == nullptr || link->state != Link::State::kUp || NextRailTimer(*link) > now) continue;
+    for (uint32_t rail = 0; rail < link->lives.size(); ++rail) {
+      const RailLife& life = link->lives[rail];
+      using enum RailLife::State;
+      if (life.state == kSuspected && life.until <= now) Acquit(*link, rail);
+      if (life.state != kFenceDue && life.state != kFencing) continue;
+      if (life.since + runtime_->options.connect_timeout > now) continue;
+      CloseLink(*link,
+                absl::UnavailableError(absl::StrCat("the peer did not make rail ", rail,
+                                                    " quiet, which failed: ", life.why.message())));
+      break;
+    }
+  }
+}
+
+// Its ops failed alone.
+void Peer::Acquit(Link& link, uint32_t rail) {
+  link.SetLife(rail, RailLife::State::kUp);
+  std::vector<std::pair<Outbound*, absl::Status>> failed;
+  for (auto& [id, outbound] : active_) {
+    if (outbound.link != &link) continue;
+    const auto op = std::ranges::find(outbound.unexplained, rail, &Outbound::Unexplained::rail);
+    if (op == outbound.unexplained.end()) continue;
+    if (!outbound.ending && !outbound.arrived) failed.emplace_back(&outbound, op->status);
+    outbound.unexplained.erase(op);
+  }
+  const Time now = Now();
+  for (auto& [outbound, status] : failed) {
+    BeginEnd(*outbound, TransferState::kFailed, OpFailed(*outbound, status),
+             std::min(outbound->record->deadline, now + runtime_->options.cancel_grace));
+  }
+}
+
+// Of a connection all of whose rails are out of use; else nothing.
+std::string Peer::WhyNoRail(const Link& link) const {
+  std::string why;
+  for (uint32_t rail = 0; rail < link.lives.size(); ++rail) {
+    const RailLife& life = link.lives[rail];
+    if (life.state == RailLife::State::kUp) return {};
+    absl::StrAppend(&why, why.empty() ? "; no rail is up: " : "; ", "rail ", rail, ": ",
+                    life.why.message());
+  }
+  return why;
+}
+
+std::vector<RailExplanation> Peer::ExplainRails(const Link& link) const {
+  std::vector<RailExplanation> rails;
+  const Time now = Now();
+  for (uint32_t rail = 0; rail < link.lives.size(); ++rail) {
+    const RailLife& life = link.lives[rail];
+    const bool up = life.state == RailLife::State::kUp;
+    RailInfo info = link.endpoint->rail_info(rail);
+    rails.push_back({.name = std::move(info.name),
+                     .up = up,
+                     .bytes_per_second = link.choice.bytes_per_second(rail),
+                     .round_trip = info.round_trip,
+                     .down_for = up ? Duration{} : now - life.since,
+                     .why = std::string(life.why.message())});
+  }
+  return rails;
+}
+
+}  // namespace kvxfer

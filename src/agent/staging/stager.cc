@@ -1,0 +1,404 @@
+#include "src/agent/staging/stager.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "src/agent/session/peer.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
+#include "src/core/protocol/stage_lender.h"
+
+namespace kvxfer {
+namespace {
+
+const StagedMemory& LocalOf(const Run& run) {
+  return static_cast<const StagedMemory&>(*run.registration);
+}
+const StagedKey& RemoteOf(const Run& run) { return static_cast<const StagedKey&>(*run.key); }
+
+uint64_t BytesOf(std::span<const Run> runs) {
+  uint64_t bytes = 0;
+  for (const Run& run : runs) bytes += run.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+Stager::~Stager() {
+  std::set<uint32_t> own;
+  for (const auto& [child, op] : ops_) {
+    if (!op.own.has_value()) continue;
+    if (op.step == Step::kMoving) {
+      own.insert(*op.own);
+    } else {
+      staging_->GiveOwn(*op.own);
+    }
+  }
+  staging_->Forget(this, own);
+}
+
+bool Stager::Post(Outbound& outbound, uint64_t op_id, std::span<const Run> runs) {
+  StagedOp op{.op = op_id, .owner = &outbound, .whole = outbound.record, .runs = runs};
+  op.moves = std::ranges::any_of(runs, [](const Run& run) { return LocalOf(run).device >= 0; });
+  op.answers = std::ranges::any_of(runs, [](const Run& run) { return !RemoteOf(run).reached; });
+  if (!TakeSlots(op)) return false;
+  const uint64_t child = peer_->runtime_->NextChild();
+  StagedOp& added = ops_.emplace(child, std::move(op)).first->second;
+  if (outbound.record->kind == TransferKind::kWrite) {
+    if (added.moves) {
+      StartMove(child, added);
+    } else {
+      due_.push_back(child);
+    }
+  } else if (added.answers) {
+    added.step = Step::kAnswer;
+    PushStage(child, added, StageWhen::kGather);
+  } else {
+    due_.push_back(child);
+  }
+  return true;
+}
+
+// All that an op needs, or nothing: who holds one slot never waits for another.
+bool Stager::TakeSlots(StagedOp& op) {
+  if (op.answers && lent_.empty()) {
+    Ask();
+    return false;
+  }
+  if (op.moves) {
+    op.own = TakeOwn();
+    if (!op.own.has_value()) return false;
+  }
+  if (op.answers) {
+    op.lent = lent_.back();
+    lent_.pop_back();
+  }
+  return true;
+}
+
+// A quarter of them at most: a peer that stands still holds what it has until its transfers end,
+// and the others go on.
+std::optional<uint32_t> Stager::TakeOwn() {
+  const uint32_t most = std::max(1u, staging_->lent_slots() / 4);
+  std::optional<uint32_t> slot;
+  if (own_held_ < most) slot = staging_->TakeOwn();
+  if (slot.has_value()) {
+    ++own_held_;
+  } else {
+    peer_->runtime_->own_slot_wanted = true;
+  }
+  return slot;
+}
+
+void Stager::GiveOwn(uint32_t slot) {
+  --own_held_;
+  staging_->GiveOwn(slot);
+  peer_->runtime_->own_slot_freed = peer_->runtime_->own_slot_wanted;
+}
+
+// Who holds as many as one may waits for its own.
+void Stager::Ask() {
+  const auto held = static_cast<uint32_t>(held_.size());
+  if (held >= StageLender::kMaxHeld || std::exchange(asked_, true)) return;
+  peer_->channel_.Push(FrameType::kStageAsk, StageAskFrame{.count = StageLender::kMaxHeld - held});
+}
+
+void Stager::StartMove(uint64_t child, StagedOp& op) {
+  std::vector<Staging::Piece> pieces;
+  pieces.reserve(op.runs.size());
+  for (const Run& run : op.runs) {
+    const StagedMemory& memory = LocalOf(run);
+    pieces.push_back(
+        {.address = run.local, .bytes = run.bytes, .region = memory.id, .device = memory.device});
+  }
+  op.step = Step::kMoving;
+  const bool into_slot = op.whole->kind == TransferKind::kWrite;
+  staging_->Move(this, child, *op.own, into_slot, std::move(pieces));
+}
+
+void Stager::OnMoved(uint64_t child, const absl::Status& status) {
+  StagedOp& op = ops_.at(child);
+  const bool write = op.whole->kind == TransferKind::kWrite;
+  if (!status.ok()) return Finish(child, status);
+  if (!op.why.ok()) return Finish(child, op.why);
+  if (!write) return Finish(child, absl::OkStatus());
+  op.step = Step::kDue;
+  due_.push_back(child);
+}
+
+void Stager::Begin() {
+  for (size_t left = due_.size(); left > 0; --left) {
+    const uint64_t child = due_.front();
+    due_.pop_front();
+    const absl::Status status = StartChild(child, ops_.at(child));
+    if (absl::IsUnavailable(status)) {
+      // The peer's word on a region is on its way.
+      due_.push_front(child);
+      peer_->waits_key_ = true;
+      return;
+    }
+    if (!status.ok()) Finish(child, status);
+  }
+}
+
+absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
+  const internal::TransferRecord& whole = *op.whole;
+  const bool write = whole.kind == TransferKind::kWrite;
+  const Outbound& owner = *op.owner;
+  if (owner.link == nullptr) return absl::AbortedError("the connection was lost");
+  std::vector<Descriptor> local;
+  std::vector<Descriptor> remote;
+  uint64_t own = op.own ? reinterpret_cast<uint64_t>(staging_->At(*op.own)) : 0;
+  uint64_t lent = op.lent ? peer_->staging_base_ + *op.lent * Staging::kSlotBytes : 0;
+  if (op.moves && op.answers) {
+    const uint64_t bytes = BytesOf(op.runs);
+    local.push_back({.address = own, .bytes = bytes});
+    remote.push_back({.address = lent, .bytes = bytes});
+  } else {
+    for (const Run& run : op.runs) {
+      local.push_back({.address = op.moves ? own : run.local, .bytes = run.bytes});
+      remote.push_back({.address = op.answers ? lent : run.remote, .bytes = run.bytes});
+      own += run.bytes;
+      lent += run.bytes;
+    }
+  }
+  auto record = std::make_shared<internal::TransferRecord>();
+  auto blocks = BlockList::FromDescriptors({.local = local, .remote = remote},
+                                           DirectionOf(whole.kind), *whole.local, *whole.remote);
+  if (!blocks.ok()) return blocks.status();
+  record->id = child;
+  record->peer = whole.peer;
+  record->kind = whole.kind;
+  record->options.priority = whole.options.priority;
+  record->blocks = *std::move(blocks);
+  record->local = whole.local;
+  record->remote = whole.remote;
+  record->incarnation = whole.incarnation;
+  record->posted = peer_->runtime_->now;
+  record->deadline = whole.deadline;
+  record->child = true;
+  if (auto status = peer_->BeginChild(record, owner.link); !status.ok()) return status;
+  op.step = Step::kChild;
+  op.told = write && op.answers && !peer_->CopiesItself(*owner.link);
+  if (op.told) PushStage(child, op, StageWhen::kScatterLater);
+  return absl::OkStatus();
+}
+
+void Stager::PushStage(uint64_t child, const StagedOp& op, StageWhen when) {
+  StageFrame frame{.transfer = child, .when = when, .slot = *op.lent};
+  frame.runs.reserve(op.runs.size());
+  for (const Run& run : op.runs) {
+    frame.runs.push_back({.address = run.remote,
+                          .bytes = static_cast<uint32_t>(run.bytes),
+                          .rkey = RemoteOf(run).rkey});
+  }
+  peer_->channel_.Push(FrameType::kStage, frame);
+}
+
+void Stager::OnChildEnd(uint64_t child, const internal::TransferRecord::End& end) {
+  const auto it = ops_.find(child);
+  if (it == ops_.end()) return;
+  StagedOp& op = it->second;
+  if (end.state != TransferState::kDone) {
+    return Finish(child, op.why.ok() ? end.status : op.why, end.quarantined);
+  }
+  const bool write = op.whole->kind == TransferKind::kWrite;
+  if (write && op.answers) {
+    op.step = Step::kAnswer;
+    if (op.answer.has_value()) return Finish(child, *op.answer);
+    if (std::exchange(op.told, true)) return;
+    // Nothing is copied there before the target is told.
+    if (!op.why.ok()) return Finish(child, op.why);
+    return PushStage(child, op, StageWhen::kScatter);
+  }
+  if (!op.why.ok()) return Finish(child, op.why);
+  if (!write && op.moves) return StartMove(child, op);
+  Finish(child, absl::OkStatus());
+}
+
+absl::Status Stager::OnStaged(const StagedFrame& frame) {
+  if (const auto unsure = unsure_.find(frame.transfer); unsure != unsure_.end()) {
+    unsure->second.staged = true;
+    if (unsure->second.quiet) LetGo(unsure);
+    return absl::OkStatus();
+  }
+  const auto it = ops_.find(frame.transfer);
+  if (it == ops_.end()) return absl::OkStatus();  // of one that was let go of
+  StagedOp& op = it->second;
+  if (!op.answers || op.answer.has_value()) {
+    return absl::InvalidArgumentError("it says twice, or unasked, that it has copied");
+  }
+  op.answer = frame.good ? absl::OkStatus()
+                         : absl::FailedPreconditionError(
+                               absl::StrCat("peer ", peer_->metadata_.name,
+                                            " could not copy between its GPU and its host memory: ",
+                                            Printable(frame.why, kMaxPeerTextBytes)));
+  if (op.step != Step::kAnswer) return absl::OkStatus();
+  const bool read = op.whole->kind == TransferKind::kRead;
+  if (!read || !op.answer->ok() || !op.why.ok()) {
+    Finish(it->first, op.why.ok() ? *op.answer : op.why);
+    return absl::OkStatus();
+  }
+  op.step = Step::kDue;
+  due_.push_back(it->first);
+  return absl::OkStatus();
+}
+
+// Its slots go back, but for one that bytes may still come into.
+void Stager::Finish(uint64_t child, absl::Status status, bool unsure) {
+  StagedOp op = std::move(ops_.at(child));
+  ops_.erase(child);
+  if (op.own.has_value()) GiveOwn(*op.own);
+  if (op.lent.has_value() && !unsure) GiveLent(*op.lent);
+  if (unsure) {
+    ++outstanding_[op.whole];
+    unsure_.emplace(child, Unsure{.whole = op.whole,
+                                  .lent = op.lent,
+                                  .told = op.told && op.answers,
+                                  .staged = op.answer.has_value()});
+  }
+  if (op.owner != nullptr) {
+    ended_.push_back({.op = op.op, .status = std::move(status)});
+  } else {
+    Settle(op.whole);
+  }
+}
+
+void Stager::TellEnds() {
+  // An end may bring others with it.
+  while (!ended_.empty()) {
+    for (const Ended& ended : std::exchange(ended_, {})) peer_->OnStaged(ended.op, ended.status);
+  }
+}
+
+std::vector<uint64_t> Stager::ChildrenOf(const Outbound& outbound) const {
+  std::vector<uint64_t> children;
+  for (const auto& [child, op] : ops_) {
+    if (op.owner == &outbound) children.push_back(child);
+  }
+  return children;
+}
+
+void Stager::Cancel(const Outbound& outbound, const absl::Status& why, Time give_up) {
+  for (const uint64_t child : ChildrenOf(outbound)) {
+    StagedOp& op = ops_.at(child);
+    op.why = why;
+    if (op.step == Step::kDue) {
+      std::erase(due_, child);
+      Finish(child, why);
+    } else if (op.step == Step::kChild) {
+      peer_->EndChild(child, why, give_up);
+    }
+  }
+}
+
+// What is over and not told yet is only counted: to tell it could end `outbound`, and others.
+void Stager::Abandon(Outbound& outbound) {
+  OpTable& table = peer_->runtime_->ops;
+  std::erase_if(ended_, [&](const Ended& ended) {
+    const OpTable::Entry* const entry = table.Find(ended.op);
+    if (entry == nullptr || entry->owner != &outbound) return false;
+    table.Release(ended.op);
+    --outbound.ops;
+    return true;
+  });
+  for (const uint64_t child : ChildrenOf(outbound)) {
+    StagedOp& op = ops_.at(child);
+    op.owner = nullptr;
+    op.runs = {};
+    if (op.why.ok()) op.why = absl::CancelledError("the transfer has ended");
+    ++outstanding_[op.whole];
+    table.Release(op.op);
+    --outbound.ops;
+  }
+}
+
+void Stager::Settle(const TransferPtr& whole) {
+  const auto it = outstanding_.find(whole);
+  if (it == outstanding_.end() || --it->second > 0) return;
+  const TransferPtr record = it->first;
+  outstanding_.erase(it);
+  peer_->OnSettled(record);
+}
+
+void Stager::LetGo(std::map<uint64_t, Unsure>::iterator it) {
+  const Unsure unsure = std::move(it->second);
+  unsure_.erase(it);
+  if (unsure.lent.has_value()) GiveLent(*unsure.lent);
+  Settle(unsure.whole);
+}
+
+void Stager::OnChildQuiet(uint64_t child, bool arrived) {
+  const auto it = unsure_.find(child);
+  if (it == unsure_.end()) return;
+  it->second.quiet = true;
+  const bool copied_yet = it->second.told && arrived && !it->second.staged;
+  if (!copied_yet) LetGo(it);
+}
+
+void Stager::OnQuiet() {
+  std::vector<TransferPtr> settled;
+  std::erase_if(unsure_, [&](const auto& entry) {
+    if (entry.second.past) settled.push_back(entry.second.whole);
+    return entry.second.past;
+  });
+  for (const TransferPtr& whole : settled) Settle(whole);
+}
+
+void Stager::OnSessionEnd() {
+  lent_.clear();
+  held_.clear();
+  asked_ = recalled_ = false;
+  std::vector<uint64_t> waiting;
+  for (auto& [child, op] : ops_) {
+    op.lent.reset();
+    if (op.step == Step::kAnswer) waiting.push_back(child);
+  }
+  for (const uint64_t child : waiting) {
+    const bool write = ops_.at(child).whole->kind == TransferKind::kWrite;
+    Finish(child,
+           absl::UnavailableError(absl::StrCat("the session with peer ", peer_->metadata_.name,
+                                               " ended while it copied into its GPU's memory")),
+           write);
+  }
+  for (auto& [child, unsure] : unsure_) {
+    unsure.lent.reset();
+    unsure.past = true;
+  }
+}
+
+absl::Status Stager::OnLend(const StageLendFrame& frame) {
+  if (!std::exchange(asked_, false)) {
+    return absl::InvalidArgumentError("it lends staging slots that nobody asked for");
+  }
+  recalled_ = false;
+  for (const uint32_t slot : frame.slots) {
+    const bool sense = slot < peer_->staging_slots_ && held_.size() < StageLender::kMaxHeld;
+    if (!sense || !held_.insert(slot).second) {
+      return absl::InvalidArgumentError(absl::StrCat("it lends staging slot ", slot,
+                                                     ", which it has not got, has lent already, "
+                                                     "or is one too many"));
+    }
+    lent_.push_back(slot);
+  }
+  return absl::OkStatus();
+}
+
+// Others wait: what is free goes back now, the rest as soon as it is.
+void Stager::OnRecall() {
+  recalled_ = true;
+  if (!lent_.empty()) GiveBack(std::exchange(lent_, {}));
+}
+
+void Stager::GiveLent(uint32_t slot) {
+  if (!recalled_) return lent_.push_back(slot);
+  GiveBack({slot});
+}
+
+void Stager::GiveBack(std::vector<uint32_t> slots) {
+  for (const uint32_t slot : slots) held_.erase(slot);
+  peer_->channel_.Push(FrameType::kStageBack, StageBackFrame{.slots = std::move(slots)});
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,136 @@
+#include "src/cli/bench/device_copy.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "src/cli/common/gpu_memory.h"
+#include "src/cli/common/scatter.h"
+#include "src/cli/common/stats.h"
+#include "src/cli/common/units.h"
+#include "src/core/base/clock.h"
+#include "src/core/base/strings.h"
+#include "src/cuda/copier.h"
+#include "src/cuda/driver.h"
+
+namespace kvxfer::cli {
+namespace {
+
+// Large enough for the start of a copy not to count.
+constexpr uint64_t kLeastBytes = uint64_t{64} << 20;
+constexpr uint64_t kMostBytes = uint64_t{512} << 20;
+constexpr int kTurns = 5;
+constexpr Duration kLongest = std::chrono::seconds(10);  // of one turn
+
+// A stream that is not the default one; of the device whose context is current.
+class Stream {
+ public:
+  explicit Stream(const cuda::Driver& driver) : driver_(driver) {
+    status_ = driver.Error(
+        driver.calls().cuStreamCreateWithPriority(&stream_, cuda::api::CU_STREAM_NON_BLOCKING, 0),
+        "cuStreamCreateWithPriority");
+  }
+  ~Stream() {
+    if (status_.ok()) (void)driver_.calls().cuStreamDestroy_v2(stream_);
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  const absl::Status& status() const { return status_; }
+  cuda::api::CUstream get() const { return stream_; }
+
+ private:
+  const cuda::Driver& driver_;
+  cuda::api::CUstream stream_ = nullptr;
+  absl::Status status_;
+};
+
+// The best of the turns, the first of which is not counted. turn() copies `bytes`, to the end.
+template <typename Turn>
+absl::StatusOr<double> BestRate(uint64_t bytes, const Turn& turn) {
+  double best = 0;
+  for (int i = 0; i <= kTurns; ++i) {
+    const Time start = Now();
+    if (absl::Status s = turn(); !s.ok()) return s;
+    if (i > 0) best = std::max(best, GbPerSecond(bytes, Seconds(Now() - start)));
+  }
+  return best;
+}
+
+absl::StatusOr<double> WholeRate(const cuda::Driver& driver, int device, const GpuMemory& from,
+                                 const GpuMemory& to, uint64_t bytes) {
+  const cuda::ContextScope scope(driver, device);
+  if (!scope.status().ok()) return scope.status();
+  const Stream stream(driver);
+  if (!stream.status().ok()) return stream.status();
+  return BestRate(bytes, [&] {
+    absl::Status status = driver.Error(
+        driver.calls().cuMemcpyAsync(to.base(), from.base(), bytes, stream.get()), "cuMemcpyAsync");
+    // Also after an error: the memory is given back next.
+    status.Update(
+        driver.Error(driver.calls().cuStreamSynchronize(stream.get()), "cuStreamSynchronize"));
+    return status;
+  });
+}
+
+// Until the batch has ended.
+absl::Status AwaitBatch(cuda::Copier& copier) {
+  for (const Time end = Now() + kLongest;; std::this_thread::yield()) {
+    if (const std::optional<cuda::Copier::End> ended = copier.Poll()) return ended->status;
+    if (Now() > end) return absl::DeadlineExceededError("a copy kernel does not come to an end");
+  }
+}
+
+absl::StatusOr<double> ScatteredRate(const cuda::Driver& driver, int device, const GpuMemory& from,
+                                     const GpuMemory& to, uint64_t block_bytes, uint64_t blocks) {
+  absl::StatusOr<std::unique_ptr<cuda::Copier>> copier = cuda::Copier::Create(&driver, device);
+  if (!copier.ok()) return copier.status();
+  const auto count = static_cast<uint32_t>(blocks);
+  const std::vector<uint32_t> froms = Permutation(count, InitiatorSeed(1));
+  const std::vector<uint32_t> tos = Permutation(count, TargetSeed(1));
+  std::vector<cuda::Piece> pieces(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    pieces[i] = {.to = to.base() + tos[i] * block_bytes,
+                 .from = from.base() + froms[i] * block_bytes,
+                 .bytes = block_bytes};
+  }
+  return BestRate(blocks * block_bytes, [&]() -> absl::Status {
+    if (auto started = (*copier)->Start(pieces); !started.ok()) return started.status();
+    return AwaitBatch(**copier);
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceCopyRates> MeasureDeviceCopy(const MemorySides& sides, uint64_t block_bytes,
+                                                  uint64_t blocks) {
+  DeviceCopyRates rates;
+  if (!sides.here.cuda() && !sides.there.cuda()) return rates;
+  const int source = sides.here.cuda() ? sides.here.device : sides.there.device;
+  const int sink = sides.there.cuda() ? sides.there.device : source;
+  const absl::StatusOr<const cuda::Driver*> driver = DriverFor(source);
+  if (!driver.ok()) return driver.status();
+  blocks = std::min<uint64_t>({blocks, cuda::Copier::kMaxPieces, kMostBytes / block_bytes});
+  const uint64_t bytes = std::max(kLeastBytes, blocks * block_bytes);
+  absl::StatusOr<GpuMemory> from = GpuMemory::Allocate(source, bytes);
+  absl::StatusOr<GpuMemory> to = GpuMemory::Allocate(sink, bytes);
+  for (const absl::Status& status : {from.status(), to.status()}) {
+    if (absl::IsResourceExhausted(status)) return rates;
+    if (!status.ok()) return status;
+  }
+  const bool reached = source == sink || (*driver)->EnablePeerAccess(source, sink).ok();
+  const absl::StatusOr<double> whole = WholeRate(**driver, source, *from, *to, bytes);
+  if (!whole.ok()) return Annotate(OfThisHost(whole.status()), "the device's own copy");
+  rates.whole = *whole;
+  if (!reached || blocks == 0) return rates;
+  const absl::StatusOr<double> scattered =
+      ScatteredRate(**driver, source, *from, *to, block_bytes, blocks);
+  if (!scattered.ok())
+    return Annotate(OfThisHost(scattered.status()), "the device's copy of blocks");
+  rates.scattered = *scattered;
+  return rates;
+}
+
+}  // namespace kvxfer::cli

@@ -1,0 +1,97 @@
+// Transfers of scattered blocks between a cache here and caches of peers: one direction of a
+// benchmark. `kvxfer bench` drives it as the initiator; in a bidirectional run the service at the
+// other end does too.
+#ifndef KVXFER_CLI_BENCH_DRIVE_H_
+#define KVXFER_CLI_BENCH_DRIVE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/agent.h"
+#include "src/cli/bench/loop.h"
+#include "src/cli/bench/timeline.h"
+#include "src/cli/common/kv_cache.h"
+#include "src/cli/common/session_note.h"
+
+namespace kvxfer::cli {
+
+// The blocks of one cache that the streams of one direction use: stream i has `blocks` of them from
+// number first + i * blocks of an order drawn from `seed`, which both sides know.
+struct BlockShare {
+  uint64_t seed = 0;
+  uint32_t first = 0;
+  uint32_t blocks = 0;
+};
+
+// A peer and its cache.
+struct DriveLink {
+  std::string peer{};
+  uint64_t session = 0;  // of the SessionNote
+  std::vector<PagedRegion> remote{};
+};
+
+// Stream i moves the same request again and again: blocks of `local` into (or from) the cache of
+// link i / threads. Of each link's cache its `threads` streams use `remote`. Plain values; read
+// only after Make.
+class FixedRequests {
+ public:
+  // InvalidArgument: a share does not fit its cache.
+  static absl::StatusOr<FixedRequests> Make(const KvCache& cache, std::span<const DriveLink> links,
+                                            uint32_t threads, const BlockShare& local,
+                                            const BlockShare& remote);
+  size_t streams() const { return streams_; }
+  Request Of(size_t stream, int64_t due_ns) const;
+
+ private:
+  std::span<const PagedRegion> local_{};
+  std::vector<std::span<const PagedRegion>> remote_;  // by link
+  size_t streams_ = 0;
+  uint32_t threads_ = 1;
+  uint32_t blocks_ = 0;
+  std::vector<uint32_t> local_ids_;
+  std::vector<uint32_t> remote_ids_;  // of each link the same
+};
+
+// FixedRequests when they are due.
+class FixedSource : public RequestSource {
+ public:
+  FixedSource(const FixedRequests& requests, const LoopSpec& spec)
+      : requests_(requests), schedule_(spec, requests.streams()) {}
+  std::optional<Request> Next(size_t stream) override {
+    const std::optional<int64_t> due = schedule_.Next(stream);
+    if (!due) return std::nullopt;
+    return requests_.Of(stream, *due);
+  }
+
+ private:
+  const FixedRequests& requests_;
+  Schedule schedule_;
+};
+
+// Posts requests to the links' peers, with a SessionNote, and waits for the end of each.
+// Thread-safety: any.
+class Mover {
+ public:
+  // `timeline`, where not null, keeps the times of its share of them, by link and stream.
+  Mover(Agent& agent, std::span<const DriveLink> links, bool write, Duration timeout,
+        TimelineRecorder* timeline = nullptr)
+      : agent_(agent), links_(links), write_(write), timeout_(timeout), timeline_(timeline) {}
+  absl::Status Move(size_t stream, const Request& request) const;
+
+ private:
+  absl::StatusOr<Transfer> Post(const Request& request, const SessionNote& note) const;
+
+  Agent& agent_;
+  const std::span<const DriveLink> links_;
+  const bool write_;
+  const Duration timeout_;
+  TimelineRecorder* const timeline_;
+};
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_BENCH_DRIVE_H_

@@ -1,0 +1,239 @@
+// A request that goes on while it moves: each rank of the source copies what there is, then what
+// was added meanwhile, and the rest while the request rests. That pause is compared with what
+// writing the same rest takes by itself. All the time others write from and to the same workers.
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvxfer/kv_migration.h"
+#include "src/cli/bench/kv/each_case.h"
+#include "src/cli/bench/kv/modes.h"
+#include "src/cli/bench/kv/source.h"
+#include "src/cli/bench/kv/statistics.h"
+#include "src/cli/bench/kv/target.h"
+#include "src/cli/common/stats.h"
+#include "src/cli/common/table.h"
+#include "src/cli/common/units.h"
+
+namespace kvxfer::cli::kv_bench {
+namespace {
+
+constexpr double kPauseGoal = 1.2;  // times what the last tokens take by themselves
+
+struct MigrationFigures {
+  std::vector<double> pause_us{};
+  std::vector<double> alone_us{};  // the same tokens by themselves
+  std::vector<double> ratios{};
+  std::vector<double> last_tokens{};
+  std::vector<double> meanwhile{};   // tokens added before the switch
+  std::vector<double> last_bytes{};  // of all ranks
+
+  Json ToJson(const Case& one) const;
+  std::vector<std::string> Cells(const Case& one) const;
+};
+
+// Writes all layers again and again, for nobody, as long as it lives.
+class OtherRequests {
+ public:
+  explicit OtherRequests(const Source& source) {
+    thread_ = std::thread([this, &source] {
+      while (!stop_ && status_.ok()) status_ = source.Write("");
+    });
+  }
+  ~OtherRequests() { (void)End(); }
+  OtherRequests(const OtherRequests&) = delete;
+  OtherRequests& operator=(const OtherRequests&) = delete;
+
+  absl::Status End() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    return status_;
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  absl::Status status_;  // of the thread, until it has ended
+  std::thread thread_;
+};
+
+class MigrationRun {
+ public:
+  MigrationRun(const Source& source, const Options& options)
+      : source_(source), token_ns_(options.layer_time.count()), rounds_(options.iters) {}
+
+  absl::StatusOr<MigrationFigures> Measure() {
+    MigrationFigures figures;
+    MigrationFigures warm_up;
+    if (absl::Status status = Turn(warm_up, /*whole=*/true); !status.ok()) return status;
+    // While nobody else writes.
+    if (absl::Status status = source_.CheckTarget(); !status.ok()) return status;
+    OtherRequests load(source_);
+    for (uint32_t i = 0; i < rounds_; ++i) {
+      if (absl::Status status = Turn(figures, /*whole=*/false); !status.ok()) return status;
+    }
+    if (absl::Status status = load.End(); !status.ok()) return status;
+    return figures;
+  }
+
+ private:
+  // With a thread for each rank of the source; the longest of what they return, which are times.
+  absl::StatusOr<int64_t> OnEachRank(
+      const std::function<absl::StatusOr<int64_t>(size_t rank)>& act) const {
+    std::vector<absl::StatusOr<int64_t>> took(source_.ranks().size(), int64_t{0});
+    {
+      std::vector<std::jthread> threads;
+      for (size_t rank = 0; rank < took.size(); ++rank) {
+        threads.emplace_back([&, rank] { took[rank] = act(rank); });
+      }
+    }
+    int64_t longest = 0;
+    for (const auto& one : took) {
+      if (!one.ok()) return one.status();
+      longest = std::max(longest, *one);
+    }
+    return longest;
+  }
+
+  // `whole`: all tokens that there can be are there at the switch, so that the target can be
+  // checked.
+  absl::Status Turn(MigrationFigures& figures, bool whole) {
+    const std::string name = absl::StrCat("request ", ++requests_);
+    const uint32_t layers = source_.one().kv.layers;
+    absl::Status status = source_.Tell({{"do", "wait"}, {"request", name}, {"layers", layers}});
+    if (!status.ok()) return status;
+    std::vector<std::unique_ptr<KvMigration>> moves;
+    for (const Rank& rank : source_.ranks()) {
+      moves.push_back(std::make_unique<KvMigration>(&rank.agent(), source_.group(), name,
+                                                    KvOptions{.deadline = kPatience}));
+    }
+    uint64_t tokens = source_.one().tokens - kMostMeanwhile;
+    const auto sent = Approach(moves, tokens);
+    if (!sent.ok()) return sent.status();
+    if (whole) tokens = source_.one().tokens;
+    uint64_t bytes = 0;
+    const auto pause = OnEachRank([&](size_t rank) -> absl::StatusOr<int64_t> {
+      const auto done = moves[rank]->Switch(source_.Blocks(0, tokens), "", kPatience);
+      if (!done.ok()) return done.status();
+      std::atomic_ref(bytes) += done->bytes;
+      return std::chrono::nanoseconds(done->pause).count();
+    });
+    if (!pause.ok()) return pause.status();
+    // It is whole where it went to.
+    status = source_.Answer().status();
+    if (status.ok()) status = source_.Forget(name);
+    if (!status.ok()) return status;
+    // Where there was no rest, KvMigration sends the last token again.
+    const uint64_t rest_from = std::min(*sent, tokens - 1);
+    const auto alone = Alone(rest_from, tokens);
+    if (!alone.ok()) return alone.status();
+    figures.pause_us.push_back(static_cast<double>(*pause) / 1e3);
+    figures.alone_us.push_back(static_cast<double>(*alone) / 1e3);
+    figures.ratios.push_back(static_cast<double>(*pause) / static_cast<double>(*alone));
+    figures.last_tokens.push_back(static_cast<double>(tokens - rest_from));
+    figures.meanwhile.push_back(
+        static_cast<double>(tokens - (source_.one().tokens - kMostMeanwhile)));
+    figures.last_bytes.push_back(static_cast<double>(bytes));
+    return absl::OkStatus();
+  }
+
+  // Copies until what was added during the copy of what was added has arrived. Returns the tokens
+  // that were copied; `tokens` is how many there are by then.
+  absl::StatusOr<uint64_t> Approach(const std::vector<std::unique_ptr<KvMigration>>& moves,
+                                    uint64_t& tokens) const {
+    uint64_t sent = 0;
+    for (int copy = 0; copy < 2; ++copy) {
+      for (const auto& move : moves) {
+        absl::Status status = move->Copy(source_.Blocks(0, tokens));
+        if (!status.ok()) return status;
+      }
+      sent = tokens;
+      const auto caught_up = [](const auto& move) { return move->CaughtUp(); };
+      while (tokens < source_.one().tokens) {
+        Spin(token_ns_);
+        ++tokens;
+        if (std::ranges::all_of(moves, caught_up)) break;
+      }
+    }
+    return sent;
+  }
+
+  // The tokens from `first` on, as the last step of a migration writes them.
+  absl::StatusOr<int64_t> Alone(uint64_t first, uint64_t tokens) {
+    const std::string name = absl::StrCat("request ", ++requests_);
+    auto took = OnEachRank([&](size_t rank) -> absl::StatusOr<int64_t> {
+      const int64_t start = MonotonicNanoseconds();
+      const auto transfer = source_.ranks()[rank].agent().WriteBlocks(
+          source_.group(), source_.Blocks(first, tokens - first),
+          {.request = name, .notification = "", .deadline = kPatience});
+      if (!transfer.ok()) return transfer.status();
+      if (absl::Status status = transfer->Wait(kPatience); !status.ok()) return status;
+      return MonotonicNanoseconds() - start;
+    });
+    if (!took.ok()) return took;
+    if (absl::Status status = source_.Forget(name); !status.ok()) return status;
+    return took;
+  }
+
+  const Source& source_;
+  const int64_t token_ns_;
+  const uint32_t rounds_;
+  uint64_t requests_ = 0;
+};
+
+Json MigrationFigures::ToJson(const Case& one) const {
+  Json row = one.ToJson();
+  row.update({{"rounds", ratios.size()},
+              {"tokens_meanwhile", Median(meanwhile)},
+              {"last_tokens", Median(last_tokens)},
+              {"last_bytes", Median(last_bytes)},
+              {"pause_us", Median(pause_us)},
+              {"pause_p99_us", Quantile(pause_us, 0.99)},
+              {"alone_us", Median(alone_us)},
+              {"alone_p99_us", Quantile(alone_us, 0.99)},
+              {"ratio", Median(ratios)}});
+  return row;
+}
+
+std::vector<std::string> MigrationFigures::Cells(const Case& one) const {
+  return {one.model,
+          absl::StrCat(one.prefill.tp, ">", one.decode.tp),
+          FormatFixed(Median(meanwhile), 0),
+          FormatFixed(Median(last_tokens), 0),
+          FormatFixed(Median(last_bytes) / 1024, 0),
+          FormatFixed(Median(pause_us), 0),
+          FormatFixed(Quantile(pause_us, 0.99), 0),
+          FormatFixed(Median(alone_us), 0),
+          FormatFixed(Quantile(alone_us, 0.99), 0),
+          FormatFixed(Median(ratios), 2),
+          Median(ratios) <= kPauseGoal ? "yes" : "no"};
+}
+
+}  // namespace
+
+absl::StatusOr<Json> MeasureMigration(const std::vector<Case>& cases, const Options& options,
+                                      Channel& channel) {
+  const Table table({{"model", 15},
+                     {"tp", 5},
+                     {"meanwhile", 9},
+                     {"last tokens", 11},
+                     {"KiB", 6},
+                     {"pause us", 8},
+                     {"p99", 7},
+                     {"alone us", 8},
+                     {"p99", 7},
+                     {"ratio", 5},
+                     {"within 1.2", 10}});
+  return EachCase(cases, options, channel, table,
+                  [&](const Source& source) -> absl::StatusOr<Outcome> {
+                    const auto figures = MigrationRun(source, options).Measure();
+                    if (!figures.ok()) return figures.status();
+                    return Outcome{figures->Cells(source.one()), figures->ToJson(source.one())};
+                  });
+}
+
+}  // namespace kvxfer::cli::kv_bench

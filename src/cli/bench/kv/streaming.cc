@@ -1,0 +1,213 @@
+// A rank of prefill has a layer after each compute phase, which leaves while the next is computed.
+// What is measured ends where decode knows that the last layer is there.
+
+#include <array>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/cli/bench/kv/each_case.h"
+#include "src/cli/bench/kv/modes.h"
+#include "src/cli/bench/kv/source.h"
+#include "src/cli/bench/kv/statistics.h"
+#include "src/cli/common/stats.h"
+#include "src/cli/common/table.h"
+#include "src/cli/common/units.h"
+
+namespace kvxfer::cli::kv_bench {
+namespace {
+
+constexpr double kGoal = 1.3;  // layers' transfer times after the last compute phase, by flags
+
+// Who says that a layer is there.
+enum Told : size_t {
+  kCalls,  // this thread, with a call for that layer
+  kFlags,  // who computes it, with a flag: all calls were made before the first layer
+};
+constexpr size_t kWays = 2;
+
+struct StreamWay {
+  std::vector<double> post_us{};  // the calls of WriteBlocks, all layers
+  std::vector<double> last_us{};  // until the last layer is there
+  std::vector<double> factors{};  // of a turn: (last - compute) / layer
+};
+
+struct StreamFigures {
+  std::vector<double> compute_us{};  // all layers
+  std::vector<double> waited_us{};   // of this thread, for a CPU
+  std::vector<double> layer_us{};    // one layer by itself
+  std::array<StreamWay, kWays> ways{};
+
+  Json ToJson(const Case& one, Duration layer_time) const;
+  std::vector<std::string> Cells(const Case& one, size_t sources) const;
+};
+
+double Us(int64_t ns) { return static_cast<double>(ns) / 1e3; }
+
+class StreamRun {
+ public:
+  StreamRun(const Source& source, const Options& options)
+      : source_(source), layer_ns_(options.layer_time.count()), rounds_(options.iters) {}
+
+  absl::StatusOr<StreamFigures> Measure() {
+    StreamFigures figures;
+    // Connects, touches all memory, and shows that it comes to where it belongs.
+    for (uint32_t i = 0; i < 2; ++i) {
+      StreamFigures warm_up;
+      if (absl::Status status = Turn(warm_up); !status.ok()) return status;
+    }
+    if (absl::Status status = source_.CheckTarget(); !status.ok()) return status;
+    for (uint32_t i = 0; i < rounds_; ++i) {
+      if (absl::Status status = Turn(figures); !status.ok()) return status;
+    }
+    return figures;
+  }
+
+ private:
+  absl::Status Turn(StreamFigures& figures) {
+    const auto layer = Move(1, kCalls, /*compute=*/false);
+    if (!layer.ok()) return layer.status();
+    figures.layer_us.push_back(Us(layer->took));
+    for (const Told way : {kCalls, kFlags}) {
+      const auto all = Move(source_.one().kv.layers, way, /*compute=*/true);
+      if (!all.ok()) return all.status();
+      figures.compute_us.push_back(Us(all->compute));
+      figures.waited_us.push_back(Us(all->waited));
+      StreamWay& of = figures.ways[way];
+      of.post_us.push_back(Us(all->post));
+      of.last_us.push_back(Us(all->took));
+      of.factors.push_back(static_cast<double>(all->took - all->compute) /
+                           static_cast<double>(layer->took));
+    }
+    return absl::OkStatus();
+  }
+
+  struct Times {
+    int64_t took = 0;
+    int64_t compute = 0;
+    int64_t post = 0;
+    int64_t waited = 0;
+  };
+
+  // The first `layers` layers of a request, one by one.
+  absl::StatusOr<Times> Move(uint32_t layers, Told way, bool compute) {
+    const std::string name = absl::StrCat("request ", ++requests_);
+    absl::Status status = source_.Tell({{"do", "wait"}, {"request", name}, {"layers", layers}});
+    if (!status.ok()) return status;
+    Spin(1'000'000);  // the target begins to wait
+    Times times;
+    std::vector<Transfer> posted;
+    std::vector<std::atomic<uint32_t>> ready(layers);
+    const auto post = [&](uint32_t layer) {
+      const int64_t before = MonotonicNanoseconds();
+      absl::Status made =
+          source_.Post(name, layer, 1, posted, way == kFlags ? &ready[layer] : nullptr);
+      times.post += MonotonicNanoseconds() - before;
+      return made;
+    };
+    for (uint32_t layer = 0; way == kFlags && layer < layers && status.ok(); ++layer) {
+      status = post(layer);
+    }
+    const int64_t waited = ThreadWaitedNs();
+    const int64_t start = MonotonicNanoseconds();
+    for (uint32_t layer = 0; layer < layers && status.ok(); ++layer) {
+      if (compute) times.compute += Spin(layer_ns_);
+      if (way == kCalls) {
+        status = post(layer);
+      } else {
+        ready[layer].store(1, std::memory_order_release);
+      }
+    }
+    times.waited = ThreadWaitedNs() - waited;
+    // Whatever went wrong: behind this nobody looks at the flags any more.
+    for (const Transfer& transfer : posted) {
+      if (!status.ok()) transfer.Cancel();
+    }
+    const absl::Status ended = source_.WaitAll(posted);
+    if (!status.ok()) return status;
+    const auto there = source_.Answer();
+    status.Update(ended);
+    status.Update(there.status());
+    if (status.ok()) status = source_.Forget(name);
+    if (!status.ok()) return status;
+    times.took = there->value("at", int64_t{0}) - start;
+    return times;
+  }
+
+  const Source& source_;
+  const int64_t layer_ns_;
+  const uint32_t rounds_;
+  uint64_t requests_ = 0;
+};
+
+Json StreamFigures::ToJson(const Case& one, Duration layer_time) const {
+  const auto of = [&](Told way) {
+    return Json{{"post_us", Median(ways[way].post_us)},
+                {"last_layer_us", Median(ways[way].last_us)},
+                {"k", Median(ways[way].factors)},
+                {"k_p99", Quantile(ways[way].factors, 0.99)}};
+  };
+  Json row = one.ToJson();
+  row.update({{"layers", one.kv.layers},
+              {"layer_compute_us", Us(layer_time.count())},
+              {"rounds", layer_us.size()},
+              {"compute_us", Median(compute_us)},
+              {"waited_for_cpu_us", Median(waited_us)},
+              {"one_layer_us", Median(layer_us)},
+              {"one_layer_p99_us", Quantile(layer_us, 0.99)},
+              {"calls", of(kCalls)},
+              {"flags", of(kFlags)}});
+  return row;
+}
+
+std::vector<std::string> StreamFigures::Cells(const Case& one, size_t sources) const {
+  const double compute = Median(compute_us) / one.kv.layers;
+  std::vector<std::string> cells = {one.model,
+                                    absl::StrCat(one.prefill.tp, ">", one.decode.tp),
+                                    absl::StrCat(sources),
+                                    absl::StrCat(one.kv.layers),
+                                    FormatFixed(Median(compute_us) / 1e3, 2),
+                                    FormatFixed(Median(waited_us) / 1e3, 2),
+                                    FormatFixed(Median(layer_us), 0)};
+  for (const StreamWay& way : ways) {
+    cells.push_back(FormatFixed(Median(way.post_us) / 1e3, 2));
+    cells.push_back(FormatFixed(Median(way.last_us) / 1e3, 2));
+    cells.push_back(FormatFixed(Median(way.factors), 2));
+    cells.push_back(FormatFixed(Quantile(way.factors, 0.99), 2));
+  }
+  const bool bound = Median(layer_us) > compute;
+  const bool within = Median(ways[kFlags].factors) <= kGoal;
+  cells.emplace_back(bound ? "transfer-bound" : within ? "yes" : "no");
+  return cells;
+}
+
+}  // namespace
+
+absl::StatusOr<Json> MeasureStreaming(const std::vector<Case>& cases, const Options& options,
+                                      Channel& channel) {
+  const Table table({{"model", 15},
+                     {"tp", 5},
+                     {"sources", 7},
+                     {"layers", 6},
+                     {"compute ms", 10},
+                     {"no cpu ms", 9},
+                     {"1 layer us", 10},
+                     {"calls ms", 8},
+                     {"last ms", 8},
+                     {"k", 5},
+                     {"p99", 5},
+                     {"flags: calls ms", 15},
+                     {"last ms", 8},
+                     {"k", 5},
+                     {"p99", 5},
+                     {"within 1.3", 14}});
+  return EachCase(cases, options, channel, table,
+                  [&](const Source& source) -> absl::StatusOr<Outcome> {
+                    const auto figures = StreamRun(source, options).Measure();
+                    if (!figures.ok()) return figures.status();
+                    return Outcome{figures->Cells(source.one(), source.ranks().size()),
+                                   figures->ToJson(source.one(), options.layer_time)};
+                  });
+}
+
+}  // namespace kvxfer::cli::kv_bench

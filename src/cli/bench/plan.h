@@ -1,0 +1,107 @@
+// What the options of `kvxfer bench` ask for, checked: configurations, load, processes.
+#ifndef KVXFER_CLI_BENCH_PLAN_H_
+#define KVXFER_CLI_BENCH_PLAN_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "src/cli/bench/case.h"
+#include "src/cli/bench/crew.h"
+#include "src/cli/bench/kv_trace.h"
+#include "src/cli/bench/loop.h"
+#include "src/cli/common/cache_memory.h"
+
+namespace kvxfer::cli {
+
+inline constexpr uint64_t kDefaultTokens = 2048;
+
+// The options as given. An empty optional was not.
+struct BenchOptions {
+  std::vector<std::string> servers{};  // none: processes of our own
+  std::string backend{};
+  std::string listen{};
+  std::string op = "write";
+  std::string memory = "mapped";
+  std::vector<uint64_t> block_sizes{};  // none: a range by kind of run
+  uint64_t start_block_size = 0;        // 0: not given
+  uint64_t max_block_size = 0;
+  uint64_t total = uint64_t{256} << 20;
+
+  std::string model{};
+  std::optional<uint64_t> tokens{};
+  uint64_t tp = 1;
+  uint64_t block_tokens = 16;
+  std::string trace{};
+  uint64_t cache_bytes = uint64_t{1} << 30;
+  double speedup = 1;
+
+  bool latency = false;
+  bool bidirectional = false;
+  std::optional<uint64_t> peers{};
+  std::string scheme = "manytoone";
+  std::optional<uint64_t> threads{};
+
+  std::optional<uint64_t> iters{};
+  std::optional<uint64_t> requests{};
+  Duration duration{};
+  bool has_duration = false;
+  std::optional<uint64_t> warmup{};
+  std::string rate{};
+  std::string arrivals = "constant";
+
+  // With prefill_tp it is kv_bench/ that runs, on KV caches of unlike instances.
+  std::optional<uint64_t> prefill_tp{};
+  std::optional<uint64_t> decode_tp{};
+  uint64_t prefill_block = 16;
+  uint64_t decode_block = 16;
+  std::string layout_src = "HND";
+  std::string layout_dst = "HND";
+  std::string measure = "rate";
+  Duration layer_time = std::chrono::milliseconds(1);
+  bool has_layer_time = false;
+
+  uint64_t seed = 1;
+  Duration timeout = std::chrono::seconds(60);
+  std::optional<uint64_t> timeline{};
+  bool json = false;
+  bool csv = false;
+};
+
+// "2000": requests a second; "50%": of what a closed loop reaches.
+struct Rate {
+  double per_second = 0;
+  double percent = 0;
+};
+absl::StatusOr<Rate> ParseRate(std::string_view text);
+
+enum class Workload { kRaw, kLatency, kKv, kTrace };
+const char* ToString(Workload workload);
+
+struct BenchPlan {
+  Workload workload = Workload::kRaw;
+  CrewSpec crew{};
+  std::vector<BenchCase> cases{};  // without targets
+  LoopSpec loop{};                 // of all initiators; the rate is in `rate`
+  std::optional<Rate> rate{};
+  uint64_t warmup = 0;  // requests of all streams, before
+  std::string model{};  // of kKv and kTrace
+  uint64_t tokens = 0;  // of kKv: of a request
+  uint64_t tp = 1;
+  std::optional<TraceSpec> trace{};
+
+  uint64_t peers() const { return static_cast<uint64_t>(crew.initiators) * crew.targets; }
+  // What all initiators take, and all targets; those of servers are not of this host.
+  std::vector<MemoryNeed> needs(const BenchCase& bench) const;
+};
+
+// Of a run without prefill_tp. InvalidArgument or NotFound names the option that makes no sense,
+// and what would.
+absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options);
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_BENCH_PLAN_H_

@@ -1,0 +1,123 @@
+#include "src/cli/common/agent_setup.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kvxfer/log.h"
+#include "src/cli/common/host_port.h"
+#include "src/cli/common/stats.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
+#include "src/cuda/driver.h"
+#include "src/cuda/present.h"
+
+namespace kvxfer::cli {
+namespace {
+
+// Unique among processes of all hosts, or else two clients of one server would be taken for one.
+std::string UniqueName(const std::string& role) {
+  std::string host(256, '\0');
+  if (gethostname(host.data(), host.size() - 1) != 0) host = "host";
+  host = Printable(host.c_str(), 64);
+  return absl::StrCat(role, "-", host, "-", getpid(), "-",
+                      absl::Hex(RandomNonZero32(), absl::kZeroPad8));
+}
+
+// The default text cannot be told from a variable that says the same; --listen can.
+absl::Status SetAddresses(const AgentSetup& setup, AgentOptions& options) {
+  const bool unsaid = options.listen == AgentOptions().listen;
+  if (unsaid && !setup.default_listen.empty()) options.listen = setup.default_listen;
+  if (!setup.listen.empty()) options.listen = setup.listen;
+  if (!setup.advertise.empty()) options.advertise = setup.advertise;
+  absl::StatusOr<HostPort> listen = ParseHostPort(options.listen, 0);
+  if (!listen.ok()) return Annotate(listen.status(), "--listen (KVXFER_LISTEN)");
+  if (setup.own_port) listen->port = 0;
+  options.listen = listen->ToString();
+  if (!setup.own_port || options.advertise.empty()) return absl::OkStatus();
+  absl::StatusOr<HostPort> advertise = ParseHostPort(options.advertise, 0);
+  if (!advertise.ok()) return Annotate(advertise.status(), "KVXFER_ADVERTISE");
+  advertise->port = 0;
+  options.advertise = advertise->ToString();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
+  // Whether that works is told by who needs it.
+  if (setup.gpu_memory && cuda::DriverPresent().ok()) (void)cuda::Driver::Get();
+  absl::StatusOr<AgentOptions> options = OptionsFromEnvironment();
+  if (!options.ok()) return options.status();
+  options->name = UniqueName(setup.role);
+  if (!setup.backends.empty()) {
+    options->backends = absl::StrSplit(setup.backends, ',', absl::SkipEmpty());
+    // "^shm" asks for nothing.
+    const bool leaves_out = absl::StartsWith(setup.backends, "^");
+    if (!leaves_out) options->require_backends = options->backends;
+  }
+  if (absl::Status status = SetAddresses(setup, *options); !status.ok()) return status;
+  // Enough to tear apart what relies on an order, not so much that a run takes long.
+  options->faults = {.seed = setup.fault_seed,
+                     .reorder_window = 8,
+                     .max_delay = std::chrono::milliseconds(1),
+                     .overtake = true};
+  absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::Create(*options);
+  // There is no peer yet that could be unavailable: it is this host that lacks something.
+  if (absl::IsUnavailable(agent.status()) || absl::IsUnimplemented(agent.status())) {
+    return absl::FailedPreconditionError(agent.status().message());
+  }
+  return agent;
+}
+
+absl::Status CheckVersion(const Json& hello, const std::string& they, const std::string& we) {
+  const std::string version = GetString(hello, "version");
+  if (version == KVXFER_VERSION) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      they, " is of ", version.empty() ? "another version" : "version " + version, " of kvxfer, ",
+      we, " of ", KVXFER_VERSION, "; run the same version on both hosts"));
+}
+
+absl::StatusOr<std::string> Introduce(Channel& channel, Agent& agent) {
+  const absl::StatusOr<std::string> ours = agent.Metadata();
+  if (!ours.ok()) return ours.status();
+  const Json hello = {{"type", "hello"},
+                      {"metadata", ToHex(*ours)},
+                      {"version", KVXFER_VERSION},
+                      {"boot_id", BootId()}};
+  const absl::StatusOr<Json> answer = channel.Call(hello, std::chrono::seconds(10));
+  if (!answer.ok()) return answer.status();
+  if (absl::Status s = CheckVersion(*answer, channel.peer(), "this program"); !s.ok()) return s;
+  const absl::StatusOr<std::string> theirs = GetHex(*answer, "metadata");
+  if (!theirs.ok()) return theirs.status();
+  return agent.AddPeer(*theirs);
+}
+
+void ExpectPeersToLeave() { SetLogLevel(LogLevel::kError); }
+
+std::string ChosenPath(const Agent& agent, const std::string& peer, const MemorySides& memory) {
+  const absl::StatusOr<Explanation> explanation = agent.Explain(peer);
+  if (!explanation.ok()) return std::string(explanation.status().message());
+  const auto kind = [](const MemoryChoice& choice) {
+    return choice.cuda() ? MemoryKind::kCuda : MemoryKind::kHost;
+  };
+  const auto pair = std::ranges::find_if(explanation->memory, [&](const MemoryExplanation& one) {
+    return one.local == kind(memory.here) && one.remote == kind(memory.there);
+  });
+  const bool told = pair != explanation->memory.end();
+  if (told && pair->backend.empty()) return absl::StrCat("no path: ", pair->why);
+  for (const PathExplanation& path : explanation->paths) {
+    if (told ? path.backend != pair->backend : !path.chosen) continue;
+    return absl::StrCat(path.backend, ": ", path.why,
+                        told && pair->staged ? "; staged in host memory" : "");
+  }
+  return "no path";
+}
+
+}  // namespace kvxfer::cli

@@ -1,0 +1,38 @@
+// Host memory of either kind that peers on the same host treat differently.
+#ifndef KVXFER_CLI_COMMON_HOST_MEMORY_H_
+#define KVXFER_CLI_COMMON_HOST_MEMORY_H_
+
+#include <cstddef>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "kvxfer/memory.h"
+#include "src/cli/common/memory_choice.h"
+
+namespace kvxfer::cli {
+
+// Page-aligned and zeroed. Unmapped when destroyed.
+class HostMemory {
+ public:
+  // Any source but a GPU.
+  static absl::StatusOr<HostMemory> Allocate(MemorySource source, size_t bytes);
+
+  HostMemory() = default;
+  HostMemory(HostMemory&& other) noexcept;
+  HostMemory& operator=(HostMemory&& other) noexcept;
+  ~HostMemory();
+
+  MemorySpan span() const;
+  std::span<std::byte> bytes() const {
+    return {static_cast<std::byte*>(span().data), span().bytes};
+  }
+
+ private:
+  HostBuffer mapped_;
+  void* anonymous_ = nullptr;  // null: mapped_ is what counts
+  size_t anonymous_bytes_ = 0;
+};
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_COMMON_HOST_MEMORY_H_

@@ -1,0 +1,153 @@
+#include "src/cli/common/process.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "src/core/base/clock.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer::cli {
+namespace {
+
+constexpr const char* kParent = "the parent process";
+
+}  // namespace
+
+absl::StatusOr<std::array<UniqueFd, 2>> ChannelEnds() {
+  std::array<int, 2> pair{};
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()) != 0) {
+    return absl::ResourceExhaustedError(ErrnoText("socketpair", errno));
+  }
+  return std::array{UniqueFd(pair[0]), UniqueFd(pair[1])};
+}
+
+absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::string& subcommand,
+                                                   const std::string& role) {
+  auto ends = ChannelEnds();
+  if (!ends.ok()) return ends.status();
+  auto& [ours, theirs] = *ends;
+  // dup2 onto itself would keep close-on-exec, so the child's end must not sit there already.
+  if (theirs.get() == kChannelFd) theirs = UniqueFd(fcntl(kChannelFd, F_DUPFD_CLOEXEC, 10));
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, theirs.get(), kChannelFd);
+  std::string program = "kvxfer";
+  std::string argument = subcommand;
+  const std::array<char*, 3> argv = {program.data(), argument.data(), nullptr};
+  pid_t pid = -1;
+  // The file this process runs, also when the one at its path has been replaced since.
+  const int error = posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return absl::ResourceExhaustedError(ErrnoText("starting " + role, error));
+  return WorkerProcess(pid, Channel(std::move(ours), role), role);
+}
+
+absl::StatusOr<WorkerProcess> WorkerProcess::Fork(
+    const std::string& role, const std::function<absl::Status(Channel)>& serve) {
+  auto ends = ChannelEnds();
+  if (!ends.ok()) return ends.status();
+  auto& [ours, theirs] = *ends;
+  const pid_t pid = fork();
+  if (pid < 0) return absl::ResourceExhaustedError(ErrnoText("starting " + role, errno));
+  if (pid > 0) return WorkerProcess(pid, Channel(std::move(ours), role), role);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ours = UniqueFd();  // or it would not see the parent close
+  const absl::Status status = serve(Channel(std::move(theirs), kParent));
+  // What is in the buffers of stdout is the parent's to write.
+  std::_Exit(status.ok() ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
+WorkerProcess::WorkerProcess(WorkerProcess&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)),
+      channel_(std::move(other.channel_)),
+      role_(std::move(other.role_)) {}
+
+WorkerProcess& WorkerProcess::operator=(WorkerProcess&& other) noexcept {
+  std::swap(pid_, other.pid_);
+  std::swap(channel_, other.channel_);
+  std::swap(role_, other.role_);
+  return *this;
+}
+
+WorkerProcess::~WorkerProcess() {
+  if (pid_ < 0) return;
+  kill(pid_, SIGKILL);
+  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+absl::Status WorkerProcess::Ended(int wait_status) {
+  pid_ = -1;
+  if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0) return absl::OkStatus();
+  return absl::UnavailableError(
+      WIFSIGNALED(wait_status)
+          ? absl::StrCat(role_, " was killed by signal ", WTERMSIG(wait_status), " (",
+                         strsignal(WTERMSIG(wait_status)), ")")
+          : absl::StrCat(role_, " ended with exit status ", WEXITSTATUS(wait_status)));
+}
+
+absl::Status WorkerProcess::CheckAlive() {
+  int wait_status = 0;
+  if (pid_ >= 0) {
+    if (waitpid(pid_, &wait_status, WNOHANG) != pid_) return absl::OkStatus();
+    if (absl::Status status = Ended(wait_status); !status.ok()) return status;
+  }
+  return absl::UnavailableError(role_ + " ended before its work was done");
+}
+
+absl::Status WorkerProcess::Join(Duration timeout) {
+  const Time end = Now() + timeout;
+  for (int wait_status = 0; pid_ >= 0;) {
+    if (waitpid(pid_, &wait_status, WNOHANG) == pid_) return Ended(wait_status);
+    if (Now() >= end) return absl::DeadlineExceededError(role_ + " does not end");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FindEnded(std::span<WorkerProcess* const> workers) {
+  for (const Time end = Now() + std::chrono::milliseconds(200); !workers.empty();) {
+    for (WorkerProcess* worker : workers) {
+      if (absl::Status ended = worker->CheckAlive(); !ended.ok()) return ended;
+    }
+    if (Now() >= end) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Channel> ChannelToParent() {
+  struct stat info {};
+  if (fstat(kChannelFd, &info) != 0 || !S_ISSOCK(info.st_mode)) {
+    return absl::FailedPreconditionError(
+        "this subcommand is the second process of demo and bench; run those instead");
+  }
+  // The channel's end would do while it is read; a worker that is busy must not stay either.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  fcntl(kChannelFd, F_SETFD, FD_CLOEXEC);
+  return Channel(UniqueFd(kChannelFd), kParent);
+}
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  // Without it the run fails where it has too few, and says so.
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace kvxfer::cli

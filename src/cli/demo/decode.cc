@@ -1,0 +1,173 @@
+// `kvxfer demo-worker`: the decode side of the demo. Hands its blocks out to requests, and checks
+// every byte of a request when the notification says that it has arrived.
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/cli/commands.h"
+#include "src/cli/common/agent_setup.h"
+#include "src/cli/common/process.h"
+#include "src/cli/common/scatter.h"
+#include "src/cli/common/stats.h"
+#include "src/cli/demo/demo.h"
+#include "src/core/base/clock.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer::cli {
+namespace {
+
+// The agent and the cache outlive it. Thread-safety: one thread, which drives the agent while it
+// waits.
+class Decode {
+ public:
+  Decode(const DemoConfig& config, Agent& agent, const KvCache& cache, uint32_t cache_blocks,
+         std::string peer)
+      : config_(config),
+        agent_(agent),
+        cache_(cache),
+        peer_(std::move(peer)),
+        allocator_(cache_blocks, TargetSeed(config.seed)) {}
+
+  // Returns when every request was checked and the prefill side has been told of each.
+  absl::Status Run(const Channel& parent) {
+    Time last_step = Now();
+    for (uint64_t done = 0; done < config_.requests;) {
+      if (absl::Status s = AssignWhatFits(); !s.ok()) return s;
+      const absl::StatusOr<Notification> notification =
+          agent_.WaitNotification(std::chrono::milliseconds(100));
+      if (notification.ok()) {
+        if (absl::Status s = OnArrived(*notification); !s.ok()) return s;
+        last_step = Now();
+        ++done;
+      } else if (!absl::IsDeadlineExceeded(notification.status())) {
+        return notification.status();
+      }
+      if (parent.Closed()) return absl::UnavailableError("the prefill process is gone");
+      if (Now() - last_step > config_.timeout) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("nothing arrived after ", done, " of ", config_.requests, " requests"));
+      }
+    }
+    return last_word_.Wait(config_.timeout);
+  }
+
+ private:
+  // Requests wait for blocks in their order; the blocks of one are a random draw of what is free.
+  absl::Status AssignWhatFits() {
+    while (next_request_ < config_.requests) {
+      std::optional<std::vector<uint32_t>> blocks =
+          allocator_.Allocate(config_.blocks_per_request());
+      if (!blocks) break;
+      DemoMessage message{.kind = DemoMessage::Kind::kAssign, .request = next_request_++};
+      message.blocks = *blocks;
+      tables_[message.request] = std::move(*blocks);
+      if (absl::Status s = Tell(message); !s.ok()) return s;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status OnArrived(const Notification& notification) {
+    const absl::StatusOr<DemoMessage> message = DemoMessage::Decode(notification.payload);
+    if (!message.ok()) return message.status();
+    const auto table = tables_.find(message->request);
+    if (message->kind != DemoMessage::Kind::kArrived || table == tables_.end()) {
+      return absl::InternalError(
+          absl::StrCat("request ", message->request, " arrived twice or was never assigned"));
+    }
+    DemoMessage released{.kind = DemoMessage::Kind::kReleased, .request = message->request};
+    absl::Status check = message->blocks == table->second
+                             ? cache_.CheckRequest(message->request, table->second, config_.seed)
+                             : absl::DataLossError("the block table is not the one assigned");
+    released.error = std::string(check.message());
+    allocator_.Free(table->second);
+    tables_.erase(table);
+    return Tell(released);
+  }
+
+  // Not waited for: notifications come in the order of posting, so the end of the last one is the
+  // end of all.
+  absl::Status Tell(const DemoMessage& message) {
+    TransferOptions options;
+    options.deadline = config_.timeout;
+    absl::StatusOr<Transfer> transfer = agent_.Notify(peer_, message.Encode(), options);
+    if (!transfer.ok()) return transfer.status();
+    last_word_ = std::move(*transfer);
+    return absl::OkStatus();
+  }
+
+  const DemoConfig& config_;
+  Agent& agent_;
+  const KvCache& cache_;
+  const std::string peer_;
+  BlockAllocator allocator_;
+  std::map<uint32_t, std::vector<uint32_t>> tables_;  // of requests that were assigned blocks
+  uint32_t next_request_ = 0;
+  Transfer last_word_;
+};
+
+// The parent's hello: its metadata and the run's parameters; the answer: ours and our regions.
+absl::StatusOr<std::string> AnswerHello(Channel& parent, const Json& hello, Agent& agent,
+                                        const KvCache& cache) {
+  const absl::StatusOr<std::string> theirs = GetHex(hello, "metadata");
+  if (!theirs.ok()) return theirs.status();
+  absl::StatusOr<std::string> peer = agent.AddPeer(*theirs);
+  if (!peer.ok()) return peer;
+  const absl::StatusOr<std::string> ours = agent.Metadata();
+  if (!ours.ok()) return ours.status();
+  const Json answer = {{"metadata", ToHex(*ours)}, {"regions", ToJson(cache.regions())}};
+  if (absl::Status s = parent.Send(answer); !s.ok()) return s;
+  return peer;
+}
+
+absl::Status RunWorker(Channel& parent) {
+  const absl::StatusOr<Json> hello = parent.Receive(std::chrono::seconds(30));
+  if (!hello.ok()) return hello.status();
+  const absl::StatusOr<DemoConfig> config = DemoConfigFromJson(*hello);
+  if (!config.ok()) return config.status();
+  const absl::StatusOr<KvCacheShape> shape = DemoCacheShape(*config);
+  if (!shape.ok()) return shape.status();
+  const absl::StatusOr<KvCache> cache = KvCache::Create(*shape);
+  if (!cache.ok()) return cache.status();
+  const absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent({.role = "decode",
+                                                                  .backends = config->backend,
+                                                                  .own_port = true,
+                                                                  .fault_seed = config->seed + 1});
+  if (!agent.ok()) return agent.status();
+  if (auto s = cache->RegisterWith(**agent, Access::kRemoteWrite); !s.ok()) return s.status();
+  absl::StatusOr<std::string> peer = AnswerHello(parent, *hello, **agent, *cache);
+  if (!peer.ok()) return peer.status();
+
+  Decode decode(*config, **agent, *cache, shape->blocks, std::move(*peer));
+  if (absl::Status s = decode.Run(parent); !s.ok()) return s;
+  // "finish" comes once every transfer has ended at the prefill side too.
+  if (absl::StatusOr<Json> finish = parent.Receive(config->timeout); !finish.ok()) {
+    return finish.status();
+  }
+  ExpectPeersToLeave();
+  return parent.Send(
+      {{"guards", std::string(cache->CheckGuards().message())}, {"cpu_seconds", CpuSeconds()}});
+}
+
+absl::Status DemoWorker() {
+  absl::StatusOr<Channel> parent = ChannelToParent();
+  if (!parent.ok()) return parent.status();
+  absl::Status status = RunWorker(*parent);
+  // Told to the parent, which alone speaks to the user.
+  if (!status.ok()) (void)parent->Send(ErrorAnswer(status));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddDemoWorker(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("demo-worker", "The decode process of demo");
+  command->group("");
+  command->callback([&action] { action = DemoWorker; });
+}
+
+}  // namespace kvxfer::cli

@@ -1,0 +1,297 @@
+// `kvxfer demo`: a prefill and a decode process, and the KV caches of some requests between them.
+// This process is the prefill side. With unlike sides: group.h.
+
+#include "src/cli/demo/demo.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/cli/commands.h"
+#include "src/cli/common/agent_setup.h"
+#include "src/cli/common/options.h"
+#include "src/cli/common/process.h"
+#include "src/cli/common/stats.h"
+#include "src/cli/common/table.h"
+#include "src/cli/common/units.h"
+#include "src/cli/demo/group.h"
+#include "src/cli/demo/memory.h"
+#include "src/cli/demo/prefill.h"
+#include "src/core/base/clock.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer::cli {
+namespace {
+
+struct DemoRun {
+  std::string path{};      // what ChosenPath says after the run
+  double seconds = 0;      // first assignment to last verification
+  double cpu_seconds = 0;  // of both processes, content and checks included
+  std::vector<DemoResult> results{};
+  absl::Status guards;  // of both sides
+};
+
+double Milliseconds(Duration duration) { return Seconds(duration) * 1e3; }
+
+size_t CountVerified(const DemoRun& run) {
+  size_t verified = 0;
+  for (const DemoResult& result : run.results) {
+    if (result.released && result.error.empty()) ++verified;
+  }
+  return verified;
+}
+
+Json RequestJson(const DemoConfig& config, size_t request, const DemoResult& result) {
+  return {{"request", request},
+          {"tokens", config.tokens},
+          {"blocks", config.blocks_per_request()},
+          {"runs", result.runs},
+          {"bytes", result.stats.bytes},
+          {"queued_ms", Milliseconds(result.stats.queued)},
+          {"wire_ms", Milliseconds(result.stats.wire)},
+          {"gb_per_s", GbPerSecond(result.stats.bytes, Seconds(result.stats.wire))},
+          {"verified", result.error.empty()},
+          {"error", result.error}};
+}
+
+void PrintJson(const DemoConfig& config, const DemoRun& run) {
+  Json requests = Json::array();
+  for (size_t i = 0; i < run.results.size(); ++i) {
+    requests.push_back(RequestJson(config, i, run.results[i]));
+  }
+  const uint64_t bytes = config.requests * config.request_bytes();
+  const size_t verified = CountVerified(run);
+  const Json report = {
+      {"ok", verified == run.results.size() && run.guards.ok()},
+      {"model", config.model.name},
+      {"block_bytes", config.block_bytes()},
+      {"regions", config.model.pieces()},
+      {"memory", config.memory},
+      {"memory_decode", config.memory_there},
+      {"requests", std::move(requests)},
+      {"verified", verified},
+      {"guard_zones", run.guards.ok() ? "intact" : std::string(run.guards.message())},
+      {"bytes", bytes},
+      {"seconds", run.seconds},
+      {"gb_per_s", GbPerSecond(bytes, run.seconds)},
+      {"cpu_seconds", run.cpu_seconds},
+      {"path", run.path}};
+  std::puts(DumpJson(report, 2).c_str());
+}
+
+void PrintTable(const DemoConfig& config, const DemoRun& run) {
+  std::printf("%s: %u layers, blocks of %lu tokens, %u regions a side, %s a block in each\n",
+              config.model.name.c_str(), config.model.layers, config.block_tokens,
+              config.model.pieces(), FormatBytes(config.block_bytes()).c_str());
+  const Table table({{"request"},
+                     {"tokens"},
+                     {"blocks"},
+                     {"runs", 7},
+                     {"MiB", 8},
+                     {"queue ms", 8},
+                     {"wire ms", 8},
+                     {"GB/s", 6},
+                     {"verified"}});
+  std::puts(table.Header().c_str());
+  for (size_t i = 0; i < run.results.size(); ++i) {
+    const DemoResult& r = run.results[i];
+    const std::vector<std::string> row = {
+        std::to_string(i),
+        std::to_string(config.tokens),
+        std::to_string(config.blocks_per_request()),
+        std::to_string(r.runs),
+        FormatFixed(static_cast<double>(r.stats.bytes) / (1 << 20), 1),
+        FormatFixed(Milliseconds(r.stats.queued), 2),
+        FormatFixed(Milliseconds(r.stats.wire), 2),
+        FormatFixed(GbPerSecond(r.stats.bytes, Seconds(r.stats.wire)), 2),
+        r.error.empty() ? "yes" : "NO"};
+    std::puts(table.Row(row).c_str());
+  }
+  const uint64_t bytes = config.requests * config.request_bytes();
+  std::printf("%zu of %zu requests verified, every byte; guard zones %s\n", CountVerified(run),
+              run.results.size(), run.guards.ok() ? "intact" : "WRITTEN");
+  std::printf("%s in %.2f s: %.2f GB/s with content made and checked, %.2f CPU-seconds\n",
+              FormatBytes(bytes).c_str(), run.seconds, GbPerSecond(bytes, run.seconds),
+              run.cpu_seconds);
+  std::printf("path %s\n", run.path.c_str());
+}
+
+// DataLoss for the first thing that is wrong.
+absl::Status OutcomeOf(const DemoRun& run) {
+  for (const DemoResult& result : run.results) {
+    if (!result.error.empty()) return absl::DataLossError("verification failed: " + result.error);
+  }
+  return Annotate(run.guards, "guard zones");
+}
+
+// Starts and introduces the decode process; returns its regions.
+absl::StatusOr<std::vector<PagedRegion>> Meet(const DemoConfig& config, WorkerProcess& worker,
+                                              Agent& agent, std::string& peer) {
+  const absl::StatusOr<std::string> ours = agent.Metadata();
+  if (!ours.ok()) return ours.status();
+  Json hello = ToJson(config);
+  hello["memory"] = config.memory_there;
+  hello["memory_there"] = config.memory;
+  hello["metadata"] = ToHex(*ours);
+  const absl::StatusOr<Json> answer = worker.channel().Call(hello, config.timeout);
+  if (!answer.ok()) return answer.status();
+  const absl::StatusOr<std::string> theirs = GetHex(*answer, "metadata");
+  if (!theirs.ok()) return theirs.status();
+  absl::StatusOr<std::string> name = agent.AddPeer(*theirs);
+  if (!name.ok()) return name.status();
+  peer = std::move(*name);
+  return GetRegions(*answer, "regions");
+}
+
+// Between messages the decode process is silent, unless it failed.
+absl::Status CheckWorker(WorkerProcess& worker) {
+  if (worker.channel().Readable()) {
+    const absl::StatusOr<Json> message = worker.channel().ReceiveAnswer(std::chrono::seconds(1));
+    if (message.ok()) return absl::InternalError("the decode process speaks unasked");
+    // A closed channel says less than the way the process ended.
+    if (!absl::IsUnavailable(message.status())) return message.status();
+    return worker.Join(std::chrono::seconds(1));
+  }
+  return worker.CheckAlive();
+}
+
+// Every request is verified and every transfer has ended at both sides: collects what only the
+// decode process knows, and lets it end.
+absl::Status Finish(WorkerProcess& worker, DemoRun& run, Duration timeout) {
+  ExpectPeersToLeave();
+  const absl::StatusOr<Json> last = worker.channel().Call({{"type", "finish"}}, timeout);
+  if (!last.ok()) return last.status();
+  if (const std::string written = GetString(*last, "guards"); !written.empty()) {
+    run.guards = absl::DataLossError("of the decode side: " + written);
+  }
+  const auto cpu = last->find("cpu_seconds");
+  run.cpu_seconds = CpuSeconds();
+  if (cpu != last->end() && cpu->is_number()) run.cpu_seconds += cpu->get<double>();
+  return worker.Join(timeout);
+}
+
+// The order of what is made here is the order of lifetimes: the cache outlives the agent that has
+// it registered, and the decode process is let go of after this agent has closed.
+absl::Status RunDemo(DemoConfig config, bool json) {
+  const absl::StatusOr<DemoMemory> memory = DemoMemoryOf(config.memory, 1, 1);
+  if (!memory.ok()) return memory.status();
+  config.memory = memory->prefill.front().ToString();
+  config.memory_there = memory->decode.front().ToString();
+  const absl::StatusOr<KvCacheShape> shape = DemoCacheShape(config);
+  if (!shape.ok()) return shape.status();
+  const absl::StatusOr<KvCache> cache = KvCache::Create(*shape);
+  if (!cache.ok()) return cache.status();
+  absl::StatusOr<WorkerProcess> worker = WorkerProcess::Start("demo-worker", "the decode process");
+  if (!worker.ok()) return worker.status();
+  const absl::StatusOr<std::unique_ptr<Agent>> agent =
+      MakeAgent({.role = "prefill", .backends = config.backend, .fault_seed = config.seed});
+  if (!agent.ok()) return agent.status();
+  // Reads of the source are local: peers need no rights.
+  if (auto s = cache->RegisterWith(**agent, Access::kNone); !s.ok()) return s.status();
+  std::string peer;
+  absl::StatusOr<std::vector<PagedRegion>> remote = Meet(config, *worker, **agent, peer);
+  if (!remote.ok()) return remote.status();
+
+  DemoRun run;
+  const Time start = Now();
+  Prefill prefill(config, **agent, *cache, shape->blocks, peer, std::move(*remote));
+  {
+    ProgressBar bar("requests", config.requests);
+    absl::Status status = prefill.Run([&worker] { return CheckWorker(*worker); },
+                                      [&bar](size_t done) { bar.Update(done); });
+    if (!status.ok()) return status;
+  }
+  run.seconds = Seconds(Now() - start);
+  run.path = ChosenPath(**agent, peer, config.memories());
+  run.results = prefill.results();
+  if (absl::Status s = Finish(*worker, run, config.timeout); !s.ok()) return s;
+  run.guards.Update(cache->CheckGuards());
+  if (json) {
+    PrintJson(config, run);
+  } else {
+    PrintTable(config, run);
+  }
+  return OutcomeOf(run);
+}
+
+struct DemoFlags {
+  DemoConfig config;
+  std::string model = "llama-3.1-8b";
+  DemoSide prefill{.name = "prefill"};
+  DemoSide decode{.name = "decode"};
+  std::vector<CLI::Option*> of_ranks{};  // one of them is given: a process for each rank
+  CLI::Option* one_rank = nullptr;       // --tp
+  bool json = false;
+};
+
+void AddSide(CLI::App* command, DemoFlags& flags, DemoSide& side) {
+  const auto add = [&](CLI::Option* option) {
+    flags.of_ranks.push_back(option);
+    return option->group("Ranks");
+  };
+  add(AddNumber(command, "--" + side.name + "-tp", side.tp,
+                "Ranks of the " + side.name + " side, a process each"))
+      ->check(CLI::IsMember(std::vector<uint64_t>{1, 2, 4, 8}));
+  add(AddNumber(command, "--" + side.name + "-block", side.block_tokens,
+                "Tokens of one block there"))
+      ->check(CLI::Range(uint64_t{1}, uint64_t{4096}))
+      ->default_str("as --block-tokens");
+  add(command->add_option("--layout-" + side.name, side.layout,
+                          "Of a block: NHD token by token, HND head by head"))
+      ->check(CLI::IsMember(std::vector<std::string>{"NHD", "HND"}));
+}
+
+absl::Status RunFlags(DemoFlags& flags) {
+  absl::StatusOr<KvModel> model = LoadKvModel(flags.model);
+  if (!model.ok()) return model.status();
+  flags.config.model = std::move(*model);
+  const bool ranks =
+      std::ranges::any_of(flags.of_ranks, [](const CLI::Option* o) { return o->count() > 0; });
+  if (!ranks) return RunDemo(flags.config, flags.json);
+  if (flags.one_rank->count() > 0) {
+    return absl::InvalidArgumentError(
+        "--tp is for one rank's part; --prefill-tp and --decode-tp move that of every rank");
+  }
+  const absl::StatusOr<DemoGroupRun> run = RunDemoGroup(flags.config, flags.prefill, flags.decode);
+  if (!run.ok()) return run.status();
+  if (flags.json) {
+    PrintGroupJson(*run);
+  } else {
+    PrintGroupTable(*run);
+  }
+  return OutcomeOf(*run);
+}
+
+}  // namespace
+
+void AddDemo(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand(
+      "demo",
+      "Moves the KV caches of requests between two processes, or the ranks of two instances, and "
+      "checks every byte");
+  const auto flags = std::make_shared<DemoFlags>();
+  DemoConfig& config = flags->config;
+  command->add_option("--model", flags->model, "Model name, or path of a config.json");
+  AddNumber(command, "--requests", config.requests, "Number of requests");
+  AddNumber(command, "--tokens", config.tokens, "Tokens of each request");
+  AddNumber(command, "--block-tokens", config.block_tokens, "Tokens of one block");
+  flags->one_rank = AddNumber(command, "--tp", config.tp,
+                              "Ranks the model is split over; one rank's part is moved");
+  AddSide(command, *flags, flags->prefill);
+  AddSide(command, *flags, flags->decode);
+  command->add_option("--backend", config.backend, "tcp, shm, faulty:tcp, ... (default: the best)");
+  command->add_option("--memory", config.memory, kMemoryHelp);
+  AddNumber(command, "--seed", config.seed, "Of block tables, content and injected faults");
+  AddSize(command, "--gap", config.gap, "Guarded bytes behind each block; 0 packs the blocks");
+  AddSize(command, "--cache-size", config.cache_bytes, "KV cache of each side");
+  AddDuration(command, "--timeout", config.timeout, "Longest time without progress");
+  command->add_flag("--corrupt", config.corrupt)->group("");
+  command->add_flag("--json", flags->json, "Report as JSON");
+  command->callback([flags, &action] { action = [flags] { return RunFlags(*flags); }; });
+}
+
+}  // namespace kvxfer::cli

@@ -1,0 +1,192 @@
+#include "src/cli/demo/group.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "src/cli/common/scatter.h"
+#include "src/cli/common/stats.h"
+#include "src/cli/common/table.h"
+#include "src/cli/common/units.h"
+#include "src/cli/demo/crew.h"
+#include "src/cli/demo/memory.h"
+#include "src/cli/demo/rank.h"
+#include "src/core/base/clock.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer::cli {
+namespace {
+
+// Of a round: so that its tables fit into a message.
+constexpr size_t kMaxRequests = 64;
+constexpr size_t kMaxIds = 1 << 15;
+
+// The blocks of a side; every rank of it has the same ids.
+struct SideBlocks {
+  BlockAllocator free;
+  size_t each;  // of a request
+  DemoTables tables{};
+
+  bool Add() {
+    std::optional<std::vector<uint32_t>> ids = free.Allocate(each);
+    if (ids) tables.push_back(std::move(*ids));
+    return ids.has_value();
+  }
+  void FreeAll() {
+    for (const auto& ids : tables) free.Free(ids);
+    tables.clear();
+  }
+};
+
+absl::StatusOr<SideBlocks> BlocksOf(const DemoShard& shard, uint64_t seed) {
+  const absl::StatusOr<KvCacheShape> shape = CacheShapeOf(shard);
+  if (!shape.ok()) return shape.status();
+  return SideBlocks{.free = BlockAllocator(shape->blocks, seed),
+                    .each = shard.config.blocks_per_request()};
+}
+
+// The requests from `first` on that there are blocks for on both sides.
+void FillRound(uint64_t first, uint64_t end, SideBlocks& prefill, SideBlocks& decode) {
+  const size_t most = std::min<size_t>(kMaxRequests, kMaxIds / std::max(prefill.each, decode.each));
+  const size_t wanted = std::min<size_t>(end - first, most);
+  while (prefill.tables.size() < wanted && prefill.Add()) {
+    if (decode.Add()) continue;
+    prefill.free.Free(prefill.tables.back());
+    prefill.tables.pop_back();
+    return;
+  }
+}
+
+// What each decode rank found, by request. Internal: one does not speak of all of them.
+absl::Status TakeErrors(const DemoCrew& crew, const std::vector<Json>& answers, uint64_t first,
+                        size_t requests, DemoGroupRun& run) {
+  for (size_t rank = 0; rank < crew.decode(); ++rank) {
+    const Json errors = answers[crew.prefill() + rank].value("errors", Json::array());
+    if (errors.size() != requests) {
+      return absl::InternalError(absl::StrCat(run.decode[rank].name(), " checked ", errors.size(),
+                                              " of ", requests, " requests"));
+    }
+    for (size_t i = 0; i < requests; ++i) {
+      const std::string text = errors[i].is_string() ? errors[i].get<std::string>() : "no answer";
+      if (text.empty()) {
+        ++run.verified[rank];
+      } else if (std::string& error = run.errors[first + i]; error.empty()) {
+        error = run.decode[rank].name() + ": " + text;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Returns how many requests there were in it.
+absl::StatusOr<size_t> RunRound(DemoCrew& crew, uint64_t first, SideBlocks& prefill,
+                                SideBlocks& decode, DemoGroupRun& run) {
+  const DemoConfig& config = run.prefill.front().config;
+  FillRound(first, config.requests, prefill, decode);
+  Json fill = {{"type", "prepare"}, {"first", first}, {"tables", prefill.tables}};
+  if (config.corrupt) fill["corrupt"] = config.requests / 2;
+  const Json look = {{"type", "prepare"}, {"first", first}, {"tables", decode.tables}};
+  if (auto s = crew.Call(fill, look); !s.ok()) return s.status();
+  const int64_t start = MonotonicNanoseconds();
+  const absl::StatusOr<std::vector<Json>> arrived =
+      crew.Call({{"type", "write"}, {"tables", decode.tables}}, {{"type", "await"}});
+  if (!arrived.ok()) return arrived.status();
+  for (size_t rank = 0; rank < crew.decode(); ++rank) {
+    const double end = GetNumber((*arrived)[crew.prefill() + rank], "arrived_ns");
+    run.wire_seconds[rank] += (end - static_cast<double>(start)) * 1e-9;
+  }
+  const absl::StatusOr<std::vector<Json>> checked = crew.Call(nullptr, {{"type", "check"}});
+  if (!checked.ok()) return checked.status();
+  const size_t requests = decode.tables.size();
+  if (auto s = TakeErrors(crew, *checked, first, requests, run); !s.ok()) return s;
+  prefill.FreeAll();
+  decode.FreeAll();
+  return requests;
+}
+
+absl::Status Finish(DemoCrew& crew, DemoGroupRun& run) {
+  const Json finish = {{"type", "finish"}};
+  const absl::StatusOr<std::vector<Json>> last = crew.Call(finish, finish);
+  if (!last.ok()) return last.status();
+  run.cpu_seconds = CpuSeconds();
+  for (size_t i = 0; i < last->size(); ++i) {
+    run.cpu_seconds += GetNumber((*last)[i], "cpu_seconds");
+    const bool decode = i >= crew.prefill();
+    const DemoShard& shard = decode ? run.decode[i - crew.prefill()] : run.prefill[i];
+    const std::string written = GetString((*last)[i], "guards");
+    if (!written.empty()) run.guards.Update(absl::DataLossError(shard.name() + ": " + written));
+  }
+  for (const DemoShare& share : run.shares) {
+    const Json paths = (*last)[share.prefill].value("paths", Json::array());
+    run.paths.push_back(share.decode < paths.size() && paths[share.decode].is_string()
+                            ? paths[share.decode].get<std::string>()
+                            : "unknown");
+  }
+  return crew.Leave();
+}
+
+absl::StatusOr<DemoGroupRun> PlanRun(const DemoConfig& config, const DemoSide& prefill,
+                                     const DemoSide& decode) {
+  const absl::StatusOr<DemoMemory> memory = DemoMemoryOf(config.memory, prefill.tp, decode.tp);
+  if (!memory.ok()) return memory.status();
+  DemoGroupRun run;
+  for (const auto& [side, shards] :
+       {std::pair(&prefill, &run.prefill), std::pair(&decode, &run.decode)}) {
+    const bool is_prefill = side == &prefill;
+    const std::vector<MemoryChoice>& of_ranks = is_prefill ? memory->prefill : memory->decode;
+    const std::vector<MemoryChoice>& others = is_prefill ? memory->decode : memory->prefill;
+    DemoConfig of_side = config;
+    of_side.memory = of_ranks.front().ToString();
+    of_side.memory_there = others.front().ToString();
+    absl::StatusOr<std::vector<DemoShard>> made = ShardsOf(of_side, *side);
+    if (!made.ok()) return made.status();
+    for (DemoShard& shard : *made) shard.config.memory = of_ranks[shard.rank].ToString();
+    *shards = std::move(*made);
+  }
+  absl::StatusOr<std::vector<DemoShare>> shares = SharesOf(run.prefill, run.decode);
+  if (!shares.ok()) return shares.status();
+  run.shares = std::move(*shares);
+  run.errors.resize(config.requests);
+  run.verified.resize(run.decode.size());
+  run.wire_seconds.resize(run.decode.size());
+  return run;
+}
+
+}  // namespace
+
+size_t DemoGroupRun::CountVerified() const {
+  return static_cast<size_t>(std::ranges::count(errors, std::string()));
+}
+
+uint64_t DemoGroupRun::bytes() const {
+  uint64_t sum = 0;
+  for (const DemoShard& shard : decode) sum += shard.config.requests * shard.request_bytes();
+  return sum;
+}
+
+absl::StatusOr<DemoGroupRun> RunDemoGroup(const DemoConfig& config, const DemoSide& prefill,
+                                          const DemoSide& decode) {
+  absl::StatusOr<DemoGroupRun> run = PlanRun(config, prefill, decode);
+  if (!run.ok()) return run;
+  absl::StatusOr<SideBlocks> from = BlocksOf(run->prefill.front(), InitiatorSeed(config.seed));
+  if (!from.ok()) return from.status();
+  absl::StatusOr<SideBlocks> to = BlocksOf(run->decode.front(), TargetSeed(config.seed));
+  if (!to.ok()) return to.status();
+  absl::StatusOr<DemoCrew> crew = DemoCrew::Start(run->prefill, run->decode);
+  if (!crew.ok()) return crew.status();
+  const Time start = Now();
+  {
+    ProgressBar bar("requests", config.requests);
+    for (uint64_t done = 0; done < config.requests;) {
+      const absl::StatusOr<size_t> moved = RunRound(*crew, done, *from, *to, *run);
+      if (!moved.ok()) return moved.status();
+      done += *moved;
+      bar.Update(done);
+    }
+  }
+  run->seconds = Seconds(Now() - start);
+  if (absl::Status s = Finish(*crew, *run); !s.ok()) return s;
+  return run;
+}
+
+}  // namespace kvxfer::cli

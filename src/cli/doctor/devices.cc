@@ -1,0 +1,171 @@
+// Checks of RDMA devices: drivers, firmware, physical and virtual functions.
+
+#include <array>
+#include <map>
+#include <set>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "src/cli/doctor/doctor.h"
+#include "src/transport/host/sysfs_device.h"
+
+namespace kvxfer::cli {
+namespace {
+
+// A NIC on the PCI bus that should have an RDMA device, and the module that makes one.
+struct NicWithoutDevice {
+  std::string pci;
+  std::string module;
+};
+
+// Of a vendor's NICs: Mellanox network and InfiniBand controllers, EFA.
+const char* RdmaModule(int64_t vendor, int64_t device, int64_t device_class) {
+  const bool network = (device_class >> 8) == 0x0200 || (device_class >> 8) == 0x0207;
+  if (vendor == 0x15b3 && network) return "mlx5_ib";
+  if (vendor == kPciVendorAmazon && device >= 0xefa0 && device <= 0xefaf) return "efa";
+  return nullptr;
+}
+
+std::vector<NicWithoutDevice> NicsWithoutDevice(const SystemView& view) {
+  const std::string bus = "/sys/bus/pci/devices/";
+  std::set<std::string> known;
+  for (const RdmaDevice& device : view.topology().devices) {
+    if (device.pci) known.insert(device.pci->ToString());
+  }
+  std::vector<NicWithoutDevice> nics;
+  for (const std::string& pci : view.files().List(bus)) {
+    const auto read = [&](const char* file) {
+      return view.files().ReadInt(absl::StrCat(bus, pci, "/", file)).value_or(0);
+    };
+    const char* module = RdmaModule(read("vendor"), read("device"), read("class"));
+    // A virtual function without a device is one that a pod has, or nobody yet.
+    const bool virtual_function = !view.files().LinkName(absl::StrCat(bus, pci, "/physfn")).empty();
+    if (module == nullptr || virtual_function || known.contains(pci)) continue;
+    nics.push_back({.pci = pci, .module = module});
+  }
+  return nics;
+}
+
+Findings Devices(const SystemView& view) {
+  const Topology& topology = view.topology();
+  const std::vector<NicWithoutDevice> missing = NicsWithoutDevice(view);
+  if (!topology.devices.empty()) {
+    std::vector<std::string> names;
+    for (const RdmaDevice& device : topology.devices) names.push_back(device.name);
+    // A pod sees the PCI bus of its host, and of the devices its own.
+    return Ok(absl::StrCat(
+        Names(names), missing.empty()
+                          ? ""
+                          : absl::StrCat("; ", missing.size(), " more NICs are not handed to us")));
+  }
+  if (missing.empty()) {
+    return NotApplicable("no RDMA NIC: transfers between hosts go over tcp");
+  }
+  std::vector<std::string> pcis;
+  pcis.reserve(missing.size());
+  for (const NicWithoutDevice& nic : missing) pcis.push_back(nic.pci);
+  const std::string module = missing.front().module;
+  return Problem(
+      absl::StrCat("no RDMA device for ", Names(pcis)),
+      "the module " + module +
+          " is not loaded, or the pod was not given the devices: transfers go over tcp",
+      "modprobe " + module + "; in a pod: request the RDMA resource of the device plugin");
+}
+
+Findings Firmware(const SystemView& view) {
+  // By kind of card: of each version the devices.
+  std::map<std::string, std::map<std::string, std::vector<std::string>>> versions;
+  for (const RdmaDevice& device : view.topology().devices) {
+    if (device.firmware.empty() || !device.pci) continue;
+    const std::string kind =
+        absl::StrFormat("%04x:%04x %s", device.vendor, device.device, device.board);
+    versions[kind][device.firmware].push_back(device.name);
+  }
+  if (versions.empty()) return NotApplicable("no device tells a firmware version");
+  Findings bad;
+  std::vector<std::string> seen;
+  for (const auto& [kind, by_version] : versions) {
+    std::vector<std::string> parts;
+    for (const auto& [version, names] : by_version) {
+      parts.push_back(absl::StrCat(version, " on ", Names(names)));
+      seen.push_back(version);
+    }
+    if (by_version.size() < 2) continue;
+    Append(bad, Warning("equal cards, different firmware: " + absl::StrJoin(parts, "; "),
+                        "rails behave differently, which is hard to see later",
+                        "mlxfwmanager --online -u -d PCI_ADDRESS, then mlxfwreset"));
+  }
+  const std::set<std::string> distinct(seen.begin(), seen.end());
+  return OrOk(bad, absl::StrJoin(distinct, ", "));
+}
+
+// A parent and its virtual function are one port. Our rails take it once; others may not.
+Findings Functions(const SystemView& view) {
+  const Topology& topology = view.topology();
+  size_t physical = 0;
+  size_t virtual_ones = 0;
+  std::set<std::string> doubled;
+  for (const RdmaPort& port : topology.ports) {
+    const RdmaDevice& device = topology.DeviceOf(port);
+    if (!device.pci) continue;
+    ++(device.physical_function ? virtual_ones : physical);
+    const RdmaDevice* parent = topology.ParentOf(device);
+    if (parent == nullptr || port.state != PortState::kActive || port.lid == 0) continue;
+    doubled.insert(parent->name);
+  }
+  if (physical + virtual_ones == 0) return NotApplicable("no PCI device");
+  if (doubled.empty()) {
+    return Ok(absl::StrCat(physical, " physical, ", virtual_ones, " virtual functions"));
+  }
+  const std::vector<std::string> names(doubled.begin(), doubled.end());
+  return Warning(absl::StrCat("virtual functions are active beside their parents ", Names(names)),
+                 "both share one port: kvxfer takes the parent as its rail, unless the other is "
+                 "named; UCX and libfabric count the port twice",
+                 "take the virtual functions away, or name the one to use: "
+                 "KVXFER_VERBS_DEVICES=" +
+                     names.front());
+}
+
+// The number in "32.0 GT/s PCIe".
+double LinkSpeed(const SystemView& view, const std::string& file) {
+  const std::string text = view.files().Read(file).value_or("");
+  return std::atof(text.c_str());
+}
+
+Findings PciLink(const SystemView& view) {
+  Findings bad;
+  size_t seen = 0;
+  for (const RdmaDevice& device : view.topology().devices) {
+    if (!device.pci || device.physical_function) continue;
+    const std::string folder = absl::StrCat("/sys/bus/pci/devices/", device.pci->ToString(), "/");
+    const double speed = LinkSpeed(view, folder + "current_link_speed");
+    const double most = LinkSpeed(view, folder + "max_link_speed");
+    const int64_t width = view.files().ReadInt(folder + "current_link_width").value_or(0);
+    const int64_t widest = view.files().ReadInt(folder + "max_link_width").value_or(0);
+    if (speed == 0 || most == 0 || width == 0 || widest == 0) continue;
+    ++seen;
+    if (speed >= most && width >= widest) continue;
+    Append(bad, Warning(absl::StrFormat("%s: PCIe runs at %.3g GT/s x%d, the card has %.3g x%d",
+                                        device.name, speed, width, most, widest),
+                        absl::StrFormat("at most %.0f Gb/s reach memory",
+                                        speed * static_cast<double>(width)),
+                        "lspci -vv -s " + device.pci->ToString() +
+                            " (LnkSta); reseat the card, look at slot and BIOS"));
+  }
+  if (seen == 0) return NotApplicable("no device tells its PCIe link");
+  return OrOk(bad, absl::StrCat("full speed and width on ", seen, seen == 1 ? " card" : " cards"));
+}
+
+}  // namespace
+
+std::span<const Check> DeviceChecks() {
+  static constexpr auto kChecks = std::to_array<Check>({
+      {"devices", "/sys/class/infiniband, /sys/bus/pci/devices", &Devices},
+      {"firmware", "/sys/class/infiniband/*/fw_ver, board_id", &Firmware},
+      {"functions", "/sys/class/infiniband/*/device/physfn", &Functions},
+      {"pci-link", "/sys/bus/pci/devices/*/{current,max}_link_{speed,width}", &PciLink},
+  });
+  return kChecks;
+}
+
+}  // namespace kvxfer::cli

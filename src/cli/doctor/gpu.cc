@@ -1,0 +1,192 @@
+// Checks of GPUs by themselves: the driver, the devices, what they reach of each other, and what
+// processes may share of their memory. With NICs: doctor_gpu_direct.cc.
+
+#include "src/cli/doctor/gpu.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "src/cli/common/units.h"
+#include "src/cli/doctor/doctor.h"
+#include "src/cli/doctor/gpu_direct.h"
+
+namespace kvxfer::cli {
+namespace {
+
+constexpr const char* kNoGpu = "no GPU memory is used here";
+
+bool Usable(const CudaState& cuda) { return cuda.asked && cuda.status.ok(); }
+
+// There are GPUs, and nothing that uses them.
+Findings WithoutDriver(const SystemView& view) {
+  const bool installed = !view.Cuda().library.empty();
+  const std::string missing =
+      installed ? "CUDA sees no GPU" : "no CUDA driver (libcuda.so.1) is installed here";
+  // A container sees the PCI bus of its host, and has the device files of GPUs that it was given.
+  if (!view.files().Exists("/dev/nvidiactl")) {
+    return Warning("this host has GPUs, and " + missing, "GPU memory is not used here",
+                   "where it is to be: modprobe nvidia; docker: --gpus all; in a pod: request "
+                   "nvidia.com/gpu");
+  }
+  return Problem("this process was given GPUs, and " + missing, "GPU memory cannot be used",
+                 installed ? "nvidia-smi -L; look at CUDA_VISIBLE_DEVICES"
+                           : "apt install libcuda1, of the version of the kernel module; docker: "
+                             "NVIDIA_DRIVER_CAPABILITIES=compute,utility");
+}
+
+Findings CudaDriver(const SystemView& view) {
+  const CudaState& cuda = view.Cuda();
+  if (!cuda.asked) return NotApplicable("not asked: another root is looked at");
+  if (absl::IsUnimplemented(cuda.status)) {
+    if (!NvidiaGpus(view).empty()) return WithoutDriver(view);
+    return NotApplicable(cuda.library.empty()
+                             ? "no CUDA driver: GPU memory is not used here"
+                             : "no GPU that CUDA sees: GPU memory is not used here");
+  }
+  if (!cuda.status.ok()) {
+    return Problem(std::string(cuda.status.message()),
+                   absl::IsDeadlineExceeded(cuda.status)
+                       ? "whatever uses GPU memory waits as long, or for ever"
+                       : "GPU memory cannot be used",
+                   "nvidia-smi; dmesg | grep -i -e nvrm -e xid; the driver's library and the "
+                   "kernel module must be of one version");
+  }
+  std::vector<std::string> parts = {
+      absl::StrFormat("CUDA %d.%d", cuda.version / 1000, cuda.version % 1000 / 10)};
+  const std::string module = view.files().Read("/sys/module/nvidia/version").value_or("");
+  if (!module.empty()) parts.push_back("driver " + module);
+  parts.push_back(cuda.library);
+  return Ok(absl::StrJoin(parts, ", "));
+}
+
+Findings Gpus(const SystemView& view) {
+  if (!Usable(view.Cuda())) return NotApplicable(kNoGpu);
+  constexpr int kOldestOfKernels = 80;
+  Findings findings;
+  for (const cuda::Device& device : view.Cuda().devices) {
+    if (device.compute < kOldestOfKernels) {
+      Append(findings,
+             Warning(absl::StrFormat("cuda:%d %s has compute capability %d.%d, the copy kernel "
+                                     "needs 8.0",
+                                     device.ordinal, device.name, device.compute / 10,
+                                     device.compute % 10),
+                     "its blocks are copied by a call of the driver each: slow for small ones",
+                     "a GPU of the Ampere generation or later; larger blocks, of more tokens"));
+      continue;
+    }
+    Append(findings,
+           Ok(absl::StrFormat("cuda:%d %s, %s, compute capability %d.%d, %s, %s%s", device.ordinal,
+                              device.name, FormatBytes(device.memory), device.compute / 10,
+                              device.compute % 10, device.pci, device.uuid,
+                              IsInstance(device) ? ", a MIG instance" : "")));
+  }
+  return findings;
+}
+
+// "over NVLink" is a guess: PCIe has no such atomics.
+std::string WordsOf(const GpuLink& link) {
+  if (!link.access) return "no way but through the host";
+  return absl::StrCat(link.atomics ? "all atomics, as over NVLink" : "as over PCIe",
+                      link.rank >= 0 ? absl::StrCat(", rank ", link.rank) : "");
+}
+
+Findings GpuPeers(const SystemView& view) {
+  const CudaState& cuda = view.Cuda();
+  if (!Usable(cuda)) return NotApplicable(kNoGpu);
+  if (cuda.devices.size() < 2) return NotApplicable("one GPU: copies stay within it");
+  std::map<std::string, std::vector<std::string>> pairs;  // by what joins them
+  std::vector<std::string> apart;
+  for (const GpuLink& link : cuda.links) {
+    std::string name = absl::StrCat("cuda:", link.from, ">", link.to);
+    if (!link.access) apart.push_back(name);
+    pairs[WordsOf(link)].push_back(std::move(name));
+  }
+  std::vector<std::string> parts;
+  parts.reserve(pairs.size());
+  for (const auto& [words, names] : pairs) {
+    parts.push_back(absl::StrCat(
+        pairs.size() == 1 ? absl::StrCat("all ", names.size(), " pairs") : Names(names), ": ",
+        words));
+  }
+  const std::string what = absl::StrJoin(parts, "; ");
+  if (apart.empty()) return Ok(what);
+  const bool instances = std::ranges::any_of(cuda.devices, IsInstance);
+  return Warning(
+      "no peer access: " + Names(apart) + (pairs.size() > 1 ? absl::StrCat(" (", what, ")") : ""),
+      "cuda_ipc does not copy between these: their transfers are staged in host memory",
+      instances ? "MIG instances reach no other; nvidia-smi -mig 0, or one instance for "
+                  "both"
+                : "nvidia-smi topo -p2p r says why; IOMMU and ACS off (BIOS, kernel "
+                  "command line); in a VM: GPUs of one NVLink partition");
+}
+
+// What CUDA shares between processes it finds by their ids.
+Findings GpuIpc(const SystemView& view) {
+  const CudaState& cuda = view.Cuda();
+  if (!Usable(cuda)) return NotApplicable(kNoGpu);
+  Findings bad;
+  if (HasOwnProcesses(view)) {
+    Append(bad, Warning("in a container with processes of its own",
+                        "cuda_ipc reaches GPU memory of processes of this container only; that of "
+                        "others on this host is staged and goes over tcp",
+                        "docker: --network=host --pid=host --ipc=host, or --network=container:NAME "
+                        "--pid=container:NAME --ipc=container:NAME for the second, one user and "
+                        "all GPUs (--gpus) in both; in a pod: shareProcessNamespace, or "
+                        "hostNetwork, hostPID and hostIPC"));
+  }
+  std::vector<int> without;
+  for (const cuda::Device& device : cuda.devices) {
+    if (!device.fd_handles) without.push_back(device.ordinal);
+  }
+  return OrOk(bad, without.empty()
+                       ? "handles of cuMemAlloc, descriptors of cuMemCreate"
+                       : absl::StrCat("handles of cuMemAlloc; no descriptors of cuMemCreate on ",
+                                      GpuNames(without)));
+}
+
+Findings GpuPinned(const SystemView& view) {
+  const CudaState& cuda = view.Cuda();
+  if (!Usable(cuda)) return NotApplicable(kNoGpu);
+  if (cuda.pinned.ok()) return Ok("host memory for staging can be pinned");
+  return Warning(absl::StrCat("16 MiB cannot be pinned: ", cuda.pinned.message()),
+                 "memory that transfers are staged in is copied once more, or they fail",
+                 "ulimit -l unlimited; docker: --ulimit memlock=-1; raise the memory limit of the "
+                 "cgroup; nvidia-smi (does the GPU have memory left for a context?)");
+}
+
+}  // namespace
+
+std::string GpuNames(const std::vector<int>& ordinals) {
+  std::vector<std::string> names;
+  names.reserve(ordinals.size());
+  for (const int ordinal : ordinals) names.push_back(absl::StrCat("cuda:", ordinal));
+  return Names(names);
+}
+
+bool IsInstance(const cuda::Device& device) {
+  return device.name.find(" MIG ") != std::string::npos;
+}
+
+std::span<const Check> GpuChecks() {
+  static constexpr auto kChecks = std::to_array<Check>({
+      {"cuda-driver", "libcuda.so.1, /sys/module/nvidia/version, /dev/nvidiactl", &CudaDriver},
+      {"gpus", "the CUDA driver: devices", &Gpus},
+      {"gpu-peers", "the CUDA driver: peer access, P2P attributes", &GpuPeers},
+      {"gpu-ipc", "/proc/1/comm, /.dockerenv, the CUDA driver: handles", &GpuIpc},
+      {"gpu-pinned", "the CUDA driver: 16 MiB of host memory, pinned", &GpuPinned},
+      {"gpu-direct",
+       "/sys/module, /proc/driver/nvidia/version, /proc/sys/kernel/osrelease, libibverbs.so.1, the "
+       "CUDA driver: attributes",
+       &GpuDirect},
+      {"gpu-bar1", "/sys/bus/pci/devices/*/resource, the CUDA driver: memory", &GpuBar1},
+      {"gpu-ordering", "the CUDA driver: order and flush of NICs' writes", &GpuOrdering},
+      {"gpu-nics", "places of GPUs and NICs on the PCI bus", &GpuNics},
+  });
+  return kChecks;
+}
+
+}  // namespace kvxfer::cli

@@ -1,0 +1,253 @@
+#include "src/cli/doctor/gpu_direct.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "src/cli/common/units.h"
+#include "src/cli/doctor/gpu.h"
+#include "src/core/base/strings.h"
+#include "src/transport/host/sysfs_device.h"
+
+namespace kvxfer::cli {
+namespace {
+
+constexpr uint32_t kNvidia = 0x10de;
+
+bool ModuleLoaded(const SystemView& view, const std::string& name) {
+  return view.files().Exists("/sys/module/" + name);
+}
+
+// Why GPU memory cannot be registered as a dmabuf; empty: it can, as far as is known.
+std::string NoDmabuf(const SystemView& view) {
+  const CudaState& cuda = view.Cuda();
+  if (cuda.asked && cuda.status.ok()) {
+    if (std::ranges::none_of(cuda.devices, &cuda::Device::dmabuf)) {
+      return "the driver exports no dma-buf";
+    }
+  } else {
+    // The open kernel modules are those that do.
+    const std::string version = view.files().Read("/proc/driver/nvidia/version").value_or("");
+    if (version.find("Open Kernel Module") == std::string::npos) {
+      return "the driver's kernel modules are not the open ones";
+    }
+  }
+  if (!view.KernelAtLeast(5, 12)) return "Linux is older than 5.12";
+  // libibverbs.so.1.MINOR.RELEASE: ibv_reg_dmabuf_mr came with 1.12.
+  const std::string file = FindLibrary(view, "libibverbs.so.1");
+  const size_t at = file.rfind(".so.1.");
+  int minor = 0;
+  if (at == std::string::npos) return "";
+  const std::vector<std::string> numbers = absl::StrSplit(file.substr(at + 6), '.');
+  if (!absl::SimpleAtoi(numbers[0], &minor) || minor >= 12) return "";
+  return absl::StrCat("libibverbs 1.", minor, " has no ibv_reg_dmabuf_mr");
+}
+
+// A GPU with memory of its own, as the PCI bus has it. Of instances of one GPU: the GPU.
+struct Place {
+  std::string name;
+  std::string pci;
+  uint64_t memory = 0;  // 0: not told
+};
+
+std::vector<Place> PlacesOf(const SystemView& view) {
+  std::map<std::string, Place> places;
+  const CudaState& cuda = view.Cuda();
+  if (cuda.asked && cuda.status.ok()) {
+    for (const cuda::Device& device : cuda.devices) {
+      const std::optional<PciAddress> pci = PciAddress::Parse(device.pci);
+      if (!pci || device.integrated) continue;
+      Place& place = places[pci->ToString()];
+      if (place.name.empty()) place.name = absl::StrCat("cuda:", device.ordinal);
+      place.pci = pci->ToString();
+      place.memory += device.memory;
+    }
+  } else {
+    for (const size_t i : NvidiaGpus(view)) {
+      const std::string pci = view.topology().gpus[i].pci.ToString();
+      places[pci] = {.name = absl::StrCat("GPU ", i), .pci = pci};
+    }
+  }
+  std::vector<Place> list;
+  list.reserve(places.size());
+  for (auto& [pci, place] : places) list.push_back(std::move(place));
+  return list;
+}
+
+// A line of a PCI device's `resource`: first, last, flags.
+struct Window {
+  uint64_t first = 0;
+  uint64_t last = 0;
+  uint64_t flags = 0;
+};
+
+std::optional<Window> WindowOf(const std::string& line) {
+  const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+  Window window;
+  if (words.size() < 3 || !absl::SimpleHexAtoi(words[0], &window.first) ||
+      !absl::SimpleHexAtoi(words[1], &window.last) ||
+      !absl::SimpleHexAtoi(words[2], &window.flags)) {
+    return std::nullopt;
+  }
+  return window;
+}
+
+// Size of the window through which the PCI bus reaches a GPU's memory, the second; 0: not told. A
+// window of 64 bits takes two lines, and BAR0 is one since Hopper.
+uint64_t Bar1Bytes(const SystemView& view, const std::string& pci) {
+  constexpr uint64_t kMem64 = 0x100000;  // IORESOURCE_MEM_64
+  const std::string text =
+      view.files().Read(absl::StrCat(ToAbsl(kPciDevices), "/", pci, "/resource")).value_or("");
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  const std::optional<Window> bar0 = WindowOf(lines[0]);
+  const size_t at = bar0 && (bar0->flags & kMem64) != 0 ? 2 : 1;
+  if (lines.size() <= at) return 0;
+  const std::optional<Window> bar1 = WindowOf(lines[at]);
+  if (!bar1 || bar1->last <= bar1->first) return 0;
+  return bar1->last - bar1->first + 1;
+}
+
+std::string GpuLabel(const SystemView& view, size_t gpu) {
+  const PciAddress& pci = view.topology().gpus[gpu].pci;
+  for (const cuda::Device& device : view.Cuda().devices) {
+    if (PciAddress::Parse(device.pci) == pci) return absl::StrCat("cuda:", device.ordinal);
+  }
+  return absl::StrCat("GPU ", gpu);
+}
+
+}  // namespace
+
+std::vector<size_t> NvidiaGpus(const SystemView& view) {
+  std::vector<size_t> gpus;
+  for (size_t i = 0; i < view.topology().gpus.size(); ++i) {
+    if (view.topology().gpus[i].vendor == kNvidia) gpus.push_back(i);
+  }
+  return gpus;
+}
+
+Findings GpuDirect(const SystemView& view) {
+  const Topology& topology = view.topology();
+  const CudaState& cuda = view.Cuda();
+  if (topology.gpus.empty()) return NotApplicable("no GPU");
+  if (topology.devices.empty()) return NotApplicable("no RDMA device");
+  if (NvidiaGpus(view).empty()) {
+    return NotApplicable("no NVIDIA GPU; other drivers export dma-buf by themselves");
+  }
+  if (!view.files().Exists("/sys/module")) return NotApplicable("the tree has no /sys/module");
+  if (!ModuleLoaded(view, "nvidia")) {
+    return Problem("the NVIDIA driver is not loaded", "GPU memory cannot be used at all",
+                   "modprobe nvidia; nvidia-smi");
+  }
+  std::vector<int> refusing;
+  for (const cuda::Device& device : cuda.devices) {
+    if (!device.gpu_direct) refusing.push_back(device.ordinal);
+  }
+  if (!refusing.empty()) {
+    return Warning(GpuNames(refusing) + ": the driver gives its memory to no NIC",
+                   "GPU memory goes through host memory",
+                   "data centre and professional GPUs have GPUDirect RDMA, GeForce has not");
+  }
+  const bool efa = std::any_of(topology.ports.begin(), topology.ports.end(),
+                               [](const RdmaPort& p) { return p.link == LinkLayer::kEfa; });
+  const std::string module = efa ? "efa_nv_peermem" : "nvidia_peermem";
+  std::vector<std::string> ways;
+  if (ModuleLoaded(view, module)) ways.push_back(module);
+  if (!efa && ModuleLoaded(view, "nv_peer_mem")) ways.emplace_back("nv_peer_mem");
+  const std::string no_dmabuf = NoDmabuf(view);
+  if (no_dmabuf.empty()) ways.emplace_back("dma-buf");
+  if (!ways.empty()) {
+    return Ok(absl::StrCat(absl::StrJoin(ways, " and "),
+                           ModuleLoaded(view, "gdrdrv") ? "; gdrdrv is loaded too" : ""));
+  }
+  const std::string with_dash = efa ? "efa-nv-peermem" : "nvidia-peermem";
+  return Problem(
+      absl::StrCat("neither ", with_dash, " nor dma-buf (", no_dmabuf, ")"),
+      "registering GPU memory with a NIC fails (\"bad address\"): it goes through the host",
+      "modprobe " + with_dash +
+          "; or the driver's open kernel modules, which export dma-buf, Linux 5.12 and rdma-core "
+          "34 or later");
+}
+
+Findings GpuBar1(const SystemView& view) {
+  // What a GPU without a resizable window has.
+  constexpr uint64_t kSmall = uint64_t{256} << 20;
+  Findings bad;
+  std::vector<std::string> seen;
+  for (const Place& place : PlacesOf(view)) {
+    const uint64_t bytes = Bar1Bytes(view, place.pci);
+    if (bytes == 0) continue;
+    const std::string what =
+        absl::StrCat(FormatBytes(bytes),
+                     place.memory > 0 ? absl::StrCat(" of ", FormatBytes(place.memory)) : "");
+    seen.push_back(absl::StrCat(place.name, " ", what));
+    const bool small = place.memory > 0 ? bytes < place.memory : bytes <= kSmall;
+    if (!small || view.topology().devices.empty()) continue;
+    Append(bad, Warning(absl::StrCat(place.name, ": BAR1 covers ", what),
+                        "more memory than that cannot be registered with NICs, by all processes "
+                        "together: what does not fit goes through the host",
+                        "\"above 4G decoding\" and resizable BAR in the BIOS; nvidia-smi -q -d "
+                        "MEMORY shows how much of BAR1 is used"));
+  }
+  if (seen.empty()) return NotApplicable("no GPU tells the size of its BAR1");
+  return OrOk(bad, Names(seen));
+}
+
+Findings GpuOrdering(const SystemView& view) {
+  const CudaState& cuda = view.Cuda();
+  if (!cuda.asked || !cuda.status.ok()) return NotApplicable("no GPU memory is used here");
+  if (view.topology().devices.empty()) return NotApplicable("no RDMA device");
+  std::vector<int> ordered;
+  std::vector<int> flushed;
+  std::vector<int> neither;
+  for (const cuda::Device& device : cuda.devices) {
+    if (!device.gpu_direct) continue;
+    const bool orders =
+        device.writes_ordering >= cuda::api::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+    const bool flushes =
+        (device.flush_options & cuda::api::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) != 0;
+    (orders ? ordered : flushes ? flushed : neither).push_back(device.ordinal);
+  }
+  if (!neither.empty()) {
+    return Warning(GpuNames(neither) + ": neither orders writes of NICs nor can flush them",
+                   "kernels might not see what has arrived: NICs are not given its memory, which "
+                   "goes through the host",
+                   "a newer driver; nvidia-smi -q | grep -i -e product -e driver");
+  }
+  std::vector<std::string> parts;
+  if (!ordered.empty()) parts.push_back(GpuNames(ordered) + ": the GPU orders writes of NICs");
+  if (!flushed.empty()) parts.push_back(GpuNames(flushed) + ": flushed before anybody is told");
+  if (parts.empty()) return NotApplicable("no GPU gives its memory to NICs");
+  return Ok(absl::StrJoin(parts, "; "));
+}
+
+Findings GpuNics(const SystemView& view) {
+  const Topology& topology = view.topology();
+  const std::vector<size_t> active = PortsWhere(
+      topology, [](const RdmaPort& p, const RdmaDevice&) { return p.state == PortState::kActive; });
+  if (NvidiaGpus(view).empty()) return NotApplicable("no GPU");
+  if (active.empty()) return NotApplicable("no active port");
+  Findings bad;
+  std::vector<std::string> seen;
+  for (const size_t gpu : NvidiaGpus(view)) {
+    const auto distance = [&](size_t port) {
+      return DistanceOf(topology, topology.DeviceOf(topology.ports[port]),
+                        {.kind = MemoryPlace::Kind::kGpu, .index = gpu});
+    };
+    const size_t nearest = *std::ranges::min_element(active, {}, distance);
+    const std::string what = absl::StrCat(GpuLabel(view, gpu), " ", PortNames(topology, {nearest}),
+                                          " (", ToString(distance(nearest)), ")");
+    seen.push_back(what);
+    if (distance(nearest) != DeviceDistance::kOtherNode) continue;
+    Append(bad, Warning(what + ": no NIC is near",
+                        "what goes between the two crosses the link between CPUs, which is slow "
+                        "for reads of GPU memory",
+                        "kvxfer topo; give the process a GPU and a NIC of one NUMA node (in a pod: "
+                        "the kubelet's topologyManagerPolicy)"));
+  }
+  return OrOk(bad, Names(seen));
+}
+
+}  // namespace kvxfer::cli

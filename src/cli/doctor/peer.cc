@@ -1,0 +1,246 @@
+#include "src/cli/doctor/peer.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "kvxfer/backend.h"
+#include "src/cli/common/agent_setup.h"
+#include "src/cli/common/bootstrap.h"
+#include "src/cli/common/host_port.h"
+#include "src/cli/common/kv_cache.h"
+#include "src/cli/common/memory_choice.h"
+#include "src/cli/common/round_trip.h"
+#include "src/cli/common/stats.h"
+#include "src/cli/common/units.h"
+#include "src/cli/doctor/view.h"
+#include "src/core/base/clock.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer::cli {
+namespace {
+
+constexpr Duration kPatience = std::chrono::seconds(5);
+constexpr uint64_t kPingBytes = 64;
+constexpr int kPings = 20;
+constexpr uint64_t kSampleBlock = uint64_t{1} << 20;
+constexpr uint32_t kSampleBlocks = 32;
+constexpr int kSamples = 3;
+
+absl::StatusOr<Channel> Connect(const std::string& server) {
+  const absl::StatusOr<HostPort> address = ParseHostPort(server);
+  if (!address.ok()) return address.status();
+  return ConnectTo(*address, std::chrono::seconds(2));
+}
+
+void KeepExplanations(Channel& channel, const Agent& agent, const std::string& peer,
+                      PeerPath& path) {
+  if (const auto here = agent.Explain(peer); here.ok()) {
+    path.here = ToJson(*here);
+    for (const PathExplanation& way : here->paths) {
+      // What carries GPU memory alone is not chosen for the host's.
+      if (!way.chosen && way.backend != path.backend) continue;
+      path.rails = way.rails;
+      path.each_rail = way.each_rail;
+      path.why = way.why;
+    }
+  }
+  if (const auto there = channel.Call({{"type", "explain"}}, kPatience); there.ok()) {
+    const auto explanation = there->find("explanation");
+    if (explanation != there->end()) path.there = *explanation;
+  }
+}
+
+// Round trips; the first makes the connection, and compares what came back.
+absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, const MemoryChoice& memory,
+                               KvCache& cache, PeerPath& path) {
+  absl::StatusOr<RoundTrip> trip =
+      RoundTrip::Open(channel, agent, cache, kPingBytes, {memory, memory}, kPatience);
+  if (!trip.ok()) return trip.status();
+  double first = 0;
+  if (absl::Status s = trip->Verify(&first); !s.ok()) return s;
+  std::vector<double> times;
+  for (int i = 0; i < kPings; ++i) {
+    const Time start = Now();
+    if (absl::Status s = trip->Once(); !s.ok()) return s;
+    times.push_back(Seconds(Now() - start) * 1e6);
+  }
+  const Summary summary = Summarize(std::move(times));
+  path.rtt_min_us = summary.min;
+  path.rtt_p50_us = summary.p50;
+  path.rtt_max_us = summary.max;
+  path.reached = true;
+  return absl::OkStatus();
+}
+
+// The best of a few transfers of 32 MiB, each until the target has all of it.
+absl::Status MeasureBandwidth(Channel& channel, Agent& agent, const MemoryChoice& memory,
+                              KvCache& cache, PeerPath& path) {
+  const KvCacheShape shape{
+      .pieces = 1, .block_bytes = kSampleBlock, .blocks = kSampleBlocks, .memory = memory};
+  absl::StatusOr<KvCache> made = KvCache::Create(shape);
+  if (!made.ok()) return made.status();
+  cache = *std::move(made);
+  if (auto s = cache.RegisterWith(agent, Access::kRemoteRead); !s.ok()) return s.status();
+  const absl::StatusOr<TargetSession> session =
+      TargetSession::Open(channel, agent, {.shape = shape}, kPatience);
+  if (!session.ok()) return session.status();
+  std::vector<uint32_t> ids(kSampleBlocks);
+  for (uint32_t i = 0; i < kSampleBlocks; ++i) ids[i] = i;
+  TransferOptions options;
+  options.deadline = kPatience;
+  for (int i = 0; i < kSamples; ++i) {
+    const Time start = Now();
+    const absl::StatusOr<Transfer> transfer = agent.Write(session->peer(),
+                                                          PagedBlocks{.local = cache.regions(),
+                                                                      .remote = session->regions(),
+                                                                      .local_ids = ids,
+                                                                      .remote_ids = ids},
+                                                          options);
+    if (!transfer.ok()) return transfer.status();
+    if (absl::Status s = transfer->Wait(2 * kPatience); !s.ok()) return s;
+    const double bits = 8.0 * static_cast<double>(shape.bytes());
+    path.gbps = std::max(path.gbps, bits / Seconds(Now() - start) / 1e9);
+  }
+  KeepExplanations(channel, agent, session->peer(), path);
+  return absl::OkStatus();
+}
+
+// "tcp" of "faulty:tcp".
+std::string Plain(const std::string& backend) {
+  return backend.starts_with("faulty:") ? backend.substr(7) : backend;
+}
+
+// "why" of "... cannot be reached: tcp: why".
+std::string CauseOf(const absl::Status& status, const std::string& backend) {
+  const std::string words = absl::StrCat("cannot be reached: ", backend, ": ");
+  const std::string message(status.message());
+  const size_t at = message.find(words);
+  return at == std::string::npos ? message : message.substr(at + words.size());
+}
+
+// What a backend can be tried with: all but one carry host memory.
+MemoryChoice MemoryFor(const std::string& backend) {
+  return Plain(backend) == "cuda_ipc" ? MemorySource::kCuda : MemorySource::kMapped;
+}
+
+// A side without GPU memory is no fault of the way.
+bool IsWithoutGpu(const MemoryChoice& memory, const absl::Status& status) {
+  return memory.cuda() && (absl::IsUnimplemented(status) || absl::IsFailedPrecondition(status) ||
+                           absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status));
+}
+
+// Caches live as long as the agent that has them registered.
+absl::Status Try(const std::string& server, const PeerCheckOptions& options, PeerPath& path) {
+  const std::vector<BackendOrigin> all = AllBackends();
+  const auto origin = std::ranges::find(all, Plain(path.backend), &BackendOrigin::name);
+  if (origin == all.end() || !IsHere(*origin)) {
+    path.verdict = Verdict::kNotApplicable;
+    path.why = "not installed";
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Channel> channel = Connect(server);
+  if (!channel.ok()) return channel.status();
+  KvCache small;
+  KvCache large;
+  const absl::StatusOr<std::unique_ptr<Agent>> agent =
+      MakeAgent({.role = "doctor",
+                 .backends = path.backend,
+                 .listen = options.listen,
+                 .default_listen = LocalHost(*channel)});
+  if (!agent.ok()) {
+    // No device, no library: nothing that is wrong with the way.
+    path.verdict = Verdict::kNotApplicable;
+    path.why = absl::StrCat("not usable here: ",
+                            WithoutName(ToStd(agent.status().message()), path.backend));
+    return absl::OkStatus();
+  }
+  if (absl::Status s = Introduce(*channel, **agent).status(); absl::IsFailedPrecondition(s)) {
+    // Of these, that they do not reach every host is in their nature.
+    const bool local =
+        path.backend == "loopback" || path.backend == "shm" || path.backend == "cuda_ipc";
+    path.verdict = local ? Verdict::kNotApplicable : Verdict::kProblem;
+    path.why = CauseOf(s, path.backend);
+    path.mend = "kvxfer doctor, here and on the server's host";
+    return absl::OkStatus();
+  } else if (!s.ok()) {
+    return s;
+  }
+  const MemoryChoice memory = MemoryFor(path.backend);
+  absl::Status measured = MeasureRoundTrips(*channel, **agent, memory, small, path);
+  if (measured.ok()) measured = MeasureBandwidth(*channel, **agent, memory, large, path);
+  if (IsWithoutGpu(memory, measured)) {
+    path.verdict = Verdict::kNotApplicable;
+    path.reached = false;
+    path.why = absl::StrCat("tried with GPU memory only: ", measured.message());
+    return absl::OkStatus();
+  }
+  if (!measured.ok()) return measured;
+  JudgeRails(path);
+  return absl::OkStatus();
+}
+
+PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
+                   const std::string& backend) {
+  PeerPath path{.backend = backend};
+  const absl::Status status = Try(server, options, path);
+  if (status.ok()) return path;
+  path.reached = false;
+  path.verdict = Verdict::kProblem;
+  path.why = std::string(status.message());
+  path.mend = absl::IsDataLoss(status) ? "the path changes bytes: take it out of use"
+                                       : "kvxfer doctor, here and on the server's host; firewall "
+                                         "between them: kvxfer explain " +
+                                             server;
+  return path;
+}
+
+absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options) {
+  std::vector<std::string> known;
+  for (const BackendOrigin& backend : AllBackends()) known.push_back(backend.name);
+  // A server has no other ones, unless it was told so.
+  if (options.backends.empty()) return DefaultBackends();
+  std::vector<std::string> wanted = absl::StrSplit(options.backends, ',', absl::SkipEmpty());
+  for (const std::string& name : wanted) {
+    const std::string plain = Plain(name);
+    if (std::ranges::find(known, plain) == known.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("no backend '", name, "'; there are ", absl::StrJoin(known, ", ")));
+    }
+  }
+  if (wanted.empty()) return absl::InvalidArgumentError("--backend names none");
+  return wanted;
+}
+
+}  // namespace
+
+absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckOptions& options) {
+  const absl::StatusOr<std::vector<std::string>> wanted = Wanted(options);
+  if (!wanted.ok()) return wanted.status();
+  PeerReport report{.server = server};
+  {
+    // Whether there is a server, of this version: once, and not as the fault of every backend.
+    absl::StatusOr<Channel> channel = Connect(server);
+    if (!channel.ok()) return channel.status();
+    const absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent(
+        {.role = "doctor", .listen = options.listen, .default_listen = LocalHost(*channel)});
+    if (!agent.ok()) return agent.status();
+    const absl::StatusOr<std::string> peer = Introduce(*channel, **agent);
+    if (!peer.ok()) return peer.status();
+    if (const auto explanation = (*agent)->Explain(*peer); explanation.ok()) {
+      for (const PathExplanation& path : explanation->paths) {
+        if (path.chosen) report.taken = path.backend;
+      }
+    }
+    ExpectPeersToLeave();
+  }
+  for (const std::string& backend : *wanted) {
+    report.paths.push_back(CheckPath(server, options, backend));
+  }
+  return report;
+}
+
+}  // namespace kvxfer::cli

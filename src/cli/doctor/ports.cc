@@ -1,0 +1,288 @@
+// Checks of single ports: state, link layer, rate, LID, subnet manager, GIDs, GUID.
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "src/cli/doctor/doctor.h"
+
+namespace kvxfer::cli {
+namespace {
+
+bool HasGuid(const RdmaPort& port) { return !port.gids.empty() && port.gids.front().Guid() != 0; }
+
+// A virtual function that nobody gave an identity yet; it has a check of its own.
+bool IsBlank(const RdmaPort& port, const RdmaDevice& device) {
+  return device.physical_function && port.link == LinkLayer::kInfiniBand && !HasGuid(port);
+}
+
+bool IsActive(const RdmaPort& port) { return port.state == PortState::kActive; }
+
+std::vector<size_t> ActivePorts(const Topology& topology) {
+  return PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice&) { return IsActive(p); });
+}
+
+std::string NetdevOf(const RdmaPort& port) {
+  return port.netdevs.empty() ? "NETDEV" : port.netdevs.front().name;
+}
+
+std::string MendOf(const Topology& topology, const RdmaPort& port) {
+  const std::string& device = topology.DeviceOf(port).name;
+  if (port.state == PortState::kInit || port.state == PortState::kArmed) {
+    return "sminfo; start a subnet manager (systemctl start opensm, or on the switch)";
+  }
+  if (port.physical_state == "Disabled") {
+    return absl::StrCat("ip link set ", NetdevOf(port), " up; ibportstate -D 0 1 enable");
+  }
+  return absl::StrCat("ibstat ", device, "; look at cable and switch port");
+}
+
+Findings PortStates(const SystemView& view) {
+  const Topology& topology = view.topology();
+  std::map<std::pair<PortState, std::string>, std::vector<size_t>> bad;
+  size_t active = 0;
+  for (size_t i = 0; i < topology.ports.size(); ++i) {
+    const RdmaPort& port = topology.ports[i];
+    if (IsBlank(port, topology.DeviceOf(port))) continue;
+    if (IsActive(port)) {
+      ++active;
+    } else {
+      bad[{port.state, port.physical_state}].push_back(i);
+    }
+  }
+  if (topology.ports.empty()) return NotApplicable("no port");
+  Findings findings;
+  for (const auto& [state, ports] : bad) {
+    const RdmaPort& first = topology.ports[ports.front()];
+    const bool waits = state.first == PortState::kInit || state.first == PortState::kArmed;
+    // A port that is out of use on purpose looks like a broken one; others still carry data.
+    const Verdict verdict = waits || active == 0 ? Verdict::kProblem : Verdict::kWarning;
+    findings.push_back({verdict,
+                        absl::StrCat(PortNames(topology, ports), ": ", ToString(state.first), " (",
+                                     state.second, ")"),
+                        waits         ? "no subnet manager has configured the port"
+                        : active == 0 ? "no port carries data"
+                                      : "it is no rail; other ports carry its share",
+                        MendOf(topology, first)});
+  }
+  if (active == 0 && bad.empty()) return NotApplicable("virtual functions without a GUID only");
+  return OrOk(findings, absl::StrCat(active, " active"));
+}
+
+Findings LinkLayers(const SystemView& view) {
+  const Topology& topology = view.topology();
+  std::map<LinkLayer, std::vector<size_t>> layers;
+  for (const size_t i : ActivePorts(topology)) layers[topology.ports[i].link].push_back(i);
+  if (layers.empty()) return NotApplicable("no active port");
+  std::vector<std::string> parts;
+  parts.reserve(layers.size());
+  for (const auto& [layer, ports] : layers) {
+    parts.push_back(absl::StrCat(ToString(layer), " on ", PortNames(topology, ports)));
+  }
+  const std::string what = absl::StrJoin(parts, "; ");
+  if (layers.contains(LinkLayer::kUnknown)) {
+    return Warning(
+        what, "kvxfer does not know how to connect over such a port",
+        "cat /sys/class/infiniband/*/ports/*/link_layer; leave it out by --ports '^DEVICE'");
+  }
+  if (layers.size() == 1) return Ok(what);
+  return Warning(
+      what, "they are different networks: a port of one reaches none of the other",
+      "set the link type of the odd one (mlxconfig -d PCI_ADDRESS set LINK_TYPE_P1=1 for "
+      "InfiniBand, 2 for Ethernet), or leave it out by --ports");
+}
+
+// What the chip is made for, in Gb/s; 0: not known. Some boards of a chip are made for less.
+double ChipGbps(const RdmaDevice& device) {
+  if (device.vendor != 0x15b3) return 0;
+  switch (device.device) {
+    case 0x1023:
+      return 800;  // ConnectX-8
+    case 0x1021:
+      return 400;  // ConnectX-7
+    case 0x101b:
+    case 0x101d:
+      return 200;  // ConnectX-6, 6 Dx
+    case 0x1017:
+    case 0x1019:
+      return 100;  // ConnectX-5, 5 Ex
+    default:
+      return 0;
+  }
+}
+
+// Below the card's rate: below other ports of such a card here, or what the chip is made for.
+Findings Rates(const SystemView& view) {
+  const Topology& topology = view.topology();
+  std::map<std::pair<uint32_t, uint32_t>, double> best;
+  const std::vector<size_t> active = ActivePorts(topology);
+  std::vector<std::string> seen;
+  for (const size_t i : active) {
+    const RdmaDevice& device = topology.DeviceOf(topology.ports[i]);
+    double& most = best[{device.vendor, device.device}];
+    most = std::max(most, topology.ports[i].gbps);
+  }
+  // By what is there and what could be.
+  std::map<std::pair<std::string, double>, std::vector<size_t>> slow;
+  for (const size_t i : active) {
+    const RdmaPort& port = topology.ports[i];
+    const RdmaDevice& device = topology.DeviceOf(port);
+    const double could = std::max(best[{device.vendor, device.device}], ChipGbps(device));
+    if (std::find(seen.begin(), seen.end(), port.rate) == seen.end()) seen.push_back(port.rate);
+    if (port.gbps > 0 && port.gbps < could) slow[{port.rate, could}].push_back(i);
+  }
+  if (active.empty()) return NotApplicable("no active port");
+  Findings bad;
+  for (const auto& [rates, ports] : slow) {
+    Append(bad,
+           Warning(absl::StrFormat("%s: %s, of up to %g Gb/s", PortNames(topology, ports),
+                                   rates.first, rates.second),
+                   "a cable or switch of an older generation, or lanes that are lost",
+                   "mlxlink -d " + topology.DeviceOf(topology.ports[ports.front()]).name +
+                       " -m; ibdiagnet; look at cable, switch port and the board's own limit"));
+  }
+  return OrOk(bad, absl::StrJoin(seen, ", "));
+}
+
+Findings Lids(const SystemView& view) {
+  const Topology& topology = view.topology();
+  const auto all = PortsWhere(
+      topology, [](const RdmaPort& p, const RdmaDevice&) { return IsActiveInfiniBand(p); });
+  if (all.empty()) return NotApplicable("no active InfiniBand port");
+  const auto bad = PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice&) {
+    return IsActiveInfiniBand(p) && (p.lid == 0 || p.lid >= 0xc000);
+  });
+  if (bad.empty()) return Ok(absl::StrCat("on ", all.size(), " ports"));
+  return Problem(absl::StrCat("no LID on ", PortNames(topology, bad)),
+                 "other ports cannot address it: connections time out",
+                 "sminfo; start a subnet manager, or restart it (systemctl restart opensm)");
+}
+
+Findings SubnetManagers(const SystemView& view) {
+  const Topology& topology = view.topology();
+  const auto all = PortsWhere(
+      topology, [](const RdmaPort& p, const RdmaDevice&) { return IsActiveInfiniBand(p); });
+  if (all.empty()) return NotApplicable("no active InfiniBand port");
+  const auto bad = PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice&) {
+    return IsActiveInfiniBand(p) && p.sm_lid == 0;
+  });
+  std::vector<std::string> lids;
+  for (const size_t i : all) {
+    const std::string lid = absl::StrCat(topology.ports[i].sm_lid);
+    if (std::find(lids.begin(), lids.end(), lid) == lids.end()) lids.push_back(lid);
+  }
+  if (bad.empty()) return Ok("at LID " + absl::StrJoin(lids, ", "));
+  return Problem(absl::StrCat("no subnet manager seen by ", PortNames(topology, bad)),
+                 "nothing watches its links and paths; new connections fail",
+                 "sminfo; systemctl start opensm, or start the switch's");
+}
+
+// Why other ports cannot address this one by its GIDs; empty: they can.
+Findings GidsOf(const Topology& topology, const RdmaPort& port) {
+  const std::string name = topology.DeviceOf(port).name;
+  if (port.link == LinkLayer::kEthernet) {
+    const std::string mend =
+        absl::StrCat("ip addr add ADDRESS/24 dev ", NetdevOf(port), "; rdma link; show_gids");
+    bool v2 = false;
+    bool routed = false;
+    for (const Gid& gid : port.gids) {
+      v2 |= gid.type == GidType::kRoceV2;
+      routed |= gid.type == GidType::kRoceV2 && gid.SubnetPrefix() != kDefaultSubnetPrefix;
+    }
+    if (!v2) {
+      return Problem(name + ": no RoCE v2 GID", "no connection can be made over it", mend);
+    }
+    if (!routed) {
+      return Warning(name + ": RoCE v2 GIDs of link-local addresses only",
+                     "it reaches ports of its own Ethernet segment, and no router passes it on",
+                     mend);
+    }
+  } else if (!HasGuid(port)) {
+    return Problem(name + ": no GID", "no connection can be made over it",
+                   "ibv_devinfo -v -d " + name + "; reload the driver");
+  }
+  return {};
+}
+
+Findings Gids(const SystemView& view) {
+  const Topology& topology = view.topology();
+  const std::vector<size_t> active = ActivePorts(topology);
+  if (active.empty()) return NotApplicable("no active port");
+  Findings bad;
+  size_t blank = 0;
+  for (const size_t i : active) {
+    const RdmaPort& port = topology.ports[i];
+    if (IsBlank(port, topology.DeviceOf(port))) {
+      ++blank;
+      continue;
+    }
+    Append(bad, GidsOf(topology, port));
+  }
+  return OrOk(bad, absl::StrCat("on ", active.size() - blank, " ports"));
+}
+
+// In a pod a virtual function is there to be used. On its host those without a GUID are in stock,
+// unless others of the same parent have one.
+Findings VirtualGuids(const SystemView& view) {
+  const Topology& topology = view.topology();
+  const auto all = PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice& d) {
+    return d.physical_function && p.link == LinkLayer::kInfiniBand;
+  });
+  if (all.empty()) return NotApplicable("no InfiniBand virtual function");
+  std::set<PciAddress> parents_in_use;
+  for (const size_t i : all) {
+    const RdmaDevice& device = topology.DeviceOf(topology.ports[i]);
+    if (topology.ParentOf(device) == nullptr || HasGuid(topology.ports[i])) {
+      parents_in_use.insert(*device.physical_function);
+    }
+  }
+  size_t stock = 0;
+  std::vector<size_t> blank;
+  for (const size_t i : all) {
+    const RdmaDevice& device = topology.DeviceOf(topology.ports[i]);
+    if (!IsBlank(topology.ports[i], device)) continue;
+    if (parents_in_use.contains(*device.physical_function)) {
+      blank.push_back(i);
+    } else {
+      ++stock;
+    }
+  }
+  if (blank.empty()) {
+    return Ok(absl::StrCat(all.size() - stock, " virtual functions have one",
+                           stock > 0 ? absl::StrCat(", ", stock, " in stock have none") : ""));
+  }
+  const RdmaDevice& first = topology.DeviceOf(topology.ports[blank.front()]);
+  const std::string mend = absl::StrCat(
+      "on the host: ip link set PF_NETDEV vf N node_guid GUID port_guid GUID; echo ",
+      first.pci ? first.pci->ToString() : "PCI_ADDRESS",
+      " > /sys/bus/pci/drivers/mlx5_core/unbind, then > .../bind; or the GUID pool of the SR-IOV "
+      "operator");
+  return {{blank.size() == all.size() ? Verdict::kProblem : Verdict::kWarning,
+           absl::StrCat("port GUID zero on ", PortNames(topology, blank)),
+           "the subnet manager does not know it: it stays down and is no rail", mend}};
+}
+
+}  // namespace
+
+bool IsActiveInfiniBand(const RdmaPort& port) {
+  return IsActive(port) && port.link == LinkLayer::kInfiniBand;
+}
+
+std::span<const Check> PortChecks() {
+  static constexpr auto kChecks = std::to_array<Check>({
+      {"port-state", "/sys/class/infiniband/*/ports/*/{state,phys_state}", &PortStates},
+      {"link-layer", "/sys/class/infiniband/*/ports/*/link_layer", &LinkLayers},
+      {"rate", "/sys/class/infiniband/*/ports/*/rate", &Rates},
+      {"lid", "/sys/class/infiniband/*/ports/*/lid", &Lids},
+      {"sm-lid", "/sys/class/infiniband/*/ports/*/sm_lid", &SubnetManagers},
+      {"gids", "/sys/class/infiniband/*/ports/*/{gids,gid_attrs}", &Gids},
+      {"vf-guid", "/sys/class/infiniband/*/ports/*/gids/0 of virtual functions", &VirtualGuids},
+  });
+  return kChecks;
+}
+
+}  // namespace kvxfer::cli

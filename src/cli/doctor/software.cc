@@ -1,0 +1,213 @@
+// Checks of software: what one process may do to another on this host, libraries, backends.
+
+#include <array>
+#include <set>
+
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "src/cli/doctor/doctor.h"
+
+namespace kvxfer::cli {
+namespace {
+
+constexpr int64_t kSysPtrace = 19;  // linux/capability.h
+
+bool MayTraceAll(const SystemView& view) {
+  const std::string text = view.files().Read("/proc/self/status").value_or("");
+  const size_t at = text.find("CapEff:");
+  if (at == std::string::npos) return false;
+  const uint64_t mask = std::strtoull(text.c_str() + at + 7, nullptr, 16);
+  return ((mask >> kSysPtrace) & 1) != 0;
+}
+
+bool InContainer(const SystemView& view) {
+  for (const char* mark : {"/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io"}) {
+    if (view.files().Exists(mark)) return true;
+  }
+  return false;
+}
+
+// Cross-memory attach needs the right to trace the other process.
+Findings Yama(const SystemView& view) {
+  const auto scope = view.files().ReadInt("/proc/sys/kernel/yama/ptrace_scope");
+  if (!view.files().Exists("/proc/sys/kernel")) return NotApplicable("the tree has no /proc/sys");
+  if (!scope) return Ok("no Yama: processes of one user reach each other");
+  const std::string text = absl::StrCat("kernel.yama.ptrace_scope is ", *scope);
+  if (*scope == 0) return Ok(text);
+  if (*scope < 3 && MayTraceAll(view)) return Ok(text + ", and this process has SYS_PTRACE");
+  return Warning(text,
+                 "shm cannot attach to memory that is not kvxfer's own: transfers of it between "
+                 "processes of this host go over tcp",
+                 *scope == 3 ? "boot without it (3 cannot be taken back), or use HostBuffer"
+                             : "sysctl kernel.yama.ptrace_scope=0; or prctl(PR_SET_PTRACER) in the "
+                               "peer, --cap-add=SYS_PTRACE, or HostBuffer");
+}
+
+Findings SameHost(const SystemView& view) {
+  if (!InContainer(view)) return Ok("not in a container");
+  if (!HasOwnProcesses(view)) return Ok("in a container with the host's processes");
+  return Warning("in a container with processes of its own",
+                 "shm reaches processes of this container only; those of others on this host are "
+                 "reached over tcp",
+                 "docker: --pid=host --network=host; in a pod: hostPID and hostNetwork, or one pod "
+                 "for both");
+}
+
+bool HasLibraries(const SystemView& view) { return view.files().Exists("/usr/lib"); }
+
+std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+// What the library says of itself, else the numbers in its file's name.
+std::string VersionOf(const SystemView& view, const std::string& soname, const std::string& file) {
+  std::string told = view.LibraryVersion(soname);
+  if (!told.empty()) return told;
+  const size_t at = file.rfind(".so.");
+  return at == std::string::npos ? "" : file.substr(at + 4);
+}
+
+// "mlx5" of ".../libibverbs/libmlx5-rdmav34.so".
+std::set<std::string> VerbsProviders(const SystemView& view, const std::string& library) {
+  std::set<std::string> providers;
+  for (const std::string& name : view.files().List(FolderOf(library) + "/libibverbs")) {
+    const size_t dash = name.find("-rdmav");
+    if (name.starts_with("lib") && dash != std::string::npos) {
+      providers.insert(name.substr(3, dash - 3));
+    }
+  }
+  return providers;
+}
+
+// The provider that a kernel driver needs in user space.
+std::string ProviderOf(const RdmaDevice& device) {
+  if (device.driver == "mlx5_core") return "mlx5";
+  if (device.driver == "mlx4_core") return "mlx4";
+  if (device.driver == "efa") return "efa";
+  if (!device.pci && device.name.starts_with("rxe")) return "rxe";
+  return {};
+}
+
+Findings Verbs(const SystemView& view) {
+  const bool wanted = !view.topology().devices.empty();
+  const std::string library = FindLibrary(view, "libibverbs.so.1");
+  const std::string mend = "apt install libibverbs1 ibverbs-providers (or rdma-core)";
+  if (library.empty()) {
+    if (!HasLibraries(view)) return NotApplicable("the tree has no libraries");
+    if (!wanted) return NotApplicable("not installed; no RDMA device needs it");
+    return Problem("libibverbs is not installed", "no RDMA device can be used", mend);
+  }
+  const std::set<std::string> providers = VerbsProviders(view, library);
+  // Of a process that forks; kvxfer asks libibverbs for it on older kernels (ibv_fork_init).
+  const char* const fork = view.KernelAtLeast(5, 12) ? "the kernel copies pinned pages"
+                                                     : "pinned pages are kept from children";
+  const std::string what = absl::StrCat(
+      "libibverbs ", VersionOf(view, "libibverbs.so.1", library),
+      "; providers: ", providers.empty() ? "none" : Names({providers.begin(), providers.end()}),
+      "; fork: ", fork);
+  std::set<std::string> missing;
+  for (const RdmaDevice& device : view.topology().devices) {
+    const std::string provider = ProviderOf(device);
+    if (!provider.empty() && !providers.contains(provider)) missing.insert(provider);
+  }
+  if (missing.empty()) return Ok(what);
+  return Problem(what + "; missing: " + absl::StrJoin(missing, " "),
+                 "libibverbs does not find devices that the kernel has", mend);
+}
+
+bool HasEfa(const SystemView& view) {
+  for (const RdmaPort& port : view.topology().ports) {
+    if (port.link == LinkLayer::kEfa) return true;
+  }
+  return false;
+}
+
+Findings Libfabric(const SystemView& view) {
+  const std::string library = FindLibrary(view, "libfabric.so.1");
+  const std::string mend =
+      "the EFA installer (aws-efa-installer), or apt install libfabric1; then fi_info -p efa";
+  if (library.empty()) {
+    if (!HasLibraries(view)) return NotApplicable("the tree has no libraries");
+    if (!HasEfa(view)) return NotApplicable("not installed; no EFA device needs it");
+    return Problem("libfabric is not installed", "EFA is used through libfabric only", mend);
+  }
+  std::set<std::string> providers;
+  for (const std::string& name : view.files().List(FolderOf(library) + "/libfabric")) {
+    const size_t end = name.find("-fi.so");
+    if (name.starts_with("lib") && end != std::string::npos) {
+      providers.insert(name.substr(3, end - 3));
+    }
+  }
+  return Ok(absl::StrCat("libfabric ", VersionOf(view, "libfabric.so.1", library), "; providers: ",
+                         providers.empty() ? "built in" : absl::StrJoin(providers, " ")));
+}
+
+Findings Ucx(const SystemView& view) {
+  const std::string library = FindLibrary(view, "libucp.so.0");
+  if (library.empty()) return NotApplicable("not installed");
+  std::set<std::string> transports;
+  for (const std::string& name : view.files().List(FolderOf(library) + "/ucx")) {
+    const size_t end = name.find(".so");
+    if (name.starts_with("libuct_") && end != std::string::npos) {
+      transports.insert(name.substr(7, end - 7));
+    }
+  }
+  const std::string what =
+      absl::StrCat("UCX ", VersionOf(view, "libucp.so.0", library), "; transports: ",
+                   transports.empty() ? "tcp and shared memory" : absl::StrJoin(transports, " "));
+  if (transports.contains("ib") || view.topology().devices.empty()) return Ok(what);
+  return Warning(what + "; ib is missing", "UCX does not use the RDMA devices of this host",
+                 "install a UCX that was built with rdma-core: ucx_info -d | grep Transport");
+}
+
+Findings Backends(const SystemView& view) {
+  const std::vector<BackendState> backends = view.Backends();
+  if (backends.empty()) return NotApplicable("not looked at: another root is");
+  std::vector<std::string> usable;
+  std::vector<std::string> others;
+  Findings bad;
+  for (const BackendState& backend : backends) {
+    if (backend.usable) {
+      usable.push_back(backend.name);
+      continue;
+    }
+    others.push_back(absl::StrCat(backend.name, " (", backend.why, ")"));
+  }
+  const std::string what = absl::StrCat(
+      absl::StrJoin(usable, " "),
+      others.empty() ? "" : absl::StrCat("; not usable: ", absl::StrJoin(others, "; ")));
+  if (usable.empty()) {
+    return Problem("no backend is usable: " + absl::StrJoin(others, "; "),
+                   "no transfer can be made", "see what each of them says");
+  }
+  return Ok(what);
+}
+
+}  // namespace
+
+bool HasOwnProcesses(const SystemView& view) {
+  const std::string first = view.files().Read("/proc/1/comm").value_or("");
+  return InContainer(view) && first != "systemd" && first != "init";
+}
+
+std::string FindLibrary(const SystemView& view, const std::string& soname) {
+  for (const char* folder :
+       {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
+        "/usr/local/lib", "/opt/amazon/efa/lib64", "/opt/amazon/efa/lib", "/opt/hpcx/ucx/lib"}) {
+    std::string real = view.files().Resolve(absl::StrCat(folder, "/", soname));
+    if (!real.empty()) return real;
+  }
+  return {};
+}
+
+std::span<const Check> SoftwareChecks() {
+  static constexpr auto kChecks = std::to_array<Check>({
+      {"yama", "/proc/sys/kernel/yama/ptrace_scope, /proc/self/status", &Yama},
+      {"same-host", "/proc/self/status, /proc/1/comm, /.dockerenv", &SameHost},
+      {"libibverbs", "libibverbs.so.1 and its providers, /proc/sys/kernel/osrelease", &Verbs},
+      {"libfabric", "libfabric.so.1 and its providers", &Libfabric},
+      {"ucx", "libucp.so.0 and its transports", &Ucx},
+      {"backends", "kvxfer's own, each made once", &Backends},
+  });
+  return kChecks;
+}
+
+}  // namespace kvxfer::cli

@@ -1,0 +1,284 @@
+#include "src/cli/topo/report.h"
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "src/cli/common/text_grid.h"
+#include "src/cli/common/units.h"
+#include "src/cli/topo/places.h"
+#include "src/core/base/strings.h"
+#include "src/core/topology/rails.h"
+
+namespace kvxfer::cli {
+namespace {
+
+// Without the domain where every device is in domain 0.
+std::string ShortPci(const PciAddress& pci) {
+  const std::string text = pci.ToString();
+  return pci.domain == 0 ? text.substr(5) : text;
+}
+
+std::string NetdevText(const RdmaPort& port) {
+  std::vector<std::string> names;
+  for (const Netdev& netdev : port.netdevs) names.push_back(netdev.name);
+  return names.empty() ? "-" : absl::StrJoin(names, ",");
+}
+
+// Without the port's number where its device has one port only.
+std::string ShortName(const Topology& topology, size_t port) {
+  const RdmaPort& named = topology.ports[port];
+  const auto ports_of_device =
+      std::count_if(topology.ports.begin(), topology.ports.end(),
+                    [&](const RdmaPort& other) { return other.device == named.device; });
+  return ports_of_device == 1 ? topology.DeviceOf(named).name : topology.PortName(named);
+}
+
+// Long runs of neighbours become "first..last (32)": a node may have a hundred virtual functions.
+std::string PortList(const Topology& topology, const std::vector<size_t>& ports) {
+  std::string text;
+  for (size_t i = 0; i < ports.size();) {
+    size_t last = i;
+    while (last + 1 < ports.size() && ports[last + 1] == ports[last] + 1) ++last;
+    if (last < i + 4) last = i;
+    absl::StrAppend(&text, text.empty() ? "" : " ", ShortName(topology, ports[i]));
+    if (last > i) {
+      absl::StrAppend(&text, "..", ShortName(topology, ports[last]), " (", last - i + 1, ")");
+    }
+    i = last + 1;
+  }
+  return text;
+}
+
+std::string NodesText(const Topology& topology) {
+  TextGrid grid({TextGrid::Align::kLeft, TextGrid::Align::kRight});
+  for (const NumaNode& node : topology.nodes) {
+    std::vector<std::string> gpus;
+    for (size_t i = 0; i < topology.gpus.size(); ++i) {
+      if (topology.gpus[i].numa_node == node.id) {
+        gpus.push_back(absl::StrCat("G", i, " ", ShortPci(topology.gpus[i].pci)));
+      }
+    }
+    grid.Add(
+        {absl::StrCat("N", node.id), node.memory_bytes == 0 ? "-" : FormatBytes(node.memory_bytes),
+         node.cpus.empty() ? "" : absl::StrCat("CPUs ", node.cpus), absl::StrJoin(gpus, "  ")});
+  }
+  std::string text = grid.ToString();
+  for (size_t i = 0; i < topology.gpus.size(); ++i) {
+    const bool shown =
+        std::any_of(topology.nodes.begin(), topology.nodes.end(),
+                    [&](const NumaNode& node) { return node.id == topology.gpus[i].numa_node; });
+    if (shown) continue;
+    absl::StrAppend(&text, "G", i, " ", ShortPci(topology.gpus[i].pci), " on no known NUMA node\n");
+  }
+  return text;
+}
+
+// Lines of the matrix: a port, or virtual functions of one parent that nothing tells apart.
+struct Line {
+  size_t first = 0;
+  size_t count = 1;
+};
+
+bool LookAlike(const Topology& topology, const RdmaPort& a, const RdmaPort& b) {
+  return topology.DeviceOf(a).physical_function == topology.DeviceOf(b).physical_function &&
+         a.fabric == b.fabric && a.state == b.state && a.gbps == b.gbps &&
+         NetdevText(a) == NetdevText(b);
+}
+
+std::vector<Line> Lines(const Topology& topology, const RailPlan& plan) {
+  std::vector<std::string> why(topology.ports.size());
+  for (const LeftOut& out : plan.left_out) why[out.port] = out.why;
+  std::vector<Line> lines;
+  for (size_t i = 0; i < topology.ports.size(); ++i) {
+    const RdmaPort& port = topology.ports[i];
+    if (!lines.empty() && topology.DeviceOf(port).physical_function && !why[i].empty()) {
+      const size_t above = lines.back().first;
+      if (why[above] == why[i] && LookAlike(topology, topology.ports[above], port)) {
+        ++lines.back().count;
+        continue;
+      }
+    }
+    lines.push_back({.first = i});
+  }
+  return lines;
+}
+
+std::string LineName(const Topology& topology, const Line& line) {
+  std::string first = ShortName(topology, line.first);
+  if (line.count == 1) return first;
+  return absl::StrCat(first, "..", ShortName(topology, line.first + line.count - 1));
+}
+
+std::string KindText(const Topology& topology, const Line& line) {
+  const RdmaDevice& device = topology.DeviceOf(topology.ports[line.first]);
+  if (!device.subfunction.empty()) {
+    const RdmaDevice* parent = topology.ParentOf(device);
+    return absl::StrCat("SF of ", parent != nullptr ? parent->name : ShortPci(*device.pci));
+  }
+  if (!device.physical_function) {
+    return device.virtual_functions > 0 ? absl::StrCat("PF, ", device.virtual_functions, " VFs")
+                                        : "";
+  }
+  const RdmaDevice* parent = topology.ParentOf(device);
+  return absl::StrCat(line.count > 1 ? absl::StrCat(line.count, " VFs of ") : "VF of ",
+                      parent != nullptr ? parent->name : ShortPci(*device.physical_function));
+}
+
+// "switch*": the distance, and whether transfers from there take the port.
+std::string Cell(const Topology& topology, const Place& place, size_t port) {
+  const RdmaDevice& device = topology.DeviceOf(topology.ports[port]);
+  const std::string distance = ToString(DistanceOf(topology, device, place.place));
+  for (const PlannedRail& rail : place.plan.rails) {
+    if (rail.port == port) return distance + (rail.near ? "*" : " ");
+  }
+  return distance == "?" ? "- " : absl::StrCat("(", distance, ")");
+}
+
+// What is known of each line's port, and its distances from `places`.
+std::string Facts(const Topology& topology, const std::vector<Line>& lines,
+                  std::span<const Place> places) {
+  using Align = TextGrid::Align;
+  std::vector<Align> columns(6, Align::kLeft);
+  columns[4] = Align::kRight;  // Gb/s
+  columns.resize(6 + places.size(), Align::kRight);
+  TextGrid grid(columns);
+  std::vector<std::string> header = {"port", "PCI", "netdev", "fabric", "Gb/s", "state"};
+  for (const Place& place : places) header.push_back(place.column + " ");
+  header.emplace_back("");
+  grid.Add(header);
+  for (const Line& line : lines) {
+    const RdmaPort& port = topology.ports[line.first];
+    const RdmaDevice& device = topology.DeviceOf(port);
+    std::vector<std::string> row = {LineName(topology, line),
+                                    device.pci ? ShortPci(*device.pci) : "-",
+                                    NetdevText(port),
+                                    port.fabric,
+                                    port.gbps > 0 ? absl::StrFormat("%.4g", port.gbps) : "-",
+                                    ToString(port.state)};
+    for (const Place& place : places) row.push_back(Cell(topology, place, line.first));
+    row.push_back(KindText(topology, line));
+    grid.Add(std::move(row));
+  }
+  return grid.ToString();
+}
+
+// The lines' names, and their distances from `places` alone.
+std::string Distances(const Topology& topology, const std::vector<Line>& lines,
+                      std::span<const Place> places) {
+  std::vector<TextGrid::Align> columns(1 + places.size(), TextGrid::Align::kRight);
+  columns[0] = TextGrid::Align::kLeft;
+  TextGrid grid(columns);
+  std::vector<std::string> header = {"port"};
+  for (const Place& place : places) header.push_back(place.column + " ");
+  grid.Add(header);
+  for (const Line& line : lines) {
+    std::vector<std::string> row = {LineName(topology, line)};
+    for (const Place& place : places) row.push_back(Cell(topology, place, line.first));
+    grid.Add(std::move(row));
+  }
+  return grid.ToString();
+}
+
+size_t WidestLine(const std::string& text) {
+  size_t width = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    width = std::max(width, line.size());
+  }
+  return width;
+}
+
+// GPUs go into a table of their own where one would be too wide.
+std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
+  constexpr size_t kWide = 140;
+  const std::vector<Line> lines = Lines(topology, places.front().plan);
+  std::string one = Facts(topology, lines, places);
+  if (WidestLine(one) <= kWide) return one;
+  const std::span<const Place> all(places);
+  return absl::StrCat(Facts(topology, lines, all.first(topology.nodes.size())), "\n",
+                      Distances(topology, lines, all.subspan(topology.nodes.size())));
+}
+
+// Of the rails of one fabric, by name those that are taken first, and how many there are besides.
+struct FabricRails {
+  std::vector<size_t> near{};
+  std::map<DeviceDistance, std::pair<size_t, uint32_t>> others{};  // how many, penalty
+};
+
+std::string RailPlanText(const Topology& topology, const RailPlan& plan) {
+  std::map<std::string, FabricRails> by_fabric;
+  for (const PlannedRail& rail : plan.rails) {
+    FabricRails& rails = by_fabric[topology.ports[rail.port].fabric];
+    if (rail.near) {
+      rails.near.push_back(rail.port);
+    } else {
+      auto& [count, penalty] = rails.others[rail.distance];
+      ++count;
+      penalty = rail.penalty;
+    }
+  }
+  std::vector<std::string> parts;
+  for (const auto& [fabric, rails] : by_fabric) {
+    std::string part = by_fabric.size() > 1 ? fabric + ": " : "";
+    absl::StrAppend(&part, PortList(topology, rails.near));
+    const char* word = ", then ";
+    for (const auto& [distance, other] : rails.others) {
+      absl::StrAppend(&part, absl::StrFormat("%s%d %s (x%d)", word, other.first, ToString(distance),
+                                             1 + other.second));
+      word = ", ";
+    }
+    parts.push_back(part);
+  }
+  return parts.empty() ? "none" : absl::StrJoin(parts, "; ");
+}
+
+std::string LeftOutText(const Topology& topology, const RailPlan& plan) {
+  std::vector<std::pair<std::string, std::vector<size_t>>> by_reason;
+  for (const LeftOut& out : plan.left_out) {
+    const auto it = std::find_if(by_reason.begin(), by_reason.end(),
+                                 [&](const auto& entry) { return entry.first == out.why; });
+    if (it != by_reason.end()) {
+      it->second.push_back(out.port);
+    } else {
+      by_reason.push_back({out.why, {out.port}});
+    }
+  }
+  std::string text;
+  for (const auto& [why, ports] : by_reason) {
+    absl::StrAppend(&text, "  ", PortList(topology, ports), "\n      ", why, "\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string TopologyText(const Topology& topology, const PortSelector& selector) {
+  std::string text = NodesText(topology) + "\n";
+  if (topology.ports.empty()) {
+    return text +
+           "no RDMA port: /sys/class/infiniband has none. Transfers go over tcp and shm.\n"
+           "`kvxfer doctor` says what may be missing.\n";
+  }
+  const std::vector<Place> places = Places(topology, selector);
+  text += Matrix(topology, places);
+  text +=
+      "\nswitch: below one PCIe switch  root: one root complex  node: one NUMA node\n"
+      "socket: another node of one CPU  far: another CPU  ?: not told  -: left out, and not told\n"
+      "*: nearest of its fabric, transfers from there take it first  (...): left out, see below\n"
+      "\nrails of a transfer from memory on (x: cost of a byte there, next to the nearest)\n";
+  TextGrid grid;
+  for (const Place& place : places) grid.Add({place.name, RailPlanText(topology, place.plan)});
+  text += grid.ToString("  ");
+  // Why a port is left out does not depend on where the memory is.
+  if (const std::string out = LeftOutText(topology, places.front().plan); !out.empty()) {
+    text += "\nleft out\n" + out;
+  }
+  return text;
+}
+
+}  // namespace kvxfer::cli

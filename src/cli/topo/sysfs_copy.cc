@@ -1,0 +1,122 @@
+#include "src/cli/topo/sysfs_copy.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+#include "src/cli/topo/sysfs_tree.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Copier {
+ public:
+  Copier(const Sysfs& from, const std::string& to) : from_(from), to_(to) {}
+
+  absl::Status Copy(const std::string& path) {
+    at_ = "/";
+    rest_.clear();
+    links_ = 0;
+    Prepend(path);
+    while (!rest_.empty()) {
+      const std::string part = rest_.front();
+      rest_.pop_front();
+      if (absl::Status s = Enter(part); !s.ok()) return s;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // What the kernel follows, too.
+  static constexpr int kMaxLinks = 40;
+
+  void Prepend(const fs::path& path) {
+    std::vector<std::string> parts;
+    for (const fs::path& part : path.relative_path()) {
+      if (!part.empty() && part != ".") parts.push_back(part.string());
+    }
+    rest_.insert(rest_.begin(), parts.begin(), parts.end());
+  }
+
+  absl::Status Enter(const std::string& part) {
+    if (part == "..") {
+      at_ = at_.parent_path();
+      return absl::OkStatus();
+    }
+    const fs::path next = at_ / part;
+    std::error_code error;
+    const fs::file_status status = fs::symlink_status(from_.Full(next.string()), error);
+    if (fs::is_symlink(status)) return Follow(next);
+    if (fs::is_directory(status) || (!fs::exists(status) && !rest_.empty())) {
+      at_ = next;
+      return MakeFolder(next);
+    }
+    rest_.clear();
+    if (!fs::exists(status)) return absl::OkStatus();
+    // What cannot be read now is left out: there, too, nothing was to be read.
+    if (!fs::is_regular_file(status)) return WriteFile(next, "");
+    const std::optional<std::string> text = from_.Read(next.string());
+    return text ? WriteFile(next, *text + "\n") : absl::OkStatus();
+  }
+
+  absl::Status Follow(const fs::path& link) {
+    std::error_code error;
+    const fs::path target = fs::read_symlink(from_.Full(link.string()), error);
+    const std::string copy = to_ + link.string();
+    if (!error && !fs::is_symlink(fs::symlink_status(copy)))
+      fs::create_symlink(target, copy, error);
+    if (error) return CannotWrite(copy, error);
+    // A link to elsewhere is the copy's reader's to find missing.
+    if (target.is_absolute() || ++links_ > kMaxLinks) {
+      rest_.clear();
+    } else {
+      Prepend(target);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeFolder(const fs::path& path) {
+    std::error_code error;
+    fs::create_directories(to_ + path.string(), error);
+    return error ? CannotWrite(to_ + path.string(), error) : absl::OkStatus();
+  }
+
+  absl::Status WriteFile(const fs::path& path, const std::string& text) {
+    std::ofstream file(to_ + path.string(), std::ios::binary);
+    file << text;
+    if (file.flush()) return absl::OkStatus();
+    return CannotWrite(to_ + path.string(), {errno, std::generic_category()});
+  }
+
+  const Sysfs& from_;
+  const std::string& to_;
+  fs::path at_;                   // without links, below either root
+  std::deque<std::string> rest_;  // of the way
+  int links_ = 0;
+};
+
+}  // namespace
+
+absl::Status CopySysfs(const Sysfs& from, const std::vector<std::string>& paths,
+                       const std::string& to) {
+  std::error_code error;
+  fs::create_directories(to, error);
+  if (error) return CannotWrite(to, error);
+  if (!fs::is_empty(to, error)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(to, " is not empty: give a folder that is not there yet"));
+  }
+  Copier copier(from, to);
+  for (const std::string& path : paths) {
+    if (absl::Status s = copier.Copy(path); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvxfer::cli

@@ -1,0 +1,55 @@
+// Sysfs trees made of files and links, for hosts that are described and not there.
+#ifndef KVXFER_CLI_TOPO_SYSFS_TREE_H_
+#define KVXFER_CLI_TOPO_SYSFS_TREE_H_
+
+#include <map>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace kvxfer::cli {
+
+absl::Status CannotWrite(const std::string& path, const std::error_code& error);
+
+// Paths are absolute below the tree's root: "/sys/class/net/eth0/mtu".
+class SysfsTree {
+ public:
+  // A file with `text` and a line's end, as the kernel writes them.
+  void File(const std::string& path, const std::string& text) { files_[path] = text + "\n"; }
+  void Folder(const std::string& path) { folders_[path] = true; }
+  // A link to `target`, which is absolute below the root too; written as a relative one.
+  void Link(const std::string& path, const std::string& target) { links_[path] = target; }
+  // Takes away what is at `path` and below it.
+  void Remove(const std::string& path);
+
+  // Into a folder that exists. Internal: it cannot be written.
+  absl::Status WriteTo(const std::string& root) const;
+
+ private:
+  std::map<std::string, std::string> files_;
+  std::map<std::string, std::string> links_;
+  std::map<std::string, bool> folders_;
+};
+
+// A folder in /dev/shm, or else where temporary files belong; removed with all that is in it.
+class TemporaryFolder {
+ public:
+  static absl::StatusOr<TemporaryFolder> Make();
+  TemporaryFolder(TemporaryFolder&& other) noexcept : path_(std::move(other.path_)) {
+    other.path_.clear();
+  }
+  TemporaryFolder& operator=(TemporaryFolder&&) = delete;
+  ~TemporaryFolder();
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
+  std::string path_;  // empty: moved from
+};
+
+}  // namespace kvxfer::cli
+
+#endif  // KVXFER_CLI_TOPO_SYSFS_TREE_H_

@@ -1,0 +1,23 @@
+// The one clock of deadlines: CLOCK_MONOTONIC.
+#ifndef KVXFER_CORE_BASE_CLOCK_H_
+#define KVXFER_CORE_BASE_CLOCK_H_
+
+#include <chrono>
+#include <optional>
+
+#include "kvxfer/types.h"
+
+namespace kvxfer {
+
+using Time = std::chrono::time_point<std::chrono::steady_clock, Duration>;
+
+inline Time Now() { return std::chrono::steady_clock::now(); }
+
+// The earlier of two deadlines, where either may be none.
+inline std::optional<Time> Earlier(std::optional<Time> a, std::optional<Time> b) {
+  return !a || (b && *b < *a) ? b : a;
+}
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_CORE_BASE_CLOCK_H_

@@ -1,0 +1,286 @@
+#include "src/core/kv/kv_block_list.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "src/core/base/strings.h"
+#include "src/core/kv/kv_range.h"
+#include "src/core/kv/kv_tensors.h"
+#include "src/core/kv/reshard.h"
+#include "src/core/plan/block_overlap.h"
+
+namespace kvxfer {
+namespace {
+
+// The blocks that hold the tokens of a side: the first of them, and how many.
+struct Used {
+  uint64_t first = 0;
+  uint64_t count = 0;
+};
+
+Used UsedOf(const KvSide& side, uint64_t tokens) {
+  const uint32_t block_tokens = side.layout->block_tokens();
+  const uint64_t first = side.first_token / block_tokens;
+  return {first, (side.first_token + tokens - 1) / block_tokens - first + 1};
+}
+
+absl::Status CheckSide(std::string_view name, const KvSide& side, const KvWanted& wanted) {
+  const KvLayout& layout = *side.layout;
+  absl::Status status = CheckKvTensorCount(name, layout, side.tensors.size());
+  if (!status.ok()) return status;
+  const auto refuse = [&](const auto&... why) {
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(name), " KV cache: ", why...));
+  };
+  const KvHeads has = layout.heads();
+  const KvHeads heads = wanted.heads;
+  if (!KvRangeWithin(heads.first, heads.count, has.first, has.count)) {
+    return refuse(heads.count, " heads from ", heads.first, " on are asked for, and it has ",
+                  has.count, " from ", has.first, " on");
+  }
+  const KvShard& shard = layout.shard();
+  if (!KvRangeWithin(wanted.first_layer, wanted.layers, shard.first_layer, shard.layers)) {
+    return refuse(wanted.layers, " layers from ", wanted.first_layer,
+                  " on are asked for, and it has ", shard.layers, " from ", shard.first_layer,
+                  " on");
+  }
+  // So that the pieces of a list, at most the ids of both sides, can be counted.
+  if (side.ids.size() > UINT32_MAX / 2) return refuse("more than 2^31 - 1 ids");
+  const uint64_t room = side.ids.size() * layout.block_tokens();
+  if (side.first_token > room || wanted.tokens > room - side.first_token) {
+    return refuse(wanted.tokens, " tokens from ", side.first_token, " on are asked for, and ",
+                  side.ids.size(), " blocks of ", layout.block_tokens(), " tokens are given");
+  }
+  const auto beyond =
+      std::ranges::find_if(side.ids, [&](uint32_t id) { return uint64_t{id} >= layout.blocks(); });
+  if (beyond != side.ids.end()) {
+    return refuse("ids[", beyond - side.ids.begin(), "] is ", *beyond, ", and it has blocks 0 to ",
+                  layout.blocks() - 1);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+class KvListBuilder {
+ public:
+  KvListBuilder(const KvSide& local, const KvSide& remote, const KvWanted& wanted,
+                Direction direction)
+      : local_(local), remote_(remote), wanted_(wanted), writes_(direction == Direction::kWrite) {}
+
+  absl::Status Check() const {
+    if (wanted_.tokens == 0) return absl::InvalidArgumentError("KV cache: no tokens are asked for");
+    absl::Status status =
+        CheckSameModel(local_.layout->model(), remote_.layout->model(), "the remote side");
+    status.Update(CheckSide("local", local_, wanted_));
+    status.Update(CheckSide("remote", remote_, wanted_));
+    if (!status.ok()) return status;
+    const Used used = UsedOf(dst(), wanted_.tokens);
+    const auto ids = dst().ids.subspan(used.first, used.count);
+    return CheckIdsDistinct(writes_ ? "remote" : "local", ids, *std::ranges::max_element(ids),
+                            used.first);
+  }
+
+  absl::StatusOr<BlockList> Build(const RegionTable& local_table, const RegionTable& remote_table,
+                                  IdPool& pool) {
+    absl::StatusOr<Reshard> reshard = Reshard::Between(*src().layout, *dst().layout, wanted_.heads);
+    if (!reshard.ok()) return reshard.status();
+    if (!SortIds(pool)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("KV cache: blocks of ", local_.layout->block_tokens(), " and of ",
+                       remote_.layout->block_tokens(), " tokens meet in more than ", kMaxMeetings,
+                       " ways; use sizes of which one divides the other"));
+    }
+    AddPairs(*reshard);
+    absl::Status status = PlacePairs(local_table, remote_table);
+    if (status.ok()) status = list_.SetTotals();
+    if (!status.ok()) return status;
+    return std::move(list_);
+  }
+
+ private:
+  // Ways in which a block of the source and one of the target share tokens. Between blocks of
+  // unlike sizes few of them come round again and again.
+  struct Meeting {
+    KvPiece tokens{};  // of the first two blocks that meet so
+    uint32_t count = 0;
+    uint32_t first_id = 0;
+
+    bool IsOf(const KvPiece& piece) const {
+      return tokens.src_token == piece.src_token && tokens.dst_token == piece.dst_token &&
+             tokens.tokens == piece.tokens;
+    }
+  };
+
+  static constexpr size_t kMaxMeetings = 4096;
+
+  // The one that `piece` is of. `last`: that of the piece before. Pieces come in the same order
+  // again once both sides begin a block together, and then from the first one on; or from the
+  // second, where the first token lies within blocks on both sides, for that does not come again.
+  // The last piece, where it is cut short, is the last of them.
+  size_t FindMeeting(const KvPiece& piece, size_t last) {
+    for (const size_t i : {last + 1, size_t{0}, size_t{1}, meetings_.size() - 1}) {
+      if (i < meetings_.size() && meetings_[i].IsOf(piece)) return i;
+    }
+    meetings_.push_back({.tokens = piece});
+    return meetings_.size() - 1;
+  }
+
+  const KvSide& src() const { return writes_ ? local_ : remote_; }
+  const KvSide& dst() const { return writes_ ? remote_ : local_; }
+
+  // Stops where `visit` returns false.
+  template <typename Visit>
+  bool ForEachPiece(Visit visit) {
+    KvPieces pieces(src().layout->block_tokens(), src().first_token, dst().layout->block_tokens(),
+                    dst().first_token, wanted_.tokens);
+    for (size_t at = 0; !pieces.done();) {
+      const KvPiece piece = pieces.Next();
+      at = FindMeeting(piece, at);
+      if (!visit(piece, meetings_[at])) return false;
+    }
+    return true;
+  }
+
+  // The ids of blocks that meet in the same way lie side by side. False: too many ways.
+  bool SortIds(IdPool& pool) {
+    uint32_t total = 0;
+    const bool few = ForEachPiece([&](const KvPiece&, Meeting& meeting) {
+      ++meeting.count;
+      ++total;
+      return meetings_.size() <= kMaxMeetings;
+    });
+    if (!few) return false;
+    uint32_t first = 0;
+    for (Meeting& meeting : meetings_) {
+      meeting.first_id = first;
+      first += std::exchange(meeting.count, 0);
+    }
+    uint32_t* const local_ids = list_.TakeIds(total, pool);
+    uint32_t* const remote_ids = local_ids + total;
+    return ForEachPiece([&](const KvPiece& piece, Meeting& meeting) {
+      const uint32_t at = meeting.first_id + meeting.count++;
+      local_ids[at] = local_.ids[writes_ ? piece.src_block : piece.dst_block];
+      remote_ids[at] = remote_.ids[writes_ ? piece.dst_block : piece.src_block];
+      return true;
+    });
+  }
+
+  // Of the first layer, or of all where they are in one tensor; the others are like the first.
+  void AddPairs(const Reshard& reshard) {
+    const uint32_t layers = reshard.spans_layers() ? wanted_.layers : 1;
+    std::vector<StridedCopy> copies;
+    std::vector<BlockList::Pair> pairs;
+    for (const Meeting& meeting : meetings_) {
+      const size_t first = copies.size();
+      reshard.Copies(wanted_.first_layer, layers, meeting.tokens, copies);
+      for (size_t i = first; i < copies.size(); ++i) {
+        // Ascending at the remote side: runs that meet there make one request of a NIC, which
+        // gathers or scatters at this side.
+        if (!writes_) copies[i].AscendAtSource();
+        pairs.push_back(PairOf(copies[i], meeting));
+      }
+    }
+    list_.pairs_.reserve(pairs.size() * (wanted_.layers / layers));
+    for (uint32_t layer = 0; layer < wanted_.layers; layer += layers) {
+      for (size_t i = 0; i < pairs.size(); ++i) AddPair(pairs[i], copies[i], layer);
+    }
+  }
+
+  // But for where it begins.
+  BlockList::Pair PairOf(const StridedCopy& copy, const Meeting& meeting) {
+    const uint64_t bytes = copy.bytes * copy.runs();
+    const PagedRegion from{
+        .block_bytes = bytes, .stride = copy.src_block_stride, .count = src().layout->blocks()};
+    const PagedRegion to{
+        .block_bytes = bytes, .stride = copy.dst_block_stride, .count = dst().layout->blocks()};
+    BlockList::Pair pair{.local = writes_ ? from : to,
+                         .remote = writes_ ? to : from,
+                         .first_id = meeting.first_id,
+                         .id_count = meeting.count};
+    if (!copy.dims.empty()) {
+      pair.runs = static_cast<uint32_t>(list_.block_runs_.size());
+      list_.block_runs_.push_back(RunsOf(copy));
+    }
+    return pair;
+  }
+
+  // `layer`: of those that are wanted.
+  void AddPair(BlockList::Pair pair, const StridedCopy& copy, uint32_t layer) {
+    const uint32_t from = TensorAt(src(), layer, copy.src_tensor);
+    const uint32_t to = TensorAt(dst(), layer, copy.dst_tensor);
+    (writes_ ? pair.local : pair.remote).base =
+        src().tensors[from] + copy.src_offset + layer * copy.src_layer_stride;
+    (writes_ ? pair.remote : pair.local).base =
+        dst().tensors[to] + copy.dst_offset + layer * copy.dst_layer_stride;
+    // PlacePairs puts the region that holds the tensor in its place.
+    pair.local_region = writes_ ? from : to;
+    pair.remote_region = writes_ ? to : from;
+    list_.pairs_.push_back(pair);
+  }
+
+  BlockRuns RunsOf(const StridedCopy& copy) const {
+    BlockRuns runs{.bytes = copy.bytes};
+    for (const StridedCopy::Dim& dim : copy.dims) {
+      runs.dims.push_back({.count = dim.count,
+                           .local_stride = writes_ ? dim.src_stride : dim.dst_stride,
+                           .remote_stride = writes_ ? dim.dst_stride : dim.src_stride});
+    }
+    return runs;
+  }
+
+  uint32_t TensorAt(const KvSide& side, uint32_t layer, uint32_t tensor) const {
+    if (!side.layout->tensor_per_layer()) return tensor;
+    const uint32_t of_shard = wanted_.first_layer - side.layout->shard().first_layer + layer;
+    return of_shard * side.layout->tensors() + tensor;
+  }
+
+  absl::Status PlacePairs(const RegionTable& local_table, const RegionTable& remote_table) {
+    absl::Status status = Place("local", local_, Access::kNone, local_table,
+                                &BlockList::Pair::local_region, list_.local_regions_);
+    status.Update(Place("remote", remote_, writes_ ? Access::kRemoteWrite : Access::kRemoteRead,
+                        remote_table, &BlockList::Pair::remote_region, list_.remote_regions_));
+    return status;
+  }
+
+  // Each pair's tensor gives way to the region that holds it whole.
+  absl::Status Place(std::string_view name, const KvSide& side, Access wanted,
+                     const RegionTable& table, uint32_t BlockList::Pair::*region,
+                     RegionIndices& touched) {
+    std::vector<uint32_t> found(side.tensors.size(), kNoRegion);
+    RegionSet set(table);
+    for (BlockList::Pair& pair : list_.pairs_) {
+      const uint32_t tensor = pair.*region;
+      if (found[tensor] == kNoRegion) {
+        auto at = table.Find(side.tensors[tensor],
+                             side.layout->tensor_bytes(tensor % side.layout->tensors()), wanted);
+        if (!at.ok()) {
+          return Annotate(at.status(), absl::StrCat(ToAbsl(name), " KV cache, tensor ", tensor));
+        }
+        set.Add(found[tensor] = *at);
+      }
+      pair.*region = found[tensor];
+    }
+    touched = set.Ascending();
+    return absl::OkStatus();
+  }
+
+  const KvSide& local_;
+  const KvSide& remote_;
+  const KvWanted& wanted_;
+  const bool writes_;
+  std::vector<Meeting> meetings_;
+  BlockList list_;
+};
+
+absl::StatusOr<BlockList> ListKvBlocks(const KvSide& local, const KvSide& remote,
+                                       const KvWanted& wanted, Direction direction,
+                                       const RegionTable& local_table,
+                                       const RegionTable& remote_table, IdPool& pool) {
+  KvListBuilder builder(local, remote, wanted, direction);
+  if (absl::Status status = builder.Check(); !status.ok()) return status;
+  return builder.Build(local_table, remote_table, pool);
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,38 @@
+// The KV caches of an agent, by name, as planning needs them.
+//
+// Thread-safety: a plain value; shared between threads where it is constant.
+
+#ifndef KVXFER_CORE_KV_KV_CACHE_TABLE_H_
+#define KVXFER_CORE_KV_KV_CACHE_TABLE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvxfer/kv_layout.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer {
+
+struct KvCacheInfo {
+  uint64_t id = 0;  // random, of this registration
+  KvLayout layout;
+  std::vector<uint64_t> tensors;  // where they begin, as CheckKvTensors found them good
+
+  bool operator==(const KvCacheInfo&) const = default;
+};
+
+using KvCacheTable = std::map<std::string, KvCacheInfo, std::less<>>;
+
+inline absl::Status NoKvCache(std::string_view whose, std::string_view name) {
+  return absl::NotFoundError(absl::StrCat(ToAbsl(whose), " has no KV cache \"", ToAbsl(name),
+                                          "\"; register it, and take the metadata again"));
+}
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_CORE_KV_KV_CACHE_TABLE_H_

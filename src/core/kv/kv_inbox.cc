@@ -1,0 +1,193 @@
+#include "src/core/kv/kv_inbox.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/core/base/strings.h"
+#include "src/core/kv/kv_range.h"
+
+namespace kvxfer {
+namespace {
+
+std::string From(uint32_t first, uint32_t count, absl::string_view what) {
+  return absl::StrCat(count, " ", what, " from ", first, " on");
+}
+
+template <typename... Why>
+absl::Status Refuse(const KvPart& part, std::string_view peer, const Why&... why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("KV request ", part.request, ", part from ", ToAbsl(peer), ": ", why...));
+}
+
+}  // namespace
+
+absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer, Time expires) {
+  if (auto status = CheckName("KV request", part.request); !status.ok()) {
+    return Annotate(status, absl::StrCat("from ", ToAbsl(peer)));
+  }
+  if (told_.contains(part.request)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("KV request ", part.request, ": a part from ", ToAbsl(peer),
+                     " came after its end; every attempt needs a name of its own"));
+  }
+  auto at = requests_.find(part.request);
+  if (absl::Status status = CheckOfCache(part, peer); !status.ok()) {
+    if (at == requests_.end()) Remember(part.request, false);
+    if (at != requests_.end()) End(at, false);
+    return status;
+  }
+  if (at == requests_.end()) {
+    if (requests_.size() >= kMaxRequests) {
+      Remember(part.request, false);
+      return absl::ResourceExhaustedError(
+          absl::StrCat("KV request ", part.request, ": ", kMaxRequests, " others are under way"));
+    }
+    const uint32_t wanted = layers_ * heads_.count;
+    at = requests_
+             .emplace(part.request, Request{.blocks_hash = part.blocks_hash,
+                                            .there = std::vector<bool>(wanted),
+                                            .missing = wanted,
+                                            .expires = expires})
+             .first;
+    by_expiry_.emplace(expires, part.request);
+  }
+  Request& request = at->second;
+  absl::Status status = CheckNew(part, peer, request);
+  if (status.ok()) status = Keep(request, part, peer);
+  if (!status.ok()) {
+    End(at, false);
+    return status;
+  }
+  for (uint32_t layer = 0; layer < part.layers; ++layer) {
+    const size_t first =
+        At(part.first_layer - first_layer_ + layer, part.heads.first - heads_.first);
+    std::fill_n(request.there.begin() + static_cast<ptrdiff_t>(first), part.heads.count, true);
+  }
+  request.missing -= part.layers * part.heads.count;
+  if (request.missing == 0) {
+    Taken taken{.whole = true, .notification = request.notification};
+    End(at, true);
+    return taken;
+  }
+  Advance(request);
+  if (expires > request.expires) {
+    by_expiry_.erase({request.expires, part.request});
+    by_expiry_.emplace(request.expires = expires, part.request);
+  }
+  return Taken{};
+}
+
+// Whether this cache has such heads and layers.
+absl::Status KvInbox::CheckOfCache(const KvPart& part, std::string_view peer) const {
+  if (!KvRangeWithin(part.heads.first, part.heads.count, heads_.first, heads_.count)) {
+    return Refuse(part, peer, "it has ", From(part.heads.first, part.heads.count, "heads"),
+                  ", and this cache ", From(heads_.first, heads_.count, "heads"));
+  }
+  if (!KvRangeWithin(part.first_layer, part.layers, first_layer_, layers_)) {
+    return Refuse(part, peer, "it has ", From(part.first_layer, part.layers, "layers"),
+                  ", and this cache ", From(first_layer_, layers_, "layers"));
+  }
+  return absl::OkStatus();
+}
+
+// Whether it goes together with the parts before.
+absl::Status KvInbox::CheckNew(const KvPart& part, std::string_view peer,
+                               const Request& request) const {
+  if (part.blocks_hash != request.blocks_hash) {
+    return Refuse(part, peer, "it went to other blocks or tokens than the parts before");
+  }
+  for (uint32_t layer = 0; layer < part.layers; ++layer) {
+    for (uint32_t head = 0; head < part.heads.count; ++head) {
+      const uint32_t of_shard = part.first_layer - first_layer_ + layer;
+      if (!request.there[At(of_shard, part.heads.first - heads_.first + head)]) continue;
+      return Refuse(part, peer, "head ", part.heads.first + head, " of layer ",
+                    part.first_layer + layer, " was there already");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Its notification takes the place of an earlier one.
+absl::Status KvInbox::Keep(Request& request, KvPart& part, std::string_view peer) {
+  if (!part.notification.has_value()) return absl::OkStatus();
+  const size_t before = request.notification.has_value() ? request.notification->size() : 0;
+  const size_t bytes = notification_bytes_ - before + part.notification->size();
+  if (bytes > kMaxNotificationBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "KV request ", part.request, ", part from ", ToAbsl(peer),
+        ": notifications of requests under way have more than ", kMaxNotificationBytes, " bytes"));
+  }
+  notification_bytes_ = bytes;
+  request.notification = std::move(part.notification);
+  return absl::OkStatus();
+}
+
+void KvInbox::Advance(Request& request) const {
+  const auto begin = request.there.begin();
+  while (request.ready < layers_) {
+    const auto layer = begin + static_cast<ptrdiff_t>(At(request.ready, 0));
+    if (!std::all_of(layer, layer + heads_.count, [](bool there) { return there; })) return;
+    ++request.ready;
+  }
+}
+
+absl::StatusOr<uint32_t> KvInbox::LayersReady(std::string_view request) const {
+  if (const auto at = requests_.find(request); at != requests_.end()) return at->second.ready;
+  const auto told = told_.find(request);
+  if (told == told_.end()) return 0;
+  if (told->second) return layers_;
+  return absl::AbortedError(absl::StrCat("KV request ", ToAbsl(request), " was given up"));
+}
+
+bool KvInbox::Drop(std::string_view request) {
+  const auto at = requests_.find(request);
+  if (at == requests_.end()) {
+    Remember(std::string(request), false);
+    return false;
+  }
+  End(at, false);
+  return true;
+}
+
+void KvInbox::End(Requests::iterator at, bool whole) {
+  by_expiry_.erase({at->second.expires, at->first});
+  if (at->second.notification.has_value()) notification_bytes_ -= at->second.notification->size();
+  Remember(at->first, whole);
+  requests_.erase(at);
+}
+
+// Whole, refused, dropped or expired: the name is not taken again while it is remembered.
+void KvInbox::Remember(const std::string& request, bool whole) {
+  if (!told_.emplace(request, whole).second) return;
+  told_order_.push_back(request);
+  if (told_order_.size() <= kMaxTold) return;
+  told_.erase(told_order_.front());
+  told_order_.pop_front();
+}
+
+std::vector<KvInbox::Lost> KvInbox::Expire(Time now) {
+  std::vector<Lost> lost;
+  while (!by_expiry_.empty() && by_expiry_.begin()->first <= now) {
+    const auto at = requests_.find(by_expiry_.begin()->second);
+    lost.push_back({.request = at->first, .missing = Missing(at->second)});
+    End(at, false);
+  }
+  return lost;
+}
+
+std::optional<Time> KvInbox::NextExpiry() const {
+  if (by_expiry_.empty()) return std::nullopt;
+  return by_expiry_.begin()->first;
+}
+
+// The first gap, and how much there is of it in all.
+std::string KvInbox::Missing(const Request& request) const {
+  const auto gap = std::ranges::find(request.there, false);
+  const auto index = static_cast<size_t>(gap - request.there.begin());
+  return absl::StrCat(request.missing, " of ", layers_ * heads_.count,
+                      " heads and layers are missing, the first of them head ",
+                      heads_.first + index % heads_.count, " of layer ",
+                      first_layer_ + index / heads_.count);
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,254 @@
+#include "src/core/plan/block_list.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "src/core/base/strings.h"
+#include "src/core/plan/block_overlap.h"
+
+namespace kvxfer {
+namespace {
+
+constexpr std::string_view kLocal = "local";
+constexpr std::string_view kRemote = "remote";
+
+std::string Named(std::string_view side, size_t index) {
+  return absl::StrCat(ToAbsl(side), "[", index, "]");
+}
+
+absl::Status NoBlocks(std::string_view what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("no blocks: ", ToAbsl(what), " is empty; use Notify for a notification alone"));
+}
+
+absl::Status UnequalLengths(std::string_view left, size_t left_size, std::string_view right,
+                            size_t right_size) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      ToAbsl(left), " has ", left_size, " entries and ", ToAbsl(right), " has ", right_size,
+      ": entry i of one goes with entry i of the other, so they must be of equal length"));
+}
+
+absl::Status UnequalBytes(size_t index, uint64_t local, uint64_t remote) {
+  return absl::InvalidArgumentError(absl::StrCat("local[", index, "] has blocks of ", local,
+                                                 " bytes and remote[", index, "] of ", remote,
+                                                 ": they must be equal"));
+}
+
+// The region that holds [address, +bytes) of `what`; kNoRegion for no bytes.
+absl::StatusOr<uint32_t> FindRegion(std::string_view side, size_t index, uint64_t address,
+                                    uint64_t bytes, Access wanted, const RegionTable& table) {
+  if (bytes == 0) return kNoRegion;
+  if (address == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Named(side, index), " of ", bytes, " bytes has a null address"));
+  }
+  absl::StatusOr<uint32_t> found = table.Find(address, bytes, wanted);
+  if (!found.ok()) return Annotate(found.status(), Named(side, index));
+  return found;
+}
+
+// The same for one descriptor after another, which mostly lie in the region of the one before.
+absl::StatusOr<uint32_t> FindNext(std::string_view side, size_t index, const Descriptor& descriptor,
+                                  Access wanted, const RegionTable& table, uint32_t before) {
+  if (descriptor.bytes != 0 && descriptor.address != 0 &&
+      table.IsFound(before, descriptor.address, descriptor.bytes, wanted)) {
+    return before;
+  }
+  return FindRegion(side, index, descriptor.address, descriptor.bytes, wanted, table);
+}
+
+// Bytes from the base to the end of the last block; no address up to there overflows.
+absl::StatusOr<uint64_t> ExtentBytes(std::string_view side, size_t index,
+                                     const PagedRegion& region) {
+  if (region.count == 0) return 0;
+  if (region.count > 1 && region.stride < region.block_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(Named(side, index), ": stride ", region.stride,
+                                                   " is below block_bytes ", region.block_bytes,
+                                                   ": its blocks would overlap"));
+  }
+  uint64_t bytes = 0;
+  uint64_t end = 0;
+  if (__builtin_mul_overflow(region.count - 1, region.stride, &bytes) ||
+      __builtin_add_overflow(bytes, region.block_bytes, &bytes) ||
+      __builtin_add_overflow(region.base, bytes, &end)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Named(side, index), ": ", region.count, " blocks of ", region.block_bytes,
+                     " bytes, stride ", region.stride, ", from 0x", absl::Hex(region.base),
+                     " end beyond the address space"));
+  }
+  return bytes;
+}
+
+absl::StatusOr<uint32_t> PlacePaged(std::string_view side, size_t index, const PagedRegion& region,
+                                    Access wanted, const RegionTable& table) {
+  const absl::StatusOr<uint64_t> bytes = ExtentBytes(side, index, region);
+  if (!bytes.ok()) return bytes.status();
+  // Blocks without bytes have no place, however many of them there are.
+  return FindRegion(side, index, region.base, region.block_bytes == 0 ? 0 : *bytes, wanted, table);
+}
+
+// Copies `ids` and returns the highest.
+uint32_t CopyIds(std::span<const uint32_t> ids, uint32_t* to) {
+  uint32_t highest = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    to[i] = ids[i];
+    highest = std::max(highest, ids[i]);
+  }
+  return highest;
+}
+
+// Every id names a block of every region; `highest` of the ids.
+absl::Status CheckIdsInRange(std::string_view side, std::span<const uint32_t> ids, uint32_t highest,
+                             std::span<const PagedRegion> regions) {
+  const auto smallest = std::min_element(
+      regions.begin(), regions.end(),
+      [](const PagedRegion& a, const PagedRegion& b) { return a.count < b.count; });
+  if (highest < smallest->count) return absl::OkStatus();
+  const auto at =
+      std::find_if(ids.begin(), ids.end(), [&](uint32_t id) { return id >= smallest->count; });
+  const std::string region = Named(side, static_cast<size_t>(smallest - regions.begin()));
+  const std::string valid = smallest->count == 0
+                                ? std::string(" has no blocks")
+                                : absl::StrCat(" has blocks 0 to ", smallest->count - 1);
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToAbsl(side), "_ids[", at - ids.begin(), "] is ", *at, ", but ", region, valid));
+}
+
+// The side that is written.
+absl::Status CheckDestination(std::string_view side, std::span<const PagedRegion> regions,
+                              std::span<const uint32_t> ids, uint32_t highest) {
+  const bool any_bytes = std::any_of(regions.begin(), regions.end(),
+                                     [](const PagedRegion& r) { return r.block_bytes > 0; });
+  if (!any_bytes) return absl::OkStatus();
+  if (absl::Status status = CheckIdsDistinct(side, ids, highest); !status.ok()) return status;
+  return CheckPagedDisjoint(side, regions, ids);
+}
+
+Access RemoteRight(Direction direction) {
+  return direction == Direction::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
+}
+
+absl::Status CheckPagedShape(const PagedBlocks& blocks) {
+  if (blocks.local.size() != blocks.remote.size()) {
+    return UnequalLengths(kLocal, blocks.local.size(), kRemote, blocks.remote.size());
+  }
+  if (blocks.local_ids.size() != blocks.remote_ids.size()) {
+    return UnequalLengths("local_ids", blocks.local_ids.size(), "remote_ids",
+                          blocks.remote_ids.size());
+  }
+  if (blocks.local.empty()) return NoBlocks("the list of paged regions");
+  if (blocks.local_ids.empty()) return NoBlocks("the list of ids");
+  if (blocks.local_ids.size() > UINT32_MAX) {
+    return absl::InvalidArgumentError("more than 2^32 - 1 ids");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direction direction,
+                                               const RegionTable& local, const RegionTable& remote,
+                                               IdPool& pool) {
+  if (absl::Status status = CheckPagedShape(blocks); !status.ok()) return status;
+  BlockList list;
+  list.pairs_.reserve(blocks.local.size());
+  RegionSet local_regions(local);
+  RegionSet remote_regions(remote);
+  for (size_t i = 0; i < blocks.local.size(); ++i) {
+    Pair pair{.local = blocks.local[i],
+              .remote = blocks.remote[i],
+              .id_count = static_cast<uint32_t>(blocks.local_ids.size())};
+    if (pair.local.block_bytes != pair.remote.block_bytes) {
+      return UnequalBytes(i, pair.local.block_bytes, pair.remote.block_bytes);
+    }
+    auto region = PlacePaged(kLocal, i, pair.local, Access::kNone, local);
+    if (!region.ok()) return region.status();
+    local_regions.Add(pair.local_region = *region);
+    region = PlacePaged(kRemote, i, pair.remote, RemoteRight(direction), remote);
+    if (!region.ok()) return region.status();
+    remote_regions.Add(pair.remote_region = *region);
+    list.pairs_.push_back(pair);
+  }
+  uint32_t* const ids = list.TakeIds(blocks.local_ids.size(), pool);
+  const uint32_t highest_local = CopyIds(blocks.local_ids, ids);
+  const uint32_t highest_remote = CopyIds(blocks.remote_ids, ids + list.id_count_);
+  absl::Status status = CheckIdsInRange(kLocal, blocks.local_ids, highest_local, blocks.local);
+  if (status.ok()) {
+    status = CheckIdsInRange(kRemote, blocks.remote_ids, highest_remote, blocks.remote);
+  }
+  if (!status.ok()) return status;
+  status = direction == Direction::kWrite
+               ? CheckDestination(kRemote, blocks.remote, blocks.remote_ids, highest_remote)
+               : CheckDestination(kLocal, blocks.local, blocks.local_ids, highest_local);
+  if (!status.ok()) return status;
+  list.local_regions_ = local_regions.Ascending();
+  list.remote_regions_ = remote_regions.Ascending();
+  if (status = list.SetTotals(); !status.ok()) return status;
+  return list;
+}
+
+absl::StatusOr<BlockList> BlockList::FromDescriptors(const DescriptorBlocks& blocks,
+                                                     Direction direction, const RegionTable& local,
+                                                     const RegionTable& remote) {
+  if (blocks.local.size() != blocks.remote.size()) {
+    return UnequalLengths(kLocal, blocks.local.size(), kRemote, blocks.remote.size());
+  }
+  if (blocks.local.empty()) return NoBlocks("the list of descriptors");
+  BlockList list;
+  list.descriptors_.reserve(blocks.local.size());
+  RegionSet local_regions(local);
+  RegionSet remote_regions(remote);
+  const Access right = RemoteRight(direction);
+  uint32_t local_region = kNoRegion;
+  uint32_t remote_region = kNoRegion;
+  for (size_t i = 0; i < blocks.local.size(); ++i) {
+    const Descriptor& from = blocks.local[i];
+    const Descriptor& to = blocks.remote[i];
+    if (from.bytes != to.bytes) return UnequalBytes(i, from.bytes, to.bytes);
+    auto found = FindNext(kLocal, i, from, Access::kNone, local, local_region);
+    if (!found.ok()) return found.status();
+    local_regions.Add(local_region = *found);
+    found = FindNext(kRemote, i, to, right, remote, remote_region);
+    if (!found.ok()) return found.status();
+    remote_regions.Add(remote_region = *found);
+    list.descriptors_.push_back({.local = from.address,
+                                 .remote = to.address,
+                                 .bytes = from.bytes,
+                                 .local_region = local_region,
+                                 .remote_region = remote_region});
+  }
+  absl::Status status = CheckDescriptorsDisjoint(direction, list.descriptors_);
+  if (!status.ok()) return status;
+  list.local_regions_ = local_regions.Ascending();
+  list.remote_regions_ = remote_regions.Ascending();
+  if (status = list.SetTotals(); !status.ok()) return status;
+  return list;
+}
+
+uint32_t* BlockList::TakeIds(size_t count, IdPool& pool) {
+  id_count_ = count;
+  ids_ = pool.Take(2 * count);
+  return ids_.ids.get();
+}
+
+absl::Status BlockList::SetTotals() {
+  bool overflow = false;
+  size_ = descriptors_.size();
+  for (const Pair& pair : pairs_) {
+    uint64_t bytes = 0;
+    overflow |= __builtin_mul_overflow(pair.local.block_bytes, pair.id_count, &bytes);
+    overflow |= __builtin_add_overflow(total_bytes_, bytes, &total_bytes_);
+    size_ += pair.id_count;
+  }
+  for (const Block& block : descriptors_) {
+    overflow |= __builtin_add_overflow(total_bytes_, block.bytes, &total_bytes_);
+  }
+  // No address space holds so much; a source named many times can add up to it.
+  if (overflow)
+    return absl::InvalidArgumentError("the blocks have more than 2^64 - 1 bytes in all");
+  return absl::OkStatus();
+}
+
+}  // namespace kvxfer

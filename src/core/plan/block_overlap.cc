@@ -1,0 +1,256 @@
+#include "src/core/plan/block_overlap.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <queue>
+#include <vector>
+
+#include "src/core/base/strings.h"
+
+namespace kvxfer {
+namespace {
+
+absl::Status DuplicateId(std::string_view side, std::span<const uint32_t> ids, uint32_t id,
+                         uint64_t offset) {
+  const auto at = [&](auto place) { return offset + static_cast<uint64_t>(place - ids.begin()); };
+  const auto first = std::find(ids.begin(), ids.end(), id);
+  const auto second = std::find(first + 1, ids.end(), id);
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(side), "_ids[", at(first), "] and ",
+                                                 ToAbsl(side), "_ids[", at(second), "] are both ",
+                                                 id, ": a destination block may appear only once"));
+}
+
+bool StrictlyAscending(std::span<const uint32_t> ids) {
+  constexpr size_t kStep = 64;
+  for (size_t begin = 1; begin < ids.size(); begin += kStep) {
+    const size_t end = std::min(begin + kStep, ids.size());
+    bool descends = false;  // no exit within a step, so that it vectorises
+    for (size_t i = begin; i < end; ++i) descends |= ids[i] <= ids[i - 1];
+    if (descends) return false;
+  }
+  return true;
+}
+
+// Whether some id occurs twice. `seen` has a zero bit for every id up to the highest.
+bool AnyTwice(std::span<const uint32_t> ids, uint64_t* seen) {
+  uint64_t twice = 0;  // no early exit: twins are rare, and found again for the message
+  for (const uint32_t id : ids) {
+    uint64_t& word = seen[id / 64];
+    const uint64_t bit = uint64_t{1} << (id % 64);
+    twice |= word & bit;
+    word |= bit;
+  }
+  return twice != 0;
+}
+
+// What a thread keeps for its next check.
+constexpr size_t kKeptBytes = 1 << 20;
+
+absl::Status DuplicateAmong(std::string_view side, std::span<const uint32_t> ids, uint64_t first) {
+  static thread_local std::vector<uint32_t> kept;
+  std::vector<uint32_t> large;
+  std::vector<uint32_t>& sorted = ids.size_bytes() <= kKeptBytes ? kept : large;
+  sorted.assign(ids.begin(), ids.end());
+  std::sort(sorted.begin(), sorted.end());
+  const auto twin = std::adjacent_find(sorted.begin(), sorted.end());
+  return twin == sorted.end() ? absl::OkStatus() : DuplicateId(side, ids, *twin, first);
+}
+
+// Used part of one paged region: from its lowest to the end of its highest block.
+struct Extent {
+  uint64_t begin = 0;
+  uint64_t last = 0;  // last byte, inclusive: an end may be 2^64
+  size_t region = 0;
+};
+
+// Whether regions of one stride leave each other alone because their blocks fall on disjoint
+// residues modulo it.
+bool DisjointResidues(std::span<const PagedRegion> regions, std::span<const Extent> cluster) {
+  const uint64_t stride = regions[cluster[0].region].stride;
+  struct Arc {
+    uint64_t begin;
+    uint64_t bytes;
+  };
+  std::vector<Arc> arcs;
+  arcs.reserve(cluster.size());
+  for (const Extent& extent : cluster) {
+    const PagedRegion& region = regions[extent.region];
+    if (region.stride != stride || stride < region.block_bytes) return false;
+    arcs.push_back({region.base % stride, region.block_bytes});
+  }
+  std::sort(arcs.begin(), arcs.end(), [](Arc a, Arc b) { return a.begin < b.begin; });
+  for (size_t i = 0; i < arcs.size(); ++i) {
+    const bool wraps = i + 1 == arcs.size();
+    const uint64_t gap = wraps ? stride - arcs[i].begin + arcs[0].begin  // <= stride
+                               : arcs[i + 1].begin - arcs[i].begin;
+    if (gap < arcs[i].bytes) return false;
+  }
+  return true;
+}
+
+// The exact answer for regions that interleave in any way: their blocks in address order, by a
+// merge, so that memory stays O(ids + regions).
+absl::Status MergeCheck(std::string_view side, std::span<const PagedRegion> regions,
+                        std::span<const Extent> cluster, std::span<const uint32_t> sorted_ids) {
+  struct Head {
+    uint64_t begin;
+    size_t region;
+    size_t next;  // position in sorted_ids of the block that begins there
+    bool operator>(const Head& other) const { return begin > other.begin; }
+  };
+  std::priority_queue<Head, std::vector<Head>, std::greater<>> heads;
+  for (const Extent& extent : cluster) heads.push({extent.begin, extent.region, 0});
+  Head before{};
+  uint64_t before_last = 0;
+  for (bool first = true; !heads.empty(); first = false) {
+    const Head head = heads.top();
+    heads.pop();
+    const PagedRegion& region = regions[head.region];
+    if (!first && head.begin <= before_last) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "block ", sorted_ids[before.next], " of ", ToAbsl(side), "[", before.region,
+          "] and block ", sorted_ids[head.next], " of ", ToAbsl(side), "[", head.region,
+          "] overlap at 0x", absl::Hex(head.begin), ": destination blocks must be disjoint"));
+    }
+    before = head;
+    before_last = head.begin + (region.block_bytes - 1);
+    if (head.next + 1 < sorted_ids.size()) {
+      heads.push(
+          {region.base + sorted_ids[head.next + 1] * region.stride, head.region, head.next + 1});
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids,
+                              uint32_t highest, uint64_t first) {
+  if (StrictlyAscending(ids)) return absl::OkStatus();
+  // A bitmap while clearing it costs no more than a few words an id.
+  constexpr size_t kWordsPerId = 16;
+  const size_t words = highest / 64 + size_t{1};
+  if (words > kWordsPerId * ids.size()) return DuplicateAmong(side, ids, first);
+  static thread_local std::vector<uint64_t> kept;
+  std::vector<uint64_t> large;
+  std::vector<uint64_t>& seen = words * sizeof(uint64_t) <= kKeptBytes ? kept : large;
+  seen.assign(words, 0);
+  return AnyTwice(ids, seen.data()) ? DuplicateAmong(side, ids, first) : absl::OkStatus();
+}
+
+absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegion> regions,
+                                std::span<const uint32_t> ids) {
+  if (regions.size() < 2) return absl::OkStatus();
+  const auto [lowest, highest] = std::minmax_element(ids.begin(), ids.end());
+  std::vector<Extent> extents;
+  extents.reserve(regions.size());
+  for (size_t i = 0; i < regions.size(); ++i) {
+    const PagedRegion& region = regions[i];
+    if (region.block_bytes == 0) continue;
+    extents.push_back({.begin = region.base + *lowest * region.stride,
+                       .last = region.base + *highest * region.stride + (region.block_bytes - 1),
+                       .region = i});
+  }
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  std::vector<uint32_t> sorted_ids;  // filled when first needed
+  // Clusters of extents that hang together; between clusters nothing can overlap.
+  for (size_t begin = 0; begin < extents.size();) {
+    size_t end = begin + 1;
+    uint64_t last = extents[begin].last;
+    for (; end < extents.size() && extents[end].begin <= last; ++end) {
+      last = std::max(last, extents[end].last);
+    }
+    const auto cluster = std::span<const Extent>(extents).subspan(begin, end - begin);
+    if (cluster.size() > 1 && !DisjointResidues(regions, cluster)) {
+      if (sorted_ids.empty()) {
+        sorted_ids.assign(ids.begin(), ids.end());
+        std::sort(sorted_ids.begin(), sorted_ids.end());
+      }
+      if (absl::Status s = MergeCheck(side, regions, cluster, sorted_ids); !s.ok()) return s;
+    }
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+// Where a descriptor writes.
+struct Destination {
+  bool write = false;
+  uint64_t operator()(const Block& block) const { return write ? block.remote : block.local; }
+};
+
+// Each begins where the one before ends, or later.
+bool AscendingDisjoint(std::span<const Block> blocks, Destination begin_of) {
+  uint64_t free_from = 0;
+  bool wraps = false;
+  for (const Block& block : blocks) {
+    if (block.bytes == 0) continue;
+    const uint64_t begin = begin_of(block);
+    if (wraps || begin < free_from) return false;
+    wraps = __builtin_add_overflow(begin, block.bytes, &free_from);
+  }
+  return true;
+}
+
+// Of blocks of one size at multiples of it, in any order: whether they are distinct, by numbers in
+// place of addresses. False where that does not apply, too. Costs O(blocks).
+bool DistinctOnGrid(std::span<const Block> blocks, Destination begin_of) {
+  const uint64_t bytes = blocks.front().bytes;
+  uint64_t lowest = begin_of(blocks.front());
+  for (const Block& block : blocks) {
+    if (block.bytes != bytes) return false;
+    lowest = std::min(lowest, begin_of(block));
+  }
+  if (bytes == 0) return true;
+  static thread_local std::vector<uint32_t> kept;
+  std::vector<uint32_t> large;
+  std::vector<uint32_t>& numbers = blocks.size() * sizeof(uint32_t) <= kKeptBytes ? kept : large;
+  numbers.clear();
+  uint32_t highest = 0;
+  for (const Block& block : blocks) {
+    const uint64_t number = (begin_of(block) - lowest) / bytes;
+    if (number * bytes != begin_of(block) - lowest || number > UINT32_MAX) return false;
+    numbers.push_back(static_cast<uint32_t>(number));
+    highest = std::max(highest, numbers.back());
+  }
+  return CheckIdsDistinct("", numbers, highest).ok();
+}
+
+}  // namespace
+
+absl::Status CheckDescriptorsDisjoint(Direction direction, std::span<const Block> blocks) {
+  const bool write = direction == Direction::kWrite;
+  const Destination begin_of{write};
+  if (blocks.empty() || AscendingDisjoint(blocks, begin_of) || DistinctOnGrid(blocks, begin_of)) {
+    return absl::OkStatus();
+  }
+  struct Written {
+    uint64_t begin;
+    size_t index;
+  };
+  std::vector<Written> order;
+  order.reserve(blocks.size());
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].bytes == 0) continue;
+    order.push_back({begin_of(blocks[i]), i});
+  }
+  std::sort(order.begin(), order.end(),
+            [](const Written& a, const Written& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < order.size(); ++i) {
+    const Written& before = order[i - 1];
+    const Written& after = order[i];
+    if (after.begin - before.begin >= blocks[before.index].bytes) continue;
+    const auto [first, second] = std::minmax(before.index, after.index);
+    const char* side = write ? "remote" : "local";
+    return absl::InvalidArgumentError(absl::StrCat(side, "[", first, "] and ", side, "[", second,
+                                                   "] overlap at 0x", absl::Hex(after.begin),
+                                                   ": destination blocks must be disjoint"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvxfer

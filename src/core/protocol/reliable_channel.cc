@@ -1,0 +1,89 @@
+#include "src/core/protocol/reliable_channel.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvxfer {
+
+const std::string* ReliableChannel::NextToSend() {
+  if (next_ == kept_.size()) return nullptr;
+  std::string& message = kept_[next_].message;
+  PatchAck(message, received_);
+  return &message;
+}
+
+void ReliableChannel::MessageSent() {
+  if (next_ == kept_.size()) return;
+  // A replay never lowers what the other side may acknowledge.
+  if (kept_[next_].sequence > highest_sent_) highest_sent_ = kept_[next_].sequence;
+  ++next_;
+  ack_told_ = received_;
+}
+
+absl::Status ReliableChannel::OnAck(uint64_t ack) {
+  if (ack > highest_sent_) {
+    return absl::InvalidArgumentError(absl::StrCat("the peer acknowledges frame ", ack,
+                                                   ", but only ", highest_sent_,
+                                                   " were sent; the session must be reset"));
+  }
+  while (!kept_.empty() && kept_.front().sequence <= ack) {
+    kept_.pop_front();
+    if (next_ > 0) --next_;
+  }
+  return absl::OkStatus();
+}
+
+void ReliableChannel::Rewind() {
+  next_ = 0;
+  ack_told_ = 0;
+}
+
+uint64_t ReliableChannel::oldest_kept() const {
+  return kept_.empty() ? last_sequence_ + 1 : kept_.front().sequence;
+}
+
+absl::Status ReliableChannel::OnFrame(const Envelope& envelope,
+                                      absl::FunctionRef<absl::Status(const Incoming&)> take) {
+  const uint64_t sequence = envelope.sequence;
+  if (sequence == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a frame of type ", static_cast<int>(envelope.type),
+                     " came without a number; the session must be reset"));
+  }
+  if (sequence <= received_) return absl::OkStatus();
+  if (sequence - received_ > kMaxGap) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("frame ", sequence, " is more than ", kMaxGap, " ahead of frame ", received_,
+                     ", the last in order; the connection must be made anew"));
+  }
+  if (sequence != received_ + 1) {
+    const size_t bytes = envelope.body.size();
+    if (ahead_bytes_ + bytes > kMaxAheadBytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("frames of more than ", kMaxAheadBytes,
+                                                       " bytes wait for frame ", received_ + 1,
+                                                       "; the connection must be made anew"));
+    }
+    const auto [at, fresh] = ahead_.try_emplace(sequence, Ahead{.type = envelope.type});
+    if (!fresh) return absl::OkStatus();
+    at->second.body.assign(envelope.body.begin(), envelope.body.end());
+    ahead_bytes_ += bytes;
+    return absl::OkStatus();
+  }
+  ++received_;
+  absl::Status status = take({.type = envelope.type, .body = envelope.body});
+  while (status.ok() && !ahead_.empty() && ahead_.begin()->first == received_ + 1) {
+    const Ahead frame = std::move(ahead_.extract(ahead_.begin()).mapped());
+    ahead_bytes_ -= frame.body.size();
+    ++received_;
+    status = take({.type = frame.type, .body = frame.body});
+  }
+  return status;
+}
+
+std::string ReliableChannel::AckMessage() {
+  ack_told_ = received_;
+  return EncodeMessage(FrameType::kAck, 0, received_, std::string_view());
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,67 @@
+#include "src/core/protocol/slot_table.h"
+
+#include <algorithm>
+#include <span>
+
+namespace kvxfer {
+namespace {
+
+// The generation at which the next owner of `slots` starts.
+uint32_t NextOwnersGeneration(std::span<const SlotTable::Slot> slots) {
+  const auto higher = [](const SlotTable::Slot& a, const SlotTable::Slot& b) {
+    return a.generation < b.generation;
+  };
+  uint32_t next = NextGeneration(std::max_element(slots.begin(), slots.end(), higher)->generation);
+  // Generations wrap, so the one after the highest may be another slot's last.
+  const auto has_next = [&next](const SlotTable::Slot& slot) { return slot.generation == next; };
+  while (std::any_of(slots.begin(), slots.end(), has_next)) next = NextGeneration(next);
+  return next;
+}
+
+}  // namespace
+
+SlotTable::SlotTable(uint32_t ranges, uint32_t first_generation)
+    : max_ranges_(std::min(ranges, (1u << kSlotBits) / kRangeSlots)),
+      first_generation_(first_generation & kGenerationMask) {}
+
+std::optional<SlotGrantFrame> SlotTable::Grant(Owner owner) {
+  uint32_t index = 0;
+  if (!free_.empty()) {
+    index = free_.back();
+    free_.pop_back();
+  } else if (ranges_.size() < max_ranges_) {
+    index = static_cast<uint32_t>(ranges_.size());
+    ranges_.push_back({.owner = 0, .next_generation = first_generation_, .slots = nullptr});
+  } else {
+    return std::nullopt;
+  }
+  Range& range = ranges_[index];
+  range.owner = owner;
+  range.slots = std::make_unique<Slot[]>(kRangeSlots);
+  for (Slot& slot : std::span(range.slots.get(), kRangeSlots)) {
+    slot = {.owner = owner, .generation = range.next_generation, .arrivals = 0};
+  }
+  ++in_use_;
+  return SlotGrantFrame{.range = {.first = index * kRangeSlots, .count = kRangeSlots},
+                        .generation = range.next_generation};
+}
+
+void SlotTable::Release(Owner owner) {
+  for (uint32_t index = 0; index < ranges_.size(); ++index) {
+    Range& range = ranges_[index];
+    if (range.slots == nullptr || range.owner != owner) continue;
+    range.next_generation = NextOwnersGeneration({range.slots.get(), kRangeSlots});
+    range.slots.reset();
+    range.owner = 0;
+    free_.push_back(index);
+    --in_use_;
+  }
+}
+
+SlotTable::Slot* SlotTable::Find(uint32_t slot) {
+  const uint32_t index = slot / kRangeSlots;
+  if (index >= ranges_.size() || ranges_[index].slots == nullptr) return nullptr;
+  return &ranges_[index].slots[slot % kRangeSlots];
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,208 @@
+#include "src/transport/control_link.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/base/strings.h"
+#include "src/core/base/text.h"
+
+namespace kvxfer::net {
+namespace {
+
+// Of one Poll.
+constexpr size_t kMaxControlFrames = 256;
+
+}  // namespace
+
+ControlLink::ControlLink(LinkHub* hub, PeerAddress peer)
+    : hub_(hub), state_(State::kDialling), control_(this) {
+  const LinkHub::Settings& settings = hub->settings();
+  dialler_.emplace(settings.backend + " peer", std::move(peer), settings.service, 1,
+                   settings.connect_timeout, &control_);
+}
+
+ControlLink::ControlLink(LinkHub* hub, Fd control, std::string from)
+    : hub_(hub), state_(State::kUp), control_(this), from_(std::move(from)) {
+  control_.Adopt(std::move(control));
+}
+
+ControlLink::~ControlLink() {
+  if (hub_ == nullptr) return;
+  control_.Release();
+  hub_->Forget(this);
+}
+
+void ControlLink::Detach() {
+  if (!down()) {
+    state_ = State::kDown;
+    EndData(
+        absl::UnavailableError(absl::StrCat("the ", hub_->settings().backend, " backend is gone")));
+  }
+  control_.Release();
+  OnDetached();
+  hub_ = nullptr;
+}
+
+std::string ControlLink::Where() const {
+  return absl::StrCat(hub_->settings().backend, " peer ", Name());
+}
+
+void ControlLink::Dial() {
+  dialler_->Start();
+  FollowDialler();
+}
+
+void ControlLink::FollowDialler() {
+  hub_->TimersChanged();
+  if (dialler_->state() == Dialler::State::kFailed) return Down(dialler_->status(), false);
+  Activate();
+  if (dialler_->state() == Dialler::State::kJoined) state_ = State::kGreeting;
+}
+
+void ControlLink::GoUp() {
+  state_ = State::kUp;
+  hub_->TimersChanged();
+  Say(EventKind::kConnected);
+}
+
+bool ControlLink::Send(std::span<const std::byte> message) {
+  if (!up() || message.size() > kMaxMessageBytes) return false;
+  absl::StatusOr<bool> taken = control_.Push(ControlKind::kMessage, message);
+  if (!taken.ok()) {
+    Fail(taken.status());
+    return false;
+  }
+  if (control_.sending()) Activate();
+  return *taken;
+}
+
+void ControlLink::Tell(std::span<const std::byte> frame) {
+  if (down()) return;
+  // An error shows when the stream is read.
+  control_.Push(ControlKind::kFrame, frame).IgnoreError();
+  Activate();
+}
+
+std::optional<Time> ControlLink::deadline() const {
+  if (down()) return std::nullopt;
+  return up() ? DataDeadline() : dialler_->deadline();
+}
+
+void ControlLink::OnDeadline(Time now) {
+  if (up()) return OnDataDeadline(now);
+  if (greeting()) return Fail(absl::UnavailableError("the peer did not say what it has"));
+  dialler_->OnDeadline();
+  FollowDialler();
+}
+
+bool ControlLink::HasWork() const {
+  if (down()) return false;
+  // Until the welcome the stream is the dialler's.
+  if (state_ == State::kDialling) return dialler_->HasWork();
+  if (up() && HasDataWork()) return true;
+  if (control_.sending() && control_.writable()) return true;
+  return control_.readable() || control_.HasFrame();
+}
+
+void ControlLink::Work() {
+  if (state_ == State::kDialling) {
+    dialler_->Work();
+    FollowDialler();
+    if (!greeting()) return;
+  }
+  if (up() && HasDataWork()) WorkData();
+  if (down()) return;
+  if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent);
+  ReceiveFrames();
+}
+
+void ControlLink::ReceiveFrames() {
+  for (size_t frames = 0; frames < kMaxControlFrames && !down();) {
+    absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
+    if (!frame.ok()) return Fail(frame.status());
+    if (frame->has_value()) {
+      // A message must be reported in this Poll, for its bytes are only valid until the next.
+      if (hub_->sink().full()) return;
+      if (!Take(**frame)) return;
+      control_.Pop(**frame);
+      ++frames;
+      continue;
+    }
+    // The buffer that reported messages lie in is left alone until the next Poll.
+    if (message_poll_ == hub_->poll_number() || !control_.readable()) return;
+    absl::StatusOr<bool> got = control_.Fill();
+    if (!got.ok()) return Fail(got.status());
+    if (!*got) return;
+  }
+}
+
+bool ControlLink::Take(const ControlStream::Frame& frame) {
+  switch (frame.kind) {
+    case ControlKind::kMessage: {
+      if (!up()) break;
+      message_poll_ = hub_->poll_number();
+      Emit({.kind = EventKind::kMessage, .endpoint = this, .message = frame.payload});
+      return true;
+    }
+    case ControlKind::kFrame: {
+      const absl::Status status = OnFrame(frame.payload);
+      if (status.ok()) return !down();
+      Fail(status);
+      return false;
+    }
+    case ControlKind::kClosing: {
+      const std::string reason =
+          Printable({reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size()},
+                    kMaxPeerTextBytes);
+      Fail(absl::UnavailableError(absl::StrCat("the peer closed the connection: ", reason)));
+      return false;
+    }
+    case ControlKind::kReady:
+      break;
+  }
+  Fail(absl::InvalidArgumentError("the peer sent a control frame that has no place here"));
+  return false;
+}
+
+void ControlLink::Shutdown(absl::Status why) {
+  if (why.ok()) why = absl::CancelledError("closed");
+  if (!down()) Down(Annotate(why, Where()), true);
+}
+
+void ControlLink::Fail(const absl::Status& status) {
+  if (down()) return;
+  Down(Annotate(status, absl::StrCat(Where(), ", control stream")), !absl::IsUnavailable(status));
+}
+
+void ControlLink::Down(absl::Status why, bool tell) {
+  if (std::exchange(ending_, true)) return;
+  const bool was_up = up();
+  EndData(why);
+  state_ = State::kDown;
+  if (tell && was_up) {
+    const std::string reason = ForPeer(ToStd(why.message()));
+    control_.Push(ControlKind::kClosing, std::as_bytes(std::span(reason))).IgnoreError();
+    std::string queued = control_.TakeQueued();
+    hub_->Linger(control_.Release(), std::move(queued));
+  } else {
+    control_.Release();
+  }
+  hub_->TimersChanged();
+  why_down_ = std::move(why);
+  FinishDown();
+}
+
+void ControlLink::FinishDown() {
+  if (why_down_.ok() || !IsQuiet()) return;
+  Say(EventKind::kDown, 0, std::exchange(why_down_, absl::OkStatus()));
+}
+
+void ControlLink::Emit(Event event) {
+  if (hub_ != nullptr) hub_->sink().Emit(std::move(event));
+}
+
+void ControlLink::Say(EventKind kind, uint64_t id, absl::Status status, uint32_t rail) {
+  Emit(MakeEvent(kind, this, id, std::move(status), rail));
+}
+
+}  // namespace kvxfer::net

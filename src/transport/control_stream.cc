@@ -1,0 +1,135 @@
+#include "src/transport/control_stream.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+namespace kvxfer::net {
+namespace {
+
+// A small write comes with its OPEN by one read.
+constexpr size_t kReadBytes = 32 * 1024;
+
+iovec Piece(const void* data, size_t bytes) { return {const_cast<void*>(data), bytes}; }
+
+}  // namespace
+
+void ControlStream::Restart() {
+  Release();
+  out_.clear();
+  sent_ = begin_ = end_ = 0;
+}
+
+absl::StatusOr<bool> ControlStream::Push(ControlKind kind, std::span<const std::byte> payload) {
+  const bool bounded = kind == ControlKind::kMessage;
+  if (bounded && queued_bytes() + payload.size() > kMaxQueued) return false;
+  if (!out_.empty()) {
+    const std::span<std::byte> place = Append(kind, payload.size());
+    std::copy(payload.begin(), payload.end(), place.begin());
+    if (absl::Status flushed = Flush(); !flushed.ok()) return flushed;
+    return true;
+  }
+  std::array<std::byte, kControlHeadBytes> head;
+  Encode(ControlHead{.bytes = static_cast<uint32_t>(payload.size()), .kind = kind}, head);
+  size_t sent = 0;
+  if (attached()) {
+    std::array<iovec, 2> pieces{Piece(head.data(), head.size()),
+                                Piece(payload.data(), payload.size())};
+    absl::StatusOr<size_t> n = Write(pieces);
+    if (!n.ok()) return n.status();
+    sent = *n;
+  }
+  if (sent < head.size()) {
+    out_.append(reinterpret_cast<const char*>(head.data()) + sent, head.size() - sent);
+    sent = head.size();
+  }
+  const std::span<const std::byte> rest = payload.subspan(sent - head.size());
+  out_.append(reinterpret_cast<const char*>(rest.data()), rest.size());
+  return true;
+}
+
+std::span<std::byte> ControlStream::Append(ControlKind kind, size_t bytes) {
+  const size_t at = out_.size();
+  out_.resize(at + kControlHeadBytes + bytes);
+  const std::span<std::byte> place = std::as_writable_bytes(std::span(out_)).subspan(at);
+  Encode(ControlHead{.bytes = static_cast<uint32_t>(bytes), .kind = kind},
+         place.first<kControlHeadBytes>());
+  return place.subspan(kControlHeadBytes);
+}
+
+absl::StatusOr<bool> ControlStream::PushRaw(std::span<const std::byte> bytes) {
+  std::array<iovec, 1> pieces{Piece(bytes.data(), bytes.size())};
+  absl::StatusOr<size_t> n = Write(pieces);
+  if (!n.ok()) return n.status();
+  if (*n == 0) return false;
+  if (*n < bytes.size()) return absl::UnavailableError("no room for the first bytes");
+  return true;
+}
+
+absl::Status ControlStream::Flush() {
+  while (!out_.empty() && writable()) {
+    std::array<iovec, 1> pieces{Piece(out_.data() + sent_, out_.size() - sent_)};
+    absl::StatusOr<size_t> n = Write(pieces);
+    if (!n.ok()) return n.status();
+    sent_ += *n;
+    if (sent_ == out_.size()) {
+      out_.clear();
+      sent_ = 0;
+    } else if (sent_ > kMaxQueued / 2) {
+      out_.erase(0, std::exchange(sent_, 0));
+    }
+  }
+  if (queued_bytes() > kMaxUnsent) {
+    return absl::ResourceExhaustedError("the peer does not read the answers it asks for");
+  }
+  return absl::OkStatus();
+}
+
+std::string ControlStream::TakeQueued() {
+  out_.erase(0, std::exchange(sent_, 0));
+  return std::exchange(out_, {});
+}
+
+std::span<const std::byte> ControlStream::buffered() const {
+  return std::span(in_).subspan(begin_, end_ - begin_);
+}
+
+size_t ControlStream::BytesMissing() const {
+  const std::span<const std::byte> have = buffered();
+  if (have.size() < kControlHeadBytes) return kControlHeadBytes - have.size();
+  absl::StatusOr<ControlHead> head = DecodeControlHead(have.first<kControlHeadBytes>());
+  if (!head.ok()) return 0;
+  const size_t whole = kControlHeadBytes + head->bytes;
+  return whole > have.size() ? whole - have.size() : 0;
+}
+
+bool ControlStream::HasFrame() const { return BytesMissing() == 0; }
+
+absl::StatusOr<bool> ControlStream::Fill() {
+  const size_t have = end_ - begin_;
+  if (have == 0) begin_ = end_ = 0;
+  const size_t room = std::max(BytesMissing(), kReadBytes);
+  if (in_.size() - end_ < room) {
+    if (begin_ > 0) std::memmove(in_.data(), in_.data() + begin_, have);
+    begin_ = 0;
+    end_ = have;
+    if (in_.size() - end_ < room) in_.resize(end_ + room);
+  }
+  std::array<iovec, 1> pieces{iovec{in_.data() + end_, in_.size() - end_}};
+  absl::StatusOr<size_t> n = Read(pieces);
+  if (!n.ok()) return n.status();
+  end_ += *n;
+  return *n > 0;
+}
+
+absl::StatusOr<std::optional<ControlStream::Frame>> ControlStream::Front() const {
+  const std::span<const std::byte> have = buffered();
+  if (have.size() < kControlHeadBytes) return std::nullopt;
+  absl::StatusOr<ControlHead> head = DecodeControlHead(have.first<kControlHeadBytes>());
+  if (!head.ok()) return head.status();
+  if (have.size() - kControlHeadBytes < head->bytes) return std::nullopt;
+  return Frame{.kind = head->kind, .payload = have.subspan(kControlHeadBytes, head->bytes)};
+}
+
+}  // namespace kvxfer::net

@@ -1,0 +1,94 @@
+// What a backend's next Poll reports, oldest first, with the bytes of its messages; and how its
+// events are made.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_TRANSPORT_EVENT_QUEUE_H_
+#define KVXFER_TRANSPORT_EVENT_QUEUE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "kvxfer/backend.h"
+
+namespace kvxfer {
+
+inline Event MakeEvent(EventKind kind, Endpoint* endpoint, uint64_t id = 0,
+                       absl::Status status = {}, uint32_t rail = 0) {
+  Event event;
+  event.kind = kind;
+  event.endpoint = endpoint;
+  event.id = id;
+  event.rail = rail;
+  event.status = std::move(status);
+  return event;
+}
+
+inline Event MakeAccepted(std::unique_ptr<Endpoint> accepted) {
+  Event event = MakeEvent(EventKind::kAccepted, accepted.get());
+  event.accepted = std::move(accepted);
+  return event;
+}
+
+// `Bytes`: how a message is kept; a contiguous container.
+template <typename Bytes>
+class EventQueue {
+ public:
+  // `message`: of a kMessage.
+  void Push(Event event, Bytes message = {}) {
+    waiting_.push_back({std::move(event), std::move(message)});
+  }
+  void Say(EventKind kind, Endpoint* endpoint, uint64_t id = 0, absl::Status status = {},
+           uint32_t rail = 0) {
+    Push(MakeEvent(kind, endpoint, id, std::move(status), rail));
+  }
+  void SayMessage(Endpoint* endpoint, Bytes message) {
+    Push(MakeEvent(EventKind::kMessage, endpoint), std::move(message));
+  }
+
+  // Fills `out` from the front and returns how many. Messages stay valid until the next Take.
+  size_t Take(std::span<Event> out) {
+    given_.clear();
+    size_t n = 0;
+    for (; n < out.size() && !waiting_.empty(); ++n) {
+      Waiting& front = waiting_.front();
+      out[n] = std::move(front.event);
+      if (out[n].kind == EventKind::kMessage) {
+        given_.push_back(std::move(front.message));
+        out[n].message = std::as_bytes(std::span(given_.back()));
+      }
+      waiting_.pop_front();
+    }
+    return n;
+  }
+
+  // The endpoint is being destroyed: nothing about it is reported any more.
+  void Purge(const Endpoint* endpoint) {
+    std::erase_if(waiting_, [endpoint](const Waiting& w) { return w.event.endpoint == endpoint; });
+  }
+  void Clear() {
+    // Events may own endpoints, whose destructors purge this very queue.
+    std::deque<Waiting> dying;
+    dying.swap(waiting_);
+  }
+
+  size_t size() const { return waiting_.size(); }
+  bool empty() const { return waiting_.empty(); }
+
+ private:
+  struct Waiting {
+    Event event;
+    Bytes message;
+  };
+  std::deque<Waiting> waiting_;
+  std::deque<Bytes> given_;  // a deque: growing it must not move short strings
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_TRANSPORT_EVENT_QUEUE_H_

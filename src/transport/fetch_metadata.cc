@@ -1,0 +1,253 @@
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "kvxfer/metadata.h"
+#include "kvxfer/options.h"
+#include "src/core/base/clock.h"
+#include "src/core/base/strings.h"
+#include "src/core/protocol/metadata.h"
+#include "src/transport/bytes.h"
+#include "src/transport/hello.h"
+#include "src/transport/sockets/socket.h"
+
+namespace kvxfer {
+namespace net {
+namespace {
+
+constexpr Duration kAskEvery = std::chrono::milliseconds(50);
+// Between two attempts where the agent was busy.
+constexpr Duration kBusyPause = std::chrono::milliseconds(50);
+// Memory follows what has come, not what was announced.
+constexpr size_t kStepBytes = 256 * 1024;
+
+// What a welcome says that brings nothing.
+absl::Status Refusal(const Welcome& welcome) {
+  if (welcome.version != kStreamVersion || welcome.verdict == Verdict::kWrongVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the agent speaks version ", welcome.version, " of the tcp streams, we ",
+                     kStreamVersion, "; use the same kvxfer version on both sides"));
+  }
+  switch (welcome.verdict) {
+    case Verdict::kWrongIncarnation:
+      return absl::FailedPreconditionError(
+          "another backend of an agent listens there; name the address of tcp, which "
+          "Agent::listen_address says");
+    case Verdict::kNotServed:
+      return absl::FailedPreconditionError(
+          "the agent does not hand out its metadata; set `serve_metadata` "
+          "(KVXFER_SERVE_METADATA=1) where it is made, or bring its metadata here another way");
+    case Verdict::kBusy:
+      return absl::UnavailableError("the agent is telling too many others; try again");
+    case Verdict::kClosing:
+      return absl::UnavailableError("the agent is closing");
+    default:
+      return absl::InternalError(
+          absl::StrCat("the answer is damaged: verdict ", static_cast<int>(welcome.verdict)));
+  }
+}
+
+class Fetch {
+ public:
+  Fetch(Duration timeout, const std::function<bool()>& go_on)
+      : timeout_(std::max(timeout, Duration::zero())),
+        until_(timeout >= std::chrono::hours(24 * 365) ? Time::max() : Now() + timeout_),
+        go_on_(go_on) {}
+
+  // Asks again while the agent is busy and there is time.
+  absl::StatusOr<std::string> From(std::span<const SocketAddress> addresses) {
+    for (;;) {
+      absl::StatusOr<Fd> fd = ConnectToAny(addresses);
+      if (!fd.ok()) return fd.status();
+      absl::StatusOr<Welcome> welcome = Ask(*fd);
+      if (!welcome.ok()) return welcome.status();
+      if (welcome->verdict == Verdict::kJoin && welcome->version == kStreamVersion) {
+        return Take(*fd, welcome->bytes);
+      }
+      absl::Status refusal = Refusal(*welcome);
+      if (welcome->verdict != Verdict::kBusy || Now() + kBusyPause >= until_) return refusal;
+      absl::Status waited = Wait(-1, 0, Now() + kBusyPause);
+      if (!absl::IsDeadlineExceeded(waited)) return waited;
+    }
+  }
+
+ private:
+  // An address that nothing comes back from leaves the others their share of the time.
+  absl::StatusOr<Fd> ConnectToAny(std::span<const SocketAddress> addresses) {
+    absl::Status why;
+    for (size_t i = 0; i < addresses.size(); ++i) {
+      const Time now = Now();
+      const auto left = static_cast<int64_t>(addresses.size() - i);
+      const bool last = left == 1 || until_ == Time::max();
+      absl::StatusOr<Fd> fd = Connect(addresses[i], last ? until_ : now + (until_ - now) / left);
+      if (fd.ok() || absl::IsCancelled(fd.status())) return fd;
+      why = fd.status();
+    }
+    return why;
+  }
+
+  absl::StatusOr<Fd> Connect(const SocketAddress& to, Time until) {
+    const std::string what = absl::StrCat("connect to ", to.ToString());
+    absl::StatusOr<Fd> fd = StartConnect(to);
+    if (!fd.ok()) return Annotate(fd.status(), to.ToString());
+    absl::Status waited = Wait(fd->get(), POLLOUT, until);
+    if (absl::IsDeadlineExceeded(waited)) {
+      return Late(absl::StrCat("no connection to ", to.ToString(), " within ",
+                               until == until_ ? "" : "its share of "));
+    }
+    if (!waited.ok()) return waited;
+    const int error = SocketError(fd->get());
+    if (error == 0) return fd;
+    return absl::UnavailableError(absl::StrCat(
+        ErrnoText(what, error), error == ECONNREFUSED ? "; is the agent running there?" : ""));
+  }
+
+  absl::StatusOr<Welcome> Ask(const Fd& fd) {
+    std::array<std::byte, kPreambleBytes> preamble;
+    Encode(Preamble{.rails = 1, .service = Service::kMetadata}, preamble);
+    if (absl::Status sent = Send(fd, preamble); !sent.ok()) return sent;
+    std::array<std::byte, kWelcomeBytes> bytes{};
+    const std::span all(bytes);
+    constexpr size_t kMagicBytes = 4;
+    absl::Status got = Receive(fd, all.first(kMagicBytes), 0, kWelcomeBytes);
+    if (!got.ok()) return got;
+    // Another program may say something short and wait.
+    if (Get32(bytes.data()) != kWelcomeMagic) {
+      const auto* const text = reinterpret_cast<const char*>(bytes.data());
+      return absl::InternalError(
+          absl::StrCat("what listens there is no kvxfer agent: it answers \"",
+                       absl::CHexEscape({text, kMagicBytes}), "...\""));
+    }
+    got = Receive(fd, all.subspan(kMagicBytes), kMagicBytes, kWelcomeBytes);
+    if (!got.ok()) return got;
+    return DecodeWelcome(bytes);
+  }
+
+  absl::StatusOr<std::string> Take(const Fd& fd, uint64_t bytes) {
+    if (bytes > kMaxMetadataBytes) {
+      return absl::InternalError(absl::StrCat("the answer is damaged: it announces ", bytes,
+                                              " bytes, and metadata has at most ",
+                                              kMaxMetadataBytes));
+    }
+    std::string out;
+    while (out.size() < bytes) {
+      const size_t have = out.size();
+      out.resize(have + std::min<size_t>(bytes - have, kStepBytes));
+      const auto step = std::as_writable_bytes(std::span(out)).subspan(have);
+      absl::Status got = Receive(fd, step, kWelcomeBytes + have, kWelcomeBytes + bytes);
+      if (!got.ok()) return got;
+    }
+    const absl::Status whole = CheckWhole(out);
+    if (absl::IsInvalidArgument(whole)) return absl::InternalError(whole.message());
+    if (!whole.ok()) return whole;
+    return out;
+  }
+
+  absl::Status Send(const Fd& fd, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n >= 0) {
+        bytes = bytes.subspan(static_cast<size_t>(n));
+      } else if (errno == EAGAIN) {
+        absl::Status waited = Wait(fd.get(), POLLOUT, until_);
+        if (absl::IsDeadlineExceeded(waited)) return Late("connected, and nothing taken within ");
+        if (!waited.ok()) return waited;
+      } else if (errno != EINTR) {
+        return absl::UnavailableError(ErrnoText("send", errno));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Fills `into`; `have` bytes of the answer's `all`, as far as known, came before.
+  absl::Status Receive(const Fd& fd, std::span<std::byte> into, size_t have, size_t all) {
+    while (!into.empty()) {
+      const ssize_t n = ::recv(fd.get(), into.data(), into.size(), MSG_DONTWAIT);
+      if (n > 0) {
+        into = into.subspan(static_cast<size_t>(n));
+        have += static_cast<size_t>(n);
+      } else if (n == 0) {
+        return Ended(have, all);
+      } else if (errno == EAGAIN) {
+        absl::Status waited = Wait(fd.get(), POLLIN, until_);
+        if (absl::IsDeadlineExceeded(waited)) {
+          return Late(absl::StrCat("connected, but ", have, " of ", all, " bytes came within "));
+        }
+        if (!waited.ok()) return waited;
+      } else if (errno != EINTR) {
+        return absl::UnavailableError(ErrnoText("receive", errno));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status Ended(size_t have, size_t all) {
+    if (have > 0) {
+      return absl::UnavailableError(
+          absl::StrCat("the connection was closed after ", have, " of ", all, " bytes"));
+    }
+    return absl::UnavailableError(
+        "the connection was closed without an answer: the agent ends, or is of an earlier kvxfer "
+        "that hands out no metadata, or another program listens there");
+  }
+
+  absl::Status Late(std::string_view what) const {
+    return absl::DeadlineExceededError(
+        absl::StrCat(ToAbsl(what), timeout_ / std::chrono::milliseconds(1), " ms"));
+  }
+
+  // Until `fd` is ready (negative: never is). DeadlineExceeded, without a text; Cancelled.
+  absl::Status Wait(int fd, int16_t events, Time until) {
+    for (;;) {
+      if (go_on_ && !go_on_()) return absl::CancelledError("given up by the caller");
+      const Duration left = until - Now();
+      if (left <= Duration::zero()) return absl::DeadlineExceededError("");
+      const Duration most = go_on_ ? kAskEvery : Duration(std::chrono::minutes(1));
+      const auto turn = std::chrono::ceil<std::chrono::milliseconds>(std::min(left, most));
+      pollfd poll_fd{.fd = fd, .events = events, .revents = 0};
+      if (::poll(&poll_fd, 1, static_cast<int>(turn.count())) > 0) return absl::OkStatus();
+    }
+  }
+
+  const Duration timeout_;
+  const Time until_;
+  const std::function<bool()>& go_on_;
+};
+
+absl::Status CheckConnectable(std::span<const SocketAddress> addresses) {
+  for (const SocketAddress& address : addresses) {
+    if (address.port() != 0 && !address.IsWildcard()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(address.ToString(),
+                     " cannot be connected to; expected what Agent::listen_address says, with an "
+                     "address of that host"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace net
+
+absl::StatusOr<std::string> FetchMetadata(std::string_view address, Duration timeout,
+                                          const std::function<bool()>& go_on) {
+  const std::string what = absl::StrCat("metadata of ", ToAbsl(address));
+  net::Fetch fetch(timeout, go_on);
+  absl::StatusOr<std::vector<net::SocketAddress>> addresses =
+      net::Resolve(address, kDefaultPort, net::Names::kResolve);
+  if (!addresses.ok()) return addresses.status();
+  if (absl::Status status = net::CheckConnectable(*addresses); !status.ok()) {
+    return Annotate(status, what);
+  }
+  absl::StatusOr<std::string> metadata = fetch.From(*addresses);
+  if (!metadata.ok()) return Annotate(metadata.status(), what);
+  return metadata;
+}
+
+}  // namespace kvxfer

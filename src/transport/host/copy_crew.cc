@@ -1,0 +1,75 @@
+#include "src/transport/host/copy_crew.h"
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+
+#include "src/core/base/clock.h"
+#include "src/core/base/log.h"
+
+namespace kvxfer {
+namespace {
+
+// Longer than what a caller does between two batches of one transfer.
+constexpr Duration kSpin = std::chrono::microseconds(50);
+
+// Returns what `state` is once it is not `old` any more.
+template <typename T>
+T Await(const std::atomic<T>& state, T old) {
+  const Time end = Now() + kSpin;
+  do {
+    if (const T now = state.load(std::memory_order_acquire); now != old) return now;
+    std::this_thread::yield();
+  } while (Now() < end);
+  state.wait(old, std::memory_order_acquire);
+  return state.load(std::memory_order_acquire);
+}
+
+}  // namespace
+
+CopyCrew::~CopyCrew() {
+  for (Helper& helper : helpers_) {
+    helper.state.store(State::kClosing, std::memory_order_release);
+    helper.state.notify_one();
+    helper.thread.join();
+  }
+}
+
+// Where no thread can be had the caller does all parts.
+void CopyCrew::Start() {
+  started_ = true;
+  try {
+    for (uint32_t index = 1; index < threads_; ++index) {
+      Helper& helper = helpers_.emplace_back();
+      helper.thread = std::thread([this, &helper, index] { Loop(helper, index); });
+    }
+  } catch (const std::system_error& error) {
+    helpers_.pop_back();
+    Log(LogLevel::kWarning,
+        "copies have {} threads instead of {}: {}; raise the limit of threads (ulimit -u)",
+        helpers_.size() + 1, threads_, error.what());
+  }
+}
+
+void CopyCrew::Run(uint32_t parts, absl::FunctionRef<void(uint32_t)> part) {
+  if (parts > 1 && !started_) Start();
+  const auto helped = std::min<uint32_t>(parts - 1, static_cast<uint32_t>(helpers_.size()));
+  part_ = &part;
+  for (uint32_t i = 0; i < helped; ++i) {
+    helpers_[i].state.store(State::kWorks, std::memory_order_release);
+    helpers_[i].state.notify_one();
+  }
+  part(0);
+  for (uint32_t i = helped + 1; i < parts; ++i) part(i);
+  for (uint32_t i = 0; i < helped; ++i) Await(helpers_[i].state, State::kWorks);
+}
+
+void CopyCrew::Loop(Helper& helper, uint32_t index) {
+  while (Await(helper.state, State::kIdle) != State::kClosing) {
+    (*part_)(index);
+    helper.state.store(State::kIdle, std::memory_order_release);
+    helper.state.notify_one();
+  }
+}
+
+}  // namespace kvxfer

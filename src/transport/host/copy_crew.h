@@ -1,0 +1,52 @@
+// A few threads that share one piece of work with the caller, who waits for them: copies of some
+// hundred microseconds, one after the other. Between two of them the threads spin for a moment, so
+// that a large transfer wakes them once; then they sleep.
+//
+// Thread-safety: one caller at a time. What a part did happens before Run returns.
+
+#ifndef KVXFER_TRANSPORT_HOST_COPY_CREW_H_
+#define KVXFER_TRANSPORT_HOST_COPY_CREW_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <thread>
+
+#include "absl/functional/function_ref.h"
+
+namespace kvxfer {
+
+class CopyCrew {
+ public:
+  // The caller of Run is one of `threads`; the others are started by the first Run.
+  explicit CopyCrew(uint32_t threads) : threads_(threads) {}
+  ~CopyCrew();
+  CopyCrew(const CopyCrew&) = delete;
+  CopyCrew& operator=(const CopyCrew&) = delete;
+
+  uint32_t threads() const { return threads_; }
+
+  // Calls part(0) here and part(1) to part(parts - 1) on the others; returns when all are over.
+  // 1 <= parts <= threads().
+  void Run(uint32_t parts, absl::FunctionRef<void(uint32_t)> part);
+
+ private:
+  enum class State : uint32_t { kIdle, kWorks, kClosing };
+  struct Helper {
+    std::atomic<State> state{State::kIdle};
+    std::thread thread;
+  };
+
+  void Start();
+  void Loop(Helper& helper, uint32_t index);
+
+  const uint32_t threads_;
+  bool started_ = false;
+  std::deque<Helper> helpers_;  // part i is of helper i - 1
+  // Written before a helper's state says kWorks, read after.
+  const absl::FunctionRef<void(uint32_t)>* part_ = nullptr;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_TRANSPORT_HOST_COPY_CREW_H_

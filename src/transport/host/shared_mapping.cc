@@ -1,0 +1,86 @@
+#include "src/transport/host/shared_mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <string_view>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+namespace kvxfer {
+namespace {
+
+// Each attempt may search all of memory for room: what failed so often is not tried further.
+constexpr int kMaxFailures = 8;
+
+size_t ReadHugePageBytes() {
+  const int fd = open("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  std::array<char, 32> text{};
+  const ssize_t got = read(fd, text.data(), text.size());
+  close(fd);
+  size_t bytes = 0;
+  if (got > 0) std::from_chars(text.data(), text.data() + got, bytes);
+  return (bytes & (bytes - 1)) == 0 ? bytes : 0;
+}
+
+}  // namespace
+
+size_t HugePageBytes() {
+  static const size_t bytes = ReadHugePageBytes();
+  return bytes;
+}
+
+void* MapShared(int fd, uint64_t offset, size_t bytes, int protection) {
+  const auto at = static_cast<off_t>(offset);
+  const size_t huge = HugePageBytes();
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t whole = (bytes + page - 1) / page * page;
+  if (huge == 0 || bytes < huge || whole > SIZE_MAX - huge) {
+    return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
+  }
+  // An address with the right remainder, in a range that is free now. Nothing is replaced there:
+  // what another thread maps meanwhile stays, and the kernel chooses instead.
+  void* room =
+      mmap(nullptr, whole + huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
+  auto* const begin = static_cast<std::byte*>(room);
+  const size_t skip = (offset - reinterpret_cast<uintptr_t>(begin)) & (huge - 1);
+  munmap(begin, whole + huge);
+  void* const data =
+      mmap(begin + skip, bytes, protection, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, at);
+  if (data == begin + skip) return data;
+  // Before Linux 4.17 the flag is only a wish, and a file of still larger pages is placed
+  // elsewhere.
+  if (data != MAP_FAILED) return data;
+  return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
+}
+
+void GatherHugePages(std::byte* data, size_t bytes) {
+  const size_t huge = HugePageBytes();
+  if (huge == 0) return;
+  // Enough where shmem_enabled is "advise"; MADV_COLLAPSE (Linux 6.1) needs no setting.
+  madvise(data, bytes, MADV_HUGEPAGE);
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t skip = (huge - reinterpret_cast<uintptr_t>(data) % huge) % huge;
+  int failures = 0;
+  for (size_t at = skip; at < bytes && bytes - at >= huge && failures < kMaxFailures; at += huge) {
+    // An empty range is refused: it gets one small page first, by a call that cannot raise SIGBUS.
+    if (madvise(data + at, page, MADV_POPULATE_WRITE) != 0) return;
+    if (madvise(data + at, huge, MADV_COLLAPSE) == 0) continue;
+    if (errno == EINVAL || errno == ENOSYS) return;
+    ++failures;
+  }
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,105 @@
+#include "src/transport/regions.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/base/strings.h"
+#include "src/transport/bytes.h"
+
+namespace kvxfer::net {
+
+void Encode(const WireRun& run, std::span<std::byte, kWireRunBytes> out) {
+  Put64(out.data(), run.address);
+  Put32(&out[8], run.bytes);
+  Put32(&out[12], run.rkey);
+}
+
+WireRun DecodeWireRun(std::span<const std::byte, kWireRunBytes> in) {
+  return {.address = Get64(in.data()), .bytes = Get32(&in[8]), .rkey = Get32(&in[12])};
+}
+
+Region::Region(RegionMap* regions, const LocalRegion& region)
+    : regions_(regions),
+      rkey_(region.rkey),
+      base_(reinterpret_cast<uint64_t>(region.span.data)),
+      bytes_(region.span.bytes),
+      access_(region.access) {}
+
+Region::~Region() {
+  if (regions_ != nullptr) regions_->Erase(*this);
+}
+
+std::string Region::WhyNot(const WireRun& run, Access wanted) const {
+  if (!Allows(access_, wanted)) {
+    return absl::StrCat("the region does not allow remote ",
+                        wanted == Access::kRemoteRead ? "reads" : "writes");
+  }
+  // By distances: the text travels, and where the memory lies is in metadata only.
+  const bool before = run.address < base_;
+  return absl::StrCat("outside of the region, which has ", bytes_, " bytes: ", run.bytes,
+                      " bytes asked for, which begin ",
+                      before ? base_ - run.address : run.address - base_, " bytes ",
+                      before ? "before it" : "behind its beginning");
+}
+
+absl::StatusOr<std::unique_ptr<RemoteKey>> RkeyOnly::Of(const RemoteRegion& region,
+                                                        std::string_view backend,
+                                                        std::string_view peer) {
+  if (region.rkey != 0) return std::make_unique<RkeyOnly>(region.rkey);
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(backend), ": region ",
+                                                 static_cast<uint32_t>(region.id), " of ",
+                                                 ToAbsl(peer), " has no rkey"));
+}
+
+RegionMap::~RegionMap() {
+  for (auto& [rkey, region] : by_rkey_) region->regions_ = nullptr;
+}
+
+absl::StatusOr<std::unique_ptr<Registration>> RegionMap::Register(const LocalRegion& region,
+                                                                  std::string_view backend) {
+  const MemorySpan& span = region.span;
+  if (span.kind != MemoryKind::kHost) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        ToAbsl(backend),
+        ": only host memory can be registered; GPU memory goes by way of it (staging), "
+        "or over a backend that reaches it (cuda_ipc, verbs, libfabric)"));
+  }
+  if (span.data == nullptr || span.bytes == 0 || region.rkey == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToAbsl(backend), ": a region needs an address, bytes and an rkey"));
+  }
+  if (by_rkey_.contains(region.rkey)) {
+    return absl::AlreadyExistsError(absl::StrCat(ToAbsl(backend), ": the rkey of region ",
+                                                 static_cast<uint32_t>(region.id),
+                                                 " is that of another one"));
+  }
+  auto out = std::make_unique<Region>(this, region);
+  by_rkey_.emplace(region.rkey, out.get());
+  return out;
+}
+
+const Region* RegionMap::Find(uint32_t rkey) {
+  const Region*& recent = recent_[rkey % recent_.size()];
+  if (recent != nullptr && recent->rkey() == rkey) return recent;
+  const auto it = by_rkey_.find(rkey);
+  if (it == by_rkey_.end()) return nullptr;
+  recent = it->second;
+  return recent;
+}
+
+void RegionMap::Erase(const Region& region) {
+  by_rkey_.erase(region.rkey());
+  const Region*& recent = recent_[region.rkey() % recent_.size()];
+  if (recent == &region) recent = nullptr;
+  if (on_closed_) on_closed_(&region);
+}
+
+absl::StatusOr<const Region*> RegionMap::Check(const WireRun& run, Access wanted) {
+  const Region* const region = Find(run.rkey);
+  if (region != nullptr && region->Grants(run, wanted)) return region;
+  return absl::PermissionDeniedError(
+      region == nullptr ? "no region has that rkey (deregistered, or of other metadata)"
+                        : region->WhyNot(run, wanted));
+}
+
+}  // namespace kvxfer::net

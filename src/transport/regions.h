@@ -1,0 +1,112 @@
+// The local regions that peers may name by rkey, for backends whose target moves the bytes itself
+// and so has to check each run: which region, its bounds, its rights. And what a run looks like on
+// the wire.
+//
+// A look-up is an array access for the regions used last and a hash look-up else.
+//
+// Lifetime: a Region may outlive its map, and is then of no use.
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_TRANSPORT_REGIONS_H_
+#define KVXFER_TRANSPORT_REGIONS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
+
+namespace kvxfer::net {
+
+// One contiguous run of the target's memory.
+struct WireRun {
+  uint64_t address = 0;
+  uint32_t bytes = 0;
+  uint32_t rkey = 0;
+};
+// Little-endian, in that order.
+inline constexpr size_t kWireRunBytes = 16;
+void Encode(const WireRun& run, std::span<std::byte, kWireRunBytes> out);
+WireRun DecodeWireRun(std::span<const std::byte, kWireRunBytes> in);
+
+class RegionMap;
+
+class Region final : public Registration {
+ public:
+  Region(RegionMap* regions, const LocalRegion& region);
+  ~Region() override;
+
+  uint32_t rkey() const { return rkey_; }
+  bool Grants(const WireRun& run, Access wanted) const {
+    return Allows(access_, wanted) && run.address >= base_ && run.bytes <= bytes_ &&
+           run.address - base_ <= bytes_ - run.bytes;
+  }
+  // Why Grants says no, for a person.
+  std::string WhyNot(const WireRun& run, Access wanted) const;
+
+ private:
+  friend class RegionMap;
+
+  RegionMap* regions_;  // null: the backend is gone
+  const uint32_t rkey_;
+  const uint64_t base_;
+  const uint64_t bytes_;
+  const Access access_;
+};
+
+// A key to a peer's region that is its rkey and nothing else.
+class RkeyOnly final : public RemoteKey {
+ public:
+  explicit RkeyOnly(uint32_t rkey) : rkey_(rkey) {}
+  // InvalidArgument: it has none. Begins with `backend`, names `peer`.
+  static absl::StatusOr<std::unique_ptr<RemoteKey>> Of(const RemoteRegion& region,
+                                                       std::string_view backend,
+                                                       std::string_view peer);
+  uint32_t rkey() const { return rkey_; }
+
+ private:
+  const uint32_t rkey_;
+};
+
+class RegionMap {
+ public:
+  using Closed = std::function<void(const Region*)>;
+  // `on_closed`: a region is being destroyed and is not in the map any more.
+  explicit RegionMap(Closed on_closed = nullptr) : on_closed_(std::move(on_closed)) {}
+  ~RegionMap();
+  RegionMap(const RegionMap&) = delete;
+  RegionMap& operator=(const RegionMap&) = delete;
+
+  // InvalidArgument: not host memory, empty, or without an rkey. AlreadyExists: the rkey is taken.
+  // Both begin with `backend`.
+  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region,
+                                                         std::string_view backend);
+
+  // The region that grants `wanted` for all of `run`. PermissionDenied names rkey, address and
+  // reason.
+  absl::StatusOr<const Region*> Check(const WireRun& run, Access wanted);
+  bool Knows(uint32_t rkey) const { return by_rkey_.contains(rkey); }
+
+ private:
+  friend class Region;
+
+  const Region* Find(uint32_t rkey);
+  void Erase(const Region& region);
+
+  const Closed on_closed_;
+  std::unordered_map<uint32_t, Region*> by_rkey_;
+  std::array<const Region*, 64> recent_{};  // by the low bits of the rkey
+};
+
+}  // namespace kvxfer::net
+
+#endif  // KVXFER_TRANSPORT_REGIONS_H_

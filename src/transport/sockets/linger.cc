@@ -1,0 +1,71 @@
+#include "src/transport/sockets/linger.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace kvxfer::net {
+namespace {
+
+// A peer that goes on sending is not to keep Poll from anything else, its own time-out included.
+constexpr int kReadsPerTurn = 16;
+
+}  // namespace
+
+Linger::Linger(Reactor* reactor, Fd control, std::vector<Fd> data, std::string queued)
+    : reactor_(reactor),
+      control_(std::move(control)),
+      data_(std::move(data)),
+      queued_(std::move(queued)),
+      deadline_(Now() + kTimeout) {
+  // Not watched: then there is only the deadline.
+  reactor_->Add(control_.get(), this).IgnoreError();
+}
+
+Linger::~Linger() { reactor_->Remove(control_.get()); }
+
+bool Linger::Work() {
+  ready_ = false;
+  while (sent_ < queued_.size()) {
+    const ssize_t n = ::send(control_.get(), queued_.data() + sent_, queued_.size() - sent_,
+                             MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) break;
+    if (n < 0) return true;
+    sent_ += static_cast<size_t>(n);
+  }
+  if (sent_ == queued_.size()) ::shutdown(control_.get(), SHUT_WR);
+  std::array<char, 4096> bin;
+  for (int i = 0; i < kReadsPerTurn; ++i) {
+    const ssize_t n = ::recv(control_.get(), bin.data(), bin.size(), MSG_DONTWAIT);
+    if (n > 0 || (n < 0 && errno == EINTR)) continue;
+    return n == 0 || errno != EAGAIN;
+  }
+  ready_ = true;
+  return false;
+}
+
+void Lingerers::Add(Reactor* reactor, Fd control, std::vector<Fd> data, std::string queued) {
+  if (all_.size() >= kMax) all_.pop_front();
+  all_.emplace_back(reactor, std::move(control), std::move(data), std::move(queued));
+}
+
+void Lingerers::Work() {
+  all_.remove_if([](Linger& linger) { return linger.HasWork() && linger.Work(); });
+}
+
+bool Lingerers::HasWork() const {
+  return std::ranges::any_of(all_, [](const Linger& linger) { return linger.HasWork(); });
+}
+
+std::optional<Time> Lingerers::deadline() const {
+  if (all_.empty()) return std::nullopt;
+  return all_.front().deadline();
+}
+
+void Lingerers::OnDeadline(Time now) {
+  all_.remove_if([now](const Linger& linger) { return linger.deadline() <= now; });
+}
+
+}  // namespace kvxfer::net

@@ -1,0 +1,80 @@
+#include "src/transport/sockets/reactor.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "src/core/base/strings.h"
+
+namespace kvxfer::net {
+namespace {
+
+constexpr uint32_t kInterest = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+
+epoll_event EventFor(Watcher* watcher) {
+  epoll_event event{};
+  event.events = kInterest;
+  event.data.ptr = watcher;
+  return event;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Reactor>> Reactor::Create() {
+  auto reactor = std::make_unique<Reactor>();
+  reactor->epoll_ = Fd::Open([] { return ::epoll_create1(EPOLL_CLOEXEC); });
+  reactor->timer_ =
+      Fd::Open([] { return ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK); });
+  if (!reactor->epoll_.valid() || !reactor->timer_.valid()) {
+    return absl::ResourceExhaustedError(ErrnoText("tcp: epoll and timer descriptors", errno));
+  }
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.ptr = nullptr;
+  if (::epoll_ctl(reactor->epoll_.get(), EPOLL_CTL_ADD, reactor->timer_.get(), &event) != 0) {
+    return absl::ResourceExhaustedError(ErrnoText("tcp: epoll_ctl", errno));
+  }
+  return reactor;
+}
+
+absl::Status Reactor::Add(int fd, Watcher* watcher) {
+  epoll_event event = EventFor(watcher);
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    return absl::ResourceExhaustedError(ErrnoText("epoll_ctl", errno));
+  }
+  return absl::OkStatus();
+}
+
+void Reactor::Move(int fd, Watcher* watcher) {
+  epoll_event event = EventFor(watcher);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+}
+
+void Reactor::Remove(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+
+void Reactor::Collect() {
+  std::array<epoll_event, 64> events;
+  const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+  for (int i = 0; i < n; ++i) {
+    const epoll_event& event = events[static_cast<size_t>(i)];
+    if (event.data.ptr != nullptr) static_cast<Watcher*>(event.data.ptr)->OnReady(event.events);
+  }
+}
+
+void Reactor::SetTimer(std::optional<Time> when) {
+  if (when == when_) return;
+  when_ = when;
+  itimerspec spec{};
+  if (when.has_value()) {
+    // Zero would disarm the timer; a time past fires at once.
+    const int64_t ns = std::max<int64_t>(when->time_since_epoch().count(), 1);
+    spec.it_value.tv_sec = ns / 1'000'000'000;
+    spec.it_value.tv_nsec = ns % 1'000'000'000;
+  }
+  ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &spec, nullptr);
+}
+
+}  // namespace kvxfer::net

@@ -1,0 +1,93 @@
+#include "src/transport/sockets/stream.h"
+
+#include <sys/epoll.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "src/core/base/strings.h"
+#include "src/transport/host/message_order.h"
+
+namespace kvxfer::net {
+namespace {
+
+size_t TotalBytes(std::span<const iovec> pieces) {
+  size_t total = 0;
+  for (const iovec& piece : pieces) total += piece.iov_len;
+  return total;
+}
+
+}  // namespace
+
+Stream::~Stream() { Release(); }
+
+absl::Status Stream::Attach(Fd fd) {
+  if (absl::Status added = owner_->reactor().Add(fd.get(), this); !added.ok()) return added;
+  fd_ = std::move(fd);
+  readable_ = writable_ = true;
+  hung_up_ = false;
+  return absl::OkStatus();
+}
+
+void Stream::Adopt(Fd fd) {
+  owner_->reactor().Move(fd.get(), this);
+  fd_ = std::move(fd);
+  readable_ = writable_ = true;
+  hung_up_ = false;
+}
+
+Fd Stream::Release() {
+  if (fd_.valid()) owner_->reactor().Remove(fd_.get());
+  readable_ = writable_ = hung_up_ = false;
+  return std::move(fd_);
+}
+
+void Stream::OnReady(uint32_t events) {
+  constexpr uint32_t kHangUp = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
+  if (events & kHangUp) hung_up_ = true;
+  if (events & (EPOLLIN | kHangUp)) readable_ = true;
+  if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) writable_ = true;
+  owner_->Activate();
+}
+
+absl::StatusOr<size_t> Stream::Write(std::span<iovec> pieces) {
+  msghdr message{};
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = pieces.size();
+  while (true) {
+    const ssize_t n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) return static_cast<size_t>(n);
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN) {
+      writable_ = false;
+      return size_t{0};
+    }
+    return absl::UnavailableError(ErrnoText("send", errno));
+  }
+}
+
+absl::StatusOr<size_t> Stream::Read(std::span<iovec> pieces) {
+  const size_t asked = TotalBytes(pieces);
+  while (true) {
+    // recv is the cheaper one, which counts for those who poll.
+    const ssize_t n = pieces.size() == 1
+                          ? ::recv(fd_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
+                          : ::readv(fd_.get(), pieces.data(), static_cast<int>(pieces.size()));
+    if (n > 0) {
+      MessageHasCome();
+      // Less than asked for: the socket was empty, and the next byte makes a new edge. A hang-up
+      // does not, where its edge has been taken.
+      if (static_cast<size_t>(n) < asked && !hung_up_) readable_ = false;
+      return static_cast<size_t>(n);
+    }
+    if (n == 0) return absl::UnavailableError("the peer closed the connection (end of file)");
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN) {
+      readable_ = false;
+      return size_t{0};
+    }
+    return absl::UnavailableError(ErrnoText("receive", errno));
+  }
+}
+
+}  // namespace kvxfer::net

@@ -1,0 +1,66 @@
+// One connected socket of a link, with its readiness.
+//
+// Thread-safety: none; used by the backend's owner.
+
+#ifndef KVXFER_TRANSPORT_SOCKETS_STREAM_H_
+#define KVXFER_TRANSPORT_SOCKETS_STREAM_H_
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/transport/sockets/reactor.h"
+#include "src/transport/sockets/socket.h"
+
+namespace kvxfer::net {
+
+// Whose stream it is.
+class StreamOwner {
+ public:
+  virtual ~StreamOwner() = default;
+  virtual Reactor& reactor() = 0;
+  // Something may be done on one of its streams.
+  virtual void Activate() = 0;
+};
+
+class Stream : public Watcher {
+ public:
+  explicit Stream(StreamOwner* owner) : owner_(owner) {}
+  ~Stream() override;
+
+  bool attached() const { return fd_.valid(); }
+  bool readable() const { return readable_; }
+  bool writable() const { return writable_; }
+  // The peer closed or reset it; bytes may be left to read.
+  bool hung_up() const { return hung_up_; }
+  int fd() const { return fd_.get(); }
+
+  // Takes a socket, watched already by another watcher or not at all.
+  absl::Status Attach(Fd fd);
+  void Adopt(Fd fd);
+  // Gives the socket back, no longer watched.
+  Fd Release();
+
+  void OnReady(uint32_t events) override;
+
+ protected:
+  // Both move at most what fits without blocking, return the bytes moved (0: would block) and note
+  // readiness. Unavailable: end of file, reset, or another errno.
+  absl::StatusOr<size_t> Write(std::span<iovec> pieces);
+  absl::StatusOr<size_t> Read(std::span<iovec> pieces);
+
+ private:
+  StreamOwner* const owner_;
+  Fd fd_;
+  bool readable_ = false;
+  bool writable_ = false;
+  bool hung_up_ = false;
+};
+
+}  // namespace kvxfer::net
+
+#endif  // KVXFER_TRANSPORT_SOCKETS_STREAM_H_

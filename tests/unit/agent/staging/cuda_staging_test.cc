@@ -1,0 +1,119 @@
+// Copies between slots of staging memory and GPU memory: what is made when, and what the driver is
+// asked.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "src/agent/staging/staging.h"
+#include "tests/support/pattern.h"
+#include "tests/support/scale.h"
+#include "tests/support/status_macros.h"
+#include "tests/unit/backends/cuda_ipc/util.h"
+
+namespace kvxfer::testing {
+namespace {
+
+constexpr RegionId kRegion{1};
+constexpr uint64_t kBytes = 64 * 1024;
+
+struct Moved final : Staging::User {
+  void OnMoved(uint64_t key, const absl::Status& status) override { ended.emplace(key, status); }
+  std::map<uint64_t, absl::Status> ended;
+};
+
+// One region of many allocations.
+class CudaStaging : public ::testing::Test {
+ protected:
+  static constexpr size_t kParts = 64;
+
+  void SetUp() override {
+    ASSERT_OK(staging_.Open(0));
+    ASSERT_OK_AND_ASSIGN(cuda::DeviceSpan span, cuda::Examine(memory_.span()));
+    ASSERT_EQ(span.parts.size(), kParts);
+    staging_.AddRegion(kRegion, std::move(span));
+  }
+  void TearDown() override { staging_.Close(); }
+
+  absl::Status Move(bool into_slot, const std::vector<uint64_t>& offsets) {
+    std::vector<Staging::Piece> pieces;
+    pieces.reserve(offsets.size());
+    for (const uint64_t offset : offsets) {
+      pieces.push_back(
+          {.address = memory_.at() + offset, .bytes = kBytes, .region = kRegion, .device = 0});
+    }
+    staging_.Move(&moved_, ++key_, 0, into_slot, std::move(pieces));
+    const bool ended = Eventually(kAmple, [&] {
+      staging_.Poll();
+      return moved_.ended.contains(key_);
+    });
+    return ended ? moved_.ended[key_] : absl::DeadlineExceededError("the copy does not end");
+  }
+  static uint64_t Calls(const char* call) { return StandInHooks().kvxfer_standin_calls(call); }
+
+  GpuMemory memory_ = GpuMemory::Virtual(kParts, cuda::api::CU_MEM_HANDLE_TYPE_NONE);
+  Staging staging_{Staging::kMinBytes};
+  Moved moved_;
+  uint64_t key_ = 0;
+};
+
+// What may wait for every stream of the GPU is made by Open, and nothing by a copy.
+TEST_F(CudaStaging, ACopyMakesNothing) {
+  std::map<std::string, uint64_t> before;
+  for (const char* const call : {"cuStreamCreateWithPriority", "cuModuleLoadData",
+                                 "cuModuleGetFunction", "cuMemHostRegister_v2"}) {
+    before[call] = Calls(call);
+    EXPECT_GT(before[call], 0u) << call;
+  }
+  EXPECT_GT(Calls("cuCtxGetStreamPriorityRange"), 0u);
+  Pattern(1).Fill(memory_.bytes());
+  EXPECT_NE(staging_.Describe().find("GPU 0"), std::string::npos);
+  ASSERT_OK(Move(true, {0, 5 << 20}));
+  ASSERT_OK(Move(false, {7 << 20, 9 << 20}));
+  EXPECT_EQ(Pattern(1).Mismatch(memory_.bytes().first(kBytes)), kNoMismatch);
+  for (const auto& [call, calls] : before) EXPECT_EQ(Calls(call.c_str()), calls) << call;
+  // Once for a device.
+  ASSERT_OK(staging_.Open(0));
+  for (const auto& [call, calls] : before) EXPECT_EQ(Calls(call.c_str()), calls) << call;
+}
+
+TEST_F(CudaStaging, ADeviceThatWasNotOpenedIsRefused) {
+  const GpuMemory other = GpuMemory::Plain(kBytes, 1);
+  ASSERT_OK_AND_ASSIGN(cuda::DeviceSpan span, cuda::Examine(other.span()));
+  staging_.AddRegion(RegionId{2}, std::move(span));
+  staging_.Move(&moved_, 1, 0, true,
+                {{.address = other.at(), .bytes = kBytes, .region = RegionId{2}, .device = 1}});
+  EXPECT_TRUE(staging_.Poll());
+  EXPECT_TRUE(Fails(moved_.ended[1], absl::StatusCode::kFailedPrecondition, {"GPU 1"}));
+}
+
+// Of a region only the allocations that a copy touches are asked about, each once.
+TEST_F(CudaStaging, AsksAboutWhatItTouchesOnly) {
+  ASSERT_OK(Move(true, {0}));
+  const uint64_t before = Calls("cuPointerGetAttribute");
+  ASSERT_OK(Move(true, {0, kBytes, 2 * kBytes}));
+  EXPECT_LT(Calls("cuPointerGetAttribute") - before, kParts / 2);
+}
+
+TEST_F(CudaStaging, FreedMemoryIsNotTouched) {
+  GpuMemory freed = GpuMemory::Plain(kBytes);
+  ASSERT_OK_AND_ASSIGN(cuda::DeviceSpan span, cuda::Examine(freed.span()));
+  staging_.AddRegion(RegionId{2}, std::move(span));
+  const uint64_t at = freed.at();
+  freed.Free();
+  for (int i = 0; i < 2; ++i) {
+    staging_.Move(&moved_, ++key_, 0, true,
+                  {{.address = memory_.at(), .bytes = kBytes, .region = kRegion, .device = 0},
+                   {.address = at, .bytes = kBytes, .region = RegionId{2}, .device = 0}});
+    EXPECT_TRUE(Eventually(kAmple, [&] {
+      staging_.Poll();
+      return moved_.ended.contains(key_);
+    }));
+    EXPECT_TRUE(Fails(moved_.ended[key_], absl::StatusCode::kFailedPrecondition, {"freed while"}));
+  }
+  EXPECT_OK(Move(true, {0}));
+}
+
+}  // namespace
+}  // namespace kvxfer::testing

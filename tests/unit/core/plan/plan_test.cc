@@ -1,0 +1,439 @@
+#include "src/core/plan/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "tests/support/scale.h"
+#include "tests/support/status_macros.h"
+#include "tests/unit/core/plan/block_at.h"
+
+namespace kvxfer {
+namespace {
+
+// A run with its regions by index, as the tables have them.
+struct PlannedRun {
+  uint64_t local = 0;
+  uint64_t remote = 0;
+  uint64_t bytes = 0;
+  uint32_t local_region = 0;
+  uint32_t remote_region = 0;
+  bool operator==(const PlannedRun&) const = default;
+};
+
+using Slices = std::vector<std::vector<PlannedRun>>;
+using Room = std::vector<Run>;
+
+// What a backend would call the regions: places in arrays, so that indices can be told from them.
+class Holds {
+ public:
+  Holds() {
+    for (size_t i = 0; i < kRegions; ++i) {
+      local_[i] = &registrations_[i];
+      remote_[i] = &keys_[i];
+    }
+  }
+  RegionHolds regions() const { return {.local = local_, .remote = remote_}; }
+  std::vector<PlannedRun> Planned(std::span<const Run> runs) const {
+    std::vector<PlannedRun> planned;
+    for (const Run& run : runs) {
+      planned.push_back({.local = run.local,
+                         .remote = run.remote,
+                         .bytes = run.bytes,
+                         .local_region = Index(local_, run.registration),
+                         .remote_region = Index(remote_, run.key)});
+    }
+    return planned;
+  }
+
+ private:
+  static constexpr size_t kRegions = 8;
+  template <typename Array, typename Hold>
+  static uint32_t Index(const Array& array, const Hold* hold) {
+    const auto at = std::ranges::find(array, hold);
+    EXPECT_NE(at, array.end()) << "a run of no region";
+    return static_cast<uint32_t>(at - array.begin());
+  }
+
+  std::array<Registration, kRegions> registrations_;
+  std::array<RemoteKey, kRegions> keys_;
+  std::array<const Registration*, kRegions> local_;
+  std::array<const RemoteKey*, kRegions> remote_;
+};
+
+// The next slice of `cursor`; its bytes are checked against its runs.
+std::vector<PlannedRun> NextSlice(SliceCursor& cursor, const SliceLimits& limits, Room& room) {
+  static const Holds holds;
+  const SliceRuns slice = cursor.Next(limits, holds.regions(), room);
+  uint64_t sum = 0;
+  for (const Run& run : slice.runs) sum += run.bytes;
+  EXPECT_EQ(slice.bytes, sum);
+  return holds.Planned(slice.runs);
+}
+
+absl::StatusOr<BlockList> FromPaged(const PagedBlocks& blocks, const RegionTable& local,
+                                    const RegionTable& remote) {
+  static IdPool pool;
+  return BlockList::FromPaged(blocks, Direction::kWrite, local, remote, pool);
+}
+
+RegionTable TableOf(const std::vector<std::pair<uint64_t, uint64_t>>& ranges) {
+  std::vector<RegionView> regions;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    regions.push_back({.id = RegionId{static_cast<uint32_t>(i + 1)},
+                       .base = ranges[i].first,
+                       .bytes = ranges[i].second,
+                       .access = Access::kReadWrite});
+  }
+  return RegionTable(regions, "table");
+}
+
+Slices Walk(const BlockList& list, const SliceLimits& limits) {
+  Slices slices;
+  Room room;
+  SliceCursor cursor(&list);
+  while (!cursor.done()) {
+    slices.push_back(NextSlice(cursor, limits, room));
+    EXPECT_FALSE(slices.back().empty());
+    if (slices.back().empty()) break;
+  }
+  return slices;
+}
+
+struct Byte {
+  uint64_t local = 0;
+  uint64_t remote = 0;
+  uint32_t local_region = 0;
+  uint32_t remote_region = 0;
+  bool operator==(const Byte&) const = default;
+};
+
+// The oracle: byte after byte of every block.
+std::vector<Byte> BytesOf(const BlockList& list) {
+  std::vector<Byte> bytes;
+  for (uint64_t i = 0; i < list.size(); ++i) {
+    const Block block = At(list, i);
+    for (uint64_t b = 0; b < block.bytes; ++b) {
+      bytes.push_back({block.local + b, block.remote + b, block.local_region, block.remote_region});
+    }
+  }
+  return bytes;
+}
+
+std::vector<Byte> BytesOf(const Slices& slices) {
+  std::vector<Byte> bytes;
+  for (const auto& slice : slices) {
+    for (const PlannedRun& run : slice) {
+      for (uint64_t b = 0; b < run.bytes; ++b) {
+        bytes.push_back({run.local + b, run.remote + b, run.local_region, run.remote_region});
+      }
+    }
+  }
+  return bytes;
+}
+
+bool Continues(const PlannedRun& a, const PlannedRun& b) {
+  return a.local + a.bytes == b.local && a.remote + a.bytes == b.remote &&
+         a.local_region == b.local_region && a.remote_region == b.remote_region;
+}
+
+// The specification at the head of plan.h. A slice ends only because a limit was reached.
+void ExpectSpecification(const BlockList& list, const SliceLimits& limits) {
+  const Slices slices = Walk(list, limits);
+  ASSERT_EQ(BytesOf(slices), BytesOf(list));
+  for (size_t s = 0; s < slices.size(); ++s) {
+    const std::vector<PlannedRun>& runs = slices[s];
+    uint64_t bytes = 0;
+    for (const PlannedRun& run : runs) bytes += run.bytes;
+    ASSERT_LE(bytes, limits.max_bytes);
+    ASSERT_LE(runs.size(), limits.max_runs);
+    for (size_t r = 1; r < runs.size(); ++r) ASSERT_FALSE(Continues(runs[r - 1], runs[r]));
+    if (s + 1 < slices.size() && bytes < limits.max_bytes) {
+      ASSERT_EQ(runs.size(), limits.max_runs);
+      ASSERT_FALSE(Continues(runs.back(), slices[s + 1].front()));
+    }
+  }
+}
+
+TEST(SliceCursor, NothingIsDoneAtOnce) {
+  EXPECT_TRUE(SliceCursor().done());
+  const BlockList none;
+  SliceCursor cursor(&none);
+  EXPECT_TRUE(cursor.done());
+  Room room;
+  EXPECT_TRUE(NextSlice(cursor, {.max_bytes = 10, .max_runs = 10}, room).empty());
+}
+
+TEST(SliceCursor, BlocksWithoutBytesAreDoneAtOnce) {
+  const std::vector<PagedRegion> nothing{{.base = 0, .block_bytes = 0, .stride = 0, .count = 4}};
+  const std::vector<uint32_t> ids{1, 2};
+  const auto list = FromPaged({nothing, nothing, ids, ids}, RegionTable(), RegionTable());
+  ASSERT_OK(list);
+  EXPECT_TRUE(SliceCursor(&*list).done());
+}
+
+// The room is as large as one slice needed; a shorter slice after it ends where it ends.
+TEST(SliceCursor, RoomIsUsedAgain) {
+  const RegionTable table = TableOf({{100, 1000}});
+  const std::vector<Descriptor> blocks{{100, 10}, {120, 10}, {140, 10}, {160, 10}};
+  const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
+  ASSERT_OK(list);
+  SliceCursor cursor(&*list);
+  Room room;
+  EXPECT_EQ(NextSlice(cursor, {.max_bytes = 25, .max_runs = 8}, room),
+            (std::vector<PlannedRun>{{100, 100, 10}, {120, 120, 10}, {140, 140, 5}}));
+  const auto* const place = room.data();
+  EXPECT_EQ(NextSlice(cursor, {.max_bytes = 25, .max_runs = 8}, room),
+            (std::vector<PlannedRun>{{145, 145, 5}, {160, 160, 10}}));
+  EXPECT_EQ(room.data(), place);
+  EXPECT_TRUE(cursor.done());
+}
+
+TEST(SliceCursor, ACopyWalksAgainFromThere) {
+  const RegionTable table = TableOf({{100, 1000}});
+  const std::vector<Descriptor> blocks{{100, 10}, {300, 10}, {200, 10}};
+  const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
+  ASSERT_OK(list);
+  SliceCursor cursor(&*list);
+  Room room;
+  NextSlice(cursor, {.max_bytes = 7, .max_runs = 8}, room);
+  SliceCursor copy = cursor;
+  Slices a;
+  Slices b;
+  while (!cursor.done()) a.push_back(NextSlice(cursor, {.max_bytes = 7, .max_runs = 8}, room));
+  while (!copy.done()) b.push_back(NextSlice(copy, {.max_bytes = 7, .max_runs = 8}, room));
+  EXPECT_EQ(a, b);
+  EXPECT_FALSE(a.empty());
+}
+
+TEST(SliceCursor, LimitsOfZeroStillAdvance) {
+  const RegionTable table = TableOf({{100, 1000}});
+  const std::vector<Descriptor> blocks{{100, 3}};
+  const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
+  ASSERT_OK(list);
+  EXPECT_EQ(BytesOf(Walk(*list, {})), BytesOf(*list));
+}
+
+// Adjacent in memory, but two registrations: a run never crosses from one to the other.
+TEST(SliceCursor, RunsStayInTheirRegions) {
+  const RegionTable local = TableOf({{100, 10}, {110, 10}});
+  const RegionTable remote = TableOf({{500, 20}});
+  const std::vector<Descriptor> from{{100, 10}, {110, 10}};
+  const std::vector<Descriptor> to{{500, 10}, {510, 10}};
+  const auto list = BlockList::FromDescriptors({from, to}, Direction::kWrite, local, remote);
+  ASSERT_OK(list);
+  const Slices slices = Walk(*list, {.max_bytes = 100, .max_runs = 10});
+  ASSERT_EQ(slices.size(), 1u);
+  EXPECT_EQ(slices[0].size(), 2u);
+}
+
+TEST(SliceCursor, RunsGrowAcrossPairs) {
+  const RegionTable table = TableOf({{100, 1000}});
+  const std::vector<PagedRegion> halves{{100, 10, 10, 2}, {120, 10, 10, 2}};
+  const std::vector<uint32_t> ids{0, 1};
+  const auto list = FromPaged({halves, halves, ids, ids}, table, table);
+  ASSERT_OK(list);
+  const Slices slices = Walk(*list, {.max_bytes = 100, .max_runs = 1});
+  ASSERT_EQ(slices.size(), 1u);
+  EXPECT_EQ(slices[0], (std::vector<PlannedRun>{{100, 100, 40, 0, 0}}));
+}
+
+// Every list of up to three blocks of up to two bytes at up to five places on either side, with
+// every limit from one to the whole.
+TEST(SliceCursor, ExhaustiveSmallDescriptors) {
+  const RegionTable local = TableOf({{1, 4}, {5, 4}});
+  const RegionTable remote = TableOf({{1, 8}});
+  constexpr uint64_t kPlaces = 5;
+  constexpr uint64_t kOne = kPlaces * kPlaces * 3;  // local, remote, bytes of one block
+  int planned = 0;
+  for (uint64_t count = 1; count <= 3; ++count) {
+    uint64_t cases = 1;
+    for (uint64_t i = 0; i < count; ++i) cases *= kOne;
+    // Three blocks: every 7th case keeps this under a second; 7 divides no radix.
+    const uint64_t step = count == 3 ? 7 : 1;
+    for (uint64_t code = 0; code < cases; code += step * (testing::kSanitized ? 11 : 1)) {
+      std::vector<Descriptor> from;
+      std::vector<Descriptor> to;
+      for (uint64_t i = 0, rest = code; i < count; ++i, rest /= kOne) {
+        const uint64_t bytes = rest % kOne / (kPlaces * kPlaces);
+        from.push_back({rest % kPlaces + 2, bytes});
+        to.push_back({rest / kPlaces % kPlaces + 1, bytes});
+      }
+      const auto list = BlockList::FromDescriptors({from, to}, Direction::kWrite, local, remote);
+      if (!list.ok()) continue;  // overlaps, or crosses from one region to the other
+      ++planned;
+      for (uint64_t max_bytes = 1; max_bytes <= 2 * count; ++max_bytes) {
+        for (uint64_t max_runs = 1; max_runs <= count; ++max_runs) {
+          ExpectSpecification(*list, {.max_bytes = max_bytes, .max_runs = max_runs});
+          if (HasFatalFailure()) FAIL() << "count " << count << " code " << code;
+        }
+      }
+    }
+  }
+  EXPECT_GT(planned, 1000);
+}
+
+// Every paged list of one or two pairs of blocks of one or two bytes, up to three ids on either
+// side out of three, with and without gaps between blocks, and every limit from one to the whole.
+TEST(SliceCursor, ExhaustiveSmallPagedLists) {
+  constexpr uint64_t kCount = 3;
+  const RegionTable local = TableOf({{1, 20}, {21, 20}});
+  const RegionTable remote = TableOf({{1, 40}});
+  int planned = 0;
+  for (uint32_t shape = 0; shape < 64; shape += testing::kSanitized ? 5 : 1) {
+    std::vector<PagedRegion> from;
+    std::vector<PagedRegion> to;
+    for (uint32_t pair = 0; pair <= (shape & 1); ++pair) {
+      const uint64_t bytes = 1 + (shape >> (1 + pair) & 1);
+      const uint64_t gap = shape >> 3 & 1;
+      // The second pair follows the first at once, in the next region or in the same.
+      const uint64_t local_base = pair == 0 ? 21 - kCount * bytes : 21;
+      from.push_back({local_base, bytes, bytes, kCount});
+      to.push_back(
+          {1 + pair * (kCount * (2 + gap)) + (shape >> 4 & 3), bytes, bytes + gap, kCount});
+    }
+    for (uint32_t code = 0; code < 27 * 27; ++code) {
+      std::vector<uint32_t> local_ids;
+      std::vector<uint32_t> remote_ids;
+      for (uint32_t i = 0, rest = code; i < 3; ++i, rest /= 9) {
+        local_ids.push_back(rest % 3);
+        remote_ids.push_back(rest / 3 % 3);
+      }
+      for (size_t ids = 3; ids > 0; --ids) {
+        const auto list =
+            FromPaged({from, to, std::span(local_ids).first(ids), std::span(remote_ids).first(ids)},
+                      local, remote);
+        if (!list.ok()) continue;  // a destination twice
+        ++planned;
+        for (uint64_t max_bytes = 1; max_bytes <= list->total_bytes(); ++max_bytes) {
+          for (uint64_t max_runs = 1; max_runs <= list->size(); ++max_runs) {
+            ExpectSpecification(*list, {.max_bytes = max_bytes, .max_runs = max_runs});
+            if (HasFatalFailure()) FAIL() << "shape " << shape << " code " << code;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(planned, 1000);
+}
+
+// Random paged lists: runs of ids, strides with and without gaps, regions side by side.
+TEST(SliceCursor, RandomPagedLists) {
+  std::mt19937_64 random(testing::TestSeed());
+  const auto below = [&](uint64_t n) { return random() % n; };
+  for (int round = 0; round < testing::Scaled(4000); ++round) {
+    std::vector<PagedRegion> local;
+    std::vector<PagedRegion> remote;
+    std::vector<std::pair<uint64_t, uint64_t>> regions;
+    constexpr uint64_t kBlocks = 24;
+    uint64_t at = 1000;
+    for (uint64_t pairs = below(3) + 1; pairs > 0; --pairs) {
+      const uint64_t bytes = below(9);
+      const uint64_t stride = bytes + (below(2) == 0 ? 0 : below(5));
+      local.push_back({at, bytes, bytes, kBlocks});
+      remote.push_back({at, bytes, stride, kBlocks});
+      const uint64_t extent = std::max<uint64_t>(stride * kBlocks, 1);
+      regions.emplace_back(at, extent);
+      at += extent;
+    }
+    const RegionTable table = TableOf(regions);
+    // Ids in runs: each start is followed by some neighbours, the order of runs is random.
+    std::vector<uint32_t> starts(kBlocks / 4);
+    std::iota(starts.begin(), starts.end(), 0u);
+    std::shuffle(starts.begin(), starts.end(), random);
+    std::vector<uint32_t> remote_ids;
+    for (const uint32_t start : starts) {
+      for (uint32_t i = 0; i < below(5); ++i) remote_ids.push_back(4 * start + i);
+    }
+    if (remote_ids.empty()) remote_ids.push_back(0);
+    std::vector<uint32_t> local_ids;
+    for (size_t i = 0; i < remote_ids.size(); ++i) {
+      const bool follow = !local_ids.empty() && below(4) != 0 && local_ids.back() + 1 < kBlocks;
+      local_ids.push_back(follow ? local_ids.back() + 1 : static_cast<uint32_t>(below(kBlocks)));
+    }
+    const auto list = FromPaged({local, remote, local_ids, remote_ids}, table, table);
+    ASSERT_OK(list);
+    ExpectSpecification(*list, {.max_bytes = below(60) + 1, .max_runs = below(9) + 1});
+    if (HasFatalFailure()) FAIL() << "round " << round;
+  }
+}
+
+TEST(SliceCursor, RandomDescriptorLists) {
+  std::mt19937_64 random(testing::TestSeed());
+  const auto below = [&](uint64_t n) { return random() % n; };
+  const RegionTable table = TableOf({{1, 4000}, {200, 100}, {1000, 3001}});
+  for (int round = 0; round < testing::Scaled(4000); ++round) {
+    std::vector<Descriptor> from;
+    std::vector<Descriptor> to;
+    uint64_t remote = 1 + below(100);
+    uint64_t local = 1 + below(100);
+    for (uint64_t i = below(30) + 1; i > 0; --i) {
+      const uint64_t bytes = below(12);
+      from.push_back({local, bytes});
+      to.push_back({remote, bytes});
+      remote += bytes + (below(3) == 0 ? below(40) : 0);
+      local = below(3) == 0 ? 1 + below(2000) : local + bytes;
+    }
+    const auto list = BlockList::FromDescriptors({from, to}, Direction::kWrite, table, table);
+    ASSERT_OK(list);
+    ExpectSpecification(*list, {.max_bytes = below(50) + 1, .max_runs = below(9) + 1});
+    if (HasFatalFailure()) FAIL() << "round " << round;
+  }
+}
+
+// Offsets and sums near 2^63 come out right: one large block cut into slices.
+TEST(SliceCursor, HugeBlock) {
+  const RegionTable table = TableOf({{1, UINT64_MAX - 1}});
+  const uint64_t bytes = (uint64_t{1} << 63) + 5;
+  const std::vector<Descriptor> blocks{{1, bytes}};
+  const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
+  ASSERT_OK(list);
+  const Slices slices = Walk(*list, {.max_bytes = uint64_t{1} << 62, .max_runs = 1});
+  ASSERT_EQ(slices.size(), 3u);
+  EXPECT_EQ(slices[2][0], (PlannedRun{bytes - 4, bytes - 4, 5, 0, 0}));
+}
+
+constexpr uint64_t kKiB = 1024;
+
+TEST(SliceBytes, SmallTransfersAreOneSlice) {
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, 64 * kKiB, 128 * kKiB - 1}) {
+    EXPECT_GE(SliceBytes(bytes, 8, 1 << 20), std::max(bytes, 64 * kKiB)) << bytes;
+  }
+}
+
+TEST(SliceBytes, KeepsItsLimits) {
+  std::mt19937_64 random(testing::TestSeed());
+  for (int round = 0; round < 100000; ++round) {
+    const uint64_t bytes = random() >> (random() % 64);
+    const auto rails = static_cast<uint32_t>(random() % 17);
+    const uint64_t max_op = random() >> (random() % 64);
+    const uint64_t slice = SliceBytes(bytes, rails, max_op);
+    SCOPED_TRACE(::testing::Message() << bytes << " bytes, " << rails << " rails, " << max_op);
+    ASSERT_GE(slice, std::min(std::max<uint64_t>(max_op, 1), 64 * kKiB));
+    ASSERT_LE(slice, std::max<uint64_t>(max_op, 1));
+    // Every rail gets a share of what is worth sharing.
+    const uint64_t slices = bytes / slice + (bytes % slice != 0 ? 1 : 0);
+    if (bytes / (64 * kKiB) >= rails) {
+      ASSERT_GE(slices, rails);
+    }
+    // And no op is spent on crumbs.
+    if (max_op >= 64 * kKiB) {
+      ASSERT_LE(slices, bytes / (64 * kKiB) + 1);
+    }
+  }
+}
+
+TEST(SliceBytes, LargeTransfersTakeTheLargestOp) {
+  EXPECT_EQ(SliceBytes(uint64_t{1} << 30, 2, 1 << 20), uint64_t{1} << 20);
+  EXPECT_EQ(SliceBytes(UINT64_MAX, 1, UINT64_MAX), uint64_t{1} << 62);
+  EXPECT_EQ(SliceBytes(1 << 20, 1, 4096), 4096u);
+  EXPECT_EQ(SliceBytes(1 << 20, 4, 1 << 20), 64 * kKiB);
+}
+
+}  // namespace
+}  // namespace kvxfer

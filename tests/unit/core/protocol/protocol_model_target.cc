@@ -1,0 +1,151 @@
+// The model's rails, its control connection and its target.
+#include "tests/unit/core/protocol/protocol_model.h"
+#include "tests/unit/core/protocol/protocol_model_internal.h"
+
+namespace kvxfer::testing {
+
+void World::Deliver(uint8_t rail_index, uint8_t item_index) {
+  std::vector<Item>& items = rails_[rail_index].items;
+  const Item item = items[item_index];
+  items.erase(items.begin() + item_index);
+  Truth& truth = truth_[item.transfer];
+  Require(!truth.ended, "data lands after the end", out_[item.transfer].id);
+  if (item.slice != kNone) truth.landed = static_cast<Slices>(truth.landed | 1u << item.slice);
+  if (item.has_immediate && Check(tracker_->OnImmediate(item.ref))) TakeActions();
+}
+
+void World::Drain(uint8_t rail_index) {
+  Rail& rail = rails_[rail_index];
+  rail.items.clear();
+  rail.failed = false;
+  rail.drained = rail.epoch;
+  for (size_t t = 0; t < out_.size(); ++t) LanesDrained(static_cast<uint8_t>(t));
+}
+
+void World::Cut(uint8_t acks) {
+  --cuts_left_;
+  if ((acks & 1) != 0) Check(target_.OnAck(initiator_.received()));
+  if ((acks & 2) != 0) Check(initiator_.OnAck(target_.received()));
+  to_target_.clear();
+  to_initiator_.clear();
+  initiator_.Rewind();
+  target_.Rewind();
+}
+
+void World::Pump() {
+  const auto pump = [](ReliableChannel& channel, std::vector<std::string>& wire) {
+    while (const std::string* message = channel.NextToSend()) {
+      wire.push_back(*message);
+      channel.MessageSent();
+    }
+  };
+  pump(initiator_, to_target_);
+  pump(target_, to_initiator_);
+}
+
+void World::Receive(bool at_target, uint8_t index) {
+  std::vector<std::string>& wire = at_target ? to_target_ : to_initiator_;
+  const std::string message = std::move(wire[index]);
+  wire.erase(wire.begin() + index);
+  const auto envelope = DecodeEnvelope(AsBytes(message));
+  if (!Check(envelope.status())) return;
+  ReliableChannel& channel = at_target ? target_ : initiator_;
+  if (!Check(channel.OnAck(envelope->ack))) return;
+  Check(channel.OnFrame(*envelope, [&](const auto& frame) {
+    at_target ? AtTarget(frame) : AtInitiator(frame);
+    return absl::OkStatus();
+  }));
+}
+
+void World::AtTarget(const ReliableChannel::Incoming& frame) {
+  const auto body = frame.body;
+  if (frame.type == FrameType::kOpen) {
+    const auto open = Decode<OpenFrame>(body);
+    if (!Check(open.status())) return;
+    Truth& truth = truth_[IndexOf(open->transfer)];
+    truth.opened = true;
+    ++truth.frames;
+    Check(tracker_->OnOpen(*open));
+  } else if (frame.type == FrameType::kAmend) {
+    const auto amend = Decode<AmendFrame>(body);
+    if (!Check(amend.status())) return;
+    ++truth_[IndexOf(amend->transfer)].frames;
+    Check(tracker_->OnAmend(*amend));
+  } else if (frame.type == FrameType::kAbort) {
+    const auto abort = Decode<AbortFrame>(body);
+    if (!Check(abort.status())) return;
+    Truth& truth = truth_[IndexOf(abort->transfer)];
+    truth.aborted = !truth.arrived;
+    ++truth.frames;
+    Check(tracker_->OnAbort(*abort));
+  } else {
+    const auto discard = Decode<DiscardFrame>(body);
+    if (Check(discard.status())) TakeDiscard(*discard);
+  }
+  TakeActions();
+}
+
+void World::TakeDiscard(const DiscardFrame& frame) {
+  const uint8_t index = IndexOf(frame.transfer);
+  ++truth_[index].frames;
+  if (!Check(tracker_->OnDiscard(frame))) return;
+  for (Discarded& lane : out_[index].discarded) {
+    for (const SlotRef ref : frame.slots) lane.at_target |= lane.ref == ref;
+  }
+  TakeActions();
+  LanesDrained(index);
+}
+
+// Tells the tracker once every rail with a discarded lane of the transfer is drained.
+void World::LanesDrained(uint8_t transfer) {
+  bool waiting = false;
+  bool drained = true;
+  for (const Discarded& lane : out_[transfer].discarded) {
+    if (!lane.at_target || lane.answered) continue;
+    waiting = true;
+    drained = drained && rails_[lane.rail].drained >= lane.epoch;
+  }
+  if (!waiting || !drained) return;
+  for (Discarded& lane : out_[transfer].discarded) lane.answered |= lane.at_target;
+  if (Check(tracker_->OnLanesDrained(out_[transfer].id))) TakeActions();
+}
+
+void World::Fence(uint8_t transfer) {
+  for (Rail& rail : rails_) {
+    std::erase_if(rail.items, [&](const Item& item) { return item.transfer == transfer; });
+  }
+  truth_[transfer].fencing = false;
+  if (Check(tracker_->OnFenced(out_[transfer].id))) TakeActions();
+}
+
+void World::Grant() {
+  --grants_left_;
+  auto grant = table_->Grant(kModelOwner);
+  if (!grant.has_value()) return Fail("the table is full");
+  grant->range.count = config_->slots;
+  target_.Push(FrameType::kSlotGrant, Encode(*grant));
+}
+
+void World::TakeActions() {
+  const ArrivalTracker::Actions actions = tracker_->TakeActions();
+  for (const uint64_t id : actions.released.arrived) {
+    const uint8_t index = IndexOf(id);
+    Truth& truth = truth_[index];
+    const auto all = static_cast<Slices>((1u << out_[index].spec.slices) - 1);
+    Require(truth.landed == all, "arrived before all of it landed", id);
+    Require(!InFlight(index), "arrived while data is in flight", id);
+    Require(truth.opened && !truth.aborted && !truth.arrived, "arrived, but may not", id);
+    truth.arrived = truth.ended = true;
+  }
+  for (const SlotRef ref : actions.released.freed) {
+    Require(!InFlight(ref), "a slot is freed while its lane is in flight", ref.slot);
+  }
+  for (const AbortAck& ack : actions.released.aborted) {
+    truth_[IndexOf(ack.transfer)].ended = true;
+  }
+  for (const uint64_t id : actions.fence) truth_[IndexOf(id)].fencing = true;
+  for (const auto& delivered : actions.deliver) CheckDelivered(delivered);
+  if (!actions.released.empty()) target_.Push(FrameType::kReleased, Encode(actions.released));
+}
+
+}  // namespace kvxfer::testing

@@ -1,0 +1,324 @@
+// Two hubs in one thread, whose links have a control stream and no data.
+#include "src/transport/control_link.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/transport/link_hub.h"
+#include "tests/support/scale.h"
+#include "tests/support/status_macros.h"
+
+namespace kvxfer::net {
+namespace {
+
+using ::kvxfer::testing::kAmple;
+using ::testing::HasSubstr;
+
+std::span<const std::byte> Bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::string Text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+class TestLink final : public ControlLink {
+ public:
+  TestLink(LinkHub* hub, PeerAddress peer) : ControlLink(hub, std::move(peer)) {}
+  TestLink(LinkHub* hub, Fd control, std::string from)
+      : ControlLink(hub, std::move(control), std::move(from)) {}
+
+  uint32_t rails() const override { return 0; }
+  std::string Describe() const override { return Name(); }
+  void Authorize() override {}
+  size_t Post(std::span<const Op>) override { return 0; }
+  void Fence(uint64_t) override {}
+  absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion&,
+                                                    std::string_view) override {
+    return absl::UnimplementedError("no data");
+  }
+
+  void SayHello() override {
+    if (has_hello) ControlLink::Tell(Bytes("hello"));
+  }
+  absl::Status OnFrame(std::span<const std::byte> frame) override {
+    if (Text(frame) == "nonsense") return absl::InvalidArgumentError("nonsense");
+    if (greeting()) GoUp();
+    frames.push_back(Text(frame));
+    return absl::OkStatus();
+  }
+  void EndData(const absl::Status&) override { ++ends; }
+  bool IsQuiet() const override { return quiet; }
+  std::optional<Time> DataDeadline() const override { return data_deadline; }
+  void OnDataDeadline(Time) override {
+    data_deadline.reset();
+    ++deadlines;
+  }
+  using ControlLink::FinishDown;
+  using ControlLink::Tell;
+
+  bool has_hello = true;
+  bool quiet = true;
+  int ends = 0;
+  int deadlines = 0;
+  std::optional<Time> data_deadline;
+  std::vector<std::string> frames;
+};
+
+struct Node final : LinkHub::Owner {
+  explicit Node(Duration connect_timeout = kAmple, Service service = Service::kVerbs)
+      : hub({.backend = "test",
+             .service = service,
+             .incarnation = incarnation,
+             .connect_timeout = connect_timeout},
+            this) {
+    EXPECT_OK(hub.Open());
+    EXPECT_OK(hub.Listen(AgentOptions{}, "", "`test.listen`"));
+  }
+  std::unique_ptr<ControlLink> Accept(Fd control, std::string from) override {
+    auto link = std::make_unique<TestLink>(&hub, std::move(control), std::move(from));
+    link->has_hello = says_hello;
+    return link;
+  }
+  std::unique_ptr<TestLink> Connect(const Node& to, std::optional<Incarnation> meant = {}) {
+    absl::StatusOr<PeerAddress> peer = DecodeReachable(to.hub.Address(), HostIdentity{}, {});
+    EXPECT_OK(peer.status());
+    peer->incarnation = meant.value_or(to.incarnation);
+    auto link = std::make_unique<TestLink>(&hub, *std::move(peer));
+    hub.Dial(link.get());
+    return link;
+  }
+  void Turn() {
+    std::array<Event, 8> events;
+    if (hub.Begin(events, true)) hub.Work();
+    const size_t count = hub.End();
+    for (Event& event : std::span(events).first(count)) {
+      kinds.push_back(event.kind);
+      if (event.accepted != nullptr) {
+        accepted.emplace_back(static_cast<TestLink*>(event.accepted.release()));
+      }
+      if (event.kind == EventKind::kMessage) messages.push_back(Text(event.message));
+      if (event.kind == EventKind::kDown) why = event.status;
+    }
+  }
+  bool Saw(EventKind kind) const { return std::ranges::find(kinds, kind) != kinds.end(); }
+
+  const Incarnation incarnation = Incarnation::Random();
+  bool says_hello = true;
+  LinkHub hub;
+  std::vector<std::unique_ptr<TestLink>> accepted;
+  std::vector<EventKind> kinds;
+  std::vector<std::string> messages;
+  absl::Status why;  // of the last kDown
+};
+
+// Turns both until `done`. Sleeps where neither has work: a lost wake-up or timer shows.
+bool Until(Node& a, Node& b, const std::function<bool()>& done) {
+  const Time end = Now() + kAmple;
+  while (!done()) {
+    if (Now() >= end) return false;
+    if (!a.hub.HasWork() && !b.hub.HasWork()) {
+      std::array<pollfd, 2> fds{pollfd{.fd = a.hub.fd(), .events = POLLIN, .revents = 0},
+                                pollfd{.fd = b.hub.fd(), .events = POLLIN, .revents = 0}};
+      if (::poll(fds.data(), fds.size(), static_cast<int>(kAmple / std::chrono::milliseconds(1))) ==
+          0) {
+        return done();
+      }
+    }
+    a.Turn();
+    b.Turn();
+  }
+  return true;
+}
+
+struct Pair {
+  bool Connect() {
+    out = initiator.Connect(target);
+    return net::Until(initiator, target, [&] { return out->up() && !target.accepted.empty(); });
+  }
+  TestLink& in() { return *target.accepted.front(); }
+  bool Until(const std::function<bool()>& done) { return net::Until(initiator, target, done); }
+
+  Node initiator;
+  Node target;
+  std::unique_ptr<TestLink> out;
+};
+
+TEST(NetControlLink, IsUpOnceTheHelloHasCome) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  EXPECT_EQ(pair.initiator.kinds, std::vector{EventKind::kConnected});
+  EXPECT_EQ(pair.target.kinds, std::vector{EventKind::kAccepted});
+  EXPECT_EQ(pair.out->frames, std::vector<std::string>{"hello"});
+  EXPECT_EQ(pair.out->Describe(), pair.target.hub.ListenAddress());
+}
+
+TEST(NetControlLink, CarriesMessagesAndFramesBothWaysInOrder) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  EXPECT_TRUE(pair.out->Send(Bytes("one")));
+  pair.out->Tell(Bytes("frame"));
+  EXPECT_TRUE(pair.out->Send(Bytes("two")));
+  EXPECT_TRUE(pair.in().Send(Bytes("three")));
+  ASSERT_TRUE(pair.Until(
+      [&] { return pair.target.messages.size() == 2 && pair.initiator.messages.size() == 1; }));
+  EXPECT_EQ(pair.target.messages, (std::vector<std::string>{"one", "two"}));
+  EXPECT_EQ(pair.in().frames, std::vector<std::string>{"frame"});
+}
+
+TEST(NetControlLink, MessagesThatFindNoRoomAreRefusedAndWhatWasTakenArrives) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  const std::string message(kMaxMessageBytes, 'm');
+  EXPECT_FALSE(pair.out->Send(Bytes(message + "m")));
+  size_t taken = 0;
+  while (pair.out->Send(Bytes(message))) ++taken;
+  EXPECT_GT(taken, 0u);
+  ASSERT_TRUE(pair.Until([&] { return pair.target.messages.size() == taken; }));
+  EXPECT_TRUE(pair.out->Send(Bytes(message)));
+}
+
+TEST(NetControlLink, ShutdownTellsThePeerWhy) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  pair.out->Shutdown(absl::CancelledError("enough"));
+  EXPECT_EQ(pair.out->ends, 1);
+  EXPECT_FALSE(pair.out->Send(Bytes("late")));
+  ASSERT_TRUE(pair.Until([&] { return pair.in().down() && pair.initiator.Saw(EventKind::kDown); }));
+  EXPECT_EQ(pair.target.why.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(pair.target.why.message()), HasSubstr("closed the connection"));
+  EXPECT_THAT(std::string(pair.target.why.message()), HasSubstr("enough"));
+  EXPECT_THAT(std::string(pair.initiator.why.message()), HasSubstr("test peer 127.0.0.1:"));
+}
+
+TEST(NetControlLink, DownWaitsUntilTheDataIsQuiet) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  pair.in().quiet = false;
+  pair.out->Shutdown(absl::CancelledError("enough"));
+  ASSERT_TRUE(pair.Until([&] { return pair.in().down(); }));
+  pair.target.Turn();
+  EXPECT_FALSE(pair.target.Saw(EventKind::kDown));
+  pair.in().quiet = true;
+  pair.in().FinishDown();
+  pair.in().FinishDown();
+  pair.target.Turn();
+  EXPECT_EQ(std::ranges::count(pair.target.kinds, EventKind::kDown), 1);
+}
+
+TEST(NetControlLink, AFrameThatMakesNoSenseEndsTheLinkAndThePeerHearsIt) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  pair.out->Tell(Bytes("nonsense"));
+  ASSERT_TRUE(pair.Until([&] { return pair.out->down() && pair.in().down(); }));
+  EXPECT_EQ(pair.target.why.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(pair.initiator.why.message()), HasSubstr("nonsense"));
+}
+
+TEST(NetControlLink, APeerThatGoesIsNoticed) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  pair.target.accepted.clear();
+  ASSERT_TRUE(pair.Until([&] { return pair.out->down(); }));
+  EXPECT_EQ(pair.initiator.why.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(NetControlLink, APeerThatDoesNotSayHelloIsGivenUp) {
+  Node initiator(std::chrono::milliseconds(300));
+  Node target;
+  target.says_hello = false;
+  auto link = initiator.Connect(target);
+  ASSERT_TRUE(Until(initiator, target, [&] { return initiator.Saw(EventKind::kDown); }));
+  EXPECT_FALSE(initiator.Saw(EventKind::kConnected));
+  EXPECT_EQ(initiator.why.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(NetControlLink, AMessageBeforeTheHelloEndsTheLink) {
+  Node initiator;
+  Node target;
+  target.says_hello = false;
+  auto link = initiator.Connect(target);
+  ASSERT_TRUE(Until(initiator, target, [&] { return !target.accepted.empty(); }));
+  EXPECT_TRUE(target.accepted.front()->Send(Bytes("early")));
+  ASSERT_TRUE(Until(initiator, target, [&] { return initiator.Saw(EventKind::kDown); }));
+  EXPECT_EQ(initiator.why.code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(NetControlLink, AnotherIncarnationIsToldApart) {
+  Node initiator;
+  Node target;
+  auto link = initiator.Connect(target, Incarnation::Random());
+  ASSERT_TRUE(Until(initiator, target, [&] { return initiator.Saw(EventKind::kDown); }));
+  EXPECT_EQ(initiator.why.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(target.kinds.empty());
+}
+
+TEST(NetControlLink, WhoMeansAnotherBackendIsNotAccepted) {
+  Node initiator(kAmple, Service::kTcp);
+  Node target;
+  auto link = initiator.Connect(target);
+  ASSERT_TRUE(Until(initiator, target, [&] { return initiator.Saw(EventKind::kDown); }));
+  EXPECT_TRUE(target.kinds.empty());
+}
+
+TEST(NetControlLink, DeadlinesOfItsDataAreKept) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  pair.out->data_deadline = Now() + std::chrono::milliseconds(20);
+  pair.initiator.hub.TimersChanged();
+  pair.initiator.hub.SetTimer();
+  ASSERT_TRUE(pair.Until([&] { return pair.out->deadlines == 1; }));
+}
+
+TEST(NetControlLink, LinksMayOutliveTheirHub) {
+  std::unique_ptr<TestLink> out;
+  {
+    Pair pair;
+    ASSERT_TRUE(pair.Connect());
+    out = std::move(pair.out);
+  }
+  EXPECT_TRUE(out->down());
+  EXPECT_EQ(out->ends, 1);
+  EXPECT_FALSE(out->Send(Bytes("late")));
+  out->Shutdown(absl::OkStatus());
+}
+
+TEST(NetLinkHub, ListensWhereItsOptionSays) {
+  Node node;
+  LinkHub other({.backend = "test"}, &node);
+  ASSERT_OK(other.Open());
+  const absl::Status taken =
+      other.Listen(AgentOptions{}, node.hub.ListenAddress(), "`test.listen`");
+  EXPECT_EQ(taken.code(), absl::StatusCode::kFailedPrecondition);
+  const absl::Status bad = other.Listen(AgentOptions{}, "nowhere:x", "`test.listen`");
+  EXPECT_THAT(std::string(bad.message()), HasSubstr("`test.listen`"));
+  AgentOptions options;
+  options.listen = "nowhere:x";
+  EXPECT_THAT(std::string(other.Listen(options, "", "`test.listen`").message()),
+              HasSubstr("`listen`"));
+}
+
+TEST(NetLinkHub, WhatIsAdvertisedHasItsOwnPort) {
+  Node node;
+  AgentOptions options;
+  for (const char* advertise : {"127.0.0.1:9", "127.0.0.1", "[::1]:9", "[::1]", "::1"}) {
+    LinkHub hub({.backend = "test"}, &node);
+    ASSERT_OK(hub.Open());
+    options.advertise = advertise;
+    ASSERT_OK(hub.Listen(options, "", "")) << advertise;
+    ASSERT_OK_AND_ASSIGN(const PeerAddress told, DecodeReachable(hub.Address(), {}, {}));
+    EXPECT_TRUE(told.candidates.front().IsLoopback()) << advertise;
+    const std::string listening = hub.ListenAddress();
+    EXPECT_TRUE(listening.ends_with(":" + std::to_string(told.candidates.front().port())))
+        << advertise << " gave " << told.candidates.front().ToString();
+  }
+}
+
+}  // namespace
+}  // namespace kvxfer::net

@@ -1,0 +1,66 @@
+#include "src/transport/host/copy_crew.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "tests/support/scale.h"
+
+namespace kvxfer {
+namespace {
+
+TEST(CopyCrewTest, EveryPartIsDoneOnceAndBeforeRunReturns) {
+  for (uint32_t threads = 1; threads <= 4; ++threads) {
+    CopyCrew crew(threads);
+    std::vector<int> done(threads, 0);  // no atomics: Run orders them
+    const int rounds = testing::Scaled(5000);
+    for (int round = 0; round < rounds; ++round) {
+      const uint32_t parts = 1 + static_cast<uint32_t>(round) % threads;
+      crew.Run(parts, [&](uint32_t i) { ++done[i]; });
+    }
+    for (uint32_t i = 0; i < threads; ++i) {
+      int expected = 0;
+      for (int round = 0; round < rounds; ++round) {
+        expected += i <= static_cast<uint32_t>(round) % threads;
+      }
+      EXPECT_EQ(done[i], expected) << threads << " threads, part " << i;
+    }
+  }
+}
+
+TEST(CopyCrewTest, PartsRunOnThreadsOfTheirOwnAndTheFirstOnTheCallers) {
+  CopyCrew crew(3);
+  std::vector<std::thread::id> ids(3);
+  crew.Run(3, [&](uint32_t i) { ids[i] = std::this_thread::get_id(); });
+  EXPECT_EQ(ids[0], std::this_thread::get_id());
+  EXPECT_EQ(std::set(ids.begin(), ids.end()).size(), 3u);
+}
+
+TEST(CopyCrewTest, SleepersAreWoken) {
+  CopyCrew crew(2);
+  int sum = 0;
+  for (int i = 0; i < 20; ++i) {
+    // Far longer than the crew spins.
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    int other = 0;
+    crew.Run(2, [&](uint32_t part) {
+      if (part == 1) other = i;
+    });
+    sum += other;
+  }
+  EXPECT_EQ(sum, 190);
+}
+
+TEST(CopyCrewTest, OnePartNeedsNoThreads) {
+  CopyCrew crew(2);
+  int runs = 0;
+  crew.Run(1, [&](uint32_t part) { runs += part == 0; });
+  EXPECT_EQ(runs, 1);
+}
+
+}  // namespace
+}  // namespace kvxfer
