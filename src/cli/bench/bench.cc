@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvxfer/log.h"
-#include "src/cli/bench/crew.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/bench/device_copy.h"
 #include "src/cli/bench/kv/run.h"
 #include "src/cli/bench/options.h"
@@ -47,7 +47,7 @@ absl::Status CheckMemory(const BenchPlan& plan) {
 absl::StatusOr<DeviceCopyRates> DeviceRates(const BenchPlan& plan, const BenchCase& bench) {
   if (plan.workload == Workload::kLatency) return DeviceCopyRates{};  // there is no rate
   MemorySides sides = bench.memory;
-  if (!plan.crew.servers.empty()) sides.there = MemoryChoice();
+  if (!plan.workers.servers.empty()) sides.there = MemoryChoice();
   return MeasureDeviceCopy(sides, bench.block_bytes, bench.pieces * bench.request_blocks);
 }
 
@@ -80,8 +80,8 @@ class HeldWarnings {
 class CaseRun {
  public:
   // `opened`: called once the first is set up, which is what a wrong choice does not get past.
-  CaseRun(const BenchPlan& plan, BenchCrew& crew, bool bar, std::function<void()> opened)
-      : plan_(plan), crew_(crew), show_bar_(bar), opened_(std::move(opened)) {}
+  CaseRun(const BenchPlan& plan, BenchWorkers& workers, bool bar, std::function<void()> opened)
+      : plan_(plan), workers_(workers), show_bar_(bar), opened_(std::move(opened)) {}
 
   absl::StatusOr<BenchRow> Run(const BenchCase& bench) {
     BenchRow row{.bench = bench};
@@ -91,7 +91,7 @@ class CaseRun {
     row.device = *device;
     {
       const ProgressBar bar(label_ + " verify", 1, show_bar_);
-      absl::StatusOr<Opened> opened = crew_.Open(bench);
+      absl::StatusOr<Opened> opened = workers_.Open(bench);
       if (!opened.ok()) return opened.status();
       row.opened = std::move(*opened);
     }
@@ -129,7 +129,7 @@ class CaseRun {
     ProgressBar bar(absl::StrCat(label_, " ", what), 1, show_bar_);
     const int64_t start = MonotonicNanoseconds();
     const TraceSpec* trace = plan_.trace ? &*plan_.trace : nullptr;
-    return crew_.Run(spec, trace, [&](uint64_t moved) {
+    return workers_.Run(spec, trace, [&](uint64_t moved) {
       const auto passed = static_cast<double>(MonotonicNanoseconds() - start);
       bar.UpdatePart(spec.requests > 0
                          ? static_cast<double>(moved) / static_cast<double>(spec.requests)
@@ -138,7 +138,7 @@ class CaseRun {
   }
 
   const BenchPlan& plan_;
-  BenchCrew& crew_;
+  BenchWorkers& workers_;
   const bool show_bar_;
   std::function<void()> opened_;
   std::string label_;
@@ -151,17 +151,17 @@ void PrintWhole(const BenchOptions& options, const BenchPlan& plan,
   if (options.csv) std::puts(ReportCsv(plan, rows).c_str());
 }
 
-absl::Status RunCases(const BenchOptions& options, BenchPlan& plan, BenchCrew& crew) {
+absl::Status RunCases(const BenchOptions& options, BenchPlan& plan, BenchWorkers& workers) {
   const bool text = !options.json && !options.csv;
   const BenchTable table(plan);
-  CaseRun run(plan, crew, text || isatty(STDOUT_FILENO) == 1, [&] {
+  CaseRun run(plan, workers, text || isatty(STDOUT_FILENO) == 1, [&] {
     if (!text) return;
     std::printf("%s\n%s\n", table.Title().c_str(), table.Header().c_str());
     std::fflush(stdout);
   });
   std::vector<BenchRow> rows;
   for (BenchCase& bench : plan.cases) {
-    bench.targets = crew.targets();
+    bench.targets = workers.targets();
     absl::StatusOr<BenchRow> row = run.Run(bench);
     if (!row.ok()) return row.status();
     if (text) {
@@ -171,7 +171,7 @@ absl::Status RunCases(const BenchOptions& options, BenchPlan& plan, BenchCrew& c
     rows.push_back(std::move(*row));
   }
   ExpectPeersToLeave();
-  if (absl::Status s = crew.Close(); !s.ok()) return s;
+  if (absl::Status s = workers.Close(); !s.ok()) return s;
   if (text) std::puts(table.Footer(rows.back()).c_str());
   PrintWhole(options, plan, rows);
   return absl::OkStatus();
@@ -183,10 +183,10 @@ absl::Status RunBench(const BenchOptions& options) {
   if (absl::Status s = CheckMemory(*plan); !s.ok()) return s;
   RaiseDescriptorLimit();
   const HeldWarnings warnings;
-  const absl::StatusOr<std::unique_ptr<BenchCrew>> crew = BenchCrew::Start(plan->crew);
-  if (!crew.ok()) return crew.status();
-  absl::Status status = RunCases(options, *plan, **crew);
-  if (!status.ok()) return (*crew)->Explain(status);
+  const absl::StatusOr<std::unique_ptr<BenchWorkers>> workers = BenchWorkers::Start(plan->workers);
+  if (!workers.ok()) return workers.status();
+  absl::Status status = RunCases(options, *plan, **workers);
+  if (!status.ok()) return (*workers)->Explain(status);
   warnings.Print();
   return status;
 }

@@ -194,7 +194,7 @@ absl::StatusOr<BenchInitiator::Ran> BenchInitiator::RunAll(const LoopSpec& spec,
   if (!after.ok()) return after.status();
   for (const TargetReport& report : *after) {
     forward->notified.Merge(report.notified);
-    AddTold(report.told, forward->timeline);
+    AddArrivalTimes(report.arrivals, forward->timeline);
   }
   for (size_t i = 0; i < back->targets.size(); ++i) forward->targets[i].Merge(back->targets[i]);
   forward->all.Merge(back->all);

@@ -237,10 +237,10 @@ const char* ToString(Workload workload) {
 
 std::vector<MemoryNeed> BenchPlan::needs(const BenchCase& bench) const {
   BenchCase whole = bench;
-  whole.targets.resize(crew.targets);
+  whole.targets.resize(workers.targets);
   std::vector<MemoryNeed> needs = {
-      {bench.memory.here, whole.initiator_shape().bytes() * crew.initiators}};
-  if (crew.servers.empty()) {
+      {bench.memory.here, whole.initiator_shape().bytes() * workers.initiators}};
+  if (workers.servers.empty()) {
     // A session of each initiator at each target.
     needs.push_back({bench.memory.there, whole.target_shape().bytes() * peers()});
   }
@@ -253,7 +253,7 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& o) {
   BenchPlan plan;
   const auto peers = static_cast<uint32_t>(o.peers.value_or(std::max<size_t>(o.servers.size(), 1)));
   const bool fan_out = o.scheme == "onetomany";
-  plan.crew = {.servers = o.servers,
+  plan.workers = {.servers = o.servers,
                .targets = fan_out ? peers : 1,
                .initiators = fan_out ? 1 : peers,
                .backend = o.backend,
@@ -270,10 +270,10 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& o) {
   if (absl::Status s = SetLoad(o, plan); !s.ok()) return s;
   for (const BenchCase& bench : plan.cases) {
     BenchCase whole = bench;
-    whole.targets.resize(plan.crew.targets);
+    whole.targets.resize(plan.workers.targets);
     if (absl::Status s = CheckCase(whole); !s.ok()) return s;
-    plan.crew.gpu_memory |= bench.memory.there.cuda();
-    plan.crew.session_bytes = std::max(plan.crew.session_bytes, SessionBytes(whole.target_shape()));
+    plan.workers.gpu_memory |= bench.memory.there.cuda();
+    plan.workers.session_bytes = std::max(plan.workers.session_bytes, SessionBytes(whole.target_shape()));
   }
   return plan;
 }

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "src/cli/bench/case.h"
-#include "src/cli/bench/crew.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/bench/kv_trace.h"
 #include "src/cli/bench/loop.h"
 #include "src/cli/common/cache_memory.h"
@@ -83,7 +83,7 @@ const char* ToString(Workload workload);
 
 struct BenchPlan {
   Workload workload = Workload::kRaw;
-  CrewSpec crew{};
+  BenchWorkersSpec workers{};
   std::vector<BenchCase> cases{};  // without targets
   LoopSpec loop{};                 // of all initiators; the rate is in `rate`
   std::optional<Rate> rate{};
@@ -93,7 +93,7 @@ struct BenchPlan {
   uint64_t tp = 1;
   std::optional<TraceSpec> trace{};
 
-  uint64_t peers() const { return static_cast<uint64_t>(crew.initiators) * crew.targets; }
+  uint64_t peers() const { return static_cast<uint64_t>(workers.initiators) * workers.targets; }
   // What all initiators take, and all targets; those of servers are not of this host.
   std::vector<MemoryNeed> needs(const BenchCase& bench) const;
 };

@@ -99,7 +99,7 @@ Json TimelineJson(Timeline timeline) {
                     {"posted_us", Microseconds(times.posted_ns)},
                     {"first_slice_us", Microseconds(times.first_slice_ns)},
                     {"ended_us", Microseconds(times.ended_ns)}});
-    if (times.told_ns) json.back()["told_us"] = Microseconds(*times.told_ns);
+    if (times.notified_ns) json.back()["notified_us"] = Microseconds(*times.notified_ns);
   }
   return json;
 }
@@ -125,7 +125,7 @@ Json MachineJson() {
 // What only some kinds of run have.
 void AddOfKind(const BenchPlan& plan, const BenchRow& row, Json& json) {
   if (plan.peers() > 1) {
-    json["scheme"] = plan.crew.initiators > 1 ? "manytoone" : "onetomany";
+    json["scheme"] = plan.workers.initiators > 1 ? "manytoone" : "onetomany";
     json["fairness"] = row.fairness();
     Json rates = Json::array();
     for (const Tally& peer : row.ran.peers) rates.push_back(peer.gb_per_s());

@@ -19,7 +19,7 @@ bool CountsBlocks(const BenchPlan& plan) { return plan.workload == Workload::kRa
 bool HasDevice(const BenchPlan& plan) {
   const MemorySides& memory = plan.cases[0].memory;
   return plan.workload != Workload::kLatency &&
-         (memory.here.cuda() || (memory.there.cuda() && plan.crew.servers.empty()));
+         (memory.here.cuda() || (memory.there.cuda() && plan.workers.servers.empty()));
 }
 
 std::vector<Table::Column> Columns(const BenchPlan& plan) {
@@ -70,7 +70,7 @@ std::string BenchTable::Title() const {
   if (plan_.tokens > 0) absl::StrAppend(&text, ", ", plan_.tokens, " tokens a request");
   if (plan_.peers() > 1) {
     absl::StrAppend(&text, ", ", plan_.peers(),
-                    plan_.crew.initiators > 1 ? " initiators, one target" : " targets");
+                    plan_.workers.initiators > 1 ? " initiators, one target" : " targets");
   }
   if (first.threads > 1) absl::StrAppend(&text, ", ", first.threads, " threads a peer");
   return absl::StrCat(text, ", ", Load(plan_));

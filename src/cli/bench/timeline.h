@@ -24,7 +24,7 @@ struct TransferTimes {
   int64_t due_ns = 0;
   int64_t posted_ns = 0;
   int64_t first_slice_ns = 0;        // handed to the backend
-  std::optional<int64_t> told_ns{};  // the target's application; only where both have one clock
+  std::optional<int64_t> notified_ns{};  // the target's application; only where both have one clock
   int64_t ended_ns = 0;              // at the initiator
 };
 
@@ -35,7 +35,7 @@ Json ToJson(const Timeline& timeline);
 absl::StatusOr<Timeline> TimelineFromJson(const Json& json);
 
 // What a target's application was told: number of a transfer, nanoseconds since its posting.
-using Told = std::vector<std::pair<uint64_t, uint64_t>>;
+using ArrivalTimes = std::vector<std::pair<uint64_t, uint64_t>>;
 
 // Keeps the first transfers of a run, in the order of their posting.
 // Thread-safety: Begin and Put any; the others when no thread is at it any more.
@@ -55,7 +55,7 @@ class TimelineRecorder {
 };
 
 // Numbers that are in no timeline are ignored.
-void AddTold(const Told& told, Timeline& timeline);
+void AddArrivalTimes(const ArrivalTimes& arrivals, Timeline& timeline);
 
 }  // namespace kvxfer::cli
 

@@ -138,8 +138,8 @@ void PeerService::OnNotification(const Notification& notification) {
     if (!session.same_clock) return;
     const int64_t after_ns = std::max<int64_t>(MonotonicNanoseconds() - note->posted_ns, 0);
     session.notified.Add(Duration(after_ns));
-    if (note->sequence != 0 && session.told.size() < kMaxTimeline) {
-      session.told.emplace_back(note->sequence, static_cast<uint64_t>(after_ns));
+    if (note->sequence != 0 && session.arrivals.size() < kMaxTimeline) {
+      session.arrivals.emplace_back(note->sequence, static_cast<uint64_t>(after_ns));
     }
     return;
   }

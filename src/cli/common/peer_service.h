@@ -70,7 +70,7 @@ class PeerService {
     std::vector<PagedRegion> drive;   // of the client
     uint64_t notifications = 0;       // since the last report, as is `notified`
     LatencyHistogram notified;
-    Told told;  // likewise, of transfers with a number; the first kMaxTimeline
+    ArrivalTimes arrivals;  // likewise, of transfers with a number; the first kMaxTimeline
   };
 
   absl::StatusOr<Json> Handle(Session& session, const Json& request);

@@ -199,7 +199,7 @@ Json PeerService::Report(Session& session) {
   const std::lock_guard lock(mutex_);
   return {{"notifications", std::exchange(session.notifications, 0)},
           {"notified", std::exchange(session.notified, {}).ToJson()},
-          {"told", std::exchange(session.told, {})},
+          {"arrivals", std::exchange(session.arrivals, {})},
           {"process", ProcessName()},
           {"cpu_seconds", CpuSeconds()},
           {"rss_bytes", RssBytes()}};

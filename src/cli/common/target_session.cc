@@ -11,15 +11,15 @@ namespace kvxfer::cli {
 namespace {
 
 // What is no pair of numbers is left out: it can only be missed in a timeline.
-Told ParseTold(const Json& json) {
-  Told told;
+ArrivalTimes ParseArrivalTimes(const Json& json) {
+  ArrivalTimes arrivals;
   for (const Json& pair : json) {
     if (pair.is_array() && pair.size() == 2 && pair[0].is_number_unsigned() &&
         pair[1].is_number_unsigned() && pair[1].get<uint64_t>() <= INT64_MAX) {
-      told.emplace_back(pair[0].get<uint64_t>(), pair[1].get<uint64_t>());
+      arrivals.emplace_back(pair[0].get<uint64_t>(), pair[1].get<uint64_t>());
     }
   }
-  return told;
+  return arrivals;
 }
 
 absl::StatusOr<TargetReport> ParseReport(const Json& json) {
@@ -38,7 +38,7 @@ absl::StatusOr<TargetReport> ParseReport(const Json& json) {
                       .rss_bytes = *rss,
                       .notifications = *notifications,
                       .notified = std::move(*histogram),
-                      .told = ParseTold(json.value("told", Json::array()))};
+                      .arrivals = ParseArrivalTimes(json.value("arrivals", Json::array()))};
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ absl::StatusOr<TargetReport> TargetSession::Report(uint64_t notifications, Durat
     if (!report.ok()) return report.status();
     report->notifications += sum.notifications;
     report->notified.Merge(sum.notified);
-    report->told.insert(report->told.end(), sum.told.begin(), sum.told.end());
+    report->arrivals.insert(report->arrivals.end(), sum.arrivals.begin(), sum.arrivals.end());
     sum = std::move(*report);
     if (sum.notifications == notifications) return sum;
     if (sum.notifications > notifications || Now() > end) {

@@ -31,7 +31,7 @@ struct TargetReport {
   uint64_t rss_bytes = 0;
   uint64_t notifications = 0;   // of this session since its last report
   LatencyHistogram notified{};  // of those: posted → told; empty where there is no common clock
-  Told told{};                  // likewise, of those with a number
+  ArrivalTimes arrivals{};                  // likewise, of those with a number
 };
 
 // Thread-safety: one thread. `channel` and `agent` outlive it.

@@ -8,7 +8,7 @@
 #include "src/cli/common/stats.h"
 #include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
-#include "src/cli/demo/crew.h"
+#include "src/cli/demo/workers.h"
 #include "src/cli/demo/memory.h"
 #include "src/cli/demo/rank.h"
 #include "src/core/base/clock.h"
@@ -58,10 +58,10 @@ void FillRound(uint64_t first, uint64_t end, SideBlocks& prefill, SideBlocks& de
 }
 
 // What each decode rank found, by request. Internal: one does not speak of all of them.
-absl::Status TakeErrors(const DemoCrew& crew, const std::vector<Json>& answers, uint64_t first,
+absl::Status TakeErrors(const DemoWorkers& workers, const std::vector<Json>& answers, uint64_t first,
                         size_t requests, DemoGroupRun& run) {
-  for (size_t rank = 0; rank < crew.decode(); ++rank) {
-    const Json errors = answers[crew.prefill() + rank].value("errors", Json::array());
+  for (size_t rank = 0; rank < workers.decode(); ++rank) {
+    const Json errors = answers[workers.prefill() + rank].value("errors", Json::array());
     if (errors.size() != requests) {
       return absl::InternalError(absl::StrCat(run.decode[rank].name(), " checked ", errors.size(),
                                               " of ", requests, " requests"));
@@ -79,40 +79,40 @@ absl::Status TakeErrors(const DemoCrew& crew, const std::vector<Json>& answers, 
 }
 
 // Returns how many requests there were in it.
-absl::StatusOr<size_t> RunRound(DemoCrew& crew, uint64_t first, SideBlocks& prefill,
+absl::StatusOr<size_t> RunRound(DemoWorkers& workers, uint64_t first, SideBlocks& prefill,
                                 SideBlocks& decode, DemoGroupRun& run) {
   const DemoConfig& config = run.prefill.front().config;
   FillRound(first, config.requests, prefill, decode);
   Json fill = {{"type", "prepare"}, {"first", first}, {"tables", prefill.tables}};
   if (config.corrupt) fill["corrupt"] = config.requests / 2;
   const Json look = {{"type", "prepare"}, {"first", first}, {"tables", decode.tables}};
-  if (auto s = crew.Call(fill, look); !s.ok()) return s.status();
+  if (auto s = workers.Call(fill, look); !s.ok()) return s.status();
   const int64_t start = MonotonicNanoseconds();
   const absl::StatusOr<std::vector<Json>> arrived =
-      crew.Call({{"type", "write"}, {"tables", decode.tables}}, {{"type", "await"}});
+      workers.Call({{"type", "write"}, {"tables", decode.tables}}, {{"type", "await"}});
   if (!arrived.ok()) return arrived.status();
-  for (size_t rank = 0; rank < crew.decode(); ++rank) {
-    const double end = GetNumber((*arrived)[crew.prefill() + rank], "arrived_ns");
+  for (size_t rank = 0; rank < workers.decode(); ++rank) {
+    const double end = GetNumber((*arrived)[workers.prefill() + rank], "arrived_ns");
     run.wire_seconds[rank] += (end - static_cast<double>(start)) * 1e-9;
   }
-  const absl::StatusOr<std::vector<Json>> checked = crew.Call(nullptr, {{"type", "check"}});
+  const absl::StatusOr<std::vector<Json>> checked = workers.Call(nullptr, {{"type", "check"}});
   if (!checked.ok()) return checked.status();
   const size_t requests = decode.tables.size();
-  if (auto s = TakeErrors(crew, *checked, first, requests, run); !s.ok()) return s;
+  if (auto s = TakeErrors(workers, *checked, first, requests, run); !s.ok()) return s;
   prefill.FreeAll();
   decode.FreeAll();
   return requests;
 }
 
-absl::Status Finish(DemoCrew& crew, DemoGroupRun& run) {
+absl::Status Finish(DemoWorkers& workers, DemoGroupRun& run) {
   const Json finish = {{"type", "finish"}};
-  const absl::StatusOr<std::vector<Json>> last = crew.Call(finish, finish);
+  const absl::StatusOr<std::vector<Json>> last = workers.Call(finish, finish);
   if (!last.ok()) return last.status();
   run.cpu_seconds = CpuSeconds();
   for (size_t i = 0; i < last->size(); ++i) {
     run.cpu_seconds += GetNumber((*last)[i], "cpu_seconds");
-    const bool decode = i >= crew.prefill();
-    const DemoShard& shard = decode ? run.decode[i - crew.prefill()] : run.prefill[i];
+    const bool decode = i >= workers.prefill();
+    const DemoShard& shard = decode ? run.decode[i - workers.prefill()] : run.prefill[i];
     const std::string written = GetString((*last)[i], "guards");
     if (!written.empty()) run.guards.Update(absl::DataLossError(shard.name() + ": " + written));
   }
@@ -122,7 +122,7 @@ absl::Status Finish(DemoCrew& crew, DemoGroupRun& run) {
                             ? paths[share.decode].get<std::string>()
                             : "unknown");
   }
-  return crew.Leave();
+  return workers.Leave();
 }
 
 absl::StatusOr<DemoGroupRun> PlanRun(const DemoConfig& config, const DemoSide& prefill,
@@ -172,20 +172,20 @@ absl::StatusOr<DemoGroupRun> RunDemoGroup(const DemoConfig& config, const DemoSi
   if (!from.ok()) return from.status();
   absl::StatusOr<SideBlocks> to = BlocksOf(run->decode.front(), TargetSeed(config.seed));
   if (!to.ok()) return to.status();
-  absl::StatusOr<DemoCrew> crew = DemoCrew::Start(run->prefill, run->decode);
-  if (!crew.ok()) return crew.status();
+  absl::StatusOr<DemoWorkers> workers = DemoWorkers::Start(run->prefill, run->decode);
+  if (!workers.ok()) return workers.status();
   const Time start = Now();
   {
     ProgressBar bar("requests", config.requests);
     for (uint64_t done = 0; done < config.requests;) {
-      const absl::StatusOr<size_t> moved = RunRound(*crew, done, *from, *to, *run);
+      const absl::StatusOr<size_t> moved = RunRound(*workers, done, *from, *to, *run);
       if (!moved.ok()) return moved.status();
       done += *moved;
       bar.Update(done);
     }
   }
   run->seconds = Seconds(Now() - start);
-  if (absl::Status s = Finish(*crew, *run); !s.ok()) return s;
+  if (absl::Status s = Finish(*workers, *run); !s.ok()) return s;
   return run;
 }
 

@@ -58,13 +58,13 @@ class SystemView {
 };
 
 // From good to bad.
-enum class Verdict { kNotApplicable, kOk, kWarning, kProblem };
+enum class Severity { kNotApplicable, kOk, kWarning, kProblem };
 
 struct Finding {
-  Verdict verdict = Verdict::kOk;
+  Severity severity = Severity::kOk;
   std::string what{};  // what is there: "mlx5_3 is down (Polling)"
   std::string why{};   // what that means for transfers; of kWarning and kProblem
-  std::string mend{};  // the command that mends it; of kWarning and kProblem
+  std::string fix{};  // the command that mends it; of kWarning and kProblem
 };
 
 using Findings = std::vector<Finding>;
@@ -88,13 +88,13 @@ struct CheckResult {
   std::string family{};
   const Check* check = nullptr;
   Findings findings{};
-  Verdict verdict = Verdict::kOk;  // the worst of `findings`
+  Severity severity = Severity::kOk;  // the worst of `findings`
 };
 
 // Every check of every table.
 std::vector<CheckResult> RunChecks(const SystemView& view);
 
-const char* ToString(Verdict verdict);  // "n/a", "ok", "warning", "problem"
+const char* ToString(Severity severity);  // "n/a", "ok", "warning", "problem"
 
 // One line a check, then what to do about warnings and problems, problems last, and a count.
 std::string DoctorText(const std::vector<CheckResult>& results);
@@ -105,15 +105,15 @@ absl::Status DoctorStatus(const std::vector<CheckResult>& results, bool strict);
 
 // --- For the checks -----------------------------------------------------------------------------
 
-inline Findings Ok(std::string what) { return {{Verdict::kOk, std::move(what), "", ""}}; }
+inline Findings Ok(std::string what) { return {{Severity::kOk, std::move(what), "", ""}}; }
 inline Findings NotApplicable(std::string what) {
-  return {{Verdict::kNotApplicable, std::move(what), "", ""}};
+  return {{Severity::kNotApplicable, std::move(what), "", ""}};
 }
-inline Findings Warning(std::string what, std::string why, std::string mend) {
-  return {{Verdict::kWarning, std::move(what), std::move(why), std::move(mend)}};
+inline Findings Warning(std::string what, std::string why, std::string fix) {
+  return {{Severity::kWarning, std::move(what), std::move(why), std::move(fix)}};
 }
-inline Findings Problem(std::string what, std::string why, std::string mend) {
-  return {{Verdict::kProblem, std::move(what), std::move(why), std::move(mend)}};
+inline Findings Problem(std::string what, std::string why, std::string fix) {
+  return {{Severity::kProblem, std::move(what), std::move(why), std::move(fix)}};
 }
 // `bad`, or Ok(`good`) where there is none.
 inline Findings OrOk(const Findings& bad, std::string good) {

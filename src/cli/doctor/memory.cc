@@ -21,7 +21,7 @@ Findings HugePages(const SystemView& view) {
     reserved = words.back();
   }
   if (reserved != "0") return Ok(reserved + " reserved pages are free");
-  const std::string mend =
+  const std::string fix =
       "echo advise > " + folder + "/shmem_enabled; or sysctl vm.nr_hugepages=N";
   const std::string cost =
       "each 4 KiB of a cache is a page of its own: slower copies, larger "
@@ -40,7 +40,7 @@ Findings HugePages(const SystemView& view) {
   }
   return Warning(
       "no huge pages for shared memory: shmem_enabled is " + (set.empty() ? "unknown" : set), cost,
-      mend);
+      fix);
 }
 
 Findings SharedMemory(const SystemView& view) {

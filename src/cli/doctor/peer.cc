@@ -138,7 +138,7 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
   const std::vector<BackendOrigin> all = AllBackends();
   const auto origin = std::ranges::find(all, Plain(path.backend), &BackendOrigin::name);
   if (origin == all.end() || !IsHere(*origin)) {
-    path.verdict = Verdict::kNotApplicable;
+    path.severity = Severity::kNotApplicable;
     path.why = "not installed";
     return absl::OkStatus();
   }
@@ -153,7 +153,7 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
                  .default_listen = LocalHost(*channel)});
   if (!agent.ok()) {
     // No device, no library: nothing that is wrong with the way.
-    path.verdict = Verdict::kNotApplicable;
+    path.severity = Severity::kNotApplicable;
     path.why = absl::StrCat("not usable here: ",
                             WithoutName(ToStd(agent.status().message()), path.backend));
     return absl::OkStatus();
@@ -162,9 +162,9 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
     // Of these, that they do not reach every host is in their nature.
     const bool local =
         path.backend == "loopback" || path.backend == "shm" || path.backend == "cuda_ipc";
-    path.verdict = local ? Verdict::kNotApplicable : Verdict::kProblem;
+    path.severity = local ? Severity::kNotApplicable : Severity::kProblem;
     path.why = CauseOf(s, path.backend);
-    path.mend = "kvxfer doctor, here and on the server's host";
+    path.fix = "kvxfer doctor, here and on the server's host";
     return absl::OkStatus();
   } else if (!s.ok()) {
     return s;
@@ -173,7 +173,7 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
   absl::Status measured = MeasureRoundTrips(*channel, **agent, memory, small, path);
   if (measured.ok()) measured = MeasureBandwidth(*channel, **agent, memory, large, path);
   if (IsWithoutGpu(memory, measured)) {
-    path.verdict = Verdict::kNotApplicable;
+    path.severity = Severity::kNotApplicable;
     path.reached = false;
     path.why = absl::StrCat("tried with GPU memory only: ", measured.message());
     return absl::OkStatus();
@@ -189,9 +189,9 @@ PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
   const absl::Status status = Try(server, options, path);
   if (status.ok()) return path;
   path.reached = false;
-  path.verdict = Verdict::kProblem;
+  path.severity = Severity::kProblem;
   path.why = std::string(status.message());
-  path.mend = absl::IsDataLoss(status) ? "the path changes bytes: take it out of use"
+  path.fix = absl::IsDataLoss(status) ? "the path changes bytes: take it out of use"
                                        : "kvxfer doctor, here and on the server's host; firewall "
                                          "between them: kvxfer explain " +
                                              server;
@@ -232,7 +232,7 @@ absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckO
     if (!peer.ok()) return peer.status();
     if (const auto explanation = (*agent)->Explain(*peer); explanation.ok()) {
       for (const PathExplanation& path : explanation->paths) {
-        if (path.chosen) report.taken = path.backend;
+        if (path.chosen) report.chosen = path.backend;
       }
     }
     ExpectPeersToLeave();

@@ -26,9 +26,9 @@ struct PeerPath {
   std::string backend{};
   bool reached = false;  // bytes went there and back, and were compared
   // kWarning: reached, but not over every rail.
-  Verdict verdict = Verdict::kOk;
+  Severity severity = Severity::kOk;
   std::string why{};  // why it does not reach the server; else what its path is
-  std::string mend{};
+  std::string fix{};
   uint32_t rails = 0;
   std::vector<RailExplanation> each_rail{};
   double rtt_min_us = 0;  // of a notified write of 64 bytes and its answer
@@ -41,7 +41,7 @@ struct PeerPath {
 
 struct PeerReport {
   std::string server{};
-  std::string taken{};  // the backend that transfers would take; empty: none
+  std::string chosen{};  // the backend that transfers would take; empty: none
   std::vector<PeerPath> paths{};
 };
 

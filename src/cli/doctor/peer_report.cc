@@ -35,11 +35,11 @@ std::string RailsText(const PeerPath& path) {
 
 // Of the host's memory; that of GPUs of one host has a way of its own.
 std::string TakenText(const PeerReport& report) {
-  if (report.taken.empty()) return "no backend carries transfers there\n";
+  if (report.chosen.empty()) return "no backend carries transfers there\n";
   const bool gpus = std::ranges::any_of(report.paths, [](const PeerPath& path) {
     return path.backend == "cuda_ipc" && path.reached;
   });
-  return absl::StrCat("transfers there take ", report.taken,
+  return absl::StrCat("transfers there take ", report.chosen,
                       gpus ? ", those between GPUs cuda_ipc" : "", "\n");
 }
 
@@ -53,10 +53,10 @@ void JudgeRails(PeerPath& path) {
     if (!rail.up) down.push_back(absl::StrCat(RailName(rail, i), " (", rail.why, ")"));
   }
   if (down.empty()) return;
-  path.verdict = Verdict::kWarning;
+  path.severity = Severity::kWarning;
   path.why = absl::StrCat(down.size(), " of ", path.each_rail.size(),
                           " rails are down: ", absl::StrJoin(down, "; "));
-  path.mend = "kvxfer doctor, here and on the server's host; name the fabrics alike on both";
+  path.fix = "kvxfer doctor, here and on the server's host; name the fabrics alike on both";
 }
 
 std::string PeerText(const PeerReport& report) {
@@ -68,19 +68,19 @@ std::string PeerText(const PeerReport& report) {
   std::string details;
   for (const PeerPath& path : report.paths) {
     const char* word = path.reached                              ? "reached"
-                       : path.verdict == Verdict::kNotApplicable ? "-"
+                       : path.severity == Severity::kNotApplicable ? "-"
                                                                  : "NOT REACHED";
     grid.Add({path.backend, word, path.reached ? absl::StrCat(path.rails) : "",
               path.reached ? FormatFixed(path.rtt_min_us, 1) : "",
               path.reached ? FormatFixed(path.rtt_p50_us, 1) : "",
               path.reached ? FormatFixed(path.gbps, 2) : "", path.why});
     rails += RailsText(path);
-    if (path.verdict < Verdict::kWarning) continue;
+    if (path.severity < Severity::kWarning) continue;
     absl::StrAppend(&details, "\n",
-                    path.verdict == Verdict::kProblem
+                    path.severity == Severity::kProblem
                         ? absl::StrCat("PROBLEM  ", path.backend, " does not reach ", report.server)
                         : absl::StrCat("WARNING  ", path.backend, " is not whole"),
-                    "\n  why   ", path.why, "\n  mend  ", path.mend, "\n");
+                    "\n  why   ", path.why, "\n  fix   ", path.fix, "\n");
   }
   return absl::StrCat(grid.ToString(), rails, details, "\n", TakenText(report));
 }
@@ -89,10 +89,10 @@ Json PeerJson(const PeerReport& report) {
   Json paths = Json::array();
   for (const PeerPath& path : report.paths) {
     paths.push_back({{"backend", path.backend},
-                     {"verdict", ToString(path.verdict)},
+                     {"severity", ToString(path.severity)},
                      {"reached", path.reached},
                      {"why", path.why},
-                     {"mend", path.mend},
+                     {"fix", path.fix},
                      {"rails", path.rails},
                      {"rtt_min_us", path.rtt_min_us},
                      {"rtt_p50_us", path.rtt_p50_us},
@@ -102,7 +102,7 @@ Json PeerJson(const PeerReport& report) {
                      {"there", path.there}});
   }
   return {{"server", report.server},
-          {"taken", report.taken.empty() ? Json(nullptr) : Json(report.taken)},
+          {"chosen", report.chosen.empty() ? Json(nullptr) : Json(report.chosen)},
           {"paths", paths}};
 }
 
@@ -111,8 +111,8 @@ absl::Status PeerStatus(const PeerReport& report, bool strict) {
   bool reached = false;
   for (const PeerPath& path : report.paths) {
     reached |= path.reached;
-    if (path.verdict == Verdict::kProblem) faults.push_back("not reached over " + path.backend);
-    if (strict && path.verdict == Verdict::kWarning) {
+    if (path.severity == Severity::kProblem) faults.push_back("not reached over " + path.backend);
+    if (strict && path.severity == Severity::kWarning) {
       faults.push_back("not every rail of " + path.backend + " is up (--strict)");
     }
   }

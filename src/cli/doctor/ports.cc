@@ -30,7 +30,7 @@ std::string NetdevOf(const RdmaPort& port) {
   return port.netdevs.empty() ? "NETDEV" : port.netdevs.front().name;
 }
 
-std::string MendOf(const Topology& topology, const RdmaPort& port) {
+std::string FixOf(const Topology& topology, const RdmaPort& port) {
   const std::string& device = topology.DeviceOf(port).name;
   if (port.state == PortState::kInit || port.state == PortState::kArmed) {
     return "sminfo; start a subnet manager (systemctl start opensm, or on the switch)";
@@ -60,14 +60,14 @@ Findings PortStates(const SystemView& view) {
     const RdmaPort& first = topology.ports[ports.front()];
     const bool waits = state.first == PortState::kInit || state.first == PortState::kArmed;
     // A port that is out of use on purpose looks like a broken one; others still carry data.
-    const Verdict verdict = waits || active == 0 ? Verdict::kProblem : Verdict::kWarning;
-    findings.push_back({verdict,
+    const Severity severity = waits || active == 0 ? Severity::kProblem : Severity::kWarning;
+    findings.push_back({severity,
                         absl::StrCat(PortNames(topology, ports), ": ", ToString(state.first), " (",
                                      state.second, ")"),
                         waits         ? "no subnet manager has configured the port"
                         : active == 0 ? "no port carries data"
                                       : "it is no rail; other ports carry its share",
-                        MendOf(topology, first)});
+                        FixOf(topology, first)});
   }
   if (active == 0 && bad.empty()) return NotApplicable("virtual functions without a GUID only");
   return OrOk(findings, absl::StrCat(active, " active"));
@@ -185,7 +185,7 @@ Findings SubnetManagers(const SystemView& view) {
 Findings GidsOf(const Topology& topology, const RdmaPort& port) {
   const std::string name = topology.DeviceOf(port).name;
   if (port.link == LinkLayer::kEthernet) {
-    const std::string mend =
+    const std::string fix =
         absl::StrCat("ip addr add ADDRESS/24 dev ", NetdevOf(port), "; rdma link; show_gids");
     bool v2 = false;
     bool routed = false;
@@ -194,12 +194,12 @@ Findings GidsOf(const Topology& topology, const RdmaPort& port) {
       routed |= gid.type == GidType::kRoceV2 && gid.SubnetPrefix() != kDefaultSubnetPrefix;
     }
     if (!v2) {
-      return Problem(name + ": no RoCE v2 GID", "no connection can be made over it", mend);
+      return Problem(name + ": no RoCE v2 GID", "no connection can be made over it", fix);
     }
     if (!routed) {
       return Warning(name + ": RoCE v2 GIDs of link-local addresses only",
                      "it reaches ports of its own Ethernet segment, and no router passes it on",
-                     mend);
+                     fix);
     }
   } else if (!HasGuid(port)) {
     return Problem(name + ": no GID", "no connection can be made over it",
@@ -256,14 +256,14 @@ Findings VirtualGuids(const SystemView& view) {
                            stock > 0 ? absl::StrCat(", ", stock, " in stock have none") : ""));
   }
   const RdmaDevice& first = topology.DeviceOf(topology.ports[blank.front()]);
-  const std::string mend = absl::StrCat(
+  const std::string fix = absl::StrCat(
       "on the host: ip link set PF_NETDEV vf N node_guid GUID port_guid GUID; echo ",
       first.pci ? first.pci->ToString() : "PCI_ADDRESS",
       " > /sys/bus/pci/drivers/mlx5_core/unbind, then > .../bind; or the GUID pool of the SR-IOV "
       "operator");
-  return {{blank.size() == all.size() ? Verdict::kProblem : Verdict::kWarning,
+  return {{blank.size() == all.size() ? Severity::kProblem : Severity::kWarning,
            absl::StrCat("port GUID zero on ", PortNames(topology, blank)),
-           "the subnet manager does not know it: it stays down and is no rail", mend}};
+           "the subnet manager does not know it: it stays down and is no rail", fix}};
 }
 
 }  // namespace

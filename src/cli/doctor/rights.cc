@@ -54,7 +54,7 @@ std::optional<bool> HasCapability(const SystemView& view, int number) {
   return ((mask >> number) & 1) != 0;
 }
 
-constexpr const char* kMemlockMend =
+constexpr const char* kMemlockFix =
     "ulimit -l unlimited (/etc/security/limits.d: * - memlock unlimited); docker: --ulimit "
     "memlock=-1; in a pod: securityContext.capabilities.add: [IPC_LOCK]";
 
@@ -68,10 +68,10 @@ Findings MemoryLock(const SystemView& view) {
     return Ok(size + ", not enforced: this process has IPC_LOCK");
   }
   const bool small = limit->soft < kGiB;
-  return {{small ? Verdict::kProblem : Verdict::kWarning, "memlock limit is " + size,
+  return {{small ? Severity::kProblem : Severity::kWarning, "memlock limit is " + size,
            small ? "memory cannot be registered with a NIC: registration fails with ENOMEM"
                  : "a cache larger than that cannot be registered with a NIC",
-           kMemlockMend}};
+           kMemlockFix}};
 }
 
 Findings IpcLock(const SystemView& view) {
@@ -131,7 +131,7 @@ Findings DeviceFiles(const SystemView& view) {
     // A container sees the host's devices in sysfs, and has the files of those that it was given.
     const bool none = good == 0 && denied.empty();
     bad.push_back(
-        {none ? Verdict::kProblem : Verdict::kWarning,
+        {none ? Severity::kProblem : Severity::kWarning,
          "no device file in /dev/infiniband for " + Names(missing),
          none ? "no device can be opened" : "these devices cannot be opened here",
          "modprobe ib_uverbs; docker: --device=/dev/infiniband; in a pod: request the RDMA "

@@ -89,11 +89,11 @@ std::string ProviderOf(const RdmaDevice& device) {
 Findings Verbs(const SystemView& view) {
   const bool wanted = !view.topology().devices.empty();
   const std::string library = FindLibrary(view, "libibverbs.so.1");
-  const std::string mend = "apt install libibverbs1 ibverbs-providers (or rdma-core)";
+  const std::string fix = "apt install libibverbs1 ibverbs-providers (or rdma-core)";
   if (library.empty()) {
     if (!HasLibraries(view)) return NotApplicable("the tree has no libraries");
     if (!wanted) return NotApplicable("not installed; no RDMA device needs it");
-    return Problem("libibverbs is not installed", "no RDMA device can be used", mend);
+    return Problem("libibverbs is not installed", "no RDMA device can be used", fix);
   }
   const std::set<std::string> providers = VerbsProviders(view, library);
   // Of a process that forks; kvxfer asks libibverbs for it on older kernels (ibv_fork_init).
@@ -110,7 +110,7 @@ Findings Verbs(const SystemView& view) {
   }
   if (missing.empty()) return Ok(what);
   return Problem(what + "; missing: " + absl::StrJoin(missing, " "),
-                 "libibverbs does not find devices that the kernel has", mend);
+                 "libibverbs does not find devices that the kernel has", fix);
 }
 
 bool HasEfa(const SystemView& view) {
@@ -122,12 +122,12 @@ bool HasEfa(const SystemView& view) {
 
 Findings Libfabric(const SystemView& view) {
   const std::string library = FindLibrary(view, "libfabric.so.1");
-  const std::string mend =
+  const std::string fix =
       "the EFA installer (aws-efa-installer), or apt install libfabric1; then fi_info -p efa";
   if (library.empty()) {
     if (!HasLibraries(view)) return NotApplicable("the tree has no libraries");
     if (!HasEfa(view)) return NotApplicable("not installed; no EFA device needs it");
-    return Problem("libfabric is not installed", "EFA is used through libfabric only", mend);
+    return Problem("libfabric is not installed", "EFA is used through libfabric only", fix);
   }
   std::set<std::string> providers;
   for (const std::string& name : view.files().List(FolderOf(library) + "/libfabric")) {

@@ -35,7 +35,7 @@ def result(block_bytes: int, gb_per_s: float, **more: Any) -> dict[str, Any]:
 
 
 def transfer(peer: int, thread: int, *times: float) -> dict[str, Any]:
-    names = ("due_us", "posted_us", "first_slice_us", "told_us", "ended_us")
+    names = ("due_us", "posted_us", "first_slice_us", "notified_us", "ended_us")
     return {"peer": peer, "thread": thread, "bytes": 1 << 20, **dict(zip(names, times))}
 
 
@@ -195,7 +195,7 @@ class TestTimeline:
         self, tmp_path: Path
     ) -> None:
         timeline = [transfer(peer, 0, 1, 2, 3, 4, 5) for peer in (0, 3)]
-        del timeline[1]["told_us"]
+        del timeline[1]["notified_us"]
         path = save(tmp_path, bench(result(4096, 1.5, peers=4, scheme="manytoone",
                                            timeline=timeline)))
         figure = figures([path], ["timeline"])["timeline"]
@@ -382,8 +382,8 @@ def test_what_the_program_writes_is_drawn(tmp_path: Path) -> None:
     assert list(drawn) == ["bandwidth", "cdf", "timeline"]
     (rates,) = [list(line.get_ydata()) for line in drawn["bandwidth"].axes[0].get_lines()]
     assert rates == [row["gb_per_s"] for row in document["results"]]
-    told = sum(len(lanes[0]) for axis in drawn["timeline"].axes for lanes in lines(axis).values())
-    assert told == 30
+    notified = sum(len(lanes[0]) for axis in drawn["timeline"].axes for lanes in lines(axis).values())
+    assert notified == 30
 
 
 def test_labels_never_lie_over_each_other() -> None:

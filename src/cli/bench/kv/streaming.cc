@@ -20,7 +20,7 @@ namespace {
 constexpr double kGoal = 1.3;  // layers' transfer times after the last compute phase, by flags
 
 // Who says that a layer is there.
-enum Told : size_t {
+enum ReadyBy : size_t {
   kCalls,  // this thread, with a call for that layer
   kFlags,  // who computes it, with a flag: all calls were made before the first layer
 };
@@ -68,7 +68,7 @@ class StreamRun {
     const auto layer = Move(1, kCalls, /*compute=*/false);
     if (!layer.ok()) return layer.status();
     figures.layer_us.push_back(Us(layer->took));
-    for (const Told way : {kCalls, kFlags}) {
+    for (const ReadyBy way : {kCalls, kFlags}) {
       const auto all = Move(source_.one().kv.layers, way, /*compute=*/true);
       if (!all.ok()) return all.status();
       figures.compute_us.push_back(Us(all->compute));
@@ -90,7 +90,7 @@ class StreamRun {
   };
 
   // The first `layers` layers of a request, one by one.
-  absl::StatusOr<Times> Move(uint32_t layers, Told way, bool compute) {
+  absl::StatusOr<Times> Move(uint32_t layers, ReadyBy way, bool compute) {
     const std::string name = absl::StrCat("request ", ++requests_);
     absl::Status status = source_.Tell({{"do", "wait"}, {"request", name}, {"layers", layers}});
     if (!status.ok()) return status;
@@ -141,7 +141,7 @@ class StreamRun {
 };
 
 Json StreamFigures::ToJson(const Case& one, Duration layer_time) const {
-  const auto of = [&](Told way) {
+  const auto of = [&](ReadyBy way) {
     return Json{{"post_us", Median(ways[way].post_us)},
                 {"last_layer_us", Median(ways[way].last_us)},
                 {"k", Median(ways[way].factors)},

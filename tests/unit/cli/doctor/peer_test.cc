@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 PeerReport ReportOf(const PeerPath& path) {
-  return {.server = "node7:7471", .taken = path.reached ? path.backend : "", .paths = {path}};
+  return {.server = "node7:7471", .chosen = path.reached ? path.backend : "", .paths = {path}};
 }
 
 PeerPath TwoRails() {
@@ -41,7 +41,7 @@ TEST(DoctorPeerReport, ARailThatIsDownIsAWarning) {
   path.each_rail[1].up = false;
   path.each_rail[1].why = "another fabric";
   JudgeRails(path);
-  EXPECT_EQ(path.verdict, Verdict::kWarning);
+  EXPECT_EQ(path.severity, Severity::kWarning);
   EXPECT_TRUE(path.reached);
   const std::string text = PeerText(ReportOf(path));
   EXPECT_THAT(text,
@@ -58,7 +58,7 @@ TEST(DoctorPeerReport, ARailThatIsDownIsAWarning) {
 // What is said of all memory would be wrong of GPUs'.
 TEST(DoctorPeerReport, GpusHaveAWayOfTheirOwn) {
   PeerReport report{.server = "node7:7471",
-                    .taken = "shm",
+                    .chosen = "shm",
                     .paths = {{.backend = "cuda_ipc", .reached = true}, {.backend = "shm"}}};
   EXPECT_THAT(PeerText(report),
               HasSubstr("transfers there take shm, those between GPUs cuda_ipc\n"));
@@ -68,21 +68,21 @@ TEST(DoctorPeerReport, GpusHaveAWayOfTheirOwn) {
 
 TEST(DoctorPeerReport, NoWayIsAProblem) {
   const PeerPath path{.backend = "tcp",
-                      .verdict = Verdict::kProblem,
+                      .severity = Severity::kProblem,
                       .why = "Connection refused",
-                      .mend = "look at the firewall"};
+                      .fix = "look at the firewall"};
   const std::string text = PeerText(ReportOf(path));
   EXPECT_THAT(text, HasSubstr("NOT REACHED"));
   EXPECT_THAT(text, HasSubstr("PROBLEM  tcp does not reach node7:7471"));
   EXPECT_THAT(text, HasSubstr("no backend carries transfers there"));
   EXPECT_THAT(text, Not(HasSubstr("rail 0")));
   EXPECT_EQ(PeerStatus(ReportOf(path), false).message(), "node7:7471: not reached over tcp");
-  EXPECT_EQ(PeerJson(ReportOf(path))["taken"], nullptr);
+  EXPECT_EQ(PeerJson(ReportOf(path))["chosen"], nullptr);
 }
 
 // One that is not built in is no fault, but nothing is reached either.
 TEST(DoctorPeerReport, NothingTriedIsNotReached) {
-  const PeerPath path{.backend = "ucx", .verdict = Verdict::kNotApplicable, .why = "not built in"};
+  const PeerPath path{.backend = "ucx", .severity = Severity::kNotApplicable, .why = "not built in"};
   EXPECT_EQ(PeerStatus(ReportOf(path), false).message(), "node7:7471: no backend reaches it");
 }
 

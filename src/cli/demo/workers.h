@@ -1,6 +1,6 @@
 // The rank processes of `kvxfer demo --prefill-tp N --decode-tp N`, as their parent has them.
-#ifndef KVXFER_CLI_DEMO_CREW_H_
-#define KVXFER_CLI_DEMO_CREW_H_
+#ifndef KVXFER_CLI_DEMO_WORKERS_H_
+#define KVXFER_CLI_DEMO_WORKERS_H_
 
 #include <cstddef>
 #include <span>
@@ -18,10 +18,10 @@ namespace kvxfer::cli {
 // that is what is returned, whatever others say of it. DeadlineExceeded names a rank that does not
 // answer within the time-out of DemoConfig and some grace, in which it can say itself what it waits
 // for.
-class DemoCrew {
+class DemoWorkers {
  public:
   // Every prefill rank knows every decode rank, in their order, when it returns.
-  static absl::StatusOr<DemoCrew> Start(std::span<const DemoShard> prefill,
+  static absl::StatusOr<DemoWorkers> Start(std::span<const DemoShard> prefill,
                                         std::span<const DemoShard> decode);
 
   size_t prefill() const { return prefill_; }
@@ -34,7 +34,7 @@ class DemoCrew {
   absl::Status Leave();
 
  private:
-  DemoCrew(size_t prefill, Duration timeout) : prefill_(prefill), timeout_(timeout) {}
+  DemoWorkers(size_t prefill, Duration timeout) : prefill_(prefill), timeout_(timeout) {}
   absl::StatusOr<std::vector<Json>> CallEach(const std::vector<Json>& messages);
   absl::StatusOr<std::vector<Json>> Collect(const std::vector<Json>& messages);
 
@@ -45,4 +45,4 @@ class DemoCrew {
 
 }  // namespace kvxfer::cli
 
-#endif  // KVXFER_CLI_DEMO_CREW_H_
+#endif  // KVXFER_CLI_DEMO_WORKERS_H_

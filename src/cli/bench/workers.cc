@@ -1,4 +1,4 @@
-#include "src/cli/bench/crew.h"
+#include "src/cli/bench/workers.h"
 
 #include <poll.h>
 
@@ -29,18 +29,18 @@ uint32_t PartsOf(uint32_t parts, uint32_t workers, uint32_t i) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BenchCrew>> BenchCrew::Start(const CrewSpec& spec) {
-  std::unique_ptr<BenchCrew> crew(new BenchCrew(spec));
+absl::StatusOr<std::unique_ptr<BenchWorkers>> BenchWorkers::Start(const BenchWorkersSpec& spec) {
+  std::unique_ptr<BenchWorkers> workers(new BenchWorkers(spec));
   if (spec.servers.empty()) {
-    if (absl::Status s = crew->StartTargets(); !s.ok()) return crew->Explain(s);
+    if (absl::Status s = workers->StartTargets(); !s.ok()) return workers->Explain(s);
   }
   if (spec.initiators > 1) {
-    if (absl::Status s = crew->StartInitiators(); !s.ok()) return crew->Explain(s);
+    if (absl::Status s = workers->StartInitiators(); !s.ok()) return workers->Explain(s);
   }
-  return crew;
+  return workers;
 }
 
-absl::Status BenchCrew::StartTargets() {
+absl::Status BenchWorkers::StartTargets() {
   const uint32_t workers = Workers(spec_.targets);
   for (uint32_t i = 0; i < workers; ++i) {
     absl::StatusOr<WorkerProcess> worker = WorkerProcess::Start(
@@ -63,7 +63,7 @@ absl::Status BenchCrew::StartTargets() {
   return absl::InternalError("a target process does not say where it serves");
 }
 
-absl::Status BenchCrew::StartInitiators() {
+absl::Status BenchWorkers::StartInitiators() {
   const uint32_t workers = Workers(spec_.initiators);
   for (uint32_t i = 0; i < workers; ++i) {
     absl::StatusOr<WorkerProcess> worker = WorkerProcess::Start(
@@ -77,13 +77,13 @@ absl::Status BenchCrew::StartInitiators() {
 }
 
 // An answer that is awaited.
-struct BenchCrew::Awaited {
+struct BenchWorkers::Awaited {
   std::optional<Json> answer{};
   uint64_t moved = 0;  // requests, as it said last
   Duration silent{};
 };
 
-absl::Status BenchCrew::Hear(size_t worker, bool spoke, Duration passed, Awaited& awaited) {
+absl::Status BenchWorkers::Hear(size_t worker, bool spoke, Duration passed, Awaited& awaited) {
   WorkerProcess& process = initiator_workers_[worker];
   if (!spoke) {
     awaited.silent += passed;
@@ -105,7 +105,7 @@ absl::Status BenchCrew::Hear(size_t worker, bool spoke, Duration passed, Awaited
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<Json>> BenchCrew::CallAll(const std::vector<Json>& messages,
+absl::StatusOr<std::vector<Json>> BenchWorkers::CallAll(const std::vector<Json>& messages,
                                                      Duration timeout,
                                                      const std::function<void(uint64_t)>& tick) {
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -147,7 +147,7 @@ absl::StatusOr<std::vector<Json>> BenchCrew::CallAll(const std::vector<Json>& me
   return answers;
 }
 
-absl::StatusOr<Opened> BenchCrew::Open(const BenchCase& bench) {
+absl::StatusOr<Opened> BenchWorkers::Open(const BenchCase& bench) {
   if (initiator_workers_.empty()) return here_.Open(bench, 0, 1);
   std::vector<Json> messages;
   uint32_t first = 0;
@@ -169,7 +169,7 @@ absl::StatusOr<Opened> BenchCrew::Open(const BenchCase& bench) {
   return all;
 }
 
-absl::StatusOr<Ran> BenchCrew::Run(LoopSpec spec, const TraceSpec* trace,
+absl::StatusOr<Ran> BenchWorkers::Run(LoopSpec spec, const TraceSpec* trace,
                                    const std::function<void(uint64_t)>& tick) {
   if (initiator_workers_.empty()) {
     std::atomic<uint64_t> moved{0};
@@ -193,13 +193,13 @@ absl::StatusOr<Ran> BenchCrew::Run(LoopSpec spec, const TraceSpec* trace,
   return all;
 }
 
-absl::Status BenchCrew::Close() {
+absl::Status BenchWorkers::Close() {
   here_.Close();
   const std::vector<Json> messages(initiator_workers_.size(), Json{{"type", "close"}});
   return CallAll(messages, kSetUp, nullptr).status();
 }
 
-absl::Status BenchCrew::Explain(absl::Status status) {
+absl::Status BenchWorkers::Explain(absl::Status status) {
   if (!absl::IsUnavailable(status) && !absl::IsAborted(status)) return status;
   std::vector<WorkerProcess*> workers;
   for (auto* some : {&target_workers_, &initiator_workers_}) {

@@ -1,8 +1,8 @@
 // The processes of a `kvxfer bench` run: targets, where the user names no server, and initiators. A
 // single initiator is in this process; several are spread over at most four, as are several
 // targets.
-#ifndef KVXFER_CLI_BENCH_CREW_H_
-#define KVXFER_CLI_BENCH_CREW_H_
+#ifndef KVXFER_CLI_BENCH_WORKERS_H_
+#define KVXFER_CLI_BENCH_WORKERS_H_
 
 #include <cstdint>
 #include <functional>
@@ -23,7 +23,7 @@ inline constexpr uint32_t kMaxWorkers = 4;  // processes of initiators, and of t
 inline constexpr Duration kAliveEvery = std::chrono::milliseconds(250);
 inline constexpr Duration kLongestSilence = std::chrono::seconds(10);
 
-struct CrewSpec {
+struct BenchWorkersSpec {
   std::vector<std::string> servers{};  // empty: processes of our own
   uint32_t targets = 1;                // where servers are named: as many
   uint32_t initiators = 1;
@@ -34,9 +34,9 @@ struct CrewSpec {
 };
 
 // Thread-safety: one thread.
-class BenchCrew {
+class BenchWorkers {
  public:
-  static absl::StatusOr<std::unique_ptr<BenchCrew>> Start(const CrewSpec& spec);
+  static absl::StatusOr<std::unique_ptr<BenchWorkers>> Start(const BenchWorkersSpec& spec);
 
   // For BenchCase::targets.
   const std::vector<std::string>& targets() const { return targets_; }
@@ -52,7 +52,7 @@ class BenchCrew {
   absl::Status Explain(absl::Status status);
 
  private:
-  explicit BenchCrew(const CrewSpec& spec) : spec_(spec), targets_(spec.servers) {}
+  explicit BenchWorkers(const BenchWorkersSpec& spec) : spec_(spec), targets_(spec.servers) {}
   absl::Status StartTargets();
   absl::Status StartInitiators();
   // Sends each worker a message made for it and collects the answers, in whatever order they come.
@@ -62,7 +62,7 @@ class BenchCrew {
   struct Awaited;
   absl::Status Hear(size_t worker, bool spoke, Duration passed, Awaited& awaited);
 
-  const CrewSpec spec_;
+  const BenchWorkersSpec spec_;
   std::vector<std::string> targets_;
   std::vector<WorkerProcess> target_workers_;
   std::vector<WorkerProcess> initiator_workers_;
@@ -75,4 +75,4 @@ absl::Status ServeInitiators(Channel& parent);
 
 }  // namespace kvxfer::cli
 
-#endif  // KVXFER_CLI_BENCH_CREW_H_
+#endif  // KVXFER_CLI_BENCH_WORKERS_H_

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/cli/bench/crew.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/commands.h"
 #include "src/cli/common/agent_setup.h"
 #include "src/cli/common/bootstrap.h"
