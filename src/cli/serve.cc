@@ -13,6 +13,7 @@
 #include "src/cli/common/bootstrap.h"
 #include "src/cli/common/options.h"
 #include "src/cli/common/peer_service.h"
+#include "src/cli/common/shared_options.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
@@ -80,16 +81,17 @@ absl::Status RunServe(const ServeFlags& flags) {
 }  // namespace
 
 void AddServe(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("serve", "Answers ping, bench and explain");
+  CLI::App* command =
+      app.add_subcommand("serve", "Answers ping, bench, explain and doctor of other processes");
   const auto flags = std::make_shared<ServeFlags>();
-  command->add_option("--listen", flags->listen,
-                      "host:port for clients (default: the host of KVXFER_LISTEN, else loopback)");
-  command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: all)");
-  command->add_option("--advertise", flags->advertise,
-                      "Host that peers connect to for data (default: KVXFER_ADVERTISE, else the "
-                      "address it listens on)");
+  AddText(command, "--listen", flags->listen, "HOST[:PORT]",
+          "Address for clients (default: the host of KVXFER_LISTEN, else loopback)");
+  AddBackend(command, flags->backend, "all");
+  AddText(command, "--advertise", flags->advertise, "HOST[:PORT]",
+          "Address that peers connect to for data (default: KVXFER_ADVERTISE, else the address "
+          "that the agent listens on)");
   AddSize(command, "--max-session-bytes", flags->session_bytes, "Memory that one client may use");
-  command->add_flag("--json", flags->json, "Say where as JSON");
+  AddJson(command, flags->json);
   command->callback([flags, &action] { action = [flags] { return RunServe(*flags); }; });
 }
 

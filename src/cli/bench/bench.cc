@@ -1,4 +1,4 @@
-// `kvxfer bench`: how fast, at which cost and how evenly blocks move.
+// `kvxfer bench`: how fast, how evenly and at what CPU cost blocks move.
 
 #include <unistd.h>
 
@@ -31,7 +31,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Of the closed loop whose part a rate is.
+// Length of the closed loop whose rate "--rate 50%" is a share of.
 constexpr Duration kPeakRun = std::chrono::seconds(1);
 
 absl::Status CheckMemory(const BenchPlan& plan) {
@@ -43,7 +43,7 @@ absl::Status CheckMemory(const BenchPlan& plan) {
   return absl::OkStatus();
 }
 
-// What is on this host alone is measured: a server may have other GPUs.
+// Measures only GPUs of this host: a server may have other ones.
 absl::StatusOr<DeviceCopyRates> DeviceRates(const BenchPlan& plan, const BenchCase& bench) {
   if (plan.workload == Workload::kLatency) return DeviceCopyRates{};  // there is no rate
   MemorySides sides = bench.memory;
@@ -51,8 +51,8 @@ absl::StatusOr<DeviceCopyRates> DeviceRates(const BenchPlan& plan, const BenchCa
   return MeasureDeviceCopy(sides, bench.block_bytes, bench.pieces * bench.request_blocks);
 }
 
-// Keeps the library's warnings back while a run lasts: what ends it is said once, by its status.
-// Those of a run that went well qualify its figures, and are said at its end.
+// Holds back the library's warnings during a run. If the run fails, its status says why, once. If it
+// succeeds, the warnings qualify its figures and are printed at its end.
 class HeldWarnings {
  public:
   HeldWarnings() {
@@ -73,13 +73,13 @@ class HeldWarnings {
 
  private:
   mutable std::mutex mutex_;
-  std::string text_;  // of the logging thread, until the sink is replaced
+  std::string text_;  // the logging thread writes it until the sink is replaced
 };
 
-// The measured part of one configuration. A bar says how far it is.
+// Sets up, warms up and measures one configuration after the other, with a progress bar.
 class CaseRun {
  public:
-  // `opened`: called once the first is set up, which is what a wrong choice does not get past.
+  // Calls `opened` when the first configuration is set up: by then, wrong options have been refused.
   CaseRun(const BenchPlan& plan, BenchWorkers& workers, bool bar, std::function<void()> opened)
       : plan_(plan), workers_(workers), show_bar_(bar), opened_(std::move(opened)) {}
 
@@ -144,7 +144,7 @@ class CaseRun {
   std::string label_;
 };
 
-// A script that reads JSON or CSV from a pipe must find nothing, or all of it.
+// At the end of the run: a script that reads JSON or CSV from a pipe gets nothing or all of it.
 void PrintWhole(const BenchOptions& options, const BenchPlan& plan,
                 const std::vector<BenchRow>& rows) {
   if (options.json) std::puts(DumpJsonLines(ReportJson(plan, rows)).c_str());
@@ -203,13 +203,12 @@ absl::Status RunKvBench(const BenchOptions& options) {
 void AddBench(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "bench",
-      "Measures transfers: rates, latency, jitter, CPU time, many peers, traces, KV caches");
+      "Measures transfers: rates, latency, jitter, CPU time, many peers, traces and KV caches");
   const auto options = std::make_shared<BenchOptions>();
   DeclareBenchOptions(command, *options);
   command->callback([command, options, &action] {
-    options->has_duration = command->get_option("--duration")->count() > 0;
-    options->has_layer_time = command->get_option("--layer-time")->count() > 0;
-    action = [options] { return options->prefill_tp ? RunKvBench(*options) : RunBench(*options); };
+    NoteGivenOptions(command, *options);
+    action = [options] { return options->instances ? RunKvBench(*options) : RunBench(*options); };
   });
 }
 

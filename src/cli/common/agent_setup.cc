@@ -10,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvxfer/log.h"
+#include "src/backends/registry.h"
+#include "src/cli/common/backend_names.h"
 #include "src/cli/common/host_port.h"
 #include "src/cli/common/stats.h"
 #include "src/core/base/random.h"
@@ -58,7 +60,9 @@ absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
   options->name = UniqueName(setup.role);
   if (!setup.backends.empty()) {
     options->backends = absl::StrSplit(setup.backends, ',', absl::SkipEmpty());
-    // "^shm" asks for nothing.
+    absl::Status known = CheckBackendNames(options->backends, ListBackends(*options));
+    if (!known.ok()) return Annotate(known, "--backend");
+    // "^shm" requires no backend.
     const bool leaves_out = absl::StartsWith(setup.backends, "^");
     if (!leaves_out) options->require_backends = options->backends;
   }

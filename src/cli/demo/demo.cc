@@ -15,6 +15,7 @@
 #include "src/cli/common/agent_setup.h"
 #include "src/cli/common/options.h"
 #include "src/cli/common/process.h"
+#include "src/cli/common/shared_options.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
@@ -221,40 +222,23 @@ absl::Status RunDemo(DemoConfig config, bool json) {
 struct DemoFlags {
   DemoConfig config;
   std::string model = "llama-3.1-8b";
-  DemoSide prefill{.name = "prefill"};
-  DemoSide decode{.name = "decode"};
-  std::vector<CLI::Option*> of_ranks{};  // one of them is given: a process for each rank
+  KvSide prefill{.name = "prefill"};
+  KvSide decode{.name = "decode"};
+  std::vector<CLI::Option*> of_sides{};  // if one is given, each rank is a process
   CLI::Option* one_rank = nullptr;       // --tp
   bool json = false;
 };
-
-void AddSide(CLI::App* command, DemoFlags& flags, DemoSide& side) {
-  const auto add = [&](CLI::Option* option) {
-    flags.of_ranks.push_back(option);
-    return option->group("Ranks");
-  };
-  add(AddNumber(command, "--" + side.name + "-tp", side.tp,
-                "Ranks of the " + side.name + " side, a process each"))
-      ->check(CLI::IsMember(std::vector<uint64_t>{1, 2, 4, 8}));
-  add(AddNumber(command, "--" + side.name + "-block", side.block_tokens,
-                "Tokens of one block there"))
-      ->check(CLI::Range(uint64_t{1}, uint64_t{4096}))
-      ->default_str("as --block-tokens");
-  add(command->add_option("--layout-" + side.name, side.layout,
-                          "Of a block: NHD token by token, HND head by head"))
-      ->check(CLI::IsMember(std::vector<std::string>{"NHD", "HND"}));
-}
 
 absl::Status RunFlags(DemoFlags& flags) {
   absl::StatusOr<KvModel> model = LoadKvModel(flags.model);
   if (!model.ok()) return model.status();
   flags.config.model = std::move(*model);
   const bool ranks =
-      std::ranges::any_of(flags.of_ranks, [](const CLI::Option* o) { return o->count() > 0; });
+      std::ranges::any_of(flags.of_sides, [](const CLI::Option* o) { return o->count() > 0; });
   if (!ranks) return RunDemo(flags.config, flags.json);
   if (flags.one_rank->count() > 0) {
     return absl::InvalidArgumentError(
-        "--tp is for one rank's part; --prefill-tp and --decode-tp move that of every rank");
+        "--tp moves the part of one rank; --prefill-tp and --decode-tp move that of every rank");
   }
   const absl::StatusOr<DemoGroupRun> run = RunDemoGroup(flags.config, flags.prefill, flags.decode);
   if (!run.ok()) return run.status();
@@ -266,31 +250,41 @@ absl::Status RunFlags(DemoFlags& flags) {
   return OutcomeOf(*run);
 }
 
+void AddDemoSide(CLI::App* command, DemoFlags& flags, KvSide& side) {
+  for (CLI::Option* option : AddKvSide(command, side)) {
+    option->group("Two instances, a process for each rank");
+    flags.of_sides.push_back(option);
+  }
+}
+
 }  // namespace
 
 void AddDemo(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "demo",
-      "Moves the KV caches of requests between two processes, or the ranks of two instances, and "
-      "checks every byte");
+      "Moves KV caches of requests between two processes, or between the ranks of two instances, "
+      "and checks every byte");
   const auto flags = std::make_shared<DemoFlags>();
   DemoConfig& config = flags->config;
-  command->add_option("--model", flags->model, "Model name, or path of a config.json");
-  AddNumber(command, "--requests", config.requests, "Number of requests");
+  AddModel(command, flags->model);
+  AddNumber(command, "--requests", config.requests, "Requests to move");
   AddNumber(command, "--tokens", config.tokens, "Tokens of each request");
-  AddNumber(command, "--block-tokens", config.block_tokens, "Tokens of one block");
+  AddNumber(command, "--block-tokens", config.block_tokens, "Tokens in one block");
   flags->one_rank = AddNumber(command, "--tp", config.tp,
-                              "Ranks the model is split over; one rank's part is moved");
-  AddSide(command, *flags, flags->prefill);
-  AddSide(command, *flags, flags->decode);
-  command->add_option("--backend", config.backend, "tcp, shm, faulty:tcp, ... (default: the best)");
-  command->add_option("--memory", config.memory, kMemoryHelp);
-  AddNumber(command, "--seed", config.seed, "Of block tables, content and injected faults");
+                              "Tensor-parallel ranks of the model; the part of one rank is moved");
+  AddDemoSide(command, *flags, flags->prefill);
+  AddDemoSide(command, *flags, flags->decode);
+  AddBackend(command, config.backend);
+  AddMemory(command, config.memory,
+            "Memory of the KV caches, or of prefill and of decode, separated by a comma; cuda "
+            "gives each rank the next GPU");
+  AddNumber(command, "--seed", config.seed, "Random seed for block tables, content and faults");
   AddSize(command, "--gap", config.gap, "Guarded bytes behind each block; 0 packs the blocks");
   AddSize(command, "--cache-size", config.cache_bytes, "KV cache of each side");
   AddDuration(command, "--timeout", config.timeout, "Longest time without progress");
+  // For tests: changes one byte of one request.
   command->add_flag("--corrupt", config.corrupt)->group("");
-  command->add_flag("--json", flags->json, "Report as JSON");
+  AddJson(command, flags->json);
   command->callback([flags, &action] { action = [flags] { return RunFlags(*flags); }; });
 }
 

@@ -125,8 +125,11 @@ absl::Status Finish(DemoWorkers& workers, DemoGroupRun& run) {
   return workers.Leave();
 }
 
-absl::StatusOr<DemoGroupRun> PlanRun(const DemoConfig& config, const DemoSide& prefill,
-                                     const DemoSide& decode) {
+absl::StatusOr<DemoGroupRun> PlanRun(const DemoConfig& config, const KvSide& prefill,
+                                     const KvSide& decode) {
+  for (const KvSide* side : {&prefill, &decode}) {
+    if (absl::Status s = CheckKvSide(*side); !s.ok()) return s;
+  }
   const absl::StatusOr<DemoMemory> memory = DemoMemoryOf(config.memory, prefill.tp, decode.tp);
   if (!memory.ok()) return memory.status();
   DemoGroupRun run;
@@ -164,8 +167,8 @@ uint64_t DemoGroupRun::bytes() const {
   return sum;
 }
 
-absl::StatusOr<DemoGroupRun> RunDemoGroup(const DemoConfig& config, const DemoSide& prefill,
-                                          const DemoSide& decode) {
+absl::StatusOr<DemoGroupRun> RunDemoGroup(const DemoConfig& config, const KvSide& prefill,
+                                          const KvSide& decode) {
   absl::StatusOr<DemoGroupRun> run = PlanRun(config, prefill, decode);
   if (!run.ok()) return run;
   absl::StatusOr<SideBlocks> from = BlocksOf(run->prefill.front(), InitiatorSeed(config.seed));

@@ -32,8 +32,8 @@ struct DemoGroupRun {
 };
 
 // An error: the run broke off. What it found wrong is in the run.
-absl::StatusOr<DemoGroupRun> RunDemoGroup(const DemoConfig& config, const DemoSide& prefill,
-                                          const DemoSide& decode);
+absl::StatusOr<DemoGroupRun> RunDemoGroup(const DemoConfig& config, const KvSide& prefill,
+                                          const KvSide& decode);
 
 void PrintGroupTable(const DemoGroupRun& run);
 void PrintGroupJson(const DemoGroupRun& run);

@@ -12,17 +12,10 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/kv_layout.h"
+#include "src/cli/common/shared_options.h"
 #include "src/cli/demo/demo.h"
 
 namespace kvxfer::cli {
-
-// What a side is asked to be.
-struct DemoSide {
-  std::string name{};  // "prefill" or "decode"
-  uint64_t tp = 1;
-  uint64_t block_tokens = 0;  // 0: as DemoConfig
-  std::string layout = "NHD";
-};
 
 struct DemoShard {
   DemoConfig config;  // tp and block_tokens are those of the side, cache_bytes is the rank's
@@ -42,7 +35,7 @@ struct DemoShard {
 
 // Every rank of a side; they share `config.cache_bytes`. InvalidArgument: a parameter makes no
 // sense, heads do not divide, or not even one request fits.
-absl::StatusOr<std::vector<DemoShard>> ShardsOf(const DemoConfig& config, const DemoSide& side);
+absl::StatusOr<std::vector<DemoShard>> ShardsOf(const DemoConfig& config, const KvSide& side);
 
 // As many blocks as requests need, as far as they fit, and some that no request gets.
 absl::StatusOr<KvCacheShape> CacheShapeOf(const DemoShard& shard);

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kvxfer/backend.h"
 #include "src/cli/common/agent_setup.h"
+#include "src/cli/common/backend_names.h"
 #include "src/cli/common/bootstrap.h"
 #include "src/cli/common/host_port.h"
 #include "src/cli/common/kv_cache.h"
@@ -109,11 +109,6 @@ absl::Status MeasureBandwidth(Channel& channel, Agent& agent, const MemoryChoice
   return absl::OkStatus();
 }
 
-// "tcp" of "faulty:tcp".
-std::string Plain(const std::string& backend) {
-  return backend.starts_with("faulty:") ? backend.substr(7) : backend;
-}
-
 // "why" of "... cannot be reached: tcp: why".
 std::string CauseOf(const absl::Status& status, const std::string& backend) {
   const std::string words = absl::StrCat("cannot be reached: ", backend, ": ");
@@ -124,7 +119,7 @@ std::string CauseOf(const absl::Status& status, const std::string& backend) {
 
 // What a backend can be tried with: all but one carry host memory.
 MemoryChoice MemoryFor(const std::string& backend) {
-  return Plain(backend) == "cuda_ipc" ? MemorySource::kCuda : MemorySource::kMapped;
+  return WithoutDecorator(backend) == "cuda_ipc" ? MemorySource::kCuda : MemorySource::kMapped;
 }
 
 // A side without GPU memory is no fault of the way.
@@ -136,7 +131,7 @@ bool IsWithoutGpu(const MemoryChoice& memory, const absl::Status& status) {
 // Caches live as long as the agent that has them registered.
 absl::Status Try(const std::string& server, const PeerCheckOptions& options, PeerPath& path) {
   const std::vector<BackendOrigin> all = AllBackends();
-  const auto origin = std::ranges::find(all, Plain(path.backend), &BackendOrigin::name);
+  const auto origin = std::ranges::find(all, WithoutDecorator(path.backend), &BackendOrigin::name);
   if (origin == all.end() || !IsHere(*origin)) {
     path.severity = Severity::kNotApplicable;
     path.why = "not installed";
@@ -198,20 +193,28 @@ PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
   return path;
 }
 
+// The backends that --backend names or, as a server has no others unless it was told so, those of
+// DefaultBackends; without those that it leaves out.
 absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options) {
-  std::vector<std::string> known;
-  for (const BackendOrigin& backend : AllBackends()) known.push_back(backend.name);
-  // A server has no other ones, unless it was told so.
-  if (options.backends.empty()) return DefaultBackends();
-  std::vector<std::string> wanted = absl::StrSplit(options.backends, ',', absl::SkipEmpty());
-  for (const std::string& name : wanted) {
-    const std::string plain = Plain(name);
-    if (std::ranges::find(known, plain) == known.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("no backend '", name, "'; there are ", absl::StrJoin(known, ", ")));
+  const std::vector<std::string> names =
+      absl::StrSplit(options.backends, ',', absl::SkipEmpty());
+  if (absl::Status s = CheckBackendNames(names, AllBackends()); !s.ok()) {
+    return Annotate(s, "--backend");
+  }
+  std::vector<std::string> wanted;
+  std::vector<std::string> left_out;
+  for (const std::string& name : names) {
+    if (name.starts_with('^')) {
+      left_out.push_back(name.substr(1));
+    } else {
+      wanted.push_back(name);
     }
   }
-  if (wanted.empty()) return absl::InvalidArgumentError("--backend names none");
+  if (wanted.empty()) wanted = DefaultBackends();
+  std::erase_if(wanted, [&left_out](const std::string& name) {
+    return std::ranges::find(left_out, name) != left_out.end();
+  });
+  if (wanted.empty()) return absl::InvalidArgumentError("--backend leaves no backend to try");
   return wanted;
 }
 
