@@ -10,7 +10,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// What is no pair of numbers is left out: it can only be missed in a timeline.
+// Skips anything that is not a pair of numbers: only a timeline needs these.
 ArrivalTimes ParseArrivalTimes(const Json& json) {
   ArrivalTimes arrivals;
   for (const Json& pair : json) {
@@ -45,7 +45,7 @@ absl::StatusOr<TargetReport> ParseReport(const Json& json) {
 
 absl::StatusOr<TargetSession> TargetSession::Open(Channel& channel, Agent& agent,
                                                   const SessionRequest& request, Duration timeout) {
-  // First so that the service knows us, later so that we know its regions.
+  // Now so that the service knows this agent; again below, so that this agent knows its regions.
   if (absl::StatusOr<std::string> s = Introduce(channel, agent); !s.ok()) return s.status();
   Json prepare = {{"type", "prepare"},
                   {"pieces", request.shape.pieces},
@@ -61,7 +61,7 @@ absl::StatusOr<TargetSession> TargetSession::Open(Channel& channel, Agent& agent
   if (!id.ok()) return id.status();
   if (!regions.ok()) return regions.status();
   if (regions->size() != request.shape.pieces) {
-    return absl::InternalError("the target prepared other regions than were asked for");
+    return absl::InternalError("the target prepared other regions than requested");
   }
   absl::StatusOr<std::string> peer = Introduce(channel, agent);
   if (!peer.ok()) return peer.status();
