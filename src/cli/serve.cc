@@ -1,4 +1,4 @@
-// `kvxfer serve`: an agent that answers ping, bench and explain from other hosts or processes.
+// `kvxfer serve`: an agent that answers ping, bench, explain and doctor of other processes and hosts.
 
 #include <sys/signalfd.h>
 
@@ -20,14 +20,15 @@ namespace kvxfer::cli {
 namespace {
 
 struct ServeFlags {
-  std::string listen{};  // empty: the host of the environment's, else loopback
+  std::string listen{};  // empty: the host of KVXFER_LISTEN, else loopback
   std::string backend{};
   std::string advertise{};
   uint64_t session_bytes = uint64_t{1} << 30;
   bool json = false;
 };
 
-// Readable once the user asks to stop. Threads that start later inherit the blocked signals.
+// A descriptor that becomes readable at SIGINT and SIGTERM. Threads that start later inherit the
+// blocked signals.
 UniqueFd StopSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -37,8 +38,8 @@ UniqueFd StopSignals() {
   return UniqueFd(signalfd(-1, &signals, SFD_CLOEXEC));
 }
 
-// Where clients come in. Data comes in at the same host: on a port of the environment's, or on any
-// that is free, which metadata tells.
+// The address for clients. The agent listens for data on the same host, on the port of KVXFER_LISTEN or
+// on any free port; its metadata has the port.
 absl::StatusOr<HostPort> ClientAddress(const ServeFlags& flags) {
   if (!flags.listen.empty()) return ParseHostPort(flags.listen);
   const absl::StatusOr<AgentOptions> environment = OptionsFromEnvironment();

@@ -129,7 +129,7 @@ TEST(DoctorPeer, MeasuresEachWayToAServer) {
   const Result text = RunProgram({"doctor", server.address(), "--backend", "tcp", "--strict"});
   ASSERT_EQ(text.status, ExitStatus::kOk) << text.err;
   EXPECT_THAT(text.out, HasSubstr("reached"));
-  EXPECT_THAT(text.out, HasSubstr("transfers there take shm"));
+  EXPECT_THAT(text.out, HasSubstr("transfers to this server use shm"));
   EXPECT_THAT(text.out, Not(HasSubstr("shm   ")));
 }
 

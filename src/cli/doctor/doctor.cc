@@ -33,19 +33,19 @@ std::string Counted(size_t count, const char* word, bool plural_differs = true) 
   return absl::StrCat(count, " ", word, plural_differs && count != 1 ? "s" : "");
 }
 
-// What stands whole further down is cut in the table.
+// Shortens text in the table; Details prints it completely.
 std::string Shortened(const std::string& text) {
   constexpr size_t kLongest = 80;
   return text.size() <= kLongest ? text : text.substr(0, kLongest - 3) + "...";
 }
 
-// The finding that the check's line shows: the first of the worst.
+// The finding on the check's line: the first one of the worst severity.
 const Finding& Shown(const CheckResult& result) {
   return *std::find_if(result.findings.begin(), result.findings.end(),
                        [&](const Finding& f) { return f.severity == result.severity; });
 }
 
-// What to do about every finding of one severity.
+// Explains every finding of one severity.
 std::string Details(const std::vector<CheckResult>& results, Severity severity) {
   std::string text;
   for (const CheckResult& result : results) {
@@ -100,7 +100,7 @@ std::string DoctorText(const std::vector<CheckResult>& results) {
   std::vector<std::string> without;
   for (const CheckResult& result : results) {
     const Finding& shown = Shown(result);
-    // That there is no device, or no driver, explains most of the others.
+    // These two explain most of the other checks that do not apply.
     const bool explains = result.check == &DeviceChecks()[0] || result.check == &GpuChecks()[0];
     if (result.severity == Severity::kNotApplicable && !explains) {
       without.emplace_back(result.check->name);
@@ -115,7 +115,7 @@ std::string DoctorText(const std::vector<CheckResult>& results) {
     if (bad) absl::AsciiStrToUpper(&severity);
     grid.Add({result.family == last ? "" : result.family, result.check->name, severity, what});
     last = result.family;
-    // What is well stands nowhere else.
+    // Only the table shows findings that are ok.
     for (const Finding& finding : result.findings) {
       if (finding.severity != Severity::kOk || &finding == &shown) continue;
       grid.Add({"", "", ToString(Severity::kOk), finding.what});

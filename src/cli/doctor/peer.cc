@@ -41,7 +41,7 @@ void KeepExplanations(Channel& channel, const Agent& agent, const std::string& p
   if (const auto here = agent.Explain(peer); here.ok()) {
     path.here = ToJson(*here);
     for (const PathExplanation& way : here->paths) {
-      // What carries GPU memory alone is not chosen for the host's.
+      // A backend for GPU memory alone is never chosen for host memory.
       if (!way.chosen && way.backend != path.backend) continue;
       path.rails = way.rails;
       path.each_rail = way.each_rail;
@@ -54,7 +54,7 @@ void KeepExplanations(Channel& channel, const Agent& agent, const std::string& p
   }
 }
 
-// Round trips; the first makes the connection, and compares what came back.
+// Measures round trips. The first one makes the connection and compares what came back.
 absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, const MemoryChoice& memory,
                                KvCache& cache, PeerPath& path) {
   absl::StatusOr<RoundTrip> trip =
@@ -76,7 +76,7 @@ absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, const MemoryChoic
   return absl::OkStatus();
 }
 
-// The best of a few transfers of 32 MiB, each until the target has all of it.
+// The best rate of a few transfers of 32 MiB, each measured until the target has all bytes.
 absl::Status MeasureBandwidth(Channel& channel, Agent& agent, const MemoryChoice& memory,
                               KvCache& cache, PeerPath& path) {
   const KvCacheShape shape{
@@ -109,7 +109,7 @@ absl::Status MeasureBandwidth(Channel& channel, Agent& agent, const MemoryChoice
   return absl::OkStatus();
 }
 
-// "why" of "... cannot be reached: tcp: why".
+// The "why" in "... cannot be reached: tcp: why".
 std::string CauseOf(const absl::Status& status, const std::string& backend) {
   const std::string words = absl::StrCat("cannot be reached: ", backend, ": ");
   const std::string message(status.message());
@@ -117,18 +117,18 @@ std::string CauseOf(const absl::Status& status, const std::string& backend) {
   return at == std::string::npos ? message : message.substr(at + words.size());
 }
 
-// What a backend can be tried with: all but one carry host memory.
+// The memory to try a backend with: all but one carry host memory.
 MemoryChoice MemoryFor(const std::string& backend) {
   return WithoutDecorator(backend) == "cuda_ipc" ? MemorySource::kCuda : MemorySource::kMapped;
 }
 
-// A side without GPU memory is no fault of the way.
+// Whether the failure only means that a side has no usable GPU memory.
 bool IsWithoutGpu(const MemoryChoice& memory, const absl::Status& status) {
   return memory.cuda() && (absl::IsUnimplemented(status) || absl::IsFailedPrecondition(status) ||
                            absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status));
 }
 
-// Caches live as long as the agent that has them registered.
+// Tries one backend. The caches live as long as the agent that has them registered.
 absl::Status Try(const std::string& server, const PeerCheckOptions& options, PeerPath& path) {
   const std::vector<BackendOrigin> all = AllBackends();
   const auto origin = std::ranges::find(all, WithoutDecorator(path.backend), &BackendOrigin::name);
@@ -147,19 +147,19 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
                  .listen = options.listen,
                  .default_listen = LocalHost(*channel)});
   if (!agent.ok()) {
-    // No device, no library: nothing that is wrong with the way.
+    // Without a device or library there is no path that could have a problem.
     path.severity = Severity::kNotApplicable;
     path.why = absl::StrCat("not usable here: ",
                             WithoutName(ToStd(agent.status().message()), path.backend));
     return absl::OkStatus();
   }
   if (absl::Status s = Introduce(*channel, **agent).status(); absl::IsFailedPrecondition(s)) {
-    // Of these, that they do not reach every host is in their nature.
+    // These backends are not made to reach every host.
     const bool local =
         path.backend == "loopback" || path.backend == "shm" || path.backend == "cuda_ipc";
     path.severity = local ? Severity::kNotApplicable : Severity::kProblem;
     path.why = CauseOf(s, path.backend);
-    path.fix = "kvxfer doctor, here and on the server's host";
+    path.fix = "kvxfer doctor, on this host and on the server's";
     return absl::OkStatus();
   } else if (!s.ok()) {
     return s;
@@ -170,7 +170,7 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
   if (IsWithoutGpu(memory, measured)) {
     path.severity = Severity::kNotApplicable;
     path.reached = false;
-    path.why = absl::StrCat("tried with GPU memory only: ", measured.message());
+    path.why = absl::StrCat("can only be tried with GPU memory: ", measured.message());
     return absl::OkStatus();
   }
   if (!measured.ok()) return measured;
@@ -186,10 +186,11 @@ PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
   path.reached = false;
   path.severity = Severity::kProblem;
   path.why = std::string(status.message());
-  path.fix = absl::IsDataLoss(status) ? "the path changes bytes: take it out of use"
-                                       : "kvxfer doctor, here and on the server's host; firewall "
-                                         "between them: kvxfer explain " +
-                                             server;
+  path.fix = absl::IsDataLoss(status)
+                 ? "the path corrupts bytes: do not use it"
+                 : "kvxfer doctor, on this host and on the server's; check the firewall between "
+                   "them; kvxfer explain " +
+                       server;
   return path;
 }
 
@@ -225,7 +226,7 @@ absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckO
   if (!wanted.ok()) return wanted.status();
   PeerReport report{.server = server};
   {
-    // Whether there is a server, of this version: once, and not as the fault of every backend.
+    // Fails once, and not for each backend, if there is no server or it has another version.
     absl::StatusOr<Channel> channel = Connect(server);
     if (!channel.ok()) return channel.status();
     const absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent(

@@ -1,4 +1,4 @@
-// Checks of software: what one process may do to another on this host, libraries, backends.
+// Checks of software: access between processes of this host, libraries, backends.
 
 #include <array>
 #include <set>
@@ -27,7 +27,7 @@ bool InContainer(const SystemView& view) {
   return false;
 }
 
-// Cross-memory attach needs the right to trace the other process.
+// Cross-memory attach needs permission to trace the other process.
 Findings Yama(const SystemView& view) {
   const auto scope = view.files().ReadInt("/proc/sys/kernel/yama/ptrace_scope");
   if (!view.files().Exists("/proc/sys/kernel")) return NotApplicable("the tree has no /proc/sys");
@@ -36,9 +36,9 @@ Findings Yama(const SystemView& view) {
   if (*scope == 0) return Ok(text);
   if (*scope < 3 && MayTraceAll(view)) return Ok(text + ", and this process has SYS_PTRACE");
   return Warning(text,
-                 "shm cannot attach to memory that is not kvxfer's own: transfers of it between "
-                 "processes of this host go over tcp",
-                 *scope == 3 ? "boot without it (3 cannot be taken back), or use HostBuffer"
+                 "shm cannot attach to memory that was not allocated with HostBuffer: its transfers "
+                 "between processes of this host go over tcp",
+                 *scope == 3 ? "boot without it (3 cannot be changed), or use HostBuffer"
                              : "sysctl kernel.yama.ptrace_scope=0; or prctl(PR_SET_PTRACER) in the "
                                "peer, --cap-add=SYS_PTRACE, or HostBuffer");
 }
@@ -46,9 +46,9 @@ Findings Yama(const SystemView& view) {
 Findings SameHost(const SystemView& view) {
   if (!InContainer(view)) return Ok("not in a container");
   if (!HasOwnProcesses(view)) return Ok("in a container with the host's processes");
-  return Warning("in a container with processes of its own",
-                 "shm reaches processes of this container only; those of others on this host are "
-                 "reached over tcp",
+  return Warning("in a container with its own processes",
+                 "shm only reaches processes of this container; tcp reaches other processes of this "
+                 "host",
                  "docker: --pid=host --network=host; in a pod: hostPID and hostNetwork, or one pod "
                  "for both");
 }
@@ -57,15 +57,15 @@ bool HasLibraries(const SystemView& view) { return view.files().Exists("/usr/lib
 
 std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
-// What the library says of itself, else the numbers in its file's name.
+// The version that the library reports, or else the numbers in its file's name.
 std::string VersionOf(const SystemView& view, const std::string& soname, const std::string& file) {
-  std::string told = view.LibraryVersion(soname);
-  if (!told.empty()) return told;
+  std::string reported = view.LibraryVersion(soname);
+  if (!reported.empty()) return reported;
   const size_t at = file.rfind(".so.");
   return at == std::string::npos ? "" : file.substr(at + 4);
 }
 
-// "mlx5" of ".../libibverbs/libmlx5-rdmav34.so".
+// "mlx5" for ".../libibverbs/libmlx5-rdmav34.so".
 std::set<std::string> VerbsProviders(const SystemView& view, const std::string& library) {
   std::set<std::string> providers;
   for (const std::string& name : view.files().List(FolderOf(library) + "/libibverbs")) {
@@ -77,7 +77,7 @@ std::set<std::string> VerbsProviders(const SystemView& view, const std::string& 
   return providers;
 }
 
-// The provider that a kernel driver needs in user space.
+// The provider in user space that the device's kernel driver needs.
 std::string ProviderOf(const RdmaDevice& device) {
   if (device.driver == "mlx5_core") return "mlx5";
   if (device.driver == "mlx4_core") return "mlx4";
@@ -96,9 +96,9 @@ Findings Verbs(const SystemView& view) {
     return Problem("libibverbs is not installed", "no RDMA device can be used", fix);
   }
   const std::set<std::string> providers = VerbsProviders(view, library);
-  // Of a process that forks; kvxfer asks libibverbs for it on older kernels (ibv_fork_init).
+  // How pinned pages behave in a process that forks; on older kernels kvxfer calls ibv_fork_init.
   const char* const fork = view.KernelAtLeast(5, 12) ? "the kernel copies pinned pages"
-                                                     : "pinned pages are kept from children";
+                                                     : "children do not get pinned pages";
   const std::string what = absl::StrCat(
       "libibverbs ", VersionOf(view, "libibverbs.so.1", library),
       "; providers: ", providers.empty() ? "none" : Names({providers.begin(), providers.end()}),
@@ -160,7 +160,7 @@ Findings Ucx(const SystemView& view) {
 
 Findings Backends(const SystemView& view) {
   const std::vector<BackendState> backends = view.Backends();
-  if (backends.empty()) return NotApplicable("not looked at: another root is");
+  if (backends.empty()) return NotApplicable("not checked: --root shows another host");
   std::vector<std::string> usable;
   std::vector<std::string> others;
   Findings bad;
@@ -176,7 +176,7 @@ Findings Backends(const SystemView& view) {
       others.empty() ? "" : absl::StrCat("; not usable: ", absl::StrJoin(others, "; ")));
   if (usable.empty()) {
     return Problem("no backend is usable: " + absl::StrJoin(others, "; "),
-                   "no transfer can be made", "see what each of them says");
+                   "no transfer is possible", "follow what each backend says");
   }
   return Ok(what);
 }
@@ -205,7 +205,7 @@ std::span<const Check> SoftwareChecks() {
       {"libibverbs", "libibverbs.so.1 and its providers, /proc/sys/kernel/osrelease", &Verbs},
       {"libfabric", "libfabric.so.1 and its providers", &Libfabric},
       {"ucx", "libucp.so.0 and its transports", &Ucx},
-      {"backends", "kvxfer's own, each made once", &Backends},
+      {"backends", "the backends of kvxfer, each created once", &Backends},
   });
   return kChecks;
 }

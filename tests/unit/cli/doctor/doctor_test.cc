@@ -168,7 +168,7 @@ std::vector<Case> RightsCases() {
       {"processes", Severity::kWarning, &BareHost,
        [](Host& h) { SetLimit(h, "Max processes", "200 200"); }, "ulimit -u"},
       {"processes", Severity::kWarning, &BareHost,
-       [](Host& h) { h.file("/sys/fs/cgroup/pids.max") = "100"; }, "cgroup has 100"},
+       [](Host& h) { h.file("/sys/fs/cgroup/pids.max") = "100"; }, "cgroup allows at most 100"},
   };
 }
 
@@ -195,7 +195,7 @@ std::vector<Case> SoftwareCases() {
       {"yama", Severity::kWarning, &BareHost,
        [](Host& h) { h.file("/proc/sys/kernel/yama/ptrace_scope") = "1"; }, "ptrace_scope=0"},
       {"yama", Severity::kWarning, &BareHost,
-       [](Host& h) { h.file("/proc/sys/kernel/yama/ptrace_scope") = "3"; }, "cannot be taken back"},
+       [](Host& h) { h.file("/proc/sys/kernel/yama/ptrace_scope") = "3"; }, "cannot be changed"},
       {"same-host", Severity::kWarning, &BareHost,
        [](Host& h) {
          h.file("/.dockerenv") = "";
@@ -312,7 +312,7 @@ TEST(Doctor, SaysNothingOfWhatMakesUpForIt) {
       {"vf-guid", &WellHost,
        [](Host& h) {
          h.nic(0)["vfs"] = {{"count", 8}, {"first", 2}, {"state", "1: DOWN"}, {"guid", "0:0:0:0"}};
-       }},  // in stock
+       }},  // spare
       {"mtu", &RoceHost,
        [](Host& h) {
          h.nic(0)["mtu"] = 4200;

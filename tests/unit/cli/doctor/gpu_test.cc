@@ -58,7 +58,7 @@ std::vector<Case> DriverCases() {
          h.cuda = {.asked = true, .status = absl::UnavailableError("the driver is too old")};
        },
        "the driver is too old"},
-      {"cuda-driver", Severity::kProblem, &BareHost, &Hangs, "for ever"},
+      {"cuda-driver", Severity::kProblem, &BareHost, &Hangs, "forever"},
       {"gpus", Severity::kWarning, &WellHost, [](Host& h) { h.cuda.devices[1].compute = 75; },
        "cuda:1 NVIDIA H100 80GB HBM3 has compute capability 7.5"},
       {"gpu-pinned", Severity::kWarning, &WellHost,
@@ -79,7 +79,7 @@ std::vector<Case> ShareCases() {
          h.cuda.devices[0].name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb";
          h.cuda.links[1].access = false;
        },
-       "MIG instances reach no other"},
+       "MIG instances cannot reach each other"},
       {"gpu-ipc", Severity::kWarning, &WellHost,
        [](Host& h) {
          h.file("/.dockerenv") = "";
@@ -125,10 +125,10 @@ std::vector<Case> DirectCases() {
          NotAsked(h);
          h.Without("/sys/module/nvidia_peermem/version");
        },
-       "not the open ones"},
+       "does not use the open kernel modules"},
       {"gpu-direct", Severity::kWarning, &WellHost,
        [](Host& h) { h.cuda.devices[1].gpu_direct = false; },
-       "cuda:1: the driver gives its memory"},
+       "cuda:1: the driver does not support GPUDirect"},
       {"gpu-bar1", Severity::kWarning, &WellHost,
        [](Host& h) {
          h.gpu(1)["resource"] = "0xc0000000 0xc0ffffff 0x0\n0x10000000 0x1fffffff 0x0";
@@ -210,7 +210,7 @@ TEST(DoctorGpu, SaysWhatIsThere) {
        },
        "cuda:0 128 GiB of 80 GiB"},
       {"gpu-ordering", [](Host& h) { h.cuda.devices[0].writes_ordering = 100; },
-       "cuda:0: the GPU orders writes of NICs; cuda:1: flushed before anybody is told"},
+       "cuda:0: the GPU orders writes of NICs; cuda:1: flushed before each notification"},
       {"gpu-nics", [](Host&) {}, "cuda:0 mlx5_0 (node)"},
       {"gpu-nics", &NotAsked, "GPU 0 mlx5_0 (node)"},
   };

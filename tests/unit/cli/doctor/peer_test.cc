@@ -31,8 +31,8 @@ PeerPath TwoRails() {
 TEST(DoctorPeerReport, EachRailIsALine) {
   const PeerPath path = TwoRails();
   const std::string text = PeerText(ReportOf(path));
-  EXPECT_THAT(text, HasSubstr("  rail 0 mlx5_0:1 → mlx5_2:1  up  2.3 us  384.00 Gb/s\n"));
-  EXPECT_THAT(text, HasSubstr("transfers there take verbs"));
+  EXPECT_THAT(text, HasSubstr("  rail 0 mlx5_0:1 → mlx5_2:1  up  2.34 us  384.00 Gb/s\n"));
+  EXPECT_THAT(text, HasSubstr("transfers to this server use verbs"));
   EXPECT_TRUE(PeerStatus(ReportOf(path), /*strict=*/true).ok());
 }
 
@@ -45,8 +45,8 @@ TEST(DoctorPeerReport, ARailThatIsDownIsAWarning) {
   EXPECT_TRUE(path.reached);
   const std::string text = PeerText(ReportOf(path));
   EXPECT_THAT(text,
-              HasSubstr("rail 1 mlx5_1:1 → mlx5_3:1  DOWN                       another fabric"));
-  EXPECT_THAT(text, HasSubstr("WARNING  verbs is not whole"));
+              HasSubstr("rail 1 mlx5_1:1 → mlx5_3:1  DOWN                        another fabric"));
+  EXPECT_THAT(text, HasSubstr("WARNING  verbs has rails that are down"));
   EXPECT_THAT(text, HasSubstr("1 of 2 rails are down: rail 1 mlx5_1:1"));
   EXPECT_TRUE(PeerStatus(ReportOf(path), /*strict=*/false).ok());
   const absl::Status strict = PeerStatus(ReportOf(path), /*strict=*/true);
@@ -61,9 +61,9 @@ TEST(DoctorPeerReport, GpusHaveAWayOfTheirOwn) {
                     .chosen = "shm",
                     .paths = {{.backend = "cuda_ipc", .reached = true}, {.backend = "shm"}}};
   EXPECT_THAT(PeerText(report),
-              HasSubstr("transfers there take shm, those between GPUs cuda_ipc\n"));
+              HasSubstr("transfers to this server use shm; between GPUs cuda_ipc\n"));
   report.paths[0].reached = false;
-  EXPECT_THAT(PeerText(report), HasSubstr("transfers there take shm\n"));
+  EXPECT_THAT(PeerText(report), HasSubstr("transfers to this server use shm\n"));
 }
 
 TEST(DoctorPeerReport, NoWayIsAProblem) {
@@ -74,7 +74,7 @@ TEST(DoctorPeerReport, NoWayIsAProblem) {
   const std::string text = PeerText(ReportOf(path));
   EXPECT_THAT(text, HasSubstr("NOT REACHED"));
   EXPECT_THAT(text, HasSubstr("PROBLEM  tcp does not reach node7:7471"));
-  EXPECT_THAT(text, HasSubstr("no backend carries transfers there"));
+  EXPECT_THAT(text, HasSubstr("no backend carries transfers to this server"));
   EXPECT_THAT(text, Not(HasSubstr("rail 0")));
   EXPECT_EQ(PeerStatus(ReportOf(path), false).message(), "node7:7471: not reached over tcp");
   EXPECT_EQ(PeerJson(ReportOf(path))["chosen"], nullptr);
