@@ -7,9 +7,9 @@ namespace kvxfer::cli {
 namespace {
 
 constexpr int64_t kNotNotified = -1;
-constexpr size_t kNumbers = 8;  // of one transfer that travels
+constexpr size_t kNumbers = 8;  // of one transfer in JSON
 
-absl::Status Bad() { return absl::InvalidArgumentError("a timeline that is not whole"); }
+absl::Status Bad() { return absl::InvalidArgumentError("an incomplete timeline"); }
 
 }  // namespace
 
@@ -47,7 +47,7 @@ absl::StatusOr<Timeline> TimelineFromJson(const Json& json) {
 TimelineRecorder::TimelineRecorder(uint64_t most) : kept_(std::min(most, kMaxTimeline)) {}
 
 uint64_t TimelineRecorder::Begin() {
-  // Looked at first, so that threads of a long run write nothing that they share.
+  // A load first, so that the threads of a long run do not write shared memory.
   if (begun_.load(std::memory_order_relaxed) >= kept_.size()) return 0;
   const uint64_t number = begun_.fetch_add(1, std::memory_order_relaxed) + 1;
   return number <= kept_.size() ? number : 0;

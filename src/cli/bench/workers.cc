@@ -15,14 +15,14 @@ namespace kvxfer::cli {
 namespace {
 
 constexpr Duration kTick = std::chrono::milliseconds(100);
-constexpr Duration kSetUp = std::chrono::minutes(10);  // longest time to set up or end
-// Until threads and processes that are to begin together have been told when.
+constexpr Duration kSetUp = std::chrono::minutes(10);  // longest time to set up or to end
+// Time for the start to reach the threads, or the processes, that begin together.
 constexpr int64_t kHeadStart = 5'000'000;
 constexpr int64_t kWorkersHeadStart = 30'000'000;
 
 uint32_t Workers(uint32_t parts) { return std::min(parts, kMaxWorkers); }
 
-// Of `parts` things that `workers` share, those of worker `i`.
+// How many of `parts` things, which `workers` share, belong to worker `i`.
 uint32_t PartsOf(uint32_t parts, uint32_t workers, uint32_t i) {
   return parts / workers + (i < parts % workers ? 1 : 0);
 }
@@ -60,7 +60,7 @@ absl::Status BenchWorkers::StartTargets() {
     }
   }
   if (targets_.size() == spec_.targets) return absl::OkStatus();
-  return absl::InternalError("a target process does not say where it serves");
+  return absl::InternalError("a target process does not report its address");
 }
 
 absl::Status BenchWorkers::StartInitiators() {
@@ -76,10 +76,10 @@ absl::Status BenchWorkers::StartInitiators() {
   return absl::OkStatus();
 }
 
-// An answer that is awaited.
+// The answer of a process, until it has come.
 struct BenchWorkers::Awaited {
   std::optional<Json> answer{};
-  uint64_t moved = 0;  // requests, as it said last
+  uint64_t moved = 0;  // requests, in its last report
   Duration silent{};
 };
 
@@ -90,7 +90,7 @@ absl::Status BenchWorkers::Hear(size_t worker, bool spoke, Duration passed, Awai
     if (awaited.silent < kLongestSilence) return absl::OkStatus();
     return absl::AbortedError(
         absl::StrCat("the run broke off: ", process.channel().peer(), " (pid ", process.pid(),
-                     ") has given no sign of life for ",
+                     ") has been silent for ",
                      std::chrono::duration_cast<std::chrono::seconds>(awaited.silent).count(),
                      " s; is it stopped?"));
   }
@@ -122,7 +122,7 @@ absl::StatusOr<std::vector<Json>> BenchWorkers::CallAll(const std::vector<Json>&
   for (const Time end = last + timeout; waiting > 0;) {
     const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(kTick).count();
     poll(waits.data(), waits.size(), static_cast<int>(limit));
-    // If this process was stopped itself it is not the others that were silent.
+    // A longer time means that this process was stopped, and not that the others were silent.
     const Duration passed = std::min<Duration>(Now() - last, 2 * kTick);
     last = Now();
     uint64_t moved = 0;
@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<Json>> BenchWorkers::CallAll(const std::vector<Json>&
       if (waits[i].fd >= 0) {
         if (auto s = Hear(i, waits[i].revents != 0, passed, all[i]); !s.ok()) return s;
         if (all[i].answer) {
-          waits[i].fd = -1;  // poll passes it over
+          waits[i].fd = -1;  // poll ignores it
           --waiting;
         }
       }
@@ -138,7 +138,7 @@ absl::StatusOr<std::vector<Json>> BenchWorkers::CallAll(const std::vector<Json>&
     }
     if (tick) tick(moved);
     if (waiting > 0 && last > end) {
-      return absl::DeadlineExceededError("the processes of initiators do not come to an end");
+      return absl::DeadlineExceededError("the processes of initiators do not end");
     }
   }
   std::vector<Json> answers;

@@ -1,6 +1,5 @@
-// The processes of a `kvxfer bench` run: targets, where the user names no server, and initiators. A
-// single initiator is in this process; several are spread over at most four, as are several
-// targets.
+// The processes of a `kvxfer bench` run: initiators and, without a server, targets. A single initiator
+// runs in this process. Several initiators, like several targets, share at most four processes.
 #ifndef KVXFER_CLI_BENCH_WORKERS_H_
 #define KVXFER_CLI_BENCH_WORKERS_H_
 
@@ -16,21 +15,21 @@
 
 namespace kvxfer::cli {
 
-inline constexpr uint32_t kMaxWorkers = 4;  // processes of initiators, and of targets
+inline constexpr uint32_t kMaxWorkers = 4;  // for initiators, and for targets
 
-// A process of initiators speaks so often while it works; one that is silent for so long is given
-// up, for a stopped process closes no connection.
+// A process of initiators reports every kAliveEvery while it works. After kLongestSilence it is given
+// up: a stopped process does not close its connection.
 inline constexpr Duration kAliveEvery = std::chrono::milliseconds(250);
 inline constexpr Duration kLongestSilence = std::chrono::seconds(10);
 
 struct BenchWorkersSpec {
-  std::vector<std::string> servers{};  // empty: processes of our own
-  uint32_t targets = 1;                // where servers are named: as many
+  std::vector<std::string> servers{};  // empty: worker processes are the targets
+  uint32_t targets = 1;                // with servers, their number
   uint32_t initiators = 1;
   std::string backend{};
   uint64_t seed = 1;
-  bool gpu_memory = false;     // our targets' sessions are of it
-  uint64_t session_bytes = 0;  // the largest session that our targets grant
+  bool gpu_memory = false;     // sessions of the target processes use GPU memory
+  uint64_t session_bytes = 0;  // the largest session that the target processes allow
 };
 
 // Thread-safety: one thread.
@@ -42,21 +41,21 @@ class BenchWorkers {
   const std::vector<std::string>& targets() const { return targets_; }
 
   absl::StatusOr<Opened> Open(const BenchCase& bench);
-  // All initiators begin at one moment. `tick` is called every 100 ms or so with the number of
-  // requests moved.
+  // All initiators begin at the same time. Calls `tick` about every 100 ms with the number of requests
+  // moved so far.
   absl::StatusOr<Ran> Run(LoopSpec spec, const TraceSpec* trace,
                           const std::function<void(uint64_t)>& tick);
   absl::Status Close();
 
-  // What `status` comes from where that is the end of one of our processes, else `status`.
+  // If one of the processes has ended and so caused `status`, says how it ended; else returns `status`.
   absl::Status Explain(absl::Status status);
 
  private:
   explicit BenchWorkers(const BenchWorkersSpec& spec) : spec_(spec), targets_(spec.servers) {}
   absl::Status StartTargets();
   absl::Status StartInitiators();
-  // Sends each worker a message made for it and collects the answers, in whatever order they come.
-  // Aborted names one that has not said for kLongestSilence that it lives. `tick` may be null.
+  // Sends each worker process its message and collects the answers in any order. Aborted names a
+  // process that was silent for kLongestSilence. `tick` may be null.
   absl::StatusOr<std::vector<Json>> CallAll(const std::vector<Json>& messages, Duration timeout,
                                             const std::function<void(uint64_t)>& tick);
   struct Awaited;
@@ -66,10 +65,10 @@ class BenchWorkers {
   std::vector<std::string> targets_;
   std::vector<WorkerProcess> target_workers_;
   std::vector<WorkerProcess> initiator_workers_;
-  InitiatorGroup here_;  // where there is one initiator; closed before the targets end
+  InitiatorGroup here_;  // the single initiator; closed before the targets end
 };
 
-// What the worker processes of a crew do, by the first message of their parent.
+// What the worker processes do; the first message of their parent says which of the two.
 absl::Status ServeTargets(Channel& parent, const Json& first);
 absl::Status ServeInitiators(Channel& parent);
 

@@ -105,7 +105,7 @@ absl::StatusOr<Case::Bytes> Case::CacheBytes(bool alone) const {
   const std::vector<Share> shares = alone ? OwnShares(*all) : *all;
   const auto bytes = [&](const Instance& instance,
                          const std::vector<uint32_t>& ranks) -> absl::StatusOr<uint64_t> {
-    // Ranks are all as large.
+    // All ranks have caches of the same size.
     const auto layout = LayoutOf(instance, ranks.front(), BlocksOf(instance));
     if (!layout.ok()) return layout.status();
     return ranks.size() * kv.layers * layout->tensor_bytes(0);
