@@ -116,14 +116,14 @@ Json ToJson(const BackendReport& report) {
 
 // "completion: write with immediate; memory: host; rails: keep order; ..."
 std::string CapabilitiesText(const Capabilities& caps) {
-  std::string text = absl::StrCat(
-      "completion: ", CompletionText(caps.arrival),
-      "; memory: ", absl::StrJoin(MemoryNames(caps), ", "),
-      "; rails: ", caps.rail_keeps_order ? "keep order" : "reorder",
-      caps.rails_fail_alone ? ", fail alone" : "",
-      "; target CPU: ", caps.needs_remote_cpu ? "takes part" : "not needed",
-      "; op: up to ", FormatBytes(caps.max_op_bytes), ", ", caps.max_op_runs,
-      " runs; message: up to ", FormatBytes(caps.max_message_bytes));
+  std::string text =
+      absl::StrCat("completion: ", CompletionText(caps.arrival),
+                   "; memory: ", absl::StrJoin(MemoryNames(caps), ", "),
+                   "; rails: ", caps.rail_keeps_order ? "keep order" : "reorder",
+                   caps.rails_fail_alone ? ", fail alone" : "",
+                   "; target CPU: ", caps.needs_remote_cpu ? "takes part" : "not needed",
+                   "; op: up to ", FormatBytes(caps.max_op_bytes), ", ", caps.max_op_runs,
+                   " runs; message: up to ", FormatBytes(caps.max_message_bytes));
   if (caps.max_arrivals > 0) {
     absl::StrAppend(&text, "; arrivals in flight: up to ", caps.max_arrivals);
   }

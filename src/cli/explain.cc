@@ -60,8 +60,8 @@ std::string PathSummary(const Explanation& explanation) {
     if (path.chosen) chosen = path.backend;
     if (path.connected) connected.push_back(path.backend);
   }
-  return absl::StrCat("chosen: ", chosen, "; connected: ",
-                      connected.empty() ? "none" : absl::StrJoin(connected, ", "));
+  return absl::StrCat("chosen: ", chosen,
+                      "; connected: ", connected.empty() ? "none" : absl::StrJoin(connected, ", "));
 }
 
 absl::Status RunExplain(const ExplainFlags& flags) {
@@ -108,8 +108,7 @@ void AddExplain(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "explain", "Shows which paths lead to a `kvxfer serve`, which one is chosen, and why");
   const auto flags = std::make_shared<ExplainFlags>();
-  AddText(command, "server", flags->server, "HOST[:PORT]", "Address of `kvxfer serve`")
-      ->required();
+  AddText(command, "server", flags->server, "HOST[:PORT]", "Address of `kvxfer serve`")->required();
   AddBackend(command, flags->backend);
   AddListen(command, flags->listen);
   AddMemory(command, flags->memory,

@@ -1,4 +1,5 @@
-// `kvxfer serve`: an agent that answers ping, bench, explain and doctor of other processes and hosts.
+// `kvxfer serve`: an agent that answers ping, bench, explain and doctor of other processes and
+// hosts.
 
 #include <sys/signalfd.h>
 
@@ -38,8 +39,8 @@ UniqueFd StopSignals() {
   return UniqueFd(signalfd(-1, &signals, SFD_CLOEXEC));
 }
 
-// The address for clients. The agent listens for data on the same host, on the port of KVXFER_LISTEN or
-// on any free port; its metadata has the port.
+// The address for clients. The agent listens for data on the same host, on the port of
+// KVXFER_LISTEN or on any free port; its metadata has the port.
 absl::StatusOr<HostPort> ClientAddress(const ServeFlags& flags) {
   if (!flags.listen.empty()) return ParseHostPort(flags.listen);
   const absl::StatusOr<AgentOptions> environment = OptionsFromEnvironment();

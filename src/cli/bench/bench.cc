@@ -15,12 +15,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvxfer/log.h"
-#include "src/cli/bench/workers.h"
 #include "src/cli/bench/device_copy.h"
 #include "src/cli/bench/kv/run.h"
 #include "src/cli/bench/options.h"
 #include "src/cli/bench/plan.h"
 #include "src/cli/bench/report.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/commands.h"
 #include "src/cli/common/agent_setup.h"
 #include "src/cli/common/cache_memory.h"
@@ -51,8 +51,8 @@ absl::StatusOr<DeviceCopyRates> DeviceRates(const BenchPlan& plan, const BenchCa
   return MeasureDeviceCopy(sides, bench.block_bytes, bench.pieces * bench.request_blocks);
 }
 
-// Holds back the library's warnings during a run. If the run fails, its status says why, once. If it
-// succeeds, the warnings qualify its figures and are printed at its end.
+// Holds back the library's warnings during a run. If the run fails, its status says why, once. If
+// it succeeds, the warnings qualify its figures and are printed at its end.
 class HeldWarnings {
  public:
   HeldWarnings() {
@@ -79,7 +79,8 @@ class HeldWarnings {
 // Sets up, warms up and measures one configuration after the other, with a progress bar.
 class CaseRun {
  public:
-  // Calls `opened` when the first configuration is set up: by then, wrong options have been refused.
+  // Calls `opened` when the first configuration is set up: by then, wrong options have been
+  // refused.
   CaseRun(const BenchPlan& plan, BenchWorkers& workers, bool bar, std::function<void()> opened)
       : plan_(plan), workers_(workers), show_bar_(bar), opened_(std::move(opened)) {}
 

@@ -1,5 +1,5 @@
-// One complete configuration of `kvxfer bench`: what each initiator does. It is sent to the processes of
-// the initiators.
+// One complete configuration of `kvxfer bench`: what each initiator does. It is sent to the
+// processes of the initiators.
 #ifndef KVXFER_CLI_BENCH_CASE_H_
 #define KVXFER_CLI_BENCH_CASE_H_
 
@@ -34,8 +34,8 @@ struct BenchCase {
   uint64_t streams() const { return targets.size() * threads; }
   // The blocks of one target that one direction uses.
   uint64_t target_share() const { return threads * request_blocks; }
-  // The caches of an initiator and of a target. In a bidirectional run, each direction has its own half,
-  // so that no block is read and written at once.
+  // The caches of an initiator and of a target. In a bidirectional run, each direction has its own
+  // half, so that no block is read and written at once.
   KvCacheShape initiator_shape() const {
     return Shape(targets.size() * target_share(), memory.here);
   }

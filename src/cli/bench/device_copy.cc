@@ -47,8 +47,8 @@ class Stream {
   absl::Status status_;
 };
 
-// The best rate of kTurns turns after a first one that does not count. turn() copies `bytes` bytes and
-// returns when that has ended.
+// The best rate of kTurns turns after a first one that does not count. turn() copies `bytes` bytes
+// and returns when that has ended.
 template <typename Turn>
 absl::StatusOr<double> BestRate(uint64_t bytes, const Turn& turn) {
   double best = 0;

@@ -17,9 +17,10 @@ struct DeviceCopyRates {
   double scattered = 0;  // blocks in random order on both sides, by one copy kernel
 };
 
-// Copies from the GPU of one side to that of the other, or within a GPU if only one side has one. Copies
-// at most as many of the `blocks` blocks as one kernel takes. The rates are zero if neither side has a
-// GPU or a GPU lacks memory for the copy; `scattered` is also zero if one GPU cannot reach the other.
+// Copies from the GPU of one side to that of the other, or within a GPU if only one side has one.
+// Copies at most as many of the `blocks` blocks as one kernel takes. The rates are zero if neither
+// side has a GPU or a GPU lacks memory for the copy; `scattered` is also zero if one GPU cannot
+// reach the other.
 absl::StatusOr<DeviceCopyRates> MeasureDeviceCopy(const MemorySides& sides, uint64_t block_bytes,
                                                   uint64_t blocks);
 

@@ -1,6 +1,6 @@
-// One direction of a benchmark: transfers of scattered blocks between a local cache and caches of peers.
-// `kvxfer bench` is the initiator. In a bidirectional run the service on the other side is the
-// initiator of a second direction.
+// One direction of a benchmark: transfers of scattered blocks between a local cache and caches of
+// peers. `kvxfer bench` is the initiator. In a bidirectional run the service on the other side is
+// the initiator of a second direction.
 #ifndef KVXFER_CLI_BENCH_DRIVE_H_
 #define KVXFER_CLI_BENCH_DRIVE_H_
 
@@ -19,8 +19,9 @@
 
 namespace kvxfer::cli {
 
-// The blocks of one cache that the streams of one direction use. `seed`, which both sides know, gives the
-// blocks a random order. Stream i has `blocks` of them, from position first + i * blocks on.
+// The blocks of one cache that the streams of one direction use. `seed`, which both sides know,
+// gives the blocks a random order. Stream i has `blocks` of them, from position first + i * blocks
+// on.
 struct BlockShare {
   uint64_t seed = 0;
   uint32_t first = 0;
@@ -34,9 +35,9 @@ struct DriveLink {
   std::vector<PagedRegion> remote{};
 };
 
-// Stream i repeats one request: it moves blocks of `local` into (or from) the cache of link i / threads.
-// The `threads` streams of a link use the blocks `remote` of its cache. Plain values; read-only after
-// Make.
+// Stream i repeats one request: it moves blocks of `local` into (or from) the cache of link i /
+// threads. The `threads` streams of a link use the blocks `remote` of its cache. Plain values;
+// read-only after Make.
 class FixedRequests {
  public:
   // InvalidArgument: a share does not fit its cache.

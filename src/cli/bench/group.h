@@ -63,8 +63,8 @@ class InitiatorGroup {
  public:
   // Sets up and verifies initiators `first` to `first + count` of a run.
   absl::StatusOr<Opened> Open(const BenchCase& bench, uint32_t first, uint32_t count);
-  // `whole` is the load of all `total` initiators of the run. With `trace`, which one initiator moves, the
-  // trace is the load. If `moved` is not null, it counts requests.
+  // `whole` is the load of all `total` initiators of the run. With `trace`, which one initiator
+  // moves, the trace is the load. If `moved` is not null, it counts requests.
   absl::StatusOr<Ran> Run(const LoopSpec& whole, uint32_t total, const TraceSpec* trace,
                           std::atomic<uint64_t>* moved);
   void Close() { initiators_.clear(); }

@@ -20,8 +20,8 @@
 
 namespace kvxfer::cli {
 
-// Makes the loss of a peer during a run a failed run (Aborted), in contrast to a peer that cannot be
-// reached. Any other status stays as it is.
+// Makes the loss of a peer during a run a failed run (Aborted), in contrast to a peer that cannot
+// be reached. Any other status stays as it is.
 absl::Status BrokenOff(const absl::Status& status);
 
 // Thread-safety: one thread at a time.
@@ -33,8 +33,8 @@ class BenchInitiator {
                                                               uint32_t index);
   ~BenchInitiator();
 
-  // Moves one request of each stream in each direction and checks every byte at the receiver. DataLoss:
-  // a byte is wrong. The first request makes the connection.
+  // Moves one request of each stream in each direction and checks every byte at the receiver.
+  // DataLoss: a byte is wrong. The first request makes the connection.
   absl::Status Verify();
 
   struct Ran {
@@ -42,8 +42,8 @@ class BenchInitiator {
     std::vector<TargetReport> before{};  // of each target
     std::vector<TargetReport> after{};
   };
-  // Repeats the verified requests as `spec` says, or moves the requests of `trace`. Returns when each
-  // target was notified of every request.
+  // Repeats the verified requests as `spec` says, or moves the requests of `trace`. Returns when
+  // each target was notified of every request.
   absl::StatusOr<Ran> Run(const LoopSpec& spec, TraceSource* trace, std::atomic<uint64_t>* moved);
 
   double register_ms() const { return register_ms_; }

@@ -131,8 +131,8 @@ std::optional<PrefixCache::Placement> PrefixCache::Place(const TraceRequest& req
   }
   placement.hit_tokens = std::min(request.tokens, hits * kTokensPerHash);
   placement.blocks = free_.Allocate(needed).value_or(std::vector<uint32_t>{});
-  // Stores the new blocks under their ids. An id that is in the cache, but follows one that is not, keeps
-  // its blocks.
+  // Stores the new blocks under their ids. An id that is in the cache, but follows one that is not,
+  // keeps its blocks.
   const uint64_t per_hash = std::max<uint64_t>(kTokensPerHash / block_tokens_, 1);
   size_t used = 0;
   for (size_t i = hits; i < request.hash_ids.size() && used < needed; ++i) {
@@ -155,7 +155,8 @@ std::optional<PrefixCache::Placement> PrefixCache::Place(const TraceRequest& req
   return placement;
 }
 
-// From the back, so that the end of a prompt, which fewer prompts share, is evicted before its beginning.
+// From the back, so that the end of a prompt, which fewer prompts share, is evicted before its
+// beginning.
 void PrefixCache::Release(const Placement& placement) {
   std::for_each(placement.pinned.rbegin(), placement.pinned.rend(), [this](auto id) {
     Entry& entry = entries_.at(id);

@@ -1,7 +1,7 @@
 // Traces of requests in the format that is published for KV caches: one JSON object on each line,
 //   {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}
-// Each hash id stands for 512 tokens of the prompt and all tokens before them. So requests with the same
-// leading ids have the same leading KV blocks.
+// Each hash id stands for 512 tokens of the prompt and all tokens before them. So requests with the
+// same leading ids have the same leading KV blocks.
 #ifndef KVXFER_CLI_BENCH_KV_TRACE_H_
 #define KVXFER_CLI_BENCH_KV_TRACE_H_
 
@@ -34,14 +34,14 @@ struct TraceRequest {
   }
 };
 
-// At most `limit` requests; 0: all. NotFound: there is no such file. InvalidArgument names the wrong line.
-// Messages call the text `name`.
+// At most `limit` requests; 0: all. NotFound: there is no such file. InvalidArgument names the
+// wrong line. Messages call the text `name`.
 absl::StatusOr<std::vector<TraceRequest>> LoadKvTrace(const std::string& path, uint64_t limit);
 absl::StatusOr<std::vector<TraceRequest>> ParseKvTrace(std::string_view name, std::string_view text,
                                                        uint64_t limit);
 
-// Records which blocks of a decode worker's cache hold which hash ids. When blocks are needed, it evicts
-// ids that are not in use, least recently used first.
+// Records which blocks of a decode worker's cache hold which hash ids. When blocks are needed, it
+// evicts ids that are not in use, least recently used first.
 class PrefixCache {
  public:
   PrefixCache(uint32_t blocks, uint64_t block_tokens, uint64_t seed);
@@ -84,8 +84,8 @@ struct TraceSpec {
 // The requests of a trace when they arrive, without the blocks that the target's cache has.
 class TraceSource : public RequestSource {
  public:
-  // Begins at loop.start_ns and, if loop.duration is not zero, ends after it. The spans and the spec
-  // must outlive this object.
+  // Begins at loop.start_ns and, if loop.duration is not zero, ends after it. The spans and the
+  // spec must outlive this object.
   TraceSource(const TraceSpec& spec, const LoopSpec& loop, std::span<const PagedRegion> local,
               std::span<const PagedRegion> remote, size_t streams);
   std::optional<Request> Next(size_t stream) override;
@@ -105,7 +105,8 @@ class TraceSource : public RequestSource {
   const LoopSpec loop_;
   const std::span<const PagedRegion> local_;
   const std::span<const PagedRegion> remote_;
-  std::mutex turn_;  // held to take the next request, so that requests keep their order; before mutex_
+  std::mutex
+      turn_;  // held to take the next request, so that requests keep their order; before mutex_
   size_t next_ = 0;
   std::mutex mutex_;  // guards all members below
   std::condition_variable released_;

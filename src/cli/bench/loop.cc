@@ -12,8 +12,8 @@ namespace kvxfer::cli {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
-// A sleeping thread wakes up tens of microseconds late, which would count as time of the request. So a
-// thread spins for this long before a request is due.
+// A sleeping thread wakes up tens of microseconds late, which would count as time of the request.
+// So a thread spins for this long before a request is due.
 constexpr int64_t kSpin = 50'000;
 constexpr int64_t kLongestSleep = kSecond / 10;  // between checks of `stop`
 

@@ -1,8 +1,8 @@
 // Moves requests on several threads, one after the other on each, and measures their times.
 //
-// A closed loop begins the next request of a thread when the last one has ended. An open loop begins
-// requests when they arrive. It measures their time from the arrival, even if a thread takes the request
-// later: a stall counts for every request that arrives during it, not only for one.
+// A closed loop begins the next request of a thread when the last one has ended. An open loop
+// begins requests when they arrive. It measures their time from the arrival, even if a thread takes
+// the request later: a stall counts for every request that arrives during it, not only for one.
 #ifndef KVXFER_CLI_BENCH_LOOP_H_
 #define KVXFER_CLI_BENCH_LOOP_H_
 
@@ -110,8 +110,9 @@ absl::StatusOr<LoopResult> LoopResultFromJson(const Json& json);
 // Moves one request and returns when it has ended.
 using Exchange = std::function<absl::Status(size_t stream, const Request&)>;
 
-// Runs a thread for each stream, from spec.start_ns on. After an error no request begins, and the error
-// is returned when all threads have ended. If `moved` is not null, it counts requests meanwhile.
+// Runs a thread for each stream, from spec.start_ns on. After an error no request begins, and the
+// error is returned when all threads have ended. If `moved` is not null, it counts requests
+// meanwhile.
 absl::StatusOr<LoopResult> RunLoop(const LoopSpec& spec, size_t streams, size_t targets,
                                    RequestSource& source, const Exchange& exchange,
                                    std::atomic<uint64_t>* moved);

@@ -22,18 +22,39 @@ constexpr const char* kLoad = "How long, and under which load";
 constexpr const char* kOutput = "Output";
 
 // One of these makes a run between two instances, as in `kvxfer demo`.
-constexpr std::initializer_list<const char*> kInstanceOptions = {
-    "--prefill-tp",          "--decode-tp",      "--prefill-block-tokens",
-    "--decode-block-tokens", "--prefill-layout", "--decode-layout",
-    "--measure",             "--layer-time"};
+constexpr std::initializer_list<const char*> kInstanceOptions = {"--prefill-tp",
+                                                                 "--decode-tp",
+                                                                 "--prefill-block-tokens",
+                                                                 "--decode-block-tokens",
+                                                                 "--prefill-layout",
+                                                                 "--decode-layout",
+                                                                 "--measure",
+                                                                 "--layer-time"};
 // These have no meaning there.
-constexpr std::initializer_list<const char*> kNotForInstances = {
-    "server", "--listen",  "--op",        "--block-sizes",   "--start-block-size",
-    "--max-block-size",    "--total",     "--tp",            "--trace",
-    "--cache-size",        "--speedup",   "--latency",       "--bidirectional",
-    "--threads",           "--peers",     "--scheme",        "--requests",
-    "--warmup",            "--rate",      "--arrivals",      "--seed",
-    "--timeout",           "--csv",       "--timeline"};
+constexpr std::initializer_list<const char*> kNotForInstances = {"server",
+                                                                 "--listen",
+                                                                 "--op",
+                                                                 "--block-sizes",
+                                                                 "--start-block-size",
+                                                                 "--max-block-size",
+                                                                 "--total",
+                                                                 "--tp",
+                                                                 "--trace",
+                                                                 "--cache-size",
+                                                                 "--speedup",
+                                                                 "--latency",
+                                                                 "--bidirectional",
+                                                                 "--threads",
+                                                                 "--peers",
+                                                                 "--scheme",
+                                                                 "--requests",
+                                                                 "--warmup",
+                                                                 "--rate",
+                                                                 "--arrivals",
+                                                                 "--seed",
+                                                                 "--timeout",
+                                                                 "--csv",
+                                                                 "--timeline"};
 
 void Group(CLI::App* command, const char* group, std::initializer_list<const char*> names) {
   for (const char* name : names) command->get_option(name)->group(group);

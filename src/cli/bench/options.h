@@ -11,8 +11,8 @@ class App;
 namespace kvxfer::cli {
 
 // Declares the options in groups. Where perftest or nixlbench have another name for the same thing,
-// that name works too. Parsing refuses pairs that contradict each other. `options` must live as long
-// as `command`.
+// that name works too. Parsing refuses pairs that contradict each other. `options` must live as
+// long as `command`.
 void DeclareBenchOptions(CLI::App* command, BenchOptions& options);
 
 // After parsing: stores in `options` which options were given where their values do not show it.

@@ -252,10 +252,10 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& o) {
   const auto peers = static_cast<uint32_t>(o.peers.value_or(std::max<size_t>(o.servers.size(), 1)));
   const bool fan_out = o.scheme == "onetomany";
   plan.workers = {.servers = o.servers,
-               .targets = fan_out ? peers : 1,
-               .initiators = fan_out ? 1 : peers,
-               .backend = o.backend,
-               .seed = o.seed};
+                  .targets = fan_out ? peers : 1,
+                  .initiators = fan_out ? 1 : peers,
+                  .backend = o.backend,
+                  .seed = o.seed};
   if (peers * o.threads.value_or(1) > kMaxStreams) {
     return Invalid(absl::StrCat("--peers times --threads may be at most ", kMaxStreams));
   }
@@ -271,7 +271,8 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& o) {
     whole.targets.resize(plan.workers.targets);
     if (absl::Status s = CheckCase(whole); !s.ok()) return s;
     plan.workers.gpu_memory |= bench.memory.there.cuda();
-    plan.workers.session_bytes = std::max(plan.workers.session_bytes, SessionBytes(whole.target_shape()));
+    plan.workers.session_bytes =
+        std::max(plan.workers.session_bytes, SessionBytes(whole.target_shape()));
   }
   return plan;
 }

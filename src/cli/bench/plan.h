@@ -10,9 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "src/cli/bench/case.h"
-#include "src/cli/bench/workers.h"
 #include "src/cli/bench/kv_trace.h"
 #include "src/cli/bench/loop.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/common/cache_memory.h"
 #include "src/cli/common/shared_options.h"
 

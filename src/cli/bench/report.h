@@ -31,7 +31,8 @@ struct BenchRow {
   double fairness() const;
 };
 
-// {"machine", "version", "date", "results"}; docs/bench.schema.json describes it. For complete runs only.
+// {"machine", "version", "date", "results"}; docs/bench.schema.json describes it. For complete runs
+// only.
 Json ReportJson(const BenchPlan& plan, const std::vector<BenchRow>& rows);
 // One line of names and one for each row, with the JSON fields that are neither lists nor objects.
 std::string ReportCsv(const BenchPlan& plan, const std::vector<BenchRow>& rows);

@@ -55,8 +55,7 @@ std::string BenchTable::Title() const {
   const BenchCase& first = plan_.cases[0];
   std::string text;
   if (plan_.workload == Workload::kLatency) {
-    text =
-        absl::StrCat("round trips (notified write and answer), ", first.memory.Words());
+    text = absl::StrCat("round trips (notified write and answer), ", first.memory.Words());
   } else {
     text = absl::StrCat(first.bidirectional ? "bidirectional " : "", first.write ? "write" : "read",
                         " of scattered blocks, ", first.memory.Words());
@@ -107,14 +106,16 @@ std::string BenchTable::Footer(const BenchRow& row) const {
       FormatTime(row.opened.first_transfer_us * 1e-6), "; resident memory: initiator ",
       FormatBytes(row.ran.rss_bytes), ", target ", FormatBytes(row.rss_bytes_at_targets()));
   if (row.device.whole > 0) {
-    absl::StrAppend(&text, "\ndevice copy: one large copy ", FormatFixed(row.device.whole, 2), " GB/s");
+    absl::StrAppend(&text, "\ndevice copy: one large copy ", FormatFixed(row.device.whole, 2),
+                    " GB/s");
     if (row.device.scattered > 0) {
       absl::StrAppend(&text, "; scattered blocks as in the last line, by the copy kernel, ",
                       FormatFixed(row.device.scattered, 2), " GB/s");
     }
   }
   if (row.peak) {
-    absl::StrAppend(&text, "\nclosed loop before the run: ", FormatFixed(row.peak->gb_per_s(), 2), " GB/s");
+    absl::StrAppend(&text, "\nclosed loop before the run: ", FormatFixed(row.peak->gb_per_s(), 2),
+                    " GB/s");
   }
   if (plan_.trace && row.ran.tokens > 0) {
     const double part =

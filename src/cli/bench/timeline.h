@@ -34,7 +34,8 @@ using Timeline = std::vector<TransferTimes>;
 Json ToJson(const Timeline& timeline);
 absl::StatusOr<Timeline> TimelineFromJson(const Json& json);
 
-// When a target's application was notified: the number of a transfer, and nanoseconds since its posting.
+// When a target's application was notified: the number of a transfer, and nanoseconds since its
+// posting.
 using ArrivalTimes = std::vector<std::pair<uint64_t, uint64_t>>;
 
 // Records the first transfers of a run, in the order of their posting.
@@ -44,8 +45,8 @@ class TimelineRecorder {
   explicit TimelineRecorder(uint64_t most);
   // Call it before posting. Returns the number of the transfer, from 1, or 0 if it is not recorded.
   uint64_t Begin();
-  // Stores the times of a transfer that has ended, by the clock of MonotonicNanoseconds. For the thread
-  // that called Begin.
+  // Stores the times of a transfer that has ended, by the clock of MonotonicNanoseconds. For the
+  // thread that called Begin.
   void Put(uint64_t number, const TransferTimes& times) { kept_[number - 1] = times; }
   // The recorded transfers by number, with times since `start_ns`.
   Timeline Take(int64_t start_ns);

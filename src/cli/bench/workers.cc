@@ -106,8 +106,8 @@ absl::Status BenchWorkers::Hear(size_t worker, bool spoke, Duration passed, Awai
 }
 
 absl::StatusOr<std::vector<Json>> BenchWorkers::CallAll(const std::vector<Json>& messages,
-                                                     Duration timeout,
-                                                     const std::function<void(uint64_t)>& tick) {
+                                                        Duration timeout,
+                                                        const std::function<void(uint64_t)>& tick) {
   for (size_t i = 0; i < messages.size(); ++i) {
     absl::Status s = initiator_workers_[i].channel().Send(messages[i]);
     if (!s.ok()) return s;
@@ -170,7 +170,7 @@ absl::StatusOr<Opened> BenchWorkers::Open(const BenchCase& bench) {
 }
 
 absl::StatusOr<Ran> BenchWorkers::Run(LoopSpec spec, const TraceSpec* trace,
-                                   const std::function<void(uint64_t)>& tick) {
+                                      const std::function<void(uint64_t)>& tick) {
   if (initiator_workers_.empty()) {
     std::atomic<uint64_t> moved{0};
     spec.start_ns = MonotonicNanoseconds() + kHeadStart;

@@ -1,5 +1,6 @@
-// The processes of a `kvxfer bench` run: initiators and, without a server, targets. A single initiator
-// runs in this process. Several initiators, like several targets, share at most four processes.
+// The processes of a `kvxfer bench` run: initiators and, without a server, targets. A single
+// initiator runs in this process. Several initiators, like several targets, share at most four
+// processes.
 #ifndef KVXFER_CLI_BENCH_WORKERS_H_
 #define KVXFER_CLI_BENCH_WORKERS_H_
 
@@ -17,8 +18,8 @@ namespace kvxfer::cli {
 
 inline constexpr uint32_t kMaxWorkers = 4;  // for initiators, and for targets
 
-// A process of initiators reports every kAliveEvery while it works. After kLongestSilence it is given
-// up: a stopped process does not close its connection.
+// A process of initiators reports every kAliveEvery while it works. After kLongestSilence it is
+// given up: a stopped process does not close its connection.
 inline constexpr Duration kAliveEvery = std::chrono::milliseconds(250);
 inline constexpr Duration kLongestSilence = std::chrono::seconds(10);
 
@@ -41,13 +42,14 @@ class BenchWorkers {
   const std::vector<std::string>& targets() const { return targets_; }
 
   absl::StatusOr<Opened> Open(const BenchCase& bench);
-  // All initiators begin at the same time. Calls `tick` about every 100 ms with the number of requests
-  // moved so far.
+  // All initiators begin at the same time. Calls `tick` about every 100 ms with the number of
+  // requests moved so far.
   absl::StatusOr<Ran> Run(LoopSpec spec, const TraceSpec* trace,
                           const std::function<void(uint64_t)>& tick);
   absl::Status Close();
 
-  // If one of the processes has ended and so caused `status`, says how it ended; else returns `status`.
+  // If one of the processes has ended and so caused `status`, says how it ended; else returns
+  // `status`.
   absl::Status Explain(absl::Status status);
 
  private:

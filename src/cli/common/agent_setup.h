@@ -26,8 +26,8 @@ struct AgentSetup {
 
 // Starts from OptionsFromEnvironment. If `backends` names some, peers must be reached over one of
 // them. "faulty:" backends reorder, delay by up to 1 ms and let messages overtake data. An address
-// to listen on without a port gets any free port. The agent's name is unique, so that processes with
-// the same environment have different names.
+// to listen on without a port gets any free port. The agent's name is unique, so that processes
+// with the same environment have different names.
 //
 // `own_port` is for the second process of a run: both processes have the same environment, and only
 // one of them can have the port that it names.

@@ -14,8 +14,8 @@
 namespace kvxfer::cli {
 namespace {
 
-// The most bytes that one copy of the driver moves, unless a stretch is longer; and the gap from which
-// two copies are cheaper than one copy that includes the gap.
+// The most bytes that one copy of the driver moves, unless a stretch is longer; and the gap from
+// which two copies are cheaper than one copy that includes the gap.
 constexpr uint64_t kWindow = uint64_t{4} << 20;
 constexpr uint64_t kFar = uint64_t{64} << 10;
 

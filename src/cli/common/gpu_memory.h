@@ -1,5 +1,5 @@
-// GPU memory that a benchmark or demo process allocates, as an engine does. The CPU reads and writes
-// it by synchronous copies of the CUDA driver, which use neither kvxfer nor its copy kernel.
+// GPU memory that a benchmark or demo process allocates, as an engine does. The CPU reads and
+// writes it by synchronous copies of the CUDA driver, which use neither kvxfer nor its copy kernel.
 //
 // Thread-safety: any thread may make const calls.
 #ifndef KVXFER_CLI_COMMON_GPU_MEMORY_H_

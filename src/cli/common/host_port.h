@@ -18,8 +18,8 @@ struct HostPort {
   std::string ToString() const;  // brackets around IPv6 addresses
 };
 
-// Takes "node7", "node7:7471", "[::1]:7471", "[::1]" and "::1". Without a port in the text, the port
-// is `default_port`.
+// Takes "node7", "node7:7471", "[::1]:7471", "[::1]" and "::1". Without a port in the text, the
+// port is `default_port`.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text, uint16_t default_port = kDefaultPort);
 
 }  // namespace kvxfer::cli

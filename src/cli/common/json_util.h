@@ -1,5 +1,5 @@
-// JSON from other processes, which are not trusted: a field that is missing or has another type gives
-// InvalidArgument with its name. Nothing here throws.
+// JSON from other processes, which are not trusted: a field that is missing or has another type
+// gives InvalidArgument with its name. Nothing here throws.
 #ifndef KVXFER_CLI_COMMON_JSON_UTIL_H_
 #define KVXFER_CLI_COMMON_JSON_UTIL_H_
 

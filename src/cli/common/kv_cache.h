@@ -1,6 +1,6 @@
-// A paged KV cache as an inference engine holds it: each layer has one region of K blocks and one of V
-// blocks, or one fused region. Each region has its own memory, with guard zones that no transfer may
-// write.
+// A paged KV cache as an inference engine holds it: each layer has one region of K blocks and one
+// of V blocks, or one fused region. Each region has its own memory, with guard zones that no
+// transfer may write.
 //
 //   | guard | block 0 | gap | block 1 | gap | ... | guard |
 //
@@ -51,8 +51,8 @@ class KvCache {
   // CacheMemory::ForEach does. `ids` has no block twice.
   absl::Status ForEachBlock(uint32_t piece, std::span<const uint32_t> ids, Touch touch,
                             CacheMemory::Visit visit) const;
-  // FillBlock writes the pattern of `seed` (pattern.h) into one block. FindInBlock returns the first
-  // offset that differs from it.
+  // FillBlock writes the pattern of `seed` (pattern.h) into one block. FindInBlock returns the
+  // first offset that differs from it.
   absl::Status FillBlock(uint32_t piece, uint32_t block, uint64_t seed) const;
   absl::StatusOr<std::optional<size_t>> FindInBlock(uint32_t piece, uint32_t block,
                                                     uint64_t seed) const;

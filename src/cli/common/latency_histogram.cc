@@ -11,8 +11,9 @@ namespace {
 constexpr unsigned kSubBits = 8;
 constexpr size_t kBuckets = (64 - kSubBits) << kSubBits;
 
-// The shares of requests at which a distribution has a point, in units of 1/kWhole: every hundredth,
-// and every tenth of the last hundredth, of the last thousandth and of the last ten-thousandth.
+// The shares of requests at which a distribution has a point, in units of 1/kWhole: every
+// hundredth, and every tenth of the last hundredth, of the last thousandth and of the last
+// ten-thousandth.
 constexpr uint64_t kWhole = 100'000;
 constexpr std::array<uint64_t, kMaxCdfPoints> CdfParts() {
   std::array<uint64_t, kMaxCdfPoints> parts{};

@@ -1,5 +1,5 @@
-// Latencies of any number of requests, in bounded memory. A bucket is 1/256 of a power of two wide, so
-// that the error of a percentile is at most 0.2 %. Count, sum, minimum and maximum are exact.
+// Latencies of any number of requests, in bounded memory. A bucket is 1/256 of a power of two wide,
+// so that the error of a percentile is at most 0.2 %. Count, sum, minimum and maximum are exact.
 //
 // Thread-safety: plain value. Threads and processes have a histogram each, which are merged later.
 #ifndef KVXFER_CLI_COMMON_LATENCY_HISTOGRAM_H_
@@ -28,8 +28,8 @@ class LatencyHistogram {
   void Merge(const LatencyHistogram& other);
 
   uint64_t count() const { return count_; }
-  // In microseconds; zero if nothing was added. Percentile uses nearest rank: the share `fraction` of
-  // the requests took at most that long.
+  // In microseconds; zero if nothing was added. Percentile uses nearest rank: the share `fraction`
+  // of the requests took at most that long.
   double Percentile(double fraction) const;
   double min() const { return Microseconds(min_); }
   double max() const { return Microseconds(max_); }

@@ -99,9 +99,8 @@ absl::Status PeerService::Claim(Session& session, const std::string& name) {
   const std::lock_guard lock(mutex_);
   if (session.peer == name) return absl::OkStatus();
   if (!session.peer.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat("this connection belongs to agent ",
-                                                      session.peer, "; open another one for ",
-                                                      name));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this connection belongs to agent ", session.peer, "; open another one for ", name));
   }
   for (const auto& [id, other] : sessions_) {
     if (other->peer == name) {

@@ -5,8 +5,8 @@
 // Requests are channel messages. A request that is not listed here is answered with an error.
 //
 //   hello {metadata, version} → {metadata, version}
-//     Both agents know each other then. A channel is for one agent, an agent has one channel, and both
-//     sides run the same version of kvxfer.
+//     Both agents know each other then. A channel is for one agent, an agent has one channel, and
+//     both sides run the same version of kvxfer.
 //   explain {} → {explanation, text}
 //     The paths from here to the client.
 //   prepare {pieces, block_bytes, blocks, memory, answer?, drive?} → {session, regions}

@@ -116,9 +116,9 @@ absl::StatusOr<Json> PeerService::Prepare(Session& session, const Json& request)
   return Json{{"session", session.id}, {"regions", ToJson(session.cache.regions())}};
 }
 
-// Orders this thread's writes to the cache before later transfers, within this process: the call into
-// the agent does that. The answer to the client goes over a socket, which orders nothing between
-// threads.
+// Orders this thread's writes to the cache before later transfers, within this process: the call
+// into the agent does that. The answer to the client goes over a socket, which orders nothing
+// between threads.
 absl::StatusOr<Json> PeerService::HandedOver() const {
   if (auto metadata = agent_->Metadata(); !metadata.ok()) return metadata.status();
   return Json::object();

@@ -1,5 +1,5 @@
-// The worker processes of `demo`, `bench` and `ping`: another run of this program, or a fork of this
-// process. A channel connects each one to its parent.
+// The worker processes of `demo`, `bench` and `ping`: another run of this program, or a fork of
+// this process. A channel connects each one to its parent.
 #ifndef KVXFER_CLI_COMMON_PROCESS_H_
 #define KVXFER_CLI_COMMON_PROCESS_H_
 
@@ -27,9 +27,9 @@ class WorkerProcess {
   // Runs `kvxfer <subcommand>`. Errors call the process `role`, e.g. "the decode process".
   static absl::StatusOr<WorkerProcess> Start(const std::string& subcommand,
                                              const std::string& role);
-  // Forks this process, which must not have threads or agents yet, and runs `serve` in the child. The
-  // child ends when `serve` returns, with exit status 0 if the result is OK. It shares the parent's
-  // stdout and stderr and must not write to them.
+  // Forks this process, which must not have threads or agents yet, and runs `serve` in the child.
+  // The child ends when `serve` returns, with exit status 0 if the result is OK. It shares the
+  // parent's stdout and stderr and must not write to them.
   static absl::StatusOr<WorkerProcess> Fork(const std::string& role,
                                             const std::function<absl::Status(Channel)>& serve);
   WorkerProcess(WorkerProcess&& other) noexcept;

@@ -67,7 +67,8 @@ absl::Status RoundTrip::Once() {
 }
 
 // A transfer that fails does not wake a thread that waits for a notification. So this looks at the
-// transfer in between: after a failure no answer can come, and its status says more than "no answer".
+// transfer in between: after a failure no answer can come, and its status says more than "no
+// answer".
 absl::Status RoundTrip::WaitAnswer(const Transfer& transfer) {
   constexpr Duration kLook = std::chrono::milliseconds(50);
   for (const Time deadline = Now() + timeout_;;) {
@@ -82,8 +83,8 @@ absl::Status RoundTrip::WaitAnswer(const Transfer& transfer) {
     if (absl::Status failed = transfer.status(); !failed.ok()) return failed;
     if (absl::Status gone = CheckPeer(); !gone.ok()) return gone;
     if (left <= kLook) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "no answer from ", session_.peer(), " within ", FormatDuration(timeout_, " ")));
+      return absl::DeadlineExceededError(absl::StrCat("no answer from ", session_.peer(),
+                                                      " within ", FormatDuration(timeout_, " ")));
     }
   }
 }

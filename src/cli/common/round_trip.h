@@ -13,20 +13,21 @@
 
 namespace kvxfer::cli {
 
-// Writes a block with a notification. The peer's PeerService is notified and writes as many bytes back,
-// with a notification. The round trip ends when that notification arrives.
+// Writes a block with a notification. The peer's PeerService is notified and writes as many bytes
+// back, with a notification. The round trip ends when that notification arrives.
 //
-// Thread-safety: one thread. It drives the agent while it waits, and takes all of its notifications.
+// Thread-safety: one thread. It drives the agent while it waits, and takes all of its
+// notifications.
 class RoundTrip {
  public:
-  // Allocates the memory for both directions in `cache`, which must outlive the agent, and opens the
-  // session. If `register_ms` is not null, it gets the time that registration took.
+  // Allocates the memory for both directions in `cache`, which must outlive the agent, and opens
+  // the session. If `register_ms` is not null, it gets the time that registration took.
   static absl::StatusOr<RoundTrip> Open(Channel& channel, Agent& agent, KvCache& cache,
                                         uint64_t size, const MemorySides& memory, Duration timeout,
                                         double* register_ms = nullptr);
 
-  // One round trip. Returns the status of the write at once if that fails. Unavailable: the peer was
-  // lost, and did not come back within a second or two.
+  // One round trip. Returns the status of the write at once if that fails. Unavailable: the peer
+  // was lost, and did not come back within a second or two.
   absl::Status Once();
 
   // One round trip with content that identifies its place. DataLoss: the answer differs. `took_us`

@@ -21,8 +21,8 @@ constexpr uint64_t TargetSeed(uint64_t seed) { return 2 * seed + 1; }
 // The number of runs that are contiguous on both sides, for blocks without gaps.
 uint64_t CountRuns(std::span<const uint32_t> local, std::span<const uint32_t> remote);
 
-// The free list of a paged cache. It begins in random order, as after long use; freed blocks return to
-// random places.
+// The free list of a paged cache. It begins in random order, as after long use; freed blocks return
+// to random places.
 class BlockAllocator {
  public:
   BlockAllocator(uint32_t count, uint64_t seed);

@@ -38,7 +38,7 @@ struct KvSide {
   std::string name{};  // "prefill" or "decode"
   uint64_t tp = 1;
   std::optional<uint64_t> block_tokens{};  // empty: as --block-tokens
-  std::string layout = "HND";  // what the vLLM connector asks for; or "NHD"
+  std::string layout = "HND";              // what the vLLM connector asks for; or "NHD"
 };
 
 // --<name>-tp, --<name>-block-tokens and --<name>-layout, in that order.

@@ -9,8 +9,8 @@
 
 namespace kvxfer::cli {
 
-// By nearest rank: each percentile is one of the samples, without interpolation. With fewer than 1,000
-// samples, p99.9 is the largest one. All fields are zero without samples.
+// By nearest rank: each percentile is one of the samples, without interpolation. With fewer than
+// 1,000 samples, p99.9 is the largest one. All fields are zero without samples.
 struct Summary {
   size_t count = 0;
   double sum = 0;

@@ -11,8 +11,8 @@
 
 namespace kvxfer::cli {
 
-// Right-aligned columns. A column is as wide as its title or its given width; a longer cell moves the
-// rest of its row to the right.
+// Right-aligned columns. A column is as wide as its title or its given width; a longer cell moves
+// the rest of its row to the right.
 class Table {
  public:
   struct Column {

@@ -1,5 +1,5 @@
-// A client's session at a PeerService: the two agents know each other, and the service has memory for
-// the client.
+// A client's session at a PeerService: the two agents know each other, and the service has memory
+// for the client.
 #ifndef KVXFER_CLI_COMMON_TARGET_SESSION_H_
 #define KVXFER_CLI_COMMON_TARGET_SESSION_H_
 
@@ -16,8 +16,8 @@
 
 namespace kvxfer::cli {
 
-// What a client asks for. `answer` and `drive` are regions of the client that the service may write and
-// read: `answer` for the answer to each notification, `drive` for a load of the service.
+// What a client asks for. `answer` and `drive` are regions of the client that the service may write
+// and read: `answer` for the answer to each notification, `drive` for a load of the service.
 struct SessionRequest {
   KvCacheShape shape{};  // without a gap
   std::vector<PagedRegion> answer{};
@@ -29,9 +29,10 @@ struct TargetReport {
   std::string process{};  // identifies the process among those of all hosts
   double cpu_seconds = 0;
   uint64_t rss_bytes = 0;
-  uint64_t notifications = 0;   // of this session since its last report
-  LatencyHistogram notified{};  // of those, from posting to notification; empty without a common clock
-  ArrivalTimes arrivals{};      // of those with a number, likewise
+  uint64_t notifications = 0;  // of this session since its last report
+  LatencyHistogram
+      notified{};           // of those, from posting to notification; empty without a common clock
+  ArrivalTimes arrivals{};  // of those with a number, likewise
 };
 
 // Thread-safety: one thread. `channel` and `agent` outlive it.

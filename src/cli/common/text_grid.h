@@ -16,8 +16,8 @@ class TextGrid {
   explicit TextGrid(std::vector<Align> columns = {}) : columns_(std::move(columns)) {}
 
   void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-  // Each row is a line that begins with `indent`, has two spaces between columns and no spaces at its
-  // end.
+  // Each row is a line that begins with `indent`, has two spaces between columns and no spaces at
+  // its end.
   std::string ToString(const std::string& indent = "") const;
 
  private:

@@ -1,5 +1,5 @@
-// `kvxfer demo`: a prefill and a decode process, and the KV caches of some requests between them.
-// This process is the prefill side. With unlike sides: group.h.
+// `kvxfer demo`: moves the KV caches of some requests from this process, the prefill side, to a
+// decode process. group.h has the demo with two instances.
 
 #include "src/cli/demo/demo.h"
 
@@ -29,9 +29,9 @@ namespace kvxfer::cli {
 namespace {
 
 struct DemoRun {
-  std::string path{};      // what ChosenPath says after the run
-  double seconds = 0;      // first assignment to last verification
-  double cpu_seconds = 0;  // of both processes, content and checks included
+  std::string path{};      // ChosenPath after the run
+  double seconds = 0;      // from the first assignment to the last verification
+  double cpu_seconds = 0;  // of both processes, with content and checks
   std::vector<DemoResult> results{};
   absl::Status guards;  // of both sides
 };
@@ -115,13 +115,13 @@ void PrintTable(const DemoConfig& config, const DemoRun& run) {
   const uint64_t bytes = config.requests * config.request_bytes();
   std::printf("%zu of %zu requests verified, every byte; guard zones %s\n", CountVerified(run),
               run.results.size(), run.guards.ok() ? "intact" : "WRITTEN");
-  std::printf("%s in %.2f s: %.2f GB/s with content made and checked, %.2f CPU-seconds\n",
+  std::printf("%s in %.2f s: %.2f GB/s with making and checking content, %.2f CPU seconds\n",
               FormatBytes(bytes).c_str(), run.seconds, GbPerSecond(bytes, run.seconds),
               run.cpu_seconds);
   std::printf("path %s\n", run.path.c_str());
 }
 
-// DataLoss for the first thing that is wrong.
+// DataLoss names the first thing that is wrong.
 absl::Status OutcomeOf(const DemoRun& run) {
   for (const DemoResult& result : run.results) {
     if (!result.error.empty()) return absl::DataLossError("verification failed: " + result.error);
@@ -129,7 +129,7 @@ absl::Status OutcomeOf(const DemoRun& run) {
   return Annotate(run.guards, "guard zones");
 }
 
-// Starts and introduces the decode process; returns its regions.
+// Exchanges metadata with the decode process and returns its regions.
 absl::StatusOr<std::vector<PagedRegion>> Meet(const DemoConfig& config, WorkerProcess& worker,
                                               Agent& agent, std::string& peer) {
   const absl::StatusOr<std::string> ours = agent.Metadata();
@@ -148,26 +148,26 @@ absl::StatusOr<std::vector<PagedRegion>> Meet(const DemoConfig& config, WorkerPr
   return GetRegions(*answer, "regions");
 }
 
-// Between messages the decode process is silent, unless it failed.
+// The decode process is silent between messages, unless it has failed.
 absl::Status CheckWorker(WorkerProcess& worker) {
   if (worker.channel().Readable()) {
     const absl::StatusOr<Json> message = worker.channel().ReceiveAnswer(std::chrono::seconds(1));
-    if (message.ok()) return absl::InternalError("the decode process speaks unasked");
-    // A closed channel says less than the way the process ended.
+    if (message.ok()) return absl::InternalError("the decode process sends an unexpected message");
+    // The way in which the process ended says more than a closed channel.
     if (!absl::IsUnavailable(message.status())) return message.status();
     return worker.Join(std::chrono::seconds(1));
   }
   return worker.CheckAlive();
 }
 
-// Every request is verified and every transfer has ended at both sides: collects what only the
-// decode process knows, and lets it end.
+// Call it when every request is verified and every transfer has ended on both sides. Gets the
+// results of the decode process and lets it end.
 absl::Status Finish(WorkerProcess& worker, DemoRun& run, Duration timeout) {
   ExpectPeersToLeave();
   const absl::StatusOr<Json> last = worker.channel().Call({{"type", "finish"}}, timeout);
   if (!last.ok()) return last.status();
   if (const std::string written = GetString(*last, "guards"); !written.empty()) {
-    run.guards = absl::DataLossError("of the decode side: " + written);
+    run.guards = absl::DataLossError("decode side: " + written);
   }
   const auto cpu = last->find("cpu_seconds");
   run.cpu_seconds = CpuSeconds();
@@ -175,8 +175,8 @@ absl::Status Finish(WorkerProcess& worker, DemoRun& run, Duration timeout) {
   return worker.Join(timeout);
 }
 
-// The order of what is made here is the order of lifetimes: the cache outlives the agent that has
-// it registered, and the decode process is let go of after this agent has closed.
+// The order of these objects is the order of their lifetimes: the cache outlives the agent that has
+// it registered, and the decode process outlives this agent.
 absl::Status RunDemo(DemoConfig config, bool json) {
   const absl::StatusOr<DemoMemory> memory = DemoMemoryOf(config.memory, 1, 1);
   if (!memory.ok()) return memory.status();
@@ -191,7 +191,7 @@ absl::Status RunDemo(DemoConfig config, bool json) {
   const absl::StatusOr<std::unique_ptr<Agent>> agent =
       MakeAgent({.role = "prefill", .backends = config.backend, .fault_seed = config.seed});
   if (!agent.ok()) return agent.status();
-  // Reads of the source are local: peers need no rights.
+  // Only this agent reads the source: peers need no access.
   if (auto s = cache->RegisterWith(**agent, Access::kNone); !s.ok()) return s.status();
   std::string peer;
   absl::StatusOr<std::vector<PagedRegion>> remote = Meet(config, *worker, **agent, peer);

@@ -8,23 +8,23 @@
 #include "src/cli/common/stats.h"
 #include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
-#include "src/cli/demo/workers.h"
 #include "src/cli/demo/memory.h"
 #include "src/cli/demo/rank.h"
+#include "src/cli/demo/workers.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
 namespace {
 
-// Of a round: so that its tables fit into a message.
+// Limits of a round, so that its block tables fit into a message.
 constexpr size_t kMaxRequests = 64;
 constexpr size_t kMaxIds = 1 << 15;
 
-// The blocks of a side; every rank of it has the same ids.
+// The blocks of a side. Every rank of the side uses the same ids.
 struct SideBlocks {
   BlockAllocator free;
-  size_t each;  // of a request
+  size_t each;  // blocks of one request
   DemoTables tables{};
 
   bool Add() {
@@ -45,7 +45,7 @@ absl::StatusOr<SideBlocks> BlocksOf(const DemoShard& shard, uint64_t seed) {
                     .each = shard.config.blocks_per_request()};
 }
 
-// The requests from `first` on that there are blocks for on both sides.
+// Assigns blocks on both sides to as many requests from `first` on as possible.
 void FillRound(uint64_t first, uint64_t end, SideBlocks& prefill, SideBlocks& decode) {
   const size_t most = std::min<size_t>(kMaxRequests, kMaxIds / std::max(prefill.each, decode.each));
   const size_t wanted = std::min<size_t>(end - first, most);
@@ -57,9 +57,10 @@ void FillRound(uint64_t first, uint64_t end, SideBlocks& prefill, SideBlocks& de
   }
 }
 
-// What each decode rank found, by request. Internal: one does not speak of all of them.
-absl::Status TakeErrors(const DemoWorkers& workers, const std::vector<Json>& answers, uint64_t first,
-                        size_t requests, DemoGroupRun& run) {
+// Collects the errors that each decode rank found, by request. Internal: a rank does not report on
+// all requests.
+absl::Status TakeErrors(const DemoWorkers& workers, const std::vector<Json>& answers,
+                        uint64_t first, size_t requests, DemoGroupRun& run) {
   for (size_t rank = 0; rank < workers.decode(); ++rank) {
     const Json errors = answers[workers.prefill() + rank].value("errors", Json::array());
     if (errors.size() != requests) {
@@ -78,7 +79,7 @@ absl::Status TakeErrors(const DemoWorkers& workers, const std::vector<Json>& ans
   return absl::OkStatus();
 }
 
-// Returns how many requests there were in it.
+// Moves one round and returns its number of requests.
 absl::StatusOr<size_t> RunRound(DemoWorkers& workers, uint64_t first, SideBlocks& prefill,
                                 SideBlocks& decode, DemoGroupRun& run) {
   const DemoConfig& config = run.prefill.front().config;

@@ -17,7 +17,7 @@ uint32_t HeadsOfModel(const KvModel& model) { return model.fused ? 1 : model.kv_
 
 }  // namespace
 
-// Not by the library, which is what is shown here: the checks of content stand on these two.
+// These two do not use the library, which the demo shows: the checks of content depend on them.
 uint32_t DemoShard::first_head() const {
   return static_cast<uint32_t>(uint64_t{rank} * HeadsOfModel(config.model) / config.tp);
 }

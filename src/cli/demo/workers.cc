@@ -11,13 +11,13 @@
 namespace kvxfer::cli {
 namespace {
 
-// A rank's own time-out ends within 10 % of it.
+// Longer than a rank's own time-out, which may be 10 % late.
 Duration WithGrace(Duration timeout) { return timeout + timeout / 4 + std::chrono::seconds(2); }
 
 }  // namespace
 
 absl::StatusOr<DemoWorkers> DemoWorkers::Start(std::span<const DemoShard> prefill,
-                                         std::span<const DemoShard> decode) {
+                                               std::span<const DemoShard> decode) {
   DemoWorkers workers(prefill.size(), prefill.front().config.timeout);
   std::vector<Json> hellos;
   for (const std::span<const DemoShard> side : {prefill, decode}) {

@@ -1,4 +1,4 @@
-// The rank processes of `kvxfer demo --prefill-tp N --decode-tp N`, as their parent has them.
+// The rank processes of `kvxfer demo --prefill-tp N --decode-tp N`, seen from their parent.
 #ifndef KVXFER_CLI_DEMO_WORKERS_H_
 #define KVXFER_CLI_DEMO_WORKERS_H_
 
@@ -12,25 +12,25 @@
 
 namespace kvxfer::cli {
 
-// Thread-safety: one thread. Its end ends the processes.
+// Thread-safety: one thread. The destructor kills the processes.
 //
-// What a rank refuses or finds is returned at once, with the rank's name; where a process is lost
-// that is what is returned, whatever others say of it. DeadlineExceeded names a rank that does not
-// answer within the time-out of DemoConfig and some grace, in which it can say itself what it waits
-// for.
+// An error of a rank is returned at once, with the rank's name. If a process was lost, its loss is
+// returned, whatever the others report about it. DeadlineExceeded names a rank that does not answer
+// within the time-out of DemoConfig plus some grace, during which the rank can report its own
+// time-out.
 class DemoWorkers {
  public:
-  // Every prefill rank knows every decode rank, in their order, when it returns.
+  // When this returns, every prefill rank knows every decode rank, in their order.
   static absl::StatusOr<DemoWorkers> Start(std::span<const DemoShard> prefill,
-                                        std::span<const DemoShard> decode);
+                                           std::span<const DemoShard> decode);
 
   size_t prefill() const { return prefill_; }
   size_t decode() const { return workers_.size() - prefill_; }
 
-  // The same message to every rank of a side; null: none. The answers are in the order of ranks,
-  // prefill before decode; null of those that were not asked.
+  // Sends one message to every rank of a side; null: none. The answers are in the order of ranks,
+  // prefill before decode, and null for ranks that got no message.
   absl::StatusOr<std::vector<Json>> Call(const Json& to_prefill, const Json& to_decode);
-  // All end by themselves.
+  // Lets all processes end, and waits for that.
   absl::Status Leave();
 
  private:

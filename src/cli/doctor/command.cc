@@ -46,8 +46,7 @@ absl::Status RunHostChecks(const DoctorFlags& flags) {
 absl::Status RunDoctor(const DoctorFlags& flags) {
   if (flags.server.empty()) {
     if (flags.peer.IsDefault()) return RunHostChecks(flags);
-    return absl::InvalidArgumentError(
-        "--backend and --listen need a server: kvxfer doctor HOST");
+    return absl::InvalidArgumentError("--backend and --listen need a server: kvxfer doctor HOST");
   }
   if (!flags.root.empty() || !flags.fixture.empty() || !flags.fabrics.empty()) {
     return absl::InvalidArgumentError(
@@ -72,8 +71,7 @@ void AddDoctor(CLI::App& app, Action& action) {
   AddText(command, "server", flags->server, "HOST[:PORT]",
           "Address of `kvxfer serve`: tries the paths there (default: checks this host)");
   AddHost(command, flags->fixture, flags->root, flags->fabrics);
-  AddBackend(command, flags->peer.backends,
-             "those that agents try by default; with a server only");
+  AddBackend(command, flags->peer.backends, "those that agents try by default; with a server only");
   AddListen(command, flags->peer.listen);
   command->add_flag("--strict", flags->strict, "Counts warnings as problems");
   AddJson(command, flags->json);

@@ -54,9 +54,9 @@ Findings Devices(const SystemView& view) {
     for (const RdmaDevice& device : topology.devices) names.push_back(device.name);
     // A pod sees the whole PCI bus of its host, but only its own devices.
     return Ok(absl::StrCat(
-        Names(names), missing.empty()
-                          ? ""
-                          : absl::StrCat("; ", missing.size(), " more NICs are not available here")));
+        Names(names),
+        missing.empty() ? ""
+                        : absl::StrCat("; ", missing.size(), " more NICs are not available here")));
   }
   if (missing.empty()) {
     return NotApplicable("no RDMA NIC: transfers between hosts go over tcp");
@@ -99,8 +99,8 @@ Findings Firmware(const SystemView& view) {
   return OrOk(bad, absl::StrJoin(distinct, ", "));
 }
 
-// A parent and its virtual function share one port. kvxfer uses that port once; UCX and libfabric may
-// use it twice.
+// A parent and its virtual function share one port. kvxfer uses that port once; UCX and libfabric
+// may use it twice.
 Findings Functions(const SystemView& view) {
   const Topology& topology = view.topology();
   size_t physical = 0;

@@ -106,8 +106,9 @@ std::string DoctorText(const std::vector<CheckResult>& results) {
       without.emplace_back(result.check->name);
       continue;
     }
-    const auto same = std::count_if(result.findings.begin(), result.findings.end(),
-                                    [&](const Finding& f) { return f.severity == result.severity; });
+    const auto same =
+        std::count_if(result.findings.begin(), result.findings.end(),
+                      [&](const Finding& f) { return f.severity == result.severity; });
     const bool bad = result.severity >= Severity::kWarning;
     std::string what = bad ? Shortened(shown.what) : shown.what;
     if (bad && same > 1) absl::StrAppend(&what, " (and ", same - 1, " more)");

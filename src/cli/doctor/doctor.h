@@ -1,4 +1,5 @@
-// The checks of `kvxfer doctor`: each is a small function over a view of the host, listed in a table.
+// The checks of `kvxfer doctor`: each is a small function over a view of the host, listed in a
+// table.
 //
 // Each file of this folder has the checks of one subject, and their table. docs/doctor.md lists all
 // checks.
@@ -127,9 +128,11 @@ inline void Append(Findings& to, Findings more) {
 std::string Names(const std::vector<std::string>& names);
 // The names of the devices of these ports, which are indices.
 std::string PortNames(const Topology& topology, const std::vector<size_t>& ports);
-// The path of a library after following links (".../libibverbs.so.1.14.44.0"); empty: not installed.
+// The path of a library after following links (".../libibverbs.so.1.14.44.0"); empty: not
+// installed.
 std::string FindLibrary(const SystemView& view, const std::string& soname);
-// Whether this is a container with its own pid namespace, in which peers on this host are invisible.
+// Whether this is a container with its own pid namespace, in which peers on this host are
+// invisible.
 bool HasOwnProcesses(const SystemView& view);
 bool IsActiveInfiniBand(const RdmaPort& port);
 // The indices of the ports for which `predicate` holds.

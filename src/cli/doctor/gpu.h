@@ -35,11 +35,11 @@ struct CudaState {
   absl::Status pinned{};
 };
 
-// Loads and initialises the driver, which may take seconds, and creates a context on the first device
-// for a moment.
+// Loads and initialises the driver, which may take seconds, and creates a context on the first
+// device for a moment.
 CudaState AskCuda();
-// The result of `ask`, or DeadlineExceeded if it takes longer. Its thread goes on then and may never
-// end, so that nothing else may call the driver.
+// The result of `ask`, or DeadlineExceeded if it takes longer. Its thread goes on then and may
+// never end, so that nothing else may call the driver.
 CudaState AskWithin(Duration longest, std::function<CudaState()> ask);
 
 // "cuda:0 cuda:1", shortened as by Names (doctor.h).

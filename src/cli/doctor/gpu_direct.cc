@@ -95,8 +95,8 @@ std::optional<Window> WindowOf(const std::string& line) {
   return window;
 }
 
-// The size of BAR1, the window through which the PCI bus reaches the GPU's memory; 0: unknown. A 64-bit
-// window takes two lines of the file; since Hopper, BAR0 is one.
+// The size of BAR1, the window through which the PCI bus reaches the GPU's memory; 0: unknown. A
+// 64-bit window takes two lines of the file; since Hopper, BAR0 is one.
 uint64_t Bar1Bytes(const SystemView& view, const std::string& pci) {
   constexpr uint64_t kMem64 = 0x100000;  // IORESOURCE_MEM_64
   const std::string text =

@@ -21,8 +21,7 @@ Findings HugePages(const SystemView& view) {
     reserved = words.back();
   }
   if (reserved != "0") return Ok(reserved + " reserved pages are free");
-  const std::string fix =
-      "echo advise > " + folder + "/shmem_enabled; or sysctl vm.nr_hugepages=N";
+  const std::string fix = "echo advise > " + folder + "/shmem_enabled; or sysctl vm.nr_hugepages=N";
   const std::string cost =
       "each 4 KiB of a cache is a page of its own: slower copies, larger tables in the NIC, slower "
       "registration";

@@ -197,8 +197,7 @@ PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
 // The backends that --backend names or, as a server has no others unless it was told so, those of
 // DefaultBackends; without those that it leaves out.
 absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options) {
-  const std::vector<std::string> names =
-      absl::StrSplit(options.backends, ',', absl::SkipEmpty());
+  const std::vector<std::string> names = absl::StrSplit(options.backends, ',', absl::SkipEmpty());
   if (absl::Status s = CheckBackendNames(names, AllBackends()); !s.ok()) {
     return Annotate(s, "--backend");
   }

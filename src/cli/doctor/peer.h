@@ -45,8 +45,8 @@ struct PeerReport {
   std::vector<PeerPath> paths{};
 };
 
-// Unavailable: nothing answers there. InvalidArgument: a bad address, an unknown backend, or a server
-// of another version. The report says what a backend lacks.
+// Unavailable: nothing answers there. InvalidArgument: a bad address, an unknown backend, or a
+// server of another version. The report says what a backend lacks.
 absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckOptions& options);
 
 // Makes `path` a warning if some of its rails are down.
@@ -54,8 +54,8 @@ void JudgeRails(PeerPath& path);
 
 std::string PeerText(const PeerReport& report);
 Json PeerJson(const PeerReport& report);
-// Aborted if a backend has a problem, or no backend reaches the server. With `strict`, also if a backend
-// has a warning.
+// Aborted if a backend has a problem, or no backend reaches the server. With `strict`, also if a
+// backend has a warning.
 absl::Status PeerStatus(const PeerReport& report, bool strict);
 
 }  // namespace kvxfer::cli

@@ -26,8 +26,7 @@ std::string RailsText(const PeerPath& path) {
   for (size_t i = 0; i < path.each_rail.size(); ++i) {
     const RailExplanation& rail = path.each_rail[i];
     const double rtt = Seconds(rail.round_trip);
-    grid.Add({RailName(rail, i), rail.up ? "up" : "DOWN",
-              rail.up && rtt > 0 ? FormatTime(rtt) : "",
+    grid.Add({RailName(rail, i), rail.up ? "up" : "DOWN", rail.up && rtt > 0 ? FormatTime(rtt) : "",
               rail.up ? FormatFixed(8 * rail.bytes_per_second / 1e9, 2) + " Gb/s" : "", rail.why});
   }
   return absl::StrCat("\n", path.backend, "\n", grid.ToString("  "));
@@ -56,7 +55,8 @@ void JudgeRails(PeerPath& path) {
   path.severity = Severity::kWarning;
   path.why = absl::StrCat(down.size(), " of ", path.each_rail.size(),
                           " rails are down: ", absl::StrJoin(down, "; "));
-  path.fix = "kvxfer doctor, on this host and on the server's; give the fabrics the same names on both";
+  path.fix =
+      "kvxfer doctor, on this host and on the server's; give the fabrics the same names on both";
 }
 
 std::string PeerText(const PeerReport& report) {
@@ -67,9 +67,9 @@ std::string PeerText(const PeerReport& report) {
   std::string rails;
   std::string details;
   for (const PeerPath& path : report.paths) {
-    const char* word = path.reached                              ? "reached"
+    const char* word = path.reached                                ? "reached"
                        : path.severity == Severity::kNotApplicable ? "-"
-                                                                 : "NOT REACHED";
+                                                                   : "NOT REACHED";
     grid.Add({path.backend, word, path.reached ? absl::StrCat(path.rails) : "",
               path.reached ? FormatTime(path.rtt_min_us * 1e-6) : "",
               path.reached ? FormatTime(path.rtt_p50_us * 1e-6) : "",

@@ -86,10 +86,9 @@ Findings LinkLayers(const SystemView& view) {
   }
   const std::string what = absl::StrJoin(parts, "; ");
   if (layers.contains(LinkLayer::kUnknown)) {
-    return Warning(
-        what, "kvxfer does not know how to connect over such a port",
-        "cat /sys/class/infiniband/*/ports/*/link_layer; leave it out with "
-        "KVXFER_VERBS_DEVICES='^DEVICE'");
+    return Warning(what, "kvxfer does not know how to connect over such a port",
+                   "cat /sys/class/infiniband/*/ports/*/link_layer; leave it out with "
+                   "KVXFER_VERBS_DEVICES='^DEVICE'");
   }
   if (layers.size() == 1) return Ok(what);
   return Warning(
@@ -140,12 +139,11 @@ Findings Rates(const SystemView& view) {
   if (active.empty()) return NotApplicable("no active port");
   Findings bad;
   for (const auto& [rates, ports] : slow) {
-    Append(bad,
-           Warning(absl::StrFormat("%s: %s, of up to %g Gb/s", PortNames(topology, ports),
-                                   rates.first, rates.second),
-                   "a cable or switch of an older generation, or lost lanes",
-                   "mlxlink -d " + topology.DeviceOf(topology.ports[ports.front()]).name +
-                       " -m; ibdiagnet; check cable, switch port and the limit of the board"));
+    Append(bad, Warning(absl::StrFormat("%s: %s, of up to %g Gb/s", PortNames(topology, ports),
+                                        rates.first, rates.second),
+                        "a cable or switch of an older generation, or lost lanes",
+                        "mlxlink -d " + topology.DeviceOf(topology.ports[ports.front()]).name +
+                            " -m; ibdiagnet; check cable, switch port and the limit of the board"));
   }
   return OrOk(bad, absl::StrJoin(seen, ", "));
 }
@@ -199,10 +197,11 @@ Findings GidsOf(const Topology& topology, const RdmaPort& port) {
       return Problem(name + ": no RoCE v2 GID", "no connection can be made over it", fix);
     }
     if (!routed) {
-      return Warning(name + ": RoCE v2 GIDs of link-local addresses only",
-                     "it only reaches ports of its own Ethernet segment: routers do not forward its "
-                     "packets",
-                     fix);
+      return Warning(
+          name + ": RoCE v2 GIDs of link-local addresses only",
+          "it only reaches ports of its own Ethernet segment: routers do not forward its "
+          "packets",
+          fix);
     }
   } else if (!HasGuid(port)) {
     return Problem(name + ": no GID", "no connection can be made over it",
@@ -228,8 +227,8 @@ Findings Gids(const SystemView& view) {
   return OrOk(bad, absl::StrCat("on ", active.size() - blank, " ports"));
 }
 
-// A pod uses its virtual functions. On their host, virtual functions without a GUID are spare, unless
-// others of the same parent have a GUID.
+// A pod uses its virtual functions. On their host, virtual functions without a GUID are spare,
+// unless others of the same parent have a GUID.
 Findings VirtualGuids(const SystemView& view) {
   const Topology& topology = view.topology();
   const auto all = PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice& d) {

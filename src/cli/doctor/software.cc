@@ -35,22 +35,24 @@ Findings Yama(const SystemView& view) {
   const std::string text = absl::StrCat("kernel.yama.ptrace_scope is ", *scope);
   if (*scope == 0) return Ok(text);
   if (*scope < 3 && MayTraceAll(view)) return Ok(text + ", and this process has SYS_PTRACE");
-  return Warning(text,
-                 "shm cannot attach to memory that was not allocated with HostBuffer: its transfers "
-                 "between processes of this host go over tcp",
-                 *scope == 3 ? "boot without it (3 cannot be changed), or use HostBuffer"
-                             : "sysctl kernel.yama.ptrace_scope=0; or prctl(PR_SET_PTRACER) in the "
-                               "peer, --cap-add=SYS_PTRACE, or HostBuffer");
+  return Warning(
+      text,
+      "shm cannot attach to memory that was not allocated with HostBuffer: its transfers "
+      "between processes of this host go over tcp",
+      *scope == 3 ? "boot without it (3 cannot be changed), or use HostBuffer"
+                  : "sysctl kernel.yama.ptrace_scope=0; or prctl(PR_SET_PTRACER) in the "
+                    "peer, --cap-add=SYS_PTRACE, or HostBuffer");
 }
 
 Findings SameHost(const SystemView& view) {
   if (!InContainer(view)) return Ok("not in a container");
   if (!HasOwnProcesses(view)) return Ok("in a container with the host's processes");
-  return Warning("in a container with its own processes",
-                 "shm only reaches processes of this container; tcp reaches other processes of this "
-                 "host",
-                 "docker: --pid=host --network=host; in a pod: hostPID and hostNetwork, or one pod "
-                 "for both");
+  return Warning(
+      "in a container with its own processes",
+      "shm only reaches processes of this container; tcp reaches other processes of this "
+      "host",
+      "docker: --pid=host --network=host; in a pod: hostPID and hostNetwork, or one pod "
+      "for both");
 }
 
 bool HasLibraries(const SystemView& view) { return view.files().Exists("/usr/lib"); }

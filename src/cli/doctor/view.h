@@ -22,12 +22,12 @@ inline bool IsHere(const BackendOrigin& backend) {
 // print the name anyway.
 std::string WithoutName(std::string_view why, const std::string& backend);
 
-// A view of the host that this process runs on, with its permissions: opens device files, asks libraries
-// for their versions, creates each backend once.
+// A view of the host that this process runs on, with its permissions: opens device files, asks
+// libraries for their versions, creates each backend once.
 std::unique_ptr<SystemView> MakeLiveView(Topology topology);
 
-// A view of the files below another root. Device files are judged by their mode: one that not every user
-// may open counts as not accessible.
+// A view of the files below another root. Device files are judged by their mode: one that not every
+// user may open counts as not accessible.
 std::unique_ptr<SystemView> MakeTreeView(Sysfs files, Topology topology);
 
 }  // namespace kvxfer::cli

@@ -1,4 +1,5 @@
-// `kvxfer completion` and `kvxfer man`: what shells and man(1) are given, from the declared options.
+// `kvxfer completion` and `kvxfer man`: what shells and man(1) are given, from the declared
+// options.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>

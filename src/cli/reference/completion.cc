@@ -59,8 +59,7 @@ void AppendBashCommand(const CommandReference& command, std::string& out) {
     } else if (option.takes_value) {
       std::vector<std::string> names = option.names;
       names.insert(names.end(), option.synonyms.begin(), option.synonyms.end());
-      absl::StrAppend(&out, "        ", absl::StrJoin(names, "|"), ") ", BashValue(option),
-                      ";;\n");
+      absl::StrAppend(&out, "        ", absl::StrJoin(names, "|"), ") ", BashValue(option), ";;\n");
     }
   }
   absl::StrAppend(&out, "      esac\n      words=", Quoted(absl::StrJoin(words, " ")), ";;\n");
@@ -81,9 +80,9 @@ std::string ZshValue(const OptionReference& option) {
     action = absl::StrCat("(", absl::StrReplaceAll(absl::StrJoin(words, " "), {{":", "\\:"}}), ")");
   }
   if (option.files) {
-    action = words.empty() ? "_files"
-                           : absl::StrCat("{_alternative \"words:word:", action,
-                                          "\" \"files:file:_files\"}");
+    action = words.empty()
+                 ? "_files"
+                 : absl::StrCat("{_alternative \"words:word:", action, "\" \"files:file:_files\"}");
   } else if (option.folders) {
     action = words.empty() ? "_files -/"
                            : absl::StrCat("{_alternative \"words:word:", action,

@@ -12,8 +12,7 @@
 namespace kvxfer::cli {
 
 // In roff, for man(1). The same input always gives the same text: there is no date in it.
-std::string ManualPage(const CommandReference& root,
-                       const std::vector<CommandReference>& commands);
+std::string ManualPage(const CommandReference& root, const std::vector<CommandReference>& commands);
 
 }  // namespace kvxfer::cli
 

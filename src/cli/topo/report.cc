@@ -39,7 +39,8 @@ std::string ShortName(const Topology& topology, size_t port) {
   return ports_of_device == 1 ? topology.DeviceOf(named).name : topology.PortName(named);
 }
 
-// Shortens long runs of neighbours to "first..last (32)": a host may have a hundred virtual functions.
+// Shortens long runs of neighbours to "first..last (32)": a host may have a hundred virtual
+// functions.
 std::string PortList(const Topology& topology, const std::vector<size_t>& ports) {
   std::string text;
   for (size_t i = 0; i < ports.size();) {

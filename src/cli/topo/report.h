@@ -10,8 +10,8 @@
 
 namespace kvxfer::cli {
 
-// For people: a matrix with a line for each port and its distance to each NUMA node and GPU, the rails of
-// a transfer from each of them, and why other ports are left out.
+// For people: a matrix with a line for each port and its distance to each NUMA node and GPU, the
+// rails of a transfer from each of them, and why other ports are left out.
 std::string TopologyText(const Topology& topology, const PortSelector& selector);
 
 // The same for programs; docs/topology.md describes the fields.

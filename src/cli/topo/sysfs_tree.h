@@ -34,8 +34,8 @@ class SysfsTree {
   std::map<std::string, bool> folders_;
 };
 
-// A folder in /dev/shm, or else in the folder for temporary files. The destructor removes it with its
-// contents.
+// A folder in /dev/shm, or else in the folder for temporary files. The destructor removes it with
+// its contents.
 class TemporaryFolder {
  public:
   static absl::StatusOr<TemporaryFolder> Make();

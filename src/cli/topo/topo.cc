@@ -78,8 +78,9 @@ void AddTopo(CLI::App& app, Action& action) {
   AddText(command, "--ports", flags->ports, "PORTS",
           "Ports to use: devices, netdevs, PCI addresses, subnets or fabrics, separated by commas; "
           "^ leaves some out (default: all)");
-  AddText(command, "--save", flags->save, "FOLDER",
-          "Copies what is read into this new folder, for --root on another host (default: no copy)");
+  AddText(
+      command, "--save", flags->save, "FOLDER",
+      "Copies what is read into this new folder, for --root on another host (default: no copy)");
   AddJson(command, flags->json);
   command->callback([flags, &action] { action = [flags] { return RunTopo(*flags); }; });
 }

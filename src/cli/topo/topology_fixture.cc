@@ -191,7 +191,8 @@ absl::StatusOr<TopologyFixture> MakeTopologyFixture(const Json& description) {
   fixture.origin = Text(description, "origin");
   fixture.source = Text(description, "source");
   if (fixture.origin.empty() || fixture.source.empty()) {
-    return absl::InvalidArgumentError("topology: 'origin' and 'source' must say where it comes from");
+    return absl::InvalidArgumentError(
+        "topology: 'origin' and 'source' must say where it comes from");
   }
   for (const Json& fabric : List(description, "fabrics")) {
     if (fabric.is_string()) fixture.fabrics.push_back(fabric.get<std::string>());

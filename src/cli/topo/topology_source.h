@@ -24,12 +24,13 @@ struct TopologySource {
   std::vector<std::string> fabrics{};  // that the description names
 };
 
-// `fixture` is the name of a built-in description, or a folder like `root`; if it is empty, `root` counts.
-// InvalidArgument: both are given, or there is no sysfs tree. NotFound: there is no such fixture.
+// `fixture` is the name of a built-in description, or a folder like `root`; if it is empty, `root`
+// counts. InvalidArgument: both are given, or there is no sysfs tree. NotFound: there is no such
+// fixture.
 absl::StatusOr<TopologySource> OpenTopology(const std::string& root, const std::string& fixture);
 
-// The topology of `source`, with fabrics named by `fabrics` ("Fabric1=ibp60s0,ibp77s0") or, if that is
-// empty, by the description.
+// The topology of `source`, with fabrics named by `fabrics` ("Fabric1=ibp60s0,ibp77s0") or, if that
+// is empty, by the description.
 absl::StatusOr<Topology> ReadNamedTopology(const TopologySource& source,
                                            const std::vector<std::string>& fabrics);
 

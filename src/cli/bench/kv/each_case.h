@@ -22,8 +22,8 @@ struct Outcome {
   Json json{};
 };
 
-// measure(source) returns an Outcome or an error. Prints the table unless JSON was asked for; returns a
-// list of the JSON of all outcomes.
+// measure(source) returns an Outcome or an error. Prints the table unless JSON was asked for;
+// returns a list of the JSON of all outcomes.
 template <typename Measure>
 absl::StatusOr<Json> EachCase(const std::vector<Case>& cases, const Options& options,
                               Channel& channel, const Table& table, Measure measure) {

@@ -1,5 +1,5 @@
-// A measured case: the KV cache of a model, a prefill and a decode instance, and which ranks of the two
-// exchange data.
+// A measured case: the KV cache of a model, a prefill and a decode instance, and which ranks of the
+// two exchange data.
 //
 // Thread-safety: plain values; pure functions.
 #ifndef KVXFER_CLI_BENCH_KV_KV_CASE_H_
@@ -37,11 +37,11 @@ struct Case {
   // A request uses every block of a cache.
   uint32_t BlocksOf(const Instance& instance) const;
   std::vector<uint32_t> IdsOf(const Instance& instance) const;
-  // One tensor for each layer: [2, blocks, tokens, heads, size], or with heads before tokens; for a fused
-  // cache [blocks, tokens, size].
+  // One tensor for each layer: [2, blocks, tokens, heads, size], or with heads before tokens; for a
+  // fused cache [blocks, tokens, size].
   absl::StatusOr<KvLayout> LayoutOf(const Instance& instance, uint32_t rank, uint32_t blocks) const;
-  // The cache bytes of all ranks that take part; with `alone`, of prefill only rank 0. InvalidArgument:
-  // the model's heads cannot be split over the ranks.
+  // The cache bytes of all ranks that take part; with `alone`, of prefill only rank 0.
+  // InvalidArgument: the model's heads cannot be split over the ranks.
   struct Bytes {
     uint64_t prefill = 0;
     uint64_t decode = 0;
@@ -59,7 +59,8 @@ struct Share {
   KvHeads heads{};
 };
 
-// All shares for the decode ranks that receive heads from prefill rank 0; its own shares come first.
+// All shares for the decode ranks that receive heads from prefill rank 0; its own shares come
+// first.
 absl::StatusOr<std::vector<Share>> SharesOf(const Case& one);
 
 // The shares of prefill rank 0.

@@ -43,10 +43,9 @@ constexpr Duration kDefaultRun = std::chrono::seconds(2);
 constexpr Duration kLongestLayer = std::chrono::milliseconds(100);
 
 absl::Status CheckShape(const BenchOptions& o) {
-  for (const absl::Status& status :
-       {CheckKvSide(o.prefill), CheckKvSide(o.decode),
-        CheckRange("--block-tokens", o.block_tokens, 1, 4096),
-        CheckRange("--tokens", o.tokens.value_or(1), 1, 1u << 24)}) {
+  for (const absl::Status& status : {CheckKvSide(o.prefill), CheckKvSide(o.decode),
+                                     CheckRange("--block-tokens", o.block_tokens, 1, 4096),
+                                     CheckRange("--tokens", o.tokens.value_or(1), 1, 1u << 24)}) {
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

@@ -72,8 +72,8 @@ absl::StatusOr<Json> MeasureStreaming(const std::vector<Case>& cases, const Opti
 absl::StatusOr<Json> MeasureMigration(const std::vector<Case>& cases, const Options& options,
                                       Channel& channel);
 // Memory that both processes retain after requests have ended.
-absl::StatusOr<Json> MeasureRetainedMemory(const std::vector<Case>& cases,
-                                           const Options& options, Channel& channel);
+absl::StatusOr<Json> MeasureRetainedMemory(const std::vector<Case>& cases, const Options& options,
+                                           Channel& channel);
 
 }  // namespace kvxfer::cli::kv_bench
 

@@ -117,8 +117,8 @@ std::vector<std::string> RetainedMemoryRun::Cells(const Json& row) const {
 
 }  // namespace
 
-absl::StatusOr<Json> MeasureRetainedMemory(const std::vector<Case>& cases,
-                                           const Options& options, Channel& channel) {
+absl::StatusOr<Json> MeasureRetainedMemory(const std::vector<Case>& cases, const Options& options,
+                                           Channel& channel) {
   const Table table({{"model", 15},
                      {"tp", 5},
                      {"layers x blocks", 15},

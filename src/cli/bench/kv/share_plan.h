@@ -1,5 +1,5 @@
-// The data that a prefill rank sends to a decode rank, planned as Agent::WriteBlocks plans it: its runs,
-// the time to plan them, and the same runs as blocks for Agent::Write.
+// The data that a prefill rank sends to a decode rank, planned as Agent::WriteBlocks plans it: its
+// runs, the time to plan them, and the same runs as blocks for Agent::Write.
 //
 // Thread-safety: none.
 #ifndef KVXFER_CLI_BENCH_KV_SHARE_PLAN_H_
@@ -21,14 +21,14 @@ struct PlanFigures {
   uint64_t bytes = 0;
   uint64_t smallest = 0;  // bytes in a run
   uint64_t largest = 0;
-  // Medians in nanoseconds per run: the time to list a request, and the time to list it and cut it into
-  // slices, which is all planning before the backend gets the runs.
+  // Medians in nanoseconds per run: the time to list a request, and the time to list it and cut it
+  // into slices, which is all planning before the backend gets the runs.
   double list_ns = 0;
   double plan_ns = 0;
 };
 
-// The runs of a request in the order in which WriteBlocks sends them, each as a block: in a paged region
-// for each layer if all runs have the same size, else as descriptors.
+// The runs of a request in the order in which WriteBlocks sends them, each as a block: in a paged
+// region for each layer if all runs have the same size, else as descriptors.
 struct PlainBlocks {
   std::vector<PagedRegion> local{};
   std::vector<PagedRegion> remote{};

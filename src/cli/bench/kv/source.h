@@ -1,8 +1,8 @@
 // The prefill side of a case: prefill ranks as agents of this process, and what they know about the
 // decode instance in the other process.
 //
-// Thread-safety: any thread may call Write, Post, WaitAll and the accessors. The other functions use the
-// channel to the target: one thread.
+// Thread-safety: any thread may call Write, Post, WaitAll and the accessors. The other functions
+// use the channel to the target: one thread.
 #ifndef KVXFER_CLI_BENCH_KV_SOURCE_H_
 #define KVXFER_CLI_BENCH_KV_SOURCE_H_
 
@@ -22,8 +22,8 @@ namespace kvxfer::cli::kv_bench {
 
 class Source {
  public:
-  // Sets up case number `index` on both sides. The prefill ranks are all of SharesOf, or rank 0 if the
-  // mode is `alone`. The arguments must outlive the source.
+  // Sets up case number `index` on both sides. The prefill ranks are all of SharesOf, or rank 0 if
+  // the mode is `alone`. The arguments must outlive the source.
   static absl::StatusOr<Source> Open(const Case& one, size_t index, Channel& channel,
                                      const Options& options);
   // Destroys the agents of both sides.
@@ -49,7 +49,8 @@ class Source {
   absl::Status Post(const std::string& request, uint32_t first_layer, uint32_t layers,
                     std::vector<Transfer>& posted,
                     const std::atomic<uint32_t>* ready = nullptr) const;
-  // Waits until each transfer has ended. After the first error, which it returns, it cancels the others.
+  // Waits until each transfer has ended. After the first error, which it returns, it cancels the
+  // others.
   absl::Status WaitAll(const std::vector<Transfer>& posted) const;
 
   // Ask sends a command to the target (target.h) and returns its answer. Tell does not wait for it.

@@ -13,7 +13,8 @@ namespace kvxfer::cli::kv_bench {
 
 // Uses the CPU for `ns` nanoseconds. Returns how long it took.
 int64_t Spin(int64_t ns);
-// The time in which this thread was ready to run and had no CPU; 0 if the kernel does not report it.
+// The time in which this thread was ready to run and had no CPU; 0 if the kernel does not report
+// it.
 int64_t ThreadWaitedNs();
 
 // The smallest value that at least the share `q` of the values does not exceed; 0 without values.

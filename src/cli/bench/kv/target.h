@@ -1,5 +1,5 @@
-// The decode instance: all of its ranks in one process. It obeys commands of the prefill process, which
-// come over a channel.
+// The decode instance: all of its ranks in one process. It obeys commands of the prefill process,
+// which come over a channel.
 //
 // Thread-safety: one thread at a time.
 #ifndef KVXFER_CLI_BENCH_KV_TARGET_H_
@@ -27,16 +27,16 @@ inline constexpr Duration kPatience = std::chrono::minutes(1);
 //                            {name, metadata, base}
 //   clear                    zeros the caches
 //   check{rank, first, heads}  compares the content of these heads in a rank's cache
-//   wait{request, layers}    waits until the first `layers` layers of the request have arrived at every
-//                            rank that takes part; answers with `at`, the time of the steady clock in
-//                            nanoseconds
+//   wait{request, layers}    waits until the first `layers` layers of the request have arrived at
+//                            every rank that takes part; answers with `at`, the time of the
+//                            steady clock in nanoseconds
 //   forget{request}          drops the request, its notifications and its events
 //   memory                   answers with MemoryJson (statistics.h)
 //   close                    destroys the ranks
 absl::Status ServeTarget(Channel channel, const std::vector<Case>& cases, const Options& options);
 
-// Runs ServeTarget in a fork of this process, which must not have threads or agents yet, or in a thread
-// for the backend loopback. The arguments of Start must outlive it.
+// Runs ServeTarget in a fork of this process, which must not have threads or agents yet, or in a
+// thread for the backend loopback. The arguments of Start must outlive it.
 class TargetProcess {
  public:
   static absl::StatusOr<std::unique_ptr<TargetProcess>> Start(const std::vector<Case>& cases,
