@@ -147,7 +147,7 @@ void DeclareLoad(CLI::App* command, BenchOptions& o) {
   AddNumber(command, "--warmup,--warmup-iter,--warmup_iter", o.warmup,
             "Requests of each thread before the measured ones (default: 2; with --latency 100)");
   const auto check = [](std::string_view text) { return ParseRate(text).status(); };
-  AddChecked(command, "--rate", o.rate, "N|P%",
+  AddChecked(command, "--rate", o.rate, "N[%]",
              "Open loop: requests a second, or a percentage of closed-loop throughput, e.g. 50% "
              "(default: closed loop)",
              check);

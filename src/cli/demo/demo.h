@@ -4,8 +4,8 @@
 //   kAssign    decode → prefill: request, block table. The request gets these blocks of the decode
 //              side.
 //   kArrived   prefill → decode: request, block table. Attached to the write of the request.
-//   kReleased  decode → prefill: request, error or "". The request was checked; its blocks are
-//   free.
+//   kReleased  decode → prefill: request, error or "". The request was checked, its
+//              blocks are free.
 #ifndef KVXFER_CLI_DEMO_DEMO_H_
 #define KVXFER_CLI_DEMO_DEMO_H_
 

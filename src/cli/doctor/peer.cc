@@ -194,8 +194,8 @@ PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
   return path;
 }
 
-// The backends that --backend names or, as a server has no others unless it was told so, those of
-// DefaultBackends; without those that it leaves out.
+// The backends that --backend names, else those of DefaultBackends, which a server has unless it is
+// given others; without the backends that --backend leaves out.
 absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options) {
   const std::vector<std::string> names = absl::StrSplit(options.backends, ',', absl::SkipEmpty());
   if (absl::Status s = CheckBackendNames(names, AllBackends()); !s.ok()) {

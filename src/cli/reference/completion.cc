@@ -40,7 +40,7 @@ std::string Short(const std::string& help) {
 
 // --- bash ---------------------------------------------------------------------------------------
 
-// What completes the value that stands at the cursor.
+// Completes the value at the cursor.
 std::string BashValue(const OptionReference& option) {
   const std::string words = absl::StrJoin(PlainWords(option), " ");
   const std::string paths = option.files ? " -f" : option.folders ? " -d" : "";
@@ -153,6 +153,8 @@ std::string BashCompletion(const CommandReference& root,
       "_kvxfer() {\n"
       "  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}\n"
       "  local command='' words='' i\n"
+      "  if [[ $current == = ]]; then current=''\n"
+      "  elif [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}; fi\n"
       "  for ((i = 1; i < COMP_CWORD; ++i)); do\n"
       "    if [[ ${COMP_WORDS[i]} != -* ]]; then command=${COMP_WORDS[i]}; break; fi\n"
       "  done\n"
