@@ -61,10 +61,10 @@ def compare() -> dict[str, Any]:
                 "p50_us": 40.0 / rate, "p99_us": 90.0 / rate}
 
     rows = [row(name, kind, size, rate * (1 + size / 65536))
-            for name, kind, rate in (("kvxfer tcp", "kvxfer", 4.0), ("raw loop", "limit", 4.4),
+            for name, kind, rate in (("kvxfer tcp", "kvxfer", 4.0), ("raw loop", "raw", 4.4),
                                      ("NIXL", "peer", 1.0), ("raw, plain", "reference", 3.0))
             for size in (4096, 16384, 65536)]
-    rows += [row("kvxfer tcp", "kvxfer", 4096, 2.0, 1), row("blocking", "limit", 4096, 4.0, 1)]
+    rows += [row("kvxfer tcp", "kvxfer", 4096, 2.0, 1), row("blocking", "raw", 4096, 4.0, 1)]
     return {"schema": 1, "complete": True, "date": "2026-01-31 12:00 UTC",
             "machine": {"cpu": "A CPU", "cpus": 2, "virtual": True, "kernel": "6.1.0"},
             "versions": {"kvxfer": "abc1234"}, "titles": {"tcp": "TCP over loopback"},
@@ -94,7 +94,7 @@ def texts(figure: Any) -> list[str]:
 
 
 class TestBandwidth:
-    def test_has_every_contestants_points_and_the_limit_dashed(self, tmp_path: Path) -> None:
+    def test_has_every_contestants_points_and_the_raw_dashed(self, tmp_path: Path) -> None:
         document = compare()
         figure = figures([save(tmp_path, document)], ["bandwidth"])["bandwidth"]
         (axis,) = figure.axes
@@ -110,7 +110,7 @@ class TestBandwidth:
     def test_says_machine_date_and_names_at_the_lines(self, tmp_path: Path) -> None:
         figure = figures([save(tmp_path, compare())], ["bandwidth"])["bandwidth"]
         written = texts(figure)
-        for text in ("Bandwidth by block size: TCP over loopback", "raw loop (limit)", "kvxfer tcp",
+        for text in ("Bandwidth by block size: TCP over loopback", "raw loop (raw reference)", "kvxfer tcp",
                      "A CPU, 2 CPUs (virtual), Linux 6.1.0 · kvxfer abc1234, 2026-01-31 12:00 UTC",
                      "4 KiB", "16 KiB", "64 KiB"):
             assert text in written
@@ -257,7 +257,7 @@ TIMED = bench(result(4096, 1.5, timeline=TIMELINE))
          ["results[0].timeline[1].posted_us is missing", "a number"]),
         (broken(compare(), "schema", 2), ["schema is 2", "expected 1"]),
         (broken(compare(), "complete", False), ["complete is false", "whole run"]),
-        (broken(compare(), "results.3.kind", "friend"), ["results[3].kind is", "kvxfer, limit"]),
+        (broken(compare(), "results.3.kind", "friend"), ["results[3].kind is", "kvxfer, raw"]),
         (broken(compare(), "results.0.p50_us", None), ["results[0].p50_us is missing"]),
     ],
 )

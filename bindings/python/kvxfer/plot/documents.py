@@ -17,7 +17,7 @@ from kvxfer.plot.node import Node, shown
 
 _WRITERS = "a document of kvxfer bench --json or of benchmarks/compare"
 _COMPARE_SCHEMA = 1
-COMPARE_KINDS = ("kvxfer", "limit", "peer", "reference")
+COMPARE_KINDS = ("kvxfer", "raw", "peer", "reference")
 
 
 @dataclass(frozen=True)
