@@ -1,6 +1,6 @@
-// Checks a JSON value against a JSON schema, as far as docs/bench.schema.json uses one: type, enum,
-// const, minimum, required, properties, additionalProperties, items, minItems, maxItems. A keyword
-// that it does not know fails.
+// Checks a JSON value against a JSON schema. Knows the keywords that docs/bench.schema.json uses:
+// type, enum, const, minimum, required, properties, additionalProperties, items, minItems,
+// maxItems. Any other keyword is an error.
 #ifndef KVXFER_TESTS_INTEGRATION_BENCH_SCHEMA_H_
 #define KVXFER_TESTS_INTEGRATION_BENCH_SCHEMA_H_
 
@@ -10,11 +10,11 @@
 
 namespace kvxfer::cli {
 
-// What is wrong, each with its place; empty when nothing is.
+// The errors, each with its place.
 std::vector<std::string> SchemaErrors(const nlohmann::json& schema, const nlohmann::json& value,
                                       const std::string& place = "");
 
-// The schema that ships.
+// docs/bench.schema.json.
 nlohmann::json BenchSchema();
 
 }  // namespace kvxfer::cli

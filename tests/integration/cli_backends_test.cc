@@ -1,5 +1,5 @@
-// `kvxfer backends`: what a person and a program get to read of what is built in, of plugins, and
-// of what is not here.
+// `kvxfer backends`: its text and its JSON, for backends that are built in, for plugins, and for
+// backends that are missing.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ TEST(Backends, WhatCannotBeUsedSaysWhy) {
   };
   expect_why("other_toolchain", "g++ 4, old strings");
   expect_why("missing_library", "libkvxfer_test_absent.so not found");
-  // It is a plugin that is in order: the host is not.
+  // The plugin works; the host lacks its device.
   expect_why("unusable", "this host has no such device");
   EXPECT_EQ(Find(result.json, "unusable")["version"], std::string("kvxfer ") + kVersion);
 }
@@ -114,11 +114,11 @@ TEST(Backends, NamedOnesDecideTheStatus) {
   EXPECT_EQ(unknown.status, ExitStatus::kUsage);
   EXPECT_THAT(unknown.err, HasSubstr("no backend 'smoke'"));
   EXPECT_THAT(unknown.err, HasSubstr("wrapped"));
-  // A port that is in use is no matter of a backend's.
+  // A port that is in use is no error of a backend.
   EXPECT_EQ(RunShell("env KVXFER_LISTEN=127.0.0.1:1 \"$0\" backends tcp").status, ExitStatus::kOk);
 }
 
-// Doctor makes each of them once.
+// Doctor creates each backend once.
 TEST(Backends, DoctorKnowsThem) {
   const Result result =
       RunShell("env KVXFER_PLUGIN_PATH=" KVXFER_TEST_PLUGINS " \"$0\" doctor --json");

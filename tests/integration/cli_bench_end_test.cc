@@ -1,5 +1,5 @@
-// How `kvxfer bench` ends when it is asked for nonsense, or loses a process on the way: one line, a
-// status, and no half of a JSON document.
+// How `kvxfer bench` ends when its options are wrong or it loses a process: one line, a status, and
+// no partial JSON document.
 
 #include <dirent.h>
 #include <gtest/gtest.h>
@@ -107,7 +107,7 @@ TEST(BenchUsage, IsAPortThatIsTaken) {
   EXPECT_NE(result.err.find(address), std::string::npos) << result.err;
 }
 
-// A `kvxfer serve` of another version, as far as a client gets to see it.
+// Imitates a `kvxfer serve` of another version.
 TEST(BenchUsage, IsAServerOfAnotherVersion) {
   for (const char* version : {"9.9.9", ""}) {
     auto server = BootstrapServer::Listen({.host = "127.0.0.1", .port = 0});
@@ -146,7 +146,7 @@ std::vector<std::string> Stat(pid_t pid) {
   return fields;
 }
 
-// In the order of their making.
+// In the order in which they were started.
 std::vector<pid_t> Children(pid_t parent) {
   std::vector<pid_t> children;
   DIR* proc = opendir("/proc");
@@ -161,13 +161,14 @@ std::vector<pid_t> Children(pid_t parent) {
   return children;
 }
 
-// In hundredths of a second.
+// CPU time in hundredths of a second.
 int64_t CpuTicks(pid_t pid) {
   const std::vector<std::string> stat = Stat(pid);
   return stat.size() > 12 ? std::stoll(stat[11]) + std::stoll(stat[12]) : 0;
 }
 
-// The runs below have a minute to go and little to set up: who has worked so much is in the middle.
+// The runs below take a minute and need little setup: a process with so much CPU time is in the
+// middle of its run.
 bool IsAtWork(pid_t pid) {
   return Eventually(kAmple, [pid] { return CpuTicks(pid) >= 30; });
 }
@@ -183,7 +184,7 @@ Arguments LongRun(Arguments more) {
 struct KillCase {
   const char* name;
   Arguments arguments;
-  size_t processes;  // beside the program itself
+  size_t processes;  // without the program itself
   bool first;        // kill the first (a target), or the last
 };
 
@@ -219,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(
                                false}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// A stopped process closes nothing: what it does not say any more is all there is to know it by.
+// A stopped process closes nothing: only its silence shows that it is stopped.
 TEST(BenchStopped, EndsWithOneLineThatNamesTheProcess) {
   Program bench(LongRun({"--backend", "tcp", "--peers", "3"}));
   std::vector<pid_t> children;

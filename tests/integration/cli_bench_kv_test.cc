@@ -138,7 +138,7 @@ TEST(KvBench, MovesWhileItGoesOn) {
   EXPECT_EQ(rows[0]["rounds"], 2);
   EXPECT_GE(rows[0]["tokens_meanwhile"], 1);
   EXPECT_GE(rows[0]["last_tokens"], 1);
-  // Of both ranks that decode's first one needs: K and V of 36 layers, two heads each.
+  // From both ranks that the first decode rank needs: K and V of 36 layers, two heads each.
   EXPECT_GE(rows[0]["last_bytes"], 2 * 2 * 36 * 2 * 64 * 2);
   EXPECT_GT(rows[0]["pause_us"], 0);
   EXPECT_GT(rows[0]["alone_us"], 0);

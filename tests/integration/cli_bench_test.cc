@@ -44,7 +44,7 @@ struct BenchMode {
 
 class BenchModes : public testing::TestWithParam<BenchMode> {};
 
-// The first round of each was checked, byte by byte, or there would be no result.
+// There is a result only if every byte of the first round was right.
 TEST_P(BenchModes, GiveWhatTheSchemaSays) {
   const Result result = RunBenchJson(GetParam().arguments);
   ASSERT_EQ(result.json["results"].size(), GetParam().results) << result.out;
@@ -119,7 +119,7 @@ TEST(Bench, MovesBothWays) {
   EXPECT_EQ(row["bidirectional"], true);
 }
 
-// Many agents into one and one into many, spread over processes.
+// Many initiators and one target, and one initiator and many targets, in several processes.
 TEST(Bench, ComparesPeers) {
   for (const char* scheme : {"manytoone", "onetomany"}) {
     for (const char* backend : {"tcp", "shm"}) {
@@ -150,7 +150,7 @@ TEST(Bench, HoldsARate) {
   EXPECT_EQ(row["target_requests_per_s"], 500);
   EXPECT_EQ(row["requests"], 100);
   EXPECT_EQ(row["arrivals"], "constant");
-  // The last of a hundred arrives after 198 ms: no faster can it be.
+  // The last of a hundred requests is due after 198 ms, so that the run cannot be shorter.
   EXPECT_GE(row["seconds"], 0.198);
   EXPECT_LE(row["requests_per_s"], 100 / 0.198);
 }
@@ -174,7 +174,7 @@ TEST(Bench, MovesOnlyWhatATracesTargetLacks) {
   EXPECT_EQ(row["prompt_tokens"], 64569);
   EXPECT_GT(row["hit_tokens"], 0);
   EXPECT_EQ(row["hit_tokens"].get<int>() % 512, 0);
-  // All that was moved is what was not there: blocks of 16 tokens in 72 regions.
+  // Only missing blocks were moved: blocks of 16 tokens in 72 regions.
   const double missing = 64569 - row["hit_tokens"].get<double>();
   const double moved = row["ops_per_s"].get<double>() * row["seconds"].get<double>() / 72 * 16;
   EXPECT_GE(moved + 1, missing);
@@ -184,7 +184,7 @@ TEST(Bench, MovesOnlyWhatATracesTargetLacks) {
   EXPECT_EQ(RunBenchJson(first).json["results"][0]["requests"], 5);
 }
 
-// Every thread of every peer is one lane, in which one request follows the other.
+// Each thread of each peer is a lane, in which requests do not overlap.
 void ExpectLanes(const json& row, size_t transfers, size_t lanes) {
   ASSERT_EQ(row["timeline"].size(), transfers);
   std::map<std::pair<int, int>, double> ended;
@@ -225,7 +225,7 @@ TEST(Bench, KeepsTheStagesOfEveryPeer) {
   }
 }
 
-// Of a trace those that are due wait for a thread; fewer than were asked for are all.
+// Requests of a trace that are due wait for a thread. --timeline asks for more than there are.
 TEST(Bench, KeepsTheStagesOfATrace) {
   const std::string trace = std::string(KVXFER_SOURCE_DIR) + "/benchmarks/traces/sample.jsonl";
   const json row = RunBenchJson({"--trace", trace, "--model", "gpt-oss-120b", "--tp", "8",
@@ -271,7 +271,7 @@ TEST(Bench, TellsPeopleWhatItDid) {
   }
 }
 
-// A check that cannot fail would be none.
+// The check of the schema must be able to fail.
 TEST(BenchSchema, RefusesWhatIsNotWhole) {
   const json schema = BenchSchema();
   ASSERT_TRUE(schema.is_object());

@@ -1,5 +1,5 @@
-// Runs of the program with a CUDA driver of a kind: the stand-in that the suites find, with
-// settings (tests/support/cuda_driver/config.h), or none.
+// Runs of the program with the stand-in CUDA driver and its settings
+// (tests/support/cuda_driver/config.h), or without a driver.
 #ifndef KVXFER_TESTS_INTEGRATION_CLI_CUDA_H_
 #define KVXFER_TESTS_INTEGRATION_CLI_CUDA_H_
 
@@ -12,10 +12,10 @@
 
 namespace kvxfer::cli {
 
-// Of RunWith: the host's own driver, if it has one.
+// For RunWith: uses the host's driver, if there is one.
 inline constexpr const char* kNoStandin = "-u LD_LIBRARY_PATH";
 
-// Whether this host has a driver of its own.
+// Whether this host has a CUDA driver.
 inline bool HasGpu() { return access("/dev/nvidiactl", F_OK) == 0; }
 
 // `environment`: arguments of env(1), "KVXFER_STANDIN_DEVICES=3".

@@ -43,7 +43,7 @@ const Arguments kSmall = {"--total", "1M", "-s", "4K,64K", "-n", "3"};
 
 class CudaBench : public testing::TestWithParam<std::tuple<const char*, MemoryCase>> {};
 
-// Each byte of the first round was compared where it landed, or there would be no result.
+// There is a result only if every received byte of the first round was right.
 TEST_P(CudaBench, MovesAndVerifies) {
   const auto& [backend, memory] = GetParam();
   const Result result = RunProgram(Bench(memory.memory, backend, memory.more));
@@ -86,7 +86,7 @@ std::vector<MemoryCase> AnyBackend() {
            {"--peers", "3", "--total", "3M", "-s", "16K", "-n", "2"}}};
 }
 
-// What only staging does.
+// Only staging moves these.
 std::vector<MemoryCase> ToAndFromTheHost() {
   return {{"FromHost", "host,cuda:1", "mapped", "cuda:1", kSmall},
           {"ToHost", "cuda:0,attached", "cuda:0", "attached", kSmall},
@@ -134,7 +134,7 @@ TEST(CudaBenchProgram, MovesToAServersGpu) {
   ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
   const json row = result.json["results"][0];
   EXPECT_EQ(row["memory_target"], "cuda:1");
-  // It might be another host's.
+  // The GPU may be in another host.
   EXPECT_FALSE(row.contains("device_copy_gbps"));
   const Result missing = RunProgram({"bench", line["serving"], "--memory", "host,cuda:9",
                                      "--backend", "tcp", "--total", "1M", "-s", "16K"});
@@ -143,7 +143,7 @@ TEST(CudaBenchProgram, MovesToAServersGpu) {
   EXPECT_EQ(missing.out, "");
 }
 
-// libfabric asks its providers for GPU memory only where CUDA is in use when an agent is made.
+// libfabric asks its providers for GPU memory only if CUDA is in use when an agent is created.
 TEST(CudaBenchProgram, AServerUsesCudaFromItsStart) {
   Program server({"serve", "--listen", "127.0.0.1:0", "--json"});
   server.ReadLine();
@@ -151,7 +151,7 @@ TEST(CudaBenchProgram, AServerUsesCudaFromItsStart) {
   EXPECT_THAT(maps.out, HasSubstr("libcuda.so.1"));
 }
 
-// Of a pair of kinds: who carries it, and whether by way of the host.
+// For each pair of memory kinds: which backend moves it, and whether it is staged.
 TEST(CudaBenchProgram, ExplainsTheWayOfGpuMemory) {
   Program server({"serve", "--listen", "127.0.0.1:0", "--json"});
   const json line = json::parse(server.ReadLine(), nullptr, false);
@@ -191,7 +191,7 @@ TEST(CudaBenchProgram, MovesKvCachesOfUnlikeInstances) {
     ASSERT_EQ(result.status, ExitStatus::kOk) << backend << ": " << result.err;
     EXPECT_GT(result.json["results"][0]["write_blocks"]["gb_per_s"], 0);
   }
-  // cuda_ipc is what GPUs of one host take.
+  // Transfers between GPUs of one host use cuda_ipc.
   const Result result =
       RunProgram({"bench", "--memory", "cuda:0", "--prefill-tp", "1", "--decode-tp", "1", "--model",
                   "llama-3.1-8b", "--tokens", "32", "--duration", "20ms", "--json"});
@@ -199,7 +199,7 @@ TEST(CudaBenchProgram, MovesKvCachesOfUnlikeInstances) {
   EXPECT_EQ(result.json["backend"], "cuda_ipc");
 }
 
-// A line that says what is wrong, whichever side it is, and before anything is moved.
+// One line says what is wrong, on either side, before data is moved.
 struct Refusal {
   const char* name;
   const char* environment;
@@ -275,7 +275,7 @@ TEST(CudaWithoutDriver, IsOneLine) {
     EXPECT_THAT(result.err, AllOf(StartsWith("kvxfer: "), HasSubstr("libcuda.so.1")));
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
   }
-  // And all else works as ever.
+  // Everything else works.
   EXPECT_EQ(RunWith(kNoStandin, {"bench", "--total", "1M", "-s", "64K", "-n", "2"}).status,
             ExitStatus::kOk);
 }

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Arguments = std::vector<std::string>;
 
-// A small model whose cache holds less than two requests, so that blocks are used again.
+// A small model whose cache holds fewer than two requests, so that blocks are used again.
 Arguments SmallDemo(const Arguments& more) {
   Arguments arguments = {"demo",     "--model", "gpt-oss-120b", "--requests", "3",
                          "--tokens", "250",     "--cache-size", "30M",        "--json"};
@@ -47,7 +47,7 @@ TEST_P(CudaDemo, VerifiesEveryRequest) {
 INSTANTIATE_TEST_SUITE_P(
     All, CudaDemo,
     testing::Values(
-        // Each side has a GPU of its own.
+        // Each side has its own GPU.
         DemoCase{"Tcp", {"--backend", "tcp", "--memory", "cuda"}, "cuda:0", "cuda:1"},
         DemoCase{"CudaIpc", {"--backend", "cuda_ipc", "--memory", "cuda"}, "cuda:0", "cuda:1"},
         DemoCase{"OneGpu", {"--backend", "cuda_ipc", "--memory", "cuda:1"}, "cuda:1", "cuda:1"},
@@ -66,7 +66,7 @@ TEST(CudaDemoProgram, FailsWhenOneByteIsWrong) {
   EXPECT_THAT(result.err, HasSubstr("request 1"));
 }
 
-// Ranks of unlike sides, over more of them than there are GPUs.
+// More ranks, of two different instances, than GPUs.
 TEST(CudaDemoProgram, RanksTakeGpusInTurn) {
   for (const char* backend : {"tcp", "cuda_ipc"}) {
     const Arguments ranks = {"--backend",

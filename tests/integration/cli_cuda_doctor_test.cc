@@ -1,4 +1,4 @@
-// `kvxfer doctor` with a CUDA driver, the stand-in, with something wrong with it, and without.
+// `kvxfer doctor` with the stand-in CUDA driver, with a broken one, and without a driver.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Of doctor: what else is wrong with the machine that runs the tests decides its status.
+// The status of doctor also depends on other problems of the machine that runs the tests.
 nlohmann::json DoctorJson(const std::string& environment) {
   const Result result = RunWith(environment, {"doctor", "--json"});
   EXPECT_TRUE(result.json.is_object()) << result.out << result.err;
@@ -74,7 +74,7 @@ TEST(CudaDoctor, SaysWhatTheDriverRefuses) {
       DoctorJson("KVXFER_STANDIN_FAIL=cuMemHostRegister_v2:0:CUDA_ERROR_OUT_OF_MEMORY");
   EXPECT_EQ(CheckOf(pinned, "gpu-pinned")["severity"], "warning");
   EXPECT_THAT(WhatOf(pinned, "gpu-pinned"), HasSubstr("16 MiB cannot be pinned"));
-  // No context: nothing can be pinned, and the rest is told all the same.
+  // Without a context nothing can be pinned; the other checks still report.
   const nlohmann::json context =
       DoctorJson("KVXFER_STANDIN_FAIL=cuDevicePrimaryCtxRetain:0:CUDA_ERROR_OUT_OF_MEMORY");
   EXPECT_EQ(CheckOf(context, "gpu-pinned")["severity"], "warning");
@@ -102,7 +102,7 @@ nlohmann::json PathOf(const std::string& environment, const std::string& backend
   return {};
 }
 
-// The backend that carries GPU memory alone is tried with that.
+// The backend for GPU memory alone is tried with GPU memory.
 TEST(CudaDoctor, MeasuresTheWayBetweenGpus) {
   const nlohmann::json path = PathOf("", "cuda_ipc");
   EXPECT_EQ(path["reached"], true) << path;

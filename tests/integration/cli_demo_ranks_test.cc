@@ -43,7 +43,7 @@ class DemoRanks : public testing::Test {
     return arguments;
   }
 
-  // `shares`: for each decode rank the prefill ranks and how many heads it gets from each.
+  // `shares`: decode rank, prefill rank, first head and number of heads of each pair of ranks.
   void ExpectVerified(const std::string& model, std::vector<std::string> more,
                       const std::vector<std::vector<int>>& shares, const std::string& path) {
     more.insert(more.end(), {"--json", "--backend", path});

@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// A small model whose cache holds less than two requests, so that blocks are used again.
+// A small model whose cache holds fewer than two requests, so that blocks are used again.
 std::vector<std::string> SmallDemo(std::vector<std::string> more) {
   std::vector<std::string> arguments = {"demo", "--model",  "gpt-oss-120b", "--requests",
                                         "5",    "--tokens", "250",          "--cache-size",

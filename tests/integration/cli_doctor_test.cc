@@ -1,4 +1,4 @@
-// `kvxfer doctor`: this host, another root, and the way to a server.
+// `kvxfer doctor`: this host, another root, and the paths to a server.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ const nlohmann::json& CheckOf(const nlohmann::json& report, const std::string& n
 
 TEST(Doctor, LooksAtThisHost) {
   const Result text = RunProgram({"doctor"});
-  // What is wrong with the machine that runs the tests is not what is tested.
+  // Problems of the machine that runs the tests do not matter here.
   EXPECT_TRUE(text.status == ExitStatus::kOk || text.status == ExitStatus::kFailed) << text.err;
   EXPECT_THAT(text.out, HasSubstr("not applicable"));
   const Result json = RunProgram({"doctor", "--json"});
@@ -83,7 +83,7 @@ TEST(Doctor, NamedFabricsAreNoWarning) {
   EXPECT_EQ(CheckOf(named.json, "fabrics")["severity"], "ok");
 }
 
-// A `kvxfer serve` at a port of its own.
+// A `kvxfer serve` at its own port.
 class Server {
  public:
   explicit Server(const std::vector<std::string>& more = {}) : program_(Arguments(more)) {
@@ -124,7 +124,7 @@ TEST(DoctorPeer, MeasuresEachWayToAServer) {
     EXPECT_EQ(path["here"]["paths"][0]["connected"], true) << path.dump();
     EXPECT_FALSE(path["there"].is_null());
   }
-  // One process reaches another by no loopback, which is nobody's fault.
+  // Loopback cannot reach another process, which is no problem of the host.
   EXPECT_EQ(result.json["paths"][0]["severity"], "n/a");
   const Result text = RunProgram({"doctor", server.address(), "--backend", "tcp", "--strict"});
   ASSERT_EQ(text.status, ExitStatus::kOk) << text.err;

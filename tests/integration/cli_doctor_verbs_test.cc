@@ -48,7 +48,7 @@ Result Doctor(const std::string& environment, const std::string& address) {
 TEST_F(CliDoctorVerbs, EachPairOfPortsIsTold) {
   const Served served("KVXFER_VERBS_DEVICES=rxe1,rxe3");
   ASSERT_NE(served.address(), "");
-  // The first time all code is cold, and emulated: connecting may take longer than it is given.
+  // At first all code is cold, and emulated: connecting may exceed its time-out.
   Result result;
   for (int i = 0; i < 3; ++i) {
     result = Doctor("KVXFER_VERBS_DEVICES=rxe0,rxe2", served.address());
@@ -86,7 +86,7 @@ TEST_F(CliDoctorVerbs, NamedFabricsAreToldApartBeforeAnythingIsTried) {
       Doctor("KVXFER_VERBS_DEVICES=rdma0 KVXFER_VERBS_FABRICS=one=rxe0,rxe1", served.address());
   EXPECT_EQ(result.status, ExitStatus::kFailed) << result.out << result.err;
   const nlohmann::json& path = result.json["paths"][0];
-  // Whichever side says so first.
+  // Either side may report it first.
   EXPECT_THAT(std::string(path["why"]),
               ::testing::AnyOf(HasSubstr("rxe0:1 is in fabric one, rxe3:1 in two"),
                                HasSubstr("rxe3:1 is in fabric two, rxe0:1 in one")))

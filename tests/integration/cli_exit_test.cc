@@ -1,4 +1,4 @@
-// How `kvxfer` ends: exit statuses, and what it says on the way.
+// How `kvxfer` ends: exit statuses and messages.
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -79,14 +79,14 @@ TEST(Unreachable, IsExitStatusThree) {
   }
 }
 
-// Loopback joins agents of one process, and these commands run two.
+// Loopback connects agents of one process, and this command runs two.
 TEST(NotUsable, IsExitStatusFive) {
   const Result result =
       RunProgram({"demo", "--requests", "1", "--tokens", "32", "--backend", "loopback"});
   EXPECT_EQ(result.status, ExitStatus::kNotUsable) << result.err;
 }
 
-// What this host has not, be it a port or memory, is no peer's fault.
+// If this host lacks a port or memory, the status does not blame the peer.
 TEST(NotUsable, IsSaidOfWhatThisHostHasNot) {
   auto taken = BootstrapServer::Listen({.host = "127.0.0.1", .port = 0});
   ASSERT_TRUE(taken.ok()) << taken.status();
@@ -100,7 +100,7 @@ TEST(NotUsable, IsSaidOfWhatThisHostHasNot) {
   EXPECT_EQ(memory.status, ExitStatus::kNotUsable) << memory.err;
 }
 
-// The undefined behaviour sanitizer takes a pipe for itself whenever it looks at a type.
+// The undefined behaviour sanitizer opens a pipe whenever it checks a type.
 #if !KVXFER_ADDRESS_SANITIZER
 TEST(NotUsable, IsSaidWhereDescriptorsRunOut) {
   const Result descriptors =
@@ -140,9 +140,9 @@ TEST(Output, ThatIsLostIsAFailure) {
   }
 }
 
-// Both processes of a run have the environment; a port that it names is for the first.
+// Both processes of a run have the same environment; a port in it is for the first process.
 TEST(Environment, NamesAPortForOneProcessOnly) {
-  // Of this test alone: elsewhere a port that is free may be taken before it is used.
+  // Only this test uses this address: on others a free port may be taken before it is used.
   const std::string host = "127.77.13.1";
   uint16_t port = 0;
   {

@@ -1,5 +1,5 @@
-// A log that nobody reads: `kvxfer serve` with a full pipe as its stderr goes on serving while
-// strangers make it log, and ends when it is asked to.
+// A log that nothing reads: with a full pipe as its stderr, `kvxfer serve` goes on serving while
+// strangers make it log, and ends at a signal.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ using testing::MachineDelay;
 constexpr int kStrangers = 400;
 constexpr int kRounds = 40;
 
-// A pipe without room for another byte, and without a reader that reads.
+// A full pipe whose reader does not read.
 class FullPipe {
  public:
   FullPipe() {
@@ -54,7 +54,7 @@ class FullPipe {
     while (write(write_.get(), ".", 1) > 0) {
     }
   }
-  // Opened by that it blocks, as the pipes of a supervisor do.
+  // Opening it this way makes writes block, as with the pipes of a supervisor.
   std::string path() const {
     return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(write_.get());
   }
@@ -64,12 +64,12 @@ class FullPipe {
   OwnFd write_;
 };
 
-// What one that is not wanted says to the data port of an agent.
+// Connections that the data port of an agent must refuse.
 class Stranger {
  public:
   Stranger(const net::SocketAddress& to, const Incarnation& target) : to_(to), target_(target) {}
 
-  // One connection of the `kind`-th way to be a nuisance.
+  // One hostile connection, of kind `kind`.
   void Bother(int kind) {
     switch (kind % 6) {
       case 0:
@@ -113,7 +113,7 @@ class Stranger {
     net::Encode(net::Preamble{.rails = 1, .target = target_}, preamble);
     Say(control_, std::span(preamble).first(net::kPreambleBytes / 2));
   }
-  // A link of one data stream, as a peer makes it; false: it was not made.
+  // Makes a link of one data stream, as a peer does; false: it failed.
   bool Join() {
     Connect(control_);
     std::array<std::byte, net::kPreambleBytes> preamble;
@@ -138,7 +138,7 @@ class Stranger {
     Say(control_, head);
     Say(control_, std::as_bytes(std::span(message)));
   }
-  // One that is answered by the end of the connection.
+  // The agent answers by closing the connection.
   void Hello(const std::string& name) {
     EXPECT_TRUE(Join());
     const HelloFrame hello{
@@ -160,7 +160,7 @@ class Stranger {
   OwnFd data_{};
 };
 
-// With KVXFER_SERVE_METADATA the server says to anybody what strangers need to know.
+// With KVXFER_SERVE_METADATA the server gives its metadata to every process.
 TEST(HostileLog, PingsPassAndSigtermEndsAServerWhoseStderrIsAFullPipe) {
   const FullPipe log;
   Program server(

@@ -16,7 +16,7 @@ namespace kvxfer::cli {
 // A run of the program with its output in pipes; killed when it outlives the object.
 class Program {
  public:
-  // `path`: another program than `kvxfer`.
+  // `path`: runs another program than `kvxfer`.
   explicit Program(std::vector<std::string> arguments, const char* path = nullptr);
   ~Program();
   Program(const Program&) = delete;
@@ -28,12 +28,12 @@ class Program {
   const std::string& out() const { return out_; }
   const std::string& err() const { return err_; }
   pid_t pid() const { return pid_; }
-  // Its child processes in the order of their start, once there are so many; else what there is
-  // after half a minute.
+  // Returns its child processes in the order of their start, once there are `count`, or after half
+  // a minute.
   std::vector<pid_t> WaitForChildren(size_t count) const;
 
  private:
-  // False at the end of both pipes or after `milliseconds` of silence.
+  // Returns false at the end of both pipes, or after `milliseconds` without output.
   bool ReadSome(int milliseconds);
 
   pid_t pid_ = -1;
@@ -52,7 +52,7 @@ struct Result {
 
 Result Finish(Program& program);
 Result RunProgram(const std::vector<std::string>& arguments);
-// A command line of a shell, in which $0 is the program: for what only a shell sets up.
+// Runs a command line in a shell, where $0 is the program.
 Result RunShell(const std::string& command);
 
 }  // namespace kvxfer::cli

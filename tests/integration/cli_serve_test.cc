@@ -40,7 +40,7 @@ class Serve : public testing::Test {
     EXPECT_EQ(server_.Wait(), ExitStatus::kOk) << server_.err();
   }
 
-  // A channel to the server of a client called `name`, which it has taken in.
+  // A channel from a client called `name`, which the server has accepted.
   absl::StatusOr<Channel> Client(const std::string& name) const {
     const absl::StatusOr<HostPort> server = ParseHostPort(address_);
     if (!server.ok()) return server.status();
@@ -140,7 +140,7 @@ TEST_F(Serve, KeepsOneAgentAClientAndOneClientAnAgent) {
     const absl::Status another = SayHello(*first, "another" + std::to_string(i));
     EXPECT_TRUE(absl::IsFailedPrecondition(another)) << another;
   }
-  // Its own again, as a new incarnation, is no other.
+  // The same name again, as a new incarnation, is accepted.
   EXPECT_TRUE(SayHello(*first, "first").ok());
   auto second = ConnectTo(*server, std::chrono::seconds(10));
   ASSERT_TRUE(second.ok()) << second.status();
@@ -164,13 +164,13 @@ TEST_F(Serve, CountsBlockIdsAmongWhatAClientMayHave) {
                  {"blocks", blocks},
                  {"memory", "attached"}});
   };
-  // Blocks of a byte and their ids, two of 4 bytes each, are all it may have; and the guards.
+  // The limit covers blocks of one byte, two ids of 4 bytes for each block, and the guards.
   constexpr uint64_t kMost = ((8 << 20) - 8192) / 9;
   EXPECT_TRUE(prepare(kMost).ok()) << prepare(kMost);
   const absl::Status more = prepare(kMost + 1);
   EXPECT_TRUE(absl::IsInvalidArgument(more)) << more;
   EXPECT_NE(std::string(more.message()).find("--max-session-bytes"), std::string::npos) << more;
-  // Nor by sizes whose product does not fit 64 bits.
+  // Sizes whose product does not fit 64 bits are refused too.
   EXPECT_TRUE(absl::IsInvalidArgument(call({{"type", "prepare"},
                                             {"pieces", 4096},
                                             {"block_bytes", uint64_t{1} << 60},
@@ -205,7 +205,7 @@ TEST_F(Serve, BoundsWhatAClientMayAskOfItsCache) {
   drive["request_blocks"] = 1;
   drive["loop"]["requests"] = 0;
   EXPECT_TRUE(absl::IsInvalidArgument(call(drive)));
-  // Regions of the client's that are not like those of the cache.
+  // Regions of the client must have the shape of those of the cache.
   for (const Json& bad : {Json{4096, 64, 64, 101}, Json{4096, 63, 64, 100}}) {
     prepare["drive"] = {bad};
     EXPECT_TRUE(absl::IsInvalidArgument(call(prepare))) << bad;
@@ -226,7 +226,7 @@ TEST_F(Serve, RefusesAnotherVersion) {
   }
 }
 
-// Long before the time-out, which is as long as the test may take.
+// It ends long before the time-out, which is as long as the test may take.
 TEST(Ping, EndsWhenItsTransferHasFailed) {
   Program server({"serve", "--listen", "127.0.0.1:0", "--advertise", "127.0.0.1:1", "--backend",
                   "tcp", "--json"});

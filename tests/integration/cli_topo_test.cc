@@ -1,4 +1,4 @@
-// `kvxfer topo`: what a person and a program get to read.
+// `kvxfer topo`: its text and its JSON.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ TEST(Topo, MatrixNamesFabricDistanceAndRails) {
   for (std::string cell; line >> cell;) cells.push_back(cell);
   EXPECT_THAT(cells, ElementsAre("mlx5_0", "3c:00.0", "ibp60s0", "Fabric1", "400", "active",
                                  "node*", "far", "PF,", "8", "VFs"));
-  // Expect the GPUs in a table of their own, for with them the first would be too wide.
+  // Expect the GPUs in their own table; with them the first table would be too wide.
   const std::string second =
       result.out.substr(result.out.find("\nport  ", result.out.find("PF, ")));
   std::istringstream distances(LineOf(second, "mlx5_0"));
@@ -134,7 +134,7 @@ TEST(Topo, ASavedHostReportsTheSame) {
   here.json["described"] = nullptr;
   EXPECT_EQ(there.json, here.json);
   EXPECT_THAT(RunProgram({"topo", "--save", copy}).err, HasSubstr("is not empty"));
-  // Of this host, with what is in its /proc and /sys.
+  // This host, with its /proc and /sys.
   const std::string own = folder->path() + "/own";
   ASSERT_EQ(RunProgram({"topo", "--save", own}).status, ExitStatus::kOk);
   there = RunProgram({"topo", "--root", own, "--json"});

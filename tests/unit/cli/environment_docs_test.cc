@@ -1,4 +1,4 @@
-// What the documents say of the variables of the environment is what is read.
+// The documents list the environment variables that are read.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ std::string TextOf(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// What the first group of `pattern` matches in `text`.
+// All matches of the first group of `pattern` in `text`.
 std::set<std::string> AllOf(const std::string& text, const char* pattern) {
   const std::regex regex(pattern);
   std::set<std::string> found;
@@ -39,7 +39,7 @@ TEST(EnvironmentDocs, TheTableHasEveryVariableThatIsRead) {
   EXPECT_EQ(AllOf(TextOf("docs/cli.md"), "\n\\| `(KVXFER_[A-Z0-9_]+)` \\|"), Read());
 }
 
-// With a value, or in a shell: options of CMake are written -DKVXFER_...
+// Finds variables with a value. Options of CMake begin with -DKVXFER_ and are skipped.
 TEST(EnvironmentDocs, ExamplesSetOnlyWhatIsRead) {
   std::set<std::string> known = Read();
   known.insert({"KVXFER_NIXL_DEADLINE", "KVXFER_CPU"});

@@ -1,4 +1,4 @@
-// What `kvxfer bench` computes by itself: percentiles, arrivals, traces, plans.
+// The computations of `kvxfer bench`: percentiles, arrivals, traces, plans.
 
 #include <gtest/gtest.h>
 
@@ -76,7 +76,7 @@ TEST(LatencyHistogram, TakesEveryTimeAndMergesAsIfItHadAll) {
   }
 }
 
-// With few requests every one is a point; with many a bounded number of them, and still the tail.
+// With few requests each is a point. With many the number of points is bounded, and the tail stays.
 TEST(LatencyHistogram, HasADistributionThatAgreesWithItsPercentiles) {
   std::mt19937_64 random(TestSeed());
   std::lognormal_distribution<double> draw(12, 2);
@@ -208,8 +208,8 @@ class Nothing : public RequestSource {
   Schedule schedule_;
 };
 
-// A stall of 100 ms at 1,000 arrivals a second is one slow request to a closed loop; here it must
-// be a hundred that waited, for longer the earlier they arrived in it.
+// A stall of 100 ms at 1,000 arrivals a second is one slow request in a closed loop. In an open
+// loop a hundred requests waited, the earlier ones longer.
 TEST(RunLoop, CountsAStallForEveryRequestThatArrivedInIt) {
   const LoopSpec spec{.requests = 300, .rate = 1000};
   Nothing source(spec, 1);
@@ -224,7 +224,7 @@ TEST(RunLoop, CountsAStallForEveryRequestThatArrivedInIt) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->times.count(), 300u);
   EXPECT_GE(result->times.max(), 100'000);
-  // Of the hundred, half waited for at least half of it: a sixth of all.
+  // Half of the hundred waited for at least half of the stall: a sixth of all requests.
   EXPECT_GE(result->times.Percentile(1 - 45.0 / 300), 50'000);
 }
 
@@ -304,7 +304,7 @@ TEST(ParseKvTrace, NamesTheLineThatIsWrong) {
         << trace.status();
   }
   EXPECT_FALSE(ParseKvTrace("t", "\n \n", 0).ok());
-  // Expect what is beyond the limit not to be looked at.
+  // Expect lines beyond the limit to be ignored.
   EXPECT_TRUE(ParseKvTrace("t", good + "\n{", 1).ok());
   EXPECT_EQ(LoadKvTrace("/no/such/file", 0).status().code(), absl::StatusCode::kNotFound);
 }
@@ -325,7 +325,7 @@ TEST(PrefixCache, MovesOnlyWhatIsNotAtTheFrontAlready) {
   EXPECT_EQ(second->hit_tokens, 1024u);
   EXPECT_EQ(second->blocks.size(), 25u);
   cache.Release(*second);
-  // Expect ids behind one that is missing to count for nothing.
+  // Expect ids behind a missing id to be ignored.
   const auto third = cache.Place(Prompt(512 + 30, {9, 2}));
   ASSERT_TRUE(third);
   EXPECT_EQ(third->hit_tokens, 0u);
@@ -343,8 +343,8 @@ TEST(PrefixCache, LetsTheLeastRecentlyUsedGo) {
   EXPECT_EQ(gone->hit_tokens, 0u);
 }
 
-// Random requests, several under way at once: no block is in two of them, and what is under way or
-// kept never exceeds the cache.
+// Random requests, several in flight at once: no block is in two of them, and blocks that are in
+// flight or cached never exceed the cache.
 TEST(PrefixCache, NeverHandsABlockOutTwice) {
   std::mt19937_64 random(TestSeed());
   constexpr uint32_t kBlocks = 200;
@@ -402,7 +402,7 @@ TEST(MakePlan, SharesTheTotalAmongPeersAndThreads) {
   EXPECT_EQ(plan->cases[0].request_blocks, 8u);
   EXPECT_EQ(plan->workers.initiators, 8u);
   EXPECT_EQ(plan->workers.targets, 1u);
-  // Expect a fixed time where peers are compared.
+  // Expect a fixed time if there are several peers.
   EXPECT_EQ(plan->loop.requests, 0u);
   EXPECT_GT(plan->loop.duration.count(), 0);
   const std::vector<MemoryNeed> needs = plan->needs(plan->cases[0]);

@@ -1,5 +1,5 @@
-// What the demo and the benchmarks stand on: content that shows where it belongs, block tables,
-// guard zones, model geometries.
+// Parts of the demo and the benchmarks: content that identifies its place, block tables, guard
+// zones, model geometries.
 
 #include <gtest/gtest.h>
 

@@ -202,7 +202,7 @@ TEST(ConnectTo, SaysWhoIsNotThere) {
   auto server = BootstrapServer::Listen({.host = "127.0.0.1", .port = 0});
   ASSERT_TRUE(server.ok()) << server.status();
   const HostPort address = server->address();
-  // Expect a second server on the port to be refused with the remedy.
+  // Expect a second server on the port to be refused with a fix.
   const auto second = BootstrapServer::Listen(address);
   EXPECT_TRUE(absl::IsFailedPrecondition(second.status())) << second.status();
   EXPECT_NE(std::string(second.status().message()).find("--listen"), std::string::npos);

@@ -1,5 +1,5 @@
-// GPU memory of the program's caches, over the stand-in CUDA driver: what is checked there is what
-// is there, and what the CPU writes touches nothing else.
+// GPU memory of the program's caches, over the stand-in CUDA driver: checks read the real content,
+// and writes of the CPU change no other bytes.
 
 #include "src/cli/common/gpu_memory.h"
 
@@ -71,14 +71,14 @@ TEST(CliGpuMemory, EachCallThatFailsIsToldWithItsName) {
     EXPECT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted) << c.call;
     EXPECT_THAT(std::string(memory.status().message()), HasSubstr(c.says));
   }
-  // But that it is not there to be set.
+  // A driver that does not know the attribute is no error.
   cuda::StandIn().kvxfer_standin_fail("cuPointerSetAttribute", 1,
                                       cuda::api::CUDA_ERROR_NOT_SUPPORTED);
   const auto memory = CacheMemory::Allocate(kCuda, 4096);
   ASSERT_TRUE(memory.ok()) << memory.status();
   const std::vector<Stretch> all = {{0, 4096}};
   const auto nothing = [](size_t, std::span<std::byte>) { return absl::OkStatus(); };
-  // Unavailable is kept for peers that are lost.
+  // Unavailable is for lost peers only.
   cuda::StandIn().kvxfer_standin_fail("cuMemcpyDtoH_v2", 1, cuda::api::CUDA_ERROR_OPERATING_SYSTEM);
   const absl::Status read = memory->ForEach(all, Touch::kRead, nothing);
   EXPECT_EQ(read.code(), absl::StatusCode::kFailedPrecondition) << read;
@@ -87,7 +87,7 @@ TEST(CliGpuMemory, EachCallThatFailsIsToldWithItsName) {
   cuda::StandIn().kvxfer_standin_fail_none();
 }
 
-// What lies between is neither written nor kept: others may be at it.
+// Bytes in between are neither written nor saved: others may use them.
 TEST(CacheMemoryOfGpu, WritesItsStretchesAlone) {
   const auto memory = CacheMemory::Allocate(kCuda, 1 << 20);
   ASSERT_TRUE(memory.ok()) << memory.status();
@@ -97,7 +97,7 @@ TEST(CacheMemoryOfGpu, WritesItsStretchesAlone) {
   std::ranges::fill(seen, std::byte{7});
   const uint64_t before = Calls("cuMemcpyHtoD_v2");
   const auto write = [&](size_t i, std::span<std::byte> bytes) {
-    // A peer, meanwhile.
+    // A peer writes meanwhile.
     seen[25] = std::byte{8};
     EXPECT_EQ(bytes.size(), stretches[i].bytes);
     std::ranges::fill(bytes, std::byte{9});
@@ -209,7 +209,7 @@ TEST(DeviceCopy, HasRatesWhereThereIsAGpu) {
     EXPECT_GT(rates->whole, 0);
     EXPECT_GT(rates->scattered, 0);
   }
-  // No room for it beside what is measured: that goes on without.
+  // Too little memory for the copy: the measurement goes on without it.
   cuda::StandIn().kvxfer_standin_fail("cuMemAlloc_v2", 2, cuda::api::CUDA_ERROR_OUT_OF_MEMORY);
   const auto full = MeasureDeviceCopy({kCuda, kCuda}, 4096, 64);
   ASSERT_TRUE(full.ok()) << full.status();
@@ -219,7 +219,7 @@ TEST(DeviceCopy, HasRatesWhereThereIsAGpu) {
   EXPECT_THAT(std::string(MeasureDeviceCopy({kCuda, kCuda}, 4096, 64).status().message()),
               HasSubstr("the device's own copy: cuStreamCreateWithPriority"));
   cuda::StandIn().kvxfer_standin_fail_none();
-  // Without pinned memory there is no copy kernel; that is no peer's fault.
+  // Without pinned memory there is no copy kernel, which is no error of the peer.
   cuda::StandIn().kvxfer_standin_fail("cuMemHostRegister_v2", 0,
                                       cuda::api::CUDA_ERROR_OPERATING_SYSTEM);
   const absl::Status unpinned = MeasureDeviceCopy({kCuda, kCuda}, 4096, 64).status();

@@ -1,4 +1,4 @@
-// What `kvxfer demo` checks its ranks' memory with must itself see every wrong byte.
+// The content check of `kvxfer demo` finds every wrong byte.
 
 #include "src/cli/demo/content.h"
 
@@ -89,7 +89,7 @@ TEST_P(DemoContents, SeeBlocksThatChangedPlaces) {
 INSTANTIATE_TEST_SUITE_P(Layouts, DemoContents, testing::Values("NHD", "HND"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Token by token of all heads, against head by head of the upper half of them.
+// All heads token by token, compared with the upper half of them head by head.
 TEST(DemoContents, OfOneHeadAreTheSameOnEveryRank) {
   const Rank whole = MakeRank(1, 0, "NHD");
   const Rank half = MakeRank(2, 1, "HND");

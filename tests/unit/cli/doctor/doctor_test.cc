@@ -1,5 +1,5 @@
-// Every check of `kvxfer doctor`, over hosts where it has something to say and hosts where it has
-// not. A host is one that is well, with something changed.
+// Every check of `kvxfer doctor`, over hosts where it finds something and hosts where it does not.
+// A host is a healthy host with one change.
 
 #include "src/cli/doctor/doctor.h"
 
@@ -121,7 +121,7 @@ std::vector<Case> PortCases() {
   };
 }
 
-// Puts `line` in the place of the one that begins alike.
+// Replaces the line that begins like `line`.
 void SetLimit(Host& host, const std::string& name, const std::string& values) {
   std::string text = host.file("/proc/self/limits");
   const size_t at = text.find(name);
@@ -237,7 +237,7 @@ TEST(Doctor, EachCheckFiresWhereSomethingIsWrong) {
     std::string said;
     for (const Finding& f : result.findings) {
       said += f.what + "\n" + f.why + "\n" + f.fix + "\n";
-      // What is wrong comes with a reason and a remedy.
+      // Each problem has a reason and a fix.
       if (f.severity < Severity::kWarning) continue;
       EXPECT_FALSE(f.what.empty() || f.why.empty() || f.fix.empty()) << said;
     }
@@ -253,7 +253,7 @@ TEST(Doctor, EachCheckFiresWhereSomethingIsWrong) {
   }
 }
 
-// The other half: no check fires on a host that is well, and each has one that it applies to.
+// No check finds anything on a healthy host, and each check applies to one of these hosts.
 TEST(Doctor, NoCheckFiresWhereAllIsWell) {
   std::set<std::string> applied;
   std::set<std::string> all;
@@ -272,7 +272,7 @@ TEST(Doctor, NoCheckFiresWhereAllIsWell) {
   EXPECT_EQ(applied, all);
 }
 
-// What looks wrong and is not.
+// These look wrong, but are not.
 TEST(Doctor, SaysNothingOfWhatMakesUpForIt) {
   struct Benign {
     const char* check;
@@ -374,7 +374,7 @@ TEST(Doctor, TextPutsTheRemedyBelowAndCounts) {
   const std::string text = DoctorText(RunChecks(*view));
   EXPECT_THAT(text, HasSubstr("lid           PROBLEM  no LID on mlx5_1"));
   EXPECT_THAT(text, HasSubstr("1 problem, 1 warning, "));
-  // Expect the worse first.
+  // Expect the more severe first.
   EXPECT_LT(text.find("\nPROBLEM"), text.find("\nWARNING"));
   EXPECT_THAT(text, HasSubstr("  fix   sminfo"));
   const Json json = DoctorJson(RunChecks(*view));

@@ -1,5 +1,5 @@
-// The checks of `kvxfer doctor` that concern GPUs, over what a driver might say; and that a driver
-// which hangs holds nobody up.
+// The GPU checks of `kvxfer doctor`, over possible reports of a driver; and that a driver that
+// hangs blocks no check.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Where nothing is known but that there are GPUs.
+// Views in which the driver reports no GPUs.
 void NoDriver(Host& host) {
   host.cuda = {.asked = true, .status = absl::UnimplementedError("no libcuda.so.1")};
 }
@@ -119,7 +119,7 @@ std::vector<Case> DirectCases() {
          h.links[0] = lib + "libibverbs.so.1=" + lib + "libibverbs.so.1.8.28.0";
        },
        "libibverbs 1.8 has no ibv_reg_dmabuf_mr"},
-      // The driver was not asked: its kernel modules are known.
+      // The driver was not asked; its kernel modules are known.
       {"gpu-direct", Severity::kProblem, &WellHost,
        [](Host& h) {
          NotAsked(h);
@@ -160,7 +160,7 @@ const CheckResult& ResultOf(const std::vector<CheckResult>& results, const std::
   return results.front();
 }
 
-// What the check says of a host with a change.
+// The findings of a check on a changed host.
 Finding FindingOf(const std::string& check, Host host, void (*change)(Host&)) {
   change(host);
   const auto view = ViewOf(host);
@@ -234,7 +234,7 @@ TEST(DoctorGpu, EveryGpuIsALine) {
     EXPECT_THAT(text, HasSubstr("ok       cuda:" + std::to_string(i) + " NVIDIA H100"));
   }
   EXPECT_THAT(text, Not(HasSubstr("more)")));
-  // Also beside one that is not well.
+  // Also beside a GPU with a problem.
   host.cuda.devices[3].compute = 75;
   const auto old = ViewOf(host);
   ASSERT_NE(old, nullptr);
@@ -243,7 +243,7 @@ TEST(DoctorGpu, EveryGpuIsALine) {
                     HasSubstr("ok       cuda:7 NVIDIA"), Not(HasSubstr("ok       cuda:3"))));
 }
 
-// A host without GPUs hears of it in one line, and of nothing else.
+// On a host without GPUs the GPU checks print one line.
 TEST(DoctorGpu, OneQuietLineWithoutADriver) {
   const auto view = ViewOf(BareHost());
   ASSERT_NE(view, nullptr);
@@ -273,7 +273,7 @@ TEST(DoctorGpu, ADriverThatHangsHoldsNobodyUp) {
   EXPECT_EQ(answers.version, 12040);
 }
 
-// Of a copy of another host's files, that is.
+// The view is a copy of another host's files.
 TEST(DoctorGpu, TreesTellWhatFilesTell) {
   Host host = WellHost();
   NotAsked(host);

@@ -1,4 +1,4 @@
-// Hosts for the tests of doctor's checks: made of a description, well, with something changed.
+// Hosts for the tests of doctor's checks: healthy hosts from a description, with changes.
 #ifndef KVXFER_TESTS_UNIT_CLI_DOCTOR_HOST_H_
 #define KVXFER_TESTS_UNIT_CLI_DOCTOR_HOST_H_
 
@@ -13,7 +13,7 @@
 
 namespace kvxfer::cli {
 
-// A host out of a description, with what no file tells.
+// A host from a description, with the facts that no file has.
 struct Host {
   Json description;
   std::vector<std::string> fabrics{};
@@ -30,12 +30,12 @@ struct Host {
   void Without(const std::string& path) { description["files"].erase(path); }
 };
 
-// Null, with a failure: it cannot be made.
+// Null, with a test failure, if it cannot be created.
 std::unique_ptr<SystemView> ViewOf(const Host& host);
 
 inline constexpr const char* kLibraries = "/usr/lib/x86_64-linux-gnu/";
 
-// Two ConnectX-7 and two GPUs, set up as they should be.
+// Two ConnectX-7 and two GPUs, configured well.
 Host WellHost();
 // The same over Ethernet.
 Host RoceHost();
@@ -45,7 +45,7 @@ Host PodHost();
 // Neither NICs nor GPUs.
 Host BareHost();
 
-// One change, the check that notices it, and words of what it says.
+// One change, the check that finds it, and words of its finding.
 struct Case {
   const char* check;
   Severity severity;

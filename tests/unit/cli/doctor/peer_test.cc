@@ -1,4 +1,4 @@
-// What `kvxfer doctor host:port` makes of paths that are not whole.
+// `kvxfer doctor host:port`: paths with rails that are down, and backends that reach nothing.
 
 #include "src/cli/doctor/peer.h"
 
@@ -55,7 +55,7 @@ TEST(DoctorPeerReport, ARailThatIsDownIsAWarning) {
   EXPECT_EQ(PeerJson(ReportOf(path))["paths"][0]["reached"], true);
 }
 
-// What is said of all memory would be wrong of GPUs'.
+// GPU memory may use another backend than host memory.
 TEST(DoctorPeerReport, GpusHaveAWayOfTheirOwn) {
   PeerReport report{.server = "node7:7471",
                     .chosen = "shm",
@@ -80,9 +80,10 @@ TEST(DoctorPeerReport, NoWayIsAProblem) {
   EXPECT_EQ(PeerJson(ReportOf(path))["chosen"], nullptr);
 }
 
-// One that is not built in is no fault, but nothing is reached either.
+// A backend that is not built in is no problem, but it reaches nothing.
 TEST(DoctorPeerReport, NothingTriedIsNotReached) {
-  const PeerPath path{.backend = "ucx", .severity = Severity::kNotApplicable, .why = "not built in"};
+  const PeerPath path{
+      .backend = "ucx", .severity = Severity::kNotApplicable, .why = "not built in"};
   EXPECT_EQ(PeerStatus(ReportOf(path), false).message(), "node7:7471: no backend reaches it");
 }
 
