@@ -6,7 +6,7 @@
 # - a line with a comment that says "needs ..." or "takes long": "# needs an RDMA port",
 # - a line that names GPU memory ("cuda") or another host ("HOST"),
 # - `kvxfer serve`, which does not end by itself.
-# Lines of one block run in the same folder, in their order. `kvxfer plot` belongs to the Python
+# Any other command must end within 20 s. Lines of one block run in the same folder, in their order. `kvxfer plot` belongs to the Python
 # package.
 #
 # Also: each option that the pages of the program name is an option of the program.
@@ -60,7 +60,7 @@ while IFS=: read -r page line block command; do
   mkdir -p "$scratch/block-$block"
   status=0
   out=$(cd "$scratch/block-$block" && ln -sfn "$root/benchmarks" benchmarks &&
-    PATH=$scratch/$how:$PATH timeout 60 bash -c "$command" 2>&1 </dev/null) || status=$?
+    PATH=$scratch/$how:$PATH timeout 20 bash -c "$command" 2>&1 </dev/null) || status=$?
   is_ok "$status" "$command" && continue
   failed=$((failed + 1))
   printf '%s:%s: %s ended with %s (%s)\n%s\n' "$page" "$line" "$command" "$status" "$how" \
@@ -72,7 +72,7 @@ known=$("$program" man | sed 's/\\f[BIR]//g; s/\\-/-/g')
 for page in docs/cli.md docs/bench.md docs/doctor.md; do
   while read -r option; do
     case $option in
-      --kind | --out) continue ;; # of `kvxfer plot`
+      --kind | --out | --install) continue ;; # of `kvxfer plot` and of cmake
     esac
     grep -qE -- "$option([^a-z_-]|$)" <<<"$known" && continue
     failed=$((failed + 1))
