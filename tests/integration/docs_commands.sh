@@ -6,8 +6,8 @@
 # - a line with a comment that says "needs ..." or "takes long": "# needs an RDMA port",
 # - a line that names GPU memory ("cuda") or another host ("HOST"),
 # - `kvxfer serve`, which does not end by itself.
-# Any other command must end within 20 s. Lines of one block run in the same folder, in their order. `kvxfer plot` belongs to the Python
-# package.
+# Any other command must end within 20 s. Lines of one block run in the same folder, in their order.
+# `kvxfer plot` belongs to the Python package.
 #
 # Also: each option that the pages of the program name is an option of the program.
 set -euo pipefail

@@ -27,7 +27,7 @@ class _Places:
 
 
 def group(*modes, ping=False, name="g"):
-    kinds = (contestants.KVXFER, contestants.LIMIT, contestants.PEER)
+    kinds = (contestants.KVXFER, contestants.RAW, contestants.PEER)
     return contestants.Group(name, name.upper(), tuple(
         _Fake(f"c{i}", kind, "fake", mode) for i, (kind, mode) in enumerate(zip(kinds, modes))),
         ping=ping)
