@@ -1,4 +1,4 @@
-// The only place of kvxfer that reads environment variables. A variable that is set but empty
+// Reads the environment variables. Nothing else in kvxfer does. A variable that is set but empty
 // counts as not set.
 
 #include "src/core/base/options_env.h"
@@ -38,7 +38,8 @@ absl::Status Bad(const char* variable, std::string_view value, std::string_view 
       absl::StrCat(variable, "=\"", ToAbsl(value), "\": ", ToAbsl(wanted)));
 }
 
-// Reads variables, and keeps their names: a variable that is set but never read is probably a typo.
+// Reads variables and records their names. A variable that is set but never read is probably a
+// typo.
 class Environment {
  public:
   absl::Status ReadList(const char* variable, std::vector<std::string>& out, char separator = ',') {
@@ -59,7 +60,7 @@ class Environment {
     return absl::OkStatus();
   }
 
-  // Leaves `out` alone when the variable is not set.
+  // Leaves `out` unchanged if the variable is not set.
   template <typename Integer>
   absl::Status ReadNumber(const char* variable, int64_t low, int64_t high, Integer& out) {
     const std::string_view value = Value(variable);
@@ -113,7 +114,7 @@ absl::Status ReadVerbs(Environment& environment, VerbsOptions& verbs) {
   return status;
 }
 
-// Of the plugins' and other backends' own.
+// The variables of the backends.
 absl::Status ReadBackends(Environment& environment, AgentOptions& options) {
   absl::Status status =
       environment.ReadNumber("KVXFER_TCP_STREAMS", 1, kMaxTcpStreams, options.tcp_streams);
@@ -145,15 +146,16 @@ absl::Status Read(Environment& environment, AgentOptions& options) {
   status.Update(environment.ReadNumber("KVXFER_STAGING_BYTES", 0, AgentOptions::kMaxStagingBytes,
                                        options.staging_bytes));
   status.Update(ReadBackends(environment, options));
-  // -1 is the adaptive spin of AgentOptions.
+  // -1 keeps AgentOptions' adaptive spin.
   int64_t spin_us = -1;
   status.Update(environment.ReadNumber("KVXFER_SPIN_US", -1, kMaxSpinMicroseconds, spin_us));
   if (spin_us >= 0) options.spin = std::chrono::microseconds(spin_us);
   return status;
 }
 
-// Read by programs beside the library: the Python package, the drop-in for NIXL, the examples,
-// scripts, benchmarks and tests.
+// Variables that programs beside the library read: the Python package, the NIXL-compatible module,
+// examples, scripts, benchmarks and tests. A name that ends with '_' stands for all variables that
+// begin with it.
 constexpr std::array<std::string_view, 13> kReadElsewhere = {
     "KVXFER_CLI",          "KVXFER_COMPARE_BIN", "KVXFER_CPU",        "KVXFER_FABRIC_",
     "KVXFER_FUZZ_SECONDS", "KVXFER_GPU_RESULTS", "KVXFER_NIXL_",      "KVXFER_OTHER_UCX",
@@ -166,10 +168,10 @@ bool IsReadElsewhere(std::string_view name) {
   });
 }
 
-// Kubernetes sets such variables in every container for a Service named kvxfer or kvxfer-<name>,
-// and Docker for a linked container: KVXFER_SERVICE_HOST, KVXFER_SERVICE_PORT and
-// KVXFER_SERVICE_PORT_<port's name>, KVXFER_PORT=tcp://10.0.0.1:7471, KVXFER_PORT_7471_TCP_ADDR.
-// A KVXFER_PORT that is not a URL is a person's.
+// Kubernetes sets such variables in every container if there is a Service named kvxfer or
+// kvxfer-<name>, and Docker sets them for a linked container: KVXFER_SERVICE_HOST,
+// KVXFER_SERVICE_PORT, KVXFER_SERVICE_PORT_<port's name>, KVXFER_PORT=tcp://10.0.0.1:7471,
+// KVXFER_PORT_7471_TCP_ADDR. A KVXFER_PORT whose value is not a URL was set by a person.
 bool IsOfAService(std::string_view name, std::string_view value) {
   if (name.ends_with("_SERVICE_HOST") || name.ends_with("_SERVICE_PORT")) return true;
   if (name.ends_with("_PORT") && value.find("://") != std::string_view::npos) return true;
@@ -187,7 +189,7 @@ std::vector<std::string> WithoutPrefix(std::vector<std::string> names) {
   return names;
 }
 
-// A process has one environment, and may make many agents from it: each slip is told once.
+// A process has one environment and may create many agents from it, so each warning is logged once.
 bool IsNews(const std::string& line) {
   static std::mutex mutex;
   static auto* const told = new std::set<std::string>();

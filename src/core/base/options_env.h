@@ -1,6 +1,6 @@
-// What OptionsFromEnvironment (kvxfer/options.h) reads.
+// The environment variables that OptionsFromEnvironment (kvxfer/options.h) reads.
 //
-// Thread-safety: as getenv's: no other thread may change the environment meanwhile.
+// Thread-safety: as for getenv: no other thread may change the environment during a call.
 #ifndef KVXFER_CORE_BASE_OPTIONS_ENV_H_
 #define KVXFER_CORE_BASE_OPTIONS_ENV_H_
 
@@ -9,12 +9,12 @@
 
 namespace kvxfer {
 
-// The names of all variables that it reads, in the order in which it does.
+// The names of all variables that OptionsFromEnvironment reads, in that order.
 std::vector<std::string> EnvironmentVariables();
 
-// A sentence for each variable that is set, has the prefix and is read by nobody, with the name
-// that was meant where that can be guessed. OptionsFromEnvironment logs each as a warning, once a
-// process.
+// One sentence for each variable that is set, begins with KVXFER_, and is read by no part of
+// kvxfer; with the name that was probably meant, if one is close. OptionsFromEnvironment logs each
+// sentence as a warning once per process.
 std::vector<std::string> UnknownVariables();
 
 }  // namespace kvxfer
