@@ -35,6 +35,7 @@ const char* ToString(KvLeaseEnd end) {
 }
 
 absl::StatusOr<LeaseId> LeaseBook::Grant(Time expires) {
+  // Ends that were not reported count too: their blocks are still in the owner's hands.
   if (leases_.size() + untold_.size() >= kMaxLeases) {
     return absl::ResourceExhaustedError(
         absl::StrCat(kMaxLeases, " leases are held; release some, or let them expire"));
@@ -74,6 +75,8 @@ absl::Status LeaseBook::Begin(LeaseId lease, Reader reader, uint64_t fetch, Time
 absl::Status LeaseBook::Finish(LeaseId lease, Reader reader, uint64_t fetch, bool consume,
                                Time now) {
   Expire(now);
+  // FindHeld is not used here: a lease that is released or expired still lets its running fetches
+  // finish.
   const auto at = leases_.find(lease);
   const auto refuse = [&] {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -83,6 +86,7 @@ absl::Status LeaseBook::Finish(LeaseId lease, Reader reader, uint64_t fetch, boo
   const auto found = at->second.fetches.find({reader, fetch});
   if (found == at->second.fetches.end()) return refuse();
   EndFetch(at, found);
+  // Another reader's fetch may still be in progress; Settle then ends the lease after it.
   if (consume && at->second.ending != KvLeaseEnd::kReleased) {
     at->second.ending = KvLeaseEnd::kConsumed;
     by_expiry_.erase({at->second.expires, lease});
@@ -104,6 +108,7 @@ void LeaseBook::Sweep(Reader reader, Time now) {
   Expire(now);
   for (auto at = leases_.begin(); at != leases_.end();) {
     const auto lease = at++;
+    // Fetches are keyed by (reader, number), so one reader's are adjacent.
     auto& fetches = lease->second.fetches;
     for (auto fetch = fetches.lower_bound({reader, 0});
          fetch != fetches.end() && fetch->first.first == reader;) {
@@ -128,6 +133,7 @@ std::vector<std::pair<LeaseId, KvLeaseEnd>> LeaseBook::End(Time now) {
 }
 
 std::optional<Time> LeaseBook::NextExpiry() const {
+  // Already due: the caller must call End at once.
   if (!untold_.empty()) return Time::min();
   std::optional<Time> next;
   if (!by_expiry_.empty()) next = by_expiry_.begin()->first;
@@ -135,7 +141,7 @@ std::optional<Time> LeaseBook::NextExpiry() const {
   return next;
 }
 
-// Held, and not about to end.
+// Finds a lease that is held and not about to end. Expires what is due first.
 absl::StatusOr<LeaseBook::Leases::iterator> LeaseBook::FindHeld(LeaseId lease, Time now) {
   Expire(now);
   const auto at = leases_.find(lease);
@@ -146,6 +152,7 @@ absl::StatusOr<LeaseBook::Leases::iterator> LeaseBook::FindHeld(LeaseId lease, T
 }
 
 absl::Status LeaseBook::Ended(LeaseId lease) const {
+  // Ids are handed out in ascending order, so every id up to last_ was granted once.
   if (lease == LeaseId::kNone || lease > last_) {
     return absl::NotFoundError(absl::StrCat(Called(lease), " was never granted"));
   }
@@ -176,12 +183,15 @@ void LeaseBook::Settle(Leases::iterator at) {
 }
 
 void LeaseBook::Expire(Time now) {
+  // A lease whose time is over refuses new fetches at once; Settle ends it when no fetch is left.
   while (!by_expiry_.empty() && by_expiry_.begin()->first <= now) {
     const auto at = leases_.find(by_expiry_.begin()->second);
     by_expiry_.erase(by_expiry_.begin());
     at->second.ending = KvLeaseEnd::kExpired;
     Settle(at);
   }
+  // A fetch that took too long ends without its reader: its later Finish is refused, so the reader
+  // discards what it read.
   while (!by_fetch_.empty() && std::get<Time>(*by_fetch_.begin()) <= now) {
     const auto [until, lease, reader, fetch] = *by_fetch_.begin();
     const auto at = leases_.find(lease);
