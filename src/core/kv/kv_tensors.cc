@@ -18,8 +18,8 @@ struct TensorExtent {
   uint64_t begin = 0;
   uint64_t end = 0;
   uint64_t stride = 0;       // from block to block
-  uint64_t block_bytes = 0;  // from the first byte of a block to behind its last
-};                           // from the first byte of a block to the end of its last used byte
+  uint64_t block_bytes = 0;  // from the first byte of a block to the end of its last used byte
+};
 
 // Whether the blocks of two tensors have the same stride and fit into each other's gaps.
 bool InEachOthersGaps(const TensorExtent& a, const TensorExtent& b) {

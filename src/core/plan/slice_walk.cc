@@ -3,7 +3,7 @@
 namespace kvxfer {
 namespace {
 
-// Slices passed over by one step.
+// Slices that one step may skip; bounds the time of one call.
 constexpr uint32_t kSlicesAStep = 16;
 
 }  // namespace
