@@ -1,6 +1,7 @@
-// The room that one backend of the target has for immediates (Capabilities::max_arrivals), counted
-// in ranges of slots. A session takes room for all of its ranges while it has a connection over
-// that backend: before its hello and after kDown nothing of it can be on the way.
+// The capacity of one of the target's backends for immediates (Capabilities::max_arrivals), counted
+// in ranges of arrival slots. While a session has a connection over that backend, all ranges of the
+// session count against the capacity. Before its hello and after kDown none of its immediates can
+// be in flight.
 //
 // Thread-safety: none; owned by the progress engine.
 
@@ -17,12 +18,12 @@ namespace kvxfer {
 
 class ArrivalRoom {
  public:
-  // For so many immediates, and one range at least; 0: for any number.
+  // The capacity for `max_arrivals` immediates, but at least one range; 0: no limit.
   explicit ArrivalRoom(size_t max_arrivals)
       : max_(max_arrivals == 0 ? kAllRanges : RangesOf(max_arrivals)) {}
 
-  // Whether one that has taken `held` may take another. Half are for those that have none: one
-  // without slots cannot begin.
+  // Whether a session that has taken `held` ranges may take another. Half of the capacity is
+  // reserved for sessions without a range, because a session without slots cannot begin.
   bool MayGrow(uint32_t held) const {
     return taken_ < (held == 0 || max_ == kAllRanges ? max_ : (max_ + 1) / 2);
   }
@@ -31,7 +32,7 @@ class ArrivalRoom {
   void Give(uint32_t ranges) { taken_ -= ranges; }
 
  private:
-  // As many as an immediate can name.
+  // The number of ranges that an immediate can name.
   static constexpr uint32_t kAllRanges = (1u << kSlotBits) / kRangeSlots;
   static uint32_t RangesOf(size_t arrivals) {
     return static_cast<uint32_t>(std::clamp<size_t>(arrivals / kRangeSlots, 1, kAllRanges));

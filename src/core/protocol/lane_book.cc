@@ -5,6 +5,7 @@
 namespace kvxfer {
 
 std::optional<uint32_t> Lane::ImmediateFor(bool last, bool rail_keeps_order) const {
+  // On an ordered rail the last op's immediate covers all earlier writes of the lane.
   if (rail_keeps_order && !last) return std::nullopt;
   return EncodeImmediate(slot);
 }
@@ -37,6 +38,8 @@ std::optional<uint32_t> LaneBook::NextToClose() const {
   if (!last_posted_) return std::nullopt;
   for (uint32_t rail = 0; rail < lanes_.size(); ++rail) {
     const Lane& lane = lanes_[rail];
+    // Without order every op has an immediate, so a lane with any op is countable. With order only
+    // a lane whose last op had the immediate is.
     const bool has_last = rail_keeps_order_ ? lane.closed : lane.immediates > 0;
     if (lane.open && !has_last) return rail;
   }
@@ -51,6 +54,7 @@ void LaneBook::OnFreed(SlotRef slot) {
 
 std::optional<LaneBook::Discarded> LaneBook::Discard(uint32_t rail) {
   Lane& lane = lanes_[rail];
+  // A freed lane has arrived completely: it needs no DISCARD, and its slices need not go again.
   if (!lane.open || lane.freed) return std::nullopt;
   Discarded discarded{.slot = lane.slot, .slices = std::move(lane.slices)};
   lane = {};

@@ -11,6 +11,7 @@
 namespace kvxfer {
 namespace wire {
 
+// Sizes of list items on the wire; they differ from sizeof, which includes padding.
 template <>
 constexpr size_t kItemBytes<SlotRef> = 4;
 template <>
@@ -31,7 +32,7 @@ void Versions(Io& io, Ref<Io, uint16_t> min, Ref<Io, uint16_t> max) {
   io.Check("max_version", min <= max, "must not be below min_version");
 }
 
-// List items.
+// Items of lists.
 template <typename Io>
 void Fields(Io& io, Ref<Io, uint32_t> id) {
   io.Int("item", id);
@@ -42,6 +43,7 @@ void Fields(Io& io, Ref<Io, uint64_t> id) {
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, AuthMethod> method) {
+  // A peer may know methods that are newer than this program.
   EnumField(io, "auth", method, 0, std::numeric_limits<uint8_t>::max());  // may be newer than us
 }
 template <typename Io>
@@ -78,7 +80,7 @@ void Fields(Io& io, Ref<Io, RegionRun> run) {
   io.Check("run", run.first <= run.last, "must not end before it begins");
 }
 
-// Bodies.
+// Bodies of frames.
 template <typename Io>
 void Fields(Io& io, Ref<Io, HelloFrame> frame) {
   Versions(io, frame.min_version, frame.max_version);
@@ -257,7 +259,7 @@ void Fields(Io& io, Ref<Io, StagedFrame> frame) {
   io.Text("why", frame.why, 0, kMaxNotificationBytes);
 }
 
-// Whether the runs ascend, do not touch, and lie within the page.
+// Whether the runs ascend, do not touch each other, and lie within the page.
 bool Ascend(const RegionsFrame& page) {
   uint64_t next = page.first;
   for (const RegionRun& run : page.live) {
@@ -288,7 +290,7 @@ using wire::Writer;
 
 constexpr size_t kAckOffset = 16;
 
-// Every frame, with its name in errors.
+// All frames, with their names in error messages.
 #define KVXFER_FRAMES(X)              \
   X(HelloFrame, "hello")              \
   X(HelloAckFrame, "hello-ack")       \
@@ -327,7 +329,7 @@ constexpr const char* kFrameName = "";
 KVXFER_FRAMES(KVXFER_FRAME_NAME)
 #undef KVXFER_FRAME_NAME
 
-// Most frames have fewer.
+// Most bodies are smaller, so that encoding one allocates once.
 constexpr size_t kUsualBodyBytes = 96;
 
 std::string RoomForEnvelope(size_t body_bytes) {
@@ -337,7 +339,7 @@ std::string RoomForEnvelope(size_t body_bytes) {
   return message;
 }
 
-// In front of the body that `message` has already.
+// Writes the envelope in front of the body that `message` already contains.
 void WriteEnvelope(std::string& message, FrameType type, uint64_t sequence, uint64_t ack) {
   message[0] = static_cast<char>(type);
   StoreLittle(message.data() + 4, static_cast<uint32_t>(message.size() - kEnvelopeBytes));
@@ -389,6 +391,7 @@ absl::StatusOr<CarriedMessages> DecodeCarry(std::span<const std::byte> body) {
         absl::StrCat("damaged carry frame: ", body.size(), " bytes hold no two messages"));
   }
   const std::span<const std::byte> both = body.subspan(kSessionBytes);
+  // The first message's own envelope says where it ends.
   const size_t carried = LoadLittle<uint32_t>(&both[kBodyBytesOffset]) + kEnvelopeBytes;
   if (carried > both.size() - kEnvelopeBytes) {
     return absl::InvalidArgumentError(absl::StrCat("damaged carry frame: the first message says ",
@@ -398,6 +401,7 @@ absl::StatusOr<CarriedMessages> DecodeCarry(std::span<const std::byte> body) {
   return CarriedMessages{.session = LoadLittle<uint64_t>(body.data()),
                          .carried = both.first(carried),
                          .own = both.subspan(carried)};
+  // The two messages are not validated here; each goes through DecodeNumbered.
 }
 
 void PatchAck(std::string& message, uint64_t ack) {

@@ -1,5 +1,6 @@
-// Fields of messages, to bytes and back: little-endian, without padding. Of wire_format.cc, which
-// has the layouts: a function Fields(io, frame), in this namespace, for each frame and list item.
+// Reads and writes message fields: little-endian, without padding. Used by wire_format.cc, which
+// defines the layouts: a function Fields(io, frame), in this namespace, for each frame and list
+// item.
 //
 // Thread-safety: none.
 #ifndef KVXFER_CORE_PROTOCOL_WIRE_IO_H_
@@ -21,8 +22,8 @@
 
 namespace kvxfer::wire {
 
-// Bytes of one list item on the wire; every item has a fixed size, so that a count can be held
-// against the bytes that are left before anything is allocated.
+// Bytes of one list item on the wire. Every item has a fixed size, so that a count can be compared
+// with the remaining bytes before anything is allocated.
 template <typename Item>
 constexpr size_t kItemBytes = sizeof(Item);
 
@@ -40,8 +41,8 @@ Value LoadLittle(const std::byte* in) {
   return static_cast<Value>(value);
 }
 
-// Writer and Reader offer the same calls, so that one Fields(io, frame) for each frame states its
-// layout once for both directions. `field` names the field in errors.
+// Writer and Reader have the same calls, so that one Fields(io, frame) defines the layout of a
+// frame for both directions. `field` names the field in errors.
 class Writer {
  public:
   static constexpr bool kReads = false;
@@ -71,7 +72,7 @@ class Writer {
   }
   void Check(const char* /*field*/, bool /*good*/, const char* /*rule*/) {}
 
-  // What is written goes behind `header`.
+  // Appends to `header`.
   explicit Writer(std::string header = {}) : out_(std::move(header)) {}
   std::string Take() { return std::move(out_); }
 
@@ -79,7 +80,7 @@ class Writer {
   std::string out_;
 };
 
-// After the first error nothing more is read.
+// After the first error nothing more is read, and Finish returns it.
 class Reader {
  public:
   static constexpr bool kReads = true;
@@ -115,7 +116,7 @@ class Reader {
     }
     text.assign(reinterpret_cast<const char*>(Skip(size)), size);
   }
-  // A name, as CheckName wants it.
+  // A name that passes CheckName.
   void Name(const char* field, std::string& name) {
     Text(field, name, 1, kMaxNameBytes);
     if (ok() && !IsPrintable(name)) {
@@ -129,6 +130,7 @@ class Reader {
     uint32_t count = 0;
     Int(field, count);
     if (!ok()) return;
+    // Checked before resize: a damaged count must not allocate memory.
     if (count > left_.size() / kItemBytes<Item>) {
       return Fail(field, absl::StrCat(count, " items of ", kItemBytes<Item>,
                                       " bytes do not fit into the ", left_.size(), " bytes left"));
@@ -173,7 +175,7 @@ class Reader {
 template <typename Io, typename T>
 using Ref = std::conditional_t<Io::kReads, T&, const T&>;
 
-// An enum of one byte, between `first` and `last`.
+// An enum of one byte, from `first` to `last`.
 template <typename Io, typename Enum>
 void EnumField(Io& io, const char* field, Enum& value, uint8_t first, uint8_t last) {
   auto byte = static_cast<uint8_t>(value);
