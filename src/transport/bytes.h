@@ -1,4 +1,6 @@
-// Integers of wire formats: little-endian, at any address.
+// Loads and stores the integers of wire formats: little-endian, at unaligned addresses.
+//
+// Thread-safety: functions without state.
 #ifndef KVXFER_TRANSPORT_BYTES_H_
 #define KVXFER_TRANSPORT_BYTES_H_
 

@@ -22,13 +22,14 @@ namespace kvxfer {
 namespace net {
 namespace {
 
+// How often `go_on` is asked.
 constexpr Duration kAskEvery = std::chrono::milliseconds(50);
-// Between two attempts where the agent was busy.
+// The pause before another attempt if the agent was busy.
 constexpr Duration kBusyPause = std::chrono::milliseconds(50);
-// Memory follows what has come, not what was announced.
+// Memory grows with the bytes received, not with the announced size, which may be damaged.
 constexpr size_t kStepBytes = 256 * 1024;
 
-// What a welcome says that brings nothing.
+// The error for a welcome that announces no metadata.
 absl::Status Refusal(const Welcome& welcome) {
   if (welcome.version != kStreamVersion || welcome.verdict == Verdict::kWrongVersion) {
     return absl::FailedPreconditionError(
@@ -61,7 +62,7 @@ class Fetch {
         until_(timeout >= std::chrono::hours(24 * 365) ? Time::max() : Now() + timeout_),
         go_on_(go_on) {}
 
-  // Asks again while the agent is busy and there is time.
+  // Asks again while the agent is busy and time is left.
   absl::StatusOr<std::string> From(std::span<const SocketAddress> addresses) {
     for (;;) {
       absl::StatusOr<Fd> fd = ConnectToAny(addresses);
@@ -79,7 +80,8 @@ class Fetch {
   }
 
  private:
-  // An address that nothing comes back from leaves the others their share of the time.
+  // Each address gets an equal share of the remaining time, so that an unreachable one does not use
+  // up the time of the others.
   absl::StatusOr<Fd> ConnectToAny(std::span<const SocketAddress> addresses) {
     absl::Status why;
     for (size_t i = 0; i < addresses.size(); ++i) {
@@ -103,6 +105,7 @@ class Fetch {
                                until == until_ ? "" : "its share of "));
     }
     if (!waited.ok()) return waited;
+    // Writable only means that the attempt has ended.
     const int error = SocketError(fd->get());
     if (error == 0) return fd;
     return absl::UnavailableError(absl::StrCat(
@@ -118,7 +121,7 @@ class Fetch {
     constexpr size_t kMagicBytes = 4;
     absl::Status got = Receive(fd, all.first(kMagicBytes), 0, kWelcomeBytes);
     if (!got.ok()) return got;
-    // Another program may say something short and wait.
+    // Checked after 4 bytes: another program may send something shorter than a welcome and wait.
     if (Get32(bytes.data()) != kWelcomeMagic) {
       const auto* const text = reinterpret_cast<const char*>(bytes.data());
       return absl::InternalError(
@@ -144,6 +147,7 @@ class Fetch {
       absl::Status got = Receive(fd, step, kWelcomeBytes + have, kWelcomeBytes + bytes);
       if (!got.ok()) return got;
     }
+    // Errors of the envelope are the peer's fault here, not the caller's.
     const absl::Status whole = CheckWhole(out);
     if (absl::IsInvalidArgument(whole)) return absl::InternalError(whole.message());
     if (!whole.ok()) return whole;
@@ -166,7 +170,8 @@ class Fetch {
     return absl::OkStatus();
   }
 
-  // Fills `into`; `have` bytes of the answer's `all`, as far as known, came before.
+  // Fills `into`. `have` bytes of the answer were received before; `all` is its size as far as
+  // known.
   absl::Status Receive(const Fd& fd, std::span<std::byte> into, size_t have, size_t all) {
     while (!into.empty()) {
       const ssize_t n = ::recv(fd.get(), into.data(), into.size(), MSG_DONTWAIT);
@@ -203,7 +208,7 @@ class Fetch {
         absl::StrCat(ToAbsl(what), timeout_ / std::chrono::milliseconds(1), " ms"));
   }
 
-  // Until `fd` is ready (negative: never is). DeadlineExceeded, without a text; Cancelled.
+  // Waits until `fd` is ready (a negative fd never is). DeadlineExceeded, without text; Cancelled.
   absl::Status Wait(int fd, int16_t events, Time until) {
     for (;;) {
       if (go_on_ && !go_on_()) return absl::CancelledError("given up by the caller");
@@ -238,6 +243,7 @@ absl::Status CheckConnectable(std::span<const SocketAddress> addresses) {
 absl::StatusOr<std::string> FetchMetadata(std::string_view address, Duration timeout,
                                           const std::function<bool()>& go_on) {
   const std::string what = absl::StrCat("metadata of ", ToAbsl(address));
+  // Begins the time-out before the resolver, whose time counts.
   net::Fetch fetch(timeout, go_on);
   absl::StatusOr<std::vector<net::SocketAddress>> addresses =
       net::Resolve(address, kDefaultPort, net::Names::kResolve);

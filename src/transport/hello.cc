@@ -40,6 +40,7 @@ absl::StatusOr<Preamble> DecodePreamble(std::span<const std::byte, kPreambleByte
   if (Get32(in.data()) != kPreambleMagic) return Damaged("not a kvxfer preamble");
   Preamble out;
   out.version = Get16(&in[4]);
+  // A preamble of another version may have another form, so only the version is decoded.
   if (out.version != kStreamVersion) return out;
   out.role = static_cast<Role>(Get8(&in[6]));
   out.rail = Get8(&in[7]);

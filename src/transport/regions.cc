@@ -34,7 +34,8 @@ std::string Region::WhyNot(const WireRun& run, Access wanted) const {
     return absl::StrCat("the region does not allow remote ",
                         wanted == Access::kRemoteRead ? "reads" : "writes");
   }
-  // By distances: the text travels, and where the memory lies is in metadata only.
+  // Distances instead of addresses: the text travels to the peer and into logs, and addresses must
+  // not.
   const bool before = run.address < base_;
   return absl::StrCat("outside of the region, which has ", bytes_, " bytes: ", run.bytes,
                       " bytes asked for, which begin ",
@@ -52,6 +53,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> RkeyOnly::Of(const RemoteRegion& regi
 }
 
 RegionMap::~RegionMap() {
+  // Registrations may outlive the backend; they must not call back into the map.
   for (auto& [rkey, region] : by_rkey_) region->regions_ = nullptr;
 }
 
@@ -79,6 +81,7 @@ absl::StatusOr<std::unique_ptr<Registration>> RegionMap::Register(const LocalReg
 }
 
 const Region* RegionMap::Find(uint32_t rkey) {
+  // A direct-mapped cache: a stream of runs mostly names few regions. Erase clears the entry.
   const Region*& recent = recent_[rkey % recent_.size()];
   if (recent != nullptr && recent->rkey() == rkey) return recent;
   const auto it = by_rkey_.find(rkey);
@@ -97,6 +100,7 @@ void RegionMap::Erase(const Region& region) {
 absl::StatusOr<const Region*> RegionMap::Check(const WireRun& run, Access wanted) {
   const Region* const region = Find(run.rkey);
   if (region != nullptr && region->Grants(run, wanted)) return region;
+  // The reason names no address; see WhyNot.
   return absl::PermissionDeniedError(
       region == nullptr ? "no region has that rkey (deregistered, or of other metadata)"
                         : region->WhyNot(run, wanted));
