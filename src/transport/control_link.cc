@@ -127,7 +127,6 @@ void ControlLink::ReceiveFrames() {
       // A message must be reported in this Poll, because its bytes are valid only until the next
       // one.
       if (hub_->sink().full()) return;
-      // Take may end the link, and then the frame's buffer is gone.
       if (!Take(**frame)) return;
       control_.Pop(**frame);
       ++frames;

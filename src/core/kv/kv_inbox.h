@@ -11,7 +11,7 @@
 // the last layer; its layers become ready in order, each with the last of its heads; no part counts
 // twice.
 //
-// Thread-safety: none; owned by the progress engine. Memory: for at most kMaxRequests unfinished
+// Thread-safety: none; used by the progress engine. Memory: for at most kMaxRequests unfinished
 // requests, one bit per head and layer and the notification; and the names of the last kMaxTold
 // requests that ended, of at most kMaxNameBytes each.
 

@@ -5,7 +5,7 @@
 // The contents are compared but are not part of the key. So an owner can tell a reader that has
 // another prompt from one that comes before the grant.
 //
-// Thread-safety: none; owned by the progress engine. Memory: that of LeaseBook, plus the names of
+// Thread-safety: none; used by the progress engine. Memory: that of LeaseBook, plus the names of
 // the leases that are held or whose end was not reported yet, and of the last kMaxRemembered ended
 // ones.
 

@@ -11,7 +11,7 @@
 // Lease ids are no secret. The caller decides whether a reader may fetch under a lease, and until
 // when at most.
 //
-// Thread-safety: none; owned by the progress engine. Memory, all bounded: leases that are held or
+// Thread-safety: none; used by the progress engine. Memory, all bounded: leases that are held or
 // whose end was not reported, fetches, and the causes of the last kMaxEnded ends.
 
 #ifndef KVXFER_CORE_KV_LEASE_BOOK_H_

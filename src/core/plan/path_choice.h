@@ -15,7 +15,7 @@
 // is less than 1 / kClearly of the other's. The estimate uses only figures that are known for both;
 // if there are none, the order stays.
 //
-// Thread-safety: none; owned by the progress engine. No clock: the caller passes the time.
+// Thread-safety: none; used by the progress engine. No clock: the caller passes the time.
 
 #ifndef KVXFER_CORE_PLAN_PATH_CHOICE_H_
 #define KVXFER_CORE_PLAN_PATH_CHOICE_H_

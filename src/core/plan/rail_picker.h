@@ -10,7 +10,7 @@
 // estimate. Before its first sample a rail has its nominal speed, or, if that is unknown, the
 // highest speed of the connection's rails, so that it gets its share and is measured.
 //
-// Thread-safety: none; owned by the progress engine. No allocation, no clock: the caller passes the
+// Thread-safety: none; used by the progress engine. No allocation, no clock: the caller passes the
 // time.
 
 #ifndef KVXFER_CORE_PLAN_RAIL_PICKER_H_

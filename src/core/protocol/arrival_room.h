@@ -3,7 +3,7 @@
 // session count against the capacity. Before its hello and after kDown none of its immediates can
 // be in flight.
 //
-// Thread-safety: none; owned by the progress engine.
+// Thread-safety: none; used by the progress engine.
 
 #ifndef KVXFER_CORE_PROTOCOL_ARRIVAL_ROOM_H_
 #define KVXFER_CORE_PROTOCOL_ARRIVAL_ROOM_H_

@@ -41,7 +41,7 @@
 //    learn of the FREE, reuse the slot and have that lane opened before this frame, but frames come
 //    in order. Anything else is a protocol error.
 //
-// Thread-safety: none; owned by the progress engine.
+// Thread-safety: none; used by the progress engine.
 
 #ifndef KVXFER_CORE_PROTOCOL_ARRIVAL_TRACKER_H_
 #define KVXFER_CORE_PROTOCOL_ARRIVAL_TRACKER_H_

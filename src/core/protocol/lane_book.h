@@ -10,7 +10,7 @@
 // When a rail fails, its lane leaves the book (Discard). All of its slices go again, because the
 // initiator does not know which of its writes arrived. SendBook decides where they go.
 //
-// Thread-safety: none; owned by the progress engine.
+// Thread-safety: none; used by the progress engine.
 
 #ifndef KVXFER_CORE_PROTOCOL_LANE_BOOK_H_
 #define KVXFER_CORE_PROTOCOL_LANE_BOOK_H_

@@ -4,7 +4,7 @@
 // over (TakeOver), when it gives up (Remove), when its connection is lost (Sweep), or in favour of
 // a reader with fewer entries (Add). So no reader can keep others from waiting.
 //
-// Thread-safety: none; owned by the progress engine. Memory: kMax entries, at most kMaxOfReader per
+// Thread-safety: none; used by the progress engine. Memory: kMax entries, at most kMaxOfReader per
 // reader.
 
 #ifndef KVXFER_CORE_PROTOCOL_LEASE_WAITERS_H_

@@ -2,7 +2,7 @@
 // they are acknowledged, and replayed after a reconnect within one pair of incarnations. Received
 // frames are put in order and passed on once. Pure: it moves no bytes itself.
 //
-// Thread-safety: none; owned by the progress engine.
+// Thread-safety: none; used by the progress engine.
 
 #ifndef KVXFER_CORE_PROTOCOL_RELIABLE_CHANNEL_H_
 #define KVXFER_CORE_PROTOCOL_RELIABLE_CHANNEL_H_

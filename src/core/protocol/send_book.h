@@ -11,7 +11,7 @@
 //
 // One slice is in progress at a time: after Cut or Next it is offered to rails until OnPosted.
 //
-// Thread-safety: none; owned by the progress engine. A plain value; no I/O.
+// Thread-safety: none; used by the progress engine. A plain value; no I/O.
 
 #ifndef KVXFER_CORE_PROTOCOL_SEND_BOOK_H_
 #define KVXFER_CORE_PROTOCOL_SEND_BOOK_H_

@@ -1,6 +1,6 @@
 // The arrival slots that one target has granted to one session, at the initiator.
 //
-// Thread-safety: none; owned by the progress engine.
+// Thread-safety: none; used by the progress engine.
 
 #ifndef KVXFER_CORE_PROTOCOL_SLOT_POOL_H_
 #define KVXFER_CORE_PROTOCOL_SLOT_POOL_H_

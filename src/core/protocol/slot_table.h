@@ -2,7 +2,7 @@
 // that it was granted to, and counts the arrivals of the lane that uses it now, before and after
 // that lane's OPEN. Ranges of kRangeSlots slots are granted to sessions on demand.
 //
-// Thread-safety: none; owned by the progress engine. Memory: 16 bytes per slot in granted ranges.
+// Thread-safety: none; used by the progress engine. Memory: 16 bytes per slot in granted ranges.
 
 #ifndef KVXFER_CORE_PROTOCOL_SLOT_TABLE_H_
 #define KVXFER_CORE_PROTOCOL_SLOT_TABLE_H_

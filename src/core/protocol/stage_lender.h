@@ -4,7 +4,7 @@
 // left, each holder is asked once to return what it does not need, and each waiting owner gets one
 // in turn, then more.
 //
-// Pure. Thread-safety: none; owned by the progress engine.
+// Pure. Thread-safety: none; used by the progress engine.
 
 #ifndef KVXFER_CORE_PROTOCOL_STAGE_LENDER_H_
 #define KVXFER_CORE_PROTOCOL_STAGE_LENDER_H_

@@ -10,10 +10,10 @@
 namespace kvxfer {
 namespace {
 
-// Longer than what a caller does between two batches of one transfer.
+// Longer than a caller's pause between two batches of one transfer.
 constexpr Duration kSpin = std::chrono::microseconds(50);
 
-// Returns what `state` is once it is not `old` any more.
+// Waits until `state` is no longer `old`, and returns the new value: spins for kSpin, then sleeps.
 template <typename T>
 T Await(const std::atomic<T>& state, T old) {
   const Time end = Now() + kSpin;
@@ -35,7 +35,7 @@ CopyCrew::~CopyCrew() {
   }
 }
 
-// Where no thread can be had the caller does all parts.
+// Starts the threads. If the system has none left, the caller does the remaining parts itself.
 void CopyCrew::Start() {
   started_ = true;
   try {
@@ -54,6 +54,7 @@ void CopyCrew::Start() {
 void CopyCrew::Run(uint32_t parts, absl::FunctionRef<void(uint32_t)> part) {
   if (parts > 1 && !started_) Start();
   const auto helped = std::min<uint32_t>(parts - 1, static_cast<uint32_t>(helpers_.size()));
+  // `part_` is published by the release store of kWorks; a thread reads it after its acquire load.
   part_ = &part;
   for (uint32_t i = 0; i < helped; ++i) {
     helpers_[i].state.store(State::kWorks, std::memory_order_release);
@@ -61,6 +62,7 @@ void CopyCrew::Run(uint32_t parts, absl::FunctionRef<void(uint32_t)> part) {
   }
   part(0);
   for (uint32_t i = helped + 1; i < parts; ++i) part(i);
+  // The acquire load in Await makes everything that the parts did visible to the caller.
   for (uint32_t i = 0; i < helped; ++i) Await(helpers_[i].state, State::kWorks);
 }
 

@@ -1,8 +1,8 @@
-// A few threads that share one piece of work with the caller, who waits for them: copies of some
-// hundred microseconds, one after the other. Between two of them the threads spin for a moment, so
-// that a large transfer wakes them once; then they sleep.
+// A few threads that share one piece of work with the calling thread, which waits for them. The
+// work is a sequence of copies of some hundred microseconds each. Between two copies the threads
+// spin for a moment, so that a large transfer wakes them once; then they sleep.
 //
-// Thread-safety: one caller at a time. What a part did happens before Run returns.
+// Thread-safety: one caller at a time. Everything that the parts did is visible when Run returns.
 
 #ifndef KVXFER_TRANSPORT_HOST_COPY_CREW_H_
 #define KVXFER_TRANSPORT_HOST_COPY_CREW_H_
@@ -18,7 +18,7 @@ namespace kvxfer {
 
 class CopyCrew {
  public:
-  // The caller of Run is one of `threads`; the others are started by the first Run.
+  // The thread that calls Run counts as one of `threads`. The first Run starts the others.
   explicit CopyCrew(uint32_t threads) : threads_(threads) {}
   ~CopyCrew();
   CopyCrew(const CopyCrew&) = delete;
@@ -26,8 +26,8 @@ class CopyCrew {
 
   uint32_t threads() const { return threads_; }
 
-  // Calls part(0) here and part(1) to part(parts - 1) on the others; returns when all are over.
-  // 1 <= parts <= threads().
+  // Calls part(0) on this thread and part(1) to part(parts - 1) on the others, and returns when all
+  // have ended. 1 <= parts <= threads().
   void Run(uint32_t parts, absl::FunctionRef<void(uint32_t)> part);
 
  private:
@@ -42,8 +42,8 @@ class CopyCrew {
 
   const uint32_t threads_;
   bool started_ = false;
-  std::deque<Helper> helpers_;  // part i is of helper i - 1
-  // Written before a helper's state says kWorks, read after.
+  std::deque<Helper> helpers_;  // helper i - 1 runs part i
+  // Written before a helper's state becomes kWorks, and read after that.
   const absl::FunctionRef<void(uint32_t)>* part_ = nullptr;
 };
 

@@ -33,8 +33,8 @@ bool ParseIncarnation(absl::string_view hex, Incarnation& out) {
   return true;
 }
 
-// For a wildcard listener: the default route's source for each family it takes, else what the
-// interfaces have, else loopback.
+// For a wildcard listener: the source addresses of the default routes for the families that it
+// accepts; else the interfaces' addresses; else loopback.
 std::vector<SocketAddress> AddressesOfThisHost(const SocketAddress& bound) {
   std::vector<SocketAddress> out;
   SocketAddress source;
@@ -58,6 +58,7 @@ std::vector<SocketAddress> AddressesOfThisHost(const SocketAddress& bound) {
 absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
                            PeerAddress& address) {
   std::vector<SocketAddress>& candidates = address.candidates;
+  // On one host and in one network namespace loopback works.
   if (self.SameHost(peer) && self.net_namespace == peer.net_namespace) return absl::OkStatus();
   const std::string first = candidates.front().ToString();
   std::erase_if(candidates, [](const SocketAddress& a) { return a.IsLoopback(); });

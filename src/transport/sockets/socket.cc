@@ -42,6 +42,7 @@ absl::StatusOr<HostPort> Split(std::string_view text, uint16_t default_port) {
     host = text.substr(1, end - 1);
     port = text.substr(end + 1);
     if (!port.empty() && port.front() != ':') return BadAddress(text, "text after ']'");
+    // Exactly one colon separates host and port; more of them make a bare IPv6 address.
   } else if (text.find(':') == text.rfind(':') && text.find(':') != std::string_view::npos) {
     host = text.substr(0, text.find(':'));
     port = text.substr(text.find(':'));
@@ -57,7 +58,7 @@ absl::StatusOr<HostPort> Split(std::string_view text, uint16_t default_port) {
   return out;
 }
 
-// The address that datagrams to `to` leave from; its length is 0 where there is no route.
+// The address from which datagrams to `to` would leave; its length is 0 if there is no route.
 // Connecting a datagram socket sends nothing.
 SocketAddress SourceTo(const SocketAddress& to) {
   Fd fd(::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -65,7 +66,7 @@ SocketAddress SourceTo(const SocketAddress& to) {
   return LocalAddress(fd.get());
 }
 
-// The plainest congestion control, which every kernel has and allows.
+// The simplest congestion control, which every kernel has and allows.
 void ChoosePlainControl(int fd) {
   constexpr std::string_view kPlain = "reno";
   ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kPlain.data(), kPlain.size());
@@ -159,7 +160,8 @@ absl::StatusOr<Fd> Listen(const SocketAddress& address) {
   const int on = 1;
   const int off = 0;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (address.IsLoopback()) ChoosePlainControl(fd.get());  // for all that it accepts
+  if (address.IsLoopback()) ChoosePlainControl(fd.get());  // accepted connections inherit it
+  // One socket for both families, where the system's default may be IPv6 only.
   if (address.family() == AF_INET6) {
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   }
@@ -193,7 +195,7 @@ absl::StatusOr<Fd> StartConnect(const SocketAddress& to, const SocketAddress& fr
   SetNoDelay(fd.get());
   if (IsOfThisHost(to)) ChoosePlainControl(fd.get());
   if (from.length != 0) {
-    // The port is chosen with the connection, so that only both addresses together must be unused.
+    // The port is chosen at connect, so that only the pair of both addresses must be unused.
     const int on = 1;
     ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
     if (::bind(fd.get(), from.get(), from.length) != 0) {
@@ -251,7 +253,7 @@ void SetKeepAlive(int fd) {
 }
 
 bool DefaultRouteSource(int family, SocketAddress& source) {
-  // Documentation addresses: routed like any other.
+  // Documentation addresses (RFC 5737, RFC 3849), which are routed like any other.
   const char* somewhere = family == AF_INET6 ? "[2001:db8::1]:9" : "192.0.2.1:9";
   absl::StatusOr<std::vector<SocketAddress>> to = Resolve(somewhere, 9, Names::kNumericOnly);
   if (!to.ok()) return false;
