@@ -22,8 +22,8 @@ void Dialler::Start() { Dial(); }
 void Dialler::Dial() {
   greeted_ = false;
   deadline_ = Now() + timeout_;
-  // A failed attempt may leave a half-written preamble or half a welcome; TryNext starts the stream
-  // anew.
+  // A failed attempt may leave a half-written preamble or half a welcome; TryNext has
+  // restarted the stream.
   absl::StatusOr<Fd> fd = StartConnect(address());
   absl::Status status = fd.status();
   if (fd.ok()) status = control_->Attach(*std::move(fd));

@@ -82,6 +82,7 @@ absl::StatusOr<ControlHead> DecodeControlHead(std::span<const std::byte, kContro
   const uint32_t kind = Get32(&in[4]);
   if (kind < 1 || kind > 4) return Damaged("kind of a control frame");
   ControlHead out{.bytes = Get32(in.data()), .kind = static_cast<ControlKind>(kind)};
+  // Checked before any memory is allocated for the payload.
   if (out.bytes > kMaxMessageBytes) return Damaged("length of a control frame");
   return out;
 }

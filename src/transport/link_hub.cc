@@ -106,6 +106,7 @@ void LinkHub::Work() {
   if (next_deadline_ && *next_deadline_ <= Now()) OnDeadlines();
   listener_->Work();
   WorkLinks();
+  // After the links: what they closed in this turn starts to linger at once.
   lingering_.Work();
   SetTimer();
 }

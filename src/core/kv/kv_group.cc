@@ -1,3 +1,5 @@
+// Which ranks of two instances exchange which KV ranges. A group is checked as a whole first, so
+// that a transfer cannot start towards half an instance.
 #include "src/core/kv/kv_group.h"
 
 #include <algorithm>
@@ -90,6 +92,7 @@ std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group
   for (size_t i = 0; i < group.size(); ++i) {
     const KvLayout& src = direction == Direction::kWrite ? own : *group[i].layout;
     const KvLayout& dst = direction == Direction::kWrite ? *group[i].layout : own;
+    // The layers that were asked for, that the source has, and that the target has.
     const uint32_t first =
         std::max({first_layer, src.shard().first_layer, dst.shard().first_layer});
     const uint32_t end = std::min({first_layer + std::min(layers, own.model().layers),
@@ -98,6 +101,8 @@ std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group
     const auto sources =
         SourcesOf(own.model(), src.shard().tp_size, dst.shard().tp_rank, dst.shard().tp_size);
     if (!sources.ok()) continue;  // cannot happen with layouts of one model
+    // SourcesOf names each head's source rank exactly once, so each pair of ranks gets at most one
+    // range.
     for (const KvSource& source : *sources) {
       if (source.tp_rank != src.shard().tp_rank) continue;
       shares.push_back(
@@ -108,6 +113,7 @@ std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group
 }
 
 uint32_t KvReaders(const KvLayout& own, const KvLayout& source) {
+  // Counts over tensor parallelism alone: the caller handles pipeline stages.
   const KvShard& shard = own.shard();
   uint32_t readers = 0;
   for (uint32_t rank = 0; rank < shard.tp_size; ++rank) {

@@ -223,6 +223,7 @@ absl::Status KvLayout::Take(const KvTensor& tensor, bool holds_k, bool holds_v) 
   status.Update(length('2', 2));
   status.Update(length('C', k + v));
   status.Update(length('D', holds_k ? k : v));
+  // One stride cannot lead from K to V if their sizes differ.
   if (kv != nullptr && k != v) status.Update(refuse("axis 2 needs K and V of one size"));
   for (const char letter : {'B', 'N', 'H'}) {
     const bool may_lack = letter == 'H' && heads_.count == 1;
@@ -310,6 +311,7 @@ absl::Status KvLayout::CheckParts() {
   if (k.bytes != model_.k_size * element || (two && v.bytes != model_.v_size * element)) {
     return refuse("parts of ", k.bytes, " and ", v.bytes, " bytes are not the model's");
   }
+  // FromTensors puts the first part at the first byte of tensor 0.
   if (k.tensor != 0 || k.offset != 0) {
     return refuse("the first part does not begin the first tensor");
   }

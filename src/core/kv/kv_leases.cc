@@ -60,8 +60,8 @@ absl::Status KvLeases::Release(std::string_view name, Time now) {
 
 absl::Status KvLeases::Begin(std::string_view name, uint64_t blocks_hash, Reader reader,
                              uint64_t fetch, Duration within, Time now, std::string_view contents) {
-  // The name alone finds the lease. A reader that expects other contents can so be told from one
-  // that came before the grant.
+  // The name alone finds the lease: a reader that expects other contents gets another refusal than
+  // one that came before the grant.
   const auto lease = Find(name);
   if (!lease.ok()) return Refuse(name, lease.status());
   if ((*lease)->contents != contents) {

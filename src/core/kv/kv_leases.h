@@ -2,8 +2,8 @@
 //
 // Specification: that of LeaseBook, for the lease that has a name. A name is used once. A reader
 // states which blocks it reads and what they must hold; it is refused unless both match the lease.
-// The contents are compared but are not part of the key. So an owner can tell a reader that has
-// another prompt from one that comes before the grant.
+// The contents are compared but are not part of the key. So a reader that has another prompt gets
+// another refusal than one that comes before the grant.
 //
 // Thread-safety: none; used by the progress engine. Memory: that of LeaseBook, plus the names of
 // the leases that are held or whose end was not reported yet, and of the last kMaxRemembered ended

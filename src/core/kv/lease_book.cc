@@ -40,6 +40,7 @@ absl::StatusOr<LeaseId> LeaseBook::Grant(Time expires) {
     return absl::ResourceExhaustedError(
         absl::StrCat(kMaxLeases, " leases are held; release some, or let them expire"));
   }
+  // 64 bits do not wrap.
   last_ = LeaseId{static_cast<uint64_t>(last_) + 1};
   leases_.emplace(last_, Lease{.expires = expires});
   by_expiry_.emplace(expires, last_);
@@ -59,6 +60,7 @@ absl::Status LeaseBook::Renew(LeaseId lease, Time expires, Time now) {
 absl::Status LeaseBook::Begin(LeaseId lease, Reader reader, uint64_t fetch, Time until, Time now) {
   const auto at = FindHeld(lease, now);
   if (!at.ok()) return at.status();
+  // Bounded per reader, so that one reader cannot use up the memory for all.
   size_t& of_reader = fetches_of_[reader];
   if (of_reader >= kMaxFetches) {
     return absl::ResourceExhaustedError(
@@ -87,6 +89,7 @@ absl::Status LeaseBook::Finish(LeaseId lease, Reader reader, uint64_t fetch, boo
   if (found == at->second.fetches.end()) return refuse();
   EndFetch(at, found);
   // Another reader's fetch may still be in progress; Settle then ends the lease after it.
+  // The owner's release stays the cause, although the last reader has finished too.
   if (consume && at->second.ending != KvLeaseEnd::kReleased) {
     at->second.ending = KvLeaseEnd::kConsumed;
     by_expiry_.erase({at->second.expires, lease});
@@ -106,6 +109,7 @@ void LeaseBook::Abandon(LeaseId lease, Reader reader, uint64_t fetch, Time now) 
 
 void LeaseBook::Sweep(Reader reader, Time now) {
   Expire(now);
+  // Settle may erase the lease, so the iterator moves on first.
   for (auto at = leases_.begin(); at != leases_.end();) {
     const auto lease = at++;
     // Fetches are keyed by (reader, number), so one reader's are adjacent.
@@ -175,6 +179,7 @@ void LeaseBook::Settle(Leases::iterator at) {
     ended_.erase(ended_order_.front());
     ended_order_.pop_front();
   }
+  // The cause stays known for a while, so that a late Renew or Begin gets a reason.
   ended_.emplace(at->first, *lease.ending);
   ended_order_.push_back(at->first);
   untold_.emplace_back(at->first, *lease.ending);

@@ -41,6 +41,7 @@ absl::StatusOr<std::vector<KvSource>> SourcesOf(const KvModel& model, uint32_t s
   return sources;
 }
 
+// A piece ends where either side's block ends.
 KvPiece KvPieces::Next() {
   KvPiece piece{.src_block = static_cast<uint32_t>(src_ / src_block_tokens_),
                 .src_token = static_cast<uint32_t>(src_ % src_block_tokens_),
@@ -114,6 +115,7 @@ absl::StatusOr<Reshard> Reshard::Between(const KvLayout& src, const KvLayout& ds
   }
   Reshard reshard;
   reshard.head_count_ = heads.count;
+  // Heads of the model become heads of each shard.
   reshard.src_first_head_ = heads.first - src.heads().first;
   reshard.dst_first_head_ = heads.first - dst.heads().first;
   reshard.src_first_layer_ = src.shard().first_layer;
@@ -129,6 +131,7 @@ absl::StatusOr<Reshard> Reshard::Between(const KvLayout& src, const KvLayout& ds
   PartPair& k = reshard.parts_[0];
   const PartPair& v = reshard.parts_[1];
   if (!SameStrides(k.src, v.src) || !SameStrides(k.dst, v.dst)) return reshard;
+  // The distance from K to V in the tensor that they share.
   const uint64_t src_stride = v.src.offset - k.src.offset;
   const uint64_t dst_stride = v.dst.offset - k.dst.offset;
   if (src_stride == k.src.bytes && dst_stride == k.src.bytes) {

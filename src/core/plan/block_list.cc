@@ -1,3 +1,5 @@
+// Checks the arguments of Write and Read completely, once, on the caller's thread, before anything
+// is queued.
 #include "src/core/plan/block_list.h"
 
 #include <algorithm>
@@ -143,6 +145,7 @@ absl::Status CheckPagedShape(const PagedBlocks& blocks) {
   }
   if (blocks.local.empty()) return NoBlocks("the list of paged regions");
   if (blocks.local_ids.empty()) return NoBlocks("the list of ids");
+  // Pair::id_count and Pair::first_id have 32 bits.
   if (blocks.local_ids.size() > UINT32_MAX) {
     return absl::InvalidArgumentError("more than 2^32 - 1 ids");
   }
@@ -166,6 +169,7 @@ absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direct
     if (pair.local.block_bytes != pair.remote.block_bytes) {
       return UnequalBytes(i, pair.local.block_bytes, pair.remote.block_bytes);
     }
+    // Access::kNone: the agent itself may read and write every region that it registered.
     auto region = PlacePaged(kLocal, i, pair.local, Access::kNone, local);
     if (!region.ok()) return region.status();
     local_regions.Add(pair.local_region = *region);
@@ -182,6 +186,7 @@ absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direct
     status = CheckIdsInRange(kRemote, blocks.remote_ids, highest_remote, blocks.remote);
   }
   if (!status.ok()) return status;
+  // The costly check comes last.
   status = direction == Direction::kWrite
                ? CheckDestination(kRemote, blocks.remote, blocks.remote_ids, highest_remote)
                : CheckDestination(kLocal, blocks.local, blocks.local_ids, highest_local);

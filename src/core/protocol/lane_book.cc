@@ -12,6 +12,7 @@ std::optional<uint32_t> Lane::ImmediateFor(bool last, bool rail_keeps_order) con
 
 void Lane::OnPosted(bool last, bool rail_keeps_order, uint32_t slice) {
   if (slice != kNoSlice) slices.Add(slice);
+  // This count is what OPEN announces, so it must equal the number of immediates that are sent.
   if (last || !rail_keeps_order) ++immediates;
   closed = closed || last;
 }
@@ -31,6 +32,7 @@ std::optional<uint32_t> LaneBook::ImmediateFor(uint32_t rail, bool last) const {
 
 void LaneBook::OnPosted(uint32_t rail, bool last, uint32_t slice) {
   lanes_[rail].OnPosted(last, rail_keeps_order_, slice);
+  // From now on lanes can be closed: the number of ops of each is final.
   last_posted_ = last_posted_ || last;
 }
 

@@ -151,6 +151,7 @@ absl::Status DecodeBackends(const proto::Metadata& in, AgentMetadata& out) {
     }
     out.backends.push_back({.backend = backend.backend(), .address = backend.address()});
   }
+  // key_backends may name backends that have no address, and has its own uniqueness.
   names.clear();
   for (const std::string& name : in.key_backends()) {
     if (absl::Status s = CheckText("key_backends", name, 1); !s.ok()) return s;
@@ -168,6 +169,7 @@ absl::Status CheckRegion(const proto::Region& region, uint32_t last_region) {
   if (region.id() == 0 || region.id() > last_region) {
     return Bad(field, absl::StrCat("ids are 1 to last_region, ", last_region));
   }
+  // 0 means "no rkey" everywhere else.
   if (region.rkey() == 0) return Bad(field, "rkey is 0");
   if (region.bytes() == 0 || __builtin_add_overflow(region.base(), region.bytes(), &end)) {
     return Bad(field, absl::StrCat("[0x", absl::Hex(region.base()), ", +", region.bytes(),
@@ -215,6 +217,7 @@ absl::StatusOr<AgentMetadata::Region> DecodeRegion(const proto::Region& in,
 absl::Status DecodeRegions(const proto::Metadata& in, AgentMetadata& out) {
   out.last_region = in.last_region();
   // A region's keys name backends by index into key_backends, which DecodeRegion checks.
+  // Two regions with one id could not be told apart when one of them is deregistered.
   std::set<uint32_t> ids;
   for (const proto::Region& region : in.regions()) {
     if (!ids.insert(region.id()).second) {
@@ -283,6 +286,7 @@ absl::StatusOr<AgentMetadata> DecodeMetadata(std::string_view bytes) {
   if (!status.ok()) return status;
   out.name = in.name();
   std::memcpy(out.incarnation.bytes.data(), in.incarnation().data(), out.incarnation.bytes.size());
+  // All zeros means "no incarnation", and "any" in the preamble of a stream.
   if (out.incarnation.IsZero()) return Bad("incarnation", "is all zeros");
   status = DecodeHost(in.host(), out.host);
   if (status.ok()) status = DecodeBackends(in, out);

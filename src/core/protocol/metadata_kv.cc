@@ -55,6 +55,8 @@ absl::StatusOr<KvLayout> DecodeKvLayout(const proto::KvCache& in) {
   return KvLayout::FromParts(model, shard, in.blocks(), in.block_tokens(), parts);
 }
 
+// Accepts exactly what RegisterKvCache accepts: transfers are planned from the table without
+// further checks of the layout.
 absl::Status DecodeKvCache(const proto::KvCache& in, KvCacheTable& out) {
   if (auto status = CheckName("KV cache", in.name()); !status.ok()) return status;
   absl::StatusOr<KvLayout> layout = DecodeKvLayout(in);
@@ -97,6 +99,7 @@ void EncodeKvCaches(const KvCacheTable& caches, proto::Metadata& out) {
 }
 
 absl::StatusOr<KvCacheTable> DecodeKvCaches(const proto::Metadata& in) {
+  // Checked before decoding: each cache may cost milliseconds (kv_tensors.cc).
   if (static_cast<size_t>(in.kv_caches_size()) > kMaxKvCaches) {
     return absl::InvalidArgumentError(
         absl::StrCat("metadata: ", in.kv_caches_size(), " KV caches, at most ", kMaxKvCaches));

@@ -68,6 +68,7 @@ absl::Status StageLender::Back(Owner owner, std::span<const uint32_t> slots) {
 // later, by Free.
 void StageLender::Release(Owner owner, const std::set<uint32_t>& busy) {
   std::erase_if(waiting_, [owner](const Wish& wish) { return wish.owner == owner; });
+  // Nobody is left to inform of these.
   std::erase_if(lent_, [owner](const Lent& lent) { return lent.owner == owner; });
   std::erase(recalled_, owner);
   const auto it = holders_.find(owner);

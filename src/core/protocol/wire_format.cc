@@ -1,3 +1,6 @@
+// The layout of every frame, once for both directions: Fields(io, frame) lists the fields in wire
+// order, and wire_io.h's Writer and Reader execute it. The order and width of fields must not
+// change within a protocol version; tests/unit/golden/ holds the bytes.
 #include "src/core/protocol/wire_format.h"
 
 #include <algorithm>
@@ -26,6 +29,8 @@ template <>
 constexpr size_t kItemBytes<RegionRun> = 8;
 
 template <typename Io>
+// Both fields are the same in every version, so that any two agents can find out whether they have
+// one in common.
 void Versions(Io& io, Ref<Io, uint16_t> min, Ref<Io, uint16_t> max) {
   io.Int("min_version", min);
   io.Int("max_version", max);
@@ -114,6 +119,7 @@ void Fields(Io& io, Ref<Io, OpenFrame> frame) {
   EnumField(io, "notice", frame.notice, 0, static_cast<uint8_t>(Notice::kKvPart));
   io.List("lanes", frame.lanes);
   io.Text("notification", frame.notification, 0, kMaxNotificationBytes);
+  // A payload without notice would use memory and no credit.
   io.Check("notification", frame.notice != Notice::kNone || frame.notification.empty(),
            "must be empty without notice");
 }
@@ -145,6 +151,7 @@ void Fields(Io& io, Ref<Io, SlotGrantFrame> frame) {
   io.Int("generation", frame.generation);
   io.Check("range", uint64_t{frame.range.first} + frame.range.count <= (1u << kSlotBits),
            "beyond the last slot, 1048575");
+  // Slots and generations must fit into an immediate.
   io.Check("generation", frame.generation <= kGenerationMask, "must be at most 4095");
 }
 template <typename Io>
@@ -250,6 +257,7 @@ void Fields(Io& io, Ref<Io, StageFrame> frame) {
   EnumField(io, "when", frame.when, 0, static_cast<uint8_t>(StageWhen::kScatterLater));
   io.Int("slot", frame.slot);
   io.List("runs", frame.runs);
+  // Bounds the work that one frame asks of the target.
   io.Check("runs", !frame.runs.empty() && frame.runs.size() <= kMaxStageRuns, "must be 1 to 4096");
 }
 template <typename Io>
@@ -261,6 +269,7 @@ void Fields(Io& io, Ref<Io, StagedFrame> frame) {
 
 // Whether the runs ascend, do not touch each other, and lie within the page.
 bool Ascend(const RegionsFrame& page) {
+  // 64 bits: the last region id has no successor in 32.
   uint64_t next = page.first;
   for (const RegionRun& run : page.live) {
     if (run.first < next || run.last > page.last) return false;
@@ -288,6 +297,7 @@ using wire::Reader;
 using wire::StoreLittle;
 using wire::Writer;
 
+// Where the ack lies in the envelope, for PatchAck.
 constexpr size_t kAckOffset = 16;
 
 // All frames, with their names in error messages.
@@ -419,6 +429,7 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }
+  // Reserved fields must be 0, so that a later version can give them a meaning.
   if (message[1] != std::byte{0} || LoadLittle<uint16_t>(&message[2]) != 0) {
     return absl::InvalidArgumentError("damaged envelope: flags: must be 0");
   }
@@ -450,6 +461,7 @@ absl::StatusOr<Frame> Decode(std::span<const std::byte> body) {
   return frame;
 }
 
+// Instantiates the codec of every frame here, so that other files do not include the layouts.
 #define KVXFER_FRAME_CODEC(Frame, name)                                               \
   template std::string Encode(const Frame& frame);                                    \
   template absl::StatusOr<Frame> Decode(std::span<const std::byte> body);             \

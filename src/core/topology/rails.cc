@@ -51,6 +51,7 @@ int NodeDistance(const Topology& topology, int from, int to) {
   return 0;
 }
 
+// Each text names the cause and how to fix it, for `kvxfer topo`.
 std::string WhyInfiniBand(const RdmaDevice& device, const RdmaPort& port) {
   if (device.physical_function && (port.gids.empty() || port.gids.front().Guid() == 0)) {
     return "a virtual function without a port GUID: set one on its parent (ip link set PARENT vf N "
@@ -168,6 +169,7 @@ std::vector<LeftOut> LeaveOutSharers(const Topology& topology, const PortSelecto
     const std::optional<Key> wire = key(i);
     if (!wire) continue;
     const auto [it, first] = taken.emplace(*wire, i);
+    // Strictly less: the first of equals stays.
     if (!first && rank(i) < rank(it->second)) it->second = i;
   }
   std::vector<size_t> kept;

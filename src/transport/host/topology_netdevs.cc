@@ -36,6 +36,8 @@ bool Same(const IpSubnet& a, const IpSubnet& b) {
 }  // namespace
 
 NetdevReader::NetdevReader(const Sysfs& sysfs) : sysfs_(sysfs), names_(sysfs.List(kNetDevices)) {
+  // In this order: the IPv4 addresses are assigned to netdevs by the networks that were read
+  // before.
   ReadV4Routes();
   ReadV6();
   ReadV4Locals();
@@ -65,6 +67,7 @@ void NetdevReader::ReadV4Routes() {
     uint32_t mask = 0;
     if (fields.size() < 8 || !absl::SimpleHexAtoi(fields[1], &destination) ||
         !absl::SimpleHexAtoi(fields[2], &gateway) || !absl::SimpleHexAtoi(fields[7], &mask) ||
+        // Routes through a gateway and the default route are no networks of the netdev.
         gateway != 0 || mask == 0) {
       continue;
     }

@@ -86,6 +86,7 @@ std::vector<NumaNode> ReadNodes(const Sysfs& sysfs) {
     empty.push_back(has_nothing);
   }
   DropEmptyNodes(empty, nodes);
+  // A host without NUMA files is one node.
   if (nodes.empty()) nodes.emplace_back();
   return nodes;
 }
@@ -143,6 +144,7 @@ RdmaDevice ReadDevice(const Sysfs& sysfs, const std::string& name,
   device.path = PciPathOf(resolved);
   if (!device.path.empty()) {
     device.pci = PciAddress::Parse(device.path.back());
+    // The link of a sub-function leads to its auxiliary device, below the PCI device.
     const std::string own = resolved.substr(resolved.rfind('/') + 1);
     if (own.find(".sf.") != std::string::npos) device.subfunction = own;
   }

@@ -109,6 +109,7 @@ std::string EncodeAddress(const PeerAddress& address) {
 }
 
 absl::StatusOr<PeerAddress> DecodeAddress(std::string_view text) {
+  // The text comes from a peer's metadata: bounded before it is split.
   if (text.size() > kMaxAddressText) return BadAddress("longer than 2048 bytes");
   const std::vector<absl::string_view> parts = absl::StrSplit(ToAbsl(text), ';');
   const bool with_data = parts.front() == ToAbsl(kFormWithData);
@@ -163,6 +164,7 @@ absl::StatusOr<PeerAddress> DecodeReachable(std::string_view text, const HostIde
   absl::StatusOr<PeerAddress> address = DecodeAddress(text);
   if (!address.ok()) return address.status();
   for (const DataAddress& data : address->data) {
+    // Data listeners accept control streams too, so they serve as further candidates.
     if (address->candidates.size() < kMaxCandidates) address->candidates.push_back(data.at);
   }
   absl::Status reachable = KeepReachable(self, peer, *address);

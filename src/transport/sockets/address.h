@@ -1,4 +1,4 @@
-// What peers are told about where this agent listens, and how the other side uses it.
+// The address text that peers get from this agent's metadata, and how they use it.
 //
 // The text is "1;<incarnation>;host:port[;host:port...]": the incarnation that listens there, and
 // the numeric addresses to try, best first. Names in `advertise` are resolved at the agent that

@@ -12,6 +12,7 @@
 namespace kvxfer::net {
 namespace {
 
+// RDHUP: a half-closed peer is noticed without a read.
 constexpr uint32_t kInterest = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
 
 epoll_event EventFor(Watcher* watcher) {

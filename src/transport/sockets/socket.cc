@@ -135,6 +135,7 @@ absl::StatusOr<std::vector<SocketAddress>> Resolve(std::string_view text, uint16
   hints.ai_flags = names == Names::kNumericOnly ? AI_NUMERICHOST : 0;
   addrinfo* list = nullptr;
   const int error = getaddrinfo(parts->host.c_str(), nullptr, &hints, &list);
+  // Not a bad address: the process has no descriptor for the look-up.
   if (error == EAI_SYSTEM && OutOfResources(errno)) {
     return ErrnoStatus(errno, absl::StrCat("looking up ", Printable(text, kMaxPeerTextBytes)));
   }
@@ -159,6 +160,7 @@ absl::StatusOr<Fd> Listen(const SocketAddress& address) {
   if (!fd.valid()) return ErrnoStatus(errno, where);
   const int on = 1;
   const int off = 0;
+  // A restarted agent must get its port back although old connections are in TIME_WAIT.
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (address.IsLoopback()) ChoosePlainControl(fd.get());  // accepted connections inherit it
   // One socket for both families, where the system's default may be IPv6 only.
@@ -192,6 +194,7 @@ absl::StatusOr<Fd> StartConnect(const SocketAddress& to, const SocketAddress& fr
   if (!fd.valid()) {
     return ErrnoStatus(errno, "socket", absl::StatusCode::kResourceExhausted);
   }
+  // Control messages are small and latency counts.
   SetNoDelay(fd.get());
   if (IsOfThisHost(to)) ChoosePlainControl(fd.get());
   if (from.length != 0) {
@@ -236,6 +239,7 @@ void TuneIfLocal(int fd) {
   peer.length = sizeof(peer.storage);
   if (::getpeername(fd, peer.get(), &peer.length) != 0) return;
   SocketAddress own = LocalAddress(fd);
+  // Only the host parts are compared.
   own.set_port(peer.port());
   if (!peer.IsLoopback() && own.ToString() != peer.ToString()) return;
   ChoosePlainControl(fd);
@@ -276,6 +280,7 @@ std::vector<SocketAddress> InterfaceAddresses() {
     address.length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     std::memcpy(&address.storage, i->ifa_addr, address.length);
     const bool link_local = family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&V6(address).sin6_addr);
+    // A link-local address needs a scope id, which means nothing on another host.
     if (address.IsLoopback() || link_local) continue;
     address.set_port(0);
     out.push_back(address);
