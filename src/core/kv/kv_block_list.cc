@@ -177,7 +177,7 @@ class KvListBuilder {
   }
 
   // Adds the pairs of the first layer, or of all layers at once if each side has them in one
-  // tensor. The pairs of every further layer are the same but for their base addresses.
+  // tensor. The pairs of every further layer are the same except for their base addresses.
   void AddPairs(const Reshard& reshard) {
     const uint32_t layers = reshard.spans_layers() ? wanted_.layers : 1;
     std::vector<StridedCopy> copies;
