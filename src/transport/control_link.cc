@@ -76,10 +76,10 @@ bool ControlLink::Send(std::span<const std::byte> message) {
   return *taken;
 }
 
-void ControlLink::Tell(std::span<const std::byte> frame) {
+void ControlLink::Tell(std::string_view frame) {
   if (down()) return;
   // An error shows when the stream is read.
-  control_.Push(ControlKind::kFrame, frame).IgnoreError();
+  control_.Push(ControlKind::kFrame, std::as_bytes(std::span(frame))).IgnoreError();
   Activate();
 }
 

@@ -44,7 +44,8 @@ bool RawControl::Write(std::string_view bytes) {
 }
 
 bool RawControl::Say(const verbs::Blob& blob) {
-  return Say(net::ControlKind::kFrame, verbs::Encode(blob));
+  const std::string bytes = verbs::Encode(blob);
+  return Say(net::ControlKind::kFrame, std::as_bytes(std::span(bytes)));
 }
 
 bool RawControl::Say(net::ControlKind kind, std::span<const std::byte> payload) {
