@@ -24,9 +24,10 @@ inline constexpr size_t kMaxMessageBytes = 256 * 1024;
 using LinkId = std::array<uint8_t, 16>;
 
 enum class Role : uint8_t { kControl = 1, kData = 2 };
-// What is meant: a backend, of which each has a listener of its own, or, at those of tcp, the
-// agent's metadata. That is answered by a welcome and the bytes, and the stream ends.
-enum class Service : uint8_t { kTcp = 0, kVerbs = 1, kLibfabric = 2, kMetadata = 3, kCudaIpc = 4 };
+// What is meant: a backend, by a number of its own (docs/wire-format-tcp.md lists them), for each
+// has a listener of its own; or the agent's metadata, at the listener of a backend that serves
+// them. That is answered by a welcome and the bytes, and the stream ends.
+enum class Service : uint8_t { kMetadata = 3 };
 
 // The first bytes of every stream, from the side that connects.
 struct Preamble {
@@ -37,7 +38,7 @@ struct Preamble {
   Incarnation target{};  // whom the connecting side means; zero: whoever is there (metadata)
   LinkId link{};         // zero on the control stream
   uint32_t life = 1;     // of a data stream: which attempt at this rail, counted from 1
-  Service service = Service::kTcp;
+  Service service{0};
 };
 inline constexpr size_t kPreambleBytes = 48;
 

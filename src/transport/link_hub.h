@@ -46,7 +46,7 @@ class LinkHub final : private Listener::Acceptor {
   };
   struct Settings {
     std::string backend{};  // how errors begin, e.g. "verbs"
-    Service service = Service::kVerbs;
+    Service service{};
     Incarnation incarnation{};
     Duration connect_timeout{};
   };

@@ -25,9 +25,8 @@ absl::StatusOr<std::unique_ptr<RawControl>> RawControl::Dial(std::string_view ad
   }
   std::unique_ptr<RawControl> made(new RawControl(std::move(fd)));
   std::array<std::byte, net::kPreambleBytes> preamble;
-  net::Encode(
-      net::Preamble{.rails = 1, .target = peer->incarnation, .service = net::Service::kVerbs},
-      preamble);
+  net::Encode(net::Preamble{.rails = 1, .target = peer->incarnation, .service = net::Service{1}},
+              preamble);
   if (!made->Write({reinterpret_cast<const char*>(preamble.data()), preamble.size()})) {
     return absl::UnavailableError("no preamble");
   }

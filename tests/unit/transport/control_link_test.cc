@@ -72,7 +72,7 @@ class TestLink final : public ControlLink {
 };
 
 struct Node final : LinkHub::Owner {
-  explicit Node(Duration connect_timeout = kAmple, Service service = Service::kVerbs)
+  explicit Node(Duration connect_timeout = kAmple, Service service = Service{1})
       : hub({.backend = "test",
              .service = service,
              .incarnation = incarnation,
@@ -260,7 +260,7 @@ TEST(NetControlLink, AnotherIncarnationIsToldApart) {
 }
 
 TEST(NetControlLink, WhoMeansAnotherBackendIsNotAccepted) {
-  Node initiator(kAmple, Service::kTcp);
+  Node initiator(kAmple, Service{0});
   Node target;
   auto link = initiator.Connect(target);
   ASSERT_TRUE(Until(initiator, target, [&] { return initiator.Saw(EventKind::kDown); }));
