@@ -53,6 +53,9 @@ struct Capabilities {
   bool rails_fail_alone = false;
   // True: reads and writes move only while the target's process makes progress.
   bool needs_remote_cpu = false;
+  // It listens at AgentOptions::listen, and hands metadata out there
+  // (AgentOptions::serve_metadata).
+  bool serves_metadata = false;
   size_t max_op_bytes = 0;       // bytes of all runs of one op
   size_t max_op_runs = 0;        // runs of one op
   size_t max_message_bytes = 0;  // of one Endpoint::Send; at least 128 KiB
@@ -334,6 +337,9 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(std::string_view name,
 
 // The backends that an agent tries if AgentOptions::backends is empty, best first.
 std::vector<std::string> DefaultBackends();
+
+// Every backend that kvxfer is made for, best first, whether it is here or not.
+std::vector<std::string> KnownBackendNames();
 
 }  // namespace kvxfer
 

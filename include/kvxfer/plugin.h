@@ -118,14 +118,13 @@ std::string SizesOf() {
   text += ", ThreadSanitizer";
 #endif
   using plugin_internal::PlaceOf;
-  text +=
-      ", layout " +
-      plugin_internal::SizesOf<
-          std::string, std::vector<int>, absl::Status, absl::StatusOr<std::unique_ptr<Backend>>,
-          AgentOptions, VerbsOptions, UcxOptions, LibfabricOptions, FaultOptions, BackendContext,
-          HostIdentity, Capabilities, LocalRegion, RemoteRegion, Run, Op, Event, RailInfo>() +
-      "/" + std::to_string(PlaceOf(&plugin_internal::BackendProbe::Behind)) + "." +
-      std::to_string(PlaceOf(&plugin_internal::EndpointProbe::Behind));
+  text += ", layout " +
+          plugin_internal::SizesOf<std::string, std::vector<int>, absl::Status,
+                                   absl::StatusOr<std::unique_ptr<Backend>>, AgentOptions,
+                                   BackendOptions, BackendContext, HostIdentity, Capabilities,
+                                   LocalRegion, RemoteRegion, Run, Op, Event, RailInfo>() +
+          "/" + std::to_string(PlaceOf(&plugin_internal::BackendProbe::Behind)) + "." +
+          std::to_string(PlaceOf(&plugin_internal::EndpointProbe::Behind));
   return text;
 }
 

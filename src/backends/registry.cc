@@ -79,6 +79,12 @@ std::span<const KnownBackend> KnownBackends() { return kKnown; }
 
 bool IsBuiltIn(std::string_view name) { return FindBuiltin(name) != nullptr; }
 
+std::vector<std::string> KnownBackendNames() {
+  std::vector<std::string> names;
+  for (const KnownBackend& known : kKnown) names.emplace_back(known.name);
+  return names;
+}
+
 std::vector<std::string> DefaultBackends() {
   std::vector<std::string> names;
   for (const KnownBackend& known : kKnown) {

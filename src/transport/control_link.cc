@@ -77,10 +77,10 @@ bool ControlLink::Send(std::span<const std::byte> message) {
   return *taken;
 }
 
-void ControlLink::Tell(std::span<const std::byte> frame) {
+void ControlLink::Tell(std::string_view frame) {
   if (down()) return;
   // An error of the stream shows when it is read, where the link can end safely.
-  control_.Push(ControlKind::kFrame, frame).IgnoreError();
+  control_.Push(ControlKind::kFrame, std::as_bytes(std::span(frame))).IgnoreError();
   Activate();
 }
 

@@ -82,7 +82,7 @@ class ControlLink : public Endpoint, public StreamOwner {
   bool greeting() const { return state_ == State::kGreeting; }
   // The peer's hello was received and is valid: reports kConnected.
   void GoUp();
-  void Tell(std::span<const std::byte> frame);
+  void Tell(std::string_view frame);
   // Bytes of messages and frames that wait for the control stream.
   size_t unsent() const { return control_.queued_bytes(); }
   // Ends the link because of what the peer or the network did.

@@ -13,8 +13,8 @@
 #include "kvxfer/options.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/strings.h"
+#include "src/core/protocol/codec.h"
 #include "src/core/protocol/metadata.h"
-#include "src/transport/bytes.h"
 #include "src/transport/hello.h"
 #include "src/transport/sockets/socket.h"
 
@@ -122,7 +122,7 @@ class Fetch {
     absl::Status got = Receive(fd, all.first(kMagicBytes), 0, kWelcomeBytes);
     if (!got.ok()) return got;
     // Checked after 4 bytes: another program may send something shorter than a welcome and wait.
-    if (Get32(bytes.data()) != kWelcomeMagic) {
+    if (wire::LoadLittle<uint32_t>(bytes.data()) != kWelcomeMagic) {
       const auto* const text = reinterpret_cast<const char*>(bytes.data());
       return absl::InternalError(
           absl::StrCat("what listens there is no kvxfer agent: it answers \"",

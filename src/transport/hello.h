@@ -24,10 +24,11 @@ inline constexpr size_t kMaxMessageBytes = 256 * 1024;
 using LinkId = std::array<uint8_t, 16>;
 
 enum class Role : uint8_t { kControl = 1, kData = 2 };
-// The service that is asked for: a backend (each has its own listener), or, at tcp's listeners, the
-// agent's metadata. A request for metadata is answered with a welcome and the bytes; then the
-// stream ends.
-enum class Service : uint8_t { kTcp = 0, kVerbs = 1, kLibfabric = 2, kMetadata = 3, kCudaIpc = 4 };
+// The service that is asked for: a backend, by a number of its own (docs/wire-format-tcp.md lists
+// them), because each backend has its own listener; or the agent's metadata, at the listener of a
+// backend that serves metadata. A request for metadata is answered with a welcome and the bytes;
+// then the stream ends.
+enum class Service : uint8_t { kMetadata = 3 };
 
 // The first bytes of every stream, sent by the connecting side.
 struct Preamble {
@@ -38,7 +39,7 @@ struct Preamble {
   Incarnation target{};  // the expected incarnation; zero: any (metadata)
   LinkId link{};         // zero on the control stream
   uint32_t life = 1;     // data stream only: number of the attempt at this rail, from 1
-  Service service = Service::kTcp;
+  Service service{0};
 };
 inline constexpr size_t kPreambleBytes = 48;
 

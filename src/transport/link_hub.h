@@ -46,7 +46,7 @@ class LinkHub final : private Listener::Acceptor {
   };
   struct Settings {
     std::string backend{};  // begins errors, e.g. "verbs"
-    Service service = Service::kVerbs;
+    Service service{};
     Incarnation incarnation{};
     Duration connect_timeout{};
   };

@@ -4,18 +4,26 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/core/base/strings.h"
-#include "src/transport/bytes.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::net {
 
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, WireRun> run) {
+  io.Int("address", run.address);
+  io.Int("bytes", run.bytes);
+  io.Int("rkey", run.rkey);
+}
+
 void Encode(const WireRun& run, std::span<std::byte, kWireRunBytes> out) {
-  Put64(out.data(), run.address);
-  Put32(&out[8], run.bytes);
-  Put32(&out[12], run.rkey);
+  wire::EncodeFixed(run, out.data());
 }
 
 WireRun DecodeWireRun(std::span<const std::byte, kWireRunBytes> in) {
-  return {.address = Get64(in.data()), .bytes = Get32(&in[8]), .rkey = Get32(&in[12])};
+  wire::FixedReader reader(in.data());
+  WireRun run;
+  Fields(reader, run);
+  return run;
 }
 
 Region::Region(RegionMap* regions, const LocalRegion& region)

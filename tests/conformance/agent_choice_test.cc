@@ -48,8 +48,8 @@ std::string Carried(Two& two, const std::string& backend = "") {
 TEST(AgentChoice, WhatWasSeenFasterPassesTheOrderOfTheList) {
   AgentOptions options;
   options.backends = {"faulty:shm", "tcp"};
-  options.faults.slow_rail = 0;
-  options.faults.slow_rail_delay = std::chrono::milliseconds(300);
+  options.backend["faulty"] = WriteOptions(
+      faulty::FaultOptions{.slow_rail = 0, .slow_rail_delay = std::chrono::milliseconds(300)});
   ASSERT_OK_AND_ASSIGN(Two two, TwoAgents(options));
   EXPECT_EQ(Carried(two), "faulty:shm");
   EXPECT_EQ(Carried(two), "faulty:shm");
@@ -76,9 +76,8 @@ AgentOptions RailComesLate(std::chrono::milliseconds down_for, double goes_down)
   AgentOptions options;
   options.backends = {"faulty:shm", "tcp"};
   options.connect_timeout = std::chrono::milliseconds(kSlow ? 2000 : 400);
-  options.faults.seed = TestSeed();
-  options.faults.rail_down_probability = goes_down;
-  options.faults.rail_down_for = down_for;
+  options.backend["faulty"] = WriteOptions(faulty::FaultOptions{
+      .seed = TestSeed(), .rail_down_probability = goes_down, .rail_down_for = down_for});
   return options;
 }
 

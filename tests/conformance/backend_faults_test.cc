@@ -15,7 +15,7 @@ constexpr uint64_t kOp = 4096;
 // Runs over the backends beneath; each case says which faults.
 class BackendFaults : public BackendConformance {
  protected:
-  void StartWith(const FaultOptions& faults, size_t bytes) {
+  void StartWith(const faulty::FaultOptions& faults, size_t bytes) {
     Flavour flavour = GetParam();
     flavour.backend = "faulty:" + flavour.backend;
     flavour.faults = faults;

@@ -104,7 +104,7 @@ TEST_P(VerbsEnds, EachFenceAtTheTargetHasItsOwnTime) {
 
 class VerbsTransfers : public VerbsDevice {
  protected:
-  void Begin(int rails, size_t bytes, const VerbsOptions& options = {}) {
+  void Begin(int rails, size_t bytes, const verbs::VerbsOptions& options = {}) {
     Use(Devices(rails, rails), options);
     ASSERT_OK_AND_ASSIGN(
         agents_, kvxfer::testing::Pair::Create(GetParam(), OptionsFor(GetParam(), "initiator"),
@@ -196,7 +196,7 @@ TEST_P(VerbsTransfers, AKeyThatIsRefusedEndsItsTransferAlone) {
 // However many transfers are posted at once and however late the target looks: each immediate finds
 // a receive.
 TEST_P(VerbsTransfers, GrantsDoNotExceedReceives) {
-  VerbsOptions options;
+  verbs::VerbsOptions options;
   options.receive_depth = 256;
   const Shape shape{.block_bytes = 64, .ids = 1};
   ASSERT_NO_FATAL_FAILURE(Begin(2, shape.memory_bytes(), options));

@@ -437,9 +437,10 @@ struct RailFailure {
 
   absl::Status Begin() {
     AgentOptions options{.name = "honest", .backends = {"faulty:loopback"}};
-    options.faults = {.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)};
+    options.backend["faulty"] = WriteOptions(
+        faulty::FaultOptions{.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)});
     options.connect_timeout = std::chrono::milliseconds(200);
-    options.loopback_rails = 1;
+    options.backend["loopback"]["rails"] = "1";
     auto made = Node::Create(options, MemoryType::kAttached, 4096);
     if (!made.ok()) return made.status();
     node.emplace(*std::move(made));
@@ -496,7 +497,8 @@ TEST_F(HostileTarget, ARailThatItNeverFences) {
 // Not hostile, only older: it is told nothing of rails, and loses the connection instead.
 TEST_F(HostileTarget, AnOlderPeerIsNotAskedToFenceARail) {
   AgentOptions options{.name = "newer", .backends = {"faulty:loopback"}};
-  options.faults = {.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)};
+  options.backend["faulty"] = WriteOptions(
+      faulty::FaultOptions{.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)});
   ASSERT_OK_AND_ASSIGN(Node node, Node::Create(options, MemoryType::kAttached, 4096));
   const RemoteRegion region{
       .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = 4096, .access = Access::kReadWrite};

@@ -48,7 +48,7 @@ class TcpLinks : public ::testing::Test {
 
   static AgentOptions Options(const std::string& name, const std::string& host) {
     AgentOptions options{.name = name, .backends = {"tcp"}, .listen = "10.78.2." + host + ":0"};
-    options.tcp_addresses = {"10.78.0." + host, "10.78.1." + host};
+    options.backend["tcp"]["addresses"] = "10.78.0." + host + ",10.78.1." + host;
     options.stripe_from = 64 * 1024;
     return options;
   }

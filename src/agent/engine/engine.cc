@@ -7,6 +7,7 @@
 #include "src/agent/engine/backend_list.h"
 #include "src/core/base/host_identity.h"
 #include "src/core/base/log.h"
+#include "src/core/base/nearest_word.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
@@ -26,20 +27,29 @@ constexpr uint32_t kEagerAcks = 64;
 // How often copies of a GPU are looked at, which tell of their end in no other way.
 constexpr Duration kCopyPoll = std::chrono::microseconds(20);
 
+// "tcp" of "faulty:tcp".
+std::string_view Undecorated(std::string_view backend) {
+  return backend.substr(backend.find(':') + 1);
+}
+
+// Each section of AgentOptions::backend is that of a backend which may exist.
+absl::Status CheckSections(const AgentOptions& options) {
+  std::vector<std::string> known = KnownBackendNames();
+  known.emplace_back("faulty");
+  for (const std::string& name : options.backends) known.emplace_back(Undecorated(name));
+  for (const auto& [name, section] : options.backend) {
+    if (std::ranges::find(known, name) != known.end()) continue;
+    const std::string nearest = NearestWord(name, known);
+    return absl::InvalidArgumentError(
+        absl::StrCat("there are options of a backend \"", name, "\", which does not exist",
+                     nearest.empty() ? "" : "; did you mean ", nearest,
+                     nearest.empty() ? "; a plugin must be named in `backends`" : "?"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAgentOptions(const AgentOptions& options) {
   if (absl::Status named = CheckName("agent", options.name); !named.ok()) return named;
-  if (options.tcp_streams < 1 || options.tcp_streams > 16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tcp_streams must be 1 to 16, is ", options.tcp_streams));
-  }
-  if (options.shm_copy_threads > 8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("shm_copy_threads must be 0 to 8, is ", options.shm_copy_threads));
-  }
-  if (options.loopback_rails < 1 || options.loopback_rails > 16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("loopback_rails must be 1 to 16, is ", options.loopback_rails));
-  }
   if (options.heartbeat <= Duration::zero() || options.connect_timeout <= Duration::zero() ||
       options.suspect_after <= options.heartbeat || options.cancel_grace < Duration::zero() ||
       options.kv_request_timeout <= Duration::zero()) {
@@ -47,14 +57,11 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         "heartbeat, connect_timeout and kv_request_timeout must be positive, suspect_after longer "
         "than heartbeat, cancel_grace not negative");
   }
-  for (const Duration duration :
-       {options.heartbeat, options.suspect_after, options.connect_timeout, options.cancel_grace,
-        options.kv_request_timeout, options.spin, options.faults.max_delay,
-        options.faults.slow_rail_delay, options.faults.rail_down_for}) {
+  for (const Duration duration : {options.heartbeat, options.suspect_after, options.connect_timeout,
+                                  options.cancel_grace, options.kv_request_timeout, options.spin}) {
     if (duration <= kLongest) continue;
     return absl::InvalidArgumentError(
-        "heartbeat, suspect_after, connect_timeout, cancel_grace, kv_request_timeout, spin and the "
-        "delays of faults "
+        "heartbeat, suspect_after, connect_timeout, cancel_grace, kv_request_timeout and spin "
         "may be at most a year");
   }
   if (options.staging_bytes > AgentOptions::kMaxStagingBytes) {
@@ -67,6 +74,7 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         "max_notifications must be positive, max_active_transfers 1 to 16384, "
         "max_notification_bytes at least 64 KiB");
   }
+  if (absl::Status known = CheckSections(options); !known.ok()) return known;
   return ChooseBackends(options.backends, DefaultBackends()).status();
 }
 
@@ -96,10 +104,11 @@ absl::Status Engine::Init() {
   std::vector<int> fds;
   for (const auto& backend : runtime_.backends) {
     fds.push_back(backend->wait_fd());
-    // That of tcp, where there is one: it is what `listen` says. Else of who goes by TCP too.
+    // The port that hands metadata out, where there is one: it is the one that `listen` says.
     std::string at = backend->ListenAddress();
-    if (listen_address_.empty() || backend->name().ends_with("tcp"))
+    if (listen_address_.empty() || backend->capabilities().serves_metadata) {
       listen_address_ = std::move(at);
+    }
   }
   runtime_.notifier.set_on_drained([this](uint64_t bytes) { OnDrained(bytes); });
   return runtime_.loop.Start(this, fds);
@@ -128,13 +137,27 @@ absl::Status Engine::MakeBackends() {
         "agent {} goes without a backend: {}", options.name, unusable_.back().why);
   }
   inbound_.OpenRooms();
+  WarnOfUnusedSections();
   if (auto status = CheckServesMetadata(); !status.ok()) return status;
   return CheckSomeBackend();
 }
 
+// Options of a backend that the agent goes without are not ignored in silence.
+void Engine::WarnOfUnusedSections() const {
+  for (const auto& [name, section] : runtime_.options.backend) {
+    const bool used = std::ranges::any_of(runtime_.backends, [&](const auto& backend) {
+      return Undecorated(backend->name()) == name ||
+             backend->name().starts_with(absl::StrCat(name, ":"));
+    });
+    if (used || section.empty()) continue;
+    Log(LogLevel::kWarning, "agent {}: options of backend {} are set, and it has no such backend",
+        runtime_.options.name, name);
+  }
+}
+
 absl::Status Engine::CheckServesMetadata() const {
-  const bool able = std::ranges::any_of(runtime_.backends,
-                                        [](const auto& b) { return b->name().ends_with("tcp"); });
+  const bool able = std::ranges::any_of(
+      runtime_.backends, [](const auto& b) { return b->capabilities().serves_metadata; });
   if (able || !runtime_.options.serve_metadata) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "`serve_metadata` (KVXFER_SERVE_METADATA) is set, but the agent has no backend tcp, whose "

@@ -121,6 +121,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
  private:
   absl::Status Init();
   absl::Status MakeBackends();
+  void WarnOfUnusedSections() const;
   absl::Status CheckServesMetadata() const;
   absl::Status CheckSomeBackend() const;
   absl::Status CheckOptions(const TransferOptions& options) const;

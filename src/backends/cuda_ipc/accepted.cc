@@ -92,7 +92,7 @@ absl::Status AcceptedLink::OnPacket(Lifeline::Packet& packet) {
     Expect(absl::UnavailableError("the peer has ended the link"));
     return absl::OkStatus();
   }
-  const auto ask = FromBytes<AskPacket>(packet.body);
+  const auto ask = wire::TryDecode<AskPacket>(packet.body);
   if (packet.type != PacketType::kAsk || !ask) {
     return absl::InvalidArgumentError("the peer sent a cuda_ipc packet that has no place here");
   }
@@ -131,7 +131,7 @@ bool AcceptedLink::Answer(Ask& ask) {
   if (!std::exchange(ask.begun, true)) {
     granted_ = true;
     told_.insert(region);
-    lifeline_->Send(PacketType::kRegion, AsBytes(registration->Describe()));
+    lifeline_->Send(PacketType::kRegion, wire::Encode(registration->Describe()));
     return false;
   }
   net::Fd file;
@@ -141,20 +141,20 @@ bool AcceptedLink::Answer(Ask& ask) {
     Refuse(region, part.status());
     return true;
   }
-  lifeline_->Send(PacketType::kPart, AsBytes(*part), std::move(file));
+  lifeline_->Send(PacketType::kPart, wire::Encode(*part), std::move(file));
   return ++ask.next_part == registration->parts();
 }
 
 void AcceptedLink::Refuse(uint64_t region, const absl::Status& why) {
-  const RefusedPacket packet{.region = region, .code = static_cast<uint32_t>(why.code())};
-  std::string bytes(AsBytes(packet));
-  bytes.append(ForPeer(ToStd(why.message())));
-  lifeline_->Send(PacketType::kRefused, bytes);
+  lifeline_->Send(PacketType::kRefused,
+                  wire::Encode(RefusedPacket{.region = region,
+                                             .code = static_cast<uint32_t>(why.code()),
+                                             .why = ForPeer(ToStd(why.message()))}));
 }
 
 void AcceptedLink::Forget(uint64_t region) {
   if (!up() || lifeline_ == nullptr || told_.erase(region) == 0) return;
-  lifeline_->Send(PacketType::kForget, AsBytes(ForgetPacket{.region = region}));
+  lifeline_->Send(PacketType::kForget, wire::Encode(ForgetPacket{.region = region}));
 }
 
 void AcceptedLink::Watch() {

@@ -37,7 +37,7 @@ CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
                     .max_op_runs = kMaxOpRuns,
                     .max_message_bytes = net::kMaxMessageBytes},
       hub_({.backend = "cuda_ipc",
-            .service = net::Service::kCudaIpc,
+            .service = net::Service{4},
             .incarnation = context.incarnation,
             .connect_timeout = options_.connect_timeout},
            this) {}

@@ -111,7 +111,7 @@ bool Desk::Hear(std::unique_ptr<Lifeline>& lifeline) {
   Lifeline::Packet packet;
   const Lifeline::Got got = lifeline->Receive(packet);
   if (got == Lifeline::Got::kNothing) return true;
-  const auto dial = FromBytes<DialPacket>(packet.body);
+  const auto dial = wire::TryDecode<DialPacket>(packet.body);
   if (got == Lifeline::Got::kPacket && packet.type == PacketType::kDial && dial) {
     owner_->OnDial(std::move(lifeline), *dial);
   }

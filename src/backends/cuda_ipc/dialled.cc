@@ -32,9 +32,11 @@ void DialledLink::StopData() {
 }
 
 absl::Status DialledLink::OnFrame(std::span<const std::byte> frame) {
-  const auto hello = DecodeHello(frame);
-  if (greeting() && hello && !dialled_) return MakeLifeline(*hello);
-  if (greeting() && dialled_ && IsJoined(frame)) {
+  const absl::StatusOr<Frame> decoded = Decode(frame);
+  if (!decoded.ok()) return decoded.status();
+  const Hello* hello = std::get_if<Hello>(&*decoded);
+  if (greeting() && hello != nullptr && !dialled_) return MakeLifeline(*hello);
+  if (greeting() && dialled_ && hello == nullptr) {
     GoUp();
     return absl::OkStatus();
   }
@@ -62,8 +64,9 @@ absl::Status DialledLink::MakeLifeline(const Hello& hello) {
             .same_process = them.pid == static_cast<uint32_t>(::getpid()),
             .same_ipc_namespace = peer_.ipc_namespace == backend_->ipc_namespace()};
   lifeline_ = *std::move(lifeline);
-  lifeline_->Send(PacketType::kDial, AsBytes(DialPacket{.start_time = backend_->host().start_time,
-                                                        .word = hello.word}));
+  lifeline_->Send(
+      PacketType::kDial,
+      wire::Encode(DialPacket{.start_time = backend_->host().start_time, .word = hello.word}));
   return absl::OkStatus();
 }
 
@@ -193,7 +196,7 @@ void DialledLink::BeQuiet() {
   ReleaseAll();
   if (lifeline_ == nullptr) return;
   if (!backend_->copies().broken()) {
-    lifeline_->Send(PacketType::kQuiet, AsBytes(QuietPacket{}));
+    lifeline_->Send(PacketType::kQuiet, wire::Encode(QuietPacket{}));
   }
   lifeline_.reset();
 }

@@ -71,7 +71,7 @@ class DialledLink final : public Link, private CopyUser {
   absl::Status OnPacket(Lifeline::Packet& packet) override;
   absl::Status OnRegion(const RegionPacket& packet);
   absl::Status OnPart(const PartPacket& packet, net::Fd file);
-  absl::Status OnRefused(const RefusedPacket& packet, std::string_view why);
+  absl::Status OnRefused(const RefusedPacket& packet);
   void OnForget(uint64_t region);
   void AskNext();
   void Answered(Wanted& wanted, absl::Status failed);

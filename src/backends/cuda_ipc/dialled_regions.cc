@@ -91,22 +91,22 @@ void DialledLink::AskNext() {
     if (it == wanted_.end()) continue;
     ++asked_;
     lifeline_->Send(PacketType::kAsk,
-                    AsBytes(AskPacket{.region = region, .rkey = it->second.rkey}));
+                    wire::Encode(AskPacket{.region = region, .rkey = it->second.rkey}));
   }
 }
 
 absl::Status DialledLink::OnPacket(Lifeline::Packet& packet) {
   if (down() || ended_) return absl::OkStatus();
   if (packet.type == PacketType::kRegion) {
-    if (const auto region = FromBytes<RegionPacket>(packet.body)) return OnRegion(*region);
+    if (const auto region = wire::TryDecode<RegionPacket>(packet.body)) return OnRegion(*region);
   } else if (packet.type == PacketType::kPart) {
-    const auto part = FromBytes<PartPacket>(packet.body);
+    const auto part = wire::TryDecode<PartPacket>(packet.body);
     if (part) return OnPart(*part, std::move(packet.file));
   } else if (packet.type == PacketType::kRefused) {
-    const auto refused = FrontOf<RefusedPacket>(packet.body);
-    if (refused) return OnRefused(*refused, packet.body.substr(sizeof(RefusedPacket)));
+    if (const auto refused = wire::TryDecode<RefusedPacket>(packet.body))
+      return OnRefused(*refused);
   } else if (packet.type == PacketType::kForget) {
-    if (const auto forget = FromBytes<ForgetPacket>(packet.body)) {
+    if (const auto forget = wire::TryDecode<ForgetPacket>(packet.body)) {
       OnForget(forget->region);
       return absl::OkStatus();
     }
@@ -128,8 +128,7 @@ absl::Status DialledLink::OnRegion(const RegionPacket& packet) {
     return absl::InvalidArgumentError("the peer described a region that was not asked for");
   }
   MemoryOwner owner = owner_;
-  owner.device_uuid.assign(packet.device,
-                           std::find(std::begin(packet.device), std::end(packet.device), '\0'));
+  owner.device_uuid.assign(packet.device.begin(), std::ranges::find(packet.device, '\0'));
   owner.ordinal = packet.ordinal;
   absl::StatusOr<std::shared_ptr<PeerRegion>> region = PeerRegion::Begin(packet, std::move(owner));
   if (!region.ok()) return region.status();
@@ -158,16 +157,16 @@ absl::Status DialledLink::OnPart(const PartPacket& packet, net::Fd file) {
   return absl::OkStatus();
 }
 
-absl::Status DialledLink::OnRefused(const RefusedPacket& packet, std::string_view why) {
+absl::Status DialledLink::OnRefused(const RefusedPacket& packet) {
   const auto it = wanted_.find(packet.region);
   if (it == wanted_.end() || it->second.answered) {
     return absl::InvalidArgumentError("the peer refused a region that was not asked for");
   }
   const auto code = static_cast<absl::StatusCode>(packet.code);
   const bool known = packet.code > 0 && packet.code <= 16;
-  Answered(it->second, absl::Status(known ? code : absl::StatusCode::kInternal,
-                                    absl::StrCat("process ", host_.pid, " does not give it: ",
-                                                 Printable(why, kMaxPeerTextBytes))));
+  Answered(it->second,
+           absl::Status(known ? code : absl::StatusCode::kInternal,
+                        absl::StrCat("process ", host_.pid, " does not give it: ", packet.why)));
   return absl::OkStatus();
 }
 

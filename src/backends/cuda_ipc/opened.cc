@@ -190,7 +190,7 @@ class VirtualMemory final : public OpenedMemory {
           cuda::api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     } else if (part_.form == HandleForm::kFabric) {
       cuda::api::CUmemFabricHandle handle{};
-      std::memcpy(handle.data, part_.handle, sizeof(handle.data));
+      std::memcpy(handle.data, part_.handle.data(), sizeof(handle.data));
       result = calls.cuMemImportFromShareableHandle(&memory_, &handle,
                                                     cuda::api::CU_MEM_HANDLE_TYPE_FABRIC);
     } else if (!owner_.same_process) {
@@ -268,7 +268,7 @@ absl::StatusOr<std::shared_ptr<OpenedMemory>> Open(const cuda::Driver* driver,
     return std::make_shared<VirtualMemory>(driver, owner, part, std::move(file));
   }
   cuda::api::CUipcMemHandle handle{};
-  std::memcpy(handle.reserved, part.handle, sizeof(handle.reserved));
+  std::memcpy(handle.reserved, part.handle.data(), sizeof(handle.reserved));
   return std::make_shared<LegacyMemory>(driver, owner, handle, part.allocation_bytes);
 }
 

@@ -97,7 +97,7 @@ RegionPacket CudaIpcRegistration::Describe() const {
                    .access = static_cast<uint32_t>(access_),
                    .parts = static_cast<uint32_t>(span.parts.size()),
                    .ordinal = span.device};
-  device_uuid_.copy(out.device, sizeof(out.device));
+  device_uuid_.copy(out.device.data(), out.device.size());
   return out;
 }
 
@@ -130,7 +130,7 @@ absl::Status CudaIpcRegistration::ExportLegacy(PartPacket& out) const {
   cuda::api::CUipcMemHandle handle{};
   const auto result = driver_->calls().cuIpcGetMemHandle(&handle, out.allocation_base);
   static_assert(sizeof(handle.reserved) == sizeof(out.handle));
-  std::memcpy(out.handle, handle.reserved, sizeof(out.handle));
+  std::memcpy(out.handle.data(), handle.reserved, sizeof(out.handle));
   out.form = HandleForm::kLegacy;
   return driver_->Error(result, "cuIpcGetMemHandle");
 }
@@ -159,7 +159,7 @@ absl::Status CudaIpcRegistration::ExportVirtual(const cuda::Allocation& part, Pa
   } else {
     out.form = HandleForm::kFabric;
     static_assert(sizeof(cuda::api::CUmemFabricHandle) == sizeof(out.handle));
-    result = calls.cuMemExportToShareableHandle(out.handle, memory,
+    result = calls.cuMemExportToShareableHandle(out.handle.data(), memory,
                                                 cuda::api::CU_MEM_HANDLE_TYPE_FABRIC, 0);
   }
   calls.cuMemRelease(memory);

@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "src/core/base/strings.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {
@@ -13,8 +14,7 @@ namespace {
 constexpr char kForm[] = "1";
 // Longest abstract name that fits sockaddr_un beside its leading zero byte.
 constexpr size_t kMaxDeskName = 106;
-constexpr std::byte kHello{1};
-constexpr std::byte kJoined{2};
+constexpr uint8_t kFirst = 1;  // kind on the wire
 
 }  // namespace
 
@@ -78,22 +78,17 @@ absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there)
   return absl::OkStatus();
 }
 
-std::array<std::byte, 17> Encode(const Hello& hello) {
-  std::array<std::byte, 17> out;
-  out[0] = kHello;
-  std::memcpy(&out[1], hello.word.data(), hello.word.size());
-  return out;
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, Hello> hello) {
+  io.Bytes("word", hello.word);
 }
+template <typename Io>
+void Fields(Io& /*io*/, wire::Ref<Io, Joined> /*joined*/) {}
 
-std::array<std::byte, 1> Encode(const Joined& /*joined*/) { return {kJoined}; }
+std::string Encode(const Frame& frame) { return wire::EncodeOneOf<kFirst>(frame); }
 
-std::optional<Hello> DecodeHello(std::span<const std::byte> frame) {
-  Hello hello;
-  if (frame.size() != 1 + hello.word.size() || frame[0] != kHello) return std::nullopt;
-  std::memcpy(hello.word.data(), &frame[1], hello.word.size());
-  return hello;
+absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes) {
+  return wire::DecodeOneOf<kFirst, Frame>("cuda_ipc", bytes);
 }
-
-bool IsJoined(std::span<const std::byte> frame) { return frame.size() == 1 && frame[0] == kJoined; }
 
 }  // namespace kvxfer::cuda_ipc

@@ -27,10 +27,13 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
+#include "src/core/base/text.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::cuda_ipc {
 
@@ -70,10 +73,9 @@ struct Hello {
   Word word{};
 };
 struct Joined {};
-std::array<std::byte, 17> Encode(const Hello& hello);
-std::array<std::byte, 1> Encode(const Joined& joined);
-std::optional<Hello> DecodeHello(std::span<const std::byte> frame);
-bool IsJoined(std::span<const std::byte> frame);
+using Frame = std::variant<Hello, Joined>;
+std::string Encode(const Frame& frame);
+absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes);
 
 // --- the lifeline ---
 
@@ -82,7 +84,6 @@ inline constexpr size_t kMaxPacketBytes = 2048;
 
 struct DialPacket {
   uint32_t version = kWireVersion;
-  uint32_t reserved = 0;
   uint64_t start_time = 0;  // of the process, HostIdentity::start_time
   Word word{};
 };
@@ -90,21 +91,18 @@ struct DialPacket {
 struct AskPacket {
   uint64_t region = 0;
   uint32_t rkey = 0;
-  uint32_t reserved = 0;
 };
 
-struct QuietPacket {
-  uint64_t reserved = 0;
-};
+struct QuietPacket {};
 
 struct RegionPacket {
   uint64_t region = 0;
   uint64_t base = 0;
   uint64_t bytes = 0;
-  uint32_t access = 0;   // kvxfer::Access
-  uint32_t parts = 0;    // that follow
-  char device[32] = {};  // uuid
-  int32_t ordinal = 0;   // of that device in its owner's process
+  uint32_t access = 0;            // kvxfer::Access
+  uint32_t parts = 0;             // that follow
+  std::array<char, 32> device{};  // uuid
+  int32_t ordinal = 0;            // of that device in its owner's process
   uint32_t reserved = 0;
 };
 
@@ -125,38 +123,69 @@ struct PartPacket {
   uint64_t buffer_id = 0;  // no two allocations of a process have the same
   HandleForm form = HandleForm::kNone;
   uint32_t kind = 0;  // cuda::AllocationKind
-  uint8_t handle[64] = {};
+  std::array<uint8_t, 64> handle{};
 };
 
-// Text follows.
 struct RefusedPacket {
   uint64_t region = 0;
   uint32_t code = 0;  // absl::StatusCode
-  uint32_t reserved = 0;
+  std::string why{};  // for a person
 };
 
 struct ForgetPacket {
   uint64_t region = 0;
 };
 
-template <typename Body>
-std::string_view AsBytes(const Body& body) {
-  static_assert(std::is_trivially_copyable_v<Body>);
-  static_assert(std::has_unique_object_representations_v<Body>);  // no byte that nobody set
-  return {reinterpret_cast<const char*>(&body), sizeof(body)};
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, DialPacket> dial) {
+  io.Int("version", dial.version);
+  io.Reserved(4);
+  io.Int("start_time", dial.start_time);
+  io.Bytes("word", dial.word);
 }
-
-// The body at the front of `bytes`; nothing where they are too few.
-template <typename Body>
-std::optional<Body> FrontOf(std::string_view bytes) {
-  if (bytes.size() < sizeof(Body)) return std::nullopt;
-  Body body;
-  std::memcpy(&body, bytes.data(), sizeof(body));
-  return body;
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, AskPacket> ask) {
+  io.Int("region", ask.region);
+  io.Int("rkey", ask.rkey);
+  io.Reserved(4);
 }
-template <typename Body>
-std::optional<Body> FromBytes(std::string_view bytes) {
-  return bytes.size() == sizeof(Body) ? FrontOf<Body>(bytes) : std::nullopt;
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, QuietPacket> /*quiet*/) {
+  io.Reserved(8);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, RegionPacket> region) {
+  io.Int("region", region.region);
+  io.Int("base", region.base);
+  io.Int("bytes", region.bytes);
+  io.Int("access", region.access);
+  io.Int("parts", region.parts);
+  io.Bytes("device", region.device);
+  io.Int("ordinal", region.ordinal);
+  io.Reserved(4);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, PartPacket> part) {
+  io.Int("region", part.region);
+  io.Int("base", part.base);
+  io.Int("bytes", part.bytes);
+  io.Int("allocation_base", part.allocation_base);
+  io.Int("allocation_bytes", part.allocation_bytes);
+  io.Int("buffer_id", part.buffer_id);
+  wire::EnumField(io, "form", part.form, 0, UINT32_MAX);  // PeerRegion::Check refuses unknown ones
+  io.Int("kind", part.kind);
+  io.Bytes("handle", part.handle);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, RefusedPacket> refused) {
+  io.Int("region", refused.region);
+  io.Int("code", refused.code);
+  io.Reserved(4);
+  io.RestOfWords("why", refused.why, kMaxPeerTextBytes);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, ForgetPacket> forget) {
+  io.Int("region", forget.region);
 }
 
 }  // namespace kvxfer::cuda_ipc

@@ -16,9 +16,9 @@ namespace faulty {
 namespace {
 
 // Two agents with equal options must not draw the same fates in step.
-uint64_t SeedOf(const AgentOptions& options) {
-  uint64_t hash = 0xcbf29ce484222325u ^ options.faults.seed;
-  for (const char c : options.name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+uint64_t SeedOf(uint64_t seed, const std::string& agent) {
+  uint64_t hash = 0xcbf29ce484222325u ^ seed;
+  for (const char c : agent) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
   return hash;
 }
 
@@ -130,6 +130,8 @@ void FaultyBackend::SetTimer(Time due) {
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeFaultyBackend(std::unique_ptr<Backend> inner,
                                                            const BackendContext& context) {
+  const auto options = ReadOptions<faulty::FaultOptions>("faulty", context.options);
+  if (!options.ok()) return options.status();
   const int epoll_fd = ::epoll_create1(EPOLL_CLOEXEC);
   const int timer_fd =
       epoll_fd < 0 ? -1 : ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -140,9 +142,9 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeFaultyBackend(std::unique_ptr<Backe
     if (epoll_fd >= 0) ::close(epoll_fd);
     return absl::ResourceExhaustedError(ToAbsl(ErrnoText("timer of the faulty backend", error)));
   }
-  return std::make_unique<faulty::FaultyBackend>(std::move(inner), context.options.faults,
-                                                 faulty::SeedOf(context.options), epoll_fd,
-                                                 timer_fd);
+  return std::make_unique<faulty::FaultyBackend>(
+      std::move(inner), *options, faulty::SeedOf(options->seed, context.options.name), epoll_fd,
+      timer_fd);
 }
 
 }  // namespace kvxfer

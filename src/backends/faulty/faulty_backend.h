@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "src/backends/faulty/faulty_endpoint.h"
+#include "src/backends/faulty/options.h"
 #include "src/transport/event_queue.h"
 
 namespace kvxfer::faulty {

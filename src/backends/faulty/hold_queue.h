@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvxfer/options.h"
+#include "src/backends/faulty/options.h"
 #include "src/backends/faulty/random.h"
 #include "src/core/base/clock.h"
 

@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kvxfer/options.h"
+#include "src/backends/faulty/options.h"
 #include "src/backends/faulty/random.h"
 #include "src/core/base/clock.h"
 

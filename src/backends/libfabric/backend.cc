@@ -16,9 +16,8 @@ namespace libfabric {
 namespace {
 
 // The host that is listened at; empty: any.
-absl::StatusOr<std::string> ListenHost(const AgentOptions& options) {
-  const std::string& text =
-      options.libfabric.listen.empty() ? options.listen : options.libfabric.listen;
+absl::StatusOr<std::string> ListenHost(const AgentOptions& agent, const LibfabricOptions& options) {
+  const std::string& text = options.listen.empty() ? agent.listen : options.listen;
   absl::StatusOr<std::vector<net::SocketAddress>> at =
       net::Resolve(text, kDefaultPort, net::Names::kResolve);
   if (!at.ok()) return at.status();
@@ -33,24 +32,25 @@ LibfabricBackend::LibfabricBackend(const BackendContext& context)
     : options_(context.options),
       host_(context.host),
       hub_({.backend = "libfabric",
-            .service = net::Service::kLibfabric,
+            .service = net::Service{2},
             .incarnation = context.incarnation,
             .connect_timeout = options_.connect_timeout},
            this) {}
 
 absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
     const BackendContext& context) {
+  const auto options = ReadOptions<LibfabricOptions>("libfabric", context.options);
+  if (!options.ok()) return options.status();
   std::unique_ptr<LibfabricBackend> backend(new LibfabricBackend(context));
   if (absl::Status status = backend->hub_.Open(); !status.ok()) return status;
-  const AgentOptions& options = backend->options_;
-  absl::StatusOr<std::string> host = ListenHost(options);
+  const AgentOptions& agent = backend->options_;
+  absl::StatusOr<std::string> host = ListenHost(agent, *options);
   if (!host.ok()) return host.status();
-  absl::StatusOr<std::vector<std::unique_ptr<Domain>>> domains =
-      Domain::OpenAll(options.libfabric, *host);
+  absl::StatusOr<std::vector<std::unique_ptr<Domain>>> domains = Domain::OpenAll(*options, *host);
   if (!domains.ok()) return domains.status();
   backend->domains_ = *std::move(domains);
-  if (absl::Status status = backend->hub_.Listen(options, options.libfabric.listen,
-                                                 "`libfabric.listen` (KVXFER_LIBFABRIC_LISTEN)");
+  if (absl::Status status = backend->hub_.Listen(
+          agent, options->listen, "option `listen` of backend libfabric (KVXFER_LIBFABRIC_LISTEN)");
       !status.ok()) {
     return status;
   }

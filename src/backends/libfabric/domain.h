@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/fi.h"
+#include "src/backends/libfabric/options.h"
 #include "src/cuda/gpu_direct.h"
 
 namespace kvxfer::libfabric {

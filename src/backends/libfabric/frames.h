@@ -76,7 +76,7 @@ inline constexpr uint32_t kFirstCount = UINT32_MAX - 1000;
 
 using Frame = std::variant<Hello, Offer, Answer, RailLost, Busy, Count, Idle, Told, Quiet>;
 
-std::vector<std::byte> Encode(const Frame& frame);
+std::string Encode(const Frame& frame);
 absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes);
 
 // What metadata says of an agent: where its control connections come in

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/core/base/strings.h"
-#include "src/transport/bytes.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::libfabric {
 namespace {
@@ -57,11 +57,11 @@ LibfabricRegistration::~LibfabricRegistration() {
 std::string LibfabricRegistration::Key() const {
   std::vector<std::byte> out(kHeadBytes + holds_.size() * kEntryBytes);
   out[0] = kForm;
-  net::Put32(&out[1], rkey_);
+  wire::StoreLittle<uint32_t>(&out[1], rkey_);
   std::byte* at = out.data() + kHeadBytes;
   for (const Hold& hold : holds_) {
     at[0] = std::byte{hold.by_address};
-    net::Put64(at + 1, fi_mr_key(hold.mr.get()));
+    wire::StoreLittle<uint64_t>(at + 1, fi_mr_key(hold.mr.get()));
     at += kEntryBytes;
   }
   return {reinterpret_cast<const char*>(out.data()), out.size()};
@@ -71,7 +71,8 @@ absl::StatusOr<std::unique_ptr<LibfabricRemoteKey>> LibfabricRemoteKey::Decode(
     const RemoteRegion& region, std::string_view key) {
   const auto bytes = std::as_bytes(std::span(key));
   if (bytes.size() < kHeadBytes || bytes[0] != kForm ||
-      (bytes.size() - kHeadBytes) % kEntryBytes != 0 || net::Get32(&bytes[1]) != region.rkey) {
+      (bytes.size() - kHeadBytes) % kEntryBytes != 0 ||
+      wire::LoadLittle<uint32_t>(&bytes[1]) != region.rkey) {
     return absl::InvalidArgumentError(absl::StrCat(
         "libfabric: the key of region ", static_cast<uint32_t>(region.id),
         " in the peer's metadata is damaged, or of another registration; take the metadata again"));
@@ -79,8 +80,8 @@ absl::StatusOr<std::unique_ptr<LibfabricRemoteKey>> LibfabricRemoteKey::Decode(
   auto out = std::make_unique<LibfabricRemoteKey>();
   out->base_ = region.base;
   for (size_t at = kHeadBytes; at < bytes.size(); at += kEntryBytes) {
-    out->entries_.push_back(
-        {.by_address = bytes[at] != std::byte{0}, .key = net::Get64(&bytes[at + 1])});
+    out->entries_.push_back({.by_address = bytes[at] != std::byte{0},
+                             .key = wire::LoadLittle<uint64_t>(&bytes[at + 1])});
   }
   return out;
 }

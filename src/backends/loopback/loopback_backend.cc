@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "src/backends/loopback/factory.h"
+#include "src/backends/loopback/options.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
@@ -178,18 +179,16 @@ LoopbackEndpoint* LoopbackBackend::FindEndpoint(const Link& link, Side side) con
 }  // namespace loopback
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeLoopbackBackend(const BackendContext& context) {
-  const uint32_t rails = context.options.loopback_rails;
-  if (rails < 1 || rails > loopback::kMaxRails) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`loopback_rails` is ", rails, "; it must be 1 to ", loopback::kMaxRails));
-  }
+  const auto options = ReadOptions<loopback::LoopbackOptions>("loopback", context.options);
+  if (!options.ok()) return options.status();
   auto node = loopback::Node::Create(context.incarnation.ToString());
   if (!node.ok()) return node.status();
   if (!loopback::Publish(*node)) {
     return absl::AlreadyExistsError(
         absl::StrCat("this process already has an agent of incarnation ", (*node)->address()));
   }
-  return std::make_unique<loopback::LoopbackBackend>(*std::move(node), context.host, rails);
+  return std::make_unique<loopback::LoopbackBackend>(*std::move(node), context.host,
+                                                     options->rails);
 }
 
 }  // namespace kvxfer

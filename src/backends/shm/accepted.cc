@@ -29,7 +29,7 @@ std::string AcceptedEndpoint::Describe() const {
 
 absl::Status AcceptedEndpoint::OnFrame(Channel::Frame& frame) {
   if (frame.type == FrameType::kDial && !promoted_) {
-    if (const auto dial = FromBytes<DialBody>(frame.body)) return OnDial(*dial);
+    if (const auto dial = wire::TryDecode<DialBody>(frame.body)) return OnDial(*dial);
   }
   if (frame.type == FrameType::kRing && promoted_) {
     absl::Status taken = channel_.TakeRings(frame, hub_->bell.get());
@@ -77,19 +77,19 @@ void AcceptedEndpoint::Authorize() {
   offer.probe_value = probe_[0];
   offer.mapped_value = hub_->probe_value;
   offer.dumpable = static_cast<uint32_t>(prctl(PR_GET_DUMPABLE));
-  SendFrame(FrameType::kOffer, AsBytes(offer), hub_->probe_file.get());
+  SendFrame(FrameType::kOffer, wire::Encode(offer), hub_->probe_file.get());
   for (const auto& file : hub_->files.all()) SendFile(*file);
 }
 
 void AcceptedEndpoint::SendFile(const SharedFiles::File& file) {
-  const FileBody body{.id = file.id, .error = 0, .reserved = 0};
-  SendFrame(FrameType::kFile, AsBytes(body), file.fd.get());
+  const FileBody body{.id = file.id};
+  SendFrame(FrameType::kFile, wire::Encode(body), file.fd.get());
 }
 
 void AcceptedEndpoint::SendForget(uint64_t id) {
   if (channel_.DropQueuedFile(id)) return;  // so that the queue stays bounded by what is live
   const ForgetBody body{.id = id};
-  SendFrame(FrameType::kForget, AsBytes(body));
+  SendFrame(FrameType::kForget, wire::Encode(body));
 }
 
 size_t AcceptedEndpoint::Post(std::span<const Op> ops) {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "src/backends/shm/factory.h"
+#include "src/backends/shm/options.h"
 #include "src/core/base/cpus.h"
 #include "src/core/base/log.h"
 #include "src/core/base/random.h"
@@ -48,8 +49,9 @@ Hub::Hub(uint32_t copy_threads) : crew(copy_threads) {}
 Hub::~Hub() = default;
 
 absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext& context) {
-  std::unique_ptr<ShmBackend> backend(
-      new ShmBackend(CopyThreads(context.options.shm_copy_threads)));
+  const auto options = ReadOptions<ShmOptions>("shm", context.options);
+  if (!options.ok()) return options.status();
+  std::unique_ptr<ShmBackend> backend(new ShmBackend(CopyThreads(options->copy_threads)));
   backend->capabilities_ = {.arrival = Arrival::kCopied,
                             .memory_kinds = BitOf(MemoryKind::kHost),
                             .rail_keeps_order = true,

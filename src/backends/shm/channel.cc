@@ -12,7 +12,7 @@ namespace {
 
 // One frame must fit any socket buffer an administrator may have set.
 constexpr size_t kPartBytes = 60 * 1024;
-constexpr size_t kBufferBytes = sizeof(FrameHeader) + kPartBytes;
+constexpr size_t kBufferBytes = kFrameHeaderBytes + kPartBytes;
 static_assert(kBufferBytes >= kMaxRecordBytes);
 // Beyond this SendMessage says "no room"; control frames are bounded by what they speak of.
 constexpr size_t kMaxQueuedBytes = 1024 * 1024;
@@ -28,6 +28,21 @@ UniqueFd TakeFile(msghdr& message) {
     }
   }
   return UniqueFd();
+}
+
+// The body of a whole frame, where it is a kFile.
+std::optional<FileBody> FileIn(std::string_view frame) {
+  const auto header = wire::TryDecode<FrameHeader>(frame.substr(0, kFrameHeaderBytes));
+  if (!header || header->type != FrameType::kFile) return std::nullopt;
+  return wire::TryDecode<FileBody>(frame.substr(kFrameHeaderBytes));
+}
+
+// A kFile whose descriptor could not be sent says why; other frames stay as they are.
+std::string WithError(const std::string& frame, int error) {
+  auto file = FileIn(frame);
+  if (!file) return frame;
+  file->error = error;
+  return frame.substr(0, kFrameHeaderBytes) + wire::Encode(*file);
 }
 
 }  // namespace
@@ -62,20 +77,16 @@ void Channel::SendFrame(FrameType type, std::string_view body, int file) {
 
 void Channel::Enqueue(FrameType type, bool more, std::string_view body, int file) {
   if (broken_ || !socket_.valid()) return;
-  const FrameHeader header{.type = type, .more = more ? 1u : 0u};
+  const std::string header = wire::Encode(FrameHeader{.type = type, .more = more ? 1u : 0u});
   // Past a queue nothing may overtake: a memfd comes before the message that speaks of it.
   if (queue_.empty()) {
-    const Sent sent = TrySend(AsBytes(header), body, file);
+    const Sent sent = TrySend(header, body, file);
     if (sent != Sent::kLater) return;
   }
   Queued queued;
-  queued.bytes = std::string(AsBytes(header)) + std::string(body);
+  queued.bytes = header + std::string(body);
   if (file >= 0) queued.file = UniqueFd(fcntl(file, F_DUPFD_CLOEXEC, 0));
-  if (file >= 0 && !queued.file.valid() && type == FrameType::kFile) {
-    FileBody failed = FromBytes<FileBody>(body).value_or(FileBody{});
-    failed.error = errno;
-    queued.bytes.replace(sizeof(header), sizeof(failed), AsBytes(failed));
-  }
+  if (file >= 0 && !queued.file.valid()) queued.bytes = WithError(queued.bytes, errno);
   queued_bytes_ += queued.bytes.size();
   queue_.push_back(std::move(queued));
 }
@@ -128,15 +139,7 @@ Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, i
   if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) return Sent::kLater;
   if (file >= 0 && error != EPIPE && error != ECONNRESET && error != ENOTCONN) {
     // The kernel passes no more descriptors (e.g. ETOOMANYREFS): the peer is told so instead.
-    std::string told = std::string(header) + std::string(body);
-    const auto type = FromBytes<FrameHeader>(std::string_view(told).substr(0, sizeof(FrameHeader)));
-    if (type.has_value() && type->type == FrameType::kFile) {
-      FileBody failed;
-      std::memcpy(&failed, told.data() + sizeof(FrameHeader), sizeof(failed));
-      failed.error = error;
-      told.replace(sizeof(FrameHeader), sizeof(failed), AsBytes(failed));
-    }
-    return TrySend({}, told, -1);
+    return TrySend({}, WithError(std::string(header) + std::string(body), error), -1);
   }
   broken_ = true;
   return Sent::kNever;
@@ -171,16 +174,15 @@ Channel::Got Channel::ReceiveFromSocket(Frame& frame) {
     frame.file = TakeFile(message);
     frame.file_lost = (message.msg_flags & MSG_CTRUNC) != 0 && !frame.file.valid();
     const auto bytes = static_cast<size_t>(got);
-    if (bytes < sizeof(FrameHeader) || (message.msg_flags & MSG_TRUNC) != 0) {
+    const std::string_view text(reinterpret_cast<const char*>(buffer_.get()), bytes);
+    const auto header = wire::TryDecode<FrameHeader>(text.substr(0, kFrameHeaderBytes));
+    if (!header || (message.msg_flags & MSG_TRUNC) != 0) {
       frame.type = FrameType::kDamaged;
       return Got::kFrame;
     }
-    FrameHeader header;
-    std::memcpy(&header, buffer_.get(), sizeof(header));
-    frame.type = header.type;
-    frame.more = header.more != 0;
-    frame.body = {reinterpret_cast<const char*>(buffer_.get()) + sizeof(header),
-                  bytes - sizeof(header)};
+    frame.type = header->type;
+    frame.more = header->more != 0;
+    frame.body = text.substr(kFrameHeaderBytes);
     return Got::kFrame;
   }
   return Got::kNothing;
@@ -194,12 +196,9 @@ bool Channel::OtherSideClosed() const {
 
 bool Channel::DropQueuedFile(uint64_t id) {
   for (auto at = queue_.begin(); at != queue_.end(); ++at) {
-    const std::string_view bytes = at->bytes;
-    const auto header = FromBytes<FrameHeader>(bytes.substr(0, sizeof(FrameHeader)));
-    const auto body = FromBytes<FileBody>(bytes.substr(sizeof(FrameHeader)));
-    if (!header.has_value() || header->type != FrameType::kFile || !body.has_value()) continue;
-    if (body->id != id) continue;
-    queued_bytes_ -= bytes.size();
+    const auto file = FileIn(at->bytes);
+    if (!file || file->id != id) continue;
+    queued_bytes_ -= at->bytes.size();
     queue_.erase(at);
     return true;
   }

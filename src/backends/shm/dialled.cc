@@ -122,7 +122,7 @@ absl::Status DialledEndpoint::Start(const Address& address) {
   const DialBody dial{.version = kWireVersion,
                       .pid = static_cast<uint32_t>(getpid()),
                       .start_time = hub_->host.start_time};
-  SendFrame(FrameType::kDial, AsBytes(dial));
+  SendFrame(FrameType::kDial, wire::Encode(dial));
   channel_.OfferRings(hub_->bell.get());
   WatchRings();
   return absl::OkStatus();
@@ -140,10 +140,10 @@ std::string DialledEndpoint::Describe() const {
 
 absl::Status DialledEndpoint::OnFrame(Channel::Frame& frame) {
   if (frame.type == FrameType::kOffer && !offered_) {
-    if (const auto offer = FromBytes<OfferBody>(frame.body)) return OnOffer(*offer, frame);
+    if (const auto offer = wire::TryDecode<OfferBody>(frame.body)) return OnOffer(*offer, frame);
   }
   if (frame.type == FrameType::kFile && offered_) {
-    if (const auto body = FromBytes<FileBody>(frame.body)) {
+    if (const auto body = wire::TryDecode<FileBody>(frame.body)) {
       File& file = files_[body->id];
       file.fd = std::move(frame.file);
       if (!file.fd.valid()) {
@@ -154,7 +154,7 @@ absl::Status DialledEndpoint::OnFrame(Channel::Frame& frame) {
   }
   if (frame.type == FrameType::kBell) return channel_.TakeBell(frame);
   if (frame.type == FrameType::kForget) {
-    if (const auto body = FromBytes<ForgetBody>(frame.body)) {
+    if (const auto body = wire::TryDecode<ForgetBody>(frame.body)) {
       files_.erase(body->id);
       return absl::OkStatus();
     }

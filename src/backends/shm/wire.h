@@ -1,5 +1,5 @@
 // What shm backends tell each other: addresses and keys (text, inside metadata), and the frames on
-// the socket of one connection. Frames never leave the host: plain structs in host byte order.
+// the socket of one connection.
 //
 //   dialler → acceptor   kDial      first; who dials
 //   acceptor → dialler   kOffer     first, when authorised: the probe words, and a probe memfd
@@ -29,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::shm {
 
@@ -82,32 +83,46 @@ struct OfferBody {
   uint64_t probe_value = 0;    // what the first holds, as long as the connection lives
   uint64_t mapped_value = 0;   // the first u64 of the probe memfd
   uint32_t dumpable = 0;       // PR_GET_DUMPABLE of the acceptor
-  uint32_t reserved = 0;
 };
 
 struct FileBody {
   uint64_t id = 0;
   int32_t error = 0;  // errno of sending: no descriptor comes along
-  uint32_t reserved = 0;
 };
 
 struct ForgetBody {
   uint64_t id = 0;
 };
 
-template <typename Body>
-std::string_view AsBytes(const Body& body) {
-  static_assert(std::is_trivially_copyable_v<Body>);
-  return {reinterpret_cast<const char*>(&body), sizeof(body)};
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, FrameHeader> header) {
+  wire::EnumField(io, "type", header.type, 0, UINT32_MAX);  // an unknown one is out of place
+  io.Int("more", header.more);
 }
-
-template <typename Body>
-std::optional<Body> FromBytes(std::string_view bytes) {
-  static_assert(std::is_trivially_copyable_v<Body>);
-  if (bytes.size() != sizeof(Body)) return std::nullopt;
-  Body body;
-  std::memcpy(&body, bytes.data(), sizeof(body));
-  return body;
+inline constexpr size_t kFrameHeaderBytes = 8;
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, DialBody> dial) {
+  io.Int("version", dial.version);
+  io.Int("pid", dial.pid);
+  io.Int("start_time", dial.start_time);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, OfferBody> offer) {
+  io.Int("probe_address", offer.probe_address);
+  io.Int("probe_value", offer.probe_value);
+  io.Int("mapped_value", offer.mapped_value);
+  io.Int("dumpable", offer.dumpable);
+  io.Reserved(4);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, FileBody> file) {
+  io.Int("id", file.id);
+  io.Int("error", file.error);
+  io.Reserved(4);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, ForgetBody> forget) {
+  io.Int("id", forget.id);
 }
 
 }  // namespace kvxfer::shm

@@ -15,8 +15,9 @@ constexpr uint32_t kMaxPeeks = 1024;
 
 }  // namespace
 
-TcpBackend::TcpBackend(const BackendContext& context)
+TcpBackend::TcpBackend(const BackendContext& context, TcpOptions options)
     : options_(context.options),
+      tcp_(std::move(options)),
       incarnation_(context.incarnation),
       host_(context.host),
       metadata_(context.metadata) {
@@ -24,18 +25,16 @@ TcpBackend::TcpBackend(const BackendContext& context)
                    .rail_keeps_order = true,
                    .rails_fail_alone = true,
                    .needs_remote_cpu = true,
+                   .serves_metadata = true,
                    .max_op_bytes = kMaxFrameBytes,
                    .max_op_runs = kMaxFrameRuns,
                    .max_message_bytes = kMaxMessageBytes};
 }
 
 absl::StatusOr<std::unique_ptr<TcpBackend>> TcpBackend::Create(const BackendContext& context) {
-  const AgentOptions& options = context.options;
-  if (options.tcp_streams < 1 || options.tcp_streams > kMaxRails) {
-    return absl::InvalidArgumentError(absl::StrCat("`tcp_streams` (KVXFER_TCP_STREAMS) is ",
-                                                   options.tcp_streams, "; it must be 1 to 16"));
-  }
-  std::unique_ptr<TcpBackend> backend(new TcpBackend(context));
+  absl::StatusOr<TcpOptions> options = ReadOptions<TcpOptions>("tcp", context.options);
+  if (!options.ok()) return options.status();
+  std::unique_ptr<TcpBackend> backend(new TcpBackend(context, *std::move(options)));
   absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
   if (!reactor.ok()) return reactor.status();
   backend->reactor_ = *std::move(reactor);
@@ -55,13 +54,14 @@ absl::Status TcpBackend::Listen() {
       net::Advertised(options_, listeners_.front()->address());
   if (!advertised.ok()) return advertised.status();
   advertised_ = *std::move(advertised);
-  absl::StatusOr<std::vector<LocalAddress>> local = ResolveLocal(options_.tcp_addresses, Sysfs());
+  absl::StatusOr<std::vector<LocalAddress>> local = ResolveLocal(tcp_.addresses, Sysfs());
   if (!local.ok()) return local.status();
   local_ = *std::move(local);
   for (const LocalAddress& address : local_) {
     listener = net::Listener::Create(reactor_.get(), this, address.at);
     if (!listener.ok()) {
-      return Annotate(listener.status(), "`tcp_addresses` (KVXFER_TCP_ADDRESSES)");
+      return Annotate(listener.status(),
+                      "option `addresses` of backend tcp (KVXFER_TCP_ADDRESSES)");
     }
     listeners_.push_back(*std::move(listener));
   }
@@ -86,7 +86,7 @@ std::string TcpBackend::Address() const {
 absl::Status TcpBackend::Reachable(std::string_view address, const HostIdentity& host) const {
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
   if (!peer.ok()) return peer.status();
-  return Paths::Plan(local_, *peer, options_.tcp_streams).status();
+  return Paths::Plan(local_, *peer, tcp_.streams).status();
 }
 
 std::string TcpBackend::ListenAddress() const { return listeners_.front()->address().ToString(); }
@@ -104,7 +104,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view a
                                                               const HostIdentity& host) {
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
   if (!peer.ok()) return peer.status();
-  absl::StatusOr<Paths> paths = Paths::Plan(local_, *peer, options_.tcp_streams);
+  absl::StatusOr<Paths> paths = Paths::Plan(local_, *peer, tcp_.streams);
   if (!paths.ok()) return paths.status();
   auto link = std::make_unique<Link>(this, *std::move(peer), *std::move(paths));
   links_.push_back(link.get());

@@ -18,6 +18,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/link.h"
 #include "src/backends/tcp/local_addresses.h"
+#include "src/backends/tcp/options.h"
 #include "src/transport/event_sink.h"
 #include "src/transport/handouts.h"
 #include "src/transport/listener.h"
@@ -69,7 +70,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   void Linger(net::Fd control, std::vector<net::Fd> data, std::string queued);
 
  private:
-  explicit TcpBackend(const BackendContext& context);
+  TcpBackend(const BackendContext& context, TcpOptions options);
 
   absl::Status Listen();
   bool ListenersHaveWork() const;
@@ -83,6 +84,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   void SetTimer() { reactor_->SetTimer(NextDeadline()); }
 
   const AgentOptions options_;
+  const TcpOptions tcp_;
   const Incarnation incarnation_;
   const HostIdentity host_;
   const std::function<std::shared_ptr<const std::string>()> metadata_;

@@ -21,7 +21,7 @@ void TcpBackend::OnPreamble(net::Fd fd, const Preamble& preamble, const std::str
     reactor_->Remove(fd.get());
   } else if (preamble.service == net::Service::kMetadata) {
     OnMetadataPreamble(std::move(fd), from);
-  } else if (preamble.service != net::Service::kTcp) {
+  } else if (preamble.service != kService) {
     reactor_->Remove(fd.get());
   } else if (preamble.role == Role::kControl) {
     OnControlPreamble(std::move(fd), preamble, from);

@@ -38,6 +38,9 @@ using net::Role;
 using net::Verdict;
 using net::Welcome;
 
+// What preambles call this backend.
+inline constexpr net::Service kService{0};
+
 // Bounds of one data frame.
 inline constexpr size_t kMaxFrameBytes = 1024 * 1024;
 inline constexpr size_t kMaxFrameRuns = 1024;

@@ -44,7 +44,7 @@ Link::Link(TcpBackend* backend, net::PeerAddress peer, Paths paths)
       rails_(MakeRails(this, static_cast<uint32_t>(paths_->rails()))),
       fences_(1) {
   for (size_t i = 0; i < rails_.size(); ++i) dials_.push_back({.pair = paths_->planned(i)});
-  dialler_.emplace("tcp peer", std::move(peer), net::Service::kTcp, rails(),
+  dialler_.emplace("tcp peer", std::move(peer), kService, rails(),
                    backend->options().connect_timeout, &control_);
 }
 

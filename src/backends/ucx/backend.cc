@@ -43,18 +43,20 @@ UcxBackend::UcxBackend(const BackendContext& context)
 }
 
 absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendContext& context) {
+  const auto options = ReadOptions<UcxOptions>("ucx", context.options);
+  if (!options.ok()) return options.status();
   std::unique_ptr<UcxBackend> backend(new UcxBackend(context));
   if (absl::Status opened = backend->poller_.Open(); !opened.ok()) return opened;
-  auto worker = Worker::Create(context.options, backend.get());
+  auto worker = Worker::Create(context.options, *options, backend.get());
   if (!worker.ok()) return worker.status();
   backend->worker_ = *std::move(worker);
   const size_t bytes = backend->worker_->address().size();
   if (bytes > kMaxWorkerBytes) {
     return absl::UnavailableError(absl::StrCat(
         "ucx: the address of the worker has ", bytes, " bytes, more than ", kMaxWorkerBytes,
-        "; name fewer devices (UcxOptions::net_devices) or transports (tls)"));
+        "; name fewer devices (option `net_devices` of backend ucx) or transports (`tls`)"));
   }
-  if (const std::string& at = context.options.ucx.listen; !at.empty()) {
+  if (const std::string& at = options->listen; !at.empty()) {
     auto listener = Listener::Open(backend->worker_->get(), at);
     if (!listener.ok()) return Annotate(listener.status(), "ucx");
     backend->listener_ = *std::move(listener);

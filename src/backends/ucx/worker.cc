@@ -56,27 +56,26 @@ class Config {
   ucp_config_t* config_ = nullptr;
 };
 
-bool ListensOnLoopback(const AgentOptions& options) {
-  const std::string& text = options.ucx.listen.empty() ? options.listen : options.ucx.listen;
+bool ListensOnLoopback(const AgentOptions& agent, const UcxOptions& options) {
+  const std::string& text = options.listen.empty() ? agent.listen : options.listen;
   auto bound = net::Resolve(text, 0, net::Names::kResolve);
   return bound.ok() && !bound->empty() && bound->front().IsLoopback();
 }
 
-absl::Status Configure(const AgentOptions& options, Config& config) {
+absl::Status Configure(const AgentOptions& agent, const UcxOptions& options, Config& config) {
   absl::Status status = config.Read();
   if (!status.ok()) return status;
-  const UcxOptions& ucx = options.ucx;
-  const bool loopback = ListensOnLoopback(options);
-  if (!ucx.tls.empty()) status.Update(config.Set("TLS", ucx.tls));
-  if (!ucx.net_devices.empty()) {
-    status.Update(config.Set("NET_DEVICES", ucx.net_devices));
+  const bool loopback = ListensOnLoopback(agent, options);
+  if (!options.tls.empty()) status.Update(config.Set("TLS", options.tls));
+  if (!options.net_devices.empty()) {
+    status.Update(config.Set("NET_DEVICES", options.net_devices));
   } else if (loopback && config.Get("NET_DEVICES") == "all") {
     // Nobody has said that other hosts may come in.
     status.Update(config.Set("NET_DEVICES", "lo"));
   }
   // UCX's own listener over TCP aborts the process (1.13) when a stranger sends it what it does not
   // expect: it is not opened to other hosts.
-  if (!ucx.listen.empty() && !loopback)
+  if (!options.listen.empty() && !loopback)
     status.Update(config.Set("SOCKADDR_TLS_PRIORITY", "rdmacm"));
   // The default, 20 s, is long for one who waits. Older libraries have neither.
   config.Set("KEEPALIVE_INTERVAL", "1s").IgnoreError();
@@ -209,18 +208,18 @@ absl::Status UcxStatus(ucs_status_t status, std::string_view what) {
   return absl::UnavailableError(absl::StrCat(ToAbsl(what), ": ", ucs_status_string(status)));
 }
 
-absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const AgentOptions& options,
-                                                       FrameSink* sink) {
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const AgentOptions& agent,
+                                                       const UcxOptions& options, FrameSink* sink) {
   if (absl::Status usable = CheckLibrary(); !usable.ok()) return usable;
   std::unique_ptr<Worker> worker(new Worker);
-  if (absl::Status made = worker->MakeContext(options); !made.ok()) return made;
+  if (absl::Status made = worker->MakeContext(agent, options); !made.ok()) return made;
   if (absl::Status made = worker->MakeWorker(sink); !made.ok()) return made;
   return worker;
 }
 
-absl::Status Worker::MakeContext(const AgentOptions& options) {
+absl::Status Worker::MakeContext(const AgentOptions& agent, const UcxOptions& options) {
   Config config;
-  if (absl::Status status = Configure(options, config); !status.ok()) return status;
+  if (absl::Status status = Configure(agent, options, config); !status.ok()) return status;
   auto context = Init(config);
   if (!context.ok()) return NotUsable(config, ToStd(context.status().message()));
   context_ = *context;

@@ -16,7 +16,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvxfer/options.h"
+#include "src/backends/ucx/options.h"
 
 namespace kvxfer::ucx {
 
@@ -44,8 +44,8 @@ class Worker {
   static constexpr unsigned kFrameId = 0x4b;
 
   // Unavailable names what UCX was told to use and what there is here.
-  static absl::StatusOr<std::unique_ptr<Worker>> Create(const AgentOptions& options,
-                                                        FrameSink* sink);
+  static absl::StatusOr<std::unique_ptr<Worker>> Create(const AgentOptions& agent,
+                                                        const UcxOptions& options, FrameSink* sink);
   // Its endpoints are closed. Where UCX cannot be brought to rest the library's objects are left
   // behind, see LeaveBehind.
   ~Worker();
@@ -84,7 +84,7 @@ class Worker {
 
  private:
   Worker() = default;
-  absl::Status MakeContext(const AgentOptions& options);
+  absl::Status MakeContext(const AgentOptions& agent, const UcxOptions& options);
   absl::Status MakeWorker(FrameSink* sink);
 
   ucp_context_h context_ = nullptr;

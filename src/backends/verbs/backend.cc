@@ -20,31 +20,34 @@ constexpr size_t kMaxOpRuns = 256;
 
 }  // namespace
 
-VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv, Sysfs sysfs)
-    : options_(context.options),
+VerbsBackend::VerbsBackend(const BackendContext& context, VerbsOptions options,
+                           std::unique_ptr<Ibv> ibv, Sysfs sysfs)
+    : options_(std::move(options)),
       host_(context.host),
       sysfs_(std::move(sysfs)),
       ibv_(std::move(ibv)),
       hub_({.backend = "verbs",
-            .service = net::Service::kVerbs,
+            .service = net::Service{1},
             .incarnation = context.incarnation,
-            .connect_timeout = options_.connect_timeout},
+            .connect_timeout = context.options.connect_timeout},
            this),
-      setups_(options_.verbs, &destroyer_) {}
+      setups_(options_, &destroyer_) {}
 
 absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const BackendContext& context,
                                                                    std::unique_ptr<Ibv> ibv,
                                                                    Topology topology, Sysfs sysfs) {
+  absl::StatusOr<VerbsOptions> options = ReadOptions<VerbsOptions>("verbs", context.options);
+  if (!options.ok()) return options.status();
   std::unique_ptr<VerbsBackend> backend(
-      new VerbsBackend(context, std::move(ibv), std::move(sysfs)));
+      new VerbsBackend(context, *std::move(options), std::move(ibv), std::move(sysfs)));
   if (absl::Status status = backend->hub_.Open(); !status.ok()) return status;
   if (absl::Status status = backend->setups_.Open(&backend->hub_.reactor()); !status.ok()) {
     return status;
   }
   if (absl::Status status = backend->OpenDevices(std::move(topology)); !status.ok()) return status;
-  const AgentOptions& options = backend->options_;
-  if (absl::Status status = backend->hub_.Listen(options, options.verbs.listen,
-                                                 "`verbs.listen` (KVXFER_VERBS_LISTEN)");
+  if (absl::Status status =
+          backend->hub_.Listen(context.options, backend->options_.listen,
+                               "option `listen` of backend verbs (KVXFER_VERBS_LISTEN)");
       !status.ok()) {
     return status;
   }
@@ -70,23 +73,22 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
   if (names.empty()) {
     return absl::UnavailableError("there is no RDMA device (rdma link shows them)");
   }
-  const std::vector<std::string> asked = options_.verbs.devices;
-  if (!asked.empty() || !options_.verbs.fabrics.empty() || !topology.ports.empty()) {
+  const std::vector<std::string> asked = options_.devices;
+  if (!asked.empty() || !options_.fabrics.empty() || !topology.ports.empty()) {
     AddMissing(*ibv_, names, topology);
   }
-  absl::StatusOr<VerbsOptions> chosen = ChoosePorts(options_.verbs, &topology);
+  absl::StatusOr<VerbsOptions> chosen = ChoosePorts(options_, &topology);
   if (!chosen.ok()) return chosen.status();
-  options_.verbs = *std::move(chosen);
+  options_ = *std::move(chosen);
   absl::Status why;
-  queue_depth_ = options_.verbs.queue_depth;
+  queue_depth_ = options_.queue_depth;
   for (const std::string& name : names) {
-    const bool wanted = std::ranges::any_of(options_.verbs.devices, [&](const std::string& port) {
-      return port.starts_with(name + ":");
-    });
-    if ((!options_.verbs.devices.empty() && !wanted) || devices_.size() == kMaxDevices) continue;
+    const bool wanted = std::ranges::any_of(
+        options_.devices, [&](const std::string& port) { return port.starts_with(name + ":"); });
+    if ((!options_.devices.empty() && !wanted) || devices_.size() == kMaxDevices) continue;
     const auto ordinal = static_cast<uint8_t>(devices_.size());
     absl::StatusOr<std::unique_ptr<Device>> device =
-        Device::Open(ibv_.get(), this, &hub_.reactor(), name, ordinal, options_.verbs);
+        Device::Open(ibv_.get(), this, &hub_.reactor(), name, ordinal, options_);
     if (!device.ok()) {
       why.Update(device.status());
       Log(LogLevel::kInfo, "verbs: not used: {}", ToStd(device.status().message()));
@@ -115,13 +117,14 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
     used_of.push_back({.name = used.back(), .device = ref.device->ordinal()});
   }
   nearness_ = Nearness(topology, used_of);
-  absl::Status named = CheckNamed(asked, options_.verbs, topology, used, why);
+  absl::Status named = CheckNamed(asked, options_, topology, used, why);
   if (!named.ok()) return named;
   if (!ports_.front().port().active) {
     return absl::UnavailableError(absl::StrCat("no port is active: ", WhyNone()));
   }
   if (queue_depth_ < 16) {
-    return absl::InvalidArgumentError("`verbs.queue_depth` is below 16, or the device's limit is");
+    return absl::InvalidArgumentError(
+        "option `queue_depth` of backend verbs is below 16, or the device's limit is");
   }
   return absl::OkStatus();
 }

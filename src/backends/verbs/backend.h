@@ -83,7 +83,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   SetupQueue& setups() { return setups_; }
   DestroyQueue& destroyer() { return destroyer_; }
   const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
-  const AgentOptions& options() const { return options_; }
+  const VerbsOptions& options() const { return options_; }
   const std::vector<PortRef>& ports() const { return ports_; }
   std::vector<PortInfo> PortInfos() const;
   // Why rails over `device` cannot be used: memory that is registered here is not known to it.
@@ -118,7 +118,8 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   // The key of `receivers_`.
   static uint64_t ReceiverId(uint32_t number, const Device& device);
 
-  VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv, Sysfs sysfs);
+  VerbsBackend(const BackendContext& context, VerbsOptions options, std::unique_ptr<Ibv> ibv,
+               Sysfs sysfs);
   absl::Status OpenDevices(Topology topology);
   // Of what was prepared: how far each device is from it.
   Penalties PenaltiesOf(const DeviceMemory& memory, const MemorySpan& span) const;
@@ -139,7 +140,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   // All that there are now: what is called for one may end another.
   std::vector<Link*> Links() const;
 
-  AgentOptions options_;  // those of verbs name ports one by one
+  VerbsOptions options_;  // that name ports one by one
   const HostIdentity host_;
   const Sysfs sysfs_;
   Capabilities capabilities_;

@@ -77,7 +77,7 @@ struct Quiet {
 using Blob = std::variant<Ports, Offer, Answer, Probe, Probed, RailLost, Quiet>;
 
 // Texts are cut to kMaxText.
-std::vector<std::byte> Encode(const Blob& blob);
+std::string Encode(const Blob& blob);
 absl::StatusOr<Blob> Decode(std::span<const std::byte> bytes);
 
 // What metadata says of an agent: where its control connections come in

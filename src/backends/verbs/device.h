@@ -20,8 +20,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvxfer/options.h"
 #include "src/backends/verbs/ibv.h"
+#include "src/backends/verbs/options.h"
 #include "src/backends/verbs/port.h"
 #include "src/transport/sockets/reactor.h"
 

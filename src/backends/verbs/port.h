@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvxfer/options.h"
 #include "src/backends/verbs/ibv.h"
+#include "src/backends/verbs/options.h"
 #include "src/core/topology/rails.h"
 #include "src/core/topology/topology.h"
 

@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvxfer/options.h"
 #include "src/backends/verbs/ibv.h"
+#include "src/backends/verbs/options.h"
 #include "src/core/topology/topology.h"
 
 namespace kvxfer::verbs {

@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvxfer/options.h"
 #include "src/backends/verbs/blobs.h"
 #include "src/backends/verbs/device.h"
+#include "src/backends/verbs/options.h"
 
 namespace kvxfer::verbs {
 

@@ -279,7 +279,7 @@ void Rail::EndFlight(const Flight& flight, absl::Status status) {
 void Rail::WatchStall(Time now) {
   if (state_ != State::kUp || deadline_) return;
   progress_seen_ = progress_;
-  deadline_ = now + link_->backend().options().verbs.stall_timeout;
+  deadline_ = now + link_->backend().options().stall_timeout;
   link_->backend().TimersChanged();
 }
 

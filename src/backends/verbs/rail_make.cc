@@ -81,7 +81,7 @@ void Rail::Attempt() {
 void Rail::SetUp(std::optional<QpAddress> to, State state) {
   state_ = state;
   VerbsBackend& backend = link_->backend();
-  deadline_ = Now() + AttemptTime(backend.options().verbs);
+  deadline_ = Now() + AttemptTime(backend.options());
   backend.TimersChanged();
   job_ = backend.setups().Start({.device = &device(),
                                  .port = port(),
@@ -98,7 +98,7 @@ void Rail::OnSetUp(absl::Status status, std::unique_ptr<QueuePair> pair) {
   if (state_ == State::kConnecting) return PostProbe();
   state_ = State::kOffered;
   number_ = qp_->number();
-  deadline_ = Now() + AttemptTime(link_->backend().options().verbs);
+  deadline_ = Now() + AttemptTime(link_->backend().options());
   link_->Tell(Offer{.rail = static_cast<uint8_t>(index_),
                     .life = life_,
                     .port = static_cast<uint8_t>(pair_.remote),
@@ -143,7 +143,7 @@ void Rail::PostProbe() {
     return AttemptFailed(std::move(status), false);
   }
   state_ = State::kProbing;
-  deadline_ = Now() + AttemptTime(link_->backend().options().verbs);
+  deadline_ = Now() + AttemptTime(link_->backend().options());
   link_->backend().TimersChanged();
   nonce_ = RandomNonZero64();
   StoreScratch(link_->scratch().at + index_ * 8, nonce_);
@@ -259,7 +259,7 @@ void Rail::OnDeadline(Time now) {
       if (progress_ != progress_seen_) return WatchStall(now);
       return Fail(absl::UnavailableError(absl::StrCat(
                       Where(), ": work requests neither completed nor failed within ",
-                      link_->backend().options().verbs.stall_timeout / std::chrono::milliseconds(1),
+                      link_->backend().options().stall_timeout / std::chrono::milliseconds(1),
                       " ms (KVXFER_VERBS_STALL_TIMEOUT_MS)")),
                   true);
     case State::kDraining:

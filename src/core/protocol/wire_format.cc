@@ -9,7 +9,7 @@
 #include "kvxfer/kv_cache.h"
 #include "kvxfer/notification.h"
 #include "src/core/base/strings.h"
-#include "src/core/protocol/wire_io.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer {
 namespace wire {
@@ -37,6 +37,14 @@ void Versions(Io& io, Ref<Io, uint16_t> min, Ref<Io, uint16_t> max) {
   io.Check("max_version", min <= max, "must not be below min_version");
 }
 
+// As the immediate that names the slot, which NICs carry in this order.
+template <typename Io>
+void SlotField(Io& io, const char* field, Ref<Io, SlotRef> ref) {
+  uint32_t immediate = EncodeImmediate(ref);
+  io.BigEndian(field, immediate);
+  if constexpr (Io::kReads) ref = DecodeImmediate(immediate);
+}
+
 // Items of lists.
 template <typename Io>
 void Fields(Io& io, Ref<Io, uint32_t> id) {
@@ -53,11 +61,11 @@ void Fields(Io& io, Ref<Io, AuthMethod> method) {
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, SlotRef> ref) {
-  io.Slot("slot", ref);
+  SlotField(io, "slot", ref);
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, LaneFrame> lane) {
-  io.Slot("slot", lane.ref);
+  SlotField(io, "slot", lane.ref);
   io.Int("arrivals", lane.arrivals);
   io.Check("arrivals", lane.arrivals >= 1, "must be at least 1");
 }
@@ -69,7 +77,7 @@ void Fields(Io& io, Ref<Io, AbortAck> ack) {
 template <typename Io>
 void Fields(Io& io, Ref<Io, DiscardAck> ack) {
   io.Int("transfer", ack.transfer);
-  io.Slot("slot", ack.ref);
+  SlotField(io, "slot", ack.ref);
   io.Bool("complete", ack.complete);
 }
 template <typename Io>

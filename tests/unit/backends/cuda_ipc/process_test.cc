@@ -274,7 +274,7 @@ TEST(CudaIpcProcess, AnAllocationIsNoLargerThanItIs) {
                             .allocation_bytes = kMiB,
                             .buffer_id = 1,
                             .form = cuda_ipc::HandleForm::kLegacy};
-  ASSERT_EQ(handle[0].copy(reinterpret_cast<char*>(part.handle), sizeof(part.handle)),
+  ASSERT_EQ(handle[0].copy(reinterpret_cast<char*>(part.handle.data()), sizeof(part.handle)),
             sizeof(part.handle));
   std::vector<std::shared_ptr<cuda_ipc::OpenedMemory>> kept;
   const auto open = [&]() -> absl::StatusOr<uint64_t> {

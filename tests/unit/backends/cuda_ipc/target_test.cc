@@ -226,7 +226,7 @@ TEST_F(CudaIpcTarget, StrangersAtTheDesk) {
   const cuda_ipc::DialPacket unknown{.word = {9, 9, 9}};
   std::string dial(8, '\0');
   dial[0] = static_cast<char>(cuda_ipc::PacketType::kDial);
-  dial.append(cuda_ipc::AsBytes(unknown));
+  dial.append(wire::Encode(unknown));
   for (const std::string& words : {std::string("x"), std::string(4000, 'x'), dial, dial + "x"}) {
     const int fd = ConnectTo(desk);
     ASSERT_GE(fd, 0);

@@ -13,7 +13,7 @@
 
 #include "src/backends/verbs/errors.h"
 #include "src/backends/verbs/regions.h"
-#include "src/transport/bytes.h"
+#include "src/core/protocol/codec.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -97,13 +97,13 @@ class Blob {
   }
   Blob& U32(uint32_t v) {
     std::byte raw[4];
-    net::Put32(raw, v);
+    wire::StoreLittle<uint32_t>(raw, v);
     bytes_.append(reinterpret_cast<const char*>(raw), sizeof(raw));
     return *this;
   }
   Blob& U64(uint64_t v) {
     std::byte raw[8];
-    net::Put64(raw, v);
+    wire::StoreLittle<uint64_t>(raw, v);
     bytes_.append(reinterpret_cast<const char*>(raw), sizeof(raw));
     return *this;
   }

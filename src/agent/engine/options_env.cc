@@ -1,7 +1,7 @@
 // Reads the environment variables. Nothing else in kvxfer does. A variable that is set but empty
 // counts as not set.
 
-#include "src/core/base/options_env.h"
+#include "src/agent/engine/options_env.h"
 
 #include <unistd.h>
 
@@ -10,16 +10,20 @@
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kvxfer/backend.h"
 #include "kvxfer/options.h"
 #include "src/core/base/log.h"
 #include "src/core/base/nearest_word.h"
@@ -29,8 +33,6 @@ namespace kvxfer {
 namespace {
 
 constexpr std::string_view kPrefix = "KVXFER_";
-constexpr int64_t kMaxTcpStreams = 16;
-constexpr int64_t kMaxCopyThreads = 8;
 constexpr int64_t kMaxSpinMicroseconds = 1'000'000;
 
 absl::Status Bad(const char* variable, std::string_view value, std::string_view wanted) {
@@ -90,47 +92,6 @@ class Environment {
   std::vector<std::string> names_;
 };
 
-absl::Status ReadVerbs(Environment& environment, VerbsOptions& verbs) {
-  absl::Status status = environment.ReadList("KVXFER_VERBS_DEVICES", verbs.devices);
-  status.Update(environment.ReadList("KVXFER_VERBS_FABRICS", verbs.fabrics));
-  environment.ReadText("KVXFER_VERBS_LISTEN", verbs.listen);
-  const auto number = [&](const char* variable, int64_t low, int64_t high, auto& out) {
-    status.Update(environment.ReadNumber(variable, low, high, out));
-  };
-  number("KVXFER_VERBS_GID_INDEX", -1, 255, verbs.gid_index);
-  number("KVXFER_VERBS_P_KEY", 1, 0xffff, verbs.p_key);
-  number("KVXFER_VERBS_SERVICE_LEVEL", 0, 15, verbs.service_level);
-  number("KVXFER_VERBS_TRAFFIC_CLASS", 0, 255, verbs.traffic_class);
-  number("KVXFER_VERBS_MTU", 0, 4096, verbs.mtu);
-  number("KVXFER_VERBS_TIMEOUT", 1, 31, verbs.timeout);
-  number("KVXFER_VERBS_RETRY_COUNT", 1, 7, verbs.retry_count);
-  number("KVXFER_VERBS_RNR_TIMER", 0, 31, verbs.rnr_timer);
-  number("KVXFER_VERBS_QUEUE_DEPTH", 16, 32768, verbs.queue_depth);
-  number("KVXFER_VERBS_RECEIVE_DEPTH", 64, 1 << 20, verbs.receive_depth);
-  number("KVXFER_VERBS_MAX_INLINE", 0, 1024, verbs.max_inline);
-  int64_t stall_ms = verbs.stall_timeout / std::chrono::milliseconds(1);
-  number("KVXFER_VERBS_STALL_TIMEOUT_MS", 100, 86'400'000, stall_ms);
-  verbs.stall_timeout = std::chrono::milliseconds(stall_ms);
-  return status;
-}
-
-// The variables of the backends.
-absl::Status ReadBackends(Environment& environment, AgentOptions& options) {
-  absl::Status status =
-      environment.ReadNumber("KVXFER_TCP_STREAMS", 1, kMaxTcpStreams, options.tcp_streams);
-  status.Update(environment.ReadList("KVXFER_TCP_ADDRESSES", options.tcp_addresses));
-  status.Update(environment.ReadNumber("KVXFER_SHM_COPY_THREADS", 0, kMaxCopyThreads,
-                                       options.shm_copy_threads));
-  status.Update(ReadVerbs(environment, options.verbs));
-  environment.ReadText("KVXFER_UCX_TLS", options.ucx.tls);
-  environment.ReadText("KVXFER_UCX_NET_DEVICES", options.ucx.net_devices);
-  environment.ReadText("KVXFER_UCX_LISTEN", options.ucx.listen);
-  environment.ReadText("KVXFER_LIBFABRIC_PROVIDER", options.libfabric.provider);
-  environment.ReadText("KVXFER_LIBFABRIC_LISTEN", options.libfabric.listen);
-  status.Update(environment.ReadList("KVXFER_LIBFABRIC_DOMAINS", options.libfabric.domains));
-  return status;
-}
-
 absl::Status Read(Environment& environment, AgentOptions& options) {
   environment.ReadText("KVXFER_NAME", options.name);
   absl::Status status;
@@ -145,7 +106,6 @@ absl::Status Read(Environment& environment, AgentOptions& options) {
   status.Update(environment.ReadList("KVXFER_PLUGIN_PATH", options.plugin_path, ':'));
   status.Update(environment.ReadNumber("KVXFER_STAGING_BYTES", 0, AgentOptions::kMaxStagingBytes,
                                        options.staging_bytes));
-  status.Update(ReadBackends(environment, options));
   // -1 keeps AgentOptions' adaptive spin.
   int64_t spin_us = -1;
   status.Update(environment.ReadNumber("KVXFER_SPIN_US", -1, kMaxSpinMicroseconds, spin_us));
@@ -184,6 +144,40 @@ bool IsOfAService(std::string_view name, std::string_view value) {
   return false;
 }
 
+// Calls `visit` for each variable that has the prefix, a value, and no reader of its own.
+void ForEachOther(const std::vector<std::string>& known,
+                  absl::FunctionRef<void(std::string_view name, std::string_view value)> visit) {
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::string_view name = text.substr(0, text.find('='));
+    if (!name.starts_with(kPrefix) || name.size() + 1 >= text.size()) continue;
+    if (std::ranges::find(known, name) != known.end()) continue;
+    const std::string_view value = text.substr(name.size() + 1);
+    if (!IsReadElsewhere(name) && !IsOfAService(name, value)) visit(name, value);
+  }
+}
+
+// Backend and key of KVXFER_<BACKEND>_<KEY>, where there may be such a backend.
+std::optional<std::pair<std::string, std::string>> OptionOf(
+    std::string_view variable, const std::vector<std::string>& backends) {
+  const std::string name = absl::AsciiStrToLower(ToAbsl(variable.substr(kPrefix.size())));
+  for (const std::string& backend : backends) {
+    if (!name.starts_with(backend + "_") || name.size() == backend.size() + 1) continue;
+    return std::pair(backend, name.substr(backend.size() + 1));
+  }
+  return std::nullopt;
+}
+
+// Those that sections of AgentOptions::backend may be for.
+std::vector<std::string> BackendsOf(const AgentOptions& options) {
+  std::vector<std::string> names = KnownBackendNames();
+  names.emplace_back("faulty");
+  for (const std::string& name : options.backends) {
+    names.push_back(name.substr(name.find(':') + 1));
+  }
+  return names;
+}
+
 std::vector<std::string> WithoutPrefix(std::vector<std::string> names) {
   for (std::string& name : names) name.erase(0, kPrefix.size());
   return names;
@@ -207,20 +201,20 @@ std::vector<std::string> EnvironmentVariables() {
 }
 
 std::vector<std::string> UnknownVariables() {
-  const std::vector<std::string> known = EnvironmentVariables();
+  Environment environment;
+  AgentOptions options;
+  (void)Read(environment, options);
+  const std::vector<std::string>& known = environment.names();
+  const std::vector<std::string> backends = BackendsOf(options);
   std::vector<std::string> unknown;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    const std::string_view name = text.substr(0, text.find('='));
-    if (!name.starts_with(kPrefix) || name.size() + 1 >= text.size()) continue;
-    if (std::ranges::find(known, name) != known.end()) continue;
-    if (IsReadElsewhere(name) || IsOfAService(name, text.substr(name.size() + 1))) continue;
+  ForEachOther(known, [&](std::string_view name, std::string_view /*value*/) {
+    if (OptionOf(name, backends)) return;
     const std::string nearest = NearestWord(name.substr(kPrefix.size()), WithoutPrefix(known));
     unknown.push_back(absl::StrCat(ToAbsl(name), " is set, and kvxfer has no such variable",
                                    nearest.empty() ? "" : "; did you mean ",
                                    nearest.empty() ? "" : ToAbsl(kPrefix), nearest,
                                    nearest.empty() ? "" : "?"));
-  }
+  });
   return unknown;
 }
 
@@ -228,6 +222,12 @@ absl::StatusOr<AgentOptions> OptionsFromEnvironment() {
   Environment environment;
   AgentOptions options;
   if (absl::Status status = Read(environment, options); !status.ok()) return status;
+  const std::vector<std::string> backends = BackendsOf(options);
+  ForEachOther(environment.names(), [&](std::string_view name, std::string_view value) {
+    if (const auto option = OptionOf(name, backends)) {
+      options.backend[option->first][option->second] = std::string(value);
+    }
+  });
   for (const std::string& line : UnknownVariables()) {
     if (IsNews(line)) Log(LogLevel::kWarning, "environment: {}", line);
   }
