@@ -3,7 +3,7 @@
 // peer into GPU memory. The flush is needed before anybody is notified of the data, unless the
 // device orders such writes by itself (Device::writes_ordering).
 //
-// Thread-safety: none; used by the backend's thread.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_CUDA_FLUSH_H_
 #define KVXFER_CUDA_FLUSH_H_

@@ -6,7 +6,7 @@
 // Every event passes through here at the end of the Poll that returns it. So no event can bypass
 // the flush, whenever it entered the backend's queue.
 //
-// Thread-safety: none; used by the backend's thread.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_CUDA_LANDED_H_
 #define KVXFER_CUDA_LANDED_H_
