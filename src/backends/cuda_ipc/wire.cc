@@ -11,7 +11,7 @@ namespace kvxfer::cuda_ipc {
 namespace {
 
 constexpr char kForm[] = "1";
-// Longest abstract name that fits sockaddr_un beside its leading zero byte.
+// The longest abstract name that fits sockaddr_un after its leading zero byte.
 constexpr size_t kMaxDeskName = 106;
 constexpr std::byte kHello{1};
 constexpr std::byte kJoined{2};
