@@ -1,6 +1,7 @@
 // The compiled copy kernel (kernels.cuh), loaded into one GPU context.
 //
-// Lifetime: its module stays loaded until Unload or until the context ends. Thread-safety: none.
+// Lifetime: its module stays loaded until Unload or until the context ends.
+// Thread-safety: none.
 
 #ifndef KVXFER_CUDA_COPY_KERNEL_H_
 #define KVXFER_CUDA_COPY_KERNEL_H_

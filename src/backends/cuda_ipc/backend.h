@@ -4,8 +4,8 @@
 // CUDA is not touched before GPU memory is registered. While batches run they are polled at least
 // every kLook, because CUDA has no descriptor that signals their end.
 //
-// Lifetime: endpoints and registrations may outlive it; they then do nothing. Thread-safety: none,
-// see kvxfer/backend.h; Prepare from any thread.
+// Lifetime: endpoints and registrations may outlive it; they then do nothing.
+// Thread-safety: none, see kvxfer/backend.h; Prepare from any thread.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
 #define KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_

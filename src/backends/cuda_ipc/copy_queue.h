@@ -5,8 +5,8 @@
 // arrive while it is busy share the next batches. So a single op waits for nothing, and many small
 // ones cost few launches.
 //
-// Lifetime: users must outlive their ops; Drop and Wait ensure that. Thread-safety: MakeReady from
-// any thread; the rest is called by the agent's driver only.
+// Lifetime: users must outlive their ops; Drop and Wait ensure that.
+// Thread-safety: MakeReady from any thread; the rest is called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_COPY_QUEUE_H_
 #define KVXFER_BACKENDS_CUDA_IPC_COPY_QUEUE_H_

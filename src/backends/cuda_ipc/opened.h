@@ -5,8 +5,8 @@
 // shared_ptr, because the regions that lie in an allocation and the copies under way share it, and
 // none of them may find it closed; the last one closes it.
 //
-// Lifetime: needs only the CUDA driver, which is never unloaded. Thread-safety: none; called by the
-// agent's driver only.
+// Lifetime: needs only the CUDA driver, which is never unloaded.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_OPENED_H_
 #define KVXFER_BACKENDS_CUDA_IPC_OPENED_H_

@@ -1,8 +1,8 @@
 // Local GPU memory as this backend knows it: whether another process can be given it, and how it is
 // described to that process.
 //
-// Lifetime: a registration may outlive its backend; it then does nothing. Thread-safety:
-// ExamineShareable from any thread; the rest is called by the agent's driver only.
+// Lifetime: a registration may outlive its backend; it then does nothing.
+// Thread-safety: ExamineShareable from any thread; the rest is called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_REGIONS_H_
 #define KVXFER_BACKENDS_CUDA_IPC_REGIONS_H_

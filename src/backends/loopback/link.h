@@ -1,8 +1,9 @@
 // A connection between two agents of this process: the gate that every copy passes, and the limits
 // on what waits in the mailboxes for it.
 //
-// Thread-safety: any thread; each method says which side calls it. Lifetime: shared_ptr, because
-// both endpoints and the mail under way hold a link, and any of them may be the last one.
+// Thread-safety: any thread; each method says which side calls it.
+// Lifetime: shared_ptr, because both endpoints and the mail under way hold a link, and any of them
+// may be the last one.
 
 #ifndef KVXFER_BACKENDS_LOOPBACK_LINK_H_
 #define KVXFER_BACKENDS_LOOPBACK_LINK_H_

@@ -3,8 +3,9 @@
 //
 // Thread-safety: any thread; this is where the threads of two agents meet. Locks are taken in this
 // order: Link::gate, Node memory, Node mailbox. The hub's lock is never held together with another
-// one. Lifetime: shared_ptr, because a backend, the hub and the peers' links hold a Node, and any
-// of them may be the last one. Close() ends it for all of them.
+// one.
+// Lifetime: shared_ptr, because a backend, the hub and the peers' links hold a Node, and any of
+// them may be the last one. Close() ends it for all of them.
 
 #ifndef KVXFER_BACKENDS_LOOPBACK_NODE_H_
 #define KVXFER_BACKENDS_LOOPBACK_NODE_H_

@@ -1,7 +1,7 @@
 // The tcp backend: listeners, links to peers, local regions, and one epoll set for all sockets.
 //
-// Lifetime: endpoints and registrations may outlive it; they then do nothing. Thread-safety: none,
-// see kvxfer/backend.h.
+// Lifetime: endpoints and registrations may outlive it; they then do nothing.
+// Thread-safety: none, see kvxfer/backend.h.
 
 #ifndef KVXFER_BACKENDS_TCP_BACKEND_H_
 #define KVXFER_BACKENDS_TCP_BACKEND_H_

@@ -5,7 +5,8 @@
 // rail, counted from 1. What an earlier life left over goes with its socket.
 //
 // Order: frames are sent in the order of Post, except that a fence marker overtakes frames of other
-// transfers that have not begun. Thread-safety: none; called by the agent's driver only.
+// transfers that have not begun.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_TCP_RAIL_H_
 #define KVXFER_BACKENDS_TCP_RAIL_H_
