@@ -11,7 +11,7 @@
 namespace kvxfer::verbs {
 namespace {
 
-// Control addresses are text without it.
+// Control addresses are text that never contains this character.
 constexpr char kEndOfControl = '|';
 
 class Writer {
@@ -58,7 +58,7 @@ class Reader {
  public:
   explicit Reader(std::span<const std::byte> in) : in_(in) {}
 
-  // Zero, and not ok(), beyond the end.
+  // Beyond the end it returns zero and ok() becomes false.
   uint64_t Int(size_t bytes) {
     uint64_t v = 0;
     const std::span<const std::byte> at = Take(bytes);
@@ -69,7 +69,7 @@ class Reader {
   uint16_t U16() { return static_cast<uint16_t>(Int(2)); }
   uint32_t U32() { return static_cast<uint32_t>(Int(4)); }
   uint64_t U64() { return Int(8); }
-  // Fit for a log: names of ports, and why something failed.
+  // Cleaned for logs: names of ports, and reasons of failures.
   std::string Text() {
     const size_t length = U16();
     if (length > kMaxText) ok_ = false;
