@@ -1,3 +1,5 @@
+// Encoding and decoding of frames, hellos, welcomes and addresses.
+
 #include "src/backends/ucx/frames.h"
 
 #include <endian.h>
@@ -23,6 +25,7 @@ using net::Put64;
 constexpr uint8_t kFrameMagic = 0x55;
 constexpr std::string_view kAddressMagic = "kvxfer-ucx-2;";
 constexpr size_t kMaxBootId = 64;
+// Of a hello, before boot_id and the worker's address. Bytes 68 to 71 are unused.
 constexpr size_t kHelloFixed = 80;
 constexpr size_t kWelcomeBytes = 16;
 static_assert(kMaxWorkerBytes + kHelloFixed + kMaxBootId <= kMaxBodyBytes);
@@ -50,6 +53,7 @@ void Encode(const FrameHead& head, std::span<std::byte, kFrameHeadBytes> out) {
   Put64(&out[16], head.order);
   Put64(&out[24], head.transfer);
   Put32(&out[32], head.number);
+  // Immediates keep the byte order in which NICs carry them.
   const uint32_t big = htobe32(head.immediate);
   std::memcpy(&out[36], &big, sizeof(big));
 }
@@ -77,6 +81,8 @@ absl::StatusOr<FrameHead> DecodeFrameHead(std::span<const std::byte> frame) {
 }
 
 absl::StatusOr<WriteBody> DecodeWrite(uint32_t number, std::span<const std::byte> body) {
+  // Checked before the multiplication: `number` is the peer's. The sum of 32-bit lengths cannot
+  // overflow 64 bits.
   if (number > body.size() / kWireRunBytes) return Damaged("pieces of a ucx write");
   const size_t split = number * kWireRunBytes;
   uint64_t bytes = 0;
@@ -106,6 +112,7 @@ std::string Encode(const Hello& hello) {
 absl::StatusOr<Hello> DecodeHello(std::span<const std::byte> in) {
   if (in.size() < 2) return Damaged("ucx hello");
   Hello hello{.version = Get16(in.data())};
+  // The rest of another version's hello may have any form.
   if (hello.version != kWireVersion) return hello;
   if (in.size() < kHelloFixed) return Damaged("ucx hello");
   const size_t boot_id = Get16(&in[2]);

@@ -49,7 +49,7 @@ enum class FrameKind : uint8_t {
   kRead = 6,        // connecting side: the pieces that it asks for
   kReadData = 7,    // accepting side: the next bytes of read `number`
   kFence = 8,       // connecting side: nothing of `transfer` follows
-  // Both: the last frame, with the reason as text; number 0: the sender does not know the link.
+  // Both: the last frame, with the reason as text; order 0: the sender does not know the link.
   kBye = 9,
   // Both: ChargeOf all data frames that the sender has taken is `number`, mod 2^32.
   kCredit = 10,
