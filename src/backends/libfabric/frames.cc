@@ -1,3 +1,5 @@
+// Encoding and decoding of control frames and of the address in the metadata.
+
 #include "src/backends/libfabric/frames.h"
 
 #include <algorithm>
@@ -53,7 +55,7 @@ class Writer {
   std::vector<std::byte> out_;
 };
 
-// Past the end everything reads as zero, and whole() is false.
+// Reads past the end return zero and make whole() false, so callers check once, at the end.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> in) : in_(in) {}
@@ -76,7 +78,7 @@ class Reader {
     const auto at = whole_ ? Some(bytes) : std::span<const std::byte>();
     return {reinterpret_cast<const char*>(at.data()), at.size()};
   }
-  // A text for a person, fit for a log.
+  // A text for people, fit for a log.
   std::string Words() { return Printable(Text(), kMaxText); }
   bool whole() const { return whole_ && in_.empty(); }
 
@@ -127,7 +129,7 @@ struct Encoder {
   }
 };
 
-// Braces read from left to right.
+// A braced initialiser evaluates its parts from left to right, so the fields are read in order.
 Frame Read(Kind kind, Reader& in) {
   switch (kind) {
     case Kind::kHello:
@@ -154,6 +156,7 @@ Frame Read(Kind kind, Reader& in) {
     case Kind::kQuiet:
       return Quiet{.transfer = in.Word()};
   }
+  // Not reached: Decode checks the kind.
   in.Word();
   return Busy{};
 }
