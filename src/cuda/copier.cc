@@ -78,7 +78,7 @@ class GpuCopier final : public Copier {
   std::vector<Piece> joined_;
   std::deque<Batch> running_;
   uint64_t last_ = 0;
-  absl::Status broken_;  // not OK: the context is broken and nothing runs any more
+  absl::Status broken_;  // not OK: the context is broken and nothing runs in it
 };
 
 absl::Status GpuCopier::Open() {
@@ -292,7 +292,7 @@ std::optional<Copier::End> GpuCopier::Poll() {
       if (result == CUDA_ERROR_NOT_READY) return std::nullopt;
       end.status = driver_.Error(result, "a copy of the GPU");
       // Most such errors are sticky, and nothing runs afterwards. In any case, wait until nothing
-      // moves any more.
+      // moves.
       if (!end.status.ok() && !WaitForAll().ok()) broken_ = end.status;
     }
     if (end.status.ok()) end.status = batch.failed;

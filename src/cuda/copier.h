@@ -61,8 +61,8 @@ class Copier {
   struct End {
     uint64_t batch = 0;
     // OK: every byte is visible to all work that the device starts from now on. Otherwise nothing
-    // of the batch moves any more, as far as that can be known (broken()). In a broken context each
-    // batch ends with an error and no new one can be started.
+    // of the batch moves from now on, as far as that can be known (broken()). In a broken context
+    // each batch ends with an error and no new one can be started.
     absl::Status status{};
   };
   // The next batch that is over, in the order of Start; nothing if there is none.

@@ -30,7 +30,7 @@ class CopyKernel {
   // Enqueues a launch. An error in the parameters leaves the context intact. An error may also come
   // from an earlier kernel in this context.
   absl::Status Launch(api::CUstream stream, CopyParams params, uint32_t blocks) const;
-  // Call it when no launch runs any more, with the same context current.
+  // Call it when no launch is running, with the same context current.
   void Unload() { driver_.calls().cuModuleUnload(module_); }
 
  private:

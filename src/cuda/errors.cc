@@ -17,7 +17,7 @@ constexpr char kNoDeviceFiles[] =
     "the device files /dev/nvidia* are not there or may not be opened: in a container start it "
     "with GPUs (--gpus all, or the resource of the device plugin), on a host look at nvidia-smi "
     "and at the rights of /dev/nvidia*";
-// After these errors nothing works in the context any more, not even for the application.
+// After these errors the context is unusable, for the application too.
 constexpr char kBroken[] =
     "the GPU context of this process is broken and stays so: restart the process "
     "(compute-sanitizer finds the kernel that did it)";

@@ -1,6 +1,6 @@
 // Regions whose deregistration has begun. Asks the peers to stop using them, and forgets each
-// region once nothing can touch it any more. One call of Advance costs what has happened since the
-// last call, and looks at no more than kAtOnce regions; the next call takes the others.
+// region once nothing can touch it. One call of Advance costs what has happened since the last
+// call, and looks at no more than kAtOnce regions; the next call takes the others.
 //
 // Thread-safety: none; only the driver calls it.
 

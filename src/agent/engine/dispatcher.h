@@ -37,7 +37,7 @@ class Dispatcher {
     std::condition_variable cv;
     std::deque<Callback> queue;
     bool stopping = false;
-    bool ended = false;  // no callback runs any more
+    bool ended = false;  // no callback runs from now on
   };
   static void Loop(const std::shared_ptr<State>& state);
   static void RunQueued(State& state, std::unique_lock<std::mutex>& lock);

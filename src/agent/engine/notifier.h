@@ -1,4 +1,4 @@
-// Notifications on their way from the engine to the application: the queue, the eventfd, the
+// Passes notifications from the engine to the application: the queue, the eventfd, the
 // callback, and the accounts that return credit to initiators as the application takes
 // notifications.
 //

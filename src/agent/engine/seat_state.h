@@ -58,7 +58,7 @@ class SeatState {
 
   // `entered`: nobody was driving.
   Step BackgroundTake();
-  // True: the background thread stands by without a timer and is woken when nobody drives any more.
+  // True: the background thread stands by without a timer and is woken once nobody drives.
   // False: nobody drives now, so use a timer.
   bool BackgroundStandBy();
   Step LeaveBackground();

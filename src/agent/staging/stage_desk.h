@@ -41,7 +41,7 @@ class StageDesk final : private Staging::User {
   bool HoldsAny(Owner owner) const { return lender_.HoldsAny(owner); }
   // All bytes of a transfer of the session have arrived.
   void OnArrived(Owner owner, uint64_t transfer);
-  // The session has ended, and nothing of it is on its way any more.
+  // The session has ended, and nothing of it is in flight.
   void Sweep(Owner owner);
   // True: copies for sessions that have ended are still under way, those of `initiator` or of any
   // initiator. Bytes of the regions may still change for them.

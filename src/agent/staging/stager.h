@@ -90,7 +90,7 @@ class Stager final : private Staging::User {
   absl::Status OnStaged(const StagedFrame& frame);
   // The session has ended: the target answers nothing more, and its lent buffers are void.
   void OnSessionEnd();
-  // Nothing that earlier sessions left on the wire can be received any more.
+  // Nothing that earlier sessions left on the wire can be received from now on.
   void OnQuiet();
 
   // True: a transfer is quarantined because of its ops here.

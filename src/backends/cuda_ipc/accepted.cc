@@ -123,7 +123,7 @@ bool AcceptedLink::Answer(Ask& ask) {
   const uint64_t region = ask.packet.region;
   const CudaIpcRegistration* const registration = backend_->FindRegion(region);
   if (registration == nullptr || registration->rkey() != ask.packet.rkey) {
-    // Also if it was closed between two parts.
+    // It may also have been closed between two parts.
     Refuse(region, absl::FailedPreconditionError(
                        "the region was deregistered there, or the metadata is old; take it again"));
     return true;

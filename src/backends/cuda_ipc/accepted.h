@@ -1,7 +1,7 @@
 // The accepting side of a cuda_ipc link. It sends an authorised peer the handles of its regions,
 // and waits for the peer's GPUs when the link ends.
 //
-// Its kDown means that nothing of the peer moves here any more. The proof is either the peer's
+// Its kDown means that the peer no longer moves anything here. The proof is either the peer's
 // kQuiet packet on the lifeline, which it sends when its last copy is over, or the end of its
 // process, which its pidfd shows. The loss of the control stream proves nothing, and neither does
 // the loss of the lifeline.

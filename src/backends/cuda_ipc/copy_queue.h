@@ -36,7 +36,7 @@ inline constexpr size_t kMaxOpRuns = 8192;
 class CopyUser {
  public:
   virtual ~CopyUser() = default;
-  // The op is over: none of its bytes are read or written any more.
+  // The op is over: none of its bytes are read or written afterwards.
   virtual void OnCopied(const Op& op, const absl::Status& status) = 0;
 };
 

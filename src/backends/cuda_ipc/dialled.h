@@ -82,7 +82,7 @@ class DialledLink final : public Link, private CopyUser {
   // --- ops ---
   absl::Status CheckOp(const Op& op) const;
   void OnCopied(const Op& op, const absl::Status& status) override;
-  // Nothing is under way any more, and nothing begins.
+  // Nothing is under way, and nothing begins.
   void BeQuiet();
 
   const Whereabouts peer_;

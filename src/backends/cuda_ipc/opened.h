@@ -43,7 +43,7 @@ class OpenedMemory {
   virtual ~OpenedMemory() = default;
   // The address of the allocation for kernels of `device`; the first call opens it for that device.
   // Unavailable: not yet, because an earlier mapping at its address is still being closed. Any
-  // other error, with cause and remedy: it cannot be opened.
+  // other error, with cause and fix: it cannot be opened.
   virtual absl::StatusOr<uint64_t> AddressFor(int device) = 0;
 };
 

@@ -56,7 +56,7 @@ class PeerRegion {
   // Its owner has deregistered it.
   void SetGone() { gone_ = true; }
   bool gone() const { return gone_; }
-  // Releases all memory; the region cannot be used any more.
+  // Releases all memory; the region can no longer be used.
   void Release();
 
   // Appends to `pieces` how `device` moves [remote, remote + bytes), which lies within the region,

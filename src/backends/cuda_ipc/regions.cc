@@ -40,7 +40,7 @@ absl::Status GivesHandle(const cuda::Driver& driver, int device, const cuda::All
                       "cuIpcGetMemHandle");
 }
 
-// OK, or FailedPrecondition, with the remedy: it cannot be given to another process.
+// OK, or FailedPrecondition, with the fix: it cannot be given to another process.
 absl::Status CheckShareable(const cuda::Driver& driver, int device, const cuda::Allocation& part) {
   std::string why;
   if (part.kind == AllocationKind::kDevice) {

@@ -28,7 +28,7 @@ inline bool Holds(uint64_t base, uint64_t size, uint64_t address, uint64_t bytes
 }
 
 // Examines `span` and sets its SYNC_MEMOPS. Errors as cuda::Examine; FailedPrecondition, with cause
-// and remedy: memory of this kind cannot be given to another process.
+// and fix: memory of this kind cannot be given to another process.
 absl::StatusOr<cuda::DeviceSpan> ExamineShareable(const MemorySpan& span);
 
 class PreparedSpan final : public Prepared {

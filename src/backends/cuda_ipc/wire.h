@@ -61,7 +61,7 @@ std::string Encode(const RegionKey& key);
 absl::StatusOr<RegionKey> DecodeKey(std::string_view text);
 
 // OK: a peer at `there` may be tried. Unavailable: it is on another host. FailedPrecondition: it is
-// on this host but out of reach; with the remedy.
+// on this host but out of reach; with the fix.
 absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there);
 
 // --- the control stream ---

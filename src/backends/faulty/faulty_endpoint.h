@@ -24,8 +24,8 @@ namespace kvxfer::faulty {
 
 class FaultyBackend;
 
-// An event on its way to the agent. It owns its message, because the inner backend keeps a message
-// only until its own next Poll.
+// An event that has not reached the agent yet. It owns its message, because the inner backend keeps
+// a message only until its own next Poll.
 struct Pending {
   Event event;
   std::vector<std::byte> message;

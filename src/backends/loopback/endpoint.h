@@ -42,7 +42,7 @@ class LoopbackEndpoint : public Endpoint {
   bool HasWork() const;
   // Copies at most one slice for each rail. Returns the number of bytes.
   uint64_t Advance();
-  // kDown was received: every op completes with `why`, and none is accepted any more.
+  // kDown was received: every op completes with `why`, and none is accepted from now on.
   void OnDown(const absl::Status& why);
   // The backend is destroyed first. The endpoint remains, closed.
   void Detach();

@@ -1,6 +1,6 @@
 // The accepting side of an shm connection: it lends memory and never touches the peer's.
 //
-// Its kDown means that the peer's CPU writes nothing here any more. The connecting side closes its
+// Its kDown means that the peer's CPU no longer writes here. The connecting side closes its
 // socket only after its copier has stopped, so the end of the socket is the proof. Shutdown
 // therefore closes only this side's direction and waits for the peer's. The proof requires that no
 // other process keeps the socket open. It is CLOEXEC, and the connecting side ends the connection

@@ -151,7 +151,7 @@ absl::StatusOr<std::unique_ptr<Registration>> ShmBackend::Register(const LocalRe
       auto file = hub_.files.Add(span.shared_fd, fresh);
       if (!file.ok()) return Annotate(file.status(), "shm");
       key = {.mapped = true, .file = (*file)->id, .offset = span.shared_offset};
-      // Sent before this returns, so that the memfd is on its way before any metadata that names
+      // Sent before this returns, so that the memfd is in flight before any metadata that names
       // it.
       if (fresh) {
         for (AcceptedEndpoint* endpoint : hub_.authorised) endpoint->SendFile(**file);

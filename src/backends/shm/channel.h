@@ -123,7 +123,7 @@ class Channel {
   RingReceiver in_;
   bool in_damaged_ = false;  // nothing more is read from it
   UniqueFd bell_;            // the other side's; valid: that side has mapped the rings
-  bool broken_ = false;      // nothing can be sent any more; Receive finds the reason
+  bool broken_ = false;      // nothing can be sent; Receive finds the reason
   std::unique_ptr<std::byte[]> buffer_;
 };
 

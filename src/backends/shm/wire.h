@@ -5,7 +5,7 @@
 //   dialler → acceptor   kDial      first; which process connects
 //   acceptor → dialler   kOffer     first, once authorised: the probe words and a probe memfd
 //   acceptor → dialler   kFile      one memfd; all of them right after kOffer, later ones at once
-//   acceptor → dialler   kForget    that memfd has no registration any more
+//   acceptor → dialler   kForget    that memfd no longer has a registration
 //   dialler → acceptor   kRing      a memfd with two RingMemory (ring.h): first the one that the
 //                                   dialler sends through, then the one for the acceptor
 //   both                 kBell      an eventfd that wakes the sender of this frame; from the

@@ -2,8 +2,8 @@
 //
 // States on the connecting side: kDialling (until the control stream is welcomed), kJoining (data
 // streams join), kUp, kDown. States on the accepting side: kJoining, kUp, kDown; the link belongs
-// to the backend until it is up, then to the agent. Once it is kDown, it writes and reads no local
-// memory any more.
+// to the backend until it is up, then to the agent. Once it is kDown, it no longer writes or reads
+// local memory.
 //
 // A data stream that breaks takes only its rail out of use. The end of the control stream, or a
 // violation of the protocol on any stream, takes the link down. Closing the socket is the fence of

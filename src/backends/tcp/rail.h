@@ -108,7 +108,7 @@ class Rail final : public net::Stream {
  private:
   enum class Stage : uint8_t { kHead, kRuns, kPayload, kTrailer };
 
-  // A frame to send. Once it is voided its runs are not read any more.
+  // A frame to send. Once it is voided its runs are no longer read.
   struct Outgoing {
     FrameHead head;
     std::vector<std::byte> prefix;  // head and runs, encoded; empty until Gather

@@ -12,7 +12,7 @@ void Rail::CancelOps(uint64_t transfer, const absl::Status& why) {
   const auto concerned = [transfer](uint64_t other) { return transfer == 0 || other == transfer; };
   if (begun() && concerned(out_.front().head.transfer)) {
     Outgoing& frame = out_.front();
-    // The op completes here, so its runs must not be read any more: the rest of the payload is
+    // The op completes here, so its runs must no longer be read: the rest of the payload is
     // filler.
     frame.voided = true;
     if (std::exchange(frame.owes_completion, false)) CompleteOp(frame.op, why);

@@ -22,7 +22,7 @@ constexpr size_t kMaxQueuedFrames = 32;
 // Reads that were requested and not answered.
 constexpr size_t kMaxPendingReads = 8;
 
-// Sent instead of a payload that must not be read any more.
+// Sent instead of a payload that must no longer be read.
 alignas(4096) constexpr std::array<std::byte, 64 * 1024> kFiller{};
 
 // Copies `runs` from byte `skip` on, up to `limit` and the size of `to`. Returns the number of

@@ -25,7 +25,7 @@ using net::Put64;
 constexpr uint8_t kFrameMagic = 0x55;
 constexpr std::string_view kAddressMagic = "kvxfer-ucx-2;";
 constexpr size_t kMaxBootId = 64;
-// Of a hello, before boot_id and the worker's address. Bytes 68 to 71 are unused.
+// The part of a hello before boot_id and the worker's address. Bytes 68 to 71 are unused.
 constexpr size_t kHelloFixed = 80;
 constexpr size_t kWelcomeBytes = 16;
 static_assert(kMaxWorkerBytes + kHelloFixed + kMaxBootId <= kMaxBodyBytes);

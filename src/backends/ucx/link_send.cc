@@ -166,7 +166,7 @@ size_t Link::ServeReadPart(size_t room) {
     ++read.piece;
     read.offset = 0;
   }
-  // The frame is begun anew, without the bytes that were lent to it.
+  // The frame is started again, without the bytes that were lent to it.
   if (read.voided) path_->Begin();
   const bool last = read.voided || read.piece == read.pieces.size();
   const unsigned flags = (last ? kLast : 0u) | (read.voided ? kVoid : 0u);

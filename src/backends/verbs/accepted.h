@@ -5,7 +5,7 @@
 // one per rail, and nothing is made or registered for it. Afterwards each offer gets one answer,
 // and may be probed once.
 //
-// Destroying a queue pair makes it quiet: nothing of the peer is written through it any more.
+// Destroying a queue pair makes it quiet: the peer no longer writes through it.
 // Receive completions are polled before and after, so that no immediate is lost. If a device
 // refuses to destroy a queue pair, the events that would say that it is quiet wait until it is
 // destroyed: kFenced, kDown, and kRailFenced of its rail.
@@ -87,7 +87,7 @@ class AcceptedLink final : public Link {
   absl::Status OnProbe(const Probe& probe);
   void OnQuiet(uint64_t transfer);
   void AnswerFences(uint64_t transfer, uint32_t count);
-  // Destroys the rail's end: nothing is written through that rail any more, and what was written is
+  // Destroys the rail's end: nothing is written through it afterwards, and what was written is
   // reported.
   void Kill(uint32_t rail);
   void Lose(uint32_t rail, std::string_view why);

@@ -7,7 +7,7 @@
 //   connecting → accepting   Probe: a write of these eight bytes was acknowledged; are they there?
 //   accepting → connecting   Probed: they are, or are not
 //   both                     RailLost: my end of that rail is in error or destroyed
-//   connecting → accepting   Quiet: nothing of that transfer is under way any more
+//   connecting → accepting   Quiet: nothing of that transfer is in flight any longer
 //
 // Thread-safety: plain values and functions without state.
 

@@ -33,7 +33,7 @@ class DestroyQueue {
   // from then on.
   bool Destroy(std::unique_ptr<QueuePair> pair, Client* client = nullptr, uint32_t tag = 0,
                uint32_t room = 0);
-  // `client` is not called any more.
+  // `client` is not called from now on.
   void Forget(const Client* client);
   // An error if so many queue pairs of that device wait that no more should be made.
   absl::Status CheckRoom(const Device& device) const;

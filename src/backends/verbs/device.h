@@ -95,7 +95,7 @@ class Device {
   size_t Poll(size_t most);
   // Passes everything in the receive completion queue to the listener.
   void DrainReceived();
-  // How many immediates may be on their way so that each finds a receive: the other receives may be
+  // How many immediates may be in flight so that each finds a receive: the other receives may be
   // taken and not reposted yet.
   uint32_t max_arrivals() const { return receives_ - RepostFrom() + 1; }
   // Waits until queue pair `number`, which is in error, has taken its last receive, so that its

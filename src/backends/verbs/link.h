@@ -31,7 +31,7 @@ class Link : public net::ControlLink, public SetupQueue::Client, public DestroyQ
   virtual void OnPort(const Device& device, uint8_t port, ibv_event_type type) = 0;
   // A queue pair of this link reported an error.
   virtual void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) = 0;
-  // The device does not work any more.
+  // The device no longer works.
   virtual void OnBroken(const Device& device, const absl::Status& why) = 0;
   // Memory was registered that is not registered with `device`: nothing may be posted there.
   virtual void OnUncovered(const Device& /*device*/, const absl::Status& /*why*/) {}

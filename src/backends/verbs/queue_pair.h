@@ -41,7 +41,8 @@ class QueuePair {
   // Makes it ready to receive from the other end and, unless it only answers, to send to it. May
   // block for a second, while the kernel resolves the peer's address.
   absl::Status Connect(const QpAddress& to);
-  // To the error state: nothing that arrives is executed any more, and what is posted is flushed.
+  // To the error state: nothing that arrives is executed from now on, and what is posted is
+  // flushed.
   void SetError();
   // May be called again if the device refused.
   absl::Status Destroy();

@@ -91,7 +91,7 @@ class Rail {
   uint64_t progress() const { return progress_; }
 
   // --- ending it ---
-  // The rail does not work any more. `tell`: the peer does not know it yet.
+  // The rail no longer works. `tell`: the peer does not know it yet.
   void Fail(absl::Status why, bool tell);
   void OnLost(const RailLost& lost);
   // The link ends: destroys the queue pair and completes every op with `why`.

@@ -1,5 +1,6 @@
-// Requests of memory that takes more than one key a region and device: runs are cut where a piece
-// of either end's memory ends. And of GPU memory, which the CPU cannot put into a request.
+// Rail: building requests for memory that has more than one key per region and device: runs are cut
+// where a piece of either end's memory ends. Also for GPU memory, whose bytes the CPU cannot copy
+// into a request (IBV_SEND_INLINE).
 
 #include <algorithm>
 

@@ -58,7 +58,7 @@ class DeviceMemory final : public Prepared {
 
   struct Hold {
     Device* device = nullptr;
-    // Of the whole, or of a piece; the pieces of one device are consecutive.
+    // The registration of the whole, or of a piece; the pieces of one device are consecutive.
     ibv_mr* mr = nullptr;
   };
   std::span<const Hold> holds() const { return holds_; }

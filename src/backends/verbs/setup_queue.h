@@ -61,7 +61,7 @@ class SetupQueue {
   absl::Status Open(net::Reactor* reactor);
   // Returns the job's ticket, which is never 0. A client has at most one job per tag.
   uint64_t Start(Job job, Client* client, uint32_t tag);
-  // OnSetUp is not called any more. The queue pair is destroyed as soon as no thread uses it.
+  // OnSetUp is not called from now on. The queue pair is destroyed as soon as no thread uses it.
   void Cancel(uint64_t ticket);
   // Calls OnSetUp for jobs that are over. Call it in each Poll.
   void Work();
