@@ -29,6 +29,7 @@ void Landed::Forget(const Endpoint* endpoint) {
 
 size_t Landed::Flush(std::span<Event> events, std::string_view backend) {
   any_ = false;
+  // One flush for everything that completed before it, also for events that are still queued.
   const absl::Status status = flusher_.needed() ? flusher_.Flush() : absl::OkStatus();
   if (!status.ok()) return Withdraw(events, Annotate(status, backend));
   told_ = false;
@@ -40,7 +41,7 @@ size_t Landed::Withdraw(std::span<Event> events, const absl::Status& why) {
   if (!std::exchange(told_, true)) {
     Log(LogLevel::kError, "what a NIC wrote to GPU memory is not known to be there: {}",
         ToStd(why.message()));
-  }
+  }             // events that are still in the backend's queue need a flush too
   any_ = true;  // of what still waits in the backend's queue
   std::vector<Endpoint*> losers;
   size_t left = 0;
@@ -49,7 +50,7 @@ size_t Landed::Withdraw(std::span<Event> events, const absl::Status& why) {
       losers.push_back(event.endpoint);
       continue;
     }
-    // It would end so over any rail, and must not go again.
+    // Internal: it would fail over any rail, so the agent must not repeat it.
     if (event.kind == EventKind::kCompletion && event.status.ok() &&
         std::erase(reads_, Read{event.endpoint, event.id}) > 0) {
       event.status = absl::InternalError(why.message());
@@ -57,6 +58,7 @@ size_t Landed::Withdraw(std::span<Event> events, const absl::Status& why) {
     if (&events[left] != &event) events[left] = std::move(event);
     ++left;
   }
+  // After the loop: Shutdown may queue further events.
   for (Endpoint* const endpoint : losers) endpoint->Shutdown(why);
   return left;
 }

@@ -1,12 +1,12 @@
-// The last step of a backend that lets NICs write into GPU memory: between the completions of a
-// Poll and the events that it hands out, what has landed is made visible to kernels, once for all
-// of them. Where that fails it is not told: an immediate is withdrawn and its endpoint shut down, a
-// read ends with the error.
+// The last step of a Poll in a backend that lets NICs write into GPU memory. Between the
+// completions and the events that the Poll returns, it makes the received data visible to kernels,
+// with one flush for all of them. If the flush fails, the data is not reported: an immediate is
+// withdrawn and its endpoint is shut down, and a read ends with the error.
 //
-// Every event passes here, at the end of the Poll that hands it out, so nothing that is told of can
-// be missed, whenever it was put into the backend's queue.
+// Every event passes through here at the end of the Poll that returns it. So no event can bypass
+// the flush, whenever it entered the backend's queue.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_CUDA_LANDED_H_
 #define KVXFER_CUDA_LANDED_H_
@@ -26,19 +26,20 @@ namespace kvxfer::cuda {
 
 class Landed {
  public:
-  // A region of GPU memory is registered, or not any more. As Flusher::Add.
+  // A region of GPU memory was registered, or deregistered. Errors as Flusher::Add.
   absl::Status AddRegion(const Driver* driver, int device);
   void RemoveRegion(int device);
   size_t regions() const { return regions_; }
 
-  // A write of a peer is there; its immediate is told of from now on.
+  // A peer's write is complete; its immediate may be reported from now on.
   void OnImmediate() { any_ = true; }
-  // The same of op `op` of `endpoint`, a read into GPU memory that has ended well.
+  // The same for op `op` of `endpoint`, a read into GPU memory that succeeded.
   void OnRead(const Endpoint* endpoint, uint64_t op);
   // `endpoint` is being destroyed.
   void Forget(const Endpoint* endpoint);
 
-  // Before `events` are handed out; how many of them are left. `backend` is how errors begin.
+  // Call before `events` are returned. Returns how many of them remain. Error texts begin with
+  // `backend`.
   size_t Show(std::span<Event> events, std::string_view backend) {
     return any_ ? Flush(events, backend) : events.size();
   }
@@ -54,8 +55,8 @@ class Landed {
 
   Flusher flusher_;
   size_t regions_ = 0;
-  bool any_ = false;   // has landed since the last flush
-  bool told_ = false;  // that it fails
+  bool any_ = false;   // something was received since the last flush
+  bool told_ = false;  // the failure was logged
   std::vector<Read> reads_;
 };
 

@@ -17,7 +17,7 @@ SeatState::Step SeatState::Submit() {
   return {};
 }
 
-// The seat is being left by whoever has it and is awake: to a parked driver, or to nobody.
+// The driver is awake and stops: a parked waiter becomes the driver, or nobody does.
 SeatState::Step SeatState::Vacate() {
   Step step;
   if (!parked_.empty()) {
@@ -42,6 +42,8 @@ SeatState::Step SeatState::LeaveSubmit(bool kick_sleeper) {
   if (!borrowed_) return Vacate();
   borrowed_ = false;
   Step step{.kick = kick_sleeper, .returned = true};
+  // A waiter parked while the place was borrowed. It replaces the background thread, which is
+  // kicked out of epoll and finds its place lost.
   if (owner_ == Owner::kBackground && !parked_.empty()) {
     sleeping_ = false;
     background_leaving_ = true;
@@ -52,6 +54,7 @@ SeatState::Step SeatState::LeaveSubmit(bool kick_sleeper) {
 }
 
 SeatState::Step SeatState::EnterDriver(DriverId id) {
+  // The background thread's place may be taken while it sleeps and no submitter is in it.
   const bool take = owner_ == Owner::kBackground && sleeping_ && !borrowed_;
   if (owner_ != Owner::kNobody && !take) {
     parked_.push_back(id);

@@ -1,15 +1,19 @@
-// Who may drive the agent's progress: the pure state behind DriverSeat (progress_loop.h). Each
-// method is one atomic step (its caller holds one mutex);
-// tests/unit/agent/engine/seat_state_test.cc walks every interleaving of submit, wait, release and
-// sleep on small cases and finds no lost wake-up.
+// Decides which thread drives the agent's progress: the pure state behind ProgressLoop
+// (progress_loop.h). The *driver* is the thread that makes progress now; only the driver may touch
+// the backends and the state of the runtime. Each method is one atomic step: its caller holds one
+// mutex. tests/unit/agent/engine/seat_state_test.cc explores every interleaving of submit, wait,
+// release and sleep on small cases and finds no lost wake-up.
 //
-// One seat. Whoever has it may touch the backends and all state of the runtime:
-//  - a submitter takes an empty seat, or borrows the seat of an owner that sleeps in epoll, posts,
-//    and gives it back; finding it busy, it marks `pending`, which an owner looks at before it
-//    sleeps or leaves;
-//  - a driver (a thread in Wait) takes an empty seat, or the background thread's while that
-//    sleeps; else it parks. A leaving driver hands the seat to one that is parked;
-//  - the background thread takes the seat when it has been empty for an interval.
+// The rules:
+//  - A submitter becomes the driver if there is none. If the driver sleeps in epoll, the submitter
+//    borrows its place, posts, and returns the place. If the driver is awake, the submitter sets
+//    `pending_`, which the driver checks before it sleeps or leaves.
+//  - A waiter (a thread in DriveUntil; the names with Driver mean one) becomes the driver if there
+//    is none, or replaces the background thread while that one sleeps. Otherwise it parks. A waiter
+//    that leaves hands driving to a parked waiter.
+//  - The background thread becomes the driver when nobody has driven for an interval.
+//
+// Thread-safety: none; the caller's mutex guards it.
 
 #ifndef KVXFER_AGENT_ENGINE_SEAT_STATE_H_
 #define KVXFER_AGENT_ENGINE_SEAT_STATE_H_
@@ -24,47 +28,48 @@ class SeatState {
  public:
   using DriverId = uint64_t;  // never 0
 
-  // What the caller must do after the step, besides what `entered` and `again` say.
+  // What the caller must do after the step.
   struct Step {
-    bool entered = false;          // the caller has the seat
-    bool again = false;            // work was marked: drain it, then leave again
-    bool kick = false;             // wake the sleeper in epoll
-    bool returned = false;         // tell a sleeper that waits for its borrowed seat
-    DriverId unpark = 0;           // this driver has the seat now: wake it
-    bool wake_background = false;  // it stands by without a timer: the seat is empty now
+    bool entered = false;   // the caller is the driver now
+    bool again = false;     // work was marked: run it, then leave again
+    bool kick = false;      // wake the thread that sleeps in epoll
+    bool returned = false;  // wake the sleeper that waits for the return of its place
+    DriverId unpark = 0;    // this waiter is the driver now: wake it
+    // The background thread stands by without a timer, and nobody drives now.
+    bool wake_background = false;
   };
   enum class Wakened : uint8_t { kOwner, kBorrowed, kLost };
 
   Step Submit();
-  // `kick_sleeper`: the borrower left something that the sleeper would not notice.
+  // `kick_sleeper`: the borrower changed something that the sleeper would not notice.
   Step LeaveSubmit(bool kick_sleeper);
 
   Step EnterDriver(DriverId id);
   Step LeaveDriver();
-  // A parked driver gives up waiting. entered: it was handed the seat meanwhile and must leave it
-  // by LeaveDriver.
+  // A parked waiter stops waiting. `entered`: it was made the driver meanwhile and must call
+  // LeaveDriver.
   Step Unpark(DriverId id);
 
-  // False: work was marked meanwhile, go round once more. True: sleep in epoll now.
+  // False: work was marked meanwhile; run another round. True: sleep in epoll now.
   bool BeginSleep();
-  // After epoll: kOwner, awake again; kBorrowed, call again once told that it was returned; kLost,
-  // the seat was taken (background only).
+  // The result after epoll. kOwner: the caller drives again. kBorrowed: call again once the
+  // borrower has returned the place. kLost: a waiter has taken over (background thread only).
   Wakened EndSleep(bool background);
 
-  // entered: the seat was empty.
+  // `entered`: nobody was driving.
   Step BackgroundTake();
-  // The background thread will stand by without a timer, to be told when the seat empties; false:
-  // it is empty now, use a timer.
+  // True: the background thread stands by without a timer and is woken once nobody drives.
+  // False: nobody drives now, so use a timer.
   bool BackgroundStandBy();
   Step LeaveBackground();
-  // The background thread, awake, gives its seat to a driver that is parked, if there is one.
+  // The background thread, awake, hands driving to a parked waiter, if there is one.
   Step HandOver();
 
   bool sleeping() const { return sleeping_; }
-  // The submitter in the seat has it from a sleeper.
+  // The submitter that drives has borrowed the place of a sleeper.
   bool borrowed() const { return borrowed_; }
-  // The background thread lost its seat while it slept and has not left epoll yet: the wake-up that
-  // was written for it must not be taken by the one who sleeps next.
+  // A waiter has replaced the background thread, which is still in epoll. The wake-up that was
+  // written for it must not be consumed by the thread that sleeps next.
   bool background_leaving() const { return background_leaving_; }
   bool empty() const { return owner_ == Owner::kNobody; }
 

@@ -12,7 +12,8 @@ namespace {
 
 constexpr auto kLongestWait = std::chrono::hours(24);
 
-// Beyond what any clock holds is as good as for ever; bounds of leases and transfers cut it short.
+// A value beyond the range of the clock means for ever. The limits of leases and transfers shorten
+// it.
 Duration AsDuration(uint64_t nanos) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::min<uint64_t>(nanos, INT64_MAX)));
 }
@@ -34,6 +35,8 @@ LeaseAnswerFrame Busy(const LeaseReadFrame& read) {
 }  // namespace
 
 absl::Status KvLeaseDesk::Grant(std::string_view lease, const Held& held, Time expires, Time now) {
+  // Each lease ends with one event. Refusing new leases bounds the queue of events without losing
+  // one.
   if (events_->ended() >= LeaseBook::kMaxLeases) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the application has not taken the ends of ", LeaseBook::kMaxLeases,
@@ -79,6 +82,7 @@ std::optional<LeaseAnswerFrame> KvLeaseDesk::OnLeaseRead(const LeaseReadFrame& f
 std::optional<LeaseAnswerFrame> KvLeaseDesk::OnFetchEnd(const FetchEndFrame& frame,
                                                         KvLeases::Reader reader, Time now) {
   std::optional<LeaseAnswerFrame> answer;
+  // The reader gives the fetch up; it expects no answer.
   if (frame.readers == 0) {
     waiters_.Remove(reader, frame.transfer);
     leases_.Abandon(frame.lease, reader, frame.transfer, now);

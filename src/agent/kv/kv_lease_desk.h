@@ -1,7 +1,7 @@
-// The agent's leases: what its application and its peers say of them, and who is told of their
-// ends.
+// This agent's leases: handles what the application and the peers request, and reports the ends of
+// leases to the application.
 //
-// Thread-safety: none; owned by the engine.
+// Thread-safety: none; only the driver calls it.
 
 #ifndef KVXFER_AGENT_KV_KV_LEASE_DESK_H_
 #define KVXFER_AGENT_KV_KV_LEASE_DESK_H_
@@ -29,18 +29,18 @@ class KvLeaseDesk {
     uint64_t hash = 0;  // of the blocks
     std::string_view contents{};
   };
-  // Those that wait for it are answered, see TakeLateAnswers.
+  // Also answers the readers that wait for this lease, see TakeLateAnswers.
   absl::Status Grant(std::string_view lease, const Held& held, Time expires, Time now);
   absl::Status Renew(std::string_view lease, Time expires, Time now);
   absl::Status Release(std::string_view lease, Time now);
 
-  // What a reader says, and the answer that it is due, if any.
-  // OnLeaseRead gives none where the reader waits for the grant.
+  // Handle a reader's frame and return the answer to send at once. None: the reader waits for the
+  // grant (OnLeaseRead), or needs no answer (OnFetchEnd).
   std::optional<LeaseAnswerFrame> OnLeaseRead(const LeaseReadFrame& frame, KvLeases::Reader reader,
                                               Time now);
   std::optional<LeaseAnswerFrame> OnFetchEnd(const FetchEndFrame& frame, KvLeases::Reader reader,
                                              Time now);
-  // Answers that readers have waited for, since it was last called.
+  // The answers to readers that had to wait, since the last call.
   std::vector<std::pair<KvLeases::Reader, LeaseAnswerFrame>> TakeLateAnswers() {
     return std::exchange(late_, {});
   }

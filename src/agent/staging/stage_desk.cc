@@ -72,7 +72,7 @@ void StageDesk::OnArrived(Owner owner, uint64_t transfer) {
   }
 }
 
-// May take `stage` away.
+// May erase `stage`.
 void StageDesk::Start(Owner owner, Stage& stage) {
   const bool gather = stage.frame.when == StageWhen::kGather;
   const uint32_t slot = stage.frame.slot;
@@ -80,6 +80,7 @@ void StageDesk::Start(Owner owner, Stage& stage) {
   if (pieces.ok()) {
     stage.copies = true;
     return staging_->Move(this, slot, slot, gather, *std::move(pieces));
+    // The request names memory that no region grants: answer at once, without a copy.
   }
   Session& session = sessions_.at(owner);
   Answer(session, stage.frame, pieces.status());
@@ -112,7 +113,7 @@ void StageDesk::Answer(Session& session, const StageFrame& frame, const absl::St
                                                         .why = ForPeer(ToStd(status.message()))});
 }
 
-// A slot has one holder at a time, and one copy.
+// A buffer has one holder and one copy at a time, so its index identifies the copy.
 void StageDesk::OnMoved(uint64_t key, const absl::Status& status) {
   const auto slot = static_cast<uint32_t>(key);
   for (auto it = sessions_.begin(); it != sessions_.end(); ++it) {
@@ -123,6 +124,7 @@ void StageDesk::OnMoved(uint64_t key, const absl::Status& status) {
       Answer(session, stage->second.frame, status);
       session.stages.erase(stage);
       return;
+      // A copy for a session that was swept: the buffer was kept from the lender until now.
     }
     session.stages.erase(stage);
     if (session.stages.empty()) {
@@ -138,6 +140,7 @@ void StageDesk::Sweep(Owner owner) {
   const auto it = sessions_.find(owner);
   if (it == sessions_.end()) return;
   std::erase_if(it->second.stages, [](const auto& entry) { return !entry.second.copies; });
+  // Buffers with a copy under way stay out of use until it is over.
   std::set<uint32_t> busy;
   for (const auto& [slot, stage] : it->second.stages) busy.insert(slot);
   it->second.channel = nullptr;

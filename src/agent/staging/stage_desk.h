@@ -1,8 +1,8 @@
-// The target's side of staging (stager.h): lends slots of this agent to initiators, and copies
-// between those and its regions when they say so. What they say is checked as any remote operation
-// is: by rkey, bounds and rights, when the copy begins.
+// The target's side of staging (stager.h). It lends this agent's staging buffers to initiators and
+// copies between those buffers and its regions when an initiator requests it. A request is checked
+// as any remote operation is: by rkey, bounds and rights, at the moment the copy begins.
 //
-// Thread-safety: none; owned by the engine.
+// Thread-safety: none; only the driver calls it.
 
 #ifndef KVXFER_AGENT_STAGING_STAGE_DESK_H_
 #define KVXFER_AGENT_STAGING_STAGE_DESK_H_
@@ -30,21 +30,21 @@ class StageDesk final : private Staging::User {
   StageDesk(Staging* staging, const MemoryRegistry* memory) : staging_(staging), memory_(memory) {}
   ~StageDesk() override { staging_->Forget(this, {}); }
 
-  // Frames of the session `owner`, which is answered through `channel`; that lasts until Sweep. An
-  // error: it broke the protocol.
+  // Handle frames of the session `owner`. Answers go to `channel`, which must stay valid until
+  // Sweep. An error: the initiator broke the protocol.
   absl::Status OnAsk(Owner owner, const Incarnation& initiator, ReliableChannel* channel,
                      const StageAskFrame& frame);
   absl::Status OnBack(Owner owner, const StageBackFrame& frame);
   absl::Status OnStage(Owner owner, const StageFrame& frame);
-  // Somebody waits for slots, and `owner` has some.
+  // True: an initiator waits for buffers that others hold.
   bool short_of_slots() const { return lender_.short_of_slots(); }
   bool HoldsAny(Owner owner) const { return lender_.HoldsAny(owner); }
-  // A transfer of the session is whole.
+  // All bytes of a transfer of the session have arrived.
   void OnArrived(Owner owner, uint64_t transfer);
-  // The session is over, and nothing of it is on its way any more.
+  // The session has ended, and nothing of it is in flight.
   void Sweep(Owner owner);
-  // Copies for sessions that are over are under way, of `initiator`, of anybody: in their name
-  // bytes may change yet.
+  // True: copies for sessions that have ended are still under way, those of `initiator` or of any
+  // initiator. Bytes of the regions may still change for them.
   bool CopiesForGone(const Incarnation& initiator) const;
   bool CopiesForGone() const { return gone_ > 0; }
 
@@ -56,7 +56,7 @@ class StageDesk final : private Staging::User {
   struct Session {
     Incarnation initiator{};
     ReliableChannel* channel = nullptr;  // null: swept
-    std::map<uint32_t, Stage> stages{};  // by slot
+    std::map<uint32_t, Stage> stages{};  // key: the buffer's index
   };
 
   void Start(Owner owner, Stage& stage);
@@ -67,10 +67,10 @@ class StageDesk final : private Staging::User {
 
   Staging* const staging_;
   const MemoryRegistry* const memory_;
-  bool opened_ = false;  // lender_ has the slots
+  bool opened_ = false;  // lender_ has the buffers
   StageLender lender_;
   std::map<Owner, Session> sessions_;
-  size_t gone_ = 0;  // of those, how many are swept
+  size_t gone_ = 0;  // how many of sessions_ are swept
 };
 
 }  // namespace kvxfer

@@ -52,10 +52,10 @@ absl::StatusOr<std::unique_ptr<CudaIpcBackend>> CudaIpcBackend::Create(
 
 absl::Status CudaIpcBackend::Open(const Incarnation& incarnation) {
   if (absl::Status open = hub_.Open(); !open.ok()) return open;
-  // Without a pidfd the death of a peer could not be told from its silence.
+  // Without a pidfd, the death of a peer could not be distinguished from its silence.
   auto self = PeerProcess::Open(&hub_.reactor(), host_, static_cast<uint32_t>(::getpid()), 0);
   if (!self.ok()) return Annotate(self.status(), "not usable here");
-  // Peers are on this host and in this network namespace, or not peers of this backend.
+  // Peers of this backend are on this host and in this network namespace, so loopback suffices.
   AgentOptions listen = options_;
   listen.advertise.clear();
   absl::Status listens = hub_.Listen(listen, "127.0.0.1:0", "the loopback address");
@@ -65,6 +65,7 @@ absl::Status CudaIpcBackend::Open(const Incarnation& incarnation) {
 
 CudaIpcBackend::~CudaIpcBackend() {
   for (net::ControlLink* link : hub_.links()) LinkOf(link)->StopData();
+  // Before the links are detached: copies may still write to memory of peers.
   copies_.Wait(nullptr);
   hub_.Close();
   for (const auto& [number, registration] : std::exchange(regions_, {})) registration->Detach();
@@ -151,9 +152,10 @@ const CudaIpcRegistration* CudaIpcBackend::FindRegion(uint64_t number) const {
 size_t CudaIpcBackend::Poll(std::span<Event> out, bool readable) {
   if (hub_.Begin(out, readable)) {
     desk_.Work();
-    // The list changes only by the agent, outside of this.
+    // The list changes only by calls of the agent, not during this loop.
     for (net::ControlLink* link : hub_.links()) LinkOf(link)->WorkAside();
     copies_.Poll();
+    // The deadline is counted from here: a busy queue is polled again after kLook.
     looked_ = Now();
     hub_.Work();
   }

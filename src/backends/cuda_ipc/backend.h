@@ -1,11 +1,11 @@
-// The cuda_ipc backend: GPU memory of the processes of one host, copied by the GPUs of the process
-// that connected.
+// The cuda_ipc backend: GPU memory of processes on one host. The GPUs of the process that connected
+// do the copies.
 //
-// CUDA is not touched before GPU memory is registered. While batches run they are asked about every
-// kLook at least, for the driver has no descriptor that would wake.
+// CUDA is not touched before GPU memory is registered. While batches run they are polled at least
+// every kLook, because CUDA has no descriptor that signals their end.
 //
-// Lifetime: endpoints and registrations may outlive it; they are then of no use.
-// Thread-safety: none but that of kvxfer::Backend.
+// Lifetime: endpoints and registrations may outlive it; they then do nothing.
+// Thread-safety: none, see kvxfer/backend.h; Prepare from any thread.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
 #define KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
@@ -58,9 +58,9 @@ class CudaIpcBackend final : public Backend,
   uint64_t ipc_namespace() const { return ipc_namespace_; }
   CopyQueue& copies() { return copies_; }
   OpenedTable& opened() { return opened_; }
-  // Those that have registered memory, with how much of it.
+  // The devices that have registered memory, and how many registrations each has.
   const std::map<int, size_t>& devices() const { return devices_; }
-  // Null: it is closed, or never was.
+  // Null: the region is closed, or never existed.
   const CudaIpcRegistration* FindRegion(uint64_t number) const;
   // "GPU 0 -> GPU 1 over NVLink, copy kernel, 2 streams".
   std::string PathOf(const PeerRegion& region, int device) const;
@@ -81,7 +81,7 @@ class CudaIpcBackend final : public Backend,
   const uint64_t ipc_namespace_;
   Capabilities capabilities_;
   net::LinkHub hub_;
-  Desk desk_{this};  // before the hub it goes
+  Desk desk_{this};  // destroyed before the hub
   OpenedTable opened_;
   CopyQueue copies_;
   std::unordered_map<uint64_t, CudaIpcRegistration*> regions_;

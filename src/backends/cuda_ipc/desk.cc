@@ -22,7 +22,7 @@ constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 }  // namespace
 
 absl::Status Desk::Open(net::Reactor* reactor, const Incarnation& incarnation) {
-  // The random word keeps others from taking the name beforehand.
+  // The random part keeps other processes from occupying the name beforehand.
   name_ = absl::StrCat("kvxfer-cuda-", incarnation.ToString(), "-",
                        absl::Hex(RandomNonZero64(), absl::kZeroPad16));
   absl::StatusOr<net::Fd> socket = NewSocket();
@@ -97,7 +97,7 @@ void Desk::Accept() {
   }
 }
 
-// Another user could fill the log by trying again and again.
+// Logged once per user, because a user could fill the log by repeated attempts.
 void Desk::Refuse(const Credentials& peer) {
   const bool known = std::ranges::find(refused_users_, peer.uid) != refused_users_.end();
   const bool warn = !known && refused_users_.size() < kMaxRefusedUsers;

@@ -1,9 +1,9 @@
-// Where lifelines come in: an abstract socket, and those that have not yet said whose they are.
+// Where lifelines arrive: an abstract socket, and the lifelines that have not sent kDial yet.
 //
-// Another user gets no further than the kernel's word on who it is. Who says nothing goes when
-// others come.
+// The kernel reports the peer's user, and a connection from another user ends here. A lifeline that
+// sends nothing is closed when too many others arrive.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_DESK_H_
 #define KVXFER_BACKENDS_CUDA_IPC_DESK_H_
@@ -27,7 +27,7 @@ class Desk final : public net::Watcher {
   class Owner {
    public:
     virtual ~Owner() = default;
-    // A lifeline, and what was said on it first. It is dropped where nobody takes it.
+    // A lifeline and the first packet on it. The lifeline is closed if the owner does not take it.
     virtual void OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) = 0;
   };
 
@@ -36,10 +36,10 @@ class Desk final : public net::Watcher {
 
   absl::Status Open(net::Reactor* reactor, const Incarnation& incarnation);
   void Close();
-  // What metadata says.
+  // The socket's name, for the metadata.
   const std::string& name() const { return name_; }
 
-  // Accepts and listens; bounded.
+  // Accepts connections and reads their first packets; a bounded amount.
   void Work();
   bool HasWork() const;
   std::optional<Time> deadline() const { return paused_until_; }
@@ -52,7 +52,7 @@ class Desk final : public net::Watcher {
 
   void Accept();
   void Refuse(const Credentials& peer);
-  // False: it is done with.
+  // False: the lifeline was taken, or must be closed.
   bool Hear(std::unique_ptr<Lifeline>& lifeline);
 
   Owner* const owner_;
@@ -60,9 +60,9 @@ class Desk final : public net::Watcher {
   std::string name_;
   net::Fd listener_;
   bool acceptable_ = false;
-  std::optional<Time> paused_until_;              // without descriptors
+  std::optional<Time> paused_until_;              // set while there are no descriptors
   std::list<std::unique_ptr<Lifeline>> waiting_;  // oldest first
-  std::vector<uint32_t> refused_users_;           // those that were warned of
+  std::vector<uint32_t> refused_users_;           // users whose attempts were logged
 };
 
 }  // namespace kvxfer::cuda_ipc

@@ -30,8 +30,8 @@ std::string_view Remedy(AllocationKind kind) {
   return "";
 }
 
-// Asked by the call itself: drivers are known to deny by the attribute
-// (IS_LEGACY_CUDA_IPC_CAPABLE) what they do.
+// Tried by the call itself: some drivers deny by the attribute IS_LEGACY_CUDA_IPC_CAPABLE what the
+// call does.
 absl::Status GivesHandle(const cuda::Driver& driver, int device, const cuda::Allocation& part) {
   const cuda::ContextScope scope(driver, device);
   if (!scope.status().ok()) return scope.status();
@@ -40,7 +40,7 @@ absl::Status GivesHandle(const cuda::Driver& driver, int device, const cuda::All
                       "cuIpcGetMemHandle");
 }
 
-// FailedPrecondition, with the remedy: another process cannot be given it.
+// OK, or FailedPrecondition, with the fix: it cannot be given to another process.
 absl::Status CheckShareable(const cuda::Driver& driver, int device, const cuda::Allocation& part) {
   std::string why;
   if (part.kind == AllocationKind::kDevice) {
@@ -104,7 +104,7 @@ RegionPacket CudaIpcRegistration::Describe() const {
 absl::StatusOr<PartPacket> CudaIpcRegistration::Export(size_t index, bool same_process,
                                                        net::Fd& file) const {
   const cuda::Allocation& part = watched_.span().parts[index];
-  // What was put in its place meanwhile would go under its name.
+  // If the memory was freed, other memory at the same address would be handed out in its name.
   absl::Status made = cuda::CheckAlive(
       *driver_, {.base = part.base, .bytes = part.bytes, .device = device(), .parts = {part}});
   if (!made.ok()) return made;
@@ -135,8 +135,8 @@ absl::Status CudaIpcRegistration::ExportLegacy(PartPacket& out) const {
   return driver_->Error(result, "cuIpcGetMemHandle");
 }
 
-// A descriptor rather than a fabric handle where there is a choice: it asks for no right that the
-// other process may lack (/dev/nvidia-caps-imex-channels).
+// A descriptor is preferred to a fabric handle: it needs no right that the other process may lack
+// (/dev/nvidia-caps-imex-channels).
 absl::Status CudaIpcRegistration::ExportVirtual(const cuda::Allocation& part, PartPacket& out,
                                                 net::Fd& file) const {
   const cuda::api::Calls& calls = driver_->calls();
@@ -149,7 +149,7 @@ absl::Status CudaIpcRegistration::ExportVirtual(const cuda::Allocation& part, Pa
   if (part.fd_handle) {
     out.form = HandleForm::kFile;
     int fd = -1;
-    // Not within Fd::Open: the driver may block.
+    // Not inside Fd::Open, which blocks fork(): the CUDA driver may block.
     result = calls.cuMemExportToShareableHandle(
         &fd, memory, cuda::api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     if (result == cuda::api::CUDA_SUCCESS) {

@@ -12,7 +12,7 @@ namespace kvxfer::cuda_ipc {
 namespace {
 
 constexpr char kForm[] = "1";
-// Longest abstract name that fits sockaddr_un beside its leading zero byte.
+// The longest abstract name that fits sockaddr_un after its leading zero byte.
 constexpr size_t kMaxDeskName = 106;
 constexpr uint8_t kFirst = 1;  // kind on the wire
 

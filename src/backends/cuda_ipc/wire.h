@@ -1,17 +1,17 @@
-// What two cuda_ipc backends say to each other, and what metadata says of one.
+// What two cuda_ipc backends send each other, and what metadata contains about one.
 //
 // On the control stream (kFrame):
-//   accepting → connecting   Hello: the word by which the lifeline of this link is known
-//   accepting → connecting   Joined: the lifeline is there, and its process is one to work with
+//   accepting → connecting   Hello: the word that identifies the lifeline of this link
+//   accepting → connecting   Joined: the lifeline has arrived and its process was accepted
 // On the lifeline (lifeline.h), one packet each:
 //   connecting → accepting   kDial: this is the lifeline of that link
-//   connecting → accepting   kAsk: what is behind that region?
+//   connecting → accepting   kAsk: asks for the handles of a region
 //   accepting → connecting   kRegion, then a kPart for each allocation, in order; or kRefused
-//   accepting → connecting   kForget: that region is deregistered
-//   connecting → accepting   kQuiet: every copy is over and no other begins; the last packet
+//   accepting → connecting   kForget: a region was deregistered
+//   connecting → accepting   kQuiet: every copy is over and none begins; the last packet
 //
-// Both processes are on one host and of one build of these structures, which kDial checks; lengths,
-// counts and ranges are checked as those of a stranger.
+// Both processes are on one host and have the same layout of these structs, which kDial checks.
+// Lengths, counts and ranges are checked as if they came from a stranger.
 //
 // Thread-safety: plain values and functions without state.
 
@@ -39,32 +39,32 @@ namespace kvxfer::cuda_ipc {
 
 inline constexpr uint32_t kWireVersion = 1;
 
-// Random, of one link.
+// A random word that identifies one link.
 using Word = std::array<uint8_t, 16>;
 
 // --- metadata ---
 
-// Where an agent is reached.
+// Where an agent can be reached.
 struct Whereabouts {
-  uint64_t ipc_namespace = 0;  // inode number of /proc/self/ns/ipc; 0: not known
-  std::string desk{};          // abstract name of the socket that lifelines come in at
-  std::string control{};       // of control streams (src/transport/sockets/address.h)
+  uint64_t ipc_namespace = 0;  // inode number of /proc/self/ns/ipc; 0: unknown
+  std::string desk{};          // abstract name of the socket where lifelines arrive
+  std::string control{};       // for control streams (src/transport/sockets/address.h)
 };
 std::string Encode(const Whereabouts& at);
 // InvalidArgument says what is wrong.
 absl::StatusOr<Whereabouts> DecodeWhereabouts(std::string_view text);
 
-// Of a region. It opens nothing by itself.
+// Identifies a region. It opens nothing by itself.
 struct RegionKey {
-  uint64_t region = 0;  // the owner's own number of the registration
+  uint64_t region = 0;  // the owner's number of the registration
   uint32_t rkey = 0;
-  std::string device{};  // uuid, cuda::Device::uuid
+  std::string device{};  // cuda::Device::uuid
 };
 std::string Encode(const RegionKey& key);
 absl::StatusOr<RegionKey> DecodeKey(std::string_view text);
 
-// OK: a peer on `there` may be tried. Unavailable: it is on another host, FailedPrecondition: on
-// this one and out of reach; with the remedy.
+// OK: a peer at `there` may be tried. Unavailable: it is on another host. FailedPrecondition: it is
+// on this host but out of reach; with the fix.
 absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there);
 
 // --- the control stream ---
@@ -84,7 +84,7 @@ inline constexpr size_t kMaxPacketBytes = 2048;
 
 struct DialPacket {
   uint32_t version = kWireVersion;
-  uint64_t start_time = 0;  // of the process, HostIdentity::start_time
+  uint64_t start_time = 0;  // of the sender's process, HostIdentity::start_time
   Word word{};
 };
 
@@ -100,27 +100,27 @@ struct RegionPacket {
   uint64_t base = 0;
   uint64_t bytes = 0;
   uint32_t access = 0;            // kvxfer::Access
-  uint32_t parts = 0;             // that follow
+  uint32_t parts = 0;             // how many kPart packets follow
   std::array<char, 32> device{};  // uuid
-  int32_t ordinal = 0;            // of that device in its owner's process
+  int32_t ordinal = 0;            // of the device in its owner's process
   uint32_t reserved = 0;
 };
 
 // How an allocation is given to another process.
 enum class HandleForm : uint32_t {
-  kNone = 0,    // the process is the same: its address is enough
+  kNone = 0,    // same process: the address suffices
   kLegacy = 1,  // cuIpcGetMemHandle
-  kFile = 2,    // a file descriptor, which comes with the packet
+  kFile = 2,    // a file descriptor, attached to the packet
   kFabric = 3,  // CU_MEM_HANDLE_TYPE_FABRIC
 };
 
 struct PartPacket {
   uint64_t region = 0;
-  uint64_t base = 0;  // within the region
+  uint64_t base = 0;  // of the part, within the region
   uint64_t bytes = 0;
-  uint64_t allocation_base = 0;  // of the whole allocation, at its owner
+  uint64_t allocation_base = 0;  // of the whole allocation, in its owner's address space
   uint64_t allocation_bytes = 0;
-  uint64_t buffer_id = 0;  // no two allocations of a process have the same
+  uint64_t buffer_id = 0;  // unique among all allocations of the process
   HandleForm form = HandleForm::kNone;
   uint32_t kind = 0;  // cuda::AllocationKind
   std::array<uint8_t, 64> handle{};

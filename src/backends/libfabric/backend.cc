@@ -1,3 +1,5 @@
+// LibfabricBackend: construction, the agent's calls and Poll; the factory.
+
 #include "src/backends/libfabric/backend.h"
 
 #include <algorithm>
@@ -15,7 +17,7 @@ namespace kvxfer {
 namespace libfabric {
 namespace {
 
-// The host that is listened at; empty: any.
+// The host part of the address to listen at; empty: any.
 absl::StatusOr<std::string> ListenHost(const AgentOptions& agent, const LibfabricOptions& options) {
   const std::string& text = options.listen.empty() ? agent.listen : options.listen;
   absl::StatusOr<std::vector<net::SocketAddress>> at =
@@ -56,6 +58,8 @@ absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
   }
   Capabilities& caps = backend->capabilities_;
   caps = {.arrival = Arrival::kImmediate,
+          // GPU memory that a domain does not accept fails in Register, and the agent then stages
+          // it.
           .memory_kinds = BitOf(MemoryKind::kHost) | BitOf(MemoryKind::kCuda),
           .rail_keeps_order = false,
           .rails_fail_alone = true,
@@ -63,6 +67,7 @@ absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
           .max_op_bytes = kMaxOpBytes,
           .max_op_runs = kMaxRuns,
           .max_message_bytes = net::kMaxMessageBytes};
+  // The weakest domain decides, because the agent may use any rail for any op.
   for (const auto& domain : backend->domains_) {
     caps.max_op_bytes = std::min(caps.max_op_bytes, domain->info().ep_attr->max_msg_size);
     caps.max_op_runs = std::min(caps.max_op_runs, domain->max_runs());
@@ -71,6 +76,7 @@ absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
 }
 
 LibfabricBackend::~LibfabricBackend() {
+  // Closes the links' endpoints, which use the registrations; those go before the domains.
   hub_.Close();
   for (LibfabricRegistration* registration : std::exchange(registrations_, {})) {
     registration->Close();
@@ -90,6 +96,7 @@ absl::StatusOr<net::PeerAddress> LibfabricBackend::Find(std::string_view address
                                                         const HostIdentity& host) const {
   absl::StatusOr<Whereabouts> told = DecodeWhereabouts(address);
   if (!told.ok()) return told.status();
+  // Endpoints of different providers cannot reach each other.
   if (told->provider != provider()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the peer uses the libfabric provider ", told->provider, ", and this side ", provider()));
@@ -130,6 +137,7 @@ absl::StatusOr<std::unique_ptr<Registration>> LibfabricBackend::Register(
 size_t LibfabricBackend::Poll(std::span<Event> out, bool readable) {
   if (hub_.Begin(out, readable)) {
     for (net::ControlLink* link : hub_.links()) {
+      // Also while nothing is readable: completion queues have no descriptor.
       if (LinkOf(link).busy() && !hub_.sink().full()) static_cast<Link*>(link)->PollData();
     }
     for (const auto& domain : domains_) domain->ReadEvents();
@@ -137,6 +145,7 @@ size_t LibfabricBackend::Poll(std::span<Event> out, bool readable) {
     hub_.Work();
   }
   const size_t told = hub_.End();
+  // Flushes GPU memory before the agent sees the events that say what was written.
   return landed_.Show(out.first(told), "libfabric");
 }
 
@@ -146,6 +155,7 @@ bool LibfabricBackend::Arm() {
     return LinkOf(link).busy() && LinkOf(link).unread();
   };
   if (std::ranges::any_of(hub_.links(), unread)) return false;
+  // Rest may queue frames, hence the second look at HasWork.
   for (net::ControlLink* link : hub_.links()) static_cast<Link*>(link)->Rest();
   hub_.SetTimer();
   return !hub_.HasWork();
@@ -154,6 +164,7 @@ bool LibfabricBackend::Arm() {
 std::optional<Time> LibfabricBackend::deadline() const {
   const auto busy = [](const net::ControlLink* link) { return LinkOf(link).busy(); };
   if (std::ranges::none_of(hub_.links(), busy)) return std::nullopt;
+  // The timer wakes the agent for the next look at the completion queues.
   return looked_ + kLook;
 }
 

@@ -1,3 +1,5 @@
+// Encoding and decoding of control frames and of the address in the metadata.
+
 #include "src/backends/libfabric/frames.h"
 
 #include "src/core/protocol/codec.h"

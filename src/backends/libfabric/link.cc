@@ -1,3 +1,5 @@
+// Link: what both sides of a link share.
+
 #include "src/backends/libfabric/link.h"
 
 #include <utility>

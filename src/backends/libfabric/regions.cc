@@ -1,3 +1,5 @@
+// Registrations with all domains, and the form of keys.
+
 #include "src/backends/libfabric/regions.h"
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +9,7 @@
 namespace kvxfer::libfabric {
 namespace {
 
+// The version of the form, and the sizes of its parts.
 constexpr std::byte kForm{1};
 constexpr size_t kHeadBytes = 5;
 constexpr size_t kEntryBytes = 9;
@@ -49,6 +52,7 @@ absl::Status LibfabricRegistration::RegisterGpu(const LocalRegion& region,
 }
 
 LibfabricRegistration::~LibfabricRegistration() {
+  // Close has not been called, so `all` and `landed` still exist.
   if (all_ == nullptr) return;
   all_->erase(this);
   if (gpu_) landed_->RemoveRegion(*gpu_);

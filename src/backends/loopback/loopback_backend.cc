@@ -11,7 +11,7 @@ namespace kvxfer {
 namespace loopback {
 namespace {
 
-constexpr uint64_t kPollBytes = 1 << 20;  // copied by one Poll, over all endpoints
+constexpr uint64_t kPollBytes = 1 << 20;  // copied in one Poll, over all endpoints
 
 class LoopbackRegistration : public Registration {
  public:
@@ -39,8 +39,9 @@ LoopbackBackend::LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host, 
 
 LoopbackBackend::~LoopbackBackend() {
   Withdraw(*node_);
-  ready_.Clear();  // may own accepted endpoints
+  ready_.Clear();  // destroys accepted endpoints that were not reported
   for (LoopbackEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
+  // Connections that no endpoint has accepted yet.
   for (const Mail& mail : node_->Close()) {
     if (mail.kind != MailKind::kConnect) continue;
     mail.link->Close(Side::kTarget, absl::UnavailableError("the agent was destroyed"));
@@ -93,7 +94,7 @@ absl::StatusOr<std::unique_ptr<Registration>> LoopbackBackend::Register(const Lo
   return std::make_unique<LoopbackRegistration>(node_, region.rkey);
 }
 
-// Mail comes before copies, so that a close or a fence by the other side is seen early.
+// Mail is handled before copies, so that a close or a fence from the other side takes effect early.
 size_t LoopbackBackend::Poll(std::span<Event> out, bool) {
   if (ready_.size() < out.size()) TakeMail(out.size() - ready_.size());
   CopySome();
@@ -124,12 +125,12 @@ void LoopbackBackend::TakeMail(size_t max) {
 void LoopbackBackend::OnMail(Mail& mail) {
   if (mail.kind == MailKind::kConnect) return Accept(mail.link);
   LoopbackEndpoint* const endpoint = FindEndpoint(*mail.link, mail.to);
-  if (endpoint == nullptr) return;  // down or destroyed meanwhile
+  if (endpoint == nullptr) return;  // went down or was destroyed meanwhile
   Event event = MakeEvent(EventKind::kMessage, endpoint);
   switch (mail.kind) {
     case MailKind::kConnect:
     case MailKind::kAuthorized:  // queued ops run from now on
-    case MailKind::kRoom:        // wakes the agent, which tries again after this Poll
+    case MailKind::kRoom:        // only wakes the agent, which tries again after this Poll
       return;
     case MailKind::kMessage:
       break;
@@ -158,7 +159,7 @@ void LoopbackBackend::Accept(const std::shared_ptr<Link>& link) {
   Report(MakeAccepted(std::move(endpoint)));
 }
 
-// Round robin: one large op does not keep the others waiting.
+// Round robin, so that one large op does not delay the others.
 void LoopbackBackend::CopySome() {
   const size_t count = endpoints_.size();
   uint64_t copied = 0;

@@ -87,7 +87,8 @@ void AcceptedEndpoint::SendFile(const SharedFiles::File& file) {
 }
 
 void AcceptedEndpoint::SendForget(uint64_t id) {
-  if (channel_.DropQueuedFile(id)) return;  // so that the queue stays bounded by what is live
+  // Keeps the queue bounded by the number of live files.
+  if (channel_.DropQueuedFile(id)) return;
   const ForgetBody body{.id = id};
   SendFrame(FrameType::kForget, wire::Encode(body));
 }
@@ -104,7 +105,7 @@ size_t AcceptedEndpoint::Post(std::span<const Op> ops) {
 
 void AcceptedEndpoint::Fence(uint64_t transfer) {
   if (down_) return;
-  // The dialler was fenced first and copies by its own CPU: nothing is on the way.
+  // The initiator was fenced first and copies with its own CPU, so nothing is under way.
   hub_->events.Say(EventKind::kFenced, this, transfer);
 }
 
@@ -126,7 +127,7 @@ void AcceptedEndpoint::Shutdown(absl::Status why) {
 void AcceptedEndpoint::OnFlushed() {
   if (!closing_) return;
   channel_.HalfClose();
-  // Without authorisation the dialler has nothing that it could write through.
+  // Without authorisation the peer has nothing through which it could write.
   if (!authorised_) GoDown(why_);
 }
 
@@ -138,7 +139,8 @@ void AcceptedEndpoint::OnEnd(const absl::Status& cause) {
   }
   const absl::Status why = closing_ ? why_ : cause;
   if (authorised_ && cause.code() == absl::StatusCode::kInternal && !peer_.Exited()) {
-    // A peer that breaks the rules may still be copying: its end is the proof, not its offence.
+    // A peer that breaks the rules may still be copying. Only the end of its socket proves that it
+    // is not.
     Shutdown(why);
     return;
   }

@@ -5,7 +5,7 @@
 namespace kvxfer::shm {
 namespace {
 
-// Less than this, some 50 us of copying, is not worth another thread.
+// Less than this, about 50 us of copying, is not worth another thread.
 constexpr uint64_t kMinShareBytes = 256 * 1024;
 
 }  // namespace

@@ -16,8 +16,8 @@
 
 namespace kvxfer::shm {
 
-// What one thread copies between two looks at anything else: 0.3 to 0.6 ms, over several ops where
-// they are small, for each call to the kernel comes with two that see whether the peer is still
+// How much one thread copies before it looks at anything else: 0.3 to 0.6 ms. Small ops share one
+// slice, because each copying system call comes with two more that check whether the peer is still
 // there.
 inline constexpr size_t kAttachedSliceBytes = 2 * 1024 * 1024;
 
@@ -25,13 +25,13 @@ class AttachCrew {
  public:
   explicit AttachCrew(uint32_t threads) : crew_(threads), shares_(threads) {}
 
-  // Empties the batch. At least `waiting` bytes are to be moved by and by: where they are few, one
-  // thread takes them.
+  // Empties the batch. `waiting`: at least this many bytes are going to be moved; if it is small,
+  // one thread takes all of them.
   void Begin(uint64_t waiting);
-  // Takes so many of `bytes` from the front; 0: the batch is full.
+  // Returns how many of `bytes` it took from the front. 0: the batch is full.
   uint64_t Add(uint64_t local, uint64_t remote, uint64_t bytes);
-  // As AttachBatch::Move, all shares at once. What is moved beyond the first byte that cannot be is
-  // not told: it may be moved again.
+  // As AttachBatch::Move, with all threads at once. Bytes that were moved after the first one that
+  // could not be moved are not counted; they may be moved again.
   absl::StatusOr<size_t> Move(OpKind kind, uint32_t pid);
 
  private:
@@ -39,7 +39,7 @@ class AttachCrew {
   std::vector<AttachBatch> shares_;
   std::vector<absl::StatusOr<size_t>> moved_;
   uint64_t share_bytes_ = 0;
-  size_t allowed_ = 1;  // shares that may be filled
+  size_t allowed_ = 1;  // how many shares may be filled
   size_t filling_ = 0;  // the last share that holds something
 };
 

@@ -10,11 +10,12 @@
 namespace kvxfer::shm {
 namespace {
 
-// One frame must fit any socket buffer an administrator may have set.
+// A frame must fit the smallest socket buffer that an administrator may have set.
 constexpr size_t kPartBytes = 60 * 1024;
 constexpr size_t kBufferBytes = kFrameHeaderBytes + kPartBytes;
 static_assert(kBufferBytes >= kMaxRecordBytes);
-// Beyond this SendMessage says "no room"; control frames are bounded by what they speak of.
+// Beyond this SendMessage returns false. Control frames are bounded by the objects that they refer
+// to.
 constexpr size_t kMaxQueuedBytes = 1024 * 1024;
 constexpr int kSocketBufferBytes = 1024 * 1024;
 
@@ -51,7 +52,7 @@ Channel::Channel(UniqueFd socket)
     : socket_(std::move(socket)),
       owner_(getpid()),
       buffer_(std::make_unique_for_overwrite<std::byte[]>(kBufferBytes)) {
-  // As much as net.core.wmem_max grants.
+  // The kernel limits it to net.core.wmem_max.
   setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof(int));
 }
 
@@ -78,13 +79,14 @@ void Channel::SendFrame(FrameType type, std::string_view body, int file) {
 void Channel::Enqueue(FrameType type, bool more, std::string_view body, int file) {
   if (broken_ || !socket_.valid()) return;
   const std::string header = wire::Encode(FrameHeader{.type = type, .more = more ? 1u : 0u});
-  // Past a queue nothing may overtake: a memfd comes before the message that speaks of it.
+  // Nothing may overtake the queue: a memfd comes before the message that refers to it.
   if (queue_.empty()) {
     const Sent sent = TrySend(header, body, file);
     if (sent != Sent::kLater) return;
   }
   Queued queued;
   queued.bytes = header + std::string(body);
+  // The caller's descriptor may be closed before the frame is sent.
   if (file >= 0) queued.file = UniqueFd(fcntl(file, F_DUPFD_CLOEXEC, 0));
   if (file >= 0 && !queued.file.valid()) queued.bytes = WithError(queued.bytes, errno);
   queued_bytes_ += queued.bytes.size();
@@ -138,7 +140,8 @@ Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, i
   const int error = errno;
   if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) return Sent::kLater;
   if (file >= 0 && error != EPIPE && error != ECONNRESET && error != ENOTCONN) {
-    // The kernel passes no more descriptors (e.g. ETOOMANYREFS): the peer is told so instead.
+    // The kernel passes no more descriptors (for example ETOOMANYREFS): the peer is sent the error
+    // instead.
     return TrySend({}, WithError(std::string(header) + std::string(body), error), -1);
   }
   broken_ = true;
@@ -148,7 +151,7 @@ Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, i
 Channel::Got Channel::Receive(Frame& frame) {
   if (const Got got = ReceiveFromRing(frame); got != Got::kNothing) return got;
   const Got got = ReceiveFromSocket(frame);
-  // What the other side put into the ring before it closed.
+  // The other side may have put something into the ring before it closed the socket.
   if (got == Got::kEnd && ReceiveFromRing(frame) == Got::kFrame) return Got::kFrame;
   return got;
 }
@@ -157,13 +160,14 @@ Channel::Got Channel::ReceiveFromSocket(Frame& frame) {
   if (!socket_.valid()) return Got::kEnd;
   iovec part{buffer_.get(), kBufferBytes};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  // ECONNRESET comes once, before what the other side had sent when it closed.
+  // ECONNRESET is reported once, before data that the other side had sent when it closed.
   for (int attempt = 0; attempt < 8; ++attempt) {
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     message.msg_control = control;
-    message.msg_controllen = CMSG_LEN(sizeof(int));  // room for one: the kernel closes any other
+    // Space for one descriptor; the kernel closes any others.
+    message.msg_controllen = CMSG_LEN(sizeof(int));
     const ssize_t got = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0) {
       if (errno == EINTR || errno == ECONNRESET) continue;
@@ -188,7 +192,7 @@ Channel::Got Channel::ReceiveFromSocket(Frame& frame) {
   return Got::kNothing;
 }
 
-// An empty frame reads as 0 bytes too, and must not pass for the end.
+// An empty frame also reads as 0 bytes, and must not be mistaken for the end.
 bool Channel::OtherSideClosed() const {
   pollfd fd{.fd = socket_.get(), .events = POLLRDHUP, .revents = 0};
   return poll(&fd, 1, 0) == 1;

@@ -1,3 +1,5 @@
+// TcpBackend: listening, connecting, and its turns in Poll.
+
 #include "src/backends/tcp/backend.h"
 
 #include <algorithm>
@@ -10,7 +12,7 @@ namespace kvxfer::tcp {
 namespace {
 
 constexpr size_t kScratchBytes = 256 * 1024;
-// So many times in vain, and nothing is expected any more.
+// After this many peeks in vain no further message is expected.
 constexpr uint32_t kMaxPeeks = 1024;
 
 }  // namespace
@@ -69,7 +71,7 @@ absl::Status TcpBackend::Listen() {
 }
 
 TcpBackend::~TcpBackend() {
-  // Endpoints that were never handed out go with the events that hold them.
+  // Endpoints that were never reported are destroyed with their events.
   half_open_.clear();
   sink_.TakeQueue().clear();
   for (Link* link : links_) link->Detach();
@@ -175,6 +177,8 @@ void TcpBackend::Peek() {
 
 void TcpBackend::WorkLinks() {
   const size_t count = active_.size();
+  // Another link goes first in each Poll. When the sink is full, the links that are left keep their
+  // work.
   const size_t first = turn_++;
   for (size_t i = 0; i < count && !sink_.full(); ++i) active_[(first + i) % count]->Work();
   std::erase_if(active_, [](Link* link) {
@@ -207,9 +211,11 @@ void TcpBackend::OnDeadlines() {
   const auto late = [now](const Link* link) {
     return link->deadline() && *link->deadline() <= now;
   };
+  // A copy, because OnDeadline may change waiting_.
   for (Link* link : std::vector<Link*>(waiting_)) {
     if (late(link)) link->OnDeadline();
   }
+  // A link that went down before it was reported belongs to no agent.
   std::erase_if(half_open_, [](const auto& link) { return link->down(); });
   lingering_.OnDeadline(now);
   handouts_.OnDeadline(now);

@@ -8,6 +8,8 @@ namespace {
 constexpr uint8_t kFrameMagic = 0x4B;
 constexpr uint8_t kTrailerValid = 1;
 constexpr uint8_t kTrailerImmediate = 2;
+// kTrailerVoid is a bit of its own, so that a trailer is never all zero: filler is not a valid
+// trailer.
 constexpr uint8_t kTrailerVoid = 4;
 
 }  // namespace

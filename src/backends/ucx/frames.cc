@@ -1,3 +1,5 @@
+// Encoding and decoding of frames, hellos, welcomes and addresses.
+
 #include "src/backends/ucx/frames.h"
 
 #include "src/core/protocol/codec.h"
@@ -11,6 +13,7 @@ using net::Damaged;
 constexpr uint8_t kFrameMagic = 0x55;
 constexpr std::string_view kAddressMagic = "kvxfer-ucx-2;";
 constexpr size_t kMaxBootId = 64;
+// The part of a hello before boot_id and the worker's address. Bytes 68 to 71 are unused.
 constexpr size_t kHelloFixed = 80;
 static_assert(kMaxWorkerBytes + kHelloFixed + kMaxBootId <= kMaxBodyBytes);
 
@@ -79,6 +82,8 @@ absl::StatusOr<FrameHead> DecodeFrameHead(std::span<const std::byte> frame) {
 }
 
 absl::StatusOr<WriteBody> DecodeWrite(uint32_t number, std::span<const std::byte> body) {
+  // Checked before the multiplication: `number` is the peer's. The sum of 32-bit lengths cannot
+  // overflow 64 bits.
   if (number > body.size() / kWireRunBytes) return Damaged("pieces of a ucx write");
   const size_t split = number * kWireRunBytes;
   uint64_t bytes = 0;
@@ -99,6 +104,7 @@ std::string Encode(const Hello& hello) {
 absl::StatusOr<Hello> DecodeHello(std::span<const std::byte> in) {
   if (in.size() < sizeof(Hello::version)) return Damaged("ucx hello");
   const Hello other{.version = wire::LoadLittle<uint16_t>(in.data())};
+  // The rest of another version's hello may have any form.
   if (other.version != kWireVersion) return other;
   return wire::Decode<Hello>("ucx hello", in);
 }

@@ -1,4 +1,4 @@
-// Sending: control frames first, then messages, then data, each as far as the path has room.
+// Link, sending: control frames first, then messages, then data, as far as the path has space.
 
 #include <algorithm>
 #include <utility>
@@ -13,14 +13,15 @@ namespace {
 
 // A piece of fewer bytes waits for the next frame, unless its run ends with it.
 constexpr size_t kSmallestPiece = 64;
-// Where less of a turn's budget is left, so large a frame is made all the same.
+// If less of the budget than this is left, a frame of this size is sent all the same: tiny frames
+// cost as much as large ones.
 constexpr size_t kSmallestFrame = 8 * 1024;
 
 uint32_t RkeyOf(const Run& run) { return static_cast<const net::RkeyOnly*>(run.key)->rkey(); }
 
 }  // namespace
 
-// What was begun.
+// Sends the frame that was begun.
 void Link::SendFrame(FrameHead head) {
   head.cookie = peer_cookie_;
   head.order = ++order_;
@@ -39,7 +40,7 @@ void Link::Pump(size_t& budget) {
   }
 }
 
-// False: the link is over.
+// Returns false if the link has ended.
 bool Link::SendOne(size_t& budget) {
   const size_t room = std::clamp(budget, kSmallestFrame, kMaxFrameBytes) - kFrameHeadBytes;
   size_t sent = kFrameHeadBytes;
@@ -49,6 +50,7 @@ bool Link::SendOne(size_t& budget) {
     sent += SendMessagePart(room);
   } else {
     sent += SendData(room);
+    // Has to be what the peer's TookData computes for this frame.
     data_sent_ += ChargeOf(sent);
   }
   budget -= std::min(budget, sent);
@@ -89,8 +91,8 @@ size_t Link::SendMessagePart(size_t room) {
   return bytes;
 }
 
-// As much of the first op as one frame takes. With its last byte the op is over: its source is not
-// read again.
+// Sends as much of the first op as one frame takes. With its last byte the op is complete, because
+// its source is not read again (Path::Send).
 size_t Link::SendWritePart(size_t room) {
   Queued& write = ops_.front();
   const Op op = write.op;
@@ -128,6 +130,7 @@ size_t Link::SendWritePart(size_t room) {
   return sent;
 }
 
+// One frame is always enough, see the static_assert in frames.h.
 size_t Link::SendReadRequest() {
   const Op op = ops_.front().op;
   ops_.pop_front();
@@ -144,8 +147,8 @@ size_t Link::SendReadRequest() {
   return sent;
 }
 
-// The next bytes of the first read that is served. Its regions are asked for each time: the agent
-// may have closed one since.
+// Sends the next bytes of the first read to be served. Each call checks the regions again, because
+// the agent may have closed one since.
 size_t Link::ServeReadPart(size_t room) {
   Serving& read = served_.front();
   Outgoing& frame = path_->Begin();
@@ -163,6 +166,7 @@ size_t Link::ServeReadPart(size_t room) {
     ++read.piece;
     read.offset = 0;
   }
+  // The frame is started again, without the bytes that were lent to it.
   if (read.voided) path_->Begin();
   const bool last = read.voided || read.piece == read.pieces.size();
   const unsigned flags = (last ? kLast : 0u) | (read.voided ? kVoid : 0u);
@@ -173,8 +177,9 @@ size_t Link::ServeReadPart(size_t room) {
   return sent;
 }
 
-// The last word, behind what waits: there is no later turn, so room is not asked for. What waits is
-// bounded; fences go without saying. A peer that takes nothing is told nothing: false.
+// Sends the last frame, behind what is queued. It does not ask the path for space, because no later
+// turn will come; what is queued is bounded. Fences are left out: the end of the link answers them.
+// Returns false, and sends nothing, if the peer takes nothing or its cookie is not known.
 bool Link::SendBye(std::string_view why) {
   if (peer_cookie_ == 0 || path_->swamped()) return false;
   std::erase_if(controls_, [](const Control& c) { return c.kind == FrameKind::kFence; });

@@ -1,3 +1,5 @@
+// Outgoing: building and packing a frame; its UCX datatype; OutgoingPool.
+
 #include "src/backends/ucx/outgoing.h"
 
 #include <algorithm>
@@ -42,6 +44,8 @@ void Outgoing::Own() {
   lent_.clear();
 }
 
+// UCX packs a frame in consecutive parts, so part_ usually continues where the last call stopped.
+// After a jump back the search starts again at the first lent part.
 size_t Outgoing::Pack(size_t offset, std::span<std::byte> room) {
   size_t at = 0;
   if (offset < own_.size()) {
@@ -68,6 +72,8 @@ size_t Outgoing::Pack(size_t offset, std::span<std::byte> room) {
 }
 
 const ucp_generic_dt_ops_t Outgoing::kDatatypeOps = {
+    // The frame itself is the packing state. Frames are never unpacked: the receiver gets whole
+    // messages.
     .start_pack = [](void*, const void* frame, size_t) { return const_cast<void*>(frame); },
     .start_unpack = [](void*, void*, size_t) -> void* { return nullptr; },
     .packed_size = [](void* frame) { return static_cast<Outgoing*>(frame)->bytes(); },

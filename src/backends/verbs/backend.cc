@@ -97,7 +97,7 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
     queue_depth_ = std::min(queue_depth_, static_cast<uint32_t>((*device)->attr().max_qp_wr));
     devices_.push_back(*std::move(device));
   }
-  // Those that are down now may come up later.
+  // Ports that are down now may come up later; they come after the active ones.
   for (const bool active : {true, false}) {
     for (const auto& device : devices_) {
       for (size_t i = 0; i < device->ports().size() && ports_.size() < kMaxPorts; ++i) {
@@ -129,12 +129,14 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
   return absl::OkStatus();
 }
 
-// Without order an immediate says nothing of other requests, so an op is one.
+// On an unordered queue pair an immediate says nothing about other requests, so an op is a single
+// request there.
 size_t VerbsBackend::MaxOpRuns() const {
+  // Two requests are kept for the rail's own use (Rail::Post).
   return ordered() ? std::min<size_t>(kMaxOpRuns, queue_depth_ - 2) : 1;
 }
 
-// Which device an immediate comes to is its initiator's choice.
+// The initiator chooses the device that an immediate arrives at, so the smallest device limits all.
 size_t VerbsBackend::MaxArrivals() const {
   size_t most = SIZE_MAX;
   for (const auto& device : devices_) most = std::min<size_t>(most, device->max_arrivals());
@@ -220,7 +222,8 @@ absl::StatusOr<std::unique_ptr<Prepared>> VerbsBackend::Prepare(const MemorySpan
   if (span.kind == MemoryKind::kHost) {
     status = memory->Register(span, access, devices_);
   } else {
-    // Without order an op is one request, which no piece may cut in two.
+    // On an unordered queue pair an op is one request, which a boundary between pieces must not cut
+    // in two.
     absl::StatusOr<GpuMemory> gpu = ExamineGpuMemory(span, sysfs_, ordered());
     status = gpu.ok() ? memory->Register(*gpu, access, devices_) : gpu.status();
   }
@@ -231,7 +234,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> VerbsBackend::Prepare(const MemorySpan
 Penalties VerbsBackend::PenaltiesOf(const DeviceMemory& memory, const MemorySpan& span) const {
   if (memory.gpu() != nullptr) return nearness_.OfGpu(memory.gpu()->pci, memory.gpu()->numa_node);
   if (!nearness_.tells()) return {};
-  // By now the devices have every page of it somewhere.
+  // Registration has touched every page, so each is on some node by now.
   return nearness_.Of(NodeOfMemory(span.data, span.bytes));
 }
 
@@ -255,6 +258,7 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
                                                           region.id, penalties);
   registrations_.insert(registration.get());
   if (registration->why_missing().ok()) return registration;
+  // Rails over those devices cannot be used while the region exists.
   Log(LogLevel::kWarning, "verbs: region {} goes without some devices: {}",
       static_cast<uint32_t>(region.id), ToStd(registration->why_missing().message()));
   for (const auto& device : devices_) {

@@ -10,7 +10,7 @@
 namespace kvxfer::verbs {
 namespace {
 
-// Control addresses are text without it.
+// Control addresses are text that never contains this character.
 constexpr char kEndOfControl = '|';
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace {
 
 constexpr Duration kFirstWait = std::chrono::milliseconds(10);
 constexpr Duration kMaxWait = std::chrono::seconds(1);
-// Of one device. What is made and never destroyed again takes its memory.
+// Per device. Queue pairs that are made and never destroyed use up the device's memory.
 constexpr ptrdiff_t kMaxOfDevice = 64;
 constexpr int kLastTries = 3;
 
@@ -28,6 +28,7 @@ bool DestroyQueue::Destroy(std::unique_ptr<QueuePair> pair, Client* client, uint
   }
   Log(LogLevel::kError, "verbs: {}; it may still move data, and is tried again",
       ToStd(status.message()));
+  // In the error state it executes nothing more, as far as the device obeys.
   pair->SetError();
   entries_.push_back({.pair = std::move(pair),
                       .client = client,

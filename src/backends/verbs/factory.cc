@@ -11,12 +11,12 @@
 namespace kvxfer {
 namespace {
 
-// It is some hundred files, too many for an agent that takes every port, unless a card may be seen
-// more than once.
+// Whether to read the topology. That is some hundred files, too many for an agent that uses every
+// port, unless a card may appear more than once.
 bool NeedsTopology(const Sysfs& host, const std::vector<std::string>& devices,
                    const verbs::VerbsOptions& options) {
   if (!options.devices.empty() || !options.fabrics.empty()) return true;
-  // Some are nearer to memory than others; to that of a GPU as well.
+  // Some devices are nearer to a GPU's or a node's memory than others.
   if (devices.size() > 1 && host.Exists("/sys/module/nvidia")) return true;
   const std::vector<std::string> system = host.List("/sys/devices/system/node");
   const auto nodes = std::ranges::count_if(
@@ -32,10 +32,10 @@ bool NeedsTopology(const Sysfs& host, const std::vector<std::string>& devices,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsBackend(const BackendContext& context) {
-  // A wrong option is refused on every host, also where there is no device.
+  // A wrong option is refused on every host, even without an RDMA device.
   const auto options = ReadOptions<verbs::VerbsOptions>("verbs", context.options);
   if (!options.ok()) return options.status();
-  // Most hosts: not even the library is loaded.
+  // Most hosts have no RDMA device; there not even the library is loaded.
   const Sysfs host("/");
   const std::vector<std::string> devices = host.List("/sys/class/infiniband");
   if (devices.empty()) {

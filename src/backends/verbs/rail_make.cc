@@ -1,5 +1,5 @@
-// How a rail comes to be: offer, answer, and the probe that shows that bytes arrive at the peer
-// that was meant.
+// Rail: how it comes up: offer, answer, and a probe, which proves that bytes arrive at the intended
+// peer.
 
 #include <algorithm>
 #include <utility>
@@ -16,11 +16,12 @@
 namespace kvxfer::verbs {
 namespace {
 
-// A probe's, or a flush's; room for them is set aside.
+// The requests of a probe or of a flush; completion queue entries are reserved for them.
 constexpr uint32_t kOwnRequests = 2;
+// After this many failures of this side's own the rail counts as exhausted.
 constexpr uint32_t kLocalFailures = 3;
 
-// One attempt: some round trips of the device's own time-out.
+// The time for one step: some round trips of the device's own time-out.
 Duration AttemptTime(const VerbsOptions& options) {
   const Duration timeout = std::chrono::nanoseconds(4096) * (int64_t{1} << options.timeout);
   return std::clamp<Duration>(timeout * 8, std::chrono::seconds(2), std::chrono::seconds(20));
@@ -77,7 +78,8 @@ void Rail::Attempt() {
   SetUp(std::nullopt, State::kMaking);
 }
 
-// Each step has its time, so that what others are waited for is not this pair's fault.
+// Each step has its own time limit, so that waiting behind other jobs does not count against this
+// pair.
 void Rail::SetUp(std::optional<QpAddress> to, State state) {
   state_ = state;
   VerbsBackend& backend = link_->backend();
@@ -120,7 +122,7 @@ void Rail::OnAnswer(const Answer& answer) {
   SetUp(answer.at, State::kConnecting);
 }
 
-// What its requests are known by, and room for those that are the rail's own.
+// Takes a slot, which identifies its requests, and reserves entries for the rail's own requests.
 absl::Status Rail::Prepare() {
   VerbsBackend& backend = link_->backend();
   if (device().room() < kOwnRequests) {
@@ -137,7 +139,7 @@ absl::Status Rail::Prepare() {
   return absl::OkStatus();
 }
 
-// A random word there and back: the read also shows that the write is behind it.
+// Writes a random word and reads it back. The read also shows that the write has been executed.
 void Rail::PostProbe() {
   if (absl::Status status = Prepare(); !status.ok()) {
     return AttemptFailed(std::move(status), false);
@@ -151,6 +153,7 @@ void Rail::PostProbe() {
   probed_at_ = Now();
   ibv_send_wr& write = Chain();
   FillWord(write, false);
+  // Unordered: the read is posted once the write has completed.
   if (!ordered_) return Internal(Purpose::kProbeWrite, write, 1);
   ibv_send_wr& read = Chain();
   FillWord(read, true);
@@ -194,7 +197,7 @@ void Rail::OnProbed(const Probed& probed) {
 
 void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
   if (state_ >= State::kOffered) link_->TellLost(index_, life_, why);
-  // Out of kProbing, so that the probe's own end changes nothing.
+  // The state is left first, so that the probe's own end has no effect.
   state_ = State::kWaiting;
   Destroy(why, Undying::kLeave);
   why_ = std::move(why);
@@ -203,14 +206,14 @@ void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
     deadline_ = Now();
     return;
   }
-  // Where the fault is this side's own it may pass, unless it is its port that is down.
+  // A failure of this side may pass, unless the local port is down.
   exhausted_ = exhausted_ || bad_pair || !port().active || failures_ >= kLocalFailures;
-  // What may change before is told: a port here or at the peer that comes up.
+  // What can change earlier is reported: a port at either end that comes up.
   deadline_ = Now() + RailBackoff(failures_++, was_up_);
   link_->OnAttemptFailed();
 }
 
-// Each pair has its turn, and when all had theirs they have it again after a while.
+// Each pair is tried once; when all have been, they are tried again after a pause.
 bool Rail::NextPair() {
   bad_.push_back(pair_);
   const std::optional<Pair> other = link_->OtherPair(*this);

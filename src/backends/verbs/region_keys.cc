@@ -1,4 +1,4 @@
-// What peers are told of a region: see regions.h.
+// The keys that peers receive; regions.h describes the encoding.
 
 #include <algorithm>
 #include <iterator>
@@ -11,7 +11,7 @@
 namespace kvxfer::verbs {
 namespace {
 
-// Without penalties, and with; and in pieces.
+// Without penalties, with penalties, and in pieces.
 constexpr std::byte kPlainForm{1};
 constexpr std::byte kForm{2};
 constexpr std::byte kPiecesForm{3};
@@ -20,16 +20,16 @@ constexpr size_t kEntryBytes = 5;
 constexpr size_t kPiecesHeadBytes = kHeadBytes + 5;
 constexpr size_t kStretchBytes = 12;
 constexpr size_t kKeyBytes = 4;
-// What metadata take (src/core/protocol/metadata.cc).
+// The limit of metadata (src/core/protocol/metadata.cc).
 constexpr size_t kMaxKeyBytes = 64 * 1024;
-// The penalty stands above the number.
+// The penalty is in the bits above the number.
 constexpr unsigned kPenaltyShift = 6;
 static_assert(kMaxDevices == 1 << kPenaltyShift && kMaxPenalty < 4);
 
 // Equal pieces that follow each other.
 struct Stretch {
   uint32_t pieces = 0;
-  uint64_t bytes = 0;  // of each
+  uint64_t bytes = 0;  // of each piece
 };
 
 std::vector<Stretch> StretchesOf(const PieceTable& table) {
@@ -146,7 +146,7 @@ bool VerbsRemoteKey::DecodePieces(const RemoteRegion& region, std::span<const st
   if (bytes.size() < kHead) return false;
   const auto devices = std::to_integer<size_t>(bytes[0]);
   const size_t stretches = wire::LoadLittle<uint32_t>(&bytes[1]);
-  // So many pieces there are keys for, before any are made room for.
+  // At most this many pieces can have keys in `bytes`: checked before memory is allocated for them.
   const size_t most = devices == 0 ? 0 : bytes.size() / (devices * kKeyBytes);
   if (devices > kMaxDevices || stretches > most) return false;
   if (bytes.size() < kHead + devices + stretches * kStretchBytes) return false;
