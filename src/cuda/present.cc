@@ -27,8 +27,8 @@ bool InSearchPath() {
   bool found = false;
   if (dlinfo(program, RTLD_DI_SERINFOSIZE, &size) == 0) {
     // The loader wants a buffer of the size that it has just returned, with the header filled in.
-    std::vector<std::max_align_t> room(size.dls_size / sizeof(std::max_align_t) + 1);
-    auto* const info = reinterpret_cast<Dl_serinfo*>(room.data());
+    std::vector<std::max_align_t> space(size.dls_size / sizeof(std::max_align_t) + 1);
+    auto* const info = reinterpret_cast<Dl_serinfo*>(space.data());
     std::memcpy(info, &size, offsetof(Dl_serinfo, dls_serpath));
     if (dlinfo(program, RTLD_DI_SERINFO, info) == 0) {
       for (unsigned i = 0; i < info->dls_cnt && !found; ++i) {

@@ -118,12 +118,12 @@ absl::StatusOr<bool> ControlStream::Fill() {
   // Reuse the buffer from its start whenever it is empty; otherwise move bytes only if space runs
   // out.
   if (have == 0) begin_ = end_ = 0;
-  const size_t room = std::max(BytesMissing(), kReadBytes);
-  if (in_.size() - end_ < room) {
+  const size_t space = std::max(BytesMissing(), kReadBytes);
+  if (in_.size() - end_ < space) {
     if (begin_ > 0) std::memmove(in_.data(), in_.data() + begin_, have);
     begin_ = 0;
     end_ = have;
-    if (in_.size() - end_ < room) in_.resize(end_ + room);
+    if (in_.size() - end_ < space) in_.resize(end_ + space);
   }
   std::array<iovec, 1> pieces{iovec{in_.data() + end_, in_.size() - end_}};
   absl::StatusOr<size_t> n = Read(pieces);

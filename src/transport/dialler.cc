@@ -74,12 +74,12 @@ void Dialler::ReceiveWelcome() {
   absl::StatusOr<Welcome> welcome = DecodeWelcome(control_->buffered().first<kWelcomeBytes>());
   control_->Consume(kWelcomeBytes);
   if (!welcome.ok()) return TryNext(welcome.status());
-  if (welcome->verdict == Verdict::kWrongIncarnation) {
+  if (welcome->code == WelcomeCode::kWrongIncarnation) {
     return TryNext(absl::FailedPreconditionError(
         "another incarnation listens there now: the peer has restarted; add it again with its new "
         "metadata"));
   }
-  if (welcome->verdict != Verdict::kJoin || welcome->version != kStreamVersion) {
+  if (welcome->code != WelcomeCode::kJoin || welcome->version != kStreamVersion) {
     return TryNext(absl::FailedPreconditionError(
         absl::StrCat("the peer speaks version ", welcome->version, " of the tcp streams, we ",
                      kStreamVersion, "; use the same kvxfer version on both sides")));

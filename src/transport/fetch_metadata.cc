@@ -31,27 +31,27 @@ constexpr size_t kStepBytes = 256 * 1024;
 
 // The error for a welcome that announces no metadata.
 absl::Status Refusal(const Welcome& welcome) {
-  if (welcome.version != kStreamVersion || welcome.verdict == Verdict::kWrongVersion) {
+  if (welcome.version != kStreamVersion || welcome.code == WelcomeCode::kWrongVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("the agent speaks version ", welcome.version, " of the tcp streams, we ",
                      kStreamVersion, "; use the same kvxfer version on both sides"));
   }
-  switch (welcome.verdict) {
-    case Verdict::kWrongIncarnation:
+  switch (welcome.code) {
+    case WelcomeCode::kWrongIncarnation:
       return absl::FailedPreconditionError(
           "another backend of an agent listens there; name the address of tcp, which "
           "Agent::listen_address says");
-    case Verdict::kNotServed:
+    case WelcomeCode::kNotServed:
       return absl::FailedPreconditionError(
           "the agent does not hand out its metadata; set `serve_metadata` "
           "(KVXFER_SERVE_METADATA=1) where it is made, or bring its metadata here another way");
-    case Verdict::kBusy:
+    case WelcomeCode::kBusy:
       return absl::UnavailableError("the agent is telling too many others; try again");
-    case Verdict::kClosing:
+    case WelcomeCode::kClosing:
       return absl::UnavailableError("the agent is closing");
     default:
       return absl::InternalError(
-          absl::StrCat("the answer is damaged: verdict ", static_cast<int>(welcome.verdict)));
+          absl::StrCat("the answer is damaged: verdict ", static_cast<int>(welcome.code)));
   }
 }
 
@@ -69,11 +69,11 @@ class Fetch {
       if (!fd.ok()) return fd.status();
       absl::StatusOr<Welcome> welcome = Ask(*fd);
       if (!welcome.ok()) return welcome.status();
-      if (welcome->verdict == Verdict::kJoin && welcome->version == kStreamVersion) {
+      if (welcome->code == WelcomeCode::kJoin && welcome->version == kStreamVersion) {
         return Take(*fd, welcome->bytes);
       }
       absl::Status refusal = Refusal(*welcome);
-      if (welcome->verdict != Verdict::kBusy || Now() + kBusyPause >= until_) return refusal;
+      if (welcome->code != WelcomeCode::kBusy || Now() + kBusyPause >= until_) return refusal;
       absl::Status waited = Wait(-1, 0, Now() + kBusyPause);
       if (!absl::IsDeadlineExceeded(waited)) return waited;
     }

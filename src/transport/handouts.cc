@@ -54,7 +54,7 @@ size_t Handouts::Handout::Send(size_t most) {
   return count;
 }
 
-bool Handouts::MakeRoom(Time now) {
+bool Handouts::MakeSpace(Time now) {
   if (all_.size() < kMax) return true;
   // The oldest hand-out gives way only after kFairTime.
   if (now - all_.front()->begun() < kFairTime) return false;
@@ -69,23 +69,23 @@ void Handouts::Add(Reactor* reactor, Fd fd, std::shared_ptr<const std::string> b
 
 void Handouts::Work() {
   if (!std::exchange(fresh_, false)) return;
-  size_t room = kTurnBytes;
+  size_t space = kTurnBytes;
   // Round robin, kPieceBytes each: a fast reader must not starve the others.
   for (size_t i = all_.size(); i > 0; --i) {
     if (turn_ >= all_.size()) turn_ = 0;
     Handout& handout = *all_[turn_];
     if (handout.ready()) {
-      room -= handout.Send(std::min(room, kPieceBytes));
+      space -= handout.Send(std::min(space, kPieceBytes));
       fresh_ |= handout.ready() && !handout.over();
     }
     // The turn's budget is spent; the next turn continues with the next reader.
-    if (room == 0) fresh_ = true;
+    if (space == 0) fresh_ = true;
     if (handout.over()) {
       all_.erase(all_.begin() + static_cast<std::ptrdiff_t>(turn_));
     } else {
       ++turn_;
     }
-    if (room == 0) return;
+    if (space == 0) return;
   }
 }
 

@@ -34,7 +34,7 @@ class Handouts {
   static constexpr size_t kPieceBytes = 64 * 1024;
 
   // Makes space for one more reader. False: kMax are in progress, and none is older than kFairTime.
-  bool MakeRoom(Time now);
+  bool MakeSpace(Time now);
   // `fd` must be watched already. All readers of the same metadata share `bytes`.
   void Add(Reactor* reactor, Fd fd, std::shared_ptr<const std::string> bytes);
   void Work();

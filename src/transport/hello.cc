@@ -46,9 +46,9 @@ void Fields(Io& io, wire::Ref<Io, Welcome> welcome) {
   wire::Constant(io, "magic", kWelcomeMagic, "the answer is not from a kvxfer agent");
   io.Int("version", welcome.version);
   // A newer agent may have further reasons to refuse.
-  uint8_t verdict = static_cast<uint8_t>(welcome.verdict);
-  io.Int("verdict", verdict);
-  if constexpr (Io::kReads) welcome.verdict = static_cast<Verdict>(verdict);
+  uint8_t code = static_cast<uint8_t>(welcome.code);
+  io.Int("verdict", code);
+  if constexpr (Io::kReads) welcome.code = static_cast<WelcomeCode>(code);
   io.Reserved(1);
   io.Int("bytes", welcome.bytes);
   io.Bytes("link", welcome.link);

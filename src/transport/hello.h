@@ -43,7 +43,7 @@ struct Preamble {
 };
 inline constexpr size_t kPreambleBytes = 48;
 
-enum class Verdict : uint8_t {
+enum class WelcomeCode : uint8_t {
   kJoin = 1,  // metadata: the bytes follow
   kWrongIncarnation = 2,
   kWrongVersion = 3,
@@ -57,7 +57,7 @@ enum class Verdict : uint8_t {
 // for metadata.
 struct Welcome {
   uint16_t version = kStreamVersion;
-  Verdict verdict = Verdict::kJoin;
+  WelcomeCode code = WelcomeCode::kJoin;
   LinkId link{};
   uint64_t bytes = 0;  // size of the metadata that follows
 };

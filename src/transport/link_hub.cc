@@ -69,16 +69,16 @@ void LinkHub::Dial(ControlLink* link) {
 void LinkHub::OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) {
   Welcome welcome;
   if (preamble.version != kStreamVersion) {
-    welcome.verdict = Verdict::kWrongVersion;
+    welcome.code = WelcomeCode::kWrongVersion;
   } else if (preamble.target != settings_.incarnation) {
-    welcome.verdict = Verdict::kWrongIncarnation;
+    welcome.code = WelcomeCode::kWrongIncarnation;
   } else if (preamble.service != settings_.service || preamble.role != Role::kControl) {
     // A stream for another service, or a data stream, has no answer here.
     reactor_->Remove(fd.get());
     return;
   }
   Answer(fd, welcome);
-  if (welcome.verdict != Verdict::kJoin) {
+  if (welcome.code != WelcomeCode::kJoin) {
     reactor_->Remove(fd.get());
     return;
   }
@@ -127,22 +127,23 @@ bool LinkHub::HasWork() const {
          std::ranges::any_of(active_, [](const ControlLink* link) { return link->HasWork(); });
 }
 
-std::optional<Time> LinkHub::UntoldDeadline() const {
+std::optional<Time> LinkHub::UnreportedDeadline() const {
   return Earlier(listener_->deadline(), owner_->deadline());
 }
 
 std::optional<Time> LinkHub::NextDeadline() const {
-  std::optional<Time> next = Earlier(UntoldDeadline(), lingering_.deadline());
+  std::optional<Time> next = Earlier(UnreportedDeadline(), lingering_.deadline());
   for (const ControlLink* link : links_) next = Earlier(next, link->deadline());
   return next;
 }
 
 void LinkHub::SetTimer() {
-  const std::optional<Time> untold = UntoldDeadline();
+  const std::optional<Time> unreported = UnreportedDeadline();
   // Links report changes of their deadlines (TimersChanged); the listener and the owner do not, so
   // theirs is compared in every turn. Asking all links costs O(links) and happens only after a
   // change.
-  if (!timers_changed_ && (!untold || (next_deadline_ && *next_deadline_ <= *untold))) return;
+  if (!timers_changed_ && (!unreported || (next_deadline_ && *next_deadline_ <= *unreported)))
+    return;
   timers_changed_ = false;
   next_deadline_ = NextDeadline();
   reactor_->SetTimer(next_deadline_);

@@ -99,7 +99,7 @@ class LinkHub final : private Listener::Acceptor {
   void OnDeadlines();
   std::optional<Time> NextDeadline() const;
   // Deadlines of the listener and the owner, which do not report changes.
-  std::optional<Time> UntoldDeadline() const;
+  std::optional<Time> UnreportedDeadline() const;
 
   const Settings settings_;
   Owner* const owner_;

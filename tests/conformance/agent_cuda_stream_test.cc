@@ -55,8 +55,8 @@ class StreamTest : public ::testing::Test {
     return BlockSet(kShape, pair_.b.memory.address(), pair_.a.memory.address())
         .Read(*pair_.b.agent, "a", options);
   }
-  bool Landed(Side side) {
-    return kvxfer::testing::Landed(kShape, side, 1, pair_.b.memory.bytes());
+  bool Arrived(Side side) {
+    return kvxfer::testing::Arrived(kShape, side, 1, pair_.b.memory.bytes());
   }
   // What is posted now begins, and is done: whatever was posted before could have begun too.
   absl::Status PassBy(Agent& agent, std::string_view peer) {
@@ -104,7 +104,7 @@ TEST_P(AgentCudaStream, AWriteWaitsForWhatIsInTheStream) {
   // What comes after it is not waited for.
   stream.Hold();
   ASSERT_OK(transfer.Wait(kAmple));
-  EXPECT_TRUE(Landed(Side::kRemote));
+  EXPECT_TRUE(Arrived(Side::kRemote));
 }
 
 TEST_P(AgentCudaStream, AReadWaitsForWhatIsInTheStream) {
@@ -119,7 +119,7 @@ TEST_P(AgentCudaStream, AReadWaitsForWhatIsInTheStream) {
   stream.LetGo();
   ASSERT_OK(transfer.Wait(kAmple));
   EXPECT_EQ(old, kNoMismatch);
-  EXPECT_TRUE(Landed(Side::kLocal));
+  EXPECT_TRUE(Arrived(Side::kLocal));
 }
 
 // No host waits between: each transfer for the stream, the stream for each transfer.
@@ -168,7 +168,7 @@ TEST_P(AgentCudaStreamMemory, WhatFollowsInTheStreamSeesTheBytes) {
   stream.PutCopy(seen.address(), pair_.b.memory.address(), seen.size());
   ASSERT_TRUE(stream.Finish());
   ASSERT_OK(transfer.status());
-  EXPECT_TRUE(kvxfer::testing::Landed(kShape, Side::kLocal, 1, seen.bytes()));
+  EXPECT_TRUE(kvxfer::testing::Arrived(kShape, Side::kLocal, 1, seen.bytes()));
 }
 
 using AgentCudaStreamHost = StreamTest;
@@ -185,7 +185,7 @@ TEST_F(AgentCudaStreamHost, AnEventOfTheApplicationIsWaitedFor) {
   EXPECT_EQ(transfer.Poll(), TransferState::kActive);
   stream.LetGo();
   ASSERT_OK(transfer.Wait(kAmple));
-  EXPECT_TRUE(Landed(Side::kRemote));
+  EXPECT_TRUE(Arrived(Side::kRemote));
 }
 
 TEST_F(AgentCudaStreamHost, ANotificationWaitsToo) {
@@ -382,7 +382,7 @@ TEST_P(AgentCudaStreamEnd, Done) {
   MakeWait(transfer);
   ready_ = 1;
   ExpectThrough(transfer, TransferState::kDone);
-  EXPECT_TRUE(Landed(Side::kRemote));
+  EXPECT_TRUE(Arrived(Side::kRemote));
 }
 
 TEST_P(AgentCudaStreamEnd, Failed) {

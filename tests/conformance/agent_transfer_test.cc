@@ -109,8 +109,8 @@ void RunCase(Pair& pair, const Flavour& flavour, const Case& c) {
   EXPECT_EQ(stats.path, stats.bytes == 0 ? flavour.backend : flavour.path());
   EXPECT_GE(stats.total, stats.wire);
 
-  EXPECT_TRUE(Landed(c.shape, c.read ? Side::kLocal : Side::kRemote, seed,
-                     (c.read ? local : remote).bytes()));
+  EXPECT_TRUE(Arrived(c.shape, c.read ? Side::kLocal : Side::kRemote, seed,
+                      (c.read ? local : remote).bytes()));
   EXPECT_TRUE(local.GuardsIntact());
   EXPECT_TRUE(remote.GuardsIntact());
   if (c.notification) {
@@ -156,7 +156,7 @@ TEST_P(AgentTransfer, TheTargetIsToldWithoutAnyCallOfTheInitiator) {
   ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair.a.agent, "b", Telling("told")));
   ASSERT_OK_AND_ASSIGN(const Notification n, pair.b.agent->WaitNotification(kAmple));
   EXPECT_EQ(n.payload, "told");
-  EXPECT_TRUE(Landed(shape, Side::kRemote, 5, pair.b.memory.bytes()));
+  EXPECT_TRUE(Arrived(shape, Side::kRemote, 5, pair.b.memory.bytes()));
   EXPECT_TRUE(Eventually(kAmple, [&] { return transfer.Poll() == TransferState::kDone; }));
 }
 
@@ -186,13 +186,13 @@ void RunCaseBetween(TestPeer& a, TestPeer& b, const Case& c) {
     EXPECT_EQ(told, *c.notification);
     // Told means visible, before the initiator has been asked anything.
     if (!c.read) {
-      EXPECT_OK(b.CheckLanded(c.shape, Side::kRemote, seed));
+      EXPECT_OK(b.CheckArrived(c.shape, Side::kRemote, seed));
     }
   }
   ASSERT_OK_AND_ASSIGN(const TransferEnd end, a.WaitEnd(transfer, kAmple));
   ASSERT_OK(end.status);
   EXPECT_EQ(end.state, TransferState::kDone);
-  EXPECT_OK((c.read ? a : b).CheckLanded(c.shape, c.read ? Side::kLocal : Side::kRemote, seed));
+  EXPECT_OK((c.read ? a : b).CheckArrived(c.shape, c.read ? Side::kLocal : Side::kRemote, seed));
 }
 
 TEST_P(PeersTransfer, WriteAndReadBothWays) {
@@ -221,7 +221,7 @@ TEST_P(PeersTransfer, WriteAndReadBothWays) {
   ASSERT_OK_AND_ASSIGN(const int back, b->Post(false, "a", remote, shape, Telling("back")));
   ASSERT_OK_AND_ASSIGN(const std::string told, a->WaitNotification(kAmple));
   EXPECT_EQ(told, "back");
-  EXPECT_OK(a->CheckLanded(shape, Side::kRemote, 77));
+  EXPECT_OK(a->CheckArrived(shape, Side::kRemote, 77));
   ASSERT_OK_AND_ASSIGN(const TransferEnd end, b->WaitEnd(back, kAmple));
   EXPECT_OK(end.status);
 }

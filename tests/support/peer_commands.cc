@@ -38,7 +38,7 @@ class CommandServer {
     if (command == "kv") return RegisterKvCache(f);
     if (command == "wait") return Wait(f);
     if (command == "quiesce") return Quiesce(f);
-    if (command == "landed") return Landed(f);
+    if (command == "landed") return Arrived(f);
     if (command == "metadata") return One(node_.agent->Metadata());
     if (command == "add_peer") return One(node_.agent->AddPeer(f.at(1)));
     if (command == "notification") return WaitNotification(f);
@@ -150,12 +150,12 @@ class CommandServer {
     return Fields{result->quiet ? "1" : "0", std::to_string(result->token), result->pending};
   }
 
-  absl::StatusOr<Fields> Landed(const Fields& f) {
+  absl::StatusOr<Fields> Arrived(const Fields& f) {
     const Shape shape = Shape::FromString(f.at(1));
-    const auto landed =
-        testing::Landed(shape, f.at(2) == "1" ? Side::kRemote : Side::kLocal, ToNumber(f.at(3)),
-                        node_.memory.bytes().first(shape.memory_bytes()));
-    if (!landed) return absl::DataLossError(landed.message());
+    const auto received =
+        testing::Arrived(shape, f.at(2) == "1" ? Side::kRemote : Side::kLocal, ToNumber(f.at(3)),
+                         node_.memory.bytes().first(shape.memory_bytes()));
+    if (!received) return absl::DataLossError(received.message());
     if (!node_.memory.GuardsIntact()) return absl::DataLossError("a guard page was written");
     return Fields{};
   }

@@ -166,7 +166,7 @@ absl::Status TestPeer::Fill(uint64_t pattern_seed) {
   return Call({"fill", Number(pattern_seed)}).status();
 }
 
-absl::Status TestPeer::CheckLanded(const Shape& shape, Side side, uint64_t pattern_seed) {
+absl::Status TestPeer::CheckArrived(const Shape& shape, Side side, uint64_t pattern_seed) {
   return Call({"landed", shape.ToString(), side == Side::kRemote ? "1" : "0", Number(pattern_seed)})
       .status();
 }

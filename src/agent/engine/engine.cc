@@ -140,7 +140,7 @@ absl::Status Engine::MakeBackends() {
     Log(absl::IsUnimplemented(why) ? LogLevel::kDebug : LogLevel::kWarning,
         "agent {} goes without a backend: {}", options.name, unusable_.back().why);
   }
-  inbound_.OpenRooms();
+  inbound_.OpenArrivalCapacities();
   WarnOfUnusedSections();
   if (auto status = CheckServesMetadata(); !status.ok()) return status;
   return CheckSomeBackend();
@@ -241,7 +241,7 @@ bool Engine::Round(uint64_t readable, Time now, Leaving leaving) {
   return busy;
 }
 
-bool Engine::Glance(Time now, Leaving leaving) {
+bool Engine::QuickRound(Time now, Leaving leaving) {
   // Not while events are left over: their messages are valid only until the next Poll or Peek.
   if (undone_.empty()) {
     for (const auto& backend : runtime_.backends) backend->Peek();
@@ -277,8 +277,8 @@ bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
 
 // Takes up to `most` events from one backend. True: there were any.
 bool Engine::Poll(size_t backend, size_t most, bool readable) {
-  const auto room = std::span(events_).first(most);
-  undone_ = room.first(runtime_.backends[backend]->Poll(room, readable));
+  const auto space = std::span(events_).first(most);
+  undone_ = space.first(runtime_.backends[backend]->Poll(space, readable));
   undone_from_ = backend;
   return !undone_.empty();
 }
@@ -330,18 +330,18 @@ void Engine::Dispatch(Event& event) {
   if (user != runtime_.users.end()) user->second->OnEvent(event);
 }
 
-absl::Status Engine::OnCarriedTo(const Incarnation& peer, uint64_t session,
-                                 std::span<const std::byte> message) {
+absl::Status Engine::OnPiggybackedTo(const Incarnation& peer, uint64_t session,
+                                     std::span<const std::byte> message) {
   Peer* owner = nullptr;
   ForEachPeer([&](Peer& one) {
     if (owner == nullptr && one.Knows(peer, session)) owner = &one;
   });
-  return owner == nullptr ? absl::OkStatus() : owner->OnCarried(message);
+  return owner == nullptr ? absl::OkStatus() : owner->OnPiggybacked(message);
 }
 
-void Engine::CarrierToLost(const Incarnation& peer) {
+void Engine::PiggybackLinkToLost(const Incarnation& peer) {
   ForEachPeer([&](Peer& one) {
-    if (one.metadata().incarnation == peer) one.CarrierLost();
+    if (one.metadata().incarnation == peer) one.PiggybackLinkLost();
   });
 }
 

@@ -2,8 +2,8 @@
 // else on the driver (progress_loop.h). Agent forwards to it; Transfer handles find it through a
 // weak pointer.
 //
-// Thread-safety: the public methods from any thread, except those of Driven and OtherWay, which
-// only the driver calls.
+// Thread-safety: the public methods from any thread, except those of Driven and ReverseSession,
+// which only the driver calls.
 
 #ifndef KVXFER_AGENT_ENGINE_ENGINE_H_
 #define KVXFER_AGENT_ENGINE_ENGINE_H_
@@ -36,7 +36,7 @@ namespace kvxfer {
 // The longest duration that an option may have; adding it to the clock does not overflow.
 inline constexpr Duration kLongest = std::chrono::hours(24 * 365);
 
-class Engine : public Driven, public OtherWay, public std::enable_shared_from_this<Engine> {
+class Engine : public Driven, public ReverseSession, public std::enable_shared_from_this<Engine> {
  public:
   using Blocks = std::variant<std::monostate, PagedBlocks, DescriptorBlocks>;
 
@@ -44,7 +44,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
                                                         internal::BackendMaker make);
   Engine(const AgentOptions& options, internal::BackendMaker make)
       : runtime_(options), inbound_(&runtime_), make_backend_(make) {
-    runtime_.other_way = this;
+    runtime_.reverse_session = this;
   }
   ~Engine() override;
 
@@ -106,21 +106,23 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
 
   // Driven.
   bool Round(uint64_t readable, Time now, Leaving leaving) override;
-  bool Glance(Time now, Leaving leaving) override;
+  bool QuickRound(Time now, Leaving leaving) override;
   void Post() override;
   bool Arm() override;
   Time NextTimer() override;
 
-  // OtherWay.
-  Rider RiderTo(const Incarnation& initiator) override { return inbound_.RiderTo(initiator); }
-  void CarrierFromLost(const Incarnation& peer) override { inbound_.CarrierLost(peer); }
-  void CarrierToLost(const Incarnation& peer) override;
-  absl::Status OnCarriedFrom(const Incarnation& peer, uint64_t session,
-                             std::span<const std::byte> message) override {
-    return inbound_.OnCarried(peer, session, message);
+  // ReverseSession.
+  Piggyback PiggybackTo(const Incarnation& initiator) override {
+    return inbound_.PiggybackTo(initiator);
   }
-  absl::Status OnCarriedTo(const Incarnation& peer, uint64_t session,
-                           std::span<const std::byte> message) override;
+  void PiggybackLinkFromLost(const Incarnation& peer) override { inbound_.PiggybackLinkLost(peer); }
+  void PiggybackLinkToLost(const Incarnation& peer) override;
+  absl::Status OnPiggybackedFrom(const Incarnation& peer, uint64_t session,
+                                 std::span<const std::byte> message) override {
+    return inbound_.OnPiggybacked(peer, session, message);
+  }
+  absl::Status OnPiggybackedTo(const Incarnation& peer, uint64_t session,
+                               std::span<const std::byte> message) override;
 
  private:
   absl::Status Init();

@@ -29,7 +29,7 @@ class OpTable {
     bool sole = false;            // Op::sole: its bytes may bypass its rail
     uint32_t uses = 0;            // distinguishes a stale id from a live one
     std::span<const Run> runs{};  // the used part of `room`
-    std::vector<Run> room{};
+    std::vector<Run> space{};
   };
 
   // A free entry for `owner`, without runs. Its address stays valid until Release.

@@ -109,7 +109,7 @@ void ProgressLoop::Stop() {
     standby_.Fire();
     for (Driver* driver : drivers_) driver->cv.notify_all();
     // Waits until no thread is inside. Without Start nobody ever drove.
-    empty_cv_.wait(lock, [this] { return drivers_.empty() && (seat_.empty() || !driven_); });
+    empty_cv_.wait(lock, [this] { return drivers_.empty() && (drive_state_.empty() || !driven_); });
   }
   if (background_.joinable()) background_.join();
   RunLastCommands();
@@ -126,7 +126,7 @@ void ProgressLoop::RunLastCommands() {
 }
 
 // Relaxed: Submit sets the flag under mu_ too. A driver that reads it late still finds `pending_`
-// in seat_ before it sleeps or leaves.
+// in drive_state_ before it sleeps or leaves.
 void ProgressLoop::TakeCommands() {
   running_.swap(commands_);
   commanded_.store(false, std::memory_order_relaxed);
@@ -153,15 +153,15 @@ void ProgressLoop::Kick() {
   [[maybe_unused]] ssize_t n = write(event_fd_, &one, sizeof(one));
 }
 
-void ProgressLoop::Follow(const SeatState::Step& step) {
+void ProgressLoop::Follow(const DriveState::Step& step) {
   if (step.kick) Kick();
   if (step.returned) returned_cv_.notify_all();
   if (step.unpark != 0) {
     Driver& driver = **std::ranges::find(drivers_, step.unpark, &Driver::id);
-    driver.seated = true;
+    driver.driving = true;
     driver.cv.notify_all();
   }
-  if (stopping_ && seat_.empty()) empty_cv_.notify_all();
+  if (stopping_ && drive_state_.empty()) empty_cv_.notify_all();
 }
 
 // If another thread drives, the command is marked and that thread runs it before it sleeps or
@@ -174,8 +174,8 @@ bool ProgressLoop::Submit(Command command) {
     commands_.push_back(std::move(command));
     commanded_.store(true, std::memory_order_release);
     // While stopping, RunLastCommands runs it.
-    if (stopping_ || !seat_.Submit().entered) return true;
-    borrowed = seat_.borrowed();
+    if (stopping_ || !drive_state_.Submit().entered) return true;
+    borrowed = drive_state_.borrowed();
     TakeCommands();
   }
   Visit(borrowed, [this] { driven_->Post(); });
@@ -186,8 +186,8 @@ void ProgressLoop::Progress() {
   bool borrowed = false;
   {
     std::lock_guard lock(mu_);
-    if (stopping_ || !seat_.Submit().entered) return;
-    borrowed = seat_.borrowed();
+    if (stopping_ || !drive_state_.Submit().entered) return;
+    borrowed = drive_state_.borrowed();
     TakeCommands();
   }
   Visit(borrowed, [this] { driven_->Round(Look(Now()), Now(), Driven::Stays); });
@@ -205,7 +205,7 @@ void ProgressLoop::Visit(bool borrowed, absl::FunctionRef<void()> work) {
     std::lock_guard lock(mu_);
     // Wake the sleeper if a descriptor would not show the work that is left, or if a timer is due
     // earlier than its own.
-    const SeatState::Step step = seat_.LeaveSubmit(!armed || next < sleep_until_);
+    const DriveState::Step step = drive_state_.LeaveSubmit(!armed || next < sleep_until_);
     Follow(step);
     // Nobody drives now, and the background thread stands by without a timer: it has to take over.
     if (step.wake_background) standby_.Fire();
@@ -241,8 +241,8 @@ void ProgressLoop::Wake(const void* key) {
     driver->woken = true;
     // A driver that is awake evaluates done() in every round; only a sleeping one needs the
     // eventfd.
-    if (driver->seated) {
-      if (seat_.sleeping()) Kick();
+    if (driver->driving) {
+      if (drive_state_.sleeping()) Kick();
     } else {
       driver->cv.notify_all();
     }
@@ -258,24 +258,24 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
   if (stopping_) return false;
   driver.id = ++last_driver_;
   drivers_.push_back(&driver);
-  const SeatState::Step entry = seat_.EnterDriver(driver.id);
-  driver.seated = entry.entered;
+  const DriveState::Step entry = drive_state_.EnterDriver(driver.id);
+  driver.driving = entry.entered;
   Follow(entry);
-  while (!driver.seated && !stopping_ && !done() && Now() < deadline) {
+  while (!driver.driving && !stopping_ && !done() && Now() < deadline) {
     if (deadline == Time::max()) {
       driver.cv.wait(lock);
     } else {
       driver.cv.wait_until(lock, deadline);
     }
   }
-  if (!driver.seated) seat_.Unpark(driver.id);
-  if (driver.seated) {
+  if (!driver.driving) drive_state_.Unpark(driver.id);
+  if (driver.driving) {
     lock.unlock();
-    const Time left = DriveSeated(driver, done, deadline);
+    const Time left = DriveAsDriver(driver, done, deadline);
     lock.lock();
-    LeaveSeat(lock, &SeatState::LeaveDriver);
+    StopDriving(lock, &DriveState::LeaveDriver);
     // If nobody comes back, the timer makes the background thread take over.
-    if (seat_.empty() && !stopping_) standby_.PutOff(left);
+    if (drive_state_.empty() && !stopping_) standby_.PutOff(left);
   }
   std::erase(drivers_, &driver);
   if (stopping_) empty_cv_.notify_all();
@@ -284,7 +284,7 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
 }
 
 // Returns when it left, or shortly before.
-Time ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline) {
+Time ProgressLoop::DriveAsDriver(Driver& driver, absl::FunctionRef<bool()> done, Time deadline) {
   const Duration spin = SpinsUseful() ? (spin_ < Duration::zero() ? kDefaultSpin : spin_)
                                       : std::max(spin_, Duration::zero());
   // Once `leaving` has returned true the driver must leave, even if another thread takes away what
@@ -300,7 +300,7 @@ Time ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, T
     // A spinning thread only glances between two full rounds.
     whole = RunCommands() || whole;
     const bool busy =
-        whole ? driven_->Round(readable, now, leaving) : driven_->Glance(now, leaving);
+        whole ? driven_->Round(readable, now, leaving) : driven_->QuickRound(now, leaving);
     if (leaves) return now;
     if (busy || whole || round % kClockEvery == 0) now = Now();
     if (now >= deadline) return now;
@@ -341,7 +341,7 @@ uint64_t ProgressLoop::Look(Time now) {
 void ProgressLoop::TakeKick() {
   // Not if it is meant for a thread that has not left epoll yet: the background thread after it was
   // replaced, or a sleeper whose place this submitter has borrowed.
-  if (seat_.background_leaving() || seat_.sleeping()) return;
+  if (drive_state_.background_leaving() || drive_state_.sleeping()) return;
   uint64_t count;
   [[maybe_unused]] ssize_t got = read(event_fd_, &count, sizeof(count));
 }
@@ -360,8 +360,8 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
     std::lock_guard lock(mu_);
     // Wake sets `woken` under mu_ and kicks only a sleeper: a Wake before BeginSleep is seen here.
     const bool woken = std::ranges::any_of(
-        drivers_, [](const Driver* driver) { return driver->seated && driver->woken; });
-    sleeps = !stopping_ && !woken && seat_.BeginSleep();
+        drivers_, [](const Driver* driver) { return driver->driving && driver->woken; });
+    sleeps = !stopping_ && !woken && drive_state_.BeginSleep();
     if (sleeps) sleep_until_ = wake;
   }
   if (!sleeps) {
@@ -372,14 +372,14 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
   const int n = EpollUntil(epoll_fd_, events, wake);
   std::unique_lock lock(mu_);
   for (;;) {
-    switch (seat_.EndSleep(background)) {
-      case SeatState::Wakened::kLost:
+    switch (drive_state_.EndSleep(background)) {
+      case DriveState::Wakened::kLost:
         return false;
       // A submitter works in this thread's place and returns it.
-      case SeatState::Wakened::kBorrowed:
+      case DriveState::Wakened::kBorrowed:
         returned_cv_.wait(lock);
         continue;
-      case SeatState::Wakened::kOwner:
+      case DriveState::Wakened::kOwner:
         break;
     }
     break;
@@ -393,15 +393,15 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
 }
 
 // Stops driving, after running what was marked meanwhile. `lock` holds mu_ at entry and at return.
-void ProgressLoop::LeaveSeat(std::unique_lock<std::mutex>& lock,
-                             SeatState::Step (SeatState::*leave)()) {
+void ProgressLoop::StopDriving(std::unique_lock<std::mutex>& lock,
+                               DriveState::Step (DriveState::*leave)()) {
   for (;;) {
-    const SeatState::Step step = (seat_.*leave)();
+    const DriveState::Step step = (drive_state_.*leave)();
     Follow(step);
     if (!step.again) return;
     // The marked commands are left to RunLastCommands; the mark is cleared, so this leaves.
     if (stopping_) {
-      Follow((seat_.*leave)());
+      Follow((drive_state_.*leave)());
       return;
     }
     TakeCommands();
@@ -421,7 +421,7 @@ bool ProgressLoop::SpinsUseful() const {
 // stay parked and be woken by the background thread: two wake-ups for each event.
 bool ProgressLoop::HandOver() {
   std::lock_guard lock(mu_);
-  const SeatState::Step step = seat_.HandOver();
+  const DriveState::Step step = drive_state_.HandOver();
   Follow(step);
   return step.unpark != 0;
 }
@@ -431,29 +431,29 @@ void ProgressLoop::Background() {
   while (!stopping_) {
     // While another thread drives there is nothing to watch: a thread that stops driving sets the
     // timer.
-    if (!seat_.BackgroundStandBy()) standby_.PutOff(Now());
+    if (!drive_state_.BackgroundStandBy()) standby_.PutOff(Now());
     lock.unlock();
     standby_.Wait();
     lock.lock();
     standby_.Fired();
     if (stopping_) return;
-    if (!seat_.BackgroundTake().entered) continue;
+    if (!drive_state_.BackgroundTake().entered) continue;
     lock.unlock();
-    bool seated = true;
+    bool driving = true;
     uint64_t readable = 0;
-    while (seated && !stopping_) {
+    while (driving && !stopping_) {
       RunCommands();
       const bool busy = driven_->Round(readable, Now(), Driven::Stays);
       if (HandOver()) {
-        seated = false;
+        driving = false;
       } else if (busy) {
         readable = Look(Now());
       } else {
-        seated = SleepOnce(Time::max(), true, readable);
+        driving = SleepOnce(Time::max(), true, readable);
       }
     }
     lock.lock();
-    if (seated) LeaveSeat(lock, &SeatState::LeaveBackground);
+    if (driving) StopDriving(lock, &DriveState::LeaveBackground);
   }
 }
 

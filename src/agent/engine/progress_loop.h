@@ -18,7 +18,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "src/agent/engine/seat_state.h"
+#include "src/agent/engine/drive_state.h"
 #include "src/agent/engine/standby_timer.h"
 #include "src/core/base/clock.h"
 
@@ -44,7 +44,7 @@ class Driven {
   // A round that returns at once, without sending or looking at timers, if there is no event.
   // Spinning threads call it between two rounds. It lets backends Peek for what has probably
   // arrived.
-  virtual bool Glance(Time now, Leaving leaving) = 0;
+  virtual bool QuickRound(Time now, Leaving leaving) = 0;
   // Sends what can be sent, without polling; for submitters.
   virtual void Post() = 0;
   // Prepares for sleeping on the wait descriptors. False: there is work that they would not show.
@@ -92,12 +92,12 @@ class ProgressLoop {
  private:
   // A thread in DriveUntil. It drives (`seated`) or is parked on `cv`.
   struct Driver {
-    SeatState::DriverId id = 0;
+    DriveState::DriverId id = 0;
     const void* key = nullptr;
     bool answers = false;
     std::condition_variable cv{};
     bool woken = false;
-    bool seated = false;
+    bool driving = false;
   };
 
   void TakeCommands();  // mu_ held, by the driver
@@ -105,13 +105,13 @@ class ProgressLoop {
   bool RunCommands();  // true when there were any
   void RunLastCommands();
   void Visit(bool borrowed, absl::FunctionRef<void()> work);
-  void Follow(const SeatState::Step& step);  // mu_ held
+  void Follow(const DriveState::Step& step);  // mu_ held
   void Kick();
   void TakeKick();
   uint64_t Look(Time now);
   bool SleepOnce(Time until, bool background, uint64_t& readable);
-  Time DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline);
-  void LeaveSeat(std::unique_lock<std::mutex>& lock, SeatState::Step (SeatState::*leave)());
+  Time DriveAsDriver(Driver& driver, absl::FunctionRef<bool()> done, Time deadline);
+  void StopDriving(std::unique_lock<std::mutex>& lock, DriveState::Step (DriveState::*leave)());
   bool SpinsUseful() const;
   bool HandOver();
   void Background();
@@ -134,9 +134,9 @@ class ProgressLoop {
   std::mutex mu_;  // guards everything below
   std::vector<Command> commands_;
   bool taking_ = true;  // commands are accepted
-  SeatState seat_;
+  DriveState drive_state_;
   std::atomic<bool> stopping_{false};  // also read without mu_
-  SeatState::DriverId last_driver_ = 0;
+  DriveState::DriverId last_driver_ = 0;
   std::vector<Driver*> drivers_;  // threads in DriveUntil; few
   std::condition_variable returned_cv_;
   StandbyTimer standby_;  // guarded except for its Wait

@@ -20,8 +20,8 @@
 #include "src/agent/engine/presence.h"
 #include "src/agent/engine/progress_loop.h"
 #include "src/agent/engine/transfer_record.h"
-#include "src/agent/kv/kv_lease_desk.h"
 #include "src/agent/kv/kv_registry.h"
+#include "src/agent/kv/lease_service.h"
 #include "src/agent/staging/staging.h"
 #include "src/core/plan/id_pool.h"
 #include "src/core/protocol/reliable_channel.h"
@@ -38,12 +38,12 @@ class EndpointUser {
 
 // When two agents write to each other there are two sessions, one each way. Messages of one session
 // can be piggybacked on messages of the other, in either direction: one send instead of two.
-class OtherWay {
+class ReverseSession {
  public:
-  virtual ~OtherWay() = default;
+  virtual ~ReverseSession() = default;
 
   // What this agent has to send as the target of a session.
-  struct Rider {
+  struct Piggyback {
     ReliableChannel* channel = nullptr;  // null: nothing
     uint64_t session = 0;
     // A connection of that session on which this agent's messages as an initiator may be
@@ -52,18 +52,18 @@ class OtherWay {
     Time heard{};
     bool* carried = nullptr;  // of that connection: set once something was piggybacked on it
   };
-  virtual Rider RiderTo(const Incarnation& initiator) = 0;
+  virtual Piggyback PiggybackTo(const Incarnation& initiator) = 0;
   // A connection is lost over which messages of the session from `peer`, or to `peer`, were
   // piggybacked.
-  virtual void CarrierFromLost(const Incarnation& peer) = 0;
-  virtual void CarrierToLost(const Incarnation& peer) = 0;
+  virtual void PiggybackLinkFromLost(const Incarnation& peer) = 0;
+  virtual void PiggybackLinkToLost(const Incarnation& peer) = 0;
   // Handles a piggybacked message of `session`: `peer` sent it as the session's initiator, or as
   // its target, over a connection of the other session. An error: the peer broke the protocol.
   // Messages of a session that has ended are ignored.
-  virtual absl::Status OnCarriedFrom(const Incarnation& peer, uint64_t session,
-                                     std::span<const std::byte> message) = 0;
-  virtual absl::Status OnCarriedTo(const Incarnation& peer, uint64_t session,
-                                   std::span<const std::byte> message) = 0;
+  virtual absl::Status OnPiggybackedFrom(const Incarnation& peer, uint64_t session,
+                                         std::span<const std::byte> message) = 0;
+  virtual absl::Status OnPiggybackedTo(const Incarnation& peer, uint64_t session,
+                                       std::span<const std::byte> message) = 0;
 };
 
 // Sends what `channel` has to send, as far as `endpoint` accepts it.
@@ -85,8 +85,8 @@ struct Runtime {
   // The transfer must have ended; it need not be quarantined.
   void ClearQuarantine(const TransferPtr& record);
 
-  OtherWay* other_way = nullptr;  // set by the engine
-  Time now{};                     // when the current round, or posting, began
+  ReverseSession* reverse_session = nullptr;  // set by the engine
+  Time now{};                                 // when the current round, or posting, began
   const AgentOptions options;
   Incarnation incarnation;
   HostIdentity host;
@@ -118,7 +118,7 @@ struct Runtime {
   ProgressLoop loop;
   KvEvents kv_events;
   KvRegistry kv;
-  KvLeaseDesk leases;
+  LeaseService leases;
 
  private:
   static constexpr uint64_t kFirstChild = uint64_t{1} << 62;

@@ -21,7 +21,7 @@ class KvEvents {
   static constexpr size_t kMaxLost = 1 << 16;
 
   // Beyond kMaxLost the oldest lost request is dropped. Ended leases are bounded elsewhere: while
-  // too many were not popped, KvLeaseDesk::Grant refuses new ones.
+  // too many were not popped, LeaseService::Grant refuses new ones.
   void Push(KvEvent event) {
     std::lock_guard lock(mu_);
     auto& queue = event.kind == KvEventKind::kRequestLost ? lost_ : ended_;

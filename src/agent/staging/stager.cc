@@ -225,9 +225,9 @@ void Stager::OnChildEnd(uint64_t child, const internal::TransferRecord::End& end
 }
 
 absl::Status Stager::OnStaged(const StagedFrame& frame) {
-  if (const auto unsure = unsure_.find(frame.transfer); unsure != unsure_.end()) {
-    unsure->second.staged = true;
-    if (unsure->second.quiet) LetGo(unsure);
+  if (const auto unsettled = unsettled_.find(frame.transfer); unsettled != unsettled_.end()) {
+    unsettled->second.staged = true;
+    if (unsettled->second.quiet) LetGo(unsettled);
     return absl::OkStatus();
   }
   const auto it = ops_.find(frame.transfer);
@@ -253,17 +253,17 @@ absl::Status Stager::OnStaged(const StagedFrame& frame) {
 }
 
 // Returns the op's buffers, except a lent one that may still receive bytes.
-void Stager::Finish(uint64_t child, absl::Status status, bool unsure) {
+void Stager::Finish(uint64_t child, absl::Status status, bool unsettled) {
   StagedOp op = std::move(ops_.at(child));
   ops_.erase(child);
   if (op.own.has_value()) GiveOwn(*op.own);
-  if (op.lent.has_value() && !unsure) GiveLent(*op.lent);
-  if (unsure) {
+  if (op.lent.has_value() && !unsettled) GiveLent(*op.lent);
+  if (unsettled) {
     ++outstanding_[op.whole];
-    unsure_.emplace(child, Unsure{.whole = op.whole,
-                                  .lent = op.lent,
-                                  .told = op.told && op.answers,
-                                  .staged = op.answer.has_value()});
+    unsettled_.emplace(child, Unsettled{.whole = op.whole,
+                                        .lent = op.lent,
+                                        .told = op.told && op.answers,
+                                        .staged = op.answer.has_value()});
   }
   if (op.owner != nullptr) {
     ended_.push_back({.op = op.op, .status = std::move(status)});
@@ -330,16 +330,16 @@ void Stager::Settle(const TransferPtr& whole) {
   peer_->OnSettled(record);
 }
 
-void Stager::LetGo(std::map<uint64_t, Unsure>::iterator it) {
-  const Unsure unsure = std::move(it->second);
-  unsure_.erase(it);
-  if (unsure.lent.has_value()) GiveLent(*unsure.lent);
-  Settle(unsure.whole);
+void Stager::LetGo(std::map<uint64_t, Unsettled>::iterator it) {
+  const Unsettled unsettled = std::move(it->second);
+  unsettled_.erase(it);
+  if (unsettled.lent.has_value()) GiveLent(*unsettled.lent);
+  Settle(unsettled.whole);
 }
 
 void Stager::OnChildQuiet(uint64_t child, bool arrived) {
-  const auto it = unsure_.find(child);
-  if (it == unsure_.end()) return;
+  const auto it = unsettled_.find(child);
+  if (it == unsettled_.end()) return;
   it->second.quiet = true;
   // The child's bytes have arrived and the target's copy of them is not over.
   const bool copied_yet = it->second.told && arrived && !it->second.staged;
@@ -348,7 +348,7 @@ void Stager::OnChildQuiet(uint64_t child, bool arrived) {
 
 void Stager::OnQuiet() {
   std::vector<TransferPtr> settled;
-  std::erase_if(unsure_, [&](const auto& entry) {
+  std::erase_if(unsettled_, [&](const auto& entry) {
     if (entry.second.past) settled.push_back(entry.second.whole);
     return entry.second.past;
   });
@@ -372,9 +372,9 @@ void Stager::OnSessionEnd() {
                                                " ended while it copied into its GPU's memory")),
            write);
   }
-  for (auto& [child, unsure] : unsure_) {
-    unsure.lent.reset();
-    unsure.past = true;
+  for (auto& [child, unsettled] : unsettled_) {
+    unsettled.lent.reset();
+    unsettled.past = true;
   }
 }
 

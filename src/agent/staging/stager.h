@@ -128,7 +128,7 @@ class Stager final : private Staging::User {
   absl::Status StartChild(uint64_t child, StagedOp& op);
   void OnMoved(uint64_t child, const absl::Status& status) override;
   // `unsure`: bytes of the op may still be received.
-  void Finish(uint64_t child, absl::Status status, bool unsure = false);
+  void Finish(uint64_t child, absl::Status status, bool unsettled = false);
   void GiveOwn(uint32_t slot);
   void GiveLent(uint32_t slot);
   void GiveBack(std::vector<uint32_t> slots);
@@ -147,7 +147,7 @@ class Stager final : private Staging::User {
   std::map<TransferPtr, uint32_t> outstanding_;
   // An op that is over although its bytes may still be received. It is kept, by child, until the
   // wire is quiet for the child and the target does not copy for it.
-  struct Unsure {
+  struct Unsettled {
     TransferPtr whole{};
     std::optional<uint32_t> lent{};
     bool told = false;    // once the child has arrived the target copies its bytes, and answers
@@ -155,8 +155,8 @@ class Stager final : private Staging::User {
     bool quiet = false;   // the child is quiet
     bool past = false;    // its session has ended; OnQuiet settles it
   };
-  std::map<uint64_t, Unsure> unsure_;
-  void LetGo(std::map<uint64_t, Unsure>::iterator it);
+  std::map<uint64_t, Unsettled> unsettled_;
+  void LetGo(std::map<uint64_t, Unsettled>::iterator it);
 
   uint32_t own_held_ = 0;
   std::vector<uint32_t> lent_;  // indices of lent buffers that are free

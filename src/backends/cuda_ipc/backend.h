@@ -22,7 +22,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/cuda_ipc/copy_queue.h"
-#include "src/backends/cuda_ipc/desk.h"
+#include "src/backends/cuda_ipc/lifeline_listener.h"
 #include "src/backends/cuda_ipc/opened.h"
 #include "src/backends/cuda_ipc/peer_region.h"
 #include "src/backends/cuda_ipc/regions.h"
@@ -32,7 +32,7 @@ namespace kvxfer::cuda_ipc {
 
 class CudaIpcBackend final : public Backend,
                              private net::LinkHub::Owner,
-                             private Desk::Owner,
+                             private LifelineListener::Owner,
                              private CudaIpcRegistration::Owner {
  public:
   static absl::StatusOr<std::unique_ptr<CudaIpcBackend>> Create(const BackendContext& context);
@@ -72,7 +72,7 @@ class CudaIpcBackend final : public Backend,
   absl::Status Open(const Incarnation& incarnation);
   std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
   std::optional<Time> deadline() const override;
-  void OnDeadline(Time now) override { desk_.OnDeadline(now); }
+  void OnDeadline(Time now) override { lifeline_listener_.OnDeadline(now); }
   void OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) override;
   void OnClosed(const CudaIpcRegistration& registration) override;
 
@@ -81,7 +81,7 @@ class CudaIpcBackend final : public Backend,
   const uint64_t ipc_namespace_;
   Capabilities capabilities_;
   net::LinkHub hub_;
-  Desk desk_{this};  // destroyed before the hub
+  LifelineListener lifeline_listener_{this};  // destroyed before the hub
   OpenedTable opened_;
   CopyQueue copies_;
   std::unordered_map<uint64_t, CudaIpcRegistration*> regions_;

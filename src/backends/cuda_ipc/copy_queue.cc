@@ -166,7 +166,7 @@ bool CopyQueue::Launch(int device, Lane& lane, Batch batch) {
 }
 
 bool CopyQueue::StartEach(int device, Lane& lane, const Batch& batch) {
-  bool room = true;
+  bool space = true;
   for (const Ops::iterator posted : batch.ops) {
     ++batches_;
     pieces_.clear();
@@ -174,14 +174,14 @@ bool CopyQueue::StartEach(int device, Lane& lane, const Batch& batch) {
     absl::Status status = AddPieces(device, lane, *posted, alone);
     if (status.ok()) {
       alone.ops.push_back(posted);
-      room &= Launch(device, lane, std::move(alone));
+      space &= Launch(device, lane, std::move(alone));
       continue;
     }
     posted->status.Update(status);
     --posted->running;
     Left(posted);
   }
-  return room;
+  return space;
 }
 
 void CopyQueue::Left(Ops::iterator posted) {

@@ -14,7 +14,7 @@
 
 namespace kvxfer::cuda_ipc {
 
-DialledLink::DialledLink(CudaIpcBackend* backend, net::PeerAddress control, Whereabouts peer,
+DialledLink::DialledLink(CudaIpcBackend* backend, net::PeerAddress control, MetadataAddress peer,
                          const HostIdentity& host)
     : Link(backend, std::move(control)), peer_(std::move(peer)), host_(host) {}
 
@@ -46,7 +46,7 @@ absl::Status DialledLink::OnFrame(std::span<const std::byte> frame) {
 
 absl::Status DialledLink::MakeLifeline(const Hello& hello) {
   dialled_ = true;
-  auto lifeline = Lifeline::Connect(&reactor(), peer_.desk);
+  auto lifeline = Lifeline::Connect(&reactor(), peer_.listener);
   if (!lifeline.ok()) return lifeline.status();
   const Credentials& them = (*lifeline)->peer();
   if (them.uid != ::geteuid()) {

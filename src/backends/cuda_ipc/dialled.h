@@ -27,7 +27,7 @@ namespace kvxfer::cuda_ipc {
 
 class DialledLink final : public Link, private CopyUser {
  public:
-  DialledLink(CudaIpcBackend* backend, net::PeerAddress control, Whereabouts peer,
+  DialledLink(CudaIpcBackend* backend, net::PeerAddress control, MetadataAddress peer,
               const HostIdentity& host);
   ~DialledLink() override;
 
@@ -85,7 +85,7 @@ class DialledLink final : public Link, private CopyUser {
   // Nothing is under way, and nothing begins.
   void BeQuiet();
 
-  const Whereabouts peer_;
+  const MetadataAddress peer_;
   const HostIdentity host_;
   MemoryOwner owner_;
   bool dialled_ = false;           // the lifeline was connected

@@ -47,17 +47,17 @@ absl::StatusOr<net::Fd> NewSocket() {
 }
 
 absl::StatusOr<std::unique_ptr<Lifeline>> Lifeline::Connect(net::Reactor* reactor,
-                                                            const std::string& desk) {
+                                                            const std::string& listener) {
   absl::StatusOr<net::Fd> socket = NewSocket();
   if (!socket.ok()) return socket.status();
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
-  if (desk.size() >= sizeof(name.sun_path)) {
+  if (listener.size() >= sizeof(name.sun_path)) {
     return absl::InvalidArgumentError("the name of the peer's socket is too long");
   }
   // Abstract name: the first byte of the path stays zero.
-  std::memcpy(name.sun_path + 1, desk.data(), desk.size());
-  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + desk.size());
+  std::memcpy(name.sun_path + 1, listener.data(), listener.size());
+  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + listener.size());
   if (::connect(socket->get(), reinterpret_cast<const sockaddr*>(&name), bytes) != 0) {
     return absl::UnavailableError(ErrnoText(
         errno == EAGAIN ? "too many wait for the peer's process" : "connecting to the process",

@@ -43,7 +43,7 @@ class Lifeline final : public net::Watcher {
   // Connects to the desk of that name (desk.h). Unavailable: no process listens there, or too many
   // connections wait.
   static absl::StatusOr<std::unique_ptr<Lifeline>> Connect(net::Reactor* reactor,
-                                                           const std::string& desk);
+                                                           const std::string& listener);
   // Takes an accepted socket.
   static absl::StatusOr<std::unique_ptr<Lifeline>> Adopt(net::Reactor* reactor, net::Fd socket);
   // Sends nothing; the other side sees the end.

@@ -13,24 +13,24 @@ namespace {
 
 constexpr char kForm[] = "1";
 // The longest abstract name that fits sockaddr_un after its leading zero byte.
-constexpr size_t kMaxDeskName = 106;
+constexpr size_t kMaxListenerName = 106;
 constexpr uint8_t kFirst = 1;  // kind on the wire
 
 }  // namespace
 
-std::string Encode(const Whereabouts& at) {
-  return absl::StrCat(kForm, "|", at.ipc_namespace, "|", at.desk, "|", at.control);
+std::string Encode(const MetadataAddress& at) {
+  return absl::StrCat(kForm, "|", at.ipc_namespace, "|", at.listener, "|", at.control);
 }
 
-absl::StatusOr<Whereabouts> DecodeWhereabouts(std::string_view text) {
+absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view text) {
   const std::vector<absl::string_view> parts = absl::StrSplit(ToAbsl(text), '|');
-  Whereabouts out;
+  MetadataAddress out;
   if (parts.size() != 4 || parts[0] != kForm || !absl::SimpleAtoi(parts[1], &out.ipc_namespace) ||
-      parts[2].empty() || parts[2].size() > kMaxDeskName) {
+      parts[2].empty() || parts[2].size() > kMaxListenerName) {
     return absl::InvalidArgumentError(
         "cuda_ipc: the peer's address is not one of this version; both sides need the same kvxfer");
   }
-  out.desk = std::string(parts[2]);
+  out.listener = std::string(parts[2]);
   out.control = std::string(parts[3]);
   return out;
 }

@@ -45,14 +45,14 @@ using Word = std::array<uint8_t, 16>;
 // --- metadata ---
 
 // Where an agent can be reached.
-struct Whereabouts {
+struct MetadataAddress {
   uint64_t ipc_namespace = 0;  // inode number of /proc/self/ns/ipc; 0: unknown
-  std::string desk{};          // abstract name of the socket where lifelines arrive
+  std::string listener{};      // abstract name of the socket where lifelines arrive
   std::string control{};       // for control streams (src/transport/sockets/address.h)
 };
-std::string Encode(const Whereabouts& at);
+std::string Encode(const MetadataAddress& at);
 // InvalidArgument says what is wrong.
-absl::StatusOr<Whereabouts> DecodeWhereabouts(std::string_view text);
+absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view text);
 
 // Identifies a region. It opens nothing by itself.
 struct RegionKey {

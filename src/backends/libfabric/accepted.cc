@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegi
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
 }
 
-absl::Status AcceptedLink::OnWord(const Frame& frame) {
+absl::Status AcceptedLink::OnDecoded(const Frame& frame) {
   if (const auto* offer = std::get_if<Offer>(&frame)) return OnOffer(*offer);
   if (const auto* quiet = std::get_if<Quiet>(&frame)) {
     if (quiet_.size() == FenceBook::kMaxEarly) {
@@ -91,8 +91,8 @@ absl::Status AcceptedLink::OnWord(const Frame& frame) {
     if (Rail* const rail = rail_of(count)) rail->due = count->count;
     return absl::OkStatus();
   }
-  if (const auto* told = std::get_if<Told>(&frame)) {
-    if (rail_of(told) != nullptr) OnImmediate(told->rail, told->immediate);
+  if (const auto* immediate = std::get_if<Immediate>(&frame)) {
+    if (rail_of(immediate) != nullptr) OnImmediate(immediate->rail, immediate->immediate);
     return absl::OkStatus();
   }
   if (const auto* lost = std::get_if<RailLost>(&frame)) {
@@ -126,7 +126,7 @@ void AcceptedLink::Make(const Offer& offer) {
   Kill(offer.rail);
   Rail& rail = rails_[offer.rail];
   rail.life = offer.life;
-  rail.got = rail.told = rail.due = kFirstCount;
+  rail.got = rail.immediate = rail.due = kFirstCount;
   rail.probed = false;
   Answer answer{.rail = offer.rail, .life = offer.life};
   if (const absl::Status status = TryMake(offer); status.ok()) {
@@ -191,9 +191,9 @@ absl::Status AcceptedLink::LookAt(uint32_t index, size_t most) {
   }
   // Reports at once when everything announced has arrived, because the peer may be waiting for
   // that, and else every kHeardEvery.
-  const bool all = rail.got == rail.due && rail.got != rail.told;
-  if (all || rail.got - rail.told >= kHeardEvery) {
-    rail.told = rail.got;
+  const bool all = rail.got == rail.due && rail.got != rail.immediate;
+  if (all || rail.got - rail.immediate >= kHeardEvery) {
+    rail.immediate = rail.got;
     Tell(Count{.rail = static_cast<uint8_t>(index), .life = rail.life, .count = rail.got});
   }
   return status;
@@ -202,7 +202,7 @@ absl::Status AcceptedLink::LookAt(uint32_t index, size_t most) {
 void AcceptedLink::OnImmediate(uint32_t index, uint32_t immediate) {
   // Marks GPU memory for a flush, which comes before the agent sees the event, see
   // LibfabricBackend::Poll.
-  backend_->landed().OnImmediate();
+  backend_->arrival_flusher().OnImmediate();
   Emit({.kind = EventKind::kImmediate, .endpoint = this, .rail = index, .immediate = immediate});
 }
 

@@ -55,11 +55,11 @@ class AcceptedLink final : public Link {
     // Immediates of this life: read from the completion queue; of these, reported to the peer;
     // announced by the peer as sent.
     uint32_t got = kFirstCount;
-    uint32_t told = kFirstCount;
+    uint32_t immediate = kFirstCount;
     uint32_t due = kFirstCount;
   };
 
-  absl::Status OnWord(const Frame& frame) override;
+  absl::Status OnDecoded(const Frame& frame) override;
   absl::Status OnOffer(const Offer& offer);
   void Make(const Offer& offer);
   absl::Status TryMake(const Offer& offer);

@@ -89,21 +89,22 @@ std::string LibfabricBackend::provider() const {
 
 std::string LibfabricBackend::Address() const {
   const std::string control = hub_.Address();
-  return EncodeWhereabouts({.provider = provider(), .control = control});
+  return EncodeMetadataAddress({.provider = provider(), .control = control});
 }
 
 absl::StatusOr<net::PeerAddress> LibfabricBackend::Find(std::string_view address,
                                                         const HostIdentity& host) const {
-  absl::StatusOr<Whereabouts> told = DecodeWhereabouts(address);
-  if (!told.ok()) return told.status();
+  absl::StatusOr<MetadataAddress> immediate = DecodeMetadataAddress(address);
+  if (!immediate.ok()) return immediate.status();
   // Endpoints of different providers cannot reach each other.
-  if (told->provider != provider()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the peer uses the libfabric provider ", told->provider, ", and this side ", provider()));
+  if (immediate->provider != provider()) {
+    return absl::FailedPreconditionError(absl::StrCat("the peer uses the libfabric provider ",
+                                                      immediate->provider, ", and this side ",
+                                                      provider()));
   }
   const absl::Status reach = CheckReach(provider(), host.SameHost(host_));
   if (!reach.ok()) return reach;
-  return net::DecodeReachable(told->control, host_, host);
+  return net::DecodeReachable(immediate->control, host_, host);
 }
 
 absl::Status LibfabricBackend::Reachable(std::string_view address, const HostIdentity& host) const {
@@ -129,7 +130,7 @@ absl::StatusOr<std::unique_ptr<Registration>> LibfabricBackend::Register(
     return absl::InvalidArgumentError("libfabric: a region needs an address, bytes and an rkey");
   }
   absl::StatusOr<std::unique_ptr<LibfabricRegistration>> made =
-      LibfabricRegistration::Make(region, domains_, &registrations_, &landed_);
+      LibfabricRegistration::Make(region, domains_, &registrations_, &arrival_flusher_);
   if (!made.ok()) return made.status();
   return std::unique_ptr<Registration>(*std::move(made));
 }
@@ -144,9 +145,9 @@ size_t LibfabricBackend::Poll(std::span<Event> out, bool readable) {
     looked_ = Now();
     hub_.Work();
   }
-  const size_t told = hub_.End();
+  const size_t immediate = hub_.End();
   // Flushes GPU memory before the agent sees the events that say what was written.
-  return landed_.Show(out.first(told), "libfabric");
+  return arrival_flusher_.Show(out.first(immediate), "libfabric");
 }
 
 bool LibfabricBackend::Arm() {

@@ -20,7 +20,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/domain.h"
 #include "src/backends/libfabric/regions.h"
-#include "src/cuda/landed.h"
+#include "src/cuda/arrival_flusher.h"
 #include "src/transport/link_hub.h"
 
 namespace kvxfer::libfabric {
@@ -52,7 +52,7 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   const AgentOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<Domain>>& domains() const { return domains_; }
   // GPU memory that peers' writes and own reads have reached since the last Poll.
-  cuda::Landed& landed() { return landed_; }
+  cuda::ArrivalFlusher& arrival_flusher() { return arrival_flusher_; }
 
  private:
   // How soon the completion queues of busy links are polled again.
@@ -68,7 +68,7 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   const HostIdentity host_;
   Capabilities capabilities_;
   std::vector<std::unique_ptr<Domain>> domains_;
-  cuda::Landed landed_;
+  cuda::ArrivalFlusher arrival_flusher_;
   Registrations registrations_;
   // When the completion queues were last polled.
   Time looked_{};

@@ -19,7 +19,7 @@ constexpr Duration kDrain = std::chrono::milliseconds(50);
 }  // namespace
 
 DialledLink::~DialledLink() {
-  if (backend_ != nullptr) backend_->landed().Forget(this);
+  if (backend_ != nullptr) backend_->arrival_flusher().Forget(this);
 }
 
 std::string DialledLink::Describe() const {
@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
 }
 
-absl::Status DialledLink::OnWord(const Frame& frame) {
+absl::Status DialledLink::OnDecoded(const Frame& frame) {
   if (const auto* hello = std::get_if<Hello>(&frame); hello != nullptr && greeting()) {
     return OnHello(*hello);
   }
@@ -94,7 +94,7 @@ std::optional<Time> DialledLink::DataDeadline() const {
 
 void DialledLink::OnDataDeadline(Time now) {
   for (uint32_t i = 0; i < rails_.size() && up(); ++i) OnRailDeadline(i, now);
-  if (up()) Impatient(now);
+  if (up()) CheckStuckFences(now);
 }
 
 // Closing an endpoint stops what is in flight. Before that ops get a little time to complete,

@@ -44,7 +44,7 @@ class DialledLink final : public Link {
 
   // --- Link ---
   void SayHello() override {}
-  bool busy() const override { return up() && told_busy_; }
+  bool busy() const override { return up() && reported_busy_; }
   void PollData() override;
   void Rest() override;
   bool unread() const override;
@@ -63,7 +63,7 @@ class DialledLink final : public Link {
     Duration back_off{};
     bool worked = false;  // an op of this life has completed
     bool probe_posted = false;
-    bool probe_landed = false;  // the probe's write has completed
+    bool probe_arrived = false;  // the probe's write has completed
     uint32_t life = 0;
     std::unique_ptr<End> end{};
     // Where the peer accepts writes without content, and the key for it.
@@ -73,12 +73,12 @@ class DialledLink final : public Link {
     // peer.
     uint32_t sent = kFirstCount;
     uint32_t heard = kFirstCount;
-    uint32_t told = kFirstCount;
+    uint32_t immediate = kFirstCount;
     uint32_t barrier = kFirstCount;  // no immediate is sent before this many have been received
     absl::Status why{};              // the last failure
   };
 
-  absl::Status OnWord(const Frame& frame) override;
+  absl::Status OnDecoded(const Frame& frame) override;
   absl::Status OnHello(const Hello& hello);
 
   // --- dialled_rails.cc ---
@@ -109,7 +109,7 @@ class DialledLink final : public Link {
   void TellCounts();
   std::vector<uint64_t> Progress() const;
   // Fails the rails on which a fenced transfer makes no progress.
-  void Impatient(Time now);
+  void CheckStuckFences(Time now);
   // Tells the peer to poll its completion queues: something is in flight, or may be soon.
   void BeBusy();
   bool InFlight() const;
@@ -121,8 +121,8 @@ class DialledLink final : public Link {
 
   std::vector<Rail> rails_;
   bool ever_up_ = false;
-  bool told_busy_ = false;  // Busy was sent, and no Idle since
-  Time busy_until_{};       // until then there may be space for an op that was not accepted
+  bool reported_busy_ = false;  // Busy was sent, and no Idle since
+  Time busy_until_{};           // until then there may be space for an op that was not accepted
   // A fenced transfer that still has ops in flight.
   struct Stopping {
     size_t ops = 0;                    // of the transfer, in flight

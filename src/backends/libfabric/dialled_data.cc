@@ -17,7 +17,7 @@ namespace {
 // and makes no progress is closed; the other ops on it are posted again.
 constexpr Duration kFencePatience = std::chrono::milliseconds(80);
 // How long the link stays busy for an op that found no space and has not been posted again.
-constexpr Duration kRoomPatience = std::chrono::milliseconds(10);
+constexpr Duration kSpaceTimeout = std::chrono::milliseconds(10);
 // How many failed ops are remembered; each has cost a rail.
 constexpr size_t kMaxCulprits = 64;
 // Limit of bytes that wait on the control stream: above it, ops whose immediate has to go there are
@@ -60,7 +60,7 @@ size_t DialledLink::Post(std::span<const Op> ops) {
     absl::StatusOr<bool> posted = PostOp(op, flight);
     BeBusy();
     if (posted.ok() && !*posted) {
-      busy_until_ = Now() + kRoomPatience;
+      busy_until_ = Now() + kSpaceTimeout;
       break;
     }
     ++accepted;
@@ -168,14 +168,14 @@ void DialledLink::TakeDone(uint32_t index, std::span<const Done> done, absl::Sta
 void DialledLink::OnDone(uint32_t index, const Flight& flight) {
   Rail& rail = rails_[index];
   if (flight.transfer == 0) {
-    rail.probe_landed = true;
+    rail.probe_arrived = true;
     return UpIfProbed(index);
   }
   rail.worked = true;
   // The write is complete, so its bytes are visible before the peer receives this frame.
   if (flight.to_tell) {
-    Tell(
-        Told{.rail = static_cast<uint8_t>(index), .life = rail.life, .immediate = *flight.to_tell});
+    Tell(Immediate{
+        .rail = static_cast<uint8_t>(index), .life = rail.life, .immediate = *flight.to_tell});
   }
   OpDone(index, flight, absl::OkStatus());
 }
@@ -195,7 +195,7 @@ absl::Status DialledLink::OwnError(const Done& done) {
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
   // Marks the read for a flush of GPU memory, which comes before the agent sees the completion.
-  if (flight.into_gpu && status.ok()) backend_->landed().OnRead(this, flight.op);
+  if (flight.into_gpu && status.ok()) backend_->arrival_flusher().OnRead(this, flight.op);
   Say(EventKind::kCompletion, flight.op, std::move(status), rail);
   if (stopping_.empty()) return;
   const auto it = stopping_.find(flight.transfer);
@@ -220,7 +220,7 @@ std::vector<uint64_t> DialledLink::Progress() const {
   return out;
 }
 
-void DialledLink::Impatient(Time now) {
+void DialledLink::CheckStuckFences(Time now) {
   std::vector<std::pair<uint32_t, uint64_t>> stuck;
   for (auto& [transfer, stopping] : stopping_) {
     if (stopping.patience > now) continue;
@@ -256,21 +256,21 @@ void DialledLink::FenceDone(uint64_t transfer) {
 void DialledLink::TellCounts() {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     Rail& rail = rails_[i];
-    if (rail.state != Rail::State::kUp || rail.told == rail.sent) continue;
+    if (rail.state != Rail::State::kUp || rail.immediate == rail.sent) continue;
     Tell(Count{.rail = static_cast<uint8_t>(i), .life = rail.life, .count = rail.sent});
-    rail.told = rail.sent;
+    rail.immediate = rail.sent;
   }
 }
 
 void DialledLink::BeBusy() {
-  if (!std::exchange(told_busy_, true)) Tell(Busy{});
+  if (!std::exchange(reported_busy_, true)) Tell(Busy{});
 }
 
 // Lets the peer sleep too, once it has received the immediates that Count announces.
 void DialledLink::Rest() {
   const auto probing = [](const Rail& rail) { return rail.state == Rail::State::kProbing; };
   if (!busy() || InFlight() || std::ranges::any_of(rails_, probing) || Now() < busy_until_) return;
-  told_busy_ = false;
+  reported_busy_ = false;
   TellCounts();
   Tell(Idle{});
 }

@@ -21,8 +21,8 @@ constexpr Duration kMaxBackOff = std::chrono::seconds(1);
 void DialledLink::Attempt(uint32_t index) {
   Rail& rail = rails_[index];
   ++rail.life;
-  rail.worked = rail.probe_posted = rail.probe_landed = false;
-  rail.sent = rail.heard = rail.told = rail.barrier = kFirstCount;
+  rail.worked = rail.probe_posted = rail.probe_arrived = false;
+  rail.sent = rail.heard = rail.immediate = rail.barrier = kFirstCount;
   absl::StatusOr<std::unique_ptr<End>> end = End::Open(backend_->domains()[index].get());
   if (!end.ok()) return FailRail(index, end.status());
   rail.end = *std::move(end);
@@ -72,7 +72,7 @@ void DialledLink::TryProbe(uint32_t index) {
 // them in vain.
 void DialledLink::UpIfProbed(uint32_t index) {
   Rail& rail = rails_[index];
-  if (rail.state != Rail::State::kProbing || !rail.probe_landed || rail.heard != rail.sent) return;
+  if (rail.state != Rail::State::kProbing || !rail.probe_arrived || rail.heard != rail.sent) return;
   rail.state = Rail::State::kUp;
   rail.why = absl::OkStatus();
   ever_up_ = true;
@@ -144,7 +144,7 @@ void DialledLink::OnRailDeadline(uint32_t index, Time now) {
   if (rail.state != Rail::State::kProbing || rail.until > now) return;
   FailRail(index,
            absl::UnavailableError(
-               rail.probe_landed
+               rail.probe_arrived
                    ? "a write landed in time, and its immediate did not come out at the "
                      "peer: the device or its provider does not tell of peers' writes, or the peer "
                      "did not look in time"

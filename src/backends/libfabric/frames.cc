@@ -47,7 +47,7 @@ void Fields(Io& io, wire::Ref<Io, Count> frame) {
 template <typename Io>
 void Fields(Io& /*io*/, wire::Ref<Io, Idle> /*frame*/) {}
 template <typename Io>
-void Fields(Io& io, wire::Ref<Io, Told> frame) {
+void Fields(Io& io, wire::Ref<Io, Immediate> frame) {
   io.Int("rail", frame.rail);
   io.Int("life", frame.life);
   io.Int("immediate", frame.immediate);
@@ -63,20 +63,20 @@ absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes) {
   return wire::DecodeOneOf<kFirst, Frame>("libfabric", bytes);
 }
 
-std::string EncodeWhereabouts(const Whereabouts& at) {
+std::string EncodeMetadataAddress(const MetadataAddress& at) {
   std::string out(1, static_cast<char>(at.provider.size()));
   out += at.provider;
   out += at.control;
   return out;
 }
 
-absl::StatusOr<Whereabouts> DecodeWhereabouts(std::string_view address) {
+absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view address) {
   const size_t bytes = address.empty() ? 0 : static_cast<uint8_t>(address[0]);
   if (bytes == 0 || address.size() < 1 + bytes) {
     return absl::InvalidArgumentError("libfabric: the peer's address is damaged");
   }
-  return Whereabouts{.provider = std::string(address.substr(1, bytes)),
-                     .control = address.substr(1 + bytes)};
+  return MetadataAddress{.provider = std::string(address.substr(1, bytes)),
+                         .control = address.substr(1 + bytes)};
 }
 
 }  // namespace kvxfer::libfabric

@@ -62,7 +62,7 @@ struct Count {
   uint32_t count = 0;  // of that life, counted from kFirstCount; wraps
 };
 struct Idle {};
-struct Told {
+struct Immediate {
   uint8_t rail = 0;
   uint32_t life = 0;
   uint32_t immediate = 0;
@@ -74,19 +74,19 @@ struct Quiet {
 // Near the end of the range, so that every rail wraps early and the wrap is exercised often.
 inline constexpr uint32_t kFirstCount = UINT32_MAX - 1000;
 
-using Frame = std::variant<Hello, Offer, Answer, RailLost, Busy, Count, Idle, Told, Quiet>;
+using Frame = std::variant<Hello, Offer, Answer, RailLost, Busy, Count, Idle, Immediate, Quiet>;
 
 std::string Encode(const Frame& frame);
 absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes);
 
 // What an agent's metadata says about this backend: where its control connections arrive
 // (src/transport/sockets/address.h), and its provider.
-struct Whereabouts {
+struct MetadataAddress {
   std::string provider{};
   std::string_view control{};  // a view into the decoded text
 };
-std::string EncodeWhereabouts(const Whereabouts& at);
-absl::StatusOr<Whereabouts> DecodeWhereabouts(std::string_view address);
+std::string EncodeMetadataAddress(const MetadataAddress& at);
+absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view address);
 
 }  // namespace kvxfer::libfabric
 

@@ -35,7 +35,7 @@ class Link : public net::ControlLink {
   Link(LibfabricBackend* backend, net::PeerAddress peer);
   Link(LibfabricBackend* backend, net::Fd control, std::string from);
 
-  virtual absl::Status OnWord(const Frame& frame) = 0;
+  virtual absl::Status OnDecoded(const Frame& frame) = 0;
   void Tell(const Frame& frame) { ControlLink::Tell(Encode(frame)); }
 
   LibfabricBackend* backend_;  // null once detached

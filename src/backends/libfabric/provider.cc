@@ -135,11 +135,12 @@ absl::StatusOr<InfoPtr> FindProvider(const std::string& provider, const std::str
     size_t data_bytes;
     bool gpu_memory;
   };
-  constexpr size_t kCarried = sizeof(uint32_t);
+  constexpr size_t kPiggybacked = sizeof(uint32_t);
   int rc = 0;
   // Immediates matter most; without them they are sent over the control stream. GPU memory comes
   // second; without it the agent stages it.
-  for (const Wish& wish : {Wish{kCarried, true}, {kCarried, false}, {0, true}, {0, false}}) {
+  for (const Wish& wish :
+       {Wish{kPiggybacked, true}, {kPiggybacked, false}, {0, true}, {0, false}}) {
     if (wish.gpu_memory && (!gpu_memory || MovesByCpu(provider))) continue;
     const InfoPtr hints = Hints(provider, domain, wish.data_bytes, wish.gpu_memory);
     if (hints == nullptr) return absl::ResourceExhaustedError("libfabric: fi_allocinfo");

@@ -18,10 +18,10 @@ constexpr size_t kEntryBytes = 9;
 
 absl::StatusOr<std::unique_ptr<LibfabricRegistration>> LibfabricRegistration::Make(
     const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains, Registrations* all,
-    cuda::Landed* landed) {
+    cuda::ArrivalFlusher* arrival_flusher) {
   std::unique_ptr<LibfabricRegistration> out(new LibfabricRegistration(region.rkey, all));
   if (region.span.kind == MemoryKind::kCuda) {
-    if (absl::Status status = out->RegisterGpu(region, domains, landed); !status.ok()) {
+    if (absl::Status status = out->RegisterGpu(region, domains, arrival_flusher); !status.ok()) {
       return Annotate(status, "libfabric");
     }
     return out;
@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<LibfabricRegistration>> LibfabricRegistration::Ma
 
 absl::Status LibfabricRegistration::RegisterGpu(const LocalRegion& region,
                                                 std::span<const std::unique_ptr<Domain>> domains,
-                                                cuda::Landed* landed) {
+                                                cuda::ArrivalFlusher* arrival_flusher) {
   absl::StatusOr<cuda::DirectSpan> span = cuda::ExamineDirect(region.span);
   if (!span.ok()) return span.status();
   for (const auto& domain : domains) {
@@ -45,8 +45,9 @@ absl::Status LibfabricRegistration::RegisterGpu(const LocalRegion& region,
     holds_.push_back({.mr = *std::move(mr), .by_address = domain->virtual_addresses()});
   }
   const int device = span->device->ordinal;
-  if (absl::Status status = landed->AddRegion(span->driver, device); !status.ok()) return status;
-  landed_ = landed;
+  if (absl::Status status = arrival_flusher->AddRegion(span->driver, device); !status.ok())
+    return status;
+  arrival_flusher_ = arrival_flusher;
   gpu_ = device;
   return absl::OkStatus();
 }
@@ -55,7 +56,7 @@ LibfabricRegistration::~LibfabricRegistration() {
   // Close has not been called, so `all` and `landed` still exist.
   if (all_ == nullptr) return;
   all_->erase(this);
-  if (gpu_) landed_->RemoveRegion(*gpu_);
+  if (gpu_) arrival_flusher_->RemoveRegion(*gpu_);
 }
 
 std::string LibfabricRegistration::Key() const {

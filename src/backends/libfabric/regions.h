@@ -24,7 +24,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/domain.h"
-#include "src/cuda/landed.h"
+#include "src/cuda/arrival_flusher.h"
 
 namespace kvxfer::libfabric {
 
@@ -39,7 +39,7 @@ class LibfabricRegistration final : public Registration {
   // Close is called first.
   static absl::StatusOr<std::unique_ptr<LibfabricRegistration>> Make(
       const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains,
-      Registrations* all, cuda::Landed* landed);
+      Registrations* all, cuda::ArrivalFlusher* arrival_flusher);
   ~LibfabricRegistration() override;
 
   std::string Key() const override;
@@ -61,11 +61,12 @@ class LibfabricRegistration final : public Registration {
   }
 
   absl::Status RegisterGpu(const LocalRegion& region,
-                           std::span<const std::unique_ptr<Domain>> domains, cuda::Landed* landed);
+                           std::span<const std::unique_ptr<Domain>> domains,
+                           cuda::ArrivalFlusher* arrival_flusher);
 
   const uint32_t rkey_;
   Registrations* all_;
-  cuda::Landed* landed_ = nullptr;
+  cuda::ArrivalFlusher* arrival_flusher_ = nullptr;
   std::optional<int> gpu_;  // the ordinal of the GPU; empty: host memory
   std::vector<Hold> holds_;
 };

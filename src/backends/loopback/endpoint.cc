@@ -41,7 +41,7 @@ size_t LoopbackEndpoint::Post(std::span<const Op> ops) {
       continue;
     }
     Rail& rail = rails_[op.rail];
-    if (rail.size() >= kMaxQueuedOps || !link_->HasRoom(side_)) break;
+    if (rail.size() >= kMaxQueuedOps || !link_->HasSpace(side_)) break;
     rail.push_back({.op = op, .cursor = {}});
     ++accepted;
   }

@@ -62,17 +62,17 @@ void Link::Fence(uint64_t transfer) {
   To(Side::kTarget).Deliver(std::move(mail));
 }
 
-bool Link::HasRoom(Side from) {
+bool Link::HasSpace(Side from) {
   Flow& flow = FlowFrom(from);
   if (flow.waiting.load() < kMaxWaitingBytes) return true;
   flow.blocked.store(true);
   // Taken() lowers `waiting` before it reads `blocked`. Both are sequentially consistent, so either
-  // this load sees the free space, or Taken() sees the mark and sends kRoom.
+  // this load sees the free space, or Taken() sees the mark and sends kSpace.
   return flow.waiting.load() < kMaxWaitingBytes;
 }
 
 bool Link::Send(Side from, std::span<const std::byte> message) {
-  if (!HasRoom(from)) return false;
+  if (!HasSpace(from)) return false;
   Mail mail{.kind = MailKind::kMessage, .to = Other(from), .link = shared_from_this()};
   mail.message.assign(message.begin(), message.end());
   FlowFrom(from).waiting.fetch_add(CostOf(mail));
@@ -86,7 +86,7 @@ void Link::Taken(const Mail& mail) {
   Flow& flow = FlowFrom(from);
   flow.waiting.fetch_sub(cost);
   if (flow.blocked.load() && flow.blocked.exchange(false)) {
-    To(from).Deliver({.kind = MailKind::kRoom, .to = from, .link = shared_from_this()});
+    To(from).Deliver({.kind = MailKind::kSpace, .to = from, .link = shared_from_this()});
   }
 }
 

@@ -44,9 +44,9 @@ class Link : public std::enable_shared_from_this<Link> {
   void Fence(uint64_t transfer);
 
   // --- either side ---
-  // False: too much waits in the other side's mailbox. kRoom comes by mail once some of it was
+  // False: too much waits in the other side's mailbox. kSpace comes by mail once some of it was
   // taken.
-  bool HasRoom(Side from);
+  bool HasSpace(Side from);
   bool Send(Side from, std::span<const std::byte> message);
   // The side mail.to has taken `mail` from its mailbox.
   void Taken(const Mail& mail);

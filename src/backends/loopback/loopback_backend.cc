@@ -130,7 +130,7 @@ void LoopbackBackend::OnMail(Mail& mail) {
   switch (mail.kind) {
     case MailKind::kConnect:
     case MailKind::kAuthorized:  // queued ops run from now on
-    case MailKind::kRoom:        // only wakes the agent, which tries again after this Poll
+    case MailKind::kSpace:       // only wakes the agent, which tries again after this Poll
       return;
     case MailKind::kMessage:
       break;

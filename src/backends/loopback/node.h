@@ -39,7 +39,7 @@ constexpr Side Other(Side side) {
 enum class MailKind : uint8_t {
   kConnect,     // to the target: a peer has connected
   kAuthorized,  // to the initiator: ops may run now
-  kRoom,        // to a sender: the other side has taken mail, try again
+  kSpace,       // to a sender: the other side has taken mail, try again
   kMessage,
   kImmediate,
   kFenced,  // from the target to itself, behind every immediate of the transfer
@@ -47,7 +47,7 @@ enum class MailKind : uint8_t {
 };
 
 struct Mail {
-  MailKind kind = MailKind::kRoom;
+  MailKind kind = MailKind::kSpace;
   Side to = Side::kTarget;
   std::shared_ptr<Link> link{};
   uint32_t rail = 0;

@@ -45,7 +45,7 @@ uint32_t CopyThreads(uint32_t asked) {
 }  // namespace
 
 // Defined here, where the endpoint classes are complete types.
-Hub::Hub(uint32_t copy_threads) : crew(copy_threads) {}
+Hub::Hub(uint32_t copy_threads) : threads(copy_threads) {}
 Hub::~Hub() = default;
 
 absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext& context) {

@@ -176,7 +176,7 @@ size_t Copier::CopyMapped(Queued& queued, size_t budget) {
 
 // Fills the batch with attached runs from the front of the queue, across ops of one kind.
 void Copier::FillBatch() {
-  crew_->Begin(queued_bytes_);
+  threads_->Begin(queued_bytes_);
   for (const Queued& queued : queue_) {
     if (queued.op.kind != queue_.front().op.kind) return;
     uint64_t offset = queued.offset;
@@ -184,7 +184,7 @@ void Copier::FillBatch() {
       if (KeyOf(run)->mapped()) return;
       while (offset < run.bytes) {
         const uint64_t taken =
-            crew_->Add(run.local + offset, run.remote + offset, run.bytes - offset);
+            threads_->Add(run.local + offset, run.remote + offset, run.bytes - offset);
         if (taken == 0) return;
         offset += taken;
       }
@@ -232,7 +232,7 @@ absl::StatusOr<size_t> Copier::MoveBatch(OpKind kind) const {
   absl::Status same;
   if (kind == OpKind::kWrite) same = CheckProbe(pid, probe_address_, probe_value_);
   if (!same.ok()) return same;
-  absl::StatusOr<size_t> moved = crew_->Move(kind, pid);
+  absl::StatusOr<size_t> moved = threads_->Move(kind, pid);
   if (kind == OpKind::kRead || !moved.ok()) same = CheckProbe(pid, probe_address_, probe_value_);
   if (!same.ok()) return same;
   return moved;

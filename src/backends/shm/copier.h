@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
-#include "src/backends/shm/attach_crew.h"
+#include "src/backends/shm/attach_threads.h"
 #include "src/backends/shm/process.h"
 #include "src/transport/event_queue.h"
 
@@ -28,8 +28,8 @@ class Copier {
  public:
   // All pointers must outlive the copier. Completions of `endpoint` go to `events`. All copiers of
   // a backend share `crew`.
-  Copier(Endpoint* endpoint, EventQueue<std::string>* events, AttachCrew* crew)
-      : endpoint_(endpoint), events_(events), crew_(crew) {}
+  Copier(Endpoint* endpoint, EventQueue<std::string>* events, AttachThreads* threads)
+      : endpoint_(endpoint), events_(events), threads_(threads) {}
 
   // Call it before the first op. `socket` is the connection's, borrowed.
   void SetPeer(const PeerProcess* peer, int socket) {
@@ -78,7 +78,7 @@ class Copier {
 
   Endpoint* const endpoint_;
   EventQueue<std::string>* const events_;
-  AttachCrew* const crew_;
+  AttachThreads* const threads_;
   const PeerProcess* peer_ = nullptr;
   int socket_ = -1;
   uint64_t probe_address_ = 0;

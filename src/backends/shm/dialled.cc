@@ -91,7 +91,7 @@ absl::Status NoFile(int error, uint32_t pid) {
 }  // namespace
 
 DialledEndpoint::DialledEndpoint(Hub* hub, UniqueFd socket)
-    : ShmEndpoint(hub, std::move(socket)), copier_(this, &hub->events, &hub->crew) {}
+    : ShmEndpoint(hub, std::move(socket)), copier_(this, &hub->events, &hub->threads) {}
 
 DialledEndpoint::~DialledEndpoint() {
   if (busy_) std::erase(hub_->busy, this);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kvxfer/backend.h"
-#include "src/backends/shm/attach_crew.h"
+#include "src/backends/shm/attach_threads.h"
 #include "src/backends/shm/poller.h"
 #include "src/backends/shm/regions.h"
 #include "src/transport/event_queue.h"
@@ -29,7 +29,7 @@ struct Hub {
   Poller poller;
   EventQueue<std::string> events;
   SharedFiles files;
-  AttachCrew crew;
+  AttachThreads threads;
   UniqueFd probe_file;       // a sealed memfd whose first u64 is probe_value
   uint64_t probe_value = 0;  // random
   // Accepted, but their kDial has not arrived; then they are reported to the agent.

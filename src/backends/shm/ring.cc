@@ -16,7 +16,7 @@ uint64_t Occupied(uint64_t body) { return kUnit + (body + kUnit - 1) / kUnit * k
 
 }  // namespace
 
-bool RingSender::HasRoom(uint64_t bytes) {
+bool RingSender::HasSpace(uint64_t bytes) {
   if (RingMemory::kBytes - (head_ - tail_seen_) >= bytes) return true;
   // Sequentially consistent here and in BellDue: either this load sees the new space, or the
   // receiver sees that the sender waits.
@@ -36,10 +36,10 @@ void RingSender::Copy(uint64_t at, std::string_view bytes) {
 
 bool RingSender::Push(uint64_t after, bool more, std::string_view body) {
   const uint64_t bytes = Occupied(body.size());
-  if (!HasRoom(bytes)) {
+  if (!HasSpace(bytes)) {
     memory_->sender_waits.store(1, std::memory_order_seq_cst);
     // Checked again: the receiver may have read before it could see the flag.
-    if (!HasRoom(bytes)) return false;
+    if (!HasSpace(bytes)) return false;
     memory_->sender_waits.store(0, std::memory_order_relaxed);
   }
   const RingRecord record{
@@ -76,7 +76,7 @@ void RingReceiver::Pop(const RingRecord& record, std::span<std::byte> body) {
   std::memcpy(body.data(), memory_->data + offset, first);
   std::memcpy(body.data() + first, memory_->data, record.bytes - first);
   tail_ += Occupied(record.bytes);
-  // See HasRoom.
+  // See HasSpace.
   memory_->tail.store(tail_, std::memory_order_seq_cst);
 }
 

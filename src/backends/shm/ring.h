@@ -55,7 +55,7 @@ class RingSender {
 
  private:
   void Copy(uint64_t at, std::string_view bytes);
-  bool HasRoom(uint64_t bytes);
+  bool HasSpace(uint64_t bytes);
 
   RingMemory* memory_ = nullptr;
   uint64_t head_ = 0;

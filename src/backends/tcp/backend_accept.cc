@@ -17,7 +17,7 @@ void TcpBackend::OnPreamble(net::Fd fd, const Preamble& preamble, const std::str
   if (preamble.version != kStreamVersion) {
     Log(LogLevel::kDebug, "tcp: {} speaks version {} of the tcp streams, we {}", from,
         preamble.version, kStreamVersion);
-    net::Answer(fd, {.verdict = Verdict::kWrongVersion});
+    net::Answer(fd, {.code = WelcomeCode::kWrongVersion});
     reactor_->Remove(fd.get());
   } else if (preamble.service == net::Service::kMetadata) {
     OnMetadataPreamble(std::move(fd), from);
@@ -32,12 +32,12 @@ void TcpBackend::OnPreamble(net::Fd fd, const Preamble& preamble, const std::str
 
 void TcpBackend::OnControlPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) {
   if (preamble.target != incarnation_) {
-    net::Answer(fd, {.verdict = Verdict::kWrongIncarnation});
+    net::Answer(fd, {.code = WelcomeCode::kWrongIncarnation});
     reactor_->Remove(fd.get());
     return;
   }
   const LinkId id = Incarnation::Random().bytes;
-  net::Answer(fd, {.verdict = Verdict::kJoin, .link = id});
+  net::Answer(fd, {.code = WelcomeCode::kJoin, .link = id});
   // Beyond the limit the oldest half-open link goes, so that peers that never join cannot exhaust
   // memory.
   if (half_open_.size() >= kMaxHalfOpen) half_open_.erase(half_open_.begin());
@@ -69,17 +69,16 @@ void TcpBackend::OnDataPreamble(net::Fd fd, const Preamble& preamble) {
 
 void TcpBackend::OnMetadataPreamble(net::Fd fd, const std::string& from) {
   std::shared_ptr<const std::string> metadata;
-  Verdict verdict = Verdict::kNotServed;
-  if (metadata_ && !handouts_.MakeRoom(Now())) {
-    verdict = Verdict::kBusy;
+  WelcomeCode code = WelcomeCode::kNotServed;
+  if (metadata_ && !handouts_.MakeSpace(Now())) {
+    code = WelcomeCode::kBusy;
   } else if (metadata_) {
     metadata = metadata_();
-    verdict = metadata == nullptr ? Verdict::kClosing : Verdict::kJoin;
+    code = metadata == nullptr ? WelcomeCode::kClosing : WelcomeCode::kJoin;
   }
-  Log(LogLevel::kDebug, "tcp: metadata asked for by {}: verdict {}", from,
-      static_cast<int>(verdict));
+  Log(LogLevel::kDebug, "tcp: metadata asked for by {}: verdict {}", from, static_cast<int>(code));
   if (metadata == nullptr) {
-    net::Answer(fd, {.verdict = verdict});
+    net::Answer(fd, {.code = code});
     reactor_->Remove(fd.get());
     return;
   }

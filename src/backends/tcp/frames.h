@@ -35,8 +35,8 @@ using net::kWelcomeBytes;
 using net::LinkId;
 using net::Preamble;
 using net::Role;
-using net::Verdict;
 using net::Welcome;
+using net::WelcomeCode;
 
 // This backend's number in preambles.
 inline constexpr net::Service kService{0};

@@ -142,7 +142,7 @@ size_t Link::Post(std::span<const Op> ops) {
       ++accepted;
       continue;
     }
-    if (!rail.HasRoom()) break;
+    if (!rail.HasSpace()) break;
     rail.Push(op);
     ++accepted;
     Activate();

@@ -52,7 +52,7 @@ bool Link::Join(const Preamble& preamble, net::Fd* fd) {
   if (preamble.life <= rail.life()) return false;
   // The initiator has given up the life before this one.
   if (rail.attached()) CloseEnd(preamble.rail, absl::UnavailableError("a later one has come"));
-  net::Answer(*fd, {.verdict = Verdict::kJoin, .link = id_});
+  net::Answer(*fd, {.code = WelcomeCode::kJoin, .link = id_});
   rail.Take(std::move(*fd), preamble.life);
   fences_.Open(preamble.rail, preamble.life);
   Activate();

@@ -116,8 +116,8 @@ absl::Status Link::OnInlineFrame(std::span<const std::byte> frame) {
   // A fenced write is parsed and dropped: the stream must stay in step.
   if (IsFenced(head->transfer)) return absl::OkStatus();
   const size_t runs = head->runs * kWireRunBytes;
-  absl::Status landed = LandInline(*head, frame.first(runs), frame.subspan(runs, head->bytes));
-  if (!landed.ok()) return landed;
+  absl::Status received = LandInline(*head, frame.first(runs), frame.subspan(runs, head->bytes));
+  if (!received.ok()) return received;
   if (trailer->valid && trailer->has_immediate) {
     OnImmediate(static_cast<uint32_t>(head->number), trailer->immediate);
   }

@@ -207,7 +207,7 @@ void Link::RailFailed(uint32_t rail, const absl::Status& status) {
   const bool unheard = outcome == Rail::Outcome::kUnheard;
   // Once is not enough: the stream may have been cut before anything arrived.
   const bool again = std::exchange(dial.unheard, unheard) && unheard;
-  if (outcome == Rail::Outcome::kCarried) dial.in_vain = 0;
+  if (outcome == Rail::Outcome::kPiggybacked) dial.in_vain = 0;
   if (outcome == Rail::Outcome::kInVain || again) ++dial.in_vain;
   rails_[rail]->Close(why);
   dial.why = why;

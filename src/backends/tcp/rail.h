@@ -72,15 +72,15 @@ class Rail final : public net::Stream {
   bool watched() const { return watched_; }
   // True: sent data has been unacknowledged for too long although the peer has space for it.
   bool Stalled(Time now);
-  // What this life has carried of its ops. kCarried: at least as much as a packet of full size.
+  // What this life has carried of its ops. kPiggybacked: at least as much as a packet of full size.
   // kInVain: less than that, of two such packets or more. kUnheard: nothing at all, of less than
   // two. kUnknown: anything else, which proves nothing. Call it only while attached().
-  enum class Outcome : uint8_t { kUnknown, kUnheard, kInVain, kCarried };
+  enum class Outcome : uint8_t { kUnknown, kUnheard, kInVain, kPiggybacked };
   Outcome outcome() const;
 
   // --- sending (rail_send.cc) ---
   // Whether one more op may wait here for the socket.
-  bool HasRoom() const;
+  bool HasSpace() const;
   void Push(const Op& op);  // checked by the link
   void PushMarker(uint64_t transfer);
   // Sends frames, up to `budget` bytes or as much as the socket takes.
@@ -163,7 +163,7 @@ class Rail final : public net::Stream {
   absl::Status OnTrailer();
   void LandStaged();
   void Land(std::span<const std::byte> bytes);
-  void SkipLanded(size_t bytes);
+  void SkipReceived(size_t bytes);
   void StartPayload();
   void CompleteOp(uint64_t op, absl::Status status);
 
@@ -194,8 +194,8 @@ class Rail final : public net::Stream {
   FrameHead head_;
   bool discard_ = false;  // the current frame must not be written to memory
   std::vector<Landing> landings_;
-  size_t landing_ = 0;  // where the payload continues
-  size_t landed_ = 0;   // bytes of landings_[landing_]
+  size_t landing_ = 0;   // where the payload continues
+  size_t received_ = 0;  // bytes of landings_[landing_]
   size_t payload_left_ = 0;
   std::unique_ptr<std::byte[]> in_;  // staging: heads, runs, trailers, small payloads
   size_t in_begin_ = 0;

@@ -67,7 +67,7 @@ absl::Status Rail::ReadWelcome(const LinkId& link) {
   if (welcomed_ < welcome_.size()) return absl::OkStatus();
   absl::StatusOr<Welcome> welcome = DecodeWelcome(welcome_);
   if (!welcome.ok()) return welcome.status();
-  if (welcome->verdict != Verdict::kJoin || welcome->link != link) {
+  if (welcome->code != WelcomeCode::kJoin || welcome->link != link) {
     return absl::UnavailableError("somebody else took the stream for one of its own");
   }
   state_ = State::kUp;
@@ -118,7 +118,7 @@ Rail::Outcome Rail::outcome() const {
   const net::SendProgress progress = net::ProgressOf(fd());
   if (progress.acknowledged >= kPreambleBytes + progress.segment ||
       progress.received >= kWelcomeBytes + progress.segment) {
-    return Outcome::kCarried;
+    return Outcome::kPiggybacked;
   }
   if (given_ >= 2 * progress.segment) return Outcome::kInVain;
   // The kernel counts a SYN as a byte.

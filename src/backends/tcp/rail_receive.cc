@@ -109,25 +109,25 @@ absl::StatusOr<size_t> Rail::ReadPayload() {
     payload = std::min(payload_left_, scratch.size());
     pieces[n++] = {scratch.data(), payload};
   } else {
-    size_t landed = landed_;
+    size_t received = received_;
     for (size_t i = landing_; i < landings_.size() && payload < kMaxLanding; ++i) {
       if (n == pieces.size() - 1) break;
-      const size_t bytes = std::min(landings_[i].bytes - landed, kMaxLanding - payload);
-      pieces[n++] = {landings_[i].data + landed, bytes};
+      const size_t bytes = std::min(landings_[i].bytes - received, kMaxLanding - payload);
+      pieces[n++] = {landings_[i].data + received, bytes};
       payload += bytes;
-      landed = 0;
+      received = 0;
     }
   }
   in_begin_ = in_end_ = 0;
   if (payload == payload_left_) pieces[n++] = {in_.get(), kReadAhead};
   absl::StatusOr<size_t> got = Read(std::span(pieces).first(n));
   if (!got.ok()) return got;
-  const size_t landed = std::min(*got, payload);
-  in_end_ = *got - landed;
+  const size_t received = std::min(*got, payload);
+  in_end_ = *got - received;
   if (through_scratch) {
-    Land(scratch.first(landed));
+    Land(scratch.first(received));
   } else {
-    SkipLanded(landed);
+    SkipReceived(received);
   }
   return got;
 }
@@ -142,22 +142,22 @@ void Rail::LandStaged() {
 void Rail::Land(std::span<const std::byte> bytes) {
   while (!discard_ && !bytes.empty()) {
     const Landing& to = landings_[landing_];
-    const size_t step = std::min(bytes.size(), to.bytes - landed_);
-    std::memcpy(to.data + landed_, bytes.data(), step);
+    const size_t step = std::min(bytes.size(), to.bytes - received_);
+    std::memcpy(to.data + received_, bytes.data(), step);
     bytes = bytes.subspan(step);
-    SkipLanded(step);
+    SkipReceived(step);
   }
-  SkipLanded(bytes.size());
+  SkipReceived(bytes.size());
 }
 
 // `bytes` of the payload are done.
-void Rail::SkipLanded(size_t bytes) {
+void Rail::SkipReceived(size_t bytes) {
   payload_left_ -= bytes;
   if (payload_left_ == 0) stage_ = Stage::kTrailer;
   if (discard_) return;
-  landed_ += bytes;
-  while (landing_ < landings_.size() && landed_ >= landings_[landing_].bytes) {
-    landed_ -= landings_[landing_].bytes;
+  received_ += bytes;
+  while (landing_ < landings_.size() && received_ >= landings_[landing_].bytes) {
+    received_ -= landings_[landing_].bytes;
     ++landing_;
   }
 }
@@ -221,7 +221,7 @@ absl::Status Rail::OnWriteRuns() {
 
 void Rail::StartPayload() {
   payload_left_ = head_.bytes;
-  landing_ = landed_ = 0;
+  landing_ = received_ = 0;
   stage_ = payload_left_ > 0 ? Stage::kPayload : Stage::kTrailer;
 }
 

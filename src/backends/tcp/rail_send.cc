@@ -48,7 +48,7 @@ bool HasPayload(FrameKind kind) {
 
 Rail::Rail(Link* link, uint32_t index) : Stream(link), link_(link), index_(index) {}
 
-bool Rail::HasRoom() const {
+bool Rail::HasSpace() const {
   return up() && queued_bytes_ < kMaxQueuedBytes && out_.size() < kMaxQueuedFrames &&
          reads_.size() < kMaxPendingReads;
 }
@@ -160,8 +160,8 @@ size_t Rail::Gather(std::span<iovec> pieces, size_t limit) {
     if (HasPayload(frame.head.kind)) {
       EncodeTrailer(frame, sent);
       size_t reached = std::max(sent, prefix);
-      const size_t room = pieces.size() - n - 1;
-      const size_t payload = GatherPayload(frame, sent, pieces.subspan(n, room), limit, scratch);
+      const size_t space = pieces.size() - n - 1;
+      const size_t payload = GatherPayload(frame, sent, pieces.subspan(n, space), limit, scratch);
       for (size_t i = n; i < n + payload; ++i) reached += pieces[i].iov_len;
       limit -= std::min(limit, reached - std::max(sent, prefix));
       n += payload;

@@ -128,7 +128,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> UcxBackend::Connect(std::string_view a
   auto path = PathTo(peer->place, std::nullopt);
   if (!path.ok()) return Annotate(path.status(), "ucx");
   // A path without space has a peer that takes nothing: further hellos would only pile up.
-  if (!(*path)->room()) return absl::UnavailableError("ucx: the peer takes nothing");
+  if (!(*path)->space()) return absl::UnavailableError("ucx: the peer takes nothing");
   (*path)->WatchProcess(host, host_);
   auto link = std::make_unique<Link>(this, *path, *peer);
   links_.emplace(link->cookie(), link.get());

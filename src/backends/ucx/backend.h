@@ -83,7 +83,7 @@ class UcxBackend final : public Backend, private FrameSink {
   Path::Parts parts() { return {.worker = worker_.get(), .pool = &pool_, .poller = &poller_}; }
   void DropPath(Path* path);
   void Refuse(Path* path, uint64_t cookie, std::string_view why);
-  void Progress(size_t room);
+  void Progress(size_t space);
   void EndLateDials();
   void TakeConnections();
   void TakeHello();

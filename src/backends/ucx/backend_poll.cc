@@ -52,9 +52,9 @@ size_t UcxBackend::Poll(std::span<Event> out, bool readable) {
 
 // Runs even if nothing is readable: for frames through shared memory progress sees them before the
 // descriptor shows them.
-void UcxBackend::Progress(size_t room) {
+void UcxBackend::Progress(size_t space) {
   left_over_ = true;
-  for (int i = 0; i < kProgressPerPoll && events_.size() < room; ++i) {
+  for (int i = 0; i < kProgressPerPoll && events_.size() < space; ++i) {
     if (worker_->Progress() == 0) {
       left_over_ = false;
       return;
@@ -111,13 +111,13 @@ void UcxBackend::OnStray(const FrameHead& head, std::span<const std::byte> body)
   }
   const auto path = paths_.find(ended.place);
   // Without space the entry stays, and the peer's next frame is answered.
-  if (ended.peer_cookie == 0 || path == paths_.end() || !path->second->room()) return;
+  if (ended.peer_cookie == 0 || path == paths_.end() || !path->second->space()) return;
   ended_.erase(it);
   Refuse(path->second.get(), ended.peer_cookie, "the link has ended");
 }
 
 void UcxBackend::Refuse(Path* path, uint64_t cookie, std::string_view why) {
-  if (!path->room()) return;
+  if (!path->space()) return;
   path->Begin().Append(std::as_bytes(std::span(why)));
   // A bye without order: no link's sequence has a number for it.
   path->Send({.kind = FrameKind::kBye, .cookie = cookie});
@@ -247,7 +247,7 @@ bool UcxBackend::HasWork() const {
   const auto failed = [](const auto& entry) { return entry.second->failed(); };
   if (std::ranges::any_of(paths_, failed)) return true;
   return std::ranges::any_of(
-      active_, [](const Link* link) { return link->WantsToSend() && link->path()->room(); });
+      active_, [](const Link* link) { return link->WantsToSend() && link->path()->space(); });
 }
 
 bool UcxBackend::Arm() {

@@ -112,11 +112,11 @@ class Link final : public Endpoint {
   void SendFrame(FrameHead head);
   bool SendOne(size_t& budget);
   void SendControl();
-  size_t SendMessagePart(size_t room);
-  size_t SendData(size_t room);
-  size_t SendWritePart(size_t room);
+  size_t SendMessagePart(size_t space);
+  size_t SendData(size_t space);
+  size_t SendWritePart(size_t space);
   size_t SendReadRequest();
-  size_t ServeReadPart(size_t room);
+  size_t ServeReadPart(size_t space);
   bool SendBye(std::string_view why);
 
   // link_receive.cc
@@ -148,7 +148,7 @@ class Link final : public Endpoint {
   uint32_t data_sent_ = 0;
   uint32_t data_acknowledged_ = 0;
   uint32_t data_taken_ = 0;
-  uint32_t data_told_ = 0;
+  uint32_t data_reported_ = 0;
   Resequencer incoming_;
 
   std::deque<Control> controls_;

@@ -214,9 +214,9 @@ absl::Status Link::OnReadData(const FrameHead& head, std::span<const std::byte> 
 
 // At most one credit frame is queued; when it is sent it names all bytes taken by then.
 void Link::TookData(const FrameHead& head) {
-  const bool told_soon = data_taken_ - data_told_ >= kCreditEvery;
+  const bool report_soon = data_taken_ - data_reported_ >= kCreditEvery;
   data_taken_ += ChargeOf(kFrameHeadBytes + head.bytes);
-  if (told_soon || data_taken_ - data_told_ < kCreditEvery) return;
+  if (report_soon || data_taken_ - data_reported_ < kCreditEvery) return;
   controls_.push_back({.kind = FrameKind::kCredit});
   backend_->Activate(this);
 }

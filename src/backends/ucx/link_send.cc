@@ -35,21 +35,21 @@ bool Link::WantsToSend() const {
 }
 
 void Link::Pump(size_t& budget) {
-  while (WantsToSend() && path_->room() && budget > 0) {
+  while (WantsToSend() && path_->space() && budget > 0) {
     if (!SendOne(budget)) return;
   }
 }
 
 // Returns false if the link has ended.
 bool Link::SendOne(size_t& budget) {
-  const size_t room = std::clamp(budget, kSmallestFrame, kMaxFrameBytes) - kFrameHeadBytes;
+  const size_t space = std::clamp(budget, kSmallestFrame, kMaxFrameBytes) - kFrameHeadBytes;
   size_t sent = kFrameHeadBytes;
   if (!controls_.empty()) {
     SendControl();
   } else if (!messages_.empty()) {
-    sent += SendMessagePart(room);
+    sent += SendMessagePart(space);
   } else {
-    sent += SendData(room);
+    sent += SendData(space);
     // Has to be what the peer's TookData computes for this frame.
     data_sent_ += ChargeOf(sent);
   }
@@ -57,9 +57,9 @@ bool Link::SendOne(size_t& budget) {
   return !down();
 }
 
-size_t Link::SendData(size_t room) {
-  if (!served_.empty()) return ServeReadPart(room);
-  if (ops_.front().op.kind == OpKind::kWrite) return SendWritePart(room);
+size_t Link::SendData(size_t space) {
+  if (!served_.empty()) return ServeReadPart(space);
+  if (ops_.front().op.kind == OpKind::kWrite) return SendWritePart(space);
   return SendReadRequest();
 }
 
@@ -71,14 +71,14 @@ void Link::SendControl() {
     body = Encode(Welcome{.cookie = cookie_, .path = path_->id()});
   path_->Begin().Append(std::as_bytes(std::span(body)));
   const bool credit = control.kind == FrameKind::kCredit;
-  if (credit) data_told_ = data_taken_;
+  if (credit) data_reported_ = data_taken_;
   SendFrame(
       {.kind = control.kind, .transfer = control.transfer, .number = credit ? data_taken_ : 0});
 }
 
-size_t Link::SendMessagePart(size_t room) {
+size_t Link::SendMessagePart(size_t space) {
   const std::string& message = messages_.front();
-  const size_t bytes = std::min(room, message.size() - message_sent_);
+  const size_t bytes = std::min(space, message.size() - message_sent_);
   path_->Begin().Lend(message.data() + message_sent_, bytes);
   message_sent_ += bytes;
   const bool last = message_sent_ == message.size();
@@ -93,7 +93,7 @@ size_t Link::SendMessagePart(size_t room) {
 
 // Sends as much of the first op as one frame takes. With its last byte the op is complete, because
 // its source is not read again (Path::Send).
-size_t Link::SendWritePart(size_t room) {
+size_t Link::SendWritePart(size_t space) {
   Queued& write = ops_.front();
   const Op op = write.op;
   Outgoing& frame = path_->Begin();
@@ -102,7 +102,7 @@ size_t Link::SendWritePart(size_t room) {
     const Run& run = op.runs[write.run];
     const uint64_t left = run.bytes - write.offset;
     if (left > 0) {
-      const size_t free = room - frame.body_bytes();
+      const size_t free = space - frame.body_bytes();
       if (free < kWireRunBytes + std::min<uint64_t>(left, kSmallestPiece)) break;
       const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(left, free - kWireRunBytes));
       frame.Append(
@@ -149,17 +149,17 @@ size_t Link::SendReadRequest() {
 
 // Sends the next bytes of the first read to be served. Each call checks the regions again, because
 // the agent may have closed one since.
-size_t Link::ServeReadPart(size_t room) {
+size_t Link::ServeReadPart(size_t space) {
   Serving& read = served_.front();
   Outgoing& frame = path_->Begin();
-  while (!read.voided && read.piece < read.pieces.size() && frame.body_bytes() < room) {
+  while (!read.voided && read.piece < read.pieces.size() && frame.body_bytes() < space) {
     const WireRun& piece = read.pieces[read.piece];
     if (!backend_->regions().Check(piece, Access::kRemoteRead).ok()) {
       read.voided = true;
       break;
     }
     const auto bytes = static_cast<uint32_t>(
-        std::min<size_t>(piece.bytes - read.offset, room - frame.body_bytes()));
+        std::min<size_t>(piece.bytes - read.offset, space - frame.body_bytes()));
     frame.Lend(reinterpret_cast<const std::byte*>(piece.address) + read.offset, bytes);
     read.offset += bytes;
     if (read.offset < piece.bytes) break;

@@ -39,7 +39,7 @@ class Outgoing {
   // Copies what is lent into the frame's own bytes.
   void Own();
   // Copies up to `room` bytes of the frame, from `offset` on; returns how many.
-  size_t Pack(size_t offset, std::span<std::byte> room);
+  size_t Pack(size_t offset, std::span<std::byte> space);
 
   // The datatype by which UCX asks for the bytes of an Outgoing: the `buffer` of a send points to
   // one.

@@ -66,7 +66,9 @@ class Path final : public Watcher {
   // here. Only the first process that is named is watched.
   void WatchProcess(const HostIdentity& them, const HostIdentity& us);
 
-  bool room() const { return in_flight_ < kWindow && bytes_in_flight_ < kWindowBytes && !failed(); }
+  bool space() const {
+    return in_flight_ < kWindow && bytes_in_flight_ < kWindowBytes && !failed();
+  }
   // True: too much is in flight even for frames that are sent without asking room().
   bool swamped() const { return in_flight_ >= 4 * kWindow || bytes_in_flight_ >= 4 * kWindowBytes; }
   // To send a frame: Begin, fill it, Send. Callers ask room() first; Send itself takes a frame even

@@ -27,7 +27,7 @@ AcceptedLink::~AcceptedLink() {
   if (backend_ == nullptr) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
   if (scratch_) backend_->accepted_scratch().Give(*scratch_);
-  for (const Undying& left : undying_) backend_->RemoveReceiver(left.number, *left.device);
+  for (const Undestroyed& left : undestroyed_) backend_->RemoveReceiver(left.number, *left.device);
 }
 
 void AcceptedLink::SayHello() { Tell(Ports{.ports = backend_->PortInfos()}); }
@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegi
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
 }
 
-absl::Status AcceptedLink::OnBlob(Blob& blob) {
+absl::Status AcceptedLink::OnDecoded(Blob& blob) {
   if (const auto* offer = std::get_if<Offer>(&blob)) return OnOffer(*offer);
   if (const auto* quiet = std::get_if<Quiet>(&blob); quiet && authorized_) {
     OnQuiet(quiet->transfer);
@@ -115,7 +115,7 @@ absl::Status AcceptedLink::TryMake(const Offer& offer) {
   const VerbsBackend::PortRef& ref = backend_->ports()[offer.port];
   if (ref.device->broken()) return ref.device->why_broken();
   if (absl::Status status = ref.device->Refresh(ref.index); !status.ok()) return status;
-  if (absl::Status status = backend_->destroyer().CheckRoom(*ref.device); !status.ok()) {
+  if (absl::Status status = backend_->destroyer().CheckSpace(*ref.device); !status.ok()) {
     return status;
   }
   if (!scratch_) {
@@ -166,7 +166,7 @@ absl::Status AcceptedLink::OnProbe(const Probe& probe) {
 }
 
 void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
-  backend_->landed().OnImmediate();
+  backend_->arrival_flusher().OnImmediate();
   Emit({.kind = EventKind::kImmediate, .endpoint = this, .rail = rail, .immediate = immediate});
 }
 
@@ -186,7 +186,7 @@ void AcceptedLink::Kill(uint32_t rail) {
   if (backend_->destroyer().Destroy(std::move(end), this, rail)) {
     Gone(device, number);
   } else {
-    undying_.push_back({.rail = rail, .device = &device, .number = number});
+    undestroyed_.push_back({.rail = rail, .device = &device, .number = number});
   }
 }
 
@@ -199,16 +199,17 @@ void AcceptedLink::Gone(Device& device, uint32_t number) {
 void AcceptedLink::OnDestroyed(uint32_t rail, Device& device, uint32_t number) {
   Gone(device, number);
   // A device may refuse several queue pairs of one rail.
-  std::erase_if(undying_,
-                [&](const Undying& one) { return one.device == &device && one.number == number; });
-  if (rails_[rail].fence_due && !IsUndying(rail)) FinishFenceRail(rail);
-  if (!undying_.empty()) return;
+  std::erase_if(undestroyed_, [&](const Undestroyed& one) {
+    return one.device == &device && one.number == number;
+  });
+  if (rails_[rail].fence_due && !IsUndestroyed(rail)) FinishFenceRail(rail);
+  if (!undestroyed_.empty()) return;
   for (const uint64_t transfer : std::exchange(fenced_, {})) Say(EventKind::kFenced, transfer);
   FinishDown();
 }
 
-bool AcceptedLink::IsUndying(uint32_t rail) const {
-  return std::ranges::find(undying_, rail, &Undying::rail) != undying_.end();
+bool AcceptedLink::IsUndestroyed(uint32_t rail) const {
+  return std::ranges::find(undestroyed_, rail, &Undestroyed::rail) != undestroyed_.end();
 }
 
 void AcceptedLink::Lose(uint32_t rail, std::string_view why) {
@@ -243,7 +244,7 @@ void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
   }
   asked_.erase(transfer);
   for (; count > 0; --count) {
-    if (undying_.empty()) {
+    if (undestroyed_.empty()) {
       Say(EventKind::kFenced, transfer);
     } else {
       fenced_.push_back(transfer);
@@ -268,7 +269,7 @@ void AcceptedLink::FenceRail(uint32_t rail) {
   if (!up() || rail >= rails_.size()) return;
   Kill(rail);
   rails_[rail].fence_due = true;
-  if (!IsUndying(rail)) FinishFenceRail(rail);
+  if (!IsUndestroyed(rail)) FinishFenceRail(rail);
 }
 
 void AcceptedLink::FinishFenceRail(uint32_t rail) {

@@ -66,10 +66,10 @@ class AcceptedLink final : public Link {
     // Waits for Authorize, or for its queue pair, which is being made.
     std::optional<Offer> offer;
     uint64_t job = 0;        // in SetupQueue; 0: none
-    bool fence_due = false;  // kRailFenced waits for undying_
+    bool fence_due = false;  // kRailFenced waits for undestroyed_
   };
   // A queue pair that its device refuses to destroy.
-  struct Undying {
+  struct Undestroyed {
     uint32_t rail = 0;
     Device* device = nullptr;
     uint32_t number = 0;
@@ -77,9 +77,9 @@ class AcceptedLink final : public Link {
 
   std::optional<Time> DataDeadline() const override;
   void OnDataDeadline(Time now) override;
-  absl::Status OnBlob(Blob& blob) override;
+  absl::Status OnDecoded(Blob& blob) override;
   void EndData(const absl::Status& why) override;
-  bool IsQuiet() const override { return undying_.empty(); }
+  bool IsQuiet() const override { return undestroyed_.empty(); }
   absl::Status OnOffer(const Offer& offer);
   void Make(const Offer& offer);
   absl::Status TryMake(const Offer& offer);
@@ -92,7 +92,7 @@ class AcceptedLink final : public Link {
   void Kill(uint32_t rail);
   void Lose(uint32_t rail, std::string_view why);
   void Gone(Device& device, uint32_t number);
-  bool IsUndying(uint32_t rail) const;
+  bool IsUndestroyed(uint32_t rail) const;
   void FinishFenceRail(uint32_t rail);
 
   std::optional<Scratch::Slot> scratch_;  // taken with the first queue pair
@@ -101,8 +101,8 @@ class AcceptedLink final : public Link {
   uint32_t rails_offered_ = 1;
   FenceBook fences_{1};
   std::map<uint64_t, Time> asked_;  // unanswered fences, and until when each is awaited
-  std::vector<Undying> undying_;
-  std::vector<uint64_t> fenced_;  // kFenced events that wait for undying_
+  std::vector<Undestroyed> undestroyed_;
+  std::vector<uint64_t> fenced_;  // kFenced events that wait for undestroyed_
 };
 
 }  // namespace kvxfer::verbs

@@ -169,7 +169,7 @@ VerbsBackend::~VerbsBackend() {
 
 std::string VerbsBackend::Address() const {
   const std::string control = hub_.Address();
-  return EncodeTold({.control = control, .ports = {.ports = PortInfos()}});
+  return EncodeMetadataAddress({.control = control, .ports = {.ports = PortInfos()}});
 }
 
 std::vector<std::string> VerbsBackend::Devices() const {
@@ -187,7 +187,7 @@ std::vector<std::string> VerbsBackend::Devices() const {
 
 absl::StatusOr<net::PeerAddress> VerbsBackend::Find(std::string_view address,
                                                     const HostIdentity& host) const {
-  absl::StatusOr<Told> told = DecodeTold(address);
+  absl::StatusOr<MetadataAddress> told = DecodeMetadataAddress(address);
   if (!told.ok()) return told.status();
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(told->control, host_, host);
   if (!peer.ok()) return peer;
@@ -250,7 +250,7 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
   }
   auto& memory = *static_cast<DeviceMemory*>(prepared);
   if (memory.gpu() != nullptr) {
-    absl::Status status = landed_.AddRegion(memory.driver(), memory.gpu()->ordinal);
+    absl::Status status = arrival_flusher_.AddRegion(memory.driver(), memory.gpu()->ordinal);
     if (!status.ok()) return Annotate(status, "verbs");
   }
   const Penalties penalties = PenaltiesOf(memory, region.span);
@@ -271,7 +271,7 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
 
 void VerbsBackend::Forget(VerbsRegistration* registration) {
   registrations_.erase(registration);
-  if (registration->gpu() != nullptr) landed_.RemoveRegion(registration->gpu()->ordinal);
+  if (registration->gpu() != nullptr) arrival_flusher_.RemoveRegion(registration->gpu()->ordinal);
 }
 
 absl::Status VerbsBackend::CheckRegions(const Device& device) const {

@@ -27,7 +27,7 @@
 #include "src/backends/verbs/setup_queue.h"
 #include "src/core/base/sysfs.h"
 #include "src/core/topology/topology.h"
-#include "src/cuda/landed.h"
+#include "src/cuda/arrival_flusher.h"
 #include "src/transport/link_hub.h"
 #include "src/transport/sockets/address.h"
 
@@ -94,9 +94,9 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   bool ordered() const { return ibv_->keeps_order(); }
   void Forget(VerbsRegistration* registration);
   // Tracks what was written into GPU memory since the last Poll.
-  cuda::Landed& landed() { return landed_; }
+  cuda::ArrivalFlusher& arrival_flusher() { return arrival_flusher_; }
   // Whether memory of a GPU is registered.
-  bool has_gpu_memory() const { return landed_.regions() > 0; }
+  bool has_gpu_memory() const { return arrival_flusher_.regions() > 0; }
   void TimersChanged() { hub_.TimersChanged(); }
 
   // A slot identifies a rail in its work requests. `first`: the number of its first request. None:
@@ -157,7 +157,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   Scratch accepted_scratch_{Access::kReadWrite};
   uint32_t queue_depth_ = 0;
   std::unordered_set<VerbsRegistration*> registrations_;
-  cuda::Landed landed_;
+  cuda::ArrivalFlusher arrival_flusher_;
   size_t next_device_ = 0;  // the device that is polled first
 
   std::vector<Slot> slots_;

@@ -36,7 +36,7 @@ size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
     hub_.Work();
   }
   const size_t told = hub_.End();
-  return landed_.Show(out.first(told), "verbs");
+  return arrival_flusher_.Show(out.first(told), "verbs");
 }
 
 bool VerbsBackend::Arm() {

@@ -86,18 +86,18 @@ absl::StatusOr<Blob> Decode(std::span<const std::byte> bytes) {
   return wire::DecodeOneOf<0, Blob>("verbs", bytes);
 }
 
-std::string EncodeTold(const Told& told) {
+std::string EncodeMetadataAddress(const MetadataAddress& told) {
   return absl::StrCat(ToAbsl(told.control), std::string(1, kEndOfControl), Encode(told.ports));
 }
 
-absl::StatusOr<Told> DecodeTold(std::string_view address) {
+absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view address) {
   const size_t end = address.find(kEndOfControl);
   if (end == std::string_view::npos) return net::Damaged("address of a verbs peer");
   absl::StatusOr<Blob> blob = Decode(std::as_bytes(std::span(address.substr(end + 1))));
   if (!blob.ok()) return blob.status();
   auto* const ports = std::get_if<Ports>(&*blob);
   if (ports == nullptr) return net::Damaged("ports of a verbs peer");
-  return Told{.control = address.substr(0, end), .ports = std::move(*ports)};
+  return MetadataAddress{.control = address.substr(0, end), .ports = std::move(*ports)};
 }
 
 }  // namespace kvxfer::verbs

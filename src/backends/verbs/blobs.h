@@ -83,12 +83,12 @@ absl::StatusOr<Blob> Decode(std::span<const std::byte> bytes);
 // What metadata contains about an agent: the address of its control connections
 // (src/transport/sockets/address.h), and its ports. So an agent that has no port in common with it
 // knows that without asking.
-struct Told {
+struct MetadataAddress {
   std::string_view control{};  // points into the decoded text
   Ports ports{};
 };
-std::string EncodeTold(const Told& told);
-absl::StatusOr<Told> DecodeTold(std::string_view address);
+std::string EncodeMetadataAddress(const MetadataAddress& told);
+absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view address);
 
 }  // namespace kvxfer::verbs
 

@@ -32,11 +32,11 @@ class DestroyQueue {
   // is called once it is destroyed. `room`: the number of completion queue entries that are free
   // from then on.
   bool Destroy(std::unique_ptr<QueuePair> pair, Client* client = nullptr, uint32_t tag = 0,
-               uint32_t room = 0);
+               uint32_t space = 0);
   // `client` is not called from now on.
   void Forget(const Client* client);
   // An error if so many queue pairs of that device wait that no more should be made.
-  absl::Status CheckRoom(const Device& device) const;
+  absl::Status CheckSpace(const Device& device) const;
   std::optional<Time> deadline() const;
   void OnDeadline(Time now);
   // Tries one last time.
@@ -47,7 +47,7 @@ class DestroyQueue {
     std::unique_ptr<QueuePair> pair{};
     Client* client = nullptr;
     uint32_t tag = 0;
-    uint32_t room = 0;
+    uint32_t space = 0;
     Duration wait{};
     Time next{};
   };

@@ -22,7 +22,7 @@ constexpr uint32_t kRepost = 64;
 // Devices report the last receive within some tens of microseconds.
 constexpr Duration kLastReceive = std::chrono::milliseconds(20);
 // Some drivers never report it: after this many waits in vain, give up.
-constexpr int kUntold = 3;
+constexpr int kMaxMissed = 3;
 
 }  // namespace
 
@@ -89,7 +89,7 @@ absl::Status Device::MakeQueues() {
   send_cq_ =
       ibv_->CreateCq(context_, attr_.max_cqe < 65536 ? attr_.max_cqe : 65536, this, channel_);
   if (send_cq_ == nullptr) return failed("ibv_create_cq");
-  room_ = static_cast<uint32_t>(send_cq_->cqe);
+  space_ = static_cast<uint32_t>(send_cq_->cqe);
   receive_cq_ = ibv_->CreateCq(context_, static_cast<int>(receives_), this, channel_);
   if (receive_cq_ == nullptr) return failed("ibv_create_cq");
   ibv_srq_init_attr srq{};
@@ -159,7 +159,7 @@ size_t Device::Poll(size_t most) {
     const auto want = static_cast<int>(std::min(kBatch, most - sent));
     // A queue pair may be destroyed by a listener in this loop. Its entries lie behind those of
     // this batch, so its space is free only once the queue has been read to its end.
-    const uint32_t due = std::exchange(room_when_polled_, 0);
+    const uint32_t due = std::exchange(space_when_polled_, 0);
     const int n = ibv_->PollCq(send_cq_, want, entries.data());
     if (n < 0) {
       Break("ibv_poll_cq", EIO);
@@ -169,10 +169,10 @@ size_t Device::Poll(size_t most) {
     sent += static_cast<size_t>(n);
     total += static_cast<size_t>(n);
     if (n < want) {
-      room_ += due;
+      space_ += due;
       break;
     }
-    room_when_polled_ += due;
+    space_when_polled_ += due;
   }
   return total;
 }
@@ -277,7 +277,7 @@ void Device::OnAsync() {
       OnFewReceives();
       // The device does report last receives, so waiting for them is worth while.
     } else if (event.type == IBV_EVENT_QP_LAST_WQE_REACHED) {
-      untold_ = 0;
+      missed_ = 0;
     } else {
       listener_->OnAsync(*this, event);
     }
@@ -285,7 +285,7 @@ void Device::OnAsync() {
 }
 
 void Device::AwaitLastReceive(uint32_t number) {
-  if (broken() || untold_ == kUntold) return;
+  if (broken() || missed_ == kMaxMissed) return;
   const Time end = Now() + kLastReceive;
   for (;;) {
     ReadEvents();
@@ -293,7 +293,7 @@ void Device::AwaitLastReceive(uint32_t number) {
       return event.type == IBV_EVENT_QP_LAST_WQE_REACHED && event.queue_pair == number;
     });
     if (told > 0) {
-      untold_ = 0;
+      missed_ = 0;
       return;
     }
     const Duration left = end - Now();
@@ -301,7 +301,7 @@ void Device::AwaitLastReceive(uint32_t number) {
     pollfd look{.fd = context_->async_fd, .events = POLLIN, .revents = 0};
     ::poll(&look, 1, static_cast<int>(left / std::chrono::milliseconds(1)) + 1);
   }
-  if (++untold_ == kUntold) {
+  if (++missed_ == kMaxMissed) {
     Log(LogLevel::kDebug, "verbs: {} does not tell when a queue pair has taken its last receive",
         name_);
   }

@@ -76,11 +76,11 @@ class Device {
   const absl::Status& why_broken() const { return why_broken_; }
 
   // --- free entries in the send completion queue ---
-  uint32_t room() const { return room_; }
-  void TakeRoom(uint32_t requests) { room_ -= requests; }
-  void GiveRoom(uint32_t requests) { room_ += requests; }
+  uint32_t space() const { return space_; }
+  void TakeSpace(uint32_t requests) { space_ -= requests; }
+  void GiveSpace(uint32_t requests) { space_ += requests; }
   // For a queue pair that is destroyed: the completion queue may still hold entries of it.
-  void GiveRoomWhenPolled(uint32_t requests) { room_when_polled_ += requests; }
+  void GiveSpaceWhenPolled(uint32_t requests) { space_when_polled_ += requests; }
 
   // May be called by any thread. Null and errno on failure.
   ibv_mr* Register(void* address, size_t bytes, int access) {
@@ -152,8 +152,8 @@ class Device {
   ibv_cq* receive_cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
   std::vector<LocalPort> ports_;
-  uint32_t room_ = 0;
-  uint32_t room_when_polled_ = 0;
+  uint32_t space_ = 0;
+  uint32_t space_when_polled_ = 0;
   uint32_t receives_ = 0;  // number of receives to keep posted
   uint32_t taken_ = 0;     // of those, taken and not reposted
   bool send_armed_ = false;
@@ -161,7 +161,7 @@ class Device {
   bool channel_ready_ = false;
   bool async_ready_ = false;
   std::deque<DeviceEvent> events_;  // read from the device and not handled
-  int untold_ = 0;                  // how often in a row the last receive was awaited in vain
+  int missed_ = 0;                  // how often in a row the last receive was awaited in vain
   Watch channel_watch_{&channel_ready_};
   Watch async_watch_{&async_ready_};
 };

@@ -25,7 +25,7 @@ DialledLink::DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::
 DialledLink::~DialledLink() {
   if (backend_ == nullptr) return;
   rails_.clear();
-  backend_->landed().Forget(this);
+  backend_->arrival_flusher().Forget(this);
   backend_->dialled_scratch().Give(scratch_);
 }
 
@@ -48,10 +48,10 @@ void DialledLink::OnDataDeadline(Time now) {
   for (const auto& rail : rails_) {
     if (!down()) rail->OnDeadline(now);
   }
-  if (!down()) Impatient(now);
+  if (!down()) CheckStuckFences(now);
 }
 
-absl::Status DialledLink::OnBlob(Blob& blob) {
+absl::Status DialledLink::OnDecoded(Blob& blob) {
   // The peer's hello.
   if (auto* ports = std::get_if<Ports>(&blob); ports != nullptr && greeting()) {
     OnPorts(std::move(*ports));
@@ -178,7 +178,7 @@ void DialledLink::OnDestroyed(uint32_t rail, Device&, uint32_t) {
 }
 
 bool DialledLink::IsQuiet() const {
-  return std::ranges::none_of(rails_, [](const auto& rail) { return rail->undying(); });
+  return std::ranges::none_of(rails_, [](const auto& rail) { return rail->if_refused(); });
 }
 
 void DialledLink::OnUncovered(const Device& device, const absl::Status& why) {

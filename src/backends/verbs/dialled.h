@@ -95,7 +95,7 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   void WorkData() override { StartFlush(); }
   std::optional<Time> DataDeadline() const override;
   void OnDataDeadline(Time now) override;
-  absl::Status OnBlob(Blob& blob) override;
+  absl::Status OnDecoded(Blob& blob) override;
   void EndData(const absl::Status& why) override;
   bool IsQuiet() const override;
   void OnClosed(const VerbsRemoteKey& key) override;
@@ -105,7 +105,7 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   absl::Status CheckPieces(const Op& op) const;
   void FenceDone(uint64_t transfer);
   void StartFlush();
-  void Impatient(Time now);
+  void CheckStuckFences(Time now);
 
   const Scratch::Slot scratch_;
   std::vector<PortInfo> remote_;

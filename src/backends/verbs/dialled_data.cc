@@ -65,7 +65,7 @@ void DialledLink::RingAll() {
 }
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
-  if (flight.into_gpu && status.ok()) backend_->landed().OnRead(this, flight.op);
+  if (flight.into_gpu && status.ok()) backend_->arrival_flusher().OnRead(this, flight.op);
   Say(EventKind::kCompletion, flight.op, std::move(status), rail);
   if (stopping_.empty()) return;
   const auto it = stopping_.find(flight.transfer);
@@ -89,7 +89,7 @@ void DialledLink::Fence(uint64_t transfer) {
 
 // Each rail is examined separately: progress on another rail says nothing about a rail that is
 // stuck.
-void DialledLink::Impatient(Time now) {
+void DialledLink::CheckStuckFences(Time now) {
   std::vector<std::pair<Rail*, uint64_t>> stuck;
   for (auto& [transfer, stopping] : stopping_) {
     if (stopping.patience > now) continue;

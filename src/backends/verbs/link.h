@@ -40,7 +40,7 @@ class Link : public net::ControlLink, public SetupQueue::Client, public DestroyQ
   Link(VerbsBackend* backend, net::PeerAddress peer);
   Link(VerbsBackend* backend, net::Fd control, std::string from);
 
-  virtual absl::Status OnBlob(Blob& blob) = 0;
+  virtual absl::Status OnDecoded(Blob& blob) = 0;
   void Tell(const Blob& blob) { ControlLink::Tell(Encode(blob)); }
 
   VerbsBackend* backend_;  // null once detached

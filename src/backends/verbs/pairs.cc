@@ -23,10 +23,10 @@ PairTable Table(std::span<const PortInfo> local, std::span<const PortInfo> remot
     for (size_t r = 0; r < remote.size(); ++r) {
       if (!WhyApart(local[l], remote[r]).empty()) continue;
       const bool down = IsDown(local[l]) || IsDown(remote[r]);
-      const bool unsure = ReachOf(Hint(local[l]), Hint(remote[r])) != Reach::kLikely;
+      const bool unlikely = ReachOf(Hint(local[l]), Hint(remote[r])) != Reach::kLikely;
       // Down ports come last, then uncertain fabrics, then other subnets.
       const bool apart = !SameSubnet(local[l].gid, remote[r].gid);
-      table.Set(l, r, static_cast<uint8_t>(4 * down + 2 * unsure + apart));
+      table.Set(l, r, static_cast<uint8_t>(4 * down + 2 * unlikely + apart));
     }
   }
   return table;

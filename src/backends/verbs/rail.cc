@@ -32,10 +32,10 @@ bool Rail::Post(const Op& op) {
       plain ? static_cast<uint32_t>(std::max<size_t>(op.runs.size(), 1)) : PiecesOf(op);
   RequestPool& pool = link_->backend().requests();
   // Two requests are kept for the rail's own use.
-  if (queue_.room() < most + 2 || device().room() < most || bytes_ > kMaxBytesInFlight) {
+  if (queue_.space() < most + 2 || device().space() < most || bytes_ > kMaxBytesInFlight) {
     return false;
   }
-  if (!pool.HasRoom(most)) {
+  if (!pool.HasSpace(most)) {
     link_->RingAll();
     if (!up()) return false;
   }
@@ -56,7 +56,7 @@ bool Rail::Post(const Op& op) {
   if (queue_.empty()) WatchStall(Now());
   bytes_ += flight.bytes;
   dirty_ = dirty_ || !flight.read;
-  device().TakeRoom(flight.requests);
+  device().TakeSpace(flight.requests);
   queue_.Push(flight);
   return true;
 }
@@ -192,10 +192,10 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
     Complete(id.number);
   } else {
     // The queue pair worked until now, so all earlier requests have completed.
-    const bool first = (state_ != State::kDraining || lingers_) && !undying_;
+    const bool first = (state_ != State::kDraining || lingers_) && !undestroyed_;
     if (first && ordered_) CompleteThrough(id.number - 1);
     absl::Status status;
-    if ((state_ != State::kDraining && !undying_) || wc.status != IBV_WC_WR_FLUSH_ERR) {
+    if ((state_ != State::kDraining && !undestroyed_) || wc.status != IBV_WC_WR_FLUSH_ERR) {
       failed_ = id.number;
       status = OwnError(id.number, wc);
     }
@@ -253,14 +253,14 @@ bool Rail::MayBeThePath(ibv_wc_status status) {
 void Rail::Complete(uint64_t number) {
   if (ordered_) return CompleteThrough(number);
   const Flight flight = queue_.Take(number);
-  if (flight.purpose == Purpose::kOp) device().GiveRoom(flight.requests);
+  if (flight.purpose == Purpose::kOp) device().GiveSpace(flight.requests);
   EndFlight(flight, absl::OkStatus());
 }
 
 void Rail::CompleteThrough(uint64_t number) {
   while (!queue_.empty() && queue_.front().number <= number) {
     const Flight flight = queue_.Pop();
-    if (flight.purpose == Purpose::kOp) device().GiveRoom(flight.requests);
+    if (flight.purpose == Purpose::kOp) device().GiveSpace(flight.requests);
     EndFlight(flight, absl::OkStatus());
   }
 }
@@ -326,21 +326,21 @@ void Rail::OnDrainDeadline(Time now) {
 void Rail::FinishDrain() {
   lingers_ = false;
   deadline_.reset();
-  if (!Destroy(why_, Undying::kWait)) return;
+  if (!Destroy(why_, IfRefused::kWait)) return;
   state_ = State::kDown;
   link_->RailDown(index_, why_);
 }
 
-bool Rail::Destroy(const absl::Status& why, Undying undying) {
-  if (undying_) return false;
+bool Rail::Destroy(const absl::Status& why, IfRefused if_refused) {
+  if (undestroyed_) return false;
   if (job_ == 0 && qp_ == nullptr) return true;  // also if the backend is gone
   first_ = last_ = nullptr;
   link_->backend().setups().Cancel(std::exchange(job_, 0));
-  DestroyQueue::Client* const client = undying == Undying::kWait ? link_ : nullptr;
-  undying_ = !link_->backend().destroyer().Destroy(std::move(qp_), client, index_,
-                                                   std::exchange(reserved_, 0)) &&
-             client != nullptr;
-  if (undying_) return false;
+  DestroyQueue::Client* const client = if_refused == IfRefused::kWait ? link_ : nullptr;
+  undestroyed_ = !link_->backend().destroyer().Destroy(std::move(qp_), client, index_,
+                                                       std::exchange(reserved_, 0)) &&
+                 client != nullptr;
+  if (undestroyed_) return false;
   Release(why);
   return true;
 }
@@ -352,7 +352,7 @@ void Rail::Release(const absl::Status& why) {
   while (!queue_.empty()) {
     const Flight flight = queue_.Pop();
     if (flight.over) continue;
-    if (flight.purpose == Purpose::kOp) device().GiveRoomWhenPolled(flight.requests);
+    if (flight.purpose == Purpose::kOp) device().GiveSpaceWhenPolled(flight.requests);
     // The op that failed gets the cause itself; the others may go over other rails.
     EndFlight(flight, flight.number == failed_ ? why
                                                : absl::UnavailableError(absl::StrCat(
@@ -376,13 +376,13 @@ void Rail::OnLost(const RailLost& lost) {
 void Rail::End(const absl::Status& why) {
   const bool draining = state_ == State::kDraining;
   const bool carried = draining || up();
-  if (!Destroy(why, carried ? Undying::kWait : Undying::kLeave) && !draining) why_ = why;
+  if (!Destroy(why, carried ? IfRefused::kWait : IfRefused::kLeave) && !draining) why_ = why;
   state_ = State::kDown;
   deadline_.reset();
 }
 
 void Rail::OnDestroyed() {
-  undying_ = false;
+  undestroyed_ = false;
   Release(why_);
   if (state_ == State::kDraining) FinishDrain();
 }

@@ -97,7 +97,7 @@ class Rail {
   // The link ends: destroys the queue pair and completes every op with `why`.
   void End(const absl::Status& why);
   // The device has refused to destroy the queue pair: what was in flight has not ended.
-  bool undying() const { return undying_; }
+  bool if_refused() const { return undestroyed_; }
   // The queue pair is destroyed after all.
   void OnDestroyed();
   bool uses(const Device& device) const;
@@ -137,11 +137,11 @@ class Rail {
   absl::Status OwnError(uint64_t number, const ibv_wc& wc);
   bool Drained(const WorkId& id) const;
   bool MayBeThePath(ibv_wc_status status);
-  enum class Undying : uint8_t { kWait, kLeave };
+  enum class IfRefused : uint8_t { kWait, kLeave };
   // Destroys the queue pair; what was in flight ends with `why`. If the device refuses: kWait
   // returns false, and OnDestroyed follows; kLeave returns true, and is only for a queue pair that
   // carried no data.
-  bool Destroy(const absl::Status& why, Undying undying);
+  bool Destroy(const absl::Status& why, IfRefused if_refused);
   void Release(const absl::Status& why);
 
   DialledLink* const link_;
@@ -163,7 +163,7 @@ class Rail {
   uint64_t job_ = 0;               // in SetupQueue; 0: none
   std::unique_ptr<QueuePair> qp_;  // null while SetupQueue has it
   uint32_t number_ = 0;            // the queue pair's; kept after it is destroyed
-  bool undying_ = false;
+  bool undestroyed_ = false;
   uint64_t scratch_ = 0;  // the address of the peer's scratch memory
   uint32_t scratch_key_ = 0;
   uint64_t nonce_ = 0;

@@ -32,7 +32,7 @@ Duration AttemptTime(const VerbsOptions& options) {
 Rail::Rail(DialledLink* link, uint32_t index, Pair pair)
     : link_(link), index_(index), ordered_(link->backend().ordered()), pair_(pair) {}
 
-Rail::~Rail() { Destroy(absl::CancelledError("the link is gone"), Undying::kLeave); }
+Rail::~Rail() { Destroy(absl::CancelledError("the link is gone"), IfRefused::kLeave); }
 
 Device& Rail::device() const { return link_->local_device(pair_.local); }
 const LocalPort& Rail::port() const { return link_->local_port(pair_.local); }
@@ -62,7 +62,7 @@ absl::Status Rail::CheckLocalEnd() {
       !status.ok()) {
     return status;
   }
-  return backend.destroyer().CheckRoom(device());
+  return backend.destroyer().CheckSpace(device());
 }
 
 void Rail::Attempt() {
@@ -125,14 +125,14 @@ void Rail::OnAnswer(const Answer& answer) {
 // Takes a slot, which identifies its requests, and reserves entries for the rail's own requests.
 absl::Status Rail::Prepare() {
   VerbsBackend& backend = link_->backend();
-  if (device().room() < kOwnRequests) {
+  if (device().space() < kOwnRequests) {
     return absl::ResourceExhaustedError(
         absl::StrCat(device().name(), ": its completion queue is full"));
   }
   uint64_t first = 0;
   slot_ = backend.TakeSlot(this, first);
   if (!slot_) return absl::ResourceExhaustedError("verbs: there are too many rails");
-  device().TakeRoom(kOwnRequests);
+  device().TakeSpace(kOwnRequests);
   reserved_ = kOwnRequests;
   queue_.Reset(backend.queue_depth(), first);
   bytes_ = 0;
@@ -199,7 +199,7 @@ void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
   if (state_ >= State::kOffered) link_->TellLost(index_, life_, why);
   // The state is left first, so that the probe's own end has no effect.
   state_ = State::kWaiting;
-  Destroy(why, Undying::kLeave);
+  Destroy(why, IfRefused::kLeave);
   why_ = std::move(why);
   link_->backend().TimersChanged();
   if (bad_pair && !was_up_ && NextPair()) {

@@ -64,7 +64,7 @@ std::string VerbsRegistration::Key() const {
   return {reinterpret_cast<const char*>(out.data()), out.size()};
 }
 
-std::byte VerbsRegistration::Told(const Device& device) const {
+std::byte VerbsRegistration::DeviceByte(const Device& device) const {
   const size_t number = device.ordinal();
   return static_cast<std::byte>(number | penalty(number) << kPenaltyShift);
 }
@@ -78,7 +78,7 @@ std::vector<std::byte> VerbsRegistration::KeyOfOne() const {
   out[0] = plain ? kPlainForm : kForm;
   for (size_t i = 0; i < holds.size(); ++i) {
     std::byte* const at = &out[kHeadBytes + i * kEntryBytes];
-    at[0] = Told(*holds[i].device);
+    at[0] = DeviceByte(*holds[i].device);
     wire::StoreLittle<uint32_t>(at + 1, holds[i].mr->rkey);
   }
   return out;
@@ -93,7 +93,7 @@ std::vector<std::byte> VerbsRegistration::KeyOfPieces() const {
   out[kHeadBytes] = static_cast<std::byte>(devices.size());
   wire::StoreLittle<uint32_t>(&out[kHeadBytes + 1], static_cast<uint32_t>(stretches.size()));
   std::byte* at = &out[kPiecesHeadBytes];
-  for (const DeviceMemory::Known& known : devices) *at++ = Told(*known.device);
+  for (const DeviceMemory::Known& known : devices) *at++ = DeviceByte(*known.device);
   for (const Stretch& stretch : stretches) {
     wire::StoreLittle<uint32_t>(at, stretch.pieces);
     wire::StoreLittle<uint64_t>(at + 4, stretch.bytes);

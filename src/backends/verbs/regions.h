@@ -116,7 +116,7 @@ class VerbsRegistration final : public Registration {
 
  private:
   // How a key encodes a device: its number and its penalty.
-  std::byte Told(const Device& device) const;
+  std::byte DeviceByte(const Device& device) const;
   std::vector<std::byte> KeyOfOne() const;
   std::vector<std::byte> KeyOfPieces() const;
 

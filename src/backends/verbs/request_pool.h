@@ -22,7 +22,7 @@ class RequestPool {
 
   // Whether there is space for `runs` runs, each of which takes at most one request and one
   // element.
-  bool HasRoom(size_t runs) const {
+  bool HasSpace(size_t runs) const {
     return kRequests - used_requests_ >= runs && kRequests - used_elements_ >= runs;
   }
   ibv_send_wr& NextRequest() { return requests_[used_requests_++]; }

@@ -57,7 +57,7 @@ class SendQueue {
     flights_.clear();
     over_ = 0;
   }
-  uint32_t room() const { return depth_ - used_; }
+  uint32_t space() const { return depth_ - used_; }
   bool empty() const { return flights_.empty(); }
   uint64_t next_number() const { return next_; }
 

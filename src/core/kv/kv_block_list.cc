@@ -49,8 +49,8 @@ absl::Status CheckSide(std::string_view name, const KvSide& side, const KvWanted
   // The pieces of a list are at most as many as the ids of both sides; this bound lets a uint32_t
   // count them.
   if (side.ids.size() > UINT32_MAX / 2) return refuse("more than 2^31 - 1 ids");
-  const uint64_t room = side.ids.size() * layout.block_tokens();
-  if (side.first_token > room || wanted.tokens > room - side.first_token) {
+  const uint64_t space = side.ids.size() * layout.block_tokens();
+  if (side.first_token > space || wanted.tokens > space - side.first_token) {
     return refuse(wanted.tokens, " tokens from ", side.first_token, " on are asked for, and ",
                   side.ids.size(), " blocks of ", layout.block_tokens(), " tokens are given");
   }

@@ -26,7 +26,7 @@ absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer,
     return Annotate(status, absl::StrCat("from ", ToAbsl(peer)));
   }
   // An ended request never begins again, so a late part cannot revive it.
-  if (told_.contains(part.request)) {
+  if (reported_.contains(part.request)) {
     return absl::FailedPreconditionError(
         absl::StrCat("KV request ", part.request, ": a part from ", ToAbsl(peer),
                      " came after its end; every attempt needs a name of its own"));
@@ -141,8 +141,8 @@ void KvInbox::Advance(Request& request) const {
 
 absl::StatusOr<uint32_t> KvInbox::LayersReady(std::string_view request) const {
   if (const auto at = requests_.find(request); at != requests_.end()) return at->second.ready;
-  const auto told = told_.find(request);
-  if (told == told_.end()) return 0;
+  const auto told = reported_.find(request);
+  if (told == reported_.end()) return 0;
   if (told->second) return layers_;
   return absl::AbortedError(absl::StrCat("KV request ", ToAbsl(request), " was given up"));
 }
@@ -166,13 +166,13 @@ void KvInbox::End(Requests::iterator at, bool whole) {
 }
 
 // A request has ended: complete, refused, dropped or expired. Its name is refused as long as it is
-// remembered, which is for the last kMaxTold ends.
+// remembered, which is for the last kMaxReported ends.
 void KvInbox::Remember(const std::string& request, bool whole) {
-  if (!told_.emplace(request, whole).second) return;
-  told_order_.push_back(request);
-  if (told_order_.size() <= kMaxTold) return;
-  told_.erase(told_order_.front());
-  told_order_.pop_front();
+  if (!reported_.emplace(request, whole).second) return;
+  reported_order_.push_back(request);
+  if (reported_order_.size() <= kMaxReported) return;
+  reported_.erase(reported_order_.front());
+  reported_order_.pop_front();
 }
 
 std::vector<KvInbox::Lost> KvInbox::Expire(Time now) {

@@ -12,7 +12,7 @@
 // twice.
 //
 // Thread-safety: none; used by the progress engine. Memory: for at most kMaxRequests unfinished
-// requests, one bit per head and layer and the notification; and the names of the last kMaxTold
+// requests, one bit per head and layer and the notification; and the names of the last kMaxReported
 // requests that ended, of at most kMaxNameBytes each.
 
 #ifndef KVXFER_CORE_KV_KV_INBOX_H_
@@ -49,7 +49,7 @@ struct KvPart {
 class KvInbox {
  public:
   static constexpr size_t kMaxRequests = 1 << 16;
-  static constexpr size_t kMaxTold = 2 * kMaxRequests;
+  static constexpr size_t kMaxReported = 2 * kMaxRequests;
   static constexpr size_t kMaxNotificationBytes = 64 << 20;  // all unfinished requests together
 
   // The inbox of the cache that has this layout.
@@ -121,9 +121,9 @@ class KvInbox {
   Requests requests_;
   size_t notification_bytes_ = 0;
   std::set<std::pair<Time, std::string>> by_expiry_;
-  // The last kMaxTold requests that ended; true: became complete.
-  std::unordered_map<std::string, bool, Hash, std::equal_to<>> told_;
-  std::deque<std::string> told_order_;
+  // The last kMaxReported requests that ended; true: became complete.
+  std::unordered_map<std::string, bool, Hash, std::equal_to<>> reported_;
+  std::deque<std::string> reported_order_;
 };
 
 }  // namespace kvxfer

@@ -36,7 +36,7 @@ const char* ToString(KvLeaseEnd end) {
 
 absl::StatusOr<LeaseId> LeaseBook::Grant(Time expires) {
   // Ends that were not reported count too: their blocks are still in the owner's hands.
-  if (leases_.size() + untold_.size() >= kMaxLeases) {
+  if (leases_.size() + unreported_.size() >= kMaxLeases) {
     return absl::ResourceExhaustedError(
         absl::StrCat(kMaxLeases, " leases are held; release some, or let them expire"));
   }
@@ -133,12 +133,12 @@ absl::Status LeaseBook::Release(LeaseId lease, Time now) {
 
 std::vector<std::pair<LeaseId, KvLeaseEnd>> LeaseBook::End(Time now) {
   Expire(now);
-  return std::exchange(untold_, {});
+  return std::exchange(unreported_, {});
 }
 
 std::optional<Time> LeaseBook::NextExpiry() const {
   // Already due: the caller must call End at once.
-  if (!untold_.empty()) return Time::min();
+  if (!unreported_.empty()) return Time::min();
   std::optional<Time> next;
   if (!by_expiry_.empty()) next = by_expiry_.begin()->first;
   if (!by_fetch_.empty()) next = Earlier(next, std::get<Time>(*by_fetch_.begin()));
@@ -182,7 +182,7 @@ void LeaseBook::Settle(Leases::iterator at) {
   // The cause stays known for a while, so that a late Renew or Begin gets a reason.
   ended_.emplace(at->first, *lease.ending);
   ended_order_.push_back(at->first);
-  untold_.emplace_back(at->first, *lease.ending);
+  unreported_.emplace_back(at->first, *lease.ending);
   ++counts_[static_cast<size_t>(*lease.ending)];
   leases_.erase(at);
 }

@@ -106,7 +106,7 @@ class LeaseBook {
   std::set<std::pair<Time, LeaseId>> by_expiry_;                    // those that are not ending
   std::set<std::tuple<Time, LeaseId, Reader, uint64_t>> by_fetch_;  // every fetch, by its `until`
   std::map<Reader, size_t> fetches_of_;                             // number of fetches in progress
-  std::vector<std::pair<LeaseId, KvLeaseEnd>> untold_;
+  std::vector<std::pair<LeaseId, KvLeaseEnd>> unreported_;
   std::map<LeaseId, KvLeaseEnd> ended_;  // the last kMaxEnded
   std::deque<LeaseId> ended_order_;
   uint64_t counts_[3] = {};

@@ -8,15 +8,15 @@
 namespace kvxfer {
 
 // One slice while it is filled. Its last run stays open in `open_` and grows by blocks that
-// continue it. The run is written to `room_` when the slice is full or the next block starts
+// continue it. The run is written to `space_` when the slice is full or the next block starts
 // another run.
 class SliceCursor::Slice {
  public:
-  Slice(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& room)
+  Slice(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& space)
       : holds_(holds),
         bytes_left_(std::max<uint64_t>(limits.max_bytes, 1)),
         runs_left_(std::max<uint64_t>(limits.max_runs, 1)),
-        room_(room) {}
+        space_(space) {}
 
   // The piece of a pair at these addresses, with the pair's registration and key.
   Run At(const BlockList::Pair& pair, uint64_t local, uint64_t remote, uint64_t bytes) const {
@@ -60,7 +60,7 @@ class SliceCursor::Slice {
     // Local copies of the members: the compiler keeps them in registers, which it cannot do for
     // members because `*out` might alias them.
     Reserve(std::min(count, runs_left_));
-    Run* out = room_.data() + closed_;
+    Run* out = space_.data() + closed_;
     Run open = open_;
     uint64_t local_end = open.local + open.bytes;
     uint64_t remote_end = open.remote + open.bytes;
@@ -82,7 +82,7 @@ class SliceCursor::Slice {
     open.bytes = local_end - open.local;
     open_ = open;
     runs_left_ = runs_left;
-    closed_ = static_cast<size_t>(out - room_.data());
+    closed_ = static_cast<size_t>(out - space_.data());
     bytes_left_ -= i * bytes;
     total_ += i * bytes;
     return i;
@@ -91,16 +91,16 @@ class SliceCursor::Slice {
   SliceRuns Finish() {
     Reserve(1);
     Close();
-    return {.bytes = total_, .runs = std::span<const Run>(room_).first(closed_)};
+    return {.bytes = total_, .runs = std::span<const Run>(space_).first(closed_)};
   }
 
  private:
-  // Ensures that `runs` more runs can be written to room_.
+  // Ensures that `runs` more runs can be written to space_.
   void Reserve(uint64_t runs) {
-    if (room_.size() - closed_ < runs) room_.resize(closed_ + runs);
+    if (space_.size() - closed_ < runs) space_.resize(closed_ + runs);
   }
   void Close() {
-    if (open_.bytes > 0) room_[closed_++] = open_;
+    if (open_.bytes > 0) space_[closed_++] = open_;
   }
 
   const RegionHolds holds_;
@@ -108,8 +108,8 @@ class SliceCursor::Slice {
   uint64_t runs_left_;
   uint64_t total_ = 0;
   Run open_;
-  std::vector<Run>& room_;
-  size_t closed_ = 0;  // runs written to room_ so far
+  std::vector<Run>& space_;
+  size_t closed_ = 0;  // runs written to space_ so far
 };
 
 SliceCursor::SliceCursor(const BlockList* blocks) : blocks_(blocks) {
@@ -134,9 +134,9 @@ void SliceCursor::Settle() {
 }
 
 SliceRuns SliceCursor::Next(const SliceLimits& limits, const RegionHolds& holds,
-                            std::vector<Run>& room) {
+                            std::vector<Run>& space) {
   if (done()) return {};
-  Slice slice(limits, holds, room);
+  Slice slice(limits, holds, space);
   const bool paged = !blocks_->pairs().empty();
   while (!done()) {
     const bool through = !paged ? FillDescriptors(slice)

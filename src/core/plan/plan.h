@@ -50,7 +50,7 @@ class SliceCursor {
   bool done() const { return pair_ == pairs_; }
   // Returns the next slice. The runs are written into `room` from the front; `room` grows if
   // needed.
-  SliceRuns Next(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& room);
+  SliceRuns Next(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& space);
 
  private:
   class Slice;

@@ -21,7 +21,7 @@ class SliceWalk {
   // `runs`, with `room` as memory. Slices in ascending order cost one walk; a lower number starts
   // again from the front. `limits` must be the same in every call.
   bool StepTo(uint32_t slice, const SliceLimits& limits, const RegionHolds& holds,
-              std::vector<Run>& room, SliceRuns* runs);
+              std::vector<Run>& space, SliceRuns* runs);
   // True if the slice that was cut last is the last one of the transfer.
   bool done() const { return cursor_.done(); }
 

@@ -20,7 +20,7 @@ void ReliableChannel::MessageSent() {
   // A replay sends lower sequences again; it must not lower what the peer may acknowledge.
   if (kept_[next_].sequence > highest_sent_) highest_sent_ = kept_[next_].sequence;
   ++next_;
-  ack_told_ = received_;
+  ack_sent_ = received_;
 }
 
 absl::Status ReliableChannel::OnAck(uint64_t ack) {
@@ -40,7 +40,7 @@ absl::Status ReliableChannel::OnAck(uint64_t ack) {
 
 void ReliableChannel::Rewind() {
   next_ = 0;
-  ack_told_ = 0;
+  ack_sent_ = 0;
 }
 
 uint64_t ReliableChannel::oldest_kept() const {
@@ -90,7 +90,7 @@ absl::Status ReliableChannel::OnFrame(const Envelope& envelope,
 }
 
 std::string ReliableChannel::AckMessage() {
-  ack_told_ = received_;
+  ack_sent_ = received_;
   return EncodeMessage(FrameType::kAck, 0, received_, std::string_view());
 }
 

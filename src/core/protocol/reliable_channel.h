@@ -61,10 +61,10 @@ class ReliableChannel {
                        absl::FunctionRef<absl::Status(const Incoming&)> take);
   uint64_t received() const { return received_; }  // highest in order: the number to acknowledge
   // True if no message of this connection has acknowledged received() yet.
-  bool ack_due() const { return received_ != ack_told_; }
+  bool ack_due() const { return received_ != ack_sent_; }
   // Whether an acknowledgement deserves a message of its own. Every other message acknowledges too,
   // a ping at the latest; until then the peer only keeps a small, bounded number of frames.
-  bool ack_pressing() const { return received_ - ack_told_ >= kAckEvery; }
+  bool ack_pressing() const { return received_ - ack_sent_ >= kAckEvery; }
   // A message that only acknowledges; the acknowledgement counts as sent.
   std::string AckMessage();
 
@@ -89,7 +89,7 @@ class ReliableChannel {
   uint64_t highest_sent_ = 0;  // on any connection
 
   uint64_t received_ = 0;
-  uint64_t ack_told_ = 0;  // 0: nothing acknowledged on this connection yet
+  uint64_t ack_sent_ = 0;  // 0: nothing acknowledged on this connection yet
   struct Ahead {
     FrameType type;
     std::vector<std::byte> body{};

@@ -106,8 +106,7 @@ std::vector<SlotRef> SendBook::Discard(uint32_t rail) {
   if (!first_.has_value()) return slots;
   if (auto lane = first_->Discard(rail)) {
     slots.push_back(lane->slot);
-    discarded_.push_back(
-        {.slot = lane->slot, .slices = std::move(lane->slices), .named = told_first_});
+    discarded_.push_back({.slot = lane->slot, .slices = std::move(lane->slices), .named = named_});
   }
   std::erase_if(lanes_, [&](LaneAgain& again) {
     if (again.rail != rail || again.lane.freed) return false;
@@ -160,7 +159,7 @@ void SendBook::OnFreed(SlotRef slot) {
 std::vector<LaneFrame> SendBook::TellAll() {
   std::vector<LaneFrame> lanes;
   if (!first_.has_value()) return lanes;
-  told_first_ = true;
+  named_ = true;
   lanes = first_->Lanes();
   for (const LaneFrame& lane : TellNew()) lanes.push_back(lane);
   return lanes;

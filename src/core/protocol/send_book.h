@@ -123,7 +123,7 @@ class SendBook {
   uint32_t cut_ = 0;  // number of slices cut so far
   bool cut_all_ = true;
   bool fresh_ = false;  // the slice cut last is in progress
-  bool told_first_ = false;
+  bool named_ = false;
   SliceQueue again_;       // in the first book, or if the target does not count
   uint32_t reserved_ = 0;  // slots reserved for the first book
   std::vector<LaneAgain> lanes_;

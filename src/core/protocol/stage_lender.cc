@@ -19,8 +19,8 @@ absl::Status StageLender::Ask(Owner owner, uint32_t count) {
   }
   const auto held = static_cast<uint32_t>(holders_[owner].slots.size());
   // An owner at its limit waits with count 0 and is answered with no buffer.
-  const uint32_t room = kMaxHeld > held ? kMaxHeld - held : 0;
-  waiting_.push_back({.owner = owner, .count = std::min(std::max(count, 1u), room)});
+  const uint32_t space = kMaxHeld > held ? kMaxHeld - held : 0;
+  waiting_.push_back({.owner = owner, .count = std::min(std::max(count, 1u), space)});
   Serve();
   return absl::OkStatus();
 }

@@ -222,7 +222,7 @@ void Fields(Io& io, Ref<Io, FetchEndFrame> frame) {
   io.Int("readers", frame.readers);
 }
 template <typename Io>
-void Fields(Io& io, Ref<Io, VerdictFrame> frame) {
+void Fields(Io& io, Ref<Io, KvAnswerFrame> frame) {
   io.Int("transfer", frame.transfer);
   io.Bool("good", frame.good);
   io.Text("why", frame.why, 0, kMaxNotificationBytes);
@@ -328,7 +328,7 @@ constexpr size_t kAckOffset = 16;
   X(KvPartFrame, "kv-part")           \
   X(FetchBeginFrame, "fetch-begin")   \
   X(FetchEndFrame, "fetch-end")       \
-  X(VerdictFrame, "verdict")          \
+  X(KvAnswerFrame, "verdict")         \
   X(StageAskFrame, "stage-ask")       \
   X(StageLendFrame, "stage-lend")     \
   X(StageRecallFrame, "stage-recall") \
@@ -350,7 +350,7 @@ KVXFER_FRAMES(KVXFER_FRAME_NAME)
 // Most bodies are smaller, so that encoding one allocates once.
 constexpr size_t kUsualBodyBytes = 96;
 
-std::string RoomForEnvelope(size_t body_bytes) {
+std::string SpaceForEnvelope(size_t body_bytes) {
   std::string message;
   message.reserve(kEnvelopeBytes + body_bytes);
   message.resize(kEnvelopeBytes);
@@ -368,7 +368,7 @@ void WriteEnvelope(std::string& message, FrameType type, uint64_t sequence, uint
 }  // namespace
 
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body) {
-  std::string message = RoomForEnvelope(body.size());
+  std::string message = SpaceForEnvelope(body.size());
   message.append(body);
   WriteEnvelope(message, type, sequence, ack);
   return message;
@@ -376,7 +376,7 @@ std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::
 
 template <PlainFrame Frame>
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame) {
-  Writer writer(RoomForEnvelope(kUsualBodyBytes));
+  Writer writer(SpaceForEnvelope(kUsualBodyBytes));
   Fields(writer, frame);
   std::string message = writer.Take();
   WriteEnvelope(message, type, sequence, ack);
@@ -391,18 +391,18 @@ absl::StatusOr<Envelope> DecodeNumbered(std::span<const std::byte> message) {
   return envelope;
 }
 
-std::string EncodeCarry(uint64_t ack, uint64_t session, std::string_view carried,
-                        std::string_view own) {
-  std::string message = RoomForEnvelope(sizeof(session) + carried.size() + own.size());
+std::string EncodePiggyback(uint64_t ack, uint64_t session, std::string_view carried,
+                            std::string_view own) {
+  std::string message = SpaceForEnvelope(sizeof(session) + carried.size() + own.size());
   message.resize(kEnvelopeBytes + sizeof(session));
   StoreLittle(message.data() + kEnvelopeBytes, session);
   message.append(carried).append(own);
-  WriteEnvelope(message, FrameType::kCarry, 0, ack);
+  WriteEnvelope(message, FrameType::kPiggyback, 0, ack);
   return message;
 }
 
-absl::StatusOr<CarriedMessages> DecodeCarry(std::span<const std::byte> body) {
-  constexpr size_t kSessionBytes = sizeof(CarriedMessages::session);
+absl::StatusOr<PiggybackMessages> DecodePiggyback(std::span<const std::byte> body) {
+  constexpr size_t kSessionBytes = sizeof(PiggybackMessages::session);
   constexpr size_t kBodyBytesOffset = 4;
   if (body.size() < kSessionBytes + 2 * kEnvelopeBytes) {
     return absl::InvalidArgumentError(
@@ -416,9 +416,9 @@ absl::StatusOr<CarriedMessages> DecodeCarry(std::span<const std::byte> body) {
                                                    carried, " bytes, of ", both.size(),
                                                    " for two"));
   }
-  return CarriedMessages{.session = LoadLittle<uint64_t>(body.data()),
-                         .carried = both.first(carried),
-                         .own = both.subspan(carried)};
+  return PiggybackMessages{.session = LoadLittle<uint64_t>(body.data()),
+                           .carried = both.first(carried),
+                           .own = both.subspan(carried)};
   // The two messages are not validated here; each goes through DecodeNumbered.
 }
 

@@ -30,12 +30,12 @@ namespace kvxfer {
 
 inline constexpr uint16_t kMinProtocolVersion = 1;
 inline constexpr uint16_t kMaxProtocolVersion = 6;
-inline constexpr uint16_t kCarryVersion = 2;  // the first with kCarry
-inline constexpr uint16_t kRailVersion = 3;   // the first whose rails may fail one by one
-inline constexpr uint16_t kKvVersion = 4;     // the first with KV caches
-inline constexpr uint16_t kStageVersion = 5;  // the first that lends staging memory
-inline constexpr uint16_t kPageVersion = 6;   // the first that lists live regions in pages
-inline constexpr uint16_t kLeaseVersion = 6;  // the first that answers leased reads with a code
+inline constexpr uint16_t kPiggybackVersion = 2;  // the first with kPiggyback
+inline constexpr uint16_t kRailVersion = 3;       // the first whose rails may fail one by one
+inline constexpr uint16_t kKvVersion = 4;         // the first with KV caches
+inline constexpr uint16_t kStageVersion = 5;      // the first that lends staging memory
+inline constexpr uint16_t kPageVersion = 6;       // the first that lists live regions in pages
+inline constexpr uint16_t kLeaseVersion = 6;      // the first that answers leased reads with a code
 
 // An immediate is slot (upper 20 bits) | generation (lower 12 bits).
 inline constexpr uint32_t kSlotBits = 20;
@@ -95,13 +95,13 @@ enum class FrameType : uint8_t {
   kPing,         // unnumbered; answered by kPong
   kPong,
   kAck,         // unnumbered; only the envelope's ack
-  kCarry,       // both ways, unnumbered: two messages in one, see CarriedMessages
+  kPiggyback,   // both ways, unnumbered: two messages in one, see PiggybackMessages
   kFenceRail,   // initiator → target, unnumbered: on the connection whose rail failed
   kRailFenced,  // target → initiator, unnumbered: answers kFenceRail on the same connection
   kFetchBegin,  // initiator → target, numbered, like the next two; versions 4 and 5: in place of
                 // kLeaseRead
   kFetchEnd,    // initiator → target: the last byte was read, or the fetch was given up
-  kVerdict,    // target → initiator: a KV part is refused; versions 4 and 5: also answers fetches
+  kKvAnswer,   // target → initiator: a KV part is refused; versions 4 and 5: also answers fetches
   kStageAsk,   // initiator → target, numbered, like all below: asks for staging buffers
   kStageLend,  // target → initiator: buffers that it may use
   kStageRecall,  // target → initiator: others wait for buffers
@@ -328,11 +328,11 @@ struct FetchEndFrame {
 // Answers a fetch twice: whether it may begin, and whether the data read is valid (unless it was
 // given up). For a KV part: sent only if it is refused, and before its transfer is reported as
 // arrived.
-struct VerdictFrame {
+struct KvAnswerFrame {
   uint64_t transfer = 0;
   bool good = false;
   std::string why{};  // why not
-  bool operator==(const VerdictFrame&) const = default;
+  bool operator==(const KvAnswerFrame&) const = default;
 };
 
 // Begins a fetch, like FetchBeginFrame, under a lease that must hold `contents`.
@@ -346,7 +346,7 @@ struct LeaseReadFrame {
   bool operator==(const LeaseReadFrame&) const = default;
 };
 
-// Answers a fetch twice, like VerdictFrame.
+// Answers a fetch twice, like KvAnswerFrame.
 struct LeaseAnswerFrame {
   uint64_t transfer = 0;
   KvLeaseRefusal refusal = kHeld;
@@ -423,16 +423,16 @@ std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const
 // Two messages, piggybacked in one, of the two sessions (one each way) between two agents. `own`
 // belongs to the connection's session, `carried` to the other one, which `session` names. Both are
 // complete messages with numbered frames.
-struct CarriedMessages {
+struct PiggybackMessages {
   uint64_t session = 0;
   std::span<const std::byte> carried{};
   std::span<const std::byte> own{};
 };
-// Builds the message of type kCarry.
-std::string EncodeCarry(uint64_t ack, uint64_t session, std::string_view carried,
-                        std::string_view own);
+// Builds the message of type kPiggyback.
+std::string EncodePiggyback(uint64_t ack, uint64_t session, std::string_view carried,
+                            std::string_view own);
 // The spans point into `body`; the two messages in them are not validated yet.
-absl::StatusOr<CarriedMessages> DecodeCarry(std::span<const std::byte> body);
+absl::StatusOr<PiggybackMessages> DecodePiggyback(std::span<const std::byte> body);
 
 // Overwrites the ack of an encoded message.
 void PatchAck(std::string& message, uint64_t ack);

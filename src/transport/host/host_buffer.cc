@@ -55,7 +55,7 @@ std::optional<uint64_t> NumberAfter(const std::string& text, std::string_view la
 
 // Using more pages than exist does not fail: the kernel kills a process. So everything that can be
 // known in advance is checked here.
-absl::Status CheckRoom(size_t bytes, bool reserved) {
+absl::Status CheckSpace(size_t bytes, bool reserved) {
   // Beyond this limit ftruncate would raise SIGXFSZ.
   rlimit file_size{};
   if (getrlimit(RLIMIT_FSIZE, &file_size) == 0 && bytes > file_size.rlim_cur) {
@@ -112,7 +112,7 @@ absl::StatusOr<HostBuffer> HostBuffer::Allocate(size_t bytes, HostPages pages) {
     return Exhausted(bytes, "larger than any file");
   }
   const size_t whole = (bytes + *page - 1) / *page * *page;
-  if (absl::Status room = CheckRoom(whole, reserved); !room.ok()) return room;
+  if (absl::Status space = CheckSpace(whole, reserved); !space.ok()) return space;
 
   if (ftruncate(buffer.fd_, static_cast<off_t>(whole)) != 0) {
     return Exhausted(bytes, ErrnoText("ftruncate", errno));

@@ -53,10 +53,10 @@ void* MapShared(int fd, uint64_t offset, size_t bytes, int protection) {
   // Finds an address with the same remainder modulo the huge page size as the offset: reserves a
   // range, releases it, and maps there. MAP_FIXED_NOREPLACE never replaces what another thread maps
   // meanwhile; the kernel then chooses the address.
-  void* room =
+  void* space =
       mmap(nullptr, whole + huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (room == MAP_FAILED) return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
-  auto* const begin = static_cast<std::byte*>(room);
+  if (space == MAP_FAILED) return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
+  auto* const begin = static_cast<std::byte*>(space);
   const size_t skip = (offset - reinterpret_cast<uintptr_t>(begin)) & (huge - 1);
   munmap(begin, whole + huge);
   void* const data =

@@ -13,16 +13,18 @@ namespace {
 using ::kvxfer::testing::Fails;
 
 TEST(CudaIpcWire, AddressesComeBack) {
-  const Whereabouts at{.ipc_namespace = 4026531839, .desk = "kvxfer-cuda-a-b", .control = "1;x;y"};
-  ASSERT_OK_AND_ASSIGN(const Whereabouts back, DecodeWhereabouts(Encode(at)));
+  const MetadataAddress at{
+      .ipc_namespace = 4026531839, .listener = "kvxfer-cuda-a-b", .control = "1;x;y"};
+  ASSERT_OK_AND_ASSIGN(const MetadataAddress back, DecodeMetadataAddress(Encode(at)));
   EXPECT_EQ(back.ipc_namespace, at.ipc_namespace);
-  EXPECT_EQ(back.desk, at.desk);
+  EXPECT_EQ(back.listener, at.listener);
   EXPECT_EQ(back.control, at.control);
   for (const std::string& damaged :
        {std::string(), std::string("2|1|desk|1;x;y"), std::string("1|x|desk|1;x;y"),
         std::string("1|1||1;x;y"), std::string("1|1|desk"),
         "1|1|" + std::string(107, 'd') + "|1;x;y"}) {
-    EXPECT_TRUE(Fails(DecodeWhereabouts(damaged), absl::StatusCode::kInvalidArgument)) << damaged;
+    EXPECT_TRUE(Fails(DecodeMetadataAddress(damaged), absl::StatusCode::kInvalidArgument))
+        << damaged;
   }
 }
 

@@ -149,7 +149,7 @@ TEST_F(TcpRails, BehindTheFenceNothingLandsThatWasOnTheWay) {
   }
   b->Poll(1);  // in the middle of it
   b->accepted[0]->FenceRail(0);
-  const std::vector<std::byte> landed = sink;
+  const std::vector<std::byte> received = sink;
   const size_t told = b->immediates.size();
   b->Poll();
   ASSERT_EQ(b->rails_fenced, std::vector<uint32_t>{0});
@@ -157,7 +157,7 @@ TEST_F(TcpRails, BehindTheFenceNothingLandsThatWasOnTheWay) {
     a->Poll();
     b->Poll();
   }
-  EXPECT_TRUE(sink == landed);
+  EXPECT_TRUE(sink == received);
   EXPECT_EQ(b->immediates.size(), told);
   EXPECT_EQ(a->rails_down.size(), 1u);
 }

@@ -198,16 +198,16 @@ TEST(VerbsBlobs, DamageIsRefusedOrHarmless) {
 TEST(VerbsSendQueue, RoomIsExactAndNumbersGoOn) {
   SendQueue queue;
   queue.Reset(10, 100);
-  EXPECT_EQ(queue.room(), 10u);
+  EXPECT_EQ(queue.space(), 10u);
   EXPECT_EQ(queue.Push({.op = 1, .transfer = 5, .requests = 4}), 100u);
   EXPECT_EQ(queue.Push({.op = 2, .transfer = 6, .requests = 6}), 101u);
-  EXPECT_EQ(queue.room(), 0u);
+  EXPECT_EQ(queue.space(), 0u);
   EXPECT_EQ(queue.CountOf(5), 1u);
   EXPECT_TRUE(queue.Has(101));
   EXPECT_FALSE(queue.Has(99));
   EXPECT_FALSE(queue.Has(102));
   EXPECT_EQ(queue.Pop().op, 1u);
-  EXPECT_EQ(queue.room(), 4u);
+  EXPECT_EQ(queue.space(), 4u);
   EXPECT_FALSE(queue.Has(100));
   const uint64_t next = queue.next_number();
   queue.Reset(10, next);
@@ -228,15 +228,15 @@ TEST(VerbsSendQueue, WithoutOrderEachEndsByItself) {
   EXPECT_FALSE(queue.Has(9));
   EXPECT_EQ(queue.CountOf(5), 3u);
   EXPECT_EQ(queue.open(), 3u);
-  EXPECT_EQ(queue.room(), 0u);
+  EXPECT_EQ(queue.space(), 0u);
   EXPECT_EQ(queue.Take(7).op, 1u);
-  EXPECT_EQ(queue.room(), 1u);
+  EXPECT_EQ(queue.space(), 1u);
   EXPECT_EQ(queue.Take(8).op, 2u);
-  EXPECT_EQ(queue.room(), 3u);
+  EXPECT_EQ(queue.space(), 3u);
   EXPECT_EQ(queue.open(), 1u);
   EXPECT_EQ(queue.Take(10).op, 4u);
   EXPECT_TRUE(queue.empty());
-  EXPECT_EQ(queue.room(), 4u);
+  EXPECT_EQ(queue.space(), 4u);
 }
 
 TEST(VerbsErrors, EachStatusHasItsNameItsCodeAndARemedy) {

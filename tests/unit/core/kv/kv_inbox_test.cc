@@ -224,7 +224,7 @@ TEST_F(InboxOfFour, ALaterPartMovesTheExpiry) {
 }
 
 TEST_F(InboxOfFour, RemembersABoundedNumberOfEnds) {
-  for (size_t i = 0; i <= KvInbox::kMaxTold; ++i) {
+  for (size_t i = 0; i <= KvInbox::kMaxReported; ++i) {
     ASSERT_OK(Take(Part({4, 4}, 2, 4, std::to_string(i))));
   }
   EXPECT_OK(Take(Part({4, 4}, 2, 1, "0"))) << "so long ago that it is forgotten";

@@ -1,7 +1,7 @@
 // Decides which thread drives the agent's progress: the pure state behind ProgressLoop
 // (progress_loop.h). The *driver* is the thread that makes progress now; only the driver may touch
 // the backends and the state of the runtime. Each method is one atomic step: its caller holds one
-// mutex. tests/unit/agent/engine/seat_state_test.cc explores every interleaving of submit, wait,
+// mutex. tests/unit/agent/engine/drive_state_test.cc explores every interleaving of submit, wait,
 // release and sleep on small cases and finds no lost wake-up.
 //
 // The rules:
@@ -15,8 +15,8 @@
 //
 // Thread-safety: none; the caller's mutex guards it.
 
-#ifndef KVXFER_AGENT_ENGINE_SEAT_STATE_H_
-#define KVXFER_AGENT_ENGINE_SEAT_STATE_H_
+#ifndef KVXFER_AGENT_ENGINE_DRIVE_STATE_H_
+#define KVXFER_AGENT_ENGINE_DRIVE_STATE_H_
 
 #include <compare>
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace kvxfer {
 
-class SeatState {
+class DriveState {
  public:
   using DriverId = uint64_t;  // never 0
 
@@ -73,7 +73,7 @@ class SeatState {
   bool background_leaving() const { return background_leaving_; }
   bool empty() const { return owner_ == Owner::kNobody; }
 
-  auto operator<=>(const SeatState&) const = default;  // for the model test
+  auto operator<=>(const DriveState&) const = default;  // for the model test
 
  private:
   enum class Owner : uint8_t { kNobody, kSubmitter, kDriver, kBackground };
@@ -92,4 +92,4 @@ class SeatState {
 
 }  // namespace kvxfer
 
-#endif  // KVXFER_AGENT_ENGINE_SEAT_STATE_H_
+#endif  // KVXFER_AGENT_ENGINE_DRIVE_STATE_H_

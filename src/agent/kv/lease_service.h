@@ -3,8 +3,8 @@
 //
 // Thread-safety: none; only the driver calls it.
 
-#ifndef KVXFER_AGENT_KV_KV_LEASE_DESK_H_
-#define KVXFER_AGENT_KV_KV_LEASE_DESK_H_
+#ifndef KVXFER_AGENT_KV_LEASE_SERVICE_H_
+#define KVXFER_AGENT_KV_LEASE_SERVICE_H_
 
 #include <cstdint>
 #include <optional>
@@ -21,9 +21,9 @@
 
 namespace kvxfer {
 
-class KvLeaseDesk {
+class LeaseService {
  public:
-  explicit KvLeaseDesk(KvEvents* events) : events_(events) {}
+  explicit LeaseService(KvEvents* events) : events_(events) {}
 
   struct Held {
     uint64_t hash = 0;  // of the blocks
@@ -64,4 +64,4 @@ class KvLeaseDesk {
 
 }  // namespace kvxfer
 
-#endif  // KVXFER_AGENT_KV_KV_LEASE_DESK_H_
+#endif  // KVXFER_AGENT_KV_LEASE_SERVICE_H_

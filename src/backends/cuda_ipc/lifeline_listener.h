@@ -5,8 +5,8 @@
 //
 // Thread-safety: none; called by the agent's driver only.
 
-#ifndef KVXFER_BACKENDS_CUDA_IPC_DESK_H_
-#define KVXFER_BACKENDS_CUDA_IPC_DESK_H_
+#ifndef KVXFER_BACKENDS_CUDA_IPC_LIFELINE_LISTENER_H_
+#define KVXFER_BACKENDS_CUDA_IPC_LIFELINE_LISTENER_H_
 
 #include <cstdint>
 #include <list>
@@ -22,7 +22,7 @@
 
 namespace kvxfer::cuda_ipc {
 
-class Desk final : public net::Watcher {
+class LifelineListener final : public net::Watcher {
  public:
   class Owner {
    public:
@@ -31,8 +31,8 @@ class Desk final : public net::Watcher {
     virtual void OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) = 0;
   };
 
-  explicit Desk(Owner* owner) : owner_(owner) {}
-  ~Desk() override { Close(); }
+  explicit LifelineListener(Owner* owner) : owner_(owner) {}
+  ~LifelineListener() override { Close(); }
 
   absl::Status Open(net::Reactor* reactor, const Incarnation& incarnation);
   void Close();
@@ -67,4 +67,4 @@ class Desk final : public net::Watcher {
 
 }  // namespace kvxfer::cuda_ipc
 
-#endif  // KVXFER_BACKENDS_CUDA_IPC_DESK_H_
+#endif  // KVXFER_BACKENDS_CUDA_IPC_LIFELINE_LISTENER_H_

@@ -2,8 +2,8 @@
 //
 // Thread-safety: one caller at a time.
 
-#ifndef KVXFER_BACKENDS_SHM_ATTACH_CREW_H_
-#define KVXFER_BACKENDS_SHM_ATTACH_CREW_H_
+#ifndef KVXFER_BACKENDS_SHM_ATTACH_THREADS_H_
+#define KVXFER_BACKENDS_SHM_ATTACH_THREADS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/shm/attach.h"
-#include "src/transport/host/copy_crew.h"
+#include "src/transport/host/copy_threads.h"
 
 namespace kvxfer::shm {
 
@@ -21,9 +21,9 @@ namespace kvxfer::shm {
 // there.
 inline constexpr size_t kAttachedSliceBytes = 2 * 1024 * 1024;
 
-class AttachCrew {
+class AttachThreads {
  public:
-  explicit AttachCrew(uint32_t threads) : crew_(threads), shares_(threads) {}
+  explicit AttachThreads(uint32_t threads) : threads_(threads), shares_(threads) {}
 
   // Empties the batch. `waiting`: at least this many bytes are going to be moved; if it is small,
   // one thread takes all of them.
@@ -35,7 +35,7 @@ class AttachCrew {
   absl::StatusOr<size_t> Move(OpKind kind, uint32_t pid);
 
  private:
-  CopyCrew crew_;
+  CopyThreads threads_;
   std::vector<AttachBatch> shares_;
   std::vector<absl::StatusOr<size_t>> moved_;
   uint64_t share_bytes_ = 0;
@@ -45,4 +45,4 @@ class AttachCrew {
 
 }  // namespace kvxfer::shm
 
-#endif  // KVXFER_BACKENDS_SHM_ATTACH_CREW_H_
+#endif  // KVXFER_BACKENDS_SHM_ATTACH_THREADS_H_

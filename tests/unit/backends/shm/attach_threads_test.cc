@@ -1,4 +1,4 @@
-#include "src/backends/shm/attach_crew.h"
+#include "src/backends/shm/attach_threads.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -23,9 +23,9 @@ constexpr uint64_t kBlocks =
 uint64_t Address(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
 // This process writes into its own memory, which attach allows.
-class AttachCrewTest : public ::testing::Test {
+class AttachThreadsTest : public ::testing::Test {
  protected:
-  AttachCrewTest() : from_(kBlocks * kBlock) {
+  AttachThreadsTest() : from_(kBlocks * kBlock) {
     to_ = static_cast<std::byte*>(
         mmap(nullptr, from_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     std::mt19937_64 random(testing::TestSeed());
@@ -34,20 +34,20 @@ class AttachCrewTest : public ::testing::Test {
     std::iota(places_.begin(), places_.end(), uint64_t{0});
     std::shuffle(places_.begin(), places_.end(), random);
   }
-  ~AttachCrewTest() override { munmap(to_, from_.size()); }
+  ~AttachThreadsTest() override { munmap(to_, from_.size()); }
 
   // Offers all bytes from `done` on, block by block, and moves what was taken.
-  absl::StatusOr<size_t> MoveOnce(AttachCrew& crew, uint64_t done) {
-    crew.Begin(from_.size() - done);
+  absl::StatusOr<size_t> MoveOnce(AttachThreads& threads, uint64_t done) {
+    threads.Begin(from_.size() - done);
     for (uint64_t at = done; at < from_.size();) {
       const uint64_t within = at % kBlock;
       const uint64_t taken =
-          crew.Add(Address(from_.data() + at),
-                   Address(to_ + places_[at / kBlock] * kBlock + within), kBlock - within);
+          threads.Add(Address(from_.data() + at),
+                      Address(to_ + places_[at / kBlock] * kBlock + within), kBlock - within);
       if (taken == 0) break;
       at += taken;
     }
-    return crew.Move(OpKind::kWrite, static_cast<uint32_t>(getpid()));
+    return threads.Move(OpKind::kWrite, static_cast<uint32_t>(getpid()));
   }
 
   bool Arrived(uint64_t block) const {
@@ -59,14 +59,14 @@ class AttachCrewTest : public ::testing::Test {
   std::vector<uint64_t> places_;
 };
 
-TEST_F(AttachCrewTest, AllBytesComeToTheirPlacesWhateverTheNumberOfThreads) {
+TEST_F(AttachThreadsTest, AllBytesComeToTheirPlacesWhateverTheNumberOfThreads) {
   for (const uint32_t threads : {1u, 2u, 3u, 8u}) {
     std::memset(to_, 0, from_.size());
-    AttachCrew crew(threads);
+    AttachThreads threads(threads);
     uint64_t done = 0;
     int moves = 0;
     while (done < from_.size()) {
-      ASSERT_OK_AND_ASSIGN(const size_t moved, MoveOnce(crew, done));
+      ASSERT_OK_AND_ASSIGN(const size_t moved, MoveOnce(threads, done));
       ASSERT_GT(moved, 0u);
       done += moved;
       ++moves;
@@ -77,18 +77,18 @@ TEST_F(AttachCrewTest, AllBytesComeToTheirPlacesWhateverTheNumberOfThreads) {
   }
 }
 
-TEST_F(AttachCrewTest, AHoleEndsWhatIsToldWhereverTheSharesLie) {
+TEST_F(AttachThreadsTest, AHoleEndsWhatIsToldWhereverTheSharesLie) {
   for (const uint64_t hole :
        {uint64_t{0}, uint64_t{1}, kBlocks / 2 - 1, kBlocks / 2, kBlocks - 1}) {
     std::byte* const page = to_ + places_[hole] * kBlock;
     ASSERT_EQ(mprotect(page, kBlock, PROT_NONE), 0);
-    AttachCrew crew(2);
+    AttachThreads threads(2);
     uint64_t done = 0;
-    absl::StatusOr<size_t> moved = MoveOnce(crew, done);
+    absl::StatusOr<size_t> moved = MoveOnce(threads, done);
     while (moved.ok()) {
       done += *moved;
       ASSERT_LE(done, hole * kBlock);
-      moved = MoveOnce(crew, done);
+      moved = MoveOnce(threads, done);
     }
     EXPECT_EQ(done, hole * kBlock);
     EXPECT_TRUE(absl::IsFailedPrecondition(moved.status())) << moved.status();

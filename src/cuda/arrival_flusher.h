@@ -8,8 +8,8 @@
 //
 // Thread-safety: none; called by the agent's driver only.
 
-#ifndef KVXFER_CUDA_LANDED_H_
-#define KVXFER_CUDA_LANDED_H_
+#ifndef KVXFER_CUDA_ARRIVAL_FLUSHER_H_
+#define KVXFER_CUDA_ARRIVAL_FLUSHER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace kvxfer::cuda {
 
-class Landed {
+class ArrivalFlusher {
  public:
   // A region of GPU memory was registered, or deregistered. Errors as Flusher::Add.
   absl::Status AddRegion(const Driver* driver, int device);
@@ -55,11 +55,11 @@ class Landed {
 
   Flusher flusher_;
   size_t regions_ = 0;
-  bool any_ = false;   // something was received since the last flush
-  bool told_ = false;  // the failure was logged
+  bool any_ = false;     // something was received since the last flush
+  bool logged_ = false;  // the failure was logged
   std::vector<Read> reads_;
 };
 
 }  // namespace kvxfer::cuda
 
-#endif  // KVXFER_CUDA_LANDED_H_
+#endif  // KVXFER_CUDA_ARRIVAL_FLUSHER_H_

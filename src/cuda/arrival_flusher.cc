@@ -1,4 +1,4 @@
-#include "src/cuda/landed.h"
+#include "src/cuda/arrival_flusher.h"
 
 #include <utility>
 
@@ -7,38 +7,38 @@
 
 namespace kvxfer::cuda {
 
-absl::Status Landed::AddRegion(const Driver* driver, int device) {
+absl::Status ArrivalFlusher::AddRegion(const Driver* driver, int device) {
   if (absl::Status status = flusher_.Add(driver, device); !status.ok()) return status;
   ++regions_;
   return absl::OkStatus();
 }
 
-void Landed::RemoveRegion(int device) {
+void ArrivalFlusher::RemoveRegion(int device) {
   flusher_.Remove(device);
   --regions_;
 }
 
-void Landed::OnRead(const Endpoint* endpoint, uint64_t op) {
+void ArrivalFlusher::OnRead(const Endpoint* endpoint, uint64_t op) {
   any_ = true;
   if (flusher_.needed()) reads_.push_back({.endpoint = endpoint, .op = op});
 }
 
-void Landed::Forget(const Endpoint* endpoint) {
+void ArrivalFlusher::Forget(const Endpoint* endpoint) {
   std::erase_if(reads_, [endpoint](const Read& read) { return read.endpoint == endpoint; });
 }
 
-size_t Landed::Flush(std::span<Event> events, std::string_view backend) {
+size_t ArrivalFlusher::Flush(std::span<Event> events, std::string_view backend) {
   any_ = false;
   // One flush for everything that completed before it, also for events that are still queued.
   const absl::Status status = flusher_.needed() ? flusher_.Flush() : absl::OkStatus();
   if (!status.ok()) return Withdraw(events, Annotate(status, backend));
-  told_ = false;
+  logged_ = false;
   reads_.clear();
   return events.size();
 }
 
-size_t Landed::Withdraw(std::span<Event> events, const absl::Status& why) {
-  if (!std::exchange(told_, true)) {
+size_t ArrivalFlusher::Withdraw(std::span<Event> events, const absl::Status& why) {
+  if (!std::exchange(logged_, true)) {
     Log(LogLevel::kError, "what a NIC wrote to GPU memory is not known to be there: {}",
         ToStd(why.message()));
   }             // events that are still in the backend's queue need a flush too

@@ -1,4 +1,4 @@
-#include "src/transport/host/copy_crew.h"
+#include "src/transport/host/copy_threads.h"
 
 #include <gtest/gtest.h>
 
@@ -13,14 +13,14 @@
 namespace kvxfer {
 namespace {
 
-TEST(CopyCrewTest, EveryPartIsDoneOnceAndBeforeRunReturns) {
+TEST(CopyThreadsTest, EveryPartIsDoneOnceAndBeforeRunReturns) {
   for (uint32_t threads = 1; threads <= 4; ++threads) {
-    CopyCrew crew(threads);
+    CopyThreads threads(threads);
     std::vector<int> done(threads, 0);  // no atomics: Run orders them
     const int rounds = testing::Scaled(5000);
     for (int round = 0; round < rounds; ++round) {
       const uint32_t parts = 1 + static_cast<uint32_t>(round) % threads;
-      crew.Run(parts, [&](uint32_t i) { ++done[i]; });
+      threads.Run(parts, [&](uint32_t i) { ++done[i]; });
     }
     for (uint32_t i = 0; i < threads; ++i) {
       int expected = 0;
@@ -32,22 +32,22 @@ TEST(CopyCrewTest, EveryPartIsDoneOnceAndBeforeRunReturns) {
   }
 }
 
-TEST(CopyCrewTest, PartsRunOnThreadsOfTheirOwnAndTheFirstOnTheCallers) {
-  CopyCrew crew(3);
+TEST(CopyThreadsTest, PartsRunOnThreadsOfTheirOwnAndTheFirstOnTheCallers) {
+  CopyThreads threads(3);
   std::vector<std::thread::id> ids(3);
-  crew.Run(3, [&](uint32_t i) { ids[i] = std::this_thread::get_id(); });
+  threads.Run(3, [&](uint32_t i) { ids[i] = std::this_thread::get_id(); });
   EXPECT_EQ(ids[0], std::this_thread::get_id());
   EXPECT_EQ(std::set(ids.begin(), ids.end()).size(), 3u);
 }
 
-TEST(CopyCrewTest, SleepersAreWoken) {
-  CopyCrew crew(2);
+TEST(CopyThreadsTest, SleepersAreWoken) {
+  CopyThreads threads(2);
   int sum = 0;
   for (int i = 0; i < 20; ++i) {
     // Far longer than the crew spins.
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     int other = 0;
-    crew.Run(2, [&](uint32_t part) {
+    threads.Run(2, [&](uint32_t part) {
       if (part == 1) other = i;
     });
     sum += other;
@@ -55,10 +55,10 @@ TEST(CopyCrewTest, SleepersAreWoken) {
   EXPECT_EQ(sum, 190);
 }
 
-TEST(CopyCrewTest, OnePartNeedsNoThreads) {
-  CopyCrew crew(2);
+TEST(CopyThreadsTest, OnePartNeedsNoThreads) {
+  CopyThreads threads(2);
   int runs = 0;
-  crew.Run(1, [&](uint32_t part) { runs += part == 0; });
+  threads.Run(1, [&](uint32_t part) { runs += part == 0; });
   EXPECT_EQ(runs, 1);
 }
 

@@ -1,4 +1,4 @@
-#include "src/transport/host/copy_crew.h"
+#include "src/transport/host/copy_threads.h"
 
 #include <algorithm>
 #include <chrono>
@@ -27,7 +27,7 @@ T Await(const std::atomic<T>& state, T old) {
 
 }  // namespace
 
-CopyCrew::~CopyCrew() {
+CopyThreads::~CopyThreads() {
   for (Helper& helper : helpers_) {
     helper.state.store(State::kClosing, std::memory_order_release);
     helper.state.notify_one();
@@ -36,7 +36,7 @@ CopyCrew::~CopyCrew() {
 }
 
 // Starts the threads. If the system has none left, the caller does the remaining parts itself.
-void CopyCrew::Start() {
+void CopyThreads::Start() {
   started_ = true;
   try {
     for (uint32_t index = 1; index < threads_; ++index) {
@@ -51,7 +51,7 @@ void CopyCrew::Start() {
   }
 }
 
-void CopyCrew::Run(uint32_t parts, absl::FunctionRef<void(uint32_t)> part) {
+void CopyThreads::Run(uint32_t parts, absl::FunctionRef<void(uint32_t)> part) {
   if (parts > 1 && !started_) Start();
   const auto helped = std::min<uint32_t>(parts - 1, static_cast<uint32_t>(helpers_.size()));
   // `part_` is published by the release store of kWorks; a thread reads it after its acquire load.
@@ -66,7 +66,7 @@ void CopyCrew::Run(uint32_t parts, absl::FunctionRef<void(uint32_t)> part) {
   for (uint32_t i = 0; i < helped; ++i) Await(helpers_[i].state, State::kWorks);
 }
 
-void CopyCrew::Loop(Helper& helper, uint32_t index) {
+void CopyThreads::Loop(Helper& helper, uint32_t index) {
   while (Await(helper.state, State::kIdle) != State::kClosing) {
     (*part_)(index);
     helper.state.store(State::kIdle, std::memory_order_release);

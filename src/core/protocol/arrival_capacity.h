@@ -5,8 +5,8 @@
 //
 // Thread-safety: none; used by the progress engine.
 
-#ifndef KVXFER_CORE_PROTOCOL_ARRIVAL_ROOM_H_
-#define KVXFER_CORE_PROTOCOL_ARRIVAL_ROOM_H_
+#ifndef KVXFER_CORE_PROTOCOL_ARRIVAL_CAPACITY_H_
+#define KVXFER_CORE_PROTOCOL_ARRIVAL_CAPACITY_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -16,10 +16,10 @@
 
 namespace kvxfer {
 
-class ArrivalRoom {
+class ArrivalCapacity {
  public:
   // The capacity for `max_arrivals` immediates, but at least one range; 0: no limit.
-  explicit ArrivalRoom(size_t max_arrivals)
+  explicit ArrivalCapacity(size_t max_arrivals)
       : max_(max_arrivals == 0 ? kAllRanges : RangesOf(max_arrivals)) {}
 
   // Whether a session that has taken `held` ranges may take another. Half of the capacity is
@@ -44,4 +44,4 @@ class ArrivalRoom {
 
 }  // namespace kvxfer
 
-#endif  // KVXFER_CORE_PROTOCOL_ARRIVAL_ROOM_H_
+#endif  // KVXFER_CORE_PROTOCOL_ARRIVAL_CAPACITY_H_

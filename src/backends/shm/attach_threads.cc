@@ -1,4 +1,4 @@
-#include "src/backends/shm/attach_crew.h"
+#include "src/backends/shm/attach_threads.h"
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@ constexpr uint64_t kMinShareBytes = 256 * 1024;
 
 }  // namespace
 
-void AttachCrew::Begin(uint64_t waiting) {
+void AttachThreads::Begin(uint64_t waiting) {
   for (AttachBatch& share : shares_) share.Clear();
   filling_ = 0;
   allowed_ = static_cast<size_t>(
@@ -18,7 +18,7 @@ void AttachCrew::Begin(uint64_t waiting) {
   share_bytes_ = std::min<uint64_t>((waiting + allowed_ - 1) / allowed_, kAttachedSliceBytes);
 }
 
-uint64_t AttachCrew::Add(uint64_t local, uint64_t remote, uint64_t bytes) {
+uint64_t AttachThreads::Add(uint64_t local, uint64_t remote, uint64_t bytes) {
   for (;; ++filling_) {
     AttachBatch& share = shares_[filling_];
     const uint64_t taken = std::min(bytes, share_bytes_ - share.bytes());
@@ -27,11 +27,11 @@ uint64_t AttachCrew::Add(uint64_t local, uint64_t remote, uint64_t bytes) {
   }
 }
 
-absl::StatusOr<size_t> AttachCrew::Move(OpKind kind, uint32_t pid) {
+absl::StatusOr<size_t> AttachThreads::Move(OpKind kind, uint32_t pid) {
   const size_t parts = filling_ + 1;
   moved_.assign(parts, size_t{0});
-  crew_.Run(static_cast<uint32_t>(parts),
-            [&](uint32_t i) { moved_[i] = shares_[i].Move(kind, pid); });
+  threads_.Run(static_cast<uint32_t>(parts),
+               [&](uint32_t i) { moved_[i] = shares_[i].Move(kind, pid); });
   size_t total = 0;
   for (size_t i = 0; i < parts; ++i) {
     if (!moved_[i].ok()) {

@@ -1,11 +1,11 @@
 // A model test of who drives progress: every interleaving of submitters, waiting drivers, the
 // background thread and arriving I/O on small cases. The threads are modelled after
-// progress_loop.cc, one lock-protected step at a time; SeatState is the real one.
+// progress_loop.cc, one lock-protected step at a time; DriveState is the real one.
 //
 // Expect in every reachable state: at most one thread inside. Expect where nothing can move any
 // more: every command run, every event handled, every driver that waited gone: no lost wake-up.
 
-#include "src/agent/engine/seat_state.h"
+#include "src/agent/engine/drive_state.h"
 
 #include <gtest/gtest.h>
 
@@ -37,21 +37,21 @@ enum class At : uint8_t {
 
 struct Thread {
   At at = At::kStart;
-  bool seated = false;  // driver: handed the seat
-  bool done = false;    // driver: what it waits for has happened
-  bool told = false;    // driver: its condition variable was notified
+  bool driving = false;  // driver: handed the seat
+  bool done = false;     // driver: what it waits for has happened
+  bool told = false;     // driver: its condition variable was notified
   auto operator<=>(const Thread&) const = default;
 };
 
 struct Model {
-  SeatState seat;
+  DriveState state;
   std::array<Thread, kMaxThreads> submitters{};
   std::array<Thread, kMaxThreads> drivers{};
   Thread background{.at = At::kStandBy};
   int queued = 0;                         // commands not yet run
   bool kick = false;                      // the eventfd is readable
   std::array<uint8_t, kMaxThreads> io{};  // events: 0 to come, 1 readable, 2 handled
-  bool background_told = false;
+  bool background_notified = false;
   auto operator<=>(const Model&) const = default;
 };
 
@@ -111,10 +111,10 @@ class Explorer {
     return std::min<size_t>(static_cast<size_t>(size_.drivers) + 1, kMaxThreads);
   }
 
-  void Follow(Model& m, const SeatState::Step& step) {
+  void Follow(Model& m, const DriveState::Step& step) {
     m.kick |= step.kick;
-    m.background_told |= step.wake_background;
-    if (step.unpark != 0) m.drivers[step.unpark - 1].seated = true;
+    m.background_notified |= step.wake_background;
+    if (step.unpark != 0) m.drivers[step.unpark - 1].driving = true;
   }
 
   // What an owner does in a round: runs commands, handles readable events, tells who waited.
@@ -137,7 +137,9 @@ class Explorer {
   }
 
   // Whoever looks takes the kick, unless it is for somebody who sleeps.
-  void TakeKick(Model& m) { m.kick = m.kick && (m.seat.background_leaving() || m.seat.sleeping()); }
+  void TakeKick(Model& m) {
+    m.kick = m.kick && (m.state.background_leaving() || m.state.sleeping());
+  }
 
   // The first only posts; the others make a round, as Progress does.
   void Submitter(Model& m, size_t i) {
@@ -148,7 +150,7 @@ class Explorer {
         t.at = At::kPushed;
         return;
       case At::kPushed:
-        t.at = m.seat.Submit().entered ? At::kInside : At::kGone;
+        t.at = m.state.Submit().entered ? At::kInside : At::kGone;
         return;
       case At::kInside:
         m.queued = 0;
@@ -159,7 +161,7 @@ class Explorer {
         t.at = At::kChecked;
         return;
       case At::kChecked: {
-        const SeatState::Step step = m.seat.LeaveSubmit(false);
+        const DriveState::Step step = m.state.LeaveSubmit(false);
         Follow(m, step);
         t.at = step.again ? At::kInside : At::kGone;
         return;
@@ -171,20 +173,20 @@ class Explorer {
 
   void Driver(Model& m, size_t d) {
     Thread& t = m.drivers[d];
-    const auto id = static_cast<SeatState::DriverId>(d + 1);
+    const auto id = static_cast<DriveState::DriverId>(d + 1);
     switch (t.at) {
       case At::kStart: {
-        const SeatState::Step step = m.seat.EnterDriver(id);
+        const DriveState::Step step = m.state.EnterDriver(id);
         Follow(m, step);
-        t.seated = step.entered;
-        t.at = t.seated ? At::kInside : At::kParked;
+        t.driving = step.entered;
+        t.at = t.driving ? At::kInside : At::kParked;
         return;
       }
       case At::kParked:
-        if (t.seated) {
+        if (t.driving) {
           t.at = At::kInside;
         } else if (t.done && t.told) {
-          t.at = m.seat.Unpark(id).entered ? At::kInside : At::kGone;
+          t.at = m.state.Unpark(id).entered ? At::kInside : At::kGone;
         }
         return;
       case At::kInside:
@@ -194,14 +196,14 @@ class Explorer {
           t.at = At::kChecked;
           return;
         }
-        Leave(m, t, m.seat.LeaveDriver());
+        Leave(m, t, m.state.LeaveDriver());
         return;
       default:
         Sleeper(m, t, false);
     }
   }
 
-  void Leave(Model& m, Thread& t, const SeatState::Step& step) {
+  void Leave(Model& m, Thread& t, const DriveState::Step& step) {
     Follow(m, step);
     if (step.again) {
       m.queued = 0;
@@ -213,7 +215,7 @@ class Explorer {
   void Sleeper(Model& m, Thread& t, bool background) {
     switch (t.at) {
       case At::kChecked:
-        t.at = !t.told && m.seat.BeginSleep() ? At::kAsleep : At::kInside;
+        t.at = !t.told && m.state.BeginSleep() ? At::kAsleep : At::kInside;
         return;
       case At::kAsleep:
         if (!Readable(m)) return;
@@ -228,14 +230,14 @@ class Explorer {
   }
 
   void Wake(Model& m, Thread& t, bool background) {
-    switch (m.seat.EndSleep(background)) {
-      case SeatState::Wakened::kLost:
+    switch (m.state.EndSleep(background)) {
+      case DriveState::Wakened::kLost:
         t.at = At::kStandBy;
         return;
-      case SeatState::Wakened::kBorrowed:
+      case DriveState::Wakened::kBorrowed:
         t.at = At::kReturned;
         return;
-      case SeatState::Wakened::kOwner:
+      case DriveState::Wakened::kOwner:
         TakeKick(m);
         t.at = At::kInside;
         return;
@@ -246,21 +248,21 @@ class Explorer {
     Thread& t = m.background;
     switch (t.at) {
       case At::kStandBy:
-        if (m.seat.BackgroundTake().entered) {
+        if (m.state.BackgroundTake().entered) {
           t.at = At::kInside;
-        } else if (m.seat.BackgroundStandBy()) {
-          m.background_told = false;
+        } else if (m.state.BackgroundStandBy()) {
+          m.background_notified = false;
           t.at = At::kLongWait;
         }
         return;
       case At::kLongWait:
-        if (!m.background_told) return;
-        m.background_told = false;
+        if (!m.background_notified) return;
+        m.background_notified = false;
         t.at = At::kStandBy;
         return;
       case At::kInside: {
         Work(m);
-        const SeatState::Step step = m.seat.HandOver();
+        const DriveState::Step step = m.state.HandOver();
         Follow(m, step);
         t.at = step.unpark != 0 ? At::kStandBy : At::kChecked;
         return;
@@ -287,7 +289,7 @@ class Explorer {
       ASSERT_EQ(m.io[d], 2) << "an event was never handled";
     }
     // Timers need somebody who looks: asleep without the seat, nobody would.
-    ASSERT_FALSE(m.seat.empty()) << "nobody has the seat at rest";
+    ASSERT_FALSE(m.state.empty()) << "nobody has the seat at rest";
     for (int i = 0; i < size_.submitters; ++i) {
       ASSERT_EQ(m.submitters[static_cast<size_t>(i)].at, At::kGone);
     }
@@ -307,9 +309,9 @@ class Explorer {
   bool moved_ = false;
 };
 
-class SeatStateModel : public testing::TestWithParam<Size> {};
+class DriveStateModel : public testing::TestWithParam<Size> {};
 
-TEST_P(SeatStateModel, NoLostWakeUpAndOneInside) {
+TEST_P(DriveStateModel, NoLostWakeUpAndOneInside) {
   Explorer explorer(GetParam());
   explorer.Run();
   std::printf("%d submitters, %d drivers: %zu states, %zu ends\n", GetParam().submitters,
@@ -317,7 +319,7 @@ TEST_P(SeatStateModel, NoLostWakeUpAndOneInside) {
   EXPECT_GT(explorer.ends_, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Small, SeatStateModel,
+INSTANTIATE_TEST_SUITE_P(Small, DriveStateModel,
                          testing::Values(Size{0, 1}, Size{1, 0}, Size{1, 1}, Size{2, 0}, Size{2, 1},
                                          Size{1, 2}, Size{3, 1}, Size{2, 2}, Size{0, 3},
                                          Size{1, 3}),

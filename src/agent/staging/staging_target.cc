@@ -1,4 +1,4 @@
-#include "src/agent/staging/stage_desk.h"
+#include "src/agent/staging/staging_target.h"
 
 #include <algorithm>
 #include <set>
@@ -13,8 +13,8 @@
 
 namespace kvxfer {
 
-absl::Status StageDesk::OnAsk(Owner owner, const Incarnation& initiator, ReliableChannel* channel,
-                              const StageAskFrame& frame) {
+absl::Status StagingTarget::OnAsk(Owner owner, const Incarnation& initiator,
+                                  ReliableChannel* channel, const StageAskFrame& frame) {
   if (!staging_->open()) {
     return absl::InvalidArgumentError("it asks for staging slots, and no GPU memory is here");
   }
@@ -27,7 +27,7 @@ absl::Status StageDesk::OnAsk(Owner owner, const Incarnation& initiator, Reliabl
   return status;
 }
 
-absl::Status StageDesk::OnBack(Owner owner, const StageBackFrame& frame) {
+absl::Status StagingTarget::OnBack(Owner owner, const StageBackFrame& frame) {
   const auto it = sessions_.find(owner);
   for (const uint32_t slot : frame.slots) {
     if (it == sessions_.end()) break;
@@ -43,7 +43,7 @@ absl::Status StageDesk::OnBack(Owner owner, const StageBackFrame& frame) {
   return status;
 }
 
-absl::Status StageDesk::OnStage(Owner owner, const StageFrame& frame) {
+absl::Status StagingTarget::OnStage(Owner owner, const StageFrame& frame) {
   if (!lender_.Holds(owner, frame.slot)) {
     return absl::InvalidArgumentError(
         absl::StrCat("it uses staging slot ", frame.slot, ", which is not lent to it"));
@@ -63,7 +63,7 @@ absl::Status StageDesk::OnStage(Owner owner, const StageFrame& frame) {
   return absl::OkStatus();
 }
 
-void StageDesk::OnArrived(Owner owner, uint64_t transfer) {
+void StagingTarget::OnArrived(Owner owner, uint64_t transfer) {
   const auto it = sessions_.find(owner);
   if (it == sessions_.end()) return;
   for (auto& [slot, stage] : it->second.stages) {
@@ -73,7 +73,7 @@ void StageDesk::OnArrived(Owner owner, uint64_t transfer) {
 }
 
 // May erase `stage`.
-void StageDesk::Start(Owner owner, Stage& stage) {
+void StagingTarget::Start(Owner owner, Stage& stage) {
   const bool gather = stage.frame.when == StageWhen::kGather;
   const uint32_t slot = stage.frame.slot;
   auto pieces = Resolve(stage.frame);
@@ -87,7 +87,7 @@ void StageDesk::Start(Owner owner, Stage& stage) {
   session.stages.erase(slot);
 }
 
-absl::StatusOr<std::vector<Staging::Piece>> StageDesk::Resolve(const StageFrame& frame) const {
+absl::StatusOr<std::vector<Staging::Piece>> StagingTarget::Resolve(const StageFrame& frame) const {
   const Access wanted =
       frame.when == StageWhen::kGather ? Access::kRemoteRead : Access::kRemoteWrite;
   std::vector<Staging::Piece> pieces;
@@ -107,14 +107,14 @@ absl::StatusOr<std::vector<Staging::Piece>> StageDesk::Resolve(const StageFrame&
   return pieces;
 }
 
-void StageDesk::Answer(Session& session, const StageFrame& frame, const absl::Status& status) {
+void StagingTarget::Answer(Session& session, const StageFrame& frame, const absl::Status& status) {
   session.channel->Push(FrameType::kStaged, StagedFrame{.transfer = frame.transfer,
                                                         .good = status.ok(),
                                                         .why = ForPeer(ToStd(status.message()))});
 }
 
 // A buffer has one holder and one copy at a time, so its index identifies the copy.
-void StageDesk::OnMoved(uint64_t key, const absl::Status& status) {
+void StagingTarget::OnMoved(uint64_t key, const absl::Status& status) {
   const auto slot = static_cast<uint32_t>(key);
   for (auto it = sessions_.begin(); it != sessions_.end(); ++it) {
     Session& session = it->second;
@@ -136,7 +136,7 @@ void StageDesk::OnMoved(uint64_t key, const absl::Status& status) {
   }
 }
 
-void StageDesk::Sweep(Owner owner) {
+void StagingTarget::Sweep(Owner owner) {
   const auto it = sessions_.find(owner);
   if (it == sessions_.end()) return;
   std::erase_if(it->second.stages, [](const auto& entry) { return !entry.second.copies; });
@@ -153,13 +153,13 @@ void StageDesk::Sweep(Owner owner) {
   Tell();
 }
 
-bool StageDesk::CopiesForGone(const Incarnation& initiator) const {
+bool StagingTarget::CopiesForGone(const Incarnation& initiator) const {
   return std::ranges::any_of(sessions_, [&](const auto& entry) {
     return entry.second.channel == nullptr && entry.second.initiator == initiator;
   });
 }
 
-void StageDesk::Tell() {
+void StagingTarget::Tell() {
   for (const StageLender::Lent& lent : lender_.TakeLent()) {
     sessions_.at(lent.owner)
         .channel->Push(FrameType::kStageLend, StageLendFrame{.slots = lent.slots});

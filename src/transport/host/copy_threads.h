@@ -4,8 +4,8 @@
 //
 // Thread-safety: one caller at a time. Everything that the parts did is visible when Run returns.
 
-#ifndef KVXFER_TRANSPORT_HOST_COPY_CREW_H_
-#define KVXFER_TRANSPORT_HOST_COPY_CREW_H_
+#ifndef KVXFER_TRANSPORT_HOST_COPY_THREADS_H_
+#define KVXFER_TRANSPORT_HOST_COPY_THREADS_H_
 
 #include <atomic>
 #include <cstdint>
@@ -16,13 +16,13 @@
 
 namespace kvxfer {
 
-class CopyCrew {
+class CopyThreads {
  public:
   // The thread that calls Run counts as one of `threads`. The first Run starts the others.
-  explicit CopyCrew(uint32_t threads) : threads_(threads) {}
-  ~CopyCrew();
-  CopyCrew(const CopyCrew&) = delete;
-  CopyCrew& operator=(const CopyCrew&) = delete;
+  explicit CopyThreads(uint32_t threads) : threads_(threads) {}
+  ~CopyThreads();
+  CopyThreads(const CopyThreads&) = delete;
+  CopyThreads& operator=(const CopyThreads&) = delete;
 
   uint32_t threads() const { return threads_; }
 
@@ -49,4 +49,4 @@ class CopyCrew {
 
 }  // namespace kvxfer
 
-#endif  // KVXFER_TRANSPORT_HOST_COPY_CREW_H_
+#endif  // KVXFER_TRANSPORT_HOST_COPY_THREADS_H_

@@ -1,4 +1,4 @@
-#include "src/backends/cuda_ipc/desk.h"
+#include "src/backends/cuda_ipc/lifeline_listener.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -21,7 +21,7 @@ constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 
 }  // namespace
 
-absl::Status Desk::Open(net::Reactor* reactor, const Incarnation& incarnation) {
+absl::Status LifelineListener::Open(net::Reactor* reactor, const Incarnation& incarnation) {
   // The random part keeps other processes from occupying the name beforehand.
   name_ = absl::StrCat("kvxfer-cuda-", incarnation.ToString(), "-",
                        absl::Hex(RandomNonZero64(), absl::kZeroPad16));
@@ -45,32 +45,32 @@ absl::Status Desk::Open(net::Reactor* reactor, const Incarnation& incarnation) {
   return absl::OkStatus();
 }
 
-void Desk::Close() {
+void LifelineListener::Close() {
   waiting_.clear();
   if (listener_.valid()) reactor_->Remove(listener_.get());
   listener_.Reset();
   acceptable_ = false;
 }
 
-bool Desk::HasWork() const {
+bool LifelineListener::HasWork() const {
   return acceptable_ ||
          std::ranges::any_of(waiting_, [](const auto& one) { return one->HasWork(); });
 }
 
-void Desk::Work() {
+void LifelineListener::Work() {
   if (acceptable_) Accept();
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     it = (*it)->HasWork() && !Hear(*it) ? waiting_.erase(it) : std::next(it);
   }
 }
 
-void Desk::OnDeadline(Time now) {
+void LifelineListener::OnDeadline(Time now) {
   if (!paused_until_ || now < *paused_until_) return;
   paused_until_.reset();
   acceptable_ = true;
 }
 
-void Desk::Accept() {
+void LifelineListener::Accept() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     net::Fd socket = net::Fd::Open([this] {
       return ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -98,7 +98,7 @@ void Desk::Accept() {
 }
 
 // Logged once per user, because a user could fill the log by repeated attempts.
-void Desk::Refuse(const Credentials& peer) {
+void LifelineListener::Refuse(const Credentials& peer) {
   const bool known = std::ranges::find(refused_users_, peer.uid) != refused_users_.end();
   const bool warn = !known && refused_users_.size() < kMaxRefusedUsers;
   if (warn) refused_users_.push_back(peer.uid);
@@ -107,7 +107,7 @@ void Desk::Refuse(const Credentials& peer) {
       ::geteuid());
 }
 
-bool Desk::Hear(std::unique_ptr<Lifeline>& lifeline) {
+bool LifelineListener::Hear(std::unique_ptr<Lifeline>& lifeline) {
   Lifeline::Packet packet;
   const Lifeline::Got got = lifeline->Receive(packet);
   if (got == Lifeline::Got::kNothing) return true;

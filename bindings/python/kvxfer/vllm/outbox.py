@@ -19,13 +19,13 @@ _MAX_ANSWERS = 16  # under way to agents that are met for them; others have to d
 
 
 @dataclass(frozen=True)
-class _Errand:
+class _Queued:
     worker: Worker
     message: dict[str, Any]
     since: float
 
 
-class Errands:
+class Outbox:
     def __init__(
         self, agent: kvxfer.Agent, peers: Peers, to_self: Callable[[dict[str, Any]], None]
     ) -> None:
@@ -34,7 +34,7 @@ class Errands:
         self._agent = agent
         self._peers = peers
         self._to_self = to_self
-        self._waiting: list[_Errand] = []
+        self._waiting: list[_Queued] = []
         self._known = 0  # of them, to the scheduler
 
     def send(
@@ -43,7 +43,7 @@ class Errands:
         """``since``: as of Peers.meet, where the sender has waited for them before."""
         since = time.monotonic() if since is None else since
         # Each by itself: one that cannot be met keeps nothing from the others.
-        self._waiting += self._not_done([_Errand(worker, message, since) for worker in workers])
+        self._waiting += self._not_done([_Queued(worker, message, since) for worker in workers])
 
     def take_change(self) -> int:
         """How many more wait than when it was last called: until they are sent the engine has to go on
@@ -55,30 +55,30 @@ class Errands:
     def poll(self) -> None:
         self._waiting = self._not_done(self._waiting)
 
-    def _not_done(self, errands: list[_Errand]) -> list[_Errand]:
+    def _not_done(self, messages: list[_Queued]) -> list[_Queued]:
         """One that may not even be begun with means that no other may that has to be: finding that out
         takes a look at all who are known, which is not for each of a thousand in every step."""
-        left: list[_Errand] = []
+        left: list[_Queued] = []
         crowded = False
-        for errand in errands:
-            if crowded and self._is_new(errand):
-                left.append(errand)
-            elif not self._done(errand):
-                left.append(errand)
-                crowded = crowded or self._is_new(errand)
+        for queued in messages:
+            if crowded and self._is_new(queued):
+                left.append(queued)
+            elif not self._done(queued):
+                left.append(queued)
+                crowded = crowded or self._is_new(queued)
         return left
 
-    def _is_new(self, errand: _Errand) -> bool:
-        to_self = errand.worker.incarnation == self._agent.incarnation
-        return not to_self and self._peers.is_new(errand.worker, errand.since)
+    def _is_new(self, queued: _Queued) -> bool:
+        to_self = queued.worker.incarnation == self._agent.incarnation
+        return not to_self and self._peers.is_new(queued.worker, queued.since)
 
-    def _done(self, errand: _Errand) -> bool:
-        message = errand.message
-        if errand.worker.incarnation == self._agent.incarnation:
+    def _done(self, queued: _Queued) -> bool:
+        message = queued.message
+        if queued.worker.incarnation == self._agent.incarnation:
             self._to_self(message)
             return True
         try:
-            names = self._peers.meet([errand.worker], errand.since)
+            names = self._peers.meet([queued.worker], queued.since)
         except CannotMeet as error:
             # Who waits for them has a line of its own.
             logger.debug("kvxfer: cannot %s %s: %s", message["do"], message["lease"], shown(error))

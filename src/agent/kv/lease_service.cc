@@ -1,4 +1,4 @@
-#include "src/agent/kv/kv_lease_desk.h"
+#include "src/agent/kv/lease_service.h"
 
 #include <algorithm>
 #include <utility>
@@ -34,7 +34,7 @@ LeaseAnswerFrame Busy(const LeaseReadFrame& read) {
 
 }  // namespace
 
-absl::Status KvLeaseDesk::Grant(std::string_view lease, const Held& held, Time expires, Time now) {
+absl::Status LeaseService::Grant(std::string_view lease, const Held& held, Time expires, Time now) {
   // Each lease ends with one event. Refusing new leases bounds the queue of events without losing
   // one.
   if (events_->ended() >= LeaseBook::kMaxLeases) {
@@ -49,20 +49,20 @@ absl::Status KvLeaseDesk::Grant(std::string_view lease, const Held& held, Time e
   return absl::OkStatus();
 }
 
-absl::Status KvLeaseDesk::Renew(std::string_view lease, Time expires, Time now) {
+absl::Status LeaseService::Renew(std::string_view lease, Time expires, Time now) {
   const absl::Status status = leases_.Renew(lease, expires, now);
   Collect(now);
   return status;
 }
 
-absl::Status KvLeaseDesk::Release(std::string_view lease, Time now) {
+absl::Status LeaseService::Release(std::string_view lease, Time now) {
   const absl::Status status = leases_.Release(lease, now);
   Collect(now);
   return status;
 }
 
-std::optional<LeaseAnswerFrame> KvLeaseDesk::OnLeaseRead(const LeaseReadFrame& frame,
-                                                         KvLeases::Reader reader, Time now) {
+std::optional<LeaseAnswerFrame> LeaseService::OnLeaseRead(const LeaseReadFrame& frame,
+                                                          KvLeases::Reader reader, Time now) {
   LeaseAnswerFrame answer = Begin(frame, reader, now);
   const Duration wait = std::min(
       {AsDuration(frame.wait_nanos), AsDuration(frame.within_nanos), Duration(kLongestWait)});
@@ -79,8 +79,8 @@ std::optional<LeaseAnswerFrame> KvLeaseDesk::OnLeaseRead(const LeaseReadFrame& f
   return answer;
 }
 
-std::optional<LeaseAnswerFrame> KvLeaseDesk::OnFetchEnd(const FetchEndFrame& frame,
-                                                        KvLeases::Reader reader, Time now) {
+std::optional<LeaseAnswerFrame> LeaseService::OnFetchEnd(const FetchEndFrame& frame,
+                                                         KvLeases::Reader reader, Time now) {
   std::optional<LeaseAnswerFrame> answer;
   // The reader gives the fetch up; it expects no answer.
   if (frame.readers == 0) {
@@ -96,38 +96,38 @@ std::optional<LeaseAnswerFrame> KvLeaseDesk::OnFetchEnd(const FetchEndFrame& fra
   return answer;
 }
 
-void KvLeaseDesk::Sweep(KvLeases::Reader reader, Time now) {
+void LeaseService::Sweep(KvLeases::Reader reader, Time now) {
   waiters_.Sweep(reader);
   leases_.Sweep(reader, now);
   Collect(now);
 }
 
-void KvLeaseDesk::Expire(Time now) {
+void LeaseService::Expire(Time now) {
   AnswerLate(waiters_.TakeOver(now), now);
   Collect(now);
 }
 
-Time KvLeaseDesk::NextExpiry() const {
+Time LeaseService::NextExpiry() const {
   return std::min(leases_.NextExpiry().value_or(Time::max()),
                   waiters_.NextEnd().value_or(Time::max()));
 }
 
-LeaseAnswerFrame KvLeaseDesk::Begin(const LeaseReadFrame& frame, KvLeases::Reader reader,
-                                    Time now) {
+LeaseAnswerFrame LeaseService::Begin(const LeaseReadFrame& frame, KvLeases::Reader reader,
+                                     Time now) {
   const absl::Status status = leases_.Begin(frame.lease, frame.blocks_hash, reader, frame.transfer,
                                             AsDuration(frame.within_nanos), now, frame.contents);
   Collect(now);
   return AnswerOf(frame.transfer, status);
 }
 
-void KvLeaseDesk::AnswerLate(std::vector<LeaseWaiters::Waiter> waiters, Time now) {
+void LeaseService::AnswerLate(std::vector<LeaseWaiters::Waiter> waiters, Time now) {
   for (const LeaseWaiters::Waiter& waiter : waiters) {
     late_.emplace_back(waiter.reader, Begin(waiter.read, waiter.reader, now));
     if (late_.back().second.refusal != LeaseAnswerFrame::kHeld) ++refused_;
   }
 }
 
-void KvLeaseDesk::Count(KvCounts& out) const {
+void LeaseService::Count(KvCounts& out) const {
   out.leases_granted = leases_.granted();
   out.leases_consumed = leases_.count(KvLeaseEnd::kConsumed);
   out.leases_released = leases_.count(KvLeaseEnd::kReleased);
@@ -136,7 +136,7 @@ void KvLeaseDesk::Count(KvCounts& out) const {
   out.reads_waiting = waiters_.size();
 }
 
-void KvLeaseDesk::Collect(Time now) {
+void LeaseService::Collect(Time now) {
   for (auto& [lease, end] : leases_.End(now)) {
     if (end == KvLeaseEnd::kExpired) {
       Log(LogLevel::kInfo, "KV lease {} expired before everyone had fetched", lease);

@@ -1,10 +1,10 @@
-#include "src/agent/engine/seat_state.h"
+#include "src/agent/engine/drive_state.h"
 
 #include <algorithm>
 
 namespace kvxfer {
 
-SeatState::Step SeatState::Submit() {
+DriveState::Step DriveState::Submit() {
   if (owner_ == Owner::kNobody) {
     owner_ = Owner::kSubmitter;
     return {.entered = true};
@@ -18,7 +18,7 @@ SeatState::Step SeatState::Submit() {
 }
 
 // The driver is awake and stops: a parked waiter becomes the driver, or nobody does.
-SeatState::Step SeatState::Vacate() {
+DriveState::Step DriveState::Vacate() {
   Step step;
   if (!parked_.empty()) {
     owner_ = Owner::kDriver;
@@ -34,7 +34,7 @@ SeatState::Step SeatState::Vacate() {
   return step;
 }
 
-SeatState::Step SeatState::LeaveSubmit(bool kick_sleeper) {
+DriveState::Step DriveState::LeaveSubmit(bool kick_sleeper) {
   if (pending_) {
     pending_ = false;
     return {.entered = true, .again = true};
@@ -53,7 +53,7 @@ SeatState::Step SeatState::LeaveSubmit(bool kick_sleeper) {
   return step;
 }
 
-SeatState::Step SeatState::EnterDriver(DriverId id) {
+DriveState::Step DriveState::EnterDriver(DriverId id) {
   // The background thread's place may be taken while it sleeps and no submitter is in it.
   const bool take = owner_ == Owner::kBackground && sleeping_ && !borrowed_;
   if (owner_ != Owner::kNobody && !take) {
@@ -67,7 +67,7 @@ SeatState::Step SeatState::EnterDriver(DriverId id) {
   return {.entered = true, .kick = take};
 }
 
-SeatState::Step SeatState::LeaveDriver() {
+DriveState::Step DriveState::LeaveDriver() {
   if (pending_) {
     pending_ = false;
     return {.entered = true, .again = true};
@@ -75,13 +75,13 @@ SeatState::Step SeatState::LeaveDriver() {
   return Vacate();
 }
 
-SeatState::Step SeatState::Unpark(DriverId id) {
+DriveState::Step DriveState::Unpark(DriverId id) {
   if (owner_ == Owner::kDriver && driver_ == id) return {.entered = true};
   std::erase(parked_, id);
   return {};
 }
 
-bool SeatState::BeginSleep() {
+bool DriveState::BeginSleep() {
   if (pending_) {
     pending_ = false;
     return false;
@@ -90,7 +90,7 @@ bool SeatState::BeginSleep() {
   return true;
 }
 
-SeatState::Wakened SeatState::EndSleep(bool background) {
+DriveState::Wakened DriveState::EndSleep(bool background) {
   if (background && owner_ != Owner::kBackground) {
     background_leaving_ = false;
     return Wakened::kLost;
@@ -100,21 +100,21 @@ SeatState::Wakened SeatState::EndSleep(bool background) {
   return Wakened::kOwner;
 }
 
-SeatState::Step SeatState::BackgroundTake() {
+DriveState::Step DriveState::BackgroundTake() {
   if (owner_ != Owner::kNobody) return {};
   owner_ = Owner::kBackground;
   return {.entered = true};
 }
 
-bool SeatState::BackgroundStandBy() {
+bool DriveState::BackgroundStandBy() {
   if (owner_ == Owner::kNobody) return false;
   background_waits_ = true;
   return true;
 }
 
-SeatState::Step SeatState::HandOver() { return parked_.empty() ? Step{} : Vacate(); }
+DriveState::Step DriveState::HandOver() { return parked_.empty() ? Step{} : Vacate(); }
 
-SeatState::Step SeatState::LeaveBackground() {
+DriveState::Step DriveState::LeaveBackground() {
   if (pending_) {
     pending_ = false;
     return {.entered = true, .again = true};

@@ -4,8 +4,8 @@
 //
 // Thread-safety: none; only the driver calls it.
 
-#ifndef KVXFER_AGENT_STAGING_STAGE_DESK_H_
-#define KVXFER_AGENT_STAGING_STAGE_DESK_H_
+#ifndef KVXFER_AGENT_STAGING_STAGING_TARGET_H_
+#define KVXFER_AGENT_STAGING_STAGING_TARGET_H_
 
 #include <cstdint>
 #include <map>
@@ -23,12 +23,13 @@ namespace kvxfer {
 
 class MemoryRegistry;
 
-class StageDesk final : private Staging::User {
+class StagingTarget final : private Staging::User {
  public:
   using Owner = StageLender::Owner;  // a session
 
-  StageDesk(Staging* staging, const MemoryRegistry* memory) : staging_(staging), memory_(memory) {}
-  ~StageDesk() override { staging_->Forget(this, {}); }
+  StagingTarget(Staging* staging, const MemoryRegistry* memory)
+      : staging_(staging), memory_(memory) {}
+  ~StagingTarget() override { staging_->Forget(this, {}); }
 
   // Handle frames of the session `owner`. Answers go to `channel`, which must stay valid until
   // Sweep. An error: the initiator broke the protocol.
@@ -75,4 +76,4 @@ class StageDesk final : private Staging::User {
 
 }  // namespace kvxfer
 
-#endif  // KVXFER_AGENT_STAGING_STAGE_DESK_H_
+#endif  // KVXFER_AGENT_STAGING_STAGING_TARGET_H_
