@@ -16,7 +16,6 @@ namespace kvxfer::testing {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr uint64_t kMiB = 1 << 20;
 
 // Fails unless it went off exactly once.
 class Bomb {

@@ -18,8 +18,6 @@
 namespace kvxfer::testing {
 namespace {
 
-constexpr uint64_t kKiB = 1024;
-
 class AgentPeers : public ::testing::TestWithParam<Flavour> {};
 
 Shape SmallShape(uint64_t seed) {

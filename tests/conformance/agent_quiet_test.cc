@@ -19,7 +19,6 @@ namespace kvxfer::testing {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr uint64_t kMiB = 1 << 20;
 
 class AgentQuiet : public ::testing::TestWithParam<Flavour> {
  protected:

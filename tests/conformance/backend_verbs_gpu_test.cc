@@ -24,7 +24,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kMiB = size_t{1} << 20;
 constexpr const char* kFlush = "cuFlushGPUDirectRDMAWrites";
 constexpr const char* kExport = "cuMemGetHandleForAddressRange";
 

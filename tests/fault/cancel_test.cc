@@ -22,7 +22,6 @@ namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-constexpr uint64_t kMiB = 1 << 20;
 constexpr uint64_t kPlaces = 8;  // so many transfers later a place is looked at again
 
 class Cancel : public ::testing::TestWithParam<Flavour> {};

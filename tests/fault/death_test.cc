@@ -24,7 +24,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-constexpr uint64_t kMiB = 1 << 20;
 
 // An agent here and one in another process, connected.
 struct Apart {

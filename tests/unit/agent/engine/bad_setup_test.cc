@@ -15,12 +15,12 @@ namespace {
 
 using absl::StatusCode;
 using std::chrono::milliseconds;
-constexpr uint64_t kBytes = 64 * 1024;
+constexpr uint64_t kSetupBytes = 64 * 1024;
 
 class BadMetadata : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(TcpFlavour(), kBytes));
+    ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(TcpFlavour(), kSetupBytes));
     ASSERT_OK_AND_ASSIGN(metadata_, pair_.b.agent->Metadata());
     ASSERT_OK_AND_ASSIGN(Node fresh,
                          Node::Create(OptionsFor(TcpFlavour(), "c"), TcpFlavour().memory, 4096));

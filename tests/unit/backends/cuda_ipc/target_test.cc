@@ -15,6 +15,7 @@
 #include "src/backends/cuda_ipc/wire.h"
 #include "src/core/base/host_identity.h"
 #include "tests/support/pattern.h"
+#include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/unit/backends/cuda_ipc/util.h"
 
@@ -22,10 +23,6 @@ namespace kvxfer::testing {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr uint64_t kKiB = 1024;
-constexpr uint64_t kMiB = 1024 * kKiB;
-
-uint64_t Number(const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); }
 
 // Where a child finds the party that started it.
 std::vector<std::string> Invitation(Party& party, const GpuRegion& region) {
