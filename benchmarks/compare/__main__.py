@@ -1,4 +1,4 @@
-"""Compares kvxfer with its peers and with this machine's limits, in turn, on the same work.
+"""Compares kvxfer with its peers and with raw loops, in turn, on the same work.
 
     python3 benchmarks/compare [--quick]
 
@@ -63,7 +63,7 @@ def _arguments(arguments):
     parser.add_argument("--total", type=_positive, default=256 * MIB, metavar="BYTES",
                         help="of one round; default 256 MiB")
     parser.add_argument("--turns", type=_positive, help="of each contestant at each case")
-    parser.add_argument("--no-peers", action="store_true", help="only kvxfer and the limits")
+    parser.add_argument("--no-peers", action="store_true", help="only kvxfer and the raw loops")
     parser.add_argument("--bin", metavar="DIR", help="drivers that are built already")
     parser.add_argument("--out", metavar="DIR",
                         help="default benchmarks/results, with --quick benchmarks/results/quick")

@@ -3,13 +3,13 @@
 import dataclasses
 import os
 
-LIMIT, KVXFER, PEER, REFERENCE = "limit", "kvxfer", "peer", "reference"
+RAW, KVXFER, PEER, REFERENCE = "raw", "kvxfer", "peer", "reference"
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """How one contestant is run. `kind`: limit is what kvxfer is held against, reference is shown
-    beside it (a raw loop that is not the limit), peer is a product of others."""
+    """How one contestant is run. `kind`: raw is the raw loop that kvxfer is compared
+    with, reference is another raw loop that is shown beside it, peer is another product."""
 
     name: str
     kind: str
@@ -108,15 +108,15 @@ def _kvxfer(name, mode, connections=1, spin=False, threads=1):
     return Contestant(name, KVXFER, "kvxfer", mode, threads, connections, spin)
 
 
-_SLEEPING_TCP = (_kvxfer("kvxfer tcp", "tcp", 2), _raw_tcp("blocking ping-pong", LIMIT, "gather-reno"))
+_SLEEPING_TCP = (_kvxfer("kvxfer tcp", "tcp", 2), _raw_tcp("blocking ping-pong", RAW, "gather-reno"))
 _SLEEPING_SHM = (_kvxfer("kvxfer mapped", "mapped"), _kvxfer("kvxfer attached", "attached"),
-                 _raw_shm("futex ping-pong", LIMIT, "copy"))
+                 _raw_shm("futex ping-pong", RAW, "copy"))
 
 GROUPS = (
     Group("tcp", "TCP over loopback", (
         _kvxfer("kvxfer tcp", "tcp", 2),
         # With the congestion control that kvxfer takes on one host: it makes the loop faster.
-        _raw_tcp("raw gathered", LIMIT, "gather-reno", 1, 2),
+        _raw_tcp("raw gathered", RAW, "gather-reno", 1, 2),
         _raw_tcp("raw gathered, 1 connection", REFERENCE, "gather-reno", 1, 1),
         _raw_tcp("raw gathered, 2 threads", REFERENCE, "gather-reno", 2, 2),
         _raw_tcp("raw gathered, 2 threads, default congestion control", REFERENCE, "gather", 2, 2),
@@ -124,19 +124,19 @@ GROUPS = (
         *_NIXL_TCP, *_UCX_TCP, _MOONCAKE)),
     Group("shm-mapped", "Shared memory, the target's memory mapped", (
         _kvxfer("kvxfer mapped", "mapped"),
-        _raw_shm("raw non-temporal copy", LIMIT, "stream"),
+        _raw_shm("raw non-temporal copy", RAW, "stream"),
         _raw_shm("raw non-temporal copy, 2 threads", REFERENCE, "stream", 2),
         _raw_shm("raw memcpy", REFERENCE, "copy"),
         *_UCX_OWN)),
     Group("shm-attached", "Shared memory, any memory of the target", (
         _kvxfer("kvxfer attached", "attached"),
-        _raw_shm("raw process_vm_writev", LIMIT, "attached"),
+        _raw_shm("raw process_vm_writev", RAW, "attached"),
         _raw_shm("raw process_vm_writev, 2 threads", REFERENCE, "attached", 2),
         *_NIXL_SM, *_UCX_ANY)),
     # What a peer reaches that copies on both sides, so on two cores.
     Group("shm-attached-2", "Shared memory, any memory of the target, two copying threads", (
         _kvxfer("kvxfer attached, 2 threads", "attached", threads=2),
-        _raw_shm("raw process_vm_writev, 2 threads", LIMIT, "attached", 2),
+        _raw_shm("raw process_vm_writev, 2 threads", RAW, "attached", 2),
         *_NIXL_SM, *_UCX_ANY)),
     Group("ping-tcp", "4 KiB and answer over TCP, nobody spins", _SLEEPING_TCP, ping=True),
     Group("ping-shm", "4 KiB and answer over shared memory, nobody spins", _SLEEPING_SHM,
@@ -144,27 +144,27 @@ GROUPS = (
     # The peers have no other way: who uses them polls.
     Group("ping-tcp-spin", "4 KiB and answer over TCP, spinning allowed", (
         _kvxfer("kvxfer tcp, spinning", "tcp", 2, spin=True),
-        _raw_tcp("busy-polled ping-pong", LIMIT, "gather-reno", spin=True),
+        _raw_tcp("busy-polled ping-pong", RAW, "gather-reno", spin=True),
         *_NIXL_TCP, *_UCX_TCP, _MOONCAKE), ping=True),
     Group("ping-shm-spin", "4 KiB and answer over shared memory, spinning allowed", (
         _kvxfer("kvxfer mapped, spinning", "mapped", spin=True),
         _kvxfer("kvxfer attached, spinning", "attached", spin=True),
-        _raw_shm("spinning ping-pong", LIMIT, "copy", spin=True),
+        _raw_shm("spinning ping-pong", RAW, "copy", spin=True),
         *_NIXL_SM, *_UCX_OWN, *_UCX_ANY[:2]), ping=True),
     # All over one UCX: what the backend ucx adds to it, or takes from it.
     Group("ucx-tcp", "Over UCX 1.22, TCP", (
         _kvxfer_ucx("kvxfer ucx tcp", _TCP),
-        _ucx("UCX put 1.22 tcp", _TCP, "any", _UCX_WHEEL, LIMIT), *_NIXL_TCP)),
+        _ucx("UCX put 1.22 tcp", _TCP, "any", _UCX_WHEEL, RAW), *_NIXL_TCP)),
     Group("ucx-cma", "Over UCX 1.22, shared memory", (
         _kvxfer_ucx("kvxfer ucx cma", _CMA),
-        _ucx("UCX put 1.22 cma", _CMA, "any", _UCX_WHEEL, LIMIT), *_NIXL_SM)),
+        _ucx("UCX put 1.22 cma", _CMA, "any", _UCX_WHEEL, RAW), *_NIXL_SM)),
     Group("ping-ucx-tcp-spin", "4 KiB and answer over UCX 1.22, TCP, spinning allowed", (
         _kvxfer_ucx("kvxfer ucx tcp, spinning", _TCP, spin=True),
-        _ucx("UCX put 1.22 tcp", _TCP, "any", _UCX_WHEEL, LIMIT, spin=True), *_NIXL_TCP),
+        _ucx("UCX put 1.22 tcp", _TCP, "any", _UCX_WHEEL, RAW, spin=True), *_NIXL_TCP),
           ping=True),
     Group("ping-ucx-cma-spin", "4 KiB and answer over UCX 1.22, shared memory, spinning allowed", (
         _kvxfer_ucx("kvxfer ucx cma, spinning", _CMA, spin=True),
-        _ucx("UCX put 1.22 cma", _CMA, "any", _UCX_WHEEL, LIMIT, spin=True), *_NIXL_SM),
+        _ucx("UCX put 1.22 cma", _CMA, "any", _UCX_WHEEL, RAW, spin=True), *_NIXL_SM),
           ping=True),
     Group("hogs-tcp", "4 KiB and answer over TCP beside a busy process on every core", (
         *_SLEEPING_TCP, *_NIXL_TCP), ping=True, hogs=True),

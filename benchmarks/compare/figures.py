@@ -66,9 +66,9 @@ def cpu_s_per_gb(row):
 
 
 def ratios(rows):
-    """For every row of kvxfer: how it stands to the limit and to the best peer of its case. Above 1
-    is better than they are; jitter and CPU are kvxfer's over the limit's, so below 1 is better.
-    A peer is taken at its best: without the time that it takes to prepare a transfer."""
+    """For every row of kvxfer: its ratios to the raw reference and to the best peer of its case.
+    Above 1 kvxfer is faster. Jitter and CPU are kvxfer's divided by those of the raw reference:
+    below 1 is better. The time that a peer takes to prepare a transfer does not count."""
     result = []
     for row in rows:
         if row["kind"] != "kvxfer":
@@ -76,11 +76,11 @@ def ratios(rows):
         ratio = {"group": row["group"], "contestant": row["contestant"],
                  "block_bytes": row["block_bytes"]}
         others = _same_case(rows, row)
-        for limit in (other for other in others if other["kind"] == "limit"):
-            ratio["limit"] = limit["contestant"]
-            ratio["to_limit"] = _times_faster(row, limit)
-            ratio["cpu_to_limit"] = cpu_s_per_gb(row) / max(cpu_s_per_gb(limit), 1e-9)
-            ratio["jitter_to_limit"] = row["jitter"] / limit["jitter"]
+        for raw in (other for other in others if other["kind"] == "raw"):
+            ratio["raw"] = raw["contestant"]
+            ratio["to_raw"] = _times_faster(row, raw)
+            ratio["cpu_to_raw"] = cpu_s_per_gb(row) / max(cpu_s_per_gb(raw), 1e-9)
+            ratio["jitter_to_raw"] = row["jitter"] / raw["jitter"]
         peers = [other for other in others if other["kind"] == "peer"]
         if peers:
             best = max(peers, key=lambda peer: peer["gb_per_s_without_preparing"])

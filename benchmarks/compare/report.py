@@ -59,8 +59,8 @@ def _by_contestant(rows):
 
 
 def _label(row):
-    if row["kind"] == "limit":
-        return f"*{row['contestant']}* (the limit)"
+    if row["kind"] == "raw":
+        return f"*{row['contestant']}* (raw reference)"
     return f"**{row['contestant']}**" if row["kind"] == "kvxfer" else row["contestant"]
 
 
@@ -95,17 +95,17 @@ def _ratios(ratios):
         return f"{ratio[name]:.2f}" if name in ratio else "–"
 
     return table(
-        ["", "block", "× the limit", "× the best peer", "best peer", "CPU to the limit's",
-         "p99/p50 to the limit's"],
-        [[ratio["contestant"], _size(ratio["block_bytes"]), figure(ratio, "to_limit"),
+        ["", "block", "× raw reference", "× best peer", "best peer", "CPU, × raw reference",
+         "p99/p50, × raw reference"],
+        [[ratio["contestant"], _size(ratio["block_bytes"]), figure(ratio, "to_raw"),
           figure(ratio, "to_best_peer"), ratio.get("best_peer", "–"),
-          figure(ratio, "cpu_to_limit"), figure(ratio, "jitter_to_limit")] for ratio in ratios])
+          figure(ratio, "cpu_to_raw"), figure(ratio, "jitter_to_raw")] for ratio in ratios])
 
 
 def markdown(result, plots):
     """`plots`: files beside this one."""
     machine, work = result["machine"], result["workload"]
-    text = ["# kvxfer, its peers and this machine's limits\n"]
+    text = ["# kvxfer, its peers and raw loops\n"]
     text.append(
         f"{result['date']}, {machine['cpus']} CPUs {machine['cpu']}"
         f"{' (virtual)' if machine['virtual'] else ''}, {machine['memory_gib']} GiB, "

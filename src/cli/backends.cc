@@ -1,5 +1,5 @@
-// `kvxfer backends`: which ways to move bytes there are on this host, where each comes from, what
-// it can do, and why not.
+// `kvxfer backends`: the backends of this host, where each comes from, what it can do, and why it
+// cannot be used.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -16,8 +16,11 @@
 #include "src/backends/plugins.h"
 #include "src/backends/registry.h"
 #include "src/cli/commands.h"
+#include "src/cli/common/backend_names.h"
 #include "src/cli/common/host_port.h"
 #include "src/cli/common/json_util.h"
+#include "src/cli/common/options.h"
+#include "src/cli/common/shared_options.h"
 #include "src/cli/common/text_grid.h"
 #include "src/cli/common/units.h"
 #include "src/cli/doctor/view.h"
@@ -44,8 +47,13 @@ std::string OriginText(const BackendOrigin& origin) {
   return origin.built_in ? "built in" : origin.file.empty() ? "not installed" : origin.file;
 }
 
+// In JSON: how the target learns that a write has arrived.
 const char* ArrivalName(Arrival arrival) {
   return arrival == Arrival::kImmediate ? "immediate" : "copied";
+}
+
+const char* CompletionText(Arrival arrival) {
+  return arrival == Arrival::kImmediate ? "write with immediate" : "copied by the initiator";
 }
 
 std::vector<std::string> MemoryNames(const Capabilities& caps) {
@@ -61,7 +69,7 @@ BackendReport Look(BackendOrigin origin, const AgentOptions& options) {
   BackendReport report{.origin = std::move(origin)};
   if (report.origin.built_in) report.version = absl::StrCat("kvxfer ", kVersion);
   if (!report.origin.file.empty()) {
-    // Told also of one that does not work here.
+    // A plugin that does not work on this host has a version too.
     const auto plugin = LoadPlugin(report.origin.name, report.origin.file);
     if (plugin.ok()) {
       report.version = (*plugin)->library_version != nullptr ? (*plugin)->library_version()
@@ -106,16 +114,19 @@ Json ToJson(const BackendReport& report) {
   return json;
 }
 
-// "arrival: immediate; memory: host; rails fail alone; ..."
+// "completion: write with immediate; memory: host; rails: keep order; ..."
 std::string CapabilitiesText(const Capabilities& caps) {
-  std::string text = absl::StrCat(
-      "arrival ", ArrivalName(caps.arrival), ", ", absl::StrJoin(MemoryNames(caps), " and "),
-      " memory, rails ", caps.rail_keeps_order ? "keep order" : "reorder",
-      caps.rails_fail_alone ? " and fail alone" : "", ", ",
-      caps.needs_remote_cpu ? "the target's CPU takes part" : "the target's CPU is not needed");
-  absl::StrAppend(&text, "; an op: up to ", FormatBytes(caps.max_op_bytes), ", ", caps.max_op_runs,
-                  " runs; a message: ", FormatBytes(caps.max_message_bytes));
-  if (caps.max_arrivals > 0) absl::StrAppend(&text, "; arrivals under way: ", caps.max_arrivals);
+  std::string text =
+      absl::StrCat("completion: ", CompletionText(caps.arrival),
+                   "; memory: ", absl::StrJoin(MemoryNames(caps), ", "),
+                   "; rails: ", caps.rail_keeps_order ? "keep order" : "reorder",
+                   caps.rails_fail_alone ? ", fail alone" : "",
+                   "; target CPU: ", caps.needs_remote_cpu ? "takes part" : "not needed",
+                   "; op: up to ", FormatBytes(caps.max_op_bytes), ", ", caps.max_op_runs,
+                   " runs; message: up to ", FormatBytes(caps.max_message_bytes));
+  if (caps.max_arrivals > 0) {
+    absl::StrAppend(&text, "; arrivals in flight: up to ", caps.max_arrivals);
+  }
   return text;
 }
 
@@ -141,7 +152,7 @@ std::string ToText(const std::vector<BackendReport>& reports) {
   return text;
 }
 
-// Of all, those that were named. InvalidArgument: there is none of that name.
+// The backends with these names, or all. InvalidArgument: there is no backend of a name.
 absl::StatusOr<std::vector<BackendOrigin>> Chosen(const std::vector<std::string>& names,
                                                   const AgentOptions& options) {
   std::vector<BackendOrigin> all = ListBackends(options);
@@ -149,13 +160,7 @@ absl::StatusOr<std::vector<BackendOrigin>> Chosen(const std::vector<std::string>
   std::vector<BackendOrigin> chosen;
   for (const std::string& name : names) {
     const auto it = std::ranges::find(all, name, &BackendOrigin::name);
-    if (it == all.end()) {
-      std::vector<std::string> known;
-      known.reserve(all.size());
-      for (const BackendOrigin& origin : all) known.push_back(origin.name);
-      return absl::InvalidArgumentError(
-          absl::StrCat("no backend '", name, "'; there are ", absl::StrJoin(known, ", ")));
-    }
+    if (it == all.end()) return UnknownBackend(name, all);
     chosen.push_back(*it);
   }
   return chosen;
@@ -165,7 +170,7 @@ absl::Status RunBackends(const BackendsFlags& flags) {
   absl::StatusOr<AgentOptions> options = OptionsFromEnvironment();
   if (!options.ok()) return options.status();
   options->name = "backends";
-  // Nobody is to connect, and the port that is meant for an agent may be in use by it.
+  // Nothing connects here, and an agent may already use the port that the environment names.
   absl::StatusOr<HostPort> listen = ParseHostPort(options->listen, 0);
   if (!listen.ok()) return Annotate(listen.status(), "KVXFER_LISTEN");
   listen->port = 0;
@@ -195,13 +200,18 @@ absl::Status RunBackends(const BackendsFlags& flags) {
 }  // namespace
 
 void AddBackends(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand(
-      "backends",
-      "Shows the backends of this host, built in and plugins, and why one is not usable");
+  CLI::App* command =
+      app.add_subcommand("backends",
+                         "Shows the backends of this host, built in and plugins, and why one "
+                         "cannot be used");
   const auto flags = std::make_shared<BackendsFlags>();
-  command->add_option("backend", flags->names,
-                      "These only; status 5 unless all are usable (default: all)");
-  command->add_flag("--json", flags->json, "Report as JSON");
+  std::vector<std::string> names;
+  for (const KnownBackend& backend : KnownBackends()) names.emplace_back(backend.name);
+  SuggestWords(command->add_option("backend", flags->names,
+                                   "Backends to show; exit status 5 unless all are usable "
+                                   "(default: all)"),
+               "NAME", names);
+  AddJson(command, flags->json);
   command->callback([flags, &action] { action = [flags] { return RunBackends(*flags); }; });
 }
 

@@ -1,5 +1,5 @@
-// The subcommands of `kvxfer`. Each Add function declares its options on `app` and, when the user
-// has chosen it, leaves what to do in `action`.
+// The subcommands of `kvxfer`. Each Add function declares the options of one subcommand on `app`.
+// Parsing that subcommand stores what it has to do in `action`.
 #ifndef KVXFER_CLI_COMMANDS_H_
 #define KVXFER_CLI_COMMANDS_H_
 
@@ -23,9 +23,12 @@ void AddExplain(CLI::App& app, Action& action);
 void AddTopo(CLI::App& app, Action& action);
 void AddDoctor(CLI::App& app, Action& action);
 void AddBackends(CLI::App& app, Action& action);
+// The actions of these two read `app`, which must live as long as they do.
+void AddCompletion(CLI::App& app, Action& action);
+void AddMan(CLI::App& app, Action& action);
 
-// Hidden: the other processes of `demo` and of `bench`, started by it, with a channel on
-// kChannelFd.
+// Hidden: the worker processes that `demo`, `bench` and `ping` start. They are connected to the
+// program by a channel on kChannelFd.
 void AddDemoWorker(CLI::App& app, Action& action);
 void AddDemoRank(CLI::App& app, Action& action);
 void AddBenchWorker(CLI::App& app, Action& action);

@@ -1,4 +1,4 @@
-// `kvxfer explain`: which path is taken to a peer, which not, and why; seen from both sides.
+// `kvxfer explain`: which paths lead to a peer, which one is chosen and why, as both sides see it.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -6,7 +6,10 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "src/cli/commands.h"
 #include "src/cli/common/agent_setup.h"
 #include "src/cli/common/bootstrap.h"
@@ -15,6 +18,7 @@
 #include "src/cli/common/memory_choice.h"
 #include "src/cli/common/options.h"
 #include "src/cli/common/round_trip.h"
+#include "src/cli/common/shared_options.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -27,8 +31,8 @@ struct ExplainFlags {
   bool json = false;
 };
 
-// Makes the connections, so that paths are known and not only possible: by an empty message, or
-// with memory of these kinds by a round trip between it.
+// Connects, so that the explanation describes connections and not only what would be possible. With
+// `memory` it makes a round trip between such memory, else it sends an empty notification.
 absl::Status MakeConnections(const std::optional<MemorySides>& memory, Channel& channel,
                              Agent& agent, KvCache& cache, std::string& peer) {
   constexpr Duration kPatience = std::chrono::seconds(10);
@@ -46,6 +50,18 @@ absl::Status MakeConnections(const std::optional<MemorySides>& memory, Channel& 
   const absl::StatusOr<Transfer> hello = agent.Notify(peer, "");
   if (!hello.ok()) return hello.status();
   return hello->Wait(kPatience);
+}
+
+// "chosen: shm; connected: shm, tcp".
+std::string PathSummary(const Explanation& explanation) {
+  std::string chosen = "none";
+  std::vector<std::string> connected;
+  for (const PathExplanation& path : explanation.paths) {
+    if (path.chosen) chosen = path.backend;
+    if (path.connected) connected.push_back(path.backend);
+  }
+  return absl::StrCat("chosen: ", chosen,
+                      "; connected: ", connected.empty() ? "none" : absl::StrJoin(connected, ", "));
 }
 
 absl::Status RunExplain(const ExplainFlags& flags) {
@@ -79,8 +95,8 @@ absl::Status RunExplain(const ExplainFlags& flags) {
                          {"there", reverse == there->end() ? Json::object() : *reverse}};
     std::puts(DumpJson(report, 2).c_str());
   } else {
-    std::printf("from here:\n%s\nfrom there:\n%s\n", here->ToString().c_str(),
-                GetString(*there, "text").c_str());
+    std::printf("%s\n\nfrom here:\n%s\nfrom there:\n%s\n", PathSummary(*here).c_str(),
+                here->ToString().c_str(), GetString(*there, "text").c_str());
   }
   ExpectPeersToLeave();
   return absl::OkStatus();
@@ -89,16 +105,16 @@ absl::Status RunExplain(const ExplainFlags& flags) {
 }  // namespace
 
 void AddExplain(CLI::App& app, Action& action) {
-  CLI::App* command =
-      app.add_subcommand("explain", "Says which path is taken to a `kvxfer serve`, and why");
+  CLI::App* command = app.add_subcommand(
+      "explain", "Shows which paths lead to a `kvxfer serve`, which one is chosen, and why");
   const auto flags = std::make_shared<ExplainFlags>();
-  command->add_option("server", flags->server, "host:port of kvxfer serve")->required();
-  command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: the best)");
-  command->add_option("--listen", flags->listen, kClientListenHelp);
-  command->add_option(
-      "--memory", flags->memory,
-      "Moves some of such memory, and explains its way: as of bench (default: moves none)");
-  command->add_flag("--json", flags->json, "Report as JSON");
+  AddText(command, "server", flags->server, "HOST[:PORT]", "Address of `kvxfer serve`")->required();
+  AddBackend(command, flags->backend);
+  AddListen(command, flags->listen);
+  AddMemory(command, flags->memory,
+            "Registers such memory on both sides, or on this side and the other, separated by a "
+            "comma; moves 4 KiB of it and explains its path (default: no memory)");
+  AddJson(command, flags->json);
   command->callback([flags, &action] { action = [flags] { return RunExplain(*flags); }; });
 }
 

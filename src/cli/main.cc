@@ -1,4 +1,4 @@
-// `kvxfer`: demo, serve, ping, bench, explain, topo, doctor, backends; docs/cli.md is for users.
+// The `kvxfer` program. docs/cli.md describes it for users.
 
 #include <algorithm>
 #include <cerrno>
@@ -15,29 +15,30 @@
 namespace kvxfer::cli {
 namespace {
 
-// One line, whatever the message holds, so that logs and scripts can read it.
+// Prints one line, whatever `message` contains, so that logs and scripts can read it.
 int Report(std::string message, ExitStatus status) {
-  // The library's lines of what led to this come first.
+  // Log lines of the library that led to this come first.
   FlushLog(std::chrono::milliseconds(200));
   std::replace(message.begin(), message.end(), '\n', ' ');
-  // A server's words may be in it.
+  // The message may quote a server, which is not trusted.
   constexpr size_t kMaxBytes = 16 * 1024;
   std::fprintf(stderr, "kvxfer: %s\n", Printable(message, kMaxBytes).c_str());
   return static_cast<int>(status);
 }
 
-// A full disk or a closed pipe shows only here: a caller must not take the rest for the whole.
+// Only flushing reveals a full disk or a closed pipe: a caller must not take part of the output for
+// all of it.
 absl::Status FlushOutput() {
   if (std::fflush(stdout) != 0) {
     return absl::DataLossError(ErrnoText("the output could not be written", errno));
   }
-  if (std::ferror(stdout) != 0) return absl::DataLossError("the output was not written whole");
+  if (std::ferror(stdout) != 0) return absl::DataLossError("the output was not written completely");
   return absl::OkStatus();
 }
 
-// Parsing only chooses the action; it runs after, where no exception of CLI11 is under way.
+// Parsing only chooses the action. The action runs afterwards, outside of CLI11's exceptions.
 int Main(int argc, char** argv) {
-  // A peer that goes away is an error of a call, not the end of the process.
+  // A lost peer makes a call fail; it must not end the process.
   std::signal(SIGPIPE, SIG_IGN);
   CommandLine line;
   const absl::StatusOr<Action> action = line.Parse(argc, argv);

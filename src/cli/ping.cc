@@ -15,6 +15,7 @@
 #include "src/cli/common/options.h"
 #include "src/cli/common/process.h"
 #include "src/cli/common/round_trip.h"
+#include "src/cli/common/shared_options.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/common/units.h"
 #include "src/core/base/clock.h"
@@ -22,16 +23,16 @@
 namespace kvxfer::cli {
 namespace {
 
-constexpr uint64_t kMaxCount = 1'000'000'000;
+constexpr uint64_t kMaxIters = 1'000'000'000;
 
 struct PingFlags {
   std::string server{};  // empty: a second process
   std::string backend{};
   std::string listen{};
   std::string memory = "mapped";
-  uint64_t count = 10;
+  uint64_t iters = 10;
   uint64_t size = 64;
-  uint64_t warm_up = 1;
+  uint64_t warmup = 2;
   Duration interval = std::chrono::milliseconds(100);
   Duration timeout = std::chrono::seconds(5);
   bool json = false;
@@ -46,7 +47,8 @@ void PrintPing(const PingFlags& flags, const std::string& peer, const std::strin
     std::puts(DumpJson(report, 2).c_str());
     return;
   }
-  std::printf("%zu round trips of %lu bytes over %s\n", s.count, flags.size, path.c_str());
+  std::printf("%zu round trips of %s over %s\n", s.count, FormatBytes(flags.size).c_str(),
+              path.c_str());
   const TimeUnit unit = UnitFor(s.p50 * 1e-6);
   const double us = unit.per_second * 1e-6;
   std::printf("rtt min/p50/p99/max = %.1f/%.1f/%.1f/%.1f %s\n", s.min * us, s.p50 * us, s.p99 * us,
@@ -66,22 +68,21 @@ absl::Status PingOver(const PingFlags& flags, const MemorySides& memory, Channel
       RoundTrip::Open(channel, **agent, cache, flags.size, memory, flags.timeout);
   if (!trip.ok()) return trip.status();
   const std::string peer = trip->session().peer();
-  const bool each = !flags.json && flags.count <= 100;
+  const bool each = !flags.json && flags.iters <= 100;
   std::vector<double> times;
-  // The first ones also make the connection; they are not counted.
-  for (uint64_t i = 0; i < flags.warm_up + flags.count; ++i) {
-    if (i > flags.warm_up && flags.interval.count() > 0) {
+  // The first round trips also make the connection, and are not measured.
+  for (uint64_t i = 0; i < flags.warmup + flags.iters; ++i) {
+    if (i > flags.warmup && flags.interval.count() > 0) {
       std::this_thread::sleep_for(flags.interval);
     }
     const Time start = Now();
     if (absl::Status s = trip->Once(); !s.ok()) return s;
-    const double time = Seconds(Now() - start) * 1e6;
-    if (i < flags.warm_up) continue;
-    times.push_back(time);
+    const double seconds = Seconds(Now() - start);
+    if (i < flags.warmup) continue;
+    times.push_back(seconds * 1e6);
     if (each) {
-      const TimeUnit unit = UnitFor(time * 1e-6);
-      std::printf("%lu bytes from %s: seq=%lu time=%.1f %s\n", flags.size, peer.c_str(),
-                  i - flags.warm_up + 1, time * 1e-6 * unit.per_second, unit.name);
+      std::printf("%s from %s: seq=%lu time=%s\n", FormatBytes(flags.size).c_str(), peer.c_str(),
+                  i - flags.warmup + 1, FormatTime(seconds).c_str());
       std::fflush(stdout);
     }
   }
@@ -90,8 +91,8 @@ absl::Status PingOver(const PingFlags& flags, const MemorySides& memory, Channel
   return absl::OkStatus();
 }
 
-// Of this host: what is written and its answer, and without a server what is written at the other
-// end too. What a GPU lacks is said by who allocates there.
+// Checks that the host memory of this host suffices: for the write and its answer, and without a
+// server for the other process too. Allocating GPU memory reports what a GPU lacks.
 absl::Status CheckMemory(const PingFlags& flags, const MemorySides& memory) {
   std::vector<MemoryNeed> needs;
   if (!memory.here.cuda()) needs.push_back({.choice = memory.here, .bytes = 2 * flags.size});
@@ -103,8 +104,8 @@ absl::Status CheckMemory(const PingFlags& flags, const MemorySides& memory) {
 }
 
 absl::Status RunPing(const PingFlags& flags) {
-  for (const absl::Status& status : {CheckRange("--count", flags.count, 1, kMaxCount),
-                                     CheckRange("--warm-up", flags.warm_up, 0, kMaxCount),
+  for (const absl::Status& status : {CheckRange("--iters", flags.iters, 1, kMaxIters),
+                                     CheckRange("--warmup", flags.warmup, 0, kMaxIters),
                                      CheckRange("--size", flags.size, 1, uint64_t{1} << 60),
                                      CheckAboveZero("--timeout", flags.timeout)}) {
     if (!status.ok()) return status;
@@ -131,17 +132,18 @@ absl::Status RunPing(const PingFlags& flags) {
 void AddPing(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("ping", "Measures round trips of small notified writes");
   const auto flags = std::make_shared<PingFlags>();
-  command->add_option("server", flags->server,
-                      "host:port of kvxfer serve (default: a second process answers)");
-  AddNumber(command, "--count", flags->count, "Round trips");
-  AddNumber(command, "--warm-up", flags->warm_up, "Round trips before, not counted");
-  command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: the best)");
-  command->add_option("--listen", flags->listen, kClientListenHelp);
-  command->add_option("--memory", flags->memory, kMemoryHelp);
-  AddSize(command, "--size", flags->size, "Bytes of each write");
+  AddText(command, "server", flags->server, "HOST[:PORT]",
+          "Address of `kvxfer serve` (default: a second process on this host answers)");
+  AddNumber(command, "-n,--iters", flags->iters, "Round trips to measure");
+  AddNumber(command, "--warmup", flags->warmup, "Round trips before the measured ones");
+  AddSize(command, "-s,--size", flags->size, "Bytes in each write and in each answer");
   AddDuration(command, "--interval", flags->interval, "Pause between round trips");
   AddDuration(command, "--timeout", flags->timeout, "Longest wait for an answer");
-  command->add_flag("--json", flags->json, "Report as JSON");
+  AddBackend(command, flags->backend);
+  AddListen(command, flags->listen);
+  AddMemory(command, flags->memory,
+            "Memory of both sides, or of this side and of the other, separated by a comma");
+  AddJson(command, flags->json);
   command->callback([flags, &action] { action = [flags] { return RunPing(*flags); }; });
 }
 

@@ -1,4 +1,5 @@
-// `kvxfer serve`: an agent that answers ping, bench and explain from other hosts or processes.
+// `kvxfer serve`: an agent that answers ping, bench, explain and doctor of other processes and
+// hosts.
 
 #include <sys/signalfd.h>
 
@@ -13,20 +14,22 @@
 #include "src/cli/common/bootstrap.h"
 #include "src/cli/common/options.h"
 #include "src/cli/common/peer_service.h"
+#include "src/cli/common/shared_options.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
 namespace {
 
 struct ServeFlags {
-  std::string listen{};  // empty: the host of the environment's, else loopback
+  std::string listen{};  // empty: the host of KVXFER_LISTEN, else loopback
   std::string backend{};
   std::string advertise{};
   uint64_t session_bytes = uint64_t{1} << 30;
   bool json = false;
 };
 
-// Readable once the user asks to stop. Threads that start later inherit the blocked signals.
+// A descriptor that becomes readable at SIGINT and SIGTERM. Threads that start later inherit the
+// blocked signals.
 UniqueFd StopSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -36,8 +39,8 @@ UniqueFd StopSignals() {
   return UniqueFd(signalfd(-1, &signals, SFD_CLOEXEC));
 }
 
-// Where clients come in. Data comes in at the same host: on a port of the environment's, or on any
-// that is free, which metadata tells.
+// The address for clients. The agent listens for data on the same host, on the port of
+// KVXFER_LISTEN or on any free port; its metadata has the port.
 absl::StatusOr<HostPort> ClientAddress(const ServeFlags& flags) {
   if (!flags.listen.empty()) return ParseHostPort(flags.listen);
   const absl::StatusOr<AgentOptions> environment = OptionsFromEnvironment();
@@ -80,16 +83,17 @@ absl::Status RunServe(const ServeFlags& flags) {
 }  // namespace
 
 void AddServe(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("serve", "Answers ping, bench and explain");
+  CLI::App* command =
+      app.add_subcommand("serve", "Answers ping, bench, explain and doctor of other processes");
   const auto flags = std::make_shared<ServeFlags>();
-  command->add_option("--listen", flags->listen,
-                      "host:port for clients (default: the host of KVXFER_LISTEN, else loopback)");
-  command->add_option("--backend", flags->backend, "tcp, shm, faulty:tcp, ... (default: all)");
-  command->add_option("--advertise", flags->advertise,
-                      "Host that peers connect to for data (default: KVXFER_ADVERTISE, else the "
-                      "address it listens on)");
+  AddText(command, "--listen", flags->listen, "HOST[:PORT]",
+          "Address for clients (default: the host of KVXFER_LISTEN, else loopback)");
+  AddBackend(command, flags->backend, "all");
+  AddText(command, "--advertise", flags->advertise, "HOST[:PORT]",
+          "Address that peers connect to for data (default: KVXFER_ADVERTISE, else the address "
+          "that the agent listens on)");
   AddSize(command, "--max-session-bytes", flags->session_bytes, "Memory that one client may use");
-  command->add_flag("--json", flags->json, "Say where as JSON");
+  AddJson(command, flags->json);
   command->callback([flags, &action] { action = [flags] { return RunServe(*flags); }; });
 }
 

@@ -94,11 +94,14 @@ TEST(Backends, CudaIpcNeedsADriver) {
 TEST(Backends, TextIsATableAndALineOrMoreForEach) {
   const Result result = RunBackends("");
   ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("\nwrapped: arrival immediate, host memory, rails keep order"));
+  EXPECT_THAT(
+      result.out,
+      HasSubstr("\nwrapped: completion: write with immediate; memory: host; rails: keep order"));
   EXPECT_THAT(result.out, HasSubstr("\n  memory of this process\n"));
   EXPECT_THAT(result.out, HasSubstr("\nno_entry: not usable: " KVXFER_TEST_PLUGINS));
-  EXPECT_THAT(result.out, HasSubstr("\nshm: arrival copied"));
-  EXPECT_THAT(result.out, HasSubstr("\ncuda_ipc: arrival copied, cuda memory"));
+  EXPECT_THAT(result.out, HasSubstr("\nshm: completion: copied by the initiator"));
+  EXPECT_THAT(result.out,
+              HasSubstr("\ncuda_ipc: completion: copied by the initiator; memory: cuda"));
 }
 
 TEST(Backends, NamedOnesDecideTheStatus) {

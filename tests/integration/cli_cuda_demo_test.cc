@@ -69,9 +69,16 @@ TEST(CudaDemoProgram, FailsWhenOneByteIsWrong) {
 // Ranks of unlike sides, over more of them than there are GPUs.
 TEST(CudaDemoProgram, RanksTakeGpusInTurn) {
   for (const char* backend : {"tcp", "cuda_ipc"}) {
-    const Arguments ranks = {"--backend",      backend, "--memory",        "cuda",
-                             "--prefill-tp",   "2",     "--decode-tp",     "1",
-                             "--decode-block", "32",    "--layout-decode", "HND"};
+    const Arguments ranks = {"--backend",
+                             backend,
+                             "--memory",
+                             "cuda",
+                             "--prefill-tp",
+                             "2",
+                             "--decode-tp",
+                             "1",
+                             "--decode-block-tokens",
+                             "32"};
     const Result result = RunProgram(SmallDemo(ranks));
     ASSERT_EQ(result.status, ExitStatus::kOk) << backend << ": " << result.err;
     EXPECT_EQ(result.json["verified"], 3) << result.out;

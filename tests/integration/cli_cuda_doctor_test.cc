@@ -37,53 +37,53 @@ std::string WhatOf(const nlohmann::json& report, const std::string& check, size_
 
 TEST(CudaDoctor, ShowsTheGpus) {
   const nlohmann::json report = DoctorJson("KVXFER_STANDIN_VERSION=12040");
-  EXPECT_EQ(CheckOf(report, "cuda-driver")["verdict"], "ok");
+  EXPECT_EQ(CheckOf(report, "cuda-driver")["severity"], "ok");
   EXPECT_THAT(WhatOf(report, "cuda-driver"),
               AllOf(HasSubstr("CUDA 12.4"), HasSubstr("/libcuda.so.1")));
   const nlohmann::json gpus = CheckOf(report, "gpus");
-  EXPECT_EQ(gpus["verdict"], "ok");
+  EXPECT_EQ(gpus["severity"], "ok");
   ASSERT_EQ(gpus["findings"].size(), 2u);
   EXPECT_THAT(WhatOf(report, "gpus", 1),
               AllOf(HasSubstr("cuda:1 "), HasSubstr("16 GiB, compute capability 9.0")));
-  EXPECT_EQ(CheckOf(report, "gpu-peers")["verdict"], "ok");
+  EXPECT_EQ(CheckOf(report, "gpu-peers")["severity"], "ok");
   EXPECT_THAT(WhatOf(report, "gpu-peers"), HasSubstr("all 2 pairs"));
-  EXPECT_EQ(CheckOf(report, "gpu-pinned")["verdict"], "ok");
+  EXPECT_EQ(CheckOf(report, "gpu-pinned")["severity"], "ok");
 }
 
 TEST(CudaDoctor, NamesGpusThatDoNotReachEachOther) {
   const nlohmann::json report = DoctorJson("KVXFER_STANDIN_DEVICES=3");
-  EXPECT_EQ(CheckOf(report, "gpu-peers")["verdict"], "warning");
+  EXPECT_EQ(CheckOf(report, "gpu-peers")["severity"], "warning");
   EXPECT_THAT(WhatOf(report, "gpu-peers"), AllOf(HasSubstr("cuda:0>2"), HasSubstr("cuda:2>1"),
                                                  Not(HasSubstr("access: cuda:0>1"))));
   const nlohmann::json one = DoctorJson("CUDA_VISIBLE_DEVICES=1");
   EXPECT_EQ(CheckOf(one, "gpus")["findings"].size(), 1u);
-  EXPECT_EQ(CheckOf(one, "gpu-peers")["verdict"], "n/a");
+  EXPECT_EQ(CheckOf(one, "gpu-peers")["severity"], "n/a");
 }
 
 TEST(CudaDoctor, SaysWhyADriverCannotBeUsed) {
   const Result result =
       RunWith("KVXFER_STANDIN_INIT=CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", {"doctor", "--json"});
   EXPECT_EQ(result.status, ExitStatus::kFailed);
-  EXPECT_EQ(CheckOf(result.json, "cuda-driver")["verdict"], "problem");
+  EXPECT_EQ(CheckOf(result.json, "cuda-driver")["severity"], "problem");
   EXPECT_THAT(WhatOf(result.json, "cuda-driver"), HasSubstr("SYSTEM_DRIVER_MISMATCH"));
-  EXPECT_EQ(CheckOf(result.json, "gpus")["verdict"], "n/a");
+  EXPECT_EQ(CheckOf(result.json, "gpus")["severity"], "n/a");
 }
 
 TEST(CudaDoctor, SaysWhatTheDriverRefuses) {
   const nlohmann::json pinned =
       DoctorJson("KVXFER_STANDIN_FAIL=cuMemHostRegister_v2:0:CUDA_ERROR_OUT_OF_MEMORY");
-  EXPECT_EQ(CheckOf(pinned, "gpu-pinned")["verdict"], "warning");
+  EXPECT_EQ(CheckOf(pinned, "gpu-pinned")["severity"], "warning");
   EXPECT_THAT(WhatOf(pinned, "gpu-pinned"), HasSubstr("16 MiB cannot be pinned"));
   // No context: nothing can be pinned, and the rest is told all the same.
   const nlohmann::json context =
       DoctorJson("KVXFER_STANDIN_FAIL=cuDevicePrimaryCtxRetain:0:CUDA_ERROR_OUT_OF_MEMORY");
-  EXPECT_EQ(CheckOf(context, "gpu-pinned")["verdict"], "warning");
+  EXPECT_EQ(CheckOf(context, "gpu-pinned")["severity"], "warning");
   EXPECT_EQ(CheckOf(context, "gpus")["findings"].size(), 2u);
   const nlohmann::json peers =
       DoctorJson("KVXFER_STANDIN_FAIL=cuDeviceCanAccessPeer:0:CUDA_ERROR_UNKNOWN");
-  EXPECT_EQ(CheckOf(peers, "gpu-peers")["verdict"], "warning");
+  EXPECT_EQ(CheckOf(peers, "gpu-peers")["severity"], "warning");
   const nlohmann::json old = DoctorJson("KVXFER_STANDIN_COMPUTE=70");
-  EXPECT_EQ(CheckOf(old, "gpus")["verdict"], "warning");
+  EXPECT_EQ(CheckOf(old, "gpus")["severity"], "warning");
 }
 
 nlohmann::json PathOf(const std::string& environment, const std::string& backend) {
@@ -111,7 +111,7 @@ TEST(CudaDoctor, MeasuresTheWayBetweenGpus) {
   EXPECT_GT(path["gbps"], 0);
   EXPECT_EQ(path["here"]["paths"][0]["connected"], true) << path;
   const nlohmann::json without = PathOf("KVXFER_STANDIN_DEVICES=0", "cuda_ipc");
-  EXPECT_EQ(without["verdict"], "n/a") << without;
+  EXPECT_EQ(without["severity"], "n/a") << without;
   EXPECT_EQ(without["reached"], false);
   EXPECT_THAT(without["why"].get<std::string>(), HasSubstr("memory of cuda:0 cannot be used"));
 }
@@ -119,7 +119,7 @@ TEST(CudaDoctor, MeasuresTheWayBetweenGpus) {
 TEST(CudaDoctor, IsQuietWithoutADriver) {
   const nlohmann::json none = DoctorJson("KVXFER_STANDIN_DEVICES=0");
   for (const char* check : {"gpus", "gpu-peers", "gpu-ipc", "gpu-pinned", "gpu-ordering"}) {
-    EXPECT_EQ(CheckOf(none, check)["verdict"], "n/a") << check;
+    EXPECT_EQ(CheckOf(none, check)["severity"], "n/a") << check;
   }
   if (HasGpu()) GTEST_SKIP() << "this host has a CUDA driver";
   const Result text = RunWith(kNoStandin, {"doctor"});

@@ -1,4 +1,4 @@
-// `kvxfer demo` with a process for each rank of two unlike instances.
+// `kvxfer demo` with a process for each rank of two different instances.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -32,7 +32,7 @@ class DemoRanks : public testing::Test {
   ~DemoRanks() override { unlink(config_.c_str()); }
 
  protected:
-  // The caches hold less than all five requests, so that blocks are used again.
+  // The caches hold fewer than all five requests, so that blocks are used again.
   std::vector<std::string> Arguments(const std::string& model, const std::vector<std::string>& more,
                                      const std::string& requests = "5") {
     std::ofstream(config_) << model;
@@ -69,32 +69,31 @@ class DemoRanks : public testing::Test {
 };
 
 TEST_F(DemoRanks, FourBecomeTwo) {
-  ExpectVerified(
-      kEightHeads,
-      {"--prefill-tp", "4", "--decode-tp", "2", "--decode-block", "24", "--layout-decode", "HND"},
-      {{0, 0, 0, 2}, {0, 1, 2, 2}, {1, 2, 4, 2}, {1, 3, 6, 2}}, "tcp");
+  ExpectVerified(kEightHeads,
+                 {"--prefill-tp", "4", "--decode-tp", "2", "--decode-block-tokens", "24"},
+                 {{0, 0, 0, 2}, {0, 1, 2, 2}, {1, 2, 4, 2}, {1, 3, 6, 2}}, "tcp");
 }
 
 TEST_F(DemoRanks, TwoBecomeFour) {
   ExpectVerified(kEightHeads,
-                 {"--prefill-tp", "2", "--decode-tp", "4", "--prefill-block", "64",
-                  "--layout-prefill", "HND", "--gap", "0"},
+                 {"--prefill-tp", "2", "--decode-tp", "4", "--prefill-block-tokens", "64",
+                  "--decode-layout", "NHD", "--gap", "0"},
                  {{0, 0, 0, 2}, {1, 0, 2, 2}, {2, 1, 4, 2}, {3, 1, 6, 2}}, "shm");
 }
 
 TEST_F(DemoRanks, EightBecomeOne) {
   std::vector<std::vector<int>> shares(8);
   for (int head = 0; head < 8; ++head) shares[static_cast<size_t>(head)] = {0, head, head, 1};
-  ExpectVerified(kEightHeads, {"--prefill-tp", "8", "--layout-prefill", "HND"}, shares, "shm");
+  ExpectVerified(kEightHeads, {"--prefill-tp", "8", "--decode-layout", "nhd"}, shares, "shm");
 }
 
 TEST_F(DemoRanks, OneLatentHeadIsOnEveryRank) {
-  ExpectVerified(kLatent, {"--prefill-tp", "4", "--decode-tp", "2", "--decode-block", "64"},
+  ExpectVerified(kLatent, {"--prefill-tp", "4", "--decode-tp", "2", "--decode-block-tokens", "64"},
                  {{0, 0, 0, 1}, {1, 1, 0, 1}}, "tcp");
 }
 
 TEST_F(DemoRanks, HeadsAreOnSeveralRanksOfBothSides) {
-  ExpectVerified(kTwoHeads, {"--prefill-tp", "4", "--decode-tp", "8", "--layout-decode", "HND"},
+  ExpectVerified(kTwoHeads, {"--prefill-tp", "4", "--decode-tp", "8"},
                  {{0, 0, 0, 1},
                   {1, 1, 0, 1},
                   {2, 0, 0, 1},
@@ -107,7 +106,8 @@ TEST_F(DemoRanks, HeadsAreOnSeveralRanksOfBothSides) {
 }
 
 TEST_F(DemoRanks, NoOrderIsReliedOn) {
-  ExpectVerified(kEightHeads, {"--prefill-tp", "2", "--decode-block", "40"},
+  ExpectVerified(kEightHeads,
+                 {"--prefill-tp", "2", "--decode-block-tokens", "40", "--prefill-layout", "NHD"},
                  {{0, 0, 0, 4}, {0, 1, 4, 4}}, "faulty:tcp");
 }
 
@@ -145,7 +145,7 @@ TEST_F(DemoRanks, EndsWhenARankIsKilled) {
         kEightHeads, {"--prefill-tp", "2", "--decode-tp", "2", "--backend", "tcp"}, "1000000"));
     const std::vector<pid_t> children = program.WaitForChildren(4);
     ASSERT_EQ(children.size(), 4u);
-    usleep(300'000);  // as a rule it is under way by then
+    usleep(300'000);  // it has usually begun to move data by then
     kill(children[1 + victim], SIGKILL);
     const auto killed = steady_clock::now();
     EXPECT_EQ(program.Wait(), ExitStatus::kUnreachable);

@@ -34,7 +34,7 @@ TEST(Doctor, LooksAtThisHost) {
   const Result json = RunProgram({"doctor", "--json"});
   EXPECT_EQ(json.status, text.status);
   EXPECT_EQ(json.json["checks"].size(), 35u);
-  EXPECT_EQ(CheckOf(json.json, "backends")["verdict"], "ok");
+  EXPECT_EQ(CheckOf(json.json, "backends")["severity"], "ok");
   EXPECT_THAT(CheckOf(json.json, "backends")["findings"][0]["what"].get<std::string>(),
               AllOf(HasSubstr("shm "), HasSubstr(" tcp;")));
 }
@@ -71,16 +71,16 @@ TEST(Doctor, TellsOfAnotherRootByItsStatus) {
   const Result broken = RunProgram(look);
   EXPECT_EQ(broken.status, ExitStatus::kFailed);
   EXPECT_EQ(broken.err, "kvxfer: 1 problem: devices\n");
-  EXPECT_THAT(CheckOf(broken.json, "devices")["findings"][0]["mend"].get<std::string>(),
+  EXPECT_THAT(CheckOf(broken.json, "devices")["findings"][0]["fix"].get<std::string>(),
               HasSubstr("modprobe mlx5_ib"));
 }
 
 TEST(Doctor, NamedFabricsAreNoWarning) {
   const Result unnamed =
       RunProgram({"doctor", "--fixture", "connectx7-pod", "--json", "--fabric", "Fabric1=net1"});
-  EXPECT_EQ(CheckOf(unnamed.json, "fabrics")["verdict"], "warning");
+  EXPECT_EQ(CheckOf(unnamed.json, "fabrics")["severity"], "warning");
   const Result named = RunProgram({"doctor", "--fixture", "connectx7-pod", "--json"});
-  EXPECT_EQ(CheckOf(named.json, "fabrics")["verdict"], "ok");
+  EXPECT_EQ(CheckOf(named.json, "fabrics")["severity"], "ok");
 }
 
 // A `kvxfer serve` at a port of its own.
@@ -108,7 +108,7 @@ TEST(DoctorPeer, MeasuresEachWayToAServer) {
   const Server server;
   const Result result = RunProgram({"doctor", server.address(), "--json"});
   ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
-  EXPECT_EQ(result.json["taken"], "shm");
+  EXPECT_EQ(result.json["chosen"], "shm");
   ASSERT_EQ(result.json["paths"].size(), DefaultBackends().size());
   for (const auto& path : result.json["paths"]) {
     const std::string name = path["backend"];
@@ -125,11 +125,11 @@ TEST(DoctorPeer, MeasuresEachWayToAServer) {
     EXPECT_FALSE(path["there"].is_null());
   }
   // One process reaches another by no loopback, which is nobody's fault.
-  EXPECT_EQ(result.json["paths"][0]["verdict"], "n/a");
+  EXPECT_EQ(result.json["paths"][0]["severity"], "n/a");
   const Result text = RunProgram({"doctor", server.address(), "--backend", "tcp", "--strict"});
   ASSERT_EQ(text.status, ExitStatus::kOk) << text.err;
   EXPECT_THAT(text.out, HasSubstr("reached"));
-  EXPECT_THAT(text.out, HasSubstr("transfers there take shm"));
+  EXPECT_THAT(text.out, HasSubstr("transfers to this server use shm"));
   EXPECT_THAT(text.out, Not(HasSubstr("shm   ")));
 }
 
@@ -139,7 +139,7 @@ TEST(DoctorPeer, AWayThatIsNotThereIsAProblem) {
   EXPECT_EQ(result.status, ExitStatus::kFailed);
   EXPECT_THAT(result.out, HasSubstr("NOT REACHED"));
   EXPECT_THAT(result.out, HasSubstr("PROBLEM  tcp does not reach " + server.address()));
-  EXPECT_THAT(result.out, HasSubstr("  mend  "));
+  EXPECT_THAT(result.out, HasSubstr("  fix   "));
   EXPECT_EQ(result.err, "kvxfer: " + server.address() + ": not reached over tcp\n");
   const Result none = RunProgram({"doctor", server.address(), "--backend", "loopback"});
   EXPECT_EQ(none.status, ExitStatus::kFailed);

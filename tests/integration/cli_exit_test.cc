@@ -33,14 +33,14 @@ TEST(Usage, IsExitStatusTwoAndOneLine) {
       {"demo", "--backend", "carrier-pigeon"},
       {"demo", "--prefill-tp", "3"},
       {"demo", "--decode-tp", "2", "--tp", "2"},
-      {"demo", "--decode-block", "0"},
-      {"demo", "--layout-decode", "NDH"},
+      {"demo", "--decode-block-tokens", "0"},
+      {"demo", "--decode-layout", "NDH"},
       {"demo", "--prefill-tp", "2", "--gap", "63"},
       {"bench", "--op", "erase"},
       {"bench", "--block-sizes", "4M:4K"},
       {"bench", "--block-sizes", "1M", "--total", "4K"},
       {"ping", "host:99999"},
-      {"ping", "--count", "0"},
+      {"ping", "--iters", "0"},
       {"explain"},
       {"serve", "--listen", "[::1"},
       {"topo", "--fixture", "no-such-host"},
@@ -94,7 +94,7 @@ TEST(NotUsable, IsSaidOfWhatThisHostHasNot) {
   const Result port = RunProgram({"serve", "--listen", address});
   EXPECT_EQ(port.status, ExitStatus::kNotUsable) << port.err;
   EXPECT_NE(port.err.find("--listen"), std::string::npos) << port.err;
-  const Result data = RunShell("env KVXFER_LISTEN=" + address + " $0 ping --count 1");
+  const Result data = RunShell("env KVXFER_LISTEN=" + address + " $0 ping --iters 1");
   EXPECT_EQ(data.status, ExitStatus::kNotUsable) << data.err;
   const Result memory = RunProgram({"ping", "--size", "100000T", "--memory", "attached"});
   EXPECT_EQ(memory.status, ExitStatus::kNotUsable) << memory.err;
@@ -104,7 +104,7 @@ TEST(NotUsable, IsSaidOfWhatThisHostHasNot) {
 #if !KVXFER_ADDRESS_SANITIZER
 TEST(NotUsable, IsSaidWhereDescriptorsRunOut) {
   const Result descriptors =
-      RunShell("/bin/sh -c 'ulimit -n 6; exec $0 ping --count 1 --backend tcp' $0");
+      RunShell("/bin/sh -c 'ulimit -n 6; exec $0 ping --iters 1 --backend tcp' $0");
   EXPECT_EQ(descriptors.status, ExitStatus::kNotUsable) << descriptors.err;
 }
 #endif
@@ -132,7 +132,7 @@ TEST(Unreachable, IsSaidOfAPortThatSpeaksAnotherProtocol) {
 
 TEST(Output, ThatIsLostIsAFailure) {
   for (const char* command :
-       {"ping --count 1 --interval 0 --json", "--help",
+       {"ping --iters 1 --interval 0 --json", "--help",
         "demo --model gpt-oss-120b --requests 1 --tokens 32 --backend tcp --json"}) {
     const Result result = RunShell(std::string("$0 ") + command + " > /dev/full");
     EXPECT_EQ(result.status, ExitStatus::kFailed) << command << result.err;
@@ -152,7 +152,7 @@ TEST(Environment, NamesAPortForOneProcessOnly) {
   }
   const std::string at = host + ":" + std::to_string(port);
   const std::string environment = absl::StrCat("env KVXFER_LISTEN=", at, " KVXFER_ADVERTISE=", at);
-  for (const char* command : {"ping --count 1", "bench --total 64K --block-sizes 4K --rounds 1",
+  for (const char* command : {"ping --iters 1", "bench --total 64K --block-sizes 4K --iters 1",
                               "demo --model gpt-oss-120b --requests 1 --tokens 32"}) {
     const Result result = RunShell(absl::StrCat(environment, " $0 ", command, " --backend tcp"));
     EXPECT_EQ(result.status, ExitStatus::kOk) << command << ": " << result.err;

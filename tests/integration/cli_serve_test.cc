@@ -20,7 +20,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Adds an agent called `name` at `channel`; the server's verdict.
+// Adds an agent called `name` at `channel`. Returns the server's status.
 absl::Status SayHello(Channel& channel, const std::string& name) {
   AgentOptions options;
   options.name = name;
@@ -57,7 +57,7 @@ class Serve : public testing::Test {
 TEST_F(Serve, AnswersPings) {
   for (const char* backend : {"tcp", "shm"}) {
     const Result result = RunProgram(
-        {"ping", address_, "--count", "20", "--interval", "0", "--backend", backend, "--json"});
+        {"ping", address_, "--iters", "20", "--interval", "0", "--backend", backend, "--json"});
     ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
     EXPECT_EQ(result.json["count"], 20);
     EXPECT_GT(result.json["min_us"], 0);
@@ -99,9 +99,10 @@ TEST_F(Serve, ExplainsBothWays) {
     EXPECT_GT(result.json[side]["paths"].size(), 0u);
   }
   const std::string text = RunProgram({"explain", address_, "--memory", "mapped"}).out;
+  EXPECT_EQ(text.find("chosen: shm; connected: "), 0u) << text;
   const size_t there = text.find("from there:");
   ASSERT_NE(there, std::string::npos) << text;
-  // Both sides have moved memory by then, and say which path is taken as well as that it is up.
+  // Both sides have moved memory by then: each reports the chosen path, and that it is connected.
   EXPECT_NE(text.find(": chosen, connected"), std::string::npos) << text;
   EXPECT_NE(text.find(": chosen, connected", there), std::string::npos) << text;
 }
@@ -122,10 +123,10 @@ TEST_F(Serve, OutlivesGarbageAndClientsThatDie) {
     ASSERT_GT(send(channel->fd(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
   }
   {
-    Program bench({"bench", address_, "--total", "4M", "--rounds", "50000"});
+    Program bench({"bench", address_, "--total", "4M", "--iters", "50000"});
     bench.ReadLine();
   }  // killed in the middle
-  EXPECT_EQ(RunProgram({"ping", address_, "--count", "3", "--interval", "0"}).status,
+  EXPECT_EQ(RunProgram({"ping", address_, "--iters", "3", "--interval", "0"}).status,
             ExitStatus::kOk);
 }
 
@@ -238,7 +239,7 @@ TEST(Ping, EndsWhenItsTransferHasFailed) {
 }
 
 TEST(Ping, NeedsNoServer) {
-  const Result result = RunProgram({"ping", "--count", "10", "--interval", "0", "--json"});
+  const Result result = RunProgram({"ping", "--iters", "10", "--interval", "0", "--json"});
   ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
   EXPECT_EQ(result.json["count"], 10);
 }

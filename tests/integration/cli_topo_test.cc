@@ -151,7 +151,8 @@ TEST(Topo, ThisHostCanBeLookedAt) {
 }
 
 TEST(Topo, ErrorsSayWhatThereIs) {
-  EXPECT_THAT(RunProgram({"topo", "--fixture", "dgx-h200"}).err, HasSubstr("dgx-h100"));
+  EXPECT_THAT(RunProgram({"topo", "--fixture", "dgx-h200"}).err,
+              HasSubstr("did you mean dgx-h100?"));
   EXPECT_THAT(RunProgram({"topo", "--fixture", "dgx-h100", "--ports", "eth9"}).err,
               HasSubstr("mlx5_0:1 (ibp24s0, 0000:18:00.0, ib/fe80::)"));
   EXPECT_THAT(RunProgram({"topo", "--fixture", "plain-vm", "--ports", "eth9"}).err,

@@ -45,13 +45,12 @@ class TwoHostsTest : public ::testing::Test {
   std::string data_;
 };
 
-// What the server sends comes in at the client's agent: that it must be reached there without
-// being told where is what this is about.
+// The server sends to the client's agent, which must be reachable without --listen.
 TEST_F(TwoHostsTest, ClientsReachAServerWithoutBeingConfigured) {
   StartServer({"serve", "--listen", std::string(TwoHosts::kAddresses[kServer]) + ":0", "--json"});
   for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
-           {"ping", address_, "--count", "3", "--interval", "0", "--json"},
-           {"bench", address_, "--total", "64K", "--block-sizes", "4K", "--rounds", "2", "--json"},
+           {"ping", address_, "--iters", "3", "--interval", "0", "--json"},
+           {"bench", address_, "--total", "64K", "--block-sizes", "4K", "--iters", "2", "--json"},
            {"explain", address_, "--json"}}) {
     const Result result = RunOnClient(command);
     ASSERT_EQ(result.status, ExitStatus::kOk) << command[0] << ": " << result.err;
@@ -61,9 +60,9 @@ TEST_F(TwoHostsTest, ClientsReachAServerWithoutBeingConfigured) {
 
 TEST_F(TwoHostsTest, ListenSaysWhereTheServersAnswersComeIn) {
   StartServer({"serve", "--listen", std::string(TwoHosts::kAddresses[kServer]) + ":0", "--json"});
-  const Result here = RunOnClient({"ping", address_, "--count", "1", "--listen", "0.0.0.0"});
+  const Result here = RunOnClient({"ping", address_, "--iters", "1", "--listen", "0.0.0.0"});
   EXPECT_EQ(here.status, ExitStatus::kOk) << here.err;
-  const Result wrong = RunOnClient({"ping", address_, "--count", "1", "--listen", "127.0.0.1"});
+  const Result wrong = RunOnClient({"ping", address_, "--iters", "1", "--listen", "127.0.0.1"});
   EXPECT_NE(wrong.status, ExitStatus::kOk);
   EXPECT_NE(wrong.err.find("loopback"), std::string::npos) << wrong.err;
 }
@@ -74,7 +73,7 @@ TEST_F(TwoHostsTest, ServeTakesTheEnvironmentsAddress) {
               "/bin/sh");
   EXPECT_EQ(address_, host + ":7471");
   EXPECT_EQ(data_, host + ":9123");
-  const Result result = RunOnClient({"ping", host, "--count", "1"});
+  const Result result = RunOnClient({"ping", host, "--iters", "1"});
   EXPECT_EQ(result.status, ExitStatus::kOk) << result.err;
 }
 

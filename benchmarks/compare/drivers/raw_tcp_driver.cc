@@ -1,5 +1,5 @@
-// What TCP over loopback gives between two processes without any protocol: the limit for
-// contestants on tcp.
+// What TCP over loopback gives between two processes without any protocol: the raw reference
+// for contestants on tcp.
 //
 //   gather       sendmsg and recvmsg of up to 1,024 blocks at once
 //   gather-reno  the same with that congestion control, whatever the machine's default is: one that

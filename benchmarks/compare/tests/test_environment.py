@@ -69,21 +69,21 @@ class MissingPeersTest(unittest.TestCase):
 
 
 class ContestantsTest(unittest.TestCase):
-    def test_every_group_holds_kvxfer_against_one_limit(self):
+    def test_every_group_has_one_raw(self):
         for group in contestants.GROUPS:
             kinds = [one.kind for one in group.contestants]
-            self.assertEqual(kinds.count("limit"), 1, group.name)
+            self.assertEqual(kinds.count("raw"), 1, group.name)
             self.assertGreaterEqual(kinds.count("kvxfer"), 1, group.name)
             self.assertEqual(kinds[0], "kvxfer", group.name)
 
-    def test_kvxfer_and_its_limit_have_as_many_threads_and_spin_alike(self):
+    def test_kvxfer_and_its_raw_have_as_many_threads_and_spin_alike(self):
         for group in contestants.GROUPS:
-            limit = next(one for one in group.contestants if one.kind == "limit")
+            raw = next(one for one in group.contestants if one.kind == "raw")
             for one in group.contestants:
                 if one.kind == "kvxfer":
-                    self.assertEqual(one.spin, limit.spin, group.name)
+                    self.assertEqual(one.spin, raw.spin, group.name)
                     if not group.ping:
-                        self.assertEqual(one.threads, limit.threads, group.name)
+                        self.assertEqual(one.threads, raw.threads, group.name)
 
     def test_names_are_unique_within_a_group(self):
         for group in contestants.GROUPS:

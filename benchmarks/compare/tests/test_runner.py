@@ -57,7 +57,7 @@ class WholeRunTest(unittest.TestCase):
             result = json.load(file)
         self.assertEqual(report.problems(result), [])
         self.assertEqual({row["group"] for row in result["results"]}, set(groups))
-        self.assertTrue(all("to_limit" in ratio for ratio in result["ratios"]))
+        self.assertTrue(all("to_raw" in ratio for ratio in result["ratios"]))
         with open(os.path.join(self.out, "compare.md"), encoding="utf-8") as file:
             self.assertEqual(file.read().strip(), done.stdout.strip())
 

@@ -1,4 +1,4 @@
-// `kvxfer bench`: how fast, at which cost and how evenly blocks move.
+// `kvxfer bench`: how fast, how evenly and at what CPU cost blocks move.
 
 #include <unistd.h>
 
@@ -15,12 +15,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvxfer/log.h"
-#include "src/cli/bench/crew.h"
 #include "src/cli/bench/device_copy.h"
 #include "src/cli/bench/kv/run.h"
 #include "src/cli/bench/options.h"
 #include "src/cli/bench/plan.h"
 #include "src/cli/bench/report.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/commands.h"
 #include "src/cli/common/agent_setup.h"
 #include "src/cli/common/cache_memory.h"
@@ -31,7 +31,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Of the closed loop whose part a rate is.
+// Length of the closed loop whose rate "--rate 50%" is a share of.
 constexpr Duration kPeakRun = std::chrono::seconds(1);
 
 absl::Status CheckMemory(const BenchPlan& plan) {
@@ -43,16 +43,16 @@ absl::Status CheckMemory(const BenchPlan& plan) {
   return absl::OkStatus();
 }
 
-// What is on this host alone is measured: a server may have other GPUs.
+// Measures only GPUs of this host: a server may have other ones.
 absl::StatusOr<DeviceCopyRates> DeviceRates(const BenchPlan& plan, const BenchCase& bench) {
   if (plan.workload == Workload::kLatency) return DeviceCopyRates{};  // there is no rate
   MemorySides sides = bench.memory;
-  if (!plan.crew.servers.empty()) sides.there = MemoryChoice();
+  if (!plan.workers.servers.empty()) sides.there = MemoryChoice();
   return MeasureDeviceCopy(sides, bench.block_bytes, bench.pieces * bench.request_blocks);
 }
 
-// Keeps the library's warnings back while a run lasts: what ends it is said once, by its status.
-// Those of a run that went well qualify its figures, and are said at its end.
+// Holds back the library's warnings during a run. If the run fails, its status says why, once. If
+// it succeeds, the warnings qualify its figures and are printed at its end.
 class HeldWarnings {
  public:
   HeldWarnings() {
@@ -73,15 +73,16 @@ class HeldWarnings {
 
  private:
   mutable std::mutex mutex_;
-  std::string text_;  // of the logging thread, until the sink is replaced
+  std::string text_;  // the logging thread writes it until the sink is replaced
 };
 
-// The measured part of one configuration. A bar says how far it is.
+// Sets up, warms up and measures one configuration after the other, with a progress bar.
 class CaseRun {
  public:
-  // `opened`: called once the first is set up, which is what a wrong choice does not get past.
-  CaseRun(const BenchPlan& plan, BenchCrew& crew, bool bar, std::function<void()> opened)
-      : plan_(plan), crew_(crew), show_bar_(bar), opened_(std::move(opened)) {}
+  // Calls `opened` when the first configuration is set up: by then, wrong options have been
+  // refused.
+  CaseRun(const BenchPlan& plan, BenchWorkers& workers, bool bar, std::function<void()> opened)
+      : plan_(plan), workers_(workers), show_bar_(bar), opened_(std::move(opened)) {}
 
   absl::StatusOr<BenchRow> Run(const BenchCase& bench) {
     BenchRow row{.bench = bench};
@@ -91,7 +92,7 @@ class CaseRun {
     row.device = *device;
     {
       const ProgressBar bar(label_ + " verify", 1, show_bar_);
-      absl::StatusOr<Opened> opened = crew_.Open(bench);
+      absl::StatusOr<Opened> opened = workers_.Open(bench);
       if (!opened.ok()) return opened.status();
       row.opened = std::move(*opened);
     }
@@ -129,7 +130,7 @@ class CaseRun {
     ProgressBar bar(absl::StrCat(label_, " ", what), 1, show_bar_);
     const int64_t start = MonotonicNanoseconds();
     const TraceSpec* trace = plan_.trace ? &*plan_.trace : nullptr;
-    return crew_.Run(spec, trace, [&](uint64_t moved) {
+    return workers_.Run(spec, trace, [&](uint64_t moved) {
       const auto passed = static_cast<double>(MonotonicNanoseconds() - start);
       bar.UpdatePart(spec.requests > 0
                          ? static_cast<double>(moved) / static_cast<double>(spec.requests)
@@ -138,30 +139,30 @@ class CaseRun {
   }
 
   const BenchPlan& plan_;
-  BenchCrew& crew_;
+  BenchWorkers& workers_;
   const bool show_bar_;
   std::function<void()> opened_;
   std::string label_;
 };
 
-// A script that reads JSON or CSV from a pipe must find nothing, or all of it.
+// At the end of the run: a script that reads JSON or CSV from a pipe gets nothing or all of it.
 void PrintWhole(const BenchOptions& options, const BenchPlan& plan,
                 const std::vector<BenchRow>& rows) {
   if (options.json) std::puts(DumpJsonLines(ReportJson(plan, rows)).c_str());
   if (options.csv) std::puts(ReportCsv(plan, rows).c_str());
 }
 
-absl::Status RunCases(const BenchOptions& options, BenchPlan& plan, BenchCrew& crew) {
+absl::Status RunCases(const BenchOptions& options, BenchPlan& plan, BenchWorkers& workers) {
   const bool text = !options.json && !options.csv;
   const BenchTable table(plan);
-  CaseRun run(plan, crew, text || isatty(STDOUT_FILENO) == 1, [&] {
+  CaseRun run(plan, workers, text || isatty(STDOUT_FILENO) == 1, [&] {
     if (!text) return;
     std::printf("%s\n%s\n", table.Title().c_str(), table.Header().c_str());
     std::fflush(stdout);
   });
   std::vector<BenchRow> rows;
   for (BenchCase& bench : plan.cases) {
-    bench.targets = crew.targets();
+    bench.targets = workers.targets();
     absl::StatusOr<BenchRow> row = run.Run(bench);
     if (!row.ok()) return row.status();
     if (text) {
@@ -171,7 +172,7 @@ absl::Status RunCases(const BenchOptions& options, BenchPlan& plan, BenchCrew& c
     rows.push_back(std::move(*row));
   }
   ExpectPeersToLeave();
-  if (absl::Status s = crew.Close(); !s.ok()) return s;
+  if (absl::Status s = workers.Close(); !s.ok()) return s;
   if (text) std::puts(table.Footer(rows.back()).c_str());
   PrintWhole(options, plan, rows);
   return absl::OkStatus();
@@ -183,10 +184,10 @@ absl::Status RunBench(const BenchOptions& options) {
   if (absl::Status s = CheckMemory(*plan); !s.ok()) return s;
   RaiseDescriptorLimit();
   const HeldWarnings warnings;
-  const absl::StatusOr<std::unique_ptr<BenchCrew>> crew = BenchCrew::Start(plan->crew);
-  if (!crew.ok()) return crew.status();
-  absl::Status status = RunCases(options, *plan, **crew);
-  if (!status.ok()) return (*crew)->Explain(status);
+  const absl::StatusOr<std::unique_ptr<BenchWorkers>> workers = BenchWorkers::Start(plan->workers);
+  if (!workers.ok()) return workers.status();
+  absl::Status status = RunCases(options, *plan, **workers);
+  if (!status.ok()) return (*workers)->Explain(status);
   warnings.Print();
   return status;
 }
@@ -203,13 +204,12 @@ absl::Status RunKvBench(const BenchOptions& options) {
 void AddBench(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "bench",
-      "Measures transfers: rates, latency, jitter, CPU time, many peers, traces, KV caches");
+      "Measures transfers: rates, latency, jitter, CPU time, many peers, traces and KV caches");
   const auto options = std::make_shared<BenchOptions>();
   DeclareBenchOptions(command, *options);
   command->callback([command, options, &action] {
-    options->has_duration = command->get_option("--duration")->count() > 0;
-    options->has_layer_time = command->get_option("--layer-time")->count() > 0;
-    action = [options] { return options->prefill_tp ? RunKvBench(*options) : RunBench(*options); };
+    NoteGivenOptions(command, *options);
+    action = [options] { return options->instances ? RunKvBench(*options) : RunBench(*options); };
   });
 }
 

@@ -45,18 +45,17 @@ KvCacheShape BenchCase::Shape(uint64_t share, const MemoryChoice& of_side) const
 }
 
 absl::Status CheckCase(const BenchCase& c) {
-  // 2^32 ids are the interface's bound, 2^47 bytes the address space's.
+  // The interface allows 2^32 ids, the address space 2^47 bytes.
   const unsigned __int128 ids =
       static_cast<unsigned __int128>(c.request_blocks) * c.streams() * (c.bidirectional ? 2 : 1);
   const unsigned __int128 blocks = std::max<unsigned __int128>(ids, c.cache_blocks);
   if (blocks == 0 || blocks > UINT32_MAX) {
     return absl::InvalidArgumentError(
-        "a run must have from 1 to 2^32 - 1 blocks in each region; choose larger blocks or less "
-        "of them");
+        "a run must have from 1 to 2^32 - 1 blocks in each region; choose larger or fewer blocks");
   }
   const auto block = static_cast<unsigned __int128>(c.block_bytes);
   if (block * c.pieces * blocks > uint64_t{1} << 47) {
-    return absl::InvalidArgumentError("a run cannot have more than 2^47 bytes of memory");
+    return absl::InvalidArgumentError("a run cannot use more than 2^47 bytes of memory");
   }
   return absl::OkStatus();
 }

@@ -19,13 +19,13 @@
 namespace kvxfer::cli {
 namespace {
 
-// Large enough for the start of a copy not to count.
+// Large enough that the start of a copy does not matter.
 constexpr uint64_t kLeastBytes = uint64_t{64} << 20;
 constexpr uint64_t kMostBytes = uint64_t{512} << 20;
 constexpr int kTurns = 5;
 constexpr Duration kLongest = std::chrono::seconds(10);  // of one turn
 
-// A stream that is not the default one; of the device whose context is current.
+// A CUDA stream of the device whose context is current; not the default stream.
 class Stream {
  public:
   explicit Stream(const cuda::Driver& driver) : driver_(driver) {
@@ -47,7 +47,8 @@ class Stream {
   absl::Status status_;
 };
 
-// The best of the turns, the first of which is not counted. turn() copies `bytes`, to the end.
+// The best rate of kTurns turns after a first one that does not count. turn() copies `bytes` bytes
+// and returns when that has ended.
 template <typename Turn>
 absl::StatusOr<double> BestRate(uint64_t bytes, const Turn& turn) {
   double best = 0;
@@ -68,18 +69,18 @@ absl::StatusOr<double> WholeRate(const cuda::Driver& driver, int device, const G
   return BestRate(bytes, [&] {
     absl::Status status = driver.Error(
         driver.calls().cuMemcpyAsync(to.base(), from.base(), bytes, stream.get()), "cuMemcpyAsync");
-    // Also after an error: the memory is given back next.
+    // Also after an error, because the memory is freed next.
     status.Update(
         driver.Error(driver.calls().cuStreamSynchronize(stream.get()), "cuStreamSynchronize"));
     return status;
   });
 }
 
-// Until the batch has ended.
+// Waits for the batch to end.
 absl::Status AwaitBatch(cuda::Copier& copier) {
   for (const Time end = Now() + kLongest;; std::this_thread::yield()) {
     if (const std::optional<cuda::Copier::End> ended = copier.Poll()) return ended->status;
-    if (Now() > end) return absl::DeadlineExceededError("a copy kernel does not come to an end");
+    if (Now() > end) return absl::DeadlineExceededError("a copy kernel does not end");
   }
 }
 
@@ -127,8 +128,9 @@ absl::StatusOr<DeviceCopyRates> MeasureDeviceCopy(const MemorySides& sides, uint
   if (!reached || blocks == 0) return rates;
   const absl::StatusOr<double> scattered =
       ScatteredRate(**driver, source, *from, *to, block_bytes, blocks);
-  if (!scattered.ok())
+  if (!scattered.ok()) {
     return Annotate(OfThisHost(scattered.status()), "the device's copy of blocks");
+  }
   rates.scattered = *scattered;
   return rates;
 }

@@ -1,4 +1,4 @@
-// How fast GPUs copy without kvxfer's transfers: what those are compared with.
+// The copy rates of GPUs without kvxfer, for comparison with its transfers.
 //
 // Thread-safety: a function without state.
 #ifndef KVXFER_CLI_BENCH_DEVICE_COPY_H_
@@ -11,15 +11,16 @@
 
 namespace kvxfer::cli {
 
-// 10^9 bytes a second, each byte counted once; the best of a few turns. Zero: not measured.
+// In 10^9 bytes a second, counting each byte once; the best of a few turns. Zero: not measured.
 struct DeviceCopyRates {
-  double whole = 0;      // one large copy of the driver
-  double scattered = 0;  // blocks from and to places in a random order, by one copy kernel
+  double whole = 0;      // one large copy by the driver
+  double scattered = 0;  // blocks in random order on both sides, by one copy kernel
 };
 
-// From memory of the one side's GPU to that of the other's; where one side alone has a GPU, within
-// that. Of `blocks` blocks as many as one kernel takes. Zeros where neither side has one, where the
-// GPU has no room for it, and `scattered` where the one GPU does not reach the other.
+// Copies from the GPU of one side to that of the other, or within a GPU if only one side has one.
+// Copies at most as many of the `blocks` blocks as one kernel takes. The rates are zero if neither
+// side has a GPU or a GPU lacks memory for the copy; `scattered` is also zero if one GPU cannot
+// reach the other.
 absl::StatusOr<DeviceCopyRates> MeasureDeviceCopy(const MemorySides& sides, uint64_t block_bytes,
                                                   uint64_t blocks);
 

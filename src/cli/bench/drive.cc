@@ -33,7 +33,7 @@ absl::StatusOr<FixedRequests> FixedRequests::Make(const KvCache& cache,
     const uint64_t there = link.remote.empty() ? 0 : link.remote[0].count;
     if (absl::Status s = CheckShare(remote, threads, there); !s.ok()) return s;
     if (there != links[0].remote[0].count || there > UINT32_MAX || local.blocks != remote.blocks) {
-      return absl::InvalidArgumentError("the caches of a run must be alike");
+      return absl::InvalidArgumentError("the caches of a run must have the same shape");
     }
     requests.remote_.emplace_back(link.remote);
   }
@@ -82,7 +82,7 @@ absl::StatusOr<Transfer> Mover::Post(const Request& request, const SessionNote& 
   const std::string& peer = links_[request.target].peer;
   TransferOptions options;
   options.deadline = timeout_;
-  // A trace's request of which the target has everything: only the notification.
+  // The target has every block of this request of a trace: send only the notification.
   if (request.local_ids.empty()) return agent_.Notify(peer, note.Encode(), options);
   options.notification = note.Encode();
   const PagedBlocks blocks{.local = request.local,

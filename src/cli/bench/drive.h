@@ -1,6 +1,6 @@
-// Transfers of scattered blocks between a cache here and caches of peers: one direction of a
-// benchmark. `kvxfer bench` drives it as the initiator; in a bidirectional run the service at the
-// other end does too.
+// One direction of a benchmark: transfers of scattered blocks between a local cache and caches of
+// peers. `kvxfer bench` is the initiator. In a bidirectional run the service on the other side is
+// the initiator of a second direction.
 #ifndef KVXFER_CLI_BENCH_DRIVE_H_
 #define KVXFER_CLI_BENCH_DRIVE_H_
 
@@ -19,8 +19,9 @@
 
 namespace kvxfer::cli {
 
-// The blocks of one cache that the streams of one direction use: stream i has `blocks` of them from
-// number first + i * blocks of an order drawn from `seed`, which both sides know.
+// The blocks of one cache that the streams of one direction use. `seed`, which both sides know,
+// gives the blocks a random order. Stream i has `blocks` of them, from position first + i * blocks
+// on.
 struct BlockShare {
   uint64_t seed = 0;
   uint32_t first = 0;
@@ -34,9 +35,9 @@ struct DriveLink {
   std::vector<PagedRegion> remote{};
 };
 
-// Stream i moves the same request again and again: blocks of `local` into (or from) the cache of
-// link i / threads. Of each link's cache its `threads` streams use `remote`. Plain values; read
-// only after Make.
+// Stream i repeats one request: it moves blocks of `local` into (or from) the cache of link i /
+// threads. The `threads` streams of a link use the blocks `remote` of its cache. Plain values;
+// read-only after Make.
 class FixedRequests {
  public:
   // InvalidArgument: a share does not fit its cache.
@@ -53,10 +54,10 @@ class FixedRequests {
   uint32_t threads_ = 1;
   uint32_t blocks_ = 0;
   std::vector<uint32_t> local_ids_;
-  std::vector<uint32_t> remote_ids_;  // of each link the same
+  std::vector<uint32_t> remote_ids_;  // the same for each link
 };
 
-// FixedRequests when they are due.
+// FixedRequests, each at the time when it is due.
 class FixedSource : public RequestSource {
  public:
   FixedSource(const FixedRequests& requests, const LoopSpec& spec)
@@ -72,11 +73,11 @@ class FixedSource : public RequestSource {
   Schedule schedule_;
 };
 
-// Posts requests to the links' peers, with a SessionNote, and waits for the end of each.
-// Thread-safety: any.
+// Posts requests to the peers of the links, with a SessionNote, and waits for the end of each.
+// Thread-safety: any thread.
 class Mover {
  public:
-  // `timeline`, where not null, keeps the times of its share of them, by link and stream.
+  // If `timeline` is not null, it records the times of the first requests, by link and stream.
   Mover(Agent& agent, std::span<const DriveLink> links, bool write, Duration timeout,
         TimelineRecorder* timeline = nullptr)
       : agent_(agent), links_(links), write_(write), timeout_(timeout), timeline_(timeline) {}

@@ -10,7 +10,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Several initiators report on one process, each from its own beginning to its own end.
+// Several initiators may report on the same process, each from its own start to its own end.
 void AddUse(const std::string& process, const ProcessUse& use,
             std::map<std::string, ProcessUse>& uses) {
   const auto [it, fresh] = uses.try_emplace(process, use);
@@ -64,7 +64,7 @@ Json ToJson(const Ran& ran) {
     targets[process] = {
         {"before", use.cpu_before}, {"after", use.cpu_after}, {"rss_bytes", use.rss_bytes}};
   }
-  // A result of the initiators in the place of targets: its tallies are theirs.
+  // A LoopResult whose `targets` hold the tallies of the initiators.
   const Json result = ToJson(LoopResult{.targets = ran.peers,
                                         .times = ran.times,
                                         .notified = ran.notified,
@@ -115,7 +115,7 @@ absl::StatusOr<Opened> InitiatorGroup::Open(const BenchCase& bench, uint32_t fir
     absl::StatusOr<std::unique_ptr<BenchInitiator>> initiator =
         BenchInitiator::Open(bench, first + i);
     if (!initiator.ok()) return initiator.status();
-    // One after the other: so the first transfer is timed beside nothing else of this process.
+    // One after the other, so that nothing else of this process disturbs the first transfer's time.
     if (absl::Status s = (*initiator)->Verify(); !s.ok()) return s;
     opened.Merge({.backend = (*initiator)->backend(),
                   .path = (*initiator)->path(),

@@ -1,4 +1,4 @@
-// The initiators of `kvxfer bench` in one process, all at work at once.
+// The initiators of `kvxfer bench` in one process, which run at the same time.
 #ifndef KVXFER_CLI_BENCH_GROUP_H_
 #define KVXFER_CLI_BENCH_GROUP_H_
 
@@ -16,8 +16,8 @@
 
 namespace kvxfer::cli {
 
-// What is known once a configuration is set up and its first round is verified. Of several
-// initiators the largest times.
+// Facts about a configuration that is set up and whose first round is verified. The times are the
+// largest ones of all initiators.
 struct Opened {
   std::string backend{};
   std::string path{};
@@ -27,24 +27,24 @@ struct Opened {
   void Merge(const Opened& other);
 };
 
-// What one target process has used during a run.
+// The resources that one target process has used during a run.
 struct ProcessUse {
   double cpu_before = 0;
   double cpu_after = 0;
   uint64_t rss_bytes = 0;
 };
 
-// What came out of a run.
+// The result of a run.
 struct Ran {
   Tally all{};
-  std::vector<Tally> peers{};  // by initiator; where there is but one, by target
+  std::vector<Tally> peers{};  // by initiator or, if there is only one, by target
   LatencyHistogram times{};
   LatencyHistogram notified{};
   Timeline timeline{};
   double cpu_seconds = 0;  // of the initiators' processes, as is `rss_bytes`
   uint64_t rss_bytes = 0;
   std::map<std::string, ProcessUse> targets{};  // by process
-  uint64_t tokens = 0;                          // of a trace
+  uint64_t tokens = 0;                          // prompt tokens of a trace
   uint64_t hit_tokens = 0;
 
   void Merge(const Ran& other);
@@ -55,7 +55,7 @@ absl::StatusOr<Opened> OpenedFromJson(const Json& json);
 Json ToJson(const Ran& ran);
 absl::StatusOr<Ran> RanFromJson(const Json& json);
 
-// The part that initiator `index` of `total` has of a run's load.
+// The share that initiator `index` of `total` has of a run's load.
 LoopSpec ShareOf(const LoopSpec& whole, uint32_t index, uint32_t total);
 
 // Thread-safety: one thread at a time.
@@ -63,8 +63,8 @@ class InitiatorGroup {
  public:
   // Sets up and verifies initiators `first` to `first + count` of a run.
   absl::StatusOr<Opened> Open(const BenchCase& bench, uint32_t first, uint32_t count);
-  // `whole` is the load of all `total` initiators of the run. With `trace`, whose one initiator is
-  // here, the load is that. `moved`, where not null, counts requests.
+  // `whole` is the load of all `total` initiators of the run. With `trace`, which one initiator
+  // moves, the trace is the load. If `moved` is not null, it counts requests.
   absl::StatusOr<Ran> Run(const LoopSpec& whole, uint32_t total, const TraceSpec* trace,
                           std::atomic<uint64_t>* moved);
   void Close() { initiators_.clear(); }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr Duration kConnect = std::chrono::seconds(2);
 
-// Round trips have no blocks to choose; what counts is their size.
+// Round trips have no blocks to choose: only their size counts.
 class RoundTripSource : public RequestSource {
  public:
   RoundTripSource(const KvCache& cache, const LoopSpec& spec) : cache_(cache), schedule_(spec, 1) {}
@@ -67,7 +67,7 @@ absl::Status BenchInitiator::OpenAgent() {
                  .own_port = index_ > 0,
                  .gpu_memory = bench_.memory.here.cuda(),
                  .fault_seed = bench_.seed + index_});
-  // The user named the address that cannot be had.
+  // The user named an address that this host cannot listen on.
   if (absl::IsFailedPrecondition(agent.status()) && !bench_.listen.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--listen ", bench_.listen, ": ", agent.status().message()));
@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<TargetReport>> BenchInitiator::Report(
     const std::vector<Tally>& expected) {
   std::vector<TargetReport> reports;
   for (size_t i = 0; i < sessions_.size(); ++i) {
-    // What a service answers it does not count.
+    // A service does not count the notifications that it answers.
     const uint64_t count = bench_.latency || expected.empty() ? 0 : expected[i].requests;
     absl::StatusOr<TargetReport> report = sessions_[i].Report(count, bench_.timeout);
     if (!report.ok()) return report.status();
@@ -180,13 +180,13 @@ absl::StatusOr<BenchInitiator::Ran> BenchInitiator::RunAll(const LoopSpec& spec,
   if (bench_.bidirectional) driver = std::thread([&] { back = DriveBack(spec); });
   absl::StatusOr<LoopResult> forward = Forward(spec, trace, moved);
   if (driver.joinable()) {
-    // Nobody waits for the other direction of a run that has failed.
+    // A run that has failed does not wait for the other direction.
     if (!forward.ok()) {
       for (Channel& channel : channels_) channel.Shutdown();
     }
     driver.join();
   }
-  // What ended the one usually ended the other too; ours says it of a transfer.
+  // The same failure usually ends both directions; this direction's status names a transfer.
   if (!forward.ok()) return forward.status();
   if (!back.ok()) return back.status();
   if (absl::Status s = AwaitNotified(back->all.requests); !s.ok()) return s;
@@ -194,7 +194,7 @@ absl::StatusOr<BenchInitiator::Ran> BenchInitiator::RunAll(const LoopSpec& spec,
   if (!after.ok()) return after.status();
   for (const TargetReport& report : *after) {
     forward->notified.Merge(report.notified);
-    AddTold(report.told, forward->timeline);
+    AddArrivalTimes(report.arrivals, forward->timeline);
   }
   for (size_t i = 0; i < back->targets.size(); ++i) forward->targets[i].Merge(back->targets[i]);
   forward->all.Merge(back->all);

@@ -20,21 +20,21 @@
 
 namespace kvxfer::cli {
 
-// A peer that is lost once a run has begun is a failed run (Aborted), not one that cannot be
-// reached; any other status stays as it is.
+// Makes the loss of a peer during a run a failed run (Aborted), in contrast to a peer that cannot
+// be reached. Any other status stays as it is.
 absl::Status BrokenOff(const absl::Status& status);
 
 // Thread-safety: one thread at a time.
 class BenchInitiator {
  public:
-  // Makes the agent, its cache and the sessions at the targets. `index` is its number among the
-  // initiators of the run: content differs by it.
+  // Creates the agent, its cache and the sessions with the targets. `index` is its number among the
+  // initiators of the run, and makes its content different from theirs.
   static absl::StatusOr<std::unique_ptr<BenchInitiator>> Open(const BenchCase& bench,
                                                               uint32_t index);
   ~BenchInitiator();
 
-  // Moves one request of each stream, in each direction, and checks every byte where it landed:
-  // DataLoss. The first of them makes the connection.
+  // Moves one request of each stream in each direction and checks every byte at the receiver.
+  // DataLoss: a byte is wrong. The first request makes the connection.
   absl::Status Verify();
 
   struct Ran {
@@ -42,14 +42,14 @@ class BenchInitiator {
     std::vector<TargetReport> before{};  // of each target
     std::vector<TargetReport> after{};
   };
-  // What was verified, as often as `spec` says; with `trace`, its requests in place of that.
-  // Returns when each target's application has been told of every request.
+  // Repeats the verified requests as `spec` says, or moves the requests of `trace`. Returns when
+  // each target was notified of every request.
   absl::StatusOr<Ran> Run(const LoopSpec& spec, TraceSource* trace, std::atomic<uint64_t>* moved);
 
   double register_ms() const { return register_ms_; }
   double first_transfer_us() const { return first_transfer_us_; }
   std::string path() const;     // to the first target
-  std::string backend() const;  // that path's
+  std::string backend() const;  // of that path
   const KvCache& cache() const { return cache_; }
   const DriveLink& link() const { return links_[0]; }
   size_t threads() const { return bench_.threads; }
@@ -63,28 +63,28 @@ class BenchInitiator {
   absl::Status Content(bool fill, bool at_targets, bool forward);
   absl::Status Clear(bool at_targets);
   absl::Status MoveOnce(bool forward);
-  // The target's load against this agent's cache.
+  // Makes the target the initiator of a load on this agent's cache.
   absl::StatusOr<LoopResult> DriveBack(const LoopSpec& spec);
   absl::StatusOr<Ran> RunAll(const LoopSpec& spec, TraceSource* trace,
                              std::atomic<uint64_t>* moved);
   absl::StatusOr<LoopResult> Forward(const LoopSpec& spec, TraceSource* trace,
                                      std::atomic<uint64_t>* moved);
-  // `expected` requests of each target since the last report; empty: none.
+  // Waits until each target was notified of `expected` requests since its last report; empty: none.
   absl::StatusOr<std::vector<TargetReport>> Report(const std::vector<Tally>& expected);
   absl::Status AwaitNotified(uint64_t expected) const;
 
   const BenchCase bench_;
   const uint32_t index_;
   KvCache cache_;                // outlives the agent that has it registered
-  std::list<Channel> channels_;  // one to a target
+  std::list<Channel> channels_;  // one to each target
   std::unique_ptr<Agent> agent_;
   std::vector<TargetSession> sessions_;
   std::vector<DriveLink> links_;
-  std::optional<RoundTrip> trip_;  // of `latency`; its session is sessions_[0] too
+  std::optional<RoundTrip> trip_;  // for `latency`; sessions_[0] is its session
   std::optional<FixedRequests> requests_;
   double register_ms_ = 0;
   double first_transfer_us_ = 0;
-  std::atomic<uint64_t> notified_{0};  // of the targets' loads, at this agent
+  std::atomic<uint64_t> notified_{0};  // notifications of the targets' loads at this agent
 };
 
 }  // namespace kvxfer::cli

@@ -21,22 +21,22 @@ absl::StatusOr<TraceRequest> ParseLine(std::string_view line) {
   const auto timestamp = json->find("timestamp");
   if (timestamp == json->end() || !timestamp->is_number() || timestamp->get<double>() < 0 ||
       timestamp->get<double>() > kMaxMilliseconds) {
-    return absl::InvalidArgumentError("'timestamp' is missing or no number of milliseconds");
+    return absl::InvalidArgumentError("'timestamp' is missing or not a number of milliseconds");
   }
   request.arrival_ns = static_cast<int64_t>(timestamp->get<double>() * 1e6);
   const absl::StatusOr<uint64_t> tokens = GetUint(*json, "input_length");
   if (!tokens.ok() || *tokens == 0 || *tokens > kMaxTokens) {
     return absl::InvalidArgumentError(
-        absl::StrCat("'input_length' is missing or no number from 1 to ", kMaxTokens));
+        absl::StrCat("'input_length' is missing or not a number from 1 to ", kMaxTokens));
   }
   request.tokens = *tokens;
   const auto ids = json->find("hash_ids");
   if (ids == json->end() || !ids->is_array()) {
-    return absl::InvalidArgumentError("'hash_ids' is missing or no list");
+    return absl::InvalidArgumentError("'hash_ids' is missing or not a list");
   }
   for (const Json& id : *ids) {
     if (!id.is_number_unsigned()) {
-      return absl::InvalidArgumentError("'hash_ids' holds what is no whole number");
+      return absl::InvalidArgumentError("'hash_ids' has an element that is not a whole number");
     }
     request.hash_ids.push_back(id.get<uint64_t>());
   }
@@ -64,7 +64,7 @@ absl::StatusOr<std::vector<TraceRequest>> ParseKvTrace(std::string_view name, st
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     absl::StatusOr<TraceRequest> request = ParseLine(line);
     if (request.ok() && !requests.empty() && request->arrival_ns < last_ns) {
-      request = absl::InvalidArgumentError("'timestamp' is before that of the line before");
+      request = absl::InvalidArgumentError("'timestamp' is earlier than on the line before");
     }
     if (!request.ok()) {
       return absl::InvalidArgumentError(absl::StrCat("trace ", ToAbsl(name), ", line ", number,
@@ -86,7 +86,7 @@ absl::StatusOr<std::vector<TraceRequest>> LoadKvTrace(const std::string& path, u
   std::ostringstream text;
   if (!file || !(text << file.rdbuf())) {
     return absl::NotFoundError(
-        absl::StrCat("trace '", path, "' is no readable file, or it is empty"));
+        absl::StrCat("trace '", path, "' is not a readable file, or is empty"));
   }
   return ParseKvTrace(path, text.view(), limit);
 }
@@ -100,7 +100,7 @@ void PrefixCache::Pin(Entry& entry) {
   idle_blocks_ -= entry.blocks.size();
 }
 
-bool PrefixCache::MakeRoom(size_t blocks) {
+bool PrefixCache::EvictFor(size_t blocks) {
   if (blocks > free_.available() + idle_blocks_) return false;
   while (free_.available() < blocks) {
     const auto victim = entries_.find(idle_.front());
@@ -125,14 +125,14 @@ std::optional<PrefixCache::Placement> PrefixCache::Place(const TraceRequest& req
   }
   const uint64_t all = request.blocks(block_tokens_);
   const size_t needed = all > have ? all - have : 0;
-  if (!MakeRoom(needed)) {
+  if (!EvictFor(needed)) {
     Release(placement);
     return std::nullopt;
   }
   placement.hit_tokens = std::min(request.tokens, hits * kTokensPerHash);
   placement.blocks = free_.Allocate(needed).value_or(std::vector<uint32_t>{});
-  // What is new is kept under its ids. An id that is here already, behind one that is not, keeps
-  // the blocks that it has.
+  // Stores the new blocks under their ids. An id that is in the cache, but follows one that is not,
+  // keeps its blocks.
   const uint64_t per_hash = std::max<uint64_t>(kTokensPerHash / block_tokens_, 1);
   size_t used = 0;
   for (size_t i = hits; i < request.hash_ids.size() && used < needed; ++i) {
@@ -155,7 +155,8 @@ std::optional<PrefixCache::Placement> PrefixCache::Place(const TraceRequest& req
   return placement;
 }
 
-// From the back, so that the end of a prompt, which fewer others share, goes before its beginning.
+// From the back, so that the end of a prompt, which fewer prompts share, is evicted before its
+// beginning.
 void PrefixCache::Release(const Placement& placement) {
   std::for_each(placement.pinned.rbegin(), placement.pinned.rend(), [this](auto id) {
     Entry& entry = entries_.at(id);
@@ -189,7 +190,7 @@ std::optional<Request> TraceSource::Next(size_t stream) {
   released_.wait(lock, [&] { return (placement = target_.Place(request)).has_value(); });
   Held& held = held_[stream];
   held.placement = std::move(*placement);
-  // As many are under way at the source as at the target, whose cache is no larger.
+  // This succeeds: the source cache is as large, and holds no more blocks than move to the target.
   held.local = source_.Allocate(held.placement.blocks.size()).value_or(std::vector<uint32_t>{});
   tokens_ += request.tokens;
   hit_tokens_ += held.placement.hit_tokens;

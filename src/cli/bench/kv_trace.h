@@ -1,7 +1,7 @@
-// Traces of requests as published for KV caches: a JSON object a line,
+// Traces of requests in the format that is published for KV caches: one JSON object on each line,
 //   {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}
-// where each hash id stands for 512 tokens of the prompt and all before them, so that requests with
-// the same leading ids have the same leading KV blocks.
+// Each hash id stands for 512 tokens of the prompt and all tokens before them. So requests with the
+// same leading ids have the same leading KV blocks.
 #ifndef KVXFER_CLI_BENCH_KV_TRACE_H_
 #define KVXFER_CLI_BENCH_KV_TRACE_H_
 
@@ -34,26 +34,26 @@ struct TraceRequest {
   }
 };
 
-// At most `limit` requests (0: all). NotFound: no such file; InvalidArgument names the line that is
-// wrong. `name` is what messages call the text.
+// At most `limit` requests; 0: all. NotFound: there is no such file. InvalidArgument names the
+// wrong line. Messages call the text `name`.
 absl::StatusOr<std::vector<TraceRequest>> LoadKvTrace(const std::string& path, uint64_t limit);
 absl::StatusOr<std::vector<TraceRequest>> ParseKvTrace(std::string_view name, std::string_view text,
                                                        uint64_t limit);
 
-// The book of a decode worker's cache: which blocks hold which hash ids. What is not in use goes,
-// least recently used first, when blocks are asked for.
+// Records which blocks of a decode worker's cache hold which hash ids. When blocks are needed, it
+// evicts ids that are not in use, least recently used first.
 class PrefixCache {
  public:
   PrefixCache(uint32_t blocks, uint64_t block_tokens, uint64_t seed);
 
-  // Blocks of one request while it is under way.
+  // The blocks of one request while it moves.
   struct Placement {
     std::vector<uint32_t> blocks{};   // to be written, in the order of the prompt
-    uint64_t hit_tokens = 0;          // at the front of the prompt, there already (or under way)
+    uint64_t hit_tokens = 0;          // leading tokens that are in the cache, or on their way
     std::vector<uint64_t> pinned{};   // hash ids
-    std::vector<uint32_t> unnamed{};  // of `blocks`: nothing is kept of them afterwards
+    std::vector<uint32_t> unnamed{};  // those of `blocks` that are freed afterwards
   };
-  // Nothing while what is under way leaves too few blocks.
+  // Nothing while requests that move leave too few blocks.
   std::optional<Placement> Place(const TraceRequest& request);
   void Release(const Placement& placement);
 
@@ -64,7 +64,7 @@ class PrefixCache {
     std::list<uint64_t>::iterator idle;  // in idle_, where pins is 0
   };
   void Pin(Entry& entry);
-  bool MakeRoom(size_t blocks);
+  bool EvictFor(size_t blocks);
 
   const uint64_t block_tokens_;
   BlockAllocator free_;
@@ -76,22 +76,22 @@ class PrefixCache {
 struct TraceSpec {
   std::vector<TraceRequest> requests{};
   uint64_t block_tokens = 16;
-  uint32_t cache_blocks = 0;  // of either side
-  double speedup = 1;         // arrivals come so much faster
+  uint32_t cache_blocks = 0;  // of each side
+  double speedup = 1;         // divides the times between arrivals
   uint64_t seed = 1;
 };
 
-// The requests of a trace when they arrive, less what the target's cache has.
+// The requests of a trace when they arrive, without the blocks that the target's cache has.
 class TraceSource : public RequestSource {
  public:
-  // Begins at loop.start_ns, and ends early after loop.duration where that is not zero. The spans
-  // and the spec outlive it.
+  // Begins at loop.start_ns and, if loop.duration is not zero, ends after it. The spans and the
+  // spec must outlive this object.
   TraceSource(const TraceSpec& spec, const LoopSpec& loop, std::span<const PagedRegion> local,
               std::span<const PagedRegion> remote, size_t streams);
   std::optional<Request> Next(size_t stream) override;
   void Done(size_t stream) override;
 
-  // After the run.
+  // For use after the run.
   uint64_t tokens() const { return tokens_; }
   uint64_t hit_tokens() const { return hit_tokens_; }
 
@@ -105,9 +105,10 @@ class TraceSource : public RequestSource {
   const LoopSpec loop_;
   const std::span<const PagedRegion> local_;
   const std::span<const PagedRegion> remote_;
-  std::mutex turn_;  // of who takes the next request, in their order; before mutex_
+  std::mutex
+      turn_;  // held to take the next request, so that requests keep their order; before mutex_
   size_t next_ = 0;
-  std::mutex mutex_;  // of all that follows
+  std::mutex mutex_;  // guards all members below
   std::condition_variable released_;
   PrefixCache target_;
   BlockAllocator source_;

@@ -12,10 +12,10 @@ namespace kvxfer::cli {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
-// A sleeping thread wakes up late by tens of microseconds, which would count as the request's time:
-// the last stretch is spun.
+// A sleeping thread wakes up tens of microseconds late, which would count as time of the request.
+// So a thread spins for this long before a request is due.
 constexpr int64_t kSpin = 50'000;
-constexpr int64_t kLongestSleep = kSecond / 10;  // between looks at `stop`
+constexpr int64_t kLongestSleep = kSecond / 10;  // between checks of `stop`
 
 void WaitUntil(int64_t due_ns, const std::atomic<bool>& stop) {
   for (int64_t now = MonotonicNanoseconds(); now < due_ns; now = MonotonicNanoseconds()) {
@@ -36,7 +36,7 @@ struct Share {
 
 struct Run {
   const int64_t start_ns;
-  const int64_t since_ns;  // the common start, also where this process comes late to it
+  const int64_t since_ns;  // the common start, even if this process starts late
   RequestSource& source;
   const Exchange& exchange;
   std::atomic<uint64_t>* const moved;
@@ -50,7 +50,7 @@ void RunStream(Run& run, size_t stream, Share& share) {
     if (!request) return;
     WaitUntil(request->due_ns, run.stop);
     if (run.stop.load(std::memory_order_relaxed)) {
-      run.source.Done(stream);  // another stream may wait for its blocks
+      run.source.Done(stream);  // another stream may wait for the blocks
       return;
     }
     share.status = run.exchange(stream, *request);
@@ -76,7 +76,7 @@ Json ToJson(const Tally& tally) {
 absl::StatusOr<Tally> TallyFromJson(const Json& json) {
   if (!json.is_array() || json.size() != 4 ||
       !std::all_of(json.begin(), json.end(), [](const Json& n) { return n.is_number_integer(); })) {
-    return absl::InvalidArgumentError("a result that is not whole");
+    return absl::InvalidArgumentError("an incomplete result");
   }
   return Tally{.requests = json[0].get<uint64_t>(),
                .blocks = json[1].get<uint64_t>(),
@@ -175,7 +175,7 @@ absl::StatusOr<LoopResult> LoopResultFromJson(const Json& json) {
   const auto notified = json.find("notified");
   if (targets == json.end() || !targets->is_array() || times == json.end() ||
       notified == json.end()) {
-    return absl::InvalidArgumentError("a result that is not whole");
+    return absl::InvalidArgumentError("an incomplete result");
   }
   LoopResult result;
   for (const Json& item : *targets) {

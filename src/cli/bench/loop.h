@@ -1,8 +1,8 @@
-// Moves requests, one after the other on each of several threads, and takes their times.
+// Moves requests on several threads, one after the other on each, and measures their times.
 //
-// A closed loop begins the next request of a thread when the last has ended. An open loop begins
-// requests when they arrive, and counts their time from then on, however late the thread that
-// takes one is: a stall is seen by every request that arrived during it, not by one.
+// A closed loop begins the next request of a thread when the last one has ended. An open loop
+// begins requests when they arrive. It measures their time from the arrival, even if a thread takes
+// the request later: a stall counts for every request that arrives during it, not only for one.
 #ifndef KVXFER_CLI_BENCH_LOOP_H_
 #define KVXFER_CLI_BENCH_LOOP_H_
 
@@ -25,22 +25,22 @@ namespace kvxfer::cli {
 
 inline constexpr Duration kLongestRun = std::chrono::hours(1);
 
-// How many requests, when. Travels between processes.
+// The number of requests and when they begin. It is sent between processes.
 struct LoopSpec {
-  uint64_t requests = 0;  // of all streams; 0: until `duration` has passed
+  uint64_t requests = 0;  // on all streams; 0: until `duration` has passed
   Duration duration{};
-  double rate = 0;        // requests a second of all streams; 0: a closed loop
-  bool poisson = false;   // arrivals are drawn, at `rate` on average; else evenly spaced
-  double phase = 0;       // of the first arrival, in parts of the distance between two
-  uint64_t seed = 1;      // of drawn arrivals
-  int64_t start_ns = 0;   // MonotonicNanoseconds at which all begin; past: at once
-  uint64_t timeline = 0;  // requests of which the stages are kept
+  double rate = 0;        // requests a second on all streams; 0: a closed loop
+  bool poisson = false;   // random arrivals, `rate` on average; else evenly spaced ones
+  double phase = 0;       // time of the first arrival, as a share of the time between two
+  uint64_t seed = 1;      // for random arrivals
+  int64_t start_ns = 0;   // MonotonicNanoseconds when all begin; at once if that is past
+  uint64_t timeline = 0;  // number of requests whose stages are recorded
 };
 
 Json ToJson(const LoopSpec& spec);
 absl::StatusOr<LoopSpec> LoopSpecFromJson(const Json& json);
 
-// One transfer that is due at `due_ns`. The spans stay valid until Done.
+// One transfer, due at `due_ns`. The spans stay valid until Done.
 struct Request {
   int64_t due_ns = 0;
   uint32_t target = 0;
@@ -53,18 +53,18 @@ struct Request {
   uint64_t bytes() const { return local.empty() ? 0 : blocks() * local[0].block_bytes; }
 };
 
-// Where the requests of a run come from: a fixed set of blocks for each stream (drive.h), or
-// a trace. Thread-safety: each stream is one thread's; several call at once.
+// The source of a run's requests: a fixed set of blocks for each stream (drive.h), or a trace.
+// Thread-safety: several threads call this at once, each for a stream of its own.
 class RequestSource {
  public:
   virtual ~RequestSource() = default;
-  // Nothing: the run is over for this stream.
+  // Nothing once the stream has no more requests.
   virtual std::optional<Request> Next(size_t stream) = 0;
   // The blocks of the stream's last request are free again.
   virtual void Done(size_t /*stream*/) {}
 };
 
-// When the requests of the streams are due, by a LoopSpec.
+// The times when the requests of the streams are due, by a LoopSpec.
 class Schedule {
  public:
   Schedule(const LoopSpec& spec, size_t streams);
@@ -76,14 +76,14 @@ class Schedule {
 
   const LoopSpec spec_;
   const int64_t start_ns_;
-  std::vector<uint64_t> left_;  // of a closed loop with a number of requests, for each stream
-  std::mutex mutex_;            // of what follows, which an open loop uses
+  std::vector<uint64_t> left_;  // requests of each stream, in a closed loop with a number of them
+  std::mutex mutex_;            // guards the members below, which an open loop uses
   uint64_t arrived_ = 0;
   double next_s_ = 0;  // since start_ns_
   std::mt19937_64 random_;
 };
 
-// What one target, or one initiator, had of a run.
+// The requests of one target, or of one initiator, in a run.
 struct Tally {
   uint64_t requests = 0;
   uint64_t blocks = 0;
@@ -99,9 +99,9 @@ struct Tally {
 struct LoopResult {
   Tally all{};
   std::vector<Tally> targets{};
-  LatencyHistogram times{};     // due → ended at the initiator
-  LatencyHistogram notified{};  // posted → the target's application was told, on one clock only
-  Timeline timeline{};          // of as many as LoopSpec::timeline says
+  LatencyHistogram times{};     // from due to the end at the initiator
+  LatencyHistogram notified{};  // from posting to the target's notification; needs a common clock
+  Timeline timeline{};          // of at most LoopSpec::timeline requests
 };
 
 Json ToJson(const LoopResult& result);
@@ -110,8 +110,9 @@ absl::StatusOr<LoopResult> LoopResultFromJson(const Json& json);
 // Moves one request and returns when it has ended.
 using Exchange = std::function<absl::Status(size_t stream, const Request&)>;
 
-// A thread for each stream. Waits for spec.start_ns. After the first error no request is begun; it
-// is returned when all threads have ended. `moved`, where not null, counts requests meanwhile.
+// Runs a thread for each stream, from spec.start_ns on. After an error no request begins, and the
+// error is returned when all threads have ended. If `moved` is not null, it counts requests
+// meanwhile.
 absl::StatusOr<LoopResult> RunLoop(const LoopSpec& spec, size_t streams, size_t targets,
                                    RequestSource& source, const Exchange& exchange,
                                    std::atomic<uint64_t>* moved);

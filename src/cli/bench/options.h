@@ -10,9 +10,14 @@ class App;
 
 namespace kvxfer::cli {
 
-// Declares them in groups; names that perftest and nixlbench have for the same thing are theirs.
-// Pairs that contradict each other are refused while parsing. `options` lives as long as `command`.
+// Declares the options in groups. Where perftest or nixlbench have another name for the same thing,
+// that name works too. Parsing refuses pairs that contradict each other. `options` must live as
+// long as `command`.
 void DeclareBenchOptions(CLI::App* command, BenchOptions& options);
+
+// After parsing: stores in `options` which options were given where their values do not show it.
+// Throws CLI::ValidationError if an option of one kind of run was given for another kind.
+void NoteGivenOptions(const CLI::App* command, BenchOptions& options);
 
 }  // namespace kvxfer::cli
 

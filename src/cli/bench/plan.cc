@@ -13,7 +13,7 @@
 namespace kvxfer::cli {
 namespace {
 
-constexpr uint64_t kMaxPeers = 256;  // what one server takes, BootstrapServer::kMaxClients
+constexpr uint64_t kMaxPeers = 256;  // as many as one server takes: BootstrapServer::kMaxClients
 constexpr uint64_t kMaxThreads = 64;
 constexpr uint64_t kMaxBlockBytes = uint64_t{64} << 20;
 constexpr uint64_t kMaxStreams = 1024;
@@ -24,10 +24,7 @@ absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentE
 
 absl::Status CheckNumbers(const BenchOptions& o) {
   for (const absl::Status& status :
-       {CheckOneOf("--op", o.op, {"write", "read"}),
-        CheckOneOf("--scheme", o.scheme, {"manytoone", "onetomany"}),
-        CheckOneOf("--arrivals", o.arrivals, {"constant", "poisson"}),
-        CheckRange("--peers", o.peers.value_or(1), 1, kMaxPeers),
+       {CheckRange("--peers", o.peers.value_or(1), 1, kMaxPeers),
         CheckRange("--threads", o.threads.value_or(1), 1, kMaxThreads),
         CheckRange("--iters", o.iters.value_or(1), 1, kMaxRequests),
         CheckRange("--requests", o.requests.value_or(1), 1, kMaxRequests),
@@ -48,16 +45,16 @@ absl::Status CheckNumbers(const BenchOptions& o) {
   return absl::OkStatus();
 }
 
-// What CLI11 cannot say about pairs of options.
+// Contradictions that depend on the values of options, so that CLI11 cannot find them.
 absl::Status CheckContradictions(const BenchOptions& o) {
   if (o.op == "read" && o.latency) {
-    return Invalid("--latency measures writes and their answers: it has no --op read");
+    return Invalid("--latency measures writes and their answers: it takes no --op read");
   }
   if (o.latency && o.scheme == "onetomany" && o.peers.value_or(o.servers.size()) > 1) {
-    return Invalid("--latency needs --scheme manytoone where there are several --peers");
+    return Invalid("--latency with several --peers needs --scheme manytoone");
   }
   if (o.bidirectional && o.scheme == "onetomany" && o.peers.value_or(o.servers.size()) > 1) {
-    return Invalid("--bidirectional needs --scheme manytoone where there are several --peers");
+    return Invalid("--bidirectional with several --peers needs --scheme manytoone");
   }
   if (o.servers.size() > 1 && o.scheme != "onetomany") {
     return Invalid("several servers need --scheme onetomany");
@@ -65,10 +62,10 @@ absl::Status CheckContradictions(const BenchOptions& o) {
   if (o.scheme == "onetomany" && !o.servers.empty() &&
       o.peers.value_or(o.servers.size()) != o.servers.size()) {
     return Invalid(absl::StrCat("--peers ", *o.peers, " with ", o.servers.size(),
-                                " servers: name one server for each peer, or none"));
+                                " servers: name one server for each peer, or no server"));
   }
   if (o.tokens && o.model.empty()) {
-    return Invalid("--tokens needs --model, or --prefill-tp and --decode-tp");
+    return Invalid("--tokens needs --model, or --prefill-tp or --decode-tp");
   }
   if ((o.start_block_size > 0) != (o.max_block_size > 0)) {
     return Invalid("--start-block-size and --max-block-size need each other");
@@ -88,7 +85,7 @@ BenchCase CommonCase(const BenchOptions& o) {
   BenchCase bench;
   bench.backend = o.backend;
   bench.listen = o.listen;
-  bench.memory = ParseMemorySides(o.memory).value_or(MemorySides{});  // CheckNumbers has seen it
+  bench.memory = ParseMemorySides(o.memory).value_or(MemorySides{});  // parsed before
   bench.write = o.op == "write";
   bench.latency = o.latency;
   bench.bidirectional = o.bidirectional;
@@ -108,7 +105,7 @@ absl::Status AddRawCases(const BenchOptions& o, BenchPlan& plan) {
     bench.request_blocks = o.latency ? 1 : o.total / streams / size;
     if (bench.request_blocks == 0) {
       const std::string part =
-          streams == 1 ? "" : absl::StrCat(", shared by ", streams, " streams (peers x threads),");
+          streams == 1 ? "" : absl::StrCat(", shared by ", streams, " streams (peers by threads),");
       return Invalid(absl::StrCat("--total of ", FormatBytes(o.total), part, " holds no block of ",
                                   FormatBytes(size)));
     }
@@ -133,7 +130,8 @@ absl::Status AddTraceCase(const BenchOptions& o, BenchCase bench, BenchPlan& pla
       std::min(requests->front().blocks(o.block_tokens), bench.cache_blocks / bench.threads);
   if (bench.request_blocks == 0) {
     return Invalid(absl::StrCat("--cache-size of ", FormatBytes(o.cache_bytes),
-                                " holds less than a block for each of --threads ", bench.threads));
+                                " holds less than one block for each of --threads ",
+                                bench.threads));
   }
   plan.cases.push_back(bench);
   plan.trace = TraceSpec{.requests = std::move(*requests),
@@ -167,7 +165,7 @@ absl::Status AddModelCase(const BenchOptions& o, BenchPlan& plan) {
   return absl::OkStatus();
 }
 
-// How long, and how often.
+// Sets how long the run lasts and how many requests it has.
 absl::Status SetLoad(const BenchOptions& o, BenchPlan& plan) {
   if (!o.rate.empty()) {
     absl::StatusOr<Rate> rate = ParseRate(o.rate);
@@ -189,12 +187,12 @@ absl::Status SetLoad(const BenchOptions& o, BenchPlan& plan) {
   } else if (o.requests) {
     loop.requests = *o.requests;
     if (*o.requests < streams) {
-      return Invalid(absl::StrCat("--requests ", *o.requests, " are less than one for each of ",
-                                  streams, " streams (peers x threads)"));
+      return Invalid(absl::StrCat("--requests ", *o.requests, " is less than one for each of ",
+                                  streams, " streams (peers by threads)"));
     }
   } else if (!o.has_duration) {
-    // A fixed time where peers are compared, or a load is held: with a number of requests those
-    // that end first leave the others alone.
+    // A fixed time if peers are compared or a rate is held: with a number of requests, the peers
+    // that end first would leave the bandwidth to the others.
     if (plan.peers() > 1 || plan.rate) {
       loop.duration = kDefaultRun;
     } else {
@@ -214,9 +212,9 @@ absl::StatusOr<Rate> ParseRate(std::string_view text) {
   const bool percent = unit == "%";
   const double most = percent ? 1000 : 1e9;
   if (error != std::errc() || !(unit.empty() || percent) || !(number > 0) || number > most) {
-    return Invalid(absl::StrCat("--rate '", ToAbsl(text),
-                                "': write requests a second, such as 2000, or a part of what a "
-                                "closed loop reaches, such as 50%"));
+    return Invalid(absl::StrCat("'", ToAbsl(text),
+                                "': write requests a second, such as 2000, or a percentage of "
+                                "closed-loop throughput, such as 50%"));
   }
   return percent ? Rate{.percent = number} : Rate{.per_second = number};
 }
@@ -237,11 +235,11 @@ const char* ToString(Workload workload) {
 
 std::vector<MemoryNeed> BenchPlan::needs(const BenchCase& bench) const {
   BenchCase whole = bench;
-  whole.targets.resize(crew.targets);
+  whole.targets.resize(workers.targets);
   std::vector<MemoryNeed> needs = {
-      {bench.memory.here, whole.initiator_shape().bytes() * crew.initiators}};
-  if (crew.servers.empty()) {
-    // A session of each initiator at each target.
+      {bench.memory.here, whole.initiator_shape().bytes() * workers.initiators}};
+  if (workers.servers.empty()) {
+    // Each initiator has a session at each target.
     needs.push_back({bench.memory.there, whole.target_shape().bytes() * peers()});
   }
   return needs;
@@ -253,13 +251,13 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& o) {
   BenchPlan plan;
   const auto peers = static_cast<uint32_t>(o.peers.value_or(std::max<size_t>(o.servers.size(), 1)));
   const bool fan_out = o.scheme == "onetomany";
-  plan.crew = {.servers = o.servers,
-               .targets = fan_out ? peers : 1,
-               .initiators = fan_out ? 1 : peers,
-               .backend = o.backend,
-               .seed = o.seed};
+  plan.workers = {.servers = o.servers,
+                  .targets = fan_out ? peers : 1,
+                  .initiators = fan_out ? 1 : peers,
+                  .backend = o.backend,
+                  .seed = o.seed};
   if (peers * o.threads.value_or(1) > kMaxStreams) {
-    return Invalid(absl::StrCat("--peers by --threads may be ", kMaxStreams, " at most"));
+    return Invalid(absl::StrCat("--peers times --threads may be at most ", kMaxStreams));
   }
   const bool kv = !o.trace.empty() || !o.model.empty();
   plan.workload = !o.trace.empty()   ? Workload::kTrace
@@ -270,10 +268,11 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& o) {
   if (absl::Status s = SetLoad(o, plan); !s.ok()) return s;
   for (const BenchCase& bench : plan.cases) {
     BenchCase whole = bench;
-    whole.targets.resize(plan.crew.targets);
+    whole.targets.resize(plan.workers.targets);
     if (absl::Status s = CheckCase(whole); !s.ok()) return s;
-    plan.crew.gpu_memory |= bench.memory.there.cuda();
-    plan.crew.session_bytes = std::max(plan.crew.session_bytes, SessionBytes(whole.target_shape()));
+    plan.workers.gpu_memory |= bench.memory.there.cuda();
+    plan.workers.session_bytes =
+        std::max(plan.workers.session_bytes, SessionBytes(whole.target_shape()));
   }
   return plan;
 }

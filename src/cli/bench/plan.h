@@ -10,23 +10,24 @@
 
 #include "absl/status/statusor.h"
 #include "src/cli/bench/case.h"
-#include "src/cli/bench/crew.h"
 #include "src/cli/bench/kv_trace.h"
 #include "src/cli/bench/loop.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/common/cache_memory.h"
+#include "src/cli/common/shared_options.h"
 
 namespace kvxfer::cli {
 
 inline constexpr uint64_t kDefaultTokens = 2048;
 
-// The options as given. An empty optional was not.
+// The options as given. An empty optional was not given.
 struct BenchOptions {
-  std::vector<std::string> servers{};  // none: processes of our own
+  std::vector<std::string> servers{};  // empty: worker processes are the targets
   std::string backend{};
   std::string listen{};
   std::string op = "write";
   std::string memory = "mapped";
-  std::vector<uint64_t> block_sizes{};  // none: a range by kind of run
+  std::vector<uint64_t> block_sizes{};  // empty: a range that depends on the workload
   uint64_t start_block_size = 0;        // 0: not given
   uint64_t max_block_size = 0;
   uint64_t total = uint64_t{256} << 20;
@@ -53,13 +54,10 @@ struct BenchOptions {
   std::string rate{};
   std::string arrivals = "constant";
 
-  // With prefill_tp it is kv_bench/ that runs, on KV caches of unlike instances.
-  std::optional<uint64_t> prefill_tp{};
-  std::optional<uint64_t> decode_tp{};
-  uint64_t prefill_block = 16;
-  uint64_t decode_block = 16;
-  std::string layout_src = "HND";
-  std::string layout_dst = "HND";
+  // Two instances: src/cli/bench/kv measures KV caches between their ranks.
+  bool instances = false;
+  KvSide prefill{.name = "prefill"};
+  KvSide decode{.name = "decode"};
   std::string measure = "rate";
   Duration layer_time = std::chrono::milliseconds(1);
   bool has_layer_time = false;
@@ -71,7 +69,7 @@ struct BenchOptions {
   bool csv = false;
 };
 
-// "2000": requests a second; "50%": of what a closed loop reaches.
+// "2000" is requests a second; "50%" is a share of what a closed loop reaches.
 struct Rate {
   double per_second = 0;
   double percent = 0;
@@ -83,7 +81,7 @@ const char* ToString(Workload workload);
 
 struct BenchPlan {
   Workload workload = Workload::kRaw;
-  CrewSpec crew{};
+  BenchWorkersSpec workers{};
   std::vector<BenchCase> cases{};  // without targets
   LoopSpec loop{};                 // of all initiators; the rate is in `rate`
   std::optional<Rate> rate{};
@@ -93,13 +91,13 @@ struct BenchPlan {
   uint64_t tp = 1;
   std::optional<TraceSpec> trace{};
 
-  uint64_t peers() const { return static_cast<uint64_t>(crew.initiators) * crew.targets; }
+  uint64_t peers() const { return static_cast<uint64_t>(workers.initiators) * workers.targets; }
   // What all initiators take, and all targets; those of servers are not of this host.
   std::vector<MemoryNeed> needs(const BenchCase& bench) const;
 };
 
-// Of a run without prefill_tp. InvalidArgument or NotFound names the option that makes no sense,
-// and what would.
+// For a run without two instances. InvalidArgument or NotFound names the option that makes no sense
+// and says what would.
 absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options);
 
 }  // namespace kvxfer::cli

@@ -16,7 +16,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Of the JSON that has one value each, in the order of CSV columns.
+// The JSON fields with a single value, in the order of CSV columns.
 constexpr std::array kColumns = {"workload",
                                  "backend",
                                  "op",
@@ -87,7 +87,7 @@ Json CdfJson(const LatencyHistogram& times) {
 
 double Microseconds(int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e3; }
 
-// In the order of posting, whichever process it was in.
+// In the order of posting, across all processes.
 Json TimelineJson(Timeline timeline) {
   std::ranges::stable_sort(timeline, {}, &TransferTimes::posted_ns);
   Json json = Json::array();
@@ -99,7 +99,7 @@ Json TimelineJson(Timeline timeline) {
                     {"posted_us", Microseconds(times.posted_ns)},
                     {"first_slice_us", Microseconds(times.first_slice_ns)},
                     {"ended_us", Microseconds(times.ended_ns)}});
-    if (times.told_ns) json.back()["told_us"] = Microseconds(*times.told_ns);
+    if (times.notified_ns) json.back()["notified_us"] = Microseconds(*times.notified_ns);
   }
   return json;
 }
@@ -122,10 +122,10 @@ Json MachineJson() {
           {"kernel", system.release}};
 }
 
-// What only some kinds of run have.
+// Adds the fields that only some kinds of run have.
 void AddOfKind(const BenchPlan& plan, const BenchRow& row, Json& json) {
   if (plan.peers() > 1) {
-    json["scheme"] = plan.crew.initiators > 1 ? "manytoone" : "onetomany";
+    json["scheme"] = plan.workers.initiators > 1 ? "manytoone" : "onetomany";
     json["fairness"] = row.fairness();
     Json rates = Json::array();
     for (const Tally& peer : row.ran.peers) rates.push_back(peer.gb_per_s());
@@ -191,7 +191,7 @@ Json RowJson(const BenchPlan& plan, const BenchRow& row) {
                {"first_transfer_us", row.opened.first_transfer_us},
                {"rss_bytes", row.ran.rss_bytes},
                {"rss_bytes_target", row.rss_bytes_at_targets()},
-               {"verified", true},  // no row comes of a run whose first round was not
+               {"verified", true},  // a run whose first round is wrong gives no row
                {"peers", plan.peers()},
                {"threads", row.bench.threads},
                {"bidirectional", row.bench.bidirectional},

@@ -9,30 +9,27 @@
 namespace kvxfer::cli {
 namespace {
 
-// Three figures are enough for a time.
-std::string TimeCell(double us) { return FormatFixed(us, us < 100 ? 1 : 0); }
-
-// What an open loop is held to are requests.
+// An open loop has a rate of requests, not of blocks.
 bool CountsBlocks(const BenchPlan& plan) { return plan.workload == Workload::kRaw && !plan.rate; }
 
-// Whether a GPU of this host takes part, whose own copy is a measure of it.
+// Whether a GPU of this host takes part, so that its own copy rate was measured for comparison.
 bool HasDevice(const BenchPlan& plan) {
   const MemorySides& memory = plan.cases[0].memory;
   return plan.workload != Workload::kLatency &&
-         (memory.here.cuda() || (memory.there.cuda() && plan.crew.servers.empty()));
+         (memory.here.cuda() || (memory.there.cuda() && plan.workers.servers.empty()));
 }
 
 std::vector<Table::Column> Columns(const BenchPlan& plan) {
   std::vector<Table::Column> columns = {{"block", 8}, {"blocks", 7}, {"GB/s", 7}};
   columns.push_back(CountsBlocks(plan) ? Table::Column{"Mops/s", 7} : Table::Column{"req/s", 8});
-  if (plan.rate) columns.push_back({"asked", 8});
-  if (HasDevice(plan)) columns.push_back({"of copy", 7});
-  for (const char* percentile : {"p50 us", "p90 us", "p99 us", "p99.9 us", "max us"}) {
-    columns.push_back({percentile, 8});
+  if (plan.rate) columns.push_back({"target req/s", 12});
+  if (HasDevice(plan)) columns.push_back({"% of device copy", 16});
+  for (const char* percentile : {"p50", "p90", "p99", "p99.9", "max"}) {
+    columns.push_back({percentile, 7});
   }
   columns.push_back({"p99/p50"});
-  columns.push_back({"CPU s/GB here"});
-  columns.push_back({"there", 6});
+  columns.push_back({"CPU s/GB initiator"});
+  columns.push_back({"target", 6});
   if (plan.peers() > 1) columns.push_back({"min/max peer"});
   return columns;
 }
@@ -44,7 +41,7 @@ std::string Load(const BenchPlan& plan) {
   } else if (plan.loop.requests > 0) {
     text = absl::StrCat(plan.loop.requests, " requests");
   } else {
-    text = FormatFixed(Seconds(plan.loop.duration), 1) + " s";
+    text = FormatDuration(plan.loop.duration, " ");
   }
   if (plan.rate) absl::StrAppend(&text, ", open loop");
   return text;
@@ -58,11 +55,10 @@ std::string BenchTable::Title() const {
   const BenchCase& first = plan_.cases[0];
   std::string text;
   if (plan_.workload == Workload::kLatency) {
-    text =
-        absl::StrCat("round trips (notified write and answer), ", first.memory.Words(), " memory");
+    text = absl::StrCat("round trips (notified write and answer), ", first.memory.Words());
   } else {
     text = absl::StrCat(first.bidirectional ? "bidirectional " : "", first.write ? "write" : "read",
-                        " of scattered blocks, ", first.memory.Words(), " memory");
+                        " of scattered blocks, ", first.memory.Words());
   }
   if (!plan_.model.empty()) {
     absl::StrAppend(&text, ", ", plan_.model, " tp ", plan_.tp, ", ", first.pieces, " regions");
@@ -70,7 +66,7 @@ std::string BenchTable::Title() const {
   if (plan_.tokens > 0) absl::StrAppend(&text, ", ", plan_.tokens, " tokens a request");
   if (plan_.peers() > 1) {
     absl::StrAppend(&text, ", ", plan_.peers(),
-                    plan_.crew.initiators > 1 ? " initiators, one target" : " targets");
+                    plan_.workers.initiators > 1 ? " initiators, one target" : " targets");
   }
   if (first.threads > 1) absl::StrAppend(&text, ", ", first.threads, " threads a peer");
   return absl::StrCat(text, ", ", Load(plan_));
@@ -89,11 +85,12 @@ std::string BenchTable::Line(const BenchRow& row) const {
   if (plan_.rate) cells.push_back(FormatFixed(row.target_rate, 1));
   if (HasDevice(plan_)) {
     const double whole = row.device.whole;
-    cells.push_back(whole > 0 ? FormatFixed(row.gb_per_s() / whole, 2) : "-");
+    cells.push_back(whole > 0 ? FormatFixed(100 * row.gb_per_s() / whole, 1) : "-");
   }
-  for (double fraction : {0.5, 0.9, 0.99, 0.999})
-    cells.push_back(TimeCell(times.Percentile(fraction)));
-  cells.push_back(TimeCell(times.max()));
+  for (double fraction : {0.5, 0.9, 0.99, 0.999}) {
+    cells.push_back(FormatTime(times.Percentile(fraction) * 1e-6));
+  }
+  cells.push_back(FormatTime(times.max() * 1e-6));
   cells.push_back(FormatFixed(p50 > 0 ? times.Percentile(0.99) / p50 : 0, 2));
   const double gb = static_cast<double>(all.bytes) * 1e-9;
   cells.push_back(gb > 0 ? FormatFixed(row.ran.cpu_seconds / gb, 3) : "-");
@@ -105,24 +102,26 @@ std::string BenchTable::Line(const BenchRow& row) const {
 std::string BenchTable::Footer(const BenchRow& row) const {
   std::string text = absl::StrCat(
       "every byte of the first round of each line verified; path ", row.opened.path,
-      "\nregistering ", FormatFixed(row.opened.register_ms, 2), " ms, first transfer ",
-      FormatFixed(row.opened.first_transfer_us * 1e-3, 2), " ms; memory here ",
-      FormatBytes(row.ran.rss_bytes), ", there ", FormatBytes(row.rss_bytes_at_targets()));
+      "\nregistration ", FormatTime(row.opened.register_ms * 1e-3), ", first transfer ",
+      FormatTime(row.opened.first_transfer_us * 1e-6), "; resident memory: initiator ",
+      FormatBytes(row.ran.rss_bytes), ", target ", FormatBytes(row.rss_bytes_at_targets()));
   if (row.device.whole > 0) {
-    absl::StrAppend(&text, "\nthe GPU's own copy: ", FormatFixed(row.device.whole, 2), " GB/s");
+    absl::StrAppend(&text, "\ndevice copy: one large copy ", FormatFixed(row.device.whole, 2),
+                    " GB/s");
     if (row.device.scattered > 0) {
-      absl::StrAppend(&text, "; of blocks as in the last line, by its copy kernel: ",
+      absl::StrAppend(&text, "; scattered blocks as in the last line, by the copy kernel, ",
                       FormatFixed(row.device.scattered, 2), " GB/s");
     }
   }
   if (row.peak) {
-    absl::StrAppend(&text, "\nclosed loop before: ", FormatFixed(row.peak->gb_per_s(), 2), " GB/s");
+    absl::StrAppend(&text, "\nclosed loop before the run: ", FormatFixed(row.peak->gb_per_s(), 2),
+                    " GB/s");
   }
   if (plan_.trace && row.ran.tokens > 0) {
     const double part =
         static_cast<double>(row.ran.hit_tokens) / static_cast<double>(row.ran.tokens);
     absl::StrAppend(&text, "\n", row.ran.tokens, " prompt tokens, ", FormatFixed(100 * part, 1),
-                    " % of them in the target's prefix cache already");
+                    " % of them already in the target's prefix cache");
   }
   return text;
 }

@@ -6,10 +6,10 @@
 namespace kvxfer::cli {
 namespace {
 
-constexpr int64_t kNotTold = -1;
-constexpr size_t kNumbers = 8;  // of one transfer that travels
+constexpr int64_t kNotNotified = -1;
+constexpr size_t kNumbers = 8;  // of one transfer in JSON
 
-absl::Status Bad() { return absl::InvalidArgumentError("a timeline that is not whole"); }
+absl::Status Bad() { return absl::InvalidArgumentError("an incomplete timeline"); }
 
 }  // namespace
 
@@ -17,7 +17,7 @@ Json ToJson(const Timeline& timeline) {
   Json json = Json::array();
   for (const TransferTimes& t : timeline) {
     json.push_back({t.peer, t.thread, t.bytes, t.due_ns, t.posted_ns, t.first_slice_ns,
-                    t.told_ns.value_or(kNotTold), t.ended_ns});
+                    t.notified_ns.value_or(kNotNotified), t.ended_ns});
   }
   return json;
 }
@@ -38,7 +38,7 @@ absl::StatusOr<Timeline> TimelineFromJson(const Json& json) {
                         .due_ns = n[3],
                         .posted_ns = n[4],
                         .first_slice_ns = n[5],
-                        .told_ns = n[6] == kNotTold ? std::nullopt : std::optional(n[6]),
+                        .notified_ns = n[6] == kNotNotified ? std::nullopt : std::optional(n[6]),
                         .ended_ns = n[7]});
   }
   return timeline;
@@ -47,7 +47,7 @@ absl::StatusOr<Timeline> TimelineFromJson(const Json& json) {
 TimelineRecorder::TimelineRecorder(uint64_t most) : kept_(std::min(most, kMaxTimeline)) {}
 
 uint64_t TimelineRecorder::Begin() {
-  // Looked at first, so that threads of a long run write nothing that they share.
+  // A load first, so that the threads of a long run do not write shared memory.
   if (begun_.load(std::memory_order_relaxed) >= kept_.size()) return 0;
   const uint64_t number = begun_.fetch_add(1, std::memory_order_relaxed) + 1;
   return number <= kept_.size() ? number : 0;
@@ -64,11 +64,11 @@ Timeline TimelineRecorder::Take(int64_t start_ns) {
   return std::move(kept_);
 }
 
-void AddTold(const Told& told, Timeline& timeline) {
-  for (const auto& [number, after_ns] : told) {
+void AddArrivalTimes(const ArrivalTimes& arrivals, Timeline& timeline) {
+  for (const auto& [number, after_ns] : arrivals) {
     if (number == 0 || number > timeline.size()) continue;
     TransferTimes& times = timeline[number - 1];
-    times.told_ns = times.posted_ns + static_cast<int64_t>(after_ns);
+    times.notified_ns = times.posted_ns + static_cast<int64_t>(after_ns);
   }
 }
 

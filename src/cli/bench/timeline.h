@@ -1,4 +1,4 @@
-// When single transfers of a run went from stage to stage: `kvxfer bench --timeline`.
+// When single transfers of a run passed from stage to stage: `kvxfer bench --timeline`.
 #ifndef KVXFER_CLI_BENCH_TIMELINE_H_
 #define KVXFER_CLI_BENCH_TIMELINE_H_
 
@@ -13,40 +13,42 @@
 
 namespace kvxfer::cli {
 
-// Transfers of one result at most: they travel between processes in one message.
+// The most transfers in one result: they are sent between processes in one message.
 inline constexpr uint64_t kMaxTimeline = 4096;
 
 // All times in nanoseconds since the common start of the run.
 struct TransferTimes {
-  uint32_t peer = 0;    // as `peer_gb_per_s` counts them
+  uint32_t peer = 0;    // index into `peer_gb_per_s`
   uint32_t thread = 0;  // of that peer
   uint64_t bytes = 0;
   int64_t due_ns = 0;
   int64_t posted_ns = 0;
-  int64_t first_slice_ns = 0;        // handed to the backend
-  std::optional<int64_t> told_ns{};  // the target's application; only where both have one clock
-  int64_t ended_ns = 0;              // at the initiator
+  int64_t first_slice_ns = 0;            // the backend got the first slice
+  std::optional<int64_t> notified_ns{};  // the target's application was; needs a common clock
+  int64_t ended_ns = 0;                  // at the initiator
 };
 
 using Timeline = std::vector<TransferTimes>;
 
-// Travels between processes.
+// For other processes.
 Json ToJson(const Timeline& timeline);
 absl::StatusOr<Timeline> TimelineFromJson(const Json& json);
 
-// What a target's application was told: number of a transfer, nanoseconds since its posting.
-using Told = std::vector<std::pair<uint64_t, uint64_t>>;
+// When a target's application was notified: the number of a transfer, and nanoseconds since its
+// posting.
+using ArrivalTimes = std::vector<std::pair<uint64_t, uint64_t>>;
 
-// Keeps the first transfers of a run, in the order of their posting.
-// Thread-safety: Begin and Put any; the others when no thread is at it any more.
+// Records the first transfers of a run, in the order of their posting.
+// Thread-safety: any thread may call Begin and Put. Take: no other thread may use the object.
 class TimelineRecorder {
  public:
   explicit TimelineRecorder(uint64_t most);
-  // Of a transfer that is about to be posted: its number, from 1; 0: it is not kept.
+  // Call it before posting. Returns the number of the transfer, from 1, or 0 if it is not recorded.
   uint64_t Begin();
-  // Its times, by the clock of MonotonicNanoseconds, once it has ended; by who has begun it.
+  // Stores the times of a transfer that has ended, by the clock of MonotonicNanoseconds. For the
+  // thread that called Begin.
   void Put(uint64_t number, const TransferTimes& times) { kept_[number - 1] = times; }
-  // What was kept since `start_ns`, by number.
+  // The recorded transfers by number, with times since `start_ns`.
   Timeline Take(int64_t start_ns);
 
  private:
@@ -54,8 +56,8 @@ class TimelineRecorder {
   std::atomic<uint64_t> begun_{0};
 };
 
-// Numbers that are in no timeline are ignored.
-void AddTold(const Told& told, Timeline& timeline);
+// Ignores numbers that are not in the timeline.
+void AddArrivalTimes(const ArrivalTimes& arrivals, Timeline& timeline);
 
 }  // namespace kvxfer::cli
 

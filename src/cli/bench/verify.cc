@@ -1,4 +1,4 @@
-// The first round of BenchInitiator: every byte of it is checked where it landed.
+// The first round of BenchInitiator, of which every byte is checked at the receiver.
 
 #include <algorithm>
 #include <thread>
@@ -21,7 +21,7 @@ absl::Status BenchInitiator::VerifyAll() {
   return VerifyDirection(/*forward=*/false);
 }
 
-// The receiving side begins with zeros, so bytes that were right before cannot pass.
+// The receiving side starts with zeros, so that old correct bytes cannot pass.
 absl::Status BenchInitiator::VerifyDirection(bool forward) {
   const bool into_targets = forward == bench_.write;
   if (absl::Status s = Content(/*fill=*/true, !into_targets, forward); !s.ok()) return s;
@@ -33,7 +33,7 @@ absl::Status BenchInitiator::VerifyDirection(bool forward) {
 absl::Status BenchInitiator::Clear(bool at_targets) {
   if (!at_targets) {
     if (absl::Status s = cache_.Clear(); !s.ok()) return s;
-    return agent_->Metadata().status();  // orders it before what lands next
+    return agent_->Metadata().status();  // orders the zeros before later transfers
   }
   for (Channel& channel : channels_) {
     const absl::StatusOr<Json> done = channel.Call({{"type", "clear"}}, bench_.timeout);
@@ -42,8 +42,8 @@ absl::Status BenchInitiator::Clear(bool at_targets) {
   return absl::OkStatus();
 }
 
-// Fills or checks what the streams of one direction move. The content of a stream is numbered
-// through all initiators of the run.
+// Fills or checks the blocks that the streams of one direction move. Content is numbered across all
+// initiators of the run.
 absl::Status BenchInitiator::Content(bool fill, bool at_targets, bool forward) {
   const uint64_t streams = bench_.streams();
   const uint64_t first_content = index_ * streams;

@@ -11,6 +11,8 @@
 #include "absl/strings/str_split.h"
 #include "kvxfer/log.h"
 #include "src/backends/faulty/options.h"
+#include "src/backends/registry.h"
+#include "src/cli/common/backend_names.h"
 #include "src/cli/common/host_port.h"
 #include "src/cli/common/stats.h"
 #include "src/core/base/random.h"
@@ -22,7 +24,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Unique among processes of all hosts, or else two clients of one server would be taken for one.
+// Unique among the processes of all hosts: a server tells its clients apart by their names.
 std::string UniqueName(const std::string& role) {
   std::string host(256, '\0');
   if (gethostname(host.data(), host.size() - 1) != 0) host = "host";
@@ -31,10 +33,10 @@ std::string UniqueName(const std::string& role) {
                       absl::Hex(RandomNonZero32(), absl::kZeroPad8));
 }
 
-// The default text cannot be told from a variable that says the same; --listen can.
+// KVXFER_LISTEN with the default value looks as if it were not set; --listen does not.
 absl::Status SetAddresses(const AgentSetup& setup, AgentOptions& options) {
-  const bool unsaid = options.listen == AgentOptions().listen;
-  if (unsaid && !setup.default_listen.empty()) options.listen = setup.default_listen;
+  const bool by_default = options.listen == AgentOptions().listen;
+  if (by_default && !setup.default_listen.empty()) options.listen = setup.default_listen;
   if (!setup.listen.empty()) options.listen = setup.listen;
   if (!setup.advertise.empty()) options.advertise = setup.advertise;
   absl::StatusOr<HostPort> listen = ParseHostPort(options.listen, 0);
@@ -52,19 +54,21 @@ absl::Status SetAddresses(const AgentSetup& setup, AgentOptions& options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
-  // Whether that works is told by who needs it.
+  // An error shows when GPU memory is allocated or registered.
   if (setup.gpu_memory && cuda::DriverPresent().ok()) (void)cuda::Driver::Get();
   absl::StatusOr<AgentOptions> options = OptionsFromEnvironment();
   if (!options.ok()) return options.status();
   options->name = UniqueName(setup.role);
   if (!setup.backends.empty()) {
     options->backends = absl::StrSplit(setup.backends, ',', absl::SkipEmpty());
-    // "^shm" asks for nothing.
+    absl::Status known = CheckBackendNames(options->backends, ListBackends(*options));
+    if (!known.ok()) return Annotate(known, "--backend");
+    // "^shm" requires no backend.
     const bool leaves_out = absl::StartsWith(setup.backends, "^");
     if (!leaves_out) options->require_backends = options->backends;
   }
   if (absl::Status status = SetAddresses(setup, *options); !status.ok()) return status;
-  // Enough to tear apart what relies on an order, not so much that a run takes long.
+  // Enough to break code that relies on an order, and not so much that a run takes long.
   if (absl::StrContains(setup.backends, "faulty:")) {
     options->backend["faulty"] =
         WriteOptions(faulty::FaultOptions{.seed = setup.fault_seed,
@@ -73,7 +77,7 @@ absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
                                           .overtake = true});
   }
   absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::Create(*options);
-  // There is no peer yet that could be unavailable: it is this host that lacks something.
+  // There is no peer yet that could be unavailable: this host lacks something.
   if (absl::IsUnavailable(agent.status()) || absl::IsUnimplemented(agent.status())) {
     return absl::FailedPreconditionError(agent.status().message());
   }
@@ -84,8 +88,8 @@ absl::Status CheckVersion(const Json& hello, const std::string& they, const std:
   const std::string version = GetString(hello, "version");
   if (version == KVXFER_VERSION) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      they, " is of ", version.empty() ? "another version" : "version " + version, " of kvxfer, ",
-      we, " of ", KVXFER_VERSION, "; run the same version on both hosts"));
+      they, " runs ", version.empty() ? "another version" : "version " + version, " of kvxfer, ",
+      we, " ", KVXFER_VERSION, "; run the same version on both hosts"));
 }
 
 absl::StatusOr<std::string> Introduce(Channel& channel, Agent& agent) {
@@ -114,12 +118,12 @@ std::string ChosenPath(const Agent& agent, const std::string& peer, const Memory
   const auto pair = std::ranges::find_if(explanation->memory, [&](const MemoryExplanation& one) {
     return one.local == kind(memory.here) && one.remote == kind(memory.there);
   });
-  const bool told = pair != explanation->memory.end();
-  if (told && pair->backend.empty()) return absl::StrCat("no path: ", pair->why);
+  const bool found = pair != explanation->memory.end();
+  if (found && pair->backend.empty()) return absl::StrCat("no path: ", pair->why);
   for (const PathExplanation& path : explanation->paths) {
-    if (told ? path.backend != pair->backend : !path.chosen) continue;
+    if (found ? path.backend != pair->backend : !path.chosen) continue;
     return absl::StrCat(path.backend, ": ", path.why,
-                        told && pair->staged ? "; staged in host memory" : "");
+                        found && pair->staged ? "; staged in host memory" : "");
   }
   return "no path";
 }

@@ -42,7 +42,7 @@ uint16_t BoundPort(int fd) {
                                            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
 }
 
-// 0 or the errno of why not.
+// 0, or the errno of the failure.
 int ConnectWithin(int fd, const addrinfo& to, Duration timeout) {
   if (connect(fd, to.ai_addr, to.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS) return errno;
@@ -93,7 +93,7 @@ void BootstrapServer::Run(int stop_fd, const std::function<void(Channel&)>& serv
 void BootstrapServer::Accept(const std::function<void(Channel&)>& serve) {
   UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
   if (fd.get() < 0) {
-    // Out of descriptors: the listener stays readable, so without a pause this would spin.
+    // Out of descriptors: the listener stays readable, so that the loop would spin without a pause.
     if (errno == EMFILE || errno == ENFILE) poll(nullptr, 0, 50);
     return;
   }
@@ -111,7 +111,7 @@ void BootstrapServer::Accept(const std::function<void(Channel&)>& serve) {
   client.channel = std::move(channel);
   client.thread = std::thread([this, &client, &serve] {
     serve(client.channel);
-    // The other side is told now; the descriptor is closed when the thread is joined.
+    // The other side sees the end now; joining the thread closes the descriptor.
     const std::lock_guard ending(clients_->mutex);
     client.channel.Shutdown();
     client.done = true;
@@ -128,7 +128,7 @@ void BootstrapServer::JoinEnded(bool all) {
       it = next;
     }
   }
-  // Without the lock, which an ending thread takes.
+  // Without the lock: an ending thread takes it.
   for (Client& client : ended) client.thread.join();
 }
 
@@ -161,7 +161,7 @@ std::string LocalHost(const Channel& channel) {
   if (getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
     return {};
   }
-  // A link-local address names a device of this host too, which a peer cannot use.
+  // A link-local address includes the name of a device of this host, which a peer cannot use.
   const std::string_view text = host.data();
   return text.find('%') == std::string_view::npos ? std::string(text) : std::string();
 }

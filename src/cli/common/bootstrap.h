@@ -1,8 +1,8 @@
-// Where clients of `kvxfer serve` come in: a TCP port that speaks channel messages, so that agents
-// can exchange metadata before they can reach each other.
+// The port for clients of `kvxfer serve`: TCP with channel messages, over which agents exchange
+// metadata before they can reach each other.
 //
-// It trusts nobody: what is no message closes that connection and no other; the number of clients
-// and the size of a message are bounded; whoever says nothing is let go.
+// It does not trust clients: anything that is not a message closes its own connection and no other;
+// the number of clients and the size of a message are bounded; silent clients are disconnected.
 #ifndef KVXFER_CLI_COMMON_BOOTSTRAP_H_
 #define KVXFER_CLI_COMMON_BOOTSTRAP_H_
 
@@ -21,27 +21,27 @@ class BootstrapServer {
  public:
   static constexpr size_t kMaxClients = 256;
 
-  // InvalidArgument: the host does not resolve; FailedPrecondition, with the remedy: the address
-  // cannot be had here.
+  // InvalidArgument: the host does not resolve. FailedPrecondition: this host cannot listen on the
+  // address; the message says what to do.
   static absl::StatusOr<BootstrapServer> Listen(const HostPort& address);
 
-  // The port in use, also when 0 was asked for.
+  // With the port in use, also if port 0 was requested.
   const HostPort& address() const { return address_; }
 
-  // Calls `serve` once for each client, each on a thread of its own, until `stop_fd` is readable;
-  // then closes every channel and returns when all calls have.
+  // Calls `serve` once for each client, on a thread of its own, until `stop_fd` is readable. Then
+  // closes every channel and returns when all calls have returned.
   void Run(int stop_fd, const std::function<void(Channel&)>& serve);
 
  private:
-  // `thread` has a reference to `channel`, so a client stays where it is in the list until it is
-  // joined. `done` is set by the thread as its last act.
+  // `thread` refers to `channel`, so a client keeps its place in the list until its thread is
+  // joined. The thread sets `done` last.
   struct Client {
     Channel channel;
     std::thread thread;
     bool done = false;
   };
-  // The running threads; `mutex` guards the list and each `done`. Held by pointer so that the
-  // server can be moved before Run.
+  // `mutex` guards the list and each `done`. A pointer holds this, so that the server can be moved
+  // before Run.
   struct Clients {
     std::mutex mutex;
     std::list<Client> list;
@@ -52,7 +52,7 @@ class BootstrapServer {
         address_(std::move(address)),
         clients_(std::make_unique<Clients>()) {}
   void Accept(const std::function<void(Channel&)>& serve);
-  // Joins the threads that are done, or waits for all.
+  // Joins the threads that are done, or all threads.
   void JoinEnded(bool all);
 
   UniqueFd listener_;
@@ -60,11 +60,11 @@ class BootstrapServer {
   std::unique_ptr<Clients> clients_;
 };
 
-// Unavailable, with the remedy, when nobody answers there within `timeout`.
+// Unavailable if nothing answers there within `timeout`; the message says what to do.
 absl::StatusOr<Channel> ConnectTo(const HostPort& address, Duration timeout);
 
-// The address of this host that `channel` comes from, without a port: the other side has a route
-// to it, which it need not have to any other. Empty where the channel is no TCP connection.
+// The local address of `channel`, without a port: the other side has a route to it, and may have no
+// route to other addresses of this host. Empty if the channel is not a TCP connection.
 std::string LocalHost(const Channel& channel);
 
 }  // namespace kvxfer::cli

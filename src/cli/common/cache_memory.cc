@@ -14,8 +14,8 @@
 namespace kvxfer::cli {
 namespace {
 
-// What one copy of the driver moves at most, unless a stretch is longer; and from which distance on
-// two copies are cheaper than one that takes what lies between along.
+// The most bytes that one copy of the driver moves, unless a stretch is longer; and the gap from
+// which two copies are cheaper than one copy that includes the gap.
 constexpr uint64_t kWindow = uint64_t{4} << 20;
 constexpr uint64_t kFar = uint64_t{64} << 10;
 
@@ -25,7 +25,7 @@ absl::Status TooMuch(uint64_t bytes, const std::string& where, uint64_t there,
                                                  " has ", FormatBytes(there), "; use ", instead));
 }
 
-// How many of the stretches, from the front, one copy takes.
+// How many stretches, from the first one on, a single copy takes.
 size_t CountOfWindow(std::span<const Stretch> stretches, uint64_t distance) {
   const uint64_t begin = stretches.front().offset;
   uint64_t end = begin + stretches.front().bytes;
@@ -54,7 +54,7 @@ absl::Status CheckFits(std::span<const MemoryNeed> needs, const char* instead) {
     if (!driver.ok()) return driver.status();
     const auto device = (*driver)->device(number);
     if (!device.ok()) return device.status();
-    // Zero: the driver does not tell.
+    // Zero: the driver does not report the size.
     if (bytes <= (*device)->memory || (*device)->memory == 0) continue;
     return TooMuch(bytes, absl::StrCat("cuda:", number), (*device)->memory, instead);
   }
@@ -93,7 +93,8 @@ absl::Status CacheMemory::ForEach(std::span<const Stretch> stretches, Touch touc
 
 absl::Status CacheMemory::ForEachOfGpu(std::span<const Stretch> stretches, Touch touch,
                                        Visit visit) const {
-  // What lies between two stretches is read along, but never written where others may write it.
+  // A copy may read the gap between two stretches. It writes the gap only for kUpdate, when nothing
+  // else touches the memory.
   const uint64_t distance = touch == Touch::kWrite ? 0 : kFar;
   std::vector<std::byte> bounce;
   for (size_t first = 0; first < stretches.size();) {

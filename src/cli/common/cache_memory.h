@@ -1,7 +1,7 @@
-// Memory of a KV cache of `bench`, `demo` and `ping`: of the host, or of a GPU, which a CPU must
-// not touch. What fills and checks content goes through here, and works on either.
+// Memory of a KV cache of `bench`, `demo` and `ping`, on the host or on a GPU. No CPU may touch GPU
+// memory directly; the functions here fill and check memory of either kind.
 //
-// Thread-safety: const calls from any thread; what they touch is the callers' to keep apart.
+// Thread-safety: any thread may make const calls. Callers must not touch the same bytes at once.
 #ifndef KVXFER_CLI_COMMON_CACHE_MEMORY_H_
 #define KVXFER_CLI_COMMON_CACHE_MEMORY_H_
 
@@ -18,17 +18,17 @@
 
 namespace kvxfer::cli {
 
-// What one side of a run takes.
+// The memory that one side of a run needs.
 struct MemoryNeed {
   MemoryChoice choice{};
   uint64_t bytes = 0;
 };
-// InvalidArgument unless this host, and each GPU that is named, has so much in all: what does not
-// fit is refused before the kernel has to end somebody for it. `instead` is what to do about it.
-// What DriverFor says where a GPU is named.
+// InvalidArgument unless this host, and each named GPU, has that much memory in total. This refuses
+// a run before the kernel has to kill a process for it. `instead` tells the user what to use.
+// Returns the error of DriverFor if a named GPU cannot be used.
 absl::Status CheckFits(std::span<const MemoryNeed> needs, const char* instead);
 
-// A part of a CacheMemory.
+// A range of a CacheMemory.
 struct Stretch {
   uint64_t offset = 0;
   uint64_t bytes = 0;
@@ -36,11 +36,11 @@ struct Stretch {
 
 enum class Touch {
   kRead,
-  kWrite,   // every byte of each stretch is written, and no other
-  kUpdate,  // read, and written where it changed; nobody else may touch the memory meanwhile
+  kWrite,   // every byte of each stretch is written, and no other byte
+  kUpdate,  // read and written back; nothing else may touch the memory meanwhile
 };
 
-// Page-aligned and zeroed. Given back when destroyed.
+// Page-aligned and zeroed. The destructor frees it.
 class CacheMemory {
  public:
   static absl::StatusOr<CacheMemory> Allocate(const MemoryChoice& choice, size_t bytes);
@@ -48,12 +48,12 @@ class CacheMemory {
   MemorySpan span() const { return gpu_ ? of_gpu_.span() : of_host_.span(); }
   uint64_t base() const { return reinterpret_cast<uint64_t>(span().data); }
   uint64_t size() const { return span().bytes; }
-  // Empty where it is a GPU's.
+  // Empty for GPU memory.
   std::span<std::byte> host_bytes() const;
 
-  // Calls visit(number of the stretch, its bytes) for each, until it returns an error, which is
-  // returned, as is one of the driver. `stretches` are ascending and apart from each other. The
-  // bytes are of the memory itself, or of a GPU's a copy; they are valid during the call.
+  // Calls visit(number of the stretch, its bytes) for each stretch until a call returns an error.
+  // Returns that error, or an error of the driver. `stretches` ascend and do not overlap. The bytes
+  // are those of host memory itself, or a copy of GPU memory; they are valid during the call.
   using Visit = absl::FunctionRef<absl::Status(size_t, std::span<std::byte>)>;
   absl::Status ForEach(std::span<const Stretch> stretches, Touch touch, Visit visit) const;
   absl::Status Zero(const Stretch& stretch) const;

@@ -22,7 +22,7 @@ int MillisecondsUntil(Time end) {
 
 absl::Status NoMessage(const std::string& peer) {
   return absl::UnavailableError(
-      peer + " sent what is no kvxfer message; is that the port of a `kvxfer serve`?");
+      peer + " does not send kvxfer messages; is that the port of a `kvxfer serve`?");
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ UniqueFd::~UniqueFd() {
   if (fd_ >= 0) close(fd_);
 }
 
-// Moves exactly `size` bytes out (POLLOUT) or in (POLLIN).
+// Sends (POLLOUT) or receives (POLLIN) exactly `size` bytes.
 absl::Status Channel::Transfer(char* bytes, size_t size, int16_t events, Duration timeout) {
   const Time end = Now() + timeout;
   while (size > 0) {
@@ -73,7 +73,7 @@ absl::Status Channel::Send(const Json& message, Duration timeout) {
   return Transfer(bytes.data(), bytes.size(), POLLOUT, timeout);
 }
 
-// One time-out for the whole message, so that a peer that sends a byte a second is let go too.
+// One time-out for the whole message, so that a peer that sends one byte a second times out too.
 absl::StatusOr<Json> Channel::Receive(Duration timeout) {
   const Time end = Now() + timeout;
   std::string bytes(4, '\0');

@@ -1,5 +1,5 @@
-// Messages between two `kvxfer` processes that set up a run: metadata, what to do, what came out.
-// Never the blocks themselves. Each message is a little-endian u32 length and a JSON object.
+// Messages between two `kvxfer` processes that set up a run: metadata, commands and results, never
+// blocks. Each message is a little-endian u32 length and a JSON object.
 //
 // Thread-safety: one thread at a time.
 #ifndef KVXFER_CLI_COMMON_CHANNEL_H_
@@ -14,7 +14,7 @@
 
 namespace kvxfer::cli {
 
-// Longest message; a metadata blob of hundreds of regions fits many times.
+// Longest message; the metadata of hundreds of regions fits several times.
 inline constexpr uint32_t kMaxChannelMessage = 1u << 20;
 
 class UniqueFd {
@@ -36,27 +36,28 @@ class UniqueFd {
 class Channel {
  public:
   Channel() = default;
-  // A connected stream socket. `peer` is what errors call the other side.
+  // `socket` is a connected stream socket. Errors call the other side `peer`.
   Channel(UniqueFd socket, std::string peer) : socket_(std::move(socket)), peer_(std::move(peer)) {}
 
-  // DeadlineExceeded when the other side takes nothing for `timeout`; Unavailable when it is gone.
+  // DeadlineExceeded: the other side reads nothing for `timeout`. Unavailable: it is gone.
   absl::Status Send(const Json& message, Duration timeout = std::chrono::seconds(10));
-  // DeadlineExceeded: no whole message within `timeout`; Unavailable: closed, or what came is no
-  // message, so that some other program is at the other end. After an error the channel is of no
-  // more use.
+  // DeadlineExceeded: no whole message within `timeout`. Unavailable: the channel is closed, or the
+  // other side is some other program, which sends no such messages. After an error the channel
+  // cannot be used any longer.
   absl::StatusOr<Json> Receive(Duration timeout);
-  // Receive; a message with a field "error" (see ErrorAnswer) is returned as that error.
+  // Like Receive, but returns a message of ErrorAnswer as the error that it carries.
   absl::StatusOr<Json> ReceiveAnswer(Duration timeout);
   // Send, then ReceiveAnswer.
   absl::StatusOr<Json> Call(const Json& message, Duration timeout);
 
-  // Whether Receive would find something, if only that the other side has closed.
+  // Whether Receive would find a message, or find that the other side has closed.
   bool Readable() const;
   // Whether a short message could be sent without waiting, or would fail at once.
   bool Writable() const;
   // Whether the other side has closed (or died).
   bool Closed() const;
-  // Wakes a thread that waits in Receive: it finds the channel closed. Any thread may call it.
+  // Wakes a thread that waits in Receive, which then finds the channel closed. Any thread may call
+  // this.
   void Shutdown();
   int fd() const { return socket_.get(); }
   const std::string& peer() const { return peer_; }
@@ -68,7 +69,7 @@ class Channel {
   std::string peer_;
 };
 
-// The answer that makes the other side's ReceiveAnswer return `status`.
+// The message that makes ReceiveAnswer on the other side return `status`.
 Json ErrorAnswer(const absl::Status& status);
 
 }  // namespace kvxfer::cli

@@ -1,4 +1,4 @@
-// The command line of `kvxfer`: what may be typed, and what is said of what may not.
+// The command line of `kvxfer`: its subcommands and options, and the messages for what is wrong.
 #ifndef KVXFER_CLI_COMMON_COMMAND_LINE_H_
 #define KVXFER_CLI_COMMON_COMMAND_LINE_H_
 
@@ -9,7 +9,7 @@
 
 namespace kvxfer::cli {
 
-// Declares every subcommand, with the default of each option in its help.
+// Declares every subcommand. Help shows the default of each option.
 //
 // Thread-safety: one thread. Parses once.
 class CommandLine {
@@ -18,9 +18,10 @@ class CommandLine {
   CommandLine(const CommandLine&) = delete;
   CommandLine& operator=(const CommandLine&) = delete;
 
-  // What to do, which for --help and --version is nothing more: their text is printed by then.
-  // InvalidArgument, in one line: the word that is wrong, as it was typed, and the help that tells
-  // what would be right. The action keeps what it needs.
+  // Returns what to do; the caller runs it while this object lives. For --help and --version, whose
+  // text Parse has printed, and with the hidden --parse-only, that is nothing. InvalidArgument, in
+  // one line, names the wrong word as it was typed, the word that was probably meant, and the help
+  // to read.
   absl::StatusOr<Action> Parse(int argc, const char* const* argv);
 
   // For tests that go through all options.
@@ -29,6 +30,7 @@ class CommandLine {
  private:
   CLI::App app_;
   Action action_;
+  bool parse_only_ = false;
 };
 
 }  // namespace kvxfer::cli

@@ -1,6 +1,8 @@
-// The exit statuses of `kvxfer`, the one table of them; docs/cli.md repeats it for users.
+// The exit statuses of `kvxfer`. This is their only table; docs/cli.md repeats it for users.
 #ifndef KVXFER_CLI_COMMON_EXIT_STATUS_H_
 #define KVXFER_CLI_COMMON_EXIT_STATUS_H_
+
+#include <array>
 
 #include "absl/status/status.h"
 
@@ -8,14 +10,30 @@ namespace kvxfer::cli {
 
 enum class ExitStatus : int {
   kOk = 0,
-  kFailed = 1,       // a transfer failed, bytes are not what they must be, or output was lost
-  kUsage = 2,        // bad option, argument or input file
-  kUnreachable = 3,  // the peer cannot be reached, or was lost
-  kTimedOut = 4,     // nothing failed, but the deadline passed
-  kNotUsable = 5,    // what was asked for does not work on this host or between these peers
+  kFailed = 1,
+  kUsage = 2,
+  kUnreachable = 3,
+  kTimedOut = 4,
+  kNotUsable = 5,
 };
 
-// Every subcommand ends with a Status; this is the only place that turns one into an exit status.
+struct ExitStatusText {
+  ExitStatus status;
+  const char* text;
+};
+inline constexpr std::array kExitStatusTexts = {
+    ExitStatusText{ExitStatus::kOk, "Success."},
+    ExitStatusText{ExitStatus::kFailed,
+                   "A transfer failed, bytes are wrong, doctor found a problem, or the output "
+                   "could not be written."},
+    ExitStatusText{ExitStatus::kUsage, "An option, an argument or an input file is wrong."},
+    ExitStatusText{ExitStatus::kUnreachable, "The peer cannot be reached, or was lost."},
+    ExitStatusText{ExitStatus::kTimedOut, "The deadline passed, and nothing failed before."},
+    ExitStatusText{ExitStatus::kNotUsable,
+                   "This host, or this pair of peers, cannot do what was asked for."},
+};
+
+// Every subcommand ends with a Status. Only this function turns a Status into an exit status.
 constexpr ExitStatus ExitStatusOf(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kOk:

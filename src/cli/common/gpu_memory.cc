@@ -37,12 +37,12 @@ absl::StatusOr<GpuMemory> GpuMemory::Allocate(int device, size_t bytes) {
   memory.device_ = device;
   memory.base_ = at;
   memory.bytes_ = bytes;
-  // Without it a copy from the host is over when it is staged, and a NIC or another process does
-  // not see it yet.
+  // Without this attribute, a copy from the host returns once it is staged, and a NIC or another
+  // process may not see the bytes yet.
   constexpr unsigned kOn = 1;
   const cuda::api::CUresult set =
       calls.cuPointerSetAttribute(&kOn, cuda::api::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, at);
-  // A driver that has no such thing is put up with, as the library does.
+  // As in the library: an old driver without this attribute is accepted.
   absl::Status status = set == cuda::api::CUDA_ERROR_NOT_SUPPORTED
                             ? absl::OkStatus()
                             : (*driver)->Error(set, "cuPointerSetAttribute(SYNC_MEMOPS)");
@@ -64,7 +64,7 @@ GpuMemory& GpuMemory::operator=(GpuMemory&& other) noexcept {
 GpuMemory::~GpuMemory() {
   if (driver_ == nullptr) return;
   const cuda::ContextScope scope(*driver_, device_);
-  // Whoever is told of it could do nothing; it goes with the process.
+  // An error would help nobody: the end of the process frees the memory.
   if (scope.status().ok()) (void)driver_->calls().cuMemFree_v2(base_);
 }
 

@@ -1,8 +1,7 @@
-// Memory of a GPU that a process of a benchmark or a demo allocates, as an engine does, and how the
-// CPU gets at it: by copies of the driver, synchronous ones, which go neither through kvxfer nor
-// through its copy kernel.
+// GPU memory that a benchmark or demo process allocates, as an engine does. The CPU reads and
+// writes it by synchronous copies of the CUDA driver, which use neither kvxfer nor its copy kernel.
 //
-// Thread-safety: const calls from any thread.
+// Thread-safety: any thread may make const calls.
 #ifndef KVXFER_CLI_COMMON_GPU_MEMORY_H_
 #define KVXFER_CLI_COMMON_GPU_MEMORY_H_
 
@@ -17,17 +16,17 @@
 
 namespace kvxfer::cli {
 
-// InvalidArgument: there is a driver, and no such device. Unimplemented, FailedPrecondition: there
-// is no driver, or it cannot be used; with cause and remedy.
+// InvalidArgument: the driver has no such device. Unimplemented, FailedPrecondition: there is no
+// driver, or it cannot be used; the message has the cause and says what to do.
 absl::StatusOr<const cuda::Driver*> DriverFor(int device);
 
-// An error of the driver as the program ends with it: Unavailable is kept for peers that are lost.
+// The driver's error with a code for this program, in which Unavailable means a lost peer.
 absl::Status OfThisHost(const absl::Status& status);
 
-// Zeroed. Freed when destroyed.
+// Zeroed. The destructor frees it.
 class GpuMemory {
  public:
-  // Besides what DriverFor says: ResourceExhausted, or another error of the driver.
+  // Errors of DriverFor, ResourceExhausted, or another error of the driver.
   static absl::StatusOr<GpuMemory> Allocate(int device, size_t bytes);
 
   GpuMemory() = default;
@@ -38,13 +37,13 @@ class GpuMemory {
   MemorySpan span() const;
   uint64_t base() const { return base_; }
 
-  // When they return it has happened, for whoever looks.
+  // These are complete, and visible to every process and device, when they return.
   absl::Status Write(uint64_t offset, std::span<const std::byte> from) const;
   absl::Status Read(uint64_t offset, std::span<std::byte> to) const;
   absl::Status Zero(uint64_t offset, uint64_t bytes) const;
 
  private:
-  const cuda::Driver* driver_ = nullptr;  // null: none is held
+  const cuda::Driver* driver_ = nullptr;  // null: this object holds no memory
   int device_ = 0;
   uint64_t base_ = 0;
   size_t bytes_ = 0;

@@ -1,4 +1,4 @@
-// Host memory of either kind that peers on the same host treat differently.
+// Host memory that peers on the same host map, or that they attach to.
 #ifndef KVXFER_CLI_COMMON_HOST_MEMORY_H_
 #define KVXFER_CLI_COMMON_HOST_MEMORY_H_
 
@@ -11,10 +11,10 @@
 
 namespace kvxfer::cli {
 
-// Page-aligned and zeroed. Unmapped when destroyed.
+// Page-aligned and zeroed. The destructor unmaps it.
 class HostMemory {
  public:
-  // Any source but a GPU.
+  // `source` must not be kCuda.
   static absl::StatusOr<HostMemory> Allocate(MemorySource source, size_t bytes);
 
   HostMemory() = default;
@@ -29,7 +29,7 @@ class HostMemory {
 
  private:
   HostBuffer mapped_;
-  void* anonymous_ = nullptr;  // null: mapped_ is what counts
+  void* anonymous_ = nullptr;  // null: mapped_ holds the memory
   size_t anonymous_bytes_ = 0;
 };
 

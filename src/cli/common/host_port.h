@@ -1,4 +1,4 @@
-// host:port arguments.
+// Addresses on the command line: host:port.
 #ifndef KVXFER_CLI_COMMON_HOST_PORT_H_
 #define KVXFER_CLI_COMMON_HOST_PORT_H_
 
@@ -18,7 +18,8 @@ struct HostPort {
   std::string ToString() const;  // brackets around IPv6 addresses
 };
 
-// "node7", "node7:7471", "[::1]:7471", "[::1]", "::1"; `default_port` where the text has none.
+// Takes "node7", "node7:7471", "[::1]:7471", "[::1]" and "::1". Without a port in the text, the
+// port is `default_port`.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text, uint16_t default_port = kDefaultPort);
 
 }  // namespace kvxfer::cli

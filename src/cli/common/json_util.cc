@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kMaxDepth = 8;
 
-// Numbers, lists of them and objects of plain values take one line.
+// Whether the value takes more than one line: numbers, lists of numbers, and objects of plain
+// values take one.
 bool TakesLines(const Json& json) {
   return std::any_of(json.begin(), json.end(), [&json](const Json& item) {
     return json.is_object() ? item.is_structured() : item.is_object();

@@ -1,5 +1,5 @@
-// JSON from other processes, read without trust: a missing field or one of another type is an
-// InvalidArgument that names it; nothing here throws.
+// JSON from other processes, which are not trusted: a field that is missing or has another type
+// gives InvalidArgument with its name. Nothing here throws.
 #ifndef KVXFER_CLI_COMMON_JSON_UTIL_H_
 #define KVXFER_CLI_COMMON_JSON_UTIL_H_
 
@@ -17,21 +17,21 @@ namespace kvxfer::cli {
 
 using Json = nlohmann::json;
 
-// Refuses what is no object or nests deeper than 8.
+// InvalidArgument: the text is not a JSON object, or nests deeper than 8 levels.
 absl::StatusOr<Json> ParseJsonObject(std::string_view text);
-// Text that is no UTF-8 is replaced, not refused.
+// Replaces text that is not UTF-8.
 std::string DumpJson(const Json& json, int indent = -1);
-// The same, for files that people look into: lists of numbers and objects of plain values take one
-// line each.
+// The same for files that people read: lists of numbers and objects of plain values take one line
+// each.
 std::string DumpJsonLines(const Json& json);
 
 absl::StatusOr<uint64_t> GetUint(const Json& object, const char* field);
-// Zero when missing or no number.
+// Zero if the field is missing or is not a number.
 double GetNumber(const Json& object, const char* field);
-// Empty when missing or no string.
+// Empty if the field is missing or is not a string.
 std::string GetString(const Json& object, const char* field);
 
-// Binary fields (metadata) travel as hexadecimal digits.
+// Binary fields, such as metadata, are sent as hexadecimal digits.
 std::string ToHex(std::string_view bytes);
 absl::StatusOr<std::string> GetHex(const Json& object, const char* field);
 

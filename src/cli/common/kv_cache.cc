@@ -11,7 +11,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Keeps a guard's content apart from that of any block.
+// Makes the content of guards different from that of all blocks.
 constexpr uint64_t kGuardSalt = 0x6775617264;
 
 uint64_t BlockSeed(uint64_t seed, uint32_t request, uint32_t piece, size_t index) {
@@ -34,7 +34,7 @@ absl::StatusOr<KvCache> KvCache::Create(const KvCacheShape& shape) {
                               .stride = shape.stride(),
                               .count = shape.blocks});
     cache.memory_.push_back(std::move(*memory));
-    // A guard has content of its own: zeros written over zeros would not be seen.
+    // Guards hold a pattern, because zeros written over zeros would not be noticed.
     const auto fill = [piece](size_t i, std::span<std::byte> guard) {
       FillPattern(guard, GuardSeed(piece, i));
       return absl::OkStatus();
@@ -49,7 +49,7 @@ absl::StatusOr<std::vector<RegionId>> KvCache::RegisterWith(Agent& agent, Access
   for (const CacheMemory& memory : memory_) {
     const absl::StatusOr<RegionId> region = agent.RegisterMemory(memory.span(), access);
     if (!region.ok()) {
-      // Metadata with them has not been given out, so nothing is in use.
+      // No peer has metadata of these regions yet, so that they are not in use.
       for (RegionId id : regions) (void)agent.DeregisterMemory(id);
       return region.status();
     }
@@ -80,7 +80,7 @@ absl::Status KvCache::ForEachBlock(uint32_t piece, std::span<const uint32_t> ids
   });
 }
 
-// Guard 0 is in front of the first block, guard i behind block i - 1, and the last at the end.
+// Guard 0 precedes the first block, guard i follows block i - 1, and the last guard is at the end.
 absl::Status KvCache::ForEachGuard(uint32_t piece, Touch touch, CacheMemory::Visit visit) const {
   std::vector<Stretch> stretches = {{.offset = 0, .bytes = kOuterGuard}};
   std::vector<size_t> numbers = {0};

@@ -1,9 +1,10 @@
-// A paged KV cache as an inference engine holds it: for every layer one region of K blocks and one
-// of V blocks (or one fused), each in memory of its own, with guard zones that nobody may write.
+// A paged KV cache as an inference engine holds it: each layer has one region of K blocks and one
+// of V blocks, or one fused region. Each region has its own memory, with guard zones that no
+// transfer may write.
 //
 //   | guard | block 0 | gap | block 1 | gap | ... | guard |
 //
-// Thread-safety: none; the memory is written by peers between registration and the end.
+// Thread-safety: none. Peers write the memory while it is registered.
 #ifndef KVXFER_CLI_COMMON_KV_CACHE_H_
 #define KVXFER_CLI_COMMON_KV_CACHE_H_
 
@@ -19,8 +20,8 @@
 namespace kvxfer::cli {
 
 struct KvCacheShape {
-  uint32_t pieces = 0;       // regions: layers, times two unless fused
-  uint64_t block_bytes = 0;  // of one block in one region
+  uint32_t pieces = 0;       // regions: number of layers, times two unless K and V are fused
+  uint64_t block_bytes = 0;  // bytes of one block in one region
   uint32_t blocks = 0;       // in each region
   uint64_t gap = 0;          // guarded bytes behind every block
   MemoryChoice memory{};
@@ -29,7 +30,7 @@ struct KvCacheShape {
   uint64_t bytes() const { return pieces * (blocks * stride()); }  // without the outer guards
 };
 
-// At both ends of a region.
+// Bytes of the guard zone at each end of a region.
 inline constexpr uint64_t kOuterGuard = 4096;
 
 class KvCache {
@@ -37,29 +38,31 @@ class KvCache {
   KvCache() = default;
   static absl::StatusOr<KvCache> Create(const KvCacheShape& shape);
 
-  // Every region, with `access` for peers; all or none.
+  // Registers every region with `access` for peers, or none if one fails.
   absl::StatusOr<std::vector<RegionId>> RegisterWith(Agent& agent, Access access) const;
 
   const KvCacheShape& shape() const { return shape_; }
   const std::vector<PagedRegion>& regions() const { return regions_; }
-  // Of host memory only: no CPU touches a GPU's. What works on both is below; its errors are those
-  // of the GPU's driver, unless it says others.
+  // For host memory only. The functions below work on GPU memory too; unless they state other
+  // errors, they return errors of the CUDA driver.
   std::span<std::byte> Block(uint32_t piece, uint32_t block) const;
 
-  // Calls visit(number in `ids`, bytes of that block), in the order of addresses; CacheMemory says
-  // how. No block twice.
+  // Calls visit(index into `ids`, bytes of that block) in the order of addresses, as
+  // CacheMemory::ForEach does. `ids` has no block twice.
   absl::Status ForEachBlock(uint32_t piece, std::span<const uint32_t> ids, Touch touch,
                             CacheMemory::Visit visit) const;
-  // One block's pattern (pattern.h), and where it differs from that.
+  // FillBlock writes the pattern of `seed` (pattern.h) into one block. FindInBlock returns the
+  // first offset that differs from it.
   absl::Status FillBlock(uint32_t piece, uint32_t block, uint64_t seed) const;
   absl::StatusOr<std::optional<size_t>> FindInBlock(uint32_t piece, uint32_t block,
                                                     uint64_t seed) const;
-  // Makes one bit of a byte wrong.
+  // Flips one bit of a byte.
   absl::Status Corrupt(uint32_t piece, uint32_t block, uint64_t offset) const;
 
-  // Zeros every block; guards stay.
+  // Zeros every block, but not the guards.
   absl::Status Clear() const;
-  // Fills, and later compares, the content of one request: `ids` are its blocks in order.
+  // FillRequest writes the content of one request, and CheckRequest compares it. `ids` are the
+  // request's blocks in order.
   absl::Status FillRequest(uint32_t request, std::span<const uint32_t> ids, uint64_t seed) const;
   // DataLoss names the request, piece, block and offset of the first wrong byte.
   absl::Status CheckRequest(uint32_t request, std::span<const uint32_t> ids, uint64_t seed) const;
@@ -68,7 +71,7 @@ class KvCache {
 
  private:
   Stretch StretchOf(uint32_t block) const;
-  // Of each guard of a region, visit(its number, its bytes); there may be none behind a block.
+  // Calls visit(number, bytes) for each guard zone of a region. Without a gap, blocks have none.
   absl::Status ForEachGuard(uint32_t piece, Touch touch, CacheMemory::Visit visit) const;
 
   KvCacheShape shape_;

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "src/cli/common/did_you_mean.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
@@ -17,7 +18,7 @@ using Json = nlohmann::json;
 constexpr uint64_t kLargestField = 1u << 20;
 constexpr size_t kMaxConfigBytes = 1u << 20;
 
-// Reads fields of one config; the first error sticks.
+// Reads the fields of one config and keeps the first error.
 class ConfigReader {
  public:
   ConfigReader(std::string_view name, const Json& json) : name_(name), json_(json) {}
@@ -86,7 +87,7 @@ absl::Status CheckTp(const KvModel& model, std::string_view option, uint64_t tp)
   }
   return absl::InvalidArgumentError(absl::StrCat(std::string(option), " ", tp, ": the ",
                                                  model.kv_heads, " KV heads of ", model.name,
-                                                 " do not divide over so many ranks"));
+                                                 " cannot be split over so many ranks"));
 }
 
 const std::vector<KvModel>& KnownKvModels() {
@@ -106,7 +107,7 @@ absl::StatusOr<KvModel> ParseKvModel(std::string_view name, std::string_view tex
     return absl::InvalidArgumentError(
         absl::StrCat("model config ", ToAbsl(name), ": not a JSON object"));
   }
-  // Multi-modal models keep the language model's fields one level down.
+  // Multi-modal models have the language model's fields one level deeper.
   if (const auto inner = json.find("text_config"); inner != json.end() && inner->is_object()) {
     json = Json(*inner);
   }
@@ -127,10 +128,10 @@ absl::StatusOr<KvModel> ParseKvModel(std::string_view name, std::string_view tex
 }
 
 absl::StatusOr<KvModel> LoadKvModel(std::string_view name_or_path) {
-  std::string names;
+  std::vector<std::string> names;
   for (const KvModel& model : KnownKvModels()) {
     if (model.name == name_or_path) return model;
-    absl::StrAppend(&names, names.empty() ? "" : ", ", model.name);
+    names.push_back(model.name);
   }
   std::ifstream file{std::string(name_or_path)};
   std::string text;
@@ -140,8 +141,9 @@ absl::StatusOr<KvModel> LoadKvModel(std::string_view name_or_path) {
     text.resize(static_cast<size_t>(file.gcount()));
   }
   if (text.empty()) {
-    return absl::NotFoundError(absl::StrCat(
-        "model '", ToAbsl(name_or_path), "' is neither a readable config.json nor one of ", names));
+    return absl::NotFoundError(absl::StrCat("model '", ToAbsl(name_or_path),
+                                            "' is neither known nor a readable config.json",
+                                            DidYouMeanOrChoose(name_or_path, names)));
   }
   if (text.size() > kMaxConfigBytes) {
     return absl::InvalidArgumentError(

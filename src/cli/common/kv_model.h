@@ -1,4 +1,4 @@
-// What a model keeps in its KV cache, from a name or from a Hugging Face config.json.
+// The shape of a model's KV cache, by the model's name or from a Hugging Face config.json.
 #ifndef KVXFER_CLI_COMMON_KV_MODEL_H_
 #define KVXFER_CLI_COMMON_KV_MODEL_H_
 
@@ -17,25 +17,26 @@ struct KvModel {
   uint32_t kv_heads = 0;  // not used when fused
   uint32_t head_size = 0;
   uint32_t element_bytes = 2;
-  // MLA: one piece a layer, `fused_width` elements a token, the same on every TP rank.
+  // MLA: one region for each layer, with `fused_width` elements for each token, the same on every
+  // TP rank.
   bool fused = false;
   uint32_t fused_width = 0;
 
   uint32_t pieces() const { return layers * (fused ? 1 : 2); }
-  // Of one piece (K or V of one layer) on one of `tp` ranks; with more ranks than KV heads a
-  // head is replicated.
+  // Bytes of one token in one region (K or V of one layer) on one of `tp` ranks. With more ranks
+  // than KV heads, several ranks have the same head.
   uint64_t TokenBytes(uint32_t tp) const;
 };
 
-// InvalidArgument names `option`, where neither the model's KV heads divide over `tp` ranks nor the
-// other way round: then no rank has a part of its own.
+// InvalidArgument, with the name of `option`, unless `tp` divides the number of KV heads or is a
+// multiple of it.
 absl::Status CheckTp(const KvModel& model, std::string_view option, uint64_t tp);
 
-// A known name, or the path of a config.json. NotFound lists the names; InvalidArgument names the
-// field of the file that is missing or wrong.
+// Takes a known name or the path of a config.json. NotFound: it is neither; says which names there
+// are. InvalidArgument names the field of the file that is missing or wrong.
 absl::StatusOr<KvModel> LoadKvModel(std::string_view name_or_path);
 
-// The same for the text of a config.json; `name` is what messages call it.
+// The same for the text of a config.json. Messages call it `name`.
 absl::StatusOr<KvModel> ParseKvModel(std::string_view name, std::string_view text);
 
 const std::vector<KvModel>& KnownKvModels();

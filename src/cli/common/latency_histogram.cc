@@ -11,8 +11,9 @@ namespace {
 constexpr unsigned kSubBits = 8;
 constexpr size_t kBuckets = (64 - kSubBits) << kSubBits;
 
-// Parts of the requests at which a distribution has a point, in parts of kWhole: hundredths, and of
-// the last hundredth, thousandth and ten-thousandth the tenths.
+// The shares of requests at which a distribution has a point, in units of 1/kWhole: every
+// hundredth, and every tenth of the last hundredth, of the last thousandth and of the last
+// ten-thousandth.
 constexpr uint64_t kWhole = 100'000;
 constexpr std::array<uint64_t, kMaxCdfPoints> CdfParts() {
   std::array<uint64_t, kMaxCdfPoints> parts{};
@@ -27,7 +28,7 @@ constexpr std::array<uint64_t, kMaxCdfPoints> CdfParts() {
 }
 constexpr std::array<uint64_t, kMaxCdfPoints> kCdfParts = CdfParts();
 
-// Below 512 ns every value has a bucket of its own; above, each power of two has 256.
+// Each value below 512 ns has its own bucket. Above, each power of two has 256 buckets.
 size_t BucketOf(uint64_t value) {
   const auto bits = static_cast<unsigned>(std::bit_width(value));
   const unsigned shift = bits > kSubBits + 1 ? bits - (kSubBits + 1) : 0;
@@ -109,7 +110,7 @@ Json LatencyHistogram::ToJson() const {
 }
 
 absl::StatusOr<LatencyHistogram> LatencyHistogram::FromJson(const Json& json) {
-  const auto bad = [] { return absl::InvalidArgumentError("a histogram that is not whole"); };
+  const auto bad = [] { return absl::InvalidArgumentError("an incomplete histogram"); };
   const absl::StatusOr<uint64_t> sum = GetUint(json, "sum");
   const absl::StatusOr<uint64_t> min = GetUint(json, "min");
   const absl::StatusOr<uint64_t> max = GetUint(json, "max");

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "src/cli/common/did_you_mean.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
@@ -18,7 +19,7 @@ constexpr std::array kHostNames = {
     std::pair{std::string_view("attached"), MemorySource::kAttached}};
 constexpr std::string_view kCudaName = "cuda";
 
-// The N of "cuda:N"; "cuda" is the first one. Empty: neither.
+// The N of "cuda:N", or 0 for "cuda"; empty if the text is neither.
 std::optional<int> CudaDevice(std::string_view text) {
   constexpr int kMost = 1023;
   if (text == kCudaName) return 0;
@@ -40,10 +41,17 @@ absl::StatusOr<MemoryChoice> ParseMemoryChoice(std::string_view text) {
   if (const std::optional<int> device = CudaDevice(text)) {
     return MemoryChoice(MemorySource::kCuda, *device);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "memory '", ToAbsl(text),
-      "': choose mapped, mapped-small, mapped-reserved, attached, or cuda:N for memory "
-      "of a GPU"));
+  return absl::InvalidArgumentError(absl::StrCat("memory '", ToAbsl(text), "': choose ",
+                                                 JoinOr(MemoryWords()),
+                                                 DidYouMean(text, MemoryWords())));
+}
+
+std::vector<std::string> MemoryWords() {
+  std::vector<std::string> words;
+  for (const auto& [name, source] : kHostNames) words.emplace_back(name);
+  words.emplace_back(kCudaName);
+  words.push_back(std::string(kCudaName) + ":N");
+  return words;
 }
 
 std::string MemoryChoice::ToString() const {
@@ -55,8 +63,9 @@ std::string MemoryChoice::ToString() const {
 }
 
 std::string MemorySides::Words() const {
-  if (here == there) return here.ToString();
-  return absl::StrCat(here.ToString(), " here, ", there.ToString(), " there");
+  if (here == there) return here.ToString() + " memory";
+  return absl::StrCat(here.ToString(), " memory at the initiator, ", there.ToString(),
+                      " memory at the target");
 }
 
 absl::StatusOr<MemorySides> ParseMemorySides(std::string_view text) {

@@ -1,4 +1,4 @@
-// Which memory the processes of a run take: what --memory says.
+// Which memory the processes of a run use: the values of --memory.
 //
 // Thread-safety: plain values; pure functions.
 #ifndef KVXFER_CLI_COMMON_MEMORY_CHOICE_H_
@@ -6,6 +6,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -15,18 +16,18 @@ enum class MemorySource {
   kMapped,          // HostBuffer: a peer on this host maps it
   kMappedSmall,     // the same with small pages
   kMappedReserved,  // the same with reserved huge pages
-  kAttached,        // anonymous memory, as malloc gives: a peer on this host attaches to it
-  kCuda,            // of a GPU
+  kAttached,        // anonymous memory, as from malloc: a peer on this host attaches to it
+  kCuda,            // memory of a GPU
 };
 
 struct MemoryChoice {
   MemoryChoice() = default;
-  // One that is not a GPU's is its source and nothing else.
+  // `of_device` is for kCuda only.
   MemoryChoice(MemorySource from, int of_device = 0)  // NOLINT(google-explicit-constructor)
       : source(from), device(of_device) {}
 
   MemorySource source = MemorySource::kMapped;
-  int device = 0;  // of kCuda: as CUDA numbers them in this process
+  int device = 0;  // for kCuda: the number that CUDA gives the GPU in this process
 
   bool cuda() const { return source == MemorySource::kCuda; }
   // As ParseMemoryChoice takes it.
@@ -34,24 +35,24 @@ struct MemoryChoice {
   bool operator==(const MemoryChoice&) const = default;
 };
 
-inline constexpr const char* kMemoryHelp =
-    "mapped (or host), attached, cuda or cuda:N: of a GPU; mapped-small, mapped-reserved: what "
-    "HostBuffer gives, with these pages; two with a comma: of this side, of the other";
+// The words that ParseMemoryChoice takes, for help and completion.
+std::vector<std::string> MemoryWords();
 
-// "mapped", "host" (the same), "mapped-small", "mapped-reserved", "attached", "cuda:1" or "cuda"
-// (the first one).
+// "mapped" or "host", which mean the same; "mapped-small", "mapped-reserved", "attached"; "cuda:1",
+// or "cuda" for the first GPU.
 absl::StatusOr<MemoryChoice> ParseMemoryChoice(std::string_view text);
 
-// Of the two sides of a run: initiators and targets, prefill and decode.
+// The memory of the two sides of a run: initiators (here) and targets (there), or prefill and
+// decode.
 struct MemorySides {
   MemoryChoice here{};
   MemoryChoice there{};
 
-  // "cuda:0", or where they differ "mapped here, cuda:1 there".
+  // "cuda:0 memory", or "mapped memory at the initiator, cuda:1 memory at the target".
   std::string Words() const;
 };
 
-// One for both, or two with a comma: "mapped,cuda:1".
+// One value for both sides, or two separated by a comma: "mapped,cuda:1".
 absl::StatusOr<MemorySides> ParseMemorySides(std::string_view text);
 
 }  // namespace kvxfer::cli

@@ -7,13 +7,13 @@
 namespace kvxfer::cli {
 namespace {
 
-// Odd, with well mixed bits: consecutive words differ in about half of theirs.
+// Odd, with well mixed bits: consecutive words differ in about half of their bits.
 constexpr uint64_t kStep = 0x9E3779B97F4A7C15;
 constexpr size_t kWordsPerVector = 4;
 constexpr size_t kVectorsPerStep = 4;
 constexpr size_t kStepBytes = kWordsPerVector * kVectorsPerStep * sizeof(uint64_t);
 
-// GCC's and clang's vector extension: compiles to the widest registers of the target.
+// The vector extension of GCC and clang compiles to the widest registers of the target.
 using Vector = uint64_t __attribute__((vector_size(kWordsPerVector * sizeof(uint64_t))));
 using Block = std::array<Vector, kVectorsPerStep>;
 

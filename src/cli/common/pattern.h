@@ -1,6 +1,6 @@
-// Content that says where it belongs: every block has a seed made from its place, and word i of it
-// is a counter that starts at that seed. A block that lands elsewhere, a shifted or a stale one
-// differs in every word. Fast enough (memory speed) to check every byte of every transfer.
+// Content that identifies its place: each block has a seed made from its coordinates, and its words
+// count up from that seed. A block in a wrong place, a shifted block and a stale block differ in
+// every word. Runs at memory speed, so that every byte of every transfer can be checked.
 #ifndef KVXFER_CLI_COMMON_PATTERN_H_
 #define KVXFER_CLI_COMMON_PATTERN_H_
 
@@ -12,13 +12,13 @@
 
 namespace kvxfer::cli {
 
-// Mixes the coordinates of a block, in order, into its seed.
+// The seed for a block with these coordinates, whose order matters.
 uint64_t PatternSeed(std::initializer_list<uint64_t> coordinates);
 
 // `bytes` may have any alignment and length.
 void FillPattern(std::span<std::byte> bytes, uint64_t seed);
 
-// The offset of the first byte that is not the pattern's; nothing when all are.
+// The offset of the first byte that differs from the pattern; nothing if none does.
 std::optional<size_t> FindMismatch(std::span<const std::byte> bytes, uint64_t seed);
 
 }  // namespace kvxfer::cli

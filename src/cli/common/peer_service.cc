@@ -15,7 +15,7 @@ namespace kvxfer::cli {
 namespace {
 
 constexpr Duration kFirstRequest = std::chrono::seconds(20);
-// A client says nothing while its load runs.
+// A client is silent while its load runs.
 constexpr Duration kNextRequest = kLongestRun + std::chrono::minutes(5);
 
 }  // namespace
@@ -43,8 +43,8 @@ void PeerService::Serve(Channel& channel) {
     const absl::StatusOr<Json> answer = Handle(session, *request);
     if (!channel.Send(answer.ok() ? *answer : ErrorAnswer(answer.status())).ok()) break;
   }
-  // First the peer: its transfers end, and nothing of it can touch the memory any more. Only then
-  // may another session have the name.
+  // First remove the peer, so that its transfers end and can no longer touch the memory. Only then
+  // may another session use the name.
   if (!session.peer.empty()) (void)agent_->RemovePeer(session.peer);
   {
     const std::lock_guard lock(mutex_);
@@ -93,26 +93,26 @@ absl::StatusOr<Json> PeerService::Hello(Session& session, const Json& request) {
   return Json{{"metadata", ToHex(*ours)}, {"version", KVXFER_VERSION}};
 }
 
-// Before the agent hears of it: a peer's metadata replaces that of the same name, and every name
-// is kept until the session ends.
+// Reserves the name before AddPeer sees it: AddPeer replaces the metadata of a peer with the same
+// name, and a session keeps its name until it ends.
 absl::Status PeerService::Claim(Session& session, const std::string& name) {
   const std::lock_guard lock(mutex_);
   if (session.peer == name) return absl::OkStatus();
   if (!session.peer.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat("this connection is of agent ", session.peer,
-                                                      "; make another one for ", name));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this connection belongs to agent ", session.peer, "; open another one for ", name));
   }
   for (const auto& [id, other] : sessions_) {
     if (other->peer == name) {
       return absl::FailedPreconditionError(
-          absl::StrCat("another client is called ", name, "; give agents unique names"));
+          absl::StrCat("another client has the name ", name, "; give agents unique names"));
     }
   }
   session.peer = name;
   return absl::OkStatus();
 }
 
-// Waits in the agent, so that this thread also drives it: a ping costs no extra wake-up here.
+// Waits in the agent, so that this thread drives it and a ping costs no extra wake-up here.
 void PeerService::Dispatch() {
   while (!stopping_.load()) {
     const absl::StatusOr<Notification> notification =
@@ -130,7 +130,7 @@ void PeerService::OnNotification(const Notification& notification) {
   if (!note) return;
   const std::lock_guard lock(mutex_);
   const auto it = sessions_.find(note->session);
-  // A client may speak for its own session only.
+  // A client may only send notes of its own session.
   if (it == sessions_.end() || it->second->peer != notification.peer) return;
   Session& session = *it->second;
   if (session.answer.empty()) {
@@ -138,8 +138,8 @@ void PeerService::OnNotification(const Notification& notification) {
     if (!session.same_clock) return;
     const int64_t after_ns = std::max<int64_t>(MonotonicNanoseconds() - note->posted_ns, 0);
     session.notified.Add(Duration(after_ns));
-    if (note->sequence != 0 && session.told.size() < kMaxTimeline) {
-      session.told.emplace_back(note->sequence, static_cast<uint64_t>(after_ns));
+    if (note->sequence != 0 && session.arrivals.size() < kMaxTimeline) {
+      session.arrivals.emplace_back(note->sequence, static_cast<uint64_t>(after_ns));
     }
     return;
   }
@@ -150,7 +150,7 @@ void PeerService::OnNotification(const Notification& notification) {
                            .remote_ids = {&kFirst, 1}};
   TransferOptions options;
   options.notification = notification.payload;
-  // Not waited for: the client sees whether the answer comes.
+  // Nothing waits for this transfer: the client sees whether the answer arrives.
   (void)agent_->Write(session.peer, blocks, options);
 }
 

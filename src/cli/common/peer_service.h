@@ -1,22 +1,27 @@
-// What a process does for the clients of its agent: answers pings, explains, and is the other side
-// of benchmarks. `kvxfer serve` offers it to all who connect, `kvxfer bench` to itself.
+// What a process does for the clients of its agent: it answers pings, explains paths, and is the
+// target of benchmarks. `kvxfer serve` does this for every client that connects; `kvxfer bench`
+// starts a process that does it for the benchmark.
 //
-// Requests (channel messages) and answers; any other is answered with an error:
-//   hello {metadata, version}          → {metadata, version}  both agents know each other; one
-//   agent
-//                                        a channel, and one channel an agent; one version of kvxfer
-//   explain {}                         → {explanation}        the path from here to the client
-//   prepare {pieces, block_bytes, blocks, memory, answer?, drive?}
-//                                      → {session, regions}   a cache for the client; say hello
-//                                      again
-//   clear {}                           → {}                   zeros in all of that cache
-//   fill | check {first, streams, request_blocks, content, seed} → {}   content of some streams
-//   drive {op, threads, share, …}      → a result             this side is the initiator of a load
-//   report {}                          → {notifications, notified, told, process, cpu_seconds,
-//                                        rss_bytes}
+// Requests are channel messages. A request that is not listed here is answered with an error.
 //
-// A session's notifications carry SessionNote. Where prepare had `answer` (a region of the client's
-// as large as its cache here) each is answered at once by a notified write into it.
+//   hello {metadata, version} → {metadata, version}
+//     Both agents know each other then. A channel is for one agent, an agent has one channel, and
+//     both sides run the same version of kvxfer.
+//   explain {} → {explanation, text}
+//     The paths from here to the client.
+//   prepare {pieces, block_bytes, blocks, memory, answer?, drive?} → {session, regions}
+//     Creates a cache for the client. The client says hello again to get the metadata with it.
+//   clear {} → {}
+//     Zeros the cache.
+//   fill | check {first, streams, request_blocks, content, seed} → {}
+//     Writes, or compares, the content of some streams.
+//   drive {op, threads, request_blocks, first, remote_first, seed, timeout_ns, loop} → a result
+//     This side is the initiator of a load.
+//   report {} → {notifications, notified, arrivals, process, cpu_seconds, rss_bytes}
+//     What this side saw since the last report.
+//
+// The notifications of a session carry SessionNote. If prepare had `answer`, a region of the client
+// as large as the cache here, each notification is answered at once by a notified write into it.
 #ifndef KVXFER_CLI_COMMON_PEER_SERVICE_H_
 #define KVXFER_CLI_COMMON_PEER_SERVICE_H_
 
@@ -38,39 +43,40 @@
 
 namespace kvxfer::cli {
 
-// What a session with such a cache counts against PeerService's bound: the cache and, for each of
-// its blocks, the two ids by which content and loads name it.
+// The bytes that a session with such a cache counts for: the cache, its guards and, for each block,
+// the two ids by which content and loads name it.
 uint64_t SessionBytes(const KvCacheShape& shape);
 
-// Regions of a session's cache at most.
+// The most regions of a session's cache.
 inline constexpr uint64_t kMaxPieces = 4096;
 
 class PeerService {
  public:
-  // `max_session_bytes` bounds the SessionBytes of each client.
+  // `max_session_bytes` limits the SessionBytes of each client.
   PeerService(std::unique_ptr<Agent> agent, uint64_t max_session_bytes);
   ~PeerService();
 
   Agent& agent() { return *agent_; }
 
-  // Serves one client until it closes or sends what is no message. Several threads may call it at
-  // once, each with its own channel.
+  // Serves one client until it closes its channel or sends something that is not a message. Several
+  // threads may call this at once, each with its own channel.
   void Serve(Channel& channel);
 
  private:
-  // One client. It lives on the stack of Serve, whose thread alone writes it, under mutex_; the
-  // dispatcher reads it under mutex_, and only while it is in sessions_.
+  // One client. It lives on the stack of Serve. Only that thread writes it, and it holds mutex_ for
+  // that. The dispatcher reads it under mutex_, and only while it is in sessions_.
   struct Session {
     uint64_t id = 0;
-    std::string peer;  // empty before its hello; no two sessions have the same
+    std::string peer;  // empty before its hello; differs between sessions
     bool same_clock = false;
     KvCache cache;
     std::vector<RegionId> regions;    // of `cache`, while they are registered
-    std::vector<PagedRegion> answer;  // of the client; empty: do not answer
+    std::vector<PagedRegion> answer;  // of the client; empty: notifications are not answered
     std::vector<PagedRegion> drive;   // of the client
-    uint64_t notifications = 0;       // since the last report, as is `notified`
+    // These three count from the last report on.
+    uint64_t notifications = 0;
     LatencyHistogram notified;
-    Told told;  // likewise, of transfers with a number; the first kMaxTimeline
+    ArrivalTimes arrivals;  // of transfers with a number, at most kMaxTimeline
   };
 
   absl::StatusOr<Json> Handle(Session& session, const Json& request);
@@ -85,14 +91,14 @@ class PeerService {
   void Dispatch();
   void OnNotification(const Notification& notification);
 
-  // Of clients that left before it was quiet. Declared before the agent, so that it is freed after
-  // it: then nothing can land there any more.
+  // Memory of clients that left before it was quiet. Declared before the agent, so that it is freed
+  // after the agent, when nothing can write it any longer.
   std::vector<KvCache> stranded_;
   const std::unique_ptr<Agent> agent_;
   const uint64_t max_session_bytes_;
-  std::mutex mutex_;  // of sessions_, and of what the dispatcher reads of each
+  std::mutex mutex_;  // guards sessions_, and what the dispatcher reads of each session
   std::map<uint64_t, Session*> sessions_;
-  uint64_t next_session_ = 1;  // an id is not used again: a late note must not reach a new session
+  uint64_t next_session_ = 1;  // never reused: a late note must not reach a new session
   std::atomic<bool> stopping_{false};
   std::thread dispatcher_;
 };

@@ -1,4 +1,4 @@
-// What PeerService does with the cache of one session.
+// The requests of PeerService that concern the cache of one session.
 
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kMaxDriveThreads = 256;
 constexpr uint64_t kIdBytes = 2 * sizeof(uint32_t);  // of a block
 
-// Reads whole numbers of a request, which comes from outside; the first error sticks.
+// Reads whole numbers of a request, which is not trusted, and keeps the first error.
 class Fields {
  public:
   explicit Fields(const Json& json) : json_(json) {}
@@ -46,7 +46,7 @@ struct PrepareRequest {
   std::vector<PagedRegion> drive;
 };
 
-// Every region of the client's is one block for one block of the cache here, at most.
+// The client's regions must have the shape of the cache here; they may have fewer blocks.
 absl::StatusOr<std::vector<PagedRegion>> ClientRegions(const Json& request, const char* field,
                                                        const KvCacheShape& shape) {
   if (!request.contains(field)) return std::vector<PagedRegion>{};
@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<PagedRegion>> ClientRegions(const Json& request, cons
   }
   if (fits) return regions;
   return absl::InvalidArgumentError(
-      absl::StrCat("the regions in '", field, "' are not like those to be prepared"));
+      absl::StrCat("the regions in '", field, "' do not have the shape of the prepared ones"));
 }
 
 absl::StatusOr<PrepareRequest> ParsePrepare(const Json& request, uint64_t max_bytes) {
@@ -76,9 +76,9 @@ absl::StatusOr<PrepareRequest> ParsePrepare(const Json& request, uint64_t max_by
   if (!countable || SessionBytes(shape) > max_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         shape.blocks, " blocks of ", FormatBytes(shape.block_bytes), " in each of ", shape.pieces,
-        " regions, with guards and ids, are more than the ", FormatBytes(max_bytes),
-        " a session may have; use less memory, or let the server give more with "
-        "--max-session-bytes"));
+        " regions, with guards and ids, exceed the ", FormatBytes(max_bytes),
+        " that a session may have; use less memory, or raise --max-session-bytes of the "
+        "server"));
   }
   for (auto [field, regions] : {std::pair("answer", &parsed.answer), {"drive", &parsed.drive}}) {
     absl::StatusOr<std::vector<PagedRegion>> given = ClientRegions(request, field, shape);
@@ -103,7 +103,7 @@ absl::StatusOr<Json> PeerService::Prepare(Session& session, const Json& request)
   absl::StatusOr<KvCache> cache = KvCache::Create(parsed->shape);
   if (!cache.ok()) return cache.status();
   {
-    // Moving a cache leaves its memory where it is.
+    // Moving a KvCache does not move its memory.
     const std::lock_guard lock(mutex_);
     session.cache = std::move(*cache);
     session.answer = std::move(parsed->answer);
@@ -116,8 +116,9 @@ absl::StatusOr<Json> PeerService::Prepare(Session& session, const Json& request)
   return Json{{"session", session.id}, {"regions", ToJson(session.cache.regions())}};
 }
 
-// Within this process it is the agent that orders writes to the cache before whatever lands next:
-// the answer goes over a socket, and that orders nothing between threads.
+// Orders this thread's writes to the cache before later transfers, within this process: the call
+// into the agent does that. The answer to the client goes over a socket, which orders nothing
+// between threads.
 absl::StatusOr<Json> PeerService::HandedOver() const {
   if (auto metadata = agent_->Metadata(); !metadata.ok()) return metadata.status();
   return Json::object();
@@ -160,7 +161,7 @@ absl::StatusOr<Json> PeerService::Content(Session& session, const std::string& t
   return Json::object();
 }
 
-// The client is the target: its regions came with prepare.
+// The client is the target: prepare named its regions.
 absl::StatusOr<Json> PeerService::Drive(Session& session, const Json& request) {
   if (session.drive.empty()) return absl::FailedPreconditionError("prepare with 'drive' first");
   Fields fields(request);
@@ -175,9 +176,9 @@ absl::StatusOr<Json> PeerService::Drive(Session& session, const Json& request) {
   absl::StatusOr<LoopSpec> loop = LoopSpecFromJson(request.value("loop", Json::object()));
   if (!loop.ok()) return loop.status();
   if (loop->duration > kLongestRun) {
-    return absl::InvalidArgumentError("a run may take an hour at most");
+    return absl::InvalidArgumentError("a run may take at most an hour");
   }
-  // Where the clocks have nothing in common the client begins when it has sent this.
+  // Without a common clock, the client begins as soon as it has sent this request.
   if (!session.same_clock) loop->start_ns = 0;
   const DriveLink link{.peer = session.peer, .remote = session.drive};
   const std::span<const DriveLink> links(&link, 1);
@@ -199,13 +200,13 @@ Json PeerService::Report(Session& session) {
   const std::lock_guard lock(mutex_);
   return {{"notifications", std::exchange(session.notifications, 0)},
           {"notified", std::exchange(session.notified, {}).ToJson()},
-          {"told", std::exchange(session.told, {})},
+          {"arrivals", std::exchange(session.arrivals, {})},
           {"process", ProcessName()},
           {"cpu_seconds", CpuSeconds()},
           {"rss_bytes", RssBytes()}};
 }
 
-// Gives the session's memory back; it stays when something can still touch it.
+// Frees the session's memory. An error: something may still touch it, and it stays.
 absl::Status PeerService::Forget(Session& session) {
   while (!session.regions.empty()) {
     absl::Status status = agent_->DeregisterMemory(session.regions.back());

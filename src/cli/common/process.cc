@@ -40,7 +40,8 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::string& subcommand
   auto ends = ChannelEnds();
   if (!ends.ok()) return ends.status();
   auto& [ours, theirs] = *ends;
-  // dup2 onto itself would keep close-on-exec, so the child's end must not sit there already.
+  // dup2 of a descriptor onto itself would keep close-on-exec, so that the child's end must have
+  // another number.
   if (theirs.get() == kChannelFd) theirs = UniqueFd(fcntl(kChannelFd, F_DUPFD_CLOEXEC, 10));
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -49,7 +50,7 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::string& subcommand
   std::string argument = subcommand;
   const std::array<char*, 3> argv = {program.data(), argument.data(), nullptr};
   pid_t pid = -1;
-  // The file this process runs, also when the one at its path has been replaced since.
+  // The file that this process runs, even if the file at its path was replaced.
   const int error = posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) return absl::ResourceExhaustedError(ErrnoText("starting " + role, error));
@@ -65,9 +66,9 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Fork(
   if (pid < 0) return absl::ResourceExhaustedError(ErrnoText("starting " + role, errno));
   if (pid > 0) return WorkerProcess(pid, Channel(std::move(ours), role), role);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  ours = UniqueFd();  // or it would not see the parent close
+  ours = UniqueFd();  // else the child would not see that the parent closes its end
   const absl::Status status = serve(Channel(std::move(theirs), kParent));
-  // What is in the buffers of stdout is the parent's to write.
+  // Without flushing: the parent writes what its stdout had buffered.
   std::_Exit(status.ok() ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
@@ -134,9 +135,9 @@ absl::StatusOr<Channel> ChannelToParent() {
   struct stat info {};
   if (fstat(kChannelFd, &info) != 0 || !S_ISSOCK(info.st_mode)) {
     return absl::FailedPreconditionError(
-        "this subcommand is the second process of demo and bench; run those instead");
+        "demo, bench and ping start this subcommand themselves; run one of those instead");
   }
-  // The channel's end would do while it is read; a worker that is busy must not stay either.
+  // A worker that waits in Receive sees its parent end. One that is busy must end too.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   fcntl(kChannelFd, F_SETFD, FD_CLOEXEC);
   return Channel(UniqueFd(kChannelFd), kParent);
@@ -146,7 +147,7 @@ void RaiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
-  // Without it the run fails where it has too few, and says so.
+  // If this fails, a run that needs more descriptors fails later with a clear error.
   (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 

@@ -1,5 +1,5 @@
-// The other processes of `demo` and `bench`: this program once more, or a copy of this process,
-// joined by a channel.
+// The worker processes of `demo`, `bench` and `ping`: another run of this program, or a fork of
+// this process. A channel connects each one to its parent.
 #ifndef KVXFER_CLI_COMMON_PROCESS_H_
 #define KVXFER_CLI_COMMON_PROCESS_H_
 
@@ -15,21 +15,21 @@
 
 namespace kvxfer::cli {
 
-// Where the child finds its end of the channel.
+// The descriptor of the child's end of the channel.
 inline constexpr int kChannelFd = 3;
 
-// The two ends of a channel, closed on exec.
+// The two ends of a channel, which exec closes.
 absl::StatusOr<std::array<UniqueFd, 2>> ChannelEnds();
 
-// Thread-safety: one thread at a time. A child that still runs is killed by the destructor.
+// Thread-safety: one thread at a time. The destructor kills a child that still runs.
 class WorkerProcess {
  public:
-  // Runs `kvxfer <subcommand>`. `role` is what errors call it, e.g. "the decode process".
+  // Runs `kvxfer <subcommand>`. Errors call the process `role`, e.g. "the decode process".
   static absl::StatusOr<WorkerProcess> Start(const std::string& subcommand,
                                              const std::string& role);
-  // Runs `serve` in a copy of this process, which must have neither threads nor agents yet; its end
-  // is that of the copy, with exit status 0 when it is OK. It has the parent's stdout and stderr,
-  // and is to leave them alone.
+  // Forks this process, which must not have threads or agents yet, and runs `serve` in the child.
+  // The child ends when `serve` returns, with exit status 0 if the result is OK. It shares the
+  // parent's stdout and stderr and must not write to them.
   static absl::StatusOr<WorkerProcess> Fork(const std::string& role,
                                             const std::function<absl::Status(Channel)>& serve);
   WorkerProcess(WorkerProcess&& other) noexcept;
@@ -38,9 +38,9 @@ class WorkerProcess {
 
   Channel& channel() { return channel_; }
   pid_t pid() const { return pid_; }
-  // Unavailable, with how it ended, once the process is no more; OK while it runs.
+  // OK while the process runs; then Unavailable, with the way it ended.
   absl::Status CheckAlive();
-  // Waits for the end; OK when that was exit status 0.
+  // Waits for the process to end. OK: its exit status was 0.
   absl::Status Join(Duration timeout);
 
  private:
@@ -53,15 +53,15 @@ class WorkerProcess {
   std::string role_;
 };
 
-// How one of these has ended; OK: all run. A process that was killed closes its sockets before it
-// can be waited for, so it looks for 200 ms.
+// How one of these processes has ended; OK: all of them run. A killed process closes its sockets
+// before waitpid can report it, so that this looks for 200 ms.
 absl::Status FindEnded(std::span<WorkerProcess* const> workers);
 
-// In the child: its end of the channel; from now on the child dies with its parent.
-// FailedPrecondition when the program was not started by Start.
+// In the child: returns its end of the channel. From then on the child dies with its parent.
+// FailedPrecondition: the program was not started by WorkerProcess::Start.
 absl::StatusOr<Channel> ChannelToParent();
 
-// Many agents, or many regions, need many descriptors: raises the soft limit to the hard one.
+// Raises the soft limit of descriptors to the hard one, for runs with many agents or regions.
 void RaiseDescriptorLimit();
 
 }  // namespace kvxfer::cli

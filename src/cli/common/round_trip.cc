@@ -15,7 +15,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Of our cache: what is written, and where the answer comes in.
+// Blocks of the local cache: the one that is written, and the one that the answer is written to.
 constexpr uint32_t kSource = 0;
 constexpr uint32_t kAnswer = 1;
 
@@ -66,8 +66,9 @@ absl::Status RoundTrip::Once() {
   return WaitAnswer(*transfer);
 }
 
-// The end of a transfer that failed, which wakes nobody who waits for a notification, is looked
-// for in between: no answer can come then, and it tells more than "no answer".
+// A transfer that fails does not wake a thread that waits for a notification. So this looks at the
+// transfer in between: after a failure no answer can come, and its status says more than "no
+// answer".
 absl::Status RoundTrip::WaitAnswer(const Transfer& transfer) {
   constexpr Duration kLook = std::chrono::milliseconds(50);
   for (const Time deadline = Now() + timeout_;;) {
@@ -76,19 +77,19 @@ absl::Status RoundTrip::WaitAnswer(const Transfer& transfer) {
     if (answer.ok()) {
       const std::optional<SessionNote> note = SessionNote::Decode(answer->payload);
       if (note && note->sequence == sequence_) return absl::OkStatus();
-      return absl::InternalError("the answer is not to what was written");
+      return absl::InternalError("the answer belongs to another write");
     }
     if (!absl::IsDeadlineExceeded(answer.status())) return answer.status();
     if (absl::Status failed = transfer.status(); !failed.ok()) return failed;
     if (absl::Status gone = CheckPeer(); !gone.ok()) return gone;
     if (left <= kLook) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "no answer from ", session_.peer(), " within ", FormatFixed(Seconds(timeout_), 3), " s"));
+      return absl::DeadlineExceededError(absl::StrCat("no answer from ", session_.peer(),
+                                                      " within ", FormatDuration(timeout_, " ")));
     }
   }
 }
 
-// A connection that broke may be made again, and what was under way goes on.
+// A broken connection may be made again, and transfers in flight go on then.
 absl::Status RoundTrip::CheckPeer() {
   constexpr Duration kPatience = std::chrono::seconds(1);
   while (const std::optional<PeerEvent> event = agent_->PollPeerEvent()) {
@@ -116,7 +117,7 @@ absl::Status RoundTrip::Verify(double* took_us) {
   if (!wrong.ok()) return wrong.status();
   if (!*wrong) return cache_->CheckGuards();
   return absl::DataLossError(
-      absl::StrCat("byte ", **wrong, " of the answer is not what was written there"));
+      absl::StrCat("byte ", **wrong, " of the answer differs from what was written"));
 }
 
 }  // namespace kvxfer::cli

@@ -1,4 +1,4 @@
-// One notified write and its answer: what `ping` and `bench --latency` measure.
+// One notified write and its answer, which `ping` and `bench --latency` measure.
 #ifndef KVXFER_CLI_COMMON_ROUND_TRIP_H_
 #define KVXFER_CLI_COMMON_ROUND_TRIP_H_
 
@@ -13,39 +13,40 @@
 
 namespace kvxfer::cli {
 
-// Writes a block with a notification; the service's application is notified and writes as many
-// bytes back, with a notification. It has ended when that is here.
+// Writes a block with a notification. The peer's PeerService is notified and writes as many bytes
+// back, with a notification. The round trip ends when that notification arrives.
 //
-// Thread-safety: one thread, which drives the agent while it waits and takes all its notifications.
+// Thread-safety: one thread. It drives the agent while it waits, and takes all of its
+// notifications.
 class RoundTrip {
  public:
-  // Makes the memory for both directions, in `cache` (which must outlive the agent), and the
-  // session. `register_ms`, where not null, gets the time that registering took.
+  // Allocates the memory for both directions in `cache`, which must outlive the agent, and opens
+  // the session. If `register_ms` is not null, it gets the time that registration took.
   static absl::StatusOr<RoundTrip> Open(Channel& channel, Agent& agent, KvCache& cache,
                                         uint64_t size, const MemorySides& memory, Duration timeout,
                                         double* register_ms = nullptr);
 
-  // Until the answer is here. A transfer that fails ends it at once, with its status; a peer that
-  // is lost and does not come back, within a second or two: Unavailable.
+  // One round trip. Returns the status of the write at once if that fails. Unavailable: the peer
+  // was lost, and did not come back within a second or two.
   absl::Status Once();
 
-  // Writes content that says where it belongs and compares what came back: DataLoss. `took_us` gets
-  // the time of the round trip alone.
+  // One round trip with content that identifies its place. DataLoss: the answer differs. `took_us`
+  // gets the time of the round trip alone.
   absl::Status Verify(double* took_us);
 
   const TargetSession& session() const { return session_; }
 
  private:
   absl::Status WaitAnswer(const Transfer& transfer);
-  // Why no answer can come any more; OK while one can.
+  // OK while an answer can still arrive; else why none can.
   absl::Status CheckPeer();
 
   Agent* agent_ = nullptr;
   const KvCache* cache_ = nullptr;
   Duration timeout_{};
   TargetSession session_;
-  Time lost_since_{};      // where lost_ is not OK
-  absl::Status lost_;      // why the peer was lost last; OK: it was not, or is back
+  Time lost_since_{};      // if lost_ is not OK
+  absl::Status lost_;      // why the peer is lost; OK: it is connected
   uint64_t sequence_ = 0;  // tells the answer from a late one to an earlier write
 };
 

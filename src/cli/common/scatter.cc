@@ -10,7 +10,7 @@ std::vector<uint32_t> Permutation(uint32_t count, uint64_t seed) {
   std::vector<uint32_t> ids(count);
   std::iota(ids.begin(), ids.end(), 0u);
   std::mt19937_64 random(seed);
-  // Not std::shuffle: its order differs between standard libraries.
+  // The order of std::shuffle differs between standard libraries.
   for (size_t i = ids.size(); i > 1; --i) std::swap(ids[i - 1], ids[random() % i]);
   return ids;
 }

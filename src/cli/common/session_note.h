@@ -12,8 +12,8 @@ namespace kvxfer::cli {
 // 24 bytes, little-endian.
 struct SessionNote {
   uint64_t session = 0;
-  uint64_t sequence = 0;  // of a round trip; of a load its number in the timeline, 0: none
-  int64_t posted_ns = 0;  // MonotonicNanoseconds of the sender
+  uint64_t sequence = 0;  // number of the round trip, or of the transfer in the timeline; 0: none
+  int64_t posted_ns = 0;  // MonotonicNanoseconds at the sender
 
   std::string Encode() const;
   static std::optional<SessionNote> Decode(std::string_view payload);

@@ -1,4 +1,4 @@
-// Percentiles of a small sample; clocks, CPU time and memory of this process.
+// Percentiles of a small sample; clocks; CPU time and memory of this process.
 #ifndef KVXFER_CLI_COMMON_STATS_H_
 #define KVXFER_CLI_COMMON_STATS_H_
 
@@ -9,8 +9,8 @@
 
 namespace kvxfer::cli {
 
-// Nearest rank: each figure is one of the samples, none is interpolated. With fewer than 1,000
-// samples p99.9 is the largest. All zero for no samples.
+// By nearest rank: each percentile is one of the samples, without interpolation. With fewer than
+// 1,000 samples, p99.9 is the largest one. All fields are zero without samples.
 struct Summary {
   size_t count = 0;
   double sum = 0;
@@ -24,13 +24,13 @@ struct Summary {
 
 Summary Summarize(std::vector<double> samples);
 
-// User and system time of all threads since the process began, in seconds.
+// User and system time of all threads since the process started, in seconds.
 double CpuSeconds();
 
-// Resident memory of this process, registered and mapped memory included.
+// Resident memory of this process, with registered and mapped memory.
 uint64_t RssBytes();
 
-// Comparable between processes where BootId is equal.
+// Comparable between processes with equal BootId.
 int64_t MonotonicNanoseconds();
 std::string BootId();
 

@@ -11,8 +11,8 @@
 
 namespace kvxfer::cli {
 
-// Right-aligned columns; a column is as wide as its title or its given width, and a longer cell
-// pushes the rest of its row to the right.
+// Right-aligned columns. A column is as wide as its title or its given width; a longer cell moves
+// the rest of its row to the right.
 class Table {
  public:
   struct Column {
@@ -28,7 +28,7 @@ class Table {
   std::vector<Column> columns_;
 };
 
-// Draws on stderr, and only where that is a terminal. Cleared by its destructor.
+// Draws on stderr, if that is a terminal. The destructor clears it.
 class ProgressBar {
  public:
   ProgressBar(std::string_view label, size_t total, bool shown = true);
@@ -37,7 +37,7 @@ class ProgressBar {
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void Update(size_t done);
-  // Of work that is not counted: `part` of 1 is done.
+  // For work that is not counted: the share `part`, at most 1, is done.
   void UpdatePart(double part);
   void Clear();
 

@@ -10,16 +10,16 @@
 namespace kvxfer::cli {
 namespace {
 
-// What is no pair of numbers is left out: it can only be missed in a timeline.
-Told ParseTold(const Json& json) {
-  Told told;
+// Skips anything that is not a pair of numbers: only a timeline needs these.
+ArrivalTimes ParseArrivalTimes(const Json& json) {
+  ArrivalTimes arrivals;
   for (const Json& pair : json) {
     if (pair.is_array() && pair.size() == 2 && pair[0].is_number_unsigned() &&
         pair[1].is_number_unsigned() && pair[1].get<uint64_t>() <= INT64_MAX) {
-      told.emplace_back(pair[0].get<uint64_t>(), pair[1].get<uint64_t>());
+      arrivals.emplace_back(pair[0].get<uint64_t>(), pair[1].get<uint64_t>());
     }
   }
-  return told;
+  return arrivals;
 }
 
 absl::StatusOr<TargetReport> ParseReport(const Json& json) {
@@ -38,14 +38,14 @@ absl::StatusOr<TargetReport> ParseReport(const Json& json) {
                       .rss_bytes = *rss,
                       .notifications = *notifications,
                       .notified = std::move(*histogram),
-                      .told = ParseTold(json.value("told", Json::array()))};
+                      .arrivals = ParseArrivalTimes(json.value("arrivals", Json::array()))};
 }
 
 }  // namespace
 
 absl::StatusOr<TargetSession> TargetSession::Open(Channel& channel, Agent& agent,
                                                   const SessionRequest& request, Duration timeout) {
-  // First so that the service knows us, later so that we know its regions.
+  // Now so that the service knows this agent; again below, so that this agent knows its regions.
   if (absl::StatusOr<std::string> s = Introduce(channel, agent); !s.ok()) return s.status();
   Json prepare = {{"type", "prepare"},
                   {"pieces", request.shape.pieces},
@@ -61,7 +61,7 @@ absl::StatusOr<TargetSession> TargetSession::Open(Channel& channel, Agent& agent
   if (!id.ok()) return id.status();
   if (!regions.ok()) return regions.status();
   if (regions->size() != request.shape.pieces) {
-    return absl::InternalError("the target prepared other regions than were asked for");
+    return absl::InternalError("the target prepared other regions than requested");
   }
   absl::StatusOr<std::string> peer = Introduce(channel, agent);
   if (!peer.ok()) return peer.status();
@@ -82,7 +82,7 @@ absl::StatusOr<TargetReport> TargetSession::Report(uint64_t notifications, Durat
     if (!report.ok()) return report.status();
     report->notifications += sum.notifications;
     report->notified.Merge(sum.notified);
-    report->told.insert(report->told.end(), sum.told.begin(), sum.told.end());
+    report->arrivals.insert(report->arrivals.end(), sum.arrivals.begin(), sum.arrivals.end());
     sum = std::move(*report);
     if (sum.notifications == notifications) return sum;
     if (sum.notifications > notifications || Now() > end) {

@@ -1,5 +1,5 @@
-// A client's session at a PeerService: the two agents know each other, and there is memory for the
-// client there.
+// A client's session at a PeerService: the two agents know each other, and the service has memory
+// for the client.
 #ifndef KVXFER_CLI_COMMON_TARGET_SESSION_H_
 #define KVXFER_CLI_COMMON_TARGET_SESSION_H_
 
@@ -16,38 +16,39 @@
 
 namespace kvxfer::cli {
 
-// What a client asks for. `answer` and `drive` are regions of its own that it lets the service
-// write and read: `answer` for an answer to each notification, `drive` for a load of its own.
+// What a client asks for. `answer` and `drive` are regions of the client that the service may write
+// and read: `answer` for the answer to each notification, `drive` for a load of the service.
 struct SessionRequest {
   KvCacheShape shape{};  // without a gap
   std::vector<PagedRegion> answer{};
   std::vector<PagedRegion> drive{};
 };
 
-// What the other process has used up and seen.
+// Resources that the target process has used, and notifications that it has received.
 struct TargetReport {
-  std::string process{};  // differs between processes, on one host or on several
+  std::string process{};  // identifies the process among those of all hosts
   double cpu_seconds = 0;
   uint64_t rss_bytes = 0;
-  uint64_t notifications = 0;   // of this session since its last report
-  LatencyHistogram notified{};  // of those: posted → told; empty where there is no common clock
-  Told told{};                  // likewise, of those with a number
+  uint64_t notifications = 0;  // of this session since its last report
+  LatencyHistogram
+      notified{};           // of those, from posting to notification; empty without a common clock
+  ArrivalTimes arrivals{};  // of those with a number, likewise
 };
 
 // Thread-safety: one thread. `channel` and `agent` outlive it.
 class TargetSession {
  public:
-  // Memory that peers are to reach must be registered by now.
+  // Register the memory that the service may reach before this.
   static absl::StatusOr<TargetSession> Open(Channel& channel, Agent& agent,
                                             const SessionRequest& request, Duration timeout);
 
   const std::string& peer() const { return peer_; }  // the service's agent
   uint64_t id() const { return id_; }
-  const std::vector<PagedRegion>& regions() const { return regions_; }  // there
+  const std::vector<PagedRegion>& regions() const { return regions_; }  // of the service
   Channel& channel() const { return *channel_; }
 
-  // Waits until the service has been told `notifications` times since the last report; it may be
-  // behind what the initiator already knows. DataLoss: it was told more often, or less in time.
+  // Waits until the service was notified `notifications` times since the last report: it may lag
+  // behind the initiator. DataLoss: more notifications, or fewer within `timeout`.
   absl::StatusOr<TargetReport> Report(uint64_t notifications, Duration timeout) const;
 
  private:

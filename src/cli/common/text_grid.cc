@@ -5,7 +5,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Characters, of UTF-8.
+// The number of characters in UTF-8 text.
 size_t WidthOf(const std::string& text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));

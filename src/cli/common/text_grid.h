@@ -1,4 +1,4 @@
-// Columns that are as wide as what is in them.
+// Text in columns that are as wide as their longest cell.
 #ifndef KVXFER_CLI_COMMON_TEXT_GRID_H_
 #define KVXFER_CLI_COMMON_TEXT_GRID_H_
 
@@ -12,11 +12,12 @@ namespace kvxfer::cli {
 class TextGrid {
  public:
   enum class Align { kLeft, kRight };
-  // One for each column; columns without one are aligned left.
+  // One alignment for each column; further columns are aligned left.
   explicit TextGrid(std::vector<Align> columns = {}) : columns_(std::move(columns)) {}
 
   void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-  // Every row on a line that begins with `indent`; two spaces between columns, none at the end.
+  // Each row is a line that begins with `indent`, has two spaces between columns and no spaces at
+  // its end.
   std::string ToString(const std::string& indent = "") const;
 
  private:

@@ -13,12 +13,12 @@ namespace {
 
 constexpr size_t kMaxSizes = 64;
 
-absl::Status Bad(std::string_view what, std::string_view text, std::string_view remedy) {
+absl::Status Bad(std::string_view what, std::string_view text, std::string_view fix) {
   return absl::InvalidArgumentError(
-      absl::StrCat(ToAbsl(what), " '", ToAbsl(text), "': ", ToAbsl(remedy)));
+      absl::StrCat(ToAbsl(what), " '", ToAbsl(text), "': ", ToAbsl(fix)));
 }
 
-// Splits the digits at the front off; false when there are none or they overflow.
+// Takes the leading digits off `text`; false if there are none, or they overflow.
 bool TakeNumber(std::string_view& text, uint64_t& number) {
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);
@@ -110,6 +110,40 @@ std::string FormatBytes(uint64_t bytes) {
   for (; value >= 1024 && unit + 1 < kNames.size(); ++unit) value /= 1024;
   std::string text = FormatFixed(value, value == static_cast<double>(uint64_t(value)) ? 0 : 1);
   return text.append(kNames[unit]);
+}
+
+std::string FormatSize(uint64_t bytes) {
+  constexpr std::string_view kUnits = "KMGT";
+  std::string unit;
+  for (size_t i = 0; i < kUnits.size() && bytes != 0 && bytes % 1024 == 0; ++i) {
+    bytes /= 1024;
+    unit = kUnits[i];
+  }
+  return std::to_string(bytes) + unit;
+}
+
+std::string FormatDuration(Duration duration, const char* space) {
+  constexpr std::array<std::pair<int64_t, const char*>, 4> kUnits = {
+      {{1'000'000'000, "s"}, {1'000'000, "ms"}, {1'000, "us"}, {1, "ns"}}};
+  const int64_t ns = duration.count();
+  for (const auto& [nanoseconds, unit] : kUnits) {
+    if (ns % nanoseconds == 0) return absl::StrCat(ns / nanoseconds, space, unit);
+  }
+  return "";
+}
+
+std::string FormatTime(double seconds) {
+  const double us = seconds * 1e6;
+  double value = us;
+  const char* unit = " us";
+  if (us >= 999.5e3) {
+    value = seconds;
+    unit = " s";
+  } else if (us >= 999.5) {
+    value = us / 1e3;
+    unit = " ms";
+  }
+  return FormatFixed(value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0) + unit;
 }
 
 TimeUnit UnitFor(double seconds) {

@@ -1,4 +1,4 @@
-// Sizes and times as people write them, and back. The only place that parses them.
+// Sizes and times as people write and read them. Only this file parses them.
 #ifndef KVXFER_CLI_COMMON_UNITS_H_
 #define KVXFER_CLI_COMMON_UNITS_H_
 
@@ -12,12 +12,12 @@
 
 namespace kvxfer::cli {
 
-// "4096", "4K", "64KiB", "1M", "2G", "1T": powers of 1024, upper or lower case. "KB" is refused,
-// for it means two things.
+// "4096", "4K", "64KiB", "1M", "2G", "1T": powers of 1024, in upper or lower case. "KB" is refused
+// because it has two meanings.
 absl::StatusOr<uint64_t> ParseSize(std::string_view text);
 
-// "64K"; "4K:4M", which doubles from the first to at most the last; or a list "4K,64K:256K,1M".
-// Every size is above zero; at most 64 of them.
+// "64K"; "4K:4M", which doubles from the first size to at most the last; or a list such as
+// "4K,64K:256K,1M". Each size is above zero, and there are at most 64 of them.
 absl::StatusOr<std::vector<uint64_t>> ParseSizes(std::string_view text);
 
 // "250us", "10ms", "1s", "2m"; zero needs no unit. At most ten days.
@@ -25,7 +25,14 @@ absl::StatusOr<Duration> ParseDuration(std::string_view text);
 
 // "4 KiB", "1.5 MiB", "17 B".
 std::string FormatBytes(uint64_t bytes);
-// In which a time is short to read: us below 10 ms, ms below 10 s, s.
+// As ParseSize takes it: "4K", "1G", "17".
+std::string FormatSize(uint64_t bytes);
+// As ParseDuration takes it: "250us", "100ms", "60s"; `space` goes between number and unit.
+std::string FormatDuration(Duration duration, const char* space = "");
+// Three significant digits: "7.50 us", "12.3 ms", "2.00 s", "1234 s".
+std::string FormatTime(double seconds);
+
+// The unit in which a time has few digits: us below 10 ms, ms below 10 s, else s.
 struct TimeUnit {
   double per_second = 1;
   const char* name = "s";
@@ -35,7 +42,7 @@ TimeUnit UnitFor(double seconds);
 // "%.*f" as a string.
 std::string FormatFixed(double value, int decimals);
 
-// In 10^9 bytes; zero where no time has passed.
+// In units of 10^9 bytes a second; zero if no time has passed.
 inline double GbPerSecond(uint64_t bytes, double seconds) {
   return seconds > 0 ? static_cast<double>(bytes) * 1e-9 / seconds : 0;
 }

@@ -1,4 +1,4 @@
-// DemoConfig and DemoMessage.
+// The functions of DemoConfig and DemoMessage.
 
 #include <algorithm>
 #include <array>
@@ -29,7 +29,7 @@ uint32_t ReadAt(std::string_view bytes, size_t offset) {
   return value;
 }
 
-// The numbers of DemoConfig that travel, with their names.
+// The numbers of DemoConfig that are sent to the decode process, with their names.
 template <typename Config>
 auto Numbers(Config& c) {
   return std::array{std::pair{"requests", &c.requests},
@@ -63,8 +63,8 @@ absl::StatusOr<KvCacheShape> DemoCacheShape(const DemoConfig& config) {
   }
   if (config.blocks_per_request() > kMaxBlocks) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "a block table of ", config.blocks_per_request(), " blocks exceeds the notification's ",
-        kMaxBlocks, "; use fewer --tokens or larger --block-tokens"));
+        "a block table of ", config.blocks_per_request(), " blocks exceeds the ", kMaxBlocks,
+        " that fit a notification; use fewer --tokens or larger --block-tokens"));
   }
   const absl::StatusOr<MemoryChoice> memory = ParseMemoryChoice(config.memory);
   if (!memory.ok()) return memory.status();
@@ -77,7 +77,7 @@ absl::StatusOr<KvCacheShape> DemoCacheShape(const DemoConfig& config) {
   if (fit < config.blocks_per_request()) {
     return absl::InvalidArgumentError(
         absl::StrCat("one request needs ", FormatBytes(shape.bytes() * config.blocks_per_request()),
-                     ", the cache is ", FormatBytes(config.cache_bytes),
+                     ", the cache has ", FormatBytes(config.cache_bytes),
                      "; use fewer --tokens or a larger --cache-size"));
   }
   const uint64_t useful = config.requests * config.blocks_per_request();
@@ -131,7 +131,7 @@ std::string DemoMessage::Encode() const {
 
 absl::StatusOr<DemoMessage> DemoMessage::Decode(std::string_view payload) {
   const auto bad = [] {
-    return absl::InvalidArgumentError("a notification that is not the demo's");
+    return absl::InvalidArgumentError("a notification that is not from the demo");
   };
   if (payload.size() < kHeaderBytes || payload[0] < 1 || payload[0] > 3) return bad();
   DemoMessage message{.kind = static_cast<Kind>(payload[0]), .request = ReadAt(payload, 1)};

@@ -8,12 +8,12 @@
 namespace kvxfer::cli {
 namespace {
 
-// Stands for a request where there is none.
-constexpr uint64_t kNobody = UINT64_MAX;
+// The request number for blocks that no request uses.
+constexpr uint64_t kNoRequest = UINT64_MAX;
 
 }  // namespace
 
-// `place` names the block.
+// `place` identifies the block.
 template <typename Visit>
 absl::Status DemoContent::WalkBlock(Place place, std::span<std::byte> block,
                                     const Visit& visit) const {
@@ -48,10 +48,12 @@ uint64_t DemoContent::TokenOf(const Place& place) const {
 }
 
 uint64_t DemoContent::ClearSeed(const Place& place) const {
-  return PatternSeed({shard_.config.seed, kNobody, place.piece, place.id, place.slot, place.head});
+  return PatternSeed(
+      {shard_.config.seed, kNoRequest, place.piece, place.id, place.slot, place.head});
 }
 
-// A piece is a layer's K or V: the same on every rank, whatever its part of the heads.
+// A piece, which is K or V of a layer, has the same number on every rank, whatever heads the rank
+// has.
 uint64_t DemoContent::RequestSeed(uint32_t request, const Place& place) const {
   return PatternSeed({shard_.config.seed, request, place.piece, TokenOf(place), 0,
                       uint64_t{shard_.first_head()} + place.head});
@@ -80,7 +82,7 @@ absl::Status DemoContent::CheckClear(std::span<const uint32_t> ids) const {
         const std::optional<size_t> wrong = FindMismatch(bytes, ClearSeed(place));
         if (!wrong) return absl::OkStatus();
         return absl::DataLossError(absl::StrCat(Describe(place), ": byte ", *wrong,
-                                                " was written, and the block is of no request"));
+                                                " was written, but no request uses the block"));
       });
 }
 
@@ -93,16 +95,16 @@ absl::Status DemoContent::Fill(uint32_t request, std::span<const uint32_t> ids) 
 }
 
 absl::Status DemoContent::Check(uint32_t request, std::span<const uint32_t> ids) const {
-  return Walk(ids, Touch::kRead,
-              [&](const Place& place, std::span<const std::byte> bytes) -> absl::Status {
-                const bool within = TokenOf(place) < shard_.config.tokens;
-                const std::optional<size_t> wrong =
-                    FindMismatch(bytes, within ? RequestSeed(request, place) : ClearSeed(place));
-                if (!wrong) return absl::OkStatus();
-                return absl::DataLossError(absl::StrCat(
-                    "request ", request, ": ", Describe(place), ": byte ", *wrong,
-                    within ? " is not what was sent" : ", behind its last token, was written"));
-              });
+  return Walk(
+      ids, Touch::kRead, [&](const Place& place, std::span<const std::byte> bytes) -> absl::Status {
+        const bool within = TokenOf(place) < shard_.config.tokens;
+        const std::optional<size_t> wrong =
+            FindMismatch(bytes, within ? RequestSeed(request, place) : ClearSeed(place));
+        if (!wrong) return absl::OkStatus();
+        return absl::DataLossError(
+            absl::StrCat("request ", request, ": ", Describe(place), ": byte ", *wrong,
+                         within ? " is not what was sent" : ", after its last token, was written"));
+      });
 }
 
 }  // namespace kvxfer::cli

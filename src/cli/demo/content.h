@@ -1,7 +1,7 @@
-// What is in the memory of a rank of `kvxfer demo`: the content of requests, made from request,
-// layer, K or V, token and head of the model and position in it; and where no request is, content
-// that says so. Where a head's bytes lie is worked out here, from the order of the axes, and by
-// nothing of what is shown.
+// The content of a rank's memory in `kvxfer demo`. The content of a request depends on the request,
+// the layer, K or V, the token, the head of the model and the position in the head. Blocks that no
+// request uses have content that says so. This file computes the place of each head's bytes from
+// the order of the axes, without the library code that the demo shows.
 #ifndef KVXFER_CLI_DEMO_CONTENT_H_
 #define KVXFER_CLI_DEMO_CONTENT_H_
 
@@ -20,28 +20,31 @@ class DemoContent {
  public:
   DemoContent(const KvCache& cache, const DemoShard& shard) : cache_(cache), shard_(shard) {}
 
-  // Makes blocks those of no request. An error, of any of these: of the GPU's driver.
+  // Marks blocks as used by no request. An error of this and the next functions that is not
+  // DataLoss comes from the CUDA driver.
   absl::Status Clear(std::span<const uint32_t> ids) const;
   // DataLoss names the first place that was written.
   absl::Status CheckClear(std::span<const uint32_t> ids) const;
 
-  // `ids` are the blocks of the request, in order; what is behind its last token becomes clear.
+  // `ids` are the request's blocks in order. Marks the space after the request's last token as
+  // unused.
   absl::Status Fill(uint32_t request, std::span<const uint32_t> ids) const;
-  // Every byte of its tokens is the request's, and what is behind them in the last block is clear.
-  // DataLoss names layer, token and head of the first wrong byte.
+  // Checks that every byte of its tokens is the request's, and that the space after its last token
+  // is marked as unused. DataLoss names layer, token and head of the first wrong byte.
   absl::Status Check(uint32_t request, std::span<const uint32_t> ids) const;
 
  private:
-  // One head of one token of K, V or what they are fused to.
+  // One head of one token, in K, in V or in a fused region.
   struct Place {
     uint32_t piece;
     uint32_t id;
     size_t index;   // of the block in the request
     uint64_t slot;  // of the token in the block
-    uint32_t head;  // of the rank's
+    uint32_t head;  // among those of the rank
   };
 
-  // Calls visit(Place, its bytes), in the order of addresses of each piece, until one is an error.
+  // Calls visit(Place, its bytes) in the order of addresses of each piece, until a call returns an
+  // error.
   template <typename Visit>
   absl::Status Walk(std::span<const uint32_t> ids, Touch touch, const Visit& visit) const;
   template <typename Visit>

@@ -1,5 +1,5 @@
-// `kvxfer demo-worker`: the decode side of the demo. Hands its blocks out to requests, and checks
-// every byte of a request when the notification says that it has arrived.
+// `kvxfer demo-worker`: the decode side of the demo. It assigns its blocks to requests, and checks
+// every byte of a request when it is notified that the request has arrived.
 
 #include <CLI/CLI.hpp>
 #include <map>
@@ -21,8 +21,8 @@
 namespace kvxfer::cli {
 namespace {
 
-// The agent and the cache outlive it. Thread-safety: one thread, which drives the agent while it
-// waits.
+// The agent and the cache must outlive it. Thread-safety: one thread, which drives the agent while
+// it waits.
 class Decode {
  public:
   Decode(const DemoConfig& config, Agent& agent, const KvCache& cache, uint32_t cache_blocks,
@@ -33,7 +33,7 @@ class Decode {
         peer_(std::move(peer)),
         allocator_(cache_blocks, TargetSeed(config.seed)) {}
 
-  // Returns when every request was checked and the prefill side has been told of each.
+  // Returns when every request was checked and the prefill side was notified of each result.
   absl::Status Run(const Channel& parent) {
     Time last_step = Now();
     for (uint64_t done = 0; done < config_.requests;) {
@@ -57,7 +57,7 @@ class Decode {
   }
 
  private:
-  // Requests wait for blocks in their order; the blocks of one are a random draw of what is free.
+  // Requests wait for blocks in their order. A request gets random ones of the free blocks.
   absl::Status AssignWhatFits() {
     while (next_request_ < config_.requests) {
       std::optional<std::vector<uint32_t>> blocks =
@@ -82,15 +82,15 @@ class Decode {
     DemoMessage released{.kind = DemoMessage::Kind::kReleased, .request = message->request};
     absl::Status check = message->blocks == table->second
                              ? cache_.CheckRequest(message->request, table->second, config_.seed)
-                             : absl::DataLossError("the block table is not the one assigned");
+                             : absl::DataLossError("the block table differs from the assigned one");
     released.error = std::string(check.message());
     allocator_.Free(table->second);
     tables_.erase(table);
     return Tell(released);
   }
 
-  // Not waited for: notifications come in the order of posting, so the end of the last one is the
-  // end of all.
+  // Does not wait: notifications arrive in the order of posting, so that when the last one has
+  // ended, all have.
   absl::Status Tell(const DemoMessage& message) {
     TransferOptions options;
     options.deadline = config_.timeout;
@@ -105,12 +105,13 @@ class Decode {
   const KvCache& cache_;
   const std::string peer_;
   BlockAllocator allocator_;
-  std::map<uint32_t, std::vector<uint32_t>> tables_;  // of requests that were assigned blocks
+  std::map<uint32_t, std::vector<uint32_t>> tables_;  // of requests that have blocks
   uint32_t next_request_ = 0;
   Transfer last_word_;
 };
 
-// The parent's hello: its metadata and the run's parameters; the answer: ours and our regions.
+// Answers the parent's hello, which has its metadata and the parameters of the run, with the
+// metadata and the regions of this side.
 absl::StatusOr<std::string> AnswerHello(Channel& parent, const Json& hello, Agent& agent,
                                         const KvCache& cache) {
   const absl::StatusOr<std::string> theirs = GetHex(hello, "metadata");
@@ -144,7 +145,7 @@ absl::Status RunWorker(Channel& parent) {
 
   Decode decode(*config, **agent, *cache, shape->blocks, std::move(*peer));
   if (absl::Status s = decode.Run(parent); !s.ok()) return s;
-  // "finish" comes once every transfer has ended at the prefill side too.
+  // The prefill side sends "finish" once every transfer has ended there too.
   if (absl::StatusOr<Json> finish = parent.Receive(config->timeout); !finish.ok()) {
     return finish.status();
   }
@@ -157,7 +158,7 @@ absl::Status DemoWorker() {
   absl::StatusOr<Channel> parent = ChannelToParent();
   if (!parent.ok()) return parent.status();
   absl::Status status = RunWorker(*parent);
-  // Told to the parent, which alone speaks to the user.
+  // Only the parent reports to the user.
   if (!status.ok()) (void)parent->Send(ErrorAnswer(status));
   return absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// `kvxfer demo`: a prefill and a decode process, and the KV caches of some requests between them.
-// This process is the prefill side. With unlike sides: group.h.
+// `kvxfer demo`: moves the KV caches of some requests from this process, the prefill side, to a
+// decode process. group.h has the demo with two instances.
 
 #include "src/cli/demo/demo.h"
 
@@ -15,6 +15,7 @@
 #include "src/cli/common/agent_setup.h"
 #include "src/cli/common/options.h"
 #include "src/cli/common/process.h"
+#include "src/cli/common/shared_options.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
@@ -28,9 +29,9 @@ namespace kvxfer::cli {
 namespace {
 
 struct DemoRun {
-  std::string path{};      // what ChosenPath says after the run
-  double seconds = 0;      // first assignment to last verification
-  double cpu_seconds = 0;  // of both processes, content and checks included
+  std::string path{};      // ChosenPath after the run
+  double seconds = 0;      // from the first assignment to the last verification
+  double cpu_seconds = 0;  // of both processes, with content and checks
   std::vector<DemoResult> results{};
   absl::Status guards;  // of both sides
 };
@@ -114,13 +115,13 @@ void PrintTable(const DemoConfig& config, const DemoRun& run) {
   const uint64_t bytes = config.requests * config.request_bytes();
   std::printf("%zu of %zu requests verified, every byte; guard zones %s\n", CountVerified(run),
               run.results.size(), run.guards.ok() ? "intact" : "WRITTEN");
-  std::printf("%s in %.2f s: %.2f GB/s with content made and checked, %.2f CPU-seconds\n",
+  std::printf("%s in %.2f s: %.2f GB/s with making and checking content, %.2f CPU seconds\n",
               FormatBytes(bytes).c_str(), run.seconds, GbPerSecond(bytes, run.seconds),
               run.cpu_seconds);
   std::printf("path %s\n", run.path.c_str());
 }
 
-// DataLoss for the first thing that is wrong.
+// DataLoss names the first thing that is wrong.
 absl::Status OutcomeOf(const DemoRun& run) {
   for (const DemoResult& result : run.results) {
     if (!result.error.empty()) return absl::DataLossError("verification failed: " + result.error);
@@ -128,7 +129,7 @@ absl::Status OutcomeOf(const DemoRun& run) {
   return Annotate(run.guards, "guard zones");
 }
 
-// Starts and introduces the decode process; returns its regions.
+// Exchanges metadata with the decode process and returns its regions.
 absl::StatusOr<std::vector<PagedRegion>> Meet(const DemoConfig& config, WorkerProcess& worker,
                                               Agent& agent, std::string& peer) {
   const absl::StatusOr<std::string> ours = agent.Metadata();
@@ -147,26 +148,26 @@ absl::StatusOr<std::vector<PagedRegion>> Meet(const DemoConfig& config, WorkerPr
   return GetRegions(*answer, "regions");
 }
 
-// Between messages the decode process is silent, unless it failed.
+// The decode process is silent between messages, unless it has failed.
 absl::Status CheckWorker(WorkerProcess& worker) {
   if (worker.channel().Readable()) {
     const absl::StatusOr<Json> message = worker.channel().ReceiveAnswer(std::chrono::seconds(1));
-    if (message.ok()) return absl::InternalError("the decode process speaks unasked");
-    // A closed channel says less than the way the process ended.
+    if (message.ok()) return absl::InternalError("the decode process sends an unexpected message");
+    // The way in which the process ended says more than a closed channel.
     if (!absl::IsUnavailable(message.status())) return message.status();
     return worker.Join(std::chrono::seconds(1));
   }
   return worker.CheckAlive();
 }
 
-// Every request is verified and every transfer has ended at both sides: collects what only the
-// decode process knows, and lets it end.
+// Call it when every request is verified and every transfer has ended on both sides. Gets the
+// results of the decode process and lets it end.
 absl::Status Finish(WorkerProcess& worker, DemoRun& run, Duration timeout) {
   ExpectPeersToLeave();
   const absl::StatusOr<Json> last = worker.channel().Call({{"type", "finish"}}, timeout);
   if (!last.ok()) return last.status();
   if (const std::string written = GetString(*last, "guards"); !written.empty()) {
-    run.guards = absl::DataLossError("of the decode side: " + written);
+    run.guards = absl::DataLossError("decode side: " + written);
   }
   const auto cpu = last->find("cpu_seconds");
   run.cpu_seconds = CpuSeconds();
@@ -174,8 +175,8 @@ absl::Status Finish(WorkerProcess& worker, DemoRun& run, Duration timeout) {
   return worker.Join(timeout);
 }
 
-// The order of what is made here is the order of lifetimes: the cache outlives the agent that has
-// it registered, and the decode process is let go of after this agent has closed.
+// The order of these objects is the order of their lifetimes: the cache outlives the agent that has
+// it registered, and the decode process outlives this agent.
 absl::Status RunDemo(DemoConfig config, bool json) {
   const absl::StatusOr<DemoMemory> memory = DemoMemoryOf(config.memory, 1, 1);
   if (!memory.ok()) return memory.status();
@@ -190,7 +191,7 @@ absl::Status RunDemo(DemoConfig config, bool json) {
   const absl::StatusOr<std::unique_ptr<Agent>> agent =
       MakeAgent({.role = "prefill", .backends = config.backend, .fault_seed = config.seed});
   if (!agent.ok()) return agent.status();
-  // Reads of the source are local: peers need no rights.
+  // Only this agent reads the source: peers need no access.
   if (auto s = cache->RegisterWith(**agent, Access::kNone); !s.ok()) return s.status();
   std::string peer;
   absl::StatusOr<std::vector<PagedRegion>> remote = Meet(config, *worker, **agent, peer);
@@ -221,40 +222,23 @@ absl::Status RunDemo(DemoConfig config, bool json) {
 struct DemoFlags {
   DemoConfig config;
   std::string model = "llama-3.1-8b";
-  DemoSide prefill{.name = "prefill"};
-  DemoSide decode{.name = "decode"};
-  std::vector<CLI::Option*> of_ranks{};  // one of them is given: a process for each rank
+  KvSide prefill{.name = "prefill"};
+  KvSide decode{.name = "decode"};
+  std::vector<CLI::Option*> of_sides{};  // if one is given, each rank is a process
   CLI::Option* one_rank = nullptr;       // --tp
   bool json = false;
 };
-
-void AddSide(CLI::App* command, DemoFlags& flags, DemoSide& side) {
-  const auto add = [&](CLI::Option* option) {
-    flags.of_ranks.push_back(option);
-    return option->group("Ranks");
-  };
-  add(AddNumber(command, "--" + side.name + "-tp", side.tp,
-                "Ranks of the " + side.name + " side, a process each"))
-      ->check(CLI::IsMember(std::vector<uint64_t>{1, 2, 4, 8}));
-  add(AddNumber(command, "--" + side.name + "-block", side.block_tokens,
-                "Tokens of one block there"))
-      ->check(CLI::Range(uint64_t{1}, uint64_t{4096}))
-      ->default_str("as --block-tokens");
-  add(command->add_option("--layout-" + side.name, side.layout,
-                          "Of a block: NHD token by token, HND head by head"))
-      ->check(CLI::IsMember(std::vector<std::string>{"NHD", "HND"}));
-}
 
 absl::Status RunFlags(DemoFlags& flags) {
   absl::StatusOr<KvModel> model = LoadKvModel(flags.model);
   if (!model.ok()) return model.status();
   flags.config.model = std::move(*model);
   const bool ranks =
-      std::ranges::any_of(flags.of_ranks, [](const CLI::Option* o) { return o->count() > 0; });
+      std::ranges::any_of(flags.of_sides, [](const CLI::Option* o) { return o->count() > 0; });
   if (!ranks) return RunDemo(flags.config, flags.json);
   if (flags.one_rank->count() > 0) {
     return absl::InvalidArgumentError(
-        "--tp is for one rank's part; --prefill-tp and --decode-tp move that of every rank");
+        "--tp moves the part of one rank; --prefill-tp and --decode-tp move that of every rank");
   }
   const absl::StatusOr<DemoGroupRun> run = RunDemoGroup(flags.config, flags.prefill, flags.decode);
   if (!run.ok()) return run.status();
@@ -266,31 +250,41 @@ absl::Status RunFlags(DemoFlags& flags) {
   return OutcomeOf(*run);
 }
 
+void AddDemoSide(CLI::App* command, DemoFlags& flags, KvSide& side) {
+  for (CLI::Option* option : AddKvSide(command, side)) {
+    option->group("Two instances, a process for each rank");
+    flags.of_sides.push_back(option);
+  }
+}
+
 }  // namespace
 
 void AddDemo(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "demo",
-      "Moves the KV caches of requests between two processes, or the ranks of two instances, and "
-      "checks every byte");
+      "Moves KV caches of requests between two processes, or between the ranks of two instances, "
+      "and checks every byte");
   const auto flags = std::make_shared<DemoFlags>();
   DemoConfig& config = flags->config;
-  command->add_option("--model", flags->model, "Model name, or path of a config.json");
-  AddNumber(command, "--requests", config.requests, "Number of requests");
+  AddModel(command, flags->model);
+  AddNumber(command, "--requests", config.requests, "Requests to move");
   AddNumber(command, "--tokens", config.tokens, "Tokens of each request");
-  AddNumber(command, "--block-tokens", config.block_tokens, "Tokens of one block");
+  AddNumber(command, "--block-tokens", config.block_tokens, "Tokens in one block");
   flags->one_rank = AddNumber(command, "--tp", config.tp,
-                              "Ranks the model is split over; one rank's part is moved");
-  AddSide(command, *flags, flags->prefill);
-  AddSide(command, *flags, flags->decode);
-  command->add_option("--backend", config.backend, "tcp, shm, faulty:tcp, ... (default: the best)");
-  command->add_option("--memory", config.memory, kMemoryHelp);
-  AddNumber(command, "--seed", config.seed, "Of block tables, content and injected faults");
+                              "Tensor-parallel ranks of the model; the part of one rank is moved");
+  AddDemoSide(command, *flags, flags->prefill);
+  AddDemoSide(command, *flags, flags->decode);
+  AddBackend(command, config.backend);
+  AddMemory(command, config.memory,
+            "Memory of the KV caches, or of prefill and of decode, separated by a comma; cuda "
+            "gives each rank the next GPU");
+  AddNumber(command, "--seed", config.seed, "Random seed for block tables, content and faults");
   AddSize(command, "--gap", config.gap, "Guarded bytes behind each block; 0 packs the blocks");
   AddSize(command, "--cache-size", config.cache_bytes, "KV cache of each side");
   AddDuration(command, "--timeout", config.timeout, "Longest time without progress");
+  // For tests: changes one byte of one request.
   command->add_flag("--corrupt", config.corrupt)->group("");
-  command->add_flag("--json", flags->json, "Report as JSON");
+  AddJson(command, flags->json);
   command->callback([flags, &action] { action = [flags] { return RunFlags(*flags); }; });
 }
 

@@ -1,9 +1,11 @@
-// What the two processes of `kvxfer demo` share: the run's parameters and their messages.
+// What the two processes of `kvxfer demo` share: the parameters of the run, and their messages.
+// Each message is a notification:
 //
-// decode → prefill  kAssign    request, block table: these blocks of mine are for that request
-// prefill → decode  kArrived   request, block table: attached to the write of the request
-// decode → prefill  kReleased  request, "" or what was wrong: verified, the blocks are free again
-// All three travel as notifications.
+//   kAssign    decode → prefill: request, block table. The request gets these blocks of the decode
+//              side.
+//   kArrived   prefill → decode: request, block table. Attached to the write of the request.
+//   kReleased  decode → prefill: request, error or "". The request was checked, its
+//              blocks are free.
 #ifndef KVXFER_CLI_DEMO_DEMO_H_
 #define KVXFER_CLI_DEMO_DEMO_H_
 
@@ -22,7 +24,7 @@ namespace kvxfer::cli {
 struct DemoConfig {
   KvModel model;
   std::string backend{};
-  std::string memory = "mapped";  // of this side, as ParseMemoryChoice takes it
+  std::string memory = "mapped";  // of this side, for ParseMemoryChoice
   std::string memory_there = "mapped";
   uint64_t requests = 16;
   uint64_t tokens = 2048;  // of each request
@@ -32,7 +34,7 @@ struct DemoConfig {
   uint64_t gap = 64;
   uint64_t cache_bytes = uint64_t{1} << 30;  // of each side
   Duration timeout = std::chrono::seconds(60);
-  bool corrupt = false;  // flip one byte of one request after its content was made
+  bool corrupt = false;  // changes one byte of one request before it is written
 
   MemorySides memories() const {
     return {ParseMemoryChoice(memory).value_or(MemoryChoice()),
@@ -47,11 +49,11 @@ struct DemoConfig {
   }
 };
 
-// The cache that both sides make: as many blocks as fit `cache_bytes`, no more than the requests
+// The cache of either side: as many blocks as fit `cache_bytes`, but no more than the requests
 // need. InvalidArgument: the parameters make no sense, or not even one request fits.
 absl::StatusOr<KvCacheShape> DemoCacheShape(const DemoConfig& config);
 
-// What the decode process must know, and back.
+// For the decode process.
 Json ToJson(const DemoConfig& config);
 absl::StatusOr<DemoConfig> DemoConfigFromJson(const Json& json);
 
@@ -60,7 +62,7 @@ struct DemoMessage {
   Kind kind = Kind::kAssign;
   uint32_t request = 0;
   std::vector<uint32_t> blocks{};
-  std::string error{};  // of kReleased; at most 1 KiB travels
+  std::string error{};  // of kReleased; shortened to 1 KiB when it is sent
 
   std::string Encode() const;
   static absl::StatusOr<DemoMessage> Decode(std::string_view payload);

@@ -8,23 +8,23 @@
 #include "src/cli/common/stats.h"
 #include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
-#include "src/cli/demo/crew.h"
 #include "src/cli/demo/memory.h"
 #include "src/cli/demo/rank.h"
+#include "src/cli/demo/workers.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
 namespace {
 
-// Of a round: so that its tables fit into a message.
+// Limits of a round, so that its block tables fit into a message.
 constexpr size_t kMaxRequests = 64;
 constexpr size_t kMaxIds = 1 << 15;
 
-// The blocks of a side; every rank of it has the same ids.
+// The blocks of a side. Every rank of the side uses the same ids.
 struct SideBlocks {
   BlockAllocator free;
-  size_t each;  // of a request
+  size_t each;  // blocks of one request
   DemoTables tables{};
 
   bool Add() {
@@ -45,7 +45,7 @@ absl::StatusOr<SideBlocks> BlocksOf(const DemoShard& shard, uint64_t seed) {
                     .each = shard.config.blocks_per_request()};
 }
 
-// The requests from `first` on that there are blocks for on both sides.
+// Assigns blocks on both sides to as many requests from `first` on as possible.
 void FillRound(uint64_t first, uint64_t end, SideBlocks& prefill, SideBlocks& decode) {
   const size_t most = std::min<size_t>(kMaxRequests, kMaxIds / std::max(prefill.each, decode.each));
   const size_t wanted = std::min<size_t>(end - first, most);
@@ -57,11 +57,12 @@ void FillRound(uint64_t first, uint64_t end, SideBlocks& prefill, SideBlocks& de
   }
 }
 
-// What each decode rank found, by request. Internal: one does not speak of all of them.
-absl::Status TakeErrors(const DemoCrew& crew, const std::vector<Json>& answers, uint64_t first,
-                        size_t requests, DemoGroupRun& run) {
-  for (size_t rank = 0; rank < crew.decode(); ++rank) {
-    const Json errors = answers[crew.prefill() + rank].value("errors", Json::array());
+// Collects the errors that each decode rank found, by request. Internal: a rank does not report on
+// all requests.
+absl::Status TakeErrors(const DemoWorkers& workers, const std::vector<Json>& answers,
+                        uint64_t first, size_t requests, DemoGroupRun& run) {
+  for (size_t rank = 0; rank < workers.decode(); ++rank) {
+    const Json errors = answers[workers.prefill() + rank].value("errors", Json::array());
     if (errors.size() != requests) {
       return absl::InternalError(absl::StrCat(run.decode[rank].name(), " checked ", errors.size(),
                                               " of ", requests, " requests"));
@@ -78,41 +79,41 @@ absl::Status TakeErrors(const DemoCrew& crew, const std::vector<Json>& answers, 
   return absl::OkStatus();
 }
 
-// Returns how many requests there were in it.
-absl::StatusOr<size_t> RunRound(DemoCrew& crew, uint64_t first, SideBlocks& prefill,
+// Moves one round and returns its number of requests.
+absl::StatusOr<size_t> RunRound(DemoWorkers& workers, uint64_t first, SideBlocks& prefill,
                                 SideBlocks& decode, DemoGroupRun& run) {
   const DemoConfig& config = run.prefill.front().config;
   FillRound(first, config.requests, prefill, decode);
   Json fill = {{"type", "prepare"}, {"first", first}, {"tables", prefill.tables}};
   if (config.corrupt) fill["corrupt"] = config.requests / 2;
   const Json look = {{"type", "prepare"}, {"first", first}, {"tables", decode.tables}};
-  if (auto s = crew.Call(fill, look); !s.ok()) return s.status();
+  if (auto s = workers.Call(fill, look); !s.ok()) return s.status();
   const int64_t start = MonotonicNanoseconds();
   const absl::StatusOr<std::vector<Json>> arrived =
-      crew.Call({{"type", "write"}, {"tables", decode.tables}}, {{"type", "await"}});
+      workers.Call({{"type", "write"}, {"tables", decode.tables}}, {{"type", "await"}});
   if (!arrived.ok()) return arrived.status();
-  for (size_t rank = 0; rank < crew.decode(); ++rank) {
-    const double end = GetNumber((*arrived)[crew.prefill() + rank], "arrived_ns");
+  for (size_t rank = 0; rank < workers.decode(); ++rank) {
+    const double end = GetNumber((*arrived)[workers.prefill() + rank], "arrived_ns");
     run.wire_seconds[rank] += (end - static_cast<double>(start)) * 1e-9;
   }
-  const absl::StatusOr<std::vector<Json>> checked = crew.Call(nullptr, {{"type", "check"}});
+  const absl::StatusOr<std::vector<Json>> checked = workers.Call(nullptr, {{"type", "check"}});
   if (!checked.ok()) return checked.status();
   const size_t requests = decode.tables.size();
-  if (auto s = TakeErrors(crew, *checked, first, requests, run); !s.ok()) return s;
+  if (auto s = TakeErrors(workers, *checked, first, requests, run); !s.ok()) return s;
   prefill.FreeAll();
   decode.FreeAll();
   return requests;
 }
 
-absl::Status Finish(DemoCrew& crew, DemoGroupRun& run) {
+absl::Status Finish(DemoWorkers& workers, DemoGroupRun& run) {
   const Json finish = {{"type", "finish"}};
-  const absl::StatusOr<std::vector<Json>> last = crew.Call(finish, finish);
+  const absl::StatusOr<std::vector<Json>> last = workers.Call(finish, finish);
   if (!last.ok()) return last.status();
   run.cpu_seconds = CpuSeconds();
   for (size_t i = 0; i < last->size(); ++i) {
     run.cpu_seconds += GetNumber((*last)[i], "cpu_seconds");
-    const bool decode = i >= crew.prefill();
-    const DemoShard& shard = decode ? run.decode[i - crew.prefill()] : run.prefill[i];
+    const bool decode = i >= workers.prefill();
+    const DemoShard& shard = decode ? run.decode[i - workers.prefill()] : run.prefill[i];
     const std::string written = GetString((*last)[i], "guards");
     if (!written.empty()) run.guards.Update(absl::DataLossError(shard.name() + ": " + written));
   }
@@ -122,11 +123,14 @@ absl::Status Finish(DemoCrew& crew, DemoGroupRun& run) {
                             ? paths[share.decode].get<std::string>()
                             : "unknown");
   }
-  return crew.Leave();
+  return workers.Leave();
 }
 
-absl::StatusOr<DemoGroupRun> PlanRun(const DemoConfig& config, const DemoSide& prefill,
-                                     const DemoSide& decode) {
+absl::StatusOr<DemoGroupRun> PlanRun(const DemoConfig& config, const KvSide& prefill,
+                                     const KvSide& decode) {
+  for (const KvSide* side : {&prefill, &decode}) {
+    if (absl::Status s = CheckKvSide(*side); !s.ok()) return s;
+  }
   const absl::StatusOr<DemoMemory> memory = DemoMemoryOf(config.memory, prefill.tp, decode.tp);
   if (!memory.ok()) return memory.status();
   DemoGroupRun run;
@@ -164,28 +168,28 @@ uint64_t DemoGroupRun::bytes() const {
   return sum;
 }
 
-absl::StatusOr<DemoGroupRun> RunDemoGroup(const DemoConfig& config, const DemoSide& prefill,
-                                          const DemoSide& decode) {
+absl::StatusOr<DemoGroupRun> RunDemoGroup(const DemoConfig& config, const KvSide& prefill,
+                                          const KvSide& decode) {
   absl::StatusOr<DemoGroupRun> run = PlanRun(config, prefill, decode);
   if (!run.ok()) return run;
   absl::StatusOr<SideBlocks> from = BlocksOf(run->prefill.front(), InitiatorSeed(config.seed));
   if (!from.ok()) return from.status();
   absl::StatusOr<SideBlocks> to = BlocksOf(run->decode.front(), TargetSeed(config.seed));
   if (!to.ok()) return to.status();
-  absl::StatusOr<DemoCrew> crew = DemoCrew::Start(run->prefill, run->decode);
-  if (!crew.ok()) return crew.status();
+  absl::StatusOr<DemoWorkers> workers = DemoWorkers::Start(run->prefill, run->decode);
+  if (!workers.ok()) return workers.status();
   const Time start = Now();
   {
     ProgressBar bar("requests", config.requests);
     for (uint64_t done = 0; done < config.requests;) {
-      const absl::StatusOr<size_t> moved = RunRound(*crew, done, *from, *to, *run);
+      const absl::StatusOr<size_t> moved = RunRound(*workers, done, *from, *to, *run);
       if (!moved.ok()) return moved.status();
       done += *moved;
       bar.Update(done);
     }
   }
   run->seconds = Seconds(Now() - start);
-  if (absl::Status s = Finish(*crew, *run); !s.ok()) return s;
+  if (absl::Status s = Finish(*workers, *run); !s.ok()) return s;
   return run;
 }
 

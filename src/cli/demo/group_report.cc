@@ -1,4 +1,4 @@
-// What `kvxfer demo` with ranks prints.
+// The output of `kvxfer demo` with two instances.
 
 #include <cstdio>
 #include <string>
@@ -30,7 +30,7 @@ void PrintSides(const DemoGroupRun& run) {
   std::printf("%s: %u layers, %s; %lu requests of %lu tokens\n\n", model.name.c_str(), model.layers,
               heads.c_str(), config.requests, config.tokens);
   TextGrid grid({Align::kLeft, Align::kRight, Align::kRight, Align::kLeft, Align::kRight});
-  grid.Add({"side", "TP", "tokens a block", "layout", "cache of a rank"});
+  grid.Add({"side", "TP", "block tokens", "layout", "cache per rank"});
   for (const DemoShard& shard : {run.prefill.front(), run.decode.front()}) {
     const absl::StatusOr<KvCacheShape> shape = CacheShapeOf(shard);
     grid.Add({shard.side, std::to_string(shard.config.tp),
@@ -42,11 +42,11 @@ void PrintSides(const DemoGroupRun& run) {
 
 void PrintShares(const DemoGroupRun& run) {
   TextGrid grid({Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
-  grid.Add({"decode rank", "from prefill rank", "heads", "runs a request", "bytes a run", "path"});
+  grid.Add({"decode rank", "from prefill rank", "heads", "runs/request", "run", "path"});
   for (size_t i = 0; i < run.shares.size(); ++i) {
     const DemoShare& share = run.shares[i];
     grid.Add({std::to_string(share.decode), std::to_string(share.prefill), HeadsText(share.heads),
-              std::to_string(share.runs), std::to_string(share.run_bytes), run.paths[i]});
+              std::to_string(share.runs), FormatBytes(share.run_bytes), run.paths[i]});
   }
   std::puts(grid.ToString().c_str());
 }
@@ -98,11 +98,10 @@ void PrintGroupTable(const DemoGroupRun& run) {
               FormatFixed(GbPerSecond(bytes, run.wire_seconds[i]), 2)});
   }
   std::puts(grid.ToString().c_str());
-  std::printf("%s in %.2f s: %.2f GB/s with content made and checked, %.2f CPU-seconds\n",
+  std::printf("%s in %.2f s: %.2f GB/s with making and checking content, %.2f CPU seconds\n",
               FormatBytes(run.bytes()).c_str(), run.seconds, GbPerSecond(run.bytes(), run.seconds),
               run.cpu_seconds);
-  std::printf("blocks of no request and guard zones %s\n",
-              run.guards.ok() ? "untouched" : "WRITTEN");
+  std::printf("unused blocks and guard zones %s\n", run.guards.ok() ? "untouched" : "WRITTEN");
   std::printf("%zu of %zu requests verified on %zu decode rank%s\n", run.CountVerified(),
               run.errors.size(), run.decode.size(), run.decode.size() == 1 ? "" : "s");
 }

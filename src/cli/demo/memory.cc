@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kNextGpu = "cuda";
 
-// Of the ranks of a side; `before` have had their turn.
+// The memory of each rank of a side. `before` ranks of the other side come first.
 absl::StatusOr<std::vector<MemoryChoice>> ChoicesOf(std::string_view text, size_t ranks,
                                                     size_t before) {
   const absl::StatusOr<MemoryChoice> named = ParseMemoryChoice(text);

@@ -1,4 +1,4 @@
-// Which memory the ranks of `kvxfer demo` take.
+// The memory that the ranks of `kvxfer demo` use.
 //
 // Thread-safety: a function without state of its own.
 #ifndef KVXFER_CLI_DEMO_MEMORY_H_
@@ -18,9 +18,9 @@ struct DemoMemory {
   std::vector<MemoryChoice> decode{};
 };
 
-// Of --memory: as ParseMemorySides has it, except that "cuda" gives each rank the next GPU of those
-// that there are, prefill ranks first. A GPU that cannot be used is refused, as by DriverFor,
-// before there is a process for it.
+// Parses --memory as ParseMemorySides does, except that "cuda" gives each rank the next GPU,
+// prefill ranks first; after the last GPU it continues with the first. Returns the error of
+// DriverFor for a GPU that cannot be used, before a process is started for it.
 absl::StatusOr<DemoMemory> DemoMemoryOf(std::string_view text, size_t prefill, size_t decode);
 
 }  // namespace kvxfer::cli

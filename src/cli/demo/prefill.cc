@@ -19,7 +19,7 @@ Prefill::Prefill(const DemoConfig& config, Agent& agent, const KvCache& cache,
 
 absl::Status Prefill::Run(const std::function<absl::Status()>& alive,
                           const std::function<void(size_t)>& progress) {
-  // Steps are messages of the decode side: it answers each request, so silence means trouble.
+  // The decode side answers each request, so that a long silence means trouble.
   Time last_step = Now();
   while (released_ < config_.requests || !active_.empty()) {
     const size_t released_before = released_;
@@ -37,8 +37,8 @@ absl::Status Prefill::Run(const std::function<absl::Status()>& alive,
     if (notification.ok()) continue;
     if (absl::Status s = alive(); !s.ok()) return s;
     if (Now() - last_step > config_.timeout) {
-      return absl::DeadlineExceededError(absl::StrCat("no word from ", peer_, " after ", released_,
-                                                      " of ", config_.requests, " requests"));
+      return absl::DeadlineExceededError(absl::StrCat(
+          "no message from ", peer_, " after ", released_, " of ", config_.requests, " requests"));
     }
   }
   return absl::OkStatus();
@@ -48,7 +48,7 @@ absl::Status Prefill::OnMessage(const Notification& notification) {
   absl::StatusOr<DemoMessage> message = DemoMessage::Decode(notification.payload);
   if (!message.ok()) return message.status();
   if (message->request >= results_.size()) {
-    return absl::InternalError(absl::StrCat(peer_, " speaks of request ", message->request));
+    return absl::InternalError(absl::StrCat(peer_, " names unknown request ", message->request));
   }
   if (message->kind == DemoMessage::Kind::kAssign) {
     assigned_.push_back(std::move(*message));
@@ -69,7 +69,7 @@ absl::Status Prefill::StartAssigned() {
   while (!assigned_.empty()) {
     std::optional<std::vector<uint32_t>> blocks = allocator_.Allocate(config_.blocks_per_request());
     if (!blocks) {
-      // The source of the oldest transfer is free when that has ended.
+      // The blocks of the oldest transfer are free when it has ended.
       absl::Status ended = active_.front().transfer.Wait(config_.timeout);
       if (!ended.ok()) return ended;
       if (absl::Status s = CollectEnded(); !s.ok()) return s;
@@ -89,7 +89,7 @@ absl::Status Prefill::Start(const DemoMessage& assigned, std::vector<uint32_t> b
     filled = cache_.Corrupt(config_.model.pieces() / 2, blocks.back(), config_.block_bytes() - 1);
     if (!filled.ok()) return filled;
   }
-  // The decode side compares the table with the one it assigned.
+  // The decode side compares this table with the one that it assigned.
   DemoMessage arrived = assigned;
   arrived.kind = DemoMessage::Kind::kArrived;
   TransferOptions options;
@@ -109,7 +109,8 @@ absl::Status Prefill::Start(const DemoMessage& assigned, std::vector<uint32_t> b
   return absl::OkStatus();
 }
 
-// In order of posting: one that ended before an older one keeps its blocks a little longer.
+// In the order of posting: a transfer that ends before an older one keeps its blocks a little
+// longer.
 absl::Status Prefill::CollectEnded() {
   while (!active_.empty() && active_.front().transfer.Poll() != TransferState::kActive) {
     const Active& ended = active_.front();

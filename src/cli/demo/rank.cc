@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<DemoRank>> DemoRank::Create(const DemoShard& shar
   absl::StatusOr<KvCache> cache = KvCache::Create(*shape);
   if (!cache.ok()) return cache.status();
   std::unique_ptr<DemoRank> rank(new DemoRank(shard, std::move(*cache)));
-  // Nobody reads what the prefill side clears.
+  // Nothing reads unused blocks of the prefill side.
   if (!rank->prefill()) {
     if (absl::Status s = rank->content_.Clear(rank->AllBlocks()); !s.ok()) return s;
   }
@@ -59,12 +59,12 @@ absl::Status DemoRank::Register() {
                  .fault_seed = shard_.config.seed + shard_.rank + (prefill() ? 0 : 1000)});
   if (!agent.ok()) return agent.status();
   agent_ = std::move(*agent);
-  // Reads of the source are local: peers need no rights.
+  // Only this agent reads the source: peers need no access.
   const Access access = prefill() ? Access::kNone : Access::kRemoteWrite;
   if (auto s = cache_.RegisterWith(*agent_, access); !s.ok()) return s.status();
   const absl::StatusOr<KvLayout> layout = LayoutOf(shard_, cache_.shape());
   if (!layout.ok()) return layout.status();
-  // K, then V, layer by layer: as the library has them.
+  // K, then V, layer by layer, as the library expects them.
   std::vector<uint64_t> tensors;
   for (const PagedRegion& region : cache_.regions()) tensors.push_back(region.base);
   return agent_->RegisterKvCache(kCache, *layout, tensors);
@@ -112,8 +112,7 @@ absl::Status DemoRank::Prepare(const Json& message) {
   if (!first.ok()) return first.status();
   absl::StatusOr<DemoTables> tables = GetTables(message, "tables");
   if (!tables.ok()) return tables.status();
-  const absl::StatusOr<uint64_t> corrupt =
-      GetUint(message, "corrupt");  // as a rule it is not there
+  const absl::StatusOr<uint64_t> corrupt = GetUint(message, "corrupt");  // usually missing
   first_ = static_cast<uint32_t>(*first);
   tables_ = std::move(*tables);
   for (uint32_t i = 0; i < tables_.size(); ++i) {
@@ -133,7 +132,8 @@ absl::Status DemoRank::Prepare(const Json& message) {
 absl::Status DemoRank::Write(const Json& message) {
   const absl::StatusOr<DemoTables> remote = GetTables(message, "tables");
   if (!remote.ok()) return remote.status();
-  if (remote->size() != tables_.size()) return absl::InternalError("not the requests prepared");
+  if (remote->size() != tables_.size())
+    return absl::InternalError("other requests than the prepared ones");
   std::vector<Transfer> transfers;
   for (uint32_t i = 0; i < tables_.size(); ++i) {
     absl::StatusOr<Transfer> transfer = agent_->WriteBlocks(
@@ -147,7 +147,7 @@ absl::Status DemoRank::Write(const Json& message) {
     transfers.push_back(std::move(*transfer));
   }
   for (uint32_t i = 0; i < transfers.size(); ++i) {
-    // The transfer's own deadline comes first, and says why.
+    // The transfer's own deadline ends it before, and says why.
     absl::Status end = transfers[i].Wait(2 * shard_.config.timeout);
     if (!end.ok()) return Annotate(end, RequestName(first_ + i));
   }
@@ -159,17 +159,17 @@ absl::StatusOr<Json> DemoRank::Await() {
   for (uint32_t i = 0; i < tables_.size(); ++i) missing.insert(RequestName(first_ + i));
   const Time end = Now() + shard_.config.timeout;
   while (!missing.empty()) {
-    const absl::StatusOr<Notification> told =
+    const absl::StatusOr<Notification> arrived =
         agent_->WaitNotification(std::max<Duration>(end - Now(), Duration::zero()));
-    if (!told.ok()) {
-      // What there is of it.
+    if (!arrived.ok()) {
+      // The error of WaitLayers says which parts are missing.
       const absl::Status why = agent_->WaitLayers(kCache, *missing.begin(),
                                                   shard_.config.model.layers, Duration::zero());
-      return why.ok() ? told.status() : why;
+      return why.ok() ? arrived.status() : why;
     }
-    if (told->cache != kCache || missing.erase(told->request) == 0) {
-      return absl::InternalError(absl::StrCat("told of '", told->request, "' in cache '",
-                                              told->cache, "', which nobody waits for"));
+    if (arrived->cache != kCache || missing.erase(arrived->request) == 0) {
+      return absl::InternalError(absl::StrCat("unexpected notification of '", arrived->request,
+                                              "' in cache '", arrived->cache, "'"));
     }
   }
   return Json{{"arrived_ns", static_cast<uint64_t>(MonotonicNanoseconds())}};

@@ -1,15 +1,15 @@
-// A rank of `kvxfer demo --prefill-tp N --decode-tp N`, in a process of its own: its part of the
-// KV cache, its agent, and what the parent has it do, round by round. A round is some requests that
-// are under way at the same time.
+// A rank of `kvxfer demo --prefill-tp N --decode-tp N`, in its own process: its part of the KV
+// cache, its agent, and the commands of the parent, round by round. A round consists of requests
+// that move at the same time.
 //
-// parent → rank  meet     metadata: of a decode rank, to a prefill rank
-//                prepare  first, tables: the requests from `first` on and their blocks here;
-//                prefill
-//                         makes their content, decode looks that nobody wrote there
-//                write    tables: their blocks at the decode side; ends when all has arrived there
-//                await    ends when the agent has told of each request that it is whole
-//                check    decode looks at every byte, and clears the blocks
-//                finish   the last look, and paths; then leave
+// parent → rank  meet     metadata: that of a decode rank, for a prefill rank
+//                prepare  first, tables: the requests from `first` on and their blocks on this
+//                         rank; prefill makes the content, decode checks that the blocks are unused
+//                write    tables: their blocks on the decode side; ends when all data has arrived
+//                await    ends when the agent was notified that each request is complete
+//                check    decode checks every byte and marks the blocks as unused
+//                finish   checks guards and unused blocks, returns the paths
+//                leave    ends the process
 #ifndef KVXFER_CLI_DEMO_RANK_H_
 #define KVXFER_CLI_DEMO_RANK_H_
 
@@ -26,7 +26,7 @@
 
 namespace kvxfer::cli {
 
-// A block table for each request of a round.
+// The block tables of a round, one for each request.
 using DemoTables = std::vector<std::vector<uint32_t>>;
 absl::StatusOr<DemoTables> GetTables(const Json& object, const char* field);
 
@@ -36,7 +36,7 @@ class DemoRank {
   static absl::StatusOr<std::unique_ptr<DemoRank>> Create(const DemoShard& shard);
 
   absl::StatusOr<std::string> Metadata() const { return agent_->Metadata(); }
-  // To one message; "leave" is not for it.
+  // Executes one command, except "leave", and returns its answer.
   absl::StatusOr<Json> Answer(const Json& message);
 
  private:

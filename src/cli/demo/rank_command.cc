@@ -12,7 +12,7 @@
 namespace kvxfer::cli {
 namespace {
 
-constexpr Duration kIdle = std::chrono::hours(24);  // the parent's end ends this process sooner
+constexpr Duration kIdle = std::chrono::hours(24);  // this process ends with its parent anyway
 
 absl::Status Begin(Channel& parent, std::unique_ptr<DemoRank>& rank) {
   const absl::StatusOr<Json> hello = parent.Receive(std::chrono::seconds(30));
@@ -45,8 +45,8 @@ absl::Status DemoRankProcess() {
   std::unique_ptr<DemoRank> rank;
   absl::Status status = Begin(*parent, rank);
   if (status.ok()) status = Serve(*parent, *rank);
-  // Told to the parent, which alone speaks to the user, and ends this process: by itself it would
-  // be taken for one that was lost.
+  // Only the parent reports to the user. It also ends this process: if the process ended by itself,
+  // it would count as lost.
   if (!status.ok() && parent->Send(ErrorAnswer(status)).ok()) (void)parent->Receive(kIdle);
   return absl::OkStatus();
 }

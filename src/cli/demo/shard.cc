@@ -17,7 +17,7 @@ uint32_t HeadsOfModel(const KvModel& model) { return model.fused ? 1 : model.kv_
 
 }  // namespace
 
-// Not by the library, which is what is shown here: the checks of content stand on these two.
+// These two do not use the library, which the demo shows: the checks of content depend on them.
 uint32_t DemoShard::first_head() const {
   return static_cast<uint32_t>(uint64_t{rank} * HeadsOfModel(config.model) / config.tp);
 }
@@ -35,13 +35,13 @@ uint64_t DemoShard::request_bytes() const {
   return config.model.pieces() * config.tokens * heads() * head_bytes();
 }
 
-absl::StatusOr<std::vector<DemoShard>> ShardsOf(const DemoConfig& config, const DemoSide& side) {
+absl::StatusOr<std::vector<DemoShard>> ShardsOf(const DemoConfig& config, const KvSide& side) {
   DemoShard shard{.config = config, .side = side.name, .layout = side.layout};
   const std::string option = absl::StrCat("--", side.name, "-tp");
   if (auto s = CheckTp(config.model, option, side.tp); !s.ok()) return s;
   shard.config.tp = side.tp;
   shard.config.cache_bytes = config.cache_bytes / side.tp;
-  if (side.block_tokens != 0) shard.config.block_tokens = side.block_tokens;
+  if (side.block_tokens) shard.config.block_tokens = *side.block_tokens;
   if (config.gap % config.model.element_bytes != 0) {
     return absl::InvalidArgumentError(absl::StrCat("--gap must be whole elements of ",
                                                    config.model.element_bytes, " bytes, not ",

@@ -15,7 +15,7 @@ absl::StatusOr<KvLayout> LayoutOf(const DemoShard& shard) {
 
 // The copies between two blocks are the same in every layer.
 void AddRuns(const Reshard& reshard, const DemoShard& from, const DemoShard& to, DemoShare& share) {
-  std::map<uint64_t, uint64_t> runs;  // how many of each length
+  std::map<uint64_t, uint64_t> runs;  // number of runs by length
   KvPieces pieces(static_cast<uint32_t>(from.config.block_tokens), 0,
                   static_cast<uint32_t>(to.config.block_tokens), 0, from.config.tokens);
   std::vector<StridedCopy> copies;

@@ -1,4 +1,4 @@
-// Which rank of `kvxfer demo` gets what from which, as the library has it.
+// Which rank of `kvxfer demo` receives which heads from which rank, as the library computes it.
 #ifndef KVXFER_CLI_DEMO_SHARES_H_
 #define KVXFER_CLI_DEMO_SHARES_H_
 
@@ -16,12 +16,13 @@ struct DemoShare {
   uint32_t prefill = 0;  // ranks
   uint32_t decode = 0;
   KvHeads heads{};  // of the model
-  // Of one request: pieces that are contiguous on both sides, and what most of them have.
+  // In one request: the number of runs that are contiguous on both sides, and the most common
+  // length.
   uint64_t runs = 0;
   uint64_t run_bytes = 0;
 };
 
-// By decode rank, and then by head.
+// In the order of decode ranks, and then of heads.
 absl::StatusOr<std::vector<DemoShare>> SharesOf(std::span<const DemoShard> prefill,
                                                 std::span<const DemoShard> decode);
 

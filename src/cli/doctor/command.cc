@@ -1,5 +1,4 @@
-// `kvxfer doctor`: what is wrong with this host for transfers, and, with a server, on the way
-// there.
+// `kvxfer doctor`: checks this host, or with a server the paths to it.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -9,6 +8,8 @@
 #include <vector>
 
 #include "src/cli/commands.h"
+#include "src/cli/common/options.h"
+#include "src/cli/common/shared_options.h"
 #include "src/cli/doctor/doctor.h"
 #include "src/cli/doctor/peer.h"
 #include "src/cli/doctor/view.h"
@@ -45,12 +46,11 @@ absl::Status RunHostChecks(const DoctorFlags& flags) {
 absl::Status RunDoctor(const DoctorFlags& flags) {
   if (flags.server.empty()) {
     if (flags.peer.IsDefault()) return RunHostChecks(flags);
-    return absl::InvalidArgumentError(
-        "--backend and --listen are for a server: kvxfer doctor HOST");
+    return absl::InvalidArgumentError("--backend and --listen need a server: kvxfer doctor HOST");
   }
   if (!flags.root.empty() || !flags.fixture.empty() || !flags.fabrics.empty()) {
     return absl::InvalidArgumentError(
-        "--root, --fixture and --fabric look at a host, not at a server");
+        "--root, --fixture and --fabric check a host: leave the server out");
   }
   const absl::StatusOr<PeerReport> report = CheckPeer(flags.server, flags.peer);
   if (!report.ok()) return report.status();
@@ -63,26 +63,18 @@ absl::Status RunDoctor(const DoctorFlags& flags) {
 }  // namespace
 
 void AddDoctor(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand(
-      "doctor",
-      "Says what is wrong with this host, or on the way to a `kvxfer serve`, and the remedy");
+  CLI::App* command =
+      app.add_subcommand("doctor",
+                         "Reports what is wrong with this host, or with the paths to a `kvxfer "
+                         "serve`, and how to fix it");
   const auto flags = std::make_shared<DoctorFlags>();
-  command->add_option("server", flags->server,
-                      "host:port of kvxfer serve: checks the way there (default: this host)");
-  command->add_option("--root", flags->root, "Folder with sys/ and proc/ to look at (default: /)");
-  command->add_option("--fixture", flags->fixture,
-                      "A described host, as of kvxfer topo (default: this host)");
-  command
-      ->add_option("--fabric", flags->fabrics,
-                   "NAME=PORTS: names the fabric of ports; repeat it (default: as they are found)")
-      ->allow_extra_args(false);
-  command->add_option("--backend", flags->peer.backends,
-                      "Of the way: these only, with commas (default: all that are built in)");
-  command->add_option(
-      "--listen", flags->peer.listen,
-      "Of the way: where answers come in (default: where the server is reached from)");
-  command->add_flag("--strict", flags->strict, "Warnings count as problems");
-  command->add_flag("--json", flags->json, "Report as JSON");
+  AddText(command, "server", flags->server, "HOST[:PORT]",
+          "Address of `kvxfer serve`: tries the paths there (default: checks this host)");
+  AddHost(command, flags->fixture, flags->root, flags->fabrics);
+  AddBackend(command, flags->peer.backends, "those that agents try by default; with a server only");
+  AddListen(command, flags->peer.listen);
+  command->add_flag("--strict", flags->strict, "Counts warnings as problems");
+  AddJson(command, flags->json);
   command->callback([flags, &action] { action = [flags] { return RunDoctor(*flags); }; });
 }
 

@@ -1,4 +1,4 @@
-// What doctor asks the CUDA driver.
+// What `kvxfer doctor` asks the CUDA driver.
 
 #include <dlfcn.h>
 
@@ -15,10 +15,10 @@
 namespace kvxfer::cli {
 namespace {
 
-// More than 8 MiB, the usual limit, in which kvxfer's staging would not fit.
+// More than 8 MiB, the usual limit of locked memory, which is too small for kvxfer's staging.
 constexpr size_t kPinned = size_t{16} << 20;
 
-// File of the driver that this process has loaded; empty: none.
+// The file of the driver that this process has loaded; empty: none.
 std::string LoadedLibrary() {
   void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return {};
@@ -46,12 +46,12 @@ std::vector<GpuLink> LinksOf(const cuda::Driver& driver) {
       int value = 0;
       link.access =
           calls.cuDeviceCanAccessPeer(&value, here, there) == cuda::api::CUDA_SUCCESS && value != 0;
-      const auto told = [&](cuda::api::CUdevice_P2PAttribute attribute) {
+      const auto has = [&](cuda::api::CUdevice_P2PAttribute attribute) {
         return calls.cuDeviceGetP2PAttribute(&value, attribute, here, there) ==
                cuda::api::CUDA_SUCCESS;
       };
-      link.atomics = told(cuda::api::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED) && value != 0;
-      if (told(cuda::api::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)) link.rank = value;
+      link.atomics = has(cuda::api::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED) && value != 0;
+      if (has(cuda::api::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)) link.rank = value;
       links.push_back(link);
     }
   }
@@ -85,10 +85,10 @@ CudaState AskCuda() {
 
 CudaState AskWithin(Duration longest, std::function<CudaState()> ask) {
   auto answer = std::make_shared<std::promise<CudaState>>();
-  std::future<CudaState> told = answer->get_future();
-  // A driver that hangs cannot be called back.
+  std::future<CudaState> state = answer->get_future();
+  // Detached, because a call into a driver that hangs cannot be interrupted.
   std::thread([answer, ask = std::move(ask)] { answer->set_value(ask()); }).detach();
-  if (told.wait_for(longest) == std::future_status::ready) return told.get();
+  if (state.wait_for(longest) == std::future_status::ready) return state.get();
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(longest).count();
   return {.asked = true,
           .status = absl::DeadlineExceededError(

@@ -12,13 +12,13 @@
 namespace kvxfer::cli {
 namespace {
 
-// A NIC on the PCI bus that should have an RDMA device, and the module that makes one.
+// A NIC on the PCI bus without an RDMA device, and the kernel module that creates one.
 struct NicWithoutDevice {
   std::string pci;
   std::string module;
 };
 
-// Of a vendor's NICs: Mellanox network and InfiniBand controllers, EFA.
+// The module for a NIC of Mellanox or for an EFA; null for other devices.
 const char* RdmaModule(int64_t vendor, int64_t device, int64_t device_class) {
   const bool network = (device_class >> 8) == 0x0200 || (device_class >> 8) == 0x0207;
   if (vendor == 0x15b3 && network) return "mlx5_ib";
@@ -38,7 +38,7 @@ std::vector<NicWithoutDevice> NicsWithoutDevice(const SystemView& view) {
       return view.files().ReadInt(absl::StrCat(bus, pci, "/", file)).value_or(0);
     };
     const char* module = RdmaModule(read("vendor"), read("device"), read("class"));
-    // A virtual function without a device is one that a pod has, or nobody yet.
+    // A virtual function without a device is in use by a pod, or unused.
     const bool virtual_function = !view.files().LinkName(absl::StrCat(bus, pci, "/physfn")).empty();
     if (module == nullptr || virtual_function || known.contains(pci)) continue;
     nics.push_back({.pci = pci, .module = module});
@@ -52,11 +52,11 @@ Findings Devices(const SystemView& view) {
   if (!topology.devices.empty()) {
     std::vector<std::string> names;
     for (const RdmaDevice& device : topology.devices) names.push_back(device.name);
-    // A pod sees the PCI bus of its host, and of the devices its own.
+    // A pod sees the whole PCI bus of its host, but only its own devices.
     return Ok(absl::StrCat(
-        Names(names), missing.empty()
-                          ? ""
-                          : absl::StrCat("; ", missing.size(), " more NICs are not handed to us")));
+        Names(names),
+        missing.empty() ? ""
+                        : absl::StrCat("; ", missing.size(), " more NICs are not available here")));
   }
   if (missing.empty()) {
     return NotApplicable("no RDMA NIC: transfers between hosts go over tcp");
@@ -73,7 +73,7 @@ Findings Devices(const SystemView& view) {
 }
 
 Findings Firmware(const SystemView& view) {
-  // By kind of card: of each version the devices.
+  // For each kind of card: its firmware versions, each with its devices.
   std::map<std::string, std::map<std::string, std::vector<std::string>>> versions;
   for (const RdmaDevice& device : view.topology().devices) {
     if (device.firmware.empty() || !device.pci) continue;
@@ -81,7 +81,7 @@ Findings Firmware(const SystemView& view) {
         absl::StrFormat("%04x:%04x %s", device.vendor, device.device, device.board);
     versions[kind][device.firmware].push_back(device.name);
   }
-  if (versions.empty()) return NotApplicable("no device tells a firmware version");
+  if (versions.empty()) return NotApplicable("no device reports a firmware version");
   Findings bad;
   std::vector<std::string> seen;
   for (const auto& [kind, by_version] : versions) {
@@ -92,14 +92,15 @@ Findings Firmware(const SystemView& view) {
     }
     if (by_version.size() < 2) continue;
     Append(bad, Warning("equal cards, different firmware: " + absl::StrJoin(parts, "; "),
-                        "rails behave differently, which is hard to see later",
+                        "rails may behave differently, which is hard to find later",
                         "mlxfwmanager --online -u -d PCI_ADDRESS, then mlxfwreset"));
   }
   const std::set<std::string> distinct(seen.begin(), seen.end());
   return OrOk(bad, absl::StrJoin(distinct, ", "));
 }
 
-// A parent and its virtual function are one port. Our rails take it once; others may not.
+// A parent and its virtual function share one port. kvxfer uses that port once; UCX and libfabric
+// may use it twice.
 Findings Functions(const SystemView& view) {
   const Topology& topology = view.topology();
   size_t physical = 0;
@@ -119,9 +120,9 @@ Findings Functions(const SystemView& view) {
   }
   const std::vector<std::string> names(doubled.begin(), doubled.end());
   return Warning(absl::StrCat("virtual functions are active beside their parents ", Names(names)),
-                 "both share one port: kvxfer takes the parent as its rail, unless the other is "
+                 "both share one port: kvxfer uses the parent as its rail, unless the other is "
                  "named; UCX and libfabric count the port twice",
-                 "take the virtual functions away, or name the one to use: "
+                 "remove the virtual functions, or name the one to use: "
                  "KVXFER_VERBS_DEVICES=" +
                      names.front());
 }
@@ -150,9 +151,9 @@ Findings PciLink(const SystemView& view) {
                         absl::StrFormat("at most %.0f Gb/s reach memory",
                                         speed * static_cast<double>(width)),
                         "lspci -vv -s " + device.pci->ToString() +
-                            " (LnkSta); reseat the card, look at slot and BIOS"));
+                            " (LnkSta); reseat the card, check slot and BIOS"));
   }
-  if (seen == 0) return NotApplicable("no device tells its PCIe link");
+  if (seen == 0) return NotApplicable("no device reports its PCIe link");
   return OrOk(bad, absl::StrCat("full speed and width on ", seen, seen == 1 ? " card" : " cards"));
 }
 

@@ -17,15 +17,15 @@ struct Family {
   std::span<const Check> checks;
 };
 
-Verdict Worst(const Findings& findings) {
-  Verdict worst = Verdict::kNotApplicable;
-  for (const Finding& finding : findings) worst = std::max(worst, finding.verdict);
+Severity Worst(const Findings& findings) {
+  Severity worst = Severity::kNotApplicable;
+  for (const Finding& finding : findings) worst = std::max(worst, finding.severity);
   return worst;
 }
 
-std::map<Verdict, size_t> Counts(const std::vector<CheckResult>& results) {
-  std::map<Verdict, size_t> counts;
-  for (const CheckResult& result : results) ++counts[result.verdict];
+std::map<Severity, size_t> Counts(const std::vector<CheckResult>& results) {
+  std::map<Severity, size_t> counts;
+  for (const CheckResult& result : results) ++counts[result.severity];
   return counts;
 }
 
@@ -33,27 +33,27 @@ std::string Counted(size_t count, const char* word, bool plural_differs = true) 
   return absl::StrCat(count, " ", word, plural_differs && count != 1 ? "s" : "");
 }
 
-// What stands whole further down is cut in the table.
+// Shortens text in the table; Details prints it completely.
 std::string Shortened(const std::string& text) {
   constexpr size_t kLongest = 80;
   return text.size() <= kLongest ? text : text.substr(0, kLongest - 3) + "...";
 }
 
-// The finding that the check's line shows: the first of the worst.
+// The finding on the check's line: the first one of the worst severity.
 const Finding& Shown(const CheckResult& result) {
   return *std::find_if(result.findings.begin(), result.findings.end(),
-                       [&](const Finding& f) { return f.verdict == result.verdict; });
+                       [&](const Finding& f) { return f.severity == result.severity; });
 }
 
-// What to do about every finding of one verdict.
-std::string Details(const std::vector<CheckResult>& results, Verdict verdict) {
+// Explains every finding of one severity.
+std::string Details(const std::vector<CheckResult>& results, Severity severity) {
   std::string text;
   for (const CheckResult& result : results) {
     for (const Finding& finding : result.findings) {
-      if (finding.verdict != verdict) continue;
-      absl::StrAppend(&text, "\n", verdict == Verdict::kProblem ? "PROBLEM" : "WARNING", "  ",
+      if (finding.severity != severity) continue;
+      absl::StrAppend(&text, "\n", severity == Severity::kProblem ? "PROBLEM" : "WARNING", "  ",
                       result.check->name, ": ", finding.what, "\n  why   ", finding.why,
-                      "\n  mend  ", finding.mend, "\n");
+                      "\n  fix   ", finding.fix, "\n");
     }
   }
   return text;
@@ -61,15 +61,15 @@ std::string Details(const std::vector<CheckResult>& results, Verdict verdict) {
 
 }  // namespace
 
-const char* ToString(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kNotApplicable:
+const char* ToString(Severity severity) {
+  switch (severity) {
+    case Severity::kNotApplicable:
       return "n/a";
-    case Verdict::kOk:
+    case Severity::kOk:
       return "ok";
-    case Verdict::kWarning:
+    case Severity::kWarning:
       return "warning";
-    case Verdict::kProblem:
+    case Severity::kProblem:
       return "problem";
   }
   return "n/a";
@@ -84,11 +84,11 @@ std::vector<CheckResult> RunChecks(const SystemView& view) {
   for (const Family& family : families) {
     for (const Check& check : family.checks) {
       Findings findings = check.run(view);
-      const Verdict verdict = Worst(findings);
+      const Severity severity = Worst(findings);
       results.push_back({.family = family.name,
                          .check = &check,
                          .findings = std::move(findings),
-                         .verdict = verdict});
+                         .severity = severity});
     }
   }
   return results;
@@ -100,37 +100,38 @@ std::string DoctorText(const std::vector<CheckResult>& results) {
   std::vector<std::string> without;
   for (const CheckResult& result : results) {
     const Finding& shown = Shown(result);
-    // That there is no device, or no driver, explains most of the others.
+    // These two explain most of the other checks that do not apply.
     const bool explains = result.check == &DeviceChecks()[0] || result.check == &GpuChecks()[0];
-    if (result.verdict == Verdict::kNotApplicable && !explains) {
+    if (result.severity == Severity::kNotApplicable && !explains) {
       without.emplace_back(result.check->name);
       continue;
     }
-    const auto same = std::count_if(result.findings.begin(), result.findings.end(),
-                                    [&](const Finding& f) { return f.verdict == result.verdict; });
-    const bool bad = result.verdict >= Verdict::kWarning;
+    const auto same =
+        std::count_if(result.findings.begin(), result.findings.end(),
+                      [&](const Finding& f) { return f.severity == result.severity; });
+    const bool bad = result.severity >= Severity::kWarning;
     std::string what = bad ? Shortened(shown.what) : shown.what;
     if (bad && same > 1) absl::StrAppend(&what, " (and ", same - 1, " more)");
-    std::string verdict = ToString(result.verdict);
-    if (bad) absl::AsciiStrToUpper(&verdict);
-    grid.Add({result.family == last ? "" : result.family, result.check->name, verdict, what});
+    std::string severity = ToString(result.severity);
+    if (bad) absl::AsciiStrToUpper(&severity);
+    grid.Add({result.family == last ? "" : result.family, result.check->name, severity, what});
     last = result.family;
-    // What is well stands nowhere else.
+    // Only the table shows findings that are ok.
     for (const Finding& finding : result.findings) {
-      if (finding.verdict != Verdict::kOk || &finding == &shown) continue;
-      grid.Add({"", "", ToString(Verdict::kOk), finding.what});
+      if (finding.severity != Severity::kOk || &finding == &shown) continue;
+      grid.Add({"", "", ToString(Severity::kOk), finding.what});
     }
   }
-  std::map<Verdict, size_t> counts = Counts(results);
+  std::map<Severity, size_t> counts = Counts(results);
   std::string text = grid.ToString();
   if (!without.empty()) {
     absl::StrAppend(&text, "not applicable: ", absl::StrJoin(without, " "), "\n");
   }
-  text += Details(results, Verdict::kProblem) + Details(results, Verdict::kWarning);
-  absl::StrAppend(&text, "\n", Counted(counts[Verdict::kProblem], "problem"), ", ",
-                  Counted(counts[Verdict::kWarning], "warning"), ", ",
-                  Counted(counts[Verdict::kOk], "ok", false), ", ",
-                  Counted(counts[Verdict::kNotApplicable], "not applicable", false), "\n");
+  text += Details(results, Severity::kProblem) + Details(results, Severity::kWarning);
+  absl::StrAppend(&text, "\n", Counted(counts[Severity::kProblem], "problem"), ", ",
+                  Counted(counts[Severity::kWarning], "warning"), ", ",
+                  Counted(counts[Severity::kOk], "ok", false), ", ",
+                  Counted(counts[Severity::kNotApplicable], "not applicable", false), "\n");
   return text;
 }
 
@@ -139,34 +140,34 @@ Json DoctorJson(const std::vector<CheckResult>& results) {
   for (const CheckResult& result : results) {
     Json findings = Json::array();
     for (const Finding& finding : result.findings) {
-      findings.push_back({{"verdict", ToString(finding.verdict)},
+      findings.push_back({{"severity", ToString(finding.severity)},
                           {"what", finding.what},
                           {"why", finding.why},
-                          {"mend", finding.mend}});
+                          {"fix", finding.fix}});
     }
     checks.push_back({{"family", result.family},
                       {"name", result.check->name},
                       {"reads", result.check->reads},
-                      {"verdict", ToString(result.verdict)},
+                      {"severity", ToString(result.severity)},
                       {"findings", findings}});
   }
-  std::map<Verdict, size_t> counts = Counts(results);
+  std::map<Severity, size_t> counts = Counts(results);
   return {{"checks", checks},
-          {"problems", counts[Verdict::kProblem]},
-          {"warnings", counts[Verdict::kWarning]},
-          {"ok", counts[Verdict::kOk]},
-          {"not_applicable", counts[Verdict::kNotApplicable]}};
+          {"problems", counts[Severity::kProblem]},
+          {"warnings", counts[Severity::kWarning]},
+          {"ok", counts[Severity::kOk]},
+          {"not_applicable", counts[Severity::kNotApplicable]}};
 }
 
 absl::Status DoctorStatus(const std::vector<CheckResult>& results, bool strict) {
-  std::map<Verdict, size_t> counts = Counts(results);
-  const size_t problems = counts[Verdict::kProblem];
-  const size_t warnings = strict ? counts[Verdict::kWarning] : 0;
+  std::map<Severity, size_t> counts = Counts(results);
+  const size_t problems = counts[Severity::kProblem];
+  const size_t warnings = strict ? counts[Severity::kWarning] : 0;
   if (problems + warnings == 0) return absl::OkStatus();
   std::vector<std::string> names;
   for (const CheckResult& result : results) {
     const bool counts_here =
-        result.verdict == Verdict::kProblem || (strict && result.verdict == Verdict::kWarning);
+        result.severity == Severity::kProblem || (strict && result.severity == Severity::kWarning);
     if (counts_here) names.emplace_back(result.check->name);
   }
   return absl::AbortedError(absl::StrCat(

@@ -1,7 +1,8 @@
-// The checks of `kvxfer doctor`: each a small function in a table, over a view of the host.
+// The checks of `kvxfer doctor`: each is a small function over a view of the host, listed in a
+// table.
 //
-// A check is written down in one of the files of this folder, by what it concerns, and is in the table
-// there. docs/doctor.md lists them all.
+// Each file of this folder has the checks of one subject, and their table. docs/doctor.md lists all
+// checks.
 //
 // Thread-safety: one thread.
 #ifndef KVXFER_CLI_DOCTOR_DOCTOR_H_
@@ -21,14 +22,14 @@
 
 namespace kvxfer::cli {
 
-// One of kvxfer's backends, as this host has it.
+// The state of a backend on this host.
 struct BackendState {
   std::string name{};
   bool usable = false;
-  std::string why{};  // why not
+  std::string why{};  // why it is not usable
 };
 
-// What checks look at: files below a root, and what no file tells.
+// What checks read: files below a root, and facts that are in no file.
 class SystemView {
  public:
   SystemView(Sysfs files, Topology topology)
@@ -38,18 +39,18 @@ class SystemView {
   const Sysfs& files() const { return files_; }
   const Topology& topology() const { return topology_; }
 
-  // Whether the kernel is of this version or later. One that cannot be read counts as old.
+  // Whether the kernel has this version or a later one. An unreadable version counts as old.
   bool KernelAtLeast(int major, int minor) const;
-  // Whether this process may open the device file for reading and writing; NotFound where there is
-  // none.
+  // OK if this process may open the device file for reading and writing. NotFound: there is no such
+  // file.
   virtual absl::Status MayOpen(const std::string& path) const = 0;
-  // Size of the file system at `path`; empty: not told.
+  // The size of the file system at `path`; empty: unknown.
   virtual std::optional<uint64_t> FilesystemBytes(const std::string& path) const = 0;
-  // What a library says its version is; empty: it does not, or is not to be loaded.
+  // The version that a library reports; empty: it reports none, or must not be loaded.
   virtual std::string LibraryVersion(const std::string& soname) const = 0;
-  // Empty where the view is not of the host that this process runs on.
+  // Empty if this is not a view of the host that this process runs on.
   virtual std::vector<BackendState> Backends() const = 0;
-  // The same each time.
+  // The same result each time.
   virtual const CudaState& Cuda() const = 0;
 
  private:
@@ -57,65 +58,65 @@ class SystemView {
   Topology topology_;
 };
 
-// From good to bad.
-enum class Verdict { kNotApplicable, kOk, kWarning, kProblem };
+// In ascending order of severity.
+enum class Severity { kNotApplicable, kOk, kWarning, kProblem };
 
 struct Finding {
-  Verdict verdict = Verdict::kOk;
-  std::string what{};  // what is there: "mlx5_3 is down (Polling)"
-  std::string why{};   // what that means for transfers; of kWarning and kProblem
-  std::string mend{};  // the command that mends it; of kWarning and kProblem
+  Severity severity = Severity::kOk;
+  std::string what{};  // what was found: "mlx5_3 is down (Polling)"
+  std::string why{};   // what that means for transfers; for kWarning and kProblem
+  std::string fix{};   // a command that fixes it; for kWarning and kProblem
 };
 
 using Findings = std::vector<Finding>;
 
 struct Check {
   const char* name;                         // "port-state"
-  const char* reads;                        // the files or calls it looks at
-  Findings (*run)(const SystemView& view);  // at least one
+  const char* reads;                        // the files or calls that it reads
+  Findings (*run)(const SystemView& view);  // returns at least one finding
 };
 
 // The tables, in the order in which they are printed.
 std::span<const Check> DeviceChecks();    // RDMA devices and their firmware, functions
 std::span<const Check> PortChecks();      // state, link, rate, LID, GIDs
-std::span<const Check> FabricChecks();    // what ports have to do with each other
+std::span<const Check> FabricChecks();    // relations between ports
 std::span<const Check> RightsChecks();    // limits, capabilities, device files
 std::span<const Check> MemoryChecks();    // huge pages, /dev/shm
-std::span<const Check> GpuChecks();       // driver, devices, peers, what NICs may do with them
+std::span<const Check> GpuChecks();       // driver, devices, peer access, access by NICs
 std::span<const Check> SoftwareChecks();  // same host, libraries, backends
 
 struct CheckResult {
   std::string family{};
   const Check* check = nullptr;
   Findings findings{};
-  Verdict verdict = Verdict::kOk;  // the worst of `findings`
+  Severity severity = Severity::kOk;  // the worst of `findings`
 };
 
-// Every check of every table.
+// Runs every check of every table.
 std::vector<CheckResult> RunChecks(const SystemView& view);
 
-const char* ToString(Verdict verdict);  // "n/a", "ok", "warning", "problem"
+const char* ToString(Severity severity);  // "n/a", "ok", "warning", "problem"
 
-// One line a check, then what to do about warnings and problems, problems last, and a count.
+// One line for each check, then how to fix problems and warnings, and a count.
 std::string DoctorText(const std::vector<CheckResult>& results);
 Json DoctorJson(const std::vector<CheckResult>& results);
 
-// Aborted, with the number of problems, where there are any; `strict`: or warnings.
+// Aborted, with the number of problems, if there are any. With `strict`, warnings count as well.
 absl::Status DoctorStatus(const std::vector<CheckResult>& results, bool strict);
 
-// --- For the checks -----------------------------------------------------------------------------
+// --- Helpers for the checks ---------------------------------------------------------------------
 
-inline Findings Ok(std::string what) { return {{Verdict::kOk, std::move(what), "", ""}}; }
+inline Findings Ok(std::string what) { return {{Severity::kOk, std::move(what), "", ""}}; }
 inline Findings NotApplicable(std::string what) {
-  return {{Verdict::kNotApplicable, std::move(what), "", ""}};
+  return {{Severity::kNotApplicable, std::move(what), "", ""}};
 }
-inline Findings Warning(std::string what, std::string why, std::string mend) {
-  return {{Verdict::kWarning, std::move(what), std::move(why), std::move(mend)}};
+inline Findings Warning(std::string what, std::string why, std::string fix) {
+  return {{Severity::kWarning, std::move(what), std::move(why), std::move(fix)}};
 }
-inline Findings Problem(std::string what, std::string why, std::string mend) {
-  return {{Verdict::kProblem, std::move(what), std::move(why), std::move(mend)}};
+inline Findings Problem(std::string what, std::string why, std::string fix) {
+  return {{Severity::kProblem, std::move(what), std::move(why), std::move(fix)}};
 }
-// `bad`, or Ok(`good`) where there is none.
+// `bad`, or Ok(`good`) if `bad` is empty.
 inline Findings OrOk(const Findings& bad, std::string good) {
   return bad.empty() ? Ok(std::move(good)) : bad;
 }
@@ -123,16 +124,18 @@ inline void Append(Findings& to, Findings more) {
   for (Finding& finding : more) to.push_back(std::move(finding));
 }
 
-// "mlx5_0 mlx5_1", at most eight of them and how many more.
+// "mlx5_0 mlx5_1"; of more than eight names, the first eight and the number of the others.
 std::string Names(const std::vector<std::string>& names);
-// Names of the devices of these ports (indices).
+// The names of the devices of these ports, which are indices.
 std::string PortNames(const Topology& topology, const std::vector<size_t>& ports);
-// File name of a library, links followed ("libibverbs.so.1.14.44.0"); empty: not installed.
+// The path of a library after following links (".../libibverbs.so.1.14.44.0"); empty: not
+// installed.
 std::string FindLibrary(const SystemView& view, const std::string& soname);
-// A container with namespaces of its own, in which peers on this host are not seen.
+// Whether this is a container with its own pid namespace, in which peers on this host are
+// invisible.
 bool HasOwnProcesses(const SystemView& view);
 bool IsActiveInfiniBand(const RdmaPort& port);
-// Ports with these properties, as indices.
+// The indices of the ports for which `predicate` holds.
 template <typename Predicate>
 std::vector<size_t> PortsWhere(const Topology& topology, Predicate predicate) {
   std::vector<size_t> ports;

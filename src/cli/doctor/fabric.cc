@@ -1,4 +1,4 @@
-// Checks of what ports have to do with each other: fabrics and MTUs.
+// Checks of relations between ports: fabrics and MTUs.
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Ports that one subnet manager sees: what tells subnets apart where prefixes do not.
+// Identifies the subnet of a port, also where several subnets have one prefix.
 using Subnet = std::pair<uint64_t, uint32_t>;  // prefix, LID of the subnet manager
 
 std::string SubnetText(const Topology& topology, const std::vector<size_t>& ports) {
@@ -31,7 +31,7 @@ Findings NamedFabrics(const Topology& topology,
     if (subnets.size() < 2) continue;
     Append(bad, Problem(absl::StrCat(
                             name, " has ports of different subnets: ", absl::StrJoin(inside, "; ")),
-                        "its ports do not all reach each other",
+                        "some of its ports cannot reach each other",
                         "correct the list of --fabric " + name + "=..."));
   }
   return OrOk(bad, absl::StrJoin(parts, "; "));
@@ -59,19 +59,19 @@ Findings Fabrics(const SystemView& view) {
   parts.reserve(subnets.size());
   for (const auto& [subnet, ports] : subnets) parts.push_back(SubnetText(topology, ports));
   if (prefixes.size() == subnets.size()) {
-    return Ok(absl::StrCat(subnets.size(), " subnets, told apart by their prefixes"));
+    return Ok(absl::StrCat(subnets.size(), " subnets, with different prefixes"));
   }
   return Warning(
       absl::StrCat(subnets.size(), " fabrics with one subnet prefix: ", absl::StrJoin(parts, "; ")),
-      "ports of different fabrics cannot reach each other, and nothing in their GIDs "
-      "says so: pairs are found by trying",
-      "name them alike on every host: --fabric NAME=PORTS; or give each subnet manager "
-      "its own prefix (opensm: subnet_prefix)");
+      "ports of different fabrics cannot reach each other, and their GIDs do not show that: kvxfer "
+      "has to try each pair",
+      "give the fabrics the same names on every host: --fabric NAME=PORTS; or give each subnet "
+      "manager its own prefix (opensm: subnet_prefix)");
 }
 
-// The largest InfiniBand MTU that fits a netdev's, with RoCE v2 headers.
+// The largest InfiniBand MTU that fits the netdev's MTU with RoCE v2 headers.
 uint32_t ActiveMtu(uint32_t netdev_mtu) {
-  constexpr uint32_t kHeaders = 96;  // the longest that there are, as the kernel reckons
+  constexpr uint32_t kHeaders = 96;  // the longest headers, by the kernel's calculation
   for (uint32_t mtu = 4096; mtu > 256; mtu /= 2) {
     if (mtu + kHeaders <= netdev_mtu) return mtu;
   }
@@ -97,7 +97,7 @@ Findings Mtus(const SystemView& view) {
     const RdmaPort& first = topology.ports[ports.front()];
     Append(bad, Warning(absl::StrCat(PortNames(topology, ports), ": netdev MTU ", mtu,
                                      ", so active MTU ", ActiveMtu(mtu), " of 4096"),
-                        "more packets and more header for the same bytes",
+                        "more packets and headers for the same bytes",
                         absl::StrCat("ip link set ", first.netdevs.front().name,
                                      " mtu 9000 (and on the switch, and on every other host)")));
   }
@@ -106,8 +106,8 @@ Findings Mtus(const SystemView& view) {
     std::string part = absl::StrCat(absl::StrJoin(mtus, ", "), " in ", fabric);
     if (mtus.size() > 1) {
       Append(bad, Warning("netdevs of one fabric differ in MTU: " + part,
-                          "a connection takes the smaller of its two ends; datagrams that are too "
-                          "long are lost without a word",
+                          "a connection uses the smaller MTU of its two ends; datagrams that are "
+                          "too long are lost silently",
                           "ip link set NETDEV mtu N, the same N on all of them"));
     }
     seen.push_back(std::move(part));

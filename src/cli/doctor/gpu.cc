@@ -1,5 +1,5 @@
-// Checks of GPUs by themselves: the driver, the devices, what they reach of each other, and what
-// processes may share of their memory. With NICs: doctor_gpu_direct.cc.
+// Checks of GPUs: the driver, the devices, access between them, and sharing of their memory between
+// processes. gpu_direct.cc has the checks of GPUs and NICs.
 
 #include "src/cli/doctor/gpu.h"
 
@@ -21,26 +21,26 @@ constexpr const char* kNoGpu = "no GPU memory is used here";
 
 bool Usable(const CudaState& cuda) { return cuda.asked && cuda.status.ok(); }
 
-// There are GPUs, and nothing that uses them.
+// There are GPUs, but CUDA cannot use them.
 Findings WithoutDriver(const SystemView& view) {
   const bool installed = !view.Cuda().library.empty();
   const std::string missing =
-      installed ? "CUDA sees no GPU" : "no CUDA driver (libcuda.so.1) is installed here";
-  // A container sees the PCI bus of its host, and has the device files of GPUs that it was given.
+      installed ? "CUDA sees no GPU" : "no CUDA driver (libcuda.so.1) is installed";
+  // A container sees the whole PCI bus of its host, but only the device files of its own GPUs.
   if (!view.files().Exists("/dev/nvidiactl")) {
     return Warning("this host has GPUs, and " + missing, "GPU memory is not used here",
-                   "where it is to be: modprobe nvidia; docker: --gpus all; in a pod: request "
+                   "if it should be: modprobe nvidia; docker: --gpus all; in a pod: request "
                    "nvidia.com/gpu");
   }
-  return Problem("this process was given GPUs, and " + missing, "GPU memory cannot be used",
-                 installed ? "nvidia-smi -L; look at CUDA_VISIBLE_DEVICES"
-                           : "apt install libcuda1, of the version of the kernel module; docker: "
+  return Problem("this process has GPUs, and " + missing, "GPU memory cannot be used",
+                 installed ? "nvidia-smi -L; check CUDA_VISIBLE_DEVICES"
+                           : "apt install libcuda1, with the version of the kernel module; docker: "
                              "NVIDIA_DRIVER_CAPABILITIES=compute,utility");
 }
 
 Findings CudaDriver(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
-  if (!cuda.asked) return NotApplicable("not asked: another root is looked at");
+  if (!cuda.asked) return NotApplicable("not checked: --root shows another host");
   if (absl::IsUnimplemented(cuda.status)) {
     if (!NvidiaGpus(view).empty()) return WithoutDriver(view);
     return NotApplicable(cuda.library.empty()
@@ -50,10 +50,10 @@ Findings CudaDriver(const SystemView& view) {
   if (!cuda.status.ok()) {
     return Problem(std::string(cuda.status.message()),
                    absl::IsDeadlineExceeded(cuda.status)
-                       ? "whatever uses GPU memory waits as long, or for ever"
+                       ? "every use of GPU memory waits as long, or forever"
                        : "GPU memory cannot be used",
                    "nvidia-smi; dmesg | grep -i -e nvrm -e xid; the driver's library and the "
-                   "kernel module must be of one version");
+                   "kernel module must have the same version");
   }
   std::vector<std::string> parts = {
       absl::StrFormat("CUDA %d.%d", cuda.version / 1000, cuda.version % 1000 / 10)};
@@ -70,12 +70,12 @@ Findings Gpus(const SystemView& view) {
   for (const cuda::Device& device : view.Cuda().devices) {
     if (device.compute < kOldestOfKernels) {
       Append(findings,
-             Warning(absl::StrFormat("cuda:%d %s has compute capability %d.%d, the copy kernel "
+             Warning(absl::StrFormat("cuda:%d %s has compute capability %d.%d; the copy kernel "
                                      "needs 8.0",
                                      device.ordinal, device.name, device.compute / 10,
                                      device.compute % 10),
-                     "its blocks are copied by a call of the driver each: slow for small ones",
-                     "a GPU of the Ampere generation or later; larger blocks, of more tokens"));
+                     "each block takes a driver call of its own, which is slow for small blocks",
+                     "a GPU of the Ampere generation or later; larger blocks, with more tokens"));
       continue;
     }
     Append(findings,
@@ -87,9 +87,9 @@ Findings Gpus(const SystemView& view) {
   return findings;
 }
 
-// "over NVLink" is a guess: PCIe has no such atomics.
+// Atomics suggest NVLink, because PCIe does not have them.
 std::string WordsOf(const GpuLink& link) {
-  if (!link.access) return "no way but through the host";
+  if (!link.access) return "only through the host";
   return absl::StrCat(link.atomics ? "all atomics, as over NVLink" : "as over PCIe",
                       link.rank >= 0 ? absl::StrCat(", rank ", link.rank) : "");
 }
@@ -97,8 +97,8 @@ std::string WordsOf(const GpuLink& link) {
 Findings GpuPeers(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
   if (!Usable(cuda)) return NotApplicable(kNoGpu);
-  if (cuda.devices.size() < 2) return NotApplicable("one GPU: copies stay within it");
-  std::map<std::string, std::vector<std::string>> pairs;  // by what joins them
+  if (cuda.devices.size() < 2) return NotApplicable("one GPU");
+  std::map<std::string, std::vector<std::string>> pairs;  // by their connection
   std::vector<std::string> apart;
   for (const GpuLink& link : cuda.links) {
     std::string name = absl::StrCat("cuda:", link.from, ">", link.to);
@@ -118,24 +118,24 @@ Findings GpuPeers(const SystemView& view) {
   return Warning(
       "no peer access: " + Names(apart) + (pairs.size() > 1 ? absl::StrCat(" (", what, ")") : ""),
       "cuda_ipc does not copy between these: their transfers are staged in host memory",
-      instances ? "MIG instances reach no other; nvidia-smi -mig 0, or one instance for "
+      instances ? "MIG instances cannot reach each other; nvidia-smi -mig 0, or one instance for "
                   "both"
-                : "nvidia-smi topo -p2p r says why; IOMMU and ACS off (BIOS, kernel "
-                  "command line); in a VM: GPUs of one NVLink partition");
+                : "nvidia-smi topo -p2p r says why; turn IOMMU and ACS off (BIOS, kernel command "
+                  "line); in a VM: GPUs of one NVLink partition");
 }
 
-// What CUDA shares between processes it finds by their ids.
+// CUDA shares memory between processes by process id.
 Findings GpuIpc(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
   if (!Usable(cuda)) return NotApplicable(kNoGpu);
   Findings bad;
   if (HasOwnProcesses(view)) {
-    Append(bad, Warning("in a container with processes of its own",
-                        "cuda_ipc reaches GPU memory of processes of this container only; that of "
-                        "others on this host is staged and goes over tcp",
+    Append(bad, Warning("in a container with its own processes",
+                        "cuda_ipc only reaches GPU memory of processes in this container; for "
+                        "other processes of this host, transfers are staged and go over tcp",
                         "docker: --network=host --pid=host --ipc=host, or --network=container:NAME "
-                        "--pid=container:NAME --ipc=container:NAME for the second, one user and "
-                        "all GPUs (--gpus) in both; in a pod: shareProcessNamespace, or "
+                        "--pid=container:NAME --ipc=container:NAME for the second container, one "
+                        "user and all GPUs (--gpus) in both; in a pod: shareProcessNamespace, or "
                         "hostNetwork, hostPID and hostIPC"));
   }
   std::vector<int> without;
@@ -153,9 +153,9 @@ Findings GpuPinned(const SystemView& view) {
   if (!Usable(cuda)) return NotApplicable(kNoGpu);
   if (cuda.pinned.ok()) return Ok("host memory for staging can be pinned");
   return Warning(absl::StrCat("16 MiB cannot be pinned: ", cuda.pinned.message()),
-                 "memory that transfers are staged in is copied once more, or they fail",
+                 "staged transfers copy their bytes once more, or fail",
                  "ulimit -l unlimited; docker: --ulimit memlock=-1; raise the memory limit of the "
-                 "cgroup; nvidia-smi (does the GPU have memory left for a context?)");
+                 "cgroup; nvidia-smi shows whether the GPU has memory left for a context");
 }
 
 }  // namespace
@@ -184,7 +184,7 @@ std::span<const Check> GpuChecks() {
        &GpuDirect},
       {"gpu-bar1", "/sys/bus/pci/devices/*/resource, the CUDA driver: memory", &GpuBar1},
       {"gpu-ordering", "the CUDA driver: order and flush of NICs' writes", &GpuOrdering},
-      {"gpu-nics", "places of GPUs and NICs on the PCI bus", &GpuNics},
+      {"gpu-nics", "positions of GPUs and NICs on the PCI bus", &GpuNics},
   });
   return kChecks;
 }

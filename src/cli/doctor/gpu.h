@@ -1,4 +1,4 @@
-// What `kvxfer doctor` knows of GPUs: what the CUDA driver says, and where each GPU is.
+// What `kvxfer doctor` knows about GPUs from the CUDA driver.
 //
 // Thread-safety: plain values; any thread.
 #ifndef KVXFER_CLI_DOCTOR_GPU_H_
@@ -14,37 +14,37 @@
 
 namespace kvxfer::cli {
 
-// From one GPU to another: kernels and copies of `from` that touch memory of `to`.
+// Access from one GPU to another: by kernels and copies of `from` to memory of `to`.
 struct GpuLink {
   int from = 0;
   int to = 0;
-  bool access = false;   // without the host in between
-  bool atomics = false;  // all of CUDA's, as over NVLink
-  int rank = -1;         // of performance, 0 is best; -1: not told
+  bool access = false;   // directly, not through the host
+  bool atomics = false;  // all atomic operations of CUDA, as over NVLink
+  int rank = -1;         // performance rank, 0 is best; -1: unknown
 };
 
-// What the CUDA driver says, to this process.
+// What the CUDA driver reports to this process.
 struct CudaState {
-  bool asked = false;     // false: the view is of another host
-  absl::Status status{};  // why there is no GPU memory here: as Driver::Get, or DeadlineExceeded
+  bool asked = false;     // false: this is a view of another host
+  absl::Status status{};  // why GPU memory cannot be used: Driver::Get's, or DeadlineExceeded
   int version = 0;        // 13000: CUDA 13.0
-  std::string library{};  // its file; empty: none was loaded
+  std::string library{};  // the file of the driver; empty: none was loaded
   std::vector<cuda::Device> devices{};
-  std::vector<GpuLink> links{};  // of every two, in both directions
-  // Of pinning more host memory than the usual limit for locked memory allows.
+  std::vector<GpuLink> links{};  // of each pair, in both directions
+  // The result of pinning more host memory than the usual limit of locked memory.
   absl::Status pinned{};
 };
 
-// Loads and initialises the driver, which may take seconds; makes a context of the first device for
-// a moment.
+// Loads and initialises the driver, which may take seconds, and creates a context on the first
+// device for a moment.
 CudaState AskCuda();
-// What `ask` returns; or where that takes longer, DeadlineExceeded. It is left alone then, in a
-// thread that may never end, and nobody else may ask the driver.
+// The result of `ask`, or DeadlineExceeded if it takes longer. Its thread goes on then and may
+// never end, so that nothing else may call the driver.
 CudaState AskWithin(Duration longest, std::function<CudaState()> ask);
 
-// "cuda:0 cuda:1", at most eight of them and how many more.
+// "cuda:0 cuda:1", shortened as by Names (doctor.h).
 std::string GpuNames(const std::vector<int>& ordinals);
-// A part of a GPU (MIG), which the driver shows as a device of its own.
+// Whether the device is a MIG instance, which is a part of a GPU.
 bool IsInstance(const cuda::Device& device);
 
 }  // namespace kvxfer::cli

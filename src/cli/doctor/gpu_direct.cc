@@ -21,7 +21,7 @@ bool ModuleLoaded(const SystemView& view, const std::string& name) {
   return view.files().Exists("/sys/module/" + name);
 }
 
-// Why GPU memory cannot be registered as a dmabuf; empty: it can, as far as is known.
+// Why GPU memory cannot be registered as a dma-buf; empty: nothing known prevents it.
 std::string NoDmabuf(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
   if (cuda.asked && cuda.status.ok()) {
@@ -29,10 +29,10 @@ std::string NoDmabuf(const SystemView& view) {
       return "the driver exports no dma-buf";
     }
   } else {
-    // The open kernel modules are those that do.
+    // Only the open kernel modules export dma-buf.
     const std::string version = view.files().Read("/proc/driver/nvidia/version").value_or("");
     if (version.find("Open Kernel Module") == std::string::npos) {
-      return "the driver's kernel modules are not the open ones";
+      return "the driver does not use the open kernel modules";
     }
   }
   if (!view.KernelAtLeast(5, 12)) return "Linux is older than 5.12";
@@ -46,11 +46,11 @@ std::string NoDmabuf(const SystemView& view) {
   return absl::StrCat("libibverbs 1.", minor, " has no ibv_reg_dmabuf_mr");
 }
 
-// A GPU with memory of its own, as the PCI bus has it. Of instances of one GPU: the GPU.
+// A GPU with its own memory on the PCI bus. The MIG instances of a GPU count as that GPU.
 struct Place {
   std::string name;
   std::string pci;
-  uint64_t memory = 0;  // 0: not told
+  uint64_t memory = 0;  // bytes; 0: unknown
 };
 
 std::vector<Place> PlacesOf(const SystemView& view) {
@@ -95,8 +95,8 @@ std::optional<Window> WindowOf(const std::string& line) {
   return window;
 }
 
-// Size of the window through which the PCI bus reaches a GPU's memory, the second; 0: not told. A
-// window of 64 bits takes two lines, and BAR0 is one since Hopper.
+// The size of BAR1, the window through which the PCI bus reaches the GPU's memory; 0: unknown. A
+// 64-bit window takes two lines of the file; since Hopper, BAR0 is one.
 uint64_t Bar1Bytes(const SystemView& view, const std::string& pci) {
   constexpr uint64_t kMem64 = 0x100000;  // IORESOURCE_MEM_64
   const std::string text =
@@ -134,11 +134,11 @@ Findings GpuDirect(const SystemView& view) {
   if (topology.gpus.empty()) return NotApplicable("no GPU");
   if (topology.devices.empty()) return NotApplicable("no RDMA device");
   if (NvidiaGpus(view).empty()) {
-    return NotApplicable("no NVIDIA GPU; other drivers export dma-buf by themselves");
+    return NotApplicable("no NVIDIA GPU; drivers of other GPUs export dma-buf");
   }
   if (!view.files().Exists("/sys/module")) return NotApplicable("the tree has no /sys/module");
   if (!ModuleLoaded(view, "nvidia")) {
-    return Problem("the NVIDIA driver is not loaded", "GPU memory cannot be used at all",
+    return Problem("the NVIDIA driver is not loaded", "GPU memory cannot be used",
                    "modprobe nvidia; nvidia-smi");
   }
   std::vector<int> refusing;
@@ -146,9 +146,9 @@ Findings GpuDirect(const SystemView& view) {
     if (!device.gpu_direct) refusing.push_back(device.ordinal);
   }
   if (!refusing.empty()) {
-    return Warning(GpuNames(refusing) + ": the driver gives its memory to no NIC",
-                   "GPU memory goes through host memory",
-                   "data centre and professional GPUs have GPUDirect RDMA, GeForce has not");
+    return Warning(GpuNames(refusing) + ": the driver does not support GPUDirect RDMA",
+                   "transfers of GPU memory are staged in host memory",
+                   "use a data centre or professional GPU: GeForce has no GPUDirect RDMA");
   }
   const bool efa = std::any_of(topology.ports.begin(), topology.ports.end(),
                                [](const RdmaPort& p) { return p.link == LinkLayer::kEfa; });
@@ -165,14 +165,15 @@ Findings GpuDirect(const SystemView& view) {
   const std::string with_dash = efa ? "efa-nv-peermem" : "nvidia-peermem";
   return Problem(
       absl::StrCat("neither ", with_dash, " nor dma-buf (", no_dmabuf, ")"),
-      "registering GPU memory with a NIC fails (\"bad address\"): it goes through the host",
+      "registering GPU memory with a NIC fails (\"bad address\"): transfers are staged in host "
+      "memory",
       "modprobe " + with_dash +
-          "; or the driver's open kernel modules, which export dma-buf, Linux 5.12 and rdma-core "
-          "34 or later");
+          "; or the driver's open kernel modules, which export dma-buf, with Linux 5.12 and "
+          "rdma-core 34 or later");
 }
 
 Findings GpuBar1(const SystemView& view) {
-  // What a GPU without a resizable window has.
+  // The size on a GPU without resizable BAR.
   constexpr uint64_t kSmall = uint64_t{256} << 20;
   Findings bad;
   std::vector<std::string> seen;
@@ -186,12 +187,12 @@ Findings GpuBar1(const SystemView& view) {
     const bool small = place.memory > 0 ? bytes < place.memory : bytes <= kSmall;
     if (!small || view.topology().devices.empty()) continue;
     Append(bad, Warning(absl::StrCat(place.name, ": BAR1 covers ", what),
-                        "more memory than that cannot be registered with NICs, by all processes "
-                        "together: what does not fit goes through the host",
+                        "all processes together cannot register more memory than that with NICs: "
+                        "other transfers are staged in host memory",
                         "\"above 4G decoding\" and resizable BAR in the BIOS; nvidia-smi -q -d "
                         "MEMORY shows how much of BAR1 is used"));
   }
-  if (seen.empty()) return NotApplicable("no GPU tells the size of its BAR1");
+  if (seen.empty()) return NotApplicable("no GPU reports the size of its BAR1");
   return OrOk(bad, Names(seen));
 }
 
@@ -212,14 +213,14 @@ Findings GpuOrdering(const SystemView& view) {
   }
   if (!neither.empty()) {
     return Warning(GpuNames(neither) + ": neither orders writes of NICs nor can flush them",
-                   "kernels might not see what has arrived: NICs are not given its memory, which "
-                   "goes through the host",
-                   "a newer driver; nvidia-smi -q | grep -i -e product -e driver");
+                   "kernels might not see data that has arrived, so that transfers are staged in "
+                   "host memory",
+                   "install a newer driver; nvidia-smi -q | grep -i -e product -e driver");
   }
   std::vector<std::string> parts;
   if (!ordered.empty()) parts.push_back(GpuNames(ordered) + ": the GPU orders writes of NICs");
-  if (!flushed.empty()) parts.push_back(GpuNames(flushed) + ": flushed before anybody is told");
-  if (parts.empty()) return NotApplicable("no GPU gives its memory to NICs");
+  if (!flushed.empty()) parts.push_back(GpuNames(flushed) + ": flushed before each notification");
+  if (parts.empty()) return NotApplicable("no GPU supports GPUDirect RDMA");
   return Ok(absl::StrJoin(parts, "; "));
 }
 
@@ -242,10 +243,10 @@ Findings GpuNics(const SystemView& view) {
     seen.push_back(what);
     if (distance(nearest) != DeviceDistance::kOtherNode) continue;
     Append(bad, Warning(what + ": no NIC is near",
-                        "what goes between the two crosses the link between CPUs, which is slow "
-                        "for reads of GPU memory",
-                        "kvxfer topo; give the process a GPU and a NIC of one NUMA node (in a pod: "
-                        "the kubelet's topologyManagerPolicy)"));
+                        "transfers between the two cross the link between CPUs, which is slow for "
+                        "reads of GPU memory",
+                        "kvxfer topo; give the process a GPU and a NIC of the same NUMA node (in "
+                        "a pod: the kubelet's topologyManagerPolicy)"));
   }
   return OrOk(bad, Names(seen));
 }

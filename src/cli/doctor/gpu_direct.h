@@ -1,4 +1,4 @@
-// Checks of what GPUs and NICs have to do with each other; the table of them is in gpu.cc.
+// Checks of access to GPU memory by NICs. Their table is in gpu.cc.
 //
 // Thread-safety: functions without state.
 #ifndef KVXFER_CLI_DOCTOR_GPU_DIRECT_H_
@@ -10,14 +10,14 @@
 
 namespace kvxfer::cli {
 
-// NVIDIA's GPUs on the PCI bus, as indices into Topology::gpus.
+// The NVIDIA GPUs on the PCI bus, as indices into Topology::gpus.
 std::vector<size_t> NvidiaGpus(const SystemView& view);
 
-// Whether NICs can be given GPU memory at all, and by which of the two ways.
+// Whether GPU memory can be registered with NICs, and in which of the two ways.
 Findings GpuDirect(const SystemView& view);
-// How much of it at once.
+// How much GPU memory can be registered at once.
 Findings GpuBar1(const SystemView& view);
-// Whether kernels see what NICs have written.
+// Whether kernels see data that NICs have written.
 Findings GpuOrdering(const SystemView& view);
 // Whether a NIC is near each GPU.
 Findings GpuNics(const SystemView& view);

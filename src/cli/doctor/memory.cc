@@ -21,15 +21,14 @@ Findings HugePages(const SystemView& view) {
     reserved = words.back();
   }
   if (reserved != "0") return Ok(reserved + " reserved pages are free");
-  const std::string mend =
-      "echo advise > " + folder + "/shmem_enabled; or sysctl vm.nr_hugepages=N";
+  const std::string fix = "echo advise > " + folder + "/shmem_enabled; or sysctl vm.nr_hugepages=N";
   const std::string cost =
-      "each 4 KiB of a cache is a page of its own: slower copies, larger "
-      "tables in the NIC, slow registration";
+      "each 4 KiB of a cache is a page of its own: slower copies, larger tables in the NIC, slower "
+      "registration";
   if (!view.files().Exists(folder + "/hpage_pmd_size")) {
     return Warning("the kernel has no transparent huge pages", cost, "sysctl vm.nr_hugepages=N");
   }
-  // Since 6.1 memory can be collapsed into huge pages whatever the settings are.
+  // Since Linux 6.1, memory can be collapsed into huge pages regardless of the settings.
   if (view.KernelAtLeast(6, 1)) return Ok("transparent, on demand");
   const std::string shmem = view.files().Read(folder + "/shmem_enabled").value_or("");
   const size_t open = shmem.find('[');
@@ -40,16 +39,16 @@ Findings HugePages(const SystemView& view) {
   }
   return Warning(
       "no huge pages for shared memory: shmem_enabled is " + (set.empty() ? "unknown" : set), cost,
-      mend);
+      fix);
 }
 
 Findings SharedMemory(const SystemView& view) {
   constexpr uint64_t kEnough = uint64_t{512} << 20;
   const std::optional<uint64_t> bytes = view.FilesystemBytes("/dev/shm");
-  if (!bytes) return NotApplicable("/dev/shm is not there, or not told");
+  if (!bytes) return NotApplicable("/dev/shm is missing, or its size is unknown");
   if (*bytes >= kEnough) return Ok(FormatBytes(*bytes));
   return Warning("/dev/shm has " + FormatBytes(*bytes),
-                 "kvxfer does without it, but NCCL and engines' workers beside it fail (SIGBUS)",
+                 "kvxfer does not use it, but NCCL and engine workers on this host fail (SIGBUS)",
                  "docker: --shm-size=8g; in a pod: an emptyDir of medium Memory at /dev/shm");
 }
 

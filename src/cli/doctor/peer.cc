@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kvxfer/backend.h"
 #include "src/cli/common/agent_setup.h"
+#include "src/cli/common/backend_names.h"
 #include "src/cli/common/bootstrap.h"
 #include "src/cli/common/host_port.h"
 #include "src/cli/common/kv_cache.h"
@@ -41,7 +41,7 @@ void KeepExplanations(Channel& channel, const Agent& agent, const std::string& p
   if (const auto here = agent.Explain(peer); here.ok()) {
     path.here = ToJson(*here);
     for (const PathExplanation& way : here->paths) {
-      // What carries GPU memory alone is not chosen for the host's.
+      // A backend for GPU memory alone is never chosen for host memory.
       if (!way.chosen && way.backend != path.backend) continue;
       path.rails = way.rails;
       path.each_rail = way.each_rail;
@@ -54,7 +54,7 @@ void KeepExplanations(Channel& channel, const Agent& agent, const std::string& p
   }
 }
 
-// Round trips; the first makes the connection, and compares what came back.
+// Measures round trips. The first one makes the connection and compares what came back.
 absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, const MemoryChoice& memory,
                                KvCache& cache, PeerPath& path) {
   absl::StatusOr<RoundTrip> trip =
@@ -76,7 +76,7 @@ absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, const MemoryChoic
   return absl::OkStatus();
 }
 
-// The best of a few transfers of 32 MiB, each until the target has all of it.
+// The best rate of a few transfers of 32 MiB, each measured until the target has all bytes.
 absl::Status MeasureBandwidth(Channel& channel, Agent& agent, const MemoryChoice& memory,
                               KvCache& cache, PeerPath& path) {
   const KvCacheShape shape{
@@ -109,12 +109,7 @@ absl::Status MeasureBandwidth(Channel& channel, Agent& agent, const MemoryChoice
   return absl::OkStatus();
 }
 
-// "tcp" of "faulty:tcp".
-std::string Plain(const std::string& backend) {
-  return backend.starts_with("faulty:") ? backend.substr(7) : backend;
-}
-
-// "why" of "... cannot be reached: tcp: why".
+// The "why" in "... cannot be reached: tcp: why".
 std::string CauseOf(const absl::Status& status, const std::string& backend) {
   const std::string words = absl::StrCat("cannot be reached: ", backend, ": ");
   const std::string message(status.message());
@@ -122,23 +117,23 @@ std::string CauseOf(const absl::Status& status, const std::string& backend) {
   return at == std::string::npos ? message : message.substr(at + words.size());
 }
 
-// What a backend can be tried with: all but one carry host memory.
+// The memory to try a backend with: all but one carry host memory.
 MemoryChoice MemoryFor(const std::string& backend) {
-  return Plain(backend) == "cuda_ipc" ? MemorySource::kCuda : MemorySource::kMapped;
+  return WithoutDecorator(backend) == "cuda_ipc" ? MemorySource::kCuda : MemorySource::kMapped;
 }
 
-// A side without GPU memory is no fault of the way.
+// Whether the failure only means that a side has no usable GPU memory.
 bool IsWithoutGpu(const MemoryChoice& memory, const absl::Status& status) {
   return memory.cuda() && (absl::IsUnimplemented(status) || absl::IsFailedPrecondition(status) ||
                            absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status));
 }
 
-// Caches live as long as the agent that has them registered.
+// Tries one backend. The caches live as long as the agent that has them registered.
 absl::Status Try(const std::string& server, const PeerCheckOptions& options, PeerPath& path) {
   const std::vector<BackendOrigin> all = AllBackends();
-  const auto origin = std::ranges::find(all, Plain(path.backend), &BackendOrigin::name);
+  const auto origin = std::ranges::find(all, WithoutDecorator(path.backend), &BackendOrigin::name);
   if (origin == all.end() || !IsHere(*origin)) {
-    path.verdict = Verdict::kNotApplicable;
+    path.severity = Severity::kNotApplicable;
     path.why = "not installed";
     return absl::OkStatus();
   }
@@ -152,19 +147,19 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
                  .listen = options.listen,
                  .default_listen = LocalHost(*channel)});
   if (!agent.ok()) {
-    // No device, no library: nothing that is wrong with the way.
-    path.verdict = Verdict::kNotApplicable;
+    // Without a device or library there is no path that could have a problem.
+    path.severity = Severity::kNotApplicable;
     path.why = absl::StrCat("not usable here: ",
                             WithoutName(ToStd(agent.status().message()), path.backend));
     return absl::OkStatus();
   }
   if (absl::Status s = Introduce(*channel, **agent).status(); absl::IsFailedPrecondition(s)) {
-    // Of these, that they do not reach every host is in their nature.
+    // These backends are not made to reach every host.
     const bool local =
         path.backend == "loopback" || path.backend == "shm" || path.backend == "cuda_ipc";
-    path.verdict = local ? Verdict::kNotApplicable : Verdict::kProblem;
+    path.severity = local ? Severity::kNotApplicable : Severity::kProblem;
     path.why = CauseOf(s, path.backend);
-    path.mend = "kvxfer doctor, here and on the server's host";
+    path.fix = "kvxfer doctor, on this host and on the server's";
     return absl::OkStatus();
   } else if (!s.ok()) {
     return s;
@@ -173,9 +168,9 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
   absl::Status measured = MeasureRoundTrips(*channel, **agent, memory, small, path);
   if (measured.ok()) measured = MeasureBandwidth(*channel, **agent, memory, large, path);
   if (IsWithoutGpu(memory, measured)) {
-    path.verdict = Verdict::kNotApplicable;
+    path.severity = Severity::kNotApplicable;
     path.reached = false;
-    path.why = absl::StrCat("tried with GPU memory only: ", measured.message());
+    path.why = absl::StrCat("can only be tried with GPU memory: ", measured.message());
     return absl::OkStatus();
   }
   if (!measured.ok()) return measured;
@@ -189,29 +184,37 @@ PeerPath CheckPath(const std::string& server, const PeerCheckOptions& options,
   const absl::Status status = Try(server, options, path);
   if (status.ok()) return path;
   path.reached = false;
-  path.verdict = Verdict::kProblem;
+  path.severity = Severity::kProblem;
   path.why = std::string(status.message());
-  path.mend = absl::IsDataLoss(status) ? "the path changes bytes: take it out of use"
-                                       : "kvxfer doctor, here and on the server's host; firewall "
-                                         "between them: kvxfer explain " +
-                                             server;
+  path.fix = absl::IsDataLoss(status)
+                 ? "the path corrupts bytes: do not use it"
+                 : "kvxfer doctor, on this host and on the server's; check the firewall between "
+                   "them; kvxfer explain " +
+                       server;
   return path;
 }
 
+// The backends that --backend names, else those of DefaultBackends, which a server has unless it is
+// given others; without the backends that --backend leaves out.
 absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options) {
-  std::vector<std::string> known;
-  for (const BackendOrigin& backend : AllBackends()) known.push_back(backend.name);
-  // A server has no other ones, unless it was told so.
-  if (options.backends.empty()) return DefaultBackends();
-  std::vector<std::string> wanted = absl::StrSplit(options.backends, ',', absl::SkipEmpty());
-  for (const std::string& name : wanted) {
-    const std::string plain = Plain(name);
-    if (std::ranges::find(known, plain) == known.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("no backend '", name, "'; there are ", absl::StrJoin(known, ", ")));
+  const std::vector<std::string> names = absl::StrSplit(options.backends, ',', absl::SkipEmpty());
+  if (absl::Status s = CheckBackendNames(names, AllBackends()); !s.ok()) {
+    return Annotate(s, "--backend");
+  }
+  std::vector<std::string> wanted;
+  std::vector<std::string> left_out;
+  for (const std::string& name : names) {
+    if (name.starts_with('^')) {
+      left_out.push_back(name.substr(1));
+    } else {
+      wanted.push_back(name);
     }
   }
-  if (wanted.empty()) return absl::InvalidArgumentError("--backend names none");
+  if (wanted.empty()) wanted = DefaultBackends();
+  std::erase_if(wanted, [&left_out](const std::string& name) {
+    return std::ranges::find(left_out, name) != left_out.end();
+  });
+  if (wanted.empty()) return absl::InvalidArgumentError("--backend leaves no backend to try");
   return wanted;
 }
 
@@ -222,7 +225,7 @@ absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckO
   if (!wanted.ok()) return wanted.status();
   PeerReport report{.server = server};
   {
-    // Whether there is a server, of this version: once, and not as the fault of every backend.
+    // Fails once, and not for each backend, if there is no server or it has another version.
     absl::StatusOr<Channel> channel = Connect(server);
     if (!channel.ok()) return channel.status();
     const absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent(
@@ -232,7 +235,7 @@ absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckO
     if (!peer.ok()) return peer.status();
     if (const auto explanation = (*agent)->Explain(*peer); explanation.ok()) {
       for (const PathExplanation& path : explanation->paths) {
-        if (path.chosen) report.taken = path.backend;
+        if (path.chosen) report.chosen = path.backend;
       }
     }
     ExpectPeersToLeave();

@@ -15,7 +15,7 @@ namespace {
 
 bool HasGuid(const RdmaPort& port) { return !port.gids.empty() && port.gids.front().Guid() != 0; }
 
-// A virtual function that nobody gave an identity yet; it has a check of its own.
+// A virtual function without a GUID; it has a check of its own.
 bool IsBlank(const RdmaPort& port, const RdmaDevice& device) {
   return device.physical_function && port.link == LinkLayer::kInfiniBand && !HasGuid(port);
 }
@@ -30,7 +30,7 @@ std::string NetdevOf(const RdmaPort& port) {
   return port.netdevs.empty() ? "NETDEV" : port.netdevs.front().name;
 }
 
-std::string MendOf(const Topology& topology, const RdmaPort& port) {
+std::string FixOf(const Topology& topology, const RdmaPort& port) {
   const std::string& device = topology.DeviceOf(port).name;
   if (port.state == PortState::kInit || port.state == PortState::kArmed) {
     return "sminfo; start a subnet manager (systemctl start opensm, or on the switch)";
@@ -38,7 +38,7 @@ std::string MendOf(const Topology& topology, const RdmaPort& port) {
   if (port.physical_state == "Disabled") {
     return absl::StrCat("ip link set ", NetdevOf(port), " up; ibportstate -D 0 1 enable");
   }
-  return absl::StrCat("ibstat ", device, "; look at cable and switch port");
+  return absl::StrCat("ibstat ", device, "; check cable and switch port");
 }
 
 Findings PortStates(const SystemView& view) {
@@ -59,17 +59,18 @@ Findings PortStates(const SystemView& view) {
   for (const auto& [state, ports] : bad) {
     const RdmaPort& first = topology.ports[ports.front()];
     const bool waits = state.first == PortState::kInit || state.first == PortState::kArmed;
-    // A port that is out of use on purpose looks like a broken one; others still carry data.
-    const Verdict verdict = waits || active == 0 ? Verdict::kProblem : Verdict::kWarning;
-    findings.push_back({verdict,
+    // A port that is unused on purpose looks like a broken one, so that it is only a warning while
+    // other ports carry data.
+    const Severity severity = waits || active == 0 ? Severity::kProblem : Severity::kWarning;
+    findings.push_back({severity,
                         absl::StrCat(PortNames(topology, ports), ": ", ToString(state.first), " (",
                                      state.second, ")"),
                         waits         ? "no subnet manager has configured the port"
                         : active == 0 ? "no port carries data"
-                                      : "it is no rail; other ports carry its share",
-                        MendOf(topology, first)});
+                                      : "it cannot be a rail; other ports carry its share",
+                        FixOf(topology, first)});
   }
-  if (active == 0 && bad.empty()) return NotApplicable("virtual functions without a GUID only");
+  if (active == 0 && bad.empty()) return NotApplicable("only virtual functions without a GUID");
   return OrOk(findings, absl::StrCat(active, " active"));
 }
 
@@ -85,18 +86,18 @@ Findings LinkLayers(const SystemView& view) {
   }
   const std::string what = absl::StrJoin(parts, "; ");
   if (layers.contains(LinkLayer::kUnknown)) {
-    return Warning(
-        what, "kvxfer does not know how to connect over such a port",
-        "cat /sys/class/infiniband/*/ports/*/link_layer; leave it out by --ports '^DEVICE'");
+    return Warning(what, "kvxfer does not know how to connect over such a port",
+                   "cat /sys/class/infiniband/*/ports/*/link_layer; leave it out with "
+                   "KVXFER_VERBS_DEVICES='^DEVICE'");
   }
   if (layers.size() == 1) return Ok(what);
   return Warning(
-      what, "they are different networks: a port of one reaches none of the other",
+      what, "these are different networks: a port of one cannot reach a port of the other",
       "set the link type of the odd one (mlxconfig -d PCI_ADDRESS set LINK_TYPE_P1=1 for "
-      "InfiniBand, 2 for Ethernet), or leave it out by --ports");
+      "InfiniBand, 2 for Ethernet), or leave it out with KVXFER_VERBS_DEVICES");
 }
 
-// What the chip is made for, in Gb/s; 0: not known. Some boards of a chip are made for less.
+// The highest rate of the chip, in Gb/s; 0: unknown. Some boards with the chip have a lower rate.
 double ChipGbps(const RdmaDevice& device) {
   if (device.vendor != 0x15b3) return 0;
   switch (device.device) {
@@ -115,7 +116,7 @@ double ChipGbps(const RdmaDevice& device) {
   }
 }
 
-// Below the card's rate: below other ports of such a card here, or what the chip is made for.
+// Finds ports that are slower than other ports of the same kind of card here, or than their chip.
 Findings Rates(const SystemView& view) {
   const Topology& topology = view.topology();
   std::map<std::pair<uint32_t, uint32_t>, double> best;
@@ -126,7 +127,7 @@ Findings Rates(const SystemView& view) {
     double& most = best[{device.vendor, device.device}];
     most = std::max(most, topology.ports[i].gbps);
   }
-  // By what is there and what could be.
+  // By the actual and the possible rate.
   std::map<std::pair<std::string, double>, std::vector<size_t>> slow;
   for (const size_t i : active) {
     const RdmaPort& port = topology.ports[i];
@@ -138,12 +139,11 @@ Findings Rates(const SystemView& view) {
   if (active.empty()) return NotApplicable("no active port");
   Findings bad;
   for (const auto& [rates, ports] : slow) {
-    Append(bad,
-           Warning(absl::StrFormat("%s: %s, of up to %g Gb/s", PortNames(topology, ports),
-                                   rates.first, rates.second),
-                   "a cable or switch of an older generation, or lanes that are lost",
-                   "mlxlink -d " + topology.DeviceOf(topology.ports[ports.front()]).name +
-                       " -m; ibdiagnet; look at cable, switch port and the board's own limit"));
+    Append(bad, Warning(absl::StrFormat("%s: %s, of up to %g Gb/s", PortNames(topology, ports),
+                                        rates.first, rates.second),
+                        "a cable or switch of an older generation, or lost lanes",
+                        "mlxlink -d " + topology.DeviceOf(topology.ports[ports.front()]).name +
+                            " -m; ibdiagnet; check cable, switch port and the limit of the board"));
   }
   return OrOk(bad, absl::StrJoin(seen, ", "));
 }
@@ -177,15 +177,15 @@ Findings SubnetManagers(const SystemView& view) {
   }
   if (bad.empty()) return Ok("at LID " + absl::StrJoin(lids, ", "));
   return Problem(absl::StrCat("no subnet manager seen by ", PortNames(topology, bad)),
-                 "nothing watches its links and paths; new connections fail",
+                 "its links and paths are not managed: new connections fail",
                  "sminfo; systemctl start opensm, or start the switch's");
 }
 
-// Why other ports cannot address this one by its GIDs; empty: they can.
+// Why other ports cannot address this port by its GIDs; empty: they can.
 Findings GidsOf(const Topology& topology, const RdmaPort& port) {
   const std::string name = topology.DeviceOf(port).name;
   if (port.link == LinkLayer::kEthernet) {
-    const std::string mend =
+    const std::string fix =
         absl::StrCat("ip addr add ADDRESS/24 dev ", NetdevOf(port), "; rdma link; show_gids");
     bool v2 = false;
     bool routed = false;
@@ -194,12 +194,14 @@ Findings GidsOf(const Topology& topology, const RdmaPort& port) {
       routed |= gid.type == GidType::kRoceV2 && gid.SubnetPrefix() != kDefaultSubnetPrefix;
     }
     if (!v2) {
-      return Problem(name + ": no RoCE v2 GID", "no connection can be made over it", mend);
+      return Problem(name + ": no RoCE v2 GID", "no connection can be made over it", fix);
     }
     if (!routed) {
-      return Warning(name + ": RoCE v2 GIDs of link-local addresses only",
-                     "it reaches ports of its own Ethernet segment, and no router passes it on",
-                     mend);
+      return Warning(
+          name + ": RoCE v2 GIDs of link-local addresses only",
+          "it only reaches ports of its own Ethernet segment: routers do not forward its "
+          "packets",
+          fix);
     }
   } else if (!HasGuid(port)) {
     return Problem(name + ": no GID", "no connection can be made over it",
@@ -225,8 +227,8 @@ Findings Gids(const SystemView& view) {
   return OrOk(bad, absl::StrCat("on ", active.size() - blank, " ports"));
 }
 
-// In a pod a virtual function is there to be used. On its host those without a GUID are in stock,
-// unless others of the same parent have one.
+// A pod uses its virtual functions. On their host, virtual functions without a GUID are spare,
+// unless others of the same parent have a GUID.
 Findings VirtualGuids(const SystemView& view) {
   const Topology& topology = view.topology();
   const auto all = PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice& d) {
@@ -240,7 +242,7 @@ Findings VirtualGuids(const SystemView& view) {
       parents_in_use.insert(*device.physical_function);
     }
   }
-  size_t stock = 0;
+  size_t spare = 0;
   std::vector<size_t> blank;
   for (const size_t i : all) {
     const RdmaDevice& device = topology.DeviceOf(topology.ports[i]);
@@ -248,22 +250,22 @@ Findings VirtualGuids(const SystemView& view) {
     if (parents_in_use.contains(*device.physical_function)) {
       blank.push_back(i);
     } else {
-      ++stock;
+      ++spare;
     }
   }
   if (blank.empty()) {
-    return Ok(absl::StrCat(all.size() - stock, " virtual functions have one",
-                           stock > 0 ? absl::StrCat(", ", stock, " in stock have none") : ""));
+    return Ok(absl::StrCat(all.size() - spare, " virtual functions have one",
+                           spare > 0 ? absl::StrCat(", ", spare, " spare ones have none") : ""));
   }
   const RdmaDevice& first = topology.DeviceOf(topology.ports[blank.front()]);
-  const std::string mend = absl::StrCat(
+  const std::string fix = absl::StrCat(
       "on the host: ip link set PF_NETDEV vf N node_guid GUID port_guid GUID; echo ",
       first.pci ? first.pci->ToString() : "PCI_ADDRESS",
       " > /sys/bus/pci/drivers/mlx5_core/unbind, then > .../bind; or the GUID pool of the SR-IOV "
       "operator");
-  return {{blank.size() == all.size() ? Verdict::kProblem : Verdict::kWarning,
+  return {{blank.size() == all.size() ? Severity::kProblem : Severity::kWarning,
            absl::StrCat("port GUID zero on ", PortNames(topology, blank)),
-           "the subnet manager does not know it: it stays down and is no rail", mend}};
+           "the subnet manager does not know it: it stays down and cannot be a rail", fix}};
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Checks of what this process may do: limits, capabilities, device files.
+// Checks of the rights of this process: limits, capabilities, device files.
 
 #include <array>
 #include <optional>
@@ -27,7 +27,7 @@ std::optional<uint64_t> ParseLimit(const std::string& text) {
   return absl::SimpleAtoi(text, &value) ? std::optional(value) : std::nullopt;
 }
 
-// Of a line of /proc/self/limits: "Max locked memory  8388608  8388608  bytes".
+// The limit `name` of /proc/self/limits: "Max locked memory  8388608  8388608  bytes".
 std::optional<Limit> ReadLimit(const SystemView& view, const std::string& name) {
   const std::string text = view.files().Read("/proc/self/limits").value_or("");
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
@@ -42,7 +42,7 @@ std::optional<Limit> ReadLimit(const SystemView& view, const std::string& name) 
   return std::nullopt;
 }
 
-// Of the effective capabilities in /proc/self/status; empty: not told.
+// Whether /proc/self/status has this effective capability; empty: unknown.
 std::optional<bool> HasCapability(const SystemView& view, int number) {
   const std::string text = view.files().Read("/proc/self/status").value_or("");
   const size_t at = text.find("CapEff:");
@@ -54,13 +54,13 @@ std::optional<bool> HasCapability(const SystemView& view, int number) {
   return ((mask >> number) & 1) != 0;
 }
 
-constexpr const char* kMemlockMend =
+constexpr const char* kMemlockFix =
     "ulimit -l unlimited (/etc/security/limits.d: * - memlock unlimited); docker: --ulimit "
     "memlock=-1; in a pod: securityContext.capabilities.add: [IPC_LOCK]";
 
 Findings MemoryLock(const SystemView& view) {
   const std::optional<Limit> limit = ReadLimit(view, "Max locked memory");
-  if (!limit) return NotApplicable("/proc/self/limits does not tell");
+  if (!limit) return NotApplicable("/proc/self/limits has no such limit");
   const std::string size = limit->soft == kUnlimited ? "unlimited" : FormatBytes(limit->soft);
   if (view.topology().devices.empty()) return NotApplicable(size + "; no RDMA device needs more");
   if (limit->soft == kUnlimited) return Ok(size);
@@ -68,27 +68,27 @@ Findings MemoryLock(const SystemView& view) {
     return Ok(size + ", not enforced: this process has IPC_LOCK");
   }
   const bool small = limit->soft < kGiB;
-  return {{small ? Verdict::kProblem : Verdict::kWarning, "memlock limit is " + size,
+  return {{small ? Severity::kProblem : Severity::kWarning, "memlock limit is " + size,
            small ? "memory cannot be registered with a NIC: registration fails with ENOMEM"
                  : "a cache larger than that cannot be registered with a NIC",
-           kMemlockMend}};
+           kMemlockFix}};
 }
 
 Findings IpcLock(const SystemView& view) {
   const std::optional<bool> has = HasCapability(view, kCapIpcLock);
-  if (!has) return NotApplicable("/proc/self/status does not tell");
+  if (!has) return NotApplicable("/proc/self/status has no capabilities");
   if (view.topology().devices.empty()) {
     return NotApplicable(*has ? "IPC_LOCK; no RDMA device needs it" : "no RDMA device needs it");
   }
   if (*has) return Ok("IPC_LOCK");
   const std::optional<Limit> limit = ReadLimit(view, "Max locked memory");
-  if (limit && limit->soft == kUnlimited) return Ok("none, and memlock is unlimited");
+  if (limit && limit->soft == kUnlimited) return Ok("not needed: memlock is unlimited");
   return Warning(
       "no capability IPC_LOCK", "registered memory counts against the memlock limit",
       "in a pod: securityContext.capabilities.add: [IPC_LOCK]; docker: --cap-add=IPC_LOCK");
 }
 
-// The device file of `device`: uverbs of the same name in /sys/class/infiniband_verbs.
+// The device file of `device`: that of its entry in /sys/class/infiniband_verbs.
 std::string UverbsOf(const SystemView& view, const std::string& device) {
   const std::string folder = "/sys/class/infiniband_verbs";
   for (const std::string& name : view.files().List(folder)) {
@@ -122,38 +122,39 @@ Findings DeviceFiles(const SystemView& view) {
   }
   Findings bad;
   if (!denied.empty()) {
-    Append(bad, Problem("no right to open the device file of " + Names(denied),
+    Append(bad, Problem("no permission to open the device file of " + Names(denied),
                         "verbs, UCX and libfabric cannot use it",
                         "ls -l " + denied_file +
                             "; chmod 0666, or add the user to its group (udev rule)"));
   }
   if (!missing.empty()) {
-    // A container sees the host's devices in sysfs, and has the files of those that it was given.
+    // A container sees all devices of the host in sysfs, but only has the files of its own devices.
     const bool none = good == 0 && denied.empty();
     bad.push_back(
-        {none ? Verdict::kProblem : Verdict::kWarning,
+        {none ? Severity::kProblem : Severity::kWarning,
          "no device file in /dev/infiniband for " + Names(missing),
          none ? "no device can be opened" : "these devices cannot be opened here",
          "modprobe ib_uverbs; docker: --device=/dev/infiniband; in a pod: request the RDMA "
          "resource of the device plugin"});
   }
-  return OrOk(bad, absl::StrCat(good, " may be opened"));
+  return OrOk(bad, absl::StrCat(good, " can be opened"));
 }
 
 Findings AtLeast(const SystemView& view, const char* limit_name, const char* flag, uint64_t enough,
                  const char* meaning) {
   const std::optional<Limit> limit = ReadLimit(view, limit_name);
-  if (!limit) return NotApplicable("/proc/self/limits does not tell");
+  if (!limit) return NotApplicable("/proc/self/limits has no such limit");
   const std::string text = limit->soft == kUnlimited ? "unlimited" : absl::StrCat(limit->soft);
   if (limit->soft >= enough) return Ok(text);
-  return Warning(absl::StrCat("limit is ", text, ", ", enough, " are advised"), meaning,
+  return Warning(absl::StrCat("limit is ", text, ", at least ", enough, " is recommended"), meaning,
                  absl::StrCat("ulimit ", flag, " ", enough,
                               limit->hard < enough ? " (as root: the hard limit is too low)" : ""));
 }
 
 Findings OpenFiles(const SystemView& view) {
   return AtLeast(view, "Max open files", "-n", 4096,
-                 "each peer and each stream takes a descriptor: with many peers connections fail");
+                 "each peer and each data stream takes a descriptor: with many peers, connections "
+                 "fail");
 }
 
 Findings Processes(const SystemView& view) {
@@ -162,7 +163,7 @@ Findings Processes(const SystemView& view) {
   const std::string pids = view.files().Read("/sys/fs/cgroup/pids.max").value_or("");
   uint64_t most = 0;
   if (!absl::SimpleAtoi(pids, &most) || most >= 1024) return findings;
-  Append(findings, Warning(absl::StrCat("the cgroup has ", most, " processes at most"),
+  Append(findings, Warning(absl::StrCat("the cgroup allows at most ", most, " processes"),
                            "threads count too: agents and engines fail to start theirs",
                            "docker: --pids-limit=-1; kubelet: podPidsLimit"));
   return findings;

@@ -1,4 +1,4 @@
-// Checks of software: what one process may do to another on this host, libraries, backends.
+// Checks of software: access between processes of this host, libraries, backends.
 
 #include <array>
 #include <set>
@@ -27,7 +27,7 @@ bool InContainer(const SystemView& view) {
   return false;
 }
 
-// Cross-memory attach needs the right to trace the other process.
+// Cross-memory attach needs permission to trace the other process.
 Findings Yama(const SystemView& view) {
   const auto scope = view.files().ReadInt("/proc/sys/kernel/yama/ptrace_scope");
   if (!view.files().Exists("/proc/sys/kernel")) return NotApplicable("the tree has no /proc/sys");
@@ -35,37 +35,39 @@ Findings Yama(const SystemView& view) {
   const std::string text = absl::StrCat("kernel.yama.ptrace_scope is ", *scope);
   if (*scope == 0) return Ok(text);
   if (*scope < 3 && MayTraceAll(view)) return Ok(text + ", and this process has SYS_PTRACE");
-  return Warning(text,
-                 "shm cannot attach to memory that is not kvxfer's own: transfers of it between "
-                 "processes of this host go over tcp",
-                 *scope == 3 ? "boot without it (3 cannot be taken back), or use HostBuffer"
-                             : "sysctl kernel.yama.ptrace_scope=0; or prctl(PR_SET_PTRACER) in the "
-                               "peer, --cap-add=SYS_PTRACE, or HostBuffer");
+  return Warning(
+      text,
+      "shm cannot attach to memory that was not allocated with HostBuffer: its transfers "
+      "between processes of this host go over tcp",
+      *scope == 3 ? "boot without it (3 cannot be changed), or use HostBuffer"
+                  : "sysctl kernel.yama.ptrace_scope=0; or prctl(PR_SET_PTRACER) in the "
+                    "peer, --cap-add=SYS_PTRACE, or HostBuffer");
 }
 
 Findings SameHost(const SystemView& view) {
   if (!InContainer(view)) return Ok("not in a container");
   if (!HasOwnProcesses(view)) return Ok("in a container with the host's processes");
-  return Warning("in a container with processes of its own",
-                 "shm reaches processes of this container only; those of others on this host are "
-                 "reached over tcp",
-                 "docker: --pid=host --network=host; in a pod: hostPID and hostNetwork, or one pod "
-                 "for both");
+  return Warning(
+      "in a container with its own processes",
+      "shm only reaches processes of this container; tcp reaches other processes of this "
+      "host",
+      "docker: --pid=host --network=host; in a pod: hostPID and hostNetwork, or one pod "
+      "for both");
 }
 
 bool HasLibraries(const SystemView& view) { return view.files().Exists("/usr/lib"); }
 
 std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
-// What the library says of itself, else the numbers in its file's name.
+// The version that the library reports, or else the numbers in its file's name.
 std::string VersionOf(const SystemView& view, const std::string& soname, const std::string& file) {
-  std::string told = view.LibraryVersion(soname);
-  if (!told.empty()) return told;
+  std::string reported = view.LibraryVersion(soname);
+  if (!reported.empty()) return reported;
   const size_t at = file.rfind(".so.");
   return at == std::string::npos ? "" : file.substr(at + 4);
 }
 
-// "mlx5" of ".../libibverbs/libmlx5-rdmav34.so".
+// "mlx5" for ".../libibverbs/libmlx5-rdmav34.so".
 std::set<std::string> VerbsProviders(const SystemView& view, const std::string& library) {
   std::set<std::string> providers;
   for (const std::string& name : view.files().List(FolderOf(library) + "/libibverbs")) {
@@ -77,7 +79,7 @@ std::set<std::string> VerbsProviders(const SystemView& view, const std::string& 
   return providers;
 }
 
-// The provider that a kernel driver needs in user space.
+// The provider in user space that the device's kernel driver needs.
 std::string ProviderOf(const RdmaDevice& device) {
   if (device.driver == "mlx5_core") return "mlx5";
   if (device.driver == "mlx4_core") return "mlx4";
@@ -89,16 +91,16 @@ std::string ProviderOf(const RdmaDevice& device) {
 Findings Verbs(const SystemView& view) {
   const bool wanted = !view.topology().devices.empty();
   const std::string library = FindLibrary(view, "libibverbs.so.1");
-  const std::string mend = "apt install libibverbs1 ibverbs-providers (or rdma-core)";
+  const std::string fix = "apt install libibverbs1 ibverbs-providers (or rdma-core)";
   if (library.empty()) {
     if (!HasLibraries(view)) return NotApplicable("the tree has no libraries");
     if (!wanted) return NotApplicable("not installed; no RDMA device needs it");
-    return Problem("libibverbs is not installed", "no RDMA device can be used", mend);
+    return Problem("libibverbs is not installed", "no RDMA device can be used", fix);
   }
   const std::set<std::string> providers = VerbsProviders(view, library);
-  // Of a process that forks; kvxfer asks libibverbs for it on older kernels (ibv_fork_init).
+  // How pinned pages behave in a process that forks; on older kernels kvxfer calls ibv_fork_init.
   const char* const fork = view.KernelAtLeast(5, 12) ? "the kernel copies pinned pages"
-                                                     : "pinned pages are kept from children";
+                                                     : "children do not get pinned pages";
   const std::string what = absl::StrCat(
       "libibverbs ", VersionOf(view, "libibverbs.so.1", library),
       "; providers: ", providers.empty() ? "none" : Names({providers.begin(), providers.end()}),
@@ -110,7 +112,7 @@ Findings Verbs(const SystemView& view) {
   }
   if (missing.empty()) return Ok(what);
   return Problem(what + "; missing: " + absl::StrJoin(missing, " "),
-                 "libibverbs does not find devices that the kernel has", mend);
+                 "libibverbs does not find devices that the kernel has", fix);
 }
 
 bool HasEfa(const SystemView& view) {
@@ -122,12 +124,12 @@ bool HasEfa(const SystemView& view) {
 
 Findings Libfabric(const SystemView& view) {
   const std::string library = FindLibrary(view, "libfabric.so.1");
-  const std::string mend =
+  const std::string fix =
       "the EFA installer (aws-efa-installer), or apt install libfabric1; then fi_info -p efa";
   if (library.empty()) {
     if (!HasLibraries(view)) return NotApplicable("the tree has no libraries");
     if (!HasEfa(view)) return NotApplicable("not installed; no EFA device needs it");
-    return Problem("libfabric is not installed", "EFA is used through libfabric only", mend);
+    return Problem("libfabric is not installed", "EFA is used through libfabric only", fix);
   }
   std::set<std::string> providers;
   for (const std::string& name : view.files().List(FolderOf(library) + "/libfabric")) {
@@ -160,7 +162,7 @@ Findings Ucx(const SystemView& view) {
 
 Findings Backends(const SystemView& view) {
   const std::vector<BackendState> backends = view.Backends();
-  if (backends.empty()) return NotApplicable("not looked at: another root is");
+  if (backends.empty()) return NotApplicable("not checked: --root shows another host");
   std::vector<std::string> usable;
   std::vector<std::string> others;
   Findings bad;
@@ -176,7 +178,7 @@ Findings Backends(const SystemView& view) {
       others.empty() ? "" : absl::StrCat("; not usable: ", absl::StrJoin(others, "; ")));
   if (usable.empty()) {
     return Problem("no backend is usable: " + absl::StrJoin(others, "; "),
-                   "no transfer can be made", "see what each of them says");
+                   "no transfer is possible", "follow what each backend says");
   }
   return Ok(what);
 }
@@ -205,7 +207,7 @@ std::span<const Check> SoftwareChecks() {
       {"libibverbs", "libibverbs.so.1 and its providers, /proc/sys/kernel/osrelease", &Verbs},
       {"libfabric", "libfabric.so.1 and its providers", &Libfabric},
       {"ucx", "libucp.so.0 and its transports", &Ucx},
-      {"backends", "kvxfer's own, each made once", &Backends},
+      {"backends", "the backends of kvxfer, each created once", &Backends},
   });
   return kChecks;
 }

@@ -19,7 +19,7 @@ namespace kvxfer::cli {
 namespace {
 
 absl::Status NotThere(const std::string& path) {
-  return absl::NotFoundError(path + " is not there");
+  return absl::NotFoundError(path + " does not exist");
 }
 
 std::vector<std::string> PluginPath() {
@@ -36,7 +36,7 @@ class TreeView final : public SystemView {
     if (stat(files().Full(path).c_str(), &info) != 0) return NotThere(path);
     constexpr mode_t kAll = S_IROTH | S_IWOTH;
     if ((info.st_mode & kAll) == kAll) return absl::OkStatus();
-    return absl::PermissionDeniedError(path + " is not for everyone");
+    return absl::PermissionDeniedError(path + " is not open to all users");
   }
   std::optional<uint64_t> FilesystemBytes(const std::string&) const override { return {}; }
   std::string LibraryVersion(const std::string&) const override { return {}; }
@@ -47,7 +47,7 @@ class TreeView final : public SystemView {
   const CudaState cuda_{};  // not asked
 };
 
-// A library that is kept loaded: some do not stand being unloaded.
+// The library stays loaded, because some libraries break when they are unloaded.
 void* Symbol(const std::string& soname, const char* name) {
   void* library = dlopen(soname.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE);
   return library == nullptr ? nullptr : dlsym(library, name);
@@ -56,8 +56,8 @@ void* Symbol(const std::string& soname, const char* name) {
 class LiveView final : public SystemView {
  public:
   explicit LiveView(Topology topology) : SystemView(Sysfs("/"), std::move(topology)) {
-    // Asked for its version, UCX would put itself between this process and its memory calls, which
-    // crashes under a sanitizer, and take its signals.
+    // Once loaded, UCX would intercept memory calls, which crashes under a sanitizer, and catch
+    // signals.
     setenv("UCX_MEM_EVENTS", "no", 0);
     setenv("UCX_ERROR_SIGNALS", "", 0);
   }

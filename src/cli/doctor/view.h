@@ -1,4 +1,4 @@
-// The views of a host that `kvxfer doctor` makes.
+// The views of a host for `kvxfer doctor`.
 #ifndef KVXFER_CLI_DOCTOR_VIEW_H_
 #define KVXFER_CLI_DOCTOR_VIEW_H_
 
@@ -12,23 +12,22 @@
 
 namespace kvxfer::cli {
 
-// All that kvxfer is made for, and other plugins: one that is not here is said to be so, not left
-// out.
+// All backends that kvxfer knows, and other plugins; also those that are not installed.
 std::vector<BackendOrigin> AllBackends();
 inline bool IsHere(const BackendOrigin& backend) {
   return backend.built_in || !backend.file.empty();
 }
 
-// An error of that backend without its name, which both it and who made it put before it. For where
-// the name is said anyway.
+// An error of the backend without the backend's name, which may precede it twice; for reports that
+// print the name anyway.
 std::string WithoutName(std::string_view why, const std::string& backend);
 
-// Of the host that this process runs on, and of the rights that it has: opens device files, asks
-// libraries for their version, makes each backend once.
+// A view of the host that this process runs on, with its permissions: opens device files, asks
+// libraries for their versions, creates each backend once.
 std::unique_ptr<SystemView> MakeLiveView(Topology topology);
 
-// Of files below another root. Device files are judged by their mode: one that is for its owner and
-// group alone counts as not to be opened.
+// A view of the files below another root. Device files are judged by their mode: one that not every
+// user may open counts as not accessible.
 std::unique_ptr<SystemView> MakeTreeView(Sysfs files, Topology topology);
 
 }  // namespace kvxfer::cli

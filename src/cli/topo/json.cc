@@ -7,7 +7,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Raised where a field goes away or changes its meaning; new ones do not count.
+// Incremented when a field is removed or changes its meaning, but not for new fields.
 constexpr int kTopologyJsonVersion = 2;
 
 Json GidsJson(const RdmaPort& port) {
@@ -42,7 +42,7 @@ Json PciJson(const std::optional<PciAddress>& pci) {
   return pci ? Json(pci->ToString()) : Json(nullptr);
 }
 
-// As `lspci -n` writes them, so that they can be looked for.
+// In the form of `lspci -n`, for text searches.
 std::string IdText(uint32_t id) { return absl::StrFormat("0x%04x", id); }
 
 Json DeviceJson(const Topology& topology, const RdmaDevice& device) {

@@ -1,4 +1,4 @@
-// Where transfers begin on a node, and the rails that they would take.
+// The places where transfers can begin on a host, and the rails that they would take.
 #ifndef KVXFER_CLI_TOPO_PLACES_H_
 #define KVXFER_CLI_TOPO_PLACES_H_
 
@@ -13,7 +13,7 @@ namespace kvxfer::cli {
 
 struct Place {
   MemoryPlace place{};
-  std::string column{};  // over its column of the matrix: "N0", "G0"
+  std::string column{};  // title of its column in the matrix: "N0", "G0"
   std::string name{};    // "node 0", "GPU 0"
   RailPlan plan{};
 };

@@ -18,7 +18,7 @@
 namespace kvxfer::cli {
 namespace {
 
-// Without the domain where every device is in domain 0.
+// The address without its domain if that is 0.
 std::string ShortPci(const PciAddress& pci) {
   const std::string text = pci.ToString();
   return pci.domain == 0 ? text.substr(5) : text;
@@ -30,7 +30,7 @@ std::string NetdevText(const RdmaPort& port) {
   return names.empty() ? "-" : absl::StrJoin(names, ",");
 }
 
-// Without the port's number where its device has one port only.
+// The name without the port's number if its device has one port.
 std::string ShortName(const Topology& topology, size_t port) {
   const RdmaPort& named = topology.ports[port];
   const auto ports_of_device =
@@ -39,7 +39,8 @@ std::string ShortName(const Topology& topology, size_t port) {
   return ports_of_device == 1 ? topology.DeviceOf(named).name : topology.PortName(named);
 }
 
-// Long runs of neighbours become "first..last (32)": a node may have a hundred virtual functions.
+// Shortens long runs of neighbours to "first..last (32)": a host may have a hundred virtual
+// functions.
 std::string PortList(const Topology& topology, const std::vector<size_t>& ports) {
   std::string text;
   for (size_t i = 0; i < ports.size();) {
@@ -79,7 +80,7 @@ std::string NodesText(const Topology& topology) {
   return text;
 }
 
-// Lines of the matrix: a port, or virtual functions of one parent that nothing tells apart.
+// A line of the matrix: one port, or several equal virtual functions of one parent.
 struct Line {
   size_t first = 0;
   size_t count = 1;
@@ -130,7 +131,7 @@ std::string KindText(const Topology& topology, const Line& line) {
                       parent != nullptr ? parent->name : ShortPci(*device.physical_function));
 }
 
-// "switch*": the distance, and whether transfers from there take the port.
+// "switch*": the distance, and whether transfers from that place take the port.
 std::string Cell(const Topology& topology, const Place& place, size_t port) {
   const RdmaDevice& device = topology.DeviceOf(topology.ports[port]);
   const std::string distance = ToString(DistanceOf(topology, device, place.place));
@@ -140,7 +141,7 @@ std::string Cell(const Topology& topology, const Place& place, size_t port) {
   return distance == "?" ? "- " : absl::StrCat("(", distance, ")");
 }
 
-// What is known of each line's port, and its distances from `places`.
+// The properties of each line's port, and its distances from `places`.
 std::string Facts(const Topology& topology, const std::vector<Line>& lines,
                   std::span<const Place> places) {
   using Align = TextGrid::Align;
@@ -168,7 +169,7 @@ std::string Facts(const Topology& topology, const std::vector<Line>& lines,
   return grid.ToString();
 }
 
-// The lines' names, and their distances from `places` alone.
+// The name of each line, and its distances from `places`.
 std::string Distances(const Topology& topology, const std::vector<Line>& lines,
                       std::span<const Place> places) {
   std::vector<TextGrid::Align> columns(1 + places.size(), TextGrid::Align::kRight);
@@ -193,7 +194,7 @@ size_t WidestLine(const std::string& text) {
   return width;
 }
 
-// GPUs go into a table of their own where one would be too wide.
+// One table, or a second one for GPUs if one would be too wide.
 std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
   constexpr size_t kWide = 140;
   const std::vector<Line> lines = Lines(topology, places.front().plan);
@@ -204,10 +205,10 @@ std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
                       Distances(topology, lines, all.subspan(topology.nodes.size())));
 }
 
-// Of the rails of one fabric, by name those that are taken first, and how many there are besides.
+// The rails of one fabric: those that transfers take first, and the number of the others.
 struct FabricRails {
   std::vector<size_t> near{};
-  std::map<DeviceDistance, std::pair<size_t, uint32_t>> others{};  // how many, penalty
+  std::map<DeviceDistance, std::pair<size_t, uint32_t>> others{};  // number, penalty
 };
 
 std::string RailPlanText(const Topology& topology, const RailPlan& plan) {
@@ -261,20 +262,20 @@ std::string TopologyText(const Topology& topology, const PortSelector& selector)
   std::string text = NodesText(topology) + "\n";
   if (topology.ports.empty()) {
     return text +
-           "no RDMA port: /sys/class/infiniband has none. Transfers go over tcp and shm.\n"
-           "`kvxfer doctor` says what may be missing.\n";
+           "no RDMA port: /sys/class/infiniband is empty. Transfers go over tcp and shm.\n"
+           "`kvxfer doctor` reports what may be missing.\n";
   }
   const std::vector<Place> places = Places(topology, selector);
   text += Matrix(topology, places);
   text +=
-      "\nswitch: below one PCIe switch  root: one root complex  node: one NUMA node\n"
-      "socket: another node of one CPU  far: another CPU  ?: not told  -: left out, and not told\n"
-      "*: nearest of its fabric, transfers from there take it first  (...): left out, see below\n"
-      "\nrails of a transfer from memory on (x: cost of a byte there, next to the nearest)\n";
+      "\nswitch: same PCIe switch  root: same root complex  node: same NUMA node\n"
+      "socket: another node of the same CPU  far: another CPU  ?: unknown  -: left out, unknown\n"
+      "*: nearest of its fabric, taken first by transfers from there  (...): left out, see below\n"
+      "\nrails of a transfer from memory on (x: cost of a byte, relative to the nearest rail)\n";
   TextGrid grid;
   for (const Place& place : places) grid.Add({place.name, RailPlanText(topology, place.plan)});
   text += grid.ToString("  ");
-  // Why a port is left out does not depend on where the memory is.
+  // The reason to leave a port out does not depend on the place of the memory.
   if (const std::string out = LeftOutText(topology, places.front().plan); !out.empty()) {
     text += "\nleft out\n" + out;
   }

@@ -1,4 +1,4 @@
-// What `kvxfer topo` prints.
+// The output of `kvxfer topo`.
 #ifndef KVXFER_CLI_TOPO_REPORT_H_
 #define KVXFER_CLI_TOPO_REPORT_H_
 
@@ -10,11 +10,11 @@
 
 namespace kvxfer::cli {
 
-// Of each NUMA node and GPU the distance to each port, the rails of a transfer from there, and why
-// other ports are left out. For a person; a matrix with a port on each line.
+// For people: a matrix with a line for each port and its distance to each NUMA node and GPU, the
+// rails of a transfer from each of them, and why other ports are left out.
 std::string TopologyText(const Topology& topology, const PortSelector& selector);
 
-// The same for programs; docs/topology.md has the fields.
+// The same for programs; docs/topology.md describes the fields.
 Json TopologyJson(const Topology& topology, const PortSelector& selector);
 
 }  // namespace kvxfer::cli

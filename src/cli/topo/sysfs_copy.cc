@@ -33,7 +33,7 @@ class Copier {
   }
 
  private:
-  // What the kernel follows, too.
+  // As many as the kernel follows.
   static constexpr int kMaxLinks = 40;
 
   void Prepend(const fs::path& path) {
@@ -59,7 +59,7 @@ class Copier {
     }
     rest_.clear();
     if (!fs::exists(status)) return absl::OkStatus();
-    // What cannot be read now is left out: there, too, nothing was to be read.
+    // An unreadable file is left out, so that it is unreadable in the copy too.
     if (!fs::is_regular_file(status)) return WriteFile(next, "");
     const std::optional<std::string> text = from_.Read(next.string());
     return text ? WriteFile(next, *text + "\n") : absl::OkStatus();
@@ -72,7 +72,7 @@ class Copier {
     if (!error && !fs::is_symlink(fs::symlink_status(copy)))
       fs::create_symlink(target, copy, error);
     if (error) return CannotWrite(copy, error);
-    // A link to elsewhere is the copy's reader's to find missing.
+    // The target of an absolute link is outside the copy; a reader of the copy finds it missing.
     if (target.is_absolute() || ++links_ > kMaxLinks) {
       rest_.clear();
     } else {
@@ -96,8 +96,8 @@ class Copier {
 
   const Sysfs& from_;
   const std::string& to_;
-  fs::path at_;                   // without links, below either root
-  std::deque<std::string> rest_;  // of the way
+  fs::path at_;                   // current folder below either root, without links
+  std::deque<std::string> rest_;  // of the path
   int links_ = 0;
 };
 
@@ -110,7 +110,7 @@ absl::Status CopySysfs(const Sysfs& from, const std::vector<std::string>& paths,
   if (error) return CannotWrite(to, error);
   if (!fs::is_empty(to, error)) {
     return absl::FailedPreconditionError(
-        absl::StrCat(to, " is not empty: give a folder that is not there yet"));
+        absl::StrCat(to, " is not empty: name a folder that does not exist yet"));
   }
   Copier copier(from, to);
   for (const std::string& path : paths) {

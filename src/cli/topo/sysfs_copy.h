@@ -1,4 +1,4 @@
-// Copies of parts of a sysfs tree, to be looked at elsewhere.
+// Copies parts of a sysfs tree, for a look at them on another host.
 #ifndef KVXFER_CLI_TOPO_SYSFS_COPY_H_
 #define KVXFER_CLI_TOPO_SYSFS_COPY_H_
 
@@ -10,10 +10,11 @@
 
 namespace kvxfer::cli {
 
-// Copies what is at each of `paths` (a file's text, a folder without what is in it), and every link
-// on the way there as a link. Files are read to their end, whatever size they claim; a device file
-// becomes an empty one, and of what is not there the folder it would be in is made. `to` is made,
-// or is an empty folder. FailedPrecondition: it is not empty; Internal: it cannot be written.
+// Copies the file or folder at each of `paths`, a folder without its contents, and each link on the
+// way as a link. Files are read to their end, whatever size they claim. A device file becomes an
+// empty file. For a path that does not exist, the folder that would contain it is created. `to` is
+// created, or is an empty folder. FailedPrecondition: it is not empty. Internal: it cannot be
+// written.
 absl::Status CopySysfs(const Sysfs& from, const std::vector<std::string>& paths,
                        const std::string& to);
 

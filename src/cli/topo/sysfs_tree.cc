@@ -58,7 +58,7 @@ absl::Status SysfsTree::WriteTo(const std::string& root) const {
 absl::StatusOr<TemporaryFolder> TemporaryFolder::Make() {
   std::error_code error;
   const fs::path base = fs::temp_directory_path(error);
-  // Hundreds of tiny files: in memory where there is a place.
+  // In memory if possible, because there are hundreds of tiny files.
   std::string path;
   for (const fs::path& folder : {fs::path("/dev/shm"), error ? fs::path("/tmp") : base}) {
     path = folder / "kvxfer-XXXXXX";

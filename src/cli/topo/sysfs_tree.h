@@ -1,4 +1,4 @@
-// Sysfs trees made of files and links, for hosts that are described and not there.
+// Sysfs trees made of files and links, for described hosts.
 #ifndef KVXFER_CLI_TOPO_SYSFS_TREE_H_
 #define KVXFER_CLI_TOPO_SYSFS_TREE_H_
 
@@ -17,15 +17,15 @@ absl::Status CannotWrite(const std::string& path, const std::error_code& error);
 // Paths are absolute below the tree's root: "/sys/class/net/eth0/mtu".
 class SysfsTree {
  public:
-  // A file with `text` and a line's end, as the kernel writes them.
+  // A file with `text` and a newline, as the kernel writes them.
   void File(const std::string& path, const std::string& text) { files_[path] = text + "\n"; }
   void Folder(const std::string& path) { folders_[path] = true; }
-  // A link to `target`, which is absolute below the root too; written as a relative one.
+  // A link to `target`, an absolute path below the root; WriteTo makes it relative.
   void Link(const std::string& path, const std::string& target) { links_[path] = target; }
-  // Takes away what is at `path` and below it.
+  // Removes the entry at `path` and all entries below it.
   void Remove(const std::string& path);
 
-  // Into a folder that exists. Internal: it cannot be written.
+  // `root` is an existing folder. Internal: it cannot be written.
   absl::Status WriteTo(const std::string& root) const;
 
  private:
@@ -34,7 +34,8 @@ class SysfsTree {
   std::map<std::string, bool> folders_;
 };
 
-// A folder in /dev/shm, or else where temporary files belong; removed with all that is in it.
+// A folder in /dev/shm, or else in the folder for temporary files. The destructor removes it with
+// its contents.
 class TemporaryFolder {
  public:
   static absl::StatusOr<TemporaryFolder> Make();

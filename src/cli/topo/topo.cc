@@ -1,5 +1,5 @@
-// `kvxfer topo`: NUMA nodes, GPUs and NIC ports, how far they are from each other, and which rails
-// a transfer from each memory takes.
+// `kvxfer topo`: NUMA nodes, GPUs and NIC ports, the distances between them, and the rails that a
+// transfer from each memory takes.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "src/cli/commands.h"
+#include "src/cli/common/options.h"
+#include "src/cli/common/shared_options.h"
 #include "src/cli/topo/report.h"
 #include "src/cli/topo/sysfs_copy.h"
 #include "src/cli/topo/topology_source.h"
@@ -33,8 +35,8 @@ absl::Status SaveTopology(const Sysfs& sysfs, const std::string& folder) {
   const absl::StatusOr<Topology> topology = ReadTopology(Sysfs(sysfs.root(), &asked));
   if (!topology.ok()) return topology.status();
   if (absl::Status s = CopySysfs(sysfs, asked, folder); !s.ok()) return Annotate(s, "--save");
-  Print(absl::StrCat("saved what is read of ", topology->ports.size(), " ports and ",
-                     topology->gpus.size(), " GPUs; look at it with: kvxfer topo --root ", folder,
+  Print(absl::StrCat("saved the description of ", topology->ports.size(), " ports and ",
+                     topology->gpus.size(), " GPUs; to look at it: kvxfer topo --root ", folder,
                      "\n"));
   return absl::OkStatus();
 }
@@ -47,7 +49,7 @@ absl::Status RunTopo(const TopoFlags& flags) {
   if (!flags.save.empty()) return SaveTopology(source->sysfs, flags.save);
   const absl::StatusOr<Topology> topology = ReadNamedTopology(*source, flags.fabrics);
   if (!topology.ok()) return topology.status();
-  // A pattern that names nothing is an error of the user's, not an empty report.
+  // A pattern that matches nothing is a usage error, not an empty report.
   if (const auto selected = selector->Select(*topology); !selected.ok()) return selected.status();
   if (flags.json) {
     Json report = TopologyJson(*topology, *selector);
@@ -72,21 +74,14 @@ void AddTopo(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "topo", "Shows NUMA nodes, GPUs and NIC ports, and which rails transfers take");
   const auto flags = std::make_shared<TopoFlags>();
-  command->add_option(
-      "--fixture", flags->fixture,
-      "A described host (a wrong name lists them), or a folder like --root (default: this host)");
-  command->add_option("--root", flags->root, "Folder with sys/ and proc/ to look at (default: /)");
-  command->add_option(
-      "--ports", flags->ports,
-      "Ports to use: devices, netdevs, PCI addresses, subnets, fabrics; ^ excludes (default: all)");
-  command
-      ->add_option("--fabric", flags->fabrics,
-                   "NAME=PORTS: names the fabric of ports; repeat it (default: as they are found)")
-      ->allow_extra_args(false);
-  command->add_option(
-      "--save", flags->save,
-      "Copies what is read into this new folder, for --root elsewhere (default: copies nothing)");
-  command->add_flag("--json", flags->json, "Report as JSON");
+  AddHost(command, flags->fixture, flags->root, flags->fabrics);
+  AddText(command, "--ports", flags->ports, "PORTS",
+          "Ports to use: devices, netdevs, PCI addresses, subnets or fabrics, separated by commas; "
+          "^ leaves some out (default: all)");
+  AddText(
+      command, "--save", flags->save, "FOLDER",
+      "Copies what is read into this new folder, for --root on another host (default: no copy)");
+  AddJson(command, flags->json);
   command->callback([flags, &action] { action = [flags] { return RunTopo(*flags); }; });
 }
 

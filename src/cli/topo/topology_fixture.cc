@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "src/cli/common/did_you_mean.h"
 #include "src/core/base/strings.h"
 #include "src/core/topology/topology.h"
 
@@ -34,7 +35,7 @@ Json Object(const Json& object, const char* field) {
   return it == object.end() || !it->is_object() ? Json::object() : *it;
 }
 
-// A missing "above" is a host bridge of the domain and bus.
+// Without "above", the parent is the host bridge of the domain and bus.
 std::string PciFolder(const Json& device, const PciAddress& pci) {
   const std::string above =
       Text(device, "above", absl::StrFormat("pci%04x:%02x", pci.domain, pci.bus));
@@ -121,7 +122,7 @@ void AddPort(const Json& nic, const std::string& rdma, const std::string& guid, 
   }
 }
 
-// A NIC and its virtual functions, which are NICs with fields of "vfs" in place of its own.
+// Adds a NIC and its virtual functions: NICs whose fields are replaced by those of "vfs".
 absl::Status AddNic(const Json& nic, const std::string& parent, SysfsTree& tree) {
   const std::string name = Text(nic, "name");
   const std::optional<PciAddress> pci = PciAddress::Parse(Text(nic, "pci"));
@@ -190,7 +191,8 @@ absl::StatusOr<TopologyFixture> MakeTopologyFixture(const Json& description) {
   fixture.origin = Text(description, "origin");
   fixture.source = Text(description, "source");
   if (fixture.origin.empty() || fixture.source.empty()) {
-    return absl::InvalidArgumentError("topology: 'origin' and 'source' must say where it is from");
+    return absl::InvalidArgumentError(
+        "topology: 'origin' and 'source' must say where it comes from");
   }
   for (const Json& fabric : List(description, "fabrics")) {
     if (fabric.is_string()) fixture.fabrics.push_back(fabric.get<std::string>());
@@ -227,9 +229,8 @@ absl::StatusOr<TopologyFixture> FindTopologyFixture(std::string_view name) {
     if (builtin.name == name) return ParseTopologyFixture(builtin.json);
     known.emplace_back(builtin.name);
   }
-  return absl::NotFoundError(absl::StrCat("no fixture '", ToAbsl(name), "'; there are ",
-                                          absl::StrJoin(known, ", "),
-                                          ", or give a folder that has sys/ in it"));
+  return absl::NotFoundError(absl::StrCat("no fixture '", ToAbsl(name), "', and no such folder",
+                                          DidYouMeanOrChoose(name, known)));
 }
 
 }  // namespace kvxfer::cli

@@ -1,5 +1,5 @@
-// Descriptions of hosts: one short JSON document each, out of which a sysfs tree is made. Those in
-// src/cli/topo/topologies are built in. docs/topology.md has the format.
+// Descriptions of hosts: each is a short JSON document from which a sysfs tree is made. Those in
+// src/cli/topo/topologies are built in. docs/topology.md describes the format.
 #ifndef KVXFER_CLI_TOPO_TOPOLOGY_FIXTURE_H_
 #define KVXFER_CLI_TOPO_TOPOLOGY_FIXTURE_H_
 
@@ -15,26 +15,26 @@
 namespace kvxfer::cli {
 
 struct BuiltinTopology {
-  std::string_view name;  // of its file
+  std::string_view name;  // the name of its file
   std::string_view json;
 };
 
-// By name. The definition is generated out of src/cli/topo/topologies.
+// In the order of their names. The definition is generated from src/cli/topo/topologies.
 std::span<const BuiltinTopology> BuiltinTopologies();
 
 struct TopologyFixture {
   std::string title{};                 // what the host is
   std::string origin{};                // "synthetic" or "recorded"
-  std::string source{};                // where the facts are from
+  std::string source{};                // where the facts come from
   std::vector<std::string> fabrics{};  // "Fabric1=ibp60s0,ibp77s0", as --fabric takes them
   SysfsTree tree{};
 };
 
-// InvalidArgument, naming the field: not such a description.
+// InvalidArgument names the field that makes this no such description.
 absl::StatusOr<TopologyFixture> ParseTopologyFixture(std::string_view json);
 absl::StatusOr<TopologyFixture> MakeTopologyFixture(const Json& description);
 
-// A built-in one. NotFound: says which there are.
+// Returns the built-in description `name`. NotFound: there is none; says which was probably meant.
 absl::StatusOr<TopologyFixture> FindTopologyFixture(std::string_view name);
 
 }  // namespace kvxfer::cli

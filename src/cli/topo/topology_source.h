@@ -1,4 +1,4 @@
-// Where `topo` and `doctor` look: this host, a copy of a sysfs tree, or a host that is described.
+// The host that `topo` and `doctor` look at: this one, a copy of a sysfs tree, or a described host.
 #ifndef KVXFER_CLI_TOPO_TOPOLOGY_SOURCE_H_
 #define KVXFER_CLI_TOPO_TOPOLOGY_SOURCE_H_
 
@@ -16,20 +16,21 @@ namespace kvxfer::cli {
 
 struct TopologySource {
   Sysfs sysfs;
-  // Of a described host, which is gone with this object.
+  // The tree of a described host; it goes with this object.
   std::optional<TemporaryFolder> folder{};
-  std::string title{};                 // empty: not described
+  std::string title{};                 // empty: not a described host
   std::string origin{};                // of a described host: "synthetic" or "recorded"
-  std::string source{};                // where the description is from
+  std::string source{};                // where the description comes from
   std::vector<std::string> fabrics{};  // that the description names
 };
 
-// `fixture` is the name of a built-in description, or a folder like a root; empty: `root`.
-// InvalidArgument: both are given, or what is there is no sysfs tree; NotFound: no such fixture.
+// `fixture` is the name of a built-in description, or a folder like `root`; if it is empty, `root`
+// counts. InvalidArgument: both are given, or there is no sysfs tree. NotFound: there is no such
+// fixture.
 absl::StatusOr<TopologySource> OpenTopology(const std::string& root, const std::string& fixture);
 
-// The topology there, with fabrics named as `fabrics` ("Fabric1=ibp60s0,ibp77s0") say or, where it
-// is empty, as the description says.
+// The topology of `source`, with fabrics named by `fabrics` ("Fabric1=ibp60s0,ibp77s0") or, if that
+// is empty, by the description.
 absl::StatusOr<Topology> ReadNamedTopology(const TopologySource& source,
                                            const std::vector<std::string>& fabrics);
 

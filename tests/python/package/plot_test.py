@@ -35,7 +35,7 @@ def result(block_bytes: int, gb_per_s: float, **more: Any) -> dict[str, Any]:
 
 
 def transfer(peer: int, thread: int, *times: float) -> dict[str, Any]:
-    names = ("due_us", "posted_us", "first_slice_us", "told_us", "ended_us")
+    names = ("due_us", "posted_us", "first_slice_us", "notified_us", "ended_us")
     return {"peer": peer, "thread": thread, "bytes": 1 << 20, **dict(zip(names, times))}
 
 
@@ -61,10 +61,10 @@ def compare() -> dict[str, Any]:
                 "p50_us": 40.0 / rate, "p99_us": 90.0 / rate}
 
     rows = [row(name, kind, size, rate * (1 + size / 65536))
-            for name, kind, rate in (("kvxfer tcp", "kvxfer", 4.0), ("raw loop", "limit", 4.4),
+            for name, kind, rate in (("kvxfer tcp", "kvxfer", 4.0), ("raw loop", "raw", 4.4),
                                      ("NIXL", "peer", 1.0), ("raw, plain", "reference", 3.0))
             for size in (4096, 16384, 65536)]
-    rows += [row("kvxfer tcp", "kvxfer", 4096, 2.0, 1), row("blocking", "limit", 4096, 4.0, 1)]
+    rows += [row("kvxfer tcp", "kvxfer", 4096, 2.0, 1), row("blocking", "raw", 4096, 4.0, 1)]
     return {"schema": 1, "complete": True, "date": "2026-01-31 12:00 UTC",
             "machine": {"cpu": "A CPU", "cpus": 2, "virtual": True, "kernel": "6.1.0"},
             "versions": {"kvxfer": "abc1234"}, "titles": {"tcp": "TCP over loopback"},
@@ -94,7 +94,7 @@ def texts(figure: Any) -> list[str]:
 
 
 class TestBandwidth:
-    def test_has_every_contestants_points_and_the_limit_dashed(self, tmp_path: Path) -> None:
+    def test_has_every_contestants_points_and_the_raw_dashed(self, tmp_path: Path) -> None:
         document = compare()
         figure = figures([save(tmp_path, document)], ["bandwidth"])["bandwidth"]
         (axis,) = figure.axes
@@ -110,7 +110,7 @@ class TestBandwidth:
     def test_says_machine_date_and_names_at_the_lines(self, tmp_path: Path) -> None:
         figure = figures([save(tmp_path, compare())], ["bandwidth"])["bandwidth"]
         written = texts(figure)
-        for text in ("Bandwidth by block size: TCP over loopback", "raw loop (limit)", "kvxfer tcp",
+        for text in ("Bandwidth by block size: TCP over loopback", "raw loop (raw reference)", "kvxfer tcp",
                      "A CPU, 2 CPUs (virtual), Linux 6.1.0 · kvxfer abc1234, 2026-01-31 12:00 UTC",
                      "4 KiB", "16 KiB", "64 KiB"):
             assert text in written
@@ -195,7 +195,7 @@ class TestTimeline:
         self, tmp_path: Path
     ) -> None:
         timeline = [transfer(peer, 0, 1, 2, 3, 4, 5) for peer in (0, 3)]
-        del timeline[1]["told_us"]
+        del timeline[1]["notified_us"]
         path = save(tmp_path, bench(result(4096, 1.5, peers=4, scheme="manytoone",
                                            timeline=timeline)))
         figure = figures([path], ["timeline"])["timeline"]
@@ -257,7 +257,7 @@ TIMED = bench(result(4096, 1.5, timeline=TIMELINE))
          ["results[0].timeline[1].posted_us is missing", "a number"]),
         (broken(compare(), "schema", 2), ["schema is 2", "expected 1"]),
         (broken(compare(), "complete", False), ["complete is false", "whole run"]),
-        (broken(compare(), "results.3.kind", "friend"), ["results[3].kind is", "kvxfer, limit"]),
+        (broken(compare(), "results.3.kind", "friend"), ["results[3].kind is", "kvxfer, raw"]),
         (broken(compare(), "results.0.p50_us", None), ["results[0].p50_us is missing"]),
     ],
 )
@@ -382,8 +382,8 @@ def test_what_the_program_writes_is_drawn(tmp_path: Path) -> None:
     assert list(drawn) == ["bandwidth", "cdf", "timeline"]
     (rates,) = [list(line.get_ydata()) for line in drawn["bandwidth"].axes[0].get_lines()]
     assert rates == [row["gb_per_s"] for row in document["results"]]
-    told = sum(len(lanes[0]) for axis in drawn["timeline"].axes for lanes in lines(axis).values())
-    assert told == 30
+    notified = sum(len(lanes[0]) for axis in drawn["timeline"].axes for lanes in lines(axis).values())
+    assert notified == 30
 
 
 def test_labels_never_lie_over_each_other() -> None:

@@ -1,4 +1,4 @@
-"""Bandwidth by block size, beside the limit of the machine where a document has that."""
+"""Bandwidth by block size, beside a raw reference if the document has one."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _swept(documents: Sequence[Document]) -> Panel | None:
 def draw(found: list[Panel], documents: Sequence[Document]) -> Figure:
     several = len(found) > 1
     label_width = max(
-        style.text_width(style.wrapped(line.name), weight="bold")
+        style.text_width(style.wrapped(_label(line)), weight="bold")
         for panel in found for line in panel.lines
     )
     title_width = max(style.text_width(panel.title, 10, "bold") for panel in found)
@@ -109,7 +109,7 @@ def _styles(panel: Panel, colors: dict[str, str]) -> Iterator[dict[str, Any]]:
     ours = 0
     peers: list[str] = []
     for line in panel.lines:
-        if line.kind == "limit":
+        if line.kind == "raw":
             yield {"color": style.INK, "linewidth": 1.6, "linestyle": (0, (5, 2)), "zorder": 4}
         elif line.kind == "reference":
             yield {"color": "#9CA3AF", "linewidth": 1.1, "linestyle": (0, (1, 1.6)), "zorder": 2}
@@ -127,6 +127,10 @@ def _styles(panel: Panel, colors: dict[str, str]) -> Iterator[dict[str, Any]]:
                    "zorder": 3}
 
 
+def _label(line: Line) -> str:
+    return f"{line.name} (raw reference)" if line.kind == "raw" else line.name
+
+
 def _label_color(line: Line, look: dict[str, Any], colors: dict[str, str]) -> Any:
     """That of the line where it is dark enough to be read."""
     if line.kind == "reference":
@@ -139,11 +143,10 @@ def _draw_panel(axis: Axes, panel: Panel, colors: dict[str, str]) -> None:
     for line, look in zip(panel.lines, _styles(panel, colors)):
         sizes, rates = zip(*line.points)
         axis.plot(sizes, rates, label=line.name, **look)
-        name = f"{line.name} (limit)" if line.kind == "limit" else line.name
         labels.append(style.EndLabel(
-            x=sizes[-1], y=rates[-1], text=style.wrapped(name),
+            x=sizes[-1], y=rates[-1], text=style.wrapped(_label(line)),
             color=_label_color(line, look, colors), line_color=look["color"],
-            weight="bold" if line.kind in ("kvxfer", "limit") else "normal",
+            weight="bold" if line.kind in ("kvxfer", "raw") else "normal",
         ))
     style.size_axis(axis, (size for line in panel.lines for size, _ in line.points))
     axis.set_ylim(0, 1.06 * max(rate for line in panel.lines for _, rate in line.points) or 1)

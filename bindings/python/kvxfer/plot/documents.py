@@ -17,7 +17,7 @@ from kvxfer.plot.node import Node, shown
 
 _WRITERS = "a document of kvxfer bench --json or of benchmarks/compare"
 _COMPARE_SCHEMA = 1
-COMPARE_KINDS = ("kvxfer", "limit", "peer", "reference")
+COMPARE_KINDS = ("kvxfer", "raw", "peer", "reference")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Transfer:
     posted: float
     first_slice: float
     ended: float
-    told: float | None
+    notified: float | None
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _transfer(node: Node) -> Transfer:
         posted=node.number("posted_us"),
         first_slice=node.number("first_slice_us"),
         ended=node.number("ended_us"),
-        told=node.number("told_us") if node.has("told_us") else None,
+        notified=node.number("notified_us") if node.has("notified_us") else None,
     )
 
 

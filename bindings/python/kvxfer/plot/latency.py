@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NEEDS = "round trips of benchmarks/compare (its groups ping-*)"
 
-_COLORS = {"kvxfer": style.OURS, "limit": style.INK, "reference": style.QUIET}
+_COLORS = {"kvxfer": style.OURS, "raw": style.INK, "reference": style.QUIET}
 _ROW = 0.27  # inches
 
 
@@ -63,7 +63,7 @@ def draw(found: list[list[CompareRow]], documents: Sequence[Document]) -> Figure
 
 
 def _name(row: CompareRow) -> str:
-    return f"{row.contestant} (limit)" if row.kind == "limit" else row.contestant
+    return f"{row.contestant} (raw reference)" if row.kind == "raw" else row.contestant
 
 
 def _draw_rows(axis: Axes, rows: list[CompareRow], peers: dict[str, str]) -> None:
@@ -85,7 +85,7 @@ def _draw_rows(axis: Axes, rows: list[CompareRow], peers: dict[str, str]) -> Non
     axis.set_yticks(range(len(rows)), [_name(row) for row in ordered])
     for label, row in zip(axis.get_yticklabels(), ordered):
         label.set_color(color_of(row))
-        label.set_fontweight("bold" if row.kind in ("kvxfer", "limit") else "normal")
+        label.set_fontweight("bold" if row.kind in ("kvxfer", "raw") else "normal")
     axis.xaxis.set_major_locator(LogLocator(base=10))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda us, _: style.tick_text(us)))

@@ -1,4 +1,4 @@
-"""When each of some transfers was posted, began, was told of and ended: a lane for each thread."""
+"""When each transfer was posted, began, notified the target and ended: a lane for each thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEEDS = "results with a timeline (kvxfer bench --timeline 64 --json)"
 QUEUED = "#F0C27B"
 WIRE = style.PALETTE[0]
 ANSWER = "#9CCBE8"
-TOLD = style.INK
+NOTIFIED = style.INK
 _DUE: dict[str, Any] = {"linestyle": "", "marker": "^", "markersize": 4, "markeredgewidth": 0}
 
 
@@ -94,8 +94,8 @@ def _key(figure: Figure, line: int, found: Panels) -> None:
     marks: list[tuple[Artist, str]] = [
         (Patch(color=QUEUED), "posted, queued"),
         (Patch(color=WIRE), "on the wire"),
-        (Line2D([], [], color=TOLD, marker="|", markersize=10, markeredgewidth=1.6, linestyle=""),
-         "target told"),
+        (Line2D([], [], color=NOTIFIED, marker="|", markersize=10, markeredgewidth=1.6,
+                linestyle=""), "target notified"),
         (Patch(color=ANSWER), "until the initiator knows"),
     ]
     if any(panel.open_loop for panel in found.panels):
@@ -110,25 +110,25 @@ def _key(figure: Figure, line: int, found: Panels) -> None:
 
 def _draw_lanes(axis: Axes, panel: Panel) -> None:
     start = min(one.due if panel.open_loop else one.posted for one in panel.transfers)
-    end = max(max(one.ended, one.told or 0) for one in panel.transfers) - start
+    end = max(max(one.ended, one.notified or 0) for one in panel.transfers) - start
     unit, factor = ("s", 1e6) if end >= 2e6 else ("ms", 1e3) if end >= 2e3 else ("µs", 1.0)
     lane_points = 72 * style.inches(axis)[1] / len(panel.lanes)
     for place, lane in enumerate(panel.lanes):
         mine = [one for one in panel.transfers if (one.peer, one.thread) == lane]
         axis.broken_barh([(one.posted - start, one.first_slice - one.posted) for one in mine],
                          (place - 0.32, 0.64), facecolor=QUEUED, linewidth=0)
-        # Without a common clock, and of a target that was told late, all of it is the wire.
-        wire = [max(one.first_slice, min(one.ended, one.told or one.ended)) for one in mine]
+        # All of it counts as the wire where clocks differ or the target was notified late.
+        wire = [max(one.first_slice, min(one.ended, one.notified or one.ended)) for one in mine]
         axis.broken_barh([(one.first_slice - start, end - one.first_slice)
                           for one, end in zip(mine, wire)],
                          (place - 0.32, 0.64), facecolor=WIRE, linewidth=0)
         axis.broken_barh([(end - start, one.ended - end) for one, end in zip(mine, wire)],
                          (place - 0.32, 0.64), facecolor=ANSWER, linewidth=0)
-        # Tells each from the one before, which may have ended in the same moment.
+        # Separates a transfer from the one before it, which may have ended at the same moment.
         axis.vlines([one.posted - start for one in mine], place - 0.33, place + 0.33,
                     colors="white", linewidth=0.9)
-        told = [one.told - start for one in mine if one.told is not None]
-        axis.plot(told, [place] * len(told), linestyle="", marker="|", color=TOLD,
+        notified = [one.notified - start for one in mine if one.notified is not None]
+        axis.plot(notified, [place] * len(notified), linestyle="", marker="|", color=NOTIFIED,
                   markersize=0.78 * lane_points, markeredgewidth=1.3,
                   label=_lane_name(panel, lane))
         if panel.open_loop:

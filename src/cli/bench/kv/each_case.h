@@ -1,4 +1,4 @@
-// What the modes have in common: a case after the other, each with agents of its own.
+// Runs one case after the other, each with its own agents; all modes use this.
 //
 // Thread-safety: none.
 #ifndef KVXFER_CLI_BENCH_KV_EACH_CASE_H_
@@ -16,14 +16,14 @@
 
 namespace kvxfer::cli::kv_bench {
 
-// What came of a case.
+// The result of a case.
 struct Outcome {
-  std::vector<std::string> cells{};  // of a table
+  std::vector<std::string> cells{};  // of its row in the table
   Json json{};
 };
 
-// measure(source) returns an Outcome, or an error. Prints the table, unless it is JSON that is
-// asked for; returns a list of the outcomes' JSON.
+// measure(source) returns an Outcome or an error. Prints the table unless JSON was asked for;
+// returns a list of the JSON of all outcomes.
 template <typename Measure>
 absl::StatusOr<Json> EachCase(const std::vector<Case>& cases, const Options& options,
                               Channel& channel, const Table& table, Measure measure) {

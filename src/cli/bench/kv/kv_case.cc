@@ -35,6 +35,14 @@ absl::StatusOr<std::vector<KvModel>> ModelsOf(const Options& options) {
   return options.mode->two_sizes ? std::vector{known.front()} : known;
 }
 
+Instance InstanceOf(const KvSide& side, uint64_t seed) {
+  return {.role = side.name,
+          .tp = static_cast<uint32_t>(side.tp),
+          .block_tokens = static_cast<uint32_t>(side.block_tokens.value_or(16)),
+          .order = side.layout,
+          .seed = seed};
+}
+
 std::vector<uint32_t> Ranks(const std::vector<Share>& shares, uint32_t Share::*side) {
   std::vector<uint32_t> ranks(shares.size());
   std::ranges::transform(shares, ranks.begin(), [side](const Share& share) { return share.*side; });
@@ -54,8 +62,8 @@ Json Case::ToJson() const {
   return {{"model", model},
           {"prefill_tp", prefill.tp},
           {"decode_tp", decode.tp},
-          {"layout_src", prefill.order},
-          {"layout_dst", decode.order},
+          {"prefill_layout", prefill.order},
+          {"decode_layout", decode.order},
           {"tokens", tokens}};
 }
 
@@ -97,7 +105,7 @@ absl::StatusOr<Case::Bytes> Case::CacheBytes(bool alone) const {
   const std::vector<Share> shares = alone ? OwnShares(*all) : *all;
   const auto bytes = [&](const Instance& instance,
                          const std::vector<uint32_t>& ranks) -> absl::StatusOr<uint64_t> {
-    // Ranks are all as large.
+    // All ranks have caches of the same size.
     const auto layout = LayoutOf(instance, ranks.front(), BlocksOf(instance));
     if (!layout.ok()) return layout.status();
     return ranks.size() * kv.layers * layout->tensor_bytes(0);
@@ -112,7 +120,7 @@ absl::StatusOr<Case::Bytes> Case::CacheBytes(bool alone) const {
 absl::StatusOr<std::vector<Case>> CasesOf(const Options& options) {
   auto models = ModelsOf(options);
   if (!models.ok()) return models.status();
-  // How little the memory that is kept has to do with a request's size takes two sizes.
+  // Two sizes show that retained memory does not depend on the size of a request.
   std::vector<uint64_t> sizes = {options.tokens};
   if (options.mode->two_sizes) sizes = {std::max<uint64_t>(options.tokens / 4, 1), options.tokens};
   std::vector<Case> cases;
@@ -120,16 +128,8 @@ absl::StatusOr<std::vector<Case>> CasesOf(const Options& options) {
     for (const uint64_t tokens : sizes) {
       cases.push_back({.model = model.name,
                        .kv = LayoutModelOf(model),
-                       .prefill = {.role = "prefill",
-                                   .tp = options.prefill_tp,
-                                   .block_tokens = options.prefill_block,
-                                   .order = options.layout_src,
-                                   .seed = InitiatorSeed(1)},
-                       .decode = {.role = "decode",
-                                  .tp = options.decode_tp,
-                                  .block_tokens = options.decode_block,
-                                  .order = options.layout_dst,
-                                  .seed = TargetSeed(1)},
+                       .prefill = InstanceOf(options.prefill, InitiatorSeed(1)),
+                       .decode = InstanceOf(options.decode, TargetSeed(1)),
                        .tokens = tokens});
     }
   }

@@ -1,6 +1,7 @@
-// A request that goes on while it moves: each rank of the source copies what there is, then what
-// was added meanwhile, and the rest while the request rests. That pause is compared with what
-// writing the same rest takes by itself. All the time others write from and to the same workers.
+// --measure migration: a request goes on while it moves. Each source rank copies the tokens that
+// exist, then those that were added meanwhile, and the remaining ones while the request pauses. The
+// pause is compared with the time to write the same remaining tokens by themselves. Other requests
+// use the same workers all the time.
 
 #include <algorithm>
 #include <atomic>
@@ -23,21 +24,21 @@
 namespace kvxfer::cli::kv_bench {
 namespace {
 
-constexpr double kPauseGoal = 1.2;  // times what the last tokens take by themselves
+constexpr double kPauseGoal = 1.2;  // longest pause, in times of writing the last tokens alone
 
 struct MigrationFigures {
   std::vector<double> pause_us{};
-  std::vector<double> alone_us{};  // the same tokens by themselves
+  std::vector<double> alone_us{};  // to write the same tokens by themselves
   std::vector<double> ratios{};
   std::vector<double> last_tokens{};
   std::vector<double> meanwhile{};   // tokens added before the switch
-  std::vector<double> last_bytes{};  // of all ranks
+  std::vector<double> last_bytes{};  // on all ranks
 
   Json ToJson(const Case& one) const;
   std::vector<std::string> Cells(const Case& one) const;
 };
 
-// Writes all layers again and again, for nobody, as long as it lives.
+// Background load: writes all layers again and again as long as it lives.
 class OtherRequests {
  public:
   explicit OtherRequests(const Source& source) {
@@ -57,7 +58,7 @@ class OtherRequests {
 
  private:
   std::atomic<bool> stop_{false};
-  absl::Status status_;  // of the thread, until it has ended
+  absl::Status status_;  // the thread writes it until it has ended
   std::thread thread_;
 };
 
@@ -70,7 +71,7 @@ class MigrationRun {
     MigrationFigures figures;
     MigrationFigures warm_up;
     if (absl::Status status = Turn(warm_up, /*whole=*/true); !status.ok()) return status;
-    // While nobody else writes.
+    // Before the background load, which writes the same memory.
     if (absl::Status status = source_.CheckTarget(); !status.ok()) return status;
     OtherRequests load(source_);
     for (uint32_t i = 0; i < rounds_; ++i) {
@@ -81,7 +82,7 @@ class MigrationRun {
   }
 
  private:
-  // With a thread for each rank of the source; the longest of what they return, which are times.
+  // Calls `act` on a thread for each source rank. Returns the longest of the times they return.
   absl::StatusOr<int64_t> OnEachRank(
       const std::function<absl::StatusOr<int64_t>(size_t rank)>& act) const {
     std::vector<absl::StatusOr<int64_t>> took(source_.ranks().size(), int64_t{0});
@@ -99,8 +100,7 @@ class MigrationRun {
     return longest;
   }
 
-  // `whole`: all tokens that there can be are there at the switch, so that the target can be
-  // checked.
+  // `whole`: all tokens exist at the switch, so that CheckTarget can compare them.
   absl::Status Turn(MigrationFigures& figures, bool whole) {
     const std::string name = absl::StrCat("request ", ++requests_);
     const uint32_t layers = source_.one().kv.layers;
@@ -123,11 +123,11 @@ class MigrationRun {
       return std::chrono::nanoseconds(done->pause).count();
     });
     if (!pause.ok()) return pause.status();
-    // It is whole where it went to.
+    // The target has received the whole request.
     status = source_.Answer().status();
     if (status.ok()) status = source_.Forget(name);
     if (!status.ok()) return status;
-    // Where there was no rest, KvMigration sends the last token again.
+    // If no tokens remained, KvMigration sends the last token again.
     const uint64_t rest_from = std::min(*sent, tokens - 1);
     const auto alone = Alone(rest_from, tokens);
     if (!alone.ok()) return alone.status();
@@ -141,8 +141,8 @@ class MigrationRun {
     return absl::OkStatus();
   }
 
-  // Copies until what was added during the copy of what was added has arrived. Returns the tokens
-  // that were copied; `tokens` is how many there are by then.
+  // Copies the tokens that exist, and then those that were added during that copy. Returns how many
+  // tokens were copied; `tokens` becomes the number of tokens that exist by then.
   absl::StatusOr<uint64_t> Approach(const std::vector<std::unique_ptr<KvMigration>>& moves,
                                     uint64_t& tokens) const {
     uint64_t sent = 0;
@@ -162,7 +162,7 @@ class MigrationRun {
     return sent;
   }
 
-  // The tokens from `first` on, as the last step of a migration writes them.
+  // Writes the tokens from `first` on as the last step of a migration does.
   absl::StatusOr<int64_t> Alone(uint64_t first, uint64_t tokens) {
     const std::string name = absl::StrCat("request ", ++requests_);
     auto took = OnEachRank([&](size_t rank) -> absl::StatusOr<int64_t> {
@@ -204,11 +204,11 @@ std::vector<std::string> MigrationFigures::Cells(const Case& one) const {
           absl::StrCat(one.prefill.tp, ">", one.decode.tp),
           FormatFixed(Median(meanwhile), 0),
           FormatFixed(Median(last_tokens), 0),
-          FormatFixed(Median(last_bytes) / 1024, 0),
-          FormatFixed(Median(pause_us), 0),
-          FormatFixed(Quantile(pause_us, 0.99), 0),
-          FormatFixed(Median(alone_us), 0),
-          FormatFixed(Quantile(alone_us, 0.99), 0),
+          FormatBytes(static_cast<uint64_t>(Median(last_bytes))),
+          FormatTime(Median(pause_us) / 1e6),
+          FormatTime(Quantile(pause_us, 0.99) / 1e6),
+          FormatTime(Median(alone_us) / 1e6),
+          FormatTime(Quantile(alone_us, 0.99) / 1e6),
           FormatFixed(Median(ratios), 2),
           Median(ratios) <= kPauseGoal ? "yes" : "no"};
 }
@@ -219,12 +219,12 @@ absl::StatusOr<Json> MeasureMigration(const std::vector<Case>& cases, const Opti
                                       Channel& channel) {
   const Table table({{"model", 15},
                      {"tp", 5},
-                     {"meanwhile", 9},
+                     {"tokens added", 12},
                      {"last tokens", 11},
-                     {"KiB", 6},
-                     {"pause us", 8},
+                     {"last bytes", 10},
+                     {"pause", 7},
                      {"p99", 7},
-                     {"alone us", 8},
+                     {"alone", 7},
                      {"p99", 7},
                      {"ratio", 5},
                      {"within 1.2", 10}});

@@ -1,4 +1,4 @@
-// What is measured, a mode each, and the options of a run.
+// The values of --measure, each a mode, and the options of a run.
 //
 // Thread-safety: none.
 #ifndef KVXFER_CLI_BENCH_KV_MODES_H_
@@ -13,67 +13,67 @@
 #include "src/cli/common/channel.h"
 #include "src/cli/common/json_util.h"
 #include "src/cli/common/memory_choice.h"
+#include "src/cli/common/shared_options.h"
 
 namespace kvxfer::cli::kv_bench {
+
+// The names of all modes.
+std::vector<std::string> ModeNames();
 
 struct Case;
 struct Options;
 
-// Tokens that come while a request moves, at most.
+// The most tokens that a request gets while it moves.
 inline constexpr uint64_t kMostMeanwhile = 128;
 
-// One row of the table in modes.cc is all that makes a mode known.
+// The table in modes.cc lists every mode.
 struct Mode {
-  const char* name = "";   // of --measure, and in JSON
+  const char* name = "";   // value of --measure, also in JSON
   const char* title = "";  // of the table
-  uint32_t iters = 0;      // without --iters; 0: it goes on for --duration
-  const char* unit = "";   // of iters
-  bool computes = false;   // a layer, or a token, for --layer-time
-  bool alone = false;      // only rank 0 of prefill gives
+  uint32_t iters = 0;      // default of --iters; 0: the mode runs for --duration
+  const char* unit = "";   // what iters counts
+  bool computes = false;   // simulates the computation of a layer or token for --layer-time
+  bool alone = false;      // only rank 0 of prefill sends
   uint64_t fewest_tokens = 1;
-  bool two_sizes = false;  // of one model: a quarter of the tokens, and all of them
-  // Prints rows of a table as it goes, unless it is JSON that is asked for, and returns them.
+  bool two_sizes = false;  // measures one model with a quarter of the tokens and with all of them
+  // Prints the rows of a table as it goes, unless JSON was asked for, and returns them.
   absl::StatusOr<Json> (*measure)(const std::vector<Case>& cases, const Options& options,
                                   Channel& channel) = nullptr;
 };
 
 struct Options {
   const Mode* mode = nullptr;
-  std::string model{};  // empty: all that are known
-  uint32_t prefill_tp = 1;
-  uint32_t decode_tp = 1;
-  uint32_t prefill_block = 16;  // tokens
-  uint32_t decode_block = 16;
-  std::string layout_src{};
-  std::string layout_dst{};
+  std::string model{};  // empty: every known model
+  KvSide prefill{};     // block_tokens is set
+  KvSide decode{};
   uint64_t tokens = 0;
   std::string backend{};
   MemorySides memory{};
-  Duration duration{};    // of a case, where the mode has no iters
-  Duration layer_time{};  // of computing a layer or a token
+  Duration duration{};    // of a case, if the mode has no iters
+  Duration layer_time{};  // to compute a layer or a token
   uint32_t iters = 0;
   bool json = false;
   std::string title{};  // of the table
 
-  // Agents of two processes do not see each other there.
+  // Loopback only joins agents of one process.
   bool one_process() const { return backend.ends_with("loopback"); }
 };
 
 // InvalidArgument names the option that makes no sense.
 absl::StatusOr<Options> OptionsOf(const BenchOptions& o);
 
-// A request between instances of unlike tensor parallelism beside a plain Write of the same runs.
+// Requests between two instances, in turn with a plain Write of the same runs.
 absl::StatusOr<Json> MeasureRate(const std::vector<Case>& cases, const Options& options,
                                  Channel& channel);
-// Layer by layer, while the next one is computed.
+// Requests layer by layer, while the next layer is computed.
 absl::StatusOr<Json> MeasureStreaming(const std::vector<Case>& cases, const Options& options,
                                       Channel& channel);
-// A request that goes on while it moves, beside others.
+// A request that goes on while it moves, while other requests move too.
 absl::StatusOr<Json> MeasureMigration(const std::vector<Case>& cases, const Options& options,
                                       Channel& channel);
-// What of a thousand requests is still in memory.
-absl::StatusOr<Json> MeasureKept(const std::vector<Case>& cases, const Options& options,
-                                 Channel& channel);
+// Memory that both processes retain after requests have ended.
+absl::StatusOr<Json> MeasureRetainedMemory(const std::vector<Case>& cases, const Options& options,
+                                           Channel& channel);
 
 }  // namespace kvxfer::cli::kv_bench
 

@@ -11,7 +11,7 @@
 namespace kvxfer::cli::kv_bench {
 namespace {
 
-// Content of a head and token: words that go up by one from here.
+// The first word of the content of a head and token; the following words count up from it.
 uint64_t FirstWord(uint32_t layer, size_t part, uint64_t token, uint32_t head) {
   const uint64_t place = ((layer * 2ull + part) << 48) + (uint64_t{head} << 40) + (token << 8) + 1;
   return place * 0x9e3779b97f4a7c15;

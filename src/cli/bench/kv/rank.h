@@ -1,7 +1,7 @@
-// One rank of an instance: its part of the KV cache, with content that says where it belongs, and
+// One rank of an instance: its part of the KV cache, with content that identifies its place, and
 // the agent that moves it.
 //
-// Thread-safety: none; peers write the memory between the agent's making and its end.
+// Thread-safety: none. Peers write the memory as long as the agent lives.
 #ifndef KVXFER_CLI_BENCH_KV_RANK_H_
 #define KVXFER_CLI_BENCH_KV_RANK_H_
 
@@ -20,14 +20,15 @@ namespace kvxfer::cli::kv_bench {
 
 inline constexpr const char* kCacheName = "kv";
 
-// Where the tensors of a cache begin whose memory begins at `base`: one behind the other.
+// The addresses of the tensors of a cache, which follow each other from `base` on.
 std::vector<uint64_t> TensorsAt(const KvLayout& layout, uint64_t base);
-// Of all of them.
+// The bytes of all tensors.
 uint64_t CacheBytes(const KvLayout& layout);
 
 class Rank {
  public:
-  // `live`: it takes part in requests. Of others a group needs that they exist: they have a block.
+  // `live`: the rank takes part in requests. Other ranks only have to exist for the group, and get
+  // a single block.
   static absl::StatusOr<Rank> Create(const Case& one, const Instance& instance, uint32_t rank,
                                      bool live, const Options& options);
 
@@ -35,18 +36,19 @@ class Rank {
   const KvLayout& layout() const { return layout_; }
   uint64_t base() const { return memory_.base(); }
 
-  // The content of all tokens of the request, in its blocks; while nobody else is at them.
+  // Writes the content of all tokens of the request into its blocks. Nothing else may use them
+  // meanwhile.
   absl::Status Fill() const;
   absl::Status Clear() const;
-  // DataLoss names the first layer, token and head with other content than Fill of a rank that has
-  // them gives.
+  // DataLoss names the first layer, token and head whose content differs from what Fill writes on a
+  // rank that has these heads.
   absl::Status Check(KvHeads heads) const;
 
  private:
   Rank(const KvLayout& layout, CacheMemory memory, std::vector<uint32_t> ids, uint64_t tokens)
       : layout_(layout), memory_(std::move(memory)), ids_(std::move(ids)), tokens_(tokens) {}
-  // visit(bytes of one head and token of one part, what is first of its content) until it returns
-  // false; DataLoss names where that was.
+  // Calls visit(bytes of one head and token of one part, first word of its content) until a call
+  // returns false. DataLoss names that place.
   template <typename Visit>
   absl::Status ForEach(KvHeads heads, Touch touch, Visit visit) const;
   template <typename Visit>

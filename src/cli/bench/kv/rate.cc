@@ -1,5 +1,6 @@
-// Both of a turn move the same bytes from and to the same places, in the same order; so what else
-// the machine does meets both, and what differs is what kvxfer does for them.
+// --measure rate: WriteBlocks in turn with a plain Write. Both move the same bytes between the same
+// places in the same order. Other load of the machine affects both alike, so that the difference is
+// the work that kvxfer does for WriteBlocks.
 
 #include <array>
 #include <utility>
@@ -22,14 +23,14 @@ enum Way : size_t { kReshard, kPlain };
 
 struct RateFigures {
   PlanFigures plan{};
-  size_t targets = 0;  // of the rank
+  size_t targets = 0;  // decode ranks that the prefill rank sends to
   bool paged = false;
   std::array<std::vector<double>, 2> seconds{};  // by Way
-  std::vector<double> ratios{};                  // of the rates: reshard's to plain's
+  std::vector<double> ratios{};                  // rate of WriteBlocks over that of Write
 
   uint64_t bytes() const { return plan.bytes * targets; }
   double gb_per_s(Way way) const { return GbPerSecond(bytes(), Median(seconds[way])); }
-  double p99_ms(Way way) const { return Quantile(seconds[way], 0.99) * 1e3; }
+  double p99(Way way) const { return Quantile(seconds[way], 0.99); }
   Json ToJson(const Case& one) const;
   std::vector<std::string> Cells(const Case& one) const;
 };
@@ -46,7 +47,7 @@ class RateRun {
       if (!measured.ok()) return measured.status();
       auto plain = plan.Plain();
       if (!plain.ok()) return plain.status();
-      figures.plan = *measured;  // of the last; all ranks take as much
+      figures.plan = *measured;  // the last one's: all ranks take as much
       figures.paged = plain->paged();
       plain_.push_back(*std::move(plain));
     }
@@ -59,7 +60,7 @@ class RateRun {
   }
 
  private:
-  // Also the first touch of all memory, and the connections.
+  // Also touches all memory for the first time and makes the connections.
   absl::Status Verify() {
     for (const Way way : {kReshard, kPlain}) {
       const auto took = Move(way);
@@ -88,7 +89,7 @@ class RateRun {
     absl::Status moved = way == kReshard ? source_.Write(name) : WritePlain(name);
     const int64_t end = MonotonicNanoseconds();
     if (!moved.ok()) return moved;
-    // A decode rank that several of prefill give to would wait for the others.
+    // A decode rank that receives from several prefill ranks would wait for the others.
     if (absl::Status status = source_.Forget(name); !status.ok()) return status;
     return static_cast<double>(end - start) / 1e9;
   }
@@ -112,11 +113,11 @@ Json RateFigures::ToJson(const Case& one) const {
   const auto json = [&](Way way) {
     return Json{{"gb_per_s", gb_per_s(way)},
                 {"p50_ms", Median(seconds[way]) * 1e3},
-                {"p99_ms", p99_ms(way)}};
+                {"p99_ms", p99(way) * 1e3}};
   };
   Json row = one.ToJson();
-  row.update({{"prefill_block", one.prefill.block_tokens},
-              {"decode_block", one.decode.block_tokens},
+  row.update({{"prefill_block_tokens", one.prefill.block_tokens},
+              {"decode_block_tokens", one.decode.block_tokens},
               {"target_ranks", targets},
               {"runs_per_rank", plan.runs},
               {"smallest_run", plan.smallest},
@@ -134,9 +135,10 @@ Json RateFigures::ToJson(const Case& one) const {
 }
 
 std::vector<std::string> RateFigures::Cells(const Case& one) const {
-  const std::string run = plan.smallest == plan.largest
-                              ? absl::StrCat(plan.largest)
-                              : absl::StrCat(plan.smallest, "-", plan.largest);
+  const std::string run =
+      plan.smallest == plan.largest
+          ? FormatBytes(plan.largest)
+          : absl::StrCat(FormatBytes(plan.smallest), "-", FormatBytes(plan.largest));
   return {one.model,
           absl::StrCat(one.prefill.tp, ">", one.decode.tp),
           absl::StrCat(one.prefill.order, ">", one.decode.order),
@@ -147,9 +149,9 @@ std::vector<std::string> RateFigures::Cells(const Case& one) const {
           FormatFixed(plan.list_ns, 2),
           FormatFixed(plan.plan_ns, 1),
           FormatFixed(gb_per_s(kReshard), 2),
-          FormatFixed(p99_ms(kReshard), 2),
+          FormatTime(p99(kReshard)),
           FormatFixed(gb_per_s(kPlain), 2) + (paged ? "" : "d"),
-          FormatFixed(p99_ms(kPlain), 2),
+          FormatTime(p99(kPlain)),
           FormatFixed(Median(ratios), 2),
           FormatFixed(Quantile(ratios, 0.01), 2)};
 }
@@ -164,15 +166,15 @@ absl::StatusOr<Json> MeasureRate(const std::vector<Case>& cases, const Options& 
                      {"block", 7},
                      {"ranks", 5},
                      {"runs/rank", 9},
-                     {"run B", 9},
-                     {"list ns", 7},
-                     {"plan ns", 7},
+                     {"run", 9},
+                     {"list ns/run", 11},
+                     {"plan ns/run", 11},
                      {"GB/s", 6},
-                     {"p99 ms", 7},
-                     {"plain", 6},
-                     {"p99 ms", 7},
+                     {"p99", 7},
+                     {"plain GB/s", 10},
+                     {"plain p99", 9},
                      {"ratio", 5},
-                     {"ratio p99", 9}});
+                     {"p99 ratio", 9}});
   return EachCase(cases, options, channel, table,
                   [&](const Source& source) -> absl::StatusOr<Outcome> {
                     const auto figures = RateRun(source).Measure(options.duration);

@@ -14,8 +14,8 @@
 namespace kvxfer::cli::kv_bench {
 namespace {
 
-// Before a process is made for them: the heads divide, and the caches fit. Of GPUs that is seen by
-// who allocates: CUDA does not survive a fork.
+// Checks before the fork that the heads can be split and that host memory suffices. It does not ask
+// CUDA, which does not survive a fork: allocating reports what a GPU lacks.
 absl::Status CheckCases(const std::vector<Case>& cases, const Options& options) {
   for (const Case& one : cases) {
     const auto bytes = one.CacheBytes(options.mode->alone);

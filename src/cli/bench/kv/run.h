@@ -1,5 +1,5 @@
-// `kvxfer bench --prefill-tp --decode-tp`: KV caches between instances of unlike tensor
-// parallelism, of real models. docs/performance.md says what the figures are.
+// `kvxfer bench --prefill-tp N --decode-tp N`: KV caches of real models between two instances.
+// docs/cli.md and docs/performance.md describe the figures.
 #ifndef KVXFER_CLI_BENCH_KV_RUN_H_
 #define KVXFER_CLI_BENCH_KV_RUN_H_
 
@@ -8,7 +8,7 @@
 
 namespace kvxfer::cli::kv_bench {
 
-// The whole run, with what it prints. This process must have neither threads nor agents yet.
+// Runs everything and prints the results. This process must not have threads or agents yet.
 absl::Status Run(const BenchOptions& given);
 
 }  // namespace kvxfer::cli::kv_bench

@@ -11,7 +11,7 @@
 namespace kvxfer::cli::kv_bench {
 namespace {
 
-constexpr int kPlans = 15;  // measured
+constexpr int kPlans = 15;  // measured plans
 
 RegionTable TableOf(const KvLayout& layout, uint64_t base) {
   return RegionTable({{RegionId{1}, base, CacheBytes(layout), Access::kReadWrite}}, "a cache");
@@ -49,7 +49,7 @@ absl::StatusOr<BlockList> SharePlan::List(uint32_t layers) {
                       own_table_, their_table_, pool_);
 }
 
-// visit(runs of a slice). Slices end with a run.
+// Calls visit(runs of a slice) for each slice. A slice ends with a complete run.
 template <typename Visit>
 void SharePlan::Walk(const BlockList& list, Visit visit) {
   const Registration registration{};
@@ -59,7 +59,7 @@ void SharePlan::Walk(const BlockList& list, Visit visit) {
   for (SliceCursor cursor(&list); !cursor.done();) {
     visit(cursor
               .Next({.max_bytes = uint64_t{1} << 32, .max_runs = 1024},
-                    {.local = {&here, 1}, .remote = {&there, 1}}, room_)
+                    {.local = {&here, 1}, .remote = {&there, 1}}, scratch_)
               .runs);
   }
 }
@@ -78,7 +78,7 @@ absl::StatusOr<PlanFigures> SharePlan::Measure() {
     const int64_t planned = MonotonicNanoseconds();
     figures.runs = runs;
     figures.bytes = list->total_bytes();
-    if (i < 0) {  // warms up
+    if (i < 0) {  // warm-up
       Walk(*list, [&](std::span<const kvxfer::Run> slice) {
         for (const kvxfer::Run& run : slice) {
           figures.smallest = std::min(figures.smallest, run.bytes);

@@ -1,5 +1,5 @@
-// What a rank of prefill gives to a rank of decode, planned as Agent::WriteBlocks plans it: the
-// runs that it is made of, what planning them costs, and the same runs as blocks for Agent::Write.
+// The data that a prefill rank sends to a decode rank, planned as Agent::WriteBlocks plans it: its
+// runs, the time to plan them, and the same runs as blocks for Agent::Write.
 //
 // Thread-safety: none.
 #ifndef KVXFER_CLI_BENCH_KV_SHARE_PLAN_H_
@@ -19,16 +19,16 @@ namespace kvxfer::cli::kv_bench {
 struct PlanFigures {
   uint64_t runs = 0;
   uint64_t bytes = 0;
-  uint64_t smallest = 0;  // bytes of a run
+  uint64_t smallest = 0;  // bytes in a run
   uint64_t largest = 0;
-  // Medians, nanoseconds a run: the list of a whole request; and list and slices, all that comes
-  // before a backend has the runs.
+  // Medians in nanoseconds per run: the time to list a request, and the time to list it and cut it
+  // into slices, which is all planning before the backend gets the runs.
   double list_ns = 0;
   double plan_ns = 0;
 };
 
-// The runs of a request, in the order in which WriteBlocks sends them, as blocks of their own: of a
-// paged region for each layer where all are of one size, else as descriptors.
+// The runs of a request in the order in which WriteBlocks sends them, each as a block: in a paged
+// region for each layer if all runs have the same size, else as descriptors.
 struct PlainBlocks {
   std::vector<PagedRegion> local{};
   std::vector<PagedRegion> remote{};
@@ -44,7 +44,7 @@ struct PlainBlocks {
 
 class SharePlan {
  public:
-  // `one` is borrowed; the bases are where the caches' memory begins.
+  // `one` must outlive this object. The caches' memory begins at the bases.
   SharePlan(const Case& one, const Share& share, const KvLayout& own, uint64_t own_base,
             const KvLayout& theirs, uint64_t their_base);
 
@@ -68,7 +68,7 @@ class SharePlan {
   const RegionTable own_table_;
   const RegionTable their_table_;
   IdPool pool_;
-  std::vector<kvxfer::Run> room_;
+  std::vector<kvxfer::Run> scratch_;
 };
 
 }  // namespace kvxfer::cli::kv_bench

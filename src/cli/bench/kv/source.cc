@@ -66,7 +66,7 @@ absl::Status Source::Close() {
   ExpectPeersToLeave();
   ranks_.clear();
   absl::Status status = Ask({{"do", "close"}}).status();
-  SetLogLevel(LogLevel::kWarning);  // the next case has peers of its own
+  SetLogLevel(LogLevel::kWarning);  // for the peers of the next case
   return status;
 }
 
@@ -77,7 +77,7 @@ const Rank& Source::RankOf(const Share& share) const {
 
 SharePlan Source::PlanOf(const Share& share) const {
   const Rank& rank = RankOf(share);
-  // Of a rank that takes part; it has been made in the other process, so that it can be made.
+  // This succeeds: the other process has made the same layout.
   auto theirs = one_->LayoutOf(one_->decode, share.decode, one_->BlocksOf(one_->decode));
   return {*one_, share, rank.layout(), rank.base(), *theirs, remotes_[share.decode].base};
 }
@@ -115,7 +115,7 @@ absl::Status Source::WaitAll(const std::vector<Transfer>& posted) const {
   absl::Status first;
   for (const Transfer& transfer : posted) {
     if (!first.ok()) transfer.Cancel();
-    // Its own deadline comes first, and says more.
+    // The transfer's own deadline ends it before, with a better message.
     first.Update(Annotate(transfer.Wait(2 * kPatience), "to " + transfer.peer()));
   }
   return first;
@@ -131,7 +131,7 @@ absl::Status Source::Write(const std::string& request, uint32_t first_layer,
 absl::Status Source::Tell(const Json& command) const { return channel_->Send(command, kPatience); }
 
 absl::StatusOr<Json> Source::Answer() const {
-  // The target's own patience is as long, and says more.
+  // The target's own time-out ends before, with a better message.
   return channel_->ReceiveAnswer(kPatience + std::chrono::seconds(5));
 }
 

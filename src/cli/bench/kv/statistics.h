@@ -1,6 +1,6 @@
-// Medians, time spent and waited, and what memory a process has.
+// Medians, time spent and waited, and memory of this process.
 //
-// Thread-safety: pure, but for MemoryJson, which asks the process.
+// Thread-safety: any thread.
 #ifndef KVXFER_CLI_BENCH_KV_STATISTICS_H_
 #define KVXFER_CLI_BENCH_KV_STATISTICS_H_
 
@@ -11,16 +11,17 @@
 
 namespace kvxfer::cli::kv_bench {
 
-// Keeps the CPU for so long; returns how long it was.
+// Uses the CPU for `ns` nanoseconds. Returns how long it took.
 int64_t Spin(int64_t ns);
-// How long it could have run and had no CPU, for others had them; 0 where the kernel does not tell.
+// The time in which this thread was ready to run and had no CPU; 0 if the kernel does not report
+// it.
 int64_t ThreadWaitedNs();
 
-// The smallest value that a part `q` of the values does not exceed; 0 of none.
+// The smallest value that at least the share `q` of the values does not exceed; 0 without values.
 double Quantile(std::vector<double> values, double q);
 inline double Median(std::vector<double> values) { return Quantile(std::move(values), 0.5); }
 
-// Of this process: `heap`, bytes in use of malloc's, and `rss`, bytes resident, both now.
+// The memory of this process now, in bytes: `heap`, in use of malloc, and `rss`, resident.
 Json MemoryJson();
 
 }  // namespace kvxfer::cli::kv_bench

@@ -1,5 +1,5 @@
-// A rank of prefill has a layer after each compute phase, which leaves while the next is computed.
-// What is measured ends where decode knows that the last layer is there.
+// --measure streaming: a prefill rank sends each layer once it is computed, while the next layer is
+// computed. The measured time ends when decode knows that the last layer has arrived.
 
 #include <array>
 #include <atomic>
@@ -17,25 +17,27 @@
 namespace kvxfer::cli::kv_bench {
 namespace {
 
-constexpr double kGoal = 1.3;  // layers' transfer times after the last compute phase, by flags
+// The most transfer time that may remain after the last layer is computed, in transfer times of a
+// single layer; with flags.
+constexpr double kGoal = 1.3;
 
-// Who says that a layer is there.
-enum Told : size_t {
-  kCalls,  // this thread, with a call for that layer
-  kFlags,  // who computes it, with a flag: all calls were made before the first layer
+// How a layer is announced once it is computed.
+enum ReadyBy : size_t {
+  kCalls,  // by calling WriteBlocks for that layer
+  kFlags,  // by setting its ready flag: all WriteBlocks calls were made before the first layer
 };
 constexpr size_t kWays = 2;
 
 struct StreamWay {
-  std::vector<double> post_us{};  // the calls of WriteBlocks, all layers
-  std::vector<double> last_us{};  // until the last layer is there
-  std::vector<double> factors{};  // of a turn: (last - compute) / layer
+  std::vector<double> post_us{};  // in WriteBlocks calls, for all layers
+  std::vector<double> last_us{};  // until the last layer has arrived
+  std::vector<double> exposed{};  // of a turn: (last - compute) / transfer time of one layer
 };
 
 struct StreamFigures {
   std::vector<double> compute_us{};  // all layers
-  std::vector<double> waited_us{};   // of this thread, for a CPU
-  std::vector<double> layer_us{};    // one layer by itself
+  std::vector<double> waited_us{};   // time in which this thread was ready and had no CPU
+  std::vector<double> layer_us{};    // to transfer one layer by itself
   std::array<StreamWay, kWays> ways{};
 
   Json ToJson(const Case& one, Duration layer_time) const;
@@ -51,7 +53,7 @@ class StreamRun {
 
   absl::StatusOr<StreamFigures> Measure() {
     StreamFigures figures;
-    // Connects, touches all memory, and shows that it comes to where it belongs.
+    // Connects, touches all memory, and lets CheckTarget compare what arrived.
     for (uint32_t i = 0; i < 2; ++i) {
       StreamFigures warm_up;
       if (absl::Status status = Turn(warm_up); !status.ok()) return status;
@@ -68,7 +70,7 @@ class StreamRun {
     const auto layer = Move(1, kCalls, /*compute=*/false);
     if (!layer.ok()) return layer.status();
     figures.layer_us.push_back(Us(layer->took));
-    for (const Told way : {kCalls, kFlags}) {
+    for (const ReadyBy way : {kCalls, kFlags}) {
       const auto all = Move(source_.one().kv.layers, way, /*compute=*/true);
       if (!all.ok()) return all.status();
       figures.compute_us.push_back(Us(all->compute));
@@ -76,7 +78,7 @@ class StreamRun {
       StreamWay& of = figures.ways[way];
       of.post_us.push_back(Us(all->post));
       of.last_us.push_back(Us(all->took));
-      of.factors.push_back(static_cast<double>(all->took - all->compute) /
+      of.exposed.push_back(static_cast<double>(all->took - all->compute) /
                            static_cast<double>(layer->took));
     }
     return absl::OkStatus();
@@ -89,12 +91,12 @@ class StreamRun {
     int64_t waited = 0;
   };
 
-  // The first `layers` layers of a request, one by one.
-  absl::StatusOr<Times> Move(uint32_t layers, Told way, bool compute) {
+  // Moves the first `layers` layers of a request, one by one.
+  absl::StatusOr<Times> Move(uint32_t layers, ReadyBy way, bool compute) {
     const std::string name = absl::StrCat("request ", ++requests_);
     absl::Status status = source_.Tell({{"do", "wait"}, {"request", name}, {"layers", layers}});
     if (!status.ok()) return status;
-    Spin(1'000'000);  // the target begins to wait
+    Spin(1'000'000);  // by then the target waits
     Times times;
     std::vector<Transfer> posted;
     std::vector<std::atomic<uint32_t>> ready(layers);
@@ -119,7 +121,7 @@ class StreamRun {
       }
     }
     times.waited = ThreadWaitedNs() - waited;
-    // Whatever went wrong: behind this nobody looks at the flags any more.
+    // Whatever went wrong: once all transfers have ended, the agents no longer read the flags.
     for (const Transfer& transfer : posted) {
       if (!status.ok()) transfer.Cancel();
     }
@@ -141,11 +143,11 @@ class StreamRun {
 };
 
 Json StreamFigures::ToJson(const Case& one, Duration layer_time) const {
-  const auto of = [&](Told way) {
+  const auto of = [&](ReadyBy way) {
     return Json{{"post_us", Median(ways[way].post_us)},
                 {"last_layer_us", Median(ways[way].last_us)},
-                {"k", Median(ways[way].factors)},
-                {"k_p99", Quantile(ways[way].factors, 0.99)}};
+                {"exposed_layers", Median(ways[way].exposed)},
+                {"exposed_layers_p99", Quantile(ways[way].exposed, 0.99)}};
   };
   Json row = one.ToJson();
   row.update({{"layers", one.kv.layers},
@@ -166,17 +168,17 @@ std::vector<std::string> StreamFigures::Cells(const Case& one, size_t sources) c
                                     absl::StrCat(one.prefill.tp, ">", one.decode.tp),
                                     absl::StrCat(sources),
                                     absl::StrCat(one.kv.layers),
-                                    FormatFixed(Median(compute_us) / 1e3, 2),
-                                    FormatFixed(Median(waited_us) / 1e3, 2),
-                                    FormatFixed(Median(layer_us), 0)};
+                                    FormatTime(Median(compute_us) / 1e6),
+                                    FormatTime(Median(waited_us) / 1e6),
+                                    FormatTime(Median(layer_us) / 1e6)};
   for (const StreamWay& way : ways) {
-    cells.push_back(FormatFixed(Median(way.post_us) / 1e3, 2));
-    cells.push_back(FormatFixed(Median(way.last_us) / 1e3, 2));
-    cells.push_back(FormatFixed(Median(way.factors), 2));
-    cells.push_back(FormatFixed(Quantile(way.factors, 0.99), 2));
+    cells.push_back(FormatTime(Median(way.post_us) / 1e6));
+    cells.push_back(FormatTime(Median(way.last_us) / 1e6));
+    cells.push_back(FormatFixed(Median(way.exposed), 2));
+    cells.push_back(FormatFixed(Quantile(way.exposed, 0.99), 2));
   }
   const bool bound = Median(layer_us) > compute;
-  const bool within = Median(ways[kFlags].factors) <= kGoal;
+  const bool within = Median(ways[kFlags].exposed) <= kGoal;
   cells.emplace_back(bound ? "transfer-bound" : within ? "yes" : "no");
   return cells;
 }
@@ -189,16 +191,16 @@ absl::StatusOr<Json> MeasureStreaming(const std::vector<Case>& cases, const Opti
                      {"tp", 5},
                      {"sources", 7},
                      {"layers", 6},
-                     {"compute ms", 10},
-                     {"no cpu ms", 9},
-                     {"1 layer us", 10},
-                     {"calls ms", 8},
-                     {"last ms", 8},
-                     {"k", 5},
+                     {"compute", 7},
+                     {"CPU wait", 8},
+                     {"one layer", 9},
+                     {"calls: posting", 14},
+                     {"last layer", 10},
+                     {"exposed", 7},
                      {"p99", 5},
-                     {"flags: calls ms", 15},
-                     {"last ms", 8},
-                     {"k", 5},
+                     {"flags: posting", 14},
+                     {"last layer", 10},
+                     {"exposed", 7},
                      {"p99", 5},
                      {"within 1.3", 14}});
   return EachCase(cases, options, channel, table,

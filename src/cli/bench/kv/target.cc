@@ -57,9 +57,9 @@ class Target {
                        {"metadata", ToHex(*metadata)},
                        {"base", ranks_[i].base()}});
       for (const Json& prefill : command["prefill"]) {
-        const auto hers = GetHex(prefill, "metadata");
-        if (!hers.ok()) return hers.status();
-        if (auto s = ranks_[i].agent().AddPeer(*hers).status(); !s.ok()) return s;
+        const auto peer_metadata = GetHex(prefill, "metadata");
+        if (!peer_metadata.ok()) return peer_metadata.status();
+        if (auto s = ranks_[i].agent().AddPeer(*peer_metadata).status(); !s.ok()) return s;
       }
     }
     return Json{{"ranks", ranks}};
@@ -100,7 +100,7 @@ class Target {
     for (const uint32_t rank : live_) {
       Agent& agent = ranks_[rank].agent();
       const absl::Status status = agent.DropRequest(kCacheName, request);
-      // One that is whole needs no dropping.
+      // A request that is complete need not be dropped.
       if (!status.ok() && !absl::IsFailedPrecondition(status)) {
         return Annotate(status, agent.name());
       }
@@ -122,7 +122,7 @@ class Target {
 
 absl::Status ServeTarget(Channel channel, const std::vector<Case>& cases, const Options& options) {
   Target target(cases, options);
-  // The prefill process is busy with its own part between two commands.
+  // The prefill process may be busy between two commands.
   const Duration idle = 2 * kPatience + options.duration;
   for (;;) {
     const auto command = channel.Receive(idle);

@@ -1,5 +1,5 @@
-// The decode instance: all its ranks, in a process of their own. It does what the prefill process
-// asks for, over a channel.
+// The decode instance: all of its ranks in one process. It obeys commands of the prefill process,
+// which come over a channel.
 //
 // Thread-safety: one thread at a time.
 #ifndef KVXFER_CLI_BENCH_KV_TARGET_H_
@@ -18,24 +18,25 @@
 
 namespace kvxfer::cli::kv_bench {
 
-// The longest that anybody waits for one answer or transfer.
+// The longest wait for one answer or transfer.
 inline constexpr Duration kPatience = std::chrono::minutes(1);
 
-// Runs until it is told "end". Commands are objects with a field "do":
-//   open{case, prefill}      makes the ranks of case number `case`, which know the agents with the
+// Runs until the command "end". Commands are objects with a field "do":
+//   open{case, prefill}      creates the ranks of case number `case` and adds the agents with the
 //                            metadata in the list `prefill`; answers with `ranks`, a list of
 //                            {name, metadata, base}
 //   clear                    zeros the caches
-//   check{rank, first, heads}  compares what these heads of a rank's cache have
-//   wait{request, layers}    answers with `at`, when the first layers of the request were there at
-//                            every rank that takes part, in nanoseconds of the steady clock
-//   forget{request}          gives up what came of it, and drops what the application was told
-//   memory                   answers as MemoryJson (statistics.h)
+//   check{rank, first, heads}  compares the content of these heads in a rank's cache
+//   wait{request, layers}    waits until the first `layers` layers of the request have arrived at
+//                            every rank that takes part; answers with `at`, the time of the
+//                            steady clock in nanoseconds
+//   forget{request}          drops the request, its notifications and its events
+//   memory                   answers with MemoryJson (statistics.h)
 //   close                    destroys the ranks
 absl::Status ServeTarget(Channel channel, const std::vector<Case>& cases, const Options& options);
 
-// ServeTarget in a copy of this process, which must have neither threads nor agents yet; or, for
-// the backend loopback, in a thread. The arguments are borrowed.
+// Runs ServeTarget in a fork of this process, which must not have threads or agents yet, or in a
+// thread for the backend loopback. The arguments of Start must outlive it.
 class TargetProcess {
  public:
   static absl::StatusOr<std::unique_ptr<TargetProcess>> Start(const std::vector<Case>& cases,
@@ -45,16 +46,16 @@ class TargetProcess {
   TargetProcess& operator=(const TargetProcess&) = delete;
 
   Channel& channel() { return process_ ? process_->channel() : channel_; }
-  // Tells it to end, and waits for it.
+  // Sends "end" and waits for the end.
   absl::Status End();
-  // What ended a run, from what it saw of it: how the process was lost, if it was.
+  // If the process was lost, says how; else returns `status`.
   absl::Status Explain(const absl::Status& status);
 
  private:
   TargetProcess() = default;
 
   std::optional<WorkerProcess> process_;
-  Channel channel_;  // of the thread
+  Channel channel_;  // to the thread
   std::jthread thread_;
 };
 

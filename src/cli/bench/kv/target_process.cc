@@ -15,7 +15,7 @@ absl::StatusOr<std::unique_ptr<TargetProcess>> TargetProcess::Start(const std::v
   };
   if (!options.one_process()) {
     auto process = WorkerProcess::Fork(kRole, [&serve](Channel channel) {
-      // The parent alone speaks to the user; what concerns both sides it logs too.
+      // Only the parent logs for the user; it sees the same losses.
       ExpectPeersToLeave();
       return serve(std::move(channel));
     });
@@ -29,14 +29,14 @@ absl::StatusOr<std::unique_ptr<TargetProcess>> TargetProcess::Start(const std::v
   target->channel_ = Channel(std::move(ours), kRole);
   target->thread_ =
       std::jthread([serve, channel = Channel(std::move(theirs), "the prefill side")]() mutable {
-        // Where it fails the other side is told, or has closed.
+        // An error was sent to the other side, or the other side has closed.
         (void)serve(std::move(channel));
       });
   return target;
 }
 
 TargetProcess::~TargetProcess() {
-  channel_.Shutdown();  // the thread finds it closed, and ends
+  channel_.Shutdown();  // the thread finds it closed and ends
 }
 
 absl::Status TargetProcess::End() {

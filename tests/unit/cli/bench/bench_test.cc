@@ -126,11 +126,11 @@ TEST(TimelineRecorder, KeepsTheFirstOfAllThreadsAndNoMore) {
   EXPECT_EQ(kept.load(), 10);
   Timeline timeline = recorder.Take(1000);
   ASSERT_EQ(timeline.size(), 10u);
-  AddTold({{3, 50}, {0, 1}, {11, 1}}, timeline);
+  AddArrivalTimes({{3, 50}, {0, 1}, {11, 1}}, timeline);
   for (size_t i = 0; i < timeline.size(); ++i) {
     EXPECT_EQ(timeline[i].posted_ns, static_cast<int64_t>(i + 1));
     EXPECT_EQ(timeline[i].ended_ns, 200);
-    EXPECT_EQ(timeline[i].told_ns, i == 2 ? std::optional<int64_t>(53) : std::nullopt);
+    EXPECT_EQ(timeline[i].notified_ns, i == 2 ? std::optional<int64_t>(53) : std::nullopt);
   }
   const auto travelled = TimelineFromJson(ToJson(timeline));
   ASSERT_TRUE(travelled.ok()) << travelled.status();
@@ -400,8 +400,8 @@ TEST(MakePlan, SharesTheTotalAmongPeersAndThreads) {
   const auto plan = MakePlan(options);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->cases[0].request_blocks, 8u);
-  EXPECT_EQ(plan->crew.initiators, 8u);
-  EXPECT_EQ(plan->crew.targets, 1u);
+  EXPECT_EQ(plan->workers.initiators, 8u);
+  EXPECT_EQ(plan->workers.targets, 1u);
   // Expect a fixed time where peers are compared.
   EXPECT_EQ(plan->loop.requests, 0u);
   EXPECT_GT(plan->loop.duration.count(), 0);

@@ -1,4 +1,4 @@
-// What --memory of the program may say, and who gets which memory by it.
+// The values of --memory, and the memory that each side gets.
 
 #include "src/cli/demo/memory.h"
 
@@ -44,12 +44,12 @@ TEST(MemorySides, AreOneForBothOrOneEach) {
   const auto both = ParseMemorySides("cuda:1");
   ASSERT_TRUE(both.ok());
   EXPECT_EQ(both->here, both->there);
-  EXPECT_EQ(both->Words(), "cuda:1");
+  EXPECT_EQ(both->Words(), "cuda:1 memory");
   const auto each = ParseMemorySides("host,cuda:1");
   ASSERT_TRUE(each.ok());
   EXPECT_EQ(each->here, MemoryChoice(MemorySource::kMapped));
   EXPECT_EQ(each->there, MemoryChoice(MemorySource::kCuda, 1));
-  EXPECT_EQ(each->Words(), "mapped here, cuda:1 there");
+  EXPECT_EQ(each->Words(), "mapped memory at the initiator, cuda:1 memory at the target");
   for (const char* text : {",", "host,", ",host", "host,host,host", "host cuda:1"}) {
     EXPECT_FALSE(ParseMemorySides(text).ok()) << text;
   }
@@ -65,7 +65,7 @@ TEST(MemorySides, ReachTheirSidesOfABench) {
   bench.targets = {"127.0.0.1:1"};
   EXPECT_EQ(bench.initiator_shape().memory, MemoryChoice(MemorySource::kAttached));
   EXPECT_EQ(bench.target_shape().memory, MemoryChoice(MemorySource::kCuda, 3));
-  // What a server has is its own matter.
+  // The memory of a server is not checked here.
   EXPECT_EQ(plan->needs(plan->cases[0]).size(), 2u);
   options.servers = {"10.0.0.1"};
   EXPECT_EQ(MakePlan(options)->needs(plan->cases[0]).size(), 1u);

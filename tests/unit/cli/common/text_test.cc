@@ -75,6 +75,36 @@ TEST(FormatBytes, PicksTheUnit) {
   EXPECT_EQ(FormatBytes(uint64_t{3} << 30), "3 GiB");
 }
 
+TEST(FormatSize, IsWhatParseSizeTakes) {
+  EXPECT_EQ(FormatSize(0), "0");
+  EXPECT_EQ(FormatSize(17), "17");
+  EXPECT_EQ(FormatSize(4096), "4K");
+  EXPECT_EQ(FormatSize(1536), "1536");
+  EXPECT_EQ(FormatSize(uint64_t{256} << 20), "256M");
+  for (const uint64_t size : {uint64_t{1}, uint64_t{1023}, uint64_t{3} << 40, UINT64_MAX}) {
+    EXPECT_EQ(ParseSize(FormatSize(size)).value(), size);
+  }
+}
+
+TEST(FormatDuration, IsWhatParseDurationTakes) {
+  EXPECT_EQ(FormatDuration(std::chrono::seconds(60)), "60s");
+  EXPECT_EQ(FormatDuration(std::chrono::milliseconds(1500)), "1500ms");
+  EXPECT_EQ(FormatDuration(std::chrono::microseconds(250)), "250us");
+  EXPECT_EQ(FormatDuration(std::chrono::milliseconds(10), " "), "10 ms");
+  for (const Duration time : {Duration(0), Duration(1), Duration(864'000'000'000'000)}) {
+    EXPECT_EQ(ParseDuration(FormatDuration(time)).value(), time);
+  }
+}
+
+TEST(FormatTime, HasThreeDigits) {
+  EXPECT_EQ(FormatTime(7.5e-6), "7.50 us");
+  EXPECT_EQ(FormatTime(0.0123), "12.3 ms");
+  EXPECT_EQ(FormatTime(999.4e-6), "999 us");
+  EXPECT_EQ(FormatTime(999.6e-6), "1.00 ms");
+  EXPECT_EQ(FormatTime(2), "2.00 s");
+  EXPECT_EQ(FormatTime(1234), "1234 s");
+}
+
 TEST(ParseHostPort, TakesNamesAndBothFamilies) {
   struct Case {
     const char* text;

@@ -26,89 +26,89 @@ using ::testing::HasSubstr;
 
 std::vector<Case> DeviceCases() {
   return {
-      {"devices", Verdict::kProblem, &BareHost,
+      {"devices", Severity::kProblem, &BareHost,
        [](Host& h) {
          h.file("/sys/bus/pci/devices/0000:3c:00.0/vendor") = "0x15b3";
          h.file("/sys/bus/pci/devices/0000:3c:00.0/class") = "0x020700";
        },
        "modprobe mlx5_ib"},
-      {"devices", Verdict::kProblem, &BareHost,
+      {"devices", Severity::kProblem, &BareHost,
        [](Host& h) {
          h.file("/sys/bus/pci/devices/0000:10:1b.0/vendor") = "0x1d0f";
          h.file("/sys/bus/pci/devices/0000:10:1b.0/device") = "0xefa1";
        },
        "modprobe efa"},
-      {"firmware", Verdict::kWarning, &WellHost,
+      {"firmware", Severity::kWarning, &WellHost,
        [](Host& h) { h.nic(1)["firmware"] = "28.36.1010"; }, "28.36.1010 on mlx5_1"},
-      {"functions", Verdict::kWarning, &WellHost,
+      {"functions", Severity::kWarning, &WellHost,
        [](Host& h) {
          h.nic(0)["vfs"] = {{"count", 1}, {"first", 2}, {"lid", 9}, {"guid", "0:0:0:7"}};
        },
        "beside their parents mlx5_0"},
-      {"pci-link", Verdict::kWarning, &WellHost,
+      {"pci-link", Severity::kWarning, &WellHost,
        [](Host& h) { h.nic(1)["current_link_speed"] = "16.0 GT/s PCIe"; }, "16 GT/s x16"},
-      {"pci-link", Verdict::kWarning, &WellHost,
+      {"pci-link", Severity::kWarning, &WellHost,
        [](Host& h) { h.nic(0)["current_link_width"] = "8"; }, "lspci -vv -s 0000:3c:00.0"},
   };
 }
 
 std::vector<Case> PortCases() {
   return {
-      {"port-state", Verdict::kWarning, &WellHost,
+      {"port-state", Severity::kWarning, &WellHost,
        [](Host& h) {
          h.nic(1).update({{"state", "1: DOWN"}, {"physical", "2: Polling"}});
        },
        "mlx5_1: down (Polling)"},
-      {"port-state", Verdict::kProblem, &WellHost,
+      {"port-state", Severity::kProblem, &WellHost,
        [](Host& h) { h.description["nic_defaults"]["state"] = "1: DOWN"; },
        "mlx5_0 mlx5_1: down (Disabled)"},
-      {"port-state", Verdict::kProblem, &WellHost,
+      {"port-state", Severity::kProblem, &WellHost,
        [](Host& h) {
          h.nic(0).update({{"state", "2: INIT"}, {"physical", "5: LinkUp"}});
        },
        "subnet manager"},
-      {"link-layer", Verdict::kWarning, &WellHost, [](Host& h) { h.nic(1)["link"] = "Ethernet"; },
+      {"link-layer", Severity::kWarning, &WellHost, [](Host& h) { h.nic(1)["link"] = "Ethernet"; },
        "InfiniBand on mlx5_0; Ethernet on mlx5_1"},
-      {"link-layer", Verdict::kWarning, &WellHost,
+      {"link-layer", Severity::kWarning, &WellHost,
        [](Host& h) { h.description["nic_defaults"]["link"] = "Avian"; }, "unknown on mlx5_0"},
-      {"rate", Verdict::kWarning, &WellHost,
+      {"rate", Severity::kWarning, &WellHost,
        [](Host& h) { h.nic(1)["rate"] = "200 Gb/sec (2X NDR)"; },
        "mlx5_1: 200 Gb/sec (2X NDR), of up to 400 Gb/s"},
-      {"rate", Verdict::kWarning, &EfaHost,
+      {"rate", Severity::kWarning, &EfaHost,
        [](Host& h) { h.nic(1)["rate"] = "25 Gb/sec (1X EDR)"; }, "of up to 100 Gb/s"},
-      {"lid", Verdict::kProblem, &WellHost, [](Host& h) { h.nic(1)["lid"] = 0; },
+      {"lid", Severity::kProblem, &WellHost, [](Host& h) { h.nic(1)["lid"] = 0; },
        "no LID on mlx5_1"},
-      {"lid", Verdict::kProblem, &WellHost, [](Host& h) { h.nic(0)["lid"] = 0xffff; },
+      {"lid", Severity::kProblem, &WellHost, [](Host& h) { h.nic(0)["lid"] = 0xffff; },
        "no LID on mlx5_0"},
-      {"sm-lid", Verdict::kProblem, &WellHost, [](Host& h) { h.nic(0)["sm_lid"] = 0; },
+      {"sm-lid", Severity::kProblem, &WellHost, [](Host& h) { h.nic(0)["sm_lid"] = 0; },
        "no subnet manager seen by mlx5_0"},
-      {"gids", Verdict::kProblem, &WellHost, [](Host& h) { h.nic(0)["gids"] = Json::array(); },
+      {"gids", Severity::kProblem, &WellHost, [](Host& h) { h.nic(0)["gids"] = Json::array(); },
        "mlx5_0: no GID"},
-      {"gids", Verdict::kProblem, &RoceHost, [](Host& h) { h.nic(0)["gids"].erase(1); },
+      {"gids", Severity::kProblem, &RoceHost, [](Host& h) { h.nic(0)["gids"].erase(1); },
        "no RoCE v2 GID"},
-      {"gids", Verdict::kWarning, &RoceHost,
+      {"gids", Severity::kWarning, &RoceHost,
        [](Host& h) { h.nic(1)["gids"][1]["gid"] = "fe80::2"; }, "link-local"},
-      {"vf-guid", Verdict::kProblem, &PodHost,
+      {"vf-guid", Severity::kProblem, &PodHost,
        [](Host& h) { h.description["nic_defaults"]["guid"] = "0000:0000:0000:0000"; },
        "port GUID zero on mlx5_0 mlx5_1"},
-      {"vf-guid", Verdict::kWarning, &PodHost,
+      {"vf-guid", Severity::kWarning, &PodHost,
        [](Host& h) { h.nic(0)["guid"] = "0000:0000:0000:0000"; },
        "port_guid GUID; echo 0000:3c:00.0"},
-      {"fabrics", Verdict::kWarning, &WellHost, [](Host& h) { h.nic(1)["sm_lid"] = 2; },
+      {"fabrics", Severity::kWarning, &WellHost, [](Host& h) { h.nic(1)["sm_lid"] = 2; },
        "2 fabrics with one subnet prefix"},
-      {"fabrics", Verdict::kProblem, &WellHost,
+      {"fabrics", Severity::kProblem, &WellHost,
        [](Host& h) {
          h.nic(1)["sm_lid"] = 2;
          h.fabrics = {"Fabric1=mlx5_*"};
        },
        "Fabric1 has ports of different subnets"},
-      {"mtu", Verdict::kWarning, &RoceHost,
+      {"mtu", Severity::kWarning, &RoceHost,
        [](Host& h) {
          h.nic(0)["mtu"] = 1500;
          h.nic(1)["mtu"] = 1500;
        },
        "netdev MTU 1500, so active MTU 1024 of 4096"},
-      {"mtu", Verdict::kWarning, &WellHost, [](Host& h) { h.nic(0)["mtu"] = 2044; },
+      {"mtu", Severity::kWarning, &WellHost, [](Host& h) { h.nic(0)["mtu"] = 2044; },
        "differ in MTU"},
   };
 }
@@ -126,57 +126,57 @@ void DropCapabilities(Host& host) { host.file("/proc/self/status") = "CapEff:\t0
 
 std::vector<Case> RightsCases() {
   return {
-      {"memlock", Verdict::kProblem, &WellHost,
+      {"memlock", Severity::kProblem, &WellHost,
        [](Host& h) {
          SetLimit(h, "Max locked memory", "8388608 8388608");
          DropCapabilities(h);
        },
        "memlock limit is 8 MiB"},
-      {"memlock", Verdict::kWarning, &WellHost,
+      {"memlock", Severity::kWarning, &WellHost,
        [](Host& h) {
          SetLimit(h, "Max locked memory", "68719476736 unlimited");
          DropCapabilities(h);
        },
        "64 GiB"},
-      {"ipc-lock", Verdict::kWarning, &WellHost,
+      {"ipc-lock", Severity::kWarning, &WellHost,
        [](Host& h) {
          SetLimit(h, "Max locked memory", "8388608 8388608");
          DropCapabilities(h);
        },
        "capabilities.add: [IPC_LOCK]"},
-      {"device-files", Verdict::kProblem, &WellHost,
+      {"device-files", Severity::kProblem, &WellHost,
        [](Host& h) { h.denied = {"/dev/infiniband/uverbs1"}; }, "device file of mlx5_1"},
-      {"device-files", Verdict::kProblem, &WellHost,
+      {"device-files", Severity::kProblem, &WellHost,
        [](Host& h) {
          h.gone = {"/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"};
        },
        "no device can be opened"},
-      {"device-files", Verdict::kWarning, &WellHost,
+      {"device-files", Severity::kWarning, &WellHost,
        [](Host& h) { h.Without("/sys/class/infiniband_verbs/uverbs1/ibdev"); }, "for mlx5_1"},
-      {"open-files", Verdict::kWarning, &BareHost,
+      {"open-files", Severity::kWarning, &BareHost,
        [](Host& h) { SetLimit(h, "Max open files", "1024 524288"); }, "ulimit -n 4096"},
-      {"open-files", Verdict::kWarning, &BareHost,
+      {"open-files", Severity::kWarning, &BareHost,
        [](Host& h) { SetLimit(h, "Max open files", "1024 2048"); }, "hard limit is too low"},
-      {"processes", Verdict::kWarning, &BareHost,
+      {"processes", Severity::kWarning, &BareHost,
        [](Host& h) { SetLimit(h, "Max processes", "200 200"); }, "ulimit -u"},
-      {"processes", Verdict::kWarning, &BareHost,
-       [](Host& h) { h.file("/sys/fs/cgroup/pids.max") = "100"; }, "cgroup has 100"},
+      {"processes", Severity::kWarning, &BareHost,
+       [](Host& h) { h.file("/sys/fs/cgroup/pids.max") = "100"; }, "cgroup allows at most 100"},
   };
 }
 
 std::vector<Case> MemoryCases() {
   return {
-      {"huge-pages", Verdict::kWarning, &BareHost,
+      {"huge-pages", Severity::kWarning, &BareHost,
        [](Host& h) { h.Without("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"); },
        "vm.nr_hugepages"},
-      {"huge-pages", Verdict::kWarning, &BareHost,
+      {"huge-pages", Severity::kWarning, &BareHost,
        [](Host& h) {
          h.file("/proc/sys/kernel/osrelease") = "5.14.0-427.el9";
          h.file("/sys/kernel/mm/transparent_hugepage/shmem_enabled") =
              "always within_size advise [never] deny force";
        },
        "shmem_enabled is never"},
-      {"dev-shm", Verdict::kWarning, &BareHost, [](Host& h) { h.shm_bytes = uint64_t{64} << 20; },
+      {"dev-shm", Severity::kWarning, &BareHost, [](Host& h) { h.shm_bytes = uint64_t{64} << 20; },
        "64 MiB"},
   };
 }
@@ -184,25 +184,25 @@ std::vector<Case> MemoryCases() {
 std::vector<Case> SoftwareCases() {
   const std::string lib = kLibraries;
   return {
-      {"yama", Verdict::kWarning, &BareHost,
+      {"yama", Severity::kWarning, &BareHost,
        [](Host& h) { h.file("/proc/sys/kernel/yama/ptrace_scope") = "1"; }, "ptrace_scope=0"},
-      {"yama", Verdict::kWarning, &BareHost,
-       [](Host& h) { h.file("/proc/sys/kernel/yama/ptrace_scope") = "3"; }, "cannot be taken back"},
-      {"same-host", Verdict::kWarning, &BareHost,
+      {"yama", Severity::kWarning, &BareHost,
+       [](Host& h) { h.file("/proc/sys/kernel/yama/ptrace_scope") = "3"; }, "cannot be changed"},
+      {"same-host", Severity::kWarning, &BareHost,
        [](Host& h) {
          h.file("/.dockerenv") = "";
          h.file("/proc/1/comm") = "python3";
        },
        "--pid=host"},
-      {"libibverbs", Verdict::kProblem, &WellHost, [](Host& h) { h.links.erase(h.links.begin()); },
+      {"libibverbs", Severity::kProblem, &WellHost, [](Host& h) { h.links.erase(h.links.begin()); },
        "libibverbs is not installed"},
-      {"libibverbs", Verdict::kProblem, &WellHost,
+      {"libibverbs", Severity::kProblem, &WellHost,
        [lib](Host& h) { h.Without(lib + "libibverbs/libmlx5-rdmav34.so"); }, "missing: mlx5"},
-      {"libfabric", Verdict::kProblem, &EfaHost,
+      {"libfabric", Severity::kProblem, &EfaHost,
        [lib](Host& h) { h.Without(lib + "libfabric.so.1"); }, "libfabric is not installed"},
-      {"ucx", Verdict::kWarning, &WellHost,
+      {"ucx", Severity::kWarning, &WellHost,
        [lib](Host& h) { h.Without(lib + "ucx/libuct_ib.so.0"); }, "ib is missing"},
-      {"backends", Verdict::kProblem, &BareHost,
+      {"backends", Severity::kProblem, &BareHost,
        [](Host& h) { h.backends = {{.name = "tcp", .usable = false, .why = "no port is free"}}; },
        "no port is free"},
   };
@@ -228,12 +228,12 @@ TEST(Doctor, EachCheckFiresWhereSomethingIsWrong) {
     const CheckResult& result = ResultOf(results, c.check);
     std::string said;
     for (const Finding& f : result.findings) {
-      said += f.what + "\n" + f.why + "\n" + f.mend + "\n";
+      said += f.what + "\n" + f.why + "\n" + f.fix + "\n";
       // What is wrong comes with a reason and a remedy.
-      if (f.verdict < Verdict::kWarning) continue;
-      EXPECT_FALSE(f.what.empty() || f.why.empty() || f.mend.empty()) << said;
+      if (f.severity < Severity::kWarning) continue;
+      EXPECT_FALSE(f.what.empty() || f.why.empty() || f.fix.empty()) << said;
     }
-    EXPECT_EQ(result.verdict, c.verdict) << c.check << ": " << said;
+    EXPECT_EQ(result.severity, c.severity) << c.check << ": " << said;
     EXPECT_THAT(said, HasSubstr(c.says)) << c.check;
     fired.insert(c.check);
   }
@@ -254,10 +254,10 @@ TEST(Doctor, NoCheckFiresWhereAllIsWell) {
     ASSERT_NE(view, nullptr);
     const std::vector<CheckResult> results = RunChecks(*view);
     for (const CheckResult& result : results) {
-      EXPECT_LE(result.verdict, Verdict::kOk)
+      EXPECT_LE(result.severity, Severity::kOk)
           << result.check->name << ": " << result.findings[0].what;
       all.insert(result.check->name);
-      if (result.verdict == Verdict::kOk) applied.insert(result.check->name);
+      if (result.severity == Severity::kOk) applied.insert(result.check->name);
     }
     EXPECT_TRUE(DoctorStatus(results, /*strict=*/true).ok());
   }
@@ -304,7 +304,7 @@ TEST(Doctor, SaysNothingOfWhatMakesUpForIt) {
       {"vf-guid", &WellHost,
        [](Host& h) {
          h.nic(0)["vfs"] = {{"count", 8}, {"first", 2}, {"state", "1: DOWN"}, {"guid", "0:0:0:0"}};
-       }},  // in stock
+       }},  // spare
       {"mtu", &RoceHost,
        [](Host& h) {
          h.nic(0)["mtu"] = 4200;
@@ -322,7 +322,7 @@ TEST(Doctor, SaysNothingOfWhatMakesUpForIt) {
     ASSERT_NE(view, nullptr);
     const std::vector<CheckResult> results = RunChecks(*view);
     const CheckResult& result = ResultOf(results, c.check);
-    EXPECT_LE(result.verdict, Verdict::kOk) << c.check << ": " << result.findings[0].what;
+    EXPECT_LE(result.severity, Severity::kOk) << c.check << ": " << result.findings[0].what;
   }
 }
 
@@ -338,7 +338,7 @@ TEST(Doctor, FilesThatSayNothingMakeNothingUp) {
   ASSERT_NE(view, nullptr);
   const std::vector<CheckResult> results = RunChecks(*view);
   for (const char* check : {"memlock", "ipc-lock", "open-files", "dev-shm", "backends"}) {
-    EXPECT_EQ(ResultOf(results, check).verdict, Verdict::kNotApplicable) << check;
+    EXPECT_EQ(ResultOf(results, check).severity, Severity::kNotApplicable) << check;
   }
 }
 
@@ -368,7 +368,7 @@ TEST(Doctor, TextPutsTheRemedyBelowAndCounts) {
   EXPECT_THAT(text, HasSubstr("1 problem, 1 warning, "));
   // Expect the worse first.
   EXPECT_LT(text.find("\nPROBLEM"), text.find("\nWARNING"));
-  EXPECT_THAT(text, HasSubstr("  mend  sminfo"));
+  EXPECT_THAT(text, HasSubstr("  fix   sminfo"));
   const Json json = DoctorJson(RunChecks(*view));
   EXPECT_EQ(json["problems"], 1);
   EXPECT_EQ(json["warnings"], 1);

@@ -39,29 +39,29 @@ void WithoutDmabuf(Host& host) {
 
 std::vector<Case> DriverCases() {
   return {
-      {"cuda-driver", Verdict::kWarning, &WellHost, &NoDriver, "--gpus all"},
-      {"cuda-driver", Verdict::kProblem, &WellHost,
+      {"cuda-driver", Severity::kWarning, &WellHost, &NoDriver, "--gpus all"},
+      {"cuda-driver", Severity::kProblem, &WellHost,
        [](Host& h) {
          NoDriver(h);
          h.file("/dev/nvidiactl") = "";
        },
        "apt install libcuda1"},
-      {"cuda-driver", Verdict::kProblem, &WellHost,
+      {"cuda-driver", Severity::kProblem, &WellHost,
        [](Host& h) {
          NoDriver(h);
          h.file("/dev/nvidiactl") = "";
          h.cuda.library = "/usr/lib64/libcuda.so.1";
        },
        "CUDA_VISIBLE_DEVICES"},
-      {"cuda-driver", Verdict::kProblem, &WellHost,
+      {"cuda-driver", Severity::kProblem, &WellHost,
        [](Host& h) {
          h.cuda = {.asked = true, .status = absl::UnavailableError("the driver is too old")};
        },
        "the driver is too old"},
-      {"cuda-driver", Verdict::kProblem, &BareHost, &Hangs, "for ever"},
-      {"gpus", Verdict::kWarning, &WellHost, [](Host& h) { h.cuda.devices[1].compute = 75; },
+      {"cuda-driver", Severity::kProblem, &BareHost, &Hangs, "forever"},
+      {"gpus", Severity::kWarning, &WellHost, [](Host& h) { h.cuda.devices[1].compute = 75; },
        "cuda:1 NVIDIA H100 80GB HBM3 has compute capability 7.5"},
-      {"gpu-pinned", Verdict::kWarning, &WellHost,
+      {"gpu-pinned", Severity::kWarning, &WellHost,
        [](Host& h) { h.cuda.pinned = absl::ResourceExhaustedError("RLIMIT_MEMLOCK"); },
        "16 MiB cannot be pinned: RLIMIT_MEMLOCK"},
   };
@@ -69,18 +69,18 @@ std::vector<Case> DriverCases() {
 
 std::vector<Case> ShareCases() {
   return {
-      {"gpu-peers", Verdict::kWarning, &WellHost,
+      {"gpu-peers", Severity::kWarning, &WellHost,
        [](Host& h) {
          for (GpuLink& link : h.cuda.links) link.access = false;
        },
        "no peer access: cuda:0>1 cuda:1>0"},
-      {"gpu-peers", Verdict::kWarning, &WellHost,
+      {"gpu-peers", Severity::kWarning, &WellHost,
        [](Host& h) {
          h.cuda.devices[0].name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb";
          h.cuda.links[1].access = false;
        },
-       "MIG instances reach no other"},
-      {"gpu-ipc", Verdict::kWarning, &WellHost,
+       "MIG instances cannot reach each other"},
+      {"gpu-ipc", Severity::kWarning, &WellHost,
        [](Host& h) {
          h.file("/.dockerenv") = "";
          h.file("/proc/1/comm") = "python3";
@@ -91,27 +91,27 @@ std::vector<Case> ShareCases() {
 
 std::vector<Case> DirectCases() {
   return {
-      {"gpu-direct", Verdict::kProblem, &WellHost,
+      {"gpu-direct", Severity::kProblem, &WellHost,
        [](Host& h) {
          h.Without("/sys/module/nvidia_peermem/version");
          WithoutDmabuf(h);
        },
        "modprobe nvidia-peermem"},
-      {"gpu-direct", Verdict::kProblem, &EfaHost,
+      {"gpu-direct", Severity::kProblem, &EfaHost,
        [](Host& h) {
          h.Without("/sys/module/efa_nv_peermem/version");
          WithoutDmabuf(h);
        },
        "modprobe efa-nv-peermem"},
-      {"gpu-direct", Verdict::kProblem, &WellHost,
+      {"gpu-direct", Severity::kProblem, &WellHost,
        [](Host& h) { h.Without("/sys/module/nvidia/version"); }, "driver is not loaded"},
-      {"gpu-direct", Verdict::kProblem, &WellHost,
+      {"gpu-direct", Severity::kProblem, &WellHost,
        [](Host& h) {
          h.Without("/sys/module/nvidia_peermem/version");
          h.file("/proc/sys/kernel/osrelease") = "5.4.0-150-generic";
        },
        "(Linux is older than 5.12)"},
-      {"gpu-direct", Verdict::kProblem, &WellHost,
+      {"gpu-direct", Severity::kProblem, &WellHost,
        [](Host& h) {
          const std::string lib = kLibraries;
          h.Without("/sys/module/nvidia_peermem/version");
@@ -120,30 +120,30 @@ std::vector<Case> DirectCases() {
        },
        "libibverbs 1.8 has no ibv_reg_dmabuf_mr"},
       // The driver was not asked: its kernel modules are known.
-      {"gpu-direct", Verdict::kProblem, &WellHost,
+      {"gpu-direct", Severity::kProblem, &WellHost,
        [](Host& h) {
          NotAsked(h);
          h.Without("/sys/module/nvidia_peermem/version");
        },
-       "not the open ones"},
-      {"gpu-direct", Verdict::kWarning, &WellHost,
+       "does not use the open kernel modules"},
+      {"gpu-direct", Severity::kWarning, &WellHost,
        [](Host& h) { h.cuda.devices[1].gpu_direct = false; },
-       "cuda:1: the driver gives its memory"},
-      {"gpu-bar1", Verdict::kWarning, &WellHost,
+       "cuda:1: the driver does not support GPUDirect"},
+      {"gpu-bar1", Severity::kWarning, &WellHost,
        [](Host& h) {
          h.gpu(1)["resource"] = "0xc0000000 0xc0ffffff 0x0\n0x10000000 0x1fffffff 0x0";
        },
        "cuda:1: BAR1 covers 256 MiB of 80 GiB"},
-      {"gpu-bar1", Verdict::kWarning, &WellHost,
+      {"gpu-bar1", Severity::kWarning, &WellHost,
        [](Host& h) {
          NotAsked(h);
          h.gpu(0)["resource"] = "0xc0000000 0xc0ffffff 0x0\n0x10000000 0x1fffffff 0x0";
        },
        "GPU 0: BAR1 covers 256 MiB"},
-      {"gpu-ordering", Verdict::kWarning, &WellHost,
+      {"gpu-ordering", Severity::kWarning, &WellHost,
        [](Host& h) { h.cuda.devices[0].flush_options = 2; },
        "cuda:0: neither orders writes of NICs nor can flush them"},
-      {"gpu-nics", Verdict::kWarning, &WellHost,
+      {"gpu-nics", Severity::kWarning, &WellHost,
        [](Host& h) {
          h.description["nodes"].push_back({{"cpus", "8-15"}});
          h.gpu(1)["numa"] = 1;
@@ -202,13 +202,13 @@ TEST(DoctorGpu, SaysWhatIsThere) {
        },
        "cuda:0 128 GiB of 80 GiB"},
       {"gpu-ordering", [](Host& h) { h.cuda.devices[0].writes_ordering = 100; },
-       "cuda:0: the GPU orders writes of NICs; cuda:1: flushed before anybody is told"},
+       "cuda:0: the GPU orders writes of NICs; cuda:1: flushed before each notification"},
       {"gpu-nics", [](Host&) {}, "cuda:0 mlx5_0 (node)"},
       {"gpu-nics", &NotAsked, "GPU 0 mlx5_0 (node)"},
   };
   for (const Said& c : cases) {
     const Finding finding = FindingOf(c.check, WellHost(), c.change);
-    EXPECT_EQ(finding.verdict, Verdict::kOk) << c.check << ": " << finding.what;
+    EXPECT_EQ(finding.severity, Severity::kOk) << c.check << ": " << finding.what;
     EXPECT_THAT(finding.what, HasSubstr(c.what));
   }
 }
@@ -242,7 +242,7 @@ TEST(DoctorGpu, OneQuietLineWithoutADriver) {
   const std::vector<CheckResult> results = RunChecks(*view);
   for (const CheckResult& result : results) {
     if (result.family != "gpus") continue;
-    EXPECT_EQ(result.verdict, Verdict::kNotApplicable) << result.check->name;
+    EXPECT_EQ(result.severity, Severity::kNotApplicable) << result.check->name;
   }
   const std::string text = DoctorText(results);
   EXPECT_THAT(text, HasSubstr("cuda-driver  n/a  no CUDA driver: GPU memory is not used here\n"));
@@ -273,10 +273,10 @@ TEST(DoctorGpu, TreesTellWhatFilesTell) {
   ASSERT_NE(view, nullptr);
   const std::vector<CheckResult> results = RunChecks(*view);
   for (const char* check : {"cuda-driver", "gpus", "gpu-peers", "gpu-ipc", "gpu-ordering"}) {
-    EXPECT_EQ(ResultOf(results, check).verdict, Verdict::kNotApplicable) << check;
+    EXPECT_EQ(ResultOf(results, check).severity, Severity::kNotApplicable) << check;
   }
   for (const char* check : {"gpu-direct", "gpu-bar1", "gpu-nics"}) {
-    EXPECT_EQ(ResultOf(results, check).verdict, Verdict::kOk) << check;
+    EXPECT_EQ(ResultOf(results, check).severity, Severity::kOk) << check;
   }
 }
 
@@ -299,7 +299,7 @@ TEST(DoctorGpu, WindowsWithoutASizeAreNotTold) {
     const auto view = ViewOf(host);
     ASSERT_NE(view, nullptr);
     const std::vector<CheckResult> results = RunChecks(*view);
-    EXPECT_EQ(ResultOf(results, "gpu-bar1").verdict, Verdict::kNotApplicable) << text;
+    EXPECT_EQ(ResultOf(results, "gpu-bar1").severity, Severity::kNotApplicable) << text;
   }
 }
 

@@ -48,7 +48,7 @@ Host BareHost();
 // One change, the check that notices it, and words of what it says.
 struct Case {
   const char* check;
-  Verdict verdict;
+  Severity severity;
   Host (*host)();
   std::function<void(Host&)> change;
   const char* says;

@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 PeerReport ReportOf(const PeerPath& path) {
-  return {.server = "node7:7471", .taken = path.reached ? path.backend : "", .paths = {path}};
+  return {.server = "node7:7471", .chosen = path.reached ? path.backend : "", .paths = {path}};
 }
 
 PeerPath TwoRails() {
@@ -31,8 +31,8 @@ PeerPath TwoRails() {
 TEST(DoctorPeerReport, EachRailIsALine) {
   const PeerPath path = TwoRails();
   const std::string text = PeerText(ReportOf(path));
-  EXPECT_THAT(text, HasSubstr("  rail 0 mlx5_0:1 → mlx5_2:1  up  2.3 us  384.00 Gb/s\n"));
-  EXPECT_THAT(text, HasSubstr("transfers there take verbs"));
+  EXPECT_THAT(text, HasSubstr("  rail 0 mlx5_0:1 → mlx5_2:1  up  2.34 us  384.00 Gb/s\n"));
+  EXPECT_THAT(text, HasSubstr("transfers to this server use verbs"));
   EXPECT_TRUE(PeerStatus(ReportOf(path), /*strict=*/true).ok());
 }
 
@@ -41,12 +41,12 @@ TEST(DoctorPeerReport, ARailThatIsDownIsAWarning) {
   path.each_rail[1].up = false;
   path.each_rail[1].why = "another fabric";
   JudgeRails(path);
-  EXPECT_EQ(path.verdict, Verdict::kWarning);
+  EXPECT_EQ(path.severity, Severity::kWarning);
   EXPECT_TRUE(path.reached);
   const std::string text = PeerText(ReportOf(path));
   EXPECT_THAT(text,
-              HasSubstr("rail 1 mlx5_1:1 → mlx5_3:1  DOWN                       another fabric"));
-  EXPECT_THAT(text, HasSubstr("WARNING  verbs is not whole"));
+              HasSubstr("rail 1 mlx5_1:1 → mlx5_3:1  DOWN                        another fabric"));
+  EXPECT_THAT(text, HasSubstr("WARNING  verbs has rails that are down"));
   EXPECT_THAT(text, HasSubstr("1 of 2 rails are down: rail 1 mlx5_1:1"));
   EXPECT_TRUE(PeerStatus(ReportOf(path), /*strict=*/false).ok());
   const absl::Status strict = PeerStatus(ReportOf(path), /*strict=*/true);
@@ -58,31 +58,31 @@ TEST(DoctorPeerReport, ARailThatIsDownIsAWarning) {
 // What is said of all memory would be wrong of GPUs'.
 TEST(DoctorPeerReport, GpusHaveAWayOfTheirOwn) {
   PeerReport report{.server = "node7:7471",
-                    .taken = "shm",
+                    .chosen = "shm",
                     .paths = {{.backend = "cuda_ipc", .reached = true}, {.backend = "shm"}}};
   EXPECT_THAT(PeerText(report),
-              HasSubstr("transfers there take shm, those between GPUs cuda_ipc\n"));
+              HasSubstr("transfers to this server use shm; between GPUs cuda_ipc\n"));
   report.paths[0].reached = false;
-  EXPECT_THAT(PeerText(report), HasSubstr("transfers there take shm\n"));
+  EXPECT_THAT(PeerText(report), HasSubstr("transfers to this server use shm\n"));
 }
 
 TEST(DoctorPeerReport, NoWayIsAProblem) {
   const PeerPath path{.backend = "tcp",
-                      .verdict = Verdict::kProblem,
+                      .severity = Severity::kProblem,
                       .why = "Connection refused",
-                      .mend = "look at the firewall"};
+                      .fix = "look at the firewall"};
   const std::string text = PeerText(ReportOf(path));
   EXPECT_THAT(text, HasSubstr("NOT REACHED"));
   EXPECT_THAT(text, HasSubstr("PROBLEM  tcp does not reach node7:7471"));
-  EXPECT_THAT(text, HasSubstr("no backend carries transfers there"));
+  EXPECT_THAT(text, HasSubstr("no backend carries transfers to this server"));
   EXPECT_THAT(text, Not(HasSubstr("rail 0")));
   EXPECT_EQ(PeerStatus(ReportOf(path), false).message(), "node7:7471: not reached over tcp");
-  EXPECT_EQ(PeerJson(ReportOf(path))["taken"], nullptr);
+  EXPECT_EQ(PeerJson(ReportOf(path))["chosen"], nullptr);
 }
 
 // One that is not built in is no fault, but nothing is reached either.
 TEST(DoctorPeerReport, NothingTriedIsNotReached) {
-  const PeerPath path{.backend = "ucx", .verdict = Verdict::kNotApplicable, .why = "not built in"};
+  const PeerPath path{.backend = "ucx", .severity = Severity::kNotApplicable, .why = "not built in"};
   EXPECT_EQ(PeerStatus(ReportOf(path), false).message(), "node7:7471: no backend reaches it");
 }
 

@@ -1,4 +1,4 @@
-#include "src/cli/bench/crew.h"
+#include "src/cli/bench/workers.h"
 
 #include <poll.h>
 
@@ -15,32 +15,32 @@ namespace kvxfer::cli {
 namespace {
 
 constexpr Duration kTick = std::chrono::milliseconds(100);
-constexpr Duration kSetUp = std::chrono::minutes(10);  // longest time to set up or end
-// Until threads and processes that are to begin together have been told when.
+constexpr Duration kSetUp = std::chrono::minutes(10);  // longest time to set up or to end
+// Time for the start to reach the threads, or the processes, that begin together.
 constexpr int64_t kHeadStart = 5'000'000;
 constexpr int64_t kWorkersHeadStart = 30'000'000;
 
 uint32_t Workers(uint32_t parts) { return std::min(parts, kMaxWorkers); }
 
-// Of `parts` things that `workers` share, those of worker `i`.
+// How many of `parts` things, which `workers` share, belong to worker `i`.
 uint32_t PartsOf(uint32_t parts, uint32_t workers, uint32_t i) {
   return parts / workers + (i < parts % workers ? 1 : 0);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BenchCrew>> BenchCrew::Start(const CrewSpec& spec) {
-  std::unique_ptr<BenchCrew> crew(new BenchCrew(spec));
+absl::StatusOr<std::unique_ptr<BenchWorkers>> BenchWorkers::Start(const BenchWorkersSpec& spec) {
+  std::unique_ptr<BenchWorkers> workers(new BenchWorkers(spec));
   if (spec.servers.empty()) {
-    if (absl::Status s = crew->StartTargets(); !s.ok()) return crew->Explain(s);
+    if (absl::Status s = workers->StartTargets(); !s.ok()) return workers->Explain(s);
   }
   if (spec.initiators > 1) {
-    if (absl::Status s = crew->StartInitiators(); !s.ok()) return crew->Explain(s);
+    if (absl::Status s = workers->StartInitiators(); !s.ok()) return workers->Explain(s);
   }
-  return crew;
+  return workers;
 }
 
-absl::Status BenchCrew::StartTargets() {
+absl::Status BenchWorkers::StartTargets() {
   const uint32_t workers = Workers(spec_.targets);
   for (uint32_t i = 0; i < workers; ++i) {
     absl::StatusOr<WorkerProcess> worker = WorkerProcess::Start(
@@ -60,10 +60,10 @@ absl::Status BenchCrew::StartTargets() {
     }
   }
   if (targets_.size() == spec_.targets) return absl::OkStatus();
-  return absl::InternalError("a target process does not say where it serves");
+  return absl::InternalError("a target process does not report its address");
 }
 
-absl::Status BenchCrew::StartInitiators() {
+absl::Status BenchWorkers::StartInitiators() {
   const uint32_t workers = Workers(spec_.initiators);
   for (uint32_t i = 0; i < workers; ++i) {
     absl::StatusOr<WorkerProcess> worker = WorkerProcess::Start(
@@ -76,21 +76,21 @@ absl::Status BenchCrew::StartInitiators() {
   return absl::OkStatus();
 }
 
-// An answer that is awaited.
-struct BenchCrew::Awaited {
+// The answer of a process, until it has come.
+struct BenchWorkers::Awaited {
   std::optional<Json> answer{};
-  uint64_t moved = 0;  // requests, as it said last
+  uint64_t moved = 0;  // requests, in its last report
   Duration silent{};
 };
 
-absl::Status BenchCrew::Hear(size_t worker, bool spoke, Duration passed, Awaited& awaited) {
+absl::Status BenchWorkers::Hear(size_t worker, bool spoke, Duration passed, Awaited& awaited) {
   WorkerProcess& process = initiator_workers_[worker];
   if (!spoke) {
     awaited.silent += passed;
     if (awaited.silent < kLongestSilence) return absl::OkStatus();
     return absl::AbortedError(
         absl::StrCat("the run broke off: ", process.channel().peer(), " (pid ", process.pid(),
-                     ") has given no sign of life for ",
+                     ") has been silent for ",
                      std::chrono::duration_cast<std::chrono::seconds>(awaited.silent).count(),
                      " s; is it stopped?"));
   }
@@ -105,9 +105,9 @@ absl::Status BenchCrew::Hear(size_t worker, bool spoke, Duration passed, Awaited
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<Json>> BenchCrew::CallAll(const std::vector<Json>& messages,
-                                                     Duration timeout,
-                                                     const std::function<void(uint64_t)>& tick) {
+absl::StatusOr<std::vector<Json>> BenchWorkers::CallAll(const std::vector<Json>& messages,
+                                                        Duration timeout,
+                                                        const std::function<void(uint64_t)>& tick) {
   for (size_t i = 0; i < messages.size(); ++i) {
     absl::Status s = initiator_workers_[i].channel().Send(messages[i]);
     if (!s.ok()) return s;
@@ -122,7 +122,7 @@ absl::StatusOr<std::vector<Json>> BenchCrew::CallAll(const std::vector<Json>& me
   for (const Time end = last + timeout; waiting > 0;) {
     const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(kTick).count();
     poll(waits.data(), waits.size(), static_cast<int>(limit));
-    // If this process was stopped itself it is not the others that were silent.
+    // A longer time means that this process was stopped, and not that the others were silent.
     const Duration passed = std::min<Duration>(Now() - last, 2 * kTick);
     last = Now();
     uint64_t moved = 0;
@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<Json>> BenchCrew::CallAll(const std::vector<Json>& me
       if (waits[i].fd >= 0) {
         if (auto s = Hear(i, waits[i].revents != 0, passed, all[i]); !s.ok()) return s;
         if (all[i].answer) {
-          waits[i].fd = -1;  // poll passes it over
+          waits[i].fd = -1;  // poll ignores it
           --waiting;
         }
       }
@@ -138,7 +138,7 @@ absl::StatusOr<std::vector<Json>> BenchCrew::CallAll(const std::vector<Json>& me
     }
     if (tick) tick(moved);
     if (waiting > 0 && last > end) {
-      return absl::DeadlineExceededError("the processes of initiators do not come to an end");
+      return absl::DeadlineExceededError("the processes of initiators do not end");
     }
   }
   std::vector<Json> answers;
@@ -147,7 +147,7 @@ absl::StatusOr<std::vector<Json>> BenchCrew::CallAll(const std::vector<Json>& me
   return answers;
 }
 
-absl::StatusOr<Opened> BenchCrew::Open(const BenchCase& bench) {
+absl::StatusOr<Opened> BenchWorkers::Open(const BenchCase& bench) {
   if (initiator_workers_.empty()) return here_.Open(bench, 0, 1);
   std::vector<Json> messages;
   uint32_t first = 0;
@@ -169,8 +169,8 @@ absl::StatusOr<Opened> BenchCrew::Open(const BenchCase& bench) {
   return all;
 }
 
-absl::StatusOr<Ran> BenchCrew::Run(LoopSpec spec, const TraceSpec* trace,
-                                   const std::function<void(uint64_t)>& tick) {
+absl::StatusOr<Ran> BenchWorkers::Run(LoopSpec spec, const TraceSpec* trace,
+                                      const std::function<void(uint64_t)>& tick) {
   if (initiator_workers_.empty()) {
     std::atomic<uint64_t> moved{0};
     spec.start_ns = MonotonicNanoseconds() + kHeadStart;
@@ -193,13 +193,13 @@ absl::StatusOr<Ran> BenchCrew::Run(LoopSpec spec, const TraceSpec* trace,
   return all;
 }
 
-absl::Status BenchCrew::Close() {
+absl::Status BenchWorkers::Close() {
   here_.Close();
   const std::vector<Json> messages(initiator_workers_.size(), Json{{"type", "close"}});
   return CallAll(messages, kSetUp, nullptr).status();
 }
 
-absl::Status BenchCrew::Explain(absl::Status status) {
+absl::Status BenchWorkers::Explain(absl::Status status) {
   if (!absl::IsUnavailable(status) && !absl::IsAborted(status)) return status;
   std::vector<WorkerProcess*> workers;
   for (auto* some : {&target_workers_, &initiator_workers_}) {

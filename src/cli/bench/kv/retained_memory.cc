@@ -1,4 +1,5 @@
-// What is kept of requests that are over: the heap in use of both processes, and what is resident.
+// --measure memory: what both processes retain after requests have ended, as heap in use and as
+// resident memory.
 
 #include <utility>
 
@@ -16,13 +17,14 @@ namespace {
 constexpr uint32_t kWarmUp = 20;
 
 struct HeldMemory {
-  double heap[2] = {};  // of prefill, of decode
+  double heap[2] = {};  // bytes, at prefill and at decode
   double rss[2] = {};
 };
 
-class KeptRun {
+class RetainedMemoryRun {
  public:
-  KeptRun(const Source& source, uint32_t transfers) : source_(source), transfers_(transfers) {}
+  RetainedMemoryRun(const Source& source, uint32_t transfers)
+      : source_(source), transfers_(transfers) {}
 
   absl::StatusOr<Outcome> Measure() {
     const auto figures = Sample();
@@ -32,7 +34,7 @@ class KeptRun {
   }
 
  private:
-  // Before the first request of all layers; after some; after all of them.
+  // Before the first request of all layers, after some, and after all of them.
   struct Figures {
     HeldMemory small{};
     HeldMemory warm{};
@@ -82,7 +84,7 @@ class KeptRun {
   uint64_t requests_ = 0;
 };
 
-Json KeptRun::ToJson(const Figures& figures) const {
+Json RetainedMemoryRun::ToJson(const Figures& figures) const {
   const Case& one = source_.one();
   Json row = {{"model", one.model},         {"prefill_tp", one.prefill.tp},
               {"decode_tp", one.decode.tp}, {"tokens", one.tokens},
@@ -98,7 +100,7 @@ Json KeptRun::ToJson(const Figures& figures) const {
   return row;
 }
 
-std::vector<std::string> KeptRun::Cells(const Json& row) const {
+std::vector<std::string> RetainedMemoryRun::Cells(const Json& row) const {
   const Case& one = source_.one();
   const uint32_t blocks = one.BlocksOf(one.prefill);
   std::vector<std::string> cells = {one.model, absl::StrCat(one.prefill.tp, ">", one.decode.tp),
@@ -106,29 +108,30 @@ std::vector<std::string> KeptRun::Cells(const Json& row) const {
                                     absl::StrCat(one.kv.layers * blocks)};
   for (const char* side : {"prefill", "decode"}) {
     const Json& of = row[side];
-    cells.push_back(FormatFixed(GetNumber(of, "heap_first_bytes"), 0));
-    cells.push_back(FormatFixed(GetNumber(of, "heap_bytes_per_transfer"), 0));
-    cells.push_back(FormatFixed(GetNumber(of, "rss_growth_bytes") / 1024, 0));
+    cells.push_back(FormatFixed(GetNumber(of, "heap_first_bytes") / 1024, 1) + " KiB");
+    cells.push_back(FormatFixed(GetNumber(of, "heap_bytes_per_transfer"), 0) + " B");
+    cells.push_back(FormatFixed(GetNumber(of, "rss_growth_bytes") / 1024, 0) + " KiB");
   }
   return cells;
 }
 
 }  // namespace
 
-absl::StatusOr<Json> MeasureKept(const std::vector<Case>& cases, const Options& options,
-                                 Channel& channel) {
+absl::StatusOr<Json> MeasureRetainedMemory(const std::vector<Case>& cases, const Options& options,
+                                           Channel& channel) {
   const Table table({{"model", 15},
                      {"tp", 5},
                      {"layers x blocks", 15},
                      {"product", 8},
-                     {"prefill: first B", 16},
-                     {"B/request", 9},
-                     {"rss KiB", 7},
-                     {"decode: first B", 15},
-                     {"B/request", 9},
-                     {"rss KiB", 7}});
-  return EachCase(cases, options, channel, table,
-                  [&](const Source& source) { return KeptRun(source, options.iters).Measure(); });
+                     {"prefill: heap once", 18},
+                     {"heap/request", 12},
+                     {"RSS growth", 10},
+                     {"decode: heap once", 17},
+                     {"heap/request", 12},
+                     {"RSS growth", 10}});
+  return EachCase(cases, options, channel, table, [&](const Source& source) {
+    return RetainedMemoryRun(source, options.iters).Measure();
+  });
 }
 
 }  // namespace kvxfer::cli::kv_bench

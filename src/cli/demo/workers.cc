@@ -1,4 +1,4 @@
-#include "src/cli/demo/crew.h"
+#include "src/cli/demo/workers.h"
 
 #include <poll.h>
 
@@ -11,39 +11,39 @@
 namespace kvxfer::cli {
 namespace {
 
-// A rank's own time-out ends within 10 % of it.
+// Longer than a rank's own time-out, which may be 10 % late.
 Duration WithGrace(Duration timeout) { return timeout + timeout / 4 + std::chrono::seconds(2); }
 
 }  // namespace
 
-absl::StatusOr<DemoCrew> DemoCrew::Start(std::span<const DemoShard> prefill,
-                                         std::span<const DemoShard> decode) {
-  DemoCrew crew(prefill.size(), prefill.front().config.timeout);
+absl::StatusOr<DemoWorkers> DemoWorkers::Start(std::span<const DemoShard> prefill,
+                                               std::span<const DemoShard> decode) {
+  DemoWorkers workers(prefill.size(), prefill.front().config.timeout);
   std::vector<Json> hellos;
   for (const std::span<const DemoShard> side : {prefill, decode}) {
     for (const DemoShard& shard : side) {
       absl::StatusOr<WorkerProcess> worker = WorkerProcess::Start("demo-rank", shard.name());
       if (!worker.ok()) return worker.status();
-      crew.workers_.push_back(std::move(*worker));
+      workers.workers_.push_back(std::move(*worker));
       hellos.push_back(ToJson(shard));
     }
   }
-  const absl::StatusOr<std::vector<Json>> answers = crew.CallEach(hellos);
+  const absl::StatusOr<std::vector<Json>> answers = workers.CallEach(hellos);
   if (!answers.ok()) return answers.status();
-  for (size_t i = crew.prefill_; i < answers->size(); ++i) {
+  for (size_t i = workers.prefill_; i < answers->size(); ++i) {
     const Json meet = {{"type", "meet"}, {"metadata", GetString((*answers)[i], "metadata")}};
-    if (auto met = crew.Call(meet, nullptr); !met.ok()) return met.status();
+    if (auto met = workers.Call(meet, nullptr); !met.ok()) return met.status();
   }
-  return crew;
+  return workers;
 }
 
-absl::StatusOr<std::vector<Json>> DemoCrew::Call(const Json& to_prefill, const Json& to_decode) {
+absl::StatusOr<std::vector<Json>> DemoWorkers::Call(const Json& to_prefill, const Json& to_decode) {
   std::vector<Json> messages(prefill_, to_prefill);
   messages.resize(workers_.size(), to_decode);
   return CallEach(messages);
 }
 
-absl::StatusOr<std::vector<Json>> DemoCrew::CallEach(const std::vector<Json>& messages) {
+absl::StatusOr<std::vector<Json>> DemoWorkers::CallEach(const std::vector<Json>& messages) {
   absl::StatusOr<std::vector<Json>> answers = Collect(messages);
   if (!absl::IsUnavailable(answers.status()) && !absl::IsAborted(answers.status())) return answers;
   std::vector<WorkerProcess*> workers;
@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<Json>> DemoCrew::CallEach(const std::vector<Json>& me
   return answers;
 }
 
-absl::StatusOr<std::vector<Json>> DemoCrew::Collect(const std::vector<Json>& messages) {
+absl::StatusOr<std::vector<Json>> DemoWorkers::Collect(const std::vector<Json>& messages) {
   std::vector<Json> answers(workers_.size());
   std::vector<pollfd> waits(workers_.size(), {.fd = -1, .events = POLLIN, .revents = 0});
   for (size_t i = 0; i < workers_.size(); ++i) {
@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<Json>> DemoCrew::Collect(const std::vector<Json>& mes
   }
 }
 
-absl::Status DemoCrew::Leave() {
+absl::Status DemoWorkers::Leave() {
   for (WorkerProcess& worker : workers_) {
     if (auto s = worker.channel().Send({{"type", "leave"}}, timeout_); !s.ok()) return s;
   }

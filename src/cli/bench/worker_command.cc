@@ -1,4 +1,4 @@
-// `kvxfer bench-worker`: the other processes of `bench` and `ping`.
+// `kvxfer bench-worker`: the worker processes of `bench` and `ping`.
 
 #include <CLI/CLI.hpp>
 #include <atomic>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/cli/bench/crew.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/commands.h"
 #include "src/cli/common/agent_setup.h"
 #include "src/cli/common/bootstrap.h"
@@ -19,10 +19,10 @@
 namespace kvxfer::cli {
 namespace {
 
-constexpr Duration kIdle = std::chrono::hours(24);  // the parent's end ends this process sooner
+constexpr Duration kIdle = std::chrono::hours(24);  // this process ends with its parent anyway
 constexpr uint64_t kMaxCount = 4096;
 
-// One target and where its clients come in.
+// One target, and the port for its clients.
 struct Target {
   BootstrapServer server;
   std::unique_ptr<PeerService> service;
@@ -43,7 +43,7 @@ absl::StatusOr<std::list<Target>> MakeTargets(const Json& first) {
   if (!bytes.ok()) return bytes.status();
   std::list<Target> targets;
   for (uint64_t i = 0; i < std::min(*count, kMaxCount); ++i) {
-    // Clients are processes of the same run: loopback, whatever the environment says.
+    // Loopback, whatever the environment says: the clients are processes of this run.
     absl::StatusOr<BootstrapServer> server =
         BootstrapServer::Listen({.host = "127.0.0.1", .port = 0});
     if (!server.ok()) return server.status();
@@ -85,12 +85,12 @@ absl::StatusOr<Json> Answer(InitiatorGroup& group, const Json& request,
   return Json::object();
 }
 
-// Says every kAliveEvery that this process runs, and how far it is, until the answer is there.
+// Reports progress every kAliveEvery until the answer is ready, and sends it.
 absl::Status AnswerAloud(Channel& parent, InitiatorGroup& group, const Json& request) {
   std::atomic<uint64_t> moved{0};
   auto work = std::async(std::launch::async, [&] { return Answer(group, request, moved); });
   while (work.wait_for(kAliveEvery) != std::future_status::ready) {
-    // A parent that was stopped takes none; it misses nothing by that.
+    // A stopped parent reads nothing; it does not need these reports.
     if (!parent.Writable()) continue;
     if (absl::Status s = parent.Send({{"moved", moved.load()}}); !s.ok()) return s;
   }
@@ -103,14 +103,14 @@ absl::Status BenchWorker() {
   if (!parent.ok()) return parent.status();
   const absl::StatusOr<Json> first = parent->Receive(std::chrono::seconds(30));
   if (!first.ok()) return first.status();
-  // The parent alone speaks to the user; what concerns both sides it logs too.
+  // Only the parent logs for the user; it sees the same losses.
   ExpectPeersToLeave();
   const std::string role = GetString(*first, "role");
   if (role == "targets") return ServeTargets(*parent, *first);
   if (role == "initiators") return ServeInitiators(*parent);
   absl::StatusOr<std::unique_ptr<Agent>> agent = MakeTargetAgent(*first, 0);
   if (!agent.ok()) return parent->Send(ErrorAnswer(agent.status()));
-  // No bound: the one client is the user's own process.
+  // No limit: the only client is the parent.
   PeerService service(std::move(*agent), UINT64_MAX);
   service.Serve(*parent);
   return absl::OkStatus();
@@ -125,7 +125,7 @@ absl::Status ServeTargets(Channel& parent, const Json& first) {
   Json addresses = Json::array();
   for (const Target& target : *targets) addresses.push_back(target.server.address().ToString());
   if (absl::Status s = parent.Send({{"addresses", std::move(addresses)}}); !s.ok()) return s;
-  // Each until the parent closes its end.
+  // Each target serves until the parent closes its end.
   std::vector<std::jthread> threads;
   for (Target& target : *targets) {
     threads.emplace_back([&target, stop = parent.fd()] {
@@ -147,7 +147,7 @@ absl::Status ServeInitiators(Channel& parent) {
 }
 
 void AddBenchWorker(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("bench-worker", "The other process of bench and ping");
+  CLI::App* command = app.add_subcommand("bench-worker", "A worker process of bench and ping");
   command->group("");
   command->callback([&action] { action = BenchWorker; });
 }
