@@ -47,7 +47,7 @@ void Fields(Io& io, wire::Ref<Io, Welcome> welcome) {
   io.Int("version", welcome.version);
   // A newer agent may have further reasons to refuse.
   uint8_t code = static_cast<uint8_t>(welcome.code);
-  io.Int("verdict", code);
+  io.Int("code", code);
   if constexpr (Io::kReads) welcome.code = static_cast<WelcomeCode>(code);
   io.Reserved(1);
   io.Int("bytes", welcome.bytes);

@@ -56,7 +56,7 @@ void InboundHub::OnNumberedMessage(InboundSession& session, const Envelope& enve
 void InboundHub::OnPiggyback(InboundLink& link, std::span<const std::byte> body) {
   InboundSession& session = *link.session;
   if (link.version < kPiggybackVersion) {
-    return Fail(session, absl::InvalidArgumentError("a carry frame in protocol version 1"));
+    return Fail(session, absl::InvalidArgumentError("a piggyback frame in protocol version 1"));
   }
   const auto both = DecodePiggyback(body);
   if (!both.ok()) return Fail(session, both.status());

@@ -363,7 +363,7 @@ class Peer {
   void OnMessage(Link& link, std::span<const std::byte> message);
   void OnPiggyback(Link& link, std::span<const std::byte> body);
   absl::Status TakeNumbered(const Envelope& envelope);
-  absl::Status TakeOneOfTwo(std::span<const std::byte> message);  // of a carry frame
+  absl::Status TakeOneOfTwo(std::span<const std::byte> message);  // of a piggyback frame
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
   absl::Status OnReleased(const ReleasedFrame& frame);
   absl::Status OnKvAnswer(const KvAnswerFrame& frame);

@@ -43,7 +43,7 @@ void Peer::OnPiggyback(Link& link, std::span<const std::byte> body) {
   absl::Status status = both.status();
   // It may overtake the answer to the hello, where its sender has learnt the version.
   if (status.ok() && link.was_up && !link.carries) {
-    status = absl::InvalidArgumentError("a carry frame in protocol version 1");
+    status = absl::InvalidArgumentError("a piggyback frame in protocol version 1");
   }
   if (status.ok()) status = TakeOneOfTwo(both->own);
   if (status.ok()) {

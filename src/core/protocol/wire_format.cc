@@ -328,7 +328,7 @@ constexpr size_t kAckOffset = 16;
   X(KvPartFrame, "kv-part")           \
   X(FetchBeginFrame, "fetch-begin")   \
   X(FetchEndFrame, "fetch-end")       \
-  X(KvAnswerFrame, "verdict")         \
+  X(KvAnswerFrame, "kv-answer")       \
   X(StageAskFrame, "stage-ask")       \
   X(StageLendFrame, "stage-lend")     \
   X(StageRecallFrame, "stage-recall") \
@@ -386,7 +386,7 @@ std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const
 absl::StatusOr<Envelope> DecodeNumbered(std::span<const std::byte> message) {
   auto envelope = DecodeEnvelope(message);
   if (envelope.ok() && envelope->sequence == 0) {
-    return absl::InvalidArgumentError("damaged carry frame: a message in it has no number");
+    return absl::InvalidArgumentError("damaged piggyback frame: a message in it has no number");
   }
   return envelope;
 }
@@ -406,15 +406,15 @@ absl::StatusOr<PiggybackMessages> DecodePiggyback(std::span<const std::byte> bod
   constexpr size_t kBodyBytesOffset = 4;
   if (body.size() < kSessionBytes + 2 * kEnvelopeBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("damaged carry frame: ", body.size(), " bytes hold no two messages"));
+        absl::StrCat("damaged piggyback frame: ", body.size(), " bytes hold no two messages"));
   }
   const std::span<const std::byte> both = body.subspan(kSessionBytes);
   // The first message's own envelope says where it ends.
   const size_t carried = LoadLittle<uint32_t>(&both[kBodyBytesOffset]) + kEnvelopeBytes;
   if (carried > both.size() - kEnvelopeBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("damaged carry frame: the first message says ",
-                                                   carried, " bytes, of ", both.size(),
-                                                   " for two"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("damaged piggyback frame: the first message says ", carried, " bytes, of ",
+                     both.size(), " for two"));
   }
   return PiggybackMessages{.session = LoadLittle<uint64_t>(body.data()),
                            .carried = both.first(carried),

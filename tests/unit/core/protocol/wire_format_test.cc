@@ -357,11 +357,11 @@ TEST(WireFormat, DamagedPiggybacksAreRefused) {
   const std::string body = EncodePiggyback(8, 9, carried, own).substr(kEnvelopeBytes);
   ASSERT_OK(DecodePiggyback(AsBytes(body)));
   for (size_t size = 0; size < body.size(); ++size) {
-    EXPECT_TRUE(Fails(DecodePiggyback(AsBytes(body).first(size)), kInvalid, {"carry"})) << size;
+    EXPECT_TRUE(Fails(DecodePiggyback(AsBytes(body).first(size)), kInvalid, {"piggyback"})) << size;
   }
   std::string bad = body;
   bad.replace(8 + 4, 4, "\xff\xff\xff\xff");
-  EXPECT_TRUE(Fails(DecodePiggyback(AsBytes(bad)), kInvalid, {"carry"}));
+  EXPECT_TRUE(Fails(DecodePiggyback(AsBytes(bad)), kInvalid, {"piggyback"}));
   EXPECT_TRUE(Fails(DecodeNumbered(AsBytes(EncodeMessage(FrameType::kAck, 0, 4, ""))), kInvalid,
                     {"number"}));
 }
