@@ -1,5 +1,5 @@
-// The decorator `faulty:<backend>`. It injects the faults of AgentOptions::faults into any backend
-// and keeps the rules of a backend while it does so.
+// The decorator `faulty:<backend>`. It injects the faults of FaultOptions (options.h) into any
+// backend and keeps the rules of a backend while it does so.
 //
 // Whatever the options are: an immediate is never reported before its bytes. Messages and
 // immediates are lost only with their connection (a cut) or in the black hole. Every accepted op

@@ -51,8 +51,8 @@ absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
   absl::StatusOr<std::vector<std::unique_ptr<Domain>>> domains = Domain::OpenAll(*options, *host);
   if (!domains.ok()) return domains.status();
   backend->domains_ = *std::move(domains);
-  if (absl::Status status = backend->hub_.Listen(
-          agent, options->listen, "option `listen` of backend libfabric (KVXFER_LIBFABRIC_LISTEN)");
+  if (absl::Status status = backend->hub_.Listen(agent, options->listen,
+                                                 "`libfabric.listen` (KVXFER_LIBFABRIC_LISTEN)");
       !status.ok()) {
     return status;
   }

@@ -62,8 +62,7 @@ absl::Status TcpBackend::Listen() {
   for (const LocalAddress& address : local_) {
     listener = net::Listener::Create(reactor_.get(), this, address.at);
     if (!listener.ok()) {
-      return Annotate(listener.status(),
-                      "option `addresses` of backend tcp (KVXFER_TCP_ADDRESSES)");
+      return Annotate(listener.status(), "`tcp.addresses` (KVXFER_TCP_ADDRESSES)");
     }
     listeners_.push_back(*std::move(listener));
   }

@@ -25,7 +25,7 @@ bool IsLinkLocal(const IpAddress& ip) { return ip[0] == 0xfe && (ip[1] & 0xc0) =
 
 absl::Status Bad(std::string_view entry, std::string_view why) {
   return absl::InvalidArgumentError(
-      absl::StrCat("`tcp_addresses` (KVXFER_TCP_ADDRESSES), '", ToAbsl(entry), "': ", ToAbsl(why)));
+      absl::StrCat("`tcp.addresses` (KVXFER_TCP_ADDRESSES), '", ToAbsl(entry), "': ", ToAbsl(why)));
 }
 
 absl::StatusOr<IpAddress> AddressOf(const Netdev& netdev) {

@@ -1,4 +1,4 @@
-// The local addresses to which data streams are bound, from AgentOptions::tcp_addresses.
+// The local addresses to which data streams are bound, from TcpOptions::addresses.
 //
 // Thread-safety: plain values and functions without state.
 

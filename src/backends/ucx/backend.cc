@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendCont
   if (bytes > kMaxWorkerBytes) {
     return absl::UnavailableError(absl::StrCat(
         "ucx: the address of the worker has ", bytes, " bytes, more than ", kMaxWorkerBytes,
-        "; name fewer devices (option `net_devices` of backend ucx) or transports (`tls`)"));
+        "; name fewer devices (`ucx.net_devices`) or transports (`ucx.tls`)"));
   }
   if (const std::string& at = options->listen; !at.empty()) {
     auto listener = Listener::Open(backend->worker_->get(), at);

@@ -45,9 +45,8 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
     return status;
   }
   if (absl::Status status = backend->OpenDevices(std::move(topology)); !status.ok()) return status;
-  if (absl::Status status =
-          backend->hub_.Listen(context.options, backend->options_.listen,
-                               "option `listen` of backend verbs (KVXFER_VERBS_LISTEN)");
+  if (absl::Status status = backend->hub_.Listen(context.options, backend->options_.listen,
+                                                 "`verbs.listen` (KVXFER_VERBS_LISTEN)");
       !status.ok()) {
     return status;
   }
@@ -123,8 +122,7 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
     return absl::UnavailableError(absl::StrCat("no port is active: ", WhyNone()));
   }
   if (queue_depth_ < 16) {
-    return absl::InvalidArgumentError(
-        "option `queue_depth` of backend verbs is below 16, or the device's limit is");
+    return absl::InvalidArgumentError("`verbs.queue_depth` is below 16, or the device's limit is");
   }
   return absl::OkStatus();
 }

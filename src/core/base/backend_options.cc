@@ -27,9 +27,9 @@ const std::string* OptionReader::Find(std::string_view key) {
 }
 
 void OptionReader::Refuse(std::string_view key, std::string_view value, std::string_view rule) {
-  status_.Update(absl::InvalidArgumentError(
-      absl::StrCat("option `", ToAbsl(key), "` of backend ", ToAbsl(backend_), " (",
-                   Variable(backend_, key), ") is \"", ToAbsl(value), "\": ", ToAbsl(rule))));
+  status_.Update(absl::InvalidArgumentError(absl::StrCat("`", ToAbsl(backend_), ".", ToAbsl(key),
+                                                         "` (", Variable(backend_, key), ") is \"",
+                                                         ToAbsl(value), "\": ", ToAbsl(rule))));
 }
 
 void OptionReader::Text(std::string_view key, std::string& out) {
