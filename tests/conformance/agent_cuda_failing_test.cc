@@ -78,11 +78,11 @@ class AgentCudaFailing : public ::testing::TestWithParam<Flavour> {
       const auto told = b.WaitNotification(end.ok() ? kAmple : Duration());
       EXPECT_EQ(told.ok(), transfer->delivery() == Delivery::kDelivered) << end;
       if (told.ok() && !read) {
-        EXPECT_TRUE(Arrived(kShape, Side::kRemote, 1, b_.bytes()));
+        EXPECT_TRUE(AllArrived(kShape, Side::kRemote, 1, b_.bytes()));
       }
       if (!end.ok()) return end;
       EXPECT_TRUE(
-          Arrived(kShape, read ? Side::kLocal : Side::kRemote, 1, (read ? a_ : b_).bytes()));
+          AllArrived(kShape, read ? Side::kLocal : Side::kRemote, 1, (read ? a_ : b_).bytes()));
     }
     EXPECT_TRUE(a_.GuardsIntact());
     EXPECT_TRUE(b_.GuardsIntact());
@@ -246,7 +246,7 @@ KVXFER_CHILD(WithoutADriver) {
   const auto transfer = blocks.Write(*a->agent, "b", Telling("here"));
   CHILD_EXPECT(transfer.ok() && transfer->Wait(kAmple).ok());
   CHILD_EXPECT(b->agent->WaitNotification(kAmple).ok());
-  CHILD_EXPECT(Arrived(kShape, Side::kRemote, 1, b->memory.bytes()));
+  CHILD_EXPECT(AllArrived(kShape, Side::kRemote, 1, b->memory.bytes()));
   return 0;
 }
 

@@ -55,7 +55,7 @@ class StreamTest : public ::testing::Test {
         .Read(*pair_.b.agent, "a", options);
   }
   bool Arrived(Side side) {
-    return kvxfer::testing::Arrived(kStreamShape, side, 1, pair_.b.memory.bytes());
+    return kvxfer::testing::AllArrived(kStreamShape, side, 1, pair_.b.memory.bytes());
   }
   // What is posted now begins, and is done: whatever was posted before could have begun too.
   absl::Status PassBy(Agent& agent, std::string_view peer) {
@@ -167,7 +167,7 @@ TEST_P(AgentCudaStreamMemory, WhatFollowsInTheStreamSeesTheBytes) {
   stream.PutCopy(seen.address(), pair_.b.memory.address(), seen.size());
   ASSERT_TRUE(stream.Finish());
   ASSERT_OK(transfer.status());
-  EXPECT_TRUE(kvxfer::testing::Arrived(kStreamShape, Side::kLocal, 1, seen.bytes()));
+  EXPECT_TRUE(kvxfer::testing::AllArrived(kStreamShape, Side::kLocal, 1, seen.bytes()));
 }
 
 using AgentCudaStreamHost = StreamTest;

@@ -127,7 +127,7 @@ TEST(AgentHeal, TcpCutAHundredTimes) {
     EXPECT_GE(cut, static_cast<size_t>(cuts));
     CheckNotified(pair, writer.transfers());
   }
-  EXPECT_TRUE(Arrived(kShape, Side::kRemote, 4, pair.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived(kShape, Side::kRemote, 4, pair.b.memory.bytes()));
 }
 
 class AgentHealFaulty : public ::testing::TestWithParam<Flavour> {};
@@ -156,7 +156,7 @@ TEST_P(AgentHealFaulty, CutAtRandomAHundredTimes) {
     CheckNotified(pair, writer.transfers());
   }
   pair.a.agent->OnPeerEvent(nullptr);
-  EXPECT_TRUE(Arrived(kShape, Side::kRemote, 4, pair.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived(kShape, Side::kRemote, 4, pair.b.memory.bytes()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Faulty, AgentHealFaulty, ::testing::ValuesIn(FaultyFlavours(1)),

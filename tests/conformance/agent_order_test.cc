@@ -51,7 +51,7 @@ struct Witness {
     if (number != told.load() || n.payload != Payload(number)) ++out_of_order;
     const auto place = memory->bytes().subspan(number % kPlaces * kPlaceBytes, kPlaceBytes);
     const Shape shape = ShapeOf(number);
-    if (!Arrived(shape, Side::kRemote, number, place.first(shape.memory_bytes()))) ++early;
+    if (!AllArrived(shape, Side::kRemote, number, place.first(shape.memory_bytes()))) ++early;
     // Ready for the next transfer to this place.
     FillWith(place, std::byte{0});
     told.store(told.load() + 1);

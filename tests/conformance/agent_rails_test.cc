@@ -92,7 +92,7 @@ TEST_P(AgentRails, EveryTransferIsDoneAndToldOnce) {
     EXPECT_OK(told);
     if (!told.ok()) break;
     EXPECT_EQ(told->payload, std::to_string(i));
-    EXPECT_TRUE(Arrived(RailShapeOf(i), Side::kRemote, i, Area(pair_.b, i)));
+    EXPECT_TRUE(AllArrived(RailShapeOf(i), Side::kRemote, i, Area(pair_.b, i)));
     FillWith(Area(pair_.b, i), std::byte{0});
     ++verified;
   }
@@ -112,7 +112,7 @@ TEST_P(AgentRails, EveryReadIsDone) {
     Pattern(i).Fill(Area(pair_.b, i));
     ASSERT_OK_AND_ASSIGN(const Transfer read, Blocks(i).Read(*pair_.a.agent, "b", Telling("read")));
     ASSERT_OK(read.Wait(kAmple));
-    ASSERT_TRUE(Arrived(RailShapeOf(i), Side::kLocal, i, Area(pair_.a, i)));
+    ASSERT_TRUE(AllArrived(RailShapeOf(i), Side::kLocal, i, Area(pair_.a, i)));
     FillWith(Area(pair_.a, i), std::byte{0});
     ASSERT_OK(pair_.b.agent->WaitNotification(kAmple));
   }

@@ -107,7 +107,7 @@ void RunCase(Pair& pair, const Flavour& flavour, const TransferCase& c) {
   EXPECT_EQ(stats.path, stats.bytes == 0 ? flavour.backend : flavour.path());
   EXPECT_GE(stats.total, stats.wire);
 
-  EXPECT_TRUE(Arrived(c.shape, c.read ? Side::kLocal : Side::kRemote, seed,
+  EXPECT_TRUE(AllArrived(c.shape, c.read ? Side::kLocal : Side::kRemote, seed,
                       (c.read ? local : remote).bytes()));
   EXPECT_TRUE(local.GuardsIntact());
   EXPECT_TRUE(remote.GuardsIntact());
@@ -154,7 +154,7 @@ TEST_P(AgentTransfer, TheTargetIsToldWithoutAnyCallOfTheInitiator) {
   ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair.a.agent, "b", Telling("told")));
   ASSERT_OK_AND_ASSIGN(const Notification n, pair.b.agent->WaitNotification(kAmple));
   EXPECT_EQ(n.payload, "told");
-  EXPECT_TRUE(Arrived(shape, Side::kRemote, 5, pair.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived(shape, Side::kRemote, 5, pair.b.memory.bytes()));
   EXPECT_TRUE(Eventually(kAmple, [&] { return transfer.Poll() == TransferState::kDone; }));
 }
 

@@ -127,7 +127,7 @@ class VerbsTransfers : public VerbsDevice {
     ASSERT_OK_AND_ASSIGN(const Transfer write, Write(shape, Telling(std::to_string(seed))));
     ASSERT_OK_AND_ASSIGN(const Notification told, agents_.b.agent->WaitNotification(kAmple));
     EXPECT_EQ(told.payload, std::to_string(seed));
-    EXPECT_TRUE(Arrived(shape, Side::kRemote, seed, agents_.b.memory.bytes()));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, seed, agents_.b.memory.bytes()));
     EXPECT_OK(write.Wait(kAmple));
     EXPECT_FALSE(agents_.b.agent->PollNotification().has_value());
   }

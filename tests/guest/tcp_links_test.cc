@@ -79,7 +79,7 @@ class TcpLinks : public ::testing::Test {
     ASSERT_OK(transfer.Wait(kAmple));
     ASSERT_OK_AND_ASSIGN(const Notification told, pair_.b.agent->WaitNotification(kAmple));
     EXPECT_EQ(told.payload, std::to_string(number));
-    EXPECT_TRUE(Arrived(kLinkShape, Side::kRemote, number, pair_.b.memory.bytes()));
+    EXPECT_TRUE(AllArrived(kLinkShape, Side::kRemote, number, pair_.b.memory.bytes()));
     EXPECT_FALSE(pair_.b.agent->WaitNotification(milliseconds(0)).ok()) << "told twice";
   }
 

@@ -76,7 +76,7 @@ class VerbsRails : public ::testing::Test {
     ASSERT_OK(transfer.Wait(kAmple));
     ASSERT_OK_AND_ASSIGN(const Notification told, pair_.b.agent->WaitNotification(kAmple));
     EXPECT_EQ(told.payload, std::to_string(number));
-    EXPECT_TRUE(Arrived(kShape, Side::kRemote, number, pair_.b.memory.bytes()));
+    EXPECT_TRUE(AllArrived(kShape, Side::kRemote, number, pair_.b.memory.bytes()));
     EXPECT_FALSE(pair_.b.agent->WaitNotification(milliseconds(0)).ok()) << "told twice";
   }
 

@@ -11,7 +11,7 @@
 namespace kvxfer::testing {
 
 absl::StatusOr<std::unique_ptr<RawControl>> RawControl::Dial(std::string_view address) {
-  absl::StatusOr<verbs::Told> told = verbs::DecodeMetadataAddress(address);
+  absl::StatusOr<verbs::MetadataAddress> told = verbs::DecodeMetadataAddress(address);
   if (!told.ok()) return told.status();
   absl::StatusOr<net::PeerAddress> peer = net::DecodeAddress(told->control);
   if (!peer.ok()) return peer.status();

@@ -5,20 +5,11 @@
 
 #include <fstream>
 #include <iterator>
-#include <map>
 #include <regex>
 #include <set>
 #include <string>
 
-#include "absl/strings/ascii.h"
-#include "kvxfer/backend_options.h"
-#include "src/agent/engine/options_env.h"
-#include "src/backends/libfabric/options.h"
-#include "src/backends/loopback/options.h"
-#include "src/backends/shm/options.h"
-#include "src/backends/tcp/options.h"
-#include "src/backends/ucx/options.h"
-#include "src/backends/verbs/options.h"
+#include "src/cli/reference/variables.h"
 
 namespace kvxfer {
 namespace {
@@ -40,22 +31,8 @@ std::set<std::string> AllOf(const std::string& text, const char* pattern) {
 }
 
 std::set<std::string> Read() {
-  const std::vector<std::string> names = EnvironmentVariables();
-  std::set<std::string> all(names.begin(), names.end());
-  const std::map<std::string, BackendOptions> sections = {
-      {"tcp", WriteOptions(tcp::TcpOptions())},
-      {"shm", WriteOptions(shm::ShmOptions())},
-      {"loopback", WriteOptions(loopback::LoopbackOptions())},
-      {"verbs", WriteOptions(verbs::VerbsOptions())},
-      {"ucx", WriteOptions(ucx::UcxOptions())},
-      {"libfabric", WriteOptions(libfabric::LibfabricOptions())},
-  };
-  for (const auto& [backend, section] : sections) {
-    for (const auto& [key, value] : section) {
-      all.insert(absl::AsciiStrToUpper("kvxfer_" + backend + "_" + key));
-    }
-  }
-  return all;
+  const std::vector<std::string> names = cli::AllVariables();
+  return {names.begin(), names.end()};
 }
 
 TEST(EnvironmentDocs, TheTableHasEveryVariableThatIsRead) {

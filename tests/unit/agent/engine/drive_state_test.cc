@@ -309,7 +309,7 @@ class Explorer {
   bool moved_ = false;
 };
 
-class DriveStateModel : public testing::TestWithParam<Size> {};
+class DriveStateModel : public ::testing::TestWithParam<Size> {};
 
 TEST_P(DriveStateModel, NoLostWakeUpAndOneInside) {
   Explorer explorer(GetParam());
@@ -320,9 +320,9 @@ TEST_P(DriveStateModel, NoLostWakeUpAndOneInside) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Small, DriveStateModel,
-                         testing::Values(Size{0, 1}, Size{1, 0}, Size{1, 1}, Size{2, 0}, Size{2, 1},
-                                         Size{1, 2}, Size{3, 1}, Size{2, 2}, Size{0, 3},
-                                         Size{1, 3}),
+                         ::testing::Values(Size{0, 1}, Size{1, 0}, Size{1, 1}, Size{2, 0},
+                                           Size{2, 1}, Size{1, 2}, Size{3, 1}, Size{2, 2},
+                                           Size{0, 3}, Size{1, 3}),
                          [](const auto& info) {
                            return std::to_string(info.param.submitters) + "Submitters" +
                                   std::to_string(info.param.drivers) + "Drivers";

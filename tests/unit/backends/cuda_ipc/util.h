@@ -23,7 +23,7 @@
 
 namespace kvxfer::testing {
 
-using Piece = kvxfer::Run;  // in a test, Run is a method of testing::Test
+using Piece = kvxfer::Run;  // in a test, Run is a method of ::testing::Test
 
 // The process ends without the stand-in driver.
 const cuda::Driver& StandIn();

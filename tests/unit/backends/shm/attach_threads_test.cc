@@ -20,7 +20,7 @@ constexpr uint64_t kBlock = 8192;
 constexpr uint64_t kBlocks =
     512;  // 4 MiB: shares for three threads, and more than one slice for one
 
-uint64_t Address(const void* p) { return reinterpret_cast<uint64_t>(p); }
+uint64_t AddressOf(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
 // This process writes into its own memory, which attach allows.
 class AttachThreadsTest : public ::testing::Test {
@@ -42,8 +42,8 @@ class AttachThreadsTest : public ::testing::Test {
     for (uint64_t at = done; at < from_.size();) {
       const uint64_t within = at % kBlock;
       const uint64_t taken =
-          threads.Add(Address(from_.data() + at),
-                      Address(to_ + places_[at / kBlock] * kBlock + within), kBlock - within);
+          threads.Add(AddressOf(from_.data() + at),
+                      AddressOf(to_ + places_[at / kBlock] * kBlock + within), kBlock - within);
       if (taken == 0) break;
       at += taken;
     }
@@ -60,9 +60,9 @@ class AttachThreadsTest : public ::testing::Test {
 };
 
 TEST_F(AttachThreadsTest, AllBytesComeToTheirPlacesWhateverTheNumberOfThreads) {
-  for (const uint32_t threads : {1u, 2u, 3u, 8u}) {
+  for (const uint32_t count : {1u, 2u, 3u, 8u}) {
     std::memset(to_, 0, from_.size());
-    AttachThreads threads(threads);
+    AttachThreads threads(count);
     uint64_t done = 0;
     int moves = 0;
     while (done < from_.size()) {
@@ -72,7 +72,7 @@ TEST_F(AttachThreadsTest, AllBytesComeToTheirPlacesWhateverTheNumberOfThreads) {
       ++moves;
     }
     EXPECT_EQ(done, from_.size());
-    EXPECT_EQ(moves, threads == 1 ? 2 : 1) << threads << " threads";
+    EXPECT_EQ(moves, count == 1 ? 2 : 1) << count << " threads";
     for (uint64_t block = 0; block < kBlocks; ++block) ASSERT_TRUE(Arrived(block)) << block;
   }
 }

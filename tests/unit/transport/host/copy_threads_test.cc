@@ -14,20 +14,20 @@ namespace kvxfer {
 namespace {
 
 TEST(CopyThreadsTest, EveryPartIsDoneOnceAndBeforeRunReturns) {
-  for (uint32_t threads = 1; threads <= 4; ++threads) {
-    CopyThreads threads(threads);
-    std::vector<int> done(threads, 0);  // no atomics: Run orders them
+  for (uint32_t count = 1; count <= 4; ++count) {
+    CopyThreads threads(count);
+    std::vector<int> done(count, 0);  // no atomics: Run orders them
     const int rounds = testing::Scaled(5000);
     for (int round = 0; round < rounds; ++round) {
-      const uint32_t parts = 1 + static_cast<uint32_t>(round) % threads;
+      const uint32_t parts = 1 + static_cast<uint32_t>(round) % count;
       threads.Run(parts, [&](uint32_t i) { ++done[i]; });
     }
-    for (uint32_t i = 0; i < threads; ++i) {
+    for (uint32_t i = 0; i < count; ++i) {
       int expected = 0;
       for (int round = 0; round < rounds; ++round) {
-        expected += i <= static_cast<uint32_t>(round) % threads;
+        expected += i <= static_cast<uint32_t>(round) % count;
       }
-      EXPECT_EQ(done[i], expected) << threads << " threads, part " << i;
+      EXPECT_EQ(done[i], expected) << count << " threads, part " << i;
     }
   }
 }
