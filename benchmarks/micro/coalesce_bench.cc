@@ -47,12 +47,12 @@ void BM_Coalesce(benchmark::State& state) {
   const std::vector<const Registration*> registrations(1);
   const std::vector<const RemoteKey*> keys(1);
   const SliceLimits limits{.max_bytes = 1 << 20, .max_runs = 1024};
-  std::vector<Run> room;
+  std::vector<Run> space;
   uint64_t runs = 0;
   for (auto _ : state) {
     runs = 0;
     for (SliceCursor cursor(&*list); !cursor.done();) {
-      runs += cursor.Next(limits, {.local = registrations, .remote = keys}, room).runs.size();
+      runs += cursor.Next(limits, {.local = registrations, .remote = keys}, space).runs.size();
     }
   }
   state.SetItemsProcessed(state.iterations() * kIds);

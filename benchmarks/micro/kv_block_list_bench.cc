@@ -57,14 +57,14 @@ void Plan(benchmark::State& state, const std::string& src_axes, const std::strin
   const Registration* const here = &registration;
   const RemoteKey* const there = &key;
   IdPool pool;
-  std::vector<Run> room;
+  std::vector<Run> space;
   int64_t runs = 0;
   for (auto _ : state) {
     auto list =
         ListKvBlocks(src.side(), dst.side(), wanted, Direction::kWrite, src.table, dst.table, pool);
     for (SliceCursor cursor(&*list); !cursor.done();) {
       const SliceRuns slice = cursor.Next({.max_bytes = 1 << 20, .max_runs = 4096},
-                                          {.local = {&here, 1}, .remote = {&there, 1}}, room);
+                                          {.local = {&here, 1}, .remote = {&there, 1}}, space);
       runs += static_cast<int64_t>(slice.runs.size());
       benchmark::DoNotOptimize(slice.runs.data());
     }

@@ -98,11 +98,11 @@ void BM_PlanWholeTransfer(benchmark::State& state) {
                            .max_runs = 1024};
   const std::vector<const Registration*> registrations(kRegions);
   const std::vector<const RemoteKey*> keys(kRegions);
-  std::vector<Run> room;
+  std::vector<Run> space;
   for (auto _ : state) {
     uint64_t bytes = 0;
     for (SliceCursor cursor(&*list); !cursor.done();) {
-      bytes += cursor.Next(limits, {.local = registrations, .remote = keys}, room).bytes;
+      bytes += cursor.Next(limits, {.local = registrations, .remote = keys}, space).bytes;
     }
     if (bytes != list->total_bytes()) return state.SkipWithError("bytes lost");
   }

@@ -28,13 +28,13 @@ void BM_Stripe(benchmark::State& state) {
   const std::vector<const Registration*> registrations(1);
   const std::vector<const RemoteKey*> keys(1);
   const SliceLimits limits{.max_bytes = SliceBytes(kBytes, rails, 1 << 20), .max_runs = 1024};
-  std::vector<Run> room;
+  std::vector<Run> space;
   int64_t slices = 0;
   for (auto _ : state) {
     LaneBook book(rails, /*rail_keeps_order=*/true);
     uint32_t rail = 0;
     for (SliceCursor cursor(&*list); !cursor.done(); rail = (rail + 1) % rails, ++slices) {
-      cursor.Next(limits, {.local = registrations, .remote = keys}, room);
+      cursor.Next(limits, {.local = registrations, .remote = keys}, space);
       if (book.NeedsSlot(rail)) book.OpenLane(rail, {.slot = rail, .generation = 1});
       benchmark::DoNotOptimize(book.ImmediateFor(rail, cursor.done()));
       book.OnPosted(rail, cursor.done());

@@ -32,7 +32,7 @@ class Agents final : public Side {
     options.name = initiator ? "initiator" : "target";
     options.backends = {"ucx"};
     options.require_backends = options.backends;
-    options.ucx = {.tls = setup.tls, .net_devices = setup.net_devices};
+    options.backend["ucx"] = {{"tls", setup.tls}, {"net_devices", setup.net_devices}};
     agent_ = Require(kvxfer::Agent::Create(options));
     Require(agent_
                 ->RegisterMemory({.data = memory_.data(), .bytes = memory_.size()},

@@ -311,7 +311,7 @@ void BindMemoryAndPeers(AgentClass& agent) {
       });
 }
 
-void BindBeingTold(AgentClass& agent) {
+void BindEvents(AgentClass& agent) {
   agent
       .def("poll_notification",
            [](const Handle& self) {
@@ -404,7 +404,7 @@ void BindAgent(py::module_& module) {
   agent.def("notify", &Notify, py::arg("peer"), py::arg("payload"), py::kw_only(),
             py::arg("order") = "posted", py::arg("deadline") = 30.0, py::arg("stream") = py::none(),
             py::arg("event") = py::none(), "A notification alone.");
-  BindBeingTold(agent);
+  BindEvents(agent);
   BindKv(agent);
   BindEnd(agent);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "bindings/python/status.h"
 #include "bindings/python/wait.h"
 
@@ -47,51 +48,14 @@ struct Setter<member> {
 #define KVXFER_FIELD(type, field) \
   { #field, &Setter < &type::field> ::Set }
 
-constexpr Field<VerbsOptions> kVerbs[] = {
-    KVXFER_FIELD(VerbsOptions, devices),       KVXFER_FIELD(VerbsOptions, fabrics),
-    KVXFER_FIELD(VerbsOptions, listen),        KVXFER_FIELD(VerbsOptions, gid_index),
-    KVXFER_FIELD(VerbsOptions, p_key),         KVXFER_FIELD(VerbsOptions, service_level),
-    KVXFER_FIELD(VerbsOptions, traffic_class), KVXFER_FIELD(VerbsOptions, mtu),
-    KVXFER_FIELD(VerbsOptions, timeout),       KVXFER_FIELD(VerbsOptions, retry_count),
-    KVXFER_FIELD(VerbsOptions, rnr_timer),     KVXFER_FIELD(VerbsOptions, queue_depth),
-    KVXFER_FIELD(VerbsOptions, receive_depth), KVXFER_FIELD(VerbsOptions, max_inline),
-    KVXFER_FIELD(VerbsOptions, stall_timeout),
-};
-constexpr Field<UcxOptions> kUcx[] = {
-    KVXFER_FIELD(UcxOptions, tls),
-    KVXFER_FIELD(UcxOptions, net_devices),
-    KVXFER_FIELD(UcxOptions, listen),
-};
-constexpr Field<LibfabricOptions> kLibfabric[] = {
-    KVXFER_FIELD(LibfabricOptions, provider),
-    KVXFER_FIELD(LibfabricOptions, domains),
-    KVXFER_FIELD(LibfabricOptions, listen),
-};
-constexpr Field<FaultOptions> kFaults[] = {
-    KVXFER_FIELD(FaultOptions, seed),
-    KVXFER_FIELD(FaultOptions, reorder_window),
-    KVXFER_FIELD(FaultOptions, max_delay),
-    KVXFER_FIELD(FaultOptions, overtake),
-    KVXFER_FIELD(FaultOptions, error_probability),
-    KVXFER_FIELD(FaultOptions, cut_probability),
-    KVXFER_FIELD(FaultOptions, blackhole_after),
-    KVXFER_FIELD(FaultOptions, slow_rail),
-    KVXFER_FIELD(FaultOptions, slow_rail_delay),
-    KVXFER_FIELD(FaultOptions, rail_down_probability),
-    KVXFER_FIELD(FaultOptions, rail_down_for),
-};
 constexpr Field<AgentOptions> kAgent[] = {
     KVXFER_FIELD(AgentOptions, backends),
     KVXFER_FIELD(AgentOptions, plugin_path),
     KVXFER_FIELD(AgentOptions, require_backends),
     KVXFER_FIELD(AgentOptions, listen),
     KVXFER_FIELD(AgentOptions, advertise),
-    KVXFER_FIELD(AgentOptions, tcp_streams),
-    KVXFER_FIELD(AgentOptions, tcp_addresses),
     KVXFER_FIELD(AgentOptions, serve_metadata),
-    KVXFER_FIELD(AgentOptions, loopback_rails),
     KVXFER_FIELD(AgentOptions, stripe_from),
-    KVXFER_FIELD(AgentOptions, shm_copy_threads),
     KVXFER_FIELD(AgentOptions, heartbeat),
     KVXFER_FIELD(AgentOptions, suspect_after),
     KVXFER_FIELD(AgentOptions, connect_timeout),
@@ -127,15 +91,34 @@ bool Set(Struct& options, const Field<Struct> (&fields)[n], const std::string& n
       absl::StrCat("there is no option ", name, "; kvxfer/options.h has all of AgentOptions"));
 }
 
-template <typename Struct, size_t n>
-void SetAll(Struct& options, const Field<Struct> (&fields)[n], const std::string& group,
-            py::handle values) {
-  if (!py::isinstance<py::dict>(values)) {
-    throw py::type_error(absl::StrCat("option ", group, " is not a dict of its fields"));
+// A value of a backend's option, as its text.
+std::string TextOf(const std::string& name, py::handle value) {
+  if (py::isinstance<py::str>(value)) return value.cast<std::string>();
+  if (py::isinstance<py::bool_>(value)) return value.cast<bool>() ? "1" : "0";
+  if (py::isinstance<py::int_>(value) || py::isinstance<py::float_>(value)) return py::str(value);
+  if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
+    std::vector<std::string> items;
+    for (const py::handle item : value) items.push_back(TextOf(name, item));
+    return absl::StrJoin(items, ",");
   }
-  for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(values)) {
-    const auto name = std::string(py::str(key));
-    if (!Set(options, fields, name, value)) RefuseName(absl::StrCat(group, ".", name));
+  throw py::type_error(absl::StrCat("option ", name, " is ", std::string(py::repr(value)),
+                                    ", which is no text, number, truth value or list"));
+}
+
+py::dict DictOf(const std::string& name, py::handle value) {
+  if (py::isinstance<py::dict>(value)) return py::reinterpret_borrow<py::dict>(value);
+  throw py::type_error(absl::StrCat("option ", name, " is not a dict"));
+}
+
+// {"verbs": {"devices": ["mlx5_0"], "queue_depth": 512}}
+void SetSections(AgentOptions& options, py::handle sections) {
+  for (const auto& [backend, section] : DictOf("backend", sections)) {
+    const auto name = std::string(py::str(backend));
+    BackendOptions& out = options.backend[name];
+    for (const auto& [key, value] : DictOf(absl::StrCat("backend.", name), section)) {
+      const auto option = std::string(py::str(key));
+      out[option] = TextOf(absl::StrCat("backend.", name, ".", option), value);
+    }
   }
 }
 
@@ -146,14 +129,8 @@ AgentOptions ToOptions(const std::string& name, bool environment, const py::kwar
   if (!name.empty()) options.name = name;
   for (const auto& [key, value] : arguments) {
     const auto field = std::string(py::str(key));
-    if (field == "verbs") {
-      SetAll(options.verbs, kVerbs, field, value);
-    } else if (field == "ucx") {
-      SetAll(options.ucx, kUcx, field, value);
-    } else if (field == "libfabric") {
-      SetAll(options.libfabric, kLibfabric, field, value);
-    } else if (field == "faults") {
-      SetAll(options.faults, kFaults, field, value);
+    if (field == "backend") {
+      SetSections(options, value);
     } else if (!Set(options, kAgent, field, value)) {
       RefuseName(field);
     }

@@ -33,10 +33,10 @@ class DirectEndpoint final : public kvxfer::Endpoint {
   size_t Post(std::span<const kvxfer::Op> ops) override {
     const std::lock_guard lock(Lock());
     if (link_->down || !link_->authorized || side_ != 0) return 0;
-    const size_t room = std::min(ops.size(), kMaxOps - link_->ops.size());
-    link_->ops.insert(link_->ops.end(), ops.begin(), ops.begin() + static_cast<ptrdiff_t>(room));
+    const size_t space = std::min(ops.size(), kMaxOps - link_->ops.size());
+    link_->ops.insert(link_->ops.end(), ops.begin(), ops.begin() + static_cast<ptrdiff_t>(space));
     Advance(*link_, kvxfer::kInlineCopyBytes);
-    return room;
+    return space;
   }
   bool Send(std::span<const std::byte> message) override {
     const std::lock_guard lock(Lock());

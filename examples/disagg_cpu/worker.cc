@@ -22,7 +22,7 @@ absl::Status Annotated(const absl::Status& status, const std::string& what) {
                      : absl::Status(status.code(), what + ": " + std::string(status.message()));
 }
 
-absl::Status CheckRoom(const PagedRequest& request, size_t tokens) {
+absl::Status CheckSpace(const PagedRequest& request, size_t tokens) {
   if (tokens <= request.capacity()) return absl::OkStatus();
   return absl::InvalidArgumentError(std::to_string(tokens) + " tokens do not fit into blocks of " +
                                     std::to_string(request.capacity()));
@@ -116,7 +116,7 @@ absl::StatusOr<kvxfer::Transfer> Worker::Write(const Command& command, const Ran
 // are there.
 absl::StatusOr<Reply> Worker::Prefill(const Command& command) {
   PagedRequest request(cache_, command.blocks);
-  if (absl::Status room = CheckRoom(request, command.prompt.size()); !room.ok()) return room;
+  if (absl::Status space = CheckSpace(request, command.prompt.size()); !space.ok()) return space;
   const auto tokens = static_cast<uint32_t>(command.prompt.size());
   std::vector<kvxfer::Transfer> layers;
   Shard shard = OwnShard();
@@ -148,7 +148,7 @@ absl::StatusOr<Reply> Worker::Decode(const Command& command) {
   Reply reply;
   auto at = AwaitRequest(command, reply);
   if (!at.ok()) return at.status();
-  if (absl::Status room = CheckRoom(request, command.most_tokens); !room.ok()) return room;
+  if (absl::Status space = CheckSpace(request, command.most_tokens); !space.ok()) return space;
   if (command.spoil != Spoil::kNothing && group_.rank() == 0) {
     const bool last = command.spoil == Spoil::kLastBlock;
     cache_.Spoil(command.blocks[last ? (at->cached - 1) / cache_.block_tokens() : 0]);

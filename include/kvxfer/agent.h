@@ -1,13 +1,15 @@
-// The agent: registers memory, knows peers, moves blocks, tells and is told.
+// An agent registers memory, knows its peers, moves blocks to and from them, and reports
+// notifications and events to its application. There is one agent per worker.
 //
-// Thread-safety: every method may be called from any thread at any time, except that the
-// destructor must be the last call (but for those of callbacks that it runs). Several agents in one
+// Thread-safety: every method may be called from any thread at any time. The destructor must be the
+// last call; only the callbacks that it runs may still call the agent. Several agents in one
 // process are independent.
-// Errors: public functions never abort and never throw; each Status names what, whom and the
-// remedy. Fork: a forked child's calls on the parent's agents are refused (FailedPrecondition), and
-// those that return no Status do nothing.
-// Details of who drives progress: docs/threading.md; of the guarantees G1 to G8:
-// docs/architecture.md.
+// Errors: public functions neither abort nor throw. Each Status names what failed, for which peer
+// or region, and how to fix it.
+// Fork: in a forked child, calls on the parent's agents return FailedPrecondition, and those that
+// return no Status do nothing.
+// docs/threading.md describes which thread drives progress; docs/architecture.md describes the
+// guarantees G1 to G8.
 //
 // Example:
 //   auto agent = kvxfer::Agent::Create({.name = "prefill-0"});
@@ -45,194 +47,222 @@ namespace internal {
 class AgentFactory;
 }
 
-// What Quiesce asks about: inbound transfers of `peer` (empty: of all) that touch one of `regions`
-// (empty: any) and began before the call.
+// The inbound transfers that Quiesce waits for: those of `peer` (empty: of every peer) that touch
+// one of `regions` (empty: any region) and began before the call.
 struct QuiesceScope {
   std::string peer{};
   std::vector<RegionId> regions{};
 };
 
-// quiet: no byte of what was asked about can land any more. Else quarantined: `token` names what
-// is still open.
+// quiet: no late byte of the transfers in the scope can be written to this agent's memory.
+// Otherwise they are quarantined, and IsQuiet(token) says when that is over.
 struct QuiesceResult {
   bool quiet = false;
   uint64_t token = 0;     // 0 when quiet
-  std::string pending{};  // whom it waits for, for a person
+  std::string pending{};  // the peers that have not answered, as text for a person
 };
 
 class Agent {
  public:
+  // InvalidArgument: bad options, or a backend that is set up wrongly. The error of a backend that
+  // `options.backends` names and that is not usable here (Unavailable, PermissionDenied,
+  // Unimplemented) is returned too; a default backend that is not usable is left out.
   static absl::StatusOr<std::unique_ptr<Agent>> Create(const AgentOptions& options);
 
   // Ends every transfer as cancelled, closes every connection, runs the callbacks that are due, and
-  // joins the threads. Inside a callback too: the others that are due run within it, and the
-  // dispatcher thread ends after it. What a callback still posts meanwhile ends as cancelled or is
-  // refused (FailedPrecondition).
-  // Afterwards registered memory may be unmapped without DeregisterMemory. One exception: a process
-  // of this host that uses shm and does not answer within 2 s (it is stopped) may copy into the
-  // memory's addresses when it goes on; a warning is logged. DeregisterMemory says so beforehand.
+  // joins the agent's threads. May be called inside a callback: the other callbacks that are due
+  // then run within the destructor, and the dispatcher thread ends once that callback has returned.
+  // A transfer that a callback posts meanwhile ends as cancelled or is refused
+  // (FailedPrecondition).
+  //
+  // After the destructor, registered memory may be unmapped without DeregisterMemory, with one
+  // exception. A process on this host that uses shm and does not answer within 2 s (because it is
+  // stopped) may still copy into these addresses when it continues; the agent logs a warning. To
+  // learn of that case beforehand, call DeregisterMemory: it returns DeadlineExceeded.
   ~Agent();
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
   const std::string& name() const;
   Incarnation incarnation() const;
-  // Where the tcp backend listens, "host:port" with the real port; empty without tcp.
+  // The address where the tcp backend listens, as "host:port" with the real port; empty without
+  // tcp.
   std::string listen_address() const;
 
   // --- Memory -------------------------------------------------------------------------------
-  // Peers learn of a region through metadata taken after this call. Overlapping registrations are
-  // allowed. The memory must outlive its registration, that is until DeregisterMemory has returned
-  // OK or the agent is destroyed: declare it before the agent. InvalidArgument: null or empty span,
-  // unsupported kind; ResourceExhausted.
+  // Registers memory for transfers. Peers learn of the region from metadata taken after this call.
+  // Registrations may overlap. The memory must stay mapped until DeregisterMemory has returned OK
+  // or the agent has been destroyed, so declare it before the agent.
+  // InvalidArgument: a null or empty span, or an unsupported memory kind; ResourceExhausted.
   absl::StatusOr<RegionId> RegisterMemory(const MemorySpan& span, Access access);
-  // The same for many at once, all of them or none, which costs a fraction of as many calls. An
-  // agent has at most 262,144 regions (ResourceExhausted).
+  // The same for many spans at once: either all are registered or none. One call costs a fraction
+  // of many calls. ResourceExhausted: the agent would have more than 262,144 regions.
   absl::StatusOr<std::vector<RegionId>> RegisterMemory(std::span<const MemorySpan> spans,
                                                        Access access);
 
   // Refuses new remote operations on the region, waits up to `timeout` until no transfer, local or
-  // remote, can touch it, and forgets it. NotFound: unknown or already deregistered.
-  // DeadlineExceeded: still in use; the region stays registered and its memory must not be freed;
-  // call again. FailedPrecondition: from a callback, while another call deregisters the region, or
-  // a KV cache lies in it.
+  // remote, can touch it, and then forgets it.
+  // NotFound: unknown, or already deregistered. DeadlineExceeded: still in use; the region stays
+  // registered, its memory must not be freed, and the call may be repeated. FailedPrecondition:
+  // called from a callback, another call is deregistering the region, or a KV cache lies in it.
   absl::Status DeregisterMemory(RegionId region, Duration timeout = std::chrono::seconds(5));
-  // The same for many at once; peers are asked for all of them together. Where the call is refused,
-  // none is deregistered (InvalidArgument: one is named twice). DeadlineExceeded: those that are
-  // still in use stay registered, and are put into `in_use`; the others are gone.
+  // The same for many regions at once; each peer is asked once for all of them. If the call is
+  // refused, no region is deregistered (InvalidArgument: a region is named twice).
+  // DeadlineExceeded: the regions that are still in use stay registered and are stored in `in_use`;
+  // the others are deregistered.
   absl::Status DeregisterMemory(std::span<const RegionId> regions, Duration timeout,
                                 std::vector<RegionId>* in_use = nullptr);
 
   // --- Peers --------------------------------------------------------------------------------
-  // What a peer must know to reach this agent and its regions: an opaque, versioned, checksummed
-  // blob. Take it again after registering or deregistering memory.
+  // What a peer needs to reach this agent and its regions: an opaque, versioned, checksummed blob.
+  // Take it again after memory or KV caches have been registered or deregistered.
   absl::StatusOr<std::string> Metadata() const;
 
-  // Makes the agent of `metadata` known (or brings it up to date) and returns its name. No
-  // connection is made before the first transfer. A new incarnation replaces the old, whose
-  // transfers fail. InvalidArgument: not metadata, damaged, of oneself, advertises loopback from
-  // another host; FailedPrecondition: no common version, or none of require_backends reaches it.
+  // Adds the agent that `metadata` describes, or updates it, and returns its name. Metadata of the
+  // same incarnation that is older than what the agent has changes nothing. No connection is made
+  // before the first transfer. A new incarnation replaces the old one, whose transfers fail.
+  // InvalidArgument: not metadata, damaged metadata, this agent's own metadata or name, or metadata
+  // from another host that advertises a loopback address. FailedPrecondition: no common protocol
+  // version, or none of require_backends reaches the peer.
   absl::StatusOr<std::string> AddPeer(std::string_view metadata);
 
-  // Forgets the peer. Its transfers end as cancelled, those in flight as by Cancel: when the peer
-  // has let go of them, or AgentOptions::cancel_grace later and quarantined. Does not wait.
-  // NotFound.
+  // Forgets the peer, without waiting. Its transfers end as cancelled. Those in flight end as after
+  // Transfer::Cancel: once the peer no longer touches their memory, or quarantined after
+  // AgentOptions::cancel_grace. NotFound: no such peer.
   absl::Status RemovePeer(std::string_view peer);
 
+  // Which backend and rails the agent uses for this peer, and why it does not use the others.
+  // NotFound: no such peer.
   absl::StatusOr<Explanation> Explain(std::string_view peer) const;
 
-  // The next event about any peer, oldest first; empty when there is none. At most 1024 are
-  // kept; the oldest is dropped first.
+  // Returns the oldest event about any peer, or nothing if there is none. The agent keeps at most
+  // 1024 events and drops the oldest first.
   std::optional<PeerEvent> PollPeerEvent();
-  // Runs on the dispatcher thread, in place of PollPeerEvent. Empty: back to polling.
+  // Calls `callback` on the dispatcher thread for each event, in place of PollPeerEvent. An empty
+  // callback restores polling.
   void OnPeerEvent(std::function<void(const PeerEvent&)> callback);
 
   // --- Transfers ----------------------------------------------------------------------------
-  // Local memory into the peer's. O(ids) work on the calling thread; never blocks on the network.
-  // InvalidArgument: no blocks, unequal lists, index out of range, not inside one registered
-  // region, duplicate or overlapping destination blocks, bad options; NotFound: unknown peer;
-  // PermissionDenied: the region does not allow it; ResourceExhausted: too many queued transfers.
+  // Write copies local blocks into the peer's memory. The call does O(ids) work on the calling
+  // thread and never blocks on the network. TransferOptions::notification reaches the peer's
+  // application after every byte is visible there.
+  // InvalidArgument: no blocks; lists of unequal length; an index out of range; a block that is not
+  // inside one registered region; duplicate or overlapping destination blocks; bad options.
+  // NotFound: unknown peer. PermissionDenied: the region does not allow the access.
+  // ResourceExhausted: 65,536 transfers to the peer have not ended yet.
   absl::StatusOr<Transfer> Write(std::string_view peer, const PagedBlocks& blocks,
                                  const TransferOptions& options = {});
   absl::StatusOr<Transfer> Write(std::string_view peer, const DescriptorBlocks& blocks,
                                  const TransferOptions& options = {});
-  // The peer's memory into local memory. A notification tells the peer that all bytes were read
-  // and that it may use the source again.
+  // Read copies the peer's blocks into local memory. A notification tells the peer's application
+  // that all bytes were read and that it may reuse the source. Errors as for Write.
   absl::StatusOr<Transfer> Read(std::string_view peer, const PagedBlocks& blocks,
                                 const TransferOptions& options = {});
   absl::StatusOr<Transfer> Read(std::string_view peer, const DescriptorBlocks& blocks,
                                 const TransferOptions& options = {});
-  // A notification alone; options.notification is ignored.
+  // Sends a notification without data; options.notification is ignored.
   absl::StatusOr<Transfer> Notify(std::string_view peer, std::string payload,
                                   const TransferOptions& options = {});
 
   // --- KV caches ----------------------------------------------------------------------------
-  // Makes tensors, which begin at these addresses, one KV cache that peers know by name and layout:
-  // layout.tensors() of them, or as many for each layer of the shard, layer by layer. Each lies
-  // within one registered region. Peers learn of it through metadata taken after this call.
-  // InvalidArgument: a bad name, tensors that are not those of the layout, overlap or lie in no
-  // region; AlreadyExists: the agent has a cache of this name; ResourceExhausted: kMaxKvCaches.
+  // Registers tensors as one KV cache that peers know by its name and layout. `tensors` holds the
+  // tensors' addresses in bytes: layout.tensors() of them, or that many for each layer of the
+  // shard, layer by layer. Each tensor lies within one registered region. Peers learn of the cache
+  // from metadata taken after this call.
+  // InvalidArgument: a bad name; tensors that do not match the layout, overlap, or lie in no
+  // registered region. AlreadyExists: the agent has a cache of this name. ResourceExhausted: the
+  // agent has kMaxKvCaches.
   absl::Status RegisterKvCache(std::string_view name, const KvLayout& layout,
                                std::span<const uint64_t> tensors);
-  // From now on it takes no part in new transfers of this agent, requests that are not whole are
-  // given up, and its regions can be deregistered. NotFound.
+  // Removes the cache from the agent. New transfers of this agent cannot use it, requests that are
+  // not complete are given up, and its regions can be deregistered. NotFound: no such cache.
   absl::Status DeregisterKvCache(std::string_view name);
 
-  // What of the request this worker has and the group needs, into the caches of the group, as one
-  // transfer: done when all of it has arrived at every rank. It ends only when every part of it has
-  // ended; where one fails or is cancelled the others are cancelled, and the end is that of the
-  // first. FailedPrecondition: a rank does not take what was written as part of the request (says
-  // why: it was given up, is complete, has other blocks, ...). Done at once where other workers of
-  // this instance have all that the group needs. InvalidArgument: the group is not every rank of
-  // one instance of this model, each once (says which rank, and which field differs); ids out of
-  // range, twice at the target, or too few; layers that do not exist; NotFound: an unknown peer, or
-  // a cache that this agent or a rank has not; else as Write.
+  // Writes the part of a request that this worker has and the group needs into the caches of the
+  // group, as one transfer. The transfer is done when all of this part has arrived at every rank.
+  // It ends only after the writes to all ranks have ended: if one fails or is cancelled, the others
+  // are cancelled, and the transfer ends with the status of the first. If other workers of this
+  // instance send all that the group needs, the transfer is done at once.
+  // The transfer ends with FailedPrecondition if a rank refuses the data as part of the request;
+  // the message says why (the request was given up, is complete, has other blocks, ...).
+  // InvalidArgument: the group is not every rank of one instance of this model, each named once
+  // (the message names the rank and the field that differs); ids that are out of range, occur twice
+  // at the target, or are too few; layers that do not exist. NotFound: an unknown peer, or a cache
+  // that this agent or a rank does not have. Other errors as for Write.
   absl::StatusOr<Transfer> WriteBlocks(std::span<const std::string> group, const KvBlocks& blocks,
                                        const KvOptions& options = {});
-  // What this worker needs of the request, out of the caches of the group.
+  // Reads the part of a request that this worker needs out of the caches of the group.
   absl::StatusOr<Transfer> ReadBlocks(std::span<const std::string> group, const KvBlocks& blocks,
                                       const KvOptions& options = {});
 
-  // Blocks until the first `layers` layers that this worker has of the cache are there, with all
-  // their heads, for a request that peers write. DeadlineExceeded after `timeout`, with what is
-  // missing; Aborted: the request was given up; NotFound: no such cache; InvalidArgument: more
-  // layers than it has; FailedPrecondition from a callback; Cancelled: the agent was closed.
+  // Blocks until the first `layers` layers that this worker has of the cache have arrived, with all
+  // their heads, for a request that peers write.
+  // DeadlineExceeded: not within `timeout`; the message says what is missing. Aborted: the request
+  // was given up. NotFound: no such cache. InvalidArgument: more layers than the cache has.
+  // FailedPrecondition: called from a callback. Cancelled: the agent was closed.
   absl::Status WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
                           Duration timeout);
-  // Gives up a request that peers write, begun or not: what of it still comes is refused, and it is
-  // never told as whole. That no byte of it lands any more is for Quiesce to say. NotFound: no such
-  // cache; FailedPrecondition: it is whole, and told, or will be.
+  // Gives up a request that peers write, whether or not it has begun. What still arrives of it is
+  // refused, and the application never gets a notification for it. To learn when no byte of it can
+  // be written any more, call Quiesce.
+  // NotFound: no such cache. FailedPrecondition: the request is complete, and its notification was
+  // or will be delivered.
   absl::Status DropRequest(std::string_view cache, std::string_view request);
 
-  // Holds blocks of a cache for peers that will fetch them by ReadBlocks, for so long unless
-  // all have before; then it expires, but not within a fetch that has begun. The blocks may be used
-  // for other things when PollKvEvent has told of its end, not before. A name is for one attempt,
-  // and short: at most kMaxNameBytes. `contents` says what the blocks hold, such as a hash of the
-  // prompt: a reader must say the same (KvOptions::lease_contents), and does not need it to know
-  // the lease by. At most kMaxNameBytes; no log shows it. Readers that wait for the lease
-  // (KvOptions::lease_wait) are answered. InvalidArgument: a bad name, no ids or ids out of range;
-  // NotFound: no such cache; AlreadyExists: the name was used before; ResourceExhausted: too many
-  // leases are held.
+  // Holds blocks of a cache for peers that will fetch them with ReadBlocks. The lease ends when all
+  // readers have fetched the blocks, or after `hold`; it does not expire while a fetch under it is
+  // in progress. The blocks may be reused once PollKvEvent has returned the end of the lease, not
+  // before.
+  // `lease` is a name for one attempt, of at most kMaxNameBytes. `contents`, of at most
+  // kMaxNameBytes, says what the blocks hold, e.g. a hash of the prompt. A reader must name the
+  // same contents (KvOptions::lease_contents); they are not part of the lease's name, and no log
+  // shows them. Readers that already wait for this lease (KvOptions::lease_wait) are answered.
+  // InvalidArgument: a bad name, no ids, or ids out of range. NotFound: no such cache.
+  // AlreadyExists: the name was used before. ResourceExhausted: too many leases are held.
   absl::Status LeaseBlocks(std::string_view cache, std::string_view lease,
                            std::span<const uint32_t> ids, Duration hold,
                            std::string_view contents = {});
-  // Holds it from now on for so long, where that is longer. NotFound: never granted;
-  // FailedPrecondition: it has ended, or is about to, and why.
+  // Extends the lease until `hold` from now, if that is later than its present end. NotFound: never
+  // granted. FailedPrecondition: it has ended or is about to; the message says why.
   absl::Status RenewLease(std::string_view lease, Duration hold);
-  // Lets go: no further fetch begins, and the lease ends when those that have begun have. As
-  // RenewLease.
+  // Ends the lease early: no further fetch can begin, and the lease ends when the fetches in
+  // progress have ended. Errors as for RenewLease.
   absl::Status ReleaseLease(std::string_view lease);
-  // The next lease that has ended or request that was lost (not by DropRequest or
-  // DeregisterKvCache), oldest first; empty when there is none. No end of a lease is dropped; of
-  // lost requests the last 65,536 are kept.
+  // Returns the oldest event about a lease that has ended or a request that was lost (other than by
+  // DropRequest or DeregisterKvCache), or nothing if there is none. Ends of leases are never
+  // dropped; of lost requests the agent keeps the last 65,536.
   std::optional<KvEvent> PollKvEvent();
   absl::StatusOr<KvCounts> CountKv() const;
 
-  // --- Being told ---------------------------------------------------------------------------
-  // Looks, and makes progress once.
+  // --- Notifications ------------------------------------------------------------------------
+  // Makes progress once and returns the next notification, or nothing if there is none.
   std::optional<Notification> PollNotification();
-  // DeadlineExceeded after `timeout`; FailedPrecondition from a callback.
+  // Waits for the next notification and drives progress meanwhile. DeadlineExceeded: none within
+  // `timeout`. FailedPrecondition: called from a callback.
   absl::StatusOr<Notification> WaitNotification(Duration timeout);
-  // An eventfd, readable while notifications wait; for epoll and asyncio loops. Owned by the
-  // agent. Poll until empty after it fires; do not read from it. -1 in a forked child.
+  // An eventfd that is readable while notifications wait, for epoll and asyncio loops. The agent
+  // owns it. When it is readable, call PollNotification until that returns nothing; do not read
+  // from the descriptor. -1 in a forked child.
   int notification_fd() const;
-  // Runs on the dispatcher thread, in order, in place of the calls above. Empty: back to them.
+  // Calls `callback` on the dispatcher thread for each notification, in order, in place of the
+  // calls above. An empty callback restores them.
   void OnNotification(std::function<void(Notification)> callback);
 
   // --- Quiet --------------------------------------------------------------------------------
-  // Waits up to `timeout` until every transfer in `scope` has ended at both sides.
-  // FailedPrecondition from a callback.
+  // Waits up to `timeout` until every transfer in `scope` has ended at both sides and no late byte
+  // of it can be written. FailedPrecondition: called from a callback.
   absl::StatusOr<QuiesceResult> Quiesce(const QuiesceScope& scope, Duration timeout);
-  // True once what `token` named is quiet. NotFound: unknown token (or already answered true).
+  // True once the transfers that `token` names are quiet. NotFound: unknown token, or one for which
+  // true was already returned.
   absl::StatusOr<bool> IsQuiet(uint64_t token);
 
-  // --- The end ------------------------------------------------------------------------------
-  // Takes no new work from now on: transfers, notifications, leases and registrations are refused
-  // (FailedPrecondition); leases can still be renewed. Waits up to `timeout` until what was
-  // promised is kept: every lease has ended, every transfer of this agent has, and every one of a
-  // peer that was under way. Then the agent may be destroyed. DeadlineExceeded, with what is left:
-  // call again, or destroy it all the same. FailedPrecondition from a callback; Cancelled: the
-  // agent was closed.
+  // --- Drain --------------------------------------------------------------------------------
+  // Refuses new work from now on: transfers, notifications, leases and registrations return
+  // FailedPrecondition; leases can still be renewed. Then waits up to `timeout` until every lease
+  // has ended, every transfer of this agent has ended, and every transfer of a peer that was in
+  // progress has ended. After that the agent may be destroyed.
+  // DeadlineExceeded: the message says what is left; call again, or destroy the agent anyway.
+  // FailedPrecondition: called from a callback. Cancelled: the agent was closed.
   absl::Status Drain(Duration timeout);
 
  private:

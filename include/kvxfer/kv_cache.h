@@ -1,13 +1,13 @@
-// What moves between KV caches: tokens and layers of a request, between the cache of this worker
-// and that of every rank of another instance, whatever differs between the two: tensor and pipeline
-// parallelism, tokens per block, layout (kv_layout.h).
+// Transfers between KV caches: tokens and layers of a request move between the cache of this worker
+// and the caches of all ranks of another instance. The two instances may differ in tensor and
+// pipeline parallelism, tokens per block, and layout (kv_layout.h).
 //
-// A *group* is all ranks of the other instance, by the names of their agents, in any order. Its
-// ranks share one block table, as those of an instance do. Layers with a table of their own
-// (sliding windows, state spaces), or scales in tensors of their own, are a cache of their own,
-// with a name of its own.
+// A *group* is all ranks of the other instance, given as the names of their agents in any order.
+// The ranks of an instance share one block table. Layers with a block table of their own (sliding
+// windows, state space models), and scales in tensors of their own, are registered as a separate
+// cache with its own name.
 //
-// Thread-safety: plain values.
+// Thread-safety: plain values, safe to copy between threads.
 //
 // Example: layer 3 of a request, from one rank of prefill to all ranks of decode:
 //   agent->WriteBlocks(decode_ranks, {.cache = "kv", .local_ids = mine, .remote_ids = theirs,
@@ -37,45 +37,48 @@ inline constexpr size_t kMaxKvCaches = 64;  // of one agent
 // The largest notification of WriteBlocks and ReadBlocks, in bytes.
 inline constexpr size_t kMaxKvNotificationBytes = 32 * 1024;
 
-// What of which request. The spans are read during the call only.
+// Which tokens and layers of a request. The spans are read during the call only.
 struct KvBlocks {
-  std::string_view cache{};  // its name, the same at this agent and at every rank of the group
-  // Blocks of the request, in the order of its tokens: in this worker's cache, and in those of the
-  // group.
+  std::string_view cache{};  // the name that the cache has at this agent and at every rank
+  // Block ids in the order of the request's tokens: in this worker's cache, and in the caches of
+  // the group, which all use the same ids.
   std::span<const uint32_t> local_ids{};
   std::span<const uint32_t> remote_ids{};
-  // Where the tokens begin, counted through from the first of these blocks on.
+  // Position of the first token to move, counted from the first token of the first block in the
+  // list.
   uint64_t local_first_token = 0;
   uint64_t remote_first_token = 0;
   uint64_t tokens = 0;
-  // Of the model. Of those that a rank has not, nothing goes there.
+  // Layers are numbered as in the model. A rank receives only the layers that it has.
   uint32_t first_layer = 0;
-  uint32_t layers = kAllLayers;  // from there on, as far as there are
+  uint32_t layers = kAllLayers;  // how many; kAllLayers: from first_layer to the last one
 };
 
 struct KvOptions {
-  // WriteBlocks: how the target calls what arrives. When all layers and heads of its cache have
-  // been written under this name, by however many workers and calls, its application gets one
-  // Notification. All of them say the same name, `remote_ids`, `remote_first_token` and `tokens`,
-  // and bring each head of each layer once. A name is for one attempt: who tries again uses
-  // another. At most kMaxNameBytes; empty: the target is not told.
+  // WriteBlocks: the name under which the target collects what arrives. When all layers and heads
+  // of its cache have been written under this name, by any number of workers and calls, its
+  // application gets one Notification. All writers use the same name, `remote_ids`,
+  // `remote_first_token` and `tokens`, and write each head of each layer once. A name is for one
+  // attempt; a retry uses another name. At most kMaxNameBytes; empty: the target gets no
+  // notification.
   std::string request{};
-  // WriteBlocks: what that notification says; of several, that which came last.
-  // ReadBlocks: reaches each rank that something was read from, when all of it has been read.
+  // WriteBlocks: the payload of that notification. If several calls give one, the target gets that
+  // of the call whose data arrived last.
+  // ReadBlocks: delivered to each rank that data was read from, after all of it has been read.
   std::optional<std::string> notification{};
   // ReadBlocks: the owners hold the blocks under this lease (Agent::LeaseBlocks), and remote_ids
-  // are those of the lease. The transfer is done only when each owner has confirmed, after the last
-  // byte, that the lease held throughout; then this worker needs it no more.
+  // are the lease's ids. The transfer is done only after each owner has confirmed, after the last
+  // byte, that the lease held throughout; this worker then no longer needs the lease.
   std::string lease{};
-  // ReadBlocks: what the blocks must hold, as their owner has said it to LeaseBlocks. An owner
-  // whose lease holds something else refuses the read. At most kMaxNameBytes.
+  // ReadBlocks: what the blocks must hold, as their owner gave it to LeaseBlocks. An owner whose
+  // lease holds something else refuses the read. At most kMaxNameBytes.
   std::string lease_contents{};
-  // ReadBlocks: an owner that has not granted the lease yet waits up to this long for the grant,
-  // and then refuses with kUnknown. 0: it refuses at once.
+  // ReadBlocks: how long an owner waits for a lease that it has not granted yet, before it refuses
+  // the read with kUnknown. 0: it refuses at once.
   Duration lease_wait = Duration::zero();
-  // How many workers fetch from each owner under the lease; the last of them consumes it. 0: as
-  // many ranks of this instance's tensor parallelism as need something of that owner; refused
-  // where the instance has pipeline stages.
+  // How many workers fetch from each owner under the lease; the last one consumes it. 0: as many
+  // ranks of this instance's tensor parallelism as need data of that owner. An instance with
+  // pipeline stages must give a number (InvalidArgument).
   uint32_t lease_readers = 0;
 
   // As in TransferOptions.
@@ -88,8 +91,8 @@ struct KvOptions {
 };
 
 enum class KvLeaseEnd : uint8_t {
-  kConsumed,  // fetched by everyone who was to
-  kReleased,  // by its owner
+  kConsumed,  // all readers have fetched the blocks
+  kReleased,  // by its owner's ReleaseLease
   kExpired,
 };
 const char* ToString(KvLeaseEnd end);
@@ -97,41 +100,41 @@ const char* ToString(KvLeaseEnd end);
 // Why the owner of blocks refused a read under a lease.
 enum class KvLeaseRefusal : uint8_t {
   kUnknown = 1,    // not granted yet, or ended so long ago that the owner has forgotten it
-  kOtherContents,  // granted for other contents than KvOptions::lease_contents
-  kOtherBlocks,    // granted for other blocks, or of another cache
-  kEnded,          // consumed, released or expired; or the read took longer than it was held
+  kOtherContents,  // granted for contents other than KvOptions::lease_contents
+  kOtherBlocks,    // granted for other blocks, or for another cache
+  kEnded,          // consumed, released or expired; or the read took longer than the lease was held
   kBusy,           // too many reads under leases at once; try again
 };
 const char* ToString(KvLeaseRefusal refusal);
 
-// The refusal that a transfer of ReadBlocks failed with; empty where it failed otherwise.
+// The refusal that a ReadBlocks transfer failed with; empty if it did not fail for that reason.
 std::optional<KvLeaseRefusal> LeaseRefusalOf(const absl::Status& status);
 
 enum class KvEventKind : uint8_t {
-  kLeaseEnded,   // its blocks may be used for other things
-  kRequestLost,  // that peers wrote into a cache of this agent: it will never be whole
+  kLeaseEnded,   // the lease's blocks may be reused
+  kRequestLost,  // a request that peers wrote into a cache of this agent will never be complete
 };
 const char* ToString(KvEventKind kind);
 
 struct KvEvent {
   KvEventKind kind = KvEventKind::kLeaseEnded;
-  std::string name{};                      // of the lease, or of the request
-  KvLeaseEnd end = KvLeaseEnd::kConsumed;  // of a lease
-  // Of a request: its cache, and why it was given up, for a person.
+  std::string name{};                      // of the lease or the request
+  KvLeaseEnd end = KvLeaseEnd::kConsumed;  // kLeaseEnded only
+  // kRequestLost only: the request's cache, and why it was given up, for a person.
   std::string cache{};
   std::string why{};
 };
 
 // Totals since the agent was created.
 struct KvCounts {
-  uint64_t requests_whole = 0;  // written to this agent
-  uint64_t requests_lost = 0;   // begun, and given up: a part was refused, or did not come in time
+  uint64_t requests_whole = 0;  // written to this agent completely
+  uint64_t requests_lost = 0;   // begun and given up: data was refused or did not arrive in time
   uint64_t leases_granted = 0;
   uint64_t leases_consumed = 0;
   uint64_t leases_released = 0;
   uint64_t leases_expired = 0;
-  uint64_t fetches_refused = 0;  // of peers, under leases that did not hold throughout
-  uint64_t reads_waiting = 0;    // of peers, now, for leases that are not granted (lease_wait)
+  uint64_t fetches_refused = 0;  // fetches by peers, under leases that did not hold throughout
+  uint64_t reads_waiting = 0;    // reads by peers that now wait for a lease (lease_wait)
 };
 
 }  // namespace kvxfer

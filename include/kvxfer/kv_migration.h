@@ -1,10 +1,12 @@
-// Moves a running request to another instance while this one still adds tokens to it: what there
-// is, what was added meanwhile, and at last the rest, while the request rests. Every rank of this
-// instance has one and calls the same.
+// Moves a running request to another instance while this instance still adds tokens to it. Copies
+// first send the tokens that exist, then those that were added meanwhile. A final Switch sends the
+// rest while the request is paused. Every rank of this instance has one KvMigration and makes the
+// same calls.
 //
-// What was copied must not change any more: a token's K and V do not, once they are written.
+// The bytes of a copied token must not change afterwards. K and V of a token do not change once
+// they have been written.
 //
-// Thread-safety: one thread at a time. The agent outlives it.
+// Thread-safety: one thread at a time. Lifetime: the agent must outlive the KvMigration.
 //
 // Example, on each rank of decode A:
 //   KvMigration move(agent, ranks_of_b, "request 7, moved");
@@ -29,36 +31,38 @@ namespace kvxfer {
 
 class KvMigration {
  public:
-  // `request`: as KvOptions::request, for this attempt; of `options` the request and the
-  // notification are not used.
+  // `request`: as KvOptions::request, a name for this attempt. The request and the notification in
+  // `options` are ignored.
   KvMigration(Agent* agent, std::vector<std::string> group, std::string request,
               KvOptions options = {});
-  // Cancels what is under way.
+  // Cancels the transfers in progress.
   ~KvMigration();
   KvMigration(const KvMigration&) = delete;
   KvMigration& operator=(const KvMigration&) = delete;
 
-  // Sends those of the first `blocks.tokens` tokens that were not sent before, all layers, and does
-  // not wait. The ids are those of all of these tokens, from the first one on, as in the calls
-  // before; there may be more of them by now. An error, of this call or of what was sent before,
-  // ends the migration, and is what every later call returns: begin another, with another name.
+  // Starts sending those of the first `blocks.tokens` tokens that were not sent before, for all
+  // layers, and does not wait. The ids are those of all these tokens, from the first one on; each
+  // call gives the ids of the call before, and may append more. An error of this call, or of a
+  // transfer that an earlier call started, ends the migration: every later call returns that error.
+  // Begin another migration with another name.
   absl::Status Copy(const KvBlocks& blocks);
-  // Nothing is on its way any more: all that was sent has arrived, or some of it failed, as Copy
-  // and Switch say then.
+  // True if nothing is in flight: everything that was sent has arrived, or some of it failed, which
+  // the next Copy or Switch returns.
   bool CaughtUp() const;
 
   struct Switched {
-    Duration pause{};     // from the call of Switch until everything was there
-    uint64_t bytes = 0;   // sent in it by this rank
-    uint64_t before = 0;  // bytes, sent before it by this rank
-    uint64_t tokens = 0;  // of the request, that it was about
-    std::string path{};   // backend that carried the rest, e.g. "tcp"
+    Duration pause{};     // from the call of Switch until all data has arrived
+    uint64_t bytes = 0;   // sent by this rank during the pause
+    uint64_t before = 0;  // bytes sent by this rank before the pause
+    uint64_t tokens = 0;  // tokens of the request that were moved
+    std::string path{};   // the backend that moved the rest, e.g. "tcp"
   };
-  // The request rests: waits for what was sent, sends the rest, and waits until that is there. The
-  // target is told, with `notification`, when every rank's rest is there. Errors as Copy;
-  // DeadlineExceeded after `timeout`, with nothing of it on its way any more. After an error ranks
-  // of the target may have been told all the same: settle with them before the request goes on
-  // here.
+  // Moves the rest while the request is paused: waits for what was sent before, sends the rest, and
+  // waits until that has arrived. The target's application gets its notification, with
+  // `notification` as payload, when the rest of every rank has arrived. Errors as for Copy;
+  // DeadlineExceeded: not within `timeout`, and nothing of the rest is in flight any more. After an
+  // error, some ranks of the target may have got the notification all the same: agree with them
+  // before this instance continues the request.
   absl::StatusOr<Switched> Switch(const KvBlocks& blocks, std::optional<std::string> notification,
                                   Duration timeout);
 
@@ -73,7 +77,7 @@ class KvMigration {
   const KvOptions options_;
   std::vector<Transfer> under_way_;
   uint64_t sent_ = 0;   // tokens
-  uint64_t bytes_ = 0;  // of what has arrived
+  uint64_t bytes_ = 0;  // that have arrived
   absl::Status error_;  // the first one
 };
 

@@ -1,9 +1,9 @@
-// Memory that takes part in transfers: spans to register, buffers that kvxfer allocates, and the
-// two ways to name blocks inside registered memory (paged regions and raw descriptors).
+// Memory for transfers: spans to register, buffers that kvxfer allocates, and two ways to name
+// blocks inside registered memory (paged regions and raw descriptors).
 //
-// Thread-safety: plain values, except HostBuffer, which one thread at a time may move.
-// Lifetime: kvxfer never owns registered memory. It must stay mapped from RegisterMemory until
-// DeregisterMemory has returned OK or the agent has been destroyed (see ~Agent for the exception).
+// Thread-safety: plain values. A HostBuffer may be moved by one thread at a time.
+// Lifetime: the application owns registered memory. It must stay mapped from RegisterMemory until
+// DeregisterMemory has returned OK or the agent has been destroyed (~Agent describes an exception).
 //
 // Example:
 //   auto buffer = kvxfer::HostBuffer::Allocate(1 << 20);
@@ -22,9 +22,10 @@
 
 namespace kvxfer {
 
-// A range of memory to register. `shared_fd` >= 0 says that the range is a MAP_SHARED mapping of
-// that descriptor at `shared_offset` (bytes), so that a peer on the same host may map it too;
-// HostBuffer fills it in. The descriptor is borrowed for the lifetime of the registration.
+// A range of memory to register. If `shared_fd` >= 0, the range is a MAP_SHARED mapping of that
+// descriptor at `shared_offset` (bytes), so that a peer on the same host may map it too; HostBuffer
+// sets it. The application owns the descriptor and keeps it open for the lifetime of the
+// registration.
 struct MemorySpan {
   void* data = nullptr;
   size_t bytes = 0;
@@ -34,19 +35,20 @@ struct MemorySpan {
   uint64_t shared_offset = 0;
 };
 
-// The pages of a HostBuffer. Huge ones make scattered copies faster and the first touch cheap.
+// The page size of a HostBuffer. Huge pages make scattered copies faster and the first touch
+// cheaper.
 enum class HostPages : uint8_t {
-  kHuge,      // transparent huge pages as far as the kernel has them, small ones for the rest
-  kReserved,  // those that vm.nr_hugepages reserved; rounded up to whole ones
-  kSmall,     // the smallest, unless the kernel is set to choose huge ones by itself
+  kHuge,      // transparent huge pages as far as the kernel provides them, else small ones
+  kReserved,  // pages that vm.nr_hugepages reserved; the size is rounded up to whole pages
+  kSmall,     // the smallest pages, unless the kernel is configured to use huge ones anyway
 };
 
-// Page-aligned, zeroed host memory in a sealed memfd: the fastest memory for peers on the same
-// host, ordinary memory for all else. Unmapped when destroyed.
+// Page-aligned, zeroed host memory in a sealed memfd. Peers on the same host reach it fastest; for
+// everything else it is ordinary memory. The destructor unmaps it.
 class HostBuffer {
  public:
-  // ResourceExhausted (with errno) when memory, descriptors, address space or reserved pages run
-  // out; InvalidArgument for zero bytes.
+  // ResourceExhausted (with errno): memory, descriptors, address space or reserved pages ran out.
+  // InvalidArgument: zero bytes.
   static absl::StatusOr<HostBuffer> Allocate(size_t bytes, HostPages pages = HostPages::kHuge);
 
   HostBuffer() = default;
@@ -65,15 +67,15 @@ class HostBuffer {
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
-  size_t mapped_bytes_ = 0;  // whole pages
+  size_t mapped_bytes_ = 0;  // rounded up to whole pages
   int fd_ = -1;
 };
 
-// Equal blocks at equal distances: block i covers [base + i * stride, + block_bytes), i < count.
-// This is how a paged KV cache is told to kvxfer: one for each layer and each of K and V. The
-// whole of it must lie inside one registered region. Requires stride >= block_bytes.
+// Equal blocks at equal distances: block i covers the bytes [base + i * stride, base + i * stride +
+// block_bytes), for i < count. A paged KV cache is described by one PagedRegion for each layer and
+// each of K and V. All of it must lie inside one registered region. Requires stride >= block_bytes.
 struct PagedRegion {
-  uint64_t base = 0;         // address of block 0, in the address space of its owner
+  uint64_t base = 0;         // address of block 0, in its owner's address space
   uint64_t block_bytes = 0;  // bytes of one block
   uint64_t stride = 0;       // bytes from one block to the next
   uint64_t count = 0;        // number of blocks
@@ -81,7 +83,7 @@ struct PagedRegion {
   bool operator==(const PagedRegion&) const = default;
 };
 
-// One contiguous range inside a registered region of its owner.
+// One contiguous range inside a registered region of its owner; the address is the owner's.
 struct Descriptor {
   uint64_t address = 0;
   uint64_t bytes = 0;
@@ -89,10 +91,10 @@ struct Descriptor {
   bool operator==(const Descriptor&) const = default;
 };
 
-// Blocks by index: for every pair (local[p], remote[p]) and every i, block local_ids[i] of
-// local[p] pairs with block remote_ids[i] of remote[p]. `local` and `remote` have equal length and
-// pairwise equal block_bytes; `local_ids` and `remote_ids` have equal length. The spans are read
-// during the call only.
+// Blocks by index: for every pair (local[p], remote[p]) and every i, block local_ids[i] of local[p]
+// pairs with block remote_ids[i] of remote[p]. `local` and `remote` have equal length, and their
+// block_bytes are equal pair by pair. `local_ids` and `remote_ids` have equal length. The spans are
+// read during the call only.
 struct PagedBlocks {
   std::span<const PagedRegion> local{};
   std::span<const PagedRegion> remote{};
@@ -100,8 +102,8 @@ struct PagedBlocks {
   std::span<const uint32_t> remote_ids{};
 };
 
-// Blocks by address: local[i] pairs with remote[i]; equal length, pairwise equal bytes. The spans
-// are read during the call only.
+// Blocks by address: local[i] pairs with remote[i]. Both spans have equal length, and the bytes are
+// equal pair by pair. The spans are read during the call only.
 struct DescriptorBlocks {
   std::span<const Descriptor> local{};
   std::span<const Descriptor> remote{};

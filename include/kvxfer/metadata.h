@@ -1,8 +1,8 @@
-// Metadata from afar: asks an agent for it over the port where its tcp backend listens, so that
-// workers need one port each, and no other channel, to find each other. The agent must have been
-// made with AgentOptions::serve_metadata. Nothing of it is authenticated or encrypted.
+// Fetches an agent's metadata over the port where its tcp backend listens. With it workers find
+// each other through one port each and need no other channel. The agent must have been created with
+// AgentOptions::serve_metadata. The exchange is neither authenticated nor encrypted.
 //
-// Thread-safety: any thread. No agent is needed, and none is involved at this side.
+// Thread-safety: any thread. The calling side needs no agent.
 //
 // Example:
 //   auto metadata = kvxfer::FetchMetadata("10.0.0.2:7471", std::chrono::seconds(5));
@@ -20,19 +20,20 @@
 
 namespace kvxfer {
 
-// What Agent::Metadata of the agent at `address` says now; AddPeer takes it. `address`: what its
-// listen_address says, or a host name: "host:port", "[v6]:port"; kDefaultPort where it names no
-// port. Of several addresses that a name has, each is tried.
+// Returns the current Agent::Metadata of the agent at `address`, for AddPeer. `address` is what
+// that agent's listen_address returns, or a host name: "host:port" or "[v6]:port"; without a port,
+// kDefaultPort. If a name has several addresses, each is tried.
 //
-// Returns within `timeout`, but for the resolver, which has its own time-outs; a numeric address
-// needs none. `go_on`, where given, is called on this thread, at least every 50 ms while it waits:
-// false ends it.
+// Returns within `timeout`, except that the resolver has time-outs of its own; numeric addresses
+// need no resolver. `go_on`, if given, is called on this thread at least every 50 ms while the call
+// waits; if it returns false, the call ends.
 //
-// Unavailable: nobody listens there, no route (both with errno), the agent is closing, or too many
-// are being told; it may be there a moment later. DeadlineExceeded: no connection, or no whole
-// answer, within `timeout`. FailedPrecondition: the agent does not hand out its metadata, or has
-// another version. InvalidArgument: a bad address. Internal: the answer is damaged, or no agent's.
-// Cancelled: by `go_on`. ResourceExhausted: no descriptors are left.
+// Unavailable: nobody listens there, no route (both with errno), the agent is closing, or it serves
+// too many requests at once; a later attempt may succeed. DeadlineExceeded: no connection or no
+// complete answer within `timeout`. FailedPrecondition: the agent does not serve its metadata, or
+// has another protocol version. InvalidArgument: a bad address. Internal: the answer is damaged, or
+// does not come from an agent. Cancelled: `go_on` returned false. ResourceExhausted: no descriptors
+// left.
 absl::StatusOr<std::string> FetchMetadata(std::string_view address, Duration timeout,
                                           const std::function<bool()>& go_on = {});
 

@@ -1,4 +1,4 @@
-// What the target application is told.
+// What the target's application gets when data or a bare notification of a peer has arrived.
 //
 // Thread-safety: plain values.
 //
@@ -25,9 +25,9 @@ struct Notification {
   Incarnation incarnation{};  // the initiator's incarnation
   uint64_t transfer = 0;      // the initiator's Transfer::id()
   std::string payload{};
-  // Of a request that peers wrote into a KV cache (Agent::WriteBlocks) and that is whole now: its
-  // name, and that of the cache. `peer` is whose part came last; `transfer` is a number of that
-  // part alone, which its initiator does not see.
+  // Set if this notification is for a request that peers wrote into a KV cache (Agent::WriteBlocks)
+  // and that is now complete: the request's name and its cache's name. `peer` is then the initiator
+  // whose data arrived last; `transfer` identifies that data alone and matches no Transfer::id().
   std::string request{};
   std::string cache{};
 };

@@ -1,4 +1,4 @@
-// What an agent tells about its peers: events, and which path is taken and why.
+// What an agent reports about its peers: events, and which path it uses and why.
 //
 // Thread-safety: plain values.
 //
@@ -19,10 +19,10 @@
 namespace kvxfer {
 
 enum class PeerEventKind : uint8_t {
-  kJoined,   // first connection of this incarnation is up
-  kSuspect,  // connected, but silent: AgentOptions::suspect_after
-  kLost,     // connection lost, or the peer's process is gone
-  kBack,     // heard again after kSuspect or kLost
+  kJoined,   // the first connection to this incarnation is up
+  kSuspect,  // connected but silent for AgentOptions::suspect_after
+  kLost,     // the connection is lost, or the peer's process has ended
+  kBack,     // heard from again after kSuspect or kLost
 };
 
 struct PeerEvent {
@@ -36,36 +36,39 @@ const char* ToString(PeerEventKind kind);
 
 // One rail of a connection that is up.
 struct RailExplanation {
-  std::string name{};  // e.g. "mlx5_0:1 → mlx5_2:1"; empty: the backend has no word for it
+  std::string name{};  // e.g. "mlx5_0:1 → mlx5_2:1"; empty if the backend gives no name
   bool up = true;
-  double bytes_per_second = 0;  // as measured lately, or else the nominal speed
-  Duration round_trip{};        // of the probe that opened it; 0: there was none
-  Duration down_for{};          // while it is not up
-  std::string why{};            // why it is not, or was not when it failed last; empty: never
+  double bytes_per_second = 0;  // measured recently, or else nominal
+  Duration round_trip{};        // of the probe that opened the rail; 0: there was none
+  Duration down_for{};          // how long it has been down; 0 while up
+  std::string why{};            // why it is down, or why it last went down; empty: never
 };
 
-// One backend's answer to "how do you reach this peer?".
+// How one backend reaches, or does not reach, the peer.
 struct PathExplanation {
   std::string backend{};
   bool usable = false;
-  // Carries large transfers that do not name a backend; `why` says where small ones go elsewhere.
+  // True: this path carries large transfers that do not name a backend; `why` says so if small
+  // transfers take another path.
   bool chosen = false;
   bool connected = false;  // a connection is up now
   uint32_t rails = 0;
-  std::vector<RailExplanation> each_rail{};  // while connected
-  // As seen in the last minute, of transfers that kept the path busy and of small ones; 0: not.
+  std::vector<RailExplanation> each_rail{};  // empty unless connected
+  // Measured over the last minute: throughput of the transfers that kept the path busy, and latency
+  // of small transfers. 0: not measured.
   double bytes_per_second = 0;
   Duration latency{};
-  std::string why{};  // why not usable, or what the path is, e.g. "mapped memfd and cross-memory"
+  std::string why{};  // why it is not usable, or else what the path is, e.g. "mapped memfd and
+                      // cross-memory"
 };
 
-// How transfers go from one kind of memory of this agent to one of the peer's.
+// How transfers move from one kind of this agent's memory to one kind of the peer's.
 struct MemoryExplanation {
   MemoryKind local = MemoryKind::kHost;
   MemoryKind remote = MemoryKind::kHost;
-  std::string backend{};  // that carries them; empty: none does
-  bool staged = false;    // by way of pinned host memory
-  std::string why{};      // no backend, or staged, and what is missing
+  std::string backend{};  // the backend that carries them; empty: none does
+  bool staged = false;    // through pinned host memory
+  std::string why{};      // if no backend carries them or they are staged: what is missing
 };
 
 struct Explanation {
@@ -73,8 +76,8 @@ struct Explanation {
   Incarnation incarnation{};
   std::string host{};  // the peer's host name
   std::vector<PathExplanation> paths{};
-  // Each pair of kinds, where one of the two has registered GPU memory; else empty: then all of it
-  // goes over the chosen path.
+  // One entry for each pair of memory kinds, if either side has registered GPU memory. Empty
+  // otherwise: all transfers then use the chosen path.
   std::vector<MemoryExplanation> memory{};
   std::string ToString() const;  // a few lines for a person
 };

@@ -1,14 +1,15 @@
-// Backends that are loaded at run time: what libkvxfer_backend_<name>.so and the program that loads
-// it tell each other. A plugin is a backend (kvxfer/backend.h) and the one line below; it brings
-// its own copy of what it uses of kvxfer, and takes nothing from the program.
-// docs/adding-a-backend.md, "As a plugin", has the rest.
+// Backends that are loaded at run time: the interface between libkvxfer_backend_<name>.so and the
+// program that loads it. A plugin is a backend (kvxfer/backend.h) and the one line below. It
+// contains its own copy of the parts of kvxfer that it uses and links nothing from the program.
+// docs/adding-a-backend.md, "As a plugin", has the details.
 //
-// Since both sides pass C++ objects to each other, a plugin is for one version of kvxfer and one
-// toolchain. Another one is refused with an explanation, before anything of it is called.
+// Both sides pass C++ objects to each other, so a plugin works with exactly one version of kvxfer
+// and one toolchain. Any other plugin is refused with an explanation, before any of its code is
+// called.
 //
-// Thread-safety: any thread. Lifetime: a plugin that was loaded stays.
+// Thread-safety: any thread. Lifetime: a plugin that was loaded is never unloaded.
 //
-// Example (the whole of what makes a backend a plugin):
+// Example (all that makes a backend a plugin):
 //   KVXFER_BACKEND_PLUGIN(wire, MakeWireBackend)
 
 #ifndef KVXFER_PLUGIN_H_
@@ -30,11 +31,11 @@
 namespace kvxfer {
 
 inline constexpr uint64_t kPluginMagic = 0x6b76786665722b31;
-// Raised with every change of BackendPlugin, PluginHost or kvxfer/backend.h.
+// Increased with every change of BackendPlugin, PluginHost or kvxfer/backend.h.
 inline constexpr uint32_t kPluginAbi = 2;
 inline constexpr char kPluginEntry[] = "kvxfer_backend_plugin";
 
-// What the program offers to a plugin: its log, with its level and its sink.
+// What the program provides to a plugin: its log, with its level and its sink.
 struct PluginHost {
   bool (*log_enabled)(LogLevel level) = nullptr;
   void (*log_line)(LogLevel level, std::string_view line) = nullptr;
@@ -42,7 +43,8 @@ struct PluginHost {
 
 // What the entry point, `const BackendPlugin* kvxfer_backend_plugin()`, returns; never destroyed.
 struct BackendPlugin {
-  // As they are in every version; `toolchain` is PluginToolchain() where the plugin was compiled.
+  // These fields keep their place in every version. `toolchain` is what PluginToolchain() returned
+  // where the plugin was compiled.
   uint64_t magic = kPluginMagic;
   uint32_t abi = kPluginAbi;
   uint32_t bytes = sizeof(BackendPlugin);
@@ -50,21 +52,24 @@ struct BackendPlugin {
   const char* kvxfer_version = kVersion;
   const char* toolchain = nullptr;
 
-  // Read only where all of the above is as it should be.
-  // As MakeBackend; the context is borrowed for the call.
+  // The fields below are read only if all of the above match.
+  // Makes the backend, as MakeBackend does; the context is valid during the call only.
   absl::StatusOr<std::unique_ptr<Backend>> (*make)(const BackendContext& context) = nullptr;
-  // The library that it drives, for a person: "UCX 1.13.1 from /usr/lib/libucp.so.0". May be null.
+  // The vendor library that the plugin uses, for a person: "UCX 1.13.1 from /usr/lib/libucp.so.0".
+  // May be null.
   std::string (*library_version)() = nullptr;
-  // Called before all else, again by each that loads it.
+  // Called before everything else, and again by each program or library that loads the plugin.
   void (*use_host)(const PluginHost& host) = nullptr;
 };
 
-// From now on what this copy of kvxfer logs goes to the host's log; `host` stays.
+// From now on this copy of kvxfer logs through `host`, which must stay valid until the process
+// ends.
 void UsePluginHost(const PluginHost& host);
 
 namespace plugin_internal {
 
-// The place of a virtual function behind the last of the base says how many that has.
+// Each probe adds one virtual function after the last one of its base. That function's index in the
+// vtable tells how many virtual functions the base has.
 struct BackendProbe : Backend {
   virtual void Behind();
 };
@@ -88,9 +93,9 @@ std::string SizesOf() {
 
 }  // namespace plugin_internal
 
-// What must be equal where C++ objects are passed between two that were compiled apart: compiler,
-// standard library, Abseil, and the layout of what this interface passes. Hidden, so that a plugin
-// never gets the program's.
+// Describes what must match when code that was compiled separately exchanges C++ objects: compiler,
+// standard library, Abseil, and the sizes and vtables of the types in this interface. Hidden
+// visibility, so that a plugin never binds to the program's copy of this function.
 [[gnu::visibility("hidden")]] inline std::string PluginToolchain() {
 #if defined(__clang__)
   std::string text = "clang++ " + std::to_string(__clang_major__);
@@ -113,14 +118,13 @@ std::string SizesOf() {
   text += ", ThreadSanitizer";
 #endif
   using plugin_internal::PlaceOf;
-  text +=
-      ", layout " +
-      plugin_internal::SizesOf<
-          std::string, std::vector<int>, absl::Status, absl::StatusOr<std::unique_ptr<Backend>>,
-          AgentOptions, VerbsOptions, UcxOptions, LibfabricOptions, FaultOptions, BackendContext,
-          HostIdentity, Capabilities, LocalRegion, RemoteRegion, Run, Op, Event, RailInfo>() +
-      "/" + std::to_string(PlaceOf(&plugin_internal::BackendProbe::Behind)) + "." +
-      std::to_string(PlaceOf(&plugin_internal::EndpointProbe::Behind));
+  text += ", layout " +
+          plugin_internal::SizesOf<std::string, std::vector<int>, absl::Status,
+                                   absl::StatusOr<std::unique_ptr<Backend>>, AgentOptions,
+                                   BackendOptions, BackendContext, HostIdentity, Capabilities,
+                                   LocalRegion, RemoteRegion, Run, Op, Event, RailInfo>() +
+          "/" + std::to_string(PlaceOf(&plugin_internal::BackendProbe::Behind)) + "." +
+          std::to_string(PlaceOf(&plugin_internal::EndpointProbe::Behind));
   return text;
 }
 
@@ -137,8 +141,8 @@ std::string SizesOf() {
 
 }  // namespace kvxfer
 
-// KVXFER_BACKEND_PLUGIN(name, factory[, library_version]): makes the shared library that it is
-// compiled into the plugin of backend `name`. Once in a library, outside of namespaces.
+// KVXFER_BACKEND_PLUGIN(name, factory[, library_version]) makes the shared library that it is
+// compiled into the plugin of backend `name`. Use it once per library, outside of namespaces.
 #define KVXFER_BACKEND_PLUGIN(plugin_name, ...)                            \
   extern "C" [[gnu::visibility("default")]] const ::kvxfer::BackendPlugin* \
   kvxfer_backend_plugin() {                                                \

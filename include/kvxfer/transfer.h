@@ -1,8 +1,9 @@
-// A transfer: one Write or Read of many blocks, or a notification alone, from its posting to its
-// one end.
+// A transfer: one Write or Read of many blocks, or a bare notification. It begins when it is posted
+// and ends exactly once.
 //
-// Thread-safety: every method may be called from any thread; copies of a Transfer are handles to
-// the same transfer. A handle may outlive the agent (its calls then answer from the final state).
+// Thread-safety: every method may be called from any thread. Copies of a Transfer are handles to
+// the same transfer.
+// Lifetime: a handle may outlive the agent; its calls then answer from the final state.
 //
 // Example:
 //   auto transfer = agent->Write("decode-0", blocks, {.notification = "request 7"});
@@ -26,43 +27,45 @@ namespace kvxfer {
 
 enum class TransferState : uint8_t { kActive, kDone, kFailed, kCancelled, kDeadlineExceeded };
 
-// What became of the notification at the target.
+// What happened to the notification at the target.
 enum class Delivery : uint8_t {
-  kNone,          // none was asked for
+  kNone,          // the transfer is still active
   kPending,       // the transfer is active
-  kDelivered,     // the target has it (or will hand it out after those before it)
-  kNotDelivered,  // the target never will
+  kDelivered,     // the target has it; its application gets it after those ordered before it
+  kNotDelivered,  // the target's application will never get it
   kUnknown,       // the peer could not be asked
 };
 
 enum class NotifyOrder : uint8_t {
   kPosted,    // after every earlier kPosted notification of this agent to this peer
-  kAnyOrder,  // as soon as its own bytes are visible
+  kAnyOrder,  // as soon as the transfer's own bytes are visible
 };
 
 struct TransferOptions {
-  // Reaches the target application after every byte is visible there. At most 64 KiB.
+  // Delivered to the target's application after every byte is visible there. At most 64 KiB.
   std::optional<std::string> notification{};
   NotifyOrder order = NotifyOrder::kPosted;
-  // Time from posting to the end; must be positive. The end comes within 10 % of it.
+  // Time from posting to the end; positive, and at most a year. The transfer ends within 10 % of
+  // it.
   Duration deadline = std::chrono::seconds(30);
-  // Higher goes first among the transfers that are being sent to the same peer, and among those
-  // that wait for that (beyond AgentOptions::max_active_transfers), but for notifications in
-  // kPosted order, which begin in that order.
+  // Transfers with a higher priority go first, among those that are being sent to the same peer and
+  // among those that wait to be sent (beyond AgentOptions::max_active_transfers). Transfers whose
+  // notification has kPosted order still begin in the order of posting.
   int priority = 0;
-  // Use this backend ("tcp", "shm", ...) or fail; empty: the best that reaches the peer.
+  // Use this backend ("tcp", "shm", ...) or fail; empty: the best one that reaches the peer.
   std::string backend{};
-  // Ready fence: when set, nothing is sent before *ready is non-zero (the engine looks at least
-  // once a millisecond, with acquire order). Must stay valid until the transfer has ended.
+  // Ready flag: if set, nothing is sent before *ready is non-zero. The engine loads it with acquire
+  // order at least once a millisecond. It must stay valid until the transfer has ended.
   const std::atomic<uint32_t>* ready = nullptr;
-  // Stream order: nothing of the local memory is read (Write), or overwritten (Read), and no
-  // notification told, before what is in this CUDA stream at the time of the call is over. For host
-  // memory as well. Posting puts an event into the stream, on the calling thread, and returns an
-  // error where that cannot be; should the work in the stream fail, the transfer does.
+  // CUDA stream order: a Write does not read local memory, a Read does not overwrite local memory,
+  // and no notification is delivered, before the work that is in this CUDA stream at the time of
+  // the call has finished. This holds for host memory too. Posting records an event in the stream,
+  // on the calling thread; if that fails, posting returns the error. If the work in the stream
+  // fails, so does the transfer.
   std::optional<CudaStream> after{};
-  // The same, for a CUevent (cudaEvent_t) of the application's, as a number, that was recorded
-  // before the call; 0: none. It stays valid, and is not recorded anew, until the transfer has
-  // ended.
+  // The same for an event: the number of a CUevent (cudaEvent_t) that the application recorded
+  // before the call; 0: none. It must stay valid, and must not be recorded again, until the
+  // transfer has ended.
   uint64_t after_event = 0;
 };
 
@@ -73,7 +76,7 @@ struct TransferStats {
   Duration queued{};   // posting → first slice handed to the backend
   Duration wire{};     // first slice → end
   Duration total{};    // posting → end
-  std::string path{};  // backend that carried it, e.g. "tcp"
+  std::string path{};  // the backend that moved the bytes, e.g. "tcp"
 };
 
 namespace internal {
@@ -84,52 +87,57 @@ class Transfer {
  public:
   Transfer() = default;
 
-  // Blocks until the transfer ends or `timeout` passes; drives the agent's progress meanwhile.
-  // OK: done. DeadlineExceeded with the text "still active": `timeout` passed, the transfer goes
-  // on. Else the transfer's own end: Unavailable (peer or path lost), ResourceExhausted (no
-  // descriptors for a connection; the peer is not lost), DeadlineExceeded, Cancelled,
-  // FailedPrecondition (peer restarted, region gone), PermissionDenied, Internal.
-  // FailedPrecondition when called from a callback.
+  // Blocks until the transfer ends or `timeout` passes, and drives the agent's progress meanwhile.
+  // OK: the transfer is done. DeadlineExceeded with the text "still active": `timeout` passed and
+  // the transfer goes on. FailedPrecondition: called from a callback. Otherwise the status that the
+  // transfer ended with: Unavailable (peer or path lost), ResourceExhausted (no descriptors for a
+  // connection; the peer is not lost), DeadlineExceeded, Cancelled, FailedPrecondition (peer
+  // restarted, region gone), PermissionDenied, Internal.
   absl::Status Wait(Duration timeout) const;
 
-  // The state now; never blocks.
+  // The present state; never blocks.
   TransferState Poll() const;
 
-  // The end's status: OK while active or done.
+  // The status that the transfer ended with; OK while it is active or if it is done.
   absl::Status status() const;
 
-  // Asks for the transfer to end. It ends as done if the target already had all of it, else as
-  // cancelled, when it is quiet or, marked quarantined, after AgentOptions::cancel_grace.
+  // Asks the transfer to end; does not wait. If the target already had all of it, it ends as done.
+  // Otherwise it ends as cancelled once it is quiet, or after AgentOptions::cancel_grace, marked
+  // quarantined.
   void Cancel() const;
 
-  // Runs `callback` once on the agent's dispatcher thread after the end (at once if it has
-  // ended; never where the agent has been destroyed before the call). At most one callback a
-  // transfer; a second replaces one that has not run.
+  // Calls `callback` once on the agent's dispatcher thread after the end; if the transfer has
+  // already ended, the call is due at once. After the agent has been destroyed, OnEnd does nothing.
+  // A transfer has at most one callback; a second one replaces a callback that has not run.
   void OnEnd(std::function<void(const Transfer&)> callback) const;
 
-  // Stream order: what is put into `stream` after this call begins after the transfer has ended,
-  // however it ends: status() says how, also by the time that work runs. Returns at once; no thread
-  // of the application waits. If it has ended, nothing is put into the stream.
-  // InvalidArgument: not a stream that kvxfer can use, and why. Unimplemented, Unavailable: no
-  // CUDA here. docs/gpu.md has what to mind.
+  // CUDA stream order: work that is submitted to `stream` after this call starts after the transfer
+  // has ended, however it ends; status() gives the result, also to code that runs as part of that
+  // work. Returns at once; no application thread waits. If the transfer has already ended, nothing
+  // is submitted to the stream.
+  // InvalidArgument: kvxfer cannot use the stream; the message says why. Unimplemented,
+  // Unavailable: no CUDA here. docs/gpu.md lists what to watch for.
   absl::Status StreamWait(const CudaStream& stream) const;
 
-  // True from an end that could not be made quiet in time until the memory of both sides is quiet.
+  // True if the transfer ended before it could be made quiet, and the memory of both sides is not
+  // quiet yet.
   bool quarantined() const;
-  // Blocks until the transfer has ended and is not quarantined. DeadlineExceeded on time-out.
+  // Blocks until the transfer has ended and is no longer quarantined. DeadlineExceeded: not within
+  // `timeout`.
   absl::Status WaitQuiet(Duration timeout) const;
 
   Delivery delivery() const;
   TransferStats stats() const;
-  uint64_t id() const;       // of this agent; rises with every posting
-  std::string peer() const;  // the target's name; of several, with commas
+  uint64_t id() const;       // unique within the agent; increases with every posting
+  std::string peer() const;  // the target's name; for a group, all names separated by commas
 
  private:
   friend class internal::TransferRecord;
   explicit Transfer(std::shared_ptr<internal::TransferRecord> record)
       : record_(std::move(record)) {}
 
-  // Shared between the application's handles and the progress engine, whichever lets go last.
+  // shared_ptr: the application's handles and the progress engine share the record, and any of them
+  // may be the last to release it.
   std::shared_ptr<internal::TransferRecord> record_;
 };
 

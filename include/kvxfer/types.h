@@ -1,4 +1,4 @@
-// Small vocabulary types that every other header uses.
+// Small types that all other headers use.
 //
 // Thread-safety: plain values; safe to copy between threads.
 //
@@ -18,18 +18,18 @@
 
 namespace kvxfer {
 
-// All durations of the interface; deadlines are kept on CLOCK_MONOTONIC.
+// The unit of all durations in the interface. Deadlines use CLOCK_MONOTONIC.
 using Duration = std::chrono::nanoseconds;
 
 // Where the bytes of a region live.
 enum class MemoryKind : uint8_t { kHost = 0, kCuda = 1 };
 
-// A CUDA stream as the application holds it: a cudaStream_t or CUstream, as a number.
+// A CUDA stream of the application: a cudaStream_t or CUstream, as a number.
 struct CudaStream {
-  // 0 and 1: the legacy default stream; 2: the default stream of the calling thread.
+  // 0 or 1: the legacy default stream; 2: the calling thread's default stream.
   uint64_t handle = 0;
-  // As the CUDA runtime counts. -1: that which the stream belongs to; of a default stream, that
-  // which is current in the calling thread.
+  // The CUDA runtime's device number. -1: the stream's own device; for a default stream, the device
+  // that is current in the calling thread.
   int device = -1;
 };
 
@@ -41,8 +41,9 @@ constexpr bool Allows(Access granted, Access wanted) {
          static_cast<uint8_t>(wanted);
 }
 
-// 128 random bits that name one life of one agent. Everything a peer holds of an agent (metadata,
-// keys, transfers, notifications) belongs to one incarnation and means nothing to the next.
+// 128 random bits that identify one run of one agent. Everything that a peer knows about an agent
+// (metadata, rkeys, transfers, notifications) belongs to one incarnation and is invalid for the
+// next.
 struct Incarnation {
   std::array<uint8_t, 16> bytes{};
 
@@ -52,13 +53,13 @@ struct Incarnation {
   auto operator<=>(const Incarnation&) const = default;
 };
 
-// Longest name of an agent, a backend or a host, a KV cache, a request or a lease, in bytes. Every
-// name is UTF-8 without control characters, line separators and characters that change the
-// direction of writing; InvalidArgument where one is not, whoever says it.
+// The maximum length, in bytes, of the name of an agent, backend, host, KV cache, request or lease.
+// Names are UTF-8 without control characters, line separators, or characters that change the
+// writing direction; another name is refused with InvalidArgument, whether local or from a peer.
 inline constexpr size_t kMaxNameBytes = 255;
 
-// Names one registration of one agent; rises with every registration and is never used twice
-// within an incarnation. Zero names none.
+// Identifies one registration of one agent. Ids increase and are never reused within an
+// incarnation.
 enum class RegionId : uint32_t { kNone = 0 };
 
 }  // namespace kvxfer

@@ -1,4 +1,4 @@
-// The version of kvxfer, of the headers that a program or a plugin was compiled with.
+// The version of the kvxfer headers that a program or plugin was compiled with.
 //
 // Thread-safety: a constant.
 //

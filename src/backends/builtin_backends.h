@@ -1,5 +1,5 @@
-// The table of the backends that are built in, in the order of preference. Its one definition is
-// generated from builtin_table.cc.in out of the list KVXFER_BACKENDS.
+// The table of built-in backends, in the order of preference. CMake generates its one definition
+// from builtin_table.cc.in and the list KVXFER_BACKENDS.
 #ifndef KVXFER_BACKENDS_BUILTIN_BACKENDS_H_
 #define KVXFER_BACKENDS_BUILTIN_BACKENDS_H_
 

@@ -24,13 +24,15 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "libkvxfer_backend_";
 constexpr std::string_view kSuffix = ".so";
 
-// The folder of the shared library, or else of the program, that this function is in; empty where
-// that is not known.
+// The folder of the shared library, or else of the program, that contains this function. Empty if
+// unknown.
 fs::path OwnFolder() {
   Dl_info info{};
   void* extra = nullptr;
   fs::path file = "/proc/self/exe";
-  // The name of a program is what it was called by; the link map tells which one that is.
+  // dli_fname of a program is the name by which it was called, which may be relative. The link map
+  // of the program has an empty name and a library's has an absolute path, so it distinguishes the
+  // two.
   if (dladdr1(reinterpret_cast<const void*>(&OwnFolder), &info, &extra, RTLD_DL_LINKMAP) != 0 &&
       extra != nullptr && static_cast<const link_map*>(extra)->l_name[0] == '/') {
     file = static_cast<const link_map*>(extra)->l_name;
@@ -47,7 +49,7 @@ std::string FileName(std::string_view name) {
   return file;
 }
 
-// The backend that a file of that name is a plugin of; empty: it is none.
+// The backend whose plugin has this file name; empty: it is not a plugin's name.
 std::string_view BackendOf(std::string_view file) {
   if (!file.starts_with(kPrefix) || !file.ends_with(kSuffix)) return {};
   if (file.size() < kPrefix.size() + kSuffix.size()) return {};
@@ -55,7 +57,7 @@ std::string_view BackendOf(std::string_view file) {
   return IsBackendName(file) ? file : std::string_view();
 }
 
-// The files of a folder; a folder that is not there, or cannot be read, has none.
+// The files in a folder. A folder that is missing or unreadable has none.
 std::vector<std::string> List(const std::string& folder) {
   std::vector<std::string> files;
   const std::unique_ptr<DIR, int (*)(DIR*)> open(opendir(folder.c_str()), &closedir);
@@ -90,13 +92,14 @@ std::vector<std::string> PluginFolders(const AgentOptions& options) {
   };
   for (const std::string& folder : options.plugin_path) add(folder);
   if (const fs::path own = OwnFolder(); !own.empty()) {
-    // A library, and its plugins below it; of a program that is the program itself.
+    // Beside a library: lib/kvxfer. Beside a program this would be the program file itself, hence
+    // the check.
     std::error_code error;
     if (fs::is_directory(own / "kvxfer", error)) add(own / "kvxfer");
-    // A package that has all of its files below one folder: the one of Python.
+    // A package that keeps all its files under one folder, as the Python package does.
     if (fs::is_directory(own / "lib" / "kvxfer", error)) add(own / "lib" / "kvxfer");
     add(own.parent_path() / "lib" / "kvxfer");
-    // Where the package has its libraries deeper (Debian: lib/x86_64-linux-gnu).
+    // A distribution whose library folder is deeper (Debian: lib/x86_64-linux-gnu).
     if (fs::path(KVXFER_INSTALL_LIBDIR).is_relative()) {
       add(own.parent_path() / KVXFER_INSTALL_LIBDIR / "kvxfer");
     }
@@ -106,6 +109,7 @@ std::vector<std::string> PluginFolders(const AgentOptions& options) {
 }
 
 absl::StatusOr<std::string> FindPlugin(std::string_view name, const AgentOptions& options) {
+  // Only folders that the application named must exist.
   for (const std::string& folder : options.plugin_path) {
     if (auto status = CheckFolder(folder); !status.ok()) return status;
   }

@@ -1,5 +1,5 @@
-// Where plugins are: libkvxfer_backend_<name>.so in a few folders, of which the first that has it
-// counts.
+// Finds plugins: files libkvxfer_backend_<name>.so in a few folders. The first folder that has a
+// file wins.
 //
 // Thread-safety: functions without state; any thread.
 
@@ -20,18 +20,18 @@ struct PluginFile {
   std::string path{};
 };
 
-// Letters, digits and underscores, all small: what a backend may be called.
+// Whether `name` is a valid backend name: lower-case letters, digits and underscores.
 bool IsBackendName(std::string_view name);
 
-// AgentOptions::plugin_path, then what lies beside the library or program that this is in, then
-// where kvxfer was installed.
+// In order: AgentOptions::plugin_path, the folders beside the library or program that contains this
+// code, and the folder where kvxfer was installed.
 std::vector<std::string> PluginFolders(const AgentOptions& options);
 
-// The file of backend `name`. NotFound: there is none, and which folders were looked through.
-// Unavailable: a folder of plugin_path cannot be read.
+// The file of backend `name`. NotFound: there is none; the error lists the folders that were
+// searched. Unavailable: a folder of plugin_path cannot be read.
 absl::StatusOr<std::string> FindPlugin(std::string_view name, const AgentOptions& options);
 
-// All there are, by name.
+// All plugins, sorted by name.
 std::vector<PluginFile> FindPlugins(const AgentOptions& options);
 
 }  // namespace kvxfer

@@ -15,7 +15,7 @@ namespace {
 
 constexpr PluginHost kHost{.log_enabled = &LogEnabled, .log_line = &PostLogLine};
 
-// What dlerror() says, as cause and remedy.
+// Turns the text of dlerror() into a cause and what to do.
 absl::Status Explain(const std::string& path, std::string_view error) {
   const absl::string_view text = ToAbsl(error);
   constexpr absl::string_view kMissing = ": cannot open shared object file: No such file";
@@ -37,7 +37,7 @@ absl::Status Explain(const std::string& path, std::string_view error) {
       remedy = "a library that it needs is of another version: build or install both anew";
     }
   }
-  // Most messages begin with the file.
+  // Most messages begin with the file's name.
   absl::string_view why = text;
   if (absl::ConsumePrefix(&why, path)) absl::ConsumePrefix(&why, ": ");
   return absl::UnavailableError(absl::StrCat(path, " cannot be loaded: ", why, "; ", remedy));
@@ -78,7 +78,7 @@ absl::Status CheckPlugin(const BackendPlugin& plugin, std::string_view name,
 }
 
 absl::StatusOr<const BackendPlugin*> LoadPlugin(std::string_view name, const std::string& path) {
-  // Never closed: threads and fork handlers of it may remain.
+  // RTLD_NODELETE: never closed, because the library's threads and fork handlers may remain.
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) return Explain(path, OrNothing(dlerror()));
   const auto entry = reinterpret_cast<const BackendPlugin* (*)()>(dlsym(library, kPluginEntry));
@@ -92,6 +92,7 @@ absl::StatusOr<const BackendPlugin*> LoadPlugin(std::string_view name, const std
     return absl::UnavailableError(absl::StrCat(path, " says nothing of itself; install it anew"));
   }
   if (auto status = CheckPlugin(*plugin, name, path); !status.ok()) return status;
+  // The plugin has its own hidden copy of the core; this makes it log through the program's logger.
   plugin->use_host(kHost);
   return plugin;
 }
@@ -100,7 +101,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakePluginBackend(const BackendPlugin& 
                                                            const std::string& path,
                                                            const BackendContext& context) {
   absl::StatusOr<std::unique_ptr<Backend>> made(nullptr);
-  // Who writes a plugin may use exceptions; they go no further than here.
+  // A plugin may use exceptions internally. They must not propagate into kvxfer, which does not
+  // handle them.
   try {
     made = plugin.make(context);
   } catch (...) {
@@ -108,7 +110,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakePluginBackend(const BackendPlugin& 
   }
   if (!made.ok()) return made;
   if (*made == nullptr) return absl::InternalError(absl::StrCat(path, " made no backend"));
-  // Peers know a backend by the name that it says.
+  // Peers find a backend by its name, so it must be the name of the plugin.
   if ((*made)->name() != plugin.name) {
     return absl::InternalError(absl::StrCat(path, ": its backend calls itself \"",
                                             ToAbsl((*made)->name()), "\", not \"", plugin.name,

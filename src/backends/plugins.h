@@ -1,6 +1,6 @@
-// Loads plugins, and says of one that cannot be used why. See kvxfer/plugin.h.
+// Loads plugins, and explains why a plugin cannot be used. See kvxfer/plugin.h.
 //
-// Thread-safety: any thread; a file that is loaded already is not loaded again. What was loaded
+// Thread-safety: any thread; a file that is loaded already is not loaded again. A loaded plugin
 // stays for the life of the process.
 
 #ifndef KVXFER_BACKENDS_PLUGINS_H_
@@ -17,15 +17,15 @@
 
 namespace kvxfer {
 
-// The plugin of backend `name` in the file `path`. Unavailable: it cannot be used here; which file,
-// why, and the remedy.
+// Loads the plugin of backend `name` from the file `path`. Unavailable: it cannot be used here; the
+// error says which file, why, and what to do.
 absl::StatusOr<const BackendPlugin*> LoadPlugin(std::string_view name, const std::string& path);
 
-// Whether a plugin that says this of itself is one of backend `name` for this program.
+// OK: a plugin that describes itself like this is a plugin for backend `name` and for this program.
 absl::Status CheckPlugin(const BackendPlugin& plugin, std::string_view name,
                          const std::string& path);
 
-// Its backend. Internal: it breaks the rules of kvxfer/plugin.h.
+// Makes the plugin's backend. Internal: the plugin breaks the rules of kvxfer/plugin.h.
 absl::StatusOr<std::unique_ptr<Backend>> MakePluginBackend(const BackendPlugin& plugin,
                                                            const std::string& path,
                                                            const BackendContext& context);

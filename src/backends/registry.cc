@@ -1,4 +1,4 @@
-// MakeBackend: from a name to a backend, decorated where the name says so.
+// MakeBackend: makes a backend from its name, with the faulty: decorator if the name has it.
 
 #include "src/backends/registry.h"
 
@@ -23,7 +23,7 @@ constexpr std::string_view kFaultyPrefix = "faulty:";
 
 constexpr std::array kKnown = {
     KnownBackend{.name = "loopback"},
-    // Takes GPU memory alone, and nothing takes that a shorter way.
+    // Accepts GPU memory only, and no other backend has a shorter path for it.
     KnownBackend{.name = "cuda_ipc"},
     KnownBackend{.name = "shm"},
     KnownBackend{.name = "verbs"},
@@ -57,7 +57,7 @@ absl::Status Unknown(std::string_view name, const AgentOptions& options) {
                                           ", and faulty:<one of these>"));
 }
 
-// Of a backend that is not built in.
+// For a backend that is not built in.
 absl::StatusOr<std::unique_ptr<Backend>> MakeFromPlugin(std::string_view name,
                                                         const BackendContext& context) {
   const absl::StatusOr<std::string> path = FindPlugin(name, context.options);
@@ -78,6 +78,12 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeFromPlugin(std::string_view name,
 std::span<const KnownBackend> KnownBackends() { return kKnown; }
 
 bool IsBuiltIn(std::string_view name) { return FindBuiltin(name) != nullptr; }
+
+std::vector<std::string> KnownBackendNames() {
+  std::vector<std::string> names;
+  for (const KnownBackend& known : kKnown) names.emplace_back(known.name);
+  return names;
+}
 
 std::vector<std::string> DefaultBackends() {
   std::vector<std::string> names;
@@ -105,7 +111,7 @@ std::vector<BackendOrigin> ListBackends(const AgentOptions& options) {
   for (const KnownBackend& known : kKnown) {
     origins.push_back({.name = std::string(known.name), .built_in = IsBuiltIn(known.name)});
   }
-  // Those that were added to the list of CMake only.
+  // Backends that exist only in the list KVXFER_BACKENDS of CMake.
   for (const BuiltinBackend& backend : BuiltinBackends()) {
     if (FindKnown(backend.name) == nullptr) {
       origins.push_back({.name = std::string(backend.name), .built_in = true});

@@ -1,4 +1,5 @@
-// Which backends there are: built in, as plugins, and known but not here.
+// Which backends exist: built in, as plugins, and those that kvxfer knows but that are missing
+// here.
 //
 // Thread-safety: functions without state; any thread.
 
@@ -15,18 +16,18 @@
 
 namespace kvxfer {
 
-// Whether a backend is one of DefaultBackends().
+// Whether DefaultBackends() contains a backend.
 enum class ByDefault : uint8_t {
   kAlways,
   kNever,
-  kOnEfa,  // where the host has such a device: loading it takes long
+  kOnEfa,  // only on hosts with an EFA device, because loading it takes long
 };
 
-// A backend that kvxfer is made for, whether this build has it or not.
+// A backend that kvxfer supports, whether this build contains it or not.
 struct KnownBackend {
   std::string_view name;
   ByDefault by_default = ByDefault::kAlways;
-  std::string_view remedy{};  // where it is neither built in nor a plugin
+  std::string_view remedy{};  // what to do if it is neither built in nor a plugin
 };
 
 // In the order of preference.
@@ -36,15 +37,15 @@ std::span<const KnownBackend> KnownBackends();
 struct BackendOrigin {
   std::string name{};
   bool built_in = false;
-  std::string file{};  // of its plugin; empty: built in, or not here
+  std::string file{};  // of its plugin; empty: built in, or missing
 };
 
-// Of all that are known, in the order of preference, and of other plugins by name. Loads nothing.
+// All known backends in the order of preference, then other plugins by name. Loads nothing.
 std::vector<BackendOrigin> ListBackends(const AgentOptions& options);
 
 bool IsBuiltIn(std::string_view name);
 
-// Whether the host has an EFA device. `root`: another folder than /, for tests.
+// Whether the host has an EFA device. `root` replaces / in tests.
 bool HasEfaDevice(const std::string& root = "/");
 
 }  // namespace kvxfer

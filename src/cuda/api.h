@@ -1,9 +1,11 @@
 // The part of the CUDA driver's binary interface that kvxfer calls: types, constants and functions
-// with the names and values of NVIDIA's <cuda.h>, so that building needs no CUDA toolkit. Where
-// there is one, tests/cuda_api/same_as_toolkit.cc compares each with the original.
+// with the names and values of NVIDIA's <cuda.h>, so that building needs no CUDA toolkit. If a
+// toolkit is installed, tests/cuda_api/same_as_toolkit.cc compares each of them with the original.
 //
-// Of functions that changed, the version that is named is the one that is meant ("_v2"); what a
-// driver lacks of the optional ones is null.
+// Functions that exist in several versions are named with the version that is meant ("_v2"). An
+// optional function that the installed CUDA driver lacks is null.
+//
+// Thread-safety: declarations only.
 
 #ifndef KVXFER_CUDA_API_H_
 #define KVXFER_CUDA_API_H_
@@ -92,13 +94,13 @@ enum CUdevice_P2PAttribute : int {
   CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED = 3,
 };
 
-// What CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING says.
+// The values of CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING.
 enum CUGPUDirectRDMAWritesOrdering : int {
   CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE = 0,
   CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER = 100,
   CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES = 200,
 };
-// Bits of CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS.
+// The bits of CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS.
 inline constexpr int CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST = 1;
 inline constexpr int CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_MEMOPS = 2;
 enum CUflushGPUDirectRDMAWritesTarget : int {
@@ -208,8 +210,8 @@ enum CUstreamCaptureMode : int {
   CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 };
 
-// X(function, (parameters)); each returns a CUresult. A driver must have these (11.4, the first
-// that knows GPUDirect's ordering).
+// X(function, (parameters)); each returns a CUresult. A CUDA driver must have all of these. CUDA
+// 11.4 is the first version that has them: it introduced the ordering attributes of GPUDirect RDMA.
 #define KVXFER_CUDA_CALLS(X)                                                                      \
   X(cuInit, (unsigned flags))                                                                     \
   X(cuDriverGetVersion, (int* version))                                                           \
@@ -292,8 +294,8 @@ enum CUstreamCaptureMode : int {
   X(cuFlushGPUDirectRDMAWrites,                                                                   \
     (CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope))
 
-// Of newer drivers: dmabuf 11.7, the second version of stream memory operations 11.7. Those about
-// graph capture are older, and can be done without.
+// Newer functions, which may be missing: dmabuf export (11.7) and the second version of the stream
+// memory operations (11.7). The two on graph capture are older, and kvxfer can do without them.
 #define KVXFER_CUDA_OPTIONAL_CALLS(X)                                                          \
   X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode * mode))                           \
   X(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus * status))                    \

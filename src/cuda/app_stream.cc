@@ -10,9 +10,10 @@ using namespace api;  // NOLINT(google-build-using-namespace): the driver's own 
 namespace {
 
 constexpr uint64_t kPerThread = 2;
-// Legacy, by its two numbers, and that of the thread.
+// CU_STREAM_LEGACY (1 or 0) and CU_STREAM_PER_THREAD (2) are not pointers.
 constexpr bool IsDefault(uint64_t handle) { return handle <= kPerThread; }
 
+// Both values of the legacy default stream give one key.
 uint64_t KeyOf(uint64_t handle) {
   if (handle == kPerThread) return 0;
   return handle == 0 ? 1 : handle;
@@ -43,6 +44,7 @@ absl::StatusOr<int> AppStream::FindDevice(const CudaStream& stream) const {
   if (IsDefault(stream.handle)) {
     return stream.device >= 0 ? absl::StatusOr<int>(stream.device) : CurrentDevice();
   }
+  // A default stream belongs to the current context, so its handle does not identify a device.
   CUcontext context = nullptr;
   const CUresult asked = driver_->calls().cuStreamGetCtx(handle_, &context);
   if (asked != CUDA_SUCCESS) return Error(asked, "cuStreamGetCtx");
@@ -69,7 +71,7 @@ absl::StatusOr<int> AppStream::DeviceOf(CUcontext context) const {
   return device;
 }
 
-// Of a default stream, which is that of the current context.
+// The device of a default stream: that of the current context.
 absl::StatusOr<int> AppStream::CurrentDevice() const {
   CUcontext context = nullptr;
   CUdevice device = -1;
@@ -89,6 +91,7 @@ absl::Status AppStream::CheckPrimary(CUcontext context, int device) const {
   int active = 0;
   const CUresult asked = driver_->calls().cuDevicePrimaryCtxGetState(device, &flags, &active);
   if (asked != CUDA_SUCCESS) return Error(asked, "cuDevicePrimaryCtxGetState");
+  // Asked only if the primary context is active, because retaining it would otherwise create it.
   if (active != 0) {
     const auto primary = driver_->Context(device);
     if (!primary.ok()) return primary.status();
@@ -105,7 +108,8 @@ absl::Status AppStream::CheckNotCapturing() const {
   if (ask == nullptr) return absl::OkStatus();
   CUstreamCaptureStatus captures = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult asked = ask(handle_, &captures);
-  // Of the legacy default stream: one that it is ordered with is being captured.
+  // A legacy default stream is ordered with every blocking stream, and one of those is being
+  // captured.
   const bool implicit = asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (asked != CUDA_SUCCESS && !implicit) return Error(asked, "cuStreamIsCapturing");
   if (captures == CU_STREAM_CAPTURE_STATUS_NONE && !implicit) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// A stream of the application, looked at before something is put into it.
+// A CUDA stream of the application, checked before something is put into it.
 //
 // Thread-safety: none; used within one call.
 
@@ -15,29 +15,29 @@
 
 namespace kvxfer::cuda {
 
-// For as long as it lives the stream's context is current in this thread.
+// While it exists, the CUDA stream's context is current in this thread.
 class AppStream {
  public:
-  // Where status() is an error nothing may be done. InvalidArgument, with the remedy: no stream of
-  // this process, of another device than it says, of a context that is not its device's primary
-  // one, or one that is being captured into a graph, of which a transfer cannot be a part. Else as
-  // Driver::Get.
+  // Check status() first: if it is an error, the stream must not be used. InvalidArgument, with
+  // what to do: the handle is not a CUDA stream of this process, belongs to another device than
+  // `stream` says, or to a context that is not its device's primary one; or the stream is being
+  // captured into a graph, which a transfer cannot be part of. Other errors as Driver::Get.
   explicit AppStream(const CudaStream& stream);
   AppStream(const AppStream&) = delete;
   AppStream& operator=(const AppStream&) = delete;
 
   const absl::Status& status() const { return status_; }
-  // Only where that is OK.
+  // Only if status() is OK.
   const Driver& driver() const { return *driver_; }
   const Device& device() const { return *device_; }
   api::CUstream handle() const { return handle_; }
-  // What names it for good, of its device: 0 for the default stream of a thread, which is another
-  // one in each.
+  // Identifies the CUDA stream on its device for as long as it exists. 0 for the per-thread default
+  // stream, which is a different stream in each thread.
   uint64_t key() const { return key_; }
 
   // "CUDA stream 0x7f31c0002a80"
   std::string Describe() const;
-  // What `result` of `call` with it means.
+  // The Status for `result` of `call` on this CUDA stream.
   absl::Status Error(api::CUresult result, const char* call) const;
 
  private:
@@ -56,8 +56,8 @@ class AppStream {
   absl::Status status_;
 };
 
-// The device of the context that is current in this thread, or else of one that the process uses;
-// of which does not matter to calls that work in any context. InvalidArgument: it uses none.
+// The device of this thread's current context, or else one that the process uses. For calls that
+// work in any context, which device it is does not matter. InvalidArgument: the process uses none.
 absl::StatusOr<int> SomeDeviceInUse(const Driver& driver);
 
 }  // namespace kvxfer::cuda

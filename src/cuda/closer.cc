@@ -13,12 +13,12 @@ namespace {
 
 struct Closer {
   const pid_t process = getpid();
-  std::mutex mu;                                   // of what follows
-  std::deque<absl::AnyInvocable<void()>> waiting;  // the first is being closed
-  bool works = false;                              // there is a thread
+  std::mutex mu;                                   // guards all below
+  std::deque<absl::AnyInvocable<void()>> waiting;  // the first one is being closed
+  bool works = false;                              // the thread exists
 };
 
-// Never destroyed: its thread may be at work when static objects go.
+// Never destroyed: its thread may still work when static objects are destroyed.
 Closer& TheCloser() {
   static auto* const closer = new Closer;
   return *closer;
@@ -29,6 +29,8 @@ void Work(Closer& closer) {
   while (!closer.waiting.empty()) {
     absl::AnyInvocable<void()>& close = closer.waiting.front();
     lock.unlock();
+    // Unlocked: this may take long, and CloseLater must not block. The front stays valid, as a
+    // deque's elements do while others are appended.
     close();
     lock.lock();
     closer.waiting.pop_front();
@@ -40,7 +42,7 @@ void Work(Closer& closer) {
 
 void CloseLater(absl::AnyInvocable<void()> close) {
   Closer& closer = TheCloser();
-  if (closer.process != getpid()) return;  // its lock may be held for ever here
+  if (closer.process != getpid()) return;  // a forked child: the lock may be held for ever here
   const std::lock_guard lock(closer.mu);
   closer.waiting.push_back(std::move(close));
   if (closer.works) return;
@@ -48,7 +50,7 @@ void CloseLater(absl::AnyInvocable<void()> close) {
     std::thread([&closer] { Work(closer); }).detach();
     closer.works = true;
   } catch (const std::system_error&) {
-    // No more threads now: it is closed with the next one.
+    // No thread can be created now. The next call of CloseLater tries again.
   }
 }
 

@@ -1,9 +1,10 @@
-// Closes what is not needed any more on a thread of its own. The driver may wait there for all that
-// is in the streams of a context (cuIpcCloseMemHandle, cuMemUnmap), and a stream of the application
-// may wait for what only the caller's thread will do (stream_word.h).
+// Closes CUDA objects on a thread of its own. cuIpcCloseMemHandle and cuMemUnmap may wait for all
+// work in the CUDA streams of a context, and a CUDA stream of the application may wait for
+// something that only the caller's thread will do (stream_word.h): on the caller's thread that
+// would be a deadlock.
 //
-// The thread is there while there is something to close. What is not closed by the end of the
-// process ends with it.
+// The thread exists while there is something to close. What is still open when the process ends
+// goes with the process.
 //
 // Thread-safety: everything from any thread.
 
@@ -14,11 +15,11 @@
 
 namespace kvxfer::cuda {
 
-// Runs `close` soon, behind what was handed over before. Not in a child that was forked from a
-// process which closed something: its driver is dead.
+// Runs `close` soon, after what was handed over before. Does nothing in a child that was forked
+// from a process which has closed something: the CUDA driver does not work there.
 void CloseLater(absl::AnyInvocable<void()> close);
 
-// Whether something that was handed over has not been closed yet.
+// True: something that was handed over is not closed yet.
 bool Closing();
 
 }  // namespace kvxfer::cuda

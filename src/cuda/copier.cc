@@ -19,12 +19,12 @@ namespace {
 
 using namespace api;  // NOLINT(google-build-using-namespace): the driver's own names
 
-// Two, so that the beginning of a batch goes over the end of the one before.
+// Two, so that a batch can begin while the previous one ends.
 constexpr size_t kStreams = 2;
-// Of one launch: the GPU copies the first of a large batch while the list of the next is written.
+// The GPU copies the first pieces of a large batch while the list for the next launch is written.
 constexpr size_t kPiecesPerLaunch = 4096;
 constexpr size_t kLaunches = Copier::kMaxPieces / kPiecesPerLaunch;
-// The largest batch fits beside one of the same size.
+// Has space for a largest batch beside another one of the same size.
 constexpr size_t kRingUnits = 2 * (kMostUnits + kLaunches * UnitRing::kAlign);
 
 class GpuCopier final : public Copier {
@@ -47,23 +47,23 @@ class GpuCopier final : public Copier {
  private:
   struct Batch {
     uint64_t number = 0;
-    CUevent event = nullptr;  // null: not recorded, the whole stream is asked
+    CUevent event = nullptr;  // null: not recorded; the whole stream is queried
     CUstream stream = nullptr;
     bool in_ring = false;
-    absl::Status failed{};  // a part of it was not begun
+    absl::Status failed{};  // not OK: a part of it was not begun
   };
 
   absl::Status PinList();
   absl::Status RunEmpty(const CopyKernel& kernel);
   Reach ReachOf(const Piece& piece) const;
-  // Both: after an error `begun` says whether something moves all the same. `at`: where in the list
-  // there is room, and then its end.
+  // Both: after an error `begun` says whether something moves all the same. `at`: where the list
+  // has space; afterwards its end.
   absl::Status Launch(std::span<const Piece> pieces, const CopyShape& shape, CUstream stream,
                       size_t& at, bool& begun);
   absl::Status CopyByDriver(std::span<const Piece> pieces, CUstream stream, bool& begun);
   void Record(Batch& batch);
   absl::StatusOr<CUevent> TakeEvent();
-  // OK: whatever was under way has ended, and the context is sound.
+  // OK: everything that was under way has ended, and the context works.
   absl::Status WaitForAll();
 
   const Driver& driver_;
@@ -78,14 +78,14 @@ class GpuCopier final : public Copier {
   std::vector<Piece> joined_;
   std::deque<Batch> running_;
   uint64_t last_ = 0;
-  absl::Status broken_;  // of the context: nothing will run any more
+  absl::Status broken_;  // not OK: the context is broken and nothing runs in it
 };
 
 absl::Status GpuCopier::Open() {
   const ContextScope scope(driver_, device_.ordinal);
   if (!scope.status().ok()) return scope.status();
-  // Streams of one priority share hardware queues, and one of the application that waits for a
-  // transfer would hold up the copies of that transfer.
+  // The highest priority: CUDA streams of equal priority share hardware queues, and a CUDA stream
+  // of the application that waits for a transfer would hold up that transfer's copies.
   int greatest = 0;
   const CUresult told = driver_.calls().cuCtxGetStreamPriorityRange(nullptr, &greatest);
   if (told != CUDA_SUCCESS) return driver_.Error(told, "cuCtxGetStreamPriorityRange");
@@ -122,8 +122,8 @@ absl::Status GpuCopier::PinList() {
   return absl::OkStatus();
 }
 
-// Drivers put off loading until a kernel is launched first, and may wait then for every stream of
-// the context.
+// CUDA drivers load a kernel lazily at its first launch, which may wait for every CUDA stream of
+// the context. So launch it here, where waiting is allowed.
 absl::Status GpuCopier::RunEmpty(const CopyKernel& kernel) {
   const CopyParams empty{.units = reinterpret_cast<uint64_t>(list_.data())};
   if (auto status = kernel.Launch(streams_[0], empty, 1); !status.ok()) return status;
@@ -132,7 +132,7 @@ absl::Status GpuCopier::RunEmpty(const CopyKernel& kernel) {
 
 GpuCopier::~GpuCopier() {
   const ContextScope scope(driver_, device_.ordinal);
-  if (!scope.status().ok()) return;  // not of this process any more, or the driver is gone
+  if (!scope.status().ok()) return;  // the process was forked, or the CUDA driver is gone
   const Calls& calls = driver_.calls();
   WaitForAll().IgnoreError();
   for (const Batch& batch : running_) {
@@ -167,7 +167,7 @@ absl::StatusOr<CUevent> GpuCopier::TakeEvent() {
   return event;
 }
 
-// Memory that the driver does not know can be the host's only.
+// How far the copy reaches. Memory that the CUDA driver does not know can only be host memory.
 Reach GpuCopier::ReachOf(const Piece& piece) const {
   Reach reach = Reach::kOwn;
   for (const uint64_t at : {piece.to, piece.from}) {
@@ -199,6 +199,7 @@ absl::Status GpuCopier::Launch(std::span<const Piece> pieces, const CopyShape& s
     const CopyParams params{.units = reinterpret_cast<uint64_t>(list + at),
                             .count = static_cast<uint32_t>(units),
                             .per_group = per_group};
+    // Each launch gets its own aligned part of the list (UnitRing::kAlign).
     at += UnitRing::Aligned(units);
     if (auto status = kernel_->Launch(stream, params, shape.Blocks(units, per_group));
         !status.ok()) {
@@ -220,7 +221,8 @@ absl::Status GpuCopier::CopyByDriver(std::span<const Piece> pieces, CUstream str
   return absl::OkStatus();
 }
 
-// Without an event the stream itself tells when it is over, though not before what follows on it.
+// If the event cannot be recorded, the stream itself is queried. It reports the end only after
+// everything that follows on it.
 void GpuCopier::Record(Batch& batch) {
   if (driver_.calls().cuEventRecord(batch.event, batch.stream) == CUDA_SUCCESS) return;
   events_.push_back(std::exchange(batch.event, nullptr));
@@ -242,6 +244,7 @@ absl::StatusOr<uint64_t> GpuCopier::Start(std::span<const Piece> pieces) {
   std::optional<size_t> at;
   if (kernel_ != nullptr && bytes > 0) {
     shape = ShapeOf(bytes, ReachOf(pieces.front()), device_.multiprocessors);
+    // An upper bound: the exact number is known once the units are written.
     most = MostUnits(pieces.size(), bytes, shape.unit_bytes) + kLaunches * UnitRing::kAlign;
     at = ring_.Find(most);
   }
@@ -261,6 +264,8 @@ absl::StatusOr<uint64_t> GpuCopier::Start(std::span<const Piece> pieces) {
     status = at.has_value() ? Launch(pieces, shape, batch.stream, end, begun)
                             : CopyByDriver(pieces, batch.stream, begun);
   }
+  // Nothing was begun, so the caller may take another path. Otherwise the batch must run until its
+  // end.
   if (!status.ok() && !begun) {
     events_.push_back(*event);
     return status;
@@ -279,15 +284,15 @@ std::optional<Copier::End> GpuCopier::Poll() {
   if (broken_.ok()) {
     const ContextScope scope(driver_, device_.ordinal);
     CUresult result = CUDA_SUCCESS;
-    // Also what earlier work of the context came to may be told here.
+    // May also report an error of earlier work in this context.
     end.status = broken_ = scope.status();
     if (end.status.ok()) {
       result = batch.event != nullptr ? driver_.calls().cuEventQuery(batch.event)
                                       : driver_.calls().cuStreamQuery(batch.stream);
       if (result == CUDA_ERROR_NOT_READY) return std::nullopt;
       end.status = driver_.Error(result, "a copy of the GPU");
-      // Most such errors stay, and nothing runs any more. Be it as it may: nothing does from here
-      // on.
+      // Most such errors are sticky, and nothing runs afterwards. In any case, wait until nothing
+      // moves.
       if (!end.status.ok() && !WaitForAll().ok()) broken_ = end.status;
     }
     if (end.status.ok()) end.status = batch.failed;

@@ -1,6 +1,6 @@
-// The compiled copy kernel (kernels.cuh), in one GPU context.
+// The compiled copy kernel (kernels.cuh), loaded into one GPU context.
 //
-// Lifetime: its module stays loaded until Unload, or as long as the context.
+// Lifetime: its module stays loaded until Unload or until the context ends.
 // Thread-safety: none.
 
 #ifndef KVXFER_CUDA_COPY_KERNEL_H_
@@ -17,20 +17,20 @@
 
 namespace kvxfer::cuda {
 
-// The code for every kind of GPU, as a fatbin; empty: built without.
+// The code for every supported kind of GPU, as a fatbin. Empty: built without nvcc.
 std::span<const std::byte> CopyKernelImage();
 
 class CopyKernel {
  public:
-  // Into the current context. Unimplemented: built without, or the GPU is too old for it.
+  // Loads into the current context. Unimplemented: built without nvcc, or the GPU is too old.
   static absl::StatusOr<std::unique_ptr<CopyKernel>> Load(const Driver* driver);
   CopyKernel(const CopyKernel&) = delete;
   CopyKernel& operator=(const CopyKernel&) = delete;
 
-  // Enqueues a launch. An error of the parameters leaves nothing behind in the context; what an
-  // earlier kernel did to it shows here too.
+  // Enqueues a launch. An error in the parameters leaves the context intact. An error may also come
+  // from an earlier kernel in this context.
   absl::Status Launch(api::CUstream stream, CopyParams params, uint32_t blocks) const;
-  // Nothing of it runs any more; in a scope of the same context.
+  // Call it when no launch is running, with the same context current.
   void Unload() { driver_.calls().cuModuleUnload(module_); }
 
  private:

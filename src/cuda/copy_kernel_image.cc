@@ -1,10 +1,10 @@
-// KVXFER_CUDA_FATBIN is the file of the compiled kernels; cmake/CudaKernels.cmake says where it
-// comes from. Without it there are none.
+// KVXFER_CUDA_FATBIN is the path of the compiled kernels (cmake/CudaKernels.cmake). Without it the
+// image is empty.
 
 #include "src/cuda/copy_kernel.h"
 
 #ifdef KVXFER_CUDA_FATBIN
-// In a read-only section, and shown to nobody outside of the library.
+// In a read-only section; the symbols are not visible outside of the library.
 asm(".pushsection .rodata, \"a\", %progbits\n"
     ".balign 64\n"
     ".hidden kvxfer_cuda_image_begin\n"

@@ -7,18 +7,18 @@
 namespace kvxfer::cuda {
 namespace {
 
-// One step of a warp. Below it a unit leaves lanes or loads of a warp unused.
+// What a warp moves in one step. A smaller unit leaves lanes or loads of the warp unused.
 constexpr uint64_t kStep = uint64_t{kWarp} * 16 * kInFlight;
-// Beyond it the list is no longer a cost, and ends of batches would be uneven.
+// A larger unit would no longer make the list cheaper, and would make the ends of batches uneven.
 constexpr uint64_t kMostUnitBytes = 4 * kStep;
-// A piece that has half of a step is a unit by itself as quickly as a row of one.
+// A piece of at least half a step is a unit of its own: as a row it would be copied no faster.
 constexpr uint64_t kLongRow = kStep / 2;
 
 constexpr uint32_t kWarpsPerProcessor = 6;
 constexpr uint32_t kWarpsPerBlock = kCopyThreads / kWarp;
 constexpr uint32_t kPeerBlocks = 48;
 constexpr uint32_t kHostBlocks = 16;
-// 128 bytes of the list: what PCIe carries as cheaply as less.
+// 128 bytes of the list: PCIe transfers them as cheaply as less.
 constexpr uint32_t kPerGroup = 4;
 static_assert(kPerGroup <= kMaxPerGroup);
 
@@ -29,7 +29,7 @@ bool Fits(int64_t stride) {
          stride <= std::numeric_limits<int32_t>::max();
 }
 
-// Joins what adjoins and gives each result to `take`.
+// Joins adjacent pieces and passes each result to `take`.
 template <typename Take>
 void ForEachJoined(std::span<const Piece> pieces, Take take) {
   for (size_t i = 0; i < pieces.size();) {
@@ -43,7 +43,7 @@ void ForEachJoined(std::span<const Piece> pieces, Take take) {
   }
 }
 
-// Takes joined pieces, and writes the units.
+// Accepts joined pieces and writes the units.
 class UnitWriter {
  public:
   UnitWriter(uint64_t unit_bytes, CopyUnit* out)
@@ -70,7 +70,8 @@ class UnitWriter {
  private:
   void Cut(const Piece& piece) {
     for (uint64_t done = 0; done < piece.bytes; done += unit_bytes_) {
-      // Field by field: put together elsewhere and copied it costs half as much again.
+      // Written field by field: building the unit elsewhere and copying it takes half as long
+      // again.
       next_->to = piece.to + done;
       next_->from = piece.from + done;
       next_->bytes = static_cast<uint32_t>(std::min(unit_bytes_, piece.bytes - done));
@@ -80,7 +81,7 @@ class UnitWriter {
       ++next_;
     }
   }
-  // False: it is no further row of the unit that is being made.
+  // False: `piece` is not the next row of the current unit.
   bool AddRow(const Piece& piece) {
     if (piece.bytes != rows_.bytes || rows_.rows == max_rows_ || rows_.rows == 0) return false;
     if (rows_.rows == 1) {
@@ -104,13 +105,14 @@ class UnitWriter {
   const uint64_t unit_bytes_;
   CopyUnit* const first_;
   CopyUnit* next_;
-  CopyUnit rows_{.rows = 0};  // none
+  CopyUnit rows_{.rows = 0};  // rows == 0: no unit has begun
   uint32_t max_rows_ = 0;
 };
 
 }  // namespace
 
 uint32_t CopyShape::PerGroup(size_t units) const {
+  // Smaller groups for few units, so that every warp gets some.
   const size_t each = (units + warps - 1) / warps;
   return std::min(kPerGroup, static_cast<uint32_t>(std::bit_ceil(each)));
 }
@@ -123,7 +125,7 @@ uint32_t CopyShape::Blocks(size_t units, uint32_t per_group) const {
 CopyShape ShapeOf(uint64_t bytes, Reach reach, int multiprocessors) {
   const auto processors = static_cast<uint32_t>(std::max(1, multiprocessors));
   CopyShape shape;
-  // With memory of its own the GPU gets a block for each group, and evens out by itself.
+  // With only its own memory, the GPU gets a block for each group and balances the load by itself.
   shape.max_blocks = reach == Reach::kHost   ? kHostBlocks
                      : reach == Reach::kPeer ? kPeerBlocks
                                              : std::numeric_limits<int32_t>::max();
@@ -131,9 +133,10 @@ CopyShape ShapeOf(uint64_t bytes, Reach reach, int multiprocessors) {
       std::min(kWarpsPerProcessor * processors,
                static_cast<uint32_t>(std::min<uint64_t>(uint64_t{shape.max_blocks} * kWarpsPerBlock,
                                                         std::numeric_limits<uint32_t>::max())));
+  // About two units per warp, in whole steps.
   shape.unit_bytes =
       std::clamp(RoundUp(bytes / (uint64_t{2} * shape.warps), kStep), kStep, kMostUnitBytes);
-  // A list has its bound too.
+  // The list is bounded too (kMostUnits): units grow for very large batches.
   shape.unit_bytes =
       std::max(shape.unit_bytes, RoundUp(bytes / (kMostUnits - Copier::kMaxPieces), kStep));
   return shape;

@@ -1,4 +1,4 @@
-// What the driver says of each GPU of this process.
+// What the CUDA driver reports about each GPU of this process.
 
 #include <array>
 #include <cctype>
@@ -23,7 +23,7 @@ std::string HexDigits(const CUuuid& uuid) {
   return text;
 }
 
-// The driver's own answer where it has one (from 12.2 on); elsewhere the bus knows.
+// `told` is the CUDA driver's answer, which it has from 12.2 on. For older ones ask the PCI bus.
 int NumaNodeOf(int told, const std::string& pci) {
   if (told >= 0) return told;
   const Sysfs host;
@@ -47,7 +47,7 @@ absl::Status Driver::FindDevices() {
   return absl::OkStatus();
 }
 
-// What a driver does not know of an attribute is as if the device had not got it.
+// An attribute that the CUDA driver does not know counts as a feature that the device lacks.
 absl::StatusOr<Device> Driver::Describe(int ordinal) const {
   Device out{.ordinal = ordinal};
   CUdevice device = 0;
@@ -62,7 +62,7 @@ absl::StatusOr<Device> Driver::Describe(int ordinal) const {
   if (calls_.cuDeviceGetName(text.data(), text.size(), device) == CUDA_SUCCESS) {
     out.name = text.data();
   }
-  // The second version: of a MIG instance its own, not that of the whole GPU.
+  // The second version returns a MIG instance's own UUID, not that of the whole GPU.
   CUuuid uuid{};
   if (auto status = Error(calls_.cuDeviceGetUuid_v2(&uuid, device), "cuDeviceGetUuid");
       !status.ok()) {
@@ -70,7 +70,7 @@ absl::StatusOr<Device> Driver::Describe(int ordinal) const {
   }
   out.uuid = HexDigits(uuid);
   if (calls_.cuDeviceGetPCIBusId(text.data(), text.size(), device) == CUDA_SUCCESS) {
-    out.pci = text.data();  // in capitals, where the kernel has small letters
+    out.pci = text.data();  // in upper case; sysfs uses lower case
     for (char& c : out.pci) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
   if (calls_.cuDeviceTotalMem_v2(&out.memory, device) != CUDA_SUCCESS) out.memory = 0;

@@ -19,8 +19,9 @@ using namespace api;  // NOLINT(google-build-using-namespace): the driver's own 
 
 constexpr char kDriverLibrary[] = "libcuda.so.1";
 
-// This process was forked from one that had initialised the driver. The driver does not work here,
-// and none of its locks may be touched; objects made before the fork are let go without a word.
+// This process was forked from one that had initialised the CUDA driver. The driver does not work
+// here and its locks must not be touched. Objects that were made before the fork are leaked
+// silently.
 std::atomic<bool> forked_with_driver = false;
 
 absl::Status CheckNotForked() {
@@ -30,9 +31,10 @@ absl::Status CheckNotForked() {
       "start workers anew (spawn), or fork before CUDA is used");
 }
 
-// How often this process has loaded a library; 0: not known.
+// How many libraries this process has loaded so far; 0: unknown.
 uint64_t LibrariesLoaded() {
   uint64_t loaded = 0;
+  // The count is global, so the first entry suffices: returning 1 ends the iteration.
   const auto first = [](dl_phdr_info* info, size_t bytes, void* out) {
     const bool told = bytes >= offsetof(dl_phdr_info, dlpi_adds) + sizeof(info->dlpi_adds);
     if (told) *static_cast<uint64_t*>(out) = info->dlpi_adds;
@@ -56,12 +58,12 @@ absl::Status WhyNotLoaded(const char* words) {
 
 }  // namespace
 
-// Retained once, and never given back: the driver may be gone before the last static object is.
+// Retained once and never released: the CUDA driver may be gone before the last static object is.
 struct Driver::Contexts {
   explicit Contexts(size_t devices) : primary(devices) {}
 
-  std::mutex mu;                                // of what follows, but for reading `primary`
-  std::vector<std::atomic<CUcontext>> primary;  // by ordinal; null: not yet
+  std::mutex mu;  // guards the rest; `primary` is also read without it
+  std::vector<std::atomic<CUcontext>> primary;  // by ordinal; null: not retained yet
   std::set<std::pair<int, int>> peers;          // from, to
 };
 
@@ -70,15 +72,15 @@ Driver::~Driver() = default;
 
 absl::StatusOr<const Driver*> Driver::Get() {
   if (auto status = CheckNotForked(); !status.ok()) return status;
-  // Never destroyed, for the reason above; leak checkers find it by this pointer.
+  // Never destroyed, for the reason above. Leak checkers find it through this pointer.
   static const auto* const loaded = new absl::StatusOr<std::unique_ptr<Driver>>(Load());
   if (!loaded->ok()) return loaded->status();
   return (*loaded)->get();
 }
 
-// A driver that somebody else has initialised is taken over; that costs no more than asking it.
-// Looking for it is what costs: where there was none that is not done again before the process has
-// loaded another library, and one that is in use stays so.
+// A CUDA driver that another library has initialised is used too; that costs no more than asking
+// it. Searching for it is what costs. So after a search that found none, the next search waits
+// until the process has loaded another library; and a driver that is in use stays in use.
 const Driver* Driver::IfInUse() {
   if (!CheckNotForked().ok()) return nullptr;
   static std::atomic<const Driver*> in_use = nullptr;
@@ -91,7 +93,7 @@ const Driver* Driver::IfInUse() {
     looked_at.store(loaded, std::memory_order_relaxed);
     return nullptr;
   }
-  // Fails with CUDA_ERROR_NOT_INITIALIZED as long as nobody has called cuInit.
+  // Fails with CUDA_ERROR_NOT_INITIALIZED while nobody has called cuInit.
   const auto current =
       reinterpret_cast<CUresult (*)(CUcontext*)>(dlsym(library, "cuCtxGetCurrent"));
   CUcontext context = nullptr;
@@ -105,7 +107,7 @@ const Driver* Driver::IfInUse() {
 }
 
 absl::StatusOr<std::unique_ptr<Driver>> Driver::Load() {
-  // Stays loaded: a driver cannot be unloaded while there are contexts.
+  // Stays loaded: the CUDA driver cannot be unloaded while contexts exist.
   void* const library = dlopen(kDriverLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return WhyNotLoaded(dlerror());
   std::unique_ptr<Driver> driver(new Driver());
@@ -113,6 +115,7 @@ absl::StatusOr<std::unique_ptr<Driver>> Driver::Load() {
   if (auto status = driver->Error(driver->calls_.cuInit(0), "cuInit"); !status.ok()) {
     return Annotate(status, "the CUDA driver cannot be used");
   }
+  // Registered after cuInit succeeded: a child of an earlier fork may still use CUDA.
   pthread_atfork(nullptr, nullptr,
                  [] { forked_with_driver.store(true, std::memory_order_relaxed); });
   if (auto status =
@@ -164,6 +167,8 @@ const Device* Driver::FindUuid(std::string_view uuid) const {
 absl::StatusOr<CUcontext> Driver::Context(int ordinal) const {
   if (auto status = CheckNotForked(); !status.ok()) return status;
   if (auto known = device(ordinal); !known.ok()) return known.status();
+  // Double-checked: the acquire pairs with the release below, so that the common case takes no
+  // lock.
   std::atomic<CUcontext>& kept = contexts_->primary[static_cast<size_t>(ordinal)];
   if (const CUcontext context = kept.load(std::memory_order_acquire); context != nullptr) {
     return context;
@@ -189,6 +194,7 @@ absl::Status Driver::EnablePeerAccess(int from, int to) const {
   if (!peer.ok()) return peer.status();
   const ContextScope scope(*this, from);
   if (!scope.status().ok()) return scope.status();
+  // cuCtxEnablePeerAccess works on the context that is current: that of `from`.
   const std::lock_guard lock(contexts_->mu);
   if (contexts_->peers.contains({from, to})) return absl::OkStatus();
   CUdevice gpu = 0;
@@ -219,6 +225,8 @@ ContextScope::ContextScope(const Driver& driver, int ordinal) : driver_(driver) 
 
 ContextScope::~ContextScope() {
   if (!status_.ok()) return;
+  // The mode belongs to the thread, so it is exchanged back before the previous context is
+  // restored.
   ExchangeCaptureMode();
   CUcontext own = nullptr;
   driver_.calls().cuCtxPopCurrent_v2(&own);

@@ -1,9 +1,10 @@
 // The CUDA driver: libcuda.so.1, loaded at run time, so that one binary runs with and without GPUs.
 //
-// It is loaded and initialised at the first use of CUDA memory, once in a process and for its life;
-// what made that fail then stays the answer. Nothing here changes what is current in a thread of
-// the application: each call is made inside of a ContextScope. Contexts are the devices' primary
-// ones, as those of the runtime API, of PyTorch and of vLLM are; they are retained, not made anew.
+// It is loaded and initialised at the first use of CUDA memory, once per process and for its whole
+// life. If that fails, every later call returns the same error. Nothing here changes which context
+// is current in a thread of the application: each call is made inside a ContextScope. Contexts are
+// the devices' primary ones, like those of the runtime API, PyTorch and vLLM; they are retained,
+// not created anew.
 //
 // Thread-safety: everything from any thread.
 
@@ -25,58 +26,58 @@ namespace kvxfer::cuda {
 
 class Driver;
 
-// One GPU, or one MIG instance, as CUDA numbers them in this process (CUDA_VISIBLE_DEVICES).
+// A GPU or a MIG instance, as CUDA numbers it in this process (CUDA_VISIBLE_DEVICES).
 struct Device {
   int ordinal = 0;
   std::string name{};  // "NVIDIA H100 80GB HBM3"
-  std::string uuid{};  // 32 hex digits; the same in every process of the host
+  std::string uuid{};  // 32 hex digits; the same in every process on the host
   std::string pci{};   // "0000:1b:00.0"
   size_t memory = 0;   // bytes
   int compute = 0;     // 90: compute capability 9.0
   int multiprocessors = 0;
-  int numa_node = -1;  // of the host; -1: not known
+  int numa_node = -1;  // of the host; -1: unknown
   bool integrated = false;
-  bool virtual_memory = false;  // cuMemCreate and what belongs to it
+  bool virtual_memory = false;  // cuMemCreate and related calls
   bool fd_handles = false;      // its memory can be exported as a file descriptor
-  bool fabric_handles = false;  // and over NVLink to other hosts
-  bool gpu_direct = false;      // NICs may be given its memory
-  bool dmabuf = false;          // by way of a dmabuf
-  bool stream_values = false;   // streams can wait for a word of memory
-  // How far writes of NICs that have completed are ordered before kernels, without a flush
-  // (CUGPUDirectRDMAWritesOrdering), and by what a flush can be done (bits).
+  bool fabric_handles = false;  // its memory can be exported over NVLink to other hosts
+  bool gpu_direct = false;      // NICs can access its memory (GPUDirect RDMA)
+  bool dmabuf = false;          // it can export memory as a dmabuf
+  bool stream_values = false;   // CUDA streams can wait for a word of memory
+  // How far completed writes of NICs are ordered before kernels without a flush
+  // (CUGPUDirectRDMAWritesOrdering), and how a flush can be done (bits).
   int writes_ordering = 0;
   int flush_options = 0;
 };
 
 class Driver {
  public:
-  // Loads the driver where that has not been tried. Unimplemented: there is none (no libcuda.so.1),
-  // or no GPU. Unavailable: there is one, and why it cannot be used: too old, another version than
-  // the kernel's module, no permission. Both with the remedy.
+  // Loads the CUDA driver if that was not tried before. Unimplemented: there is no driver (no
+  // libcuda.so.1) or no GPU. Unavailable: there is a driver that cannot be used: it is too old, its
+  // version differs from the kernel module's, or permission is missing. Both errors say what to do.
   static absl::StatusOr<const Driver*> Get();
-  // Null unless the process has initialised CUDA, by Get or otherwise. Loads nothing.
+  // Null unless the process has initialised CUDA, through Get or otherwise. Loads nothing.
   static const Driver* IfInUse();
 
-  ~Driver();  // never runs for the process's own
+  ~Driver();  // never runs for the instance that Get returns
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
   const api::Calls& calls() const { return calls_; }
   int version() const { return version_; }  // 12040: 12.4
   std::span<const Device> devices() const { return devices_; }
-  // InvalidArgument names the devices that there are.
+  // The InvalidArgument error names the devices that exist.
   absl::StatusOr<const Device*> device(int ordinal) const;
   // Null: no such device in this process.
   const Device* FindUuid(std::string_view uuid) const;
 
-  // The primary context of a device, retained at the first call.
+  // The device's primary context, retained at the first call.
   absl::StatusOr<api::CUcontext> Context(int ordinal) const;
-  // Whether kernels and copies of `from` reach memory of `to`; makes it so at the first call.
-  // FailedPrecondition: another GPU without peer-to-peer, and what to look at.
+  // OK: kernels and copies on `from` can reach memory of `to`. The first call enables it.
+  // FailedPrecondition: the GPUs have no peer-to-peer path; the error says what to look at.
   absl::Status EnablePeerAccess(int from, int to) const;
 
-  // What `result` of `call` means: code, the driver's own name and words, and the remedy where
-  // one is known. OK for CUDA_SUCCESS.
+  // The Status for `result` of `call`: its code, the CUDA driver's name and text for it, and what
+  // to do about it if that is known. OK for CUDA_SUCCESS.
   absl::Status Error(api::CUresult result, std::string_view call) const;
 
  private:
@@ -93,11 +94,12 @@ class Driver {
   std::unique_ptr<Contexts> contexts_;
 };
 
-// Makes the primary context of a device current in this thread, and what was before again when it
-// goes. Where status() is an error nothing was changed.
+// Makes a device's primary context current in this thread, and restores the previous one when it is
+// destroyed. If status() is an error nothing was changed.
 //
-// Calls inside of it leave an application alone that captures a graph at that time, in whichever
-// thread: a mere question for an event would spoil it (CU_STREAM_CAPTURE_MODE_GLOBAL).
+// Calls inside the scope do not disturb an application that is capturing a graph in any thread.
+// Without that, even a query of an event would invalidate the capture
+// (CU_STREAM_CAPTURE_MODE_GLOBAL).
 class ContextScope {
  public:
   ContextScope(const Driver& driver, int ordinal);
@@ -111,7 +113,7 @@ class ContextScope {
 
   const Driver& driver_;
   absl::Status status_;
-  // Of this thread, inside; outside of it while it lives.
+  // While the scope exists: the thread's previous mode. Otherwise: the mode to set.
   api::CUstreamCaptureMode capture_mode_ = api::CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 

@@ -1,4 +1,4 @@
-// What an error of the driver means for who reads it: code, the driver's own words, the remedy.
+// What a CUDA driver error means for the reader: a status code, the CUDA driver's text, what to do.
 
 #include <array>
 #include <string>
@@ -17,13 +17,13 @@ constexpr char kNoDeviceFiles[] =
     "the device files /dev/nvidia* are not there or may not be opened: in a container start it "
     "with GPUs (--gpus all, or the resource of the device plugin), on a host look at nvidia-smi "
     "and at the rights of /dev/nvidia*";
-// After these nothing of the context works any more, for the application neither.
+// After these errors the context is unusable, for the application too.
 constexpr char kBroken[] =
     "the GPU context of this process is broken and stays so: restart the process "
     "(compute-sanitizer finds the kernel that did it)";
 
-// The first row that fits counts. `calls`: how the name of the call begins, for codes that mean
-// different things.
+// The first row that matches applies. `calls` is a prefix of the call's name, for codes whose
+// meaning depends on the call.
 struct Meaning {
   CUresult result;
   std::string_view calls;
@@ -130,6 +130,7 @@ absl::Status Driver::Error(CUresult result, std::string_view call) const {
                                   words == nullptr ? "" : words, ")");
   const Meaning* const meaning = Find(result, call);
   if (meaning == nullptr) {
+    // An unknown error of cuInit means that CUDA cannot be used here; elsewhere it is unexpected.
     return absl::Status(call == "cuInit" ? StatusCode::kUnavailable : StatusCode::kInternal, text);
   }
   if (meaning->remedy[0] != '\0') absl::StrAppend(&text, ": ", meaning->remedy);

@@ -10,8 +10,8 @@ using namespace api;  // NOLINT(google-build-using-namespace): the driver's own 
 absl::Status Flusher::Add(const Driver* driver, int device) {
   auto known = driver->device(device);
   if (!known.ok()) return known.status();
-  // What is promised is that the bytes are there for the device that owns the memory. A kernel of
-  // another one that reads it peer to peer asks the owner, which answers out of its own memory.
+  // Only visibility for the device that owns the memory is promised. A kernel of another GPU that
+  // reads it peer to peer asks the owner, which answers from its own memory.
   const bool ordered = (*known)->writes_ordering >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
   if (!ordered && ((*known)->flush_options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -36,6 +36,7 @@ void Flusher::Remove(int device) {
 }
 
 absl::Status Flusher::Flush() {
+  // The flush covers the current context, so each device needs one of its own.
   for (const auto& [device, use] : devices_) {
     if (!use.flushes) continue;
     const ContextScope scope(*driver_, device);

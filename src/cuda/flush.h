@@ -1,8 +1,9 @@
-// Makes what NICs have written into GPU memory, or read into it, visible to kernels: a completion
-// of the NIC does not say that it is (docs/gpu.md, "Visibility"). Needed before anybody is told of
-// the data, unless the device orders such writes by itself (Device::writes_ordering).
+// Makes data that NICs have written into GPU memory visible to kernels: a completion of the NIC
+// does not imply that (docs/gpu.md, "Visibility"). The same holds for data that a NIC read from a
+// peer into GPU memory. The flush is needed before anybody is notified of the data, unless the
+// device orders such writes by itself (Device::writes_ordering).
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_CUDA_FLUSH_H_
 #define KVXFER_CUDA_FLUSH_H_
@@ -14,17 +15,18 @@
 
 namespace kvxfer::cuda {
 
-// The devices whose memory a backend has given to NICs.
+// The devices whose memory a backend has registered with NICs.
 class Flusher {
  public:
-  // A region of `device` is registered, or not any more. An error of Add: the device neither orders
-  // writes nor can flush them; its memory must not be given to NICs.
+  // A region of `device` was registered, or deregistered. An error of Add: the device neither
+  // orders such writes nor can it flush them, so its memory must not be given to NICs.
   absl::Status Add(const Driver* driver, int device);
   void Remove(int device);
 
   // Whether Flush has anything to do. Cheap.
   bool needed() const { return needed_ > 0; }
-  // Once for all that has completed until now. An error: what completed must not be told as there.
+  // One flush covers everything that has completed until now. An error: the completed data must not
+  // be reported as received.
   absl::Status Flush();
 
  private:
@@ -34,7 +36,7 @@ class Flusher {
   };
   const Driver* driver_ = nullptr;
   std::map<int, Use> devices_;
-  size_t needed_ = 0;  // devices that flush
+  size_t needed_ = 0;  // how many of devices_ need flushes
 };
 
 }  // namespace kvxfer::cuda

@@ -10,7 +10,7 @@
 namespace kvxfer::cuda {
 namespace {
 
-// Why no NIC may be given that allocation, and what to do; empty: it may.
+// Why no NIC can be given this allocation, and what to do. Empty: it can.
 std::string_view WhyNot(const Allocation& part) {
   if (part.kind == AllocationKind::kManaged) {
     return "is managed memory (cudaMallocManaged), which moves between GPU and host while a NIC "
@@ -60,6 +60,8 @@ absl::StatusOr<DirectSpan> ExamineDirect(const MemorySpan& span) {
         absl::StrCat("GPU memory cannot be given to NICs: what lies at 0x", absl::Hex(part.base),
                      " of ", out.ToString(), " ", ToAbsl(why)));
   }
+  // Otherwise synchronous copies of the application may return before they are over at the device,
+  // and a NIC could read stale bytes.
   if (absl::Status status = SetSyncMemops(*out.driver, out.span); !status.ok()) return status;
   return out;
 }
@@ -76,6 +78,7 @@ absl::StatusOr<Dmabuf> ExportDmabuf(const DirectSpan& span, uint64_t base, uint6
   }
   const ContextScope context(*span.driver, span.device->ordinal);
   if (!context.status().ok()) return context.status();
+  // The CUDA driver exports whole pages only.
   const uint64_t page = PageBytes();
   const uint64_t from = base / page * page;
   const uint64_t to = (base + bytes + page - 1) / page * page;
@@ -95,7 +98,7 @@ std::string_view NameOf(PeerMemory kind) {
 
 bool IsLoaded(PeerMemory kind, const Sysfs& host) {
   if (kind == PeerMemory::kEfa) return host.Exists("/sys/module/efa_nv_peermem");
-  // nv_peer_mem is what it was called before it came with the driver.
+  // nv_peer_mem is its name from before it came with the NVIDIA driver.
   return host.Exists("/sys/module/nvidia_peermem") || host.Exists("/sys/module/nv_peer_mem");
 }
 

@@ -1,7 +1,8 @@
-// GPU memory for NICs (GPUDirect RDMA): which may be given to them, and by which of the two ways.
+// GPU memory for NICs (GPUDirect RDMA): which memory can be given to them, and in which of two
+// ways.
 //
-//   dmabuf      the driver exports a range as a file descriptor, which the NIC's driver attaches
-//   peer memory the NIC's plain registration takes GPU addresses, with the help of a kernel module
+//   dmabuf       the CUDA driver exports a range as a file descriptor; the NIC's driver attaches it
+//   peer memory  a plain registration by the NIC takes GPU addresses, helped by a kernel module
 //
 // Thread-safety: functions without state; any thread.
 
@@ -22,7 +23,7 @@
 
 namespace kvxfer::cuda {
 
-// A span that may be given to NICs.
+// A span that can be given to NICs.
 struct DirectSpan {
   const Driver* driver = nullptr;
   const Device* device = nullptr;
@@ -32,29 +33,31 @@ struct DirectSpan {
   std::string ToString() const;
 };
 
-// What `span`, of kind kCuda, is; its SYNC_MEMOPS are set. As Examine; FailedPrecondition, with the
-// remedy: the GPU takes no part in GPUDirect RDMA, or memory of that kind can be given to no NIC.
+// Examines `span`, which must be of kind kCuda, and sets its SYNC_MEMOPS. Errors as Examine;
+// FailedPrecondition, with what to do: the GPU does not support GPUDirect RDMA, or memory of this
+// kind cannot be given to NICs.
 absl::StatusOr<DirectSpan> ExamineDirect(const MemorySpan& span);
 
-// Whether the driver exports memory of that GPU as a dmabuf.
+// Whether the CUDA driver can export memory of this GPU as a dmabuf.
 bool ExportsDmabuf(const DirectSpan& span);
 
-// A part of GPU memory as a dmabuf of whole pages.
+// A part of GPU memory, exported as a dmabuf of whole pages.
 struct Dmabuf {
   OwnFd fd;
   uint64_t offset = 0;  // of the part's first byte
 };
 
-// [base, base + bytes) within `span`. Unimplemented: not ExportsDmabuf. Another error: the driver
-// refuses this range; of several allocations it may still take each by itself.
+// Exports [base, base + bytes), which lies within `span`. Unimplemented: not ExportsDmabuf. Any
+// other error: the CUDA driver refuses this range; if the range covers several allocations, it may
+// accept each of them separately.
 absl::StatusOr<Dmabuf> ExportDmabuf(const DirectSpan& span, uint64_t base, uint64_t bytes);
 
-// Whose peer memory it is.
+// Whose module provides peer memory.
 enum class PeerMemory : uint8_t {
-  kInfiniband,  // nvidia-peermem, or what it was before
+  kInfiniband,  // nvidia-peermem, or its predecessor
   kEfa,         // efa-nv-peermem
 };
-// The name of the kernel module, as modprobe has it.
+// The kernel module's name as modprobe knows it.
 std::string_view NameOf(PeerMemory kind);
 // Whether such a module is loaded.
 bool IsLoaded(PeerMemory kind, const Sysfs& host);

@@ -1,12 +1,12 @@
-// The entry points of the GPU; the work is in kernels.cuh.
+// The GPU's entry points. The work is in kernels.cuh.
 
 #include "src/cuda/kernels.cuh"
 
 namespace kvxfer::cuda {
 namespace {
 
-// The list is read by the whole warp in one coalesced access, half a unit a lane (over PCIe a
-// request of 128 bytes or more costs hardly more than one of 32), and handed round by shuffles.
+// The warp reads the list in one coalesced access, half a unit per lane, and passes the halves
+// round by shuffles. Over PCIe a request of 128 bytes or more costs hardly more than one of 32.
 __device__ __forceinline__ CopyUnit FromLanes(const uint4& half, uint32_t index) {
   const auto word = [&](uint32_t value, uint32_t which) {
     return __shfl_sync(0xffffffffu, value, 2 * index + which);
@@ -32,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(kCopyThreads, 3)
   const uint32_t warp = (blockIdx.x * kCopyThreads + threadIdx.x) / kWarp;
   const uint32_t warps = gridDim.x * (kCopyThreads / kWarp);
   const uint4* const halves = reinterpret_cast<const uint4*>(params.units);
+  // Groups are dealt out round-robin to all warps of the launch.
   for (uint64_t first = static_cast<uint64_t>(warp) * params.per_group; first < params.count;
        first += static_cast<uint64_t>(warps) * params.per_group) {
     const uint64_t left = params.count - first;

@@ -1,12 +1,12 @@
-// The copy kernel: what it is given, and its body, which is the same source for the GPU
-// (kernels.cu, by nvcc) and for a CPU (tests, by the C++ compiler).
+// The copy kernel: its parameters and its body. The body is one source for the GPU (kernels.cu, by
+// nvcc) and for a CPU (tests, by the C++ compiler).
 //
-// A batch is a list of units in pinned host memory. A unit is what one warp copies: some rows of
-// equal length at constant distances, about 4 to 32 KiB in all; a contiguous piece is one row. The
-// host cuts large pieces into units and joins small ones at constant distances (copy_units.h), so
-// that a warp has several 16-byte loads a lane in flight whatever the pieces are.
+// A batch is a list of units in pinned host memory. A unit is what one warp copies: rows of equal
+// length at constant distances, about 4 to 32 KiB in total; a contiguous piece is one row. The host
+// cuts large pieces into units and joins small ones at constant distances (copy_units.h), so that
+// each lane has several 16-byte loads in flight whatever the pieces are.
 //
-// The entry point, extern "C" and with one parameter, a CopyParams by value, is
+// The entry point is extern "C" and has one parameter, a CopyParams by value:
 //   kvxfer_copy_1<<<any number of blocks, kCopyThreads>>>(CopyParams)
 // It copies every unit of the list once, in any order. Units do not overlap. RunCopy below does on
 // a CPU what a launch does on a GPU.
@@ -33,35 +33,35 @@
 
 namespace kvxfer::cuda {
 
-// The name of the entry point, for cuModuleGetFunction, and its threads a block. The name's number
-// changes with the layouts below: compiled kernels may come from elsewhere.
+// The entry point's name, for cuModuleGetFunction, and its threads per block. The number in the
+// name must change with the layouts below, because compiled kernels may come from another build.
 inline constexpr char kCopyKernel[] = "kvxfer_copy_1";
 inline constexpr uint32_t kWarp = 32;
 inline constexpr uint32_t kCopyThreads = 256;
 
-// Row r: `bytes` from `from + r * from_stride` to `to + r * to_stride`. Addresses are those of the
-// device. No alignment is asked for; 16 bytes is fast. bytes * rows < 2 GiB.
+// Row r is `bytes` bytes from `from + r * from_stride` to `to + r * to_stride`. Addresses are the
+// device's. Any alignment works; 16 bytes is fast. bytes * rows < 2 GiB.
 struct CopyUnit {
   uint64_t to = 0;
   uint64_t from = 0;
   uint32_t bytes = 0;
   uint32_t rows = 1;
-  int32_t to_stride = 0;  // bytes; not looked at where there is one row
+  int32_t to_stride = 0;  // in bytes; ignored if there is one row
   int32_t from_stride = 0;
 };
 static_assert(sizeof(CopyUnit) == 32, "read by the GPU in halves of 16 bytes");
 
 // The kernel's parameter.
 struct CopyParams {
-  uint64_t units = 0;      // address of CopyUnit[count], of the device, 16-byte aligned
-  uint32_t count = 0;      // of units
+  uint64_t units = 0;      // device address of CopyUnit[count], 16-byte aligned
+  uint32_t count = 0;      // number of units
   uint32_t per_group = 1;  // units that a warp takes at a time, 1 to kMaxPerGroup
 };
 static_assert(sizeof(CopyParams) == 16, "the same for every compiler");
-// As many as a warp reads at once.
+// As many units as a warp reads at once.
 inline constexpr uint32_t kMaxPerGroup = kWarp / 2;
 
-// Words that are moved at once.
+// The words that one load or store moves.
 #if defined(__CUDACC__)
 using Word16 = uint4;
 using Word8 = uint2;
@@ -75,9 +75,9 @@ using Word4 [[gnu::may_alias]] = uint32_t;
 #endif
 using Word1 = unsigned char;
 
-// What is copied is touched once: it need not stay in a cache. For ThreadSanitizer by relaxed
-// atomics: copies that meet in one place are their users' affair, and not undefined as in C++; a
-// CPU beside one of them is an error.
+// Streaming loads and stores: the data is touched once and need not stay in a cache. Under
+// ThreadSanitizer they are relaxed atomics. Two copies that overlap are the users' error, and not
+// undefined behaviour as in C++; but a CPU access that races with a copy is still reported.
 template <typename Word>
 KVXFER_HD Word LoadWord(const Word* at) {
 #if defined(__CUDA_ARCH__)
@@ -109,8 +109,9 @@ KVXFER_HD void StoreWord(Word* at, Word word) {
 #endif
 }
 
-// Where the bytes of an address are, for who runs the body. Another one may translate, once for
-// each row or less; a null answer leaves the row alone where kMayRefuse. It is passed by value.
+// Maps an address to the bytes, for the code that runs the body. Another Memory may translate
+// addresses; it is called at least once per row. If kMayRefuse, it may return null, and that row is
+// skipped. Passed by value.
 struct DirectMemory {
   static constexpr bool kMayRefuse = false;
   KVXFER_HD unsigned char* Map(uint64_t address, uint64_t /*bytes*/) const {
@@ -118,13 +119,14 @@ struct DirectMemory {
   }
 };
 
-// Loads in flight a lane. With words of 16 bytes a warp moves 4 KiB of a contiguous piece a step.
-// More of the others would take registers from that case, which is the usual one.
+// Loads in flight per lane. With words of 16 bytes a warp moves 4 KiB of a contiguous piece per
+// step. Narrower words use fewer, because more would take registers from the 16-byte case, which is
+// the usual one.
 inline constexpr uint32_t kInFlight = 8;
 inline constexpr uint32_t kFewInFlight = 4;
 
-// Moves words i, i + kWarp, ... below `words`, kDepth at a time as long as there are so many:
-// `load(i)` gives word i, `store(i, word)` puts it. Returns the first that is left.
+// Moves words i, i + kWarp, ... below `words`, kDepth at a time while that many are left. `load(i)`
+// returns word i, `store(i, word)` stores it. Returns the first index that is left.
 template <typename Word, uint32_t kDepth, typename Load, typename Store>
 KVXFER_HD uint32_t MoveWords(uint32_t i, uint32_t words, Load load, Store store) {
   KVXFER_NO_UNROLL
@@ -137,7 +139,7 @@ KVXFER_HD uint32_t MoveWords(uint32_t i, uint32_t words, Load load, Store store)
   }
   return i;
 }
-// All words of a lane.
+// Moves all words of one lane.
 template <typename Word, uint32_t kDepth, typename Load, typename Store>
 KVXFER_HD void MoveLane(uint32_t words, uint32_t lane, Load load, Store store) {
   uint32_t i = MoveWords<Word, kDepth>(lane, words, load, store);
@@ -156,8 +158,8 @@ KVXFER_HD void CopyWords(unsigned char* to, const unsigned char* from, uint32_t 
       [out](uint32_t i, Word word) { StoreWord(out + i, word); });
 }
 
-// One row of any alignment: the words are as wide as both addresses allow, the bytes before and
-// after go one by one.
+// One row of any alignment. The words are as wide as both addresses allow; the bytes before and
+// after them are copied one by one.
 template <typename Word>
 KVXFER_HD void CopyRowBy(unsigned char* to, const unsigned char* from, uint32_t bytes,
                          uint32_t lane) {
@@ -172,6 +174,8 @@ KVXFER_HD void CopyRowBy(unsigned char* to, const unsigned char* from, uint32_t 
 }
 KVXFER_HD_APART void CopyRow(unsigned char* to, const unsigned char* from, uint32_t bytes,
                              uint32_t lane) {
+  // Bits in which the two addresses differ: they can be aligned together only to the lowest such
+  // bit.
   const uint64_t apart = reinterpret_cast<uint64_t>(to) ^ reinterpret_cast<uint64_t>(from);
   if (apart % 16 == 0) {
     CopyRowBy<Word16>(to, from, bytes, lane);
@@ -188,8 +192,8 @@ KVXFER_HD uint64_t RowAt(uint64_t first, int32_t stride, uint32_t row) {
   return first + static_cast<uint64_t>(static_cast<int64_t>(stride) * row);
 }
 
-// Rows all of whose addresses and lengths are multiples of the word: the lanes go over them as over
-// one, so that short rows leave none idle.
+// Rows whose addresses and lengths are all multiples of the word. The lanes work on all rows as on
+// one, so that short rows leave no lane idle.
 template <typename Word, typename Memory>
 KVXFER_HD_APART void CopyRowsBy(CopyUnit unit, uint32_t lane, Memory memory) {
   constexpr uint32_t kWidth = sizeof(Word);
@@ -217,7 +221,8 @@ KVXFER_HD_APART void CopyRowsBy(CopyUnit unit, uint32_t lane, Memory memory) {
       });
 }
 
-// The part of lane `lane`, of kWarp, in a unit. Lanes need not run together: each is on its own.
+// Copies lane `lane`'s part of a unit, out of kWarp lanes. The lanes are independent: they need not
+// be synchronised.
 template <typename Memory>
 KVXFER_HD void RunUnit(const CopyUnit& unit, uint32_t lane, Memory memory) {
   uint64_t bits = unit.to | unit.from | unit.bytes;
@@ -244,8 +249,8 @@ KVXFER_HD void RunUnit(const CopyUnit& unit, uint32_t lane, Memory memory) {
 }
 
 #if !defined(__CUDACC__)
-// What one launch does, by one thread of a CPU: every lane of every unit. Memory::Map also gives
-// the list itself.
+// Does on one CPU thread what a launch does: every lane of every unit. Memory::Map also maps the
+// list itself.
 template <typename Memory>
 void RunCopy(const CopyParams& params, const Memory& memory) {
   const auto* const units = reinterpret_cast<const CopyUnit*>(

@@ -12,14 +12,14 @@ namespace {
 
 using namespace api;  // NOLINT(google-build-using-namespace): the driver's own names
 
-// Questions for a pointer need no current context, so that a span with a wrong device_id does not
-// make a context on that device.
+// Pointer queries need no current context. So a span with a wrong device_id does not create a
+// context on that device.
 template <typename Value>
 CUresult Ask(const Driver& driver, uint64_t at, CUpointer_attribute attribute, Value& value) {
   return driver.calls().cuPointerGetAttribute(&value, attribute, at);
 }
 
-// False too where the driver does not know the address, or the question.
+// Also false if the CUDA driver does not know the address or the attribute.
 bool Holds(const Driver& driver, uint64_t at, CUpointer_attribute attribute) {
   int flag = 0;
   return Ask(driver, at, attribute, flag) == CUDA_SUCCESS && flag != 0;
@@ -32,7 +32,8 @@ std::string Range(const MemorySpan& span) {
   return Range(reinterpret_cast<uint64_t>(span.data), span.bytes);
 }
 
-// What cuMemCreate made of it; nothing: it is not of cuMemCreate. The question retains the handle.
+// The properties given to cuMemCreate; nothing: the memory is not from cuMemCreate. The query
+// retains the handle, so it is released again.
 std::optional<CUmemAllocationProp> VirtualProp(const Driver& driver, uint64_t at) {
   const Calls& calls = driver.calls();
   CUmemGenericAllocationHandle handle = 0;
@@ -45,9 +46,9 @@ std::optional<CUmemAllocationProp> VirtualProp(const Driver& driver, uint64_t at
   return prop;
 }
 
-// The address range that was handed out in one. For memory of cuMemCreate that is the one piece
-// which is mapped there, while the RANGE attributes give the whole reservation, mapped or not; of
-// managed memory only they know.
+// The address range that was allocated as one. For memory from cuMemCreate, cuMemGetAddressRange
+// gives the piece that is mapped there, while the RANGE attributes give the whole reservation,
+// mapped or not. For managed memory only the RANGE attributes work.
 absl::Status FindRange(const Driver& driver, uint64_t at, Allocation& out) {
   CUdeviceptr start = 0;
   size_t size = 0;
@@ -73,7 +74,7 @@ absl::Status FindRange(const Driver& driver, uint64_t at, Allocation& out) {
   return absl::OkStatus();
 }
 
-// What the driver says of the allocation that holds `at`, which is device memory.
+// Describes the allocation that contains `at`, which is device memory.
 absl::StatusOr<Allocation> Describe(const Driver& driver, uint64_t at) {
   Allocation out;
   CUmemoryPool pool = nullptr;
@@ -110,7 +111,8 @@ absl::Status CheckBegin(const Driver& driver, const MemorySpan& span) {
   if (known != CUDA_SUCCESS) {
     return Annotate(driver.Error(known, "cuPointerGetAttribute(MEMORY_TYPE)"), Range(span));
   }
-  // Moves to whichever device, or the host, touches it.
+  // Managed memory migrates to whichever device, or host, touches it, so its device does not
+  // matter.
   if (Holds(driver, at, CU_POINTER_ATTRIBUTE_IS_MANAGED)) return absl::OkStatus();
   if (type != CU_MEMORYTYPE_DEVICE) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -137,8 +139,9 @@ absl::Status CheckShape(const MemorySpan& span) {
       absl::StrCat(Range(span), " are no CUDA memory: an empty span, or one without an address"));
 }
 
-// Whether a region may run from one into the other, which begins where the first ends: only what is
-// mapped piece by piece is handed out as one. Others are neighbours by chance.
+// Whether a region may cover both allocations, of which the second begins where the first ends.
+// Only memory that is mapped piece by piece belongs together; other allocations are neighbours by
+// chance.
 bool BelongTogether(const Allocation& first, const Allocation& second) {
   return first.kind == AllocationKind::kVirtual && second.kind == AllocationKind::kVirtual;
 }
@@ -178,6 +181,7 @@ absl::StatusOr<DeviceSpan> Examine(const MemorySpan& span) {
   DeviceSpan out{
       .base = reinterpret_cast<uint64_t>(span.data), .bytes = span.bytes, .device = span.device_id};
   const uint64_t end = out.base + out.bytes;
+  // One step for each allocation that the span covers.
   for (uint64_t at = out.base; at < end;) {
     auto part = Describe(driver, at);
     if (!out.parts.empty()) {
@@ -206,7 +210,7 @@ absl::Status CheckHostSpan(const MemorySpan& span) {
   const auto first = reinterpret_cast<uint64_t>(span.data);
   for (const uint64_t at : {first, first + span.bytes - 1}) {
     unsigned type = 0;
-    // Memory that the driver does not know is the host's.
+    // Memory that the CUDA driver does not know is host memory.
     if (Ask(*driver, at, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, type) != CUDA_SUCCESS ||
         type != CU_MEMORYTYPE_DEVICE || Holds(*driver, at, CU_POINTER_ATTRIBUTE_IS_MANAGED)) {
       continue;
@@ -224,7 +228,7 @@ absl::Status CheckAlive(const Driver& driver, const DeviceSpan& span) {
   for (const Allocation& part : span.parts) {
     uint64_t id = 0;
     const CUresult asked = Ask(driver, part.base, CU_POINTER_ATTRIBUTE_BUFFER_ID, id);
-    // What is reserved and not mapped may have an id all the same.
+    // Memory that is reserved but not mapped may have an id too.
     if (asked == CUDA_SUCCESS && id == part.buffer_id &&
         (part.kind != AllocationKind::kVirtual ||
          Holds(driver, part.base, CU_POINTER_ATTRIBUTE_MAPPED))) {
@@ -241,7 +245,7 @@ absl::Status SetSyncMemops(const Driver& driver, const DeviceSpan& span) {
   const ContextScope scope(driver, span.device);
   if (!scope.status().ok()) return scope.status();
   for (const Allocation& part : span.parts) {
-    // Of other memory the driver has no such thing to set.
+    // Other kinds of memory do not have this attribute.
     if (part.kind != AllocationKind::kDevice) continue;
     const unsigned on = 1;
     const CUresult result =

@@ -1,7 +1,7 @@
-// What lies behind a pointer: which kind of memory, of which device, in which allocations. And the
-// refusal of spans that are not what they are called.
+// Examines what a pointer points to: the kind of memory, its device, and its allocations. Refuses
+// spans that are not what their registration says.
 //
-// Thread-safety: pure questions to the driver; from any thread.
+// Thread-safety: any thread; the functions only query the CUDA driver.
 
 #ifndef KVXFER_CUDA_MEMORY_H_
 #define KVXFER_CUDA_MEMORY_H_
@@ -21,24 +21,24 @@ enum class AllocationKind : uint8_t {
   kDevice,   // cuMemAlloc, cudaMalloc
   kVirtual,  // cuMemCreate and cuMemMap: PyTorch's expandable segments
   kPool,     // cuMemAllocAsync, cudaMallocAsync
-  kManaged,  // cuMemAllocManaged: moves between host and device
+  kManaged,  // cuMemAllocManaged: migrates between host and device
 };
 std::string_view ToString(AllocationKind kind);
 
-// A piece of memory that the driver handed out in one, as far as a span covers it.
+// An allocation, as far as a span covers it.
 struct Allocation {
-  uint64_t base = 0;  // of what lies within the span
+  uint64_t base = 0;  // start of the part that lies within the span
   uint64_t bytes = 0;
-  uint64_t allocation_base = 0;  // of the whole
+  uint64_t allocation_base = 0;  // start of the whole allocation
   uint64_t allocation_bytes = 0;
   AllocationKind kind = AllocationKind::kDevice;
-  uint64_t buffer_id = 0;   // no two allocations of a process have the same, ever
-  bool gpu_direct = false;  // NICs may be given it
+  uint64_t buffer_id = 0;   // unique in the process; never reused
+  bool gpu_direct = false;  // NICs can be given it (GPUDirect RDMA)
   bool fd_handle = false;   // it can be exported as a file descriptor
   bool fabric_handle = false;
 };
 
-// A registered span of CUDA memory: allocations that follow each other without a gap.
+// A registered span of CUDA memory: allocations that follow each other without gaps.
 struct DeviceSpan {
   uint64_t base = 0;
   uint64_t bytes = 0;
@@ -46,23 +46,23 @@ struct DeviceSpan {
   std::vector<Allocation> parts{};  // in order
 };
 
-// What `span`, of kind kCuda, is. InvalidArgument: host memory, memory of another device than
-// span.device_id, freed or unknown memory, or a span that runs over the end of one allocation into
-// an unrelated one (only pieces of cuMemCreate that are mapped side by side are one region); with
-// the remedy. As Driver::Get where there is no driver.
+// Examines `span`, which must be of kind kCuda. InvalidArgument, with what to do: it is host
+// memory, memory of another device than span.device_id, or freed or unknown memory; or it runs over
+// the end of one allocation into an unrelated one. (Only pieces of cuMemCreate that are mapped side
+// by side form one region.) Errors as Driver::Get if there is no CUDA driver.
 absl::StatusOr<DeviceSpan> Examine(const MemorySpan& span);
 
-// Whether `span`, of kind kHost, is memory that a CPU can reach; InvalidArgument: it is GPU memory.
+// OK: a CPU can access `span`, which must be of kind kHost. InvalidArgument: it is GPU memory.
 // Costs nothing in a process that does not use CUDA.
 absl::Status CheckHostSpan(const MemorySpan& span);
 
-// Whether the allocations are still those that Examine saw: FailedPrecondition where memory was
-// freed while it was registered. A kernel that touches such memory would ruin the whole context;
-// this is asked before each.
+// OK: the allocations are those that Examine saw. FailedPrecondition: memory was freed while it was
+// registered. A kernel that touches such memory would break the whole context, so this is checked
+// before each kernel.
 absl::Status CheckAlive(const Driver& driver, const DeviceSpan& span);
 
-// Has synchronous copies of the application into or out of the span end only when they are over at
-// the device (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS), where the memory is of a kind that knows this.
+// Makes the application's synchronous copies to or from the span return only once they are over at
+// the device (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS), if memory of this kind has that attribute.
 absl::Status SetSyncMemops(const Driver& driver, const DeviceSpan& span);
 
 }  // namespace kvxfer::cuda

@@ -17,6 +17,7 @@ absl::StatusOr<Pinned> Pinned::Pin(const Driver* driver, int device, void* data,
   const ContextScope scope(*driver, device);
   if (!scope.status().ok()) return scope.status();
   const Calls& calls = driver->calls();
+  // PORTABLE: for every context of the process. DEVICEMAP: kernels can access it.
   const CUresult result = calls.cuMemHostRegister_v2(
       data, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
   if (result != CUDA_SUCCESS) {
@@ -31,6 +32,7 @@ absl::StatusOr<Pinned> Pinned::Pin(const Driver* driver, int device, void* data,
   if (asked != CUDA_SUCCESS) {
     return Annotate(driver->Error(asked, "cuMemHostGetDevicePointer"), what());
   }
+  // Copy lists hold CPU addresses, so the GPU must see the same ones.
   if (seen != reinterpret_cast<uint64_t>(data)) {
     return absl::UnimplementedError(
         absl::StrCat(what(), ": this GPU sees pinned memory at other addresses than the CPU does"));
@@ -47,7 +49,7 @@ Pinned& Pinned::operator=(Pinned&& other) noexcept {
   return *this;
 }
 
-// A driver that is gone has let go of it by itself.
+// If the CUDA driver is gone, the pin has gone with it.
 void Pinned::Unpin() {
   if (driver_ == nullptr) return;
   const ContextScope scope(*driver_, device_);

@@ -1,4 +1,4 @@
-// Pins host memory for a GPU: it can then copy to and from it by itself, at full speed.
+// Pins host memory for a GPU, which can then copy to and from it by itself at full speed.
 //
 // Thread-safety: none; may be destroyed on any thread.
 
@@ -13,12 +13,13 @@
 
 namespace kvxfer::cuda {
 
-// [data, data + bytes) is pinned, for every device of the process and at the same address as for
-// the CPU, until this goes. The memory must stay mapped as long.
+// [data, data + bytes) is pinned while this exists: for every device of the process, at the same
+// address as for the CPU. The memory must stay mapped for that long.
 class Pinned {
  public:
-  // ResourceExhausted, with the cause and what to raise (RLIMIT_MEMLOCK, cgroup); InvalidArgument;
-  // AlreadyExists: some of it is pinned; Unimplemented: the GPU sees it at another address.
+  // ResourceExhausted, with the cause and the limit to raise (RLIMIT_MEMLOCK, cgroup);
+  // InvalidArgument; AlreadyExists: some of it is pinned already; Unimplemented: the GPU sees it at
+  // another address.
   static absl::StatusOr<Pinned> Pin(const Driver* driver, int device, void* data, size_t bytes);
   Pinned() = default;
   Pinned(Pinned&& other) noexcept

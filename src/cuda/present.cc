@@ -14,20 +14,21 @@ namespace kvxfer::cuda {
 namespace {
 
 constexpr char kLibrary[] = "libcuda.so.1";
-// Of the kernel module; of WSL; of Jetson's driver.
+// The device files of the NVIDIA kernel module, of WSL, and of Jetson's driver.
 constexpr std::array kDevices = {"/dev/nvidiactl", "/dev/dxg", "/dev/nvmap"};
 
-// Whether the library lies in one of the folders that the loader goes through: LD_LIBRARY_PATH, the
-// program's own and the system's. What its cache knows beside them is not seen, and needs none: a
-// driver that is installed so has device files, or no GPU.
+// Whether libcuda.so.1 is in a folder that the loader searches: LD_LIBRARY_PATH, the program's own
+// folders and the system's. Libraries that only the loader's cache knows are not found. That does
+// not matter: a driver that is installed that way has device files, or there is no GPU.
 bool InSearchPath() {
   void* const program = dlopen(nullptr, RTLD_LAZY);
   if (program == nullptr) return false;
   Dl_serinfo size{};
   bool found = false;
   if (dlinfo(program, RTLD_DI_SERINFOSIZE, &size) == 0) {
-    std::vector<std::max_align_t> room(size.dls_size / sizeof(std::max_align_t) + 1);
-    auto* const info = reinterpret_cast<Dl_serinfo*>(room.data());
+    // The loader wants a buffer of the size that it has just returned, with the header filled in.
+    std::vector<std::max_align_t> space(size.dls_size / sizeof(std::max_align_t) + 1);
+    auto* const info = reinterpret_cast<Dl_serinfo*>(space.data());
     std::memcpy(info, &size, offsetof(Dl_serinfo, dls_serpath));
     if (dlinfo(program, RTLD_DI_SERINFO, info) == 0) {
       for (unsigned i = 0; i < info->dls_cnt && !found; ++i) {

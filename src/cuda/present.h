@@ -1,7 +1,7 @@
 // Whether this host has a CUDA driver, without loading or initialising it: a process that never
-// uses GPU memory pays neither the time nor the GPU memory of a context.
+// uses GPU memory then pays neither the time nor the GPU memory of a context.
 //
-// Thread-safety: from any thread.
+// Thread-safety: any thread.
 
 #ifndef KVXFER_CUDA_PRESENT_H_
 #define KVXFER_CUDA_PRESENT_H_
@@ -10,9 +10,9 @@
 
 namespace kvxfer::cuda {
 
-// OK: a driver is loaded in this process, its device files are there, or libcuda.so.1 lies where
-// the loader looks first. It may still turn out to be of no use; Driver::Get says so.
-// Unimplemented: there is none.
+// OK: a CUDA driver is loaded in this process, its device files exist, or libcuda.so.1 is where the
+// loader looks first. It may still be unusable; Driver::Get finds out. Unimplemented: there is
+// none.
 absl::Status DriverPresent();
 
 }  // namespace kvxfer::cuda

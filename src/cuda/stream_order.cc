@@ -35,6 +35,8 @@ absl::StatusOr<std::shared_ptr<StreamPoint>> StreamPoint::Record(const CudaStrea
   }
   std::shared_ptr<StreamPoint> point(new StreamPoint(open.driver(), open.device().ordinal));
   point->own_ = event;
+  // Numbered after recording. Points that different threads record in one stream at the same time
+  // may be numbered in the other order, which only delays the report.
   point->stream_ = open.key();
   point->number_ = ++last_number;
   return point;
@@ -48,7 +50,7 @@ absl::StatusOr<std::shared_ptr<StreamPoint>> StreamPoint::InUse() {
   return std::shared_ptr<StreamPoint>(new StreamPoint(**driver, *device));
 }
 
-// Asked for at once: what is no event is said to whoever gave it.
+// Queried at once, so that an invalid event is reported to the caller.
 absl::Status StreamPoint::Adopt(uint64_t event) {
   const ContextScope scope(driver_, device_);
   if (!scope.status().ok()) return scope.status();
@@ -69,6 +71,7 @@ absl::Status StreamPoint::Adopt(uint64_t event) {
 }
 
 StreamPoint::~StreamPoint() {
+  // In a forked child the CUDA driver does not work: leak the event.
   if (own_ == nullptr || process_ != getpid()) return;
   const ContextScope scope(driver_, device_);
   if (scope.status().ok()) DestroyOwn();
@@ -76,7 +79,7 @@ StreamPoint::~StreamPoint() {
 
 void StreamPoint::DestroyOwn() { driver_.calls().cuEventDestroy_v2(std::exchange(own_, nullptr)); }
 
-// Forgets those that are over.
+// Queries the events that are left and drops those that are over.
 absl::Status StreamPoint::Ask() {
   const ContextScope scope(driver_, device_);
   if (!scope.status().ok()) return scope.status();
@@ -104,6 +107,8 @@ void PointPoll::BeginRound(Time now) {
 
 absl::StatusOr<bool> PointPoll::Passed(StreamPoint& point) {
   if (point.passed()) return true;
+  // An earlier point in the same CUDA stream is not passed, so this one is not either: no query
+  // needed.
   const bool behind = point.own_ != nullptr && point.stream_ != 0 &&
                       std::ranges::any_of(fronts_, [&](const Front& front) {
                         return front.device == point.device_ && front.stream == point.stream_ &&

@@ -1,8 +1,7 @@
-// A point in a stream of the application that transfers wait for.
+// A point in a CUDA stream of the application that transfers wait for.
 //
-// No thread waits: whoever has a point asks for it again and again, seldom enough to cost little.
-//
-// In a forked child, whose driver is dead, the points of the parent are left alone.
+// No thread waits. The holder of a point queries it repeatedly, rarely enough to cost little. In a
+// forked child, where the CUDA driver does not work, the parent's points are left alone.
 
 #ifndef KVXFER_CUDA_STREAM_ORDER_H_
 #define KVXFER_CUDA_STREAM_ORDER_H_
@@ -23,16 +22,16 @@
 
 namespace kvxfer::cuda {
 
-// What was in a stream at some time, or before an event of the application's, or both.
+// The work that was in a CUDA stream at some time, or before an event of the application, or both.
 //
-// Lifetime: its own event is let go of once it was passed, or at its end, on whichever thread.
-// Thread-safety: one owner at a time; Take from any thread.
+// Lifetime: its own event is destroyed once it is passed or with the point, on any thread.
+// Thread-safety: used by one thread at a time; Take from any thread.
 class StreamPoint {
  public:
-  // Where `stream` is at the moment of the call, and `event`, a CUevent that was recorded already
-  // and is valid until this is passed or gone; 0: none. Null: neither is given.
-  // InvalidArgument: no stream, or event, that kvxfer can use, and why.
-  // Shared, for the members of a group wait for the same one, whichever ends last.
+  // Records where `stream` is now, and adopts `event`: a CUevent that was recorded already and
+  // stays valid until the point is passed or destroyed; 0: none. Null: neither is given.
+  // InvalidArgument, with the reason: kvxfer cannot use this CUDA stream or event. Shared, because
+  // the members of a group wait for the same point and any of them may end last.
   static absl::StatusOr<std::shared_ptr<StreamPoint>> Take(const std::optional<CudaStream>& stream,
                                                            uint64_t event);
   ~StreamPoint();
@@ -51,45 +50,46 @@ class StreamPoint {
   void DestroyOwn();
 
   const Driver& driver_;
-  const int device_;  // in whose context the events are asked for
+  const int device_;  // the device in whose context the events are queried
   const pid_t process_ = getpid();
   const Time made_ = Now();
   Time ask_again_{};
-  // Points of one stream are passed in the order of their numbers; 0: not known of which.
+  // Points of one CUDA stream are passed in the order of their numbers. 0: unknown stream.
   uint64_t stream_ = 0;
   uint64_t number_ = 0;
-  api::CUevent own_ = nullptr;    // until it is over
-  api::CUevent other_ = nullptr;  // the application's, until it is over
+  api::CUevent own_ = nullptr;    // null once it is over
+  api::CUevent other_ = nullptr;  // the application's event; null once it is over
 };
 
-// Asks for many points, as seldom as it can: of those in one stream only the first, and one that
+// Queries many points as rarely as possible: in each CUDA stream only the first one, and one that
 // takes long less often.
 //
 // Thread-safety: none.
 class PointPoll {
  public:
-  // It is known so soon that a point was passed, plus a sixteenth of the time that it took, ...
+  // A point is known to be passed within this time plus a sixteenth of the time that it took, ...
   static constexpr Duration kOften = std::chrono::microseconds(20);
-  // ... and so soon at the latest.
+  // ... and at the latest within this time.
   static constexpr Duration kSeldom = std::chrono::microseconds(100);
 
-  // In a round all are asked for that anybody waits for.
+  // A round: Passed is called for every point that somebody waits for.
   void BeginRound(Time now);
-  // Whether it is known that `point` was passed. An error: it never will be, as the context is
-  // broken or the event is none.
+  // Whether `point` is known to be passed. An error: it never will be, because the context is
+  // broken or the event is invalid.
   absl::StatusOr<bool> Passed(StreamPoint& point);
   // When the next round is due; Time::max(): nobody waits.
   Time next() const { return next_; }
 
  private:
   struct Front {
-    int device = 0;  // a default stream has the same key on each
+    int device = 0;  // a default stream has the same key on every device
     uint64_t stream = 0;
     uint64_t number = 0;
   };
   Time now_{};
   Time next_ = Time::max();
-  std::vector<Front> fronts_;  // points that were not passed: nothing behind them was
+  // Points not passed yet; no later point of their streams is either.
+  std::vector<Front> fronts_;
 };
 
 }  // namespace kvxfer::cuda

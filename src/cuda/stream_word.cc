@@ -31,7 +31,7 @@ class Pool {
  public:
   static constexpr size_t kBytes = StreamWord::kMost * sizeof(Word);
 
-  // Never destroyed: the last transfers end while static objects do.
+  // Never destroyed: the last transfers may end while static objects are destroyed.
   static Pool& Get() {
     static auto* const pool = new Pool;
     return *pool;
@@ -40,7 +40,7 @@ class Pool {
   absl::StatusOr<StreamWord::Name> Take();
   void Set(StreamWord::Name name);
   Word& At(uint32_t index) { return words_[index]; }
-  // Whether the GPUs may look at the words. False, and a warning once: they cannot be pinned.
+  // True: GPUs can watch the words. False, with one warning: the words cannot be pinned.
   bool Pin(const Driver& driver, int device);
 
  private:
@@ -48,16 +48,17 @@ class Pool {
   bool InForkedChild() const { return process_ != getpid(); }
 
   const pid_t process_ = getpid();
-  Word* words_ = nullptr;  // null: there was no memory
-  int error_ = 0;          // why
-  std::mutex mu_;          // guards the next
+  Word* words_ = nullptr;  // null: mmap failed
+  int error_ = 0;          // the errno of that
+  std::mutex mu_;          // guards free_
   std::deque<uint32_t> free_;
-  std::mutex pin_mu_;  // guards all below; held in calls of the driver, which may take long
+  std::mutex pin_mu_;  // guards all below; held during CUDA driver calls, which may take long
   std::optional<bool> pinned_;
   Pinned pin_;
 };
 
-// Shared with a child, so that a fork leaves the pages where the GPU knows them to be.
+// MAP_SHARED: after a fork, copy-on-write would give the parent another page than the one that the
+// GPU has pinned.
 Pool::Pool() {
   void* const data =
       mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -87,6 +88,7 @@ absl::StatusOr<StreamWord::Name> Pool::Take() {
                                                      StreamWord::kMost,
                                                      " transfers; wait for some to end"));
   }
+  // The word that was free for the longest time: its value wraps around last.
   const uint32_t index = free_.front();
   free_.pop_front();
   return StreamWord::Name{.index = index,
@@ -95,6 +97,7 @@ absl::StatusOr<StreamWord::Name> Pool::Take() {
 
 void Pool::Set(StreamWord::Name name) {
   if (InForkedChild()) return;
+  // Release: a stream, or AwaitWord, that sees the value sees the transfer's bytes too.
   words_[name.index].store(name.value, std::memory_order_release);
   words_[name.index].notify_all();
   std::lock_guard lock(mu_);
@@ -116,7 +119,7 @@ bool Pool::Pin(const Driver& driver, int device) {
   return *pinned_;
 }
 
-// A word's name in the one argument that a host function has.
+// Packs a word's name into the one pointer argument of a host function.
 static_assert(sizeof(void*) >= sizeof(uint64_t));
 void* Pack(StreamWord::Name name) {
   return reinterpret_cast<void*>(uint64_t{name.index} << 32 | name.value);
@@ -126,7 +129,8 @@ StreamWord::Name Unpack(void* packed) {
   return {.index = static_cast<uint32_t>(bits >> 32), .value = static_cast<uint32_t>(bits)};
 }
 
-// On a thread of the driver's, which must call nothing of it. Every transfer ends, so this does.
+// Runs on a thread of the CUDA driver and must not call the CUDA driver. It ends, because every
+// transfer does.
 void AwaitWord(void* packed) {
   const StreamWord::Name name = Unpack(packed);
   Word& word = Pool::Get().At(name.index);
@@ -136,7 +140,7 @@ void AwaitWord(void* packed) {
   }
 }
 
-// Unimplemented: this GPU cannot.
+// Unimplemented: this GPU cannot wait by itself.
 absl::Status WaitByGpu(const AppStream& stream, StreamWord::Name word) {
   const absl::Status cannot = absl::UnimplementedError("");
   if (!stream.device().stream_values) return cannot;

@@ -1,11 +1,13 @@
-// Words of pinned memory that streams of the application wait for: by stream memory operations, so
-// that the GPU itself looks, or where it cannot by a thread of the driver, which sleeps until then.
+// Words of pinned memory that CUDA streams of the application wait for. The GPU itself watches the
+// word (stream memory operations). If it cannot, a thread of the CUDA driver sleeps until the word
+// is set.
 //
-// A word may be used again as soon as it is set. Its value only rises, and a stream that waits for
-// an older value finds it passed (a cyclic comparison); so nothing has to be known of the streams.
+// A word can be reused as soon as it is set. Its value only rises, and a CUDA stream that waits for
+// an older value finds it passed (a cyclic comparison). So nothing has to be known about the
+// streams that wait.
 //
-// The words are one small pool of the process, which is pinned at the first use and for good.
-// Thread-safety: everything from any thread. In a forked child those of the parent are left alone.
+// The words are a small pool of the process, pinned at the first use and never unpinned.
+// Thread-safety: everything from any thread. A forked child leaves the parent's words alone.
 
 #ifndef KVXFER_CUDA_STREAM_WORD_H_
 #define KVXFER_CUDA_STREAM_WORD_H_
@@ -20,12 +22,12 @@
 
 namespace kvxfer::cuda {
 
-// One word, until this is destroyed: that sets it.
+// One use of a word. Its destructor sets the word.
 class StreamWord {
  public:
-  // Most at a time, in a process.
+  // The most words in use at a time in a process.
   static constexpr uint32_t kMost = 16384;
-  // Names one use of one word, also when it is over.
+  // Identifies one use of one word, also after it is over.
   struct Name {
     uint32_t index = 0;
     uint32_t value = 0;
@@ -42,11 +44,11 @@ class StreamWord {
  private:
   explicit StreamWord(Name name) : name_(name) {}
   void Set();
-  std::optional<Name> name_;  // none: moved from
+  std::optional<Name> name_;  // nothing: moved from
 };
 
-// What is put into `stream` from now on begins once the word is set. Returns at once. Errors as
-// AppStream.
+// Work that is put into `stream` from now on begins once the word is set. Returns at once. Errors
+// as AppStream.
 absl::Status WaitInStream(const CudaStream& stream, StreamWord::Name word);
 
 }  // namespace kvxfer::cuda

@@ -1,5 +1,5 @@
-// Room in a ring that batches take and give back in one order: each in one stretch, whose offsets
-// begin at multiples of kAlign. Counts units and holds none.
+// Space in a ring that batches take and return in one order. Each batch gets one contiguous
+// stretch, whose offset is a multiple of kAlign. The ring counts units and does not store them.
 //
 // Thread-safety: none.
 
@@ -15,14 +15,14 @@ namespace kvxfer::cuda {
 
 class UnitRing {
  public:
-  // 256 bytes: what a GPU has read of one batch it has not cached of the next.
+  // 8 units are 256 bytes: so no cache line that a GPU has read holds units of two batches.
   static constexpr size_t kAlign = 8;
 
   // `size` is a multiple of kAlign.
   explicit UnitRing(size_t size) : size_(size) {}
 
-  // Where a stretch of `units`, at most, may begin; none: there is no room now. With nothing taken
-  // there is room for size() of them.
+  // Where a stretch of at most `units` may begin; nothing: there is no space now. An empty ring has
+  // space for size() units.
   std::optional<size_t> Find(size_t units) {
     units = Aligned(units);
     if (ends_.empty()) head_ = tail_ = 0;
@@ -32,18 +32,18 @@ class UnitRing {
     head_ = 0;
     return head_;
   }
-  // Takes the first `units` of what was found last.
+  // Takes the first `units` of what Find returned last.
   void Take(size_t units) {
     head_ += Aligned(units);
     ends_.push_back(head_);
   }
-  // Gives the oldest stretch back.
+  // Returns the oldest stretch.
   void Release() {
     tail_ = ends_.front();
     ends_.pop_front();
   }
-  // What a stretch of `units` takes. An empty one takes some too, so that a full ring and an empty
-  // one do not look the same.
+  // The space that a stretch of `units` takes. An empty stretch takes some too, so that a full ring
+  // and an empty one look different.
   static size_t Aligned(size_t units) {
     return (std::max<size_t>(units, 1) + kAlign - 1) / kAlign * kAlign;
   }
@@ -51,9 +51,9 @@ class UnitRing {
 
  private:
   const size_t size_;
-  size_t head_ = 0;  // where the next begins
-  size_t tail_ = 0;  // where the oldest begins
-  std::deque<size_t> ends_;
+  size_t head_ = 0;          // where the next stretch begins
+  size_t tail_ = 0;          // where the oldest stretch begins
+  std::deque<size_t> ends_;  // the end of each stretch, oldest first
 };
 
 }  // namespace kvxfer::cuda

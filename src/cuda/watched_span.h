@@ -1,5 +1,5 @@
-// GPU memory of this process that copies touch, and the question before each batch whether it is
-// still there: a kernel that touches freed memory ruins the context of its whole process.
+// GPU memory of this process that copies touch, and the check before each batch that it still
+// exists: a kernel that touches freed memory breaks the context of the whole process.
 //
 // Thread-safety: none.
 
@@ -16,8 +16,8 @@
 
 namespace kvxfer::cuda {
 
-// The index of the part that holds `address`, which is within them; `hint`: of the one before.
-// Parts are in order and without gaps.
+// The index of the part that contains `address`, which lies in one of them. Parts are in order and
+// without gaps. `hint` is the index found last: consecutive look-ups are usually near each other.
 template <typename Parts>
 size_t PartAt(const Parts& parts, uint64_t address, size_t hint) {
   const auto holds = [&](size_t i) {
@@ -41,8 +41,9 @@ class WatchedSpan {
 
   const DeviceSpan& span() const { return span_; }
 
-  // `batch` is going to touch [address, address + bytes), which is within the span and not empty.
-  // What it has touched before is not asked about again. Batches are numbered from 1 up.
+  // Batch `batch` will touch [address, address + bytes), which lies within the span and is not
+  // empty. A part that this batch has touched before is not checked again. Batches are numbered
+  // from 1.
   void Touch(uint64_t address, uint64_t bytes, uint64_t batch) {
     hint_ = PartAt(span_.parts, address, hint_);
     for (size_t i = hint_; i < span_.parts.size() && span_.parts[i].base < address + bytes; ++i) {
@@ -51,9 +52,9 @@ class WatchedSpan {
       indices_.push_back(i);
     }
   }
-  // Something was touched, and this is the first call since.
+  // True: something was touched since the last Check, and this is the first call since then.
   bool FirstTouched() { return !indices_.empty() && !std::exchange(listed_, true); }
-  // Asks about what was touched since the last question.
+  // Checks what was touched since the last Check.
   absl::Status Check(const Driver& driver) {
     listed_ = false;
     if (indices_.empty()) return absl::OkStatus();
@@ -61,6 +62,7 @@ class WatchedSpan {
     touched_.bytes = 0;
     for (const Allocation& part : touched_.parts) touched_.bytes += part.bytes;
     absl::Status alive = CheckAlive(driver, touched_);
+    // The check failed, so the same batch must check these parts again.
     if (!alive.ok()) {
       for (const size_t i : indices_) asked_[i] = 0;
     }
@@ -71,9 +73,9 @@ class WatchedSpan {
 
  private:
   const DeviceSpan span_;
-  std::vector<uint64_t> asked_;  // of each part, by which batch
+  std::vector<uint64_t> asked_;  // for each part: the batch that touched it last
   DeviceSpan touched_;
-  std::vector<size_t> indices_;  // of touched_
+  std::vector<size_t> indices_;  // for each part of touched_: its index in span_.parts
   size_t hint_ = 0;
   bool listed_ = false;
 };

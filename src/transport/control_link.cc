@@ -9,7 +9,7 @@
 namespace kvxfer::net {
 namespace {
 
-// Of one Poll.
+// The frames that one Poll takes from one link at most, so that no link starves the others.
 constexpr size_t kMaxControlFrames = 256;
 
 }  // namespace
@@ -33,6 +33,7 @@ ControlLink::~ControlLink() {
 }
 
 void ControlLink::Detach() {
+  // The transfers of this link must end even though the backend is destroyed first.
   if (!down()) {
     state_ = State::kDown;
     EndData(
@@ -76,10 +77,10 @@ bool ControlLink::Send(std::span<const std::byte> message) {
   return *taken;
 }
 
-void ControlLink::Tell(std::span<const std::byte> frame) {
+void ControlLink::Tell(std::string_view frame) {
   if (down()) return;
-  // An error shows when the stream is read.
-  control_.Push(ControlKind::kFrame, frame).IgnoreError();
+  // An error of the stream shows when it is read, where the link can end safely.
+  control_.Push(ControlKind::kFrame, std::as_bytes(std::span(frame))).IgnoreError();
   Activate();
 }
 
@@ -90,6 +91,7 @@ std::optional<Time> ControlLink::deadline() const {
 
 void ControlLink::OnDeadline(Time now) {
   if (up()) return OnDataDeadline(now);
+  // The peer accepted the stream but never sent its hello.
   if (greeting()) return Fail(absl::UnavailableError("the peer did not say what it has"));
   dialler_->OnDeadline();
   FollowDialler();
@@ -97,7 +99,7 @@ void ControlLink::OnDeadline(Time now) {
 
 bool ControlLink::HasWork() const {
   if (down()) return false;
-  // Until the welcome the stream is the dialler's.
+  // Until the welcome has been received, the dialler uses the stream.
   if (state_ == State::kDialling) return dialler_->HasWork();
   if (up() && HasDataWork()) return true;
   if (control_.sending() && control_.writable()) return true;
@@ -110,6 +112,7 @@ void ControlLink::Work() {
     FollowDialler();
     if (!greeting()) return;
   }
+  // Data first: the frames below may end the link.
   if (up() && HasDataWork()) WorkData();
   if (down()) return;
   if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent);
@@ -121,14 +124,15 @@ void ControlLink::ReceiveFrames() {
     absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
     if (!frame.ok()) return Fail(frame.status());
     if (frame->has_value()) {
-      // A message must be reported in this Poll, for its bytes are only valid until the next.
+      // A message must be reported in this Poll, because its bytes are valid only until the next
+      // one.
       if (hub_->sink().full()) return;
       if (!Take(**frame)) return;
       control_.Pop(**frame);
       ++frames;
       continue;
     }
-    // The buffer that reported messages lie in is left alone until the next Poll.
+    // Filling would overwrite the buffer that holds the messages reported in this Poll.
     if (message_poll_ == hub_->poll_number() || !control_.readable()) return;
     absl::StatusOr<bool> got = control_.Fill();
     if (!got.ok()) return Fail(got.status());
@@ -140,6 +144,7 @@ bool ControlLink::Take(const ControlStream::Frame& frame) {
   switch (frame.kind) {
     case ControlKind::kMessage: {
       if (!up()) break;
+      // The message stays in the stream's buffer until the next Poll.
       message_poll_ = hub_->poll_number();
       Emit({.kind = EventKind::kMessage, .endpoint = this, .message = frame.payload});
       return true;
@@ -151,6 +156,7 @@ bool ControlLink::Take(const ControlStream::Frame& frame) {
       return false;
     }
     case ControlKind::kClosing: {
+      // The reason comes from the peer: make it printable and cut it before it reaches a log.
       const std::string reason =
           Printable({reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size()},
                     kMaxPeerTextBytes);
@@ -171,15 +177,19 @@ void ControlLink::Shutdown(absl::Status why) {
 
 void ControlLink::Fail(const absl::Status& status) {
   if (down()) return;
+  // Unavailable means that the connection is broken, so no goodbye can reach the peer.
   Down(Annotate(status, absl::StrCat(Where(), ", control stream")), !absl::IsUnavailable(status));
 }
 
 void ControlLink::Down(absl::Status why, bool tell) {
+  // EndData may call back into Down.
   if (std::exchange(ending_, true)) return;
   const bool was_up = up();
   EndData(why);
   state_ = State::kDown;
   if (tell && was_up) {
+    // The goodbye must not overtake what is queued, and closing at once would reset the connection.
+    // The socket lingers until the peer has read everything.
     const std::string reason = ForPeer(ToStd(why.message()));
     control_.Push(ControlKind::kClosing, std::as_bytes(std::span(reason))).IgnoreError();
     std::string queued = control_.TakeQueued();
@@ -193,6 +203,8 @@ void ControlLink::Down(absl::Status why, bool tell) {
 }
 
 void ControlLink::FinishDown() {
+  // kDown also promises that no byte can be written through this link, so it waits until the data
+  // is quiet.
   if (why_down_.ok() || !IsQuiet()) return;
   Say(EventKind::kDown, 0, std::exchange(why_down_, absl::OkStatus()));
 }

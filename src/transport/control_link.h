@@ -1,11 +1,11 @@
-// An endpoint whose data goes another way than over TCP: its control stream, on either side. It
-// dials, carries the messages of the agents and the frames of the backend, says goodbye and says
-// why the link ended. What is left to a backend is what its frames say and what its data does.
+// An endpoint whose data does not travel over TCP, on either side: its control stream. It dials,
+// transports the agents' messages and the backend's frames, and when the link ends it tells the
+// peer and reports why. The backend only defines the contents of its frames and what its data does.
 //
-// Life: kDialling → kGreeting (welcomed; the accepting side's first frame is waited for) → kUp →
-// kDown. An accepted link begins as kUp, and says hello.
+// States: kDialling → kGreeting (welcomed; waits for the accepting side's first frame) → kUp →
+// kDown. An accepted link starts in kUp and sends its hello.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_CONTROL_LINK_H_
 #define KVXFER_TRANSPORT_CONTROL_LINK_H_
@@ -36,16 +36,16 @@ class ControlLink : public Endpoint, public StreamOwner {
 
   // --- for the hub ---
   void Dial();
-  // One turn of the control stream.
+  // One turn of the control stream; bounded.
   void Work();
   bool HasWork() const;
   std::optional<Time> deadline() const;
   void OnDeadline(Time now);
-  // Accepting side, once: the first frames to the peer.
+  // Accepting side, called once: sends the first frames to the peer.
   virtual void SayHello() = 0;
-  // The hub goes first.
+  // Called when the hub is destroyed before its links.
   void Detach();
-  bool active = false;  // in the hub's list of links with work
+  bool active = false;  // in the hub's list of active links
 
   bool up() const { return state_ == State::kUp; }
   bool down() const { return state_ == State::kDown; }
@@ -60,38 +60,38 @@ class ControlLink : public Endpoint, public StreamOwner {
   // Accepting side.
   ControlLink(LinkHub* hub, Fd control, std::string from);
 
-  // A frame of the peer: its hello where greeting(). An error ends the link.
+  // Handles a frame of the peer; while greeting() it is the peer's hello. An error ends the link.
   virtual absl::Status OnFrame(std::span<const std::byte> frame) = 0;
-  // Ends every op; nothing of this link's data begins any more.
+  // Ends every op; after this no data of the link may start.
   virtual void EndData(const absl::Status& why) = 0;
-  // Whether no byte can land, or be read, through this link any more.
+  // True if no byte can be written or read through this link any more.
   virtual bool IsQuiet() const = 0;
-  // What data has to do in a turn while up(), before the peer's frames are read.
+  // The data's work in one turn while up(), before the peer's frames are read.
   virtual bool HasDataWork() const { return false; }
   virtual void WorkData() {}
-  // While up().
+  // Called while up() only.
   virtual std::optional<Time> DataDeadline() const { return std::nullopt; }
   virtual void OnDataDeadline(Time /*now*/) {}
-  // The backend goes first.
+  // Called when the backend is destroyed before the link.
   virtual void OnDetached() {}
 
-  // Address of the peer; of the one of its addresses that is dialled.
+  // The peer's address; while dialling, the one that is being tried.
   std::string Name() const { return dialler_ ? dialler_->address().ToString() : from_; }
   // "verbs peer 10.0.0.2:7471".
   std::string Where() const;
   bool greeting() const { return state_ == State::kGreeting; }
-  // The peer's hello has come and makes sense: kConnected.
+  // The peer's hello was received and is valid: reports kConnected.
   void GoUp();
-  void Tell(std::span<const std::byte> frame);
+  void Tell(std::string_view frame);
   // Bytes of messages and frames that wait for the control stream.
   size_t unsent() const { return control_.queued_bytes(); }
-  // Ends the link for what the peer or the network did.
+  // Ends the link because of what the peer or the network did.
   void Fail(const absl::Status& status);
   void Down(absl::Status why, bool tell);
-  // It may be quiet now: says kDown where that waited for it.
+  // Called when the data may have become quiet: reports kDown if that was waiting for it.
   void FinishDown();
 
-  // Nothing once detached.
+  // No effect once detached.
   void Emit(Event event);
   void Say(EventKind kind, uint64_t id = 0, absl::Status status = {}, uint32_t rail = 0);
 
@@ -108,8 +108,8 @@ class ControlLink : public Endpoint, public StreamOwner {
   std::optional<Dialler> dialler_;  // connecting side
   const std::string from_;          // accepting side
   bool ending_ = false;             // Down has begun
-  absl::Status why_down_;           // until kDown has been said
-  uint64_t message_poll_ = 0;       // number of the Poll that last reported messages of this link
+  absl::Status why_down_;           // set until kDown is reported
+  uint64_t message_poll_ = 0;       // number of the last Poll that reported messages of this link
 };
 
 }  // namespace kvxfer::net

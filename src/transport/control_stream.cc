@@ -8,7 +8,7 @@
 namespace kvxfer::net {
 namespace {
 
-// A small write comes with its OPEN by one read.
+// A small write and its OPEN fit into one read.
 constexpr size_t kReadBytes = 32 * 1024;
 
 iovec Piece(const void* data, size_t bytes) { return {const_cast<void*>(data), bytes}; }
@@ -23,7 +23,10 @@ void ControlStream::Restart() {
 
 absl::StatusOr<bool> ControlStream::Push(ControlKind kind, std::span<const std::byte> payload) {
   const bool bounded = kind == ControlKind::kMessage;
+  // Only messages are bounded here: the caller can try them again. Frames of the backends have
+  // bounds of their own, and Flush checks the total.
   if (bounded && queued_bytes() + payload.size() > kMaxQueued) return false;
+  // Something waits already: append, to keep the order.
   if (!out_.empty()) {
     const std::span<std::byte> place = Append(kind, payload.size());
     std::copy(payload.begin(), payload.end(), place.begin());
@@ -34,12 +37,14 @@ absl::StatusOr<bool> ControlStream::Push(ControlKind kind, std::span<const std::
   Encode(ControlHead{.bytes = static_cast<uint32_t>(payload.size()), .kind = kind}, head);
   size_t sent = 0;
   if (attached()) {
+    // The usual case: nothing waits, so the socket gets the payload without a copy.
     std::array<iovec, 2> pieces{Piece(head.data(), head.size()),
                                 Piece(payload.data(), payload.size())};
     absl::StatusOr<size_t> n = Write(pieces);
     if (!n.ok()) return n.status();
     sent = *n;
   }
+  // The head must stay whole, even if the socket took only part of it.
   if (sent < head.size()) {
     out_.append(reinterpret_cast<const char*>(head.data()) + sent, head.size() - sent);
     sent = head.size();
@@ -77,6 +82,7 @@ absl::Status ControlStream::Flush() {
       out_.clear();
       sent_ = 0;
     } else if (sent_ > kMaxQueued / 2) {
+      // Rarely, because erasing moves what is left.
       out_.erase(0, std::exchange(sent_, 0));
     }
   }
@@ -99,6 +105,7 @@ size_t ControlStream::BytesMissing() const {
   const std::span<const std::byte> have = buffered();
   if (have.size() < kControlHeadBytes) return kControlHeadBytes - have.size();
   absl::StatusOr<ControlHead> head = DecodeControlHead(have.first<kControlHeadBytes>());
+  // A damaged head counts as complete: Front then reports the error.
   if (!head.ok()) return 0;
   const size_t whole = kControlHeadBytes + head->bytes;
   return whole > have.size() ? whole - have.size() : 0;
@@ -108,13 +115,15 @@ bool ControlStream::HasFrame() const { return BytesMissing() == 0; }
 
 absl::StatusOr<bool> ControlStream::Fill() {
   const size_t have = end_ - begin_;
+  // Reuse the buffer from its start whenever it is empty; otherwise move bytes only if space runs
+  // out.
   if (have == 0) begin_ = end_ = 0;
-  const size_t room = std::max(BytesMissing(), kReadBytes);
-  if (in_.size() - end_ < room) {
+  const size_t space = std::max(BytesMissing(), kReadBytes);
+  if (in_.size() - end_ < space) {
     if (begin_ > 0) std::memmove(in_.data(), in_.data() + begin_, have);
     begin_ = 0;
     end_ = have;
-    if (in_.size() - end_ < room) in_.resize(end_ + room);
+    if (in_.size() - end_ < space) in_.resize(end_ + space);
   }
   std::array<iovec, 1> pieces{iovec{in_.data() + end_, in_.size() - end_}};
   absl::StatusOr<size_t> n = Read(pieces);

@@ -1,6 +1,6 @@
 // The control stream of a link: preamble and welcome, then framed messages in both directions.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_CONTROL_STREAM_H_
 #define KVXFER_TRANSPORT_CONTROL_STREAM_H_
@@ -20,11 +20,11 @@ namespace kvxfer::net {
 
 class ControlStream final : public Stream {
  public:
-  // Bytes of messages that may wait here for the socket.
+  // The most message bytes that may wait here for the socket.
   static constexpr size_t kMaxQueued = 1024 * 1024;
-  // Bytes of all kinds. What the two backends say to each other on their own account has its bounds
-  // and fits in beside the messages; what is beyond are answers to a peer that asks and does not
-  // listen.
+  // The most bytes of all kinds that may wait. What the two backends send on their own account is
+  // bounded and fits beside the messages. Anything beyond is answers to a peer that keeps asking
+  // and never reads.
   static constexpr size_t kMaxUnsent = 4 * kMaxQueued;
 
   struct Frame {
@@ -34,41 +34,41 @@ class ControlStream final : public Stream {
 
   explicit ControlStream(StreamOwner* owner) : Stream(owner) {}
 
-  // Gives the socket up and forgets what it brought: the next one begins at its first byte.
+  // Releases the socket and forgets what it delivered; the next one starts at its first byte.
   void Restart();
 
   // --- sending ---
-  // Sends now what the socket takes, what waits here first, and keeps the rest. False: no room for
-  // a message. Errors as of Flush; all of the payload is kept then too.
+  // Sends as much as the socket accepts, first what already waits here, and keeps the rest. False:
+  // no space for a message. Errors as for Flush; the payload is then kept completely too.
   absl::StatusOr<bool> Push(ControlKind kind, std::span<const std::byte> payload);
-  // A frame whose payload the caller writes before anything else is called here. It leaves with the
-  // next Push or Flush.
+  // Appends a frame whose payload the caller must write before it calls anything else here. It is
+  // sent with the next Push or Flush.
   std::span<std::byte> Append(ControlKind kind, size_t bytes);
-  // Sends all of `bytes` or, while the connection is not up, nothing (false).
+  // Sends all of `bytes`, or nothing (false) while the connection is not established.
   absl::StatusOr<bool> PushRaw(std::span<const std::byte> bytes);
-  // Unavailable: the connection is over. ResourceExhausted: more than kMaxUnsent is left.
+  // Unavailable: the connection has ended. ResourceExhausted: more than kMaxUnsent waits.
   absl::Status Flush();
   bool sending() const { return !out_.empty(); }
   size_t queued_bytes() const { return out_.size() - sent_; }
-  // What the socket has not taken, at the end of the link.
+  // At the end of the link: the bytes that the socket has not accepted.
   std::string TakeQueued();
 
   // --- receiving ---
-  // Reads once; false: nothing there. Earlier frames' payloads are lost.
+  // Reads once. False: nothing there. Invalidates the payloads of earlier frames.
   absl::StatusOr<bool> Fill();
   std::span<const std::byte> buffered() const;
   void Consume(size_t bytes) { begin_ += bytes; }
-  // The first whole frame in the buffer, until Pop.
+  // The first complete frame in the buffer; valid until Pop or Fill.
   absl::StatusOr<std::optional<Frame>> Front() const;
   void Pop(const Frame& frame) { Consume(kControlHeadBytes + frame.payload.size()); }
-  // Also true when the buffer is damaged: there is something to find out.
+  // Whether Front has a result: a complete frame, or an error because the buffer is damaged.
   bool HasFrame() const;
 
  private:
   size_t BytesMissing() const;
 
   std::string out_;
-  size_t sent_ = 0;  // of out_
+  size_t sent_ = 0;  // bytes of out_ that were sent
   std::vector<std::byte> in_;
   size_t begin_ = 0;
   size_t end_ = 0;

@@ -22,6 +22,8 @@ void Dialler::Start() { Dial(); }
 void Dialler::Dial() {
   greeted_ = false;
   deadline_ = Now() + timeout_;
+  // A failed attempt may leave a half-written preamble or half a welcome; TryNext has
+  // restarted the stream.
   absl::StatusOr<Fd> fd = StartConnect(address());
   absl::Status status = fd.status();
   if (fd.ok()) status = control_->Attach(*std::move(fd));
@@ -32,7 +34,10 @@ void Dialler::TryNext(const absl::Status& why) {
   control_->Restart();
   const absl::Status status =
       Annotate(why, absl::StrCat(label_, " ", address().ToString(), ", control stream"));
+  // The refusal of another agent is kept: if no candidate is the right one, it explains more than
+  // the last connection error.
   if (absl::IsFailedPrecondition(why) && refused_.ok()) refused_ = status;
+  // Without descriptors the other candidates would fail as well.
   if (absl::IsResourceExhausted(why)) return End(status);
   if (candidate_ + 1 == peer_.candidates.size()) return End(refused_.ok() ? status : refused_);
   ++candidate_;
@@ -69,18 +74,19 @@ void Dialler::ReceiveWelcome() {
   absl::StatusOr<Welcome> welcome = DecodeWelcome(control_->buffered().first<kWelcomeBytes>());
   control_->Consume(kWelcomeBytes);
   if (!welcome.ok()) return TryNext(welcome.status());
-  if (welcome->verdict == Verdict::kWrongIncarnation) {
+  if (welcome->code == WelcomeCode::kWrongIncarnation) {
     return TryNext(absl::FailedPreconditionError(
         "another incarnation listens there now: the peer has restarted; add it again with its new "
         "metadata"));
   }
-  if (welcome->verdict != Verdict::kJoin || welcome->version != kStreamVersion) {
+  if (welcome->code != WelcomeCode::kJoin || welcome->version != kStreamVersion) {
     return TryNext(absl::FailedPreconditionError(
         absl::StrCat("the peer speaks version ", welcome->version, " of the tcp streams, we ",
                      kStreamVersion, "; use the same kvxfer version on both sides")));
   }
-  // Not before: until there is an answer `timeout_` is the limit, and the kernel repeats what is
-  // lost of a handshake after seconds.
+  // Not earlier: until the peer answers, `timeout_` is the limit. The kernel retransmits a lost
+  // packet of the handshake only after seconds, and a short user time-out would reset the
+  // connection first.
   SetUserTimeout(control_->fd(), kUserTimeoutMs);
   state_ = State::kJoined;
   link_ = welcome->link;

@@ -1,10 +1,10 @@
-// The connecting side's way to a control stream that was welcomed: tries the addresses of a peer in
-// their order, sends the preamble, reads the welcome.
+// Opens a control stream, at the connecting side: tries the peer's addresses in order, sends the
+// preamble, and reads the welcome.
 //
-// An agent that is not the one meant may live at one of the addresses; what it says is told only if
-// the one meant is at none.
+// Another agent may be listening at one of the addresses. What it answers is reported only if the
+// expected agent is at none of them.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_DIALLER_H_
 #define KVXFER_TRANSPORT_DIALLER_H_
@@ -25,29 +25,30 @@ namespace kvxfer::net {
 
 class Dialler {
  public:
-  // A dead path to the peer is found on the control stream, on which the agent pings.
+  // The agent pings over the control stream; this time-out detects a dead path to the peer there.
   static constexpr unsigned kUserTimeoutMs = 2000;
 
   enum class State : uint8_t { kBusy, kJoined, kFailed };
 
-  // `label`: how errors begin, e.g. "tcp peer". `timeout` is for each address. `control` outlives
-  // this and is this one's until kJoined.
+  // `label` begins errors, e.g. "tcp peer". `timeout` applies to each address. `control` must
+  // outlive this object, which alone uses it until kJoined.
   Dialler(std::string_view label, PeerAddress peer, Service service, uint32_t rails,
           Duration timeout, ControlStream* control);
 
   void Start();
-  // What there is to do when the stream is ready.
+  // Makes progress when the stream is ready.
   void Work();
-  // Before the connection is made there is nothing to read, and nobody tries: only the flag stands.
+  // Until the connection is established nothing can be read, and only the socket's readiness
+  // counts.
   bool HasWork() const { return greeted_ ? control_->readable() : control_->writable(); }
-  // The attempt under way took too long.
+  // The attempt in progress took too long.
   void OnDeadline();
 
   State state() const { return state_; }
-  const absl::Status& status() const { return status_; }  // of kFailed
-  const LinkId& link() const { return link_; }            // of kJoined
+  const absl::Status& status() const { return status_; }  // set in kFailed
+  const LinkId& link() const { return link_; }            // set in kJoined
   std::optional<Time> deadline() const { return deadline_; }
-  // The address that is tried now, or that has joined.
+  // The address that is being tried, or that has accepted.
   const SocketAddress& address() const { return peer_.candidates[candidate_]; }
   const PeerAddress& peer() const { return peer_; }
 
@@ -69,7 +70,7 @@ class Dialler {
   size_t candidate_ = 0;
   LinkId link_{};
   absl::Status status_;
-  absl::Status refused_;  // what the first other agent at a candidate said
+  absl::Status refused_;  // the first refusal of another agent at a candidate
   std::optional<Time> deadline_;
 };
 

@@ -1,7 +1,7 @@
-// What a backend's next Poll reports, oldest first, with the bytes of its messages; and how its
-// events are made.
+// The events that a backend's next Poll reports, oldest first, with the bytes of their messages;
+// and functions that make events.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_EVENT_QUEUE_H_
 #define KVXFER_TRANSPORT_EVENT_QUEUE_H_
@@ -35,11 +35,11 @@ inline Event MakeAccepted(std::unique_ptr<Endpoint> accepted) {
   return event;
 }
 
-// `Bytes`: how a message is kept; a contiguous container.
+// `Bytes`: the container of a message; must be contiguous.
 template <typename Bytes>
 class EventQueue {
  public:
-  // `message`: of a kMessage.
+  // `message`: the bytes of a kMessage event.
   void Push(Event event, Bytes message = {}) {
     waiting_.push_back({std::move(event), std::move(message)});
   }
@@ -51,7 +51,7 @@ class EventQueue {
     Push(MakeEvent(EventKind::kMessage, endpoint), std::move(message));
   }
 
-  // Fills `out` from the front and returns how many. Messages stay valid until the next Take.
+  // Moves events into `out` and returns their number. Messages stay valid until the next Take.
   size_t Take(std::span<Event> out) {
     given_.clear();
     size_t n = 0;
@@ -67,12 +67,12 @@ class EventQueue {
     return n;
   }
 
-  // The endpoint is being destroyed: nothing about it is reported any more.
+  // The endpoint is being destroyed: drops its events.
   void Purge(const Endpoint* endpoint) {
     std::erase_if(waiting_, [endpoint](const Waiting& w) { return w.event.endpoint == endpoint; });
   }
   void Clear() {
-    // Events may own endpoints, whose destructors purge this very queue.
+    // Events may own endpoints, whose destructors call Purge on this queue.
     std::deque<Waiting> dying;
     dying.swap(waiting_);
   }
@@ -86,7 +86,7 @@ class EventQueue {
     Bytes message;
   };
   std::deque<Waiting> waiting_;
-  std::deque<Bytes> given_;  // a deque: growing it must not move short strings
+  std::deque<Bytes> given_;  // a deque: growing it does not move short strings
 };
 
 }  // namespace kvxfer

@@ -1,7 +1,7 @@
-// Where events go: into the caller's span while Poll runs, else into a queue that the next Poll
-// hands out first. The order of emission is kept.
+// Collects events: in the caller's span while Poll runs, otherwise in a queue that the next Poll
+// returns first. The order of emission is kept.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_EVENT_SINK_H_
 #define KVXFER_TRANSPORT_EVENT_SINK_H_
@@ -27,14 +27,14 @@ class EventSink {
       queue_.pop_front();
     }
   }
-  // The number of events handed out since Begin.
+  // The number of events returned since Begin.
   size_t End() {
     out_ = {};
     return std::exchange(count_, 0);
   }
 
-  // True: what is emitted now waits for the next Poll. A message must not be emitted then, for its
-  // bytes are only valid until then.
+  // True: events that are emitted now wait for the next Poll. A message must not be emitted then,
+  // because its bytes would no longer be valid.
   bool full() const { return count_ == out_.size(); }
   bool waiting() const { return !queue_.empty(); }
 
@@ -50,11 +50,11 @@ class EventSink {
     Emit(MakeEvent(kind, endpoint, id, std::move(status), rail));
   }
 
-  // Forgets what waits for an endpoint that is being destroyed.
+  // Drops the waiting events of an endpoint that is being destroyed.
   void Purge(const Endpoint* endpoint) {
     std::erase_if(queue_, [endpoint](const Event& e) { return e.endpoint == endpoint; });
   }
-  // Takes the queue, so that endpoints in it are destroyed by the caller.
+  // Takes the queue, so that the caller destroys the endpoints in it.
   std::deque<Event> TakeQueue() { return std::exchange(queue_, {}); }
 
  private:

@@ -13,8 +13,8 @@
 #include "kvxfer/options.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/strings.h"
+#include "src/core/protocol/codec.h"
 #include "src/core/protocol/metadata.h"
-#include "src/transport/bytes.h"
 #include "src/transport/hello.h"
 #include "src/transport/sockets/socket.h"
 
@@ -22,35 +22,36 @@ namespace kvxfer {
 namespace net {
 namespace {
 
+// How often `go_on` is asked.
 constexpr Duration kAskEvery = std::chrono::milliseconds(50);
-// Between two attempts where the agent was busy.
+// The pause before another attempt if the agent was busy.
 constexpr Duration kBusyPause = std::chrono::milliseconds(50);
-// Memory follows what has come, not what was announced.
+// Memory grows with the bytes received, not with the announced size, which may be damaged.
 constexpr size_t kStepBytes = 256 * 1024;
 
-// What a welcome says that brings nothing.
+// The error for a welcome that announces no metadata.
 absl::Status Refusal(const Welcome& welcome) {
-  if (welcome.version != kStreamVersion || welcome.verdict == Verdict::kWrongVersion) {
+  if (welcome.version != kStreamVersion || welcome.code == WelcomeCode::kWrongVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("the agent speaks version ", welcome.version, " of the tcp streams, we ",
                      kStreamVersion, "; use the same kvxfer version on both sides"));
   }
-  switch (welcome.verdict) {
-    case Verdict::kWrongIncarnation:
+  switch (welcome.code) {
+    case WelcomeCode::kWrongIncarnation:
       return absl::FailedPreconditionError(
           "another backend of an agent listens there; name the address of tcp, which "
           "Agent::listen_address says");
-    case Verdict::kNotServed:
+    case WelcomeCode::kNotServed:
       return absl::FailedPreconditionError(
           "the agent does not hand out its metadata; set `serve_metadata` "
           "(KVXFER_SERVE_METADATA=1) where it is made, or bring its metadata here another way");
-    case Verdict::kBusy:
+    case WelcomeCode::kBusy:
       return absl::UnavailableError("the agent is telling too many others; try again");
-    case Verdict::kClosing:
+    case WelcomeCode::kClosing:
       return absl::UnavailableError("the agent is closing");
     default:
       return absl::InternalError(
-          absl::StrCat("the answer is damaged: verdict ", static_cast<int>(welcome.verdict)));
+          absl::StrCat("the answer is damaged: verdict ", static_cast<int>(welcome.code)));
   }
 }
 
@@ -61,25 +62,26 @@ class Fetch {
         until_(timeout >= std::chrono::hours(24 * 365) ? Time::max() : Now() + timeout_),
         go_on_(go_on) {}
 
-  // Asks again while the agent is busy and there is time.
+  // Asks again while the agent is busy and time is left.
   absl::StatusOr<std::string> From(std::span<const SocketAddress> addresses) {
     for (;;) {
       absl::StatusOr<Fd> fd = ConnectToAny(addresses);
       if (!fd.ok()) return fd.status();
       absl::StatusOr<Welcome> welcome = Ask(*fd);
       if (!welcome.ok()) return welcome.status();
-      if (welcome->verdict == Verdict::kJoin && welcome->version == kStreamVersion) {
+      if (welcome->code == WelcomeCode::kJoin && welcome->version == kStreamVersion) {
         return Take(*fd, welcome->bytes);
       }
       absl::Status refusal = Refusal(*welcome);
-      if (welcome->verdict != Verdict::kBusy || Now() + kBusyPause >= until_) return refusal;
+      if (welcome->code != WelcomeCode::kBusy || Now() + kBusyPause >= until_) return refusal;
       absl::Status waited = Wait(-1, 0, Now() + kBusyPause);
       if (!absl::IsDeadlineExceeded(waited)) return waited;
     }
   }
 
  private:
-  // An address that nothing comes back from leaves the others their share of the time.
+  // Each address gets an equal share of the remaining time, so that an unreachable one does not use
+  // up the time of the others.
   absl::StatusOr<Fd> ConnectToAny(std::span<const SocketAddress> addresses) {
     absl::Status why;
     for (size_t i = 0; i < addresses.size(); ++i) {
@@ -103,6 +105,7 @@ class Fetch {
                                until == until_ ? "" : "its share of "));
     }
     if (!waited.ok()) return waited;
+    // Writable only means that the attempt has ended.
     const int error = SocketError(fd->get());
     if (error == 0) return fd;
     return absl::UnavailableError(absl::StrCat(
@@ -118,8 +121,8 @@ class Fetch {
     constexpr size_t kMagicBytes = 4;
     absl::Status got = Receive(fd, all.first(kMagicBytes), 0, kWelcomeBytes);
     if (!got.ok()) return got;
-    // Another program may say something short and wait.
-    if (Get32(bytes.data()) != kWelcomeMagic) {
+    // Checked after 4 bytes: another program may send something shorter than a welcome and wait.
+    if (wire::LoadLittle<uint32_t>(bytes.data()) != kWelcomeMagic) {
       const auto* const text = reinterpret_cast<const char*>(bytes.data());
       return absl::InternalError(
           absl::StrCat("what listens there is no kvxfer agent: it answers \"",
@@ -144,6 +147,7 @@ class Fetch {
       absl::Status got = Receive(fd, step, kWelcomeBytes + have, kWelcomeBytes + bytes);
       if (!got.ok()) return got;
     }
+    // Errors of the envelope are the peer's fault here, not the caller's.
     const absl::Status whole = CheckWhole(out);
     if (absl::IsInvalidArgument(whole)) return absl::InternalError(whole.message());
     if (!whole.ok()) return whole;
@@ -166,7 +170,8 @@ class Fetch {
     return absl::OkStatus();
   }
 
-  // Fills `into`; `have` bytes of the answer's `all`, as far as known, came before.
+  // Fills `into`. `have` bytes of the answer were received before; `all` is its size as far as
+  // known.
   absl::Status Receive(const Fd& fd, std::span<std::byte> into, size_t have, size_t all) {
     while (!into.empty()) {
       const ssize_t n = ::recv(fd.get(), into.data(), into.size(), MSG_DONTWAIT);
@@ -203,7 +208,7 @@ class Fetch {
         absl::StrCat(ToAbsl(what), timeout_ / std::chrono::milliseconds(1), " ms"));
   }
 
-  // Until `fd` is ready (negative: never is). DeadlineExceeded, without a text; Cancelled.
+  // Waits until `fd` is ready (a negative fd never is). DeadlineExceeded, without text; Cancelled.
   absl::Status Wait(int fd, int16_t events, Time until) {
     for (;;) {
       if (go_on_ && !go_on_()) return absl::CancelledError("given up by the caller");
@@ -238,6 +243,7 @@ absl::Status CheckConnectable(std::span<const SocketAddress> addresses) {
 absl::StatusOr<std::string> FetchMetadata(std::string_view address, Duration timeout,
                                           const std::function<bool()>& go_on) {
   const std::string what = absl::StrCat("metadata of ", ToAbsl(address));
+  // Begins the time-out before the resolver, whose time counts.
   net::Fetch fetch(timeout, go_on);
   absl::StatusOr<std::vector<net::SocketAddress>> addresses =
       net::Resolve(address, kDefaultPort, net::Names::kResolve);

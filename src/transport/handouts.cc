@@ -13,7 +13,8 @@ Handouts::Handout::Handout(Handouts* owner, Reactor* reactor, Fd fd,
                            std::shared_ptr<const std::string> bytes)
     : owner_(owner), reactor_(reactor), fd_(std::move(fd)), bytes_(std::move(bytes)) {
   Encode(Welcome{.bytes = bytes_->size()}, head_);
-  // What the kernel still has when the socket is closed goes with it.
+  // Bounds how long the kernel keeps data for a peer that does not read, after the socket was
+  // closed.
   SetUserTimeout(fd_.get(), static_cast<unsigned>(kTimeout / std::chrono::milliseconds(1)));
   reactor_->Move(fd_.get(), this);
 }
@@ -35,6 +36,7 @@ size_t Handouts::Handout::Send(size_t most) {
   size_t count = 0;
   while (count < most && !over_) {
     const std::span<const std::byte> left = Left();
+    // The head waits for the first payload bytes, so that both leave in one packet.
     const int more = sent_ < head_.size() ? MSG_MORE : 0;
     const ssize_t n = ::send(fd_.get(), left.data(), std::min(left.size(), most - count),
                              MSG_NOSIGNAL | MSG_DONTWAIT | more);
@@ -52,8 +54,9 @@ size_t Handouts::Handout::Send(size_t most) {
   return count;
 }
 
-bool Handouts::MakeRoom(Time now) {
+bool Handouts::MakeSpace(Time now) {
   if (all_.size() < kMax) return true;
+  // The oldest hand-out gives way only after kFairTime.
   if (now - all_.front()->begun() < kFairTime) return false;
   all_.erase(all_.begin());
   return true;
@@ -66,21 +69,23 @@ void Handouts::Add(Reactor* reactor, Fd fd, std::shared_ptr<const std::string> b
 
 void Handouts::Work() {
   if (!std::exchange(fresh_, false)) return;
-  size_t room = kTurnBytes;
+  size_t space = kTurnBytes;
+  // Round robin, kPieceBytes each: a fast reader must not starve the others.
   for (size_t i = all_.size(); i > 0; --i) {
     if (turn_ >= all_.size()) turn_ = 0;
     Handout& handout = *all_[turn_];
     if (handout.ready()) {
-      room -= handout.Send(std::min(room, kPieceBytes));
+      space -= handout.Send(std::min(space, kPieceBytes));
       fresh_ |= handout.ready() && !handout.over();
     }
-    if (room == 0) fresh_ = true;
+    // The turn's budget is spent; the next turn continues with the next reader.
+    if (space == 0) fresh_ = true;
     if (handout.over()) {
       all_.erase(all_.begin() + static_cast<std::ptrdiff_t>(turn_));
     } else {
       ++turn_;
     }
-    if (room == 0) return;
+    if (space == 0) return;
   }
 }
 

@@ -1,8 +1,8 @@
-// Metadata on its way to those who asked for it, over sockets of their own: a welcome, the bytes,
-// and the end. Who does not read holds up nobody else, and is let go after kTimeout, or earlier
-// where others wait.
+// Sends metadata to peers that asked for it, over sockets of their own: a welcome, the bytes, and
+// the end of the stream. A reader that is slow delays no other reader. It is dropped after
+// kTimeout, or earlier if others wait.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_HANDOUTS_H_
 #define KVXFER_TRANSPORT_HANDOUTS_H_
@@ -27,15 +27,15 @@ class Handouts {
  public:
   static constexpr size_t kMax = 128;
   static constexpr Duration kTimeout = std::chrono::seconds(10);
-  // Whoever took so long makes room for another.
+  // After this time a reader may be dropped in favour of a new one.
   static constexpr Duration kFairTime = std::chrono::seconds(2);
-  // What one turn gives to the kernel, in all and to one.
+  // The most bytes that one turn passes to the kernel, in total and per reader.
   static constexpr size_t kTurnBytes = 256 * 1024;
   static constexpr size_t kPieceBytes = 64 * 1024;
 
-  // False: kMax are under way, and none has had its time.
-  bool MakeRoom(Time now);
-  // `fd` is watched already. `bytes` is shared by all who are handed the same.
+  // Makes space for one more reader. False: kMax are in progress, and none is older than kFairTime.
+  bool MakeSpace(Time now);
+  // `fd` must be watched already. All readers of the same metadata share `bytes`.
   void Add(Reactor* reactor, Fd fd, std::shared_ptr<const std::string> bytes);
   void Work();
   bool HasWork() const { return fresh_; }
@@ -51,7 +51,8 @@ class Handouts {
     void OnReady(uint32_t events) override;
     bool ready() const { return ready_; }
     Time begun() const { return begun_; }
-    // Sends up to `most` bytes and returns how many; less: would block, or over.
+    // Sends up to `most` bytes and returns how many. Fewer: the socket would block, or the end is
+    // reached.
     size_t Send(size_t most);
     bool over() const { return over_; }
 
@@ -63,15 +64,15 @@ class Handouts {
     Fd fd_;
     std::array<std::byte, kWelcomeBytes> head_{};
     const std::shared_ptr<const std::string> bytes_;
-    size_t sent_ = 0;  // of both
+    size_t sent_ = 0;  // bytes of head_ and bytes_ together
     const Time begun_ = Now();
     bool ready_ = true;
     bool over_ = false;
   };
 
   std::vector<std::unique_ptr<Handout>> all_;  // oldest first
-  size_t turn_ = 0;                            // whose it is
-  bool fresh_ = false;                         // some may take bytes
+  size_t turn_ = 0;                            // index of the next reader to serve
+  bool fresh_ = false;                         // some reader may accept bytes
 };
 
 }  // namespace kvxfer::net

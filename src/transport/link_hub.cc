@@ -11,7 +11,7 @@
 namespace kvxfer::net {
 namespace {
 
-// Without the port, which is that of tcp.
+// The host without the port, because the port in `advertise` is tcp's.
 std::string HostOf(const std::string& advertise) {
   const size_t colon = advertise.rfind(':');
   if (colon == std::string::npos || advertise.find(']', colon) != std::string::npos) {
@@ -37,6 +37,7 @@ absl::Status LinkHub::Listen(const AgentOptions& options, const std::string& own
   if (!at.ok()) {
     return Annotate(at.status(), own.empty() ? "`listen` (KVXFER_LISTEN)" : own_name);
   }
+  // `listen` names tcp's port, so this listener takes any free one.
   if (own.empty()) at->front().set_port(0);
   absl::StatusOr<std::unique_ptr<Listener>> listener =
       Listener::Create(reactor_.get(), this, at->front());
@@ -51,7 +52,7 @@ absl::Status LinkHub::Listen(const AgentOptions& options, const std::string& own
 }
 
 void LinkHub::Close() {
-  // Endpoints that were never handed out go with the events that hold them.
+  // Endpoints that were never reported are destroyed with the events that hold them.
   sink_.TakeQueue().clear();
   for (ControlLink* link : std::exchange(links_, {})) link->Detach();
   active_.clear();
@@ -68,15 +69,16 @@ void LinkHub::Dial(ControlLink* link) {
 void LinkHub::OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) {
   Welcome welcome;
   if (preamble.version != kStreamVersion) {
-    welcome.verdict = Verdict::kWrongVersion;
+    welcome.code = WelcomeCode::kWrongVersion;
   } else if (preamble.target != settings_.incarnation) {
-    welcome.verdict = Verdict::kWrongIncarnation;
+    welcome.code = WelcomeCode::kWrongIncarnation;
   } else if (preamble.service != settings_.service || preamble.role != Role::kControl) {
+    // A stream for another service, or a data stream, has no answer here.
     reactor_->Remove(fd.get());
     return;
   }
   Answer(fd, welcome);
-  if (welcome.verdict != Verdict::kJoin) {
+  if (welcome.code != WelcomeCode::kJoin) {
     reactor_->Remove(fd.get());
     return;
   }
@@ -85,6 +87,7 @@ void LinkHub::OnPreamble(Fd fd, const Preamble& preamble, const std::string& fro
   std::unique_ptr<ControlLink> link = owner_->Accept(std::move(fd), from);
   ControlLink* const accepted = link.get();
   links_.push_back(accepted);
+  // Accepted before it sends its hello: the agent must get the event before any event of this link.
   sink_.Emit(MakeAccepted(std::move(link)));
   accepted->SayHello();
   Activate(accepted);
@@ -93,6 +96,7 @@ void LinkHub::OnPreamble(Fd fd, const Preamble& preamble, const std::string& fro
 bool LinkHub::Begin(std::span<Event> out, bool readable) {
   ++poll_number_;
   sink_.Begin(out);
+  // The caller's span is full with events that waited; no work, so that messages stay valid.
   if (sink_.full()) return false;
   if (readable) reactor_->Collect();
   return true;
@@ -102,11 +106,13 @@ void LinkHub::Work() {
   if (next_deadline_ && *next_deadline_ <= Now()) OnDeadlines();
   listener_->Work();
   WorkLinks();
+  // After the links: what they closed in this turn starts to linger at once.
   lingering_.Work();
   SetTimer();
 }
 
 void LinkHub::WorkLinks() {
+  // A copy: work on one link may activate others (it destroys none).
   for (ControlLink* link : std::vector<ControlLink*>(active_)) {
     if (!sink_.full()) link->Work();
   }
@@ -121,19 +127,23 @@ bool LinkHub::HasWork() const {
          std::ranges::any_of(active_, [](const ControlLink* link) { return link->HasWork(); });
 }
 
-std::optional<Time> LinkHub::UntoldDeadline() const {
+std::optional<Time> LinkHub::UnreportedDeadline() const {
   return Earlier(listener_->deadline(), owner_->deadline());
 }
 
 std::optional<Time> LinkHub::NextDeadline() const {
-  std::optional<Time> next = Earlier(UntoldDeadline(), lingering_.deadline());
+  std::optional<Time> next = Earlier(UnreportedDeadline(), lingering_.deadline());
   for (const ControlLink* link : links_) next = Earlier(next, link->deadline());
   return next;
 }
 
 void LinkHub::SetTimer() {
-  const std::optional<Time> untold = UntoldDeadline();
-  if (!timers_changed_ && (!untold || (next_deadline_ && *next_deadline_ <= *untold))) return;
+  const std::optional<Time> unreported = UnreportedDeadline();
+  // Links report changes of their deadlines (TimersChanged); the listener and the owner do not, so
+  // theirs is compared in every turn. Asking all links costs O(links) and happens only after a
+  // change.
+  if (!timers_changed_ && (!unreported || (next_deadline_ && *next_deadline_ <= *unreported)))
+    return;
   timers_changed_ = false;
   next_deadline_ = NextDeadline();
   reactor_->SetTimer(next_deadline_);
@@ -143,7 +153,7 @@ void LinkHub::OnDeadlines() {
   const Time now = Now();
   timers_changed_ = true;
   listener_->OnDeadline(now);
-  // What is called for one may end another, but destroys none.
+  // Handling one deadline may end another link, but destroys none.
   for (ControlLink* link : std::vector<ControlLink*>(links_)) {
     if (link->deadline() && *link->deadline() <= now) link->OnDeadline(now);
   }

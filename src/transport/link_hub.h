@@ -1,10 +1,10 @@
-// What the control streams of one backend share, where data goes another way than over TCP: one
-// epoll set, a listener, the links, their events and their timers.
+// What the control streams of one backend share if its data does not travel over TCP: one epoll
+// set, a listener, the links, their events and their timers.
 //
-// A backend's Poll is Begin, its own devices, Work, End.
+// A backend's Poll consists of Begin, the backend's own devices, Work, and End.
 //
-// Lifetime: links may outlive it, after Close they are of no use.
-// Thread-safety: none; used by the backend's owner.
+// Lifetime: links may outlive the hub; after Close they are useless.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_LINK_HUB_H_
 #define KVXFER_TRANSPORT_LINK_HUB_H_
@@ -34,19 +34,19 @@ class ControlLink;
 
 class LinkHub final : private Listener::Acceptor {
  public:
-  // Whose links they are.
+  // The backend that uses the hub.
   class Owner {
    public:
     virtual ~Owner() = default;
-    // A peer has connected; `control` is watched and welcomed.
+    // A peer has connected; `control` is watched, and the welcome was sent.
     virtual std::unique_ptr<ControlLink> Accept(Fd control, std::string from) = 0;
-    // Of what is no link's. Asked in every turn.
+    // The backend's own deadline, beside those of links; asked in every turn.
     virtual std::optional<Time> deadline() const { return std::nullopt; }
     virtual void OnDeadline(Time /*now*/) {}
   };
   struct Settings {
-    std::string backend{};  // how errors begin, e.g. "verbs"
-    Service service = Service::kVerbs;
+    std::string backend{};  // begins errors, e.g. "verbs"
+    Service service{};
     Incarnation incarnation{};
     Duration connect_timeout{};
   };
@@ -54,29 +54,29 @@ class LinkHub final : private Listener::Acceptor {
   LinkHub(Settings settings, Owner* owner) : settings_(std::move(settings)), owner_(owner) {}
   ~LinkHub() override { Close(); }
 
-  // Before all else.
+  // Must be called first.
   absl::Status Open();
-  // Listens at `own`, the value of the option that errors call `own_name`; where that is empty at
-  // any free port of the host of `options.listen`.
+  // Listens at `own`, the value of the option that errors call `own_name`. If that is empty,
+  // listens at any free port of the host of `options.listen`.
   absl::Status Listen(const AgentOptions& options, const std::string& own,
                       std::string_view own_name);
-  // Takes every link off its data, and gives up what is not handed out.
+  // Detaches every link, and drops the events that were not reported.
   void Close();
 
   // What peers need to connect (src/transport/sockets/address.h), and "host:port".
   std::string Address() const { return EncodeAddress({settings_.incarnation, advertised_}); }
   std::string ListenAddress() const { return listener_->address().ToString(); }
-  // A link that the backend has made to be the connecting side.
+  // Starts connecting a link that the backend has made.
   void Dial(ControlLink* link);
 
   // --- turns ---
-  // False: what waited fills `out`, and there is to be no Work.
+  // False: waiting events fill `out`, and Work must not be called.
   bool Begin(std::span<Event> out, bool readable);
   void Work();
   size_t End() { return sink_.End(); }
-  // Work that fd() would not show.
+  // Whether there is work that fd() would not show.
   bool HasWork() const;
-  // After deadlines have changed outside of Work.
+  // Call it after deadlines have changed outside of Work.
   void SetTimer();
   int fd() const { return reactor_->fd(); }
 
@@ -84,7 +84,7 @@ class LinkHub final : private Listener::Acceptor {
   const Settings& settings() const { return settings_; }
   Reactor& reactor() { return *reactor_; }
   EventSink& sink() { return sink_; }
-  // All that are not destroyed.
+  // All links that are not destroyed.
   const std::vector<ControlLink*>& links() const { return links_; }
   // Counts the calls of Begin.
   uint64_t poll_number() const { return poll_number_; }
@@ -98,8 +98,8 @@ class LinkHub final : private Listener::Acceptor {
   void WorkLinks();
   void OnDeadlines();
   std::optional<Time> NextDeadline() const;
-  // The deadlines of those who do not say that theirs has changed.
-  std::optional<Time> UntoldDeadline() const;
+  // Deadlines of the listener and the owner, which do not report changes.
+  std::optional<Time> UnreportedDeadline() const;
 
   const Settings settings_;
   Owner* const owner_;
@@ -108,11 +108,11 @@ class LinkHub final : private Listener::Acceptor {
   std::vector<SocketAddress> advertised_;
   uint64_t poll_number_ = 0;
   std::vector<ControlLink*> links_;
-  std::vector<ControlLink*> active_;  // those with work, perhaps
+  std::vector<ControlLink*> active_;  // links that may have work
   Lingerers lingering_;
   bool timers_changed_ = false;
   std::optional<Time> next_deadline_;
-  std::unique_ptr<Listener> listener_;  // last: it hands over to what is above
+  std::unique_ptr<Listener> listener_;  // last, because it passes streams to the members above
 };
 
 }  // namespace kvxfer::net

@@ -17,6 +17,7 @@ constexpr int kAcceptsPerTurn = 32;
 void Answer(const Fd& fd, const Welcome& welcome) {
   std::array<std::byte, kWelcomeBytes> bytes;
   Encode(welcome, bytes);
+  // Best effort: the peer learns the reason if its socket still takes it.
   (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
@@ -47,6 +48,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Create(Reactor* reactor, Acc
 }
 
 Listener::~Listener() {
+  // inbound_ must go first: its elements use the reactor through this listener.
   inbound_.clear();
   reactor_->Remove(fd_.get());
 }
@@ -65,6 +67,8 @@ void Listener::AcceptSome() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     SocketAddress from;
     from.length = sizeof(from.storage);
+    // accept4 runs inside Open, so that no fork comes between accepting and recording the
+    // descriptor.
     Fd fd = Fd::Open([&] {
       return ::accept4(fd_.get(), from.get(), &from.length, SOCK_CLOEXEC | SOCK_NONBLOCK);
     });
@@ -73,10 +77,11 @@ void Listener::AcceptSome() {
       if (OutOfResources(error)) return PauseAccepting(error);
       if (error == EAGAIN) acceptable_ = false;
       if (error == EAGAIN || error == EBADF) return;
-      continue;  // the connection at the head of the queue is broken; it is gone now
+      continue;  // the connection at the head of the queue was broken and is gone
     }
     starved_ = false;
     SetNoDelay(fd.get());
+    // A flood of silent connections displaces the oldest of them, not working links.
     if (inbound_.size() >= kMaxInbound) inbound_.pop_front();
     Inbound& inbound = inbound_.emplace_back(this, std::move(fd), from.ToString());
     if (!reactor_->Add(inbound.fd.get(), &inbound).ok()) inbound_.pop_back();
@@ -89,6 +94,8 @@ void Listener::PauseAccepting(int error_number) {
     Log(LogLevel::kWarning, "tcp: {}; new connections wait until descriptors are free",
         ErrnoText("accept", error_number));
   }
+  // Edge-triggered: no event would come for connections that already wait, so the pause ends with a
+  // timer.
   acceptable_ = false;
   paused_until_ = Now() + kAcceptPause;
 }
@@ -106,6 +113,7 @@ bool Listener::ReadPreamble(Inbound& inbound) {
     inbound.have += static_cast<size_t>(n);
   }
   absl::StatusOr<Preamble> preamble = DecodePreamble(inbound.bytes);
+  // Not logged above debug: anyone can send nonsense.
   if (!preamble.ok()) {
     Log(LogLevel::kDebug, "tcp: stream from {} is not taken: {}", inbound.from,
         std::string_view(preamble.status().message().data(), preamble.status().message().size()));

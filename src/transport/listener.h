@@ -1,9 +1,9 @@
-// Accepts streams, reads their preambles and hands them to links. What says nothing, or nonsense,
-// goes after kPreambleTimeout, or earlier when too many wait; it never reaches a link.
+// Accepts streams, reads their preambles, and passes them to links. A stream that sends nothing or
+// nonsense is closed after kPreambleTimeout, or earlier if too many wait; it never reaches a link.
 //
-// Without descriptors left (EMFILE and its like) accepting pauses for kAcceptPause.
+// If no descriptors are left (EMFILE and the like), accepting pauses for kAcceptPause.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_LISTENER_H_
 #define KVXFER_TRANSPORT_LISTENER_H_
@@ -23,19 +23,19 @@
 
 namespace kvxfer::net {
 
-// Answers a preamble. Best effort: the socket is new, so its buffer has room.
+// Sends `welcome`. Best effort: the socket is new, so its buffer has space.
 void Answer(const Fd& fd, const Welcome& welcome);
 
 class Listener final : public Watcher {
  public:
-  // Beyond what the kernel waits (3 s) before it repeats what is lost right after a handshake that
-  // was.
+  // Longer than the 3 s that the kernel waits before it retransmits a packet that is lost right
+  // after a handshake that itself had a loss.
   static constexpr Duration kPreambleTimeout = std::chrono::seconds(5);
   static constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
   static constexpr size_t kMaxInbound = 512;
 
-  // Who takes a stream whose preamble is whole. The socket stays watched; whoever takes it calls
-  // Reactor::Move, whoever refuses it Reactor::Remove.
+  // Takes a stream whose preamble is complete. The socket is still watched by the listener: a taker
+  // calls Reactor::Move, a refuser calls Reactor::Remove.
   class Acceptor {
    public:
     virtual ~Acceptor() = default;
@@ -47,7 +47,7 @@ class Listener final : public Watcher {
   ~Listener() override;
 
   SocketAddress address() const { return LocalAddress(fd_.get()); }
-  // Accepts, and reads preambles; bounded.
+  // Accepts streams and reads preambles, a bounded number of each.
   void Work();
   bool HasWork() const { return acceptable_ || fresh_; }
   std::optional<Time> deadline() const;
@@ -74,15 +74,15 @@ class Listener final : public Watcher {
       : reactor_(reactor), acceptor_(acceptor), fd_(std::move(fd)) {}
   void AcceptSome();
   void PauseAccepting(int error_number);
-  // False: the stream is done with, one way or another.
+  // False: the listener is done with the stream, whether it was passed on or not.
   bool ReadPreamble(Inbound& inbound);
 
   Reactor* const reactor_;
   Acceptor* const acceptor_;
   Fd fd_;
   bool acceptable_ = true;
-  bool fresh_ = false;    // some inbound stream may have bytes
-  bool starved_ = false;  // no descriptor since the last accept; said so
+  bool fresh_ = false;    // an inbound stream may have bytes
+  bool starved_ = false;  // no descriptor since the last accept; was logged
   std::optional<Time> paused_until_;
   std::list<Inbound> inbound_;  // oldest first
 };

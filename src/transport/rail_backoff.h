@@ -1,5 +1,8 @@
-// How often a backend tries to build a rail that failed: soon, then less and less often, and, where
-// it was up before, never so seldom that a path which is there again stays unused for long.
+// How long a backend waits before it tries to build a failed rail again: soon at first, then less
+// and less often. A rail that was up before is never tried so rarely that a restored path stays
+// unused for long.
+//
+// Thread-safety: functions without state.
 #ifndef KVXFER_TRANSPORT_RAIL_BACKOFF_H_
 #define KVXFER_TRANSPORT_RAIL_BACKOFF_H_
 
@@ -13,10 +16,10 @@ namespace kvxfer {
 
 inline constexpr Duration kFirstRailBackoff = std::chrono::milliseconds(20);
 inline constexpr Duration kMaxRailBackoff = std::chrono::milliseconds(500);
-// Of a rail that never was up: two ends that perhaps have no path between them.
+// For a rail that was never up: the two ends may have no path between them.
 inline constexpr Duration kHopelessRailBackoff = std::chrono::seconds(5);
 
-// The pause after `failures` attempts in a row that failed; 0: after the rail's own end.
+// The pause after `failures` consecutive failed attempts; 0: after the rail itself went down.
 inline Duration RailBackoff(uint32_t failures, bool was_up) {
   return std::min<Duration>(kFirstRailBackoff * (1 << std::min(failures, 10u)),
                             was_up ? kMaxRailBackoff : kHopelessRailBackoff);

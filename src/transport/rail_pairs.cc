@@ -19,7 +19,7 @@ class PairChooser {
   void Exclude(std::span<const RailPair> pairs) {
     taken_.insert(taken_.end(), pairs.begin(), pairs.end());
   }
-  // `fresh`: one of its places must be in no pair yet.
+  // The best pair that is not excluded; `fresh`: one of its places must not be in a pair yet.
   std::optional<RailPair> Best(bool fresh) const {
     std::optional<RailPair> best;
     for (size_t l = 0; l < table_.local(); ++l) {
@@ -35,6 +35,8 @@ class PairChooser {
 
  private:
   std::tuple<uint8_t, size_t, size_t, size_t> Cost(const RailPair& pair) const {
+    // Compared in this order: rank, how often the two places are used, and indices that lie close
+    // to the diagonal, so that equal ports pair up one to one.
     const size_t uses = local_uses_[pair.local] + remote_uses_[pair.remote];
     return {*table_.rank(pair), uses, std::max(pair.local, pair.remote), pair.local + pair.remote};
   }

@@ -1,8 +1,8 @@
-// Which place of ours talks to which of the peer's, where a rail is a pair of places: ports of RDMA
+// Pairs the places of this agent with the peer's, if a rail is a pair of places: ports of RDMA
 // devices, or IP addresses. Pure.
 //
-// Pairs are chosen so that every place that has a partner is used, better pairs before others, and
-// each place as evenly as may be: 2 to 2 makes two pairs, 4 to 2 four, 1 to 8 eight.
+// Every place that has a partner is used, better pairs come first, and places are used as evenly as
+// possible: 2 and 2 places make two pairs, 4 and 2 make four, 1 and 8 make eight.
 //
 // Thread-safety: plain values and functions without state.
 //
@@ -31,15 +31,15 @@ struct RailPair {
   bool operator==(const RailPair&) const = default;
 };
 
-// What is known beforehand of each pair.
+// What is known in advance about each pair.
 class PairTable {
  public:
-  // No pair can talk.
+  // Initially no pair can talk.
   PairTable(size_t local, size_t remote) : local_(local), remote_(remote), ranks_(local * remote) {}
 
-  // It may; of two pairs the one with the lower rank comes first.
+  // The pair can talk; a lower rank is better.
   void Set(size_t local, size_t remote, uint8_t rank) { ranks_[local * remote_ + remote] = rank; }
-  // Empty: it cannot.
+  // nullopt: the pair cannot talk.
   std::optional<uint8_t> rank(const RailPair& pair) const {
     return ranks_[pair.local * remote_ + pair.remote];
   }
@@ -55,8 +55,8 @@ class PairTable {
 // At most `most` pairs, the best first.
 std::vector<RailPair> ChooseRailPairs(const PairTable& table, size_t most);
 
-// Another pair in the place of one that did not answer: not in `bad`, not in `used`, and the one
-// that uses least what `used` uses already.
+// A replacement for a pair that did not answer: neither in `bad` nor in `used`, and with the places
+// that `used` uses least.
 std::optional<RailPair> ChooseOtherPair(const PairTable& table, std::span<const RailPair> used,
                                         std::span<const RailPair> bad);
 

@@ -4,18 +4,26 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/core/base/strings.h"
-#include "src/transport/bytes.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::net {
 
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, WireRun> run) {
+  io.Int("address", run.address);
+  io.Int("bytes", run.bytes);
+  io.Int("rkey", run.rkey);
+}
+
 void Encode(const WireRun& run, std::span<std::byte, kWireRunBytes> out) {
-  Put64(out.data(), run.address);
-  Put32(&out[8], run.bytes);
-  Put32(&out[12], run.rkey);
+  wire::EncodeFixed(run, out.data());
 }
 
 WireRun DecodeWireRun(std::span<const std::byte, kWireRunBytes> in) {
-  return {.address = Get64(in.data()), .bytes = Get32(&in[8]), .rkey = Get32(&in[12])};
+  wire::FixedReader reader(in.data());
+  WireRun run;
+  Fields(reader, run);
+  return run;
 }
 
 Region::Region(RegionMap* regions, const LocalRegion& region)
@@ -34,7 +42,8 @@ std::string Region::WhyNot(const WireRun& run, Access wanted) const {
     return absl::StrCat("the region does not allow remote ",
                         wanted == Access::kRemoteRead ? "reads" : "writes");
   }
-  // By distances: the text travels, and where the memory lies is in metadata only.
+  // Distances instead of addresses: the text travels to the peer and into logs, and addresses must
+  // not.
   const bool before = run.address < base_;
   return absl::StrCat("outside of the region, which has ", bytes_, " bytes: ", run.bytes,
                       " bytes asked for, which begin ",
@@ -52,6 +61,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> RkeyOnly::Of(const RemoteRegion& regi
 }
 
 RegionMap::~RegionMap() {
+  // Registrations may outlive the backend; they must not call back into the map.
   for (auto& [rkey, region] : by_rkey_) region->regions_ = nullptr;
 }
 
@@ -79,6 +89,7 @@ absl::StatusOr<std::unique_ptr<Registration>> RegionMap::Register(const LocalReg
 }
 
 const Region* RegionMap::Find(uint32_t rkey) {
+  // A direct-mapped cache: a stream of runs mostly names few regions. Erase clears the entry.
   const Region*& recent = recent_[rkey % recent_.size()];
   if (recent != nullptr && recent->rkey() == rkey) return recent;
   const auto it = by_rkey_.find(rkey);
@@ -97,6 +108,7 @@ void RegionMap::Erase(const Region& region) {
 absl::StatusOr<const Region*> RegionMap::Check(const WireRun& run, Access wanted) {
   const Region* const region = Find(run.rkey);
   if (region != nullptr && region->Grants(run, wanted)) return region;
+  // The reason names no address; see WhyNot.
   return absl::PermissionDeniedError(
       region == nullptr ? "no region has that rkey (deregistered, or of other metadata)"
                         : region->WhyNot(run, wanted));

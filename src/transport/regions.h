@@ -1,11 +1,10 @@
-// The local regions that peers may name by rkey, for backends whose target moves the bytes itself
-// and so has to check each run: which region, its bounds, its rights. And what a run looks like on
-// the wire.
+// The local regions that peers may name by rkey, for backends whose target moves the bytes itself.
+// Such a target must check each run: its region, bounds and rights. Also the wire form of a run.
 //
-// A look-up is an array access for the regions used last and a hash look-up else.
+// A look-up is an array access for recently used regions, and a hash look-up otherwise.
 //
-// Lifetime: a Region may outlive its map, and is then of no use.
-// Thread-safety: none; used by the backend's owner.
+// Lifetime: a Region may outlive its map and is then useless.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_REGIONS_H_
 #define KVXFER_TRANSPORT_REGIONS_H_
@@ -50,7 +49,7 @@ class Region final : public Registration {
     return Allows(access_, wanted) && run.address >= base_ && run.bytes <= bytes_ &&
            run.address - base_ <= bytes_ - run.bytes;
   }
-  // Why Grants says no, for a person.
+  // Why Grants returned false, for a person.
   std::string WhyNot(const WireRun& run, Access wanted) const;
 
  private:
@@ -63,11 +62,11 @@ class Region final : public Registration {
   const Access access_;
 };
 
-// A key to a peer's region that is its rkey and nothing else.
+// A peer's key that consists of the rkey alone.
 class RkeyOnly final : public RemoteKey {
  public:
   explicit RkeyOnly(uint32_t rkey) : rkey_(rkey) {}
-  // InvalidArgument: it has none. Begins with `backend`, names `peer`.
+  // InvalidArgument: the region has no rkey. The message begins with `backend` and names `peer`.
   static absl::StatusOr<std::unique_ptr<RemoteKey>> Of(const RemoteRegion& region,
                                                        std::string_view backend,
                                                        std::string_view peer);
@@ -80,19 +79,18 @@ class RkeyOnly final : public RemoteKey {
 class RegionMap {
  public:
   using Closed = std::function<void(const Region*)>;
-  // `on_closed`: a region is being destroyed and is not in the map any more.
+  // `on_closed`: called for a region that is being destroyed and is already out of the map.
   explicit RegionMap(Closed on_closed = nullptr) : on_closed_(std::move(on_closed)) {}
   ~RegionMap();
   RegionMap(const RegionMap&) = delete;
   RegionMap& operator=(const RegionMap&) = delete;
 
-  // InvalidArgument: not host memory, empty, or without an rkey. AlreadyExists: the rkey is taken.
-  // Both begin with `backend`.
+  // InvalidArgument: not host memory, empty, or without an rkey. AlreadyExists: the rkey is in use.
+  // The messages begin with `backend`.
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region,
                                                          std::string_view backend);
 
-  // The region that grants `wanted` for all of `run`. PermissionDenied names rkey, address and
-  // reason.
+  // The region that grants `wanted` for all of `run`. PermissionDenied: the message says why.
   absl::StatusOr<const Region*> Check(const WireRun& run, Access wanted);
   bool Knows(uint32_t rkey) const { return by_rkey_.contains(rkey); }
 
@@ -104,7 +102,7 @@ class RegionMap {
 
   const Closed on_closed_;
   std::unordered_map<uint32_t, Region*> by_rkey_;
-  std::array<const Region*, 64> recent_{};  // by the low bits of the rkey
+  std::array<const Region*, 64> recent_{};  // indexed by the low bits of the rkey
 };
 
 }  // namespace kvxfer::net

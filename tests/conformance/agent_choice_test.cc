@@ -35,7 +35,7 @@ absl::StatusOr<Two> TwoAgents(AgentOptions options) {
 }
 
 // The backend that carried a small transfer; "" where it failed.
-std::string Carried(Two& two, const std::string& backend = "") {
+std::string Piggybacked(Two& two, const std::string& backend = "") {
   const BlockSet blocks(kSmall, two.a.memory.address(), two.b.memory.address());
   TransferOptions options = Unhurried();
   options.backend = backend;
@@ -48,16 +48,16 @@ std::string Carried(Two& two, const std::string& backend = "") {
 TEST(AgentChoice, WhatWasSeenFasterPassesTheOrderOfTheList) {
   AgentOptions options;
   options.backends = {"faulty:shm", "tcp"};
-  options.faults.slow_rail = 0;
-  options.faults.slow_rail_delay = std::chrono::milliseconds(300);
+  options.backend["faulty"] = WriteOptions(
+      faulty::FaultOptions{.slow_rail = 0, .slow_rail_delay = std::chrono::milliseconds(300)});
   ASSERT_OK_AND_ASSIGN(Two two, TwoAgents(options));
-  EXPECT_EQ(Carried(two), "faulty:shm");
-  EXPECT_EQ(Carried(two), "faulty:shm");
+  EXPECT_EQ(Piggybacked(two), "faulty:shm");
+  EXPECT_EQ(Piggybacked(two), "faulty:shm");
   // The other has never been seen, so nothing says that it is better.
-  EXPECT_EQ(Carried(two), "faulty:shm");
+  EXPECT_EQ(Piggybacked(two), "faulty:shm");
   // Not within a third of 300 ms only where a machine is beyond use.
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(Carried(two, "tcp"), "tcp");
-  EXPECT_EQ(Carried(two), "tcp");
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(Piggybacked(two, "tcp"), "tcp");
+  EXPECT_EQ(Piggybacked(two), "tcp");
 
   ASSERT_OK_AND_ASSIGN(const Explanation why, two.a.agent->Explain("b"));
   ASSERT_EQ(why.paths.size(), 2u);
@@ -67,7 +67,7 @@ TEST(AgentChoice, WhatWasSeenFasterPassesTheOrderOfTheList) {
   EXPECT_FALSE(why.paths[0].chosen);
   EXPECT_TRUE(absl::StrContains(why.paths[1].why, "taken before faulty:shm")) << why.ToString();
   // Named, it is taken all the same.
-  EXPECT_EQ(Carried(two, "faulty:shm"), "faulty:shm");
+  EXPECT_EQ(Piggybacked(two, "faulty:shm"), "faulty:shm");
 }
 
 // A backend that lets words through and no data until its one rail is up, for `down_for` at most;
@@ -76,9 +76,8 @@ AgentOptions RailComesLate(std::chrono::milliseconds down_for, double goes_down)
   AgentOptions options;
   options.backends = {"faulty:shm", "tcp"};
   options.connect_timeout = std::chrono::milliseconds(kSlow ? 2000 : 400);
-  options.faults.seed = TestSeed();
-  options.faults.rail_down_probability = goes_down;
-  options.faults.rail_down_for = down_for;
+  options.backend["faulty"] = WriteOptions(faulty::FaultOptions{
+      .seed = TestSeed(), .rail_down_probability = goes_down, .rail_down_for = down_for});
   return options;
 }
 
@@ -89,7 +88,7 @@ TEST(AgentChoice, WhereNoDataPassesAnotherOneIsTaken) {
   EXPECT_OK(word.Wait(kAmple));
   ASSERT_OK_AND_ASSIGN(Explanation why, two.a.agent->Explain("b"));
   EXPECT_TRUE(absl::StrContains(why.paths[0].why, "no rail is up")) << why.ToString();
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(Carried(two), "tcp");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Piggybacked(two), "tcp");
   ASSERT_OK_AND_ASSIGN(why, two.a.agent->Explain("b"));
   EXPECT_FALSE(why.paths[0].usable) << why.ToString();
   EXPECT_FALSE(why.paths[0].chosen) << why.ToString();
@@ -102,7 +101,7 @@ TEST(AgentChoice, WhereNoDataPassesAnotherOneIsTaken) {
   ASSERT_OK_AND_ASSIGN(const Transfer waits, blocks.Write(*two.a.agent, "b", named));
   EXPECT_TRUE(Fails(waits.Wait(kAmple), absl::StatusCode::kDeadlineExceeded,
                     {"peer b", "faulty:shm", "no rail is up"}));
-  EXPECT_EQ(Carried(two), "tcp");
+  EXPECT_EQ(Piggybacked(two), "tcp");
   while (const auto event = two.a.agent->PollPeerEvent()) {
     EXPECT_NE(event->kind, PeerEventKind::kLost) << event->cause;
   }
@@ -111,15 +110,15 @@ TEST(AgentChoice, WhereNoDataPassesAnotherOneIsTaken) {
 TEST(AgentChoice, TheFirstOneIsTakenAgainOnceDataPasses) {
   ASSERT_OK_AND_ASSIGN(Two two,
                        TwoAgents(RailComesLate(std::chrono::seconds(kSlow ? 30 : 8), 1e-9)));
-  EXPECT_EQ(Carried(two), "tcp");
-  EXPECT_TRUE(Eventually(kAmple, [&] { return Carried(two) == "faulty:shm"; }));
+  EXPECT_EQ(Piggybacked(two), "tcp");
+  EXPECT_TRUE(Eventually(kAmple, [&] { return Piggybacked(two) == "faulty:shm"; }));
 }
 
 TEST(AgentChoice, CaretLeavesOut) {
   AgentOptions options;
   options.backends = {"^loopback", "^shm", "^verbs"};
   ASSERT_OK_AND_ASSIGN(Two two, TwoAgents(options));
-  EXPECT_EQ(Carried(two), "tcp");
+  EXPECT_EQ(Piggybacked(two), "tcp");
   ASSERT_OK_AND_ASSIGN(const Explanation why, two.a.agent->Explain("b"));
   EXPECT_TRUE(std::ranges::none_of(why.paths, [](const PathExplanation& path) {
     return path.backend == "loopback" || path.backend == "shm" || path.backend == "verbs";

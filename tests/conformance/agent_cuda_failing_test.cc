@@ -78,10 +78,11 @@ class AgentCudaFailing : public ::testing::TestWithParam<Flavour> {
       const auto told = b.WaitNotification(end.ok() ? kAmple : Duration());
       EXPECT_EQ(told.ok(), transfer->delivery() == Delivery::kDelivered) << end;
       if (told.ok() && !read) {
-        EXPECT_TRUE(Landed(kShape, Side::kRemote, 1, b_.bytes()));
+        EXPECT_TRUE(AllArrived(kShape, Side::kRemote, 1, b_.bytes()));
       }
       if (!end.ok()) return end;
-      EXPECT_TRUE(Landed(kShape, read ? Side::kLocal : Side::kRemote, 1, (read ? a_ : b_).bytes()));
+      EXPECT_TRUE(
+          AllArrived(kShape, read ? Side::kLocal : Side::kRemote, 1, (read ? a_ : b_).bytes()));
     }
     EXPECT_TRUE(a_.GuardsIntact());
     EXPECT_TRUE(b_.GuardsIntact());
@@ -191,7 +192,7 @@ TEST_F(AgentCudaBeyondReach, ItIsStagedAndSaid) {
     ASSERT_OK_AND_ASSIGN(const Transfer transfer, Write(Unhurried()));
     ASSERT_OK(transfer.Wait(kAmple));
     EXPECT_EQ(transfer.stats().path, "tcp staged");
-    EXPECT_OK(peer_->CheckLanded(kShape, Side::kRemote, 3));
+    EXPECT_OK(peer_->CheckArrived(kShape, Side::kRemote, 3));
   }
   // Asked once: it is known from then on.
   EXPECT_EQ(hooks_->kvxfer_standin_calls("cuIpcOpenMemHandle_v2"), 1u);
@@ -245,7 +246,7 @@ KVXFER_CHILD(WithoutADriver) {
   const auto transfer = blocks.Write(*a->agent, "b", Telling("here"));
   CHILD_EXPECT(transfer.ok() && transfer->Wait(kAmple).ok());
   CHILD_EXPECT(b->agent->WaitNotification(kAmple).ok());
-  CHILD_EXPECT(Landed(kShape, Side::kRemote, 1, b->memory.bytes()));
+  CHILD_EXPECT(AllArrived(kShape, Side::kRemote, 1, b->memory.bytes()));
   return 0;
 }
 

@@ -28,8 +28,7 @@ using cuda_driver::FindHooks;
 using namespace cuda::api;  // NOLINT(google-build-using-namespace): the driver's own names
 using std::chrono::milliseconds;
 
-constexpr uint64_t kMiB = 1 << 20;
-const Shape kShape{.block_bytes = 4096, .ids = 64};
+const Shape kStreamShape{.block_bytes = 4096, .ids = 64};
 
 // `a` has content that `b` has not.
 class StreamTest : public ::testing::Test {
@@ -48,15 +47,15 @@ class StreamTest : public ::testing::Test {
   }
 
   absl::StatusOr<Transfer> Write(const TransferOptions& options) {
-    return BlockSet(kShape, pair_.a.memory.address(), pair_.b.memory.address())
+    return BlockSet(kStreamShape, pair_.a.memory.address(), pair_.b.memory.address())
         .Write(*pair_.a.agent, "b", options);
   }
   absl::StatusOr<Transfer> ReadBack(const TransferOptions& options) {
-    return BlockSet(kShape, pair_.b.memory.address(), pair_.a.memory.address())
+    return BlockSet(kStreamShape, pair_.b.memory.address(), pair_.a.memory.address())
         .Read(*pair_.b.agent, "a", options);
   }
-  bool Landed(Side side) {
-    return kvxfer::testing::Landed(kShape, side, 1, pair_.b.memory.bytes());
+  bool Arrived(Side side) {
+    return kvxfer::testing::AllArrived(kStreamShape, side, 1, pair_.b.memory.bytes());
   }
   // What is posted now begins, and is done: whatever was posted before could have begun too.
   absl::Status PassBy(Agent& agent, std::string_view peer) {
@@ -104,7 +103,7 @@ TEST_P(AgentCudaStream, AWriteWaitsForWhatIsInTheStream) {
   // What comes after it is not waited for.
   stream.Hold();
   ASSERT_OK(transfer.Wait(kAmple));
-  EXPECT_TRUE(Landed(Side::kRemote));
+  EXPECT_TRUE(Arrived(Side::kRemote));
 }
 
 TEST_P(AgentCudaStream, AReadWaitsForWhatIsInTheStream) {
@@ -119,7 +118,7 @@ TEST_P(AgentCudaStream, AReadWaitsForWhatIsInTheStream) {
   stream.LetGo();
   ASSERT_OK(transfer.Wait(kAmple));
   EXPECT_EQ(old, kNoMismatch);
-  EXPECT_TRUE(Landed(Side::kLocal));
+  EXPECT_TRUE(Arrived(Side::kLocal));
 }
 
 // No host waits between: each transfer for the stream, the stream for each transfer.
@@ -149,14 +148,14 @@ TEST_P(AgentCudaStream, TransfersAndWorkTakeTurns) {
   }
 }
 
-std::vector<Flavour> GpuFlavours() {
+std::vector<Flavour> GpuMemoryFlavours() {
   std::vector<Flavour> all = Flavours();
   std::erase_if(all, [](const Flavour& one) { return one.memory != MemoryType::kCuda; });
   return all;
 }
 
 class AgentCudaStreamMemory : public AgentCudaStream {};
-INSTANTIATE_TEST_SUITE_P(All, AgentCudaStreamMemory, ::testing::ValuesIn(GpuFlavours()),
+INSTANTIATE_TEST_SUITE_P(All, AgentCudaStreamMemory, ::testing::ValuesIn(GpuMemoryFlavours()),
                          FlavourName);
 
 // What a kernel of decode would: it runs right behind the wait, and finds the bytes.
@@ -168,7 +167,7 @@ TEST_P(AgentCudaStreamMemory, WhatFollowsInTheStreamSeesTheBytes) {
   stream.PutCopy(seen.address(), pair_.b.memory.address(), seen.size());
   ASSERT_TRUE(stream.Finish());
   ASSERT_OK(transfer.status());
-  EXPECT_TRUE(kvxfer::testing::Landed(kShape, Side::kLocal, 1, seen.bytes()));
+  EXPECT_TRUE(kvxfer::testing::AllArrived(kStreamShape, Side::kLocal, 1, seen.bytes()));
 }
 
 using AgentCudaStreamHost = StreamTest;
@@ -185,7 +184,7 @@ TEST_F(AgentCudaStreamHost, AnEventOfTheApplicationIsWaitedFor) {
   EXPECT_EQ(transfer.Poll(), TransferState::kActive);
   stream.LetGo();
   ASSERT_OK(transfer.Wait(kAmple));
-  EXPECT_TRUE(Landed(Side::kRemote));
+  EXPECT_TRUE(Arrived(Side::kRemote));
 }
 
 TEST_F(AgentCudaStreamHost, ANotificationWaitsToo) {
@@ -382,7 +381,7 @@ TEST_P(AgentCudaStreamEnd, Done) {
   MakeWait(transfer);
   ready_ = 1;
   ExpectThrough(transfer, TransferState::kDone);
-  EXPECT_TRUE(Landed(Side::kRemote));
+  EXPECT_TRUE(Arrived(Side::kRemote));
 }
 
 TEST_P(AgentCudaStreamEnd, Failed) {
@@ -436,7 +435,7 @@ TEST_P(AgentCudaStreamEnd, PeerKilled) {
   ASSERT_OK(peer->Create(OptionsFor(flavour(), "c"), flavour().memory, 2 * kMiB));
   ASSERT_OK(Introduce(*pair_.a.agent, *peer));
   ASSERT_OK_AND_ASSIGN(const uint64_t remote, peer->MemoryAddress());
-  const BlockSet blocks(kShape, pair_.a.memory.address(), remote);
+  const BlockSet blocks(kStreamShape, pair_.a.memory.address(), remote);
   // So that there is a connection to lose.
   ASSERT_OK_AND_ASSIGN(const Transfer first, blocks.Write(*pair_.a.agent, "c", Unhurried()));
   ASSERT_OK(first.Wait(kAmple));
@@ -464,7 +463,8 @@ class AgentCudaStreamIpc : public AgentCudaStreamEnd {
     EXPECT_EQ(first.stats().path, "cuda_ipc");
   }
   absl::StatusOr<Transfer> WriteTo(const TransferOptions& options) {
-    return BlockSet(kShape, pair_.a.memory.address(), remote_).Write(*pair_.a.agent, "c", options);
+    return BlockSet(kStreamShape, pair_.a.memory.address(), remote_)
+        .Write(*pair_.a.agent, "c", options);
   }
   static uint64_t Mappings() {
     cuda_driver::LiveObjects live;

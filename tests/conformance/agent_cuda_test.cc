@@ -98,11 +98,11 @@ TEST_P(AgentCuda, BlocksOfEverySizeArrive) {
       EXPECT_EQ(n.payload, "here");
       // What the target is told of is there when it is told.
       if (!read) {
-        EXPECT_TRUE(Landed(shape, Side::kRemote, 7, pair.b.memory.bytes()));
+        EXPECT_TRUE(AllArrived(shape, Side::kRemote, 7, pair.b.memory.bytes()));
       }
       ASSERT_OK(transfer.Wait(kAmple));
       if (read) {
-        EXPECT_TRUE(Landed(shape, Side::kLocal, 7, pair.a.memory.bytes()));
+        EXPECT_TRUE(AllArrived(shape, Side::kLocal, 7, pair.a.memory.bytes()));
       }
       EXPECT_TRUE(pair.a.memory.GuardsIntact());
       EXPECT_TRUE(pair.b.memory.GuardsIntact());
@@ -137,8 +137,8 @@ TEST_P(AgentCuda, ManyTransfersShareFewSlots) {
   for (const Transfer& transfer : transfers) ASSERT_OK(transfer.Wait(kAmple));
   for (int i = 0; i < kTransfers; ++i) {
     const auto seed = static_cast<uint64_t>(i);
-    EXPECT_TRUE(Landed(shape, Side::kRemote, seed, part(pair.b, i)));
-    EXPECT_TRUE(Landed(shape, Side::kRemote, seed, part(pair.a, kTransfers + i)));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, seed, part(pair.b, i)));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, seed, part(pair.a, kTransfers + i)));
   }
   EXPECT_TRUE(pair.a.memory.GuardsIntact());
   EXPECT_TRUE(pair.b.memory.GuardsIntact());
@@ -211,7 +211,7 @@ TEST(AgentCudaStaging, MoreInitiatorsThanSlots) {
   }
   for (const Transfer& transfer : transfers) ASSERT_OK(transfer.Wait(kAmple));
   for (size_t i = 0; i < kInitiators; ++i) {
-    EXPECT_TRUE(Landed(shape, Side::kRemote, i, target.memory.bytes().subspan(i * each, each)));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, i, target.memory.bytes().subspan(i * each, each)));
   }
 }
 

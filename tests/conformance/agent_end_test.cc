@@ -16,7 +16,6 @@ namespace kvxfer::testing {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr uint64_t kMiB = 1 << 20;
 
 // Fails unless it went off exactly once.
 class Bomb {
@@ -161,7 +160,7 @@ TEST_P(AgentEnd, ReadyFenceHoldsTheSource) {
   ready_.store(1, std::memory_order_release);
   ASSERT_OK(held.Wait(kAmple));
   const Shape shape{.block_bytes = 4096, .ids = 64};
-  EXPECT_TRUE(Landed(shape, Side::kRemote, 2, pair_.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived(shape, Side::kRemote, 2, pair_.b.memory.bytes()));
 }
 
 TEST_P(AgentEnd, CancelBeforeAnythingWasSent) {

@@ -69,7 +69,7 @@ class Writer {
 };
 
 // Every one has ended; done ones were told once, the others at most once; in order.
-void CheckTold(Pair& pair, const std::vector<Transfer>& transfers) {
+void CheckNotified(Pair& pair, const std::vector<Transfer>& transfers) {
   for (const Transfer& t : transfers) {
     EXPECT_NE(t.Wait(kAmple).code(), absl::StatusCode::kDeadlineExceeded) << t.status();
   }
@@ -125,9 +125,9 @@ TEST(AgentHeal, TcpCutAHundredTimes) {
     writer.Stop();
     std::printf("%zu connections cut\n", cut);
     EXPECT_GE(cut, static_cast<size_t>(cuts));
-    CheckTold(pair, writer.transfers());
+    CheckNotified(pair, writer.transfers());
   }
-  EXPECT_TRUE(Landed(kShape, Side::kRemote, 4, pair.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived(kShape, Side::kRemote, 4, pair.b.memory.bytes()));
 }
 
 class AgentHealFaulty : public ::testing::TestWithParam<Flavour> {};
@@ -153,10 +153,10 @@ TEST_P(AgentHealFaulty, CutAtRandomAHundredTimes) {
         << lost << " lost, " << back << " back, " << writer.ended() << " transfers ended";
     writer.Stop();
     std::printf("%d times lost, %d times back\n", lost.load(), back.load());
-    CheckTold(pair, writer.transfers());
+    CheckNotified(pair, writer.transfers());
   }
   pair.a.agent->OnPeerEvent(nullptr);
-  EXPECT_TRUE(Landed(kShape, Side::kRemote, 4, pair.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived(kShape, Side::kRemote, 4, pair.b.memory.bytes()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Faulty, AgentHealFaulty, ::testing::ValuesIn(FaultyFlavours(1)),
@@ -172,7 +172,7 @@ TEST_P(AgentHealFaulty, OperationsThatFail) {
   Writer writer(pair, Scaled(500));
   EXPECT_TRUE(Eventually(kAmple, [&] { return writer.ended() >= Scaled(500) - 8; }));
   writer.Stop();
-  CheckTold(pair, writer.transfers());
+  CheckNotified(pair, writer.transfers());
 }
 
 }  // namespace

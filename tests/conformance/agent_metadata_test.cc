@@ -101,7 +101,7 @@ TEST(AgentMetadataServed, IsEnoughForAPeer) {
     ASSERT_OK_AND_ASSIGN(const Transfer transfer,
                          blocks.Write(*source.agent, peer, Telling("there")));
     ASSERT_OK(transfer.Wait(kAmple));
-    EXPECT_TRUE(Landed(shape, Side::kRemote, 7, target.memory.bytes()));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, 7, target.memory.bytes()));
     EXPECT_OK(target.agent->WaitNotification(kAmple));
   }
 }

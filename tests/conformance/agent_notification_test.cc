@@ -178,11 +178,11 @@ TEST_P(AgentNotification, UndrainedOnesHoldBackAndAreNotLost) {
   ASSERT_OK(other.Wait(kAmple));
   EXPECT_EQ(last_.Poll(), TransferState::kActive);
   int next = 0;
-  bool other_told = false;
-  while (next < 100 || !other_told) {
+  bool other_notified = false;
+  while (next < 100 || !other_notified) {
     ASSERT_OK_AND_ASSIGN(const Notification n, pair_.b.agent->WaitNotification(kAmple));
     if (n.peer == "c") {
-      other_told = true;
+      other_notified = true;
     } else {
       ASSERT_EQ(n.payload, std::to_string(next++));
     }

@@ -51,7 +51,7 @@ struct Witness {
     if (number != told.load() || n.payload != Payload(number)) ++out_of_order;
     const auto place = memory->bytes().subspan(number % kPlaces * kPlaceBytes, kPlaceBytes);
     const Shape shape = ShapeOf(number);
-    if (!Landed(shape, Side::kRemote, number, place.first(shape.memory_bytes()))) ++early;
+    if (!AllArrived(shape, Side::kRemote, number, place.first(shape.memory_bytes()))) ++early;
     // Ready for the next transfer to this place.
     FillWith(place, std::byte{0});
     told.store(told.load() + 1);
@@ -137,22 +137,22 @@ absl::StatusOr<Posted> PostRandom(Pair& pair, std::mt19937_64& random, uint64_t 
 }
 
 // Checks one end against what the target was told.
-void CheckEnd(const Posted& posted, size_t times_told) {
+void CheckEnd(const Posted& posted, size_t times_notified) {
   const TransferState state = posted.transfer.Poll();
   const Delivery delivery = posted.transfer.delivery();
   SCOPED_TRACE(std::string(ToString(state)) + ", " + ToString(delivery) + ", " +
                posted.transfer.status().ToString());
   EXPECT_NE(state, TransferState::kActive);
-  EXPECT_LE(times_told, 1u);
+  EXPECT_LE(times_notified, 1u);
   if (state == TransferState::kDone) {
     EXPECT_EQ(delivery, Delivery::kDelivered);
-    EXPECT_EQ(times_told, 1u);
+    EXPECT_EQ(times_notified, 1u);
   } else {
     EXPECT_TRUE(delivery == Delivery::kNotDelivered || delivery == Delivery::kUnknown);
     EXPECT_FALSE(posted.transfer.status().ok());
   }
   if (delivery == Delivery::kNotDelivered) {
-    EXPECT_EQ(times_told, 0u);
+    EXPECT_EQ(times_notified, 0u);
   }
 }
 

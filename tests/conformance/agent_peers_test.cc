@@ -18,8 +18,6 @@
 namespace kvxfer::testing {
 namespace {
 
-constexpr uint64_t kKiB = 1024;
-
 class AgentPeers : public ::testing::TestWithParam<Flavour> {};
 
 Shape SmallShape(uint64_t seed) {
@@ -62,7 +60,8 @@ void EveryOneToEveryOther(const Flavour& flavour, size_t count) {
     for (size_t i = 0; i < count; ++i) {
       if (i == j) continue;
       EXPECT_EQ(told.count(nodes[i].name()), 1u);
-      EXPECT_TRUE(Landed(shape, Side::kRemote, i, nodes[j].memory.bytes().subspan(part * i, part)))
+      EXPECT_TRUE(
+          AllArrived(shape, Side::kRemote, i, nodes[j].memory.bytes().subspan(part * i, part)))
           << i << " to " << j;
     }
   }
@@ -101,8 +100,8 @@ TEST_P(AgentPeers, SixteenPeersOfOne) {
   for (uint64_t i = 0; i < 16; ++i) {
     ASSERT_OK(hub.agent->WaitNotification(kAmple));
     ASSERT_OK(peers[i].agent->WaitNotification(kAmple));
-    EXPECT_TRUE(Landed(shape, Side::kRemote, 100, peers[i].memory.bytes().first(part)));
-    EXPECT_TRUE(Landed(shape, Side::kRemote, i, hub.memory.bytes().subspan(i * part, part)));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, 100, peers[i].memory.bytes().first(part)));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, i, hub.memory.bytes().subspan(i * part, part)));
   }
 }
 
@@ -132,8 +131,8 @@ TEST_P(AgentPeers, ConnectRaces) {
     ASSERT_OK_AND_ASSIGN(const Notification at_b, pair.b.agent->WaitNotification(kAmple));
     EXPECT_EQ(at_a.payload, "b");
     EXPECT_EQ(at_b.payload, "a");
-    EXPECT_TRUE(Landed(shape, Side::kRemote, 1, pair.b.memory.bytes().last(part)));
-    EXPECT_TRUE(Landed(shape, Side::kRemote, 2, pair.a.memory.bytes().last(part)));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, 1, pair.b.memory.bytes().last(part)));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, 2, pair.a.memory.bytes().last(part)));
   }
 }
 
@@ -164,7 +163,7 @@ TEST_P(AgentPeers, ConcurrentSubmittersBothWays) {
       const absl::StatusOr<Transfer> transfer = blocks.Write(
           *from.agent, to.name(), Telling(std::to_string(t) + " " + std::to_string(i)));
       if (!transfer.ok() || !transfer->Wait(kAmple).ok() ||
-          !Landed(shape, Side::kRemote, seed, target) || !TimesAddUp(transfer->stats())) {
+          !AllArrived(shape, Side::kRemote, seed, target) || !TimesAddUp(transfer->stats())) {
         ++failures;
       }
     }
@@ -217,10 +216,10 @@ TEST_P(AgentPeers, ReAddingWithSameAndNewerMetadata) {
   ASSERT_OK_AND_ASSIGN(const Transfer known,
                        to_later.Write(*pair.a.agent, "b", Unhurried(NotifyOrder::kAnyOrder)));
   ASSERT_OK(known.Wait(kAmple));
-  EXPECT_TRUE(Landed(shape, Side::kRemote, 9, later.bytes()));
+  EXPECT_TRUE(AllArrived(shape, Side::kRemote, 9, later.bytes()));
   ready.store(1, std::memory_order_release);
   ASSERT_OK(across.Wait(kAmple));
-  EXPECT_TRUE(Landed(shape, Side::kRemote, 9, pair.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived(shape, Side::kRemote, 9, pair.b.memory.bytes()));
 }
 
 TEST_P(AgentPeers, RemovedPeerIsForgottenAndItsTransfersCancelled) {
@@ -314,7 +313,7 @@ TEST(AgentPaths, DefaultsChooseTheBestAndExplainTheRest) {
     EXPECT_EQ(transfer.stats().path, backend);
     ASSERT_OK_AND_ASSIGN(const Notification n, b.agent->WaitNotification(kAmple));
     EXPECT_EQ(n.payload, backend);
-    EXPECT_TRUE(Landed(shape, Side::kRemote, 3, b.memory.bytes()));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, 3, b.memory.bytes()));
   }
 }
 

@@ -19,7 +19,6 @@ namespace kvxfer::testing {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr uint64_t kMiB = 1 << 20;
 
 class AgentQuiet : public ::testing::TestWithParam<Flavour> {
  protected:
@@ -84,7 +83,7 @@ TEST_P(AgentQuiet, LocalRegionInUseIsNotDeregistered) {
   EXPECT_EQ(transfer.Poll(), TransferState::kActive);
   ready.store(1, std::memory_order_release);
   ASSERT_OK(transfer.Wait(kAmple));
-  EXPECT_TRUE(Landed({}, Side::kRemote, 1, pair_.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived({}, Side::kRemote, 1, pair_.b.memory.bytes()));
   ASSERT_OK(pair_.a.agent->DeregisterMemory(pair_.a.region, kAmple));
   EXPECT_TRUE(
       Fails(pair_.a.agent->DeregisterMemory(pair_.a.region, kAmple), absl::StatusCode::kNotFound));

@@ -26,7 +26,7 @@ constexpr size_t kAreas = 16;
 constexpr size_t kAreaBytes = 320 * 1024;
 
 // What transfer `number` moves within its area: one block, many small ones, or a few large ones.
-Shape ShapeOf(uint64_t number) {
+Shape RailShapeOf(uint64_t number) {
   std::mt19937_64 random(number * 77 + TestSeed());
   switch (random() % 4) {
     case 0:
@@ -52,7 +52,7 @@ class AgentRails : public ::testing::TestWithParam<Flavour> {
     return node.memory.bytes().subspan(number % kAreas * kAreaBytes, kAreaBytes);
   }
   BlockSet Blocks(uint64_t number) {
-    return {ShapeOf(number), reinterpret_cast<uintptr_t>(Area(pair_.a, number).data()),
+    return {RailShapeOf(number), reinterpret_cast<uintptr_t>(Area(pair_.a, number).data()),
             reinterpret_cast<uintptr_t>(Area(pair_.b, number).data())};
   }
   bool RailsFailed() {
@@ -92,7 +92,7 @@ TEST_P(AgentRails, EveryTransferIsDoneAndToldOnce) {
     EXPECT_OK(told);
     if (!told.ok()) break;
     EXPECT_EQ(told->payload, std::to_string(i));
-    EXPECT_TRUE(Landed(ShapeOf(i), Side::kRemote, i, Area(pair_.b, i)));
+    EXPECT_TRUE(AllArrived(RailShapeOf(i), Side::kRemote, i, Area(pair_.b, i)));
     FillWith(Area(pair_.b, i), std::byte{0});
     ++verified;
   }
@@ -112,7 +112,7 @@ TEST_P(AgentRails, EveryReadIsDone) {
     Pattern(i).Fill(Area(pair_.b, i));
     ASSERT_OK_AND_ASSIGN(const Transfer read, Blocks(i).Read(*pair_.a.agent, "b", Telling("read")));
     ASSERT_OK(read.Wait(kAmple));
-    ASSERT_TRUE(Landed(ShapeOf(i), Side::kLocal, i, Area(pair_.a, i)));
+    ASSERT_TRUE(AllArrived(RailShapeOf(i), Side::kLocal, i, Area(pair_.a, i)));
     FillWith(Area(pair_.a, i), std::byte{0});
     ASSERT_OK(pair_.b.agent->WaitNotification(kAmple));
   }

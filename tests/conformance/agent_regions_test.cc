@@ -20,38 +20,38 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr size_t kMany = 40'000;  // every second one is more than a page
-constexpr size_t kBytes = 64;     // of each
+constexpr size_t kMany = 40'000;     // every second one is more than a page
+constexpr size_t kRegionBytes = 64;  // of each
 
 class AgentRegions : public ::testing::TestWithParam<Flavour> {
  protected:
   void SetUp() override {
     ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(GetParam(), OptionsFor(GetParam(), "a"),
                                              OptionsFor(GetParam(), "b"), 64 * 1024));
-    ASSERT_OK_AND_ASSIGN(memory_, TestMemory::Allocate(GetParam().memory, kMany * kBytes));
+    ASSERT_OK_AND_ASSIGN(memory_, TestMemory::Allocate(GetParam().memory, kMany * kRegionBytes));
   }
   // Of `pair_.b`, one after the other in memory_.
   void Register(size_t count) {
     for (size_t i = 0; i < count; ++i) {
-      const MemorySpan span{.data = reinterpret_cast<void*>(AddressOf(i)), .bytes = kBytes};
+      const MemorySpan span{.data = reinterpret_cast<void*>(AddressOf(i)), .bytes = kRegionBytes};
       ASSERT_OK_AND_ASSIGN(const RegionId region,
                            pair_.b.agent->RegisterMemory(span, Access::kReadWrite));
       regions_.push_back(region);
     }
   }
-  uint64_t AddressOf(size_t i) const { return memory_.address() + i * kBytes; }
+  uint64_t AddressOf(size_t i) const { return memory_.address() + i * kRegionBytes; }
   // How a write of `pair_.a` to the region ended, and whether its bytes are there.
   absl::Status Write(size_t i) {
-    Pattern(i).Fill(pair_.a.memory.bytes().first(kBytes));
-    const Descriptor local{pair_.a.memory.address(), kBytes};
-    const Descriptor remote{AddressOf(i), kBytes};
+    Pattern(i).Fill(pair_.a.memory.bytes().first(kRegionBytes));
+    const Descriptor local{pair_.a.memory.address(), kRegionBytes};
+    const Descriptor remote{AddressOf(i), kRegionBytes};
     const auto write = pair_.a.agent->Write(
         "b", DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
         Unhurried());
     return write.ok() ? write->Wait(kAmple) : write.status();
   }
   bool Untouched(size_t i) const {
-    return FirstNonZero(memory_.bytes().subspan(i * kBytes, kBytes)) == kNoMismatch;
+    return FirstNonZero(memory_.bytes().subspan(i * kRegionBytes, kRegionBytes)) == kNoMismatch;
   }
 
   Pair pair_;
@@ -83,7 +83,7 @@ TEST_P(AgentRegions, MoreThanAPageThatComeAndGo) {
 TEST_P(AgentRegions, AListIsRegisteredAndForgottenAsAWhole) {
   std::vector<MemorySpan> spans;
   for (size_t i = 0; i < 1000; ++i) {
-    spans.push_back({.data = reinterpret_cast<void*>(AddressOf(i)), .bytes = kBytes});
+    spans.push_back({.data = reinterpret_cast<void*>(AddressOf(i)), .bytes = kRegionBytes});
   }
   ASSERT_OK_AND_ASSIGN(const std::string before, pair_.b.agent->Metadata());
   spans.push_back({});
@@ -114,13 +114,13 @@ TEST_P(AgentRegions, AListIsRegisteredAndForgottenAsAWhole) {
 TEST_P(AgentRegions, AListThatIsRefusedInACallbackLeavesNothing) {
   std::vector<MemorySpan> spans;
   for (size_t i = 0; i < 600; ++i) {
-    spans.push_back({.data = reinterpret_cast<void*>(AddressOf(i)), .bytes = kBytes});
+    spans.push_back({.data = reinterpret_cast<void*>(AddressOf(i)), .bytes = kRegionBytes});
   }
   std::vector<MemorySpan> null = spans;
   null[580] = {};
   // Seen to be wrong by the driver of the GPU, or for want of one, when the others are registered.
   spans.push_back({.data = reinterpret_cast<void*>(AddressOf(600)),
-                   .bytes = kBytes,
+                   .bytes = kRegionBytes,
                    .kind = MemoryKind::kCuda});
   ASSERT_OK(Introduce(*pair_.a.agent, *pair_.b.agent));
   ASSERT_OK_AND_ASSIGN(const std::string before, pair_.b.agent->Metadata());

@@ -16,16 +16,14 @@
 namespace kvxfer::testing {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
-
-struct Case {
+struct TransferCase {
   Shape shape;
   bool read = false;
   std::optional<std::string> notification;
   NotifyOrder order = NotifyOrder::kPosted;
 };
 
-std::string Payload(size_t bytes) {
+std::string PayloadOf(size_t bytes) {
   std::string payload(bytes, '\0');
   Pattern(bytes).Fill({reinterpret_cast<std::byte*>(payload.data()), bytes});
   return payload;
@@ -33,11 +31,11 @@ std::string Payload(size_t bytes) {
 
 // Size and number in every pair that fits in `max_bytes`; the other choices rotate with coprime
 // periods, so that they meet in every pair as well.
-std::vector<Case> PairwiseCases(uint64_t max_bytes) {
+std::vector<TransferCase> PairwiseCases(uint64_t max_bytes) {
   const std::vector<uint64_t> sizes = {0, 1, 7, 4095, 4096, kMiB, (kSlow ? 8 : 64) * kMiB + 3};
   const std::vector<uint64_t> counts = {1, 2, 17, 200, 1000, 10'000, 100'000};
   const std::vector<size_t> payloads = {0, 1, 100, 4096, 64 * 1024};
-  std::vector<Case> cases;
+  std::vector<TransferCase> cases;
   for (uint64_t size : sizes) {
     for (uint64_t count : counts) {
       // One block of the largest size is a case whatever the limit.
@@ -49,7 +47,7 @@ std::vector<Case> PairwiseCases(uint64_t max_bytes) {
         // The longest cases take turns at writing and reading.
         if (size * count > 32 * kMiB && read != (count % 2 == 0)) continue;
         const size_t i = cases.size();
-        Case c;
+        TransferCase c;
         c.read = read;
         const uint32_t layers = count >= 1000 && i % 3 != 0 ? 4 : 1;
         c.shape = {.block_bytes = size,
@@ -59,7 +57,7 @@ std::vector<Case> PairwiseCases(uint64_t max_bytes) {
                    .paged = i % 4 < 2,
                    .seed = i};
         if (size == 0 && c.shape.gap == 0) c.shape.gap = 1;
-        if (i % 7 != 6) c.notification = Payload(payloads[i % payloads.size()]);
+        if (i % 7 != 6) c.notification = PayloadOf(payloads[i % payloads.size()]);
         if (i % 11 >= 8) c.order = NotifyOrder::kAnyOrder;
         cases.push_back(c);
       }
@@ -69,16 +67,16 @@ std::vector<Case> PairwiseCases(uint64_t max_bytes) {
 }
 
 // The most memory any of the cases needs at one side.
-uint64_t MemoryFor(const std::vector<Case>& cases) {
+uint64_t MemoryFor(const std::vector<TransferCase>& cases) {
   uint64_t most = 1;
-  for (const Case& c : cases) most = std::max(most, c.shape.memory_bytes());
+  for (const TransferCase& c : cases) most = std::max(most, c.shape.memory_bytes());
   return most;
 }
 
 class AgentTransfer : public ::testing::TestWithParam<Flavour> {};
 
 // The memory registered for one case is exactly what it needs, so that a byte beyond it is seen.
-void RunCase(Pair& pair, const Flavour& flavour, const Case& c) {
+void RunCase(Pair& pair, const Flavour& flavour, const TransferCase& c) {
   SCOPED_TRACE(c.shape.ToString() + (c.read ? " read" : " write"));
   const uint64_t bytes = c.shape.memory_bytes();
   ASSERT_OK_AND_ASSIGN(TestMemory local, TestMemory::Allocate(flavour.memory, bytes));
@@ -109,8 +107,8 @@ void RunCase(Pair& pair, const Flavour& flavour, const Case& c) {
   EXPECT_EQ(stats.path, stats.bytes == 0 ? flavour.backend : flavour.path());
   EXPECT_GE(stats.total, stats.wire);
 
-  EXPECT_TRUE(Landed(c.shape, c.read ? Side::kLocal : Side::kRemote, seed,
-                     (c.read ? local : remote).bytes()));
+  EXPECT_TRUE(AllArrived(c.shape, c.read ? Side::kLocal : Side::kRemote, seed,
+                      (c.read ? local : remote).bytes()));
   EXPECT_TRUE(local.GuardsIntact());
   EXPECT_TRUE(remote.GuardsIntact());
   if (c.notification) {
@@ -128,7 +126,7 @@ void RunCase(Pair& pair, const Flavour& flavour, const Case& c) {
 TEST_P(AgentTransfer, EverySizeAndNumberOfBlocks) {
   const uint64_t limit = GetParam().max_case_bytes() / (kSlow ? 4 : 1);
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(GetParam(), 4096));
-  for (const Case& c : PairwiseCases(limit)) {
+  for (const TransferCase& c : PairwiseCases(limit)) {
     RunCase(pair, GetParam(), c);
     if (HasFatalFailure()) return;
   }
@@ -138,12 +136,12 @@ TEST_P(AgentTransfer, NotificationsAloneOfEverySize) {
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(GetParam(), 4096));
   for (size_t bytes : {size_t{0}, size_t{1}, size_t{255}, size_t{4096}, kMaxNotificationBytes}) {
     ASSERT_OK_AND_ASSIGN(const Transfer transfer,
-                         pair.a.agent->Notify("b", Payload(bytes), Unhurried()));
+                         pair.a.agent->Notify("b", PayloadOf(bytes), Unhurried()));
     ASSERT_OK(transfer.Wait(kAmple)) << bytes;
     EXPECT_EQ(transfer.delivery(), Delivery::kDelivered);
     EXPECT_EQ(transfer.stats().bytes, 0u);
     ASSERT_OK_AND_ASSIGN(const Notification n, pair.b.agent->WaitNotification(kAmple));
-    EXPECT_EQ(n.payload, Payload(bytes));
+    EXPECT_EQ(n.payload, PayloadOf(bytes));
   }
 }
 
@@ -156,7 +154,7 @@ TEST_P(AgentTransfer, TheTargetIsToldWithoutAnyCallOfTheInitiator) {
   ASSERT_OK_AND_ASSIGN(const Transfer transfer, blocks.Write(*pair.a.agent, "b", Telling("told")));
   ASSERT_OK_AND_ASSIGN(const Notification n, pair.b.agent->WaitNotification(kAmple));
   EXPECT_EQ(n.payload, "told");
-  EXPECT_TRUE(Landed(shape, Side::kRemote, 5, pair.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived(shape, Side::kRemote, 5, pair.b.memory.bytes()));
   EXPECT_TRUE(Eventually(kAmple, [&] { return transfer.Poll() == TransferState::kDone; }));
 }
 
@@ -171,7 +169,7 @@ std::string PeersName(const ::testing::TestParamInfo<std::tuple<Where, Flavour>>
          std::get<1>(info.param).name;
 }
 
-void RunCaseBetween(TestPeer& a, TestPeer& b, const Case& c) {
+void RunCaseBetween(TestPeer& a, TestPeer& b, const TransferCase& c) {
   SCOPED_TRACE(c.shape.ToString() + (c.read ? " read" : " write"));
   const uint64_t seed = c.shape.seed + 1;
   ASSERT_OK(a.Clear());
@@ -186,21 +184,21 @@ void RunCaseBetween(TestPeer& a, TestPeer& b, const Case& c) {
     EXPECT_EQ(told, *c.notification);
     // Told means visible, before the initiator has been asked anything.
     if (!c.read) {
-      EXPECT_OK(b.CheckLanded(c.shape, Side::kRemote, seed));
+      EXPECT_OK(b.CheckArrived(c.shape, Side::kRemote, seed));
     }
   }
   ASSERT_OK_AND_ASSIGN(const TransferEnd end, a.WaitEnd(transfer, kAmple));
   ASSERT_OK(end.status);
   EXPECT_EQ(end.state, TransferState::kDone);
-  EXPECT_OK((c.read ? a : b).CheckLanded(c.shape, c.read ? Side::kLocal : Side::kRemote, seed));
+  EXPECT_OK((c.read ? a : b).CheckArrived(c.shape, c.read ? Side::kLocal : Side::kRemote, seed));
 }
 
 TEST_P(PeersTransfer, WriteAndReadBothWays) {
   const auto& [where, flavour] = GetParam();
   ASSERT_OK_AND_ASSIGN(const auto a, TestPeer::Start(where));
   ASSERT_OK_AND_ASSIGN(const auto b, TestPeer::Start(where));
-  const std::vector<Case> cases = PairwiseCases(kSlow ? 2 * kMiB : 16 * kMiB);
-  std::vector<Case> some;
+  const std::vector<TransferCase> cases = PairwiseCases(kSlow ? 2 * kMiB : 16 * kMiB);
+  std::vector<TransferCase> some;
   for (size_t i = 0; i < cases.size(); ++i) {
     const bool large = cases[i].shape.block_bytes > 4 * kMiB;
     if (i % 3 == 0 && !(large && (kSlow || flavour.faulty()))) some.push_back(cases[i]);
@@ -209,7 +207,7 @@ TEST_P(PeersTransfer, WriteAndReadBothWays) {
   ASSERT_OK(a->Create(OptionsFor(flavour, "a"), flavour.memory, bytes));
   ASSERT_OK(b->Create(OptionsFor(flavour, "b"), flavour.memory, bytes));
   ASSERT_OK(Introduce(*a, *b));
-  for (const Case& c : some) {
+  for (const TransferCase& c : some) {
     RunCaseBetween(*a, *b, c);
     if (HasFatalFailure()) return;
   }
@@ -221,7 +219,7 @@ TEST_P(PeersTransfer, WriteAndReadBothWays) {
   ASSERT_OK_AND_ASSIGN(const int back, b->Post(false, "a", remote, shape, Telling("back")));
   ASSERT_OK_AND_ASSIGN(const std::string told, a->WaitNotification(kAmple));
   EXPECT_EQ(told, "back");
-  EXPECT_OK(a->CheckLanded(shape, Side::kRemote, 77));
+  EXPECT_OK(a->CheckArrived(shape, Side::kRemote, 77));
   ASSERT_OK_AND_ASSIGN(const TransferEnd end, b->WaitEnd(back, kAmple));
   EXPECT_OK(end.status);
 }

@@ -131,8 +131,8 @@ TEST_P(BackendConformance, ImmediatesComeOnceAndAfterTheirBytes) {
   pair_->target().on_immediate = [&](TestLink&, uint32_t immediate) {
     ASSERT_LT(immediate, count);
     ++seen[immediate];
-    const auto landed = remote_->bytes().subspan(immediate * kMost, bytes[immediate]);
-    early += Pattern(1).Mismatch(landed, immediate * kMost) != kNoMismatch;
+    const auto received = remote_->bytes().subspan(immediate * kMost, bytes[immediate]);
+    early += Pattern(1).Mismatch(received, immediate * kMost) != kNoMismatch;
   };
   std::vector<Op> ops;
   for (size_t i = 0; i < count; ++i) {

@@ -50,7 +50,8 @@ class LibfabricFake : public BackendConformance {
 };
 // The entries of ctest say over what; see tests/fabric/fabric.cmake.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LibfabricFake);
-INSTANTIATE_TEST_SUITE_P(Told, LibfabricFake, ::testing::ValuesIn(FakeFlavours()), FlavourName);
+INSTANTIATE_TEST_SUITE_P(Immediate, LibfabricFake, ::testing::ValuesIn(FakeFlavours()),
+                         FlavourName);
 
 TEST_P(LibfabricFake, KeysThatKvxferDoesNotCarryAreRefused) {
   const Flavour over = Over("endpoint_keys");
@@ -183,7 +184,7 @@ class LibfabricGpu : public LibfabricFake {
   const cuda_driver::Hooks* hooks_ = nullptr;
 };
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LibfabricGpu);
-INSTANTIATE_TEST_SUITE_P(Told, LibfabricGpu, ::testing::ValuesIn(FakeFlavours()), FlavourName);
+INSTANTIATE_TEST_SUITE_P(Immediate, LibfabricGpu, ::testing::ValuesIn(FakeFlavours()), FlavourName);
 
 TEST_P(LibfabricGpu, WhatAProviderDoesNotTakeIsRefusedWithItsCause) {
   ASSERT_OK_AND_ASSIGN(const TestMemory memory, TestMemory::Allocate(MemoryType::kCuda, 65536));

@@ -10,12 +10,12 @@
 namespace kvxfer::testing {
 namespace {
 
-constexpr uint64_t kOp = 4096;
+constexpr uint64_t kFaultyOp = 4096;
 
 // Runs over the backends beneath; each case says which faults.
 class BackendFaults : public BackendConformance {
  protected:
-  void StartWith(const FaultOptions& faults, size_t bytes) {
+  void StartWith(const faulty::FaultOptions& faults, size_t bytes) {
     Flavour flavour = GetParam();
     flavour.backend = "faulty:" + flavour.backend;
     flavour.faults = faults;
@@ -27,16 +27,16 @@ class BackendFaults : public BackendConformance {
 
 TEST_P(BackendFaults, WithoutFaultsItIsTheBackendBeneath) {
   ASSERT_OK_AND_ASSIGN(std::unique_ptr<Party> plain, Party::Make(GetParam(), "plain"));
-  ASSERT_NO_FATAL_FAILURE(StartWith({}, 64 * kOp));
+  ASSERT_NO_FATAL_FAILURE(StartWith({}, 64 * kFaultyOp));
   EXPECT_EQ(caps().rail_keeps_order, plain->capabilities().rail_keeps_order);
   EXPECT_EQ(caps().max_op_bytes, plain->capabilities().max_op_bytes);
   // Expect ops to be passed on within Post: nothing to wait for but the backend's own work.
   Pattern(1).Fill(local_->bytes());
-  const std::vector<Op> ops = Stream(OpKind::kWrite, 1, 1, kOp);
+  const std::vector<Op> ops = Stream(OpKind::kWrite, 1, 1, kFaultyOp);
   ASSERT_EQ(out().Post(ops), 1u);
   ASSERT_TRUE(Ended());
   ASSERT_TRUE(Arrived(1));
-  EXPECT_EQ(Pattern(1).Mismatch(remote_->bytes().first(kOp)), kNoMismatch);
+  EXPECT_EQ(Pattern(1).Mismatch(remote_->bytes().first(kFaultyOp)), kNoMismatch);
 }
 
 TEST_P(BackendFaults, AnInjectedErrorIsNotExecuted) {
@@ -44,9 +44,9 @@ TEST_P(BackendFaults, AnInjectedErrorIsNotExecuted) {
   std::set<uint64_t> failed_before;
   // Expect the same fates from the same seed.
   for (int run = 0; run < 2; ++run) {
-    ASSERT_NO_FATAL_FAILURE(StartWith({.seed = 5, .error_probability = 0.3}, kCount * kOp));
+    ASSERT_NO_FATAL_FAILURE(StartWith({.seed = 5, .error_probability = 0.3}, kCount * kFaultyOp));
     Pattern(1).Fill(local_->bytes());
-    const std::vector<Op> ops = Stream(OpKind::kWrite, 1, kCount, kOp);
+    const std::vector<Op> ops = Stream(OpKind::kWrite, 1, kCount, kFaultyOp);
     ASSERT_TRUE(pair_->PostAll(ops));
     ASSERT_TRUE(Ended());
     std::set<uint64_t> failed;
@@ -60,11 +60,11 @@ TEST_P(BackendFaults, AnInjectedErrorIsNotExecuted) {
     EXPECT_LT(failed.size(), kCount / 2);
     ASSERT_TRUE(Arrived(kCount - failed.size()));
     for (size_t i = 0; i < kCount; ++i) {
-      const auto block = remote_->bytes().subspan(i * kOp, kOp);
+      const auto block = remote_->bytes().subspan(i * kFaultyOp, kFaultyOp);
       if (failed.contains(ops[i].id)) {
         EXPECT_EQ(FirstNonZero(block), kNoMismatch) << i;
       } else {
-        EXPECT_EQ(Pattern(1).Mismatch(block, i * kOp), kNoMismatch) << i;
+        EXPECT_EQ(Pattern(1).Mismatch(block, i * kFaultyOp), kNoMismatch) << i;
       }
     }
     EXPECT_TRUE(run == 0 || failed == failed_before);
@@ -94,9 +94,9 @@ TEST_P(BackendFaults, ACutEndsBothSides) {
 }
 
 TEST_P(BackendFaults, ABlackHoleSwallowsAndSaysNothing) {
-  ASSERT_NO_FATAL_FAILURE(StartWith({.blackhole_after = 20}, 64 * kOp));
+  ASSERT_NO_FATAL_FAILURE(StartWith({.blackhole_after = 20}, 64 * kFaultyOp));
   const size_t heard_by_target = in().messages.size();
-  const std::vector<Op> ops = Stream(OpKind::kWrite, 1, 64, kOp);
+  const std::vector<Op> ops = Stream(OpKind::kWrite, 1, 64, kFaultyOp);
   const size_t accepted = out().Post(std::span(ops).first(40));
   ASSERT_GT(accepted, 20u);
   EXPECT_TRUE(out().Send("swallowed"));
@@ -124,15 +124,15 @@ TEST_P(BackendFaults, ABlackHoleSwallowsAndSaysNothing) {
 
 TEST_P(BackendFaults, ASlowRailIsSlowAlone) {
   constexpr Duration kDelay = std::chrono::milliseconds(100);
-  ASSERT_NO_FATAL_FAILURE(StartWith({.slow_rail = 0, .slow_rail_delay = kDelay}, 64 * kOp));
-  const Op slow = out().Make(OpKind::kWrite, 1, {RunAt(0, kOp)}, 0, 0);
+  ASSERT_NO_FATAL_FAILURE(StartWith({.slow_rail = 0, .slow_rail_delay = kDelay}, 64 * kFaultyOp));
+  const Op slow = out().Make(OpKind::kWrite, 1, {RunAt(0, kFaultyOp)}, 0, 0);
   const Time start = Now();
   ASSERT_EQ(out().Post(std::span(&slow, 1)), 1u);
   EXPECT_TRUE(out().Send("past it"));
   const size_t before = in().messages.size();
   ASSERT_TRUE(pair_->Until([&] { return in().messages.size() > before; }));
   if (out().endpoint->rails() > 1) {
-    const Op quick = out().Make(OpKind::kWrite, 2, {RunAt(kOp, kOp)}, 1, 1);
+    const Op quick = out().Make(OpKind::kWrite, 2, {RunAt(kFaultyOp, kFaultyOp)}, 1, 1);
     ASSERT_EQ(out().Post(std::span(&quick, 1)), 1u);
     ASSERT_TRUE(pair_->Until([&] { return out().ended.contains(quick.id); }));
   }
@@ -142,9 +142,9 @@ TEST_P(BackendFaults, ASlowRailIsSlowAlone) {
 }
 
 TEST_P(BackendFaults, OrderIsLost) {
-  ASSERT_NO_FATAL_FAILURE(StartWith({.reorder_window = 8}, 64 * kOp));
+  ASSERT_NO_FATAL_FAILURE(StartWith({.reorder_window = 8}, 64 * kFaultyOp));
   EXPECT_FALSE(caps().rail_keeps_order);
-  const std::vector<Op> ops = Stream(OpKind::kWrite, 1, 64, kOp);
+  const std::vector<Op> ops = Stream(OpKind::kWrite, 1, 64, kFaultyOp);
   ASSERT_TRUE(pair_->PostAll(ops));
   ASSERT_TRUE(Ended());
   ASSERT_TRUE(Arrived(64));
@@ -159,8 +159,8 @@ TEST_P(BackendFaults, OrderIsLost) {
 
 TEST_P(BackendFaults, MessagesOvertakeData) {
   for (const bool overtake : {true, false}) {
-    ASSERT_NO_FATAL_FAILURE(StartWith({.overtake = overtake}, 64 * kOp));
-    const std::vector<Op> ops = Stream(OpKind::kWrite, 1, 8, kOp);
+    ASSERT_NO_FATAL_FAILURE(StartWith({.overtake = overtake}, 64 * kFaultyOp));
+    const std::vector<Op> ops = Stream(OpKind::kWrite, 1, 8, kFaultyOp);
     ASSERT_EQ(out().Post(ops), 8u);
     ASSERT_TRUE(out().Send("quick"));
     // The target alone: what the initiator still holds stays where it is.

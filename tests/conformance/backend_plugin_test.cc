@@ -49,7 +49,7 @@ TEST_P(AgentPlugins, MoveBlocksAndAreExplained) {
   ASSERT_OK(transfer.Wait(kAmple));
   ASSERT_OK_AND_ASSIGN(const Notification told, pair.b.agent->WaitNotification(kAmple));
   EXPECT_EQ(told.payload, "request 7");
-  EXPECT_TRUE(Landed(shape, Side::kRemote, 5, pair.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived(shape, Side::kRemote, 5, pair.b.memory.bytes()));
   ASSERT_OK_AND_ASSIGN(const Explanation why, pair.a.agent->Explain("b"));
   ASSERT_EQ(why.paths.size(), 1u);
   EXPECT_EQ(why.paths[0].backend, GetParam().backend);

@@ -12,7 +12,7 @@
 namespace kvxfer::testing {
 namespace {
 
-constexpr uint64_t kOp = 4096;
+constexpr uint64_t kRailOp = 4096;
 constexpr size_t kOps = 64;  // places in memory
 
 class BackendRails : public BackendConformance {
@@ -80,8 +80,8 @@ class BackendRails : public BackendConformance {
     if (out().down_rails.contains(rail) || !out().endpoint->rail_up(rail)) return;
     const uint32_t number = static_cast<uint32_t>(out().last_op) & 0xfffff;
     const uint32_t immediate = rail << 28 | (lives_[rail] & 0xff) << 20 | number;
-    const uint64_t place = number % kOps * kOp;
-    const Op op = out().Make(OpKind::kWrite, 1, {RunAt(place, kOp)},
+    const uint64_t place = number % kOps * kRailOp;
+    const Op op = out().Make(OpKind::kWrite, 1, {RunAt(place, kRailOp)},
                              immediates() ? std::optional(immediate) : std::nullopt, rail);
     if (out().Post(std::span(&op, 1)) == 1) posted_[op.id] = immediate;
   }
@@ -98,7 +98,7 @@ class BackendRails : public BackendConformance {
 };
 
 TEST_P(BackendRails, FailAndComeBack) {
-  ASSERT_NO_FATAL_FAILURE(Start(kOps * kOp));
+  ASSERT_NO_FATAL_FAILURE(Start(kOps * kRailOp));
   Pattern(1).Fill(local_->bytes());
   const int failures = Scaled(100);
   const Time end = Now() + kAmple;

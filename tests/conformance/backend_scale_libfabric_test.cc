@@ -63,7 +63,7 @@ class LibfabricScale : public BackendConformance {
     if (!kSanitized) {
       EXPECT_LE(after, before + (2u << 20));
     }
-    EXPECT_TRUE(Landed(shape, Side::kRemote, 2, pair.b.memory.bytes()));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, 2, pair.b.memory.bytes()));
   }
 
  private:

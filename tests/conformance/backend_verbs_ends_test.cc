@@ -104,7 +104,7 @@ TEST_P(VerbsEnds, EachFenceAtTheTargetHasItsOwnTime) {
 
 class VerbsTransfers : public VerbsDevice {
  protected:
-  void Begin(int rails, size_t bytes, const VerbsOptions& options = {}) {
+  void Begin(int rails, size_t bytes, const verbs::VerbsOptions& options = {}) {
     Use(Devices(rails, rails), options);
     ASSERT_OK_AND_ASSIGN(
         agents_, kvxfer::testing::Pair::Create(GetParam(), OptionsFor(GetParam(), "initiator"),
@@ -127,7 +127,7 @@ class VerbsTransfers : public VerbsDevice {
     ASSERT_OK_AND_ASSIGN(const Transfer write, Write(shape, Telling(std::to_string(seed))));
     ASSERT_OK_AND_ASSIGN(const Notification told, agents_.b.agent->WaitNotification(kAmple));
     EXPECT_EQ(told.payload, std::to_string(seed));
-    EXPECT_TRUE(Landed(shape, Side::kRemote, seed, agents_.b.memory.bytes()));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, seed, agents_.b.memory.bytes()));
     EXPECT_OK(write.Wait(kAmple));
     EXPECT_FALSE(agents_.b.agent->PollNotification().has_value());
   }
@@ -196,7 +196,7 @@ TEST_P(VerbsTransfers, AKeyThatIsRefusedEndsItsTransferAlone) {
 // However many transfers are posted at once and however late the target looks: each immediate finds
 // a receive.
 TEST_P(VerbsTransfers, GrantsDoNotExceedReceives) {
-  VerbsOptions options;
+  verbs::VerbsOptions options;
   options.receive_depth = 256;
   const Shape shape{.block_bytes = 64, .ids = 1};
   ASSERT_NO_FATAL_FAILURE(Begin(2, shape.memory_bytes(), options));

@@ -12,7 +12,7 @@ std::string DeviceName(char side, uint32_t rail) { return side + std::to_string(
 
 class VerbsEvents : public VerbsDevice {
  protected:
-  void Begin(std::vector<FabricDevice> devices, const VerbsOptions& options = {}) {
+  void Begin(std::vector<FabricDevice> devices, const verbs::VerbsOptions& options = {}) {
     Use(std::move(devices), options);
     ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
   }
@@ -148,7 +148,7 @@ TEST_P(VerbsEvents, DevicesThatFailTakeTheirRailsAlone) {
 
 // A queue pair of the target that ends may hold a receive, which it gives back a little later.
 TEST_P(VerbsEvents, ReceivesThatQueuePairsHoldAreGivenBack) {
-  VerbsOptions options;
+  verbs::VerbsOptions options;
   options.receive_depth = 64;
   ASSERT_NO_FATAL_FAILURE(Begin(Devices(1, 1), options));
   fabric_->KeepReceives(milliseconds(1));

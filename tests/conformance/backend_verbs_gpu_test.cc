@@ -24,7 +24,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kMiB = size_t{1} << 20;
 constexpr const char* kFlush = "cuFlushGPUDirectRDMAWrites";
 constexpr const char* kExport = "cuMemGetHandleForAddressRange";
 
@@ -67,14 +66,14 @@ class VerbsGpu : public VerbsDevice {
   }
   // On a host with that kernel module, or none.
   void UseHost(std::vector<FabricDevice> devices, const std::string& module = {},
-               const VerbsOptions& options = {}) {
+               const verbs::VerbsOptions& options = {}) {
     if (!module.empty()) std::filesystem::create_directory(folder_ + "/sys/module/" + module);
     fabric_ = std::make_unique<VerbsFabric>(std::move(devices));
     fabric_->SetRetryTime(std::chrono::milliseconds(50));
     scope_.emplace(fabric_.get(), options, Topology(), Sysfs(folder_));
   }
   // Two parties with a device each, and host memory.
-  void StartOne(const VerbsOptions& options = {}) {
+  void StartOne(const verbs::VerbsOptions& options = {}) {
     UseHost(Devices(1, 1), {}, options);
     ASSERT_NO_FATAL_FAILURE(Start(4 * kMiB));
   }
@@ -383,7 +382,7 @@ TEST_P(VerbsGpu, WithoutOrderPiecesAreRefused) {
 }
 
 TEST_P(VerbsGpu, AnOpOfMorePiecesThanTheQueueHoldsEndsWithTheRemedy) {
-  VerbsOptions options;
+  verbs::VerbsOptions options;
   options.queue_depth = 16;
   ASSERT_NO_FATAL_FAILURE(StartOne(options));
   const std::array<size_t, 2> bytes = {2 * kMiB, 2 * kMiB};

@@ -104,7 +104,7 @@ TEST_P(VerbsPorts, OneOfNoUseIsNamedAndTheOthersAreUsed) {
         if (!own_device) devices[of].ports.push_back(RocePort(1, 99));
         FabricPort& bad = own_device ? devices[of + 1].ports[0] : devices[of].ports[1];
         const std::string name = std::string(local ? "i" : "t") + (own_device ? "1:1" : "0:2");
-        VerbsOptions options;
+        verbs::VerbsOptions options;
         if (gid) {
           options.gid_index = 5;
           bad.gids.pop_back();
@@ -246,7 +246,7 @@ TEST_P(VerbsPorts, ReadsScatterNoMoreThanTheDeviceDoes) {
 
 // Some calls return their error and leave errno as it was.
 TEST_P(VerbsPorts, ACallThatReturnsItsErrorIsTakenAtItsWord) {
-  VerbsOptions options;
+  verbs::VerbsOptions options;
   options.receive_depth = 64;
   Use(Devices(1, 1), options);
   // The initiator hears of it before it finds that nothing is answered.

@@ -264,7 +264,7 @@ TEST_P(VerbsRefusal, ALinkIsDownOnlyWhenNothingCanLand) {
 
 // The source of what did not complete may still be read.
 TEST_P(VerbsRefusal, AnOpEndsOnlyWhenItsQueuePairIsGone) {
-  VerbsOptions options;
+  verbs::VerbsOptions options;
   options.stall_timeout = milliseconds(100);
   Use(Devices(1, 1), options);
   for (const bool shut : {false, true}) {

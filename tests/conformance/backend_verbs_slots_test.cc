@@ -13,7 +13,7 @@ class VerbsSlots : public VerbsDevice {
  protected:
   // A target with receives for seven ranges, or for one.
   void Serve(uint32_t receives = 512) {
-    VerbsOptions options;
+    verbs::VerbsOptions options;
     options.receive_depth = receives;
     Use(Devices(1, 1), options);
     AgentOptions of_target = OptionsFor(GetParam(), "target");

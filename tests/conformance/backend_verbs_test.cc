@@ -45,7 +45,7 @@ TEST_P(VerbsDevice, NetworksAreNeverMixed) {
 }
 
 TEST_P(VerbsDevice, NamedFabricsAreNotTried) {
-  VerbsOptions options;
+  verbs::VerbsOptions options;
   options.fabrics = {"red=red_*", "blue=subnet:10.77.2.0/24"};
   Use({DeviceOf("initiator", "red_0", 1, 10, 0), DeviceOf("initiator", "i1", 2, 11, 1),
        DeviceOf("target", "t0", 2, 50, 1), DeviceOf("target", "red_1", 1, 51, 0)},
@@ -117,7 +117,7 @@ TEST_P(VerbsDevice, AnErrorSaysWhoWhereAndWhatToDo) {
 
 // The device has done the work, and forgets to say so.
 TEST_P(VerbsDevice, ALostCompletionIsImpliedByTheNextOrEndedByTime) {
-  VerbsOptions options;
+  verbs::VerbsOptions options;
   options.stall_timeout = milliseconds(200);
   Use(Devices(1, 1), options);
   ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
@@ -175,7 +175,7 @@ TEST_P(VerbsDevice, TheTargetFencesWithoutItsInitiator) {
 }
 
 TEST_P(VerbsDevice, WithoutReceivesTheInitiatorWaitsAndNothingIsLost) {
-  VerbsOptions options;
+  verbs::VerbsOptions options;
   options.receive_depth = 64;
   Use(Devices(1, 1), options);
   ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));

@@ -108,7 +108,7 @@ TEST_P(VerbsUnordered, AThousandNotifiedTransfers) {
     for (uint64_t i = round * kAreas; i < (round + 1) * kAreas; ++i) {
       ASSERT_OK_AND_ASSIGN(const Notification told, pair.b.agent->WaitNotification(kAmple));
       ASSERT_EQ(told.payload, std::to_string(i));
-      ASSERT_TRUE(Landed(shape(i), Side::kRemote, i, area(pair.b, i)));
+      ASSERT_TRUE(AllArrived(shape(i), Side::kRemote, i, area(pair.b, i)));
     }
     for (const Transfer& write : transfers) ASSERT_OK(write.Wait(kAmple));
     FillWith(pair.b.memory.bytes(), std::byte{0});

@@ -135,7 +135,7 @@ class VerbsDistance : public ::testing::Test {
                                 .fabric = "eth"});
     }
     fabric_.emplace(std::move(devices));
-    scope_.emplace(&*fabric_, VerbsOptions(), std::move(topology));
+    scope_.emplace(&*fabric_, verbs::VerbsOptions(), std::move(topology));
     ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(OverVerbs(), shape_.memory_bytes()));
     pair_.emplace(std::move(pair));
     Write(1);

@@ -45,7 +45,7 @@ inline Flavour VerbsDeviceFlavour() {
 // Backends over devices in memory that each case chooses; at its end nothing of them is left.
 class VerbsDevice : public BackendConformance {
  protected:
-  void Use(std::vector<FabricDevice> devices, const VerbsOptions& options = {}) {
+  void Use(std::vector<FabricDevice> devices, const verbs::VerbsOptions& options = {}) {
     fabric_ = std::make_unique<VerbsFabric>(std::move(devices));
     fabric_->SetRetryTime(std::chrono::milliseconds(50));
     scope_.emplace(fabric_.get(), options);

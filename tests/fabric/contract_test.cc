@@ -115,12 +115,12 @@ TEST_F(FabricContract, WhatTheModeAsksForIsNeeded) {
 }
 
 TEST_F(FabricContract, WritesLandExactlyThere) {
-  const size_t room = Fitting(1 << 20);
-  Memory from(&initiator, room);
-  Memory to(&target, room + 8192);
+  const size_t space = Fitting(1 << 20);
+  Memory from(&initiator, space);
+  Memory to(&target, space + 8192);
   Pattern(1).Fill(from.bytes());
-  for (const size_t wanted : {size_t{1}, size_t{7}, size_t{4096}, size_t{65537}, room}) {
-    const size_t bytes = std::min(wanted, room);
+  for (const size_t wanted : {size_t{1}, size_t{7}, size_t{4096}, size_t{65537}, space}) {
+    const size_t bytes = std::min(wanted, space);
     std::fill(to.bytes().begin(), to.bytes().end(), kPoison);
     const size_t at = 1 + random() % 8191;
     ASSERT_EQ(Put(&from, to, {.to = at, .bytes = bytes}), 0);
@@ -211,7 +211,7 @@ TEST_F(FabricContract, AnEmptyWriteBringsItsImmediate) {
   EXPECT_EQ(TakeErrors(), 0);
 }
 
-TEST_F(FabricContract, AFullQueueSaysSoAndHasRoomAgain) {
+TEST_F(FabricContract, AFullQueueSaysSoAndHasSpaceAgain) {
   constexpr size_t kBytes = 512;
   constexpr int kMost = 50'000;
   Memory from(&initiator, kBytes);
@@ -237,21 +237,21 @@ TEST_F(FabricContract, AFullQueueSaysSoAndHasRoomAgain) {
 }
 
 TEST_F(FabricContract, ReadsBringTheBytes) {
-  const size_t room = Fitting(300'000);
-  Memory to(&initiator, room);
-  Memory from(&target, room);
+  const size_t space = Fitting(300'000);
+  Memory to(&initiator, space);
+  Memory from(&target, space);
   Pattern(4).Fill(from.bytes());
-  for (const size_t wanted : {size_t{1}, size_t{5000}, room}) {
-    const size_t bytes = std::min(wanted, room);
+  for (const size_t wanted : {size_t{1}, size_t{5000}, space}) {
+    const size_t bytes = std::min(wanted, space);
     std::fill(to.bytes().begin(), to.bytes().end(), std::byte{0});
     ASSERT_EQ(Insist([&] {
-                return initiator.PostRead(peer, &to, from.remote(), room - bytes, 0, bytes);
+                return initiator.PostRead(peer, &to, from.remote(), space - bytes, 0, bytes);
               }),
               0);
     ASSERT_TRUE(AllEnded());
     EXPECT_EQ(TakeErrors(), 0);
-    EXPECT_EQ(Pattern(4).Mismatch(Part(to, 0, bytes), room - bytes), kNoMismatch) << bytes;
-    EXPECT_EQ(FirstNonZero(Part(to, bytes, room - bytes)), kNoMismatch) << bytes;
+    EXPECT_EQ(Pattern(4).Mismatch(Part(to, 0, bytes), space - bytes), kNoMismatch) << bytes;
+    EXPECT_EQ(FirstNonZero(Part(to, bytes, space - bytes)), kNoMismatch) << bytes;
   }
 }
 
@@ -322,18 +322,18 @@ TEST_F(FabricContract, InjectedBuffersAreFreeAtOnce) {
 }
 
 TEST_F(FabricContract, MessagesComeWholeAndOnce) {
-  constexpr size_t kRoom = 4096;
+  constexpr size_t kSpace = 4096;
   constexpr size_t kMessages = 60;
-  Memory from(&initiator, kRoom);
-  Memory to(&target, kRoom * kMessages);
+  Memory from(&initiator, kSpace);
+  Memory to(&target, kSpace * kMessages);
   Pattern(6).Fill(from.bytes());
   size_t posted = 0;
   std::multiset<uint64_t> sent;
   for (size_t i = 0; i < kMessages; ++i) {
-    if (target.PostReceive(&to, posted * kRoom, kRoom) == 0) ++posted;
-    const size_t bytes = 1 + random() % kRoom;
+    if (target.PostReceive(&to, posted * kSpace, kSpace) == 0) ++posted;
+    const size_t bytes = 1 + random() % kSpace;
     ASSERT_EQ(Insist([&] {
-                if (posted < kMessages && target.PostReceive(&to, posted * kRoom, kRoom) == 0) {
+                if (posted < kMessages && target.PostReceive(&to, posted * kSpace, kSpace) == 0) {
                   ++posted;
                 }
                 return initiator.PostSend(peer, &from, 0, bytes);
@@ -342,7 +342,7 @@ TEST_F(FabricContract, MessagesComeWholeAndOnce) {
     sent.insert(bytes);
   }
   EXPECT_TRUE(Until([&] {
-    if (posted < kMessages && target.PostReceive(&to, posted * kRoom, kRoom) == 0) ++posted;
+    if (posted < kMessages && target.PostReceive(&to, posted * kSpace, kSpace) == 0) ++posted;
     return target.received.size() == kMessages && initiator.outstanding() == 0;
   })) << target.received.size();
   EXPECT_EQ(TakeErrors(), 0);

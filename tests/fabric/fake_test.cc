@@ -138,7 +138,7 @@ TEST(FakeFabric, OpsFailInEveryWay) {
   Pattern(1).Fill(from.bytes());
   std::map<uint64_t, size_t> at;
   std::vector<size_t> failed, failed_and_absent;
-  const auto landed = [&](size_t offset) {
+  const auto received = [&](size_t offset) {
     return Pattern(1).Mismatch(Part(to, offset, kBytes), offset) == kNoMismatch;
   };
   size_t ended = 0;
@@ -146,11 +146,11 @@ TEST(FakeFabric, OpsFailInEveryWay) {
     ended += pair.initiator.ended.size();
     for (const Ended& e : pair.initiator.ended) {
       if (e.error == 0) {
-        EXPECT_TRUE(landed(at[e.op]));
+        EXPECT_TRUE(received(at[e.op]));
         continue;
       }
       failed.push_back(at[e.op]);
-      if (!landed(at[e.op])) failed_and_absent.push_back(at[e.op]);
+      if (!received(at[e.op])) failed_and_absent.push_back(at[e.op]);
     }
     pair.initiator.ended.clear();
   };
@@ -174,7 +174,7 @@ TEST(FakeFabric, OpsFailInEveryWay) {
   EXPECT_LT(failed_and_absent.size(), failed.size());
   const auto late = [&] {
     return static_cast<size_t>(
-        std::count_if(failed_and_absent.begin(), failed_and_absent.end(), landed));
+        std::count_if(failed_and_absent.begin(), failed_and_absent.end(), received));
   };
   EXPECT_TRUE(pair.Until([&] { return late() > 0; }));
   EXPECT_LT(late(), failed_and_absent.size());

@@ -22,7 +22,6 @@ namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-constexpr uint64_t kMiB = 1 << 20;
 constexpr uint64_t kPlaces = 8;  // so many transfers later a place is looked at again
 
 class Cancel : public ::testing::TestWithParam<Flavour> {};
@@ -91,7 +90,7 @@ void CancelAtAnyMoment(const Flavour& flavour, int rounds) {
         << "the source was read after the end, round " << round;
     const std::optional<Notification> told = pair.b.agent->PollNotification();
     if (end.ok()) {
-      ASSERT_TRUE(Landed(shape, Side::kRemote, static_cast<uint64_t>(round), target));
+      ASSERT_TRUE(AllArrived(shape, Side::kRemote, static_cast<uint64_t>(round), target));
       ASSERT_TRUE(told.has_value()) << "done and not told";
     } else {
       ++cancelled;
@@ -221,7 +220,7 @@ TEST_P(Cancel, AFailedOneBetweenTwoGoodOnes) {
   }
   EXPECT_FALSE(pair.b.agent->PollNotification().has_value());
   EXPECT_EQ(FirstNonZero(gone.bytes()), kNoMismatch);
-  EXPECT_TRUE(Landed(shape, Side::kRemote, 1, pair.b.memory.bytes()));
+  EXPECT_TRUE(AllArrived(shape, Side::kRemote, 1, pair.b.memory.bytes()));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Cancel, ::testing::ValuesIn(AllFlavours()), FlavourName);

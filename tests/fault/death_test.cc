@@ -24,7 +24,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-constexpr uint64_t kMiB = 1 << 20;
 
 // An agent here and one in another process, connected.
 struct Apart {
@@ -219,7 +218,7 @@ TEST_P(Death, StoppedAndGoesOn) {
   ASSERT_OK_AND_ASSIGN(const Transfer next,
                        apart.Blocks(shape).Write(*apart.a.agent, "b", Unhurried()));
   ASSERT_OK(next.Wait(kAmple));
-  EXPECT_OK(apart.b->CheckLanded(shape, Side::kRemote, 4));
+  EXPECT_OK(apart.b->CheckArrived(shape, Side::kRemote, 4));
 }
 
 // Expect that cancelling a transfer to a stopped peer ends it by the grace, on tcp quarantined.
@@ -344,7 +343,7 @@ TEST_P(Death, RestartedAtTheSameAddress) {
     ASSERT_OK(good.Wait(kAmple));
     ASSERT_OK_AND_ASSIGN(const std::string told, apart.b->WaitNotification(kAmple));
     EXPECT_EQ(told, "new");
-    EXPECT_OK(apart.b->CheckLanded({}, Side::kRemote, 6));
+    EXPECT_OK(apart.b->CheckArrived({}, Side::kRemote, 6));
   }
 }
 

@@ -144,27 +144,27 @@ TEST_F(HostilePeer, FencesOfRailsThatAreNotThereOrTwice) {
 
 // Two messages in one: what belongs to a session that is over is passed by, and does not hold up
 // the other.
-TEST_F(HostilePeer, CarriesForASessionThatIsOver) {
+TEST_F(HostilePeer, PiggybackedForASessionThatIsOver) {
   ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "late"));
   const std::string open = EncodeMessage(
       FrameType::kOpen, 1, 0,
       OpenFrame{
           .transfer = 1, .order = 1, .notice = Notice::kNotification, .notification = "mine"});
   const std::string carried = EncodeMessage(FrameType::kCredit, 1, 99, CreditFrame{});
-  ASSERT_TRUE(peer->Send(EncodeCarry(0, 12345, carried, open)));
+  ASSERT_TRUE(peer->Send(EncodePiggyback(0, 12345, carried, open)));
   ASSERT_OK_AND_ASSIGN(const Notification told, agent_->WaitNotification(kAmple));
   EXPECT_EQ(told.payload, "mine");
   ExpectServes();
 }
 
-TEST_F(HostilePeer, DamagedCarries) {
+TEST_F(HostilePeer, DamagedPiggybacks) {
   const std::string numbered = EncodeMessage(FrameType::kSlotRequest, 1, 0, SlotRequestFrame{});
   const std::string plain = EncodeMessage(FrameType::kAck, 0, 0, std::string_view());
-  const std::string nested = EncodeCarry(0, 1, numbered, numbered);
+  const std::string nested = EncodePiggyback(0, 1, numbered, numbered);
   for (const std::string& bad :
-       {EncodeMessage(FrameType::kCarry, 0, 0, std::string_view("short")),
-        EncodeCarry(0, 1, numbered, plain), EncodeCarry(0, 1, numbered, nested),
-        EncodeCarry(0, 1, numbered, numbered + "x")}) {
+       {EncodeMessage(FrameType::kPiggyback, 0, 0, std::string_view("short")),
+        EncodePiggyback(0, 1, numbered, plain), EncodePiggyback(0, 1, numbered, nested),
+        EncodePiggyback(0, 1, numbered, numbered + "x")}) {
     ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
     ASSERT_TRUE(peer->Send(bad));
     EXPECT_TRUE(peer->UntilDown());
@@ -437,9 +437,10 @@ struct RailFailure {
 
   absl::Status Begin() {
     AgentOptions options{.name = "honest", .backends = {"faulty:loopback"}};
-    options.faults = {.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)};
+    options.backend["faulty"] = WriteOptions(
+        faulty::FaultOptions{.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)});
     options.connect_timeout = std::chrono::milliseconds(200);
-    options.loopback_rails = 1;
+    options.backend["loopback"]["rails"] = "1";
     auto made = Node::Create(options, MemoryType::kAttached, 4096);
     if (!made.ok()) return made.status();
     node.emplace(*std::move(made));
@@ -496,7 +497,8 @@ TEST_F(HostileTarget, ARailThatItNeverFences) {
 // Not hostile, only older: it is told nothing of rails, and loses the connection instead.
 TEST_F(HostileTarget, AnOlderPeerIsNotAskedToFenceARail) {
   AgentOptions options{.name = "newer", .backends = {"faulty:loopback"}};
-  options.faults = {.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)};
+  options.backend["faulty"] = WriteOptions(
+      faulty::FaultOptions{.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)});
   ASSERT_OK_AND_ASSIGN(Node node, Node::Create(options, MemoryType::kAttached, 4096));
   const RemoteRegion region{
       .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = 4096, .access = Access::kReadWrite};

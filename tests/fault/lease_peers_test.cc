@@ -54,11 +54,11 @@ TEST_F(LeasePeers, OfVersion5IsAnsweredByAVerdict) {
   ASSERT_TRUE(peer_->Say(FrameType::kFetchBegin, Encode(begin)));
   ASSERT_TRUE(peer_->Say(FrameType::kFetchEnd,
                          Encode(FetchEndFrame{.transfer = 3, .lease = "a", .readers = 1})));
-  ASSERT_TRUE(peer_->Until([&] { return peer_->Heard(FrameType::kVerdict).size() == 2; }));
-  for (const auto& verdict : Heard<VerdictFrame>(FrameType::kVerdict)) {
-    EXPECT_EQ(verdict.transfer, 3u);
-    EXPECT_FALSE(verdict.good);
-    EXPECT_NE(verdict.why.find("never granted"), std::string::npos) << verdict.why;
+  ASSERT_TRUE(peer_->Until([&] { return peer_->Heard(FrameType::kKvAnswer).size() == 2; }));
+  for (const auto& answer : Heard<KvAnswerFrame>(FrameType::kKvAnswer)) {
+    EXPECT_EQ(answer.transfer, 3u);
+    EXPECT_FALSE(answer.good);
+    EXPECT_NE(answer.why.find("never granted"), std::string::npos) << answer.why;
   }
   EXPECT_TRUE(peer_->Heard(FrameType::kLeaseAnswer).empty());
 }

@@ -90,7 +90,7 @@ TEST_F(LogSecrecy, RefusalsOfPeersThatLie) {
   refused(FrameType::kOpen,
           Encode(OpenFrame{
               .transfer = 1, .order = 1, .notice = Notice::kKvPart, .notification = Encode(part)}),
-          FrameType::kVerdict);
+          FrameType::kKvAnswer);
   EXPECT_THAT(Logged(), ::testing::HasSubstr("liar"));
 }
 

@@ -97,7 +97,7 @@ TEST_P(Network, SlowRail) {
                          blocks.Write(*pair.a.agent, "b", Telling(std::to_string(i))));
     ASSERT_OK_AND_ASSIGN(const Notification n, pair.b.agent->WaitNotification(kAmple));
     EXPECT_EQ(n.payload, std::to_string(i));
-    EXPECT_TRUE(Landed(shape, Side::kRemote, 1, pair.b.memory.bytes()));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, 1, pair.b.memory.bytes()));
     EXPECT_OK(transfer.Wait(kAmple));
   }
 }

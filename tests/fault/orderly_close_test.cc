@@ -120,8 +120,10 @@ TEST_P(OrderlyClose, ALossStillWarns) {
 class RailsThatEnd : public ::testing::Test {
  protected:
   void SetUp() override {
-    const AgentOptions a{.name = "a", .backends = {"tcp"}, .tcp_streams = 2};
-    const AgentOptions b{.name = "b", .backends = {"tcp"}, .tcp_streams = 2};
+    AgentOptions a{.name = "a", .backends = {"tcp"}};
+    a.backend["tcp"]["streams"] = "2";
+    AgentOptions b = a;
+    b.name = "b";
     ASSERT_OK_AND_ASSIGN(a_, Agent::Create(a));
     ASSERT_OK_AND_ASSIGN(b_, TestPeer::Start(Where::kProcess));
     ASSERT_OK(b_->Create(b, MemoryType::kAttached, 4096));

@@ -54,7 +54,7 @@ class TcpRailFaults : public ::testing::Test {
     ASSERT_OK(transfer.Wait(kAmple));
     ASSERT_OK_AND_ASSIGN(const Notification told, pair_.b.agent->WaitNotification(kAmple));
     EXPECT_EQ(told.payload, std::to_string(number));
-    EXPECT_TRUE(Landed(shape_, Side::kRemote, number, pair_.b.memory.bytes()));
+    EXPECT_TRUE(AllArrived(shape_, Side::kRemote, number, pair_.b.memory.bytes()));
     EXPECT_FALSE(pair_.b.agent->WaitNotification(milliseconds(0)).ok()) << "told twice";
   }
   void Move(uint64_t number) {

@@ -30,13 +30,13 @@ bool BodyHolds(std::span<const std::byte> body) {
   return SameBytes(Encode(*frame), body);
 }
 
-inline bool CarryHolds(std::span<const std::byte> body) {
-  const absl::StatusOr<CarriedMessages> both = DecodeCarry(body);
+inline bool PiggybackHolds(std::span<const std::byte> body) {
+  const absl::StatusOr<PiggybackMessages> both = DecodePiggyback(body);
   if (!both.ok()) return both.status().code() == absl::StatusCode::kInvalidArgument;
   const auto text = [](std::span<const std::byte> bytes) {
     return std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   };
-  const std::string again = EncodeCarry(0, both->session, text(both->carried), text(both->own));
+  const std::string again = EncodePiggyback(0, both->session, text(both->carried), text(both->own));
   return SameBytes(again.substr(kEnvelopeBytes), body);
 }
 
@@ -73,8 +73,8 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
       return BodyHolds<PingFrame>(body);
     case FrameType::kAck:
       return true;
-    case FrameType::kCarry:
-      return CarryHolds(body);
+    case FrameType::kPiggyback:
+      return PiggybackHolds(body);
     case FrameType::kFenceRail:
     case FrameType::kRailFenced:
       return BodyHolds<RailFrame>(body);
@@ -82,8 +82,8 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
       return BodyHolds<FetchBeginFrame>(body);
     case FrameType::kFetchEnd:
       return BodyHolds<FetchEndFrame>(body);
-    case FrameType::kVerdict:
-      return BodyHolds<VerdictFrame>(body);
+    case FrameType::kKvAnswer:
+      return BodyHolds<KvAnswerFrame>(body);
     case FrameType::kStageAsk:
       return BodyHolds<StageAskFrame>(body);
     case FrameType::kStageLend:

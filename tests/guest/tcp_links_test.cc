@@ -48,7 +48,7 @@ class TcpLinks : public ::testing::Test {
 
   static AgentOptions Options(const std::string& name, const std::string& host) {
     AgentOptions options{.name = name, .backends = {"tcp"}, .listen = "10.78.2." + host + ":0"};
-    options.tcp_addresses = {"10.78.0." + host, "10.78.1." + host};
+    options.backend["tcp"]["addresses"] = "10.78.0." + host + ",10.78.1." + host;
     options.stripe_from = 64 * 1024;
     return options;
   }
@@ -79,7 +79,7 @@ class TcpLinks : public ::testing::Test {
     ASSERT_OK(transfer.Wait(kAmple));
     ASSERT_OK_AND_ASSIGN(const Notification told, pair_.b.agent->WaitNotification(kAmple));
     EXPECT_EQ(told.payload, std::to_string(number));
-    EXPECT_TRUE(Landed(kLinkShape, Side::kRemote, number, pair_.b.memory.bytes()));
+    EXPECT_TRUE(AllArrived(kLinkShape, Side::kRemote, number, pair_.b.memory.bytes()));
     EXPECT_FALSE(pair_.b.agent->WaitNotification(milliseconds(0)).ok()) << "told twice";
   }
 

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/backends/verbs/options.h"
 #include "tests/support/agent_rails.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
@@ -47,11 +48,11 @@ class VerbsRails : public ::testing::Test {
   static AgentOptions Options(std::string name, std::vector<std::string> devices,
                               std::vector<std::string> fabrics = {}) {
     AgentOptions options{.name = std::move(name), .backends = {"verbs"}};
-    options.verbs.devices = std::move(devices);
-    options.verbs.fabrics = std::move(fabrics);
     // A lost link is given up soon: 4.096 us * 2^16 = 0.27 s an attempt.
-    options.verbs.timeout = 16;
-    options.verbs.retry_count = 3;
+    options.backend["verbs"] = WriteOptions(verbs::VerbsOptions{.devices = std::move(devices),
+                                                                .fabrics = std::move(fabrics),
+                                                                .timeout = 16,
+                                                                .retry_count = 3});
     options.stripe_from = 64 * 1024;
     options.connect_timeout = seconds(20);  // the first time all code is cold, and emulated
     options.max_notifications = 10'000;
@@ -75,7 +76,7 @@ class VerbsRails : public ::testing::Test {
     ASSERT_OK(transfer.Wait(kAmple));
     ASSERT_OK_AND_ASSIGN(const Notification told, pair_.b.agent->WaitNotification(kAmple));
     EXPECT_EQ(told.payload, std::to_string(number));
-    EXPECT_TRUE(Landed(kShape, Side::kRemote, number, pair_.b.memory.bytes()));
+    EXPECT_TRUE(AllArrived(kShape, Side::kRemote, number, pair_.b.memory.bytes()));
     EXPECT_FALSE(pair_.b.agent->WaitNotification(milliseconds(0)).ok()) << "told twice";
   }
 

@@ -29,7 +29,7 @@ int RegionsOf(const std::string& device) {
 TEST(VerbsRegions, TenThousandLeaveNothingInTheKernel) {
   constexpr int kRegions = 10'000;
   AgentOptions options{.name = "a", .backends = {"verbs"}};
-  options.verbs.devices = {"rxe0"};
+  options.backend["verbs"]["devices"] = "rxe0";
   ASSERT_OK_AND_ASSIGN(const auto agent, Agent::Create(options));
   std::vector<std::byte> memory(8192);
   const MemorySpan span{.data = memory.data(), .bytes = memory.size()};

@@ -70,7 +70,7 @@ struct RateCase {
   const char* backend;
 };
 
-class KvBenchRate : public testing::TestWithParam<RateCase> {};
+class KvBenchRate : public ::testing::TestWithParam<RateCase> {};
 
 TEST_P(KvBenchRate, SaysWhatWasMoved) {
   const RateCase& one = GetParam();
@@ -94,7 +94,7 @@ TEST_P(KvBenchRate, SaysWhatWasMoved) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, KvBenchRate,
-    testing::Values(
+    ::testing::Values(
         RateCase{"Default", {}, {"HND", "HND"}, {16, 16}, "shm"},
         RateCase{"Attached", {"--memory", "attached"}, {"HND", "HND"}, {16, 16}, "shm"},
         RateCase{"Blocks",

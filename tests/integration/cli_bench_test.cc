@@ -42,7 +42,7 @@ struct BenchMode {
   size_t results;
 };
 
-class BenchModes : public testing::TestWithParam<BenchMode> {};
+class BenchModes : public ::testing::TestWithParam<BenchMode> {};
 
 // There is a result only if every byte of the first round was right.
 TEST_P(BenchModes, GiveWhatTheSchemaSays) {
@@ -67,7 +67,7 @@ TEST_P(BenchModes, GiveWhatTheSchemaSays) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, BenchModes,
-    testing::Values(
+    ::testing::Values(
         BenchMode{"Sweep", {"--total", "1M", "-s", "4K:16K", "-n", "3"}, "raw", 3},
         BenchMode{"NixlWords",
                   {"--op_type", "READ", "--start_block_size", "8192", "--max_block_size", "16384",

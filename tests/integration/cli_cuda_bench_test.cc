@@ -41,7 +41,7 @@ struct MemoryCase {
 
 const Arguments kSmall = {"--total", "1M", "-s", "4K,64K", "-n", "3"};
 
-class CudaBench : public testing::TestWithParam<std::tuple<const char*, MemoryCase>> {};
+class CudaBench : public ::testing::TestWithParam<std::tuple<const char*, MemoryCase>> {};
 
 // There is a result only if every received byte of the first round was right.
 TEST_P(CudaBench, MovesAndVerifies) {
@@ -97,7 +97,7 @@ std::vector<MemoryCase> ToAndFromTheHost() {
            {"--op", "read", "--total", "1M", "-s", "16K", "-n", "3"}}};
 }
 
-std::string NameOf(const testing::TestParamInfo<CudaBench::ParamType>& info) {
+std::string NameOf(const ::testing::TestParamInfo<CudaBench::ParamType>& info) {
   const auto& [backend, memory] = info.param;
   const std::string name = backend;
   return (name == "cuda_ipc" ? "CudaIpc"
@@ -107,12 +107,12 @@ std::string NameOf(const testing::TestParamInfo<CudaBench::ParamType>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, CudaBench,
-                         testing::Combine(testing::Values("tcp", "cuda_ipc"),
-                                          testing::ValuesIn(AnyBackend())),
+                         ::testing::Combine(::testing::Values("tcp", "cuda_ipc"),
+                                            ::testing::ValuesIn(AnyBackend())),
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(Host, CudaBench,
-                         testing::Combine(testing::Values("tcp", "shm"),
-                                          testing::ValuesIn(ToAndFromTheHost())),
+                         ::testing::Combine(::testing::Values("tcp", "shm"),
+                                            ::testing::ValuesIn(ToAndFromTheHost())),
                          NameOf);
 
 TEST(CudaBenchProgram, PrintsThePartOfTheCopyForPeople) {
@@ -208,7 +208,7 @@ struct Refusal {
   const char* says;
 };
 
-class CudaRefusals : public testing::TestWithParam<Refusal> {};
+class CudaRefusals : public ::testing::TestWithParam<Refusal> {};
 
 TEST_P(CudaRefusals, SaysWhatIsWrong) {
   const Refusal& c = GetParam();
@@ -221,7 +221,7 @@ TEST_P(CudaRefusals, SaysWhatIsWrong) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, CudaRefusals,
-    testing::Values(
+    ::testing::Values(
         Refusal{"NoSuchDevice",
                 "",
                 {"bench", "--memory", "cuda:7"},

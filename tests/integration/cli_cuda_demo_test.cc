@@ -31,7 +31,7 @@ struct DemoCase {
   const char* there;
 };
 
-class CudaDemo : public testing::TestWithParam<DemoCase> {};
+class CudaDemo : public ::testing::TestWithParam<DemoCase> {};
 
 TEST_P(CudaDemo, VerifiesEveryRequest) {
   const Result result = RunProgram(SmallDemo(GetParam().arguments));
@@ -46,7 +46,7 @@ TEST_P(CudaDemo, VerifiesEveryRequest) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, CudaDemo,
-    testing::Values(
+    ::testing::Values(
         // Each side has its own GPU.
         DemoCase{"Tcp", {"--backend", "tcp", "--memory", "cuda"}, "cuda:0", "cuda:1"},
         DemoCase{"CudaIpc", {"--backend", "cuda_ipc", "--memory", "cuda"}, "cuda:0", "cuda:1"},

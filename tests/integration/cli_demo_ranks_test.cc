@@ -27,7 +27,7 @@ constexpr const char* kSixHeads =
 constexpr const char* kLatent =
     R"({"num_hidden_layers": 3, "kv_lora_rank": 192, "qk_rope_head_dim": 32})";
 
-class DemoRanks : public testing::Test {
+class DemoRanks : public ::testing::Test {
  public:
   ~DemoRanks() override { unlink(config_.c_str()); }
 
@@ -65,7 +65,7 @@ class DemoRanks : public testing::Test {
   }
 
   const std::string config_ =
-      testing::TempDir() + "/kvxfer_ranks_" + std::to_string(getpid()) + ".json";
+      ::testing::TempDir() + "/kvxfer_ranks_" + std::to_string(getpid()) + ".json";
 };
 
 TEST_F(DemoRanks, FourBecomeTwo) {

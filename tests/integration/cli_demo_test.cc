@@ -33,7 +33,7 @@ struct DemoCase {
   const char* path;  // how the path must begin
 };
 
-class Demo : public testing::TestWithParam<DemoCase> {};
+class Demo : public ::testing::TestWithParam<DemoCase> {};
 
 TEST_P(Demo, VerifiesEveryRequest) {
   const Result result = RunProgram(SmallDemo(GetParam().arguments));
@@ -53,12 +53,12 @@ TEST_P(Demo, VerifiesEveryRequest) {
 
 INSTANTIATE_TEST_SUITE_P(
     Backends, Demo,
-    testing::Values(DemoCase{"Tcp", {"--backend", "tcp"}, "tcp"},
-                    DemoCase{"Mapped", {"--backend", "shm"}, "shm"},
-                    DemoCase{"Attached", {"--backend", "shm", "--memory", "attached"}, "shm"},
-                    DemoCase{"Packed", {"--backend", "tcp", "--gap", "0"}, "tcp"},
-                    DemoCase{"FaultyTcp", {"--backend", "faulty:tcp"}, "faulty:tcp"},
-                    DemoCase{"FaultyShm", {"--backend", "faulty:shm"}, "faulty:shm"}),
+    ::testing::Values(DemoCase{"Tcp", {"--backend", "tcp"}, "tcp"},
+                      DemoCase{"Mapped", {"--backend", "shm"}, "shm"},
+                      DemoCase{"Attached", {"--backend", "shm", "--memory", "attached"}, "shm"},
+                      DemoCase{"Packed", {"--backend", "tcp", "--gap", "0"}, "tcp"},
+                      DemoCase{"FaultyTcp", {"--backend", "faulty:tcp"}, "faulty:tcp"},
+                      DemoCase{"FaultyShm", {"--backend", "faulty:shm"}, "faulty:shm"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(DemoProgram, FailsWhenOneByteIsWrong) {
@@ -82,7 +82,7 @@ TEST(DemoProgram, PrintsATableForPeople) {
 }
 
 TEST(DemoProgram, ReadsAModelConfig) {
-  const std::string path = testing::TempDir() + "/kvxfer_config.json";
+  const std::string path = ::testing::TempDir() + "/kvxfer_config.json";
   std::ofstream(path) << R"({"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64})";
   const Result result = RunProgram(
       {"demo", "--model", path, "--requests", "2", "--tokens", "32", "--backend", "tcp", "--json"});

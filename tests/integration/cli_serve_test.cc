@@ -28,7 +28,7 @@ absl::Status SayHello(Channel& channel, const std::string& name) {
   return agent.ok() ? Introduce(channel, **agent).status() : agent.status();
 }
 
-class Serve : public testing::Test {
+class Serve : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto json = nlohmann::json::parse(server_.ReadLine(), nullptr, false);

@@ -117,14 +117,14 @@ absl::StatusOr<TestRegion*> Party::Register(size_t bytes, Access access) {
 
 size_t Party::Turn() {
   // Room of every size, one event included.
-  constexpr std::array<size_t, 4> kRoom = {64, 1, 7, 16};
+  constexpr std::array<size_t, 4> kSpace = {64, 1, 7, 16};
   std::array<Event, 64> events;
-  const size_t room = kRoom[turns_++ % kRoom.size()];
+  const size_t space = kSpace[turns_++ % kSpace.size()];
   // Now and then without a look at the descriptors, as a caller that spins does.
   const bool readable = turns_ % 5 != 0;
-  const size_t n = backend_->Poll(std::span(events).first(room), readable);
-  EXPECT_LE(n, room);
-  for (size_t i = 0; i < std::min(n, room); ++i) Take(events[i]);
+  const size_t n = backend_->Poll(std::span(events).first(space), readable);
+  EXPECT_LE(n, space);
+  for (size_t i = 0; i < std::min(n, space); ++i) Take(events[i]);
   return n;
 }
 

@@ -87,8 +87,8 @@ absl::StatusOr<Transfer> BlockSet::Read(Agent& agent, std::string_view peer,
                       : agent.Read(peer, descriptors(), options);
 }
 
-::testing::AssertionResult Landed(const Shape& shape, Side side, uint64_t pattern_seed,
-                                  std::span<const std::byte> memory) {
+::testing::AssertionResult AllArrived(const Shape& shape, Side side, uint64_t pattern_seed,
+                                      std::span<const std::byte> memory) {
   const std::vector<uint32_t> mine = Scatter(shape, side);
   const std::vector<uint32_t> theirs =
       Scatter(shape, side == Side::kLocal ? Side::kRemote : Side::kLocal);

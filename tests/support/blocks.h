@@ -60,8 +60,8 @@ class BlockSet {
 
 // `memory` is the destination, on `side`, of blocks whose source held Pattern(pattern_seed) from
 // its base: each block holds its source's bytes, every byte between blocks is still zero.
-::testing::AssertionResult Landed(const Shape& shape, Side side, uint64_t pattern_seed,
-                                  std::span<const std::byte> memory);
+::testing::AssertionResult AllArrived(const Shape& shape, Side side, uint64_t pattern_seed,
+                                      std::span<const std::byte> memory);
 
 }  // namespace kvxfer::testing
 

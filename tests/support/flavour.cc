@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "src/backends/registry.h"
 #include "src/cuda/driver.h"
 #include "tests/support/scale.h"
@@ -227,20 +228,25 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   options.name = name;
   options.backends = {flavour.backend};
   options.plugin_path = flavour.plugin_path;
-  options.faults = flavour.faults;
-  // Also where there are few CPUs: whether it is right does not hang on how many there are.
-  options.shm_copy_threads = 2;
-  options.tcp_streams = flavour.rails;
-  options.tcp_addresses = flavour.tcp_addresses;
-  options.loopback_rails = flavour.rails;
-  options.ucx.tls = flavour.ucx_tls;
-  options.ucx.listen = flavour.ucx_listen;
-  options.libfabric.provider = flavour.provider;
-  options.libfabric.domains = flavour.domains;
+  if (flavour.faulty()) options.backend["faulty"] = WriteOptions(flavour.faults);
+  BackendOptions& section = options.backend[flavour.inner()];
+  const std::string rails = std::to_string(flavour.rails);
+  if (flavour.inner() == "tcp") {
+    section = {{"streams", rails}, {"addresses", absl::StrJoin(flavour.tcp_addresses, ",")}};
+  } else if (flavour.inner() == "loopback") {
+    section = {{"rails", rails}};
+  } else if (flavour.inner() == "shm") {
+    // Also where there are few CPUs: whether it is right does not hang on how many there are.
+    section = {{"copy_threads", "2"}};
+  } else if (flavour.inner() == "ucx") {
+    section = {{"tls", flavour.ucx_tls}, {"listen", flavour.ucx_listen}};
+  } else if (flavour.inner() == "libfabric") {
+    section = {{"provider", flavour.provider}, {"domains", absl::StrJoin(flavour.domains, ",")}};
+  }
   // An emulated device answers late, and a handshake that loses two of its packets takes seconds
   // where the network loses some on purpose.
   if (kEmulated) {
-    options.verbs.timeout = 18;
+    if (flavour.inner() == "verbs") section["timeout"] = "18";
     options.connect_timeout = std::chrono::seconds(20);
   }
   return options;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvxfer/options.h"
+#include "src/backends/faulty/options.h"
 #include "tests/support/test_memory.h"
 
 namespace kvxfer::testing {
@@ -19,7 +20,7 @@ struct Flavour {
   std::string name;     // letters and digits: part of the test's name
   std::string backend;  // "tcp", "faulty:shm", ...
   MemoryType memory = MemoryType::kMapped;
-  FaultOptions faults;
+  faulty::FaultOptions faults;
   std::vector<std::string> tcp_addresses{};
   std::string ucx_tls{};
   std::string ucx_listen{};

@@ -38,7 +38,7 @@ class CommandServer {
     if (command == "kv") return RegisterKvCache(f);
     if (command == "wait") return Wait(f);
     if (command == "quiesce") return Quiesce(f);
-    if (command == "landed") return Landed(f);
+    if (command == "landed") return Arrived(f);
     if (command == "metadata") return One(node_.agent->Metadata());
     if (command == "add_peer") return One(node_.agent->AddPeer(f.at(1)));
     if (command == "notification") return WaitNotification(f);
@@ -103,23 +103,14 @@ class CommandServer {
     options.backends = absl::StrSplit(f.at(2), ',');
     options.listen = f.at(3);
     options.advertise = f.at(4);
-    options.tcp_streams = static_cast<uint32_t>(ToNumber(f.at(5)));
-    options.heartbeat = ToDuration(f.at(6));
-    options.suspect_after = ToDuration(f.at(7));
-    options.faults.seed = ToNumber(f.at(8));
-    options.faults.reorder_window = static_cast<uint32_t>(ToNumber(f.at(9)));
-    options.faults.max_delay = ToDuration(f.at(10));
-    options.faults.overtake = ToNumber(f.at(11)) != 0;
-    if (!f.at(15).empty()) options.tcp_addresses = absl::StrSplit(f.at(15), ',');
-    options.ucx.tls = f.at(16);
-    options.ucx.listen = f.at(17);
-    options.libfabric.provider = f.at(18);
-    if (!f.at(19).empty()) options.libfabric.domains = absl::StrSplit(f.at(19), ',');
+    options.heartbeat = ToDuration(f.at(5));
+    options.suspect_after = ToDuration(f.at(6));
+    for (size_t i = 10; i + 2 < f.size(); i += 3) options.backend[f[i]][f[i + 1]] = f[i + 2];
     transfers_.clear();
     node_ = Node();
     absl::StatusOr<Node> node =
-        Node::Create(options, static_cast<MemoryType>(ToNumber(f.at(12))), ToNumber(f.at(13)),
-                     static_cast<Access>(ToNumber(f.at(14))));
+        Node::Create(options, static_cast<MemoryType>(ToNumber(f.at(7))), ToNumber(f.at(8)),
+                     static_cast<Access>(ToNumber(f.at(9))));
     if (!node.ok()) return node.status();
     node_ = *std::move(node);
     return Fields{};
@@ -159,12 +150,12 @@ class CommandServer {
     return Fields{result->quiet ? "1" : "0", std::to_string(result->token), result->pending};
   }
 
-  absl::StatusOr<Fields> Landed(const Fields& f) {
+  absl::StatusOr<Fields> Arrived(const Fields& f) {
     const Shape shape = Shape::FromString(f.at(1));
-    const auto landed =
-        testing::Landed(shape, f.at(2) == "1" ? Side::kRemote : Side::kLocal, ToNumber(f.at(3)),
-                        node_.memory.bytes().first(shape.memory_bytes()));
-    if (!landed) return absl::DataLossError(landed.message());
+    const auto received =
+        testing::AllArrived(shape, f.at(2) == "1" ? Side::kRemote : Side::kLocal, ToNumber(f.at(3)),
+                         node_.memory.bytes().first(shape.memory_bytes()));
+    if (!received) return absl::DataLossError(received.message());
     if (!node_.memory.GuardsIntact()) return absl::DataLossError("a guard page was written");
     return Fields{};
   }

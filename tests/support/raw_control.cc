@@ -11,7 +11,7 @@
 namespace kvxfer::testing {
 
 absl::StatusOr<std::unique_ptr<RawControl>> RawControl::Dial(std::string_view address) {
-  absl::StatusOr<verbs::Told> told = verbs::DecodeTold(address);
+  absl::StatusOr<verbs::MetadataAddress> told = verbs::DecodeMetadataAddress(address);
   if (!told.ok()) return told.status();
   absl::StatusOr<net::PeerAddress> peer = net::DecodeAddress(told->control);
   if (!peer.ok()) return peer.status();
@@ -25,9 +25,8 @@ absl::StatusOr<std::unique_ptr<RawControl>> RawControl::Dial(std::string_view ad
   }
   std::unique_ptr<RawControl> made(new RawControl(std::move(fd)));
   std::array<std::byte, net::kPreambleBytes> preamble;
-  net::Encode(
-      net::Preamble{.rails = 1, .target = peer->incarnation, .service = net::Service::kVerbs},
-      preamble);
+  net::Encode(net::Preamble{.rails = 1, .target = peer->incarnation, .service = net::Service{1}},
+              preamble);
   if (!made->Write({reinterpret_cast<const char*>(preamble.data()), preamble.size()})) {
     return absl::UnavailableError("no preamble");
   }
@@ -44,7 +43,8 @@ bool RawControl::Write(std::string_view bytes) {
 }
 
 bool RawControl::Say(const verbs::Blob& blob) {
-  return Say(net::ControlKind::kFrame, verbs::Encode(blob));
+  const std::string bytes = verbs::Encode(blob);
+  return Say(net::ControlKind::kFrame, std::as_bytes(std::span(bytes)));
 }
 
 bool RawControl::Say(net::ControlKind kind, std::span<const std::byte> payload) {

@@ -27,6 +27,9 @@
 
 namespace kvxfer::testing {
 
+inline constexpr uint64_t kKiB = 1024;
+inline constexpr uint64_t kMiB = 1024 * kKiB;
+
 inline constexpr bool kAddressSanitizer = KVXFER_ADDRESS_SANITIZER;
 inline constexpr bool kThreadSanitizer = KVXFER_THREAD_SANITIZER;
 inline constexpr bool kSanitized = KVXFER_SANITIZED;

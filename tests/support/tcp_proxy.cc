@@ -151,11 +151,11 @@ void TcpProxy::Run() {
     {
       const std::lock_guard lock(mutex_);
       for (const auto& [fd, d] : directions_) {
-        const bool room = !d.ended && d.pending.size() < kPending;
+        const bool space = !d.ended && d.pending.size() < kPending;
         const bool to_write = !directions_.at(d.to).pending.empty();
         fds.push_back(
             {.fd = fd,
-             .events = static_cast<int16_t>((room ? POLLIN : 0) | (to_write ? POLLOUT : 0)),
+             .events = static_cast<int16_t>((space ? POLLIN : 0) | (to_write ? POLLOUT : 0)),
              .revents = 0});
       }
     }

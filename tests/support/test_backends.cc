@@ -13,7 +13,7 @@ namespace {
 
 struct Scope {
   VerbsFabric* fabric = nullptr;
-  VerbsOptions options{};
+  verbs::VerbsOptions options{};
   Topology topology{};  // of its hosts
   Sysfs sysfs{};
 };
@@ -41,7 +41,7 @@ VerbsFabric& SharedFabric() {
   return fabric;
 }
 
-ScopedFabric::ScopedFabric(VerbsFabric* fabric, VerbsOptions options, Topology topology,
+ScopedFabric::ScopedFabric(VerbsFabric* fabric, verbs::VerbsOptions options, Topology topology,
                            Sysfs sysfs) {
   Current() = {.fabric = fabric,
                .options = std::move(options),
@@ -60,12 +60,12 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeTestBackend(std::string_view name,
   const bool by_default = context.options.backends.empty();
   AgentOptions options = context.options;
   // Posting one takes the emulated processor long.
-  if (kEmulated) options.verbs.receive_depth = std::min(options.verbs.receive_depth, 2048u);
+  if (kEmulated) options.backend["verbs"].emplace("receive_depth", "2048");
   if (scope.fabric == nullptr && (RealVerbs() || by_default)) {
     return MakeBackend(
         name, {.options = options, .incarnation = context.incarnation, .host = context.host});
   }
-  if (scope.fabric != nullptr) options.verbs = scope.options;
+  if (scope.fabric != nullptr) options.backend["verbs"] = WriteOptions(scope.options);
   absl::StatusOr<std::unique_ptr<Backend>> made =
       MakeVerbsOver(scope.fabric != nullptr ? *scope.fabric : SharedFabric(), scope,
                     {.options = options, .incarnation = context.incarnation, .host = context.host});

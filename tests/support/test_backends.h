@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
+#include "src/backends/verbs/options.h"
 #include "src/core/base/sysfs.h"
 #include "src/core/topology/topology.h"
 #include "tests/support/verbs_fabric.h"
@@ -24,8 +25,8 @@ VerbsFabric& SharedFabric();
 // at a time.
 class ScopedFabric {
  public:
-  explicit ScopedFabric(VerbsFabric* fabric, VerbsOptions options = {}, Topology topology = {},
-                        Sysfs sysfs = Sysfs());
+  explicit ScopedFabric(VerbsFabric* fabric, verbs::VerbsOptions options = {},
+                        Topology topology = {}, Sysfs sysfs = Sysfs());
   ~ScopedFabric();
 };
 

@@ -121,28 +121,22 @@ absl::StatusOr<uint64_t> TestPeer::CallForNumber(const Fields& request) {
 
 absl::Status TestPeer::Create(const AgentOptions& options, MemoryType memory, uint64_t bytes,
                               Access access) {
-  const FaultOptions& f = options.faults;
-  return Call({"create",
-               options.name,
-               absl::StrJoin(options.backends, ","),
-               options.listen,
-               options.advertise,
-               Number(options.tcp_streams),
-               Nanoseconds(options.heartbeat),
-               Nanoseconds(options.suspect_after),
-               Number(f.seed),
-               Number(f.reorder_window),
-               Nanoseconds(f.max_delay),
-               Number(f.overtake),
-               Number(static_cast<uint64_t>(memory)),
-               Number(bytes),
-               Number(static_cast<uint64_t>(access)),
-               absl::StrJoin(options.tcp_addresses, ","),
-               options.ucx.tls,
-               options.ucx.listen,
-               options.libfabric.provider,
-               absl::StrJoin(options.libfabric.domains, ",")})
-      .status();
+  Fields request = {"create",
+                    options.name,
+                    absl::StrJoin(options.backends, ","),
+                    options.listen,
+                    options.advertise,
+                    Nanoseconds(options.heartbeat),
+                    Nanoseconds(options.suspect_after),
+                    Number(static_cast<uint64_t>(memory)),
+                    Number(bytes),
+                    Number(static_cast<uint64_t>(access))};
+  for (const auto& [backend, section] : options.backend) {
+    for (const auto& [key, value] : section) {
+      request.insert(request.end(), {backend, key, value});
+    }
+  }
+  return Call(request).status();
 }
 
 absl::Status TestPeer::DestroyAgent() { return Call({"destroy"}).status(); }
@@ -172,7 +166,7 @@ absl::Status TestPeer::Fill(uint64_t pattern_seed) {
   return Call({"fill", Number(pattern_seed)}).status();
 }
 
-absl::Status TestPeer::CheckLanded(const Shape& shape, Side side, uint64_t pattern_seed) {
+absl::Status TestPeer::CheckArrived(const Shape& shape, Side side, uint64_t pattern_seed) {
   return Call({"landed", shape.ToString(), side == Side::kRemote ? "1" : "0", Number(pattern_seed)})
       .status();
 }

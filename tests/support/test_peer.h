@@ -56,7 +56,7 @@ class TestPeer {
 
   absl::Status Fill(uint64_t pattern_seed);
   absl::Status Clear();
-  absl::Status CheckLanded(const Shape& shape, Side side, uint64_t pattern_seed);
+  absl::Status CheckArrived(const Shape& shape, Side side, uint64_t pattern_seed);
   absl::Status CheckZero();
   // No byte is kPoison.
   absl::Status CheckNoPoison();

@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<TwoHosts>> TwoHosts::Make() {
   }
   hosts->stop_ = eventfd(0, EFD_CLOEXEC);
   if (hosts->stop_ < 0) return CannotHere("eventfd");
-  hosts->cable_ = std::thread([cable = hosts.get()] { cable->Carry(); });
+  hosts->cable_ = std::thread([cable = hosts.get()] { cable->Piggyback(); });
   return hosts;
 }
 
@@ -92,7 +92,7 @@ absl::Status TwoHosts::MakeHost(size_t host) {
   return status;
 }
 
-void TwoHosts::Carry() const {
+void TwoHosts::Piggyback() const {
   std::array<pollfd, 3> waits = {pollfd{devices_[0], POLLIN, 0}, pollfd{devices_[1], POLLIN, 0},
                                  pollfd{stop_, POLLIN, 0}};
   std::array<char, 65536> packet;

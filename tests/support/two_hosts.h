@@ -31,7 +31,7 @@ class TwoHosts {
  private:
   TwoHosts() = default;
   absl::Status MakeHost(size_t host);
-  void Carry() const;
+  void Piggyback() const;
 
   std::array<int, 2> namespaces_{-1, -1};
   std::array<int, 2> devices_{-1, -1};  // tun: one packet a read or write

@@ -46,8 +46,11 @@ class Kvxfer : public Contestant {
     const bool by_name = config.mode == "tcp" || config.mode == "ucx";
     options.backends = {by_name ? config.mode : "shm"};
     options.require_backends = options.backends;
-    if (config.mode == "tcp") options.tcp_streams = static_cast<uint32_t>(config.connections);
-    options.shm_copy_threads = static_cast<uint32_t>(config.threads);
+    if (config.mode == "tcp") {
+      options.backend["tcp"]["streams"] = std::to_string(config.connections);
+    } else if (!by_name) {
+      options.backend["shm"]["copy_threads"] = std::to_string(config.threads);
+    }
     options.spin = config.spin ? milliseconds(1) : milliseconds(0);
     agent_ = Require(kvxfer::Agent::Create(options));
     Require(agent_->RegisterMemory(span, kvxfer::Access::kReadWrite).status());

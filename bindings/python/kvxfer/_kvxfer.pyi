@@ -5,7 +5,7 @@ waits does so without the GIL. Errors are those of ``kvxfer._errors``; a TypeErr
 a type that the call does not take.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Protocol, TypedDict, final, overload, type_check_only
 
@@ -523,62 +523,14 @@ class KvCounts(_Given):
 # --- Options: fields of kvxfer/options.h, which says what each does and its default ---------------
 
 @type_check_only
-class _VerbsOptions(TypedDict, total=False):
-    devices: Sequence[str]
-    fabrics: Sequence[str]
-    listen: str
-    gid_index: int
-    p_key: int
-    service_level: int
-    traffic_class: int
-    mtu: int
-    timeout: int
-    retry_count: int
-    rnr_timer: int
-    queue_depth: int
-    receive_depth: int
-    max_inline: int
-    stall_timeout: float
-
-@type_check_only
-class _UcxOptions(TypedDict, total=False):
-    tls: str
-    net_devices: str
-    listen: str
-
-@type_check_only
-class _LibfabricOptions(TypedDict, total=False):
-    provider: str
-    domains: Sequence[str]
-    listen: str
-
-@type_check_only
-class _FaultOptions(TypedDict, total=False):
-    seed: int
-    reorder_window: int
-    max_delay: float
-    overtake: bool
-    error_probability: float
-    cut_probability: float
-    blackhole_after: int
-    slow_rail: int
-    slow_rail_delay: float
-    rail_down_probability: float
-    rail_down_for: float
-
-@type_check_only
 class _AgentOptions(TypedDict, total=False):
     backends: Sequence[str]
     plugin_path: Sequence[str]
     require_backends: Sequence[str]
     listen: str
     advertise: str
-    tcp_streams: int
-    tcp_addresses: Sequence[str]
     serve_metadata: bool
-    loopback_rails: int
     stripe_from: int
-    shm_copy_threads: int
     heartbeat: float
     suspect_after: float
     connect_timeout: float
@@ -589,10 +541,7 @@ class _AgentOptions(TypedDict, total=False):
     max_active_transfers: int
     spin: float
     staging_bytes: int
-    verbs: _VerbsOptions
-    ucx: _UcxOptions
-    libfabric: _LibfabricOptions
-    faults: _FaultOptions
+    backend: Mapping[str, Mapping[str, str | float | bool | Sequence[str]]]
 
 # --- The agent ------------------------------------------------------------------------------------
 

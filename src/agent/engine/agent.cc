@@ -1,3 +1,6 @@
+// Agent's public methods. Each forwards to the Engine; none takes a lock before it has checked that
+// the process is not a forked child.
+
 #include "kvxfer/agent.h"
 
 #include <utility>
@@ -28,7 +31,8 @@ Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Agent::~Agent() {
   if (impl_->engine->InForkedChild()) {
-    // Threads, sockets and wake-ups are the parent's: touch none of them.
+    // The child has none of the agent's threads, and its sockets and wake-ups are the parent's. So
+    // the engine is leaked here instead of closed.
     (void)impl_.release();
     return;
   }
@@ -158,7 +162,7 @@ absl::StatusOr<Notification> Agent::WaitNotification(Duration timeout) {
     auto waited = impl_->engine->WaitFor(
         &notifier, [&] { return !notifier.empty(); }, deadline, /*answers=*/true);
     if (!waited.ok()) return waited.status();
-    // Another thread may have taken it.
+    // Empty if another thread has taken the notification meanwhile: wait again.
     if (auto notification = notifier.Pop()) return *std::move(notification);
     if (Now() >= deadline) {
       return absl::DeadlineExceededError("no notification within the time-out");

@@ -1,5 +1,5 @@
-// Agents whose backends come from somewhere else than the table of built-in ones: how benchmarks
-// and tests put a backend of their own beneath a whole agent.
+// Creates agents with backends from elsewhere than the table of built-in ones. Benchmarks and tests
+// use it to run a whole agent over a backend of their own.
 //
 // Thread-safety: as Agent::Create.
 
@@ -15,7 +15,7 @@
 
 namespace kvxfer::internal {
 
-// Makes the backend that AgentOptions::backends calls by that name; see MakeBackend.
+// Makes the backend that AgentOptions::backends calls `name`; see MakeBackend.
 using BackendMaker = absl::StatusOr<std::unique_ptr<Backend>> (*)(std::string_view name,
                                                                   const BackendContext& context);
 

@@ -11,7 +11,7 @@ namespace {
 
 bool LeavesOut(const std::string& name) { return name.starts_with('^'); }
 
-// Peers find a backend's address and keys by its name.
+// A peer looks up a backend's address and keys by its name, so a name must be unique.
 absl::Status CheckOnce(std::span<const std::string> names) {
   for (auto it = names.begin(); it != names.end(); ++it) {
     if (std::find(names.begin(), it, *it) == it) continue;

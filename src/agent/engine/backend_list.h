@@ -1,4 +1,6 @@
-// Which backends an agent makes, out of AgentOptions::backends.
+// Decides which backends an agent makes, from AgentOptions::backends.
+//
+// Thread-safety: pure functions.
 #ifndef KVXFER_AGENT_ENGINE_BACKEND_LIST_H_
 #define KVXFER_AGENT_ENGINE_BACKEND_LIST_H_
 
@@ -13,13 +15,14 @@ namespace kvxfer {
 
 struct BackendList {
   std::vector<std::string> names{};  // best first
-  // Named one by one: none may be left out. Else those that are not usable here are.
+  // True: the application named each backend, and each of them must be usable. False: backends that
+  // are not usable on this host are left out.
   bool strict = false;
 };
 
-// `asked` is empty (all of `defaults`), or names backends, or names those to leave out of
-// `defaults`, each with "^" before it. InvalidArgument where it does both, names one twice, leaves
-// out what is no default, or leaves nothing.
+// `asked` is empty (take all of `defaults`), or names the backends, or names those to leave out of
+// `defaults`, each with "^" before it. InvalidArgument if it mixes both forms, names a backend
+// twice, leaves out a backend that is not in `defaults`, or leaves none.
 absl::StatusOr<BackendList> ChooseBackends(std::span<const std::string> asked,
                                            std::span<const std::string> defaults);
 

@@ -8,6 +8,7 @@
 
 namespace kvxfer {
 
+// Checks every region before Begin changes any, so that Begin takes all of them or none.
 absl::Status Deregistrations::Check(std::span<const RegionId> regions) const {
   std::set<RegionId> named;
   for (const RegionId region : regions) {
@@ -39,17 +40,20 @@ absl::StatusOr<Deregistrations::Left> Deregistrations::Begin(std::span<const Reg
       known.push_back(region);
       continue;
     }
-    runtime_->memory.Close(region).IgnoreError();  // Check looked at it
+    runtime_->memory.Close(region).IgnoreError();  // Check found it open
     unasked_.push_back(region);
   }
+  // Metadata no longer lists these regions.
   if (known.size() < regions.size()) ++runtime_->revision;
+  // The peers were asked about these in an earlier call and may have answered since. No event will
+  // name these regions again, so look at them now.
   if (!known.empty()) due_.push_back(std::move(known));
   Advance();
   return left;
 }
 
-// A peer bounds the questions that it keeps: beyond kMaxRevoking regions wait, and go together into
-// the next question.
+// A peer bounds the number of questions that it keeps. Beyond kMaxRevoking open questions the
+// regions wait in unasked_ and go together into the next question.
 void Deregistrations::Ask() {
   while (!unasked_.empty() && inbound_->revoking() < InboundHub::kMaxRevoking) {
     const auto end = unasked_.begin() +
@@ -70,7 +74,9 @@ size_t Deregistrations::Advance() {
   if (auto released = runtime_->memory.TakeReleased(); !released.empty()) {
     due_.push_back(std::move(released));
   }
-  // Only then: however many there are, they do not keep each other due.
+  // Added only when nothing else is due. If they were added in every call, more than kAtOnce of
+  // them would keep due() true, and the driver would never sleep. The engine's copy timer brings
+  // the next call.
   if (due_.empty() && !copied_.empty()) due_.push_back(std::exchange(copied_, {}));
   size_t looked = 0;
   for (; looked < kAtOnce && !due_.empty(); ++looked) {
@@ -86,7 +92,7 @@ void Deregistrations::Look(RegionId region) {
   if (it == closing_.end()) return;
   const Closing& closing = it->second;
   const bool quiet = closing.question != 0 && !asked_.contains(closing.question);
-  // Begin, TakeRevoked or TakeReleased names it again.
+  // Not free yet. The event that frees it names it again: Begin, TakeRevoked or TakeReleased.
   if (!quiet || closing.left == nullptr || runtime_->memory.InUse(region)) return;
   if (runtime_->staging.InUse(region)) {
     copied_.push_back(region);
@@ -94,6 +100,8 @@ void Deregistrations::Look(RegionId region) {
   }
   runtime_->memory.Remove(region);
   runtime_->staging.RemoveRegion(region);
+  // Release: once the caller reads 0 it may free the memory, so all that was done with the regions
+  // comes before.
   if (closing.left->fetch_sub(1, std::memory_order_acq_rel) == 1) {
     runtime_->loop.Wake(closing.left.get());
   }

@@ -1,8 +1,8 @@
-// Regions whose deregistration has begun: asks the peers about them, and forgets each one once
-// nothing can touch it any more. A turn of the driver costs what has happened since the turn
-// before, and no more than kAtOnce regions; the others have their turn in the next.
+// Regions whose deregistration has begun. Asks the peers to stop using them, and forgets each
+// region once nothing can touch it. One call of Advance costs what has happened since the last
+// call, and looks at no more than kAtOnce regions; the next call takes the others.
 //
-// Thread-safety: none; used by the engine's owner.
+// Thread-safety: none; only the driver calls it.
 
 #ifndef KVXFER_AGENT_ENGINE_DEREGISTRATIONS_H_
 #define KVXFER_AGENT_ENGINE_DEREGISTRATIONS_H_
@@ -24,33 +24,36 @@ namespace kvxfer {
 
 class Deregistrations {
  public:
-  // Giving up a region may be a system call, so that transfers go on in between.
+  // A limit per call, because releasing a region may be a system call and transfers must go on
+  // meanwhile.
   static constexpr size_t kAtOnce = 256;
 
-  // How many of the regions that a call deregisters are left, set by the owner; the call waits for
-  // 0, and is woken by it. Shared: the owner may outlast the call.
+  // How many regions of one DeregisterMemory call are left. The driver counts it down and wakes the
+  // caller, who waits for 0. Shared, because the driver may use it after the call has timed out.
   using Left = std::shared_ptr<std::atomic<size_t>>;
 
   Deregistrations(Runtime* runtime, InboundHub* inbound) : runtime_(runtime), inbound_(inbound) {}
 
-  // All of them or, with an error, none. Those that an earlier call gave up waiting for are taken
-  // on: peers are asked once for each region.
+  // Begins with all of `regions` or, on an error, with none. A region that an earlier call has
+  // given up waiting for is accepted again; the peers are asked only once about each region.
   absl::StatusOr<Left> Begin(std::span<const RegionId> regions);
-  // Asks what is to be asked and forgets regions that are free; how many it looked at.
+  // Sends the questions that are due and forgets the regions that are free. Returns how many
+  // regions it looked at.
   size_t Advance();
-  // There is more to look at now: call Advance again.
+  // True: Advance has more regions to look at now.
   bool due() const { return !due_.empty() || inbound_->any_revoked(); }
-  // The call waits no longer. Returns the regions that are in use; they stay until the next call.
+  // The call stops waiting. Returns the regions that are still in use; they stay registered until
+  // the next call for them.
   std::vector<RegionId> Leave(std::span<const RegionId> regions);
-  // What keeps a region that stays, for a person.
+  // Text for people: what still uses `region`.
   std::string Pending(RegionId region) const;
 
  private:
-  // Its question is one of asked_: peers have not answered. None: it waits in unasked_. Any other:
-  // they have.
+  // `question` is 0: the region is in unasked_. It is a key of asked_: not every peer has answered.
+  // Otherwise: every peer has answered.
   struct Closing {
     uint64_t question = 0;
-    Left left{};  // null: no call waits for it
+    Left left{};  // null: no call waits for this region
   };
 
   absl::Status Check(std::span<const RegionId> regions) const;
@@ -62,8 +65,9 @@ class Deregistrations {
   std::map<RegionId, Closing> closing_;
   std::deque<RegionId> unasked_;
   std::unordered_map<uint64_t, std::vector<RegionId>> asked_;  // by question
-  std::deque<std::vector<RegionId>> due_;  // something changed for these; none of them is empty
-  std::vector<RegionId> copied_;           // a copy of the GPU touches these, which tells nobody
+  std::deque<std::vector<RegionId>> due_;  // regions whose state has changed; no entry is empty
+  // A GPU copy uses these; its end is not reported, so they are polled.
+  std::vector<RegionId> copied_;
 };
 
 }  // namespace kvxfer

@@ -12,6 +12,7 @@ bool Dispatcher::InCallback() { return in_callback; }
 void Dispatcher::Run(Callback callback) {
   std::lock_guard lock(state_->mu);
   if (state_->ended) return;
+  // Not once Stop has begun: it has taken the thread to join it.
   if (!thread_.joinable() && !state_->stopping) {
     thread_ = std::thread([state = state_] { Loop(state); });
   }
@@ -27,6 +28,8 @@ void Dispatcher::Stop() {
     state_->ended = true;
     return;
   }
+  // Stop runs inside a callback, so a join would wait for itself. The thread shares `state_` and
+  // ends alone, after that callback.
   if (thread.get_id() == std::this_thread::get_id()) {
     RunQueued(*state_, lock);
     state_->ended = true;
@@ -57,6 +60,8 @@ void Dispatcher::RunQueued(State& state, std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     const bool outer = std::exchange(in_callback, true);
     callback();
+    // Destroys what the callback captured before in_callback is reset and before the lock is taken
+    // again: a destructor may end the last use of the agent, and then calls Stop.
     callback = nullptr;
     in_callback = outer;
     lock.lock();

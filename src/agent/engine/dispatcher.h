@@ -1,5 +1,5 @@
-// Runs application callbacks on one thread of its own, in the order they were handed in, never
-// under ownership of the progress engine. The thread starts with the first callback.
+// Runs the application's callbacks on one thread, in the order in which they were handed in, never
+// on the driver. The thread starts with the first callback.
 //
 // Thread-safety: Run from any thread; Stop from one.
 
@@ -22,10 +22,11 @@ class Dispatcher {
 
   ~Dispatcher() { Stop(); }
 
-  // Dropped, without running, after Stop.
+  // After Stop, `callback` is dropped without running.
   void Run(Callback callback);
-  // Runs what was handed in before (and what those callbacks hand in), then ends the thread. From
-  // a callback: runs the rest inside it, and the thread ends after it, without this object.
+  // Runs the callbacks that were handed in before, and those that they hand in, and then ends the
+  // thread. When called from a callback, Stop runs the rest inside itself; the thread ends once
+  // that callback has returned, and does not touch this object again.
   void Stop();
   // True on any dispatcher thread, while it runs a callback.
   static bool InCallback();
@@ -36,12 +37,13 @@ class Dispatcher {
     std::condition_variable cv;
     std::deque<Callback> queue;
     bool stopping = false;
-    bool ended = false;  // nothing runs any more
+    bool ended = false;  // no callback runs from now on
   };
   static void Loop(const std::shared_ptr<State>& state);
   static void RunQueued(State& state, std::unique_lock<std::mutex>& lock);
 
-  // Shared with the thread: it is still in its callback when that has destroyed the dispatcher.
+  // Shared with the thread, because a callback may destroy the dispatcher and the thread is still
+  // inside that callback then.
   const std::shared_ptr<State> state_ = std::make_shared<State>();
   std::thread thread_;  // under state_->mu
 };

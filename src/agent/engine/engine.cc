@@ -1,4 +1,4 @@
-// Life of the engine, its rounds, and waiting.
+// Engine: creating and closing it, the rounds of progress, and waiting.
 #include "src/agent/engine/engine.h"
 
 #include <algorithm>
@@ -7,39 +7,50 @@
 #include "src/agent/engine/backend_list.h"
 #include "src/core/base/host_identity.h"
 #include "src/core/base/log.h"
+#include "src/core/base/nearest_word.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
 namespace {
 
-// Closing waits so long for peers to let go of this agent's memory.
+// How long Close waits for peers to stop using this agent's memory.
 constexpr Duration kCloseWithin = std::chrono::seconds(2);
 
-// An application that answers a notification does so within this, and its answer goes before the
-// acknowledgement of what it answers, or takes that along: one wake-up less for the peer. Where it
-// does not, so many times in a row, the next kEagerAcks are acknowledged at once, for what was kept
-// back left with the background thread's help only. Once alone is a thread that was interrupted.
+// Acknowledgements are held back for a driver that is about to answer a notification. It usually
+// posts its answer within kAnswersWithin; the answer then goes out before the acknowledgement, or
+// carries it, which saves the peer a wake-up. If the answer was later than that kLateAcks times in
+// a row, the next kEagerAcks acknowledgements are sent at once, because the held-back ones had to
+// wait for the background thread. A single late answer may come from a thread that was preempted.
 constexpr Duration kAnswersWithin = std::chrono::microseconds(50);
 constexpr uint32_t kLateAcks = 2;
 constexpr uint32_t kEagerAcks = 64;
 
-// How often copies of a GPU are looked at, which tell of their end in no other way.
+// How often GPU copies are polled while one is under way. Nothing signals their end.
 constexpr Duration kCopyPoll = std::chrono::microseconds(20);
+
+// "tcp" of "faulty:tcp".
+std::string_view Undecorated(std::string_view backend) {
+  return backend.substr(backend.find(':') + 1);
+}
+
+// Each section of AgentOptions::backend is that of a backend which may exist.
+absl::Status CheckSections(const AgentOptions& options) {
+  std::vector<std::string> known = KnownBackendNames();
+  known.emplace_back("faulty");
+  for (const std::string& name : options.backends) known.emplace_back(Undecorated(name));
+  for (const auto& [name, section] : options.backend) {
+    if (std::ranges::find(known, name) != known.end()) continue;
+    const std::string nearest = NearestWord(name, known);
+    return absl::InvalidArgumentError(
+        absl::StrCat("there are options of a backend \"", name, "\", which does not exist",
+                     nearest.empty() ? "" : "; did you mean ", nearest,
+                     nearest.empty() ? "; a plugin must be named in `backends`" : "?"));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckAgentOptions(const AgentOptions& options) {
   if (absl::Status named = CheckName("agent", options.name); !named.ok()) return named;
-  if (options.tcp_streams < 1 || options.tcp_streams > 16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tcp_streams must be 1 to 16, is ", options.tcp_streams));
-  }
-  if (options.shm_copy_threads > 8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("shm_copy_threads must be 0 to 8, is ", options.shm_copy_threads));
-  }
-  if (options.loopback_rails < 1 || options.loopback_rails > 16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("loopback_rails must be 1 to 16, is ", options.loopback_rails));
-  }
   if (options.heartbeat <= Duration::zero() || options.connect_timeout <= Duration::zero() ||
       options.suspect_after <= options.heartbeat || options.cancel_grace < Duration::zero() ||
       options.kv_request_timeout <= Duration::zero()) {
@@ -47,14 +58,11 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         "heartbeat, connect_timeout and kv_request_timeout must be positive, suspect_after longer "
         "than heartbeat, cancel_grace not negative");
   }
-  for (const Duration duration :
-       {options.heartbeat, options.suspect_after, options.connect_timeout, options.cancel_grace,
-        options.kv_request_timeout, options.spin, options.faults.max_delay,
-        options.faults.slow_rail_delay, options.faults.rail_down_for}) {
+  for (const Duration duration : {options.heartbeat, options.suspect_after, options.connect_timeout,
+                                  options.cancel_grace, options.kv_request_timeout, options.spin}) {
     if (duration <= kLongest) continue;
     return absl::InvalidArgumentError(
-        "heartbeat, suspect_after, connect_timeout, cancel_grace, kv_request_timeout, spin and the "
-        "delays of faults "
+        "heartbeat, suspect_after, connect_timeout, cancel_grace, kv_request_timeout and spin "
         "may be at most a year");
   }
   if (options.staging_bytes > AgentOptions::kMaxStagingBytes) {
@@ -67,10 +75,12 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
         "max_notifications must be positive, max_active_transfers 1 to 16384, "
         "max_notification_bytes at least 64 KiB");
   }
+  if (absl::Status known = CheckSections(options); !known.ok()) return known;
   return ChooseBackends(options.backends, DefaultBackends()).status();
 }
 
-// What a backend answers where it cannot work, as opposed to one that was set up wrongly.
+// Whether `status` says that the backend cannot work on this host, as opposed to one that is
+// configured wrongly.
 bool NotUsableHere(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsPermissionDenied(status) ||
          absl::IsUnimplemented(status);
@@ -96,10 +106,12 @@ absl::Status Engine::Init() {
   std::vector<int> fds;
   for (const auto& backend : runtime_.backends) {
     fds.push_back(backend->wait_fd());
-    // That of tcp, where there is one: it is what `listen` says. Else of who goes by TCP too.
+    // The address of the backend that serves metadata, if there is one: AgentOptions::listen names
+    // that one. Otherwise the address of a backend that listens for TCP connections too.
     std::string at = backend->ListenAddress();
-    if (listen_address_.empty() || backend->name().ends_with("tcp"))
+    if (listen_address_.empty() || backend->capabilities().serves_metadata) {
       listen_address_ = std::move(at);
+    }
   }
   runtime_.notifier.set_on_drained([this](uint64_t bytes) { OnDrained(bytes); });
   return runtime_.loop.Start(this, fds);
@@ -118,30 +130,45 @@ absl::Status Engine::MakeBackends() {
       continue;
     }
     const absl::Status& why = backend.status();
-    // By default an agent takes what there is. What was asked for by name is not left out.
+    // By default an agent takes the backends that work here. A backend that was named must work.
     if (list->strict || !NotUsableHere(why)) {
       return Annotate(why, absl::StrCat("backend ", name));
     }
     unusable_.push_back({.backend = name, .why = std::string(why.message())});
-    // That a host has no such hardware is no news.
+    // Missing hardware is normal and is logged at debug; hardware that is present but unusable is a
+    // warning.
     Log(absl::IsUnimplemented(why) ? LogLevel::kDebug : LogLevel::kWarning,
         "agent {} goes without a backend: {}", options.name, unusable_.back().why);
   }
-  inbound_.OpenRooms();
+  inbound_.OpenArrivalCapacities();
+  WarnOfUnusedSections();
   if (auto status = CheckServesMetadata(); !status.ok()) return status;
   return CheckSomeBackend();
 }
 
+// Options of a backend that the agent goes without are not ignored in silence.
+void Engine::WarnOfUnusedSections() const {
+  for (const auto& [name, section] : runtime_.options.backend) {
+    const bool used = std::ranges::any_of(runtime_.backends, [&](const auto& backend) {
+      return Undecorated(backend->name()) == name ||
+             backend->name().starts_with(absl::StrCat(name, ":"));
+    });
+    if (used || section.empty()) continue;
+    Log(LogLevel::kWarning, "agent {}: options of backend {} are set, and it has no such backend",
+        runtime_.options.name, name);
+  }
+}
+
 absl::Status Engine::CheckServesMetadata() const {
-  const bool able = std::ranges::any_of(runtime_.backends,
-                                        [](const auto& b) { return b->name().ends_with("tcp"); });
+  const bool able = std::ranges::any_of(
+      runtime_.backends, [](const auto& b) { return b->capabilities().serves_metadata; });
   if (able || !runtime_.options.serve_metadata) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "`serve_metadata` (KVXFER_SERVE_METADATA) is set, but the agent has no backend tcp, whose "
       "port hands metadata out; add \"tcp\" to `backends` (KVXFER_BACKENDS)");
 }
 
-// What is left must be of use: something, and something of what is required.
+// Among the backends that are left there must be one, and one of require_backends if that is set.
 absl::Status Engine::CheckSomeBackend() const {
   const auto& required = runtime_.options.require_backends;
   const auto wanted = [&required](std::string_view name) {
@@ -164,7 +191,8 @@ void Engine::Close() {
   if (runtime_.loop.running()) {
     runtime_.loop.Call([this] { CloseAll(); });
     const Time until = Now() + kCloseWithin;
-    // Rounds go on until every connection is down: then no byte of a peer can land here any more.
+    // Rounds go on until every connection is closed: only then can no byte from a peer be written
+    // to this agent's memory. The connections belong to the driver, so a command looks at them.
     std::atomic<bool> down{false};
     while (!down && Now() < until) {
       runtime_.loop.DriveUntil(
@@ -183,7 +211,7 @@ void Engine::Close() {
     }
     runtime_.loop.Stop();
   }
-  // What a GPU copies by then touches memory of the application.
+  // Waits for GPU copies that are still queued: they touch the application's memory.
   runtime_.staging.Close();
   runtime_.dispatcher.Stop();
   runtime_.finished.clear();
@@ -191,15 +219,18 @@ void Engine::Close() {
 
 void Engine::CloseAll() {
   closed_ = true;
+  // A last round: transfers whose acknowledgement has already arrived end as done.
   Round(~uint64_t{0}, Now(), Stays);
   const absl::Status why = absl::CancelledError(kAgentClosed);
   for (auto& [name, peer] : peers_) {
+    // Half of the time at most, so that the connections have the other half to close.
     peer->Close(TransferState::kCancelled, why,
                 std::min<Duration>(runtime_.options.cancel_grace, kCloseWithin / 2));
     peer->Pump(Now());
     leaving_.push_back(std::move(peer));
   }
   peers_.clear();
+  // Sends the acknowledgements that are due before the connections close.
   inbound_.Pump();
   inbound_.Close(why);
 }
@@ -210,8 +241,8 @@ bool Engine::Round(uint64_t readable, Time now, Leaving leaving) {
   return busy;
 }
 
-bool Engine::Glance(Time now, Leaving leaving) {
-  // The messages of events that are left are valid until then.
+bool Engine::QuickRound(Time now, Leaving leaving) {
+  // Not while events are left over: their messages are valid only until the next Poll or Peek.
   if (undone_.empty()) {
     for (const auto& backend : runtime_.backends) backend->Peek();
   }
@@ -230,9 +261,11 @@ bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
   bool busy = !undone_.empty();
   runtime_.now = now;
   busy |= runtime_.staging.Poll();
+  // Events that the last driver left over.
   DispatchAll(Stays);
   runtime_.copied = 0;
-  // Whoever leaves early leaves it to the next round to begin with the backends that were left out.
+  // next_backend_ advances with each poll. If the driver leaves early, the next round begins with
+  // the backends that this one did not reach.
   const size_t count = runtime_.backends.size();
   for (size_t i = 0; i < count; ++i) {
     const size_t at = std::exchange(next_backend_, (next_backend_ + 1) % count);
@@ -242,15 +275,15 @@ bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
   return busy;
 }
 
-// Takes up to `most` events of one backend; whether there are any.
+// Takes up to `most` events from one backend. True: there were any.
 bool Engine::Poll(size_t backend, size_t most, bool readable) {
-  const auto room = std::span(events_).first(most);
-  undone_ = room.first(runtime_.backends[backend]->Poll(room, readable));
+  const auto space = std::span(events_).first(most);
+  undone_ = space.first(runtime_.backends[backend]->Poll(space, readable));
   undone_from_ = backend;
   return !undone_.empty();
 }
 
-// False: whoever drives is leaving, and what is left comes first in the next round.
+// False: the driver is leaving. The next round handles the remaining events first.
 bool Engine::DispatchAll(Leaving leaving) {
   while (!undone_.empty()) {
     Event event = std::exchange(undone_.front(), Event());
@@ -261,7 +294,9 @@ bool Engine::DispatchAll(Leaving leaving) {
   return true;
 }
 
-// So that what follows a write that was copied while it was posted does not wait for a round.
+// Polls the completions of writes that were copied inside Post, so that what follows them (the
+// OPEN) goes out now and not in the next round. A kCopied backend that is asked for no more events
+// than that does nothing else (kInlineCopyBytes in backend.h).
 void Engine::TakeCopied() {
   DispatchAll(Stays);
   const size_t n = std::min(std::exchange(runtime_.copied, 0), events_.size());
@@ -290,22 +325,23 @@ void Engine::Dispatch(Event& event) {
     inbound_.Accept(undone_from_, std::move(event.accepted));
     return;
   }
+  // An endpoint whose user has gone has no entry: its remaining events are dropped.
   const auto user = runtime_.users.find(event.endpoint);
   if (user != runtime_.users.end()) user->second->OnEvent(event);
 }
 
-absl::Status Engine::OnCarriedTo(const Incarnation& peer, uint64_t session,
-                                 std::span<const std::byte> message) {
+absl::Status Engine::OnPiggybackedTo(const Incarnation& peer, uint64_t session,
+                                     std::span<const std::byte> message) {
   Peer* owner = nullptr;
   ForEachPeer([&](Peer& one) {
     if (owner == nullptr && one.Knows(peer, session)) owner = &one;
   });
-  return owner == nullptr ? absl::OkStatus() : owner->OnCarried(message);
+  return owner == nullptr ? absl::OkStatus() : owner->OnPiggybacked(message);
 }
 
-void Engine::CarrierToLost(const Incarnation& peer) {
+void Engine::PiggybackLinkToLost(const Incarnation& peer) {
   ForEachPeer([&](Peer& one) {
-    if (one.metadata().incarnation == peer) one.CarrierLost();
+    if (one.metadata().incarnation == peer) one.PiggybackLinkLost();
   });
 }
 
@@ -319,15 +355,19 @@ void Engine::SendAll(Time now, bool hold_acks) {
     PumpPeers(now);
   }
   std::erase_if(leaving_, [this](const auto& peer) {
+    // While closing, Close looks at each peer until it is finished.
     if (closed_ || !peer->Finished()) return false;
     Peer* heir = FindPeer(peer->metadata().name);
+    // The same incarnation was added again: it inherits the quarantines that have not ended.
     if (heir != nullptr && heir->metadata().incarnation == peer->metadata().incarnation) {
       heir->Inherit(*peer);
     }
     return true;
   });
-  // Before what it asks goes out.
+  // Before inbound_.Pump, which sends the questions that Advance asks.
   deregistrations_.Advance();
+  // Held back for kAnswersWithin at most, counted from the first acknowledgement that was held
+  // back.
   if (hold_acks && (acks_held_ == Time{} || now - acks_held_ <= kAnswersWithin)) {
     if (acks_held_ == Time{}) acks_held_ = now;
   } else {
@@ -341,7 +381,9 @@ void Engine::SendAll(Time now, bool hold_acks) {
   }
 }
 
-// Staging slots go to whoever comes first: another one each time.
+// Peers compete for staging buffers and the first in order gets them, so each pass starts at
+// another peer. The pass is repeated if it cancelled members of a group, or if a staging buffer was
+// returned that an earlier peer in the pass had wanted.
 void Engine::PumpPeers(Time now) {
   do {
     runtime_.own_slot_wanted = runtime_.own_slot_freed = false;
@@ -377,8 +419,9 @@ Time Engine::NextTimer() {
   return next;
 }
 
-// Credit goes back in a round of the engine: makes one where so much has been drained that the
-// initiator may be waiting for it.
+// Credit is returned in a round. Requests one each time the application has taken so much that the
+// initiator may be waiting for credit. Runs on the application's thread; the counters only set the
+// pace, so relaxed order suffices.
 void Engine::OnDrained(uint64_t bytes) {
   const AgentOptions& options = runtime_.options;
   const uint64_t step = std::clamp<uint64_t>(options.max_notifications / 4, 1, 256);

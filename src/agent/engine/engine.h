@@ -1,7 +1,9 @@
-// The agent behind its interface: plans on the caller's thread, runs everything else under the one
-// ownership of the progress loop. Agent forwards to it; Transfer handles find it by weak pointer.
+// The implementation behind Agent. It plans transfers on the caller's thread and runs everything
+// else on the driver (progress_loop.h). Agent forwards to it; Transfer handles find it through a
+// weak pointer.
 //
-// Thread-safety: the public methods from any thread, but for those of Driven.
+// Thread-safety: the public methods from any thread, except those of Driven and ReverseSession,
+// which only the driver calls.
 
 #ifndef KVXFER_AGENT_ENGINE_ENGINE_H_
 #define KVXFER_AGENT_ENGINE_ENGINE_H_
@@ -31,10 +33,10 @@
 
 namespace kvxfer {
 
-// The longest that an option may ask for; sums of it and the clock do not overflow.
+// The longest duration that an option may have; adding it to the clock does not overflow.
 inline constexpr Duration kLongest = std::chrono::hours(24 * 365);
 
-class Engine : public Driven, public OtherWay, public std::enable_shared_from_this<Engine> {
+class Engine : public Driven, public ReverseSession, public std::enable_shared_from_this<Engine> {
  public:
   using Blocks = std::variant<std::monostate, PagedBlocks, DescriptorBlocks>;
 
@@ -42,11 +44,12 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
                                                         internal::BackendMaker make);
   Engine(const AgentOptions& options, internal::BackendMaker make)
       : runtime_(options), inbound_(&runtime_), make_backend_(make) {
-    runtime_.other_way = this;
+    runtime_.reverse_session = this;
   }
   ~Engine() override;
 
-  // Ends everything; no other call may be in progress or follow. In a forked child: does nothing.
+  // Ends everything. No other call may run at the same time or follow. Does nothing in a forked
+  // child.
   void Close();
 
   const AgentOptions& options() const { return runtime_.options; }
@@ -68,14 +71,15 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
 
   absl::StatusOr<TransferPtr> Start(TransferKind kind, std::string_view peer, const Blocks& blocks,
                                     TransferOptions options);
-  // Between KV caches, with every rank of `group` that has a part in it.
+  // A transfer between KV caches, with every rank of `group` that holds a part of the blocks.
   absl::StatusOr<TransferPtr> StartBlocks(TransferKind kind, std::span<const std::string> group,
                                           const KvBlocks& blocks, const KvOptions& options);
   void Cancel(const TransferPtr& record);
-  // FailedPrecondition inside a callback, where `what` must not wait.
+  // FailedPrecondition inside a callback, which must not call `what` because `what` may wait.
   static absl::Status RefuseInCallback(std::string_view what);
-  // False: `done` did not become true by `deadline`, or the agent was closed. Refused inside a
-  // callback, done or not. `answers`: of ProgressLoop::DriveUntil.
+  // Drives or parks until done(). False: `done` did not become true by `deadline`. Cancelled: the
+  // agent was closed. Inside a callback it is always refused, even if `done` is true already:
+  // otherwise the mistake would show only under load. `answers`: see ProgressLoop::DriveUntil.
   absl::StatusOr<bool> WaitFor(const void* key, absl::FunctionRef<bool()> done, Time deadline,
                                bool answers = false);
 
@@ -102,25 +106,28 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
 
   // Driven.
   bool Round(uint64_t readable, Time now, Leaving leaving) override;
-  bool Glance(Time now, Leaving leaving) override;
+  bool QuickRound(Time now, Leaving leaving) override;
   void Post() override;
   bool Arm() override;
   Time NextTimer() override;
 
-  // OtherWay.
-  Rider RiderTo(const Incarnation& initiator) override { return inbound_.RiderTo(initiator); }
-  void CarrierFromLost(const Incarnation& peer) override { inbound_.CarrierLost(peer); }
-  void CarrierToLost(const Incarnation& peer) override;
-  absl::Status OnCarriedFrom(const Incarnation& peer, uint64_t session,
-                             std::span<const std::byte> message) override {
-    return inbound_.OnCarried(peer, session, message);
+  // ReverseSession.
+  Piggyback PiggybackTo(const Incarnation& initiator) override {
+    return inbound_.PiggybackTo(initiator);
   }
-  absl::Status OnCarriedTo(const Incarnation& peer, uint64_t session,
-                           std::span<const std::byte> message) override;
+  void PiggybackLinkFromLost(const Incarnation& peer) override { inbound_.PiggybackLinkLost(peer); }
+  void PiggybackLinkToLost(const Incarnation& peer) override;
+  absl::Status OnPiggybackedFrom(const Incarnation& peer, uint64_t session,
+                                 std::span<const std::byte> message) override {
+    return inbound_.OnPiggybacked(peer, session, message);
+  }
+  absl::Status OnPiggybackedTo(const Incarnation& peer, uint64_t session,
+                               std::span<const std::byte> message) override;
 
  private:
   absl::Status Init();
   absl::Status MakeBackends();
+  void WarnOfUnusedSections() const;
   absl::Status CheckServesMetadata() const;
   absl::Status CheckSomeBackend() const;
   absl::Status CheckOptions(const TransferOptions& options) const;
@@ -140,9 +147,10 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   bool CancelBrokenGroups();
   absl::StatusOr<std::shared_ptr<const PeerView>> FindView(std::string_view peer) const;
   void PublishView(const Peer& peer);
-  // Runs `command` as the owner. FailedPrecondition: the agent was closed, or this process forked.
+  // Runs `command` on the driver. FailedPrecondition: the agent was closed, or this process was
+  // forked.
   absl::Status Call(absl::FunctionRef<void()> command);
-  // The same, with what the command says: a Status or a StatusOr.
+  // The same, and returns what the command returns: a Status or a StatusOr.
   template <typename Said>
   Said CallFor(absl::FunctionRef<Said()> command) {
     Said said = absl::UnknownError("");
@@ -151,14 +159,14 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   }
   static absl::Status ClosedError();
   absl::Status CheckNotDraining() const;
-  // What Drain waits for, for a person; empty: nothing.
+  // Text for people: what Drain still waits for. Empty: nothing.
   absl::StatusOr<std::string> LeftToDrain();
-  // Both add to `made` what they registered, also where they fail.
+  // Both append to `made` each region that they registered, also when they fail.
   absl::Status RegisterHost(std::span<const MemorySpan> spans, Access access,
                             std::vector<RegionId>& made);
   absl::Status RegisterCuda(const MemorySpan& span, Access access, std::vector<RegionId>& made);
   void OnDrained(uint64_t bytes);
-  // By the owner.
+  // The methods below are called by the driver only.
   AgentMetadata Describe() const;
   std::shared_ptr<const std::string> ServedMetadata();
   absl::Status Install(AgentMetadata metadata);
@@ -167,7 +175,7 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   bool DispatchAll(Leaving leaving);
   void TakeCopied();
   void PumpPeers(Time now);
-  // Those that are leaving, too. `act` must add and remove none.
+  // Includes the peers in leaving_. `act` must not add or remove a peer.
   void ForEachPeer(absl::FunctionRef<void(Peer&)> act);
   void FinishRound(Time now, Leaving leaving);
   bool MayHoldAcks();
@@ -181,34 +189,35 @@ class Engine : public Driven, public OtherWay, public std::enable_shared_from_th
   const internal::BackendMaker make_backend_;
   ForkGuard fork_guard_;
   std::string listen_address_;
-  std::vector<PathExplanation> unusable_;  // backends of the default list that are not usable here
-  std::atomic<bool> draining_{false};      // no new work, for good
+  std::vector<PathExplanation> unusable_;  // backends of the default list that this host cannot use
+  std::atomic<bool> draining_{false};      // once true, no new work is accepted, ever
   std::atomic<uint64_t> last_transfer_{0};
-  std::atomic<uint64_t> drained_{0};        // notifications, by the application
-  std::atomic<uint64_t> drained_bytes_{0};  // of their payloads
+  std::atomic<uint64_t> drained_{0};        // notifications that the application has taken
+  std::atomic<uint64_t> drained_bytes_{0};  // payload bytes of those
 
-  // By the owner.
-  std::array<Event, 64> events_;  // of one Poll
-  std::span<Event> undone_;       // of events_, those not yet handled
-  size_t undone_from_ = 0;        // the backend that they are of
-  size_t next_backend_ = 0;       // which is polled first
+  // The members down to acks_eager_ are used by the driver only.
+  std::array<Event, 64> events_;  // the events of one Poll
+  std::span<Event> undone_;       // the events in events_ that are not handled yet
+  size_t undone_from_ = 0;        // the backend that reported them
+  size_t next_backend_ = 0;       // the backend that the next round polls first
   std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
   std::string pumped_first_{};
-  std::vector<std::unique_ptr<Peer>> leaving_;  // removed or replaced, their connections closing
+  // Removed or replaced peers whose connections are closing.
+  std::vector<std::unique_ptr<Peer>> leaving_;
   Deregistrations deregistrations_{&runtime_, &inbound_};
   std::optional<InboundHub::Question> drain_question_;
-  // What was handed out last: encoded once for all who ask until something of it changes. Shared
-  // with those who are being told.
+  // The metadata as it was last served. It is encoded once for all peers that ask, until it
+  // changes. Shared with the connections that are sending it.
   struct Served {
     uint64_t revision = 0;
     std::vector<AgentMetadata::BackendAddress> backends{};
     std::shared_ptr<const std::string> bytes{};
   } served_;
   bool closed_ = false;
-  std::atomic<bool> staging_registered_{false};  // set by the owner
-  Time acks_held_{};         // since when acknowledgements are kept back; zero: none are
-  uint32_t acks_late_ = 0;   // so many times in a row nothing followed in time
-  uint32_t acks_eager_ = 0;  // so many times they are not kept back, for that
+  std::atomic<bool> staging_registered_{false};  // set by the driver
+  Time acks_held_{};         // since when acknowledgements are held back; zero: none are
+  uint32_t acks_late_ = 0;   // how often in a row the application did not answer in time
+  uint32_t acks_eager_ = 0;  // how many of the next acknowledgements are sent at once
 
   mutable std::mutex views_mu_;
   std::map<std::string, std::shared_ptr<const PeerView>, std::less<>> views_;

@@ -1,4 +1,4 @@
-// What the application asks of the engine: peers and transfers.
+// Engine: metadata, peers, and the posting and cancelling of transfers.
 #include <algorithm>
 #include <utility>
 
@@ -10,11 +10,12 @@
 namespace kvxfer {
 namespace {
 
-// Posted and not ended, to one peer.
+// How many transfers to one peer may be posted and not ended.
 constexpr uint32_t kMaxQueued = 1u << 16;
 
-// Of two incarnations of one name on one host, in two processes, the newer one has taken the older
-// one's place. An older agent of the same process may still be there, and land what it was sent.
+// Both identities belong to agents of one name. True: `newer` runs on the same host in another
+// process, so it has replaced `older`, which is dead. An older agent in the same process may still
+// be alive and receive what was sent to it.
 bool Replaces(const HostIdentity& newer, const HostIdentity& older) {
   const bool same_process = newer.pid_namespace == older.pid_namespace && newer.pid == older.pid &&
                             newer.start_time == older.start_time;
@@ -84,7 +85,7 @@ absl::Status Engine::Install(AgentMetadata metadata) {
   const std::string name = metadata.name;
   Peer* known = FindPeer(name);
   if (known != nullptr && known->metadata().incarnation == metadata.incarnation) {
-    // Older metadata that arrives late takes nothing away.
+    // Metadata may arrive out of order. An older version must not take regions away.
     if (metadata.last_region < known->metadata().last_region ||
         metadata.revision < known->metadata().revision) {
       return absl::OkStatus();
@@ -101,6 +102,8 @@ absl::Status Engine::Install(AgentMetadata metadata) {
     const auto why = absl::FailedPreconditionError(
         absl::StrCat("peer ", name, " restarted: its new metadata replaced incarnation ",
                      known->metadata().incarnation.ToString()));
+    // A dead process receives nothing more, so its quarantines end. Otherwise they last until they
+    // are proven quiet.
     if (Replaces(peer->metadata().host, known->metadata().host)) known->OnDeath(why);
     known->Close(TransferState::kFailed, why, runtime_.options.cancel_grace);
     leaving_.push_back(std::move(peers_.find(name)->second));
@@ -203,10 +206,11 @@ absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view pe
   return record;
 }
 
-// But for its blocks, and not posted.
+// A record that is complete except for its blocks, and not posted.
 absl::StatusOr<TransferPtr> Engine::NewRecord(TransferKind kind,
                                               const std::shared_ptr<const PeerView>& view,
                                               TransferOptions options) {
+  // Not exact: threads that post at the same time may exceed it by their number.
   if (view->queued->load(std::memory_order_relaxed) >= kMaxQueued) {
     return absl::ResourceExhaustedError(absl::StrCat(kMaxQueued, " transfers to peer ", view->name,
                                                      " are queued; wait for some to end"));
@@ -214,6 +218,7 @@ absl::StatusOr<TransferPtr> Engine::NewRecord(TransferKind kind,
   auto record = std::make_shared<internal::TransferRecord>();
   record->kind = kind;
   record->peer = view->name;
+  // Snapshots: the indices in `blocks` stay valid whatever is registered later.
   if (kind != TransferKind::kNotify) {
     record->local = runtime_.memory.table();
     record->remote = view->regions;
@@ -227,10 +232,12 @@ absl::StatusOr<TransferPtr> Engine::NewRecord(TransferKind kind,
   return record;
 }
 
-// By the owner: hands a posted transfer to its peer, or ends it where that has gone meanwhile.
+// On the driver: hands a posted transfer to its peer, or ends it if the peer was removed or
+// replaced after the planning.
 void Engine::Enlist(const TransferPtr& record) {
   Peer* found = FindPeer(record->peer);
-  // Posted while draining began, by another thread: ends here. Drain counts all that was earlier.
+  // A transfer that another thread posted while draining began ends here. Drain counts those that
+  // were enlisted earlier.
   const absl::Status draining = CheckNotDraining();
   if (draining.ok() && found != nullptr && found->metadata().incarnation == record->incarnation) {
     found->Submit(record);
@@ -258,14 +265,16 @@ void Engine::Cancel(const TransferPtr& record) {
   });
 }
 
-// Those of a peer that was removed or replaced are ending already.
+// Members to a peer that was removed or replaced are ending already.
 void Engine::CancelMembers(const internal::TransferRecord& whole, const absl::Status& why) {
   for (const auto& member : whole.group->members) {
     if (Peer* peer = FindPeer(member.peer)) peer->Cancel(member.id, why);
   }
 }
 
-// Not where a member fails: that is in the middle of its peer's work. False: there are none.
+// Cancels the other members of groups in which one member has failed. This does not happen at the
+// failure itself, because the member's peer is then in the middle of its own work. False: there
+// were none.
 bool Engine::CancelBrokenGroups() {
   if (runtime_.broken_groups.empty()) return false;
   const std::vector<TransferPtr> broken = std::exchange(runtime_.broken_groups, {});

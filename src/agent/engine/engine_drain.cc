@@ -1,4 +1,5 @@
-// The end of a worker that owes nobody anything: no new work, and what was promised is kept.
+// Engine::Drain, the orderly end of a worker: it accepts no new work and completes what it has
+// accepted.
 #include <algorithm>
 
 #include "src/agent/engine/engine.h"
@@ -7,7 +8,7 @@
 namespace kvxfer {
 namespace {
 
-// How often it is looked whether something is left.
+// How often Drain checks whether anything is left.
 constexpr Duration kLookAgain = std::chrono::milliseconds(2);
 
 }  // namespace
@@ -18,8 +19,9 @@ absl::Status Engine::CheckNotDraining() const {
       absl::StrCat("agent ", runtime_.options.name, " is being drained: it takes no new work"));
 }
 
-// Leases first, and by the owner: whatever was enlisted before draining began is counted by now.
-// A fetch under one is no transfer of this agent.
+// Counts leases first, and on the driver: CountKv runs as a command, so every transfer that was
+// enlisted before draining began is in `queued` afterwards. A peer's fetch under a lease is not a
+// transfer of this agent, so the lease stands for it.
 absl::StatusOr<std::string> Engine::LeftToDrain() {
   const auto counts = CountKv();
   if (!counts.ok()) return counts.status();
@@ -43,7 +45,8 @@ absl::Status Engine::Drain(Duration timeout) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
   if (auto status = RefuseInCallback("Drain"); !status.ok()) return status;
   const Time deadline = After(timeout);
-  // By the owner: what was accepted before is ahead of this in its queue, and is kept.
+  // On the driver: commands that were accepted earlier run before this one, and their transfers are
+  // kept.
   if (auto status = Call([this] { draining_.store(true); }); !status.ok()) return status;
   const auto late = [this](std::string_view left) {
     return absl::DeadlineExceededError(absl::StrCat("agent ", runtime_.options.name,
@@ -60,7 +63,7 @@ absl::Status Engine::Drain(Duration timeout) {
         &draining_, [] { return false; }, std::min(deadline, Now() + kLookAgain));
     if (!waited.ok()) return waited.status();
   }
-  // One question, however often it is called: what peers have begun by the first time.
+  // All calls share one question. It covers what peers had begun when the first call asked it.
   const auto question =
       CallFor<absl::StatusOr<InboundHub::Question>>([&]() -> absl::StatusOr<InboundHub::Question> {
         if (!drain_question_.has_value()) {
@@ -79,7 +82,7 @@ absl::Status Engine::Drain(Duration timeout) {
   absl::Status asked = Call([&] {
     over = quiet();
     if (over) {
-      (void)inbound_.IsQuiet(question->token);  // forgets it
+      (void)inbound_.IsQuiet(question->token);  // forgets the question
       drain_question_.reset();
     } else {
       pending = inbound_.Pending(question->token);

@@ -1,4 +1,4 @@
-// KV caches: what the application asks of the engine.
+// Engine: KV caches, the transfers between them, requests and leases.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -57,7 +57,7 @@ absl::StatusOr<const KvCacheInfo*> FindCache(const KvCacheTable& caches, std::st
                             : NoKvCache(whose, name);
 }
 
-// The layers that are asked for, of all that the model has.
+// The number of layers that are asked for, checked against the layers of the model.
 absl::StatusOr<uint32_t> CountLayers(const KvBlocks& blocks, const KvModel& model) {
   const uint32_t first = blocks.first_layer;
   const uint32_t left = first < model.layers ? model.layers - first : 0;
@@ -67,6 +67,8 @@ absl::StatusOr<uint32_t> CountLayers(const KvBlocks& blocks, const KvModel& mode
                                                  " on, and the model has ", model.layers));
 }
 
+// kAnyOrder: the target counts heads and layers until a request is complete, in whatever order its
+// parts arrive.
 TransferOptions OptionsOf(const KvOptions& options) {
   return {.notification = options.notification,
           .order = NotifyOrder::kAnyOrder,
@@ -94,7 +96,8 @@ KvPartFrame PartOf(const KvBlocks& blocks, const KvOptions& options, const KvSha
 
 internal::TransferRecord::Fetch FetchOf(const KvBlocks& blocks, const KvOptions& options,
                                         const KvLayout& own, const KvCacheInfo& source) {
-  // Whoever nobody reads from is told by one of the readers that its blocks are not needed.
+  // An owner that no rank reads from has one reader all the same: the rank that notifies it that
+  // its blocks are not needed (Unread).
   const uint32_t readers = std::max(KvReaders(own, source.layout), 1u);
   return {.lease = options.lease,
           .contents = options.lease_contents,
@@ -103,8 +106,8 @@ internal::TransferRecord::Fetch FetchOf(const KvBlocks& blocks, const KvOptions&
           .readers = options.lease_readers > 0 ? options.lease_readers : readers};
 }
 
-// Of the group, those from which no rank of this instance reads, where it is for this one to say
-// so.
+// The ranks in `group` from which no rank of this instance reads, if this rank is the one that
+// notifies them. That is the rank with tensor-parallel rank 0 and the first layer.
 std::vector<size_t> Unread(const KvLayout& own, std::span<const KvRank> group) {
   std::vector<size_t> unread;
   if (own.shard().tp_rank != 0 || own.shard().first_layer != 0) return unread;
@@ -116,11 +119,11 @@ std::vector<size_t> Unread(const KvLayout& own, std::span<const KvRank> group) {
 
 }  // namespace
 
-// The caches that take part in a transfer.
+// The KV caches on both sides of a transfer.
 struct Engine::KvParties {
   std::shared_ptr<const KvCacheTable> caches;  // of this agent
   const KvCacheInfo* own = nullptr;
-  // Of each rank of the group.
+  // One entry for each rank in the group.
   std::vector<std::shared_ptr<const PeerView>> views{};
   std::vector<const KvCacheInfo*> theirs{};
   std::vector<KvRank> ranks{};
@@ -145,7 +148,7 @@ absl::StatusOr<Engine::KvParties> Engine::FindParties(std::span<const std::strin
   return parties;
 }
 
-// What of the whole goes between this worker and one rank.
+// The member transfer that moves one rank's share of the blocks.
 absl::StatusOr<TransferPtr> Engine::NewMember(TransferKind kind, const KvParties& parties,
                                               const KvShare& share, const KvBlocks& blocks,
                                               const KvOptions& options) {
@@ -171,7 +174,8 @@ absl::StatusOr<TransferPtr> Engine::NewMember(TransferKind kind, const KvParties
   record.blocks = *std::move(list);
   if (!options.request.empty()) {
     record.notice = Notice::kKvPart;
-    // Two requests with one hash would be sent one after the other, and nothing else.
+    // A hash collision between two requests costs only parallelism: their transfers to one peer are
+    // sent one after the other.
     record.stream = HashRequest(blocks.cache, options.request);
     record.options.notification =
         Encode(PartOf(blocks, options, share, parties.theirs[share.rank]->id));
@@ -220,7 +224,7 @@ absl::StatusOr<TransferPtr> Engine::StartBlocks(TransferKind kind,
   return StartGroup(kind, std::move(members), options);
 }
 
-// Posts them as one transfer.
+// Posts the members as one transfer.
 absl::StatusOr<TransferPtr> Engine::StartGroup(TransferKind kind, std::vector<TransferPtr> members,
                                                const KvOptions& options) {
   auto whole = std::make_shared<internal::TransferRecord>();
@@ -235,10 +239,12 @@ absl::StatusOr<TransferPtr> Engine::StartGroup(TransferKind kind, std::vector<Tr
   }
   whole->kind = kind;
   whole->options = OptionsOf(options);
+  // Makes Transfer::delivery report kPending until the end.
   if (!options.request.empty()) whole->options.notification.emplace();
   whole->engine = weak_from_this();
   whole->id = ++last_transfer_;
   whole->group = std::make_unique<internal::TransferGroup>(std::move(names));
+  // No rank of the group holds any of these blocks, so nothing moves.
   if (members.empty()) {
     runtime_.Publish(whole, {.state = TransferState::kDone});
     return whole;
@@ -280,7 +286,7 @@ absl::Status Engine::WaitLayers(std::string_view cache, std::string_view request
                watched.given_up.load(std::memory_order_acquire);
       },
       deadline);
-  // Of an agent that was closed meanwhile there is no watch to end.
+  // If the agent was closed meanwhile, the watch is gone with it.
   (void)Call([&] { runtime_.kv.EndWatch(cache, request, &watched); });
   if (!waited.ok()) return waited.status();
   const uint32_t ready = watched.ready.load(std::memory_order_acquire);

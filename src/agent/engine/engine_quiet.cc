@@ -1,4 +1,4 @@
-// Registered memory, and when it is quiet: registration, deregistration, Quiesce.
+// Engine: registering and deregistering memory, and Quiesce.
 #include <algorithm>
 #include <utility>
 
@@ -9,12 +9,13 @@
 namespace kvxfer {
 namespace {
 
-// In one turn of the driver, so that transfers go on in between.
+// How many regions one command handles. The driver makes progress on transfers between two
+// commands.
 constexpr size_t kAtOnce = Deregistrations::kAtOnce;
 
 bool IsHost(const MemorySpan& span) { return span.kind != MemoryKind::kCuda; }
 
-// What can be seen to be wrong before anything is registered.
+// Refuses spans that are wrong by themselves before anything is registered.
 absl::Status CheckSpans(std::span<const MemorySpan> spans) {
   for (const MemorySpan& span : spans) {
     absl::Status status = MemoryRegistry::CheckSpan(span);
@@ -26,8 +27,8 @@ absl::Status CheckSpans(std::span<const MemorySpan> spans) {
 
 }  // namespace
 
-// All or none: peers and transfers see the regions once all of them are there, so that until then
-// nobody has to be asked before they are taken back.
+// Registers all of `spans` or none. Peers and transfers see the regions only once all of them
+// exist, so a failed call can take them back without asking a peer.
 absl::StatusOr<std::vector<RegionId>> Engine::RegisterMemory(std::span<const MemorySpan> spans,
                                                              Access access) {
   if (auto status = fork_guard_.Check(); !status.ok()) return status;
@@ -38,11 +39,13 @@ absl::StatusOr<std::vector<RegionId>> Engine::RegisterMemory(std::span<const Mem
   absl::Status status;
   while (status.ok() && made.size() < spans.size()) {
     const auto left = spans.subspan(made.size());
+    // The host spans up to the next GPU span; a GPU span is registered alone.
     const auto end = std::ranges::find_if_not(left.first(std::min(left.size(), kAtOnce)), IsHost);
     const auto some = left.first(static_cast<size_t>(end - left.begin()));
     status =
         some.empty() ? RegisterCuda(left.front(), access, made) : RegisterHost(some, access, made);
   }
+  // Publishes the regions, or takes back those of a call that failed.
   for (size_t at = 0; at < made.size(); at += kAtOnce) {
     const auto some = std::span(made).subspan(at, std::min(made.size() - at, kAtOnce));
     const auto called = Call([&] {
@@ -64,7 +67,8 @@ absl::StatusOr<std::vector<RegionId>> Engine::RegisterMemory(std::span<const Mem
 
 absl::Status Engine::RegisterHost(std::span<const MemorySpan> spans, Access access,
                                   std::vector<RegionId>& made) {
-  // What takes long is done here, for transfers go on meanwhile.
+  // Prepare pins pages, which may take long. It runs on this thread so that the driver goes on with
+  // transfers.
   std::vector<MemoryRegistry::Ahead> ahead;
   for (const MemorySpan& span : spans) {
     ahead.push_back(MemoryRegistry::Prepare(span, access, runtime_.backends));
@@ -79,8 +83,8 @@ absl::Status Engine::RegisterHost(std::span<const MemorySpan> spans, Access acce
   });
 }
 
-// The staging memory is registered before the first region that may need it: whoever knows that one
-// knows this one too.
+// The staging memory is registered before the first region that may need it. So a peer that knows
+// such a region also knows the staging memory.
 absl::Status Engine::RegisterCuda(const MemorySpan& span, Access access,
                                   std::vector<RegionId>& made) {
   auto device = cuda::Examine(span);
@@ -91,6 +95,7 @@ absl::Status Engine::RegisterCuda(const MemorySpan& span, Access access,
   MemoryRegistry::Staging staging{.possible = runtime_.staging.Open(span.device_id)};
   const MemorySpan slots = runtime_.staging.span();
   MemoryRegistry::Ahead slots_ahead;
+  // Checked again in the command, because two threads may register at the same time.
   if (staging.possible.ok() && !staging_registered_) {
     slots_ahead = MemoryRegistry::Prepare(slots, Access::kReadWrite, runtime_.backends);
   }
@@ -128,7 +133,8 @@ absl::Status Engine::DeregisterMemory(std::span<const RegionId> regions, Duratio
   if (*waited) return absl::OkStatus();
   std::string pending;
   std::vector<RegionId> stay;
-  // What is free and waits for its turn is forgotten first: it is not in use.
+  // Regions that are free and only wait for their turn in Advance are not in use: let it forget
+  // them before the rest is reported.
   for (bool more = true; more;) {
     const absl::Status status = Call([&] {
       deregistrations_.Advance();

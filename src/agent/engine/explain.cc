@@ -7,7 +7,7 @@
 namespace kvxfer {
 namespace {
 
-// Of rails that have no name and never failed there is nothing to tell.
+// A rail that has no name and never failed has nothing to report.
 void AppendRail(std::string& out, size_t index, const RailExplanation& rail) {
   if (rail.name.empty() && rail.why.empty()) return;
   absl::StrAppend(&out, "    rail ", index, rail.name.empty() ? "" : " ", rail.name);

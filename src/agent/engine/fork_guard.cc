@@ -14,6 +14,7 @@ ForkGuard::ForkGuard() {
     munmap(page, kPage);
     return;
   }
+  // The kernel replaces the page by zeroes in a child of fork.
   page_ = static_cast<volatile uint64_t*>(page);
   *page_ = 1;
 }

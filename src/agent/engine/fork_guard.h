@@ -1,7 +1,7 @@
-// Tells a forked child that what it sees belongs to its parent: a page that the kernel wipes in
-// children (MADV_WIPEONFORK). Costs one load to ask.
+// Tells whether the process is a forked child that sees its parent's agent. It uses a page that the
+// kernel zeroes in children (MADV_WIPEONFORK). A check costs one load.
 //
-// Thread-safety: ask from any thread.
+// Thread-safety: any thread.
 
 #ifndef KVXFER_AGENT_ENGINE_FORK_GUARD_H_
 #define KVXFER_AGENT_ENGINE_FORK_GUARD_H_
@@ -23,7 +23,7 @@ class ForkGuard {
   absl::Status Check() const;
 
  private:
-  volatile uint64_t* page_ = nullptr;  // null where the kernel has no MADV_WIPEONFORK
+  volatile uint64_t* page_ = nullptr;  // null if the kernel has no MADV_WIPEONFORK (Linux < 4.14)
 };
 
 }  // namespace kvxfer

@@ -29,6 +29,8 @@ absl::Status MemoryRegistry::CheckSpan(const MemorySpan& span) {
 
 MemoryRegistry::Ahead MemoryRegistry::Prepare(const MemorySpan& span, Access access,
                                               const Backends& backends) {
+  // One entry for each backend, also for those that do not take the memory: Register uses the same
+  // index.
   Ahead ahead;
   for (const auto& backend : backends) {
     ahead.push_back(nullptr);
@@ -37,7 +39,8 @@ MemoryRegistry::Ahead MemoryRegistry::Prepare(const MemorySpan& span, Access acc
   return ahead;
 }
 
-// A KV cache is tens of regions, and what is true of one is true of the next.
+// A KV cache is tens of regions that are refused for the same reason, so only the first refusal of
+// GPU memory is a warning. Host memory that is refused is always one.
 void MemoryRegistry::TellNotTaken(const Backend& backend, MemoryKind kind,
                                   const absl::Status& why) {
   if (kind == MemoryKind::kHost) {
@@ -81,7 +84,7 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
       if (failed.ok()) {
         any = true;
       } else {
-        // Some backends name themselves.
+        // Some backends begin the message with their name.
         const bool named = absl::StartsWith(failed.message(), ToAbsl(backend.name()));
         why = named ? std::move(failed) : Annotate(failed, backend.name());
         TellNotTaken(backend, span.kind, why);
@@ -89,7 +92,9 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
     }
     entry.holds.push_back(std::move(hold));
   }
+  // It points into `ahead`, which ends with this call.
   entry.region.prepared = nullptr;
+  // No backend takes it, but it can be staged: the region is valid without any registration.
   if (!any && span.kind == MemoryKind::kCuda) {
     if (!staging.possible.ok()) {
       return absl::Status(
@@ -103,6 +108,7 @@ absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access
   ++live_;
   const RegionId id = entry.region.id;
   const uint32_t rkey = entry.region.rkey;
+  // The addresses of a std::map's entries are stable.
   const Entry& added = entries_.emplace(id, std::move(entry)).first->second;
   rkeys_.emplace(rkey, &added);
   if (added.slots) slots_ = &added;
@@ -151,6 +157,7 @@ void MemoryRegistry::Remove(RegionId id) {
 }
 
 absl::Status MemoryRegistry::Use(const RegionTable& table, std::span<const uint32_t> regions) {
+  // All are checked before any is counted.
   for (uint32_t index : regions) {
     const RegionId id = table.regions()[index].id;
     const auto it = entries_.find(id);
@@ -193,7 +200,8 @@ const StagedMemory* MemoryRegistry::FindStaged(RegionId id) const {
 const StagedMemory* MemoryRegistry::FindGranted(uint32_t rkey, uint64_t address, uint64_t bytes,
                                                 Access wanted) const {
   const auto it = rkeys_.find(rkey);
-  // Not the staging memory itself: copies within it could overlap.
+  // Peers are never granted the staging memory itself: a staged copy between its buffers could
+  // overlap.
   if (it == rkeys_.end() || it->second->state != State::kOpen || it->second->slots) return nullptr;
   const LocalRegion& region = it->second->region;
   const RegionView view{.base = reinterpret_cast<uintptr_t>(region.span.data),
@@ -263,6 +271,8 @@ std::shared_ptr<const RegionTable> MemoryRegistry::table() const {
   return table_;
 }
 
+// Random, so that an rkey of an earlier incarnation does not fit by accident. FindGranted looks
+// regions up by rkey alone, so it is unique.
 uint32_t MemoryRegistry::NewRkey() const {
   for (;;) {
     const uint32_t rkey = RandomNonZero32();

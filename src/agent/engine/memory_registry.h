@@ -1,6 +1,7 @@
-// The agent's registered regions and each backend's hold on them.
+// The agent's registered regions, and the registration of each region with each backend.
 //
-// Thread-safety: table() and Prepare() from any thread; everything else by the owner of the engine.
+// Thread-safety: table(), CheckSpan and Prepare from any thread; everything else by the driver
+// only.
 
 #ifndef KVXFER_AGENT_ENGINE_MEMORY_REGISTRY_H_
 #define KVXFER_AGENT_ENGINE_MEMORY_REGISTRY_H_
@@ -22,7 +23,8 @@
 
 namespace kvxfer {
 
-// A local region as staging sees it (staging.h), in place of a backend's registration.
+// A local region as staging knows it (staging.h). It takes the place of a backend's registration in
+// a Run.
 struct StagedMemory final : Registration {
   StagedMemory(RegionId region, const MemorySpan& span)
       : id(region), device(span.kind == MemoryKind::kCuda ? span.device_id : -1) {}
@@ -34,66 +36,70 @@ class MemoryRegistry {
  public:
   using Backends = std::vector<std::unique_ptr<Backend>>;
 
-  // What each backend did ahead, or said why not.
+  // For each backend, what it prepared, or why it could not.
   using Ahead = std::vector<absl::StatusOr<std::unique_ptr<Prepared>>>;
-  // InvalidArgument: no memory that could be registered. From any thread, as the next.
+  // InvalidArgument: `span` cannot be memory to register. This and Prepare may be called from any
+  // thread.
   static absl::Status CheckSpan(const MemorySpan& span);
   static Ahead Prepare(const MemorySpan& span, Access access, const Backends& backends);
-  // How memory of a kind that not every backend takes is reached all the same.
+  // How a region is reached over the backends that do not take its kind of memory.
   struct Staging {
-    absl::Status possible{};  // or why not
-    bool slots = false;       // this is the staging memory itself: nothing of the application
+    absl::Status possible{};  // OK, or why staging is not possible
+    bool slots = false;  // the region is the staging memory itself, not the application's memory
   };
-  // Registers with every backend that takes this kind of memory; fails when none does and it cannot
-  // be staged either. The region is hidden until Publish: no transfer uses it and metadata do not
-  // name it.
+  // Registers with every backend that takes this kind of memory. Fails if none of them does and the
+  // memory cannot be staged either. The region is hidden until Publish: no transfer uses it and
+  // metadata does not list it.
   absl::StatusOr<RegionId> Register(const MemorySpan& span, Access access, const Backends& backends,
                                     const Ahead& ahead, const Staging& staging);
-  // Hidden regions are open from now on.
+  // Opens hidden regions.
   void Publish(std::span<const RegionId> regions);
-  // The staging memory is there, and `backend` has taken it.
+  // True: the staging memory is registered with `backend`.
   bool StagesOver(size_t backend) const {
     return slots_ != nullptr && slots_->holds[backend] != nullptr;
   }
-  // Why a backend that takes GPU memory did not take some of it; OK: it took all.
+  // Why a backend that takes GPU memory refused some of it. OK: it took all of it.
   absl::Status WhyNotTaken(std::string_view backend) const {
     const auto it = told_.find(std::string(backend));
     return it == told_.end() ? absl::OkStatus() : it->second;
   }
-  // NotFound: no region of the application's that is open.
+  // NotFound: the application has no open region of this id.
   absl::Status CheckOpen(RegionId id) const;
-  // From now on no new transfer uses it and new metadata does not name it. As CheckOpen.
+  // From now on no new transfer uses the region and new metadata does not list it. Errors as
+  // CheckOpen.
   absl::Status Close(RegionId id);
-  // Forgets a closed region, or a hidden one.
+  // Forgets a closed or a hidden region.
   void Remove(RegionId id);
 
-  // Counts a transfer that uses `regions` of `table`; FailedPrecondition when one is closed.
+  // Counts a transfer as a user of `regions` of `table`. FailedPrecondition if one of them is
+  // closed.
   absl::Status Use(const RegionTable& table, std::span<const uint32_t> regions);
-  // The same for a part of a transfer that uses them already.
+  // The same for an op of a transfer that already counts as a user; it cannot fail.
   void UseAgain(const RegionTable& table, std::span<const uint32_t> regions);
   void Unuse(const RegionTable& table, std::span<const uint32_t> regions);
   bool InUse(RegionId id) const;
-  // Closed regions that no transfer uses any more, since the last call.
+  // Closed regions whose last transfer has ended since the last call.
   std::vector<RegionId> TakeReleased() { return std::exchange(released_, {}); }
 
-  // Null: this backend has no hold on it.
+  // Null: the region is not registered with this backend.
   const Registration* Find(RegionId id, size_t backend) const;
   const StagedMemory* FindStaged(RegionId id) const;
-  // An open region that grants `wanted` for all of [address, address + bytes) by that rkey; null:
-  // none does.
+  // The open region with `rkey`, if it contains [address, address + bytes) and grants `wanted`;
+  // null otherwise.
   const StagedMemory* FindGranted(uint32_t rkey, uint64_t address, uint64_t bytes,
                                   Access wanted) const;
 
   std::vector<AgentMetadata::Region> Describe(const Backends& backends) const;
   uint32_t last_region() const { return last_region_; }
-  // How many live: those that are open, and the hidden ones, which peers may come to know.
+  // How many regions are live: open, or hidden. Hidden ones count because peers may come to know
+  // them.
   size_t live() const { return live_; }
   std::vector<uint32_t> LiveRegions() const;
-  // Which of `first` to `last` live, as far as `most` runs tell of them: of the frame `first`,
-  // `last` and `live` are set, and its `last` may be an earlier one.
+  // Which regions from `first` to `last` are live, in at most `most` runs. Sets `first`, `last` and
+  // `live` of the frame; its `last` is smaller than the argument if the runs did not suffice.
   RegionsFrame Page(uint32_t first, uint32_t last, size_t most) const;
 
-  // Open regions as planning sees them.
+  // The open regions, for planning.
   std::shared_ptr<const RegionTable> table() const;
 
  private:
@@ -104,22 +110,23 @@ class MemoryRegistry {
     bool slots = false;
     State state = State::kHidden;
     uint32_t uses = 0;
-    std::vector<std::unique_ptr<Registration>> holds;  // by backend
+    std::vector<std::unique_ptr<Registration>> holds;  // index: the backend
   };
   uint32_t NewRkey() const;
   void TellNotTaken(const Backend& backend, MemoryKind kind, const absl::Status& why);
 
   std::map<RegionId, Entry> entries_;
-  std::unordered_map<uint32_t, const Entry*> rkeys_;  // of entries_
-  const Entry* slots_ = nullptr;                      // the staging memory's
-  std::map<std::string, absl::Status> told_;  // why a backend did not take GPU memory, first
+  std::unordered_map<uint32_t, const Entry*> rkeys_;  // points into entries_
+  const Entry* slots_ = nullptr;                      // the entry of the staging memory
+  // The first reason why each backend refused GPU memory.
+  std::map<std::string, absl::Status> told_;
   uint32_t last_region_ = 0;
-  size_t live_ = 0;  // of entries_
+  size_t live_ = 0;  // how many of entries_ are live
   std::vector<RegionId> released_;
   mutable std::mutex mu_;
   std::map<RegionId, RegionView> open_;
-  // Of open_; null: made when it is asked for, so that many registrations in a row cost no more
-  // each than the first.
+  // Made from open_ when it is asked for; null: not made since the last change. So each of many
+  // registrations in a row costs the same as the first.
   mutable std::shared_ptr<const RegionTable> table_;
 };
 

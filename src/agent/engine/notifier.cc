@@ -28,6 +28,8 @@ int Notifier::fd() {
 
 void Notifier::Signal() const {
   if (!fd_wanted_) return;
+  // A write that fails with EAGAIN left the counter full, so the descriptor is readable all the
+  // same.
   const uint64_t one = 1;
   [[maybe_unused]] ssize_t n = write(fd_, &one, sizeof(one));
 }
@@ -46,6 +48,7 @@ void Notifier::Push(Notification notification, Credit credit) {
     return;
   }
   queue_.push_back(std::move(item));
+  // empty() reads the count without the lock.
   count_.store(queue_.size(), std::memory_order_release);
   if (queue_.size() == 1) Signal();
 }
@@ -60,6 +63,8 @@ std::optional<Notification> Notifier::Pop() {
     count_.store(queue_.size(), std::memory_order_release);
     if (queue_.empty()) Unsignal();
   }
+  // Without the lock: the credit may need a round, which on_drained_ starts on this thread and
+  // which may call Push.
   Drained(*item);
   return std::move(item->notification);
 }
@@ -71,6 +76,7 @@ void Notifier::Drained(const Item& item) {
 
 void Notifier::Dispatch(Item item) {
   ++dispatched_;
+  // Keeps the callback that was set when the notification arrived.
   dispatcher_->Run([this, callback = callback_, item = std::move(item)]() mutable {
     --dispatched_;
     Drained(item);

@@ -1,5 +1,6 @@
-// Notifications on their way from the engine to the application: the queue, the eventfd, the
-// callback, and the account that gives credit back to initiators as the application drains.
+// Passes notifications from the engine to the application: the queue, the eventfd, the
+// callback, and the accounts that return credit to initiators as the application takes
+// notifications.
 //
 // Thread-safety: all methods from any thread.
 
@@ -20,25 +21,27 @@
 
 namespace kvxfer {
 
-// Drained payload bytes that are held back before credit for them goes back: a quarter of what an
-// initiator may have undrained, but never so much that the largest payload could not follow.
+// How many payload bytes the application takes before their credit is returned: a quarter of what
+// one initiator may have outstanding, but at most so much that the largest payload still fits.
 inline uint64_t CreditByteStep(uint64_t max_notification_bytes) {
   return std::min(max_notification_bytes / 4, (max_notification_bytes - kMaxNotificationBytes) / 2);
 }
 
-// What one inbound session's notifications have given back so far; shared by the session and the
-// notifications that are still queued, whichever ends last.
+// The credit that one inbound session's notifications have returned so far. The session and the
+// queued notifications share it, because either may outlive the other.
 struct CreditAccount {
-  std::atomic<uint64_t> notifications{0};  // drained by the application
+  std::atomic<uint64_t> notifications{0};  // taken by the application
   std::atomic<uint64_t> bytes{0};
 };
 
-// What draining one notification gives back.
+// The credit that is returned when the application takes one notification.
 struct Credit {
   std::shared_ptr<CreditAccount> account;
   uint64_t bytes = 0;
 
   void GiveBack() const {
+    // The release pairs with the acquire of the session's read of `notifications`: a session that
+    // counts this notification also counts its bytes.
     account->bytes.fetch_add(bytes, std::memory_order_relaxed);
     account->notifications.fetch_add(1, std::memory_order_release);
   }
@@ -50,19 +53,21 @@ class Notifier {
   ~Notifier();
 
   absl::Status Open();  // makes the eventfd
-  // From the first call on it is readable while a notification is queued; who never asks for it
-  // saves two system calls a notification.
+  // The descriptor is readable while a notification is queued, from the first call of fd() on. An
+  // application that never calls it saves two system calls per notification.
   int fd();
 
-  // Runs after an application drained one, on its thread; with the bytes of its credit.
+  // `f` runs each time the application has taken a notification, on the application's thread, with
+  // that notification's credit in bytes.
   void set_on_drained(std::function<void(uint64_t)> f) { on_drained_ = std::move(f); }
 
   void Push(Notification notification, Credit credit);
   std::optional<Notification> Pop();
   bool empty() const { return count_.load(std::memory_order_acquire) == 0; }
-  // What the application has not taken, with what waits for its callback.
+  // How many notifications the application has not taken, including those that wait for its
+  // callback.
   size_t undrained() const { return count_ + dispatched_; }
-  // Queued ones go to the callback too. Empty: back to Pop.
+  // Notifications that are queued already go to the callback too. An empty callback: back to Pop.
   void SetCallback(std::function<void(Notification)> callback);
 
  private:

@@ -1,6 +1,7 @@
-// Operations handed to backends and not yet completed, by the id that comes back.
+// Ops that were posted to backends and have not completed, indexed by the id that the completion
+// returns.
 //
-// Thread-safety: none; owned by the engine. Run lists are reused, so that steady state allocates
+// Thread-safety: none; only the driver uses it. Run lists are reused, so steady state allocates
 // nothing.
 
 #ifndef KVXFER_AGENT_ENGINE_OP_TABLE_H_
@@ -21,17 +22,17 @@ struct Outbound;
 class OpTable {
  public:
   struct Entry {
-    Outbound* owner = nullptr;  // null: free
+    Outbound* owner = nullptr;  // null: the entry is free
     uint64_t bytes = 0;
     uint32_t rail = 0;
-    uint32_t slice = 0;           // of the transfer; kNoSlice: an empty write
-    bool sole = false;            // Op::sole: its bytes may take another way than its rail's
-    uint32_t uses = 0;            // tells a stale id from a live one
-    std::span<const Run> runs{};  // at the front of `room`
-    std::vector<Run> room{};
+    uint32_t slice = 0;           // index in the transfer; kNoSlice: an empty write
+    bool sole = false;            // Op::sole: its bytes may bypass its rail
+    uint32_t uses = 0;            // distinguishes a stale id from a live one
+    std::span<const Run> runs{};  // the used part of `room`
+    std::vector<Run> space{};
   };
 
-  // A free entry for `owner`, without runs. Its address is stable until Release.
+  // A free entry for `owner`, without runs. Its address stays valid until Release.
   uint64_t Acquire(Outbound* owner) {
     if (free_.empty()) {
       free_.push_back(static_cast<uint32_t>(entries_.size()));
@@ -49,7 +50,7 @@ class OpTable {
     return (uint64_t{entry.uses} << 32) | index;
   }
 
-  // Null: no such op in flight.
+  // Null: no such op is in flight.
   Entry* Find(uint64_t id) {
     const auto index = static_cast<uint32_t>(id);
     if (index >= entries_.size()) return nullptr;

@@ -6,6 +6,8 @@
 
 namespace kvxfer {
 namespace {
+// Bounds the memory: beyond kMaxEvents the oldest event is dropped; beyond kMaxEntries the peers
+// without a connection are forgotten.
 constexpr size_t kMaxEvents = 1024;
 constexpr size_t kMaxEntries = 16 * 1024;
 }  // namespace
@@ -56,7 +58,7 @@ void Presence::Forget(const std::string& peer, const Incarnation& incarnation) {
 
 void Presence::Tell(const Key& key, PeerEventKind kind, const absl::Status& why) {
   const bool trouble = kind == PeerEventKind::kSuspect || kind == PeerEventKind::kLost;
-  // This side closed it, or the other one did and said so.
+  // This side closed the connection, or the peer did and said so: not worth a warning.
   const bool wanted = absl::IsCancelled(why) || absl::EndsWith(why.message(), kAgentClosed) ||
                       absl::EndsWith(why.message(), kPeerRemoved);
   Log(trouble && !wanted ? LogLevel::kWarning : LogLevel::kInfo, "peer {} {}{}{}", key.first,

@@ -1,7 +1,7 @@
-// Which peers are there, over all connections of both directions, and the queue of peer events.
+// Which peers are reachable, over all connections in both directions, and the queue of peer events.
 //
-// Thread-safety: the Link… and Suspect/Heard methods from the engine only; the rest from any
-// thread.
+// Thread-safety: LinkUp, LinkDown, Suspect, Heard and Forget by the driver only; Pop and
+// SetCallback from any thread.
 
 #ifndef KVXFER_AGENT_ENGINE_PRESENCE_H_
 #define KVXFER_AGENT_ENGINE_PRESENCE_H_
@@ -20,10 +20,10 @@
 
 namespace kvxfer {
 
-// Why transfers and connections of an agent end that is destroyed. Its peers are told in these
-// words, and know by them that nothing is wrong.
+// The reason with which transfers and connections end when the application destroys the agent. The
+// text goes to the peers, which recognise by it that nothing failed.
 inline constexpr char kAgentClosed[] = "the agent was closed";
-// Likewise, where an application removes one peer.
+// The same when the application removes a peer.
 inline constexpr char kPeerRemoved[] = "the peer was removed";
 
 class Presence {
@@ -34,7 +34,7 @@ class Presence {
   void LinkDown(const std::string& peer, const Incarnation& incarnation, const absl::Status& why);
   void Suspect(const std::string& peer, const Incarnation& incarnation, const absl::Status& why);
   void Heard(const std::string& peer, const Incarnation& incarnation);
-  // Nothing is kept for it any more.
+  // Drops the state of a peer that has no connection.
   void Forget(const std::string& peer, const Incarnation& incarnation);
 
   std::optional<PeerEvent> Pop();
@@ -52,8 +52,8 @@ class Presence {
 
   Dispatcher* const dispatcher_;
   std::map<Key, Entry> entries_;
-  uint32_t suspects_ = 0;  // of entries_, so that a sign of life is looked up only if that matters
-  std::mutex mu_;          // guards the two below
+  uint32_t suspects_ = 0;  // entries in kSuspect; while it is 0, Heard needs no look-up
+  std::mutex mu_;          // guards events_ and callback_
   std::deque<PeerEvent> events_;
   std::shared_ptr<std::function<void(const PeerEvent&)>> callback_;
 };

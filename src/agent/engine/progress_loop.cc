@@ -20,20 +20,24 @@
 namespace kvxfer {
 namespace {
 
+// The default of AgentOptions::spin. With fewer than kSpinCpus CPUs, a spinning thread would take
+// the CPU from the thread that it waits for.
 constexpr Duration kDefaultSpin = std::chrono::microseconds(20);
 constexpr int kSpinCpus = 4;
-// Of the rounds of those who drive, each so many look at the descriptors: rings and completion
-// queues show themselves in memory, and a look costs as much as several rounds that find nothing.
-// Seldom, where what came lately did not come that way; but within a while at the latest, a longer
-// one where waking looks anyway.
+// A driver that does not sleep looks at the descriptors in some of its rounds only: rings and
+// completion queues show new events in memory, and one look costs as much as several rounds that
+// find nothing. It looks in every kLookOften-th round while a look last found an event, and less
+// and less often, down to every kLookSeldom-th round, while events came without one. At the latest
+// it looks after kLookWithin when it spins, or after kLookAwake when it does not spin: going to
+// sleep looks anyway.
 constexpr uint32_t kLookOften = 4;
 constexpr uint32_t kLookSeldom = 256;
 constexpr Duration kLookWithin = std::chrono::microseconds(20);
 constexpr Duration kLookAwake = std::chrono::milliseconds(1);
-// The clock costs as much as a round that finds nothing.
+// Reading the clock costs as much as a round that finds nothing, so not every such round reads it.
 constexpr uint32_t kClockEvery = 8;
 
-// How events of epoll name the loop's own descriptor.
+// What epoll events of the loop's own eventfd carry in place of a backend's index.
 constexpr uint32_t kOwnEvent = ProgressLoop::kMaxFds;
 constexpr uint64_t kOwnBit = uint64_t{1} << kOwnEvent;
 
@@ -43,8 +47,8 @@ uint64_t Readable(std::span<const epoll_event> events) {
   return readable;
 }
 
-// epoll_wait until then, or for a minute; in whole milliseconds, rounded up, so that a timer is due
-// when it returns, where the kernel has nothing finer (epoll_pwait2: Linux 5.11).
+// Sleeps in epoll until `until`, at most a minute. Linux before 5.11 has no epoll_pwait2: there the
+// time is rounded up to whole milliseconds, so that a timer is due when this returns.
 int EpollUntil(int epoll_fd, std::span<epoll_event> events, Time until) {
   static std::atomic<bool> fine{true};
   const Time now = Now();
@@ -56,7 +60,7 @@ int EpollUntil(int epoll_fd, std::span<epoll_event> events, Time until) {
     const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
     const timespec timeout{.tv_sec = seconds.count(), .tv_nsec = Duration(left - seconds).count()};
     const auto n = syscall(SYS_epoll_pwait2, epoll_fd, events.data(), size, &timeout, nullptr, 0);
-    // EPERM: containers whose filter is older than the call.
+    // ENOSYS: an old kernel. EPERM: a container whose seccomp filter is older than the call.
     if (n >= 0 || (errno != ENOSYS && errno != EPERM)) return static_cast<int>(n);
     fine.store(false, std::memory_order_relaxed);
   }
@@ -104,13 +108,15 @@ void ProgressLoop::Stop() {
     Kick();
     standby_.Fire();
     for (Driver* driver : drivers_) driver->cv.notify_all();
-    empty_cv_.wait(lock, [this] { return drivers_.empty() && (seat_.empty() || !driven_); });
+    // Waits until no thread is inside. Without Start nobody ever drove.
+    empty_cv_.wait(lock, [this] { return drivers_.empty() && (drive_state_.empty() || !driven_); });
   }
   if (background_.joinable()) background_.join();
   RunLastCommands();
 }
 
-// Whoever was told that a command is taken relies on it, also where everybody left before its turn.
+// A caller whose command was accepted relies on it, even if every thread left before the command's
+// turn.
 void ProgressLoop::RunLastCommands() {
   {
     std::lock_guard lock(mu_);
@@ -119,6 +125,8 @@ void ProgressLoop::RunLastCommands() {
   RunCommands();
 }
 
+// Relaxed: Submit sets the flag under mu_ too. A driver that reads it late still finds `pending_`
+// in drive_state_ before it sleeps or leaves.
 void ProgressLoop::TakeCommands() {
   running_.swap(commands_);
   commanded_.store(false, std::memory_order_relaxed);
@@ -141,22 +149,23 @@ bool ProgressLoop::RunCommands() {
 
 void ProgressLoop::Kick() {
   const uint64_t one = 1;
-  // EAGAIN means that the counter is full: the sleeper wakes all the same.
+  // EAGAIN: the counter is full, so the sleeper wakes anyway.
   [[maybe_unused]] ssize_t n = write(event_fd_, &one, sizeof(one));
 }
 
-void ProgressLoop::Follow(const SeatState::Step& step) {
+void ProgressLoop::Follow(const DriveState::Step& step) {
   if (step.kick) Kick();
   if (step.returned) returned_cv_.notify_all();
   if (step.unpark != 0) {
     Driver& driver = **std::ranges::find(drivers_, step.unpark, &Driver::id);
-    driver.seated = true;
+    driver.driving = true;
     driver.cv.notify_all();
   }
-  if (stopping_ && seat_.empty()) empty_cv_.notify_all();
+  if (stopping_ && drive_state_.empty()) empty_cv_.notify_all();
 }
 
-// The seat is taken or borrowed, or whoever is awake in it finds the command marked.
+// If another thread drives, the command is marked and that thread runs it before it sleeps or
+// leaves.
 bool ProgressLoop::Submit(Command command) {
   bool borrowed = false;
   {
@@ -164,8 +173,9 @@ bool ProgressLoop::Submit(Command command) {
     if (!taking_) return false;
     commands_.push_back(std::move(command));
     commanded_.store(true, std::memory_order_release);
-    if (stopping_ || !seat_.Submit().entered) return true;
-    borrowed = seat_.borrowed();
+    // While stopping, RunLastCommands runs it.
+    if (stopping_ || !drive_state_.Submit().entered) return true;
+    borrowed = drive_state_.borrowed();
     TakeCommands();
   }
   Visit(borrowed, [this] { driven_->Post(); });
@@ -176,15 +186,16 @@ void ProgressLoop::Progress() {
   bool borrowed = false;
   {
     std::lock_guard lock(mu_);
-    if (stopping_ || !seat_.Submit().entered) return;
-    borrowed = seat_.borrowed();
+    if (stopping_ || !drive_state_.Submit().entered) return;
+    borrowed = drive_state_.borrowed();
     TakeCommands();
   }
   Visit(borrowed, [this] { driven_->Round(Look(Now()), Now(), Driven::Stays); });
 }
 
-// In the seat, which is left again: for as long as work is marked. Only a sleeper from whom it is
-// `borrowed` relies on the wait descriptors afterwards; others look for themselves.
+// Runs `work` as the driver and leaves again; repeats it while work was marked meanwhile. Only a
+// sleeper whose place is `borrowed` relies on the armed descriptors and on its timer afterwards. A
+// driver that comes later looks for itself.
 void ProgressLoop::Visit(bool borrowed, absl::FunctionRef<void()> work) {
   for (;;) {
     RunTaken();
@@ -192,8 +203,11 @@ void ProgressLoop::Visit(bool borrowed, absl::FunctionRef<void()> work) {
     const bool armed = !borrowed || driven_->Arm();
     const Time next = borrowed ? driven_->NextTimer() : Time::max();
     std::lock_guard lock(mu_);
-    const SeatState::Step step = seat_.LeaveSubmit(!armed || next < sleep_until_);
+    // Wake the sleeper if a descriptor would not show the work that is left, or if a timer is due
+    // earlier than its own.
+    const DriveState::Step step = drive_state_.LeaveSubmit(!armed || next < sleep_until_);
     Follow(step);
+    // Nobody drives now, and the background thread stands by without a timer: it has to take over.
     if (step.wake_background) standby_.Fire();
     if (!step.again) return;
     TakeCommands();
@@ -202,7 +216,8 @@ void ProgressLoop::Visit(bool borrowed, absl::FunctionRef<void()> work) {
 
 bool ProgressLoop::Call(absl::FunctionRef<void()> command) {
   std::atomic<bool> done{false};
-  // Should the loop stop first, the command must not run after this frame is gone.
+  // If the loop stops first, the command must not run after this frame has returned. `second` says
+  // that it has.
   auto state = std::make_shared<std::pair<std::mutex, bool>>();
   const bool taken = Submit([this, state, &command, &done] {
     std::lock_guard lock(state->first);
@@ -224,8 +239,10 @@ void ProgressLoop::Wake(const void* key) {
   for (Driver* driver : drivers_) {
     if (driver->key != key) continue;
     driver->woken = true;
-    if (driver->seated) {
-      if (seat_.sleeping()) Kick();
+    // A driver that is awake evaluates done() in every round; only a sleeping one needs the
+    // eventfd.
+    if (driver->driving) {
+      if (drive_state_.sleeping()) Kick();
     } else {
       driver->cv.notify_all();
     }
@@ -236,28 +253,29 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
                               bool answers) {
   Driver driver{.key = key, .answers = answers};
   std::unique_lock lock(mu_);
+  // Evaluated under mu_, which Wake takes too: no change between this check and parking is missed.
   if (done()) return true;
   if (stopping_) return false;
   driver.id = ++last_driver_;
   drivers_.push_back(&driver);
-  const SeatState::Step entry = seat_.EnterDriver(driver.id);
-  driver.seated = entry.entered;
+  const DriveState::Step entry = drive_state_.EnterDriver(driver.id);
+  driver.driving = entry.entered;
   Follow(entry);
-  while (!driver.seated && !stopping_ && !done() && Now() < deadline) {
+  while (!driver.driving && !stopping_ && !done() && Now() < deadline) {
     if (deadline == Time::max()) {
       driver.cv.wait(lock);
     } else {
       driver.cv.wait_until(lock, deadline);
     }
   }
-  if (!driver.seated) seat_.Unpark(driver.id);
-  if (driver.seated) {
+  if (!driver.driving) drive_state_.Unpark(driver.id);
+  if (driver.driving) {
     lock.unlock();
-    const Time left = DriveSeated(driver, done, deadline);
+    const Time left = DriveAsDriver(driver, done, deadline);
     lock.lock();
-    LeaveSeat(lock, &SeatState::LeaveDriver);
-    // Should nobody come back, the background thread is to notice.
-    if (seat_.empty() && !stopping_) standby_.PutOff(left);
+    StopDriving(lock, &DriveState::LeaveDriver);
+    // If nobody comes back, the timer makes the background thread take over.
+    if (drive_state_.empty() && !stopping_) standby_.PutOff(left);
   }
   std::erase(drivers_, &driver);
   if (stopping_) empty_cv_.notify_all();
@@ -265,12 +283,12 @@ bool ProgressLoop::DriveUntil(const void* key, absl::FunctionRef<bool()> done, T
   return done();
 }
 
-// Returns when it left, or a moment before.
-Time ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, Time deadline) {
+// Returns when it left, or shortly before.
+Time ProgressLoop::DriveAsDriver(Driver& driver, absl::FunctionRef<bool()> done, Time deadline) {
   const Duration spin = SpinsUseful() ? (spin_ < Duration::zero() ? kDefaultSpin : spin_)
                                       : std::max(spin_, Duration::zero());
-  // Once it has said so it leaves, whatever another thread takes away meanwhile: what was kept back
-  // for it must not lie here while it sleeps.
+  // Once `leaving` has returned true the driver must leave, even if another thread takes away what
+  // it waited for: acknowledgements were held back for it and must not wait while it sleeps.
   bool leaves = false;
   const auto leaving = [&] { return leaves = driver.answers && done(); };
   Time now = Now();
@@ -279,10 +297,10 @@ Time ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, T
   uint64_t readable = now - looked_ >= look_within ? Look(now) : 0;
   bool whole = true;
   for (uint32_t round = 0; !done() && !stopping_; ++round) {
-    // Between two rounds that found nothing, spinning only glances.
+    // A spinning thread only glances between two full rounds.
     whole = RunCommands() || whole;
     const bool busy =
-        whole ? driven_->Round(readable, now, leaving) : driven_->Glance(now, leaving);
+        whole ? driven_->Round(readable, now, leaving) : driven_->QuickRound(now, leaving);
     if (leaves) return now;
     if (busy || whole || round % kClockEvery == 0) now = Now();
     if (now >= deadline) return now;
@@ -306,7 +324,7 @@ Time ProgressLoop::DriveSeated(Driver& driver, absl::FunctionRef<bool()> done, T
   return now;
 }
 
-// Which descriptors are readable now.
+// The descriptors that are readable now, without sleeping.
 uint64_t ProgressLoop::Look(Time now) {
   std::array<epoll_event, kMaxFds + 1> events;
   const int n = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), 0);
@@ -319,15 +337,17 @@ uint64_t ProgressLoop::Look(Time now) {
   return readable & ~kOwnBit;
 }
 
-// mu_ held, by the owner.
+// Consumes the wake-up. mu_ is held, by the driver.
 void ProgressLoop::TakeKick() {
-  // Somebody else sleeps, and it was meant for them: a submitter has the seat from a sleeper.
-  if (seat_.background_leaving() || seat_.sleeping()) return;
+  // Not if it is meant for a thread that has not left epoll yet: the background thread after it was
+  // replaced, or a sleeper whose place this submitter has borrowed.
+  if (drive_state_.background_leaving() || drive_state_.sleeping()) return;
   uint64_t count;
   [[maybe_unused]] ssize_t got = read(event_fd_, &count, sizeof(count));
 }
 
-// Sleeps in epoll until something happens. False: the seat was taken (background only).
+// Sleeps in epoll until something happens or `until`. False: a waiter has taken over (background
+// thread only).
 bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
   readable = 0;
   if (!driven_->Arm()) {
@@ -338,9 +358,10 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
   bool sleeps = false;
   {
     std::lock_guard lock(mu_);
+    // Wake sets `woken` under mu_ and kicks only a sleeper: a Wake before BeginSleep is seen here.
     const bool woken = std::ranges::any_of(
-        drivers_, [](const Driver* driver) { return driver->seated && driver->woken; });
-    sleeps = !stopping_ && !woken && seat_.BeginSleep();
+        drivers_, [](const Driver* driver) { return driver->driving && driver->woken; });
+    sleeps = !stopping_ && !woken && drive_state_.BeginSleep();
     if (sleeps) sleep_until_ = wake;
   }
   if (!sleeps) {
@@ -351,13 +372,14 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
   const int n = EpollUntil(epoll_fd_, events, wake);
   std::unique_lock lock(mu_);
   for (;;) {
-    switch (seat_.EndSleep(background)) {
-      case SeatState::Wakened::kLost:
+    switch (drive_state_.EndSleep(background)) {
+      case DriveState::Wakened::kLost:
         return false;
-      case SeatState::Wakened::kBorrowed:
+      // A submitter works in this thread's place and returns it.
+      case DriveState::Wakened::kBorrowed:
         returned_cv_.wait(lock);
         continue;
-      case SeatState::Wakened::kOwner:
+      case DriveState::Wakened::kOwner:
         break;
     }
     break;
@@ -370,15 +392,16 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
   return true;
 }
 
-// `lock` is of mu_ and held, also afterwards.
-void ProgressLoop::LeaveSeat(std::unique_lock<std::mutex>& lock,
-                             SeatState::Step (SeatState::*leave)()) {
+// Stops driving, after running what was marked meanwhile. `lock` holds mu_ at entry and at return.
+void ProgressLoop::StopDriving(std::unique_lock<std::mutex>& lock,
+                               DriveState::Step (DriveState::*leave)()) {
   for (;;) {
-    const SeatState::Step step = (seat_.*leave)();
+    const DriveState::Step step = (drive_state_.*leave)();
     Follow(step);
     if (!step.again) return;
+    // The marked commands are left to RunLastCommands; the mark is cleared, so this leaves.
     if (stopping_) {
-      Follow((seat_.*leave)());
+      Follow((drive_state_.*leave)());
       return;
     }
     TakeCommands();
@@ -394,11 +417,11 @@ bool ProgressLoop::SpinsUseful() const {
   return cpus >= kSpinCpus;
 }
 
-// A driver that came while the background thread was awake: it shall not sleep beside it, to be
-// told by a thread that is woken first.
+// A waiter that came while the background thread was awake takes over from it. Otherwise it would
+// stay parked and be woken by the background thread: two wake-ups for each event.
 bool ProgressLoop::HandOver() {
   std::lock_guard lock(mu_);
-  const SeatState::Step step = seat_.HandOver();
+  const DriveState::Step step = drive_state_.HandOver();
   Follow(step);
   return step.unpark != 0;
 }
@@ -406,30 +429,31 @@ bool ProgressLoop::HandOver() {
 void ProgressLoop::Background() {
   std::unique_lock lock(mu_);
   while (!stopping_) {
-    // While somebody has the seat there is nothing to watch: who leaves it sets the timer.
-    if (!seat_.BackgroundStandBy()) standby_.PutOff(Now());
+    // While another thread drives there is nothing to watch: a thread that stops driving sets the
+    // timer.
+    if (!drive_state_.BackgroundStandBy()) standby_.PutOff(Now());
     lock.unlock();
     standby_.Wait();
     lock.lock();
     standby_.Fired();
     if (stopping_) return;
-    if (!seat_.BackgroundTake().entered) continue;
+    if (!drive_state_.BackgroundTake().entered) continue;
     lock.unlock();
-    bool seated = true;
+    bool driving = true;
     uint64_t readable = 0;
-    while (seated && !stopping_) {
+    while (driving && !stopping_) {
       RunCommands();
       const bool busy = driven_->Round(readable, Now(), Driven::Stays);
       if (HandOver()) {
-        seated = false;
+        driving = false;
       } else if (busy) {
         readable = Look(Now());
       } else {
-        seated = SleepOnce(Time::max(), true, readable);
+        driving = SleepOnce(Time::max(), true, readable);
       }
     }
     lock.lock();
-    if (seated) LeaveSeat(lock, &SeatState::LeaveBackground);
+    if (driving) StopDriving(lock, &DriveState::LeaveBackground);
   }
 }
 

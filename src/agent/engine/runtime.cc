@@ -15,11 +15,12 @@ void SendKept(ReliableChannel& channel, Endpoint& endpoint) {
   }
   if (!channel.ack_pressing()) return;
   const std::string ack = channel.AckMessage();
-  // Lost for want of room: the next message acknowledges too.
+  // If it does not fit it is dropped: the next message acknowledges too.
   endpoint.Send(std::as_bytes(std::span(ack)));
 }
 
 void Runtime::Publish(const TransferPtr& record, internal::TransferRecord::End end) {
+  // Before the member's own end is published, which moves `end`.
   if (record->whole != nullptr) OnMemberEnd(*record, end);
   if (auto callback = record->Publish(std::move(end))) {
     dispatcher.Run([callback = std::move(callback), record] {
@@ -34,6 +35,7 @@ void Runtime::ClearQuarantine(const TransferPtr& record) {
   record->ClearQuarantine();
   loop.Wake(record.get());
   const TransferPtr& whole = record->whole;
+  // OnQuiet counts in any case. A group that has not ended yet takes the count into its end.
   if (!was || whole == nullptr || !whole->group->OnQuiet() || !whole->ended()) return;
   whole->ClearQuarantine();
   loop.Wake(whole.get());

@@ -1,7 +1,7 @@
 // What the parts of the engine share: options, identity, backends, memory, ops in flight, and the
-// ways out to the application. Owned by Engine; parts hold a pointer to it.
+// ways to the application. Engine owns it; the parts hold a pointer to it.
 //
-// Thread-safety: by the owner of the engine, but for what its members say of themselves.
+// Thread-safety: used by the driver only, except members that say otherwise.
 
 #ifndef KVXFER_AGENT_ENGINE_RUNTIME_H_
 #define KVXFER_AGENT_ENGINE_RUNTIME_H_
@@ -20,50 +20,53 @@
 #include "src/agent/engine/presence.h"
 #include "src/agent/engine/progress_loop.h"
 #include "src/agent/engine/transfer_record.h"
-#include "src/agent/kv/kv_lease_desk.h"
 #include "src/agent/kv/kv_registry.h"
+#include "src/agent/kv/lease_service.h"
 #include "src/agent/staging/staging.h"
 #include "src/core/plan/id_pool.h"
 #include "src/core/protocol/reliable_channel.h"
 
 namespace kvxfer {
 
-// Whoever owns an endpoint: events come here, on the engine, outside of Backend::Poll.
+// The owner of an endpoint. The driver passes it the endpoint's events, never from inside
+// Backend::Poll.
 class EndpointUser {
  public:
   virtual ~EndpointUser() = default;
   virtual void OnEvent(Event& event) = 0;
 };
 
-// Where two agents write to each other there are two sessions, one each way. What one of them has
-// to say may ride with a message of the other, in either direction: one send instead of two.
-class OtherWay {
+// When two agents write to each other there are two sessions, one each way. Messages of one session
+// can be piggybacked on messages of the other, in either direction: one send instead of two.
+class ReverseSession {
  public:
-  virtual ~OtherWay() = default;
+  virtual ~ReverseSession() = default;
 
-  // What this agent says as the target of a session.
-  struct Rider {
+  // What this agent has to send as the target of a session.
+  struct Piggyback {
     ReliableChannel* channel = nullptr;  // null: nothing
     uint64_t session = 0;
-    // A connection of that session which may take along what this agent says as initiator, and when
-    // something came over it; null: there is none.
+    // A connection of that session on which this agent's messages as an initiator may be
+    // piggybacked, and when something was last received over it. Null: there is none.
     Endpoint* endpoint = nullptr;
     Time heard{};
-    bool* carried = nullptr;  // of that connection: it took something along
+    bool* carried = nullptr;  // of that connection: set once something was piggybacked on it
   };
-  virtual Rider RiderTo(const Incarnation& initiator) = 0;
-  // A connection is lost over which was told what belongs to the session from, or to, `peer`.
-  virtual void CarrierFromLost(const Incarnation& peer) = 0;
-  virtual void CarrierToLost(const Incarnation& peer) = 0;
-  // What `peer` says in `session` as its initiator, or as its target, over a connection of the
-  // other one. An error: it broke the protocol. Sessions that are over are nobody's.
-  virtual absl::Status OnCarriedFrom(const Incarnation& peer, uint64_t session,
-                                     std::span<const std::byte> message) = 0;
-  virtual absl::Status OnCarriedTo(const Incarnation& peer, uint64_t session,
-                                   std::span<const std::byte> message) = 0;
+  virtual Piggyback PiggybackTo(const Incarnation& initiator) = 0;
+  // A connection is lost over which messages of the session from `peer`, or to `peer`, were
+  // piggybacked.
+  virtual void PiggybackLinkFromLost(const Incarnation& peer) = 0;
+  virtual void PiggybackLinkToLost(const Incarnation& peer) = 0;
+  // Handles a piggybacked message of `session`: `peer` sent it as the session's initiator, or as
+  // its target, over a connection of the other session. An error: the peer broke the protocol.
+  // Messages of a session that has ended are ignored.
+  virtual absl::Status OnPiggybackedFrom(const Incarnation& peer, uint64_t session,
+                                         std::span<const std::byte> message) = 0;
+  virtual absl::Status OnPiggybackedTo(const Incarnation& peer, uint64_t session,
+                                       std::span<const std::byte> message) = 0;
 };
 
-// Hands over what `channel` has to send, as far as `endpoint` takes it.
+// Sends what `channel` has to send, as far as `endpoint` accepts it.
 void SendKept(ReliableChannel& channel, Endpoint& endpoint);
 
 struct Runtime {
@@ -76,14 +79,14 @@ struct Runtime {
         kv(&loop, &kv_events, agent_options.kv_request_timeout),
         leases(&kv_events) {}
 
-  // Tells the application of a transfer's end: state, callback, waiters. The end of a member tells
-  // of the whole when it is the last one.
+  // Publishes the end of a transfer: state, callback, waiters. The end of a group's last member
+  // also publishes the end of the group.
   void Publish(const TransferPtr& record, internal::TransferRecord::End end);
-  // Of one that has ended, quarantined or not.
+  // The transfer must have ended; it need not be quarantined.
   void ClearQuarantine(const TransferPtr& record);
 
-  OtherWay* other_way = nullptr;  // set by the engine
-  Time now{};                     // when the present round, or posting, began
+  ReverseSession* reverse_session = nullptr;  // set by the engine
+  Time now{};                                 // when the current round, or posting, began
   const AgentOptions options;
   Incarnation incarnation;
   HostIdentity host;
@@ -91,20 +94,22 @@ struct Runtime {
   std::vector<std::unique_ptr<Backend>> backends;  // in order of preference
   MemoryRegistry memory;
   IdPool ids;
-  // Numbers of transfers that the stager makes, apart from those of the application's; the highest
-  // bit is for backends that decorate (src/backends/faulty/rail_faults.cc).
+  // The id of the next transfer that the stager makes, in a number space apart from the
+  // application's transfers. Decorating backends use the highest bit
+  // (src/backends/faulty/rail_faults.cc).
   uint64_t NextChild() { return kFirstChild | ++last_child_; }
-  uint64_t revision = 0;  // of what the agent's metadata says
+  uint64_t revision = 0;  // of the agent's metadata; each change of what it lists increments it
   OpTable ops;
-  // Writes that were copied while they were posted, and whose completions nobody has asked for.
+  // How many writes were copied inside Post and have not had their completions polled.
   size_t copied = 0;
   std::unordered_map<const Endpoint*, EndpointUser*> users;
-  // Of staging: a peer would have one of this agent's own slots, and some were given back since.
+  // A Peer wanted one of this agent's own staging buffers and there was none; and since then one
+  // was returned.
   bool own_slot_wanted = false;
   bool own_slot_freed = false;
-  // Groups of which a member has failed, and whose others are to be cancelled.
+  // Groups of which a member has failed. Their other members must be cancelled.
   std::vector<TransferPtr> broken_groups;
-  // Endpoints (and their keys, with their users) that are finished, closed after the round.
+  // Endpoints that are finished, with their keys and users. They are destroyed after the round.
   std::vector<std::unique_ptr<EndpointUser>> finished;
 
   Dispatcher dispatcher;
@@ -113,7 +118,7 @@ struct Runtime {
   ProgressLoop loop;
   KvEvents kv_events;
   KvRegistry kv;
-  KvLeaseDesk leases;
+  LeaseService leases;
 
  private:
   static constexpr uint64_t kFirstChild = uint64_t{1} << 62;

@@ -1,9 +1,7 @@
-// Wakes the background thread once the seat has been empty for a while: a timer that those who
-// leave the seat put off, so that under a steady load it never fires and nobody is woken to find
-// that all is well.
+// Wakes the background thread once nobody has driven for a while. A thread that stops driving
+// postpones the timer, so under a steady load it never fires and wakes no thread for nothing.
 //
-// Thread-safety: Open once, before all else; Wait by one thread; the others from any, one at a
-// time.
+// Thread-safety: Open once, first; Wait by one thread; the others from any thread, one at a time.
 
 #ifndef KVXFER_AGENT_ENGINE_STANDBY_TIMER_H_
 #define KVXFER_AGENT_ENGINE_STANDBY_TIMER_H_
@@ -15,7 +13,7 @@ namespace kvxfer {
 
 class StandbyTimer {
  public:
-  // How long the seat may be empty.
+  // How long nobody may drive.
   static constexpr Duration kInterval = std::chrono::milliseconds(1);
 
   StandbyTimer() = default;
@@ -24,13 +22,14 @@ class StandbyTimer {
   StandbyTimer& operator=(const StandbyTimer&) = delete;
 
   absl::Status Open();
-  // Fires kInterval after `now` at the latest, and not in the first eighth of that. Seldom a system
-  // call, however often it is called: setting a timer takes 10 us on a virtual machine.
+  // Makes the timer fire at most kInterval after `now`, and not within the first eighth of
+  // kInterval. Rarely makes a system call, however often it is called: setting a timer takes 10 us
+  // on a virtual machine.
   void PutOff(Time now);
-  // Fires at once.
+  // Makes the timer fire at once.
   void Fire();
-  // Until it has fired since the last Wait. Fired follows, after which PutOff sets it again,
-  // however old the time that it is told.
+  // Blocks until the timer has fired since the last Wait. The caller then calls Fired, after which
+  // PutOff sets the timer again, even for a `now` in the past.
   void Wait();
   void Fired() { due_ = Time{}; }
 
@@ -38,7 +37,7 @@ class StandbyTimer {
   void Set(Duration from_now);
 
   int fd_ = -1;
-  Time due_{};  // zero: it is not set, or told to fire at once
+  Time due_{};  // zero: not set, or set to fire at once
 };
 
 }  // namespace kvxfer

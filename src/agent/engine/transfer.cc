@@ -16,13 +16,14 @@ absl::Status StillActive() {
 // Waits on the engine of `record` until done(); OK says that it is.
 absl::Status WaitOn(const TransferPtr& record, absl::FunctionRef<bool()> done, Duration timeout) {
   if (record == nullptr) return NoTransfer();
-  // Even where there is nothing to wait for: else the mistake shows only under load.
+  // Refused even if there is nothing to wait for; otherwise the mistake would show only under load.
   if (auto status = Engine::RefuseInCallback("waiting"); !status.ok()) return status;
   if (done()) return absl::OkStatus();
   const auto engine = record->engine.lock();
   if (engine == nullptr) return absl::FailedPreconditionError("the agent is gone");
   auto waited = engine->WaitFor(record.get(), done, After(timeout));
   if (!waited.ok()) return waited.status();
+  // It may have ended between the time-out and now.
   return *waited || done() ? absl::OkStatus() : StillActive();
 }
 
@@ -58,6 +59,7 @@ void Transfer::OnEnd(std::function<void(const Transfer&)> callback) const {
   const auto engine = record_->engine.lock();
   if (engine != nullptr && engine->InForkedChild()) return;
   if (!record_->SetCallback(callback)) return;
+  // The callback runs on the agent's dispatcher, so without the agent it is dropped.
   if (engine != nullptr) {
     engine->dispatcher().Run([callback = std::move(callback), self = *this] { callback(self); });
   }

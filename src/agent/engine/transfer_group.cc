@@ -8,8 +8,8 @@
 namespace kvxfer::internal {
 namespace {
 
-// What may be said of the notifications of a group: what all of its members have in common, else
-// the least that is known of one.
+// What is known of a group's notifications: the common state of its members, or else the least
+// certain one.
 Delivery Least(Delivery a, Delivery b) {
   const auto rank = [](Delivery delivery) {
     switch (delivery) {
@@ -39,12 +39,14 @@ bool TransferGroup::OnEnd(const TransferRecord& member, const TransferRecord::En
   sum.bytes += end.stats.bytes;
   sum.blocks += end.stats.blocks;
   sum.slices += end.stats.slices;
+  // The members run at the same time: the group's times are the longest ones, not sums.
   sum.queued = std::max(sum.queued, end.stats.queued);
   sum.wire = std::max(sum.wire, end.stats.wire);
   sum.total = std::max(sum.total, end.stats.total);
   if (sum.path.find(end.stats.path) == std::string::npos) {
     sum.path += (sum.path.empty() ? "" : ",") + end.stats.path;
   }
+  // Only the first failure decides how the group ends.
   if (end.state == TransferState::kDone || end_.state != TransferState::kDone) return false;
   end_.state = end.state;
   end_.status = Annotate(end.status, absl::StrCat("rank ", member.peer));

@@ -1,8 +1,7 @@
-// Several transfers that the application knows as one. Each of them is a member; the record that
-// the application holds is the whole, and has a TransferGroup.
+// Several transfers that the application sees as one. Each of them is a member. The application
+// holds the record of the group (`whole`), which has a TransferGroup.
 //
-// Thread-safety: `members` is constant once they are posted; everything else by the owner of the
-// engine.
+// Thread-safety: `members` is constant once they are posted; everything else by the driver only.
 
 #ifndef KVXFER_AGENT_ENGINE_TRANSFER_GROUP_H_
 #define KVXFER_AGENT_ENGINE_TRANSFER_GROUP_H_
@@ -18,7 +17,7 @@ namespace kvxfer::internal {
 
 class TransferGroup {
  public:
-  // By name and number, for members point to the whole.
+  // A member by peer and id. It is not a pointer, because members point to the group's record.
   struct Member {
     std::string peer;
     uint64_t id = 0;
@@ -29,14 +28,14 @@ class TransferGroup {
 
   const std::vector<Member> members;
 
-  // One of them has ended. True: it is the first that did not end as done, and the others are to be
+  // A member has ended. True: it is the first that did not end as done, so the others must be
   // cancelled.
   bool OnEnd(const TransferRecord& member, const TransferRecord::End& end);
   bool ended() const { return active_ == 0; }
-  // The end of the whole, once all have ended.
+  // The end of the group, once every member has ended.
   TransferRecord::End TakeEnd();
 
-  // The quarantine of a member is over. True: no other is in quarantine.
+  // The quarantine of a member is over. True: no other member is quarantined.
   bool OnQuiet() { return --quarantined_ == 0; }
 
  private:

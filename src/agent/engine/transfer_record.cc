@@ -9,11 +9,14 @@ namespace kvxfer::internal {
 TransferRecord::TransferRecord() = default;
 TransferRecord::~TransferRecord() = default;
 
-// Without the lock, which a forked child may find taken for ever: written once, before `state_`.
+// Takes no lock: a forked child may find it locked for ever. `end_` is written once, before the
+// release store of `state_`.
 TransferRecord::End TransferRecord::end() const { return ended() ? end_ : End{}; }
 
 std::function<void(const Transfer&)> TransferRecord::Publish(End end) {
-  std::optional<cuda::StreamWord> word;  // set when this returns
+  std::optional<cuda::StreamWord> word;  // its destructor sets it
+  // Declared before the lock, so `word` is set after the lock is released and after the end is
+  // visible.
   std::lock_guard lock(mu_);
   word.swap(word_);
   end_ = std::move(end);
@@ -22,13 +25,15 @@ std::function<void(const Transfer&)> TransferRecord::Publish(End end) {
   return std::exchange(callback_, nullptr);
 }
 
-// None: it has ended.
+// The name of the word that streams wait for. None: the transfer has ended.
 absl::StatusOr<std::optional<cuda::StreamWord::Name>> TransferRecord::EndWord() {
   {
     std::lock_guard lock(mu_);
     if (ended()) return std::nullopt;
     if (word_.has_value()) return word_->name();
   }
+  // Taken without the lock, because it may map memory. If another thread was faster, its word
+  // stays.
   auto word = cuda::StreamWord::Take();
   if (!word.ok()) return word.status();
   std::lock_guard lock(mu_);
@@ -37,7 +42,8 @@ absl::StatusOr<std::optional<cuda::StreamWord::Name>> TransferRecord::EndWord() 
   return word_->name();
 }
 
-// The word may be set, and another's by now, before the stream waits for it: that finds it passed.
+// The word may be set, and belong to another transfer, before the stream waits for it. Its value
+// only rises, so the stream then finds it passed.
 absl::Status TransferRecord::StreamWait(const CudaStream& stream) {
   if (ended()) return absl::OkStatus();
   const auto word = EndWord();

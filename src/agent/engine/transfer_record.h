@@ -1,7 +1,7 @@
-// One transfer as the application's handles and the progress engine share it: what was asked
-// (immutable) and what became of it (published once).
+// One transfer, as the application's handles and the engine share it: the request (immutable) and
+// its result (published once).
 //
-// Thread-safety: the immutable part freely; the published part through its methods.
+// Thread-safety: the request may be read by any thread; the result through its methods.
 
 #ifndef KVXFER_AGENT_ENGINE_TRANSFER_RECORD_H_
 #define KVXFER_AGENT_ENGINE_TRANSFER_RECORD_H_
@@ -27,7 +27,7 @@ class Engine;
 
 enum class TransferKind : uint8_t { kWrite, kRead, kNotify };
 
-// Of one that moves blocks.
+// `kind` must be one that moves blocks.
 inline Direction DirectionOf(TransferKind kind) {
   return kind == TransferKind::kWrite ? Direction::kWrite : Direction::kRead;
 }
@@ -41,40 +41,41 @@ class TransferRecord {
   TransferRecord();
   ~TransferRecord();
 
-  // Reads under a lease that the peer holds.
+  // A read under a lease that the peer holds.
   struct Fetch {
     std::string lease;
     std::string contents;
     uint64_t blocks_hash = 0;
-    Duration wait{};  // for the grant
+    Duration wait{};  // for the grant of the lease
     uint32_t readers = 0;
   };
 
-  // --- What was asked: set before submission, then constant. ---
+  // --- The request: set before submission, then constant. ---
   uint64_t id = 0;
   std::string peer;
   TransferKind kind = TransferKind::kWrite;
   TransferOptions options;
-  Notice notice = Notice::kNotification;  // what options.notification is, where there is one
+  Notice notice = Notice::kNotification;  // what options.notification contains, if it is set
   std::optional<Fetch> fetch;
-  uint64_t stream = 0;  // those of one are sent in order, one after the other; 0: of none
-  // What must be over in a CUDA stream before it begins; null: nothing. Members of a group share
-  // it.
+  // Transfers of one stream are sent one after the other, in order; 0: no stream.
+  uint64_t stream = 0;
+  // What the CUDA stream must have finished before the transfer begins; null: nothing. The members
+  // of a group share it.
   std::shared_ptr<cuda::StreamPoint> after;
-  BlockList blocks;                          // lets go of its ids before the end is published
-  std::shared_ptr<const RegionTable> local;  // that `blocks` indexes
-  std::shared_ptr<const RegionTable> remote;
-  Incarnation incarnation;  // of the peer whose regions `blocks` names
+  BlockList blocks;                           // releases its ids before the end is published
+  std::shared_ptr<const RegionTable> local;   // the table that `blocks` indexes
+  std::shared_ptr<const RegionTable> remote;  // likewise
+  Incarnation incarnation;  // the incarnation of the peer whose regions `blocks` names
   Time posted{};
-  Time deadline{};
-  bool cuda = false;                      // some of the memory is a GPU's
-  bool child = false;                     // of the stager
-  std::shared_ptr<TransferRecord> whole;  // of which this is a member
-  std::unique_ptr<TransferGroup> group;   // of the members of this one
-  // Where handles find the engine; empty once the agent is gone.
+  Time deadline{};                        // of CLOCK_MONOTONIC
+  bool cuda = false;                      // some of the memory is GPU memory
+  bool child = false;                     // the stager made it
+  std::shared_ptr<TransferRecord> whole;  // the record of the group that this is a member of
+  std::unique_ptr<TransferGroup> group;   // set in the record of a group
+  // How handles find the engine; expired once the agent is gone.
   std::weak_ptr<Engine> engine;
 
-  // --- What became of it. ---
+  // --- The result. ---
   struct End {
     TransferState state = TransferState::kActive;
     absl::Status status{};
@@ -92,12 +93,12 @@ class TransferRecord {
     return Transfer(std::move(record));
   }
 
-  // Publishes the one end and returns the callback to run, if any. Engine only, once.
+  // Publishes the end and returns the callback to run, if there is one. The driver calls it, once.
   std::function<void(const Transfer&)> Publish(End end);
   void ClearQuarantine() { quarantined_.store(false, std::memory_order_release); }
-  // As Transfer::StreamWait.
+  // See Transfer::StreamWait.
   absl::Status StreamWait(const CudaStream& stream);
-  // True when it has ended already: the caller runs the callback itself.
+  // True: the transfer has ended already, and the caller runs the callback itself.
   bool SetCallback(std::function<void(const Transfer&)> callback);
 
  private:
@@ -105,10 +106,10 @@ class TransferRecord {
 
   std::atomic<TransferState> state_{TransferState::kActive};
   std::atomic<bool> quarantined_{false};
-  End end_;        // constant once `state_` says so
-  std::mutex mu_;  // guards all below
+  End end_;        // constant once `state_` says that the transfer has ended
+  std::mutex mu_;  // guards everything below
   std::function<void(const Transfer&)> callback_;
-  std::optional<cuda::StreamWord> word_;  // set at the end; from the first StreamWait on
+  std::optional<cuda::StreamWord> word_;  // from the first StreamWait on; set at the end
 };
 
 }  // namespace internal

@@ -1,4 +1,4 @@
-// What the application has not yet been told of leases and requests.
+// Events on leases and requests that the application has not taken.
 //
 // Thread-safety: all methods from any thread.
 
@@ -20,7 +20,8 @@ class KvEvents {
  public:
   static constexpr size_t kMaxLost = 1 << 16;
 
-  // Beyond kMaxLost the oldest lost requests are dropped.
+  // Beyond kMaxLost the oldest lost request is dropped. Ended leases are bounded elsewhere: while
+  // too many were not popped, LeaseService::Grant refuses new ones.
   void Push(KvEvent event) {
     std::lock_guard lock(mu_);
     auto& queue = event.kind == KvEventKind::kRequestLost ? lost_ : ended_;
@@ -39,14 +40,15 @@ class KvEvents {
     return event;
   }
 
-  // Leases that have ended and were not popped.
+  // How many leases have ended and were not popped.
   size_t ended() const {
     std::lock_guard lock(mu_);
     return ended_.size();
   }
 
  private:
-  using Queue = std::deque<std::pair<uint64_t, KvEvent>>;  // with their place in the order
+  // First: the position in the order of Push.
+  using Queue = std::deque<std::pair<uint64_t, KvEvent>>;
 
   mutable std::mutex mu_;
   uint64_t last_ = 0;

@@ -38,7 +38,8 @@ absl::Status KvMigration::Send(const KvBlocks& blocks, uint64_t from, const KvOp
   return absl::OkStatus();
 }
 
-// Forgets what has ended. The first error stays, for what failed is missing from then on.
+// Drops transfers that have ended. The first error stays: what a failed transfer was to write is
+// missing from then on.
 absl::Status KvMigration::DropDone() {
   std::erase_if(under_way_, [&](const Transfer& transfer) {
     if (transfer.Poll() == TransferState::kActive) return false;
@@ -52,7 +53,8 @@ absl::Status KvMigration::DropDone() {
 absl::Status KvMigration::Copy(const KvBlocks& blocks) {
   if (absl::Status status = DropDone(); !status.ok()) return status;
   if (blocks.tokens <= sent_) return absl::OkStatus();
-  // Without a name: the target hears of the rest, which every rank sends after this has arrived.
+  // Without a request name: the target is notified of the rest only, which every rank sends after
+  // these parts have arrived.
   KvOptions options = options_;
   options.request.clear();
   options.notification.reset();
@@ -81,10 +83,11 @@ absl::StatusOr<KvMigration::Switched> KvMigration::Switch(const KvBlocks& blocks
   KvOptions options = options_;
   options.request = request_;
   options.notification = std::move(notification);
-  // Its own end is waited for: from then on it is known whether the target was told.
+  // The transfer's own end is awaited below: only then is it known whether the target was notified.
   options.deadline = std::clamp<Duration>(end - Now(), Duration(1), options.deadline);
   const uint64_t before = bytes_;
-  // There is something to tell of, even where everything was sent before.
+  // At least the last token is sent, again if need be: the notification needs a transfer that
+  // carries it.
   const uint64_t from = std::min(std::exchange(sent_, blocks.tokens), blocks.tokens - 1);
   if (absl::Status status = Send(blocks, from, options); !status.ok()) return status;
   const Transfer rest = under_way_.back();

@@ -31,6 +31,7 @@ absl::Status KvRegistry::Register(std::string_view name, const KvLayout& layout,
     return absl::ResourceExhaustedError(
         absl::StrCat("this agent has ", kMaxKvCaches, " KV caches already"));
   }
+  // Random, so that a peer with metadata of an earlier cache of this name is recognised (Take).
   Cache cache(layout);
   cache.id = RandomNonZero64();
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -43,6 +44,7 @@ absl::Status KvRegistry::Register(std::string_view name, const KvLayout& layout,
   }
   const uint64_t id = cache.id;
   caches_.emplace(std::string(name), std::move(cache));
+  // The table is copied: threads that plan a transfer keep the table that they took.
   std::lock_guard lock(mu_);
   auto table = std::make_shared<KvCacheTable>(*table_);
   table->emplace(
@@ -55,6 +57,7 @@ absl::Status KvRegistry::Register(std::string_view name, const KvLayout& layout,
 absl::Status KvRegistry::Deregister(std::string_view name) {
   const auto at = caches_.find(name);
   if (at == caches_.end()) return NoCache(name);
+  // Waiters hold the watch, so it outlives the cache.
   for (const auto& [request, watch] : at->second.watches) {
     watch->given_up.store(true, std::memory_order_release);
     loop_->Wake(watch.get());
@@ -94,6 +97,7 @@ absl::StatusOr<KvInbox::Taken> KvRegistry::Take(const KvPartFrame& frame, std::s
               .first_layer = frame.first_layer,
               .layers = frame.layers};
   if (frame.has_notification) part.notification = frame.notification;
+  // The request is reported as lost only if this part made it so.
   const bool lost_before = !inbox.LayersReady(frame.request).ok();
   auto taken = inbox.Take(std::move(part), peer, now + request_timeout_);
   if (!taken.ok() && !lost_before && !inbox.LayersReady(frame.request).ok()) {
@@ -162,6 +166,7 @@ void KvRegistry::EndWatch(std::string_view cache, std::string_view request, cons
   const auto at = caches_.find(cache);
   if (at == caches_.end()) return;
   const auto mine = at->second.watches.find(request);
+  // The watch belonged to an earlier cache of this name.
   if (mine == at->second.watches.end() || mine->second.get() != watch) return;
   if (--mine->second->watchers == 0) at->second.watches.erase(mine);
 }

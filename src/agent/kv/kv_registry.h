@@ -1,6 +1,6 @@
-// The agent's KV caches, and the requests that peers write into them.
+// This agent's KV caches, and the requests that peers write into them.
 //
-// Thread-safety: table() from any thread; everything else by the owner of the engine.
+// Thread-safety: table() from any thread; everything else by the driver only.
 
 #ifndef KVXFER_AGENT_KV_KV_REGISTRY_H_
 #define KVXFER_AGENT_KV_KV_REGISTRY_H_
@@ -34,31 +34,33 @@ class KvRegistry {
 
   std::shared_ptr<const KvCacheTable> table() const;
 
-  // See Agent::RegisterKvCache. The tensors are such as CheckKvTensors finds good; `regions`: those
-  // of the agent.
+  // See Agent::RegisterKvCache. CheckKvTensors must have accepted `tensors`. `regions` are this
+  // agent's.
   absl::Status Register(std::string_view name, const KvLayout& layout,
                         std::span<const uint64_t> tensors, const RegionTable& regions);
   absl::Status Deregister(std::string_view name);
-  // FailedPrecondition: a cache lies in the region.
+  // FailedPrecondition: a KV cache lies in the region.
   absl::Status CheckFree(RegionId region) const;
 
-  // A part of a request has come from `peer`. Errors as KvInbox::Take, and where the request is
-  // lost by them its application is told; NotFound: no such cache.
+  // A part of a request has arrived from `peer`. Errors as KvInbox::Take; NotFound: no such cache.
+  // If an error makes the request lost, the application is notified.
   absl::StatusOr<KvInbox::Taken> Take(const KvPartFrame& frame, std::string_view peer, Time now);
   absl::Status Drop(std::string_view cache, std::string_view request);
   void Expire(Time now);
   Time NextExpiry() const;
 
-  // What somebody waits for: layers of one request. Also the key of ProgressLoop::Wake.
+  // The layers of one request that callers of WaitLayers wait for. Its address is the key of
+  // ProgressLoop::Wake.
   struct Watch {
     std::atomic<uint32_t> ready{0};
     std::atomic<bool> given_up{false};
-    uint32_t watchers = 0;  // by the owner
+    uint32_t watchers = 0;  // used by the driver
   };
-  // NotFound: no such cache; InvalidArgument: it has not so many layers.
+  // NotFound: no such cache. InvalidArgument: the cache has fewer layers.
   absl::StatusOr<std::shared_ptr<Watch>> StartWatch(std::string_view cache,
                                                     std::string_view request, uint32_t layers);
-  // Of what StartWatch gave, of the cache that has this name now or another one before it.
+  // Ends one use of a watch that StartWatch returned. Does nothing if the cache was deregistered
+  // since, even if another cache has the name now.
   void EndWatch(std::string_view cache, std::string_view request, const Watch* watch);
 
   uint64_t whole() const { return whole_; }

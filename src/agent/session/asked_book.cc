@@ -4,7 +4,7 @@
 
 namespace kvxfer {
 
-absl::Status AskedBook::CheckRoom(const QuiesceFrame& frame, uint16_t version, size_t more) const {
+absl::Status AskedBook::CheckSpace(const QuiesceFrame& frame, uint16_t version, size_t more) const {
   // Before version 6 a target asked for each region by itself, as soon as it was deregistered.
   const size_t most = version < kPageVersion ? kMaxListedRegions : kMaxRevocations;
   const bool too_many = frame.revoke ? revoking_ + more >= most ||

@@ -29,7 +29,7 @@ class AskedBook {
 
   // Whether a target of that protocol version may ask `frame` beside what it asks already. `more`:
   // so many of its revoking questions are not in the book any more and not answered either.
-  absl::Status CheckRoom(const QuiesceFrame& frame, uint16_t version, size_t more) const;
+  absl::Status CheckSpace(const QuiesceFrame& frame, uint16_t version, size_t more) const;
   // `transfers`: those that it waits for, each once; none: it is quiet now.
   void Add(Question question, std::span<const uint64_t> transfers);
   // The transfer has ended and is quiet.

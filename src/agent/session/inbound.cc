@@ -43,7 +43,8 @@ void InboundLink::OnEvent(Event& event) {
 }
 
 void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
-  auto link = std::make_unique<InboundLink>(this, &rooms_[backend], std::move(endpoint));
+  auto link =
+      std::make_unique<InboundLink>(this, &arrival_capacities_[backend], std::move(endpoint));
   link->heard = Now();
   runtime_->users[link->endpoint.get()] = link.get();
   const InboundLink* key = link.get();
@@ -170,7 +171,7 @@ void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
   if (version < kPageVersion) {
     ack.live_regions = runtime_->memory.LiveRegions();
   } else {
-    link.untold = {.first = 1, .last = ack.last_region};
+    link.unlisted = {.first = 1, .last = ack.last_region};
   }
   const std::string message =
       EncodeMessage(FrameType::kHelloAck, 0, link.session->channel.received(), ack);
@@ -183,13 +184,14 @@ void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
 // As far as there is room. Each is true when it is sent, and what is deregistered later is told by
 // QUIESCE.
 void InboundHub::SendPages(InboundLink& link) {
-  while (link.untold.first <= link.untold.last && !link.closing) {
-    RegionsFrame page = runtime_->memory.Page(link.untold.first, link.untold.last, kMaxRegionRuns);
+  while (link.unlisted.first <= link.unlisted.last && !link.closing) {
+    RegionsFrame page =
+        runtime_->memory.Page(link.unlisted.first, link.unlisted.last, kMaxRegionRuns);
     page.target = runtime_->incarnation;
     const std::string message =
         EncodeMessage(FrameType::kRegions, 0, link.session->channel.received(), page);
     if (!link.endpoint->Send(std::as_bytes(std::span(message)))) return;
-    link.untold.first = page.last + 1;
+    link.unlisted.first = page.last + 1;
   }
 }
 
@@ -205,7 +207,7 @@ void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
     Act(*session);
     // What it had taken may be lost, whatever other connections there are.
     session->channel.Rewind();
-    if (link.carried) runtime_->other_way->CarrierToLost(session->initiator);
+    if (link.carried) runtime_->reverse_session->PiggybackLinkToLost(session->initiator);
     runtime_->presence.LinkDown(session->name, session->initiator, why);
     if (session->links.empty()) OnUnlinked(*session);
   }

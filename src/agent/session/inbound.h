@@ -17,8 +17,8 @@
 #include "absl/container/inlined_vector.h"
 #include "kvxfer/agent.h"
 #include "src/agent/engine/runtime.h"
-#include "src/agent/staging/stage_desk.h"
-#include "src/core/protocol/arrival_room.h"
+#include "src/agent/staging/staging_target.h"
+#include "src/core/protocol/arrival_capacity.h"
 #include "src/core/protocol/arrival_tracker.h"
 #include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/slot_table.h"
@@ -31,19 +31,20 @@ struct InboundSession;
 // One connection that a peer made.
 class InboundLink : public EndpointUser {
  public:
-  InboundLink(InboundHub* link_hub, ArrivalRoom* link_room, std::unique_ptr<Endpoint> link_endpoint)
-      : hub(link_hub), room(link_room), endpoint(std::move(link_endpoint)) {}
+  InboundLink(InboundHub* link_hub, ArrivalCapacity* link_capacity,
+              std::unique_ptr<Endpoint> link_endpoint)
+      : hub(link_hub), space(link_capacity), endpoint(std::move(link_endpoint)) {}
   void OnEvent(Event& event) override;
 
   InboundHub* const hub;
-  ArrivalRoom* const room;  // of its backend
+  ArrivalCapacity* const space;  // of its backend
   std::unique_ptr<Endpoint> endpoint;
   InboundSession* session = nullptr;  // after its hello
   Time heard{};
   bool closing = false;
   uint16_t version = 0;  // of the protocol, agreed on by its hello
   // Regions that it is still to be told of, whether they live: first to last; none where empty.
-  RegionRun untold{.first = 1, .last = 0};
+  RegionRun unlisted{.first = 1, .last = 0};
   bool carried = false;             // told the initiator what belongs to the session the other way
   std::vector<uint32_t> fencing{};  // rails whose kRailFenced event is awaited
   std::vector<uint32_t> fenced{};   // and those that the initiator is to be told of
@@ -56,8 +57,8 @@ struct InboundSession {
       : owner(session_owner), tracker(slots, session_owner) {}
 
   // Of the backends that it is connected over, each once.
-  absl::InlinedVector<ArrivalRoom*, 1> Rooms() const;
-  bool In(const ArrivalRoom* room) const;
+  absl::InlinedVector<ArrivalCapacity*, 1> ArrivalCapacities() const;
+  bool In(const ArrivalCapacity* space) const;
 
   // Under leases: the same in every session of its incarnation, which has one at a time.
   KvLeases::Reader reader() const;
@@ -72,7 +73,7 @@ struct InboundSession {
   ArrivalTracker tracker;
   uint32_t ranges = 0;  // of slots granted
   std::shared_ptr<CreditAccount> account = std::make_shared<CreditAccount>();
-  CreditFrame credit_told{};
+  CreditFrame credit_reported{};
   CreditFrame delivered{};    // notifications given to the application, and their bytes
   bool wants_slots = false;   // asked when there were none
   bool rails_failed = false;  // of a connection of it
@@ -87,16 +88,16 @@ class InboundHub {
       : runtime_(runtime), stages_(&runtime->staging, &runtime->memory) {}
 
   // The backends are there: what each can take in bounds what is granted to peers that come by it.
-  void OpenRooms();
+  void OpenArrivalCapacities();
   // `backend`: its place in Runtime::backends.
   void Accept(size_t backend, std::unique_ptr<Endpoint> endpoint);
   // Sends what is due: acknowledgements, credit, frames.
   void Pump();
-  // See OtherWay.
-  OtherWay::Rider RiderTo(const Incarnation& initiator);
-  void CarrierLost(const Incarnation& initiator);
-  absl::Status OnCarried(const Incarnation& initiator, uint64_t id,
-                         std::span<const std::byte> message);
+  // See ReverseSession.
+  ReverseSession::Piggyback PiggybackTo(const Incarnation& initiator);
+  void PiggybackLinkLost(const Incarnation& initiator);
+  absl::Status OnPiggybacked(const Incarnation& initiator, uint64_t id,
+                             std::span<const std::byte> message);
   void OnTimer(Time now);
   Time NextTimer() const;
   void Close(const absl::Status& why);
@@ -139,7 +140,7 @@ class InboundHub {
   InboundSession* Attach(InboundLink& link, const HelloFrame& hello);
   void SendHelloAck(InboundLink& link, uint16_t version);
   void SendPages(InboundLink& link);
-  void OnCarry(InboundLink& link, std::span<const std::byte> body);
+  void OnPiggyback(InboundLink& link, std::span<const std::byte> body);
   void OnNumberedMessage(InboundSession& session, const Envelope& envelope);
   absl::Status OnNumbered(InboundSession& session, const ReliableChannel::Incoming& frame);
   void OnImmediate(InboundLink& link, uint32_t immediate);
@@ -179,12 +180,12 @@ class InboundHub {
   void OnQuiet(Question& question);
 
   Runtime* const runtime_;
-  StageDesk stages_;
+  StagingTarget stages_;
   // In place of sessions that are over, in Question::waiting, while copies for them are not.
   static constexpr SlotTable::Owner kGone = 0;
   bool gone_copies_ = false;
   SlotTable slots_;
-  std::vector<ArrivalRoom> rooms_{};  // by backend
+  std::vector<ArrivalCapacity> arrival_capacities_{};  // by backend
   SlotTable::Owner last_owner_ = 0;
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
   Incarnation pumped_first_{};  // the session that Pump began with

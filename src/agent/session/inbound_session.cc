@@ -37,7 +37,7 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
     return;
   }
   if (!status.ok()) return Fail(session, status);
-  if (envelope->type == FrameType::kCarry) return OnCarry(link, envelope->body);
+  if (envelope->type == FrameType::kPiggyback) return OnPiggyback(link, envelope->body);
   if (envelope->type == FrameType::kFenceRail) return OnFenceRail(link, envelope->body);
   if (envelope->sequence != 0) OnNumberedMessage(session, *envelope);
 }
@@ -53,24 +53,24 @@ void InboundHub::OnNumberedMessage(InboundSession& session, const Envelope& enve
 
 // First what the peer acknowledges, then what it begins: an answer is told after the transfer that
 // it answers has ended.
-void InboundHub::OnCarry(InboundLink& link, std::span<const std::byte> body) {
+void InboundHub::OnPiggyback(InboundLink& link, std::span<const std::byte> body) {
   InboundSession& session = *link.session;
-  if (link.version < kCarryVersion) {
-    return Fail(session, absl::InvalidArgumentError("a carry frame in protocol version 1"));
+  if (link.version < kPiggybackVersion) {
+    return Fail(session, absl::InvalidArgumentError("a piggyback frame in protocol version 1"));
   }
-  const auto both = DecodeCarry(body);
+  const auto both = DecodePiggyback(body);
   if (!both.ok()) return Fail(session, both.status());
   const auto own = DecodeNumbered(both->own);
   if (!own.ok()) return Fail(session, own.status());
   absl::Status status =
-      runtime_->other_way->OnCarriedTo(session.initiator, both->session, both->carried);
+      runtime_->reverse_session->OnPiggybackedTo(session.initiator, both->session, both->carried);
   if (status.ok()) status = session.channel.OnAck(own->ack);
   if (!status.ok()) return Fail(session, status);
   OnNumberedMessage(session, *own);
 }
 
-absl::Status InboundHub::OnCarried(const Incarnation& initiator, uint64_t id,
-                                   std::span<const std::byte> message) {
+absl::Status InboundHub::OnPiggybacked(const Incarnation& initiator, uint64_t id,
+                                       std::span<const std::byte> message) {
   const auto it = sessions_.find(initiator);
   // Without a connection of its own a session rests: this comes again with the next one.
   if (it == sessions_.end() || it->second->id != id || it->second->links.empty()) {
@@ -89,7 +89,7 @@ absl::Status InboundHub::OnCarried(const Incarnation& initiator, uint64_t id,
   return absl::OkStatus();
 }
 
-OtherWay::Rider InboundHub::RiderTo(const Incarnation& initiator) {
+ReverseSession::Piggyback InboundHub::PiggybackTo(const Incarnation& initiator) {
   const auto it = sessions_.find(initiator);
   if (it == sessions_.end()) return {};
   InboundSession& session = *it->second;
@@ -98,16 +98,16 @@ OtherWay::Rider InboundHub::RiderTo(const Incarnation& initiator) {
   if (session.failed || link == session.links.end() || session.channel.NextToSend() == nullptr) {
     return {};
   }
-  OtherWay::Rider rider{.channel = &session.channel, .session = session.id};
-  if ((*link)->version >= kCarryVersion) {
-    rider.endpoint = (*link)->endpoint.get();
-    rider.heard = (*link)->heard;
-    rider.carried = &(*link)->carried;
+  ReverseSession::Piggyback piggyback{.channel = &session.channel, .session = session.id};
+  if ((*link)->version >= kPiggybackVersion) {
+    piggyback.endpoint = (*link)->endpoint.get();
+    piggyback.heard = (*link)->heard;
+    piggyback.carried = &(*link)->carried;
   }
-  return rider;
+  return piggyback;
 }
 
-void InboundHub::CarrierLost(const Incarnation& initiator) {
+void InboundHub::PiggybackLinkLost(const Incarnation& initiator) {
   const auto it = sessions_.find(initiator);
   if (it != sessions_.end()) it->second->channel.Rewind();
 }
@@ -195,8 +195,8 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
 absl::Status InboundHub::CheckBounds(const InboundSession& session) const {
   const ArrivalTracker& tracker = session.tracker;
   if (session.delivered.notifications + tracker.held_notifications() >
-          session.credit_told.notifications ||
-      session.delivered.bytes + tracker.held_bytes() > session.credit_told.bytes) {
+          session.credit_reported.notifications ||
+      session.delivered.bytes + tracker.held_bytes() > session.credit_reported.bytes) {
     return absl::ResourceExhaustedError("it sends notifications that it has no credit for");
   }
   if (tracker.active() > kMaxSessionTransfers ||
@@ -337,9 +337,9 @@ void InboundHub::DeliverPart(InboundSession& session, ArrivalTracker::Delivered 
   auto taken = runtime_->kv.Take(*part, session.name, runtime_->now);
   if (!taken.ok()) {
     // Goes before the word that the transfer has arrived.
-    session.channel.Push(FrameType::kVerdict,
-                         VerdictFrame{.transfer = delivered.transfer,
-                                      .why = ForPeer(ToStd(taken.status().message()))});
+    session.channel.Push(FrameType::kKvAnswer,
+                         KvAnswerFrame{.transfer = delivered.transfer,
+                                       .why = ForPeer(ToStd(taken.status().message()))});
   }
   if (!taken.ok() || !taken->whole) return credit.GiveBack();
   runtime_->notifier.Push({.peer = session.name,
@@ -361,10 +361,11 @@ void InboundHub::TellCredit(InboundSession& session) {
       .bytes =
           session.account->bytes.load(std::memory_order_acquire) + options.max_notification_bytes};
   const bool due =
-      now.notifications - session.credit_told.notifications > (options.max_notifications - 1) / 4 ||
-      now.bytes - session.credit_told.bytes > CreditByteStep(options.max_notification_bytes);
+      now.notifications - session.credit_reported.notifications >
+          (options.max_notifications - 1) / 4 ||
+      now.bytes - session.credit_reported.bytes > CreditByteStep(options.max_notification_bytes);
   if (!due) return;
-  session.credit_told = now;
+  session.credit_reported = now;
   session.channel.Push(FrameType::kCredit, now);
 }
 
@@ -372,10 +373,10 @@ void InboundHub::Answer(InboundSession& session, LeaseAnswerFrame answer) {
   if (session.version >= kLeaseVersion) {
     session.channel.Push(FrameType::kLeaseAnswer, answer);
   } else {
-    session.channel.Push(FrameType::kVerdict,
-                         VerdictFrame{.transfer = answer.transfer,
-                                      .good = answer.refusal == LeaseAnswerFrame::kHeld,
-                                      .why = std::move(answer.why)});
+    session.channel.Push(FrameType::kKvAnswer,
+                         KvAnswerFrame{.transfer = answer.transfer,
+                                       .good = answer.refusal == LeaseAnswerFrame::kHeld,
+                                       .why = std::move(answer.why)});
   }
 }
 

@@ -12,39 +12,39 @@ constexpr uint32_t kMaxRanges = 32;
 
 }  // namespace
 
-absl::InlinedVector<ArrivalRoom*, 1> InboundSession::Rooms() const {
-  absl::InlinedVector<ArrivalRoom*, 1> rooms;
+absl::InlinedVector<ArrivalCapacity*, 1> InboundSession::ArrivalCapacities() const {
+  absl::InlinedVector<ArrivalCapacity*, 1> spaces;
   for (const InboundLink* link : links) {
-    if (std::ranges::find(rooms, link->room) == rooms.end()) rooms.push_back(link->room);
+    if (std::ranges::find(spaces, link->space) == spaces.end()) spaces.push_back(link->space);
   }
-  return rooms;
+  return spaces;
 }
 
-void InboundHub::OpenRooms() {
+void InboundHub::OpenArrivalCapacities() {
   for (const auto& backend : runtime_->backends) {
-    rooms_.emplace_back(backend->capabilities().max_arrivals);
+    arrival_capacities_.emplace_back(backend->capabilities().max_arrivals);
   }
 }
 
-bool InboundSession::In(const ArrivalRoom* room) const {
-  return std::ranges::find(links, room, &InboundLink::room) != links.end();
+bool InboundSession::In(const ArrivalCapacity* space) const {
+  return std::ranges::find(links, space, &InboundLink::space) != links.end();
 }
 
 // Whether there is room for what `session` was granted to come in by `link`.
 bool InboundHub::Fits(const InboundSession& session, const InboundLink& link) {
-  return session.In(link.room) || link.room->Fits(session.ranges);
+  return session.In(link.space) || link.space->Fits(session.ranges);
 }
 
 void InboundHub::Join(InboundSession& session, InboundLink& link) {
-  if (!session.In(link.room)) link.room->Take(session.ranges);
+  if (!session.In(link.space)) link.space->Take(session.ranges);
   session.links.push_back(&link);
 }
 
 // A session without a connection keeps its slots, by which nothing can come; the room that it took
 // is for others. If that is gone when it comes back, it is forgotten and begins anew.
 void InboundHub::Leave(InboundSession& session, InboundLink& link) {
-  if (std::erase(session.links, &link) == 0 || session.In(link.room)) return;
-  link.room->Give(session.ranges);
+  if (std::erase(session.links, &link) == 0 || session.In(link.space)) return;
+  link.space->Give(session.ranges);
   GrantWaiting();
 }
 
@@ -52,10 +52,10 @@ void InboundHub::Leave(InboundSession& session, InboundLink& link) {
 void InboundHub::GrantSlots(InboundSession& session) {
   const bool waited = std::exchange(session.wants_slots, false);
   if (session.ranges >= kMaxRanges) return;
-  const auto rooms = session.Rooms();
-  const bool room = std::ranges::all_of(
-      rooms, [&](const ArrivalRoom* one) { return one->MayGrow(session.ranges); });
-  const auto grant = room ? slots_.Grant(session.owner) : std::nullopt;
+  const auto spaces = session.ArrivalCapacities();
+  const bool space = std::ranges::all_of(
+      spaces, [&](const ArrivalCapacity* one) { return one->MayGrow(session.ranges); });
+  const auto grant = space ? slots_.Grant(session.owner) : std::nullopt;
   if (!grant.has_value()) {
     session.wants_slots = true;
     if (session.ranges > 0 || waited) return;
@@ -64,7 +64,7 @@ void InboundHub::GrantSlots(InboundSession& session) {
     return;
   }
   ++session.ranges;
-  for (ArrivalRoom* one : rooms) one->Take(1);
+  for (ArrivalCapacity* one : spaces) one->Take(1);
   session.channel.Push(FrameType::kSlotGrant, *grant);
 }
 

@@ -89,8 +89,8 @@ class Link : public EndpointUser {
   State state = State::kConnecting;
   // In kHello: what the target has said so far.
   bool acked = false;
-  uint64_t regions_due = 0;   // of which it is to say whether they live, by its hello-ack
-  uint64_t regions_told = 0;  // and of so many it has
+  uint64_t regions_due = 0;     // of which it is to say whether they live, by its hello-ack
+  uint64_t regions_listed = 0;  // and of so many it has
   bool was_up = false;
   // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
   // may let words through and no data.
@@ -107,7 +107,7 @@ class Link : public EndpointUser {
   uint32_t unsettled = 0;       // and how many have a time limit
   bool fences_rails = false;    // the target knows kFenceRail
   bool full = false;            // every rail refused since SendData began
-  bool carries = false;         // the target knows kCarry
+  bool carries = false;         // the target knows kPiggyback
   bool carried = false;         // told the target what belongs to the session the other way
   bool refused = false;         // the target said to try again soon: the attempt did not fail
   Time give_up{};               // for becoming up
@@ -164,9 +164,9 @@ struct Outbound {
   // Ending otherwise than done.
   bool ending = false;
   bool published = false;
-  bool abort_due = false;  // an ABORT is on its way and not acknowledged
-  bool orphan = false;     // its session ended before the target's word, and may land yet
-  bool untold = false;     // its session ended before the target's word
+  bool abort_due = false;   // an ABORT is on its way and not acknowledged
+  bool orphan = false;      // its session ended before the target's word, and may land yet
+  bool unreported = false;  // its session ended before the target's word
   TransferState end_state = TransferState::kActive;
   absl::Status end_status{};
   Time give_up{};  // publish then, quiet or not
@@ -196,9 +196,9 @@ class Peer {
     return session == session_ && incarnation == metadata_.incarnation;
   }
   // What the target says in the present session over a connection of its own.
-  absl::Status OnCarried(std::span<const std::byte> message);
+  absl::Status OnPiggybacked(std::span<const std::byte> message);
   // One that took along what this agent said in the present session is lost.
-  void CarrierLost() { channel_.Rewind(); }
+  void PiggybackLinkLost() { channel_.Rewind(); }
 
   void Submit(TransferPtr record);
   // The transfer `id` of this agent, if this peer has it and it has not ended.
@@ -317,7 +317,7 @@ class Peer {
   void PushLeaseRead(const internal::TransferRecord& record);
   void PushFetchEnd(const internal::TransferRecord& record, uint32_t readers);
   void PushAmend(Outbound& outbound);
-  bool SendCarrying(Link& link);
+  bool SendPiggybacked(Link& link);
   void FlushControl();
 
   // peer_staging.cc
@@ -355,18 +355,18 @@ class Peer {
   bool AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const absl::Status& status);
   void RailTimers(Time now);
   Time NextRailTimer(const Link& link) const;
-  void Acquit(Link& link, uint32_t rail);
+  void ClearSuspicion(Link& link, uint32_t rail);
   std::string WhyNoRail(const Link& link) const;
   std::vector<RailExplanation> ExplainRails(const Link& link) const;
 
   // peer_control.cc
   void OnMessage(Link& link, std::span<const std::byte> message);
-  void OnCarry(Link& link, std::span<const std::byte> body);
+  void OnPiggyback(Link& link, std::span<const std::byte> body);
   absl::Status TakeNumbered(const Envelope& envelope);
-  absl::Status TakeOneOfTwo(std::span<const std::byte> message);  // of a carry frame
+  absl::Status TakeOneOfTwo(std::span<const std::byte> message);  // of a piggyback frame
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
   absl::Status OnReleased(const ReleasedFrame& frame);
-  absl::Status OnVerdict(const VerdictFrame& frame);
+  absl::Status OnKvAnswer(const KvAnswerFrame& frame);
   absl::Status OnLeaseAnswer(const LeaseAnswerFrame& frame);
   absl::Status OnQuiesce(const QuiesceFrame& frame);
   void AnswerQuiesce();
@@ -436,7 +436,7 @@ class Peer {
   uint64_t staging_base_ = 0;                            // address of slot 0 at the target
   uint64_t staging_slots_ = 0;                           // how many it has, lent or not; 0: none
   std::unordered_map<uint32_t, StagedKey> staged_keys_;  // by region
-  std::string told_staged_{};  // over which backend it was said last that GPU memory is staged
+  std::string logged_staged_{};  // over which backend it was said last that GPU memory is staged
   // Transfers whose quiet was not learnt before their session ended.
   std::vector<TransferPtr> quarantined_;
 

@@ -30,7 +30,7 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
     link.unanswered = Time{};
     return;
   }
-  if (envelope->type == FrameType::kCarry) return OnCarry(link, envelope->body);
+  if (envelope->type == FrameType::kPiggyback) return OnPiggyback(link, envelope->body);
   if (envelope->type == FrameType::kRailFenced) return OnRailFenced(link, *envelope);
   if (envelope->sequence == 0) return;
   if (auto status = TakeNumbered(*envelope); !status.ok()) ProtocolError(link, status);
@@ -38,17 +38,17 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
 
 // First what the target acknowledges, then what it begins: an answer is told after the transfer
 // that it answers has ended.
-void Peer::OnCarry(Link& link, std::span<const std::byte> body) {
-  const auto both = DecodeCarry(body);
+void Peer::OnPiggyback(Link& link, std::span<const std::byte> body) {
+  const auto both = DecodePiggyback(body);
   absl::Status status = both.status();
   // It may overtake the answer to the hello, where its sender has learnt the version.
   if (status.ok() && link.was_up && !link.carries) {
-    status = absl::InvalidArgumentError("a carry frame in protocol version 1");
+    status = absl::InvalidArgumentError("a piggyback frame in protocol version 1");
   }
   if (status.ok()) status = TakeOneOfTwo(both->own);
   if (status.ok()) {
-    status =
-        runtime_->other_way->OnCarriedFrom(metadata_.incarnation, both->session, both->carried);
+    status = runtime_->reverse_session->OnPiggybackedFrom(metadata_.incarnation, both->session,
+                                                          both->carried);
   }
   if (!status.ok()) ProtocolError(link, status);
 }
@@ -69,7 +69,7 @@ absl::Status Peer::TakeOneOfTwo(std::span<const std::byte> message) {
   return status.ok() ? TakeNumbered(*envelope) : status;
 }
 
-absl::Status Peer::OnCarried(std::span<const std::byte> message) {
+absl::Status Peer::OnPiggybacked(std::span<const std::byte> message) {
   absl::Status status = TakeOneOfTwo(message);
   if (!status.ok()) ResetSession(Broken(status));
   return status;
@@ -94,9 +94,9 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
       credit_.bytes = std::max(credit_.bytes, credit->bytes);
       return absl::OkStatus();
     }
-    case FrameType::kVerdict: {
-      auto verdict = Decode<VerdictFrame>(frame.body);
-      return verdict.ok() ? OnVerdict(*verdict) : verdict.status();
+    case FrameType::kKvAnswer: {
+      auto answer = Decode<KvAnswerFrame>(frame.body);
+      return answer.ok() ? OnKvAnswer(*answer) : answer.status();
     }
     case FrameType::kLeaseAnswer: {
       auto answer = Decode<LeaseAnswerFrame>(frame.body);
@@ -166,7 +166,7 @@ absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
 }
 
 // The target does not take a KV part.
-absl::Status Peer::OnVerdict(const VerdictFrame& frame) {
+absl::Status Peer::OnKvAnswer(const KvAnswerFrame& frame) {
   const auto it = active_.find(frame.transfer);
   if (it == active_.end()) return absl::OkStatus();
   Outbound& outbound = it->second;
@@ -208,7 +208,7 @@ absl::Status Peer::OnLeaseAnswer(const LeaseAnswerFrame& frame) {
 // Answered when every transfer that was posted before the request came, and touches what it names,
 // has ended and is quiet.
 absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
-  if (auto status = asked_.CheckRoom(frame, version_, waits_closed_.size()); !status.ok()) {
+  if (auto status = asked_.CheckSpace(frame, version_, waits_closed_.size()); !status.ok()) {
     return status;
   }
   if (revoked_.runs() > kMaxDeadRuns) {

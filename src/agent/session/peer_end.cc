@@ -149,11 +149,11 @@ void Peer::AdvanceEnd(Outbound& outbound, Time now) {
   if (outbound.ops > 0 && now < outbound.copies_until) return;
   if (!outbound.published) {
     if (outbound.abort_due && now < outbound.give_up) return;
-    const bool unsure = outbound.abort_due || outbound.untold;
+    const bool unsettled = outbound.abort_due || outbound.unreported;
     Delivery delivery = Delivery::kNone;
     if (outbound.record->options.notification.has_value()) {
       delivery = outbound.end_state == TransferState::kDone ? Delivery::kDelivered
-                 : unsure && outbound.opened                ? Delivery::kUnknown
+                 : unsettled && outbound.opened             ? Delivery::kUnknown
                                                             : Delivery::kNotDelivered;
     }
     // Only bytes that were sent, and that the target lands by itself, can still come after this.

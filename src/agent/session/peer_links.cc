@@ -254,7 +254,7 @@ void Peer::OnDown(Link& link, const absl::Status& why) {
     // What it had taken may be lost, whatever other connections there are.
     channel_.Rewind();
     if (UpLink() == nullptr) unlinked_ = now;
-    if (link.carried) runtime_->other_way->CarrierFromLost(metadata_.incarnation);
+    if (link.carried) runtime_->reverse_session->PiggybackLinkFromLost(metadata_.incarnation);
   }
   if (was_up) runtime_->presence.LinkDown(metadata_.name, metadata_.incarnation, cause);
   CheckDeath(cause);

@@ -181,7 +181,7 @@ void Peer::RailTimers(Time now) {
     for (uint32_t rail = 0; rail < link->lives.size(); ++rail) {
       const RailLife& life = link->lives[rail];
       using enum RailLife::State;
-      if (life.state == kSuspected && life.until <= now) Acquit(*link, rail);
+      if (life.state == kSuspected && life.until <= now) ClearSuspicion(*link, rail);
       if (life.state != kFenceDue && life.state != kFencing) continue;
       if (life.since + runtime_->options.connect_timeout > now) continue;
       CloseLink(*link,
@@ -193,7 +193,7 @@ void Peer::RailTimers(Time now) {
 }
 
 // Its ops failed alone.
-void Peer::Acquit(Link& link, uint32_t rail) {
+void Peer::ClearSuspicion(Link& link, uint32_t rail) {
   link.SetLife(rail, RailLife::State::kUp);
   std::vector<std::pair<Outbound*, absl::Status>> failed;
   for (auto& [id, outbound] : active_) {

@@ -9,7 +9,7 @@ namespace kvxfer {
 namespace {
 
 // What is larger goes by itself: carrying copies.
-constexpr size_t kMaxCarryBytes = 8 * 1024;
+constexpr size_t kMaxPiggybackBytes = 8 * 1024;
 
 }  // namespace
 
@@ -301,7 +301,7 @@ bool Peer::Prepare(Outbound& outbound) {
   SliceRuns cut;
   if (slice.number != kNoSlice &&
       !outbound.walk.StepTo(slice.number, outbound.limits,
-                            {.local = outbound.registrations, .remote = outbound.keys}, op.room,
+                            {.local = outbound.registrations, .remote = outbound.keys}, op.space,
                             &cut)) {
     runtime_->ops.Release(id);
     return false;
@@ -459,31 +459,32 @@ void Peer::PushAmend(Outbound& outbound) {
 // wake-up. They take the connection over which the peer spoke last, so that a conversation stays on
 // one (tcp then acknowledges with its answers), but for frames whose data goes over `link`.
 // False: no room.
-bool Peer::SendCarrying(Link& link) {
+bool Peer::SendPiggybacked(Link& link) {
   const std::string* mine = channel_.NextToSend();
-  if (mine == nullptr || mine->size() > kMaxCarryBytes) return true;
-  const OtherWay::Rider rider = runtime_->other_way->RiderTo(metadata_.incarnation);
-  if (rider.channel == nullptr) return true;
-  const std::string* theirs = rider.channel->NextToSend();
-  if (theirs->size() > kMaxCarryBytes) return true;
-  const bool back = rider.endpoint != nullptr && !inline_data_ && rider.heard > link.heard;
+  if (mine == nullptr || mine->size() > kMaxPiggybackBytes) return true;
+  const ReverseSession::Piggyback piggyback =
+      runtime_->reverse_session->PiggybackTo(metadata_.incarnation);
+  if (piggyback.channel == nullptr) return true;
+  const std::string* theirs = piggyback.channel->NextToSend();
+  if (theirs->size() > kMaxPiggybackBytes) return true;
+  const bool back = piggyback.endpoint != nullptr && !inline_data_ && piggyback.heard > link.heard;
   if (!back && !link.carries) return true;
-  const std::string message = back
-                                  ? EncodeCarry(rider.channel->received(), session_, *mine, *theirs)
-                                  : EncodeCarry(channel_.received(), rider.session, *theirs, *mine);
-  Endpoint& endpoint = back ? *rider.endpoint : *link.endpoint;
+  const std::string message =
+      back ? EncodePiggyback(piggyback.channel->received(), session_, *mine, *theirs)
+           : EncodePiggyback(channel_.received(), piggyback.session, *theirs, *mine);
+  Endpoint& endpoint = back ? *piggyback.endpoint : *link.endpoint;
   // What waits for the other connection's room may still go over this one.
   if (!endpoint.Send(std::as_bytes(std::span(message)))) return back;
   channel_.MessageSent();
-  rider.channel->MessageSent();
-  (back ? *rider.carried : link.carried) = true;
+  piggyback.channel->MessageSent();
+  (back ? *piggyback.carried : link.carried) = true;
   return true;
 }
 
 void Peer::FlushControl() {
   SendRailFences();
   Link* link = UpLink();
-  if (link == nullptr || !SendCarrying(*link)) return;
+  if (link == nullptr || !SendPiggybacked(*link)) return;
   inline_data_ = false;
   SendKept(channel_, *link->endpoint);
 }

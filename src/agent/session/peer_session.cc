@@ -35,7 +35,7 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   if (link.acked) return ProtocolError(link, absl::InvalidArgumentError("second hello-ack"));
   link.acked = true;
   version_ = ack->version;
-  link.carries = ack->version >= kCarryVersion;
+  link.carries = ack->version >= kPiggybackVersion;
   link.fences_rails = ack->version >= kRailVersion;
   if (ack->version < kPageVersion) {
     RevokeAllBut(std::move(ack->live_regions), ack->last_region);
@@ -53,7 +53,7 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
   if (page->target != metadata_.incarnation) {
     return ProtocolError(link, absl::InvalidArgumentError("regions of another incarnation"));
   }
-  link.regions_told += uint64_t{page->last} - page->first + 1;
+  link.regions_listed += uint64_t{page->last} - page->first + 1;
   uint32_t next = page->first;
   for (const RegionRun& run : page->live) {
     if (run.first > next) revoked_.Add(next, run.first - 1);
@@ -68,7 +68,7 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
 
 // Once the target has said all that it says when a connection begins.
 void Peer::GoUp(Link& link) {
-  if (!link.acked || link.regions_told < link.regions_due) return;
+  if (!link.acked || link.regions_listed < link.regions_due) return;
   DropDeadKeys();
   const bool first = UpLink() == nullptr;
   link.state = Link::State::kUp;
@@ -162,7 +162,7 @@ void Peer::ResetSession(const absl::Status& why, Time posted_until) {
   // The rest ends without the target's word: it no longer knows, or never will.
   ForEachActive(&Any, [&](Outbound& outbound) {
     outbound.orphan |= outbound.abort_due;
-    outbound.untold |= outbound.abort_due;
+    outbound.unreported |= outbound.abort_due;
     if (outbound.record->quarantined()) quarantined_.push_back(outbound.record);
     outbound.abort_due = false;
     AdvanceEnd(outbound, Now());

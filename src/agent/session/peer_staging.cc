@@ -111,7 +111,7 @@ absl::Status Peer::NoWay(const internal::TransferRecord& record,
 // Once for each backend that it changes to: no silent fallback.
 void Peer::TellStaged(const internal::TransferRecord& record, const Link& link) {
   const std::string name(runtime_->backends[link.backend]->name());
-  if (std::exchange(told_staged_, name) == name) return;
+  if (std::exchange(logged_staged_, name) == name) return;
   std::string why;
   for (const Path& path : paths_) {
     absl::Status cause = WhyBeyond(path.link.get(), record);

@@ -26,6 +26,7 @@ uint64_t BytesOf(std::span<const Run> runs) {
 }  // namespace
 
 Stager::~Stager() {
+  // A buffer that a GPU is still copying to or from is freed once that copy is over.
   std::set<uint32_t> own;
   for (const auto& [child, op] : ops_) {
     if (!op.own.has_value()) continue;
@@ -60,7 +61,8 @@ bool Stager::Post(Outbound& outbound, uint64_t op_id, std::span<const Run> runs)
   return true;
 }
 
-// All that an op needs, or nothing: who holds one slot never waits for another.
+// Takes all buffers that the op needs, or none. So an op that holds one buffer never waits for
+// another, and ops cannot block each other.
 bool Stager::TakeSlots(StagedOp& op) {
   if (op.answers && lent_.empty()) {
     Ask();
@@ -77,8 +79,8 @@ bool Stager::TakeSlots(StagedOp& op) {
   return true;
 }
 
-// A quarter of them at most: a peer that stands still holds what it has until its transfers end,
-// and the others go on.
+// One peer gets a quarter of the own buffers at most. A peer that makes no progress keeps its
+// buffers until its transfers end, and the other peers must go on meanwhile.
 std::optional<uint32_t> Stager::TakeOwn() {
   const uint32_t most = std::max(1u, staging_->lent_slots() / 4);
   std::optional<uint32_t> slot;
@@ -97,7 +99,7 @@ void Stager::GiveOwn(uint32_t slot) {
   peer_->runtime_->own_slot_freed = peer_->runtime_->own_slot_wanted;
 }
 
-// Who holds as many as one may waits for its own.
+// A peer that holds kMaxHeld buffers waits until one of these is free.
 void Stager::Ask() {
   const auto held = static_cast<uint32_t>(held_.size());
   if (held >= StageLender::kMaxHeld || std::exchange(asked_, true)) return;
@@ -133,7 +135,7 @@ void Stager::Begin() {
     due_.pop_front();
     const absl::Status status = StartChild(child, ops_.at(child));
     if (absl::IsUnavailable(status)) {
-      // The peer's word on a region is on its way.
+      // Whether the peer's region is live is not known yet; the peer's answer is on the way.
       due_.push_front(child);
       peer_->waits_key_ = true;
       return;
@@ -151,6 +153,8 @@ absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
   std::vector<Descriptor> remote;
   uint64_t own = op.own ? reinterpret_cast<uint64_t>(staging_->At(*op.own)) : 0;
   uint64_t lent = op.lent ? peer_->staging_base_ + *op.lent * Staging::kSlotBytes : 0;
+  // Both sides are staged, so the bytes lie contiguously in both buffers. Otherwise each run keeps
+  // its place on the side that the backend reaches.
   if (op.moves && op.answers) {
     const uint64_t bytes = BytesOf(op.runs);
     local.push_back({.address = own, .bytes = bytes});
@@ -180,6 +184,9 @@ absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
   record->child = true;
   if (auto status = peer_->BeginChild(record, owner.link); !status.ok()) return status;
   op.step = Step::kChild;
+  // If the target sees the arrival, it learns beforehand what to copy, and copies as soon as the
+  // child has arrived. If the initiator copies by itself (shm), the target sees nothing: it learns
+  // it when the child is done (OnChildEnd).
   op.told = write && op.answers && !peer_->CopiesItself(*owner.link);
   if (op.told) PushStage(child, op, StageWhen::kScatterLater);
   return absl::OkStatus();
@@ -208,7 +215,7 @@ void Stager::OnChildEnd(uint64_t child, const internal::TransferRecord::End& end
     op.step = Step::kAnswer;
     if (op.answer.has_value()) return Finish(child, *op.answer);
     if (std::exchange(op.told, true)) return;
-    // Nothing is copied there before the target is told.
+    // The target does not know of the op and copies nothing for it, so a cancelled op can end here.
     if (!op.why.ok()) return Finish(child, op.why);
     return PushStage(child, op, StageWhen::kScatter);
   }
@@ -218,13 +225,13 @@ void Stager::OnChildEnd(uint64_t child, const internal::TransferRecord::End& end
 }
 
 absl::Status Stager::OnStaged(const StagedFrame& frame) {
-  if (const auto unsure = unsure_.find(frame.transfer); unsure != unsure_.end()) {
-    unsure->second.staged = true;
-    if (unsure->second.quiet) LetGo(unsure);
+  if (const auto unsettled = unsettled_.find(frame.transfer); unsettled != unsettled_.end()) {
+    unsettled->second.staged = true;
+    if (unsettled->second.quiet) LetGo(unsettled);
     return absl::OkStatus();
   }
   const auto it = ops_.find(frame.transfer);
-  if (it == ops_.end()) return absl::OkStatus();  // of one that was let go of
+  if (it == ops_.end()) return absl::OkStatus();  // of an op that was abandoned and is settled
   StagedOp& op = it->second;
   if (!op.answers || op.answer.has_value()) {
     return absl::InvalidArgumentError("it says twice, or unasked, that it has copied");
@@ -245,18 +252,18 @@ absl::Status Stager::OnStaged(const StagedFrame& frame) {
   return absl::OkStatus();
 }
 
-// Its slots go back, but for one that bytes may still come into.
-void Stager::Finish(uint64_t child, absl::Status status, bool unsure) {
+// Returns the op's buffers, except a lent one that may still receive bytes.
+void Stager::Finish(uint64_t child, absl::Status status, bool unsettled) {
   StagedOp op = std::move(ops_.at(child));
   ops_.erase(child);
   if (op.own.has_value()) GiveOwn(*op.own);
-  if (op.lent.has_value() && !unsure) GiveLent(*op.lent);
-  if (unsure) {
+  if (op.lent.has_value() && !unsettled) GiveLent(*op.lent);
+  if (unsettled) {
     ++outstanding_[op.whole];
-    unsure_.emplace(child, Unsure{.whole = op.whole,
-                                  .lent = op.lent,
-                                  .told = op.told && op.answers,
-                                  .staged = op.answer.has_value()});
+    unsettled_.emplace(child, Unsettled{.whole = op.whole,
+                                        .lent = op.lent,
+                                        .told = op.told && op.answers,
+                                        .staged = op.answer.has_value()});
   }
   if (op.owner != nullptr) {
     ended_.push_back({.op = op.op, .status = std::move(status)});
@@ -266,7 +273,7 @@ void Stager::Finish(uint64_t child, absl::Status status, bool unsure) {
 }
 
 void Stager::TellEnds() {
-  // An end may bring others with it.
+  // Reporting an end may cause further ends.
   while (!ended_.empty()) {
     for (const Ended& ended : std::exchange(ended_, {})) peer_->OnStaged(ended.op, ended.status);
   }
@@ -293,7 +300,8 @@ void Stager::Cancel(const Outbound& outbound, const absl::Status& why, Time give
   }
 }
 
-// What is over and not told yet is only counted: to tell it could end `outbound`, and others.
+// Ends that are not reported yet are only counted: reporting them here could end `outbound` and
+// others.
 void Stager::Abandon(Outbound& outbound) {
   OpTable& table = peer_->runtime_->ops;
   std::erase_if(ended_, [&](const Ended& ended) {
@@ -322,24 +330,25 @@ void Stager::Settle(const TransferPtr& whole) {
   peer_->OnSettled(record);
 }
 
-void Stager::LetGo(std::map<uint64_t, Unsure>::iterator it) {
-  const Unsure unsure = std::move(it->second);
-  unsure_.erase(it);
-  if (unsure.lent.has_value()) GiveLent(*unsure.lent);
-  Settle(unsure.whole);
+void Stager::LetGo(std::map<uint64_t, Unsettled>::iterator it) {
+  const Unsettled unsettled = std::move(it->second);
+  unsettled_.erase(it);
+  if (unsettled.lent.has_value()) GiveLent(*unsettled.lent);
+  Settle(unsettled.whole);
 }
 
 void Stager::OnChildQuiet(uint64_t child, bool arrived) {
-  const auto it = unsure_.find(child);
-  if (it == unsure_.end()) return;
+  const auto it = unsettled_.find(child);
+  if (it == unsettled_.end()) return;
   it->second.quiet = true;
+  // The child's bytes have arrived and the target's copy of them is not over.
   const bool copied_yet = it->second.told && arrived && !it->second.staged;
   if (!copied_yet) LetGo(it);
 }
 
 void Stager::OnQuiet() {
   std::vector<TransferPtr> settled;
-  std::erase_if(unsure_, [&](const auto& entry) {
+  std::erase_if(unsettled_, [&](const auto& entry) {
     if (entry.second.past) settled.push_back(entry.second.whole);
     return entry.second.past;
   });
@@ -353,6 +362,7 @@ void Stager::OnSessionEnd() {
   std::vector<uint64_t> waiting;
   for (auto& [child, op] : ops_) {
     op.lent.reset();
+    // `write`: the target may still be copying into its region.
     if (op.step == Step::kAnswer) waiting.push_back(child);
   }
   for (const uint64_t child : waiting) {
@@ -362,9 +372,9 @@ void Stager::OnSessionEnd() {
                                                " ended while it copied into its GPU's memory")),
            write);
   }
-  for (auto& [child, unsure] : unsure_) {
-    unsure.lent.reset();
-    unsure.past = true;
+  for (auto& [child, unsettled] : unsettled_) {
+    unsettled.lent.reset();
+    unsettled.past = true;
   }
 }
 
@@ -385,7 +395,7 @@ absl::Status Stager::OnLend(const StageLendFrame& frame) {
   return absl::OkStatus();
 }
 
-// Others wait: what is free goes back now, the rest as soon as it is.
+// Other peers wait for buffers: return the free ones now, and the others as soon as they are free.
 void Stager::OnRecall() {
   recalled_ = true;
   if (!lent_.empty()) GiveBack(std::exchange(lent_, {}));

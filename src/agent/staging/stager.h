@@ -1,18 +1,22 @@
-// Transfers of one peer between memories of which the backend cannot reach one or the other: each
-// op goes by way of slots of pinned memory (staging.h). What a backend does with an op, the stager
-// does in steps, of which the one over the wire is a transfer of its own, a *child*, between slots
-// or host memory, with all that transfers have: rails that fail, aborts, quiet.
+// Moves ops of one peer's transfers when the backend cannot reach one of the two memories: through
+// buffers of pinned host memory (staging.h). Such an op takes up to three steps. The step over the
+// wire is a transfer of its own, the *child*, between staging buffers or host memory. So it has
+// everything that transfers have: rails that fail, aborts, quiet.
 //
-//   write   local region → own slot (gather)      where the local side is not reached
-//           child: own slot or local region → lent slot or remote region
-//           lent slot → remote region (scatter), by the target, which answers
-//                                                 where the remote side is not reached
-//   read    remote region → lent slot, by the target; child; own slot → local region
+//   write   local region → own buffer (gather)      if the backend does not reach the local side
+//           child: own buffer or local region → lent buffer or remote region
+//           lent buffer → remote region (scatter), by the target, which answers
+//                                                   if it does not reach the remote side
+//   read    remote region → lent buffer, by the target; child; own buffer → local region
 //
-// Seen from the transfer the op is one that its initiator copies: completed means visible. So it
-// has no lanes, and its notification goes with OPEN behind the last op.
+// *Own* buffers are this agent's; *lent* ones are the target's, which it has lent to this agent. A
+// `slot` is the index of a buffer.
 //
-// Thread-safety: none; owned by the engine.
+// To its transfer a staged op is one that the initiator copies: once it completes, its bytes are
+// visible. So a staged transfer has no lanes, and its OPEN, with the notification, follows the last
+// op.
+//
+// Thread-safety: none; only the driver calls it.
 
 #ifndef KVXFER_AGENT_STAGING_STAGER_H_
 #define KVXFER_AGENT_STAGING_STAGER_H_
@@ -38,7 +42,7 @@ namespace kvxfer {
 class Peer;
 struct Outbound;
 
-// A region of the peer as staging sees it, in place of a backend's key.
+// A peer's region as staging knows it. It takes the place of a backend's key in a Run.
 struct StagedKey final : RemoteKey {
   StagedKey(uint32_t region_rkey, bool region_reached)
       : rkey(region_rkey), reached(region_reached) {}
@@ -48,28 +52,29 @@ struct StagedKey final : RemoteKey {
 
 class Stager final : private Staging::User {
  public:
-  // Of one op.
+  // The most runs of one op.
   static constexpr size_t kMaxRuns = 2048;
   static_assert(kMaxRuns <= kMaxStageRuns);
 
   Stager(Peer* peer, Staging* staging) : peer_(peer), staging_(staging) {}
   ~Stager() override;
 
-  // Takes op `op` of `outbound`, with `runs` of StagedMemory and StagedKey, which stay until it is
-  // over. False: no slot is free; again later. Peer::OnStaged follows.
+  // Accepts op `op` of `outbound`. Its `runs` name StagedMemory and StagedKey and must stay valid
+  // until the op is over. False: no buffer is free; try again later. Peer::OnStaged follows.
   bool Post(Outbound& outbound, uint64_t op, std::span<const Run> runs);
 
-  // Begins children that are due; from the peer's Pump.
+  // Begins the children that are due; called by the peer's Pump.
   void Begin();
   bool begins() const { return !due_.empty(); }
-  // Tells the peer of ops that are over, outside of everything else.
+  // Reports ops that are over to the peer. Called outside of all other work, because a report may
+  // end transfers.
   void TellEnds();
 
-  // Ends every op of `outbound` as soon as may be, its children at `give_up` at the latest.
+  // Ends every op of `outbound` as soon as possible; its children end at `give_up` at the latest.
   void Cancel(const Outbound& outbound, const absl::Status& why, Time give_up);
-  // Lets go of `outbound`, which is told now: its ops are over for it.
+  // Detaches from `outbound`, which ends now: for the transfer its ops are over.
   void Abandon(Outbound& outbound);
-  // Ops of it may still move bytes though they are over for it: it is quarantined until
+  // True: ops that are over for `whole` may still move bytes. It stays quarantined until
   // Peer::OnSettled, which follows.
   bool Outstanding(const TransferPtr& whole) const { return outstanding_.contains(whole); }
   void ForEachOutstanding(absl::FunctionRef<void(const TransferPtr&)> visit) const {
@@ -77,39 +82,41 @@ class Stager final : private Staging::User {
   }
 
   void OnChildEnd(uint64_t child, const internal::TransferRecord::End& end);
-  // The quarantine of a child has cleared; `arrived`: all of it is at the target.
+  // The quarantine of a child has ended. `arrived`: all of its bytes are at the target.
   void OnChildQuiet(uint64_t child, bool arrived);
-  // What the target says; an error: it broke the protocol.
+  // Handle the target's frames. An error: the target broke the protocol.
   absl::Status OnLend(const StageLendFrame& frame);
   void OnRecall();
   absl::Status OnStaged(const StagedFrame& frame);
-  // The session is over: no answer comes, and no slot is lent any more.
+  // The session has ended: the target answers nothing more, and its lent buffers are void.
   void OnSessionEnd();
-  // Nothing of what sessions before left behind can land any more.
+  // Nothing that earlier sessions left on the wire can be received from now on.
   void OnQuiet();
 
-  // A transfer is quarantined for its ops' sake.
+  // True: a transfer is quarantined because of its ops here.
   bool unsettled() const { return !outstanding_.empty(); }
-  // This side's GPUs copy for it.
+  // True: this side's GPUs are copying for it.
   bool moving() const {
     return std::ranges::any_of(ops_,
                                [](const auto& op) { return op.second.step == Step::kMoving; });
   }
 
  private:
+  // In order: a local GPU copy runs (kMoving), the child may begin (kDue), the child is active
+  // (kChild), the target's StagedFrame is awaited (kAnswer).
   enum class Step : uint8_t { kMoving, kDue, kChild, kAnswer };
   struct StagedOp {
     uint64_t op = 0;
     Outbound* owner = nullptr;  // null: abandoned
     TransferPtr whole{};
     Step step = Step::kDue;
-    bool moves = false;    // local regions by way of `own`
-    bool answers = false;  // the target copies, and says so
-    bool told = false;     // a write: it knows what to copy
+    bool moves = false;    // local regions go through `own`
+    bool answers = false;  // the target copies, and answers
+    bool told = false;     // of a write: the target knows what to copy
     std::optional<uint32_t> own{};
     std::optional<uint32_t> lent{};
     std::optional<absl::Status> answer{};
-    absl::Status why{};  // it is to end as this
+    absl::Status why{};  // not OK: the op must end with this
     std::span<const Run> runs{};
   };
   bool TakeSlots(StagedOp& op);
@@ -120,8 +127,8 @@ class Stager final : private Staging::User {
   void PushStage(uint64_t child, const StagedOp& op, StageWhen when);
   absl::Status StartChild(uint64_t child, StagedOp& op);
   void OnMoved(uint64_t child, const absl::Status& status) override;
-  // `unsure`: its bytes may land yet.
-  void Finish(uint64_t child, absl::Status status, bool unsure = false);
+  // `unsure`: bytes of the op may still be received.
+  void Finish(uint64_t child, absl::Status status, bool unsettled = false);
   void GiveOwn(uint32_t slot);
   void GiveLent(uint32_t slot);
   void GiveBack(std::vector<uint32_t> slots);
@@ -129,31 +136,31 @@ class Stager final : private Staging::User {
 
   Peer* const peer_;
   Staging* const staging_;
-  std::map<uint64_t, StagedOp> ops_;  // by child, begun or not
+  std::map<uint64_t, StagedOp> ops_;  // key: the child, begun or not
   std::deque<uint64_t> due_;          // children that may begin
   struct Ended {
     uint64_t op = 0;
     absl::Status status{};
   };
   std::vector<Ended> ended_;
-  // Transfers, with how many of their ops may still move bytes though they are over for them.
+  // For each transfer, how many of its ops may still move bytes although they are over for it.
   std::map<TransferPtr, uint32_t> outstanding_;
-  // Ops that are over and unsure, by child, until the wire is quiet for that, and the target does
-  // not copy for it.
-  struct Unsure {
+  // An op that is over although its bytes may still be received. It is kept, by child, until the
+  // wire is quiet for the child and the target does not copy for it.
+  struct Unsettled {
     TransferPtr whole{};
     std::optional<uint32_t> lent{};
-    bool told = false;    // if the child arrives the target copies what it brought, and says so
-    bool staged = false;  // it has said so
-    bool quiet = false;   // the child is
-    bool past = false;    // its session is over, and OnQuiet tells of it
+    bool told = false;    // once the child has arrived the target copies its bytes, and answers
+    bool staged = false;  // the target has answered
+    bool quiet = false;   // the child is quiet
+    bool past = false;    // its session has ended; OnQuiet settles it
   };
-  std::map<uint64_t, Unsure> unsure_;
-  void LetGo(std::map<uint64_t, Unsure>::iterator it);
+  std::map<uint64_t, Unsettled> unsettled_;
+  void LetGo(std::map<uint64_t, Unsettled>::iterator it);
 
   uint32_t own_held_ = 0;
-  std::vector<uint32_t> lent_;  // free ones
-  std::set<uint32_t> held_;     // all that the target has lent
+  std::vector<uint32_t> lent_;  // indices of lent buffers that are free
+  std::set<uint32_t> held_;     // indices of all buffers that the target has lent
   bool asked_ = false;
   bool recalled_ = false;
 };

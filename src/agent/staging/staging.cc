@@ -14,12 +14,13 @@
 namespace kvxfer {
 namespace {
 
-// While it lives this thread's new pages come from `node`, where there are some.
+// While it lives, this thread's new pages come from NUMA node `node`, if that has free ones.
 class PreferNode {
  public:
   explicit PreferNode(int node) {
     if (node < 0 || node >= kNodes) return;
     const unsigned long mask = 1ul << node;  // NOLINT(google-runtime-int): the system call's
+    // The kernel uses one bit less of the mask than this argument says.
     set_ = syscall(SYS_set_mempolicy, MPOL_PREFERRED, &mask, kNodes + 1) == 0;
   }
   ~PreferNode() {
@@ -69,6 +70,8 @@ absl::Status Staging::MakeSlots(const cuda::Driver& driver, int device) {
   return absl::OkStatus();
 }
 
+// Open runs on a thread of the application and copiers_ belongs to the driver, which takes the new
+// copier over from made_.
 absl::Status Staging::MakeCopier(const cuda::Driver& driver, int device) {
   if (devices_.contains(device)) return absl::OkStatus();
   auto copier = cuda::Copier::Create(&driver, device);
@@ -116,6 +119,7 @@ void Staging::Move(User* user, uint64_t key, uint32_t slot, bool into_slot,
   for (const Piece& piece : job.pieces) {
     if (piece.device >= 0) job.devices.insert(piece.device);
   }
+  // Host pieces are copied here; GPU pieces by their GPUs, which report the end.
   CopyHost(job);
   Begin(job);
 }
@@ -133,7 +137,8 @@ cuda::Copier* Staging::CopierOf(int device) const {
   return it == copiers_.end() ? nullptr : it->second.get();
 }
 
-// A kernel that touches memory which was freed would leave the application's context broken.
+// A kernel that touches freed memory would break the application's CUDA context. So each region
+// that a job touches is checked before its first batch.
 absl::Status Staging::CheckAlive(const Job& job) {
   const auto driver = cuda::Driver::Get();
   if (!driver.ok()) return driver.status();
@@ -171,7 +176,7 @@ void Staging::Begin(Job& job) {
   absl::Status status = job.left.empty() ? CheckAlive(job) : absl::OkStatus();
   while (status.ok() && !job.devices.empty()) {
     status = BeginOn(job, *job.devices.begin());
-    if (absl::IsResourceExhausted(status)) return;  // again at the next Poll
+    if (absl::IsResourceExhausted(status)) return;  // try again at the next Poll
     if (status.ok()) job.devices.erase(job.devices.begin());
   }
   if (status.ok()) return;
@@ -196,7 +201,8 @@ absl::Status Staging::BeginOn(Job& job, int device) {
     at += piece.bytes;
   }
   const auto batch = copier->Start(scratch_);
-  // With nothing under way it was the driver's want of memory, not of room.
+  // If no batch is under way, the copier was not full: the CUDA driver lacked memory, and waiting
+  // would not help.
   if (absl::IsResourceExhausted(batch.status()) && copier->idle()) {
     return absl::UnavailableError(batch.status().message());
   }
@@ -232,7 +238,7 @@ bool Staging::Poll() {
     const Job job = std::move(*it);
     it = jobs_.erase(it);
     if (job.give_own) GiveOwn(job.slot);
-    // It may begin another copy, behind the last of jobs_.
+    // OnMoved may begin another copy, which is appended to jobs_.
     if (job.user != nullptr) job.user->OnMoved(job.key, job.status);
   }
   return any;

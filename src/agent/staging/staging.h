@@ -1,15 +1,15 @@
-// GPU memory over backends that cannot reach it, by way of pinned host memory: the memory, in
-// slots, and what copies between slots and regions. Of the slots the first half are lent to peers
-// (who write into them, or read), the others are this agent's own, so that neither waits for the
+// Staging: GPU memory goes over backends that cannot reach it through pinned host memory. This
+// class has that memory, divided into buffers (a `slot` is a buffer's index), and copies between
+// buffers and regions. The first half of the buffers is lent to peers, which write into them or
+// read from them; the other half is for this agent's own transfers. So neither use waits for the
 // other.
 //
-// How a transfer goes over slots is in stager.h (this agent is the initiator) and stage_desk.h (it
-// is the target); docs/architecture.md, "Staging", has the whole way.
+// stager.h describes how a transfer uses buffers at the initiator, stage_desk.h at the target;
+// docs/architecture.md, "Staging", the whole path. Nothing is allocated before the first GPU memory
+// is registered.
 //
-// Nothing of it exists before the first GPU memory is registered.
-//
-// Lifetime: outlives the registrations and the backends, which may still move bytes of the slots.
-// Thread-safety: Open, span and open from any thread; everything else by the owner of the engine.
+// Lifetime: outlives the registrations and the backends, which may still move bytes of the buffers.
+// Thread-safety: Open, span and open from any thread; everything else by the driver only.
 
 #ifndef KVXFER_AGENT_STAGING_STAGING_H_
 #define KVXFER_AGENT_STAGING_STAGING_H_
@@ -38,39 +38,39 @@ namespace kvxfer {
 
 class Staging {
  public:
-  // Large enough that its control messages cost little beside its bytes, small enough that some of
-  // one transfer are on their way at once.
+  // The size of a buffer: large enough that its control messages cost little beside its bytes,
+  // small enough that several buffers of one transfer are under way at once.
   static constexpr size_t kSlotBytes = 2 * 1024 * 1024;
   static constexpr uint64_t kMinBytes = 4 * kSlotBytes;
 
-  // `bytes` of slots, in whole ones.
+  // `bytes` is rounded down to whole buffers.
   explicit Staging(uint64_t bytes);
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Makes the slots, near `device`, and what copies between them and that device, where that was
-  // not done. Takes some 10 ms, and may wait for what is in the streams of the device: they may
-  // wait for transfers, so never on the thread that drives those. An error says why it cannot be
-  // had; it is tried again.
+  // Allocates and pins the buffers near GPU `device`, and makes the copier between them and that
+  // GPU, unless both exist already. Takes some 10 ms and may wait for work in the GPU's CUDA
+  // streams. Those may wait for transfers, so the driver must never call this. After an error it
+  // may be called again.
   absl::Status Open(int device);
-  // What to register with the backends; null before Open.
+  // The memory to register with the backends; null before Open.
   MemorySpan span() const;
   bool open() const { return data_.load() != nullptr; }
   uint32_t lent_slots() const { return slots_ / 2; }
   std::byte* At(uint32_t slot) const { return data_.load() + size_t{slot} * kSlotBytes; }
 
-  // A region of GPU memory is registered, behind Open of its device, or not any more.
+  // A region of GPU memory was registered, after Open of its device; or it was deregistered.
   void AddRegion(RegionId id, cuda::DeviceSpan span);
   void RemoveRegion(RegionId id) { regions_.erase(id); }
-  // A copy out of it or into it is under way.
+  // True: a copy from or to the region is under way.
   bool InUse(RegionId id) const;
 
-  // One of the agent's own slots; none: all are in use.
+  // One of this agent's own buffers; nothing: all are in use.
   std::optional<uint32_t> TakeOwn();
   void GiveOwn(uint32_t slot) { own_.push_back(slot); }
 
-  // A contiguous piece of a region.
+  // A contiguous part of a region.
   struct Piece {
     uint64_t address = 0;
     uint64_t bytes = 0;
@@ -80,24 +80,25 @@ class Staging {
   class User {
    public:
     virtual ~User() = default;
-    // The copy is over; within Poll.
+    // The copy `key` is over. Called from Poll.
     virtual void OnMoved(uint64_t key, const absl::Status& status) = 0;
   };
-  // Copies pieces into `slot`, one behind the other from its beginning, or out of it; OnMoved(key)
-  // follows. `user` may be destroyed before, after Forget.
+  // Copies `pieces` into buffer `slot`, one after the other from its start, or out of it.
+  // OnMoved(key) follows. `user` may be destroyed earlier, after Forget.
   void Move(User* user, uint64_t key, uint32_t slot, bool into_slot, std::vector<Piece> pieces);
-  // Those of `user` go on, and nobody is told. Slots of its own that they use are given back then.
+  // The copies of `user` go on and are not reported. Its own buffers in `own_slots` are freed when
+  // their copies are over.
   void Forget(User* user, const std::set<uint32_t>& own_slots);
 
-  // Begins copies that waited, and tells of those that are over; true: there were some.
+  // Begins copies that had to wait, and reports those that are over. True: there were any.
   bool Poll();
-  // Copies are under way: Poll soon, nothing else tells of their end.
+  // Copies are under way. Poll soon: nothing else signals their end.
   bool busy() const { return !jobs_.empty(); }
 
-  // Waits for all copies; nobody is told of them. Nothing may follow.
+  // Waits for all copies without reporting them. No call may follow.
   void Close() { copiers_.clear(); }
 
-  // A line for a person on how bytes get in and out of the slots; empty: there are none.
+  // A line for people on how bytes get into and out of the buffers; empty before Open.
   std::string Describe() const;
 
  private:
@@ -110,10 +111,10 @@ class Staging {
     uint64_t key = 0;
     uint32_t slot = 0;
     bool into_slot = false;
-    bool give_own = false;  // nobody else will
+    bool give_own = false;  // the user is gone: free the buffer here
     std::vector<Piece> pieces{};
-    std::set<int> devices{};    // whose pieces have not begun
-    std::vector<Batch> left{};  // begun, not over
+    std::set<int> devices{};    // GPUs whose pieces have not begun
+    std::vector<Batch> left{};  // begun and not over
     absl::Status status{};
 
     bool over() const { return devices.empty() && left.empty(); }
@@ -130,13 +131,13 @@ class Staging {
   void TakeEnds(int device, cuda::Copier& copier);
 
   const uint32_t slots_;
-  std::mutex mu_;          // of Open
-  std::set<int> devices_;  // with a copier
+  std::mutex mu_;          // serialises Open
+  std::set<int> devices_;  // GPUs that have a copier
   HostBuffer memory_;
   cuda::Pinned pinned_;
   std::atomic<std::byte*> data_{nullptr};  // of memory_, once it is pinned
 
-  std::mutex made_mu_;  // of made_, which the owner takes over
+  std::mutex made_mu_;  // guards made_, which Open fills and the driver empties
   std::map<int, std::unique_ptr<cuda::Copier>> made_;
 
   std::map<RegionId, cuda::WatchedSpan> regions_;
@@ -144,7 +145,7 @@ class Staging {
   std::map<int, std::unique_ptr<cuda::Copier>> copiers_;
   std::list<Job> jobs_;  // in the order of Move
   uint64_t checks_ = 0;
-  std::vector<cuda::Piece> scratch_;  // of one device
+  std::vector<cuda::Piece> scratch_;  // the pieces for one GPU
 };
 
 }  // namespace kvxfer

@@ -13,7 +13,7 @@
 namespace kvxfer::cuda_ipc {
 namespace {
 
-// Packets; each may export memory, which takes some 10 us.
+// How many packets one turn sends. Each may export memory, which takes about 10 us.
 constexpr int kAnswersPerTurn = 32;
 
 }  // namespace
@@ -73,7 +73,7 @@ size_t AcceptedLink::Post(std::span<const Op> ops) {
 }
 
 void AcceptedLink::Fence(uint64_t transfer) {
-  // The initiator was fenced first, and what its GPUs had begun is over by then: nothing is on the
+  // The initiator was fenced first and has waited for what its GPUs had begun, so nothing is under
   // way.
   if (up()) Say(EventKind::kFenced, transfer);
 }
@@ -92,7 +92,7 @@ absl::Status AcceptedLink::OnPacket(Lifeline::Packet& packet) {
     Expect(absl::UnavailableError("the peer has ended the link"));
     return absl::OkStatus();
   }
-  const auto ask = FromBytes<AskPacket>(packet.body);
+  const auto ask = wire::TryDecode<AskPacket>(packet.body);
   if (packet.type != PacketType::kAsk || !ask) {
     return absl::InvalidArgumentError("the peer sent a cuda_ipc packet that has no place here");
   }
@@ -110,8 +110,8 @@ bool AcceptedLink::HasWorkAside() const {
   return serves() && lifeline_ != nullptr && !lifeline_->sending();
 }
 
-// Nothing is granted before the link is authorised. The answers fill the socket and no more, so
-// that what is exported for them is not kept here.
+// Nothing is sent before the link is authorised. Answers are made only as fast as the socket takes
+// them, so exported handles are not kept here.
 void AcceptedLink::Serve() {
   for (int i = 0; i < kAnswersPerTurn && serves() && !lifeline_->sending(); ++i) {
     if (!Answer(asks_.front())) continue;
@@ -123,16 +123,18 @@ bool AcceptedLink::Answer(Ask& ask) {
   const uint64_t region = ask.packet.region;
   const CudaIpcRegistration* const registration = backend_->FindRegion(region);
   if (registration == nullptr || registration->rkey() != ask.packet.rkey) {
-    // Also where it was closed between two parts.
+    // It may also have been closed between two parts.
     Refuse(region, absl::FailedPreconditionError(
                        "the region was deregistered there, or the metadata is old; take it again"));
     return true;
   }
   if (!std::exchange(ask.begun, true)) {
+    // From here on the peer may have memory open, so silence no longer proves anything.
     granted_ = true;
     told_.insert(region);
-    lifeline_->Send(PacketType::kRegion, AsBytes(registration->Describe()));
+    lifeline_->Send(PacketType::kRegion, wire::Encode(registration->Describe()));
     return false;
+    // The region's description goes first; each call after it sends one part.
   }
   net::Fd file;
   absl::StatusOr<PartPacket> part = registration->Export(ask.next_part, same_process_, file);
@@ -141,20 +143,20 @@ bool AcceptedLink::Answer(Ask& ask) {
     Refuse(region, part.status());
     return true;
   }
-  lifeline_->Send(PacketType::kPart, AsBytes(*part), std::move(file));
+  lifeline_->Send(PacketType::kPart, wire::Encode(*part), std::move(file));
   return ++ask.next_part == registration->parts();
 }
 
 void AcceptedLink::Refuse(uint64_t region, const absl::Status& why) {
-  const RefusedPacket packet{.region = region, .code = static_cast<uint32_t>(why.code())};
-  std::string bytes(AsBytes(packet));
-  bytes.append(ForPeer(ToStd(why.message())));
-  lifeline_->Send(PacketType::kRefused, bytes);
+  lifeline_->Send(PacketType::kRefused,
+                  wire::Encode(RefusedPacket{.region = region,
+                                             .code = static_cast<uint32_t>(why.code()),
+                                             .why = ForPeer(ToStd(why.message()))}));
 }
 
 void AcceptedLink::Forget(uint64_t region) {
   if (!up() || lifeline_ == nullptr || told_.erase(region) == 0) return;
-  lifeline_->Send(PacketType::kForget, AsBytes(ForgetPacket{.region = region}));
+  lifeline_->Send(PacketType::kForget, wire::Encode(ForgetPacket{.region = region}));
 }
 
 void AcceptedLink::Watch() {

@@ -1,11 +1,12 @@
-// The accepting side of a link: tells an authorised peer what is behind its regions, and waits for
-// the peer's GPUs when the link ends.
+// The accepting side of a cuda_ipc link. It sends an authorised peer the handles of its regions,
+// and waits for the peer's GPUs when the link ends.
 //
-// Its kDown means that nothing of the peer moves here any more. The proof is the peer's word on the
-// lifeline, which it gives when its last copy is over, or the end of its process, as its pidfd
-// tells. The loss of the control stream proves nothing, nor does that of the lifeline.
+// Its kDown means that the peer no longer moves anything here. The proof is either the peer's
+// kQuiet packet on the lifeline, which it sends when its last copy is over, or the end of its
+// process, which its pidfd shows. The loss of the control stream proves nothing, and neither does
+// the loss of the lifeline.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_ACCEPTED_H_
 #define KVXFER_BACKENDS_CUDA_IPC_ACCEPTED_H_
@@ -24,7 +25,8 @@ namespace kvxfer::cuda_ipc {
 
 class AcceptedLink final : public Link {
  public:
-  // The peer asks for one region after the other and waits for answers beyond so many.
+  // The most asks without an answer. The peer asks for one region after another and waits beyond
+  // this number.
   static constexpr size_t kMaxAsks = 32;
 
   AcceptedLink(CudaIpcBackend* backend, net::Fd control, std::string from);
@@ -32,7 +34,7 @@ class AcceptedLink final : public Link {
   // --- Endpoint ---
   std::string Describe() const override;
   void Authorize() override { authorized_ = true; }
-  // Nothing before the peer knows that it has joined.
+  // Sends nothing before the peer knows that it has joined.
   bool Send(std::span<const std::byte> message) override {
     return process_ != nullptr && Link::Send(message);
   }
@@ -59,7 +61,7 @@ class AcceptedLink final : public Link {
   absl::Status OnPacket(Lifeline::Packet& packet) override;
   void Serve() override;
   void Watch() override;
-  // The next packet of an answer; true: it was the last.
+  // Sends the next packet of an answer. True: it was the last.
   bool Answer(Ask& ask);
   void Refuse(uint64_t region, const absl::Status& why);
   void EndData(const absl::Status& /*why*/) override { asks_.clear(); }
@@ -71,12 +73,12 @@ class AcceptedLink final : public Link {
   Word word_{};
   bool authorized_ = false;
   bool granted_ = false;     // the peer may have opened memory of this process
-  bool last_word_ = false;   // it has said that it moves nothing there any more
-  bool quiet_said_ = false;  // that, or its process has ended
+  bool last_word_ = false;   // kQuiet has arrived
+  bool quiet_said_ = false;  // kQuiet has arrived, or the peer's process has ended
   bool same_process_ = false;
   std::unique_ptr<PeerProcess> process_;
   std::deque<Ask> asks_;
-  std::set<uint64_t> told_;  // regions that the peer knows
+  std::set<uint64_t> told_;  // regions whose handles the peer has
 };
 
 }  // namespace kvxfer::cuda_ipc

@@ -37,7 +37,7 @@ CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
                     .max_op_runs = kMaxOpRuns,
                     .max_message_bytes = net::kMaxMessageBytes},
       hub_({.backend = "cuda_ipc",
-            .service = net::Service::kCudaIpc,
+            .service = net::Service{4},
             .incarnation = context.incarnation,
             .connect_timeout = options_.connect_timeout},
            this) {}
@@ -52,37 +52,39 @@ absl::StatusOr<std::unique_ptr<CudaIpcBackend>> CudaIpcBackend::Create(
 
 absl::Status CudaIpcBackend::Open(const Incarnation& incarnation) {
   if (absl::Status open = hub_.Open(); !open.ok()) return open;
-  // Without a pidfd the death of a peer could not be told from its silence.
+  // Without a pidfd, the death of a peer could not be distinguished from its silence.
   auto self = PeerProcess::Open(&hub_.reactor(), host_, static_cast<uint32_t>(::getpid()), 0);
   if (!self.ok()) return Annotate(self.status(), "not usable here");
-  // Peers are on this host and in this network namespace, or not peers of this backend.
+  // Peers of this backend are on this host and in this network namespace, so loopback suffices.
   AgentOptions listen = options_;
   listen.advertise.clear();
   absl::Status listens = hub_.Listen(listen, "127.0.0.1:0", "the loopback address");
   if (!listens.ok()) return listens;
-  return desk_.Open(&hub_.reactor(), incarnation);
+  return lifeline_listener_.Open(&hub_.reactor(), incarnation);
 }
 
 CudaIpcBackend::~CudaIpcBackend() {
   for (net::ControlLink* link : hub_.links()) LinkOf(link)->StopData();
+  // Before the links are detached: copies may still write to memory of peers.
   copies_.Wait(nullptr);
   hub_.Close();
   for (const auto& [number, registration] : std::exchange(regions_, {})) registration->Detach();
 }
 
 std::string CudaIpcBackend::Address() const {
-  return Encode(Whereabouts{
-      .ipc_namespace = ipc_namespace_, .desk = desk_.name(), .control = hub_.Address()});
+  return Encode(MetadataAddress{.ipc_namespace = ipc_namespace_,
+                                .listener = lifeline_listener_.name(),
+                                .control = hub_.Address()});
 }
 
 absl::Status CudaIpcBackend::Reachable(std::string_view address, const HostIdentity& host) const {
-  if (auto at = DecodeWhereabouts(address); !at.ok()) return at.status();
+  if (auto at = DecodeMetadataAddress(address); !at.ok()) return at.status();
   return CheckReachable(host_, host);
 }
 
 absl::StatusOr<std::unique_ptr<Endpoint>> CudaIpcBackend::Connect(std::string_view address,
                                                                   const HostIdentity& host) {
-  absl::StatusOr<Whereabouts> at = DecodeWhereabouts(address);
+  absl::StatusOr<MetadataAddress> at = DecodeMetadataAddress(address);
   if (!at.ok()) return at.status();
   if (absl::Status reach = CheckReachable(host_, host); !reach.ok()) return reach;
   absl::StatusOr<net::PeerAddress> control = net::DecodeReachable(at->control, host_, host);
@@ -150,10 +152,11 @@ const CudaIpcRegistration* CudaIpcBackend::FindRegion(uint64_t number) const {
 
 size_t CudaIpcBackend::Poll(std::span<Event> out, bool readable) {
   if (hub_.Begin(out, readable)) {
-    desk_.Work();
-    // The list changes only by the agent, outside of this.
+    lifeline_listener_.Work();
+    // The list changes only by calls of the agent, not during this loop.
     for (net::ControlLink* link : hub_.links()) LinkOf(link)->WorkAside();
     copies_.Poll();
+    // The deadline is counted from here: a busy queue is polled again after kLook.
     looked_ = Now();
     hub_.Work();
   }
@@ -162,7 +165,8 @@ size_t CudaIpcBackend::Poll(std::span<Event> out, bool readable) {
 
 bool CudaIpcBackend::Arm() {
   const auto has_work = [](net::ControlLink* link) { return LinkOf(link)->HasWorkAside(); };
-  if (hub_.HasWork() || desk_.HasWork() || std::ranges::any_of(hub_.links(), has_work)) {
+  if (hub_.HasWork() || lifeline_listener_.HasWork() ||
+      std::ranges::any_of(hub_.links(), has_work)) {
     return false;
   }
   hub_.SetTimer();
@@ -170,8 +174,8 @@ bool CudaIpcBackend::Arm() {
 }
 
 std::optional<Time> CudaIpcBackend::deadline() const {
-  if (!copies_.busy()) return desk_.deadline();
-  return Earlier(desk_.deadline(), looked_ + kLook);
+  if (!copies_.busy()) return lifeline_listener_.deadline();
+  return Earlier(lifeline_listener_.deadline(), looked_ + kLook);
 }
 
 std::string CudaIpcBackend::PathOf(const PeerRegion& region, int device) const {

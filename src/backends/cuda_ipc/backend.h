@@ -1,11 +1,11 @@
-// The cuda_ipc backend: GPU memory of the processes of one host, copied by the GPUs of the process
-// that connected.
+// The cuda_ipc backend: GPU memory of processes on one host. The GPUs of the process that connected
+// do the copies.
 //
-// CUDA is not touched before GPU memory is registered. While batches run they are asked about every
-// kLook at least, for the driver has no descriptor that would wake.
+// CUDA is not touched before GPU memory is registered. While batches run they are polled at least
+// every kLook, because CUDA has no descriptor that signals their end.
 //
-// Lifetime: endpoints and registrations may outlive it; they are then of no use.
-// Thread-safety: none but that of kvxfer::Backend.
+// Lifetime: endpoints and registrations may outlive it; they then do nothing.
+// Thread-safety: none, see kvxfer/backend.h; Prepare from any thread.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
 #define KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
@@ -22,7 +22,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/cuda_ipc/copy_queue.h"
-#include "src/backends/cuda_ipc/desk.h"
+#include "src/backends/cuda_ipc/lifeline_listener.h"
 #include "src/backends/cuda_ipc/opened.h"
 #include "src/backends/cuda_ipc/peer_region.h"
 #include "src/backends/cuda_ipc/regions.h"
@@ -32,7 +32,7 @@ namespace kvxfer::cuda_ipc {
 
 class CudaIpcBackend final : public Backend,
                              private net::LinkHub::Owner,
-                             private Desk::Owner,
+                             private LifelineListener::Owner,
                              private CudaIpcRegistration::Owner {
  public:
   static absl::StatusOr<std::unique_ptr<CudaIpcBackend>> Create(const BackendContext& context);
@@ -58,9 +58,9 @@ class CudaIpcBackend final : public Backend,
   uint64_t ipc_namespace() const { return ipc_namespace_; }
   CopyQueue& copies() { return copies_; }
   OpenedTable& opened() { return opened_; }
-  // Those that have registered memory, with how much of it.
+  // The devices that have registered memory, and how many registrations each has.
   const std::map<int, size_t>& devices() const { return devices_; }
-  // Null: it is closed, or never was.
+  // Null: the region is closed, or never existed.
   const CudaIpcRegistration* FindRegion(uint64_t number) const;
   // "GPU 0 -> GPU 1 over NVLink, copy kernel, 2 streams".
   std::string PathOf(const PeerRegion& region, int device) const;
@@ -72,7 +72,7 @@ class CudaIpcBackend final : public Backend,
   absl::Status Open(const Incarnation& incarnation);
   std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
   std::optional<Time> deadline() const override;
-  void OnDeadline(Time now) override { desk_.OnDeadline(now); }
+  void OnDeadline(Time now) override { lifeline_listener_.OnDeadline(now); }
   void OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) override;
   void OnClosed(const CudaIpcRegistration& registration) override;
 
@@ -81,7 +81,7 @@ class CudaIpcBackend final : public Backend,
   const uint64_t ipc_namespace_;
   Capabilities capabilities_;
   net::LinkHub hub_;
-  Desk desk_{this};  // before the hub it goes
+  LifelineListener lifeline_listener_{this};  // destroyed before the hub
   OpenedTable opened_;
   CopyQueue copies_;
   std::unordered_map<uint64_t, CudaIpcRegistration*> regions_;

@@ -44,7 +44,8 @@ absl::Status CopyQueue::MakeReady(const cuda::Driver* driver, int device) {
   lane->driver = driver;
   lane->copier = *std::move(copier);
   const std::lock_guard lock(mu_);
-  lanes_.emplace(device, std::move(lane));  // of two that were made at once the first stays
+  // If two threads made one at the same time, the first stays.
+  lanes_.emplace(device, std::move(lane));
   return absl::OkStatus();
 }
 
@@ -70,7 +71,7 @@ void CopyQueue::Start() {
   }
 }
 
-// False: nothing can begin now.
+// Begins one batch from the ops that wait. False: nothing can begin now.
 bool CopyQueue::StartBatch(int device, Lane& lane) {
   ++batches_;
   pieces_.clear();
@@ -87,7 +88,8 @@ bool CopyQueue::StartBatch(int device, Lane& lane) {
     absl::Status added = AddPieces(device, lane, *posted, batch);
     if (added.ok() && pieces_.size() > cuda::Copier::kMaxPieces) {
       if (!batch.ops.empty()) {
-        // It has more pieces than runs: it goes by itself.
+        // An op may have more pieces than runs, if a run crosses allocations: it gets a batch of
+        // its own.
         pieces_.resize(before);
         lane.waiting.push_front(posted);
         ++posted->waiting;
@@ -128,7 +130,7 @@ absl::Status CopyQueue::AddPieces(int device, const Lane& lane, const Posted& po
     touch(region->watched());
     if (!status.ok()) break;
   }
-  // All of them: what was touched and not asked about would be taken for alive.
+  // All of them, even after an error: a span that was touched and not checked would count as alive.
   for (cuda::WatchedSpan* const span : touched_) {
     const absl::Status alive = span->Check(*lane.driver);
     status.Update(Annotate(alive, "cuda_ipc"));
@@ -136,7 +138,7 @@ absl::Status CopyQueue::AddPieces(int device, const Lane& lane, const Posted& po
   return status;
 }
 
-// False: there is no room for it.
+// False: the copier has no space for it.
 bool CopyQueue::Launch(int device, Lane& lane, Batch batch) {
   absl::StatusOr<uint64_t> number = lane.copier->Start(pieces_);
   if (number.ok()) {
@@ -145,7 +147,7 @@ bool CopyQueue::Launch(int device, Lane& lane, Batch batch) {
     return true;
   }
   if (absl::IsResourceExhausted(number.status()) && !lane.running.empty()) {
-    // Begun again when a batch has ended.
+    // Tried again when a batch has ended.
     for (const Ops::iterator posted : batch.ops) {
       --posted->running;
       ++posted->waiting;
@@ -153,7 +155,7 @@ bool CopyQueue::Launch(int device, Lane& lane, Batch batch) {
     lane.waiting.insert(lane.waiting.begin(), batch.ops.begin(), batch.ops.end());
     return false;
   }
-  // One may be to blame for what all of them would end with.
+  // One op may be the cause of an error that all of them would end with: start each alone.
   if (batch.ops.size() > 1) return StartEach(device, lane, batch);
   for (const Ops::iterator posted : batch.ops) {
     posted->status.Update(Annotate(number.status(), "cuda_ipc"));
@@ -164,7 +166,7 @@ bool CopyQueue::Launch(int device, Lane& lane, Batch batch) {
 }
 
 bool CopyQueue::StartEach(int device, Lane& lane, const Batch& batch) {
-  bool room = true;
+  bool space = true;
   for (const Ops::iterator posted : batch.ops) {
     ++batches_;
     pieces_.clear();
@@ -172,17 +174,18 @@ bool CopyQueue::StartEach(int device, Lane& lane, const Batch& batch) {
     absl::Status status = AddPieces(device, lane, *posted, alone);
     if (status.ok()) {
       alone.ops.push_back(posted);
-      room &= Launch(device, lane, std::move(alone));
+      space &= Launch(device, lane, std::move(alone));
       continue;
     }
     posted->status.Update(status);
     --posted->running;
     Left(posted);
   }
-  return room;
+  return space;
 }
 
 void CopyQueue::Left(Ops::iterator posted) {
+  // Removed before it is reported: OnCopied may post again.
   if (posted->waiting > 0 || posted->running > 0) return;
   const Posted ended = std::move(*posted);
   ops_.erase(posted);
@@ -218,7 +221,7 @@ bool CopyQueue::TakeEnds(Lane& lane) {
     const std::optional<cuda::Copier::End> end = lane.copier->Poll();
     if (!end) break;
     any = true;
-    // In the order of their beginning; a number that is not known has no ops left.
+    // Batches are in the order of their start. A number that is not at the front has no ops left.
     if (lane.running.front().number != end->batch) continue;
     const Batch batch = std::move(lane.running.front());
     lane.running.pop_front();
@@ -248,6 +251,7 @@ void CopyQueue::Wait(const CopyUser* user) {
   const auto runs = [&](const Posted& posted) {
     return posted.running > 0 && (user == nullptr || posted.user == user);
   };
+  // Busy-waits with yield: this happens only when a link or the backend ends.
   while (std::ranges::any_of(ops_, runs)) {
     bool any = false;
     for (const auto& [device, lane] : Lanes()) any |= TakeEnds(*lane);

@@ -1,12 +1,12 @@
-// The ops that GPUs of this process copy, of all links: those that wait, and the batches under way.
+// The ops that GPUs of this process copy, of all links: those that wait and the batches under way.
 //
-// An op is begun by the device that owns its local memory, which pushes writes and pulls reads. As
-// long as a device has few batches under way each op is a batch of its own, begun at once; what
-// comes while it is busy goes together into the next ones. So one op waits for nothing, and many
-// small ones cost few launches.
+// The device that owns an op's local memory copies it: it pushes writes and pulls reads. While a
+// device has few batches under way, each op is a batch of its own that begins at once. Ops that
+// arrive while it is busy share the next batches. So a single op waits for nothing, and many small
+// ones cost few launches.
 //
-// Lifetime: users outlive their ops (Drop and Wait see to that).
-// Thread-safety: MakeReady from any thread, the rest by the backend's owner.
+// Lifetime: users must outlive their ops; Drop and Wait ensure that.
+// Thread-safety: MakeReady from any thread; the rest is called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_COPY_QUEUE_H_
 #define KVXFER_BACKENDS_CUDA_IPC_COPY_QUEUE_H_
@@ -36,45 +36,45 @@ inline constexpr size_t kMaxOpRuns = 8192;
 class CopyUser {
  public:
   virtual ~CopyUser() = default;
-  // The op is over: nothing of it is read or written any more.
+  // The op is over: none of its bytes are read or written afterwards.
   virtual void OnCopied(const Op& op, const absl::Status& status) = 0;
 };
 
 class CopyQueue {
  public:
-  // What a device has under way at most; enough that it never waits for this side.
+  // The most batches under way on one device: enough that the GPU never waits for this side.
   static constexpr size_t kMaxRunning = 4;  // batches
-  // Of a batch of several ops.
+  // Limits of a batch of several ops.
   static constexpr uint64_t kBatchBytes = kMaxOpBytes;
   static constexpr size_t kBatchPieces = 16384;
 
   ~CopyQueue();
 
-  // Makes what copies on `device`, ahead of the first op there. Takes some 10 ms.
+  // Makes the copier of `device`, before the first op there. Takes some 10 ms.
   absl::Status MakeReady(const cuda::Driver* driver, int device);
 
-  // Takes an op that has been checked: its runs name open registrations and keys of this backend
-  // and stay within them, and it has bytes. OnCopied follows, not before Start.
+  // Accepts an op that has been checked: its runs name open registrations and keys of this backend
+  // and stay within them, and it has bytes. OnCopied follows, but not before Start.
   void Add(CopyUser* user, const Op& op);
-  // Begins what waits, as far as there is room.
+  // Begins what waits, as far as the devices have space.
   void Start();
 
-  // Ends what has not begun of `transfer` (0: of all), with `why`.
+  // Completes ops of `transfer` (0: all) that have not begun, with `why`.
   void Drop(CopyUser* user, uint64_t transfer, const absl::Status& why);
-  // Ops of `transfer` (0: of all) that have begun and are not over.
+  // How many ops of `transfer` (0: all) have begun and are not over.
   size_t Running(const CopyUser* user, uint64_t transfer) const;
 
-  // Tells of batches that are over, and begins others; true: there were some.
+  // Reports batches that are over and begins others. True: there were any.
   bool Poll();
-  // Something waits or is under way: Poll soon, nothing else tells of its end.
+  // Something waits or is under way. Poll soon: nothing else signals its end.
   bool busy() const { return !ops_.empty(); }
-  // The context of a device is ruined: what had begun there has ended, and nobody knows what of it
-  // still moves.
+  // The context of a device is broken: what had begun there has ended, and some of it may still
+  // move bytes.
   bool broken();
-  // Blocks until nothing of `user` (null: of anybody) is under way. What waits stays.
+  // Blocks until nothing of `user` (null: of any user) is under way. Ops that wait stay.
   void Wait(const CopyUser* user);
 
-  // How `device` copies; empty: it has not been asked to.
+  // Text for people: how `device` copies. Empty: it has no copier.
   std::string Describe(int device) const;
 
  private:
@@ -82,18 +82,18 @@ class CopyQueue {
     Op op;
     CopyUser* user = nullptr;
     uint64_t bytes = 0;
-    uint32_t waiting = 0;  // lanes in which it waits
-    uint32_t running = 0;  // batches that hold some of it
+    uint32_t waiting = 0;  // devices on which it waits
+    uint32_t running = 0;  // batches that contain a part of it
     absl::Status status{};
   };
   using Ops = std::list<Posted>;
   struct Batch {
     uint64_t number = 0;  // the copier's
     std::vector<Ops::iterator> ops{};
-    // Their memory stays open until the batch is over, whatever becomes of the keys.
+    // Keeps the peers' memory open until the batch is over, whatever happens to the keys.
     std::vector<std::shared_ptr<PeerRegion>> regions{};
   };
-  // One device.
+  // One device and its ops.
   struct Lane {
     const cuda::Driver* driver = nullptr;
     std::unique_ptr<cuda::Copier> copier{};
@@ -110,13 +110,13 @@ class CopyQueue {
   bool TakeEnds(Lane& lane);
   void Left(Ops::iterator posted);
 
-  mutable std::mutex mu_;                       // of lanes_, not of what is in them
-  std::map<int, std::unique_ptr<Lane>> lanes_;  // none goes before this does
-  std::vector<std::pair<int, Lane*>> known_;    // lanes_, for the owner's thread
+  mutable std::mutex mu_;                       // guards lanes_, but not what its lanes contain
+  std::map<int, std::unique_ptr<Lane>> lanes_;  // a lane is destroyed only with the queue
+  std::vector<std::pair<int, Lane*>> known_;    // lanes_, for the driver's thread
   Ops ops_;
   uint64_t batches_ = 0;
-  std::vector<cuda::Piece> pieces_;          // scratch
-  std::vector<cuda::WatchedSpan*> touched_;  // scratch
+  std::vector<cuda::Piece> pieces_;          // scratch space
+  std::vector<cuda::WatchedSpan*> touched_;  // scratch space
 };
 
 }  // namespace kvxfer::cuda_ipc

@@ -1,4 +1,4 @@
-// The connecting side: how it comes up, posts, stops and ends.
+// DialledLink: how it comes up, posts, stops and ends.
 
 #include "src/backends/cuda_ipc/dialled.h"
 
@@ -14,11 +14,12 @@
 
 namespace kvxfer::cuda_ipc {
 
-DialledLink::DialledLink(CudaIpcBackend* backend, net::PeerAddress control, Whereabouts peer,
+DialledLink::DialledLink(CudaIpcBackend* backend, net::PeerAddress control, MetadataAddress peer,
                          const HostIdentity& host)
     : Link(backend, std::move(control)), peer_(std::move(peer)), host_(host) {}
 
-// Not within kDown's rules where ops are left: they are ended, and what runs is waited for.
+// The agent destroys endpoints only after kDown. If ops are left all the same, they are ended, and
+// running copies are awaited.
 DialledLink::~DialledLink() {
   if (backend_ == nullptr) return;
   StopData();
@@ -32,9 +33,11 @@ void DialledLink::StopData() {
 }
 
 absl::Status DialledLink::OnFrame(std::span<const std::byte> frame) {
-  const auto hello = DecodeHello(frame);
-  if (greeting() && hello && !dialled_) return MakeLifeline(*hello);
-  if (greeting() && dialled_ && IsJoined(frame)) {
+  const absl::StatusOr<Frame> decoded = Decode(frame);
+  if (!decoded.ok()) return decoded.status();
+  const Hello* hello = std::get_if<Hello>(&*decoded);
+  if (greeting() && hello != nullptr && !dialled_) return MakeLifeline(*hello);
+  if (greeting() && dialled_ && hello == nullptr) {
     GoUp();
     return absl::OkStatus();
   }
@@ -43,7 +46,7 @@ absl::Status DialledLink::OnFrame(std::span<const std::byte> frame) {
 
 absl::Status DialledLink::MakeLifeline(const Hello& hello) {
   dialled_ = true;
-  auto lifeline = Lifeline::Connect(&reactor(), peer_.desk);
+  auto lifeline = Lifeline::Connect(&reactor(), peer_.listener);
   if (!lifeline.ok()) return lifeline.status();
   const Credentials& them = (*lifeline)->peer();
   if (them.uid != ::geteuid()) {
@@ -62,8 +65,9 @@ absl::Status DialledLink::MakeLifeline(const Hello& hello) {
             .same_process = them.pid == static_cast<uint32_t>(::getpid()),
             .same_ipc_namespace = peer_.ipc_namespace == backend_->ipc_namespace()};
   lifeline_ = *std::move(lifeline);
-  lifeline_->Send(PacketType::kDial, AsBytes(DialPacket{.start_time = backend_->host().start_time,
-                                                        .word = hello.word}));
+  lifeline_->Send(
+      PacketType::kDial,
+      wire::Encode(DialPacket{.start_time = backend_->host().start_time, .word = hello.word}));
   return absl::OkStatus();
 }
 
@@ -81,8 +85,9 @@ std::string DialledLink::Describe() const {
   return out;
 }
 
-// All runs before any byte moves: an op that breaks the rules has no partial effect. This side is
-// where bounds and rights are enforced: a GPU reaches all of an allocation that was opened.
+// Checks all runs before any byte moves, so an op that breaks the rules has no partial effect.
+// Bounds and rights are enforced on this side, because a GPU reaches all of an allocation that was
+// opened.
 absl::Status DialledLink::CheckOp(const Op& op) const {
   if (op.runs.size() > kMaxOpRuns || op.rail != 0 || op.transfer == 0) {
     return absl::InvalidArgumentError(absl::StrCat("cuda_ipc: op ", op.id, " has ", op.runs.size(),
@@ -120,6 +125,7 @@ absl::Status DialledLink::CheckOp(const Op& op) const {
                          " is not registered for this; register it with the right Access there"));
       }
     }
+    // Clamped, so that the sum cannot overflow.
     bytes += std::min(run.bytes, kMaxOpBytes + 1);
   }
   if (bytes <= kMaxOpBytes) return absl::OkStatus();
@@ -129,6 +135,7 @@ absl::Status DialledLink::CheckOp(const Op& op) const {
 
 size_t DialledLink::Post(std::span<const Op> ops) {
   if (!up() || ended_) return 0;
+  // Counts completions since the last Poll: they wait in the event queue, which must stay bounded.
   if (std::exchange(poll_, backend_->hub().poll_number()) != poll_) at_once_ = 0;
   size_t accepted = 0;
   for (const Op& op : ops) {
@@ -165,7 +172,7 @@ void DialledLink::OnCopied(const Op& op, const absl::Status& status) {
   FinishDown();
 }
 
-// What a GPU has begun cannot be taken back: it is waited for, some milliseconds at most.
+// A copy that a GPU has begun cannot be taken back. Waiting for it takes some milliseconds at most.
 void DialledLink::Fence(uint64_t transfer) {
   if (!up() || ended_ || transfer == 0) return;
   backend_->copies().Drop(this, transfer,
@@ -187,18 +194,19 @@ void DialledLink::EndData(const absl::Status& why) {
   if (ops_ == 0) BeQuiet();
 }
 
-// The order is the acceptor's proof: first the last copy is over, then it is told. Of a GPU whose
-// context is ruined that is not known before the process ends, for which the acceptor then waits.
+// The order is the accepting side's proof: the last copy ends, then kQuiet is sent. If a GPU's
+// context is broken, it is unknown whether copies still run, so kQuiet is not sent and the
+// accepting side waits for the end of this process.
 void DialledLink::BeQuiet() {
   ReleaseAll();
   if (lifeline_ == nullptr) return;
   if (!backend_->copies().broken()) {
-    lifeline_->Send(PacketType::kQuiet, AsBytes(QuietPacket{}));
+    lifeline_->Send(PacketType::kQuiet, wire::Encode(QuietPacket{}));
   }
   lifeline_.reset();
 }
 
-// The backend has waited for what ran.
+// The backend has waited for running copies.
 void DialledLink::OnDetached() {
   BeQuiet();
   backend_ = nullptr;

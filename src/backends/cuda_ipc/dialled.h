@@ -1,11 +1,12 @@
-// The connecting side of a link: opens the peer's memory, and has this process's GPUs do every op.
+// The connecting side of a cuda_ipc link. It opens the peer's memory and executes every op on this
+// process's GPUs.
 //
-// Life: the peer's hello names the link; the lifeline is made and says so; the peer has looked at
-// whose process it is: up. At its end no copy begins any more; once those under way are over all
-// memory of the peer is let go of (and closed soon), then the peer is told, which is its proof,
-// then comes kDown.
+// How it comes up: the peer's hello names the link; this side connects the lifeline and sends that
+// name on it; the peer checks which process it is; then the link is up. How it ends: no further
+// copy begins. Once the copies under way are over, all memory of the peer is released (and closed
+// soon). Then kQuiet is sent, which is the peer's proof, and then kDown is reported.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_DIALLED_H_
 #define KVXFER_BACKENDS_CUDA_IPC_DIALLED_H_
@@ -26,7 +27,7 @@ namespace kvxfer::cuda_ipc {
 
 class DialledLink final : public Link, private CopyUser {
  public:
-  DialledLink(CudaIpcBackend* backend, net::PeerAddress control, Whereabouts peer,
+  DialledLink(CudaIpcBackend* backend, net::PeerAddress control, MetadataAddress peer,
               const HostIdentity& host);
   ~DialledLink() override;
 
@@ -35,9 +36,9 @@ class DialledLink final : public Link, private CopyUser {
   void Authorize() override {}
   size_t Post(std::span<const Op> ops) override;
   void Fence(uint64_t transfer) override;
-  // Unavailable: what the peer has to say of the region is on its way; try again after the next
-  // Poll. FailedPrecondition, PermissionDenied, InvalidArgument, ResourceExhausted: it cannot be
-  // had, and why.
+  // Unavailable: the peer's answer about the region is on its way; try again after the next Poll.
+  // FailedPrecondition, PermissionDenied, InvalidArgument, ResourceExhausted: it cannot be
+  // imported, and why.
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
@@ -46,19 +47,19 @@ class DialledLink final : public Link, private CopyUser {
   void StopData() override;
 
  private:
-  // Of ops that are not over, so that little has to be stopped.
+  // Limits of ops that are not over, so that little has to be stopped at the end.
   static constexpr size_t kMaxOps = 256;
   static constexpr uint64_t kMaxBytes = 8 * kMaxOpBytes;
-  // Ops that ended within Post, between two Polls.
+  // The most ops that end inside Post between two Polls.
   static constexpr size_t kMaxAtOnce = 4096;
 
-  // A region that was asked for, or is known.
+  // A region that was asked for, or that is known.
   struct Wanted {
     uint32_t rkey = 0;
-    bool answered = false;                 // no packet of it is due
+    bool answered = false;                 // no further packet about it is due
     std::shared_ptr<PeerRegion> coming{};  // until it is imported
     std::weak_ptr<PeerRegion> known{};     // afterwards
-    absl::Status failed{};                 // told once
+    absl::Status failed{};                 // reported once
   };
 
   absl::Status OnFrame(std::span<const std::byte> frame) override;
@@ -71,7 +72,7 @@ class DialledLink final : public Link, private CopyUser {
   absl::Status OnPacket(Lifeline::Packet& packet) override;
   absl::Status OnRegion(const RegionPacket& packet);
   absl::Status OnPart(const PartPacket& packet, net::Fd file);
-  absl::Status OnRefused(const RefusedPacket& packet, std::string_view why);
+  absl::Status OnRefused(const RefusedPacket& packet);
   void OnForget(uint64_t region);
   void AskNext();
   void Answered(Wanted& wanted, absl::Status failed);
@@ -81,22 +82,22 @@ class DialledLink final : public Link, private CopyUser {
   // --- ops ---
   absl::Status CheckOp(const Op& op) const;
   void OnCopied(const Op& op, const absl::Status& status) override;
-  // Nothing is under way any more, and nothing begins.
+  // Nothing is under way, and nothing begins.
   void BeQuiet();
 
-  const Whereabouts peer_;
+  const MetadataAddress peer_;
   const HostIdentity host_;
   MemoryOwner owner_;
-  bool dialled_ = false;           // the lifeline was made
+  bool dialled_ = false;           // the lifeline was connected
   bool ended_ = false;             // EndData has been called
-  size_t ops_ = 0;                 // that are not over
-  uint64_t bytes_ = 0;             // of them
-  uint64_t poll_ = 0;              // number of the Poll before which
-  size_t at_once_ = 0;             // so many ops ended within Post
-  std::vector<uint64_t> fencing_;  // a transfer for each kFenced that is due
+  size_t ops_ = 0;                 // ops that are not over
+  uint64_t bytes_ = 0;             // their bytes
+  uint64_t poll_ = 0;              // the Poll since which at_once_ counts
+  size_t at_once_ = 0;             // ops that have ended inside Post since then
+  std::vector<uint64_t> fencing_;  // one entry for each kFenced that is due
   std::map<uint64_t, Wanted> wanted_;
   std::deque<uint64_t> to_ask_;
-  size_t asked_ = 0;  // without their answers
+  size_t asked_ = 0;  // regions asked for and not answered
 };
 
 }  // namespace kvxfer::cuda_ipc

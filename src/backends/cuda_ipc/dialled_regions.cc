@@ -1,7 +1,8 @@
-// The connecting side's knowledge of the peer's regions: asking, opening, forgetting.
+// DialledLink: what it knows about the peer's regions. It asks for them, opens them and forgets
+// them.
 //
-// A key in metadata names a region and opens nothing. What does is asked for on the lifeline when
-// the agent first imports the region, and comes once this side is authorised there.
+// A key in metadata names a region but opens nothing. The handles are asked for on the lifeline
+// when the agent first imports the region, and are sent once this side is authorised there.
 
 #include <algorithm>
 #include <utility>
@@ -15,7 +16,7 @@
 namespace kvxfer::cuda_ipc {
 namespace {
 
-// Questions without an answer; all of them, and the last word, fit into the socket.
+// The most asks without an answer. All of them, and kQuiet, fit into the socket.
 constexpr size_t kMaxAsked = AcceptedLink::kMaxAsks / 2;
 
 }  // namespace
@@ -50,12 +51,12 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
   if (wanted.answered) {
     if (wanted.failed.ok() && wanted.coming == nullptr) wanted.coming = wanted.known.lock();
     if (wanted.failed.ok() && wanted.coming == nullptr) {
-      wanted_.erase(it);  // it was let go of
+      wanted_.erase(it);  // it was released
       return Import(region, key);
     }
     absl::StatusOr<std::unique_ptr<RemoteKey>> made = MakeKey(region, wanted);
     if (made.ok()) return made;
-    // What cannot be opened is asked for anew at the next time.
+    // If it cannot be opened, the next Import asks for it again.
     if (!absl::IsUnavailable(made.status())) wanted_.erase(it);
     return Annotate(made.status(), "cuda_ipc");
   }
@@ -66,7 +67,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
                                              "this connection yet"));
 }
 
-// Unavailable: not yet.
+// Makes the agent's key. Unavailable: not yet.
 absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::MakeKey(const RemoteRegion& told,
                                                                 Wanted& wanted) {
   if (!wanted.failed.ok()) return ForGood(wanted.failed);
@@ -91,22 +92,22 @@ void DialledLink::AskNext() {
     if (it == wanted_.end()) continue;
     ++asked_;
     lifeline_->Send(PacketType::kAsk,
-                    AsBytes(AskPacket{.region = region, .rkey = it->second.rkey}));
+                    wire::Encode(AskPacket{.region = region, .rkey = it->second.rkey}));
   }
 }
 
 absl::Status DialledLink::OnPacket(Lifeline::Packet& packet) {
   if (down() || ended_) return absl::OkStatus();
   if (packet.type == PacketType::kRegion) {
-    if (const auto region = FromBytes<RegionPacket>(packet.body)) return OnRegion(*region);
+    if (const auto region = wire::TryDecode<RegionPacket>(packet.body)) return OnRegion(*region);
   } else if (packet.type == PacketType::kPart) {
-    const auto part = FromBytes<PartPacket>(packet.body);
+    const auto part = wire::TryDecode<PartPacket>(packet.body);
     if (part) return OnPart(*part, std::move(packet.file));
   } else if (packet.type == PacketType::kRefused) {
-    const auto refused = FrontOf<RefusedPacket>(packet.body);
-    if (refused) return OnRefused(*refused, packet.body.substr(sizeof(RefusedPacket)));
+    if (const auto refused = wire::TryDecode<RefusedPacket>(packet.body))
+      return OnRefused(*refused);
   } else if (packet.type == PacketType::kForget) {
-    if (const auto forget = FromBytes<ForgetPacket>(packet.body)) {
+    if (const auto forget = wire::TryDecode<ForgetPacket>(packet.body)) {
       OnForget(forget->region);
       return absl::OkStatus();
     }
@@ -128,8 +129,7 @@ absl::Status DialledLink::OnRegion(const RegionPacket& packet) {
     return absl::InvalidArgumentError("the peer described a region that was not asked for");
   }
   MemoryOwner owner = owner_;
-  owner.device_uuid.assign(packet.device,
-                           std::find(std::begin(packet.device), std::end(packet.device), '\0'));
+  owner.device_uuid.assign(packet.device.begin(), std::ranges::find(packet.device, '\0'));
   owner.ordinal = packet.ordinal;
   absl::StatusOr<std::shared_ptr<PeerRegion>> region = PeerRegion::Begin(packet, std::move(owner));
   if (!region.ok()) return region.status();
@@ -137,7 +137,7 @@ absl::Status DialledLink::OnRegion(const RegionPacket& packet) {
   return absl::OkStatus();
 }
 
-// A part that cannot be opened fails its region, and the rest of it is heard and dropped.
+// A part that cannot be opened makes its region fail. The remaining parts are received and dropped.
 absl::Status DialledLink::OnPart(const PartPacket& packet, net::Fd file) {
   const auto it = wanted_.find(packet.region);
   if (it == wanted_.end() || it->second.answered || it->second.coming == nullptr) {
@@ -152,26 +152,27 @@ absl::Status DialledLink::OnPart(const PartPacket& packet, net::Fd file) {
   }
   if (!wanted.failed.ok()) wanted.coming->Skip(packet);
   for (const auto& [device, count] : backend_->devices()) {
-    if (wanted.failed.ok()) wanted.coming->OpenMissing(device).IgnoreError();  // told by MakeKey
+    // MakeKey reports it.
+    if (wanted.failed.ok()) wanted.coming->OpenMissing(device).IgnoreError();
   }
   if (wanted.coming->whole()) Answered(wanted, wanted.failed);
   return absl::OkStatus();
 }
 
-absl::Status DialledLink::OnRefused(const RefusedPacket& packet, std::string_view why) {
+absl::Status DialledLink::OnRefused(const RefusedPacket& packet) {
   const auto it = wanted_.find(packet.region);
   if (it == wanted_.end() || it->second.answered) {
     return absl::InvalidArgumentError("the peer refused a region that was not asked for");
   }
   const auto code = static_cast<absl::StatusCode>(packet.code);
   const bool known = packet.code > 0 && packet.code <= 16;
-  Answered(it->second, absl::Status(known ? code : absl::StatusCode::kInternal,
-                                    absl::StrCat("process ", host_.pid, " does not give it: ",
-                                                 Printable(why, kMaxPeerTextBytes))));
+  Answered(it->second,
+           absl::Status(known ? code : absl::StatusCode::kInternal,
+                        absl::StrCat("process ", host_.pid, " does not give it: ", packet.why)));
   return absl::OkStatus();
 }
 
-// An answer that is under way ends in kRefused then.
+// If an answer is still in progress, it ends with kRefused.
 void DialledLink::OnForget(uint64_t region) {
   const auto it = wanted_.find(region);
   if (it == wanted_.end() || !it->second.answered) return;

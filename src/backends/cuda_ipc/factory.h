@@ -9,9 +9,9 @@
 
 namespace kvxfer {
 
-// Listens at once, for peers of the same host only; CUDA is initialised with the first GPU memory
-// that is registered, and not before. Unimplemented: this host has no CUDA driver. Unavailable:
-// the end of a peer's process could not be told here; the message says why.
+// Starts listening at once, for peers on the same host only. CUDA is initialised with the first GPU
+// memory that is registered, not before. Unimplemented: this host has no CUDA driver. Unavailable:
+// the end of a peer's process could not be detected here; the message says why.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaIpcBackend(const BackendContext& context);
 
 }  // namespace kvxfer

@@ -14,10 +14,10 @@
 namespace kvxfer::cuda_ipc {
 namespace {
 
-// The type, in front of every packet.
+// The packet type, in front of every packet.
 constexpr size_t kHeadBytes = 8;
 
-// The first descriptor that came with `message`, -1 if there is none; others are closed.
+// The first descriptor that came with `message`; -1: there is none. Others are closed.
 int TakeFile(msghdr& message) {
   int file = -1;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
@@ -47,17 +47,17 @@ absl::StatusOr<net::Fd> NewSocket() {
 }
 
 absl::StatusOr<std::unique_ptr<Lifeline>> Lifeline::Connect(net::Reactor* reactor,
-                                                            const std::string& desk) {
+                                                            const std::string& listener) {
   absl::StatusOr<net::Fd> socket = NewSocket();
   if (!socket.ok()) return socket.status();
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
-  if (desk.size() >= sizeof(name.sun_path)) {
+  if (listener.size() >= sizeof(name.sun_path)) {
     return absl::InvalidArgumentError("the name of the peer's socket is too long");
   }
-  // Abstract: the first byte of the path stays zero.
-  std::memcpy(name.sun_path + 1, desk.data(), desk.size());
-  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + desk.size());
+  // Abstract name: the first byte of the path stays zero.
+  std::memcpy(name.sun_path + 1, listener.data(), listener.size());
+  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + listener.size());
   if (::connect(socket->get(), reinterpret_cast<const sockaddr*>(&name), bytes) != 0) {
     return absl::UnavailableError(ErrnoText(
         errno == EAGAIN ? "too many wait for the peer's process" : "connecting to the process",
@@ -76,7 +76,7 @@ Lifeline::Lifeline(net::Reactor* reactor, net::Fd socket)
     : reactor_(reactor), socket_(std::move(socket)), process_(::getpid()) {}
 
 absl::Status Lifeline::Begin() {
-  // Of a connected socket: of whoever called listen() at the other end.
+  // On a connected socket these are the credentials of the process that called listen().
   ucred peer{};
   socklen_t bytes = sizeof(peer);
   if (::getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
@@ -90,8 +90,8 @@ absl::Status Lifeline::Begin() {
 
 Lifeline::~Lifeline() {
   if (watched_) reactor_->Remove(socket_.get());
-  // A child that was made without fork handlers may hold a copy. In a forked one the number may be
-  // another's by now.
+  // shutdown() also works if a child that was created without fork handlers holds a copy. In a
+  // forked child it is not called, because the descriptor number may be another file's by now.
   if (socket_.valid() && !ended_ && ::getpid() == process_) ::shutdown(socket_.get(), SHUT_RDWR);
 }
 
@@ -138,13 +138,13 @@ bool Lifeline::TrySend(std::string_view bytes, int file) {
       return false;
     }
     if (errno == ETOOMANYREFS) {
-      // The kernel's bound on descriptors that are on their way: without it the other side says
-      // what is missing.
+      // The kernel limits descriptors in flight. Sent without its descriptor, the packet makes the
+      // other side report what is missing.
       message.msg_control = nullptr;
       message.msg_controllen = 0;
       continue;
     }
-    return true;  // it is over: Receive says so
+    return true;  // the connection is over; Receive reports it
   }
   return true;
 }
@@ -165,8 +165,8 @@ Lifeline::Got Lifeline::Receive(Packet& packet) {
       message.msg_control = control.data();
       message.msg_controllen = control.size();
       got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-      // A reset says, once, that the other side closed without having read everything; what it had
-      // sent is there still, its last word among it.
+      // A reset says, once, that the other side closed without having read everything. What it had
+      // sent can still be read, including its last packet.
     } while (got < 0 && (errno == EINTR || errno == ECONNRESET));
     error = errno;
     return got < 0 ? -1 : TakeFile(message);

@@ -1,9 +1,9 @@
-// The lifeline of a link: a SOCK_SEQPACKET socket between its two processes. It carries handles of
-// memory, descriptors among them, and it is what the end of a connection is known by: a socket of
-// one kernel is lost with a process alone, never with a network, and its credentials are the
-// kernel's word on who is at the other end.
+// The lifeline of a link: a SOCK_SEQPACKET socket between its two processes. It carries memory
+// handles, including descriptors, and it shows the end of a connection. A socket inside one kernel
+// is lost only with a process, never with a network, and the kernel reports through its credentials
+// which process is at the other end.
 //
-// Thread-safety: none; used by the backend's owner. Nothing here blocks.
+// Thread-safety: none; called by the agent's driver only. Nothing here blocks.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_LIFELINE_H_
 #define KVXFER_BACKENDS_CUDA_IPC_LIFELINE_H_
@@ -25,9 +25,9 @@
 
 namespace kvxfer::cuda_ipc {
 
-// Who is at the other end, as the kernel knows it.
+// The process at the other end, according to the kernel.
 struct Credentials {
-  uint32_t pid = 0;  // 0: it is in a pid namespace that is not seen from here
+  uint32_t pid = 0;  // 0: it is in a pid namespace that is not visible here
   uint32_t uid = 0;
 };
 
@@ -35,27 +35,28 @@ class Lifeline final : public net::Watcher {
  public:
   struct Packet {
     PacketType type{};
-    std::string_view body{};  // until the next Receive
-    net::Fd file{};           // none also where this process had no descriptor left for it
+    std::string_view body{};  // valid until the next Receive
+    net::Fd file{};           // also absent if this process had no descriptor left for it
   };
   enum class Got : uint8_t { kPacket, kNothing, kEnd };
 
-  // To the desk of that name (desk.h). Unavailable: nobody is there, or too many wait there.
+  // Connects to the desk of that name (desk.h). Unavailable: no process listens there, or too many
+  // connections wait.
   static absl::StatusOr<std::unique_ptr<Lifeline>> Connect(net::Reactor* reactor,
-                                                           const std::string& desk);
-  // An accepted socket.
+                                                           const std::string& listener);
+  // Takes an accepted socket.
   static absl::StatusOr<std::unique_ptr<Lifeline>> Adopt(net::Reactor* reactor, net::Fd socket);
-  // Says nothing: the other side sees the end.
+  // Sends nothing; the other side sees the end.
   ~Lifeline() override;
 
   const Credentials& peer() const { return peer_; }
 
-  // Queued where the socket has no room; the caller bounds how many.
+  // Queues the packet if the socket has no space; the caller limits how many.
   void Send(PacketType type, std::string_view body, net::Fd file = {});
   bool sending() const { return !queue_.empty(); }
   void Flush();
 
-  // kEnd: the other side has closed it, and all that it sent has been received.
+  // kEnd: the other side has closed it, and everything that it sent has been received.
   Got Receive(Packet& packet);
 
   bool HasWork() const { return (readable_ && !ended_) || (writable_ && sending()); }
@@ -69,12 +70,12 @@ class Lifeline final : public net::Watcher {
 
   Lifeline(net::Reactor* reactor, net::Fd socket);
   absl::Status Begin();
-  // False: there is no room.
+  // False: the socket has no space.
   bool TrySend(std::string_view bytes, int file);
 
   net::Reactor* const reactor_;
   net::Fd socket_;
-  const pid_t process_;  // that made it
+  const pid_t process_;  // that created it
   Credentials peer_;
   std::deque<Queued> queue_;
   bool watched_ = false;
@@ -84,7 +85,7 @@ class Lifeline final : public net::Watcher {
   alignas(8) std::array<char, kMaxPacketBytes> buffer_;
 };
 
-// A socket for lifelines; ResourceExhausted without descriptors.
+// A socket for lifelines. ResourceExhausted: no descriptors left.
 absl::StatusOr<net::Fd> NewSocket();
 
 }  // namespace kvxfer::cuda_ipc

@@ -7,10 +7,11 @@
 namespace kvxfer::cuda_ipc {
 namespace {
 
-// Of one turn, whichever is reached first: a packet may have memory opened, which takes 10 us, or
-// some milliseconds where it is large.
+// The limits of one turn. A packet may cause memory to be opened, which takes 10 us, or some
+// milliseconds if it is large.
 constexpr int kPacketsPerTurn = 16;
 constexpr Duration kLongestTurn = std::chrono::milliseconds(1);
+// How long the control stream may still deliver the reason of the end.
 constexpr Duration kLastWords = std::chrono::milliseconds(100);
 
 }  // namespace

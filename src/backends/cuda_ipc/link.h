@@ -1,8 +1,8 @@
-// A connection to one peer: a control stream (src/net) for messages, and a lifeline beside it for
-// handles of memory and for the end. What both sides have in common is here; DialledLink and
+// A connection to one peer: a control stream (src/transport) for messages, and a lifeline for
+// memory handles and for detecting the end. This class has what both sides share; DialledLink and
 // AcceptedLink are the two sides.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_LINK_H_
 #define KVXFER_BACKENDS_CUDA_IPC_LINK_H_
@@ -25,30 +25,31 @@ class Link : public net::ControlLink {
   uint32_t rails() const override { return 1; }
 
   // --- for the backend ---
-  // A turn of the lifeline, also of a link that is down and not quiet yet.
+  // A turn of the lifeline, also for a link that is down but not quiet yet.
   void WorkAside();
   virtual bool HasWorkAside() const { return lifeline_ != nullptr && lifeline_->HasWork(); }
-  // Accepting side: the lifeline that said `dial` first, where it is of this link. True: taken.
+  // Accepting side: takes a lifeline whose first packet was `dial`, if it belongs to this link.
+  // True: taken.
   virtual bool Join(std::unique_ptr<Lifeline>& /*lifeline*/, const DialPacket& /*dial*/) {
     return false;
   }
-  // Accepting side: that region of this process is no more.
+  // Accepting side: a region of this process is closed.
   virtual void Forget(uint64_t /*region*/) {}
-  // Connecting side: the backend goes, and waits for what has begun.
+  // Connecting side: the backend is being destroyed and waits for what has begun.
   virtual void StopData() {}
 
  protected:
   Link(CudaIpcBackend* backend, net::PeerAddress peer);
   Link(CudaIpcBackend* backend, net::Fd control, std::string from);
 
-  // An error ends the link.
+  // Handles a packet. An error ends the link.
   virtual absl::Status OnPacket(Lifeline::Packet& packet) = 0;
-  // All that waited has been sent: what is to be sent next.
+  // Everything queued has been sent: sends what comes next.
   virtual void Serve() {}
-  // Looks whether the peer's process is there.
+  // Checks whether the peer's process still exists.
   virtual void Watch() {}
-  // The peer is gone or going. The control stream has a little time to say why, and to bring what
-  // was sent before.
+  // The peer has ended or is ending. The control stream gets a little time to deliver what was sent
+  // before, including the reason.
   void Expect(absl::Status end);
 
   std::optional<Time> DataDeadline() const override { return end_at_; }

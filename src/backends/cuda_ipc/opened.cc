@@ -22,7 +22,7 @@ std::string NameOf(const cuda::Driver& driver, int device) {
   return found.ok() ? (*found)->name : std::string();
 }
 
-// What most likely keeps memory of `owner` from being opened by `device`.
+// The most likely reason why `device` cannot open memory of `owner`.
 std::string LikelyCause(const cuda::Driver& driver, const MemoryOwner& owner, int device) {
   if (driver.FindUuid(owner.device_uuid) == nullptr) {
     return "its GPU is not visible in this process: show all GPUs of the host to both "
@@ -47,14 +47,14 @@ absl::Status OpenError(const cuda::Driver& driver, const MemoryOwner& owner, int
                                    error.message(), "; ", LikelyCause(driver, owner, device)));
 }
 
-// OK where it is not known which device of this process the owner's is.
+// Also OK if it is unknown which device of this process is the owner's.
 absl::Status CheckReach(const cuda::Driver& driver, const MemoryOwner& owner, int device) {
   const cuda::Device* const theirs = driver.FindUuid(owner.device_uuid);
   if (theirs == nullptr) return absl::OkStatus();
   return CheckPeerAccess(driver, device, theirs->ordinal);
 }
 
-// Of this very process, as its owner uses it.
+// Memory of this process, at the address that its owner uses.
 class OwnMemory final : public OpenedMemory {
  public:
   OwnMemory(const cuda::Driver* driver, MemoryOwner owner, uint64_t base)
@@ -73,7 +73,7 @@ class OwnMemory final : public OpenedMemory {
   const uint64_t base_;
 };
 
-// By cuIpcOpenMemHandle, once for each device: a mapping belongs to one context.
+// Memory opened by cuIpcOpenMemHandle, once per device: a mapping belongs to one context.
 class LegacyMemory final : public OpenedMemory {
  public:
   LegacyMemory(const cuda::Driver* driver, MemoryOwner owner,
@@ -89,6 +89,7 @@ class LegacyMemory final : public OpenedMemory {
     const cuda::ContextScope scope(*driver_, device);
     if (!scope.status().ok()) return ForGood(scope.status());
     CUdeviceptr at = 0;
+    // Read before the call: a mapping that is closed meanwhile may still have caused the error.
     const bool closing = cuda::Closing();
     const CUresult result = driver_->calls().cuIpcOpenMemHandle_v2(
         &at, handle_, cuda::api::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
@@ -109,7 +110,7 @@ class LegacyMemory final : public OpenedMemory {
   }
 
  private:
-  // The driver knows of it either the allocation alone or the whole block that it is a piece of.
+  // CUDA may know either the allocation alone or the whole block that contains it.
   absl::Status CheckSize(CUdeviceptr at) const {
     CUdeviceptr base = 0;
     size_t size = 0;
@@ -135,10 +136,11 @@ class LegacyMemory final : public OpenedMemory {
   std::map<int, CUdeviceptr> at_;
 };
 
-// Memory of cuMemCreate, mapped at an address of its own, which devices are let in to one by one.
+// Memory from cuMemCreate, mapped at an address of its own. Access is granted to one device after
+// another.
 class VirtualMemory final : public OpenedMemory {
  public:
-  // `file` is kept until the first device asks.
+  // `file` is kept until the first device needs it.
   VirtualMemory(const cuda::Driver* driver, MemoryOwner owner, const PartPacket& part, net::Fd file)
       : driver_(driver), owner_(std::move(owner)), part_(part), file_(std::move(file)) {}
   ~VirtualMemory() override {
@@ -173,7 +175,7 @@ class VirtualMemory final : public OpenedMemory {
  private:
   size_t bytes() const { return part_.allocation_bytes; }
 
-  // Makes a handle of what the owner gave.
+  // Makes an allocation handle from what the owner sent.
   absl::Status Take(int device) {
     if (device_ >= 0) return absl::OkStatus();
     const cuda::api::Calls& calls = driver_->calls();
@@ -190,7 +192,7 @@ class VirtualMemory final : public OpenedMemory {
           cuda::api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     } else if (part_.form == HandleForm::kFabric) {
       cuda::api::CUmemFabricHandle handle{};
-      std::memcpy(handle.data, part_.handle, sizeof(handle.data));
+      std::memcpy(handle.data, part_.handle.data(), sizeof(handle.data));
       result = calls.cuMemImportFromShareableHandle(&memory_, &handle,
                                                     cuda::api::CU_MEM_HANDLE_TYPE_FABRIC);
     } else if (!owner_.same_process) {
@@ -228,15 +230,15 @@ class VirtualMemory final : public OpenedMemory {
   const MemoryOwner owner_;
   const PartPacket part_;
   net::Fd file_;
-  int device_ = -1;  // in whose context `memory_` was taken; -1: it was not
+  int device_ = -1;  // the device in whose context `memory_` was obtained; -1: it was not
   cuda::api::CUmemGenericAllocationHandle memory_ = 0;
   CUdeviceptr at_ = 0;
   bool mapped_ = false;
   std::vector<int> devices_;
 };
 
-// Memory of this very process. Of cuMemCreate's the address of its owner is open to those devices
-// alone that the owner let in: any other needs a mapping of its own.
+// Memory of this process from cuMemCreate. At its owner's address only the devices have access that
+// the owner chose, so any other device needs a mapping of its own.
 class OwnVirtualMemory final : public OpenedMemory {
  public:
   OwnVirtualMemory(const cuda::Driver* driver, const MemoryOwner& owner, const PartPacket& part)
@@ -268,7 +270,7 @@ absl::StatusOr<std::shared_ptr<OpenedMemory>> Open(const cuda::Driver* driver,
     return std::make_shared<VirtualMemory>(driver, owner, part, std::move(file));
   }
   cuda::api::CUipcMemHandle handle{};
-  std::memcpy(handle.reserved, part.handle, sizeof(handle.reserved));
+  std::memcpy(handle.reserved, part.handle.data(), sizeof(handle.reserved));
   return std::make_shared<LegacyMemory>(driver, owner, handle, part.allocation_bytes);
 }
 
@@ -288,6 +290,7 @@ absl::StatusOr<std::shared_ptr<OpenedMemory>> OpenedTable::Find(const cuda::Driv
                 .buffer_id = part.buffer_id,
                 .base = part.allocation_base,
                 .bytes = part.allocation_bytes};
+  // The key includes the buffer id: addresses are reused by later allocations.
   std::weak_ptr<OpenedMemory>& entry = opened_[key];
   if (std::shared_ptr<OpenedMemory> known = entry.lock()) return known;
   absl::StatusOr<std::shared_ptr<OpenedMemory>> opened = Open(driver, owner, part, std::move(file));
@@ -326,7 +329,7 @@ std::string LinkBetween(const cuda::Driver& driver, int from, int to) {
   int atomics = 0;
   CUresult result = calls.cuDeviceGet(&handles[0], from);
   if (result == kSuccess) result = calls.cuDeviceGet(&handles[1], to);
-  // PCIe carries no atomics between GPUs.
+  // PCIe has no atomics between GPUs, so native atomics mean NVLink.
   if (result == kSuccess) {
     result = calls.cuDeviceGetP2PAttribute(
         &atomics, cuda::api::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, handles[0],

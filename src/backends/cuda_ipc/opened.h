@@ -1,12 +1,12 @@
-// Allocations of peers, made usable for copies from here: opened once in this backend, however many
-// regions and links of one process use them, and closed soon after the last of those went
+// Peers' allocations, opened for copies from here. An allocation is opened once in this backend,
+// however many regions and links use it, and is closed soon after its last user is gone
 // (src/cuda/closer.h).
 //
-// Shared (shared_ptr) by the regions that lie in one allocation and by the copies under way, which
-// must not find it closed; whichever goes last closes it.
+// shared_ptr, because the regions that lie in an allocation and the copies under way share it, and
+// none of them may find it closed; the last one closes it.
 //
-// Lifetime: needs the driver alone, which stays.
-// Thread-safety: none; used by the backend's owner.
+// Lifetime: needs only the CUDA driver, which is never unloaded.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_OPENED_H_
 #define KVXFER_BACKENDS_CUDA_IPC_OPENED_H_
@@ -30,7 +30,7 @@ struct MemoryOwner {
   uint32_t pid = 0;
   uint64_t start_time = 0;
   std::string device_uuid{};
-  int ordinal = 0;  // of that device in its own process
+  int ordinal = 0;  // of the device in its owner's process
   bool same_process = false;
   bool same_ipc_namespace = true;
 
@@ -41,16 +41,16 @@ struct MemoryOwner {
 class OpenedMemory {
  public:
   virtual ~OpenedMemory() = default;
-  // Where the allocation begins for kernels of `device`, opened for it at the first call.
-  // Unavailable: not yet, as what was there before is still to be closed. Another error, with cause
-  // and remedy: it cannot be.
+  // The address of the allocation for kernels of `device`; the first call opens it for that device.
+  // Unavailable: not yet, because an earlier mapping at its address is still being closed. Any
+  // other error, with cause and fix: it cannot be opened.
   virtual absl::StatusOr<uint64_t> AddressFor(int device) = 0;
 };
 
 class OpenedTable {
  public:
-  // The allocation that `part` is of; `file` is what came with it. What was opened before is used
-  // again.
+  // The allocation that contains `part`. `file` is the descriptor that came with the packet. An
+  // allocation that is open already is used again.
   absl::StatusOr<std::shared_ptr<OpenedMemory>> Find(const cuda::Driver* driver,
                                                      const MemoryOwner& owner,
                                                      const PartPacket& part, net::Fd file);
@@ -65,16 +65,16 @@ class OpenedTable {
     auto operator<=>(const Key&) const = default;
   };
   std::map<Key, std::weak_ptr<OpenedMemory>> opened_;
-  size_t sweep_at_ = 64;  // entries at which those that are gone are taken out
+  size_t sweep_at_ = 64;  // when to remove entries of closed allocations
 };
 
-// Whether kernels of one device of this process reach memory of another; FailedPrecondition, with
-// what to look at.
+// OK: kernels of device `from` of this process reach memory of device `to`. FailedPrecondition:
+// they do not; the error says what to look at.
 absl::Status CheckPeerAccess(const cuda::Driver& driver, int from, int to);
-// "NVLink", "PCIe", or "the same GPU"; of devices that reach each other.
+// "NVLink", "PCIe", or "the same GPU". The devices must reach each other.
 std::string LinkBetween(const cuda::Driver& driver, int from, int to);
 
-// Of an error that an agent would take for "not yet" makes one that it does not.
+// Turns an error that an agent would take for "try again" (Unavailable) into a permanent one.
 absl::Status ForGood(const absl::Status& status);
 
 }  // namespace kvxfer::cuda_ipc

@@ -8,7 +8,7 @@
 namespace kvxfer::cuda_ipc {
 namespace {
 
-// The driver hands out memory in no smaller units on average; a region of more is not believed.
+// CUDA allocates no smaller units on average; a region with more parts than that is refused.
 constexpr uint64_t kMinPart = 4096;
 
 bool EndsWithin(uint64_t base, uint64_t bytes) { return bytes > 0 && base <= UINT64_MAX - bytes; }
@@ -84,6 +84,7 @@ absl::Status PeerRegion::OpenMissing(int device) {
   while (view.why_not.ok() && view.at.size() < parts_.size()) {
     const Part& part = parts_[view.at.size()];
     absl::StatusOr<uint64_t> at = part.memory->AddressFor(device);
+    // Not remembered: the next call tries again.
     if (absl::IsUnavailable(at.status())) return at.status();
     if (at.ok()) {
       view.at.push_back(*at + part.offset);

@@ -1,10 +1,10 @@
-// A region of a peer as one link knows it: where its allocations are for the kernels of each local
-// device.
+// A peer's region as one link knows it: the addresses of its allocations for the kernels of each
+// local device.
 //
-// Shared (shared_ptr) by the keys that the agent holds, of which there may be several, and by the
-// copies under way; whichever goes last lets go of the allocations.
+// shared_ptr, because the agent's keys (there may be several) and the copies under way share it;
+// the last one releases the allocations.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_PEER_REGION_H_
 #define KVXFER_BACKENDS_CUDA_IPC_PEER_REGION_H_
@@ -28,45 +28,45 @@ namespace kvxfer::cuda_ipc {
 
 class PeerRegion {
  public:
-  // InvalidArgument: what the peer says makes no sense.
+  // InvalidArgument: the peer's description is not possible.
   static absl::StatusOr<std::shared_ptr<PeerRegion>> Begin(const RegionPacket& packet,
                                                            MemoryOwner owner);
 
   // InvalidArgument: this is not the next part.
   absl::Status Check(const PartPacket& packet) const;
-  // Adds it. As OpenedTable::Find.
+  // Adds the part. Errors as OpenedTable::Find.
   absl::Status Add(const cuda::Driver* driver, OpenedTable& table, const PartPacket& packet,
                    net::Fd file);
-  // Counts it as there, in a region that is of no use.
+  // Counts the part as received, in a region that will not be used.
   void Skip(const PartPacket& packet) {
     parts_.push_back({.base = packet.base, .bytes = packet.bytes});
   }
-  // Opens for `device` the parts that it has not opened, or remembers why that cannot be.
-  // Unavailable: not yet (OpenedMemory::AddressFor).
+  // Opens the parts that are not open for `device`; an error is remembered. Unavailable: not yet
+  // (OpenedMemory::AddressFor).
   absl::Status OpenMissing(int device);
-  // All parts are there.
+  // All parts have been received.
   bool whole() const { return parts_.size() == expected_; }
   uint64_t base() const { return base_; }
   uint64_t bytes() const { return bytes_; }
   Access access() const { return access_; }
   const MemoryOwner& owner() const { return owner_; }
-  // Devices that have opened it.
+  // The devices for which it is open.
   std::vector<int> devices() const;
 
   // Its owner has deregistered it.
   void SetGone() { gone_ = true; }
   bool gone() const { return gone_; }
-  // Lets go of all memory; of no use any more.
+  // Releases all memory; the region can no longer be used.
   void Release();
 
-  // Appends to `pieces` how `device` moves [remote, remote + bytes), which is within the region, to
-  // or from `local`. `batch`: as WatchedSpan::Touch.
+  // Appends to `pieces` how `device` moves [remote, remote + bytes), which lies within the region,
+  // to or from `local`. `batch`: see WatchedSpan::Touch.
   absl::Status AddPieces(int device, OpKind kind, uint64_t local, uint64_t remote, uint64_t bytes,
                          uint64_t batch, std::vector<cuda::Piece>& pieces);
-  // True at the first call with that number, from AddPieces' batches.
+  // True at the first call for a batch; batches are numbered as in AddPieces.
   bool FirstIn(uint64_t batch) { return std::exchange(last_batch_, batch) != batch; }
-  // Memory of this process, which has to be asked whether it is there still; null: another's, which
-  // a mapping keeps.
+  // Memory of this process, which must be checked before each batch; null: another process's
+  // memory, which the mapping keeps alive.
   cuda::WatchedSpan* watched() { return watched_ ? &*watched_ : nullptr; }
 
  private:
@@ -76,10 +76,10 @@ class PeerRegion {
     uint64_t offset = 0;  // in its allocation
     std::shared_ptr<OpenedMemory> memory{};
   };
-  // For one device.
+  // The region as one device sees it.
   struct View {
     int device = 0;
-    std::vector<uint64_t> at{};  // where each part begins
+    std::vector<uint64_t> at{};  // the address of each part
     absl::Status why_not{};
   };
 
@@ -90,19 +90,20 @@ class PeerRegion {
   const uint64_t base_;
   const uint64_t bytes_;
   const Access access_;
-  const size_t expected_;  // parts
+  const size_t expected_;  // number of parts
   const MemoryOwner owner_;
   bool gone_ = false;
   bool released_ = false;
   std::vector<Part> parts_;
   std::vector<View> views_;
-  std::vector<cuda::Allocation> own_parts_;  // of memory of this process, until it is whole
+  // If it is memory of this process, until all parts are there.
+  std::vector<cuda::Allocation> own_parts_;
   std::optional<cuda::WatchedSpan> watched_;
   size_t hint_ = 0;
   uint64_t last_batch_ = 0;
 };
 
-// What the agent holds of one.
+// What the agent holds for one region.
 class CudaIpcRemoteKey final : public RemoteKey {
  public:
   CudaIpcRemoteKey(const Endpoint* endpoint, const RemoteRegion& told,

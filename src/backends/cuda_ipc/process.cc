@@ -13,7 +13,7 @@
 namespace kvxfer::cuda_ipc {
 namespace {
 
-// pidfd_open asks for no rights: whoever answers EPERM is a filter, not the kernel.
+// pidfd_open needs no rights, so EPERM comes from a filter and not from the kernel itself.
 absl::Status OpenError(int error, uint32_t pid) {
   if (error == ESRCH) return absl::NotFoundError(absl::StrCat("process ", pid, " has ended"));
   const std::string what = ErrnoText(absl::StrCat("pidfd_open of process ", pid), error);
@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<PeerProcess>> PeerProcess::Open(net::Reactor* rea
   net::Fd pidfd =
       net::Fd::Open([pid] { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); });
   if (!pidfd.valid()) return OpenError(errno, pid);
-  // Looked at while the pidfd is held, which binds the number to this process.
+  // Checked while the pidfd is open, which ties the number to this process.
   HostIdentity them = self;
   them.pid = pid;
   them.start_time = start_time;

@@ -1,7 +1,7 @@
-// The process of a peer, held by a pidfd: a pidfd names one process for ever, so that a number used
-// again is never taken for it.
+// A peer's process, held by a pidfd. A pidfd refers to one process for ever, so a process that
+// reuses the number is never mistaken for it.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_PROCESS_H_
 #define KVXFER_BACKENDS_CUDA_IPC_PROCESS_H_
@@ -19,16 +19,16 @@ namespace kvxfer::cuda_ipc {
 
 class PeerProcess final : public net::Watcher {
  public:
-  // The process `pid` that began at `start_time` (0: not known, and not checked). NotFound: it has
-  // ended; Unavailable: there are no pidfds here, and why.
+  // The process `pid` that started at `start_time` (0: unknown, not checked). NotFound: it has
+  // ended. Unavailable: no pidfds here, and why.
   static absl::StatusOr<std::unique_ptr<PeerProcess>> Open(net::Reactor* reactor,
                                                            const HostIdentity& self, uint32_t pid,
                                                            uint64_t start_time);
   ~PeerProcess() override;
 
   uint32_t pid() const { return pid_; }
-  // Since the last Reactor::Collect. By then the kernel has closed all that the process had open,
-  // its GPU contexts included.
+  // As of the last Reactor::Collect. When the pidfd shows the exit, the kernel has closed
+  // everything that the process had open, including its GPU contexts.
   bool exited() const { return exited_; }
 
   void OnReady(uint32_t events) override;

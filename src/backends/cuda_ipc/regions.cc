@@ -30,8 +30,8 @@ std::string_view Remedy(AllocationKind kind) {
   return "";
 }
 
-// Asked by the call itself: drivers are known to deny by the attribute
-// (IS_LEGACY_CUDA_IPC_CAPABLE) what they do.
+// Tried by the call itself: some drivers deny by the attribute IS_LEGACY_CUDA_IPC_CAPABLE what the
+// call does.
 absl::Status GivesHandle(const cuda::Driver& driver, int device, const cuda::Allocation& part) {
   const cuda::ContextScope scope(driver, device);
   if (!scope.status().ok()) return scope.status();
@@ -40,7 +40,7 @@ absl::Status GivesHandle(const cuda::Driver& driver, int device, const cuda::All
                       "cuIpcGetMemHandle");
 }
 
-// FailedPrecondition, with the remedy: another process cannot be given it.
+// OK, or FailedPrecondition, with the fix: it cannot be given to another process.
 absl::Status CheckShareable(const cuda::Driver& driver, int device, const cuda::Allocation& part) {
   std::string why;
   if (part.kind == AllocationKind::kDevice) {
@@ -97,14 +97,14 @@ RegionPacket CudaIpcRegistration::Describe() const {
                    .access = static_cast<uint32_t>(access_),
                    .parts = static_cast<uint32_t>(span.parts.size()),
                    .ordinal = span.device};
-  device_uuid_.copy(out.device, sizeof(out.device));
+  device_uuid_.copy(out.device.data(), out.device.size());
   return out;
 }
 
 absl::StatusOr<PartPacket> CudaIpcRegistration::Export(size_t index, bool same_process,
                                                        net::Fd& file) const {
   const cuda::Allocation& part = watched_.span().parts[index];
-  // What was put in its place meanwhile would go under its name.
+  // If the memory was freed, other memory at the same address would be handed out in its name.
   absl::Status made = cuda::CheckAlive(
       *driver_, {.base = part.base, .bytes = part.bytes, .device = device(), .parts = {part}});
   if (!made.ok()) return made;
@@ -130,13 +130,13 @@ absl::Status CudaIpcRegistration::ExportLegacy(PartPacket& out) const {
   cuda::api::CUipcMemHandle handle{};
   const auto result = driver_->calls().cuIpcGetMemHandle(&handle, out.allocation_base);
   static_assert(sizeof(handle.reserved) == sizeof(out.handle));
-  std::memcpy(out.handle, handle.reserved, sizeof(out.handle));
+  std::memcpy(out.handle.data(), handle.reserved, sizeof(out.handle));
   out.form = HandleForm::kLegacy;
   return driver_->Error(result, "cuIpcGetMemHandle");
 }
 
-// A descriptor rather than a fabric handle where there is a choice: it asks for no right that the
-// other process may lack (/dev/nvidia-caps-imex-channels).
+// A descriptor is preferred to a fabric handle: it needs no right that the other process may lack
+// (/dev/nvidia-caps-imex-channels).
 absl::Status CudaIpcRegistration::ExportVirtual(const cuda::Allocation& part, PartPacket& out,
                                                 net::Fd& file) const {
   const cuda::api::Calls& calls = driver_->calls();
@@ -149,7 +149,7 @@ absl::Status CudaIpcRegistration::ExportVirtual(const cuda::Allocation& part, Pa
   if (part.fd_handle) {
     out.form = HandleForm::kFile;
     int fd = -1;
-    // Not within Fd::Open: the driver may block.
+    // Not inside Fd::Open, which blocks fork(): the CUDA driver may block.
     result = calls.cuMemExportToShareableHandle(
         &fd, memory, cuda::api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     if (result == cuda::api::CUDA_SUCCESS) {
@@ -159,7 +159,7 @@ absl::Status CudaIpcRegistration::ExportVirtual(const cuda::Allocation& part, Pa
   } else {
     out.form = HandleForm::kFabric;
     static_assert(sizeof(cuda::api::CUmemFabricHandle) == sizeof(out.handle));
-    result = calls.cuMemExportToShareableHandle(out.handle, memory,
+    result = calls.cuMemExportToShareableHandle(out.handle.data(), memory,
                                                 cuda::api::CU_MEM_HANDLE_TYPE_FABRIC, 0);
   }
   calls.cuMemRelease(memory);

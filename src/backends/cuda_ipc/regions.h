@@ -1,8 +1,8 @@
-// Local GPU memory as this backend has it: whether another process may have it too, and how it is
-// told of.
+// Local GPU memory as this backend knows it: whether another process can be given it, and how it is
+// described to that process.
 //
-// Lifetime: a registration may outlive its backend, and is then of no use.
-// Thread-safety: Examine from any thread; the rest by the backend's owner.
+// Lifetime: a registration may outlive its backend; it then does nothing.
+// Thread-safety: ExamineShareable from any thread; the rest is called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_REGIONS_H_
 #define KVXFER_BACKENDS_CUDA_IPC_REGIONS_H_
@@ -27,8 +27,8 @@ inline bool Holds(uint64_t base, uint64_t size, uint64_t address, uint64_t bytes
   return address >= base && bytes <= size && address - base <= size - bytes;
 }
 
-// What `span` is, with its SYNC_MEMOPS set. As cuda::Examine; FailedPrecondition, with cause and
-// remedy: memory of a kind that no other process can be given.
+// Examines `span` and sets its SYNC_MEMOPS. Errors as cuda::Examine; FailedPrecondition, with cause
+// and fix: memory of this kind cannot be given to another process.
 absl::StatusOr<cuda::DeviceSpan> ExamineShareable(const MemorySpan& span);
 
 class PreparedSpan final : public Prepared {
@@ -39,7 +39,7 @@ class PreparedSpan final : public Prepared {
 
 class CudaIpcRegistration final : public Registration {
  public:
-  // Told when one goes.
+  // Is notified when a registration closes.
   class Owner {
    public:
     virtual ~Owner() = default;
@@ -51,7 +51,7 @@ class CudaIpcRegistration final : public Registration {
   ~CudaIpcRegistration() override {
     if (owner_ != nullptr) owner_->OnClosed(*this);
   }
-  // The backend goes first.
+  // The backend is being destroyed first.
   void Detach() { owner_ = nullptr; }
 
   std::string Key() const override;
@@ -61,13 +61,13 @@ class CudaIpcRegistration final : public Registration {
   bool Contains(uint64_t address, uint64_t bytes) const {
     return Holds(watched_.span().base, watched_.span().bytes, address, bytes);
   }
-  // Of all registrations: copies ask of it what they touch.
+  // The same span serves all registrations' checks: copies check the memory that they touch in it.
   cuda::WatchedSpan& watched() const { return watched_; }
 
   size_t parts() const { return watched_.span().parts.size(); }
   RegionPacket Describe() const;
-  // One part, for a process that is this one or another; `file` is what goes with it. What that
-  // takes is made now, and held by nobody here afterwards.
+  // Describes one part for a peer in this or another process; `file` goes with it. The handle is
+  // made in this call, and this process keeps nothing of it.
   absl::StatusOr<PartPacket> Export(size_t index, bool same_process, net::Fd& file) const;
 
  private:

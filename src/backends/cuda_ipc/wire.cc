@@ -6,31 +6,31 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "src/core/base/strings.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {
 
 constexpr char kForm[] = "1";
-// Longest abstract name that fits sockaddr_un beside its leading zero byte.
-constexpr size_t kMaxDeskName = 106;
-constexpr std::byte kHello{1};
-constexpr std::byte kJoined{2};
+// The longest abstract name that fits sockaddr_un after its leading zero byte.
+constexpr size_t kMaxListenerName = 106;
+constexpr uint8_t kFirst = 1;  // kind on the wire
 
 }  // namespace
 
-std::string Encode(const Whereabouts& at) {
-  return absl::StrCat(kForm, "|", at.ipc_namespace, "|", at.desk, "|", at.control);
+std::string Encode(const MetadataAddress& at) {
+  return absl::StrCat(kForm, "|", at.ipc_namespace, "|", at.listener, "|", at.control);
 }
 
-absl::StatusOr<Whereabouts> DecodeWhereabouts(std::string_view text) {
+absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view text) {
   const std::vector<absl::string_view> parts = absl::StrSplit(ToAbsl(text), '|');
-  Whereabouts out;
+  MetadataAddress out;
   if (parts.size() != 4 || parts[0] != kForm || !absl::SimpleAtoi(parts[1], &out.ipc_namespace) ||
-      parts[2].empty() || parts[2].size() > kMaxDeskName) {
+      parts[2].empty() || parts[2].size() > kMaxListenerName) {
     return absl::InvalidArgumentError(
         "cuda_ipc: the peer's address is not one of this version; both sides need the same kvxfer");
   }
-  out.desk = std::string(parts[2]);
+  out.listener = std::string(parts[2]);
   out.control = std::string(parts[3]);
   return out;
 }
@@ -78,22 +78,17 @@ absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there)
   return absl::OkStatus();
 }
 
-std::array<std::byte, 17> Encode(const Hello& hello) {
-  std::array<std::byte, 17> out;
-  out[0] = kHello;
-  std::memcpy(&out[1], hello.word.data(), hello.word.size());
-  return out;
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, Hello> hello) {
+  io.Bytes("word", hello.word);
 }
+template <typename Io>
+void Fields(Io& /*io*/, wire::Ref<Io, Joined> /*joined*/) {}
 
-std::array<std::byte, 1> Encode(const Joined& /*joined*/) { return {kJoined}; }
+std::string Encode(const Frame& frame) { return wire::EncodeOneOf<kFirst>(frame); }
 
-std::optional<Hello> DecodeHello(std::span<const std::byte> frame) {
-  Hello hello;
-  if (frame.size() != 1 + hello.word.size() || frame[0] != kHello) return std::nullopt;
-  std::memcpy(hello.word.data(), &frame[1], hello.word.size());
-  return hello;
+absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes) {
+  return wire::DecodeOneOf<kFirst, Frame>("cuda_ipc", bytes);
 }
-
-bool IsJoined(std::span<const std::byte> frame) { return frame.size() == 1 && frame[0] == kJoined; }
 
 }  // namespace kvxfer::cuda_ipc

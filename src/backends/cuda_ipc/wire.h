@@ -1,17 +1,17 @@
-// What two cuda_ipc backends say to each other, and what metadata says of one.
+// What two cuda_ipc backends send each other, and what metadata contains about one.
 //
 // On the control stream (kFrame):
-//   accepting → connecting   Hello: the word by which the lifeline of this link is known
-//   accepting → connecting   Joined: the lifeline is there, and its process is one to work with
+//   accepting → connecting   Hello: the word that identifies the lifeline of this link
+//   accepting → connecting   Joined: the lifeline has arrived and its process was accepted
 // On the lifeline (lifeline.h), one packet each:
 //   connecting → accepting   kDial: this is the lifeline of that link
-//   connecting → accepting   kAsk: what is behind that region?
+//   connecting → accepting   kAsk: asks for the handles of a region
 //   accepting → connecting   kRegion, then a kPart for each allocation, in order; or kRefused
-//   accepting → connecting   kForget: that region is deregistered
-//   connecting → accepting   kQuiet: every copy is over and no other begins; the last packet
+//   accepting → connecting   kForget: a region was deregistered
+//   connecting → accepting   kQuiet: every copy is over and none begins; the last packet
 //
-// Both processes are on one host and of one build of these structures, which kDial checks; lengths,
-// counts and ranges are checked as those of a stranger.
+// Both processes are on one host and have the same layout of these structs, which kDial checks.
+// Lengths, counts and ranges are checked as if they came from a stranger.
 //
 // Thread-safety: plain values and functions without state.
 
@@ -27,41 +27,44 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
+#include "src/core/base/text.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::cuda_ipc {
 
 inline constexpr uint32_t kWireVersion = 1;
 
-// Random, of one link.
+// A random word that identifies one link.
 using Word = std::array<uint8_t, 16>;
 
 // --- metadata ---
 
-// Where an agent is reached.
-struct Whereabouts {
-  uint64_t ipc_namespace = 0;  // inode number of /proc/self/ns/ipc; 0: not known
-  std::string desk{};          // abstract name of the socket that lifelines come in at
-  std::string control{};       // of control streams (src/transport/sockets/address.h)
+// Where an agent can be reached.
+struct MetadataAddress {
+  uint64_t ipc_namespace = 0;  // inode number of /proc/self/ns/ipc; 0: unknown
+  std::string listener{};      // abstract name of the socket where lifelines arrive
+  std::string control{};       // for control streams (src/transport/sockets/address.h)
 };
-std::string Encode(const Whereabouts& at);
+std::string Encode(const MetadataAddress& at);
 // InvalidArgument says what is wrong.
-absl::StatusOr<Whereabouts> DecodeWhereabouts(std::string_view text);
+absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view text);
 
-// Of a region. It opens nothing by itself.
+// Identifies a region. It opens nothing by itself.
 struct RegionKey {
-  uint64_t region = 0;  // the owner's own number of the registration
+  uint64_t region = 0;  // the owner's number of the registration
   uint32_t rkey = 0;
-  std::string device{};  // uuid, cuda::Device::uuid
+  std::string device{};  // cuda::Device::uuid
 };
 std::string Encode(const RegionKey& key);
 absl::StatusOr<RegionKey> DecodeKey(std::string_view text);
 
-// OK: a peer on `there` may be tried. Unavailable: it is on another host, FailedPrecondition: on
-// this one and out of reach; with the remedy.
+// OK: a peer at `there` may be tried. Unavailable: it is on another host. FailedPrecondition: it is
+// on this host but out of reach; with the fix.
 absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there);
 
 // --- the control stream ---
@@ -70,10 +73,9 @@ struct Hello {
   Word word{};
 };
 struct Joined {};
-std::array<std::byte, 17> Encode(const Hello& hello);
-std::array<std::byte, 1> Encode(const Joined& joined);
-std::optional<Hello> DecodeHello(std::span<const std::byte> frame);
-bool IsJoined(std::span<const std::byte> frame);
+using Frame = std::variant<Hello, Joined>;
+std::string Encode(const Frame& frame);
+absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes);
 
 // --- the lifeline ---
 
@@ -82,81 +84,108 @@ inline constexpr size_t kMaxPacketBytes = 2048;
 
 struct DialPacket {
   uint32_t version = kWireVersion;
-  uint32_t reserved = 0;
-  uint64_t start_time = 0;  // of the process, HostIdentity::start_time
+  uint64_t start_time = 0;  // of the sender's process, HostIdentity::start_time
   Word word{};
 };
 
 struct AskPacket {
   uint64_t region = 0;
   uint32_t rkey = 0;
-  uint32_t reserved = 0;
 };
 
-struct QuietPacket {
-  uint64_t reserved = 0;
-};
+struct QuietPacket {};
 
 struct RegionPacket {
   uint64_t region = 0;
   uint64_t base = 0;
   uint64_t bytes = 0;
-  uint32_t access = 0;   // kvxfer::Access
-  uint32_t parts = 0;    // that follow
-  char device[32] = {};  // uuid
-  int32_t ordinal = 0;   // of that device in its owner's process
+  uint32_t access = 0;            // kvxfer::Access
+  uint32_t parts = 0;             // how many kPart packets follow
+  std::array<char, 32> device{};  // uuid
+  int32_t ordinal = 0;            // of the device in its owner's process
   uint32_t reserved = 0;
 };
 
 // How an allocation is given to another process.
 enum class HandleForm : uint32_t {
-  kNone = 0,    // the process is the same: its address is enough
+  kNone = 0,    // same process: the address suffices
   kLegacy = 1,  // cuIpcGetMemHandle
-  kFile = 2,    // a file descriptor, which comes with the packet
+  kFile = 2,    // a file descriptor, attached to the packet
   kFabric = 3,  // CU_MEM_HANDLE_TYPE_FABRIC
 };
 
 struct PartPacket {
   uint64_t region = 0;
-  uint64_t base = 0;  // within the region
+  uint64_t base = 0;  // of the part, within the region
   uint64_t bytes = 0;
-  uint64_t allocation_base = 0;  // of the whole allocation, at its owner
+  uint64_t allocation_base = 0;  // of the whole allocation, in its owner's address space
   uint64_t allocation_bytes = 0;
-  uint64_t buffer_id = 0;  // no two allocations of a process have the same
+  uint64_t buffer_id = 0;  // unique among all allocations of the process
   HandleForm form = HandleForm::kNone;
   uint32_t kind = 0;  // cuda::AllocationKind
-  uint8_t handle[64] = {};
+  std::array<uint8_t, 64> handle{};
 };
 
-// Text follows.
 struct RefusedPacket {
   uint64_t region = 0;
   uint32_t code = 0;  // absl::StatusCode
-  uint32_t reserved = 0;
+  std::string why{};  // for a person
 };
 
 struct ForgetPacket {
   uint64_t region = 0;
 };
 
-template <typename Body>
-std::string_view AsBytes(const Body& body) {
-  static_assert(std::is_trivially_copyable_v<Body>);
-  static_assert(std::has_unique_object_representations_v<Body>);  // no byte that nobody set
-  return {reinterpret_cast<const char*>(&body), sizeof(body)};
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, DialPacket> dial) {
+  io.Int("version", dial.version);
+  io.Reserved(4);
+  io.Int("start_time", dial.start_time);
+  io.Bytes("word", dial.word);
 }
-
-// The body at the front of `bytes`; nothing where they are too few.
-template <typename Body>
-std::optional<Body> FrontOf(std::string_view bytes) {
-  if (bytes.size() < sizeof(Body)) return std::nullopt;
-  Body body;
-  std::memcpy(&body, bytes.data(), sizeof(body));
-  return body;
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, AskPacket> ask) {
+  io.Int("region", ask.region);
+  io.Int("rkey", ask.rkey);
+  io.Reserved(4);
 }
-template <typename Body>
-std::optional<Body> FromBytes(std::string_view bytes) {
-  return bytes.size() == sizeof(Body) ? FrontOf<Body>(bytes) : std::nullopt;
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, QuietPacket> /*quiet*/) {
+  io.Reserved(8);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, RegionPacket> region) {
+  io.Int("region", region.region);
+  io.Int("base", region.base);
+  io.Int("bytes", region.bytes);
+  io.Int("access", region.access);
+  io.Int("parts", region.parts);
+  io.Bytes("device", region.device);
+  io.Int("ordinal", region.ordinal);
+  io.Reserved(4);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, PartPacket> part) {
+  io.Int("region", part.region);
+  io.Int("base", part.base);
+  io.Int("bytes", part.bytes);
+  io.Int("allocation_base", part.allocation_base);
+  io.Int("allocation_bytes", part.allocation_bytes);
+  io.Int("buffer_id", part.buffer_id);
+  wire::EnumField(io, "form", part.form, 0, UINT32_MAX);  // PeerRegion::Check refuses unknown ones
+  io.Int("kind", part.kind);
+  io.Bytes("handle", part.handle);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, RefusedPacket> refused) {
+  io.Int("region", refused.region);
+  io.Int("code", refused.code);
+  io.Reserved(4);
+  io.RestOfWords("why", refused.why, kMaxPeerTextBytes);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, ForgetPacket> forget) {
+  io.Int("region", forget.region);
 }
 
 }  // namespace kvxfer::cuda_ipc

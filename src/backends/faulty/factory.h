@@ -1,9 +1,9 @@
-// The decorator `faulty:<backend>`: does to any backend what AgentOptions::faults says, and stays
-// a legal backend while it does so.
+// The decorator `faulty:<backend>`. It injects the faults of FaultOptions (options.h) into any
+// backend and keeps the rules of a backend while it does so.
 //
-// What holds whatever the options: an immediate is never reported before its bytes; messages and
-// immediates are lost only with their connection (cut) or into the black hole; every accepted op
-// completes exactly once; kFenced comes only when nothing of the transfer is held here.
+// Whatever the options are: an immediate is never reported before its bytes. Messages and
+// immediates are lost only with their connection (a cut) or in the black hole. Every accepted op
+// completes exactly once. kFenced comes only when nothing of the transfer is held here.
 #ifndef KVXFER_BACKENDS_FAULTY_FACTORY_H_
 #define KVXFER_BACKENDS_FAULTY_FACTORY_H_
 

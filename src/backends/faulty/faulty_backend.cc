@@ -15,10 +15,10 @@ namespace kvxfer {
 namespace faulty {
 namespace {
 
-// Two agents with equal options must not draw the same fates in step.
-uint64_t SeedOf(const AgentOptions& options) {
-  uint64_t hash = 0xcbf29ce484222325u ^ options.faults.seed;
-  for (const char c : options.name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+// Includes the agent's name: two agents with equal options must not draw the same faults in step.
+uint64_t SeedOf(uint64_t seed, const std::string& agent) {
+  uint64_t hash = 0xcbf29ce484222325u ^ seed;
+  for (const char c : agent) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
   return hash;
 }
 
@@ -40,6 +40,7 @@ FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, const FaultOptions&
       epoll_fd_(epoll_fd),
       timer_fd_(timer_fd),
       random_(seed) {
+  // Held items are released in another order, so rails no longer keep theirs.
   if (options_.reorder_window > 0 || options_.max_delay > Duration::zero()) {
     capabilities_.rail_keeps_order = false;
   }
@@ -47,7 +48,7 @@ FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, const FaultOptions&
 }
 
 FaultyBackend::~FaultyBackend() {
-  ready_.Clear();  // may own accepted endpoints
+  ready_.Clear();  // destroys accepted endpoints that were not reported
   for (FaultyEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
   ::close(timer_fd_);
   ::close(epoll_fd_);
@@ -67,7 +68,8 @@ size_t FaultyBackend::Poll(std::span<Event> out, bool readable) {
     timer_due_.reset();
   }
   if (ready_.size() < out.size()) PollInner(readable);
-  const Time now = Now();  // not before the events just taken in were given their delay
+  // Read again, because the events taken in above got their delay from a later clock.
+  const Time now = Now();
   for (FaultyEndpoint* endpoint : endpoints_) endpoint->Progress(now);
   return ready_.Take(out);
 }
@@ -116,7 +118,7 @@ FaultyEndpoint* FaultyBackend::Find(const Endpoint* inner) const {
 }
 
 void FaultyBackend::SetTimer(Time due) {
-  if (timer_due_.has_value() && *timer_due_ <= due) return;  // wakes early enough
+  if (timer_due_.has_value() && *timer_due_ <= due) return;  // the timer fires early enough
   const auto since_epoch = due.time_since_epoch();
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(since_epoch);
   itimerspec spec{};
@@ -130,6 +132,8 @@ void FaultyBackend::SetTimer(Time due) {
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeFaultyBackend(std::unique_ptr<Backend> inner,
                                                            const BackendContext& context) {
+  const auto options = ReadOptions<faulty::FaultOptions>("faulty", context.options);
+  if (!options.ok()) return options.status();
   const int epoll_fd = ::epoll_create1(EPOLL_CLOEXEC);
   const int timer_fd =
       epoll_fd < 0 ? -1 : ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -140,9 +144,9 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeFaultyBackend(std::unique_ptr<Backe
     if (epoll_fd >= 0) ::close(epoll_fd);
     return absl::ResourceExhaustedError(ToAbsl(ErrnoText("timer of the faulty backend", error)));
   }
-  return std::make_unique<faulty::FaultyBackend>(std::move(inner), context.options.faults,
-                                                 faulty::SeedOf(context.options), epoll_fd,
-                                                 timer_fd);
+  return std::make_unique<faulty::FaultyBackend>(
+      std::move(inner), *options, faulty::SeedOf(options->seed, context.options.name), epoll_fd,
+      timer_fd);
 }
 
 }  // namespace kvxfer

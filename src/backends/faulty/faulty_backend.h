@@ -1,5 +1,5 @@
-// The decorating backend: passes calls on, and the events of the inner backend through its
-// endpoints.
+// The decorating backend. It passes calls on to the inner backend, and the inner backend's events
+// through its own endpoints.
 //
 // Thread-safety: none, see kvxfer/backend.h.
 
@@ -13,13 +13,14 @@
 #include <vector>
 
 #include "src/backends/faulty/faulty_endpoint.h"
+#include "src/backends/faulty/options.h"
 #include "src/transport/event_queue.h"
 
 namespace kvxfer::faulty {
 
 class FaultyBackend : public Backend {
  public:
-  // Owns both descriptors: an epoll set that watches `inner` and `timer_fd`.
+  // Takes ownership of both descriptors. `epoll_fd` watches `inner` and `timer_fd`.
   FaultyBackend(std::unique_ptr<Backend> inner, const FaultOptions& options, uint64_t seed,
                 int epoll_fd, int timer_fd);
   ~FaultyBackend() override;
@@ -68,7 +69,7 @@ class FaultyBackend : public Backend {
   Capabilities capabilities_;
   const int epoll_fd_;
   const int timer_fd_;
-  std::optional<Time> timer_due_;  // the timer is set for then
+  std::optional<Time> timer_due_;  // when the timer fires
   Random random_;
 
   std::vector<FaultyEndpoint*> endpoints_;

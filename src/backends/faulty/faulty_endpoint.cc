@@ -66,7 +66,7 @@ size_t FaultyEndpoint::Post(std::span<const Op> ops) {
     }
     if (!Swallowed() && rails_.DrawFailure(op.rail)) FailRail(op.rail);
   }
-  // To be overtaken, ops wait for the next Poll at least.
+  // With `overtake`, ops wait at least until the next Poll, so that messages overtake them.
   if (!options.overtake) ProgressOutgoing(now);
   return accepted;
 }
@@ -76,6 +76,7 @@ bool FaultyEndpoint::Send(std::span<const std::byte> message) {
   if (!Swallowed() && CutNow()) return true;  // lost with the connection
   CountTowardsBlackHole();
   if (Swallowed()) return true;
+  // Without `overtake` a message goes behind the ops that were posted before it.
   const bool wait = !backend_->options().overtake && HasEarlierHeldOps(last_sequence_ + 1);
   if (!wait && messages_.empty() && inner_->Send(message)) return true;
   if (!messages_.empty() && message_bytes_ + message.size() > kMaxHeldMessageBytes) {
@@ -89,7 +90,7 @@ bool FaultyEndpoint::Send(std::span<const std::byte> message) {
 }
 
 void FaultyEndpoint::Fence(uint64_t transfer) {
-  if (phase_ != Phase::kOpen) return;  // kDown is under way
+  if (phase_ != Phase::kOpen) return;  // kDown follows
   const auto matches = [&](const HeldOp& held) { return held.op.transfer == transfer; };
   std::vector<HeldOp> dropped = ExtractHeldOps(matches);
   std::ranges::copy_if(swallowed_ops_, std::back_inserter(dropped), matches);
@@ -119,7 +120,7 @@ void FaultyEndpoint::OnInner(Event event) {
   event.endpoint = this;
   const EventKind kind = event.kind;
   if (kind == EventKind::kDown) return OnInnerDown(event.status);
-  // What the peer does is swallowed; what this side knows by itself is not.
+  // The black hole swallows what the peer does, but not what this side knows by itself.
   const bool by_peer = kind == EventKind::kMessage || kind == EventKind::kImmediate ||
                        (kind == EventKind::kFenced && accepted_);
   if (by_peer && Swallowed()) return;
@@ -183,7 +184,7 @@ void FaultyEndpoint::CountTowardsBlackHole() {
   if (limit != 0 && ++passed_ > limit) swallowing_ = true;
 }
 
-// Draws whether the connection is cut here and now.
+// Draws whether the connection is cut now.
 bool FaultyEndpoint::CutNow() {
   if (!backend_->random()->Chance(backend_->options().cut_probability)) return false;
   Shutdown(absl::UnavailableError("injected cut of the connection"));
@@ -231,6 +232,7 @@ void FaultyEndpoint::FlushIncoming() {
 }
 
 void FaultyEndpoint::OnInnerDown(const absl::Status& why) {
+  // The black hole hides the loss too: the agent must notice the silence by itself.
   if (Swallowed()) {
     hidden_down_ = why;
     return;
@@ -241,7 +243,7 @@ void FaultyEndpoint::OnInnerDown(const absl::Status& why) {
   backend_->Report({.event = MakeEvent(EventKind::kDown, this, 0, why), .message = {}});
 }
 
-// Of the ops that the inner endpoint has not seen.
+// Completes the ops that the inner endpoint has not seen.
 void FaultyEndpoint::FailHeldOps(const absl::Status& why) {
   std::vector<HeldOp> held;
   ops_.ReleaseAll(held);

@@ -1,9 +1,9 @@
-// An endpoint that lets ops, immediates and messages through when the seed says so.
+// An endpoint that lets ops, immediates and messages pass when the seed says so.
 //
-// Ops wait here before the inner endpoint sees them; what comes in waits here before the agent
-// sees it. Where both are held the fates are drawn separately.
+// Ops are held here before the inner endpoint sees them, and incoming events before the agent sees
+// them. Each side draws separately.
 //
-// Thread-safety: none; owned by its backend's thread.
+// Thread-safety: none; called by its agent's driver only.
 
 #ifndef KVXFER_BACKENDS_FAULTY_FAULTY_ENDPOINT_H_
 #define KVXFER_BACKENDS_FAULTY_FAULTY_ENDPOINT_H_
@@ -24,8 +24,8 @@ namespace kvxfer::faulty {
 
 class FaultyBackend;
 
-// An event on its way to the agent. It owns its message, which the inner backend keeps only until
-// its own next Poll.
+// An event that has not reached the agent yet. It owns its message, because the inner backend keeps
+// a message only until its own next Poll.
 struct Pending {
   Event event;
   std::vector<std::byte> message;
@@ -53,13 +53,14 @@ class FaultyEndpoint : public Endpoint {
                                                     std::string_view key) override;
 
   const Endpoint* inner() const { return inner_.get(); }
-  // An event of the inner endpoint; not kAccepted.
+  // Handles an event of the inner endpoint, except kAccepted.
   void OnInner(Event event);
-  // Lets go what may go at `now`, both ways.
+  // Releases what is due at `now`, in both directions.
   void Progress(Time now);
-  // When Progress has something to let go; nothing: not before the inner endpoint stirs.
+  // When Progress has something to release. Nothing: not before the inner endpoint reports
+  // something.
   std::optional<Time> NextDue() const;
-  // The backend ends before its endpoint: the endpoint stays behind, closed.
+  // The backend is destroyed first. The endpoint remains, closed.
   void Detach();
 
  private:
@@ -74,7 +75,7 @@ class FaultyEndpoint : public Endpoint {
   };
   struct HeldMessage {
     std::vector<std::byte> bytes;
-    uint64_t after = 0;  // goes when no op with a lower sequence is held
+    uint64_t after = 0;  // sent once no op with a lower sequence is held
   };
 
   bool Swallowed() const { return swallowing_ && phase_ == Phase::kOpen; }
@@ -84,7 +85,7 @@ class FaultyEndpoint : public Endpoint {
   void OnInnerFenced(Event event);
   void FailRail(uint32_t rail);
   void ProgressRails(Time now);
-  // Takes those of the ops that the inner endpoint has not seen.
+  // Removes and returns matching ops that the inner endpoint has not seen.
   template <typename Match>
   std::vector<HeldOp> ExtractHeldOps(Match match) {
     std::vector<HeldOp> taken;
@@ -115,7 +116,8 @@ class FaultyEndpoint : public Endpoint {
   const bool accepted_;
   Phase phase_ = Phase::kOpen;
 
-  // Outgoing: slow rail → reorder and delay → the inner endpoint's room.
+  // Outgoing, in this order: slow rail, reordering and delay, waiting for the inner endpoint to
+  // accept.
   std::deque<SlowOp> slow_ops_;
   HoldQueue<HeldOp> ops_;
   std::vector<Op> released_;
@@ -126,7 +128,8 @@ class FaultyEndpoint : public Endpoint {
   HoldQueue<Pending> incoming_;
   RailFaults rails_;
 
-  // The black hole: what was counted, whether it has opened, the ops it took, the loss it hides.
+  // The black hole: how much it has counted, whether it is open, the ops it took, and the loss that
+  // it hides.
   uint64_t passed_ = 0;
   bool swallowing_ = false;
   std::vector<HeldOp> swallowed_ops_;

@@ -1,4 +1,4 @@
-// Rails of a faulty endpoint that fail alone and come back.
+// FaultyEndpoint: rails that fail alone and come back.
 #include <utility>
 
 #include "src/backends/faulty/faulty_backend.h"
@@ -23,6 +23,7 @@ uint32_t FaultyEndpoint::rail_distance(uint32_t rail, const Registration& local,
 void FaultyEndpoint::FenceRail(uint32_t rail) {
   if (phase_ != Phase::kOpen) return;
   if (!rails_.enabled()) return inner_->FenceRail(rail);
+  // A fence of a transfer that does not exist: it passes behind everything of the rail.
   inner_->Fence(rails_.NextMarker(rail));
 }
 
@@ -32,15 +33,15 @@ void FaultyEndpoint::ReopenRail(uint32_t rail) {
   rails_.Reopen(rail, Now());
 }
 
-// Of the inner endpoint's own rails.
+// An event on one of the inner endpoint's own rails.
 void FaultyEndpoint::OnInnerRail(Event event) {
   if (rails_.enabled() && event.kind == EventKind::kRailDown) {
-    // Which of both failures a fence is for could not be told.
+    // A fence could not be assigned to one of the two failures.
     return Shutdown(absl::UnavailableError(
         absl::StrCat("rail ", event.rail,
                      " failed while failures of rails are injected: ", event.status.message())));
   }
-  // What is held here of the rail ends before it: its ops never reached the rail.
+  // Ops held for this rail never reached it, and must complete before kRailDown is reported.
   if (event.kind == EventKind::kRailDown) FailRail(event.rail);
   FlushIncoming();
   backend_->Report({.event = std::move(event), .message = {}});
@@ -48,8 +49,9 @@ void FaultyEndpoint::OnInnerRail(Event event) {
 
 void FaultyEndpoint::OnInnerFenced(Event event) {
   const auto rail = RailFaults::RailOfMarker(event.id);
+  // On the connecting side a rail's fence ends the inner transfer and has nothing to report.
   if (rail.has_value() && !accepted_) return;
-  // Whose transfer a held immediate is cannot be known here: all of them go first.
+  // A held immediate does not say whose transfer it is, so all of them are reported first.
   FlushIncoming();
   if (rail.has_value()) {
     event.kind = EventKind::kRailFenced;
@@ -71,7 +73,7 @@ void FaultyEndpoint::FailRail(uint32_t rail) {
 void FaultyEndpoint::ProgressRails(Time now) {
   if (phase_ != Phase::kOpen) return;
   while (const auto rail = rails_.TakeDown()) {
-    // Its completions may be held here.
+    // Completions of the rail may be held here.
     FlushIncoming();
     inner_->Fence(rails_.NextMarker(*rail));
     backend_->Report(

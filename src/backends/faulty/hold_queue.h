@@ -1,8 +1,9 @@
-// Items that are held back for a while and let go in an order of the seed's choosing.
+// Items that are held back for a while and released in an order that the seed chooses.
 //
-// With a window, up to that many are held and any of those whose delay is over may go; without,
-// each goes when its delay is over. Neither: first in, first out, at once. Progress: a Release at
-// or after next_due() lets at least one go.
+// With a window, up to that many items are held, and any of those whose delay is over may be
+// released. Without a window, each is released when its delay is over. With neither, items are
+// released at once, first in, first out. A Release at or after next_due() releases at least one
+// item.
 //
 // Thread-safety: none.
 
@@ -14,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvxfer/options.h"
+#include "src/backends/faulty/options.h"
 #include "src/backends/faulty/random.h"
 #include "src/core/base/clock.h"
 
@@ -35,7 +36,7 @@ class HoldQueue {
     held_.push_back({now + delay, std::move(item)});
   }
 
-  // Moves what may go now to the end of `out`.
+  // Appends to `out` what may be released now.
   void Release(Time now, std::vector<T>& out) {
     if (window_ == 0) return ReleaseDue(now, out);
     while (held_.size() > window_) Take(random_->Below(held_.size()), out);
@@ -43,6 +44,7 @@ class HoldQueue {
     for (size_t i = held_.size(); i > 0; --i) {
       if (held_[i - 1].due <= now && random_->Chance(0.5)) Take(i - 1, out);
     }
+    // Chance released nothing: release one item, so that there is progress.
     if (out.size() > before || held_.empty()) return;
     const size_t start = random_->Below(held_.size());
     for (size_t i = 0; i < held_.size(); ++i) {
@@ -56,7 +58,7 @@ class HoldQueue {
     held_.clear();
   }
 
-  // Moves those for which `match(item)` holds to the end of `out`.
+  // Appends to `out` the items that `match`, and removes them.
   template <typename Match>
   void Extract(Match match, std::vector<T>& out) {
     std::erase_if(held_, [&](Held& held) {
@@ -74,7 +76,7 @@ class HoldQueue {
   bool empty() const { return held_.empty(); }
   size_t size() const { return held_.size(); }
 
-  // When the first may go; only when not empty.
+  // When the first item may be released. Call it only if not empty.
   Time next_due() const { return std::min_element(held_.begin(), held_.end(), Earlier)->due; }
 
  private:
@@ -85,7 +87,7 @@ class HoldQueue {
 
   static bool Earlier(const Held& a, const Held& b) { return a.due < b.due; }
 
-  // Without a window the number held is bounded by time alone; this bounds it by count too.
+  // Without a window only time limits how many items are held; this limits their number too.
   static constexpr size_t kMaxHeld = 4096;
 
   void Take(size_t index, std::vector<T>& out) {

@@ -8,7 +8,8 @@ namespace {
 constexpr double kBeginsDown = 0.25;
 constexpr double kCompletionLost = 0.5;
 
-// The agent counts transfers from 1, and its own parts of them from 2^62.
+// The agent numbers its transfers from 1, and the stager's child transfers from 2^62; so bit 63 is
+// free.
 constexpr uint64_t kMarker = uint64_t{1} << 63;
 constexpr uint32_t kRailShift = 40;
 

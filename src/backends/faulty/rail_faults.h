@@ -1,12 +1,12 @@
 // The rails of one faulty endpoint that go down and come up as the seed says.
 //
-// An op takes its rail down. What is still held of that rail fails and is never executed; what the
-// inner endpoint has goes through, and of its completions some are lost: done at the target, and
-// reported as failed. Then comes kRailDown, and some time after ReopenRail kRailUp. The target's
-// fence of the rail is one of the inner endpoint, of a transfer that does not exist: it takes its
-// way behind everything that went before.
+// An op takes its rail down. Ops that are still held for that rail fail and are never executed. Ops
+// that the inner endpoint has go through, but some of their completions are lost: done at the
+// target, reported as failed. Then kRailDown is reported and, some time after ReopenRail, kRailUp.
+// The target's fence of the rail is a fence of the inner endpoint for a transfer that does not
+// exist: it passes behind everything that was sent before.
 //
-// Thread-safety: none; owned by its endpoint.
+// Thread-safety: none; used by its endpoint.
 
 #ifndef KVXFER_BACKENDS_FAULTY_RAIL_FAULTS_H_
 #define KVXFER_BACKENDS_FAULTY_RAIL_FAULTS_H_
@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kvxfer/options.h"
+#include "src/backends/faulty/options.h"
 #include "src/backends/faulty/random.h"
 #include "src/core/base/clock.h"
 
@@ -28,26 +28,28 @@ class RailFaults {
   RailFaults(const FaultOptions& options, Random* random) : options_(options), random_(random) {}
 
   bool enabled() const { return options_.rail_down_probability > 0; }
-  // All up, or, where this side connects, some of them still to come up.
+  // All rails are up; on the connecting side some of them come up later.
   void Start(uint32_t rails, bool connecting, Time now);
   bool up(uint32_t rail) const { return rail >= rails_.size() || rails_[rail].state == State::kUp; }
 
   // Draws whether the rail fails with an op that was just accepted on it.
   bool DrawFailure(uint32_t rail);
-  // The inner endpoint has taken an op, or has completed it. Completed: whether its completion is
-  // lost now.
+  // The inner endpoint has accepted an op, or completed it. OnCompleted returns whether this
+  // completion is lost.
   void OnForwarded(uint64_t op, uint32_t rail);
   bool OnCompleted(uint64_t op);
-  // The next rail that has failed and of which the inner endpoint has nothing any more; each once.
+  // The next rail that has failed and of which the inner endpoint has no op left. Each rail once.
   std::optional<uint32_t> TakeDown();
 
   void Reopen(uint32_t rail, Time now);
   // The next rail that is up again.
   std::optional<uint32_t> TakeUp(Time now);
-  // When TakeDown or TakeUp has one; nothing: not before the inner endpoint stirs.
+  // When TakeDown or TakeUp returns a rail. Nothing: not before the inner endpoint reports
+  // something.
   std::optional<Time> NextDue() const;
 
-  // The transfer whose fence stands for the next one of `rail`; both sides count alike.
+  // The transfer whose fence stands for the next fence of `rail`. Both sides count alike, so they
+  // agree.
   uint64_t NextMarker(uint32_t rail);
   static std::optional<uint32_t> RailOfMarker(uint64_t transfer);
 

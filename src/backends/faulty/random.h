@@ -1,4 +1,4 @@
-// The one source of choices of a faulty backend (SplitMix64): equal seeds give equal draws on
+// The only source of choices of a faulty backend (SplitMix64): equal seeds give equal draws on
 // every platform.
 #ifndef KVXFER_BACKENDS_FAULTY_RANDOM_H_
 #define KVXFER_BACKENDS_FAULTY_RANDOM_H_
@@ -19,10 +19,11 @@ class Random {
     return z ^ (z >> 31);
   }
 
-  // Below `bound`, which is not 0; the bias of the remainder does not matter here.
+  // Below `bound`, which must not be 0. The bias of the remainder does not matter here.
   uint64_t Below(uint64_t bound) { return Next() % bound; }
 
-  // Draws nothing where the answer is known: options that are off do not disturb the others.
+  // Draws nothing if the answer is known, so that options that are off do not change the other
+  // draws.
   bool Chance(double probability) {
     if (probability <= 0) return false;
     return static_cast<double>(Next() >> 11) * 0x1p-53 < probability;

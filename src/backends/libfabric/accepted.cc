@@ -1,3 +1,5 @@
+// AcceptedLink: the peer's frames, received immediates, and fences.
+
 #include "src/backends/libfabric/accepted.h"
 
 #include <algorithm>
@@ -13,7 +15,8 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// An initiator that does not say for so long that a fenced transfer is quiet loses its rails.
+// An initiator that does not confirm within this time that a fenced transfer is quiet loses its
+// rails.
 constexpr Duration kPatience = std::chrono::seconds(3);
 
 }  // namespace
@@ -31,6 +34,7 @@ std::string AcceptedLink::Describe() const {
 }
 
 void AcceptedLink::Authorize() {
+  // No endpoint exists before this, so the peer cannot write or read anything unauthorised.
   if (std::exchange(authorized_, true) || !up()) return;
   for (Rail& rail : rails_) {
     if (rail.offered) Make(*std::exchange(rail.offered, std::nullopt));
@@ -56,13 +60,14 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegi
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
 }
 
-absl::Status AcceptedLink::OnWord(const Frame& frame) {
+absl::Status AcceptedLink::OnDecoded(const Frame& frame) {
   if (const auto* offer = std::get_if<Offer>(&frame)) return OnOffer(*offer);
   if (const auto* quiet = std::get_if<Quiet>(&frame)) {
     if (quiet_.size() == FenceBook::kMaxEarly) {
       return absl::ResourceExhaustedError("the peer stops transfers whose writes do not come");
     }
     quiet_.push_back(quiet->transfer);
+    // The immediates that have arrived are reported before the answer.
     Look(kEverything);
     AnswerQuiet();
     return absl::OkStatus();
@@ -75,7 +80,8 @@ absl::Status AcceptedLink::OnWord(const Frame& frame) {
     busy_ = false;
     return absl::OkStatus();
   }
-  // The rail that it is about; null: of no rail, or of an earlier life.
+  // The rail that the frame is about; null: there is none, it is closed, or the frame is about an
+  // earlier life.
   const auto rail_of = [&](const auto* of) -> Rail* {
     if (of == nullptr || of->rail >= rails_.size()) return nullptr;
     Rail& rail = rails_[of->rail];
@@ -85,11 +91,12 @@ absl::Status AcceptedLink::OnWord(const Frame& frame) {
     if (Rail* const rail = rail_of(count)) rail->due = count->count;
     return absl::OkStatus();
   }
-  if (const auto* told = std::get_if<Told>(&frame)) {
-    if (rail_of(told) != nullptr) OnImmediate(told->rail, told->immediate);
+  if (const auto* immediate = std::get_if<Immediate>(&frame)) {
+    if (rail_of(immediate) != nullptr) OnImmediate(immediate->rail, immediate->immediate);
     return absl::OkStatus();
   }
   if (const auto* lost = std::get_if<RailLost>(&frame)) {
+    // The peer's failed ops may still write; closing this end stops them.
     if (rail_of(lost) != nullptr) Kill(lost->rail);
     AnswerQuiet();
     return absl::OkStatus();
@@ -105,6 +112,8 @@ absl::Status AcceptedLink::OnOffer(const Offer& offer) {
   rails_offered_ = std::max(rails_offered_, offer.rail + 1u);
   if (authorized_) {
     Make(offer);
+    // Opening a rail closes its earlier life, whose missing immediates are then no longer waited
+    // for.
     AnswerQuiet();
   } else {
     rails_[offer.rail].offered = offer;
@@ -113,10 +122,11 @@ absl::Status AcceptedLink::OnOffer(const Offer& offer) {
 }
 
 void AcceptedLink::Make(const Offer& offer) {
+  // The peer has given up the earlier life.
   Kill(offer.rail);
   Rail& rail = rails_[offer.rail];
   rail.life = offer.life;
-  rail.got = rail.told = rail.due = kFirstCount;
+  rail.got = rail.immediate = rail.due = kFirstCount;
   rail.probed = false;
   Answer answer{.rail = offer.rail, .life = offer.life};
   if (const absl::Status status = TryMake(offer); status.ok()) {
@@ -140,6 +150,7 @@ absl::Status AcceptedLink::TryMake(const Offer& offer) {
 
 void AcceptedLink::Kill(uint32_t index) {
   if (rails_[index].end == nullptr) return;
+  // Immediates of writes that are complete must not be lost with the queue.
   LookAt(index, kEverything).IgnoreError();
   rails_[index].end.reset();
 }
@@ -174,19 +185,24 @@ absl::Status AcceptedLink::LookAt(uint32_t index, size_t most) {
     if (std::exchange(rail.probed, true)) {
       OnImmediate(index, *one.immediate);
     } else {
-      rail.due = rail.got;  // the peer waits for that word
+      // The peer's probe waits until this immediate is reported.
+      rail.due = rail.got;
     }
   }
-  const bool all = rail.got == rail.due && rail.got != rail.told;
-  if (all || rail.got - rail.told >= kHeardEvery) {
-    rail.told = rail.got;
+  // Reports at once when everything announced has arrived, because the peer may be waiting for
+  // that, and else every kHeardEvery.
+  const bool all = rail.got == rail.due && rail.got != rail.immediate;
+  if (all || rail.got - rail.immediate >= kHeardEvery) {
+    rail.immediate = rail.got;
     Tell(Count{.rail = static_cast<uint8_t>(index), .life = rail.life, .count = rail.got});
   }
   return status;
 }
 
 void AcceptedLink::OnImmediate(uint32_t index, uint32_t immediate) {
-  backend_->landed().OnImmediate();
+  // Marks GPU memory for a flush, which comes before the agent sees the event, see
+  // LibfabricBackend::Poll.
+  backend_->arrival_flusher().OnImmediate();
   Emit({.kind = EventKind::kImmediate, .endpoint = this, .rail = index, .immediate = immediate});
 }
 
@@ -196,7 +212,8 @@ bool AcceptedLink::missing() const {
   });
 }
 
-// Also where the peer is idle: a write may end at its initiator before its immediate is here.
+// Also true while the peer is idle: a write may complete at its initiator before its immediate is
+// in the queue here.
 bool AcceptedLink::busy() const { return up() && (busy_ || missing()); }
 
 bool AcceptedLink::unread() const {
@@ -218,9 +235,9 @@ void AcceptedLink::FenceRail(uint32_t rail) {
   AnswerQuiet();
 }
 
-// The initiator has seen every op of it end, which a write does when it has landed. Those that
-// failed took their rails with them; of the others all immediates are to come, and no other ones
-// before them.
+// The initiator has seen every op of the transfer complete, and a write completes once its bytes
+// are visible here. Ops that failed took their rails with them. Of the others all immediates have
+// to arrive first; the initiator sends no later ones ahead of them (DialledLink::Rail::barrier).
 void AcceptedLink::AnswerQuiet() {
   if (quiet_.empty() || missing()) return;
   for (const uint64_t transfer : std::exchange(quiet_, {})) {
@@ -246,9 +263,10 @@ void AcceptedLink::OnDataDeadline(Time now) {
   }
   const absl::Status why = absl::DeadlineExceededError(
       "a transfer had to be stopped, and its initiator did not say that it was");
+  // Closing the rails stops everything that the peer has in flight.
   for (uint32_t i = 0; i < rails_.size(); ++i) Lose(i, why);
   AnswerQuiet();
-  // Without endpoints the others are quiet too.
+  // Without endpoints the transfers that are not late are quiet too.
   for (const auto& [transfer, patience] : std::exchange(asked_, {})) {
     AnswerFences(transfer, fences_.OnMarker(transfer, 0));
   }

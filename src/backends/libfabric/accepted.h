@@ -1,7 +1,7 @@
-// The accepting side of a link: makes the other ends of rails, reports what comes in, makes it
-// quiet.
+// The accepting side of a link: opens the other ends of rails, reports received immediates, and
+// makes transfers and rails quiet.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_ACCEPTED_H_
 #define KVXFER_BACKENDS_LIBFABRIC_ACCEPTED_H_
@@ -46,32 +46,35 @@ class AcceptedLink final : public Link {
   static constexpr size_t kEverything = 1 << 20;
 
   struct Rail {
-    std::optional<Offer> offered{};  // until Authorize
+    std::optional<Offer> offered{};  // before Authorize: what the peer offered
     uint32_t life = 0;
     std::unique_ptr<End> end{};
-    // The first immediate of this life has come: that of the peer's probe, before which it sends no
-    // other.
+    // The first immediate of this life has arrived. It is that of the peer's probe; the peer sends
+    // no other before it.
     bool probed = false;
-    // Immediates of this life: those that have come out, of these known to the peer, and those that
-    // are known to come.
+    // Immediates of this life: read from the completion queue; of these, reported to the peer;
+    // announced by the peer as sent.
     uint32_t got = kFirstCount;
-    uint32_t told = kFirstCount;
+    uint32_t immediate = kFirstCount;
     uint32_t due = kFirstCount;
   };
 
-  absl::Status OnWord(const Frame& frame) override;
+  absl::Status OnDecoded(const Frame& frame) override;
   absl::Status OnOffer(const Offer& offer);
   void Make(const Offer& offer);
   absl::Status TryMake(const Offer& offer);
-  // Closes it: nothing of this life lands any more, and what has come in is reported.
+  // Closes the rail's end, after reporting everything received: nothing more of this life is
+  // written.
   void Kill(uint32_t index);
+  // Closes the rail's end and tells the peer why.
   void Lose(uint32_t index, const absl::Status& why);
-  // Reports up to `most` of what has come in, over each rail.
+  // Reads up to `most` entries of each rail's completion queue and reports the immediates.
   void Look(size_t most);
   absl::Status LookAt(uint32_t index, size_t most);
   void OnImmediate(uint32_t index, uint32_t immediate);
-  // Immediates that are known to come have not.
+  // Immediates that the peer announced have not arrived yet.
   bool missing() const;
+  // Sends kFenced for the transfers in quiet_, unless an announced immediate is missing.
   void AnswerQuiet();
   void AnswerFences(uint64_t transfer, uint32_t count);
   std::optional<Time> DataDeadline() const override;
@@ -80,12 +83,13 @@ class AcceptedLink final : public Link {
   bool IsQuiet() const override { return true; }
 
   bool authorized_ = false;
-  bool busy_ = false;  // the peer says so
+  bool busy_ = false;  // the peer sent Busy, and no Idle since
   std::array<Rail, kMaxDomains> rails_;
   uint32_t rails_offered_ = 1;
-  std::vector<uint64_t> quiet_;  // transfers of which nothing comes any more, once none is missing
+  // Transfers of which nothing more is written, to be answered once no immediate is missing.
+  std::vector<uint64_t> quiet_;
   FenceBook fences_{1};
-  std::map<uint64_t, Time> asked_;  // fences without an answer, and how long they are waited for
+  std::map<uint64_t, Time> asked_;  // fences without an answer, and the deadline of each
 };
 
 }  // namespace kvxfer::libfabric

@@ -1,3 +1,5 @@
+// LibfabricBackend: construction, the agent's calls and Poll; the factory.
+
 #include "src/backends/libfabric/backend.h"
 
 #include <algorithm>
@@ -15,10 +17,9 @@ namespace kvxfer {
 namespace libfabric {
 namespace {
 
-// The host that is listened at; empty: any.
-absl::StatusOr<std::string> ListenHost(const AgentOptions& options) {
-  const std::string& text =
-      options.libfabric.listen.empty() ? options.listen : options.libfabric.listen;
+// The host part of the address to listen at; empty: any.
+absl::StatusOr<std::string> ListenHost(const AgentOptions& agent, const LibfabricOptions& options) {
+  const std::string& text = options.listen.empty() ? agent.listen : options.listen;
   absl::StatusOr<std::vector<net::SocketAddress>> at =
       net::Resolve(text, kDefaultPort, net::Names::kResolve);
   if (!at.ok()) return at.status();
@@ -33,29 +34,32 @@ LibfabricBackend::LibfabricBackend(const BackendContext& context)
     : options_(context.options),
       host_(context.host),
       hub_({.backend = "libfabric",
-            .service = net::Service::kLibfabric,
+            .service = net::Service{2},
             .incarnation = context.incarnation,
             .connect_timeout = options_.connect_timeout},
            this) {}
 
 absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
     const BackendContext& context) {
+  const auto options = ReadOptions<LibfabricOptions>("libfabric", context.options);
+  if (!options.ok()) return options.status();
   std::unique_ptr<LibfabricBackend> backend(new LibfabricBackend(context));
   if (absl::Status status = backend->hub_.Open(); !status.ok()) return status;
-  const AgentOptions& options = backend->options_;
-  absl::StatusOr<std::string> host = ListenHost(options);
+  const AgentOptions& agent = backend->options_;
+  absl::StatusOr<std::string> host = ListenHost(agent, *options);
   if (!host.ok()) return host.status();
-  absl::StatusOr<std::vector<std::unique_ptr<Domain>>> domains =
-      Domain::OpenAll(options.libfabric, *host);
+  absl::StatusOr<std::vector<std::unique_ptr<Domain>>> domains = Domain::OpenAll(*options, *host);
   if (!domains.ok()) return domains.status();
   backend->domains_ = *std::move(domains);
-  if (absl::Status status = backend->hub_.Listen(options, options.libfabric.listen,
+  if (absl::Status status = backend->hub_.Listen(agent, options->listen,
                                                  "`libfabric.listen` (KVXFER_LIBFABRIC_LISTEN)");
       !status.ok()) {
     return status;
   }
   Capabilities& caps = backend->capabilities_;
   caps = {.arrival = Arrival::kImmediate,
+          // GPU memory that a domain does not accept fails in Register, and the agent then stages
+          // it.
           .memory_kinds = BitOf(MemoryKind::kHost) | BitOf(MemoryKind::kCuda),
           .rail_keeps_order = false,
           .rails_fail_alone = true,
@@ -63,6 +67,7 @@ absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
           .max_op_bytes = kMaxOpBytes,
           .max_op_runs = kMaxRuns,
           .max_message_bytes = net::kMaxMessageBytes};
+  // The weakest domain decides, because the agent may use any rail for any op.
   for (const auto& domain : backend->domains_) {
     caps.max_op_bytes = std::min(caps.max_op_bytes, domain->info().ep_attr->max_msg_size);
     caps.max_op_runs = std::min(caps.max_op_runs, domain->max_runs());
@@ -71,6 +76,7 @@ absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
 }
 
 LibfabricBackend::~LibfabricBackend() {
+  // Closes the links' endpoints, which use the registrations; those go before the domains.
   hub_.Close();
   for (LibfabricRegistration* registration : std::exchange(registrations_, {})) {
     registration->Close();
@@ -83,20 +89,22 @@ std::string LibfabricBackend::provider() const {
 
 std::string LibfabricBackend::Address() const {
   const std::string control = hub_.Address();
-  return EncodeWhereabouts({.provider = provider(), .control = control});
+  return EncodeMetadataAddress({.provider = provider(), .control = control});
 }
 
 absl::StatusOr<net::PeerAddress> LibfabricBackend::Find(std::string_view address,
                                                         const HostIdentity& host) const {
-  absl::StatusOr<Whereabouts> told = DecodeWhereabouts(address);
-  if (!told.ok()) return told.status();
-  if (told->provider != provider()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the peer uses the libfabric provider ", told->provider, ", and this side ", provider()));
+  absl::StatusOr<MetadataAddress> immediate = DecodeMetadataAddress(address);
+  if (!immediate.ok()) return immediate.status();
+  // Endpoints of different providers cannot reach each other.
+  if (immediate->provider != provider()) {
+    return absl::FailedPreconditionError(absl::StrCat("the peer uses the libfabric provider ",
+                                                      immediate->provider, ", and this side ",
+                                                      provider()));
   }
   const absl::Status reach = CheckReach(provider(), host.SameHost(host_));
   if (!reach.ok()) return reach;
-  return net::DecodeReachable(told->control, host_, host);
+  return net::DecodeReachable(immediate->control, host_, host);
 }
 
 absl::Status LibfabricBackend::Reachable(std::string_view address, const HostIdentity& host) const {
@@ -122,7 +130,7 @@ absl::StatusOr<std::unique_ptr<Registration>> LibfabricBackend::Register(
     return absl::InvalidArgumentError("libfabric: a region needs an address, bytes and an rkey");
   }
   absl::StatusOr<std::unique_ptr<LibfabricRegistration>> made =
-      LibfabricRegistration::Make(region, domains_, &registrations_, &landed_);
+      LibfabricRegistration::Make(region, domains_, &registrations_, &arrival_flusher_);
   if (!made.ok()) return made.status();
   return std::unique_ptr<Registration>(*std::move(made));
 }
@@ -130,14 +138,16 @@ absl::StatusOr<std::unique_ptr<Registration>> LibfabricBackend::Register(
 size_t LibfabricBackend::Poll(std::span<Event> out, bool readable) {
   if (hub_.Begin(out, readable)) {
     for (net::ControlLink* link : hub_.links()) {
+      // Also while nothing is readable: completion queues have no descriptor.
       if (LinkOf(link).busy() && !hub_.sink().full()) static_cast<Link*>(link)->PollData();
     }
     for (const auto& domain : domains_) domain->ReadEvents();
     looked_ = Now();
     hub_.Work();
   }
-  const size_t told = hub_.End();
-  return landed_.Show(out.first(told), "libfabric");
+  const size_t immediate = hub_.End();
+  // Flushes GPU memory before the agent sees the events that say what was written.
+  return arrival_flusher_.Show(out.first(immediate), "libfabric");
 }
 
 bool LibfabricBackend::Arm() {
@@ -146,6 +156,7 @@ bool LibfabricBackend::Arm() {
     return LinkOf(link).busy() && LinkOf(link).unread();
   };
   if (std::ranges::any_of(hub_.links(), unread)) return false;
+  // Rest may queue frames, hence the second look at HasWork.
   for (net::ControlLink* link : hub_.links()) static_cast<Link*>(link)->Rest();
   hub_.SetTimer();
   return !hub_.HasWork();
@@ -154,6 +165,7 @@ bool LibfabricBackend::Arm() {
 std::optional<Time> LibfabricBackend::deadline() const {
   const auto busy = [](const net::ControlLink* link) { return LinkOf(link).busy(); };
   if (std::ranges::none_of(hub_.links(), busy)) return std::nullopt;
+  // The timer wakes the agent for the next look at the completion queues.
   return looked_ + kLook;
 }
 

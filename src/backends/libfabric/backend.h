@@ -1,11 +1,11 @@
 // The libfabric backend: domains of one provider, and the links to peers.
 //
-// Completion queues are looked at while links are busy, every kLook at least: no provider's word
-// for when there is something in them is relied on. The connecting side knows when that is, and
-// tells the other.
+// No provider is relied on to signal when its completion queues have entries. They are polled, at
+// least every kLook, while their link is busy. The connecting side knows when that is, and notifies
+// the other (Busy, Idle).
 //
-// Lifetime: endpoints and registrations may outlive it; they are then of no use.
-// Thread-safety: none but that of kvxfer::Backend.
+// Lifetime: endpoints and registrations may outlive it; they then do nothing.
+// Thread-safety: none, see kvxfer/backend.h.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_BACKEND_H_
 #define KVXFER_BACKENDS_LIBFABRIC_BACKEND_H_
@@ -20,11 +20,12 @@
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/domain.h"
 #include "src/backends/libfabric/regions.h"
-#include "src/cuda/landed.h"
+#include "src/cuda/arrival_flusher.h"
 #include "src/transport/link_hub.h"
 
 namespace kvxfer::libfabric {
 
+// The limits before those of the provider, see Create.
 inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
 inline constexpr size_t kMaxRuns = 16;
 
@@ -50,10 +51,11 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   net::LinkHub& hub() { return hub_; }
   const AgentOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<Domain>>& domains() const { return domains_; }
-  // What has come into GPU memory since the last Poll.
-  cuda::Landed& landed() { return landed_; }
+  // GPU memory that peers' writes and own reads have reached since the last Poll.
+  cuda::ArrivalFlusher& arrival_flusher() { return arrival_flusher_; }
 
  private:
+  // How soon the completion queues of busy links are polled again.
   static constexpr Duration kLook = std::chrono::microseconds(50);
 
   explicit LibfabricBackend(const BackendContext& context);
@@ -66,8 +68,9 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   const HostIdentity host_;
   Capabilities capabilities_;
   std::vector<std::unique_ptr<Domain>> domains_;
-  cuda::Landed landed_;
+  cuda::ArrivalFlusher arrival_flusher_;
   Registrations registrations_;
+  // When the completion queues were last polled.
   Time looked_{};
   net::LinkHub hub_;
 };

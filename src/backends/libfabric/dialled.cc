@@ -1,4 +1,4 @@
-// The connecting side: what it is, and how it comes up and ends.
+// DialledLink: the peer's frames, deadlines, coming up and ending.
 
 #include "src/backends/libfabric/dialled.h"
 
@@ -13,13 +13,13 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// At the end of a link, for what is in flight.
+// How long the end of a link waits for ops in flight.
 constexpr Duration kDrain = std::chrono::milliseconds(50);
 
 }  // namespace
 
 DialledLink::~DialledLink() {
-  if (backend_ != nullptr) backend_->landed().Forget(this);
+  if (backend_ != nullptr) backend_->arrival_flusher().Forget(this);
 }
 
 std::string DialledLink::Describe() const {
@@ -48,6 +48,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
   absl::StatusOr<std::unique_ptr<LibfabricRemoteKey>> decoded =
       LibfabricRemoteKey::Decode(region, key);
   if (!decoded.ok()) return decoded.status();
+  // A rail posts with the key of its domain, so the key has to cover all rails.
   if (!rails_.empty() && !(*decoded)->has(rails_.size() - 1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("libfabric: region ", static_cast<uint32_t>(region.id), " of ", Name(),
@@ -56,7 +57,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
 }
 
-absl::Status DialledLink::OnWord(const Frame& frame) {
+absl::Status DialledLink::OnDecoded(const Frame& frame) {
   if (const auto* hello = std::get_if<Hello>(&frame); hello != nullptr && greeting()) {
     return OnHello(*hello);
   }
@@ -71,6 +72,7 @@ absl::Status DialledLink::OnWord(const Frame& frame) {
 }
 
 absl::Status DialledLink::OnHello(const Hello& hello) {
+  // Rails are the domains that both sides have, by number.
   const size_t count = std::min<size_t>(backend_->domains().size(), hello.domains);
   if (count == 0) return absl::InvalidArgumentError("the peer has no domain");
   rails_.resize(count);
@@ -92,11 +94,11 @@ std::optional<Time> DialledLink::DataDeadline() const {
 
 void DialledLink::OnDataDeadline(Time now) {
   for (uint32_t i = 0; i < rails_.size() && up(); ++i) OnRailDeadline(i, now);
-  if (up()) Impatient(now);
+  if (up()) CheckStuckFences(now);
 }
 
-// Closing an endpoint stops what is in flight; a little time first, for some providers leave the
-// peer's side of it in pieces.
+// Closing an endpoint stops what is in flight. Before that ops get a little time to complete,
+// because with some providers a close in the middle of an op breaks the peer's endpoint.
 void DialledLink::EndData(const absl::Status& why) {
   stopping_.clear();
   const Time until = Now() + kDrain;

@@ -1,9 +1,10 @@
-// The connecting side of a link: offers an endpoint for each rail, probes it, posts.
+// The connecting side of a link: offers an endpoint for each rail, probes it, posts ops.
 //
-// A rail that fails is closed at once, and built anew after ReopenRail, in growing intervals until
-// an op has passed over it. A link of which no rail ever came up ends with the last attempt.
+// A rail that fails is closed at once. After ReopenRail it is opened again, in growing intervals
+// until an op has completed over it. A link of which no rail ever came up ends when the last rail's
+// attempt has failed.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_DIALLED_H_
 #define KVXFER_BACKENDS_LIBFABRIC_DIALLED_H_
@@ -43,7 +44,7 @@ class DialledLink final : public Link {
 
   // --- Link ---
   void SayHello() override {}
-  bool busy() const override { return up() && told_busy_; }
+  bool busy() const override { return up() && reported_busy_; }
   void PollData() override;
   void Rest() override;
   bool unread() const override;
@@ -51,31 +52,33 @@ class DialledLink final : public Link {
  private:
   struct Rail {
     enum class State : uint8_t {
-      kWaiting,  // until `until`: then another attempt
-      kOffered,  // the peer makes its end, once it has authorised the link
-      kProbing,  // a write over it has to land, and its immediate to be heard, by `until`
+      kWaiting,  // until `until`, the time of the next attempt
+      kOffered,  // the peer opens its end once it has authorised the link
+      kProbing,  // a write has to complete, and the peer to report its immediate, by `until`
       kUp,
-      kFailed,  // kRailDown was said, ReopenRail not
+      kFailed,  // kRailDown was reported, ReopenRail not called yet
     };
     State state = State::kWaiting;
     Time until{};
     Duration back_off{};
-    bool worked = false;  // an op of this life has ended well
+    bool worked = false;  // an op of this life has completed
     bool probe_posted = false;
-    bool probe_landed = false;
+    bool probe_arrived = false;  // the probe's write has completed
     uint32_t life = 0;
     std::unique_ptr<End> end{};
+    // Where the peer accepts writes without content, and the key for it.
     uint64_t sink = 0;
     uint64_t sink_key = 0;
-    // Immediates of this life: sent, and of these heard by the peer, and told it to be sent.
+    // Immediates of this life: sent; of these, reported by the peer as received; announced to the
+    // peer.
     uint32_t sent = kFirstCount;
     uint32_t heard = kFirstCount;
-    uint32_t told = kFirstCount;
-    uint32_t barrier = kFirstCount;  // none is sent before so many are heard
-    absl::Status why{};              // it failed last
+    uint32_t immediate = kFirstCount;
+    uint32_t barrier = kFirstCount;  // no immediate is sent before this many have been received
+    absl::Status why{};              // the last failure
   };
 
-  absl::Status OnWord(const Frame& frame) override;
+  absl::Status OnDecoded(const Frame& frame) override;
   absl::Status OnHello(const Hello& hello);
 
   // --- dialled_rails.cc ---
@@ -85,7 +88,7 @@ class DialledLink final : public Link {
   void OnLost(const RailLost& lost);
   void TryProbe(uint32_t index);
   void UpIfProbed(uint32_t index);
-  // `ended`: ops of it that are over, with errors.
+  // `ended`: ops of the rail that have completed with errors.
   void FailRail(uint32_t index, const absl::Status& why, std::span<const Done> ended = {});
   void OnRailDeadline(uint32_t index, Time now);
 
@@ -98,13 +101,16 @@ class DialledLink final : public Link {
                                    const Flight& flight);
   void TakeDone(uint32_t index, std::span<const Done> done, absl::Status status);
   void OnDone(uint32_t index, const Flight& flight);
+  // The status that the op of `done` completes with.
   absl::Status OwnError(const Done& done);
   void OpDone(uint32_t rail, const Flight& flight, absl::Status status);
   void FenceDone(uint64_t transfer);
+  // Announces the immediates that were sent.
   void TellCounts();
   std::vector<uint64_t> Progress() const;
-  void Impatient(Time now);
-  // Something is in flight, or may be at once.
+  // Fails the rails on which a fenced transfer makes no progress.
+  void CheckStuckFences(Time now);
+  // Tells the peer to poll its completion queues: something is in flight, or may be soon.
   void BeBusy();
   bool InFlight() const;
 
@@ -115,20 +121,22 @@ class DialledLink final : public Link {
 
   std::vector<Rail> rails_;
   bool ever_up_ = false;
-  bool told_busy_ = false;
-  Time busy_until_{};  // there was no room for an op
+  bool reported_busy_ = false;  // Busy was sent, and no Idle since
+  Time busy_until_{};           // until then there may be space for an op that was not accepted
+  // A fenced transfer that still has ops in flight.
   struct Stopping {
-    size_t ops = 0;  // of the transfer, in flight
-    Time patience{};
-    std::vector<uint64_t> progress{};  // of each rail, when `patience` was set
+    size_t ops = 0;                    // of the transfer, in flight
+    Time patience{};                   // when its progress is checked next
+    std::vector<uint64_t> progress{};  // End::progress of each rail at the last check
   };
   std::map<uint64_t, Stopping> stopping_;
+  // Identifies an op across retries, which have other ids.
   struct Culprit {
     uint64_t transfer = 0;
     uint64_t remote = 0;
     bool operator==(const Culprit&) const = default;
   };
-  std::deque<Culprit> culprits_;  // ops that may have failed by themselves
+  std::deque<Culprit> culprits_;  // ops that may have caused their errors themselves
 };
 
 }  // namespace kvxfer::libfabric

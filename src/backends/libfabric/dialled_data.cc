@@ -1,4 +1,4 @@
-// The connecting side's data: posting, completions, and making transfers quiet.
+// DialledLink: posting ops, completions, and making transfers quiet.
 
 #include <algorithm>
 #include <array>
@@ -12,15 +12,16 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// A fenced transfer has to end about then, and its source is read while an op of it is in flight: a
-// rail with such an op on which nothing moves for so long is closed. What else was on it goes
-// again.
+// How long a fenced transfer's rail may make no progress. The transfer's source is read while one
+// of its ops is in flight, so the fence has to end in about this time. A rail that has such an op
+// and makes no progress is closed; the other ops on it are posted again.
 constexpr Duration kFencePatience = std::chrono::milliseconds(80);
-// Where there is no room for the first op, it is waited for so long without being asked again.
-constexpr Duration kRoomPatience = std::chrono::milliseconds(10);
-// Remembered: each has cost a rail.
+// How long the link stays busy for an op that found no space and has not been posted again.
+constexpr Duration kSpaceTimeout = std::chrono::milliseconds(10);
+// How many failed ops are remembered; each has cost a rail.
 constexpr size_t kMaxCulprits = 64;
-// Immediates that go by the control stream: where so many bytes wait there, ops wait too.
+// Limit of bytes that wait on the control stream: above it, ops whose immediate has to go there are
+// not accepted.
 constexpr size_t kMaxToTell = 64 * 1024;
 
 }  // namespace
@@ -32,6 +33,7 @@ absl::Status DialledLink::CheckOp(const Op& op) const {
   for (const Run& run : op.runs) {
     complete = complete && run.key != nullptr && run.registration != nullptr &&
                static_cast<const LibfabricRemoteKey*>(run.key)->has(op.rail);
+    // Bounded, so that the sum cannot overflow.
     bytes += std::min<uint64_t>(run.bytes, most.max_op_bytes + 1);
   }
   if (complete && op.runs.size() <= most.max_op_runs && bytes <= most.max_op_bytes) {
@@ -48,6 +50,7 @@ size_t DialledLink::Post(std::span<const Op> ops) {
     const Flight flight{.op = op.id,
                         .transfer = op.transfer,
                         .remote = op.runs.empty() ? 0 : op.runs.front().remote};
+    // Accepted all the same: an op that can never be posted has to complete, with an error.
     if (absl::Status status = CheckOp(op); !status.ok()) {
       OpDone(op.rail, flight, std::move(status));
       ++accepted;
@@ -57,12 +60,13 @@ size_t DialledLink::Post(std::span<const Op> ops) {
     absl::StatusOr<bool> posted = PostOp(op, flight);
     BeBusy();
     if (posted.ok() && !*posted) {
-      busy_until_ = Now() + kRoomPatience;
+      busy_until_ = Now() + kSpaceTimeout;
       break;
     }
     ++accepted;
     busy_until_ = {};
     if (posted.ok()) continue;
+    // The op counts as accepted, so FailRail has to complete it too.
     const Done failed{.flight = flight, .status = posted.status(), .maybe_op = true};
     FailRail(op.rail, posted.status(), std::span(&failed, 1));
   }
@@ -89,10 +93,12 @@ absl::StatusOr<bool> DialledLink::PostOp(const Op& op, const Flight& flight) {
   }
   const auto immediate = op.has_immediate ? std::optional(op.immediate) : std::nullopt;
   const bool read = op.kind == OpKind::kRead;
+  // Nothing to move and nothing to report.
   if (count == 0 && (read || !immediate)) {
     OpDone(op.rail, flight, absl::OkStatus());
     return true;
   }
+  // A write of no bytes still has to carry the immediate.
   if (count == 0) return PostNothing(rail, immediate, flight);
   End::Request request{.read = read,
                        .local = std::span(local).first(count),
@@ -106,6 +112,8 @@ absl::StatusOr<bool> DialledLink::PostOp(const Op& op, const Flight& flight) {
 absl::StatusOr<bool> DialledLink::PostWrite(Rail& rail, End::Request request,
                                             std::optional<uint32_t> immediate) {
   const bool carried = immediate && rail.end->domain().carries_immediates();
+  // Waits while the target's completion queue may be full, or while immediates from before a fence
+  // have not arrived (FenceDone).
   if (carried && (rail.sent - rail.heard >= kMaxUnheard ||
                   static_cast<int32_t>(rail.barrier - rail.heard) > 0)) {
     return false;
@@ -145,10 +153,11 @@ void DialledLink::PollData() {
 void DialledLink::TakeDone(uint32_t index, std::span<const Done> done, absl::Status status) {
   std::vector<Done> failed;
   for (const Done& one : done) {
-    if (one.immediate) continue;  // nobody writes here
+    if (one.immediate) continue;  // nobody writes to this side
     if (one.status.ok()) {
       OnDone(index, one.flight);
     } else {
+      // A failed op fails its rail: the op may still write, and only closing the rail stops it.
       status.Update(one.status);
       failed.push_back(one);
     }
@@ -159,19 +168,20 @@ void DialledLink::TakeDone(uint32_t index, std::span<const Done> done, absl::Sta
 void DialledLink::OnDone(uint32_t index, const Flight& flight) {
   Rail& rail = rails_[index];
   if (flight.transfer == 0) {
-    rail.probe_landed = true;
+    rail.probe_arrived = true;
     return UpIfProbed(index);
   }
   rail.worked = true;
+  // The write is complete, so its bytes are visible before the peer receives this frame.
   if (flight.to_tell) {
-    Tell(
-        Told{.rail = static_cast<uint8_t>(index), .life = rail.life, .immediate = *flight.to_tell});
+    Tell(Immediate{
+        .rail = static_cast<uint8_t>(index), .life = rail.life, .immediate = *flight.to_tell});
   }
   OpDone(index, flight, absl::OkStatus());
 }
 
-// What an op ended with. One that ends so wherever it goes is told by another code than those of a
-// rail, so that it does not go again.
+// An op that fails for a reason of its own would fail over every rail. So when it fails for the
+// second time the code differs from a rail's failure, and the agent does not post it again.
 absl::Status DialledLink::OwnError(const Done& done) {
   if (!done.maybe_op) return done.status;
   const Culprit culprit{.transfer = done.flight.transfer, .remote = done.flight.remote};
@@ -184,7 +194,8 @@ absl::Status DialledLink::OwnError(const Done& done) {
 }
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
-  if (flight.into_gpu && status.ok()) backend_->landed().OnRead(this, flight.op);
+  // Marks the read for a flush of GPU memory, which comes before the agent sees the completion.
+  if (flight.into_gpu && status.ok()) backend_->arrival_flusher().OnRead(this, flight.op);
   Say(EventKind::kCompletion, flight.op, std::move(status), rail);
   if (stopping_.empty()) return;
   const auto it = stopping_.find(flight.transfer);
@@ -193,7 +204,7 @@ void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status statu
   FenceDone(flight.transfer);
 }
 
-// What is on its way cannot be taken back one by one: it is waited for.
+// Ops in flight cannot be cancelled one by one, so their completion is waited for.
 void DialledLink::Fence(uint64_t transfer) {
   if (!up() || transfer == 0 || stopping_.contains(transfer)) return;
   size_t ops = 0;
@@ -209,10 +220,11 @@ std::vector<uint64_t> DialledLink::Progress() const {
   return out;
 }
 
-void DialledLink::Impatient(Time now) {
+void DialledLink::CheckStuckFences(Time now) {
   std::vector<std::pair<uint32_t, uint64_t>> stuck;
   for (auto& [transfer, stopping] : stopping_) {
     if (stopping.patience > now) continue;
+    // Progress of the rail, not of the op: a busy rail is given more time.
     const std::vector<uint64_t> before = std::exchange(stopping.progress, Progress());
     stopping.patience = now + kFencePatience;
     for (uint32_t i = 0; i < rails_.size(); ++i) {
@@ -223,6 +235,7 @@ void DialledLink::Impatient(Time now) {
     }
     backend_->hub().TimersChanged();
   }
+  // Outside the loop, because FailRail changes stopping_.
   for (const auto& [rail, transfer] : stuck) {
     FailRail(rail,
              absl::UnavailableError(absl::StrCat(
@@ -230,8 +243,9 @@ void DialledLink::Impatient(Time now) {
   }
 }
 
-// The peer is to answer when it has every immediate that was sent. It counts them, so none that is
-// sent from here on may come before those.
+// The peer answers when it has received every immediate that was sent until now. It only counts
+// them, so none that is sent later may arrive before those; the barrier ensures that. Count
+// precedes Quiet on the control stream, so the peer knows the number by then.
 void DialledLink::FenceDone(uint64_t transfer) {
   Say(EventKind::kFenced, transfer);
   TellCounts();
@@ -242,21 +256,21 @@ void DialledLink::FenceDone(uint64_t transfer) {
 void DialledLink::TellCounts() {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     Rail& rail = rails_[i];
-    if (rail.state != Rail::State::kUp || rail.told == rail.sent) continue;
+    if (rail.state != Rail::State::kUp || rail.immediate == rail.sent) continue;
     Tell(Count{.rail = static_cast<uint8_t>(i), .life = rail.life, .count = rail.sent});
-    rail.told = rail.sent;
+    rail.immediate = rail.sent;
   }
 }
 
 void DialledLink::BeBusy() {
-  if (!std::exchange(told_busy_, true)) Tell(Busy{});
+  if (!std::exchange(reported_busy_, true)) Tell(Busy{});
 }
 
-// The peer may sleep too then, once it has read what was sent.
+// Lets the peer sleep too, once it has received the immediates that Count announces.
 void DialledLink::Rest() {
   const auto probing = [](const Rail& rail) { return rail.state == Rail::State::kProbing; };
   if (!busy() || InFlight() || std::ranges::any_of(rails_, probing) || Now() < busy_until_) return;
-  told_busy_ = false;
+  reported_busy_ = false;
   TellCounts();
   Tell(Idle{});
 }

@@ -1,4 +1,4 @@
-// The connecting side: the life of a rail.
+// DialledLink: opening, probing, failing and reopening rails.
 
 #include <algorithm>
 #include <utility>
@@ -12,6 +12,7 @@
 namespace kvxfer::libfabric {
 namespace {
 
+// Limits of the interval between two attempts for a rail.
 constexpr Duration kMinBackOff = std::chrono::milliseconds(1);
 constexpr Duration kMaxBackOff = std::chrono::seconds(1);
 
@@ -20,8 +21,8 @@ constexpr Duration kMaxBackOff = std::chrono::seconds(1);
 void DialledLink::Attempt(uint32_t index) {
   Rail& rail = rails_[index];
   ++rail.life;
-  rail.worked = rail.probe_posted = rail.probe_landed = false;
-  rail.sent = rail.heard = rail.told = rail.barrier = kFirstCount;
+  rail.worked = rail.probe_posted = rail.probe_arrived = false;
+  rail.sent = rail.heard = rail.immediate = rail.barrier = kFirstCount;
   absl::StatusOr<std::unique_ptr<End>> end = End::Open(backend_->domains()[index].get());
   if (!end.ok()) return FailRail(index, end.status());
   rail.end = *std::move(end);
@@ -33,7 +34,7 @@ void DialledLink::Attempt(uint32_t index) {
 
 absl::Status DialledLink::OnAnswer(const Answer& answer) {
   Rail& rail = rails_[answer.rail];
-  // It has failed while it was offered.
+  // The rail failed after it was offered.
   const bool over = rail.state == Rail::State::kFailed || rail.state == Rail::State::kWaiting;
   if (answer.life != rail.life || over) return absl::OkStatus();
   if (rail.state != Rail::State::kOffered) {
@@ -56,7 +57,8 @@ absl::Status DialledLink::OnAnswer(const Answer& answer) {
   return absl::OkStatus();
 }
 
-// Connections beneath are made by the first write: until then a provider says to try again.
+// Posts the probe. Some providers connect with the first write; until they have done so they ask to
+// try again, and PollData does.
 void DialledLink::TryProbe(uint32_t index) {
   Rail& rail = rails_[index];
   if (rail.state != Rail::State::kProbing || rail.probe_posted) return;
@@ -66,10 +68,11 @@ void DialledLink::TryProbe(uint32_t index) {
   rail.probe_posted = *posted;
 }
 
-// What the peer has not heard of it would wait for in vain with every transfer.
+// A rail whose immediates the peer does not receive must not come up: every transfer would wait for
+// them in vain.
 void DialledLink::UpIfProbed(uint32_t index) {
   Rail& rail = rails_[index];
-  if (rail.state != Rail::State::kProbing || !rail.probe_landed || rail.heard != rail.sent) return;
+  if (rail.state != Rail::State::kProbing || !rail.probe_arrived || rail.heard != rail.sent) return;
   rail.state = Rail::State::kUp;
   rail.why = absl::OkStatus();
   ever_up_ = true;
@@ -80,6 +83,7 @@ void DialledLink::UpIfProbed(uint32_t index) {
 absl::Status DialledLink::OnCount(const Count& count) {
   Rail& rail = rails_[count.rail];
   if (count.life != rail.life) return absl::OkStatus();
+  // Modulo 2^32: the peer cannot receive more than was sent.
   if (count.count - rail.heard > rail.sent - rail.heard) {
     return absl::InvalidArgumentError("the peer has heard immediates that were not sent");
   }
@@ -102,8 +106,8 @@ void DialledLink::FailRail(uint32_t index, const absl::Status& why, std::span<co
   rail.why = absl::UnavailableError(
       absl::StrCat(Where(), ", ", backend_->domains()[index]->Name(), ": ", why.message()));
   backend_->hub().TimersChanged();
-  // Before any of its ops end: what has failed may still land, and only the peer's closing of its
-  // end stops it. It has to come before a word that a transfer is quiet.
+  // Sent before any op completes. Failed ops may still write, and only the peer's closing of its
+  // end stops them; so the peer has to know before it is told that a transfer is quiet.
   Tell(RailLost{.rail = static_cast<uint8_t>(index),
                 .life = rail.life,
                 .why = ForPeer(ToStd(why.message()))});
@@ -118,7 +122,7 @@ void DialledLink::FailRail(uint32_t index, const absl::Status& why, std::span<co
   }
   const auto failed = [](const Rail& one) { return !one.why.ok(); };
   if (!ever_up_ && std::ranges::all_of(rails_, failed)) return Down(rail.why, true);
-  // Over one that never came up nothing went that would have to be fenced.
+  // A rail that never came up carried nothing that would have to be fenced.
   if (!was_up) return ReopenRail(index);
   Say(EventKind::kRailDown, 0, rail.why, index);
 }
@@ -126,6 +130,7 @@ void DialledLink::FailRail(uint32_t index, const absl::Status& why, std::span<co
 void DialledLink::ReopenRail(uint32_t index) {
   if (!up() || index >= rails_.size() || rails_[index].state != Rail::State::kFailed) return;
   Rail& rail = rails_[index];
+  // Starts over after a life in which an op completed, and doubles otherwise.
   rail.back_off =
       rail.worked ? kMinBackOff : std::clamp(2 * rail.back_off, kMinBackOff, kMaxBackOff);
   rail.state = Rail::State::kWaiting;
@@ -139,7 +144,7 @@ void DialledLink::OnRailDeadline(uint32_t index, Time now) {
   if (rail.state != Rail::State::kProbing || rail.until > now) return;
   FailRail(index,
            absl::UnavailableError(
-               rail.probe_landed
+               rail.probe_arrived
                    ? "a write landed in time, and its immediate did not come out at the "
                      "peer: the device or its provider does not tell of peers' writes, or the peer "
                      "did not look in time"

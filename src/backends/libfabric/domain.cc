@@ -1,3 +1,5 @@
+// Domain: opening domains, and registering host memory.
+
 #include "src/backends/libfabric/domain.h"
 
 #include <rdma/fi_eq.h>
@@ -16,10 +18,10 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// Taken where no provider was named: a fabric that has no backend of its own.
+// The provider if none is named: a fabric that has no backend of its own.
 constexpr char kFabric[] = "efa";
 
-// Of a registration that failed.
+// What to do about a registration that failed.
 std::string_view RegistrationRemedy(int rc) {
   switch (-rc) {
     case FI_EFAULT:
@@ -53,6 +55,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Domain>>> Domain::OpenAll(
     return absl::InvalidArgumentError(
         absl::StrCat("`libfabric.domains` has ", names.size(), "; at most ", kMaxDomains));
   }
+  // Asking providers for GPU memory would initialise CUDA in the process.
   const bool gpus = cuda::Driver::IfInUse() != nullptr;
   std::vector<std::unique_ptr<Domain>> out;
   for (const std::string& name : names) {
@@ -76,7 +79,7 @@ absl::StatusOr<std::unique_ptr<Domain>> Domain::Open(fi_info* info, bool asked_f
   fi_eq_attr events_attr{};
   events_attr.wait_obj = FI_WAIT_NONE;
   fid_eq* events = nullptr;
-  // Where a provider has none it tells nothing.
+  // Not every provider has event queues; one without reports nothing.
   if (fi_eq_open(fabric, &events_attr, &events, nullptr) == 0) out->events_.reset(events);
   fid_domain* domain = nullptr;
   if (const int rc = fi_domain(fabric, info, &domain, nullptr); rc != 0) {
@@ -98,7 +101,7 @@ std::string Domain::Name() const {
 }
 
 size_t Domain::max_runs() const {
-  // With an immediate and more than one run efa (1.18 to 2.1) sends messages instead.
+  // efa (1.18 to 2.1) emulates a write by messages if it has an immediate and more than one run.
   if (std::string_view(info_->fabric_attr->prov_name).starts_with("efa")) return 1;
   return std::min(info_->tx_attr->iov_limit, info_->tx_attr->rma_iov_limit);
 }
@@ -122,6 +125,7 @@ absl::StatusOr<FiPtr<fid_mr>> Domain::Register(const MemorySpan& span, Access ac
 
 uint64_t Domain::NewKey() const {
   const size_t key_bytes = info_->domain_attr->mr_key_size;
+  // Ignored by providers that choose keys themselves (FI_MR_PROV_KEY).
   const uint64_t key = RandomNonZero64();
   return key_bytes < sizeof(key) ? key & ((uint64_t{1} << (8 * key_bytes)) - 1) : key;
 }

@@ -1,7 +1,7 @@
-// One domain of a provider (a device, or a network interface): what endpoints and registrations
-// are made of.
+// One domain of a provider (a device or a network interface): endpoints and registrations are made
+// from it.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_DOMAIN_H_
 #define KVXFER_BACKENDS_LIBFABRIC_DOMAIN_H_
@@ -16,21 +16,22 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/fi.h"
+#include "src/backends/libfabric/options.h"
 #include "src/cuda/gpu_direct.h"
 
 namespace kvxfer::libfabric {
 
 inline constexpr size_t kMaxDomains = 16;
 
-// Rights as libfabric has them.
+// The access flags that libfabric needs.
 uint64_t FlagsOf(Access access);
 
 class Domain {
  public:
-  // Those of `options`, in that order, each once; without names the first that the provider has.
-  // They are asked to take memory of GPUs where this process uses CUDA by now, and no earlier: what
-  // providers do for it would initialise CUDA.
-  // `host`: the address to be reached at, for providers that go by addresses of hosts; empty: any.
+  // Opens the domains that `options` names, in that order, each once; without names the first one
+  // that the provider has. Domains are asked to accept GPU memory only if this process uses CUDA by
+  // now, because what providers do for that would initialise CUDA. `host`: the address at which
+  // peers are to reach this agent, for providers that use host addresses; empty: any.
   static absl::StatusOr<std::vector<std::unique_ptr<Domain>>> OpenAll(
       const LibfabricOptions& options, const std::string& host);
 
@@ -39,26 +40,26 @@ class Domain {
   fid_eq* events() const { return events_.get(); }
   // "tcp;ofi_rxm:eth0".
   std::string Name() const;
-  // Whether peers name its memory by address; else by the offset in a region.
+  // True: peers name memory by address. False: by the offset in its region.
   bool virtual_addresses() const { return (info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0; }
-  // Whether a write can bring an immediate to its target's completion queue.
+  // True: a write can put an immediate into its target's completion queue.
   bool carries_immediates() const { return info_->domain_attr->cq_data_size >= sizeof(uint32_t); }
   size_t max_runs() const;
 
-  // Of the host's.
+  // For host memory.
   absl::StatusOr<FiPtr<fid_mr>> Register(const MemorySpan& span, Access access) const;
-  // FailedPrecondition: this domain takes no memory of GPUs; another error: not this one. With the
-  // remedy.
+  // For GPU memory. FailedPrecondition: this domain accepts no GPU memory. Another error: it does
+  // not accept this memory. The message says what to do.
   absl::StatusOr<FiPtr<fid_mr>> RegisterGpu(const cuda::DirectSpan& span, Access access) const;
-  // Says what the provider has to tell of itself, which is nothing to links: their own completions
-  // say what concerns them.
+  // Logs the errors that the provider reports. Links need none of them: their own completions tell
+  // what concerns them.
   void ReadEvents() const;
 
-  // A few bytes that hold nothing: what is written where a write has no bytes of its own.
+  // A few bytes without content: the source of a write that has no bytes of its own.
   static constexpr size_t kNothing = 8;
   const void* nothing() const { return scratch_.data(); }
   void* nothing_desc() const { return fi_mr_desc(scratch_mr_.get()); }
-  // And where peers write them, as they are to name it.
+  // Where peers write such bytes, as they have to name it.
   uint64_t sink() const;
   uint64_t sink_key() const { return fi_mr_key(scratch_mr_.get()); }
 
@@ -66,13 +67,14 @@ class Domain {
   static constexpr size_t kSinkOffset = 64;
 
   explicit Domain(bool asked_for_gpus) : asked_for_gpus_(asked_for_gpus) {}
-  // For fi_mr_reg.
+  // A random key of the length that the provider takes.
   uint64_t NewKey() const;
-  // Negative, as libfabric says it. By dmabuf, where libfabric and the driver have that.
+  // Registers `span` as a dmabuf, if libfabric and the GPU driver support that. Returns a negative
+  // libfabric error otherwise.
   int RegisterDmabuf(const cuda::DirectSpan& span, fi_mr_attr attr, fid_mr** mr) const;
   static absl::StatusOr<std::unique_ptr<Domain>> Open(fi_info* info, bool asked_for_gpus);
-  // Whether the device reaches GPU memory; where it does not, gpus_reached_ says why and it is
-  // taken no more.
+  // Finds out whether the device reaches GPU memory. If not, sets gpus_reached_ to the reason, and
+  // GPU memory is no longer accepted.
   absl::Status ProbeGpus();
 
   const bool asked_for_gpus_;
@@ -81,6 +83,7 @@ class Domain {
   FiPtr<fid_eq> events_;
   FiPtr<fid_domain> domain_;
   absl::Status gpus_reached_;
+  // nothing() and, at kSinkOffset, sink().
   std::array<std::byte, 128> scratch_{};
   FiPtr<fid_mr> scratch_mr_;
 };

@@ -1,4 +1,4 @@
-// Memory of GPUs (FI_HMEM).
+// Domain: GPU memory (FI_HMEM).
 
 #include <string_view>
 
@@ -19,7 +19,7 @@ cuda::PeerMemory PeerMemoryOf(const fi_info& info) {
   return efa ? cuda::PeerMemory::kEfa : cuda::PeerMemory::kInfiniband;
 }
 
-// Of a registration that failed.
+// What to do about a registration that failed.
 std::string Remedy(cuda::PeerMemory kind, int rc) {
   const std::string module(cuda::NameOf(kind));
   if (rc == -FI_ENOMEM || rc == -FI_EAGAIN) {
@@ -48,6 +48,7 @@ std::string Remedy(cuda::PeerMemory kind, int rc) {
 }  // namespace
 
 absl::Status Domain::ProbeGpus() {
+  // An endpoint that is never enabled, only to find out whether it accepts the option.
   fid_ep* endpoint = nullptr;
   if (const int rc = fi_endpoint(domain_.get(), info_.get(), &endpoint, nullptr); rc != 0) {
     return FiError(Name() + ": fi_endpoint", rc);
@@ -70,11 +71,13 @@ int Domain::RegisterDmabuf([[maybe_unused]] const cuda::DirectSpan& span,
   }
   const absl::StatusOr<cuda::Dmabuf> exported =
       cuda::ExportDmabuf(span, span.span.base, span.span.bytes);
+  // Not fatal: registering by address may still work.
   if (!exported.ok()) return -FI_ENOSYS;
   const fi_mr_dmabuf dmabuf{
       .fd = exported->fd.get(),
       .offset = exported->offset,
       .len = span.span.bytes,
+      // The address of the dmabuf's first byte.
       .base_addr = reinterpret_cast<void*>(span.span.base - exported->offset)};
   attr.dmabuf = &dmabuf;
   return fi_mr_regattr(domain_.get(), &attr, FI_MR_DMABUF, mr);
@@ -111,6 +114,7 @@ absl::StatusOr<FiPtr<fid_mr>> Domain::RegisterGpu(const cuda::DirectSpan& span,
   attr.device.cuda = span.device->ordinal;
   fid_mr* mr = nullptr;
   if (RegisterDmabuf(span, attr, &mr) == 0) return FiPtr<fid_mr>(mr);
+  // By address: through the module for peer memory, or as a dmabuf that newer efa providers make.
   const int rc = fi_mr_regattr(domain_.get(), &attr, 0, &mr);
   if (rc == 0) return FiPtr<fid_mr>(mr);
   const absl::Status error =

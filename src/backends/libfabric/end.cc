@@ -1,3 +1,5 @@
+// End: opening, posting, polling and closing an endpoint.
+
 #include "src/backends/libfabric/end.h"
 
 #include <rdma/fi_cm.h>
@@ -15,7 +17,7 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// By its kind an error of the op itself, which may end so over any rail.
+// True: an error of this kind may be caused by the op itself, and then repeats over every rail.
 bool MayBeTheOp(int error) {
   constexpr std::array<int, 10> kOfOps = {FI_EINVAL,     FI_EACCES,   FI_EPERM,  FI_EFAULT,
                                           FI_EMSGSIZE,   FI_ENOKEY,   FI_ETRUNC, FI_EKEYREJECTED,
@@ -46,6 +48,7 @@ absl::Status End::Make() {
   fi_cq_attr cq_attr{};
   cq_attr.format = FI_CQ_FORMAT_DATA;
   cq_attr.wait_obj = FI_WAIT_NONE;
+  // Entries for every flight and every unreported immediate: the queue cannot overflow.
   cq_attr.size = kMaxFlights + kMaxUnheard;
   fid_cq* cq = nullptr;
   rc = fi_cq_open(domain_->get(), &cq_attr, &cq, nullptr);
@@ -55,7 +58,7 @@ absl::Status End::Make() {
   rc = fi_endpoint(domain_->get(), const_cast<fi_info*>(&domain_->info()), &ep, nullptr);
   if (rc != 0) return error("fi_endpoint", rc);
   endpoint_.reset(ep);
-  // Some abort without one, others do not know what it is for.
+  // Some providers abort without an event queue, others do not accept one: the result is ignored.
   if (domain_->events() != nullptr) fi_ep_bind(ep, &domain_->events()->fid, 0);
   if (TakesGpuMemory(domain_->info())) {
     if (rc = KeepToTheDevice(ep); rc != 0) return error("fi_setopt(FI_OPT_FI_HMEM_P2P)", rc);
@@ -79,7 +82,7 @@ absl::Status End::SetPeer(const std::string& address) {
   if (!text && address.size() != address_.size()) {
     return absl::InvalidArgumentError("the peer's endpoint has an address of another form");
   }
-  // Of an address in text the end is looked for.
+  // Providers look for the end of an address in text form.
   const std::string copy = address + '\0';
   const int inserted = fi_av_insert(peers_.get(), copy.data(), 1, &peer_, 0, nullptr);
   if (inserted == 1) return absl::OkStatus();
@@ -99,10 +102,12 @@ absl::StatusOr<bool> End::Post(const Request& request) {
   message.rma_iov_count = request.remote.size();
   message.context = &slot->context;
   message.data = request.immediate.value_or(0);
+  // A write completes only when its bytes are visible at the target: fences and Told depend on it.
   const uint64_t flags = FI_COMPLETION | (request.read ? 0 : FI_DELIVERY_COMPLETE) |
                          (request.immediate ? FI_REMOTE_CQ_DATA : 0);
   const ssize_t rc = request.read ? fi_readmsg(endpoint_.get(), &message, flags)
                                   : fi_writemsg(endpoint_.get(), &message, flags);
+  // Not posted: the slot stays free.
   if (rc == -FI_EAGAIN) return false;
   if (rc != 0) return FiError(domain_->Name() + (request.read ? ": fi_read" : ": fi_write"), rc);
   free_.pop_back();
@@ -133,8 +138,8 @@ absl::Status End::Poll(size_t most, std::vector<Done>& out) {
     }
     if (count < 0) return FiError(domain_->Name() + ": fi_cq_read", count);
     for (const fi_cq_data_entry& entry : std::span(entries).first(static_cast<size_t>(count))) {
-      // By neither flag alone: one's own op may be told with FI_REMOTE_CQ_DATA, and efa of 1.17
-      // tells of a peer's with FI_WRITE.
+      // Neither flag is enough alone. An own op may be reported with FI_REMOTE_CQ_DATA, and efa
+      // 1.17 reports a peer's write with FI_WRITE.
       const bool theirs = entry.op_context == nullptr || (entry.flags & FI_REMOTE_WRITE) != 0;
       if (theirs && (entry.flags & FI_REMOTE_CQ_DATA) != 0) {
         out.push_back({.immediate = static_cast<uint32_t>(entry.data)});
@@ -156,7 +161,7 @@ absl::Status End::ReadError(std::vector<Done>& out) {
   absl::Status why = absl::UnavailableError(absl::StrCat(
       domain_->Name(), ": ", fi_strerror(entry.err), " (provider: ",
       fi_cq_strerror(queue_.get(), entry.prov_errno, entry.err_data, nullptr, 0), ")"));
-  // What a peer did that was not allowed is told without a context.
+  // An error without a context is about something that the peer was not allowed to do.
   if (entry.op_context == nullptr) return why;
   if (const auto flight = Take(entry.op_context)) {
     out.push_back({.flight = *flight, .status = std::move(why), .maybe_op = MayBeTheOp(entry.err)});
@@ -178,14 +183,15 @@ void End::Drain(Time until, std::vector<Done>& out) {
 
 std::vector<Flight> End::Close() {
   if (endpoint_ != nullptr) {
-    // Whether it is there still, nobody says: providers free it all the same, and it is not closed
-    // again.
+    // After a failed fi_close nothing says whether the endpoint still exists. Providers free it
+    // even then, so it is not closed a second time.
     const int rc = fi_close(&endpoint_.release()->fid);
     if (rc != 0) {
       Log(LogLevel::kError, "libfabric: {}; what its device has in hand may still move",
           ToStd(FiError(domain_->Name() + ": fi_close", rc).message()));
     }
   }
+  // The endpoint uses both, so they are closed after it.
   queue_.reset();
   peers_.reset();
   std::vector<Flight> left;

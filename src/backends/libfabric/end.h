@@ -1,9 +1,9 @@
-// One end of a rail: an endpoint with a completion queue and one peer. Closing it is the fence:
-// nothing lands, or is read, through it any more.
+// One end of a rail: an endpoint with its own completion queue and one peer. Closing it is the
+// fence: afterwards nothing is written or read through it.
 //
-// Progress is made in Poll alone, whatever the provider says of itself.
+// Progress is made in Poll alone, whatever progress the provider claims to make by itself.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_END_H_
 #define KVXFER_BACKENDS_LIBFABRIC_END_H_
@@ -29,21 +29,21 @@
 
 namespace kvxfer::libfabric {
 
-// An op in flight. Transfer 0: the link's own.
+// An op in flight. Transfer 0: an op of the link itself (a probe).
 struct Flight {
   uint64_t op = 0;
   uint64_t transfer = 0;
-  uint64_t remote = 0;                // where its first byte is, at the peer
-  std::optional<uint32_t> to_tell{};  // its immediate, where the provider does not carry it
-  bool into_gpu = false;              // a read, of which some bytes land in GPU memory
+  uint64_t remote = 0;                // the peer's address of its first byte
+  std::optional<uint32_t> to_tell{};  // its immediate, if the provider does not carry it
+  bool into_gpu = false;              // a read of which some bytes go into GPU memory
 };
 
-// What came out of a completion queue: an immediate of the peer, or the end of a flight.
+// An entry of the completion queue: an immediate of the peer, or the completion of a flight.
 struct Done {
   std::optional<uint32_t> immediate{};
   Flight flight{};
   absl::Status status{};
-  bool maybe_op = false;  // of an error: the op may be to blame, and no path
+  bool maybe_op = false;  // of an error: the op itself may have caused it, not the path
 };
 
 class End {
@@ -52,37 +52,37 @@ class End {
   ~End();
 
   const Domain& domain() const { return *domain_; }
-  // Where the peer finds it, opaque.
+  // The endpoint's address, opaque; the peer needs it for SetPeer.
   const std::string& address() const { return address_; }
   absl::Status SetPeer(const std::string& address);
 
   struct Request {
     bool read = false;
     std::span<const iovec> local{};
-    std::span<void*> descs{};  // of `local`
+    std::span<void*> descs{};  // those of `local`
     std::span<const fi_rma_iov> remote{};
-    std::optional<uint32_t> immediate{};  // of a write
+    std::optional<uint32_t> immediate{};  // of a write, if the provider carries immediates
     Flight flight{};
   };
-  // False: no room now.
+  // False: there is no space now.
   absl::StatusOr<bool> Post(const Request& request);
 
-  // Takes at most `most` entries. An error: it is of no use any more.
+  // Reads at most `most` entries. An error means that this end can no longer be used.
   absl::Status Poll(size_t most, std::vector<Done>& out);
-  // The last Poll may have left some.
+  // The last Poll may have left entries in the queue.
   bool unread() const { return unread_; }
   size_t in_flight() const { return slots_.size() - free_.size(); }
   size_t CountOf(uint64_t transfer) const;
-  // Rises with every flight that ends.
+  // Increases with every flight that completes.
   uint64_t progress() const { return progress_; }
 
-  // Polls until nothing is in flight, or `until`.
+  // Polls until nothing is in flight, but not beyond `until`.
   void Drain(Time until, std::vector<Done>& out);
-  // What had not ended; the flights are over.
+  // Closes the endpoint. Returns the flights that had not completed; they are over.
   std::vector<Flight> Close();
 
  private:
-  // libfabric's own words first: what a completion points at.
+  // The context of an op, which its completion points at. libfabric's own part comes first.
   struct Slot {
     fi_context2 context{};
     Flight flight{};
@@ -91,7 +91,8 @@ class End {
 
   explicit End(const Domain* domain) : domain_(domain) {}
   absl::Status Make();
-  // Nothing: it has ended before. Some providers tell of each packet that failed.
+  // The flight that `context` belongs to. Empty: it has completed already; some providers report
+  // each packet that failed.
   std::optional<Flight> Take(void* context);
   absl::Status ReadError(std::vector<Done>& out);
 
@@ -101,10 +102,10 @@ class End {
   FiPtr<fid_ep> endpoint_;
   std::string address_;
   fi_addr_t peer_ = FI_ADDR_UNSPEC;
-  size_t depth_ = kMaxFlights;
+  size_t depth_ = kMaxFlights;  // the most ops in flight
   bool unread_ = false;
   uint64_t progress_ = 0;
-  std::deque<Slot> slots_;  // a deque: they stay where they are
+  std::deque<Slot> slots_;  // a deque, because libfabric points at the slots
   std::vector<Slot*> free_;
 };
 

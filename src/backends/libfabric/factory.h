@@ -1,4 +1,5 @@
-// Makes the libfabric backend.
+// Creates the libfabric backend.
+
 #ifndef KVXFER_BACKENDS_LIBFABRIC_FACTORY_H_
 #define KVXFER_BACKENDS_LIBFABRIC_FACTORY_H_
 
@@ -9,9 +10,9 @@
 
 namespace kvxfer {
 
-// Opens the domains of one provider and listens for control connections at once. Unimplemented:
-// no provider that this backend takes by itself; Unavailable: the one that was asked for is not
-// there, or lacks what is needed; the message says what.
+// Opens the domains of one provider (efa, unless context.options names another) and listens for
+// control connections at once. Unavailable: the provider is not there, or lacks what is needed; the
+// message says what. FailedPrecondition: its endpoints cannot be closed safely (CheckClosing).
 absl::StatusOr<std::unique_ptr<Backend>> MakeLibfabricBackend(const BackendContext& context);
 
 }  // namespace kvxfer

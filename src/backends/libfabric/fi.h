@@ -1,4 +1,4 @@
-// libfabric's objects as owned pointers, and its errors as Status.
+// libfabric's objects as owning pointers, and its errors as Status.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_FI_H_
 #define KVXFER_BACKENDS_LIBFABRIC_FI_H_
@@ -31,7 +31,7 @@ struct FiFreeInfo {
 };
 using InfoPtr = std::unique_ptr<fi_info, FiFreeInfo>;
 
-// `rc`: what a call returned, negative.
+// `rc`: the negative result of `call`.
 inline absl::Status FiError(std::string_view call, int64_t rc) {
   const int error = static_cast<int>(-rc);
   return absl::UnavailableError(

@@ -1,19 +1,19 @@
-// What the two sides of a link say to each other on its control stream (kFrame). Little-endian;
-// decoding never trusts a length.
+// What the two sides of a link send each other on its control stream, as frames of the kind kFrame.
+// Little-endian; decoding never trusts a length.
 //
-//   accepting → connecting   Hello: so many domains there are
-//   connecting → accepting   Offer: an endpoint for that rail is here, make its other end
-//   accepting → connecting   Answer: here it is, or why not
-//   both                     RailLost: my end of it is no more
-//   connecting → accepting   Busy: writes and reads may be on their way, look for them
-//   connecting → accepting   Count: so many immediates went over that rail
-//   accepting → connecting   Count: so many have come out of it
-//   connecting → accepting   Idle: nothing is on its way but what Count says
-//   connecting → accepting   Told: an immediate, where the provider carries none; its bytes are
-//   there connecting → accepting   Quiet: nothing of that transfer is on the way any more
+//   accepting → connecting   Hello: the number of domains here
+//   connecting → accepting   Offer: an endpoint for that rail is open; open its other end
+//   accepting → connecting   Answer: the other end's address, or why it cannot be opened
+//   both                     RailLost: the sender has closed its end of the rail
+//   connecting → accepting   Busy: writes and reads may be in flight; poll the completion queues
+//   connecting → accepting   Count: so many immediates were sent over that rail
+//   accepting → connecting   Count: so many immediates were received over it
+//   connecting → accepting   Idle: nothing is in flight except the immediates that Count announced
+//   connecting → accepting   Told: an immediate that the provider cannot carry (data is visible)
+//   connecting → accepting   Quiet: nothing of that transfer is in flight any longer
 //
-// A rail's life is a number that rises with each of its Offers. What is said of an earlier life
-// than the present one is of no interest any more.
+// A rail's life is a number that increases with each of its Offers. Frames about an earlier life
+// than the present one are ignored.
 //
 // Thread-safety: plain values and functions without state.
 
@@ -38,14 +38,14 @@ struct Hello {
   uint8_t domains = 0;
 };
 struct Offer {
-  uint8_t rail = 0;  // and which of the domains
+  uint8_t rail = 0;  // the rail, and the number of the domain
   uint32_t life = 0;
-  std::string address{};  // of the endpoint, at most kMaxText
+  std::string address{};  // of the endpoint; at most kMaxText
 };
 struct Answer {
   uint8_t rail = 0;
   uint32_t life = 0;
-  std::string error{};  // empty: what follows holds
+  std::string error{};  // empty: the fields below are valid
   std::string address{};
   uint64_t sink = 0;  // where Domain::kNothing bytes may be written
   uint64_t sink_key = 0;
@@ -59,10 +59,10 @@ struct Busy {};
 struct Count {
   uint8_t rail = 0;
   uint32_t life = 0;
-  uint32_t count = 0;  // of that life, from kFirstCount on; wraps
+  uint32_t count = 0;  // of that life, counted from kFirstCount; wraps
 };
 struct Idle {};
-struct Told {
+struct Immediate {
   uint8_t rail = 0;
   uint32_t life = 0;
   uint32_t immediate = 0;
@@ -71,22 +71,22 @@ struct Quiet {
   uint64_t transfer = 0;
 };
 
-// Near the end, so that every wrap is taken early and often.
+// Near the end of the range, so that every rail wraps early and the wrap is exercised often.
 inline constexpr uint32_t kFirstCount = UINT32_MAX - 1000;
 
-using Frame = std::variant<Hello, Offer, Answer, RailLost, Busy, Count, Idle, Told, Quiet>;
+using Frame = std::variant<Hello, Offer, Answer, RailLost, Busy, Count, Idle, Immediate, Quiet>;
 
-std::vector<std::byte> Encode(const Frame& frame);
+std::string Encode(const Frame& frame);
 absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes);
 
-// What metadata says of an agent: where its control connections come in
+// What an agent's metadata says about this backend: where its control connections arrive
 // (src/transport/sockets/address.h), and its provider.
-struct Whereabouts {
+struct MetadataAddress {
   std::string provider{};
-  std::string_view control{};  // of what was decoded
+  std::string_view control{};  // a view into the decoded text
 };
-std::string EncodeWhereabouts(const Whereabouts& at);
-absl::StatusOr<Whereabouts> DecodeWhereabouts(std::string_view address);
+std::string EncodeMetadataAddress(const MetadataAddress& at);
+absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view address);
 
 }  // namespace kvxfer::libfabric
 

@@ -1,3 +1,5 @@
+// Link: what both sides of a link share.
+
 #include "src/backends/libfabric/link.h"
 
 #include <utility>
@@ -14,7 +16,7 @@ Link::Link(LibfabricBackend* backend, net::Fd control, std::string from)
 
 absl::Status Link::OnFrame(std::span<const std::byte> frame) {
   absl::StatusOr<Frame> decoded = Decode(frame);
-  return decoded.ok() ? OnWord(*decoded) : decoded.status();
+  return decoded.ok() ? OnDecoded(*decoded) : decoded.status();
 }
 
 }  // namespace kvxfer::libfabric

@@ -1,9 +1,9 @@
-// A connection to one peer: a control stream (src/net), and an endpoint for each rail. What both
-// sides have in common is here; DialledLink and AcceptedLink are the two sides.
+// A connection to one peer: a control stream (src/transport), and an endpoint for each rail. This
+// class is what both sides share; DialledLink and AcceptedLink are the two sides.
 //
-// A rail goes from one domain to the peer's of the same number, and fails alone.
+// A rail connects one domain with the peer's domain of the same number, and fails alone.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_LINK_H_
 #define KVXFER_BACKENDS_LIBFABRIC_LINK_H_
@@ -22,20 +22,20 @@ class LibfabricBackend;
 class Link : public net::ControlLink {
  public:
   // --- for the backend ---
-  // Something may come out of its completion queues: they are looked at again and again.
+  // Its completion queues may get entries: they have to be polled again and again.
   virtual bool busy() const = 0;
-  // Looks at them.
+  // Polls the completion queues.
   virtual void PollData() = 0;
-  // The backend's owner is about to sleep.
+  // The agent's driver is about to sleep.
   virtual void Rest() {}
-  // The last look left something there.
+  // The last PollData left entries in a completion queue.
   virtual bool unread() const = 0;
 
  protected:
   Link(LibfabricBackend* backend, net::PeerAddress peer);
   Link(LibfabricBackend* backend, net::Fd control, std::string from);
 
-  virtual absl::Status OnWord(const Frame& frame) = 0;
+  virtual absl::Status OnDecoded(const Frame& frame) = 0;
   void Tell(const Frame& frame) { ControlLink::Tell(Encode(frame)); }
 
   LibfabricBackend* backend_;  // null once detached

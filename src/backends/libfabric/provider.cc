@@ -1,3 +1,5 @@
+// Finding a provider, and refusing those that do not fit.
+
 #include "src/backends/libfabric/provider.h"
 
 #include <algorithm>
@@ -10,16 +12,18 @@
 namespace kvxfer::libfabric {
 namespace {
 
+// The version of libfabric's interface to ask for. With 1.18 efa's device writes and reads by
+// itself if it can.
 constexpr uint32_t kWrittenFor = FI_VERSION(1, 18);
 
-// Of memory of GPUs: FI_MR_DMABUF came with 1.20.
+// For GPU memory: FI_MR_DMABUF came with 1.20.
 #ifdef FI_MR_DMABUF
 constexpr uint32_t kWrittenForGpus = FI_VERSION(1, 20);
 #else
 constexpr uint32_t kWrittenForGpus = kWrittenFor;
 #endif
 
-// What this backend was written for, if the library is as new.
+// The version this backend was written for, or that of an older library.
 uint32_t Version(bool gpu_memory) {
   return std::min<uint32_t>(fi_version(), gpu_memory ? kWrittenForGpus : kWrittenFor);
 }
@@ -30,38 +34,41 @@ bool GoesByHosts(std::string_view provider) {
                              [&](std::string_view prefix) { return provider.starts_with(prefix); });
 }
 
-// Whose bytes CPUs move, into GPU memory too: by the default stream, one piece after the other. The
-// agent's own staging is better at it.
+// True: CPUs move the provider's bytes, also into GPU memory, on the default stream, one piece
+// after the other. The agent's own staging is faster.
 bool MovesByCpu(std::string_view provider) {
   constexpr std::array<std::string_view, 5> kPrefixes = {"tcp", "net", "udp", "sockets", "shm"};
   return std::ranges::any_of(kPrefixes,
                              [&](std::string_view prefix) { return provider.starts_with(prefix); });
 }
 
-// `data_bytes`: of an immediate.
+// `data_bytes`: size of an immediate.
 InfoPtr Hints(const std::string& provider, const std::string& domain, size_t data_bytes,
               bool gpu_memory) {
   InfoPtr hints(fi_allocinfo());
   if (hints == nullptr) return hints;
   hints->caps = FI_RMA;
-  // Without FI_LOCAL_COMM efa (1.17 to 2.1) keeps to the device within a host too: through shared
-  // memory a peer's process writes into this one's, and nothing stops it.
+  // Without FI_LOCAL_COMM efa (1.17 to 2.1) uses the device within a host too. Through shared
+  // memory a peer's process would write into this one's, and nothing could stop it.
   if (provider == "efa") hints->caps |= FI_REMOTE_COMM;
   if (gpu_memory) hints->caps |= FI_HMEM;
+  // End::Slot provides the context that these modes demand.
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
   hints->ep_attr->type = FI_EP_RDM;
   hints->tx_attr->op_flags = FI_COMPLETION | FI_DELIVERY_COMPLETE;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
   if (gpu_memory) hints->domain_attr->mr_mode |= FI_MR_HMEM;
+  // Only Poll makes progress.
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->cq_data_size = data_bytes;
+  // Copies, because fi_freeinfo frees them.
   hints->fabric_attr->prov_name = strdup(provider.c_str());
   if (!domain.empty()) hints->domain_attr->name = strdup(domain.c_str());
   return hints;
 }
 
-// `host`: to be reached at, where the provider goes by hosts.
+// `host`: the address to be reached at, if the provider uses host addresses.
 int Ask(const fi_info* hints, const std::string& host, InfoPtr* found) {
   const bool by_host = GoesByHosts(hints->fabric_attr->prov_name) && !host.empty();
   fi_info* info = nullptr;
@@ -72,10 +79,11 @@ int Ask(const fi_info* hints, const std::string& host, InfoPtr* found) {
   return rc;
 }
 
-// Of one that is there, and not what this backend needs.
+// Why a provider that exists does not fit.
 std::string WhatIsWrong(const std::string& provider, const std::string& host) {
   const InfoPtr hints(fi_allocinfo());
   if (hints == nullptr) return "no memory";
+  // Allows every mode, so that the provider shows which one it demands.
   hints->mode = ~uint64_t{0};
   hints->ep_attr->type = FI_EP_RDM;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY |
@@ -104,7 +112,7 @@ std::string WhatIsWrong(const std::string& provider, const std::string& host) {
       ToAbsl(kElse));
 }
 
-// Whether a parameter of libfabric is set to true.
+// True: the parameter `name` of libfabric is set to true.
 bool IsSet(std::string_view name) {
   fi_param* params = nullptr;
   int count = 0;
@@ -127,19 +135,22 @@ absl::StatusOr<InfoPtr> FindProvider(const std::string& provider, const std::str
     size_t data_bytes;
     bool gpu_memory;
   };
-  constexpr size_t kCarried = sizeof(uint32_t);
+  constexpr size_t kPiggybacked = sizeof(uint32_t);
   int rc = 0;
-  // Best with immediates; without, they go another way, as GPU memory does.
-  for (const Wish& wish : {Wish{kCarried, true}, {kCarried, false}, {0, true}, {0, false}}) {
+  // Immediates matter most; without them they are sent over the control stream. GPU memory comes
+  // second; without it the agent stages it.
+  for (const Wish& wish :
+       {Wish{kPiggybacked, true}, {kPiggybacked, false}, {0, true}, {0, false}}) {
     if (wish.gpu_memory && (!gpu_memory || MovesByCpu(provider))) continue;
     const InfoPtr hints = Hints(provider, domain, wish.data_bytes, wish.gpu_memory);
     if (hints == nullptr) return absl::ResourceExhaustedError("libfabric: fi_allocinfo");
     InfoPtr found;
     rc = Ask(hints.get(), host, &found);
     if (rc != 0) continue;
-    // Some claim what they were not asked for.
+    // Some providers claim capabilities that they were not asked for.
     if (!wish.gpu_memory) found->caps &= ~FI_HMEM;
-    // An endpoint has one peer, and some pin room for as much as it could ever have on its way.
+    // An endpoint has one peer, and some providers pin memory for the most that could ever be in
+    // flight.
     found->tx_attr->size = std::min<size_t>(found->tx_attr->size, kMaxFlights);
     found->rx_attr->size = std::min<size_t>(found->rx_attr->size, kMaxFlights + kMaxUnheard);
     return found;
@@ -154,7 +165,8 @@ int KeepToTheDevice(fid_ep* endpoint) {
   const int rc =
       fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &required, sizeof(required));
 #if FI_MAJOR_VERSION > 1 || FI_MINOR_VERSION >= 18
-  // Of bytes that land in the provider's own buffers first: the device brings them over then.
+  // For bytes that the provider receives into its own buffers first: the device then copies them
+  // into GPU memory. The result is ignored, because only some providers know the option.
   const bool permitted = false;
   if (rc == 0) {
     (void)fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, FI_OPT_CUDA_API_PERMITTED, &permitted,

@@ -1,12 +1,15 @@
+// Registrations with all domains, and the form of keys.
+
 #include "src/backends/libfabric/regions.h"
 
 #include "absl/strings/str_cat.h"
 #include "src/core/base/strings.h"
-#include "src/transport/bytes.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::libfabric {
 namespace {
 
+// The version of the form, and the sizes of its parts.
 constexpr std::byte kForm{1};
 constexpr size_t kHeadBytes = 5;
 constexpr size_t kEntryBytes = 9;
@@ -15,10 +18,10 @@ constexpr size_t kEntryBytes = 9;
 
 absl::StatusOr<std::unique_ptr<LibfabricRegistration>> LibfabricRegistration::Make(
     const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains, Registrations* all,
-    cuda::Landed* landed) {
+    cuda::ArrivalFlusher* arrival_flusher) {
   std::unique_ptr<LibfabricRegistration> out(new LibfabricRegistration(region.rkey, all));
   if (region.span.kind == MemoryKind::kCuda) {
-    if (absl::Status status = out->RegisterGpu(region, domains, landed); !status.ok()) {
+    if (absl::Status status = out->RegisterGpu(region, domains, arrival_flusher); !status.ok()) {
       return Annotate(status, "libfabric");
     }
     return out;
@@ -33,7 +36,7 @@ absl::StatusOr<std::unique_ptr<LibfabricRegistration>> LibfabricRegistration::Ma
 
 absl::Status LibfabricRegistration::RegisterGpu(const LocalRegion& region,
                                                 std::span<const std::unique_ptr<Domain>> domains,
-                                                cuda::Landed* landed) {
+                                                cuda::ArrivalFlusher* arrival_flusher) {
   absl::StatusOr<cuda::DirectSpan> span = cuda::ExamineDirect(region.span);
   if (!span.ok()) return span.status();
   for (const auto& domain : domains) {
@@ -42,26 +45,28 @@ absl::Status LibfabricRegistration::RegisterGpu(const LocalRegion& region,
     holds_.push_back({.mr = *std::move(mr), .by_address = domain->virtual_addresses()});
   }
   const int device = span->device->ordinal;
-  if (absl::Status status = landed->AddRegion(span->driver, device); !status.ok()) return status;
-  landed_ = landed;
+  if (absl::Status status = arrival_flusher->AddRegion(span->driver, device); !status.ok())
+    return status;
+  arrival_flusher_ = arrival_flusher;
   gpu_ = device;
   return absl::OkStatus();
 }
 
 LibfabricRegistration::~LibfabricRegistration() {
+  // Close has not been called, so `all` and `landed` still exist.
   if (all_ == nullptr) return;
   all_->erase(this);
-  if (gpu_) landed_->RemoveRegion(*gpu_);
+  if (gpu_) arrival_flusher_->RemoveRegion(*gpu_);
 }
 
 std::string LibfabricRegistration::Key() const {
   std::vector<std::byte> out(kHeadBytes + holds_.size() * kEntryBytes);
   out[0] = kForm;
-  net::Put32(&out[1], rkey_);
+  wire::StoreLittle<uint32_t>(&out[1], rkey_);
   std::byte* at = out.data() + kHeadBytes;
   for (const Hold& hold : holds_) {
     at[0] = std::byte{hold.by_address};
-    net::Put64(at + 1, fi_mr_key(hold.mr.get()));
+    wire::StoreLittle<uint64_t>(at + 1, fi_mr_key(hold.mr.get()));
     at += kEntryBytes;
   }
   return {reinterpret_cast<const char*>(out.data()), out.size()};
@@ -71,7 +76,8 @@ absl::StatusOr<std::unique_ptr<LibfabricRemoteKey>> LibfabricRemoteKey::Decode(
     const RemoteRegion& region, std::string_view key) {
   const auto bytes = std::as_bytes(std::span(key));
   if (bytes.size() < kHeadBytes || bytes[0] != kForm ||
-      (bytes.size() - kHeadBytes) % kEntryBytes != 0 || net::Get32(&bytes[1]) != region.rkey) {
+      (bytes.size() - kHeadBytes) % kEntryBytes != 0 ||
+      wire::LoadLittle<uint32_t>(&bytes[1]) != region.rkey) {
     return absl::InvalidArgumentError(absl::StrCat(
         "libfabric: the key of region ", static_cast<uint32_t>(region.id),
         " in the peer's metadata is damaged, or of another registration; take the metadata again"));
@@ -79,8 +85,8 @@ absl::StatusOr<std::unique_ptr<LibfabricRemoteKey>> LibfabricRemoteKey::Decode(
   auto out = std::make_unique<LibfabricRemoteKey>();
   out->base_ = region.base;
   for (size_t at = kHeadBytes; at < bytes.size(); at += kEntryBytes) {
-    out->entries_.push_back(
-        {.by_address = bytes[at] != std::byte{0}, .key = net::Get64(&bytes[at + 1])});
+    out->entries_.push_back({.by_address = bytes[at] != std::byte{0},
+                             .key = wire::LoadLittle<uint64_t>(&bytes[at + 1])});
   }
   return out;
 }

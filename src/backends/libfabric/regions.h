@@ -1,11 +1,11 @@
-// Local memory as the domains know it, and keys to memory of peers.
+// Registrations of local memory with all domains, and keys to memory of peers.
 //
-// A key tells the key of each domain of its owner: one byte for the form, four for the agent's own
-// rkey, then nine for each domain, in their order (how its memory is named: 1 by address, 0 by
-// offset; its key).
+// A key lists the keys of all domains of its owner. Its form: one byte for the version, four for
+// the agent's own rkey, then nine bytes for each domain, in the owner's order (1 if its memory is
+// named by address, 0 if by offset; then its key).
 //
-// Lifetime: a registration may outlive its backend, and is then of no use.
-// Thread-safety: none; used by the backend's owner.
+// Lifetime: a registration may outlive its backend; it then does nothing.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_REGIONS_H_
 #define KVXFER_BACKENDS_LIBFABRIC_REGIONS_H_
@@ -24,28 +24,28 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/domain.h"
-#include "src/cuda/landed.h"
+#include "src/cuda/arrival_flusher.h"
 
 namespace kvxfer::libfabric {
 
 class LibfabricRegistration;
 
-// Those that are open, so that they are closed before their domains.
+// The registrations that are open: the backend closes them before their domains.
 using Registrations = std::unordered_set<LibfabricRegistration*>;
 
 class LibfabricRegistration final : public Registration {
  public:
-  // `landed`: what it is told of, where the memory is a GPU's. Both outlive it, or Close comes
-  // first.
+  // `landed` is notified of GPU memory. `all` and `landed` have to outlive the registration, unless
+  // Close is called first.
   static absl::StatusOr<std::unique_ptr<LibfabricRegistration>> Make(
       const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains,
-      Registrations* all, cuda::Landed* landed);
+      Registrations* all, cuda::ArrivalFlusher* arrival_flusher);
   ~LibfabricRegistration() override;
 
   std::string Key() const override;
   void* desc(size_t domain) const { return fi_mr_desc(holds_[domain].mr.get()); }
   bool of_gpu() const { return gpu_.has_value(); }
-  // The backend goes first.
+  // The backend is being destroyed before the registration.
   void Close() {
     holds_.clear();
     all_ = nullptr;
@@ -61,12 +61,13 @@ class LibfabricRegistration final : public Registration {
   }
 
   absl::Status RegisterGpu(const LocalRegion& region,
-                           std::span<const std::unique_ptr<Domain>> domains, cuda::Landed* landed);
+                           std::span<const std::unique_ptr<Domain>> domains,
+                           cuda::ArrivalFlusher* arrival_flusher);
 
   const uint32_t rkey_;
   Registrations* all_;
-  cuda::Landed* landed_ = nullptr;
-  std::optional<int> gpu_;  // whose memory it is; empty: the host's
+  cuda::ArrivalFlusher* arrival_flusher_ = nullptr;
+  std::optional<int> gpu_;  // the ordinal of the GPU; empty: host memory
   std::vector<Hold> holds_;
 };
 
@@ -76,7 +77,7 @@ class LibfabricRemoteKey final : public RemoteKey {
                                                                     std::string_view key);
   bool has(size_t domain) const { return domain < entries_.size(); }
   uint64_t key(size_t domain) const { return entries_[domain].key; }
-  // How the domain of the peer names what its owner has at `address`.
+  // How the peer's domain names the memory that its owner has at `address`.
   uint64_t Place(size_t domain, uint64_t address) const {
     return entries_[domain].by_address ? address : address - base_;
   }

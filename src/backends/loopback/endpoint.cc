@@ -9,7 +9,7 @@
 namespace kvxfer::loopback {
 namespace {
 
-constexpr size_t kMaxQueuedOps = 64;  // of one rail
+constexpr size_t kMaxQueuedOps = 64;  // per rail
 
 }  // namespace
 
@@ -41,7 +41,7 @@ size_t LoopbackEndpoint::Post(std::span<const Op> ops) {
       continue;
     }
     Rail& rail = rails_[op.rail];
-    if (rail.size() >= kMaxQueuedOps || !link_->HasRoom(side_)) break;
+    if (rail.size() >= kMaxQueuedOps || !link_->HasSpace(side_)) break;
     rail.push_back({.op = op, .cursor = {}});
     ++accepted;
   }
@@ -53,11 +53,13 @@ bool LoopbackEndpoint::Send(std::span<const std::byte> message) {
 }
 
 void LoopbackEndpoint::Fence(uint64_t transfer) {
-  if (closing_ || backend_ == nullptr) return;  // kDown is under way
+  if (closing_ || backend_ == nullptr) return;  // kDown follows
   if (side_ == Side::kTarget) return link_->Fence(transfer);
-  // This thread is the copier: between two calls no copy is in progress.
+  // The driver does the copies, so none is in progress during this call: queued ops need only be
+  // dropped.
   for (Rail& rail : rails_) {
     std::erase_if(rail, [&](const Queued& queued) {
+      // An op that has begun is dropped too: nothing reads its source after this.
       if (queued.op.transfer != transfer) return false;
       Complete(queued.op, absl::CancelledError(absl::StrCat("transfer ", transfer, " was fenced")));
       return true;
@@ -106,7 +108,8 @@ void LoopbackEndpoint::Detach() {
   backend_ = nullptr;
 }
 
-// In the order of Post, up to `budget` bytes; ops that are refused complete with the cause.
+// Copies ops in the order of Post, up to `budget` bytes. An op that is refused completes with the
+// cause.
 uint64_t LoopbackEndpoint::AdvanceRail(Rail& rail, uint64_t budget) {
   if (!link_->authorized()) return 0;
   uint64_t total = 0;

@@ -1,6 +1,7 @@
-// One side of a loopback link, and the queue of ops of the side that connected.
+// One side of a loopback link. The side that connected also has the queue of ops.
 //
-// Thread-safety: none; owned by its backend's thread. What another thread may touch is in Link.
+// Thread-safety: none; called by its agent's driver only. State that other threads touch is in
+// Link.
 
 #ifndef KVXFER_BACKENDS_LOOPBACK_ENDPOINT_H_
 #define KVXFER_BACKENDS_LOOPBACK_ENDPOINT_H_
@@ -27,7 +28,7 @@ class LoopbackEndpoint : public Endpoint {
   uint32_t rails() const override { return link_->rails(); }
   std::string Describe() const override;
   void Authorize() override;
-  // Queues only: Poll copies, so that a large write does not hold its submitter up.
+  // Only queues ops; Poll copies them, so that a large write does not delay its submitter.
   size_t Post(std::span<const Op> ops) override;
   bool Send(std::span<const std::byte> message) override;
   void Fence(uint64_t transfer) override;
@@ -37,13 +38,13 @@ class LoopbackEndpoint : public Endpoint {
 
   Link& link() { return *link_; }
   Side side() const { return side_; }
-  // An op can be copied now.
+  // True: an op can be copied now.
   bool HasWork() const;
-  // Copies at most one slice of each rail; returns the bytes.
+  // Copies at most one slice for each rail. Returns the number of bytes.
   uint64_t Advance();
-  // kDown came: every op completes with `why`, nothing is taken any more.
+  // kDown was received: every op completes with `why`, and none is accepted from now on.
   void OnDown(const absl::Status& why);
-  // The backend ends before its endpoint: the endpoint stays behind, closed.
+  // The backend is destroyed first. The endpoint remains, closed.
   void Detach();
 
  private:

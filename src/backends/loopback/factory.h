@@ -1,4 +1,4 @@
-// The loopback backend: agents of one process. Bytes are copied once, by the initiator's thread.
+// The loopback backend: agents in one process. The initiator's thread copies each byte once.
 #ifndef KVXFER_BACKENDS_LOOPBACK_FACTORY_H_
 #define KVXFER_BACKENDS_LOOPBACK_FACTORY_H_
 
@@ -9,8 +9,8 @@
 
 namespace kvxfer {
 
-// ResourceExhausted: no descriptor for the wake-up. AlreadyExists: this process has an agent of
-// the same incarnation.
+// ResourceExhausted: no descriptor for the wake-up. AlreadyExists: this process already has an
+// agent of the same incarnation.
 absl::StatusOr<std::unique_ptr<Backend>> MakeLoopbackBackend(const BackendContext& context);
 
 }  // namespace kvxfer

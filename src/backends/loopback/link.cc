@@ -8,8 +8,8 @@
 namespace kvxfer::loopback {
 namespace {
 
-constexpr size_t kMaxWaitingBytes = 1 << 20;  // one direction of one link
-constexpr size_t kMailBytes = 64;             // what a mail counts beyond its message
+constexpr size_t kMaxWaitingBytes = 1 << 20;  // for one direction of one link
+constexpr size_t kMailBytes = 64;             // what a mail counts in addition to its message
 constexpr size_t kMaxFenced = 256;
 
 size_t CostOf(const Mail& mail) {
@@ -23,6 +23,8 @@ absl::Status Link::CopySlice(const Op& op, CopyCursor& cursor, uint64_t budget, 
                              bool* done) {
   *copied = 0;
   *done = false;
+  // The gate covers the copy and its immediate, so that a fence or a close never falls between
+  // them.
   std::lock_guard lock(gate_);
   if (!open_) return absl::UnavailableError("the connection is closed");
   if (IsFenced(op.transfer)) {
@@ -35,6 +37,7 @@ absl::Status Link::CopySlice(const Op& op, CopyCursor& cursor, uint64_t budget, 
   Mail mail{.kind = MailKind::kImmediate, .to = Side::kTarget, .link = shared_from_this()};
   mail.rail = op.rail;
   mail.immediate = op.immediate;
+  // Counted before it is delivered: the target may take the mail, and subtract it, at once.
   FlowFrom(Side::kInitiator).waiting.fetch_add(CostOf(mail));
   if (To(Side::kTarget).Deliver(std::move(mail))) return absl::OkStatus();
   return absl::UnavailableError("the target's agent was destroyed");
@@ -48,28 +51,28 @@ void Link::Authorize() {
 
 void Link::Fence(uint64_t transfer) {
   std::lock_guard lock(gate_);
-  if (!open_) return;  // kDown is in the mail
+  if (!open_) return;  // kDown is in the mailbox
   if (!IsFenced(transfer)) {
     if (fenced_.size() == kMaxFenced) fenced_.pop_front();
     fenced_.push_back(transfer);
   }
-  // Under the gate, hence behind every immediate of the transfer.
+  // Delivered under the gate, so it is behind every immediate of the transfer.
   Mail mail{.kind = MailKind::kFenced, .to = Side::kTarget, .link = shared_from_this()};
   mail.transfer = transfer;
   To(Side::kTarget).Deliver(std::move(mail));
 }
 
-bool Link::HasRoom(Side from) {
+bool Link::HasSpace(Side from) {
   Flow& flow = FlowFrom(from);
   if (flow.waiting.load() < kMaxWaitingBytes) return true;
   flow.blocked.store(true);
-  // Taken() lowers `waiting` before it looks at `blocked`; both are sequentially consistent, so
-  // either this load sees the room or Taken() sees the mark.
+  // Taken() lowers `waiting` before it reads `blocked`. Both are sequentially consistent, so either
+  // this load sees the free space, or Taken() sees the mark and sends kSpace.
   return flow.waiting.load() < kMaxWaitingBytes;
 }
 
 bool Link::Send(Side from, std::span<const std::byte> message) {
-  if (!HasRoom(from)) return false;
+  if (!HasSpace(from)) return false;
   Mail mail{.kind = MailKind::kMessage, .to = Other(from), .link = shared_from_this()};
   mail.message.assign(message.begin(), message.end());
   FlowFrom(from).waiting.fetch_add(CostOf(mail));
@@ -83,7 +86,7 @@ void Link::Taken(const Mail& mail) {
   Flow& flow = FlowFrom(from);
   flow.waiting.fetch_sub(cost);
   if (flow.blocked.load() && flow.blocked.exchange(false)) {
-    To(from).Deliver({.kind = MailKind::kRoom, .to = from, .link = shared_from_this()});
+    To(from).Deliver({.kind = MailKind::kSpace, .to = from, .link = shared_from_this()});
   }
 }
 

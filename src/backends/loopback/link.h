@@ -1,9 +1,9 @@
-// One connection between two agents of this process: the gate that every copy passes, and the
-// bounds of what waits in the mailboxes on its behalf.
+// A connection between two agents of this process: the gate that every copy passes, and the limits
+// on what waits in the mailboxes for it.
 //
-// Thread-safety: any thread; each method says whose it is meant for.
-// Lifetime: shared_ptr, because both endpoints and the mail under way hold a link, and either side
-// may let go first.
+// Thread-safety: any thread; each method says which side calls it.
+// Lifetime: shared_ptr, because both endpoints and the mail under way hold a link, and any of them
+// may be the last one.
 
 #ifndef KVXFER_BACKENDS_LOOPBACK_LINK_H_
 #define KVXFER_BACKENDS_LOOPBACK_LINK_H_
@@ -31,25 +31,26 @@ class Link : public std::enable_shared_from_this<Link> {
 
   // --- the initiator ---
   bool authorized() const { return authorized_.load(std::memory_order_acquire); }
-  // Copies up to `budget` bytes of `op`; when its last byte is copied the immediate, if any, is in
-  // the target's mailbox. `*done` says so. Cancelled: the target fenced the transfer; Unavailable:
-  // the link is closed or the owner gone; PermissionDenied as Node::Copy.
+  // Copies up to `budget` bytes of `op`. `*done`: the last byte was copied, and the immediate, if
+  // there is one, is in the target's mailbox. Cancelled: the target fenced the transfer.
+  // Unavailable: the link is closed or the target's agent is gone. PermissionDenied: as Node::Copy.
   absl::Status CopySlice(const Op& op, CopyCursor& cursor, uint64_t budget, uint64_t* copied,
                          bool* done);
 
   // --- the target ---
   void Authorize();
-  // No byte and no immediate of `transfer` passes after the return; kFenced comes by mail. Waits
+  // After the return no byte and no immediate of `transfer` passes; kFenced comes by mail. Waits
   // for one slice at most.
   void Fence(uint64_t transfer);
 
   // --- either side ---
-  // False: too much waits in the other side's mailbox; kRoom comes by mail when it was taken.
-  bool HasRoom(Side from);
+  // False: too much waits in the other side's mailbox. kSpace comes by mail once some of it was
+  // taken.
+  bool HasSpace(Side from);
   bool Send(Side from, std::span<const std::byte> message);
-  // `to` has taken `mail` out of its mailbox.
+  // The side mail.to has taken `mail` from its mailbox.
   void Taken(const Mail& mail);
-  // Nothing passes after the return; both sides get kDown by mail, once.
+  // After the return nothing passes. Each side gets kDown by mail, once.
   void Close(Side from, const absl::Status& why);
 
  private:
@@ -67,12 +68,12 @@ class Link : public std::enable_shared_from_this<Link> {
   std::array<Flow, 2> flows_;
   std::atomic<bool> authorized_{false};
 
-  // Held while a slice is copied and its immediate is sent, so that a fence or a close is never in
-  // the middle of one.
+  // Held while a slice is copied and its immediate is delivered. So a fence or a close never falls
+  // between a copy and its immediate.
   std::mutex gate_;
   bool open_ = true;
-  // The last transfers the target fenced, oldest first. Forgetting older ones is safe: by then
-  // their initiator has been fenced too and has nothing left to send.
+  // The transfers that the target fenced last, oldest first. Older ones can be forgotten: their
+  // initiator has been fenced meanwhile and sends nothing more of them.
   std::deque<uint64_t> fenced_;
 };
 

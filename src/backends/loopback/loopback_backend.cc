@@ -4,13 +4,14 @@
 #include <utility>
 
 #include "src/backends/loopback/factory.h"
+#include "src/backends/loopback/options.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
 namespace loopback {
 namespace {
 
-constexpr uint64_t kPollBytes = 1 << 20;  // copied by one Poll, over all endpoints
+constexpr uint64_t kPollBytes = 1 << 20;  // copied in one Poll, over all endpoints
 
 class LoopbackRegistration : public Registration {
  public:
@@ -38,8 +39,9 @@ LoopbackBackend::LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host, 
 
 LoopbackBackend::~LoopbackBackend() {
   Withdraw(*node_);
-  ready_.Clear();  // may own accepted endpoints
+  ready_.Clear();  // destroys accepted endpoints that were not reported
   for (LoopbackEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
+  // Connections that no endpoint has accepted yet.
   for (const Mail& mail : node_->Close()) {
     if (mail.kind != MailKind::kConnect) continue;
     mail.link->Close(Side::kTarget, absl::UnavailableError("the agent was destroyed"));
@@ -92,7 +94,7 @@ absl::StatusOr<std::unique_ptr<Registration>> LoopbackBackend::Register(const Lo
   return std::make_unique<LoopbackRegistration>(node_, region.rkey);
 }
 
-// Mail comes before copies, so that a close or a fence by the other side is seen early.
+// Mail is handled before copies, so that a close or a fence from the other side takes effect early.
 size_t LoopbackBackend::Poll(std::span<Event> out, bool) {
   if (ready_.size() < out.size()) TakeMail(out.size() - ready_.size());
   CopySome();
@@ -123,12 +125,12 @@ void LoopbackBackend::TakeMail(size_t max) {
 void LoopbackBackend::OnMail(Mail& mail) {
   if (mail.kind == MailKind::kConnect) return Accept(mail.link);
   LoopbackEndpoint* const endpoint = FindEndpoint(*mail.link, mail.to);
-  if (endpoint == nullptr) return;  // down or destroyed meanwhile
+  if (endpoint == nullptr) return;  // went down or was destroyed meanwhile
   Event event = MakeEvent(EventKind::kMessage, endpoint);
   switch (mail.kind) {
     case MailKind::kConnect:
     case MailKind::kAuthorized:  // queued ops run from now on
-    case MailKind::kRoom:        // wakes the agent, which tries again after this Poll
+    case MailKind::kSpace:       // only wakes the agent, which tries again after this Poll
       return;
     case MailKind::kMessage:
       break;
@@ -157,7 +159,7 @@ void LoopbackBackend::Accept(const std::shared_ptr<Link>& link) {
   Report(MakeAccepted(std::move(endpoint)));
 }
 
-// Round robin: one large op does not keep the others waiting.
+// Round robin, so that one large op does not delay the others.
 void LoopbackBackend::CopySome() {
   const size_t count = endpoints_.size();
   uint64_t copied = 0;
@@ -178,18 +180,16 @@ LoopbackEndpoint* LoopbackBackend::FindEndpoint(const Link& link, Side side) con
 }  // namespace loopback
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeLoopbackBackend(const BackendContext& context) {
-  const uint32_t rails = context.options.loopback_rails;
-  if (rails < 1 || rails > loopback::kMaxRails) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`loopback_rails` is ", rails, "; it must be 1 to ", loopback::kMaxRails));
-  }
+  const auto options = ReadOptions<loopback::LoopbackOptions>("loopback", context.options);
+  if (!options.ok()) return options.status();
   auto node = loopback::Node::Create(context.incarnation.ToString());
   if (!node.ok()) return node.status();
   if (!loopback::Publish(*node)) {
     return absl::AlreadyExistsError(
         absl::StrCat("this process already has an agent of incarnation ", (*node)->address()));
   }
-  return std::make_unique<loopback::LoopbackBackend>(*std::move(node), context.host, rails);
+  return std::make_unique<loopback::LoopbackBackend>(*std::move(node), context.host,
+                                                     options->rails);
 }
 
 }  // namespace kvxfer

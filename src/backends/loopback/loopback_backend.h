@@ -1,4 +1,5 @@
-// The loopback backend: one agent's node, its endpoints, and the events not yet reported.
+// The loopback backend of one agent: its node, its endpoints, and the events that are not reported
+// yet.
 //
 // Thread-safety: none, see kvxfer/backend.h.
 
@@ -20,9 +21,9 @@ inline constexpr size_t kMaxMessageBytes = 256 * 1024;
 
 class LoopbackBackend : public Backend {
  public:
-  // `rails`: of each connection made here.
+  // `rails`: for each connection that is made here.
   LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host, uint32_t rails);
-  // Endpoints that are left are closed, and so is every connection that was not accepted yet.
+  // Closes the endpoints that are left and the connections that were not accepted yet.
   ~LoopbackBackend() override;
 
   std::string_view name() const override { return "loopback"; }
@@ -56,7 +57,7 @@ class LoopbackBackend : public Backend {
   const Capabilities capabilities_;
   std::vector<LoopbackEndpoint*> endpoints_;  // not down yet
   size_t turn_ = 0;                           // whose copies come first
-  std::vector<Mail> mail_;                    // scratch of TakeMail
+  std::vector<Mail> mail_;                    // scratch space for TakeMail
   EventQueue<std::vector<std::byte>> ready_;
 };
 

@@ -80,6 +80,7 @@ void Node::Conceal(uint32_t rkey) {
 absl::Status Node::Copy(const Op& op, CopyCursor& cursor, uint64_t budget, uint64_t* copied) {
   *copied = 0;
   std::shared_lock lock(memory_mutex_, std::defer_lock);
+  // See turnstile_: a waiting registration goes first.
   {
     std::lock_guard pass(turnstile_);
     lock.lock();
@@ -88,6 +89,7 @@ absl::Status Node::Copy(const Op& op, CopyCursor& cursor, uint64_t budget, uint6
     return absl::UnavailableError(
         absl::StrCat("the agent of incarnation ", address_, " was destroyed"));
   }
+  // The runs are checked again only if a region came or went since the last slice.
   if (cursor.checked != version_) {
     if (absl::Status checked = CheckRuns(op); !checked.ok()) return checked;
     cursor.checked = version_;
@@ -99,7 +101,7 @@ absl::Status Node::Copy(const Op& op, CopyCursor& cursor, uint64_t budget, uint6
       std::byte* const local = At(run.local + cursor.offset);
       std::byte* const remote = At(run.remote + cursor.offset);
       const bool write = op.kind == OpKind::kWrite;
-      // Both agents may have registered the same memory.
+      // memmove, because both agents may have registered the same memory.
       std::memmove(write ? remote : local, write ? local : remote, bytes);
     }
     *copied += bytes;
@@ -119,7 +121,7 @@ bool Node::Deliver(Mail mail) {
   if (!woken_) {
     woken_ = true;
     const uint64_t one = 1;
-    // Cannot fail: the counter is at most one.
+    // Cannot fail: `woken_` keeps the counter at one at most.
     [[maybe_unused]] const ssize_t written = ::write(wake_fd_, &one, sizeof(one));
   }
   return true;
@@ -133,6 +135,7 @@ void Node::Collect(size_t max, std::vector<Mail>& out) {
     mail_.pop_front();
   }
   mail_count_.store(mail_.size(), std::memory_order_release);
+  // The eventfd is reset only when the mailbox is empty, so a remaining mail keeps it readable.
   if (mail_.empty() && woken_) {
     woken_ = false;
     uint64_t count = 0;

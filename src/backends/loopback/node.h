@@ -1,11 +1,11 @@
-// What one agent of this process shows to the others: its registered memory and its mailbox, and
+// What an agent exposes to other agents of its process: its registered memory and its mailbox; and
 // the hub where agents find each other.
 //
-// Thread-safety: everything here may be called from any thread; it is where the threads of two
-// agents meet. Locks are taken in this order: Link::gate, Node memory, Node mailbox; the hub's
-// lock is never held together with another.
-// Lifetime: shared_ptr, because a backend, the hub and the links of peers hold a Node and the last
-// of them to let go is not known beforehand. Close() ends it for all of them.
+// Thread-safety: any thread; this is where the threads of two agents meet. Locks are taken in this
+// order: Link::gate, Node memory, Node mailbox. The hub's lock is never held together with another
+// one.
+// Lifetime: shared_ptr, because a backend, the hub and the peers' links hold a Node, and any of
+// them may be the last one. Close() ends it for all of them.
 
 #ifndef KVXFER_BACKENDS_LOOPBACK_NODE_H_
 #define KVXFER_BACKENDS_LOOPBACK_NODE_H_
@@ -29,7 +29,7 @@ namespace kvxfer::loopback {
 
 class Link;
 
-// The side of a link that connected is the initiator; the one that accepted is the target.
+// The side that connected is the initiator; the side that accepted is the target.
 enum class Side : uint8_t { kInitiator = 0, kTarget = 1 };
 
 constexpr Side Other(Side side) {
@@ -39,15 +39,15 @@ constexpr Side Other(Side side) {
 enum class MailKind : uint8_t {
   kConnect,     // to the target: a peer has connected
   kAuthorized,  // to the initiator: ops may run now
-  kRoom,        // to a sender: the other side has taken mail, try again
+  kSpace,       // to a sender: the other side has taken mail, try again
   kMessage,
   kImmediate,
-  kFenced,  // from the target to itself, behind every immediate of that transfer
+  kFenced,  // from the target to itself, behind every immediate of the transfer
   kDown,    // the last mail of its link to that side
 };
 
 struct Mail {
-  MailKind kind = MailKind::kRoom;
+  MailKind kind = MailKind::kSpace;
   Side to = Side::kTarget;
   std::shared_ptr<Link> link{};
   uint32_t rail = 0;
@@ -57,15 +57,15 @@ struct Mail {
   absl::Status status{};
 };
 
-// How far a copy has come. `checked` is the version of the target's regions that every run of the
-// op was checked against; 0: not yet.
+// How far a copy has come. `checked`: the version of the target's regions against which every run
+// of the op was checked; 0: not checked yet.
 struct CopyCursor {
   size_t run = 0;
   uint64_t offset = 0;
   uint64_t checked = 0;
 };
 
-// A region of a peer is found by its rkey alone, at the owner.
+// A peer's region is identified by its rkey alone; its owner looks it up.
 class Key : public RemoteKey {
  public:
   explicit Key(uint32_t rkey) : rkey_(rkey) {}
@@ -87,24 +87,24 @@ class Node {
 
   // --- memory ---
   void Expose(const LocalRegion& region);
-  // Waits for a slice that is being copied (at most one slice per peer).
+  // Waits for slices that are being copied, at most one per peer.
   void Conceal(uint32_t rkey);
 
   // Copies up to `budget` bytes of `op` between the caller's memory and this node's, from `cursor`
-  // on; `*copied` says how many. All runs are checked before the first byte moves, and again when
-  // a region came or went meanwhile. PermissionDenied: unknown rkey, bounds or rights;
+  // on. `*copied` is the number of bytes. All runs are checked before the first byte moves, and
+  // again if a region came or went meanwhile. PermissionDenied: unknown rkey, bounds or rights.
   // Unavailable: the owner is gone.
   absl::Status Copy(const Op& op, CopyCursor& cursor, uint64_t budget, uint64_t* copied);
 
   // --- mailbox ---
-  // False: closed; the mail is dropped.
+  // False: the mailbox is closed, and the mail is dropped.
   bool Deliver(Mail mail);
-  // Moves up to `max` mails to the end of `out`, oldest first.
+  // Appends up to `max` mails to `out`, oldest first.
   void Collect(size_t max, std::vector<Mail>& out);
   bool has_mail() const { return mail_count_.load(std::memory_order_acquire) != 0; }
 
-  // No byte is copied from or to this node's memory after the return, and no mail is taken in.
-  // Returns what was in the mailbox.
+  // After the return no byte is copied from or to this node's memory, and no mail is accepted.
+  // Returns the contents of the mailbox.
   std::deque<Mail> Close();
 
  private:
@@ -115,8 +115,9 @@ class Node {
   const std::string address_;
   const int wake_fd_;
 
-  // Shared while a slice is copied, exclusive while regions change. Whoever wants it passes the
-  // turnstile first: a change waits only for the slices that are being copied, not for later ones.
+  // Shared while a slice is copied, exclusive while regions change. Every thread passes the
+  // turnstile before it takes the lock. So a change waits only for the slices that are being
+  // copied, not for later ones.
   std::mutex turnstile_;
   std::shared_mutex memory_mutex_;
   std::unordered_map<uint32_t, LocalRegion> regions_;
@@ -130,7 +131,7 @@ class Node {
   bool mail_closed_ = false;
 };
 
-// The agents of this process by address. False: the address is taken.
+// The agents of this process, by address. False: the address is taken.
 bool Publish(const std::shared_ptr<Node>& node);
 void Withdraw(const Node& node);
 std::shared_ptr<Node> Find(std::string_view address);  // null: none

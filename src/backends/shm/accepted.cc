@@ -29,7 +29,7 @@ std::string AcceptedEndpoint::Describe() const {
 
 absl::Status AcceptedEndpoint::OnFrame(Channel::Frame& frame) {
   if (frame.type == FrameType::kDial && !promoted_) {
-    if (const auto dial = FromBytes<DialBody>(frame.body)) return OnDial(*dial);
+    if (const auto dial = wire::TryDecode<DialBody>(frame.body)) return OnDial(*dial);
   }
   if (frame.type == FrameType::kRing && promoted_) {
     absl::Status taken = channel_.TakeRings(frame, hub_->bell.get());
@@ -77,19 +77,20 @@ void AcceptedEndpoint::Authorize() {
   offer.probe_value = probe_[0];
   offer.mapped_value = hub_->probe_value;
   offer.dumpable = static_cast<uint32_t>(prctl(PR_GET_DUMPABLE));
-  SendFrame(FrameType::kOffer, AsBytes(offer), hub_->probe_file.get());
+  SendFrame(FrameType::kOffer, wire::Encode(offer), hub_->probe_file.get());
   for (const auto& file : hub_->files.all()) SendFile(*file);
 }
 
 void AcceptedEndpoint::SendFile(const SharedFiles::File& file) {
-  const FileBody body{.id = file.id, .error = 0, .reserved = 0};
-  SendFrame(FrameType::kFile, AsBytes(body), file.fd.get());
+  const FileBody body{.id = file.id};
+  SendFrame(FrameType::kFile, wire::Encode(body), file.fd.get());
 }
 
 void AcceptedEndpoint::SendForget(uint64_t id) {
-  if (channel_.DropQueuedFile(id)) return;  // so that the queue stays bounded by what is live
+  // Keeps the queue bounded by the number of live files.
+  if (channel_.DropQueuedFile(id)) return;
   const ForgetBody body{.id = id};
-  SendFrame(FrameType::kForget, AsBytes(body));
+  SendFrame(FrameType::kForget, wire::Encode(body));
 }
 
 size_t AcceptedEndpoint::Post(std::span<const Op> ops) {
@@ -104,7 +105,7 @@ size_t AcceptedEndpoint::Post(std::span<const Op> ops) {
 
 void AcceptedEndpoint::Fence(uint64_t transfer) {
   if (down_) return;
-  // The dialler was fenced first and copies by its own CPU: nothing is on the way.
+  // The initiator was fenced first and copies with its own CPU, so nothing is under way.
   hub_->events.Say(EventKind::kFenced, this, transfer);
 }
 
@@ -126,7 +127,7 @@ void AcceptedEndpoint::Shutdown(absl::Status why) {
 void AcceptedEndpoint::OnFlushed() {
   if (!closing_) return;
   channel_.HalfClose();
-  // Without authorisation the dialler has nothing that it could write through.
+  // Without authorisation the peer has nothing through which it could write.
   if (!authorised_) GoDown(why_);
 }
 
@@ -138,7 +139,8 @@ void AcceptedEndpoint::OnEnd(const absl::Status& cause) {
   }
   const absl::Status why = closing_ ? why_ : cause;
   if (authorised_ && cause.code() == absl::StatusCode::kInternal && !peer_.Exited()) {
-    // A peer that breaks the rules may still be copying: its end is the proof, not its offence.
+    // A peer that breaks the rules may still be copying. Only the end of its socket proves that it
+    // is not.
     Shutdown(why);
     return;
   }

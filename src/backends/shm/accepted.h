@@ -1,10 +1,13 @@
-// The accepting side: lends memory, never touches the peer's.
+// The accepting side of an shm connection: it lends memory and never touches the peer's.
 //
-// Its kDown means that the peer's CPU writes nothing here any more. The dialler closes its socket
-// only after its copier has stopped, so the end of what it sends is the proof, and Shutdown only
-// closes this side's direction and waits for it. The proof relies on the socket not living on in
-// another process: it is CLOEXEC, the dialler ends the connection by shutdown(), which no forked
-// child's copy can hold back, and a death that a child's copy hides shows at the pidfd.
+// Its kDown means that the peer's CPU no longer writes here. The connecting side closes its
+// socket only after its copier has stopped, so the end of the socket is the proof. Shutdown
+// therefore closes only this side's direction and waits for the peer's. The proof requires that no
+// other process keeps the socket open. It is CLOEXEC, and the connecting side ends the connection
+// by shutdown(), which works although a forked child has a copy of the socket. If the peer dies and
+// a child's copy hides that, the pidfd shows it.
+//
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_SHM_ACCEPTED_H_
 #define KVXFER_BACKENDS_SHM_ACCEPTED_H_
@@ -20,8 +23,8 @@ namespace kvxfer::shm {
 
 class AcceptedEndpoint final : public ShmEndpoint {
  public:
-  // An embryo: reported as kAccepted once the dialler has said who it is. `pid`: what the kernel
-  // says of the dialler.
+  // A connection before its kDial frame: it is reported as kAccepted once that has arrived. `pid`:
+  // the connecting process according to the kernel.
   static absl::StatusOr<std::unique_ptr<AcceptedEndpoint>> Begin(Hub* hub, UniqueFd socket,
                                                                  uint32_t pid);
   ~AcceptedEndpoint() override;
@@ -34,7 +37,7 @@ class AcceptedEndpoint final : public ShmEndpoint {
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  // To authorised endpoints only.
+  // Call these for authorised endpoints only.
   void SendFile(const SharedFiles::File& file);
   void SendForget(uint64_t id);
 
@@ -54,9 +57,10 @@ class AcceptedEndpoint final : public ShmEndpoint {
   bool promoted_ = false;  // the agent knows it
   bool failed_embryo_ = false;
   bool authorised_ = false;
-  absl::Status why_;  // of Shutdown
-  // The dialler writes the second once, when it has been authorised, and reads the first then and
-  // with every batch: while it holds, this is still the memory that it was lent.
+  absl::Status why_;  // the reason given to Shutdown
+  // The peer writes the second word once, when it has been authorised. It reads the first word then
+  // and with every batch: as long as it finds the value there, this is still the memory that it was
+  // lent.
   alignas(16) std::array<uint64_t, 2> probe_{};
 };
 

@@ -41,7 +41,7 @@ int YamaScope() {
   return digit - '0';
 }
 
-// The capabilities of `other` that are not among those of `own`.
+// Whether `other` has capabilities that `own` lacks; both are hexadecimal masks.
 bool HasMore(const std::string& other, const std::string& own) {
   auto parse = [](const std::string& text) {
     uint64_t bits = 0;
@@ -53,9 +53,9 @@ bool HasMore(const std::string& other, const std::string& own) {
   return (parse(other) & ~parse(own)) != 0;
 }
 
-// From the most specific cause to the least; `error` is the errno of the probe.
+// The most specific cause that is found. `error` is the errno of the probe.
 std::string Explain(int error, uint32_t pid, const OfferBody& offer) {
-  // A process may always attach to itself, unless a filter forbids the call as such.
+  // A process may always attach to itself, unless a filter forbids the system call as such.
   uint64_t word = 0;
   if (MoveWord(OpKind::kRead, static_cast<uint32_t>(getpid()), &word,
                reinterpret_cast<uint64_t>(&offer.probe_value)) < 0) {
@@ -119,8 +119,8 @@ absl::StatusOr<size_t> AttachBatch::Move(OpKind kind, uint32_t pid) const {
       absl::StrCat(write ? "process_vm_writev to process " : "process_vm_readv from process ", pid);
   if (error == ESRCH) return absl::UnavailableError(absl::StrCat("process ", pid, " exited"));
   if (error != EFAULT) return ErrnoStatus(error, what);
-  // Which side: a write needs to read here and write there, a read the other way round; only
-  // reading can be tried without harm.
+  // Which side faulted? A write reads here and writes there, a read the reverse. Only reading can
+  // be tried without harm, so the other side is inferred.
   const void* here = local_[0].iov_base;
   const void* there = remote_[0].iov_base;
   const bool local_fault = write ? !ByteReadable(getpid(), here) : ByteReadable(id, there);
@@ -152,6 +152,7 @@ absl::Status ProbeAttach(const PeerProcess& peer, const OfferBody& offer) {
         "cross-memory attach to process ", peer.pid(),
         " reads other memory than the peer's: its process id belongs to another pid namespace"));
   } else {
+    // The second word is there to be overwritten; a write has to be tried too.
     word = ~word;
     if (MoveWord(OpKind::kWrite, peer.pid(), &word, offer.probe_address + sizeof(word)) !=
         sizeof(word)) {

@@ -1,6 +1,6 @@
 // Cross-memory attach: process_vm_writev and process_vm_readv on the peer's private memory.
 //
-// Thread-safety: none beyond what the caller orders.
+// Thread-safety: none; the caller orders the calls.
 
 #ifndef KVXFER_BACKENDS_SHM_ATTACH_H_
 #define KVXFER_BACKENDS_SHM_ATTACH_H_
@@ -18,19 +18,19 @@
 
 namespace kvxfer::shm {
 
-// Pieces for one system call; neighbours are joined on each side by itself. Reused, for it is
-// 32 KiB.
+// The pieces of one system call. Adjacent pieces are joined, on each side independently. An object
+// is 32 KiB, so it is reused.
 class AttachBatch {
  public:
   void Clear() { locals_ = remotes_ = bytes_ = 0; }
-  // False: no room; the batch is as before.
+  // False: the batch is full, and is unchanged.
   bool Add(uint64_t local, uint64_t remote, uint64_t bytes);
   size_t bytes() const { return bytes_; }
 
-  // Moves the batch in the direction of `kind` and returns how many bytes from its front were
-  // moved, at least 1. Unavailable: the process has exited; FailedPrecondition: the first byte
-  // not moved is not mapped, or not with these rights, at one of the sides (named).
-  // A write is visible to the peer on return.
+  // Moves the batch in the direction of `kind`. Returns how many bytes from its front were moved,
+  // at least 1. Unavailable: the process has exited. FailedPrecondition: the first byte that was
+  // not moved is not mapped, or not with the needed rights, on the side that the error names. A
+  // write is visible to the peer on return.
   absl::StatusOr<size_t> Move(OpKind kind, uint32_t pid) const;
 
  private:
@@ -43,13 +43,13 @@ class AttachBatch {
   size_t bytes_ = 0;
 };
 
-// Whether the word of process `pid` at `address` is `value`, the random one that its agent put
-// there for this connection. Unavailable: it is not, or is no more; the process has exited, runs
-// another program since (exec), or has dropped the connection.
+// OK: the word at `address` in process `pid` is `value`, the random one that its agent stored there
+// for this connection. Unavailable: it is not, or no longer: the process has exited, has executed
+// another program (exec), or has dropped the connection.
 absl::Status CheckProbe(uint32_t pid, uint64_t address, uint64_t value);
 
-// Tries cross-memory attach on the probe words of the peer, both ways. PermissionDenied explains
-// what forbids it, and the remedy.
+// Tries cross-memory attach on the peer's probe words, in both directions. PermissionDenied says
+// what forbids it and what to do.
 absl::Status ProbeAttach(const PeerProcess& peer, const OfferBody& offer);
 
 }  // namespace kvxfer::shm

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "src/backends/shm/factory.h"
+#include "src/backends/shm/options.h"
 #include "src/core/base/cpus.h"
 #include "src/core/base/log.h"
 #include "src/core/base/random.h"
@@ -26,15 +27,15 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeShmBackend(const BackendContext& co
 namespace shm {
 namespace {
 
-// Connections whose dialler has not said who it is; the oldest goes when there are more.
+// The most connections whose kDial has not arrived. Beyond it the oldest is closed.
 constexpr size_t kMaxEmbryos = 64;
-// Other users whose attempts are warned of, once each.
+// The most other users whose attempts are logged as a warning, once each.
 constexpr size_t kMaxRefusedUids = 16;
 constexpr int kAcceptsPerPoll = 16;
-// Some 50 us: what copies keep Poll from anything else, but for a slice of attached memory.
+// About 50 us: how long copies keep Poll from other work, except for a slice of attached memory.
 constexpr size_t kCopiedPerPoll = 2 * kSliceBytes;
 constexpr int kAcceptPauseMs = 100;
-// With fewer CPUs a copying thread is in the way of the application it copies for.
+// With fewer CPUs a second copying thread would take a CPU from the application.
 constexpr int kSharedCopyCpus = 4;
 
 uint32_t CopyThreads(uint32_t asked) {
@@ -43,13 +44,14 @@ uint32_t CopyThreads(uint32_t asked) {
 
 }  // namespace
 
-// Here its endpoints are complete.
-Hub::Hub(uint32_t copy_threads) : crew(copy_threads) {}
+// Defined here, where the endpoint classes are complete types.
+Hub::Hub(uint32_t copy_threads) : threads(copy_threads) {}
 Hub::~Hub() = default;
 
 absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext& context) {
-  std::unique_ptr<ShmBackend> backend(
-      new ShmBackend(CopyThreads(context.options.shm_copy_threads)));
+  const auto options = ReadOptions<ShmOptions>("shm", context.options);
+  if (!options.ok()) return options.status();
+  std::unique_ptr<ShmBackend> backend(new ShmBackend(CopyThreads(options->copy_threads)));
   backend->capabilities_ = {.arrival = Arrival::kCopied,
                             .memory_kinds = BitOf(MemoryKind::kHost),
                             .rail_keeps_order = true,
@@ -60,7 +62,7 @@ absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext
   backend->hub_.host = context.host;
   backend->address_.pid = static_cast<uint32_t>(getpid());
   backend->address_.start_time = context.host.start_time;
-  // Without a pidfd the death of a peer could not be told from its silence.
+  // Without a pidfd, the death of a peer could not be distinguished from its silence.
   auto self = PeerProcess::Open(backend->address_.pid, context.host.start_time);
   if (!self.ok()) return Annotate(self.status(), "not usable here");
   auto poller = Poller::Create();
@@ -73,7 +75,7 @@ absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext
 }
 
 ShmBackend::~ShmBackend() {
-  // Undelivered connections reach into the hub when they go.
+  // Connections that were not reported use the hub in their destructors.
   hub_.events.Clear();
   hub_.embryos.clear();
 }
@@ -83,6 +85,7 @@ absl::Status ShmBackend::MakeProbeFile() {
   hub_.probe_file = UniqueFd(memfd_create("kvxfer-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!hub_.probe_file.valid()) return ErrnoStatus(errno, "shm: memfd_create");
   if (pwrite(hub_.probe_file.get(), &hub_.probe_value, sizeof(uint64_t), 0) != sizeof(uint64_t) ||
+      // F_SEAL_WRITE: peers can map it, but not change what this side claims it holds.
       fcntl(hub_.probe_file.get(), F_ADD_SEALS,
             F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0) {
     return ErrnoStatus(errno, "shm: making the probe memfd");
@@ -90,7 +93,7 @@ absl::Status ShmBackend::MakeProbeFile() {
   return absl::OkStatus();
 }
 
-// Edge-triggered and never read: that it was rung is all there is to it.
+// Edge-triggered and never read: only the fact that it was rung matters.
 absl::Status ShmBackend::MakeBell() {
   hub_.bell = UniqueFd::Open([] { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); });
   if (!hub_.bell.valid()) return ErrnoStatus(errno, "shm: eventfd");
@@ -98,7 +101,7 @@ absl::Status ShmBackend::MakeBell() {
 }
 
 absl::Status ShmBackend::Listen(const Incarnation& incarnation) {
-  // The random word keeps others from taking the name beforehand.
+  // The random part keeps other processes from occupying the name beforehand.
   address_.socket = absl::StrCat("kvxfer-shm-", incarnation.ToString(), "-",
                                  absl::Hex(RandomNonZero64(), absl::kZeroPad16));
   listener_ = UniqueFd::Open(
@@ -150,7 +153,8 @@ absl::StatusOr<std::unique_ptr<Registration>> ShmBackend::Register(const LocalRe
       auto file = hub_.files.Add(span.shared_fd, fresh);
       if (!file.ok()) return Annotate(file.status(), "shm");
       key = {.mapped = true, .file = (*file)->id, .offset = span.shared_offset};
-      // Before this returns, so that the memfd is on its way ahead of any metadata that names it.
+      // Sent before this returns, so that the memfd is in flight before any metadata that names
+      // it.
       if (fresh) {
         for (AcceptedEndpoint* endpoint : hub_.authorised) endpoint->SendFile(**file);
       }
@@ -169,7 +173,8 @@ void ShmBackend::Unregister(const RegionKey& key) {
 }
 
 size_t ShmBackend::Poll(std::span<Event> out, bool readable) {
-  // The sockets, where looked at, before the copies: a peer that closes stops them first.
+  // Sockets, if they are looked at, come before the copies: a peer that closes stops its copies
+  // first.
   if (hub_.events.size() < out.size()) {
     if (readable) {
       hub_.poller.Dispatch();
@@ -181,8 +186,8 @@ size_t ShmBackend::Poll(std::span<Event> out, bool readable) {
   return hub_.events.Take(out);
 }
 
-// After Dispatch, which may still have had something for those that go. The vector is in the order
-// of accepting.
+// After Dispatch, which may still have had events for those that go. The vector is in the order of
+// accepting.
 void ShmBackend::TrimEmbryos() {
   std::vector<std::unique_ptr<AcceptedEndpoint>>& all = hub_.embryos;
   std::erase_if(all, [](const auto& embryo) { return embryo->failed_embryo(); });
@@ -190,8 +195,8 @@ void ShmBackend::TrimEmbryos() {
   all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(kMaxEmbryos));
 }
 
-// Each ring is first in its turn. By index: an endpoint that goes down leaves the list, and who is
-// passed over for it has its turn next time.
+// Another ring goes first each time. Iterates by index: an endpoint that goes down leaves the list,
+// and a ring that is skipped because of that has its turn next time.
 void ShmBackend::PollRings() {
   if (std::exchange(armed_, false)) {
     for (ShmEndpoint* endpoint : hub_.ringed) endpoint->Disarm();
@@ -202,7 +207,7 @@ void ShmBackend::PollRings() {
   }
 }
 
-// Round robin over the connections, a slice each.
+// Round robin over the connections, one slice each.
 void ShmBackend::CopySlices() {
   for (size_t copied = 0; copied < kCopiedPerPoll && !hub_.busy.empty();) {
     DialledEndpoint* const endpoint = hub_.busy.front();
@@ -251,13 +256,13 @@ void ShmBackend::AcceptOne(UniqueFd socket) {
   socklen_t length = sizeof(peer);
   if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return;
   if (peer.uid != geteuid()) return Refuse(std::move(socket), peer);
-  // Nothing is sent or lent yet; a stranger gets no further than this.
+  // Nothing has been sent or lent yet. A connection from another user ends here.
   auto embryo = AcceptedEndpoint::Begin(&hub_, std::move(socket), static_cast<uint32_t>(peer.pid));
   if (!embryo.ok()) return;
   hub_.embryos.push_back(*std::move(embryo));
 }
 
-// Another user could fill the log by trying again and again.
+// Logged once per user, because a user could fill the log by repeated attempts.
 void ShmBackend::Refuse(UniqueFd socket, const ucred& peer) {
   const bool known = std::ranges::find(refused_uids_, peer.uid) != refused_uids_.end();
   const bool warn = !known && refused_uids_.size() < kMaxRefusedUids;
@@ -271,7 +276,7 @@ void ShmBackend::Refuse(UniqueFd socket, const ucred& peer) {
   channel.Close();
 }
 
-// Out of descriptors the listener stays readable, and would keep the agent awake for nothing.
+// Without free descriptors the listener stays readable and would keep the agent awake for nothing.
 void ShmBackend::PauseAccepting() {
   Log(LogLevel::kWarning, "shm: {}; new connections wait until descriptors are free",
       ErrnoText("accept", errno));

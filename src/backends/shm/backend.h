@@ -1,4 +1,6 @@
-// The shm backend: listens on an abstract socket, accepts, registers, and turns the crank.
+// The shm backend: listens on an abstract socket, accepts, registers, and does the work of Poll.
+//
+// Thread-safety: none, see kvxfer/backend.h.
 
 #ifndef KVXFER_BACKENDS_SHM_BACKEND_H_
 #define KVXFER_BACKENDS_SHM_BACKEND_H_
@@ -54,13 +56,13 @@ class ShmBackend final : public Backend, private Watcher, private RegistrationOw
   shm::Address address_;
   Hub hub_;
   UniqueFd listener_;
-  std::vector<uid_t> refused_uids_;  // those that were logged; bounded
-  UniqueFd timer_;                   // runs while accepting is paused for want of descriptors
+  std::vector<uid_t> refused_uids_;  // users that were logged; bounded
+  UniqueFd timer_;                   // runs while accepting is paused because descriptors ran out
   Watch listener_watch_{this, Ready::kListener};
   Watch timer_watch_{this, Ready::kTimer};
   Watch bell_watch_{this, Ready::kBell};
-  bool armed_ = false;    // the bell is asked for
-  size_t ring_turn_ = 0;  // which of the rings goes first
+  bool armed_ = false;    // peers were asked to ring the bell
+  size_t ring_turn_ = 0;  // which ring goes first
 };
 
 }  // namespace kvxfer::shm

@@ -10,11 +10,12 @@
 namespace kvxfer::shm {
 namespace {
 
-// One frame must fit any socket buffer an administrator may have set.
+// A frame must fit the smallest socket buffer that an administrator may have set.
 constexpr size_t kPartBytes = 60 * 1024;
-constexpr size_t kBufferBytes = sizeof(FrameHeader) + kPartBytes;
+constexpr size_t kBufferBytes = kFrameHeaderBytes + kPartBytes;
 static_assert(kBufferBytes >= kMaxRecordBytes);
-// Beyond this SendMessage says "no room"; control frames are bounded by what they speak of.
+// Beyond this SendMessage returns false. Control frames are bounded by the objects that they refer
+// to.
 constexpr size_t kMaxQueuedBytes = 1024 * 1024;
 constexpr int kSocketBufferBytes = 1024 * 1024;
 
@@ -30,13 +31,28 @@ UniqueFd TakeFile(msghdr& message) {
   return UniqueFd();
 }
 
+// The body of a whole frame, where it is a kFile.
+std::optional<FileBody> FileIn(std::string_view frame) {
+  const auto header = wire::TryDecode<FrameHeader>(frame.substr(0, kFrameHeaderBytes));
+  if (!header || header->type != FrameType::kFile) return std::nullopt;
+  return wire::TryDecode<FileBody>(frame.substr(kFrameHeaderBytes));
+}
+
+// A kFile whose descriptor could not be sent says why; other frames stay as they are.
+std::string WithError(const std::string& frame, int error) {
+  auto file = FileIn(frame);
+  if (!file) return frame;
+  file->error = error;
+  return frame.substr(0, kFrameHeaderBytes) + wire::Encode(*file);
+}
+
 }  // namespace
 
 Channel::Channel(UniqueFd socket)
     : socket_(std::move(socket)),
       owner_(getpid()),
       buffer_(std::make_unique_for_overwrite<std::byte[]>(kBufferBytes)) {
-  // As much as net.core.wmem_max grants.
+  // The kernel limits it to net.core.wmem_max.
   setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof(int));
 }
 
@@ -62,20 +78,17 @@ void Channel::SendFrame(FrameType type, std::string_view body, int file) {
 
 void Channel::Enqueue(FrameType type, bool more, std::string_view body, int file) {
   if (broken_ || !socket_.valid()) return;
-  const FrameHeader header{.type = type, .more = more ? 1u : 0u};
-  // Past a queue nothing may overtake: a memfd comes before the message that speaks of it.
+  const std::string header = wire::Encode(FrameHeader{.type = type, .more = more ? 1u : 0u});
+  // Nothing may overtake the queue: a memfd comes before the message that refers to it.
   if (queue_.empty()) {
-    const Sent sent = TrySend(AsBytes(header), body, file);
+    const Sent sent = TrySend(header, body, file);
     if (sent != Sent::kLater) return;
   }
   Queued queued;
-  queued.bytes = std::string(AsBytes(header)) + std::string(body);
+  queued.bytes = header + std::string(body);
+  // The caller's descriptor may be closed before the frame is sent.
   if (file >= 0) queued.file = UniqueFd(fcntl(file, F_DUPFD_CLOEXEC, 0));
-  if (file >= 0 && !queued.file.valid() && type == FrameType::kFile) {
-    FileBody failed = FromBytes<FileBody>(body).value_or(FileBody{});
-    failed.error = errno;
-    queued.bytes.replace(sizeof(header), sizeof(failed), AsBytes(failed));
-  }
+  if (file >= 0 && !queued.file.valid()) queued.bytes = WithError(queued.bytes, errno);
   queued_bytes_ += queued.bytes.size();
   queue_.push_back(std::move(queued));
 }
@@ -127,16 +140,9 @@ Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, i
   const int error = errno;
   if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) return Sent::kLater;
   if (file >= 0 && error != EPIPE && error != ECONNRESET && error != ENOTCONN) {
-    // The kernel passes no more descriptors (e.g. ETOOMANYREFS): the peer is told so instead.
-    std::string told = std::string(header) + std::string(body);
-    const auto type = FromBytes<FrameHeader>(std::string_view(told).substr(0, sizeof(FrameHeader)));
-    if (type.has_value() && type->type == FrameType::kFile) {
-      FileBody failed;
-      std::memcpy(&failed, told.data() + sizeof(FrameHeader), sizeof(failed));
-      failed.error = error;
-      told.replace(sizeof(FrameHeader), sizeof(failed), AsBytes(failed));
-    }
-    return TrySend({}, told, -1);
+    // The kernel passes no more descriptors (for example ETOOMANYREFS): the peer is sent the error
+    // instead.
+    return TrySend({}, WithError(std::string(header) + std::string(body), error), -1);
   }
   broken_ = true;
   return Sent::kNever;
@@ -145,7 +151,7 @@ Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, i
 Channel::Got Channel::Receive(Frame& frame) {
   if (const Got got = ReceiveFromRing(frame); got != Got::kNothing) return got;
   const Got got = ReceiveFromSocket(frame);
-  // What the other side put into the ring before it closed.
+  // The other side may have put something into the ring before it closed the socket.
   if (got == Got::kEnd && ReceiveFromRing(frame) == Got::kFrame) return Got::kFrame;
   return got;
 }
@@ -154,13 +160,14 @@ Channel::Got Channel::ReceiveFromSocket(Frame& frame) {
   if (!socket_.valid()) return Got::kEnd;
   iovec part{buffer_.get(), kBufferBytes};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  // ECONNRESET comes once, before what the other side had sent when it closed.
+  // ECONNRESET is reported once, before data that the other side had sent when it closed.
   for (int attempt = 0; attempt < 8; ++attempt) {
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     message.msg_control = control;
-    message.msg_controllen = CMSG_LEN(sizeof(int));  // room for one: the kernel closes any other
+    // Space for one descriptor; the kernel closes any others.
+    message.msg_controllen = CMSG_LEN(sizeof(int));
     const ssize_t got = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0) {
       if (errno == EINTR || errno == ECONNRESET) continue;
@@ -171,22 +178,21 @@ Channel::Got Channel::ReceiveFromSocket(Frame& frame) {
     frame.file = TakeFile(message);
     frame.file_lost = (message.msg_flags & MSG_CTRUNC) != 0 && !frame.file.valid();
     const auto bytes = static_cast<size_t>(got);
-    if (bytes < sizeof(FrameHeader) || (message.msg_flags & MSG_TRUNC) != 0) {
+    const std::string_view text(reinterpret_cast<const char*>(buffer_.get()), bytes);
+    const auto header = wire::TryDecode<FrameHeader>(text.substr(0, kFrameHeaderBytes));
+    if (!header || (message.msg_flags & MSG_TRUNC) != 0) {
       frame.type = FrameType::kDamaged;
       return Got::kFrame;
     }
-    FrameHeader header;
-    std::memcpy(&header, buffer_.get(), sizeof(header));
-    frame.type = header.type;
-    frame.more = header.more != 0;
-    frame.body = {reinterpret_cast<const char*>(buffer_.get()) + sizeof(header),
-                  bytes - sizeof(header)};
+    frame.type = header->type;
+    frame.more = header->more != 0;
+    frame.body = text.substr(kFrameHeaderBytes);
     return Got::kFrame;
   }
   return Got::kNothing;
 }
 
-// An empty frame reads as 0 bytes too, and must not pass for the end.
+// An empty frame also reads as 0 bytes, and must not be mistaken for the end.
 bool Channel::OtherSideClosed() const {
   pollfd fd{.fd = socket_.get(), .events = POLLRDHUP, .revents = 0};
   return poll(&fd, 1, 0) == 1;
@@ -194,12 +200,9 @@ bool Channel::OtherSideClosed() const {
 
 bool Channel::DropQueuedFile(uint64_t id) {
   for (auto at = queue_.begin(); at != queue_.end(); ++at) {
-    const std::string_view bytes = at->bytes;
-    const auto header = FromBytes<FrameHeader>(bytes.substr(0, sizeof(FrameHeader)));
-    const auto body = FromBytes<FileBody>(bytes.substr(sizeof(FrameHeader)));
-    if (!header.has_value() || header->type != FrameType::kFile || !body.has_value()) continue;
-    if (body->id != id) continue;
-    queued_bytes_ -= bytes.size();
+    const auto file = FileIn(at->bytes);
+    if (!file || file->id != id) continue;
+    queued_bytes_ -= at->bytes.size();
     queue_.erase(at);
     return true;
   }

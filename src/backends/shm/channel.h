@@ -1,9 +1,9 @@
-// Frames of one connection, in order. All of them can go over its SOCK_SEQPACKET socket, with
-// descriptors along; once both sides have mapped the rings, messages go through those, without a
-// system call. A bounded queue keeps what socket or ring have no room for.
+// The frames of one connection, in order. All of them can go over its SOCK_SEQPACKET socket, with
+// descriptors attached. Once both sides have mapped the rings, messages go through the rings
+// without a system call. A bounded queue keeps what the socket or ring has no space for.
 //
-// A ring record says how many frames of the socket come before it, so a memfd is never overtaken by
-// the message that speaks of it. No frame of the socket but the end waits for records.
+// A ring record says how many frames of the socket precede it, so a message never overtakes the
+// memfd that it refers to. No frame of the socket waits for records, except the end.
 //
 // Thread-safety: none. Nothing here blocks.
 
@@ -33,56 +33,57 @@ class Channel {
     bool more = false;
     std::string_view body;  // valid until the next Receive
     UniqueFd file;
-    bool file_lost = false;  // one was sent, but this process had no descriptor left for it
+    bool file_lost = false;  // a file was sent, but this process had no descriptor for it
   };
   enum class Got { kFrame, kNothing, kEnd };
 
-  // Takes over a connected, non-blocking socket.
+  // Takes ownership of a connected, non-blocking socket.
   explicit Channel(UniqueFd socket);
 
   int fd() const { return socket_.get(); }
 
-  // False: no room now. All parts of a message are accepted or none.
+  // False: no space now. Either all parts of a message are accepted or none.
   bool SendMessage(std::span<const std::byte> message);
 
-  // Accepts always; the caller bounds how many. `file` is borrowed for the call.
+  // Always accepts; the caller limits how many. `file` is borrowed for the call.
   void SendFrame(FrameType type, std::string_view body, int file = -1);
 
-  // Makes the rings and tells the other side of them, and of `bell`, by which it wakes this one.
-  // Where that fails, messages stay with the socket.
+  // Makes the rings, sends them to the other side, and sends `bell`, with which the other side
+  // wakes this one. If that fails, messages stay on the socket.
   void OfferRings(int bell);
-  // kRing from the other side: maps its rings and answers with `bell`.
+  // Handles kRing: maps the other side's rings and answers with `bell`.
   absl::Status TakeRings(const Frame& frame, int bell);
-  // kBell from the other side: from now on messages go through the ring.
+  // Handles kBell: from now on messages go through the ring.
   absl::Status TakeBell(Frame& frame);
   bool has_rings() const { return rings_.data() != nullptr; }
 
-  // Sends what is queued, as far as socket and ring have room.
+  // Sends what is queued, as far as the socket and the ring have space.
   void Flush();
   bool queued() const { return !queue_.empty() || !parts_.empty(); }
-  // Waits for the socket, as opposed to the ring.
+  // Something waits for the socket, rather than for the ring.
   bool socket_queued() const { return !queue_.empty(); }
 
-  // Takes the kFile frame of `id` back, if it has not left yet; true if so.
+  // Withdraws the kFile frame of `id` if it has not been sent yet. True: withdrawn.
   bool DropQueuedFile(uint64_t id);
 
-  // kEnd: the other side has closed its direction and everything it sent has been received. What
-  // is no frame comes as kDamaged.
+  // kEnd: the other side has closed its direction and everything it sent has been received. Data
+  // that is not a frame is returned as kDamaged.
   Got Receive(Frame& frame);
-  // The same, while the ring has something: without a system call but for what comes before it.
+  // The same, but from the ring only. Makes no system call unless frames of the socket come first.
   Got ReceiveFromRing(Frame& frame);
 
-  // Whether ReceiveFromRing may find something.
+  // True: ReceiveFromRing may find something.
   bool ring_filled() const { return has_rings() && in_.filled(); }
 
-  // From now on the other side rings the bell for what it puts into the ring. False: there is
-  // something already.
+  // From now on the other side rings the bell when it puts something into the ring. False: the ring
+  // already holds something.
   bool Arm();
   void Disarm();
 
-  // No frame follows; the other side sees the end. Frames still come in.
+  // Ends this direction: no frame follows, and the other side sees the end. Frames are still
+  // received.
   void HalfClose();
-  // Ends both directions, for copies of the socket in forked children too, and closes.
+  // Ends both directions, also for copies of the socket in forked children, and closes the socket.
   void Close();
 
  private:
@@ -92,7 +93,7 @@ class Channel {
   };
   enum class Sent { kYes, kLater, kNever };
 
-  // One part of a message that waits for room in the ring.
+  // One part of a message that waits for space in the ring.
   struct Part {
     bool more = false;
     std::string body;
@@ -114,15 +115,15 @@ class Channel {
   pid_t owner_;  // a forked child's copy of the socket must not end the parent's connection
   std::deque<Queued> queue_;
   std::deque<Part> parts_;
-  size_t queued_bytes_ = 0;   // of both
-  uint64_t frames_sent_ = 0;  // by the socket
+  size_t queued_bytes_ = 0;   // of both queues
+  uint64_t frames_sent_ = 0;  // over the socket
   uint64_t frames_received_ = 0;
   Mapping rings_;
   RingSender out_;
   RingReceiver in_;
-  bool in_damaged_ = false;  // nothing more is taken out of it
-  UniqueFd bell_;            // of the other side; valid: it has mapped the rings
-  bool broken_ = false;      // sending is over; Receive says why
+  bool in_damaged_ = false;  // nothing more is read from it
+  UniqueFd bell_;            // the other side's; valid: that side has mapped the rings
+  bool broken_ = false;      // nothing can be sent; Receive finds the reason
   std::unique_ptr<std::byte[]> buffer_;
 };
 

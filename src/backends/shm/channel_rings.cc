@@ -1,4 +1,4 @@
-// The rings of a channel: making and mapping them, and the messages that go through them.
+// Channel: making and mapping the rings, and the messages that go through them.
 #include <fcntl.h>
 #include <sys/mman.h>
 
@@ -15,7 +15,7 @@
 namespace kvxfer::shm {
 namespace {
 
-constexpr size_t kDialler = 0;  // index of the ring that it sends through
+constexpr size_t kDialler = 0;  // index of the ring that the connecting side sends through
 constexpr size_t kAcceptor = 1;
 constexpr size_t kFileBytes = 2 * sizeof(RingMemory);
 
@@ -30,7 +30,8 @@ absl::StatusOr<UniqueFd> MakeFile() {
   return file;
 }
 
-// Writing to anything but an eventfd might raise SIGPIPE, or change what a file holds.
+// Whether writing to `bell` can only ring: a write to anything but an eventfd might raise SIGPIPE
+// or change a file.
 bool RingsWithoutHarm(int bell) {
   const int flags = fcntl(bell, F_GETFL);
   if (flags < 0 || (flags & O_NONBLOCK) == 0) return false;
@@ -43,12 +44,12 @@ bool RingsWithoutHarm(int bell) {
 }  // namespace
 
 absl::Status Channel::MapRings(int file, size_t sends_through) {
-  // With its pages: else the first messages meet a page fault each time that they reach a new one.
+  // MAP_POPULATE: otherwise the first messages fault on each new page.
   void* data =
       mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
   if (data == MAP_FAILED) return ErrnoStatus(errno, "mapping the rings");
   rings_ = Mapping(data, kFileBytes);
-  // All zero, as the kernel gave it, is how a RingMemory begins.
+  // The kernel gives zeroed memory, which is a valid initial RingMemory.
   auto* rings = std::launder(static_cast<RingMemory*>(data));
   out_ = RingSender(&rings[sends_through]);
   in_ = RingReceiver(&rings[1 - sends_through]);
@@ -69,9 +70,9 @@ void Channel::OfferRings(int bell) {
 
 absl::Status Channel::TakeRings(const Frame& frame, int bell) {
   if (has_rings()) return absl::InternalError("shm: the peer offers rings twice");
-  // Without a descriptor or memory to spare there are no rings, and the socket does.
+  // If descriptors or memory are short, there are no rings and the socket is used.
   if (!frame.file.valid()) return absl::OkStatus();
-  // The peer's word: a file without that much in it would raise SIGBUS here.
+  // The size is the peer's claim: touching a smaller file would raise SIGBUS here.
   if (absl::Status good = CheckFile(frame.file.get(), 0, kFileBytes); !good.ok()) {
     return absl::InternalError(absl::StrCat("shm: the peer's rings: ", good.message()));
   }
@@ -80,7 +81,8 @@ absl::Status Channel::TakeRings(const Frame& frame, int bell) {
 }
 
 absl::Status Channel::TakeBell(Frame& frame) {
-  // Without it nobody could be woken; later, it only wakes.
+  // Without the bell a sleeper could not be woken, so the rings are not used. A bell that comes
+  // later only wakes.
   if (!has_rings() || !frame.file.valid()) return absl::OkStatus();
   if (RingsReady()) return absl::InternalError("shm: the peer offers a bell twice");
   if (!RingsWithoutHarm(frame.file.get())) {
@@ -91,7 +93,7 @@ absl::Status Channel::TakeBell(Frame& frame) {
 }
 
 void Channel::PushPart(bool more, std::string_view body) {
-  // Past a queue nothing may overtake, and a record speaks of frames that have left.
+  // Nothing may overtake the queue, and a record counts only frames that have been sent.
   if (!queued() && TryPush(more, body)) return;
   parts_.push_back({.more = more, .body = std::string(body)});
   queued_bytes_ += body.size();
@@ -105,7 +107,7 @@ bool Channel::TryPush(bool more, std::string_view body) {
 
 void Channel::RingBell() const {
   const uint64_t one = 1;
-  // EAGAIN means that it has been rung often enough.
+  // EAGAIN: the counter is full, so the bell has been rung often enough.
   [[maybe_unused]] const ssize_t n = write(bell_.get(), &one, sizeof(one));
 }
 
@@ -121,12 +123,12 @@ Channel::Got Channel::ReceiveFromRing(Frame& frame) {
       break;
   }
   if (record.after > frames_received_) {
-    // The frames before it are in the socket already.
+    // The sender had sent them before this record, so they are in the socket already.
     const Got got = ReceiveFromSocket(frame);
     return got == Got::kNothing && errno == EAGAIN ? Damaged(frame) : got;
   }
   in_.Pop(record, {buffer_.get(), kMaxRecordBytes});
-  // Whose bell was lost for want of a descriptor is woken by an empty frame.
+  // A sender whose bell could not be passed, for lack of a descriptor, is woken by an empty frame.
   if (in_.BellDue()) RingsReady() ? RingBell() : SendFrame(FrameType::kBell, {});
   frame.type = FrameType::kMessage;
   frame.more = record.more != 0;
@@ -134,7 +136,7 @@ Channel::Got Channel::ReceiveFromRing(Frame& frame) {
   return Got::kFrame;
 }
 
-// Once: from now on only the socket is heard, which brings the end.
+// Reported once: from now on only the socket is read, which brings the end.
 Channel::Got Channel::Damaged(Frame& frame) {
   in_damaged_ = true;
   frame.type = FrameType::kDamaged;

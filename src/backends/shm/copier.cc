@@ -12,15 +12,15 @@
 namespace kvxfer::shm {
 namespace {
 
-// Bounds of what waits: enough to keep the copier busy between two Polls, little enough that the
-// agent can still put something else first.
+// Limits of what waits: enough to keep the copier busy between two Polls, little enough that the
+// agent can still put other ops first.
 constexpr size_t kMaxQueuedOps = 64;
 constexpr uint64_t kMaxQueuedCopyBytes = 4 * kMaxOpBytes;
-// Completions that nobody has polled for.
+// The most completions that wait to be polled.
 constexpr size_t kMaxEvents = 8192;
 
-// An op of at most so many bytes is copied by ordinary stores: the peer, which reads it at once,
-// finds it in a cache. From 2 KiB on it was measured to have more of stores that go past the cache.
+// Ops of at most this size are copied by ordinary stores, so that the peer, which reads the data at
+// once, finds it in a cache. From 2 KiB on, measurements favoured non-temporal stores.
 constexpr uint64_t kCachedBytes = 1024;
 
 const ShmRemoteKey* KeyOf(const Run& run) { return static_cast<const ShmRemoteKey*>(run.key); }
@@ -29,7 +29,7 @@ std::byte* LocalAt(uint64_t address) {
   return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address));
 }
 
-// What is read first when `rest` is copied.
+// The source that is read first when `rest` is copied: a prefetch hint.
 std::span<const std::byte> NextSource(std::span<const Run> rest, bool write) {
   if (rest.empty()) return {};
   const Run& run = rest.front();
@@ -64,8 +64,9 @@ size_t Copier::Post(std::span<const Op> ops) {
   return accepted;
 }
 
-// All runs before any byte moves: an op that breaks the rules has no partial effect. This side is
-// where bounds are enforced, for a mapping ends at pages and an attached process has none.
+// Checks all runs before any byte moves, so an op that breaks the rules has no partial effect.
+// Bounds are enforced on this side: a mapping ends only at page boundaries, and an attached process
+// has no bounds at all.
 absl::StatusOr<uint64_t> Copier::Check(const Op& op) const {
   if (op.runs.size() > kMaxOpRuns) {
     return absl::InvalidArgumentError(absl::StrCat("shm: an op has ", op.runs.size(),
@@ -114,14 +115,16 @@ size_t Copier::Step(size_t budget) {
       if (moved.ok()) {
         copied += *moved;
         if (front.left > 0) continue;
+        // It may have moved this much before it failed.
       } else {
-        copied += budget;  // it may have moved as much before it failed
+        copied += budget;
       }
     }
     queued_bytes_ -= front.left;
     Complete(front.op, std::move(status));
     queue_.pop_front();
   }
+  // Later stores, which publish the bytes, could otherwise overtake non-temporal ones.
   StreamFence();
   return copied;
 }
@@ -135,7 +138,7 @@ absl::StatusOr<size_t> Copier::Advance(Queued& queued, size_t budget) {
   return MoveAttached();
 }
 
-// So many bytes of `queued` are copied.
+// Counts `bytes` of `queued` as copied.
 void Copier::Take(Queued& queued, uint64_t bytes) {
   queued.left -= bytes;
   queued_bytes_ -= bytes;
@@ -171,9 +174,9 @@ size_t Copier::CopyMapped(Queued& queued, size_t budget) {
   return moved;
 }
 
-// Attached runs from the front of the queue on, over the ops of one kind.
+// Fills the batch with attached runs from the front of the queue, across ops of one kind.
 void Copier::FillBatch() {
-  crew_->Begin(queued_bytes_);
+  threads_->Begin(queued_bytes_);
   for (const Queued& queued : queue_) {
     if (queued.op.kind != queue_.front().op.kind) return;
     uint64_t offset = queued.offset;
@@ -181,7 +184,7 @@ void Copier::FillBatch() {
       if (KeyOf(run)->mapped()) return;
       while (offset < run.bytes) {
         const uint64_t taken =
-            crew_->Add(run.local + offset, run.remote + offset, run.bytes - offset);
+            threads_->Add(run.local + offset, run.remote + offset, run.bytes - offset);
         if (taken == 0) return;
         offset += taken;
       }
@@ -200,7 +203,7 @@ absl::StatusOr<size_t> Copier::MoveAttached() {
     const RemoteRegion& region = KeyOf(front.op.runs[front.run])->region();
     return Annotate(moved.status(), absl::StrCat("shm: region ", static_cast<uint32_t>(region.id)));
   }
-  // May be short: the next call starts at the first byte not moved.
+  // May be short: the next call starts at the first byte that was not moved.
   uint64_t left = *moved;
   for (auto queued = queue_.begin(); left > 0;) {
     if (queued->left == 0) {
@@ -220,23 +223,23 @@ absl::StatusOr<size_t> Copier::MoveAttached() {
   return moved;
 }
 
-// Exec keeps the process and puts another program's memory at its addresses; the socket does not
-// tell where another process holds a copy of it. So the probe word is looked at: before a write,
-// which must not go astray, and after a read, whose bytes count only if they were the peer's then;
-// and to tell the cause of a failure.
+// exec() keeps the process id but puts another program's memory at its addresses, and the socket
+// does not show it if another process has a copy of it. So the probe word is checked: before a
+// write, which must not hit foreign memory; after a read, whose bytes count only if they still were
+// the peer's; and after a failure, to find its cause.
 absl::StatusOr<size_t> Copier::MoveBatch(OpKind kind) const {
   const uint32_t pid = peer_->pid();
   absl::Status same;
   if (kind == OpKind::kWrite) same = CheckProbe(pid, probe_address_, probe_value_);
   if (!same.ok()) return same;
-  absl::StatusOr<size_t> moved = crew_->Move(kind, pid);
+  absl::StatusOr<size_t> moved = threads_->Move(kind, pid);
   if (kind == OpKind::kRead || !moved.ok()) same = CheckProbe(pid, probe_address_, probe_value_);
   if (!same.ok()) return same;
   return moved;
 }
 
-// Before each batch. The pidfd was bound to pid and start time when the connection began: while it
-// shows no exit, the number names that process. The socket tells of a peer that closes.
+// Called before each batch. The pidfd was tied to pid and start time when the connection began:
+// while it shows no exit, the pid belongs to that process. The socket shows that a peer is closing.
 absl::Status Copier::CheckPeer() const {
   pollfd fds[2] = {{.fd = peer_->pidfd(), .events = POLLIN, .revents = 0},
                    {.fd = socket_, .events = POLLRDHUP, .revents = 0}};
@@ -245,7 +248,8 @@ absl::Status Copier::CheckPeer() const {
       absl::StrCat("shm: process ", peer_->pid(), fds[0].revents != 0 ? " exited" : " is closing"));
 }
 
-// The fence comes before the event: what it says is done must be visible to whoever hears of it.
+// The fence comes before the event: data that the event reports as done must be visible to the
+// thread that receives the event.
 void Copier::Complete(const Op& op, absl::Status status) {
   StreamFence();
   events_->Say(EventKind::kCompletion, endpoint_, op.id, std::move(status), op.rail);

@@ -1,7 +1,7 @@
-// Does the ops of one connection with this process's CPU: small ones inside Post, others in
+// Copies the ops of one connection with this process's CPU: small ones inside Post, others in
 // slices, in the order of posting.
 //
-// Thread-safety: none; driven by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_SHM_COPIER_H_
 #define KVXFER_BACKENDS_SHM_COPIER_H_
@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
-#include "src/backends/shm/attach_crew.h"
+#include "src/backends/shm/attach_threads.h"
 #include "src/backends/shm/process.h"
 #include "src/transport/event_queue.h"
 
@@ -22,36 +22,36 @@ namespace kvxfer::shm {
 
 inline constexpr size_t kMaxOpBytes = 1024 * 1024;
 inline constexpr size_t kMaxOpRuns = 1024;
-inline constexpr size_t kSliceBytes = 256 * 1024;  // copied between two looks at anything else
+inline constexpr size_t kSliceBytes = 256 * 1024;  // copied before looking at anything else
 
 class Copier {
  public:
-  // All pointers outlive the copier. Completions of `endpoint` go to `events`; `crew` is
-  // shared by all copiers of a backend.
-  Copier(Endpoint* endpoint, EventQueue<std::string>* events, AttachCrew* crew)
-      : endpoint_(endpoint), events_(events), crew_(crew) {}
+  // All pointers must outlive the copier. Completions of `endpoint` go to `events`. All copiers of
+  // a backend share `crew`.
+  Copier(Endpoint* endpoint, EventQueue<std::string>* events, AttachThreads* threads)
+      : endpoint_(endpoint), events_(events), threads_(threads) {}
 
-  // Must come before the first op. `socket`: the connection's, borrowed.
+  // Call it before the first op. `socket` is the connection's, borrowed.
   void SetPeer(const PeerProcess* peer, int socket) {
     peer_ = peer;
     socket_ = socket;
   }
 
-  // Must come before the first op on attached memory: the peer's word that tells whether its
-  // memory is still that of the agent that was connected to.
+  // Call it before the first op on attached memory. The word shows whether the peer's memory still
+  // belongs to the agent that was connected to.
   void SetProbe(uint64_t address, uint64_t value) {
     probe_address_ = address;
     probe_value_ = value;
   }
 
   size_t Post(std::span<const Op> ops);
-  // Copies up to `budget` bytes, or where the next are attached at most a slice of those a thread;
-  // returns how many.
+  // Copies up to `budget` bytes; or, if the next bytes are in attached memory, at most one slice
+  // per thread. Returns the number of bytes.
   size_t Step(size_t budget);
   bool idle() const { return queue_.empty(); }
 
-  // Completes the ops of `transfer`, or all, with `why`. No byte of them is read or stored after
-  // the return.
+  // Completes the ops of `transfer`, or all ops, with `why`. After the return none of their bytes
+  // are read or written.
   void Drop(uint64_t transfer, const absl::Status& why);
   void DropAll(const absl::Status& why);
 
@@ -61,10 +61,11 @@ class Copier {
     uint64_t left = 0;    // bytes
     bool cached = false;  // copied by ordinary stores
     size_t run = 0;       // the next one
-    uint64_t offset = 0;  // bytes of it already copied
+    uint64_t offset = 0;  // bytes of that run that were copied
   };
 
-  // The bytes of `op`; InvalidArgument or PermissionDenied when it does not keep to its regions.
+  // The number of bytes of `op`. InvalidArgument or PermissionDenied: it leaves its regions or
+  // lacks a right.
   absl::StatusOr<uint64_t> Check(const Op& op) const;
   absl::StatusOr<size_t> Advance(Queued& queued, size_t budget);
   size_t CopyMapped(Queued& queued, size_t budget);
@@ -77,7 +78,7 @@ class Copier {
 
   Endpoint* const endpoint_;
   EventQueue<std::string>* const events_;
-  AttachCrew* const crew_;
+  AttachThreads* const threads_;
   const PeerProcess* peer_ = nullptr;
   int socket_ = -1;
   uint64_t probe_address_ = 0;

@@ -19,7 +19,7 @@ namespace {
 absl::Status ConnectTo(int socket, const Address& address) {
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
-  // Abstract: the first byte of the path stays zero.
+  // Abstract name: the first byte of the path stays zero.
   std::memcpy(name.sun_path + 1, address.socket.data(), address.socket.size());
   const auto length =
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + address.socket.size());
@@ -38,7 +38,7 @@ absl::Status ConnectTo(int socket, const Address& address) {
   return ErrnoStatus(errno, whom);
 }
 
-// The credentials are those of whoever called listen(), as the kernel knows them.
+// The kernel reports the credentials of the process that called listen().
 absl::Status CheckCredentials(int socket, const Address& address) {
   ucred peer{};
   socklen_t length = sizeof(peer);
@@ -65,7 +65,7 @@ absl::Status ProbeMapped(const Channel::Frame& frame, uint64_t value) {
             ? "no descriptor left for the peer's memory; raise the limit (ulimit -n, LimitNOFILE=)"
             : "the peer could not pass a descriptor; raise the limit there (ulimit -n)");
   }
-  // It is the peer's word so far; a file without that much in it would raise SIGBUS here.
+  // The size is the peer's claim: touching a smaller file would raise SIGBUS here.
   if (absl::Status good = CheckFile(frame.file.get(), 0, sizeof(value)); !good.ok()) {
     return Annotate(good, "the peer's probe memory");
   }
@@ -78,7 +78,8 @@ absl::Status ProbeMapped(const Channel::Frame& frame, uint64_t value) {
   return absl::InternalError("the peer's probe memory holds another value than it says");
 }
 
-// The descriptor of a region did not come; `error` is the peer's, 0: it was lost here.
+// The error for a region whose descriptor did not arrive. `error` is the peer's errno; 0: it was
+// lost here.
 absl::Status NoFile(int error, uint32_t pid) {
   const std::string what = absl::StrCat("shm: descriptor of the memory of process ", pid);
   if (error == 0) return ErrnoStatus(EMFILE, what);
@@ -90,7 +91,7 @@ absl::Status NoFile(int error, uint32_t pid) {
 }  // namespace
 
 DialledEndpoint::DialledEndpoint(Hub* hub, UniqueFd socket)
-    : ShmEndpoint(hub, std::move(socket)), copier_(this, &hub->events, &hub->crew) {}
+    : ShmEndpoint(hub, std::move(socket)), copier_(this, &hub->events, &hub->threads) {}
 
 DialledEndpoint::~DialledEndpoint() {
   if (busy_) std::erase(hub_->busy, this);
@@ -122,7 +123,7 @@ absl::Status DialledEndpoint::Start(const Address& address) {
   const DialBody dial{.version = kWireVersion,
                       .pid = static_cast<uint32_t>(getpid()),
                       .start_time = hub_->host.start_time};
-  SendFrame(FrameType::kDial, AsBytes(dial));
+  SendFrame(FrameType::kDial, wire::Encode(dial));
   channel_.OfferRings(hub_->bell.get());
   WatchRings();
   return absl::OkStatus();
@@ -140,10 +141,10 @@ std::string DialledEndpoint::Describe() const {
 
 absl::Status DialledEndpoint::OnFrame(Channel::Frame& frame) {
   if (frame.type == FrameType::kOffer && !offered_) {
-    if (const auto offer = FromBytes<OfferBody>(frame.body)) return OnOffer(*offer, frame);
+    if (const auto offer = wire::TryDecode<OfferBody>(frame.body)) return OnOffer(*offer, frame);
   }
   if (frame.type == FrameType::kFile && offered_) {
-    if (const auto body = FromBytes<FileBody>(frame.body)) {
+    if (const auto body = wire::TryDecode<FileBody>(frame.body)) {
       File& file = files_[body->id];
       file.fd = std::move(frame.file);
       if (!file.fd.valid()) {
@@ -154,7 +155,7 @@ absl::Status DialledEndpoint::OnFrame(Channel::Frame& frame) {
   }
   if (frame.type == FrameType::kBell) return channel_.TakeBell(frame);
   if (frame.type == FrameType::kForget) {
-    if (const auto body = FromBytes<ForgetBody>(frame.body)) {
+    if (const auto body = wire::TryDecode<ForgetBody>(frame.body)) {
       files_.erase(body->id);
       return absl::OkStatus();
     }
@@ -165,7 +166,8 @@ absl::Status DialledEndpoint::OnFrame(Channel::Frame& frame) {
 
 absl::Status DialledEndpoint::OnOffer(const OfferBody& offer, const Channel::Frame& frame) {
   offered_ = true;
-  // Each way is tried, not inferred: what the kernel would refuse is known before the first op.
+  // Each way is tried instead of inferred, so that a refusal by the kernel is known before the
+  // first op.
   mapped_ = ProbeMapped(frame, offer.mapped_value);
   attach_ = ProbeAttach(peer_, offer);
   if (attach_.ok()) copier_.SetProbe(offer.probe_address, offer.probe_value);
@@ -208,7 +210,7 @@ void DialledEndpoint::Shutdown(absl::Status why) {
 }
 
 void DialledEndpoint::OnEnd(const absl::Status& cause) {
-  // The order is the acceptor's proof: first the copier stops, then the socket closes.
+  // This order is the accepting side's proof: first the copier stops, then the socket closes.
   copier_.DropAll(cause);
   GoDown(cause);
 }
@@ -220,7 +222,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledEndpoint::Import(const RemoteR
   }
   const absl::StatusOr<RegionKey> decoded = DecodeKey(key);
   if (!decoded.ok()) return decoded.status();
-  // What the peer sent before its metadata is in the socket: the offer and the memfds.
+  // What the peer sent before its metadata is in the socket already: the offer and the memfds.
   while (!down_ && (!offered_ || (decoded->mapped && !files_.contains(decoded->file))) &&
          Drain(1)) {
   }

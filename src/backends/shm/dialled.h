@@ -1,8 +1,10 @@
-// The connecting side: does every op with this process's CPU.
+// The connecting side of an shm connection. It executes every op with this process's CPU.
 //
-// It is up as soon as both sides have checked the other's user. The acceptor's offer (probe words,
-// memfds) comes when its agent authorises, before any message it sends afterwards: Import after
-// such a message always finds it.
+// It is up as soon as both sides have checked each other's user. The accepting side sends its offer
+// (probe words, memfds) when its agent authorises the connection, before any later message. So an
+// Import that follows such a message always finds the offer.
+//
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_SHM_DIALLED_H_
 #define KVXFER_BACKENDS_SHM_DIALLED_H_
@@ -30,13 +32,13 @@ class DialledEndpoint final : public ShmEndpoint {
   size_t Post(std::span<const Op> ops) override;
   void Fence(uint64_t transfer) override;
   void Shutdown(absl::Status why) override;
-  // Unavailable: the peer has not authorised this connection yet, or the region's memfd is still
-  // on the way; try again after the next Poll. PermissionDenied, ResourceExhausted,
-  // FailedPrecondition: not to be had, and why.
+  // Unavailable: the peer has not authorised this connection yet, or the region's memfd has not
+  // arrived; try again after the next Poll. PermissionDenied, ResourceExhausted,
+  // FailedPrecondition: it cannot be imported, and why.
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  // Copies one slice and returns its bytes.
+  // Copies one slice and returns its number of bytes.
   size_t Step();
   bool busy() const { return busy_; }
 
@@ -59,8 +61,8 @@ class DialledEndpoint final : public ShmEndpoint {
   Copier copier_;
   bool busy_ = false;  // in Hub::busy
   bool offered_ = false;
-  absl::Status mapped_;  // whether the peer's memfds can be mapped
-  absl::Status attach_;  // whether its other memory can be reached
+  absl::Status mapped_;  // OK, or why the peer's memfds cannot be mapped
+  absl::Status attach_;  // OK, or why its other memory cannot be attached
   std::unordered_map<uint64_t, File> files_;
 };
 

@@ -9,7 +9,7 @@
 namespace kvxfer::shm {
 namespace {
 
-// Of one connection, so that a talkative peer does not starve the others.
+// For one connection, so that a peer that sends a lot does not starve the others.
 constexpr size_t kFramesPerPoll = 32;
 
 }  // namespace
@@ -68,7 +68,7 @@ void ShmEndpoint::UpdateSocketWatch() {
 void ShmEndpoint::OnReady(Ready what) {
   if (down_) return;
   if (what == Ready::kProcess) {
-    // What it sent before it died still counts.
+    // What the peer sent before it died still counts.
     while (Drain(kFramesPerPoll)) {
     }
     if (!down_) OnEnd(EndCause());
@@ -122,7 +122,7 @@ bool ShmEndpoint::HandleFrame(Channel::Frame& frame) {
       return false;
     }
     partial_.append(frame.body);
-    // After Shutdown only the end of the connection is of interest.
+    // After Shutdown only the end of the connection matters.
     if (!frame.more && !closing_) hub_->events.SayMessage(this, std::move(partial_));
     if (!frame.more) partial_.clear();
     return true;
@@ -143,7 +143,7 @@ absl::Status ShmEndpoint::EndCause() const {
         absl::StrCat("shm: process ", peer_.pid(), " closed the connection: ", goodbye_));
   }
   if (peer_.pid() == 0) return absl::UnavailableError("shm: the connection ended before it began");
-  // The kernel closes a dying process's files shortly before it tells of the exit.
+  // The kernel closes a dying process's files shortly before the pidfd shows the exit.
   return absl::UnavailableError(absl::StrCat("shm: process ", peer_.pid(), " exited",
                                              peer_.Exited() ? "" : " or dropped the connection"));
 }

@@ -1,5 +1,7 @@
-// One connection: what both of its sides do. DialledEndpoint reads and writes the memory of the
-// peer; AcceptedEndpoint lends its own.
+// What both sides of a connection do. DialledEndpoint reads and writes the peer's memory;
+// AcceptedEndpoint lends its own.
+//
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_SHM_ENDPOINT_H_
 #define KVXFER_BACKENDS_SHM_ENDPOINT_H_
@@ -23,9 +25,9 @@ class ShmEndpoint : public Endpoint, public Watcher {
   bool Send(std::span<const std::byte> message) override;
   void OnReady(Ready what) override;
 
-  // What came through the ring, and what waited for room in it.
+  // Handles what has arrived in the ring, and sends what waited for space in it.
   void PollRing();
-  // False: the ring holds something, do not sleep.
+  // False: the ring holds something, so do not sleep.
   bool Arm() { return channel_.Arm(); }
   void Disarm() { channel_.Disarm(); }
 
@@ -38,25 +40,25 @@ class ShmEndpoint : public Endpoint, public Watcher {
   // From now on the end of that process ends the connection.
   absl::Status WatchPeer(PeerProcess peer);
 
-  // One frame that is neither message nor goodbye; an error ends the connection.
+  // Handles a frame that is neither a message nor kBye. An error ends the connection.
   virtual absl::Status OnFrame(Channel::Frame& frame) = 0;
-  // Nothing more comes from the peer, or the connection is broken: stop, then GoDown.
+  // Nothing more arrives from the peer, or the connection is broken: stop, then call GoDown.
   virtual void OnEnd(const absl::Status& cause) = 0;
-  // The queue of what is to be sent has been emptied.
+  // The send queue has been emptied.
   virtual void OnFlushed() {}
 
-  // The rings are mapped: Poll looks at them.
+  // The rings are mapped: Poll looks at them from now on.
   void WatchRings();
 
-  // Reads up to `frames` frames; false: there was none, or the connection ended.
+  // Receives up to `frames` frames. False: there was none, or the connection ended.
   bool Drain(size_t frames);
   void SendFrame(FrameType type, std::string_view body, int file = -1);
-  // Closes the socket and reports kDown: the last event.
+  // Closes the socket and reports kDown, which is the last event.
   void GoDown(const absl::Status& why);
 
   Hub* const hub_;
   Channel channel_;
-  PeerProcess peer_;  // pid 0 until known
+  PeerProcess peer_;  // pid 0: not known yet
   bool closing_ = false;
   bool down_ = false;
 
@@ -73,8 +75,8 @@ class ShmEndpoint : public Endpoint, public Watcher {
   bool watching_process_ = false;
   bool watching_rings_ = false;
   bool wants_write_ = false;
-  std::string partial_;  // parts of a message so far
-  std::string goodbye_;  // the peer's, if it said one
+  std::string partial_;  // the parts of a message received so far
+  std::string goodbye_;  // the text of the peer's kBye
   bool said_goodbye_ = false;
 };
 

@@ -1,5 +1,5 @@
-// The shm backend: peers of the same user on the same host. Memory in a sealed memfd (HostBuffer)
-// is mapped by the peer; any other host memory is reached by cross-memory attach.
+// The shm backend: for peers of the same user on the same host. Peers map memory that lies in a
+// sealed memfd (HostBuffer); they reach any other host memory by cross-memory attach.
 
 #ifndef KVXFER_BACKENDS_SHM_FACTORY_H_
 #define KVXFER_BACKENDS_SHM_FACTORY_H_
@@ -11,7 +11,7 @@
 
 namespace kvxfer {
 
-// Unavailable: this kernel has no pidfd; ResourceExhausted: out of descriptors.
+// Unavailable: the kernel has no pidfd. ResourceExhausted: no descriptors left.
 absl::StatusOr<std::unique_ptr<Backend>> MakeShmBackend(const BackendContext& context);
 
 }  // namespace kvxfer

@@ -1,4 +1,4 @@
-// Handles that close themselves, and the one way this folder turns errno into a Status.
+// Handles that close themselves.
 
 #ifndef KVXFER_BACKENDS_SHM_HANDLES_H_
 #define KVXFER_BACKENDS_SHM_HANDLES_H_
@@ -19,7 +19,7 @@ namespace kvxfer::shm {
 
 using UniqueFd = OwnFd;
 
-// A range from mmap.
+// A range of memory from mmap.
 class Mapping {
  public:
   Mapping() = default;

@@ -1,4 +1,4 @@
-// What the connections of one backend share. Owned by the backend, which outlives them.
+// What the connections of one backend share. The backend owns it and outlives them.
 
 #ifndef KVXFER_BACKENDS_SHM_HUB_H_
 #define KVXFER_BACKENDS_SHM_HUB_H_
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kvxfer/backend.h"
-#include "src/backends/shm/attach_crew.h"
+#include "src/backends/shm/attach_threads.h"
 #include "src/backends/shm/poller.h"
 #include "src/backends/shm/regions.h"
 #include "src/transport/event_queue.h"
@@ -29,14 +29,14 @@ struct Hub {
   Poller poller;
   EventQueue<std::string> events;
   SharedFiles files;
-  AttachCrew crew;
-  UniqueFd probe_file;       // a sealed memfd whose first u64 is
+  AttachThreads threads;
+  UniqueFd probe_file;       // a sealed memfd whose first u64 is probe_value
   uint64_t probe_value = 0;  // random
-  // Accepted, but not yet said who they are; handed to the agent once they have.
+  // Accepted, but their kDial has not arrived; then they are reported to the agent.
   std::vector<std::unique_ptr<AcceptedEndpoint>> embryos;
-  std::vector<AcceptedEndpoint*> authorised;  // and not down: they get every memfd
-  std::deque<DialledEndpoint*> busy;          // with copies to do, next first
-  std::vector<ShmEndpoint*> ringed;           // those with rings
+  std::vector<AcceptedEndpoint*> authorised;  // and not down: these are sent every memfd
+  std::deque<DialledEndpoint*> busy;          // with copies to do, the next one first
+  std::vector<ShmEndpoint*> ringed;           // those that have rings
   UniqueFd bell;                              // the other sides ring it while this one sleeps
 };
 

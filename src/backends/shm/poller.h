@@ -1,4 +1,5 @@
-// The backend's epoll. Level-triggered, but for the bell: what a Poll leaves behind shows again.
+// The backend's epoll set. Level-triggered, except for the bell: what one Poll leaves is shown to
+// the next.
 
 #ifndef KVXFER_BACKENDS_SHM_POLLER_H_
 #define KVXFER_BACKENDS_SHM_POLLER_H_
@@ -21,8 +22,8 @@ class Watcher {
   virtual void OnReady(Ready what) = 0;
 };
 
-// One watched descriptor. Stays at its address while watched, and until the Dispatch in which it
-// was removed has returned.
+// One watched descriptor. It must stay at its address while it is watched; if it is removed during
+// Dispatch, until that Dispatch has returned.
 struct Watch {
   Watcher* watcher = nullptr;
   Ready what = Ready::kSocket;
@@ -47,7 +48,7 @@ class Poller {
   void Modify(int fd, uint32_t events, Watch* watch) { Control(EPOLL_CTL_MOD, fd, events, watch); }
   void Remove(int fd) { Control(EPOLL_CTL_DEL, fd, 0, nullptr); }
 
-  // Calls OnReady for what is ready now; never blocks.
+  // Calls OnReady for each descriptor that is ready now. Never blocks.
   void Dispatch() {
     std::array<epoll_event, 64> ready;
     const int n = epoll_wait(fd_.get(), ready.data(), static_cast<int>(ready.size()), 0);

@@ -12,7 +12,7 @@
 namespace kvxfer::shm {
 namespace {
 
-// Empty where there is no such process; an error is only that it could not be looked at.
+// Empty: no such process. An error: it could not be read.
 absl::StatusOr<std::string> ReadProc(uint32_t pid, std::string_view file) {
   const std::string path = absl::StrCat("/proc/", pid, "/", ToAbsl(file));
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -25,15 +25,15 @@ absl::StatusOr<std::string> ReadProc(uint32_t pid, std::string_view file) {
   return text;
 }
 
-// Whether the numbers in /proc are those of this process's pid namespace; not so where a namespace
-// was made without mounting /proc again.
+// Whether /proc shows this process's pid namespace. It does not if a namespace was made without
+// mounting /proc again.
 bool ProcIsOwn() {
   char text[32];
   const ssize_t n = readlink("/proc/self", text, sizeof(text));
   return n > 0 && std::string_view(text, static_cast<size_t>(n)) == std::to_string(getpid());
 }
 
-// pidfd_open asks for no rights: whoever answers EPERM is a filter, not the kernel.
+// pidfd_open needs no rights, so EPERM comes from a filter and not from the kernel itself.
 absl::Status OpenError(int error, uint32_t pid) {
   if (error == ESRCH) return absl::NotFoundError(absl::StrCat("process ", pid, " exited"));
   const std::string what = absl::StrCat("pidfd_open of process ", pid);
@@ -50,7 +50,7 @@ absl::StatusOr<uint64_t> StartTime(uint32_t pid) {
   const absl::StatusOr<std::string> read = ReadProc(pid, "stat");
   if (!read.ok()) return read.status();
   const std::string& text = *read;
-  // The command name may hold spaces and parentheses: fields count from the last ')'.
+  // The command name may contain spaces and parentheses, so fields are counted from the last ')'.
   size_t at = text.rfind(')');
   for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
   uint64_t ticks = 0;

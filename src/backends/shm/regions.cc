@@ -11,7 +11,7 @@
 
 namespace kvxfer::shm {
 
-// Without F_SEAL_SHRINK its owner could cut the file, and a store here would raise SIGBUS.
+// Without F_SEAL_SHRINK the peer could truncate the file, and a store here would raise SIGBUS.
 absl::Status CheckFile(int fd, uint64_t offset, uint64_t bytes) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
@@ -46,7 +46,7 @@ absl::StatusOr<const SharedFiles::File*> SharedFiles::Add(int fd, bool& fresh) {
     return known->get();
   }
   auto file = std::make_unique<File>();
-  // An own copy: another registration may lend another descriptor of the same file.
+  // A copy of the descriptor, because the application may close its own.
   file->fd = UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!file->fd.valid()) return ErrnoStatus(errno, "keeping the shared descriptor");
   file->id = ++last_id_;
@@ -68,11 +68,11 @@ bool SharedFiles::Remove(uint64_t id) {
 absl::StatusOr<std::unique_ptr<ShmRemoteKey>> ShmRemoteKey::Map(const Endpoint* endpoint,
                                                                 const RemoteRegion& region,
                                                                 int file, uint64_t offset) {
-  // The peer's word is not enough: what is mapped must be there and stay there.
+  // The peer's claim is not enough: what is mapped must exist and must not vanish.
   if (absl::Status good = CheckFile(file, offset, region.bytes); !good.ok()) return good;
   struct stat info {};
   if (fstat(file, &info) != 0) return ErrnoStatus(errno, "fstat of the peer's memfd");
-  // Huge-page files map in units of their block size.
+  // Files with huge pages are mapped in units of their block size.
   uint64_t unit = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const auto block = static_cast<uint64_t>(info.st_blksize);
   if (block > unit && (block & (block - 1)) == 0) unit = block;
@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<ShmRemoteKey>> ShmRemoteKey::Map(const Endpoint* 
   }
   auto key = std::make_unique<ShmRemoteKey>(endpoint, region);
   key->mapping_ = Mapping(data, bytes);
-  // A forked child must not keep the peer's memory.
+  // A forked child must not keep the peer's memory mapped.
   madvise(data, bytes, MADV_DONTFORK);
   key->base_ = key->mapping_.data() + (offset - begin);
   key->first_window_ = reinterpret_cast<uintptr_t>(data) >> kWindowShift;

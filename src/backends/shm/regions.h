@@ -1,4 +1,4 @@
-// Local registrations, and regions of the peer made usable on one connection.
+// Local registrations, and regions of the peer that are usable on one connection.
 
 #ifndef KVXFER_BACKENDS_SHM_REGIONS_H_
 #define KVXFER_BACKENDS_SHM_REGIONS_H_
@@ -21,11 +21,11 @@ inline bool Holds(uint64_t base, uint64_t size, uint64_t address, uint64_t bytes
   return address >= base && bytes <= size && address - base <= size - bytes;
 }
 
-// Whether [offset, offset + bytes) of a shared descriptor can be mapped, and stays there: a memfd
-// sealed against shrinking. FailedPrecondition says why not.
+// OK: [offset, offset + bytes) of a shared descriptor can be mapped and cannot vanish, because it
+// is a memfd sealed against shrinking. FailedPrecondition: why not.
 absl::Status CheckFile(int fd, uint64_t offset, uint64_t bytes);
 
-// The memfds behind this agent's registrations, each once, however many regions lie in it.
+// The memfds behind this agent's registrations. Each is kept once, however many regions lie in it.
 class SharedFiles {
  public:
   struct File {
@@ -36,14 +36,14 @@ class SharedFiles {
     size_t registrations = 0;
   };
 
-  // Whether peers may map this: a memfd sealed against shrinking (else a peer could be killed by
-  // SIGBUS) that holds the whole span. FailedPrecondition says why not.
+  // OK: peers may map `span`: it lies in a memfd that is sealed against shrinking (otherwise a peer
+  // could be killed by SIGBUS) and is large enough. FailedPrecondition: why not.
   static absl::Status Mappable(const MemorySpan& span);
 
-  // Counts one more registration in `fd`; `fresh` says that the file was not known yet.
+  // Counts one more registration in `fd`. `fresh`: the file was not known before.
   // ResourceExhausted: no descriptor left.
   absl::StatusOr<const File*> Add(int fd, bool& fresh);
-  // Counts one less; true: it was the last, and the file is forgotten.
+  // Counts one registration less. True: it was the last, and the file was dropped.
   bool Remove(uint64_t id);
 
   const std::vector<std::unique_ptr<File>>& all() const { return files_; }
@@ -53,7 +53,7 @@ class SharedFiles {
   uint64_t last_id_ = 0;
 };
 
-// Told when a registration closes; outlives every registration.
+// Is notified when a registration closes; outlives every registration.
 class RegistrationOwner {
  public:
   virtual ~RegistrationOwner() = default;
@@ -80,11 +80,11 @@ class ShmRegistration final : public Registration {
 
 class ShmRemoteKey final : public RemoteKey {
  public:
-  // An attached region.
+  // For an attached region.
   ShmRemoteKey(const Endpoint* endpoint, const RemoteRegion& region)
       : endpoint_(endpoint), region_(region) {}
 
-  // A mapped one: maps it out of `file` at `offset`.
+  // For a mapped region: maps it from `file` at `offset`.
   static absl::StatusOr<std::unique_ptr<ShmRemoteKey>> Map(const Endpoint* endpoint,
                                                            const RemoteRegion& region, int file,
                                                            uint64_t offset);
@@ -92,11 +92,12 @@ class ShmRemoteKey final : public RemoteKey {
   const Endpoint* endpoint() const { return endpoint_; }
   const RemoteRegion& region() const { return region_; }
   bool mapped() const { return base_ != nullptr; }
-  // Where the byte at the peer's `address` is mapped here; only if mapped and inside the region.
+  // Where the byte at the peer's `address` is mapped here. Call it only if mapped() and within the
+  // region.
   std::byte* At(uint64_t address) const { return base_ + (address - region_.base); }
 
-  // Call before storing to [to, to + bytes) of the mapping. A first store would map one page at a
-  // time; a read maps the whole window around it, for storing too: a quarter of the cost.
+  // Call it before storing to [to, to + bytes) of the mapping. A first store maps one page only; a
+  // read maps the whole window around it, for stores too, at a quarter of the cost.
   void Warm(const std::byte* to, size_t bytes) const {
     const uintptr_t first = reinterpret_cast<uintptr_t>(to) >> kWindowShift;
     const uintptr_t last = (reinterpret_cast<uintptr_t>(to) + bytes - 1) >> kWindowShift;
@@ -112,14 +113,14 @@ class ShmRemoteKey final : public RemoteKey {
   }
 
  private:
-  static constexpr int kWindowShift = 16;  // the kernel's default fault_around_bytes
+  static constexpr int kWindowShift = 16;  // the kernel's default of fault_around_bytes
 
   const Endpoint* const endpoint_;
   const RemoteRegion region_;
   Mapping mapping_;
   std::byte* base_ = nullptr;
   uintptr_t first_window_ = 0;
-  mutable std::vector<uint64_t> warm_;  // a bit for each window of the mapping
+  mutable std::vector<uint64_t> warm_;  // one bit for each window of the mapping
 };
 
 }  // namespace kvxfer::shm

@@ -8,7 +8,7 @@
 namespace kvxfer::shm {
 namespace {
 
-// Records begin at multiples of this, so that none of their headers is cut in two.
+// Records begin at multiples of this, so that no header wraps around.
 constexpr uint64_t kUnit = sizeof(RingRecord);
 static_assert(RingMemory::kBytes % kUnit == 0);
 
@@ -16,12 +16,12 @@ uint64_t Occupied(uint64_t body) { return kUnit + (body + kUnit - 1) / kUnit * k
 
 }  // namespace
 
-bool RingSender::HasRoom(uint64_t bytes) {
+bool RingSender::HasSpace(uint64_t bytes) {
   if (RingMemory::kBytes - (head_ - tail_seen_) >= bytes) return true;
-  // Sequentially consistent, here and in BellDue: either this sees the room, or the receiver sees
-  // that it is waited for.
+  // Sequentially consistent here and in BellDue: either this load sees the new space, or the
+  // receiver sees that the sender waits.
   const uint64_t tail = memory_->tail.load(std::memory_order_seq_cst);
-  // A receiver that claims to have read what was never written gets no room by it.
+  // A receiver that claims to have read more than was written gains no space by it.
   if (tail < tail_seen_ || tail > head_) return false;
   tail_seen_ = tail;
   return RingMemory::kBytes - (head_ - tail_seen_) >= bytes;
@@ -36,9 +36,10 @@ void RingSender::Copy(uint64_t at, std::string_view bytes) {
 
 bool RingSender::Push(uint64_t after, bool more, std::string_view body) {
   const uint64_t bytes = Occupied(body.size());
-  if (!HasRoom(bytes)) {
+  if (!HasSpace(bytes)) {
     memory_->sender_waits.store(1, std::memory_order_seq_cst);
-    if (!HasRoom(bytes)) return false;
+    // Checked again: the receiver may have read before it could see the flag.
+    if (!HasSpace(bytes)) return false;
     memory_->sender_waits.store(0, std::memory_order_relaxed);
   }
   const RingRecord record{
@@ -47,6 +48,8 @@ bool RingSender::Push(uint64_t after, bool more, std::string_view body) {
   Copy(head_ + kUnit, body);
   head_ += bytes;
   MessageIsSent();
+  // Publishes the record. Sequentially consistent, like the load in BellDue: either that load sees
+  // that the receiver sleeps, or the receiver's check in Arm sees the record.
   memory_->head.store(head_, std::memory_order_seq_cst);
   return true;
 }
@@ -57,6 +60,7 @@ bool RingSender::BellDue() {
 }
 
 RingReceiver::Got RingReceiver::Peek(RingRecord& record) const {
+  // Acquire: pairs with the store in Push, so the record's bytes are visible.
   const uint64_t filled = memory_->head.load(std::memory_order_acquire) - tail_;
   if (filled == 0) return Got::kNothing;
   if (filled > RingMemory::kBytes || filled < kUnit) return Got::kDamaged;
@@ -72,6 +76,7 @@ void RingReceiver::Pop(const RingRecord& record, std::span<std::byte> body) {
   std::memcpy(body.data(), memory_->data + offset, first);
   std::memcpy(body.data() + first, memory_->data, record.bytes - first);
   tail_ += Occupied(record.bytes);
+  // See HasSpace.
   memory_->tail.store(tail_, std::memory_order_seq_cst);
 }
 
@@ -82,6 +87,7 @@ bool RingReceiver::BellDue() {
 
 bool RingReceiver::Arm() {
   memory_->receiver_sleeps.store(1, std::memory_order_seq_cst);
+  // Checked after the flag is set; see Push.
   return memory_->head.load(std::memory_order_seq_cst) == tail_;
 }
 

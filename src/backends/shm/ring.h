@@ -1,11 +1,11 @@
 // One direction of messages between two processes: a ring of records in memory that both have
-// mapped, with one sender and one receiver, and the two flags by which either tells that it sleeps.
+// mapped, with one sender and one receiver, and two flags by which each side says that it sleeps.
 //
-// Nothing is sent by a system call here: whoever sleeps is woken by its bell, an eventfd, which the
-// other side rings where Push or Pop say so. What the ring holds is the other process's word:
-// lengths are checked, and a record is copied out before anybody looks into it.
+// The ring itself makes no system call. A sleeping side is woken by its bell, an eventfd, which the
+// other side rings if BellDue says so. The other process can write anything into the ring, so
+// lengths are checked, and a record is copied out before it is parsed.
 //
-// Thread-safety: none within one process; the two processes need no lock.
+// Thread-safety: none within one process. Between the two processes no lock is needed.
 
 #ifndef KVXFER_BACKENDS_SHM_RING_H_
 #define KVXFER_BACKENDS_SHM_RING_H_
@@ -18,26 +18,29 @@
 
 namespace kvxfer::shm {
 
-// What both map. Each word has a cache line of its own, for each is written by one side while the
-// other looks at it all the time.
+// The memory that both processes map. Each word has its own cache line, because one side writes it
+// while the other polls it.
 struct RingMemory {
   static constexpr uint64_t kBytes = 64 * 1024;
 
-  alignas(64) std::atomic<uint64_t> head{0};             // bytes ever written; by the sender
-  alignas(64) std::atomic<uint64_t> tail{0};             // bytes ever read; by the receiver
-  alignas(64) std::atomic<uint32_t> receiver_sleeps{0};  // set by the receiver, taken by the sender
-  alignas(64) std::atomic<uint32_t> sender_waits{0};     // for room; the other way round
+  alignas(64) std::atomic<uint64_t> head{0};  // bytes ever written; stored by the sender
+  alignas(64) std::atomic<uint64_t> tail{0};  // bytes ever read; stored by the receiver
+  // Set by the receiver, cleared by the sender.
+  alignas(64) std::atomic<uint32_t> receiver_sleeps{0};
+  // For space; set by the sender, cleared by the receiver.
+  alignas(64) std::atomic<uint32_t> sender_waits{0};
   alignas(64) std::byte data[kBytes];
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// A message, or a part of one.
+// The header of a message or of a part of one.
 struct RingRecord {
   uint32_t bytes = 0;
   uint32_t more = 0;   // another part follows
-  uint64_t after = 0;  // how many frames of the socket come before it
+  uint64_t after = 0;  // how many frames of the socket precede it
 };
-// Of one record: four of the largest fit, so that sender and receiver work side by side.
+// The most bytes of one record. Four of the largest records fit, so that sender and receiver can
+// work in parallel.
 inline constexpr size_t kMaxRecordBytes = RingMemory::kBytes / 4 - sizeof(RingRecord);
 
 class RingSender {
@@ -45,14 +48,14 @@ class RingSender {
   RingSender() = default;
   explicit RingSender(RingMemory* memory) : memory_(memory) {}
 
-  // False: no room; the receiver rings once there is some. `body` has at most kMaxRecordBytes.
+  // False: no space; the receiver rings once there is some. `body` has at most kMaxRecordBytes.
   bool Push(uint64_t after, bool more, std::string_view body);
-  // After Push: the receiver sleeps, ring its bell.
+  // Call it after Push. True: the receiver sleeps, so ring its bell.
   bool BellDue();
 
  private:
   void Copy(uint64_t at, std::string_view bytes);
-  bool HasRoom(uint64_t bytes);
+  bool HasSpace(uint64_t bytes);
 
   RingMemory* memory_ = nullptr;
   uint64_t head_ = 0;
@@ -67,14 +70,14 @@ class RingReceiver {
   explicit RingReceiver(RingMemory* memory) : memory_(memory) {}
 
   bool filled() const { return memory_->head.load(std::memory_order_relaxed) != tail_; }
-  // The record in front, which stays there until Pop. kDamaged: the sender broke the rules.
+  // The record at the front, which stays there until Pop. kDamaged: the sender broke the rules.
   Got Peek(RingRecord& record) const;
-  // Copies its body out and gives its room back. `body` has room for kMaxRecordBytes.
+  // Copies the record's body out and frees its space. `body` must have space for kMaxRecordBytes.
   void Pop(const RingRecord& record, std::span<std::byte> body);
-  // After Pop: the sender waits for room, ring its bell.
+  // Call it after Pop. True: the sender waits for space, so ring its bell.
   bool BellDue();
 
-  // From now on the sender rings. False: there is something already.
+  // From now on the sender rings the bell. False: the ring already holds something.
   bool Arm();
   void Disarm();
 

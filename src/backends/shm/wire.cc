@@ -7,10 +7,10 @@
 namespace kvxfer::shm {
 namespace {
 
-// Longest abstract name that fits sockaddr_un beside its leading zero byte.
+// The longest abstract name that fits sockaddr_un after its leading zero byte.
 constexpr size_t kMaxSocketName = 106;
 
-// The number at the front of `text` up to `end` (or the end of text), which is consumed too.
+// Takes the number at the front of `text`, up to `end` or the end of the text, and consumes both.
 template <typename Number>
 bool TakeNumber(std::string_view& text, char end, Number& out) {
   const char* const last = text.data() + text.size();

@@ -1,20 +1,20 @@
-// What shm backends tell each other: addresses and keys (text, inside metadata), and the frames on
-// the socket of one connection. Frames never leave the host: plain structs in host byte order.
+// What shm backends send each other: addresses and keys (text, in metadata), and the frames on the
+// socket of one connection. "Dialler" is the connecting side, "acceptor" the accepting side.
 //
-//   dialler → acceptor   kDial      first; who dials
-//   acceptor → dialler   kOffer     first, when authorised: the probe words, and a probe memfd
+//   dialler → acceptor   kDial      first; which process connects
+//   acceptor → dialler   kOffer     first, once authorised: the probe words and a probe memfd
 //   acceptor → dialler   kFile      one memfd; all of them right after kOffer, later ones at once
-//   acceptor → dialler   kForget    that memfd has no registration any more
-//   dialler → acceptor   kRing      a memfd with two RingMemory (ring.h): the dialler's, which it
-//                                   sends through, then the acceptor's
+//   acceptor → dialler   kForget    that memfd no longer has a registration
+//   dialler → acceptor   kRing      a memfd with two RingMemory (ring.h): first the one that the
+//                                   dialler sends through, then the one for the acceptor
 //   both                 kBell      an eventfd that wakes the sender of this frame; from the
-//                                   acceptor it also means that it has mapped the rings. Messages
-//                                   to the sender of it may go through its ring from then on
+//                                   acceptor it also means that the rings are mapped there. From
+//                                   then on messages to the sender of it may go through its ring
 //   both                 kMessage   one part of an agent's message; `more`: another part follows.
-//                                   None after the first one that went through a ring
-//   both                 kBye       why the sender closes, text; nothing follows
+//                                   None after the first message that went through a ring
+//   both                 kBye       why the sender closes, as text; nothing follows
 //
-// Pure. Decoding never trusts a length.
+// Thread-safety: pure functions. Decoding never trusts a length.
 
 #ifndef KVXFER_BACKENDS_SHM_WIRE_H_
 #define KVXFER_BACKENDS_SHM_WIRE_H_
@@ -29,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::shm {
 
@@ -42,16 +43,16 @@ struct Address {
 std::string Encode(const Address& address);
 absl::StatusOr<Address> DecodeAddress(std::string_view text);
 
-// Registration::Key(): "mapped:<file>:<offset>" or "attached".
+// The text of Registration::Key(): "mapped:<file>:<offset>" or "attached".
 struct RegionKey {
   bool mapped = false;
   uint64_t file = 0;    // FileBody::id
-  uint64_t offset = 0;  // of the region in that file, bytes
+  uint64_t offset = 0;  // of the region in that file, in bytes
 };
 std::string Encode(const RegionKey& key);
 absl::StatusOr<RegionKey> DecodeKey(std::string_view text);
 
-// Whether a process at `there` can be a peer of one at `here`. Unavailable says why not.
+// OK: a process at `there` can be a peer of one at `here`. Unavailable: why not.
 absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there);
 
 enum class FrameType : uint32_t {
@@ -79,35 +80,49 @@ struct DialBody {
 
 struct OfferBody {
   uint64_t probe_address = 0;  // of two u64: one to read, one to write
-  uint64_t probe_value = 0;    // what the first holds, as long as the connection lives
+  uint64_t probe_value = 0;    // what the first word holds while the connection exists
   uint64_t mapped_value = 0;   // the first u64 of the probe memfd
   uint32_t dumpable = 0;       // PR_GET_DUMPABLE of the acceptor
-  uint32_t reserved = 0;
 };
 
 struct FileBody {
   uint64_t id = 0;
-  int32_t error = 0;  // errno of sending: no descriptor comes along
-  uint32_t reserved = 0;
+  int32_t error = 0;  // errno of the failed send: no descriptor is attached
 };
 
 struct ForgetBody {
   uint64_t id = 0;
 };
 
-template <typename Body>
-std::string_view AsBytes(const Body& body) {
-  static_assert(std::is_trivially_copyable_v<Body>);
-  return {reinterpret_cast<const char*>(&body), sizeof(body)};
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, FrameHeader> header) {
+  wire::EnumField(io, "type", header.type, 0, UINT32_MAX);  // an unknown one is out of place
+  io.Int("more", header.more);
 }
-
-template <typename Body>
-std::optional<Body> FromBytes(std::string_view bytes) {
-  static_assert(std::is_trivially_copyable_v<Body>);
-  if (bytes.size() != sizeof(Body)) return std::nullopt;
-  Body body;
-  std::memcpy(&body, bytes.data(), sizeof(body));
-  return body;
+inline constexpr size_t kFrameHeaderBytes = 8;
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, DialBody> dial) {
+  io.Int("version", dial.version);
+  io.Int("pid", dial.pid);
+  io.Int("start_time", dial.start_time);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, OfferBody> offer) {
+  io.Int("probe_address", offer.probe_address);
+  io.Int("probe_value", offer.probe_value);
+  io.Int("mapped_value", offer.mapped_value);
+  io.Int("dumpable", offer.dumpable);
+  io.Reserved(4);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, FileBody> file) {
+  io.Int("id", file.id);
+  io.Int("error", file.error);
+  io.Reserved(4);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, ForgetBody> forget) {
+  io.Int("id", forget.id);
 }
 
 }  // namespace kvxfer::shm

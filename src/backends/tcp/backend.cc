@@ -1,3 +1,5 @@
+// TcpBackend: listening, connecting, and its turns in Poll.
+
 #include "src/backends/tcp/backend.h"
 
 #include <algorithm>
@@ -10,13 +12,14 @@ namespace kvxfer::tcp {
 namespace {
 
 constexpr size_t kScratchBytes = 256 * 1024;
-// So many times in vain, and nothing is expected any more.
+// After this many peeks in vain no further message is expected.
 constexpr uint32_t kMaxPeeks = 1024;
 
 }  // namespace
 
-TcpBackend::TcpBackend(const BackendContext& context)
+TcpBackend::TcpBackend(const BackendContext& context, TcpOptions options)
     : options_(context.options),
+      tcp_(std::move(options)),
       incarnation_(context.incarnation),
       host_(context.host),
       metadata_(context.metadata) {
@@ -24,18 +27,16 @@ TcpBackend::TcpBackend(const BackendContext& context)
                    .rail_keeps_order = true,
                    .rails_fail_alone = true,
                    .needs_remote_cpu = true,
+                   .serves_metadata = true,
                    .max_op_bytes = kMaxFrameBytes,
                    .max_op_runs = kMaxFrameRuns,
                    .max_message_bytes = kMaxMessageBytes};
 }
 
 absl::StatusOr<std::unique_ptr<TcpBackend>> TcpBackend::Create(const BackendContext& context) {
-  const AgentOptions& options = context.options;
-  if (options.tcp_streams < 1 || options.tcp_streams > kMaxRails) {
-    return absl::InvalidArgumentError(absl::StrCat("`tcp_streams` (KVXFER_TCP_STREAMS) is ",
-                                                   options.tcp_streams, "; it must be 1 to 16"));
-  }
-  std::unique_ptr<TcpBackend> backend(new TcpBackend(context));
+  absl::StatusOr<TcpOptions> options = ReadOptions<TcpOptions>("tcp", context.options);
+  if (!options.ok()) return options.status();
+  std::unique_ptr<TcpBackend> backend(new TcpBackend(context, *std::move(options)));
   absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
   if (!reactor.ok()) return reactor.status();
   backend->reactor_ = *std::move(reactor);
@@ -55,13 +56,13 @@ absl::Status TcpBackend::Listen() {
       net::Advertised(options_, listeners_.front()->address());
   if (!advertised.ok()) return advertised.status();
   advertised_ = *std::move(advertised);
-  absl::StatusOr<std::vector<LocalAddress>> local = ResolveLocal(options_.tcp_addresses, Sysfs());
+  absl::StatusOr<std::vector<LocalAddress>> local = ResolveLocal(tcp_.addresses, Sysfs());
   if (!local.ok()) return local.status();
   local_ = *std::move(local);
   for (const LocalAddress& address : local_) {
     listener = net::Listener::Create(reactor_.get(), this, address.at);
     if (!listener.ok()) {
-      return Annotate(listener.status(), "`tcp_addresses` (KVXFER_TCP_ADDRESSES)");
+      return Annotate(listener.status(), "`tcp.addresses` (KVXFER_TCP_ADDRESSES)");
     }
     listeners_.push_back(*std::move(listener));
   }
@@ -69,7 +70,7 @@ absl::Status TcpBackend::Listen() {
 }
 
 TcpBackend::~TcpBackend() {
-  // Endpoints that were never handed out go with the events that hold them.
+  // Endpoints that were never reported are destroyed with their events.
   half_open_.clear();
   sink_.TakeQueue().clear();
   for (Link* link : links_) link->Detach();
@@ -86,7 +87,7 @@ std::string TcpBackend::Address() const {
 absl::Status TcpBackend::Reachable(std::string_view address, const HostIdentity& host) const {
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
   if (!peer.ok()) return peer.status();
-  return Paths::Plan(local_, *peer, options_.tcp_streams).status();
+  return Paths::Plan(local_, *peer, tcp_.streams).status();
 }
 
 std::string TcpBackend::ListenAddress() const { return listeners_.front()->address().ToString(); }
@@ -104,7 +105,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view a
                                                               const HostIdentity& host) {
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
   if (!peer.ok()) return peer.status();
-  absl::StatusOr<Paths> paths = Paths::Plan(local_, *peer, options_.tcp_streams);
+  absl::StatusOr<Paths> paths = Paths::Plan(local_, *peer, tcp_.streams);
   if (!paths.ok()) return paths.status();
   auto link = std::make_unique<Link>(this, *std::move(peer), *std::move(paths));
   links_.push_back(link.get());
@@ -175,6 +176,8 @@ void TcpBackend::Peek() {
 
 void TcpBackend::WorkLinks() {
   const size_t count = active_.size();
+  // Another link goes first in each Poll. When the sink is full, the links that are left keep their
+  // work.
   const size_t first = turn_++;
   for (size_t i = 0; i < count && !sink_.full(); ++i) active_[(first + i) % count]->Work();
   std::erase_if(active_, [](Link* link) {
@@ -207,9 +210,11 @@ void TcpBackend::OnDeadlines() {
   const auto late = [now](const Link* link) {
     return link->deadline() && *link->deadline() <= now;
   };
+  // A copy, because OnDeadline may change waiting_.
   for (Link* link : std::vector<Link*>(waiting_)) {
     if (late(link)) link->OnDeadline();
   }
+  // A link that went down before it was reported belongs to no agent.
   std::erase_if(half_open_, [](const auto& link) { return link->down(); });
   lingering_.OnDeadline(now);
   handouts_.OnDeadline(now);

@@ -1,7 +1,7 @@
-// The tcp backend: a listener, links to peers, local regions, and one epoll set for all of them.
+// The tcp backend: listeners, links to peers, local regions, and one epoll set for all sockets.
 //
-// Lifetime: endpoints and registrations may outlive it; they are then of no use.
-// Thread-safety: none but that of kvxfer::Backend.
+// Lifetime: endpoints and registrations may outlive it; they then do nothing.
+// Thread-safety: none, see kvxfer/backend.h.
 
 #ifndef KVXFER_BACKENDS_TCP_BACKEND_H_
 #define KVXFER_BACKENDS_TCP_BACKEND_H_
@@ -18,6 +18,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/link.h"
 #include "src/backends/tcp/local_addresses.h"
+#include "src/backends/tcp/options.h"
 #include "src/transport/event_sink.h"
 #include "src/transport/handouts.h"
 #include "src/transport/listener.h"
@@ -54,14 +55,14 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   const AgentOptions& options() const { return options_; }
   // Counts the calls of Poll.
   uint64_t poll_number() const { return poll_number_; }
-  // For the length of one system call: bytes that must not land, and those of short runs, which go
-  // through it together.
+  // A buffer for one system call: for bytes that must not be written to memory, and for short runs
+  // that go through it together.
   std::span<std::byte> scratch();
   void Activate(Link* link);
   void Forget(Link* link);
-  // Its deadline has come nearer.
+  // The link's deadline has come nearer.
   void Watch(Link* link);
-  // A message came over it: another may, soon.
+  // A message has arrived over `link`: another one may follow soon.
   void Expect(Link* link) {
     expected_ = link;
     peeks_ = 0;
@@ -69,7 +70,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   void Linger(net::Fd control, std::vector<net::Fd> data, std::string queued);
 
  private:
-  explicit TcpBackend(const BackendContext& context);
+  TcpBackend(const BackendContext& context, TcpOptions options);
 
   absl::Status Listen();
   bool ListenersHaveWork() const;
@@ -83,6 +84,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   void SetTimer() { reactor_->SetTimer(NextDeadline()); }
 
   const AgentOptions options_;
+  const TcpOptions tcp_;
   const Incarnation incarnation_;
   const HostIdentity host_;
   const std::function<std::shared_ptr<const std::string>()> metadata_;
@@ -93,20 +95,21 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
     for (Link* link : links_) link->OnRegionClosed(region);
   }};
   std::vector<net::SocketAddress> advertised_;
-  std::vector<LocalAddress> local_;  // for data streams
+  std::vector<LocalAddress> local_;  // that data streams are bound to
   uint64_t poll_number_ = 0;
   std::unique_ptr<std::byte[]> scratch_;
 
-  std::vector<Link*> links_;                      // all that are not destroyed
-  std::vector<Link*> active_;                     // those with work, perhaps
-  std::vector<Link*> waiting_;                    // those that may have a deadline
-  size_t turn_ = 0;                               // which of active_ goes first
-  Link* expected_ = nullptr;                      // brought the last message
-  uint32_t peeks_ = 0;                            // since then
-  std::vector<std::unique_ptr<Link>> half_open_;  // accepted and not yet reported, oldest first
+  std::vector<Link*> links_;                      // all links that are not destroyed
+  std::vector<Link*> active_;                     // links that may have work
+  std::vector<Link*> waiting_;                    // links that may have a deadline
+  size_t turn_ = 0;                               // the link in active_ that goes first
+  Link* expected_ = nullptr;                      // the link that brought the last message
+  uint32_t peeks_ = 0;                            // calls of Peek since then
+  std::vector<std::unique_ptr<Link>> half_open_;  // accepted and not reported yet, oldest first
   net::Lingerers lingering_;
   net::Handouts handouts_;
-  // That of `listen`, then one for each of local_. Last: they hand over to what is above.
+  // The listener for `listen`, then one for each of local_. Declared last, so destroyed first:
+  // listeners pass sockets to the members above.
   std::vector<std::unique_ptr<net::Listener>> listeners_;
 };
 

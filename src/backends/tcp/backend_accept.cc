@@ -1,4 +1,4 @@
-// Streams that come in become links, or join one.
+// TcpBackend: incoming streams become links or join one.
 
 #include <algorithm>
 #include <utility>
@@ -17,11 +17,11 @@ void TcpBackend::OnPreamble(net::Fd fd, const Preamble& preamble, const std::str
   if (preamble.version != kStreamVersion) {
     Log(LogLevel::kDebug, "tcp: {} speaks version {} of the tcp streams, we {}", from,
         preamble.version, kStreamVersion);
-    net::Answer(fd, {.verdict = Verdict::kWrongVersion});
+    net::Answer(fd, {.code = WelcomeCode::kWrongVersion});
     reactor_->Remove(fd.get());
   } else if (preamble.service == net::Service::kMetadata) {
     OnMetadataPreamble(std::move(fd), from);
-  } else if (preamble.service != net::Service::kTcp) {
+  } else if (preamble.service != kService) {
     reactor_->Remove(fd.get());
   } else if (preamble.role == Role::kControl) {
     OnControlPreamble(std::move(fd), preamble, from);
@@ -32,12 +32,14 @@ void TcpBackend::OnPreamble(net::Fd fd, const Preamble& preamble, const std::str
 
 void TcpBackend::OnControlPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) {
   if (preamble.target != incarnation_) {
-    net::Answer(fd, {.verdict = Verdict::kWrongIncarnation});
+    net::Answer(fd, {.code = WelcomeCode::kWrongIncarnation});
     reactor_->Remove(fd.get());
     return;
   }
   const LinkId id = Incarnation::Random().bytes;
-  net::Answer(fd, {.verdict = Verdict::kJoin, .link = id});
+  net::Answer(fd, {.code = WelcomeCode::kJoin, .link = id});
+  // Beyond the limit the oldest half-open link goes, so that peers that never join cannot exhaust
+  // memory.
   if (half_open_.size() >= kMaxHalfOpen) half_open_.erase(half_open_.begin());
   half_open_.push_back(std::make_unique<Link>(this, std::move(fd), from, preamble.rails, id));
   links_.push_back(half_open_.back().get());
@@ -48,11 +50,15 @@ void TcpBackend::OnDataPreamble(net::Fd fd, const Preamble& preamble) {
   const auto it = std::ranges::find_if(links_, [&](const Link* link) {
     return !link->connecting() && link->id() == preamble.link && link->rails() == preamble.rails;
   });
+  // A data stream for a link that is gone, or of another incarnation, gets no answer: its peer sees
+  // the close.
   if (it == links_.end() || preamble.target != incarnation_ || !(*it)->Join(preamble, &fd)) {
     reactor_->Remove(fd.get());
     return;
   }
   Link* const link = *it;
+  // The first data stream makes the link usable: report it to the agent, which owns it from here
+  // on.
   if (!link->joining()) return;
   const auto half =
       std::ranges::find(half_open_, link, [](const auto& each) { return each.get(); });
@@ -63,17 +69,16 @@ void TcpBackend::OnDataPreamble(net::Fd fd, const Preamble& preamble) {
 
 void TcpBackend::OnMetadataPreamble(net::Fd fd, const std::string& from) {
   std::shared_ptr<const std::string> metadata;
-  Verdict verdict = Verdict::kNotServed;
-  if (metadata_ && !handouts_.MakeRoom(Now())) {
-    verdict = Verdict::kBusy;
+  WelcomeCode code = WelcomeCode::kNotServed;
+  if (metadata_ && !handouts_.MakeSpace(Now())) {
+    code = WelcomeCode::kBusy;
   } else if (metadata_) {
     metadata = metadata_();
-    verdict = metadata == nullptr ? Verdict::kClosing : Verdict::kJoin;
+    code = metadata == nullptr ? WelcomeCode::kClosing : WelcomeCode::kJoin;
   }
-  Log(LogLevel::kDebug, "tcp: metadata asked for by {}: verdict {}", from,
-      static_cast<int>(verdict));
+  Log(LogLevel::kDebug, "tcp: metadata asked for by {}: verdict {}", from, static_cast<int>(code));
   if (metadata == nullptr) {
-    net::Answer(fd, {.verdict = verdict});
+    net::Answer(fd, {.code = code});
     reactor_->Remove(fd.get());
     return;
   }

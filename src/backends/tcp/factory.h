@@ -9,8 +9,8 @@
 
 namespace kvxfer {
 
-// Listens at once, and may block on DNS for the names in `listen` and `advertise`.
-// InvalidArgument: an option does not parse; FailedPrecondition: the address is in use.
+// Starts listening at once, and may block on DNS for names in `listen` and `advertise`.
+// InvalidArgument: an option does not parse. FailedPrecondition: the address is in use.
 absl::StatusOr<std::unique_ptr<Backend>> MakeTcpBackend(const BackendContext& context);
 
 }  // namespace kvxfer

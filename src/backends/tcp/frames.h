@@ -1,4 +1,4 @@
-// The data frames of the tcp backend's streams, whose beginnings src/transport/hello.h has;
+// The data frames of the tcp backend. src/transport/hello.h defines how a stream begins, and
 // docs/wire-format-tcp.md has the tables. Little-endian, except immediates. Decoding never trusts a
 // length.
 //
@@ -35,14 +35,17 @@ using net::kWelcomeBytes;
 using net::LinkId;
 using net::Preamble;
 using net::Role;
-using net::Verdict;
 using net::Welcome;
+using net::WelcomeCode;
 
-// Bounds of one data frame.
+// This backend's number in preambles.
+inline constexpr net::Service kService{0};
+
+// Limits of one data frame.
 inline constexpr size_t kMaxFrameBytes = 1024 * 1024;
 inline constexpr size_t kMaxFrameRuns = 1024;
 
-// Bounds of a write that travels on the control stream.
+// Limits of a write that is sent on the control stream.
 inline constexpr size_t kMaxInlineBytes = 16 * 1024;
 inline constexpr size_t kMaxInlineRuns = 64;
 
@@ -55,18 +58,18 @@ enum class FrameKind : uint8_t {
 struct FrameHead {
   FrameKind kind = FrameKind::kWrite;
   uint16_t runs = 0;
-  uint32_t bytes = 0;  // of the payload (of a read request: asked for)
+  uint32_t bytes = 0;  // of the payload; of a read request: the bytes it asks for
   uint64_t transfer = 0;
-  uint64_t number = 0;  // of a read, counted by the side that asks; of an inline write, its rail
+  uint64_t number = 0;  // of a read: counted by the side that asks; of an inline write: its rail
 };
 inline constexpr size_t kFrameHeadBytes = 32;
 
-// Behind the head, as many as it says.
+// As many of these follow the head as it says.
 using net::DecodeWireRun;
 using net::kWireRunBytes;
 using net::WireRun;
 
-// A void frame counts for nothing: its sender gave up after it had begun.
+// A void frame has no effect: its sender gave up after the frame had begun.
 struct Trailer {
   bool valid = false;
   bool has_immediate = false;
@@ -74,11 +77,11 @@ struct Trailer {
 };
 inline constexpr size_t kTrailerBytes = 8;
 
-// Accepting side, on the control stream: its end of a rail is closed, in that life.
+// Sent by the accepting side on the control stream: its end of `rail` is closed, in that life.
 struct RailLost {
   uint8_t rail = 0;
   uint32_t life = 0;
-  std::string why{};  // for a person
+  std::string why{};  // text for people
 };
 inline constexpr size_t kMaxLostText = 512;
 
@@ -86,7 +89,7 @@ void Encode(const FrameHead& head, std::span<std::byte, kFrameHeadBytes> out);
 void Encode(const Trailer& trailer, std::span<std::byte, kTrailerBytes> out);
 std::string Encode(const RailLost& lost);
 
-// Behind a fence on the control stream: for each rail the last life that may have carried the
+// Follows a fence on the control stream: for each rail, the last life that may have carried the
 // transfer.
 inline constexpr size_t kLifeBytes = 4;
 void EncodeLife(uint32_t life, std::span<std::byte, kLifeBytes> out);

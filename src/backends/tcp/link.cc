@@ -1,4 +1,4 @@
-// A link's life after it is up: its turns, what it is asked by the agent, and its end.
+// Link: its turns once it is up, the agent's calls, and its end.
 
 #include "src/backends/tcp/link.h"
 
@@ -13,16 +13,16 @@
 namespace kvxfer::tcp {
 namespace {
 
-// Bytes a data stream moves in one turn. Receiving has less: with many peers at once it is what
-// keeps Poll from everything else.
+// How many bytes a data stream moves in one turn. Receiving has less, because with many peers it is
+// what delays everything else in Poll.
 constexpr size_t kSendTurnBytes = 4 * 1024 * 1024;
 constexpr size_t kReceiveTurnBytes = 2 * 1024 * 1024;
-// So many Polls in a row may leave the data streams alone because messages came in.
+// How many Polls in a row may leave the data streams unread because messages arrived.
 constexpr uint32_t kMaxPassedOver = 4;
-// From the control stream's preamble until a data stream has joined: as long as an attempt to
-// connect has, but the peer's patience may be longer than ours.
+// The time from the control stream's preamble until a data stream has joined. At least 2 s, because
+// the peer's connect_timeout may be longer than this side's.
 constexpr Duration kJoinTimeout = std::chrono::seconds(2);
-// Post copies at most this much itself; the rest waits for Poll.
+// How many bytes Post sends itself; the rest waits for Poll.
 constexpr size_t kInlineBytes = 64 * 1024;
 
 std::vector<std::unique_ptr<Rail>> MakeRails(Link* link, uint32_t count) {
@@ -44,7 +44,7 @@ Link::Link(TcpBackend* backend, net::PeerAddress peer, Paths paths)
       rails_(MakeRails(this, static_cast<uint32_t>(paths_->rails()))),
       fences_(1) {
   for (size_t i = 0; i < rails_.size(); ++i) dials_.push_back({.pair = paths_->planned(i)});
-  dialler_.emplace("tcp peer", std::move(peer), net::Service::kTcp, rails(),
+  dialler_.emplace("tcp peer", std::move(peer), kService, rails(),
                    backend->options().connect_timeout, &control_);
 }
 
@@ -61,6 +61,7 @@ Link::Link(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rail
       join_by_(deadline_),
       rails_(MakeRails(this, rails)),
       fences_(rails + 1) {
+  // No data stream has joined yet, so a fence need not wait for their markers.
   for (uint32_t i = 0; i < rails; ++i) fences_.Close(i);
   control_.Adopt(std::move(control));
 }
@@ -136,14 +137,16 @@ size_t Link::Post(std::span<const Op> ops) {
     }
     Rail& rail = *rails_[op.rail];
     if (!up() || !rail.up()) break;
+    // A small write may share the control stream with the message that follows it.
     if (op.sole && PostInline(op)) {
       ++accepted;
       continue;
     }
-    if (!rail.HasRoom()) break;
+    if (!rail.HasSpace()) break;
     rail.Push(op);
     ++accepted;
     Activate();
+    // Small ops leave at once; a large backlog is left to Poll, so that Post stays short.
     const uint64_t queued = rail.queued_bytes();
     if (queued > inline_left || !rail.CanSend()) continue;
     if (absl::Status sent = rail.Send(inline_left); !sent.ok()) RailFailed(op.rail, sent);
@@ -156,7 +159,7 @@ bool Link::HasWork() const {
   if (down() || (!up() && !connecting())) return false;
   if (state_ == State::kDialling) return dialler_->HasWork();
   if (control_.sending() && control_.writable()) return true;
-  // What comes behind `ready` waits until the link is up.
+  // What follows `ready` waits until the link is up.
   const bool hears = !(HoldsInline() || (joining() && ready_));
   if (hears && (control_.readable() || control_.HasFrame())) return true;
   for (const auto& rail : rails_) {
@@ -182,8 +185,9 @@ void Link::Work() {
 void Link::WorkUp() {
   if (connecting()) WorkDialling();
   if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent, "control stream");
-  // Messages without end must not hold data up for ever: one read of a stream, unseen what they
-  // say. An abort among them is answered after it, so nothing lands behind an answer.
+  // Endless messages must not delay data for ever: after kMaxPassedOver Polls, one read of a data
+  // stream comes before the messages. An abort that is among them is answered after that read, so
+  // nothing is written after the answer.
   if (passed_over_ >= kMaxPassedOver) {
     passed_over_ = 0;
     landing_due_ = true;
@@ -195,6 +199,7 @@ void Link::WorkUp() {
       std::ranges::any_of(rails_, [](const auto& rail) { return rail->CanReceive(); });
   const Control control = ReceiveControl(lands);
   if (control == Control::kDown) return;
+  // Sending goes on when messages have arrived; only receiving waits until the agent has seen them.
   SendRails();
   if (up() && control == Control::kQuiet) ReceiveRails();
   passed_over_ = control == Control::kQuiet ? 0 : passed_over_ + 1;
@@ -215,6 +220,7 @@ void Link::ReceiveRails() {
   if (!authorized_) return;
   for (size_t i = 0; i < rails_.size() && up() && !sink().full(); ++i) {
     Rail& rail = *rails_[(turn_ + i) % rails_.size()];
+    // The agent must see a message before later data is written to memory.
     if (message_poll_ == backend_->poll_number()) return;
     if (!rail.CanReceive()) continue;
     if (absl::Status got = rail.Receive(kReceiveTurnBytes); !got.ok()) {
@@ -241,6 +247,7 @@ void Link::OnRegionClosed(const net::Region* region) {
   for (const auto& rail : rails_) {
     if (!up()) return;
     if (rail->ReleaseRegion(region)) continue;
+    // The agent closes a region only once its peers have said that they write no more to it.
     Fail(absl::FailedPreconditionError("a region was deregistered while the peer wrote to it"),
          absl::StrCat("data stream ", rail->index()));
   }
@@ -265,8 +272,10 @@ void Link::Down(absl::Status why, bool tell) {
   for (const auto& rail : rails_) rail->CancelOps(0, cause_);
   if (tell && was_up) {
     const std::string reason = ForPeer(ToStd(cause_.message()));
-    // An error here is the end too.
+    // If this fails, the connection is over anyway.
     control_.Push(ControlKind::kClosing, std::as_bytes(std::span(reason))).IgnoreError();
+    // The sockets linger: closing them now would reset them, and the reset would overtake the
+    // reason.
     std::vector<net::Fd> data;
     for (const auto& rail : rails_) data.push_back(rail->Release());
     std::string queued = control_.TakeQueued();

@@ -1,15 +1,15 @@
-// A connection to one peer: one control stream and `rails` data streams.
+// A connection to one peer: one control stream and rails() data streams.
 //
-// Life, connecting side: kDialling (until the control stream is welcomed), kJoining (data streams
-// join), kUp, kDown. Accepting side: kJoining,
-// kUp, kDown; it belongs to the backend until it is up, then to the agent.
-// Nothing lands and nothing is read from local memory once it is kDown.
+// States on the connecting side: kDialling (until the control stream is welcomed), kJoining (data
+// streams join), kUp, kDown. States on the accepting side: kJoining, kUp, kDown; the link belongs
+// to the backend until it is up, then to the agent. Once it is kDown, it no longer writes or reads
+// local memory.
 //
-// A data stream that breaks takes only its rail out of use; the control stream, and whatever breaks
-// the protocol, takes the link down. Closing the socket is the fence of a rail: at the accepting
-// side nothing lands from it any more, whatever is on the way.
+// A data stream that breaks takes only its rail out of use. The end of the control stream, or a
+// violation of the protocol on any stream, takes the link down. Closing the socket is the fence of
+// a rail: afterwards the accepting side writes nothing that is still under way on it.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_TCP_LINK_H_
 #define KVXFER_BACKENDS_TCP_LINK_H_
@@ -41,7 +41,7 @@ class TcpBackend;
 
 class Link final : public Endpoint, public net::StreamOwner {
  public:
-  // Connecting side; call Dial next.
+  // Connecting side. Call Dial next.
   Link(TcpBackend* backend, net::PeerAddress peer, Paths paths);
   // Accepting side, with the control stream's socket, which is watched already.
   Link(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rails, LinkId id);
@@ -64,26 +64,27 @@ class Link final : public Endpoint, public net::StreamOwner {
 
   // --- for the backend ---
   void Dial();
-  // Accepting side: takes the socket of the data stream that `preamble` names, watched already.
-  // False: it is not of this link, or of a life that is over, and `*fd` is left alone.
+  // Accepting side: takes the socket of the data stream that `preamble` names, which is watched
+  // already. False: the stream belongs to another link or to an earlier life, and `*fd` is left
+  // alone.
   bool Join(const Preamble& preamble, net::Fd* fd);
   bool joining() const { return state_ == State::kJoining; }
-  // The first data stream has joined: tells the peer; the caller reports it to the agent.
+  // The first data stream has joined: notifies the peer. The caller reports the link to the agent.
   void GoUp();
-  // One turn: a bounded amount of all there is to do.
+  // One turn: a bounded amount of all work that is due.
   void Work();
   bool HasWork() const;
-  // Reads the control stream, unless what it brought before is not seen to yet.
+  // Reads the control stream, unless frames that it brought earlier are not handled yet.
   void Peek();
   std::optional<Time> deadline() const { return deadline_; }
   void OnDeadline();
   void OnRegionClosed(const net::Region* region);
-  // The backend goes first.
+  // The backend is being destroyed first.
   void Detach();
   const LinkId& id() const { return id_; }
   bool down() const { return state_ == State::kDown; }
-  bool active = false;  // in the backend's list of links with work
-  bool timed = false;   // in its list of links that may have a deadline
+  bool active = false;  // in the backend's active_
+  bool timed = false;   // in the backend's waiting_
 
   // --- for the streams ---
   bool up() const { return state_ == State::kUp; }
@@ -93,13 +94,13 @@ class Link final : public Endpoint, public net::StreamOwner {
   net::RegionMap& regions();
   std::span<std::byte> scratch();
   void Activate() override;
-  // Looks at the control stream's socket. False: messages came in (or the link went down), and the
-  // agent must see them before more lands.
+  // Reads the control stream. False: messages arrived, or the link went down. The agent must see
+  // the messages before more data is written to memory.
   bool ControlIsQuiet();
-  // Bytes left whose acknowledgement is to be seen to; returns what time it is.
+  // Bytes were sent whose acknowledgements must be watched. Returns the current time.
   Time WatchAcknowledgements();
   bool IsFenced(uint64_t transfer) const { return fences_.IsFenced(transfer); }
-  // `rail`: rails() for the control stream, whose marker has the lives of the others.
+  // `rail`: rails() for the control stream, whose marker names the lives of the others (`through`).
   void OnMarker(uint64_t transfer, uint32_t rail, std::span<const uint32_t> through = {});
   void OnImmediate(uint32_t rail, uint32_t immediate);
   void OnCompletion(uint64_t op, uint32_t rail, absl::Status status);
@@ -107,26 +108,26 @@ class Link final : public Endpoint, public net::StreamOwner {
  private:
   enum class Side : uint8_t { kConnecting, kAccepting };
   enum class State : uint8_t { kDialling, kJoining, kUp, kDown };
-  // What the connecting side knows of the making of one rail.
+  // What the connecting side knows about one rail's connection attempts.
   struct RailDial {
     RailPair pair{};
-    std::vector<RailPair> silent{};  // pairs that did not answer before it was up at all
+    std::vector<RailPair> silent{};  // pairs that did not answer before the rail was first up
     bool was_up = false;
     bool settled = false;            // it was up, or every pair was tried
-    uint32_t failures = 0;           // attempts in a row
-    uint32_t in_vain = 0;            // lives in a row that carried nothing of what they were given
-    bool unheard = false;            // the last one ended with too little to count among those
-    absl::Status why{};              // it is not up
-    Time began{};                    // the attempt at hand
-    Duration took{};                 // to connect, when that went well last; 0: it never did
-    std::optional<Time> deadline{};  // of the attempt, or of the pause before the next
+    uint32_t failures = 0;           // failed attempts in a row
+    uint32_t in_vain = 0;            // lives in a row that carried nothing of their ops
+    bool unheard = false;            // the last life ended with too little data to count as in_vain
+    absl::Status why{};              // why it is not up
+    Time began{};                    // when the current attempt began
+    Duration took{};                 // how long the last successful connect took; 0: none succeeded
+    std::optional<Time> deadline{};  // of the attempt, or of the pause before the next one
   };
 
   std::string Name() const;
   void ReleaseStreams();
-  // Ends the link: completes its ops, tells the agent, and the peer where `tell`.
+  // Ends the link: completes its ops and notifies the agent, and the peer if `tell`.
   void Down(absl::Status why, bool tell);
-  // Down for what a stream said; the peer is told unless it was the network's doing.
+  // Down because of an error on a stream. The peer is notified unless the network failed.
   void Fail(const absl::Status& status, std::string_view stream);
   void Emit(EventKind kind, uint64_t id = 0, absl::Status status = {});
 
@@ -147,7 +148,7 @@ class Link final : public Endpoint, public net::StreamOwner {
   void RailIsUp(uint32_t rail);
   void RailTimers(Time now);
   void CheckAcknowledgements(Time now);
-  // Its stream said `status`: takes the rail out of use, or the link down.
+  // A stream failed with `status`: takes the rail out of use, or the link down.
   void RailFailed(uint32_t rail, const absl::Status& status);
   void DropHungUp();
   void CloseEnd(uint32_t rail, const absl::Status& why);
@@ -169,7 +170,7 @@ class Link final : public Endpoint, public net::StreamOwner {
   absl::Status OnInlineFrame(std::span<const std::byte> frame);
   absl::Status LandInline(const FrameHead& head, std::span<const std::byte> runs,
                           std::span<const std::byte> payload);
-  // A write came on the control stream that must not land yet.
+  // A write arrived on the control stream and must wait until the link is authorised.
   bool HoldsInline() const;
 
   TcpBackend* backend_;
@@ -179,21 +180,21 @@ class Link final : public Endpoint, public net::StreamOwner {
   LinkId id_{};
   bool authorized_;
   bool reported_;                 // the agent knows this endpoint
-  absl::Status cause_;            // of kDown
-  std::optional<Time> deadline_;  // the first of all that there are
+  absl::Status cause_;            // why it is kDown
+  std::optional<Time> deadline_;  // the earliest of all deadlines
   net::ControlStream control_;
   std::optional<net::Dialler> dialler_;  // connecting side
   std::optional<Paths> paths_;           // connecting side
-  std::vector<RailDial> dials_;          // connecting side, of each rail
-  std::optional<Time> join_by_;          // while joining: then it is seen what there is
-  Time give_up_{};                       // and then it is enough
+  std::vector<RailDial> dials_;          // connecting side, for each rail
+  std::optional<Time> join_by_;          // while joining: when to go up with the rails that are up
+  Time give_up_{};                       // while joining: when to give up
   bool ready_ = false;                   // connecting side: the target has reported the link
-  std::optional<Time> look_at_;          // at the acknowledgements
+  std::optional<Time> look_at_;          // when to look at the acknowledgements
   std::vector<std::unique_ptr<Rail>> rails_;
   FenceBook fences_;
-  uint64_t message_poll_ = 0;  // number of the Poll that last reported messages of this link
-  size_t turn_ = 0;            // rail that goes first in the next turn
-  uint32_t passed_over_ = 0;   // Polls in a row in which no data stream was read, for messages
+  uint64_t message_poll_ = 0;  // the Poll that last reported messages of this link
+  size_t turn_ = 0;            // the rail that goes first in the next turn
+  uint32_t passed_over_ = 0;   // Polls in a row in which messages kept data streams unread
   bool landing_due_ = false;   // the next read of a data stream does not ask for messages first
 };
 

@@ -1,4 +1,4 @@
-// How a link comes up, on either side, and its deadlines.
+// Link: how it comes up, on either side, and its deadlines.
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace kvxfer::tcp {
 namespace {
 
-// From when one data stream is up the others have so long before the link is up without them.
+// Once one data stream is up, the others have this long until the link goes up without them.
 constexpr Duration kJoinGrace = std::chrono::milliseconds(200);
 
 }  // namespace
@@ -50,9 +50,9 @@ bool Link::Join(const Preamble& preamble, net::Fd* fd) {
   if (down() || preamble.rail >= rails_.size()) return false;
   Rail& rail = *rails_[preamble.rail];
   if (preamble.life <= rail.life()) return false;
-  // Its initiator has given up the one before.
+  // The initiator has given up the life before this one.
   if (rail.attached()) CloseEnd(preamble.rail, absl::UnavailableError("a later one has come"));
-  net::Answer(*fd, {.verdict = Verdict::kJoin, .link = id_});
+  net::Answer(*fd, {.code = WelcomeCode::kJoin, .link = id_});
   rail.Take(std::move(*fd), preamble.life);
   fences_.Open(preamble.rail, preamble.life);
   Activate();
@@ -66,13 +66,13 @@ void Link::GoUp() {
   deadline_.reset();
   net::SetUserTimeout(control_.fd(), net::Dialler::kUserTimeoutMs);
   net::TuneIfLocal(control_.fd());
-  // A broken stream shows when the control stream is read.
+  // A broken stream is noticed when the control stream is read.
   control_.Push(ControlKind::kReady, {}).IgnoreError();
   Activate();
 }
 
-// Up as soon as no rail's first attempt is outstanding, or `late` with those that are up. Without
-// any it is of no use.
+// Goes up as soon as no rail's first attempt is outstanding; if `late`, with the rails that are up
+// by now. If no rail can be connected, the link goes down.
 void Link::TryGoUp(bool late) {
   if (!joining()) return;
   const bool any = std::ranges::any_of(rails_, [](const auto& rail) { return rail->up(); });
@@ -82,6 +82,8 @@ void Link::TryGoUp(bool late) {
     for (const RailDial& dial : dials_) absl::StrAppend(&why, "; ", dial.why.message());
     return Down(absl::Status(dials_.front().why.code(), why), true);
   }
+  // The target must have reported the link before this side does, so that a message finds an
+  // endpoint.
   if (!any || !ready_) return;
   if (!settled && !late) {
     join_by_ = std::min(*join_by_, Now() + kJoinGrace);
@@ -97,7 +99,8 @@ void Link::OnJoinDeadline() {
   if (side_ == Side::kAccepting) return Down(absl::DeadlineExceededError("never joined"), false);
   TryGoUp(/*late=*/true);
   if (!joining()) return;
-  // Those that were up in time for `kJoinGrace` are not any more; others may yet be.
+  // Rails that were up when kJoinGrace began may be down again; others may still come up until
+  // give_up_.
   if (Now() < give_up_) {
     join_by_ = give_up_;
     return;

@@ -1,7 +1,7 @@
-// Fences of a link: in-band markers on every stream that is up, after which nothing of a transfer
-// follows. The one on the control stream says which lives of the others may have carried it, so
-// that a stream which breaks before its marker is out is not waited for, nor a later one mistaken
-// for it.
+// Link: fences. A fence sends a marker on every stream that is up; nothing of the transfer follows
+// the marker on its stream. The marker on the control stream names, for each rail, the last life
+// that may have carried the transfer. So a stream that breaks before its marker was sent is not
+// waited for, and a later life is not mistaken for it.
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
@@ -24,7 +24,8 @@ void Link::Fence(uint64_t transfer) {
   }
   PushInlineMarker(transfer);
   Activate();
-  // Its ops are over and their memory is let go. The markers may have to wait for the sockets.
+  // The ops are over and their memory is released, so this side is quiet already. The markers may
+  // still wait for the sockets.
   Emit(EventKind::kFenced, transfer);
 }
 

@@ -1,5 +1,5 @@
-// Small writes on the control stream: the bytes, and the message that tells of them, leave with one
-// system call and come in with one.
+// Link: small writes on the control stream. The bytes and the message about them leave with one
+// system call and arrive with one.
 
 #include <array>
 #include <cstring>
@@ -13,11 +13,13 @@
 namespace kvxfer::tcp {
 namespace {
 
-// More than this in the control stream's way goes by the rails, so that messages are not held up.
+// If more than this waits on the control stream, a write goes over its rail, so that messages are
+// not delayed.
 constexpr size_t kMaxInlineQueued = 64 * 1024;
 
-// A peer that is stopped is not one that does not listen: every transfer may end meanwhile, and
-// leave its marker here.
+// A stopped peer is not one that ignores its messages: every transfer may end while it is stopped
+// and leave a marker here. All of these must fit without the peer counting as one that does not
+// read (kMaxUnsent).
 constexpr size_t kMaxMarkerBytes =
     net::kControlHeadBytes + kFrameHeadBytes + kMaxRails * kLifeBytes;
 static_assert(kMaxSessionTransfers * kMaxMarkerBytes + kMaxInlineQueued +
@@ -30,7 +32,8 @@ WireRun RunAt(std::span<const std::byte> runs, size_t i) {
 
 }  // namespace
 
-// The op is over at once, for its bytes are copied. False: it goes by its rail.
+// Copies a small write into the control stream, after which the op is over. False: it must go over
+// its rail.
 bool Link::PostInline(const Op& op) {
   if (op.kind != OpKind::kWrite || op.runs.size() > kMaxInlineRuns) return false;
   size_t bytes = 0;
@@ -82,6 +85,7 @@ void Link::OnInlineMarker(uint64_t transfer, std::span<const std::byte> lives) {
     through[i] = DecodeLife(lives.subspan(i * kLifeBytes).first<kLifeBytes>());
   }
   OnMarker(transfer, rails(), std::span(through).first(rails()));
+  // The control stream's number is rails().
 }
 
 bool Link::HoldsInline() const {
@@ -109,17 +113,18 @@ absl::Status Link::OnInlineFrame(std::span<const std::byte> frame) {
   }
   absl::StatusOr<Trailer> trailer = DecodeTrailer(frame.last<kTrailerBytes>());
   if (!trailer.ok()) return trailer.status();
+  // A fenced write is parsed and dropped: the stream must stay in step.
   if (IsFenced(head->transfer)) return absl::OkStatus();
   const size_t runs = head->runs * kWireRunBytes;
-  absl::Status landed = LandInline(*head, frame.first(runs), frame.subspan(runs, head->bytes));
-  if (!landed.ok()) return landed;
+  absl::Status received = LandInline(*head, frame.first(runs), frame.subspan(runs, head->bytes));
+  if (!received.ok()) return received;
   if (trailer->valid && trailer->has_immediate) {
     OnImmediate(static_cast<uint32_t>(head->number), trailer->immediate);
   }
   return absl::OkStatus();
 }
 
-// Nothing lands before every run has been checked.
+// Checks every run before the first byte is written.
 absl::Status Link::LandInline(const FrameHead& head, std::span<const std::byte> runs,
                               std::span<const std::byte> payload) {
   uint64_t total = 0;

@@ -1,4 +1,4 @@
-// Messages on the control stream of a link.
+// Link: the messages on the control stream.
 
 #include <utility>
 
@@ -11,7 +11,7 @@
 namespace kvxfer::tcp {
 namespace {
 
-// Of one Poll.
+// The most frames that one Poll handles.
 constexpr size_t kMaxControlFrames = 256;
 
 }  // namespace
@@ -33,15 +33,16 @@ bool Link::ControlIsQuiet() {
 
 void Link::Peek() {
   if (!up() || control_.HasFrame()) return;
+  // Without waiting for epoll to report the socket: a spinning driver expects a message here.
   absl::StatusOr<bool> got = control_.Fill();
   if (!got.ok()) return Fail(got.status(), "control stream");
   if (*got) Activate();
 }
 
-// Reports every message that has come in whole, reading the socket at most until there is one, or
-// until so many frames have been handled: of most kinds nobody hears, and a peer may send no other.
-// The buffer that the messages lie in is left alone until the next Poll. `look`: reads also where
-// no event said that there is something to read.
+// Reports every message that has arrived completely. Reads the socket only until there is one, or
+// until kMaxControlFrames frames were handled, because a peer may send nothing but frames that are
+// not reported. The messages stay in the buffer until the next Poll, so it is not read again
+// before. `look`: read the socket even if no event said that it is readable.
 Link::Control Link::ReceiveControl(bool look) {
   if (message_poll_ == backend_->poll_number()) return Control::kMessages;
   for (size_t frames = 0; frames < kMaxControlFrames;) {
@@ -54,13 +55,14 @@ Link::Control Link::ReceiveControl(bool look) {
       if (sink().full()) return Control::kMessages;
       if ((*frame)->kind == ControlKind::kFrame) {
         if (!authorized_) return Control::kQuiet;
-        // Like what comes on the data streams: the agent sees the messages before it first.
+        // Same rule as for data streams: the agent sees messages that came first before a write
+        // takes effect.
         if (message_poll_ == backend_->poll_number()) return Control::kMessages;
       }
       if (OnControlFrame(**frame) == Control::kDown) return Control::kDown;
       control_.Pop(**frame);
       ++frames;
-      // It was `ready`; what comes behind it waits until the link is up.
+      // The frame was `ready`; what follows it waits until the link is up.
       if (joining()) return Control::kMessages;
       continue;
     }

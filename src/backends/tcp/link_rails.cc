@@ -1,4 +1,4 @@
-// Rails that come, fail alone and come back.
+// Link: rails that come up, fail alone, and come back.
 
 #include <algorithm>
 #include <utility>
@@ -13,13 +13,15 @@
 namespace kvxfer::tcp {
 namespace {
 
-// A life that carried nothing has cost its transfers seconds: it counts as so many attempts.
+// A life that carried nothing has cost its transfers seconds, so it counts as several failed
+// attempts.
 constexpr uint32_t kInVainFailures = 3;
-// A kernel answers a connection at once: where one did before, a lost packet, or a path that is not
-// there yet, is not waited for until the kernel tries again (1 s).
+// A kernel answers a connection request at once. If an earlier attempt succeeded, this one need not
+// wait until the kernel repeats a lost packet (1 s): it is given up after kConnectFactor times the
+// earlier duration, but not before kShortestConnect, and tried again.
 constexpr Duration kShortestConnect = std::chrono::milliseconds(250);
 constexpr int kConnectFactor = 8;
-// How often the acknowledgements of what was sent are looked at.
+// How often the acknowledgements of sent data are checked.
 constexpr Duration kLookInterval = std::chrono::milliseconds(500);
 
 }  // namespace
@@ -108,7 +110,7 @@ void Link::WorkDialling() {
     } else if (rail.up()) {
       RailIsUp(i);
     } else if (rail.state() != before) {
-      // Now it is the peer's process that has to answer.
+      // The connection exists; now the peer's process must answer.
       RailDial& dial = dials_[i];
       dial.took = std::max<Duration>(Now() - dial.began, std::chrono::nanoseconds(1));
       dial.deadline = Now() + backend_->options().connect_timeout;
@@ -120,6 +122,7 @@ void Link::WorkDialling() {
 void Link::RailIsUp(uint32_t rail) {
   RailDial& dial = dials_[rail];
   dial.was_up = dial.settled = true;
+  // The planned pair works after all, so earlier silence is no longer worth reporting.
   if (dial.pair == paths_->planned(rail)) dial.silent.clear();
   dial.failures = 0;
   dial.why = absl::OkStatus();
@@ -128,11 +131,12 @@ void Link::RailIsUp(uint32_t rail) {
   TryGoUp(false);
 }
 
-// A pair that never worked is left out, as long as there is another one.
+// A pair that never worked is replaced as long as there is another one.
 void Link::AttemptFailed(uint32_t rail, const absl::Status& why) {
   RailDial& dial = dials_[rail];
   dial.why = Annotate(why, Where(rail));
   rails_[rail]->Close(dial.why);
+  // ResourceExhausted is this host's own lack, and says nothing about the pair.
   if (!dial.settled && !absl::IsResourceExhausted(why)) {
     dial.silent.push_back(dial.pair);
     std::vector<RailPair> used;
@@ -177,7 +181,7 @@ void Link::ReopenRail(uint32_t rail) {
   RailDial& dial = dials_[rail];
   if (rails_[rail]->state() != Rail::State::kDown || dial.deadline) return;
   dial.failures = 0;
-  // One that carries nothing when it is up is no better than one that never was.
+  // A rail that comes up and carries nothing is treated like one that never came up.
   dial.deadline =
       Now() + RailBackoff(dial.in_vain * kInVainFailures, dial.was_up && dial.in_vain == 0);
   Schedule(*dial.deadline);
@@ -198,19 +202,19 @@ void Link::RailFailed(uint32_t rail, const absl::Status& status) {
   }
   if (!up()) return AttemptFailed(rail, status);
   RailDial& dial = dials_[rail];
-  // That it came up proves nothing: a path may let small packets through alone.
+  // A rail that came up is not proven to work: a path may drop large packets only.
   const Rail::Outcome outcome = rails_[rail]->outcome();
   const bool unheard = outcome == Rail::Outcome::kUnheard;
-  // One may have been cut before anything of it came through.
+  // Once is not enough: the stream may have been cut before anything arrived.
   const bool again = std::exchange(dial.unheard, unheard) && unheard;
-  if (outcome == Rail::Outcome::kCarried) dial.in_vain = 0;
+  if (outcome == Rail::Outcome::kPiggybacked) dial.in_vain = 0;
   if (outcome == Rail::Outcome::kInVain || again) ++dial.in_vain;
   rails_[rail]->Close(why);
   dial.why = why;
   EmitRail(EventKind::kRailDown, rail, why);
 }
 
-// Nothing more lands from a stream that has ended, though bytes may be left in its socket.
+// Nothing more is read from a stream that has ended, even if its socket still holds bytes.
 void Link::DropHungUp() {
   for (uint32_t i = 0; i < rails() && !down(); ++i) {
     if (!rails_[i]->hung_up() || !rails_[i]->up()) continue;
@@ -221,9 +225,9 @@ void Link::DropHungUp() {
   }
 }
 
-// Accepting side.
+// Accepting side: closes its end of the rail, which makes the rail quiet.
 void Link::CloseEnd(uint32_t rail, const absl::Status& why) {
-  // A peer may ask for it again and again; what is closed is looked at only once.
+  // A peer may request this repeatedly; an end that is closed is skipped.
   if (!rails_[rail]->attached()) return;
   rails_[rail]->Close(why);
   for (const auto& [transfer, answers] : fences_.Close(rail)) {
@@ -237,12 +241,13 @@ void Link::FenceRail(uint32_t rail) {
   EmitRail(EventKind::kRailFenced, rail);
 }
 
-// The peer has closed its end, and knows better why than the end of file that follows.
+// The peer has closed its end of a rail. Its reason is better than the end of file that follows.
 absl::Status Link::OnRailLost(std::span<const std::byte> frame) {
   absl::StatusOr<RailLost> lost = DecodeRailLost(frame);
   if (!lost.ok()) return lost.status();
   if (lost->rail >= rails()) return absl::InvalidArgumentError("the peer lost a rail of no number");
   const Rail& rail = *rails_[lost->rail];
+  // A report about an earlier life is stale.
   if (!rail.up() || rail.life() != lost->life) return absl::OkStatus();
   RailFailed(lost->rail,
              absl::UnavailableError(absl::StrCat("the peer's end of it failed: ", lost->why)));

@@ -13,7 +13,7 @@
 namespace kvxfer::tcp {
 namespace {
 
-// What is taken for one subnet where no interface tells: 24 bits of IPv4, 64 of IPv6.
+// The subnet that is assumed if no interface tells: 24 bits for IPv4, 64 for IPv6.
 constexpr uint32_t kGuessedV4Bits = 96 + 24;
 constexpr uint32_t kGuessedV6Bits = 64;
 
@@ -25,7 +25,7 @@ bool IsLinkLocal(const IpAddress& ip) { return ip[0] == 0xfe && (ip[1] & 0xc0) =
 
 absl::Status Bad(std::string_view entry, std::string_view why) {
   return absl::InvalidArgumentError(
-      absl::StrCat("`tcp_addresses` (KVXFER_TCP_ADDRESSES), '", ToAbsl(entry), "': ", ToAbsl(why)));
+      absl::StrCat("`tcp.addresses` (KVXFER_TCP_ADDRESSES), '", ToAbsl(entry), "': ", ToAbsl(why)));
 }
 
 absl::StatusOr<IpAddress> AddressOf(const Netdev& netdev) {
@@ -53,7 +53,7 @@ net::SocketAddress SocketAddressOf(const IpAddress& ip) {
   return net::Resolve(ToString(ip), 0, net::Names::kNumericOnly)->front();
 }
 
-// What the interface that has the address says of it.
+// Fills in what the interface that has `ip` says about it.
 void Describe(const NetdevReader& reader, const Sysfs& sysfs, const IpAddress& ip,
               LocalAddress& out) {
   out.subnet = {.address = ip, .prefix_bits = IsV4(ip) ? kGuessedV4Bits : kGuessedV6Bits};

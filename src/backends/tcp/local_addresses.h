@@ -1,4 +1,4 @@
-// The local addresses that data streams are bound to, as `tcp_addresses` names them.
+// The local addresses to which data streams are bound, from TcpOptions::addresses.
 //
 // Thread-safety: plain values and functions without state.
 
@@ -18,12 +18,12 @@ namespace kvxfer::tcp {
 
 struct LocalAddress {
   net::SocketAddress at;  // port 0
-  IpSubnet subnet{};      // that its interface has; a guess where that is not known
-  uint32_t mbps = 0;      // of its interface; 0: not known
+  IpSubnet subnet{};      // of its interface; a guess if unknown
+  uint32_t mbps = 0;      // of its interface; 0: unknown
 };
 
-// InvalidArgument names the entry of `wanted` that is neither an address of an interface here nor
-// an interface with one, that is there twice, or that is one too many.
+// InvalidArgument names the entry of `wanted` that is neither an address on an interface of this
+// host nor an interface with an address, that occurs twice, or that is one too many.
 absl::StatusOr<std::vector<LocalAddress>> ResolveLocal(const std::vector<std::string>& wanted,
                                                        const Sysfs& sysfs);
 

@@ -51,7 +51,7 @@ absl::StatusOr<Paths> Paths::Plan(std::span<const LocalAddress> local, const net
   Paths paths(local, peer);
   const std::vector<RailPair> pairs = ChooseRailPairs(paths.table_, net::kMaxRails);
   if (pairs.empty()) {
-    std::string why = "tcp: no address of `tcp_addresses` here can talk to the peer's:";
+    std::string why = "tcp: no address of `tcp.addresses` here can talk to the peer's:";
     for (const LocalAddress& from : local) absl::StrAppend(&why, " ", from.at.Host());
     absl::StrAppend(&why, " here,");
     for (const net::DataAddress& to : peer.data) absl::StrAppend(&why, " ", to.at.ToString());

@@ -1,8 +1,9 @@
-// The addresses between which the data streams of a link go, seen from the side that connects.
+// The pairs of addresses that the data streams of a link use, as seen from the connecting side.
 //
-// Where neither side has addresses for data streams there is one path: from wherever the route
-// leads, to the address that the control stream has reached. Where only this side has, its own go
-// there too, or, those of the other family, to an address of theirs that the peer is reached at.
+// If neither side has addresses for data streams, there is one path: from the address that routing
+// chooses to the address that the control stream has reached. If only this side has such addresses,
+// they go there too; an address of the other family goes to an address of its own family at which
+// the peer can be reached.
 //
 // Thread-safety: plain values.
 
@@ -25,33 +26,33 @@ namespace kvxfer::tcp {
 
 class Paths {
  public:
-  // For at least `streams` rails. Unavailable: no address here can talk to one there.
+  // Plans at least `streams` rails. Unavailable: no address here can talk to one of the peer's.
   static absl::StatusOr<Paths> Plan(std::span<const LocalAddress> local,
                                     const net::PeerAddress& peer, uint32_t streams);
 
   size_t rails() const { return planned_.size(); }
-  // Of each rail; rails share a pair where there are more of them.
+  // The pair of each rail. If there are more rails than pairs, rails share a pair.
   const RailPair& planned(size_t rail) const { return planned_[rail]; }
   std::optional<RailPair> Other(std::span<const RailPair> used,
                                 std::span<const RailPair> bad) const {
     return ChooseOtherPair(table_, used, bad);
   }
 
-  // Length 0: the route chooses.
+  // The address to bind to. Length 0: routing chooses.
   net::SocketAddress From(const RailPair& pair) const;
-  // `control`: where the control stream goes.
+  // `control`: the address that the control stream has reached.
   net::SocketAddress To(const RailPair& pair, const net::SocketAddress& control) const;
-  // Whether somebody chose addresses.
+  // Whether either side has configured addresses for data streams.
   bool named() const { return !local_.empty() || !remote_.empty(); }
   // "10.0.0.1 → 10.0.0.2:7471".
   std::string Name(const RailPair& pair, const net::SocketAddress& control) const;
-  // The slower of both ends, as far as known; 0: not at all.
+  // The speed of the slower end, as far as known; 0: unknown.
   uint32_t Mbps(const RailPair& pair) const;
 
  private:
   Paths(std::span<const LocalAddress> local, const net::PeerAddress& peer);
 
-  // Where the peer is reached from there, best first; null: nowhere.
+  // The best address at which `from` reaches the peer; null: there is none.
   const net::SocketAddress* Reached(const LocalAddress& from) const;
 
   std::vector<LocalAddress> local_;

@@ -1,12 +1,12 @@
 // One data stream of a link. The connecting side sends writes, read requests and fence markers on
 // it and receives read responses; the accepting side the reverse.
 //
-// It may end and be made anew, with a new socket: each attempt is a *life* of it, counted from 1,
-// and what an earlier life left is forgotten with its socket.
+// The stream may end and be connected again with a new socket. Each attempt is a *life* of the
+// rail, counted from 1. What an earlier life left over goes with its socket.
 //
-// Order: frames leave in the order of Post, except that a fence marker overtakes frames of other
+// Order: frames are sent in the order of Post, except that a fence marker overtakes frames of other
 // transfers that have not begun.
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_TCP_RAIL_H_
 #define KVXFER_BACKENDS_TCP_RAIL_H_
@@ -32,12 +32,12 @@ namespace kvxfer::tcp {
 
 class Link;
 
-// Pieces of one system call: IOV_MAX on Linux.
+// The most pieces of one system call: IOV_MAX on Linux.
 inline constexpr size_t kMaxIovecs = 1024;
 
-// Shorter runs, on average, are copied to and from the scratch buffer, which costs less than a
-// piece of a system call for each: measured over loopback, 256 bytes go 2.5 times as fast so, 512
-// bytes 1.5 times; from 1 KiB on they go slower.
+// Runs that are shorter than this on average are copied through the scratch buffer, which costs
+// less than one piece of a system call per run. Measured over loopback: runs of 256 bytes are 2.5
+// times as fast this way, 512 bytes 1.5 times; from 1 KiB on they are slower.
 inline constexpr size_t kShortRun = 1024;
 constexpr bool AreShort(size_t bytes, size_t runs) { return bytes < runs * kShortRun; }
 
@@ -48,7 +48,7 @@ class Rail final : public net::Stream {
   uint32_t index() const { return index_; }
 
   // --- its life (rail_life.cc) ---
-  // kDown → kConnecting → kGreeting (the welcome is awaited) → kUp → kDown; the accepting side goes
+  // kDown → kConnecting → kGreeting (waits for the welcome) → kUp → kDown. The accepting side goes
   // straight to kUp.
   enum class State : uint8_t { kDown, kConnecting, kGreeting, kUp };
   State state() const { return state_; }
@@ -56,69 +56,70 @@ class Rail final : public net::Stream {
   bool dialling() const { return state_ == State::kConnecting || state_ == State::kGreeting; }
   // Begins a new life. An error ends it.
   absl::Status Dial(const net::SocketAddress& from, const net::SocketAddress& to);
-  // What there is to do while dialling(). An error ends this life.
+  // Does what is due while dialling(). An error ends this life.
   absl::Status Greet(Preamble preamble);
-  // Accepting side: takes the socket, watched already, of a life higher than life().
+  // Accepting side: takes the socket of a new life, which must be higher than life(). The socket is
+  // watched already.
   void Take(net::Fd fd, uint32_t life);
-  // Closes the socket and forgets every frame; ops complete with `why`.
+  // Closes the socket and forgets every frame. Ops complete with `why`.
   void Close(const absl::Status& why);
   uint32_t life() const { return life_; }
-  // The last life in which it was up; 0: none.
+  // The last life in which the rail was up; 0: none.
   uint32_t last_up() const { return last_up_; }
 
-  // --- noticing that nobody answers (rail_life.cc) ---
-  // Whether bytes were sent whose way is watched.
+  // --- detecting that nobody answers (rail_life.cc) ---
+  // Whether the acknowledgements of sent bytes are being watched.
   bool watched() const { return watched_; }
-  // What was sent has gone unacknowledged for too long, though the peer has room for it.
+  // True: sent data has been unacknowledged for too long although the peer has space for it.
   bool Stalled(Time now);
-  // What came of the ops of this life: as much as a packet of full size came through, or not even
-  // that of two and more, or nothing at all of less; anything else proves nothing. While it is
-  // attached().
-  enum class Outcome : uint8_t { kUnknown, kUnheard, kInVain, kCarried };
+  // What this life has carried of its ops. kPiggybacked: at least as much as a packet of full size.
+  // kInVain: less than that, of two such packets or more. kUnheard: nothing at all, of less than
+  // two. kUnknown: anything else, which proves nothing. Call it only while attached().
+  enum class Outcome : uint8_t { kUnknown, kUnheard, kInVain, kPiggybacked };
   Outcome outcome() const;
 
   // --- sending (rail_send.cc) ---
   // Whether one more op may wait here for the socket.
-  bool HasRoom() const;
-  void Push(const Op& op);  // checked
+  bool HasSpace() const;
+  void Push(const Op& op);  // checked by the link
   void PushMarker(uint64_t transfer);
-  // Sends frames until `budget` bytes, or what the socket takes.
+  // Sends frames, up to `budget` bytes or as much as the socket takes.
   absl::Status Send(size_t budget);
   bool CanSend() const { return writable() && !out_.empty(); }  // implies up()
   // Bytes of ops that wait for the socket.
   uint64_t queued_bytes() const { return queued_bytes_; }
 
   // --- receiving (rail_receive.cc) ---
-  // Receives until `budget` bytes, what there is, or until the link has a control message.
+  // Receives up to `budget` bytes, as much as there is, or until the link has a control message.
   absl::Status Receive(size_t budget);
   bool CanReceive() const;
-  // Enough is being served: what comes in waits in the socket.
+  // Enough reads are being served: further requests wait in the socket.
   bool Paused() const;
 
   // --- ending (rail_fence.cc) ---
-  // Connecting side: completes every op of `transfer` with `why`, or of all (0); of a frame that
-  // has begun the rest is filler, and void.
+  // Connecting side: completes every op of `transfer` with `why`, or every op (0). The rest of a
+  // frame that has begun is sent as filler, and the frame is void.
   void CancelOps(uint64_t transfer, const absl::Status& why);
-  // Accepting side: lands and serves nothing more of `transfer`.
+  // Accepting side: writes and serves nothing more of `transfer`.
   void Discard(uint64_t transfer);
-  // A region closes: it is served no more. False: a frame is landing in it.
+  // A region closes and is no longer served. False: a frame is being written into it.
   bool ReleaseRegion(const net::Region* region);
 
  private:
   enum class Stage : uint8_t { kHead, kRuns, kPayload, kTrailer };
 
-  // A frame to send. Once voided its runs are not touched any more.
+  // A frame to send. Once it is voided its runs are no longer read.
   struct Outgoing {
     FrameHead head;
-    std::vector<std::byte> prefix;  // head and runs, encoded; empty until it is gathered
+    std::vector<std::byte> prefix;  // head and runs, encoded; empty until Gather
     std::array<std::byte, kTrailerBytes> trailer{};
-    bool owes_completion = false;  // `op`, when the frame has been sent
+    bool owes_completion = false;  // `op` completes when the frame has been sent
     bool has_immediate = false;
     bool voided = false;
     uint32_t immediate = 0;
     uint64_t op = 0;
     std::span<const Run> runs;  // of the op, or of `served`
-    std::vector<Run> served;    // read response: local is the source
+    std::vector<Run> served;    // of a read response: `local` is the source
   };
   // A read whose response has not ended.
   struct PendingRead {
@@ -162,7 +163,7 @@ class Rail final : public net::Stream {
   absl::Status OnTrailer();
   void LandStaged();
   void Land(std::span<const std::byte> bytes);
-  void SkipLanded(size_t bytes);
+  void SkipReceived(size_t bytes);
   void StartPayload();
   void CompleteOp(uint64_t op, absl::Status status);
 
@@ -172,18 +173,18 @@ class Rail final : public net::Stream {
   uint32_t life_ = 0;
   uint32_t last_up_ = 0;
   std::array<std::byte, kWelcomeBytes> welcome_{};
-  size_t welcomed_ = 0;  // bytes of it
+  size_t welcomed_ = 0;  // bytes of welcome_ that were received
   uint64_t given_ = 0;   // bytes of the ops of this life
   bool watched_ = false;
-  uint64_t acknowledged_ = 0;  // when it was looked at last
-  Time answered_{};            // when more had been acknowledged than before, or nothing was due
+  uint64_t acknowledged_ = 0;  // at the last look
+  Time answered_{};            // when acknowledgements last advanced, or none were due
 
   // Sending. Only out_[0] can have begun.
   std::deque<Outgoing> out_;
   uint64_t queued_bytes_ = 0;
   std::vector<std::vector<std::byte>> spare_prefixes_;  // of frames that are over
-  size_t sent_ = 0;        // bytes of out_[0], prefix, payload and trailer
-  size_t run_ = 0;         // where its payload goes on
+  size_t sent_ = 0;        // bytes of out_[0]: prefix, payload and trailer
+  size_t run_ = 0;         // where its payload continues
   uint64_t run_sent_ = 0;  // bytes of runs[run_]
   uint64_t last_number_ = 0;
   std::deque<PendingRead> reads_;
@@ -191,12 +192,12 @@ class Rail final : public net::Stream {
   // Receiving.
   Stage stage_ = Stage::kHead;
   FrameHead head_;
-  bool discard_ = false;  // the frame at hand must not land
+  bool discard_ = false;  // the current frame must not be written to memory
   std::vector<Landing> landings_;
-  size_t landing_ = 0;  // where the payload goes on
-  size_t landed_ = 0;   // bytes of landings_[landing_]
+  size_t landing_ = 0;   // where the payload continues
+  size_t received_ = 0;  // bytes of landings_[landing_]
   size_t payload_left_ = 0;
-  std::unique_ptr<std::byte[]> in_;  // staged: heads, runs, trailers, small payloads
+  std::unique_ptr<std::byte[]> in_;  // staging: heads, runs, trailers, small payloads
   size_t in_begin_ = 0;
   size_t in_end_ = 0;
 };

@@ -1,4 +1,4 @@
-// Ending transfers on one data stream.
+// Rail: ending transfers on one data stream.
 
 #include <algorithm>
 #include <utility>
@@ -12,10 +12,12 @@ void Rail::CancelOps(uint64_t transfer, const absl::Status& why) {
   const auto concerned = [transfer](uint64_t other) { return transfer == 0 || other == transfer; };
   if (begun() && concerned(out_.front().head.transfer)) {
     Outgoing& frame = out_.front();
-    // Its runs end with the completion: what is left of the payload is filler.
+    // The op completes here, so its runs must no longer be read: the rest of the payload is
+    // filler.
     frame.voided = true;
     if (std::exchange(frame.owes_completion, false)) CompleteOp(frame.op, why);
   }
+  // Frames that have not begun are removed, except markers, which the peer waits for.
   const auto unbegun = out_.begin() + (begun() ? 1 : 0);
   const auto end = std::remove_if(unbegun, out_.end(), [&](const Outgoing& frame) {
     if (frame.head.kind == FrameKind::kFence || !concerned(frame.head.transfer)) return false;
@@ -25,6 +27,7 @@ void Rail::CancelOps(uint64_t transfer, const absl::Status& why) {
   });
   out_.erase(end, out_.end());
 
+  // The response to a read of this transfer is arriving: its rest must not be written.
   if (head_.kind == FrameKind::kReadResponse && stage_ != Stage::kHead && !reads_.empty() &&
       reads_.front().number == head_.number && concerned(reads_.front().transfer)) {
     discard_ = true;
@@ -45,6 +48,7 @@ void Rail::Discard(uint64_t transfer) {
 
 bool Rail::ReleaseRegion(const net::Region* region) {
   for (Outgoing& response : out_) {
+    // The response still goes out, as a void frame: the peer waits for it.
     const auto from = [region](const Run& run) { return run.registration == region; };
     if (std::any_of(response.served.begin(), response.served.end(), from)) response.voided = true;
   }

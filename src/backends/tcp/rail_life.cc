@@ -1,4 +1,4 @@
-// How the socket of a data stream comes and goes.
+// Rail: how the socket of a data stream comes and goes.
 
 #include <algorithm>
 #include <utility>
@@ -10,14 +10,15 @@
 namespace kvxfer::tcp {
 namespace {
 
-// For what the acknowledgements do not show: a peer that is stopped, or has not authorised the link
-// yet, keeps its window closed with bytes waiting, and it is not known whether a dead path is
-// behind it. The time the window is closed counts, so such a peer is to have half a minute.
+// The time-out for stalls that acknowledgements do not show. A peer that is stopped, or that has
+// not authorised the link yet, keeps its window closed while bytes wait; a dead path would look the
+// same. TCP_USER_TIMEOUT also counts the time with a closed window, so such a peer gets half a
+// minute.
 constexpr unsigned kDataTimeoutMs = 30'000;
-// Nothing acknowledged for so long, where there is room: as on the control stream.
+// How long data may be unacknowledged while the peer's window is open: as on the control stream.
 constexpr uint32_t kSilentMs = net::Dialler::kUserTimeoutMs;
 
-// Busy, the stream ends by the time-out; idle, by keepalive.
+// A busy stream ends by the user time-out, an idle one by keepalive.
 void GuardData(int fd) {
   net::SetUserTimeout(fd, kDataTimeoutMs);
   net::SetKeepAlive(fd);
@@ -50,6 +51,8 @@ absl::Status Rail::SendPreamble(const Preamble& preamble) {
   std::array<iovec, 1> piece{iovec{bytes.data(), bytes.size()}};
   absl::StatusOr<size_t> sent = Write(piece);
   if (!sent.ok()) return sent.status();
+  // 0: the socket was not writable after all, try again. A new socket has space for the few bytes
+  // of a preamble, so a partial write means that something is wrong.
   if (*sent == 0) return absl::OkStatus();
   if (*sent != bytes.size()) return absl::UnavailableError("no room for the first bytes");
   state_ = State::kGreeting;
@@ -64,7 +67,7 @@ absl::Status Rail::ReadWelcome(const LinkId& link) {
   if (welcomed_ < welcome_.size()) return absl::OkStatus();
   absl::StatusOr<Welcome> welcome = DecodeWelcome(welcome_);
   if (!welcome.ok()) return welcome.status();
-  if (welcome->verdict != Verdict::kJoin || welcome->link != link) {
+  if (welcome->code != WelcomeCode::kJoin || welcome->link != link) {
     return absl::UnavailableError("somebody else took the stream for one of its own");
   }
   state_ = State::kUp;
@@ -100,6 +103,7 @@ void Rail::Close(const absl::Status& why) {
 
 bool Rail::Stalled(Time now) {
   const net::SendProgress progress = net::ProgressOf(fd());
+  // Keep watching while bytes are unsent or unacknowledged.
   watched_ = progress.waiting || !out_.empty();
   if (!progress.unanswered || progress.acknowledged != acknowledged_) {
     acknowledged_ = progress.acknowledged;
@@ -109,15 +113,15 @@ bool Rail::Stalled(Time now) {
   return progress.silent_ms >= kSilentMs && now - answered_ >= std::chrono::milliseconds(kSilentMs);
 }
 
-// A hello and markers pass where packets of full size do not.
+// The preamble, the welcome and markers are small: they pass even if packets of full size do not.
 Rail::Outcome Rail::outcome() const {
   const net::SendProgress progress = net::ProgressOf(fd());
   if (progress.acknowledged >= kPreambleBytes + progress.segment ||
       progress.received >= kWelcomeBytes + progress.segment) {
-    return Outcome::kCarried;
+    return Outcome::kPiggybacked;
   }
   if (given_ >= 2 * progress.segment) return Outcome::kInVain;
-  // The kernel counts a SYN like a byte.
+  // The kernel counts a SYN as a byte.
   const bool nothing =
       progress.acknowledged <= kPreambleBytes + 1 && progress.received <= kWelcomeBytes + 1;
   return given_ > 0 && nothing ? Outcome::kUnheard : Outcome::kUnknown;

@@ -1,5 +1,5 @@
-// Receiving on one data stream: heads and runs through a staging buffer, payload straight into
-// place.
+// Rail: receiving on one data stream. Heads and runs go through a staging buffer, payload goes
+// straight to its destination.
 
 #include <algorithm>
 #include <array>
@@ -13,16 +13,17 @@
 namespace kvxfer::tcp {
 namespace {
 
-// A landing read moves at most this much between two looks at the control stream.
+// The most payload that one read moves between two looks at the control stream.
 constexpr size_t kMaxLanding = 256 * 1024;
-// Read beyond what is needed, so that a small frame takes one system call and the head of the next
-// comes with the end of this; what is payload of it is copied once more.
+// How much is read beyond what is needed, so that a small frame takes one system call and the head
+// of the next frame arrives with the end of this one. Payload in it is copied once more.
 constexpr size_t kReadAhead = 8 * 1024;
 constexpr size_t kStaging = kMaxFrameRuns * kWireRunBytes + kReadAhead;
 
 }  // namespace
 
 size_t Rail::StageBytes() const {
+  // How many staged bytes the next step needs.
   switch (stage_) {
     case Stage::kHead:
       return kFrameHeadBytes;
@@ -48,8 +49,8 @@ absl::Status Rail::Receive(size_t budget) {
     if (!parsed.ok()) return parsed.status();
     if (*parsed) continue;
     if (!readable() || budget == 0) break;
-    // An abort or fence that the peer sent before these bytes is seen before they land.
-    // It may also say that this rail is lost.
+    // An abort or fence that the peer sent before these bytes must take effect before they are
+    // written. The control stream may also say that this rail is lost.
     if (!link_->ControlIsQuiet() || !up()) break;
     absl::StatusOr<size_t> n = ReadMore();
     if (!n.ok()) return n.status();
@@ -58,7 +59,7 @@ absl::Status Rail::Receive(size_t budget) {
   return absl::OkStatus();
 }
 
-// One step with what is staged; false: more bytes are needed.
+// One step with the staged bytes. False: more bytes are needed.
 absl::StatusOr<bool> Rail::ParseStaged() {
   if (staged() < StageBytes()) return false;
   absl::Status status;
@@ -96,8 +97,8 @@ absl::StatusOr<size_t> Rail::ReadStaged() {
   return n;
 }
 
-// Nothing is staged. Payload goes into place, or where it must not land or its runs are short to
-// the scratch buffer; what follows the payload is staged.
+// Reads payload; nothing is staged. Payload goes to its destination; or to the scratch buffer, if
+// it must not be written or its runs are short. What follows the payload is staged.
 absl::StatusOr<size_t> Rail::ReadPayload() {
   std::array<iovec, kMaxIovecs> pieces;
   size_t n = 0;
@@ -108,25 +109,25 @@ absl::StatusOr<size_t> Rail::ReadPayload() {
     payload = std::min(payload_left_, scratch.size());
     pieces[n++] = {scratch.data(), payload};
   } else {
-    size_t landed = landed_;
+    size_t received = received_;
     for (size_t i = landing_; i < landings_.size() && payload < kMaxLanding; ++i) {
       if (n == pieces.size() - 1) break;
-      const size_t bytes = std::min(landings_[i].bytes - landed, kMaxLanding - payload);
-      pieces[n++] = {landings_[i].data + landed, bytes};
+      const size_t bytes = std::min(landings_[i].bytes - received, kMaxLanding - payload);
+      pieces[n++] = {landings_[i].data + received, bytes};
       payload += bytes;
-      landed = 0;
+      received = 0;
     }
   }
   in_begin_ = in_end_ = 0;
   if (payload == payload_left_) pieces[n++] = {in_.get(), kReadAhead};
   absl::StatusOr<size_t> got = Read(std::span(pieces).first(n));
   if (!got.ok()) return got;
-  const size_t landed = std::min(*got, payload);
-  in_end_ = *got - landed;
+  const size_t received = std::min(*got, payload);
+  in_end_ = *got - received;
   if (through_scratch) {
-    Land(scratch.first(landed));
+    Land(scratch.first(received));
   } else {
-    SkipLanded(landed);
+    SkipReceived(received);
   }
   return got;
 }
@@ -137,26 +138,26 @@ void Rail::LandStaged() {
   in_begin_ += bytes;
 }
 
-// The next ones of the payload.
+// Writes the next bytes of the payload to their destinations.
 void Rail::Land(std::span<const std::byte> bytes) {
   while (!discard_ && !bytes.empty()) {
     const Landing& to = landings_[landing_];
-    const size_t step = std::min(bytes.size(), to.bytes - landed_);
-    std::memcpy(to.data + landed_, bytes.data(), step);
+    const size_t step = std::min(bytes.size(), to.bytes - received_);
+    std::memcpy(to.data + received_, bytes.data(), step);
     bytes = bytes.subspan(step);
-    SkipLanded(step);
+    SkipReceived(step);
   }
-  SkipLanded(bytes.size());
+  SkipReceived(bytes.size());
 }
 
-// `bytes` of the payload are done with.
-void Rail::SkipLanded(size_t bytes) {
+// `bytes` of the payload are done.
+void Rail::SkipReceived(size_t bytes) {
   payload_left_ -= bytes;
   if (payload_left_ == 0) stage_ = Stage::kTrailer;
   if (discard_) return;
-  landed_ += bytes;
-  while (landing_ < landings_.size() && landed_ >= landings_[landing_].bytes) {
-    landed_ -= landings_[landing_].bytes;
+  received_ += bytes;
+  while (landing_ < landings_.size() && received_ >= landings_[landing_].bytes) {
+    received_ -= landings_[landing_].bytes;
     ++landing_;
   }
 }
@@ -169,6 +170,7 @@ absl::Status Rail::OnHead() {
   head_ = *head;
   discard_ = false;
   landings_.clear();
+  // Only the connecting side receives read responses, and only the accepting side everything else.
   if ((head_.kind == FrameKind::kReadResponse) != link_->connecting()) {
     return absl::InvalidArgumentError("the peer sent a data frame that is not its to send");
   }
@@ -203,7 +205,7 @@ absl::Status Rail::OnRuns() {
   return status;
 }
 
-// Nothing lands before every run of the frame has been checked. What is fenced does not land, and
+// Checks every run of the frame before the first byte is written. A fenced frame is not checked:
 // its region may be gone.
 absl::Status Rail::OnWriteRuns() {
   for (size_t i = 0; i < head_.runs && !discard_; ++i) {
@@ -219,12 +221,12 @@ absl::Status Rail::OnWriteRuns() {
 
 void Rail::StartPayload() {
   payload_left_ = head_.bytes;
-  landing_ = landed_ = 0;
+  landing_ = received_ = 0;
   stage_ = payload_left_ > 0 ? Stage::kPayload : Stage::kTrailer;
 }
 
 absl::Status Rail::OnResponse() {
-  // Responses come in the order of their requests; the reads of earlier ones were cancelled.
+  // Responses arrive in the order of their requests. This one answers a read that was cancelled.
   if (reads_.empty() || head_.number < reads_.front().number) {
     discard_ = true;
     StartPayload();
@@ -234,6 +236,7 @@ absl::Status Rail::OnResponse() {
     return absl::InvalidArgumentError("the peer answered reads out of order");
   }
   const PendingRead& read = reads_.front();
+  // 0 bytes: the peer does not serve the read, and its trailer says void.
   if (head_.bytes != read.bytes && head_.bytes != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("the peer answered a read of ", read.bytes, " bytes with ", head_.bytes));

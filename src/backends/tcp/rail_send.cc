@@ -1,4 +1,4 @@
-// Sending on one data stream: frames gathered straight from the runs of their ops.
+// Rail: sending on one data stream. Frames are gathered straight from the runs of their ops.
 
 #include <algorithm>
 #include <array>
@@ -11,21 +11,22 @@
 namespace kvxfer::tcp {
 namespace {
 
-// A prefix, something of the payload, and a trailer.
+// A prefix, a part of the payload, and a trailer.
 constexpr size_t kMinFramePieces = 3;
 constexpr size_t kMaxSparePrefixes = 8;
-// What may wait for the socket: enough that one system call takes some megabytes, for each wakes
-// the receiver (a megabyte at a time costs a third more CPU over loopback), little enough that
-// other transfers get their turn and a cancelled op has seldom begun.
+// How much may wait for the socket. Enough that one system call takes some megabytes, because each
+// call wakes the receiver: 1 MB at a time costs a third more CPU over loopback. Not more, so that
+// other transfers get their turn and a cancelled op has rarely begun.
 constexpr uint64_t kMaxQueuedBytes = 4 * 1024 * 1024;
 constexpr size_t kMaxQueuedFrames = 32;
-// Reads asked for and not answered.
+// Reads that were requested and not answered.
 constexpr size_t kMaxPendingReads = 8;
 
-// What goes in place of a payload that must not be read any more.
+// Sent instead of a payload that must no longer be read.
 alignas(4096) constexpr std::array<std::byte, 64 * 1024> kFiller{};
 
-// Copies `runs`, but for the first `skip` bytes, as far as `limit` and `to` go; returns the bytes.
+// Copies `runs` from byte `skip` on, up to `limit` and the size of `to`. Returns the number of
+// bytes.
 size_t Pack(std::span<const Run> runs, uint64_t skip, size_t limit, std::span<std::byte> to) {
   limit = std::min(limit, to.size());
   size_t packed = 0;
@@ -47,7 +48,7 @@ bool HasPayload(FrameKind kind) {
 
 Rail::Rail(Link* link, uint32_t index) : Stream(link), link_(link), index_(index) {}
 
-bool Rail::HasRoom() const {
+bool Rail::HasSpace() const {
   return up() && queued_bytes_ < kMaxQueuedBytes && out_.size() < kMaxQueuedFrames &&
          reads_.size() < kMaxPendingReads;
 }
@@ -82,6 +83,7 @@ void Rail::Push(const Op& op) {
 void Rail::PushMarker(uint64_t transfer) {
   Outgoing marker;
   marker.head = {.kind = FrameKind::kFence, .transfer = transfer};
+  // A marker overtakes frames that have not begun; those of its transfer were removed before.
   out_.insert(out_.begin() + (begun() ? 1 : 0), std::move(marker));
 }
 
@@ -104,8 +106,8 @@ void Rail::EncodePrefix(Outgoing& frame) {
   }
 }
 
-// The verdict is made up anew for each call, for a fence may have come in between; of a trailer
-// that is partly sent the rest stays the same.
+// The trailer is encoded again for each call, because a fence may have voided the frame since the
+// last one. Once a part of it was sent, the rest stays the same.
 void Rail::EncodeTrailer(Outgoing& frame, size_t sent) const {
   if (sent > frame.prefix.size() + frame.head.bytes) return;
   Encode(Trailer{.valid = !frame.voided,
@@ -114,8 +116,8 @@ void Rail::EncodeTrailer(Outgoing& frame, size_t sent) const {
          frame.trailer);
 }
 
-// Pieces of the payload of `frame`, of which `sent` bytes have gone; at most `limit` bytes. Short
-// runs are copied to `scratch`, as far as it goes, to make one piece.
+// The next pieces of the payload of `frame`, of which `sent` bytes have been sent; at most `limit`
+// bytes. Short runs are copied to `scratch`, as far as it suffices, to make one piece.
 size_t Rail::GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> pieces,
                            size_t limit, std::span<std::byte>& scratch) const {
   const size_t payload_sent = sent > frame.prefix.size() ? sent - frame.prefix.size() : 0;
@@ -144,8 +146,8 @@ size_t Rail::GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> 
   return n;
 }
 
-// Pieces of the frames that wait, from sent_ on, until the pieces are used up or about `limit`
-// bytes of payload are reached: small frames and small blocks share a system call.
+// The pieces of the frames that wait, from sent_ on, until all pieces are used or about `limit`
+// bytes of payload are reached. So small frames and small blocks share a system call.
 size_t Rail::Gather(std::span<iovec> pieces, size_t limit) {
   size_t n = 0;
   size_t sent = sent_;
@@ -158,8 +160,8 @@ size_t Rail::Gather(std::span<iovec> pieces, size_t limit) {
     if (HasPayload(frame.head.kind)) {
       EncodeTrailer(frame, sent);
       size_t reached = std::max(sent, prefix);
-      const size_t room = pieces.size() - n - 1;
-      const size_t payload = GatherPayload(frame, sent, pieces.subspan(n, room), limit, scratch);
+      const size_t space = pieces.size() - n - 1;
+      const size_t payload = GatherPayload(frame, sent, pieces.subspan(n, space), limit, scratch);
       for (size_t i = n; i < n + payload; ++i) reached += pieces[i].iov_len;
       limit -= std::min(limit, reached - std::max(sent, prefix));
       n += payload;
@@ -173,7 +175,7 @@ size_t Rail::Gather(std::span<iovec> pieces, size_t limit) {
   return n;
 }
 
-// Bytes `from` to `to` of the payload of the frame under way have gone.
+// Bytes `from` to `to` of the payload of the current frame were sent.
 void Rail::AdvancePayload(const Outgoing& frame, size_t from, size_t to) {
   while (from < to) {
     const uint64_t step = std::min<uint64_t>(to - from, frame.runs[run_].bytes - run_sent_);
@@ -193,6 +195,7 @@ void Rail::Advance(size_t bytes) {
     const size_t payload = HasPayload(frame.head.kind) ? frame.head.bytes : 0;
     const size_t whole = prefix + payload + (HasPayload(frame.head.kind) ? kTrailerBytes : 0);
     const size_t step = std::min(bytes, whole - sent_);
+    // A voided frame's runs are not read, so their position does not matter.
     if (!frame.voided) {
       const auto of_payload = [&](size_t at) {
         return std::clamp(at, prefix, prefix + payload) - prefix;
@@ -212,6 +215,7 @@ absl::Status Rail::Send(size_t budget) {
     absl::StatusOr<size_t> sent = Write(std::span(pieces).first(n));
     if (!sent.ok()) return sent.status();
     if (*sent == 0) break;
+    // The first bytes since the last check: begin to watch their acknowledgements.
     if (!watched_) {
       watched_ = true;
       answered_ = link_->WatchAcknowledgements();

@@ -1,6 +1,6 @@
-// The accepting side serves reads: a checked request becomes a response frame in the rail's queue,
-// sent from the region like any other frame. A rail that serves enough is not read, so the rest of
-// the requests wait at the peer.
+// Rail: the accepting side serves reads. A checked request becomes a response frame in the rail's
+// queue and is sent from the region like any other frame. A rail that serves enough is not read, so
+// further requests wait at the peer.
 
 #include <utility>
 

@@ -1,3 +1,5 @@
+// UcxBackend: construction and destruction, the agent's calls, paths and their links.
+
 #include "src/backends/ucx/backend.h"
 
 #include <algorithm>
@@ -13,13 +15,16 @@
 namespace kvxfer::ucx {
 namespace {
 
-// What the last words have, and an answer that UCX owes to who is connecting.
+// How long destruction waits for the last frames to leave, and for UCX to answer peers that are
+// connecting.
 constexpr Duration kFlushTimeout = std::chrono::milliseconds(20);
-// Closing waits for a peer only through shared memory.
+// How long destruction waits for endpoints to close. Only shared memory makes a close wait for a
+// peer.
 constexpr Duration kCloseTimeout = std::chrono::milliseconds(100);
+// How many ended links are remembered.
 constexpr size_t kMaxEnded = 1024;
 
-// UCX names them for as long as the process lives: they are never destroyed.
+// UCX refers to these paths for as long as the process lives, so they are never destroyed.
 void KeepForGood(std::vector<std::unique_ptr<Path>> paths) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::unique_ptr<Path>>;
@@ -43,18 +48,21 @@ UcxBackend::UcxBackend(const BackendContext& context)
 }
 
 absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendContext& context) {
+  const auto options = ReadOptions<UcxOptions>("ucx", context.options);
+  if (!options.ok()) return options.status();
   std::unique_ptr<UcxBackend> backend(new UcxBackend(context));
   if (absl::Status opened = backend->poller_.Open(); !opened.ok()) return opened;
-  auto worker = Worker::Create(context.options, backend.get());
+  auto worker = Worker::Create(context.options, *options, backend.get());
   if (!worker.ok()) return worker.status();
   backend->worker_ = *std::move(worker);
+  // Peers send this address in a hello, which has a bound.
   const size_t bytes = backend->worker_->address().size();
   if (bytes > kMaxWorkerBytes) {
     return absl::UnavailableError(absl::StrCat(
         "ucx: the address of the worker has ", bytes, " bytes, more than ", kMaxWorkerBytes,
-        "; name fewer devices (UcxOptions::net_devices) or transports (tls)"));
+        "; name fewer devices (`ucx.net_devices`) or transports (`ucx.tls`)"));
   }
-  if (const std::string& at = context.options.ucx.listen; !at.empty()) {
+  if (const std::string& at = options->listen; !at.empty()) {
     auto listener = Listener::Open(backend->worker_->get(), at);
     if (!listener.ok()) return Annotate(listener.status(), "ucx");
     backend->listener_ = *std::move(listener);
@@ -67,27 +75,35 @@ absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendCont
 
 UcxBackend::~UcxBackend() {
   if (worker_ == nullptr) return;
-  // Undelivered connections reach into this when they go.
+  // Links that were accepted and not handed out yet use this object when they are destroyed, so
+  // they go first.
   events_.Clear();
   for (auto& [cookie, link] : links_) link->Detach();
+  // Rejects the connections that wait.
   listener_.reset();
-  // Only UCX's own wire-up, by worker address, owes answers.
+  // UCX owes peers an answer only where it wires devices up by worker address.
   const bool owes = std::ranges::any_of(
       paths_, [](const auto& entry) { return entry.second->place().front() == kByWorker; });
   worker_->StartFlush();
   const auto flushed = [this] { return worker_->flushed(); };
+  // UCX answers connecting peers during the flush; its end shows that the answers have left.
   const bool answered = worker_->ProgressUntil(flushed, kFlushTimeout) || !owes;
   for (auto& [place, path] : paths_) closing_.push_back(std::move(path));
   paths_.clear();
+  // A flush that can continue by itself forbids a forced close, see Path::Close. A flush that waits
+  // for a peer allows it.
   const bool flushing = !worker_->flushed() && !worker_->Settle(kFlushTimeout);
   for (auto& path : closing_) path->Close(flushing);
   const auto closed = [](const auto& path) { return path->closed(); };
   const bool at_rest = worker_->ProgressUntil(
       [&] { return std::ranges::all_of(closing_, closed) && flushed(); }, kCloseTimeout);
+  // All requests are complete, so UCX refers to nothing here and the worker can be destroyed.
   if (answered && at_rest) {
     closing_.clear();
     return;
   }
+  // UCX would abort the process, see Worker::LeaveBehind. The paths that UCX still refers to have
+  // to live on with the worker.
   worker_->LeaveBehind();
   std::erase_if(closing_, closed);
   KeepForGood(std::move(closing_));
@@ -99,7 +115,8 @@ std::string UcxBackend::Address() const {
                                                            : kBySocket + listener_->address()});
 }
 
-// Which of its transports reach a peer UCX knows only when it connects.
+// UCX finds out only while it connects which of its transports reach a peer, so this checks no more
+// than the address.
 absl::Status UcxBackend::Reachable(std::string_view address, const HostIdentity&) const {
   return DecodeAddress(address).status();
 }
@@ -110,7 +127,8 @@ absl::StatusOr<std::unique_ptr<Endpoint>> UcxBackend::Connect(std::string_view a
   if (!peer.ok()) return peer.status();
   auto path = PathTo(peer->place, std::nullopt);
   if (!path.ok()) return Annotate(path.status(), "ucx");
-  if (!(*path)->room()) return absl::UnavailableError("ucx: the peer takes nothing");
+  // A path without space has a peer that takes nothing: further hellos would only pile up.
+  if (!(*path)->space()) return absl::UnavailableError("ucx: the peer takes nothing");
   (*path)->WatchProcess(host, host_);
   auto link = std::make_unique<Link>(this, *path, *peer);
   links_.emplace(link->cookie(), link.get());
@@ -122,6 +140,8 @@ absl::StatusOr<std::unique_ptr<Registration>> UcxBackend::Register(const LocalRe
   return regions_.Register(region, "ucx");
 }
 
+// One path per peer: UCX would pair two paths between the same workers in the order of their
+// creation, and the end of one could end the other.
 absl::StatusOr<Path*> UcxBackend::PathTo(const std::string& place,
                                          std::optional<bool> reports_failure) {
   const auto it = paths_.find(place);
@@ -132,9 +152,11 @@ absl::StatusOr<Path*> UcxBackend::PathTo(const std::string& place,
   return paths_.emplace(place, *std::move(path)).first->second.get();
 }
 
-// Its links end, and nothing of it is used again.
+// Ends the path's links. The path itself stays in closing_ until UCX has called back for its
+// frames.
 void UcxBackend::DropPath(Path* path) {
   const absl::Status why = path->failed() ? path->status() : absl::CancelledError("closed");
+  // A copy: OnPathDown removes each link from path->links.
   const std::vector<Link*> links = path->links;
   for (Link* link : links) link->OnPathDown(why);
   path->Close();

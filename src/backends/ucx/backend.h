@@ -1,10 +1,11 @@
-// The ucx backend: one worker for all its links, paths to the peers' workers, and the turns of all
-// of them.
+// The ucx backend: one UCX worker for all links, the paths to the peers' workers, and Poll's work
+// for all of them.
 //
-//   backend.cc       what the agent asks, making and ending
-//   backend_poll.cc  turns: progress, hellos, sending, paths that fail; frames without a link
+//   backend.cc       construction, destruction and the agent's calls
+//   backend_poll.cc  Poll: progress, hellos, sending, failed paths, frames without a link
 //
-// Thread-safety: none; used by the backend's owner.
+// Lifetime: endpoints and registrations may outlive it; they then do nothing.
+// Thread-safety: none, see kvxfer/backend.h.
 
 #ifndef KVXFER_BACKENDS_UCX_BACKEND_H_
 #define KVXFER_BACKENDS_UCX_BACKEND_H_
@@ -34,7 +35,7 @@ namespace kvxfer::ucx {
 
 class UcxBackend final : public Backend, private FrameSink {
  public:
-  // Links that peers opened; more are refused.
+  // The limit of links that peers opened; further ones are refused.
   static constexpr size_t kMaxAccepted = 1024;
 
   static absl::StatusOr<std::unique_ptr<UcxBackend>> Create(const BackendContext& context);
@@ -58,19 +59,20 @@ class UcxBackend final : public Backend, private FrameSink {
   Worker& worker() { return *worker_; }
   const Incarnation& incarnation() const { return incarnation_; }
   const HostIdentity& host() const { return host_; }
-  // It may have something to send.
+  // `link` may have something to send.
   void Activate(Link* link);
-  // A link that this side opened was answered.
+  // The peer answered `link`, which this side opened.
   void Welcomed(Link* link) { std::erase(dialling_, link); }
-  // The link is down: its cookie means nothing any more. `told`: the peer knows, or will.
+  // `link` is down: its cookie no longer means anything. `told`: the peer has been sent a bye.
   void Forget(Link* link, bool told);
-  // The link is being destroyed.
+  // `link` is being destroyed.
   void Purge(Link* link);
 
  private:
-  // A link that is over without the peer's knowing: who still sends to it is told once.
+  // A link that ended without a bye to the peer. The peer's next frame for it is answered by one
+  // bye.
   struct Ended {
-    std::string place;         // of its path
+    std::string place;         // the place of its path
     uint64_t peer_cookie = 0;  // 0: not known
   };
 
@@ -81,7 +83,7 @@ class UcxBackend final : public Backend, private FrameSink {
   Path::Parts parts() { return {.worker = worker_.get(), .pool = &pool_, .poller = &poller_}; }
   void DropPath(Path* path);
   void Refuse(Path* path, uint64_t cookie, std::string_view why);
-  void Progress(size_t room);
+  void Progress(size_t space);
   void EndLateDials();
   void TakeConnections();
   void TakeHello();
@@ -95,29 +97,32 @@ class UcxBackend final : public Backend, private FrameSink {
   const Incarnation incarnation_;
   const HostIdentity host_;
   const Duration connect_timeout_;
-  // Links, paths and requests of UCX point to what stands above them: they go first.
+  // The links, paths and requests of UCX use the members above them, so they are destroyed first.
   net::RegionMap regions_;
   Poller poller_;
   OutgoingPool pool_;
   std::unique_ptr<Worker> worker_;
-  std::unique_ptr<Listener> listener_;                  // where peers connect by socket
+  std::unique_ptr<Listener> listener_;                  // null without UcxOptions::listen
   std::map<std::string, std::unique_ptr<Path>> paths_;  // by place
-  std::vector<std::unique_ptr<Path>> closing_;
-  std::unordered_map<uint64_t, Link*> links_;  // those that are not down, by cookie
-  std::vector<Link*> active_;                  // that may have something to send
-  std::vector<Link*> dialling_;                // not answered yet, oldest first
+  std::vector<std::unique_ptr<Path>> closing_;          // closed, but UCX still uses them
+  std::unordered_map<uint64_t, Link*> links_;           // links that are not down, by cookie
+  std::vector<Link*> active_;                           // links that may have something to send
+  std::vector<Link*> dialling_;  // links without an answer so far, oldest first
+  // Which link SendAll serves first.
   size_t turn_ = 0;
+  // Links that peers opened and that still exist.
   size_t accepted_ = 0;
+  // A hello that waits for an answer.
   struct Caller {
     Hello hello;
-    std::string place;  // of the path that leads back
+    std::string place;  // of the path that leads back to the caller
   };
   std::deque<Caller> callers_;
   std::unordered_map<uint64_t, Ended> ended_;
-  std::deque<uint64_t> ended_order_;  // oldest first; may name what was told
+  std::deque<uint64_t> ended_order_;  // oldest first; may name cookies that were answered
   Events events_;
-  bool left_over_ = false;  // the last turn's progress stopped at its bound
-  uint32_t busy_arms_ = 0;  // UCX would not be armed, so many times since it did anything
+  bool left_over_ = false;  // the last Poll stopped at kProgressPerPoll with work left
+  uint32_t busy_arms_ = 0;  // how often UCX refused to be armed since it last made progress
 };
 
 }  // namespace kvxfer::ucx

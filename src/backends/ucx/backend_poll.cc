@@ -1,5 +1,6 @@
-// Turns. Within UCX's progress frames are taken and answers noted; what closes endpoints, and most
-// of what sends, comes after it.
+// UcxBackend: Poll. Within UCX's progress frames are handled and answers queued. Endpoints are
+// closed only afterwards, because UCX forbids it within its callbacks; most sending also happens
+// afterwards.
 
 #include <algorithm>
 #include <utility>
@@ -12,22 +13,24 @@
 namespace kvxfer::ucx {
 namespace {
 
-// Calls of UCX's progress in one turn; each takes in a handful of frames.
+// How often one Poll calls UCX's progress; each call receives a handful of frames.
 constexpr int kProgressPerPoll = 16;
-// What all links make frames of in one turn, and one link before the next has its turn.
+// How many bytes all links send in one Poll, and how many one link sends before the next link's
+// turn.
 constexpr size_t kSentPerPoll = 1024 * 1024;
 constexpr size_t kSentPerLink = 256 * 1024;
-// More connections to the listener are rejected, more hellos of new workers dropped.
+// Above this many paths, connections to the listener are rejected and hellos of new workers
+// dropped.
 constexpr size_t kMaxPaths = 4096;
-// Over RDMA each makes queue pairs.
+// How many connections one Poll accepts. Over RDMA UCX makes queue pairs for each.
 constexpr int kAcceptedPerPoll = 4;
-// Hellos that wait, one is taken a turn.
+// How many hellos may wait; one Poll answers one.
 constexpr size_t kMaxHellos = 1024;
-// Paths without links that are kept for the next one.
+// How many paths without links are kept for reuse.
 constexpr size_t kMaxIdlePaths = 64;
-// UCX does not let itself be armed while sends wait for a peer that takes nothing, and shows no
-// descriptor for them: after so many attempts the backend sleeps a little instead, longer each
-// time.
+// UCX refuses to be armed while sends wait for a peer that takes nothing, and no descriptor becomes
+// readable for them. After kBusyArms refusals the backend lets the agent sleep anyway, for
+// kShortNap and then longer each time, up to kNap.
 constexpr uint32_t kBusyArms = 64;
 constexpr Duration kShortNap = std::chrono::microseconds(20);
 constexpr Duration kNap = std::chrono::milliseconds(1);
@@ -47,10 +50,11 @@ size_t UcxBackend::Poll(std::span<Event> out, bool readable) {
   return events_.Take(out);
 }
 
-// Also where nothing is readable: what comes through shared memory shows there first.
-void UcxBackend::Progress(size_t room) {
+// Runs even if nothing is readable: for frames through shared memory progress sees them before the
+// descriptor shows them.
+void UcxBackend::Progress(size_t space) {
   left_over_ = true;
-  for (int i = 0; i < kProgressPerPoll && events_.size() < room; ++i) {
+  for (int i = 0; i < kProgressPerPoll && events_.size() < space; ++i) {
     if (worker_->Progress() == 0) {
       left_over_ = false;
       return;
@@ -72,7 +76,8 @@ void UcxBackend::OnFrame(std::span<const std::byte> frame, ucp_ep_h from) {
     return it->second->OnFrame(*head, body);
   }
   absl::StatusOr<Hello> hello = DecodeHello(body);
-  // One that comes from here would have UCX call back in the middle of a send.
+  // A hello from this very worker is not answered: UCX would deliver the answer by calling back in
+  // the middle of a send.
   const bool own = hello.ok() && hello->worker == worker_->address();
   if (!hello.ok() || hello->version != kWireVersion || own || callers_.size() >= kMaxHellos) {
     Log(LogLevel::kDebug,
@@ -80,41 +85,51 @@ void UcxBackend::OnFrame(std::span<const std::byte> frame, ucp_ep_h from) {
         "or one of too many");
     return;
   }
+  // A hello over an accepted connection is answered over that connection, any other by worker
+  // address.
   std::string place = kByWorker + hello->worker;
   if (from != nullptr) {
     const auto back =
         std::ranges::find_if(paths_, [from](const auto& entry) { return entry.second->Is(from); });
-    if (back == paths_.end()) return;  // it has failed already
+    if (back == paths_.end()) return;  // the path has failed already
     place = back->first;
   }
   callers_.push_back({.hello = *std::move(hello), .place = std::move(place)});
 }
 
-// For a link that is no more, or never was. The peer of one that ended unheard is told, once.
+// A frame for a link that has ended or never existed. The peer of a link that ended without a bye
+// is sent one now, once.
 void UcxBackend::OnStray(const FrameHead& head, std::span<const std::byte> body) {
   const auto it = ended_.find(head.cookie);
+  // Answering a bye would make two sides without the link answer each other.
   if (it == ended_.end() || head.kind == FrameKind::kBye) return;
   Ended ended = it->second;
+  // If the link ended before the peer's welcome arrived, the welcome brings the cookie that the bye
+  // has to name.
   if (head.kind == FrameKind::kWelcome && ended.peer_cookie == 0) {
     ended.peer_cookie = DecodeWelcome(body).value_or(ucx::Welcome{}).cookie;
   }
   const auto path = paths_.find(ended.place);
-  if (ended.peer_cookie == 0 || path == paths_.end() || !path->second->room()) return;
+  // Without space the entry stays, and the peer's next frame is answered.
+  if (ended.peer_cookie == 0 || path == paths_.end() || !path->second->space()) return;
   ended_.erase(it);
   Refuse(path->second.get(), ended.peer_cookie, "the link has ended");
 }
 
 void UcxBackend::Refuse(Path* path, uint64_t cookie, std::string_view why) {
-  if (!path->room()) return;
+  if (!path->space()) return;
   path->Begin().Append(std::as_bytes(std::span(why)));
+  // A bye without order: no link's sequence has a number for it.
   path->Send({.kind = FrameKind::kBye, .cookie = cookie});
 }
 
-// UCX tells nothing of a peer that is there and does not answer, as a stopped one.
+// UCX does not report a peer whose process exists and does not answer, for example because it is
+// stopped. dialling_ is sorted by age, so the first link that is young enough ends the search.
 void UcxBackend::EndLateDials() {
   if (dialling_.empty()) return;
   const Time late = Now() - connect_timeout_;
   while (!dialling_.empty() && dialling_.front()->made() <= late) {
+    // Shutdown removes the link from dialling_ through Forget.
     dialling_.front()->Shutdown(absl::UnavailableError(
         absl::StrCat("no answer within ", connect_timeout_ / std::chrono::milliseconds(1), " ms")));
   }
@@ -145,19 +160,21 @@ void UcxBackend::TakeHello() {
   const Caller caller = std::move(callers_.front());
   callers_.pop_front();
   const bool known = paths_.contains(caller.place);
-  // What the caller connected is not made again here.
+  // An accepted path that is gone cannot be opened from here: the caller made that connection.
   if (!known && (caller.place.front() != kByWorker || paths_.size() >= kMaxPaths)) return;
   Welcome(caller.hello, caller.place);
 }
 
 void UcxBackend::Welcome(const Hello& hello, const std::string& place) {
-  // A path that the dialler has made anew says that the one here leads nowhere.
+  // The caller gives its UCX endpoint a random id. Another id than before means that the caller
+  // made a new endpoint, and the path here leads to the one that is gone.
   const auto known = paths_.find(place);
   const bool ours = hello.target == incarnation_;
   if (ours && known != paths_.end() && known->second->peer_id() != 0 &&
       known->second->peer_id() != hello.path) {
     known->second->Fail(absl::UnavailableError("the peer connected anew"));
-    // By socket it does so by another connection.
+    // By socket the caller's new endpoint comes with a connection of its own, and so a path of its
+    // own.
     if (place.front() != kByWorker) return;
   }
   auto path = PathTo(place, hello.reports_failure);
@@ -167,6 +184,7 @@ void UcxBackend::Welcome(const Hello& hello, const std::string& place) {
     return;
   }
   if (!ours) {
+    // The caller used the metadata of an earlier agent with the same address.
     return Refuse(*path, hello.cookie, "another agent lives here: the one meant has restarted");
   }
   (*path)->set_peer_id(hello.path);
@@ -182,6 +200,7 @@ void UcxBackend::Welcome(const Hello& hello, const std::string& place) {
 }
 
 void UcxBackend::FailPaths() {
+  // Here, outside UCX's callbacks, endpoints may be closed.
   for (auto it = paths_.begin(); it != paths_.end();) {
     Path* const path = (it++)->second.get();
     if (path->failed()) DropPath(path);
@@ -192,7 +211,7 @@ void UcxBackend::FailPaths() {
 
 void UcxBackend::TrimPaths() {
   if (paths_.size() <= kMaxIdlePaths) return;
-  // Who has just come has not said hello yet.
+  // A path that was just accepted has no link because its peer has not sent a hello yet.
   const Time young = Now() - connect_timeout_;
   const auto idle = [young](const auto& entry) {
     const Path& path = *entry.second;
@@ -207,9 +226,10 @@ void UcxBackend::TrimPaths() {
   }
 }
 
-// In turns, so that one link's plenty is not in the way of another's word.
+// The links take turns, so that one link's bulk data does not delay another's messages.
 void UcxBackend::SendAll() {
   size_t left = kSentPerPoll;
+  // A copy: Pump may end a link, which removes it from active_.
   const std::vector<Link*> links = active_;
   const size_t first = links.empty() ? 0 : turn_++ % links.size();
   for (size_t i = 0; i < links.size() && left > 0; ++i) {
@@ -227,14 +247,16 @@ bool UcxBackend::HasWork() const {
   const auto failed = [](const auto& entry) { return entry.second->failed(); };
   if (std::ranges::any_of(paths_, failed)) return true;
   return std::ranges::any_of(
-      active_, [](const Link* link) { return link->WantsToSend() && link->path()->room(); });
+      active_, [](const Link* link) { return link->WantsToSend() && link->path()->space(); });
 }
 
 bool UcxBackend::Arm() {
+  // Arming tells UCX to make fd() readable at the next event. UCX refuses if events wait already.
   if (HasWork()) return false;
   if (worker_->Arm()) {
     busy_arms_ = 0;
     if (!dialling_.empty()) {
+      // Wakes the agent in time for EndLateDials.
       poller_.Nap(std::max<Duration>(dialling_.front()->made() + connect_timeout_ - Now(), kNap));
     }
     return true;

@@ -1,3 +1,5 @@
+// The factory's functions, kept apart from UCX's headers.
+
 #include "src/backends/ucx/factory.h"
 
 #include <utility>

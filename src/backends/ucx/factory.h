@@ -1,4 +1,5 @@
-// The ucx backend: whatever UCX (libucp) can reach a peer over, chosen by UCX. Asked for by name.
+// The ucx backend: reaches a peer over whatever UCX (libucp) finds between the two. It is used only
+// if the application names it.
 
 #ifndef KVXFER_BACKENDS_UCX_FACTORY_H_
 #define KVXFER_BACKENDS_UCX_FACTORY_H_
@@ -11,8 +12,8 @@
 
 namespace kvxfer {
 
-// Unavailable: UCX has no transport for what the options name; the message says which there are.
-// InvalidArgument: an option makes no sense to UCX.
+// Unavailable: UCX has no transport for what the options name; the message lists the transports
+// that there are. InvalidArgument: UCX rejects the value of an option.
 absl::StatusOr<std::unique_ptr<Backend>> MakeUcxBackend(const BackendContext& context);
 
 // "UCX 1.13.1 from /usr/lib/libucp.so.0".

@@ -1,5 +1,5 @@
-// What two ucx backends say to each other: frames, each one active message of UCX. docs/ucx.md has
-// the table. Little-endian, except immediates. Decoding never trusts a length.
+// The wire format between two ucx backends: frames, each one active message of UCX. docs/ucx.md has
+// the table. All integers are little-endian, except immediates. Decoding never trusts a length.
 //
 // Thread-safety: plain values and functions without state.
 
@@ -20,19 +20,20 @@
 namespace kvxfer::ucx {
 
 inline constexpr uint16_t kWireVersion = 2;
-// A whole frame: what UCX's tcp takes in one piece (64 KiB, less its own heads). Through shared
-// memory UCX cuts it in pieces of 8 KiB and puts them together again, which is faster than frames
-// of that size.
+// The largest frame: what UCX's tcp sends as one segment (64 KiB, less UCX's own headers). Through
+// shared memory UCX splits a frame into pieces of 8 KiB and reassembles it, which is faster than
+// frames of that size.
 inline constexpr size_t kMaxFrameBytes = 65'280;
 inline constexpr size_t kMaxMessageBytes = 256 * 1024;
-// Bytes of data frames of one direction of a link that were not acknowledged: what a slow peer has
-// to keep, and what a cancel comes too late for. They are acknowledged by every kCreditEvery. It is
-// what the queue of UCX's shared memory (256 times 8 KiB, freed by halves) has room for: UCX does
-// not tell when one that was full no longer is.
+// The most bytes of data frames that may be unacknowledged in one direction of a link. This bounds
+// what a slow peer has to buffer, and what a cancel comes too late for. The receiver acknowledges
+// every kCreditEvery bytes. The value is what the queue of UCX's shared memory holds (256 times
+// 8 KiB, freed in halves): UCX does not report when a full queue has space again.
 inline constexpr uint32_t kDataWindow = 1024 * 1024;
 inline constexpr uint32_t kCreditEvery = kDataWindow / 4;
-// What a data frame of so many bytes, head and all, counts for: small ones take a place in the
-// queues of UCX and of the receiver each, so that kDataWindow is at most 128 frames.
+// How many bytes of the window a data frame of `frame_bytes` (with its head) uses. A small frame
+// uses an entry in the queues of UCX and of the receiver like a large one, so it counts as at least
+// 1/128 of the window: no more than 128 frames are unacknowledged.
 inline constexpr uint32_t ChargeOf(size_t frame_bytes) {
   return static_cast<uint32_t>(frame_bytes < kDataWindow / 128 ? kDataWindow / 128 : frame_bytes);
 }
@@ -40,39 +41,41 @@ inline constexpr size_t kMaxOpBytes = 1024 * 1024;
 inline constexpr size_t kMaxOpRuns = 256;
 
 enum class FrameKind : uint8_t {
-  kHello = 1,       // dialler: a Hello; out of the order of any link
-  kWelcome = 2,     // accepting side: its cookie of the link, and id of its path
-  kAuthorized = 3,  // accepting side: data may come
-  kMessage = 4,     // part of one Endpoint::Send
-  kWrite = 5,       // dialler: `number` pieces, then their bytes
-  kRead = 6,        // dialler: pieces that are asked for
+  kHello = 1,       // connecting side: a Hello; not part of any link's order
+  kWelcome = 2,     // accepting side: its cookie of the link and the id of its path
+  kAuthorized = 3,  // accepting side: data is allowed from now on
+  kMessage = 4,     // both: part of one Endpoint::Send
+  kWrite = 5,       // connecting side: `number` pieces, then their bytes
+  kRead = 6,        // connecting side: the pieces that it asks for
   kReadData = 7,    // accepting side: the next bytes of read `number`
-  kFence = 8,       // dialler: nothing of `transfer` follows
-  kBye = 9,         // the sender's last; its text says why. Number 0: it does not know the link
-  kCredit = 10,     // ChargeOf the data frames that the sender has taken, `number` in all, mod 2^32
+  kFence = 8,       // connecting side: nothing of `transfer` follows
+  // Both: the last frame, with the reason as text; order 0: the sender does not know the link.
+  kBye = 9,
+  // Both: ChargeOf all data frames that the sender has taken is `number`, mod 2^32.
+  kCredit = 10,
 };
 
 // Bits of FrameHead::flags.
-inline constexpr uint16_t kLast = 1;       // of an op, of a read, of a message
+inline constexpr uint16_t kLast = 1;       // the last frame of an op, of a read or of a message
 inline constexpr uint16_t kImmediate = 2;  // kWrite with kLast: report `immediate`
-inline constexpr uint16_t kVoid = 4;       // kReadData with kLast: the read is not served
+inline constexpr uint16_t kVoid = 4;  // kReadData with kLast: the target does not serve the read
 
 struct FrameHead {
   FrameKind kind = FrameKind::kMessage;
   uint16_t flags = 0;
-  uint32_t bytes = 0;      // behind the head
-  uint64_t cookie = 0;     // the receiver's, of the link; kHello: 0
-  uint64_t order = 0;      // frames of one direction of a link count from 1
+  uint32_t bytes = 0;      // of the body, which follows the head
+  uint64_t cookie = 0;     // the receiver's cookie of the link; 0 in kHello
+  uint64_t order = 0;      // number of the frame, from 1, in its direction of the link
   uint64_t transfer = 0;   // kWrite, kRead, kFence
   uint32_t number = 0;     // kWrite, kRead, kReadData, kCredit
   uint32_t immediate = 0;  // kWrite
 };
 inline constexpr size_t kFrameHeadBytes = 40;
 inline constexpr size_t kMaxBodyBytes = kMaxFrameBytes - kFrameHeadBytes;
-// The address of a worker; it goes into a hello.
+// The largest address of a worker; it has to fit into a hello.
 inline constexpr size_t kMaxWorkerBytes = 7 * 1024;
 
-// Pieces of the accepting side's memory.
+// A WireRun names one piece of the target's memory.
 using net::DecodeWireRun;
 using net::kWireRunBytes;
 using net::WireRun;
@@ -80,30 +83,31 @@ static_assert(kMaxOpRuns * kWireRunBytes <= kMaxBodyBytes, "a read is asked for 
 
 struct Welcome {
   uint64_t cookie = 0;
-  uint64_t path = 0;  // as Hello::path
+  uint64_t path = 0;  // like Hello::path
 };
 
-// From the side that connects.
+// Sent by the connecting side.
 struct Hello {
   uint16_t version = kWireVersion;
-  // The dialler's UCX endpoint reports the failure of its peer; both ends have to, or none.
+  // The connecting side's UCX endpoint reports the failure of its peer. UCX needs the same setting
+  // at both ends.
   bool reports_failure = true;
-  uint64_t cookie = 0;   // the dialler's, of the link
-  uint64_t path = 0;     // random, of the dialler's UCX endpoint
-  Incarnation target{};  // whom the dialler means
+  uint64_t cookie = 0;   // the connecting side's cookie of the link
+  uint64_t path = 0;     // random id of the connecting side's UCX endpoint
+  Incarnation target{};  // the agent that the connecting side means
   Incarnation dialler{};
-  HostIdentity host{};   // of the dialler: boot_id, pid_namespace, pid and start_time
-  std::string worker{};  // address of the dialler's worker
+  HostIdentity host{};   // the connecting side's boot_id, pid_namespace, pid and start_time
+  std::string worker{};  // address of the connecting side's worker
 };
 
-// Where a worker is reached, behind one of these letters: its UCX address, or "host:port", numeric,
-// of its listener.
+// How a worker is reached, as the first letter of a place: the worker's UCX address follows, or
+// "host:port" (numeric) of its listener.
 inline constexpr char kByWorker = 'w';
 inline constexpr char kBySocket = 's';
-// Never told to anyone: the name of a connection that was accepted.
+// Never sent: begins the local name of an accepted connection.
 inline constexpr char kAccepted = 'a';
 
-// What a backend's Address is.
+// The content of UcxBackend::Address.
 struct Address {
   Incarnation incarnation{};
   std::string place{};
@@ -114,17 +118,17 @@ std::string Encode(const Hello& hello);
 std::string Encode(const Address& address);
 std::string Encode(const Welcome& welcome);
 
-// The head of a whole frame: `bytes` is what follows it.
+// Decodes the head of a whole frame and checks that FrameHead::bytes is what follows it.
 absl::StatusOr<FrameHead> DecodeFrameHead(std::span<const std::byte> frame);
 
-// What a kWrite carries: pieces, each kWireRunBytes, and as many bytes as those have in all.
+// The body of a kWrite: the pieces, each of kWireRunBytes, and exactly as many bytes as they name.
 struct WriteBody {
   std::span<const std::byte> pieces;
   std::span<const std::byte> bytes;
 };
 absl::StatusOr<WriteBody> DecodeWrite(uint32_t number, std::span<const std::byte> body);
 
-// One of another version decodes, with that version alone, so that it can be told.
+// A hello of another version is decoded to its version alone, so that the caller can report it.
 absl::StatusOr<Hello> DecodeHello(std::span<const std::byte> in);
 absl::StatusOr<Address> DecodeAddress(std::string_view in);
 absl::StatusOr<Welcome> DecodeWelcome(std::span<const std::byte> in);

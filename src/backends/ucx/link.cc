@@ -1,4 +1,4 @@
-// A link's life: hello, welcome, what it is asked by the agent, and its end.
+// Link: hello, welcome, the agent's calls, and the end.
 
 #include "src/backends/ucx/link.h"
 
@@ -14,10 +14,11 @@
 namespace kvxfer::ucx {
 namespace {
 
-// Ops of one link that have not ended.
+// How many ops of one link may be incomplete.
 constexpr size_t kMaxOps = 512;
-// Bytes of messages that wait for room on the path.
+// How many bytes of messages may wait for space on the path.
 constexpr size_t kMaxMessagesQueued = 1024 * 1024;
+// The longest reason that a bye carries.
 constexpr size_t kMaxReason = 1024;
 
 }  // namespace
@@ -38,6 +39,7 @@ Link::Link(UcxBackend* backend, Path* path, const Address& peer)
                                          .host = backend_->host(),
                                          .worker = backend_->worker().address()});
   path_->Begin().Append(std::as_bytes(std::span(hello)));
+  // Outside the link's order: the peer has no cookie for the link yet.
   path_->Send({.kind = FrameKind::kHello});
 }
 
@@ -50,6 +52,7 @@ Link::Link(UcxBackend* backend, Path* path, const Hello& hello)
       peer_cookie_(hello.cookie),
       peer_(absl::StrCat("agent ", hello.dialler.ToString().substr(0, 8))) {
   path_->links.push_back(this);
+  // Sent by the next Pump: this runs before the backend knows the link.
   controls_.push_back({.kind = FrameKind::kWelcome});
 }
 
@@ -116,6 +119,8 @@ size_t Link::Post(std::span<const Op> ops) {
       Complete(op.id, std::move(status));
     }
   }
+  // Sends small ops at once, without waiting for Poll; kInlineCopyBytes bounds what the call
+  // copies.
   size_t budget = kInlineCopyBytes;
   Pump(budget);
   backend_->Activate(this);
@@ -124,6 +129,7 @@ size_t Link::Post(std::span<const Op> ops) {
 
 bool Link::Send(std::span<const std::byte> message) {
   if (state_ != State::kUp || message.size() > kMaxMessageBytes) return false;
+  // A single message is taken whatever its size, so that one always makes progress.
   if (message_bytes_ > 0 && message_bytes_ + message.size() > kMaxMessagesQueued) return false;
   messages_.emplace_back(reinterpret_cast<const char*>(message.data()), message.size());
   message_bytes_ += message.size();
@@ -136,11 +142,15 @@ bool Link::Send(std::span<const std::byte> message) {
 void Link::Fence(uint64_t transfer) {
   if (down() || transfer == 0) return;
   if (accepted()) {
+    // Bytes of the transfer are no longer sent or written from here on. The answer kFenced is due
+    // once the initiator's marker has arrived too, because then no frame of the transfer can
+    // follow.
     for (Serving& read : served_) read.voided = read.voided || read.transfer == transfer;
     for (uint32_t n = fences_.Ask(transfer); n > 0; --n) Emit(EventKind::kFenced, transfer);
     return;
   }
-  // Its ops are over and their memory is let go. The marker goes behind what was sent of them.
+  // The transfer's ops are over and their memory is released. The marker may overtake other
+  // transfers' data, because no frame of this transfer is queued behind it.
   CancelOps(transfer);
   controls_.push_back({.kind = FrameKind::kFence, .transfer = transfer});
   Emit(EventKind::kFenced, transfer);
@@ -179,7 +189,7 @@ void Link::OnPathDown(const absl::Status& why) {
   if (!down()) End(Annotate(why, absl::StrCat("ucx peer ", Name())), false);
 }
 
-// From here on no frame finds this link: nothing of the peer lands through it.
+// After Forget no frame finds this link, so the peer can no longer write or read through it.
 void Link::End(absl::Status why, bool tell) {
   EndOps(why);
   const bool told = tell && SendBye(ToStd(why.message()).substr(0, kMaxReason));

@@ -1,12 +1,12 @@
-// One connection: what both of its sides do. The dialling side queues ops and messages and lets
-// them go frame by frame as its path has room; the accepting side checks and copies. Each side has
-// a random cookie of its own, which the other's frames carry.
+// One connection, both sides. The connecting side queues ops and messages and sends them frame by
+// frame as its path has space. The accepting side checks each frame and copies. Each side chooses a
+// random cookie, which the peer's frames name.
 //
-//   link.cc          its life: hello, welcome, end
-//   link_send.cc     ops, messages, fences and served reads become frames
-//   link_receive.cc  frames become bytes in memory, and events
+//   link.cc          hello, welcome, the agent's calls, the end
+//   link_send.cc     turns ops, messages, fences and served reads into frames
+//   link_receive.cc  turns frames into bytes in memory and into events
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_UCX_LINK_H_
 #define KVXFER_BACKENDS_UCX_LINK_H_
@@ -32,9 +32,9 @@ class UcxBackend;
 
 class Link final : public Endpoint {
  public:
-  // Connecting: says hello at once.
+  // The connecting side: sends the hello at once.
   Link(UcxBackend* backend, Path* path, const Address& peer);
-  // Accepting: answers the hello.
+  // The accepting side: queues the answer to `hello`.
   Link(UcxBackend* backend, Path* path, const Hello& hello);
   ~Link() override;
 
@@ -55,45 +55,47 @@ class Link final : public Endpoint {
   uint64_t peer_cookie() const { return peer_cookie_; }
   Path* path() const { return path_; }
 
-  // One frame with this link's cookie, in whatever order it comes.
+  // A frame that names this link's cookie. UCX may deliver frames out of order.
   void OnFrame(const FrameHead& head, std::span<const std::byte> body);
-  // The path is over: ends without a word to the peer, which no word reaches.
+  // The path has failed: ends the link without a bye, which could not reach the peer.
   void OnPathDown(const absl::Status& why);
-  // Makes frames of what waits, while there is room and up to `budget` bytes, which it reduces.
+  // Turns what is queued into frames while the path has space and `budget` is above 0; reduces
+  // `budget` by the bytes sent.
   void Pump(size_t& budget);
-  // Pump would make one, had the path room.
+  // Pump would send a frame if the path had space.
   bool WantsToSend() const;
-  // The backend goes; the agent will destroy this later.
+  // The backend is being destroyed; the agent destroys the link later.
   void Detach();
 
  private:
   enum class Side : uint8_t { kConnecting, kAccepting };
   enum class State : uint8_t { kDialling, kUp, kDown };
 
-  // What goes ahead of messages and data, and is small.
+  // A small frame that is sent before messages and data.
   struct Control {
     FrameKind kind;
     uint64_t transfer = 0;
   };
   struct Queued {
     Op op;
-    size_t run = 0;       // the next to be sent
-    uint64_t offset = 0;  // in it
+    size_t run = 0;       // the next run to send
+    uint64_t offset = 0;  // in that run
   };
-  // A read that was asked for: where its next bytes go.
+  // A read that was sent; says where its next bytes go.
   struct Reading {
     Op op;
+    // The run that the next byte goes to, and the offset in it.
     size_t run = 0;
     uint64_t offset = 0;
   };
-  // A read that is served: which bytes go next.
+  // A read of the peer that is being served; says which bytes are sent next.
   struct Serving {
     uint32_t number = 0;
     uint64_t transfer = 0;
     std::vector<WireRun> pieces{};
     size_t piece = 0;
     uint32_t offset = 0;
-    bool voided = false;
+    bool voided = false;  // was fenced, or its region is gone
   };
 
   absl::Status CheckOp(const Op& op) const;
@@ -105,15 +107,16 @@ class Link final : public Endpoint {
   void Complete(uint64_t op, absl::Status status);
 
   // link_send.cc
+  // True: the window has space for a whole frame, whatever its size.
   bool HasCredit() const { return data_sent_ - data_acknowledged_ + kMaxFrameBytes <= kDataWindow; }
   void SendFrame(FrameHead head);
   bool SendOne(size_t& budget);
   void SendControl();
-  size_t SendMessagePart(size_t room);
-  size_t SendData(size_t room);
-  size_t SendWritePart(size_t room);
+  size_t SendMessagePart(size_t space);
+  size_t SendData(size_t space);
+  size_t SendWritePart(size_t space);
   size_t SendReadRequest();
-  size_t ServeReadPart(size_t room);
+  size_t ServeReadPart(size_t space);
   bool SendBye(std::string_view why);
 
   // link_receive.cc
@@ -127,36 +130,38 @@ class Link final : public Endpoint {
   absl::Status OnCredit(uint32_t taken);
   void TookData(const FrameHead& head);
 
+  // Null after Detach.
   UcxBackend* backend_;
   const Side side_;
   State state_;
+  // Null while the link is down.
   Path* path_;
   const Time made_ = Now();
   const uint64_t cookie_;
   uint64_t peer_cookie_ = 0;  // 0: not known yet
-  const std::string peer_;    // for a person
-  bool authorized_ = false;   // accepting: by the agent; connecting: the peer said so
+  const std::string peer_;    // text for people
+  bool authorized_ = false;   // accepting: the agent said so; connecting: the peer said so
 
-  uint64_t order_ = 0;  // of the frame sent last
-  // Bytes of data frames, modulo 2^32: sent and acknowledged; taken, and what the peer was told of
-  // those.
+  uint64_t order_ = 0;  // number of the last frame that was sent
+  // Charged bytes of data frames, modulo 2^32: sent and acknowledged by the peer; taken from the
+  // peer, and how many of those were acknowledged.
   uint32_t data_sent_ = 0;
   uint32_t data_acknowledged_ = 0;
   uint32_t data_taken_ = 0;
-  uint32_t data_told_ = 0;
+  uint32_t data_reported_ = 0;
   Resequencer incoming_;
 
   std::deque<Control> controls_;
   std::deque<std::string> messages_;
-  size_t message_sent_ = 0;   // of the first of those
-  size_t message_bytes_ = 0;  // of all of those
-  std::string partial_;       // of the message that comes in
+  size_t message_sent_ = 0;   // bytes of the first message that were sent
+  size_t message_bytes_ = 0;  // bytes of all queued messages
+  std::string partial_;       // the message that is being received
 
-  std::deque<Queued> ops_;                       // connecting: not all sent
-  std::unordered_map<uint32_t, Reading> reads_;  // connecting: asked for
+  std::deque<Queued> ops_;                       // connecting side: not completely sent
+  std::unordered_map<uint32_t, Reading> reads_;  // connecting side: sent reads, by number
   uint32_t read_number_ = 0;
-  std::deque<Serving> served_;  // accepting
-  FenceBook fences_{1};         // accepting
+  std::deque<Serving> served_;  // accepting side: reads to serve, in order
+  FenceBook fences_{1};         // accepting side
 };
 
 }  // namespace kvxfer::ucx

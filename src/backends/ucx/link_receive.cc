@@ -1,4 +1,4 @@
-// Receiving: frames in their order; bytes into memory that was checked, and events.
+// Link, receiving: puts frames in order, checks them, copies their bytes and emits events.
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@
 namespace kvxfer::ucx {
 namespace {
 
-// Reads that wait to be served: more than a peer has on the way.
+// How many reads may wait to be served: more than a peer can have in flight.
 constexpr size_t kMaxServed = 1024;
 
 WireRun PieceAt(std::span<const std::byte> body, size_t at) {
@@ -36,6 +36,7 @@ absl::Status NotYours() {
 void Link::OnFrame(const FrameHead& head, std::span<const std::byte> body) {
   if (down()) return;
   absl::Status status;
+  // This bye comes from a peer that does not know the link and so has no order for it.
   if (head.kind == FrameKind::kBye && head.order == 0) {
     status = Handle(head, body);
   } else {
@@ -49,6 +50,7 @@ void Link::OnFrame(const FrameHead& head, std::span<const std::byte> body) {
         status = Handle(head, body);
         break;
     }
+    // The frame may have been the one that early frames waited for.
     while (status.ok() && !down()) {
       const std::optional<Resequencer::Early> early = incoming_.Take();
       if (!early.has_value()) break;
@@ -108,7 +110,7 @@ absl::Status Link::OnWelcome(std::span<const std::byte> body) {
   if (!welcome.ok()) return welcome.status();
   if (state_ != State::kDialling) return NotYours();
   peer_cookie_ = welcome->cookie;
-  // So that its next hello does not look like one of a path that it has made anew.
+  // So that the peer's next hello over its path is not taken for one of a new path.
   path_->set_peer_id(welcome->path);
   state_ = State::kUp;
   backend_->Welcomed(this);
@@ -127,8 +129,8 @@ absl::Status Link::OnMessage(const FrameHead& head, std::span<const std::byte> b
   return absl::OkStatus();
 }
 
-// Nothing lands before every piece of the frame has been checked. What is fenced does not land, and
-// its region may be gone.
+// Every piece of the frame is checked before the first byte is written. Nothing of a fenced
+// transfer is written, and its pieces are not checked: their region may be gone.
 absl::Status Link::OnWrite(const FrameHead& head, std::span<const std::byte> body) {
   if (!authorized_) return absl::PermissionDeniedError("remote write before it was authorised");
   if (fences_.IsFenced(head.transfer)) return absl::OkStatus();
@@ -161,7 +163,8 @@ absl::Status Link::OnRead(const FrameHead& head, std::span<const std::byte> body
   read.voided = fences_.IsFenced(head.transfer);
   for (size_t at = 0; at < body.size() && !read.voided; at += kWireRunBytes) {
     read.pieces.push_back(PieceAt(body, at));
-    // Deregistered since: a matter of this read alone.
+    // The region was deregistered since the peer learnt of it. That ends this read alone; every
+    // other failed check ends the link.
     if (!backend_->regions().Knows(read.pieces.back().rkey)) read.voided = true;
     if (read.voided) break;
     const absl::Status allowed =
@@ -173,7 +176,7 @@ absl::Status Link::OnRead(const FrameHead& head, std::span<const std::byte> body
   return absl::OkStatus();
 }
 
-// Of a read that was fenced here nothing lands.
+// A read that was fenced here is no longer in reads_: its bytes are dropped.
 absl::Status Link::OnReadData(const FrameHead& head, std::span<const std::byte> body) {
   const auto it = reads_.find(head.number);
   if (it == reads_.end()) return absl::OkStatus();
@@ -194,6 +197,7 @@ absl::Status Link::OnReadData(const FrameHead& head, std::span<const std::byte> 
   if (!body.empty()) return absl::InvalidArgumentError("more bytes than were asked for");
   if ((head.flags & kLast) == 0) return absl::OkStatus();
   const bool voided = (head.flags & kVoid) != 0;
+  // Skips empty runs at the end, so that read.run tells whether all bytes have come.
   while (read.run < runs.size() && runs[read.run].bytes == read.offset) {
     ++read.run;
     read.offset = 0;
@@ -208,16 +212,17 @@ absl::Status Link::OnReadData(const FrameHead& head, std::span<const std::byte> 
   return absl::OkStatus();
 }
 
-// One acknowledgement waits at a time; it says what holds when it goes.
+// At most one credit frame is queued; when it is sent it names all bytes taken by then.
 void Link::TookData(const FrameHead& head) {
-  const bool told_soon = data_taken_ - data_told_ >= kCreditEvery;
+  const bool report_soon = data_taken_ - data_reported_ >= kCreditEvery;
   data_taken_ += ChargeOf(kFrameHeadBytes + head.bytes);
-  if (told_soon || data_taken_ - data_told_ < kCreditEvery) return;
+  if (report_soon || data_taken_ - data_reported_ < kCreditEvery) return;
   controls_.push_back({.kind = FrameKind::kCredit});
   backend_->Activate(this);
 }
 
 absl::Status Link::OnCredit(uint32_t taken) {
+  // Modulo 2^32: the peer cannot acknowledge more than was sent and not acknowledged.
   if (taken - data_acknowledged_ > data_sent_ - data_acknowledged_) {
     return absl::InvalidArgumentError("the peer acknowledges what was not sent");
   }
@@ -226,7 +231,7 @@ absl::Status Link::OnCredit(uint32_t taken) {
   return absl::OkStatus();
 }
 
-// No read of it comes any more, and nobody wants those that came.
+// The marker: no read of the transfer follows, and the initiator no longer wants those that came.
 absl::Status Link::OnFence(uint64_t transfer) {
   std::erase_if(served_, [&](const Serving& read) { return read.transfer == transfer; });
   for (uint32_t n = fences_.OnMarker(transfer, 0); n > 0; --n) Emit(EventKind::kFenced, transfer);

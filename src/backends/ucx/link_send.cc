@@ -1,4 +1,4 @@
-// Sending: control frames first, then messages, then data, each as far as the path has room.
+// Link, sending: control frames first, then messages, then data, as far as the path has space.
 
 #include <algorithm>
 #include <utility>
@@ -13,14 +13,15 @@ namespace {
 
 // A piece of fewer bytes waits for the next frame, unless its run ends with it.
 constexpr size_t kSmallestPiece = 64;
-// Where less of a turn's budget is left, so large a frame is made all the same.
+// If less of the budget than this is left, a frame of this size is sent all the same: tiny frames
+// cost as much as large ones.
 constexpr size_t kSmallestFrame = 8 * 1024;
 
 uint32_t RkeyOf(const Run& run) { return static_cast<const net::RkeyOnly*>(run.key)->rkey(); }
 
 }  // namespace
 
-// What was begun.
+// Sends the frame that was begun.
 void Link::SendFrame(FrameHead head) {
   head.cookie = peer_cookie_;
   head.order = ++order_;
@@ -34,30 +35,31 @@ bool Link::WantsToSend() const {
 }
 
 void Link::Pump(size_t& budget) {
-  while (WantsToSend() && path_->room() && budget > 0) {
+  while (WantsToSend() && path_->space() && budget > 0) {
     if (!SendOne(budget)) return;
   }
 }
 
-// False: the link is over.
+// Returns false if the link has ended.
 bool Link::SendOne(size_t& budget) {
-  const size_t room = std::clamp(budget, kSmallestFrame, kMaxFrameBytes) - kFrameHeadBytes;
+  const size_t space = std::clamp(budget, kSmallestFrame, kMaxFrameBytes) - kFrameHeadBytes;
   size_t sent = kFrameHeadBytes;
   if (!controls_.empty()) {
     SendControl();
   } else if (!messages_.empty()) {
-    sent += SendMessagePart(room);
+    sent += SendMessagePart(space);
   } else {
-    sent += SendData(room);
+    sent += SendData(space);
+    // Has to be what the peer's TookData computes for this frame.
     data_sent_ += ChargeOf(sent);
   }
   budget -= std::min(budget, sent);
   return !down();
 }
 
-size_t Link::SendData(size_t room) {
-  if (!served_.empty()) return ServeReadPart(room);
-  if (ops_.front().op.kind == OpKind::kWrite) return SendWritePart(room);
+size_t Link::SendData(size_t space) {
+  if (!served_.empty()) return ServeReadPart(space);
+  if (ops_.front().op.kind == OpKind::kWrite) return SendWritePart(space);
   return SendReadRequest();
 }
 
@@ -69,14 +71,14 @@ void Link::SendControl() {
     body = Encode(Welcome{.cookie = cookie_, .path = path_->id()});
   path_->Begin().Append(std::as_bytes(std::span(body)));
   const bool credit = control.kind == FrameKind::kCredit;
-  if (credit) data_told_ = data_taken_;
+  if (credit) data_reported_ = data_taken_;
   SendFrame(
       {.kind = control.kind, .transfer = control.transfer, .number = credit ? data_taken_ : 0});
 }
 
-size_t Link::SendMessagePart(size_t room) {
+size_t Link::SendMessagePart(size_t space) {
   const std::string& message = messages_.front();
-  const size_t bytes = std::min(room, message.size() - message_sent_);
+  const size_t bytes = std::min(space, message.size() - message_sent_);
   path_->Begin().Lend(message.data() + message_sent_, bytes);
   message_sent_ += bytes;
   const bool last = message_sent_ == message.size();
@@ -89,9 +91,9 @@ size_t Link::SendMessagePart(size_t room) {
   return bytes;
 }
 
-// As much of the first op as one frame takes. With its last byte the op is over: its source is not
-// read again.
-size_t Link::SendWritePart(size_t room) {
+// Sends as much of the first op as one frame takes. With its last byte the op is complete, because
+// its source is not read again (Path::Send).
+size_t Link::SendWritePart(size_t space) {
   Queued& write = ops_.front();
   const Op op = write.op;
   Outgoing& frame = path_->Begin();
@@ -100,7 +102,7 @@ size_t Link::SendWritePart(size_t room) {
     const Run& run = op.runs[write.run];
     const uint64_t left = run.bytes - write.offset;
     if (left > 0) {
-      const size_t free = room - frame.body_bytes();
+      const size_t free = space - frame.body_bytes();
       if (free < kWireRunBytes + std::min<uint64_t>(left, kSmallestPiece)) break;
       const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(left, free - kWireRunBytes));
       frame.Append(
@@ -128,6 +130,7 @@ size_t Link::SendWritePart(size_t room) {
   return sent;
 }
 
+// One frame is always enough, see the static_assert in frames.h.
 size_t Link::SendReadRequest() {
   const Op op = ops_.front().op;
   ops_.pop_front();
@@ -144,25 +147,26 @@ size_t Link::SendReadRequest() {
   return sent;
 }
 
-// The next bytes of the first read that is served. Its regions are asked for each time: the agent
-// may have closed one since.
-size_t Link::ServeReadPart(size_t room) {
+// Sends the next bytes of the first read to be served. Each call checks the regions again, because
+// the agent may have closed one since.
+size_t Link::ServeReadPart(size_t space) {
   Serving& read = served_.front();
   Outgoing& frame = path_->Begin();
-  while (!read.voided && read.piece < read.pieces.size() && frame.body_bytes() < room) {
+  while (!read.voided && read.piece < read.pieces.size() && frame.body_bytes() < space) {
     const WireRun& piece = read.pieces[read.piece];
     if (!backend_->regions().Check(piece, Access::kRemoteRead).ok()) {
       read.voided = true;
       break;
     }
     const auto bytes = static_cast<uint32_t>(
-        std::min<size_t>(piece.bytes - read.offset, room - frame.body_bytes()));
+        std::min<size_t>(piece.bytes - read.offset, space - frame.body_bytes()));
     frame.Lend(reinterpret_cast<const std::byte*>(piece.address) + read.offset, bytes);
     read.offset += bytes;
     if (read.offset < piece.bytes) break;
     ++read.piece;
     read.offset = 0;
   }
+  // The frame is started again, without the bytes that were lent to it.
   if (read.voided) path_->Begin();
   const bool last = read.voided || read.piece == read.pieces.size();
   const unsigned flags = (last ? kLast : 0u) | (read.voided ? kVoid : 0u);
@@ -173,8 +177,9 @@ size_t Link::ServeReadPart(size_t room) {
   return sent;
 }
 
-// The last word, behind what waits: there is no later turn, so room is not asked for. What waits is
-// bounded; fences go without saying. A peer that takes nothing is told nothing: false.
+// Sends the last frame, behind what is queued. It does not ask the path for space, because no later
+// turn will come; what is queued is bounded. Fences are left out: the end of the link answers them.
+// Returns false, and sends nothing, if the peer takes nothing or its cookie is not known.
 bool Link::SendBye(std::string_view why) {
   if (peer_cookie_ == 0 || path_->swamped()) return false;
   std::erase_if(controls_, [](const Control& c) { return c.kind == FrameKind::kFence; });

@@ -1,3 +1,5 @@
+// Listener: checks the address, opens UCX's listener, and queues its connection requests.
+
 #include "src/backends/ucx/listener.h"
 
 #include <uct/api/uct.h>
@@ -14,7 +16,7 @@
 namespace kvxfer::ucx {
 namespace {
 
-// Who waits to be accepted; more are rejected.
+// How many connections may wait to be accepted; further ones are rejected.
 constexpr size_t kMaxWaiting = 1024;
 
 absl::StatusOr<net::SocketAddress> Bound(const std::string& text) {
@@ -26,8 +28,8 @@ absl::StatusOr<net::SocketAddress> Bound(const std::string& text) {
       ": name one address of this host, that of the device which peers are to connect to"));
 }
 
-// Whether UCX has its connection manager over RDMA here. Where it has none at all that it may use,
-// ucp_listener_create aborts the process (1.13).
+// True: UCX has rdmacm, its connection manager over RDMA, and the kernel has it too.
+// ucp_listener_create aborts the process (1.13) if no connection manager that it may use is there.
 bool HasRdmacm() {
   uct_component_h* components = nullptr;
   unsigned count = 0;
@@ -49,6 +51,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(ucp_worker_h worker,
                                                          const std::string& text) {
   absl::StatusOr<net::SocketAddress> at = Bound(text);
   if (!at.ok()) return at.status();
+  // Elsewhere than on loopback Worker allows rdmacm alone.
   if (!at->IsLoopback() && !HasRdmacm()) {
     return absl::UnavailableError(
         absl::StrCat("`ucx.listen` (KVXFER_UCX_LISTEN) is ", text,
@@ -71,6 +74,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(ucp_worker_h worker,
   attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
   status = ucp_listener_query(out->listener_, &attributes);
   if (status != UCS_OK) return UcxStatus(status, "ucp_listener_query");
+  // The real port: `text` may name port 0.
   at->storage = attributes.sockaddr;
   out->address_ = at->ToString();
   return out;
@@ -89,7 +93,7 @@ ucp_conn_request_h Listener::Take() {
   return request;
 }
 
-// Within Worker::Progress.
+// Called by UCX within Worker::Progress, so it only queues the request.
 void Listener::OnRequest(ucp_conn_request_h request, void* self) {
   auto* const listener = static_cast<Listener*>(self);
   if (listener->waiting_.size() >= kMaxWaiting) return listener->Reject(request);

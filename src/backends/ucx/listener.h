@@ -1,7 +1,7 @@
-// Where peers connect by socket address: UCX's listener, over a connection manager of its own
-// (rdmacm, or TCP).
+// Where peers connect by socket address: UCX's listener, over one of UCX's connection managers
+// (rdmacm or TCP).
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_UCX_LISTENER_H_
 #define KVXFER_BACKENDS_UCX_LISTENER_H_
@@ -18,11 +18,11 @@ namespace kvxfer::ucx {
 
 class Listener {
  public:
-  // `text`: UcxOptions::listen. `worker` outlives it. InvalidArgument: not an address that peers
-  // can be told. Unavailable: nothing of UCX listens there.
+  // `text`: UcxOptions::listen. `worker` has to outlive the listener. InvalidArgument: `text` is
+  // not an address that peers can be given. Unavailable: UCX cannot listen there.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(ucp_worker_h worker,
                                                         const std::string& text);
-  // Rejects who waits.
+  // Rejects the connections that wait.
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -31,7 +31,8 @@ class Listener {
   const std::string& address() const { return address_; }
 
   bool waiting() const { return !waiting_.empty(); }
-  // Who has waited longest, to be accepted or rejected; null: nobody.
+  // The connection request that has waited longest, to be accepted or rejected; null: there is
+  // none.
   ucp_conn_request_h Take();
   void Reject(ucp_conn_request_h request) { ucp_listener_reject(listener_, request); }
 

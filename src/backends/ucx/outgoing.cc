@@ -1,3 +1,5 @@
+// Outgoing: building and packing a frame; its UCX datatype; OutgoingPool.
+
 #include "src/backends/ucx/outgoing.h"
 
 #include <algorithm>
@@ -42,22 +44,24 @@ void Outgoing::Own() {
   lent_.clear();
 }
 
-size_t Outgoing::Pack(size_t offset, std::span<std::byte> room) {
+// UCX packs a frame in consecutive parts, so part_ usually continues where the last call stopped.
+// After a jump back the search starts again at the first lent part.
+size_t Outgoing::Pack(size_t offset, std::span<std::byte> space) {
   size_t at = 0;
   if (offset < own_.size()) {
-    at = std::min(room.size(), own_.size() - offset);
-    std::memcpy(room.data(), &own_[offset], at);
+    at = std::min(space.size(), own_.size() - offset);
+    std::memcpy(space.data(), &own_[offset], at);
   }
   if (offset <= own_.size() || offset + at < part_offset_) {
     part_ = 0;
     part_offset_ = own_.size();
   }
-  while (at < room.size() && part_ < lent_.size()) {
+  while (at < space.size() && part_ < lent_.size()) {
     const Lent& part = lent_[part_];
     const size_t skip = offset + at - part_offset_;
     if (skip < part.bytes) {
-      const size_t bytes = std::min(room.size() - at, part.bytes - skip);
-      std::memcpy(&room[at], part.memory + skip, bytes);
+      const size_t bytes = std::min(space.size() - at, part.bytes - skip);
+      std::memcpy(&space[at], part.memory + skip, bytes);
       at += bytes;
       if (skip + bytes < part.bytes) break;
     }
@@ -68,12 +72,14 @@ size_t Outgoing::Pack(size_t offset, std::span<std::byte> room) {
 }
 
 const ucp_generic_dt_ops_t Outgoing::kDatatypeOps = {
+    // The frame itself is the packing state. Frames are never unpacked: the receiver gets whole
+    // messages.
     .start_pack = [](void*, const void* frame, size_t) { return const_cast<void*>(frame); },
     .start_unpack = [](void*, void*, size_t) -> void* { return nullptr; },
     .packed_size = [](void* frame) { return static_cast<Outgoing*>(frame)->bytes(); },
     .pack =
-        [](void* frame, size_t offset, void* to, size_t room) {
-          return static_cast<Outgoing*>(frame)->Pack(offset, {static_cast<std::byte*>(to), room});
+        [](void* frame, size_t offset, void* to, size_t space) {
+          return static_cast<Outgoing*>(frame)->Pack(offset, {static_cast<std::byte*>(to), space});
         },
     .unpack = [](void*, size_t, const void*, size_t) { return UCS_ERR_UNSUPPORTED; },
     .finish = [](void*) {},

@@ -1,9 +1,9 @@
-// A frame on its way out: its own bytes (head, pieces, text), then bytes of memory that is lent to
-// it for as long as it takes to hand it to UCX. UCX packs them into what its transport sends from,
-// so that they are copied once. What it does not take at once the frame makes its own first: lent
-// memory is never read after Path::Send.
+// A frame to be sent: its own bytes (head, pieces, text), then bytes of memory that is lent to it
+// until Path::Send returns. UCX packs the bytes straight into the buffer that its transport sends
+// from, so they are copied once. If UCX does not take the frame at once, the frame first copies
+// what is lent to it: lent memory is never read after Path::Send.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_UCX_OUTGOING_H_
 #define KVXFER_BACKENDS_UCX_OUTGOING_H_
@@ -23,25 +23,26 @@ class Path;
 
 class Outgoing {
  public:
-  Path* path = nullptr;  // whose frame it is, while UCX has it
+  Path* path = nullptr;  // the frame's path, while UCX has the frame
 
-  // Empty, but for room for the head.
+  // Starts a frame that has only the space for its head.
   void Begin();
   size_t body_bytes() const { return bytes_ - kFrameHeadBytes; }
   void Append(const WireRun& piece);
   void Append(std::span<const std::byte> bytes);
-  // Goes behind everything that is appended.
+  // Lent bytes are sent after everything that was appended.
   void Lend(const void* memory, size_t bytes);
-  // Its bytes are those of the body.
+  // Writes the head and sets its `bytes` to the size of the body.
   void SetHead(FrameHead head);
 
   size_t bytes() const { return bytes_; }
-  // Copies what is lent.
+  // Copies what is lent into the frame's own bytes.
   void Own();
-  // Up to `room` bytes from `offset` on.
-  size_t Pack(size_t offset, std::span<std::byte> room);
+  // Copies up to `room` bytes of the frame, from `offset` on; returns how many.
+  size_t Pack(size_t offset, std::span<std::byte> space);
 
-  // How UCX asks for the bytes of an Outgoing: the type of what `buffer` of a send points to.
+  // The datatype by which UCX asks for the bytes of an Outgoing: the `buffer` of a send points to
+  // one.
   static const ucp_generic_dt_ops_t kDatatypeOps;
 
  private:
@@ -52,20 +53,21 @@ class Outgoing {
 
   std::vector<std::byte> own_;
   std::vector<Lent> lent_;
-  size_t bytes_ = 0;  // of both
-  // Where Pack has come to: this part of what is lent begins at that offset.
+  size_t bytes_ = 0;  // of own_ and lent_ together
+  // Where Pack stopped: lent_[part_] begins at offset part_offset_ of the frame.
   size_t part_ = 0;
   size_t part_offset_ = 0;
 };
 
-// One frame is built at a time. Those that UCX kept come back here.
+// Frames for reuse. One frame is built at a time; frames that UCX kept are given back when it is
+// done.
 class OutgoingPool {
  public:
   Outgoing& building() {
     if (building_ == nullptr) building_ = Take();
     return *building_;
   }
-  // The one that was built: it is UCX's now.
+  // Hands out the frame that was built: UCX uses it from now on.
   std::unique_ptr<Outgoing> Keep() { return std::move(building_); }
   void Give(std::unique_ptr<Outgoing> frame);
 

@@ -1,3 +1,5 @@
+// Path: opening, sending, failing and closing a UCX endpoint.
+
 #include "src/backends/ucx/path.h"
 
 #include <sys/syscall.h>
@@ -53,6 +55,8 @@ ucs_status_t Path::OpenWorker(std::optional<bool> reports_failure) {
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
   params.address = reinterpret_cast<const ucp_address_t*>(place_.data() + 1);
   ucs_status_t made = UCS_ERR_UNREACHABLE;
+  // Without reports_failure the setting of the peer's end is free. Reporting is tried first. Shared
+  // memory cannot report (see Worker::memory_only), so the attempt is left out there.
   if (reports_failure.value_or(!worker_->memory_only())) {
     made = Make(params, UCP_ERR_HANDLING_MODE_PEER);
   }
@@ -63,6 +67,7 @@ ucs_status_t Path::OpenWorker(std::optional<bool> reports_failure) {
 }
 
 ucs_status_t Path::OpenSocket() {
+  // Numeric only: the text is the peer's, and a name would be looked up.
   const auto at = net::Resolve(std::string_view(place_).substr(1), 0, net::Names::kNumericOnly);
   if (!at.ok()) return UCS_ERR_INVALID_ADDR;
   ucp_ep_params_t params{};
@@ -94,7 +99,8 @@ void Path::WatchProcess(const HostIdentity& them, const HostIdentity& us) {
   pid_ = them.pid;
   OwnFd process =
       OwnFd::Open([&] { return static_cast<int>(syscall(SYS_pidfd_open, them.pid, 0)); });
-  // Held, the number cannot become another process's: now it is the peer's, or the peer is gone.
+  // Checked after the open: if the peer has this number now, it also had it when the pidfd was
+  // opened, so the pidfd refers to it. Otherwise the peer is gone.
   if (ProcessGone(them, us)) return OnReady();
   if (!process.valid() || !poller_->Add(process.get(), this).ok()) return;
   process_ = std::move(process);
@@ -120,9 +126,11 @@ void Path::Send(const FrameHead& head) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                        UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE |
                        UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  // The receiver takes no rendezvous (see HandOver), which would also read lent memory later.
   param.flags = UCP_AM_SEND_FLAG_EAGER;
   param.datatype = worker_->frames();
-  // The other end is known by no address: it is told which one this is, and answers there.
+  // The listener's side knows no address of this endpoint. UCX's reply endpoint tells it which
+  // connection to answer on.
   const bool first = head.kind == FrameKind::kHello && place_.front() == kBySocket;
   if (first) param.flags |= UCP_AM_SEND_FLAG_REPLY;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
@@ -132,13 +140,16 @@ void Path::Send(const FrameHead& head) {
   const ucs_status_ptr_t sent =
       ucp_am_send_nbx(ep_, Worker::kFrameId, nullptr, 0, &frame, 1, &param);
   if (UCS_PTR_IS_ERR(sent)) return Fail(UcxStatus(UCS_PTR_STATUS(sent), "ucp_am_send_nbx"));
-  if (sent == nullptr) return;  // packed already: the next one is built in it
+  if (sent == nullptr) return;  // packed already: the next frame reuses the object
+  // UCX reads the frame later, when the memory lent to it may be gone.
   frame.Own();
   ++in_flight_;
   bytes_in_flight_ += frame.bytes();
-  std::ignore = pool_->Keep().release();  // it is for OnSent
+  std::ignore = pool_->Keep().release();  // OnSent owns it now
 }
 
+// Called by UCX within its progress, on failure too: each frame that was kept comes back exactly
+// once.
 void Path::OnSent(void* request, ucs_status_t status, void* frame) {
   std::unique_ptr<Outgoing> sent(static_cast<Outgoing*>(frame));
   Path* const path = sent->path;
@@ -149,6 +160,7 @@ void Path::OnSent(void* request, ucs_status_t status, void* frame) {
   ucp_request_free(request);
 }
 
+// Called by UCX within its progress, where endpoints must not be closed: FailPaths does that later.
 void Path::OnError(void* arg, ucp_ep_h, ucs_status_t status) {
   static_cast<Path*>(arg)->Fail(UcxStatus(status, "UCX endpoint"));
 }
@@ -161,6 +173,8 @@ void Path::Close(bool flushing) {
   if (ep_ == nullptr) return;
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  // Force discards what is queued and waits for nobody. UCX allows it only for endpoints that
+  // report failures.
   if (reports_failure_ && !flushing) param.flags = UCP_EP_CLOSE_FLAG_FORCE;
   const ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(ep_, nullptr), &param);
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) closing_ = request;
@@ -171,6 +185,7 @@ bool Path::closed() {
   if (closing_ != nullptr && ucp_request_check_status(closing_) != UCS_INPROGRESS) {
     ucp_request_free(std::exchange(closing_, nullptr));
   }
+  // OnSent of frames in flight still uses the path.
   return ep_ == nullptr && closing_ == nullptr && in_flight_ == 0;
 }
 

@@ -1,10 +1,10 @@
-// A UCX endpoint to the worker of one peer, shared by all links with it, and what is under way on
-// it: frames that UCX has not taken yet, and the death of the peer's process where that can be
-// seen.
+// A UCX endpoint to the worker of one peer, shared by all links with that peer. It keeps account of
+// the frames that UCX has not sent yet, and watches the peer's process if that is visible here.
 //
-// What a frame is built of is not read again once it is sent, whenever UCX sends it.
+// Path::Send copies or hands over everything that a frame was built from: that memory is not read
+// later, whenever UCX sends the frame.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_UCX_PATH_H_
 #define KVXFER_BACKENDS_UCX_PATH_H_
@@ -33,43 +33,46 @@ class Link;
 
 class Path final : public Watcher {
  public:
-  // Frames that UCX has taken over and not let go of, and their bytes: more wait in the links.
+  // Limits of frames that UCX has accepted and not completed, and of their bytes: further frames
+  // wait in the links.
   static constexpr size_t kWindow = 64;
   static constexpr size_t kWindowBytes = 1024 * 1024;
 
-  // What paths are made of; outlives them.
+  // What every path uses; has to outlive the paths.
   struct Parts {
     Worker* worker;
     OutgoingPool* pool;
     Poller* poller;
   };
-  // `place`: of frames.h. `reports_failure`: what the peer's end does, where it has one; else both
-  // are tried. Unavailable: UCX finds no way there.
+  // `place`: see frames.h. `reports_failure`: the setting of the peer's end, if it has one; without
+  // it both settings are tried. Unavailable: UCX finds no transport that reaches the peer.
   static absl::StatusOr<std::unique_ptr<Path>> Open(const Parts& parts, std::string place,
                                                     std::optional<bool> reports_failure);
-  // The other end of one that was opened to a listener; its place is a name that nothing else has.
+  // The accepting end of a connection to the listener. Its place is a name that is unique here.
   static absl::StatusOr<std::unique_ptr<Path>> Accept(const Parts& parts,
                                                       ucp_conn_request_h request);
-  // Only once closed().
+  // Allowed only once closed() is true.
   ~Path() override;
 
   const std::string& place() const { return place_; }
   bool Is(ucp_ep_h endpoint) const { return endpoint != nullptr && endpoint == ep_; }
   Time made() const { return made_; }
   uint64_t id() const { return id_; }
-  // The id of the peer's own path to here; 0: not told yet.
+  // The id of the peer's own path to this backend; 0: not known yet.
   uint64_t peer_id() const { return peer_id_; }
   void set_peer_id(uint64_t id) { peer_id_ = id; }
 
-  // From now on the end of that process ends the path, where this one can see it. The first to be
-  // told is kept.
+  // From now on the exit of the process `them` fails the path, if that process is visible from
+  // here. Only the first process that is named is watched.
   void WatchProcess(const HostIdentity& them, const HostIdentity& us);
 
-  bool room() const { return in_flight_ < kWindow && bytes_in_flight_ < kWindowBytes && !failed(); }
-  // Nor for what does not ask for room.
+  bool space() const {
+    return in_flight_ < kWindow && bytes_in_flight_ < kWindowBytes && !failed();
+  }
+  // True: too much is in flight even for frames that are sent without asking room().
   bool swamped() const { return in_flight_ >= 4 * kWindow || bytes_in_flight_ >= 4 * kWindowBytes; }
-  // A frame: Begin, fill it, Send. Send takes what is begun also where there is no room; room() is
-  // asked before.
+  // To send a frame: Begin, fill it, Send. Callers ask room() first; Send itself takes a frame even
+  // if there is no space.
   Outgoing& Begin();
   void Send(const FrameHead& head);
 
@@ -77,27 +80,28 @@ class Path final : public Watcher {
   const absl::Status& status() const { return status_; }
   void Fail(absl::Status why);
 
-  // Gives the endpoint up; what is under way ends, in its own time. Through shared memory to a
-  // process that takes nothing any more that is never. While a flush of the worker is `flushing`
-  // on, it is not forced, and waits for the peer: UCX (1.22) goes on with such a flush by a
-  // callback of its next progress, in an endpoint that a forced close has freed.
+  // Closes the endpoint; frames in flight complete in their own time. Through shared memory they
+  // never complete if the peer's process no longer takes anything. `flushing`: a flush of the
+  // worker is in progress. Then the close is not forced and waits for the peer: UCX (1.22)
+  // continues such a flush from a callback of its next progress, in an endpoint that a forced close
+  // has freed.
   void Close(bool flushing = false);
-  // Nothing of UCX names it any more.
+  // True: nothing in UCX refers to the path any longer.
   bool closed();
-  // UCX tells of the peer's end, and Close waits for nobody.
+  // True: UCX reports the peer's end, and Close waits for nobody.
   bool reports_failure() const { return reports_failure_; }
 
-  // What UCX goes over, e.g. "posix, tcp"; empty while it is not known.
+  // The transports that UCX uses, e.g. "posix, tcp"; empty while they are not known.
   std::string Lanes() const;
   uint32_t pid() const { return pid_; }  // 0: not known, or not of this host
 
   void OnReady() override;
 
-  std::vector<Link*> links;  // that use it
+  std::vector<Link*> links;  // links that use the path
 
  private:
   Path(const Parts& parts, std::string place);
-  // `params`: where to.
+  // `params` says where to connect.
   ucs_status_t Make(ucp_ep_params_t params, ucp_err_handling_mode_t mode);
   ucs_status_t OpenWorker(std::optional<bool> reports_failure);
   ucs_status_t OpenSocket();
@@ -113,10 +117,12 @@ class Path final : public Watcher {
   uint64_t peer_id_ = 0;
   ucp_ep_h ep_ = nullptr;
   bool reports_failure_ = false;
-  void* closing_ = nullptr;  // request of Close
+  void* closing_ = nullptr;  // the request of Close
+  // Frames that UCX has accepted and not completed.
   size_t in_flight_ = 0;
   size_t bytes_in_flight_ = 0;
   absl::Status status_;
+  // A pidfd of the peer's process.
   OwnFd process_;
   uint32_t pid_ = 0;
 };

@@ -1,3 +1,5 @@
+// Poller: epoll and a timerfd.
+
 #include "src/backends/ucx/poller.h"
 
 #include <sys/epoll.h>
@@ -42,15 +44,17 @@ void Poller::Remove(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullp
 void Poller::Dispatch() {
   std::array<epoll_event, 64> ready;
   const int n = ::epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), 0);
+  // Descriptors beyond the 64 are reported by the next call.
   for (int i = 0; i < n; ++i) {
     auto* const watcher = static_cast<Watcher*>(ready[static_cast<size_t>(i)].data.ptr);
     if (watcher != nullptr) watcher->OnReady();
   }
   uint64_t expirations = 0;
-  // Fails where it has not fired, which is as good.
+  // Fails if the timer has not expired, which does no harm.
   if (n > 0) std::ignore = ::read(timer_.get(), &expirations, sizeof(expirations));
 }
 
+// Callers never pass 0, which would disarm the timer.
 void Poller::Nap(Duration delay) {
   itimerspec once{};
   once.it_value.tv_sec = delay / std::chrono::seconds(1);

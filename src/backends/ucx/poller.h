@@ -1,7 +1,7 @@
-// The backend's epoll: the worker's descriptor, the processes of peers, and a timer.
-// Level-triggered: what a Poll leaves behind shows again.
+// The backend's epoll set: the worker's descriptor, the processes of peers, and a timer. It is
+// level-triggered: what a Poll leaves unread is reported again.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_UCX_POLLER_H_
 #define KVXFER_BACKENDS_UCX_POLLER_H_
@@ -24,12 +24,13 @@ class Poller {
 
   int fd() const { return epoll_.get(); }
 
-  // Null watcher: it shows in fd() and nobody is told. Watchers stay until Remove.
+  // Null `watcher`: the descriptor makes fd() readable, and nothing is called. A watcher stays
+  // until Remove.
   absl::Status Add(int fd, Watcher* watcher);
   void Remove(int fd);
 
-  // Calls OnReady for what is ready now; never blocks. A watcher may remove itself meanwhile, and
-  // no other.
+  // Calls OnReady for the watchers that are ready now; never blocks. Within OnReady a watcher may
+  // remove itself, but no other.
   void Dispatch();
 
   // Makes fd() readable once, `delay` from now.

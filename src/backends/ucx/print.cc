@@ -1,3 +1,5 @@
+// Captures and searches the text that UCX prints.
+
 #include "src/backends/ucx/print.h"
 
 #include <cctype>
@@ -25,6 +27,7 @@ std::string Printed(absl::FunctionRef<void(FILE*)> print) {
 }
 
 std::string ValueOf(std::string_view text, std::string_view name) {
+  // The line break before both texts makes the search match whole names only.
   const std::string wanted = "\n" + std::string(name) + "=";
   const std::string all = "\n" + std::string(text);
   const size_t at = all.find(wanted);
@@ -33,8 +36,8 @@ std::string ValueOf(std::string_view text, std::string_view name) {
   return all.substr(begin, all.find('\n', begin) - begin);
 }
 
-// A slash that begins a word, or stands in brackets as in "md[1]/posix/sysdev[255]", is none of
-// those.
+// Words whose slash comes first or stands within a longer word, like "md[1]/posix/sysdev[255]", are
+// no transports.
 std::set<std::string> Transports(std::string_view text) {
   std::set<std::string> out;
   for (size_t at = text.find('/'); at != std::string_view::npos; at = text.find('/', at + 1)) {

@@ -1,4 +1,4 @@
-// What UCX tells about itself only as text: printed into a string, and looked through.
+// What UCX reveals about itself only as text: prints it into a string and searches that.
 //
 // Thread-safety: functions without state.
 
@@ -14,13 +14,14 @@
 
 namespace kvxfer::ucx {
 
-// What `print` writes; empty where there is no memory for it.
+// The text that `print` writes; empty if memory for it cannot be allocated.
 std::string Printed(absl::FunctionRef<void(FILE*)> print);
 
-// Of lines "NAME=value" the value; empty: there is no such line.
+// The value in a line "NAME=value" of `text`; empty if there is no such line.
 std::string ValueOf(std::string_view text, std::string_view name);
 
-// Of words "tcp/eth0" in a print of a context's resources or an endpoint's lanes: "tcp", each once.
+// The names before the slash in words like "tcp/eth0", each once. `text` is UCX's print of a
+// context's resources or of an endpoint's lanes.
 std::set<std::string> Transports(std::string_view text);
 
 }  // namespace kvxfer::ucx

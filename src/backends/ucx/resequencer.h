@@ -1,7 +1,8 @@
-// Puts the frames of one direction of a link in order: UCX's active messages may overtake each
-// other where an endpoint has several lanes. What comes early is kept, copied, up to a bound.
+// Puts the frames of one direction of a link in order. UCX's active messages may overtake each
+// other if an endpoint has several lanes. A frame that comes early is copied and kept, within a
+// bound.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_UCX_RESEQUENCER_H_
 #define KVXFER_BACKENDS_UCX_RESEQUENCER_H_
@@ -19,7 +20,7 @@ namespace kvxfer::ucx {
 
 class Resequencer {
  public:
-  // Frames that may be early at once, and their bytes: many times what a sender has on the way.
+  // Limits of the early frames and their bytes: many times what a sender has in flight.
   static constexpr size_t kMaxEarly = 512;
   static constexpr size_t kMaxEarlyBytes = 8 * kDataWindow;
 
@@ -29,8 +30,9 @@ class Resequencer {
   };
   enum class Place : uint8_t { kNext, kKept, kRefused };
 
-  // kNext: it is its turn, and the caller's to use. kKept: Take gives it in its turn. kRefused: it
-  // came before, or there are too many early ones: the peer does not keep to the protocol.
+  // kNext: it is this frame's turn, and the caller uses it now. kKept: Take returns the frame when
+  // its turn comes. kRefused: the frame's number came before, or too many frames are early; the
+  // peer violates the protocol.
   Place Put(const FrameHead& head, std::span<const std::byte> body) {
     if (head.order == next_) {
       ++next_;
@@ -46,7 +48,7 @@ class Resequencer {
     return fresh ? Place::kKept : Place::kRefused;
   }
 
-  // A kept one whose turn it is now.
+  // The kept frame whose turn it is now, if it is there.
   std::optional<Early> Take() {
     const auto it = early_.find(next_);
     if (it == early_.end()) return std::nullopt;
@@ -60,7 +62,7 @@ class Resequencer {
   size_t early() const { return early_.size(); }
 
  private:
-  uint64_t next_ = 1;
+  uint64_t next_ = 1;  // the number of the frame whose turn it is
   std::map<uint64_t, Early> early_;
   size_t early_bytes_ = 0;
 };

@@ -1,3 +1,5 @@
+// Worker: configures UCX, creates context and worker, and shuts them down.
+
 #include "src/backends/ucx/worker.h"
 
 #include <dlfcn.h>
@@ -18,7 +20,8 @@
 namespace kvxfer::ucx {
 namespace {
 
-// Without a message lane of their own: they copy between memories, or stay within the worker.
+// False for transports that only copy between memories or stay within the worker: messages need
+// another one.
 bool CarriesMessages(const std::string& transport) {
   static const std::set<std::string> kOthers = {
       "self", "cma", "knem", "xpmem", "cuda_ipc", "cuda_copy", "gdr_copy", "rocm_ipc", "rocm_copy"};
@@ -44,7 +47,7 @@ class Config {
     return absl::InvalidArgumentError(
         absl::StrCat("UCX_", name, "=", value, ": ", ucs_status_string(status)));
   }
-  // As set by then, by the environment or a file of UCX too; empty: not known.
+  // The value as set by Set, the environment or UCX's configuration file; empty: not known.
   std::string Get(std::string_view name) const {
     const std::string text = Printed(
         [this](FILE* out) { ucp_config_print(config_, out, nullptr, UCS_CONFIG_PRINT_CONFIG); });
@@ -56,38 +59,39 @@ class Config {
   ucp_config_t* config_ = nullptr;
 };
 
-bool ListensOnLoopback(const AgentOptions& options) {
-  const std::string& text = options.ucx.listen.empty() ? options.listen : options.ucx.listen;
+bool ListensOnLoopback(const AgentOptions& agent, const UcxOptions& options) {
+  const std::string& text = options.listen.empty() ? agent.listen : options.listen;
   auto bound = net::Resolve(text, 0, net::Names::kResolve);
   return bound.ok() && !bound->empty() && bound->front().IsLoopback();
 }
 
-absl::Status Configure(const AgentOptions& options, Config& config) {
+absl::Status Configure(const AgentOptions& agent, const UcxOptions& options, Config& config) {
   absl::Status status = config.Read();
   if (!status.ok()) return status;
-  const UcxOptions& ucx = options.ucx;
-  const bool loopback = ListensOnLoopback(options);
-  if (!ucx.tls.empty()) status.Update(config.Set("TLS", ucx.tls));
-  if (!ucx.net_devices.empty()) {
-    status.Update(config.Set("NET_DEVICES", ucx.net_devices));
+  const bool loopback = ListensOnLoopback(agent, options);
+  if (!options.tls.empty()) status.Update(config.Set("TLS", options.tls));
+  if (!options.net_devices.empty()) {
+    status.Update(config.Set("NET_DEVICES", options.net_devices));
   } else if (loopback && config.Get("NET_DEVICES") == "all") {
-    // Nobody has said that other hosts may come in.
+    // Nothing says that other hosts may connect.
     status.Update(config.Set("NET_DEVICES", "lo"));
   }
-  // UCX's own listener over TCP aborts the process (1.13) when a stranger sends it what it does not
-  // expect: it is not opened to other hosts.
-  if (!ucx.listen.empty() && !loopback)
+  // UCX's own connection manager over TCP aborts the process (1.13) if a stranger sends it
+  // something unexpected, so it is not opened to other hosts.
+  if (!options.listen.empty() && !loopback)
     status.Update(config.Set("SOCKADDR_TLS_PRIORITY", "rdmacm"));
-  // The default, 20 s, is long for one who waits. Older libraries have neither.
+  // UCX's default of 20 s is too long to wait for a dead peer. Older libraries lack this option and
+  // the next, so errors are ignored.
   config.Set("KEEPALIVE_INTERVAL", "1s").IgnoreError();
-  // No memory is registered with UCX: no need to watch the process's unmapping for it.
+  // No memory is registered with UCX, so it need not watch the process's memory mappings.
   config.Set("RCACHE_ENABLE", "n").IgnoreError();
   return status;
 }
 
-// Options of transports, which UCX would warn of where none has them: so that over tcp a frame goes
-// in one piece, and that a shared memory's queue holds what may be on its way. Both ends of a link
-// have to have the same segments. False: there is nothing to set.
+// Sets options of transports: over tcp a frame fits one segment, and the queue of shared memory
+// holds what may be in flight. The segment sizes have to be equal at both ends of a link. UCX would
+// warn about such options if no transport has them, so the transports have to be known. False:
+// there was nothing to set.
 bool SetTransports(Config& config, const std::set<std::string>& transports) {
   unsigned major = 0;
   unsigned minor = 0;
@@ -101,7 +105,7 @@ bool SetTransports(Config& config, const std::set<std::string>& transports) {
   if (tcp) set("TCP_", "TX_SEG_SIZE", "64k");
   if (tcp) set("TCP_", "RX_SEG_SIZE", "64k");
   const bool memory = transports.contains("posix") || transports.contains("sysv");
-  if (bare && memory) set("", "MM_FIFO_SIZE", "256");  // what later ones have by themselves
+  if (bare && memory) set("", "MM_FIFO_SIZE", "256");  // the default of later versions
   return tcp || (bare && memory);
 }
 
@@ -126,7 +130,7 @@ std::string List(const std::set<std::string>& names) {
   return out.empty() ? "none" : out;
 }
 
-// What there is when nobody leaves anything out.
+// The transports that exist if no option excludes any.
 std::string Available() {
   Config config;
   if (!config.Read().ok() || !config.Set("TLS", "all").ok() ||
@@ -153,11 +157,12 @@ std::string FileOf(const void* function) {
   return found ? info.dli_fname : "the program";
 }
 
-// Another UCX whose symbols the whole process sees stands in for functions of this one, also in
-// calls between this one's own libraries: UCX then hangs or crashes.
+// If a second UCX's symbols are visible to the whole process, its functions replace those of this
+// UCX, also in calls between this UCX's own libraries. UCX then hangs or crashes.
 absl::Status CheckBoundTo(const char* library, const char* name, const void* bound) {
   void* const loaded = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
-  if (loaded == nullptr) return absl::OkStatus();  // under another name it is the only one
+  // Loaded under another name: it is the only one.
+  if (loaded == nullptr) return absl::OkStatus();
   const void* const own = dlsym(loaded, name);
   dlclose(loaded);
   if (own == nullptr || own == bound) return absl::OkStatus();
@@ -174,6 +179,7 @@ absl::Status CheckLibrary() {
   ucp_get_version(&major, &minor, &release);
   absl::Status status = CheckVersion(major, minor);
   if (!status.ok()) return Annotate(status, LibraryVersion());
+  // Each of the two libraries is checked: one alone may be replaced.
   status.Update(CheckBoundTo("libucp.so.0", "ucp_get_version_string",
                              reinterpret_cast<const void*>(&ucp_get_version_string)));
   status.Update(CheckBoundTo("libucs.so.0", "ucs_status_string",
@@ -183,7 +189,7 @@ absl::Status CheckLibrary() {
 
 ucs_status_t HandOver(void* arg, const void*, size_t, void* data, size_t bytes,
                       const ucp_am_recv_param_t* param) {
-  // None of ours comes by rendezvous.
+  // Frames are sent eagerly; a rendezvous is a stranger's, and is dropped.
   if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return UCS_OK;
   MessageHasCome();
   const bool answerable = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
@@ -209,18 +215,18 @@ absl::Status UcxStatus(ucs_status_t status, std::string_view what) {
   return absl::UnavailableError(absl::StrCat(ToAbsl(what), ": ", ucs_status_string(status)));
 }
 
-absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const AgentOptions& options,
-                                                       FrameSink* sink) {
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const AgentOptions& agent,
+                                                       const UcxOptions& options, FrameSink* sink) {
   if (absl::Status usable = CheckLibrary(); !usable.ok()) return usable;
   std::unique_ptr<Worker> worker(new Worker);
-  if (absl::Status made = worker->MakeContext(options); !made.ok()) return made;
+  if (absl::Status made = worker->MakeContext(agent, options); !made.ok()) return made;
   if (absl::Status made = worker->MakeWorker(sink); !made.ok()) return made;
   return worker;
 }
 
-absl::Status Worker::MakeContext(const AgentOptions& options) {
+absl::Status Worker::MakeContext(const AgentOptions& agent, const UcxOptions& options) {
   Config config;
-  if (absl::Status status = Configure(options, config); !status.ok()) return status;
+  if (absl::Status status = Configure(agent, options, config); !status.ok()) return status;
   auto context = Init(config);
   if (!context.ok()) return NotUsable(config, ToStd(context.status().message()));
   context_ = *context;
@@ -229,6 +235,7 @@ absl::Status Worker::MakeContext(const AgentOptions& options) {
     return NotUsable(config, absl::StrCat("no transport for messages to other processes (only ",
                                           List(transports), ")"));
   }
+  // UCX reads its options when the context is made, so the context is made again.
   if (SetTransports(config, transports)) {
     ucp_cleanup(std::exchange(context_, nullptr));
     context = Init(config);
@@ -243,6 +250,7 @@ absl::Status Worker::MakeContext(const AgentOptions& options) {
 absl::Status Worker::MakeWorker(FrameSink* sink) {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  // Different threads make progress, one at a time; the agent orders them.
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   absl::Status status =
       UcxStatus(ucp_worker_create(context_, &params, &worker_), "ucp_worker_create");
@@ -251,6 +259,7 @@ absl::Status Worker::MakeWorker(FrameSink* sink) {
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                        UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kFrameId;
+  // UCX calls the handler once per message, with all of its bytes in one piece.
   handler.flags = UCP_AM_FLAG_WHOLE_MSG;
   handler.cb = &HandOver;
   handler.arg = sink;
@@ -277,12 +286,14 @@ Worker::~Worker() {
     if (worker_ != nullptr) ucp_worker_destroy(worker_);
     if (context_ != nullptr) ucp_cleanup(context_);
   }
-  if (frames_ != 0) ucp_dt_destroy(frames_);  // nobody asks for a frame's bytes any more
+  // After the worker: its sends ask the datatype for bytes.
+  if (frames_ != 0) ucp_dt_destroy(frames_);
 }
 
 void Worker::StartFlush() {
   const ucp_request_param_t param{};
   const ucs_status_ptr_t request = ucp_worker_flush_nbx(worker_, &param);
+  // Null means that nothing had to be waited for.
   flush_failed_ = UCS_PTR_IS_ERR(request);
   if (!flush_failed_) flushing_ = request;
 }
@@ -294,7 +305,8 @@ bool Worker::flushed() {
   return flushing_ == nullptr && !flush_failed_;
 }
 
-// What one call leaves for the next to do is not counted by that: two have to do nothing.
+// Progress does not count work that one call leaves to the next, so only two calls in a row without
+// work mean that nothing is left.
 bool Worker::Settle(Duration limit) {
   const Time end = Now() + limit;
   for (int idle = 0; idle < 2;) {
@@ -307,6 +319,7 @@ bool Worker::Settle(Duration limit) {
 bool Worker::ProgressUntil(absl::FunctionRef<bool()> done, Duration limit) {
   for (const Time end = Now() + limit; !done();) {
     if (Now() >= end) return false;
+    // The peer may need the CPU to answer.
     if (Progress() == 0) std::this_thread::yield();
   }
   return true;

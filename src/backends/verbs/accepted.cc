@@ -13,8 +13,9 @@
 namespace kvxfer::verbs {
 namespace {
 
-// An initiator that does not say for so long that a fenced transfer is quiet (it may be stopped,
-// and its device is not) loses its queue pairs.
+// How long the accepting side waits for the initiator to report that a fenced transfer is quiet. An
+// initiator that does not (its process may be stopped while its device works on) loses its queue
+// pairs.
 constexpr Duration kPatience = std::chrono::seconds(3);
 
 }  // namespace
@@ -26,7 +27,7 @@ AcceptedLink::~AcceptedLink() {
   if (backend_ == nullptr) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
   if (scratch_) backend_->accepted_scratch().Give(*scratch_);
-  for (const Undying& left : undying_) backend_->RemoveReceiver(left.number, *left.device);
+  for (const Undestroyed& left : undestroyed_) backend_->RemoveReceiver(left.number, *left.device);
 }
 
 void AcceptedLink::SayHello() { Tell(Ports{.ports = backend_->PortInfos()}); }
@@ -64,7 +65,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegi
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
 }
 
-absl::Status AcceptedLink::OnBlob(Blob& blob) {
+absl::Status AcceptedLink::OnDecoded(Blob& blob) {
   if (const auto* offer = std::get_if<Offer>(&blob)) return OnOffer(*offer);
   if (const auto* quiet = std::get_if<Quiet>(&blob); quiet && authorized_) {
     OnQuiet(quiet->transfer);
@@ -114,7 +115,7 @@ absl::Status AcceptedLink::TryMake(const Offer& offer) {
   const VerbsBackend::PortRef& ref = backend_->ports()[offer.port];
   if (ref.device->broken()) return ref.device->why_broken();
   if (absl::Status status = ref.device->Refresh(ref.index); !status.ok()) return status;
-  if (absl::Status status = backend_->destroyer().CheckRoom(*ref.device); !status.ok()) {
+  if (absl::Status status = backend_->destroyer().CheckSpace(*ref.device); !status.ok()) {
     return status;
   }
   if (!scratch_) {
@@ -130,7 +131,7 @@ absl::Status AcceptedLink::TryMake(const Offer& offer) {
   return absl::OkStatus();
 }
 
-// Nothing can come in by `pair` yet: the peer does not know its number.
+// Nothing can arrive through `pair` yet: the peer does not know its number.
 void AcceptedLink::OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) {
   Rail& of = rails_[rail];
   of.job = 0;
@@ -141,6 +142,7 @@ void AcceptedLink::OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<Q
     answer.at = pair->address();
     answer.scratch = scratch_->address();
     answer.scratch_key = scratch_->registration->rkey_of(pair->device().ordinal());
+    // Before the peer learns the number, so that no completion finds it unknown.
     backend_->AddReceiver(pair->number(), pair->device(), this, rail);
     of.end = std::move(pair);
   } else {
@@ -156,7 +158,7 @@ absl::Status AcceptedLink::OnProbe(const Probe& probe) {
     return absl::InvalidArgumentError(
         "the peer asked about a probe over a queue pair that it did not offer, or twice");
   }
-  // Where that queue pair is gone, the peer has been told or has offered another.
+  // If that queue pair is gone, the peer has been notified or has offered another one.
   if (probe.life != rail.life || rail.end == nullptr) return absl::OkStatus();
   const bool found = LoadScratch(scratch_->at + probe.rail * 8) == probe.nonce;
   Tell(Probed{.rail = probe.rail, .life = probe.life, .found = found});
@@ -164,45 +166,50 @@ absl::Status AcceptedLink::OnProbe(const Probe& probe) {
 }
 
 void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
-  backend_->landed().OnImmediate();
+  backend_->arrival_flusher().OnImmediate();
   Emit({.kind = EventKind::kImmediate, .endpoint = this, .rail = rail, .immediate = immediate});
 }
 
 void AcceptedLink::Kill(uint32_t rail) {
   backend_->setups().Cancel(std::exchange(rails_[rail].job, 0));
   rails_[rail].offer.reset();
-  // A receive that it flushes is no further reason to end it.
+  // Taken out first: a receive that it flushes must not end it a second time.
   std::unique_ptr<QueuePair> end = std::move(rails_[rail].end);
   if (end == nullptr) return;
   Device& device = end->device();
   const uint32_t number = end->number();
+  // In the error state nothing more is executed. The immediates that have been written are in the
+  // completion queue once the last receive is reported.
   end->SetError();
   device.AwaitLastReceive(number);
   device.DrainReceived();
   if (backend_->destroyer().Destroy(std::move(end), this, rail)) {
     Gone(device, number);
   } else {
-    undying_.push_back({.rail = rail, .device = &device, .number = number});
+    undestroyed_.push_back({.rail = rail, .device = &device, .number = number});
   }
 }
 
 void AcceptedLink::Gone(Device& device, uint32_t number) {
+  // Completions that arrived while it was destroyed.
   device.DrainReceived();
   backend_->RemoveReceiver(number, device);
 }
 
 void AcceptedLink::OnDestroyed(uint32_t rail, Device& device, uint32_t number) {
   Gone(device, number);
-  std::erase_if(undying_,
-                [&](const Undying& one) { return one.device == &device && one.number == number; });
-  if (rails_[rail].fence_due && !IsUndying(rail)) FinishFenceRail(rail);
-  if (!undying_.empty()) return;
+  // A device may refuse several queue pairs of one rail.
+  std::erase_if(undestroyed_, [&](const Undestroyed& one) {
+    return one.device == &device && one.number == number;
+  });
+  if (rails_[rail].fence_due && !IsUndestroyed(rail)) FinishFenceRail(rail);
+  if (!undestroyed_.empty()) return;
   for (const uint64_t transfer : std::exchange(fenced_, {})) Say(EventKind::kFenced, transfer);
   FinishDown();
 }
 
-bool AcceptedLink::IsUndying(uint32_t rail) const {
-  return std::ranges::find(undying_, rail, &Undying::rail) != undying_.end();
+bool AcceptedLink::IsUndestroyed(uint32_t rail) const {
+  return std::ranges::find(undestroyed_, rail, &Undestroyed::rail) != undestroyed_.end();
 }
 
 void AcceptedLink::Lose(uint32_t rail, std::string_view why) {
@@ -231,12 +238,13 @@ void AcceptedLink::OnQuiet(uint64_t transfer) {
 
 void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
   if (count == 0) return;
+  // Immediates of the transfer that are in the completion queue must be reported before kFenced.
   for (const Rail& rail : rails_) {
     if (rail.end != nullptr) rail.end->device().DrainReceived();
   }
   asked_.erase(transfer);
   for (; count > 0; --count) {
-    if (undying_.empty()) {
+    if (undestroyed_.empty()) {
       Say(EventKind::kFenced, transfer);
     } else {
       fenced_.push_back(transfer);
@@ -251,7 +259,7 @@ void AcceptedLink::OnDataDeadline(Time now) {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     Lose(i, "a transfer had to be stopped, and its initiator did not say that it was");
   }
-  // Without queue pairs the others are quiet too.
+  // Without queue pairs all other fences are quiet too.
   for (const auto& [transfer, patience] : std::exchange(asked_, {})) {
     AnswerFences(transfer, fences_.OnMarker(transfer, 0));
   }
@@ -261,7 +269,7 @@ void AcceptedLink::FenceRail(uint32_t rail) {
   if (!up() || rail >= rails_.size()) return;
   Kill(rail);
   rails_[rail].fence_due = true;
-  if (!IsUndying(rail)) FinishFenceRail(rail);
+  if (!IsUndestroyed(rail)) FinishFenceRail(rail);
 }
 
 void AcceptedLink::FinishFenceRail(uint32_t rail) {
@@ -270,6 +278,7 @@ void AcceptedLink::FinishFenceRail(uint32_t rail) {
 }
 
 void AcceptedLink::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
+  // The peer tries a rail again when one of its ports has come up or changed its address.
   if (type != IBV_EVENT_PORT_ERR) SayHello();
   if (type == IBV_EVENT_PORT_ACTIVE) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) {
@@ -282,7 +291,7 @@ void AcceptedLink::OnPort(const Device& device, uint8_t port, ibv_event_type typ
   }
 }
 
-// An end that is being made over that port would have the address that the port had before.
+// An end that is being made over that port would get the port's earlier address.
 void AcceptedLink::Remake(uint32_t rail, const Device& device, uint8_t port) {
   const Offer offer = *rails_[rail].offer;
   const VerbsBackend::PortRef& ref = backend_->ports()[offer.port];

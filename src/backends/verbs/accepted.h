@@ -1,16 +1,16 @@
-// The accepting side of a link: makes the other ends of the peer's queue pairs, once the peer is
-// authorised, and ends them.
+// The accepting side of a verbs link. It makes the other ends of the peer's queue pairs once the
+// peer is authorised, and destroys them.
 //
-// Until it is authorised a peer learns which ports there are, and no more: its offers are kept, one
-// a rail, and nothing is made or registered for it. Afterwards each offer has one answer, and may
-// be probed once.
+// Before it is authorised a peer learns which ports exist, and nothing else: its offers are kept,
+// one per rail, and nothing is made or registered for it. Afterwards each offer gets one answer,
+// and may be probed once.
 //
-// Destroying a queue pair is what makes it quiet: nothing of the peer's lands through it any more.
-// Receive completions are taken before and after, so that no immediate is lost. Where a device
-// refuses to destroy one, what says that it is quiet waits until it has: kFenced, kDown, and
-// kRailFenced of that rail.
+// Destroying a queue pair makes it quiet: the peer no longer writes through it.
+// Receive completions are polled before and after, so that no immediate is lost. If a device
+// refuses to destroy a queue pair, the events that would say that it is quiet wait until it is
+// destroyed: kFenced, kDown, and kRailFenced of its rail.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_VERBS_ACCEPTED_H_
 #define KVXFER_BACKENDS_VERBS_ACCEPTED_H_
@@ -47,7 +47,7 @@ class AcceptedLink final : public Link {
                                                     std::string_view key) override;
 
   // --- Link ---
-  // Which ports there are, or have changed.
+  // Sends the list of ports, first or again after a change.
   void SayHello() override;
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
   void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
@@ -62,13 +62,14 @@ class AcceptedLink final : public Link {
   struct Rail {
     std::unique_ptr<QueuePair> end;
     uint32_t life = 0;
-    bool probed = false;         // that life was asked about
-    std::optional<Offer> offer;  // that waits for Authorize, or for its end, which is being made
-    uint64_t job = 0;            // of SetupQueue; 0: none
-    bool fence_due = false;      // kRailFenced waits for `undying_`
+    bool probed = false;  // the peer has asked about the probe of that life
+    // Waits for Authorize, or for its queue pair, which is being made.
+    std::optional<Offer> offer;
+    uint64_t job = 0;        // in SetupQueue; 0: none
+    bool fence_due = false;  // kRailFenced waits for undestroyed_
   };
   // A queue pair that its device refuses to destroy.
-  struct Undying {
+  struct Undestroyed {
     uint32_t rail = 0;
     Device* device = nullptr;
     uint32_t number = 0;
@@ -76,9 +77,9 @@ class AcceptedLink final : public Link {
 
   std::optional<Time> DataDeadline() const override;
   void OnDataDeadline(Time now) override;
-  absl::Status OnBlob(Blob& blob) override;
+  absl::Status OnDecoded(Blob& blob) override;
   void EndData(const absl::Status& why) override;
-  bool IsQuiet() const override { return undying_.empty(); }
+  bool IsQuiet() const override { return undestroyed_.empty(); }
   absl::Status OnOffer(const Offer& offer);
   void Make(const Offer& offer);
   absl::Status TryMake(const Offer& offer);
@@ -86,21 +87,22 @@ class AcceptedLink final : public Link {
   absl::Status OnProbe(const Probe& probe);
   void OnQuiet(uint64_t transfer);
   void AnswerFences(uint64_t transfer, uint32_t count);
-  // Nothing lands through that rail any more, and what landed is reported.
+  // Destroys the rail's end: nothing is written through it afterwards, and what was written is
+  // reported.
   void Kill(uint32_t rail);
   void Lose(uint32_t rail, std::string_view why);
   void Gone(Device& device, uint32_t number);
-  bool IsUndying(uint32_t rail) const;
+  bool IsUndestroyed(uint32_t rail) const;
   void FinishFenceRail(uint32_t rail);
 
-  std::optional<Scratch::Slot> scratch_;  // from the first queue pair on
+  std::optional<Scratch::Slot> scratch_;  // taken with the first queue pair
   bool authorized_ = false;
   std::array<Rail, net::kMaxRails> rails_;
   uint32_t rails_offered_ = 1;
   FenceBook fences_{1};
-  std::map<uint64_t, Time> asked_;  // fences without an answer, and how long they are waited for
-  std::vector<Undying> undying_;
-  std::vector<uint64_t> fenced_;  // kFenced that wait for `undying_`
+  std::map<uint64_t, Time> asked_;  // unanswered fences, and until when each is awaited
+  std::vector<Undestroyed> undestroyed_;
+  std::vector<uint64_t> fenced_;  // kFenced events that wait for undestroyed_
 };
 
 }  // namespace kvxfer::verbs

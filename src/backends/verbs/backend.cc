@@ -20,30 +20,32 @@ constexpr size_t kMaxOpRuns = 256;
 
 }  // namespace
 
-VerbsBackend::VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv, Sysfs sysfs)
-    : options_(context.options),
+VerbsBackend::VerbsBackend(const BackendContext& context, VerbsOptions options,
+                           std::unique_ptr<Ibv> ibv, Sysfs sysfs)
+    : options_(std::move(options)),
       host_(context.host),
       sysfs_(std::move(sysfs)),
       ibv_(std::move(ibv)),
       hub_({.backend = "verbs",
-            .service = net::Service::kVerbs,
+            .service = net::Service{1},
             .incarnation = context.incarnation,
-            .connect_timeout = options_.connect_timeout},
+            .connect_timeout = context.options.connect_timeout},
            this),
-      setups_(options_.verbs, &destroyer_) {}
+      setups_(options_, &destroyer_) {}
 
 absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const BackendContext& context,
                                                                    std::unique_ptr<Ibv> ibv,
                                                                    Topology topology, Sysfs sysfs) {
+  absl::StatusOr<VerbsOptions> options = ReadOptions<VerbsOptions>("verbs", context.options);
+  if (!options.ok()) return options.status();
   std::unique_ptr<VerbsBackend> backend(
-      new VerbsBackend(context, std::move(ibv), std::move(sysfs)));
+      new VerbsBackend(context, *std::move(options), std::move(ibv), std::move(sysfs)));
   if (absl::Status status = backend->hub_.Open(); !status.ok()) return status;
   if (absl::Status status = backend->setups_.Open(&backend->hub_.reactor()); !status.ok()) {
     return status;
   }
   if (absl::Status status = backend->OpenDevices(std::move(topology)); !status.ok()) return status;
-  const AgentOptions& options = backend->options_;
-  if (absl::Status status = backend->hub_.Listen(options, options.verbs.listen,
+  if (absl::Status status = backend->hub_.Listen(context.options, backend->options_.listen,
                                                  "`verbs.listen` (KVXFER_VERBS_LISTEN)");
       !status.ok()) {
     return status;
@@ -70,23 +72,22 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
   if (names.empty()) {
     return absl::UnavailableError("there is no RDMA device (rdma link shows them)");
   }
-  const std::vector<std::string> asked = options_.verbs.devices;
-  if (!asked.empty() || !options_.verbs.fabrics.empty() || !topology.ports.empty()) {
+  const std::vector<std::string> asked = options_.devices;
+  if (!asked.empty() || !options_.fabrics.empty() || !topology.ports.empty()) {
     AddMissing(*ibv_, names, topology);
   }
-  absl::StatusOr<VerbsOptions> chosen = ChoosePorts(options_.verbs, &topology);
+  absl::StatusOr<VerbsOptions> chosen = ChoosePorts(options_, &topology);
   if (!chosen.ok()) return chosen.status();
-  options_.verbs = *std::move(chosen);
+  options_ = *std::move(chosen);
   absl::Status why;
-  queue_depth_ = options_.verbs.queue_depth;
+  queue_depth_ = options_.queue_depth;
   for (const std::string& name : names) {
-    const bool wanted = std::ranges::any_of(options_.verbs.devices, [&](const std::string& port) {
-      return port.starts_with(name + ":");
-    });
-    if ((!options_.verbs.devices.empty() && !wanted) || devices_.size() == kMaxDevices) continue;
+    const bool wanted = std::ranges::any_of(
+        options_.devices, [&](const std::string& port) { return port.starts_with(name + ":"); });
+    if ((!options_.devices.empty() && !wanted) || devices_.size() == kMaxDevices) continue;
     const auto ordinal = static_cast<uint8_t>(devices_.size());
     absl::StatusOr<std::unique_ptr<Device>> device =
-        Device::Open(ibv_.get(), this, &hub_.reactor(), name, ordinal, options_.verbs);
+        Device::Open(ibv_.get(), this, &hub_.reactor(), name, ordinal, options_);
     if (!device.ok()) {
       why.Update(device.status());
       Log(LogLevel::kInfo, "verbs: not used: {}", ToStd(device.status().message()));
@@ -95,7 +96,7 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
     queue_depth_ = std::min(queue_depth_, static_cast<uint32_t>((*device)->attr().max_qp_wr));
     devices_.push_back(*std::move(device));
   }
-  // Those that are down now may come up later.
+  // Ports that are down now may come up later; they come after the active ones.
   for (const bool active : {true, false}) {
     for (const auto& device : devices_) {
       for (size_t i = 0; i < device->ports().size() && ports_.size() < kMaxPorts; ++i) {
@@ -115,7 +116,7 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
     used_of.push_back({.name = used.back(), .device = ref.device->ordinal()});
   }
   nearness_ = Nearness(topology, used_of);
-  absl::Status named = CheckNamed(asked, options_.verbs, topology, used, why);
+  absl::Status named = CheckNamed(asked, options_, topology, used, why);
   if (!named.ok()) return named;
   if (!ports_.front().port().active) {
     return absl::UnavailableError(absl::StrCat("no port is active: ", WhyNone()));
@@ -126,12 +127,14 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
   return absl::OkStatus();
 }
 
-// Without order an immediate says nothing of other requests, so an op is one.
+// On an unordered queue pair an immediate says nothing about other requests, so an op is a single
+// request there.
 size_t VerbsBackend::MaxOpRuns() const {
+  // Two requests are kept for the rail's own use (Rail::Post).
   return ordered() ? std::min<size_t>(kMaxOpRuns, queue_depth_ - 2) : 1;
 }
 
-// Which device an immediate comes to is its initiator's choice.
+// The initiator chooses the device that an immediate arrives at, so the smallest device limits all.
 size_t VerbsBackend::MaxArrivals() const {
   size_t most = SIZE_MAX;
   for (const auto& device : devices_) most = std::min<size_t>(most, device->max_arrivals());
@@ -164,7 +167,7 @@ VerbsBackend::~VerbsBackend() {
 
 std::string VerbsBackend::Address() const {
   const std::string control = hub_.Address();
-  return EncodeTold({.control = control, .ports = {.ports = PortInfos()}});
+  return EncodeMetadataAddress({.control = control, .ports = {.ports = PortInfos()}});
 }
 
 std::vector<std::string> VerbsBackend::Devices() const {
@@ -182,7 +185,7 @@ std::vector<std::string> VerbsBackend::Devices() const {
 
 absl::StatusOr<net::PeerAddress> VerbsBackend::Find(std::string_view address,
                                                     const HostIdentity& host) const {
-  absl::StatusOr<Told> told = DecodeTold(address);
+  absl::StatusOr<MetadataAddress> told = DecodeMetadataAddress(address);
   if (!told.ok()) return told.status();
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(told->control, host_, host);
   if (!peer.ok()) return peer;
@@ -217,7 +220,8 @@ absl::StatusOr<std::unique_ptr<Prepared>> VerbsBackend::Prepare(const MemorySpan
   if (span.kind == MemoryKind::kHost) {
     status = memory->Register(span, access, devices_);
   } else {
-    // Without order an op is one request, which no piece may cut in two.
+    // On an unordered queue pair an op is one request, which a boundary between pieces must not cut
+    // in two.
     absl::StatusOr<GpuMemory> gpu = ExamineGpuMemory(span, sysfs_, ordered());
     status = gpu.ok() ? memory->Register(*gpu, access, devices_) : gpu.status();
   }
@@ -228,7 +232,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> VerbsBackend::Prepare(const MemorySpan
 Penalties VerbsBackend::PenaltiesOf(const DeviceMemory& memory, const MemorySpan& span) const {
   if (memory.gpu() != nullptr) return nearness_.OfGpu(memory.gpu()->pci, memory.gpu()->numa_node);
   if (!nearness_.tells()) return {};
-  // By now the devices have every page of it somewhere.
+  // Registration has touched every page, so each is on some node by now.
   return nearness_.Of(NodeOfMemory(span.data, span.bytes));
 }
 
@@ -244,7 +248,7 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
   }
   auto& memory = *static_cast<DeviceMemory*>(prepared);
   if (memory.gpu() != nullptr) {
-    absl::Status status = landed_.AddRegion(memory.driver(), memory.gpu()->ordinal);
+    absl::Status status = arrival_flusher_.AddRegion(memory.driver(), memory.gpu()->ordinal);
     if (!status.ok()) return Annotate(status, "verbs");
   }
   const Penalties penalties = PenaltiesOf(memory, region.span);
@@ -252,6 +256,7 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
                                                           region.id, penalties);
   registrations_.insert(registration.get());
   if (registration->why_missing().ok()) return registration;
+  // Rails over those devices cannot be used while the region exists.
   Log(LogLevel::kWarning, "verbs: region {} goes without some devices: {}",
       static_cast<uint32_t>(region.id), ToStd(registration->why_missing().message()));
   for (const auto& device : devices_) {
@@ -264,7 +269,7 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
 
 void VerbsBackend::Forget(VerbsRegistration* registration) {
   registrations_.erase(registration);
-  if (registration->gpu() != nullptr) landed_.RemoveRegion(registration->gpu()->ordinal);
+  if (registration->gpu() != nullptr) arrival_flusher_.RemoveRegion(registration->gpu()->ordinal);
 }
 
 absl::Status VerbsBackend::CheckRegions(const Device& device) const {

@@ -1,7 +1,7 @@
 // The verbs backend: devices, a listener for control connections, and the links to peers.
 //
-// Lifetime: endpoints and registrations may outlive it; they are then of no use.
-// Thread-safety: none but that of kvxfer::Backend.
+// Lifetime: endpoints and registrations may outlive it; they then do nothing.
+// Thread-safety: none, see kvxfer/backend.h; Prepare from any thread.
 
 #ifndef KVXFER_BACKENDS_VERBS_BACKEND_H_
 #define KVXFER_BACKENDS_VERBS_BACKEND_H_
@@ -27,7 +27,7 @@
 #include "src/backends/verbs/setup_queue.h"
 #include "src/core/base/sysfs.h"
 #include "src/core/topology/topology.h"
-#include "src/cuda/landed.h"
+#include "src/cuda/arrival_flusher.h"
 #include "src/transport/link_hub.h"
 #include "src/transport/sockets/address.h"
 
@@ -37,22 +37,22 @@ class AcceptedLink;
 class Link;
 class Rail;
 
-// Of one op, and of one message of the device.
+// The most bytes of one op, and of one message of a device.
 inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
 
 class VerbsBackend final : public Backend, private net::LinkHub::Owner, private Device::Listener {
  public:
-  // One of the ports that peers are told of, in that order.
+  // One of the ports in the list that peers receive, in the order of that list.
   struct PortRef {
     Device* device = nullptr;
     size_t index = 0;  // in Device::ports()
     const LocalPort& port() const { return device->ports()[index]; }
-    // It cannot be used, as far as is known.
+    // OK, or why the port cannot be used, as far as is known.
     absl::Status why() const;
   };
 
-  // `topology` is that of this host, `sysfs` its files; what the former does not know of the
-  // devices they are asked. CUDA is not initialised before GPU memory is registered.
+  // `topology` describes this host and `sysfs` its files. What `topology` lacks is asked of the
+  // devices. CUDA is not initialised before GPU memory is registered.
   static absl::StatusOr<std::unique_ptr<VerbsBackend>> Create(const BackendContext& context,
                                                               std::unique_ptr<Ibv> ibv,
                                                               Topology topology = {},
@@ -77,32 +77,33 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   // --- for links, rails and registrations ---
   net::LinkHub& hub() { return hub_; }
   RequestPool& requests() { return requests_; }
-  // Of links that dial, and of those that were accepted.
+  // For links that dial, and for accepted ones.
   Scratch& dialled_scratch() { return dialled_scratch_; }
   Scratch& accepted_scratch() { return accepted_scratch_; }
   SetupQueue& setups() { return setups_; }
   DestroyQueue& destroyer() { return destroyer_; }
   const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
-  const AgentOptions& options() const { return options_; }
+  const VerbsOptions& options() const { return options_; }
   const std::vector<PortRef>& ports() const { return ports_; }
   std::vector<PortInfo> PortInfos() const;
-  // Why rails over `device` cannot be used: memory that is registered here is not known to it.
+  // OK, or why rails over `device` cannot be used: memory that is registered here is not registered
+  // with that device.
   absl::Status CheckRegions(const Device& device) const;
-  // Send requests of one queue pair.
+  // The number of send requests of one queue pair.
   uint32_t queue_depth() const { return queue_depth_; }
   bool ordered() const { return ibv_->keeps_order(); }
   void Forget(VerbsRegistration* registration);
-  // What has come into GPU memory since the last Poll.
-  cuda::Landed& landed() { return landed_; }
-  // Whether some memory that is registered here is of a GPU.
-  bool has_gpu_memory() const { return landed_.regions() > 0; }
+  // Tracks what was written into GPU memory since the last Poll.
+  cuda::ArrivalFlusher& arrival_flusher() { return arrival_flusher_; }
+  // Whether memory of a GPU is registered.
+  bool has_gpu_memory() const { return arrival_flusher_.regions() > 0; }
   void TimersChanged() { hub_.TimersChanged(); }
 
-  // Work requests name their rail by a slot; `first` is the number of its first request.
-  // None: so many have been taken as a work request can name.
+  // A slot identifies a rail in its work requests. `first`: the number of its first request. None:
+  // all slots that a work request can name are taken.
   std::optional<uint16_t> TakeSlot(Rail* rail, uint64_t& first);
   void FreeSlot(uint16_t slot, uint64_t next);
-  // Whose immediates come in by that queue pair.
+  // Says which link and rail receive the immediates of a queue pair.
   void AddReceiver(uint32_t number, const Device& device, AcceptedLink* link, uint32_t rail);
   void RemoveReceiver(uint32_t number, const Device& device);
 
@@ -115,18 +116,19 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
     AcceptedLink* link = nullptr;
     uint32_t rail = 0;
   };
-  // The key of `receivers_`.
+  // The key in receivers_.
   static uint64_t ReceiverId(uint32_t number, const Device& device);
 
-  VerbsBackend(const BackendContext& context, std::unique_ptr<Ibv> ibv, Sysfs sysfs);
+  VerbsBackend(const BackendContext& context, VerbsOptions options, std::unique_ptr<Ibv> ibv,
+               Sysfs sysfs);
   absl::Status OpenDevices(Topology topology);
-  // Of what was prepared: how far each device is from it.
+  // How far each device is from prepared memory.
   Penalties PenaltiesOf(const DeviceMemory& memory, const MemorySpan& span) const;
-  // Why no port can be used.
+  // Text for people: why no port can be used.
   std::string WhyNone();
   size_t MaxArrivals() const;
   size_t MaxOpRuns() const;
-  // Where the peer is, if it can be reached from here.
+  // The address of the peer, if it can be reached from here.
   absl::StatusOr<net::PeerAddress> Find(std::string_view address, const HostIdentity& host) const;
   std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
   std::optional<Time> deadline() const override { return destroyer_.deadline(); }
@@ -136,17 +138,17 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   void OnAsync(Device& device, const Device::DeviceEvent& event) override;
   void OnBroken(Device& device, const absl::Status& why) override;
   void OnPortEvent(Device& device, const Device::DeviceEvent& event);
-  // All that there are now: what is called for one may end another.
+  // A snapshot of all links, because a call for one link may end another.
   std::vector<Link*> Links() const;
 
-  AgentOptions options_;  // those of verbs name ports one by one
+  VerbsOptions options_;  // its `devices` and `fabrics` name each port
   const HostIdentity host_;
   const Sysfs sysfs_;
   Capabilities capabilities_;
   const std::unique_ptr<Ibv> ibv_;
   net::LinkHub hub_;
   RequestPool requests_;
-  std::vector<std::unique_ptr<Device>> devices_;  // the same from Create to the end
+  std::vector<std::unique_ptr<Device>> devices_;  // constant from Create to the end
   DestroyQueue destroyer_;
   SetupQueue setups_;
   std::vector<PortRef> ports_;
@@ -155,8 +157,8 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   Scratch accepted_scratch_{Access::kReadWrite};
   uint32_t queue_depth_ = 0;
   std::unordered_set<VerbsRegistration*> registrations_;
-  cuda::Landed landed_;
-  size_t next_device_ = 0;  // to be polled first
+  cuda::ArrivalFlusher arrival_flusher_;
+  size_t next_device_ = 0;  // the device that is polled first
 
   std::vector<Slot> slots_;
   std::vector<uint16_t> free_slots_;

@@ -1,4 +1,4 @@
-// The backend's turns: completions, control streams, events of devices, timers.
+// VerbsBackend: its turns: completions, control streams, device events, timers.
 
 #include <endian.h>
 
@@ -16,7 +16,7 @@
 namespace kvxfer::verbs {
 namespace {
 
-// Of one queue, in one turn.
+// The most completions of one queue in one turn.
 constexpr size_t kPollBatch = 64;
 
 }  // namespace
@@ -27,7 +27,7 @@ size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
       device->OnChannel();
       device->OnAsync();
     }
-    // Not always the same one first, or those behind a busy one would starve.
+    // Another device goes first each time, so that a busy one does not starve the others.
     for (size_t i = 0; i < devices_.size() && !hub_.sink().full(); ++i) {
       devices_[next_device_]->Poll(kPollBatch);
       next_device_ = (next_device_ + 1) % devices_.size();
@@ -36,7 +36,7 @@ size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
     hub_.Work();
   }
   const size_t told = hub_.End();
-  return landed_.Show(out.first(told), "verbs");
+  return arrival_flusher_.Show(out.first(told), "verbs");
 }
 
 bool VerbsBackend::Arm() {
@@ -45,11 +45,11 @@ bool VerbsBackend::Arm() {
     return false;
   }
   for (const auto& device : devices_) device->Arm();
-  // What came before the queues were armed shows by nothing else.
+  // Completions that came before the queues were armed raise no event, so poll once more.
   bool quiet = true;
   for (const auto& device : devices_) quiet = device->Poll(kPollBatch) == 0 && quiet;
-  // A device may have broken just now: then time alone ends what was posted to it. Whoever is told
-  // not to sleep needs no timer.
+  // A device may have broken just now; then only a timer ends what was posted to it. If this
+  // returns false, no timer is needed.
   hub_.SetTimer();
   return quiet && !hub_.sink().waiting();
 }
@@ -62,7 +62,7 @@ void VerbsBackend::OnSendDone(Device&, const ibv_wc& wc) {
 
 void VerbsBackend::OnReceived(Device& device, const ibv_wc& wc) {
   const auto it = receivers_.find(ReceiverId(wc.qp_num, device));
-  if (it == receivers_.end()) return;  // of a queue pair that is no more
+  if (it == receivers_.end()) return;  // of a queue pair that was destroyed
   const Receiver receiver = it->second;
   if (wc.status != IBV_WC_SUCCESS) {
     receiver.link->OnQueuePair(device, wc.qp_num,
@@ -102,8 +102,8 @@ void VerbsBackend::OnAsync(Device& device, const Device::DeviceEvent& event) {
   }
 }
 
-// A port that became another (its GID or LID) is to its queue pairs as one that went down; a table
-// that changed elsewhere is nothing to them.
+// A port whose address changed (GID or LID) is treated like one that went down. A table that
+// changed in other places does not affect its queue pairs.
 void VerbsBackend::OnPortEvent(Device& device, const Device::DeviceEvent& event) {
   const uint8_t number = event.port;
   Log(LogLevel::kInfo, "verbs: port {}:{}: {}", device.name(), number, EventName(event.type));

@@ -1,13 +1,13 @@
-// What the two sides of a link say to each other on its control stream (kFrame). Little-endian;
+// What the two sides of a link send each other on its control stream (kFrame). Little-endian;
 // decoding never trusts a length.
 //
-//   accepting → connecting   Ports: what may be connected to; again when one has changed
-//   connecting → accepting   Offer: a queue pair is ready at this side, make its other end
-//   accepting → connecting   Answer: here it is, or why not
+//   accepting → connecting   Ports: what may be connected to; sent again when a port has changed
+//   connecting → accepting   Offer: a queue pair is ready on this side; make its other end
+//   accepting → connecting   Answer: the other end is ready, or why not
 //   connecting → accepting   Probe: a write of these eight bytes was acknowledged; are they there?
-//   accepting → connecting   Probed
-//   both                     RailLost: my end of it is in error or gone
-//   connecting → accepting   Quiet: nothing of that transfer is on the way any more
+//   accepting → connecting   Probed: they are, or are not
+//   both                     RailLost: my end of that rail is in error or destroyed
+//   connecting → accepting   Quiet: nothing of that transfer is in flight any longer
 //
 // Thread-safety: plain values and functions without state.
 
@@ -33,8 +33,8 @@ inline constexpr size_t kMaxText = 512;
 // One end of a queue pair.
 struct QpAddress {
   uint32_t number = 0;  // 24 bits
-  uint32_t psn = 0;     // of the first packet it sends, 24 bits
-  uint8_t reads = 1;    // that it serves at once
+  uint32_t psn = 0;     // of the first packet that it sends, 24 bits
+  uint8_t reads = 1;    // how many reads it serves at once
   PortInfo port{};
 };
 
@@ -50,9 +50,9 @@ struct Offer {
 struct Answer {
   uint8_t rail = 0;
   uint32_t life = 0;
-  std::string error{};  // empty: `at` and what follows hold
+  std::string error{};  // empty: `at` and the following fields are valid
   QpAddress at{};
-  uint64_t scratch = 0;  // where the probe is written, kScratchBytes of it
+  uint64_t scratch = 0;  // where the probe is written: one slot of Scratch
   uint32_t scratch_key = 0;
 };
 struct Probe {
@@ -77,18 +77,18 @@ struct Quiet {
 using Blob = std::variant<Ports, Offer, Answer, Probe, Probed, RailLost, Quiet>;
 
 // Texts are cut to kMaxText.
-std::vector<std::byte> Encode(const Blob& blob);
+std::string Encode(const Blob& blob);
 absl::StatusOr<Blob> Decode(std::span<const std::byte> bytes);
 
-// What metadata says of an agent: where its control connections come in
-// (src/transport/sockets/address.h), and the ports it has, so that who has none in common knows
-// without asking.
-struct Told {
-  std::string_view control{};  // of what was decoded
+// What metadata contains about an agent: the address of its control connections
+// (src/transport/sockets/address.h), and its ports. So an agent that has no port in common with it
+// knows that without asking.
+struct MetadataAddress {
+  std::string_view control{};  // points into the decoded text
   Ports ports{};
 };
-std::string EncodeTold(const Told& told);
-absl::StatusOr<Told> DecodeTold(std::string_view address);
+std::string EncodeMetadataAddress(const MetadataAddress& told);
+absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view address);
 
 }  // namespace kvxfer::verbs
 

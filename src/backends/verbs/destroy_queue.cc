@@ -11,28 +11,29 @@ namespace {
 
 constexpr Duration kFirstWait = std::chrono::milliseconds(10);
 constexpr Duration kMaxWait = std::chrono::seconds(1);
-// Of one device. What is made and never destroyed again takes its memory.
+// Per device. Queue pairs that are made and never destroyed use up the device's memory.
 constexpr ptrdiff_t kMaxOfDevice = 64;
 constexpr int kLastTries = 3;
 
 }  // namespace
 
 bool DestroyQueue::Destroy(std::unique_ptr<QueuePair> pair, Client* client, uint32_t tag,
-                           uint32_t room) {
+                           uint32_t space) {
   if (pair == nullptr) return true;
   Device& device = pair->device();
   const absl::Status status = pair->Destroy();
   if (status.ok()) {
-    device.GiveRoomWhenPolled(room);
+    device.GiveSpaceWhenPolled(space);
     return true;
   }
   Log(LogLevel::kError, "verbs: {}; it may still move data, and is tried again",
       ToStd(status.message()));
+  // In the error state it executes nothing more, as far as the device obeys.
   pair->SetError();
   entries_.push_back({.pair = std::move(pair),
                       .client = client,
                       .tag = tag,
-                      .room = room,
+                      .space = space,
                       .wait = kFirstWait,
                       .next = Now() + kFirstWait});
   return false;
@@ -44,7 +45,7 @@ void DestroyQueue::Forget(const Client* client) {
   }
 }
 
-absl::Status DestroyQueue::CheckRoom(const Device& device) const {
+absl::Status DestroyQueue::CheckSpace(const Device& device) const {
   const auto waiting = std::ranges::count_if(
       entries_, [&](const Entry& entry) { return &entry.pair->device() == &device; });
   if (waiting < kMaxOfDevice) return absl::OkStatus();
@@ -74,7 +75,7 @@ void DestroyQueue::OnDeadline(Time now) {
     Device& device = entry.pair->device();
     Log(LogLevel::kInfo, "verbs: {}: queue pair {} is gone at last", device.name(),
         entry.pair->number());
-    device.GiveRoomWhenPolled(entry.room);
+    device.GiveSpaceWhenPolled(entry.space);
     if (entry.client != nullptr) {
       entry.client->OnDestroyed(entry.tag, device, entry.pair->number());
     }

@@ -1,7 +1,7 @@
-// Destroys queue pairs, and again where a device refuses: until it has, that queue pair may still
-// read and write memory, and nobody may be told that it does not.
+// Destroys queue pairs, and retries if a device refuses. Until a queue pair is destroyed it may
+// still read and write memory, and nobody may report that it does not.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_VERBS_DESTROY_QUEUE_H_
 #define KVXFER_BACKENDS_VERBS_DESTROY_QUEUE_H_
@@ -19,7 +19,7 @@ namespace kvxfer::verbs {
 
 class DestroyQueue {
  public:
-  // Who waits for the end of a queue pair that its device refused to destroy at first.
+  // Waits for the destruction of a queue pair that its device refused to destroy at first.
   class Client {
    public:
     virtual ~Client() = default;
@@ -28,17 +28,18 @@ class DestroyQueue {
 
   ~DestroyQueue() { Close(); }
 
-  // True: it is destroyed (or null). False: the device refuses, and `client`, unless it is null, is
-  // called once it does not any more. From then on `room` work requests may be posted again.
+  // True: the queue pair is destroyed (or null). False: the device refuses; `client`, unless null,
+  // is called once it is destroyed. `room`: the number of completion queue entries that are free
+  // from then on.
   bool Destroy(std::unique_ptr<QueuePair> pair, Client* client = nullptr, uint32_t tag = 0,
-               uint32_t room = 0);
-  // Nothing is said to `client` any more.
+               uint32_t space = 0);
+  // `client` is not called from now on.
   void Forget(const Client* client);
-  // An error where so many of that device wait that no more should be made there.
-  absl::Status CheckRoom(const Device& device) const;
+  // An error if so many queue pairs of that device wait that no more should be made.
+  absl::Status CheckSpace(const Device& device) const;
   std::optional<Time> deadline() const;
   void OnDeadline(Time now);
-  // Tries a last time.
+  // Tries one last time.
   void Close();
 
  private:
@@ -46,7 +47,7 @@ class DestroyQueue {
     std::unique_ptr<QueuePair> pair{};
     Client* client = nullptr;
     uint32_t tag = 0;
-    uint32_t room = 0;
+    uint32_t space = 0;
     Duration wait{};
     Time next{};
   };

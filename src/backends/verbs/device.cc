@@ -15,13 +15,14 @@
 namespace kvxfer::verbs {
 namespace {
 
-constexpr size_t kBatch = 32;
-// Posted again so many at a time, with one doorbell; few enough that the rest is never short.
+constexpr size_t kBatch = 32;  // completions per call of ibv_poll_cq
+// Receives are reposted this many at a time, with one doorbell; few enough that the others never
+// run short.
 constexpr uint32_t kRepost = 64;
-// Devices tell within some tens of microseconds.
+// Devices report the last receive within some tens of microseconds.
 constexpr Duration kLastReceive = std::chrono::milliseconds(20);
-// Some drivers never do.
-constexpr int kUntold = 3;
+// Some drivers never report it: after this many waits in vain, give up.
+constexpr int kMaxMissed = 3;
 
 }  // namespace
 
@@ -69,7 +70,7 @@ absl::Status Device::Prepare() {
     ports_.push_back(
         {.info = {.name = absl::StrCat(name_, ":", number), .device = ordinal_, .mtu = IBV_MTU_256},
          .number = port});
-    // One of no use does not take the others with it.
+    // An unusable port must not prevent the others from being used.
     Refresh(ports_.size() - 1).IgnoreError();
   }
   return MakeQueues();
@@ -88,14 +89,15 @@ absl::Status Device::MakeQueues() {
   send_cq_ =
       ibv_->CreateCq(context_, attr_.max_cqe < 65536 ? attr_.max_cqe : 65536, this, channel_);
   if (send_cq_ == nullptr) return failed("ibv_create_cq");
-  room_ = static_cast<uint32_t>(send_cq_->cqe);
+  space_ = static_cast<uint32_t>(send_cq_->cqe);
   receive_cq_ = ibv_->CreateCq(context_, static_cast<int>(receives_), this, channel_);
   if (receive_cq_ == nullptr) return failed("ibv_create_cq");
   ibv_srq_init_attr srq{};
   srq.attr.max_wr = receives_;
-  srq.attr.max_sge = 1;  // some providers take no 0; the receives have none
+  srq.attr.max_sge = 1;  // some providers refuse 0, although the receives have none
   srq_ = ibv_->CreateSrq(pd_, &srq);
   if (srq_ == nullptr) return failed("ibv_create_srq");
+  // The event is raised when few receives are left, that is, when this side is slow to poll.
   if (absl::Status posted = PostReceives(receives_); !posted.ok()) return posted;
   if (const int error = ibv_->ArmSrqLimit(srq_, receives_ / 8); error != 0) {
     return absl::UnavailableError(ErrnoText("ibv_modify_srq", error));
@@ -144,6 +146,7 @@ void Device::Break(const char* call, int error_number) { Break(ErrnoText(call, e
 void Device::Break(std::string_view why) {
   if (broken()) return;
   why_broken_ = absl::UnavailableError(absl::StrCat(name_, ": ", ToAbsl(why)));
+  // Release: other threads read broken() without a lock and then why_broken_.
   broken_.store(true, std::memory_order_release);
   listener_->OnBroken(*this, why_broken_);
 }
@@ -154,8 +157,9 @@ size_t Device::Poll(size_t most) {
   size_t total = PollReceived(most);
   for (size_t sent = 0; sent < most;) {
     const auto want = static_cast<int>(std::min(kBatch, most - sent));
-    // What is destroyed while these are looked at may have entries behind them.
-    const uint32_t due = std::exchange(room_when_polled_, 0);
+    // A queue pair may be destroyed by a listener in this loop. Its entries lie behind those of
+    // this batch, so its space is free only once the queue has been read to its end.
+    const uint32_t due = std::exchange(space_when_polled_, 0);
     const int n = ibv_->PollCq(send_cq_, want, entries.data());
     if (n < 0) {
       Break("ibv_poll_cq", EIO);
@@ -165,10 +169,10 @@ size_t Device::Poll(size_t most) {
     sent += static_cast<size_t>(n);
     total += static_cast<size_t>(n);
     if (n < want) {
-      room_ += due;
+      space_ += due;
       break;
     }
-    room_when_polled_ += due;
+    space_when_polled_ += due;
   }
   return total;
 }
@@ -226,8 +230,8 @@ void Device::OnChannel() {
   channel_ready_ = error != EAGAIN;
 }
 
-// This side was slow to look. Armed again only once all are back: a queue that is below its limit
-// would say so at once, and again.
+// This side was slow to poll. The limit is armed again only once all receives are back: below the
+// limit the device would raise the event again at once.
 void Device::OnFewReceives() {
   Log(LogLevel::kDebug, "verbs: {}: few receives are left", name_);
   DrainReceived();
@@ -237,7 +241,7 @@ void Device::OnFewReceives() {
   if (error != 0) Break("ibv_modify_srq", error);
 }
 
-// An event that could not be read is looked for again: the descriptor says it only once.
+// If an event could not be read, look again: epoll reports the descriptor only once.
 void Device::ReadEvents() {
   ibv_async_event event{};
   int error = 0;
@@ -271,8 +275,9 @@ void Device::OnAsync() {
     events_.pop_front();
     if (event.type == IBV_EVENT_SRQ_LIMIT_REACHED) {
       OnFewReceives();
+      // The device does report last receives, so waiting for them is worth while.
     } else if (event.type == IBV_EVENT_QP_LAST_WQE_REACHED) {
-      untold_ = 0;
+      missed_ = 0;
     } else {
       listener_->OnAsync(*this, event);
     }
@@ -280,7 +285,7 @@ void Device::OnAsync() {
 }
 
 void Device::AwaitLastReceive(uint32_t number) {
-  if (broken() || untold_ == kUntold) return;
+  if (broken() || missed_ == kMaxMissed) return;
   const Time end = Now() + kLastReceive;
   for (;;) {
     ReadEvents();
@@ -288,7 +293,7 @@ void Device::AwaitLastReceive(uint32_t number) {
       return event.type == IBV_EVENT_QP_LAST_WQE_REACHED && event.queue_pair == number;
     });
     if (told > 0) {
-      untold_ = 0;
+      missed_ = 0;
       return;
     }
     const Duration left = end - Now();
@@ -296,7 +301,7 @@ void Device::AwaitLastReceive(uint32_t number) {
     pollfd look{.fd = context_->async_fd, .events = POLLIN, .revents = 0};
     ::poll(&look, 1, static_cast<int>(left / std::chrono::milliseconds(1)) + 1);
   }
-  if (++untold_ == kUntold) {
+  if (++missed_ == kMaxMissed) {
     Log(LogLevel::kDebug, "verbs: {} does not tell when a queue pair has taken its last receive",
         name_);
   }

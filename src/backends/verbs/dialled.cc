@@ -14,7 +14,7 @@
 namespace kvxfer::verbs {
 namespace {
 
-// Pairs of one rail that were tried in vain, in a description.
+// The most pairs per rail that Describe lists as tried in vain.
 constexpr size_t kMaxNamed = 4;
 
 }  // namespace
@@ -25,7 +25,7 @@ DialledLink::DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::
 DialledLink::~DialledLink() {
   if (backend_ == nullptr) return;
   rails_.clear();
-  backend_->landed().Forget(this);
+  backend_->arrival_flusher().Forget(this);
   backend_->dialled_scratch().Give(scratch_);
 }
 
@@ -48,10 +48,11 @@ void DialledLink::OnDataDeadline(Time now) {
   for (const auto& rail : rails_) {
     if (!down()) rail->OnDeadline(now);
   }
-  if (!down()) Impatient(now);
+  if (!down()) CheckStuckFences(now);
 }
 
-absl::Status DialledLink::OnBlob(Blob& blob) {
+absl::Status DialledLink::OnDecoded(Blob& blob) {
+  // The peer's hello.
   if (auto* ports = std::get_if<Ports>(&blob); ports != nullptr && greeting()) {
     OnPorts(std::move(*ports));
     return absl::OkStatus();
@@ -92,7 +93,8 @@ void DialledLink::OnPorts(Ports ports) {
   }
 }
 
-// One of them came up, or has another address: what waits may be worth another attempt.
+// One of the peer's ports came up or has another address, so waiting rails are worth another
+// attempt.
 absl::Status DialledLink::OnPortsAgain(Ports ports) {
   if (ports.ports.size() < remote_.size()) {
     return absl::InvalidArgumentError("the peer has fewer ports than it told before");
@@ -110,7 +112,7 @@ std::optional<Pair> DialledLink::OtherPair(const Rail& rail) const {
   return ChooseOther(backend_->PortInfos(), remote_, used, rail.bad_pairs());
 }
 
-// A link whose every pair was tried in vain is of no use.
+// If every pair of every rail was tried in vain, the link is of no use.
 void DialledLink::OnAttemptFailed() {
   if (ever_up_ || !up()) return;
   if (!std::ranges::all_of(rails_, [](const auto& rail) { return rail->settled(); })) return;
@@ -144,7 +146,7 @@ void DialledLink::ReopenRail(uint32_t rail) {
 void DialledLink::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
   for (const auto& rail : rails_) {
     if (down() || !rail->uses(device, port)) continue;
-    // It may be its address that a rail has waited for.
+    // A rail may have waited for the port's new address.
     if (type != IBV_EVENT_PORT_ERR) rail->OnPortUp();
     if (type != IBV_EVENT_PORT_ACTIVE) {
       rail->Fail(absl::UnavailableError(
@@ -176,7 +178,7 @@ void DialledLink::OnDestroyed(uint32_t rail, Device&, uint32_t) {
 }
 
 bool DialledLink::IsQuiet() const {
-  return std::ranges::none_of(rails_, [](const auto& rail) { return rail->undying(); });
+  return std::ranges::none_of(rails_, [](const auto& rail) { return rail->if_refused(); });
 }
 
 void DialledLink::OnUncovered(const Device& device, const absl::Status& why) {
@@ -229,7 +231,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
   VerbsRemoteKey& imported = **decoded;
   if (imported.pieces() != nullptr) {
     if (!backend_->ordered()) {
-      // An op is one request there, which no piece may cut in two.
+      // An op is one request there, which a boundary between pieces must not cut in two.
       return absl::FailedPreconditionError(
           absl::StrCat("verbs: region ", static_cast<uint32_t>(region.id), " of ", Name(),
                        " is in several pieces, and the devices here keep no order"));
@@ -246,6 +248,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
   if (!std::ranges::all_of(remote_, has)) {
     partial_[&imported] = region.id;
     imported.set_holder(this);
+    // A rail to a device of the peer without the region's key must not be used from now on.
     for (const auto& rail : rails_) {
       const absl::Status why = CheckKeys(remote_[rail->pair().remote].device);
       if (!why.ok()) rail->Fail(why, true);
@@ -267,6 +270,7 @@ absl::Status DialledLink::CheckKeys(size_t remote_device) const {
 void DialledLink::OnClosed(const VerbsRemoteKey& key) {
   if (key.pieces() != nullptr) --keys_in_pieces_;
   if (partial_.erase(&key) == 0 || backend_ == nullptr) return;
+  // The closed key may have been what kept a rail down.
   for (const auto& rail : rails_) rail->OnPortUp();
 }
 

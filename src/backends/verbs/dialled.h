@@ -1,6 +1,6 @@
-// The connecting side of a link: dials, learns the peer's ports, makes the rails, posts.
+// The connecting side of a verbs link: dials, learns the peer's ports, makes the rails, posts.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_VERBS_DIALLED_H_
 #define KVXFER_BACKENDS_VERBS_DIALLED_H_
@@ -57,7 +57,8 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   const LocalPort& local_port(size_t port) const;
   absl::Status RefreshPort(size_t port);
   const std::vector<PortInfo>& remote_ports() const { return remote_; }
-  // Why a rail to that device of the peer cannot be used: a region of the peer is not known to it.
+  // OK, or why a rail to that device of the peer cannot be used: a region of the peer is not
+  // registered with it.
   absl::Status CheckKeys(size_t remote_device) const;
   const Scratch::Slot& scratch() const { return scratch_; }
   std::string PeerName() const { return Name(); }
@@ -68,10 +69,10 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   void FlushDone();
   void RailUp(uint32_t rail);
   void RailDown(uint32_t rail, const absl::Status& why);
-  // `flight` put its queue pair into error with `status`; whether it, or what went before in its
-  // place, has done so before.
+  // `flight` put its queue pair into error with `status`. True: the same transfer and remote
+  // address have done that before.
   bool FailedBefore(const Flight& flight, ibv_wc_status status);
-  // Whether every op is of memory that devices know by one key each, and that the CPU can touch.
+  // True: every op's memory has one key per device and can be read by the CPU.
   bool plain() const;
   std::optional<Pair> OtherPair(const Rail& rail) const;
   void OnAttemptFailed();
@@ -79,9 +80,9 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
  private:
   // A transfer that is being made quiet.
   struct Stopping {
-    size_t ops = 0;  // of it in flight
+    size_t ops = 0;  // its ops in flight
     Time patience{};
-    std::vector<uint64_t> progress{};  // of each rail, when it was last looked at
+    std::vector<uint64_t> progress{};  // of each rail, at the last look
   };
   // An op that put its queue pair into error.
   struct Culprit {
@@ -94,7 +95,7 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   void WorkData() override { StartFlush(); }
   std::optional<Time> DataDeadline() const override;
   void OnDataDeadline(Time now) override;
-  absl::Status OnBlob(Blob& blob) override;
+  absl::Status OnDecoded(Blob& blob) override;
   void EndData(const absl::Status& why) override;
   bool IsQuiet() const override;
   void OnClosed(const VerbsRemoteKey& key) override;
@@ -104,19 +105,19 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   absl::Status CheckPieces(const Op& op) const;
   void FenceDone(uint64_t transfer);
   void StartFlush();
-  void Impatient(Time now);
+  void CheckStuckFences(Time now);
 
   const Scratch::Slot scratch_;
   std::vector<PortInfo> remote_;
   std::vector<std::unique_ptr<Rail>> rails_;
-  std::map<const VerbsRemoteKey*, RegionId> partial_;  // keys that lack some device of the peer
+  std::map<const VerbsRemoteKey*, RegionId> partial_;  // keys that lack a device of the peer
   size_t keys_in_pieces_ = 0;
   bool ever_up_ = false;
   std::map<uint64_t, Stopping> stopping_;
-  std::vector<uint64_t> stopped_;   // to be told once a flush that begins from now on is over
-  std::vector<uint64_t> flushing_;  // to be told once the flush at hand is over
-  size_t flushes_ = 0;              // of it that are not
-  std::deque<Culprit> culprits_;    // the last ones
+  std::vector<uint64_t> stopped_;   // reported to the peer after the next flush
+  std::vector<uint64_t> flushing_;  // reported to the peer after the current flush
+  size_t flushes_ = 0;              // rails of the current flush that are not done
+  std::deque<Culprit> culprits_;    // the most recent ones
 };
 
 }  // namespace kvxfer::verbs

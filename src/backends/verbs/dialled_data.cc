@@ -1,4 +1,4 @@
-// The connecting side's data: posting, completions, and making transfers quiet.
+// DialledLink: posting, completions, and making transfers quiet.
 
 #include <algorithm>
 #include <utility>
@@ -10,9 +10,9 @@
 namespace kvxfer::verbs {
 namespace {
 
-// A fenced transfer's requests that make no progress for so long are ended with their queue pair.
+// If a fenced transfer's requests make no progress for this long, their queue pair is ended.
 constexpr Duration kFencePatience = std::chrono::milliseconds(500);
-// Remembered: each has cost a queue pair.
+// How many failed ops are remembered; each of them has cost a queue pair.
 constexpr size_t kMaxCulprits = 64;
 
 }  // namespace
@@ -31,7 +31,7 @@ absl::Status DialledLink::CheckOp(const Op& op) const {
       absl::StrCat("verbs: op ", op.id, " is too large, or names no rail, transfer or key"));
 }
 
-// One of more requests than fit at once would wait for ever.
+// An op with more requests than the queue holds would wait for ever, so it is refused.
 absl::Status DialledLink::CheckPieces(const Op& op) const {
   const uint32_t pieces = Rail::PiecesOf(op);
   const size_t most = std::min<size_t>(backend_->queue_depth() - 2, RequestPool::kRequests);
@@ -65,7 +65,7 @@ void DialledLink::RingAll() {
 }
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
-  if (flight.into_gpu && status.ok()) backend_->landed().OnRead(this, flight.op);
+  if (flight.into_gpu && status.ok()) backend_->arrival_flusher().OnRead(this, flight.op);
   Say(EventKind::kCompletion, flight.op, std::move(status), rail);
   if (stopping_.empty()) return;
   const auto it = stopping_.find(flight.transfer);
@@ -74,8 +74,8 @@ void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status statu
   FenceDone(flight.transfer);
 }
 
-// All that was accepted is posted: there is nothing to drop, and what is on its way cannot be taken
-// back one by one.
+// Everything that was accepted is posted already: nothing can be dropped, and requests under way
+// cannot be taken back one by one. So wait for their completions.
 void DialledLink::Fence(uint64_t transfer) {
   if (!up() || transfer == 0 || stopping_.contains(transfer)) return;
   size_t ops = 0;
@@ -87,8 +87,9 @@ void DialledLink::Fence(uint64_t transfer) {
   backend_->TimersChanged();
 }
 
-// Rails are looked at one by one: that another moves on says nothing of the one that is stuck.
-void DialledLink::Impatient(Time now) {
+// Each rail is examined separately: progress on another rail says nothing about a rail that is
+// stuck.
+void DialledLink::CheckStuckFences(Time now) {
   std::vector<std::pair<Rail*, uint64_t>> stuck;
   for (auto& [transfer, stopping] : stopping_) {
     if (stopping.patience > now) continue;
@@ -117,9 +118,9 @@ bool DialledLink::FailedBefore(const Flight& flight, ibv_wc_status status) {
   return before;
 }
 
-// Its memory is let go. The target is told once everything that was posted has been seen to have
-// landed: a read that follows the writes of a queue pair pushes them, and their receive
-// completions, before itself.
+// The transfer's memory is released at this side. The target is notified once everything that was
+// posted has been written: a read that follows the writes of a queue pair pushes them, and their
+// receive completions, ahead of itself.
 void DialledLink::FenceDone(uint64_t transfer) {
   Say(EventKind::kFenced, transfer);
   stopped_.push_back(transfer);
@@ -132,7 +133,8 @@ void DialledLink::StartFlush() {
     if (rail->needs_flush()) rails.push_back(rail.get());
   }
   flushing_ = std::exchange(stopped_, {});
-  // One for the loop, so that a rail which fails in it does not end the round.
+  // Starts at one for this loop, so that a rail that fails during the loop does not end the flush
+  // early.
   flushes_ = 1 + rails.size();
   for (Rail* rail : rails) {
     if (rail->up()) {

@@ -22,7 +22,7 @@ using Code = absl::StatusCode;
 constexpr std::array kMeanings = {
     Meaning{IBV_WC_LOC_LEN_ERR, "IBV_WC_LOC_LEN_ERR", Code::kInternal,
             "a request is longer than the queue pair takes"},
-    // Also what soft-RoCE says of a link that went down.
+    // Soft-RoCE also reports this for a link that went down.
     Meaning{IBV_WC_LOC_QP_OP_ERR, "IBV_WC_LOC_QP_OP_ERR", Code::kUnavailable,
             "the device did not accept the request; is its link up?"},
     Meaning{IBV_WC_LOC_PROT_ERR, "IBV_WC_LOC_PROT_ERR", Code::kFailedPrecondition,
@@ -61,15 +61,15 @@ struct GpuRemedy {
   std::string_view text;
 };
 
-// The first two stand for those that are not named: where the module is not loaded, also for none,
-// since neither way was there to be tried; and where it is.
+// The first two rows stand for all errors without a row of their own: the first if the module is
+// not loaded (also if no call was made, because neither way was available), the second if it is.
 constexpr std::array kGpuRemedies = {
     GpuRemedy{
         0, Code::kFailedPrecondition,
         "load the module (modprobe nvidia-peermem), or use the GPU driver's open kernel "
         "modules (515 or newer) with Linux 5.12 or newer and a NIC driver that takes dmabufs"},
-    // Of which EFAULT is the usual one, whatever the cause: the kernel then pinned it as the
-    // host's.
+    // EFAULT is the usual error of these, whatever the cause: the kernel then tried to pin the
+    // address as host memory.
     GpuRemedy{EFAULT, Code::kFailedPrecondition,
               "likely, in this order: the GPU's BAR1 is full (nvidia-smi -q -d MEMORY: register "
               "less, or switch on resizable BAR); nvidia-peermem does not fit the NIC's driver (it "
@@ -186,7 +186,7 @@ absl::Status GpuRegistrationError(std::string_view device, std::string_view what
                                   : refusal.peer_memory_error
                                       ? ErrnoText("ibv_reg_mr", *refusal.peer_memory_error)
                                       : std::string("not tried");
-  // What was tried last says most, but for memory that ran out.
+  // The last attempt says most, except that ENOMEM always wins.
   const int last = refusal.peer_memory_error.value_or(refusal.dmabuf_error.value_or(0));
   const int error = refusal.dmabuf_error == ENOMEM ? ENOMEM : last;
   const GpuRemedy& remedy = RemedyFor(error, refusal.peer_memory_error.has_value());

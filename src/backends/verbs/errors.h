@@ -1,4 +1,4 @@
-// What verbs tell, in words: for a person, with the remedy.
+// Texts for people about errors of verbs, with what to do.
 //
 // Thread-safety: functions without state.
 
@@ -20,26 +20,28 @@ namespace kvxfer::verbs {
 std::string_view StatusName(ibv_wc_status status);
 std::string_view EventName(ibv_event_type type);
 
-// A work request that failed. `where` names peer and rail, `operation` what it was.
+// The error for a work request that failed. `where` names peer and rail, `operation` says what the
+// request was.
 absl::Status CompletionError(std::string_view where, uint32_t queue_pair,
                              std::string_view operation, ibv_wc_status status, uint32_t vendor);
 
-// A region that `device` does not take.
+// The error for a region that `device` does not take.
 absl::Status RegistrationError(std::string_view device, const MemorySpan& span, int error_number);
 
-// What became of the two ways by which a device may be given GPU memory.
+// What happened in each of the two ways to register GPU memory with a device.
 struct GpuRefusal {
   absl::Status no_dmabuf{};                // why there is no dmabuf of it
-  std::optional<int> dmabuf_error{};       // of ibv_reg_dmabuf_mr, where there is one
+  std::optional<int> dmabuf_error{};       // of ibv_reg_dmabuf_mr, if it was called
   bool peer_memory = false;                // the module is loaded
-  std::optional<int> peer_memory_error{};  // of ibv_reg_mr, where it is
+  std::optional<int> peer_memory_error{};  // of ibv_reg_mr, if it was called
 };
 
-// GPU memory that `device` does not take; `what` names it. Every cause, and the remedy.
+// The error for GPU memory that `device` does not take; `what` names the memory. It has every cause
+// and what to do.
 absl::Status GpuRegistrationError(std::string_view device, std::string_view what,
                                   const GpuRefusal& refusal);
 
-// A device that does not open.
+// The error for a device that does not open.
 absl::Status OpenError(std::string_view device, int error_number);
 
 }  // namespace kvxfer::verbs

@@ -11,12 +11,12 @@
 namespace kvxfer {
 namespace {
 
-// It is some hundred files, too many for an agent that takes every port, unless a card may be seen
-// more than once.
+// Whether to read the topology. That is some hundred files, too many for an agent that uses every
+// port, unless a card may appear more than once.
 bool NeedsTopology(const Sysfs& host, const std::vector<std::string>& devices,
-                   const VerbsOptions& options) {
+                   const verbs::VerbsOptions& options) {
   if (!options.devices.empty() || !options.fabrics.empty()) return true;
-  // Some are nearer to memory than others; to that of a GPU as well.
+  // Some devices are nearer to a GPU's or a node's memory than others.
   if (devices.size() > 1 && host.Exists("/sys/module/nvidia")) return true;
   const std::vector<std::string> system = host.List("/sys/devices/system/node");
   const auto nodes = std::ranges::count_if(
@@ -32,7 +32,10 @@ bool NeedsTopology(const Sysfs& host, const std::vector<std::string>& devices,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsBackend(const BackendContext& context) {
-  // Most hosts: not even the library is loaded.
+  // A wrong option is refused on every host, even without an RDMA device.
+  const auto options = ReadOptions<verbs::VerbsOptions>("verbs", context.options);
+  if (!options.ok()) return options.status();
+  // Most hosts have no RDMA device; there not even the library is loaded.
   const Sysfs host("/");
   const std::vector<std::string> devices = host.List("/sys/class/infiniband");
   if (devices.empty()) {
@@ -42,7 +45,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsBackend(const BackendContext& 
   absl::StatusOr<std::unique_ptr<verbs::Ibv>> ibv = verbs::LoadLibibverbs();
   if (!ibv.ok()) return ibv.status();
   absl::StatusOr<Topology> topology = Topology();
-  if (NeedsTopology(host, devices, context.options.verbs)) topology = ReadTopology(host);
+  if (NeedsTopology(host, devices, *options)) topology = ReadTopology(host);
   absl::StatusOr<std::unique_ptr<verbs::VerbsBackend>> backend = verbs::VerbsBackend::Create(
       context, *std::move(ibv), topology.ok() ? *std::move(topology) : Topology());
   if (!backend.ok()) return backend.status();

@@ -9,9 +9,9 @@
 
 namespace kvxfer {
 
-// Opens the devices and listens for control connections at once. Unavailable or PermissionDenied,
-// with the remedy, where there is no libibverbs, no device, no right to it or no active port;
-// NotFound or InvalidArgument where an option does not fit what there is.
+// Opens the devices and listens for control connections at once. Unavailable, PermissionDenied or
+// Unimplemented, with what to do: there is no libibverbs, no device, no permission, or no active
+// port. NotFound or InvalidArgument: an option does not match what the host has.
 absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsBackend(const BackendContext& context);
 
 }  // namespace kvxfer

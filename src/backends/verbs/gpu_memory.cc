@@ -10,8 +10,8 @@ namespace {
 
 void* PointerAt(uint64_t address) { return reinterpret_cast<void*>(address); }
 
-// One registration of [base, base + bytes), of which `dmabuf` is. Null: `why` says what became of
-// each way.
+// One registration of [base, base + bytes), which `dmabuf` exports. Null: `why` says what happened
+// in each way.
 ibv_mr* RegisterPart(Device& device, const GpuMemory& memory, uint64_t base, uint64_t bytes,
                      const absl::StatusOr<cuda::Dmabuf>& dmabuf, int access, GpuRefusal& why) {
   why = {.no_dmabuf = dmabuf.status(), .peer_memory = memory.peer_memory};

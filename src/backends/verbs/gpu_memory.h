@@ -1,6 +1,6 @@
-// GPU memory as devices take it: as one dmabuf, by peer memory, or piece by piece.
+// Registers GPU memory with devices: as one dmabuf, by peer memory, or in pieces.
 //
-// Thread-safety: functions without state; any thread, while the device is there.
+// Thread-safety: functions without state; any thread, while the device exists.
 
 #ifndef KVXFER_BACKENDS_VERBS_GPU_MEMORY_H_
 #define KVXFER_BACKENDS_VERBS_GPU_MEMORY_H_
@@ -16,20 +16,22 @@
 
 namespace kvxfer::verbs {
 
-// A span of GPU memory that is to be given to devices, and what all of them share in that.
+// A span of GPU memory that is to be registered, with what all devices share.
 struct GpuMemory {
   cuda::DirectSpan span{};
-  absl::StatusOr<cuda::Dmabuf> whole;  // as one; or why not
-  bool peer_memory = false;            // the kernel has a module for it
-  bool in_pieces = false;              // it may be registered in several, if not as one
+  absl::StatusOr<cuda::Dmabuf> whole;  // the whole span as one dmabuf, or why not
+  bool peer_memory = false;            // the kernel has a module for peer memory
+  // It may be registered in several pieces if it cannot be registered as one.
+  bool in_pieces = false;
 };
 
-// `sysfs`: of this host. As cuda::ExamineDirect.
+// `sysfs` is that of this host. Errors as cuda::ExamineDirect.
 absl::StatusOr<GpuMemory> ExamineGpuMemory(const MemorySpan& span, const Sysfs& sysfs,
                                            bool in_pieces);
 
-// With `device`: one registration for the whole, or one for each part of the span. Best by dmabuf,
-// which needs no module; else by peer memory. An error has every cause, and the remedy.
+// Registers with `device`: one registration for the whole span, or one for each part of it. By
+// dmabuf if possible, which needs no module; otherwise by peer memory. An error has every cause and
+// what to do.
 absl::StatusOr<std::vector<ibv_mr*>> RegisterGpuMemory(Device& device, const GpuMemory& memory,
                                                        int access);
 

@@ -1,12 +1,13 @@
-// The verbs calls that the backend makes, as a thin layer: behind it is libibverbs, or in tests a
-// device in memory whose every call can be made to fail.
+// The verbs calls that the backend makes, as a thin interface. The implementation is libibverbs, or
+// in tests a device in memory whose every call can be made to fail.
 //
-// Calls take and return what those of libibverbs do: null and errno, or 0 and an errno value.
-// Everything made through one Ibv is destroyed through it, before it.
-// Thread-safety: as libibverbs: from any thread. The backend makes all calls from its owner's
-// thread, except RegMr, RegDmabufMr and DeregMr of regions, and CreateQp and those ModifyQp that
-// make and connect a queue pair, which are made by the threads of SetupQueue. DestroyQp is the
-// owner's alone, so that the queue pair that an event names is there while the event is looked at.
+// Calls take and return what libibverbs does: null and errno, or 0 and an errno value. Everything
+// that was created through one Ibv is destroyed through it, before it.
+// Thread-safety: as libibverbs, any thread. The backend makes all calls on the driver's thread,
+// with these exceptions: RegMr, RegDmabufMr and DeregMr of regions, and CreateQp and the ModifyQp
+// calls that make and connect a queue pair, which the threads of SetupQueue call. DestroyQp is
+// called by the driver only, so that the queue pair that an event refers to exists while the event
+// is handled.
 
 #ifndef KVXFER_BACKENDS_VERBS_IBV_H_
 #define KVXFER_BACKENDS_VERBS_IBV_H_
@@ -28,12 +29,12 @@ class Ibv {
  public:
   virtual ~Ibv() = default;
 
-  // Whether the requests of a queue pair are executed, and completed, in the order of posting. So
-  // it is with reliable connections; SRD does neither.
+  // Whether a queue pair executes and completes its requests in the order of posting. Reliable
+  // connections do; SRD does neither.
   virtual bool keeps_order() const { return true; }
 
   // --- devices and ports ---
-  // Names of the devices; an errno value, and none, where they cannot be listed.
+  // The names of the devices. If they cannot be listed: an errno value and no names.
   virtual int ListDevices(std::vector<std::string>& names) = 0;
   virtual ibv_context* Open(const std::string& name) = 0;
   virtual int Close(ibv_context* context) = 0;
@@ -42,16 +43,16 @@ class Ibv {
   // ENODATA: there is no such entry.
   virtual int QueryGid(ibv_context* context, uint8_t port, uint32_t index,
                        ibv_gid_entry* entry) = 0;
-  // In host order.
+  // `pkey` is in host byte order.
   virtual int QueryPkey(ibv_context* context, uint8_t port, int index, uint16_t* pkey) = 0;
 
   // --- memory ---
   virtual ibv_pd* AllocPd(ibv_context* context) = 0;
   virtual int DeallocPd(ibv_pd* pd) = 0;
   virtual ibv_mr* RegMr(ibv_pd* pd, void* address, size_t bytes, int access) = 0;
-  // Of a dmabuf: its bytes from `offset` on, which peers and work requests name from `iova` on; the
-  // two have the same place in a page. `fd` may be closed afterwards. EOPNOTSUPP: the library, the
-  // kernel or the device's driver cannot do it.
+  // Registers the bytes of a dmabuf from `offset` on, which peers and work requests address from
+  // `iova` on; both have the same offset in a page. `fd` may be closed afterwards. EOPNOTSUPP: the
+  // library, the kernel or the device's driver cannot do it.
   virtual ibv_mr* RegDmabufMr(ibv_pd* /*pd*/, uint64_t /*offset*/, size_t /*bytes*/,
                               uint64_t /*iova*/, int /*fd*/, int /*access*/) {
     errno = EOPNOTSUPP;
@@ -72,18 +73,18 @@ class Ibv {
   virtual int ModifyQp(ibv_qp* qp, ibv_qp_attr* attr, int mask) = 0;
   virtual int DestroyQp(ibv_qp* qp) = 0;
 
-  // --- the way of the data ---
+  // --- the data path ---
   virtual int PostSend(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) = 0;
   virtual int PostSrqRecv(ibv_srq* srq, ibv_recv_wr* first, ibv_recv_wr** bad) = 0;
   virtual int PollCq(ibv_cq* cq, int count, ibv_wc* out) = 0;
   virtual int ReqNotify(ibv_cq* cq) = 0;
-  // Both channels are non-blocking: EAGAIN where there is nothing. Each event got is acknowledged
-  // by the call itself.
+  // Both channels are non-blocking; EAGAIN: there is no event. The call acknowledges the event that
+  // it returns.
   virtual int NextCqEvent(ibv_comp_channel* channel, ibv_cq** cq) = 0;
   virtual int NextAsyncEvent(ibv_context* context, ibv_async_event* event) = 0;
 };
 
-// libibverbs, loaded at run time. Unavailable, with the remedy, where it is not installed.
+// libibverbs, loaded at run time. Unavailable, with what to do: it is not installed.
 absl::StatusOr<std::unique_ptr<Ibv>> LoadLibibverbs();
 
 }  // namespace kvxfer::verbs

@@ -1,6 +1,6 @@
-// The seam's way to libibverbs. The library is loaded when the first backend is made, so that one
-// binary runs with and without rdma-core; the data path goes straight to the provider, through the
-// inline functions of the header.
+// The implementation of Ibv by libibverbs. The library is loaded when the first backend is made, so
+// that one binary runs with and without rdma-core. The data path goes straight to the provider,
+// through the inline functions of the header.
 
 #include <dlfcn.h>
 #include <endian.h>
@@ -52,7 +52,7 @@ struct Functions {
   decltype(&::ibv_ack_async_event) ack_async_event;
 };
 
-// False: the library has no such function, `name` is which.
+// False: the library lacks a function; `name` is the one.
 bool Find(void* library, Functions& f, const char*& name) {
   f.reg_dmabuf_mr =
       reinterpret_cast<decltype(f.reg_dmabuf_mr)>(::dlsym(library, "ibv_reg_dmabuf_mr"));
@@ -101,6 +101,7 @@ class Libibverbs final : public Ibv {
     ibv_context* context = nullptr;
     int error = ENODEV;
     for (int i = 0; i < count && context == nullptr; ++i) {
+      // ibv_open_device may fail without setting errno.
       if (name != f_.get_device_name(list[i])) continue;
       errno = 0;
       context = f_.open_device(list[i]);
@@ -115,7 +116,7 @@ class Libibverbs final : public Ibv {
   int QueryDevice(ibv_context* context, ibv_device_attr* attr) override {
     return f_.query_device(context, attr);
   }
-  // As the header's inline function: older providers know fewer fields.
+  // As in the header's inline function: older providers fill fewer fields.
   int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attr) override {
     std::memset(attr, 0, sizeof(*attr));
     verbs_context* const extended = verbs_get_ctx_op(context, query_port);
@@ -218,8 +219,9 @@ absl::StatusOr<std::unique_ptr<Ibv>> LoadLibibverbs() {
     return absl::UnavailableError(
         absl::StrCat("libibverbs has no ", name, ": install rdma-core 34 or newer"));
   }
-  // On kernels before 5.12 a process that forks would write to other pages than its device does.
-  // Fails where somebody has registered memory before, who then has to have seen to it.
+  // On kernels before 5.12, after a fork the parent could write to other pages than its device
+  // uses. The call fails if somebody has registered memory before; then it was that code's task to
+  // call it.
   functions.fork_init();
   return std::make_unique<Libibverbs>(functions);
 }

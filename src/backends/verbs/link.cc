@@ -23,7 +23,7 @@ void Link::OnDetached() {
 
 absl::Status Link::OnFrame(std::span<const std::byte> frame) {
   absl::StatusOr<Blob> blob = Decode(frame);
-  return blob.ok() ? OnBlob(*blob) : blob.status();
+  return blob.ok() ? OnDecoded(*blob) : blob.status();
 }
 
 }  // namespace kvxfer::verbs

@@ -1,7 +1,7 @@
-// A connection to one peer: a control stream (src/net), and the queue pairs of its rails. What both
-// sides have in common is here; DialledLink and AcceptedLink are the two sides.
+// A connection to one peer: a control stream (src/transport) and the queue pairs of its rails. This
+// class has what both sides share; DialledLink and AcceptedLink are the two sides.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_VERBS_LINK_H_
 #define KVXFER_BACKENDS_VERBS_LINK_H_
@@ -27,20 +27,20 @@ class Link : public net::ControlLink, public SetupQueue::Client, public DestroyQ
   ~Link() override;
 
   // --- for the backend ---
-  // `port` of `device` came up, went down or became another.
+  // `port` of `device` came up, went down or changed its address.
   virtual void OnPort(const Device& device, uint8_t port, ibv_event_type type) = 0;
-  // A queue pair of this link reported an error by itself.
+  // A queue pair of this link reported an error.
   virtual void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) = 0;
-  // Nothing works with that device any more.
+  // The device no longer works.
   virtual void OnBroken(const Device& device, const absl::Status& why) = 0;
-  // Memory was registered that `device` does not know: nothing may be posted there.
+  // Memory was registered that is not registered with `device`: nothing may be posted there.
   virtual void OnUncovered(const Device& /*device*/, const absl::Status& /*why*/) {}
 
  protected:
   Link(VerbsBackend* backend, net::PeerAddress peer);
   Link(VerbsBackend* backend, net::Fd control, std::string from);
 
-  virtual absl::Status OnBlob(Blob& blob) = 0;
+  virtual absl::Status OnDecoded(Blob& blob) = 0;
   void Tell(const Blob& blob) { ControlLink::Tell(Encode(blob)); }
 
   VerbsBackend* backend_;  // null once detached

@@ -7,7 +7,7 @@
 
 namespace kvxfer::verbs {
 
-// A device of several ports is as near as the best of them.
+// A device with several ports is as near as its nearest port.
 Nearness::Nearness(const Topology& topology, std::span<const Port> ports) {
   std::vector<size_t> indices;
   std::vector<size_t> devices;

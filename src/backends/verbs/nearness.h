@@ -1,4 +1,4 @@
-// How far each device is from memory of this host and of its GPUs.
+// How far each device is from this host's memory and from its GPUs.
 //
 // Thread-safety: plain values.
 
@@ -18,26 +18,26 @@
 
 namespace kvxfer::verbs {
 
-// PlannedRail::penalty, by the ordinal of the device.
+// PlannedRail::penalty, indexed by the device's ordinal.
 using Penalties = std::array<uint8_t, kMaxDevices>;
 
 class Nearness {
  public:
-  // Of a port that is used.
+  // A port that is used.
   struct Port {
     std::string name{};  // "mlx5_0:1"
     size_t device = 0;   // its ordinal
   };
 
-  // Without nodes or GPUs to tell apart: no device is nearer than another.
+  // On a host without several nodes or GPUs: all devices are equally near.
   Nearness() = default;
   Nearness(const Topology& topology, std::span<const Port> ports);
 
-  // For memory on `node`; empty: not known.
+  // For memory on NUMA node `node`; nothing: unknown.
   Penalties Of(std::optional<int> node) const;
   // Whether Of depends on its argument.
   bool tells() const { return !by_node_.empty(); }
-  // For memory of the GPU at that PCI address; of one that is not known, for its node's.
+  // For memory of the GPU at PCI address `pci`; for an unknown GPU, as for memory on `node`.
   Penalties OfGpu(const std::string& pci, int node) const;
 
  private:

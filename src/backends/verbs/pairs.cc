@@ -7,14 +7,14 @@
 namespace kvxfer::verbs {
 namespace {
 
-// As far as the GIDs tell: IPv4 addresses with 24 bits in common, else the 64 bits of the prefix.
+// As far as GIDs show it: IPv4 addresses with 24 equal bits, or GIDs with an equal 64-bit prefix.
 bool SameSubnet(const Gid& a, const Gid& b) {
   const bool v4 = a[10] == 0xff && a[11] == 0xff && a[0] == 0;
   const size_t bytes = v4 ? 15 : 8;
   return std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(bytes), b.begin());
 }
 
-// Or of no use as it is; it has no GID then.
+// Also true for a port that is unusable as it is: it has no GID either.
 bool IsDown(const PortInfo& port) { return port.gid == Gid{}; }
 
 PairTable Table(std::span<const PortInfo> local, std::span<const PortInfo> remote) {
@@ -23,9 +23,10 @@ PairTable Table(std::span<const PortInfo> local, std::span<const PortInfo> remot
     for (size_t r = 0; r < remote.size(); ++r) {
       if (!WhyApart(local[l], remote[r]).empty()) continue;
       const bool down = IsDown(local[l]) || IsDown(remote[r]);
-      const bool unsure = ReachOf(Hint(local[l]), Hint(remote[r])) != Reach::kLikely;
+      const bool unlikely = ReachOf(Hint(local[l]), Hint(remote[r])) != Reach::kLikely;
+      // Down ports come last, then uncertain fabrics, then other subnets.
       const bool apart = !SameSubnet(local[l].gid, remote[r].gid);
-      table.Set(l, r, static_cast<uint8_t>(4 * down + 2 * unsure + apart));
+      table.Set(l, r, static_cast<uint8_t>(4 * down + 2 * unlikely + apart));
     }
   }
   return table;

@@ -1,13 +1,13 @@
-// Which port of ours talks to which of the peer's. Pure.
+// Which local port talks to which port of the peer.
 //
-// Whether ports may talk is what src/core/topology/rails.h makes of their hints: their link layer
-// is the same, both have the same fabric name or one has none, and, on InfiniBand without names,
-// their subnet prefixes are equal. A pair is used only once a write over it has been verified. A
-// port that is down, or of no use as it is, has no GID: it may talk to any of its link layer, and
-// comes after those that have one.
+// src/core/topology/rails.h decides from the ports' hints whether they may talk: they have the same
+// link layer, and both have the same fabric name or one has none; on InfiniBand without names their
+// subnet prefixes are equal. A pair carries data only after a write over it has been verified. A
+// port that is down or unusable has no GID: it may talk to any port of its link layer, and comes
+// after ports that have a GID.
 //
-// Pairs that likely talk come first, then those of one subnet; src/transport/rail_pairs.h says how
-// they are chosen.
+// Pairs that probably talk come first, then those in one subnet. src/transport/rail_pairs.h
+// describes how pairs are chosen.
 //
 // Thread-safety: plain values and functions without state.
 
@@ -32,15 +32,15 @@ using Pair = RailPair;
 // Why the two cannot talk; empty: they may.
 std::string WhyApart(const PortInfo& a, const PortInfo& b);
 
-// Why no pair of them may talk; Unavailable, but OK where one may.
+// OK: some pair may talk. Unavailable: why none may.
 absl::Status CheckPairs(std::span<const PortInfo> local, std::span<const PortInfo> remote);
 
-// At most `most` pairs, the best first.
+// At most `most` pairs, best first.
 std::vector<Pair> ChoosePairs(std::span<const PortInfo> local, std::span<const PortInfo> remote,
                               size_t most);
 
-// Another pair in the place of one that did not answer: not in `bad`, not in `used`, and the one
-// that uses least what `used` uses already.
+// A replacement for a pair that did not answer: neither in `bad` nor in `used`, and the one that
+// shares least with `used`.
 std::optional<Pair> ChooseOther(std::span<const PortInfo> local, std::span<const PortInfo> remote,
                                 std::span<const Pair> used, std::span<const Pair> bad);
 

@@ -8,7 +8,7 @@ namespace kvxfer::verbs {
 PieceTable::PieceTable(uint64_t base, std::span<const uint64_t> bytes) : base_(base) {
   uint64_t end = base;
   for (const uint64_t of_piece : bytes) ends_.push_back(end += of_piece);
-  // Stretches no longer than a piece is on average: about one boundary in each.
+  // A stretch is no longer than the average piece, so there is about one boundary in each.
   const uint64_t total = end - base;
   shift_ = static_cast<unsigned>(std::bit_width(total / ends_.size())) - 1;
   const uint64_t stretches = ((total - 1) >> shift_) + 1;

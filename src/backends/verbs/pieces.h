@@ -1,5 +1,5 @@
-// The keys of a region that devices know in several pieces, each by a key of its own: GPU memory of
-// many allocations side by side, which no device has taken as one.
+// The keys of a region that devices know in several pieces, each with a key of its own: GPU memory
+// in many adjacent allocations that no device registers as one.
 //
 // Thread-safety: plain values.
 
@@ -16,38 +16,38 @@
 
 namespace kvxfer::verbs {
 
-// Which piece an address is in. Pieces may be of any sizes; where they are nearly equal, which is
-// how allocators make them, looking one up costs the same however many there are.
+// Finds the piece that contains an address. Pieces may have any sizes. If they are nearly equal, as
+// allocators make them, a look-up costs the same for any number of pieces.
 class PieceTable {
  public:
-  // `bytes` of each piece, none of them 0; the first begins at `base`.
+  // `bytes`: the size of each piece, never 0. The first piece begins at `base`.
   PieceTable(uint64_t base, std::span<const uint64_t> bytes);
 
   size_t size() const { return ends_.size(); }
   uint64_t base() const { return base_; }
-  // Where piece `index` ends, and the next begins.
+  // Where piece `index` ends and the next one begins.
   uint64_t end(size_t index) const { return ends_[index]; }
-  // Of an address from base() on; behind the last piece it is that.
+  // `address` must be at least base(). Beyond the last piece it is the last piece.
   size_t Find(uint64_t address) const;
 
  private:
   const uint64_t base_;
   std::vector<uint64_t> ends_;
-  // Of each stretch of 2^shift_ bytes: the piece that its first byte is in.
+  // For each stretch of 2^shift_ bytes: the piece that contains its first byte.
   std::vector<uint32_t> first_;
   unsigned shift_ = 0;
 };
 
-// The key of each piece, by device.
+// The key of each piece, for each device.
 class PieceKeys {
  public:
   explicit PieceKeys(PieceTable table) : table_(std::move(table)) {}
 
   const PieceTable& table() const { return table_; }
-  // The key of each piece with `device`, in their order; once for a device.
+  // Adds the keys of all pieces with `device`, in order; once per device.
   void Add(size_t device, std::span<const uint32_t> keys);
-  // Of the piece that `address` is in. `bytes`, from there on, is cut where the piece ends. 0 where
-  // that device has none.
+  // The key of the piece that contains `address`. `bytes`, counted from there, is cut to the end of
+  // the piece. 0: that device has no key.
   uint32_t At(size_t device, uint64_t address, uint64_t& bytes) const {
     const size_t piece = table_.Find(address);
     const uint64_t left = table_.end(piece) - address;

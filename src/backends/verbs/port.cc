@@ -13,7 +13,7 @@
 namespace kvxfer::verbs {
 namespace {
 
-// Of GIDs looked through in one table; tables are larger than anyone's use of them.
+// The most GIDs that are examined per table; tables are larger than their use.
 constexpr int kMaxGids = 256;
 
 Gid Bytes(const ibv_gid& gid) {
@@ -55,8 +55,8 @@ std::string WhatThereIs(std::span<const ibv_gid_entry> entries, uint8_t link_lay
   return out.empty() ? "none that can be used" : out;
 }
 
-// The upper bit is the kind of membership: limited members talk to full ones only, so where the
-// table has a partition twice, the full one is taken.
+// The upper bit is the kind of membership. Limited members can talk only to full ones, so if the
+// table has a partition twice, the full entry is taken.
 absl::StatusOr<uint16_t> FindPkey(Ibv& ibv, ibv_context* context, uint8_t number, int entries,
                                   uint32_t wanted) {
   std::string there;
@@ -76,13 +76,13 @@ absl::StatusOr<uint16_t> FindPkey(Ibv& ibv, ibv_context* context, uint8_t number
                    "; have the subnet manager add it, or set `verbs.p_key` (KVXFER_VERBS_P_KEY)"));
 }
 
-// 0: there is none.
+// 0: there is no such entry.
 uint16_t PkeyAt(Ibv& ibv, ibv_context* context, uint8_t number, uint16_t index) {
   uint16_t pkey = 0;
   return ibv.QueryPkey(context, number, index, &pkey) == 0 ? pkey : 0;
 }
 
-// In 10^6 bits per second, after the encoding.
+// In 10^6 bits per second, after encoding.
 uint32_t Speed(const ibv_port_attr& attr) {
   const uint32_t lanes = attr.active_width == 1    ? 1
                          : attr.active_width == 2  ? 4
@@ -172,7 +172,7 @@ absl::StatusOr<LocalPort> ReadPort(Ibv& ibv, ibv_context* context, const std::st
                .link_layer = attr.link_layer == IBV_LINK_LAYER_ETHERNET
                                  ? uint8_t{IBV_LINK_LAYER_ETHERNET}
                                  : uint8_t{IBV_LINK_LAYER_INFINIBAND},
-               // Of a port that is down it may be anything.
+               // A port that is down may report any value.
                .mtu = static_cast<uint8_t>(std::clamp(attr.active_mtu, IBV_MTU_256, IBV_MTU_4096)),
                .lid = attr.lid,
                .mbps = Speed(attr)};

@@ -40,7 +40,8 @@ void AddPorts(Ibv& ibv, ibv_context* context, const std::string& name, Topology&
   }
 }
 
-// An entry without a name goes on with the one before it: lists come split at commas.
+// Names the fabrics. An entry without "=" continues the entry before it, because lists arrive split
+// at commas.
 absl::Status NameThem(const std::vector<std::string>& entries, Topology& topology) {
   std::vector<std::string> whole;
   for (const std::string& entry : entries) {

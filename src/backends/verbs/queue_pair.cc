@@ -13,7 +13,7 @@ namespace kvxfer::verbs {
 namespace {
 
 constexpr uint32_t kMaxSge = 8;
-constexpr uint8_t kRnrWithoutEnd = 7;  // the transfer's deadline is the end
+constexpr uint8_t kRnrWithoutEnd = 7;  // no limit: the transfer's deadline is the limit
 constexpr uint8_t kMaxReads = 16;
 constexpr uint8_t kHopLimit = 64;
 
@@ -30,12 +30,13 @@ absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::Create(Device* device, con
   attr.qp_type = IBV_QPT_RC;
   attr.cap.max_send_wr = std::max(depth, 1u);
   attr.cap.max_send_sge =
+      // A side that only answers posts no sends, so it needs no elements.
       std::clamp(static_cast<uint32_t>(device->attr().max_sge), 1u, depth == 0 ? 1u : kMaxSge);
   attr.cap.max_inline_data = depth == 0 ? 0 : options.max_inline;
   const ibv_qp_cap wanted = attr.cap;
   pair->qp_ = device->ibv().CreateQp(device->pd(), &attr);
   if (pair->qp_ == nullptr && wanted.max_inline_data != 0) {
-    // What a device can take inline it does not tell.
+    // Devices do not report how much inline data they take, so try without.
     attr.cap = wanted;
     attr.cap.max_inline_data = 0;
     pair->qp_ = device->ibv().CreateQp(device->pd(), &attr);
@@ -80,7 +81,7 @@ absl::Status QueuePair::Init() {
   init.qp_state = IBV_QPS_INIT;
   init.pkey_index = port_.pkey_index;
   init.port_num = port_.number;
-  // Nobody writes to or reads from the side that connected.
+  // No peer writes to or reads from the side that connected.
   init.qp_access_flags = sends_ ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   return Modify(init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
 }
@@ -104,6 +105,8 @@ absl::Status QueuePair::Connect(const QpAddress& to) {
   attr.ah_attr.sl = static_cast<uint8_t>(options_.service_level);
   attr.ah_attr.port_num = port_.number;
   attr.ah_attr.dlid = to.port.lid;
+  // A GRH is always needed on RoCE; on InfiniBand if the subnet manager requires it, or if the peer
+  // has no LID here.
   const bool other_subnet =
       !std::equal(to.port.gid.begin(), to.port.gid.begin() + 8, port_.info.gid.begin());
   if (roce || port_.needs_grh || to.port.lid == 0 || other_subnet) {
@@ -127,6 +130,8 @@ absl::Status QueuePair::Connect(const QpAddress& to) {
   rts.timeout = static_cast<uint8_t>(options_.timeout);
   rts.retry_cnt = static_cast<uint8_t>(options_.retry_count);
   rts.rnr_retry = kRnrWithoutEnd;
+  // The smaller of both sides' limits: more reads in flight than the peer serves would break the
+  // connection.
   rts.sq_psn = address_.psn;
   rts.max_rd_atomic = static_cast<uint8_t>(
       std::clamp(std::min(device_->attr().max_qp_init_rd_atom, int{to.reads}), 1, int{kMaxReads}));

@@ -1,8 +1,8 @@
-// One end of a reliable connection. Destroying it is synchronous: once Destroy has said OK the
-// device neither reads nor writes memory for it, and not before.
+// One end of a reliable connection. Destroying it is synchronous: once Destroy has returned OK, and
+// not before, the device neither reads nor writes memory for it.
 //
-// Thread-safety: one thread at a time: the backend's owner or, while it is made and connected, one
-// of SetupQueue's threads, which never destroys it.
+// Thread-safety: one thread at a time: the driver's, or, while the queue pair is made and
+// connected, one of SetupQueue's threads, which never destroys it.
 
 #ifndef KVXFER_BACKENDS_VERBS_QUEUE_PAIR_H_
 #define KVXFER_BACKENDS_VERBS_QUEUE_PAIR_H_
@@ -12,38 +12,39 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvxfer/options.h"
 #include "src/backends/verbs/blobs.h"
 #include "src/backends/verbs/device.h"
+#include "src/backends/verbs/options.h"
 
 namespace kvxfer::verbs {
 
 class QueuePair {
  public:
-  // In state RESET. `depth` send requests (0 for the side that only answers).
+  // In state RESET. `depth` is the number of send requests (0 for the side that only answers).
   static absl::StatusOr<std::unique_ptr<QueuePair>> Create(Device* device, const LocalPort& port,
                                                            uint32_t depth,
                                                            const VerbsOptions& options);
-  // Destroys it where that has not happened; a device that refuses is logged.
+  // Destroys the queue pair unless that has happened; a refusal by the device is logged.
   ~QueuePair();
 
-  // What the peer must know.
+  // What the peer needs to know.
   const QpAddress& address() const { return address_; }
   uint32_t number() const { return address_.number; }
   ibv_qp* get() { return qp_; }
   Device& device() { return *device_; }
   uint32_t max_inline() const { return max_inline_; }
-  // Elements of one request that writes, or that reads.
+  // The most elements of one request that writes, or that reads.
   uint32_t max_sge(bool read) const { return read ? max_read_sge_ : max_sge_; }
 
-  // To INIT.
+  // To state INIT.
   absl::Status Init();
-  // Ready to receive from, and unless it only answers to send to, the other end. May block for a
-  // second, while the kernel looks for who has that address.
+  // Makes it ready to receive from the other end and, unless it only answers, to send to it. May
+  // block for a second, while the kernel resolves the peer's address.
   absl::Status Connect(const QpAddress& to);
-  // Nothing that comes in is executed any more, what is posted is flushed.
+  // To the error state: nothing that arrives is executed from now on, and what is posted is
+  // flushed.
   void SetError();
-  // May be called again where the device refused.
+  // May be called again if the device refused.
   absl::Status Destroy();
 
  private:

@@ -1,4 +1,4 @@
-// A rail at work: building requests, ringing doorbells, completions, and its end.
+// Rail: building requests, posting them, completions, and its end.
 
 #include "src/backends/verbs/rail.h"
 
@@ -16,11 +16,12 @@
 namespace kvxfer::verbs {
 namespace {
 
-// In flight on one rail: far more than any path holds, and little enough that a fence is quick.
+// The most bytes in flight on one rail: far more than any path holds, few enough that a fence is
+// quick.
 constexpr uint64_t kMaxBytesInFlight = 16 * 1024 * 1024;
-// Flushed requests come at once, where they come at all.
+// How long flushed completions are awaited. They come at once, if they come at all.
 constexpr Duration kDrainTime = std::chrono::seconds(1);
-// An answer of the peer's device is no longer on its way than this, once the peer has heard of it.
+// How long the peer's device may still answer after the peer has reported that its end failed.
 constexpr Duration kLastWord = std::chrono::milliseconds(50);
 
 }  // namespace
@@ -30,11 +31,11 @@ bool Rail::Post(const Op& op) {
   const uint32_t most =
       plain ? static_cast<uint32_t>(std::max<size_t>(op.runs.size(), 1)) : PiecesOf(op);
   RequestPool& pool = link_->backend().requests();
-  // Two requests are kept for what the rail does by itself.
-  if (queue_.room() < most + 2 || device().room() < most || bytes_ > kMaxBytesInFlight) {
+  // Two requests are kept for the rail's own use.
+  if (queue_.space() < most + 2 || device().space() < most || bytes_ > kMaxBytesInFlight) {
     return false;
   }
-  if (!pool.HasRoom(most)) {
+  if (!pool.HasSpace(most)) {
     link_->RingAll();
     if (!up()) return false;
   }
@@ -55,12 +56,12 @@ bool Rail::Post(const Op& op) {
   if (queue_.empty()) WatchStall(Now());
   bytes_ += flight.bytes;
   dirty_ = dirty_ || !flight.read;
-  device().TakeRoom(flight.requests);
+  device().TakeSpace(flight.requests);
   queue_.Push(flight);
   return true;
 }
 
-// The next request of the chain that is being built, with the id of the op that is pushed next.
+// Appends a request to the chain that is being built, with the id of the op that is pushed next.
 ibv_send_wr& Rail::Chain() {
   ibv_send_wr& wr = link_->backend().requests().NextRequest();
   wr.wr_id = WorkId{.slot = *slot_, .number = queue_.next_number()}.Encode();
@@ -75,14 +76,14 @@ ibv_send_wr& Rail::Chain() {
   return wr;
 }
 
-// Runs whose remote ends meet go into one request, gathered; returns the number of requests.
+// Runs that are adjacent at the peer share a request, gathered. Returns the number of requests.
 uint32_t Rail::Build(const Op& op, ibv_send_wr*& last) {
   RequestPool& pool = link_->backend().requests();
   const ibv_wr_opcode opcode = op.kind == OpKind::kRead ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
   const size_t local_device = device().ordinal();
   const uint32_t max_sge = qp_->max_sge(op.kind == OpKind::kRead);
   uint32_t requests = 0;
-  uint64_t end = 0;  // of the request at hand, at the peer
+  uint64_t end = 0;  // of the current request, at the peer
   uint64_t total = 0;
   const RemoteKey* key = nullptr;
   const auto finish = [&] {
@@ -122,7 +123,7 @@ uint32_t Rail::Build(const Op& op, ibv_send_wr*& last) {
   return BuildNothing(last);
 }
 
-// Nothing to move: an empty write, which needs no memory, has its place in the order.
+// Nothing to move: an empty write needs no memory but has its place in the order.
 uint32_t Rail::BuildNothing(ibv_send_wr*& last) {
   last = &Chain();
   last->opcode = IBV_WR_RDMA_WRITE;
@@ -146,14 +147,15 @@ void Rail::FillWord(ibv_send_wr& wr, bool read) {
   wr.wr.rdma.rkey = scratch_key_;
 }
 
-// The chain's last requests are the rail's own; their room was set aside.
+// Posts the chain, whose last requests are the rail's own. Their completion queue entries were
+// reserved.
 void Rail::Internal(Purpose purpose, ibv_send_wr& last, uint32_t requests) {
   last.send_flags |= IBV_SEND_SIGNALED;
   last.wr_id |= 1;
   if (queue_.empty()) WatchStall(Now());
   queue_.Push({.requests = requests, .purpose = purpose, .read = true});
   Ring();
-  // No Post is under way: nothing else lies in the pool.
+  // No Post is in progress, so nothing else is in the pool.
   link_->backend().requests().Clear();
 }
 
@@ -171,13 +173,15 @@ void Rail::Ring() {
   last_ = nullptr;
   const int error = device().ibv().PostSend(qp_->get(), first, &bad);
   if (error == 0) return;
-  // What comes before `bad` is flushed; the rest never was posted and ends with the queue pair.
+  // Requests before `bad` were posted and are flushed. The rest was never posted and ends with the
+  // queue pair.
   if (bad != nullptr) failed_ = WorkId::Decode(bad->wr_id).number;
   Fail(absl::UnavailableError(absl::StrCat(Where(), ": ", ErrnoText("ibv_post_send", error))),
        true);
   if (state_ != State::kDraining) return;
   drains_with_ = failed_ - 1;
-  if (!ordered_) flushed_ += queue_.back().number - drains_with_;  // what was never posted
+  // The requests that were never posted.
+  if (!ordered_) flushed_ += queue_.back().number - drains_with_;
   if (queue_.front().number > drains_with_) FinishDrain();
 }
 
@@ -187,11 +191,11 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
   if (wc.status == IBV_WC_SUCCESS) {
     Complete(id.number);
   } else {
-    // The queue pair was at work until now: those before it completed.
-    const bool first = (state_ != State::kDraining || lingers_) && !undying_;
+    // The queue pair worked until now, so all earlier requests have completed.
+    const bool first = (state_ != State::kDraining || lingers_) && !undestroyed_;
     if (first && ordered_) CompleteThrough(id.number - 1);
     absl::Status status;
-    if ((state_ != State::kDraining && !undying_) || wc.status != IBV_WC_WR_FLUSH_ERR) {
+    if ((state_ != State::kDraining && !undestroyed_) || wc.status != IBV_WC_WR_FLUSH_ERR) {
       failed_ = id.number;
       status = OwnError(id.number, wc);
     }
@@ -200,24 +204,24 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
       Fail(status, true);
       if (state_ != State::kDraining) return;
     } else {
-      // The peer's word on it, or the port's, came first; this says more.
+      // The peer or the port reported the failure first; this error says more.
       if (!status.ok()) why_ = std::move(status);
       if (std::exchange(lingers_, false)) deadline_ = Now() + kDrainTime;
     }
     ++flushed_;
   }
-  // The rest is ended together with the rail, so that whoever hears of an op hears why at once.
+  // The remaining ops end together with the rail, so that each of them reports the rail's cause.
   if (state_ == State::kDraining && Drained(id)) FinishDrain();
 }
 
-// `id` has just ended.
+// Whether everything has ended, now that `id` has.
 bool Rail::Drained(const WorkId& id) const {
   if (queue_.empty()) return true;
   return ordered_ ? id.last && id.number >= drains_with_ : flushed_ >= queue_.open();
 }
 
-// What the op of that number ended with. An op that ends so wherever it goes is told by another
-// code than those of a path, so that it does not go again.
+// The error of the op `number`. An op that would fail over any path gets another code than a
+// failure of the path, so that the agent does not repeat it.
 absl::Status Rail::OwnError(uint64_t number, const ibv_wc& wc) {
   const Flight& flight = queue_.At(number);
   const char* operation = flight.purpose != Purpose::kOp ? "a probe"
@@ -239,6 +243,7 @@ bool Rail::MayBeThePath(ibv_wc_status status) {
     case IBV_WC_FATAL_ERR:
       return true;
     case IBV_WC_LOC_QP_OP_ERR:
+      // LOC_QP_OP_ERR also comes from a link that went down, so look at the port.
       return !link_->RefreshPort(pair_.local).ok() || !port().active;
     default:
       return false;
@@ -248,14 +253,14 @@ bool Rail::MayBeThePath(ibv_wc_status status) {
 void Rail::Complete(uint64_t number) {
   if (ordered_) return CompleteThrough(number);
   const Flight flight = queue_.Take(number);
-  if (flight.purpose == Purpose::kOp) device().GiveRoom(flight.requests);
+  if (flight.purpose == Purpose::kOp) device().GiveSpace(flight.requests);
   EndFlight(flight, absl::OkStatus());
 }
 
 void Rail::CompleteThrough(uint64_t number) {
   while (!queue_.empty() && queue_.front().number <= number) {
     const Flight flight = queue_.Pop();
-    if (flight.purpose == Purpose::kOp) device().GiveRoom(flight.requests);
+    if (flight.purpose == Purpose::kOp) device().GiveSpace(flight.requests);
     EndFlight(flight, absl::OkStatus());
   }
 }
@@ -279,12 +284,14 @@ void Rail::EndFlight(const Flight& flight, absl::Status status) {
 void Rail::WatchStall(Time now) {
   if (state_ != State::kUp || deadline_) return;
   progress_seen_ = progress_;
-  deadline_ = now + link_->backend().options().verbs.stall_timeout;
+  deadline_ = now + link_->backend().options().stall_timeout;
   link_->backend().TimersChanged();
 }
 
+// Before kUp a failure fails the attempt; in kDraining it ends the waiting for the peer's last
+// answers.
 void Rail::Fail(absl::Status why, bool tell) {
-  // A pair is not to blame for a port that is down.
+  // The pair is not to blame if the local port is down.
   if (state_ > State::kWaiting && state_ < State::kUp) {
     return AttemptFailed(std::move(why), port().active);
   }
@@ -295,12 +302,13 @@ void Rail::Fail(absl::Status why, bool tell) {
   if (queue_.empty()) FinishDrain();
 }
 
-// Nothing more is posted; what was, ends before its time is over, or with the queue pair.
+// From now on nothing is posted. What was posted ends before the deadline, or with the queue pair.
 void Rail::StartDraining(absl::Status why, bool tell) {
   state_ = State::kDraining;
   why_ = std::move(why);
   if (tell) link_->TellLost(index_, life_, why_);
-  // Posting may be under way: what was built for this rail is dropped, and ends with the drain.
+  // Post may be in progress: requests that were built for this rail are dropped, and their op ends
+  // with the drain.
   first_ = last_ = nullptr;
   drains_with_ = queue_.empty() ? 0 : queue_.back().number;
   flushed_ = 0;
@@ -318,21 +326,21 @@ void Rail::OnDrainDeadline(Time now) {
 void Rail::FinishDrain() {
   lingers_ = false;
   deadline_.reset();
-  if (!Destroy(why_, Undying::kWait)) return;
+  if (!Destroy(why_, IfRefused::kWait)) return;
   state_ = State::kDown;
   link_->RailDown(index_, why_);
 }
 
-bool Rail::Destroy(const absl::Status& why, Undying undying) {
-  if (undying_) return false;
-  if (job_ == 0 && qp_ == nullptr) return true;  // also where the backend is gone
+bool Rail::Destroy(const absl::Status& why, IfRefused if_refused) {
+  if (undestroyed_) return false;
+  if (job_ == 0 && qp_ == nullptr) return true;  // also if the backend is gone
   first_ = last_ = nullptr;
   link_->backend().setups().Cancel(std::exchange(job_, 0));
-  DestroyQueue::Client* const client = undying == Undying::kWait ? link_ : nullptr;
-  undying_ = !link_->backend().destroyer().Destroy(std::move(qp_), client, index_,
-                                                   std::exchange(reserved_, 0)) &&
-             client != nullptr;
-  if (undying_) return false;
+  DestroyQueue::Client* const client = if_refused == IfRefused::kWait ? link_ : nullptr;
+  undestroyed_ = !link_->backend().destroyer().Destroy(std::move(qp_), client, index_,
+                                                       std::exchange(reserved_, 0)) &&
+                 client != nullptr;
+  if (undestroyed_) return false;
   Release(why);
   return true;
 }
@@ -344,8 +352,8 @@ void Rail::Release(const absl::Status& why) {
   while (!queue_.empty()) {
     const Flight flight = queue_.Pop();
     if (flight.over) continue;
-    if (flight.purpose == Purpose::kOp) device().GiveRoomWhenPolled(flight.requests);
-    // The one that failed has the cause as it is; the others may go over other rails.
+    if (flight.purpose == Purpose::kOp) device().GiveSpaceWhenPolled(flight.requests);
+    // The op that failed gets the cause itself; the others may go over other rails.
     EndFlight(flight, flight.number == failed_ ? why
                                                : absl::UnavailableError(absl::StrCat(
                                                      "given up with its rail: ", why.message())));
@@ -353,8 +361,8 @@ void Rail::Release(const absl::Status& why) {
   dirty_ = false;
 }
 
-// What the peer's device refused to do, ours is told by that device; and only the op that it was is
-// to end for it. Flushed before that, all would look alike.
+// If the peer's device refused a request, this side's device reports that soon, for the one op that
+// caused it. Flushing at once would make all ops look alike.
 void Rail::OnLost(const RailLost& lost) {
   if (lost.life != life_) return;
   absl::Status why =
@@ -368,13 +376,13 @@ void Rail::OnLost(const RailLost& lost) {
 void Rail::End(const absl::Status& why) {
   const bool draining = state_ == State::kDraining;
   const bool carried = draining || up();
-  if (!Destroy(why, carried ? Undying::kWait : Undying::kLeave) && !draining) why_ = why;
+  if (!Destroy(why, carried ? IfRefused::kWait : IfRefused::kLeave) && !draining) why_ = why;
   state_ = State::kDown;
   deadline_.reset();
 }
 
 void Rail::OnDestroyed() {
-  undying_ = false;
+  undestroyed_ = false;
   Release(why_);
   if (state_ == State::kDraining) FinishDrain();
 }

@@ -1,5 +1,5 @@
-// How a rail comes to be: offer, answer, and the probe that shows that bytes arrive at the peer
-// that was meant.
+// Rail: how it comes up: offer, answer, and a probe, which proves that bytes arrive at the intended
+// peer.
 
 #include <algorithm>
 #include <utility>
@@ -16,11 +16,12 @@
 namespace kvxfer::verbs {
 namespace {
 
-// A probe's, or a flush's; room for them is set aside.
+// The requests of a probe or of a flush; completion queue entries are reserved for them.
 constexpr uint32_t kOwnRequests = 2;
+// After this many failures of this side's own the rail counts as exhausted.
 constexpr uint32_t kLocalFailures = 3;
 
-// One attempt: some round trips of the device's own time-out.
+// The time for one step: some round trips of the device's own time-out.
 Duration AttemptTime(const VerbsOptions& options) {
   const Duration timeout = std::chrono::nanoseconds(4096) * (int64_t{1} << options.timeout);
   return std::clamp<Duration>(timeout * 8, std::chrono::seconds(2), std::chrono::seconds(20));
@@ -31,7 +32,7 @@ Duration AttemptTime(const VerbsOptions& options) {
 Rail::Rail(DialledLink* link, uint32_t index, Pair pair)
     : link_(link), index_(index), ordered_(link->backend().ordered()), pair_(pair) {}
 
-Rail::~Rail() { Destroy(absl::CancelledError("the link is gone"), Undying::kLeave); }
+Rail::~Rail() { Destroy(absl::CancelledError("the link is gone"), IfRefused::kLeave); }
 
 Device& Rail::device() const { return link_->local_device(pair_.local); }
 const LocalPort& Rail::port() const { return link_->local_port(pair_.local); }
@@ -61,7 +62,7 @@ absl::Status Rail::CheckLocalEnd() {
       !status.ok()) {
     return status;
   }
-  return backend.destroyer().CheckRoom(device());
+  return backend.destroyer().CheckSpace(device());
 }
 
 void Rail::Attempt() {
@@ -77,11 +78,12 @@ void Rail::Attempt() {
   SetUp(std::nullopt, State::kMaking);
 }
 
-// Each step has its time, so that what others are waited for is not this pair's fault.
+// Each step has its own time limit, so that waiting behind other jobs does not count against this
+// pair.
 void Rail::SetUp(std::optional<QpAddress> to, State state) {
   state_ = state;
   VerbsBackend& backend = link_->backend();
-  deadline_ = Now() + AttemptTime(backend.options().verbs);
+  deadline_ = Now() + AttemptTime(backend.options());
   backend.TimersChanged();
   job_ = backend.setups().Start({.device = &device(),
                                  .port = port(),
@@ -98,7 +100,7 @@ void Rail::OnSetUp(absl::Status status, std::unique_ptr<QueuePair> pair) {
   if (state_ == State::kConnecting) return PostProbe();
   state_ = State::kOffered;
   number_ = qp_->number();
-  deadline_ = Now() + AttemptTime(link_->backend().options().verbs);
+  deadline_ = Now() + AttemptTime(link_->backend().options());
   link_->Tell(Offer{.rail = static_cast<uint8_t>(index_),
                     .life = life_,
                     .port = static_cast<uint8_t>(pair_.remote),
@@ -120,30 +122,30 @@ void Rail::OnAnswer(const Answer& answer) {
   SetUp(answer.at, State::kConnecting);
 }
 
-// What its requests are known by, and room for those that are the rail's own.
+// Takes a slot, which identifies its requests, and reserves entries for the rail's own requests.
 absl::Status Rail::Prepare() {
   VerbsBackend& backend = link_->backend();
-  if (device().room() < kOwnRequests) {
+  if (device().space() < kOwnRequests) {
     return absl::ResourceExhaustedError(
         absl::StrCat(device().name(), ": its completion queue is full"));
   }
   uint64_t first = 0;
   slot_ = backend.TakeSlot(this, first);
   if (!slot_) return absl::ResourceExhaustedError("verbs: there are too many rails");
-  device().TakeRoom(kOwnRequests);
+  device().TakeSpace(kOwnRequests);
   reserved_ = kOwnRequests;
   queue_.Reset(backend.queue_depth(), first);
   bytes_ = 0;
   return absl::OkStatus();
 }
 
-// A random word there and back: the read also shows that the write is behind it.
+// Writes a random word and reads it back. The read also shows that the write has been executed.
 void Rail::PostProbe() {
   if (absl::Status status = Prepare(); !status.ok()) {
     return AttemptFailed(std::move(status), false);
   }
   state_ = State::kProbing;
-  deadline_ = Now() + AttemptTime(link_->backend().options().verbs);
+  deadline_ = Now() + AttemptTime(link_->backend().options());
   link_->backend().TimersChanged();
   nonce_ = RandomNonZero64();
   StoreScratch(link_->scratch().at + index_ * 8, nonce_);
@@ -151,6 +153,7 @@ void Rail::PostProbe() {
   probed_at_ = Now();
   ibv_send_wr& write = Chain();
   FillWord(write, false);
+  // Unordered: the read is posted once the write has completed.
   if (!ordered_) return Internal(Purpose::kProbeWrite, write, 1);
   ibv_send_wr& read = Chain();
   FillWord(read, true);
@@ -194,23 +197,23 @@ void Rail::OnProbed(const Probed& probed) {
 
 void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
   if (state_ >= State::kOffered) link_->TellLost(index_, life_, why);
-  // Out of kProbing, so that the probe's own end changes nothing.
+  // The state is left first, so that the probe's own end has no effect.
   state_ = State::kWaiting;
-  Destroy(why, Undying::kLeave);
+  Destroy(why, IfRefused::kLeave);
   why_ = std::move(why);
   link_->backend().TimersChanged();
   if (bad_pair && !was_up_ && NextPair()) {
     deadline_ = Now();
     return;
   }
-  // Where the fault is this side's own it may pass, unless it is its port that is down.
+  // A failure of this side may pass, unless the local port is down.
   exhausted_ = exhausted_ || bad_pair || !port().active || failures_ >= kLocalFailures;
-  // What may change before is told: a port here or at the peer that comes up.
+  // What can change earlier is reported: a port at either end that comes up.
   deadline_ = Now() + RailBackoff(failures_++, was_up_);
   link_->OnAttemptFailed();
 }
 
-// Each pair has its turn, and when all had theirs they have it again after a while.
+// Each pair is tried once; when all have been, they are tried again after a pause.
 bool Rail::NextPair() {
   bad_.push_back(pair_);
   const std::optional<Pair> other = link_->OtherPair(*this);
@@ -259,7 +262,7 @@ void Rail::OnDeadline(Time now) {
       if (progress_ != progress_seen_) return WatchStall(now);
       return Fail(absl::UnavailableError(absl::StrCat(
                       Where(), ": work requests neither completed nor failed within ",
-                      link_->backend().options().verbs.stall_timeout / std::chrono::milliseconds(1),
+                      link_->backend().options().stall_timeout / std::chrono::milliseconds(1),
                       " ms (KVXFER_VERBS_STALL_TIMEOUT_MS)")),
                   true);
     case State::kDraining:

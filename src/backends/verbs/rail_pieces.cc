@@ -1,5 +1,6 @@
-// Requests of memory that takes more than one key a region and device: runs are cut where a piece
-// of either end's memory ends. And of GPU memory, which the CPU cannot put into a request.
+// Rail: building requests for memory that has more than one key per region and device: runs are cut
+// where a piece of either end's memory ends. Also for GPU memory, whose bytes the CPU cannot copy
+// into a request (IBV_SEND_INLINE).
 
 #include <algorithm>
 
@@ -18,8 +19,8 @@ const VerbsRemoteKey& RemoteOf(const Run& run) {
   return static_cast<const VerbsRemoteKey&>(*run.key);
 }
 
-// The key of `memory` at `address` with `device`, which is `one` where there is but one; `bytes` is
-// cut to how far it reaches.
+// The key of `memory` at `address` with `device`, which is `one` if there is only one. `bytes` is
+// cut to the reach of the key.
 template <typename Memory>
 uint32_t KeyAt(const Memory& memory, size_t device, uint64_t address, uint32_t one,
                uint64_t& bytes) {
@@ -53,9 +54,9 @@ uint32_t Rail::BuildPieces(const Op& op, ibv_send_wr*& last) {
   const size_t local_device = device().ordinal();
   const uint32_t max_sge = qp_->max_sge(read);
   uint32_t requests = 0;
-  uint64_t end = 0;  // of the request at hand, at the peer
+  uint64_t end = 0;  // of the current request, at the peer
   uint64_t total = 0;
-  bool by_cpu = true;  // all of its memory can be read by the CPU
+  bool by_cpu = true;  // the CPU can read all of its memory
   const auto finish = [&] {
     if (!read && by_cpu && total <= qp_->max_inline()) last->send_flags |= IBV_SEND_INLINE;
   };
@@ -68,6 +69,7 @@ uint32_t Rail::BuildPieces(const Op& op, ibv_send_wr*& last) {
           KeyAt(local, local_device, run.local + done, local.lkey(local_device), bytes);
       const uint32_t rkey =
           KeyAt(remote, remote_device_, run.remote + done, remote.rkey(remote_device_), bytes);
+      // The rkey must be equal too: adjacent addresses may lie in two pieces.
       const bool joins = requests > 0 && run.remote + done == end && last->wr.rdma.rkey == rkey &&
                          static_cast<uint32_t>(last->num_sge) < max_sge;
       ibv_sge& element = pool.NextElement();
@@ -97,3 +99,6 @@ uint32_t Rail::BuildPieces(const Op& op, ibv_send_wr*& last) {
 }
 
 }  // namespace kvxfer::verbs
+// Rail: requests for memory that has more than one key per region and device, where runs are cut at
+// the boundaries of both ends' pieces; and for GPU memory, which the CPU cannot copy into a
+// request.

@@ -1,4 +1,4 @@
-// What peers are told of a region: see regions.h.
+// The keys that peers receive; regions.h describes the encoding.
 
 #include <algorithm>
 #include <iterator>
@@ -6,12 +6,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/verbs/regions.h"
-#include "src/transport/bytes.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::verbs {
 namespace {
 
-// Without penalties, and with; and in pieces.
+// Without penalties, with penalties, and in pieces.
 constexpr std::byte kPlainForm{1};
 constexpr std::byte kForm{2};
 constexpr std::byte kPiecesForm{3};
@@ -20,16 +20,16 @@ constexpr size_t kEntryBytes = 5;
 constexpr size_t kPiecesHeadBytes = kHeadBytes + 5;
 constexpr size_t kStretchBytes = 12;
 constexpr size_t kKeyBytes = 4;
-// What metadata take (src/core/protocol/metadata.cc).
+// The limit of metadata (src/core/protocol/metadata.cc).
 constexpr size_t kMaxKeyBytes = 64 * 1024;
-// The penalty stands above the number.
+// The penalty is in the bits above the number.
 constexpr unsigned kPenaltyShift = 6;
 static_assert(kMaxDevices == 1 << kPenaltyShift && kMaxPenalty < 4);
 
 // Equal pieces that follow each other.
 struct Stretch {
   uint32_t pieces = 0;
-  uint64_t bytes = 0;  // of each
+  uint64_t bytes = 0;  // of each piece
 };
 
 std::vector<Stretch> StretchesOf(const PieceTable& table) {
@@ -60,11 +60,11 @@ absl::Status CheckKeyBytes(const PieceTable& pieces, size_t devices) {
 
 std::string VerbsRegistration::Key() const {
   std::vector<std::byte> out = memory_.pieces() == nullptr ? KeyOfOne() : KeyOfPieces();
-  net::Put32(&out[1], rkey_);
+  wire::StoreLittle<uint32_t>(&out[1], rkey_);
   return {reinterpret_cast<const char*>(out.data()), out.size()};
 }
 
-std::byte VerbsRegistration::Told(const Device& device) const {
+std::byte VerbsRegistration::DeviceByte(const Device& device) const {
   const size_t number = device.ordinal();
   return static_cast<std::byte>(number | penalty(number) << kPenaltyShift);
 }
@@ -78,8 +78,8 @@ std::vector<std::byte> VerbsRegistration::KeyOfOne() const {
   out[0] = plain ? kPlainForm : kForm;
   for (size_t i = 0; i < holds.size(); ++i) {
     std::byte* const at = &out[kHeadBytes + i * kEntryBytes];
-    at[0] = Told(*holds[i].device);
-    net::Put32(at + 1, holds[i].mr->rkey);
+    at[0] = DeviceByte(*holds[i].device);
+    wire::StoreLittle<uint32_t>(at + 1, holds[i].mr->rkey);
   }
   return out;
 }
@@ -91,17 +91,17 @@ std::vector<std::byte> VerbsRegistration::KeyOfPieces() const {
   std::vector<std::byte> out(BytesOf(devices.size(), stretches.size(), pieces.size()));
   out[0] = kPiecesForm;
   out[kHeadBytes] = static_cast<std::byte>(devices.size());
-  net::Put32(&out[kHeadBytes + 1], static_cast<uint32_t>(stretches.size()));
+  wire::StoreLittle<uint32_t>(&out[kHeadBytes + 1], static_cast<uint32_t>(stretches.size()));
   std::byte* at = &out[kPiecesHeadBytes];
-  for (const DeviceMemory::Known& known : devices) *at++ = Told(*known.device);
+  for (const DeviceMemory::Known& known : devices) *at++ = DeviceByte(*known.device);
   for (const Stretch& stretch : stretches) {
-    net::Put32(at, stretch.pieces);
-    net::Put64(at + 4, stretch.bytes);
+    wire::StoreLittle<uint32_t>(at, stretch.pieces);
+    wire::StoreLittle<uint64_t>(at + 4, stretch.bytes);
     at += kStretchBytes;
   }
   for (const DeviceMemory::Known& known : devices) {
     for (const uint32_t key : known.rkeys) {
-      net::Put32(at, key);
+      wire::StoreLittle<uint32_t>(at, key);
       at += kKeyBytes;
     }
   }
@@ -118,13 +118,13 @@ absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> VerbsRemoteKey::Decode(const Rem
                      ", which is not known here; use the same kvxfer version on both sides"));
   }
   auto out = std::make_unique<VerbsRemoteKey>();
-  bool whole = bytes.size() >= kHeadBytes && net::Get32(&bytes[1]) == region.rkey;
+  bool whole = bytes.size() >= kHeadBytes && wire::LoadLittle<uint32_t>(&bytes[1]) == region.rkey;
   if (whole && bytes[0] == kPiecesForm) {
     whole = out->DecodePieces(region, bytes.subspan(kHeadBytes));
   } else if (whole) {
     whole = (bytes.size() - kHeadBytes) % kEntryBytes == 0;
     for (size_t at = kHeadBytes; whole && at < bytes.size(); at += kEntryBytes) {
-      out->rkeys_[out->AddDevice(bytes[at])] = net::Get32(&bytes[at + 1]);
+      out->rkeys_[out->AddDevice(bytes[at])] = wire::LoadLittle<uint32_t>(&bytes[at + 1]);
     }
   }
   if (whole) return out;
@@ -145,8 +145,8 @@ bool VerbsRemoteKey::DecodePieces(const RemoteRegion& region, std::span<const st
   constexpr size_t kHead = kPiecesHeadBytes - kHeadBytes;
   if (bytes.size() < kHead) return false;
   const auto devices = std::to_integer<size_t>(bytes[0]);
-  const size_t stretches = net::Get32(&bytes[1]);
-  // So many pieces there are keys for, before any are made room for.
+  const size_t stretches = wire::LoadLittle<uint32_t>(&bytes[1]);
+  // At most this many pieces can have keys in `bytes`: checked before memory is allocated for them.
   const size_t most = devices == 0 ? 0 : bytes.size() / (devices * kKeyBytes);
   if (devices > kMaxDevices || stretches > most) return false;
   if (bytes.size() < kHead + devices + stretches * kStretchBytes) return false;
@@ -154,8 +154,8 @@ bool VerbsRemoteKey::DecodePieces(const RemoteRegion& region, std::span<const st
   uint64_t left = region.bytes;
   for (size_t i = 0; i < stretches; ++i) {
     const std::byte* const at = &bytes[kHead + devices + i * kStretchBytes];
-    const uint64_t count = net::Get32(at);
-    const uint64_t of_each = net::Get64(at + 4);
+    const uint64_t count = wire::LoadLittle<uint32_t>(at);
+    const uint64_t of_each = wire::LoadLittle<uint64_t>(at + 4);
     if (count == 0 || of_each == 0 || count > most - pieces.size() || of_each > left / count) {
       return false;
     }
@@ -169,7 +169,7 @@ bool VerbsRemoteKey::DecodePieces(const RemoteRegion& region, std::span<const st
   for (size_t i = 0; i < devices; ++i) {
     std::vector<uint32_t> keys;
     for (size_t piece = 0; piece < pieces.size(); ++piece, at += kKeyBytes) {
-      keys.push_back(net::Get32(at));
+      keys.push_back(wire::LoadLittle<uint32_t>(at));
     }
     pieces_->Add(AddDevice(bytes[kHead + i]), keys);
   }

@@ -15,7 +15,8 @@
 namespace kvxfer::verbs {
 namespace {
 
-// Pinning costs about 0.1 ms a MiB of small pages; a thread costs less than this takes.
+// Pinning costs about 0.1 ms per MiB of small pages; starting a thread costs less than pinning this
+// many bytes.
 constexpr size_t kParallelBytes = 16 * 1024 * 1024;
 
 int AccessFlags(Access access) {
@@ -38,6 +39,7 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
 }
 
 void DeviceMemory::Close() {
+  // Read before DeregMr frees `mr`.
   for (const Hold& hold : std::exchange(holds_, {})) {
     const size_t bytes = hold.mr->length;
     const int error = hold.device->ibv().DeregMr(hold.mr);
@@ -104,7 +106,7 @@ std::vector<DeviceMemory::Known> DeviceMemory::ByDevice() const {
     out.back().rkeys.push_back(hold.mr->rkey);
   }
   for (Known& known : out) {
-    // It has all of it as one.
+    // A device that has the whole as one uses the same key for each piece.
     known.lkeys.resize(pieces_->size(), known.lkeys.front());
     known.rkeys.resize(pieces_->size(), known.rkeys.front());
   }
@@ -120,8 +122,9 @@ void DeviceMemory::OfEach(size_t devices, size_t bytes, const std::function<void
   for (size_t i = 0; i < devices; ++i) {
     try {
       threads.emplace_back(one, i);
+      // The process has as many threads as it may have.
     } catch (const std::system_error&) {
-      one(i);  // as many threads as this process may have
+      one(i);
     }
   }
 }

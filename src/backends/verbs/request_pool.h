@@ -1,6 +1,6 @@
-// Where the work requests of one Post are built, chained for each rail, until the doorbells ring.
+// Where the work requests of one Post are built, chained per rail, until they are posted.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_VERBS_REQUEST_POOL_H_
 #define KVXFER_BACKENDS_VERBS_REQUEST_POOL_H_
@@ -20,13 +20,14 @@ class RequestPool {
       : requests_(std::make_unique<ibv_send_wr[]>(kRequests)),
         elements_(std::make_unique<ibv_sge[]>(kRequests)) {}
 
-  // Room for an op of so many runs, each at most one request and one element.
-  bool HasRoom(size_t runs) const {
+  // Whether there is space for `runs` runs, each of which takes at most one request and one
+  // element.
+  bool HasSpace(size_t runs) const {
     return kRequests - used_requests_ >= runs && kRequests - used_elements_ >= runs;
   }
   ibv_send_wr& NextRequest() { return requests_[used_requests_++]; }
   ibv_sge& NextElement() { return elements_[used_elements_++]; }
-  // Every doorbell has rung.
+  // Everything was posted.
   void Clear() { used_requests_ = used_elements_ = 0; }
 
  private:

@@ -20,6 +20,8 @@ absl::Status Scratch::AddPage(std::span<const std::unique_ptr<Device>> devices) 
   if (absl::Status status =
           memory.Register({.data = page.memory.get(), .bytes = kPageBytes}, access_, devices);
       !status.ok()) {
+    // A page that some devices refused is used all the same: Take looks for a slot that every
+    // device has.
     return status;
   }
   page.registration =
@@ -31,8 +33,8 @@ absl::Status Scratch::AddPage(std::span<const std::unique_ptr<Device>> devices) 
   return absl::OkStatus();
 }
 
-// One that every device has comes first; where there is none, a device may take a new page now that
-// did not take an earlier one.
+// A slot that every device has is preferred. If there is none, a new page is tried: a device may
+// take it although it did not take an earlier one. At most once per kRetry.
 absl::StatusOr<Scratch::Slot> Scratch::Take(std::span<const std::unique_ptr<Device>> devices) {
   const auto whole = [&](const Slot& slot) {
     return std::ranges::all_of(devices, [&](const auto& device) {

@@ -1,8 +1,8 @@
-// A few registered bytes for each link: the accepting side's are where probes are written, and the
-// connecting side's are where they come from and where what is read to flush a rail lands. Only the
-// former are for peers to touch, so that each side has its own.
+// A few registered bytes per link. Probes are written to the accepting side's bytes; the connecting
+// side sends them from its own bytes, and reads the word of a flush into them. Only the accepting
+// side's bytes may be accessed by peers, so each side has its own Scratch.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_VERBS_SCRATCH_H_
 #define KVXFER_BACKENDS_VERBS_SCRATCH_H_
@@ -22,10 +22,10 @@ namespace kvxfer::verbs {
 
 class Scratch {
  public:
-  // `access`: what peers may do there.
+  // `access`: what peers may do.
   explicit Scratch(Access access) : access_(access) {}
 
-  // Of one link: 16 rails' words to write, then as many to read into.
+  // For one link: one word per rail (16) to write, then as many to read into.
   static constexpr size_t kSlotBytes = 256;
   static constexpr size_t kReadOffset = 128;
 
@@ -35,11 +35,11 @@ class Scratch {
     uint64_t address() const { return reinterpret_cast<uint64_t>(at); }
   };
 
-  // Zeroed. Registers another page with every device where all are taken, or where none is known to
-  // every device that works.
+  // A zeroed slot. Registers another page with every device if all slots are taken, or if no free
+  // slot is registered with every working device.
   absl::StatusOr<Slot> Take(std::span<const std::unique_ptr<Device>> devices);
   void Give(const Slot& slot) { free_.push_back(slot); }
-  // Before the devices go.
+  // Call it before the devices are closed.
   void Close() { pages_.clear(); }
 
  private:
@@ -61,7 +61,7 @@ class Scratch {
   std::vector<Slot> free_;
 };
 
-// The device writes there: read once, after what says that it has.
+// The device writes this word. Read it after the completion that says so.
 inline uint64_t LoadScratch(const std::byte* at) {
   return __atomic_load_n(reinterpret_cast<const uint64_t*>(at), __ATOMIC_ACQUIRE);
 }

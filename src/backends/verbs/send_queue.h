@@ -1,11 +1,10 @@
-// What is in flight on one queue pair: which op each work request belongs to, and how much room is
-// left. Pure.
+// What is in flight on one queue pair: the op of each work request, and how many more requests fit.
 //
-// An op is one or more work requests; the last of them is signalled. Where requests of one queue
-// pair end in order, a completion of an op says the same of every one before it; elsewhere an op is
-// one request, and each ends by itself.
+// An op is one or more work requests, of which the last is signalled. If the requests of a queue
+// pair end in order, the completion of an op covers every op before it. On an unordered queue pair
+// an op is one request, and each ends by itself.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_VERBS_SEND_QUEUE_H_
 #define KVXFER_BACKENDS_VERBS_SEND_QUEUE_H_
@@ -16,7 +15,8 @@
 
 namespace kvxfer::verbs {
 
-// What a work request carries as wr_id: whose it is, which op, and whether it is its op's last.
+// The wr_id of a work request: the rail's slot, the op's number, and whether the request is the
+// last of its op.
 struct WorkId {
   uint16_t slot = 0;
   uint64_t number = 0;  // 47 bits
@@ -43,13 +43,13 @@ struct Flight {
   Purpose purpose = Purpose::kOp;
   uint64_t bytes = 0;
   bool read = false;
-  bool into_gpu = false;  // a read, of which some bytes land in GPU memory
-  bool over = false;      // ended by itself, before one that was posted earlier
+  bool into_gpu = false;  // a read into GPU memory, at least partly
+  bool over = false;      // ended before an op that was posted earlier
 };
 
 class SendQueue {
  public:
-  // Numbers go on from `first`, so that what comes late from an earlier life is known as such.
+  // Numbers continue from `first`, so that a late completion of an earlier life is recognised.
   void Reset(uint32_t depth, uint64_t first) {
     depth_ = depth;
     used_ = 0;
@@ -57,11 +57,11 @@ class SendQueue {
     flights_.clear();
     over_ = 0;
   }
-  uint32_t room() const { return depth_ - used_; }
+  uint32_t space() const { return depth_ - used_; }
   bool empty() const { return flights_.empty(); }
   uint64_t next_number() const { return next_; }
 
-  // The number that its requests carry. At most room() requests.
+  // Returns the number that its requests carry. Flight::requests must not exceed room().
   uint64_t Push(Flight flight) {
     flight.number = next_++;
     used_ += flight.requests;
@@ -74,9 +74,9 @@ class SendQueue {
   }
   const Flight& front() const { return flights_.front(); }
   const Flight& back() const { return flights_.back(); }
-  // One that Has.
+  // `number` must be one for which Has is true.
   const Flight& At(uint64_t number) const { return flights_[number - flights_.front().number]; }
-  // Those that have not ended.
+  // How many have not ended.
   size_t open() const { return flights_.size() - over_; }
   Flight Pop() {
     const Flight flight = flights_.front();
@@ -85,7 +85,7 @@ class SendQueue {
     flights_.pop_front();
     return flight;
   }
-  // Ends one that Has. Its room comes back with that of those before it.
+  // Ends a flight for which Has is true. Its space is returned with that of the flights before it.
   Flight Take(uint64_t number) {
     Flight& flight = flights_[number - flights_.front().number];
     flight.over = true;

@@ -14,7 +14,7 @@
 namespace kvxfer::verbs {
 namespace {
 
-// Far more than a device or the answer of a live host takes.
+// Far longer than a device needs, or than the address resolution of a live host takes.
 constexpr Duration kSlow = std::chrono::milliseconds(100);
 
 }  // namespace
@@ -40,7 +40,7 @@ uint64_t SetupQueue::Start(Job job, Client* client, uint32_t tag) {
   return ticket;
 }
 
-// Where none can be had those that there are do the work; without any the jobs fail.
+// If no thread can be created, the existing ones do the work; if there are none, the jobs fail.
 void SetupQueue::StartThread() {
   try {
     threads_.emplace_back([this] { Loop(); });
@@ -66,6 +66,7 @@ void SetupQueue::Cancel(uint64_t ticket) {
   {
     std::lock_guard lock(mutex_);
     const auto it = std::ranges::find(waiting_, ticket, &Entry::ticket);
+    // A thread runs the job: Work destroys its queue pair when the thread is done.
     if (it == waiting_.end()) return;
     pair = std::move(it->job.pair);
     waiting_.erase(it);
@@ -79,6 +80,7 @@ void SetupQueue::Work() {
   {
     std::lock_guard lock(mutex_);
     done.swap(done_);
+    // Relaxed: `mutex_` is held, and threads set the flag under it too.
     ready_.store(false, std::memory_order_relaxed);
   }
   for (Result& result : done) {
@@ -128,6 +130,7 @@ void SetupQueue::Loop() {
     Entry entry = std::move(*next);
     waiting_.erase(next);
     const uint64_t ticket = entry.ticket;
+    // Copied: the job is moved away, and its address is needed below.
     const std::optional<QpAddress> to = entry.job.to;
     running_.push_back({.ticket = ticket, .client = entry.client, .slow = IsSlow(entry.job)});
     lock.unlock();

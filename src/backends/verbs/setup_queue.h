@@ -1,16 +1,17 @@
-// Makes and connects queue pairs on threads of its own, so that the backend's owner waits for none:
-// on RoCE the kernel looks up who has the peer's address before a queue pair may receive, and one
-// that nobody has costs about a second.
+// Makes and connects queue pairs on its own threads, so that the driver waits for none of them. On
+// RoCE the kernel resolves the peer's address before a queue pair may receive, and an address that
+// does not exist costs about a second.
 //
-// Four threads, started when they are needed. No job waits for an address that is known to be slow,
-// nor for one slow link: at most two of the threads work for one link, and at most two for
-// addresses that were slow the last time. So the first attempts at four dead addresses of two links
-// are what holds up others, once, for a second.
+// There are up to four threads, started when needed. No job waits behind an address that is known
+// to be slow, nor behind one slow link: at most two threads work for one link, and at most two for
+// addresses that were slow the last time. So at worst the first attempts at four dead addresses of
+// two links delay others, once, for a second.
 //
-// A queue pair that is under way here was not told to the peer, or has nothing posted: whoever
-// cancels is quiet at once. Queue pairs are destroyed by the owner's thread alone.
+// A queue pair that is in progress here is either unknown to the peer or has nothing posted, so a
+// caller that cancels is quiet at once. Queue pairs are destroyed by the driver only.
 //
-// Thread-safety: none; used by the backend's owner. Its threads call Ibv::CreateQp and ModifyQp.
+// Thread-safety: none; called by the agent's driver only. Its own threads call Ibv::CreateQp and
+// ModifyQp.
 
 #ifndef KVXFER_BACKENDS_VERBS_SETUP_QUEUE_H_
 #define KVXFER_BACKENDS_VERBS_SETUP_QUEUE_H_
@@ -42,14 +43,14 @@ class SetupQueue {
     Device* device = nullptr;
     LocalPort port{};
     uint32_t depth = 0;                 // of QueuePair::Create
-    std::unique_ptr<QueuePair> pair{};  // null: one is made first
-    std::optional<QpAddress> to{};      // none: it is not connected yet
+    std::unique_ptr<QueuePair> pair{};  // null: make one first
+    std::optional<QpAddress> to{};      // nothing: do not connect it yet
   };
-  // Who hears of the end of a job; its jobs are those of one link.
+  // Is notified of the end of a job. The jobs of one client are those of one link.
   class Client {
    public:
     virtual ~Client() = default;
-    // `pair` may be there in spite of an error, to be destroyed.
+    // `pair` may be non-null even on an error; it must be destroyed then.
     virtual void OnSetUp(uint32_t tag, absl::Status status, std::unique_ptr<QueuePair> pair) = 0;
   };
 
@@ -58,14 +59,14 @@ class SetupQueue {
   ~SetupQueue() { Stop(); }
 
   absl::Status Open(net::Reactor* reactor);
-  // Returns the job's ticket, never 0. A client has at most one job for each tag.
+  // Returns the job's ticket, which is never 0. A client has at most one job per tag.
   uint64_t Start(Job job, Client* client, uint32_t tag);
-  // OnSetUp is not called any more; its queue pair is destroyed, as soon as a thread has let go.
+  // OnSetUp is not called from now on. The queue pair is destroyed as soon as no thread uses it.
   void Cancel(uint64_t ticket);
-  // Calls OnSetUp for what is over. In each Poll.
+  // Calls OnSetUp for jobs that are over. Call it in each Poll.
   void Work();
   bool HasWork() const { return ready_.load(std::memory_order_acquire); }
-  // Waits for the threads; the device's calls that are under way end first.
+  // Waits for the threads; device calls in progress finish first.
   void Stop();
 
  private:
@@ -93,7 +94,7 @@ class SetupQueue {
     Client* client = nullptr;
     uint32_t tag = 0;
   };
-  // Woken for its descriptor's sake; what is ready says so itself.
+  // Only wakes the agent from epoll; Work checks `ready_` itself.
   class Bell final : public net::Watcher {
    public:
     void OnReady(uint32_t) override {}
@@ -118,11 +119,12 @@ class SetupQueue {
   std::list<Entry> waiting_;
   std::vector<Running> running_;
   std::vector<Result> done_;
-  std::map<Gid, uint64_t> slow_;  // addresses that took long the last time, and when that was
+  // Addresses that took long the last time; the value orders them by age.
+  std::map<Gid, uint64_t> slow_;
   uint64_t slows_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;
-  std::atomic<bool> ready_{false};  // done_ has something
+  std::atomic<bool> ready_{false};  // done_ is not empty
 };
 
 }  // namespace kvxfer::verbs

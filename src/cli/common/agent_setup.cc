@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvxfer/log.h"
+#include "src/backends/faulty/options.h"
 #include "src/backends/registry.h"
 #include "src/cli/common/backend_names.h"
 #include "src/cli/common/host_port.h"
@@ -68,10 +69,13 @@ absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(const AgentSetup& setup) {
   }
   if (absl::Status status = SetAddresses(setup, *options); !status.ok()) return status;
   // Enough to break code that relies on an order, and not so much that a run takes long.
-  options->faults = {.seed = setup.fault_seed,
-                     .reorder_window = 8,
-                     .max_delay = std::chrono::milliseconds(1),
-                     .overtake = true};
+  if (absl::StrContains(setup.backends, "faulty:")) {
+    options->backend["faulty"] =
+        WriteOptions(faulty::FaultOptions{.seed = setup.fault_seed,
+                                          .reorder_window = 8,
+                                          .max_delay = std::chrono::milliseconds(1),
+                                          .overtake = true});
+  }
   absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::Create(*options);
   // There is no peer yet that could be unavailable: this host lacks something.
   if (absl::IsUnavailable(agent.status()) || absl::IsUnimplemented(agent.status())) {

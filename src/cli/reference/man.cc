@@ -6,7 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "src/cli/common/exit_status.h"
-#include "src/core/base/options_env.h"
+#include "src/cli/reference/variables.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
@@ -101,7 +101,7 @@ std::string ManualPage(const CommandReference& root,
   out +=
       ".SH ENVIRONMENT\n"
       "These variables set defaults of every agent; docs/cli.md describes each.\n.PP\n";
-  absl::StrAppend(&out, BoldList(EnvironmentVariables()), "\n");
+  absl::StrAppend(&out, BoldList(AllVariables()), "\n");
   return out;
 }
 

@@ -1,4 +1,4 @@
-// The one clock of deadlines: CLOCK_MONOTONIC.
+// Time is CLOCK_MONOTONIC everywhere. All deadlines use it.
 #ifndef KVXFER_CORE_BASE_CLOCK_H_
 #define KVXFER_CORE_BASE_CLOCK_H_
 
@@ -13,7 +13,7 @@ using Time = std::chrono::time_point<std::chrono::steady_clock, Duration>;
 
 inline Time Now() { return std::chrono::steady_clock::now(); }
 
-// The earlier of two deadlines, where either may be none.
+// The earlier of two deadlines; nullopt means no deadline.
 inline std::optional<Time> Earlier(std::optional<Time> a, std::optional<Time> b) {
   return !a || (b && *b < *a) ? b : a;
 }

@@ -4,7 +4,7 @@
 
 namespace kvxfer {
 
-// By the affinity of the calling thread; at least 1.
+// The number of CPUs in the calling thread's affinity mask; at least 1. Ignores cgroup quotas.
 int UsableCpus();
 
 }  // namespace kvxfer

@@ -20,7 +20,8 @@
 namespace kvxfer {
 namespace {
 
-// What `path` holds, up to 4 KiB (all that the /proc files read here can have); empty on error.
+// Returns the first 4 KiB of `path`, which holds every /proc file that is read here; empty on
+// error.
 std::string ReadSmallFile(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return {};
@@ -49,8 +50,9 @@ std::optional<uint64_t> ParseNumber(const std::string& text) {
   return value;
 }
 
-// /proc/<pid>/stat: "pid (name) state ...". The name may hold spaces and brackets, so fields are
-// counted from the last ')': state is field 3, num_threads 20, starttime 22.
+// Parses /proc/<pid>/stat, "pid (name) state ..." (proc(5)). The name may contain spaces and
+// brackets, so the fields are counted from the last ')': state is field 3, num_threads 20,
+// starttime 22.
 std::optional<ProcessStat> ReadStat(const std::string& path) {
   const std::string text = ReadSmallFile(path);
   const size_t name_end = text.rfind(')');
@@ -70,7 +72,9 @@ uint64_t InodeOf(const char* path) {
   return stat(path, &info) == 0 ? info.st_ino : 0;
 }
 
-// Start times are shown shifted by the reader's time namespace.
+// The kernel shifts the start times in /proc by the boot clock offset of the reader's time
+// namespace. Readers in different time namespaces therefore see different start times of one
+// process.
 bool BootClockShifted() {
   std::istringstream offsets(ReadSmallFile("/proc/self/timens_offsets"));
   std::string clock;
@@ -82,7 +86,8 @@ bool BootClockShifted() {
   return false;
 }
 
-// Whether /proc shows the pid namespace of this process; a container may have another's mounted.
+// Whether /proc belongs to the pid namespace of this process. A container may have mounted the
+// /proc of another namespace, where the same pid names another process.
 bool ProcShowsOurPids() {
   std::array<char, 32> buffer;
   const ssize_t got = readlink("/proc/self", buffer.data(), buffer.size());
@@ -96,7 +101,7 @@ HostIdentity ReadHostIdentity() {
   HostIdentity identity;
   std::array<char, 256> hostname{};
   if (gethostname(hostname.data(), hostname.size() - 1) == 0) {
-    // Whatever was set: peers refuse metadata with a host that cannot be shown.
+    // gethostname may return any bytes. Peers refuse metadata whose host name is not printable.
     identity.hostname = Printable(hostname.data(), kMaxNameBytes / 2);
   }
   identity.boot_id = ReadSmallFile("/proc/sys/kernel/random/boot_id");
@@ -116,14 +121,17 @@ bool ProcessGone(const HostIdentity& them, const HostIdentity& us) {
   if (them.pid == 0 || them.pid > static_cast<uint32_t>(std::numeric_limits<pid_t>::max())) {
     return false;
   }
-  // The kernel's word on absence: a missing /proc entry may only be hidden (hidepid).
+  // kill() answers for the kernel. A missing /proc entry proves nothing, for hidepid hides entries.
   if (kill(static_cast<pid_t>(them.pid), 0) != 0 && errno == ESRCH) return true;
   if (!ProcShowsOurPids()) return false;
   const std::optional<ProcessStat> stat = ReadStat("/proc/" + std::to_string(them.pid) + "/stat");
   if (!stat.has_value()) return false;
+  // The pid exists. If the process started at another time, the pid was reused after `them` had
+  // ended.
   const bool comparable = them.start_time != 0 && us.start_time != 0;
   if (comparable && stat->start_time != them.start_time) return true;
-  // A first thread that has ended shows as a zombie while other threads of it still run.
+  // A process whose main thread has ended shows as a zombie while its other threads still run. Only
+  // a zombie with one thread has ended as a whole.
   const bool ended = stat->state == 'Z' || stat->state == 'X' || stat->state == 'x';
   return ended && stat->threads <= 1;
 }

@@ -1,4 +1,4 @@
-// Who this process is, as its peers may check it, and proof that another process has ended.
+// Identifies this process for its peers, and proves that another process on this host has ended.
 //
 // Thread-safety: free functions without state; they read /proc and may be called from any thread.
 
@@ -9,14 +9,14 @@
 
 namespace kvxfer {
 
-// Of this process. A field that cannot be read is empty or 0, which ProcessGone takes for unknown.
-// start_time is 0 also inside a time namespace that shifts the boot clock, where start times
-// cannot be compared.
+// The identity of this process. A field that cannot be read is empty or 0, and ProcessGone treats
+// it as unknown. start_time is also 0 inside a time namespace that shifts the boot clock, because
+// start times cannot be compared there.
 HostIdentity ReadHostIdentity();
 
-// True only with proof that the process of `them` has ended: same kernel and pid namespace as
-// `us` (this process), and its pid is absent, a zombie, or belongs to a process that started at
-// another time. False when it lives or when there is no proof.
+// True only if it is proved that the process `them` has ended: it has the kernel and pid namespace
+// of `us` (this process), and its pid does not exist, is a zombie, or belongs to a process that
+// started at another time. False if `them` is alive or nothing is proved.
 bool ProcessGone(const HostIdentity& them, const HostIdentity& us);
 
 }  // namespace kvxfer

@@ -21,30 +21,31 @@ namespace kvxfer {
 namespace {
 
 constexpr size_t kMaxLineBytes = 2048;
-// The text leaves place for what Printable and Finish put behind it, at their longest.
+// A line's text leaves space for the longest notes that Printable and Finish append to it.
 constexpr std::string_view kLongestNotes =
     "... (18446744073709551615 more bytes) (and 18446744073709551615 more of this kind)";
 constexpr size_t kMaxTextBytes = kMaxLineBytes - kLongestNotes.size();
 constexpr Duration kFlushWithin = std::chrono::milliseconds(200);
 
 constinit std::atomic<LogLevel> g_level{LogLevel::kWarning};
-// Of the program, where this copy of kvxfer is a plugin's.
+// Set in a plugin's copy of kvxfer: the log of the program that loaded the plugin.
 constinit std::atomic<const PluginHost*> g_host{nullptr};
 
-// `mu` is held for moments only, never while a line is written: fork() takes it too.
+// Everything that `mu` protects. fork() takes `mu` too, so it is held only briefly and never while
+// a line is written.
 struct Output {
   std::mutex mu;
   LogLimits limits;
   std::shared_ptr<const LogSink> sink;
-  std::shared_ptr<const LogSink> discard;  // in the place of a sink that AtExit took away
-  LogWriter* writer = nullptr;             // from the first line on
-  LogWriter* of_parent = nullptr;
-  bool exit_is_watched = false;        // with the first line
-  Duration exit_flush = kFlushWithin;  // what is left of it to all AtExit together
+  std::shared_ptr<const LogSink> discard;  // replaces a sink that AtExit took away
+  LogWriter* writer = nullptr;             // created by the first line
+  LogWriter* of_parent = nullptr;          // after fork(): the parent's, without a thread here
+  bool exit_is_watched = false;            // AtExit is registered, by the first line
+  Duration exit_flush = kFlushWithin;      // what all AtExit calls together may still use
 };
 
-// There from the start and never destroyed: lines may come from static constructors and
-// destructors, and from forked children.
+// Constant-initialised and never destroyed, because lines may come from static constructors and
+// destructors and from forked children.
 union Forever {
   constexpr Forever() : output() {}
   ~Forever() {}  // NOLINT(modernize-use-equals-default): a default one would be deleted
@@ -52,8 +53,10 @@ union Forever {
 };
 constinit Forever g_forever;
 
-// The child has no thread that writes: it starts its own. Registered when the library is loaded: a
-// static of a function may be half made by another thread at a fork, and stays so in the child.
+// A forked child has no writing thread, so it starts its own. The handlers are registered when the
+// library is loaded and not on first use: another thread could be inside the initialisation of a
+// function-local static at the fork, and that static would stay half-initialised in the child for
+// ever.
 [[maybe_unused]] const int g_fork_is_watched =
     pthread_atfork([] { g_forever.output.mu.lock(); }, [] { g_forever.output.mu.unlock(); },
                    [] {
@@ -79,6 +82,8 @@ void FlushAtExit() {
   Output& output = g_forever.output;
   LogWriter* const writer = Writer();
   if (writer == nullptr || writer->OnThread()) return;
+  // All AtExit calls share one budget of kFlushWithin. A sink that blocks delays the exit by that
+  // much once, not once per call.
   Duration left;
   {
     const std::lock_guard lock(output.mu);
@@ -90,22 +95,25 @@ void FlushAtExit() {
   output.exit_flush = std::max(Duration(0), left - (Now() - start));
 }
 
-// Takes the application's sink away. exit() calls handlers and destroys static objects in the
-// reverse order of their making, so this comes before the end of what was made before it was
-// registered, and too late for what was made after. Hence it is registered by the first line, by
-// each SetLogSink and after the first call of each sink.
+// Stops calling the application's sink. exit() runs handlers and destroys static objects in reverse
+// order of their registration. AtExit therefore runs before the destruction of every object that
+// was constructed before AtExit was registered, and too late for objects constructed afterwards. So
+// it is registered several times: by the first line, by each SetLogSink, and after the first call
+// of each sink.
 void AtExit() {
   FlushAtExit();
   Output& output = g_forever.output;
   const std::lock_guard lock(output.mu);
   if (output.sink == nullptr || output.sink == output.discard) return;
-  // Kept, for the thread may be in it: a sink that is stuck must not keep the process.
+  // The sink is kept and not destroyed: the logging thread may be inside it, and waiting for a sink
+  // that is blocked would block the exit.
   output.discard = std::make_shared<const LogSink>(
       [kept = std::move(output.sink)](LogLevel, std::string_view) {});
   output.sink = output.discard;
 }
 
-// `sink`, which may make in its first call what it uses.
+// Wraps `sink`. The first call of a sink may construct static objects that it uses, so AtExit is
+// registered once more after that call.
 LogSink WatchedAtExit(LogSink sink) {
   std::atexit(&AtExit);
   return
@@ -132,6 +140,8 @@ void SetLogSink(LogSink sink) {
   Output& output = g_forever.output;
   LogWriter* const writer = Writer();
   const bool from_sink = writer != nullptr && writer->OnThread();
+  // Lines that were logged before belong to the old sink. If the sink itself calls SetLogSink, this
+  // is the logging thread, which cannot wait for itself.
   if (writer != nullptr && !from_sink) writer->Flush(Now() + kFlushWithin);
   std::shared_ptr<const LogSink> other;
   if (sink) other = std::make_shared<const LogSink>(WatchedAtExit(std::move(sink)));
@@ -140,7 +150,8 @@ void SetLogSink(LogSink sink) {
     output.sink.swap(other);
   }
   if (LogWriter* const now = Writer(); now != nullptr && !from_sink) now->WaitForSink();
-  // The old sink is destroyed here, under no lock: its destructor may do anything.
+  // The old sink is destroyed here, outside of every lock, because its destructor may log or call
+  // SetLogSink.
 }
 
 void SetLogLevel(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }
@@ -151,7 +162,8 @@ bool FlushLog(Duration timeout) {
 }
 
 void UsePluginHost(const PluginHost& host) {
-  // Program and plugin may share one copy, a libkvxfer.so: it goes on by itself.
+  // If program and plugin share one libkvxfer.so, `host` is this very copy; forwarding to it would
+  // recurse.
   if (host.log_line == &PostLogLine) return;
   g_host.store(&host, std::memory_order_release);
 }
@@ -166,7 +178,7 @@ bool LogEnabled(LogLevel level) {
 void LogLine(LogLevel level, std::string_view line) {
   if (!LogEnabled(level)) return;
   constexpr size_t kCauseBytes = 16;
-  // No cause is 0.
+  // LogLimits uses cause 0 for a free entry.
   const uint64_t cause = std::hash<std::string_view>()(line.substr(0, kCauseBytes)) | 1;
   const LogLimits::Answer answer = log_internal::AskLimits(level, cause);
   if (answer.admitted) log_internal::Finish(level, line, answer.suppressed);
@@ -177,7 +189,7 @@ void PostLogLine(LogLevel level, std::string_view line) {
   LogWriter* const writer = StartedWriter();
   if (writer == nullptr) return;
   std::string text = Printable(line, kMaxLineBytes);
-  // Only a plugin's own copy of kvxfer could send such a line.
+  // Only a plugin's own copy of kvxfer can pass a line that is too long; Finish cuts all others.
   if (text.size() > kMaxLineBytes) text = Printable(line, kMaxTextBytes);
   writer->Post(level, text);
 }

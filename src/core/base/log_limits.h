@@ -1,9 +1,10 @@
-// How often each cause may be logged: kBurst lines at once, from then on one every kEvery. What is
-// more is counted, and the next line of the cause says how many there were.
+// Limits how often each cause may be logged: kBurst lines at once, then one per kEvery. Lines
+// beyond that are counted, and the cause's next line reports the count.
 //
-// A fixed table: causes beyond kCauses share places, and so their limits, with others.
+// The table has a fixed size. Causes beyond kCauses share entries, and so their limits, with
+// others.
 //
-// Thread-safety: none.
+// Thread-safety: none; the caller locks.
 #ifndef KVXFER_CORE_BASE_LOG_LIMITS_H_
 #define KVXFER_CORE_BASE_LOG_LIMITS_H_
 
@@ -23,18 +24,18 @@ class LogLimits {
 
   struct Answer {
     bool admitted = false;
-    uint64_t suppressed = 0;  // lines of this cause since the last that was admitted
+    uint64_t suppressed = 0;  // lines of this cause since the last admitted one
   };
 
   constexpr LogLimits() = default;
 
-  // `cause`: any number but 0 that tells it from others.
+  // `cause`: a non-zero number that identifies the place in the code.
   Answer Ask(uint64_t cause, Time now);
 
  private:
   struct Place {
     uint64_t cause = 0;
-    Time next{};  // ahead of the clock by kEvery for each line that was admitted of late
+    Time next{};  // ahead of the clock by kEvery for each recently admitted line
     uint64_t suppressed = 0;
   };
 

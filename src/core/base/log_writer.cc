@@ -42,8 +42,9 @@ LogLevel FromSpdlog(spdlog::level::level_enum level) {
   return level == spdlog::level::warn ? LogLevel::kWarning : LogLevel::kError;
 }
 
-// Past the stream `stderr`, whose lock the application may want while a pipe is full. Where nobody
-// reads any more there is nobody to tell.
+// Writes to the descriptor and not to the stream `stderr`: the application may need that stream's
+// lock while the pipe is full. A non-blocking stderr is polled until it is writable. Any other
+// error, e.g. EPIPE, ends the attempt: there is no reader left to inform.
 void WriteToStderr(std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = write(STDERR_FILENO, text.data(), text.size());
@@ -60,13 +61,14 @@ void WriteToStderr(std::string_view text) {
 
 }  // namespace
 
-// Where spdlog's thread hands over one line after the other.
+// Receives the lines on spdlog's thread, one after the other.
 class LogWriter::LineSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
  public:
   explicit LineSink(LogWriter* writer) : writer_(writer) {}
 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
+    // Reported before the line at hand, because the dropped lines were older than it.
     if (const uint64_t dropped = writer_->Dropped(); dropped != told_) {
       const std::string line =
           absl::StrCat(dropped - std::exchange(told_, dropped),
@@ -91,7 +93,7 @@ class LogWriter::LineSink final : public spdlog::sinks::base_sink<spdlog::detail
   }
 
   LogWriter* const writer_;
-  uint64_t told_ = 0;  // of those dropped
+  uint64_t told_ = 0;  // dropped lines that were already reported
 };
 
 LogWriter::LogWriter(CurrentSink sink) : sink_(std::move(sink)) {
@@ -104,11 +106,12 @@ LogWriter::LogWriter(CurrentSink sink) : sink_(std::move(sink)) {
                                              spdlog::async_overflow_policy::overrun_oldest);
   logger_->set_level(spdlog::level::trace);
   logger_->set_pattern(kPattern);
-  // spdlog's own would print to stderr on the thread that logs.
+  // spdlog's default handler would print to stderr on the thread that logs.
   logger_->set_error_handler([](const std::string&) {});
 }
 
 LogWriter* LogWriter::Start(CurrentSink sink) {
+  // The new thread inherits the signal mask, so all signals are blocked while it is created.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -117,14 +120,15 @@ LogWriter* LogWriter::Start(CurrentSink sink) {
   try {
     writer = new LogWriter(std::move(sink));
   } catch (const std::system_error&) {
-    // No thread: the next line tries again.
+    // The system has no thread left. The next line tries again.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return writer;
 }
 
 void LogWriter::Post(LogLevel level, std::string_view line) {
-  // Counted first: a Flush that this thread calls next must not take another's line for it.
+  // Count the line before queueing it. Otherwise a Flush that this thread calls next could count
+  // another thread's line in its place and return too early.
   posted_.fetch_add(1);
   logger_->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
 }
@@ -144,7 +148,7 @@ void LogWriter::Deliver(LogLevel level, std::string_view line, std::string_view 
       try {
         (*sink)(level, line);
       } catch (...) {
-        // The application's; this thread has nobody to pass it to.
+        // The exception is the application's. This thread has no caller to pass it to.
       }
       return;
     }

@@ -1,11 +1,11 @@
 // The thread that writes log lines, and the bounded queue in front of it.
 //
-// A line that does not fit takes the place of the oldest one, which is dropped and counted; the
-// next line that is written says how many were dropped. So nobody who logs ever waits for the
-// reader of stderr, nor for the application's sink.
+// If the queue is full, a new line replaces the oldest one, which is dropped and counted. The next
+// line that is written reports the count. So a thread that logs never waits for the reader of
+// stderr or for the application's sink.
 //
-// Thread-safety: any thread. Lifetime: never destroyed, since its thread may be in a write to a
-// full pipe for as long as the process lives.
+// Thread-safety: any thread. Lifetime: never destroyed, because its thread may be blocked in a
+// write to a full pipe until the process ends.
 #ifndef KVXFER_CORE_BASE_LOG_WRITER_H_
 #define KVXFER_CORE_BASE_LOG_WRITER_H_
 
@@ -31,20 +31,21 @@ class LogWriter {
  public:
   static constexpr size_t kQueuedLines = 512;
 
-  // The application's sink at this moment, or null: stderr. Called on the writing thread.
+  // Returns the application's present sink, or null for stderr. Called on the writing thread.
   using CurrentSink = std::function<std::shared_ptr<const LogSink>()>;
 
-  // Starts the thread, with every signal blocked: signals are for the application's threads.
-  // Null where the system has no thread left.
+  // Starts the thread with all signals blocked; signals are for the application's threads. Null if
+  // the system has no thread left.
   static LogWriter* Start(CurrentSink sink);
 
-  // In a forked process: the writer of the parent, whose thread is not there.
+  // In a forked child: the parent's writer, whose thread does not exist here. Never used; the
+  // pointer only keeps it reachable, so that leak checkers do not report it.
   LogWriter* inherited = nullptr;
 
   void Post(LogLevel level, std::string_view line);
-  // Until every line posted before this call is written or dropped; false: not at `until`.
+  // Waits until every line posted before this call is written or dropped. False: not by `until`.
   bool Flush(Time until);
-  // Returns once no call of a sink is under way that CurrentSink gave before this call.
+  // Waits until the sinks that CurrentSink returned before this call are no longer being called.
   void WaitForSink();
   bool OnThread() const { return std::this_thread::get_id() == thread_.load(); }
 
@@ -66,7 +67,7 @@ class LogWriter {
   std::mutex in_sink_;  // held by the thread while it calls an application's sink
   std::mutex mu_;
   std::condition_variable written_changed_;
-  uint64_t written_ = 0;  // under mu_; lines that left the queue at its front
+  uint64_t written_ = 0;  // under mu_; lines that were taken from the front of the queue
 };
 
 }  // namespace kvxfer

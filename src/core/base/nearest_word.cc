@@ -7,7 +7,7 @@
 namespace kvxfer {
 namespace {
 
-// Optimal string alignment: Levenshtein's distance, where a swap of neighbours counts one.
+// Optimal string alignment distance: Levenshtein distance in which swapping two neighbours costs 1.
 size_t Distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> of(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) of[i][0] = i;

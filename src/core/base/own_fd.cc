@@ -13,14 +13,15 @@
 namespace kvxfer {
 namespace {
 
-// The open descriptors of this process, a bit each. Nothing here allocates: its lock is held over
-// fork(), when another thread may not get at the heap.
+// The open OwnFd descriptors of this process, one bit each. Nothing here allocates: the lock is
+// held across fork(), and the child of a process with threads may not use the heap until exec.
 class OpenFds {
  public:
-  // With the fork handlers in place.
+  // Returns the one instance, with its fork handlers registered.
   static OpenFds& Get();
 
-  // The generation that `fd` belongs to.
+  // Opens a descriptor under the lock, so that no fork comes between opening and recording it.
+  // Returns the generation that `fd` belongs to.
   uint32_t Open(absl::FunctionRef<int()> open, int& fd) {
     const std::lock_guard lock(mu_);
     fd = open();
@@ -30,13 +31,16 @@ class OpenFds {
 
   void Close(int fd, uint32_t generation) {
     const std::lock_guard lock(mu_);
+    // An OwnFd from before a fork: CloseInChild has closed its descriptor, and the number may
+    // belong to another file by now.
     if (generation != generation_) return;
     Mark(fd, false);
     close(fd);
   }
 
  private:
-  // The kernel's default of fs.nr_open; what lies beyond is merely closed by its owner.
+  // The kernel's default of fs.nr_open. Descriptors beyond are not recorded; only their OwnFd
+  // closes them.
   static constexpr size_t kMax = 1 << 20;
 
   void Mark(int fd, bool is_open) {
@@ -51,8 +55,8 @@ class OpenFds {
     }
   }
 
-  // Async-signal-safe, as all must be in the child of a process with threads. The lock was taken
-  // before the fork by this very thread.
+  // Async-signal-safe, as everything in the child of a process with threads must be. This thread
+  // took the lock before the fork and releases it here.
   void CloseInChild() {
     for (size_t i = 0; i < used_; ++i) {
       for (; words_[i] != 0; words_[i] &= words_[i] - 1) {
@@ -66,12 +70,12 @@ class OpenFds {
 
   std::mutex mu_;
   uint32_t generation_ = 0;
-  size_t used_ = 0;  // words beyond are zero
+  size_t used_ = 0;  // all words from here on are zero
   std::array<uint64_t, kMax / 64> words_{};
 };
 
-// There from the start and without a destructor: descriptors may be closed, and fork() called, at
-// any time in the life of the process.
+// Constant-initialised and without a destructor, because descriptors may be closed and fork() may
+// be called at any time in the life of the process.
 static_assert(std::is_trivially_destructible_v<OpenFds>);
 constinit OpenFds open_fds;
 

@@ -1,11 +1,11 @@
-// A file descriptor that closes itself, and that no forked child keeps.
+// A file descriptor that closes itself and that forked children do not keep.
 //
-// A child that never calls exec would hold copies of its parent's sockets: when the parent dies,
-// its peers see no end of the connection and its port stays taken. So fork() closes them in the
-// child, before anything else runs there; it only closes and never shuts down, which would end the
-// parent's connections. In the child an OwnFd made before the fork does nothing any more, also
-// where its number has been used again. Children made without fork handlers (vfork, posix_spawn,
-// clone) are left to CLOEXEC.
+// Without this, a child that never calls exec would hold copies of its parent's sockets. When the
+// parent died, its peers would see no end of the connection, and its port would stay taken. So
+// fork() closes the descriptors in the child before anything else runs there. It closes them
+// without shutdown(), which would end the parent's connections. In the child, an OwnFd from before
+// the fork does nothing, even if its number is in use again. Children made without fork handlers
+// (vfork, posix_spawn, clone) rely on CLOEXEC.
 //
 // Thread-safety: different objects from any thread, and fork() at any time.
 
@@ -22,10 +22,11 @@ namespace kvxfer {
 class OwnFd {
  public:
   OwnFd() = default;
-  // Takes `fd`; negative is none. A fork since `fd` was opened has left a copy in the child.
+  // Takes `fd`; a negative value means none. If the process forked after `fd` was opened and before
+  // this call, the child keeps its copy.
   explicit OwnFd(int fd);
-  // Takes what `open` returns, with no fork in between; errno stays as `open` left it. `open` must
-  // neither block nor make an OwnFd.
+  // Takes the descriptor that `open` returns; no fork can come in between. errno stays as `open`
+  // left it. `open` must neither block nor create an OwnFd.
   static OwnFd Open(absl::FunctionRef<int()> open);
 
   OwnFd(OwnFd&& other) noexcept
@@ -48,7 +49,7 @@ class OwnFd {
 
  private:
   int fd_ = -1;
-  uint32_t generation_ = 0;  // forks between the first process and the one that opened it
+  uint32_t generation_ = 0;  // number of forks between the first process and the one that opened it
 };
 
 }  // namespace kvxfer

@@ -31,8 +31,9 @@ int64_t Nanoseconds(clockid_t clock) {
   return now.tv_sec * 1'000'000'000 + now.tv_nsec;
 }
 
-// The kernel's random bytes for this process, told apart between forks and calls by pid, clocks and
-// a counter.
+// 128 bits that differ between processes, forks and calls: a hash of the random bytes that the
+// kernel gives each process (AT_RANDOM), the pid, two clocks and a counter. Unique, but not secret:
+// AT_RANDOM is inherited across fork and readable in /proc.
 XXH128_hash_t Unique() {
   static std::atomic<uint64_t> counter{0};
   struct {
@@ -63,6 +64,7 @@ Word RandomNonZero() {
 
 void FillRandom(std::span<uint8_t> bytes) {
   if (FillFromKernel(bytes)) return;
+  // getrandom is forbidden here (a sandbox).
   while (!bytes.empty()) {
     const XXH128_hash_t hash = Unique();
     const size_t some = std::min(bytes.size(), sizeof(hash));

@@ -1,7 +1,8 @@
-// Random bits for identities and keys: the kernel's (getrandom) or, in a sandbox that forbids it,
-// bits that are unique though not secret. Never fails and never waits for longer than the kernel.
+// Random bits for identities and keys: from the kernel (getrandom), or, in a sandbox that forbids
+// that, bits that are unique but not secret. Never fails, and waits at most until the kernel's
+// generator is ready.
 //
-// Thread-safety: from any thread; differs between forks.
+// Thread-safety: any thread; parent and forked child get different bits.
 
 #ifndef KVXFER_CORE_BASE_RANDOM_H_
 #define KVXFER_CORE_BASE_RANDOM_H_
@@ -12,7 +13,7 @@
 namespace kvxfer {
 
 void FillRandom(std::span<uint8_t> bytes);
-// Never 0, which means "none" where these are used.
+// Never 0, because 0 means "none" wherever these values are used.
 uint32_t RandomNonZero32();
 uint64_t RandomNonZero64();
 

@@ -35,7 +35,7 @@ absl::Status CheckName(std::string_view what, std::string_view name) {
 
 std::string ErrnoText(std::string_view what, int error_number) {
   char buffer[128];
-  // The GNU form: returns the text, in `buffer` or static, and never fails.
+  // The GNU strerror_r: returns the text, in `buffer` or static, and never fails.
   const char* text = strerror_r(error_number, buffer, sizeof(buffer));
   return absl::StrCat(ToAbsl(what), ": ", text, " (errno ", error_number, ")",
                       DescriptorRemedy(error_number));

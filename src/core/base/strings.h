@@ -1,4 +1,7 @@
-// Debian's Abseil is built with its own string_view; this is the one place that converts.
+// Conversions between std::string_view and Abseil's own string_view, which Debian's Abseil is built
+// with (only this file converts), and the helpers that build error texts.
+//
+// Thread-safety: functions without state.
 #ifndef KVXFER_CORE_BASE_STRINGS_H_
 #define KVXFER_CORE_BASE_STRINGS_H_
 
@@ -16,7 +19,7 @@ namespace kvxfer {
 inline absl::string_view ToAbsl(std::string_view s) { return {s.data(), s.size()}; }
 inline std::string_view ToStd(absl::string_view s) { return {s.data(), s.size()}; }
 
-// "context: what" with the code and the payloads of `status`; OK stays OK.
+// "context: message" with the code and payloads of `status`. OK stays OK.
 inline absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) return status;
   absl::Status annotated(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
@@ -25,18 +28,19 @@ inline absl::Status Annotate(const absl::Status& status, std::string_view contex
   return annotated;
 }
 
-// InvalidArgument, unless the name that a `what` is given has 1 to kMaxNameBytes of UTF-8 without
-// control characters. Names end up in logs and in Python, whoever sends them.
+// InvalidArgument unless `name` has 1 to kMaxNameBytes bytes of UTF-8 without control characters.
+// `what` is the kind of thing that it names, for the message. Local names and names from peers are
+// both checked, because all of them reach logs and Python.
 absl::Status CheckName(std::string_view what, std::string_view name);
 
-// "what: Connection refused (errno 111)". Where descriptors ran out it names the limit and the
-// remedy.
+// "what: Connection refused (errno 111)". If descriptors ran out, the text also names the limit and
+// how to raise it.
 std::string ErrnoText(std::string_view what, int error_number);
 
-// Whether the call failed for want of descriptors or memory, of this process or this host.
+// Whether the call failed because this process or this host has no descriptors or memory left.
 bool OutOfResources(int error_number);
 
-// ErrnoText with the code that fits: ResourceExhausted, PermissionDenied, else `other`.
+// A Status with ErrnoText as its message: ResourceExhausted, PermissionDenied, or else `other`.
 absl::Status ErrnoStatus(int error_number, std::string_view what,
                          absl::StatusCode other = absl::StatusCode::kUnavailable);
 

@@ -61,7 +61,8 @@ std::optional<std::string> Sysfs::Read(std::string_view path) const {
     file.read(part.data(), part.size());
     text.append(part.data(), static_cast<size_t>(file.gcount()));
   } while (file && text.size() < kMaxSysfsBytes);
-  // Some files are there and cannot be read now: a netdev's speed while it is down.
+  // Some files exist but cannot be read at the moment, e.g. a netdev's speed while the link is
+  // down.
   if (file.bad()) return std::nullopt;
   text.resize(std::min(text.find('\0'), text.size()));
   absl::StripAsciiWhitespace(&text);
@@ -107,6 +108,7 @@ std::string Sysfs::Resolve(std::string_view path) const {
   if (error) return {};
   if (root_.empty()) return real;
   const std::string base = std::filesystem::canonical(root_, error).string();
+  // A link that leads out of the root would describe another host.
   if (error || !real.starts_with(base + "/")) return {};
   return real.substr(base.size());
 }
@@ -130,6 +132,8 @@ bool NaturalLess(std::string_view a, std::string_view b) {
     }
     const std::string_view left = DigitsAt(a, i);
     const std::string_view right = DigitsAt(b, j);
+    // Digit runs are compared as numbers of any length: without leading zeros, the longer one is
+    // larger.
     const std::string_view left_value =
         left.substr(std::min(left.find_first_not_of('0'), left.size()));
     const std::string_view right_value =
@@ -139,7 +143,7 @@ bool NaturalLess(std::string_view a, std::string_view b) {
     i += left.size();
     j += right.size();
   }
-  // Numbers that differ in leading zeros alone are ordered by the text, so that the order is one.
+  // Strings that differ only in leading zeros are ordered as text, so that the order is total.
   return a.size() - i != b.size() - j ? a.size() - i < b.size() - j : a < b;
 }
 

@@ -14,8 +14,8 @@ struct Character {
   size_t bytes = 0;  // 0: not UTF-8
 };
 
-// The first character of `text`, which is not empty. Overlong forms, surrogates and what lies
-// beyond U+10FFFF are not UTF-8.
+// Decodes the first character of `text`, which must not be empty. Rejects what is not UTF-8 (RFC
+// 3629): overlong forms, surrogates, and code points beyond U+10FFFF.
 Character FirstOf(std::string_view text) {
   const auto lead = static_cast<uint8_t>(text[0]);
   if (lead < 0x80) return {lead, 1};
@@ -27,6 +27,7 @@ Character FirstOf(std::string_view text) {
     if ((next & 0xC0) != 0x80) return {};
     code = code << 6 | (next & 0x3Fu);
   }
+  // The smallest code point of each length; a smaller one is an overlong form.
   constexpr std::array<uint32_t, 5> kLeast = {0, 0, 0x80, 0x800, 0x10000};
   const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
   if (code < kLeast[bytes] || code > 0x10FFFF || surrogate) return {};
@@ -36,18 +37,19 @@ Character FirstOf(std::string_view text) {
 bool IsShownAsIs(uint32_t code) {
   if (code < 0x20 || (code >= 0x7F && code <= 0x9F)) return false;  // control characters
   if (code == 0x2028 || code == 0x2029) return false;               // line, paragraph separator
+  // Characters that change the writing direction could make a line read differently from its bytes.
   const bool direction = code == 0x061C || code == 0x200E || code == 0x200F ||
                          (code >= 0x202A && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
   return !direction;
 }
 
-// Bytes of the first character where it is shown as it is, else 0.
+// The size of the first character if it may be shown as it is, else 0.
 size_t ShownBytes(std::string_view text) {
   const Character first = FirstOf(text);
   return first.bytes > 0 && IsShownAsIs(first.code) ? first.bytes : 0;
 }
 
-// Where "0x" or "0X" begins; npos: nowhere.
+// The position of the first "0x" or "0X"; npos if there is none.
 size_t FindHex(std::string_view text) {
   size_t x = text.find_first_of("xX", 1);
   while (x != std::string_view::npos && text[x - 1] != '0') x = text.find_first_of("xX", x + 1);
@@ -89,7 +91,7 @@ std::string Printable(std::string_view text, size_t max_bytes) {
 
 std::string WithoutAddresses(std::string_view text) {
   constexpr size_t kPrefixBytes = 2;
-  constexpr size_t kShortDigits = 4;  // of status codes of devices, P_Keys
+  constexpr size_t kShortDigits = 4;  // device status codes and P_Keys are this short
   std::string out;
   for (size_t at = FindHex(text); at != std::string_view::npos; at = FindHex(text)) {
     const size_t digits = at + kPrefixBytes;

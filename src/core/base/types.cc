@@ -6,7 +6,7 @@ namespace kvxfer {
 
 Incarnation Incarnation::Random() {
   Incarnation incarnation;
-  // All zeros means "none", so it is never given out.
+  // All zeros means "none", so that value is never used.
   while (incarnation.IsZero()) FillRandom(incarnation.bytes);
   return incarnation;
 }

@@ -14,7 +14,8 @@
 namespace kvxfer {
 namespace {
 
-// The blocks that hold the tokens of a side: the first of them, and how many.
+// The blocks in a side's id list that hold the wanted tokens: the index of the first one, and how
+// many.
 struct Used {
   uint64_t first = 0;
   uint64_t count = 0;
@@ -45,14 +46,16 @@ absl::Status CheckSide(std::string_view name, const KvSide& side, const KvWanted
                   " on are asked for, and it has ", shard.layers, " from ", shard.first_layer,
                   " on");
   }
-  // So that the pieces of a list, at most the ids of both sides, can be counted.
+  // The pieces of a list are at most as many as the ids of both sides; this bound lets a uint32_t
+  // count them.
   if (side.ids.size() > UINT32_MAX / 2) return refuse("more than 2^31 - 1 ids");
-  const uint64_t room = side.ids.size() * layout.block_tokens();
-  if (side.first_token > room || wanted.tokens > room - side.first_token) {
+  const uint64_t space = side.ids.size() * layout.block_tokens();
+  if (side.first_token > space || wanted.tokens > space - side.first_token) {
     return refuse(wanted.tokens, " tokens from ", side.first_token, " on are asked for, and ",
                   side.ids.size(), " blocks of ", layout.block_tokens(), " tokens are given");
   }
   const auto beyond =
+      // An id beyond the layout's blocks would address memory outside the tensors.
       std::ranges::find_if(side.ids, [&](uint32_t id) { return uint64_t{id} >= layout.blocks(); });
   if (beyond != side.ids.end()) {
     return refuse("ids[", beyond - side.ids.begin(), "] is ", *beyond, ", and it has blocks 0 to ",
@@ -76,6 +79,8 @@ class KvListBuilder {
     status.Update(CheckSide("local", local_, wanted_));
     status.Update(CheckSide("remote", remote_, wanted_));
     if (!status.ok()) return status;
+    // Only the target's used blocks must be distinct: a block of the source may be read several
+    // times.
     const Used used = UsedOf(dst(), wanted_.tokens);
     const auto ids = dst().ids.subspan(used.first, used.count);
     return CheckIdsDistinct(writes_ ? "remote" : "local", ids, *std::ranges::max_element(ids),
@@ -100,12 +105,12 @@ class KvListBuilder {
   }
 
  private:
-  // Ways in which a block of the source and one of the target share tokens. Between blocks of
-  // unlike sizes few of them come round again and again.
+  // One way in which a source block and a target block share tokens. The copies of two blocks
+  // depend on nothing else. If the block sizes differ, a few meetings repeat periodically.
   struct Meeting {
-    KvPiece tokens{};  // of the first two blocks that meet so
-    uint32_t count = 0;
-    uint32_t first_id = 0;
+    KvPiece tokens{};       // those of the first pair of blocks that meets in this way
+    uint32_t count = 0;     // pairs of blocks that meet in this way
+    uint32_t first_id = 0;  // where their ids begin in the sorted id lists
 
     bool IsOf(const KvPiece& piece) const {
       return tokens.src_token == piece.src_token && tokens.dst_token == piece.dst_token &&
@@ -115,10 +120,11 @@ class KvListBuilder {
 
   static constexpr size_t kMaxMeetings = 4096;
 
-  // The one that `piece` is of. `last`: that of the piece before. Pieces come in the same order
-  // again once both sides begin a block together, and then from the first one on; or from the
-  // second, where the first token lies within blocks on both sides, for that does not come again.
-  // The last piece, where it is cut short, is the last of them.
+  // Returns the index of the meeting that `piece` belongs to; `last` is that of the piece before.
+  // The meetings repeat in the same order each time both sides begin a block together. The
+  // candidates are therefore: the next one; the first, where the period starts again; the second,
+  // if the first token lies inside a block on both sides, because that meeting does not recur; and
+  // the last, which is the shorter final piece.
   size_t FindMeeting(const KvPiece& piece, size_t last) {
     for (const size_t i : {last + 1, size_t{0}, size_t{1}, meetings_.size() - 1}) {
       if (i < meetings_.size() && meetings_[i].IsOf(piece)) return i;
@@ -130,7 +136,7 @@ class KvListBuilder {
   const KvSide& src() const { return writes_ ? local_ : remote_; }
   const KvSide& dst() const { return writes_ ? remote_ : local_; }
 
-  // Stops where `visit` returns false.
+  // Stops when `visit` returns false.
   template <typename Visit>
   bool ForEachPiece(Visit visit) {
     KvPieces pieces(src().layout->block_tokens(), src().first_token, dst().layout->block_tokens(),
@@ -143,8 +149,11 @@ class KvListBuilder {
     return true;
   }
 
-  // The ids of blocks that meet in the same way lie side by side. False: too many ways.
+  // Sorts the ids so that pairs of blocks that meet in the same way are adjacent. False: there are
+  // more than kMaxMeetings meetings.
   bool SortIds(IdPool& pool) {
+    // A counting sort in two passes: the first counts the pairs of each meeting, the second places
+    // the ids.
     uint32_t total = 0;
     const bool few = ForEachPiece([&](const KvPiece&, Meeting& meeting) {
       ++meeting.count;
@@ -167,7 +176,8 @@ class KvListBuilder {
     });
   }
 
-  // Of the first layer, or of all where they are in one tensor; the others are like the first.
+  // Adds the pairs of the first layer, or of all layers at once if each side has them in one
+  // tensor. The pairs of every further layer are the same except for their base addresses.
   void AddPairs(const Reshard& reshard) {
     const uint32_t layers = reshard.spans_layers() ? wanted_.layers : 1;
     std::vector<StridedCopy> copies;
@@ -176,8 +186,9 @@ class KvListBuilder {
       const size_t first = copies.size();
       reshard.Copies(wanted_.first_layer, layers, meeting.tokens, copies);
       for (size_t i = first; i < copies.size(); ++i) {
-        // Ascending at the remote side: runs that meet there make one request of a NIC, which
-        // gathers or scatters at this side.
+        // Ascending on the remote side in both directions: adjacent remote runs become one request
+        // of a NIC, which gathers or scatters on the local side. Copies() returns them ascending at
+        // the target, which is remote for a write.
         if (!writes_) copies[i].AscendAtSource();
         pairs.push_back(PairOf(copies[i], meeting));
       }
@@ -188,7 +199,7 @@ class KvListBuilder {
     }
   }
 
-  // But for where it begins.
+  // Everything but the base addresses, which AddPair sets for each layer.
   BlockList::Pair PairOf(const StridedCopy& copy, const Meeting& meeting) {
     const uint64_t bytes = copy.bytes * copy.runs();
     const PagedRegion from{
@@ -206,7 +217,7 @@ class KvListBuilder {
     return pair;
   }
 
-  // `layer`: of those that are wanted.
+  // `layer` counts from the first wanted layer.
   void AddPair(BlockList::Pair pair, const StridedCopy& copy, uint32_t layer) {
     const uint32_t from = TensorAt(src(), layer, copy.src_tensor);
     const uint32_t to = TensorAt(dst(), layer, copy.dst_tensor);
@@ -214,7 +225,7 @@ class KvListBuilder {
         src().tensors[from] + copy.src_offset + layer * copy.src_layer_stride;
     (writes_ ? pair.remote : pair.local).base =
         dst().tensors[to] + copy.dst_offset + layer * copy.dst_layer_stride;
-    // PlacePairs puts the region that holds the tensor in its place.
+    // Holds the tensor's index until Place replaces it with the region that contains the tensor.
     pair.local_region = writes_ ? from : to;
     pair.remote_region = writes_ ? to : from;
     list_.pairs_.push_back(pair);
@@ -244,10 +255,12 @@ class KvListBuilder {
     return status;
   }
 
-  // Each pair's tensor gives way to the region that holds it whole.
+  // Replaces the tensor index in each pair by the index of the region that contains the whole
+  // tensor.
   absl::Status Place(std::string_view name, const KvSide& side, Access wanted,
                      const RegionTable& table, uint32_t BlockList::Pair::*region,
                      RegionIndices& touched) {
+    // A tensor is looked up once, not once per pair.
     std::vector<uint32_t> found(side.tensors.size(), kNoRegion);
     RegionSet set(table);
     for (BlockList::Pair& pair : list_.pairs_) {

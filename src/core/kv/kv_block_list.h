@@ -1,9 +1,10 @@
-// The blocks of a transfer between two KV caches, as a BlockList: the same copies for every two
-// blocks whose tokens meet in the same way, and for each such way the ids of those blocks.
+// Builds the BlockList of a transfer between two KV caches. For each way in which the tokens of a
+// source block and a target block overlap, the list has the strided copies once and the ids of all
+// pairs of blocks that overlap in that way.
 //
-// Specification, held by property tests against whole tensors: the runs of the list's slices, in
-// whichever order, write every byte of the wanted layers, heads and tokens of the target once, with
-// the byte of the same layer, head, token and element of the source, and no other byte.
+// Specification, checked by property tests against whole tensors: the runs of the list's slices, in
+// any order, write every byte of the wanted layers, heads and tokens of the target exactly once,
+// with the byte of the same layer, head, token and element of the source. They write no other byte.
 //
 // Thread-safety: pure.
 
@@ -20,17 +21,17 @@
 
 namespace kvxfer {
 
-// One side of such a transfer.
+// One side of a transfer between KV caches.
 struct KvSide {
   const KvLayout* layout = nullptr;
-  // Where its tensors begin: layout->tensors() of them, or as many for each layer of the shard,
-  // layer by layer.
+  // The addresses of its tensors: layout->tensors() of them, or that many for each layer of the
+  // shard, layer by layer.
   std::span<const uint64_t> tensors{};
   std::span<const uint32_t> ids{};  // blocks of the request, in the order of its tokens
-  uint64_t first_token = 0;         // counted through from the first of these blocks on
+  uint64_t first_token = 0;         // counted from the first token of the first of these blocks
 };
 
-// What of the model moves.
+// The layers, heads and tokens that move, numbered as in the model.
 struct KvWanted {
   uint32_t first_layer = 0;  // of the model
   uint32_t layers = 0;
@@ -38,12 +39,13 @@ struct KvWanted {
   uint64_t tokens = 0;
 };
 
-// The tensors of both sides have passed CheckKvTensors (kv_tensors.h). Layers are listed one after
-// the other, in ascending order, but where both sides have theirs in one tensor. The list is at
-// most as large as the ids of both sides, and layers times the ways in which blocks meet.
-// InvalidArgument: layouts of unlike models, heads or layers that a side has not, too few ids for
-// the tokens, an id out of range, the same block of the target twice, blocks that meet in more than
-// 4,096 ways, a tensor that is in no region; PermissionDenied as Agent::Write.
+// Requires that the tensors of both sides have passed CheckKvTensors (kv_tensors.h). Layers are
+// listed one after the other in ascending order, unless each side has them in one tensor. The size
+// of the list is bounded by the ids of both sides, plus layers times the ways in which blocks
+// overlap.
+// InvalidArgument: layouts of different models; heads or layers that a side does not have; too few
+// ids for the tokens; an id out of range; the same target block twice; blocks that overlap in more
+// than 4,096 ways; a tensor in no region. PermissionDenied: as for Agent::Write.
 absl::StatusOr<BlockList> ListKvBlocks(const KvSide& local, const KvSide& remote,
                                        const KvWanted& wanted, Direction direction,
                                        const RegionTable& local_table,

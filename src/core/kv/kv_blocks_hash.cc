@@ -21,6 +21,7 @@ uint64_t HashBlocks(std::span<const uint32_t> ids, uint64_t first_token, uint64_
 
 uint64_t HashRequest(std::string_view cache, std::string_view request) {
   const uint64_t seed = XXH3_64bits(cache.data(), cache.size());
+  // 0 means "no request" where the hash is used.
   return XXH3_64bits_withSeed(request.data(), request.size(), seed) | 1;
 }
 

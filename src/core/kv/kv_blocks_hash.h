@@ -1,4 +1,5 @@
-// What stands for block ids, or for a request, where the list or the name itself would be too long.
+// Hashes that stand for block ids, or for a request, where the list or the name would be too long.
+// XXH3, 64 bits (https://github.com/Cyan4973/xxHash); not cryptographic.
 //
 // Thread-safety: pure.
 
@@ -11,12 +12,12 @@
 
 namespace kvxfer {
 
-// Of the ids in this order, in the cache of this id (docs/wire-format.md).
+// The ids, in this order, of the cache with this id (docs/wire-format.md).
 uint64_t HashLeased(uint64_t cache_id, std::span<const uint32_t> ids);
-// Of the ids, and which of their tokens, counted through from the first of these blocks on.
+// The ids, and which of their tokens, counted from the first token of the first of these blocks.
 uint64_t HashBlocks(std::span<const uint32_t> ids, uint64_t first_token, uint64_t tokens);
 
-// Names what belongs to one request of one cache; never 0.
+// Identifies one request of one cache; never 0.
 uint64_t HashRequest(std::string_view cache, std::string_view request);
 
 }  // namespace kvxfer

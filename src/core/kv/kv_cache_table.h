@@ -1,6 +1,6 @@
-// The KV caches of an agent, by name, as planning needs them.
+// The KV caches of an agent, by name, with what planning a transfer needs.
 //
-// Thread-safety: a plain value; shared between threads where it is constant.
+// Thread-safety: a plain value; threads share only constant tables.
 
 #ifndef KVXFER_CORE_KV_KV_CACHE_TABLE_H_
 #define KVXFER_CORE_KV_KV_CACHE_TABLE_H_
@@ -19,9 +19,9 @@
 namespace kvxfer {
 
 struct KvCacheInfo {
-  uint64_t id = 0;  // random, of this registration
+  uint64_t id = 0;  // random, unique to this registration
   KvLayout layout;
-  std::vector<uint64_t> tensors;  // where they begin, as CheckKvTensors found them good
+  std::vector<uint64_t> tensors;  // their addresses, which have passed CheckKvTensors
 
   bool operator==(const KvCacheInfo&) const = default;
 };

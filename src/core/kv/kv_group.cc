@@ -1,3 +1,5 @@
+// Which ranks of two instances exchange which KV ranges. A group is checked as a whole first, so
+// that a transfer cannot start towards half an instance.
 #include "src/core/kv/kv_group.h"
 
 #include <algorithm>
@@ -21,7 +23,7 @@ std::string LayersText(uint32_t first, uint32_t end) {
 
 uint32_t EndOf(const KvShard& shard) { return shard.first_layer + shard.layers; }
 
-// The ranks of one stage of the pipeline, in the order of their tp_rank.
+// `ranks` are those of one pipeline stage, sorted by tp_rank.
 absl::Status CheckStage(std::span<const KvRank> ranks) {
   const KvShard& stage = ranks.front().layout->shard();
   const std::string layers = LayersText(stage.first_layer, EndOf(stage));
@@ -56,10 +58,12 @@ absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group) {
                   " ", rank.layout->shard().tp_size);
   }
   std::vector<KvRank> sorted(group.begin(), group.end());
+  // Sorted by stage and then by rank, the stages must cover the model's layers without gap or
+  // overlap.
   std::ranges::stable_sort(sorted, {}, [](const KvRank& rank) {
     return std::tuple(rank.layout->shard().first_layer, rank.layout->shard().tp_rank);
   });
-  uint32_t next = 0;  // layers below are in a stage
+  uint32_t next = 0;  // all layers below belong to a stage that was checked
   for (size_t i = 0; i < sorted.size();) {
     const KvShard& stage = sorted[i].layout->shard();
     if (stage.first_layer > next) {
@@ -88,6 +92,7 @@ std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group
   for (size_t i = 0; i < group.size(); ++i) {
     const KvLayout& src = direction == Direction::kWrite ? own : *group[i].layout;
     const KvLayout& dst = direction == Direction::kWrite ? *group[i].layout : own;
+    // The layers that were asked for, that the source has, and that the target has.
     const uint32_t first =
         std::max({first_layer, src.shard().first_layer, dst.shard().first_layer});
     const uint32_t end = std::min({first_layer + std::min(layers, own.model().layers),
@@ -95,7 +100,9 @@ std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group
     if (first >= end) continue;
     const auto sources =
         SourcesOf(own.model(), src.shard().tp_size, dst.shard().tp_rank, dst.shard().tp_size);
-    if (!sources.ok()) continue;  // not where both are layouts of one model
+    if (!sources.ok()) continue;  // cannot happen with layouts of one model
+    // SourcesOf names each head's source rank exactly once, so each pair of ranks gets at most one
+    // range.
     for (const KvSource& source : *sources) {
       if (source.tp_rank != src.shard().tp_rank) continue;
       shares.push_back(
@@ -106,11 +113,12 @@ std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group
 }
 
 uint32_t KvReaders(const KvLayout& own, const KvLayout& source) {
+  // Counts over tensor parallelism alone: the caller handles pipeline stages.
   const KvShard& shard = own.shard();
   uint32_t readers = 0;
   for (uint32_t rank = 0; rank < shard.tp_size; ++rank) {
     const auto sources = SourcesOf(own.model(), source.shard().tp_size, rank, shard.tp_size);
-    if (!sources.ok()) continue;  // not where both are layouts of one model
+    if (!sources.ok()) continue;  // cannot happen with layouts of one model
     const auto takes = [&](const KvSource& one) { return one.tp_rank == source.shard().tp_rank; };
     if (std::ranges::any_of(*sources, takes)) ++readers;
   }

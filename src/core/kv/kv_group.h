@@ -1,7 +1,8 @@
-// Which ranks of another instance a worker exchanges parts of its KV cache with, and which parts.
+// Decides which ranks of another instance a worker exchanges KV ranges (heads × layers) with, and
+// which ranges.
 //
-// Specification, held by tests that are exhaustive over small instances: over all workers of the
-// sources, what they share with a rank of the target is each head and layer of it once.
+// Specification, checked exhaustively over small instances: the ranges that all source workers
+// share with one target rank cover each head of each layer of that rank exactly once.
 //
 // Thread-safety: pure.
 
@@ -20,13 +21,13 @@
 
 namespace kvxfer {
 
-// One worker of the other instance, by the name of its agent.
+// One worker of the other instance; `peer` is the name of its agent.
 struct KvRank {
   std::string_view peer{};
   const KvLayout* layout = nullptr;
 };
 
-// What goes between a worker and one rank.
+// The KV range that moves between a worker and one rank.
 struct KvShare {
   size_t rank = 0;  // index in the group
   KvHeads heads{};
@@ -36,19 +37,18 @@ struct KvShare {
   bool operator==(const KvShare&) const = default;
 };
 
-// InvalidArgument: `group` is not every rank of one instance of the model of `own`, each once; says
-// which rank is missing, there twice or of another model, by the field that differs, and whose it
-// is.
+// InvalidArgument: `group` is not every rank of one instance of the model of `own`, each once. The
+// message names the rank that is missing, doubled or of another model, and the field that differs.
 absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group);
 
-// Of those layers of the model, what the worker with `own` gives to the ranks of a group that
-// passed CheckKvGroup (kWrite), or takes from them (kRead); in the order of the group. None: other
-// workers have all that the group needs.
+// The KV ranges, within the given layers of the model, that the worker with layout `own` sends to
+// (kWrite) or takes from (kRead) the ranks of a group that has passed CheckKvGroup, in the order of
+// the group. Empty: other workers exchange all that is needed.
 std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group,
                               Direction direction, uint32_t first_layer, uint32_t layers);
 
-// How many ranks of the instance of `own`, were it without pipeline parallelism, take something
-// from `source`.
+// The number of ranks in the instance of `own` that take data from `source`, as if the instance had
+// no pipeline parallelism.
 uint32_t KvReaders(const KvLayout& own, const KvLayout& source);
 
 }  // namespace kvxfer

@@ -25,19 +25,23 @@ absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer,
   if (auto status = CheckName("KV request", part.request); !status.ok()) {
     return Annotate(status, absl::StrCat("from ", ToAbsl(peer)));
   }
-  if (told_.contains(part.request)) {
+  // An ended request never begins again, so a late part cannot revive it.
+  if (reported_.contains(part.request)) {
     return absl::FailedPreconditionError(
         absl::StrCat("KV request ", part.request, ": a part from ", ToAbsl(peer),
                      " came after its end; every attempt needs a name of its own"));
   }
   auto at = requests_.find(part.request);
   if (absl::Status status = CheckOfCache(part, peer); !status.ok()) {
+    // A part that does not fit the cache ends its whole request: the request could never become
+    // complete, and the name must not be used for a second attempt.
     if (at == requests_.end()) Remember(part.request, false);
     if (at != requests_.end()) End(at, false);
     return status;
   }
   if (at == requests_.end()) {
     if (requests_.size() >= kMaxRequests) {
+      // Remembered as lost, so that later parts of the same request are refused too.
       Remember(part.request, false);
       return absl::ResourceExhaustedError(
           absl::StrCat("KV request ", part.request, ": ", kMaxRequests, " others are under way"));
@@ -51,6 +55,7 @@ absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer,
              .first;
     by_expiry_.emplace(expires, part.request);
   }
+  // Everything is checked before anything is stored. A refused part gives up the whole request.
   Request& request = at->second;
   absl::Status status = CheckNew(part, peer, request);
   if (status.ok()) status = Keep(request, part, peer);
@@ -69,6 +74,7 @@ absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer,
     End(at, true);
     return taken;
   }
+  // Not complete yet: a part that arrives extends the request's life, and never shortens it.
   Advance(request);
   if (expires > request.expires) {
     by_expiry_.erase({request.expires, part.request});
@@ -77,7 +83,7 @@ absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer,
   return Taken{};
 }
 
-// Whether this cache has such heads and layers.
+// Whether this cache has the part's heads and layers.
 absl::Status KvInbox::CheckOfCache(const KvPart& part, std::string_view peer) const {
   if (!KvRangeWithin(part.heads.first, part.heads.count, heads_.first, heads_.count)) {
     return Refuse(part, peer, "it has ", From(part.heads.first, part.heads.count, "heads"),
@@ -90,7 +96,7 @@ absl::Status KvInbox::CheckOfCache(const KvPart& part, std::string_view peer) co
   return absl::OkStatus();
 }
 
-// Whether it goes together with the parts before.
+// Whether the part fits the parts that arrived before.
 absl::Status KvInbox::CheckNew(const KvPart& part, std::string_view peer,
                                const Request& request) const {
   if (part.blocks_hash != request.blocks_hash) {
@@ -107,7 +113,8 @@ absl::Status KvInbox::CheckNew(const KvPart& part, std::string_view peer,
   return absl::OkStatus();
 }
 
-// Its notification takes the place of an earlier one.
+// A notification replaces that of an earlier part, and its bytes count against one limit for all
+// requests of the cache.
 absl::Status KvInbox::Keep(Request& request, KvPart& part, std::string_view peer) {
   if (!part.notification.has_value()) return absl::OkStatus();
   const size_t before = request.notification.has_value() ? request.notification->size() : 0;
@@ -122,6 +129,7 @@ absl::Status KvInbox::Keep(Request& request, KvPart& part, std::string_view peer
   return absl::OkStatus();
 }
 
+// Layers are ready in order: `ready` stops at the first layer that lacks a head.
 void KvInbox::Advance(Request& request) const {
   const auto begin = request.there.begin();
   while (request.ready < layers_) {
@@ -133,14 +141,15 @@ void KvInbox::Advance(Request& request) const {
 
 absl::StatusOr<uint32_t> KvInbox::LayersReady(std::string_view request) const {
   if (const auto at = requests_.find(request); at != requests_.end()) return at->second.ready;
-  const auto told = told_.find(request);
-  if (told == told_.end()) return 0;
+  const auto told = reported_.find(request);
+  if (told == reported_.end()) return 0;
   if (told->second) return layers_;
   return absl::AbortedError(absl::StrCat("KV request ", ToAbsl(request), " was given up"));
 }
 
 bool KvInbox::Drop(std::string_view request) {
   const auto at = requests_.find(request);
+  // Also remembered if nothing of it has arrived yet, so that parts that arrive later are refused.
   if (at == requests_.end()) {
     Remember(std::string(request), false);
     return false;
@@ -156,13 +165,14 @@ void KvInbox::End(Requests::iterator at, bool whole) {
   requests_.erase(at);
 }
 
-// Whole, refused, dropped or expired: the name is not taken again while it is remembered.
+// A request has ended: complete, refused, dropped or expired. Its name is refused as long as it is
+// remembered, which is for the last kMaxReported ends.
 void KvInbox::Remember(const std::string& request, bool whole) {
-  if (!told_.emplace(request, whole).second) return;
-  told_order_.push_back(request);
-  if (told_order_.size() <= kMaxTold) return;
-  told_.erase(told_order_.front());
-  told_order_.pop_front();
+  if (!reported_.emplace(request, whole).second) return;
+  reported_order_.push_back(request);
+  if (reported_order_.size() <= kMaxReported) return;
+  reported_.erase(reported_order_.front());
+  reported_order_.pop_front();
 }
 
 std::vector<KvInbox::Lost> KvInbox::Expire(Time now) {
@@ -180,7 +190,7 @@ std::optional<Time> KvInbox::NextExpiry() const {
   return by_expiry_.begin()->first;
 }
 
-// The first gap, and how much there is of it in all.
+// Text for a person: how many head-layer pairs are missing, and the first of them.
 std::string KvInbox::Missing(const Request& request) const {
   const auto gap = std::ranges::find(request.there, false);
   const auto index = static_cast<size_t>(gap - request.there.begin());

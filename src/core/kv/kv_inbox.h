@@ -1,18 +1,19 @@
-// Parts of requests that several workers write into one KV cache: which heads of which layers are
-// there, when a request is whole, and which requests never became whole.
+// Collects the parts of requests that several workers write into one KV cache: which heads of which
+// layers have arrived, when a request is complete, and which requests never became complete.
 //
-// A request is named by its sources, all of them in the same words, and for one attempt only: who
-// tries again uses another name. What a part says of the blocks that it went to must be the same in
-// all parts of a request, so that attempts at other blocks never add up to one, whatever their
-// name. Sources are trusted not to name the requests of others.
+// All writers of a request use the same name for it, and a name is for one attempt: a retry uses
+// another name. All parts of a request must also name the same target blocks and tokens (as a
+// hash), so attempts at different blocks never add up to one request, whatever their names are.
+// Writers are trusted not to use the names of others' requests.
 //
-// Specification, held by a test over every order in which the parts of small instances can come and
-// by random ones: a request is whole with exactly the part that brings the last head of the last
-// layer; its layers are ready in order, each with the last of its heads; no part counts twice.
+// Specification, checked over every order in which the parts of small instances can arrive, and
+// over random orders: a request becomes complete with exactly the part that brings the last head of
+// the last layer; its layers become ready in order, each with the last of its heads; no part counts
+// twice.
 //
-// Thread-safety: none; owned by the progress engine. Memory: a bit for each head and layer of a
-// request that is under way, at most kMaxRequests of them, and its notification; kMaxTold names of
-// those that ended; a name has at most kMaxNameBytes.
+// Thread-safety: none; used by the progress engine. Memory: for at most kMaxRequests unfinished
+// requests, one bit per head and layer and the notification; and the names of the last kMaxReported
+// requests that ended, of at most kMaxNameBytes each.
 
 #ifndef KVXFER_CORE_KV_KV_INBOX_H_
 #define KVXFER_CORE_KV_KV_INBOX_H_
@@ -35,11 +36,11 @@
 
 namespace kvxfer {
 
-// What one transfer has brought.
+// What one transfer brought of a request: a KV range of the cache.
 struct KvPart {
   std::string request{};
-  uint64_t blocks_hash = 0;  // of the ids and the tokens that the request went to
-  KvHeads heads{};           // of the model, as layers
+  uint64_t blocks_hash = 0;  // of the block ids and tokens that the request is written to
+  KvHeads heads{};           // heads and layers are numbered as in the model
   uint32_t first_layer = 0;
   uint32_t layers = 0;
   std::optional<std::string> notification{};
@@ -48,42 +49,42 @@ struct KvPart {
 class KvInbox {
  public:
   static constexpr size_t kMaxRequests = 1 << 16;
-  static constexpr size_t kMaxTold = 2 * kMaxRequests;
-  static constexpr size_t kMaxNotificationBytes = 64 << 20;  // of all requests under way
+  static constexpr size_t kMaxReported = 2 * kMaxRequests;
+  static constexpr size_t kMaxNotificationBytes = 64 << 20;  // all unfinished requests together
 
-  // Of the cache with this layout.
+  // The inbox of the cache that has this layout.
   explicit KvInbox(const KvLayout& layout)
       : heads_(layout.heads()),
         first_layer_(layout.shard().first_layer),
         layers_(layout.shard().layers) {}
 
   struct Taken {
-    bool whole = false;  // with this part, and so forgotten
-    // Then: of the last part that had one.
+    bool whole = false;  // this part completed the request, which is now forgotten
+    // If whole: the notification of the last part that had one.
     std::optional<std::string> notification{};
   };
-  // A part has arrived from `peer`. `expires`: when the request is given up, unless a later part
-  // says a later time. InvalidArgument: a bad name, heads or layers that this cache has not, that
-  // another part has brought, or of other blocks; FailedPrecondition: the request has ended;
-  // ResourceExhausted: too many are under way, or too many bytes of notifications. A request of
-  // which a part was refused is never told as whole.
+  // Records a part that arrived from `peer`. The request is given up at `expires`, unless a later
+  // part gives a later time.
+  // InvalidArgument: a bad name; heads or layers that this cache does not have or that another part
+  // has brought; other blocks than the parts before. FailedPrecondition: the request has ended.
+  // ResourceExhausted: too many unfinished requests, or too many bytes of notifications. After an
+  // error a request that has not ended is given up and never becomes complete.
   absl::StatusOr<Taken> Take(KvPart part, std::string_view peer, Time expires);
 
-  // Layers that are there with all heads, from the first of the cache on, as long as none is
-  // missing: all of them where the request was whole before, 0 where nothing of it has come.
-  // Aborted: it was given up.
+  // The number of leading layers of the cache that have arrived with all their heads: all layers
+  // after the request became complete, 0 if nothing has arrived. Aborted: the request was given up.
   absl::StatusOr<uint32_t> LayersReady(std::string_view request) const;
 
-  // Gives a request up, begun or not: parts that still come are refused. False: it is not under
-  // way.
+  // Gives up a request, whether or not it has begun; parts that still arrive are refused. False:
+  // nothing of it has arrived, or it has ended.
   bool Drop(std::string_view request);
 
-  // A request that was given up, and what of it was missing, for a person.
+  // A request that was given up, and what was missing, as text for a person.
   struct Lost {
     std::string request{};
     std::string missing{};
   };
-  // Gives up those that have expired.
+  // Gives up the requests that have expired by `now`.
   std::vector<Lost> Expire(Time now);
   std::optional<Time> NextExpiry() const;
 
@@ -93,9 +94,9 @@ class KvInbox {
  private:
   struct Request {
     uint64_t blocks_hash = 0;
-    std::vector<bool> there{};  // [layer][head]
+    std::vector<bool> there{};  // [layer][head]: has arrived
     uint32_t missing = 0;
-    uint32_t ready = 0;  // layers
+    uint32_t ready = 0;  // leading layers with all heads
     Time expires{};
     std::optional<std::string> notification{};
   };
@@ -120,8 +121,9 @@ class KvInbox {
   Requests requests_;
   size_t notification_bytes_ = 0;
   std::set<std::pair<Time, std::string>> by_expiry_;
-  std::unordered_map<std::string, bool, Hash, std::equal_to<>> told_;  // the last kMaxTold: whole?
-  std::deque<std::string> told_order_;
+  // The last kMaxReported requests that ended; true: became complete.
+  std::unordered_map<std::string, bool, Hash, std::equal_to<>> reported_;
+  std::deque<std::string> reported_order_;
 };
 
 }  // namespace kvxfer

@@ -9,7 +9,7 @@
 namespace kvxfer {
 namespace {
 
-// What nobody's cache comes near, so that no product of what is checked overflows.
+// Limits far beyond any real cache. They keep every product below from overflowing.
 constexpr uint32_t kMaxLayers = 4096;
 constexpr uint32_t kMaxHeads = 65536;
 constexpr uint32_t kMaxHeadSize = 1 << 20;
@@ -46,7 +46,7 @@ absl::Status CheckModel(const KvModel& model) {
   return status;
 }
 
-// One axis of a tensor, in elements.
+// One axis of a tensor; lengths and strides are in elements, or in bytes in CheckParts.
 struct Axis {
   char letter = 0;
   uint64_t length = 0;
@@ -81,10 +81,12 @@ absl::StatusOr<std::vector<Axis>> AxesOf(const KvTensor& tensor) {
   return axes;
 }
 
-// From inside to outside no axis may reach into the next one. `extent`: so much the innermost ones
-// that are not among them reach over, in; all of them, out. Units are the caller's.
+// Checks that no axis overlaps another. Sorted by stride, each axis must step over all that the
+// inner ones cover. `*extent` is at first the size that the contiguous innermost elements cover,
+// and at the end the size that all axes cover, in the same unit as the strides. `most` bounds it.
 absl::Status CheckApart(std::string_view called, std::string_view unit, std::vector<Axis> axes,
                         uint64_t most, uint64_t* extent) {
+  // The stride of an axis of length 1 is never used, and frameworks leave any value there.
   std::erase_if(axes, [](const Axis& axis) { return axis.length == 1; });
   std::ranges::sort(axes, {}, &Axis::stride);
   char inner = 0;
@@ -149,7 +151,7 @@ absl::StatusOr<KvHeads> HeadsOf(const KvModel& model, uint32_t tp_rank, uint32_t
                                                  ", nor the other way round"));
 }
 
-// A layout without blocks and parts.
+// Checks model and shard, and returns a layout that has no blocks and parts yet.
 absl::StatusOr<KvLayout> KvLayout::Begin(const KvModel& model, const KvShard& shard) {
   KvLayout layout;
   layout.model_ = model;
@@ -185,7 +187,7 @@ absl::StatusOr<KvLayout> KvLayout::FromTensors(const KvModel& model, const KvSha
   return begun;
 }
 
-// `holds_k`: or what K and V are fused to.
+// Adds one tensor's parts. `holds_k`: K, or the fused entry; `holds_v`: V.
 absl::Status KvLayout::Take(const KvTensor& tensor, bool holds_k, bool holds_v) {
   absl::StatusOr<std::vector<Axis>> axes = AxesOf(tensor);
   if (!axes.ok()) return axes.status();
@@ -221,6 +223,7 @@ absl::Status KvLayout::Take(const KvTensor& tensor, bool holds_k, bool holds_v) 
   status.Update(length('2', 2));
   status.Update(length('C', k + v));
   status.Update(length('D', holds_k ? k : v));
+  // One stride cannot lead from K to V if their sizes differ.
   if (kv != nullptr && k != v) status.Update(refuse("axis 2 needs K and V of one size"));
   for (const char letter : {'B', 'N', 'H'}) {
     const bool may_lack = letter == 'H' && heads_.count == 1;
@@ -237,9 +240,12 @@ absl::Status KvLayout::Take(const KvTensor& tensor, bool holds_k, bool holds_v) 
   status = CheckRange("blocks", find('B')->length, 1, kMaxBlocks);
   status.Update(CheckRange("tokens per block", find('N')->length, 1, kMaxBlockTokens));
   uint64_t extent = 1;
+  // Transfers are built from these strides without further checks, so two elements must never share
+  // a byte: a target byte would be written twice.
   status.Update(CheckApart(Called(tensor), "elements", *axes, kMaxTensorBytes / element, &extent));
   if (!status.ok()) return status;
-  // One layer in a tensor is as good as a tensor for it.
+  // A tensor that holds one layer is treated as a tensor per layer: the layer stride would be
+  // unused.
   const bool layers_within = find('L') != nullptr && shard_.layers > 1;
   if (tensors_ == 0) {
     blocks_ = find('B')->length;
@@ -259,6 +265,7 @@ absl::Status KvLayout::Take(const KvTensor& tensor, bool holds_k, bool holds_v) 
             .head_stride = stride('H'),
             .bytes = (holds_k ? k : v) * element};
   parts_[part_count_++] = part;
+  // V has K's strides in the same tensor. It lies one step of axis 2, or K's elements, behind K.
   if (both) {
     part.offset = kv != nullptr ? stride('2') : k * element;
     part.bytes = v * element;
@@ -290,18 +297,21 @@ absl::StatusOr<KvLayout> KvLayout::FromParts(const KvModel& model, const KvShard
   return layout;
 }
 
-// Sets what follows from the parts.
+// Checks parts that came from a peer and computes the derived fields. It accepts exactly what
+// FromTensors can produce.
 absl::Status KvLayout::CheckParts() {
   const auto refuse = [](const auto&... why) {
     return absl::InvalidArgumentError(absl::StrCat("KV cache: ", why...));
   };
   const uint64_t element = BytesOf(model_.element);
+  // Each check below mirrors a property of FromTensors' results.
   const Part& k = parts_[0];
   const Part& v = parts_[1];
   const bool two = part_count_ == 2;
   if (k.bytes != model_.k_size * element || (two && v.bytes != model_.v_size * element)) {
     return refuse("parts of ", k.bytes, " and ", v.bytes, " bytes are not the model's");
   }
+  // FromTensors puts the first part at the first byte of tensor 0.
   if (k.tensor != 0 || k.offset != 0) {
     return refuse("the first part does not begin the first tensor");
   }
@@ -329,6 +339,8 @@ absl::Status KvLayout::CheckParts() {
                               {'H', heads_.count, part.head_stride}};
     if (part.layer_stride != 0) axes.push_back({'L', shard_.layers, part.layer_stride});
     uint64_t extent = part.bytes;
+    // Either K and V of one head and token are adjacent (axis C), and together they are the
+    // innermost elements, or a stride separates them (axis 2).
     if (two && !apart && v.offset == k.bytes) {
       extent += v.bytes;
     } else if (two && !apart) {

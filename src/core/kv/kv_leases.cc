@@ -13,7 +13,7 @@ absl::Status About(std::string_view name, const absl::Status& status) {
   return Annotate(status, absl::StrCat("KV lease ", ToAbsl(name)));
 }
 
-// Of a fetch that the book does not take, or that there is no lease for.
+// Adds the refusal code to the status of a fetch that the book refused or that has no lease.
 absl::Status Refuse(std::string_view name, const absl::Status& status) {
   if (status.ok()) return status;
   KvLeaseRefusal refusal = KvLeaseRefusal::kBusy;
@@ -42,6 +42,7 @@ absl::Status KvLeases::Grant(std::string_view name, uint64_t blocks_hash, Time e
           .emplace(std::string(name),
                    Lease{.id = *id, .blocks_hash = blocks_hash, .contents = std::string(contents)})
           .first;
+  // Keys of an unordered_map stay at their address, so names_ and ended_ refer to them.
   names_.emplace(*id, &at->first);
   ++granted_;
   return absl::OkStatus();
@@ -59,6 +60,8 @@ absl::Status KvLeases::Release(std::string_view name, Time now) {
 
 absl::Status KvLeases::Begin(std::string_view name, uint64_t blocks_hash, Reader reader,
                              uint64_t fetch, Duration within, Time now, std::string_view contents) {
+  // The name alone finds the lease: a reader that expects other contents gets another refusal than
+  // one that came before the grant.
   const auto lease = Find(name);
   if (!lease.ok()) return Refuse(name, lease.status());
   if ((*lease)->contents != contents) {
@@ -71,6 +74,7 @@ absl::Status KvLeases::Begin(std::string_view name, uint64_t blocks_hash, Reader
         About(name, absl::InvalidArgumentError("these are not the blocks that it holds")),
         KvLeaseRefusal::kOtherBlocks);
   }
+  // A reader cannot hold the blocks for longer than kLongestFetch, whatever deadline it states.
   const Duration longest = std::clamp(within, Duration::zero(), kLongestFetch);
   return Refuse(name, book_.Begin((*lease)->id, reader, fetch, now + longest, now));
 }
@@ -80,6 +84,7 @@ absl::Status KvLeases::Finish(std::string_view name, Reader reader, uint64_t fet
   const auto lease = Find(name);
   if (!lease.ok()) return Refuse(name, lease.status());
   auto& finished = (*lease)->finished;
+  // A reader that fetches twice counts once.
   const bool again = std::ranges::find(finished, reader) != finished.end();
   const bool consume = finished.size() + (again ? 0 : 1) >= readers;
   absl::Status status = book_.Finish((*lease)->id, reader, fetch, consume, now);
@@ -97,6 +102,8 @@ std::vector<std::pair<std::string, KvLeaseEnd>> KvLeases::End(Time now) {
     const auto at = names_.find(id);
     ended.emplace_back(*at->second, end);
     ended_.push_back(at->second);
+    // The name stays reserved for the last kMaxRemembered ends, so that late readers get kEnded
+    // instead of kUnknown.
     names_.erase(at);
     if (ended_.size() <= kMaxRemembered) continue;
     leases_.erase(leases_.find(*ended_.front()));

@@ -1,12 +1,13 @@
-// The leases of one agent by the names that its application and its peers know them by.
+// The leases of one agent, by the names that its application and its peers use.
 //
-// Specification: LeaseBook's, for the lease that a name was given to. A name is given out once; a
-// reader says which blocks it reads and what they must hold, and is refused unless those are the
-// lease's. What they hold is compared, and is no part of what a lease is looked up by: so an owner
-// can tell a reader that has another prompt from one that comes before the grant.
+// Specification: that of LeaseBook, for the lease that has a name. A name is used once. A reader
+// states which blocks it reads and what they must hold; it is refused unless both match the lease.
+// The contents are compared but are not part of the key. So a reader that has another prompt gets
+// another refusal than one that comes before the grant.
 //
-// Thread-safety: none; owned by the progress engine. Memory: that of LeaseBook, and the names of
-// leases that are held or not told of, and of the last kMaxRemembered that have ended.
+// Thread-safety: none; used by the progress engine. Memory: that of LeaseBook, plus the names of
+// the leases that are held or whose end was not reported yet, and of the last kMaxRemembered ended
+// ones.
 
 #ifndef KVXFER_CORE_KV_KV_LEASES_H_
 #define KVXFER_CORE_KV_KV_LEASES_H_
@@ -40,28 +41,28 @@ class KvLeases {
   KvLeases& operator=(const KvLeases&) = delete;
 
   static constexpr size_t kMaxRemembered = 1 << 17;
-  // A fetch holds up the end of its lease for so long at most, whatever its reader says.
+  // The longest time that a fetch delays the end of its lease, whatever the reader states.
   static constexpr Duration kLongestFetch = std::chrono::minutes(5);
 
-  // `contents`: see Agent::LeaseBlocks. Names have 1 to kMaxNameBytes, contents at most so many;
-  // AlreadyExists: this name was used before. Else as LeaseBook::Grant. `blocks_hash`: of its ids,
-  // as HashLeased.
+  // `blocks_hash`: HashLeased of the lease's ids. `contents`: see Agent::LeaseBlocks. A name has 1
+  // to kMaxNameBytes bytes, contents at most kMaxNameBytes (InvalidArgument). AlreadyExists: the
+  // name was used before. Other errors as for LeaseBook::Grant.
   absl::Status Grant(std::string_view name, uint64_t blocks_hash, Time expires,
                      std::string_view contents = {});
   absl::Status Renew(std::string_view name, Time expires, Time now);
   absl::Status Release(std::string_view name, Time now);
 
-  // InvalidArgument: these are not its contents, or not its blocks. `within`: the fetch takes no
-  // longer. An error has its KvLeaseRefusal with it, as that of Finish.
+  // Begins a fetch that takes at most `within`. InvalidArgument: the lease has other contents or
+  // other blocks. Errors of Begin and Finish carry a KvLeaseRefusal (lease_refusal.h).
   absl::Status Begin(std::string_view name, uint64_t blocks_hash, Reader reader, uint64_t fetch,
                      Duration within, Time now, std::string_view contents = {});
-  // `readers`: when so many of them have finished one, the lease is consumed.
+  // Ends a fetch. The lease is consumed when `readers` different readers have finished a fetch.
   absl::Status Finish(std::string_view name, Reader reader, uint64_t fetch, uint32_t readers,
                       Time now);
   void Abandon(std::string_view name, Reader reader, uint64_t fetch, Time now);
   void Sweep(Reader reader, Time now) { book_.Sweep(reader, now); }
 
-  // As LeaseBook::End and NextExpiry.
+  // As LeaseBook::End and NextExpiry, with names.
   std::vector<std::pair<std::string, KvLeaseEnd>> End(Time now);
   std::optional<Time> NextExpiry() const { return book_.NextExpiry(); }
 
@@ -73,7 +74,7 @@ class KvLeases {
     LeaseId id = LeaseId::kNone;
     uint64_t blocks_hash = 0;
     std::string contents{};
-    absl::InlinedVector<Reader, 2> finished{};  // those with a fetch that finished
+    absl::InlinedVector<Reader, 2> finished{};  // readers that have finished a fetch
   };
   struct Hash {
     using is_transparent = void;
@@ -84,8 +85,10 @@ class KvLeases {
 
   LeaseBook book_;
   std::unordered_map<std::string, Lease, Hash, std::equal_to<>> leases_;
-  std::map<LeaseId, const std::string*> names_;  // keys of leases_, of leases not told of as ended
-  std::deque<const std::string*> ended_;         // keys of leases_, oldest first
+  // Pointers to keys of leases_: the leases whose end was not reported yet.
+  std::map<LeaseId, const std::string*> names_;
+  // Pointers to keys of leases_: those whose end was reported, oldest first.
+  std::deque<const std::string*> ended_;
   uint64_t granted_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Heads and layers come as ranges: the first of the model's, and how many.
+// Ranges of heads or layers: the first one, numbered as in the model, and the count.
 //
 // Thread-safety: pure.
 
@@ -9,7 +9,8 @@
 
 namespace kvxfer {
 
-// Whether a range has something, and all of it lies within the whole one. Any values may come.
+// Whether the range is not empty and lies within the whole one. Correct for all values, including
+// those whose sums overflow.
 inline bool KvRangeWithin(uint32_t first, uint32_t count, uint32_t whole_first,
                           uint32_t whole_count) {
   return count > 0 && first >= whole_first && count <= whole_count &&

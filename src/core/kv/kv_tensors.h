@@ -1,4 +1,4 @@
-// Where the tensors of a KV cache may lie, beside each other and in memory.
+// Checks where the tensors of a KV cache lie, relative to each other and in the address space.
 //
 // Thread-safety: pure.
 
@@ -15,14 +15,14 @@
 
 namespace kvxfer {
 
-// InvalidArgument when there are not as many tensors as the layout has. `name` goes into messages.
+// InvalidArgument: the number of tensors differs from the layout's. `name` appears in the message.
 absl::Status CheckKvTensorCount(std::string_view name, const KvLayout& layout, size_t tensors);
 
-// Of who registers a cache: InvalidArgument as CheckKvTensorCount, when a tensor ends beyond the
-// address space, or when two overlap. Tensors may lie within each other's gaps from block to block,
-// as views of one buffer do that has all layers of a block together, but not within each other's
-// blocks: K and V that do are one tensor, with axis 2 or C. At most some thousands of them may do
-// so.
+// For the side that registers a cache. InvalidArgument: as for CheckKvTensorCount; a tensor that
+// ends beyond the address space; or two tensors that overlap. A tensor may lie in the gaps between
+// another one's blocks, as views of one buffer do that holds all layers of a block together. It may
+// not lie within another's blocks: K and V that do so are one tensor, with axis 2 or C. At most a
+// few thousand tensors may share gaps (kMaxCompared in the .cc file).
 absl::Status CheckKvTensors(std::string_view name, const KvLayout& layout,
                             std::span<const uint64_t> tensors);
 

@@ -1,18 +1,18 @@
-// Leases on blocks that their owner holds for somebody who has not fetched them yet, and the
-// fetches under them. A one-sided read cannot see that its owner lets go in the middle of it; so
-// who fetches says before and after, and a lease that is being fetched does not end before the
-// fetch does.
+// Leases on blocks that their owner holds for readers that have not fetched them yet, and the
+// fetches under these leases. A one-sided read cannot detect that the owner reuses the memory while
+// it runs. A reader therefore reports the beginning and the end of each fetch, and a lease does not
+// end while a fetch under it is in progress.
 //
-// Specification, held by a search through every schedule of small worlds and by random ones: where
-// Finish says OK, the lease was held from its grant until then; a lease that has ended is never
-// held again; what has ended is told once, and only what is told may be used for other things; when
-// its time and that of all fetches under it is over, a lease has ended.
+// Specification, checked by a search through every schedule of small cases and by random ones. If
+// Finish returns OK, the lease was held from its grant until then. A lease that has ended is never
+// held again. Each end is reported once, and blocks may be reused only after the report. A lease
+// ends when its time and the time of all fetches under it are over.
 //
-// Ids are no secret: that a reader may fetch under a lease, and until when at most, is the caller's
-// to decide.
+// Lease ids are no secret. The caller decides whether a reader may fetch under a lease, and until
+// when at most.
 //
-// Thread-safety: none; owned by the progress engine. Memory: of leases that are held or were not
-// told of, of fetches, and the causes of the last kMaxEnded ends; all bounded.
+// Thread-safety: none; used by the progress engine. Memory, all bounded: leases that are held or
+// whose end was not reported, fetches, and the causes of the last kMaxEnded ends.
 
 #ifndef KVXFER_CORE_KV_LEASE_BOOK_H_
 #define KVXFER_CORE_KV_LEASE_BOOK_H_
@@ -33,56 +33,63 @@
 
 namespace kvxfer {
 
-// Names one lease of one agent; rises, and is never used twice within an incarnation.
+// Identifies one lease of one agent. Ids increase and are never reused within an incarnation.
 enum class LeaseId : uint64_t { kNone = 0 };
 
 class LeaseBook {
  public:
-  // Names who fetches, for as long as the connection to it lasts.
+  // Identifies a reader for as long as its connection lasts.
   using Reader = uint64_t;
 
   static constexpr size_t kMaxLeases = 1 << 16;
   static constexpr size_t kMaxEnded = 1 << 12;
-  static constexpr size_t kMaxFetches = 1 << 14;  // of one reader at once
+  static constexpr size_t kMaxFetches = 1 << 14;  // per reader, at once
 
-  // Held until `expires`. ResourceExhausted: kMaxLeases are, or have ended and End has not told.
+  // Grants a lease until `expires`. ResourceExhausted: kMaxLeases are held, or ended without having
+  // been reported by End.
   absl::StatusOr<LeaseId> Grant(Time expires);
-  // Held until `expires`, if that is later than before. In all of these, `now` decides whether the
-  // lease has expired, whether or not End was called since. NotFound: never granted, by this
-  // incarnation; FailedPrecondition: it has ended or is about to, and why.
+  // Extends the lease to `expires` if that is later than before.
+  // In all of these calls `now` decides whether the lease has expired, whether or not End was
+  // called since. NotFound: this incarnation never granted it. FailedPrecondition: it has ended or
+  // is about to; the message says why.
   absl::Status Renew(LeaseId lease, Time expires, Time now);
 
-  // A fetch begins: until it ends, or `until` at most, the lease does not. Bytes that were read
-  // before count, too: the lease was held since its grant. As Renew; ResourceExhausted: kMaxFetches
-  // of this reader; AlreadyExists: it has begun one of this number.
+  // Begins a fetch. Until the fetch ends, or until `until` at the latest, the lease does not end.
+  // Bytes that the reader read before this call are valid too, because the lease was held since its
+  // grant.
+  // Errors as for Renew. ResourceExhausted: the reader has kMaxFetches in progress. AlreadyExists:
+  // the reader has a fetch of this number in progress.
   absl::Status Begin(LeaseId lease, Reader reader, uint64_t fetch, Time until, Time now);
-  // It has read its last byte. OK: what it read is what was leased. `consume`: nobody else will
-  // fetch it, so that it ends as consumed even where its time was over meanwhile.
-  // FailedPrecondition: it has not begun, took too long or was swept; what it read is worth
-  // nothing.
+  // Ends a fetch that has read its last byte. OK: the bytes read are those that were leased.
+  // `consume`: no other reader will fetch; the lease ends as consumed, even if its time ran out
+  // meanwhile.
+  // FailedPrecondition: the fetch has not begun, took too long, or was swept; the data read is
+  // invalid, discard it.
   absl::Status Finish(LeaseId lease, Reader reader, uint64_t fetch, bool consume, Time now);
-  // It ends without an answer: what it read is not used.
+  // Ends a fetch without an answer; the reader does not use the data.
   void Abandon(LeaseId lease, Reader reader, uint64_t fetch, Time now);
-  // The same for all fetches of a reader that is lost.
+  // Abandons all fetches of a reader that was lost.
   void Sweep(Reader reader, Time now);
 
-  // The owner lets go; as Renew. The lease ends when the fetches under it have, and refuses others.
+  // Ends the lease early: new fetches are refused, and the lease ends when those in progress have
+  // ended. Errors as for Renew.
   absl::Status Release(LeaseId lease, Time now);
 
-  // Leases that have ended by now and were not told of before.
+  // The leases that have ended by `now` and were not reported before.
   std::vector<std::pair<LeaseId, KvLeaseEnd>> End(Time now);
-  // When End may have something to tell; the past where it has. None: not without another call.
+  // When End may next have something to report; in the past if it has something now. nullopt: not
+  // before another call.
   std::optional<Time> NextExpiry() const;
 
   size_t held() const { return leases_.size(); }
-  // Of all that have ended.
+  // How many leases have ended in this way.
   uint64_t count(KvLeaseEnd end) const { return counts_[static_cast<size_t>(end)]; }
 
  private:
-  using Fetches = std::map<std::pair<Reader, uint64_t>, Time>;  // until when
+  using Fetches = std::map<std::pair<Reader, uint64_t>, Time>;  // the value is the fetch's `until`
   struct Lease {
     Time expires{};
-    std::optional<KvLeaseEnd> ending{};  // as soon as there is no fetch
+    std::optional<KvLeaseEnd> ending{};  // set: ends as soon as no fetch is left
     Fetches fetches{};
   };
   using Leases = std::map<LeaseId, Lease>;
@@ -90,16 +97,16 @@ class LeaseBook {
   absl::StatusOr<Leases::iterator> FindHeld(LeaseId lease, Time now);
   absl::Status Ended(LeaseId lease) const;
   Fetches::iterator EndFetch(Leases::iterator at, Fetches::iterator fetch);
-  // Ends the lease where it is to end and nobody fetches.
+  // Ends the lease if it is about to end and has no fetch in progress.
   void Settle(Leases::iterator at);
   void Expire(Time now);
 
   LeaseId last_ = LeaseId::kNone;
   Leases leases_;
-  std::set<std::pair<Time, LeaseId>> by_expiry_;                    // of those that are not ending
-  std::set<std::tuple<Time, LeaseId, Reader, uint64_t>> by_fetch_;  // each fetch, by its `until`
-  std::map<Reader, size_t> fetches_of_;                             // how many
-  std::vector<std::pair<LeaseId, KvLeaseEnd>> untold_;
+  std::set<std::pair<Time, LeaseId>> by_expiry_;                    // those that are not ending
+  std::set<std::tuple<Time, LeaseId, Reader, uint64_t>> by_fetch_;  // every fetch, by its `until`
+  std::map<Reader, size_t> fetches_of_;                             // number of fetches in progress
+  std::vector<std::pair<LeaseId, KvLeaseEnd>> unreported_;
   std::map<LeaseId, KvLeaseEnd> ended_;  // the last kMaxEnded
   std::deque<LeaseId> ended_order_;
   uint64_t counts_[3] = {};

@@ -1,4 +1,4 @@
-// A status that carries the code with which an owner refused a read, beside the usual status code
+// Attaches to a status the code with which an owner refused a read, in addition to the status code
 // and message.
 //
 // Thread-safety: any thread.
@@ -11,7 +11,7 @@
 
 namespace kvxfer {
 
-// `status` with its refusal, for LeaseRefusalOf. It must not be OK.
+// `status`, which must not be OK, with `refusal` attached for LeaseRefusalOf.
 absl::Status WithRefusal(absl::Status status, KvLeaseRefusal refusal);
 
 }  // namespace kvxfer

@@ -25,10 +25,13 @@ absl::StatusOr<std::vector<KvSource>> SourcesOf(const KvModel& model, uint32_t s
   const absl::StatusOr<KvHeads> wanted = HeadsOf(model, dst_rank, dst_tp);
   if (!wanted.ok()) return wanted.status();
   if (absl::Status status = HeadsOf(model, 0, src_tp).status(); !status.ok()) return status;
+  // With more source ranks than heads, `replicas` source ranks have the same head; with fewer, each
+  // has `each` heads.
   const uint32_t replicas = std::max(1u, src_tp / model.heads);
   const uint32_t each = std::max(1u, model.heads / src_tp);
   std::vector<KvSource> sources;
   for (uint32_t head = wanted->first; head < wanted->first + wanted->count; ++head) {
+    // dst_rank % replicas spreads target ranks that need the same head over the ranks that have it.
     const uint32_t rank = head / each * replicas + dst_rank % replicas;
     if (sources.empty() || sources.back().tp_rank != rank) {
       sources.push_back({.tp_rank = rank, .heads = {.first = head}});
@@ -38,6 +41,7 @@ absl::StatusOr<std::vector<KvSource>> SourcesOf(const KvModel& model, uint32_t s
   return sources;
 }
 
+// A piece ends where either side's block ends.
 KvPiece KvPieces::Next() {
   KvPiece piece{.src_block = static_cast<uint32_t>(src_ / src_block_tokens_),
                 .src_token = static_cast<uint32_t>(src_ % src_block_tokens_),
@@ -60,7 +64,8 @@ uint64_t StridedCopy::runs() const {
 
 void StridedCopy::Normalise() {
   const auto erase = [this](size_t i) { dims.erase(dims.begin() + static_cast<ptrdiff_t>(i)); };
-  // Whether it found something to do; each time there is a dim less.
+  // One simplification: true if it removed a dim. Each step keeps the set of (source, target) byte
+  // pairs.
   const auto step = [&] {
     for (size_t i = 0; i < dims.size(); ++i) {
       const Dim dim = dims[i];
@@ -68,11 +73,13 @@ void StridedCopy::Normalise() {
         erase(i);
         return true;
       }
+      // The dim continues the run on both sides: the run becomes longer.
       if (dim.src_stride == bytes && dim.dst_stride == bytes) {
         bytes *= dim.count;
         erase(i);
         return true;
       }
+      // The dim continues another dim on both sides: the two become one.
       for (Dim& inner : dims) {
         if (&inner == &dims[i]) continue;
         if (dim.src_stride != inner.src_stride * inner.count) continue;
@@ -108,19 +115,23 @@ absl::StatusOr<Reshard> Reshard::Between(const KvLayout& src, const KvLayout& ds
   }
   Reshard reshard;
   reshard.head_count_ = heads.count;
+  // Heads of the model become heads of each shard.
   reshard.src_first_head_ = heads.first - src.heads().first;
   reshard.dst_first_head_ = heads.first - dst.heads().first;
   reshard.src_first_layer_ = src.shard().first_layer;
   reshard.dst_first_layer_ = dst.shard().first_layer;
   reshard.spans_layers_ = !src.tensor_per_layer() && !dst.tensor_per_layer();
-  // Of one model: as many parts on both sides, of the same lengths.
+  // The layouts are of one model, so both have the same number of parts, with equal lengths.
   for (size_t i = 0; i < src.parts().size(); ++i) {
     reshard.parts_.push_back({.src = src.parts()[i], .dst = dst.parts()[i]});
   }
+  // K and V merge if they lie at a constant distance on both sides: adjacent on both sides they
+  // form one run; otherwise, with equal sizes, they become a dim of two runs.
   if (reshard.parts_.size() < 2) return reshard;
   PartPair& k = reshard.parts_[0];
   const PartPair& v = reshard.parts_[1];
   if (!SameStrides(k.src, v.src) || !SameStrides(k.dst, v.dst)) return reshard;
+  // The distance from K to V in the tensor that they share.
   const uint64_t src_stride = v.src.offset - k.src.offset;
   const uint64_t dst_stride = v.dst.offset - k.dst.offset;
   if (src_stride == k.src.bytes && dst_stride == k.src.bytes) {
@@ -138,7 +149,7 @@ absl::StatusOr<Reshard> Reshard::Between(const KvLayout& src, const KvLayout& ds
 void Reshard::Copies(uint32_t first_layer, uint32_t layers, const KvPiece& piece,
                      std::vector<StridedCopy>& out) const {
   for (const PartPair& part : parts_) {
-    // The layer stride of a side with a tensor for each is 0.
+    // On a side with a tensor per layer the layer stride is 0, so `layers` must be 1 there.
     StridedCopy copy{.src_tensor = part.src.tensor,
                      .dst_tensor = part.dst.tensor,
                      .src_layer_stride = part.src.layer_stride,

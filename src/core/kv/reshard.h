@@ -1,11 +1,11 @@
-// Which bytes of which block go where between two layouts of one model: from which ranks a rank
-// needs something, and for two ranks what of a block goes where. Arithmetic alone, and its result
-// is as large for one block as for all: what is copied between two blocks is the same for every two
-// blocks, but for where these begin.
+// Computes which bytes of which block move between two layouts of one model: from which ranks a
+// rank needs data, and, for two ranks, what is copied between two blocks. This is pure arithmetic.
+// The copies between two blocks are the same for every two blocks that overlap in the same way,
+// apart from the blocks' addresses. The result is therefore as large for one block as for all.
 //
-// Specification, which kv_block_list.h gives for all of it together: over all sources of a rank and
-// all pieces of a range of tokens, each byte of the rank's part of that range is written once, with
-// the byte of the same layer, head, token and element; nothing else is.
+// Specification (kv_block_list.h states the part for all blocks): over all sources of a rank and
+// all pieces of a range of tokens, each byte of the rank's data in that range is written exactly
+// once, with the byte of the same layer, head, token and element. No other byte is written.
 //
 // Thread-safety: pure.
 
@@ -22,7 +22,7 @@
 
 namespace kvxfer {
 
-// What a rank takes from one rank of the other instance.
+// The heads that a rank takes from one rank of the other instance.
 struct KvSource {
   uint32_t tp_rank = 0;
   KvHeads heads{};
@@ -31,15 +31,15 @@ struct KvSource {
 };
 
 // The ranks of an instance with tensor parallelism `src_tp` that together have every head of rank
-// `dst_rank` of one with `dst_tp`, each head once, in the order of heads. Where several have the
-// same head, ranks that need it take different ones in turn. InvalidArgument as HeadsOf.
+// `dst_rank` of an instance with `dst_tp`; each head once, in the order of heads. If several source
+// ranks have the same head, target ranks take turns among them. InvalidArgument: as for HeadsOf.
 absl::StatusOr<std::vector<KvSource>> SourcesOf(const KvModel& model, uint32_t src_tp,
                                                 uint32_t dst_rank, uint32_t dst_tp);
 
-// Tokens that lie in one block on either side.
+// Consecutive tokens that lie in one block on each side.
 struct KvPiece {
-  uint32_t src_block = 0;  // which of the request's blocks, not its id
-  uint32_t src_token = 0;  // of that block
+  uint32_t src_block = 0;  // index in the request's block list, not a block id
+  uint32_t src_token = 0;  // index within that block
   uint32_t dst_block = 0;
   uint32_t dst_token = 0;
   uint32_t tokens = 0;
@@ -47,8 +47,9 @@ struct KvPiece {
   bool operator==(const KvPiece&) const = default;
 };
 
-// Cuts `tokens` tokens into such pieces, in order. They begin with token `src_first` of the
-// source's blocks and `dst_first` of the target's, counted through from the first block on.
+// Cuts `tokens` tokens into pieces, in order. The range begins with token `src_first` of the
+// source's blocks and `dst_first` of the target's, each counted from the first token of the first
+// block.
 class KvPieces {
  public:
   KvPieces(uint32_t src_block_tokens, uint64_t src_first, uint32_t dst_block_tokens,
@@ -60,7 +61,7 @@ class KvPieces {
         left_(tokens) {}
 
   bool done() const { return left_ == 0; }
-  KvPiece Next();  // not when done
+  KvPiece Next();  // requires !done()
 
  private:
   const uint32_t src_block_tokens_;
@@ -70,9 +71,10 @@ class KvPieces {
   uint64_t left_;
 };
 
-// Runs of equal length at even distances. Offsets are from where a block begins on either side: in
-// the tensor, that of the layer where each has its own, at the block's id times its block_stride,
-// and for each layer after the one that was asked for, a layer_stride further on.
+// Runs of equal length at regular distances, for one block on each side. On either side a run
+// begins at the tensor's address (that of the layer's tensor, if each layer has its own), plus
+// block id * block_stride, plus the number of layers after the requested one * layer_stride, plus
+// the offset.
 struct StridedCopy {
   struct Dim {
     uint64_t count = 0;
@@ -82,7 +84,7 @@ struct StridedCopy {
     bool operator==(const Dim&) const = default;
   };
 
-  uint32_t src_tensor = 0;  // of KvLayout::Part
+  uint32_t src_tensor = 0;  // as in KvLayout::Part
   uint32_t dst_tensor = 0;
   uint64_t src_layer_stride = 0;  // 0: each layer has tensors of its own
   uint64_t dst_layer_stride = 0;
@@ -90,40 +92,42 @@ struct StridedCopy {
   uint64_t dst_block_stride = 0;
   uint64_t src_offset = 0;
   uint64_t dst_offset = 0;
-  uint64_t bytes = 0;                  // of a run
-  absl::InlinedVector<Dim, 4> dims{};  // the last one is walked innermost
+  uint64_t bytes = 0;                  // of one run
+  absl::InlinedVector<Dim, 4> dims{};  // the last one is the innermost loop
 
   uint64_t runs() const;
-  // Makes runs as long, and dims as few, as may be: dims of one are dropped, a dim that continues a
-  // run on both sides becomes part of it, two that continue each other become one. The same bytes
-  // go to the same places.
+  // Makes runs as long and dims as few as possible: drops dims of one, extends the run by a dim
+  // that continues it on both sides, and merges two dims that continue each other. The same bytes
+  // still move to the same places.
   void Normalise();
-  // Walks them in ascending order of what is read, or of what is written, as far as may be.
+  // Orders the dims so that source (or target) addresses ascend as far as possible.
   void AscendAtSource();
   void AscendAtTarget();
   bool operator==(const StridedCopy&) const = default;
 };
 
-// Between a rank and one of its sources.
+// The copies between a rank and one of its sources.
 class Reshard {
  public:
-  // `heads`: of the KvSource. InvalidArgument: not of one model, or not heads that both have.
+  // `heads`: those of the KvSource. InvalidArgument: different models, or heads that one side does
+  // not have.
   static absl::StatusOr<Reshard> Between(const KvLayout& src, const KvLayout& dst, KvHeads heads);
 
-  // Both sides have their layers within one tensor: Copies may be asked for many layers at once,
-  // else for one.
+  // True if both sides have all their layers within one tensor. Copies then accepts many layers at
+  // once, otherwise one.
   bool spans_layers() const { return spans_layers_; }
-  // Appends what of `layers` layers, from `first_layer` of the model on, goes from one block to the
-  // other for the tokens of `piece`, ascending at the target; both shards have those layers.
+  // Appends the copies of `layers` layers, from `first_layer` of the model on, between the two
+  // blocks of `piece`, for its tokens. They ascend at the target. Both shards must have those
+  // layers.
   void Copies(uint32_t first_layer, uint32_t layers, const KvPiece& piece,
               std::vector<StridedCopy>& out) const;
 
  private:
-  // K, V, or both where they lie and stay side by side.
+  // K, V, or both if they merge into one strided copy.
   struct PartPair {
     KvLayout::Part src{};
     KvLayout::Part dst{};
-    uint64_t count = 1;  // parts of equal length, at these distances
+    uint64_t count = 1;  // parts of equal length, at the following strides
     uint64_t src_stride = 0;
     uint64_t dst_stride = 0;
   };
@@ -132,7 +136,7 @@ class Reshard {
 
   absl::InlinedVector<PartPair, 2> parts_{};
   uint32_t head_count_ = 0;
-  uint32_t src_first_head_ = 0;  // of the shard's
+  uint32_t src_first_head_ = 0;  // within the shard
   uint32_t dst_first_head_ = 0;
   uint32_t src_first_layer_ = 0;  // of the model
   uint32_t dst_first_layer_ = 0;

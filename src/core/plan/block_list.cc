@@ -1,3 +1,5 @@
+// Checks the arguments of Write and Read completely, once, on the caller's thread, before anything
+// is queued.
 #include "src/core/plan/block_list.h"
 
 #include <algorithm>
@@ -36,7 +38,7 @@ absl::Status UnequalBytes(size_t index, uint64_t local, uint64_t remote) {
                                                  ": they must be equal"));
 }
 
-// The region that holds [address, +bytes) of `what`; kNoRegion for no bytes.
+// The region that contains [address, address + bytes); kNoRegion for zero bytes.
 absl::StatusOr<uint32_t> FindRegion(std::string_view side, size_t index, uint64_t address,
                                     uint64_t bytes, Access wanted, const RegionTable& table) {
   if (bytes == 0) return kNoRegion;
@@ -49,7 +51,8 @@ absl::StatusOr<uint32_t> FindRegion(std::string_view side, size_t index, uint64_
   return found;
 }
 
-// The same for one descriptor after another, which mostly lie in the region of the one before.
+// The same for a descriptor that follows another one. Most lie in the same region (`before`), which
+// avoids the search.
 absl::StatusOr<uint32_t> FindNext(std::string_view side, size_t index, const Descriptor& descriptor,
                                   Access wanted, const RegionTable& table, uint32_t before) {
   if (descriptor.bytes != 0 && descriptor.address != 0 &&
@@ -59,7 +62,8 @@ absl::StatusOr<uint32_t> FindNext(std::string_view side, size_t index, const Des
   return FindRegion(side, index, descriptor.address, descriptor.bytes, wanted, table);
 }
 
-// Bytes from the base to the end of the last block; no address up to there overflows.
+// Bytes from the base to the end of the last block. Returns an error if an address up to there
+// overflows, so later address arithmetic needs no check.
 absl::StatusOr<uint64_t> ExtentBytes(std::string_view side, size_t index,
                                      const PagedRegion& region) {
   if (region.count == 0) return 0;
@@ -85,11 +89,11 @@ absl::StatusOr<uint32_t> PlacePaged(std::string_view side, size_t index, const P
                                     Access wanted, const RegionTable& table) {
   const absl::StatusOr<uint64_t> bytes = ExtentBytes(side, index, region);
   if (!bytes.ok()) return bytes.status();
-  // Blocks without bytes have no place, however many of them there are.
+  // Zero-byte blocks touch no memory, so they need no region, however many there are.
   return FindRegion(side, index, region.base, region.block_bytes == 0 ? 0 : *bytes, wanted, table);
 }
 
-// Copies `ids` and returns the highest.
+// Copies `ids` and returns the highest one; range checks then need only that.
 uint32_t CopyIds(std::span<const uint32_t> ids, uint32_t* to) {
   uint32_t highest = 0;
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -99,7 +103,8 @@ uint32_t CopyIds(std::span<const uint32_t> ids, uint32_t* to) {
   return highest;
 }
 
-// Every id names a block of every region; `highest` of the ids.
+// InvalidArgument unless every id names a block of every region. `highest` is the highest id. Only
+// the region with the fewest blocks needs a check; the search for the bad id runs on failure only.
 absl::Status CheckIdsInRange(std::string_view side, std::span<const uint32_t> ids, uint32_t highest,
                              std::span<const PagedRegion> regions) {
   const auto smallest = std::min_element(
@@ -116,7 +121,7 @@ absl::Status CheckIdsInRange(std::string_view side, std::span<const uint32_t> id
       absl::StrCat(ToAbsl(side), "_ids[", at - ids.begin(), "] is ", *at, ", but ", region, valid));
 }
 
-// The side that is written.
+// Checks the side that is written: no byte of it may be written twice.
 absl::Status CheckDestination(std::string_view side, std::span<const PagedRegion> regions,
                               std::span<const uint32_t> ids, uint32_t highest) {
   const bool any_bytes = std::any_of(regions.begin(), regions.end(),
@@ -140,6 +145,7 @@ absl::Status CheckPagedShape(const PagedBlocks& blocks) {
   }
   if (blocks.local.empty()) return NoBlocks("the list of paged regions");
   if (blocks.local_ids.empty()) return NoBlocks("the list of ids");
+  // Pair::id_count and Pair::first_id have 32 bits.
   if (blocks.local_ids.size() > UINT32_MAX) {
     return absl::InvalidArgumentError("more than 2^32 - 1 ids");
   }
@@ -163,6 +169,7 @@ absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direct
     if (pair.local.block_bytes != pair.remote.block_bytes) {
       return UnequalBytes(i, pair.local.block_bytes, pair.remote.block_bytes);
     }
+    // Access::kNone: the agent itself may read and write every region that it registered.
     auto region = PlacePaged(kLocal, i, pair.local, Access::kNone, local);
     if (!region.ok()) return region.status();
     local_regions.Add(pair.local_region = *region);
@@ -179,6 +186,7 @@ absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direct
     status = CheckIdsInRange(kRemote, blocks.remote_ids, highest_remote, blocks.remote);
   }
   if (!status.ok()) return status;
+  // The costly check comes last.
   status = direction == Direction::kWrite
                ? CheckDestination(kRemote, blocks.remote, blocks.remote_ids, highest_remote)
                : CheckDestination(kLocal, blocks.local, blocks.local_ids, highest_local);
@@ -245,7 +253,8 @@ absl::Status BlockList::SetTotals() {
   for (const Block& block : descriptors_) {
     overflow |= __builtin_add_overflow(total_bytes_, block.bytes, &total_bytes_);
   }
-  // No address space holds so much; a source named many times can add up to it.
+  // No address space holds that many bytes, but a Read or Write may name one source block many
+  // times.
   if (overflow)
     return absl::InvalidArgumentError("the blocks have more than 2^64 - 1 bytes in all");
   return absl::OkStatus();

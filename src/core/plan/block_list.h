@@ -1,8 +1,9 @@
-// The blocks of one transfer after checking, kept as compactly as they were given: ids and paged
-// regions, or descriptors, never expanded (G7); between KV caches of unlike layouts, ids and what
-// runs of bytes a block is made of. Read and Write look the same from here: `local` and `remote`.
+// The blocks of one transfer after checking. They are kept as compactly as they were given, as ids
+// and paged regions or as descriptors, and are never expanded (G7). Between KV caches with
+// different layouts, the list also has the runs of bytes that each block consists of. Reads and
+// Writes have the same form here: `local` and `remote`.
 //
-// Thread-safety: immutable after construction, but for ReleaseIds.
+// Thread-safety: immutable after construction, except for ReleaseIds.
 
 #ifndef KVXFER_CORE_PLAN_BLOCK_LIST_H_
 #define KVXFER_CORE_PLAN_BLOCK_LIST_H_
@@ -30,10 +31,10 @@ struct Block {
   uint32_t remote_region = kNoRegion;  // index in the peer's
 };
 
-// Which side is written: its blocks must not overlap.
+// The direction of a transfer. It decides which side is written; the blocks there must not overlap.
 enum class Direction : uint8_t { kWrite, kRead };
 
-// What moves of a block, where that is not one run: runs of equal length at even distances.
+// The bytes of a block that move, if they are not one run: runs of equal length at regular strides.
 struct BlockRuns {
   static constexpr size_t kMaxDims = 4;
   struct Dim {
@@ -44,8 +45,8 @@ struct BlockRuns {
     bool operator==(const Dim&) const = default;
   };
 
-  uint64_t bytes = 0;  // of a run
-  // At least one and at most kMaxDims, none of count 0; the last one is walked innermost.
+  uint64_t bytes = 0;  // of one run
+  // 1 to kMaxDims dims, with counts above 0; the last one is the innermost loop.
   absl::InlinedVector<Dim, kMaxDims> dims{};
 
   bool operator==(const BlockRuns&) const = default;
@@ -53,47 +54,49 @@ struct BlockRuns {
 
 class BlockList {
  public:
-  // local[p] and remote[p] of the paged blocks, with the regions that hold them whole.
-  // `block_bytes` of either: what moves of a block.
+  // local[p] and remote[p] of the paged blocks, with the regions that contain them completely. Both
+  // have the same `block_bytes`: the bytes of a block that move.
   struct Pair {
     PagedRegion local;
     PagedRegion remote;
     uint32_t local_region = kNoRegion;
     uint32_t remote_region = kNoRegion;
-    uint32_t first_id = 0;  // of local_ids() and remote_ids()
+    uint32_t first_id = 0;  // index in local_ids() and remote_ids()
     uint32_t id_count = 0;
     uint32_t runs = kOneRun;  // index in block_runs()
   };
   static constexpr uint32_t kOneRun = UINT32_MAX;
 
-  // Checks everything that can be wrong with the arguments (see Agent::Write) against both
-  // tables. Costs O(ids + pairs log pairs) unless destination regions interleave with unequal
-  // strides (then O(blocks log pairs)); descriptors O(n), or O(n log n) unless sorted by
-  // destination, times the look-up of a region. The ids are copied into one buffer of `pool`.
+  // Checks the arguments (see Agent::Write for the errors) against both region tables.
+  // Cost of FromPaged: O(ids + pairs log pairs); O(blocks log pairs) if destination regions
+  // interleave with unequal strides. Cost of FromDescriptors: O(n), or O(n log n) if the
+  // destinations are neither sorted nor equal blocks on a grid; plus the look-up of regions.
+  // FromPaged copies the ids into one buffer of `pool`.
   static absl::StatusOr<BlockList> FromPaged(const PagedBlocks& blocks, Direction direction,
                                              const RegionTable& local, const RegionTable& remote,
                                              IdPool& pool);
   static absl::StatusOr<BlockList> FromDescriptors(const DescriptorBlocks& blocks,
                                                    Direction direction, const RegionTable& local,
                                                    const RegionTable& remote);
-  // Between KV caches: kv_block_list.h.
+  // Lists between KV caches are built by ListKvBlocks (kv_block_list.h).
   BlockList() = default;  // no blocks: a notification alone
 
-  // Between KV caches: ids, over all pairs.
+  // Number of blocks. Between KV caches: the number of ids, summed over all pairs.
   uint64_t size() const { return size_; }
   uint64_t total_bytes() const { return total_bytes_; }
 
-  // Nobody walks the blocks any more: gives the ids' memory back. Sizes and regions stay.
+  // Returns the ids' memory to `pool`. The caller must not walk the blocks after this; sizes and
+  // region indices stay valid.
   void ReleaseIds(IdPool& pool) {
     id_count_ = 0;
     pool.Give(std::exchange(ids_, {}));
   }
 
-  // Indices of the remote regions it touches, ascending, each once.
+  // Indices of the regions that the transfer touches, ascending, each once.
   std::span<const uint32_t> remote_regions() const { return remote_regions_; }
   std::span<const uint32_t> local_regions() const { return local_regions_; }
 
-  // Pair by pair, each with its ids; or, without pairs, one descriptor after the other.
+  // Blocks are ordered pair by pair, each with its ids; without pairs, by descriptor.
   std::span<const Pair> pairs() const { return pairs_; }
   std::span<const BlockRuns> block_runs() const { return block_runs_; }
   std::span<const uint32_t> local_ids() const { return {ids_.ids.get(), id_count_}; }
@@ -103,14 +106,14 @@ class BlockList {
  private:
   friend class KvListBuilder;
 
-  // Room for so many ids of either side: the local ones, then the remote ones.
+  // Takes memory for `count` ids of each side: first the local ids, then the remote ids.
   uint32_t* TakeIds(size_t count, IdPool& pool);
   absl::Status SetTotals();
 
-  absl::InlinedVector<Pair, 1> pairs_;  // a small transfer allocates none
+  absl::InlinedVector<Pair, 1> pairs_;  // inline: a small transfer allocates nothing
   std::vector<BlockRuns> block_runs_;
-  IdBuffer ids_;         // the local ones, then as many remote ones
-  size_t id_count_ = 0;  // of either side
+  IdBuffer ids_;         // id_count_ local ids, then id_count_ remote ids
+  size_t id_count_ = 0;  // per side
   std::vector<Block> descriptors_;
   uint64_t size_ = 0;
   uint64_t total_bytes_ = 0;

@@ -25,16 +25,16 @@ bool StrictlyAscending(std::span<const uint32_t> ids) {
   constexpr size_t kStep = 64;
   for (size_t begin = 1; begin < ids.size(); begin += kStep) {
     const size_t end = std::min(begin + kStep, ids.size());
-    bool descends = false;  // no exit within a step, so that it vectorises
+    bool descends = false;  // no exit within a step, so that the compiler vectorises it
     for (size_t i = begin; i < end; ++i) descends |= ids[i] <= ids[i - 1];
     if (descends) return false;
   }
   return true;
 }
 
-// Whether some id occurs twice. `seen` has a zero bit for every id up to the highest.
+// Whether an id occurs twice. `seen` must hold a zero bit for every id up to the highest.
 bool AnyTwice(std::span<const uint32_t> ids, uint64_t* seen) {
-  uint64_t twice = 0;  // no early exit: twins are rare, and found again for the message
+  uint64_t twice = 0;  // no early exit: duplicates are rare
   for (const uint32_t id : ids) {
     uint64_t& word = seen[id / 64];
     const uint64_t bit = uint64_t{1} << (id % 64);
@@ -44,7 +44,8 @@ bool AnyTwice(std::span<const uint32_t> ids, uint64_t* seen) {
   return twice != 0;
 }
 
-// What a thread keeps for its next check.
+// Each thread keeps buffers up to this size for its next check, so that steady posting allocates
+// nothing.
 constexpr size_t kKeptBytes = 1 << 20;
 
 absl::Status DuplicateAmong(std::string_view side, std::span<const uint32_t> ids, uint64_t first) {
@@ -57,15 +58,16 @@ absl::Status DuplicateAmong(std::string_view side, std::span<const uint32_t> ids
   return twin == sorted.end() ? absl::OkStatus() : DuplicateId(side, ids, *twin, first);
 }
 
-// Used part of one paged region: from its lowest to the end of its highest block.
+// The used part of one paged region: from its lowest used block to the end of its highest one.
 struct Extent {
   uint64_t begin = 0;
-  uint64_t last = 0;  // last byte, inclusive: an end may be 2^64
+  uint64_t last = 0;  // last byte, inclusive, because an end may be 2^64
   size_t region = 0;
 };
 
-// Whether regions of one stride leave each other alone because their blocks fall on disjoint
-// residues modulo it.
+// Whether all regions have one stride and their blocks occupy disjoint residues modulo that stride.
+// Then no two of their blocks can overlap, whatever the ids are. This is the usual case of a buffer
+// that interleaves layers.
 bool DisjointResidues(std::span<const PagedRegion> regions, std::span<const Extent> cluster) {
   const uint64_t stride = regions[cluster[0].region].stride;
   struct Arc {
@@ -80,6 +82,7 @@ bool DisjointResidues(std::span<const PagedRegion> regions, std::span<const Exte
     arcs.push_back({region.base % stride, region.block_bytes});
   }
   std::sort(arcs.begin(), arcs.end(), [](Arc a, Arc b) { return a.begin < b.begin; });
+  // The residues form a circle: the last arc must end before the first one begins again.
   for (size_t i = 0; i < arcs.size(); ++i) {
     const bool wraps = i + 1 == arcs.size();
     const uint64_t gap = wraps ? stride - arcs[i].begin + arcs[0].begin  // <= stride
@@ -89,8 +92,8 @@ bool DisjointResidues(std::span<const PagedRegion> regions, std::span<const Exte
   return true;
 }
 
-// The exact answer for regions that interleave in any way: their blocks in address order, by a
-// merge, so that memory stays O(ids + regions).
+// The exact check for regions that interleave in any way. A merge visits their blocks in address
+// order; memory stays O(ids + regions).
 absl::Status MergeCheck(std::string_view side, std::span<const PagedRegion> regions,
                         std::span<const Extent> cluster, std::span<const uint32_t> sorted_ids) {
   struct Head {
@@ -107,6 +110,8 @@ absl::Status MergeCheck(std::string_view side, std::span<const PagedRegion> regi
     const Head head = heads.top();
     heads.pop();
     const PagedRegion& region = regions[head.region];
+    // `before_last` is the last byte of the block before. In address order only neighbours can
+    // overlap.
     if (!first && head.begin <= before_last) {
       return absl::InvalidArgumentError(absl::StrCat(
           "block ", sorted_ids[before.next], " of ", ToAbsl(side), "[", before.region,
@@ -128,7 +133,7 @@ absl::Status MergeCheck(std::string_view side, std::span<const PagedRegion> regi
 absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids,
                               uint32_t highest, uint64_t first) {
   if (StrictlyAscending(ids)) return absl::OkStatus();
-  // A bitmap while clearing it costs no more than a few words an id.
+  // A bitmap is faster than sorting as long as clearing it costs at most a few words per id.
   constexpr size_t kWordsPerId = 16;
   const size_t words = highest / 64 + size_t{1};
   if (words > kWordsPerId * ids.size()) return DuplicateAmong(side, ids, first);
@@ -154,8 +159,9 @@ absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegi
   }
   std::sort(extents.begin(), extents.end(),
             [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  std::vector<uint32_t> sorted_ids;  // filled when first needed
-  // Clusters of extents that hang together; between clusters nothing can overlap.
+  std::vector<uint32_t> sorted_ids;  // filled on first use
+  // Extents that overlap, directly or through others, form a cluster. Blocks of different clusters
+  // cannot overlap.
   for (size_t begin = 0; begin < extents.size();) {
     size_t end = begin + 1;
     uint64_t last = extents[begin].last;
@@ -177,13 +183,13 @@ absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegi
 
 namespace {
 
-// Where a descriptor writes.
+// The address at which a descriptor writes.
 struct Destination {
   bool write = false;
   uint64_t operator()(const Block& block) const { return write ? block.remote : block.local; }
 };
 
-// Each begins where the one before ends, or later.
+// True if every block begins at or behind the end of the block before. One pass; the usual case.
 bool AscendingDisjoint(std::span<const Block> blocks, Destination begin_of) {
   uint64_t free_from = 0;
   bool wraps = false;
@@ -191,13 +197,15 @@ bool AscendingDisjoint(std::span<const Block> blocks, Destination begin_of) {
     if (block.bytes == 0) continue;
     const uint64_t begin = begin_of(block);
     if (wraps || begin < free_from) return false;
+    // A block may end at 2^64 exactly; no block can follow it.
     wraps = __builtin_add_overflow(begin, block.bytes, &free_from);
   }
   return true;
 }
 
-// Of blocks of one size at multiples of it, in any order: whether they are distinct, by numbers in
-// place of addresses. False where that does not apply, too. Costs O(blocks).
+// Whether blocks of one size, at multiples of that size from the lowest, are distinct, in any
+// order. False also if the blocks do not have that form. Compares block numbers instead of
+// addresses, in O(blocks).
 bool DistinctOnGrid(std::span<const Block> blocks, Destination begin_of) {
   const uint64_t bytes = blocks.front().bytes;
   uint64_t lowest = begin_of(blocks.front());
@@ -228,6 +236,7 @@ absl::Status CheckDescriptorsDisjoint(Direction direction, std::span<const Block
   if (blocks.empty() || AscendingDisjoint(blocks, begin_of) || DistinctOnGrid(blocks, begin_of)) {
     return absl::OkStatus();
   }
+  // The general case: sort by address and compare neighbours.
   struct Written {
     uint64_t begin;
     size_t index;

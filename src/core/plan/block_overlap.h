@@ -1,4 +1,4 @@
-// Exact checks that no byte of a destination is written twice by one transfer.
+// Exact checks that one transfer writes no byte of its destination twice.
 //
 // Thread-safety: pure.
 
@@ -15,19 +15,22 @@
 
 namespace kvxfer {
 
-// InvalidArgument when an id occurs twice in `ids`, the largest of which is `highest`. `side`
-// ("local", "remote") goes into messages, and the place of ids[0] among the caller's, `first`.
-// O(ids), or O(ids log ids) where ids are few and far apart. Works in memory that the thread keeps,
-// at most 2 MiB: a thread that calls it again allocates nothing, unless an id is above 8 million.
+// InvalidArgument: an id occurs twice in `ids`. `highest` is the largest id. Messages name the
+// `side` ("local", "remote") and the positions in the caller's list, where ids[0] has position
+// `first`.
+// O(ids), or O(ids log ids) if there are few ids that are far apart. Uses at most 2 MiB of memory
+// that the thread keeps: repeated calls allocate nothing unless an id is above 8 million or there
+// are more than 262,144 ids to sort.
 absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids,
                               uint32_t highest, uint64_t first = 0);
 
-// InvalidArgument when blocks `ids` of two of `regions` overlap. Requires distinct ids inside
-// every region, and regions whose extents do not overflow. Zero-byte blocks overlap nothing.
+// InvalidArgument: two blocks of different `regions` overlap; `ids` names the blocks of each.
+// Requires distinct ids, and regions whose extents do not overflow. Zero-byte blocks overlap
+// nothing.
 absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegion> regions,
                                 std::span<const uint32_t> ids);
 
-// InvalidArgument when two destination ranges overlap; `direction` says which side that is.
+// InvalidArgument: two destination ranges overlap. `direction` says which side is the destination.
 absl::Status CheckDescriptorsDisjoint(Direction direction, std::span<const Block> blocks);
 
 }  // namespace kvxfer

@@ -12,12 +12,13 @@ size_t ClassOf(size_t capacity) { return static_cast<size_t>(std::bit_width(capa
 }  // namespace
 
 IdBuffer IdPool::Take(size_t ids) {
-  // Rounded up, so that transfers of about the same size fit each other's buffers.
+  // Rounded up to a power of two, so that transfers of similar size can share buffers.
   constexpr size_t kSmallest = 64;
   const size_t wanted = std::bit_ceil(std::max(ids, kSmallest));
   const size_t first = ClassOf(wanted);
   {
     std::lock_guard lock(mu_);
+    // A buffer may be up to twice the rounded size; larger ones stay for larger transfers.
     for (size_t k = first; k < std::min(first + 2, kClasses); ++k) {
       if (free_[k].empty()) continue;
       IdBuffer buffer = std::move(free_[k].back());

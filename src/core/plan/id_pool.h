@@ -1,7 +1,7 @@
-// Buffers for the ids of transfers, used again, so that a posting thread in steady state allocates
-// nothing that grows with its blocks.
+// Recycles the id buffers of transfers, so that posting in steady state allocates nothing that
+// grows with the number of blocks.
 //
-// Thread-safety: any thread; one lock a call.
+// Thread-safety: any thread; one lock per call.
 
 #ifndef KVXFER_CORE_PLAN_ID_POOL_H_
 #define KVXFER_CORE_PLAN_ID_POOL_H_
@@ -16,7 +16,7 @@
 namespace kvxfer {
 
 struct IdBuffer {
-  std::unique_ptr<uint32_t[]> ids{};  // not initialised
+  std::unique_ptr<uint32_t[]> ids{};  // uninitialised
   size_t capacity = 0;                // ids
 
   size_t bytes() const { return capacity * sizeof(uint32_t); }
@@ -24,17 +24,17 @@ struct IdBuffer {
 
 class IdPool {
  public:
-  // Of all the buffers that wait here. A larger one is never kept.
+  // Limit for all free buffers together. A larger buffer is never kept.
   static constexpr size_t kMaxBytes = 8 << 20;
 
-  // Holds at least `ids`, and at most four times that (or 64, for fewer).
+  // A buffer for at least `ids` ids; its capacity is at most four times that, or 64 for fewer.
   IdBuffer Take(size_t ids);
-  // For the next Take. Where there is no room, buffers of other sizes make some: they were not
-  // asked for lately.
+  // Returns a buffer to the pool. If the pool is full, free buffers of other sizes are dropped
+  // first: they were not asked for recently.
   void Give(IdBuffer buffer);
 
  private:
-  // Buffers of 2^k ids are in class k.
+  // Class k holds buffers of 2^k ids.
   static constexpr size_t kClasses = 64;
 
   void DropOthers(size_t keep);

@@ -6,7 +6,7 @@
 namespace kvxfer {
 namespace {
 
-constexpr int kOneIn = 4;  // a new sample counts one in so many
+constexpr int kOneIn = 4;  // weight of a new sample: 1 / kOneIn
 
 template <typename T>
 void Blend(T& known, T sample) {
@@ -24,9 +24,10 @@ void PathMeasure::OnPosted(uint64_t bytes, Time now) {
 
 void PathMeasure::OnCompleted(uint64_t bytes, Time now, bool measured) {
   in_flight_ -= bytes;
-  if (!measured) return StartSample(now);
+  if (!measured) return StartSample(now);  // its time is unusable, so start a new sample
   sampled_ += bytes;
   if (sampled_ < kSpeedSample || now <= since_) return;
+  // The old figure has expired; the new sample starts a new average.
   if (At(now).bytes_per_second == 0) figures_.bytes_per_second = 0;
   Blend(figures_.bytes_per_second, static_cast<double>(sampled_) / Seconds(now - since_));
   speed_at_ = now;
@@ -51,6 +52,8 @@ PathFigures PathMeasure::At(Time now) const {
   return figures;
 }
 
+// Compares only the figures that are known for both paths; without any, both estimates are 0 and
+// the result is false.
 bool ClearlyFaster(const PathFigures& other, const PathFigures& path, uint64_t bytes) {
   double theirs = 0;
   double ours = 0;
@@ -67,6 +70,8 @@ bool ClearlyFaster(const PathFigures& other, const PathFigures& path, uint64_t b
 
 PathOrder OrderPaths(std::span<const PathFigures> paths, uint64_t bytes) {
   PathOrder order(paths.size());
+  // An insertion sort that moves a path forward only past paths that it clearly beats. The
+  // configured order is kept in all other cases.
   std::iota(order.begin(), order.end(), uint8_t{0});
   for (size_t i = 1; i < order.size(); ++i) {
     for (size_t at = i; at > 0; --at) {

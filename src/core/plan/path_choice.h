@@ -1,22 +1,21 @@
-// Which of several paths (backends) to one peer a transfer takes: that of the best backend, in the
-// order of the list, unless what was seen lately of another one is clearly better.
+// Decides which of several paths (backends) to a peer a transfer takes. It takes the first one in
+// the configured order, unless recent measurements show that a later one is clearly faster.
 //
-// Seen are two figures of a path:
-// - speed: bytes that completed over the time they took, kSpeedSample bytes at a time, while the
-// path
-//   always had more to do. A sample in which it ran empty is dropped: single ops say how long one
-//   takes, and would make a path that is used little look slow.
-// - latency: from the first post of a transfer of at most kSmallTransfer bytes, to which the path
-//   was left alone, to its end.
-// Each new sample counts a quarter. What was seen longer than kLately ago is not known any more: a
-// path that lost its place over a bad minute is tried again.
+// Two figures are measured for each path:
+// - speed: completed bytes divided by the time that they took, over kSpeedSample bytes during which
+//   the path always had more to do. A sample in which the path ran empty is dropped: it would
+//   measure the latency of single ops and make a rarely used path look slow.
+// - latency: from the first post to the end of a transfer of at most kSmallTransfer bytes that had
+//   the path to itself.
+// Each new sample has a weight of a quarter. A figure expires kLately after its last sample, so a
+// path that lost its place during a bad minute is tried again.
 //
-// A path passes one that is before it where its estimate for the transfer,
+// A path passes the one before it if its estimate for the transfer,
 //   latency + bytes / speed,
-// is below 1 / kClearly of the other's, out of the figures that are known of both; no such figure
-// is no reason.
+// is less than 1 / kClearly of the other's. The estimate uses only figures that are known for both;
+// if there are none, the order stays.
 //
-// Thread-safety: none; owned by the progress engine. No clock: the caller says what time it is.
+// Thread-safety: none; used by the progress engine. No clock: the caller passes the time.
 
 #ifndef KVXFER_CORE_PLAN_PATH_CHOICE_H_
 #define KVXFER_CORE_PLAN_PATH_CHOICE_H_
@@ -30,7 +29,7 @@
 
 namespace kvxfer {
 
-// 0: not known.
+// The measured figures of a path; 0 means unknown.
 struct PathFigures {
   double bytes_per_second = 0;
   Duration latency{};
@@ -43,12 +42,13 @@ class PathMeasure {
   static constexpr Duration kLately = std::chrono::seconds(60);
 
   void OnPosted(uint64_t bytes, Time now);
-  // The op is over; `measured`: its bytes went all the way.
+  // An op has completed. `measured` false: not all of its bytes went over this path, so the sample
+  // restarts.
   void OnCompleted(uint64_t bytes, Time now, bool measured);
-  // A transfer that was small and alone is done.
+  // A transfer of at most kSmallTransfer bytes, alone on the path, is done.
   void OnSmallDone(Duration took, Time now);
 
-  // Nothing is on its way over the path.
+  // True if nothing is in flight on the path.
   bool idle() const { return in_flight_ == 0; }
   PathFigures At(Time now) const;
 
@@ -60,15 +60,16 @@ class PathMeasure {
   Time latency_at_{};
   uint64_t in_flight_ = 0;  // bytes
   uint64_t sampled_ = 0;    // bytes
-  Time since_{};            // the sample began
+  Time since_{};            // when the sample began
 };
 
+// How many times faster a path must be to pass another one.
 inline constexpr double kClearly = 1.5;
 
 // Whether `other` is clearly faster than `path` for a transfer of `bytes`.
 bool ClearlyFaster(const PathFigures& other, const PathFigures& path, uint64_t bytes);
 
-// The indices of `paths`, which are in the order of the list, best first.
+// Returns the indices of `paths` (given in the configured order), best first.
 using PathOrder = absl::InlinedVector<uint8_t, 8>;
 PathOrder OrderPaths(std::span<const PathFigures> paths, uint64_t bytes);
 

@@ -7,17 +7,18 @@
 
 namespace kvxfer {
 
-// One slice being filled. Its last run is kept open here, to grow by blocks that continue it, and
-// written down when the slice is full or the next block starts another.
+// One slice while it is filled. Its last run stays open in `open_` and grows by blocks that
+// continue it. The run is written to `space_` when the slice is full or the next block starts
+// another run.
 class SliceCursor::Slice {
  public:
-  Slice(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& room)
+  Slice(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& space)
       : holds_(holds),
         bytes_left_(std::max<uint64_t>(limits.max_bytes, 1)),
         runs_left_(std::max<uint64_t>(limits.max_runs, 1)),
-        room_(room) {}
+        space_(space) {}
 
-  // What is next in a pair: where, how much, and of which regions.
+  // The piece of a pair at these addresses, with the pair's registration and key.
   Run At(const BlockList::Pair& pair, uint64_t local, uint64_t remote, uint64_t bytes) const {
     return {.local = local,
             .remote = remote,
@@ -28,7 +29,7 @@ class SliceCursor::Slice {
   const RegionHolds& holds() const { return holds_; }
   uint64_t bytes_left() const { return bytes_left_; }
 
-  // Takes as much from the front of `piece` as fits, and returns how much: 0 when full.
+  // Takes as many bytes from the front of `piece` as fit and returns the number: 0 when full.
   uint64_t Take(const Run& piece) {
     const uint64_t taken = std::min(piece.bytes, bytes_left_);
     const bool continues = open_.local + open_.bytes == piece.local &&
@@ -37,6 +38,7 @@ class SliceCursor::Slice {
     if (continues && open_.bytes > 0) {
       open_.bytes += taken;
     } else {
+      // A new run needs a free entry; a continued run does not.
       if (taken == 0 || runs_left_ == 0) return 0;
       Reserve(1);
       Close();
@@ -49,13 +51,16 @@ class SliceCursor::Slice {
     return taken;
   }
 
-  // Takes from the front of `count` whole runs of `bytes` each, which fit, and returns how many:
-  // fewer when there is no run left. place(i) says where run i begins, {local, remote}. The open
-  // run is of the same pair of regions.
+  // Takes whole runs of `bytes` each from the front of `count` runs and returns how many: fewer
+  // than `count` if the slice has no run left. place(i) returns the {local, remote} start of run i.
+  // Requires that all `count` runs fit in bytes, and that the open run belongs to the same pair of
+  // regions.
   template <typename Place>
   uint64_t TakeWhole(uint64_t bytes, uint64_t count, Place place) {
+    // Local copies of the members: the compiler keeps them in registers, which it cannot do for
+    // members because `*out` might alias them.
     Reserve(std::min(count, runs_left_));
-    Run* out = room_.data() + closed_;
+    Run* out = space_.data() + closed_;
     Run open = open_;
     uint64_t local_end = open.local + open.bytes;
     uint64_t remote_end = open.remote + open.bytes;
@@ -77,7 +82,7 @@ class SliceCursor::Slice {
     open.bytes = local_end - open.local;
     open_ = open;
     runs_left_ = runs_left;
-    closed_ = static_cast<size_t>(out - room_.data());
+    closed_ = static_cast<size_t>(out - space_.data());
     bytes_left_ -= i * bytes;
     total_ += i * bytes;
     return i;
@@ -86,16 +91,16 @@ class SliceCursor::Slice {
   SliceRuns Finish() {
     Reserve(1);
     Close();
-    return {.bytes = total_, .runs = std::span<const Run>(room_).first(closed_)};
+    return {.bytes = total_, .runs = std::span<const Run>(space_).first(closed_)};
   }
 
  private:
-  // Room for so many runs to be closed.
+  // Ensures that `runs` more runs can be written to space_.
   void Reserve(uint64_t runs) {
-    if (room_.size() - closed_ < runs) room_.resize(closed_ + runs);
+    if (space_.size() - closed_ < runs) space_.resize(closed_ + runs);
   }
   void Close() {
-    if (open_.bytes > 0) room_[closed_++] = open_;
+    if (open_.bytes > 0) space_[closed_++] = open_;
   }
 
   const RegionHolds holds_;
@@ -103,8 +108,8 @@ class SliceCursor::Slice {
   uint64_t runs_left_;
   uint64_t total_ = 0;
   Run open_;
-  std::vector<Run>& room_;
-  size_t closed_ = 0;  // runs at the front of room_
+  std::vector<Run>& space_;
+  size_t closed_ = 0;  // runs written to space_ so far
 };
 
 SliceCursor::SliceCursor(const BlockList* blocks) : blocks_(blocks) {
@@ -129,9 +134,9 @@ void SliceCursor::Settle() {
 }
 
 SliceRuns SliceCursor::Next(const SliceLimits& limits, const RegionHolds& holds,
-                            std::vector<Run>& room) {
+                            std::vector<Run>& space) {
   if (done()) return {};
-  Slice slice(limits, holds, room);
+  Slice slice(limits, holds, space);
   const bool paged = !blocks_->pairs().empty();
   while (!done()) {
     const bool through = !paged ? FillDescriptors(slice)
@@ -144,8 +149,9 @@ SliceRuns SliceCursor::Next(const SliceLimits& limits, const RegionHolds& holds,
   return slice.Finish();
 }
 
-// Takes blocks of the current pair; false when the slice is full before the pair is through.
-// FillRuns with one run a block, by itself for speed: benchmarks/micro/callgrind holds its cost.
+// Adds blocks of the current pair to the slice; false if the slice is full before the pair ends.
+// This is FillRuns for one run per block, separate for speed: benchmarks/micro/callgrind checks its
+// cost.
 bool SliceCursor::FillPaged(Slice& slice) {
   const BlockList::Pair& pair = blocks_->pairs()[pair_];
   const uint32_t* const local_ids = blocks_->local_ids().data() + pair.first_id;
@@ -155,7 +161,8 @@ bool SliceCursor::FillPaged(Slice& slice) {
     return std::pair(pair.local.base + local_ids[id] * pair.local.stride,
                      pair.remote.base + remote_ids[id] * pair.remote.stride);
   };
-  // The first block of a slice or of a pair, and the one that fits in part, go by themselves.
+  // Take handles the first block of a slice or pair, which may start in the middle, and the block
+  // that fits only in part. TakeWhole handles the whole blocks between them.
   while (id_ < ids_) {
     const auto [local, remote] = place(id_);
     const uint64_t wanted = block_bytes - offset_;
@@ -173,7 +180,7 @@ bool SliceCursor::FillPaged(Slice& slice) {
   return true;
 }
 
-// Walks the runs of a pair, block by block, from run `run` of block `id` on.
+// Iterates over the runs of a pair, block by block, starting with run `run` of block `id`.
 class SliceCursor::RunWalk {
  public:
   RunWalk(const BlockList& blocks, const BlockList::Pair& pair, uint64_t id, uint64_t run)
@@ -189,6 +196,7 @@ class SliceCursor::RunWalk {
     local_ += run % inner_.count * inner_.local_stride;
     remote_ += run % inner_.count * inner_.remote_stride;
     uint64_t row = run / inner_.count;
+    // `row` is a mixed-radix number: its digits are the positions in the outer dims.
     for (size_t i = rows_; i-- > 0; row /= runs_.dims[i].count) {
       at_[i] = row % runs_.dims[i].count;
       local_ += at_[i] * runs_.dims[i].local_stride;
@@ -197,7 +205,7 @@ class SliceCursor::RunWalk {
   }
 
   std::pair<uint64_t, uint64_t> place() const { return {local_, remote_}; }
-  // Not after the last one.
+  // Requires that the present run is not the last one of the pair.
   void Next() {
     if (left_ > 0) {
       --left_;
@@ -237,21 +245,21 @@ class SliceCursor::RunWalk {
   const uint32_t* const local_ids_;
   const uint32_t* const remote_ids_;
   const BlockRuns& runs_;
-  const size_t rows_;  // dims outside of the innermost one
+  const size_t rows_;  // number of dims outside the innermost one
   const BlockRuns::Dim inner_;
   uint64_t id_;
-  uint64_t left_ = 0;  // of the row
+  uint64_t left_ = 0;  // runs left in the present row
   uint64_t local_ = 0;
   uint64_t remote_ = 0;
-  std::array<uint64_t, BlockRuns::kMaxDims> at_{};  // in the other dims
+  std::array<uint64_t, BlockRuns::kMaxDims> at_{};  // position in each outer dim
 };
 
-// The same where a block is of several runs. Rows and blocks may be of few runs each: none of them
-// is begun by itself.
+// FillPaged for blocks of several runs. Rows and blocks may be short, so whole runs are taken
+// across row and block boundaries.
 bool SliceCursor::FillRuns(Slice& slice) {
   const BlockList::Pair& pair = blocks_->pairs()[pair_];
   const BlockRuns& runs = blocks_->block_runs()[pair.runs];
-  uint64_t each = 1;  // runs of a block
+  uint64_t each = 1;  // runs per block
   for (const BlockRuns::Dim& dim : runs.dims) each *= dim.count;
   RunWalk walk(*blocks_, pair, id_, run_);
   for (;; walk.Next()) {
@@ -273,7 +281,7 @@ bool SliceCursor::FillRuns(Slice& slice) {
     id_ += run_ / each;
     run_ %= each;
     if (more == left) return true;
-    if (more < whole) return false;  // no run is left, and the walk is one too far
+    if (more < whole) return false;  // no run is left in the slice, and `walk` is one step ahead
   }
 }
 
@@ -300,10 +308,10 @@ bool SliceCursor::FillDescriptors(Slice& slice) {
 uint64_t SliceBytes(uint64_t bytes, uint32_t rails, uint64_t max_op_bytes) {
   constexpr uint64_t kSmallest = 64 * 1024;
   constexpr uint64_t kCacheLine = 64;
-  // A few slices a rail, so that a rail that is slower for a moment gets fewer of them.
+  // A few slices per rail, so that a temporarily slower rail gets fewer of them.
   constexpr uint64_t kSlicesPerRail = 4;
   const uint64_t wanted = kSlicesPerRail * std::max<uint32_t>(rails, 1);
-  // Rounded down: a tail far below 64 KiB would cost an op and win nothing.
+  // Rounded down: a last slice far below 64 KiB would cost an op and gain nothing.
   const uint64_t slices = std::clamp<uint64_t>(bytes / kSmallest, 1, wanted);
   const uint64_t even = bytes / slices + (bytes % slices != 0 ? 1 : 0);
   const uint64_t limit = std::max<uint64_t>(max_op_bytes, 1);

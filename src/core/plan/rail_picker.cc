@@ -5,8 +5,8 @@
 namespace kvxfer {
 namespace {
 
-constexpr double kWeight = 0.25;  // of a new sample
-// Shorter than this a sample says more of how often completions are looked at than of the rail.
+constexpr double kWeight = 0.25;  // weight of a new sample
+// A shorter sample measures how often completions are polled rather than the rail.
 constexpr Duration kShortest = std::chrono::microseconds(20);
 
 }  // namespace
@@ -24,7 +24,7 @@ uint32_t RailPicker::Pick(uint64_t bytes, uint64_t tried,
   double best_cost = 0;
   double highest = 0;
   for (const Rail& rail : rails_) highest = std::max(highest, rail.speed);
-  if (highest <= 0) highest = 1;  // where no rail knows, only their ratio matters
+  if (highest <= 0) highest = 1;  // if no rail's speed is known, only the ratio matters
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     const Rail& rail = rails_[i];
     if (!rail.up || (tried >> i & 1) != 0) continue;
@@ -48,6 +48,7 @@ void RailPicker::OnPosted(uint32_t rail_index, uint64_t bytes, Time now) {
 void RailPicker::OnCompleted(uint32_t rail_index, uint64_t bytes, Time now, bool measured) {
   Rail& rail = rails_[rail_index];
   rail.in_flight -= bytes;
+  // The op did not go all the way, so its time says nothing about the rail.
   if (!measured) {
     rail.sampled = 0;
     rail.busy = {};
@@ -61,6 +62,8 @@ void RailPicker::OnCompleted(uint32_t rail_index, uint64_t bytes, Time now, bool
   if (rail.sampled < kSample || rail.busy < kShortest) return;
   const double speed =
       static_cast<double>(rail.sampled) / std::chrono::duration<double>(rail.busy).count();
+  // A sample in which the rail ran empty is a lower bound of its speed, so it only raises the
+  // estimate.
   if (!rail.measured) {
     rail.measured = true;
     rail.speed = rail.ran_empty ? std::max(rail.speed, speed) : speed;

@@ -1,4 +1,4 @@
-// The regions that a transfer touches, by their index in a RegionTable.
+// The set of regions that a transfer touches, as indices in a RegionTable.
 //
 // Thread-safety: none; a plain value.
 
@@ -13,10 +13,10 @@
 
 namespace kvxfer {
 
-// The region of a block without bytes: it is looked up in no table.
+// The region index of a block without bytes; such a block is in no table.
 inline constexpr uint32_t kNoRegion = UINT32_MAX;
 
-// A small transfer allocates nothing for them.
+// Inline capacity: a small transfer allocates nothing.
 using RegionIndices = absl::InlinedVector<uint32_t, 2>;
 
 class RegionSet {
@@ -25,7 +25,7 @@ class RegionSet {
   void Add(uint32_t region) {
     if (region != kNoRegion) seen_[region / 64] |= uint64_t{1} << region % 64;
   }
-  // Each once.
+  // The regions of the set in ascending order.
   RegionIndices Ascending() const {
     RegionIndices regions;
     for (size_t i = 0; i < seen_.size(); ++i) {

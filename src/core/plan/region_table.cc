@@ -17,7 +17,7 @@ uint64_t SaturatingEnd(uint64_t address, uint64_t bytes) {
   return end;
 }
 
-// Bytes between the region and [address, end), 0 when they touch.
+// Bytes between the region and [address, end); 0 if they touch or overlap.
 uint64_t Distance(const RegionView& region, uint64_t address, uint64_t end) {
   if (end < region.base) return region.base - end;
   const uint64_t region_end = SaturatingEnd(region.base, region.bytes);
@@ -71,11 +71,15 @@ absl::StatusOr<uint32_t> RegionTable::Find(uint64_t address, uint64_t bytes, Acc
                        [](uint64_t a, const RegionView& region) { return a < region.base; });
   size_t best = kNone;
   size_t forbidden = kNone;
+  // Every region that contains `address` lies at or before this point. max_end_ ends the search as
+  // soon as no earlier region can reach `end`.
   for (auto i = static_cast<size_t>(after - regions_.begin()); i > 0; --i) {
     const size_t at = i - 1;
     if (max_end_[at] < end) break;
     const RegionView& region = regions_[at];
     if (!region.Contains(address, bytes)) continue;
+    // The smallest id wins, so that the choice does not depend on the order of registration
+    // addresses.
     size_t& slot = Allows(region.access, wanted) ? best : forbidden;
     if (slot == kNone || region.id < regions_[slot].id) slot = at;
   }

@@ -1,4 +1,4 @@
-// Immutable tables of registered regions, local or of a peer, looked up by address.
+// Immutable tables of registered regions, local or a peer's, searched by address.
 //
 // Thread-safety: immutable after construction; shared by pointer between threads.
 
@@ -16,7 +16,7 @@
 
 namespace kvxfer {
 
-// What planning needs of one region.
+// What planning needs to know about one region.
 struct RegionView {
   RegionId id = RegionId::kNone;
   uint64_t base = 0;
@@ -32,16 +32,17 @@ struct RegionView {
 class RegionTable {
  public:
   RegionTable() = default;
-  // `whose` goes into messages: "local" or the peer's name.
+  // `whose` appears in messages: "local" or the peer's name.
   RegionTable(std::vector<RegionView> regions, std::string_view whose);
 
-  // The index in regions() of a region that holds [address, address + bytes) whole and grants
-  // `wanted`; of several the smallest id. InvalidArgument: in no region (names the nearest);
-  // PermissionDenied: inside one, but none that holds it grants `wanted`.
+  // The index in regions() of the region that contains [address, address + bytes) completely and
+  // grants `wanted`; if there are several, the one with the smallest id. InvalidArgument: no region
+  // contains the range; the message names the nearest one. PermissionDenied: a region contains it,
+  // but none that does grants `wanted`.
   absl::StatusOr<uint32_t> Find(uint64_t address, uint64_t bytes, Access wanted) const;
 
-  // Whether Find would say `index`, without searching: for ranges that follow each other. False
-  // where it is not known.
+  // True if Find would return `index`, decided without a search; for consecutive ranges. False if
+  // that is not certain.
   bool IsFound(uint32_t index, uint64_t address, uint64_t bytes, Access wanted) const {
     return disjoint_ && index < regions_.size() && regions_[index].Contains(address, bytes) &&
            Allows(regions_[index].access, wanted);
@@ -53,7 +54,7 @@ class RegionTable {
   absl::Status NotInOneRegion(uint64_t address, uint64_t bytes) const;
 
   std::vector<RegionView> regions_;  // sorted by base, then id
-  std::vector<uint64_t> max_end_;    // highest end of regions_[0..i], to stop searching left
+  std::vector<uint64_t> max_end_;    // highest end among regions_[0..i]; ends a search to the left
   bool disjoint_ = true;             // no two regions share a byte
   std::string whose_;
 };

@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kWordBits = 64;
 
-// Bit i of the result: bit 2i or 2i + 1 of `word`.
+// Bit i of the result is set if bit 2i or 2i + 1 of `word` is set.
 uint64_t Halve(uint64_t word) {
   uint64_t half = 0;
   for (uint32_t i = 0; i < kWordBits / 2; ++i) {
@@ -27,6 +27,7 @@ void SliceSet::Add(uint32_t slice) {
 }
 
 void SliceSet::Add(const SliceSet& other) {
+  // Both sets need the same group size. Making groups coarser only adds slices.
   if (other.shift_ < shift_) {
     SliceSet coarse = other;
     while (coarse.shift_ < shift_) coarse.Coarsen();
@@ -60,6 +61,7 @@ uint32_t SliceSet::Next(uint32_t from) const {
 
 void SliceSet::Coarsen() {
   ++shift_;
+  // The word at i / 2 was already read when it is overwritten, because i / 2 <= i.
   for (size_t i = 0; i < words(); ++i) {
     const uint64_t half = Halve(word(i)) << (i % 2 * (kWordBits / 2));
     word(i / 2) = i % 2 == 0 ? half : word(i / 2) | half;

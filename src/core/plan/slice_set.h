@@ -1,5 +1,5 @@
-// Which slices of a transfer went one way, and which go again. Slices are numbered from 0 in the
-// order in which SliceCursor cuts them; cutting with equal limits gives equal slices.
+// Sets of slices of a transfer: those that took one path, and those to send again. Slices are
+// numbered from 0 in the order in which SliceCursor cuts them. Equal limits give equal slices.
 //
 // Thread-safety: none; plain values.
 
@@ -14,17 +14,18 @@ namespace kvxfer {
 
 inline constexpr uint32_t kNoSlice = UINT32_MAX;
 
-// A set of slices in bounded memory: exact below kExact slices; beyond, a superset, in groups of 2,
-// 4, 8, …. Who sends a slice too many again writes the same bytes to the same place.
+// A set of slices in bounded memory. It is exact below kExact slices. Beyond that it is a superset,
+// in groups of 2, 4, 8, …; a slice that is sent again unnecessarily writes the same bytes to the
+// same place.
 class SliceSet {
  public:
-  static constexpr uint32_t kExact = 4096;  // 512 bytes
+  static constexpr uint32_t kExact = 4096;  // 512 bytes as a bitmap
 
   void Add(uint32_t slice);
   void Add(const SliceSet& other);
-  // Forgets slices below `slice`; of its own group none.
+  // Removes the slices below `slice`, except those in the same group as `slice`.
   void RemoveBelow(uint32_t slice);
-  // The lowest slice of the set that is not below `from`; kNoSlice: none.
+  // The lowest slice in the set that is not below `from`; kNoSlice: none.
   uint32_t Next(uint32_t from) const;
   bool empty() const { return Next(0) == kNoSlice; }
 
@@ -37,29 +38,29 @@ class SliceSet {
     if (words > 1 + rest_.size()) rest_.resize(words - 1, 0);
   }
 
-  // Few transfers have more than 64 slices: those allocate nothing here.
+  // Most transfers have at most 64 slices, and their sets allocate nothing.
   uint64_t first_ = 0;
   std::vector<uint64_t> rest_;
-  uint32_t shift_ = 0;  // bit i: some of the slices i << shift_ up to the next group's
+  uint32_t shift_ = 0;  // bit i stands for the slices from i << shift_ to before (i + 1) << shift_
 };
 
-// Slices that go again, in ascending order. More may come at any time, also of those that were
-// taken before: then it begins anew.
+// Slices to send again, in ascending order. More may be added at any time; if one of them is below
+// the present position, the queue starts again from the front.
 class SliceQueue {
  public:
   void Add(const SliceSet& slices);
-  // The next one below `total`, which is how many slices there are; kNoSlice: none is left.
+  // The next slice below `total`, the number of slices in the transfer; kNoSlice: none is left.
   uint32_t Front(uint32_t total) const { return At(from_, total); }
-  // Whether `slice` is all that is left.
+  // Whether `slice` is the only one left.
   bool IsLast(uint32_t slice, uint32_t total) const {
     return Front(total) == slice && At(slice + 1, total) == kNoSlice;
   }
-  // `slice` was taken, which was the front. Where others have come before it since, it is taken
-  // again after them.
+  // Removes `slice`, which was the front when it was taken. If lower slices were added since then,
+  // it stays and is taken again after them.
   void Pop(uint32_t slice) {
     if (Front(slice + 1) == slice) from_ = slice + 1;
   }
-  // What is left.
+  // The slices that are left.
   const SliceSet& slices();
 
  private:
@@ -71,7 +72,7 @@ class SliceQueue {
   }
 
   SliceSet slices_;
-  uint32_t from_ = 0;  // those below were taken
+  uint32_t from_ = 0;  // slices below were taken
 };
 
 }  // namespace kvxfer

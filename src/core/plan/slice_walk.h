@@ -1,4 +1,4 @@
-// Cuts the slices of a block list by their numbers, each time in the same way.
+// Cuts the slices of a block list by number, each time with the same result.
 //
 // Thread-safety: none; a plain value.
 
@@ -17,11 +17,12 @@ class SliceWalk {
   SliceWalk() = default;
   explicit SliceWalk(const BlockList* blocks) : blocks_(blocks), cursor_(blocks) {}
 
-  // A step of bounded length towards slice number `slice`. True: it is cut, into `runs`, in `room`.
-  // Slices in ascending order cost one walk; `limits` are the same in every call.
+  // Makes a step of bounded length towards slice number `slice`. True: the slice was cut into
+  // `runs`, with `room` as memory. Slices in ascending order cost one walk; a lower number starts
+  // again from the front. `limits` must be the same in every call.
   bool StepTo(uint32_t slice, const SliceLimits& limits, const RegionHolds& holds,
-              std::vector<Run>& room, SliceRuns* runs);
-  // The slice that was cut last is the last one there is.
+              std::vector<Run>& space, SliceRuns* runs);
+  // True if the slice that was cut last is the last one of the transfer.
   bool done() const { return cursor_.done(); }
 
  private:

@@ -1,40 +1,47 @@
-// Counts and reorders, at the target, what one session's initiator sends over any number of
-// unordered rails, so that a transfer is known exactly when all of it is visible and notifications
-// come out once and in order. Pure: it is told of frames and immediates, and answers with a list
-// of actions. docs/architecture.md states the protocol; tests/unit/arrival_tracker_* hold it to a
-// plain oracle, exhaustively for small cases.
+// Counts and orders, at the target, what the initiator of one session sends over any number of
+// unordered rails. A transfer is complete exactly when all of it is visible, and notifications are
+// delivered once and in order. Pure: it receives frames and immediates, and answers with a list of
+// actions. docs/architecture.md states the protocol; tests/unit/arrival_tracker_* compare this
+// class with a plain oracle, exhaustively for small cases.
 //
-// Inputs come from two sources that do not order each other: control frames (in the session's
-// order, once each: ReliableChannel) and immediates (any time, any order).
+// Inputs come from two sources that are not ordered relative to each other: control frames (each
+// once, in the session's order: ReliableChannel) and immediates (at any time, in any order).
 //
 // Rules:
-//  - An immediate counts in its slot whether or not its lane has been opened.
-//  - A lane is exact when its slot has as many arrivals as OPEN or AMEND says; its slot is freed
-//    at once (arrivals 0, generation + 1). More arrivals, an immediate of another generation or
-//    of another session's slot: a protocol error; the session must fail.
+//  - An immediate counts in its slot, whether or not its lane has been opened.
+//  - A lane is exact when its slot has as many arrivals as OPEN or AMEND says. Its slot is then
+//  freed
+//    at once (arrivals 0, generation + 1). More arrivals, an immediate of another generation, or an
+//    immediate for another session's slot is a protocol error, and the session must fail.
 //  - A transfer is whole when it is open, no discarded lane awaits its replacement, and each lane
-//    is exact. Whole → kArrived, and its notification is delivered in order.
-//  - Order: kPosted transfers carry numbers 1, 2, 3, …; each number is either delivered or skipped
-//    (abort), exactly once; a notification is given out when all numbers before it are past.
-//    Order 0: given out when whole. A transfer with a number but no notification only moves on.
-//  - ABORT of a transfer that is opened and no longer known: it was whole → acknowledged as
-//    delivered at once. Else its number is skipped at once, nothing of it is delivered, its
-//    lanes wait for OnFenced; then their slots are freed and it is acknowledged as not
-//    delivered. Immediates for those lanes in between are swallowed. It names every lane that was
-//    posted to, is not known to be free and was not named by a DISCARD.
-//  - DISCARD of lanes: exact ones are answered `complete` at once; the others wait for
-//    OnLanesDrained (no immediate of theirs can arrive any more), then are freed and answered
-//    not complete. A lane that OPEN or AMEND had named is then missing: the transfer cannot be
-//    whole until AMEND has brought one lane for each missing one (never more: two lanes for one
-//    could hide that another is missing), or ABORT. DISCARD may name lanes that no OPEN or AMEND
-//    has named yet; the later one then leaves them out. DISCARD after ABORT is answered by the
-//    abort's acknowledgement alone.
-//  - A slot that ABORT or DISCARD names is a lane of the transfer, exact ones included, or at the
-//    generation named. DISCARD of a transfer that ended meanwhile finds it one generation further,
-//    never more: the initiator cannot know of the FREE, use the slot again and have that lane
-//    opened before this frame, for frames come in order. Anything else is a protocol error.
+//  is
+//    exact. Then it is reported as arrived, and its notification is delivered in order.
+//  - Order: kPosted transfers have numbers 1, 2, 3, …. Each number is either delivered or skipped
+//  (by
+//    an abort), exactly once. A notification is delivered when all numbers before it are past. With
+//    order 0 it is delivered when the transfer is whole. A transfer with a number but without a
+//    notification only advances the order.
+//  - ABORT of a transfer that was opened and is no longer known: it was whole, so it is
+//  acknowledged
+//    as delivered at once. Otherwise its number is skipped at once, nothing of it is delivered, and
+//    its lanes wait for OnFenced; then their slots are freed and the abort is acknowledged as not
+//    delivered. Immediates for these lanes are ignored until then. ABORT names every lane that was
+//    posted to, is not known to be free, and was not named by a DISCARD.
+//  - DISCARD of lanes: exact lanes are answered `complete` at once. The others wait for
+//    OnLanesDrained (none of their immediates can arrive any more); then they are freed and
+//    answered not complete. A lane that OPEN or AMEND had named is missing from then on: the
+//    transfer is not whole until AMEND has brought one lane for each missing one (never more: two
+//    lanes for one could hide that another is missing), or until ABORT. DISCARD may name lanes that
+//    no OPEN or AMEND has named yet; later ones leave them out. A DISCARD after ABORT is answered
+//    by the abort's acknowledgement alone.
+//  - A slot that ABORT or DISCARD names is a lane of the transfer (exact ones included), or is at
+//  the
+//    generation named. A DISCARD of a transfer that has ended meanwhile finds it exactly one
+//    generation further. It cannot find it further still: for that the initiator would have to
+//    learn of the FREE, reuse the slot and have that lane opened before this frame, but frames come
+//    in order. Anything else is a protocol error.
 //
-// Thread-safety: none; owned by the progress engine.
+// Thread-safety: none; used by the progress engine.
 
 #ifndef KVXFER_CORE_PROTOCOL_ARRIVAL_TRACKER_H_
 #define KVXFER_CORE_PROTOCOL_ARRIVAL_TRACKER_H_
@@ -62,50 +69,51 @@ class ArrivalTracker {
     std::string notification{};
   };
 
-  using Deliveries = absl::InlinedVector<Delivered, 1>;  // seldom more
+  using Deliveries = absl::InlinedVector<Delivered, 1>;  // rarely more than one
 
-  // What became known since the last TakeActions, in this order of doing: deliveries first (they
-  // publish to the application), then what the initiator is told.
+  // What became known since the last TakeActions, in the order in which to do it: first the
+  // deliveries, which publish to the application, then the frame to the initiator.
   struct Actions {
     Deliveries deliver{};
     ReleasedFrame released;
-    // Transfers whose data the backends must fence; answer each with OnFenced.
+    // Transfers that the backends must fence; answer each with OnFenced.
     std::vector<uint64_t> fence{};
     bool empty() const { return deliver.empty() && released.empty() && fence.empty(); }
   };
 
-  // `slots` outlives the tracker; `owner` is this session's name there.
+  // `slots` must outlive the tracker; `owner` identifies this session in it.
   ArrivalTracker(SlotTable* slots, SlotTable::Owner owner) : slots_(slots), owner_(owner) {}
 
-  // Each returns InvalidArgument for a protocol error, after which the session must be failed and
-  // the tracker not be used again.
+  // Each returns InvalidArgument for a protocol error. Then the session must fail, and the tracker
+  // must not be used again.
   absl::Status OnOpen(OpenFrame frame);
   absl::Status OnAmend(const AmendFrame& frame);
   absl::Status OnAbort(const AbortFrame& frame);
   absl::Status OnDiscard(const DiscardFrame& frame);
   absl::Status OnImmediate(SlotRef ref);
-  // No byte and no immediate of the aborted `transfer` is on the way any more.
+  // No byte and no immediate of the aborted `transfer` can arrive any more.
   absl::Status OnFenced(uint64_t transfer);
-  // The rails of all lanes of `transfer` that wait after DISCARD are fenced and drained: of every
-  // DISCARD so far, so with two failed rails only after the second. Nothing waits: no effect.
+  // The rails of all lanes of `transfer` that wait after a DISCARD are fenced and drained. This
+  // covers every DISCARD so far, so after two failed rails it is called only after the second
+  // fence. No effect if nothing waits.
   absl::Status OnLanesDrained(uint64_t transfer);
 
   bool has_actions() const { return !actions_.empty(); }
   Actions TakeActions();
 
-  // The session is over, and so a number that is missing can come no more: gives out, in order,
-  // the notifications of all transfers that were whole, for their initiator knows them as done. The
-  // tracker must not be used again.
+  // The session is over, so missing numbers will never come. Delivers, in order, the notifications
+  // of all transfers that were whole, because their initiator knows them as done. The tracker must
+  // not be used again.
   Deliveries GiveOut();
 
-  // Notifications that were opened and neither given out nor aborted, and their bytes: what the
-  // session holds of the credit that its initiator was given.
+  // The number and bytes of notifications that were opened and neither delivered nor aborted: the
+  // part of the initiator's credit that the session uses.
   uint64_t held_notifications() const { return held_notifications_; }
   uint64_t held_bytes() const { return held_bytes_; }
 
-  // For bounds and sweeps: transfers known and not ended, and runs of numbers recorded ahead of the
-  // order. Neighbouring skipped numbers are one run, so runs are bounded by the transfers that are
-  // active at the initiator and by the notifications it has credit for.
+  // For bounds and sweeps: the transfers that are known and have not ended, and the runs of numbers
+  // that are recorded ahead of the order. Neighbouring skipped numbers form one run, so the runs
+  // are bounded by the initiator's active transfers and the notifications that it has credit for.
   size_t active() const { return transfers_.size(); }
   size_t waiting_in_order() const { return ahead_.size(); }
 
@@ -116,7 +124,7 @@ class ArrivalTracker {
   struct Lane {
     SlotRef ref{};
     uint32_t expected = 0;  // 0: unknown (discarded or aborted before OPEN)
-    bool exact = false;     // its slot is freed
+    bool exact = false;     // count reached; its slot is freed
     bool draining = false;  // discarded, waits for OnLanesDrained
   };
   struct Inbound {
@@ -125,10 +133,10 @@ class ArrivalTracker {
     Notice notice = Notice::kNone;
     std::string notification{};
     std::vector<Lane> lanes{};
-    size_t missing = 0;  // lanes named and discarded whose replacement AMEND has not brought
+    size_t missing = 0;  // discarded lanes that AMEND has not replaced yet
   };
-  // Order numbers up to `last` that are past but not yet reached: one with a delivery, or a run
-  // without.
+  // Order numbers, from the key up to `last`, that are past but not yet reached in order: one
+  // number with a delivery, or a run of skipped numbers.
   struct Past {
     uint64_t last = 0;
     Delivered delivered{};
@@ -140,17 +148,17 @@ class ArrivalTracker {
   absl::Status DiscardLane(uint64_t id, SlotRef ref);
   absl::Status CheckExact(uint64_t id, const Inbound& transfer, Lane& lane);
   static Lane* FindLane(Inbound& transfer, SlotRef ref);
-  // Nothing in `transfer` is on the way or awaited.
+  // True if the transfer is open and awaits no lane and no arrival.
   static bool IsWhole(const Inbound& transfer);
   absl::Status EndIfWhole(uint64_t id);
   absl::Status End(uint64_t id, uint64_t order, Notice notice, std::string notification);
-  // Puts order number `order` behind: what is next in order is given out.
+  // Records that order number `order` is past, and delivers what is now in order.
   absl::Status Record(uint64_t order, Past past);
   bool IsPast(uint64_t order) const;
   void FreeSlot(SlotRef ref);
   void GiveOut(Delivered delivered);
   void Unhold(const std::string& notification);
-  // The slot of this session that `ref` names, whatever its generation.
+  // The slot that `ref` names, at any generation; an error unless it belongs to this session.
   absl::StatusOr<SlotTable::Slot*> Resolve(SlotRef ref);
   absl::StatusOr<SlotTable::Slot*> ResolveInUse(SlotRef ref);
 

@@ -1,16 +1,16 @@
-// The initiator's side of one transfer's lanes, of the first attempt on each rail: which slot each
-// rail's share uses, which ops carry an immediate, and how many the target must count. One attempt
-// of one transfer over one rail is one lane.
+// The initiator's record of the lanes of one transfer, for the first attempt on each rail: which
+// slot each lane uses, which ops carry an immediate, and how many arrivals the target must count.
+// One attempt of one transfer over one rail is one lane.
 //
-// Slices go to rails as rails have room, so which op of a lane is its last is known only when the
-// last slice of the transfer is posted. Where a rail keeps order, that slice carries its lane's
-// immediate and each other lane is closed by an empty write with the immediate; where not, every
-// op carries one.
+// Slices go to rails as rails accept them, so the last op of a lane is known only once the last
+// slice of the transfer is posted. Where a rail keeps order, the last slice carries its lane's
+// immediate, and each other lane is closed by an empty write with the immediate. Without order,
+// every op carries one.
 //
-// A rail that fails takes its lane out of the book (Discard). What that lane carried goes again,
-// all of it, for which of its writes arrived is not known; SendBook says where.
+// When a rail fails, its lane leaves the book (Discard). All of its slices go again, because the
+// initiator does not know which of its writes arrived. SendBook decides where they go.
 //
-// Thread-safety: none; owned by the progress engine.
+// Thread-safety: none; used by the progress engine.
 
 #ifndef KVXFER_CORE_PROTOCOL_LANE_BOOK_H_
 #define KVXFER_CORE_PROTOCOL_LANE_BOOK_H_
@@ -33,7 +33,7 @@ struct Lane {
   uint32_t immediates = 0;
   SliceSet slices{};
 
-  // As those of LaneBook.
+  // As in LaneBook.
   std::optional<uint32_t> ImmediateFor(bool last, bool rail_keeps_order) const;
   void OnPosted(bool last, bool rail_keeps_order, uint32_t slice);
 };
@@ -44,37 +44,37 @@ class LaneBook {
 
   bool rail_keeps_order() const { return rail_keeps_order_; }
 
-  // Whether a lane on `rail` needs a slot before it can be posted to.
+  // Whether a lane on `rail` needs a slot before an op can be posted to it.
   bool NeedsSlot(uint32_t rail) const;
   void OpenLane(uint32_t rail, SlotRef slot);
 
-  // The immediate that the next data op on `rail` carries, if any. `last`: it is the transfer's
-  // last slice. Call OnPosted once the backend has accepted that op.
+  // The immediate of the next data op on `rail`, if it carries one. `last`: the op is the
+  // transfer's last slice. Call OnPosted once the backend has accepted that op.
   std::optional<uint32_t> ImmediateFor(uint32_t rail, bool last) const;
-  // `slice`: the number of the slice that it was; kNoSlice: an empty write.
+  // `slice`: the number of the slice that was posted; kNoSlice: an empty write.
   void OnPosted(uint32_t rail, bool last, uint32_t slice = kNoSlice);
 
   // After the last slice: the next rail whose lane must be closed by an empty write (with
-  // ImmediateFor(rail, true)), or nothing when every lane is closed. Where rails keep no order
-  // only a lane that was opened and never posted to needs it.
+  // ImmediateFor(rail, true)); nullopt when all lanes are closed. Where rails keep no order, only a
+  // lane that was opened and never posted to needs closing.
   std::optional<uint32_t> NextToClose() const;
 
-  // The target freed `slot`: if it is a lane's here, nothing of that lane is on the way and the
-  // slot belongs to the pool again.
+  // The target freed `slot`. If a lane of this book uses it, nothing of that lane is in flight, and
+  // the slot is back in the pool.
   void OnFreed(SlotRef slot);
   struct Discarded {
     SlotRef slot{};
-    SliceSet slices{};  // what it carried
+    SliceSet slices{};  // the slices that the lane carried
   };
-  // The rail failed: forgets its lane and returns the slot to name in DISCARD; nothing when there
-  // is no lane or it was freed (then it stays in the book: all of it arrived). The rail may be
-  // opened again.
+  // The rail failed. Removes its lane and returns the slot to name in DISCARD. nullopt: there is no
+  // lane, or it was freed, in which case all of it arrived and it stays in the book. The rail may
+  // be opened again.
   std::optional<Discarded> Discard(uint32_t rail);
 
-  // The lanes as OPEN or AMEND tells them; complete once the last slice is posted and NextToClose
-  // is empty.
+  // The lanes for OPEN or AMEND; complete once the last slice is posted and NextToClose returns
+  // nullopt.
   std::vector<LaneFrame> Lanes() const;
-  // Slots of every lane in the book that is not known to be free, for ABORT.
+  // The slots of all lanes in the book that are not known to be free, for ABORT.
   std::vector<SlotRef> Slots() const;
 
  private:

@@ -13,6 +13,8 @@ LeaseWaiters::Added LeaseWaiters::Add(Waiter waiter) {
   if (others >= kMaxOfReader || waiters_.contains(key)) return {};
   Added added;
   if (waiters_.size() >= kMax) {
+    // All entries are in use: the reader with the most waiting gives way, if it has more than this
+    // reader would have.
     added.gave_way = TakeFromFullest(others + 1);
     if (!added.gave_way.has_value()) return added;
   }
@@ -28,6 +30,7 @@ std::vector<LeaseWaiters::Waiter> LeaseWaiters::TakeOf(std::string_view lease) {
   std::vector<Waiter> taken;
   const auto waiting = by_lease_.find(lease);
   if (waiting == by_lease_.end()) return taken;
+  // A copy, because Take erases from the map.
   const std::map<uint64_t, Key> keys = waiting->second;
   for (const auto& [number, key] : keys) taken.push_back(Take(key));
   return taken;
@@ -62,6 +65,7 @@ std::optional<LeaseWaiters::Waiter> LeaseWaiters::TakeFromFullest(size_t fewer) 
   const auto fullest =
       std::ranges::max_element(of_reader_, {}, [](const auto& reader) { return reader.second; });
   if (fullest == of_reader_.end() || fullest->second <= fewer) return std::nullopt;
+  // Its newest transfer gives way: the older ones have waited longer.
   const auto last = std::prev(waiters_.upper_bound({fullest->first, UINT64_MAX}));
   return Take(Key(last->first));
 }

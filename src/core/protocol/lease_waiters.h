@@ -1,11 +1,11 @@
-// Readers that wait for a lease which its owner has not granted yet.
+// Readers that wait for a lease that its owner has not granted yet.
 //
-// Specification: each that was added leaves once: with its lease (TakeOf), when its time is over
-// (TakeOver), when it is given up (Remove), with its reader (Sweep), or in favour of a reader that
-// has fewer waiting (Add). So no reader, and no number of them, keeps others from waiting.
+// Specification: each added reader leaves exactly once: with its lease (TakeOf), when its time is
+// over (TakeOver), when it gives up (Remove), when its connection is lost (Sweep), or in favour of
+// a reader with fewer entries (Add). So no reader can keep others from waiting.
 //
-// Thread-safety: none; owned by the progress engine. Memory: kMax waiters, of one reader
-// kMaxOfReader.
+// Thread-safety: none; used by the progress engine. Memory: kMax entries, at most kMaxOfReader per
+// reader.
 
 #ifndef KVXFER_CORE_PROTOCOL_LEASE_WAITERS_H_
 #define KVXFER_CORE_PROTOCOL_LEASE_WAITERS_H_
@@ -39,26 +39,26 @@ class LeaseWaiters {
   static constexpr size_t kMaxOfReader = 1 << 11;
 
   struct Added {
-    bool ok = false;  // false: no room, or the reader waits already for the answer to this transfer
-    std::optional<Waiter> gave_way{};  // of the reader with the most, where all places were taken
+    bool ok = false;  // false: no space, or this transfer of the reader already waits
+    std::optional<Waiter> gave_way{};  // removed: all entries were in use
   };
   Added Add(Waiter waiter);
-  // Those that wait for the lease, in the order in which they asked.
+  // Removes and returns the readers that wait for the lease, in the order in which they asked.
   std::vector<Waiter> TakeOf(std::string_view lease);
-  // Those whose time is over.
+  // Removes and returns those whose time is over.
   std::vector<Waiter> TakeOver(Time now);
   void Remove(Reader reader, uint64_t transfer);
   void Sweep(Reader reader);
 
-  // When TakeOver may have something next.
+  // When TakeOver may next return something.
   std::optional<Time> NextEnd() const;
   size_t size() const { return waiters_.size(); }
 
  private:
-  using Key = std::pair<Reader, uint64_t>;  // and its transfer
+  using Key = std::pair<Reader, uint64_t>;  // reader and transfer
 
   Waiter Take(const Key& key);
-  // The last transfer of the reader that has the most, if that has more than `fewer`.
+  // Removes the newest transfer of the reader with the most entries, if it has more than `fewer`.
   std::optional<Waiter> TakeFromFullest(size_t fewer);
 
   struct Numbered {
@@ -67,7 +67,7 @@ class LeaseWaiters {
   };
   uint64_t last_ = 0;
   std::map<Key, Numbered> waiters_;
-  std::map<std::string, std::map<uint64_t, Key>, std::less<>> by_lease_;  // in order of `number`
+  std::map<std::string, std::map<uint64_t, Key>, std::less<>> by_lease_;  // by `number`
   std::set<std::pair<Time, Key>> by_end_;
   std::map<Reader, size_t> of_reader_;
 };

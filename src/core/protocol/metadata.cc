@@ -17,13 +17,14 @@
 namespace kvxfer {
 namespace {
 
-// Envelope: magic, u32 version, u32 bytes of the protobuf, u64 XXH3-64 of it; little-endian.
+// Envelope: magic, u32 version, u32 protobuf bytes, u64 XXH3-64 of the protobuf; little-endian. The
+// hash detects damage; it does not authenticate.
 constexpr std::string_view kMagic = "KVXM";
 constexpr uint32_t kEnvelopeVersion = 1;
 constexpr size_t kHeaderBytes = 20;
 constexpr size_t kMaxProtoBytes = kMaxMetadataBytes - kHeaderBytes;
 
-constexpr size_t kMaxAddressBytes = 64 * 1024;  // of a backend's address, and of a region's key
+constexpr size_t kMaxAddressBytes = 64 * 1024;  // limit for a backend's address and a region's key
 
 template <typename Value>
 void AppendLittle(std::string& out, Value value) {
@@ -48,7 +49,7 @@ absl::Status CheckSize(absl::string_view field, std::string_view value, size_t m
   return Bad(field, absl::StrCat(value.size(), " bytes, must be ", min, " to ", max));
 }
 
-// Text that ends up in errors, logs and explanations, of this agent or in Python.
+// Text that reaches errors, logs and explanations, here and in Python, so it must be printable.
 absl::Status CheckText(absl::string_view field, std::string_view value, size_t min) {
   if (absl::Status s = CheckSize(field, value, min, kMaxNameBytes); !s.ok()) return s;
   if (IsPrintable(value)) return absl::OkStatus();
@@ -99,6 +100,7 @@ absl::StatusOr<std::string_view> OpenEnvelope(std::string_view bytes) {
   }
   const auto length = LoadLittle<uint32_t>(bytes.substr(8));
   const std::string_view inside = bytes.substr(kHeaderBytes);
+  // The length is compared with the real size before anything is parsed.
   if (length != inside.size() || length > kMaxProtoBytes) {
     return absl::InvalidArgumentError(absl::StrCat("metadata is truncated or damaged: it says ",
                                                    length, " bytes after the header, and has ",
@@ -118,6 +120,7 @@ absl::Status DecodeVersions(const proto::Metadata& in, AgentMetadata& out) {
   }
   out.min_version = static_cast<uint16_t>(in.min_version());
   out.max_version = static_cast<uint16_t>(in.max_version());
+  // Fails if the two ranges have no version in common.
   return CommonVersion(kMinProtocolVersion, kMaxProtocolVersion, out.min_version, out.max_version)
       .status();
 }
@@ -148,6 +151,7 @@ absl::Status DecodeBackends(const proto::Metadata& in, AgentMetadata& out) {
     }
     out.backends.push_back({.backend = backend.backend(), .address = backend.address()});
   }
+  // key_backends may name backends that have no address, and has its own uniqueness.
   names.clear();
   for (const std::string& name : in.key_backends()) {
     if (absl::Status s = CheckText("key_backends", name, 1); !s.ok()) return s;
@@ -159,11 +163,13 @@ absl::Status DecodeBackends(const proto::Metadata& in, AgentMetadata& out) {
 }
 
 absl::Status CheckRegion(const proto::Region& region, uint32_t last_region) {
+  // Checked here once, so that planning may use base + bytes without overflow checks.
   const std::string field = absl::StrCat("region ", region.id());
   uint64_t end = 0;
   if (region.id() == 0 || region.id() > last_region) {
     return Bad(field, absl::StrCat("ids are 1 to last_region, ", last_region));
   }
+  // 0 means "no rkey" everywhere else.
   if (region.rkey() == 0) return Bad(field, "rkey is 0");
   if (region.bytes() == 0 || __builtin_add_overflow(region.base(), region.bytes(), &end)) {
     return Bad(field, absl::StrCat("[0x", absl::Hex(region.base()), ", +", region.bytes(),
@@ -210,6 +216,8 @@ absl::StatusOr<AgentMetadata::Region> DecodeRegion(const proto::Region& in,
 
 absl::Status DecodeRegions(const proto::Metadata& in, AgentMetadata& out) {
   out.last_region = in.last_region();
+  // A region's keys name backends by index into key_backends, which DecodeRegion checks.
+  // Two regions with one id could not be told apart when one of them is deregistered.
   std::set<uint32_t> ids;
   for (const proto::Region& region : in.regions()) {
     if (!ids.insert(region.id()).second) {
@@ -236,7 +244,7 @@ std::string EncodeMetadata(const AgentMetadata& metadata) {
     encoded.set_backend(backend.backend);
     encoded.set_address(backend.address);
   }
-  // Regions name backends by number: with tens of regions the names would be most of the bytes.
+  // Regions name backends by number: with tens of regions, the names would be most of the bytes.
   std::map<std::string, uint32_t> key_backends;
   for (const AgentMetadata::Region& region : metadata.regions) {
     for (const auto& [backend, key] : region.keys) {
@@ -262,6 +270,7 @@ std::string EncodeMetadata(const AgentMetadata& metadata) {
 absl::Status CheckWhole(std::string_view bytes) { return OpenEnvelope(bytes).status(); }
 
 absl::StatusOr<AgentMetadata> DecodeMetadata(std::string_view bytes) {
+  // Everything in the protobuf is untrusted; each field is checked before it is used.
   const absl::StatusOr<std::string_view> inside = OpenEnvelope(bytes);
   if (!inside.ok()) return inside.status();
   proto::Metadata in;
@@ -277,6 +286,7 @@ absl::StatusOr<AgentMetadata> DecodeMetadata(std::string_view bytes) {
   if (!status.ok()) return status;
   out.name = in.name();
   std::memcpy(out.incarnation.bytes.data(), in.incarnation().data(), out.incarnation.bytes.size());
+  // All zeros means "no incarnation", and "any" in the preamble of a stream.
   if (out.incarnation.IsZero()) return Bad("incarnation", "is all zeros");
   status = DecodeHost(in.host(), out.host);
   if (status.ok()) status = DecodeBackends(in, out);

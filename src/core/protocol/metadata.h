@@ -1,5 +1,7 @@
-// What a peer must know of an agent, and its form outside the process: a small envelope (magic,
-// length, XXH3-64) around the protobuf of metadata.proto. Pure.
+// What peers must know about an agent, and its serialised form: a small envelope (magic, version,
+// length, XXH3-64) around the protobuf of metadata.proto.
+//
+// Thread-safety: pure.
 
 #ifndef KVXFER_CORE_PROTOCOL_METADATA_H_
 #define KVXFER_CORE_PROTOCOL_METADATA_H_
@@ -32,24 +34,24 @@ struct AgentMetadata {
   std::vector<BackendAddress> backends{};
   struct Region {
     RemoteRegion region{};
-    std::map<std::string, std::string> keys{};  // backend → Registration::Key(), where not empty
-    bool staging = false;  // made for the slots that the agent lends (wire_format.h)
+    std::map<std::string, std::string> keys{};  // backend → Registration::Key(), if not empty
+    bool staging = false;  // holds the staging buffers that the agent lends (wire_format.h)
   };
   std::vector<Region> regions{};
-  uint32_t last_region = 0;  // highest id given out when this was taken
-  uint64_t revision = 0;     // rises within the incarnation, whenever regions or caches change
+  uint32_t last_region = 0;  // highest id given out so far
+  uint64_t revision = 0;     // increases with every change of regions or caches
   KvCacheTable kv_caches{};
 };
 
-// The most that is read as metadata.
+// The largest metadata that is accepted, in bytes.
 inline constexpr size_t kMaxMetadataBytes = 20 + (64 << 20);
 
 std::string EncodeMetadata(const AgentMetadata& metadata);
 
-// InvalidArgument: not metadata, truncated, damaged, or a field out of bounds (named);
-// FailedPrecondition: no common protocol version.
+// InvalidArgument: not metadata, truncated, damaged, or a field out of bounds (the message names
+// it). FailedPrecondition: no common protocol version.
 absl::StatusOr<AgentMetadata> DecodeMetadata(std::string_view bytes);
-// The envelope alone: whether all of it is there and undamaged. As DecodeMetadata.
+// Checks the envelope only: the blob is complete and undamaged. Errors as for DecodeMetadata.
 absl::Status CheckWhole(std::string_view bytes);
 
 }  // namespace kvxfer

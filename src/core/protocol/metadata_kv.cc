@@ -50,14 +50,20 @@ absl::StatusOr<KvLayout> DecodeKvLayout(const proto::KvCache& in) {
                       .layers = in.layers()};
   std::vector<KvLayout::Part> parts;
   for (const proto::KvPart& part : in.parts()) parts.push_back(DecodeKvPart(part));
+  // FromParts accepts exactly what FromTensors can produce, so a peer's layout is as safe as a
+  // local one.
   return KvLayout::FromParts(model, shard, in.blocks(), in.block_tokens(), parts);
 }
 
+// Accepts exactly what RegisterKvCache accepts: transfers are planned from the table without
+// further checks of the layout.
 absl::Status DecodeKvCache(const proto::KvCache& in, KvCacheTable& out) {
   if (auto status = CheckName("KV cache", in.name()); !status.ok()) return status;
   absl::StatusOr<KvLayout> layout = DecodeKvLayout(in);
   if (!layout.ok()) return layout.status();
   std::vector<uint64_t> tensors(in.tensors().begin(), in.tensors().end());
+  // A peer's addresses become targets of writes, so they get the same checks as local
+  // registrations.
   if (absl::Status status = CheckKvTensors("peer's", *layout, tensors); !status.ok()) return status;
   KvCacheInfo cache{.id = in.id(), .layout = *std::move(layout), .tensors = std::move(tensors)};
   if (out.emplace(in.name(), std::move(cache)).second) return absl::OkStatus();
@@ -93,6 +99,7 @@ void EncodeKvCaches(const KvCacheTable& caches, proto::Metadata& out) {
 }
 
 absl::StatusOr<KvCacheTable> DecodeKvCaches(const proto::Metadata& in) {
+  // Checked before decoding: each cache may cost milliseconds (kv_tensors.cc).
   if (static_cast<size_t>(in.kv_caches_size()) > kMaxKvCaches) {
     return absl::InvalidArgumentError(
         absl::StrCat("metadata: ", in.kv_caches_size(), " KV caches, at most ", kMaxKvCaches));

@@ -1,4 +1,6 @@
-// KV caches within metadata. Pure.
+// Encodes and decodes the KV caches within metadata.
+//
+// Thread-safety: pure.
 
 #ifndef KVXFER_CORE_PROTOCOL_METADATA_KV_H_
 #define KVXFER_CORE_PROTOCOL_METADATA_KV_H_
@@ -14,8 +16,8 @@ class Metadata;
 
 void EncodeKvCaches(const KvCacheTable& caches, proto::Metadata& out);
 
-// InvalidArgument: one that RegisterKvCache would not have taken (named, with the field), or too
-// many.
+// InvalidArgument: a cache that RegisterKvCache would refuse (the message names it and the field),
+// or too many caches.
 absl::StatusOr<KvCacheTable> DecodeKvCaches(const proto::Metadata& in);
 
 }  // namespace kvxfer

@@ -9,16 +9,18 @@ namespace kvxfer {
 const std::string* ReliableChannel::NextToSend() {
   if (next_ == kept_.size()) return nullptr;
   std::string& message = kept_[next_].message;
+  // The ack is written at the last moment, so that every message acknowledges all that was
+  // received.
   PatchAck(message, received_);
   return &message;
 }
 
 void ReliableChannel::MessageSent() {
   if (next_ == kept_.size()) return;
-  // A replay never lowers what the other side may acknowledge.
+  // A replay sends lower sequences again; it must not lower what the peer may acknowledge.
   if (kept_[next_].sequence > highest_sent_) highest_sent_ = kept_[next_].sequence;
   ++next_;
-  ack_told_ = received_;
+  ack_sent_ = received_;
 }
 
 absl::Status ReliableChannel::OnAck(uint64_t ack) {
@@ -29,6 +31,8 @@ absl::Status ReliableChannel::OnAck(uint64_t ack) {
   }
   while (!kept_.empty() && kept_.front().sequence <= ack) {
     kept_.pop_front();
+    // A frame may be acknowledged before it was sent again on this connection: its first copy
+    // arrived.
     if (next_ > 0) --next_;
   }
   return absl::OkStatus();
@@ -36,7 +40,7 @@ absl::Status ReliableChannel::OnAck(uint64_t ack) {
 
 void ReliableChannel::Rewind() {
   next_ = 0;
-  ack_told_ = 0;
+  ack_sent_ = 0;
 }
 
 uint64_t ReliableChannel::oldest_kept() const {
@@ -51,12 +55,15 @@ absl::Status ReliableChannel::OnFrame(const Envelope& envelope,
         absl::StrCat("a frame of type ", static_cast<int>(envelope.type),
                      " came without a number; the session must be reset"));
   }
+  // A duplicate, e.g. from a replay.
   if (sequence <= received_) return absl::OkStatus();
   if (sequence - received_ > kMaxGap) {
     return absl::ResourceExhaustedError(
         absl::StrCat("frame ", sequence, " is more than ", kMaxGap, " ahead of frame ", received_,
                      ", the last in order; the connection must be made anew"));
   }
+  // A gap: messages of different backends can overtake each other. Keep the frame until the gap
+  // closes; the bounds protect against a peer that never closes it.
   if (sequence != received_ + 1) {
     const size_t bytes = envelope.body.size();
     if (ahead_bytes_ + bytes > kMaxAheadBytes) {
@@ -70,6 +77,7 @@ absl::Status ReliableChannel::OnFrame(const Envelope& envelope,
     ahead_bytes_ += bytes;
     return absl::OkStatus();
   }
+  // Counted before `take` runs: a message that `take` sends acknowledges this frame already.
   ++received_;
   absl::Status status = take({.type = envelope.type, .body = envelope.body});
   while (status.ok() && !ahead_.empty() && ahead_.begin()->first == received_ + 1) {
@@ -82,7 +90,7 @@ absl::Status ReliableChannel::OnFrame(const Envelope& envelope,
 }
 
 std::string ReliableChannel::AckMessage() {
-  ack_told_ = received_;
+  ack_sent_ = received_;
   return EncodeMessage(FrameType::kAck, 0, received_, std::string_view());
 }
 

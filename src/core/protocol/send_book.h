@@ -1,16 +1,17 @@
-// The initiator's side of one transfer's data: which slice goes next and into which lane, what goes
-// again once a rail has failed, and what the target is told of it.
+// The initiator's record of the data of one transfer: which slice goes next and into which lane,
+// what goes again after a rail has failed, and which lanes OPEN and AMEND name.
 //
-// A slice is cut once and posted to any rail; it is numbered in the order of cutting. Where the
-// target counts, the slices of one rail are a lane of the first book, and its last slice closes it.
-// A rail that fails takes its lanes back (Discard). What they carried goes again once the target
-// has let go of them (OnDiscarded): in the first book while that is open; after that as one new
-// lane for each discarded one, which AMEND tells of, on whichever rail takes it. A slot is kept
-// back for it (SlotPool::Reserve). Where nobody counts, slices only go again (Again).
+// Each slice is cut once, numbered in the order of cutting, and posted to any rail. Where the
+// target counts arrivals, the slices on one rail form a lane of the first book, and the transfer's
+// last slice closes the book. When a rail fails, its lanes are taken back (Discard). Their slices
+// go again once the target has released the lanes (OnDiscarded): in the first book while that is
+// open; after that, as one new lane for each discarded lane, on whichever rail accepts it, named by
+// AMEND. A slot is reserved for each of them (SlotPool::Reserve). Where the target does not count,
+// slices are just posted again (Again).
 //
-// One slice is under way at a time: after Cut, or Next, it is offered to rails until OnPosted.
+// One slice is in progress at a time: after Cut or Next it is offered to rails until OnPosted.
 //
-// Thread-safety: none; owned by the progress engine. A plain value; no I/O.
+// Thread-safety: none; used by the progress engine. A plain value; no I/O.
 
 #ifndef KVXFER_CORE_PROTOCOL_SEND_BOOK_H_
 #define KVXFER_CORE_PROTOCOL_SEND_BOOK_H_
@@ -31,42 +32,42 @@ namespace kvxfer {
 
 class SendBook {
  public:
-  // The first book; any other is one lane that goes again.
+  // The first book. Any other value is the index of a lane that goes again.
   static constexpr size_t kFirst = SIZE_MAX;
 
-  // What is posted next, and where it is counted.
+  // The next slice to post, and the book that counts it.
   struct Slice {
     size_t book = kFirst;
-    uint32_t number = kNoSlice;  // kNoSlice: an empty write stands for a lane that carries nothing
+    uint32_t number = kNoSlice;  // kNoSlice: an empty write for a lane without slices
   };
 
-  // Of a transfer that moves no bytes.
+  // For a transfer that moves no bytes.
   SendBook() = default;
-  // `lanes`: nothing where the target does not count.
+  // `lanes`: nullopt if the target does not count arrivals.
   explicit SendBook(std::optional<LaneBook> lanes) : first_(std::move(lanes)), cut_all_(false) {}
 
   bool counted() const { return first_.has_value(); }
 
-  // --- what is to be posted ---
-  // Nothing is left; lanes may still have to be closed.
+  // --- posting ---
+  // True if no slice is left; lanes may still have to be closed.
   bool posted() const { return first_posted() && NextLane() == kFirst; }
-  // The next slice, which has number cut(), has been cut; `last`: it is the transfer's last one.
+  // The caller has cut the next slice, number cut(). `last`: it is the transfer's last slice.
   Slice Cut(bool last);
   uint32_t cut() const { return cut_; }
   bool cut_all() const { return cut_all_; }
-  // The next one that goes again; only where all are cut and not posted().
+  // The next slice to send again. Requires that all slices are cut and !posted().
   Slice Next() const;
 
-  // The rail that `slice` has to take, for its lane has begun there; nothing: any.
+  // The rail that `slice` must take because its lane has begun there; nullopt: any rail.
   std::optional<uint32_t> BoundTo(const Slice& slice) const;
-  // Gives it a lane on `rail`, with a slot for `holder`. False: there is no slot.
+  // Opens a lane for `slice` on `rail`, with a slot for `holder`. False: no slot is available.
   bool OpenLane(const Slice& slice, uint32_t rail, SlotPool& pool, uint64_t holder);
   bool IsLast(const Slice& slice) const;
-  // The immediate that it carries on `rail`, if any.
+  // The immediate of `slice` on `rail`, if it carries one.
   std::optional<uint32_t> ImmediateFor(const Slice& slice, uint32_t rail) const;
   void OnPosted(const Slice& slice, uint32_t rail);
 
-  // A rail whose lane must be closed by an empty write with that immediate, or nothing.
+  // A rail whose lane must be closed by an empty write with this immediate.
   struct Closing {
     uint32_t rail = 0;
     uint32_t immediate = 0;
@@ -74,56 +75,57 @@ class SendBook {
   std::optional<Closing> NextToClose() const;
   void OnClosed(uint32_t rail);
 
-  // --- what failed ---
-  // Slice `number` goes again, of a transfer that nobody counts.
+  // --- failures ---
+  // Slice `number` goes again. Only for transfers that the target does not count.
   void Again(uint32_t number);
-  // The rail failed: takes its lanes back. Their slots, to be named in DISCARD. A slice of a lane
-  // that goes again must not be under way.
+  // The rail failed: takes its lanes back and returns their slots, to be named in DISCARD. No slice
+  // of a lane that goes again may be in progress.
   std::vector<SlotRef> Discard(uint32_t rail);
-  // The target has let go of a lane; its slot was freed just before. True: something goes again
-  // for it. InvalidArgument: it was not asked, or its slot is not free.
+  // The target has released a discarded lane; its slot was freed just before. True: something goes
+  // again for it. InvalidArgument: no DISCARD asked for it, or its slot is not free.
   absl::StatusOr<bool> OnDiscarded(const DiscardAck& ack, SlotPool& pool);
-  // The target freed the slot of a lane: nothing of that lane is on the way, it needs no DISCARD.
+  // The target freed a lane's slot: nothing of that lane is in flight, and it needs no DISCARD.
   void OnFreed(SlotRef slot);
 
-  // --- what is told ---
-  // A discarded lane that the target has not let go of.
+  // --- reporting to the target ---
+  // True while a DISCARD is unanswered.
   bool awaits_discarded() const { return !discarded_.empty(); }
-  // Every lane, for OPEN; once posted(), nothing is to be closed and nothing discarded awaited.
+  // All lanes, for OPEN. Requires posted(), nothing to close, and no unanswered DISCARD.
   std::vector<LaneFrame> TellAll();
-  // Those that were posted and not told yet, for AMEND.
+  // The lanes that were posted and not reported yet, for AMEND.
   std::vector<LaneFrame> TellNew();
-  // Slots kept back for the first book that it did not need; once first_posted().
+  // Returns the slots that were reserved for the first book and not needed. Requires that all of
+  // the first book is posted.
   void LetSlotsGo(SlotPool& pool);
-  // The transfer ends otherwise than done: gives back what was kept for it. The slots of every
-  // lane that may be on its way, for ABORT.
+  // The transfer ends without being done: returns what was reserved for it, and the slots of all
+  // lanes that may be in flight, for ABORT.
   std::vector<SlotRef> End(SlotPool& pool);
 
  private:
   friend struct ProtocolModelAccess;  // the tests' search compares states
 
   struct LaneAgain {
-    Lane lane{};  // has its slot from when it was first offered to a rail
+    Lane lane{};  // gets its slot when first offered to a rail
     SliceQueue slices{};
-    std::optional<uint32_t> rail{};  // from its first slice on
+    std::optional<uint32_t> rail{};  // set with its first slice
     bool told = false;
   };
   struct Discarded {
     SlotRef slot{};
     SliceSet slices{};
-    bool named = false;  // by OPEN or AMEND, which wait for a lane instead
+    bool named = false;  // by OPEN or AMEND; the target then waits for a replacement
   };
 
   bool first_posted() const { return cut_all_ && !fresh_ && again_.Front(cut_) == kNoSlice; }
   size_t NextLane() const;
 
   std::optional<LaneBook> first_;
-  uint32_t cut_ = 0;  // slices so far
+  uint32_t cut_ = 0;  // number of slices cut so far
   bool cut_all_ = true;
-  bool fresh_ = false;  // the last one that was cut is under way
-  bool told_first_ = false;
-  SliceQueue again_;       // in the first book, or where nobody counts
-  uint32_t reserved_ = 0;  // slots kept back for the first book
+  bool fresh_ = false;  // the slice cut last is in progress
+  bool named_ = false;
+  SliceQueue again_;       // in the first book, or if the target does not count
+  uint32_t reserved_ = 0;  // slots reserved for the first book
   std::vector<LaneAgain> lanes_;
   std::vector<Discarded> discarded_;  // DISCARD sent, not answered
 };

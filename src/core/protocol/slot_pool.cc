@@ -7,6 +7,8 @@ namespace kvxfer {
 absl::Status SlotPool::AddGrant(const SlotGrantFrame& grant) {
   constexpr uint64_t kSlots = uint64_t{1} << kSlotBits;
   const auto [first, count] = grant.range;
+  // A slot that was ever granted is never granted again in a session; this also bounds the memory
+  // here.
   if (count == 0 || uint64_t{first} + count > kSlots ||
       ever_granted_.Intersects(first, first + count - 1)) {
     return absl::InvalidArgumentError(
@@ -15,7 +17,7 @@ absl::Status SlotPool::AddGrant(const SlotGrantFrame& grant) {
   }
   ever_granted_.Add(first, first + count - 1);
   free_.reserve(free_.size() + grant.range.count);
-  // Taken from the back: the lowest slot of the newest range goes first.
+  // Slots are taken from the back, so the lowest slot of the newest range goes first.
   for (uint32_t i = grant.range.count; i > 0; --i) {
     free_.push_back(
         {.slot = grant.range.first + i - 1, .generation = grant.generation & kGenerationMask});
@@ -34,6 +36,7 @@ SlotRef SlotPool::TakeReserved(uint64_t holder) {
 }
 
 uint64_t SlotPool::HolderOf(SlotRef ref) const {
+  // The same slot at another generation belongs to another lane.
   const auto used = used_.find(ref.slot);
   return used != used_.end() && used->second.generation == ref.generation ? used->second.holder : 0;
 }

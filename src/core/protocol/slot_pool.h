@@ -1,6 +1,6 @@
-// The initiator's side of the slots that one target granted to one session.
+// The arrival slots that one target has granted to one session, at the initiator.
 //
-// Thread-safety: none; owned by the progress engine.
+// Thread-safety: none; used by the progress engine.
 
 #ifndef KVXFER_CORE_PROTOCOL_SLOT_POOL_H_
 #define KVXFER_CORE_PROTOCOL_SLOT_POOL_H_
@@ -18,17 +18,17 @@ namespace kvxfer {
 
 class SlotPool {
  public:
-  // Adds the slots of a range. InvalidArgument: some of them are granted already, or no immediate
-  // could name them; so what one target can make this side keep is bounded by the slots there are.
+  // Adds the slots of a range. InvalidArgument: some were granted before, or no immediate can name
+  // them. So the memory that a target can make this side use is bounded by the number of slots.
   absl::Status AddGrant(const SlotGrantFrame& grant);
-  // A slot that the target has freed (or never saw), with its generation; nothing when all are
-  // in use. It stays in use until Free. `holder`: see HolderOf.
+  // A slot that the target has freed or never used, with its generation; nullopt if all are in use.
+  // It stays in use until Free. `holder`: see HolderOf.
   std::optional<SlotRef> Take(uint64_t holder = 0);
 
-  // A discarded lane was freed and goes again: keeps one free slot back for it, so that no other
-  // lane takes it. Without that, transfers that hold slots could wait for each other's for ever.
-  // Call right after Free of the discarded lane's slot; end by TakeReserved or Unreserve. False: no
-  // slot is free, so the target did not let go of that one.
+  // Reserves one free slot for a discarded lane that goes again, so that no other lane takes it.
+  // Otherwise transfers that hold slots could wait for each other's slots for ever. Call it right
+  // after Free of the discarded lane's slot, and end the reservation with TakeReserved or
+  // Unreserve. False: no slot is free, so the target has not freed that one.
   [[nodiscard]] bool Reserve() {
     if (available() == 0) return false;
     ++reserved_;
@@ -37,10 +37,10 @@ class SlotPool {
   SlotRef TakeReserved(uint64_t holder = 0);
   void Unreserve() { --reserved_; }
 
-  // The target freed it: usable again, one generation on. InvalidArgument: not in use, or another
-  // generation than the one in use.
+  // The target freed the slot: it is usable again, one generation further. InvalidArgument: it is
+  // not in use, or is in use at another generation.
   absl::Status Free(SlotRef ref);
-  // Who took it; 0: not in use at this generation.
+  // The `holder` that took the slot; 0: it is not in use at this generation.
   uint64_t HolderOf(SlotRef ref) const;
   size_t granted() const { return free_.size() + used_.size(); }
   size_t available() const { return free_.size() - reserved_; }
@@ -58,7 +58,7 @@ class SlotPool {
   std::vector<SlotRef> free_;
   std::unordered_map<uint32_t, Use> used_;  // by slot
   IdSet ever_granted_;
-  size_t reserved_ = 0;  // of free_
+  size_t reserved_ = 0;  // how many of free_ are reserved
 };
 
 }  // namespace kvxfer

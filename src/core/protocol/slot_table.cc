@@ -6,13 +6,13 @@
 namespace kvxfer {
 namespace {
 
-// The generation at which the next owner of `slots` starts.
+// The generation at which all of `slots` start for their next owner.
 uint32_t NextOwnersGeneration(std::span<const SlotTable::Slot> slots) {
   const auto higher = [](const SlotTable::Slot& a, const SlotTable::Slot& b) {
     return a.generation < b.generation;
   };
   uint32_t next = NextGeneration(std::max_element(slots.begin(), slots.end(), higher)->generation);
-  // Generations wrap, so the one after the highest may be another slot's last.
+  // Generations wrap, so the successor of the highest may be the last generation of another slot.
   const auto has_next = [&next](const SlotTable::Slot& slot) { return slot.generation == next; };
   while (std::any_of(slots.begin(), slots.end(), has_next)) next = NextGeneration(next);
   return next;
@@ -27,6 +27,8 @@ SlotTable::SlotTable(uint32_t ranges, uint32_t first_generation)
 std::optional<SlotGrantFrame> SlotTable::Grant(Owner owner) {
   uint32_t index = 0;
   if (!free_.empty()) {
+    // Ranges that were returned are used first, so `ranges_` grows only to the highest number in
+    // use.
     index = free_.back();
     free_.pop_back();
   } else if (ranges_.size() < max_ranges_) {
@@ -50,6 +52,7 @@ void SlotTable::Release(Owner owner) {
   for (uint32_t index = 0; index < ranges_.size(); ++index) {
     Range& range = ranges_[index];
     if (range.slots == nullptr || range.owner != owner) continue;
+    // Remembered while the range is free, although its slots are not.
     range.next_generation = NextOwnersGeneration({range.slots.get(), kRangeSlots});
     range.slots.reset();
     range.owner = 0;

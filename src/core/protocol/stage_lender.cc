@@ -18,13 +18,15 @@ absl::Status StageLender::Ask(Owner owner, uint32_t count) {
     return absl::FailedPreconditionError("it asks for staging slots while it waits for some");
   }
   const auto held = static_cast<uint32_t>(holders_[owner].slots.size());
-  const uint32_t room = kMaxHeld > held ? kMaxHeld - held : 0;
-  waiting_.push_back({.owner = owner, .count = std::min(std::max(count, 1u), room)});
+  // An owner at its limit waits with count 0 and is answered with no buffer.
+  const uint32_t space = kMaxHeld > held ? kMaxHeld - held : 0;
+  waiting_.push_back({.owner = owner, .count = std::min(std::max(count, 1u), space)});
   Serve();
   return absl::OkStatus();
 }
 
-// One for each that waits, in its turn, then what is left for as many as they wish.
+// Serves the waiting owners in turn: each gets at least one buffer, and up to an equal share of the
+// free ones.
 void StageLender::Serve() {
   while (!waiting_.empty() && (waiting_.front().count == 0 || !free_.empty())) {
     const size_t share = std::max<size_t>(free_.size() / waiting_.size(), 1);
@@ -37,9 +39,11 @@ void StageLender::Serve() {
       holder.slots.insert(free_.back());
       free_.pop_back();
     }
+    // It has buffers again, so it may be asked again to return some.
     holder.recalled = false;
     lent_.push_back(std::move(lent));
   }
+  // Owners still wait: ask each holder once to return what it does not need.
   if (waiting_.empty()) return;
   for (auto& [owner, holder] : holders_) {
     if (holder.slots.empty() || std::exchange(holder.recalled, true)) continue;
@@ -60,8 +64,11 @@ absl::Status StageLender::Back(Owner owner, std::span<const uint32_t> slots) {
   return absl::OkStatus();
 }
 
+// The owner's session is gone. Buffers that are `busy` (a copy of this agent uses them) become free
+// later, by Free.
 void StageLender::Release(Owner owner, const std::set<uint32_t>& busy) {
   std::erase_if(waiting_, [owner](const Wish& wish) { return wish.owner == owner; });
+  // Nobody is left to inform of these.
   std::erase_if(lent_, [owner](const Lent& lent) { return lent.owner == owner; });
   std::erase(recalled_, owner);
   const auto it = holders_.find(owner);

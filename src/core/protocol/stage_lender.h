@@ -1,9 +1,10 @@
-// Staging slots of this agent that are lent to initiators: who has which, who waits for some, and
-// whom to ask for some back. Lent slots are few (the memory is pinned), initiators may be many:
-// when none is left, each holder is asked once for what it does not need, and each that waits gets
-// one in its turn, then more.
+// The staging buffers that this agent lends to initiators: which owner has which, which owners
+// wait, and which to ask to return some. ("Slot" in the names here is a staging buffer.) There are
+// few buffers, because their memory is pinned, and there may be many initiators. When no buffer is
+// left, each holder is asked once to return what it does not need, and each waiting owner gets one
+// in turn, then more.
 //
-// Pure. Thread-safety: none; owned by the progress engine.
+// Pure. Thread-safety: none; used by the progress engine.
 
 #ifndef KVXFER_CORE_PROTOCOL_STAGE_LENDER_H_
 #define KVXFER_CORE_PROTOCOL_STAGE_LENDER_H_
@@ -21,30 +22,32 @@ namespace kvxfer {
 
 class StageLender {
  public:
-  // Names a session; 0 is nobody.
+  // Identifies a session; 0: none.
   using Owner = uint64_t;
-  // The most that one initiator holds.
+  // The most buffers that one initiator holds.
   static constexpr uint32_t kMaxHeld = 8;
 
-  // Slots [0, slots).
+  // The buffers [0, slots).
   explicit StageLender(uint32_t slots = 0) { SetSlots(slots); }
-  // More of them, once.
+  // Adds the buffers [0, slots); called once.
   void SetSlots(uint32_t slots);
 
-  // `owner` wishes for `count`. FailedPrecondition: it asked before, and has not got any.
+  // `owner` asks for `count` buffers. FailedPrecondition: it still waits for an earlier request.
   absl::Status Ask(Owner owner, uint32_t count);
-  // It gives some back. InvalidArgument: it has not got one of them.
+  // `owner` returns buffers. InvalidArgument: it does not hold one of them.
   absl::Status Back(Owner owner, std::span<const uint32_t> slots);
-  // It is gone: nothing is on its way into its slots, but `busy` ones are in use here until Free.
+  // `owner` is gone: nothing is in flight into its buffers, but this agent uses the `busy` ones
+  // until Free.
   void Release(Owner owner, const std::set<uint32_t>& busy);
   void Free(uint32_t slot);
 
   bool Holds(Owner owner, uint32_t slot) const;
   bool HoldsAny(Owner owner) const;
-  // Somebody waits.
+  // True while an owner waits.
   bool short_of_slots() const { return !waiting_.empty(); }
 
-  // Who is to be told that it has which slots now, and who that others wait; each once.
+  // Removes and returns the owners to inform: of the buffers that they now have (TakeLent), and
+  // that others wait (TakeRecalled). Each is returned once.
   struct Lent {
     Owner owner = 0;
     std::vector<uint32_t> slots{};
@@ -55,7 +58,7 @@ class StageLender {
  private:
   struct Holder {
     std::set<uint32_t> slots{};
-    bool recalled = false;  // asked for some back since it got its last one
+    bool recalled = false;  // was asked to return some since it last got one
   };
   struct Wish {
     Owner owner = 0;
@@ -65,7 +68,7 @@ class StageLender {
 
   std::vector<uint32_t> free_;
   std::map<Owner, Holder> holders_;
-  std::deque<Wish> waiting_;  // each owner once
+  std::deque<Wish> waiting_;  // each owner at most once
   std::vector<Lent> lent_;
   std::vector<Owner> recalled_;
 };

@@ -1,3 +1,6 @@
+// The layout of every frame, once for both directions: Fields(io, frame) lists the fields in wire
+// order, and wire_io.h's Writer and Reader execute it. The order and width of fields must not
+// change within a protocol version; tests/unit/golden/ holds the bytes.
 #include "src/core/protocol/wire_format.h"
 
 #include <algorithm>
@@ -6,11 +9,12 @@
 #include "kvxfer/kv_cache.h"
 #include "kvxfer/notification.h"
 #include "src/core/base/strings.h"
-#include "src/core/protocol/wire_io.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer {
 namespace wire {
 
+// Sizes of list items on the wire; they differ from sizeof, which includes padding.
 template <>
 constexpr size_t kItemBytes<SlotRef> = 4;
 template <>
@@ -25,13 +29,23 @@ template <>
 constexpr size_t kItemBytes<RegionRun> = 8;
 
 template <typename Io>
+// Both fields are the same in every version, so that any two agents can find out whether they have
+// one in common.
 void Versions(Io& io, Ref<Io, uint16_t> min, Ref<Io, uint16_t> max) {
   io.Int("min_version", min);
   io.Int("max_version", max);
   io.Check("max_version", min <= max, "must not be below min_version");
 }
 
-// List items.
+// As the immediate that names the slot, which NICs carry in this order.
+template <typename Io>
+void SlotField(Io& io, const char* field, Ref<Io, SlotRef> ref) {
+  uint32_t immediate = EncodeImmediate(ref);
+  io.BigEndian(field, immediate);
+  if constexpr (Io::kReads) ref = DecodeImmediate(immediate);
+}
+
+// Items of lists.
 template <typename Io>
 void Fields(Io& io, Ref<Io, uint32_t> id) {
   io.Int("item", id);
@@ -42,15 +56,16 @@ void Fields(Io& io, Ref<Io, uint64_t> id) {
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, AuthMethod> method) {
+  // A peer may know methods that are newer than this program.
   EnumField(io, "auth", method, 0, std::numeric_limits<uint8_t>::max());  // may be newer than us
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, SlotRef> ref) {
-  io.Slot("slot", ref);
+  SlotField(io, "slot", ref);
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, LaneFrame> lane) {
-  io.Slot("slot", lane.ref);
+  SlotField(io, "slot", lane.ref);
   io.Int("arrivals", lane.arrivals);
   io.Check("arrivals", lane.arrivals >= 1, "must be at least 1");
 }
@@ -62,7 +77,7 @@ void Fields(Io& io, Ref<Io, AbortAck> ack) {
 template <typename Io>
 void Fields(Io& io, Ref<Io, DiscardAck> ack) {
   io.Int("transfer", ack.transfer);
-  io.Slot("slot", ack.ref);
+  SlotField(io, "slot", ack.ref);
   io.Bool("complete", ack.complete);
 }
 template <typename Io>
@@ -78,7 +93,7 @@ void Fields(Io& io, Ref<Io, RegionRun> run) {
   io.Check("run", run.first <= run.last, "must not end before it begins");
 }
 
-// Bodies.
+// Bodies of frames.
 template <typename Io>
 void Fields(Io& io, Ref<Io, HelloFrame> frame) {
   Versions(io, frame.min_version, frame.max_version);
@@ -112,6 +127,7 @@ void Fields(Io& io, Ref<Io, OpenFrame> frame) {
   EnumField(io, "notice", frame.notice, 0, static_cast<uint8_t>(Notice::kKvPart));
   io.List("lanes", frame.lanes);
   io.Text("notification", frame.notification, 0, kMaxNotificationBytes);
+  // A payload without notice would use memory and no credit.
   io.Check("notification", frame.notice != Notice::kNone || frame.notification.empty(),
            "must be empty without notice");
 }
@@ -143,6 +159,7 @@ void Fields(Io& io, Ref<Io, SlotGrantFrame> frame) {
   io.Int("generation", frame.generation);
   io.Check("range", uint64_t{frame.range.first} + frame.range.count <= (1u << kSlotBits),
            "beyond the last slot, 1048575");
+  // Slots and generations must fit into an immediate.
   io.Check("generation", frame.generation <= kGenerationMask, "must be at most 4095");
 }
 template <typename Io>
@@ -205,7 +222,7 @@ void Fields(Io& io, Ref<Io, FetchEndFrame> frame) {
   io.Int("readers", frame.readers);
 }
 template <typename Io>
-void Fields(Io& io, Ref<Io, VerdictFrame> frame) {
+void Fields(Io& io, Ref<Io, KvAnswerFrame> frame) {
   io.Int("transfer", frame.transfer);
   io.Bool("good", frame.good);
   io.Text("why", frame.why, 0, kMaxNotificationBytes);
@@ -248,6 +265,7 @@ void Fields(Io& io, Ref<Io, StageFrame> frame) {
   EnumField(io, "when", frame.when, 0, static_cast<uint8_t>(StageWhen::kScatterLater));
   io.Int("slot", frame.slot);
   io.List("runs", frame.runs);
+  // Bounds the work that one frame asks of the target.
   io.Check("runs", !frame.runs.empty() && frame.runs.size() <= kMaxStageRuns, "must be 1 to 4096");
 }
 template <typename Io>
@@ -257,8 +275,9 @@ void Fields(Io& io, Ref<Io, StagedFrame> frame) {
   io.Text("why", frame.why, 0, kMaxNotificationBytes);
 }
 
-// Whether the runs ascend, do not touch, and lie within the page.
+// Whether the runs ascend, do not touch each other, and lie within the page.
 bool Ascend(const RegionsFrame& page) {
+  // 64 bits: the last region id has no successor in 32.
   uint64_t next = page.first;
   for (const RegionRun& run : page.live) {
     if (run.first < next || run.last > page.last) return false;
@@ -286,9 +305,10 @@ using wire::Reader;
 using wire::StoreLittle;
 using wire::Writer;
 
+// Where the ack lies in the envelope, for PatchAck.
 constexpr size_t kAckOffset = 16;
 
-// Every frame, with its name in errors.
+// All frames, with their names in error messages.
 #define KVXFER_FRAMES(X)              \
   X(HelloFrame, "hello")              \
   X(HelloAckFrame, "hello-ack")       \
@@ -308,7 +328,7 @@ constexpr size_t kAckOffset = 16;
   X(KvPartFrame, "kv-part")           \
   X(FetchBeginFrame, "fetch-begin")   \
   X(FetchEndFrame, "fetch-end")       \
-  X(VerdictFrame, "verdict")          \
+  X(KvAnswerFrame, "kv-answer")       \
   X(StageAskFrame, "stage-ask")       \
   X(StageLendFrame, "stage-lend")     \
   X(StageRecallFrame, "stage-recall") \
@@ -327,17 +347,17 @@ constexpr const char* kFrameName = "";
 KVXFER_FRAMES(KVXFER_FRAME_NAME)
 #undef KVXFER_FRAME_NAME
 
-// Most frames have fewer.
+// Most bodies are smaller, so that encoding one allocates once.
 constexpr size_t kUsualBodyBytes = 96;
 
-std::string RoomForEnvelope(size_t body_bytes) {
+std::string SpaceForEnvelope(size_t body_bytes) {
   std::string message;
   message.reserve(kEnvelopeBytes + body_bytes);
   message.resize(kEnvelopeBytes);
   return message;
 }
 
-// In front of the body that `message` has already.
+// Writes the envelope in front of the body that `message` already contains.
 void WriteEnvelope(std::string& message, FrameType type, uint64_t sequence, uint64_t ack) {
   message[0] = static_cast<char>(type);
   StoreLittle(message.data() + 4, static_cast<uint32_t>(message.size() - kEnvelopeBytes));
@@ -348,7 +368,7 @@ void WriteEnvelope(std::string& message, FrameType type, uint64_t sequence, uint
 }  // namespace
 
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body) {
-  std::string message = RoomForEnvelope(body.size());
+  std::string message = SpaceForEnvelope(body.size());
   message.append(body);
   WriteEnvelope(message, type, sequence, ack);
   return message;
@@ -356,7 +376,7 @@ std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::
 
 template <PlainFrame Frame>
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame) {
-  Writer writer(RoomForEnvelope(kUsualBodyBytes));
+  Writer writer(SpaceForEnvelope(kUsualBodyBytes));
   Fields(writer, frame);
   std::string message = writer.Take();
   WriteEnvelope(message, type, sequence, ack);
@@ -366,38 +386,40 @@ std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const
 absl::StatusOr<Envelope> DecodeNumbered(std::span<const std::byte> message) {
   auto envelope = DecodeEnvelope(message);
   if (envelope.ok() && envelope->sequence == 0) {
-    return absl::InvalidArgumentError("damaged carry frame: a message in it has no number");
+    return absl::InvalidArgumentError("damaged piggyback frame: a message in it has no number");
   }
   return envelope;
 }
 
-std::string EncodeCarry(uint64_t ack, uint64_t session, std::string_view carried,
-                        std::string_view own) {
-  std::string message = RoomForEnvelope(sizeof(session) + carried.size() + own.size());
+std::string EncodePiggyback(uint64_t ack, uint64_t session, std::string_view carried,
+                            std::string_view own) {
+  std::string message = SpaceForEnvelope(sizeof(session) + carried.size() + own.size());
   message.resize(kEnvelopeBytes + sizeof(session));
   StoreLittle(message.data() + kEnvelopeBytes, session);
   message.append(carried).append(own);
-  WriteEnvelope(message, FrameType::kCarry, 0, ack);
+  WriteEnvelope(message, FrameType::kPiggyback, 0, ack);
   return message;
 }
 
-absl::StatusOr<CarriedMessages> DecodeCarry(std::span<const std::byte> body) {
-  constexpr size_t kSessionBytes = sizeof(CarriedMessages::session);
+absl::StatusOr<PiggybackMessages> DecodePiggyback(std::span<const std::byte> body) {
+  constexpr size_t kSessionBytes = sizeof(PiggybackMessages::session);
   constexpr size_t kBodyBytesOffset = 4;
   if (body.size() < kSessionBytes + 2 * kEnvelopeBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("damaged carry frame: ", body.size(), " bytes hold no two messages"));
+        absl::StrCat("damaged piggyback frame: ", body.size(), " bytes hold no two messages"));
   }
   const std::span<const std::byte> both = body.subspan(kSessionBytes);
+  // The first message's own envelope says where it ends.
   const size_t carried = LoadLittle<uint32_t>(&both[kBodyBytesOffset]) + kEnvelopeBytes;
   if (carried > both.size() - kEnvelopeBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("damaged carry frame: the first message says ",
-                                                   carried, " bytes, of ", both.size(),
-                                                   " for two"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("damaged piggyback frame: the first message says ", carried, " bytes, of ",
+                     both.size(), " for two"));
   }
-  return CarriedMessages{.session = LoadLittle<uint64_t>(body.data()),
-                         .carried = both.first(carried),
-                         .own = both.subspan(carried)};
+  return PiggybackMessages{.session = LoadLittle<uint64_t>(body.data()),
+                           .carried = both.first(carried),
+                           .own = both.subspan(carried)};
+  // The two messages are not validated here; each goes through DecodeNumbered.
 }
 
 void PatchAck(std::string& message, uint64_t ack) {
@@ -415,6 +437,7 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }
+  // Reserved fields must be 0, so that a later version can give them a meaning.
   if (message[1] != std::byte{0} || LoadLittle<uint16_t>(&message[2]) != 0) {
     return absl::InvalidArgumentError("damaged envelope: flags: must be 0");
   }
@@ -446,6 +469,7 @@ absl::StatusOr<Frame> Decode(std::span<const std::byte> body) {
   return frame;
 }
 
+// Instantiates the codec of every frame here, so that other files do not include the layouts.
 #define KVXFER_FRAME_CODEC(Frame, name)                                               \
   template std::string Encode(const Frame& frame);                                    \
   template absl::StatusOr<Frame> Decode(std::span<const std::byte> body);             \

@@ -1,11 +1,14 @@
-// Frames of the data plane's control channel, versions 1 to 6: encode and decode, nothing else.
+// The frames of the control channel, protocol versions 1 to 6: encoding and decoding only.
 //
-// All integers little-endian, except immediates, which travel big-endian as NICs carry them. Every
-// message of a backend is one envelope:
+// Integers are little-endian, except immediates, which are big-endian as on NICs. Every message of
+// a backend is one envelope:
 //   u8 type | u8 flags (0) | u16 reserved (0) | u32 body bytes | u64 sequence | u64 ack | body
 // `sequence` is 0 for frames outside the numbered channel (hello, ping, pong, ack). `ack` is the
-// highest sequence received in order from the other side. docs/wire-format.md has the bodies.
-// Decoding never trusts a length; a damaged frame is an InvalidArgument that names the field.
+// highest sequence that was received in order from the other side. docs/wire-format.md describes
+// the bodies. Decoding trusts no length; a damaged frame is an InvalidArgument that names the
+// field.
+//
+// Thread-safety: functions without state.
 
 #ifndef KVXFER_CORE_PROTOCOL_WIRE_FORMAT_H_
 #define KVXFER_CORE_PROTOCOL_WIRE_FORMAT_H_
@@ -27,29 +30,31 @@ namespace kvxfer {
 
 inline constexpr uint16_t kMinProtocolVersion = 1;
 inline constexpr uint16_t kMaxProtocolVersion = 6;
-inline constexpr uint16_t kCarryVersion = 2;  // the first that knows kCarry
-inline constexpr uint16_t kRailVersion = 3;   // the first whose rails may fail one by one
-inline constexpr uint16_t kKvVersion = 4;     // the first that knows KV caches
-inline constexpr uint16_t kStageVersion = 5;  // the first that lends staging memory
-inline constexpr uint16_t kPageVersion = 6;   // the first that lists live regions in pages
-inline constexpr uint16_t kLeaseVersion = 6;  // the first that answers reads under leases by a code
+inline constexpr uint16_t kPiggybackVersion = 2;  // the first with kPiggyback
+inline constexpr uint16_t kRailVersion = 3;       // the first whose rails may fail one by one
+inline constexpr uint16_t kKvVersion = 4;         // the first with KV caches
+inline constexpr uint16_t kStageVersion = 5;      // the first that lends staging memory
+inline constexpr uint16_t kPageVersion = 6;       // the first that lists live regions in pages
+inline constexpr uint16_t kLeaseVersion = 6;      // the first that answers leased reads with a code
 
-// Immediate: slot (20 bits, high) | generation (12 bits, low).
+// An immediate is slot (upper 20 bits) | generation (lower 12 bits).
 inline constexpr uint32_t kSlotBits = 20;
 inline constexpr uint32_t kGenerationBits = 12;
 inline constexpr uint32_t kGenerationMask = (1u << kGenerationBits) - 1;
 
-// What one side may make the other keep; beyond these it breaks the protocol.
-inline constexpr size_t kMaxSessionTransfers = 16'384;  // begun and without the target's last word
-inline constexpr size_t kMaxQuestions = 1024;           // Quiesce calls without their answer
-// Questions for deregistered regions without their answer; further regions are asked for together
-// once one is answered. Before version 6: one for each region of kMaxListedRegions.
+// What one side may make the other store. A peer that exceeds these limits violates the protocol.
+inline constexpr size_t kMaxSessionTransfers = 16'384;  // begun, not yet answered
+inline constexpr size_t kMaxQuestions = 1024;           // unanswered Quiesce calls
+// Unanswered questions about deregistered regions; further regions are collected into one question,
+// which is sent once another is answered. Before version 6: at most kMaxListedRegions, one region
+// each.
 inline constexpr size_t kMaxRevocations = 1024;
-// Regions of one agent. Its metadata are of them too, and a peer remembers which are gone.
+// Regions of one agent. Metadata has no more, and a peer remembers which of them are gone.
 inline constexpr size_t kMaxRegions = 262'144;
-// That one message lists by their ids: QUIESCE, and HELLO_ACK before version 6. 128 KiB at least.
+// Region ids in one message: QUIESCE, and HELLO_ACK before version 6. The limit keeps the message
+// below 128 KiB, the smallest Capabilities::max_message_bytes.
 inline constexpr size_t kMaxListedRegions = 30'000;
-// That one page lists.
+// Runs of regions in one page.
 inline constexpr size_t kMaxRegionRuns = 16'000;
 
 struct SlotRef {
@@ -77,7 +82,7 @@ enum class FrameType : uint8_t {
   kHello = 1,    // initiator → target, first on every connection
   kHelloAck,     // target → initiator
   kRefuse,       // target → initiator, then the connection closes
-  kOpen,         // initiator → target, numbered, like all below up to kReleased
+  kOpen,         // initiator → target; numbered, like all down to kQuiesce
   kAmend,        // initiator → target: lanes that replace discarded ones
   kAbort,        // initiator → target
   kDiscard,      // initiator → target: lanes of a failed rail
@@ -89,20 +94,21 @@ enum class FrameType : uint8_t {
   kQuiesce,      // target → initiator
   kPing,         // unnumbered; answered by kPong
   kPong,
-  kAck,          // unnumbered; only the envelope's ack
-  kCarry,        // both, unnumbered: two messages in one, see CarriedMessages
-  kFenceRail,    // initiator → target, unnumbered: over the connection whose rail failed
-  kRailFenced,   // target → initiator, unnumbered: answers kFenceRail over the same connection
-  kFetchBegin,   // initiator → target, numbered, like the next two: versions 4 and 5's kLeaseRead
-  kFetchEnd,     // initiator → target: the last byte is read, or the fetch was given up
-  kVerdict,      // target → initiator: that a KV part is refused; versions 4 and 5: on a fetch
-  kStageAsk,     // initiator → target, numbered, like all below: wishes for staging slots
-  kStageLend,    // target → initiator: slots that it may use
-  kStageRecall,  // target → initiator: others wait for slots
-  kStageBack,    // initiator → target: slots that it will not use any more
-  kStage,        // initiator → target: what goes between a slot and the target's memory
+  kAck,         // unnumbered; only the envelope's ack
+  kPiggyback,   // both ways, unnumbered: two messages in one, see PiggybackMessages
+  kFenceRail,   // initiator → target, unnumbered: on the connection whose rail failed
+  kRailFenced,  // target → initiator, unnumbered: answers kFenceRail on the same connection
+  kFetchBegin,  // initiator → target, numbered, like the next two; versions 4 and 5: in place of
+                // kLeaseRead
+  kFetchEnd,    // initiator → target: the last byte was read, or the fetch was given up
+  kKvAnswer,   // target → initiator: a KV part is refused; versions 4 and 5: also answers fetches
+  kStageAsk,   // initiator → target, numbered, like all below: asks for staging buffers
+  kStageLend,  // target → initiator: buffers that it may use
+  kStageRecall,  // target → initiator: others wait for buffers
+  kStageBack,    // initiator → target: buffers that it no longer uses
+  kStage,        // initiator → target: what to copy between a buffer and the target's memory
   kStaged,       // target → initiator: answers kStage
-  kRegions,      // target → initiator, unnumbered: a page of what kHelloAck would list
+  kRegions,  // target → initiator, unnumbered: a page of live regions, in place of kHelloAck's list
   kLeaseRead,    // initiator → target, numbered, like the next: asks to read under a lease
   kLeaseAnswer,  // target → initiator: answers kLeaseRead and kFetchEnd
 };
@@ -113,7 +119,7 @@ struct Envelope {
   FrameType type = FrameType::kAck;
   uint64_t sequence = 0;
   uint64_t ack = 0;
-  std::span<const std::byte> body{};  // into the decoded buffer
+  std::span<const std::byte> body{};  // points into the decoded buffer
 };
 
 enum class AuthMethod : uint8_t { kNone = 0 };
@@ -122,13 +128,13 @@ struct HelloFrame {
   uint16_t min_version = kMinProtocolVersion;
   uint16_t max_version = kMaxProtocolVersion;
   Incarnation initiator{};
-  Incarnation target{};  // whom the initiator means; another one refuses
-  uint64_t session = 0;  // random; one order of transfers and one numbered channel
-  // Lowest sequence that the initiator can still replay; 0: the session is new, no target has
-  // answered a hello of it.
+  Incarnation target{};  // the incarnation that the initiator expects; any other one refuses
+  uint64_t session = 0;  // random; identifies one order of transfers and one numbered channel
+  // The lowest sequence that the initiator can still replay; 0: the session is new, no target has
+  // answered its hello yet.
   uint64_t oldest_kept = 0;
   std::vector<AuthMethod> auth{AuthMethod::kNone};
-  std::string name{};  // the initiator's
+  std::string name{};  // the initiator's name
   bool operator==(const HelloFrame&) const = default;
 };
 
@@ -136,8 +142,8 @@ struct HelloAckFrame {
   uint16_t version = kMaxProtocolVersion;
   AuthMethod auth = AuthMethod::kNone;
   Incarnation target{};
-  // The target's live regions: an id not above last_region and not in the list is gone. From
-  // version 6 on the list is empty, and pages tell of 1 to last_region.
+  // The target's live regions: an id that is at most last_region and not in the list is gone. From
+  // version 6 on the list is empty, and pages (RegionsFrame) list the regions 1 to last_region.
   uint32_t last_region = 0;
   std::vector<uint32_t> live_regions{};
   bool operator==(const HelloAckFrame&) const = default;
@@ -149,9 +155,9 @@ struct RegionRun {
   bool operator==(const RegionRun&) const = default;
 };
 
-// A page about the target's regions `first` to `last`: those in a run live, the others are gone.
-// Pages may overtake each other and the hello-ack; no two of a connection are about the same
-// region.
+// A page about the target's regions `first` to `last`: those in a run are live, the others are
+// gone. Pages may overtake each other and the hello-ack. No two pages of a connection are about the
+// same region.
 struct RegionsFrame {
   Incarnation target{};
   uint32_t first = 1;
@@ -162,10 +168,10 @@ struct RegionsFrame {
 
 enum class RefuseReason : uint8_t {
   kVersion = 1,  // no common version
-  kIncarnation,  // the target is another incarnation than meant
-  kSession,      // the target no longer knows the session; start a new one
+  kIncarnation,  // the target has another incarnation than expected
+  kSession,      // the target no longer knows the session: start a new one
   kAuth,         // no common authentication method
-  kClosing,      // the target shuts down
+  kClosing,      // the target is shutting down
 };
 
 struct RefuseFrame {
@@ -179,11 +185,11 @@ struct RefuseFrame {
 
 struct LaneFrame {
   SlotRef ref{};
-  uint32_t arrivals = 0;  // how many immediates the lane sends, >= 1
+  uint32_t arrivals = 0;  // number of immediates that the lane sends, >= 1
   bool operator==(const LaneFrame&) const = default;
 };
 
-// What `notification` of an OpenFrame is.
+// What the `notification` of an OpenFrame is.
 enum class Notice : uint8_t {
   kNone = 0,
   kNotification,  // for the application
@@ -192,7 +198,7 @@ enum class Notice : uint8_t {
 
 struct OpenFrame {
   uint64_t transfer = 0;
-  uint64_t order = 0;  // number in the session's order, from 1; 0: in no order
+  uint64_t order = 0;  // number in the session's order, from 1; 0: unordered
   Notice notice = Notice::kNone;
   std::vector<LaneFrame> lanes{};
   std::string notification{};
@@ -209,7 +215,7 @@ struct AbortFrame {
   uint64_t transfer = 0;
   uint64_t order = 0;
   bool opened = false;           // kOpen was sent before
-  std::vector<SlotRef> slots{};  // lanes that are not known to be free
+  std::vector<SlotRef> slots{};  // lanes not known to be free
   bool operator==(const AbortFrame&) const = default;
 };
 
@@ -220,13 +226,13 @@ struct DiscardFrame {
 };
 
 struct SlotRequestFrame {
-  uint32_t count = 0;  // slots wished for
+  uint32_t count = 0;  // slots asked for
   bool operator==(const SlotRequestFrame&) const = default;
 };
 
 struct SlotGrantFrame {
   SlotRange range{};
-  uint32_t generation = 0;  // at which every slot of the range starts
+  uint32_t generation = 0;  // the start generation of every slot in the range
   bool operator==(const SlotGrantFrame&) const = default;
 };
 
@@ -239,13 +245,13 @@ struct AbortAck {
 struct DiscardAck {
   uint64_t transfer = 0;
   SlotRef ref{};
-  bool complete = false;  // the lane's count was exact: nothing to send again
+  bool complete = false;  // the lane's count was exact: nothing needs to go again
   bool operator==(const DiscardAck&) const = default;
 };
 
-// What the target has let go since the last of these.
+// What the target has released since the last frame of this type.
 struct ReleasedFrame {
-  absl::InlinedVector<uint64_t, 2> arrived{};  // transfers that are whole
+  absl::InlinedVector<uint64_t, 2> arrived{};  // transfers that are complete
   std::vector<SlotRef> freed{};                // with the generation that was used
   std::vector<AbortAck> aborted{};
   std::vector<DiscardAck> discarded{};
@@ -255,7 +261,8 @@ struct ReleasedFrame {
   bool operator==(const ReleasedFrame&) const = default;
 };
 
-// Totals since the session began; an initiator sends no kOpen with a notification beyond them.
+// Totals since the session began. An initiator must not exceed them with kOpen frames that have a
+// notification.
 struct CreditFrame {
   uint64_t notifications = 0;
   uint64_t bytes = 0;
@@ -265,7 +272,7 @@ struct CreditFrame {
 struct QuiesceFrame {
   uint64_t id = 0;
   bool all_regions = false;
-  bool revoke = false;  // and begin nothing new on these regions
+  bool revoke = false;  // also begin nothing new on these regions
   std::vector<uint32_t> regions{};
   bool operator==(const QuiesceFrame&) const = default;
 };
@@ -275,25 +282,25 @@ struct QuietFrame {
   bool operator==(const QuietFrame&) const = default;
 };
 
-// Ping and pong carry one number, echoed.
+// Ping and pong have one number, which the pong echoes.
 struct PingFrame {
   uint64_t nonce = 0;
   bool operator==(const PingFrame&) const = default;
 };
 
-// Of the connection over which it comes; kFenceRail and kRailFenced.
+// kFenceRail and kRailFenced: a rail of the connection that the frame is received on.
 struct RailFrame {
   uint32_t rail = 0;
   bool operator==(const RailFrame&) const = default;
 };
 
-// What a transfer has brought of a request, written into a KV cache by several.
+// The KV range that a transfer brought of a request; several workers may write one request.
 struct KvPartFrame {
   std::string cache{};
   uint64_t cache_id = 0;  // see KvCacheInfo
   std::string request{};
   uint64_t blocks_hash = 0;  // see KvPart
-  uint32_t first_head = 0;   // of the model, as layers
+  uint32_t first_head = 0;   // heads and layers are numbered as in the model
   uint32_t heads = 0;
   uint32_t first_layer = 0;
   uint32_t layers = 0;
@@ -302,56 +309,57 @@ struct KvPartFrame {
   bool operator==(const KvPartFrame&) const = default;
 };
 
-// A fetch has the number of its transfer.
+// Begins a fetch under a lease; a fetch has the number of its transfer.
 struct FetchBeginFrame {
   uint64_t transfer = 0;
   std::string lease{};
-  uint64_t blocks_hash = 0;   // of the ids that it reads, see KvLeases
-  uint64_t within_nanos = 0;  // it takes no longer
+  uint64_t blocks_hash = 0;   // of the ids that it reads, see HashLeased
+  uint64_t within_nanos = 0;  // the longest time that the fetch takes
   bool operator==(const FetchBeginFrame&) const = default;
 };
 
 struct FetchEndFrame {
   uint64_t transfer = 0;
   std::string lease{};
-  uint32_t readers = 0;  // how many are to fetch under the lease; 0: given up, do not answer
+  uint32_t readers = 0;  // readers that will fetch under the lease; 0: given up, no answer
   bool operator==(const FetchEndFrame&) const = default;
 };
 
-// Of a fetch twice, whether it may begin and whether what was read is good, unless it was given up;
-// of a KV part that is refused, before the arrival of its transfer is told.
-struct VerdictFrame {
+// Answers a fetch twice: whether it may begin, and whether the data read is valid (unless it was
+// given up). For a KV part: sent only if it is refused, and before its transfer is reported as
+// arrived.
+struct KvAnswerFrame {
   uint64_t transfer = 0;
   bool good = false;
-  std::string why{};  // not
-  bool operator==(const VerdictFrame&) const = default;
+  std::string why{};  // why not
+  bool operator==(const KvAnswerFrame&) const = default;
 };
 
-// Begins a fetch, as FetchBeginFrame does, of a lease that must hold `contents`.
+// Begins a fetch, like FetchBeginFrame, under a lease that must hold `contents`.
 struct LeaseReadFrame {
   uint64_t transfer = 0;
   std::string lease{};
   std::string contents{};
-  uint64_t blocks_hash = 0;   // of the ids that it reads, see KvLeases
-  uint64_t within_nanos = 0;  // it takes no longer
-  uint64_t wait_nanos = 0;    // the answer may wait for the grant, for so long
+  uint64_t blocks_hash = 0;   // of the ids that it reads, see HashLeased
+  uint64_t within_nanos = 0;  // the longest time that the fetch takes
+  uint64_t wait_nanos = 0;    // how long the answer may wait for the lease to be granted
   bool operator==(const LeaseReadFrame&) const = default;
 };
 
-// Of a fetch twice, as VerdictFrame.
+// Answers a fetch twice, like KvAnswerFrame.
 struct LeaseAnswerFrame {
   uint64_t transfer = 0;
   KvLeaseRefusal refusal = kHeld;
-  std::string why{};  // refused
+  std::string why{};  // set if refused
 
-  static constexpr KvLeaseRefusal kHeld{0};  // none
+  static constexpr KvLeaseRefusal kHeld{0};  // not refused
   bool operator==(const LeaseAnswerFrame&) const = default;
 };
 
-// A slot of staging memory is so many bytes of a region of the target that is made for it, by
-// number from its beginning (docs/architecture.md, "Staging").
+// Asks for staging buffers. A staging buffer ("slot" in these frames) is a fixed-size piece of the
+// target's staging region, numbered from the region's start (docs/architecture.md, "Staging").
 struct StageAskFrame {
-  uint32_t count = 0;  // slots wished for
+  uint32_t count = 0;  // buffers asked for
   bool operator==(const StageAskFrame&) const = default;
 };
 
@@ -379,17 +387,17 @@ struct StageRun {
 };
 inline constexpr size_t kMaxStageRuns = 4096;
 
-// When, and in which direction, the target copies between a slot and its memory.
+// When, and in which direction, the target copies between a buffer and its memory.
 enum class StageWhen : uint8_t {
-  kGather = 0,    // into the slot, at once
-  kScatter,       // out of it, at once: the bytes are there
-  kScatterLater,  // out of it, once the transfer that brings the bytes is whole
+  kGather = 0,    // into the buffer, at once
+  kScatter,       // out of the buffer, at once: the bytes are there
+  kScatterLater,  // out of the buffer, once the transfer that brings the bytes is complete
 };
 
-// The runs lie in the slot one behind the other. A second one for a slot takes the place of one
-// that waits for its transfer.
+// Tells the target what to copy between a buffer and its memory. The runs lie in the buffer one
+// behind the other. A second frame for a buffer replaces one that still waits for its transfer.
 struct StageFrame {
-  uint64_t transfer = 0;  // that moves the bytes of the slot
+  uint64_t transfer = 0;  // the transfer that moves the bytes of the buffer
   StageWhen when = StageWhen::kGather;
   uint32_t slot = 0;
   std::vector<StageRun> runs{};
@@ -398,47 +406,48 @@ struct StageFrame {
 
 struct StagedFrame {
   uint64_t transfer = 0;
-  bool good = false;  // every byte is there, visible to whatever runs there from now on
-  std::string why{};  // not
+  bool good = false;  // every byte is in place and visible to what runs there from now on
+  std::string why{};  // why not
   bool operator==(const StagedFrame&) const = default;
 };
 
-// A frame as declared above, as opposed to the bytes of one.
+// A frame struct as declared above, in contrast to an encoded frame.
 template <typename T>
 concept PlainFrame = std::is_class_v<T> && std::is_aggregate_v<T>;
 
-// A whole message: the envelope with `body` behind it.
+// A complete message: the envelope followed by `body`.
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body);
-// The same with the body that Encode makes of a frame, without a copy of it in between.
+// The same with the encoding of `frame` as body, without an intermediate copy.
 template <PlainFrame Frame>
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame);
-// Of two sessions between the same two agents, one each way: `own` belongs to the session of the
-// connection, `carried` to the other one, `session`. Both are whole messages with numbered frames.
-struct CarriedMessages {
+// Two messages, piggybacked in one, of the two sessions (one each way) between two agents. `own`
+// belongs to the connection's session, `carried` to the other one, which `session` names. Both are
+// complete messages with numbered frames.
+struct PiggybackMessages {
   uint64_t session = 0;
   std::span<const std::byte> carried{};
   std::span<const std::byte> own{};
 };
-// The message of type kCarry.
-std::string EncodeCarry(uint64_t ack, uint64_t session, std::string_view carried,
-                        std::string_view own);
-// The spans are into `body`; that what they hold is sound is not known yet.
-absl::StatusOr<CarriedMessages> DecodeCarry(std::span<const std::byte> body);
+// Builds the message of type kPiggyback.
+std::string EncodePiggyback(uint64_t ack, uint64_t session, std::string_view carried,
+                            std::string_view own);
+// The spans point into `body`; the two messages in them are not validated yet.
+absl::StatusOr<PiggybackMessages> DecodePiggyback(std::span<const std::byte> body);
 
 // Overwrites the ack of an encoded message.
 void PatchAck(std::string& message, uint64_t ack);
 absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message);
-// Refuses those without a number.
+// Like DecodeEnvelope, but an envelope without a number is an error.
 absl::StatusOr<Envelope> DecodeNumbered(std::span<const std::byte> message);
 
-// The body of a message. As Decode below, there for every frame above.
+// The body of a message. Defined, as is Decode below, for every frame above.
 template <PlainFrame Frame>
 std::string Encode(const Frame& frame);
-// Decodes a body; bytes left over are an error.
+// Decodes a body; left-over bytes are an error.
 template <typename Frame>
 absl::StatusOr<Frame> Decode(std::span<const std::byte> body);
 
-// The highest version both ranges hold; FailedPrecondition names both ranges.
+// The highest version that both ranges contain. FailedPrecondition names both ranges.
 absl::StatusOr<uint16_t> CommonVersion(uint16_t min_a, uint16_t max_a, uint16_t min_b,
                                        uint16_t max_b);
 

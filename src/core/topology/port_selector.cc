@@ -25,7 +25,7 @@ bool NetdevMatches(const std::string& pattern, const RdmaPort& port) {
                      [&](const Netdev& n) { return GlobMatches(pattern, n.name); });
 }
 
-// An address of the port is in `wanted`, which may be one address (128 bits).
+// Whether an address of the port is in `wanted`, which may be a single address (128 bits).
 bool HasAddressIn(const IpSubnet& wanted, const RdmaPort& port) {
   for (const Netdev& netdev : port.netdevs) {
     for (const IpAddress& address : netdev.addresses) {
@@ -36,8 +36,9 @@ bool HasAddressIn(const IpSubnet& wanted, const RdmaPort& port) {
                      [&](const Gid& gid) { return wanted.Contains(gid.bytes); });
 }
 
-// A network of the port lies in `wanted`: "10.0.0.0/8" selects a netdev in 10.77.0.0/24, the
-// contrary takes an address.
+// Whether a network of the port lies within `wanted`: "10.0.0.0/8" selects a netdev in
+// 10.77.0.0/24, but "10.77.0.0/24" does not select a netdev in 10.0.0.0/8 unless it has an address
+// there.
 bool HasNetworkIn(const IpSubnet& wanted, const RdmaPort& port) {
   for (const Netdev& netdev : port.netdevs) {
     for (const IpSubnet& subnet : netdev.subnets) {
@@ -52,7 +53,7 @@ bool PciMatches(const PciAddress& wanted, bool every_function, PciAddress there)
   return there == wanted;
 }
 
-// "mlx5_0:1 (ibp60s0, 0000:3c:00.0, Fabric1), ..."
+// The ports of this host, for a person: "mlx5_0:1 (ibp60s0, 0000:3c:00.0, Fabric1), ..."
 std::string WhatThereIs(const Topology& topology) {
   if (topology.ports.empty()) return "this host has no RDMA port";
   constexpr size_t kShown = 12;
@@ -71,8 +72,9 @@ std::string WhatThereIs(const Topology& topology) {
                       more == 0 ? "" : absl::StrCat(" and ", more, " more"));
 }
 
-// The ports of one wire are in one fabric: that of the physical function, else the one that the
-// others were given, if it is one.
+// The ports on one wire are in one fabric. Ports that the user did not name inherit the name of the
+// physical function's port on the same wire; if that has none, the name that the other ports on the
+// wire were given, provided it is the same for all.
 void InheritFabrics(Topology& topology) {
   struct Given {
     std::string name{};
@@ -87,6 +89,7 @@ void InheritFabrics(Topology& topology) {
     const bool parent = !device.physical_function && device.subfunction.empty();
     const auto [it, first] =
         given.emplace(*wire, Given{.name = port.fabric, .by_parent = parent, .same = true});
+    // The physical function's name, once found, is final.
     if (first || it->second.by_parent) continue;
     if (parent) {
       it->second = {.name = port.fabric, .by_parent = true, .same = true};
@@ -169,7 +172,8 @@ bool PortSelector::PatternMatches(const Pattern& pattern, const Topology& topolo
   if (is(Kind::kFabric) && GlobMatches(pattern.text, port.fabric)) return true;
   if (is(Kind::kPci) && pattern.pci && device.pci) {
     if (PciMatches(*pattern.pci, pattern.every_function, *device.pci)) return true;
-    // In a pod the virtual function is all there is of the card, at an address of its own.
+    // In a pod the virtual function may be the only visible part of the card, at an address of its
+    // own. A pattern for the whole card selects it too.
     if (pattern.every_function && device.physical_function &&
         PciMatches(*pattern.pci, true, *device.physical_function)) {
       return true;
@@ -204,6 +208,7 @@ bool PortSelector::Matches(const Topology& topology, const RdmaPort& port) const
   for (const Pattern& pattern : patterns_) {
     any_wanted |= !pattern.exclude;
     if (!PatternMatches(pattern, topology, port)) continue;
+    // An exclusion wins over every other pattern, in any position.
     if (pattern.exclude) return false;
     named = true;
   }

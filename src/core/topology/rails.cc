@@ -12,7 +12,7 @@
 namespace kvxfer {
 namespace {
 
-// Steps away from memory: out of the root complex, over the link between CPUs.
+// The cost of a distance in steps: leaving the root complex is one, crossing between CPUs two.
 uint32_t Steps(DeviceDistance distance) {
   switch (distance) {
     case DeviceDistance::kSwitch:
@@ -28,7 +28,7 @@ uint32_t Steps(DeviceDistance distance) {
   return 2;
 }
 
-// What is nowhere in particular is not called near where something far is known.
+// An unknown distance counts as far: it must not look nearer than a known far one.
 DeviceDistance Nearness(DeviceDistance distance) {
   return std::min(distance, DeviceDistance::kOtherNode);
 }
@@ -40,7 +40,7 @@ int NodeOf(const Topology& topology, const MemoryPlace& place) {
   return place.index < topology.nodes.size() ? topology.nodes[place.index].id : -1;
 }
 
-// What firmware says about the way between two nodes; 0 where either is not known.
+// The SLIT distance that firmware reports between two nodes; 0 if either is unknown.
 int NodeDistance(const Topology& topology, int from, int to) {
   for (const NumaNode& node : topology.nodes) {
     if (node.id != from) continue;
@@ -51,6 +51,7 @@ int NodeDistance(const Topology& topology, int from, int to) {
   return 0;
 }
 
+// Each text names the cause and how to fix it, for `kvxfer topo`.
 std::string WhyInfiniBand(const RdmaDevice& device, const RdmaPort& port) {
   if (device.physical_function && (port.gids.empty() || port.gids.front().Guid() == 0)) {
     return "a virtual function without a port GUID: set one on its parent (ip link set PARENT vf N "
@@ -86,7 +87,7 @@ std::string WhyDown(const RdmaDevice& device, const RdmaPort& port) {
     return why + ": waits for a subnet manager; start one, or look at its log";
   }
   if (port.link == LinkLayer::kEthernet && port.physical_state == "Disabled") {
-    // What Ethernet drivers say of every link without carrier, switched off or not.
+    // Ethernet drivers report this for every link without carrier, whether switched off or not.
     return absl::StrCat(why, ": no carrier; ip link set ",
                         port.netdevs.empty() ? "NETDEV" : port.netdevs.front().name,
                         " up, else look at cable and switch port");
@@ -96,16 +97,17 @@ std::string WhyDown(const RdmaDevice& device, const RdmaPort& port) {
   return why;
 }
 
-// 0: can carry data now; 1: can once its link is up; 2: neither.
+// How ready a port is: 0 can carry data now; 1 can once its link is up; 2 neither.
 int Standing(const Topology& topology, const RdmaPort& port) {
   if (WhyUnusable(topology, port).empty()) return 0;
+  // Asks again as if the link were up and a subnet manager had assigned a LID.
   RdmaPort up = port;
   up.state = PortState::kActive;
   up.lid = std::max(up.lid, 1u);
   return WhyUnusable(topology, up).empty() ? 1 : 2;
 }
 
-// The ports that carry data; why not of each other one.
+// The ports that can carry data. The others go to `left_out` with the reason.
 std::vector<size_t> UsablePorts(const Topology& topology, const PortSelector& selector,
                                 std::vector<LeftOut>& left_out) {
   std::vector<size_t> usable;
@@ -149,6 +151,8 @@ std::vector<LeftOut> LeaveOutSharers(const Topology& topology, const PortSelecto
   const auto rank = [&](size_t i) {
     const RdmaPort& port = topology.ports[i];
     const RdmaDevice& device = topology.DeviceOf(port);
+    // Tuples compare in this order: named by the user, ready, not a virtual or sub-function. Lower
+    // wins.
     const bool part = device.physical_function || !device.subfunction.empty();
     return std::tuple(!selector.Names(topology, port), Standing(topology, port), part);
   };
@@ -157,6 +161,7 @@ std::vector<LeftOut> LeaveOutSharers(const Topology& topology, const PortSelecto
     const RdmaPort& port = topology.ports[i];
     const std::optional<Wire> wire = WireOf(topology, port);
     if (!wire) return std::nullopt;
+    // Ports on one wire in two fabrics that the user named are both kept.
     return Key{*wire, port.fabric_named ? port.fabric : std::string()};
   };
   std::map<Key, size_t> taken;
@@ -164,6 +169,7 @@ std::vector<LeftOut> LeaveOutSharers(const Topology& topology, const PortSelecto
     const std::optional<Key> wire = key(i);
     if (!wire) continue;
     const auto [it, first] = taken.emplace(*wire, i);
+    // Strictly less: the first of equals stays.
     if (!first && rank(i) < rank(it->second)) it->second = i;
   }
   std::vector<size_t> kept;
@@ -194,10 +200,13 @@ std::vector<uint32_t> Penalties(const Topology& topology, const MemoryPlace& pla
     const auto [it, first] = nearest.emplace(port.fabric, distances.back());
     if (!first) it->second = std::min(it->second, distances.back());
   }
+  // Penalties are relative to the nearest port of the same fabric. A port that is farther but costs
+  // equal steps still gets 1.
   std::vector<uint32_t> penalties;
   for (size_t i = 0; i < ports.size(); ++i) {
     const DeviceDistance best = nearest[topology.ports[ports[i]].fabric];
     const bool near = distances[i] == best;
+    // the unsigned difference is never negative: `best` is the minimum
     penalties.push_back(near ? 0 : std::max(1u, Steps(distances[i]) - Steps(best)));
   }
   return penalties;
@@ -237,7 +246,7 @@ Reach ReachOf(const FabricHint& a, const FabricHint& b) {
   if (!a.name.empty() && !b.name.empty()) return a.name == b.name ? Reach::kLikely : Reach::kNo;
   if (a.link != LinkLayer::kInfiniBand) return Reach::kMaybe;
   if (a.subnet_prefix != b.subnet_prefix) return Reach::kUnlikely;
-  // 0 is what a port without a GID has.
+  // A port without a GID has prefix 0.
   const bool telling = a.subnet_prefix != kDefaultSubnetPrefix && a.subnet_prefix != 0;
   return telling ? Reach::kLikely : Reach::kMaybe;
 }

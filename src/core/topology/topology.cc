@@ -19,7 +19,7 @@ uint64_t LoadBig(const uint8_t* bytes) {
   return value;
 }
 
-// One field of a PCI address: hexadecimal, all of `text`, at most `max`.
+// One field of a PCI address: hexadecimal, the whole of `text`, at most `max`.
 std::optional<uint32_t> HexField(std::string_view text, uint32_t max) {
   uint32_t value = 0;
   const char* end = text.data() + text.size();
@@ -200,6 +200,8 @@ std::optional<Wire> WireOf(const Topology& topology, const RdmaPort& port) {
 
 DeviceDistance PciDistance(const PciPath& a, const PciPath& b) {
   const auto [end_a, end_b] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+  // The first element of a path is the host bridge. A common second element is a bridge below it,
+  // so a PCIe switch connects the two devices.
   const auto common = end_a - a.begin();
   if (common >= 2) return DeviceDistance::kSwitch;
   return common == 1 ? DeviceDistance::kRoot : DeviceDistance::kUnknown;
@@ -207,7 +209,8 @@ DeviceDistance PciDistance(const PciPath& a, const PciPath& b) {
 
 namespace {
 
-// Firmware that divides a socket says 11 or 12 between its nodes, and 20 or more to the next one.
+// Firmware that divides a socket into nodes reports SLIT distances of 11 or 12 between them, and 20
+// or more to another socket.
 bool SameSocket(const Topology& topology, int a, int b) {
   constexpr int kNextSocket = 20;
   const auto index = [&](int id) {
@@ -219,6 +222,7 @@ bool SameSocket(const Topology& topology, int a, int b) {
   const auto j = static_cast<size_t>(index(b));
   if (i >= topology.nodes.size() || j >= topology.nodes.size()) return false;
   const NumaNode& from = topology.nodes[i];
+  // The CPU package is authoritative where the kernel reports it.
   if (from.package >= 0 && topology.nodes[j].package >= 0) {
     return from.package == topology.nodes[j].package;
   }

@@ -53,15 +53,15 @@ std::optional<uint64_t> NumberAfter(const std::string& text, std::string_view la
   return number;
 }
 
-// Asking the kernel for more pages than there are does not fail: it kills somebody. So what can
-// be known beforehand is checked here.
-absl::Status CheckRoom(size_t bytes, bool reserved) {
-  // Beyond this limit ftruncate sends a signal.
+// Using more pages than exist does not fail: the kernel kills a process. So everything that can be
+// known in advance is checked here.
+absl::Status CheckSpace(size_t bytes, bool reserved) {
+  // Beyond this limit ftruncate would raise SIGXFSZ.
   rlimit file_size{};
   if (getrlimit(RLIMIT_FSIZE, &file_size) == 0 && bytes > file_size.rlim_cur) {
     return Exhausted(bytes, absl::StrCat("RLIMIT_FSIZE is ", file_size.rlim_cur));
   }
-  if (reserved) return absl::OkStatus();  // mmap tells
+  if (reserved) return absl::OkStatus();  // mmap reports a lack of reserved pages
   if (const auto kib = NumberAfter(ReadText("/proc/meminfo"), "MemAvailable:");
       kib.has_value() && bytes / 1024 > *kib) {
     return Exhausted(bytes, absl::StrCat("only ", *kib, " KiB of memory are available"));
@@ -81,8 +81,8 @@ absl::StatusOr<size_t> PageBytes(int fd, bool reserved) {
   return static_cast<size_t>(info.st_blksize);
 }
 
-// Gives the file all its pages now, so that a lack of memory is an error here and not SIGBUS later.
-// 0 or an errno.
+// Allocates all pages of the file now, so that a lack of memory is an error here and not a SIGBUS
+// on a later access. Returns 0 or an errno.
 int Populate(int fd, std::byte* data, size_t bytes) {
   for (size_t at = 0; at < bytes;) {
     const size_t step = std::min(kPopulateStep, bytes - at);
@@ -102,7 +102,7 @@ int Populate(int fd, std::byte* data, size_t bytes) {
 absl::StatusOr<HostBuffer> HostBuffer::Allocate(size_t bytes, HostPages pages) {
   if (bytes == 0) return absl::InvalidArgumentError("HostBuffer of 0 bytes: nothing to allocate");
   const bool reserved = pages == HostPages::kReserved;
-  HostBuffer buffer;  // closes what it has on every way out
+  HostBuffer buffer;  // its destructor releases everything on each return
   buffer.fd_ =
       memfd_create("kvxfer", MFD_CLOEXEC | MFD_ALLOW_SEALING | (reserved ? MFD_HUGETLB : 0u));
   if (buffer.fd_ < 0) return Exhausted(bytes, ErrnoText("memfd_create", errno));
@@ -112,7 +112,7 @@ absl::StatusOr<HostBuffer> HostBuffer::Allocate(size_t bytes, HostPages pages) {
     return Exhausted(bytes, "larger than any file");
   }
   const size_t whole = (bytes + *page - 1) / *page * *page;
-  if (absl::Status room = CheckRoom(whole, reserved); !room.ok()) return room;
+  if (absl::Status space = CheckSpace(whole, reserved); !space.ok()) return space;
 
   if (ftruncate(buffer.fd_, static_cast<off_t>(whole)) != 0) {
     return Exhausted(bytes, ErrnoText("ftruncate", errno));
@@ -126,10 +126,12 @@ absl::StatusOr<HostBuffer> HostBuffer::Allocate(size_t bytes, HostPages pages) {
   buffer.data_ = static_cast<std::byte*>(data);
   buffer.bytes_ = bytes;
   buffer.mapped_bytes_ = whole;
+  // Before Populate, which would fill the file with small pages.
   if (pages == HostPages::kHuge) GatherHugePages(buffer.data_, whole);
   if (const int error = Populate(buffer.fd_, buffer.data_, whole); error != 0) {
     return Exhausted(bytes, ErrnoText("reserving its pages", error));
   }
+  // Sealed: a peer that maps the file can rely on its size, so nobody can make it raise SIGBUS.
   if (fcntl(buffer.fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return Exhausted(bytes, ErrnoText("sealing its memfd", errno));
   }

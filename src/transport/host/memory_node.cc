@@ -15,14 +15,16 @@ std::optional<int> NodeOfMemory(const void* data, size_t bytes) {
   std::array<int, kSamples> nodes{};
   const size_t count = std::min(kSamples, bytes);
   for (size_t i = 0; i < count; ++i) {
-    // The system call only looks; what it could be asked to move it takes as plain pointers.
+    // move_pages(2) with null `nodes` only reports the nodes; its parameter is not const all the
+    // same.
     pages[i] = static_cast<std::byte*>(const_cast<void*>(data)) + bytes / count * i;
   }
   if (::syscall(SYS_move_pages, 0, count, pages.data(), nullptr, nodes.data(), 0) != 0) {
     return std::nullopt;
   }
-  std::map<int, size_t> pages_of;  // an error stands as its negative number
+  std::map<int, size_t> pages_of;  // key: a node, or a negative errno
   for (size_t i = 0; i < count; ++i) ++pages_of[nodes[i]];
+  // A single node must hold more than half of the sampled pages.
   for (const auto& [node, on_it] : pages_of) {
     if (node >= 0 && 2 * on_it > count) return node;
   }

@@ -1,7 +1,8 @@
-// What a thread did before a message was sent is before what is done once its answer comes, even
-// where the two are ordered by something that ThreadSanitizer does not see: a library that is not
-// instrumented (UCX), another process that stands between them, or memory that is mapped twice, at
-// two addresses (rings). This tells it, for all messages of the process alike.
+// Declares an order to ThreadSanitizer that it cannot see: what a thread did before it sent a
+// message happens before what is done after the answer was received. TSan cannot see it if the
+// order comes from a library that is not instrumented (UCX), from another process in between, or
+// from memory that is mapped twice at two addresses (rings). One order covers all messages of the
+// process.
 //
 // Thread-safety: any thread.
 

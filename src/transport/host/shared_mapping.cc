@@ -20,7 +20,7 @@
 namespace kvxfer {
 namespace {
 
-// Each attempt may search all of memory for room: what failed so often is not tried further.
+// Each failed attempt may search all of memory for free pages, so only this many may fail.
 constexpr int kMaxFailures = 8;
 
 size_t ReadHugePageBytes() {
@@ -31,6 +31,7 @@ size_t ReadHugePageBytes() {
   close(fd);
   size_t bytes = 0;
   if (got > 0) std::from_chars(text.data(), text.data() + got, bytes);
+  // A value that is not a power of two is not a page size.
   return (bytes & (bytes - 1)) == 0 ? bytes : 0;
 }
 
@@ -49,19 +50,20 @@ void* MapShared(int fd, uint64_t offset, size_t bytes, int protection) {
   if (huge == 0 || bytes < huge || whole > SIZE_MAX - huge) {
     return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
   }
-  // An address with the right remainder, in a range that is free now. Nothing is replaced there:
-  // what another thread maps meanwhile stays, and the kernel chooses instead.
-  void* room =
+  // Finds an address with the same remainder modulo the huge page size as the offset: reserves a
+  // range, releases it, and maps there. MAP_FIXED_NOREPLACE never replaces what another thread maps
+  // meanwhile; the kernel then chooses the address.
+  void* space =
       mmap(nullptr, whole + huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (room == MAP_FAILED) return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
-  auto* const begin = static_cast<std::byte*>(room);
+  if (space == MAP_FAILED) return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
+  auto* const begin = static_cast<std::byte*>(space);
   const size_t skip = (offset - reinterpret_cast<uintptr_t>(begin)) & (huge - 1);
   munmap(begin, whole + huge);
   void* const data =
       mmap(begin + skip, bytes, protection, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, at);
   if (data == begin + skip) return data;
-  // Before Linux 4.17 the flag is only a wish, and a file of still larger pages is placed
-  // elsewhere.
+  // Before Linux 4.17 the flag is only a hint; a file with still larger pages is placed elsewhere
+  // too.
   if (data != MAP_FAILED) return data;
   return mmap(nullptr, bytes, protection, MAP_SHARED, fd, at);
 }
@@ -69,13 +71,16 @@ void* MapShared(int fd, uint64_t offset, size_t bytes, int protection) {
 void GatherHugePages(std::byte* data, size_t bytes) {
   const size_t huge = HugePageBytes();
   if (huge == 0) return;
-  // Enough where shmem_enabled is "advise"; MADV_COLLAPSE (Linux 6.1) needs no setting.
+  // MADV_HUGEPAGE is enough if shmem_enabled is "advise". MADV_COLLAPSE (Linux 6.1) needs no
+  // setting.
   madvise(data, bytes, MADV_HUGEPAGE);
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  // Only whole, aligned huge pages can be collapsed.
   const size_t skip = (huge - reinterpret_cast<uintptr_t>(data) % huge) % huge;
   int failures = 0;
   for (size_t at = skip; at < bytes && bytes - at >= huge && failures < kMaxFailures; at += huge) {
-    // An empty range is refused: it gets one small page first, by a call that cannot raise SIGBUS.
+    // MADV_COLLAPSE refuses an empty range, so the range gets one small page first, through a call
+    // that cannot raise SIGBUS.
     if (madvise(data + at, page, MADV_POPULATE_WRITE) != 0) return;
     if (madvise(data + at, huge, MADV_COLLAPSE) == 0) continue;
     if (errno == EINVAL || errno == ENOSYS) return;

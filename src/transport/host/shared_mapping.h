@@ -1,6 +1,6 @@
-// Mappings of shared memory that can have huge pages.
+// Mappings of shared memory that can use huge pages.
 //
-// Thread-safety: pure calls of the kernel.
+// Thread-safety: any thread; only kernel calls.
 
 #ifndef KVXFER_TRANSPORT_HOST_SHARED_MAPPING_H_
 #define KVXFER_TRANSPORT_HOST_SHARED_MAPPING_H_
@@ -10,17 +10,18 @@
 
 namespace kvxfer {
 
-// Of transparent huge pages; 0 where the kernel has none.
+// The size of a transparent huge page; 0 if the kernel has none.
 size_t HugePageBytes();
 
-// mmap(MAP_SHARED) of `fd`, with addresses placed so that where the file has huge pages the mapping
-// uses them: the kernel does this by itself only where huge pages of shared memory are enabled
-// system-wide. `offset` is a multiple of the file's page size. MAP_FAILED and errno on failure.
+// mmap(MAP_SHARED) of `fd`, at an address that lets the mapping use the file's huge pages. The
+// kernel chooses such an address by itself only if huge pages for shared memory are enabled
+// system-wide. `offset` must be a multiple of the file's page size. On failure: MAP_FAILED and
+// errno.
 void* MapShared(int fd, uint64_t offset, size_t bytes, int protection);
 
-// Puts huge pages under the whole huge pages of [data, data + bytes), a MAP_SHARED mapping from
-// MapShared of a file that still is empty there. Best effort: where the kernel is too old or out of
-// huge pages the file gets, or keeps, small ones. Zeroes stay zeroes.
+// Gives huge pages to the complete huge pages of [data, data + bytes), a mapping made by MapShared
+// of a file that is still empty there. Best effort: if the kernel is too old or has no huge pages
+// left, the file gets small pages. The bytes stay zero.
 void GatherHugePages(std::byte* data, size_t bytes);
 
 }  // namespace kvxfer

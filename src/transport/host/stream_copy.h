@@ -1,7 +1,8 @@
-// Copies that go past the cache: non-temporal stores, so that memory which another process reads
-// next is neither fetched before it is overwritten nor left to push out the cache of this one.
+// Copies that bypass the cache with non-temporal stores. Memory that another process reads next is
+// then neither fetched into this CPU's cache before it is overwritten, nor does it displace other
+// data there.
 //
-// Thread-safety: pure. Ranges must not overlap.
+// Thread-safety: pure. The ranges must not overlap.
 
 #ifndef KVXFER_TRANSPORT_HOST_STREAM_COPY_H_
 #define KVXFER_TRANSPORT_HOST_STREAM_COPY_H_
@@ -11,18 +12,18 @@
 
 namespace kvxfer {
 
-// Below this many bytes StreamCopy is memcpy, which was measured to be no slower there.
+// Below this many bytes StreamCopy is memcpy, which measured no slower there.
 inline constexpr size_t kStreamCopyMin = 256;
 
-// Uses the stores that were measured to be the fastest on this kind of CPU. Call StreamFence before
-// anything that publishes. `next` is the source of the copy that follows, where it is known: its
-// first lines are fetched meanwhile. It is a hint, need not be readable, and may be empty.
+// Uses the stores that measured fastest on this kind of CPU. Call StreamFence before anything that
+// publishes the data. `next` is the source of the following copy, if it is known: its first lines
+// are prefetched. It is only a hint; it need not be readable and may be empty.
 void StreamCopy(void* to, const void* from, size_t bytes, std::span<const std::byte> next = {});
 
-// Orders every StreamCopy of this thread before its later stores, sends and system calls.
+// Orders every earlier StreamCopy of this thread before its later stores, sends and system calls.
 void StreamFence();
 
-// The instructions taken, for a person: "avx512", "avx2", "sse2" or "memcpy".
+// The instruction set in use, for a person: "avx512", "avx2", "sse2" or "memcpy".
 const char* StreamCopyName();
 
 namespace internal {
@@ -32,7 +33,8 @@ struct StreamCopyVariant {
   const char* name;
   StreamCopyFn copy;
 };
-// Every variant that this CPU can run, best first; ends with a null name. For tests and benchmarks.
+// All variants that this CPU can run, best first, ending with a null name. For tests and
+// benchmarks.
 const StreamCopyVariant* StreamCopyVariants();
 
 }  // namespace internal

@@ -15,7 +15,7 @@
 namespace kvxfer {
 namespace {
 
-// `bytes` as the network orders them.
+// `bytes` are in network order.
 IpAddress MappedV4(uint32_t bytes) {
   IpAddress address{};
   address[10] = address[11] = 0xff;
@@ -36,6 +36,8 @@ bool Same(const IpSubnet& a, const IpSubnet& b) {
 }  // namespace
 
 NetdevReader::NetdevReader(const Sysfs& sysfs) : sysfs_(sysfs), names_(sysfs.List(kNetDevices)) {
+  // In this order: the IPv4 addresses are assigned to netdevs by the networks that were read
+  // before.
   ReadV4Routes();
   ReadV6();
   ReadV4Locals();
@@ -53,8 +55,8 @@ void NetdevReader::AddSubnet(const std::string& name, const IpSubnet& subnet) {
   if (!there) known.push_back(subnet);
 }
 
-// /proc/net/route: name, destination, gateway, ..., mask; addresses as the CPU loads them. What is
-// directly connected is a network of the device.
+// /proc/net/route: name, destination, gateway, ..., mask; addresses in host byte order. A directly
+// connected route is a network of the device.
 void NetdevReader::ReadV4Routes() {
   const std::string table = sysfs_.Read("/proc/net/route").value_or("");
   for (const absl::string_view line : absl::StrSplit(table, '\n')) {
@@ -65,6 +67,7 @@ void NetdevReader::ReadV4Routes() {
     uint32_t mask = 0;
     if (fields.size() < 8 || !absl::SimpleHexAtoi(fields[1], &destination) ||
         !absl::SimpleHexAtoi(fields[2], &gateway) || !absl::SimpleHexAtoi(fields[7], &mask) ||
+        // Routes through a gateway and the default route are no networks of the netdev.
         gateway != 0 || mask == 0) {
       continue;
     }
@@ -73,8 +76,9 @@ void NetdevReader::ReadV4Routes() {
   }
 }
 
-// /proc/net/fib_trie has every IPv4 address of this host, "|-- 10.77.0.5" and behind it "/32 host
-// LOCAL", but not whose it is: the netdev's in whose network it is, where that is one.
+// /proc/net/fib_trie lists every IPv4 address of this host ("|-- 10.77.0.5", followed by "/32 host
+// LOCAL") but not its netdev. The address belongs to the netdev with the longest matching network,
+// if exactly one netdev has that network.
 void NetdevReader::ReadV4Locals() {
   const std::string table = sysfs_.Read("/proc/net/fib_trie").value_or("");
   std::string leaf;
@@ -99,7 +103,7 @@ void NetdevReader::ReadV4Locals() {
 }
 
 // /proc/net/if_inet6: address, interface index, prefix bits, scope, flags (hexadecimal), name.
-// Link-local networks, which every device is in, tell nothing.
+// Every netdev is in the link-local network (scope 0x20), so that network is not recorded.
 void NetdevReader::ReadV6() {
   const std::string table = sysfs_.Read("/proc/net/if_inet6").value_or("");
   for (const absl::string_view line : absl::StrSplit(table, '\n')) {
@@ -119,8 +123,8 @@ void NetdevReader::ReadV6() {
   }
 }
 
-// No file tells which netdev an IPv4 address is of; of this host the kernel does, also where there
-// is no route (/32, noprefixroute).
+// No file says which netdev has an IPv4 address. On the live host the kernel does, also for
+// addresses without a route (/32, noprefixroute).
 void NetdevReader::AskKernel() {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) return;
@@ -128,6 +132,7 @@ void NetdevReader::AskKernel() {
   for (const ifaddrs* entry = all; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
     const IpAddress own = MappedV4(V4Of(entry->ifa_addr));
+    // An alias such as "eth0:1" belongs to eth0.
     const std::string name =
         std::string(entry->ifa_name).substr(0, std::strcspn(entry->ifa_name, ":"));
     AddAddress(name, own);
@@ -173,6 +178,7 @@ int NetdevReader::NodeOf(const std::string& name, int levels) const {
     const std::string file = SysfsPath(DeviceFolder(sysfs_, device), "numa_node");
     return static_cast<int>(sysfs_.ReadInt(file).value_or(-1));
   }
+  // A stacked netdev (bond, VLAN) is on a node only if all netdevs below it are on that node.
   if (levels == 0) return -1;
   int node = -1;
   for (const std::string& below : Below(name)) {

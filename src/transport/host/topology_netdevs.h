@@ -1,4 +1,4 @@
-// Network devices out of a sysfs tree: their addresses and networks, and what they stand upon.
+// Network devices from a sysfs tree: their addresses and networks, and the devices below them.
 //
 // Thread-safety: const methods from any thread.
 
@@ -16,21 +16,21 @@ namespace kvxfer {
 
 class NetdevReader {
  public:
-  // Reads what is known of addresses, once. `sysfs` must outlive this.
+  // Reads all addresses once. `sysfs` must outlive this object.
   explicit NetdevReader(const Sysfs& sysfs);
 
   Netdev Read(const std::string& name) const;
-  // The NUMA node of its device, or of those below it (a bond, a VLAN). -1: not told.
+  // The NUMA node of its device, or of the netdevs below it (a bond, a VLAN). -1: unknown.
   int NodeOf(const std::string& name) const { return NodeOf(name, kLevels); }
-  // True where `device` (a resolved path, or a netdev's name) is the device of `name`, is `name`,
-  // or is that of a netdev below it.
+  // Whether `device` (a resolved path, or a netdev's name) is `name` itself, its device, or the
+  // device of a netdev below it.
   bool StandsOn(const std::string& name, const std::string& device) const {
     return StandsOn(name, device, kLevels);
   }
   bool HasAddress(const std::string& name, const IpAddress& address) const;
 
  private:
-  // A VLAN on a bond on a NIC is three.
+  // A VLAN on a bond on a NIC has three levels.
   static constexpr int kLevels = 4;
 
   int NodeOf(const std::string& name, int levels) const;

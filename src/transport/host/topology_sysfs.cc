@@ -24,13 +24,13 @@ constexpr std::string_view kDeviceFiles = "/dev/infiniband";
 constexpr uint32_t kNvidiaGpu = 0x10de;
 constexpr uint32_t kAmdGpu = 0x1002;
 
-// Of a device where the kernel says none (-1) and there is only one, that one.
+// The node of a device; if the kernel reports none (-1) and the host has only one node, that node.
 int NumaNodeOf(const Sysfs& sysfs, const std::string& device, const std::vector<NumaNode>& nodes) {
   const auto node = static_cast<int>(sysfs.ReadInt(SysfsPath(device, "numa_node")).value_or(-1));
   return node < 0 && nodes.size() == 1 ? nodes[0].id : node;
 }
 
-// Of the first CPU in "48-95,144-191".
+// The package of the first CPU in a list such as "48-95,144-191".
 int PackageOf(const Sysfs& sysfs, const std::string& cpus) {
   const std::string first = cpus.substr(0, cpus.find_first_of(",-"));
   if (first.empty()) return -1;
@@ -39,8 +39,8 @@ int PackageOf(const Sysfs& sysfs, const std::string& cpus) {
   return static_cast<int>(sysfs.ReadInt(file).value_or(-1));
 }
 
-// Takes out the nodes that say they have neither CPUs nor memory, in which nothing can be: some
-// GPUs bring dozens of them. Distances are in the order of all nodes.
+// Removes the nodes that report neither CPUs nor memory; some GPUs add dozens of them. The
+// distances are given in the order of all nodes, so the removed nodes' entries go too.
 void DropEmptyNodes(const std::vector<bool>& empty, std::vector<NumaNode>& nodes) {
   std::vector<NumaNode> kept;
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -86,12 +86,13 @@ std::vector<NumaNode> ReadNodes(const Sysfs& sysfs) {
     empty.push_back(has_nothing);
   }
   DropEmptyNodes(empty, nodes);
+  // A host without NUMA files is one node.
   if (nodes.empty()) nodes.emplace_back();
   return nodes;
 }
 
-// 3D controllers, NVIDIA's display controllers, AMD's processing accelerators and the other display
-// controllers that its Instinct cards call themselves.
+// 3D controllers, NVIDIA's display controllers, AMD's processing accelerators, and the class "other
+// display controller" that AMD's Instinct cards report.
 bool IsGpu(uint32_t vendor, uint32_t device_class) {
   const uint32_t kind = device_class >> 8;
   return kind == 0x0302 || (vendor == kNvidiaGpu && kind == 0x0300) ||
@@ -105,7 +106,7 @@ std::vector<Gpu> ReadGpus(const Sysfs& sysfs, const std::vector<NumaNode>& nodes
     const std::optional<PciAddress> pci = PciAddress::Parse(name);
     const uint32_t vendor = ReadSysfsUint(sysfs, SysfsPath(folder, "vendor"));
     if (!pci || !IsGpu(vendor, ReadSysfsUint(sysfs, SysfsPath(folder, "class")))) continue;
-    // A virtual one (vGPU) is for a guest.
+    // A virtual GPU (vGPU) belongs to a guest.
     if (!sysfs.LinkName(SysfsPath(folder, "physfn")).empty()) continue;
     gpus.push_back({.pci = *pci,
                     .path = PciPathOf(sysfs.Resolve(folder)),
@@ -117,7 +118,7 @@ std::vector<Gpu> ReadGpus(const Sysfs& sysfs, const std::vector<NumaNode>& nodes
   return gpus;
 }
 
-// Of each RDMA device the name of its device file.
+// The device file of each RDMA device.
 std::map<std::string, std::string> ReadUverbs(const Sysfs& sysfs) {
   std::map<std::string, std::string> uverbs;
   for (const std::string& name : sysfs.List(kUverbs)) {
@@ -127,7 +128,7 @@ std::map<std::string, std::string> ReadUverbs(const Sysfs& sysfs) {
   return uverbs;
 }
 
-// Copied trees and described hosts without that folder say nothing about device files.
+// Copied trees and made-up hosts without that folder say nothing about device files.
 bool IsGiven(const Sysfs& sysfs, const std::string& uverbs) {
   if (uverbs.empty() || (!sysfs.root().empty() && !sysfs.Exists(kDeviceFiles))) return true;
   return sysfs.Exists(SysfsPath(kDeviceFiles, uverbs));
@@ -143,11 +144,12 @@ RdmaDevice ReadDevice(const Sysfs& sysfs, const std::string& name,
   device.path = PciPathOf(resolved);
   if (!device.path.empty()) {
     device.pci = PciAddress::Parse(device.path.back());
+    // The link of a sub-function leads to its auxiliary device, below the PCI device.
     const std::string own = resolved.substr(resolved.rfind('/') + 1);
     if (own.find(".sf.") != std::string::npos) device.subfunction = own;
   }
   device.numa_node = NumaNodeOf(sysfs, pci, nodes);
-  // A software device is where its netdev is.
+  // A software device (rxe, siw) is on the node of its netdev.
   if (const auto parent = sysfs.Read(SysfsPath(folder, "parent")); parent && device.numa_node < 0) {
     device.numa_node = netdevs.NodeOf(*parent);
   }
@@ -180,7 +182,7 @@ LinkLayer LinkOf(std::string_view text, const RdmaDevice& device) {
 
 GidType GidTypeOf(std::string_view text) {
   if (text == "RoCE v2") return GidType::kRoceV2;
-  // What the kernel writes for RoCE v1 is the same word as for InfiniBand; the port tells.
+  // The kernel writes the same word for InfiniBand and RoCE v1; the port's link layer decides.
   return text == "IB/RoCE v1" ? GidType::kInfiniBand : GidType::kUnknown;
 }
 
@@ -193,7 +195,8 @@ std::vector<Gid> ReadGids(const Sysfs& sysfs, const std::string& folder, LinkLay
         inet_pton(AF_INET6, text.c_str(), gid.bytes.data()) != 1) {
       continue;
     }
-    // An InfiniBand port without a GUID has a GID of a prefix alone: kept, for it tells of a fault.
+    // An InfiniBand port without a GUID has a GID that consists of the prefix. It is kept, because
+    // it shows a fault.
     if (gid.Guid() == 0 && (link != LinkLayer::kInfiniBand || gid.index != 0)) continue;
     const std::string attributes = SysfsPath(folder, "gid_attrs");
     gid.type = GidTypeOf(sysfs.Read(SysfsPath(SysfsPath(attributes, "types"), name)).value_or(""));
@@ -206,10 +209,10 @@ std::vector<Gid> ReadGids(const Sysfs& sysfs, const std::string& folder, LinkLay
   return gids;
 }
 
-// Those below the PCI device that say they are of this port; those that the GIDs name; else, of a
-// software device, its parent. A GID may name a netdev of another network namespace (the host's,
-// where a pod sees the host's RDMA devices), and another netdev here may have that name: one that
-// neither stands on the device nor has the address is not taken.
+// The netdevs of a port: those below the PCI device that report this port; those that the GIDs
+// name; or else, for a software device, its parent. A GID may name a netdev of another network
+// namespace (the host's, if a pod sees the host's RDMA devices), and a different netdev here may
+// have that name. So a netdev is accepted only if it is above the device or has the GID's address.
 std::vector<std::string> NetdevNames(const Sysfs& sysfs, const std::string& device,
                                      const RdmaPort& port, const NetdevReader& netdevs) {
   const std::string parent = sysfs.Read(SysfsPath(device, "parent")).value_or("");
@@ -218,6 +221,7 @@ std::vector<std::string> NetdevNames(const Sysfs& sysfs, const std::string& devi
   std::vector<std::string> names;
   const std::string below = SysfsPath(device, "device/net");
   for (const std::string& name : sysfs.List(below)) {
+    // The driver decides which of the two files names the port.
     const auto dev_port = sysfs.ReadInt(SysfsPath(SysfsPath(below, name), "dev_port")).value_or(0);
     const auto dev_id = sysfs.ReadInt(SysfsPath(SysfsPath(below, name), "dev_id")).value_or(0);
     if (std::max(dev_port, dev_id) + 1 == port.number) names.push_back(name);

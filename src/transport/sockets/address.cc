@@ -33,8 +33,8 @@ bool ParseIncarnation(absl::string_view hex, Incarnation& out) {
   return true;
 }
 
-// For a wildcard listener: the default route's source for each family it takes, else what the
-// interfaces have, else loopback.
+// For a wildcard listener: the source addresses of the default routes for the families that it
+// accepts; else the interfaces' addresses; else loopback.
 std::vector<SocketAddress> AddressesOfThisHost(const SocketAddress& bound) {
   std::vector<SocketAddress> out;
   SocketAddress source;
@@ -58,6 +58,7 @@ std::vector<SocketAddress> AddressesOfThisHost(const SocketAddress& bound) {
 absl::Status KeepReachable(const HostIdentity& self, const HostIdentity& peer,
                            PeerAddress& address) {
   std::vector<SocketAddress>& candidates = address.candidates;
+  // On one host and in one network namespace loopback works.
   if (self.SameHost(peer) && self.net_namespace == peer.net_namespace) return absl::OkStatus();
   const std::string first = candidates.front().ToString();
   std::erase_if(candidates, [](const SocketAddress& a) { return a.IsLoopback(); });
@@ -108,6 +109,7 @@ std::string EncodeAddress(const PeerAddress& address) {
 }
 
 absl::StatusOr<PeerAddress> DecodeAddress(std::string_view text) {
+  // The text comes from a peer's metadata: bounded before it is split.
   if (text.size() > kMaxAddressText) return BadAddress("longer than 2048 bytes");
   const std::vector<absl::string_view> parts = absl::StrSplit(ToAbsl(text), ';');
   const bool with_data = parts.front() == ToAbsl(kFormWithData);
@@ -162,6 +164,7 @@ absl::StatusOr<PeerAddress> DecodeReachable(std::string_view text, const HostIde
   absl::StatusOr<PeerAddress> address = DecodeAddress(text);
   if (!address.ok()) return address.status();
   for (const DataAddress& data : address->data) {
+    // Data listeners accept control streams too, so they serve as further candidates.
     if (address->candidates.size() < kMaxCandidates) address->candidates.push_back(data.at);
   }
   absl::Status reachable = KeepReachable(self, peer, *address);

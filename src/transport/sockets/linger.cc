@@ -8,7 +8,7 @@
 namespace kvxfer::net {
 namespace {
 
-// A peer that goes on sending is not to keep Poll from anything else, its own time-out included.
+// A peer that keeps sending must not keep Poll from other work, or from this link's own time-out.
 constexpr int kReadsPerTurn = 16;
 
 }  // namespace
@@ -19,7 +19,7 @@ Linger::Linger(Reactor* reactor, Fd control, std::vector<Fd> data, std::string q
       data_(std::move(data)),
       queued_(std::move(queued)),
       deadline_(Now() + kTimeout) {
-  // Not watched: then there is only the deadline.
+  // If it cannot be watched, the deadline still closes it.
   reactor_->Add(control_.get(), this).IgnoreError();
 }
 
@@ -35,7 +35,9 @@ bool Linger::Work() {
     if (n < 0) return true;
     sent_ += static_cast<size_t>(n);
   }
+  // Half-close: the peer reads everything that was sent and then the end of file.
   if (sent_ == queued_.size()) ::shutdown(control_.get(), SHUT_WR);
+  // What the peer still sends is read and dropped: unread bytes would turn close() into a reset.
   std::array<char, 4096> bin;
   for (int i = 0; i < kReadsPerTurn; ++i) {
     const ssize_t n = ::recv(control_.get(), bin.data(), bin.size(), MSG_DONTWAIT);

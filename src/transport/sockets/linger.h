@@ -1,7 +1,8 @@
-// Sockets of a link that this side closed, kept until the peer has read why: closing them at once
-// would reset them, and the reset would overtake the last messages. Nothing that comes in is used.
+// Keeps the sockets of a link that this side has closed until the peer has read the reason. Closing
+// them at once would reset the connection, and the reset would overtake the last messages. Received
+// bytes are dropped.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_SOCKETS_LINGER_H_
 #define KVXFER_TRANSPORT_SOCKETS_LINGER_H_
@@ -21,11 +22,11 @@ class Linger final : public Watcher {
  public:
   static constexpr Duration kTimeout = std::chrono::seconds(1);
 
-  // `queued`: what the control stream has yet to send.
+  // `queued`: what the control stream still has to send.
   Linger(Reactor* reactor, Fd control, std::vector<Fd> data, std::string queued);
   ~Linger() override;
 
-  // Sends, and looks for the peer's end, a bounded amount of both. True: over.
+  // Sends and receives a bounded amount. True: finished.
   bool Work();
   bool HasWork() const { return ready_; }
   Time deadline() const { return deadline_; }
@@ -41,7 +42,7 @@ class Linger final : public Watcher {
   const Time deadline_;
 };
 
-// Those of one backend. The oldest goes when there are more than kMax.
+// The lingering links of one backend. Beyond kMax the oldest is closed.
 class Lingerers {
  public:
   static constexpr size_t kMax = 64;

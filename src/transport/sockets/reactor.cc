@@ -12,6 +12,7 @@
 namespace kvxfer::net {
 namespace {
 
+// RDHUP: a half-closed peer is noticed without a read.
 constexpr uint32_t kInterest = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
 
 epoll_event EventFor(Watcher* watcher) {
@@ -32,6 +33,7 @@ absl::StatusOr<std::unique_ptr<Reactor>> Reactor::Create() {
     return absl::ResourceExhaustedError(ErrnoText("tcp: epoll and timer descriptors", errno));
   }
   epoll_event event{};
+  // A null pointer marks the timer.
   event.events = EPOLLIN | EPOLLET;
   event.data.ptr = nullptr;
   if (::epoll_ctl(reactor->epoll_.get(), EPOLL_CTL_ADD, reactor->timer_.get(), &event) != 0) {
@@ -57,6 +59,8 @@ void Reactor::Remove(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, null
 
 void Reactor::Collect() {
   std::array<epoll_event, 64> events;
+  // Time-out 0: Poll never blocks here. What does not fit into `events` is reported by the next
+  // call.
   const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < n; ++i) {
     const epoll_event& event = events[static_cast<size_t>(i)];
@@ -69,7 +73,7 @@ void Reactor::SetTimer(std::optional<Time> when) {
   when_ = when;
   itimerspec spec{};
   if (when.has_value()) {
-    // Zero would disarm the timer; a time past fires at once.
+    // Zero would disarm the timer; a time in the past fires at once.
     const int64_t ns = std::max<int64_t>(when->time_since_epoch().count(), 1);
     spec.it_value.tv_sec = ns / 1'000'000'000;
     spec.it_value.tv_nsec = ns % 1'000'000'000;

@@ -1,9 +1,9 @@
-// One epoll set with a timer in it: what wait_fd of the backend is.
+// One epoll set with a timer in it: the wait_fd of a backend.
 //
-// Everything is watched edge-triggered, once, for both directions: readiness is kept as flags by
-// the watchers, and no system call is needed to ask for "writable" or to stop asking.
+// Every descriptor is watched edge-triggered, once, for both directions. The watchers keep
+// readiness in flags, so no system call is needed to start or stop asking for "writable".
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_SOCKETS_REACTOR_H_
 #define KVXFER_TRANSPORT_SOCKETS_REACTOR_H_
@@ -19,7 +19,8 @@
 
 namespace kvxfer::net {
 
-// Told of readiness. Must only note it: watchers are neither made nor destroyed meanwhile.
+// Receives readiness. OnReady must only record it: no watcher may be created or destroyed during
+// the call.
 class Watcher {
  public:
   virtual ~Watcher() = default;
@@ -30,18 +31,19 @@ class Reactor {
  public:
   static absl::StatusOr<std::unique_ptr<Reactor>> Create();
 
-  // `watcher` stays until Remove. Whoever is added must take its descriptor for readable and
-  // writable until it has tried.
+  // Watches `fd`; `watcher` must live until Remove. After Add, treat the descriptor as readable and
+  // writable until a call says otherwise.
   absl::Status Add(int fd, Watcher* watcher);
   // Hands a watched descriptor to another watcher.
   void Move(int fd, Watcher* watcher);
-  // Before the descriptor is closed: a forked child may keep the socket open.
+  // Call it before closing the descriptor. A forked child may keep the socket open, and then epoll
+  // would still report it.
   void Remove(int fd);
 
-  // Tells the watchers what became ready; never blocks.
+  // Notifies the watchers of what became ready; never blocks.
   void Collect();
 
-  // Makes fd() readable at `when`; nothing: never.
+  // Makes fd() readable at `when`; nullopt: never.
   void SetTimer(std::optional<Time> when);
 
   int fd() const { return epoll_.get(); }

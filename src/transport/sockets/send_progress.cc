@@ -1,5 +1,5 @@
-// Alone, for the kernel's struct tcp_info has more in it than the C library's, and the two headers
-// cannot be included together.
+// In a file of its own: the kernel's struct tcp_info has more fields than the C library's, and the
+// two headers cannot be included together.
 
 #include <linux/tcp.h>
 #include <netinet/in.h>

@@ -42,6 +42,7 @@ absl::StatusOr<HostPort> Split(std::string_view text, uint16_t default_port) {
     host = text.substr(1, end - 1);
     port = text.substr(end + 1);
     if (!port.empty() && port.front() != ':') return BadAddress(text, "text after ']'");
+    // Exactly one colon separates host and port; more of them make a bare IPv6 address.
   } else if (text.find(':') == text.rfind(':') && text.find(':') != std::string_view::npos) {
     host = text.substr(0, text.find(':'));
     port = text.substr(text.find(':'));
@@ -57,7 +58,7 @@ absl::StatusOr<HostPort> Split(std::string_view text, uint16_t default_port) {
   return out;
 }
 
-// The address that datagrams to `to` leave from; its length is 0 where there is no route.
+// The address from which datagrams to `to` would leave; its length is 0 if there is no route.
 // Connecting a datagram socket sends nothing.
 SocketAddress SourceTo(const SocketAddress& to) {
   Fd fd(::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -65,7 +66,7 @@ SocketAddress SourceTo(const SocketAddress& to) {
   return LocalAddress(fd.get());
 }
 
-// The plainest congestion control, which every kernel has and allows.
+// The simplest congestion control, which every kernel has and allows.
 void ChoosePlainControl(int fd) {
   constexpr std::string_view kPlain = "reno";
   ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kPlain.data(), kPlain.size());
@@ -134,6 +135,7 @@ absl::StatusOr<std::vector<SocketAddress>> Resolve(std::string_view text, uint16
   hints.ai_flags = names == Names::kNumericOnly ? AI_NUMERICHOST : 0;
   addrinfo* list = nullptr;
   const int error = getaddrinfo(parts->host.c_str(), nullptr, &hints, &list);
+  // Not a bad address: the process has no descriptor for the look-up.
   if (error == EAI_SYSTEM && OutOfResources(errno)) {
     return ErrnoStatus(errno, absl::StrCat("looking up ", Printable(text, kMaxPeerTextBytes)));
   }
@@ -158,8 +160,10 @@ absl::StatusOr<Fd> Listen(const SocketAddress& address) {
   if (!fd.valid()) return ErrnoStatus(errno, where);
   const int on = 1;
   const int off = 0;
+  // A restarted agent must get its port back although old connections are in TIME_WAIT.
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (address.IsLoopback()) ChoosePlainControl(fd.get());  // for all that it accepts
+  if (address.IsLoopback()) ChoosePlainControl(fd.get());  // accepted connections inherit it
+  // One socket for both families, where the system's default may be IPv6 only.
   if (address.family() == AF_INET6) {
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   }
@@ -190,10 +194,11 @@ absl::StatusOr<Fd> StartConnect(const SocketAddress& to, const SocketAddress& fr
   if (!fd.valid()) {
     return ErrnoStatus(errno, "socket", absl::StatusCode::kResourceExhausted);
   }
+  // Control messages are small and latency counts.
   SetNoDelay(fd.get());
   if (IsOfThisHost(to)) ChoosePlainControl(fd.get());
   if (from.length != 0) {
-    // The port is chosen with the connection, so that only both addresses together must be unused.
+    // The port is chosen at connect, so that only the pair of both addresses must be unused.
     const int on = 1;
     ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
     if (::bind(fd.get(), from.get(), from.length) != 0) {
@@ -234,6 +239,7 @@ void TuneIfLocal(int fd) {
   peer.length = sizeof(peer.storage);
   if (::getpeername(fd, peer.get(), &peer.length) != 0) return;
   SocketAddress own = LocalAddress(fd);
+  // Only the host parts are compared.
   own.set_port(peer.port());
   if (!peer.IsLoopback() && own.ToString() != peer.ToString()) return;
   ChoosePlainControl(fd);
@@ -251,7 +257,7 @@ void SetKeepAlive(int fd) {
 }
 
 bool DefaultRouteSource(int family, SocketAddress& source) {
-  // Documentation addresses: routed like any other.
+  // Documentation addresses (RFC 5737, RFC 3849), which are routed like any other.
   const char* somewhere = family == AF_INET6 ? "[2001:db8::1]:9" : "192.0.2.1:9";
   absl::StatusOr<std::vector<SocketAddress>> to = Resolve(somewhere, 9, Names::kNumericOnly);
   if (!to.ok()) return false;
@@ -274,6 +280,7 @@ std::vector<SocketAddress> InterfaceAddresses() {
     address.length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     std::memcpy(&address.storage, i->ifa_addr, address.length);
     const bool link_local = family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&V6(address).sin6_addr);
+    // A link-local address needs a scope id, which means nothing on another host.
     if (address.IsLoopback() || link_local) continue;
     address.set_port(0);
     out.push_back(address);

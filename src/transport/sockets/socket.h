@@ -40,54 +40,56 @@ struct SocketAddress {
 
 enum class Names : uint8_t { kResolve, kNumericOnly };
 
-// The addresses of "host:port", "[v6]:port", "host" or "v6" (port `default_port`), in the order
-// the resolver prefers. kResolve may block on DNS. InvalidArgument names the text.
+// The addresses of "host:port", "[v6]:port", "host" or "v6" (with port `default_port`), in the
+// resolver's order of preference. kResolve may block on DNS. InvalidArgument names the text.
 absl::StatusOr<std::vector<SocketAddress>> Resolve(std::string_view text, uint16_t default_port,
                                                    Names names);
 
-// A listening, non-blocking socket; [::] takes IPv4 too. FailedPrecondition when the address is
-// in use.
+// A listening, non-blocking socket; [::] accepts IPv4 too. FailedPrecondition: the address is in
+// use.
 absl::StatusOr<Fd> Listen(const SocketAddress& address);
 SocketAddress LocalAddress(int fd);
 
-// A non-blocking socket whose connection is under way; ResourceExhausted without descriptors.
+// Returns a non-blocking socket whose connection is in progress. ResourceExhausted: no descriptors.
 //
-// Where both ends are on this host there is no path to be congested: it takes the plainest
-// congestion control, as a listener at a loopback address does. One that paces and probes (BBR)
-// costs a third of the throughput of loopback, and stops it for 200 ms every few seconds. It is
-// chosen before the connection is made, for what BBR has begun to pace it paces for life.
+// If both ends are on this host, no path can be congested, and the socket uses the simplest
+// congestion control, as a listener at a loopback address does. A control that paces and probes
+// (BBR) costs a third of loopback's throughput and stops it for 200 ms every few seconds. The
+// choice is made before connecting, because a connection that BBR has begun to pace stays paced for
+// life.
 //
-// `from`: the local address it is bound to, any port; without one the route chooses.
+// `from`: the local address to bind to, with any port; without one, the route chooses.
 absl::StatusOr<Fd> StartConnect(const SocketAddress& to, const SocketAddress& from = {});
-// Loopback, or an address that this host routes to itself. A few system calls, however many
-// interfaces there are.
+// True for loopback, and for an address that this host routes to itself. Costs a few system calls,
+// for any number of interfaces.
 bool IsOfThisHost(const SocketAddress& address);
-// The errno that the connection ended with, told once; 0 when there is none.
+// The errno that the connection ended with, reported once; 0: none.
 int SocketError(int fd);
 
-// How far a connection has come, and what the peer's kernel has yet to acknowledge.
+// How far a connection has come, and what the peer's kernel has not acknowledged yet.
 struct SendProgress {
-  bool waiting = false;       // bytes are on the way, or wait in the socket
-  bool unanswered = false;    // bytes are on the way that the peer's window has room for
-  uint64_t acknowledged = 0;  // bytes, in all
-  uint64_t received = 0;      // bytes, in all
-  uint32_t segment = 0;       // bytes of payload in a packet of full size
+  bool waiting = false;       // bytes are in flight, or wait in the socket
+  bool unanswered = false;    // retransmitted, though the window is open
+  uint64_t acknowledged = 0;  // bytes in total
+  uint64_t received = 0;      // bytes in total
+  uint32_t segment = 0;       // payload bytes of a full-size packet
   uint32_t silent_ms = 0;     // since the last acknowledgement
 };
 SendProgress ProgressOf(int fd);
 
-// Small messages leave at once.
+// Sends small messages at once (TCP_NODELAY).
 void SetNoDelay(int fd);
-// The connection is reset when sent bytes stay unacknowledged so long.
+// Resets the connection when sent bytes stay unacknowledged for this long.
 void SetUserTimeout(int fd, unsigned milliseconds);
-// For an accepted connection whose two ends are on this host; see StartConnect.
+// For an accepted connection: as StartConnect if both ends are on this host.
 void TuneIfLocal(int fd);
-// An idle connection is probed, so that the end of a peer that said nothing is noticed.
+// Probes an idle connection, so that the silent end of a peer is noticed.
 void SetKeepAlive(int fd);
 
-// Source address of the default route for `family`, port 0; nothing is sent. False: no such route.
+// The source address of the default route for `family`, with port 0; sends nothing. False: no
+// route.
 bool DefaultRouteSource(int family, SocketAddress& source);
-// Addresses of the interfaces that are up, without loopback and link-local ones.
+// Addresses of the interfaces that are up, except loopback and link-local ones.
 std::vector<SocketAddress> InterfaceAddresses();
 
 }  // namespace kvxfer::net

@@ -69,14 +69,15 @@ absl::StatusOr<size_t> Stream::Write(std::span<iovec> pieces) {
 absl::StatusOr<size_t> Stream::Read(std::span<iovec> pieces) {
   const size_t asked = TotalBytes(pieces);
   while (true) {
-    // recv is the cheaper one, which counts for those who poll.
+    // recv is cheaper than readv, which matters to a thread that polls.
     const ssize_t n = pieces.size() == 1
                           ? ::recv(fd_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
                           : ::readv(fd_.get(), pieces.data(), static_cast<int>(pieces.size()));
     if (n > 0) {
       MessageHasCome();
-      // Less than asked for: the socket was empty, and the next byte makes a new edge. A hang-up
-      // does not, where its edge has been taken.
+      // Fewer bytes than asked for: the socket is empty, and the next byte makes a new edge. The
+      // end of the stream does not, if its edge was already reported; so after a hang-up the socket
+      // stays readable.
       if (static_cast<size_t>(n) < asked && !hung_up_) readable_ = false;
       return static_cast<size_t>(n);
     }

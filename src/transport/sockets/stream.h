@@ -1,6 +1,6 @@
-// One connected socket of a link, with its readiness.
+// One connected socket of a link, with its readiness flags.
 //
-// Thread-safety: none; used by the backend's owner.
+// Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_SOCKETS_STREAM_H_
 #define KVXFER_TRANSPORT_SOCKETS_STREAM_H_
@@ -18,12 +18,12 @@
 
 namespace kvxfer::net {
 
-// Whose stream it is.
+// The object that a stream belongs to.
 class StreamOwner {
  public:
   virtual ~StreamOwner() = default;
   virtual Reactor& reactor() = 0;
-  // Something may be done on one of its streams.
+  // Called when one of its streams may have work.
   virtual void Activate() = 0;
 };
 
@@ -35,21 +35,21 @@ class Stream : public Watcher {
   bool attached() const { return fd_.valid(); }
   bool readable() const { return readable_; }
   bool writable() const { return writable_; }
-  // The peer closed or reset it; bytes may be left to read.
+  // The peer closed or reset the connection; bytes may be left to read.
   bool hung_up() const { return hung_up_; }
   int fd() const { return fd_.get(); }
 
-  // Takes a socket, watched already by another watcher or not at all.
+  // Takes a socket that is not watched yet (Attach), or that another watcher watches (Adopt).
   absl::Status Attach(Fd fd);
   void Adopt(Fd fd);
-  // Gives the socket back, no longer watched.
+  // Stops watching the socket and returns it.
   Fd Release();
 
   void OnReady(uint32_t events) override;
 
  protected:
-  // Both move at most what fits without blocking, return the bytes moved (0: would block) and note
-  // readiness. Unavailable: end of file, reset, or another errno.
+  // Both move at most what fits without blocking, update readiness, and return the number of bytes
+  // moved (0: would block). Unavailable: end of file, reset, or another errno.
   absl::StatusOr<size_t> Write(std::span<iovec> pieces);
   absl::StatusOr<size_t> Read(std::span<iovec> pieces);
 

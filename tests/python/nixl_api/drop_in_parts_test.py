@@ -305,9 +305,9 @@ def test_what_the_listener_holds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         known.go_on.set()
         assert not any(map(_is_closed, kept))
         # It is given back after the answer.
-        assert wait_until(lambda: listener._room._left == 2500)
+        assert wait_until(lambda: listener._budget._left == 2500)
         assert not _is_closed(_request(listener.port, 1000, 1000))
-        assert wait_until(lambda: listener._room._left == 2500)
+        assert wait_until(lambda: listener._budget._left == 2500)
     finally:
         listener.stop()
 

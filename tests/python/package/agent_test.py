@@ -228,8 +228,7 @@ def test_options_by_name() -> None:
         backends=["tcp"],
         listen="127.0.0.1:0",
         heartbeat=0.25,
-        verbs={"traffic_class": 96},
-        faults={"seed": 7, "max_delay": 0.001},
+        backend={"tcp": {"streams": 3, "addresses": ["127.0.0.1"]}},
     )
     with agent:
         assert agent.listen_address.startswith("127.0.0.1:")

@@ -222,15 +222,29 @@ def test_names_of_nothing(rig: Rig) -> None:
     ("options", "text"),
     [
         ({"tcp_stream": 2}, "there is no option tcp_stream"),
-        ({"verbs": {"mtus": 1}}, "there is no option verbs.mtus"),
-        ({"verbs": 3}, "option verbs is not a dict"),
-        ({"tcp_streams": "two"}, "option tcp_streams is 'two'"),
+        ({"backend": 3}, "option backend is not a dict"),
+        ({"backend": {"verbs": 3}}, "option backend.verbs is not a dict"),
+        ({"backend": {"tcp": {"streams": None}}}, "option backend.tcp.streams is None"),
+        ({"stripe_from": "two"}, "option stripe_from is 'two'"),
         ({"backends": "tcp"}, "option backends is 'tcp'"),
     ],
 )
 def test_options(options: dict[str, object], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         kvxfer.Agent(name("options"), **options)
+
+
+@pytest.mark.parametrize(
+    ("backend", "text"),
+    [
+        ({"tcp": {"streams": "two"}}, 'KVXFER_TCP_STREAMS.* is "two": must be a number from 1 to 16'),
+        ({"tcp": {"steams": 2}}, "no option `steams`.*did you mean `streams`"),
+        ({"tpc": {"streams": 2}}, 'backend "tpc".*did you mean tcp'),
+    ],
+)
+def test_options_of_a_backend(backend: dict[str, dict[str, object]], text: str) -> None:
+    with pytest.raises(kvxfer.InvalidArgument, match=text):
+        kvxfer.Agent(name("options"), backends=["tcp"], backend=backend)
 
 
 def test_words(rig: Rig) -> None:

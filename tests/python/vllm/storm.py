@@ -40,7 +40,7 @@ class _Job:
         return f"{self.number}.{self.attempt}"
 
 
-class _Seat:
+class _Place:
     """An engine that may be away for a while."""
 
     def __init__(self, engine: Engine) -> None:
@@ -89,43 +89,43 @@ class Storm:
     _known: dict[str, Any] | None = None  # of prefill, as of its last answer
 
     def __post_init__(self) -> None:
-        self._prefill = _Seat(self.talk.pair.prefill)
-        self._decode = _Seat(self.talk.pair.decode)
+        self._prefill = _Place(self.talk.pair.prefill)
+        self._decode = _Place(self.talk.pair.decode)
 
     def run(self) -> None:
         last = time.monotonic()
         while self._jobs or self._begun < self.count:
             self._disturb()
             self._begin_some()
-            for seat, take in ((self._prefill, self._prefilled), (self._decode, self._decoded)):
-                if seat.is_there():
-                    for answer in seat.engine.poll(_POLL_S):
+            for place, take in ((self._prefill, self._prefilled), (self._decode, self._decoded)):
+                if place.is_there():
+                    for answer in place.engine.poll(_POLL_S):
                         take(answer)
             self._go_on_with_those_that_wait()
             self._abort_some()
             now = time.monotonic()
             self._grow_older(now - last)
             last = now
-        for seat in (self._prefill, self._decode):
-            while not seat.is_there():
+        for place in (self._prefill, self._decode):
+            while not place.is_there():
                 time.sleep(_POLL_S)
 
     # --- engines ---
 
     def _disturb(self) -> None:
-        happenings: tuple[tuple[set[int], _Seat, Callable[[], None]], ...] = (
+        happenings: tuple[tuple[set[int], _Place, Callable[[], None]], ...] = (
             (self.prefill_kills, self._prefill, self._kill_prefill),
             (self.decode_kills, self._decode, self._kill_decode),
             (self.prefill_pauses, self._prefill, lambda: self._pause(self._prefill)),
             (self.decode_pauses, self._decode, lambda: self._pause(self._decode)),
         )
-        for when, seat, happens in happenings:
-            if when and min(when) <= self._begun and seat.is_there():
+        for when, place, happens in happenings:
+            if when and min(when) <= self._begun and place.is_there():
                 when.remove(min(when))
                 happens()
 
-    def _pause(self, seat: _Seat) -> None:
-        seat.pause(self.randomness.choice((0.3, 1.0, 3.5)))
+    def _pause(self, place: _Place) -> None:
+        place.pause(self.randomness.choice((0.3, 1.0, 3.5)))
 
     def _kill_prefill(self) -> None:
         self._prefill.kill()
@@ -212,16 +212,16 @@ class Storm:
     def _abort_some(self) -> None:
         now = time.monotonic()
         for name, job in list(self._jobs.items()):
-            seat = self._decode if job.at_decode else self._prefill
-            if job.abort_at is None or now < job.abort_at or not seat.is_there():
+            place = self._decode if job.at_decode else self._prefill
+            if job.abort_at is None or now < job.abort_at or not place.is_there():
                 continue
             del self._jobs[name]
-            seat.engine.abort(name if job.at_decode else f"{name}-p")
+            place.engine.abort(name if job.at_decode else f"{name}-p")
             self.aborted += 1
 
     def _grow_older(self, seconds: float) -> None:
         for job in self._jobs.values():
-            seat = self._decode if job.at_decode else self._prefill
-            if seat.is_there():
+            place = self._decode if job.at_decode else self._prefill
+            if place.is_there():
                 job.age += seconds
             assert job.age < _PATIENCE_S, f"{job} is not answered"

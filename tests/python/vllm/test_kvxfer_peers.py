@@ -20,7 +20,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 import kvxfer  # noqa: E402
 import kvxfer.vllm.peers  # noqa: E402
 from kvxfer.vllm.descriptors import free_descriptors  # noqa: E402
-from kvxfer.vllm.errands import Errands  # noqa: E402
+from kvxfer.vllm.outbox import Outbox  # noqa: E402
 from kvxfer.vllm.fetching import Fetching  # noqa: E402
 from kvxfer.vllm.peers import CannotMeet, Peers  # noqa: E402
 from kvxfer.vllm.reference import GroupBlocks, Reference, Worker  # noqa: E402
@@ -135,24 +135,24 @@ def test_many_who_cannot_be_met_cost_no_step(
     monkeypatch.setattr(Peers, "_begin", count)
     agent: Any = SimpleNamespace(incarnation="f" * 32)
     to_self: list[dict[str, Any]] = []
-    errands = Errands(agent, network.peers, to_self.append)
+    outbox = Outbox(agent, network.peers, to_self.append)
     most = kvxfer.vllm.peers._MAX_UNDER_WAY
     workers = [Worker(f"192.0.2.1:{number}", f"{number:032x}") for number in range(1, 300)]
     message = {"do": "return", "lease": "a"}
-    errands.send([*workers, Worker("192.0.2.1:300", "f" * 32)], message)
+    outbox.send([*workers, Worker("192.0.2.1:300", "f" * 32)], message)
     assert to_self == [message]  # whoever waits before it
     assert len(looked_at) == most + 1
     for _ in range(10):
-        errands.poll()
+        outbox.poll()
     assert len(looked_at) <= most + 1 + 10
-    assert errands.take_change() == len(workers)
+    assert outbox.take_change() == len(workers)
     for _ in workers:
         network.answer(kvxfer.DeadlineExceeded("it does not answer"))
     left, end = len(workers), time.monotonic() + _LIMIT_S
     while left:
         assert time.monotonic() < end, "nothing becomes of it"
-        errands.poll()
-        left += errands.take_change()
+        outbox.poll()
+        left += outbox.take_change()
         time.sleep(0.001)
     assert network.asked == len(workers)
 
@@ -259,9 +259,9 @@ def test_a_load_that_found_none_is_not_retried() -> None:
     peers: Any = SimpleNamespace(
         meet=lambda *_: [_NAME], name=lambda _: _NAME, let_idle_go=lambda: asked.append("let go")
     )
-    errands: Any = SimpleNamespace(send=lambda *_: asked.append("return"))
+    outbox: Any = SimpleNamespace(send=lambda *_: asked.append("return"))
     stats = Stats()
-    fetching = Fetching(agent, peers, errands, Settings(), stats)
+    fetching = Fetching(agent, peers, outbox, Settings(), stats)
     caches: Any = SimpleNamespace(between=lambda *_: {}, stream=lambda: None)
     fetching.caches = caches
     blocks = GroupBlocks(0, (1,))

@@ -120,7 +120,7 @@ def test_what_decode_returns_is_free_soon(engines: tuple[Engine, Engine]) -> Non
     prefill.step(hold("a"))
     begin = time.monotonic()
     decode.step(give_back(prefill, "a"))
-    until(lambda: not decode.errands, decode)
+    until(lambda: not decode.unsent, decode)
     until(lambda: prefill.sent, prefill, limit=SOON_S)
     assert prefill.sent["here a"] - begin < SOON_S
     assert prefill.worker.stats.data["expired_leases"] == 0
@@ -133,7 +133,7 @@ def test_one_worker_that_cannot_be_met_keeps_nothing_from_the_others(
     prefill.step(hold("a"))
     nobody = Worker("127.0.0.1:1", "0" * 32)
     decode.step(Step(returned=[Returned("a", (nobody, prefill.address))]))
-    until(lambda: prefill.sent and not decode.errands, prefill, decode)
+    until(lambda: prefill.sent and not decode.unsent, prefill, decode)
 
 
 def test_a_release_that_comes_before_the_lease_is_remembered(

@@ -57,7 +57,7 @@ class Engine:
         """Requests whose blocks are free, and since when."""
         self.loaded: set[str] = set()
         self.failed: dict[str, float] = {}
-        self.errands = 0
+        self.unsent = 0
         self.heard: list[Any] = []
 
     def step(self, step: Step | None = None) -> None:
@@ -83,7 +83,7 @@ class Engine:
         self.loaded |= (results.finished_recving or set()) - (results.failed_recving or set())
         heard = self.worker.heard()
         if heard is not None:
-            self.errands += heard.errands
+            self.unsent += heard.unsent
             self.heard.append(heard)
 
     def tokens(self, layer: str, blocks: tuple[int, ...]) -> np.ndarray:

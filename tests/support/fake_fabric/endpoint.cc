@@ -115,9 +115,9 @@ int GetName(fid_t f, void* out, size_t* bytes) {
   const auto* const endpoint = From<Endpoint>(f);
   const Domain::Hold hold(endpoint->domain);
   if (!endpoint->enabled) return -FI_EOPBADSTATE;
-  const size_t room = *bytes;
+  const size_t space = *bytes;
   *bytes = sizeof(Address);
-  if (room < sizeof(Address) || out == nullptr) return -FI_ETOOSMALL;
+  if (space < sizeof(Address) || out == nullptr) return -FI_ETOOSMALL;
   std::memcpy(out, &endpoint->address, sizeof(Address));
   return 0;
 }

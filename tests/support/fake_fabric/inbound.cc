@@ -269,23 +269,23 @@ Domain::Turn Domain::LandMessage(Inbound* inbound, Endpoint* endpoint) {
   }
   const Receive receive = endpoint->receives.front();
   endpoint->receives.pop_front();
-  size_t landed = 0;
+  size_t received = 0;
   int error = 0;
-  for (size_t i = 0; i < receive.count && landed < filled && error == 0; ++i) {
-    const size_t bytes = std::min(receive.iov[i].iov_len, filled - landed);
-    error =
-        Land(reinterpret_cast<uint64_t>(receive.iov[i].iov_base), staging_.data() + landed, bytes);
-    landed += bytes;
+  for (size_t i = 0; i < receive.count && received < filled && error == 0; ++i) {
+    const size_t bytes = std::min(receive.iov[i].iov_len, filled - received);
+    error = Land(reinterpret_cast<uint64_t>(receive.iov[i].iov_base), staging_.data() + received,
+                 bytes);
+    received += bytes;
   }
-  if (error == 0 && landed < filled) error = FI_ETRUNC;
+  if (error == 0 && received < filled) error = FI_ETRUNC;
   endpoint->receive->Push(
       {.context = receive.context,
        .flags = FI_MSG | FI_RECV | (request.has_data != 0 ? FI_REMOTE_CQ_DATA : 0),
-       .bytes = landed,
+       .bytes = received,
        .buffer = receive.iov[0].iov_base,
        .data = request.data,
        .error = error,
-       .left_out = filled - landed,
+       .left_out = filled - received,
        .source = endpoint->av->IndexOf(request.from)});
   Tell(*inbound, 0);
   return Turn::kOver;

@@ -46,7 +46,7 @@ struct Fabric : fid_fabric {
 };
 
 // A room in an endpoint's transmit queue: taken by Post, given back when the completion is read.
-using Room = std::shared_ptr<size_t>;
+using Space = std::shared_ptr<size_t>;
 
 struct Completion {
   void* context = nullptr;
@@ -57,7 +57,7 @@ struct Completion {
   int error = 0;
   size_t left_out = 0;  // bytes that a receive had no room for
   fi_addr_t source = FI_ADDR_NOTAVAIL;
-  Room room{};
+  Space space{};
 };
 
 struct Cq : fid_cq {
@@ -123,7 +123,7 @@ struct Endpoint : fid_ep {
   uint64_t default_flags = 0;  // of tx_attr.op_flags
   size_t tx_size = 0;
   size_t rx_size = 0;
-  Room used{};
+  Space used{};
   size_t posted = 0;
   std::list<Receive> receives{};
 };
@@ -144,7 +144,7 @@ struct Op {
   uint64_t sent_at_us = 0;
   Ticket ticket{};
   std::vector<std::byte> copy{};  // of the source, where the application may have it back early
-  Room room{};
+  Space space{};
 };
 
 int OpenDomain(Fabric* fabric, const fi_info* info, fid_domain** out, void* context);

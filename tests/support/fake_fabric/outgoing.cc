@@ -108,10 +108,10 @@ ssize_t Domain::Post(Endpoint* endpoint, const Posting& posting) {
   op->injected = posting.injected;
   op->wanted = !posting.injected && (!endpoint->selective || (posting.flags & FI_COMPLETION) != 0);
   op->delivery = (posting.flags & FI_DELIVERY_COMPLETE) != 0;
-  op->room = endpoint->used;
+  op->space = endpoint->used;
   if (!Describe(*endpoint, posting, op.get())) return -FI_EAGAIN;
   op->may_fail = !posting.injected && endpoint->posted++ >= config_.spare;
-  ++*op->room;
+  ++*op->space;
   WriteTo(posting.context);
   if (posting.injected || (posting.flags & FI_INJECT) != 0) CopySource(op.get());
   unsent_.push_back(op->request.op);
@@ -254,14 +254,14 @@ void Domain::Complete(Op* op, int error) {
   if (op->completed) return;
   op->completed = true;
   if (op->endpoint == nullptr || op->injected || (!op->wanted && error == 0)) {
-    --*op->room;
+    --*op->space;
     return;
   }
   op->endpoint->transmit->Push({.context = op->context,
                                 .flags = op->completion_flags,
                                 .bytes = op->request.bytes,
                                 .error = error,
-                                .room = op->room});
+                                .space = op->space});
   if (error == 0 || !Chance(config_.repeat)) return;
   op->endpoint->transmit->Push(
       {.context = op->context, .flags = op->completion_flags, .error = error});

@@ -62,7 +62,7 @@ void Store(const Completion& completion, fi_cq_format format, size_t index, void
 }
 
 void GiveBack(const Completion& completion) {
-  if (completion.room != nullptr) --*completion.room;
+  if (completion.space != nullptr) --*completion.space;
 }
 
 ssize_t ReadFrom(fid_cq* f, void* buffer, size_t count, fi_addr_t* source) {
@@ -113,11 +113,11 @@ ssize_t ReadError(fid_cq* f, fi_cq_err_entry* out, uint64_t /*flags*/) {
   return 1;
 }
 
-const char* ErrorText(fid_cq* /*cq*/, int error, const void* /*data*/, char* buffer, size_t room) {
+const char* ErrorText(fid_cq* /*cq*/, int error, const void* /*data*/, char* buffer, size_t space) {
   const char* const text = fi_strerror(error);
-  if (buffer != nullptr && room > 0) {
-    std::strncpy(buffer, text, room - 1);
-    buffer[room - 1] = '\0';
+  if (buffer != nullptr && space > 0) {
+    std::strncpy(buffer, text, space - 1);
+    buffer[space - 1] = '\0';
   }
   return text;
 }

@@ -43,9 +43,9 @@ int TellRawKey(const Region& region, const struct fi_mr_raw_attr& attr) {
   const uint64_t raw[2] = {region.remote_key, region.check};
   const bool is_raw = (region.domain->config().mr_mode & FI_MR_RAW) != 0;
   const size_t size = is_raw ? sizeof(raw) : sizeof(region.key);
-  const size_t room = *attr.key_size;
+  const size_t space = *attr.key_size;
   *attr.key_size = size;
-  if (room < size || attr.raw_key == nullptr) return -FI_ETOOSMALL;
+  if (space < size || attr.raw_key == nullptr) return -FI_ETOOSMALL;
   if (attr.base_addr != nullptr) *attr.base_addr = region.base;
   if (is_raw) {
     std::memcpy(attr.raw_key, raw, size);

@@ -74,8 +74,8 @@ SendResult Wire::Send(uint64_t node, const void* datagram, size_t bytes) const {
   return errno == ECONNREFUSED || errno == ENOENT ? SendResult::kGone : SendResult::kFull;
 }
 
-size_t Wire::Receive(void* datagram, size_t room) const {
-  const ssize_t got = recv(fd_, datagram, room, MSG_DONTWAIT);
+size_t Wire::Receive(void* datagram, size_t space) const {
+  const ssize_t got = recv(fd_, datagram, space, MSG_DONTWAIT);
   return got < 0 ? 0 : static_cast<size_t>(got);
 }
 

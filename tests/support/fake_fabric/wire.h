@@ -99,7 +99,7 @@ class Wire {
   int fd() const { return fd_; }  // -1: there is none, errno says why
   SendResult Send(uint64_t node, const void* datagram, size_t bytes) const;
   // 0: nothing is there.
-  size_t Receive(void* datagram, size_t room) const;
+  size_t Receive(void* datagram, size_t space) const;
 
  private:
   uint64_t node_;

@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "src/core/base/options_env.h"
+#include "src/cli/reference/variables.h"
 
 namespace kvxfer {
 namespace {
@@ -31,7 +31,7 @@ std::set<std::string> AllOf(const std::string& text, const char* pattern) {
 }
 
 std::set<std::string> Read() {
-  const std::vector<std::string> names = EnvironmentVariables();
+  const std::vector<std::string> names = cli::AllVariables();
   return {names.begin(), names.end()};
 }
 

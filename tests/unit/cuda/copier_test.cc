@@ -227,8 +227,8 @@ TEST_P(CudaCopierTest, ManyBatchesOfAllSizesUnderWay) {
   const GpuMemory to(kCells * 64);
   Fill(from.alias(), from.bytes(), random);
   const std::byte* const source = from.alias();
-  std::byte* const landed = to.alias();
-  std::memset(landed, 0, to.bytes());
+  std::byte* const received = to.alias();
+  std::memset(received, 0, to.bytes());
   std::vector<uint32_t> cells(kCells);
   for (uint32_t i = 0; i < kCells; ++i) cells[i] = i;
   std::shuffle(cells.begin(), cells.end(), random);
@@ -252,10 +252,10 @@ TEST_P(CudaCopierTest, ManyBatchesOfAllSizesUnderWay) {
     }
     while (!copier_->idle()) ASSERT_OK(Next(*copier_).status);
     for (size_t i = 0; i < kCells; ++i) {
-      ASSERT_EQ(std::memcmp(landed + i * 64, source + i * 64, 40), 0);
-      ASSERT_EQ(landed[i * 64 + 40], std::byte{0});
+      ASSERT_EQ(std::memcmp(received + i * 64, source + i * 64, 40), 0);
+      ASSERT_EQ(received[i * 64 + 40], std::byte{0});
     }
-    std::memset(landed, 0, to.bytes());
+    std::memset(received, 0, to.bytes());
   }
 }
 

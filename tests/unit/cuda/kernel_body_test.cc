@@ -89,8 +89,8 @@ TEST(CudaKernelBodyTest, CopiesRowsOfAnyLengthAndDistance) {
                   .from_stride = 0};
     const auto place = [&](uint32_t rows, int32_t& stride) {
       // Forwards or backwards, with a gap or none, within the memory.
-      const uint32_t room = (1 << 16) / rows;
-      const uint32_t gap = room > unit.bytes ? below((room - unit.bytes) / width + 1) * width : 0;
+      const uint32_t space = (1 << 16) / rows;
+      const uint32_t gap = space > unit.bytes ? below((space - unit.bytes) / width + 1) * width : 0;
       stride = static_cast<int32_t>(unit.bytes + gap);
       const uint64_t length = uint64_t{rows - 1} * (unit.bytes + gap) + unit.bytes;
       uint64_t first = below((1 << 16) - length + 1) / width * width;

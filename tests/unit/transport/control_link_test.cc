@@ -45,7 +45,7 @@ class TestLink final : public ControlLink {
   }
 
   void SayHello() override {
-    if (has_hello) ControlLink::Tell(Bytes("hello"));
+    if (has_hello) ControlLink::Tell("hello");
   }
   absl::Status OnFrame(std::span<const std::byte> frame) override {
     if (Text(frame) == "nonsense") return absl::InvalidArgumentError("nonsense");
@@ -72,7 +72,7 @@ class TestLink final : public ControlLink {
 };
 
 struct Node final : LinkHub::Owner {
-  explicit Node(Duration connect_timeout = kAmple, Service service = Service::kVerbs)
+  explicit Node(Duration connect_timeout = kAmple, Service service = Service{1})
       : hub({.backend = "test",
              .service = service,
              .incarnation = incarnation,
@@ -163,7 +163,7 @@ TEST(NetControlLink, CarriesMessagesAndFramesBothWaysInOrder) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
   EXPECT_TRUE(pair.out->Send(Bytes("one")));
-  pair.out->Tell(Bytes("frame"));
+  pair.out->Tell("frame");
   EXPECT_TRUE(pair.out->Send(Bytes("two")));
   EXPECT_TRUE(pair.in().Send(Bytes("three")));
   ASSERT_TRUE(pair.Until(
@@ -215,7 +215,7 @@ TEST(NetControlLink, DownWaitsUntilTheDataIsQuiet) {
 TEST(NetControlLink, AFrameThatMakesNoSenseEndsTheLinkAndThePeerHearsIt) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
-  pair.out->Tell(Bytes("nonsense"));
+  pair.out->Tell("nonsense");
   ASSERT_TRUE(pair.Until([&] { return pair.out->down() && pair.in().down(); }));
   EXPECT_EQ(pair.target.why.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(pair.initiator.why.message()), HasSubstr("nonsense"));
@@ -260,7 +260,7 @@ TEST(NetControlLink, AnotherIncarnationIsToldApart) {
 }
 
 TEST(NetControlLink, WhoMeansAnotherBackendIsNotAccepted) {
-  Node initiator(kAmple, Service::kTcp);
+  Node initiator(kAmple, Service{0});
   Node target;
   auto link = initiator.Connect(target);
   ASSERT_TRUE(Until(initiator, target, [&] { return initiator.Saw(EventKind::kDown); }));

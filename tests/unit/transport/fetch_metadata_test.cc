@@ -25,8 +25,8 @@ namespace {
 
 using absl::StatusCode;
 using net::Fd;
-using net::Verdict;
 using net::Welcome;
+using net::WelcomeCode;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -292,14 +292,14 @@ TEST(FetchMetadata, EachRefusalIsExplained) {
     const char* word;
   };
   const Case cases[] = {
-      {{.verdict = Verdict::kNotServed}, StatusCode::kFailedPrecondition, "`serve_metadata`"},
-      {{.verdict = Verdict::kWrongIncarnation}, StatusCode::kFailedPrecondition, "listen_address"},
-      {{.version = 9, .verdict = Verdict::kWrongVersion},
+      {{.code = WelcomeCode::kNotServed}, StatusCode::kFailedPrecondition, "`serve_metadata`"},
+      {{.code = WelcomeCode::kWrongIncarnation}, StatusCode::kFailedPrecondition, "listen_address"},
+      {{.version = 9, .code = WelcomeCode::kWrongVersion},
        StatusCode::kFailedPrecondition,
        "speaks version 9"},
       {{.version = 9, .bytes = 5}, StatusCode::kFailedPrecondition, "speaks version 9"},
-      {{.verdict = Verdict::kClosing}, StatusCode::kUnavailable, "closing"},
-      {{.verdict = Verdict{77}}, StatusCode::kInternal, "verdict 77"},
+      {{.code = WelcomeCode::kClosing}, StatusCode::kUnavailable, "closing"},
+      {{.code = WelcomeCode{77}}, StatusCode::kInternal, "verdict 77"},
   };
   for (const Case& one : cases) {
     const Server server(Answers(Encoded(one.welcome)));
@@ -312,7 +312,7 @@ TEST(FetchMetadata, AsksAgainWhoIsBusy) {
   const std::string metadata = SomeMetadata();
   const Server server([&](Fd& fd, int number) {
     EXPECT_TRUE(Asked(fd));
-    Say(fd, number < 4 ? Encoded({.verdict = Verdict::kBusy})
+    Say(fd, number < 4 ? Encoded({.code = WelcomeCode::kBusy})
                        : Encoded({.bytes = metadata.size()}) + metadata);
   });
   ASSERT_OK_AND_ASSIGN(const std::string got, FetchMetadata(server.address(), kAWhile));
@@ -321,7 +321,7 @@ TEST(FetchMetadata, AsksAgainWhoIsBusy) {
 }
 
 TEST(FetchMetadata, WhoIsBusyForGood) {
-  const Server server(Answers(Encoded({.verdict = Verdict::kBusy})));
+  const Server server(Answers(Encoded({.code = WelcomeCode::kBusy})));
   const Time start = Now();
   EXPECT_TRUE(Fails(FetchMetadata(server.address(), milliseconds(200)), StatusCode::kUnavailable,
                     {"too many others"}));

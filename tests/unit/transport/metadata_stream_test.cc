@@ -45,9 +45,9 @@ TEST(NetMetadataStream, TheQuestionIsAsItWas) {
 TEST(NetMetadataStream, TheAnswersAreAsTheyWere) {
   const std::pair<Welcome, const char*> cases[] = {
       {{.bytes = 0x010203}, golden::kMetadataFollows},
-      {{.verdict = Verdict::kNotServed}, golden::kMetadataNotServed},
-      {{.verdict = Verdict::kBusy}, golden::kMetadataBusy},
-      {{.verdict = Verdict::kClosing}, golden::kMetadataClosing},
+      {{.code = WelcomeCode::kNotServed}, golden::kMetadataNotServed},
+      {{.code = WelcomeCode::kBusy}, golden::kMetadataBusy},
+      {{.code = WelcomeCode::kClosing}, golden::kMetadataClosing},
   };
   for (const auto& [welcome, golden] : cases) {
     std::array<std::byte, kWelcomeBytes> bytes;
@@ -55,7 +55,7 @@ TEST(NetMetadataStream, TheAnswersAreAsTheyWere) {
     EXPECT_EQ(Hex(bytes), Golden(golden));
     const auto decoded = DecodeWelcome(bytes);
     ASSERT_TRUE(decoded.ok());
-    EXPECT_EQ(decoded->verdict, welcome.verdict);
+    EXPECT_EQ(decoded->code, welcome.code);
     EXPECT_EQ(decoded->bytes, welcome.bytes);
   }
 }
@@ -193,12 +193,12 @@ TEST_F(NetHandouts, TheirNumberIsBoundedAndTheSlowMakeRoom) {
   const auto bytes = Bytes(16 << 20);
   std::vector<Fd> all;
   while (handouts_.size() < Handouts::kMax) {
-    ASSERT_TRUE(handouts_.MakeRoom(Now()));
+    ASSERT_TRUE(handouts_.MakeSpace(Now()));
     all.push_back(Give(bytes));
   }
-  EXPECT_FALSE(handouts_.MakeRoom(Now()));
+  EXPECT_FALSE(handouts_.MakeSpace(Now()));
   EXPECT_EQ(handouts_.size(), Handouts::kMax);
-  EXPECT_TRUE(handouts_.MakeRoom(Now() + Handouts::kFairTime));
+  EXPECT_TRUE(handouts_.MakeSpace(Now() + Handouts::kFairTime));
   EXPECT_EQ(handouts_.size(), Handouts::kMax - 1);
   bool closed = false;
   (void)Read(all.front(), &closed);

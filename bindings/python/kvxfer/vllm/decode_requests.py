@@ -53,7 +53,7 @@ class _Load:
 
 
 @dataclass
-class _Room:
+class _Destination:
     """Blocks that were offered to a prefill engine, until it writes no more into them."""
 
     blocks: list[KVCacheBlock]
@@ -81,7 +81,7 @@ class DecodeRequests:
         # answers to one prompt (n) come so.
         self._followers: dict[str, str] = {}
         self._loaded: OrderedDict[str, None] = OrderedDict()  # transfers, lately
-        self._rooms: dict[str, _Room] = {}  # by request
+        self._destinations: dict[str, _Destination] = {}  # by request
         self._refused: dict[str, str] = {}  # not yet told to the workers
 
     def expect(self, request: Request, params: dict[str, Any], refused: str = "") -> None:
@@ -223,7 +223,7 @@ class DecodeRequests:
             )
         else:
             offered = [each for group in blocks.blocks for each in group if not each.is_null]
-            self._rooms[request.request_id] = _Room(offered)
+            self._destinations[request.request_id] = _Destination(offered)
             self.step.offers.append(
                 Offer(
                     request.request_id,
@@ -271,7 +271,7 @@ class DecodeRequests:
 
     def hear(self, heard: Heard | None, output: KVConnectorOutput) -> None:
         for request, change in (heard.unsettled if heard is not None else {}).items():
-            self._rooms[request].unsettled += change
+            self._destinations[request].unsettled += change
         for request in output.finished_recving or ():
             load = self._drop(request)
             self._keep(request)
@@ -289,21 +289,21 @@ class DecodeRequests:
                 self._loaded.popitem(last=False)
 
     def keeps_blocks(self) -> bool:
-        return any(room.kept for room in self._rooms.values())
+        return any(destination.kept for destination in self._destinations.values())
 
     def _keep(self, request: str) -> None:
         """vLLM frees the blocks of a load that has ended, and must not use them for another."""
-        room = self._rooms.get(request)
-        if room is None:
+        destination = self._destinations.get(request)
+        if destination is None:
             return
-        if room.unsettled == 0 or self.block_pool is None:
-            del self._rooms[request]
+        if destination.unsettled == 0 or self.block_pool is None:
+            del self._destinations[request]
             return
-        self.block_pool.touch(room.blocks)
-        room.kept = True
+        self.block_pool.touch(destination.blocks)
+        destination.kept = True
 
     def _let_go(self) -> None:
-        for request, room in list(self._rooms.items()):
-            if room.kept and room.unsettled == 0 and self.block_pool is not None:
-                self.block_pool.free_blocks(reversed(room.blocks))
-                del self._rooms[request]
+        for request, destination in list(self._destinations.items()):
+            if destination.kept and destination.unsettled == 0 and self.block_pool is not None:
+                self.block_pool.free_blocks(reversed(destination.blocks))
+                del self._destinations[request]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import kvxfer
 from kvxfer.vllm.caches import RegisteredCaches
-from kvxfer.vllm.errands import Errands
+from kvxfer.vllm.outbox import Outbox
 from kvxfer.vllm.holding import part_of
 from kvxfer.vllm.log import logger, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
@@ -51,13 +51,13 @@ class Fetching:
         self,
         agent: kvxfer.Agent,
         peers: Peers,
-        errands: Errands,
+        outbox: Outbox,
         settings: Settings,
         stats: Stats,
     ) -> None:
         self._agent = agent
         self._peers = peers
-        self._errands = errands
+        self._outbox = outbox
         self._settings = settings
         self._stats = stats
         self._loads: dict[str, _Load] = {}
@@ -191,7 +191,7 @@ class Fetching:
         del self._loads[fetch.request]
         if load.failed or load.given_up:
             message = {"do": "return", "lease": fetch.lease}
-            self._errands.send(fetch.reference.workers, message, load.begun)
+            self._outbox.send(fetch.reference.workers, message, load.begun)
         if load.given_up:
             return
         if load.failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import kvxfer
-from kvxfer.vllm.errands import Sender
+from kvxfer.vllm.outbox import Sender
 from kvxfer.vllm.reference import Worker
 from kvxfer.vllm.step import Part
 

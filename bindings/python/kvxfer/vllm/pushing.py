@@ -14,7 +14,7 @@ from typing import Any
 import kvxfer
 from kvxfer.vllm.caches import Group, RegisteredCaches
 from kvxfer.vllm.early_releases import EarlyReleases
-from kvxfer.vllm.errands import Answers, Sender, tell
+from kvxfer.vllm.outbox import Answers, Sender, tell
 from kvxfer.vllm.layer_writes import LayerWrites
 from kvxfer.vllm.log import limited, shown
 from kvxfer.vllm.peers import CannotMeet, Peers

@@ -1,4 +1,4 @@
-"""Decode, push: room is offered to the prefill engine, which writes into it. A request that fails does
+"""Decode, push: destination is offered to the prefill engine, which writes into it. A request that fails does
 not wait for that engine; the scheduler keeps its blocks out of use until nothing of a peer can land in
 them any more."""
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import kvxfer
 from kvxfer.vllm.caches import RegisteredCaches, cache_name
-from kvxfer.vllm.errands import first_error, tell
+from kvxfer.vllm.outbox import first_error, tell
 from kvxfer.vllm.log import limited, logger, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.pushing import ARRIVAL
@@ -27,13 +27,13 @@ _NOT_ASKED = -1
 
 
 @dataclass
-class _Room:
+class _Destination:
     offer: Offer
     begun: float
     until: float
     names: list[str] = field(default_factory=list)  # of prefill's agents, once it was offered
     missing: list[int] = field(default_factory=list)  # tokens, of each part
-    told: dict[str, list[kvxfer.Transfer]] = field(default_factory=dict)  # what was last, by agent
+    messages: dict[str, list[kvxfer.Transfer]] = field(default_factory=dict)  # what was last, by agent
     settled: set[str] = field(default_factory=set)  # agents that write nothing more into it
     failed: str = ""
     given_up: bool = False
@@ -64,75 +64,75 @@ class Receiving:
         self._stats = stats
         self._rank = rank
         self._here = here
-        self._rooms: dict[str, _Room] = {}  # by lease
-        self._left: dict[str, _Room] = {}
+        self._destinations: dict[str, _Destination] = {}  # by lease
+        self._left: dict[str, _Destination] = {}
         self._turned_away: set[str] = set()  # requests
         # What the scheduler has not heard: by request, 1 or -1.
         self._unsettled: dict[str, int] = {}
         self.caches: RegisteredCaches | None = None
 
     def begin(self, offer: Offer) -> None:
-        if offer.lease in self._rooms or offer.lease in self._left:
+        if offer.lease in self._destinations or offer.lease in self._left:
             self._stats.count("failed_loads")
             logger.error("kvxfer: request %s: its reference is in use", offer.request)
             self._turned_away.add(offer.request)
             return
         now = time.monotonic()
-        room = _Room(offer, now, now + self._settings.lease)
-        room.missing = [part.last - part.first for part in offer.parts]
-        self._rooms[offer.lease] = room
-        self._go_on(room)
+        destination = _Destination(offer, now, now + self._settings.lease)
+        destination.missing = [part.last - part.first for part in offer.parts]
+        self._destinations[offer.lease] = destination
+        self._go_on(destination)
 
     def peers(self) -> set[str]:
-        """That may write into rooms."""
-        rooms = [*self._rooms.values(), *self._left.values()]
-        return {name for room in rooms for name in room.names}
+        """That may write into destinations."""
+        destinations = [*self._destinations.values(), *self._left.values()]
+        return {name for destination in destinations for name in destination.names}
 
     def give_up(self, request: str) -> None:
-        for room in self._rooms.values():
-            if room.offer.request == request:
-                room.given_up = True
+        for destination in self._destinations.values():
+            if destination.offer.request == request:
+                destination.given_up = True
 
     # --- what prefill says ---
 
     def arrived(self, name: str, cache: str, payload: bytes) -> None:
         """A piece of a request, into one group; ValueError: not as a connector writes it."""
-        room = self._rooms.get(name.rpartition("#")[0])
-        if room is None:
+        destination = self._destinations.get(name.rpartition("#")[0])
+        if destination is None:
             return
         if len(payload) != ARRIVAL.size:
             raise ValueError(f"{name}: {payload!r}")
         group, tokens = ARRIVAL.unpack(payload)
-        if cache != cache_name(group) or not 0 < tokens <= room.missing[group]:
+        if cache != cache_name(group) or not 0 < tokens <= destination.missing[group]:
             raise ValueError(f"{name}: {payload!r} of {cache}")
-        room.missing[group] -= tokens
-        room.until = time.monotonic() + self._settings.lease
+        destination.missing[group] -= tokens
+        destination.until = time.monotonic() + self._settings.lease
 
     def alive(self, lease: str) -> None:
-        room = self._rooms.get(lease)
-        if room is not None:
-            room.until = time.monotonic() + self._settings.lease
+        destination = self._destinations.get(lease)
+        if destination is not None:
+            destination.until = time.monotonic() + self._settings.lease
 
     def refused(self, peer: str, lease: str, why: str) -> None:
         """That agent writes nothing more."""
-        room = self._rooms.get(lease) or self._left.get(lease)
-        if room is None:
+        destination = self._destinations.get(lease) or self._left.get(lease)
+        if destination is None:
             return
-        room.settled.add(peer)
-        if not room.leaving and any(room.missing):
-            room.failed = why
+        destination.settled.add(peer)
+        if not destination.leaving and any(destination.missing):
+            destination.failed = why
 
     def lost(self, name: str, why: str) -> None:
         """This agent has given a piece up."""
-        room = self._rooms.get(name.rpartition("#")[0])
-        if room is not None and not room.leaving:
-            room.failed = why
+        destination = self._destinations.get(name.rpartition("#")[0])
+        if destination is not None and not destination.leaving:
+            destination.failed = why
 
     def peer_lost(self, peer: str) -> None:
         """Its connections are. It may go on over others, if it is there at all."""
-        for lease, room in self._rooms.items():
-            if peer in room.names and not room.leaving:
-                room.told[peer] = tell(self._agent, peer, {"do": "renew", "lease": lease})
+        for lease, destination in self._destinations.items():
+            if peer in destination.names and not destination.leaving:
+                destination.messages[peer] = tell(self._agent, peer, {"do": "renew", "lease": lease})
 
     # --- each step ---
 
@@ -141,49 +141,49 @@ class Receiving:
         loaded: set[str] = set()
         failed = self._turned_away
         self._turned_away = set()
-        for lease, room in list(self._rooms.items()):
-            self._go_on(room)
-            if not room.leaving and any(room.missing):
+        for lease, destination in list(self._destinations.items()):
+            self._go_on(destination)
+            if not destination.leaving and any(destination.missing):
                 continue
-            del self._rooms[lease]
-            self._end(room)
-            (failed if room.failed else loaded).add(room.offer.request)
-        for lease, room in list(self._left.items()):
-            if self._is_quiet(room):
+            del self._destinations[lease]
+            self._end(destination)
+            (failed if destination.failed else loaded).add(destination.offer.request)
+        for lease, destination in list(self._left.items()):
+            if self._is_quiet(destination):
                 del self._left[lease]
-                self._count_unsettled(room, -1)
+                self._count_unsettled(destination, -1)
         return loaded, failed
 
     def take_unsettled(self) -> dict[str, int]:
         unsettled, self._unsettled = self._unsettled, {}
         return unsettled
 
-    def _count_unsettled(self, room: _Room, change: int) -> None:
-        request = room.offer.request
+    def _count_unsettled(self, destination: _Destination, change: int) -> None:
+        request = destination.offer.request
         self._unsettled[request] = self._unsettled.get(request, 0) + change
 
-    def _go_on(self, room: _Room) -> None:
-        if room.leaving:
+    def _go_on(self, destination: _Destination) -> None:
+        if destination.leaving:
             return
-        if time.monotonic() > room.until:
-            room.failed = (
+        if time.monotonic() > destination.until:
+            destination.failed = (
                 f"the prefill engine has not said or written anything for {self._settings.lease:g} s"
             )
             return
-        if room.names:
-            self._look_at_what_was_told(room)
+        if destination.names:
+            self._check_messages(destination)
             return
         try:
-            names = self._peers.meet(room.offer.reference.workers, room.begun)
+            names = self._peers.meet(destination.offer.reference.workers, destination.begun)
         except CannotMeet as error:
-            room.failed = str(error)
+            destination.failed = str(error)
             return
         if names is not None:
-            room.names = names
-            self._offer(room)
+            destination.names = names
+            self._offer(destination)
 
-    def _offer(self, room: _Room) -> None:
-        offer = room.offer
+    def _offer(self, destination: _Destination) -> None:
+        offer = destination.offer
         message = {
             "do": "offer",
             "lease": offer.lease,
@@ -199,77 +199,77 @@ class Receiving:
             "block_tokens": list(offer.block_tokens),
         }
         assert self.caches is not None
-        for name in room.names:
+        for name in destination.names:
             # Once told prefill may write, whatever is still computed here.
-            room.told[name] = tell(self._agent, name, message, self.caches.stream())
+            destination.messages[name] = tell(self._agent, name, message, self.caches.stream())
 
-    def _look_at_what_was_told(self, room: _Room) -> None:
+    def _check_messages(self, destination: _Destination) -> None:
         """An engine that is gone gives no answer."""
-        for name, told in room.told.items():
+        for name, told in destination.messages.items():
             error = first_error(told)
             if error is None:
                 continue
-            room.failed = str(error)
+            destination.failed = str(error)
             if _is_gone(error):
-                room.settled.add(name)
+                destination.settled.add(name)
 
     # --- the end ---
 
-    def _end(self, room: _Room) -> None:
-        if room.leaving:
-            self._leave(room)
-        if room.given_up:
+    def _end(self, destination: _Destination) -> None:
+        if destination.leaving:
+            self._leave(destination)
+        if destination.given_up:
             return
-        if room.failed:
+        if destination.failed:
             self._stats.count("failed_loads")
             logger.error(
                 "kvxfer: request %s was not written by engine %s: %s",
-                room.offer.request,
-                room.offer.reference.engine,
-                shown(room.failed, 1000),
+                destination.offer.request,
+                destination.offer.reference.engine,
+                shown(destination.failed, 1000),
             )
             return
-        self._stats.observe("load_seconds", time.monotonic() - room.begun)
+        self._stats.observe("load_seconds", time.monotonic() - destination.begun)
 
-    def _leave(self, room: _Room) -> None:
-        room.left = time.monotonic()
-        room.told.clear()
-        room.questions = dict.fromkeys(room.names, _NOT_ASKED)
-        if not self._is_quiet(room):
-            self._left[room.offer.lease] = room
-            self._count_unsettled(room, 1)
+    def _leave(self, destination: _Destination) -> None:
+        destination.left = time.monotonic()
+        destination.messages.clear()
+        destination.questions = dict.fromkeys(destination.names, _NOT_ASKED)
+        if not self._is_quiet(destination):
+            self._left[destination.offer.lease] = destination
+            self._count_unsettled(destination, 1)
 
-    def _is_quiet(self, room: _Room) -> bool:
+    def _is_quiet(self, destination: _Destination) -> bool:
         """First prefill says that it writes no more, or is gone; then what it has begun must have
         ended."""
-        for name in set(room.names) - room.settled:
-            self._settle(room, name)
-        return room.settled >= set(room.names) and self._questions_answered(room)
+        for name in set(destination.names) - destination.settled:
+            self._settle(destination, name)
+        return destination.settled >= set(destination.names) and self._questions_answered(destination)
 
-    def _settle(self, room: _Room, name: str) -> None:
+    def _settle(self, destination: _Destination, name: str) -> None:
         now = time.monotonic()
-        if now > room.left + max(_SILENT_S, 2 * self._settings.lease):
+        if now > destination.left + max(_SILENT_S, 2 * self._settings.lease):
             limited.warning(
                 "silent", "%s does not say that it writes no more", shown(name)
             )
-            room.settled.add(name)
+            destination.settled.add(name)
             return
-        told = room.told.get(name, [])
+        told = destination.messages.get(name, [])
         error = first_error(told)
         if error is not None and _is_gone(error):
-            room.settled.add(name)
-        elif name not in room.told or (
-            now >= room.not_before.get(name, 0.0) and all(each.done() for each in told)
+            destination.settled.add(name)
+        elif name not in destination.messages or (
+            now >= destination.not_before.get(name, 0.0) and all(each.done() for each in told)
         ):
-            room.not_before[name] = now + _AGAIN_S
-            message = {"do": "return", "lease": room.offer.lease, "from": self._here}
-            room.told[name] = tell(self._agent, name, message)
+            destination.not_before[name] = now + _AGAIN_S
+            message = {"do": "return", "lease": destination.offer.lease, "from": self._here}
+            destination.messages[name] = tell(self._agent, name, message)
 
-    def _questions_answered(self, room: _Room) -> bool:
-        for name, token in list(room.questions.items()):
-            if not self._is_answered(room.questions, name, token):
+    def _questions_answered(self, destination: _Destination) -> bool:
+        for name, token in list(destination.questions.items()):
+            if not self._is_answered(destination.questions, name, token):
                 return False
-            del room.questions[name]
+            del destination.questions[name]
         return True
 
     def _is_answered(self, questions: dict[str, int], name: str, token: int) -> bool:

@@ -40,7 +40,7 @@ class SchedulerSide:
         """``fails``: a request that cannot be loaded is to fail, not to be computed here. ``loads``,
         ``why_no_push``: as of Wishes."""
         self._ranks = ranks
-        self._errands = 0  # of all workers, that wait for those who are to hear them
+        self._unsent = 0  # messages in the outboxes of all workers
         self._wishes = Wishes(why_no_push, loads)
         self._table = BlockTable(groups, group_ids)
         self._decode = DecodeRequests(settings, self._table, fingerprint, fails)
@@ -113,13 +113,13 @@ class SchedulerSide:
         meta = output.kv_connector_worker_meta
         heard = meta if isinstance(meta, Heard) else None
         if heard is not None:
-            self._errands += heard.errands
+            self._unsent += heard.unsent
             self._prefill.hear(heard)
         self._decode.hear(heard, output)
 
     def has_work(self) -> bool:
         """The engine must go on stepping although no request is scheduled."""
         step = self._step
-        if self._prefill.is_pushing() or self._decode.keeps_blocks() or self._errands > 0:
+        if self._prefill.is_pushing() or self._decode.keeps_blocks() or self._unsent > 0:
             return True
         return bool(step.held or step.writes or step.abandoned or step.returned)

@@ -150,12 +150,12 @@ class Heard(KVConnectorWorkerMetadata):
     unsettled: dict[str, int] = field(default_factory=dict)
     """By request, how many more workers than before have ended it without knowing that prefill
     writes no more into its blocks."""
-    errands: int = 0
+    unsent: int = 0
     """How many more messages than before wait until their receiver is met."""
 
     def __bool__(self) -> bool:
         return bool(
-            self.offered or self.renewed or self.withdrawn or self.unsettled or self.errands
+            self.offered or self.renewed or self.withdrawn or self.unsettled or self.unsent
         )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> Heard:
@@ -165,7 +165,7 @@ class Heard(KVConnectorWorkerMetadata):
             self.renewed | other.renewed,
             self.withdrawn | other.withdrawn,
             _sums(self.unsettled, other.unsettled),
-            self.errands + other.errands,
+            self.unsent + other.unsent,
         )
 
 

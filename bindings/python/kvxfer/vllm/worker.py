@@ -17,7 +17,7 @@ from kvxfer.vllm import messages
 from kvxfer.vllm.addresses import OwnAddress, with_port
 from kvxfer.vllm.caches import Group, RegisteredCaches
 from kvxfer.vllm.early_releases import EarlyReleases
-from kvxfer.vllm.errands import Answers, Errands, Sender
+from kvxfer.vllm.outbox import Answers, Outbox, Sender
 from kvxfer.vllm.fetching import Fetching
 from kvxfer.vllm.holding import Holding
 from kvxfer.vllm.log import limited, logger, shown
@@ -64,8 +64,8 @@ class WorkerSide:
         peers = self._peers = Peers(
             self._agent, settings.handshake_timeout, self.stats, self._busy_peers
         )
-        self._errands = Errands(self._agent, peers, self._hear_itself)
-        self._fetching = Fetching(self._agent, peers, self._errands, settings, self.stats)
+        self._outbox = Outbox(self._agent, peers, self._hear_itself)
+        self._fetching = Fetching(self._agent, peers, self._outbox, settings, self.stats)
         self._early = EarlyReleases()
         self._holding = Holding(self._agent, settings.lease, self.stats, self._early)
         self._receiving = Receiving(self._agent, peers, settings, self.stats, self._rank, here)
@@ -74,7 +74,7 @@ class WorkerSide:
             self._agent, peers, answers, groups, settings, self.stats, self._early, why_no_push
         )
         self._refused: set[str] = set()
-        self._told: queue.SimpleQueue[tuple[Sender, dict[str, Any]]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Sender, dict[str, Any]]] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, name="kvxfer-listener", daemon=True)
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -102,7 +102,7 @@ class WorkerSide:
         for held in step.held:
             self._holding.hold(held)  # decode may ask for it already
         if step.writes:
-            self._take_what_was_told()
+            self._take_messages()
         for write in step.writes:
             self._pushing.write(write)
 
@@ -130,18 +130,18 @@ class WorkerSide:
             self._fetching.give_up(request)
             self._receiving.give_up(request)
         for returned in step.returned:
-            self._errands.send(returned.workers, {"do": "return", "lease": returned.lease})
+            self._outbox.send(returned.workers, {"do": "return", "lease": returned.lease})
         for reference in step.wanted:
-            self._errands.send(reference.workers, {"do": "renew", "lease": reference.transfer})
+            self._outbox.send(reference.workers, {"do": "renew", "lease": reference.transfer})
         for request, why in step.refused.items():
             logger.error("kvxfer: request %s fails: %s", request, why)
             self.stats.count("refused_references")
             self._refused.add(request)
 
     def poll(self) -> KVConnectorTransferResults:
-        self._take_what_was_told()
+        self._take_messages()
         self._take_events()
-        self._errands.poll()
+        self._outbox.poll()
         self._pushing.poll()
         failed, self._refused = self._refused, set()
         loaded: set[str] = set()
@@ -155,7 +155,7 @@ class WorkerSide:
     def heard(self) -> Heard | None:
         heard = self._pushing.take_heard()
         heard.unsettled = self._receiving.take_unsettled()
-        heard.errands = self._errands.take_change()
+        heard.unsent = self._outbox.take_change()
         return heard or None
 
     def _busy_peers(self) -> set[str]:
@@ -194,7 +194,7 @@ class WorkerSide:
         sender = Sender(told.peer, told.incarnation, address if is_address(address) else "")
         if not self._is_done_at_once(sender, message):
             message["at"] = time.monotonic()
-            self._told.put((sender, message))
+            self._inbox.put((sender, message))
 
     def _is_done_at_once(self, sender: Sender, message: dict[str, Any]) -> bool:
         """An engine in a long step must not lose what it has been asked to keep; one that has nothing
@@ -221,18 +221,18 @@ class WorkerSide:
             self._early.take(lease)
             return True
         withdrawal = {"do": "return", "lease": lease, "answered": True}
-        return self._pushing.closes(sender, lease, lambda: self._told.put((sender, withdrawal)))
+        return self._pushing.closes(sender, lease, lambda: self._inbox.put((sender, withdrawal)))
 
     def _hear_itself(self, message: dict[str, Any]) -> None:
         """A reference that this engine made has come back to it."""
         sender = Sender(self._agent.name, self._agent.incarnation)
         if not self._is_done_at_once(sender, message):
-            self._told.put((sender, message | {"at": time.monotonic()}))
+            self._inbox.put((sender, message | {"at": time.monotonic()}))
 
-    def _take_what_was_told(self) -> None:
+    def _take_messages(self) -> None:
         while True:
             try:
-                sender, message = self._told.get_nowait()
+                sender, message = self._inbox.get_nowait()
             except queue.Empty:
                 return
             try:

@@ -23,7 +23,7 @@ namespace {
 
 using absl::StatusCode;
 using std::chrono::milliseconds;
-constexpr uint64_t kBytes = 64 * 1024;
+constexpr uint64_t kRegionBytes = 64 * 1024;
 
 TEST(BadMemory, MoreThanThereIs) {
   EXPECT_TRUE(Fails(HostBuffer::Allocate(0), StatusCode::kInvalidArgument));
@@ -33,7 +33,7 @@ TEST(BadMemory, MoreThanThereIs) {
 
 // The child of a fork shares nothing with the agent's threads: each of its calls is refused.
 TEST(BadFork, ChildsCallsAreRefused) {
-  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(TcpFlavour(), kBytes));
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(TcpFlavour(), kRegionBytes));
   const BlockSet blocks({}, pair.a.memory.address(), pair.b.memory.address());
   ASSERT_OK_AND_ASSIGN(const Transfer before, blocks.Write(*pair.a.agent, "b", Unhurried()));
   ASSERT_OK(before.Wait(kAmple));
@@ -111,7 +111,7 @@ void LimitDescriptors(rlim_t count) {
 // At the limit of descriptors, creating fails with the reason; connecting ends in time, and works
 // once there are descriptors again.
 KVXFER_CHILD(DescriptorLimit) {
-  absl::StatusOr<Pair> pair = Pair::Create(TcpFlavour(), kBytes);
+  absl::StatusOr<Pair> pair = Pair::Create(TcpFlavour(), kRegionBytes);
   CHILD_EXPECT(pair.ok());
   const BlockSet blocks({}, pair->a.memory.address(), pair->b.memory.address());
   LimitDescriptors(256);
@@ -141,7 +141,7 @@ TEST(BadResources, DescriptorLimit) { EXPECT_EQ(RunChild("DescriptorLimit", {}, 
 // Without address space left, allocation and registration fail or succeed, and nothing dies.
 KVXFER_CHILD(MemoryLimit) {
   absl::StatusOr<Node> node =
-      Node::Create(OptionsFor(TcpFlavour(), "a"), TcpFlavour().memory, kBytes);
+      Node::Create(OptionsFor(TcpFlavour(), "a"), TcpFlavour().memory, kRegionBytes);
   CHILD_EXPECT(node.ok());
   const rlimit limit{.rlim_cur = 512u << 20, .rlim_max = 512u << 20};
   CHILD_EXPECT(setrlimit(RLIMIT_AS, &limit) == 0);

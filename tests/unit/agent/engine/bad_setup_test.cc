@@ -15,12 +15,12 @@ namespace {
 
 using absl::StatusCode;
 using std::chrono::milliseconds;
-constexpr uint64_t kBytes = 64 * 1024;
+constexpr uint64_t kSetupBytes = 64 * 1024;
 
 class BadMetadata : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(TcpFlavour(), kBytes));
+    ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(TcpFlavour(), kSetupBytes));
     ASSERT_OK_AND_ASSIGN(metadata_, pair_.b.agent->Metadata());
     ASSERT_OK_AND_ASSIGN(Node fresh,
                          Node::Create(OptionsFor(TcpFlavour(), "c"), TcpFlavour().memory, 4096));
@@ -105,13 +105,26 @@ TEST(BadOptions, Create) {
     EXPECT_FALSE(status.message().empty());
   }
   options = OptionsFor(TcpFlavour(), "a");
-  options.tcp_streams = 0;
-  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"tcp_streams"}));
-  options.tcp_streams = 17;
-  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"tcp_streams"}));
-  options.tcp_streams = 2;
-  options.shm_copy_threads = 9;
-  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"shm_copy_threads"}));
+  for (const char* streams : {"0", "17", "-1", "two", "2.5"}) {
+    options.backend["tcp"]["streams"] = streams;
+    EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument,
+                      {"streams", "tcp", "KVXFER_TCP_STREAMS", streams, "1 to 16"}));
+  }
+  options = OptionsFor(TcpFlavour(), "a");
+  options.backend["tcp"]["steams"] = "2";
+  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument,
+                    {"tcp", "steams", "did you mean `streams`"}));
+  options = OptionsFor(TcpFlavour(), "a");
+  options.backend["verb"]["devices"] = "mlx5_0";
+  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"verb", "verbs"}));
+  // Also where the host has no such device.
+  options = {.name = "a"};
+  options.backend["verbs"]["queue_depth"] = "1";
+  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument,
+                    {"KVXFER_VERBS_QUEUE_DEPTH", "16 to 32768"}));
+  options = {.name = "a", .backends = {"shm"}};
+  options.backend["shm"]["copy_threads"] = "9";
+  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"copy_threads"}));
   options = OptionsFor(TcpFlavour(), "a");
   options.serve_metadata = true;
   options.backends = {"loopback", "shm"};
@@ -142,11 +155,11 @@ TEST(BadOptions, Durations) {
     }
   }
   AgentOptions options = good;
-  options.faults.max_delay = Duration::max();
-  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"a year"}));
-  options = good;
-  options.faults.slow_rail_delay = Duration::max();
-  EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {"a year"}));
+  options.backends = {"faulty:tcp"};
+  for (const char* key : {"max_delay_us", "slow_rail_delay_us", "rail_down_for_us"}) {
+    options.backend["faulty"] = {{key, std::to_string(INT64_MAX)}};
+    EXPECT_TRUE(Fails(Agent::Create(options), StatusCode::kInvalidArgument, {key}));
+  }
   options = good;
   options.heartbeat = options.connect_timeout = options.cancel_grace = std::chrono::hours(24);
   options.suspect_after = std::chrono::hours(24 * 365);

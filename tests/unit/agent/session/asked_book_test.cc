@@ -23,8 +23,8 @@ class AskedBookTest : public ::testing::Test {
     for (const AskedBook::Question& quiet : book_.TakeQuiet()) ids.push_back(quiet.id);
     return ids;
   }
-  absl::Status Room(bool revoke, uint16_t version = kMaxProtocolVersion, size_t more = 0) const {
-    return book_.CheckRoom({.revoke = revoke, .regions = {1}}, version, more);
+  absl::Status Space(bool revoke, uint16_t version = kMaxProtocolVersion, size_t more = 0) const {
+    return book_.CheckSpace({.revoke = revoke, .regions = {1}}, version, more);
   }
 
   AskedBook book_;
@@ -49,22 +49,22 @@ TEST_F(AskedBookTest, AQuestionIsQuietWithTheLastTransferThatItWaitsFor) {
 
 TEST_F(AskedBookTest, QuestionsOfBothKindsAreBoundedEachByItself) {
   for (uint64_t i = 0; i < kMaxRevocations; ++i) {
-    ASSERT_OK(Room(true));
+    ASSERT_OK(Space(true));
     Add(i, true, {i});
   }
-  EXPECT_TRUE(Fails(Room(true), absl::StatusCode::kResourceExhausted, {"more QUIESCE"}));
-  EXPECT_OK(Room(true, kPageVersion - 1)) << "it asks for each region by itself";
+  EXPECT_TRUE(Fails(Space(true), absl::StatusCode::kResourceExhausted, {"more QUIESCE"}));
+  EXPECT_OK(Space(true, kPageVersion - 1)) << "it asks for each region by itself";
   for (uint64_t i = 0; i < kMaxQuestions; ++i) {
-    ASSERT_OK(Room(false));
+    ASSERT_OK(Space(false));
     Add(i, false, {i});
   }
-  EXPECT_FALSE(Room(false).ok());
+  EXPECT_FALSE(Space(false).ok());
   book_.End(5);
-  EXPECT_FALSE(Room(true).ok()) << "not answered yet";
+  EXPECT_FALSE(Space(true).ok()) << "not answered yet";
   EXPECT_EQ(Quiet().size(), 2u);
-  EXPECT_OK(Room(true));
-  EXPECT_OK(Room(false));
-  EXPECT_FALSE(Room(true, kMaxProtocolVersion, 1).ok()) << "one waits elsewhere";
+  EXPECT_OK(Space(true));
+  EXPECT_OK(Space(false));
+  EXPECT_FALSE(Space(true, kMaxProtocolVersion, 1).ok()) << "one waits elsewhere";
 }
 
 TEST_F(AskedBookTest, TheRegionsOfAllQuestionsAreBounded) {
@@ -72,13 +72,13 @@ TEST_F(AskedBookTest, TheRegionsOfAllQuestionsAreBounded) {
   const std::array<uint64_t, 1> transfer{1};
   const QuiesceFrame frame{.revoke = true, .regions = page};
   size_t taken = 0;
-  while (taken < 100 && book_.CheckRoom(frame, kMaxProtocolVersion, 0).ok()) {
+  while (taken < 100 && book_.CheckSpace(frame, kMaxProtocolVersion, 0).ok()) {
     book_.Add({.id = ++taken, .revoke = true, .regions = page}, transfer);
   }
   EXPECT_EQ(taken, kMaxRegions / kMaxListedRegions);
   book_.End(1);
   EXPECT_EQ(book_.TakeQuiet().size(), taken);
-  EXPECT_OK(book_.CheckRoom(frame, kMaxProtocolVersion, 0));
+  EXPECT_OK(book_.CheckSpace(frame, kMaxProtocolVersion, 0));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "src/backends/cuda_ipc/copy_queue.h"
 #include "tests/support/pattern.h"
+#include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/unit/backends/cuda_ipc/util.h"
 
@@ -18,7 +19,6 @@ namespace {
 
 using namespace cuda::api;  // NOLINT(google-build-using-namespace): the driver's own names
 using std::chrono::milliseconds;
-constexpr uint64_t kKiB = 1024;
 
 // A pair, with memory at both sides.
 struct Joined {

@@ -14,6 +14,7 @@
 #include "src/backends/cuda_ipc/wire.h"
 #include "src/cuda/closer.h"
 #include "tests/support/pattern.h"
+#include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/unit/backends/cuda_ipc/util.h"
 
@@ -21,8 +22,6 @@ namespace kvxfer::testing {
 namespace {
 
 using namespace cuda::api;  // NOLINT(google-build-using-namespace): the driver's own names
-constexpr uint64_t kKiB = 1024;
-constexpr uint64_t kMiB = 1024 * kKiB;
 
 // Scattered over all of it, across the borders of chunks.
 std::vector<Piece> Scattered(Dialled& dialled, const RemoteRegion& region, const RemoteKey* key) {
@@ -274,7 +273,7 @@ TEST(CudaIpcProcess, AnAllocationIsNoLargerThanItIs) {
                             .allocation_bytes = kMiB,
                             .buffer_id = 1,
                             .form = cuda_ipc::HandleForm::kLegacy};
-  ASSERT_EQ(handle[0].copy(reinterpret_cast<char*>(part.handle), sizeof(part.handle)),
+  ASSERT_EQ(handle[0].copy(reinterpret_cast<char*>(part.handle.data()), sizeof(part.handle)),
             sizeof(part.handle));
   std::vector<std::shared_ptr<cuda_ipc::OpenedMemory>> kept;
   const auto open = [&]() -> absl::StatusOr<uint64_t> {

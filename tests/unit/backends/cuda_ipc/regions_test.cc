@@ -8,6 +8,7 @@
 
 #include "src/backends/cuda_ipc/peer_region.h"
 #include "src/cuda/watched_span.h"
+#include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
 namespace kvxfer::cuda_ipc {
@@ -15,7 +16,7 @@ namespace {
 
 using ::kvxfer::testing::Fails;
 constexpr uint64_t kBase = 0x7f0000000000;
-constexpr uint64_t kMiB = 1 << 20;
+using testing::kMiB;
 
 TEST(CudaIpcRegions, ARegionThatCannotBeIsRefused) {
   const auto begins = [](const std::function<void(RegionPacket&)>& change) {

@@ -15,6 +15,7 @@
 #include "src/backends/cuda_ipc/wire.h"
 #include "src/core/base/host_identity.h"
 #include "tests/support/pattern.h"
+#include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/unit/backends/cuda_ipc/util.h"
 
@@ -22,10 +23,6 @@ namespace kvxfer::testing {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr uint64_t kKiB = 1024;
-constexpr uint64_t kMiB = 1024 * kKiB;
-
-uint64_t Number(const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); }
 
 // Where a child finds the party that started it.
 std::vector<std::string> Invitation(Party& party, const GpuRegion& region) {
@@ -201,12 +198,12 @@ TEST_F(CudaIpcTarget, AGpuThatThePeerDoesNotSee) {
 
 // --- at the desk ---
 
-int ConnectTo(const std::string& desk) {
+int ConnectTo(const std::string& listener) {
   const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
-  std::memcpy(name.sun_path + 1, desk.data(), desk.size());
-  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + desk.size());
+  std::memcpy(name.sun_path + 1, listener.data(), listener.size());
+  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + listener.size());
   if (::connect(fd, reinterpret_cast<const sockaddr*>(&name), bytes) == 0) return fd;
   ::close(fd);
   return -1;
@@ -217,18 +214,18 @@ bool Ended(int fd) {
   const ssize_t got = ::recv(fd, &byte, 1, MSG_DONTWAIT);
   return got == 0 || (got < 0 && errno != EAGAIN);
 }
-std::string DeskOf(Party& party) {
-  return cuda_ipc::DecodeWhereabouts(party.backend().Address())->desk;
+std::string ListenerOf(Party& party) {
+  return cuda_ipc::DecodeMetadataAddress(party.backend().Address())->listener;
 }
 
-TEST_F(CudaIpcTarget, StrangersAtTheDesk) {
-  const std::string desk = DeskOf(*party_);
+TEST_F(CudaIpcTarget, StrangersAtTheListener) {
+  const std::string listener = ListenerOf(*party_);
   const cuda_ipc::DialPacket unknown{.word = {9, 9, 9}};
   std::string dial(8, '\0');
   dial[0] = static_cast<char>(cuda_ipc::PacketType::kDial);
-  dial.append(cuda_ipc::AsBytes(unknown));
+  dial.append(wire::Encode(unknown));
   for (const std::string& words : {std::string("x"), std::string(4000, 'x'), dial, dial + "x"}) {
-    const int fd = ConnectTo(desk);
+    const int fd = ConnectTo(listener);
     ASSERT_GE(fd, 0);
     ASSERT_GT(::send(fd, words.data(), words.size(), MSG_NOSIGNAL), 0);
     EXPECT_TRUE(Until([&] { return Ended(fd); })) << words.size();
@@ -237,7 +234,7 @@ TEST_F(CudaIpcTarget, StrangersAtTheDesk) {
   // Those that say nothing go when others come.
   std::vector<int> silent;
   for (int i = 0; i < 80; ++i) {
-    silent.push_back(ConnectTo(desk));
+    silent.push_back(ConnectTo(listener));
     party_->Turn();
   }
   EXPECT_TRUE(Until([&] { return Ended(silent.front()); }));
@@ -260,7 +257,7 @@ KVXFER_CHILD(CudaIpcOtherUser) {
 TEST_F(CudaIpcTarget, AnotherUserIsRefused) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   ASSERT_OK_AND_ASSIGN(ChildProcess child,
-                       ChildProcess::Start("CudaIpcOtherUser", {DeskOf(*party_)}));
+                       ChildProcess::Start("CudaIpcOtherUser", {ListenerOf(*party_)}));
   std::optional<int> exit;
   EXPECT_TRUE(Until([&] { return (exit = child.WaitExit(Duration::zero())).has_value(); }));
   EXPECT_EQ(exit.value_or(-1), 0);

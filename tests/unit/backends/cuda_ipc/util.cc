@@ -169,8 +169,6 @@ absl::StatusOr<GpuRegion> RegisterGpu(Backend& backend, const MemorySpan& span, 
 
 namespace {
 
-uint64_t Number(const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); }
-
 // The peer's side of IpcPeer.
 class Served {
  public:

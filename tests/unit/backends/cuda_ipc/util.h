@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,7 +23,7 @@
 
 namespace kvxfer::testing {
 
-using Piece = kvxfer::Run;  // in a test, Run is a method of testing::Test
+using Piece = kvxfer::Run;  // in a test, Run is a method of ::testing::Test
 
 // The process ends without the stand-in driver.
 const cuda::Driver& StandIn();
@@ -68,6 +69,8 @@ class GpuMemory {
   int device_ = 0;
   std::function<void()> free_;
 };
+
+inline uint64_t Number(const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); }
 
 // One registered span.
 struct GpuRegion {

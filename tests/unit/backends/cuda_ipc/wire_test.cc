@@ -13,16 +13,18 @@ namespace {
 using ::kvxfer::testing::Fails;
 
 TEST(CudaIpcWire, AddressesComeBack) {
-  const Whereabouts at{.ipc_namespace = 4026531839, .desk = "kvxfer-cuda-a-b", .control = "1;x;y"};
-  ASSERT_OK_AND_ASSIGN(const Whereabouts back, DecodeWhereabouts(Encode(at)));
+  const MetadataAddress at{
+      .ipc_namespace = 4026531839, .listener = "kvxfer-cuda-a-b", .control = "1;x;y"};
+  ASSERT_OK_AND_ASSIGN(const MetadataAddress back, DecodeMetadataAddress(Encode(at)));
   EXPECT_EQ(back.ipc_namespace, at.ipc_namespace);
-  EXPECT_EQ(back.desk, at.desk);
+  EXPECT_EQ(back.listener, at.listener);
   EXPECT_EQ(back.control, at.control);
   for (const std::string& damaged :
        {std::string(), std::string("2|1|desk|1;x;y"), std::string("1|x|desk|1;x;y"),
         std::string("1|1||1;x;y"), std::string("1|1|desk"),
         "1|1|" + std::string(107, 'd') + "|1;x;y"}) {
-    EXPECT_TRUE(Fails(DecodeWhereabouts(damaged), absl::StatusCode::kInvalidArgument)) << damaged;
+    EXPECT_TRUE(Fails(DecodeMetadataAddress(damaged), absl::StatusCode::kInvalidArgument))
+        << damaged;
   }
 }
 
@@ -40,25 +42,35 @@ TEST(CudaIpcWire, KeysComeBack) {
 
 TEST(CudaIpcWire, HelloAndJoinedAreToldApart) {
   const Hello hello{.word = {1, 2, 3}};
-  const auto frame = Encode(hello);
-  ASSERT_TRUE(DecodeHello(frame).has_value());
-  EXPECT_EQ(DecodeHello(frame)->word, hello.word);
-  EXPECT_FALSE(IsJoined(frame));
-  EXPECT_FALSE(DecodeHello(std::span(frame).first(16)).has_value());
-  EXPECT_TRUE(IsJoined(Encode(Joined{})));
-  EXPECT_FALSE(DecodeHello(Encode(Joined{})).has_value());
-  EXPECT_FALSE(IsJoined({}));
+  const auto decode = [](std::string_view frame) {
+    return Decode(std::as_bytes(std::span(frame)));
+  };
+  const std::string frame = Encode(hello);
+  EXPECT_EQ(frame.size(), 17u);
+  ASSERT_OK_AND_ASSIGN(const Frame back, decode(frame));
+  ASSERT_TRUE(std::holds_alternative<Hello>(back));
+  EXPECT_EQ(std::get<Hello>(back).word, hello.word);
+  EXPECT_FALSE(decode(frame.substr(0, 16)).ok());
+  const std::string joined = Encode(Joined{});
+  EXPECT_EQ(joined.size(), 1u);
+  ASSERT_OK_AND_ASSIGN(const Frame other, decode(joined));
+  EXPECT_TRUE(std::holds_alternative<Joined>(other));
+  EXPECT_FALSE(decode({}).ok());
+  EXPECT_FALSE(decode(joined + "x").ok());
 }
 
 TEST(CudaIpcWire, BodiesOfAnotherLengthAreNone) {
   const PartPacket part{.region = 3, .form = HandleForm::kFile};
-  const std::string_view bytes = AsBytes(part);
-  ASSERT_TRUE(FromBytes<PartPacket>(bytes).has_value());
-  EXPECT_EQ(FromBytes<PartPacket>(bytes)->form, HandleForm::kFile);
-  EXPECT_FALSE(FromBytes<PartPacket>(bytes.substr(1)).has_value());
-  EXPECT_FALSE(FromBytes<AskPacket>(bytes).has_value());
-  EXPECT_TRUE(FrontOf<AskPacket>(bytes).has_value());
-  EXPECT_FALSE(FrontOf<AskPacket>("short").has_value());
+  const std::string bytes = wire::Encode(part);
+  EXPECT_EQ(bytes.size(), 120u);
+  ASSERT_TRUE(wire::TryDecode<PartPacket>(bytes).has_value());
+  EXPECT_EQ(wire::TryDecode<PartPacket>(bytes)->form, HandleForm::kFile);
+  EXPECT_FALSE(wire::TryDecode<PartPacket>(bytes.substr(1)).has_value());
+  EXPECT_FALSE(wire::TryDecode<AskPacket>(bytes).has_value());
+  const std::string refused = wire::Encode(RefusedPacket{.region = 7, .code = 3, .why = "gone"});
+  EXPECT_EQ(refused.size(), 20u);
+  EXPECT_EQ(wire::TryDecode<RefusedPacket>(refused)->why, "gone");
+  EXPECT_FALSE(wire::TryDecode<RefusedPacket>("short").has_value());
 }
 
 HostIdentity Here() {

@@ -90,7 +90,7 @@ TEST(ShmStrangers, AnEmptyProbeFileIsNoCrash) {
   shm::Channel channel(
       shm::UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
   const shm::UniqueFd empty(memfd_create("empty", MFD_CLOEXEC));
-  channel.SendFrame(shm::FrameType::kOffer, shm::AsBytes(shm::OfferBody{}), empty.get());
+  channel.SendFrame(shm::FrameType::kOffer, wire::Encode(shm::OfferBody{}), empty.get());
   ASSERT_TRUE(Drive({&side}, [&] { return !side.down.empty(); }));
   const std::string why = side.down.begin()->second.ToString();
   EXPECT_NE(why.find("the peer's probe memory"), std::string::npos) << why;
@@ -111,7 +111,7 @@ struct LyingDialler {
     EXPECT_EQ(connect(socket.get(), name.get(), name.length), 0);
     channel.emplace(std::move(socket));
     channel->SendFrame(shm::FrameType::kDial,
-                       shm::AsBytes(shm::DialBody{.pid = static_cast<uint32_t>(getpid()),
+                       wire::Encode(shm::DialBody{.pid = static_cast<uint32_t>(getpid()),
                                                   .start_time = ReadHostIdentity().start_time}));
   }
   ~LyingDialler() { munmap(rings, 2 * sizeof(shm::RingMemory)); }

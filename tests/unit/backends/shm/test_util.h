@@ -31,7 +31,7 @@ namespace kvxfer::shm_test {
 
 using kvxfer::testing::OpenFiles;
 
-using Piece = Run;  // in a test, Run is a method of testing::Test
+using Piece = Run;  // in a test, Run is a method of ::testing::Test
 
 inline constexpr Duration kPatience = std::chrono::seconds(30);
 inline constexpr size_t kMiB = 1024 * 1024;

@@ -52,9 +52,11 @@ TEST(ShmWire, DamagedTextIsRefused) {
 
 TEST(ShmWire, BodiesOfAnotherSizeAreRefused) {
   const OfferBody offer{.probe_address = 1, .probe_value = 2, .mapped_value = 3, .dumpable = 1};
-  EXPECT_EQ(FromBytes<OfferBody>(AsBytes(offer))->probe_value, 2u);
-  EXPECT_FALSE(FromBytes<OfferBody>(AsBytes(offer).substr(1)).has_value());
-  EXPECT_FALSE(FromBytes<DialBody>(AsBytes(offer)).has_value());
+  const std::string bytes = wire::Encode(offer);
+  EXPECT_EQ(bytes.size(), 32u);
+  EXPECT_EQ(wire::TryDecode<OfferBody>(bytes)->probe_value, 2u);
+  EXPECT_FALSE(wire::TryDecode<OfferBody>(bytes.substr(1)).has_value());
+  EXPECT_FALSE(wire::TryDecode<DialBody>(bytes).has_value());
 }
 
 TEST(ShmWire, AnUnknownHostIsAnotherHost) {

@@ -93,10 +93,10 @@ TEST(TcpAddress, DamagedAddressesAreRefused) {
 
 TEST(TcpAddress, OptionsThatCannotBeUsedAreNamed) {
   AgentOptions options;
-  options.tcp_streams = 17;
+  options.backend["tcp"]["streams"] = "17";
   auto made = MakeTcpBackend({options, Incarnation::Random(), ThisHost()});
   EXPECT_NE(made.status().ToString().find("KVXFER_TCP_STREAMS"), std::string::npos);
-  options.tcp_streams = 1;
+  options.backend["tcp"]["streams"] = "1";
   options.listen = "127.0.0.1:notaport";
   made = MakeTcpBackend({options, Incarnation::Random(), ThisHost()});
   EXPECT_NE(made.status().ToString().find("KVXFER_LISTEN"), std::string::npos);

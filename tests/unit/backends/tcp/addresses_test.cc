@@ -180,7 +180,7 @@ class TcpTwoAddresses : public TcpPair {
  protected:
   static AgentOptions Options() {
     AgentOptions options = Streams(2);
-    options.tcp_addresses = {"127.0.0.1", "127.0.0.2"};
+    options.backend["tcp"]["addresses"] = "127.0.0.1,127.0.0.2";
     return options;
   }
   bool WriteOnEach() {

@@ -136,7 +136,7 @@ class HalfJoiner {
           ::recv(waiting.get(), preamble.data(), preamble.size(), flags | MSG_DONTWAIT);
       if (got <= 0) continue;
       if (joined_.size() >= streams_) break;
-      net::Answer(waiting, {.verdict = net::Verdict::kJoin, .link = {1}});
+      net::Answer(waiting, {.code = net::WelcomeCode::kJoin, .link = {1}});
       joined_.push_back(std::move(waiting));
       if (joined_.size() == 2) SayReadyAndHello();
     }

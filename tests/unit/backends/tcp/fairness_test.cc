@@ -85,7 +85,7 @@ void ExpectEqualShares(size_t max) {
   for (uint32_t number : target.immediates) ++shares[number];
   const auto [least, most] = std::ranges::minmax(shares);
   EXPECT_GE(static_cast<double>(least), 0.7 * static_cast<double>(most))
-      << testing::PrintToString(shares);
+      << ::testing::PrintToString(shares);
 }
 
 TEST(TcpFairness, EachPeerHasItsShareOfTheBytes) { ExpectEqualShares(64); }

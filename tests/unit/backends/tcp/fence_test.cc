@@ -110,11 +110,11 @@ TEST_F(TcpFence, AtTheTargetNothingLandsFromTheCallOn) {
   ASSERT_NE(std::count(sink.begin(), sink.end(), std::byte{0}),
             static_cast<ptrdiff_t>(sink.size()));
   b->accepted[0]->Fence(5);
-  const std::vector<std::byte> landed = sink;
+  const std::vector<std::byte> received = sink;
   const size_t immediates = b->immediates.size();
   endpoint->Fence(5);
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->fenced.size() == 1; }));
-  EXPECT_TRUE(sink == landed);
+  EXPECT_TRUE(sink == received);
   EXPECT_EQ(b->immediates.size(), immediates);
   // And the rails work on, for this transfer too.
   a->completions.clear();
@@ -179,13 +179,13 @@ TEST_F(TcpFence, AReadThatIsFencedLandsNothingMore) {
   ASSERT_GT(posted, a->completions.size());
   endpoint->Fence(5);
   a->Poll(0);
-  const std::vector<std::byte> landed = source;
+  const std::vector<std::byte> received = source;
   b->accepted[0]->Fence(5);
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] {
     return a->fenced.size() == 1 && b->fenced.size() == 1 && a->completions.size() == posted;
   }));
   DrainWithMarkers();
-  EXPECT_TRUE(source == landed);
+  EXPECT_TRUE(source == received);
   // Reads work on.
   a->completions.clear();
   std::copy_n(Pattern(kOpBytes, 4).begin(), kOpBytes, sink.begin());
@@ -249,9 +249,9 @@ TEST_F(TcpFence, ShutdownAtTheTargetLandsNothingMore) {
   b->accepted[0]->Shutdown(absl::CancelledError("enough"));
   b->Poll();
   ASSERT_EQ(b->down.size(), 1u);
-  const std::vector<std::byte> landed = sink;
+  const std::vector<std::byte> received = sink;
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !a->down.empty(); }));
-  EXPECT_TRUE(sink == landed);
+  EXPECT_TRUE(sink == received);
   EXPECT_NE(std::string(a->down[0].second.message()).find("enough"), std::string::npos)
       << a->down[0].second;
 }
@@ -261,9 +261,9 @@ TEST_F(TcpFence, ARegionThatClosesUnderAWriteEndsTheLink) {
   FillTheKernel();
   b->Poll(4);
   sink_registration.reset();
-  const std::vector<std::byte> landed = sink;
+  const std::vector<std::byte> received = sink;
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !b->down.empty() && !a->down.empty(); }));
-  EXPECT_TRUE(sink == landed);
+  EXPECT_TRUE(sink == received);
 }
 
 TEST(TcpFenceBook, AnswersOncePerAskWhenEveryRailHasItsMarker) {

@@ -64,7 +64,7 @@ class TcpInline : public TcpStranger {
               static_cast<ssize_t>(bytes.size()));
   }
 
-  size_t Landed() {
+  size_t Arrived() {
     return sink.size() - static_cast<size_t>(std::count(sink.begin(), sink.end(), std::byte{0}));
   }
 
@@ -141,7 +141,7 @@ TEST_F(TcpInline, TheTargetChecksRegionAndRights) {
     ASSERT_TRUE(PostAll({Sole(runs)}));
     ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !a->down.empty() && !b->down.empty(); }));
     EXPECT_EQ(b->down[0].second.code(), absl::StatusCode::kPermissionDenied);
-    EXPECT_EQ(Landed(), 0u) << "part of a frame landed";
+    EXPECT_EQ(Arrived(), 0u) << "part of a frame landed";
     endpoint.reset();
     b->accepted.clear();
   }
@@ -154,7 +154,7 @@ TEST_F(TcpInline, NothingLandsInARegionThatWasClosed) {
   ASSERT_TRUE(endpoint->Send(Bytes("open")));
   sink_registration.reset();
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !b->down.empty(); }));
-  EXPECT_EQ(Landed(), 0u);
+  EXPECT_EQ(Arrived(), 0u);
   EXPECT_TRUE(b->immediates.empty());
 }
 
@@ -197,7 +197,7 @@ TEST_F(TcpInline, TheFenceWaitsForTheMarkerOfTheControlStreamToo) {
   SendRaw(control, marker);
   SendRaw(control, life);
   ASSERT_TRUE(Drive({b.get()}, [&] { return b->fenced.size() == 1; }));
-  EXPECT_EQ(Landed(), 0u);
+  EXPECT_EQ(Arrived(), 0u);
   EXPECT_TRUE(b->immediates.empty());
 }
 
@@ -210,7 +210,7 @@ TEST_F(TcpInline, WithoutAuthorizeItWaitsAndCostsNothing) {
     a->Poll();
     b->Poll();
   }
-  EXPECT_EQ(Landed(), 0u);
+  EXPECT_EQ(Arrived(), 0u);
   EXPECT_TRUE(b->immediates.empty());
   EXPECT_TRUE(b->backend->Arm());
   b->accepted[0]->Authorize();
@@ -226,7 +226,7 @@ TEST_F(TcpInline, TheAgentSeesAMessageBeforeTheWriteBehindItLands) {
   ASSERT_EQ(PostNow({Sole(runs)}), 1u);
   ASSERT_TRUE(endpoint->Send(Bytes("behind")));
   ASSERT_TRUE(Drive({b.get()}, [&] { return b->messages.size() == 1; }));
-  EXPECT_EQ(Landed(), 0u);
+  EXPECT_EQ(Arrived(), 0u);
   ASSERT_TRUE(Drive({b.get()}, [&] { return b->messages.size() == 2; }));
   EXPECT_TRUE(sink == source);
 }
@@ -242,11 +242,11 @@ TEST_F(TcpInline, CutAtEveryByteItLandsOnceAndOnlyWhole) {
     b->immediates.clear();
     SendRaw(control, std::span(frame).first(cut));
     for (int i = 0; i < 3; ++i) b->Poll();
-    ASSERT_EQ(Landed(), 0u);
+    ASSERT_EQ(Arrived(), 0u);
     SendRaw(control, std::span(frame).subspan(cut));
     ASSERT_TRUE(Drive({b.get()}, [&] { return !b->immediates.empty(); }));
     ASSERT_EQ(b->immediates, std::vector<uint32_t>{9});
-    ASSERT_EQ(Landed(), 64u);
+    ASSERT_EQ(Arrived(), 64u);
   }
 }
 
@@ -277,7 +277,7 @@ TEST_F(TcpInline, HostileFramesEndTheLinkAndLandNothing) {
     SendRaw(control, frame);
     ASSERT_TRUE(Drive({b.get()}, [&] { return !b->down.empty(); }));
     EXPECT_EQ(b->down[0].second.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(Landed(), 0u);
+    EXPECT_EQ(Arrived(), 0u);
   }
 }
 

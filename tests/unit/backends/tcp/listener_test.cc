@@ -90,7 +90,7 @@ TEST_F(TcpListener, ALinkWithoutDataStreamsIsClosedAfterConnectTimeoutAndNeverRe
   const Fd control = Stranger();
   Say(control, {.rails = 2, .target = b->incarnation});
   const tcp::Welcome welcome = Hear(control);
-  EXPECT_EQ(welcome.verdict, tcp::Verdict::kJoin);
+  EXPECT_EQ(welcome.code, tcp::WelcomeCode::kJoin);
   EXPECT_TRUE(Closed(control));
   // And it is too late to join it.
   const Fd rail = Stranger();
@@ -129,7 +129,7 @@ TEST_F(TcpListener, AnotherVersionIsToldSo) {
   Up(4096);
   const Fd control = Stranger();
   Say(control, {.version = 9, .rails = 1, .target = b->incarnation});
-  EXPECT_EQ(Hear(control).verdict, tcp::Verdict::kWrongVersion);
+  EXPECT_EQ(Hear(control).code, tcp::WelcomeCode::kWrongVersion);
   EXPECT_TRUE(Closed(control));
 }
 
@@ -148,7 +148,7 @@ TEST_F(TcpListener, DamageOnAStreamEndsItsRailOrItsLinkAndLandsNothing) {
     const Fd rail = Stranger();
     Say(rail,
         {.role = tcp::Role::kData, .rails = 1, .target = b->incarnation, .link = welcome.link});
-    EXPECT_EQ(Hear(rail).verdict, tcp::Verdict::kJoin);
+    EXPECT_EQ(Hear(rail).code, tcp::WelcomeCode::kJoin);
     ASSERT_TRUE(Drive({b.get()}, [&] { return b->accepted.size() == before + 1; }));
     b->accepted.back()->Authorize();
     // A sound write to the region with one random byte damaged, or sound bytes cut short.
@@ -200,7 +200,7 @@ TEST_F(TcpListener, WithoutDescriptorsItWaitsAndLinksGoOn) {
   SetLogLevel(LogLevel::kWarning);
   EXPECT_TRUE(calm) << "it spins on accept";
   Say(late, {.rails = 1, .target = b->incarnation});
-  EXPECT_EQ(Hear(late).verdict, tcp::Verdict::kJoin);
+  EXPECT_EQ(Hear(late).code, tcp::WelcomeCode::kJoin);
 }
 
 TEST_F(TcpListener, AnAddressInUseIsNamedWithTheRemedy) {

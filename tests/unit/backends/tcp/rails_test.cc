@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-constexpr size_t kOpBytes = 64 * 1024;
+constexpr size_t kRailOpBytes = 64 * 1024;
 
 class TcpRails : public TcpStranger {
  protected:
@@ -64,20 +64,20 @@ class TcpRails : public TcpStranger {
   // One write, which has to arrive.
   void Write(uint32_t rail) {
     const uint64_t id = ++last_id_;
-    const std::vector<OpRun> runs{RunAt(0, 0, kOpBytes)};
+    const std::vector<OpRun> runs{RunAt(0, 0, kRailOpBytes)};
     std::fill(sink.begin(), sink.end(), std::byte{0});
     const size_t before = b->immediates.size();
     ASSERT_TRUE(
         PostAll({{.has_immediate = true, .rail = rail, .id = id, .transfer = id, .runs = runs}}));
     ASSERT_TRUE(Both([&] { return b->immediates.size() == before + 1; }));
-    EXPECT_EQ(std::memcmp(sink.data(), source.data(), kOpBytes), 0);
+    EXPECT_EQ(std::memcmp(sink.data(), source.data(), kRailOpBytes), 0);
   }
 
   uint64_t last_id_ = 1000;
 };
 
 TEST_F(TcpRails, ABrokenStreamTakesOnlyItsRailDownAndIsMadeAnew) {
-  Up(kOpBytes);
+  Up(kRailOpBytes);
   Break();
   ASSERT_TRUE(Both([&] { return a->rails_down.size() == 1; }));
   const auto [rail, why] = a->rails_down[0];
@@ -149,7 +149,7 @@ TEST_F(TcpRails, BehindTheFenceNothingLandsThatWasOnTheWay) {
   }
   b->Poll(1);  // in the middle of it
   b->accepted[0]->FenceRail(0);
-  const std::vector<std::byte> landed = sink;
+  const std::vector<std::byte> received = sink;
   const size_t told = b->immediates.size();
   b->Poll();
   ASSERT_EQ(b->rails_fenced, std::vector<uint32_t>{0});
@@ -157,16 +157,16 @@ TEST_F(TcpRails, BehindTheFenceNothingLandsThatWasOnTheWay) {
     a->Poll();
     b->Poll();
   }
-  EXPECT_TRUE(sink == landed);
+  EXPECT_TRUE(sink == received);
   EXPECT_EQ(b->immediates.size(), told);
   EXPECT_EQ(a->rails_down.size(), 1u);
 }
 
 TEST_F(TcpRails, AStreamThatNobodyAnswersIsGivenUpInTime) {
-  Up(kOpBytes);
+  Up(kRailOpBytes);
   Blackhole(OneDataStream());
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<OpRun> runs{RunAt(0, 0, kOpBytes)};
+  const std::vector<OpRun> runs{RunAt(0, 0, kRailOpBytes)};
   ASSERT_TRUE(PostAll({{.rail = 0, .id = 1, .transfer = 1, .runs = runs},
                        {.rail = 1, .id = 2, .transfer = 2, .runs = runs}}));
   // The kernel takes the bytes of both: neither op fails.
@@ -228,7 +228,7 @@ TEST_F(TcpRails, AStoppedPeerIsNotTakenForADeadPath) {
 }
 
 TEST_F(TcpRails, AFenceIsAnsweredThoughAStreamBrokeBeforeItsMarker) {
-  Up(kOpBytes);
+  Up(kRailOpBytes);
   Break();
   ASSERT_TRUE(Both([&] { return !a->rails_down.empty(); }));
   endpoint->Fence(5);
@@ -237,7 +237,7 @@ TEST_F(TcpRails, AFenceIsAnsweredThoughAStreamBrokeBeforeItsMarker) {
 }
 
 TEST_F(TcpRails, AFenceIsAnsweredWhenTheStreamBreaksThatHasItsMarker) {
-  Up(kOpBytes);
+  Up(kRailOpBytes);
   b->accepted[0]->Fence(5);
   // The initiator does not know yet; its marker is lost.
   Break();
@@ -246,14 +246,14 @@ TEST_F(TcpRails, AFenceIsAnsweredWhenTheStreamBreaksThatHasItsMarker) {
 }
 
 TEST_F(TcpRails, AfterARailCameBackAFenceWaitsForItsMarkerToo) {
-  Up(kOpBytes);
+  Up(kRailOpBytes);
   b->accepted[0]->Fence(5);
   Break();
   ASSERT_TRUE(Both([&] { return !a->rails_down.empty(); }));
   ASSERT_NO_FATAL_FAILURE(Heal());
   const uint32_t rail = a->rails_down[0].first;
   // Of the transfer that only the target has fenced so far.
-  const std::vector<OpRun> runs{RunAt(0, 0, kOpBytes)};
+  const std::vector<OpRun> runs{RunAt(0, 0, kRailOpBytes)};
   ASSERT_TRUE(
       PostAll({{.has_immediate = true, .rail = rail, .id = 1, .transfer = 5, .runs = runs}}));
   a->Poll();
@@ -265,7 +265,7 @@ TEST_F(TcpRails, AfterARailCameBackAFenceWaitsForItsMarkerToo) {
 }
 
 TEST_F(TcpRails, FlappingLeavesNothingBehind) {
-  Up(kOpBytes);
+  Up(kRailOpBytes);
   ASSERT_NO_FATAL_FAILURE(Write(0));
   const size_t before = OpenFiles();
   for (int i = 0; i < 20; ++i) {
@@ -279,7 +279,7 @@ TEST_F(TcpRails, FlappingLeavesNothingBehind) {
 }
 
 TEST_F(TcpRails, AllRailsDownTheLinkLivesAndMessagesPass) {
-  Up(kOpBytes);
+  Up(kRailOpBytes);
   for (const StreamEnd& end : DataStreams()) ::shutdown(end.fd, SHUT_RDWR);
   ASSERT_TRUE(Both([&] { return a->rails_down.size() == 2; }));
   ASSERT_TRUE(endpoint->Send(std::as_bytes(std::span("still here"))));
@@ -297,7 +297,7 @@ TEST_F(TcpRails, AllRailsDownTheLinkLivesAndMessagesPass) {
 // carries again as soon as any.
 // Also where each life gets less than would prove it.
 TEST_F(TcpRails, WhereSmallOpsAreNotHeardEitherAPathIsTriedLessOften) {
-  Up(kOpBytes, Streams(1));
+  Up(kRailOpBytes, Streams(1));
   PassOnlySmall(ListenAddress().port(), 1000);
   Break();
   Duration pause = Pause();
@@ -312,12 +312,12 @@ TEST_F(TcpRails, WhereSmallOpsAreNotHeardEitherAPathIsTriedLessOften) {
 }
 
 TEST_F(TcpRails, APathThatTakesOnlySmallPacketsIsTriedLessOften) {
-  Up(2 * kOpBytes, Streams(1));
+  Up(2 * kRailOpBytes, Streams(1));
   ASSERT_NO_FATAL_FAILURE(Write(0));
   PassOnlySmall(ListenAddress().port(), 1000);
   Break();
   Pause();
-  const std::vector<OpRun> runs{RunAt(0, 0, 2 * kOpBytes)};
+  const std::vector<OpRun> runs{RunAt(0, 0, 2 * kRailOpBytes)};
   Duration pause{};
   for (uint64_t id = 1; id <= 2; ++id) {
     ASSERT_TRUE(PostAll({{.id = id, .transfer = id, .runs = runs}}));
@@ -341,7 +341,7 @@ TEST_F(TcpRails, APathThatTakesOnlySmallPacketsIsTriedLessOften) {
 // A peer that is busy elsewhere has left as many messages unread as there may be; what tells it of
 // the rail comes on top of them.
 TEST_F(TcpRails, ARailThatFailsBesideAFullQueueOfMessagesDoesNotEndTheLink) {
-  Up(kOpBytes);
+  Up(kRailOpBytes);
   size_t sent = 0;
   for (const size_t bytes : {size_t{64 * 1024}, size_t{1}}) {
     const std::vector<std::byte> message(bytes);
@@ -359,7 +359,7 @@ TEST_F(TcpRails, ARailThatFailsBesideAFullQueueOfMessagesDoesNotEndTheLink) {
 }
 
 TEST_F(TcpRails, StreamsOfEarlierLivesAndOtherLinksAreRefused) {
-  Up(kOpBytes);
+  Up(kRailOpBytes);
   const Fd control = Stranger();
   Say(control, {.rails = 1, .target = b->incarnation});
   const tcp::LinkId link = Hear(control).link;

@@ -24,11 +24,11 @@
 namespace kvxfer::tcp_test {
 
 using net::Fd;
-using OpRun = kvxfer::Run;  // testing::Test has a Run of its own
+using OpRun = kvxfer::Run;  // ::testing::Test has a Run of its own
 
 inline AgentOptions Streams(uint32_t count) {
   AgentOptions options;
-  options.tcp_streams = count;
+  options.backend["tcp"]["streams"] = std::to_string(count);
   return options;
 }
 

@@ -21,8 +21,8 @@ namespace {
 absl::Status MakeWith(const std::string& tls, const std::string& net_devices = "",
                       const std::string& listen = "") {
   AgentOptions options = OptionsFor(UcxFlavour("Ucx", tls), "alone");
-  options.ucx.net_devices = net_devices;
-  options.ucx.listen = listen;
+  options.backend["ucx"]["net_devices"] = net_devices;
+  options.backend["ucx"]["listen"] = listen;
   return MakeBackend("ucx", {.options = options, .incarnation = Incarnation::Random(), .host = {}})
       .status();
 }

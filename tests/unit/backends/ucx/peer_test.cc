@@ -35,7 +35,11 @@ class PlayedPeer : private ucx::FrameSink {
   // Null: a failure was reported.
   static std::unique_ptr<PlayedPeer> Make(const Flavour& flavour) {
     std::unique_ptr<PlayedPeer> out(new PlayedPeer);
-    auto worker = ucx::Worker::Create(OptionsFor(flavour, "played"), out.get());
+    const AgentOptions agent = OptionsFor(flavour, "played");
+    const auto options = ReadOptions<ucx::UcxOptions>("ucx", agent);
+    EXPECT_OK(options.status());
+    if (!options.ok()) return nullptr;
+    auto worker = ucx::Worker::Create(agent, *options, out.get());
     EXPECT_OK(worker.status());
     if (!worker.ok()) return nullptr;
     out->worker_ = *std::move(worker);

@@ -225,9 +225,9 @@ TEST(UcxOutgoing, PacksTheSameBytesInAnyPieces) {
         frame.Own();
         memory.clear();
       }
-      const size_t room = std::min<size_t>(1 + random() % 200, out.size() - at);
-      ASSERT_EQ(frame.Pack(at, std::span(out).subspan(at, room)), room);
-      at += room;
+      const size_t space = std::min<size_t>(1 + random() % 200, out.size() - at);
+      ASSERT_EQ(frame.Pack(at, std::span(out).subspan(at, space)), space);
+      at += space;
     }
     EXPECT_EQ(Text(out).substr(kFrameHeadBytes), expected.substr(kFrameHeadBytes));
     EXPECT_EQ(frame.Pack(out.size(), out), 0u);

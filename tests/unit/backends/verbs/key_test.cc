@@ -6,7 +6,7 @@
 #include <string>
 
 #include "src/backends/verbs/regions.h"
-#include "src/transport/bytes.h"
+#include "src/core/protocol/codec.h"
 #include "tests/support/status_macros.h"
 
 namespace kvxfer::verbs {
@@ -19,9 +19,9 @@ constexpr RemoteRegion kRegion{.id = RegionId{7}, .rkey = kRkey};
 std::string KeyOf(uint8_t form, unsigned penalty) {
   std::array<std::byte, 10> bytes{};
   bytes[0] = std::byte{form};
-  net::Put32(&bytes[1], kRkey);
+  wire::StoreLittle<uint32_t>(&bytes[1], kRkey);
   bytes[5] = static_cast<std::byte>(3 | penalty << 6);
-  net::Put32(&bytes[6], 0x99);
+  wire::StoreLittle<uint32_t>(&bytes[6], 0x99);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 

@@ -13,7 +13,7 @@
 
 #include "src/backends/verbs/errors.h"
 #include "src/backends/verbs/regions.h"
-#include "src/transport/bytes.h"
+#include "src/core/protocol/codec.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -97,13 +97,13 @@ class Blob {
   }
   Blob& U32(uint32_t v) {
     std::byte raw[4];
-    net::Put32(raw, v);
+    wire::StoreLittle<uint32_t>(raw, v);
     bytes_.append(reinterpret_cast<const char*>(raw), sizeof(raw));
     return *this;
   }
   Blob& U64(uint64_t v) {
     std::byte raw[8];
-    net::Put64(raw, v);
+    wire::StoreLittle<uint64_t>(raw, v);
     bytes_.append(reinterpret_cast<const char*>(raw), sizeof(raw));
     return *this;
   }
@@ -113,13 +113,13 @@ class Blob {
   std::string bytes_;
 };
 
-constexpr RemoteRegion kRegion{
+constexpr RemoteRegion kPiecesRegion{
     .id = RegionId{7}, .rkey = 0x01020304, .base = kBase, .bytes = 2 * 100 + 50};
 
 // Two devices, 3 (penalty 1) and 9; two pieces of 100 bytes and one of 50.
 Blob KeyInPieces() {
   Blob blob;
-  blob.U8(3).U32(kRegion.rkey).U8(2).U32(2);
+  blob.U8(3).U32(kPiecesRegion.rkey).U8(2).U32(2);
   blob.U8(3 | 1 << 6).U8(9);
   blob.U32(2).U64(100).U32(1).U64(50);
   for (const uint32_t key : {31u, 32u, 33u, 91u, 92u, 93u}) blob.U32(key);
@@ -127,7 +127,7 @@ Blob KeyInPieces() {
 }
 
 TEST(VerbsPieces, AKeyTellsWhatEachDeviceHasForEachPiece) {
-  ASSERT_OK_AND_ASSIGN(const auto key, VerbsRemoteKey::Decode(kRegion, KeyInPieces().get()));
+  ASSERT_OK_AND_ASSIGN(const auto key, VerbsRemoteKey::Decode(kPiecesRegion, KeyInPieces().get()));
   ASSERT_NE(key->pieces(), nullptr);
   EXPECT_TRUE(key->has(3) && key->has(9) && !key->has(0));
   EXPECT_EQ(key->penalty(3), 1u);
@@ -147,25 +147,25 @@ TEST(VerbsPieces, WhatIsCutOffOrDoesNotAddUpIsRefused) {
                  {"region 7", "damaged"});
   };
   for (size_t length = 1; length < whole.size(); ++length) {
-    EXPECT_TRUE(refused(kRegion, whole.substr(0, length))) << length;
+    EXPECT_TRUE(refused(kPiecesRegion, whole.substr(0, length))) << length;
   }
-  EXPECT_TRUE(refused(kRegion, whole + "x"));
+  EXPECT_TRUE(refused(kPiecesRegion, whole + "x"));
   // Pieces that are less, or more, than the region.
   for (const uint64_t bytes : {249u, 251u, 0u}) {
-    RemoteRegion other = kRegion;
+    RemoteRegion other = kPiecesRegion;
     other.bytes = bytes;
     EXPECT_TRUE(refused(other, whole)) << bytes;
   }
   // So many that there would be no end.
   Blob endless;
-  endless.U8(3).U32(kRegion.rkey).U8(1).U32(1).U8(3).U32(UINT32_MAX).U64(1);
-  EXPECT_TRUE(refused(kRegion, endless.get()));
+  endless.U8(3).U32(kPiecesRegion.rkey).U8(1).U32(1).U8(3).U32(UINT32_MAX).U64(1);
+  EXPECT_TRUE(refused(kPiecesRegion, endless.get()));
   Blob none;
-  none.U8(3).U32(kRegion.rkey).U8(0).U32(0);
-  EXPECT_TRUE(refused(kRegion, none.get()));
+  none.U8(3).U32(kPiecesRegion.rkey).U8(0).U32(0);
+  EXPECT_TRUE(refused(kPiecesRegion, none.get()));
   Blob empty;
-  empty.U8(3).U32(kRegion.rkey).U8(1).U32(1).U8(3).U32(1).U64(0).U32(5);
-  EXPECT_TRUE(refused(kRegion, empty.get()));
+  empty.U8(3).U32(kPiecesRegion.rkey).U8(1).U32(1).U8(3).U32(1).U64(0).U32(5);
+  EXPECT_TRUE(refused(kPiecesRegion, empty.get()));
 }
 
 // Whatever comes, nothing beyond it is read; a sanitizer sees it.
@@ -179,10 +179,11 @@ TEST(VerbsPieces, BytesOfAnyKindAreAnAnswerOrARefusal) {
       key[at] = static_cast<char>(random() % 4 == 0 ? random() : random() % 4);
     }
     key.resize(random() % 2 == 0 ? key.size() : 5 + random() % (key.size() - 5));
-    const auto decoded = VerbsRemoteKey::Decode(kRegion, key);
+    const auto decoded = VerbsRemoteKey::Decode(kPiecesRegion, key);
     if (!decoded.ok() || (*decoded)->pieces() == nullptr) continue;
-    for (const uint64_t offset : {uint64_t{0}, random() % kRegion.bytes, kRegion.bytes - 1}) {
-      uint64_t bytes = kRegion.bytes - offset;
+    for (const uint64_t offset :
+         {uint64_t{0}, random() % kPiecesRegion.bytes, kPiecesRegion.bytes - 1}) {
+      uint64_t bytes = kPiecesRegion.bytes - offset;
       (*decoded)->pieces()->At(random() % kMaxDevices, kBase + offset, bytes);
       ASSERT_GT(bytes, 0u);
     }

@@ -120,7 +120,7 @@ TEST(SessionNote, TravelsWhole) {
 }
 
 // A server that answers every message with its own, on a thread of this process.
-class Bootstrap : public testing::Test {
+class Bootstrap : public ::testing::Test {
  protected:
   void SetUp() override {
     auto server = BootstrapServer::Listen({.host = "127.0.0.1", .port = 0});

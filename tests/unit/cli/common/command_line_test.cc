@@ -47,7 +47,7 @@ TEST(CommandLine, NamesAnUnknownSubcommand) {
 }
 
 TEST(CommandLine, DoesNotNameInternalSubcommandsAndOptions) {
-  EXPECT_THAT(Wrong({"frob"}), testing::Not(HasSubstr("demo-worker")));
+  EXPECT_THAT(Wrong({"frob"}), ::testing::Not(HasSubstr("demo-worker")));
   EXPECT_THAT(Wrong({"demo-workre"}), StartsWith("unknown subcommand 'demo-workre'; choose"));
   EXPECT_EQ(Wrong({"demo", "--corupt"}),
             "demo: unknown option '--corupt' (see kvxfer demo --help)");
@@ -229,7 +229,7 @@ TEST(CommandLine, GivesAnOptionTheSameDefaultEverywhere) {
     EXPECT_EQ(value, it->second.first)
         << name << " of " << command.get_name() << " and " << it->second.second;
   });
-  EXPECT_THAT(unused, testing::IsEmpty());
+  EXPECT_THAT(unused, ::testing::IsEmpty());
   EXPECT_GT(seen.size(), 40u);
 }
 

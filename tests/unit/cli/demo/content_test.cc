@@ -51,7 +51,7 @@ Rank MakeRank(uint64_t tp, size_t rank, const std::string& layout) {
   return made;
 }
 
-class DemoContents : public testing::TestWithParam<const char*> {};
+class DemoContents : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(DemoContents, SeeEverySingleWrongByte) {
   const Rank rank = MakeRank(2, 1, GetParam());
@@ -86,7 +86,7 @@ TEST_P(DemoContents, SeeBlocksThatChangedPlaces) {
   EXPECT_FALSE(rank.content().Check(0, std::vector<uint32_t>{0, 5, 3}).ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, DemoContents, testing::Values("NHD", "HND"),
+INSTANTIATE_TEST_SUITE_P(Layouts, DemoContents, ::testing::Values("NHD", "HND"),
                          [](const auto& info) { return std::string(info.param); });
 
 // All heads token by token, compared with the upper half of them head by head.

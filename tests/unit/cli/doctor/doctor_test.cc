@@ -24,14 +24,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const CheckResult& ResultOf(const std::vector<CheckResult>& results, const std::string& name) {
-  for (const CheckResult& result : results) {
-    if (result.check->name == name) return result;
-  }
-  ADD_FAILURE() << "no check " << name;
-  return results.front();
-}
-
 std::vector<Case> DeviceCases() {
   return {
       {"devices", Severity::kProblem, &BareHost,

@@ -152,14 +152,6 @@ std::vector<Case> DirectCases() {
   };
 }
 
-const CheckResult& ResultOf(const std::vector<CheckResult>& results, const std::string& name) {
-  for (const CheckResult& result : results) {
-    if (result.check->name == name) return result;
-  }
-  ADD_FAILURE() << "no check " << name;
-  return results.front();
-}
-
 // The findings of a check on a changed host.
 Finding FindingOf(const std::string& check, Host host, void (*change)(Host&)) {
   change(host);

@@ -183,4 +183,12 @@ Host BareHost() {
   return host;
 }
 
+const CheckResult& ResultOf(const std::vector<CheckResult>& results, const std::string& name) {
+  for (const CheckResult& result : results) {
+    if (result.check->name == name) return result;
+  }
+  ADD_FAILURE() << "no check " << name;
+  return results.front();
+}
+
 }  // namespace kvxfer::cli

@@ -53,6 +53,9 @@ struct Case {
   std::function<void(Host&)> change;
   const char* says;
 };
+// The result of the check `name`, which must be there.
+const CheckResult& ResultOf(const std::vector<CheckResult>& results, const std::string& name);
+
 std::vector<Case> GpuCases();  // gpu_test.cc
 
 }  // namespace kvxfer::cli

@@ -26,7 +26,7 @@ using std::chrono::seconds;
 constexpr Time kStart{};
 
 // Rank `rank` of `tp` with layers `first` to `first + layers` of 8, of `heads` heads.
-KvLayout LayoutOf(uint32_t heads, uint32_t tp, uint32_t rank, uint32_t first, uint32_t layers) {
+KvLayout InboxLayout(uint32_t heads, uint32_t tp, uint32_t rank, uint32_t first, uint32_t layers) {
   const KvModel model{.layers = 8, .heads = heads, .k_size = 1, .v_size = 1};
   const auto [from, count] = HeadRange(heads, tp, rank);
   const Cache cache = MakeCache(model, {rank, tp, first, layers}, from, count, Form::kPacked, "BHN",
@@ -78,7 +78,7 @@ TEST(KvInbox, EveryOrderOfParts) {
                                Part({6, 2}, 3, 2), Part({6, 2}, 5, 1)};
   std::vector<size_t> order = {0, 1, 2, 3, 4};
   do {
-    KvInbox inbox(LayoutOf(8, 2, 1, 2, 4));
+    KvInbox inbox(InboxLayout(8, 2, 1, 2, 4));
     Oracle oracle(4, 4, 2, 4);
     for (size_t i = 0; i < order.size(); ++i) {
       ASSERT_OK_AND_ASSIGN(const KvInbox::Taken taken,
@@ -96,7 +96,7 @@ TEST(KvInbox, EveryOrderOfParts) {
 
 TEST(KvInbox, ManyRequestsAtOnce) {
   std::mt19937_64 random(TestSeed());
-  KvInbox inbox(LayoutOf(8, 2, 0, 0, 8));
+  KvInbox inbox(InboxLayout(8, 2, 0, 0, 8));
   // Each request is cut at random: every head alone, its layers in runs.
   std::vector<KvPart> parts;
   std::map<std::string, Oracle> oracles;
@@ -138,7 +138,7 @@ class InboxOfFour : public ::testing::Test {
 
   static constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   static constexpr auto kEnded = absl::StatusCode::kFailedPrecondition;
-  KvInbox inbox_{LayoutOf(8, 2, 1, 2, 4)};  // heads 4 to 8, layers 2 to 6
+  KvInbox inbox_{InboxLayout(8, 2, 1, 2, 4)};  // heads 4 to 8, layers 2 to 6
   Time expires_ = kStart + seconds(10);
 };
 
@@ -224,7 +224,7 @@ TEST_F(InboxOfFour, ALaterPartMovesTheExpiry) {
 }
 
 TEST_F(InboxOfFour, RemembersABoundedNumberOfEnds) {
-  for (size_t i = 0; i <= KvInbox::kMaxTold; ++i) {
+  for (size_t i = 0; i <= KvInbox::kMaxReported; ++i) {
     ASSERT_OK(Take(Part({4, 4}, 2, 4, std::to_string(i))));
   }
   EXPECT_OK(Take(Part({4, 4}, 2, 1, "0"))) << "so long ago that it is forgotten";

@@ -12,11 +12,11 @@
 
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
+#include "tests/unit/core/kv/leases.h"
 
 namespace kvxfer::testing {
 namespace {
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr KvModel kModel{.layers = 32, .heads = 8, .k_size = 128, .v_size = 128};
 constexpr KvShard kShard{.tp_rank = 1, .tp_size = 4, .layers = 32};
 

@@ -15,19 +15,13 @@
 #include "src/core/kv/kv_leases.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
+#include "tests/unit/core/kv/leases.h"
 
 namespace kvxfer::testing {
 namespace {
 
 using std::chrono::hours;
 using std::chrono::seconds;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr auto kUsed = absl::StatusCode::kAlreadyExists;
-constexpr auto kEnded = absl::StatusCode::kFailedPrecondition;
-constexpr auto kConsumed = KvLeaseEnd::kConsumed;
-constexpr auto kReleased = KvLeaseEnd::kReleased;
-constexpr auto kExpired = KvLeaseEnd::kExpired;
 
 // An owner with two lists of blocks, each under one lease at a time. The content of a list is a
 // number that is never used twice. Fetches read a list twice, some of them not the one that their

@@ -13,6 +13,7 @@
 #include "src/core/base/strings.h"
 #include "src/core/kv/lease_refusal.h"
 #include "tests/support/status_macros.h"
+#include "tests/unit/core/kv/leases.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -23,15 +24,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-constexpr Time At(int second) { return Time{} + seconds(second); }
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kUnknown = absl::StatusCode::kNotFound;
-constexpr auto kUsed = absl::StatusCode::kAlreadyExists;
-constexpr auto kEnded = absl::StatusCode::kFailedPrecondition;
-
-constexpr auto kConsumed = KvLeaseEnd::kConsumed;
-constexpr auto kReleased = KvLeaseEnd::kReleased;
-constexpr auto kExpired = KvLeaseEnd::kExpired;
 
 std::vector<std::pair<std::string, KvLeaseEnd>> Ends(KvLeases& leases, Time now) {
   std::vector<std::pair<std::string, KvLeaseEnd>> ends;

@@ -178,10 +178,10 @@ class Mover {
                   bool writes) {
     const SliceLimits limits{.max_bytes = 1 + random_() % 300, .max_runs = 1 + random_() % 20};
     const Holds holds(local, remote);
-    std::vector<Run> room;
+    std::vector<Run> space;
     uint64_t total = 0;
     for (SliceCursor cursor(&list); !cursor.done();) {
-      const SliceRuns slice = cursor.Next(limits, holds.regions(), room);
+      const SliceRuns slice = cursor.Next(limits, holds.regions(), space);
       ASSERT_LE(slice.runs.size(), limits.max_runs);
       ASSERT_LE(slice.bytes, limits.max_bytes);
       uint64_t bytes = 0;

@@ -17,6 +17,7 @@
 
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
+#include "tests/unit/core/kv/leases.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -26,12 +27,9 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-constexpr Time At(int second) { return Time{} + seconds(second); }
-constexpr auto kEnded = absl::StatusCode::kFailedPrecondition;
-
 // An owner with one block for each lease, and readers with one fetch each. A block's content is the
 // number of times that it was used again; a reader takes it in two reads.
-class World {
+class BookWorld {
  public:
   static constexpr int kReaders = 2;
 
@@ -170,20 +168,20 @@ TEST(LeaseBook, EveryShortSchedule) {
   uint64_t schedules = 0;
   int confirmed = 0;
   const int depth = kSlow ? 7 : 8;
-  const std::function<void(const World&, int)> search = [&](const World& world, int left) {
+  const std::function<void(const BookWorld&, int)> search = [&](const BookWorld& world, int left) {
     if (left == 0 || ::testing::Test::HasFailure()) {
-      World end = world;
+      BookWorld end = world;
       end.RunOut();
       ++schedules;
       confirmed += end.confirmed();
       return;
     }
-    for (int step = 0; step < World::kSteps; ++step) {
-      World next = world;
+    for (int step = 0; step < BookWorld::kSteps; ++step) {
+      BookWorld next = world;
       if (next.Step(step)) search(next, left - 1);
     }
   };
-  search(World(), depth);
+  search(BookWorld(), depth);
   EXPECT_GT(schedules, 100'000u);
   EXPECT_GT(confirmed, 100);
 }
@@ -192,9 +190,9 @@ TEST(LeaseBook, LongRandomSchedules) {
   std::mt19937_64 random(TestSeed());
   int confirmed = 0;
   for (int i = 0; i < Scaled(100'000) && !HasFailure(); ++i) {
-    World world;
+    BookWorld world;
     for (int step = 0; step < 40; ++step) {
-      world.Step(static_cast<int>(random() % World::kSteps));
+      world.Step(static_cast<int>(random() % BookWorld::kSteps));
     }
     world.RunOut();
     confirmed += world.confirmed();

@@ -12,6 +12,7 @@
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/unit/core/plan/block_at.h"
+#include "tests/unit/core/plan/region_views.h"
 
 namespace kvxfer {
 namespace {
@@ -19,13 +20,6 @@ namespace {
 std::vector<uint32_t> Copied(std::span<const uint32_t> all) { return {all.begin(), all.end()}; }
 
 using testing::Fails;
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr uint64_t kTop = UINT64_MAX;
-
-RegionView View(uint32_t id, uint64_t base, uint64_t bytes, Access access = Access::kReadWrite) {
-  return {.id = RegionId{id}, .base = base, .bytes = bytes, .access = access};
-}
-
 // Both sides have all addresses from 1 on, unless a test says otherwise.
 struct Call {
   std::vector<PagedRegion> local{{.base = 1000, .block_bytes = 16, .stride = 16, .count = 10}};

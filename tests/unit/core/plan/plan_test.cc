@@ -27,7 +27,7 @@ struct PlannedRun {
 };
 
 using Slices = std::vector<std::vector<PlannedRun>>;
-using Room = std::vector<Run>;
+using Space = std::vector<Run>;
 
 // What a backend would call the regions: places in arrays, so that indices can be told from them.
 class Holds {
@@ -67,9 +67,9 @@ class Holds {
 };
 
 // The next slice of `cursor`; its bytes are checked against its runs.
-std::vector<PlannedRun> NextSlice(SliceCursor& cursor, const SliceLimits& limits, Room& room) {
+std::vector<PlannedRun> NextSlice(SliceCursor& cursor, const SliceLimits& limits, Space& space) {
   static const Holds holds;
-  const SliceRuns slice = cursor.Next(limits, holds.regions(), room);
+  const SliceRuns slice = cursor.Next(limits, holds.regions(), space);
   uint64_t sum = 0;
   for (const Run& run : slice.runs) sum += run.bytes;
   EXPECT_EQ(slice.bytes, sum);
@@ -95,10 +95,10 @@ RegionTable TableOf(const std::vector<std::pair<uint64_t, uint64_t>>& ranges) {
 
 Slices Walk(const BlockList& list, const SliceLimits& limits) {
   Slices slices;
-  Room room;
+  Space space;
   SliceCursor cursor(&list);
   while (!cursor.done()) {
-    slices.push_back(NextSlice(cursor, limits, room));
+    slices.push_back(NextSlice(cursor, limits, space));
     EXPECT_FALSE(slices.back().empty());
     if (slices.back().empty()) break;
   }
@@ -165,8 +165,8 @@ TEST(SliceCursor, NothingIsDoneAtOnce) {
   const BlockList none;
   SliceCursor cursor(&none);
   EXPECT_TRUE(cursor.done());
-  Room room;
-  EXPECT_TRUE(NextSlice(cursor, {.max_bytes = 10, .max_runs = 10}, room).empty());
+  Space space;
+  EXPECT_TRUE(NextSlice(cursor, {.max_bytes = 10, .max_runs = 10}, space).empty());
 }
 
 TEST(SliceCursor, BlocksWithoutBytesAreDoneAtOnce) {
@@ -184,13 +184,13 @@ TEST(SliceCursor, RoomIsUsedAgain) {
   const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
   ASSERT_OK(list);
   SliceCursor cursor(&*list);
-  Room room;
-  EXPECT_EQ(NextSlice(cursor, {.max_bytes = 25, .max_runs = 8}, room),
+  Space space;
+  EXPECT_EQ(NextSlice(cursor, {.max_bytes = 25, .max_runs = 8}, space),
             (std::vector<PlannedRun>{{100, 100, 10}, {120, 120, 10}, {140, 140, 5}}));
-  const auto* const place = room.data();
-  EXPECT_EQ(NextSlice(cursor, {.max_bytes = 25, .max_runs = 8}, room),
+  const auto* const place = space.data();
+  EXPECT_EQ(NextSlice(cursor, {.max_bytes = 25, .max_runs = 8}, space),
             (std::vector<PlannedRun>{{145, 145, 5}, {160, 160, 10}}));
-  EXPECT_EQ(room.data(), place);
+  EXPECT_EQ(space.data(), place);
   EXPECT_TRUE(cursor.done());
 }
 
@@ -200,13 +200,13 @@ TEST(SliceCursor, ACopyWalksAgainFromThere) {
   const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
   ASSERT_OK(list);
   SliceCursor cursor(&*list);
-  Room room;
-  NextSlice(cursor, {.max_bytes = 7, .max_runs = 8}, room);
+  Space space;
+  NextSlice(cursor, {.max_bytes = 7, .max_runs = 8}, space);
   SliceCursor copy = cursor;
   Slices a;
   Slices b;
-  while (!cursor.done()) a.push_back(NextSlice(cursor, {.max_bytes = 7, .max_runs = 8}, room));
-  while (!copy.done()) b.push_back(NextSlice(copy, {.max_bytes = 7, .max_runs = 8}, room));
+  while (!cursor.done()) a.push_back(NextSlice(cursor, {.max_bytes = 7, .max_runs = 8}, space));
+  while (!copy.done()) b.push_back(NextSlice(copy, {.max_bytes = 7, .max_runs = 8}, space));
   EXPECT_EQ(a, b);
   EXPECT_FALSE(a.empty());
 }

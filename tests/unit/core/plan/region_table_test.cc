@@ -7,18 +7,12 @@
 
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
+#include "tests/unit/core/plan/region_views.h"
 
 namespace kvxfer {
 namespace {
 
 using testing::Fails;
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr uint64_t kTop = UINT64_MAX;
-
-RegionView View(uint32_t id, uint64_t base, uint64_t bytes, Access access = Access::kReadWrite) {
-  return {.id = RegionId{id}, .base = base, .bytes = bytes, .access = access};
-}
-
 uint32_t IdAt(const RegionTable& table, const absl::StatusOr<uint32_t>& index) {
   return static_cast<uint32_t>(table.regions()[*index].id);
 }

@@ -111,10 +111,10 @@ TEST(SliceQueue, TakesAgainWhatTheFirstWalkCut) {
   const std::vector<const Registration*> registrations(1, nullptr);
   const std::vector<const RemoteKey*> keys(1, nullptr);
   const RegionHolds holds{.local = registrations, .remote = keys};
-  std::vector<kvxfer::Run> room;
+  std::vector<kvxfer::Run> space;
   std::vector<Cut> first;
   for (SliceCursor cursor(&blocks); !cursor.done();) {
-    const SliceRuns slice = cursor.Next(limits, holds, room);
+    const SliceRuns slice = cursor.Next(limits, holds, space);
     first.push_back({slice.runs.front().local, slice.bytes});
   }
   const auto total = static_cast<uint32_t>(first.size());
@@ -138,7 +138,7 @@ TEST(SliceQueue, TakesAgainWhatTheFirstWalkCut) {
         const uint32_t slice = queue.Front(total);
         if (slice == kNoSlice) break;
         SliceRuns runs;
-        if (!walk.StepTo(slice, limits, holds, room, &runs)) continue;
+        if (!walk.StepTo(slice, limits, holds, space, &runs)) continue;
         EXPECT_EQ(first[slice], (Cut{runs.runs.front().local, runs.bytes}));
         EXPECT_EQ(walk.done(), slice + 1 == total);
         EXPECT_EQ(queue.IsLast(slice, total), queue.slices().Next(slice + 1) == kNoSlice);

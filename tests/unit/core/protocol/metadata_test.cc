@@ -20,7 +20,7 @@ namespace {
 
 using testing::Fails;
 using testing::SealMetadata;
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kRefused = absl::StatusCode::kInvalidArgument;
 constexpr size_t kHeaderBytes = 20;
 
 AgentMetadata Sample(uint32_t regions) {
@@ -125,15 +125,15 @@ TEST(Metadata, EveryBitFlipIsFound) {
 TEST(Metadata, EveryTruncationAndExtensionIsFound) {
   const std::string good = EncodeMetadata(Sample(8));
   for (size_t size = 0; size < good.size(); ++size) {
-    EXPECT_TRUE(Fails(DecodeMetadata(std::string_view(good).substr(0, size)), kInvalid)) << size;
+    EXPECT_TRUE(Fails(DecodeMetadata(std::string_view(good).substr(0, size)), kRefused)) << size;
   }
-  EXPECT_TRUE(Fails(DecodeMetadata(good + "x"), kInvalid));
+  EXPECT_TRUE(Fails(DecodeMetadata(good + "x"), kRefused));
 }
 
 TEST(Metadata, OtherThingsAreNotMetadata) {
-  EXPECT_TRUE(Fails(DecodeMetadata(""), kInvalid, {"not kvxfer metadata"}));
-  EXPECT_TRUE(Fails(DecodeMetadata("{\"json\": true}"), kInvalid, {"not kvxfer metadata"}));
-  EXPECT_TRUE(Fails(DecodeMetadata(SealMetadata("\xff\xff\xff")), kInvalid, {"protobuf"}));
+  EXPECT_TRUE(Fails(DecodeMetadata(""), kRefused, {"not kvxfer metadata"}));
+  EXPECT_TRUE(Fails(DecodeMetadata("{\"json\": true}"), kRefused, {"not kvxfer metadata"}));
+  EXPECT_TRUE(Fails(DecodeMetadata(SealMetadata("\xff\xff\xff")), kRefused, {"protobuf"}));
 }
 
 TEST(Metadata, AnotherEnvelopeVersionIsRefused) {
@@ -170,7 +170,7 @@ TEST(Metadata, TextThatCannotBeShownIsRefused) {
       AgentMetadata metadata = Sample(3);
       change(metadata);
       const auto decoded = DecodeMetadata(EncodeMetadata(metadata));
-      EXPECT_TRUE(Fails(decoded, kInvalid, {"metadata", word, "UTF-8"}));
+      EXPECT_TRUE(Fails(decoded, kRefused, {"metadata", word, "UTF-8"}));
       EXPECT_TRUE(IsPrintable(std::string(decoded.status().message()))) << decoded.status();
     };
     refused([&](auto& m) { m.name = bad; }, "name");
@@ -185,7 +185,7 @@ TEST(Metadata, FieldsOutOfBoundsAreNamed) {
   const auto refused = [](const std::function<void(AgentMetadata&)>& change, const char* word) {
     AgentMetadata metadata = Sample(3);
     change(metadata);
-    EXPECT_TRUE(Fails(DecodeMetadata(EncodeMetadata(metadata)), kInvalid, {"metadata", word}));
+    EXPECT_TRUE(Fails(DecodeMetadata(EncodeMetadata(metadata)), kRefused, {"metadata", word}));
   };
   refused([](auto& m) { m.name = ""; }, "name");
   refused([](auto& m) { m.name = std::string(256, 'n'); }, "name");
@@ -216,13 +216,13 @@ TEST(Metadata, ForeignEncodingsAreBounded) {
   std::string short_incarnation = inside;
   short_incarnation += "\x12\x0f" + std::string(15, 'i');
   EXPECT_TRUE(
-      Fails(DecodeMetadata(SealMetadata(short_incarnation)), kInvalid, {"incarnation", "15"}));
+      Fails(DecodeMetadata(SealMetadata(short_incarnation)), kRefused, {"incarnation", "15"}));
   const std::string key("\x42\x05\x08\x09\x12\x01k", 7);
   std::string fields("\x08\x03\x15\x01\0\0\0\x18\x01\x20\x01", 11);
   fields += key;
   const std::string region = std::string("\x42") + static_cast<char>(fields.size()) + fields;
   EXPECT_TRUE(
-      Fails(DecodeMetadata(SealMetadata(inside + region)), kInvalid, {"region 3 key", "index 9"}));
+      Fails(DecodeMetadata(SealMetadata(inside + region)), kRefused, {"region 3 key", "index 9"}));
 }
 
 // A small run of the fuzz target's checks.

@@ -128,7 +128,7 @@ class World {
   using Slices = uint16_t;  // bit i: slice i
 
   // What was posted with one slot.
-  struct Carried {
+  struct Piggybacked {
     SlotRef ref;
     Slices slices = 0;
   };
@@ -150,12 +150,12 @@ class World {
     bool arrived = false;
     uint8_t frames = 0;  // control frames about it
     SendBook book;
-    std::vector<Carried> carried;
+    std::vector<Piggybacked> carried;
     std::vector<Discarded> discarded;  // DISCARD sent, answer not here
   };
   // What is true at the target.
   struct Truth {
-    Slices landed = 0;
+    Slices received = 0;
     uint8_t frames = 0;
     bool opened = false;
     bool aborted = false;  // ABORT came before it was whole

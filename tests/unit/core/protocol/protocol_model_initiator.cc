@@ -39,7 +39,7 @@ void World::Post(uint8_t transfer, uint32_t rail) {
   const auto bit = static_cast<Slices>(slice.number == kNoSlice ? 0 : 1u << slice.number);
   if (out.spec.copied) {
     book.OnPosted(slice, rail);
-    truth_[transfer].landed |= bit;
+    truth_[transfer].received |= bit;
     return;
   }
   // An op without an immediate still belongs to its lane's slot.
@@ -48,7 +48,7 @@ void World::Post(uint8_t transfer, uint32_t rail) {
   Require(!immediate.has_value() || *immediate == EncodeImmediate(ref), "another's immediate",
           out.id);
   book.OnPosted(slice, rail);
-  for (Carried& lane : out.carried) {
+  for (Piggybacked& lane : out.carried) {
     if (lane.ref == ref) lane.slices = static_cast<Slices>(lane.slices | bit);
   }
   PutOnRail(transfer, rail, bit == 0 ? kNone : static_cast<uint8_t>(slice.number), ref,
@@ -110,7 +110,7 @@ void World::FailRail(uint8_t rail_index) {
     if (out.state != State::kSending) continue;
     const DiscardFrame frame{.transfer = out.id, .slots = out.book.Discard(rail_index)};
     for (const SlotRef ref : frame.slots) {
-      const auto lane = std::ranges::find(out.carried, ref, &Carried::ref);
+      const auto lane = std::ranges::find(out.carried, ref, &Piggybacked::ref);
       if (lane == out.carried.end()) return Fail("a lane is discarded that was not opened");
       out.discarded.push_back(
           {.ref = ref, .slices = lane->slices, .rail = rail_index, .epoch = rail.epoch});
@@ -135,7 +135,7 @@ void World::OnReleased(const ReleasedFrame& frame) {
     if (!Check(pool_.Free(ref))) return;
     for (Outbound& out : out_) {
       out.book.OnFreed(ref);
-      std::erase_if(out.carried, [&](const Carried& lane) { return lane.ref == ref; });
+      std::erase_if(out.carried, [&](const Piggybacked& lane) { return lane.ref == ref; });
     }
   }
   for (const uint64_t id : frame.arrived) {
@@ -160,8 +160,8 @@ void World::OnDiscardAck(const DiscardAck& ack) {
   // A complete lane was freed before and its slot may be in use again.
   Require(ack.complete || !InFlight(ack.ref), "DISCARD is answered while its lane is in flight",
           out.id);
-  const Slices landed = truth_[IndexOf(out.id)].landed;
-  Require(!ack.complete || (lane.slices & ~landed) == 0, "complete, but not all landed", out.id);
+  const Slices received = truth_[IndexOf(out.id)].received;
+  Require(!ack.complete || (lane.slices & ~received) == 0, "complete, but not all landed", out.id);
   if (out.state == State::kSending) Check(out.book.OnDiscarded(ack, pool_).status());
 }
 

@@ -81,7 +81,7 @@ struct ProtocolModelAccess {
   // The slot of the lane that `slice` is of, on `rail`.
   static SlotRef SlotOf(const SendBook& book, const SendBook::Slice& slice, uint32_t rail);
   // Whether OPEN and AMEND have named every lane.
-  static bool AllTold(const SendBook& book);
+  static bool AllReported(const SendBook& book);
 
   // How many things the target still remembers.
   static size_t Remembered(const ArrivalTracker& tracker);

@@ -63,9 +63,9 @@ void World::CheckNothingLate() {
   for (size_t t = 0; t < out_.size(); ++t) {
     const Outbound& out = out_[t];
     const Truth& truth = truth_[t];
-    const bool all_told = out.opened && out.discarded.empty() && out.frames == truth.frames &&
-                          ProtocolModelAccess::AllTold(out.book);
-    if (all_told && !truth.aborted && !InFlight(static_cast<uint8_t>(t))) {
+    const bool all_reported = out.opened && out.discarded.empty() && out.frames == truth.frames &&
+                              ProtocolModelAccess::AllReported(out.book);
+    if (all_reported && !truth.aborted && !InFlight(static_cast<uint8_t>(t))) {
       Require(truth.arrived, "all of it is there, but it has not arrived", out.id);
     }
     if (truth.arrived && out.spec.notification && (all_past || !out.spec.ordered)) {

@@ -59,7 +59,7 @@ void ProtocolModelAccess::Write(const LaneBook& book, testing::StateWriter& out)
 }
 
 void ProtocolModelAccess::Write(const SendBook& book, testing::StateWriter& out) {
-  out.Byte((book.cut_all_ ? 1u : 0u) | (book.told_first_ ? 2u : 0u));
+  out.Byte((book.cut_all_ ? 1u : 0u) | (book.named_ ? 2u : 0u));
   out.Byte(book.cut_);
   out.Byte(book.reserved_);
   if (book.first_.has_value()) Write(*book.first_, out);
@@ -101,7 +101,7 @@ SlotRef ProtocolModelAccess::SlotOf(const SendBook& book, const SendBook::Slice&
   return book.first_->lanes_[rail].slot;
 }
 
-bool ProtocolModelAccess::AllTold(const SendBook& book) {
+bool ProtocolModelAccess::AllReported(const SendBook& book) {
   return book.posted() && !book.NextToClose().has_value() &&
          std::ranges::all_of(book.lanes_, &SendBook::LaneAgain::told);
 }
@@ -188,11 +188,11 @@ void World::WriteTransfers(StateWriter& w) const {
     w.Byte(static_cast<uint8_t>(out.state) | (out.opened ? 4u : 0u) | (out.arrived ? 8u : 0u));
     w.Byte((truth.opened ? 1u : 0u) | (truth.aborted ? 2u : 0u) | (truth.fencing ? 4u : 0u) |
            (truth.arrived ? 8u : 0u) | (truth.delivered ? 16u : 0u) | (truth.ended ? 32u : 0u));
-    w.Word(truth.landed);
+    w.Word(truth.received);
     w.Byte(static_cast<uint64_t>(out.frames - truth.frames));
     ProtocolModelAccess::Write(out.book, w);
     w.Byte(out.carried.size());
-    for (const Carried& lane : out.carried) {
+    for (const Piggybacked& lane : out.carried) {
       w.Slot(lane.ref);
       w.Word(lane.slices);
     }

@@ -10,7 +10,7 @@ void World::Deliver(uint8_t rail_index, uint8_t item_index) {
   items.erase(items.begin() + item_index);
   Truth& truth = truth_[item.transfer];
   Require(!truth.ended, "data lands after the end", out_[item.transfer].id);
-  if (item.slice != kNone) truth.landed = static_cast<Slices>(truth.landed | 1u << item.slice);
+  if (item.slice != kNone) truth.received = static_cast<Slices>(truth.received | 1u << item.slice);
   if (item.has_immediate && Check(tracker_->OnImmediate(item.ref))) TakeActions();
 }
 
@@ -132,7 +132,7 @@ void World::TakeActions() {
     const uint8_t index = IndexOf(id);
     Truth& truth = truth_[index];
     const auto all = static_cast<Slices>((1u << out_[index].spec.slices) - 1);
-    Require(truth.landed == all, "arrived before all of it landed", id);
+    Require(truth.received == all, "arrived before all of it landed", id);
     Require(!InFlight(index), "arrived while data is in flight", id);
     Require(truth.opened && !truth.aborted && !truth.arrived, "arrived, but may not", id);
     truth.arrived = truth.ended = true;

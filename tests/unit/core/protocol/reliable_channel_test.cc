@@ -158,7 +158,7 @@ TEST(ReliableChannelTest, ReplayCarriesTheLatestAck) {
 
 // Every schedule of a few frames each way over connections that lose what is in flight when they
 // are cut, deliver in any order and deliver twice.
-struct Pair {
+struct ChannelPair {
   ReliableChannel sides[2];
   std::vector<std::string> wires[2];  // to side i
   int pushed[2] = {0, 0};
@@ -176,7 +176,7 @@ struct Pair {
 
 class PairSearch {
  public:
-  void Visit(const Pair& pair) {
+  void Visit(const ChannelPair& pair) {
     if (!seen_.insert(Key(pair)).second) return;
     if (pair.wires[0].empty() && pair.wires[1].empty()) {
       // Expect that at rest nothing is missing and nothing is kept.
@@ -187,7 +187,7 @@ class PairSearch {
     }
     for (int i = 0; i < 2; ++i) {
       if (pair.pushed[i] < kFrames) {
-        Pair next = pair;
+        ChannelPair next = pair;
         next.sides[i].Push(FrameType::kOpen, std::to_string(++next.pushed[i]));
         next.Pump();
         Visit(next);
@@ -197,7 +197,7 @@ class PairSearch {
       }
     }
     if (pair.cuts > 0) {
-      Pair next = pair;
+      ChannelPair next = pair;
       --next.cuts;
       for (int i = 0; i < 2; ++i) {
         next.wires[i].clear();
@@ -212,8 +212,8 @@ class PairSearch {
  private:
   static constexpr int kFrames = 2;
 
-  void Deliver(const Pair& pair, int to, size_t message, int keep) {
-    Pair next = pair;
+  void Deliver(const ChannelPair& pair, int to, size_t message, int keep) {
+    ChannelPair next = pair;
     const std::string text = next.wires[to][message];
     if (keep == 0) next.wires[to].erase(next.wires[to].begin() + static_cast<ptrdiff_t>(message));
     next.twice -= keep;
@@ -224,7 +224,7 @@ class PairSearch {
     Visit(next);
   }
 
-  static std::string Key(const Pair& pair) {
+  static std::string Key(const ChannelPair& pair) {
     std::string key;
     for (int i = 0; i < 2; ++i) {
       const ReliableChannel& side = pair.sides[i];
@@ -245,7 +245,7 @@ class PairSearch {
 
 TEST(ReliableChannelTest, EveryScheduleGivesEachFrameOnceAndInOrder) {
   PairSearch search;
-  search.Visit(Pair{});
+  search.Visit(ChannelPair{});
   std::printf("  %zu states\n", search.states());
   EXPECT_GT(search.states(), 1000u);
 }

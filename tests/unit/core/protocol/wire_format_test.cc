@@ -109,7 +109,7 @@ const FetchBeginFrame kFetchBegin{.transfer = 7,
                                   .blocks_hash = 0x0102030405060708,
                                   .within_nanos = 1'000'000'000};
 const FetchEndFrame kFetchEnd{.transfer = 7, .lease = "r:7", .readers = 2};
-const VerdictFrame kVerdict{.transfer = 7, .good = false, .why = "expired"};
+const KvAnswerFrame kKvAnswer{.transfer = 7, .good = false, .why = "expired"};
 const StageAskFrame kStageAsk{.count = 8};
 const StageLendFrame kStageLend{.slots = {3, 7}};
 const StageRecallFrame kStageRecall{};
@@ -154,7 +154,7 @@ std::vector<std::pair<FrameType, std::string>> AllBodies() {
           {FrameType::kRailFenced, Encode(kRail)},
           {FrameType::kFetchBegin, Encode(kFetchBegin)},
           {FrameType::kFetchEnd, Encode(kFetchEnd)},
-          {FrameType::kVerdict, Encode(kVerdict)},
+          {FrameType::kKvAnswer, Encode(kKvAnswer)},
           {FrameType::kStageAsk, Encode(kStageAsk)},
           {FrameType::kStageLend, Encode(kStageLend)},
           {FrameType::kStageRecall, Encode(kStageRecall)},
@@ -208,9 +208,9 @@ TEST(WireFormat, BytesOfVersion4AreKept) {
   ExpectFormat(kKvPart, golden::kKvPart);
   ExpectFormat(kFetchBegin, golden::kFetchBegin);
   ExpectFormat(kFetchEnd, golden::kFetchEnd);
-  ExpectFormat(kVerdict, golden::kVerdict);
+  ExpectFormat(kKvAnswer, golden::kKvAnswer);
   EXPECT_EQ(static_cast<int>(FrameType::kFetchBegin), 20);
-  EXPECT_EQ(static_cast<int>(FrameType::kVerdict), 22);
+  EXPECT_EQ(static_cast<int>(FrameType::kKvAnswer), 22);
 }
 
 TEST(WireFormat, BytesOfVersion5AreKept) {
@@ -335,33 +335,33 @@ TEST(WireFormat, DamagedEnvelopesAreRefused) {
   }
 }
 
-TEST(WireFormat, CarryBytesAreKept) {
+TEST(WireFormat, PiggybackBytesAreKept) {
   const std::string carried = EncodeMessage(FrameType::kQuiet, 5, 6, QuietFrame{.id = 7});
   const std::string own = EncodeMessage(FrameType::kPing, 3, 0x0102, kPing);
-  const std::string message = EncodeCarry(8, 9, carried, own);
-  EXPECT_EQ(Hex(message), Golden(golden::kCarryMessage));
+  const std::string message = EncodePiggyback(8, 9, carried, own);
+  EXPECT_EQ(Hex(message), Golden(golden::kPiggybackMessage));
   ASSERT_OK_AND_ASSIGN(const Envelope envelope, DecodeEnvelope(AsBytes(message)));
-  EXPECT_EQ(envelope.type, FrameType::kCarry);
+  EXPECT_EQ(envelope.type, FrameType::kPiggyback);
   EXPECT_EQ(envelope.sequence, 0u);
   EXPECT_EQ(envelope.ack, 8u);
-  ASSERT_OK_AND_ASSIGN(const CarriedMessages both, DecodeCarry(envelope.body));
+  ASSERT_OK_AND_ASSIGN(const PiggybackMessages both, DecodePiggyback(envelope.body));
   EXPECT_EQ(both.session, 9u);
   EXPECT_TRUE(testing::SameBytes(carried, both.carried));
   EXPECT_TRUE(testing::SameBytes(own, both.own));
 }
 
 // The first of the two says how long it is; the second must be a whole envelope at least.
-TEST(WireFormat, DamagedCarriesAreRefused) {
+TEST(WireFormat, DamagedPiggybacksAreRefused) {
   const std::string carried = EncodeMessage(FrameType::kQuiet, 5, 6, QuietFrame{.id = 7});
   const std::string own = EncodeMessage(FrameType::kAck, 3, 4, std::string_view());
-  const std::string body = EncodeCarry(8, 9, carried, own).substr(kEnvelopeBytes);
-  ASSERT_OK(DecodeCarry(AsBytes(body)));
+  const std::string body = EncodePiggyback(8, 9, carried, own).substr(kEnvelopeBytes);
+  ASSERT_OK(DecodePiggyback(AsBytes(body)));
   for (size_t size = 0; size < body.size(); ++size) {
-    EXPECT_TRUE(Fails(DecodeCarry(AsBytes(body).first(size)), kInvalid, {"carry"})) << size;
+    EXPECT_TRUE(Fails(DecodePiggyback(AsBytes(body).first(size)), kInvalid, {"piggyback"})) << size;
   }
   std::string bad = body;
   bad.replace(8 + 4, 4, "\xff\xff\xff\xff");
-  EXPECT_TRUE(Fails(DecodeCarry(AsBytes(bad)), kInvalid, {"carry"}));
+  EXPECT_TRUE(Fails(DecodePiggyback(AsBytes(bad)), kInvalid, {"piggyback"}));
   EXPECT_TRUE(Fails(DecodeNumbered(AsBytes(EncodeMessage(FrameType::kAck, 0, 4, ""))), kInvalid,
                     {"number"}));
 }

@@ -28,7 +28,7 @@ using cli::ReadNamedTopology;
 using cli::SysfsTree;
 using cli::TemporaryFolder;
 
-Topology Fixture(const std::string& name) {
+Topology FixtureOf(const std::string& name) {
   const auto source = OpenTopology("", name);
   EXPECT_TRUE(source.ok()) << source.status();
   if (!source.ok()) return {};
@@ -87,7 +87,7 @@ TEST(TopologyFixtures, DescriptionsThatAreNoneAreRefused) {
 }
 
 TEST(Topology, ReadsTheSixPortNode) {
-  const Topology node = Fixture("connectx7-two-fabrics");
+  const Topology node = FixtureOf("connectx7-two-fabrics");
   EXPECT_EQ(node.nodes.size(), 2u);
   EXPECT_EQ(node.nodes[1].cpus, "48-95,144-191");
   EXPECT_EQ(node.nodes[1].memory_bytes, uint64_t{1007} << 30);
@@ -129,7 +129,7 @@ TEST(Topology, ReadsTheSixPortNode) {
 }
 
 TEST(Topology, VirtualFunctionsKnowTheirParents) {
-  const Topology node = Fixture("connectx7-two-fabrics");
+  const Topology node = FixtureOf("connectx7-two-fabrics");
   EXPECT_EQ(node.DeviceOf(PortOf(node, "mlx5_0")).virtual_functions, 8u);
   // 4d:00.1 .. 4d:01.0
   const RdmaDevice& last = node.DeviceOf(PortOf(node, "mlx5_21"));
@@ -140,7 +140,7 @@ TEST(Topology, VirtualFunctionsKnowTheirParents) {
   EXPECT_EQ(PortOf(node, "mlx5_21").fabric, "Fabric1");
   EXPECT_EQ(FromGpu(node, "mlx5_21", 2), DeviceDistance::kSwitch);
   // In a pod the parent's RDMA device is not seen, but its address is.
-  const Topology pod = Fixture("connectx7-pod");
+  const Topology pod = FixtureOf("connectx7-pod");
   const RdmaDevice& vf = pod.DeviceOf(PortOf(pod, "mlx5_16"));
   ASSERT_TRUE(vf.physical_function.has_value());
   EXPECT_EQ(vf.physical_function->ToString(), "0000:4d:00.0");
@@ -150,7 +150,7 @@ TEST(Topology, VirtualFunctionsKnowTheirParents) {
 }
 
 TEST(Topology, DgxH100PairsEachGpuWithItsNic) {
-  const Topology dgx = Fixture("dgx-h100");
+  const Topology dgx = FixtureOf("dgx-h100");
   EXPECT_EQ(dgx.devices.size(), 12u);
   // Expect devices in the order of their numbers: mlx5_10 is not behind mlx5_1.
   EXPECT_EQ(dgx.devices[2].name, "mlx5_2");
@@ -173,7 +173,7 @@ TEST(Topology, DgxH100PairsEachGpuWithItsNic) {
 }
 
 TEST(Topology, P5HasFourEfaToAGpu) {
-  const Topology p5 = Fixture("p5.48xlarge");
+  const Topology p5 = FixtureOf("p5.48xlarge");
   ASSERT_EQ(p5.ports.size(), 32u);
   ASSERT_EQ(p5.gpus.size(), 8u);
   for (size_t i = 0; i < 32; ++i) {
@@ -191,7 +191,7 @@ TEST(Topology, P5HasFourEfaToAGpu) {
 }
 
 TEST(Topology, P4dSharesRootComplexes) {
-  const Topology p4d = Fixture("p4d.24xlarge");
+  const Topology p4d = FixtureOf("p4d.24xlarge");
   ASSERT_EQ(p4d.ports.size(), 4u);
   EXPECT_EQ(FromGpu(p4d, "rdmap16s27", 0), DeviceDistance::kRoot);
   EXPECT_EQ(FromGpu(p4d, "rdmap16s27", 1), DeviceDistance::kRoot);
@@ -202,7 +202,7 @@ TEST(Topology, P4dSharesRootComplexes) {
 }
 
 TEST(Topology, PlainVmHasNothingButANode) {
-  const Topology vm = Fixture("plain-vm");
+  const Topology vm = FixtureOf("plain-vm");
   EXPECT_EQ(vm.nodes.size(), 1u);
   EXPECT_TRUE(vm.gpus.empty());
   EXPECT_TRUE(vm.devices.empty());

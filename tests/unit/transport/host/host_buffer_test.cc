@@ -83,15 +83,16 @@ uint64_t SmapsKib(const void* data, const std::string& label) {
 // What the kernel does here with the call that HostBuffer counts on.
 bool KernelGathers() {
   constexpr size_t kHuge = size_t{2} << 20;
-  void* room = mmap(nullptr, 2 * kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room == MAP_FAILED) return false;
+  void* space =
+      mmap(nullptr, 2 * kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (space == MAP_FAILED) return false;
   const int fd = memfd_create("try", MFD_CLOEXEC);
-  auto* at = static_cast<std::byte*>(room) + (0 - reinterpret_cast<uintptr_t>(room)) % kHuge;
+  auto* at = static_cast<std::byte*>(space) + (0 - reinterpret_cast<uintptr_t>(space)) % kHuge;
   bool can = fd >= 0 && ftruncate(fd, kHuge) == 0 &&
              mmap(at, kHuge, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
   if (can) *at = std::byte{1};
   can = can && madvise(at, kHuge, 25 /* MADV_COLLAPSE */) == 0;
-  munmap(room, 2 * kHuge);
+  munmap(space, 2 * kHuge);
   close(fd);
   return can;
 }

@@ -55,23 +55,23 @@ class GuardedPages {
  public:
   explicit GuardedPages(size_t pages) : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
     bytes_ = pages * page_;
-    room_ = static_cast<unsigned char*>(
+    space_ = static_cast<unsigned char*>(
         mmap(nullptr, bytes_ + 2 * page_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    EXPECT_NE(static_cast<void*>(room_), MAP_FAILED);
+    EXPECT_NE(static_cast<void*>(space_), MAP_FAILED);
     EXPECT_EQ(mprotect(begin(), bytes_, PROT_READ | PROT_WRITE), 0);
   }
-  ~GuardedPages() { munmap(room_, bytes_ + 2 * page_); }
+  ~GuardedPages() { munmap(space_, bytes_ + 2 * page_); }
   GuardedPages(const GuardedPages&) = delete;
   GuardedPages& operator=(const GuardedPages&) = delete;
 
-  unsigned char* begin() const { return room_ + page_; }
+  unsigned char* begin() const { return space_ + page_; }
   unsigned char* end() const { return begin() + bytes_; }
   size_t bytes() const { return bytes_; }
 
  private:
   const size_t page_;
   size_t bytes_ = 0;
-  unsigned char* room_ = nullptr;
+  unsigned char* space_ = nullptr;
 };
 
 TEST(StreamCopyTest, NoVariantTouchesWhatLiesBeyondEitherEnd) {

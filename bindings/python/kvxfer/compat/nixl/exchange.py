@@ -52,7 +52,7 @@ def _send(sock: socket.socket, kind: int, payload: bytes) -> None:
     sock.sendall(_HEADER.pack(_MAGIC, kind, len(payload)) + payload)
 
 
-class _Room:
+class _ByteBudget:
     """What connections hold at the same time, which is bounded. Thread-safe."""
 
     def __init__(self, size: int) -> None:
@@ -74,19 +74,19 @@ class _Room:
 class _Share:
     """One connection's part of the room, given back at the end of ``with``."""
 
-    def __init__(self, room: _Room) -> None:
-        self._room = room
+    def __init__(self, budget: _ByteBudget) -> None:
+        self._budget = budget
         self._size = 0
 
     def take(self, size: int) -> None:
-        self._room.take(size)
+        self._budget.take(size)
         self._size += size
 
     def __enter__(self) -> "_Share":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._room.give_back(self._size)
+        self._budget.give_back(self._size)
 
 
 def _receive_all(sock: socket.socket, size: int, until: float, share: _Share) -> bytes:
@@ -121,7 +121,7 @@ class Listener:
     def __init__(self, known: Known, port: int) -> None:
         self._known = known
         self._free = threading.BoundedSemaphore(_MOST_AT_ONCE)
-        self._room = _Room(_MOST_BYTES_AT_ONCE)
+        self._budget = _ByteBudget(_MOST_BYTES_AT_ONCE)
         self._owner = os.getpid()
         self._stopped = False
         host = listen_host()
@@ -153,7 +153,7 @@ class Listener:
 
     def _serve(self, client: socket.socket) -> None:
         try:
-            with client, _Share(self._room) as share:
+            with client, _Share(self._budget) as share:
                 kind, payload = _receive(client, share)
                 client.settimeout(_REQUEST_SECONDS)
                 try:
@@ -228,7 +228,7 @@ class Courier:
             with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as sock:
                 sock.settimeout(_REQUEST_SECONDS)
                 _send(sock, kind, payload)
-                answer, text = _receive(sock, _Share(_Room(2 * _MOST_BYTES)))
+                answer, text = _receive(sock, _Share(_ByteBudget(2 * _MOST_BYTES)))
         except (OSError, OverflowError, ValueError) as error:
             logger.error(
                 "the listener at %s:%s was not reached: %s (%s)", host, port, error, REMEDY

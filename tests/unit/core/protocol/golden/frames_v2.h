@@ -5,7 +5,7 @@
 namespace kvxfer::golden {
 
 // Type 17, ack 8: session 9; type 9 with sequence 5 and ack 6; kPingMessage.
-inline constexpr char kCarryMessage[] =
+inline constexpr char kPiggybackMessage[] =
     "11 00 0000 48000000 0000000000000000 0800000000000000 0900000000000000 "
     "09 00 0000 08000000 0500000000000000 0600000000000000 0700000000000000 "
     "0e 00 0000 08000000 0300000000000000 0201000000000000 1032547698badcfe";

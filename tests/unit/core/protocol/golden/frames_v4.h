@@ -20,7 +20,7 @@ inline constexpr char kFetchBegin[] =
 inline constexpr char kFetchEnd[] = "0700000000000000 03000000 723a37 02000000";
 
 // The body of verdict (type 22).
-inline constexpr char kVerdict[] = "0700000000000000 00 07000000 65787069726564";
+inline constexpr char kKvAnswer[] = "0700000000000000 00 07000000 65787069726564";
 
 }  // namespace kvxfer::golden
 
