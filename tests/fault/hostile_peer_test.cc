@@ -87,6 +87,7 @@ TEST_F(HostilePeer, DeregistrationsThatItDoesNotAnswer) {
   constexpr size_t kAsked = kMaxRevocations / 2;
   std::vector<std::byte> memory(4 * kAsked);
   std::vector<MemorySpan> spans;
+  spans.reserve(memory.size());
   for (std::byte& byte : memory) spans.push_back({.data = &byte, .bytes = 1});
   ASSERT_OK_AND_ASSIGN(const auto regions, agent_->RegisterMemory(spans, Access::kReadWrite));
   ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
