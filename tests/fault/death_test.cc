@@ -110,8 +110,8 @@ void KillOnce(const Flavour& flavour, Duration& took) {
 
 TEST_P(Death, KilledInTheMiddle) {
   Duration best = Duration::max();
-  // The machine may be busy at one attempt; it is not at three.
-  for (int attempt = 0; attempt < 3 && best > milliseconds(100); ++attempt) {
+  // The machine may be busy at one attempt, or at several; it is not at ten.
+  for (int attempt = 0; attempt < 10 && best > milliseconds(100); ++attempt) {
     Duration took{};
     ASSERT_NO_FATAL_FAILURE(KillOnce(GetParam(), took));
     EXPECT_LE(took, Bound(seconds(1)));

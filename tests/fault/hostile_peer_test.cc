@@ -87,6 +87,7 @@ TEST_F(HostilePeer, DeregistrationsThatItDoesNotAnswer) {
   constexpr size_t kAsked = kMaxRevocations / 2;
   std::vector<std::byte> memory(4 * kAsked);
   std::vector<MemorySpan> spans;
+  spans.reserve(memory.size());
   for (std::byte& byte : memory) spans.push_back({.data = &byte, .bytes = 1});
   ASSERT_OK_AND_ASSIGN(const auto regions, agent_->RegisterMemory(spans, Access::kReadWrite));
   ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
@@ -288,61 +289,59 @@ TEST_F(HostileTarget, QuestionsWhoseAnswersAreNotAcknowledged) {
   ExpectFailed();
 }
 
-TEST_F(HostileTarget, QuestionsThatWaitForOneTransfer) {
-  ASSERT_OK_AND_ASSIGN(Node node, Node::Create({.name = "honest", .backends = {"loopback"}},
-                                               MemoryType::kAttached, 4096));
-  const RemoteRegion region{
-      .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = 4096, .access = Access::kReadWrite};
-  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Target(*node.agent, "hostile", {region}));
-  const Descriptor local{node.memory.address(), 4096};
-  const Descriptor remote{4096, 4096};
-  // No slot is granted, so it waits.
-  ASSERT_OK_AND_ASSIGN(const Transfer write,
-                       node.agent->Write("hostile",
-                                         DescriptorBlocks{.local = std::span(&local, 1),
-                                                          .remote = std::span(&remote, 1)},
-                                         Unhurried()));
-  ASSERT_TRUE(peer->Accept());
-  ASSERT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kSlotRequest).empty(); }));
-  Flood(*peer, FrameType::kQuiesce, static_cast<int>(kMaxQuestions),
+// A peer with a region, and a write to it that waits, for no slot is granted.
+class HostileTargetOfAWrite : public HostilePeer {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(node_, Node::Create({.name = "honest", .backends = {"loopback"}},
+                                             MemoryType::kAttached, 4096));
+    const RemoteRegion region{
+        .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = 4096, .access = Access::kReadWrite};
+    ASSERT_OK_AND_ASSIGN(peer_, ScriptedPeer::Target(*node_.agent, "hostile", {region}));
+    const Descriptor local{node_.memory.address(), 4096};
+    const Descriptor remote{4096, 4096};
+    ASSERT_OK_AND_ASSIGN(write_,
+                         node_.agent->Write("hostile",
+                                            DescriptorBlocks{.local = std::span(&local, 1),
+                                                             .remote = std::span(&remote, 1)},
+                                            Unhurried()));
+  }
+
+  Node node_;
+  std::unique_ptr<ScriptedPeer> peer_;
+  Transfer write_;
+};
+
+TEST_F(HostileTargetOfAWrite, QuestionsThatWaitForIt) {
+  ASSERT_TRUE(peer_->Accept());
+  ASSERT_TRUE(peer_->Until([&] { return !peer_->Heard(FrameType::kSlotRequest).empty(); }));
+  Flood(*peer_, FrameType::kQuiesce, static_cast<int>(kMaxQuestions),
         [](uint64_t i) { return QuiesceFrame{.id = i, .all_regions = true}; });
-  EXPECT_FALSE(write.Wait(kAmple).ok());
+  EXPECT_FALSE(write_.Wait(kAmple).ok());
 }
 
-TEST_F(HostileTarget, RevocationsThatWaitForOneTransfer) {
-  ASSERT_OK_AND_ASSIGN(Node node, Node::Create({.name = "honest", .backends = {"loopback"}},
-                                               MemoryType::kAttached, 4096));
-  const RemoteRegion region{
-      .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = 4096, .access = Access::kReadWrite};
-  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Target(*node.agent, "hostile", {region}));
-  const Descriptor local{node.memory.address(), 4096};
-  const Descriptor remote{4096, 4096};
-  ASSERT_OK_AND_ASSIGN(const Transfer write,
-                       node.agent->Write("hostile",
-                                         DescriptorBlocks{.local = std::span(&local, 1),
-                                                          .remote = std::span(&remote, 1)},
-                                         Unhurried()));
-  ASSERT_OK(node.agent->Notify("hostile", "behind", Unhurried()));
-  ASSERT_TRUE(peer->Accept());
+TEST_F(HostileTargetOfAWrite, RevocationsThatWaitForIt) {
+  ASSERT_OK(node_.agent->Notify("hostile", "behind", Unhurried()));
+  ASSERT_TRUE(peer_->Accept());
   const CreditFrame credit{.notifications = 10, .bytes = 1000};
-  ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(credit)));
+  ASSERT_TRUE(peer_->Say(FrameType::kCredit, Encode(credit)));
   // The write, which has no slot, has left the queue before it.
-  ASSERT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kOpen).empty(); }));
+  ASSERT_TRUE(peer_->Until([&] { return !peer_->Heard(FrameType::kOpen).empty(); }));
   const auto ask = [&](uint64_t id, uint32_t about) {
-    return peer->Say(FrameType::kQuiesce,
-                     Encode(QuiesceFrame{.id = id, .revoke = true, .regions = {about}}));
+    return peer_->Say(FrameType::kQuiesce,
+                      Encode(QuiesceFrame{.id = id, .revoke = true, .regions = {about}}));
   };
   for (uint64_t i = 1; i < kMaxRevocations; ++i) ASSERT_TRUE(ask(i, 1));
   // What waits for nothing is answered, and makes room again.
   for (uint64_t i = 1; i <= 2; ++i) {
     ASSERT_TRUE(ask(kMaxRevocations + i, 2));
-    ASSERT_TRUE(peer->Until([&] { return peer->Heard(FrameType::kQuiet).size() == i; }));
+    ASSERT_TRUE(peer_->Until([&] { return peer_->Heard(FrameType::kQuiet).size() == i; }));
   }
   ASSERT_TRUE(ask(kMaxRevocations, 1));
-  EXPECT_FALSE(peer->down());
+  EXPECT_FALSE(peer_->down());
   ASSERT_TRUE(ask(1, 1));
-  EXPECT_TRUE(peer->UntilDown());
-  EXPECT_FALSE(write.Wait(kAmple).ok());
+  EXPECT_TRUE(peer_->UntilDown());
+  EXPECT_FALSE(write_.Wait(kAmple).ok());
 }
 
 TEST_F(HostileTarget, RegionsThatNeverWere) {

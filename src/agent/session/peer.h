@@ -296,6 +296,7 @@ class Peer {
   void ReturnCredit(const TransferOptions& options);
   absl::Status Begin(const TransferPtr& record, Link* link);
   absl::Status ResolveRegions(Outbound& outbound);
+  absl::StatusOr<const AgentMetadata::Region*> LiveRegion(RegionId id) const;
   absl::StatusOr<const RemoteKey*> KeyOf(Link& link, RegionId id);
   void DropDeadKeys();
   void DropKeys(std::span<const uint32_t> regions);
@@ -340,7 +341,7 @@ class Peer {
   void ClearQuarantine(const TransferPtr& record, bool arrived);
   void OnSettled(const TransferPtr& record);
   const StagedMemory* StagedLocal(const internal::TransferRecord& record, uint32_t index) const;
-  const StagedKey* StagedRemote(const internal::TransferRecord& record, uint32_t index);
+  absl::StatusOr<const StagedKey*> StagedRemote(const RegionView& region);
   void TellStaged(const internal::TransferRecord& record, const Link& link);
 
   // peer_rails.cc

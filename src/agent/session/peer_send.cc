@@ -124,7 +124,9 @@ absl::Status Peer::ResolveRegions(Outbound& outbound) {
       outbound.registrations[index] = StagedLocal(record, index);
     }
     for (uint32_t index : record.blocks.remote_regions()) {
-      outbound.keys[index] = StagedRemote(record, index);
+      auto key = StagedRemote(record.remote->regions()[index]);
+      if (!key.ok()) return key.status();
+      outbound.keys[index] = *key;
     }
     return absl::OkStatus();
   }
@@ -145,7 +147,9 @@ absl::Status Peer::ResolveRegions(Outbound& outbound) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
+// One that may be used still. A transfer may have been posted before its region was revoked, and
+// begin after: no key is made for it, for DropKeys may have been here.
+absl::StatusOr<const AgentMetadata::Region*> Peer::LiveRegion(RegionId id) const {
   const auto number = static_cast<uint32_t>(id);
   const auto known = regions_by_id_.find(number);
   if (known == regions_by_id_.end() || revoked_.Contains(number)) {
@@ -153,14 +157,20 @@ absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
         absl::StrCat("region ", number, " of peer ", metadata_.name,
                      " was deregistered there; take its metadata again"));
   }
+  return known->second;
+}
+
+absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
+  const auto known = LiveRegion(id);
+  if (!known.ok()) return known.status();
   if (const auto it = link.keys.find(id); it != link.keys.end()) return it->second.get();
-  const AgentMetadata::Region& region = *known->second;
+  const AgentMetadata::Region& region = **known;
   const auto extra = region.keys.find(std::string(runtime_->backends[link.backend]->name()));
   auto key = link.endpoint->Import(region.region,
                                    extra == region.keys.end() ? std::string_view() : extra->second);
   if (!key.ok()) {
-    absl::Status why =
-        Annotate(key.status(), absl::StrCat("region ", number, " of peer ", metadata_.name));
+    absl::Status why = Annotate(key.status(), absl::StrCat("region ", static_cast<uint32_t>(id),
+                                                           " of peer ", metadata_.name));
     // Not yet here, or wrong metadata, are no reason to go another way.
     const bool beyond = region.region.kind == MemoryKind::kCuda && !absl::IsUnavailable(why) &&
                         !absl::IsInvalidArgument(why);

@@ -132,11 +132,11 @@ const StagedMemory* Peer::StagedLocal(const internal::TransferRecord& record,
   return runtime_->memory.FindStaged(record.local->regions()[index].id);
 }
 
-const StagedKey* Peer::StagedRemote(const internal::TransferRecord& record, uint32_t index) {
-  const RegionView& region = record.remote->regions()[index];
+absl::StatusOr<const StagedKey*> Peer::StagedRemote(const RegionView& region) {
+  const auto known = LiveRegion(region.id);
+  if (!known.ok()) return known.status();
   const auto id = static_cast<uint32_t>(region.id);
-  const auto known = regions_by_id_.find(id);
-  const uint32_t rkey = known == regions_by_id_.end() ? 0 : known->second->region.rkey;
+  const uint32_t rkey = (*known)->region.rkey;
   return &staged_keys_.try_emplace(id, rkey, region.kind == MemoryKind::kHost).first->second;
 }
 

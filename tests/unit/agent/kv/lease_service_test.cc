@@ -19,11 +19,11 @@ namespace {
 using std::chrono::seconds;
 
 constexpr Time At(int second) { return Time{} + seconds(second); }
-constexpr uint64_t Nanos(int second) { return uint64_t{1'000'000'000} * second; }
+constexpr uint64_t Nanos(uint64_t seconds) { return 1'000'000'000 * seconds; }
 
 class LeaseServiceTest : public ::testing::Test {
  protected:
-  std::optional<LeaseAnswerFrame> Read(KvLeases::Reader reader, uint64_t transfer, int wait,
+  std::optional<LeaseAnswerFrame> Read(KvLeases::Reader reader, uint64_t transfer, uint64_t wait,
                                        const std::string& contents = "prompt", Time now = At(0)) {
     return service_.OnLeaseRead({.transfer = transfer,
                                  .lease = "a",
