@@ -108,7 +108,7 @@ void RunCase(Pair& pair, const Flavour& flavour, const TransferCase& c) {
   EXPECT_GE(stats.total, stats.wire);
 
   EXPECT_TRUE(AllArrived(c.shape, c.read ? Side::kLocal : Side::kRemote, seed,
-                      (c.read ? local : remote).bytes()));
+                         (c.read ? local : remote).bytes()));
   EXPECT_TRUE(local.GuardsIntact());
   EXPECT_TRUE(remote.GuardsIntact());
   if (c.notification) {

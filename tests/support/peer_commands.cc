@@ -154,7 +154,7 @@ class CommandServer {
     const Shape shape = Shape::FromString(f.at(1));
     const auto received =
         testing::AllArrived(shape, f.at(2) == "1" ? Side::kRemote : Side::kLocal, ToNumber(f.at(3)),
-                         node_.memory.bytes().first(shape.memory_bytes()));
+                            node_.memory.bytes().first(shape.memory_bytes()));
     if (!received) return absl::DataLossError(received.message());
     if (!node_.memory.GuardsIntact()) return absl::DataLossError("a guard page was written");
     return Fields{};
