@@ -1,4 +1,5 @@
-// What this host's memory gives between two processes: the raw reference for contestants on one host.
+// What this host's memory gives between two processes: the raw reference for contestants on one
+// host.
 //
 //   copy      memcpy into a shared mapping, block by block
 //   stream    the same with non-temporal stores
