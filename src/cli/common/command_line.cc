@@ -91,7 +91,7 @@ std::string FlagWithValue(const CLI::ParseError& error) {
 
 // What CLI11 says of a value, in the words of the other messages. `last` is the last word typed.
 std::string WrongValue(const CLI::ParseError& error, const std::string& last) {
-  const std::string what = error.what();
+  std::string what = error.what();
   const std::string name = what.substr(0, what.find(": "));
   if (std::string flag = FlagWithValue(error); !flag.empty()) return flag;
   if (absl::EndsWith(what, " missing") && absl::StrContains(what, " required ")) {

@@ -48,6 +48,7 @@ absl::StatusOr<MemoryChoice> ParseMemoryChoice(std::string_view text) {
 
 std::vector<std::string> MemoryWords() {
   std::vector<std::string> words;
+  words.reserve(kHostNames.size() + 2);
   for (const auto& [name, source] : kHostNames) words.emplace_back(name);
   words.emplace_back(kCudaName);
   words.push_back(std::string(kCudaName) + ":N");
