@@ -1,7 +1,9 @@
 """KvxferConnector in pairs that are set otherwise: what fails by policy, what is refused at the start."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +144,19 @@ def test_what_cannot_be_is_refused_at_the_start(
     assert says in engine.log_tail(400)
 
 
-def test_taken_ports_are_named_and_a_range_is_searched(start_pair: StartPair) -> None:
-    import socket
-
-    with socket.socket() as taken:
+def _take_a_port_before_a_free_one() -> socket.socket:
+    while True:
+        taken, free = socket.socket(), socket.socket()
         taken.bind(("127.0.0.1", 0))
-        taken.listen()
+        with free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", taken.getsockname()[1] + 1))
+            taken.listen()
+            return taken
+        taken.close()
+
+
+def test_taken_ports_are_named_and_a_range_is_searched(start_pair: StartPair) -> None:
+    with _take_a_port_before_a_free_one() as taken:
         port = taken.getsockname()[1]
         both = {"host": "127.0.0.1", "port_range": f"{port}-{port + 1}"}
         engine = start_pair.alone(dataclasses.replace(KVXFER, extra=both))
