@@ -35,8 +35,8 @@ inline constexpr bool kThreadSanitizer = KVXFER_THREAD_SANITIZER;
 inline constexpr bool kSanitized = KVXFER_SANITIZED;
 // KVXFER_TEST_GUEST is set: the processor is emulated (tests/support/rdma-vm).
 inline const bool kEmulated = std::getenv("KVXFER_TEST_GUEST") != nullptr;
-// KVXFER_TEST_QUICK is set: what a user wants to see, in minutes. Cases that differ only by the seed or
-// the stand-in that they run over are left to `scripts/test --all`.
+// KVXFER_TEST_QUICK is set: what a user wants to see, in minutes. Cases that differ only by the
+// seed or the stand-in that they run over are left to `scripts/test --all`.
 inline const bool kQuick = std::getenv("KVXFER_TEST_QUICK") != nullptr;
 inline const bool kSlow = kSanitized || kEmulated;
 

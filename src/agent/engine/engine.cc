@@ -148,12 +148,13 @@ absl::Status Engine::MakeBackends() {
 
 // Options of a backend that the agent goes without are not ignored in silence.
 void Engine::WarnOfUnusedSections() const {
-  for (const auto& [name, section] : runtime_.options.backend) {
-    const bool used = std::ranges::any_of(runtime_.backends, [&](const auto& backend) {
+  for (const auto& section : runtime_.options.backend) {
+    const std::string& name = section.first;
+    const bool used = std::ranges::any_of(runtime_.backends, [&name](const auto& backend) {
       return Undecorated(backend->name()) == name ||
              backend->name().starts_with(absl::StrCat(name, ":"));
     });
-    if (used || section.empty()) continue;
+    if (used || section.second.empty()) continue;
     Log(LogLevel::kWarning, "agent {}: options of backend {} are set, and it has no such backend",
         runtime_.options.name, name);
   }

@@ -1,5 +1,5 @@
 // Makes the agent's progress. One thread at a time is the driver; a caller that waits drives by
-// itself and does not need another thread. docs/threading.md describes the scheme; seat_state.h is
+// itself and does not need another thread. docs/threading.md describes the scheme; drive_state.h is
 // its pure part.
 //
 // Thread-safety: Submit, Call, DriveUntil, Progress and Wake from any thread; the driver may call

@@ -4,7 +4,7 @@
 // read from them; the other half is for this agent's own transfers. So neither use waits for the
 // other.
 //
-// stager.h describes how a transfer uses buffers at the initiator, stage_desk.h at the target;
+// stager.h describes how a transfer uses buffers at the initiator, staging_target.h at the target;
 // docs/architecture.md, "Staging", the whole path. Nothing is allocated before the first GPU memory
 // is registered.
 //
