@@ -40,8 +40,8 @@ class Lifeline final : public net::Watcher {
   };
   enum class Got : uint8_t { kPacket, kNothing, kEnd };
 
-  // Connects to the desk of that name (desk.h). Unavailable: no process listens there, or too many
-  // connections wait.
+  // Connects to the listener of that name (lifeline_listener.h). Unavailable: no process listens
+  // there, or too many connections wait.
   static absl::StatusOr<std::unique_ptr<Lifeline>> Connect(net::Reactor* reactor,
                                                            const std::string& listener);
   // Takes an accepted socket.
