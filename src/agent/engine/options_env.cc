@@ -47,18 +47,14 @@ class Environment {
   absl::Status ReadList(const char* variable, std::vector<std::string>& out, char separator = ',') {
     const std::string_view value = Value(variable);
     if (value.empty()) return absl::OkStatus();
-    std::vector<std::string> names;
-    for (absl::string_view part : absl::StrSplit(ToAbsl(value), separator)) {
-      part = absl::StripAsciiWhitespace(part);
-      if (part.empty()) {
-        return Bad(variable, value,
-                   separator == ','
-                       ? "has an empty name; write names with commas, as in \"shm,tcp\""
-                       : "has an empty folder; write folders with colons, as in \"/a:/b\"");
-      }
-      names.emplace_back(part.data(), part.size());
+    auto names = SplitNames(value, separator);
+    if (!names) {
+      return Bad(variable, value,
+                 separator == ','
+                     ? "has an empty name; write names with commas, as in \"shm,tcp\""
+                     : "has an empty folder; write folders with colons, as in \"/a:/b\"");
     }
-    out = std::move(names);
+    out = *std::move(names);
     return absl::OkStatus();
   }
 

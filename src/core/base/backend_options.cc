@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "src/core/base/nearest_word.h"
 #include "src/core/base/strings.h"
 
@@ -39,15 +38,11 @@ void OptionReader::Text(std::string_view key, std::string& out) {
 void OptionReader::List(std::string_view key, std::vector<std::string>& out) {
   const std::string* text = Find(key);
   if (text == nullptr) return;
-  std::vector<std::string> values;
-  for (absl::string_view part : absl::StrSplit(*text, ',')) {
-    part = absl::StripAsciiWhitespace(part);
-    if (part.empty()) {
-      return Refuse(key, *text, "has an empty name; write names with commas, as in \"a,b\"");
-    }
-    values.emplace_back(part.data(), part.size());
+  auto values = SplitNames(*text, ',');
+  if (!values) {
+    return Refuse(key, *text, "has an empty name; write names with commas, as in \"a,b\"");
   }
-  out = std::move(values);
+  out = *std::move(values);
 }
 
 void OptionReader::Flag(std::string_view key, bool& out) {

@@ -4,6 +4,8 @@
 
 #include <cerrno>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_split.h"
 #include "kvxfer/types.h"
 #include "src/core/base/text.h"
 
@@ -20,6 +22,16 @@ std::string DescriptorRemedy(int error_number) {
 }
 
 }  // namespace
+
+std::optional<std::vector<std::string>> SplitNames(std::string_view text, char separator) {
+  std::vector<std::string> names;
+  for (absl::string_view part : absl::StrSplit(ToAbsl(text), separator)) {
+    part = absl::StripAsciiWhitespace(part);
+    if (part.empty()) return std::nullopt;
+    names.emplace_back(part.data(), part.size());
+  }
+  return names;
+}
 
 absl::Status CheckName(std::string_view what, std::string_view name) {
   if (name.empty() || name.size() > kMaxNameBytes) {

@@ -6,8 +6,10 @@
 #define KVXFER_CORE_BASE_STRINGS_H_
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
@@ -27,6 +29,10 @@ inline absl::Status Annotate(const absl::Status& status, std::string_view contex
       [&](absl::string_view url, const absl::Cord& value) { annotated.SetPayload(url, value); });
   return annotated;
 }
+
+// The parts of `text` between separators, without the spaces around them; nothing if a part is
+// empty.
+std::optional<std::vector<std::string>> SplitNames(std::string_view text, char separator);
 
 // InvalidArgument unless `name` has 1 to kMaxNameBytes bytes of UTF-8 without control characters.
 // `what` is the kind of thing that it names, for the message. Local names and names from peers are

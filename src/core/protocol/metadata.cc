@@ -6,10 +6,12 @@
 #include <cstring>
 #include <limits>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "src/core/base/strings.h"
 #include "src/core/base/text.h"
+#include "src/core/protocol/codec.h"
 #include "src/core/protocol/metadata.pb.h"
 #include "src/core/protocol/metadata_kv.h"
 #include "src/core/protocol/wire_format.h"
@@ -27,17 +29,8 @@ constexpr size_t kMaxProtoBytes = kMaxMetadataBytes - kHeaderBytes;
 constexpr size_t kMaxAddressBytes = 64 * 1024;  // limit for a backend's address and a region's key
 
 template <typename Value>
-void AppendLittle(std::string& out, Value value) {
-  for (size_t i = 0; i < sizeof(Value); ++i) out.push_back(static_cast<char>(value >> (8 * i)));
-}
-
-template <typename Value>
 Value LoadLittle(std::string_view in) {
-  Value value = 0;
-  for (size_t i = 0; i < sizeof(Value); ++i) {
-    value |= static_cast<Value>(static_cast<uint8_t>(in[i])) << (8 * i);
-  }
-  return value;
+  return wire::LoadLittle<Value>(std::as_bytes(std::span(in)).data());
 }
 
 absl::Status Bad(absl::string_view field, absl::string_view what) {
@@ -258,11 +251,13 @@ std::string EncodeMetadata(const AgentMetadata& metadata) {
   EncodeKvCaches(metadata.kv_caches, out);
 
   const std::string inside = out.SerializeAsString();
-  std::string bytes(kMagic);
-  bytes.reserve(kHeaderBytes + inside.size());
-  AppendLittle(bytes, kEnvelopeVersion);
-  AppendLittle(bytes, static_cast<uint32_t>(inside.size()));
-  AppendLittle(bytes, static_cast<uint64_t>(XXH3_64bits(inside.data(), inside.size())));
+  std::string start(kMagic);
+  start.reserve(kHeaderBytes + inside.size());
+  wire::Writer header(std::move(start));
+  header.Int("version", kEnvelopeVersion);
+  header.Int("length", static_cast<uint32_t>(inside.size()));
+  header.Int("hash", static_cast<uint64_t>(XXH3_64bits(inside.data(), inside.size())));
+  std::string bytes = header.Take();
   bytes += inside;
   return bytes;
 }
