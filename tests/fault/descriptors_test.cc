@@ -1,45 +1,20 @@
 // A process that is out of descriptors: what needs one fails as such, by name and with the remedy,
 // and no peer is taken for lost.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <memory>
 #include <string>
 
 #include "kvxfer/memory.h"
 #include "tests/support/agents.h"
+#include "tests/support/open_files.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
-
-#if !KVXFER_ADDRESS_SANITIZER  // UBSan looks at objects through a pipe: no descriptor, no pipe
 
 namespace kvxfer::testing {
 namespace {
 
 constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
-
-// No descriptor of this process can be opened while this lives.
-class NoDescriptors {
- public:
-  NoDescriptors() {
-    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
-    // The lowest number that is free: all below are taken.
-    const int lowest = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    EXPECT_GE(lowest, 0);
-    close(lowest);
-    rlimit none = before_;
-    none.rlim_cur = static_cast<rlim_t>(lowest);
-    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-  }
-  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
-  NoDescriptors(const NoDescriptors&) = delete;
-  NoDescriptors& operator=(const NoDescriptors&) = delete;
-
- private:
-  rlimit before_{};
-};
 
 class Descriptors : public ::testing::TestWithParam<const char*> {
  protected:
@@ -90,5 +65,3 @@ TEST(DescriptorsOf, MemoryAreNamed) {
 
 }  // namespace
 }  // namespace kvxfer::testing
-
-#endif  // !KVXFER_ADDRESS_SANITIZER

@@ -1,12 +1,26 @@
 #ifndef KVXFER_TESTS_SUPPORT_OPEN_FILES_H_
 #define KVXFER_TESTS_SUPPORT_OPEN_FILES_H_
 
+#include <sys/resource.h>
+
 #include <cstddef>
 
 namespace kvxfer::testing {
 
 // Descriptors that this process has open.
 size_t OpenFiles();
+
+// While this lives, the process can open no descriptor, unless it closes one.
+class NoDescriptors {
+ public:
+  NoDescriptors();
+  ~NoDescriptors();
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
 
 }  // namespace kvxfer::testing
 

@@ -1,14 +1,15 @@
 // How the sides of the shm backend find each other, in one process: addresses, reachability,
 // strangers, and want of descriptors.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <optional>
 #include <random>
 
 #include "kvxfer/memory.h"
 #include "src/backends/shm/wire.h"
+#include "tests/support/open_files.h"
 #include "tests/unit/backends/shm/pair_util.h"
 #include "tests/unit/backends/shm/socket_util.h"
 #include "tests/unit/backends/shm/test_util.h"
@@ -58,30 +59,23 @@ TEST(ShmConnect, StrangersOnTheSocketHurtNobody) {
 TEST(ShmConnect, OutOfDescriptorsIsAStatusAndPasses) {
   Side initiator;
   Side target;
-  rlimit old{};
-  getrlimit(RLIMIT_NOFILE, &old);
-  const int next = dup(0);
-  close(next);
-  rlimit low = old;
-  low.rlim_cur = static_cast<rlim_t>(next);
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  std::optional<testing::NoDescriptors> no_descriptors(std::in_place);
   auto none = initiator.backend->Connect(target.backend->Address(), ReadHostIdentity());
   const bool buffer_failed =
       HostBuffer::Allocate(4096).status().code() == absl::StatusCode::kResourceExhausted;
-  setrlimit(RLIMIT_NOFILE, &old);
+  no_descriptors.reset();
   EXPECT_TRUE(buffer_failed);
   ASSERT_TRUE(none.ok());
   ASSERT_TRUE(Drive({&initiator}, [&] { return initiator.down.size() == 1; }));
   EXPECT_EQ(initiator.down.begin()->second.code(), absl::StatusCode::kResourceExhausted);
 
   // The dialler got its socket and pidfd, the acceptor gets none: it tries again by itself.
-  low.rlim_cur = static_cast<rlim_t>(next) + 2;
   auto endpoint = initiator.backend->Connect(target.backend->Address(), ReadHostIdentity());
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  no_descriptors.emplace();
   for (int i = 0; i < 10; ++i) target.Poll();
   EXPECT_TRUE(target.backend->Arm());
   EXPECT_TRUE(target.endpoints.empty());
-  setrlimit(RLIMIT_NOFILE, &old);
+  no_descriptors.reset();
   EXPECT_TRUE(Drive({&initiator, &target}, [&] { return target.endpoints.size() == 1; }));
 }
 

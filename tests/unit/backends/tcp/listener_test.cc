@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 
-#include "kvxfer/log.h"
+#include <optional>
+
+#include "tests/support/open_files.h"
 #include "tests/unit/backends/tcp/test_util.h"
 
 namespace kvxfer::tcp_test {
@@ -183,21 +185,12 @@ TEST_F(TcpListener, WithoutDescriptorsItWaitsAndLinksGoOn) {
   EXPECT_TRUE(b->backend->Arm());
   const net::SocketAddress to = ListenAddress();
   const Fd late(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-  rlimit limit{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
-  // Every descriptor up to the lowest free one is in use.
-  const Fd lowest(::dup(late.get()));
-  // A warning is due here; the sanitizers cannot look into the logger without descriptors.
-  SetLogLevel(LogLevel::kOff);
-  rlimit none = limit;
-  none.rlim_cur = static_cast<rlim_t>(lowest.get());
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::optional<testing::NoDescriptors> no_descriptors(std::in_place);
   ASSERT_EQ(::connect(late.get(), to.get(), to.length), 0);
   for (int i = 0; i < 20; ++i) b->Poll();
   const bool calm = b->backend->Arm();
   ExpectTheLinkWorks();
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
-  SetLogLevel(LogLevel::kWarning);
+  no_descriptors.reset();
   EXPECT_TRUE(calm) << "it spins on accept";
   Say(late, {.rails = 1, .target = b->incarnation});
   EXPECT_EQ(Hear(late).code, tcp::WelcomeCode::kJoin);
