@@ -65,6 +65,9 @@ def _arguments(arguments):
     parser.add_argument("--turns", type=_positive, help="of each contestant at each case")
     parser.add_argument("--no-peers", action="store_true", help="only kvxfer and the raw loops")
     parser.add_argument("--bin", metavar="DIR", help="drivers that are built already")
+    parser.add_argument("--before", metavar="DIR",
+                        help="drivers of another build of kvxfer (build/release/bin), measured in "
+                             "turn with these and the raw loops alone; take 30 turns or more")
     parser.add_argument("--out", metavar="DIR",
                         help="default benchmarks/results, with --quick benchmarks/results/quick")
     options = parser.parse_args(arguments)
@@ -77,9 +80,10 @@ def _arguments(arguments):
     if max(options.block_sizes) > options.total:
         parser.error(f"--total of {options.total} bytes holds no block of "
                      f"{max(options.block_sizes)}")
-    if options.bin and not os.path.exists(os.path.join(options.bin, "compare_kvxfer")):
-        parser.error(f"--bin: there is no compare_kvxfer in {options.bin}; build the target "
-                     "compare_drivers")
+    for option, folder in (("--bin", options.bin), ("--before", options.before)):
+        if folder and not os.path.exists(os.path.join(folder, "compare_kvxfer")):
+            parser.error(f"{option}: there is no compare_kvxfer in {folder}; build the target "
+                         "compare_drivers")
     return options
 
 
@@ -111,7 +115,7 @@ def _draw(places, path, folder):
 
 def _measure(options, places):
     groups = tuple(group for group in contestants.GROUPS if group.name in options.groups)
-    if options.no_peers:
+    if options.no_peers or options.before:
         missing, absent = {}, []
         groups = tuple(contestants.without_peers(group) for group in groups)
     else:
@@ -119,6 +123,9 @@ def _measure(options, places):
         groups, absent = environment.drop_missing(groups, places, missing)
     groups = tuple(group for group in groups
                    if any(one.kind == contestants.KVXFER for one in group.contestants))
+    if options.before:
+        before = os.path.abspath(options.before)
+        groups = tuple(contestants.with_before(group, before) for group in groups)
     for one in absent:
         say(f"missing: {one['name']}: {one['reason']}")
     plan = Plan(block_sizes=tuple(options.block_sizes), total=options.total, turns=options.turns,

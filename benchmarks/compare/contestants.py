@@ -3,13 +3,17 @@
 import dataclasses
 import os
 
-RAW, KVXFER, PEER, REFERENCE = "raw", "kvxfer", "peer", "reference"
+RAW, KVXFER, PEER, REFERENCE, BEFORE = "raw", "kvxfer", "peer", "reference", "before"
+
+# What the name of a contestant of another build ends with.
+BEFORE_SUFFIX = ", before"
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
     """How one contestant is run. `kind`: raw is the raw loop that kvxfer is compared
-    with, reference is another raw loop that is shown beside it, peer is another product."""
+    with, reference is another raw loop that is shown beside it, peer is another product, before is
+    kvxfer of another build."""
 
     name: str
     kind: str
@@ -22,6 +26,7 @@ class Contestant:
     package: str = ""  # of the peers' environment that it needs
     # Has threads that poll while nothing is asked of it: stopped (SIGSTOP) between its turns.
     pause: bool = False
+    programs: str = ""  # the folder of its driver; empty: that of all
 
     def command(self, where, role, size, cache_fd):
         """`where` is an environment.Places."""
@@ -32,7 +37,7 @@ class Contestant:
             return [where.python, program, *order]
         order += ["--threads", str(self.threads), "--connections", str(self.connections)]
         order += ["--spin"] if self.spin else []
-        return [os.path.join(where.programs, "compare_" + self.program), *order]
+        return [os.path.join(self.programs or where.programs, "compare_" + self.program), *order]
 
     @property
     def in_python(self):
@@ -171,6 +176,19 @@ GROUPS = (
     Group("hogs-shm", "4 KiB and answer over shared memory beside a busy process on every core", (
         *_SLEEPING_SHM, *_NIXL_SM), ping=True, hogs=True),
 )
+
+
+def with_before(group, programs):
+    """Each contestant of kvxfer, the same one with the drivers in `programs`, and the raw loop."""
+    both = []
+    for one in group.contestants:
+        if one.kind not in (KVXFER, RAW):
+            continue
+        both.append(one)
+        if one.kind == KVXFER:
+            both.append(dataclasses.replace(one, name=one.name + BEFORE_SUFFIX, kind=BEFORE,
+                                            programs=programs))
+    return dataclasses.replace(group, contestants=tuple(both))
 
 
 def without_peers(group):

@@ -3,6 +3,8 @@
 import math
 import statistics
 
+from contestants import BEFORE_SUFFIX
+
 GB = 1e9
 
 
@@ -61,6 +63,16 @@ def _times_faster(ours, theirs):
     return statistics.median(their / our for our, their in pairs)
 
 
+def paired(ours, theirs):
+    """How many times as fast `ours` is as its neighbour in each turn: the geometric mean, and the ends
+    of its 95 % confidence interval (normal, of the logarithms)."""
+    logs = [math.log(their / our)
+            for our, their in zip(ours["turn_p50_us"], theirs["turn_p50_us"])]
+    mean = statistics.fmean(logs)
+    half = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
 def cpu_s_per_gb(row):
     return row["cpu_s_per_gb_prefill"] + row["cpu_s_per_gb_decode"]
 
@@ -81,6 +93,10 @@ def ratios(rows):
             ratio["to_raw"] = _times_faster(row, raw)
             ratio["cpu_to_raw"] = cpu_s_per_gb(row) / max(cpu_s_per_gb(raw), 1e-9)
             ratio["jitter_to_raw"] = row["jitter"] / raw["jitter"]
+        for before in (other for other in others if other["kind"] == "before"):
+            if before["contestant"] == row["contestant"] + BEFORE_SUFFIX:
+                ratio["to_before"], ratio["to_before_low"], ratio["to_before_high"] = paired(
+                    row, before)
         peers = [other for other in others if other["kind"] == "peer"]
         if peers:
             best = max(peers, key=lambda peer: peer["gb_per_s_without_preparing"])

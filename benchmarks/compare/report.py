@@ -94,6 +94,14 @@ def _ratios(ratios):
     def figure(ratio, name):
         return f"{ratio[name]:.2f}" if name in ratio else "–"
 
+    def before(ratio):
+        return (f"{ratio['to_before']:.3f} [{ratio['to_before_low']:.3f}, "
+                f"{ratio['to_before_high']:.3f}]")
+
+    if any("to_before" in ratio for ratio in ratios):
+        return table(["", "block", "× before [95 % interval]", "× raw reference"],
+                     [[ratio["contestant"], _size(ratio["block_bytes"]), before(ratio),
+                       figure(ratio, "to_raw")] for ratio in ratios])
     return table(
         ["", "block", "× raw reference", "× best peer", "best peer", "CPU, × raw reference",
          "p99/p50, × raw reference"],

@@ -57,6 +57,16 @@ class RatiosTest(unittest.TestCase):
         rows = [row("kvxfer", "ours", [100, 100, 900], 1.0), row("raw", "raw", [90, 90, 810], 1.1)]
         self.assertAlmostEqual(figures.ratios(rows)[0]["to_raw"], 0.9)
 
+    def test_the_build_before_is_compared_turn_by_turn(self):
+        before = row("before", "ours, before", [110, 99, 990, 110], 1.0)
+        rows = [row("kvxfer", "ours", [100, 100, 900, 100], 1.0), before,
+                row("before", "others, before", [1, 1, 1, 1], 1.0)]
+        ratio = figures.ratios(rows)[0]
+        self.assertAlmostEqual(ratio["to_before"], (1.1 * 0.99 * 1.1 * 1.1) ** 0.25)
+        self.assertLess(ratio["to_before_low"], ratio["to_before"])
+        self.assertAlmostEqual(ratio["to_before_low"] * ratio["to_before_high"],
+                               ratio["to_before"] ** 2)
+
     def test_the_best_peer_counts_without_its_preparing(self):
         slow = row("peer", "slow", [400, 400], 0.25)
         best = row("peer", "best", [300, 300], 0.33)
