@@ -1,5 +1,5 @@
-// Coalescing: what the planner makes of ids that lie side by side in runs of a given length, and
-// what is left of the cost of a block.
+// Coalescing: what a walk of slices makes of ids that lie side by side in runs of a given length,
+// and what is left of the cost of a block.
 
 #include <benchmark/benchmark.h>
 
@@ -47,12 +47,15 @@ void BM_Coalesce(benchmark::State& state) {
   const std::vector<const Registration*> registrations(1);
   const std::vector<const RemoteKey*> keys(1);
   const SliceLimits limits{.max_bytes = 1 << 20, .max_runs = 1024};
-  std::vector<Run> space;
+  const BlockView view = list->View(registrations, keys);
   uint64_t runs = 0;
   for (auto _ : state) {
     runs = 0;
-    for (SliceCursor cursor(&*list); !cursor.done();) {
-      runs += cursor.Next(limits, {.local = registrations, .remote = keys}, space).runs.size();
+    for (SliceCursor cursor(&view); !cursor.done();) {
+      for (RunWalk walk(cursor.Next(limits)); !walk.done(); walk.Next()) {
+        benchmark::DoNotOptimize(walk.run());
+        ++runs;
+      }
     }
   }
   state.SetItemsProcessed(state.iterations() * kIds);

@@ -1,12 +1,13 @@
-// Planning between unlike KV caches, all that is done for a run before a backend gets it: 64 blocks
-// of 32 layers of Llama-3.1-8B, tensor parallelism 4 to 2, 16 tokens a block to 32; the list is
-// made and walked slice by slice. A transfer of one block a layer shows what a list itself costs.
+// Planning between unlike KV caches, all that is done for a run before its bytes move: 64 blocks of
+// 32 layers of Llama-3.1-8B, tensor parallelism 4 to 2, 16 tokens a block to 32; the list is made
+// and walked slice by slice. A transfer of one block a layer shows what a list itself costs.
 #include <benchmark/benchmark.h>
 
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "kvxfer/backend.h"
 #include "src/core/kv/kv_block_list.h"
 #include "src/core/plan/plan.h"
 
@@ -51,22 +52,24 @@ void Plan(benchmark::State& state, const std::string& src_axes, const std::strin
   const auto blocks = static_cast<uint32_t>(state.range(0));
   const Cache src(4, 1, src_axes, 16, 2 * blocks);
   const Cache dst(2, 0, dst_axes, 32, blocks);
-  const KvWanted wanted{.layers = kLayers, .heads = {2, 2}, .tokens = uint64_t{32} * blocks};
+  const KvRange range{.heads = {2, 2}, .layers = kLayers};
+  const uint64_t tokens = uint64_t{32} * blocks;
   const Registration registration{};
   const RemoteKey key{};
   const Registration* const here = &registration;
   const RemoteKey* const there = &key;
   IdPool pool;
-  std::vector<Run> space;
   int64_t runs = 0;
   for (auto _ : state) {
-    auto list =
-        ListKvBlocks(src.side(), dst.side(), wanted, Direction::kWrite, src.table, dst.table, pool);
-    for (SliceCursor cursor(&*list); !cursor.done();) {
-      const SliceRuns slice = cursor.Next({.max_bytes = 1 << 20, .max_runs = 4096},
-                                          {.local = {&here, 1}, .remote = {&there, 1}}, space);
-      runs += static_cast<int64_t>(slice.runs.size());
-      benchmark::DoNotOptimize(slice.runs.data());
+    auto list = ListKvBlocks(src.side(), dst.side(), range, tokens, Direction::kWrite, src.table,
+                             dst.table, pool);
+    const BlockView view = list->View({&here, 1}, {&there, 1});
+    for (SliceCursor cursor(&view); !cursor.done();) {
+      RunWalk walk(cursor.Next({.max_bytes = 1 << 20, .max_runs = 4096}));
+      for (; !walk.done(); walk.Next()) {
+        benchmark::DoNotOptimize(walk.run());
+        ++runs;
+      }
     }
     list->ReleaseIds(pool);
   }

@@ -25,16 +25,14 @@ void BM_Stripe(benchmark::State& state) {
       "benchmark");
   const auto list = BlockList::FromDescriptors({block, block}, Direction::kWrite, table, table);
   if (!list.ok()) return state.SkipWithError(std::string(list.status().message()).c_str());
-  const std::vector<const Registration*> registrations(1);
-  const std::vector<const RemoteKey*> keys(1);
+  const BlockView view = list->View({}, {});
   const SliceLimits limits{.max_bytes = SliceBytes(kBytes, rails, 1 << 20), .max_runs = 1024};
-  std::vector<Run> space;
   int64_t slices = 0;
   for (auto _ : state) {
     LaneBook book(rails, /*rail_keeps_order=*/true);
     uint32_t rail = 0;
-    for (SliceCursor cursor(&*list); !cursor.done(); rail = (rail + 1) % rails, ++slices) {
-      cursor.Next(limits, {.local = registrations, .remote = keys}, space);
+    for (SliceCursor cursor(&view); !cursor.done(); rail = (rail + 1) % rails, ++slices) {
+      benchmark::DoNotOptimize(cursor.Next(limits));
       if (book.NeedsSlot(rail)) book.OpenLane(rail, {.slot = rail, .generation = 1});
       benchmark::DoNotOptimize(book.ImmediateFor(rail, cursor.done()));
       book.OnPosted(rail, cursor.done());

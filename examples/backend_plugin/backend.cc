@@ -16,26 +16,27 @@ namespace {
 
 class DirectBackend final : public kvxfer::Backend {
  public:
-  explicit DirectBackend(std::string address) : address_(std::move(address)) {
-    capabilities_.rail_keeps_order = true;
-    capabilities_.max_op_bytes = kPollBytes;
-    capabilities_.max_op_runs = 1024;
-    capabilities_.max_message_bytes = 128 * 1024;
+  explicit DirectBackend(std::string address)
+      : info_{.name = "direct",
+              .capabilities = {.rail_keeps_order = true,
+                               .max_op_bytes = kPollBytes,
+                               .max_op_runs = 1024,
+                               .max_message_bytes = 128 * 1024},
+              .address = std::move(address),
+              .wait_fd = node_->fd} {
     const std::lock_guard lock(Lock());
-    Nodes()[address_] = node_;
+    Nodes()[info_.address] = node_;
   }
   ~DirectBackend() override {
     const std::lock_guard lock(Lock());
-    Nodes().erase(address_);
+    Nodes().erase(info_.address);
     std::deque<Item>().swap(node_->items);  // may own endpoints
   }
 
-  std::string_view name() const override { return "direct"; }
-  const kvxfer::Capabilities& capabilities() const override { return capabilities_; }
-  std::string Address() const override { return address_; }
+  const kvxfer::BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const kvxfer::HostIdentity&) const override {
     const std::lock_guard lock(Lock());
-    if (Nodes().contains(address) && address != address_) return absl::OkStatus();
+    if (Nodes().contains(address) && address != info_.address) return absl::OkStatus();
     return absl::UnavailableError("direct reaches other agents of one process only");
   }
   absl::StatusOr<std::unique_ptr<kvxfer::Endpoint>> Connect(
@@ -44,17 +45,15 @@ class DirectBackend final : public kvxfer::Backend {
       const kvxfer::LocalRegion& region) override {
     return MakeRegion(node_, region);
   }
-  size_t Poll(std::span<Event> out, bool readable) override;
+  size_t Poll(std::span<Event> out, kvxfer::Input input) override;
   bool Arm() override {
     const std::lock_guard lock(Lock());
     return node_->items.empty() && !node_->HasOps();
   }
-  int wait_fd() const override { return node_->fd; }
 
  private:
-  const std::string address_;
-  kvxfer::Capabilities capabilities_;
   const std::shared_ptr<Node> node_ = std::make_shared<Node>();
+  const kvxfer::BackendInfo info_;
   std::vector<std::string> messages_;  // of the last Poll
 };
 
@@ -77,10 +76,10 @@ absl::StatusOr<std::unique_ptr<kvxfer::Endpoint>> DirectBackend::Connect(
   return here;
 }
 
-size_t DirectBackend::Poll(std::span<Event> out, bool readable) {
+size_t DirectBackend::Poll(std::span<Event> out, kvxfer::Input input) {
   const std::lock_guard lock(Lock());
   eventfd_t count = 0;
-  if (readable) eventfd_read(node_->fd, &count);
+  if (input == kvxfer::Input::kAll) eventfd_read(node_->fd, &count);
   node_->Work();
   messages_.clear();
   messages_.reserve(out.size());  // so that none of them moves

@@ -10,17 +10,12 @@ namespace {
 
 using kvxfer::EventKind;
 
-uint64_t BytesOf(const kvxfer::Op& op) {
-  uint64_t bytes = 0;
-  for (const kvxfer::Run& run : op.runs) bytes += run.bytes;
-  return bytes;
-}
-
 // All runs are checked at the target before the first byte moves.
 absl::Status Check(const kvxfer::Op& op, const Node& target) {
   const auto wanted = op.kind == kvxfer::OpKind::kWrite ? kvxfer::Access::kRemoteWrite
                                                         : kvxfer::Access::kRemoteRead;
-  for (const kvxfer::Run& run : op.runs) {
+  for (kvxfer::RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    const kvxfer::Run& run = walk.run();
     const auto it = target.regions.find(static_cast<const Key*>(run.key)->rkey);
     if (it == target.regions.end()) return absl::PermissionDeniedError("unknown rkey");
     const kvxfer::LocalRegion& region = it->second;
@@ -36,7 +31,8 @@ absl::Status Check(const kvxfer::Op& op, const Node& target) {
 
 absl::Status Copy(const kvxfer::Op& op, const Node& target) {
   if (absl::Status status = Check(op, target); !status.ok()) return status;
-  for (const kvxfer::Run& run : op.runs) {
+  for (kvxfer::RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    const kvxfer::Run& run = walk.run();
     auto* const local = reinterpret_cast<void*>(run.local);
     auto* const remote = reinterpret_cast<void*>(run.remote);
     const bool write = op.kind == kvxfer::OpKind::kWrite;
@@ -66,10 +62,10 @@ void Node::Work() {
 
 uint64_t Advance(Link& link, uint64_t bytes) {
   uint64_t copied = 0;
-  while (!link.ops.empty() && copied + BytesOf(link.ops.front()) <= bytes) {
+  while (!link.ops.empty() && copied + link.ops.front().blocks.bytes <= bytes) {
     const kvxfer::Op op = link.ops.front();
     link.ops.pop_front();
-    copied += BytesOf(op);
+    copied += op.blocks.bytes;
     absl::Status status = Copy(op, *link.nodes[1]);
     if (status.ok() && op.has_immediate) {
       Tell(link, 1, {.kind = EventKind::kImmediate, .rail = op.rail, .immediate = op.immediate});

@@ -1,5 +1,5 @@
 // The backend `direct`: agents of one process; the initiator's thread copies into the target's
-// memory while it posts. The least that keeps the rules of kvxfer/backend.h, and no faster.
+// memory while it polls. The least that keeps the rules of kvxfer/backend.h, and no faster.
 //
 // Thread-safety: the threads of two agents meet here, so one lock is held over every call.
 #ifndef KVXFER_EXAMPLES_BACKEND_PLUGIN_DIRECT_H_

@@ -1,6 +1,6 @@
 // One side of a connection: copies, and tells both sides.
-#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "direct.h"
 
@@ -22,21 +22,28 @@ class DirectEndpoint final : public kvxfer::Endpoint {
     std::erase_if(mine().items, [this](const Item& item) { return item.event.endpoint == this; });
   }
 
-  uint32_t rails() const override { return 1; }
-  std::string Describe() const override { return "direct copies in this process"; }
+  kvxfer::EndpointInfo Describe() const override {
+    return {.path = "direct copies in this process", .rails = std::vector<kvxfer::RailInfo>(1)};
+  }
 
   void Authorize() override {
     const std::lock_guard lock(Lock());
     link_->authorized = true;
     other().Wake();
   }
-  size_t Post(std::span<const kvxfer::Op> ops) override {
+  bool Post(const kvxfer::Op& op) override {
     const std::lock_guard lock(Lock());
-    if (link_->down || !link_->authorized || side_ != 0) return 0;
-    const size_t space = std::min(ops.size(), kMaxOps - link_->ops.size());
-    link_->ops.insert(link_->ops.end(), ops.begin(), ops.begin() + static_cast<ptrdiff_t>(space));
-    Advance(*link_, kvxfer::kInlineCopyBytes);
-    return space;
+    if (link_->down) return false;
+    if (side_ != 0) {
+      Tell(*link_, side_,
+           {.kind = EventKind::kCompletion,
+            .id = op.id,
+            .status = absl::FailedPreconditionError("only the side that connected posts")});
+      return true;
+    }
+    if (!link_->authorized || link_->ops.size() >= kMaxOps) return false;
+    link_->ops.push_back(op);  // Poll copies, so what waits here is bounded
+    return true;
   }
   bool Send(std::span<const std::byte> message) override {
     const std::lock_guard lock(Lock());
@@ -48,11 +55,12 @@ class DirectEndpoint final : public kvxfer::Endpoint {
     return true;
   }
   // A copy is never under way while somebody else has the lock; its immediates are in the queue.
-  void Fence(uint64_t transfer) override {
+  // The rail is never fenced by itself, because it does not fail alone.
+  void Fence(kvxfer::FenceScope scope) override {
     const std::lock_guard lock(Lock());
     if (link_->down) return;
-    Cancel(*link_, transfer);
-    Tell(*link_, side_, {.kind = EventKind::kFenced, .id = transfer});
+    Cancel(*link_, scope.transfer);
+    Tell(*link_, side_, {.kind = EventKind::kFenced, .id = scope.transfer, .rail = scope.rail});
   }
   void Shutdown(absl::Status why) override {
     const std::lock_guard lock(Lock());

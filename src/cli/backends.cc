@@ -110,7 +110,7 @@ Json ToJson(const BackendReport& report) {
                {"devices", Json::array()}};
   if (report.backend == nullptr) return json;
   json["capabilities"] = ToJson(report.backend->capabilities());
-  json["devices"] = report.backend->Devices();
+  json["devices"] = report.backend->Describe().devices;
   return json;
 }
 
@@ -145,7 +145,7 @@ std::string ToText(const std::vector<BackendReport>& reports) {
       continue;
     }
     absl::StrAppend(&text, CapabilitiesText(report.backend->capabilities()), "\n");
-    for (const std::string& device : report.backend->Devices()) {
+    for (const std::string& device : report.backend->Describe().devices) {
       absl::StrAppend(&text, "  ", device, "\n");
     }
   }

@@ -16,7 +16,7 @@ Handouts::Handout::Handout(Handouts* owner, Reactor* reactor, Fd fd,
   // Bounds how long the kernel keeps data for a peer that does not read, after the socket was
   // closed.
   SetUserTimeout(fd_.get(), static_cast<unsigned>(kTimeout / std::chrono::milliseconds(1)));
-  reactor_->Move(fd_.get(), this);
+  reactor_->Change(fd_.get(), this);
 }
 
 Handouts::Handout::~Handout() { reactor_->Remove(fd_.get()); }

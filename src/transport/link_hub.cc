@@ -25,7 +25,7 @@ std::string HostOf(const std::string& advertise) {
 
 absl::Status LinkHub::Open() {
   absl::StatusOr<std::unique_ptr<Reactor>> reactor = Reactor::Create();
-  if (!reactor.ok()) return reactor.status();
+  if (!reactor.ok()) return Annotate(reactor.status(), settings_.backend);
   reactor_ = *std::move(reactor);
   return absl::OkStatus();
 }

@@ -35,7 +35,7 @@ class Listener final : public Watcher {
   static constexpr size_t kMaxInbound = 512;
 
   // Takes a stream whose preamble is complete. The socket is still watched by the listener: a taker
-  // calls Reactor::Move, a refuser calls Reactor::Remove.
+  // calls Reactor::Change, a refuser calls Reactor::Remove.
   class Acceptor {
    public:
     virtual ~Acceptor() = default;

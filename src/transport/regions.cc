@@ -60,9 +60,38 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> RkeyOnly::Of(const RemoteRegion& regi
                                                  ToAbsl(peer), " has no rkey"));
 }
 
+bool HaveKeys(const BlockRange& blocks) {
+  if (blocks.bytes == 0) return true;
+  const BlockView& view = *blocks.view;
+  const BlockPosition& first = blocks.first;
+  // `left`: bytes from the beginning of the first descriptor or pair to the end of the range.
+  uint64_t left = blocks.bytes + first.offset;
+  if (view.pairs.empty()) {
+    for (uint32_t i = first.id;; ++i) {
+      const Block& block = view.descriptors[i];
+      if (block.bytes > 0 && view.keys[block.remote_region] == nullptr) return false;
+      if (left <= block.bytes) return true;
+      left -= block.bytes;
+    }
+  }
+  for (uint32_t i = first.pair;; ++i) {
+    const BlockPair& pair = view.pairs[i];
+    const uint64_t block_bytes = pair.local.block_bytes;
+    const uint64_t bytes = pair.id_count * block_bytes;
+    if (i == first.pair) {
+      left += first.id * block_bytes;
+      if (pair.runs != BlockPair::kOneRun) left += first.run * view.block_runs[pair.runs].bytes;
+    }
+    if (bytes > 0 && view.keys[pair.remote_region] == nullptr) return false;
+    if (left <= bytes) return true;
+    left -= bytes;
+  }
+}
+
 RegionMap::~RegionMap() {
   // Registrations may outlive the backend; they must not call back into the map.
-  for (auto& [rkey, region] : by_rkey_) region->regions_ = nullptr;
+  const std::lock_guard lock(mu_);
+  for (auto& [rkey, region] : all_) region->regions_ = nullptr;
 }
 
 absl::StatusOr<std::unique_ptr<Registration>> RegionMap::Register(const LocalRegion& region,
@@ -78,13 +107,13 @@ absl::StatusOr<std::unique_ptr<Registration>> RegionMap::Register(const LocalReg
     return absl::InvalidArgumentError(
         absl::StrCat(ToAbsl(backend), ": a region needs an address, bytes and an rkey"));
   }
-  if (by_rkey_.contains(region.rkey)) {
-    return absl::AlreadyExistsError(absl::StrCat(ToAbsl(backend), ": the rkey of region ",
-                                                 static_cast<uint32_t>(region.id),
-                                                 " is that of another one"));
+  const std::lock_guard lock(mu_);
+  if (all_.contains(region.rkey)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(ToAbsl(backend), ": the rkey of the region is that of another one"));
   }
   auto out = std::make_unique<Region>(this, region);
-  by_rkey_.emplace(region.rkey, out.get());
+  all_.emplace(region.rkey, out.get());
   return out;
 }
 
@@ -92,14 +121,27 @@ const Region* RegionMap::Find(uint32_t rkey) {
   // A direct-mapped cache: a stream of runs mostly names few regions. Erase clears the entry.
   const Region*& recent = recent_[rkey % recent_.size()];
   if (recent != nullptr && recent->rkey() == rkey) return recent;
-  const auto it = by_rkey_.find(rkey);
-  if (it == by_rkey_.end()) return nullptr;
-  recent = it->second;
-  return recent;
+  const auto it = named_.find(rkey);
+  const Region* const region = it != named_.end() ? it->second : FindNew(rkey);
+  if (region != nullptr) recent = region;
+  return region;
+}
+
+// A peer names the region for the first time, or no region has that rkey.
+const Region* RegionMap::FindNew(uint32_t rkey) {
+  const std::lock_guard lock(mu_);
+  const auto it = all_.find(rkey);
+  if (it == all_.end()) return nullptr;
+  named_.emplace(rkey, it->second);
+  return it->second;
 }
 
 void RegionMap::Erase(const Region& region) {
-  by_rkey_.erase(region.rkey());
+  {
+    const std::lock_guard lock(mu_);
+    all_.erase(region.rkey());
+  }
+  named_.erase(region.rkey());
   const Region*& recent = recent_[region.rkey() % recent_.size()];
   if (recent == &region) recent = nullptr;
   if (on_closed_) on_closed_(&region);

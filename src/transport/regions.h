@@ -4,7 +4,8 @@
 // A look-up is an array access for recently used regions, and a hash look-up otherwise.
 //
 // Lifetime: a Region may outlive its map and is then useless.
-// Thread-safety: none; used by the agent's driving thread.
+// Thread-safety: RegionMap::Register may be called on any thread, concurrently with everything
+// else. The rest is used by the agent's driving thread, also the destructor of a Region.
 
 #ifndef KVXFER_TRANSPORT_REGIONS_H_
 #define KVXFER_TRANSPORT_REGIONS_H_
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -76,6 +78,9 @@ class RkeyOnly final : public RemoteKey {
   const uint32_t rkey_;
 };
 
+// Whether every block of `blocks` has a key. Costs O(pairs) or O(descriptors), never O(ids).
+bool HaveKeys(const BlockRange& blocks);
+
 class RegionMap {
  public:
   using Closed = std::function<void(const Region*)>;
@@ -85,24 +90,29 @@ class RegionMap {
   RegionMap(const RegionMap&) = delete;
   RegionMap& operator=(const RegionMap&) = delete;
 
-  // InvalidArgument: not host memory, empty, or without an rkey. AlreadyExists: the rkey is in use.
-  // The messages begin with `backend`.
+  // Called on any thread. InvalidArgument: not host memory, empty, or without an rkey.
+  // AlreadyExists: the rkey is in use. The messages begin with `backend`.
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region,
                                                          std::string_view backend);
 
   // The region that grants `wanted` for all of `run`. PermissionDenied: the message says why.
   absl::StatusOr<const Region*> Check(const WireRun& run, Access wanted);
-  bool Knows(uint32_t rkey) const { return by_rkey_.contains(rkey); }
+  bool Knows(uint32_t rkey) { return Find(rkey) != nullptr; }
 
  private:
   friend class Region;
 
   const Region* Find(uint32_t rkey);
+  const Region* FindNew(uint32_t rkey);
   void Erase(const Region& region);
 
   const Closed on_closed_;
-  std::unordered_map<uint32_t, Region*> by_rkey_;
-  std::array<const Region*, 64> recent_{};  // indexed by the low bits of the rkey
+  std::mutex mu_;
+  std::unordered_map<uint32_t, Region*> all_;  // guarded by mu_
+  // The driving thread's own copy of the regions that peers have named, so that a look-up takes no
+  // lock.
+  std::unordered_map<uint32_t, const Region*> named_;
+  std::array<const Region*, 64> recent_{};  // of named_; indexed by the low bits of the rkey
 };
 
 }  // namespace kvxfer::net

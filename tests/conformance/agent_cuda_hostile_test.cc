@@ -32,39 +32,39 @@ class HostileStager : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(node_, Node::Create(options, MemoryType::kCuda, kBytes));
     ASSERT_OK_AND_ASSIGN(peer_, ScriptedPeer::Initiator(*node_.agent, "hostile"));
   }
-  // One slot is lent.
+  // One buffer is lent.
   void Borrow() {
     ASSERT_TRUE(peer_->Say(FrameType::kStageAsk, Encode(StageAskFrame{.count = 1})));
     ASSERT_TRUE(peer_->Until([&] { return !peer_->Heard(FrameType::kStageLend).empty(); }));
     const std::string body = peer_->Heard(FrameType::kStageLend).back();
     ASSERT_OK_AND_ASSIGN(const auto lend, Decode<StageLendFrame>(std::as_bytes(std::span(body))));
-    ASSERT_EQ(lend.slots.size(), 1u);
-    slot_ = lend.slots[0];
+    ASSERT_EQ(lend.buffers.size(), 1u);
+    buffer_ = lend.buffers[0];
   }
   void Say(const StageFrame& frame) { ASSERT_TRUE(peer_->Say(FrameType::kStage, Encode(frame))); }
 
   static constexpr size_t kBytes = 8192;
   Node node_;
   std::unique_ptr<ScriptedPeer> peer_;
-  uint32_t slot_ = 0;
+  uint32_t buffer_ = 0;
 };
 
-TEST_F(HostileStager, ASlotThatIsNotLentEndsTheConnection) {
+TEST_F(HostileStager, ABufferThatIsNotLentEndsTheConnection) {
   ASSERT_NO_FATAL_FAILURE(Borrow());
   ASSERT_NO_FATAL_FAILURE(Say({.transfer = 1,
                                .when = StageWhen::kScatter,
-                               .slot = slot_ + 1,
+                               .buffer = buffer_ + 1,
                                .runs = {{.address = node_.memory.address(), .bytes = 1}}}));
   EXPECT_TRUE(peer_->UntilDown());
 }
 
-TEST_F(HostileStager, MoreBytesThanASlotHasEndTheConnection) {
+TEST_F(HostileStager, MoreBytesThanABufferHasEndTheConnection) {
   ASSERT_NO_FATAL_FAILURE(Borrow());
   ASSERT_NO_FATAL_FAILURE(
       Say({.transfer = 1,
            .when = StageWhen::kScatter,
-           .slot = slot_,
-           .runs = {{.address = node_.memory.address(), .bytes = Staging::kSlotBytes},
+           .buffer = buffer_,
+           .runs = {{.address = node_.memory.address(), .bytes = Staging::kBufferBytes},
                     {.address = node_.memory.address(), .bytes = 1}}}));
   EXPECT_TRUE(peer_->UntilDown());
 }
@@ -78,7 +78,7 @@ TEST_F(HostileStager, MemoryThatIsNotItsOwnIsNotTouched) {
                              StageRun{.address = 0, .bytes = 64, .rkey = 1}}) {
     const size_t heard = peer_->Heard(FrameType::kStaged).size();
     ASSERT_NO_FATAL_FAILURE(
-        Say({.transfer = 5, .when = StageWhen::kScatter, .slot = slot_, .runs = {run}}));
+        Say({.transfer = 5, .when = StageWhen::kScatter, .buffer = buffer_, .runs = {run}}));
     ASSERT_TRUE(peer_->Until([&] { return peer_->Heard(FrameType::kStaged).size() > heard; }));
     const std::string body = peer_->Heard(FrameType::kStaged).back();
     ASSERT_OK_AND_ASSIGN(const auto staged, Decode<StagedFrame>(std::as_bytes(std::span(body))));
@@ -89,8 +89,8 @@ TEST_F(HostileStager, MemoryThatIsNotItsOwnIsNotTouched) {
   EXPECT_FALSE(peer_->down());
 }
 
-// Slots are no memory of the application: a copy within them could overlap itself.
-TEST_F(HostileStager, TheSlotsThemselvesAreNoDestination) {
+// Buffers are no memory of the application: a copy within them could overlap itself.
+TEST_F(HostileStager, TheBuffersThemselvesAreNoDestination) {
   ASSERT_NO_FATAL_FAILURE(Borrow());
   ASSERT_OK_AND_ASSIGN(const std::string text, node_.agent->Metadata());
   ASSERT_OK_AND_ASSIGN(const AgentMetadata metadata, DecodeMetadata(text));
@@ -99,7 +99,7 @@ TEST_F(HostileStager, TheSlotsThemselvesAreNoDestination) {
   ASSERT_NO_FATAL_FAILURE(Say(
       {.transfer = 5,
        .when = StageWhen::kScatter,
-       .slot = slot_,
+       .buffer = buffer_,
        .runs = {
            {.address = staging->region.base + 1, .bytes = 4096, .rkey = staging->region.rkey}}}));
   ASSERT_TRUE(peer_->Until([&] { return !peer_->Heard(FrameType::kStaged).empty(); }));
@@ -109,10 +109,10 @@ TEST_F(HostileStager, TheSlotsThemselvesAreNoDestination) {
 }
 
 // Expect a target that lends what it cannot, or what nobody asked for, to be let go of.
-TEST(HostileLender, SlotsThatMakeNoSenseEndTheConnection) {
-  constexpr uint64_t kSlots = 4;
+TEST(HostileLender, BuffersThatMakeNoSenseEndTheConnection) {
+  constexpr uint64_t kBuffers = 4;
   const std::vector<std::vector<uint32_t>> lies = {
-      {kSlots}, {0, 0}, {0, 1, 2, 3, 4, 5, 6, 7, 8}, {UINT32_MAX}};
+      {kBuffers}, {0, 0}, {0, 1, 2, 3, 4, 5, 6, 7, 8}, {UINT32_MAX}};
   for (size_t i = 0; i <= lies.size(); ++i) {
     SCOPED_TRACE(i);
     ASSERT_OK_AND_ASSIGN(
@@ -126,7 +126,7 @@ TEST(HostileLender, SlotsThatMakeNoSenseEndTheConnection) {
                                                {.id = RegionId{2},
                                                 .rkey = 2,
                                                 .base = 0x1000000,
-                                                .bytes = kSlots * Staging::kSlotBytes,
+                                                .bytes = kBuffers * Staging::kBufferBytes,
                                                 .access = Access::kReadWrite}};
     ASSERT_OK_AND_ASSIGN(const auto peer,
                          ScriptedPeer::Target(*node.agent, "b", regions, "loopback", RegionId{2}));
@@ -135,13 +135,13 @@ TEST(HostileLender, SlotsThatMakeNoSenseEndTheConnection) {
     ASSERT_TRUE(peer->Accept());
     ASSERT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kStageAsk).empty(); }));
     if (i == lies.size()) {  // twice
-      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.slots = {}})));
+      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.buffers = {}})));
       // Else the one after it may end the connection already.
       ASSERT_TRUE(peer->Until([&] { return peer->Heard(FrameType::kStageAsk).size() == 2; }));
-      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.slots = {0}})));
-      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.slots = {1}})));
+      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.buffers = {0}})));
+      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.buffers = {1}})));
     } else {
-      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.slots = lies[i]})));
+      ASSERT_TRUE(peer->Say(FrameType::kStageLend, Encode(StageLendFrame{.buffers = lies[i]})));
     }
     EXPECT_TRUE(peer->UntilDown());
     EXPECT_THAT(std::string(transfer.Wait(kAmple).message()), HasSubstr("broke the protocol"));
@@ -154,7 +154,7 @@ TEST_F(HostileStager, AskingAgainWhileItWaitsEndsTheConnection) {
   }
   // The first gets all that one may have; of the others, which get none, one waits.
   EXPECT_TRUE(peer_->Until([&] { return !peer_->Heard(FrameType::kStageLend).empty(); }));
-  ASSERT_TRUE(peer_->Say(FrameType::kStageBack, Encode(StageBackFrame{.slots = {1'000'000}})));
+  ASSERT_TRUE(peer_->Say(FrameType::kStageBack, Encode(StageBackFrame{.buffers = {1'000'000}})));
   EXPECT_TRUE(peer_->UntilDown());
 }
 

@@ -1,6 +1,6 @@
 // GPU memory between agents, each kind of memory against each: over backends that do not reach it,
 // by way of staging memory. That the whole suite holds with it the flavours see to; here is what is
-// told of the path, how slots are shared, and what goes wrong.
+// told of the path, how buffers are shared, and what goes wrong.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ class AgentCuda : public ::testing::TestWithParam<std::tuple<Flavour, Kinds>> {
   const Kinds& kinds() const { return std::get<1>(GetParam()); }
 };
 
-// Under a sanitizer one of each kind: what is under the slots is tested as ever.
+// Under a sanitizer one of each kind: what is under the buffers is tested as ever.
 std::vector<Flavour> StagingFlavours() {
   std::vector<Flavour> all = PlainFlavours();
   std::erase_if(all, [](const Flavour& one) {
@@ -83,7 +83,7 @@ TEST_P(AgentCuda, BlocksOfEverySizeArrive) {
       {.block_bytes = 256, .ids = 5000, .layers = 2, .gap = 256},
       {.block_bytes = 4096, .ids = 700, .layers = 3, .gap = 64},
       {.block_bytes = 65536 + 8, .ids = 60, .gap = 8, .paged = false},
-      {.block_bytes = 5 * Staging::kSlotBytes + 17, .ids = 1},
+      {.block_bytes = 5 * Staging::kBufferBytes + 17, .ids = 1},
   };
   for (const Shape& shape : shapes) {
     for (const bool read : {false, true}) {
@@ -112,7 +112,7 @@ TEST_P(AgentCuda, BlocksOfEverySizeArrive) {
 }
 
 // Expect the least of staging memory to do for many transfers at once, in both directions.
-TEST_P(AgentCuda, ManyTransfersShareFewSlots) {
+TEST_P(AgentCuda, ManyTransfersShareFewBuffers) {
   constexpr int kTransfers = 60;
   const Shape shape{.block_bytes = 8192, .ids = 40, .gap = 0};
   const uint64_t each = shape.memory_bytes();
@@ -184,8 +184,8 @@ TEST(AgentCudaStaging, WithoutItsMemoryGpuMemoryIsRefused) {
                     {"no backend of this agent takes CUDA memory", "KVXFER_STAGING_BYTES"}));
 }
 
-// Expect initiators beyond the number of slots to be served all the same: holders give back.
-TEST(AgentCudaStaging, MoreInitiatorsThanSlots) {
+// Expect initiators beyond the number of buffers to be served all the same: holders give back.
+TEST(AgentCudaStaging, MoreInitiatorsThanBuffers) {
   constexpr size_t kInitiators = 6;
   const Shape shape{.block_bytes = 4096, .ids = 300};
   const uint64_t each = shape.memory_bytes();
@@ -331,10 +331,10 @@ TEST(AgentCudaStaging, ADeadPeerDoesNotEndACopyHere) {
   EXPECT_OK(read.WaitQuiet(kAmple));
 }
 
-// Expect each peer to get its share of the slots, whatever the others' names and backlogs: the one
-// small transfer is not the last to end.
-TEST(AgentCudaStaging, NoPeerTakesAllSlots) {
-  constexpr Shape kLarge{.block_bytes = 65536, .ids = 128};  // some slots each
+// Expect each peer to get its share of the buffers, whatever the others' names and backlogs: the
+// one small transfer is not the last to end.
+TEST(AgentCudaStaging, NoPeerTakesAllBuffers) {
+  constexpr Shape kLarge{.block_bytes = 65536, .ids = 128};  // some buffers each
   AgentOptions options = OptionsFor(Tcp(), "a");
   options.staging_bytes = Staging::kMinBytes;
   ASSERT_OK_AND_ASSIGN(Node source,
@@ -368,7 +368,7 @@ TEST(AgentCudaStaging, NoPeerTakesAllSlots) {
 
 // Expect GPU memory that only goes by itself to be refused where it would have to be staged, at
 // once and with what to set.
-TEST(AgentCudaStaging, WithoutOwnSlotsATransferIsRefusedAtOnce) {
+TEST(AgentCudaStaging, WithoutOwnBuffersATransferIsRefusedAtOnce) {
   AgentOptions options = OptionsFor(Tcp(), "a");
   options.backends = {"cuda_ipc", "tcp"};
   options.staging_bytes = 0;

@@ -66,11 +66,12 @@ class BackendConformance : public ::testing::TestWithParam<Flavour> {
   // the immediate of op i is i.
   std::vector<Op> Stream(OpKind kind, uint64_t transfer, size_t count, uint64_t op_bytes) {
     std::vector<Op> ops;
+    const uint32_t rails = out().rails();
     for (size_t i = 0; i < count; ++i) {
       const auto index = static_cast<uint32_t>(i);
       ops.push_back(out().Make(kind, transfer, {RunAt(i * op_bytes, op_bytes)},
                                kind == OpKind::kWrite ? std::optional(index) : std::nullopt,
-                               index % out().endpoint->rails()));
+                               index % rails));
     }
     return ops;
   }

@@ -65,10 +65,11 @@ TEST_P(BackendConformance, MoreThanOneOpHolds) {
   ASSERT_NO_FATAL_FAILURE(Start(kBytes));
   Pattern(1).Fill(local_->bytes());
   const uint64_t step = caps().max_op_bytes;
+  const uint32_t rails = out().rails();
   for (const OpKind kind : {OpKind::kWrite, OpKind::kRead}) {
     std::vector<Op> ops;
     for (uint64_t at = 0; at < kBytes; at += step) {
-      const auto rail = static_cast<uint32_t>(ops.size() % out().endpoint->rails());
+      const auto rail = static_cast<uint32_t>(ops.size() % rails);
       ops.push_back(
           out().Make(kind, 1, {RunAt(at, std::min(step, kBytes - at))}, std::nullopt, rail));
       ops.back().has_immediate = kind == OpKind::kWrite;
@@ -102,7 +103,7 @@ TEST_P(BackendConformance, ManyRuns) {
       for (; i < count && runs.size() < runs_of_op; ++i) {
         runs.push_back(RunAt(i * kRun, place[i] * kRun, kRun));
       }
-      ops.push_back(out().Make(kind, 1, std::move(runs)));
+      ops.push_back(out().Make(kind, 1, runs));
       ops.back().has_immediate = kind == OpKind::kWrite;
     }
     ASSERT_TRUE(pair_->PostAll(ops));
@@ -135,10 +136,11 @@ TEST_P(BackendConformance, ImmediatesComeOnceAndAfterTheirBytes) {
     early += Pattern(1).Mismatch(received, immediate * kMost) != kNoMismatch;
   };
   std::vector<Op> ops;
+  const uint32_t rails = out().rails();
   for (size_t i = 0; i < count; ++i) {
     const auto index = static_cast<uint32_t>(i);
-    ops.push_back(out().Make(OpKind::kWrite, 1 + i % 5, {RunAt(i * kMost, bytes[i])}, index,
-                             index % out().endpoint->rails()));
+    ops.push_back(
+        out().Make(OpKind::kWrite, 1 + i % 5, {RunAt(i * kMost, bytes[i])}, index, index % rails));
   }
   ASSERT_TRUE(pair_->PostAll(ops));
   ASSERT_TRUE(Ended());
@@ -155,7 +157,7 @@ TEST_P(BackendConformance, ImmediatesComeOnceAndAfterTheirBytes) {
 // Where a rail keeps order, an empty write's immediate says that all before it are visible.
 TEST_P(BackendConformance, AnEmptyWriteClosesALane) {
   ASSERT_NO_FATAL_FAILURE(Start(64 * 8192));
-  const uint32_t last_rail = out().endpoint->rails() - 1;
+  const uint32_t last_rail = out().rails() - 1;
   for (uint32_t round = 0; round < 20; ++round) {
     const Pattern pattern(round);
     pattern.Fill(local_->bytes());
@@ -207,7 +209,7 @@ TEST_P(BackendConformance, SoleWritesWithTheirMessages) {
   ASSERT_NO_FATAL_FAILURE(Start(kBytes));
   size_t round = 0;
   for (const uint64_t bytes : {1u, 100u, 4096u, 16384u, 20'000u}) {
-    for (uint32_t rail = 0; rail < out().endpoint->rails(); ++rail) {
+    for (uint32_t rail = 0; rail < out().rails(); ++rail) {
       ++round;
       const Pattern pattern(round);
       remote_->memory.Clear();
@@ -215,8 +217,7 @@ TEST_P(BackendConformance, SoleWritesWithTheirMessages) {
       const uint64_t half = caps().max_op_runs > 1 ? bytes / 2 : 0;
       std::vector<kvxfer::Run> runs = {RunAt(half, bytes - half)};
       if (half > 0) runs.push_back(RunAt(0, half));
-      Op op =
-          out().Make(OpKind::kWrite, round, std::move(runs), static_cast<uint32_t>(round), rail);
+      Op op = out().Make(OpKind::kWrite, round, runs, static_cast<uint32_t>(round), rail);
       op.sole = true;
       ASSERT_TRUE(pair_->PostAll({&op, 1}));
       const std::string message = "of round " + std::to_string(round);

@@ -21,7 +21,7 @@ TEST_P(BackendConformance, EveryOpEndsOnceWhenTheInitiatorShutsDown) {
     ASSERT_TRUE(pair_->Until([&] { return out().down && in().down; }));
     EXPECT_EQ(out().ended.size(), accepted);
     // Expect no op to be taken after the last event: nothing could end it.
-    EXPECT_EQ(out().endpoint->Post(Stream(OpKind::kWrite, 2, 1, 1)), 0u);
+    EXPECT_FALSE(out().endpoint->Post(Stream(OpKind::kWrite, 2, 1, 1).front()));
     EXPECT_FALSE(out().Send("too late"));
   }
 }
@@ -177,7 +177,7 @@ TEST_P(BackendConformance, NothingPassesBeforeAuthorize) {
   EXPECT_TRUE(in().Send("who are you"));
   EXPECT_TRUE(pair_->Until([&] { return in().messages.size() + out().messages.size() == 2; }));
   // A backend that hands out no key before has nothing to post.
-  auto key = out().endpoint->Import(remote_->remote(), remote_->registration->Key());
+  auto key = out().endpoint->Import(remote_->remote(), remote_->registration->key);
   if (key.ok()) {
     key_ = key->get();
     std::vector<Op> ops = Stream(OpKind::kWrite, 1, 8, kOp);
@@ -206,7 +206,7 @@ TEST_P(BackendConformance, NothingPassesBeforeAuthorize) {
 TEST_P(BackendConformance, AnUnauthorisedPeerThatLeavesLeavesNothing) {
   ASSERT_NO_FATAL_FAILURE(Start(8 * kOp, /*authorize=*/false));
   Pattern(1).Fill(local_->bytes());
-  auto key = out().endpoint->Import(remote_->remote(), remote_->registration->Key());
+  auto key = out().endpoint->Import(remote_->remote(), remote_->registration->key);
   if (key.ok()) {
     key_ = key->get();
     out().Post(Stream(OpKind::kWrite, 1, 8, kOp));
@@ -223,7 +223,7 @@ TEST_P(BackendConformance, AnUnauthorisedPeerThatLeavesLeavesNothing) {
 class Refusal : public BackendConformance {
  protected:
   void ExpectRefused(OpKind kind, const RemoteRegion& region, uint64_t remote, uint64_t bytes) {
-    auto imported = pair_->TryImport(region, remote_->registration->Key());
+    auto imported = pair_->TryImport(region, remote_->registration->key);
     if (!imported.ok()) return;  // refused already
     kvxfer::Run run = RunAt(0, bytes);
     run.remote = remote;

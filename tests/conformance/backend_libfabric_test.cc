@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(Real, LibfabricNet, ::testing::ValuesIn(Only("net")));
 TEST_P(LibfabricNet, TellsThePathItTakes) {
   auto pair = BackendPair::Make(Over("net"));
   ASSERT_NE(pair, nullptr);
-  EXPECT_NE(pair->out().endpoint->Describe().find("net:"), std::string::npos);
+  EXPECT_NE(pair->out().path().find("net:"), std::string::npos);
 }
 
 TEST_P(LibfabricNet, AProviderThatIsNotThereIsExplained) {
@@ -53,7 +53,7 @@ TEST_P(LibfabricNet, AProviderThatCannotBeClosedIsRefused) {
 TEST_P(LibfabricNet, PeersOfAnotherProviderAreNotReached) {
   ASSERT_OK_AND_ASSIGN(auto a, Party::Make(Over("net"), "a"));
   ASSERT_OK_AND_ASSIGN(auto b, Party::Make(Over("shm"), "b"));
-  EXPECT_TRUE(Fails(a->backend().Reachable(b->backend().Address(), b->host()),
+  EXPECT_TRUE(Fails(a->backend().Reachable(b->backend().Describe().address, b->host()),
                     absl::StatusCode::kFailedPrecondition, {"net", "shm"}));
 }
 

@@ -1,6 +1,9 @@
 // Conformance of backends: how they are found, woken and shared.
 
+#include <deque>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include "tests/conformance/backend_conformance.h"
 
@@ -56,7 +59,7 @@ TEST_P(BackendConformance, SixteenPeersOfOneBackend) {
   for (size_t i = 0; i < kPeers; ++i) {
     absl::StatusOr<std::unique_ptr<RemoteKey>> key;
     ASSERT_TRUE(until([&] {
-      key = links[i]->endpoint->Import(remote_->remote(), remote_->registration->Key());
+      key = links[i]->endpoint->Import(remote_->remote(), remote_->registration->key);
       return !absl::IsUnavailable(key.status());
     }));
     ASSERT_OK(key);
@@ -143,6 +146,71 @@ TEST_P(BackendConformance, TwoThreadsThatSleep) {
   target.reset();
 }
 
+// Threads register memory while the drivers move data. A region can be used as soon as the call has
+// returned, and go as soon as its op has completed.
+TEST_P(BackendConformance, RegionsComeAndGoWhileDataMoves) {
+  constexpr size_t kThreads = 2;
+  constexpr size_t kEach = 20;  // regions of a thread at either side
+  constexpr uint64_t kBytes = 8192;
+  ASSERT_NO_FATAL_FAILURE(Start(kBytes));
+  struct Regions {
+    TestRegion* source = nullptr;  // null: it failed
+    TestRegion* sink = nullptr;
+  };
+  std::mutex mutex;
+  std::deque<Regions> registered;
+  std::vector<std::jthread> threads;
+  for (size_t thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&] {
+      for (size_t i = 0; i < kEach; ++i) {
+        const auto source = pair_->initiator().Register(kBytes);
+        const auto sink = pair_->target().Register(kBytes);
+        EXPECT_OK(source);
+        EXPECT_OK(sink);
+        const bool ok = source.ok() && sink.ok();
+        std::lock_guard lock(mutex);
+        registered.push_back(ok ? Regions{.source = *source, .sink = *sink} : Regions{});
+      }
+    });
+  }
+  size_t arrived = 0;
+  for (size_t n = 0; n < kThreads * kEach; ++n) {
+    // Data moves between regions that stay meanwhile.
+    Regions regions;
+    const auto next = [&] {
+      std::lock_guard lock(mutex);
+      if (registered.empty()) return false;
+      regions = registered.front();
+      registered.pop_front();
+      return true;
+    };
+    while (!next()) {
+      ASSERT_TRUE(pair_->PostAll(Stream(OpKind::kWrite, 1, 1, kBytes)));
+      ASSERT_TRUE(Ended());
+      ASSERT_TRUE(Arrived(++arrived));
+    }
+    ASSERT_NE(regions.source, nullptr);
+    const Pattern pattern(n);
+    pattern.Fill(regions.source->bytes());
+    const RemoteKey* const key = pair_->Import(*regions.sink);
+    ASSERT_NE(key, nullptr);
+    const kvxfer::Run run{.local = regions.source->address(),
+                          .remote = regions.sink->address(),
+                          .bytes = kBytes,
+                          .registration = regions.source->registration.get(),
+                          .key = key};
+    ASSERT_TRUE(pair_->PostAll(std::vector<Op>{out().Make(OpKind::kWrite, 2, {run}, 2)}));
+    ASSERT_TRUE(Ended());
+    ASSERT_TRUE(Arrived(++arrived));
+    EXPECT_EQ(pattern.Mismatch(regions.sink->bytes()), kNoMismatch) << n;
+    if (n % 2 == 0) continue;
+    out().keys.pop_back();
+    regions.source->registration.reset();
+    regions.sink->registration.reset();
+  }
+  EXPECT_EQ(out().failed(), 0u);
+}
+
 // A sender that was told to wait sleeps, and is woken when the other side has listened.
 TEST_P(BackendConformance, RoomWakesTheSender) {
   ASSERT_NO_FATAL_FAILURE(Start(4096));
@@ -187,7 +255,7 @@ TEST_P(BackendConformance, NobodyThere) {
   std::string address;
   {
     ASSERT_OK_AND_ASSIGN(std::unique_ptr<Party> gone, Party::Make(GetParam(), "gone"));
-    address = gone->backend().Address();
+    address = gone->backend().Describe().address;
   }
   auto endpoint = alone->backend().Connect(address, alone->host());
   if (!endpoint.ok()) {
@@ -230,12 +298,13 @@ TEST_P(BackendConformance, ThePeerIsDestroyed) {
 TEST_P(BackendConformance, TellsWhatItIs) {
   ASSERT_NO_FATAL_FAILURE(Start(4096));
   EXPECT_EQ(pair_->initiator().backend().name(), GetParam().backend);
-  EXPECT_FALSE(out().endpoint->Describe().empty());
-  EXPECT_FALSE(in().endpoint->Describe().empty());
-  EXPECT_GE(out().endpoint->rails(), 1u);
+  EXPECT_GE(pair_->initiator().backend().Describe().wait_fd, 0);
+  EXPECT_FALSE(out().path().empty());
+  EXPECT_FALSE(in().path().empty());
+  EXPECT_GE(out().rails(), 1u);
   EXPECT_GE(caps().max_op_bytes, 64u * 1024);
   EXPECT_GE(caps().max_op_runs, 1u);
-  EXPECT_OK(pair_->initiator().backend().Reachable(pair_->target().backend().Address(),
+  EXPECT_OK(pair_->initiator().backend().Reachable(pair_->target().backend().Describe().address,
                                                    pair_->target().host()));
 }
 
@@ -247,8 +316,7 @@ TEST_P(BackendConformance, GpuMemoryThatItDoesNotTakeIsRefused) {
   if (caps().Takes(MemoryKind::kCuda)) return;
   Backend& backend = pair_->target().backend();
   const MemorySpan span{.data = remote_->memory.data(), .bytes = 4096, .kind = MemoryKind::kCuda};
-  const LocalRegion region{
-      .id = static_cast<RegionId>(9), .rkey = 9, .span = span, .access = Access::kReadWrite};
+  const LocalRegion region{.rkey = 9, .span = span, .access = Access::kReadWrite};
   const absl::Status status = backend.Register(region).status();
   EXPECT_TRUE(
       Fails(status, status.code(), {"only host memory can be registered", "staging", "cuda_ipc"}));

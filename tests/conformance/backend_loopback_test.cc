@@ -80,7 +80,7 @@ TEST_P(Loopback, ADestroyedAgentIsNotWrittenTo) {
 TEST_P(Loopback, SaysWhyAPeerIsNotReached) {
   ASSERT_NO_FATAL_FAILURE(Start(4096));
   const Backend& backend = pair_->initiator().backend();
-  const std::string address = pair_->target().backend().Address();
+  const std::string address = pair_->target().backend().Describe().address;
   HostIdentity host = pair_->target().host();
   host.pid += 1;
   EXPECT_TRUE(Fails(backend.Reachable(address, host), absl::StatusCode::kUnavailable,
@@ -98,8 +98,8 @@ TEST_P(Loopback, SaysWhyAPeerIsNotReached) {
   host = pair_->target().host();
   EXPECT_TRUE(Fails(backend.Reachable(Incarnation::Random().ToString(), host),
                     absl::StatusCode::kUnavailable, {"destroyed"}));
-  EXPECT_TRUE(Fails(backend.Reachable(backend.Address(), host), absl::StatusCode::kInvalidArgument,
-                    {"itself"}));
+  EXPECT_TRUE(Fails(backend.Reachable(backend.Describe().address, host),
+                    absl::StatusCode::kInvalidArgument, {"itself"}));
 }
 
 }  // namespace

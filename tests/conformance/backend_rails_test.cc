@@ -75,9 +75,9 @@ class BackendRails : public BackendConformance {
 
   // One op on a rail that is up, if there is room.
   void PostOne() {
-    const uint32_t rails = out().endpoint->rails();
+    const uint32_t rails = out().rails();
     const auto rail = static_cast<uint32_t>(random_() % rails);
-    if (out().down_rails.contains(rail) || !out().endpoint->rail_up(rail)) return;
+    if (out().down_rails.contains(rail) || !out().rail_up(rail)) return;
     const uint32_t number = static_cast<uint32_t>(out().last_op) & 0xfffff;
     const uint32_t immediate = rail << 28 | (lives_[rail] & 0xff) << 20 | number;
     const uint64_t place = number % kOps * kRailOp;

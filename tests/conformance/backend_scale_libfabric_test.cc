@@ -81,10 +81,12 @@ class LibfabricScale : public BackendConformance {
       while (made.size() < some) ASSERT_OK(pair_->initiator().Connect(pair_->target()));
       ASSERT_TRUE(pair_->Until([&] { return accepted.size() == some; }));
       for (size_t i = first; i < some; ++i) accepted[i]->endpoint->Authorize();
-      const auto is_up = [](const auto& link) { return link->endpoint->rail_up(0) || link->down; };
+      const auto is_up = [](const auto& link) {
+        return link->down || (link->connected && link->rail_up(0));
+      };
       ASSERT_TRUE(pair_->Until([&] {
         return std::all_of(made.begin() + static_cast<ptrdiff_t>(first), made.end(), is_up);
-      })) << made.back()->endpoint->Describe();
+      })) << made.back()->path();
       ASSERT_TRUE(pair_->Until([&] { return pair_->initiator().backend().Arm(); }));
     }
   }
@@ -93,7 +95,7 @@ class LibfabricScale : public BackendConformance {
     auto& made = pair_->initiator().links;
     for (size_t i = 0; i < made.size(); ++i) {
       ASSERT_OK_AND_ASSIGN(
-          auto key, made[i]->endpoint->Import(remote_->remote(), remote_->registration->Key()));
+          auto key, made[i]->endpoint->Import(remote_->remote(), remote_->registration->key));
       const Op op = made[i]->Make(OpKind::kWrite, 1,
                                   {{.local = local_->address() + i * kBytes,
                                     .remote = remote_->address() + i * kBytes,

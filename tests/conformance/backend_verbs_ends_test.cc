@@ -45,7 +45,7 @@ TEST_P(VerbsEnds, WhoIsRefusedHearsWhyThoughThePeerSpeaksFirst) {
     }
   }
   FenceAndReopen(0);
-  ASSERT_TRUE(pair_->Until([&] { return out().endpoint->rail_up(0); }));
+  ASSERT_TRUE(pair_->Until([&] { return out().rail_up(0); }));
   ExpectAllRailsWork();
 }
 

@@ -21,13 +21,12 @@ class VerbsEvents : public VerbsDevice {
     ASSERT_TRUE(DownIs(lost_before + 1)) << out().why;
     EXPECT_EQ(out().rails_down.back(), rail);
     ASSERT_NO_FATAL_FAILURE(FenceAndReopen(rail));
-    ASSERT_TRUE(pair_->Until([&] { return out().endpoint->rail_up(rail); }))
-        << out().endpoint->Describe();
+    ASSERT_TRUE(pair_->Until([&] { return out().rail_up(rail); })) << out().path();
     ExpectAllRailsWork();
   }
   void ExpectUndisturbed() {
     pair_->Idle(milliseconds(10));
-    EXPECT_TRUE(out().rails_down.empty()) << out().endpoint->Describe();
+    EXPECT_TRUE(out().rails_down.empty()) << out().path();
     ExpectAllRailsWork();
   }
 };
@@ -171,9 +170,9 @@ TEST_P(VerbsEvents, ANetworkThatPartsIsLeftAndComeBackTo) {
   for (const Op& op : ops) EXPECT_EQ(out().ended[op.id].ok(), op.rail == 0) << out().ended[op.id];
   FenceAndReopen(1);
   pair_->Idle(milliseconds(150));
-  EXPECT_FALSE(out().endpoint->rail_up(1));
+  EXPECT_FALSE(out().rail_up(1));
   fabric_->SetNetwork("t1", 1, 0);
-  ASSERT_TRUE(pair_->Until([&] { return out().endpoint->rail_up(1); }));
+  ASSERT_TRUE(pair_->Until([&] { return out().rail_up(1); }));
   ExpectAllRailsWork();
 }
 

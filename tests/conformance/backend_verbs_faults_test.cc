@@ -59,7 +59,7 @@ class VerbsFaults : public VerbsDevice {
     if (!Until([&] { return !target_->links.empty() && link_->connected; })) return false;
     target_->links.front()->endpoint->Authorize();
     if (!Until([&] { return Up(); })) return false;
-    auto key = link_->endpoint->Import(sink.remote(), sink.registration->Key());
+    auto key = link_->endpoint->Import(sink.remote(), sink.registration->key);
     if (!Said(key.status())) return false;
     link_->keys.push_back(*std::move(key));
     if (!Move(source, sink, 1)) return false;
@@ -94,13 +94,13 @@ class VerbsFaults : public VerbsDevice {
   }
   bool GivenUp() const {
     return link_->connected && !Up() && link_->open.empty() &&
-           link_->endpoint->Describe().find("not in use: ") != std::string::npos;
+           link_->path().find("not in use: ") != std::string::npos;
   }
   bool Up() const {
-    for (uint32_t rail = 0; rail < link_->endpoint->rails(); ++rail) {
-      if (!link_->endpoint->rail_up(rail)) return false;
+    for (uint32_t rail = 0; rail < link_->rails(); ++rail) {
+      if (!link_->rail_up(rail)) return false;
     }
-    return link_->endpoint->rails() > 0;
+    return link_->rails() > 0;
   }
   // False: it went down, or has no rail any more, says why, and holds no op. Every wait ends.
   bool Until(const std::function<bool()>& done) {
@@ -112,7 +112,7 @@ class VerbsFaults : public VerbsDevice {
                              return link_->down || (is = done()) ||
                                     (Now() - begun > kPatience && GivenUp());
                            }))
-        << "it hangs: " << link_->endpoint->Describe();
+        << "it hangs: " << link_->path();
     return is && !link_->down;
   }
   // As agents do, rails that went down are fenced and reopened.

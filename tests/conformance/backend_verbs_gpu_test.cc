@@ -30,13 +30,14 @@ constexpr const char* kExport = "cuMemGetHandleForAddressRange";
 // GPU memory that one party has registered.
 struct GpuRegion {
   std::unique_ptr<GpuPieces> memory;
+  RegionId id = RegionId::kNone;
   LocalRegion local;
   std::unique_ptr<Registration> registration;
 
   uint64_t address() const { return reinterpret_cast<uint64_t>(local.span.data); }
   size_t size() const { return local.span.bytes; }
   RemoteRegion remote() const {
-    return {.id = local.id,
+    return {.id = id,
             .rkey = local.rkey,
             .base = address(),
             .bytes = size(),
@@ -80,12 +81,9 @@ class VerbsGpu : public VerbsDevice {
 
   static absl::StatusOr<std::unique_ptr<Registration>> TryRegister(Party& party,
                                                                    const LocalRegion& region) {
-    absl::StatusOr<std::unique_ptr<Prepared>> ahead(nullptr);
-    std::thread([&] { ahead = party.backend().Prepare(region.span, region.access); }).join();
-    if (!ahead.ok()) return ahead.status();
-    LocalRegion with = region;
-    with.prepared = ahead->get();
-    return party.backend().Register(with);
+    absl::StatusOr<std::unique_ptr<Registration>> made;
+    std::thread([&] { made = party.backend().Register(region); }).join();
+    return made;
   }
   absl::StatusOr<GpuRegion*> RegisterPieces(Party& party, std::span<const size_t> bytes,
                                             int device = 0, size_t from = 0,
@@ -95,8 +93,8 @@ class VerbsGpu : public VerbsDevice {
     auto region = std::make_unique<GpuRegion>();
     region->memory = *std::move(memory);
     const auto id = static_cast<uint32_t>(100 + regions_.size());
-    region->local = {.id = static_cast<RegionId>(id),
-                     .rkey = id * 0x9e3779b1u,
+    region->id = static_cast<RegionId>(id);
+    region->local = {.rkey = id * 0x9e3779b1u,
                      .span = region->memory->span(from, most),
                      .access = Access::kReadWrite};
     auto registration = TryRegister(party, region->local);
@@ -109,7 +107,7 @@ class VerbsGpu : public VerbsDevice {
     return RegisterPieces(party, std::array{bytes}, device);
   }
   const RemoteKey* ImportGpu(const GpuRegion& region) {
-    auto key = pair_->TryImport(region.remote(), region.registration->Key());
+    auto key = pair_->TryImport(region.remote(), region.registration->key);
     EXPECT_OK(key);
     if (!key.ok()) return nullptr;
     out().keys.push_back(*std::move(key));
@@ -123,7 +121,7 @@ class VerbsGpu : public VerbsDevice {
   // One Poll of the target, with all the room that it can want.
   std::vector<Event> PollTarget() {
     std::vector<Event> events(64);
-    events.resize(pair_->target().backend().Poll(events, true));
+    events.resize(pair_->target().backend().Poll(events, Input::kAll));
     return events;
   }
   // So many writes of the initiator's host memory, with immediates, have been executed.
@@ -247,8 +245,7 @@ TEST_P(VerbsGpu, OfTheDevicesThoseThatTakeItHaveIt) {
 TEST_P(VerbsGpu, MemoryThatNoNicMayBeGivenIsRefusedBefore) {
   ASSERT_NO_FATAL_FAILURE(StartOne());
   const auto refused = [&](const MemorySpan& span, std::initializer_list<const char*> words) {
-    const LocalRegion region{
-        .id = static_cast<RegionId>(9), .rkey = 9, .span = span, .access = Access::kReadWrite};
+    const LocalRegion region{.rkey = 9, .span = span, .access = Access::kReadWrite};
     return Fails(TryRegister(pair_->target(), region).status(),
                  absl::StatusCode::kFailedPrecondition, words);
   };
@@ -280,6 +277,7 @@ void VerbsGpu::ExpectRandomRuns(const GpuRegion& from, const GpuRegion& to, cons
     FillWith(there, kPoison);
     std::vector<std::byte> expected(size);
     std::vector<Op> ops;
+    const uint32_t rails = out().rails();
     // Each part of what is written is of one run: others may land before it.
     uint64_t next = 0;
     while (next < size) {
@@ -305,9 +303,9 @@ void VerbsGpu::ExpectRandomRuns(const GpuRegion& from, const GpuRegion& to, cons
         next += length;
       }
       if (runs.empty()) continue;
-      ops.push_back(out().Make(kind, 1, std::move(runs),
+      ops.push_back(out().Make(kind, 1, runs,
                                kind == OpKind::kWrite ? std::optional(7u) : std::nullopt,
-                               static_cast<uint32_t>(ops.size()) % out().endpoint->rails()));
+                               static_cast<uint32_t>(ops.size()) % rails));
     }
     const size_t before = in().immediates.size();
     ASSERT_TRUE(pair_->PostAll(ops));

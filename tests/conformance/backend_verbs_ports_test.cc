@@ -31,23 +31,23 @@ class VerbsPorts : public VerbsDevice {
   }
   size_t RailsUp() {
     size_t up = 0;
-    for (uint32_t i = 0; i < out().endpoint->rails(); ++i) up += out().endpoint->rail_up(i);
+    for (uint32_t i = 0; i < out().rails(); ++i) up += out().rail_up(i);
     return up;
   }
-  bool AllUp() { return RailsUp() == out().endpoint->rails(); }
+  bool AllUp() { return RailsUp() == out().rails(); }
   // The rails over that device, of either side, that are up.
   size_t UpOver(const std::string& device) {
     size_t up = 0;
-    for (uint32_t i = 0; i < out().endpoint->rails(); ++i) {
-      const bool over = out().endpoint->rail_info(i).name.find(device) != std::string::npos;
-      up += over && out().endpoint->rail_up(i);
+    for (uint32_t i = 0; i < out().rails(); ++i) {
+      const bool over = out().endpoint->Describe().rails[i].name.find(device) != std::string::npos;
+      up += over && out().rail_up(i);
     }
     return up;
   }
   // A write over each rail that is up arrives.
   void ExpectThoseThatAreUpWork() {
-    for (uint32_t rail = 0; rail < out().endpoint->rails(); ++rail) {
-      if (!out().endpoint->rail_up(rail)) continue;
+    for (uint32_t rail = 0; rail < out().rails(); ++rail) {
+      if (!out().rail_up(rail)) continue;
       const size_t before = in().immediates.size();
       const Op op = out().Make(OpKind::kWrite, 7, {RunAt(rail * kOp, kOp)}, 1, rail);
       ASSERT_TRUE(pair_->PostAll(std::span(&op, 1)));
@@ -56,7 +56,7 @@ class VerbsPorts : public VerbsDevice {
       ASSERT_TRUE(Arrived(before + 1));
     }
   }
-  std::string Path() { return out().endpoint->Describe(); }
+  std::string Path() { return out().path(); }
 };
 
 INSTANTIATE_TEST_SUITE_P(InMemory, VerbsPorts, ::testing::Values(VerbsDeviceFlavour()),
@@ -172,14 +172,14 @@ TEST_P(VerbsPorts, AFailedDeviceRefusesNothingToTheOthers) {
     pair_->target().links.back()->endpoint->Authorize();
     ASSERT_TRUE(pair_->Until([&] {
       if (!again->connected) return false;
-      for (uint32_t i = 0; i < again->endpoint->rails(); ++i) {
-        if (again->endpoint->rail_up(i)) return true;
+      for (uint32_t i = 0; i < again->rails(); ++i) {
+        if (again->rail_up(i)) return true;
       }
       return false;
     }));
     // Rails may have found other pairs; expect what is known here to be told all the same.
     if (device[0] == 'i') {
-      EXPECT_THAT(again->endpoint->Describe(), HasSubstr("i1: the device failed"));
+      EXPECT_THAT(again->path(), HasSubstr("i1: the device failed"));
     }
     End();
   }

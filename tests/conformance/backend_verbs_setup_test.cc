@@ -108,17 +108,17 @@ TEST_P(VerbsSlowAddress, HoldsUpNoOtherRail) {
   ASSERT_NE(pair_, nullptr);
   const MachineDelay machine;
   const Time begin = Now();
-  ASSERT_TRUE(TurnUntil([&] { return out().endpoint->rail_up(0); }));
+  ASSERT_TRUE(TurnUntil([&] { return out().rail_up(0); }));
   EXPECT_LT(Now() - begin, Bound(kLookUp / 2) + machine.so_far());
-  EXPECT_FALSE(out().endpoint->rail_up(1));
+  EXPECT_FALSE(out().rail_up(1));
   ASSERT_NO_FATAL_FAILURE(Prepare(64 * kOp));
   Pattern(1).Fill(local_->bytes());
   const Op op = out().Make(OpKind::kWrite, 7, {RunAt(0, kOp)}, 1, 0);
   ASSERT_TRUE(pair_->PostAll(std::span(&op, 1)));
   ASSERT_TRUE(Arrived(1));
-  EXPECT_FALSE(out().endpoint->rail_up(1));
+  EXPECT_FALSE(out().rail_up(1));
   // Expect the slow one to be used as well, for in the end it was found.
-  ASSERT_TRUE(TurnUntil([&] { return out().endpoint->rail_up(1); }));
+  ASSERT_TRUE(TurnUntil([&] { return out().rail_up(1); }));
   ASSERT_NO_FATAL_FAILURE(ExpectAllRailsWork());
 }
 
@@ -134,7 +134,7 @@ TEST_P(VerbsSlowAddress, AnAddressThatChangesMeanwhileIsFollowed) {
     for (FabricGid& entry : port.gids) ++entry.gid.raw[15];
   });
   fabric_->Raise("t0", IBV_EVENT_GID_CHANGE, 1);
-  ASSERT_TRUE(TurnUntil([&] { return out().endpoint->rail_up(0) || out().down; }));
+  ASSERT_TRUE(TurnUntil([&] { return out().rail_up(0) || out().down; }));
   ASSERT_FALSE(out().down) << out().why;
   EXPECT_EQ(fabric_->calls(Call::kCreateQp), 3u);  // one here, two there
   ASSERT_NO_FATAL_FAILURE(Prepare(64 * kOp));
@@ -170,7 +170,7 @@ TEST_P(VerbsSlowAddress, SeveralThatWereSlowBeforeLeaveRoomForOthers) {
   ASSERT_OK_AND_ASSIGN(TestLink * live, a->Connect(*b));
   const MachineDelay machine;
   const Time live_begin = Now();
-  ASSERT_TRUE(turn([&] { return live->connected && live->endpoint->rail_up(0); }));
+  ASSERT_TRUE(turn([&] { return live->connected && live->rail_up(0); }));
   EXPECT_LT(Now() - live_begin, Bound(kLookUp / 2) + machine.so_far());
   a.reset();
   b.reset();
@@ -235,7 +235,7 @@ TEST_P(VerbsRefusal, ARailIsFencedOnlyWhenItsEndIsGone) {
   ASSERT_TRUE(pair_->PostAll(std::span(&op, 1)));
   ASSERT_TRUE(DownIs(1));
   ASSERT_NO_FATAL_FAILURE(FenceAndReopen(0));
-  ASSERT_TRUE(pair_->Until([&] { return out().endpoint->rail_up(0); }));
+  ASSERT_TRUE(pair_->Until([&] { return out().rail_up(0); }));
   ExpectAllRailsWork();
 }
 

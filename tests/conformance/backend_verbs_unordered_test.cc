@@ -68,7 +68,7 @@ TEST_P(VerbsUnordered, FencesAndRailsEndAsWithOrder) {
     EXPECT_GT(posted, 0u);
     fabric_->SetPort(lost % 2 == 0 ? "t0" : "i0", 1, true);
     ASSERT_NO_FATAL_FAILURE(FenceAndReopen(0));
-    ASSERT_TRUE(pair_->Until([&] { return out().endpoint->rail_up(0); }));
+    ASSERT_TRUE(pair_->Until([&] { return out().rail_up(0); }));
   }
   ExpectAllRailsWork();
 }

@@ -190,7 +190,7 @@ TEST(VerbsAddress, PortsThatAreDamagedAreRefused) {
   VerbsFabric fabric({{.name = "d0", .ports = {RocePort(1, 1)}}});
   const ScopedFabric scope(&fabric);
   ASSERT_OK_AND_ASSIGN(const auto party, Party::Make(OverVerbs(), "a"));
-  const std::string address = party->backend().Address();
+  const std::string address = party->backend().Describe().address;
   EXPECT_OK(party->backend().Reachable(address, party->host()));
   for (size_t length = 0; length < address.size(); ++length) {
     EXPECT_FALSE(party->backend().Reachable(address.substr(0, length), party->host()).ok())

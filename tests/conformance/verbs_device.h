@@ -64,7 +64,7 @@ class VerbsDevice : public BackendConformance {
   }
   // A write over each rail arrives.
   void ExpectAllRailsWork() {
-    const uint32_t rails = out().endpoint->rails();
+    const uint32_t rails = out().rails();
     const size_t before = in().immediates.size();
     Pattern(before).Fill(local_->bytes());
     ASSERT_TRUE(pair_->PostAll(Stream(OpKind::kWrite, 7, rails, kOp)));

@@ -77,7 +77,7 @@ TEST_F(LogSecrecy, RefusalsOfPeersThatLie) {
     EXPECT_TRUE(peer->Until([&] { return peer->down() || !peer->Heard(answer).empty(); }));
   };
   const StageRun run{.address = kAddress, .bytes = 4096, .rkey = kRkey};
-  refused(FrameType::kStage, Encode(StageFrame{.transfer = 1, .slot = 3, .runs = {run}}),
+  refused(FrameType::kStage, Encode(StageFrame{.transfer = 1, .buffer = 3, .runs = {run}}),
           FrameType::kStaged);
   refused(FrameType::kLeaseRead,
           Encode(LeaseReadFrame{.transfer = 1,

@@ -3,11 +3,13 @@
 
 #include <array>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "kvxfer/agent.h"
 #include "kvxfer/backend.h"
+#include "kvxfer/block_range.h"
 #include "kvxfer/log.h"
 #include "kvxfer/memory.h"
 #include "kvxfer/metadata.h"
@@ -126,15 +128,15 @@ TEST(HeaderExamples, Log) {
 
 // backend.h's, over an endpoint and a backend that do the least there is.
 struct OneOpEndpoint final : kvxfer::Endpoint {
-  uint32_t rails() const override { return 1; }
-  std::string Describe() const override { return "example"; }
+  kvxfer::EndpointInfo Describe() const override { return {.path = "example", .rails = {{}}}; }
   void Authorize() override {}
-  size_t Post(std::span<const kvxfer::Op> ops) override {
-    posted = ops.empty() ? 0 : ops.front().id;
-    return ops.empty() ? 0 : 1;
+  bool Post(const kvxfer::Op& op) override {
+    if (posted != 0) return false;
+    posted = op.id;
+    return true;
   }
   bool Send(std::span<const std::byte>) override { return false; }
-  void Fence(uint64_t) override {}
+  void Fence(kvxfer::FenceScope) override {}
   void Shutdown(absl::Status) override {}
   absl::StatusOr<std::unique_ptr<kvxfer::RemoteKey>> Import(const kvxfer::RemoteRegion&,
                                                             std::string_view) override {
@@ -145,9 +147,7 @@ struct OneOpEndpoint final : kvxfer::Endpoint {
 
 struct OneOpBackend final : kvxfer::Backend {
   explicit OneOpBackend(OneOpEndpoint* only) : endpoint(only) {}
-  std::string_view name() const override { return "example"; }
-  const kvxfer::Capabilities& capabilities() const override { return caps; }
-  std::string Address() const override { return {}; }
+  const kvxfer::BackendInfo& Describe() const override { return info; }
   absl::Status Reachable(std::string_view, const kvxfer::HostIdentity&) const override {
     return absl::OkStatus();
   }
@@ -159,16 +159,15 @@ struct OneOpBackend final : kvxfer::Backend {
       const kvxfer::LocalRegion&) override {
     return std::make_unique<kvxfer::Registration>();
   }
-  size_t Poll(std::span<kvxfer::Event> out, bool) override {
+  size_t Poll(std::span<kvxfer::Event> out, kvxfer::Input) override {
     if (endpoint->posted == 0 || out.empty()) return 0;
     out[0].kind = kvxfer::EventKind::kCompletion;
     out[0].id = std::exchange(endpoint->posted, 0);
     return 1;
   }
   bool Arm() override { return true; }
-  int wait_fd() const override { return -1; }
   OneOpEndpoint* endpoint;
-  kvxfer::Capabilities caps;
+  kvxfer::BackendInfo info{.name = "example"};
 };
 
 TEST(HeaderExamples, Backend) {
@@ -176,13 +175,33 @@ TEST(HeaderExamples, Backend) {
   OneOpBackend one(&only);
   kvxfer::Endpoint* endpoint = &only;
   kvxfer::Backend* backend = &one;
-  const std::array ops{kvxfer::Op{.id = 42}, kvxfer::Op{.id = 43}};
-  size_t accepted = endpoint->Post(ops);  // a short count is the back-pressure
+  kvxfer::Op op{.id = 42};
+  bool accepted = endpoint->Post(op);  // false is the back-pressure
   std::array<kvxfer::Event, 64> events;
-  size_t n = backend->Poll(events, true);  // completions come from here only
-  EXPECT_EQ(accepted, 1u);
+  EXPECT_FALSE(endpoint->Post({.id = 43}));
+  size_t n = backend->Poll(events, kvxfer::Input::kAll);  // completions come from here only
+  EXPECT_TRUE(accepted);
   ASSERT_EQ(n, 1u);
   EXPECT_EQ(events[0].id, 42u);
+}
+
+TEST(HeaderExamples, BlockRange) {
+  std::string source = "blocks";
+  std::string target = "      ";
+  const std::array blocks{kvxfer::Block{.local = reinterpret_cast<uint64_t>(source.data()),
+                                        .remote = reinterpret_cast<uint64_t>(target.data()),
+                                        .bytes = source.size(),
+                                        .local_region = 0,
+                                        .remote_region = 0}};
+  const std::array<const kvxfer::Registration*, 1> registrations{};
+  const std::array<const kvxfer::RemoteKey*, 1> keys{};
+  const kvxfer::BlockView view{.descriptors = blocks, .registrations = registrations, .keys = keys};
+  const kvxfer::Op op{.blocks = {.view = &view, .bytes = source.size(), .runs = 1}};
+  for (kvxfer::RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    const kvxfer::Run& run = walk.run();
+    std::memcpy(reinterpret_cast<void*>(run.remote), reinterpret_cast<void*>(run.local), run.bytes);
+  }
+  EXPECT_EQ(target, "blocks");
 }
 
 absl::StatusOr<std::unique_ptr<kvxfer::Backend>> MakeWireBackend(const kvxfer::BackendContext&) {

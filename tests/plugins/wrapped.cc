@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "kvxfer/plugin.h"
 #include "src/backends/loopback/factory.h"
@@ -15,11 +14,13 @@ namespace {
 
 class Wrapped final : public Backend {
  public:
-  explicit Wrapped(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
+  explicit Wrapped(std::unique_ptr<Backend> inner)
+      : inner_(std::move(inner)), info_(inner_->Describe()) {
+    info_.name = "wrapped";
+    info_.devices = {"memory of this process"};
+  }
 
-  std::string_view name() const override { return "wrapped"; }
-  const Capabilities& capabilities() const override { return inner_->capabilities(); }
-  std::string Address() const override { return inner_->Address(); }
+  const BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override {
     return inner_->Reachable(address, host);
   }
@@ -30,13 +31,12 @@ class Wrapped final : public Backend {
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override {
     return inner_->Register(region);
   }
-  size_t Poll(std::span<Event> out, bool readable) override { return inner_->Poll(out, readable); }
+  size_t Poll(std::span<Event> out, Input input) override { return inner_->Poll(out, input); }
   bool Arm() override { return inner_->Arm(); }
-  int wait_fd() const override { return inner_->wait_fd(); }
-  std::vector<std::string> Devices() const override { return {"memory of this process"}; }
 
  private:
   const std::unique_ptr<Backend> inner_;
+  BackendInfo info_;  // loopback's does not change
 };
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeWrapped(const BackendContext& context) {

@@ -17,7 +17,7 @@
 namespace kvxfer::testing {
 
 RemoteRegion TestRegion::remote() const {
-  return {.id = local.id,
+  return {.id = id,
           .rkey = local.rkey,
           .base = address(),
           .bytes = memory.size(),
@@ -26,22 +26,25 @@ RemoteRegion TestRegion::remote() const {
           .access = local.access};
 }
 
-Op TestLink::Make(OpKind kind, uint64_t transfer, std::vector<Run> op_runs,
+Op TestLink::Make(OpKind kind, uint64_t transfer, const std::vector<Run>& runs,
                   std::optional<uint32_t> immediate, uint32_t rail) {
-  runs.push_back(std::move(op_runs));
+  const uint64_t op = ++last_op;
+  const auto [at, made] = blocks.emplace(op, std::make_unique<RunBlocks>(runs));
+  EXPECT_TRUE(made) << "op " << op << " was made twice";
   return {.kind = kind,
           .has_immediate = immediate.has_value(),
           .rail = rail,
           .immediate = immediate.value_or(0),
-          .id = ++last_op,
+          .id = op,
           .transfer = transfer,
-          .runs = runs.back()};
+          .blocks = at->second->range()};
 }
 
 size_t TestLink::Post(std::span<const Op> ops) {
-  const size_t accepted = endpoint->Post(ops);
-  EXPECT_LE(accepted, ops.size());
-  for (const Op& op : ops.first(std::min(accepted, ops.size()))) {
+  size_t accepted = 0;
+  for (; accepted < ops.size(); ++accepted) {
+    const Op& op = ops[accepted];
+    if (!endpoint->Post(op)) break;
     EXPECT_TRUE(open.insert(op.id).second);
     EXPECT_FALSE(down_rails.contains(op.rail)) << "accepted on a rail that is down";
     rail_of[op.id] = op.rail;
@@ -51,12 +54,12 @@ size_t TestLink::Post(std::span<const Op> ops) {
 
 void TestLink::Fence(uint64_t transfer) {
   fences.insert(transfer);
-  endpoint->Fence(transfer);
+  endpoint->Fence({.transfer = transfer});
 }
 
 void TestLink::FenceRail(uint32_t rail) {
   EXPECT_TRUE(fencing_rails.insert(rail).second);
-  endpoint->FenceRail(rail);
+  endpoint->Fence({.rail = rail});
 }
 
 bool TestLink::Send(std::string_view message) {
@@ -73,6 +76,7 @@ absl::StatusOr<std::unique_ptr<Party>> Party::Make(const Flavour& flavour, std::
       {.options = party->options_, .incarnation = Incarnation::Random(), .host = party->host_});
   if (!backend.ok()) return backend.status();
   party->backend_ = *std::move(backend);
+  party->wait_fd_ = party->backend_->Describe().wait_fd;
   return party;
 }
 
@@ -83,7 +87,7 @@ Party::~Party() {
 }
 
 absl::StatusOr<TestLink*> Party::Connect(Party& other) {
-  auto endpoint = backend_->Connect(other.backend_->Address(), other.host_);
+  auto endpoint = backend_->Connect(other.backend_->Describe().address, other.host_);
   if (!endpoint.ok()) return endpoint.status();
   links.push_back(std::make_unique<TestLink>());
   links.back()->endpoint = *std::move(endpoint);
@@ -95,24 +99,23 @@ absl::StatusOr<TestRegion*> Party::Register(size_t bytes, Access access) {
   if (!memory.ok()) return memory.status();
   auto region = std::make_unique<TestRegion>();
   region->memory = *std::move(memory);
-  const auto id = static_cast<uint32_t>(regions_.size() + 1);
-  region->local = {.id = static_cast<RegionId>(id),
-                   .rkey = id * 0x9e3779b1u,  // odd factor: distinct and not zero
+  const uint32_t id = ++last_region_;
+  region->id = static_cast<RegionId>(id);
+  region->local = {.rkey = id * 0x9e3779b1u,  // odd factor: distinct and not zero
                    .span = region->memory.span(),
                    .access = access};
-  // Every other one with what takes long done ahead, by a thread of its own.
-  absl::StatusOr<std::unique_ptr<Prepared>> ahead(nullptr);
+  // Every other one on a thread of its own, as agents do.
+  absl::StatusOr<std::unique_ptr<Registration>> registration;
+  const auto make = [&] { registration = backend_->Register(region->local); };
   if (id % 2 == 1) {
-    std::thread([&] { ahead = backend_->Prepare(region->local.span, access); }).join();
+    std::thread(make).join();
+  } else {
+    make();
   }
-  if (!ahead.ok()) return ahead.status();
-  region->local.prepared = ahead->get();
-  auto registration = backend_->Register(region->local);
-  region->local.prepared = nullptr;
   if (!registration.ok()) return registration.status();
   region->registration = *std::move(registration);
-  regions_.push_back(std::move(region));
-  return regions_.back().get();
+  std::lock_guard lock(mutex_);
+  return regions_.emplace_back(std::move(region)).get();
 }
 
 size_t Party::Turn() {
@@ -120,17 +123,19 @@ size_t Party::Turn() {
   constexpr std::array<size_t, 4> kSpace = {64, 1, 7, 16};
   std::array<Event, 64> events;
   const size_t space = kSpace[turns_++ % kSpace.size()];
-  // Now and then without a look at the descriptors, as a caller that spins does.
-  const bool readable = turns_ % 5 != 0;
-  const size_t n = backend_->Poll(std::span(events).first(space), readable);
+  // Now and then with a short look at the descriptors or none, as a caller that spins does.
+  constexpr std::array<Input, 5> kInputs = {Input::kInMemory, Input::kAll, Input::kLikely,
+                                            Input::kAll, Input::kAll};
+  const size_t n = backend_->Poll(std::span(events).first(space), kInputs[turns_ % kInputs.size()]);
   EXPECT_LE(n, space);
+  EXPECT_EQ(backend_->Describe().wait_fd, wait_fd_) << "wait_fd has changed";
   for (size_t i = 0; i < std::min(n, space); ++i) Take(events[i]);
   return n;
 }
 
 bool Party::Sleep(Duration limit, int other_fd) {
   if (!backend_->Arm()) return true;
-  pollfd fds[2] = {{.fd = backend_->wait_fd(), .events = POLLIN, .revents = 0},
+  pollfd fds[2] = {{.fd = wait_fd_, .events = POLLIN, .revents = 0},
                    {.fd = other_fd, .events = POLLIN, .revents = 0}};
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
   return ::poll(fds, 2, static_cast<int>(ms)) > 0;
@@ -174,12 +179,12 @@ void Party::Take(Event& event) {
       EXPECT_EQ(link->open.erase(event.id), 1u)
           << "op " << event.id << " completed twice or was never accepted";
       link->rail_of.erase(event.id);
+      link->blocks.erase(event.id);
       link->ended[event.id] = event.status;
       link->failures += !event.status.ok();
       return;
     case EventKind::kFenced:
-      EXPECT_TRUE(link->fences.contains(event.id)) << "kFenced that nobody asked for";
-      EXPECT_TRUE(link->fenced.insert(event.id).second) << "kFenced twice";
+      TakeFenced(*link, {.transfer = event.id, .rail = event.rail});
       return;
     case EventKind::kRailDown:
       EXPECT_TRUE(link->down_rails.insert(event.rail).second) << "kRailDown twice";
@@ -193,11 +198,18 @@ void Party::Take(Event& event) {
       link->down_rails.erase(event.rail);
       link->rails_up.push_back(event.rail);
       return;
-    case EventKind::kRailFenced:
-      EXPECT_EQ(link->fencing_rails.erase(event.rail), 1u) << "kRailFenced that nobody asked for";
-      link->rails_fenced.push_back(event.rail);
-      return;
   }
+}
+
+void Party::TakeFenced(TestLink& link, FenceScope scope) {
+  if (scope.transfer == FenceScope::kEveryTransfer) {
+    EXPECT_EQ(link.fencing_rails.erase(scope.rail), 1u) << "kFenced that nobody asked for";
+    link.rails_fenced.push_back(scope.rail);
+    return;
+  }
+  EXPECT_EQ(scope.rail, FenceScope::kEveryRail) << "kFenced of another scope than was asked for";
+  EXPECT_TRUE(link.fences.contains(scope.transfer)) << "kFenced that nobody asked for";
+  EXPECT_TRUE(link.fenced.insert(scope.transfer).second) << "kFenced twice";
 }
 
 TestLink* Party::Find(const Endpoint* endpoint) {
@@ -249,11 +261,7 @@ void BackendPair::Authorize() {
   EXPECT_TRUE(Until([&] { return in().Send("hello"); }));
   EXPECT_TRUE(Until([&] { return out().messages.size() > before; })) << "no hello";
   const auto all_up = [&] {
-    const Endpoint& endpoint = *out().endpoint;
-    for (uint32_t rail = 0; rail < endpoint.rails(); ++rail) {
-      if (!endpoint.rail_up(rail)) return false;
-    }
-    return true;
+    return std::ranges::all_of(out().endpoint->Describe().rails, &RailInfo::up);
   };
   EXPECT_TRUE(Until([&] { return all_up() || out().down; })) << "a rail does not come up";
 }
@@ -274,7 +282,7 @@ void BackendPair::Idle(Duration time) {
 }
 
 const RemoteKey* BackendPair::Import(const TestRegion& region) {
-  auto key = TryImport(region.remote(), region.registration->Key());
+  auto key = TryImport(region.remote(), region.registration->key);
   EXPECT_OK(key);
   if (!key.ok()) return nullptr;
   out().keys.push_back(*std::move(key));

@@ -3,12 +3,14 @@
 //
 // A Party is one backend with a log of its events. Rules that hold for every event are checked as
 // it comes: an op completes once and only if it was accepted, nothing follows kDown, kFenced
-// answers a Fence, kRailFenced a FenceRail, and a rail that goes down has no op left. A BackendPair
+// answers a Fence of the same scope once, and a rail that goes down has no op left. The blocks of
+// an op are freed with its completion, so that a sanitizer sees who reads them later. A BackendPair
 // is two connected parties driven in one thread by turns; a PartyThread drives one of them in a
 // thread of its own, asleep when there is nothing to do.
 #ifndef KVXFER_TESTS_SUPPORT_BACKEND_PAIR_H_
 #define KVXFER_TESTS_SUPPORT_BACKEND_PAIR_H_
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -23,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "tests/support/flavour.h"
+#include "tests/support/run_blocks.h"
 #include "tests/support/scale.h"
 #include "tests/support/test_memory.h"
 
@@ -31,6 +34,7 @@ namespace kvxfer::testing {
 // Memory that one party has registered.
 struct TestRegion {
   TestMemory memory;
+  RegionId id = RegionId::kNone;
   LocalRegion local;
   std::unique_ptr<Registration> registration;
 
@@ -49,30 +53,34 @@ struct TestLink {
   absl::Status why;  // of kDown
   std::vector<uint32_t> immediates;
   std::vector<std::string> messages;
-  std::set<uint64_t> fences;               // asked for
+  std::set<uint64_t> fences;               // transfers: asked for
   std::set<uint64_t> fenced;               // answered
   std::set<uint64_t> open;                 // ops accepted and not completed
   std::map<uint64_t, absl::Status> ended;  // op → how
-  std::deque<std::vector<Run>> runs;       // of the ops made here
-  size_t failures = 0;                     // ops that ended with an error
-  std::map<uint64_t, uint32_t> rail_of;    // open ops
-  std::set<uint32_t> down_rails;           // kRailDown came, kRailUp not
-  std::set<uint32_t> fencing_rails;        // asked for, not answered
-  std::vector<uint32_t> rails_down;        // each time
+  // Of the ops made here that have not completed.
+  std::map<uint64_t, std::unique_ptr<RunBlocks>> blocks;
+  size_t failures = 0;                   // ops that ended with an error
+  std::map<uint64_t, uint32_t> rail_of;  // open ops
+  std::set<uint32_t> down_rails;         // kRailDown came, kRailUp not
+  std::set<uint32_t> fencing_rails;      // asked for, not answered
+  std::vector<uint32_t> rails_down;      // each time
   std::vector<uint32_t> rails_up;
   std::vector<uint32_t> rails_fenced;
   std::vector<uint32_t> on_rail;  // of `immediates`, over which each came
   uint64_t last_op = 0;
 
-  // An op on this endpoint; its runs live as long as the link.
-  Op Make(OpKind kind, uint64_t transfer, std::vector<Run> op_runs,
+  // An op on this endpoint, to be posted once; its blocks live until its completion.
+  Op Make(OpKind kind, uint64_t transfer, const std::vector<Run>& runs,
           std::optional<uint32_t> immediate = {}, uint32_t rail = 0);
-  // Offers `ops` once; returns how many were accepted.
+  // Offers `ops` in order, until one is not accepted; returns how many were.
   size_t Post(std::span<const Op> ops);
   void Fence(uint64_t transfer);
   void FenceRail(uint32_t rail);
   bool Send(std::string_view message);
   size_t failed() const { return failures; }
+  uint32_t rails() const { return static_cast<uint32_t>(endpoint->Describe().rails.size()); }
+  bool rail_up(uint32_t rail) const { return endpoint->Describe().rails.at(rail).up; }
+  std::string path() const { return endpoint->Describe().path; }
 };
 
 class Party {
@@ -86,6 +94,7 @@ class Party {
   const HostIdentity& host() const { return host_; }
 
   absl::StatusOr<TestLink*> Connect(Party& other);
+  // On any thread, as Backend::Register.
   absl::StatusOr<TestRegion*> Register(size_t bytes, Access access = Access::kReadWrite);
 
   // One Poll; returns the number of events.
@@ -100,12 +109,16 @@ class Party {
  private:
   Party(const Flavour& flavour, std::string_view name);
   void Take(Event& event);
+  static void TakeFenced(TestLink& link, FenceScope scope);
   TestLink* Find(const Endpoint* endpoint);
 
   const MemoryType memory_;
   const AgentOptions options_;
   const HostIdentity host_;
   std::unique_ptr<Backend> backend_;
+  int wait_fd_ = -1;
+  std::atomic<uint32_t> last_region_ = 0;
+  std::mutex mutex_;  // guards regions_
   std::vector<std::unique_ptr<TestRegion>> regions_;
   uint32_t turns_ = 0;
 };

@@ -1,6 +1,7 @@
 #include "tests/support/null_backend.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,12 +16,15 @@ class NullEndpoint : public Endpoint {
   NullEndpoint(NullBackend* backend, std::unique_ptr<Endpoint> inner);
   ~NullEndpoint() override;
 
-  uint32_t rails() const override { return inner_->rails(); }
-  std::string Describe() const override { return "nowhere, told by " + inner_->Describe(); }
+  EndpointInfo Describe() const override {
+    EndpointInfo info = inner_->Describe();
+    info.path.insert(0, "nowhere, told by ");
+    return info;
+  }
   void Authorize() override { inner_->Authorize(); }
-  size_t Post(std::span<const Op> ops) override;
+  bool Post(const Op& op) override;
   bool Send(std::span<const std::byte> message) override { return inner_->Send(message); }
-  void Fence(uint64_t transfer) override { inner_->Fence(transfer); }
+  void Fence(FenceScope scope) override { inner_->Fence(scope); }
   void Shutdown(absl::Status why) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override {
@@ -40,16 +44,15 @@ class NullEndpoint : public Endpoint {
 class NullBackend : public Backend {
  public:
   NullBackend(std::string_view name, std::unique_ptr<Backend> inner)
-      : name_(name), inner_(std::move(inner)), capabilities_(inner_->capabilities()) {
-    capabilities_.arrival = Arrival::kCopied;
+      : inner_(std::move(inner)), info_(inner_->Describe()) {
+    info_.name = name;
+    info_.capabilities.arrival = Arrival::kCopied;
   }
   ~NullBackend() override {
     for (NullEndpoint* endpoint : endpoints_) endpoint->Detach();
   }
 
-  std::string_view name() const override { return name_; }
-  const Capabilities& capabilities() const override { return capabilities_; }
-  std::string Address() const override { return inner_->Address(); }
+  const BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override {
     return inner_->Reachable(address, host);
   }
@@ -62,9 +65,8 @@ class NullBackend : public Backend {
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override {
     return inner_->Register(region);
   }
-  size_t Poll(std::span<Event> out, bool readable) override;
+  size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override { return completed_.empty() && inner_->Arm(); }
-  int wait_fd() const override { return inner_->wait_fd(); }
 
   // --- for its endpoints ---
   void Adopt(NullEndpoint* endpoint) { endpoints_.push_back(endpoint); }
@@ -86,9 +88,8 @@ class NullBackend : public Backend {
   };
   void Translate(Event& event);
 
-  const std::string name_;
   const std::unique_ptr<Backend> inner_;
-  Capabilities capabilities_;
+  BackendInfo info_;  // loopback's does not change
   std::vector<NullEndpoint*> endpoints_;
   std::vector<Completed> completed_;
   size_t reported_ = 0;  // of completed_
@@ -103,10 +104,14 @@ NullEndpoint::~NullEndpoint() {
   if (backend_ != nullptr) backend_->Forget(this);
 }
 
-size_t NullEndpoint::Post(std::span<const Op> ops) {
-  if (!up_ || backend_ == nullptr) return 0;
-  for (const Op& op : ops) backend_->Complete(this, op);
-  return ops.size();
+bool NullEndpoint::Post(const Op& op) {
+  if (!up_ || backend_ == nullptr) return false;
+  // Walks the runs as a backend that moves them does, so that a count of instructions includes it.
+  uint64_t bytes = 0;
+  for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) bytes += walk.run().bytes;
+  if (bytes != op.blocks.bytes) std::abort();
+  backend_->Complete(this, op);
+  return true;
 }
 
 void NullEndpoint::Shutdown(absl::Status why) {
@@ -115,7 +120,7 @@ void NullEndpoint::Shutdown(absl::Status why) {
 }
 
 // Completions first, so that an endpoint's kDown is its last event.
-size_t NullBackend::Poll(std::span<Event> out, bool readable) {
+size_t NullBackend::Poll(std::span<Event> out, Input input) {
   size_t n = 0;
   for (; n < out.size() && reported_ < completed_.size(); ++reported_) {
     const Completed& completed = completed_[reported_];
@@ -129,7 +134,7 @@ size_t NullBackend::Poll(std::span<Event> out, bool readable) {
   completed_.clear();
   reported_ = 0;
   const std::span<Event> rest = out.subspan(n);
-  const size_t more = rest.empty() ? 0 : inner_->Poll(rest, readable);
+  const size_t more = rest.empty() ? 0 : inner_->Poll(rest, input);
   for (Event& event : rest.first(more)) Translate(event);
   return n + more;
 }

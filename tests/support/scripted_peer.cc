@@ -75,7 +75,7 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
                          .min_version = kMinProtocolVersion,
                          .max_version = kMaxProtocolVersion,
                          .host = peer->party_->host()};
-  metadata.backends.push_back({backend, peer->party_->backend().Address()});
+  metadata.backends.push_back({backend, peer->party_->backend().Describe().address});
   for (const RemoteRegion& region : regions) {
     metadata.regions.push_back({.region = region, .keys = {}, .staging = region.id == staging});
     metadata.last_region = static_cast<uint32_t>(region.id);

@@ -5,8 +5,8 @@
 namespace kvxfer {
 
 DriveState::Step DriveState::Submit() {
-  if (owner_ == Owner::kNobody) {
-    owner_ = Owner::kSubmitter;
+  if (place_ == Place::kNobody) {
+    place_ = Place::kSubmitter;
     return {.entered = true};
   }
   if (sleeping_ && !borrowed_) {
@@ -21,13 +21,13 @@ DriveState::Step DriveState::Submit() {
 DriveState::Step DriveState::Vacate() {
   Step step;
   if (!parked_.empty()) {
-    owner_ = Owner::kDriver;
+    place_ = Place::kDriver;
     driver_ = parked_.front();
     parked_.pop_front();
     step.unpark = driver_;
     return step;
   }
-  owner_ = Owner::kNobody;
+  place_ = Place::kNobody;
   driver_ = 0;
   step.wake_background = background_waits_;
   background_waits_ = false;
@@ -44,7 +44,7 @@ DriveState::Step DriveState::LeaveSubmit(bool kick_sleeper) {
   Step step{.kick = kick_sleeper, .returned = true};
   // A waiter parked while the place was borrowed. It replaces the background thread, which is
   // kicked out of epoll and finds its place lost.
-  if (owner_ == Owner::kBackground && !parked_.empty()) {
+  if (place_ == Place::kBackground && !parked_.empty()) {
     sleeping_ = false;
     background_leaving_ = true;
     step.unpark = Vacate().unpark;
@@ -55,12 +55,12 @@ DriveState::Step DriveState::LeaveSubmit(bool kick_sleeper) {
 
 DriveState::Step DriveState::EnterDriver(DriverId id) {
   // The background thread's place may be taken while it sleeps and no submitter is in it.
-  const bool take = owner_ == Owner::kBackground && sleeping_ && !borrowed_;
-  if (owner_ != Owner::kNobody && !take) {
+  const bool take = place_ == Place::kBackground && sleeping_ && !borrowed_;
+  if (place_ != Place::kNobody && !take) {
     parked_.push_back(id);
     return {};
   }
-  owner_ = Owner::kDriver;
+  place_ = Place::kDriver;
   driver_ = id;
   sleeping_ = false;
   background_leaving_ |= take;
@@ -76,7 +76,7 @@ DriveState::Step DriveState::LeaveDriver() {
 }
 
 DriveState::Step DriveState::Unpark(DriverId id) {
-  if (owner_ == Owner::kDriver && driver_ == id) return {.entered = true};
+  if (place_ == Place::kDriver && driver_ == id) return {.entered = true};
   std::erase(parked_, id);
   return {};
 }
@@ -91,7 +91,7 @@ bool DriveState::BeginSleep() {
 }
 
 DriveState::Wakened DriveState::EndSleep(bool background) {
-  if (background && owner_ != Owner::kBackground) {
+  if (background && place_ != Place::kBackground) {
     background_leaving_ = false;
     return Wakened::kLost;
   }
@@ -101,13 +101,13 @@ DriveState::Wakened DriveState::EndSleep(bool background) {
 }
 
 DriveState::Step DriveState::BackgroundTake() {
-  if (owner_ != Owner::kNobody) return {};
-  owner_ = Owner::kBackground;
+  if (place_ != Place::kNobody) return {};
+  place_ = Place::kBackground;
   return {.entered = true};
 }
 
 bool DriveState::BackgroundStandBy() {
-  if (owner_ == Owner::kNobody) return false;
+  if (place_ == Place::kNobody) return false;
   background_waits_ = true;
   return true;
 }

@@ -71,16 +71,16 @@ class DriveState {
   // A waiter has replaced the background thread, which is still in epoll. The wake-up that was
   // written for it must not be consumed by the thread that sleeps next.
   bool background_leaving() const { return background_leaving_; }
-  bool empty() const { return owner_ == Owner::kNobody; }
+  bool empty() const { return place_ == Place::kNobody; }
 
   auto operator<=>(const DriveState&) const = default;  // for the model test
 
  private:
-  enum class Owner : uint8_t { kNobody, kSubmitter, kDriver, kBackground };
+  enum class Place : uint8_t { kNobody, kSubmitter, kDriver, kBackground };
 
   Step Vacate();
 
-  Owner owner_ = Owner::kNobody;
+  Place place_ = Place::kNobody;
   DriverId driver_ = 0;
   bool sleeping_ = false;
   bool borrowed_ = false;

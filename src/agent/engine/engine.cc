@@ -105,12 +105,12 @@ absl::Status Engine::Init() {
   if (auto status = MakeBackends(); !status.ok()) return status;
   std::vector<int> fds;
   for (const auto& backend : runtime_.backends) {
-    fds.push_back(backend->wait_fd());
+    const BackendInfo& info = backend->Describe();
+    fds.push_back(info.wait_fd);
     // The address of the backend that serves metadata, if there is one: AgentOptions::listen names
     // that one. Otherwise the address of a backend that listens for TCP connections too.
-    std::string at = backend->ListenAddress();
-    if (listen_address_.empty() || backend->capabilities().serves_metadata) {
-      listen_address_ = std::move(at);
+    if (listen_address_.empty() || info.capabilities.serves_metadata) {
+      listen_address_ = info.listen_address;
     }
   }
   runtime_.notifier.set_on_drained([this](uint64_t bytes) { OnDrained(bytes); });
@@ -211,6 +211,7 @@ void Engine::Close() {
           runtime_.options.name);
     }
     runtime_.loop.Stop();
+    runtime_.memory.DropDiscarded();
   }
   // Waits for GPU copies that are still queued: they touch the application's memory.
   runtime_.staging.Close();
@@ -237,17 +238,16 @@ void Engine::CloseAll() {
 }
 
 bool Engine::Round(uint64_t readable, Time now, Leaving leaving) {
-  const bool busy = PollAll(readable, now, leaving);
+  const auto input = [readable](size_t backend) {
+    return (readable >> backend & 1) != 0 ? Input::kAll : Input::kInMemory;
+  };
+  const bool busy = PollAll(input, now, leaving);
   FinishRound(now, leaving);
   return busy;
 }
 
 bool Engine::QuickRound(Time now, Leaving leaving) {
-  // Not while events are left over: their messages are valid only until the next Poll or Peek.
-  if (undone_.empty()) {
-    for (const auto& backend : runtime_.backends) backend->Peek();
-  }
-  if (!PollAll(0, now, leaving)) return false;
+  if (!PollAll([](size_t) { return Input::kLikely; }, now, leaving)) return false;
   FinishRound(now, leaving);
   return true;
 }
@@ -258,7 +258,7 @@ bool Engine::MayHoldAcks() {
   return false;
 }
 
-bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
+bool Engine::PollAll(absl::FunctionRef<Input(size_t)> input, Time now, Leaving leaving) {
   bool busy = !undone_.empty();
   runtime_.now = now;
   busy |= runtime_.staging.Poll();
@@ -270,16 +270,16 @@ bool Engine::PollAll(uint64_t readable, Time now, Leaving leaving) {
   const size_t count = runtime_.backends.size();
   for (size_t i = 0; i < count; ++i) {
     const size_t at = std::exchange(next_backend_, (next_backend_ + 1) % count);
-    busy |= Poll(at, events_.size(), (readable >> at & 1) != 0);
+    busy |= Poll(at, events_.size(), input(at));
     if (!DispatchAll(leaving)) return true;
   }
   return busy;
 }
 
 // Takes up to `most` events from one backend. True: there were any.
-bool Engine::Poll(size_t backend, size_t most, bool readable) {
+bool Engine::Poll(size_t backend, size_t most, Input input) {
   const auto space = std::span(events_).first(most);
-  undone_ = space.first(runtime_.backends[backend]->Poll(space, readable));
+  undone_ = space.first(runtime_.backends[backend]->Poll(space, input));
   undone_from_ = backend;
   return !undone_.empty();
 }
@@ -303,7 +303,7 @@ void Engine::TakeCopied() {
   const size_t n = std::min(std::exchange(runtime_.copied, 0), events_.size());
   for (size_t at = 0; at < runtime_.backends.size(); ++at) {
     if (runtime_.backends[at]->capabilities().arrival != Arrival::kCopied) continue;
-    Poll(at, n, false);
+    Poll(at, n, Input::kInMemory);
     DispatchAll(Stays);
   }
   runtime_.finished.clear();
@@ -333,11 +333,11 @@ void Engine::Dispatch(Event& event) {
 
 absl::Status Engine::OnPiggybackedTo(const Incarnation& peer, uint64_t session,
                                      std::span<const std::byte> message) {
-  Peer* owner = nullptr;
+  Peer* addressee = nullptr;
   ForEachPeer([&](Peer& one) {
-    if (owner == nullptr && one.Knows(peer, session)) owner = &one;
+    if (addressee == nullptr && one.Knows(peer, session)) addressee = &one;
   });
-  return owner == nullptr ? absl::OkStatus() : owner->OnPiggybacked(message);
+  return addressee == nullptr ? absl::OkStatus() : addressee->OnPiggybacked(message);
 }
 
 void Engine::PiggybackLinkToLost(const Incarnation& peer) {
@@ -387,7 +387,7 @@ void Engine::SendAll(Time now, bool hold_acks) {
 // returned that an earlier peer in the pass had wanted.
 void Engine::PumpPeers(Time now) {
   do {
-    runtime_.own_slot_wanted = runtime_.own_slot_freed = false;
+    runtime_.own_buffer_wanted = runtime_.own_buffer_freed = false;
     if (runtime_.staging.open() && peers_.size() > 1) {
       auto first = peers_.upper_bound(pumped_first_);
       if (first == peers_.end()) first = peers_.begin();
@@ -398,7 +398,7 @@ void Engine::PumpPeers(Time now) {
     } else {
       ForEachPeer([now](Peer& peer) { peer.Pump(now); });
     }
-  } while (CancelBrokenGroups() || runtime_.own_slot_freed);
+  } while (CancelBrokenGroups() || runtime_.own_buffer_freed);
 }
 
 void Engine::ForEachPeer(absl::FunctionRef<void(Peer&)> act) {

@@ -170,8 +170,8 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
   AgentMetadata Describe() const;
   std::shared_ptr<const std::string> ServedMetadata();
   absl::Status Install(AgentMetadata metadata);
-  bool PollAll(uint64_t readable, Time now, Leaving leaving);
-  bool Poll(size_t backend, size_t most, bool readable);
+  bool PollAll(absl::FunctionRef<Input(size_t backend)> input, Time now, Leaving leaving);
+  bool Poll(size_t backend, size_t most, Input input);
   bool DispatchAll(Leaving leaving);
   void TakeCopied();
   void PumpPeers(Time now);

@@ -25,7 +25,7 @@ bool Replaces(const HostIdentity& newer, const HostIdentity& older) {
 std::vector<AgentMetadata::BackendAddress> Addresses(const MemoryRegistry::Backends& backends) {
   std::vector<AgentMetadata::BackendAddress> addresses;
   for (const auto& backend : backends) {
-    addresses.push_back({std::string(backend->name()), backend->Address()});
+    addresses.push_back({std::string(backend->name()), backend->Describe().address});
   }
   return addresses;
 }

@@ -57,12 +57,14 @@ absl::StatusOr<const KvCacheInfo*> FindCache(const KvCacheTable& caches, std::st
                             : NoKvCache(whose, name);
 }
 
-// The number of layers that are asked for, checked against the layers of the model.
-absl::StatusOr<uint32_t> CountLayers(const KvBlocks& blocks, const KvModel& model) {
+// What is asked for: all heads of some layers, which are checked against those of the model.
+absl::StatusOr<KvRange> AskedFor(const KvBlocks& blocks, const KvModel& model) {
   const uint32_t first = blocks.first_layer;
   const uint32_t left = first < model.layers ? model.layers - first : 0;
   const uint32_t layers = blocks.layers == kAllLayers ? left : blocks.layers;
-  if (layers > 0 && layers <= left) return layers;
+  if (layers > 0 && layers <= left) {
+    return KvRange{.heads = {.count = model.heads}, .first_layer = first, .layers = layers};
+  }
   return absl::InvalidArgumentError(absl::StrCat("KV cache: ", layers, " layers from ", first,
                                                  " on, and the model has ", model.layers));
 }
@@ -86,10 +88,7 @@ KvPartFrame PartOf(const KvBlocks& blocks, const KvOptions& options, const KvSha
           .cache_id = cache_id,
           .request = options.request,
           .blocks_hash = HashBlocks(blocks.remote_ids, blocks.remote_first_token, blocks.tokens),
-          .first_head = share.heads.first,
-          .heads = share.heads.count,
-          .first_layer = share.first_layer,
-          .layers = share.layers,
+          .range = share.range,
           .has_notification = options.notification.has_value(),
           .notification = options.notification.value_or("")};
 }
@@ -165,18 +164,15 @@ absl::StatusOr<TransferPtr> Engine::NewMember(TransferKind kind, const KvParties
                             .tensors = parties.theirs[share.rank]->tensors,
                             .ids = blocks.remote_ids,
                             .first_token = blocks.remote_first_token},
-                           {.first_layer = share.first_layer,
-                            .layers = share.layers,
-                            .heads = share.heads,
-                            .tokens = blocks.tokens},
-                           DirectionOf(kind), *record.local, *record.remote, runtime_.ids);
+                           share.range, blocks.tokens, DirectionOf(kind), *record.local,
+                           *record.remote, runtime_.ids);
   if (!list.ok()) return Annotate(list.status(), "peer " + record.peer);
   record.blocks = *std::move(list);
   if (!options.request.empty()) {
     record.notice = Notice::kKvPart;
     // A hash collision between two requests costs only parallelism: their transfers to one peer are
     // sent one after the other.
-    record.stream = HashRequest(blocks.cache, options.request);
+    record.layer_stream = HashRequest(blocks.cache, options.request);
     record.options.notification =
         Encode(PartOf(blocks, options, share, parties.theirs[share.rank]->id));
   }
@@ -195,8 +191,8 @@ absl::StatusOr<TransferPtr> Engine::StartBlocks(TransferKind kind,
   const auto parties = FindParties(group, blocks.cache);
   if (!parties.ok()) return parties.status();
   const KvLayout& own = parties->own->layout;
-  const auto layers = CountLayers(blocks, own.model());
-  if (!layers.ok()) return layers.status();
+  const auto asked = AskedFor(blocks, own.model());
+  if (!asked.ok()) return asked.status();
 
   if (!options.lease.empty() && options.lease_readers == 0 &&
       own.shard().layers != own.model().layers) {
@@ -206,8 +202,7 @@ absl::StatusOr<TransferPtr> Engine::StartBlocks(TransferKind kind,
   }
 
   std::vector<TransferPtr> members;
-  for (const KvShare& share :
-       KvShares(own, parties->ranks, DirectionOf(kind), blocks.first_layer, *layers)) {
+  for (const KvShare& share : KvShares(own, parties->ranks, DirectionOf(kind), *asked)) {
     auto member = NewMember(kind, *parties, share, blocks, options);
     if (!member.ok()) return member.status();
     members.push_back(*std::move(member));

@@ -67,20 +67,25 @@ absl::StatusOr<std::vector<RegionId>> Engine::RegisterMemory(std::span<const Mem
 
 absl::Status Engine::RegisterHost(std::span<const MemorySpan> spans, Access access,
                                   std::vector<RegionId>& made) {
-  // Prepare pins pages, which may take long. It runs on this thread so that the driver goes on with
-  // transfers.
-  std::vector<MemoryRegistry::Ahead> ahead;
+  std::vector<MemoryRegistry::Made> ready;
   for (const MemorySpan& span : spans) {
-    ahead.push_back(MemoryRegistry::Prepare(span, access, runtime_.backends));
+    ready.push_back(runtime_.memory.Make(span, access, runtime_.backends));
   }
-  return CallFor<absl::Status>([&] {
-    for (size_t i = 0; i < spans.size(); ++i) {
-      auto region = runtime_.memory.Register(spans[i], access, runtime_.backends, ahead[i], {});
-      if (!region.ok()) return region.status();
-      made.push_back(*region);
+  absl::Status status = CallFor<absl::Status>([&] {
+    absl::Status added;
+    for (MemoryRegistry::Made& one : std::exchange(ready, {})) {
+      if (!added.ok()) {
+        runtime_.memory.Drop(std::move(one));
+        continue;
+      }
+      auto region = runtime_.memory.Add(std::move(one), runtime_.backends, {});
+      added = region.status();
+      if (region.ok()) made.push_back(*region);
     }
-    return absl::OkStatus();
+    return added;
   });
+  runtime_.memory.Discard(std::move(ready));
+  return status;
 }
 
 // The staging memory is registered before the first region that may need it. So a peer that knows
@@ -93,17 +98,20 @@ absl::Status Engine::RegisterCuda(const MemorySpan& span, Access access,
   if (!driver.ok()) return driver.status();
   if (auto status = cuda::SetSyncMemops(**driver, *device); !status.ok()) return status;
   MemoryRegistry::Staging staging{.possible = runtime_.staging.Open(span.device_id)};
-  const MemorySpan slots = runtime_.staging.span();
-  MemoryRegistry::Ahead slots_ahead;
+  std::vector<MemoryRegistry::Made> ready;
+  ready.push_back(runtime_.memory.Make(span, access, runtime_.backends));
   // Checked again in the command, because two threads may register at the same time.
   if (staging.possible.ok() && !staging_registered_) {
-    slots_ahead = MemoryRegistry::Prepare(slots, Access::kReadWrite, runtime_.backends);
+    ready.push_back(
+        runtime_.memory.Make(runtime_.staging.span(), Access::kReadWrite, runtime_.backends));
   }
-  const auto ahead = MemoryRegistry::Prepare(span, access, runtime_.backends);
-  return CallFor<absl::Status>([&] {
-    if (staging.possible.ok() && !staging_registered_) {
-      const auto registered = runtime_.memory.Register(slots, Access::kReadWrite, runtime_.backends,
-                                                       slots_ahead, {.slots = true});
+  absl::Status status = CallFor<absl::Status>([&] {
+    std::vector<MemoryRegistry::Made> mine = std::exchange(ready, {});
+    if (mine.size() > 1 && staging_registered_) {
+      runtime_.memory.Drop(std::move(mine.back()));
+    } else if (mine.size() > 1) {
+      const auto registered =
+          runtime_.memory.Add(std::move(mine.back()), runtime_.backends, {.is_staging = true});
       staging.possible = registered.status();
       staging_registered_ = registered.ok();
       if (registered.ok()) {
@@ -111,12 +119,14 @@ absl::Status Engine::RegisterCuda(const MemorySpan& span, Access access,
         ++runtime_.revision;
       }
     }
-    auto region = runtime_.memory.Register(span, access, runtime_.backends, ahead, staging);
+    auto region = runtime_.memory.Add(std::move(mine.front()), runtime_.backends, staging);
     if (!region.ok()) return region.status();
     runtime_.staging.AddRegion(*region, *std::move(device));
     made.push_back(*region);
     return absl::OkStatus();
   });
+  runtime_.memory.Discard(std::move(ready));
+  return status;
 }
 
 absl::Status Engine::DeregisterMemory(std::span<const RegionId> regions, Duration timeout,

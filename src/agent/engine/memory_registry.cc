@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "src/core/base/log.h"
 #include "src/core/base/random.h"
@@ -27,16 +28,31 @@ absl::Status MemoryRegistry::CheckSpan(const MemorySpan& span) {
   return absl::OkStatus();
 }
 
-MemoryRegistry::Ahead MemoryRegistry::Prepare(const MemorySpan& span, Access access,
-                                              const Backends& backends) {
-  // One entry for each backend, also for those that do not take the memory: Register uses the same
-  // index.
-  Ahead ahead;
+MemoryRegistry::Made MemoryRegistry::Make(const MemorySpan& span, Access access,
+                                          const Backends& backends) {
+  Made made{.region = {.rkey = NewRkey(), .span = span, .access = access}, .results = {}};
   for (const auto& backend : backends) {
-    ahead.push_back(nullptr);
-    if (backend->capabilities().Takes(span.kind)) ahead.back() = backend->Prepare(span, access);
+    made.results.emplace_back(nullptr);
+    if (!backend->capabilities().Takes(span.kind)) continue;
+    made.results.back() = backend->Register(made.region);
   }
-  return ahead;
+  return made;
+}
+
+// The rkey is free only once no backend knows it.
+void MemoryRegistry::Drop(Made made) {
+  made.results.clear();
+  ForgetRkey(made.region.rkey);
+}
+
+void MemoryRegistry::DropDiscarded() {
+  std::lock_guard lock(mu_);
+  discarded_.clear();
+}
+
+void MemoryRegistry::Discard(std::vector<Made> made) {
+  std::lock_guard lock(mu_);
+  for (Made& one : made) discarded_.push_back(std::move(one));
 }
 
 // A KV cache is tens of regions that are refused for the same reason, so only the first refusal of
@@ -53,65 +69,61 @@ void MemoryRegistry::TellNotTaken(const Backend& backend, MemoryKind kind,
       backend.name(), ToStd(why.message()));
 }
 
-absl::StatusOr<RegionId> MemoryRegistry::Register(const MemorySpan& span, Access access,
-                                                  const Backends& backends, const Ahead& ahead,
-                                                  const Staging& staging) {
+absl::StatusOr<std::vector<std::unique_ptr<Registration>>> MemoryRegistry::Holds(
+    Made& made, const Backends& backends) {
+  const MemoryKind kind = made.region.span.kind;
+  absl::Status why = absl::InvalidArgumentError(
+      absl::StrCat("no backend of this agent takes ", ToAbsl(KindName(kind)), " memory"));
+  std::vector<std::unique_ptr<Registration>> holds;
+  for (size_t i = 0; i < backends.size(); ++i) {
+    holds.emplace_back();
+    if (made.results[i].ok()) {
+      holds.back() = *std::move(made.results[i]);
+      continue;
+    }
+    absl::Status failed = made.results[i].status();
+    // Some backends begin the message with their name.
+    const bool named = absl::StartsWith(failed.message(), ToAbsl(backends[i]->name()));
+    why = named ? std::move(failed) : Annotate(failed, backends[i]->name());
+    TellNotTaken(*backends[i], kind, why);
+  }
+  const auto taken = [](const auto& hold) { return hold != nullptr; };
+  if (std::ranges::none_of(holds, taken)) return why;
+  return holds;
+}
+
+absl::StatusOr<RegionId> MemoryRegistry::Add(Made made, const Backends& backends,
+                                             const Staging& staging) {
+  const LocalRegion& region = made.region;
+  absl::Cleanup drop = [&] { Drop(std::move(made)); };
   if (entries_.size() >= kMaxRegions) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the agent has ", kMaxRegions,
                      " regions already, which is the most; register larger ones (one region "
                      "may hold any number of blocks), or deregister some"));
   }
-  Entry entry;
-  entry.region = {
-      .id = RegionId{last_region_ + 1}, .rkey = NewRkey(), .span = span, .access = access};
-  entry.staged = std::make_unique<StagedMemory>(entry.region.id, span);
-  entry.slots = staging.slots;
-  absl::Status why = absl::InvalidArgumentError(
-      absl::StrCat("no backend of this agent takes ", ToAbsl(KindName(span.kind)), " memory"));
-  bool any = false;
-  for (size_t i = 0; i < backends.size(); ++i) {
-    Backend& backend = *backends[i];
-    std::unique_ptr<Registration> hold;
-    if (backend.capabilities().Takes(span.kind)) {
-      absl::Status failed = ahead[i].status();
-      if (failed.ok()) {
-        entry.region.prepared = ahead[i]->get();
-        auto made = backend.Register(entry.region);
-        failed = made.status();
-        if (made.ok()) hold = *std::move(made);
-      }
-      if (failed.ok()) {
-        any = true;
-      } else {
-        // Some backends begin the message with their name.
-        const bool named = absl::StartsWith(failed.message(), ToAbsl(backend.name()));
-        why = named ? std::move(failed) : Annotate(failed, backend.name());
-        TellNotTaken(backend, span.kind, why);
-      }
-    }
-    entry.holds.push_back(std::move(hold));
-  }
-  // It points into `ahead`, which ends with this call.
-  entry.region.prepared = nullptr;
-  // No backend takes it, but it can be staged: the region is valid without any registration.
-  if (!any && span.kind == MemoryKind::kCuda) {
+  auto holds = Holds(made, backends);
+  if (!holds.ok()) {
+    if (region.span.kind != MemoryKind::kCuda) return holds.status();
     if (!staging.possible.ok()) {
-      return absl::Status(
-          staging.possible.code(),
-          absl::StrCat(why.message(), "; nor can it be staged: ", staging.possible.message()));
+      return absl::Status(staging.possible.code(),
+                          absl::StrCat(holds.status().message(),
+                                       "; nor can it be staged: ", staging.possible.message()));
     }
-    any = true;
+    // No backend takes it, but it can be staged: the region is valid without any registration.
+    holds.emplace(backends.size());
   }
-  if (!any) return why;
-  ++last_region_;
+  const RegionId id{++last_region_};
   ++live_;
-  const RegionId id = entry.region.id;
-  const uint32_t rkey = entry.region.rkey;
+  Entry entry{.region = region,
+              .staged = std::make_unique<StagedMemory>(id, region.span),
+              .is_staging = staging.is_staging,
+              .holds = *std::move(holds)};
   // The addresses of a std::map's entries are stable.
   const Entry& added = entries_.emplace(id, std::move(entry)).first->second;
-  rkeys_.emplace(rkey, &added);
-  if (added.slots) slots_ = &added;
+  rkeys_.emplace(region.rkey, &added);
+  if (added.is_staging) staging_ = &added;
+  std::move(drop).Cancel();
   return id;
 }
 
@@ -133,7 +145,7 @@ void MemoryRegistry::Publish(std::span<const RegionId> regions) {
 absl::Status MemoryRegistry::CheckOpen(RegionId id) const {
   const auto it = entries_.find(id);
   const bool open = it != entries_.end() && it->second.state == State::kOpen;
-  if (open && !it->second.slots) return absl::OkStatus();
+  if (open && !it->second.is_staging) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("no region ", static_cast<uint32_t>(id),
                                           " is registered (deregistered before?)"));
 }
@@ -152,8 +164,10 @@ void MemoryRegistry::Remove(RegionId id) {
   const auto it = entries_.find(id);
   if (it == entries_.end()) return;
   if (it->second.state == State::kHidden) --live_;
-  rkeys_.erase(it->second.region.rkey);
+  const uint32_t rkey = it->second.region.rkey;
+  rkeys_.erase(rkey);
   entries_.erase(it);
+  ForgetRkey(rkey);
 }
 
 absl::Status MemoryRegistry::Use(const RegionTable& table, std::span<const uint32_t> regions) {
@@ -202,7 +216,8 @@ const StagedMemory* MemoryRegistry::FindGranted(uint32_t rkey, uint64_t address,
   const auto it = rkeys_.find(rkey);
   // Peers are never granted the staging memory itself: a staged copy between its buffers could
   // overlap.
-  if (it == rkeys_.end() || it->second->state != State::kOpen || it->second->slots) return nullptr;
+  if (it == rkeys_.end() || it->second->state != State::kOpen || it->second->is_staging)
+    return nullptr;
   const LocalRegion& region = it->second->region;
   const RegionView view{.base = reinterpret_cast<uintptr_t>(region.span.data),
                         .bytes = region.span.bytes};
@@ -216,7 +231,7 @@ std::vector<AgentMetadata::Region> MemoryRegistry::Describe(const Backends& back
     if (entry.state != State::kOpen) continue;
     const MemorySpan& span = entry.region.span;
     AgentMetadata::Region out;
-    out.staging = entry.slots;
+    out.staging = entry.is_staging;
     out.region = {.id = id,
                   .rkey = entry.region.rkey,
                   .base = reinterpret_cast<uintptr_t>(span.data),
@@ -226,8 +241,8 @@ std::vector<AgentMetadata::Region> MemoryRegistry::Describe(const Backends& back
                   .access = entry.region.access};
     for (size_t i = 0; i < entry.holds.size(); ++i) {
       if (entry.holds[i] == nullptr) continue;
-      std::string key = entry.holds[i]->Key();
-      if (!key.empty()) out.keys.emplace(backends[i]->name(), std::move(key));
+      const std::string& key = entry.holds[i]->key;
+      if (!key.empty()) out.keys.emplace(backends[i]->name(), key);
     }
     regions.push_back(std::move(out));
   }
@@ -273,11 +288,17 @@ std::shared_ptr<const RegionTable> MemoryRegistry::table() const {
 
 // Random, so that an rkey of an earlier incarnation does not fit by accident. FindGranted looks
 // regions up by rkey alone, so it is unique.
-uint32_t MemoryRegistry::NewRkey() const {
+uint32_t MemoryRegistry::NewRkey() {
+  std::lock_guard lock(mu_);
   for (;;) {
     const uint32_t rkey = RandomNonZero32();
-    if (!rkeys_.contains(rkey)) return rkey;
+    if (used_rkeys_.insert(rkey).second) return rkey;
   }
+}
+
+void MemoryRegistry::ForgetRkey(uint32_t rkey) {
+  std::lock_guard lock(mu_);
+  used_rkeys_.erase(rkey);
 }
 
 }  // namespace kvxfer

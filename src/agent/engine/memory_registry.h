@@ -1,7 +1,7 @@
 // The agent's registered regions, and the registration of each region with each backend.
 //
-// Thread-safety: table(), CheckSpan and Prepare from any thread; everything else by the driver
-// only.
+// Thread-safety: table(), CheckSpan, Make and Discard from any thread; everything else by the
+// driver only.
 
 #ifndef KVXFER_AGENT_ENGINE_MEMORY_REGISTRY_H_
 #define KVXFER_AGENT_ENGINE_MEMORY_REGISTRY_H_
@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -36,27 +37,38 @@ class MemoryRegistry {
  public:
   using Backends = std::vector<std::unique_ptr<Backend>>;
 
-  // For each backend, what it prepared, or why it could not.
-  using Ahead = std::vector<absl::StatusOr<std::unique_ptr<Prepared>>>;
-  // InvalidArgument: `span` cannot be memory to register. This and Prepare may be called from any
-  // thread.
+  // A region that is registered with the backends and not yet the agent's.
+  struct Made {
+    LocalRegion region;
+    // Index: the backend. Null: it does not take this kind of memory.
+    std::vector<absl::StatusOr<std::unique_ptr<Registration>>> results;
+  };
+  // InvalidArgument: `span` cannot be memory to register.
   static absl::Status CheckSpan(const MemorySpan& span);
-  static Ahead Prepare(const MemorySpan& span, Access access, const Backends& backends);
+  // Registers with every backend that takes this kind of memory. It pins pages, which may take
+  // long, so it runs on the application's thread while the driver goes on with transfers.
+  Made Make(const MemorySpan& span, Access access, const Backends& backends);
+  // Destroys what Make returned; by the driver.
+  void Drop(Made made);
+  // Keeps what Make returned, for a caller that finds the agent closed: registrations are not
+  // destroyed on an application's thread while somebody drives. DropDiscarded, or the registry's
+  // end, destroys them.
+  void Discard(std::vector<Made> made);
+  void DropDiscarded();
   // How a region is reached over the backends that do not take its kind of memory.
   struct Staging {
     absl::Status possible{};  // OK, or why staging is not possible
-    bool slots = false;  // the region is the staging memory itself, not the application's memory
+    bool is_staging =
+        false;  // the region is the staging memory itself, not the application's memory
   };
-  // Registers with every backend that takes this kind of memory. Fails if none of them does and the
-  // memory cannot be staged either. The region is hidden until Publish: no transfer uses it and
-  // metadata does not list it.
-  absl::StatusOr<RegionId> Register(const MemorySpan& span, Access access, const Backends& backends,
-                                    const Ahead& ahead, const Staging& staging);
+  // Takes a region in, or destroys it: if no backend has taken it, and it cannot be staged either.
+  // It is hidden until Publish: no transfer uses it and metadata does not list it.
+  absl::StatusOr<RegionId> Add(Made made, const Backends& backends, const Staging& staging);
   // Opens hidden regions.
   void Publish(std::span<const RegionId> regions);
   // True: the staging memory is registered with `backend`.
   bool StagesOver(size_t backend) const {
-    return slots_ != nullptr && slots_->holds[backend] != nullptr;
+    return staging_ != nullptr && staging_->holds[backend] != nullptr;
   }
   // Why a backend that takes GPU memory refused some of it. OK: it took all of it.
   absl::Status WhyNotTaken(std::string_view backend) const {
@@ -107,23 +119,29 @@ class MemoryRegistry {
   struct Entry {
     LocalRegion region;
     std::unique_ptr<StagedMemory> staged;
-    bool slots = false;
+    bool is_staging = false;
     State state = State::kHidden;
     uint32_t uses = 0;
     std::vector<std::unique_ptr<Registration>> holds;  // index: the backend
   };
-  uint32_t NewRkey() const;
+  uint32_t NewRkey();
+  void ForgetRkey(uint32_t rkey);
+  // The registrations, or why there is none. Logs which backends refused.
+  absl::StatusOr<std::vector<std::unique_ptr<Registration>>> Holds(Made& made,
+                                                                   const Backends& backends);
   void TellNotTaken(const Backend& backend, MemoryKind kind, const absl::Status& why);
 
   std::map<RegionId, Entry> entries_;
   std::unordered_map<uint32_t, const Entry*> rkeys_;  // points into entries_
-  const Entry* slots_ = nullptr;                      // the entry of the staging memory
+  const Entry* staging_ = nullptr;                    // the entry of the staging memory
   // The first reason why each backend refused GPU memory.
   std::map<std::string, absl::Status> told_;
   uint32_t last_region_ = 0;
   size_t live_ = 0;  // how many of entries_ are live
   std::vector<RegionId> released_;
-  mutable std::mutex mu_;
+  mutable std::mutex mu_;  // guards everything below
+  std::unordered_set<uint32_t> used_rkeys_;
+  std::vector<Made> discarded_;
   std::map<RegionId, RegionView> open_;
   // Made from open_ when it is asked for; null: not made since the last change. So each of many
   // registrations in a row costs the same as the first.

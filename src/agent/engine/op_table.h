@@ -1,7 +1,7 @@
 // Ops that were posted to backends and have not completed, indexed by the id that the completion
 // returns.
 //
-// Thread-safety: none; only the driver uses it. Run lists are reused, so steady state allocates
+// Thread-safety: none; only the driver uses it. Entries are reused, so steady state allocates
 // nothing.
 
 #ifndef KVXFER_AGENT_ENGINE_OP_TABLE_H_
@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <span>
 #include <vector>
 
 #include "kvxfer/backend.h"
@@ -22,18 +21,16 @@ struct Outbound;
 class OpTable {
  public:
   struct Entry {
-    Outbound* owner = nullptr;  // null: the entry is free
-    uint64_t bytes = 0;
+    Outbound* outbound = nullptr;  // null: the entry is free
+    BlockRange blocks{};
     uint32_t rail = 0;
-    uint32_t slice = 0;           // index in the transfer; kNoSlice: an empty write
-    bool sole = false;            // Op::sole: its bytes may bypass its rail
-    uint32_t uses = 0;            // distinguishes a stale id from a live one
-    std::span<const Run> runs{};  // the used part of `room`
-    std::vector<Run> space{};
+    uint32_t slice = 0;  // index in the transfer; kNoSlice: an empty write
+    bool sole = false;   // Op::sole: its bytes may bypass its rail
+    uint32_t uses = 0;   // distinguishes a stale id from a live one
   };
 
-  // A free entry for `owner`, without runs. Its address stays valid until Release.
-  uint64_t Acquire(Outbound* owner) {
+  // A free entry for `outbound`, without blocks. Its address stays valid until Release.
+  uint64_t Acquire(Outbound* outbound) {
     if (free_.empty()) {
       free_.push_back(static_cast<uint32_t>(entries_.size()));
       entries_.emplace_back();
@@ -41,11 +38,10 @@ class OpTable {
     const uint32_t index = free_.back();
     free_.pop_back();
     Entry& entry = entries_[index];
-    entry.owner = owner;
-    entry.bytes = 0;
+    entry.outbound = outbound;
+    entry.blocks = {};
     entry.slice = kNoSlice;
     entry.sole = false;
-    entry.runs = {};
     ++entry.uses;
     return (uint64_t{entry.uses} << 32) | index;
   }
@@ -55,11 +51,11 @@ class OpTable {
     const auto index = static_cast<uint32_t>(id);
     if (index >= entries_.size()) return nullptr;
     Entry& entry = entries_[index];
-    return entry.owner != nullptr && entry.uses == id >> 32 ? &entry : nullptr;
+    return entry.outbound != nullptr && entry.uses == id >> 32 ? &entry : nullptr;
   }
 
   void Release(uint64_t id) {
-    entries_[static_cast<uint32_t>(id)].owner = nullptr;
+    entries_[static_cast<uint32_t>(id)].outbound = nullptr;
     free_.push_back(static_cast<uint32_t>(id));
   }
 

@@ -42,7 +42,7 @@ class Driven {
   // i is set if descriptor i of Start may be readable; the others are not worth a system call.
   virtual bool Round(uint64_t readable, Time now, Leaving leaving) = 0;
   // A round that returns at once, without sending or looking at timers, if there is no event.
-  // Spinning threads call it between two rounds. It lets backends Peek for what has probably
+  // Spinning threads call it between two rounds. It lets backends look for what has probably
   // arrived.
   virtual bool QuickRound(Time now, Leaving leaving) = 0;
   // Sends what can be sent, without polling; for submitters.

@@ -28,7 +28,7 @@
 
 namespace kvxfer {
 
-// The owner of an endpoint. The driver passes it the endpoint's events, never from inside
+// The user of an endpoint. The driver passes it the endpoint's events, never from inside
 // Backend::Poll.
 class EndpointUser {
  public:
@@ -105,8 +105,8 @@ struct Runtime {
   std::unordered_map<const Endpoint*, EndpointUser*> users;
   // A Peer wanted one of this agent's own staging buffers and there was none; and since then one
   // was returned.
-  bool own_slot_wanted = false;
-  bool own_slot_freed = false;
+  bool own_buffer_wanted = false;
+  bool own_buffer_freed = false;
   // Groups of which a member has failed. Their other members must be cancelled.
   std::vector<TransferPtr> broken_groups;
   // Endpoints that are finished, with their keys and users. They are destroyed after the round.

@@ -57,12 +57,12 @@ class TransferRecord {
   TransferOptions options;
   Notice notice = Notice::kNotification;  // what options.notification contains, if it is set
   std::optional<Fetch> fetch;
-  // Transfers of one stream are sent one after the other, in order; 0: no stream.
-  uint64_t stream = 0;
+  // Transfers of one layer stream are sent one after the other, in order; 0: none.
+  uint64_t layer_stream = 0;
   // What the CUDA stream must have finished before the transfer begins; null: nothing. The members
   // of a group share it.
   std::shared_ptr<cuda::StreamPoint> after;
-  BlockList blocks;                           // releases its ids before the end is published
+  BlockList blocks;  // releases its ids once it has ended and no op walks them
   std::shared_ptr<const RegionTable> local;   // the table that `blocks` indexes
   std::shared_ptr<const RegionTable> remote;  // likewise
   Incarnation incarnation;  // the incarnation of the peer whose regions `blocks` names

@@ -91,11 +91,7 @@ absl::StatusOr<KvInbox::Taken> KvRegistry::Take(const KvPartFrame& frame, std::s
                      "\" was registered anew; take the metadata of its agent again"));
   }
   KvInbox& inbox = at->second.inbox;
-  KvPart part{.request = frame.request,
-              .blocks_hash = frame.blocks_hash,
-              .heads = {.first = frame.first_head, .count = frame.heads},
-              .first_layer = frame.first_layer,
-              .layers = frame.layers};
+  KvPart part{.request = frame.request, .blocks_hash = frame.blocks_hash, .range = frame.range};
   if (frame.has_notification) part.notification = frame.notification;
   // The request is reported as lost only if this part made it so.
   const bool lost_before = !inbox.LayersReady(frame.request).ok();

@@ -2,7 +2,7 @@
 // costs what it names, and the end of a transfer costs the questions that wait for it, however many
 // others there are. Pure.
 //
-// Thread-safety: none; used by the engine's owner.
+// Thread-safety: none; used by the driver.
 
 #ifndef KVXFER_AGENT_SESSION_ASKED_BOOK_H_
 #define KVXFER_AGENT_SESSION_ASKED_BOOK_H_

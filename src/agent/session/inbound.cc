@@ -28,9 +28,8 @@ void InboundLink::OnEvent(Event& event) {
     case EventKind::kImmediate:
       return hub->OnImmediate(*this, event.immediate);
     case EventKind::kFenced:
+      if (event.id == FenceScope::kEveryTransfer) return hub->OnRailFenced(*this, event.rail);
       return hub->OnFenced(*this, event.id);
-    case EventKind::kRailFenced:
-      return hub->OnRailFenced(*this, event.rail);
     case EventKind::kDown:
       return hub->OnDown(*this, event.status);
     case EventKind::kConnected:
@@ -59,7 +58,7 @@ void InboundHub::CloseLink(InboundLink& link, const absl::Status& why) {
 
 void InboundHub::CloseDamaged(InboundLink& link, const absl::Status& why) {
   if (link.session == nullptr) {
-    Log(LogLevel::kWarning, "refused a connection ({}): {}", link.endpoint->Describe(),
+    Log(LogLevel::kWarning, "refused a connection ({}): {}", link.endpoint->Describe().path,
         ToStd(why.message()));
   }
   CloseLink(link, why);
@@ -110,7 +109,7 @@ void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
   // What is being fenced may be on its way over this connection as well.
   for (auto& [transfer, waiting] : session->fencing) {
     waiting.insert(&link);
-    link.endpoint->Fence(transfer);
+    link.endpoint->Fence({.transfer = transfer});
   }
   SendHelloAck(link, *version);
   if (session->wants_slots) GrantSlots(*session);
@@ -154,7 +153,7 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
     Refuse(link, RefuseReason::kSession, absl::StrCat(ToAbsl(forgotten), "; start a new one"));
     return nullptr;
   }
-  auto session = std::make_unique<InboundSession>(&slots_, ++last_owner_);
+  auto session = std::make_unique<InboundSession>(&slots_, ++last_session_id_);
   session->id = hello.session;
   session->initiator = hello.initiator;
   session->name = hello.name;
@@ -220,15 +219,15 @@ void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
 // The last connection of `session`, which may be gone after this, is down.
 void InboundHub::OnUnlinked(InboundSession& session) {
   session.unlinked = Now();
-  const SlotTable::Owner owner = session.owner;
+  const SlotTable::SessionId session_id = session.local_id;
   const bool asked = std::ranges::any_of(
-      questions_, [&](const auto& entry) { return entry.second.waiting.contains(owner); });
+      questions_, [&](const auto& entry) { return entry.second.waiting.contains(session_id); });
   if (asked) {
     // As in StartQuiesce: what its initiator has queued must not come in the name of this session.
     Sweep(session.initiator);
     for (auto& [token, question] : questions_) {
-      if (gone_copies_ && question.waiting.contains(owner)) question.waiting.insert(kGone);
-      Answered(question, owner);
+      if (gone_copies_ && question.waiting.contains(session_id)) question.waiting.insert(kGone);
+      Answered(question, session_id);
     }
     return;
   }
@@ -246,11 +245,11 @@ void InboundHub::SweepBeyondBound() {
   if (unlinked > kMaxUnlinked) Sweep(oldest->initiator);
 }
 
-// Of staging slots that others wait for. Who has no connection cannot be asked to give them back.
+// Of staging buffers that others wait for. Who has no connection cannot be asked to give them back.
 void InboundHub::SweepHolders() {
-  while (stages_.short_of_slots()) {
+  while (stages_.short_of_buffers()) {
     const auto holder = std::ranges::find_if(sessions_, [this](const auto& entry) {
-      return entry.second->links.empty() && stages_.HoldsAny(entry.second->owner);
+      return entry.second->links.empty() && stages_.HoldsAny(entry.second->local_id);
     });
     if (holder == sessions_.end()) return;
     Sweep(holder->first);
@@ -296,8 +295,8 @@ void InboundHub::Sweep(Incarnation initiator) {
   const auto it = sessions_.find(initiator);
   Deliver(*it->second, it->second->tracker.GiveOut());
   runtime_->leases.Sweep(it->second->reader(), Now());
-  slots_.Release(it->second->owner);
-  stages_.Sweep(it->second->owner);
+  slots_.Release(it->second->local_id);
+  stages_.Sweep(it->second->local_id);
   gone_copies_ = stages_.CopiesForGone();
   runtime_->presence.Forget(it->second->name, initiator);
   sessions_.erase(it);
@@ -342,7 +341,7 @@ InboundHub::Question& InboundHub::Ask(const QuiesceScope& scope, bool revoke) {
       gone.push_back(initiator);
       continue;
     }
-    question.waiting.insert(session->owner);
+    question.waiting.insert(session->local_id);
     session->channel.Push(FrameType::kQuiesce, frame);
   }
   for (const Incarnation& initiator : gone) Sweep(initiator);
@@ -358,7 +357,7 @@ std::string InboundHub::Pending(uint64_t token) const {
   const auto it = questions_.find(token);
   if (it == questions_.end()) return pending;
   for (const auto& [initiator, session] : sessions_) {
-    if (!it->second.waiting.contains(session->owner)) continue;
+    if (!it->second.waiting.contains(session->local_id)) continue;
     if (++named > kNamed) continue;
     absl::StrAppend(&pending, pending.empty() ? "" : ", ", session->name);
   }
@@ -376,8 +375,8 @@ absl::StatusOr<bool> InboundHub::IsQuiet(uint64_t token) {
   return true;
 }
 
-void InboundHub::Answered(Question& question, SlotTable::Owner owner) {
-  if (question.waiting.erase(owner) > 0 && question.waiting.empty()) OnQuiet(question);
+void InboundHub::Answered(Question& question, SlotTable::SessionId session_id) {
+  if (question.waiting.erase(session_id) > 0 && question.waiting.empty()) OnQuiet(question);
 }
 
 void InboundHub::OnQuiet(Question& question) {

@@ -46,15 +46,15 @@ class InboundLink : public EndpointUser {
   // Regions that it is still to be told of, whether they live: first to last; none where empty.
   RegionRun unlisted{.first = 1, .last = 0};
   bool carried = false;             // told the initiator what belongs to the session the other way
-  std::vector<uint32_t> fencing{};  // rails whose kRailFenced event is awaited
+  std::vector<uint32_t> fencing{};  // rails whose kFenced event is awaited
   std::vector<uint32_t> fenced{};   // and those that the initiator is to be told of
   std::vector<uint64_t> waiting{};  // transfers that are fenced but for the rails in `fencing`
 };
 
 // What one incarnation of an initiator has going here. Outlives its connections for kSweepAfter.
 struct InboundSession {
-  InboundSession(SlotTable* slots, SlotTable::Owner session_owner)
-      : owner(session_owner), tracker(slots, session_owner) {}
+  InboundSession(SlotTable* slots, SlotTable::SessionId session_id)
+      : local_id(session_id), tracker(slots, session_id) {}
 
   // Of the backends that it is connected over, each once.
   absl::InlinedVector<ArrivalCapacity*, 1> ArrivalCapacities() const;
@@ -63,7 +63,7 @@ struct InboundSession {
   // Under leases: the same in every session of its incarnation, which has one at a time.
   KvLeases::Reader reader() const;
 
-  const SlotTable::Owner owner;
+  const SlotTable::SessionId local_id;  // of this agent; `id` is of the initiator
   uint64_t id = 0;
   uint16_t version = 0;  // of the protocol; all connections of a session agree on the same
   Incarnation initiator{};
@@ -108,7 +108,7 @@ class InboundHub {
   struct Question {
     uint64_t token = 0;
     std::shared_ptr<std::atomic<bool>> quiet = std::make_shared<std::atomic<bool>>(false);
-    std::set<SlotTable::Owner> waiting{};
+    std::set<SlotTable::SessionId> waiting{};
     bool revoke = false;
   };
   // Asks every initiator in `scope`; answers come in over time. InvalidArgument: more regions than
@@ -176,17 +176,17 @@ class InboundHub {
   void SweepBeyondBound();
   void SweepHolders();
   Question& Ask(const QuiesceScope& scope, bool revoke);
-  void Answered(Question& question, SlotTable::Owner owner);
+  void Answered(Question& question, SlotTable::SessionId session_id);
   void OnQuiet(Question& question);
 
   Runtime* const runtime_;
   StagingTarget stages_;
   // In place of sessions that are over, in Question::waiting, while copies for them are not.
-  static constexpr SlotTable::Owner kGone = 0;
+  static constexpr SlotTable::SessionId kGone = 0;
   bool gone_copies_ = false;
   SlotTable slots_;
   std::vector<ArrivalCapacity> arrival_capacities_{};  // by backend
-  SlotTable::Owner last_owner_ = 0;
+  SlotTable::SessionId last_session_id_ = 0;
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
   Incarnation pumped_first_{};  // the session that Pump began with
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;

@@ -130,7 +130,7 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
       auto quiet = Decode<QuietFrame>(frame.body);
       if (!quiet.ok()) return quiet.status();
       const auto question = questions_.find(quiet->id);
-      if (question != questions_.end()) Answered(question->second, session.owner);
+      if (question != questions_.end()) Answered(question->second, session.local_id);
       return absl::OkStatus();
     }
     case FrameType::kFetchBegin: {
@@ -159,16 +159,16 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
     }
     case FrameType::kStageAsk: {
       auto ask = Decode<StageAskFrame>(frame.body);
-      return ask.ok() ? stages_.OnAsk(session.owner, session.initiator, &session.channel, *ask)
+      return ask.ok() ? stages_.OnAsk(session.local_id, session.initiator, &session.channel, *ask)
                       : ask.status();
     }
     case FrameType::kStageBack: {
       auto back = Decode<StageBackFrame>(frame.body);
-      return back.ok() ? stages_.OnBack(session.owner, *back) : back.status();
+      return back.ok() ? stages_.OnBack(session.local_id, *back) : back.status();
     }
     case FrameType::kStage: {
       auto stage = Decode<StageFrame>(frame.body);
-      return stage.ok() ? stages_.OnStage(session.owner, *stage) : stage.status();
+      return stage.ok() ? stages_.OnStage(session.local_id, *stage) : stage.status();
     }
     case FrameType::kAmend: {
       auto amend = Decode<AmendFrame>(frame.body);
@@ -229,7 +229,7 @@ void InboundHub::OnFenceRail(InboundLink& link, std::span<const std::byte> body)
   const auto frame = Decode<RailFrame>(body);
   if (!frame.ok()) return Fail(*link.session, frame.status());
   const uint32_t rail = frame->rail;
-  if (link.version < kRailVersion || rail >= link.endpoint->rails() ||
+  if (link.version < kRailVersion || rail >= link.endpoint->Describe().rails.size() ||
       std::ranges::find(link.fencing, rail) != link.fencing.end() ||
       std::ranges::find(link.fenced, rail) != link.fenced.end()) {
     return Fail(*link.session,
@@ -237,7 +237,7 @@ void InboundHub::OnFenceRail(InboundLink& link, std::span<const std::byte> body)
                     "a fence of rail ", rail, ", which is not there or is being fenced already")));
   }
   link.fencing.push_back(rail);
-  link.endpoint->FenceRail(rail);
+  link.endpoint->Fence({.rail = rail});
 }
 
 // Every immediate of it was reported before, and counted.
@@ -284,7 +284,7 @@ void InboundHub::StartFence(InboundSession& session, uint64_t transfer) {
   for (InboundLink* link : session.links) {
     if (link->closing) continue;
     waiting.insert(link);
-    link->endpoint->Fence(transfer);
+    link->endpoint->Fence({.transfer = transfer});
   }
   // A connection that is closing counts as fenced once it is down.
   for (InboundLink* link : session.links) {
@@ -303,7 +303,7 @@ void InboundHub::Act(InboundSession& session) {
     if (!actions.released.empty()) {
       session.channel.Push(FrameType::kReleased, actions.released);
       for (uint64_t transfer : actions.released.arrived) {
-        stages_.OnArrived(session.owner, transfer);
+        stages_.OnArrived(session.local_id, transfer);
       }
     }
     for (uint64_t transfer : actions.fence) StartFence(session, transfer);

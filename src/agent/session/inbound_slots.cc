@@ -55,7 +55,7 @@ void InboundHub::GrantSlots(InboundSession& session) {
   const auto spaces = session.ArrivalCapacities();
   const bool space = std::ranges::all_of(
       spaces, [&](const ArrivalCapacity* one) { return one->MayGrow(session.ranges); });
-  const auto grant = space ? slots_.Grant(session.owner) : std::nullopt;
+  const auto grant = space ? slots_.Grant(session.local_id) : std::nullopt;
   if (!grant.has_value()) {
     session.wants_slots = true;
     if (session.ranges > 0 || waited) return;

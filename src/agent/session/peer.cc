@@ -67,7 +67,7 @@ void Peer::Update(AgentMetadata metadata) {
     regions_by_id_.emplace(static_cast<uint32_t>(region.region.id), &region);
     if (!region.staging) continue;
     staging_base_ = region.region.base;
-    staging_slots_ = region.region.bytes / Staging::kSlotBytes;
+    staging_buffers_ = region.region.bytes / Staging::kBufferBytes;
   }
   auto queued = view_ ? view_->queued : std::make_shared<std::atomic<uint32_t>>(0);
   view_ = std::make_shared<const PeerView>(
@@ -161,7 +161,7 @@ void Peer::Pump(Time now) {
       Admit(now);
       stager_.Begin();
       SendData(now);
-    } while (std::exchange(stream_moved_, false) || (stager_.begins() && !waits_key_));
+    } while (std::exchange(layer_stream_moved_, false) || (stager_.begins() && !waits_key_));
   }
   stager_.TellEnds();
   FlushControl();

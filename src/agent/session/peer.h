@@ -136,6 +136,7 @@ struct Outbound {
   Link* link = nullptr;  // carries the data; null once that is done or lost
 
   // Sending.
+  BlockView blocks{};  // of record->blocks; ops that are in flight point to it
   SliceWalk walk;
   SliceLimits limits;
   SendBook book{};
@@ -152,7 +153,7 @@ struct Outbound {
   bool alone = false;   // small, and nothing was on its way when it began
   bool staged = false;  // its ops go to the stager
   bool all_posted = false;
-  bool holds_stream = false;  // of its record
+  bool holds_layer_stream = false;  // of its record
   bool opened = false;
   bool arrived = false;
   // Of one under a lease: the owner is told before the first byte is read, and asked after the
@@ -304,11 +305,11 @@ class Peer {
   // kEnded: it failed, and is not in sending_ any more, perhaps nowhere.
   enum class Turn : uint8_t { kPosted, kFinished, kBlocked, kEnded };
   Turn TakeTurn(Outbound& outbound, Time now);
-  std::optional<Turn> TakeFence(Outbound& outbound);
+  std::optional<Turn> HeldBack(Outbound& outbound);
   void StartSending(Outbound& outbound);
-  void LetStreamGo(Outbound& outbound);
+  void ReleaseLayerStream(Outbound& outbound);
   bool Prepare(Outbound& outbound);
-  std::span<const uint32_t> DistancesFor(Outbound& outbound, std::span<const Run> runs);
+  std::span<const uint32_t> DistancesFor(Outbound& outbound, const BlockRange& blocks);
   bool PostPrepared(Outbound& outbound);
   bool PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail);
   bool CloseLanes(Outbound& outbound);
@@ -424,7 +425,7 @@ class Peer {
 
   // Transfers.
   SendQueue queue_;
-  bool stream_moved_ = false;            // the next of a stream may begin
+  bool layer_stream_moved_ = false;      // the next of a stream may begin
   std::map<uint64_t, Outbound> active_;  // by id; addresses last until Erase
   std::vector<Outbound*> sending_;       // have data to post; by priority, then posting
   std::set<std::pair<Time, uint64_t>> deadlines_;
@@ -435,7 +436,7 @@ class Peer {
   bool waits_key_ = false;    // a region's key is not here yet
   Stager stager_;
   uint64_t staging_base_ = 0;                            // address of slot 0 at the target
-  uint64_t staging_slots_ = 0;                           // how many it has, lent or not; 0: none
+  uint64_t staging_buffers_ = 0;                         // how many it has, lent or not; 0: none
   std::unordered_map<uint32_t, StagedKey> staged_keys_;  // by region
   std::string logged_staged_{};  // over which backend it was said last that GPU memory is staged
   // Transfers whose quiet was not learnt before their session ended.

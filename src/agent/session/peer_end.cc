@@ -10,12 +10,12 @@ namespace kvxfer {
 void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   OpTable::Entry* entry = runtime_->ops.Find(op);
   if (entry == nullptr) return;
-  Outbound& outbound = *entry->owner;
+  Outbound& outbound = *entry->outbound;
   RailLife& life = link.lives[entry->rail];
   --life.ops;
   const bool measured = status.ok() && !entry->sole;
-  link.choice.OnCompleted(entry->rail, entry->bytes, runtime_->now, measured);
-  link.seen->OnCompleted(entry->bytes, runtime_->now, measured);
+  link.choice.OnCompleted(entry->rail, entry->blocks.bytes, runtime_->now, measured);
+  link.seen->OnCompleted(entry->blocks.bytes, runtime_->now, measured);
   const bool failed = !status.ok() && !outbound.ending && !outbound.arrived;
   const bool fatal = failed && !AwaitRailDown(outbound, *entry, status);
   runtime_->ops.Release(op);
@@ -31,6 +31,7 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   }
   if (outbound.ops > 0) return;
   if (outbound.published) {
+    outbound.record->blocks.ReleaseIds(runtime_->ids);
     runtime_->memory.Unuse(*outbound.record->local, outbound.record->blocks.local_regions());
     ClearQuarantine(outbound.record, outbound.arrived);
   }
@@ -113,7 +114,7 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
   outbound.end_status = std::move(why);
   outbound.give_up = give_up;
   std::erase(sending_, &outbound);
-  LetStreamGo(outbound);
+  ReleaseLayerStream(outbound);
   DropPrepared(outbound);
   const uint64_t id = outbound.record->id;
   const AbortFrame abort{.transfer = id,
@@ -126,7 +127,7 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
   // A transfer of which the target has seen nothing and that has no number needs no word of it.
   outbound.abort_due = outbound.opened || outbound.order != 0 || !abort.slots.empty();
   for (Path& path : paths_) {
-    if (Up(path)) path.link->endpoint->Fence(id);
+    if (Up(path)) path.link->endpoint->Fence({.transfer = id});
   }
   if (outbound.staged) stager_.Cancel(outbound, outbound.end_status, give_up);
   if (outbound.abort_due) {
@@ -182,9 +183,10 @@ void Peer::Publish(Outbound& outbound, TransferState state, absl::Status status,
     if (outbound.staged) stats.path += " staged";
   }
   outbound.published = true;
-  // No op of it follows: nobody walks its blocks any more.
+  // No op of it follows, but those in flight still walk its blocks: then the last completion, or
+  // Erase, releases the ids.
   outbound.walk = SliceWalk();
-  record->blocks.ReleaseIds(runtime_->ids);
+  if (outbound.ops == 0) record->blocks.ReleaseIds(runtime_->ids);
   deadlines_.erase({record->deadline, record->id});
   if (record->local != nullptr && !outbound.moving()) {
     runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
@@ -230,6 +232,7 @@ void Peer::DropPrepared(Outbound& outbound) {
 void Peer::Erase(Outbound& outbound) {
   const uint64_t id = outbound.record->id;
   const bool settled = !stager_.Outstanding(outbound.record);
+  outbound.record->blocks.ReleaseIds(runtime_->ids);
   if (outbound.ending) --ending_;
   active_.erase(id);
   if (settled) NoneAsks(id);

@@ -36,8 +36,9 @@ PathExplanation Peer::ExplainPath(const Path& path, Time now) const {
   one.connected = Up(path);
   one.usable = path.reachable.ok() && (Ready(path) || path.last_error.ok());
   if (one.connected) {
-    one.rails = path.link->endpoint->rails();
-    one.why = path.link->endpoint->Describe();
+    EndpointInfo info = path.link->endpoint->Describe();
+    one.rails = static_cast<uint32_t>(info.rails.size());
+    one.why = std::move(info.path);
     if (!path.link->proven) one.why += WhyNoRail(*path.link);
     one.each_rail = ExplainRails(*path.link);
   } else if (!path.reachable.ok()) {
@@ -98,7 +99,7 @@ MemoryExplanation Peer::ExplainPair(const Explanation& paths, MemoryKind local, 
       cause.Update(path.link->beyond.begin()->second);
     }
     if (!cause.ok()) absl::StrAppend(&why, " (", cause.message(), ")");
-    const bool lent = remote == MemoryKind::kHost || staging_slots_ > 0;
+    const bool lent = remote == MemoryKind::kHost || staging_buffers_ > 0;
     const bool own = local == MemoryKind::kHost || runtime_->memory.StagesOver(path.backend);
     if (!path.host || !lent || !own || out.staged) continue;
     out.staged = true;

@@ -55,7 +55,6 @@ void Link::OnEvent(Event& event) {
     case EventKind::kFenced:     // its ops have completed one by one
     case EventKind::kImmediate:  // nothing writes to a connecting side
     case EventKind::kAccepted:
-    case EventKind::kRailFenced:
       return;
     case EventKind::kRailDown:
       return peer->OnRailDown(*this, event.rail, event.status);
@@ -152,7 +151,7 @@ void Peer::TryAgain(Path& path, Time now) {
 // What is under way on a path that is not Ready.
 std::string Peer::Connecting(const Path& path) const {
   if (!Up(path)) return "connecting";
-  return absl::StrCat("connected, ", path.link->endpoint->Describe(), WhyNoRail(*path.link));
+  return absl::StrCat("connected, ", path.link->endpoint->Describe().path, WhyNoRail(*path.link));
 }
 
 bool Peer::HasReady(const std::string& backend) const {
@@ -218,7 +217,7 @@ void Peer::OnProven(Link& link) {
   link.proven = true;
   const std::string_view name = runtime_->backends[link.backend]->name();
   Log(LogLevel::kInfo, "peer {}: connected over {} ({})", metadata_.name, name,
-      link.endpoint->Describe());
+      link.endpoint->Describe().path);
   for (Path& path : paths_) {
     if (path.link.get() == &link) {
       path.failures = 0;

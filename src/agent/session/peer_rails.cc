@@ -20,14 +20,11 @@ void Link::SetLife(uint32_t rail, RailLife::State to) {
 }
 
 void Peer::LearnRails(Link& link) {
-  std::vector<RailInfo> infos;
-  for (uint32_t rail = 0; rail < link.endpoint->rails(); ++rail) {
-    infos.push_back(link.endpoint->rail_info(rail));
-  }
+  const std::vector<RailInfo> infos = link.endpoint->Describe().rails;
   link.choice = RailPicker(infos);
   link.lives.resize(link.choice.size());
   for (uint32_t rail = 0; rail < link.choice.size(); ++rail) {
-    const bool up = link.endpoint->rail_up(rail);
+    const bool up = infos[rail].up;
     link.SetLife(rail, up ? RailLife::State::kUp : RailLife::State::kReopening);
     if (!up) link.lives[rail].why = absl::UnavailableError("not up yet");
   }
@@ -225,10 +222,11 @@ std::string Peer::WhyNoRail(const Link& link) const {
 std::vector<RailExplanation> Peer::ExplainRails(const Link& link) const {
   std::vector<RailExplanation> rails;
   const Time now = Now();
+  std::vector<RailInfo> infos = link.endpoint->Describe().rails;
   for (uint32_t rail = 0; rail < link.lives.size(); ++rail) {
     const RailLife& life = link.lives[rail];
     const bool up = life.state == RailLife::State::kUp;
-    RailInfo info = link.endpoint->rail_info(rail);
+    RailInfo info = rail < infos.size() ? std::move(infos[rail]) : RailInfo{};
     rails.push_back({.name = std::move(info.name),
                      .up = up,
                      .bytes_per_second = link.choice.bytes_per_second(rail),

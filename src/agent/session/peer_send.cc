@@ -30,7 +30,7 @@ void Peer::Admit(Time now) {
     if (link.ok() && !status.ok() && !WhyBeyond(*link, *record).ok()) continue;  // another way
     queue_.Pop();
     if (status.ok()) continue;
-    if (record->stream != 0) queue_.NextOf(record->stream);
+    if (record->layer_stream != 0) queue_.NextOf(record->layer_stream);
     FailQueued(record, TransferState::kFailed, std::move(status));
   }
 }
@@ -59,7 +59,7 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
   const TransferOptions& options = record->options;
   added.record = record;
   added.link = link;
-  added.holds_stream = record->stream != 0;
+  added.holds_layer_stream = record->layer_stream != 0;
   if (record->kind != TransferKind::kNotify) {
     if (auto status = ResolveRegions(added); !status.ok()) {
       active_.erase(record->id);
@@ -82,14 +82,14 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
       return absl::OkStatus();
     }
     added.all_posted = true;
-    LetStreamGo(added);
+    ReleaseLayerStream(added);
     Advance(added);
     return absl::OkStatus();
   }
   Capabilities capabilities = runtime_->backends[link->backend]->capabilities();
   if (added.staged) {
     capabilities.arrival = Arrival::kCopied;
-    capabilities.max_op_bytes = Staging::kSlotBytes;
+    capabilities.max_op_bytes = Staging::kBufferBytes;
     capabilities.max_op_runs = Stager::kMaxRuns;
     TellStaged(*record, *link);
   }
@@ -98,10 +98,12 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
     lanes.emplace(link->choice.size(), capabilities.rail_keeps_order);
   }
   added.book = SendBook(std::move(lanes));
-  added.walk = SliceWalk(&record->blocks);
+  added.blocks = record->blocks.View(added.registrations, added.keys);
+  added.walk = SliceWalk(&added.blocks);
   added.limits = {.max_bytes = SliceBytes(record->blocks.total_bytes(), link->choice.size(),
                                           capabilities.max_op_bytes),
-                  .max_runs = capabilities.max_op_runs};
+                  .max_runs = capabilities.max_op_runs,
+                  .merged = capabilities.max_op_runs <= kFewRuns};
   StartSending(added);
   return absl::OkStatus();
 }
@@ -233,7 +235,7 @@ void Peer::SendData(Time now) {
         --end;
         idle = 0;
         outbound->all_posted = true;
-        LetStreamGo(*outbound);
+        ReleaseLayerStream(*outbound);
         Advance(*outbound);
         continue;
       }
@@ -250,7 +252,7 @@ void Peer::SendData(Time now) {
 }
 
 // None: the application does not hold it back.
-std::optional<Peer::Turn> Peer::TakeFence(Outbound& outbound) {
+std::optional<Peer::Turn> Peer::HeldBack(Outbound& outbound) {
   const internal::TransferRecord& record = *outbound.record;
   const auto* ready = record.options.ready;
   if (ready != nullptr && ready->load(std::memory_order_acquire) == 0) {
@@ -269,7 +271,7 @@ std::optional<Peer::Turn> Peer::TakeFence(Outbound& outbound) {
 }
 
 Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
-  if (const auto held_back = TakeFence(outbound)) return *held_back;
+  if (const auto held_back = HeldBack(outbound)) return *held_back;
   if (outbound.record->blocks.total_bytes() == 0) return Turn::kFinished;
   const bool waits_begin = outbound.fetch == Outbound::Fetch::kBeginning;
   const bool full = outbound.link->full && !outbound.staged;
@@ -295,9 +297,9 @@ void Peer::StartSending(Outbound& outbound) {
   sending_.insert(later, &outbound);
 }
 
-void Peer::LetStreamGo(Outbound& outbound) {
-  if (!std::exchange(outbound.holds_stream, false)) return;
-  stream_moved_ |= queue_.NextOf(outbound.record->stream);
+void Peer::ReleaseLayerStream(Outbound& outbound) {
+  if (!std::exchange(outbound.holds_layer_stream, false)) return;
+  layer_stream_moved_ |= queue_.NextOf(outbound.record->layer_stream);
 }
 
 // False: the walk to the next slice has not come there yet.
@@ -308,34 +310,40 @@ bool Peer::Prepare(Outbound& outbound) {
   const bool fresh = !book.cut_all();
   SendBook::Slice slice{.number = book.cut()};
   if (!fresh) slice = book.Next();
-  SliceRuns cut;
   if (slice.number != kNoSlice &&
-      !outbound.walk.StepTo(slice.number, outbound.limits,
-                            {.local = outbound.registrations, .remote = outbound.keys}, op.space,
-                            &cut)) {
+      !outbound.walk.StepTo(slice.number, outbound.limits, &op.blocks)) {
     runtime_->ops.Release(id);
     return false;
   }
   outbound.slice = fresh ? book.Cut(outbound.walk.done()) : slice;
-  op.bytes = cut.bytes;
-  op.runs = cut.runs;
   op.slice = slice.number;
   outbound.prepared = id;
   return true;
 }
 
-// An op's memory is where its first run is; most ops of a transfer are in one region.
-std::span<const uint32_t> Peer::DistancesFor(Outbound& outbound, std::span<const Run> runs) {
+// An op's memory is where its first block is; most ops of a transfer are in one region.
+std::span<const uint32_t> Peer::DistancesFor(Outbound& outbound, const BlockRange& blocks) {
   const Link& link = *outbound.link;
-  if (link.choice.size() < 2 || runs.empty()) return {};
-  const Run& run = runs.front();
+  if (link.choice.size() < 2 || blocks.bytes == 0) return {};
+  const BlockView& view = *blocks.view;
+  uint32_t local = 0;
+  uint32_t remote = 0;
+  if (view.pairs.empty()) {
+    local = view.descriptors[blocks.first.id].local_region;
+    remote = view.descriptors[blocks.first.id].remote_region;
+  } else {
+    local = view.pairs[blocks.first.pair].local_region;
+    remote = view.pairs[blocks.first.pair].remote_region;
+  }
+  const Registration* const registration = view.registrations[local];
+  const RemoteKey* const key = view.keys[remote];
   Outbound::Distances& known = outbound.distances;
-  if (known.local == run.registration && known.remote == run.key) return known.of_rails;
-  known.local = run.registration;
-  known.remote = run.key;
+  if (known.local == registration && known.remote == key) return known.of_rails;
+  known.local = registration;
+  known.remote = key;
   known.of_rails.clear();
   for (uint32_t rail = 0; rail < link.choice.size(); ++rail) {
-    known.of_rails.push_back(link.endpoint->rail_distance(rail, *run.registration, *run.key));
+    known.of_rails.push_back(link.endpoint->rail_distance(rail, *registration, *key));
   }
   return known.of_rails;
 }
@@ -347,12 +355,13 @@ bool Peer::PostPrepared(Outbound& outbound) {
   if (const auto bound = outbound.book.BoundTo(outbound.slice)) {
     return link.choice.up(*bound) && PostPreparedOn(outbound, entry, *bound);
   }
-  const std::span<const uint32_t> distances = DistancesFor(outbound, entry.runs);
+  const std::span<const uint32_t> distances = DistancesFor(outbound, entry.blocks);
   uint64_t tried = 0;
   bool refused = true;  // by every rail, not for want of a slot
   while (true) {
     const bool at_home = tried == 0 && outbound.home != kNoRail && link.choice.up(outbound.home);
-    const uint32_t rail = at_home ? outbound.home : link.choice.Pick(entry.bytes, tried, distances);
+    const uint32_t rail =
+        at_home ? outbound.home : link.choice.Pick(entry.blocks.bytes, tried, distances);
     if (rail == kNoRail) break;
     tried |= uint64_t{1} << rail;
     if (!outbound.book.OpenLane(outbound.slice, rail, slots_, outbound.record->id)) {
@@ -375,7 +384,7 @@ bool Peer::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t ra
         .rail = rail,
         .id = outbound.prepared,
         .transfer = outbound.record->id,
-        .runs = entry.runs};
+        .blocks = entry.blocks};
   const auto immediate = book.ImmediateFor(outbound.slice, rail);
   op.has_immediate = immediate.has_value();
   op.immediate = immediate.value_or(0);
@@ -387,8 +396,8 @@ bool Peer::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t ra
     outbound.alone =
         link.seen->idle() && outbound.record->blocks.total_bytes() <= PathMeasure::kSmallTransfer;
   }
-  link.choice.OnPosted(rail, entry.bytes, runtime_->now);
-  link.seen->OnPosted(entry.bytes, runtime_->now);
+  link.choice.OnPosted(rail, entry.blocks.bytes, runtime_->now);
+  link.seen->OnPosted(entry.blocks.bytes, runtime_->now);
   if (!book.counted() && link.choice.in_flight(rail) <= kInlineCopyBytes &&
       runtime_->backends[link.backend]->capabilities().arrival == Arrival::kCopied) {
     ++runtime_->copied;
@@ -421,7 +430,7 @@ bool Peer::CloseLanes(Outbound& outbound) {
 }
 
 bool Peer::PostOn(Outbound& outbound, const Op& op) {
-  if (outbound.link->endpoint->Post(std::span(&op, 1)) == 0) return false;
+  if (!outbound.link->endpoint->Post(op)) return false;
   ++outbound.link->lives[op.rail].ops;
   ++outbound.ops;
   return true;

@@ -86,7 +86,7 @@ void Peer::GoUp(Link& link) {
   // the target accepts a new session only then.
   ClearQuarantines();
   for (auto& [id, outbound] : active_) {
-    if (outbound.abort_due) link.endpoint->Fence(id);
+    if (outbound.abort_due) link.endpoint->Fence({.transfer = id});
   }
   runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
   const auto up = [](const RailLife& life) { return life.state == RailLife::State::kUp; };

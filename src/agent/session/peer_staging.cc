@@ -48,7 +48,7 @@ Peer::Reach Peer::ReachOf(const Path& path, const internal::TransferRecord& reco
   }
   if (native) return Reach::kNative;
   const bool can = path.host && (!staged_here || runtime_->memory.StagesOver(path.backend)) &&
-                   (!staged_there || staging_slots_ > 0);
+                   (!staged_there || staging_buffers_ > 0);
   return can ? Reach::kStaged : Reach::kNone;
 }
 
@@ -96,7 +96,7 @@ absl::Status Peer::NoWay(const internal::TransferRecord& record,
   };
   std::string_view no_stage = backend.empty() ? "no backend in common takes host memory"
                                               : "that backend takes no host memory";
-  if (cuda(record.remote, record.blocks.remote_regions()) && staging_slots_ == 0) {
+  if (cuda(record.remote, record.blocks.remote_regions()) && staging_buffers_ == 0) {
     no_stage = "the peer lends no staging memory";
   }
   if (cuda(record.local, record.blocks.local_regions()) && !runtime_->staging.open()) {
@@ -146,7 +146,7 @@ bool Peer::CopiesItself(const Link& link) const {
 
 bool Peer::PostStaged(Outbound& outbound) {
   const OpTable::Entry& entry = *runtime_->ops.Find(outbound.prepared);
-  if (!stager_.Post(outbound, outbound.prepared, entry.runs)) return false;
+  if (!stager_.Post(outbound, outbound.prepared, entry.blocks)) return false;
   ++outbound.ops;
   ++outbound.slices;
   outbound.prepared = 0;
@@ -178,7 +178,7 @@ void Peer::EndChild(uint64_t child, const absl::Status& why, Time give_up) {
 void Peer::OnStaged(uint64_t op, const absl::Status& status) {
   OpTable::Entry* entry = runtime_->ops.Find(op);
   if (entry == nullptr) return;
-  Outbound& outbound = *entry->owner;
+  Outbound& outbound = *entry->outbound;
   runtime_->ops.Release(op);
   --outbound.ops;
   if (!status.ok() && !outbound.ending) {

@@ -14,8 +14,8 @@ bool Numbered(const internal::TransferRecord& record) {
 }  // namespace
 
 void SendQueue::Push(TransferPtr record) {
-  if (record->stream != 0) {
-    const auto [at, first] = streams_.try_emplace(record->stream);
+  if (record->layer_stream != 0) {
+    const auto [at, first] = layer_streams_.try_emplace(record->layer_stream);
     if (!first) {
       at->second.push_back(std::move(record));
       ++waiting_;
@@ -43,11 +43,11 @@ TransferPtr SendQueue::TakeReady(std::map<Place, TransferPtr>::iterator at) {
   return record;
 }
 
-bool SendQueue::NextOf(uint64_t stream) {
-  const auto at = streams_.find(stream);
-  if (at == streams_.end()) return false;
+bool SendQueue::NextOf(uint64_t layer_stream) {
+  const auto at = layer_streams_.find(layer_stream);
+  if (at == layer_streams_.end()) return false;
   if (at->second.empty()) {
-    streams_.erase(at);
+    layer_streams_.erase(at);
     return false;
   }
   TransferPtr next = std::move(at->second.front());
@@ -65,7 +65,7 @@ bool SendQueue::AnyOf(Predicate which) const {
 
 void SendQueue::ForEach(absl::FunctionRef<void(const internal::TransferRecord&)> visit) const {
   for (const auto& [place, record] : ready_) visit(*record);
-  for (const auto& [stream, records] : streams_) {
+  for (const auto& [layer_stream, records] : layer_streams_) {
     for (const TransferPtr& record : records) visit(*record);
   }
 }
@@ -75,10 +75,10 @@ TransferPtr SendQueue::Remove(uint64_t id) {
       std::ranges::find_if(ready_, [id](const auto& entry) { return entry.second->id == id; });
   if (ready != ready_.end()) {
     TransferPtr record = TakeReady(ready);
-    if (record->stream != 0) NextOf(record->stream);
+    if (record->layer_stream != 0) NextOf(record->layer_stream);
     return record;
   }
-  for (auto& [stream, records] : streams_) {
+  for (auto& [layer_stream, records] : layer_streams_) {
     const auto at =
         std::ranges::find_if(records, [id](const TransferPtr& one) { return one->id == id; });
     if (at == records.end()) continue;
@@ -98,7 +98,7 @@ std::vector<TransferPtr> SendQueue::Remove(Predicate which) {
     at = next;
   }
   const size_t were_ready = removed.size();
-  for (auto& [stream, records] : streams_) {
+  for (auto& [layer_stream, records] : layer_streams_) {
     waiting_ -= std::erase_if(records, [&](TransferPtr& record) {
       if (!which(*record)) return false;
       removed.push_back(std::move(record));
@@ -107,7 +107,7 @@ std::vector<TransferPtr> SendQueue::Remove(Predicate which) {
   }
   // Places that became free go to those that are left.
   for (size_t i = 0; i < were_ready; ++i) {
-    if (removed[i]->stream != 0) NextOf(removed[i]->stream);
+    if (removed[i]->layer_stream != 0) NextOf(removed[i]->layer_stream);
   }
   return removed;
 }

@@ -2,9 +2,9 @@
 // by priority, then posting. Those whose notifications are numbered as they begin keep their order:
 // none has a higher priority than one before it.
 //
-// Of a *stream*, such as the layers of one request, only the first is among them: the next takes
-// its place when that one has been sent. So what belongs together is sent in order, and a stream of
-// many takes turns with others as one.
+// Of a *layer stream*, such as the layers of one request, only the first is among them: the next
+// takes its place when that one has been sent. So what belongs together is sent in order, and a
+// layer stream of many takes turns with others as one.
 //
 // Thread-safety: none; owned by the engine.
 
@@ -33,12 +33,12 @@ class SendQueue {
 
   // Nothing may begin now.
   bool idle() const { return ready_.empty(); }
-  // What may begin next, unless idle. Pop takes it; it then holds its stream, if it is of one,
-  // until NextOf.
+  // What may begin next, unless idle. Pop takes it; it then holds its layer_stream, if it is of
+  // one, until NextOf.
   const TransferPtr& front() const { return ready_.begin()->second; }
   TransferPtr Pop();
   // Whoever held the stream has been sent, or never will be. True: another of it may begin.
-  bool NextOf(uint64_t stream);
+  bool NextOf(uint64_t layer_stream);
 
   // Over all, those behind others of their stream included.
   bool empty() const { return ready_.empty() && waiting_ == 0; }
@@ -59,8 +59,8 @@ class SendQueue {
   uint64_t pushed_ = 0;
   std::multiset<int64_t> numbered_;  // priorities of the numbered ones in ready_
   // Of each stream of which one is in ready_, or holds it, those that are behind that.
-  std::unordered_map<uint64_t, std::deque<TransferPtr>> streams_;
-  size_t waiting_ = 0;  // in streams_
+  std::unordered_map<uint64_t, std::deque<TransferPtr>> layer_streams_;
+  size_t waiting_ = 0;  // in layer_streams_
 };
 
 }  // namespace kvxfer

@@ -17,12 +17,6 @@ const StagedMemory& LocalOf(const Run& run) {
 }
 const StagedKey& RemoteOf(const Run& run) { return static_cast<const StagedKey&>(*run.key); }
 
-uint64_t BytesOf(std::span<const Run> runs) {
-  uint64_t bytes = 0;
-  for (const Run& run : runs) bytes += run.bytes;
-  return bytes;
-}
-
 }  // namespace
 
 Stager::~Stager() {
@@ -39,11 +33,13 @@ Stager::~Stager() {
   staging_->Forget(this, own);
 }
 
-bool Stager::Post(Outbound& outbound, uint64_t op_id, std::span<const Run> runs) {
-  StagedOp op{.op = op_id, .owner = &outbound, .whole = outbound.record, .runs = runs};
-  op.moves = std::ranges::any_of(runs, [](const Run& run) { return LocalOf(run).device >= 0; });
-  op.answers = std::ranges::any_of(runs, [](const Run& run) { return !RemoteOf(run).reached; });
-  if (!TakeSlots(op)) return false;
+bool Stager::Post(Outbound& outbound, uint64_t op_id, const BlockRange& blocks) {
+  StagedOp op{.op = op_id, .outbound = &outbound, .whole = outbound.record, .blocks = blocks};
+  for (RunWalk walk(blocks); !walk.done() && !(op.moves && op.answers); walk.Next()) {
+    op.moves |= LocalOf(walk.run()).device >= 0;
+    op.answers |= !RemoteOf(walk.run()).reached;
+  }
+  if (!TakeBuffers(op)) return false;
   const uint64_t child = peer_->runtime_->NextChild();
   StagedOp& added = ops_.emplace(child, std::move(op)).first->second;
   if (outbound.record->kind == TransferKind::kWrite) {
@@ -63,7 +59,7 @@ bool Stager::Post(Outbound& outbound, uint64_t op_id, std::span<const Run> runs)
 
 // Takes all buffers that the op needs, or none. So an op that holds one buffer never waits for
 // another, and ops cannot block each other.
-bool Stager::TakeSlots(StagedOp& op) {
+bool Stager::TakeBuffers(StagedOp& op) {
   if (op.answers && lent_.empty()) {
     Ask();
     return false;
@@ -82,21 +78,21 @@ bool Stager::TakeSlots(StagedOp& op) {
 // One peer gets a quarter of the own buffers at most. A peer that makes no progress keeps its
 // buffers until its transfers end, and the other peers must go on meanwhile.
 std::optional<uint32_t> Stager::TakeOwn() {
-  const uint32_t most = std::max(1u, staging_->lent_slots() / 4);
-  std::optional<uint32_t> slot;
-  if (own_held_ < most) slot = staging_->TakeOwn();
-  if (slot.has_value()) {
+  const uint32_t most = std::max(1u, staging_->lent_buffers() / 4);
+  std::optional<uint32_t> buffer;
+  if (own_held_ < most) buffer = staging_->TakeOwn();
+  if (buffer.has_value()) {
     ++own_held_;
   } else {
-    peer_->runtime_->own_slot_wanted = true;
+    peer_->runtime_->own_buffer_wanted = true;
   }
-  return slot;
+  return buffer;
 }
 
-void Stager::GiveOwn(uint32_t slot) {
+void Stager::GiveOwn(uint32_t buffer) {
   --own_held_;
-  staging_->GiveOwn(slot);
-  peer_->runtime_->own_slot_freed = peer_->runtime_->own_slot_wanted;
+  staging_->GiveOwn(buffer);
+  peer_->runtime_->own_buffer_freed = peer_->runtime_->own_buffer_wanted;
 }
 
 // A peer that holds kMaxHeld buffers waits until one of these is free.
@@ -108,15 +104,16 @@ void Stager::Ask() {
 
 void Stager::StartMove(uint64_t child, StagedOp& op) {
   std::vector<Staging::Piece> pieces;
-  pieces.reserve(op.runs.size());
-  for (const Run& run : op.runs) {
+  pieces.reserve(op.blocks.runs);
+  for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
     const StagedMemory& memory = LocalOf(run);
     pieces.push_back(
         {.address = run.local, .bytes = run.bytes, .region = memory.id, .device = memory.device});
   }
   op.step = Step::kMoving;
-  const bool into_slot = op.whole->kind == TransferKind::kWrite;
-  staging_->Move(this, child, *op.own, into_slot, std::move(pieces));
+  const bool into_buffer = op.whole->kind == TransferKind::kWrite;
+  staging_->Move(this, child, *op.own, into_buffer, std::move(pieces));
 }
 
 void Stager::OnMoved(uint64_t child, const absl::Status& status) {
@@ -147,20 +144,20 @@ void Stager::Begin() {
 absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
   const internal::TransferRecord& whole = *op.whole;
   const bool write = whole.kind == TransferKind::kWrite;
-  const Outbound& owner = *op.owner;
-  if (owner.link == nullptr) return absl::AbortedError("the connection was lost");
+  const Outbound& outbound = *op.outbound;
+  if (outbound.link == nullptr) return absl::AbortedError("the connection was lost");
   std::vector<Descriptor> local;
   std::vector<Descriptor> remote;
   uint64_t own = op.own ? reinterpret_cast<uint64_t>(staging_->At(*op.own)) : 0;
-  uint64_t lent = op.lent ? peer_->staging_base_ + *op.lent * Staging::kSlotBytes : 0;
+  uint64_t lent = op.lent ? peer_->staging_base_ + *op.lent * Staging::kBufferBytes : 0;
   // Both sides are staged, so the bytes lie contiguously in both buffers. Otherwise each run keeps
   // its place on the side that the backend reaches.
   if (op.moves && op.answers) {
-    const uint64_t bytes = BytesOf(op.runs);
-    local.push_back({.address = own, .bytes = bytes});
-    remote.push_back({.address = lent, .bytes = bytes});
+    local.push_back({.address = own, .bytes = op.blocks.bytes});
+    remote.push_back({.address = lent, .bytes = op.blocks.bytes});
   } else {
-    for (const Run& run : op.runs) {
+    for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+      const Run& run = walk.run();
       local.push_back({.address = op.moves ? own : run.local, .bytes = run.bytes});
       remote.push_back({.address = op.answers ? lent : run.remote, .bytes = run.bytes});
       own += run.bytes;
@@ -182,20 +179,21 @@ absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
   record->posted = peer_->runtime_->now;
   record->deadline = whole.deadline;
   record->child = true;
-  if (auto status = peer_->BeginChild(record, owner.link); !status.ok()) return status;
+  if (auto status = peer_->BeginChild(record, outbound.link); !status.ok()) return status;
   op.step = Step::kChild;
   // If the target sees the arrival, it learns beforehand what to copy, and copies as soon as the
   // child has arrived. If the initiator copies by itself (shm), the target sees nothing: it learns
   // it when the child is done (OnChildEnd).
-  op.told = write && op.answers && !peer_->CopiesItself(*owner.link);
+  op.told = write && op.answers && !peer_->CopiesItself(*outbound.link);
   if (op.told) PushStage(child, op, StageWhen::kScatterLater);
   return absl::OkStatus();
 }
 
 void Stager::PushStage(uint64_t child, const StagedOp& op, StageWhen when) {
-  StageFrame frame{.transfer = child, .when = when, .slot = *op.lent};
-  frame.runs.reserve(op.runs.size());
-  for (const Run& run : op.runs) {
+  StageFrame frame{.transfer = child, .when = when, .buffer = *op.lent};
+  frame.runs.reserve(op.blocks.runs);
+  for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
     frame.runs.push_back({.address = run.remote,
                           .bytes = static_cast<uint32_t>(run.bytes),
                           .rkey = RemoteOf(run).rkey});
@@ -265,7 +263,7 @@ void Stager::Finish(uint64_t child, absl::Status status, bool unsettled) {
                                         .told = op.told && op.answers,
                                         .staged = op.answer.has_value()});
   }
-  if (op.owner != nullptr) {
+  if (op.outbound != nullptr) {
     ended_.push_back({.op = op.op, .status = std::move(status)});
   } else {
     Settle(op.whole);
@@ -282,7 +280,7 @@ void Stager::TellEnds() {
 std::vector<uint64_t> Stager::ChildrenOf(const Outbound& outbound) const {
   std::vector<uint64_t> children;
   for (const auto& [child, op] : ops_) {
-    if (op.owner == &outbound) children.push_back(child);
+    if (op.outbound == &outbound) children.push_back(child);
   }
   return children;
 }
@@ -306,15 +304,15 @@ void Stager::Abandon(Outbound& outbound) {
   OpTable& table = peer_->runtime_->ops;
   std::erase_if(ended_, [&](const Ended& ended) {
     const OpTable::Entry* const entry = table.Find(ended.op);
-    if (entry == nullptr || entry->owner != &outbound) return false;
+    if (entry == nullptr || entry->outbound != &outbound) return false;
     table.Release(ended.op);
     --outbound.ops;
     return true;
   });
   for (const uint64_t child : ChildrenOf(outbound)) {
     StagedOp& op = ops_.at(child);
-    op.owner = nullptr;
-    op.runs = {};
+    op.outbound = nullptr;
+    op.blocks = {};
     if (op.why.ok()) op.why = absl::CancelledError("the transfer has ended");
     ++outstanding_[op.whole];
     table.Release(op.op);
@@ -380,17 +378,17 @@ void Stager::OnSessionEnd() {
 
 absl::Status Stager::OnLend(const StageLendFrame& frame) {
   if (!std::exchange(asked_, false)) {
-    return absl::InvalidArgumentError("it lends staging slots that nobody asked for");
+    return absl::InvalidArgumentError("it lends staging buffers that nobody asked for");
   }
   recalled_ = false;
-  for (const uint32_t slot : frame.slots) {
-    const bool sense = slot < peer_->staging_slots_ && held_.size() < StageLender::kMaxHeld;
-    if (!sense || !held_.insert(slot).second) {
-      return absl::InvalidArgumentError(absl::StrCat("it lends staging slot ", slot,
+  for (const uint32_t buffer : frame.buffers) {
+    const bool sense = buffer < peer_->staging_buffers_ && held_.size() < StageLender::kMaxHeld;
+    if (!sense || !held_.insert(buffer).second) {
+      return absl::InvalidArgumentError(absl::StrCat("it lends staging buffer ", buffer,
                                                      ", which it has not got, has lent already, "
                                                      "or is one too many"));
     }
-    lent_.push_back(slot);
+    lent_.push_back(buffer);
   }
   return absl::OkStatus();
 }
@@ -401,14 +399,14 @@ void Stager::OnRecall() {
   if (!lent_.empty()) GiveBack(std::exchange(lent_, {}));
 }
 
-void Stager::GiveLent(uint32_t slot) {
-  if (!recalled_) return lent_.push_back(slot);
-  GiveBack({slot});
+void Stager::GiveLent(uint32_t buffer) {
+  if (!recalled_) return lent_.push_back(buffer);
+  GiveBack({buffer});
 }
 
-void Stager::GiveBack(std::vector<uint32_t> slots) {
-  for (const uint32_t slot : slots) held_.erase(slot);
-  peer_->channel_.Push(FrameType::kStageBack, StageBackFrame{.slots = std::move(slots)});
+void Stager::GiveBack(std::vector<uint32_t> buffers) {
+  for (const uint32_t buffer : buffers) held_.erase(buffer);
+  peer_->channel_.Push(FrameType::kStageBack, StageBackFrame{.buffers = std::move(buffers)});
 }
 
 }  // namespace kvxfer

@@ -10,7 +10,7 @@
 //   read    remote region → lent buffer, by the target; child; own buffer → local region
 //
 // *Own* buffers are this agent's; *lent* ones are the target's, which it has lent to this agent. A
-// `slot` is the index of a buffer.
+// `buffer` is the index of a buffer.
 //
 // To its transfer a staged op is one that the initiator copies: once it completes, its bytes are
 // visible. So a staged transfer has no lanes, and its OPEN, with the notification, follows the last
@@ -59,9 +59,9 @@ class Stager final : private Staging::User {
   Stager(Peer* peer, Staging* staging) : peer_(peer), staging_(staging) {}
   ~Stager() override;
 
-  // Accepts op `op` of `outbound`. Its `runs` name StagedMemory and StagedKey and must stay valid
+  // Accepts op `op` of `outbound`. Its `blocks` name StagedMemory and StagedKey and must stay valid
   // until the op is over. False: no buffer is free; try again later. Peer::OnStaged follows.
-  bool Post(Outbound& outbound, uint64_t op, std::span<const Run> runs);
+  bool Post(Outbound& outbound, uint64_t op, const BlockRange& blocks);
 
   // Begins the children that are due; called by the peer's Pump.
   void Begin();
@@ -107,7 +107,7 @@ class Stager final : private Staging::User {
   enum class Step : uint8_t { kMoving, kDue, kChild, kAnswer };
   struct StagedOp {
     uint64_t op = 0;
-    Outbound* owner = nullptr;  // null: abandoned
+    Outbound* outbound = nullptr;  // null: abandoned
     TransferPtr whole{};
     Step step = Step::kDue;
     bool moves = false;    // local regions go through `own`
@@ -117,9 +117,9 @@ class Stager final : private Staging::User {
     std::optional<uint32_t> lent{};
     std::optional<absl::Status> answer{};
     absl::Status why{};  // not OK: the op must end with this
-    std::span<const Run> runs{};
+    BlockRange blocks{};
   };
-  bool TakeSlots(StagedOp& op);
+  bool TakeBuffers(StagedOp& op);
   std::optional<uint32_t> TakeOwn();
   std::vector<uint64_t> ChildrenOf(const Outbound& outbound) const;
   void Ask();
@@ -129,9 +129,9 @@ class Stager final : private Staging::User {
   void OnMoved(uint64_t child, const absl::Status& status) override;
   // `unsure`: bytes of the op may still be received.
   void Finish(uint64_t child, absl::Status status, bool unsettled = false);
-  void GiveOwn(uint32_t slot);
-  void GiveLent(uint32_t slot);
-  void GiveBack(std::vector<uint32_t> slots);
+  void GiveOwn(uint32_t buffer);
+  void GiveLent(uint32_t buffer);
+  void GiveBack(std::vector<uint32_t> buffers);
   void Settle(const TransferPtr& whole);
 
   Peer* const peer_;

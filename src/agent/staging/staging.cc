@@ -36,31 +36,31 @@ class PreferNode {
 
 }  // namespace
 
-Staging::Staging(uint64_t bytes) : slots_(static_cast<uint32_t>(bytes / kSlotBytes)) {
-  for (uint32_t slot = slots_; slot > lent_slots(); --slot) own_.push_back(slot - 1);
+Staging::Staging(uint64_t bytes) : buffers_(static_cast<uint32_t>(bytes / kBufferBytes)) {
+  for (uint32_t buffer = buffers_; buffer > lent_buffers(); --buffer) own_.push_back(buffer - 1);
 }
 
 Staging::~Staging() = default;
 
 absl::Status Staging::Open(int device) {
   std::lock_guard lock(mu_);
-  if (slots_ < kMinBytes / kSlotBytes) {
+  if (buffers_ < kMinBytes / kBufferBytes) {
     return absl::FailedPreconditionError(
         absl::StrCat("there is no staging memory: `staging_bytes` (KVXFER_STAGING_BYTES) is below ",
                      kMinBytes, ", the least that works"));
   }
   const auto driver = cuda::Driver::Get();
   if (!driver.ok()) return driver.status();
-  if (auto status = MakeSlots(**driver, device); !status.ok()) return status;
+  if (auto status = MakeBuffers(**driver, device); !status.ok()) return status;
   return MakeCopier(**driver, device);
 }
 
-absl::Status Staging::MakeSlots(const cuda::Driver& driver, int device) {
+absl::Status Staging::MakeBuffers(const cuda::Driver& driver, int device) {
   if (open()) return absl::OkStatus();
   const auto gpu = driver.device(device);
   if (!gpu.ok()) return gpu.status();
   const PreferNode prefer((*gpu)->numa_node);
-  auto memory = HostBuffer::Allocate(slots_ * kSlotBytes);
+  auto memory = HostBuffer::Allocate(buffers_ * kBufferBytes);
   if (!memory.ok()) return Annotate(memory.status(), "staging memory");
   auto pinned = cuda::Pinned::Pin(&driver, device, memory->data(), memory->size());
   if (!pinned.ok()) return Annotate(pinned.status(), "staging memory");
@@ -103,18 +103,18 @@ bool Staging::InUse(RegionId id) const {
 
 std::optional<uint32_t> Staging::TakeOwn() {
   if (!open() || own_.empty()) return std::nullopt;
-  const uint32_t slot = own_.back();
+  const uint32_t buffer = own_.back();
   own_.pop_back();
-  return slot;
+  return buffer;
 }
 
-void Staging::Move(User* user, uint64_t key, uint32_t slot, bool into_slot,
+void Staging::Move(User* user, uint64_t key, uint32_t buffer, bool into_buffer,
                    std::vector<Piece> pieces) {
   Job& job = jobs_.emplace_back();
   job.user = user;
   job.key = key;
-  job.slot = slot;
-  job.into_slot = into_slot;
+  job.buffer = buffer;
+  job.into_buffer = into_buffer;
   job.pieces = std::move(pieces);
   for (const Piece& piece : job.pieces) {
     if (piece.device >= 0) job.devices.insert(piece.device);
@@ -124,11 +124,11 @@ void Staging::Move(User* user, uint64_t key, uint32_t slot, bool into_slot,
   Begin(job);
 }
 
-void Staging::Forget(User* user, const std::set<uint32_t>& own_slots) {
+void Staging::Forget(User* user, const std::set<uint32_t>& own_buffers) {
   for (Job& job : jobs_) {
     if (job.user != user) continue;
     job.user = nullptr;
-    job.give_own = own_slots.contains(job.slot);
+    job.give_own = own_buffers.contains(job.buffer);
   }
 }
 
@@ -161,11 +161,11 @@ absl::Status Staging::CheckAlive(const Job& job) {
 }
 
 void Staging::CopyHost(const Job& job) const {
-  std::byte* at = At(job.slot);
+  std::byte* at = At(job.buffer);
   for (const Piece& piece : job.pieces) {
     auto* memory = reinterpret_cast<std::byte*>(piece.address);
     if (piece.device < 0) {
-      std::memcpy(job.into_slot ? at : memory, job.into_slot ? memory : at, piece.bytes);
+      std::memcpy(job.into_buffer ? at : memory, job.into_buffer ? memory : at, piece.bytes);
     }
     at += piece.bytes;
   }
@@ -191,10 +191,10 @@ absl::Status Staging::BeginOn(Job& job, int device) {
         absl::StrCat("memory of GPU ", device, " was registered without staging"));
   }
   scratch_.clear();
-  auto at = reinterpret_cast<uint64_t>(At(job.slot));
+  auto at = reinterpret_cast<uint64_t>(At(job.buffer));
   for (const Piece& piece : job.pieces) {
     if (piece.device == device) {
-      scratch_.push_back(job.into_slot
+      scratch_.push_back(job.into_buffer
                              ? cuda::Piece{.to = at, .from = piece.address, .bytes = piece.bytes}
                              : cuda::Piece{.to = piece.address, .from = at, .bytes = piece.bytes});
     }
@@ -237,7 +237,7 @@ bool Staging::Poll() {
     any = true;
     const Job job = std::move(*it);
     it = jobs_.erase(it);
-    if (job.give_own) GiveOwn(job.slot);
+    if (job.give_own) GiveOwn(job.buffer);
     // OnMoved may begin another copy, which is appended to jobs_.
     if (job.user != nullptr) job.user->OnMoved(job.key, job.status);
   }
@@ -250,7 +250,7 @@ std::string Staging::Describe() const {
   for (const auto& [device, copier] : copiers_) {
     absl::StrAppend(&how, how.empty() ? "" : "; ", "GPU ", device, ": ", copier->Describe());
   }
-  return absl::StrCat(slots_ * kSlotBytes >> 20, " MiB of pinned host memory",
+  return absl::StrCat(buffers_ * kBufferBytes >> 20, " MiB of pinned host memory",
                       how.empty() ? "" : ", ", how);
 }
 

@@ -1,5 +1,5 @@
 // Staging: GPU memory goes over backends that cannot reach it through pinned host memory. This
-// class has that memory, divided into buffers (a `slot` is a buffer's index), and copies between
+// class has that memory, divided into buffers (a `buffer` is a buffer's index), and copies between
 // buffers and regions. The first half of the buffers is lent to peers, which write into them or
 // read from them; the other half is for this agent's own transfers. So neither use waits for the
 // other.
@@ -40,8 +40,8 @@ class Staging {
  public:
   // The size of a buffer: large enough that its control messages cost little beside its bytes,
   // small enough that several buffers of one transfer are under way at once.
-  static constexpr size_t kSlotBytes = 2 * 1024 * 1024;
-  static constexpr uint64_t kMinBytes = 4 * kSlotBytes;
+  static constexpr size_t kBufferBytes = 2 * 1024 * 1024;
+  static constexpr uint64_t kMinBytes = 4 * kBufferBytes;
 
   // `bytes` is rounded down to whole buffers.
   explicit Staging(uint64_t bytes);
@@ -57,8 +57,8 @@ class Staging {
   // The memory to register with the backends; null before Open.
   MemorySpan span() const;
   bool open() const { return data_.load() != nullptr; }
-  uint32_t lent_slots() const { return slots_ / 2; }
-  std::byte* At(uint32_t slot) const { return data_.load() + size_t{slot} * kSlotBytes; }
+  uint32_t lent_buffers() const { return buffers_ / 2; }
+  std::byte* At(uint32_t buffer) const { return data_.load() + size_t{buffer} * kBufferBytes; }
 
   // A region of GPU memory was registered, after Open of its device; or it was deregistered.
   void AddRegion(RegionId id, cuda::DeviceSpan span);
@@ -68,7 +68,7 @@ class Staging {
 
   // One of this agent's own buffers; nothing: all are in use.
   std::optional<uint32_t> TakeOwn();
-  void GiveOwn(uint32_t slot) { own_.push_back(slot); }
+  void GiveOwn(uint32_t buffer) { own_.push_back(buffer); }
 
   // A contiguous part of a region.
   struct Piece {
@@ -83,12 +83,12 @@ class Staging {
     // The copy `key` is over. Called from Poll.
     virtual void OnMoved(uint64_t key, const absl::Status& status) = 0;
   };
-  // Copies `pieces` into buffer `slot`, one after the other from its start, or out of it.
+  // Copies `pieces` into buffer `buffer`, one after the other from its start, or out of it.
   // OnMoved(key) follows. `user` may be destroyed earlier, after Forget.
-  void Move(User* user, uint64_t key, uint32_t slot, bool into_slot, std::vector<Piece> pieces);
-  // The copies of `user` go on and are not reported. Its own buffers in `own_slots` are freed when
-  // their copies are over.
-  void Forget(User* user, const std::set<uint32_t>& own_slots);
+  void Move(User* user, uint64_t key, uint32_t buffer, bool into_buffer, std::vector<Piece> pieces);
+  // The copies of `user` go on and are not reported. Its own buffers in `own_buffers` are freed
+  // when their copies are over.
+  void Forget(User* user, const std::set<uint32_t>& own_buffers);
 
   // Begins copies that had to wait, and reports those that are over. True: there were any.
   bool Poll();
@@ -109,8 +109,8 @@ class Staging {
   struct Job {
     User* user = nullptr;
     uint64_t key = 0;
-    uint32_t slot = 0;
-    bool into_slot = false;
+    uint32_t buffer = 0;
+    bool into_buffer = false;
     bool give_own = false;  // the user is gone: free the buffer here
     std::vector<Piece> pieces{};
     std::set<int> devices{};    // GPUs whose pieces have not begun
@@ -120,7 +120,7 @@ class Staging {
     bool over() const { return devices.empty() && left.empty(); }
   };
 
-  absl::Status MakeSlots(const cuda::Driver& driver, int device);
+  absl::Status MakeBuffers(const cuda::Driver& driver, int device);
   absl::Status MakeCopier(const cuda::Driver& driver, int device);
   void TakeMade();
   cuda::Copier* CopierOf(int device) const;
@@ -130,7 +130,7 @@ class Staging {
   absl::Status BeginOn(Job& job, int device);
   void TakeEnds(int device, cuda::Copier& copier);
 
-  const uint32_t slots_;
+  const uint32_t buffers_;
   std::mutex mu_;          // serialises Open
   std::set<int> devices_;  // GPUs that have a copier
   HostBuffer memory_;

@@ -13,78 +13,78 @@
 
 namespace kvxfer {
 
-absl::Status StagingTarget::OnAsk(Owner owner, const Incarnation& initiator,
+absl::Status StagingTarget::OnAsk(SessionId session_id, const Incarnation& initiator,
                                   ReliableChannel* channel, const StageAskFrame& frame) {
   if (!staging_->open()) {
-    return absl::InvalidArgumentError("it asks for staging slots, and no GPU memory is here");
+    return absl::InvalidArgumentError("it asks for staging buffers, and no GPU memory is here");
   }
-  if (!std::exchange(opened_, true)) lender_.SetSlots(staging_->lent_slots());
-  Session& session = sessions_[owner];
+  if (!std::exchange(opened_, true)) lender_.SetBuffers(staging_->lent_buffers());
+  Session& session = sessions_[session_id];
   session.initiator = initiator;
   session.channel = channel;
-  absl::Status status = lender_.Ask(owner, frame.count);
+  absl::Status status = lender_.Ask(session_id, frame.count);
   Tell();
   return status;
 }
 
-absl::Status StagingTarget::OnBack(Owner owner, const StageBackFrame& frame) {
-  const auto it = sessions_.find(owner);
-  for (const uint32_t slot : frame.slots) {
+absl::Status StagingTarget::OnBack(SessionId session_id, const StageBackFrame& frame) {
+  const auto it = sessions_.find(session_id);
+  for (const uint32_t buffer : frame.buffers) {
     if (it == sessions_.end()) break;
-    const auto stage = it->second.stages.find(slot);
+    const auto stage = it->second.stages.find(buffer);
     if (stage == it->second.stages.end()) continue;
     if (stage->second.copies) {
-      return absl::InvalidArgumentError("it gives a staging slot back that is being copied");
+      return absl::InvalidArgumentError("it gives a staging buffer back that is being copied");
     }
     it->second.stages.erase(stage);
   }
-  absl::Status status = lender_.Back(owner, frame.slots);
+  absl::Status status = lender_.Back(session_id, frame.buffers);
   Tell();
   return status;
 }
 
-absl::Status StagingTarget::OnStage(Owner owner, const StageFrame& frame) {
-  if (!lender_.Holds(owner, frame.slot)) {
+absl::Status StagingTarget::OnStage(SessionId session_id, const StageFrame& frame) {
+  if (!lender_.Holds(session_id, frame.buffer)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("it uses staging slot ", frame.slot, ", which is not lent to it"));
+        absl::StrCat("it uses staging buffer ", frame.buffer, ", which is not lent to it"));
   }
   uint64_t bytes = 0;
   for (const StageRun& run : frame.runs) bytes += run.bytes;
-  if (bytes > Staging::kSlotBytes) {
+  if (bytes > Staging::kBufferBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("it puts ", bytes, " bytes into a staging slot of ", Staging::kSlotBytes));
+        absl::StrCat("it puts ", bytes, " bytes into a staging buffer of ", Staging::kBufferBytes));
   }
-  Stage& stage = sessions_.at(owner).stages[frame.slot];
+  Stage& stage = sessions_.at(session_id).stages[frame.buffer];
   if (stage.copies) {
-    return absl::InvalidArgumentError("it uses a staging slot that is being copied");
+    return absl::InvalidArgumentError("it uses a staging buffer that is being copied");
   }
   stage.frame = frame;
-  if (frame.when != StageWhen::kScatterLater) Start(owner, stage);
+  if (frame.when != StageWhen::kScatterLater) Start(session_id, stage);
   return absl::OkStatus();
 }
 
-void StagingTarget::OnArrived(Owner owner, uint64_t transfer) {
-  const auto it = sessions_.find(owner);
+void StagingTarget::OnArrived(SessionId session_id, uint64_t transfer) {
+  const auto it = sessions_.find(session_id);
   if (it == sessions_.end()) return;
-  for (auto& [slot, stage] : it->second.stages) {
+  for (auto& [buffer, stage] : it->second.stages) {
     if (stage.frame.transfer != transfer || stage.copies) continue;
-    return Start(owner, stage);
+    return Start(session_id, stage);
   }
 }
 
 // May erase `stage`.
-void StagingTarget::Start(Owner owner, Stage& stage) {
+void StagingTarget::Start(SessionId session_id, Stage& stage) {
   const bool gather = stage.frame.when == StageWhen::kGather;
-  const uint32_t slot = stage.frame.slot;
+  const uint32_t buffer = stage.frame.buffer;
   auto pieces = Resolve(stage.frame);
   if (pieces.ok()) {
     stage.copies = true;
-    return staging_->Move(this, slot, slot, gather, *std::move(pieces));
+    return staging_->Move(this, buffer, buffer, gather, *std::move(pieces));
     // The request names memory that no region grants: answer at once, without a copy.
   }
-  Session& session = sessions_.at(owner);
+  Session& session = sessions_.at(session_id);
   Answer(session, stage.frame, pieces.status());
-  session.stages.erase(slot);
+  session.stages.erase(buffer);
 }
 
 absl::StatusOr<std::vector<Staging::Piece>> StagingTarget::Resolve(const StageFrame& frame) const {
@@ -115,10 +115,10 @@ void StagingTarget::Answer(Session& session, const StageFrame& frame, const absl
 
 // A buffer has one holder and one copy at a time, so its index identifies the copy.
 void StagingTarget::OnMoved(uint64_t key, const absl::Status& status) {
-  const auto slot = static_cast<uint32_t>(key);
+  const auto buffer = static_cast<uint32_t>(key);
   for (auto it = sessions_.begin(); it != sessions_.end(); ++it) {
     Session& session = it->second;
-    const auto stage = session.stages.find(slot);
+    const auto stage = session.stages.find(buffer);
     if (stage == session.stages.end() || !stage->second.copies) continue;
     if (session.channel != nullptr) {
       Answer(session, stage->second.frame, status);
@@ -131,25 +131,25 @@ void StagingTarget::OnMoved(uint64_t key, const absl::Status& status) {
       sessions_.erase(it);
       --gone_;
     }
-    lender_.Free(slot);
+    lender_.Free(buffer);
     return Tell();
   }
 }
 
-void StagingTarget::Sweep(Owner owner) {
-  const auto it = sessions_.find(owner);
+void StagingTarget::Sweep(SessionId session_id) {
+  const auto it = sessions_.find(session_id);
   if (it == sessions_.end()) return;
   std::erase_if(it->second.stages, [](const auto& entry) { return !entry.second.copies; });
   // Buffers with a copy under way stay out of use until it is over.
   std::set<uint32_t> busy;
-  for (const auto& [slot, stage] : it->second.stages) busy.insert(slot);
+  for (const auto& [buffer, stage] : it->second.stages) busy.insert(buffer);
   it->second.channel = nullptr;
   if (busy.empty()) {
     sessions_.erase(it);
   } else {
     ++gone_;
   }
-  lender_.Release(owner, busy);
+  lender_.Release(session_id, busy);
   Tell();
 }
 
@@ -161,11 +161,11 @@ bool StagingTarget::CopiesForGone(const Incarnation& initiator) const {
 
 void StagingTarget::Tell() {
   for (const StageLender::Lent& lent : lender_.TakeLent()) {
-    sessions_.at(lent.owner)
-        .channel->Push(FrameType::kStageLend, StageLendFrame{.slots = lent.slots});
+    sessions_.at(lent.session_id)
+        .channel->Push(FrameType::kStageLend, StageLendFrame{.buffers = lent.buffers});
   }
-  for (const Owner owner : lender_.TakeRecalled()) {
-    sessions_.at(owner).channel->Push(FrameType::kStageRecall, StageRecallFrame{});
+  for (const SessionId session_id : lender_.TakeRecalled()) {
+    sessions_.at(session_id).channel->Push(FrameType::kStageRecall, StageRecallFrame{});
   }
 }
 

@@ -25,25 +25,25 @@ class MemoryRegistry;
 
 class StagingTarget final : private Staging::User {
  public:
-  using Owner = StageLender::Owner;  // a session
+  using SessionId = StageLender::SessionId;  // a session
 
   StagingTarget(Staging* staging, const MemoryRegistry* memory)
       : staging_(staging), memory_(memory) {}
   ~StagingTarget() override { staging_->Forget(this, {}); }
 
-  // Handle frames of the session `owner`. Answers go to `channel`, which must stay valid until
+  // Handle frames of the session `session_id`. Answers go to `channel`, which must stay valid until
   // Sweep. An error: the initiator broke the protocol.
-  absl::Status OnAsk(Owner owner, const Incarnation& initiator, ReliableChannel* channel,
+  absl::Status OnAsk(SessionId session_id, const Incarnation& initiator, ReliableChannel* channel,
                      const StageAskFrame& frame);
-  absl::Status OnBack(Owner owner, const StageBackFrame& frame);
-  absl::Status OnStage(Owner owner, const StageFrame& frame);
+  absl::Status OnBack(SessionId session_id, const StageBackFrame& frame);
+  absl::Status OnStage(SessionId session_id, const StageFrame& frame);
   // True: an initiator waits for buffers that others hold.
-  bool short_of_slots() const { return lender_.short_of_slots(); }
-  bool HoldsAny(Owner owner) const { return lender_.HoldsAny(owner); }
+  bool short_of_buffers() const { return lender_.short_of_buffers(); }
+  bool HoldsAny(SessionId session_id) const { return lender_.HoldsAny(session_id); }
   // All bytes of a transfer of the session have arrived.
-  void OnArrived(Owner owner, uint64_t transfer);
+  void OnArrived(SessionId session_id, uint64_t transfer);
   // The session has ended, and nothing of it is in flight.
-  void Sweep(Owner owner);
+  void Sweep(SessionId session_id);
   // True: copies for sessions that have ended are still under way, those of `initiator` or of any
   // initiator. Bytes of the regions may still change for them.
   bool CopiesForGone(const Incarnation& initiator) const;
@@ -60,17 +60,17 @@ class StagingTarget final : private Staging::User {
     std::map<uint32_t, Stage> stages{};  // key: the buffer's index
   };
 
-  void Start(Owner owner, Stage& stage);
+  void Start(SessionId session_id, Stage& stage);
   absl::StatusOr<std::vector<Staging::Piece>> Resolve(const StageFrame& frame) const;
   static void Answer(Session& session, const StageFrame& frame, const absl::Status& status);
-  void OnMoved(uint64_t slot, const absl::Status& status) override;
+  void OnMoved(uint64_t buffer, const absl::Status& status) override;
   void Tell();
 
   Staging* const staging_;
   const MemoryRegistry* const memory_;
   bool opened_ = false;  // lender_ has the buffers
   StageLender lender_;
-  std::map<Owner, Session> sessions_;
+  std::map<SessionId, Session> sessions_;
   size_t gone_ = 0;  // how many of sessions_ are swept
 };
 

@@ -25,9 +25,10 @@ AcceptedLink::AcceptedLink(CudaIpcBackend* backend, net::Fd control, std::string
 
 void AcceptedLink::SayHello() { Tell(Encode(Hello{.word = word_})); }
 
-std::string AcceptedLink::Describe() const {
-  if (process_ == nullptr) return absl::StrCat(Name(), ", which has not said who it is");
-  return absl::StrCat("process ", process_->pid(), ", whose GPUs copy into and out of this one's");
+EndpointInfo AcceptedLink::Describe() const {
+  if (process_ == nullptr) return OneRail(absl::StrCat(Name(), ", which has not said who it is"));
+  return OneRail(
+      absl::StrCat("process ", process_->pid(), ", whose GPUs copy into and out of this one's"));
 }
 
 bool AcceptedLink::Join(std::unique_ptr<Lifeline>& lifeline, const DialPacket& dial) {
@@ -61,21 +62,19 @@ absl::Status AcceptedLink::OnFrame(std::span<const std::byte> /*frame*/) {
   return absl::InvalidArgumentError("the peer sent a cuda_ipc frame that has no place here");
 }
 
-size_t AcceptedLink::Post(std::span<const Op> ops) {
-  if (!up()) return 0;
-  for (const Op& op : ops) {
-    Say(EventKind::kCompletion, op.id,
-        absl::FailedPreconditionError(
-            "cuda_ipc: ops are posted on the endpoint that connected; connect to the peer"),
-        op.rail);
-  }
-  return ops.size();
+bool AcceptedLink::Post(const Op& op) {
+  if (!up()) return false;
+  Say(EventKind::kCompletion, op.id,
+      absl::FailedPreconditionError(
+          "cuda_ipc: ops are posted on the endpoint that connected; connect to the peer"),
+      op.rail);
+  return true;
 }
 
-void AcceptedLink::Fence(uint64_t transfer) {
+void AcceptedLink::Fence(FenceScope scope) {
   // The initiator was fenced first and has waited for what its GPUs had begun, so nothing is under
   // way.
-  if (up()) Say(EventKind::kFenced, transfer);
+  if (up()) SayFenced(scope);
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegion& /*region*/,

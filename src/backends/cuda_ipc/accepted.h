@@ -32,14 +32,14 @@ class AcceptedLink final : public Link {
   AcceptedLink(CudaIpcBackend* backend, net::Fd control, std::string from);
 
   // --- Endpoint ---
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override { authorized_ = true; }
   // Sends nothing before the peer knows that it has joined.
   bool Send(std::span<const std::byte> message) override {
     return process_ != nullptr && Link::Send(message);
   }
-  size_t Post(std::span<const Op> ops) override;
-  void Fence(uint64_t transfer) override;
+  bool Post(const Op& op) override;
+  void Fence(FenceScope scope) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 

@@ -31,11 +31,12 @@ CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
     : options_(context.options),
       host_(context.host),
       ipc_namespace_(IpcNamespace()),
-      capabilities_{.arrival = Arrival::kCopied,
-                    .memory_kinds = BitOf(MemoryKind::kCuda),
-                    .max_op_bytes = kMaxOpBytes,
-                    .max_op_runs = kMaxOpRuns,
-                    .max_message_bytes = net::kMaxMessageBytes},
+      info_{.name = "cuda_ipc",
+            .capabilities = {.arrival = Arrival::kCopied,
+                             .memory_kinds = BitOf(MemoryKind::kCuda),
+                             .max_op_bytes = kMaxOpBytes,
+                             .max_op_runs = kMaxOpRuns,
+                             .max_message_bytes = net::kMaxMessageBytes}},
       hub_({.backend = "cuda_ipc",
             .service = net::Service{4},
             .incarnation = context.incarnation,
@@ -60,7 +61,14 @@ absl::Status CudaIpcBackend::Open(const Incarnation& incarnation) {
   listen.advertise.clear();
   absl::Status listens = hub_.Listen(listen, "127.0.0.1:0", "the loopback address");
   if (!listens.ok()) return listens;
-  return lifeline_listener_.Open(&hub_.reactor(), incarnation);
+  listens = lifeline_listener_.Open(&hub_.reactor(), incarnation);
+  if (!listens.ok()) return listens;
+  info_.address = Encode(MetadataAddress{.ipc_namespace = ipc_namespace_,
+                                         .listener = lifeline_listener_.name(),
+                                         .control = hub_.Address()});
+  info_.wait_fd = hub_.fd();
+  FindDevices();
+  return absl::OkStatus();
 }
 
 CudaIpcBackend::~CudaIpcBackend() {
@@ -69,12 +77,6 @@ CudaIpcBackend::~CudaIpcBackend() {
   copies_.Wait(nullptr);
   hub_.Close();
   for (const auto& [number, registration] : std::exchange(regions_, {})) registration->Detach();
-}
-
-std::string CudaIpcBackend::Address() const {
-  return Encode(MetadataAddress{.ipc_namespace = ipc_namespace_,
-                                .listener = lifeline_listener_.name(),
-                                .control = hub_.Address()});
 }
 
 absl::Status CudaIpcBackend::Reachable(std::string_view address, const HostIdentity& host) const {
@@ -104,16 +106,6 @@ void CudaIpcBackend::OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket
   }
 }
 
-absl::StatusOr<std::unique_ptr<Prepared>> CudaIpcBackend::Prepare(const MemorySpan& span,
-                                                                  Access /*access*/) {
-  absl::StatusOr<cuda::DeviceSpan> found = ExamineShareable(span);
-  if (!found.ok()) return found.status();
-  const absl::StatusOr<const cuda::Driver*> driver = cuda::Driver::Get();
-  if (!driver.ok()) return driver.status();
-  if (absl::Status ready = copies_.MakeReady(*driver, found->device); !ready.ok()) return ready;
-  return std::make_unique<PreparedSpan>(*std::move(found));
-}
-
 absl::StatusOr<std::unique_ptr<Registration>> CudaIpcBackend::Register(const LocalRegion& region) {
   const MemorySpan& span = region.span;
   if (span.kind != MemoryKind::kCuda || span.data == nullptr || span.bytes == 0 ||
@@ -121,37 +113,55 @@ absl::StatusOr<std::unique_ptr<Registration>> CudaIpcBackend::Register(const Loc
     return absl::InvalidArgumentError(
         "cuda_ipc: only GPU memory, with an address, bytes and an rkey, can be registered");
   }
-  absl::StatusOr<std::unique_ptr<Prepared>> made = nullptr;
-  auto* prepared = static_cast<PreparedSpan*>(region.prepared);
-  if (prepared == nullptr) {
-    made = Prepare(span, region.access);
-    if (!made.ok()) return Annotate(made.status(), "cuda_ipc");
-    prepared = static_cast<PreparedSpan*>(made->get());
-  }
+  absl::StatusOr<cuda::DeviceSpan> found = ExamineShareable(span);
+  if (!found.ok()) return Annotate(found.status(), "cuda_ipc");
   const absl::StatusOr<const cuda::Driver*> driver = cuda::Driver::Get();
   if (!driver.ok()) return driver.status();
-  auto registration = std::make_unique<CudaIpcRegistration>(
-      static_cast<CudaIpcRegistration::Owner*>(this), ++last_region_, region, *driver,
-      std::move(prepared->span));
+  absl::Status ready = copies_.MakeReady(*driver, found->device);
+  if (!ready.ok()) return Annotate(ready, "cuda_ipc");
+  return Add(region, *driver, *std::move(found));
+}
+
+std::unique_ptr<CudaIpcRegistration> CudaIpcBackend::Add(const LocalRegion& region,
+                                                         const cuda::Driver* driver,
+                                                         cuda::DeviceSpan span) {
+  const std::lock_guard lock(mu_);
+  auto registration =
+      std::make_unique<CudaIpcRegistration>(static_cast<CudaIpcRegistration::Owner*>(this),
+                                            ++last_region_, region, driver, std::move(span));
   regions_.emplace(registration->number(), registration.get());
   ++devices_[registration->device()];
+  cuda_used_.store(true, std::memory_order_relaxed);
   return registration;
 }
 
 void CudaIpcBackend::OnClosed(const CudaIpcRegistration& registration) {
-  regions_.erase(registration.number());
-  const auto device = devices_.find(registration.device());
-  if (device != devices_.end() && --device->second == 0) devices_.erase(device);
+  {
+    const std::lock_guard lock(mu_);
+    regions_.erase(registration.number());
+    const auto device = devices_.find(registration.device());
+    if (device != devices_.end() && --device->second == 0) devices_.erase(device);
+  }
   for (net::ControlLink* link : hub_.links()) LinkOf(link)->Forget(registration.number());
 }
 
 const CudaIpcRegistration* CudaIpcBackend::FindRegion(uint64_t number) const {
+  const std::lock_guard lock(mu_);
   const auto it = regions_.find(number);
   return it == regions_.end() ? nullptr : it->second;
 }
 
-size_t CudaIpcBackend::Poll(std::span<Event> out, bool readable) {
-  if (hub_.Begin(out, readable)) {
+std::vector<int> CudaIpcBackend::devices() const {
+  const std::lock_guard lock(mu_);
+  std::vector<int> out;
+  for (const auto& [device, registrations] : devices_) out.push_back(device);
+  return out;
+}
+
+// kLikely makes no system call: the end of a batch, which is what comes most, is found in memory.
+size_t CudaIpcBackend::Poll(std::span<Event> out, Input input) {
+  if (cuda_used_.load(std::memory_order_relaxed) && info_.devices.empty()) FindDevices();
+  if (hub_.Begin(out, input == Input::kAll)) {
     lifeline_listener_.Work();
     // The list changes only by calls of the agent, not during this loop.
     for (net::ControlLink* link : hub_.links()) LinkOf(link)->WorkAside();
@@ -193,14 +203,14 @@ std::string CudaIpcBackend::PathOf(const PeerRegion& region, int device) const {
   return how.empty() ? out : absl::StrCat(out, ", ", how);
 }
 
-std::vector<std::string> CudaIpcBackend::Devices() const {
+// None while the process does not use CUDA.
+void CudaIpcBackend::FindDevices() {
   const cuda::Driver* const driver = cuda::Driver::IfInUse();
-  std::vector<std::string> out;
-  if (driver == nullptr) return out;
+  if (driver == nullptr) return;
   for (const cuda::Device& device : driver->devices()) {
-    out.push_back(absl::StrCat("GPU ", device.ordinal, ": ", device.name, ", ", device.pci));
+    info_.devices.push_back(
+        absl::StrCat("GPU ", device.ordinal, ": ", device.name, ", ", device.pci));
   }
-  return out;
 }
 
 }  // namespace cuda_ipc

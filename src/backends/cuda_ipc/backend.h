@@ -5,15 +5,18 @@
 // every kLook, because CUDA has no descriptor that signals their end.
 //
 // Lifetime: endpoints and registrations may outlive it; they then do nothing.
-// Thread-safety: none, see kvxfer/backend.h; Prepare from any thread.
+// Thread-safety: none, see kvxfer/backend.h; Register from any thread.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
 #define KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -39,18 +42,13 @@ class CudaIpcBackend final : public Backend,
   ~CudaIpcBackend() override;
 
   // --- Backend ---
-  std::string_view name() const override { return "cuda_ipc"; }
-  const Capabilities& capabilities() const override { return capabilities_; }
-  std::string Address() const override;
+  const BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
-  absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const MemorySpan& span, Access access) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
-  size_t Poll(std::span<Event> out, bool readable) override;
+  size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
-  int wait_fd() const override { return hub_.fd(); }
-  std::vector<std::string> Devices() const override;
 
   // --- for links ---
   net::LinkHub& hub() { return hub_; }
@@ -58,8 +56,8 @@ class CudaIpcBackend final : public Backend,
   uint64_t ipc_namespace() const { return ipc_namespace_; }
   CopyQueue& copies() { return copies_; }
   OpenedTable& opened() { return opened_; }
-  // The devices that have registered memory, and how many registrations each has.
-  const std::map<int, size_t>& devices() const { return devices_; }
+  // The devices that have registered memory.
+  std::vector<int> devices() const;
   // Null: the region is closed, or never existed.
   const CudaIpcRegistration* FindRegion(uint64_t number) const;
   // "GPU 0 -> GPU 1 over NVLink, copy kernel, 2 streams".
@@ -70,6 +68,9 @@ class CudaIpcBackend final : public Backend,
 
   explicit CudaIpcBackend(const BackendContext& context);
   absl::Status Open(const Incarnation& incarnation);
+  void FindDevices();
+  std::unique_ptr<CudaIpcRegistration> Add(const LocalRegion& region, const cuda::Driver* driver,
+                                           cuda::DeviceSpan span);
   std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
   std::optional<Time> deadline() const override;
   void OnDeadline(Time now) override { lifeline_listener_.OnDeadline(now); }
@@ -79,14 +80,16 @@ class CudaIpcBackend final : public Backend,
   const AgentOptions options_;
   const HostIdentity host_;
   const uint64_t ipc_namespace_;
-  Capabilities capabilities_;
+  BackendInfo info_;
   net::LinkHub hub_;
   LifelineListener lifeline_listener_{this};  // destroyed before the hub
   OpenedTable opened_;
   CopyQueue copies_;
-  std::unordered_map<uint64_t, CudaIpcRegistration*> regions_;
+  mutable std::mutex mu_;                                       // guards the next three
+  std::unordered_map<uint64_t, CudaIpcRegistration*> regions_;  // by number
   uint64_t last_region_ = 0;
-  std::map<int, size_t> devices_;
+  std::map<int, size_t> devices_;       // device → its registrations
+  std::atomic<bool> cuda_used_{false};  // Register has initialised CUDA
   Time looked_{};
 };
 

@@ -49,16 +49,9 @@ absl::Status CopyQueue::MakeReady(const cuda::Driver* driver, int device) {
   return absl::OkStatus();
 }
 
-void CopyQueue::Add(CopyUser* user, const Op& op) {
-  const auto posted = ops_.insert(ops_.end(), {.op = op, .user = user});
-  std::vector<int> devices;
-  for (const Run& run : op.runs) {
-    posted->bytes += run.bytes;
-    const int device = LocalOf(run).device();
-    if (run.bytes == 0 || (!devices.empty() && devices.back() == device)) continue;
-    if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
-  }
-  posted->waiting = static_cast<uint32_t>(devices.size());
+void CopyQueue::Add(CopyUser* user, const Op& op, std::span<const int> devices) {
+  const auto posted = ops_.insert(
+      ops_.end(), {.op = op, .user = user, .waiting = static_cast<uint32_t>(devices.size())});
   for (const int device : devices) Find(device)->waiting.push_back(posted);
 }
 
@@ -79,8 +72,9 @@ bool CopyQueue::StartBatch(int device, Lane& lane) {
   uint64_t bytes = 0;
   while (!lane.waiting.empty()) {
     const Ops::iterator posted = lane.waiting.front();
-    const bool fits = pieces_.size() + posted->op.runs.size() <= kBatchPieces &&
-                      bytes + posted->bytes <= kBatchBytes;
+    const BlockRange& blocks = posted->op.blocks;
+    const bool fits =
+        pieces_.size() + blocks.runs <= kBatchPieces && bytes + blocks.bytes <= kBatchBytes;
     if (!batch.ops.empty() && !fits) break;
     lane.waiting.pop_front();
     --posted->waiting;
@@ -103,7 +97,7 @@ bool CopyQueue::StartBatch(int device, Lane& lane) {
       Left(posted);
       continue;
     }
-    bytes += posted->bytes;
+    bytes += blocks.bytes;
     ++posted->running;
     batch.ops.push_back(posted);
   }
@@ -118,9 +112,10 @@ absl::Status CopyQueue::AddPieces(int device, const Lane& lane, const Posted& po
     if (span != nullptr && span->FirstTouched()) touched_.push_back(span);
   };
   absl::Status status;
-  for (const Run& run : posted.op.runs) {
+  for (RunWalk walk(posted.op.blocks); !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
     const CudaIpcRegistration& local = LocalOf(run);
-    if (run.bytes == 0 || local.device() != device) continue;
+    if (local.device() != device) continue;
     const std::shared_ptr<PeerRegion>& region = RegionOf(run);
     if (region->FirstIn(batches_)) batch.regions.push_back(region);
     local.watched().Touch(run.local, run.bytes, batches_);

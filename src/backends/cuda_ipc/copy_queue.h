@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,8 +55,9 @@ class CopyQueue {
   absl::Status MakeReady(const cuda::Driver* driver, int device);
 
   // Accepts an op that has been checked: its runs name open registrations and keys of this backend
-  // and stay within them, and it has bytes. OnCopied follows, but not before Start.
-  void Add(CopyUser* user, const Op& op);
+  // and stay within them, and it has bytes. `devices`: those of its local memory, each once.
+  // OnCopied follows, but not before Start.
+  void Add(CopyUser* user, const Op& op, std::span<const int> devices);
   // Begins what waits, as far as the devices have space.
   void Start();
 
@@ -81,7 +83,6 @@ class CopyQueue {
   struct Posted {
     Op op;
     CopyUser* user = nullptr;
-    uint64_t bytes = 0;
     uint32_t waiting = 0;  // devices on which it waits
     uint32_t running = 0;  // batches that contain a part of it
     absl::Status status{};

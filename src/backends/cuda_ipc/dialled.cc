@@ -71,7 +71,9 @@ absl::Status DialledLink::MakeLifeline(const Hello& hello) {
   return absl::OkStatus();
 }
 
-std::string DialledLink::Describe() const {
+EndpointInfo DialledLink::Describe() const { return OneRail(Path()); }
+
+std::string DialledLink::Path() const {
   std::string out = absl::StrCat("process ", host_.pid);
   if (backend_ == nullptr) return out;
   std::set<std::string> paths;
@@ -87,85 +89,99 @@ std::string DialledLink::Describe() const {
 
 // Checks all runs before any byte moves, so an op that breaks the rules has no partial effect.
 // Bounds and rights are enforced on this side, because a GPU reaches all of an allocation that was
-// opened.
-absl::Status DialledLink::CheckOp(const Op& op) const {
-  if (op.runs.size() > kMaxOpRuns || op.rail != 0 || op.transfer == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("cuda_ipc: op ", op.id, " has ", op.runs.size(),
+// opened. Collects the devices of the op's local memory on the way.
+absl::Status DialledLink::CheckOp(const Op& op) {
+  op_devices_.clear();
+  if (op.blocks.runs > kMaxOpRuns || op.rail != 0 || op.transfer == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cuda_ipc: op ", op.id, " has ", op.blocks.runs,
                                                    " runs of at most ", kMaxOpRuns,
                                                    ", or names no rail or transfer"));
   }
-  const Access wanted = op.kind == OpKind::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
-  uint64_t bytes = 0;
-  const RemoteKey* checked = nullptr;
-  for (const Run& run : op.runs) {
-    const auto* const here = static_cast<const CudaIpcRegistration*>(run.registration);
-    const auto* const there = static_cast<const CudaIpcRemoteKey*>(run.key);
-    if (here == nullptr || there == nullptr || there->endpoint() != this) {
-      return absl::InvalidArgumentError(
-          "cuda_ipc: a run without a registration, or with a key of another connection");
-    }
-    const RemoteRegion& told = there->told();
-    const PeerRegion& region = *there->region();
-    if (!here->Contains(run.local, run.bytes) ||
-        !Holds(region.base(), region.bytes(), run.remote, run.bytes)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("cuda_ipc: ", run.bytes, " bytes between local 0x", absl::Hex(run.local),
-                       " and remote 0x", absl::Hex(run.remote), " leave region ",
-                       static_cast<uint32_t>(told.id), " or the local one"));
-    }
-    if (std::exchange(checked, there) != there) {
-      if (region.gone()) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("cuda_ipc: region ", static_cast<uint32_t>(told.id), " of ",
-                         region.owner().ToString(), " was deregistered there"));
-      }
-      if (!Allows(region.access(), wanted) || !Allows(told.access, wanted)) {
-        return absl::PermissionDeniedError(
-            absl::StrCat("cuda_ipc: the peer's region ", static_cast<uint32_t>(told.id),
-                         " is not registered for this; register it with the right Access there"));
-      }
-    }
-    // Clamped, so that the sum cannot overflow.
-    bytes += std::min(run.bytes, kMaxOpBytes + 1);
+  if (op.blocks.bytes > kMaxOpBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cuda_ipc: op ", op.id, " is larger than ", kMaxOpBytes, " bytes"));
   }
-  if (bytes <= kMaxOpBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("cuda_ipc: op ", op.id, " is larger than ", kMaxOpBytes, " bytes"));
+  const Registration* last_local = nullptr;
+  const RemoteKey* last_key = nullptr;
+  for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
+    if (absl::Status good = CheckRun(run); !good.ok()) return good;
+    if (std::exchange(last_key, run.key) != run.key) {
+      const auto& key = static_cast<const CudaIpcRemoteKey&>(*run.key);
+      if (absl::Status good = CheckKey(key, op.kind); !good.ok()) return good;
+    }
+    if (std::exchange(last_local, run.registration) != run.registration) {
+      const int device = static_cast<const CudaIpcRegistration*>(run.registration)->device();
+      if (std::ranges::find(op_devices_, device) == op_devices_.end()) {
+        op_devices_.push_back(device);
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
-size_t DialledLink::Post(std::span<const Op> ops) {
-  if (!up() || ended_) return 0;
+absl::Status DialledLink::CheckRun(const Run& run) const {
+  const auto* const here = static_cast<const CudaIpcRegistration*>(run.registration);
+  const auto* const there = static_cast<const CudaIpcRemoteKey*>(run.key);
+  if (here == nullptr || there == nullptr || there->endpoint() != this) {
+    return absl::InvalidArgumentError(
+        "cuda_ipc: a run without a registration, or with a key of another connection");
+  }
+  const PeerRegion& region = *there->region();
+  if (here->Contains(run.local, run.bytes) &&
+      Holds(region.base(), region.bytes(), run.remote, run.bytes)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("cuda_ipc: ", run.bytes, " bytes between local 0x", absl::Hex(run.local),
+                   " and remote 0x", absl::Hex(run.remote), " leave region ",
+                   static_cast<uint32_t>(there->told().id), " or the local one"));
+}
+
+absl::Status DialledLink::CheckKey(const CudaIpcRemoteKey& key, OpKind kind) const {
+  const Access wanted = kind == OpKind::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
+  const RemoteRegion& told = key.told();
+  const PeerRegion& region = *key.region();
+  if (region.gone()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cuda_ipc: region ", static_cast<uint32_t>(told.id), " of ",
+                     region.owner().ToString(), " was deregistered there"));
+  }
+  if (!Allows(region.access(), wanted) || !Allows(told.access, wanted)) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("cuda_ipc: the peer's region ", static_cast<uint32_t>(told.id),
+                     " is not registered for this; register it with the right Access there"));
+  }
+  return absl::OkStatus();
+}
+
+bool DialledLink::Post(const Op& op) {
+  if (!up() || ended_) return false;
   // Counts completions since the last Poll: they wait in the event queue, which must stay bounded.
   if (std::exchange(poll_, backend_->hub().poll_number()) != poll_) at_once_ = 0;
-  size_t accepted = 0;
-  for (const Op& op : ops) {
-    if (ops_ >= kMaxOps || bytes_ >= kMaxBytes || at_once_ >= kMaxAtOnce) break;
-    ++accepted;
-    const absl::Status status = CheckOp(op);
-    uint64_t bytes = 0;
-    for (const Run& run : op.runs) bytes += run.bytes;
-    if (!status.ok() || bytes == 0) {
-      ++at_once_;
-      Say(EventKind::kCompletion, op.id, status, op.rail);
-      continue;
-    }
-    ++ops_;
-    bytes_ += bytes;
-    backend_->copies().Add(this, op);
+  if (ops_ >= kMaxOps || bytes_ >= kMaxBytes || at_once_ >= kMaxAtOnce) return false;
+  const absl::Status status = CheckOp(op);
+  if (!status.ok() || op.blocks.bytes == 0) {
+    ++at_once_;
+    Say(EventKind::kCompletion, op.id, status, op.rail);
+    return true;
   }
+  ++ops_;
+  bytes_ += op.blocks.bytes;
+  backend_->copies().Add(this, op, op_devices_);
   backend_->copies().Start();
-  return accepted;
+  return true;
 }
 
 void DialledLink::OnCopied(const Op& op, const absl::Status& status) {
   --ops_;
-  for (const Run& run : op.runs) bytes_ -= run.bytes;
+  bytes_ -= op.blocks.bytes;
   Say(EventKind::kCompletion, op.id, status, op.rail);
   if (!fencing_.empty()) {
     const size_t due = std::erase_if(fencing_, [&](uint64_t transfer) {
       return transfer == op.transfer && backend_->copies().Running(this, transfer) == 0;
     });
-    for (size_t i = 0; i < due; ++i) Say(EventKind::kFenced, op.transfer);
+    for (size_t i = 0; i < due; ++i) SayFenced({.transfer = op.transfer});
   }
   if (!down() || ops_ > 0) return;
   BeQuiet();
@@ -173,12 +189,13 @@ void DialledLink::OnCopied(const Op& op, const absl::Status& status) {
 }
 
 // A copy that a GPU has begun cannot be taken back. Waiting for it takes some milliseconds at most.
-void DialledLink::Fence(uint64_t transfer) {
-  if (!up() || ended_ || transfer == 0) return;
+void DialledLink::Fence(FenceScope scope) {
+  const uint64_t transfer = scope.transfer;
+  if (!up() || ended_ || transfer == FenceScope::kEveryTransfer) return;
   backend_->copies().Drop(this, transfer,
                           absl::CancelledError("cuda_ipc: fenced before it was copied"));
   if (backend_->copies().Running(this, transfer) == 0) {
-    Say(EventKind::kFenced, transfer);
+    SayFenced(scope);
   } else {
     fencing_.push_back(transfer);
   }

@@ -32,10 +32,10 @@ class DialledLink final : public Link, private CopyUser {
   ~DialledLink() override;
 
   // --- Endpoint ---
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override {}
-  size_t Post(std::span<const Op> ops) override;
-  void Fence(uint64_t transfer) override;
+  bool Post(const Op& op) override;
+  void Fence(FenceScope scope) override;
   // Unavailable: the peer's answer about the region is on its way; try again after the next Poll.
   // FailedPrecondition, PermissionDenied, InvalidArgument, ResourceExhausted: it cannot be
   // imported, and why.
@@ -64,6 +64,7 @@ class DialledLink final : public Link, private CopyUser {
 
   absl::Status OnFrame(std::span<const std::byte> frame) override;
   absl::Status MakeLifeline(const Hello& hello);
+  std::string Path() const;
   void EndData(const absl::Status& why) override;
   bool IsQuiet() const override;
   void OnDetached() override;
@@ -80,7 +81,9 @@ class DialledLink final : public Link, private CopyUser {
   void ReleaseAll();
 
   // --- ops ---
-  absl::Status CheckOp(const Op& op) const;
+  absl::Status CheckOp(const Op& op);
+  absl::Status CheckRun(const Run& run) const;
+  absl::Status CheckKey(const CudaIpcRemoteKey& key, OpKind kind) const;
   void OnCopied(const Op& op, const absl::Status& status) override;
   // Nothing is under way, and nothing begins.
   void BeQuiet();
@@ -92,9 +95,10 @@ class DialledLink final : public Link, private CopyUser {
   bool ended_ = false;             // EndData has been called
   size_t ops_ = 0;                 // ops that are not over
   uint64_t bytes_ = 0;             // their bytes
+  std::vector<int> op_devices_;    // scratch space: those of the op that was checked last
   uint64_t poll_ = 0;              // the Poll since which at_once_ counts
   size_t at_once_ = 0;             // ops that have ended inside Post since then
-  std::vector<uint64_t> fencing_;  // one entry for each kFenced that is due
+  std::vector<uint64_t> fencing_;  // one transfer for each kFenced that is due
   std::map<uint64_t, Wanted> wanted_;
   std::deque<uint64_t> to_ask_;
   size_t asked_ = 0;  // regions asked for and not answered

@@ -77,7 +77,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::MakeKey(const RemoteRegi
         absl::StrCat("region ", static_cast<uint32_t>(told.id), " of ", region->owner().ToString(),
                      " is not what the metadata say; take them again"));
   }
-  for (const auto& [device, count] : backend_->devices()) {
+  for (const int device : backend_->devices()) {
     if (absl::Status open = region->OpenMissing(device); !open.ok()) return open;
   }
   wanted.known = region;
@@ -151,7 +151,7 @@ absl::Status DialledLink::OnPart(const PartPacket& packet, net::Fd file) {
     wanted.failed = wanted.coming->Add(*driver, backend_->opened(), packet, std::move(file));
   }
   if (!wanted.failed.ok()) wanted.coming->Skip(packet);
-  for (const auto& [device, count] : backend_->devices()) {
+  for (const int device : backend_->devices()) {
     // MakeKey reports it.
     if (wanted.failed.ok()) wanted.coming->OpenMissing(device).IgnoreError();
   }

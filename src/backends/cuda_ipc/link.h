@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "src/backends/cuda_ipc/lifeline.h"
@@ -21,9 +22,6 @@ class CudaIpcBackend;
 
 class Link : public net::ControlLink {
  public:
-  // --- Endpoint ---
-  uint32_t rails() const override { return 1; }
-
   // --- for the backend ---
   // A turn of the lifeline, also for a link that is down but not quiet yet.
   void WorkAside();
@@ -44,6 +42,11 @@ class Link : public net::ControlLink {
 
   // Handles a packet. An error ends the link.
   virtual absl::Status OnPacket(Lifeline::Packet& packet) = 0;
+  // Its one rail is up for as long as the link is.
+  static EndpointInfo OneRail(std::string path) {
+    return {.path = std::move(path), .rails = {RailInfo{}}};
+  }
+  void SayFenced(FenceScope scope) { Say(EventKind::kFenced, scope.transfer, {}, scope.rail); }
   // Everything queued has been sent: sends what comes next.
   virtual void Serve() {}
   // Checks whether the peer's process still exists.

@@ -83,10 +83,8 @@ CudaIpcRegistration::CudaIpcRegistration(Owner* owner, uint64_t number, const Lo
       access_(region.access),
       driver_(driver),
       device_uuid_(UuidOf(*driver, span.device)),
-      watched_(std::move(span)) {}
-
-std::string CudaIpcRegistration::Key() const {
-  return Encode(RegionKey{.region = number_, .rkey = rkey_, .device = device_uuid_});
+      watched_(std::move(span)) {
+  key = Encode(RegionKey{.region = number_, .rkey = rkey_, .device = device_uuid_});
 }
 
 RegionPacket CudaIpcRegistration::Describe() const {

@@ -2,7 +2,8 @@
 // described to that process.
 //
 // Lifetime: a registration may outlive its backend; it then does nothing.
-// Thread-safety: ExamineShareable from any thread; the rest is called by the agent's driver only.
+// Thread-safety: ExamineShareable, and making a registration, from any thread; the rest is called
+// by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_REGIONS_H_
 #define KVXFER_BACKENDS_CUDA_IPC_REGIONS_H_
@@ -31,12 +32,6 @@ inline bool Holds(uint64_t base, uint64_t size, uint64_t address, uint64_t bytes
 // and fix: memory of this kind cannot be given to another process.
 absl::StatusOr<cuda::DeviceSpan> ExamineShareable(const MemorySpan& span);
 
-class PreparedSpan final : public Prepared {
- public:
-  explicit PreparedSpan(cuda::DeviceSpan found) : span(std::move(found)) {}
-  cuda::DeviceSpan span;
-};
-
 class CudaIpcRegistration final : public Registration {
  public:
   // Is notified when a registration closes.
@@ -54,7 +49,6 @@ class CudaIpcRegistration final : public Registration {
   // The backend is being destroyed first.
   void Detach() { owner_ = nullptr; }
 
-  std::string Key() const override;
   uint64_t number() const { return number_; }
   uint32_t rkey() const { return rkey_; }
   int device() const { return watched_.span().device; }

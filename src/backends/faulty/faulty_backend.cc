@@ -35,16 +35,17 @@ FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, const FaultOptions&
                              uint64_t seed, int epoll_fd, int timer_fd)
     : inner_(std::move(inner)),
       options_(options),
-      name_(absl::StrCat("faulty:", ToAbsl(inner_->name()))),
-      capabilities_(inner_->capabilities()),
+      info_(inner_->Describe()),
       epoll_fd_(epoll_fd),
       timer_fd_(timer_fd),
       random_(seed) {
+  info_.name = absl::StrCat("faulty:", info_.name);
+  info_.wait_fd = epoll_fd_;
   // Held items are released in another order, so rails no longer keep theirs.
   if (options_.reorder_window > 0 || options_.max_delay > Duration::zero()) {
-    capabilities_.rail_keeps_order = false;
+    info_.capabilities.rail_keeps_order = false;
   }
-  if (options_.rail_down_probability > 0) capabilities_.rails_fail_alone = true;
+  if (options_.rail_down_probability > 0) info_.capabilities.rails_fail_alone = true;
 }
 
 FaultyBackend::~FaultyBackend() {
@@ -61,13 +62,13 @@ absl::StatusOr<std::unique_ptr<Endpoint>> FaultyBackend::Connect(std::string_vie
   return std::make_unique<FaultyEndpoint>(this, *std::move(inner), /*accepted=*/false);
 }
 
-size_t FaultyBackend::Poll(std::span<Event> out, bool readable) {
+size_t FaultyBackend::Poll(std::span<Event> out, Input input) {
   if (timer_due_.has_value() && *timer_due_ <= Now()) {
     uint64_t expirations = 0;
     [[maybe_unused]] const ssize_t got = ::read(timer_fd_, &expirations, sizeof(expirations));
     timer_due_.reset();
   }
-  if (ready_.size() < out.size()) PollInner(readable);
+  if (ready_.size() < out.size()) PollInner(input);
   // Read again, because the events taken in above got their delay from a later clock.
   const Time now = Now();
   for (FaultyEndpoint* endpoint : endpoints_) endpoint->Progress(now);
@@ -93,8 +94,9 @@ void FaultyBackend::Forget(const FaultyEndpoint* endpoint) {
   ready_.Purge(endpoint);
 }
 
-void FaultyBackend::PollInner(bool readable) {
-  const size_t count = inner_->Poll(scratch_, readable);
+void FaultyBackend::PollInner(Input input) {
+  const size_t count = inner_->Poll(scratch_, input);
+  FollowInner();
   for (size_t i = 0; i < count; ++i) {
     Event event = std::exchange(scratch_[i], Event{});
     if (event.kind == EventKind::kAccepted) {
@@ -109,6 +111,16 @@ void FaultyBackend::PollInner(bool readable) {
       endpoint->OnInner(std::move(event));
     }
   }
+}
+
+void FaultyBackend::FollowInner() {
+  const auto follow = [](auto& mine, const auto& inner) {
+    if (mine != inner) mine = inner;
+  };
+  const BackendInfo& inner = inner_->Describe();
+  follow(info_.address, inner.address);
+  follow(info_.listen_address, inner.listen_address);
+  follow(info_.devices, inner.devices);
 }
 
 FaultyEndpoint* FaultyBackend::Find(const Endpoint* inner) const {
@@ -138,7 +150,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeFaultyBackend(std::unique_ptr<Backe
   const int timer_fd =
       epoll_fd < 0 ? -1 : ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
   if (timer_fd < 0 || !faulty::Watch(epoll_fd, timer_fd) ||
-      !faulty::Watch(epoll_fd, inner->wait_fd())) {
+      !faulty::Watch(epoll_fd, inner->Describe().wait_fd)) {
     const int error = errno;
     if (timer_fd >= 0) ::close(timer_fd);
     if (epoll_fd >= 0) ::close(epoll_fd);

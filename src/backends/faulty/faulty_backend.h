@@ -1,7 +1,7 @@
 // The decorating backend. It passes calls on to the inner backend, and the inner backend's events
 // through its own endpoints.
 //
-// Thread-safety: none, see kvxfer/backend.h.
+// Thread-safety: see kvxfer/backend.h. Register uses the inner backend alone.
 
 #ifndef KVXFER_BACKENDS_FAULTY_FAULTY_BACKEND_H_
 #define KVXFER_BACKENDS_FAULTY_FAULTY_BACKEND_H_
@@ -9,7 +9,6 @@
 #include <array>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "src/backends/faulty/faulty_endpoint.h"
@@ -27,27 +26,17 @@ class FaultyBackend : public Backend {
   FaultyBackend(const FaultyBackend&) = delete;
   FaultyBackend& operator=(const FaultyBackend&) = delete;
 
-  std::string_view name() const override { return name_; }
-  const Capabilities& capabilities() const override { return capabilities_; }
-  std::string Address() const override { return inner_->Address(); }
+  const BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override {
     return inner_->Reachable(address, host);
   }
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
-  absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const MemorySpan& span,
-                                                    Access access) override {
-    return inner_->Prepare(span, access);
-  }
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override {
     return inner_->Register(region);
   }
-  size_t Poll(std::span<Event> out, bool readable) override;
-  void Peek() override { inner_->Peek(); }
+  size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
-  int wait_fd() const override { return epoll_fd_; }
-  std::string ListenAddress() const override { return inner_->ListenAddress(); }
-  std::vector<std::string> Devices() const override { return inner_->Devices(); }
 
   // --- for its endpoints ---
   const FaultOptions& options() const { return options_; }
@@ -59,14 +48,15 @@ class FaultyBackend : public Backend {
   void Forget(const FaultyEndpoint* endpoint);
 
  private:
-  void PollInner(bool readable);
+  void PollInner(Input input);
+  // Takes over what the inner backend's Poll may have changed in its description.
+  void FollowInner();
   FaultyEndpoint* Find(const Endpoint* inner) const;
   void SetTimer(Time due);
 
   const std::unique_ptr<Backend> inner_;
   const FaultOptions options_;
-  const std::string name_;
-  Capabilities capabilities_;
+  BackendInfo info_;
   const int epoll_fd_;
   const int timer_fd_;
   std::optional<Time> timer_due_;  // when the timer fires

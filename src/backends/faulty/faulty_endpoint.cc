@@ -24,51 +24,55 @@ FaultyEndpoint::FaultyEndpoint(FaultyBackend* backend, std::unique_ptr<Endpoint>
       incoming_(backend->options(), backend->random()),
       rails_(backend->options(), backend->random()) {
   backend_->Adopt(this);
-  if (accepted_) rails_.Start(inner_->rails(), /*connecting=*/false, Now());
+  if (accepted_) Start(/*connecting=*/false);
 }
 
 FaultyEndpoint::~FaultyEndpoint() {
   if (backend_ != nullptr) backend_->Forget(this);
 }
 
-uint32_t FaultyEndpoint::rails() const { return inner_ == nullptr ? 1 : inner_->rails(); }
-
-std::string FaultyEndpoint::Describe() const {
-  return inner_ == nullptr ? "closed" : absl::StrCat(inner_->Describe(), ", with injected faults");
+EndpointInfo FaultyEndpoint::Describe() const {
+  if (inner_ == nullptr) return {.path = "closed", .rails = {{.up = false}}};
+  EndpointInfo info = inner_->Describe();
+  absl::StrAppend(&info.path, ", with injected faults");
+  for (uint32_t i = 0; i < info.rails.size(); ++i) info.rails[i].up &= rails_.up(i);
+  return info;
 }
 
 void FaultyEndpoint::Authorize() {
   if (inner_ != nullptr) inner_->Authorize();
 }
 
-size_t FaultyEndpoint::Post(std::span<const Op> ops) {
-  if (phase_ != Phase::kOpen) return 0;
+bool FaultyEndpoint::Post(const Op& op) {
+  if (phase_ != Phase::kOpen) return false;
   const FaultOptions& options = backend_->options();
+  if (Backlog() >= kMaxBacklog + options.reorder_window || !RailUp(op.rail)) return false;
+  if (!Swallowed() && CutNow()) return false;
+  CountTowardsBlackHole();
   const Time now = Now();
-  size_t accepted = 0;
-  for (const Op& op : ops) {
-    if (Backlog() >= kMaxBacklog + options.reorder_window || !rail_up(op.rail)) break;
-    if (!Swallowed() && CutNow()) return accepted;
-    CountTowardsBlackHole();
-    ++accepted;
-    const HeldOp held{.op = op, .sequence = ++last_sequence_};
-    if (Swallowed()) {
-      swallowed_ops_.push_back(held);
-    } else if (backend_->random()->Chance(options.error_probability)) {
-      incoming_.Add(Completion(op, absl::UnavailableError(
-                                       absl::StrCat("injected error on op ", op.id, " of transfer ",
-                                                    op.transfer, "; it was not executed"))),
-                    now);
-    } else if (op.rail == options.slow_rail) {
-      slow_ops_.push_back({now + options.slow_rail_delay, held});
-    } else {
-      ops_.Add(held, now);
-    }
-    if (!Swallowed() && rails_.DrawFailure(op.rail)) FailRail(op.rail);
+  Take({.op = op, .sequence = ++last_sequence_}, now);
+  if (!Swallowed() && rails_.DrawFailure(op.rail)) FailRail(op.rail);
+  // With `overtake` and with a window, ops wait at least until the next Poll: so messages overtake
+  // them, and they meet the ops that overtake each other.
+  if (!options.overtake && options.reorder_window == 0) ProgressOutgoing(now);
+  return true;
+}
+
+void FaultyEndpoint::Take(const HeldOp& held, Time now) {
+  const FaultOptions& options = backend_->options();
+  const Op& op = held.op;
+  if (Swallowed()) {
+    swallowed_ops_.push_back(held);
+  } else if (backend_->random()->Chance(options.error_probability)) {
+    incoming_.Add(Completion(op, absl::UnavailableError(absl::StrCat("injected error on op ", op.id,
+                                                                     " of transfer ", op.transfer,
+                                                                     "; it was not executed"))),
+                  now);
+  } else if (op.rail == options.slow_rail) {
+    slow_ops_.push_back({now + options.slow_rail_delay, held});
+  } else {
+    ops_.Add(held, now);
   }
-  // With `overtake`, ops wait at least until the next Poll, so that messages overtake them.
-  if (!options.overtake) ProgressOutgoing(now);
-  return accepted;
 }
 
 bool FaultyEndpoint::Send(std::span<const std::byte> message) {
@@ -89,8 +93,13 @@ bool FaultyEndpoint::Send(std::span<const std::byte> message) {
   return true;
 }
 
-void FaultyEndpoint::Fence(uint64_t transfer) {
+void FaultyEndpoint::Fence(FenceScope scope) {
   if (phase_ != Phase::kOpen) return;  // kDown follows
+  if (scope.rail != FenceScope::kEveryRail) return FenceRail(scope.rail);
+  FenceTransfer(scope.transfer);
+}
+
+void FaultyEndpoint::FenceTransfer(uint64_t transfer) {
   const auto matches = [&](const HeldOp& held) { return held.op.transfer == transfer; };
   std::vector<HeldOp> dropped = ExtractHeldOps(matches);
   std::ranges::copy_if(swallowed_ops_, std::back_inserter(dropped), matches);
@@ -99,7 +108,7 @@ void FaultyEndpoint::Fence(uint64_t transfer) {
     backend_->Report(Completion(
         held.op, absl::CancelledError(absl::StrCat("transfer ", transfer, " was fenced"))));
   }
-  inner_->Fence(transfer);
+  inner_->Fence({.transfer = transfer});
 }
 
 void FaultyEndpoint::Shutdown(absl::Status why) {
@@ -121,8 +130,9 @@ void FaultyEndpoint::OnInner(Event event) {
   const EventKind kind = event.kind;
   if (kind == EventKind::kDown) return OnInnerDown(event.status);
   // The black hole swallows what the peer does, but not what this side knows by itself.
-  const bool by_peer = kind == EventKind::kMessage || kind == EventKind::kImmediate ||
-                       (kind == EventKind::kFenced && accepted_);
+  const bool by_peer =
+      kind == EventKind::kMessage || kind == EventKind::kImmediate ||
+      (kind == EventKind::kFenced && accepted_ && event.rail == FenceScope::kEveryRail);
   if (by_peer && Swallowed()) return;
   Pending pending;
   pending.message.assign(event.message.begin(), event.message.end());
@@ -141,10 +151,9 @@ void FaultyEndpoint::OnInner(Event event) {
       return OnInnerFenced(std::move(pending.event));
     case EventKind::kRailDown:
     case EventKind::kRailUp:
-    case EventKind::kRailFenced:
       return OnInnerRail(std::move(pending.event));
     case EventKind::kConnected:
-      rails_.Start(inner_->rails(), /*connecting=*/true, Now());
+      Start(/*connecting=*/true);
       return backend_->Report(std::move(pending));
     case EventKind::kAccepted:
     case EventKind::kDown:
@@ -211,8 +220,10 @@ void FaultyEndpoint::ProgressOutgoing(Time now) {
 
 void FaultyEndpoint::Forward() {
   if (released_.empty()) return;
-  const size_t taken = inner_->Post(released_);
-  for (const Op& op : std::span(released_).first(taken)) rails_.OnForwarded(op.id, op.rail);
+  size_t taken = 0;
+  for (; taken < released_.size() && inner_->Post(released_[taken]); ++taken) {
+    rails_.OnForwarded(released_[taken].id, released_[taken].rail);
+  }
   released_.erase(released_.begin(), released_.begin() + static_cast<std::ptrdiff_t>(taken));
 }
 

@@ -12,7 +12,6 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "kvxfer/backend.h"
@@ -36,17 +35,13 @@ class FaultyEndpoint : public Endpoint {
   FaultyEndpoint(FaultyBackend* backend, std::unique_ptr<Endpoint> inner, bool accepted);
   ~FaultyEndpoint() override;
 
-  uint32_t rails() const override;
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override;
-  size_t Post(std::span<const Op> ops) override;
+  bool Post(const Op& op) override;
   bool Send(std::span<const std::byte> message) override;
-  void Fence(uint64_t transfer) override;
-  bool rail_up(uint32_t rail) const override;
-  RailInfo rail_info(uint32_t rail) const override;
+  void Fence(FenceScope scope) override;
   uint32_t rail_distance(uint32_t rail, const Registration& local,
                          const RemoteKey& remote) const override;
-  void FenceRail(uint32_t rail) override;
   void ReopenRail(uint32_t rail) override;
   void Shutdown(absl::Status why) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
@@ -66,7 +61,7 @@ class FaultyEndpoint : public Endpoint {
  private:
   enum class Phase : uint8_t { kOpen, kClosing, kDown };
   struct HeldOp {
-    Op op;  // its runs stay valid until the completion, so they need no copy
+    Op op;  // its blocks stay valid until the completion, so they need no copy
     uint64_t sequence = 0;
   };
   struct SlowOp {
@@ -81,6 +76,12 @@ class FaultyEndpoint : public Endpoint {
   bool Swallowed() const { return swallowing_ && phase_ == Phase::kOpen; }
   void CountTowardsBlackHole();
   bool CutNow();
+  bool RailUp(uint32_t rail) const;
+  void Start(bool connecting);
+  // Passes an accepted op on its way: to the black hole, to an injected error, or to a queue.
+  void Take(const HeldOp& held, Time now);
+  void FenceTransfer(uint64_t transfer);
+  void FenceRail(uint32_t rail);
   void OnInnerRail(Event event);
   void OnInnerFenced(Event event);
   void FailRail(uint32_t rail);
@@ -126,6 +127,8 @@ class FaultyEndpoint : public Endpoint {
   uint64_t last_sequence_ = 0;
 
   HoldQueue<Pending> incoming_;
+  // Connecting side: the inner endpoint's rails, as its events have said so far.
+  std::vector<bool> inner_up_;
   RailFaults rails_;
 
   // The black hole: how much it has counted, whether it is open, the ops it took, and the loss that

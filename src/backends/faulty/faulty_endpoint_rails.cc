@@ -7,12 +7,19 @@
 
 namespace kvxfer::faulty {
 
-bool FaultyEndpoint::rail_up(uint32_t rail) const {
-  return inner_ != nullptr && inner_->rail_up(rail) && rails_.up(rail);
+// The inner endpoint has come up, or was accepted.
+void FaultyEndpoint::Start(bool connecting) {
+  const EndpointInfo inner = inner_->Describe();
+  rails_.Start(static_cast<uint32_t>(inner.rails.size()), connecting, Now());
+  if (!connecting) return;
+  for (const RailInfo& rail : inner.rails) inner_up_.push_back(rail.up);
 }
 
-RailInfo FaultyEndpoint::rail_info(uint32_t rail) const {
-  return inner_ == nullptr ? RailInfo{} : inner_->rail_info(rail);
+// Also true of a rail that does not exist, and on the accepting side: the inner endpoint ends such
+// ops with its error. Before kConnected no rail is up.
+bool FaultyEndpoint::RailUp(uint32_t rail) const {
+  const bool connected = accepted_ || !inner_up_.empty();
+  return connected && (rail >= inner_up_.size() || inner_up_[rail]) && rails_.up(rail);
 }
 
 uint32_t FaultyEndpoint::rail_distance(uint32_t rail, const Registration& local,
@@ -21,10 +28,9 @@ uint32_t FaultyEndpoint::rail_distance(uint32_t rail, const Registration& local,
 }
 
 void FaultyEndpoint::FenceRail(uint32_t rail) {
-  if (phase_ != Phase::kOpen) return;
-  if (!rails_.enabled()) return inner_->FenceRail(rail);
+  if (!rails_.enabled()) return inner_->Fence({.rail = rail});
   // A fence of a transfer that does not exist: it passes behind everything of the rail.
-  inner_->Fence(rails_.NextMarker(rail));
+  inner_->Fence({.transfer = rails_.NextMarker(rail)});
 }
 
 void FaultyEndpoint::ReopenRail(uint32_t rail) {
@@ -41,6 +47,7 @@ void FaultyEndpoint::OnInnerRail(Event event) {
         absl::StrCat("rail ", event.rail,
                      " failed while failures of rails are injected: ", event.status.message())));
   }
+  if (event.rail < inner_up_.size()) inner_up_[event.rail] = event.kind == EventKind::kRailUp;
   // Ops held for this rail never reached it, and must complete before kRailDown is reported.
   if (event.kind == EventKind::kRailDown) FailRail(event.rail);
   FlushIncoming();
@@ -54,7 +61,7 @@ void FaultyEndpoint::OnInnerFenced(Event event) {
   // A held immediate does not say whose transfer it is, so all of them are reported first.
   FlushIncoming();
   if (rail.has_value()) {
-    event.kind = EventKind::kRailFenced;
+    event.id = FenceScope::kEveryTransfer;
     event.rail = *rail;
   }
   Pending pending;
@@ -75,7 +82,7 @@ void FaultyEndpoint::ProgressRails(Time now) {
   while (const auto rail = rails_.TakeDown()) {
     // Completions of the rail may be held here.
     FlushIncoming();
-    inner_->Fence(rails_.NextMarker(*rail));
+    inner_->Fence({.transfer = rails_.NextMarker(*rail)});
     backend_->Report(
         {.event = MakeEvent(
              EventKind::kRailDown, this, 0,

@@ -10,7 +10,6 @@
 #include "src/backends/libfabric/backend.h"
 #include "src/backends/libfabric/regions.h"
 #include "src/core/base/strings.h"
-#include "src/core/base/text.h"
 
 namespace kvxfer::libfabric {
 namespace {
@@ -21,14 +20,17 @@ constexpr Duration kPatience = std::chrono::seconds(3);
 
 }  // namespace
 
+AcceptedLink::AcceptedLink(LibfabricBackend* backend, net::Fd control, std::string from)
+    : Link(backend, std::move(control), std::move(from)), rails_(backend->domains().size()) {}
+
 void AcceptedLink::SayHello() {
   Tell(Hello{.domains = static_cast<uint8_t>(backend_->domains().size())});
 }
 
-std::string AcceptedLink::Describe() const {
-  std::string out = Name();
+EndpointInfo AcceptedLink::Describe() const {
+  EndpointInfo out{.path = Name(), .rails = std::vector<RailInfo>(rails_.size())};
   for (const Rail& rail : rails_) {
-    if (rail.end != nullptr) absl::StrAppend(&out, ", ", rail.end->domain().Name());
+    if (rail.end != nullptr) absl::StrAppend(&out.path, ", ", rail.end->domain().Name());
   }
   return out;
 }
@@ -41,15 +43,13 @@ void AcceptedLink::Authorize() {
   }
 }
 
-size_t AcceptedLink::Post(std::span<const Op> ops) {
-  if (!up()) return 0;
-  for (const Op& op : ops) {
-    Say(EventKind::kCompletion, op.id,
-        absl::FailedPreconditionError(
-            "libfabric: ops are posted on the endpoint that connected; connect to the peer"),
-        op.rail);
-  }
-  return ops.size();
+bool AcceptedLink::Post(const Op& op) {
+  if (!up()) return false;
+  Say(EventKind::kCompletion, op.id,
+      absl::FailedPreconditionError(
+          "libfabric: ops are posted on the endpoint that connected; connect to the peer"),
+      op.rail);
+  return true;
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegion& region,
@@ -105,11 +105,10 @@ absl::Status AcceptedLink::OnDecoded(const Frame& frame) {
 }
 
 absl::Status AcceptedLink::OnOffer(const Offer& offer) {
-  if (offer.rail >= backend_->domains().size() || offer.life <= rails_[offer.rail].life) {
+  if (offer.rail >= rails_.size() || offer.life <= rails_[offer.rail].life) {
     return absl::InvalidArgumentError(
         "the peer offered an endpoint of no rail, or of an earlier life");
   }
-  rails_offered_ = std::max(rails_offered_, offer.rail + 1u);
   if (authorized_) {
     Make(offer);
     // Opening a rail closes its earlier life, whose missing immediates are then no longer waited
@@ -158,9 +157,7 @@ void AcceptedLink::Kill(uint32_t index) {
 void AcceptedLink::Lose(uint32_t index, const absl::Status& why) {
   if (rails_[index].end == nullptr) return;
   Kill(index);
-  Tell(RailLost{.rail = static_cast<uint8_t>(index),
-                .life = rails_[index].life,
-                .why = ForPeer(ToStd(why.message()))});
+  Tell(net::LostRail(index, rails_[index].life, ToStd(why.message())));
 }
 
 void AcceptedLink::PollData() {
@@ -169,7 +166,7 @@ void AcceptedLink::PollData() {
 }
 
 void AcceptedLink::Look(size_t most) {
-  for (uint32_t i = 0; i < rails_offered_; ++i) {
+  for (uint32_t i = 0; i < rails_.size(); ++i) {
     if (absl::Status status = LookAt(i, most); !status.ok()) Lose(i, status);
   }
 }
@@ -221,17 +218,22 @@ bool AcceptedLink::unread() const {
       rails_, [](const Rail& rail) { return rail.end != nullptr && rail.end->unread(); });
 }
 
-void AcceptedLink::Fence(uint64_t transfer) {
-  if (!up() || transfer == 0) return;
+void AcceptedLink::Fence(FenceScope scope) {
+  if (!up()) return;
+  if (scope.rail != FenceScope::kEveryRail) return FenceRail(scope.rail);
+  if (scope.transfer != FenceScope::kEveryTransfer) FenceTransfer(scope.transfer);
+}
+
+void AcceptedLink::FenceTransfer(uint64_t transfer) {
   asked_.try_emplace(transfer, Now() + kPatience);
   AnswerFences(transfer, fences_.Ask(transfer));
   backend_->hub().TimersChanged();
 }
 
 void AcceptedLink::FenceRail(uint32_t rail) {
-  if (!up() || rail >= rails_.size()) return;
+  if (rail >= rails_.size()) return;
   Kill(rail);
-  Say(EventKind::kRailFenced, 0, {}, rail);
+  Say(EventKind::kFenced, FenceScope::kEveryTransfer, {}, rail);
   AnswerQuiet();
 }
 
@@ -248,7 +250,9 @@ void AcceptedLink::AnswerQuiet() {
 void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
   if (count == 0) return;
   asked_.erase(transfer);
-  for (; count > 0; --count) Say(EventKind::kFenced, transfer);
+  for (; count > 0; --count) {
+    Say(EventKind::kFenced, transfer, {}, FenceScope::kEveryRail);
+  }
 }
 
 std::optional<Time> AcceptedLink::DataDeadline() const {

@@ -6,7 +6,6 @@
 #ifndef KVXFER_BACKENDS_LIBFABRIC_ACCEPTED_H_
 #define KVXFER_BACKENDS_LIBFABRIC_ACCEPTED_H_
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -22,16 +21,13 @@ namespace kvxfer::libfabric {
 
 class AcceptedLink final : public Link {
  public:
-  AcceptedLink(LibfabricBackend* backend, net::Fd control, std::string from)
-      : Link(backend, std::move(control), std::move(from)) {}
+  AcceptedLink(LibfabricBackend* backend, net::Fd control, std::string from);
 
   // --- Endpoint ---
-  uint32_t rails() const override { return rails_offered_; }
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override;
-  size_t Post(std::span<const Op> ops) override;
-  void Fence(uint64_t transfer) override;
-  void FenceRail(uint32_t rail) override;
+  bool Post(const Op& op) override;
+  void Fence(FenceScope scope) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
@@ -59,6 +55,8 @@ class AcceptedLink final : public Link {
     uint32_t due = kFirstCount;
   };
 
+  void FenceTransfer(uint64_t transfer);
+  void FenceRail(uint32_t rail);
   absl::Status OnDecoded(const Frame& frame) override;
   absl::Status OnOffer(const Offer& offer);
   void Make(const Offer& offer);
@@ -84,8 +82,8 @@ class AcceptedLink final : public Link {
 
   bool authorized_ = false;
   bool busy_ = false;  // the peer sent Busy, and no Idle since
-  std::array<Rail, kMaxDomains> rails_;
-  uint32_t rails_offered_ = 1;
+  // One for each domain here; the peer may offer fewer.
+  std::vector<Rail> rails_;
   // Transfers of which nothing more is written, to be answered once no immediate is missing.
   std::vector<uint64_t> quiet_;
   FenceBook fences_{1};

@@ -56,40 +56,43 @@ absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
       !status.ok()) {
     return status;
   }
-  Capabilities& caps = backend->capabilities_;
-  caps = {.arrival = Arrival::kImmediate,
-          // GPU memory that a domain does not accept fails in Register, and the agent then stages
-          // it.
-          .memory_kinds = BitOf(MemoryKind::kHost) | BitOf(MemoryKind::kCuda),
-          .rail_keeps_order = false,
-          .rails_fail_alone = true,
-          .needs_remote_cpu = true,
-          .max_op_bytes = kMaxOpBytes,
-          .max_op_runs = kMaxRuns,
-          .max_message_bytes = net::kMaxMessageBytes};
+  const std::string control = backend->hub_.Address();
+  backend->info_ = {
+      .name = "libfabric",
+      .capabilities = backend->Limits(),
+      .address = EncodeMetadataAddress({.provider = backend->provider(), .control = control}),
+      .listen_address = backend->hub_.ListenAddress(),
+      .wait_fd = backend->hub_.fd()};
+  return backend;
+}
+
+Capabilities LibfabricBackend::Limits() const {
+  Capabilities caps = {.arrival = Arrival::kImmediate,
+                       // GPU memory that a domain does not accept fails in Register, and the agent
+                       // then stages it.
+                       .memory_kinds = BitOf(MemoryKind::kHost) | BitOf(MemoryKind::kCuda),
+                       .rail_keeps_order = false,
+                       .rails_fail_alone = true,
+                       .needs_remote_cpu = true,
+                       .max_op_bytes = kMaxOpBytes,
+                       .max_op_runs = kMaxRuns,
+                       .max_message_bytes = net::kMaxMessageBytes};
   // The weakest domain decides, because the agent may use any rail for any op.
-  for (const auto& domain : backend->domains_) {
+  for (const auto& domain : domains_) {
     caps.max_op_bytes = std::min(caps.max_op_bytes, domain->info().ep_attr->max_msg_size);
     caps.max_op_runs = std::min(caps.max_op_runs, domain->max_runs());
   }
-  return backend;
+  return caps;
 }
 
 LibfabricBackend::~LibfabricBackend() {
   // Closes the links' endpoints, which use the registrations; those go before the domains.
   hub_.Close();
-  for (LibfabricRegistration* registration : std::exchange(registrations_, {})) {
-    registration->Close();
-  }
+  registrations_.Close();
 }
 
 std::string LibfabricBackend::provider() const {
   return domains_.front()->info().fabric_attr->prov_name;
-}
-
-std::string LibfabricBackend::Address() const {
-  const std::string control = hub_.Address();
-  return EncodeMetadataAddress({.provider = provider(), .control = control});
 }
 
 absl::StatusOr<net::PeerAddress> LibfabricBackend::Find(std::string_view address,
@@ -130,13 +133,19 @@ absl::StatusOr<std::unique_ptr<Registration>> LibfabricBackend::Register(
     return absl::InvalidArgumentError("libfabric: a region needs an address, bytes and an rkey");
   }
   absl::StatusOr<std::unique_ptr<LibfabricRegistration>> made =
-      LibfabricRegistration::Make(region, domains_, &registrations_, &arrival_flusher_);
+      LibfabricRegistration::Make(region, domains_, &registrations_);
   if (!made.ok()) return made.status();
   return std::unique_ptr<Registration>(*std::move(made));
 }
 
-size_t LibfabricBackend::Poll(std::span<Event> out, bool readable) {
-  if (hub_.Begin(out, readable)) {
+void LibfabricBackend::OnRead(const Endpoint* endpoint, uint64_t op) {
+  registrations_.TakeAdded();
+  arrival_flusher_.OnRead(endpoint, op);
+}
+
+// Completion queues are read whatever `input` is: that takes no system call of ours.
+size_t LibfabricBackend::Poll(std::span<Event> out, Input input) {
+  if (hub_.Begin(out, input == Input::kAll)) {
     for (net::ControlLink* link : hub_.links()) {
       // Also while nothing is readable: completion queues have no descriptor.
       if (LinkOf(link).busy() && !hub_.sink().full()) static_cast<Link*>(link)->PollData();
@@ -146,6 +155,8 @@ size_t LibfabricBackend::Poll(std::span<Event> out, bool readable) {
     hub_.Work();
   }
   const size_t immediate = hub_.End();
+  // A region may have been registered, and written by a peer, since this Poll began.
+  registrations_.TakeAdded();
   // Flushes GPU memory before the agent sees the events that say what was written.
   return arrival_flusher_.Show(out.first(immediate), "libfabric");
 }

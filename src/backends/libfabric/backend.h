@@ -5,7 +5,7 @@
 // the other (Busy, Idle).
 //
 // Lifetime: endpoints and registrations may outlive it; they then do nothing.
-// Thread-safety: none, see kvxfer/backend.h.
+// Thread-safety: see kvxfer/backend.h. What Register uses is safe on any thread.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_BACKEND_H_
 #define KVXFER_BACKENDS_LIBFABRIC_BACKEND_H_
@@ -35,17 +35,13 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   ~LibfabricBackend() override;
 
   // --- Backend ---
-  std::string_view name() const override { return "libfabric"; }
-  const Capabilities& capabilities() const override { return capabilities_; }
-  std::string Address() const override;
+  const BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
-  std::string ListenAddress() const override { return hub_.ListenAddress(); }
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
-  size_t Poll(std::span<Event> out, bool readable) override;
+  size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
-  int wait_fd() const override { return hub_.fd(); }
 
   // --- for links ---
   net::LinkHub& hub() { return hub_; }
@@ -53,6 +49,8 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   const std::vector<std::unique_ptr<Domain>>& domains() const { return domains_; }
   // GPU memory that peers' writes and own reads have reached since the last Poll.
   cuda::ArrivalFlusher& arrival_flusher() { return arrival_flusher_; }
+  // Marks a read for the flush of the GPU memory that it went into.
+  void OnRead(const Endpoint* endpoint, uint64_t op);
 
  private:
   // How soon the completion queues of busy links are polled again.
@@ -60,16 +58,17 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
 
   explicit LibfabricBackend(const BackendContext& context);
   std::string provider() const;
+  Capabilities Limits() const;
   absl::StatusOr<net::PeerAddress> Find(std::string_view address, const HostIdentity& host) const;
   std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
   std::optional<Time> deadline() const override;
 
   const AgentOptions options_;
   const HostIdentity host_;
-  Capabilities capabilities_;
+  BackendInfo info_;
   std::vector<std::unique_ptr<Domain>> domains_;
   cuda::ArrivalFlusher arrival_flusher_;
-  Registrations registrations_;
+  Registrations registrations_{&arrival_flusher_};
   // When the completion queues were last polled.
   Time looked_{};
   net::LinkHub hub_;

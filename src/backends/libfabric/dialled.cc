@@ -22,25 +22,20 @@ DialledLink::~DialledLink() {
   if (backend_ != nullptr) backend_->arrival_flusher().Forget(this);
 }
 
-std::string DialledLink::Describe() const {
-  std::string out = Name();
-  if (backend_ == nullptr) return out;
+EndpointInfo DialledLink::Describe() const {
+  EndpointInfo out{.path = Name(), .rails = std::vector<RailInfo>(rails_.size())};
   for (size_t i = 0; i < rails_.size(); ++i) {
-    absl::StrAppend(&out, ", ", backend_->domains()[i]->Name());
-    if (rails_[i].state == Rail::State::kUp) continue;
-    const absl::Status& why = rails_[i].why;
-    absl::StrAppend(&out, " (not in use", why.ok() ? "" : ": ", why.message(), ")");
+    RailInfo& rail = out.rails[i];
+    rail.up = rails_[i].life.up();
+    if (backend_ == nullptr) continue;
+    const Domain& domain = *backend_->domains()[i];
+    const fid_nic* const nic = domain.info().nic;
+    const bool known = nic != nullptr && nic->link_attr != nullptr;
+    rail.bytes_per_second = known ? static_cast<double>(nic->link_attr->speed) / 8 : 0;
+    rail.name = domain.Name();
+    absl::StrAppend(&out.path, ", ", rail.name, rails_[i].life.NotInUse());
   }
   return out;
-}
-
-RailInfo DialledLink::rail_info(uint32_t rail) const {
-  if (rail >= rails_.size() || backend_ == nullptr) return {};
-  const Domain& domain = *backend_->domains()[rail];
-  const fid_nic* const nic = domain.info().nic;
-  const bool known = nic != nullptr && nic->link_attr != nullptr;
-  return {.bytes_per_second = known ? static_cast<double>(nic->link_attr->speed) / 8 : 0,
-          .name = domain.Name()};
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegion& region,
@@ -83,11 +78,7 @@ absl::Status DialledLink::OnHello(const Hello& hello) {
 
 std::optional<Time> DialledLink::DataDeadline() const {
   std::optional<Time> next;
-  for (const Rail& rail : rails_) {
-    if (rail.state == Rail::State::kWaiting || rail.state == Rail::State::kProbing) {
-      next = Earlier(next, rail.until);
-    }
-  }
+  for (const Rail& rail : rails_) next = Earlier(next, rail.life.deadline());
   for (const auto& [transfer, stopping] : stopping_) next = Earlier(next, stopping.patience);
   return next;
 }
@@ -113,7 +104,7 @@ void DialledLink::EndData(const absl::Status& why) {
       if (flight.transfer != 0) OpDone(i, flight, why);
     }
     rails_[i].end.reset();
-    rails_[i].state = Rail::State::kFailed;
+    rails_[i].life.End(rails_[i].life.why());
   }
 }
 

@@ -1,8 +1,9 @@
 // The connecting side of a link: offers an endpoint for each rail, probes it, posts ops.
 //
-// A rail that fails is closed at once. After ReopenRail it is opened again, in growing intervals
-// until an op has completed over it. A link of which no rail ever came up ends when the last rail's
-// attempt has failed.
+// A rail that fails is closed at once. After ReopenRail it is opened again (RailLife): it is
+// kOffered until the peer has authorised the link and opened its end, then kProbing until a write
+// has completed and the peer has reported its immediate. A link of which no rail ever came up ends
+// when the last rail's attempt has failed.
 //
 // Thread-safety: none; called by the agent's driver only.
 
@@ -20,6 +21,7 @@
 
 #include "src/backends/libfabric/end.h"
 #include "src/backends/libfabric/link.h"
+#include "src/transport/rail_life.h"
 
 namespace kvxfer::libfabric {
 
@@ -29,15 +31,11 @@ class DialledLink final : public Link {
   ~DialledLink() override;
 
   // --- Endpoint ---
-  uint32_t rails() const override { return static_cast<uint32_t>(rails_.size()); }
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override {}
-  size_t Post(std::span<const Op> ops) override;
-  void Fence(uint64_t transfer) override;
-  bool rail_up(uint32_t rail) const override {
-    return rail < rails_.size() && rails_[rail].state == Rail::State::kUp;
-  }
-  RailInfo rail_info(uint32_t rail) const override;
+  bool Post(const Op& op) override;
+  // Of a transfer; a rail is fenced by the accepting side.
+  void Fence(FenceScope scope) override;
   void ReopenRail(uint32_t index) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
@@ -51,20 +49,10 @@ class DialledLink final : public Link {
 
  private:
   struct Rail {
-    enum class State : uint8_t {
-      kWaiting,  // until `until`, the time of the next attempt
-      kOffered,  // the peer opens its end once it has authorised the link
-      kProbing,  // a write has to complete, and the peer to report its immediate, by `until`
-      kUp,
-      kFailed,  // kRailDown was reported, ReopenRail not called yet
-    };
-    State state = State::kWaiting;
-    Time until{};
-    Duration back_off{};
+    RailLife life{};
     bool worked = false;  // an op of this life has completed
     bool probe_posted = false;
     bool probe_arrived = false;  // the probe's write has completed
-    uint32_t life = 0;
     std::unique_ptr<End> end{};
     // Where the peer accepts writes without content, and the key for it.
     uint64_t sink = 0;
@@ -75,7 +63,6 @@ class DialledLink final : public Link {
     uint32_t heard = kFirstCount;
     uint32_t immediate = kFirstCount;
     uint32_t barrier = kFirstCount;  // no immediate is sent before this many have been received
-    absl::Status why{};              // the last failure
   };
 
   absl::Status OnDecoded(const Frame& frame) override;
@@ -93,8 +80,12 @@ class DialledLink final : public Link {
   void OnRailDeadline(uint32_t index, Time now);
 
   // --- dialled_data.cc ---
-  absl::Status CheckOp(const Op& op) const;
-  absl::StatusOr<bool> PostOp(const Op& op, const Flight& flight);
+  struct Pieces;
+  // Walks the blocks. False: they name no registration, or no key for the op's rail.
+  static bool Gather(const Op& op, Pieces& out);
+  // Gathers `pieces`, if the op is one that can be posted.
+  absl::Status CheckOp(const Op& op, Pieces& pieces) const;
+  absl::StatusOr<bool> PostOp(const Op& op, Pieces& pieces, const Flight& flight);
   absl::StatusOr<bool> PostWrite(Rail& rail, End::Request request,
                                  std::optional<uint32_t> immediate);
   absl::StatusOr<bool> PostNothing(Rail& rail, std::optional<uint32_t> immediate,
@@ -120,7 +111,6 @@ class DialledLink final : public Link {
   bool IsQuiet() const override { return true; }
 
   std::vector<Rail> rails_;
-  bool ever_up_ = false;
   bool reported_busy_ = false;  // Busy was sent, and no Idle since
   Time busy_until_{};           // until then there may be space for an op that was not accepted
   // A fenced transfer that still has ops in flight.

@@ -26,71 +26,72 @@ constexpr size_t kMaxToTell = 64 * 1024;
 
 }  // namespace
 
-absl::Status DialledLink::CheckOp(const Op& op) const {
-  const Capabilities& most = backend_->capabilities();
-  uint64_t bytes = 0;
-  bool complete = op.rail < rails_.size() && op.transfer != 0;
-  for (const Run& run : op.runs) {
-    complete = complete && run.key != nullptr && run.registration != nullptr &&
-               static_cast<const LibfabricRemoteKey*>(run.key)->has(op.rail);
-    // Bounded, so that the sum cannot overflow.
-    bytes += std::min<uint64_t>(run.bytes, most.max_op_bytes + 1);
+// The blocks of an op, as libfabric takes them.
+struct DialledLink::Pieces {
+  std::array<iovec, kMaxRuns> local;
+  std::array<void*, kMaxRuns> descs;
+  std::array<fi_rma_iov, kMaxRuns> remote;
+  size_t count = 0;
+  uint64_t begin = 0;   // the peer's address of the first byte
+  bool of_gpu = false;  // some of the local bytes are in GPU memory
+};
+
+bool DialledLink::Gather(const Op& op, Pieces& out) {
+  RunWalk walk(op.blocks);
+  out.begin = walk.run().remote;
+  for (; !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
+    const auto* const registration = static_cast<const LibfabricRegistration*>(run.registration);
+    const auto* const key = static_cast<const LibfabricRemoteKey*>(run.key);
+    if (registration == nullptr || key == nullptr || !key->has(op.rail)) return false;
+    out.of_gpu = out.of_gpu || registration->of_gpu();
+    const size_t i = out.count++;
+    out.local[i] = {.iov_base = reinterpret_cast<void*>(run.local), .iov_len = run.bytes};
+    out.descs[i] = registration->desc(op.rail);
+    out.remote[i] = {
+        .addr = key->Place(op.rail, run.remote), .len = run.bytes, .key = key->key(op.rail)};
   }
-  if (complete && op.runs.size() <= most.max_op_runs && bytes <= most.max_op_bytes) {
+  return true;
+}
+
+absl::Status DialledLink::CheckOp(const Op& op, Pieces& pieces) const {
+  const Capabilities& most = backend_->capabilities();
+  if (op.rail < rails_.size() && op.transfer != 0 && op.blocks.runs <= most.max_op_runs &&
+      op.blocks.bytes <= most.max_op_bytes && Gather(op, pieces)) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
       absl::StrCat("libfabric: op ", op.id, " is too large, or names no rail, transfer or key"));
 }
 
-size_t DialledLink::Post(std::span<const Op> ops) {
-  size_t accepted = 0;
-  for (const Op& op : ops) {
-    if (!up()) break;
-    const Flight flight{.op = op.id,
-                        .transfer = op.transfer,
-                        .remote = op.runs.empty() ? 0 : op.runs.front().remote};
-    // Accepted all the same: an op that can never be posted has to complete, with an error.
-    if (absl::Status status = CheckOp(op); !status.ok()) {
-      OpDone(op.rail, flight, std::move(status));
-      ++accepted;
-      continue;
-    }
-    if (rails_[op.rail].state != Rail::State::kUp) break;
-    absl::StatusOr<bool> posted = PostOp(op, flight);
-    BeBusy();
-    if (posted.ok() && !*posted) {
-      busy_until_ = Now() + kSpaceTimeout;
-      break;
-    }
-    ++accepted;
-    busy_until_ = {};
-    if (posted.ok()) continue;
-    // The op counts as accepted, so FailRail has to complete it too.
-    const Done failed{.flight = flight, .status = posted.status(), .maybe_op = true};
-    FailRail(op.rail, posted.status(), std::span(&failed, 1));
+bool DialledLink::Post(const Op& op) {
+  if (!up()) return false;
+  Pieces pieces;
+  const absl::Status checked = CheckOp(op, pieces);
+  const Flight flight{.op = op.id, .transfer = op.transfer, .remote = pieces.begin};
+  // Accepted all the same: an op that can never be posted has to complete, with an error.
+  if (!checked.ok()) {
+    OpDone(op.rail, flight, checked);
+    return true;
   }
-  return accepted;
+  if (!rails_[op.rail].life.up()) return false;
+  absl::StatusOr<bool> posted = PostOp(op, pieces, flight);
+  BeBusy();
+  if (posted.ok() && !*posted) {
+    busy_until_ = Now() + kSpaceTimeout;
+    return false;
+  }
+  busy_until_ = {};
+  if (posted.ok()) return true;
+  // The op counts as accepted, so FailRail has to complete it too.
+  const Done failed{.flight = flight, .status = posted.status(), .maybe_op = true};
+  FailRail(op.rail, posted.status(), std::span(&failed, 1));
+  return true;
 }
 
-absl::StatusOr<bool> DialledLink::PostOp(const Op& op, const Flight& flight) {
+absl::StatusOr<bool> DialledLink::PostOp(const Op& op, Pieces& pieces, const Flight& flight) {
   Rail& rail = rails_[op.rail];
-  std::array<iovec, kMaxRuns> local;
-  std::array<void*, kMaxRuns> descs;
-  std::array<fi_rma_iov, kMaxRuns> remote;
-  size_t count = 0;
-  bool of_gpu = false;
-  for (const Run& run : op.runs) {
-    if (run.bytes == 0) continue;
-    const auto& registration = static_cast<const LibfabricRegistration&>(*run.registration);
-    of_gpu = of_gpu || registration.of_gpu();
-    const auto& key = static_cast<const LibfabricRemoteKey&>(*run.key);
-    local[count] = {.iov_base = reinterpret_cast<void*>(run.local), .iov_len = run.bytes};
-    descs[count] = registration.desc(op.rail);
-    remote[count] = {
-        .addr = key.Place(op.rail, run.remote), .len = run.bytes, .key = key.key(op.rail)};
-    ++count;
-  }
+  const size_t count = pieces.count;
   const auto immediate = op.has_immediate ? std::optional(op.immediate) : std::nullopt;
   const bool read = op.kind == OpKind::kRead;
   // Nothing to move and nothing to report.
@@ -101,11 +102,11 @@ absl::StatusOr<bool> DialledLink::PostOp(const Op& op, const Flight& flight) {
   // A write of no bytes still has to carry the immediate.
   if (count == 0) return PostNothing(rail, immediate, flight);
   End::Request request{.read = read,
-                       .local = std::span(local).first(count),
-                       .descs = std::span(descs).first(count),
-                       .remote = std::span(remote).first(count),
+                       .local = std::span(pieces.local).first(count),
+                       .descs = std::span(pieces.descs).first(count),
+                       .remote = std::span(pieces.remote).first(count),
                        .flight = flight};
-  request.flight.into_gpu = read && of_gpu;
+  request.flight.into_gpu = read && pieces.of_gpu;
   return read ? rail.end->Post(request) : PostWrite(rail, request, immediate);
 }
 
@@ -174,8 +175,9 @@ void DialledLink::OnDone(uint32_t index, const Flight& flight) {
   rail.worked = true;
   // The write is complete, so its bytes are visible before the peer receives this frame.
   if (flight.to_tell) {
-    Tell(Immediate{
-        .rail = static_cast<uint8_t>(index), .life = rail.life, .immediate = *flight.to_tell});
+    Tell(Immediate{.rail = static_cast<uint8_t>(index),
+                   .life = rail.life.number(),
+                   .immediate = *flight.to_tell});
   }
   OpDone(index, flight, absl::OkStatus());
 }
@@ -195,7 +197,7 @@ absl::Status DialledLink::OwnError(const Done& done) {
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
   // Marks the read for a flush of GPU memory, which comes before the agent sees the completion.
-  if (flight.into_gpu && status.ok()) backend_->arrival_flusher().OnRead(this, flight.op);
+  if (flight.into_gpu && status.ok()) backend_->OnRead(this, flight.op);
   Say(EventKind::kCompletion, flight.op, std::move(status), rail);
   if (stopping_.empty()) return;
   const auto it = stopping_.find(flight.transfer);
@@ -205,8 +207,9 @@ void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status statu
 }
 
 // Ops in flight cannot be cancelled one by one, so their completion is waited for.
-void DialledLink::Fence(uint64_t transfer) {
-  if (!up() || transfer == 0 || stopping_.contains(transfer)) return;
+void DialledLink::Fence(FenceScope scope) {
+  const uint64_t transfer = scope.transfer;
+  if (!up() || transfer == FenceScope::kEveryTransfer || stopping_.contains(transfer)) return;
   size_t ops = 0;
   for (const Rail& rail : rails_) ops += rail.end == nullptr ? 0 : rail.end->CountOf(transfer);
   if (ops == 0) return FenceDone(transfer);
@@ -247,7 +250,7 @@ void DialledLink::CheckStuckFences(Time now) {
 // them, so none that is sent later may arrive before those; the barrier ensures that. Count
 // precedes Quiet on the control stream, so the peer knows the number by then.
 void DialledLink::FenceDone(uint64_t transfer) {
-  Say(EventKind::kFenced, transfer);
+  Say(EventKind::kFenced, transfer, {}, FenceScope::kEveryRail);
   TellCounts();
   for (Rail& rail : rails_) rail.barrier = rail.sent;
   Tell(Quiet{.transfer = transfer});
@@ -256,8 +259,8 @@ void DialledLink::FenceDone(uint64_t transfer) {
 void DialledLink::TellCounts() {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     Rail& rail = rails_[i];
-    if (rail.state != Rail::State::kUp || rail.immediate == rail.sent) continue;
-    Tell(Count{.rail = static_cast<uint8_t>(i), .life = rail.life, .count = rail.sent});
+    if (!rail.life.up() || rail.immediate == rail.sent) continue;
+    Tell(Count{.rail = static_cast<uint8_t>(i), .life = rail.life.number(), .count = rail.sent});
     rail.immediate = rail.sent;
   }
 }
@@ -268,7 +271,7 @@ void DialledLink::BeBusy() {
 
 // Lets the peer sleep too, once it has received the immediates that Count announces.
 void DialledLink::Rest() {
-  const auto probing = [](const Rail& rail) { return rail.state == Rail::State::kProbing; };
+  const auto probing = [](const Rail& rail) { return rail.life.probing(); };
   if (!busy() || InFlight() || std::ranges::any_of(rails_, probing) || Now() < busy_until_) return;
   reported_busy_ = false;
   TellCounts();

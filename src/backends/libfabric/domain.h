@@ -1,7 +1,8 @@
 // One domain of a provider (a device or a network interface): endpoints and registrations are made
 // from it.
 //
-// Thread-safety: none; called by the agent's driver only.
+// Thread-safety: Register and RegisterGpu: any thread, also beside the driver's calls, because the
+// domain is opened as FI_THREAD_SAFE. Everything else is called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_DOMAIN_H_
 #define KVXFER_BACKENDS_LIBFABRIC_DOMAIN_H_

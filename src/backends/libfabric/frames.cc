@@ -17,44 +17,30 @@ void Fields(Io& io, wire::Ref<Io, Hello> frame) {
 }
 template <typename Io>
 void Fields(Io& io, wire::Ref<Io, Offer> frame) {
-  io.Int("rail", frame.rail);
-  io.Int("life", frame.life);
+  net::RailAndLife(io, frame);
   io.Short("address", frame.address, kMaxText);
 }
 template <typename Io>
 void Fields(Io& io, wire::Ref<Io, Answer> frame) {
-  io.Int("rail", frame.rail);
-  io.Int("life", frame.life);
+  net::RailAndLife(io, frame);
   io.Words("error", frame.error, kMaxText);
   io.Short("address", frame.address, kMaxText);
   io.Int("sink", frame.sink);
   io.Int("sink_key", frame.sink_key);
 }
 template <typename Io>
-void Fields(Io& io, wire::Ref<Io, RailLost> frame) {
-  io.Int("rail", frame.rail);
-  io.Int("life", frame.life);
-  io.Words("why", frame.why, kMaxText);
-}
-template <typename Io>
 void Fields(Io& /*io*/, wire::Ref<Io, Busy> /*frame*/) {}
 template <typename Io>
 void Fields(Io& io, wire::Ref<Io, Count> frame) {
-  io.Int("rail", frame.rail);
-  io.Int("life", frame.life);
+  net::RailAndLife(io, frame);
   io.Int("count", frame.count);
 }
 template <typename Io>
 void Fields(Io& /*io*/, wire::Ref<Io, Idle> /*frame*/) {}
 template <typename Io>
 void Fields(Io& io, wire::Ref<Io, Immediate> frame) {
-  io.Int("rail", frame.rail);
-  io.Int("life", frame.life);
+  net::RailAndLife(io, frame);
   io.Int("immediate", frame.immediate);
-}
-template <typename Io>
-void Fields(Io& io, wire::Ref<Io, Quiet> frame) {
-  io.Int("transfer", frame.transfer);
 }
 
 std::string Encode(const Frame& frame) { return wire::EncodeOneOf<kFirst>(frame); }

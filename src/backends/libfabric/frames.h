@@ -12,9 +12,6 @@
 //   connecting → accepting   Told: an immediate that the provider cannot carry (data is visible)
 //   connecting → accepting   Quiet: nothing of that transfer is in flight any longer
 //
-// A rail's life is a number that increases with each of its Offers. Frames about an earlier life
-// than the present one are ignored.
-//
 // Thread-safety: plain values and functions without state.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_FRAMES_H_
@@ -29,10 +26,13 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "src/transport/rail_frames.h"
 
 namespace kvxfer::libfabric {
 
-inline constexpr size_t kMaxText = 512;
+using net::kMaxText;
+using net::Quiet;
+using net::RailLost;
 
 struct Hello {
   uint8_t domains = 0;
@@ -50,11 +50,6 @@ struct Answer {
   uint64_t sink = 0;  // where Domain::kNothing bytes may be written
   uint64_t sink_key = 0;
 };
-struct RailLost {
-  uint8_t rail = 0;
-  uint32_t life = 0;
-  std::string why{};
-};
 struct Busy {};
 struct Count {
   uint8_t rail = 0;
@@ -66,9 +61,6 @@ struct Immediate {
   uint8_t rail = 0;
   uint32_t life = 0;
   uint32_t immediate = 0;
-};
-struct Quiet {
-  uint64_t transfer = 0;
 };
 
 // Near the end of the range, so that every rail wraps early and the wrap is exercised often.

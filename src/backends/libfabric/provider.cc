@@ -61,6 +61,9 @@ InfoPtr Hints(const std::string& provider, const std::string& domain, size_t dat
   // Only Poll makes progress.
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+  // Registrations are made on any thread, also while the driver makes progress. A lock of ours
+  // would make the driver wait for as long as a device pins memory.
+  hints->domain_attr->threading = FI_THREAD_SAFE;
   hints->domain_attr->cq_data_size = data_bytes;
   // Copies, because fi_freeinfo frees them.
   hints->fabric_attr->prov_name = strdup(provider.c_str());
@@ -104,6 +107,10 @@ std::string WhatIsWrong(const std::string& provider, const std::string& host) {
   }
   if ((mode & FI_MR_RAW) != 0) {
     return absl::StrCat("its keys are longer than 8 bytes (FI_MR_RAW), which kvxfer does not carry",
+                        ToAbsl(kElse));
+  }
+  if (info->domain_attr->threading != FI_THREAD_SAFE) {
+    return absl::StrCat("it may not be called by several threads at once (FI_THREAD_SAFE)",
                         ToAbsl(kElse));
   }
   return absl::StrCat(

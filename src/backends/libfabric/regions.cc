@@ -16,27 +16,65 @@ constexpr size_t kEntryBytes = 9;
 
 }  // namespace
 
+void Registrations::Add(LibfabricRegistration* registration) {
+  const std::lock_guard lock(added_mutex_);
+  added_.push_back(registration);
+  any_added_.store(true, std::memory_order_release);
+}
+
+void Registrations::TakeAllAdded() {
+  std::vector<LibfabricRegistration*> added;
+  {
+    const std::lock_guard lock(added_mutex_);
+    added.swap(added_);
+    any_added_.store(false, std::memory_order_relaxed);
+  }
+  for (LibfabricRegistration* registration : added) {
+    open_.insert(registration);
+    if (!registration->gpu()) continue;
+    // Register has seen that this does not fail.
+    arrival_flusher_->AddRegion(registration->driver(), *registration->gpu()).IgnoreError();
+  }
+}
+
+void Registrations::Remove(LibfabricRegistration* registration) {
+  TakeAdded();
+  open_.erase(registration);
+  if (registration->gpu()) arrival_flusher_->RemoveRegion(*registration->gpu());
+}
+
+void Registrations::Close() {
+  TakeAdded();
+  for (LibfabricRegistration* registration : open_) registration->Close();
+  open_.clear();
+}
+
 absl::StatusOr<std::unique_ptr<LibfabricRegistration>> LibfabricRegistration::Make(
-    const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains, Registrations* all,
-    cuda::ArrivalFlusher* arrival_flusher) {
-  std::unique_ptr<LibfabricRegistration> out(new LibfabricRegistration(region.rkey, all));
-  if (region.span.kind == MemoryKind::kCuda) {
-    if (absl::Status status = out->RegisterGpu(region, domains, arrival_flusher); !status.ok()) {
-      return Annotate(status, "libfabric");
-    }
-    return out;
-  }
-  for (const auto& domain : domains) {
-    absl::StatusOr<FiPtr<fid_mr>> mr = domain->Register(region.span, region.access);
-    if (!mr.ok()) return mr.status();
-    out->holds_.push_back({.mr = *std::move(mr), .by_address = domain->virtual_addresses()});
-  }
+    const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains,
+    Registrations* all) {
+  std::unique_ptr<LibfabricRegistration> out(new LibfabricRegistration());
+  const absl::Status status = region.span.kind == MemoryKind::kCuda
+                                  ? Annotate(out->RegisterGpu(region, domains), "libfabric")
+                                  : out->RegisterHost(region, domains);
+  if (!status.ok()) return status;
+  out->key = out->EncodeKey(region.rkey);
+  out->all_ = all;
+  all->Add(out.get());
   return out;
 }
 
+absl::Status LibfabricRegistration::RegisterHost(const LocalRegion& region,
+                                                 std::span<const std::unique_ptr<Domain>> domains) {
+  for (const auto& domain : domains) {
+    absl::StatusOr<FiPtr<fid_mr>> mr = domain->Register(region.span, region.access);
+    if (!mr.ok()) return mr.status();
+    holds_.push_back({.mr = *std::move(mr), .by_address = domain->virtual_addresses()});
+  }
+  return absl::OkStatus();
+}
+
 absl::Status LibfabricRegistration::RegisterGpu(const LocalRegion& region,
-                                                std::span<const std::unique_ptr<Domain>> domains,
-                                                cuda::ArrivalFlusher* arrival_flusher) {
+                                                std::span<const std::unique_ptr<Domain>> domains) {
   absl::StatusOr<cuda::DirectSpan> span = cuda::ExamineDirect(region.span);
   if (!span.ok()) return span.status();
   for (const auto& domain : domains) {
@@ -45,24 +83,21 @@ absl::Status LibfabricRegistration::RegisterGpu(const LocalRegion& region,
     holds_.push_back({.mr = *std::move(mr), .by_address = domain->virtual_addresses()});
   }
   const int device = span->device->ordinal;
-  if (absl::Status status = arrival_flusher->AddRegion(span->driver, device); !status.ok())
-    return status;
-  arrival_flusher_ = arrival_flusher;
+  // Only asks: what the arrival flusher holds belongs to the driver.
+  if (absl::Status status = cuda::Flusher().Add(span->driver, device); !status.ok()) return status;
+  driver_ = span->driver;
   gpu_ = device;
   return absl::OkStatus();
 }
 
 LibfabricRegistration::~LibfabricRegistration() {
-  // Close has not been called, so `all` and `landed` still exist.
-  if (all_ == nullptr) return;
-  all_->erase(this);
-  if (gpu_) arrival_flusher_->RemoveRegion(*gpu_);
+  if (all_ != nullptr) all_->Remove(this);
 }
 
-std::string LibfabricRegistration::Key() const {
+std::string LibfabricRegistration::EncodeKey(uint32_t rkey) const {
   std::vector<std::byte> out(kHeadBytes + holds_.size() * kEntryBytes);
   out[0] = kForm;
-  wire::StoreLittle<uint32_t>(&out[1], rkey_);
+  wire::StoreLittle<uint32_t>(&out[1], rkey);
   std::byte* at = out.data() + kHeadBytes;
   for (const Hold& hold : holds_) {
     at[0] = std::byte{hold.by_address};

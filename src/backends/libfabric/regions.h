@@ -5,14 +5,17 @@
 // named by address, 0 if by offset; then its key).
 //
 // Lifetime: a registration may outlive its backend; it then does nothing.
-// Thread-safety: none; called by the agent's driver only.
+// Thread-safety: registrations are made on any thread, and everything else is called by the agent's
+// driver only.
 
 #ifndef KVXFER_BACKENDS_LIBFABRIC_REGIONS_H_
 #define KVXFER_BACKENDS_LIBFABRIC_REGIONS_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,21 +33,47 @@ namespace kvxfer::libfabric {
 
 class LibfabricRegistration;
 
-// The registrations that are open: the backend closes them before their domains.
-using Registrations = std::unordered_set<LibfabricRegistration*>;
+// The registrations that are open.
+class Registrations {
+ public:
+  // `arrival_flusher` is borrowed. It is notified of GPU memory.
+  explicit Registrations(cuda::ArrivalFlusher* arrival_flusher)
+      : arrival_flusher_(arrival_flusher) {}
+
+  // On any thread. The driver takes it over later.
+  void Add(LibfabricRegistration* registration);
+
+  // --- the driver ---
+  // Takes over what was added. Cheap if nothing was.
+  void TakeAdded() {
+    if (any_added_.load(std::memory_order_acquire)) TakeAllAdded();
+  }
+  void Remove(LibfabricRegistration* registration);
+  // Closes all of them, which the backend does before their domains.
+  void Close();
+
+ private:
+  void TakeAllAdded();
+
+  cuda::ArrivalFlusher* const arrival_flusher_;
+  std::unordered_set<LibfabricRegistration*> open_;
+  std::mutex added_mutex_;
+  std::vector<LibfabricRegistration*> added_;
+  std::atomic<bool> any_added_{false};
+};
 
 class LibfabricRegistration final : public Registration {
  public:
-  // `landed` is notified of GPU memory. `all` and `landed` have to outlive the registration, unless
-  // Close is called first.
+  // Called on any thread. `all` has to outlive the registration, unless Close is called first.
   static absl::StatusOr<std::unique_ptr<LibfabricRegistration>> Make(
       const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains,
-      Registrations* all, cuda::ArrivalFlusher* arrival_flusher);
+      Registrations* all);
   ~LibfabricRegistration() override;
 
-  std::string Key() const override;
   void* desc(size_t domain) const { return fi_mr_desc(holds_[domain].mr.get()); }
   bool of_gpu() const { return gpu_.has_value(); }
+  std::optional<int> gpu() const { return gpu_; }
+  const cuda::Driver* driver() const { return driver_; }
   // The backend is being destroyed before the registration.
   void Close() {
     holds_.clear();
@@ -56,18 +85,18 @@ class LibfabricRegistration final : public Registration {
     FiPtr<fid_mr> mr;
     bool by_address = false;
   };
-  LibfabricRegistration(uint32_t rkey, Registrations* all) : rkey_(rkey), all_(all) {
-    all_->insert(this);
-  }
+  LibfabricRegistration() = default;
 
+  absl::Status RegisterHost(const LocalRegion& region,
+                            std::span<const std::unique_ptr<Domain>> domains);
   absl::Status RegisterGpu(const LocalRegion& region,
-                           std::span<const std::unique_ptr<Domain>> domains,
-                           cuda::ArrivalFlusher* arrival_flusher);
+                           std::span<const std::unique_ptr<Domain>> domains);
 
-  const uint32_t rkey_;
-  Registrations* all_;
-  cuda::ArrivalFlusher* arrival_flusher_ = nullptr;
-  std::optional<int> gpu_;  // the ordinal of the GPU; empty: host memory
+  std::string EncodeKey(uint32_t rkey) const;
+
+  Registrations* all_ = nullptr;          // null: not complete yet, or the backend is gone
+  const cuda::Driver* driver_ = nullptr;  // of GPU memory
+  std::optional<int> gpu_;                // the ordinal of the GPU; empty: host memory
   std::vector<Hold> holds_;
 };
 

@@ -21,38 +21,38 @@ LoopbackEndpoint::~LoopbackEndpoint() {
   if (backend_ != nullptr) backend_->Forget(*this);
 }
 
-std::string LoopbackEndpoint::Describe() const {
-  return absl::StrCat("same process, incarnation ", link_->node(Other(side_)).address());
+EndpointInfo LoopbackEndpoint::Describe() const {
+  return {
+      .path = absl::StrCat("same process, incarnation ", link_->node(Other(side_)).address()),
+      .rails = std::vector<RailInfo>(rails_.size()),
+  };
 }
 
 void LoopbackEndpoint::Authorize() {
   if (side_ == Side::kTarget) link_->Authorize();
 }
 
-size_t LoopbackEndpoint::Post(std::span<const Op> ops) {
-  if (closing_ || backend_ == nullptr) return 0;
-  size_t accepted = 0;
-  for (const Op& op : ops) {
-    if (side_ == Side::kTarget || op.rail >= rails()) {
-      Complete(op, absl::InvalidArgumentError(absl::StrCat("op ", op.id, " on rail ", op.rail,
-                                                           ": only the side that connected posts, ",
-                                                           "on rails below ", rails())));
-      ++accepted;
-      continue;
-    }
-    Rail& rail = rails_[op.rail];
-    if (rail.size() >= kMaxQueuedOps || !link_->HasSpace(side_)) break;
-    rail.push_back({.op = op, .cursor = {}});
-    ++accepted;
+bool LoopbackEndpoint::Post(const Op& op) {
+  if (closing_ || backend_ == nullptr) return false;
+  if (side_ == Side::kTarget || op.rail >= rails_.size()) {
+    Complete(op, absl::InvalidArgumentError(absl::StrCat("op ", op.id, " on rail ", op.rail,
+                                                         ": only the side that connected posts, ",
+                                                         "on rails below ", rails_.size())));
+    return true;
   }
-  return accepted;
+  Rail& rail = rails_[op.rail];
+  if (rail.size() >= kMaxQueuedOps || !link_->HasSpace(side_)) return false;
+  rail.push_back({.op = op, .cursor = {.left = RunWalk(op.blocks)}});
+  return true;
 }
 
 bool LoopbackEndpoint::Send(std::span<const std::byte> message) {
   return !closing_ && message.size() <= kMaxMessageBytes && link_->Send(side_, message);
 }
 
-void LoopbackEndpoint::Fence(uint64_t transfer) {
+void LoopbackEndpoint::Fence(FenceScope scope) {
+  const uint64_t transfer = scope.transfer;
+  if (transfer == FenceScope::kEveryTransfer) return;
   if (closing_ || backend_ == nullptr) return;  // kDown follows
   if (side_ == Side::kTarget) return link_->Fence(transfer);
   // The driver does the copies, so none is in progress during this call: queued ops need only be
@@ -65,7 +65,7 @@ void LoopbackEndpoint::Fence(uint64_t transfer) {
       return true;
     });
   }
-  backend_->Report(MakeEvent(EventKind::kFenced, this, transfer));
+  backend_->Report(MakeEvent(EventKind::kFenced, this, transfer, {}, FenceScope::kEveryRail));
 }
 
 void LoopbackEndpoint::Shutdown(absl::Status why) {

@@ -8,7 +8,6 @@
 
 #include <deque>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "src/backends/loopback/link.h"
@@ -25,13 +24,13 @@ class LoopbackEndpoint : public Endpoint {
   LoopbackEndpoint(LoopbackBackend* backend, std::shared_ptr<Link> link, Side side);
   ~LoopbackEndpoint() override;
 
-  uint32_t rails() const override { return link_->rails(); }
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override;
-  // Only queues ops; Poll copies them, so that a large write does not delay its submitter.
-  size_t Post(std::span<const Op> ops) override;
+  // Only queues the op; Poll copies it, so that a large write does not delay its submitter.
+  bool Post(const Op& op) override;
   bool Send(std::span<const std::byte> message) override;
-  void Fence(uint64_t transfer) override;
+  // Of a transfer: rails do not fail alone here.
+  void Fence(FenceScope scope) override;
   void Shutdown(absl::Status why) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;

@@ -31,7 +31,7 @@ absl::Status Link::CopySlice(const Op& op, CopyCursor& cursor, uint64_t budget, 
     return absl::CancelledError(absl::StrCat("the target fenced transfer ", op.transfer));
   }
   if (absl::Status end = To(Side::kTarget).Copy(op, cursor, budget, copied); !end.ok()) return end;
-  if (cursor.run < op.runs.size()) return absl::OkStatus();
+  if (!cursor.left.done()) return absl::OkStatus();
   *done = true;
   if (op.kind == OpKind::kRead || !op.has_immediate) return absl::OkStatus();
   Mail mail{.kind = MailKind::kImmediate, .to = Side::kTarget, .link = shared_from_this()};

@@ -30,12 +30,15 @@ LoopbackBackend::LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host, 
     : node_(std::move(node)),
       host_(std::move(host)),
       rails_(rails),
-      capabilities_{.arrival = Arrival::kImmediate,
-                    .rail_keeps_order = true,
-                    .needs_remote_cpu = false,
-                    .max_op_bytes = 1 << 20,
-                    .max_op_runs = 1024,
-                    .max_message_bytes = kMaxMessageBytes} {}
+      info_{.name = "loopback",
+            .capabilities = {.arrival = Arrival::kImmediate,
+                             .rail_keeps_order = true,
+                             .needs_remote_cpu = false,
+                             .max_op_bytes = 1 << 20,
+                             .max_op_runs = 1024,
+                             .max_message_bytes = kMaxMessageBytes},
+            .address = node_->address(),
+            .wait_fd = node_->wake_fd()} {}
 
 LoopbackBackend::~LoopbackBackend() {
   Withdraw(*node_);
@@ -95,7 +98,7 @@ absl::StatusOr<std::unique_ptr<Registration>> LoopbackBackend::Register(const Lo
 }
 
 // Mail is handled before copies, so that a close or a fence from the other side takes effect early.
-size_t LoopbackBackend::Poll(std::span<Event> out, bool) {
+size_t LoopbackBackend::Poll(std::span<Event> out, Input /*input*/) {
   if (ready_.size() < out.size()) TakeMail(out.size() - ready_.size());
   CopySome();
   return ready_.Take(out);
@@ -142,6 +145,7 @@ void LoopbackBackend::OnMail(Mail& mail) {
     case MailKind::kFenced:
       event.kind = EventKind::kFenced;
       event.id = mail.transfer;
+      event.rail = FenceScope::kEveryRail;
       break;
     case MailKind::kDown:
       endpoint->OnDown(mail.status);

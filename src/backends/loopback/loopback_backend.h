@@ -1,14 +1,13 @@
 // The loopback backend of one agent: its node, its endpoints, and the events that are not reported
 // yet.
 //
-// Thread-safety: none, see kvxfer/backend.h.
+// Thread-safety: see kvxfer/backend.h. Register uses the node alone, which any thread may use.
 
 #ifndef KVXFER_BACKENDS_LOOPBACK_LOOPBACK_BACKEND_H_
 #define KVXFER_BACKENDS_LOOPBACK_LOOPBACK_BACKEND_H_
 
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "src/backends/loopback/endpoint.h"
@@ -26,16 +25,13 @@ class LoopbackBackend : public Backend {
   // Closes the endpoints that are left and the connections that were not accepted yet.
   ~LoopbackBackend() override;
 
-  std::string_view name() const override { return "loopback"; }
-  const Capabilities& capabilities() const override { return capabilities_; }
-  std::string Address() const override { return node_->address(); }
+  const BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
-  size_t Poll(std::span<Event> out, bool readable) override;
+  size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
-  int wait_fd() const override { return node_->wake_fd(); }
 
   // Queues an event for the next Poll.
   void Report(Event event, std::vector<std::byte> message = {}) {
@@ -54,7 +50,7 @@ class LoopbackBackend : public Backend {
   const std::shared_ptr<Node> node_;
   const HostIdentity host_;
   const uint32_t rails_;
-  const Capabilities capabilities_;
+  const BackendInfo info_;
   std::vector<LoopbackEndpoint*> endpoints_;  // not down yet
   size_t turn_ = 0;                           // whose copies come first
   std::vector<Mail> mail_;                    // scratch space for TakeMail

@@ -94,21 +94,14 @@ absl::Status Node::Copy(const Op& op, CopyCursor& cursor, uint64_t budget, uint6
     if (absl::Status checked = CheckRuns(op); !checked.ok()) return checked;
     cursor.checked = version_;
   }
-  while (cursor.run < op.runs.size()) {
-    const Run& run = op.runs[cursor.run];
-    const uint64_t bytes = std::min(run.bytes - cursor.offset, budget - *copied);
-    if (bytes > 0) {
-      std::byte* const local = At(run.local + cursor.offset);
-      std::byte* const remote = At(run.remote + cursor.offset);
-      const bool write = op.kind == OpKind::kWrite;
-      // memmove, because both agents may have registered the same memory.
-      std::memmove(write ? remote : local, write ? local : remote, bytes);
-    }
+  const bool write = op.kind == OpKind::kWrite;
+  while (!cursor.left.done() && *copied < budget) {
+    const Run& run = cursor.left.run();
+    const uint64_t bytes = std::min(run.bytes, budget - *copied);
+    // memmove, because both agents may have registered the same memory.
+    std::memmove(At(write ? run.remote : run.local), At(write ? run.local : run.remote), bytes);
     *copied += bytes;
-    cursor.offset += bytes;
-    if (cursor.offset < run.bytes) break;
-    ++cursor.run;
-    cursor.offset = 0;
+    cursor.left.Take(bytes);
   }
   return absl::OkStatus();
 }
@@ -166,7 +159,8 @@ absl::Status Node::CheckRuns(const Op& op) const {
   const LocalRegion* region = nullptr;
   const RemoteKey* key = nullptr;
   uint32_t rkey = 0;
-  for (const Run& run : op.runs) {
+  for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
     if (region == nullptr || run.key != key) {
       key = run.key;
       rkey = key == nullptr ? 0 : static_cast<const Key*>(key)->rkey();

@@ -57,11 +57,10 @@ struct Mail {
   absl::Status status{};
 };
 
-// How far a copy has come. `checked`: the version of the target's regions against which every run
-// of the op was checked; 0: not checked yet.
+// How far a copy has come: the runs that are left. `checked`: the version of the target's regions
+// against which every run of the op was checked; 0: not checked yet.
 struct CopyCursor {
-  size_t run = 0;
-  uint64_t offset = 0;
+  RunWalk left;
   uint64_t checked = 0;
 };
 

@@ -23,8 +23,8 @@ absl::StatusOr<std::unique_ptr<AcceptedEndpoint>> AcceptedEndpoint::Begin(Hub* h
 
 AcceptedEndpoint::~AcceptedEndpoint() { LeaveAuthorised(); }
 
-std::string AcceptedEndpoint::Describe() const {
-  return absl::StrCat("process ", dialler_pid_, ", which copies into this one's memory");
+EndpointInfo AcceptedEndpoint::Describe() const {
+  return OneRail(absl::StrCat("process ", dialler_pid_, ", which copies into this one's memory"));
 }
 
 absl::Status AcceptedEndpoint::OnFrame(Channel::Frame& frame) {
@@ -69,6 +69,8 @@ absl::Status AcceptedEndpoint::OnDial(const DialBody& dial) {
 
 void AcceptedEndpoint::Authorize() {
   if (!promoted_ || authorised_ || closing_ || down_) return;
+  // To the others; to this one they go below, behind the offer.
+  hub_->SendNewFiles();
   authorised_ = true;
   hub_->authorised.push_back(this);
   probe_[0] = RandomNonZero64();
@@ -78,7 +80,7 @@ void AcceptedEndpoint::Authorize() {
   offer.mapped_value = hub_->probe_value;
   offer.dumpable = static_cast<uint32_t>(prctl(PR_GET_DUMPABLE));
   SendFrame(FrameType::kOffer, wire::Encode(offer), hub_->probe_file.get());
-  for (const auto& file : hub_->files.all()) SendFile(*file);
+  for (const SharedFiles::File* file : hub_->files.Sent()) SendFile(*file);
 }
 
 void AcceptedEndpoint::SendFile(const SharedFiles::File& file) {
@@ -93,20 +95,18 @@ void AcceptedEndpoint::SendForget(uint64_t id) {
   SendFrame(FrameType::kForget, wire::Encode(body));
 }
 
-size_t AcceptedEndpoint::Post(std::span<const Op> ops) {
-  if (down_) return 0;
-  for (const Op& op : ops) {
-    hub_->events.Say(EventKind::kCompletion, this, op.id,
-                     absl::FailedPreconditionError("shm: only the side that connected may post"),
-                     op.rail);
-  }
-  return ops.size();
+bool AcceptedEndpoint::Post(const Op& op) {
+  if (down_) return false;
+  hub_->events.Say(EventKind::kCompletion, this, op.id,
+                   absl::FailedPreconditionError("shm: only the side that connected may post"),
+                   op.rail);
+  return true;
 }
 
-void AcceptedEndpoint::Fence(uint64_t transfer) {
+void AcceptedEndpoint::Fence(FenceScope scope) {
   if (down_) return;
   // The initiator was fenced first and copies with its own CPU, so nothing is under way.
-  hub_->events.Say(EventKind::kFenced, this, transfer);
+  SayFenced(scope);
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedEndpoint::Import(const RemoteRegion&,

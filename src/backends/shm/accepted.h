@@ -29,10 +29,10 @@ class AcceptedEndpoint final : public ShmEndpoint {
                                                                  uint32_t pid);
   ~AcceptedEndpoint() override;
 
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override;
-  size_t Post(std::span<const Op> ops) override;
-  void Fence(uint64_t transfer) override;
+  bool Post(const Op& op) override;
+  void Fence(FenceScope scope) override;
   void Shutdown(absl::Status why) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;

@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/timerfd.h>
 #include <sys/un.h>
 
 #include <algorithm>
@@ -34,7 +33,7 @@ constexpr size_t kMaxRefusedUids = 16;
 constexpr int kAcceptsPerPoll = 16;
 // About 50 us: how long copies keep Poll from other work, except for a slice of attached memory.
 constexpr size_t kCopiedPerPoll = 2 * kSliceBytes;
-constexpr int kAcceptPauseMs = 100;
+constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 // With fewer CPUs a second copying thread would take a CPU from the application.
 constexpr int kSharedCopyCpus = 4;
 
@@ -48,29 +47,40 @@ uint32_t CopyThreads(uint32_t asked) {
 Hub::Hub(uint32_t copy_threads) : threads(copy_threads) {}
 Hub::~Hub() = default;
 
+void Hub::SendNewFiles() {
+  if (!files.has_new()) return;
+  for (const SharedFiles::File* file : files.TakeNew()) {
+    for (AcceptedEndpoint* endpoint : authorised) endpoint->SendFile(*file);
+  }
+}
+
 absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext& context) {
   const auto options = ReadOptions<ShmOptions>("shm", context.options);
   if (!options.ok()) return options.status();
   std::unique_ptr<ShmBackend> backend(new ShmBackend(CopyThreads(options->copy_threads)));
-  backend->capabilities_ = {.arrival = Arrival::kCopied,
-                            .memory_kinds = BitOf(MemoryKind::kHost),
-                            .rail_keeps_order = true,
-                            .needs_remote_cpu = false,
-                            .max_op_bytes = kMaxOpBytes,
-                            .max_op_runs = kMaxOpRuns,
-                            .max_message_bytes = kMaxMessageBytes};
+  BackendInfo& info = backend->info_;
+  info.name = "shm";
+  info.capabilities = {.arrival = Arrival::kCopied,
+                       .memory_kinds = BitOf(MemoryKind::kHost),
+                       .rail_keeps_order = true,
+                       .needs_remote_cpu = false,
+                       .max_op_bytes = kMaxOpBytes,
+                       .max_op_runs = kMaxOpRuns,
+                       .max_message_bytes = kMaxMessageBytes};
   backend->hub_.host = context.host;
   backend->address_.pid = static_cast<uint32_t>(getpid());
   backend->address_.start_time = context.host.start_time;
   // Without a pidfd, the death of a peer could not be distinguished from its silence.
   auto self = PeerProcess::Open(backend->address_.pid, context.host.start_time);
   if (!self.ok()) return Annotate(self.status(), "not usable here");
-  auto poller = Poller::Create();
-  if (!poller.ok()) return poller.status();
-  backend->hub_.poller = *std::move(poller);
+  auto reactor = net::Reactor::Create();
+  if (!reactor.ok()) return Annotate(reactor.status(), "shm");
+  backend->hub_.reactor = *std::move(reactor);
   if (absl::Status made = backend->MakeProbeFile(); !made.ok()) return made;
   if (absl::Status made = backend->MakeBell(); !made.ok()) return made;
   if (absl::Status up = backend->Listen(context.incarnation); !up.ok()) return up;
+  info.address = Encode(backend->address_);
+  info.wait_fd = backend->hub_.reactor->fd();
   return backend;
 }
 
@@ -93,11 +103,12 @@ absl::Status ShmBackend::MakeProbeFile() {
   return absl::OkStatus();
 }
 
-// Edge-triggered and never read: only the fact that it was rung matters.
+// Edge-triggered and never read: only the fact that it was rung matters. Nobody is called, because
+// Poll looks at every ring and for new files anyway.
 absl::Status ShmBackend::MakeBell() {
   hub_.bell = UniqueFd::Open([] { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); });
   if (!hub_.bell.valid()) return ErrnoStatus(errno, "shm: eventfd");
-  return hub_.poller.Add(hub_.bell.get(), EPOLLIN | EPOLLET, &bell_watch_);
+  return Annotate(hub_.reactor->Add(hub_.bell.get(), nullptr, EPOLLIN | EPOLLET), "shm");
 }
 
 absl::Status ShmBackend::Listen(const Incarnation& incarnation) {
@@ -116,11 +127,7 @@ absl::Status ShmBackend::Listen(const Incarnation& incarnation) {
       listen(listener_.get(), SOMAXCONN) != 0) {
     return ErrnoStatus(errno, absl::StrCat("shm: listening on @", address_.socket));
   }
-  timer_ = UniqueFd(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-  if (!timer_.valid()) return ErrnoStatus(errno, "shm: timerfd_create");
-  absl::Status added = hub_.poller.Add(listener_.get(), EPOLLIN, &listener_watch_);
-  if (!added.ok()) return added;
-  return hub_.poller.Add(timer_.get(), EPOLLIN, &timer_watch_);
+  return Annotate(hub_.reactor->Add(listener_.get(), this, EPOLLIN), "shm");
 }
 
 absl::Status ShmBackend::Reachable(std::string_view address, const HostIdentity& host) const {
@@ -145,26 +152,25 @@ absl::StatusOr<std::unique_ptr<Registration>> ShmBackend::Register(const LocalRe
   if (span.data == nullptr || span.bytes == 0) {
     return absl::InvalidArgumentError("shm: a region needs an address and bytes");
   }
-  RegionKey key;
-  if (span.shared_fd >= 0) {
-    const absl::Status mappable = SharedFiles::Mappable(span);
-    if (mappable.ok()) {
-      bool fresh = false;
-      auto file = hub_.files.Add(span.shared_fd, fresh);
-      if (!file.ok()) return Annotate(file.status(), "shm");
-      key = {.mapped = true, .file = (*file)->id, .offset = span.shared_offset};
-      // Sent before this returns, so that the memfd is in flight before any metadata that names
-      // it.
-      if (fresh) {
-        for (AcceptedEndpoint* endpoint : hub_.authorised) endpoint->SendFile(**file);
-      }
-    } else {
-      Log(LogLevel::kWarning, "shm: region {} is not mapped by peers but attached, slower: {}",
-          static_cast<uint32_t>(region.id),
-          std::string_view(mappable.message().data(), mappable.message().size()));
-    }
+  const absl::StatusOr<RegionKey> key = Share(span);
+  if (!key.ok()) return Annotate(key.status(), "shm");
+  return std::make_unique<ShmRegistration>(static_cast<RegistrationOwner*>(this), region, *key);
+}
+
+// The key by which peers reach `span`. If it lies in a memfd that they do not know, they are sent
+// the memfd before any message that this side sends after this call, and soon in any case.
+absl::StatusOr<RegionKey> ShmBackend::Share(const MemorySpan& span) {
+  if (span.shared_fd < 0) return RegionKey{};
+  if (const absl::Status mappable = SharedFiles::Mappable(span); !mappable.ok()) {
+    Log(LogLevel::kWarning, "shm: memory at {} is not mapped by peers but attached, slower: {}",
+        span.data, std::string_view(mappable.message().data(), mappable.message().size()));
+    return RegionKey{};
   }
-  return std::make_unique<ShmRegistration>(static_cast<RegistrationOwner*>(this), region, key);
+  const absl::StatusOr<SharedFiles::Added> file = hub_.files.Add(span.shared_fd);
+  if (!file.ok()) return file.status();
+  // The driver sends it, because the connections are the driver's; it may be asleep.
+  if (file->fresh) eventfd_write(hub_.bell.get(), 1);
+  return RegionKey{.mapped = true, .file = file->id, .offset = span.shared_offset};
 }
 
 void ShmBackend::Unregister(const RegionKey& key) {
@@ -172,21 +178,25 @@ void ShmBackend::Unregister(const RegionKey& key) {
   for (AcceptedEndpoint* endpoint : hub_.authorised) endpoint->SendForget(key.file);
 }
 
-size_t ShmBackend::Poll(std::span<Event> out, bool readable) {
+// Most input comes in the rings, which are memory: there is no system call that kLikely would make.
+size_t ShmBackend::Poll(std::span<Event> out, Input input) {
   // Sockets, if they are looked at, come before the copies: a peer that closes stops its copies
   // first.
   if (hub_.events.size() < out.size()) {
-    if (readable) {
-      hub_.poller.Dispatch();
+    if (input == Input::kAll) {
+      hub_.reactor->Collect();
+      ResumeAccepting();
       TrimEmbryos();
     }
+    // After Collect: a file whose bell it took is there.
+    hub_.SendNewFiles();
     PollRings();
     CopySlices();
   }
   return hub_.events.Take(out);
 }
 
-// After Dispatch, which may still have had events for those that go. The vector is in the order of
+// After Collect, which may still have had events for those that go. The vector is in the order of
 // accepting.
 void ShmBackend::TrimEmbryos() {
   std::vector<std::unique_ptr<AcceptedEndpoint>>& all = hub_.embryos;
@@ -218,22 +228,14 @@ void ShmBackend::CopySlices() {
 }
 
 bool ShmBackend::Arm() {
-  if (!hub_.events.empty() || !hub_.busy.empty()) return false;
+  if (!hub_.events.empty() || !hub_.busy.empty() || hub_.files.has_new()) return false;
   armed_ = true;
   bool silent = true;
   for (ShmEndpoint* endpoint : hub_.ringed) silent &= endpoint->Arm();
   return silent;
 }
 
-void ShmBackend::OnReady(Ready what) {
-  if (what == Ready::kBell) return;  // Poll looks at every ring
-  if (what == Ready::kTimer) {
-    uint64_t expirations = 0;
-    if (read(timer_.get(), &expirations, sizeof(expirations)) < 0) return;
-    hub_.poller.Modify(listener_.get(), EPOLLIN, &listener_watch_);
-  }
-  AcceptAll();
-}
+void ShmBackend::OnReady(uint32_t) { AcceptAll(); }
 
 void ShmBackend::AcceptAll() {
   for (int i = 0; i < kAcceptsPerPoll; ++i) {
@@ -280,10 +282,16 @@ void ShmBackend::Refuse(UniqueFd socket, const ucred& peer) {
 void ShmBackend::PauseAccepting() {
   Log(LogLevel::kWarning, "shm: {}; new connections wait until descriptors are free",
       ErrnoText("accept", errno));
-  hub_.poller.Modify(listener_.get(), 0, &listener_watch_);
-  itimerspec once{};
-  once.it_value.tv_nsec = int64_t{kAcceptPauseMs} * 1000 * 1000;
-  timerfd_settime(timer_.get(), 0, &once, nullptr);
+  hub_.reactor->Change(listener_.get(), this, 0);
+  paused_until_ = Now() + kAcceptPause;
+  hub_.reactor->SetTimer(paused_until_);
+}
+
+void ShmBackend::ResumeAccepting() {
+  if (!paused_until_ || Now() < *paused_until_) return;
+  paused_until_.reset();
+  hub_.reactor->Change(listener_.get(), this, EPOLLIN);
+  AcceptAll();
 }
 
 }  // namespace shm

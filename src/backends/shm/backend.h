@@ -1,6 +1,6 @@
 // The shm backend: listens on an abstract socket, accepts, registers, and does the work of Poll.
 //
-// Thread-safety: none, see kvxfer/backend.h.
+// Thread-safety: none, see kvxfer/backend.h; Register from any thread.
 
 #ifndef KVXFER_BACKENDS_SHM_BACKEND_H_
 #define KVXFER_BACKENDS_SHM_BACKEND_H_
@@ -8,8 +8,10 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <cstdint>
 #include <memory>
-#include <string>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -18,51 +20,48 @@
 #include "src/backends/shm/dialled.h"
 #include "src/backends/shm/hub.h"
 #include "src/backends/shm/regions.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::shm {
 
-class ShmBackend final : public Backend, private Watcher, private RegistrationOwner {
+class ShmBackend final : public Backend, private net::Watcher, private RegistrationOwner {
  public:
   static absl::StatusOr<std::unique_ptr<Backend>> Create(const BackendContext& context);
   ~ShmBackend() override;
 
-  std::string_view name() const override { return "shm"; }
-  const Capabilities& capabilities() const override { return capabilities_; }
-  std::string Address() const override { return Encode(address_); }
+  const BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
-  size_t Poll(std::span<Event> out, bool readable) override;
+  size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
-  int wait_fd() const override { return hub_.poller.fd(); }
 
  private:
   explicit ShmBackend(uint32_t copy_threads) : hub_(copy_threads) {}
   absl::Status Listen(const Incarnation& incarnation);
   absl::Status MakeProbeFile();
   absl::Status MakeBell();
-  void OnReady(Ready what) override;
+  void OnReady(uint32_t events) override;
   void AcceptAll();
   void AcceptOne(UniqueFd socket);
   void Refuse(UniqueFd socket, const ucred& peer);
   void TrimEmbryos();
   void PauseAccepting();
+  void ResumeAccepting();
+  absl::StatusOr<RegionKey> Share(const MemorySpan& span);
   void Unregister(const RegionKey& key) override;
   void PollRings();
   void CopySlices();
 
-  Capabilities capabilities_;
+  BackendInfo info_;
   shm::Address address_;
   Hub hub_;
   UniqueFd listener_;
-  std::vector<uid_t> refused_uids_;  // users that were logged; bounded
-  UniqueFd timer_;                   // runs while accepting is paused because descriptors ran out
-  Watch listener_watch_{this, Ready::kListener};
-  Watch timer_watch_{this, Ready::kTimer};
-  Watch bell_watch_{this, Ready::kBell};
-  bool armed_ = false;    // peers were asked to ring the bell
-  size_t ring_turn_ = 0;  // which ring goes first
+  std::vector<uid_t> refused_uids_;   // users that were logged; bounded
+  std::optional<Time> paused_until_;  // set while accepting is paused: descriptors ran out
+  bool armed_ = false;                // peers were asked to ring the bell
+  size_t ring_turn_ = 0;              // which ring goes first
 };
 
 }  // namespace kvxfer::shm

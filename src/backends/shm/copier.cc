@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include "src/backends/shm/regions.h"
 #include "src/core/base/strings.h"
@@ -29,52 +31,59 @@ std::byte* LocalAt(uint64_t address) {
   return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address));
 }
 
-// The source that is read first when `rest` is copied: a prefetch hint.
-std::span<const std::byte> NextSource(std::span<const Run> rest, bool write) {
-  if (rest.empty()) return {};
-  const Run& run = rest.front();
-  if (!KeyOf(run)->mapped()) return {};
+// The source that is read first when `run`, which may be empty, is copied: a prefetch hint.
+std::span<const std::byte> SourceOf(const Run& run, bool write) {
+  if (run.bytes == 0 || !KeyOf(run)->mapped()) return {};
   return {write ? LocalAt(run.local) : KeyOf(run)->At(run.remote), static_cast<size_t>(run.bytes)};
+}
+
+absl::Status CheckSize(const BlockRange& blocks) {
+  if (blocks.runs > kMaxOpRuns) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shm: an op has ", blocks.runs, " runs; at most ", kMaxOpRuns, " are taken"));
+  }
+  if (blocks.bytes > kMaxOpBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shm: an op is larger than ", kMaxOpBytes, " bytes"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-size_t Copier::Post(std::span<const Op> ops) {
-  size_t accepted = 0;
-  uint64_t inline_left = kInlineCopyBytes;
-  for (const Op& op : ops) {
-    if (queue_.size() >= kMaxQueuedOps || queued_bytes_ >= kMaxQueuedCopyBytes ||
-        events_->size() >= kMaxEvents) {
-      break;
-    }
-    ++accepted;
-    const absl::StatusOr<uint64_t> bytes = Check(op);
-    if (!bytes.ok()) {
-      Complete(op, bytes.status());
-      continue;
-    }
-    const bool at_once = queue_.empty() && *bytes <= inline_left;
-    queue_.push_back({.op = op, .left = *bytes, .cached = *bytes <= kCachedBytes});
-    queued_bytes_ += *bytes;
-    if (at_once) {
-      inline_left -= *bytes;
-      Step(*bytes);
-    }
+Copier::Queued::Queued(const Op& op)
+    : kind(op.kind),
+      cached(op.blocks.bytes <= kCachedBytes),
+      rail(op.rail),
+      id(op.id),
+      transfer(op.transfer),
+      walk(op.blocks) {}
+
+bool Copier::Post(const Op& op) {
+  if (queue_.size() >= kMaxQueuedOps || queued_bytes_ >= kMaxQueuedCopyBytes ||
+      events_->size() >= kMaxEvents) {
+    return false;
   }
-  return accepted;
+  if (absl::Status good = Check(op); !good.ok()) {
+    Complete(op.id, op.rail, std::move(good));
+    return true;
+  }
+  const uint64_t bytes = op.blocks.bytes;
+  const bool at_once = queue_.empty() && bytes <= kInlineCopyBytes;
+  queue_.emplace_back(op);
+  queued_bytes_ += bytes;
+  if (at_once) Step(static_cast<size_t>(bytes));
+  return true;
 }
 
 // Checks all runs before any byte moves, so an op that breaks the rules has no partial effect.
 // Bounds are enforced on this side: a mapping ends only at page boundaries, and an attached process
 // has no bounds at all.
-absl::StatusOr<uint64_t> Copier::Check(const Op& op) const {
-  if (op.runs.size() > kMaxOpRuns) {
-    return absl::InvalidArgumentError(absl::StrCat("shm: an op has ", op.runs.size(),
-                                                   " runs; at most ", kMaxOpRuns, " are taken"));
-  }
+absl::Status Copier::Check(const Op& op) const {
+  if (absl::Status small = CheckSize(op.blocks); !small.ok()) return small;
   const Access wanted = op.kind == OpKind::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
-  uint64_t bytes = 0;
-  for (const Run& run : op.runs) {
+  for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
     const auto* here = static_cast<const ShmRegistration*>(run.registration);
     const ShmRemoteKey* there = KeyOf(run);
     if (here == nullptr || there == nullptr || there->endpoint() != endpoint_) {
@@ -94,13 +103,8 @@ absl::StatusOr<uint64_t> Copier::Check(const Op& op) const {
           absl::StrCat("shm: the peer's region ", static_cast<uint32_t>(region.id),
                        " is not registered for this; register it with the right Access there"));
     }
-    bytes += run.bytes;
-    if (bytes > kMaxOpBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("shm: an op is larger than ", kMaxOpBytes, " bytes"));
-    }
   }
-  return bytes;
+  return absl::OkStatus();
 }
 
 size_t Copier::Step(size_t budget) {
@@ -108,20 +112,20 @@ size_t Copier::Step(size_t budget) {
   while (!queue_.empty()) {
     Queued& front = queue_.front();
     absl::Status status;
-    if (front.left > 0) {
+    if (!front.walk.done()) {
       if (copied >= budget) break;
       const absl::StatusOr<size_t> moved = Advance(front, budget - copied);
       status = moved.status();
       if (moved.ok()) {
         copied += *moved;
-        if (front.left > 0) continue;
+        if (!front.walk.done()) continue;
         // It may have moved this much before it failed.
       } else {
         copied += budget;
       }
     }
-    queued_bytes_ -= front.left;
-    Complete(front.op, std::move(status));
+    queued_bytes_ -= front.walk.left();
+    Complete(front.id, front.rail, std::move(status));
     queue_.pop_front();
   }
   // Later stores, which publish the bytes, could otherwise overtake non-temporal ones.
@@ -130,47 +134,32 @@ size_t Copier::Step(size_t budget) {
 }
 
 absl::StatusOr<size_t> Copier::Advance(Queued& queued, size_t budget) {
-  while (queued.op.runs[queued.run].bytes == queued.offset) {
-    ++queued.run;
-    queued.offset = 0;
-  }
-  if (KeyOf(queued.op.runs[queued.run])->mapped()) return CopyMapped(queued, budget);
+  if (KeyOf(queued.walk.run())->mapped()) return CopyMapped(queued, budget);
   return MoveAttached();
 }
 
-// Counts `bytes` of `queued` as copied.
-void Copier::Take(Queued& queued, uint64_t bytes) {
-  queued.left -= bytes;
-  queued_bytes_ -= bytes;
-}
-
 size_t Copier::CopyMapped(Queued& queued, size_t budget) {
-  const std::span<const Run> runs = queued.op.runs;
-  const bool write = queued.op.kind == OpKind::kWrite;
+  RunWalk& walk = queued.walk;
+  const bool write = queued.kind == OpKind::kWrite;
   size_t moved = 0;
-  while (moved < budget && queued.run < runs.size()) {
-    const Run& run = runs[queued.run];
+  while (moved < budget && !walk.done()) {
+    const Run& run = walk.run();
     const ShmRemoteKey* key = KeyOf(run);
     if (!key->mapped()) break;
-    const auto bytes = static_cast<size_t>(
-        std::min<uint64_t>(run.bytes - queued.offset, static_cast<uint64_t>(budget - moved)));
-    std::byte* there = key->At(run.remote + queued.offset);
-    std::byte* here = LocalAt(run.local + queued.offset);
-    if (write && bytes > 0) key->Warm(there, bytes);
-    if (queued.cached && bytes > 0) {
+    const auto bytes =
+        static_cast<size_t>(std::min<uint64_t>(run.bytes, static_cast<uint64_t>(budget - moved)));
+    std::byte* there = key->At(run.remote);
+    std::byte* here = LocalAt(run.local);
+    if (write) key->Warm(there, bytes);
+    if (queued.cached) {
       std::memcpy(write ? there : here, write ? here : there, bytes);
     } else {
-      StreamCopy(write ? there : here, write ? here : there, bytes,
-                 NextSource(runs.subspan(queued.run + 1), write));
+      StreamCopy(write ? there : here, write ? here : there, bytes, SourceOf(walk.Ahead(), write));
     }
     moved += bytes;
-    queued.offset += bytes;
-    if (queued.offset == run.bytes) {
-      ++queued.run;
-      queued.offset = 0;
-    }
+    walk.Take(bytes);
   }
-  Take(queued, moved);
+  queued_bytes_ -= moved;
   return moved;
 }
 
@@ -178,17 +167,13 @@ size_t Copier::CopyMapped(Queued& queued, size_t budget) {
 void Copier::FillBatch() {
   threads_->Begin(queued_bytes_);
   for (const Queued& queued : queue_) {
-    if (queued.op.kind != queue_.front().op.kind) return;
-    uint64_t offset = queued.offset;
-    for (const Run& run : queued.op.runs.subspan(queued.run)) {
+    if (queued.kind != queue_.front().kind) return;
+    for (RunWalk walk = queued.walk; !walk.done();) {
+      const Run& run = walk.run();
       if (KeyOf(run)->mapped()) return;
-      while (offset < run.bytes) {
-        const uint64_t taken =
-            threads_->Add(run.local + offset, run.remote + offset, run.bytes - offset);
-        if (taken == 0) return;
-        offset += taken;
-      }
-      offset = 0;
+      const uint64_t taken = threads_->Add(run.local, run.remote, run.bytes);
+      if (taken == 0) return;
+      walk.Take(taken);
     }
   }
 }
@@ -197,27 +182,21 @@ absl::StatusOr<size_t> Copier::MoveAttached() {
   if (absl::Status alive = CheckPeer(); !alive.ok()) return alive;
   FillBatch();
   const Queued& front = queue_.front();
-  absl::StatusOr<size_t> moved = MoveBatch(front.op.kind);
+  absl::StatusOr<size_t> moved = MoveBatch(front.kind);
   if (absl::IsUnavailable(moved.status())) return Annotate(moved.status(), "shm");
   if (!moved.ok()) {
-    const RemoteRegion& region = KeyOf(front.op.runs[front.run])->region();
+    const RemoteRegion& region = KeyOf(front.walk.run())->region();
     return Annotate(moved.status(), absl::StrCat("shm: region ", static_cast<uint32_t>(region.id)));
   }
   // May be short: the next call starts at the first byte that was not moved.
+  queued_bytes_ -= *moved;
   uint64_t left = *moved;
-  for (auto queued = queue_.begin(); left > 0;) {
-    if (queued->left == 0) {
-      ++queued;
-      continue;
-    }
-    const uint64_t rest = queued->op.runs[queued->run].bytes - queued->offset;
-    const uint64_t step = std::min(left, rest);
-    left -= step;
-    queued->offset += step;
-    Take(*queued, step);
-    if (step == rest) {
-      ++queued->run;
-      queued->offset = 0;
+  for (auto queued = queue_.begin(); left > 0; ++queued) {
+    RunWalk& walk = queued->walk;
+    while (left > 0 && !walk.done()) {
+      const uint64_t step = std::min(left, walk.run().bytes);
+      left -= step;
+      walk.Take(step);
     }
   }
   return moved;
@@ -250,22 +229,22 @@ absl::Status Copier::CheckPeer() const {
 
 // The fence comes before the event: data that the event reports as done must be visible to the
 // thread that receives the event.
-void Copier::Complete(const Op& op, absl::Status status) {
+void Copier::Complete(uint64_t id, uint32_t rail, absl::Status status) {
   StreamFence();
-  events_->Say(EventKind::kCompletion, endpoint_, op.id, std::move(status), op.rail);
+  events_->Say(EventKind::kCompletion, endpoint_, id, std::move(status), rail);
 }
 
 void Copier::Drop(uint64_t transfer, const absl::Status& why) {
   for (const Queued& queued : queue_) {
-    if (queued.op.transfer != transfer) continue;
-    queued_bytes_ -= queued.left;
-    Complete(queued.op, why);
+    if (queued.transfer != transfer) continue;
+    queued_bytes_ -= queued.walk.left();
+    Complete(queued.id, queued.rail, why);
   }
-  std::erase_if(queue_, [transfer](const Queued& q) { return q.op.transfer == transfer; });
+  std::erase_if(queue_, [transfer](const Queued& q) { return q.transfer == transfer; });
 }
 
 void Copier::DropAll(const absl::Status& why) {
-  for (const Queued& queued : queue_) Complete(queued.op, why);
+  for (const Queued& queued : queue_) Complete(queued.id, queued.rail, why);
   queue_.clear();
   queued_bytes_ = 0;
 }

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <span>
 #include <string>
 
 #include "absl/status/status.h"
@@ -44,7 +43,8 @@ class Copier {
     probe_value_ = value;
   }
 
-  size_t Post(std::span<const Op> ops);
+  // False: too much waits already.
+  bool Post(const Op& op);
   // Copies up to `budget` bytes; or, if the next bytes are in attached memory, at most one slice
   // per thread. Returns the number of bytes.
   size_t Step(size_t budget);
@@ -56,25 +56,27 @@ class Copier {
   void DropAll(const absl::Status& why);
 
  private:
+  // An op, without its blocks: after its completion nothing may look at them.
   struct Queued {
-    Op op;
-    uint64_t left = 0;    // bytes
-    bool cached = false;  // copied by ordinary stores
-    size_t run = 0;       // the next one
-    uint64_t offset = 0;  // bytes of that run that were copied
+    explicit Queued(const Op& op);
+
+    OpKind kind;
+    bool cached;  // copied by ordinary stores
+    uint32_t rail;
+    uint64_t id;
+    uint64_t transfer;
+    RunWalk walk;  // at the first byte that was not copied
   };
 
-  // The number of bytes of `op`. InvalidArgument or PermissionDenied: it leaves its regions or
-  // lacks a right.
-  absl::StatusOr<uint64_t> Check(const Op& op) const;
+  // InvalidArgument or PermissionDenied: the op leaves its regions or lacks a right.
+  absl::Status Check(const Op& op) const;
   absl::StatusOr<size_t> Advance(Queued& queued, size_t budget);
   size_t CopyMapped(Queued& queued, size_t budget);
   absl::StatusOr<size_t> MoveAttached();
   void FillBatch();
-  void Take(Queued& queued, uint64_t bytes);
   absl::StatusOr<size_t> MoveBatch(OpKind kind) const;
   absl::Status CheckPeer() const;
-  void Complete(const Op& op, absl::Status status);
+  void Complete(uint64_t id, uint32_t rail, absl::Status status);
 
   Endpoint* const endpoint_;
   EventQueue<std::string>* const events_;
@@ -84,7 +86,7 @@ class Copier {
   uint64_t probe_address_ = 0;
   uint64_t probe_value_ = 0;
   std::deque<Queued> queue_;
-  uint64_t queued_bytes_ = 0;
+  uint64_t queued_bytes_ = 0;  // of the queue, not copied
 };
 
 }  // namespace kvxfer::shm

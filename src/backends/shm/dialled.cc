@@ -129,7 +129,9 @@ absl::Status DialledEndpoint::Start(const Address& address) {
   return absl::OkStatus();
 }
 
-std::string DialledEndpoint::Describe() const {
+EndpointInfo DialledEndpoint::Describe() const { return OneRail(Path()); }
+
+std::string DialledEndpoint::Path() const {
   const std::string whom = absl::StrCat("process ", peer_.pid(), ": ");
   if (!offered_) return absl::StrCat(whom, "not authorised yet");
   return absl::StrCat(
@@ -181,9 +183,9 @@ absl::Status DialledEndpoint::OnOffer(const OfferBody& offer, const Channel::Fra
                                              attach_.message(), "; tcp will be taken"));
 }
 
-size_t DialledEndpoint::Post(std::span<const Op> ops) {
-  if (down_) return 0;
-  const size_t accepted = copier_.Post(ops);
+bool DialledEndpoint::Post(const Op& op) {
+  if (down_) return false;
+  const bool accepted = copier_.Post(op);
   if (!copier_.idle() && !busy_) {
     busy_ = true;
     hub_->busy.push_back(this);
@@ -197,10 +199,10 @@ size_t DialledEndpoint::Step() {
   return copied;
 }
 
-void DialledEndpoint::Fence(uint64_t transfer) {
+void DialledEndpoint::Fence(FenceScope scope) {
   if (down_) return;
-  copier_.Drop(transfer, absl::CancelledError("shm: fenced before it was copied whole"));
-  hub_->events.Say(EventKind::kFenced, this, transfer);
+  copier_.Drop(scope.transfer, absl::CancelledError("shm: fenced before it was copied whole"));
+  SayFenced(scope);
 }
 
 void DialledEndpoint::Shutdown(absl::Status why) {

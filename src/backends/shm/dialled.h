@@ -27,10 +27,10 @@ class DialledEndpoint final : public ShmEndpoint {
   static std::unique_ptr<DialledEndpoint> Dial(Hub* hub, const Address& address);
   ~DialledEndpoint() override;
 
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override {}
-  size_t Post(std::span<const Op> ops) override;
-  void Fence(uint64_t transfer) override;
+  bool Post(const Op& op) override;
+  void Fence(FenceScope scope) override;
   void Shutdown(absl::Status why) override;
   // Unavailable: the peer has not authorised this connection yet, or the region's memfd has not
   // arrived; try again after the next Poll. PermissionDenied, ResourceExhausted,
@@ -57,6 +57,7 @@ class DialledEndpoint final : public ShmEndpoint {
   absl::Status OnOffer(const OfferBody& offer, const Channel::Frame& frame);
   absl::StatusOr<std::unique_ptr<RemoteKey>> ImportMapped(const RemoteRegion& region,
                                                           const RegionKey& key);
+  std::string Path() const;
 
   Copier copier_;
   bool busy_ = false;  // in Hub::busy

@@ -11,6 +11,8 @@ namespace {
 
 // For one connection, so that a peer that sends a lot does not starve the others.
 constexpr size_t kFramesPerPoll = 32;
+// Level-triggered: what one Poll leaves in the socket is reported to the next.
+constexpr uint32_t kReadable = EPOLLIN | EPOLLRDHUP;
 
 }  // namespace
 
@@ -23,21 +25,21 @@ ShmEndpoint::~ShmEndpoint() {
 }
 
 absl::Status ShmEndpoint::WatchSocket() {
-  absl::Status added = hub_->poller.Add(channel_.fd(), EPOLLIN | EPOLLRDHUP, &socket_watch_);
+  const absl::Status added = hub_->reactor->Add(channel_.fd(), this, kReadable);
   watching_socket_ = added.ok();
-  return added;
+  return Annotate(added, "shm");
 }
 
 absl::Status ShmEndpoint::WatchPeer(PeerProcess peer) {
   peer_ = std::move(peer);
-  absl::Status added = hub_->poller.Add(peer_.pidfd(), EPOLLIN, &process_watch_);
+  const absl::Status added = hub_->reactor->Add(peer_.pidfd(), &exit_watcher_, EPOLLIN);
   watching_process_ = added.ok();
-  return added;
+  return Annotate(added, "shm");
 }
 
 void ShmEndpoint::Unwatch() {
-  if (std::exchange(watching_socket_, false)) hub_->poller.Remove(channel_.fd());
-  if (std::exchange(watching_process_, false)) hub_->poller.Remove(peer_.pidfd());
+  if (std::exchange(watching_socket_, false)) hub_->reactor->Remove(channel_.fd());
+  if (std::exchange(watching_process_, false)) hub_->reactor->Remove(peer_.pidfd());
   if (std::exchange(watching_rings_, false)) std::erase(hub_->ringed, this);
 }
 
@@ -48,6 +50,8 @@ void ShmEndpoint::WatchRings() {
 
 bool ShmEndpoint::Send(std::span<const std::byte> message) {
   if (down_ || closing_ || message.size() > kMaxMessageBytes) return false;
+  // The message may be metadata that name a new file: it must not overtake the file.
+  hub_->SendNewFiles();
   const bool accepted = channel_.SendMessage(message);
   UpdateSocketWatch();
   return accepted;
@@ -61,21 +65,21 @@ void ShmEndpoint::SendFrame(FrameType type, std::string_view body, int file) {
 void ShmEndpoint::UpdateSocketWatch() {
   if (!watching_socket_ || wants_write_ == channel_.socket_queued()) return;
   wants_write_ = channel_.socket_queued();
-  const uint32_t writable = wants_write_ ? static_cast<uint32_t>(EPOLLOUT) : 0u;
-  hub_->poller.Modify(channel_.fd(), EPOLLIN | EPOLLRDHUP | writable, &socket_watch_);
+  hub_->reactor->Change(channel_.fd(), this, wants_write_ ? kReadable | EPOLLOUT : kReadable);
 }
 
-void ShmEndpoint::OnReady(Ready what) {
+void ShmEndpoint::OnReady(uint32_t) {
   if (down_) return;
-  if (what == Ready::kProcess) {
-    // What the peer sent before it died still counts.
-    while (Drain(kFramesPerPoll)) {
-    }
-    if (!down_) OnEnd(EndCause());
-    return;
-  }
   FlushQueue();
   if (!down_) Drain(kFramesPerPoll);
+}
+
+void ShmEndpoint::OnExit() {
+  if (down_) return;
+  // What the peer sent before it died still counts.
+  while (Drain(kFramesPerPoll)) {
+  }
+  if (!down_) OnEnd(EndCause());
 }
 
 void ShmEndpoint::FlushQueue() {

@@ -7,23 +7,22 @@
 #define KVXFER_BACKENDS_SHM_ENDPOINT_H_
 
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "kvxfer/backend.h"
 #include "src/backends/shm/channel.h"
 #include "src/backends/shm/hub.h"
-#include "src/backends/shm/poller.h"
 #include "src/backends/shm/process.h"
+#include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::shm {
 
-class ShmEndpoint : public Endpoint, public Watcher {
+class ShmEndpoint : public Endpoint, private net::Watcher {
  public:
   ~ShmEndpoint() override;
 
-  uint32_t rails() const override { return 1; }
   bool Send(std::span<const std::byte> message) override;
-  void OnReady(Ready what) override;
 
   // Handles what has arrived in the ring, and sends what waited for space in it.
   void PollRing();
@@ -53,6 +52,13 @@ class ShmEndpoint : public Endpoint, public Watcher {
   // Receives up to `frames` frames. False: there was none, or the connection ended.
   bool Drain(size_t frames);
   void SendFrame(FrameType type, std::string_view body, int file = -1);
+  // Its one rail is up for as long as the connection is.
+  static EndpointInfo OneRail(std::string path) {
+    return {.path = std::move(path), .rails = {RailInfo{}}};
+  }
+  void SayFenced(FenceScope scope) {
+    hub_->events.Say(EventKind::kFenced, this, scope.transfer, {}, scope.rail);
+  }
   // Closes the socket and reports kDown, which is the last event.
   void GoDown(const absl::Status& why);
 
@@ -63,14 +69,25 @@ class ShmEndpoint : public Endpoint, public Watcher {
   bool down_ = false;
 
  private:
+  // Watches the peer's process; the endpoint itself watches the socket.
+  class ExitWatcher final : public net::Watcher {
+   public:
+    explicit ExitWatcher(ShmEndpoint* endpoint) : endpoint_(endpoint) {}
+    void OnReady(uint32_t) override { endpoint_->OnExit(); }
+
+   private:
+    ShmEndpoint* const endpoint_;
+  };
+
+  void OnReady(uint32_t events) override;
+  void OnExit();
   void FlushQueue();
   bool HandleFrame(Channel::Frame& frame);
   absl::Status EndCause() const;
   void UpdateSocketWatch();
   void Unwatch();
 
-  Watch socket_watch_{this, Ready::kSocket};
-  Watch process_watch_{this, Ready::kProcess};
+  ExitWatcher exit_watcher_{this};
   bool watching_socket_ = false;
   bool watching_process_ = false;
   bool watching_rings_ = false;

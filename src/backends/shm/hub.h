@@ -11,9 +11,10 @@
 
 #include "kvxfer/backend.h"
 #include "src/backends/shm/attach_threads.h"
-#include "src/backends/shm/poller.h"
+#include "src/backends/shm/handles.h"
 #include "src/backends/shm/regions.h"
 #include "src/transport/event_queue.h"
+#include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::shm {
 
@@ -25,8 +26,11 @@ struct Hub {
   explicit Hub(uint32_t copy_threads);
   ~Hub();
 
+  // Sends every authorised peer the memfds that were registered since the last call.
+  void SendNewFiles();
+
   HostIdentity host;  // of this process
-  Poller poller;
+  std::unique_ptr<net::Reactor> reactor;
   EventQueue<std::string> events;
   SharedFiles files;
   AttachThreads threads;
@@ -37,7 +41,7 @@ struct Hub {
   std::vector<AcceptedEndpoint*> authorised;  // and not down: these are sent every memfd
   std::deque<DialledEndpoint*> busy;          // with copies to do, the next one first
   std::vector<ShmEndpoint*> ringed;           // those that have rings
-  UniqueFd bell;                              // the other sides ring it while this one sleeps
+  UniqueFd bell;  // the other sides ring it while this one sleeps, and Register does
 };
 
 }  // namespace kvxfer::shm

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "src/core/base/strings.h"
 #include "src/transport/host/shared_mapping.h"
@@ -33,17 +34,17 @@ absl::Status SharedFiles::Mappable(const MemorySpan& span) {
   return CheckFile(span.shared_fd, span.shared_offset, span.bytes);
 }
 
-absl::StatusOr<const SharedFiles::File*> SharedFiles::Add(int fd, bool& fresh) {
+absl::StatusOr<SharedFiles::Added> SharedFiles::Add(int fd) {
   struct stat info {};
   if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "fstat of the shared descriptor");
   auto same = [&info](const std::unique_ptr<File>& file) {
     return file->inode == info.st_ino && file->device == info.st_dev;
   };
-  auto known = std::find_if(files_.begin(), files_.end(), same);
-  fresh = known == files_.end();
-  if (!fresh) {
+  const std::lock_guard lock(mu_);
+  const auto known = std::find_if(files_.begin(), files_.end(), same);
+  if (known != files_.end()) {
     ++(*known)->registrations;
-    return known->get();
+    return Added{.id = (*known)->id};
   }
   auto file = std::make_unique<File>();
   // A copy of the descriptor, because the application may close its own.
@@ -54,15 +55,37 @@ absl::StatusOr<const SharedFiles::File*> SharedFiles::Add(int fd, bool& fresh) {
   file->inode = info.st_ino;
   file->registrations = 1;
   files_.push_back(std::move(file));
-  return files_.back().get();
+  has_new_.store(true, std::memory_order_release);
+  return Added{.id = last_id_, .fresh = true};
 }
 
 bool SharedFiles::Remove(uint64_t id) {
-  auto file = std::find_if(files_.begin(), files_.end(),
-                           [id](const std::unique_ptr<File>& f) { return f->id == id; });
+  const std::lock_guard lock(mu_);
+  const auto file = std::find_if(files_.begin(), files_.end(),
+                                 [id](const std::unique_ptr<File>& f) { return f->id == id; });
   if (file == files_.end() || --(*file)->registrations > 0) return false;
+  const bool sent = (*file)->sent;
   files_.erase(file);
-  return true;
+  return sent;
+}
+
+std::vector<const SharedFiles::File*> SharedFiles::TakeNew() {
+  const std::lock_guard lock(mu_);
+  std::vector<const File*> fresh;
+  for (const std::unique_ptr<File>& file : files_) {
+    if (!std::exchange(file->sent, true)) fresh.push_back(file.get());
+  }
+  has_new_.store(false, std::memory_order_relaxed);
+  return fresh;
+}
+
+std::vector<const SharedFiles::File*> SharedFiles::Sent() const {
+  const std::lock_guard lock(mu_);
+  std::vector<const File*> sent;
+  for (const std::unique_ptr<File>& file : files_) {
+    if (file->sent) sent.push_back(file.get());
+  }
+  return sent;
 }
 
 absl::StatusOr<std::unique_ptr<ShmRemoteKey>> ShmRemoteKey::Map(const Endpoint* endpoint,

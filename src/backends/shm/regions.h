@@ -1,13 +1,18 @@
 // Local registrations, and regions of the peer that are usable on one connection.
+//
+// Thread-safety: what registers a region is called on any thread, and says so; the rest is called
+// by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_SHM_REGIONS_H_
 #define KVXFER_BACKENDS_SHM_REGIONS_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -26,6 +31,7 @@ inline bool Holds(uint64_t base, uint64_t size, uint64_t address, uint64_t bytes
 absl::Status CheckFile(int fd, uint64_t offset, uint64_t bytes);
 
 // The memfds behind this agent's registrations. Each is kept once, however many regions lie in it.
+// The driver sends each of them to the peers; it learns of a new one by has_new.
 class SharedFiles {
  public:
   struct File {
@@ -33,24 +39,35 @@ class SharedFiles {
     UniqueFd fd;
     uint64_t device = 0;
     uint64_t inode = 0;
-    size_t registrations = 0;
+    size_t registrations = 0;  // guarded by mu_
+    bool sent = false;         // TakeNew has returned it; guarded by mu_
   };
 
   // OK: peers may map `span`: it lies in a memfd that is sealed against shrinking (otherwise a peer
-  // could be killed by SIGBUS) and is large enough. FailedPrecondition: why not.
+  // could be killed by SIGBUS) and is large enough. FailedPrecondition: why not. Any thread.
   static absl::Status Mappable(const MemorySpan& span);
 
-  // Counts one more registration in `fd`. `fresh`: the file was not known before.
-  // ResourceExhausted: no descriptor left.
-  absl::StatusOr<const File*> Add(int fd, bool& fresh);
-  // Counts one registration less. True: it was the last, and the file was dropped.
+  // What Add did. `fresh`: the file was not known before, so has_new is true now.
+  struct Added {
+    uint64_t id = 0;
+    bool fresh = false;
+  };
+  // Counts one more registration in `fd`. ResourceExhausted: no descriptor left. Any thread.
+  absl::StatusOr<Added> Add(int fd);
+  // Counts one registration less. True: it was the last, and the file, which was sent, was dropped.
   bool Remove(uint64_t id);
 
-  const std::vector<std::unique_ptr<File>>& all() const { return files_; }
+  bool has_new() const { return has_new_.load(std::memory_order_acquire); }
+  // The files that were not sent before, which count as sent from now on. Like those of Sent they
+  // stay until Remove.
+  std::vector<const File*> TakeNew();
+  std::vector<const File*> Sent() const;
 
  private:
-  std::vector<std::unique_ptr<File>> files_;
-  uint64_t last_id_ = 0;
+  mutable std::mutex mu_;
+  std::vector<std::unique_ptr<File>> files_;  // guarded by mu_
+  uint64_t last_id_ = 0;                      // guarded by mu_
+  std::atomic<bool> has_new_ = false;         // written with mu_ held
 };
 
 // Is notified when a registration closes; outlives every registration.
@@ -60,12 +77,14 @@ class RegistrationOwner {
   virtual void Unregister(const RegionKey& key) = 0;
 };
 
+// Made on any thread.
 class ShmRegistration final : public Registration {
  public:
-  ShmRegistration(RegistrationOwner* owner, const LocalRegion& region, const RegionKey& key)
-      : owner_(owner), region_(region), key_(key) {}
-  ~ShmRegistration() override { owner_->Unregister(key_); }
-  std::string Key() const override { return Encode(key_); }
+  ShmRegistration(RegistrationOwner* owner, const LocalRegion& region, const RegionKey& at)
+      : owner_(owner), region_(region), at_(at) {
+    key = Encode(at);
+  }
+  ~ShmRegistration() override { owner_->Unregister(at_); }
 
   bool Contains(uint64_t address, uint64_t bytes) const {
     return Holds(reinterpret_cast<uintptr_t>(region_.span.data), region_.span.bytes, address,
@@ -75,7 +94,7 @@ class ShmRegistration final : public Registration {
  private:
   RegistrationOwner* const owner_;
   const LocalRegion region_;
-  const RegionKey key_;
+  const RegionKey at_;
 };
 
 class ShmRemoteKey final : public RemoteKey {

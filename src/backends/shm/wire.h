@@ -43,7 +43,7 @@ struct Address {
 std::string Encode(const Address& address);
 absl::StatusOr<Address> DecodeAddress(std::string_view text);
 
-// The text of Registration::Key(): "mapped:<file>:<offset>" or "attached".
+// The text of Registration::key: "mapped:<file>:<offset>" or "attached".
 struct RegionKey {
   bool mapped = false;
   uint64_t file = 0;    // FileBody::id

@@ -12,8 +12,8 @@ namespace kvxfer::tcp {
 namespace {
 
 constexpr size_t kScratchBytes = 256 * 1024;
-// After this many peeks in vain no further message is expected.
-constexpr uint32_t kMaxPeeks = 1024;
+// After looking for it this often in vain no further message is expected.
+constexpr uint32_t kMaxLooks = 1024;
 
 }  // namespace
 
@@ -23,14 +23,15 @@ TcpBackend::TcpBackend(const BackendContext& context, TcpOptions options)
       incarnation_(context.incarnation),
       host_(context.host),
       metadata_(context.metadata) {
-  capabilities_ = {.arrival = Arrival::kImmediate,
-                   .rail_keeps_order = true,
-                   .rails_fail_alone = true,
-                   .needs_remote_cpu = true,
-                   .serves_metadata = true,
-                   .max_op_bytes = kMaxFrameBytes,
-                   .max_op_runs = kMaxFrameRuns,
-                   .max_message_bytes = kMaxMessageBytes};
+  info_.name = "tcp";
+  info_.capabilities = {.arrival = Arrival::kImmediate,
+                        .rail_keeps_order = true,
+                        .rails_fail_alone = true,
+                        .needs_remote_cpu = true,
+                        .serves_metadata = true,
+                        .max_op_bytes = kMaxFrameBytes,
+                        .max_op_runs = kMaxFrameRuns,
+                        .max_message_bytes = kMaxMessageBytes};
 }
 
 absl::StatusOr<std::unique_ptr<TcpBackend>> TcpBackend::Create(const BackendContext& context) {
@@ -38,9 +39,11 @@ absl::StatusOr<std::unique_ptr<TcpBackend>> TcpBackend::Create(const BackendCont
   if (!options.ok()) return options.status();
   std::unique_ptr<TcpBackend> backend(new TcpBackend(context, *std::move(options)));
   absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
-  if (!reactor.ok()) return reactor.status();
+  if (!reactor.ok()) return Annotate(reactor.status(), "tcp");
   backend->reactor_ = *std::move(reactor);
+  backend->info_.wait_fd = backend->reactor_->fd();
   if (absl::Status listening = backend->Listen(); !listening.ok()) return listening;
+  backend->DescribeListeners();
   return backend;
 }
 
@@ -76,29 +79,22 @@ TcpBackend::~TcpBackend() {
   for (Link* link : links_) link->Detach();
 }
 
-std::string TcpBackend::Address() const {
+void TcpBackend::DescribeListeners() {
   net::PeerAddress own{.incarnation = incarnation_, .candidates = advertised_};
   for (size_t i = 0; i < local_.size(); ++i) {
-    own.data.push_back({.at = listeners_[i + 1]->address(), .mbps = local_[i].mbps});
+    const net::SocketAddress at = listeners_[i + 1]->address();
+    own.data.push_back({.at = at, .mbps = local_[i].mbps});
+    std::string& device = info_.devices.emplace_back(at.ToString());
+    if (local_[i].mbps > 0) absl::StrAppend(&device, ", ", local_[i].mbps, " Mb/s");
   }
-  return net::EncodeAddress(own);
+  info_.address = net::EncodeAddress(own);
+  info_.listen_address = listeners_.front()->address().ToString();
 }
 
 absl::Status TcpBackend::Reachable(std::string_view address, const HostIdentity& host) const {
   absl::StatusOr<net::PeerAddress> peer = net::DecodeReachable(address, host_, host);
   if (!peer.ok()) return peer.status();
   return Paths::Plan(local_, *peer, tcp_.streams).status();
-}
-
-std::string TcpBackend::ListenAddress() const { return listeners_.front()->address().ToString(); }
-
-std::vector<std::string> TcpBackend::Devices() const {
-  std::vector<std::string> devices;
-  for (size_t i = 0; i < local_.size(); ++i) {
-    devices.push_back(listeners_[i + 1]->address().ToString());
-    if (local_[i].mbps > 0) absl::StrAppend(&devices.back(), ", ", local_[i].mbps, " Mb/s");
-  }
-  return devices;
 }
 
 absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view address,
@@ -150,11 +146,12 @@ void TcpBackend::Linger(net::Fd control, std::vector<net::Fd> data, std::string 
   SetTimer();
 }
 
-size_t TcpBackend::Poll(std::span<Event> out, bool readable) {
+size_t TcpBackend::Poll(std::span<Event> out, Input input) {
   ++poll_number_;
   sink_.Begin(out);
   if (!sink_.full()) {
-    if (readable) reactor_->Collect();
+    if (input == Input::kAll) reactor_->Collect();
+    if (input == Input::kLikely) ReadExpected();
     if (const std::optional<Time> next = NextDeadline(); next && *next <= Now()) OnDeadlines();
     for (const auto& listener : listeners_) listener->Work();
     WorkLinks();
@@ -165,13 +162,14 @@ size_t TcpBackend::Poll(std::span<Event> out, bool readable) {
   return sink_.End();
 }
 
-void TcpBackend::Peek() {
+// The most likely input is a message of the link that brought the last one.
+void TcpBackend::ReadExpected() {
   if (expected_ == nullptr) return;
-  if (++peeks_ > kMaxPeeks) {
+  if (++looks_ > kMaxLooks) {
     expected_ = nullptr;
     return;
   }
-  expected_->Peek();
+  expected_->ReadControl();
 }
 
 void TcpBackend::WorkLinks() {

@@ -1,7 +1,7 @@
 // The tcp backend: listeners, links to peers, local regions, and one epoll set for all sockets.
 //
 // Lifetime: endpoints and registrations may outlive it; they then do nothing.
-// Thread-safety: none, see kvxfer/backend.h.
+// Thread-safety: none, see kvxfer/backend.h; Register from any thread.
 
 #ifndef KVXFER_BACKENDS_TCP_BACKEND_H_
 #define KVXFER_BACKENDS_TCP_BACKEND_H_
@@ -34,19 +34,13 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   ~TcpBackend() override;
 
   // --- Backend ---
-  std::string_view name() const override { return "tcp"; }
-  const Capabilities& capabilities() const override { return capabilities_; }
-  std::string Address() const override;
+  const BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
-  std::string ListenAddress() const override;
-  std::vector<std::string> Devices() const override;
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
-  size_t Poll(std::span<Event> out, bool readable) override;
-  void Peek() override;
+  size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
-  int wait_fd() const override { return reactor_->fd(); }
 
   // --- for links and registrations ---
   net::Reactor& reactor() { return *reactor_; }
@@ -65,7 +59,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   // A message has arrived over `link`: another one may follow soon.
   void Expect(Link* link) {
     expected_ = link;
-    peeks_ = 0;
+    looks_ = 0;
   }
   void Linger(net::Fd control, std::vector<net::Fd> data, std::string queued);
 
@@ -73,6 +67,8 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   TcpBackend(const BackendContext& context, TcpOptions options);
 
   absl::Status Listen();
+  void DescribeListeners();
+  void ReadExpected();
   bool ListenersHaveWork() const;
   void OnPreamble(net::Fd fd, const Preamble& preamble, const std::string& from) override;
   void OnControlPreamble(net::Fd fd, const Preamble& preamble, const std::string& from);
@@ -88,7 +84,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   const Incarnation incarnation_;
   const HostIdentity host_;
   const std::function<std::shared_ptr<const std::string>()> metadata_;
-  Capabilities capabilities_;
+  BackendInfo info_;
   std::unique_ptr<net::Reactor> reactor_;
   net::EventSink sink_;
   net::RegionMap regions_{[this](const net::Region* region) {
@@ -104,7 +100,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   std::vector<Link*> waiting_;                    // links that may have a deadline
   size_t turn_ = 0;                               // the link in active_ that goes first
   Link* expected_ = nullptr;                      // the link that brought the last message
-  uint32_t peeks_ = 0;                            // calls of Peek since then
+  uint32_t looks_ = 0;                            // how often another one was looked for since
   std::vector<std::unique_ptr<Link>> half_open_;  // accepted and not reported yet, oldest first
   net::Lingerers lingering_;
   net::Handouts handouts_;

@@ -22,8 +22,6 @@ constexpr uint32_t kMaxPassedOver = 4;
 // The time from the control stream's preamble until a data stream has joined. At least 2 s, because
 // the peer's connect_timeout may be longer than this side's.
 constexpr Duration kJoinTimeout = std::chrono::seconds(2);
-// How many bytes Post sends itself; the rest waits for Poll.
-constexpr size_t kInlineBytes = 64 * 1024;
 
 std::vector<std::unique_ptr<Rail>> MakeRails(Link* link, uint32_t count) {
   std::vector<std::unique_ptr<Rail>> out;
@@ -43,7 +41,10 @@ Link::Link(TcpBackend* backend, net::PeerAddress peer, Paths paths)
       paths_(std::move(paths)),
       rails_(MakeRails(this, static_cast<uint32_t>(paths_->rails()))),
       fences_(1) {
-  for (size_t i = 0; i < rails_.size(); ++i) dials_.push_back({.pair = paths_->planned(i)});
+  for (uint32_t i = 0; i < rails_.size(); ++i) {
+    lives_.emplace_back(paths_->planned(i),
+                        [this, i](std::span<const RailPair> bad) { return OtherPair(i, bad); });
+  }
   dialler_.emplace("tcp peer", std::move(peer), kService, rails(),
                    backend->options().connect_timeout, &control_);
 }
@@ -110,49 +111,37 @@ absl::Status Link::CheckOp(const Op& op) const {
     return absl::FailedPreconditionError(
         "tcp: ops are posted on the endpoint that connected; connect to the peer");
   }
-  uint64_t bytes = 0;
-  bool complete = op.rail < rails_.size() && op.transfer != 0;
-  for (const Run& run : op.runs) {
-    complete = complete && run.key != nullptr && run.bytes <= kMaxFrameBytes;
-    bytes += run.bytes;
-  }
-  if (complete && op.runs.size() <= kMaxFrameRuns && bytes <= kMaxFrameBytes) {
+  const BlockRange& blocks = op.blocks;
+  if (op.rail < rails_.size() && op.transfer != 0 && blocks.runs <= kMaxFrameRuns &&
+      blocks.bytes <= kMaxFrameBytes && net::HaveKeys(blocks)) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "tcp: op ", op.id, " (rail ", op.rail, ", ", op.runs.size(), " runs, ", bytes,
+      "tcp: op ", op.id, " (rail ", op.rail, ", ", blocks.runs, " runs, ", blocks.bytes,
       " bytes, transfer ", op.transfer, ") is beyond the backend's capabilities or lacks a key"));
 }
 
-size_t Link::Post(std::span<const Op> ops) {
-  size_t accepted = 0;
-  size_t inline_left = kInlineBytes;
-  if (down()) return 0;
-  for (const Op& op : ops) {
-    absl::Status status = CheckOp(op);
-    if (!status.ok()) {
-      OnCompletion(op.id, op.rail, std::move(status));
-      ++accepted;
-      continue;
-    }
-    Rail& rail = *rails_[op.rail];
-    if (!up() || !rail.up()) break;
-    // A small write may share the control stream with the message that follows it.
-    if (op.sole && PostInline(op)) {
-      ++accepted;
-      continue;
-    }
-    if (!rail.HasSpace()) break;
-    rail.Push(op);
-    ++accepted;
-    Activate();
-    // Small ops leave at once; a large backlog is left to Poll, so that Post stays short.
-    const uint64_t queued = rail.queued_bytes();
-    if (queued > inline_left || !rail.CanSend()) continue;
-    if (absl::Status sent = rail.Send(inline_left); !sent.ok()) RailFailed(op.rail, sent);
-    inline_left -= std::min<uint64_t>(inline_left, queued);
+bool Link::Post(const Op& op) {
+  if (down()) return false;
+  if (absl::Status status = CheckOp(op); !status.ok()) {
+    OnCompletion(op.id, op.rail, std::move(status));
+    return true;
   }
-  return accepted;
+  Rail& rail = *rails_[op.rail];
+  if (!up() || !rail.up()) return false;
+  // A small write may share the control stream with the message that follows it.
+  if (op.sole && PostInline(op)) return true;
+  if (!rail.HasSpace()) return false;
+  rail.Push(op);
+  Activate();
+  SendPosted(rail);
+  return true;
+}
+
+// Small ops leave at once; a large backlog is left to Poll, so that Post stays short.
+void Link::SendPosted(Rail& rail) {
+  if (rail.queued_bytes() > kInlineCopyBytes || !rail.CanSend()) return;
+  if (absl::Status sent = rail.Send(kInlineCopyBytes); !sent.ok()) RailFailed(rail.index(), sent);
 }
 
 bool Link::HasWork() const {
@@ -239,8 +228,8 @@ void Link::OnCompletion(uint64_t op, uint32_t rail, absl::Status status) {
   sink().Say(EventKind::kCompletion, this, op, std::move(status), rail);
 }
 
-void Link::Emit(EventKind kind, uint64_t id, absl::Status status) {
-  sink().Say(kind, this, id, std::move(status));
+void Link::Emit(EventKind kind, absl::Status status) {
+  sink().Say(kind, this, 0, std::move(status));
 }
 
 void Link::OnRegionClosed(const net::Region* region) {
@@ -283,7 +272,7 @@ void Link::Down(absl::Status why, bool tell) {
   } else {
     ReleaseStreams();
   }
-  if (reported_) Emit(EventKind::kDown, 0, cause_);
+  if (reported_) Emit(EventKind::kDown, cause_);
 }
 
 }  // namespace kvxfer::tcp

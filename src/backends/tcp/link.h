@@ -32,6 +32,7 @@
 #include "src/transport/dialler.h"
 #include "src/transport/event_sink.h"
 #include "src/transport/fence_book.h"
+#include "src/transport/rail_life.h"
 #include "src/transport/sockets/address.h"
 #include "src/transport/sockets/reactor.h"
 
@@ -48,15 +49,11 @@ class Link final : public Endpoint, public net::StreamOwner {
   ~Link() override;
 
   // --- Endpoint ---
-  uint32_t rails() const override { return static_cast<uint32_t>(rails_.size()); }
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override;
-  size_t Post(std::span<const Op> ops) override;
+  bool Post(const Op& op) override;
   bool Send(std::span<const std::byte> message) override;
-  void Fence(uint64_t transfer) override;
-  bool rail_up(uint32_t rail) const override;
-  RailInfo rail_info(uint32_t rail) const override;
-  void FenceRail(uint32_t rail) override;
+  void Fence(FenceScope scope) override;
   void ReopenRail(uint32_t rail) override;
   void Shutdown(absl::Status why) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
@@ -75,13 +72,14 @@ class Link final : public Endpoint, public net::StreamOwner {
   void Work();
   bool HasWork() const;
   // Reads the control stream, unless frames that it brought earlier are not handled yet.
-  void Peek();
+  void ReadControl();
   std::optional<Time> deadline() const { return deadline_; }
   void OnDeadline();
   void OnRegionClosed(const net::Region* region);
   // The backend is being destroyed first.
   void Detach();
   const LinkId& id() const { return id_; }
+  uint32_t rails() const { return static_cast<uint32_t>(rails_.size()); }
   bool down() const { return state_ == State::kDown; }
   bool active = false;  // in the backend's active_
   bool timed = false;   // in the backend's waiting_
@@ -108,20 +106,6 @@ class Link final : public Endpoint, public net::StreamOwner {
  private:
   enum class Side : uint8_t { kConnecting, kAccepting };
   enum class State : uint8_t { kDialling, kJoining, kUp, kDown };
-  // What the connecting side knows about one rail's connection attempts.
-  struct RailDial {
-    RailPair pair{};
-    std::vector<RailPair> silent{};  // pairs that did not answer before the rail was first up
-    bool was_up = false;
-    bool settled = false;            // it was up, or every pair was tried
-    uint32_t failures = 0;           // failed attempts in a row
-    uint32_t in_vain = 0;            // lives in a row that carried nothing of their ops
-    bool unheard = false;            // the last life ended with too little data to count as in_vain
-    absl::Status why{};              // why it is not up
-    Time began{};                    // when the current attempt began
-    Duration took{};                 // how long the last successful connect took; 0: none succeeded
-    std::optional<Time> deadline{};  // of the attempt, or of the pause before the next one
-  };
 
   std::string Name() const;
   void ReleaseStreams();
@@ -129,7 +113,11 @@ class Link final : public Endpoint, public net::StreamOwner {
   void Down(absl::Status why, bool tell);
   // Down because of an error on a stream. The peer is notified unless the network failed.
   void Fail(const absl::Status& status, std::string_view stream);
-  void Emit(EventKind kind, uint64_t id = 0, absl::Status status = {});
+  void Emit(EventKind kind, absl::Status status = {});
+
+  // link_fence.cc
+  void FenceTransfer(uint64_t transfer);
+  void EmitFenced(FenceScope scope, uint32_t answers = 1);
 
   // link_connect.cc
   void WorkConnecting();
@@ -140,8 +128,12 @@ class Link final : public Endpoint, public net::StreamOwner {
 
   // link_rails.cc
   void EmitRail(EventKind kind, uint32_t rail, absl::Status status = {});
+  std::string DescribePath() const;
+  RailInfo DescribeRail(uint32_t rail) const;
+  void FenceRail(uint32_t rail);
   std::string PathOf(uint32_t rail) const;
   std::string Where(uint32_t rail) const;
+  std::optional<RailPair> OtherPair(uint32_t rail, std::span<const RailPair> bad) const;
   void StartRail(uint32_t rail);
   void WorkDialling();
   void AttemptFailed(uint32_t rail, const absl::Status& why);
@@ -162,6 +154,7 @@ class Link final : public Endpoint, public net::StreamOwner {
   Control OnControlFrame(const net::ControlStream::Frame& frame);
 
   absl::Status CheckOp(const Op& op) const;
+  void SendPosted(Rail& rail);
 
   // link_inline.cc
   bool PostInline(const Op& op);
@@ -185,7 +178,7 @@ class Link final : public Endpoint, public net::StreamOwner {
   net::ControlStream control_;
   std::optional<net::Dialler> dialler_;  // connecting side
   std::optional<Paths> paths_;           // connecting side
-  std::vector<RailDial> dials_;          // connecting side, for each rail
+  std::vector<RailLife> lives_;          // connecting side, for each rail
   std::optional<Time> join_by_;          // while joining: when to go up with the rails that are up
   Time give_up_{};                       // while joining: when to give up
   bool ready_ = false;                   // connecting side: the target has reported the link

@@ -76,11 +76,11 @@ void Link::GoUp() {
 void Link::TryGoUp(bool late) {
   if (!joining()) return;
   const bool any = std::ranges::any_of(rails_, [](const auto& rail) { return rail->up(); });
-  const bool settled = std::ranges::all_of(dials_, &RailDial::settled);
+  const bool settled = std::ranges::all_of(lives_, &RailLife::settled);
   if (settled && !any) {
     std::string why = absl::StrCat("tcp peer ", Name(), ": no data stream can be made");
-    for (const RailDial& dial : dials_) absl::StrAppend(&why, "; ", dial.why.message());
-    return Down(absl::Status(dials_.front().why.code(), why), true);
+    for (const RailLife& life : lives_) absl::StrAppend(&why, "; ", life.why().message());
+    return Down(absl::Status(lives_.front().why().code(), why), true);
   }
   // The target must have reported the link before this side does, so that a message finds an
   // endpoint.
@@ -130,8 +130,8 @@ void Link::OnDeadline() {
   if (down()) return;
   if (join_by_) Schedule(*join_by_);
   if (look_at_) Schedule(*look_at_);
-  for (const RailDial& dial : dials_) {
-    if (dial.deadline) Schedule(*dial.deadline);
+  for (const RailLife& life : lives_) {
+    if (life.deadline()) Schedule(*life.deadline());
   }
 }
 

@@ -9,12 +9,22 @@
 
 namespace kvxfer::tcp {
 
-void Link::Fence(uint64_t transfer) {
-  if (down() || transfer == 0) return;
+void Link::Fence(FenceScope scope) {
+  if (scope.transfer == FenceScope::kEveryTransfer) return FenceRail(scope.rail);
+  FenceTransfer(scope.transfer);
+}
+
+void Link::EmitFenced(FenceScope scope, uint32_t answers) {
+  for (; answers > 0; --answers) {
+    sink().Say(EventKind::kFenced, this, scope.transfer, {}, scope.rail);
+  }
+}
+
+void Link::FenceTransfer(uint64_t transfer) {
+  if (down()) return;
   if (side_ == Side::kAccepting) {
     for (const auto& rail : rails_) rail->Discard(transfer);
-    for (uint32_t n = fences_.Ask(transfer); n > 0; --n) Emit(EventKind::kFenced, transfer);
-    return;
+    return EmitFenced({.transfer = transfer}, fences_.Ask(transfer));
   }
   const absl::Status why = absl::CancelledError(
       absl::StrCat("tcp peer ", Name(), ": transfer ", transfer, " was fenced"));
@@ -26,13 +36,11 @@ void Link::Fence(uint64_t transfer) {
   Activate();
   // The ops are over and their memory is released, so this side is quiet already. The markers may
   // still wait for the sockets.
-  Emit(EventKind::kFenced, transfer);
+  EmitFenced({.transfer = transfer});
 }
 
 void Link::OnMarker(uint64_t transfer, uint32_t rail, std::span<const uint32_t> through) {
-  for (uint32_t n = fences_.OnMarker(transfer, rail, through); n > 0; --n) {
-    Emit(EventKind::kFenced, transfer);
-  }
+  EmitFenced({.transfer = transfer}, fences_.OnMarker(transfer, rail, through));
 }
 
 }  // namespace kvxfer::tcp

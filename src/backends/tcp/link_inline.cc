@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "src/backends/tcp/backend.h"
 #include "src/backends/tcp/link.h"
 #include "src/core/base/strings.h"
@@ -35,30 +36,31 @@ WireRun RunAt(std::span<const std::byte> runs, size_t i) {
 // Copies a small write into the control stream, after which the op is over. False: it must go over
 // its rail.
 bool Link::PostInline(const Op& op) {
-  if (op.kind != OpKind::kWrite || op.runs.size() > kMaxInlineRuns) return false;
-  size_t bytes = 0;
-  for (const Run& run : op.runs) bytes += run.bytes;
-  const size_t size = kFrameHeadBytes + op.runs.size() * kWireRunBytes + bytes + kTrailerBytes;
-  if (bytes > kMaxInlineBytes || !control_.writable() ||
-      control_.queued_bytes() + size > kMaxInlineQueued) {
-    return false;
+  const size_t bytes = op.blocks.bytes;
+  if (op.kind != OpKind::kWrite || bytes > kMaxInlineBytes || !control_.writable()) return false;
+  // The frame needs its size first, which depends on how many runs there are.
+  absl::InlinedVector<Run, kMaxInlineRuns> runs;
+  for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    if (runs.size() == kMaxInlineRuns) return false;
+    runs.push_back(walk.run());
   }
+  const size_t size = kFrameHeadBytes + runs.size() * kWireRunBytes + bytes + kTrailerBytes;
+  if (control_.queued_bytes() + size > kMaxInlineQueued) return false;
   std::span<std::byte> at = control_.Append(ControlKind::kFrame, size);
   const auto take = [&at](size_t n) { return std::exchange(at, at.subspan(n)).first(n); };
   Encode(FrameHead{.kind = FrameKind::kWrite,
-                   .runs = static_cast<uint16_t>(op.runs.size()),
+                   .runs = static_cast<uint16_t>(runs.size()),
                    .bytes = static_cast<uint32_t>(bytes),
                    .transfer = op.transfer,
                    .number = op.rail},
          take(kFrameHeadBytes).first<kFrameHeadBytes>());
-  for (const Run& run : op.runs) {
+  for (const Run& run : runs) {
     Encode(WireRun{.address = run.remote,
                    .bytes = static_cast<uint32_t>(run.bytes),
                    .rkey = static_cast<const net::RkeyOnly*>(run.key)->rkey()},
            take(kWireRunBytes).first<kWireRunBytes>());
   }
-  for (const Run& run : op.runs) {
-    if (run.bytes == 0) continue;
+  for (const Run& run : runs) {
     std::memcpy(take(run.bytes).data(), reinterpret_cast<const void*>(run.local), run.bytes);
   }
   Encode(Trailer{.valid = true, .has_immediate = op.has_immediate, .immediate = op.immediate},

@@ -31,7 +31,7 @@ bool Link::ControlIsQuiet() {
   return std::exchange(landing_due_, false) || ReceiveControl(true) == Control::kQuiet;
 }
 
-void Link::Peek() {
+void Link::ReadControl() {
   if (!up() || control_.HasFrame()) return;
   // Without waiting for epoll to report the socket: a spinning driver expects a message here.
   absl::StatusOr<bool> got = control_.Fill();

@@ -8,14 +8,10 @@
 #include "src/backends/tcp/link.h"
 #include "src/core/base/strings.h"
 #include "src/core/base/text.h"
-#include "src/transport/rail_backoff.h"
 
 namespace kvxfer::tcp {
 namespace {
 
-// A life that carried nothing has cost its transfers seconds, so it counts as several failed
-// attempts.
-constexpr uint32_t kInVainFailures = 3;
 // A kernel answers a connection request at once. If an earlier attempt succeeded, this one need not
 // wait until the kernel repeats a lost packet (1 s): it is given up after kConnectFactor times the
 // earlier duration, but not before kShortestConnect, and tried again.
@@ -26,26 +22,28 @@ constexpr Duration kLookInterval = std::chrono::milliseconds(500);
 
 }  // namespace
 
-bool Link::rail_up(uint32_t rail) const {
-  return up() && rail < rails_.size() && rails_[rail]->up();
+EndpointInfo Link::Describe() const {
+  EndpointInfo info{.path = DescribePath()};
+  for (uint32_t i = 0; i < rails(); ++i) info.rails.push_back(DescribeRail(i));
+  return info;
 }
 
-RailInfo Link::rail_info(uint32_t rail) const {
-  if (rail >= dials_.size() || !paths_->named()) return {};
-  return {.bytes_per_second = paths_->Mbps(dials_[rail].pair) * 1e6 / 8, .name = PathOf(rail)};
+RailInfo Link::DescribeRail(uint32_t rail) const {
+  RailInfo info{.up = up() && rails_[rail]->up()};
+  if (rail >= lives_.size() || !paths_->named()) return info;
+  info.bytes_per_second = paths_->Mbps(lives_[rail].pair()) * 1e6 / 8;
+  info.name = PathOf(rail);
+  return info;
 }
 
-std::string Link::Describe() const {
+std::string Link::DescribePath() const {
   std::string out =
       absl::StrCat(Name(), ", ", rails_.size(), rails_.size() == 1 ? " stream" : " streams");
-  for (uint32_t i = 0; i < dials_.size(); ++i) {
-    const RailDial& dial = dials_[i];
-    if (rails_[i]->up() && dial.silent.empty() && !paths_->named()) continue;
-    absl::StrAppend(&out, ", ", PathOf(i));
-    if (!rails_[i]->up() && !dial.why.ok()) {
-      absl::StrAppend(&out, " (not in use: ", dial.why.message(), ")");
-    }
-    for (const RailPair& pair : dial.silent) {
+  for (uint32_t i = 0; i < lives_.size(); ++i) {
+    const RailLife& life = lives_[i];
+    if (life.up() && life.bad_pairs().empty() && !paths_->named()) continue;
+    absl::StrAppend(&out, ", ", PathOf(i), life.why().ok() ? "" : life.NotInUse());
+    for (const RailPair& pair : life.bad_pairs()) {
       absl::StrAppend(&out, " (", paths_->Name(pair, dialler_->address()), " does not answer)");
     }
   }
@@ -53,7 +51,7 @@ std::string Link::Describe() const {
 }
 
 std::string Link::PathOf(uint32_t rail) const {
-  return paths_->Name(dials_[rail].pair, dialler_->address());
+  return paths_->Name(lives_[rail].pair(), dialler_->address());
 }
 
 std::string Link::Where(uint32_t rail) const {
@@ -63,7 +61,7 @@ std::string Link::Where(uint32_t rail) const {
     return own.length == 0 ? stream : absl::StrCat(stream, " (to ", own.ToString(), ")");
   }
   if (own.length == 0 || own.IsWildcard()) return absl::StrCat(stream, " (", PathOf(rail), ")");
-  const net::SocketAddress to = paths_->To(dials_[rail].pair, dialler_->address());
+  const net::SocketAddress to = paths_->To(lives_[rail].pair(), dialler_->address());
   return absl::StrCat(stream, " (", own.ToString(), " → ", to.ToString(), ")");
 }
 
@@ -71,20 +69,27 @@ void Link::EmitRail(EventKind kind, uint32_t rail, absl::Status status) {
   sink().Say(kind, this, 0, std::move(status), rail);
 }
 
+std::optional<RailPair> Link::OtherPair(uint32_t rail, std::span<const RailPair> bad) const {
+  std::vector<RailPair> used;
+  for (const RailLife& other : lives_) {
+    if (&other != &lives_[rail]) used.push_back(other.pair());
+  }
+  return paths_->Other(used, bad);
+}
+
 void Link::StartRail(uint32_t rail) {
-  RailDial& dial = dials_[rail];
-  dial.began = Now();
-  const Duration most = backend_->options().connect_timeout;
-  const Duration limit =
-      dial.took.count() == 0
-          ? most
-          : std::min<Duration>(most,
-                               std::max<Duration>(kShortestConnect, dial.took * kConnectFactor));
-  dial.deadline = dial.began + limit;
-  const absl::Status status =
-      rails_[rail]->Dial(paths_->From(dial.pair), paths_->To(dial.pair, dialler_->address()));
+  RailLife& life = lives_[rail];
+  life.Attempt();
+  Duration limit = backend_->options().connect_timeout;
+  if (life.round_trip().count() != 0) {
+    limit = std::clamp<Duration>(life.round_trip() * kConnectFactor,
+                                 std::min(kShortestConnect, limit), limit);
+  }
+  life.Step(RailLife::State::kConnecting, Now(), limit);
+  const absl::Status status = rails_[rail]->Dial(life.number(), paths_->From(life.pair()),
+                                                 paths_->To(life.pair(), dialler_->address()));
   if (!status.ok()) return AttemptFailed(rail, status);
-  Schedule(*dial.deadline);
+  Schedule(*life.deadline());
   Activate();
 }
 
@@ -111,65 +116,42 @@ void Link::WorkDialling() {
       RailIsUp(i);
     } else if (rail.state() != before) {
       // The connection exists; now the peer's process must answer.
-      RailDial& dial = dials_[i];
-      dial.took = std::max<Duration>(Now() - dial.began, std::chrono::nanoseconds(1));
-      dial.deadline = Now() + backend_->options().connect_timeout;
-      Schedule(*dial.deadline);
+      const Time now = Now();
+      lives_[i].Answered(now);
+      lives_[i].Step(RailLife::State::kProbing, now, backend_->options().connect_timeout);
+      Schedule(*lives_[i].deadline());
     }
   }
 }
 
 void Link::RailIsUp(uint32_t rail) {
-  RailDial& dial = dials_[rail];
-  dial.was_up = dial.settled = true;
-  // The planned pair works after all, so earlier silence is no longer worth reporting.
-  if (dial.pair == paths_->planned(rail)) dial.silent.clear();
-  dial.failures = 0;
-  dial.why = absl::OkStatus();
-  dial.deadline.reset();
+  lives_[rail].Up();
   if (up()) return EmitRail(EventKind::kRailUp, rail);
   TryGoUp(false);
 }
 
-// A pair that never worked is replaced as long as there is another one.
 void Link::AttemptFailed(uint32_t rail, const absl::Status& why) {
-  RailDial& dial = dials_[rail];
-  dial.why = Annotate(why, Where(rail));
-  rails_[rail]->Close(dial.why);
+  RailLife& life = lives_[rail];
+  life.End(Annotate(why, Where(rail)));
+  rails_[rail]->Close(life.why());
   // ResourceExhausted is this host's own lack, and says nothing about the pair.
-  if (!dial.settled && !absl::IsResourceExhausted(why)) {
-    dial.silent.push_back(dial.pair);
-    std::vector<RailPair> used;
-    for (const RailDial& other : dials_) {
-      if (&other != &dial) used.push_back(other.pair);
-    }
-    if (const std::optional<RailPair> other = paths_->Other(used, dial.silent)) {
-      dial.pair = *other;
-      dial.took = {};
-      dial.deadline = Now();
-      return Schedule(*dial.deadline);
-    }
-    dial.pair = paths_->planned(rail);
-    dial.took = {};
-  }
-  dial.settled = true;
-  dial.deadline = Now() + RailBackoff(dial.failures++, dial.was_up);
-  Schedule(*dial.deadline);
-  TryGoUp(false);
+  const bool own = absl::IsResourceExhausted(why);
+  const bool at_once = life.Retry(Now(), own ? RailLife::Blame::kThisHost : RailLife::Blame::kPair);
+  Schedule(*life.deadline());
+  if (!at_once) TryGoUp(false);
 }
 
 void Link::RailTimers(Time now) {
-  for (uint32_t i = 0; i < dials_.size() && !down(); ++i) {
-    RailDial& dial = dials_[i];
-    if (!dial.deadline || *dial.deadline > now) continue;
-    dial.deadline.reset();
-    if (!rails_[i]->dialling()) {
+  for (uint32_t i = 0; i < lives_.size() && !down(); ++i) {
+    RailLife& life = lives_[i];
+    if (!life.Due(now)) continue;
+    if (life.state() == RailLife::State::kWaiting) {
       StartRail(i);
       continue;
     }
-    const auto waited = (now - dial.began) / std::chrono::milliseconds(1);
+    const auto waited = (now - life.began()) / std::chrono::milliseconds(1);
     AttemptFailed(
-        i, absl::UnavailableError(absl::StrCat(rails_[i]->state() == Rail::State::kConnecting
+        i, absl::UnavailableError(absl::StrCat(life.state() == RailLife::State::kConnecting
                                                    ? "no connection within "
                                                    : "connected, and no answer of the peer within ",
                                                waited, " ms")));
@@ -177,14 +159,8 @@ void Link::RailTimers(Time now) {
 }
 
 void Link::ReopenRail(uint32_t rail) {
-  if (!up() || !connecting() || rail >= rails_.size()) return;
-  RailDial& dial = dials_[rail];
-  if (rails_[rail]->state() != Rail::State::kDown || dial.deadline) return;
-  dial.failures = 0;
-  // A rail that comes up and carries nothing is treated like one that never came up.
-  dial.deadline =
-      Now() + RailBackoff(dial.in_vain * kInVainFailures, dial.was_up && dial.in_vain == 0);
-  Schedule(*dial.deadline);
+  if (!up() || !connecting() || rail >= rails_.size() || !lives_[rail].Reopen(Now())) return;
+  Schedule(*lives_[rail].deadline());
 }
 
 void Link::RailFailed(uint32_t rail, const absl::Status& status) {
@@ -201,16 +177,8 @@ void Link::RailFailed(uint32_t rail, const absl::Status& status) {
     return Activate();
   }
   if (!up()) return AttemptFailed(rail, status);
-  RailDial& dial = dials_[rail];
-  // A rail that came up is not proven to work: a path may drop large packets only.
-  const Rail::Outcome outcome = rails_[rail]->outcome();
-  const bool unheard = outcome == Rail::Outcome::kUnheard;
-  // Once is not enough: the stream may have been cut before anything arrived.
-  const bool again = std::exchange(dial.unheard, unheard) && unheard;
-  if (outcome == Rail::Outcome::kPiggybacked) dial.in_vain = 0;
-  if (outcome == Rail::Outcome::kInVain || again) ++dial.in_vain;
+  lives_[rail].End(why, rails_[rail]->carried());
   rails_[rail]->Close(why);
-  dial.why = why;
   EmitRail(EventKind::kRailDown, rail, why);
 }
 
@@ -231,14 +199,14 @@ void Link::CloseEnd(uint32_t rail, const absl::Status& why) {
   if (!rails_[rail]->attached()) return;
   rails_[rail]->Close(why);
   for (const auto& [transfer, answers] : fences_.Close(rail)) {
-    for (uint32_t n = answers; n > 0; --n) Emit(EventKind::kFenced, transfer);
+    EmitFenced({.transfer = transfer}, answers);
   }
 }
 
 void Link::FenceRail(uint32_t rail) {
   if (!up() || connecting() || rail >= rails_.size()) return;
   CloseEnd(rail, absl::UnavailableError("its initiator gave it up"));
-  EmitRail(EventKind::kRailFenced, rail);
+  EmitFenced({.rail = rail});
 }
 
 // The peer has closed its end of a rail. Its reason is better than the end of file that follows.
@@ -269,7 +237,7 @@ void Link::CheckAcknowledgements(Time now) {
     Rail& rail = *rails_[i];
     if (!rail.up() || !rail.watched()) continue;
     if (rail.Stalled(now)) {
-      const bool in_vain = rail.outcome() == Rail::Outcome::kInVain;
+      const bool in_vain = rail.carried() == RailLife::Carried::kNothing;
       RailFailed(i, absl::UnavailableError(absl::StrCat(
                         "nothing of what was sent has been acknowledged for ",
                         net::Dialler::kUserTimeoutMs, " ms",

@@ -24,6 +24,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/frames.h"
 #include "src/core/base/clock.h"
+#include "src/transport/rail_life.h"
 #include "src/transport/regions.h"
 #include "src/transport/sockets/socket.h"
 #include "src/transport/sockets/stream.h"
@@ -54,8 +55,8 @@ class Rail final : public net::Stream {
   State state() const { return state_; }
   bool up() const { return state_ == State::kUp; }
   bool dialling() const { return state_ == State::kConnecting || state_ == State::kGreeting; }
-  // Begins a new life. An error ends it.
-  absl::Status Dial(const net::SocketAddress& from, const net::SocketAddress& to);
+  // Begins the life of that number. An error ends it.
+  absl::Status Dial(uint32_t life, const net::SocketAddress& from, const net::SocketAddress& to);
   // Does what is due while dialling(). An error ends this life.
   absl::Status Greet(Preamble preamble);
   // Accepting side: takes the socket of a new life, which must be higher than life(). The socket is
@@ -72,11 +73,10 @@ class Rail final : public net::Stream {
   bool watched() const { return watched_; }
   // True: sent data has been unacknowledged for too long although the peer has space for it.
   bool Stalled(Time now);
-  // What this life has carried of its ops. kPiggybacked: at least as much as a packet of full size.
-  // kInVain: less than that, of two such packets or more. kUnheard: nothing at all, of less than
+  // What this life has carried of its ops. kData: at least as much as a packet of full size.
+  // kNothing: less than that, of two such packets or more. kUnheard: nothing at all, of less than
   // two. kUnknown: anything else, which proves nothing. Call it only while attached().
-  enum class Outcome : uint8_t { kUnknown, kUnheard, kInVain, kPiggybacked };
-  Outcome outcome() const;
+  RailLife::Carried carried() const;
 
   // --- sending (rail_send.cc) ---
   // Whether one more op may wait here for the socket.
@@ -108,26 +108,32 @@ class Rail final : public net::Stream {
  private:
   enum class Stage : uint8_t { kHead, kRuns, kPayload, kTrailer };
 
-  // A frame to send. Once it is voided its runs are no longer read.
+  // What a read response sends: runs of this side's memory, as a list of blocks.
+  struct Served {
+    std::vector<Block> blocks;
+    std::vector<const Registration*> regions;  // of each block
+    BlockView view;
+  };
+  // A frame to send. Once it is voided its blocks are no longer read.
   struct Outgoing {
-    FrameHead head;
+    FrameHead head;                 // `runs`: before merging, until the prefix is encoded
     std::vector<std::byte> prefix;  // head and runs, encoded; empty until Gather
     std::array<std::byte, kTrailerBytes> trailer{};
     bool owes_completion = false;  // `op` completes when the frame has been sent
     bool has_immediate = false;
     bool voided = false;
+    bool short_runs = false;  // see AreShort; of a write once the prefix is encoded
     uint32_t immediate = 0;
     uint64_t op = 0;
-    std::span<const Run> runs;  // of the op, or of `served`
-    std::vector<Run> served;    // of a read response: `local` is the source
+    RunWalk payload;                 // what was not sent yet; `local` is the source
+    std::unique_ptr<Served> served;  // of a read response
   };
   // A read whose response has not ended.
   struct PendingRead {
     uint64_t number = 0;
     uint64_t op = 0;
     uint64_t transfer = 0;
-    uint64_t bytes = 0;
-    std::span<const Run> runs;
+    BlockRange blocks;
   };
   struct Landing {
     std::byte* data = nullptr;
@@ -140,12 +146,12 @@ class Rail final : public net::Stream {
 
   bool begun() const { return sent_ > 0; }
   void EncodePrefix(Outgoing& frame);
+  void EncodeRuns(Outgoing& frame);
   void EncodeTrailer(Outgoing& frame, size_t sent) const;
   size_t Gather(std::span<iovec> pieces, size_t limit);
   size_t GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> pieces, size_t limit,
                        std::span<std::byte>& scratch) const;
   void Advance(size_t bytes);
-  void AdvancePayload(const Outgoing& frame, size_t from, size_t to);
   void FinishFrame();
 
   absl::StatusOr<bool> ParseStaged();
@@ -159,6 +165,7 @@ class Rail final : public net::Stream {
   absl::Status OnRuns();
   absl::Status OnWriteRuns();
   absl::Status OnReadRuns();
+  absl::StatusOr<std::unique_ptr<Served>> Serve() const;
   absl::Status OnResponse();
   absl::Status OnTrailer();
   void LandStaged();
@@ -183,9 +190,7 @@ class Rail final : public net::Stream {
   std::deque<Outgoing> out_;
   uint64_t queued_bytes_ = 0;
   std::vector<std::vector<std::byte>> spare_prefixes_;  // of frames that are over
-  size_t sent_ = 0;        // bytes of out_[0]: prefix, payload and trailer
-  size_t run_ = 0;         // where its payload continues
-  uint64_t run_sent_ = 0;  // bytes of runs[run_]
+  size_t sent_ = 0;  // bytes of out_[0]: prefix, payload and trailer
   uint64_t last_number_ = 0;
   std::deque<PendingRead> reads_;
 

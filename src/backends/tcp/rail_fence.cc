@@ -12,7 +12,7 @@ void Rail::CancelOps(uint64_t transfer, const absl::Status& why) {
   const auto concerned = [transfer](uint64_t other) { return transfer == 0 || other == transfer; };
   if (begun() && concerned(out_.front().head.transfer)) {
     Outgoing& frame = out_.front();
-    // The op completes here, so its runs must no longer be read: the rest of the payload is
+    // The op completes here, so its blocks must no longer be read: the rest of the payload is
     // filler.
     frame.voided = true;
     if (std::exchange(frame.owes_completion, false)) CompleteOp(frame.op, why);
@@ -49,8 +49,10 @@ void Rail::Discard(uint64_t transfer) {
 bool Rail::ReleaseRegion(const net::Region* region) {
   for (Outgoing& response : out_) {
     // The response still goes out, as a void frame: the peer waits for it.
-    const auto from = [region](const Run& run) { return run.registration == region; };
-    if (std::any_of(response.served.begin(), response.served.end(), from)) response.voided = true;
+    if (response.served == nullptr) continue;
+    if (std::ranges::find(response.served->regions, region) != response.served->regions.end()) {
+      response.voided = true;
+    }
   }
   const auto into = [region](const Landing& l) { return l.region == region; };
   return stage_ != Stage::kPayload || discard_ ||

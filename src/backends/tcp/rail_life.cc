@@ -26,8 +26,9 @@ void GuardData(int fd) {
 
 }  // namespace
 
-absl::Status Rail::Dial(const net::SocketAddress& from, const net::SocketAddress& to) {
-  ++life_;
+absl::Status Rail::Dial(uint32_t life, const net::SocketAddress& from,
+                        const net::SocketAddress& to) {
+  life_ = life;
   absl::StatusOr<net::Fd> fd = net::StartConnect(to, from);
   if (!fd.ok()) return fd.status();
   GuardData(fd->get());
@@ -92,8 +93,7 @@ void Rail::Close(const absl::Status& why) {
   welcomed_ = 0;
   out_.clear();
   queued_bytes_ = 0;
-  sent_ = run_ = 0;
-  run_sent_ = 0;
+  sent_ = 0;
   stage_ = Stage::kHead;
   discard_ = false;
   landings_.clear();
@@ -114,17 +114,18 @@ bool Rail::Stalled(Time now) {
 }
 
 // The preamble, the welcome and markers are small: they pass even if packets of full size do not.
-Rail::Outcome Rail::outcome() const {
+RailLife::Carried Rail::carried() const {
+  using Carried = RailLife::Carried;
   const net::SendProgress progress = net::ProgressOf(fd());
   if (progress.acknowledged >= kPreambleBytes + progress.segment ||
       progress.received >= kWelcomeBytes + progress.segment) {
-    return Outcome::kPiggybacked;
+    return Carried::kData;
   }
-  if (given_ >= 2 * progress.segment) return Outcome::kInVain;
+  if (given_ >= 2 * progress.segment) return Carried::kNothing;
   // The kernel counts a SYN as a byte.
   const bool nothing =
       progress.acknowledged <= kPreambleBytes + 1 && progress.received <= kWelcomeBytes + 1;
-  return given_ > 0 && nothing ? Outcome::kUnheard : Outcome::kUnknown;
+  return given_ > 0 && nothing ? Carried::kUnheard : Carried::kUnknown;
 }
 
 }  // namespace kvxfer::tcp

@@ -237,12 +237,12 @@ absl::Status Rail::OnResponse() {
   }
   const PendingRead& read = reads_.front();
   // 0 bytes: the peer does not serve the read, and its trailer says void.
-  if (head_.bytes != read.bytes && head_.bytes != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the peer answered a read of ", read.bytes, " bytes with ", head_.bytes));
+  if (head_.bytes != read.blocks.bytes && head_.bytes != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("the peer answered a read of ",
+                                                   read.blocks.bytes, " bytes with ", head_.bytes));
   }
-  for (const Run& run : read.runs) {
-    if (run.bytes == 0) continue;
+  for (RunWalk walk(read.blocks); !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
     landings_.push_back({reinterpret_cast<std::byte*>(run.local), run.bytes, nullptr});
   }
   StartPayload();
@@ -261,7 +261,7 @@ absl::Status Rail::OnTrailer() {
     return absl::OkStatus();
   }
   const PendingRead read = reads_.front();
-  if (trailer->valid && head_.bytes != read.bytes) {
+  if (trailer->valid && head_.bytes != read.blocks.bytes) {
     return absl::InvalidArgumentError("the peer answered a read without its bytes");
   }
   reads_.pop_front();

@@ -1,4 +1,4 @@
-// Rail: sending on one data stream. Frames are gathered straight from the runs of their ops.
+// Rail: sending on one data stream. Frames are gathered straight from the blocks of their ops.
 
 #include <algorithm>
 #include <array>
@@ -25,19 +25,50 @@ constexpr size_t kMaxPendingReads = 8;
 // Sent instead of a payload that must no longer be read.
 alignas(4096) constexpr std::array<std::byte, 64 * 1024> kFiller{};
 
-// Copies `runs` from byte `skip` on, up to `limit` and the size of `to`. Returns the number of
-// bytes.
-size_t Pack(std::span<const Run> runs, uint64_t skip, size_t limit, std::span<std::byte> to) {
+// Copies the next bytes of `payload`, up to `limit` and the size of `to`. Returns their number.
+size_t Pack(RunWalk payload, size_t limit, std::span<std::byte> to) {
   limit = std::min(limit, to.size());
-  size_t packed = 0;
-  for (const Run& run : runs) {
-    if (packed == limit) break;
-    const size_t bytes = std::min<size_t>(limit - packed, run.bytes - skip);
-    std::memcpy(to.data() + packed, reinterpret_cast<const void*>(run.local + skip), bytes);
+  for (size_t packed = 0; packed < limit; payload.Next()) {
+    const Run& run = payload.run();
+    const size_t bytes = std::min<size_t>(limit - packed, run.bytes);
+    std::memcpy(to.data() + packed, reinterpret_cast<const void*>(run.local), bytes);
     packed += bytes;
-    skip = 0;
   }
-  return packed;
+  return limit;
+}
+
+// The next pieces of `payload`, of `limit` bytes at most. Returns their number.
+size_t Cut(RunWalk payload, size_t limit, std::span<iovec> pieces) {
+  size_t n = 0;
+  for (; limit > 0 && n < pieces.size(); payload.Next()) {
+    const Run& run = payload.run();
+    const size_t bytes = std::min<size_t>(limit, run.bytes);
+    pieces[n++] = {reinterpret_cast<void*>(run.local), bytes};
+    limit -= bytes;
+  }
+  return n;
+}
+
+// The same of filler.
+size_t CutFiller(size_t limit, std::span<iovec> pieces) {
+  size_t n = 0;
+  for (; limit > 0 && n < pieces.size(); ++n) {
+    pieces[n] = {const_cast<std::byte*>(kFiller.data()), std::min(limit, kFiller.size())};
+    limit -= pieces[n].iov_len;
+  }
+  return n;
+}
+
+void Skip(RunWalk& payload, uint64_t bytes) {
+  while (bytes > 0) {
+    const uint64_t step = std::min(bytes, payload.run().bytes);
+    payload.Take(step);
+    bytes -= step;
+  }
+}
+
+bool HasRuns(FrameKind kind) {
+  return kind == FrameKind::kWrite || kind == FrameKind::kReadRequest;
 }
 
 bool HasPayload(FrameKind kind) {
@@ -54,27 +85,23 @@ bool Rail::HasSpace() const {
 }
 
 void Rail::Push(const Op& op) {
-  uint64_t bytes = 0;
-  for (const Run& run : op.runs) bytes += run.bytes;
+  const uint64_t bytes = op.blocks.bytes;
   given_ += bytes;
   Outgoing& frame = out_.emplace_back();
   frame.head = {.kind = op.kind == OpKind::kWrite ? FrameKind::kWrite : FrameKind::kReadRequest,
-                .runs = static_cast<uint16_t>(op.runs.size()),
+                .runs = static_cast<uint16_t>(op.blocks.runs),
                 .bytes = static_cast<uint32_t>(bytes),
                 .transfer = op.transfer};
   frame.op = op.id;
   frame.has_immediate = op.has_immediate;
   frame.immediate = op.immediate;
-  frame.runs = op.runs;
+  frame.payload = RunWalk(op.blocks);
   frame.owes_completion = true;
   if (op.kind == OpKind::kRead) {
     frame.head.number = ++last_number_;
     frame.owes_completion = false;
-    reads_.push_back({.number = last_number_,
-                      .op = op.id,
-                      .transfer = op.transfer,
-                      .bytes = bytes,
-                      .runs = op.runs});
+    reads_.push_back(
+        {.number = last_number_, .op = op.id, .transfer = op.transfer, .blocks = op.blocks});
   } else {
     queued_bytes_ += bytes;
   }
@@ -93,17 +120,31 @@ void Rail::EncodePrefix(Outgoing& frame) {
     frame.prefix = std::move(spare_prefixes_.back());
     spare_prefixes_.pop_back();
   }
-  frame.prefix.resize(kFrameHeadBytes + frame.head.runs * kWireRunBytes);
+  if (HasRuns(frame.head.kind)) {
+    EncodeRuns(frame);
+  } else {
+    frame.prefix.resize(kFrameHeadBytes);
+  }
   Encode(frame.head, std::span(frame.prefix).first<kFrameHeadBytes>());
-  if (frame.head.runs == 0) return;
+}
+
+// Nothing of the frame was sent yet, so the walk through its payload is at the beginning.
+void Rail::EncodeRuns(Outgoing& frame) {
+  // Space for every run before merging; head.runs is their number so far.
+  frame.prefix.resize(kFrameHeadBytes + frame.head.runs * kWireRunBytes);
   std::byte* at = frame.prefix.data() + kFrameHeadBytes;
-  for (const Run& run : frame.runs) {
+  frame.head.runs = 0;
+  for (RunWalk walk = frame.payload; !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
     const WireRun wire{.address = run.remote,
                        .bytes = static_cast<uint32_t>(run.bytes),
                        .rkey = static_cast<const net::RkeyOnly*>(run.key)->rkey()};
     Encode(wire, std::span<std::byte, kWireRunBytes>(at, kWireRunBytes));
     at += kWireRunBytes;
+    ++frame.head.runs;
   }
+  frame.prefix.resize(kFrameHeadBytes + frame.head.runs * kWireRunBytes);
+  frame.short_runs = AreShort(frame.head.bytes, frame.head.runs);
 }
 
 // The trailer is encoded again for each call, because a fence may have voided the frame since the
@@ -122,28 +163,13 @@ size_t Rail::GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> 
                            size_t limit, std::span<std::byte>& scratch) const {
   const size_t payload_sent = sent > frame.prefix.size() ? sent - frame.prefix.size() : 0;
   limit = std::min(limit, frame.head.bytes - std::min<size_t>(payload_sent, frame.head.bytes));
-  size_t n = 0;
-  size_t run = sent > 0 ? run_ : 0;
-  uint64_t skip = sent > 0 ? run_sent_ : 0;
-  if (!frame.voided && AreShort(frame.head.bytes, frame.runs.size())) {
-    const size_t packed = Pack(frame.runs.subspan(run), skip, limit, scratch);
-    if (packed == 0) return 0;
-    pieces[0] = {scratch.data(), packed};
-    scratch = scratch.subspan(packed);
-    return 1;
-  }
-  while (limit > 0 && n < pieces.size()) {
-    iovec piece{const_cast<std::byte*>(kFiller.data()), std::min(limit, kFiller.size())};
-    if (!frame.voided) {
-      const Run& from = frame.runs[run++];
-      piece = {reinterpret_cast<void*>(from.local + skip), std::min(limit, from.bytes - skip)};
-      skip = 0;
-      if (piece.iov_len == 0) continue;  // an empty run
-    }
-    pieces[n++] = piece;
-    limit -= piece.iov_len;
-  }
-  return n;
+  if (frame.voided) return CutFiller(limit, pieces);
+  if (!frame.short_runs) return Cut(frame.payload, limit, pieces);
+  const size_t packed = Pack(frame.payload, limit, scratch);
+  if (packed == 0) return 0;
+  pieces[0] = {scratch.data(), packed};
+  scratch = scratch.subspan(packed);
+  return 1;
 }
 
 // The pieces of the frames that wait, from sent_ on, until all pieces are used or about `limit`
@@ -175,34 +201,19 @@ size_t Rail::Gather(std::span<iovec> pieces, size_t limit) {
   return n;
 }
 
-// Bytes `from` to `to` of the payload of the current frame were sent.
-void Rail::AdvancePayload(const Outgoing& frame, size_t from, size_t to) {
-  while (from < to) {
-    const uint64_t step = std::min<uint64_t>(to - from, frame.runs[run_].bytes - run_sent_);
-    from += step;
-    run_sent_ += step;
-    if (run_sent_ == frame.runs[run_].bytes) {
-      ++run_;
-      run_sent_ = 0;
-    }
-  }
-}
-
 void Rail::Advance(size_t bytes) {
   while (bytes > 0) {
-    const Outgoing& frame = out_.front();
+    Outgoing& frame = out_.front();
     const size_t prefix = frame.prefix.size();
     const size_t payload = HasPayload(frame.head.kind) ? frame.head.bytes : 0;
     const size_t whole = prefix + payload + (HasPayload(frame.head.kind) ? kTrailerBytes : 0);
     const size_t step = std::min(bytes, whole - sent_);
-    // A voided frame's runs are not read, so their position does not matter.
-    if (!frame.voided) {
-      const auto of_payload = [&](size_t at) {
-        return std::clamp(at, prefix, prefix + payload) - prefix;
-      };
-      AdvancePayload(frame, of_payload(sent_), of_payload(sent_ + step));
+    const size_t sent = sent_ + step;
+    // Payload that was voided, or sent to its end, is not read again.
+    if (!frame.voided && sent > prefix && sent < prefix + payload) {
+      Skip(frame.payload, sent - std::max(sent_, prefix));
     }
-    sent_ += step;
+    sent_ = sent;
     bytes -= step;
     if (sent_ == whole) FinishFrame();
   }
@@ -229,8 +240,7 @@ absl::Status Rail::Send(size_t budget) {
 void Rail::FinishFrame() {
   Outgoing frame = std::move(out_.front());
   out_.pop_front();
-  sent_ = run_ = 0;
-  run_sent_ = 0;
+  sent_ = 0;
   if (spare_prefixes_.size() < kMaxSparePrefixes) {
     frame.prefix.clear();
     spare_prefixes_.push_back(std::move(frame.prefix));

@@ -2,6 +2,8 @@
 // queue and is sent from the region like any other frame. A rail that serves enough is not read, so
 // further requests wait at the peer.
 
+#include <array>
+#include <memory>
 #include <utility>
 
 #include "src/backends/tcp/link.h"
@@ -28,20 +30,37 @@ absl::Status Rail::OnReadRuns() {
   if (discard_) {
     response.voided = true;
   } else {
+    absl::StatusOr<std::unique_ptr<Served>> served = Serve();
+    if (!served.ok()) return served.status();
+    response.served = *std::move(served);
     response.head.bytes = head_.bytes;
-    response.served.reserve(head_.runs);
-    for (size_t i = 0; i < head_.runs; ++i) {
-      const WireRun run = RunAt(i);
-      absl::StatusOr<const net::Region*> held = link_->regions().Check(run, Access::kRemoteRead);
-      if (!held.ok()) return Annotate(held.status(), "remote read refused");
-      response.served.push_back({.local = run.address, .bytes = run.bytes, .registration = *held});
-    }
-    response.runs = response.served;
+    response.short_runs = AreShort(head_.bytes, head_.runs);
+    response.payload =
+        RunWalk({.view = &response.served->view, .bytes = head_.bytes, .runs = head_.runs});
   }
   queued_bytes_ += response.head.bytes;
   out_.push_back(std::move(response));
   stage_ = Stage::kHead;
   return absl::OkStatus();
+}
+
+// The runs that the peer asks for, after checking each of them.
+absl::StatusOr<std::unique_ptr<Rail::Served>> Rail::Serve() const {
+  // A response has no remote addresses.
+  static constexpr std::array<const RemoteKey*, 1> kNoKey{};
+  auto served = std::make_unique<Served>();
+  served->blocks.reserve(head_.runs);
+  served->regions.reserve(head_.runs);
+  for (uint32_t i = 0; i < head_.runs; ++i) {
+    const WireRun run = RunAt(i);
+    absl::StatusOr<const net::Region*> held = link_->regions().Check(run, Access::kRemoteRead);
+    if (!held.ok()) return Annotate(held.status(), "remote read refused");
+    served->blocks.push_back(
+        {.local = run.address, .bytes = run.bytes, .local_region = i, .remote_region = 0});
+    served->regions.push_back(*held);
+  }
+  served->view = {.descriptors = served->blocks, .registrations = served->regions, .keys = kNoKey};
+  return served;
 }
 
 }  // namespace kvxfer::tcp

@@ -38,20 +38,24 @@ UcxBackend::UcxBackend(const BackendContext& context)
     : incarnation_(context.incarnation),
       host_(context.host),
       connect_timeout_(context.options.connect_timeout) {
-  capabilities_ = {.arrival = Arrival::kImmediate,
-                   .memory_kinds = BitOf(MemoryKind::kHost),
-                   .rail_keeps_order = true,
-                   .needs_remote_cpu = true,
-                   .max_op_bytes = kMaxOpBytes,
-                   .max_op_runs = kMaxOpRuns,
-                   .max_message_bytes = kMaxMessageBytes};
+  info_.name = "ucx";
+  info_.capabilities = {.arrival = Arrival::kImmediate,
+                        .memory_kinds = BitOf(MemoryKind::kHost),
+                        .rail_keeps_order = true,
+                        .needs_remote_cpu = true,
+                        .max_op_bytes = kMaxOpBytes,
+                        .max_op_runs = kMaxOpRuns,
+                        .max_message_bytes = kMaxMessageBytes};
 }
 
 absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendContext& context) {
   const auto options = ReadOptions<UcxOptions>("ucx", context.options);
   if (!options.ok()) return options.status();
   std::unique_ptr<UcxBackend> backend(new UcxBackend(context));
-  if (absl::Status opened = backend->poller_.Open(); !opened.ok()) return opened;
+  auto reactor = net::Reactor::Create();
+  if (!reactor.ok()) return reactor.status();
+  backend->reactor_ = *std::move(reactor);
+  backend->info_.wait_fd = backend->reactor_->fd();
   auto worker = Worker::Create(context.options, *options, backend.get());
   if (!worker.ok()) return worker.status();
   backend->worker_ = *std::move(worker);
@@ -67,8 +71,10 @@ absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendCont
     if (!listener.ok()) return Annotate(listener.status(), "ucx");
     backend->listener_ = *std::move(listener);
   }
-  absl::Status added = backend->poller_.Add(backend->worker_->fd(), nullptr);
+  // Level-triggered: UCX empties it, and what UCX leaves has to be reported again.
+  absl::Status added = backend->reactor_->Add(backend->worker_->fd(), nullptr, EPOLLIN);
   if (!added.ok()) return added;
+  backend->info_.address = backend->MakeAddress();
   Log(LogLevel::kInfo, "ucx: the worker runs: {}", backend->worker_->description());
   return backend;
 }
@@ -109,7 +115,7 @@ UcxBackend::~UcxBackend() {
   KeepForGood(std::move(closing_));
 }
 
-std::string UcxBackend::Address() const {
+std::string UcxBackend::MakeAddress() const {
   return Encode(ucx::Address{.incarnation = incarnation_,
                              .place = listener_ == nullptr ? kByWorker + worker_->address()
                                                            : kBySocket + listener_->address()});

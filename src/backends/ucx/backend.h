@@ -5,7 +5,7 @@
 //   backend_poll.cc  Poll: progress, hellos, sending, failed paths, frames without a link
 //
 // Lifetime: endpoints and registrations may outlive it; they then do nothing.
-// Thread-safety: none, see kvxfer/backend.h.
+// Thread-safety: none, see kvxfer/backend.h; Register from any thread.
 
 #ifndef KVXFER_BACKENDS_UCX_BACKEND_H_
 #define KVXFER_BACKENDS_UCX_BACKEND_H_
@@ -26,10 +26,10 @@
 #include "src/backends/ucx/link.h"
 #include "src/backends/ucx/listener.h"
 #include "src/backends/ucx/path.h"
-#include "src/backends/ucx/poller.h"
 #include "src/backends/ucx/worker.h"
 #include "src/transport/event_queue.h"
 #include "src/transport/regions.h"
+#include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::ucx {
 
@@ -41,16 +41,13 @@ class UcxBackend final : public Backend, private FrameSink {
   static absl::StatusOr<std::unique_ptr<UcxBackend>> Create(const BackendContext& context);
   ~UcxBackend() override;
 
-  std::string_view name() const override { return "ucx"; }
-  const Capabilities& capabilities() const override { return capabilities_; }
-  std::string Address() const override;
+  const BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
-  size_t Poll(std::span<Event> out, bool readable) override;
+  size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
-  int wait_fd() const override { return poller_.fd(); }
 
   // --- for links ---
   using Events = EventQueue<std::string>;
@@ -77,10 +74,13 @@ class UcxBackend final : public Backend, private FrameSink {
   };
 
   explicit UcxBackend(const BackendContext& context);
+  std::string MakeAddress() const;
   void OnFrame(std::span<const std::byte> frame, ucp_ep_h from) override;
   void OnStray(const FrameHead& head, std::span<const std::byte> body);
   absl::StatusOr<Path*> PathTo(const std::string& place, std::optional<bool> reports_failure);
-  Path::Parts parts() { return {.worker = worker_.get(), .pool = &pool_, .poller = &poller_}; }
+  Path::Parts parts() {
+    return {.worker = worker_.get(), .pool = &pool_, .reactor = reactor_.get()};
+  }
   void DropPath(Path* path);
   void Refuse(Path* path, uint64_t cookie, std::string_view why);
   void Progress(size_t space);
@@ -93,13 +93,13 @@ class UcxBackend final : public Backend, private FrameSink {
   void SendAll();
   bool HasWork() const;
 
-  Capabilities capabilities_;
+  BackendInfo info_;
   const Incarnation incarnation_;
   const HostIdentity host_;
   const Duration connect_timeout_;
   // The links, paths and requests of UCX use the members above them, so they are destroyed first.
   net::RegionMap regions_;
-  Poller poller_;
+  std::unique_ptr<net::Reactor> reactor_;
   OutgoingPool pool_;
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<Listener> listener_;                  // null without UcxOptions::listen

@@ -37,9 +37,9 @@ constexpr Duration kNap = std::chrono::milliseconds(1);
 
 }  // namespace
 
-size_t UcxBackend::Poll(std::span<Event> out, bool readable) {
+size_t UcxBackend::Poll(std::span<Event> out, Input input) {
   if (events_.size() < out.size()) {
-    if (readable) poller_.Dispatch();
+    if (input == Input::kAll) reactor_->Collect();
     Progress(out.size());
     FailPaths();
     EndLateDials();
@@ -257,12 +257,13 @@ bool UcxBackend::Arm() {
     busy_arms_ = 0;
     if (!dialling_.empty()) {
       // Wakes the agent in time for EndLateDials.
-      poller_.Nap(std::max<Duration>(dialling_.front()->made() + connect_timeout_ - Now(), kNap));
+      reactor_->SetTimer(
+          std::max<Time>(dialling_.front()->made() + connect_timeout_, Now() + kNap));
     }
     return true;
   }
   if (++busy_arms_ < kBusyArms) return false;
-  poller_.Nap(std::min<Duration>(kNap, (busy_arms_ - kBusyArms + 1) * kShortNap));
+  reactor_->SetTimer(Now() + std::min<Duration>(kNap, (busy_arms_ - kBusyArms + 1) * kShortNap));
   return true;
 }
 

@@ -107,7 +107,7 @@ inline constexpr char kBySocket = 's';
 // Never sent: begins the local name of an accepted connection.
 inline constexpr char kAccepted = 'a';
 
-// The content of UcxBackend::Address.
+// The content of BackendInfo::address.
 struct Address {
   Incarnation incarnation{};
   std::string place{};

@@ -73,9 +73,10 @@ std::string Link::Name() const {
   return known ? absl::StrCat(peer_, ", process ", path_->pid()) : peer_;
 }
 
-std::string Link::Describe() const {
+EndpointInfo Link::Describe() const {
   const std::string lanes = path_ == nullptr ? "" : path_->Lanes();
-  return absl::StrCat("ucx to ", Name(), lanes.empty() ? "" : " over ", lanes);
+  return {.path = absl::StrCat("ucx to ", Name(), lanes.empty() ? "" : " over ", lanes),
+          .rails = std::vector<RailInfo>(1)};
 }
 
 void Link::Authorize() {
@@ -94,37 +95,29 @@ absl::Status Link::CheckOp(const Op& op) const {
     return absl::FailedPreconditionError(
         "ucx: ops are posted on the endpoint that connected; connect to the peer");
   }
-  uint64_t bytes = 0;
-  bool complete = op.rail == 0 && op.transfer != 0;
-  for (const Run& run : op.runs) {
-    complete = complete && run.key != nullptr && run.bytes <= kMaxOpBytes;
-    bytes += run.bytes;
+  const BlockRange& blocks = op.blocks;
+  if (op.rail == 0 && op.transfer != 0 && blocks.runs <= kMaxOpRuns &&
+      blocks.bytes <= kMaxOpBytes && net::HaveKeys(blocks)) {
+    return absl::OkStatus();
   }
-  if (complete && op.runs.size() <= kMaxOpRuns && bytes <= kMaxOpBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "ucx: op ", op.id, " (rail ", op.rail, ", ", op.runs.size(), " runs, ", bytes,
+      "ucx: op ", op.id, " (rail ", op.rail, ", ", blocks.runs, " runs, ", blocks.bytes,
       " bytes, transfer ", op.transfer, ") is beyond the backend's capabilities or lacks a key"));
 }
 
-size_t Link::Post(std::span<const Op> ops) {
-  if (state_ != State::kUp) return 0;
-  size_t accepted = 0;
-  for (const Op& op : ops) {
-    if (ops_.size() + reads_.size() >= kMaxOps) break;
-    ++accepted;
-    absl::Status status = CheckOp(op);
-    if (status.ok()) {
-      ops_.push_back({.op = op});
-    } else {
-      Complete(op.id, std::move(status));
-    }
+bool Link::Post(const Op& op) {
+  if (state_ != State::kUp || ops_.size() + reads_.size() >= kMaxOps) return false;
+  if (absl::Status status = CheckOp(op); !status.ok()) {
+    Complete(op.id, std::move(status));
+    return true;
   }
+  ops_.push_back({.op = op, .walk = RunWalk(op.blocks)});
   // Sends small ops at once, without waiting for Poll; kInlineCopyBytes bounds what the call
   // copies.
   size_t budget = kInlineCopyBytes;
   Pump(budget);
   backend_->Activate(this);
-  return accepted;
+  return true;
 }
 
 bool Link::Send(std::span<const std::byte> message) {
@@ -139,21 +132,22 @@ bool Link::Send(std::span<const std::byte> message) {
   return true;
 }
 
-void Link::Fence(uint64_t transfer) {
-  if (down() || transfer == 0) return;
+void Link::Fence(FenceScope scope) {
+  // The only rail does not fail alone.
+  if (down() || scope.transfer == FenceScope::kEveryTransfer) return;
+  const uint64_t transfer = scope.transfer;
   if (accepted()) {
     // Bytes of the transfer are no longer sent or written from here on. The answer kFenced is due
     // once the initiator's marker has arrived too, because then no frame of the transfer can
     // follow.
     for (Serving& read : served_) read.voided = read.voided || read.transfer == transfer;
-    for (uint32_t n = fences_.Ask(transfer); n > 0; --n) Emit(EventKind::kFenced, transfer);
-    return;
+    return EmitFenced(transfer, fences_.Ask(transfer));
   }
   // The transfer's ops are over and their memory is released. The marker may overtake other
   // transfers' data, because no frame of this transfer is queued behind it.
   CancelOps(transfer);
   controls_.push_back({.kind = FrameKind::kFence, .transfer = transfer});
-  Emit(EventKind::kFenced, transfer);
+  EmitFenced(transfer);
   backend_->Activate(this);
 }
 
@@ -206,6 +200,12 @@ void Link::Complete(uint64_t op, absl::Status status) {
 
 void Link::Emit(EventKind kind, uint64_t id, absl::Status status) {
   backend_->events().Say(kind, this, id, std::move(status));
+}
+
+void Link::EmitFenced(uint64_t transfer, uint32_t answers) {
+  for (; answers > 0; --answers) {
+    backend_->events().Say(EventKind::kFenced, this, transfer, {}, FenceScope::kEveryRail);
+  }
 }
 
 }  // namespace kvxfer::ucx

@@ -38,12 +38,11 @@ class Link final : public Endpoint {
   Link(UcxBackend* backend, Path* path, const Hello& hello);
   ~Link() override;
 
-  uint32_t rails() const override { return 1; }
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override;
-  size_t Post(std::span<const Op> ops) override;
+  bool Post(const Op& op) override;
   bool Send(std::span<const std::byte> message) override;
-  void Fence(uint64_t transfer) override;
+  void Fence(FenceScope scope) override;
   void Shutdown(absl::Status why) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
@@ -78,15 +77,12 @@ class Link final : public Endpoint {
   };
   struct Queued {
     Op op;
-    size_t run = 0;       // the next run to send
-    uint64_t offset = 0;  // in that run
+    RunWalk walk;  // what was not sent yet
   };
   // A read that was sent; says where its next bytes go.
   struct Reading {
     Op op;
-    // The run that the next byte goes to, and the offset in it.
-    size_t run = 0;
-    uint64_t offset = 0;
+    RunWalk walk;
   };
   // A read of the peer that is being served; says which bytes are sent next.
   struct Serving {
@@ -104,6 +100,7 @@ class Link final : public Endpoint {
   void EndOps(const absl::Status& why);
   void CancelOps(uint64_t transfer);
   void Emit(EventKind kind, uint64_t id = 0, absl::Status status = {});
+  void EmitFenced(uint64_t transfer, uint32_t answers = 1);
   void Complete(uint64_t op, absl::Status status);
 
   // link_send.cc

@@ -181,28 +181,17 @@ absl::Status Link::OnReadData(const FrameHead& head, std::span<const std::byte> 
   const auto it = reads_.find(head.number);
   if (it == reads_.end()) return absl::OkStatus();
   Reading& read = it->second;
-  const std::span<const Run> runs = read.op.runs;
-  while (!body.empty() && read.run < runs.size()) {
-    const Run& run = runs[read.run];
-    const size_t bytes = std::min<uint64_t>(body.size(), run.bytes - read.offset);
-    if (bytes > 0) {
-      std::memcpy(reinterpret_cast<std::byte*>(run.local) + read.offset, body.data(), bytes);
-    }
+  while (!body.empty() && !read.walk.done()) {
+    const Run& run = read.walk.run();
+    const size_t bytes = std::min<uint64_t>(body.size(), run.bytes);
+    std::memcpy(reinterpret_cast<std::byte*>(run.local), body.data(), bytes);
     body = body.subspan(bytes);
-    read.offset += bytes;
-    if (read.offset < run.bytes) break;
-    ++read.run;
-    read.offset = 0;
+    read.walk.Take(bytes);
   }
   if (!body.empty()) return absl::InvalidArgumentError("more bytes than were asked for");
   if ((head.flags & kLast) == 0) return absl::OkStatus();
   const bool voided = (head.flags & kVoid) != 0;
-  // Skips empty runs at the end, so that read.run tells whether all bytes have come.
-  while (read.run < runs.size() && runs[read.run].bytes == read.offset) {
-    ++read.run;
-    read.offset = 0;
-  }
-  if (!voided && read.run < runs.size()) {
+  if (!voided && !read.walk.done()) {
     return absl::InvalidArgumentError("fewer bytes than were asked for");
   }
   const uint64_t op = read.op.id;
@@ -234,7 +223,7 @@ absl::Status Link::OnCredit(uint32_t taken) {
 // The marker: no read of the transfer follows, and the initiator no longer wants those that came.
 absl::Status Link::OnFence(uint64_t transfer) {
   std::erase_if(served_, [&](const Serving& read) { return read.transfer == transfer; });
-  for (uint32_t n = fences_.OnMarker(transfer, 0); n > 0; --n) Emit(EventKind::kFenced, transfer);
+  EmitFenced(transfer, fences_.OnMarker(transfer, 0));
   return absl::OkStatus();
 }
 

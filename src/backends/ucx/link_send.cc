@@ -98,24 +98,17 @@ size_t Link::SendWritePart(size_t space) {
   const Op op = write.op;
   Outgoing& frame = path_->Begin();
   uint32_t pieces = 0;
-  while (write.run < op.runs.size()) {
-    const Run& run = op.runs[write.run];
-    const uint64_t left = run.bytes - write.offset;
-    if (left > 0) {
-      const size_t free = space - frame.body_bytes();
-      if (free < kWireRunBytes + std::min<uint64_t>(left, kSmallestPiece)) break;
-      const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(left, free - kWireRunBytes));
-      frame.Append(
-          WireRun{.address = run.remote + write.offset, .bytes = bytes, .rkey = RkeyOf(run)});
-      frame.Lend(reinterpret_cast<const std::byte*>(run.local) + write.offset, bytes);
-      ++pieces;
-      write.offset += bytes;
-      if (bytes < left) break;
-    }
-    ++write.run;
-    write.offset = 0;
+  while (!write.walk.done()) {
+    const Run& run = write.walk.run();
+    const size_t free = space - frame.body_bytes();
+    if (free < kWireRunBytes + std::min<uint64_t>(run.bytes, kSmallestPiece)) break;
+    const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(run.bytes, free - kWireRunBytes));
+    frame.Append(WireRun{.address = run.remote, .bytes = bytes, .rkey = RkeyOf(run)});
+    frame.Lend(reinterpret_cast<const std::byte*>(run.local), bytes);
+    ++pieces;
+    write.walk.Take(bytes);
   }
-  const bool last = write.run == op.runs.size();
+  const bool last = write.walk.done();
   const unsigned flags = (last ? kLast : 0u) | (last && op.has_immediate ? kImmediate : 0u);
   const size_t sent = frame.body_bytes();
   SendFrame({.kind = FrameKind::kWrite,
@@ -132,18 +125,18 @@ size_t Link::SendWritePart(size_t space) {
 
 // One frame is always enough, see the static_assert in frames.h.
 size_t Link::SendReadRequest() {
-  const Op op = ops_.front().op;
+  const Queued read = ops_.front();
   ops_.pop_front();
   Outgoing& frame = path_->Begin();
-  for (const Run& run : op.runs) {
-    if (run.bytes == 0) continue;
+  for (RunWalk walk = read.walk; !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
     frame.Append(WireRun{
         .address = run.remote, .bytes = static_cast<uint32_t>(run.bytes), .rkey = RkeyOf(run)});
   }
   const uint32_t number = ++read_number_;
-  reads_.try_emplace(number, Reading{.op = op});
+  reads_.try_emplace(number, Reading{.op = read.op, .walk = read.walk});
   const size_t sent = frame.body_bytes();
-  SendFrame({.kind = FrameKind::kRead, .transfer = op.transfer, .number = number});
+  SendFrame({.kind = FrameKind::kRead, .transfer = read.op.transfer, .number = number});
   return sent;
 }
 

@@ -38,7 +38,7 @@ class Outgoing {
   size_t bytes() const { return bytes_; }
   // Copies what is lent into the frame's own bytes.
   void Own();
-  // Copies up to `room` bytes of the frame, from `offset` on; returns how many.
+  // Copies bytes of the frame from `offset` on, as many as fit into `space`; returns how many.
   size_t Pack(size_t offset, std::span<std::byte> space);
 
   // The datatype by which UCX asks for the bytes of an Outgoing: the `buffer` of a send points to

@@ -22,7 +22,7 @@ namespace kvxfer::ucx {
 Path::Path(const Parts& parts, std::string place)
     : worker_(parts.worker),
       pool_(parts.pool),
-      poller_(parts.poller),
+      reactor_(parts.reactor),
       id_(RandomNonZero64()),
       place_(place.empty() ? absl::StrCat(std::string(1, kAccepted), id_) : std::move(place)) {}
 
@@ -89,7 +89,7 @@ ucs_status_t Path::Make(ucp_ep_params_t params, ucp_err_handling_mode_t mode) {
 }
 
 Path::~Path() {
-  if (process_.valid()) poller_->Remove(process_.get());
+  if (process_.valid()) reactor_->Remove(process_.get());
 }
 
 void Path::WatchProcess(const HostIdentity& them, const HostIdentity& us) {
@@ -101,14 +101,19 @@ void Path::WatchProcess(const HostIdentity& them, const HostIdentity& us) {
       OwnFd::Open([&] { return static_cast<int>(syscall(SYS_pidfd_open, them.pid, 0)); });
   // Checked after the open: if the peer has this number now, it also had it when the pidfd was
   // opened, so the pidfd refers to it. Otherwise the peer is gone.
-  if (ProcessGone(them, us)) return OnReady();
-  if (!process.valid() || !poller_->Add(process.get(), this).ok()) return;
+  if (ProcessGone(them, us)) return ProcessExited();
+  if (!process.valid() || !reactor_->Add(process.get(), this).ok()) return;
   process_ = std::move(process);
 }
 
-void Path::OnReady() {
-  if (process_.valid()) poller_->Remove(process_.get());
+void Path::OnReady(uint32_t) {
+  // An exited process stays ready, so it is watched no longer.
+  reactor_->Remove(process_.get());
   process_.Reset();
+  ProcessExited();
+}
+
+void Path::ProcessExited() {
   Fail(absl::UnavailableError(absl::StrCat("process ", pid_, " exited")));
 }
 

@@ -22,16 +22,16 @@
 #include "kvxfer/backend.h"
 #include "src/backends/ucx/frames.h"
 #include "src/backends/ucx/outgoing.h"
-#include "src/backends/ucx/poller.h"
 #include "src/backends/ucx/worker.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/own_fd.h"
+#include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::ucx {
 
 class Link;
 
-class Path final : public Watcher {
+class Path final : private net::Watcher {
  public:
   // Limits of frames that UCX has accepted and not completed, and of their bytes: further frames
   // wait in the links.
@@ -42,7 +42,7 @@ class Path final : public Watcher {
   struct Parts {
     Worker* worker;
     OutgoingPool* pool;
-    Poller* poller;
+    net::Reactor* reactor;
   };
   // `place`: see frames.h. `reports_failure`: the setting of the peer's end, if it has one; without
   // it both settings are tried. Unavailable: UCX finds no transport that reaches the peer.
@@ -69,10 +69,10 @@ class Path final : public Watcher {
   bool space() const {
     return in_flight_ < kWindow && bytes_in_flight_ < kWindowBytes && !failed();
   }
-  // True: too much is in flight even for frames that are sent without asking room().
+  // True: too much is in flight even for frames that are sent without asking space().
   bool swamped() const { return in_flight_ >= 4 * kWindow || bytes_in_flight_ >= 4 * kWindowBytes; }
-  // To send a frame: Begin, fill it, Send. Callers ask room() first; Send itself takes a frame even
-  // if there is no space.
+  // To send a frame: Begin, fill it, Send. Callers ask space() first; Send itself takes a frame
+  // even if there is no space.
   Outgoing& Begin();
   void Send(const FrameHead& head);
 
@@ -95,8 +95,6 @@ class Path final : public Watcher {
   std::string Lanes() const;
   uint32_t pid() const { return pid_; }  // 0: not known, or not of this host
 
-  void OnReady() override;
-
   std::vector<Link*> links;  // links that use the path
 
  private:
@@ -105,12 +103,14 @@ class Path final : public Watcher {
   ucs_status_t Make(ucp_ep_params_t params, ucp_err_handling_mode_t mode);
   ucs_status_t OpenWorker(std::optional<bool> reports_failure);
   ucs_status_t OpenSocket();
+  void OnReady(uint32_t events) override;
+  void ProcessExited();
   static void OnError(void* arg, ucp_ep_h ep, ucs_status_t status);
   static void OnSent(void* request, ucs_status_t status, void* frame);
 
   Worker* const worker_;
   OutgoingPool* const pool_;
-  Poller* const poller_;
+  net::Reactor* const reactor_;
   const uint64_t id_;
   const std::string place_;
   const Time made_ = Now();

@@ -8,7 +8,6 @@
 #include "src/backends/verbs/backend.h"
 #include "src/backends/verbs/errors.h"
 #include "src/core/base/strings.h"
-#include "src/core/base/text.h"
 
 namespace kvxfer::verbs {
 namespace {
@@ -32,12 +31,12 @@ AcceptedLink::~AcceptedLink() {
 
 void AcceptedLink::SayHello() { Tell(Ports{.ports = backend_->PortInfos()}); }
 
-std::string AcceptedLink::Describe() const {
-  std::string out = Name();
+EndpointInfo AcceptedLink::Describe() const {
+  std::string path = Name();
   for (const Rail& rail : rails_) {
-    if (rail.end != nullptr) absl::StrAppend(&out, ", ", rail.end->address().port.name);
+    if (rail.end != nullptr) absl::StrAppend(&path, ", ", rail.end->address().port.name);
   }
-  return out;
+  return {.path = std::move(path), .rails = std::vector<RailInfo>(rails_offered_)};
 }
 
 void AcceptedLink::Authorize() {
@@ -48,14 +47,12 @@ void AcceptedLink::Authorize() {
   }
 }
 
-size_t AcceptedLink::Post(std::span<const Op> ops) {
-  if (!up()) return 0;
-  for (const Op& op : ops) {
-    Say(EventKind::kCompletion, op.id,
-        absl::FailedPreconditionError(
-            "verbs: ops are posted on the endpoint that connected; connect to the peer"));
-  }
-  return ops.size();
+bool AcceptedLink::Post(const Op& op) {
+  if (!up()) return false;
+  Say(EventKind::kCompletion, op.id,
+      absl::FailedPreconditionError(
+          "verbs: ops are posted on the endpoint that connected; connect to the peer"));
+  return true;
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegion& region,
@@ -204,7 +201,9 @@ void AcceptedLink::OnDestroyed(uint32_t rail, Device& device, uint32_t number) {
   });
   if (rails_[rail].fence_due && !IsUndestroyed(rail)) FinishFenceRail(rail);
   if (!undestroyed_.empty()) return;
-  for (const uint64_t transfer : std::exchange(fenced_, {})) Say(EventKind::kFenced, transfer);
+  for (const uint64_t transfer : std::exchange(fenced_, {})) {
+    Say(EventKind::kFenced, transfer, {}, FenceScope::kEveryRail);
+  }
   FinishDown();
 }
 
@@ -215,12 +214,19 @@ bool AcceptedLink::IsUndestroyed(uint32_t rail) const {
 void AcceptedLink::Lose(uint32_t rail, std::string_view why) {
   if (rails_[rail].end == nullptr) return;
   Kill(rail);
-  Tell(
-      RailLost{.rail = static_cast<uint8_t>(rail), .life = rails_[rail].life, .why = ForPeer(why)});
+  Tell(net::LostRail(rail, rails_[rail].life, why));
 }
 
-void AcceptedLink::Fence(uint64_t transfer) {
-  if (!up() || transfer == 0) return;
+void AcceptedLink::Fence(FenceScope scope) {
+  if (!up()) return;
+  if (scope.rail != FenceScope::kEveryRail) {
+    FenceRail(scope.rail);
+  } else if (scope.transfer != FenceScope::kEveryTransfer) {
+    FenceTransfer(scope.transfer);
+  }
+}
+
+void AcceptedLink::FenceTransfer(uint64_t transfer) {
   asked_.try_emplace(transfer, Now() + kPatience);
   AnswerFences(transfer, fences_.Ask(transfer));
   backend_->TimersChanged();
@@ -245,7 +251,7 @@ void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
   asked_.erase(transfer);
   for (; count > 0; --count) {
     if (undestroyed_.empty()) {
-      Say(EventKind::kFenced, transfer);
+      Say(EventKind::kFenced, transfer, {}, FenceScope::kEveryRail);
     } else {
       fenced_.push_back(transfer);
     }
@@ -266,7 +272,7 @@ void AcceptedLink::OnDataDeadline(Time now) {
 }
 
 void AcceptedLink::FenceRail(uint32_t rail) {
-  if (!up() || rail >= rails_.size()) return;
+  if (rail >= rails_.size()) return;
   Kill(rail);
   rails_[rail].fence_due = true;
   if (!IsUndestroyed(rail)) FinishFenceRail(rail);
@@ -274,7 +280,7 @@ void AcceptedLink::FenceRail(uint32_t rail) {
 
 void AcceptedLink::FinishFenceRail(uint32_t rail) {
   rails_[rail].fence_due = false;
-  Say(EventKind::kRailFenced, 0, {}, rail);
+  Say(EventKind::kFenced, FenceScope::kEveryTransfer, {}, rail);
 }
 
 void AcceptedLink::OnPort(const Device& device, uint8_t port, ibv_event_type type) {

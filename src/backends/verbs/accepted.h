@@ -8,7 +8,7 @@
 // Destroying a queue pair makes it quiet: the peer no longer writes through it.
 // Receive completions are polled before and after, so that no immediate is lost. If a device
 // refuses to destroy a queue pair, the events that would say that it is quiet wait until it is
-// destroyed: kFenced, kDown, and kRailFenced of its rail.
+// destroyed: kFenced of transfers and of its rail, and kDown.
 //
 // Thread-safety: none; called by the agent's driver only.
 
@@ -37,12 +37,10 @@ class AcceptedLink final : public Link {
   ~AcceptedLink() override;
 
   // --- Endpoint ---
-  uint32_t rails() const override { return rails_offered_; }
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override;
-  size_t Post(std::span<const Op> ops) override;
-  void Fence(uint64_t transfer) override;
-  void FenceRail(uint32_t rail) override;
+  bool Post(const Op& op) override;
+  void Fence(FenceScope scope) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
@@ -66,7 +64,7 @@ class AcceptedLink final : public Link {
     // Waits for Authorize, or for its queue pair, which is being made.
     std::optional<Offer> offer;
     uint64_t job = 0;        // in SetupQueue; 0: none
-    bool fence_due = false;  // kRailFenced waits for undestroyed_
+    bool fence_due = false;  // its kFenced waits for undestroyed_
   };
   // A queue pair that its device refuses to destroy.
   struct Undestroyed {
@@ -85,6 +83,8 @@ class AcceptedLink final : public Link {
   absl::Status TryMake(const Offer& offer);
   void Remake(uint32_t rail, const Device& device, uint8_t port);
   absl::Status OnProbe(const Probe& probe);
+  void FenceTransfer(uint64_t transfer);
+  void FenceRail(uint32_t rail);
   void OnQuiet(uint64_t transfer);
   void AnswerFences(uint64_t transfer, uint32_t count);
   // Destroys the rail's end: nothing is written through it afterwards, and what was written is
@@ -102,7 +102,7 @@ class AcceptedLink final : public Link {
   FenceBook fences_{1};
   std::map<uint64_t, Time> asked_;  // unanswered fences, and until when each is awaited
   std::vector<Undestroyed> undestroyed_;
-  std::vector<uint64_t> fenced_;  // kFenced events that wait for undestroyed_
+  std::vector<uint64_t> fenced_;  // transfers whose kFenced waits for undestroyed_
 };
 
 }  // namespace kvxfer::verbs

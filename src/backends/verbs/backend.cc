@@ -11,6 +11,7 @@
 #include "src/backends/verbs/port_choice.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
+#include "src/cuda/flush.h"
 #include "src/transport/host/memory_node.h"
 
 namespace kvxfer::verbs {
@@ -50,15 +51,20 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
       !status.ok()) {
     return status;
   }
-  backend->capabilities_ = {.arrival = Arrival::kImmediate,
-                            .memory_kinds = BitOf(MemoryKind::kHost) | BitOf(MemoryKind::kCuda),
-                            .rail_keeps_order = backend->ordered(),
-                            .rails_fail_alone = true,
-                            .needs_remote_cpu = false,
-                            .max_op_bytes = kMaxOpBytes,
-                            .max_op_runs = backend->MaxOpRuns(),
-                            .max_message_bytes = net::kMaxMessageBytes,
-                            .max_arrivals = backend->MaxArrivals()};
+  backend->info_ = {
+      .name = "verbs",
+      .capabilities = {.arrival = Arrival::kImmediate,
+                       .memory_kinds = BitOf(MemoryKind::kHost) | BitOf(MemoryKind::kCuda),
+                       .rail_keeps_order = backend->ordered(),
+                       .rails_fail_alone = true,
+                       .needs_remote_cpu = false,
+                       .max_op_bytes = kMaxOpBytes,
+                       .max_op_runs = backend->MaxOpRuns(),
+                       .max_message_bytes = net::kMaxMessageBytes,
+                       .max_arrivals = backend->MaxArrivals()},
+      .listen_address = backend->hub_.ListenAddress(),
+      .wait_fd = backend->hub_.fd()};
+  backend->DescribePorts();
   return backend;
 }
 
@@ -162,25 +168,23 @@ VerbsBackend::~VerbsBackend() {
   destroyer_.Close();
   dialled_scratch_.Close();
   accepted_scratch_.Close();
-  for (VerbsRegistration* registration : std::exchange(registrations_, {})) registration->Close();
+  const std::lock_guard lock(added_mutex_);
+  for (VerbsRegistration* registration : added_) registration->Close();
+  for (VerbsRegistration* registration : registrations_) registration->Close();
 }
 
-std::string VerbsBackend::Address() const {
+void VerbsBackend::DescribePorts() {
   const std::string control = hub_.Address();
-  return EncodeMetadataAddress({.control = control, .ports = {.ports = PortInfos()}});
-}
-
-std::vector<std::string> VerbsBackend::Devices() const {
-  std::vector<std::string> devices;
+  info_.address = EncodeMetadataAddress({.control = control, .ports = {.ports = PortInfos()}});
+  info_.devices.clear();
   for (const PortRef& ref : ports_) {
-    devices.push_back(ref.port().info.name);
+    std::string& device = info_.devices.emplace_back(ref.port().info.name);
     if (ref.port().info.mbps > 0) {
-      absl::StrAppend(&devices.back(), ", ", ref.port().info.mbps / 1000, " Gb/s");
+      absl::StrAppend(&device, ", ", ref.port().info.mbps / 1000, " Gb/s");
     }
     const absl::Status why = ref.why();
-    if (!why.ok()) absl::StrAppend(&devices.back(), ", not used: ", why.message());
+    if (!why.ok()) absl::StrAppend(&device, ", not used: ", why.message());
   }
-  return devices;
 }
 
 absl::StatusOr<net::PeerAddress> VerbsBackend::Find(std::string_view address,
@@ -210,20 +214,20 @@ absl::StatusOr<std::unique_ptr<Endpoint>> VerbsBackend::Connect(std::string_view
   return link;
 }
 
-absl::StatusOr<std::unique_ptr<Prepared>> VerbsBackend::Prepare(const MemorySpan& span,
-                                                                Access access) {
+absl::StatusOr<DeviceMemory> VerbsBackend::RegisterMemory(const LocalRegion& region) const {
+  const MemorySpan& span = region.span;
   if (span.data == nullptr || span.bytes == 0) {
     return absl::InvalidArgumentError("verbs: a region needs an address and bytes");
   }
-  auto memory = std::make_unique<DeviceMemory>();
+  DeviceMemory memory;
   absl::Status status;
   if (span.kind == MemoryKind::kHost) {
-    status = memory->Register(span, access, devices_);
+    status = memory.Register(span, region.access, devices_);
   } else {
     // On an unordered queue pair an op is one request, which a boundary between pieces must not cut
     // in two.
     absl::StatusOr<GpuMemory> gpu = ExamineGpuMemory(span, sysfs_, ordered());
-    status = gpu.ok() ? memory->Register(*gpu, access, devices_) : gpu.status();
+    status = gpu.ok() ? memory.Register(*gpu, region.access, devices_) : gpu.status();
   }
   if (!status.ok()) return status;
   return memory;
@@ -236,38 +240,59 @@ Penalties VerbsBackend::PenaltiesOf(const DeviceMemory& memory, const MemorySpan
   return nearness_.Of(NodeOfMemory(span.data, span.bytes));
 }
 
+// On any thread: besides added_ it reads only what is constant after Create.
 absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const LocalRegion& region) {
   if (region.rkey == 0) return absl::InvalidArgumentError("verbs: a region needs an rkey");
-  std::unique_ptr<Prepared> mine;
-  Prepared* prepared = region.prepared;
-  if (prepared == nullptr) {
-    absl::StatusOr<std::unique_ptr<Prepared>> made = Prepare(region.span, region.access);
-    if (!made.ok()) return made.status();
-    mine = *std::move(made);
-    prepared = mine.get();
-  }
-  auto& memory = *static_cast<DeviceMemory*>(prepared);
-  if (memory.gpu() != nullptr) {
-    absl::Status status = arrival_flusher_.AddRegion(memory.driver(), memory.gpu()->ordinal);
+  absl::StatusOr<DeviceMemory> memory = RegisterMemory(region);
+  if (!memory.ok()) return memory.status();
+  if (memory->gpu() != nullptr) {
+    // Only asks: what arrival_flusher_ holds belongs to the driver.
+    const absl::Status status = cuda::Flusher().Add(memory->driver(), memory->gpu()->ordinal);
     if (!status.ok()) return Annotate(status, "verbs");
   }
-  const Penalties penalties = PenaltiesOf(memory, region.span);
-  auto registration = std::make_unique<VerbsRegistration>(this, region.rkey, std::move(memory),
-                                                          region.id, penalties);
-  registrations_.insert(registration.get());
-  if (registration->why_missing().ok()) return registration;
+  const Penalties penalties = PenaltiesOf(*memory, region.span);
+  auto registration =
+      std::make_unique<VerbsRegistration>(this, region, *std::move(memory), penalties);
+  if (!registration->why_missing().ok()) {
+    Log(LogLevel::kWarning, "verbs: {} goes without some devices: {}", ToStd(registration->What()),
+        ToStd(registration->why_missing().message()));
+  }
+  const std::lock_guard lock(added_mutex_);
+  added_.push_back(registration.get());
+  any_added_.store(true, std::memory_order_release);
+  return registration;
+}
+
+void VerbsBackend::TakeAllAdded() {
+  std::vector<VerbsRegistration*> added;
+  {
+    const std::lock_guard lock(added_mutex_);
+    added.swap(added_);
+    any_added_.store(false, std::memory_order_relaxed);
+  }
+  bool missing = false;
+  for (VerbsRegistration* registration : added) {
+    registrations_.insert(registration);
+    missing = missing || !registration->why_missing().ok();
+    if (registration->gpu() == nullptr) continue;
+    // Register has seen that this does not fail.
+    arrival_flusher_.AddRegion(registration->driver(), registration->gpu()->ordinal).IgnoreError();
+  }
+  if (!missing) return;
   // Rails over those devices cannot be used while the region exists.
-  Log(LogLevel::kWarning, "verbs: region {} goes without some devices: {}",
-      static_cast<uint32_t>(region.id), ToStd(registration->why_missing().message()));
   for (const auto& device : devices_) {
     const absl::Status why = CheckRegions(*device);
     if (why.ok()) continue;
     for (Link* link : Links()) link->OnUncovered(*device, why);
   }
-  return registration;
 }
 
 void VerbsBackend::Forget(VerbsRegistration* registration) {
+  {
+    // Nothing was done for a region that goes before the driver has taken it over.
+    std::lock_guard lock(added_mutex_);
+    if (std::erase(added_, registration) > 0) return;
+  }
   registrations_.erase(registration);
   if (registration->gpu() != nullptr) arrival_flusher_.RemoveRegion(registration->gpu()->ordinal);
 }
@@ -275,9 +300,9 @@ void VerbsBackend::Forget(VerbsRegistration* registration) {
 absl::Status VerbsBackend::CheckRegions(const Device& device) const {
   for (const VerbsRegistration* registration : registrations_) {
     if (registration->has(device.ordinal())) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "region ", static_cast<uint32_t>(registration->id()), " is not registered with ",
-        device.name(), ": ", registration->why_missing().message()));
+    return absl::FailedPreconditionError(absl::StrCat(registration->What(),
+                                                      " is not registered with ", device.name(),
+                                                      ": ", registration->why_missing().message()));
   }
   return absl::OkStatus();
 }

@@ -1,14 +1,17 @@
 // The verbs backend: devices, a listener for control connections, and the links to peers.
 //
 // Lifetime: endpoints and registrations may outlive it; they then do nothing.
-// Thread-safety: none, see kvxfer/backend.h; Prepare from any thread.
+// Thread-safety: none, see kvxfer/backend.h; Register from any thread. What that adds, the driver
+// takes over before the next op is posted and before events are reported (TakeAdded).
 
 #ifndef KVXFER_BACKENDS_VERBS_BACKEND_H_
 #define KVXFER_BACKENDS_VERBS_BACKEND_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -60,19 +63,13 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   ~VerbsBackend() override;
 
   // --- Backend ---
-  std::string_view name() const override { return "verbs"; }
-  const Capabilities& capabilities() const override { return capabilities_; }
-  std::string Address() const override;
+  const BackendInfo& Describe() const override { return info_; }
   absl::Status Reachable(std::string_view address, const HostIdentity& host) const override;
-  std::string ListenAddress() const override { return hub_.ListenAddress(); }
-  std::vector<std::string> Devices() const override;
   absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view address,
                                                     const HostIdentity& host) override;
-  absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const MemorySpan& span, Access access) override;
   absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& region) override;
-  size_t Poll(std::span<Event> out, bool readable) override;
+  size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
-  int wait_fd() const override { return hub_.fd(); }
 
   // --- for links, rails and registrations ---
   net::LinkHub& hub() { return hub_; }
@@ -92,6 +89,10 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   // The number of send requests of one queue pair.
   uint32_t queue_depth() const { return queue_depth_; }
   bool ordered() const { return ibv_->keeps_order(); }
+  // Takes over what Register has added. Rails over a device that does not have it all go down.
+  void TakeAdded() {
+    if (any_added_.load(std::memory_order_acquire)) TakeAllAdded();
+  }
   void Forget(VerbsRegistration* registration);
   // Tracks what was written into GPU memory since the last Poll.
   cuda::ArrivalFlusher& arrival_flusher() { return arrival_flusher_; }
@@ -122,8 +123,12 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   VerbsBackend(const BackendContext& context, VerbsOptions options, std::unique_ptr<Ibv> ibv,
                Sysfs sysfs);
   absl::Status OpenDevices(Topology topology);
-  // How far each device is from prepared memory.
+  // The address and the devices in info_, which change with the ports.
+  void DescribePorts();
+  absl::StatusOr<DeviceMemory> RegisterMemory(const LocalRegion& region) const;
+  // How far each device is from registered memory.
   Penalties PenaltiesOf(const DeviceMemory& memory, const MemorySpan& span) const;
+  void TakeAllAdded();
   // Text for people: why no port can be used.
   std::string WhyNone();
   size_t MaxArrivals() const;
@@ -144,7 +149,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   VerbsOptions options_;  // its `devices` and `fabrics` name each port
   const HostIdentity host_;
   const Sysfs sysfs_;
-  Capabilities capabilities_;
+  BackendInfo info_;
   const std::unique_ptr<Ibv> ibv_;
   net::LinkHub hub_;
   RequestPool requests_;
@@ -156,7 +161,10 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   Scratch dialled_scratch_{Access::kNone};
   Scratch accepted_scratch_{Access::kReadWrite};
   uint32_t queue_depth_ = 0;
-  std::unordered_set<VerbsRegistration*> registrations_;
+  std::unordered_set<VerbsRegistration*> registrations_;  // those that were taken over
+  std::mutex added_mutex_;
+  std::vector<VerbsRegistration*> added_;  // and those that were not; guarded by added_mutex_
+  std::atomic<bool> any_added_{false};     // written under added_mutex_
   cuda::ArrivalFlusher arrival_flusher_;
   size_t next_device_ = 0;  // the device that is polled first
 

@@ -21,8 +21,9 @@ constexpr size_t kPollBatch = 64;
 
 }  // namespace
 
-size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
-  if (hub_.Begin(out, readable)) {
+// Completions are in memory, so the most likely input takes no system call.
+size_t VerbsBackend::Poll(std::span<Event> out, Input input) {
+  if (hub_.Begin(out, input == Input::kAll)) {
     for (const auto& device : devices_) {
       device->OnChannel();
       device->OnAsync();
@@ -35,6 +36,11 @@ size_t VerbsBackend::Poll(std::span<Event> out, bool readable) {
     setups_.Work();
     hub_.Work();
   }
+  // After the last look at completions: what they say of a region is shown as its memory needs.
+  TakeAdded();
+  bool changed = false;
+  for (const auto& device : devices_) changed = device->TakeChanged() || changed;
+  if (changed) DescribePorts();
   const size_t told = hub_.End();
   return arrival_flusher_.Show(out.first(told), "verbs");
 }
@@ -66,8 +72,8 @@ void VerbsBackend::OnReceived(Device& device, const ibv_wc& wc) {
   const Receiver receiver = it->second;
   if (wc.status != IBV_WC_SUCCESS) {
     receiver.link->OnQueuePair(device, wc.qp_num,
-                               CompletionError(receiver.link->Describe(), wc.qp_num, "a receive",
-                                               wc.status, wc.vendor_err));
+                               CompletionError(receiver.link->Describe().path, wc.qp_num,
+                                               "a receive", wc.status, wc.vendor_err));
     return;
   }
   if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return;

@@ -42,15 +42,13 @@ void Fields(Io& io, wire::Ref<Io, Ports> frame) {
 }
 template <typename Io>
 void Fields(Io& io, wire::Ref<Io, Offer> frame) {
-  io.Int("rail", frame.rail);
-  io.Int("life", frame.life);
+  net::RailAndLife(io, frame);
   io.Int("port", frame.port);
   Fields(io, frame.from);
 }
 template <typename Io>
 void Fields(Io& io, wire::Ref<Io, Answer> frame) {
-  io.Int("rail", frame.rail);
-  io.Int("life", frame.life);
+  net::RailAndLife(io, frame);
   io.Words("error", frame.error, kMaxText);
   if (!frame.error.empty()) return;
   Fields(io, frame.at);
@@ -59,25 +57,13 @@ void Fields(Io& io, wire::Ref<Io, Answer> frame) {
 }
 template <typename Io>
 void Fields(Io& io, wire::Ref<Io, Probe> frame) {
-  io.Int("rail", frame.rail);
-  io.Int("life", frame.life);
+  net::RailAndLife(io, frame);
   io.Int("nonce", frame.nonce);
 }
 template <typename Io>
 void Fields(Io& io, wire::Ref<Io, Probed> frame) {
-  io.Int("rail", frame.rail);
-  io.Int("life", frame.life);
+  net::RailAndLife(io, frame);
   io.Bool("found", frame.found);
-}
-template <typename Io>
-void Fields(Io& io, wire::Ref<Io, RailLost> frame) {
-  io.Int("rail", frame.rail);
-  io.Int("life", frame.life);
-  io.Words("why", frame.why, kMaxText);
-}
-template <typename Io>
-void Fields(Io& io, wire::Ref<Io, Quiet> frame) {
-  io.Int("transfer", frame.transfer);
 }
 
 std::string Encode(const Blob& blob) { return wire::EncodeOneOf<0>(blob); }

@@ -24,11 +24,14 @@
 
 #include "absl/status/statusor.h"
 #include "src/backends/verbs/port.h"
+#include "src/transport/rail_frames.h"
 
 namespace kvxfer::verbs {
 
 inline constexpr size_t kMaxPorts = 64;
-inline constexpr size_t kMaxText = 512;
+using net::kMaxText;
+using net::Quiet;
+using net::RailLost;
 
 // One end of a queue pair.
 struct QpAddress {
@@ -64,14 +67,6 @@ struct Probed {
   uint8_t rail = 0;
   uint32_t life = 0;
   bool found = false;
-};
-struct RailLost {
-  uint8_t rail = 0;
-  uint32_t life = 0;
-  std::string why{};
-};
-struct Quiet {
-  uint64_t transfer = 0;
 };
 
 using Blob = std::variant<Ports, Offer, Answer, Probe, Probed, RailLost, Quiet>;

@@ -123,6 +123,7 @@ absl::Status Device::PostReceives(uint32_t count) {
 }
 
 absl::Status Device::Refresh(size_t index) {
+  changed_ = true;
   LocalPort& port = ports_[index];
   absl::StatusOr<LocalPort> read = ReadPort(*ibv_, context_, name_, port.number, options_, &port);
   if (!read.ok()) {
@@ -148,6 +149,7 @@ void Device::Break(std::string_view why) {
   why_broken_ = absl::UnavailableError(absl::StrCat(name_, ": ", ToAbsl(why)));
   // Release: other threads read broken() without a lock and then why_broken_.
   broken_.store(true, std::memory_order_release);
+  changed_ = true;
   listener_->OnBroken(*this, why_broken_);
 }
 

@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -72,6 +73,8 @@ class Device {
   absl::Status Refresh(size_t index);
   // Permanently broken. May be called by any thread; so may why_broken() once this is true.
   bool broken() const { return broken_.load(std::memory_order_acquire); }
+  // Whether ports() or broken() may have changed since the last call.
+  bool TakeChanged() { return std::exchange(changed_, false); }
   // OK unless broken().
   const absl::Status& why_broken() const { return why_broken_; }
 
@@ -152,6 +155,7 @@ class Device {
   ibv_cq* receive_cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
   std::vector<LocalPort> ports_;
+  bool changed_ = false;
   uint32_t space_ = 0;
   uint32_t space_when_polled_ = 0;
   uint32_t receives_ = 0;  // number of receives to keep posted

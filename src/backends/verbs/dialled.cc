@@ -9,7 +9,6 @@
 #include "src/backends/verbs/errors.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
-#include "src/core/base/text.h"
 
 namespace kvxfer::verbs {
 namespace {
@@ -39,7 +38,7 @@ absl::Status DialledLink::RefreshPort(size_t port) {
 
 std::optional<Time> DialledLink::DataDeadline() const {
   std::optional<Time> next;
-  for (const auto& rail : rails_) next = Earlier(next, rail->deadline());
+  for (const auto& rail : rails_) next = Earlier(next, rail->life().deadline());
   for (const auto& [transfer, stopping] : stopping_) next = Earlier(next, stopping.patience);
   return next;
 }
@@ -104,39 +103,31 @@ absl::Status DialledLink::OnPortsAgain(Ports ports) {
   return absl::OkStatus();
 }
 
-std::optional<Pair> DialledLink::OtherPair(const Rail& rail) const {
+std::optional<Pair> DialledLink::OtherPair(const Rail& rail, std::span<const Pair> bad) const {
   std::vector<Pair> used;
   for (const auto& other : rails_) {
     if (other.get() != &rail) used.push_back(other->pair());
   }
-  return ChooseOther(backend_->PortInfos(), remote_, used, rail.bad_pairs());
+  return ChooseOther(backend_->PortInfos(), remote_, used, bad);
 }
 
 // If every pair of every rail was tried in vain, the link is of no use.
 void DialledLink::OnAttemptFailed() {
-  if (ever_up_ || !up()) return;
-  if (!std::ranges::all_of(rails_, [](const auto& rail) { return rail->settled(); })) return;
+  const auto hopeless = [](const auto& rail) { return rail->life().hopeless(); };
+  if (!up() || !std::ranges::all_of(rails_, hopeless)) return;
   std::string why;
   for (const auto& rail : rails_) {
-    absl::StrAppend(&why, "; ", rail->Path(), ": ", rail->why().message());
+    absl::StrAppend(&why, "; ", rail->Path(), ": ", rail->life().why().message());
   }
   Down(absl::UnavailableError(absl::StrCat(Where(), ": no pair of ports passes data", why)), true);
 }
 
-void DialledLink::RailUp(uint32_t rail) {
-  ever_up_ = true;
-  Say(EventKind::kRailUp, 0, {}, rail);
-}
+void DialledLink::RailUp(uint32_t rail) { Say(EventKind::kRailUp, 0, {}, rail); }
 
 void DialledLink::RailDown(uint32_t rail, const absl::Status& why) {
   Log(LogLevel::kWarning, "verbs: rail {} is down: {}", rail,
       std::string_view(why.message().data(), why.message().size()));
   Say(EventKind::kRailDown, 0, why, rail);
-}
-
-void DialledLink::TellLost(uint32_t rail, uint32_t life, const absl::Status& why) {
-  Tell(RailLost{
-      .rail = static_cast<uint8_t>(rail), .life = life, .why = ForPeer(ToStd(why.message()))});
 }
 
 void DialledLink::ReopenRail(uint32_t rail) {
@@ -185,14 +176,13 @@ void DialledLink::OnUncovered(const Device& device, const absl::Status& why) {
   OnBroken(device, why);
 }
 
-std::string DialledLink::Describe() const {
+std::string DialledLink::Path() const {
   std::string out = Name();
   if (backend_ == nullptr) return out;
   for (const auto& rail : rails_) {
-    absl::StrAppend(&out, ", ", rail->Path());
+    absl::StrAppend(&out, ", ", rail->Path(), rail->life().NotInUse());
     if (rail->up()) continue;
-    absl::StrAppend(&out, " (not in use", rail->why().ok() ? "" : ": ", rail->why().message(), ")");
-    const std::span<const Pair> bad = rail->bad_pairs();
+    const std::span<const Pair> bad = rail->life().bad_pairs();
     for (const Pair& pair : bad.first(std::min(bad.size(), kMaxNamed))) {
       absl::StrAppend(&out, " (", local_port(pair.local).info.name, " → ",
                       remote_[pair.remote].name, " does not answer)");
@@ -207,13 +197,21 @@ std::string DialledLink::Describe() const {
   return out;
 }
 
-RailInfo DialledLink::rail_info(uint32_t rail) const {
-  if (rail >= rails_.size() || backend_ == nullptr) return {};
-  const Pair& pair = rails_[rail]->pair();
+RailInfo DialledLink::InfoOf(const Rail& rail) const {
+  const Pair& pair = rail.pair();
   const uint32_t mbps = std::min(local_port(pair.local).info.mbps, remote_[pair.remote].mbps);
-  return {.bytes_per_second = mbps * 1e6 / 8,
-          .name = rails_[rail]->Path(),
-          .round_trip = rails_[rail]->round_trip()};
+  return {.up = rail.up(),
+          .bytes_per_second = mbps * 1e6 / 8,
+          .name = rail.Path(),
+          .round_trip = rail.life().round_trip()};
+}
+
+EndpointInfo DialledLink::Describe() const {
+  EndpointInfo info{.path = Path()};
+  for (const auto& rail : rails_) {
+    info.rails.push_back(backend_ == nullptr ? RailInfo{.up = rail->up()} : InfoOf(*rail));
+  }
+  return info;
 }
 
 uint32_t DialledLink::rail_distance(uint32_t rail, const Registration& local,

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,13 +30,10 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   ~DialledLink() override;
 
   // --- Endpoint ---
-  uint32_t rails() const override { return static_cast<uint32_t>(rails_.size()); }
-  std::string Describe() const override;
+  EndpointInfo Describe() const override;
   void Authorize() override {}
-  size_t Post(std::span<const Op> ops) override;
-  void Fence(uint64_t transfer) override;
-  bool rail_up(uint32_t rail) const override { return rail < rails_.size() && rails_[rail]->up(); }
-  RailInfo rail_info(uint32_t rail) const override;
+  bool Post(const Op& op) override;
+  void Fence(FenceScope scope) override;
   uint32_t rail_distance(uint32_t rail, const Registration& local,
                          const RemoteKey& remote) const override;
   void ReopenRail(uint32_t rail) override;
@@ -63,8 +61,6 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   const Scratch::Slot& scratch() const { return scratch_; }
   std::string PeerName() const { return Name(); }
   using Link::Tell;
-  void TellLost(uint32_t rail, uint32_t life, const absl::Status& why);
-  void RingAll();
   void OpDone(uint32_t rail, const Flight& flight, absl::Status status);
   void FlushDone();
   void RailUp(uint32_t rail);
@@ -74,7 +70,8 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   bool FailedBefore(const Flight& flight, ibv_wc_status status);
   // True: every op's memory has one key per device and can be read by the CPU.
   bool plain() const;
-  std::optional<Pair> OtherPair(const Rail& rail) const;
+  // The best pair for `rail` that is not in `bad`.
+  std::optional<Pair> OtherPair(const Rail& rail, std::span<const Pair> bad) const;
   void OnAttemptFailed();
 
  private:
@@ -101,8 +98,11 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   void OnClosed(const VerbsRemoteKey& key) override;
   void OnPorts(Ports ports);
   absl::Status OnPortsAgain(Ports ports);
-  absl::Status CheckOp(const Op& op) const;
-  absl::Status CheckPieces(const Op& op) const;
+  bool IsValid(const Op& op) const;
+  absl::Status CheckPieces(const Op& op, uint32_t pieces) const;
+  bool Refuse(const Op& op, absl::Status why);
+  std::string Path() const;
+  RailInfo InfoOf(const Rail& rail) const;
   void FenceDone(uint64_t transfer);
   void StartFlush();
   void CheckStuckFences(Time now);
@@ -112,7 +112,6 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   std::vector<std::unique_ptr<Rail>> rails_;
   std::map<const VerbsRemoteKey*, RegionId> partial_;  // keys that lack a device of the peer
   size_t keys_in_pieces_ = 0;
-  bool ever_up_ = false;
   std::map<uint64_t, Stopping> stopping_;
   std::vector<uint64_t> stopped_;   // reported to the peer after the next flush
   std::vector<uint64_t> flushing_;  // reported to the peer after the current flush

@@ -15,25 +15,21 @@ constexpr Duration kFencePatience = std::chrono::milliseconds(500);
 // How many failed ops are remembered; each of them has cost a queue pair.
 constexpr size_t kMaxCulprits = 64;
 
-}  // namespace
-
-absl::Status DialledLink::CheckOp(const Op& op) const {
-  uint64_t bytes = 0;
-  bool complete = op.rail < rails_.size() && op.transfer != 0;
-  for (const Run& run : op.runs) {
-    complete = complete && run.key != nullptr && run.registration != nullptr;
-    bytes += std::min(run.bytes, kMaxOpBytes + 1);
-  }
-  if (complete && op.runs.size() <= backend_->capabilities().max_op_runs && bytes <= kMaxOpBytes) {
-    return plain() ? absl::OkStatus() : CheckPieces(op);
-  }
+absl::Status InvalidOp(const Op& op) {
   return absl::InvalidArgumentError(
       absl::StrCat("verbs: op ", op.id, " is too large, or names no rail, transfer or key"));
 }
 
+}  // namespace
+
+// Its runs are checked while they are walked.
+bool DialledLink::IsValid(const Op& op) const {
+  return op.rail < rails_.size() && op.transfer != 0 && op.blocks.bytes <= kMaxOpBytes &&
+         op.blocks.runs <= backend_->capabilities().max_op_runs;
+}
+
 // An op with more requests than the queue holds would wait for ever, so it is refused.
-absl::Status DialledLink::CheckPieces(const Op& op) const {
-  const uint32_t pieces = Rail::PiecesOf(op);
+absl::Status DialledLink::CheckPieces(const Op& op, uint32_t pieces) const {
   const size_t most = std::min<size_t>(backend_->queue_depth() - 2, RequestPool::kRequests);
   if (pieces <= most) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -44,24 +40,28 @@ absl::Status DialledLink::CheckPieces(const Op& op) const {
 
 bool DialledLink::plain() const { return keys_in_pieces_ == 0 && !backend_->has_gpu_memory(); }
 
-size_t DialledLink::Post(std::span<const Op> ops) {
-  if (!up()) return 0;
-  size_t accepted = 0;
-  for (const Op& op : ops) {
-    if (absl::Status status = CheckOp(op); !status.ok()) {
-      Say(EventKind::kCompletion, op.id, std::move(status), op.rail);
-    } else if (!rails_[op.rail]->up() || !rails_[op.rail]->Post(op)) {
-      break;
-    }
-    ++accepted;
-  }
-  RingAll();
-  return accepted;
+bool DialledLink::Refuse(const Op& op, absl::Status why) {
+  Say(EventKind::kCompletion, op.id, std::move(why), op.rail);
+  return true;
 }
 
-void DialledLink::RingAll() {
-  for (const auto& rail : rails_) rail->Ring();
-  backend_->requests().Clear();
+bool DialledLink::Post(const Op& op) {
+  if (!up()) return false;
+  // This may end rails, and with the last of them the link.
+  backend_->TakeAdded();
+  if (!up()) return false;
+  if (!IsValid(op)) return Refuse(op, InvalidOp(op));
+  Rail& rail = *rails_[op.rail];
+  if (!rail.up()) return false;
+  uint32_t most = std::max(op.blocks.runs, 1u);
+  if (!plain()) {
+    most = Rail::PiecesOf(op);
+    if (most == 0) return Refuse(op, InvalidOp(op));
+    if (absl::Status status = CheckPieces(op, most); !status.ok()) return Refuse(op, status);
+  }
+  const Rail::Posted posted = rail.Post(op, most);
+  if (posted == Rail::Posted::kNoKey) return Refuse(op, InvalidOp(op));
+  return posted == Rail::Posted::kYes;
 }
 
 void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
@@ -76,8 +76,9 @@ void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status statu
 
 // Everything that was accepted is posted already: nothing can be dropped, and requests under way
 // cannot be taken back one by one. So wait for their completions.
-void DialledLink::Fence(uint64_t transfer) {
-  if (!up() || transfer == 0 || stopping_.contains(transfer)) return;
+void DialledLink::Fence(FenceScope scope) {
+  const uint64_t transfer = scope.transfer;
+  if (!up() || transfer == FenceScope::kEveryTransfer || stopping_.contains(transfer)) return;
   size_t ops = 0;
   for (const auto& rail : rails_) ops += rail->CountOf(transfer);
   if (ops == 0) return FenceDone(transfer);
@@ -122,7 +123,7 @@ bool DialledLink::FailedBefore(const Flight& flight, ibv_wc_status status) {
 // posted has been written: a read that follows the writes of a queue pair pushes them, and their
 // receive completions, ahead of itself.
 void DialledLink::FenceDone(uint64_t transfer) {
-  Say(EventKind::kFenced, transfer);
+  Say(EventKind::kFenced, transfer, {}, FenceScope::kEveryRail);
   stopped_.push_back(transfer);
   Activate();
 }

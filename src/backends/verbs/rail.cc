@@ -26,163 +26,134 @@ constexpr Duration kLastWord = std::chrono::milliseconds(50);
 
 }  // namespace
 
-bool Rail::Post(const Op& op) {
-  const bool plain = link_->plain();
-  const uint32_t most =
-      plain ? static_cast<uint32_t>(std::max<size_t>(op.runs.size(), 1)) : PiecesOf(op);
-  RequestPool& pool = link_->backend().requests();
+Rail::Posted Rail::Post(const Op& op, uint32_t most) {
   // Two requests are kept for the rail's own use.
   if (queue_.space() < most + 2 || device().space() < most || bytes_ > kMaxBytesInFlight) {
-    return false;
-  }
-  if (!pool.HasSpace(most)) {
-    link_->RingAll();
-    if (!up()) return false;
+    return Posted::kNoSpace;
   }
   Flight flight{.op = op.id,
                 .transfer = op.transfer,
-                .remote = op.runs.empty() ? 0 : op.runs.front().remote,
+                .bytes = op.blocks.bytes,
                 .read = op.kind == OpKind::kRead};
-  for (const Run& run : op.runs) flight.bytes += run.bytes;
-  ibv_send_wr* last = nullptr;
-  flight.requests = plain ? Build(op, last) : BuildPieces(op, last);
-  flight.into_gpu = !plain && flight.read && IntoGpu(op);
-  if (op.has_immediate) {
-    last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-    last->imm_data = htobe32(op.immediate);
+  if (op.blocks.bytes == 0) {
+    flight.requests = BuildNothing();
+  } else if (link_->plain()) {
+    flight.requests = Build(op);
+  } else {
+    bool local_gpu = false;
+    flight.requests = BuildPieces(op, local_gpu);
+    flight.into_gpu = flight.read && local_gpu;
   }
-  last->send_flags |= IBV_SEND_SIGNALED;
-  last->wr_id |= 1;
-  if (queue_.empty()) WatchStall(Now());
+  if (flight.requests == 0) return Posted::kNoKey;
+  ibv_send_wr* const requests = link_->backend().requests().requests();
+  flight.remote = requests[0].wr.rdma.remote_addr;
+  if (op.has_immediate) {
+    ibv_send_wr& last = requests[flight.requests - 1];
+    last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    last.imm_data = htobe32(op.immediate);
+  }
   bytes_ += flight.bytes;
   dirty_ = dirty_ || !flight.read;
   device().TakeSpace(flight.requests);
-  queue_.Push(flight);
-  return true;
+  Submit(flight);
+  return Posted::kYes;
 }
 
-// Appends a request to the chain that is being built, with the id of the op that is pushed next.
-ibv_send_wr& Rail::Chain() {
-  ibv_send_wr& wr = link_->backend().requests().NextRequest();
-  wr.wr_id = WorkId{.slot = *slot_, .number = queue_.next_number()}.Encode();
-  wr.next = nullptr;
-  wr.send_flags = 0;
-  if (first_ == nullptr) {
-    first_ = &wr;
-  } else {
-    last_->next = &wr;
-  }
-  last_ = &wr;
-  return wr;
+uint64_t Rail::NextId() const {
+  return WorkId{.slot = *slot_, .number = queue_.next_number()}.Encode();
 }
 
-// Runs that are adjacent at the peer share a request, gathered. Returns the number of requests.
-uint32_t Rail::Build(const Op& op, ibv_send_wr*& last) {
-  RequestPool& pool = link_->backend().requests();
-  const ibv_wr_opcode opcode = op.kind == OpKind::kRead ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+RequestBuilder Rail::MakeBuilder(OpKind kind) {
+  const bool read = kind == OpKind::kRead;
+  return RequestBuilder(link_->backend().requests(), read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+                        NextId(), read ? 0 : qp_->max_inline(), qp_->max_sge(read));
+}
+
+// The hot path: everything that is done for each block is in this loop. Flattened, because a call
+// within the walk would keep its state in memory.
+[[gnu::flatten]] uint32_t Rail::Build(const Op& op) {
+  RequestBuilder builder = MakeBuilder(op.kind);
   const size_t local_device = device().ordinal();
-  const uint32_t max_sge = qp_->max_sge(op.kind == OpKind::kRead);
-  uint32_t requests = 0;
-  uint64_t end = 0;  // of the current request, at the peer
-  uint64_t total = 0;
+  const size_t remote_device = remote_device_;
+  const Registration* registration = nullptr;
   const RemoteKey* key = nullptr;
-  const auto finish = [&] {
-    if (op.kind == OpKind::kWrite && total <= qp_->max_inline()) {
-      last->send_flags |= IBV_SEND_INLINE;
-    }
-  };
-  for (const Run& run : op.runs) {
-    if (run.bytes == 0) continue;
-    if (requests > 0 && run.remote == end && run.key == key &&
-        static_cast<uint32_t>(last->num_sge) < max_sge) {
-      ++last->num_sge;
-    } else {
-      if (requests > 0) finish();
-      last = &Chain();
-      last->opcode = opcode;
-      last->sg_list = nullptr;
-      last->num_sge = 1;
-      last->wr.rdma.remote_addr = run.remote;
-      last->wr.rdma.rkey = static_cast<const VerbsRemoteKey*>(run.key)->rkey(remote_device_);
+  uint32_t lkey = 0;
+  uint32_t rkey = 0;
+  for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
+    if (run.registration != registration || run.key != key) {
+      registration = run.registration;
       key = run.key;
-      total = 0;
-      ++requests;
+      if (registration == nullptr || key == nullptr) return 0;
+      lkey = static_cast<const VerbsRegistration*>(registration)->lkey(local_device);
+      rkey = static_cast<const VerbsRemoteKey*>(key)->rkey(remote_device);
     }
-    ibv_sge& element = pool.NextElement();
-    if (last->sg_list == nullptr) last->sg_list = &element;
-    element.addr = run.local;
-    element.length = static_cast<uint32_t>(run.bytes);
-    element.lkey = static_cast<const VerbsRegistration*>(run.registration)->lkey(local_device);
-    end = run.remote + run.bytes;
-    total += run.bytes;
+    builder.Add(run.local, lkey, run.remote, rkey, run.bytes, true);
   }
-  if (requests > 0) {
-    finish();
-    return requests;
-  }
-  return BuildNothing(last);
+  return builder.requests();
 }
 
 // Nothing to move: an empty write needs no memory but has its place in the order.
-uint32_t Rail::BuildNothing(ibv_send_wr*& last) {
-  last = &Chain();
-  last->opcode = IBV_WR_RDMA_WRITE;
-  last->sg_list = nullptr;
-  last->num_sge = 0;
-  last->wr.rdma.remote_addr = 0;
-  last->wr.rdma.rkey = 0;
+uint32_t Rail::BuildNothing() {
+  ibv_send_wr& wr = link_->backend().requests().requests()[0];
+  wr.wr_id = NextId();
+  wr.sg_list = nullptr;
+  wr.num_sge = 0;
+  wr.opcode = IBV_WR_RDMA_WRITE;
+  wr.send_flags = 0;
+  wr.wr.rdma.remote_addr = 0;
+  wr.wr.rdma.rkey = 0;
   return 1;
 }
 
-void Rail::FillWord(ibv_send_wr& wr, bool read) {
+void Rail::BuildWord(size_t index, bool read) {
+  const RequestPool& pool = link_->backend().requests();
   const Scratch::Slot& mine = link_->scratch();
-  ibv_sge& element = link_->backend().requests().NextElement();
+  ibv_sge& element = pool.elements()[index];
   element.addr = mine.address() + index_ * 8 + (read ? Scratch::kReadOffset : 0);
   element.length = 8;
   element.lkey = mine.registration->lkey(device().ordinal());
-  wr.opcode = read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+  ibv_send_wr& wr = pool.requests()[index];
+  wr.wr_id = NextId();
   wr.sg_list = &element;
   wr.num_sge = 1;
+  wr.opcode = read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+  wr.send_flags = 0;
   wr.wr.rdma.remote_addr = scratch_ + index_ * 8;
   wr.wr.rdma.rkey = scratch_key_;
 }
 
-// Posts the chain, whose last requests are the rail's own. Their completion queue entries were
-// reserved.
-void Rail::Internal(Purpose purpose, ibv_send_wr& last, uint32_t requests) {
-  last.send_flags |= IBV_SEND_SIGNALED;
-  last.wr_id |= 1;
-  if (queue_.empty()) WatchStall(Now());
-  queue_.Push({.requests = requests, .purpose = purpose, .read = true});
-  Ring();
-  // No Post is in progress, so nothing else is in the pool.
-  link_->backend().requests().Clear();
+void Rail::SubmitOwn(Purpose purpose, uint32_t requests) {
+  Submit({.requests = requests, .purpose = purpose, .read = true});
 }
 
 void Rail::Flush() {
   dirty_ = false;
-  ibv_send_wr& wr = Chain();
-  FillWord(wr, true);
-  Internal(Purpose::kFlush, wr, 1);
+  BuildWord(0, true);
+  SubmitOwn(Purpose::kFlush, 1);
 }
 
-void Rail::Ring() {
-  if (first_ == nullptr) return;
+void Rail::Submit(const Flight& flight) {
+  ibv_send_wr* const first = link_->backend().requests().requests();
+  ibv_send_wr& last = first[flight.requests - 1];
+  last.wr_id |= 1;
+  last.send_flags |= IBV_SEND_SIGNALED;
+  if (queue_.empty()) WatchStall(Now());
+  const uint64_t number = queue_.Push(flight);
+  ibv_send_wr* const next = std::exchange(last.next, nullptr);
   ibv_send_wr* bad = nullptr;
-  ibv_send_wr* const first = std::exchange(first_, nullptr);
-  last_ = nullptr;
   const int error = device().ibv().PostSend(qp_->get(), first, &bad);
+  last.next = next;
   if (error == 0) return;
   // Requests before `bad` were posted and are flushed. The rest was never posted and ends with the
   // queue pair.
-  if (bad != nullptr) failed_ = WorkId::Decode(bad->wr_id).number;
+  failed_ = number;
   Fail(absl::UnavailableError(absl::StrCat(Where(), ": ", ErrnoText("ibv_post_send", error))),
        true);
-  if (state_ != State::kDraining) return;
-  drains_with_ = failed_ - 1;
-  // The requests that were never posted.
-  if (!ordered_) flushed_ += queue_.back().number - drains_with_;
-  if (queue_.front().number > drains_with_) FinishDrain();
+  if (!life_.draining()) return;
+  drains_with_ = number - 1;
+  if (!ordered_) ++flushed_;  // the request that was never posted
+  if (queue_.front().number == number) FinishDrain();
 }
 
 void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
@@ -192,26 +163,26 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
     Complete(id.number);
   } else {
     // The queue pair worked until now, so all earlier requests have completed.
-    const bool first = (state_ != State::kDraining || lingers_) && !undestroyed_;
+    const bool first = (!life_.draining() || lingers_) && !undestroyed_;
     if (first && ordered_) CompleteThrough(id.number - 1);
     absl::Status status;
-    if ((state_ != State::kDraining && !undestroyed_) || wc.status != IBV_WC_WR_FLUSH_ERR) {
+    if ((!life_.draining() && !undestroyed_) || wc.status != IBV_WC_WR_FLUSH_ERR) {
       failed_ = id.number;
       status = OwnError(id.number, wc);
     }
-    if (state_ == State::kProbing) return ProbeDone(status);
-    if (state_ != State::kDraining) {
+    if (life_.probing()) return ProbeDone(status);
+    if (!life_.draining()) {
       Fail(status, true);
-      if (state_ != State::kDraining) return;
+      if (!life_.draining()) return;
     } else {
       // The peer or the port reported the failure first; this error says more.
-      if (!status.ok()) why_ = std::move(status);
-      if (std::exchange(lingers_, false)) deadline_ = Now() + kDrainTime;
+      if (!status.ok()) life_.set_why(std::move(status));
+      if (std::exchange(lingers_, false)) life_.set_deadline(Now() + kDrainTime);
     }
     ++flushed_;
   }
   // The remaining ops end together with the rail, so that each of them reports the rail's cause.
-  if (state_ == State::kDraining && Drained(id)) FinishDrain();
+  if (life_.draining() && Drained(id)) FinishDrain();
 }
 
 // Whether everything has ended, now that `id` has.
@@ -244,7 +215,7 @@ bool Rail::MayBeThePath(ibv_wc_status status) {
       return true;
     case IBV_WC_LOC_QP_OP_ERR:
       // LOC_QP_OP_ERR also comes from a link that went down, so look at the port.
-      return !link_->RefreshPort(pair_.local).ok() || !port().active;
+      return !link_->RefreshPort(pair().local).ok() || !port().active;
     default:
       return false;
   }
@@ -269,7 +240,7 @@ void Rail::EndFlight(const Flight& flight, absl::Status status) {
   bytes_ -= flight.bytes;
   switch (flight.purpose) {
     case Purpose::kProbeWrite:
-      if (status.ok() && state_ == State::kProbing) PostProbeRead();
+      if (status.ok() && life_.probing()) PostProbeRead();
       return;
     case Purpose::kProbe:
       if (status.ok()) ProbeDone(status);
@@ -282,9 +253,9 @@ void Rail::EndFlight(const Flight& flight, absl::Status status) {
 }
 
 void Rail::WatchStall(Time now) {
-  if (state_ != State::kUp || deadline_) return;
+  if (!up() || life_.deadline()) return;
   progress_seen_ = progress_;
-  deadline_ = now + link_->backend().options().stall_timeout;
+  life_.set_deadline(now + link_->backend().options().stall_timeout);
   link_->backend().TimersChanged();
 }
 
@@ -292,49 +263,45 @@ void Rail::WatchStall(Time now) {
 // answers.
 void Rail::Fail(absl::Status why, bool tell) {
   // The pair is not to blame if the local port is down.
-  if (state_ > State::kWaiting && state_ < State::kUp) {
-    return AttemptFailed(std::move(why), port().active);
-  }
-  if (state_ == State::kDraining && lingers_) return OnDrainDeadline(Now());
-  if (state_ != State::kUp) return;
+  if (life_.attempting()) return AttemptFailed(std::move(why), port().active);
+  if (life_.draining() && lingers_) return OnDrainDeadline(Now());
+  if (!up()) return;
   StartDraining(std::move(why), tell);
   qp_->SetError();
   if (queue_.empty()) FinishDrain();
 }
 
+void Rail::TellLost(const absl::Status& why) {
+  link_->Tell(net::LostRail(index_, life_.number(), ToStd(why.message())));
+}
+
 // From now on nothing is posted. What was posted ends before the deadline, or with the queue pair.
 void Rail::StartDraining(absl::Status why, bool tell) {
-  state_ = State::kDraining;
-  why_ = std::move(why);
-  if (tell) link_->TellLost(index_, life_, why_);
-  // Post may be in progress: requests that were built for this rail are dropped, and their op ends
-  // with the drain.
-  first_ = last_ = nullptr;
+  life_.Drain(std::move(why), Now() + kDrainTime);
+  if (tell) TellLost(life_.why());
   drains_with_ = queue_.empty() ? 0 : queue_.back().number;
   flushed_ = 0;
-  deadline_ = Now() + kDrainTime;
   link_->backend().TimersChanged();
 }
 
 void Rail::OnDrainDeadline(Time now) {
   if (!std::exchange(lingers_, false)) return FinishDrain();
   qp_->SetError();
-  deadline_ = now + kDrainTime;
+  life_.set_deadline(now + kDrainTime);
   link_->backend().TimersChanged();
 }
 
 void Rail::FinishDrain() {
   lingers_ = false;
-  deadline_.reset();
-  if (!Destroy(why_, IfRefused::kWait)) return;
-  state_ = State::kDown;
-  link_->RailDown(index_, why_);
+  life_.set_deadline(std::nullopt);
+  if (!Destroy(life_.why(), IfRefused::kWait)) return;
+  life_.End(life_.why());
+  link_->RailDown(index_, life_.why());
 }
 
 bool Rail::Destroy(const absl::Status& why, IfRefused if_refused) {
   if (undestroyed_) return false;
   if (job_ == 0 && qp_ == nullptr) return true;  // also if the backend is gone
-  first_ = last_ = nullptr;
   link_->backend().setups().Cancel(std::exchange(job_, 0));
   DestroyQueue::Client* const client = if_refused == IfRefused::kWait ? link_ : nullptr;
   undestroyed_ = !link_->backend().destroyer().Destroy(std::move(qp_), client, index_,
@@ -364,27 +331,26 @@ void Rail::Release(const absl::Status& why) {
 // If the peer's device refused a request, this side's device reports that soon, for the one op that
 // caused it. Flushing at once would make all ops look alike.
 void Rail::OnLost(const RailLost& lost) {
-  if (lost.life != life_) return;
+  if (lost.life != life_.number()) return;
   absl::Status why =
       absl::UnavailableError(absl::StrCat(Where(), ": the peer's end of it failed: ", lost.why));
   if (!up() || queue_.empty()) return Fail(std::move(why), true);
   StartDraining(std::move(why), true);
   lingers_ = true;
-  deadline_ = Now() + kLastWord;
+  life_.set_deadline(Now() + kLastWord);
 }
 
 void Rail::End(const absl::Status& why) {
-  const bool draining = state_ == State::kDraining;
-  const bool carried = draining || up();
-  if (!Destroy(why, carried ? IfRefused::kWait : IfRefused::kLeave) && !draining) why_ = why;
-  state_ = State::kDown;
-  deadline_.reset();
+  const bool was_draining = life_.draining();
+  const bool carried = was_draining || up();
+  const bool destroyed = Destroy(why, carried ? IfRefused::kWait : IfRefused::kLeave);
+  life_.End(destroyed || was_draining ? life_.why() : why);
 }
 
 void Rail::OnDestroyed() {
   undestroyed_ = false;
-  Release(why_);
-  if (state_ == State::kDraining) FinishDrain();
+  Release(life_.why());
+  if (life_.draining()) FinishDrain();
 }
 
 }  // namespace kvxfer::verbs

@@ -11,15 +11,12 @@
 #include "src/backends/verbs/rail.h"
 #include "src/core/base/random.h"
 #include "src/core/base/strings.h"
-#include "src/transport/rail_backoff.h"
 
 namespace kvxfer::verbs {
 namespace {
 
 // The requests of a probe or of a flush; completion queue entries are reserved for them.
 constexpr uint32_t kOwnRequests = 2;
-// After this many failures of this side's own the rail counts as exhausted.
-constexpr uint32_t kLocalFailures = 3;
 
 // The time for one step: some round trips of the device's own time-out.
 Duration AttemptTime(const VerbsOptions& options) {
@@ -30,12 +27,15 @@ Duration AttemptTime(const VerbsOptions& options) {
 }  // namespace
 
 Rail::Rail(DialledLink* link, uint32_t index, Pair pair)
-    : link_(link), index_(index), ordered_(link->backend().ordered()), pair_(pair) {}
+    : link_(link),
+      index_(index),
+      ordered_(link->backend().ordered()),
+      life_(pair, [this](std::span<const Pair> bad) { return link_->OtherPair(*this, bad); }) {}
 
 Rail::~Rail() { Destroy(absl::CancelledError("the link is gone"), IfRefused::kLeave); }
 
-Device& Rail::device() const { return link_->local_device(pair_.local); }
-const LocalPort& Rail::port() const { return link_->local_port(pair_.local); }
+Device& Rail::device() const { return link_->local_device(pair().local); }
+const LocalPort& Rail::port() const { return link_->local_port(pair().local); }
 
 bool Rail::uses(const Device& device) const { return &this->device() == &device; }
 bool Rail::uses(const Device& device, uint8_t port) const {
@@ -43,7 +43,7 @@ bool Rail::uses(const Device& device, uint8_t port) const {
 }
 
 std::string Rail::Path() const {
-  return absl::StrCat(port().info.name, " → ", link_->remote_ports()[pair_.remote].name);
+  return absl::StrCat(port().info.name, " → ", link_->remote_ports()[pair().remote].name);
 }
 
 std::string Rail::Where() const {
@@ -52,13 +52,13 @@ std::string Rail::Where() const {
 
 absl::Status Rail::CheckLocalEnd() {
   if (device().broken()) return device().why_broken();
-  if (absl::Status status = link_->RefreshPort(pair_.local); !status.ok()) return status;
+  if (absl::Status status = link_->RefreshPort(pair().local); !status.ok()) return status;
   VerbsBackend& backend = link_->backend();
   if (absl::Status status = backend.CheckRegions(device()); !status.ok()) return status;
   if (!link_->scratch().registration->has(device().ordinal())) {
     return link_->scratch().registration->why_missing();
   }
-  if (absl::Status status = link_->CheckKeys(link_->remote_ports()[pair_.remote].device);
+  if (absl::Status status = link_->CheckKeys(link_->remote_ports()[pair().remote].device);
       !status.ok()) {
     return status;
   }
@@ -66,25 +66,23 @@ absl::Status Rail::CheckLocalEnd() {
 }
 
 void Rail::Attempt() {
-  if (std::exchange(round_over_, false)) {
-    bad_.clear();
-    pair_ = link_->OtherPair(*this).value_or(pair_);
-  }
-  ++life_;
-  state_ = State::kMaking;
+  life_.Attempt();
   if (absl::Status status = CheckLocalEnd(); !status.ok()) {
     return AttemptFailed(std::move(status), device().broken());
   }
-  SetUp(std::nullopt, State::kMaking);
+  SetUp(std::nullopt, RailLife::State::kMaking);
 }
 
 // Each step has its own time limit, so that waiting behind other jobs does not count against this
 // pair.
-void Rail::SetUp(std::optional<QpAddress> to, State state) {
-  state_ = state;
+void Rail::BeginStep(RailLife::State state) {
+  life_.Step(state, Now(), AttemptTime(link_->backend().options()));
+  link_->backend().TimersChanged();
+}
+
+void Rail::SetUp(std::optional<QpAddress> to, RailLife::State state) {
+  BeginStep(state);
   VerbsBackend& backend = link_->backend();
-  deadline_ = Now() + AttemptTime(backend.options());
-  backend.TimersChanged();
   job_ = backend.setups().Start({.device = &device(),
                                  .port = port(),
                                  .depth = backend.queue_depth(),
@@ -96,20 +94,19 @@ void Rail::SetUp(std::optional<QpAddress> to, State state) {
 void Rail::OnSetUp(absl::Status status, std::unique_ptr<QueuePair> pair) {
   job_ = 0;
   qp_ = std::move(pair);
-  if (!status.ok()) return AttemptFailed(std::move(status), state_ == State::kConnecting);
-  if (state_ == State::kConnecting) return PostProbe();
-  state_ = State::kOffered;
+  const bool connecting = life_.state() == RailLife::State::kConnecting;
+  if (!status.ok()) return AttemptFailed(std::move(status), connecting);
+  if (connecting) return PostProbe();
+  BeginStep(RailLife::State::kOffered);
   number_ = qp_->number();
-  deadline_ = Now() + AttemptTime(link_->backend().options());
   link_->Tell(Offer{.rail = static_cast<uint8_t>(index_),
-                    .life = life_,
-                    .port = static_cast<uint8_t>(pair_.remote),
+                    .life = life_.number(),
+                    .port = static_cast<uint8_t>(life_.pair().remote),
                     .from = qp_->address()});
-  link_->backend().TimersChanged();
 }
 
 void Rail::OnAnswer(const Answer& answer) {
-  if (answer.life != life_ || state_ != State::kOffered) return;
+  if (!life_.Is(RailLife::State::kOffered, answer.life)) return;
   if (!answer.error.empty()) {
     return AttemptFailed(absl::UnavailableError(absl::StrCat("the peer: ", answer.error)), true);
   }
@@ -119,7 +116,7 @@ void Rail::OnAnswer(const Answer& answer) {
   if (remote_device_ >= kMaxDevices) {
     return AttemptFailed(absl::InvalidArgumentError("the peer: a device of no number"), true);
   }
-  SetUp(answer.at, State::kConnecting);
+  SetUp(answer.at, RailLife::State::kConnecting);
 }
 
 // Takes a slot, which identifies its requests, and reserves entries for the rail's own requests.
@@ -144,119 +141,87 @@ void Rail::PostProbe() {
   if (absl::Status status = Prepare(); !status.ok()) {
     return AttemptFailed(std::move(status), false);
   }
-  state_ = State::kProbing;
-  deadline_ = Now() + AttemptTime(link_->backend().options());
-  link_->backend().TimersChanged();
+  BeginStep(RailLife::State::kProbing);
   nonce_ = RandomNonZero64();
   StoreScratch(link_->scratch().at + index_ * 8, nonce_);
   StoreScratch(link_->scratch().at + Scratch::kReadOffset + index_ * 8, 0);
-  probed_at_ = Now();
-  ibv_send_wr& write = Chain();
-  FillWord(write, false);
+  BuildWord(0, false);
   // Unordered: the read is posted once the write has completed.
-  if (!ordered_) return Internal(Purpose::kProbeWrite, write, 1);
-  ibv_send_wr& read = Chain();
-  FillWord(read, true);
-  Internal(Purpose::kProbe, read, 2);
+  if (!ordered_) return SubmitOwn(Purpose::kProbeWrite, 1);
+  BuildWord(1, true);
+  SubmitOwn(Purpose::kProbe, 2);
 }
 
 void Rail::PostProbeRead() {
-  ibv_send_wr& read = Chain();
-  FillWord(read, true);
-  Internal(Purpose::kProbe, read, 1);
+  BuildWord(0, true);
+  SubmitOwn(Purpose::kProbe, 1);
 }
 
 void Rail::ProbeDone(const absl::Status& status) {
-  if (state_ != State::kProbing) return;
+  if (!life_.probing()) return;
   if (!status.ok()) return AttemptFailed(status, true);
-  round_trip_ = Now() - probed_at_;
+  life_.Answered(Now());
   if (LoadScratch(link_->scratch().at + Scratch::kReadOffset + index_ * 8) != nonce_) {
     return AttemptFailed(
         absl::DataLossError(absl::StrCat(Where(), ": a probe came back as something else")), true);
   }
-  link_->Tell(Probe{.rail = static_cast<uint8_t>(index_), .life = life_, .nonce = nonce_});
+  link_->Tell(Probe{.rail = static_cast<uint8_t>(index_), .life = life_.number(), .nonce = nonce_});
 }
 
 void Rail::OnProbed(const Probed& probed) {
-  if (probed.life != life_ || state_ != State::kProbing) return;
+  if (!life_.Is(RailLife::State::kProbing, probed.life)) return;
   if (!probed.found) {
     return AttemptFailed(absl::DataLossError(absl::StrCat(
                              Where(), ": a probe did not arrive at the peer that was meant")),
                          true);
   }
-  state_ = State::kUp;
+  life_.Up();
   failed_ = 0;
-  was_up_ = true;
-  failures_ = 0;
-  bad_.clear();
-  why_ = absl::OkStatus();
-  deadline_.reset();
   link_->backend().TimersChanged();
   link_->RailUp(index_);
 }
 
 void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
-  if (state_ >= State::kOffered) link_->TellLost(index_, life_, why);
+  if (life_.state() >= RailLife::State::kOffered) TellLost(why);
   // The state is left first, so that the probe's own end has no effect.
-  state_ = State::kWaiting;
+  life_.End(why);
   Destroy(why, IfRefused::kLeave);
-  why_ = std::move(why);
+  // A failure of this side may pass, unless the local port is down. What can change before the next
+  // attempt is reported: a port at either end that comes up.
+  const RailLife::Blame blame = bad_pair        ? RailLife::Blame::kPair
+                                : port().active ? RailLife::Blame::kPassing
+                                                : RailLife::Blame::kThisHost;
+  const bool at_once = life_.Retry(Now(), blame);
   link_->backend().TimersChanged();
-  if (bad_pair && !was_up_ && NextPair()) {
-    deadline_ = Now();
-    return;
-  }
-  // A failure of this side may pass, unless the local port is down.
-  exhausted_ = exhausted_ || bad_pair || !port().active || failures_ >= kLocalFailures;
-  // What can change earlier is reported: a port at either end that comes up.
-  deadline_ = Now() + RailBackoff(failures_++, was_up_);
-  link_->OnAttemptFailed();
-}
-
-// Each pair is tried once; when all have been, they are tried again after a pause.
-bool Rail::NextPair() {
-  bad_.push_back(pair_);
-  const std::optional<Pair> other = link_->OtherPair(*this);
-  round_over_ = !other;
-  if (other) pair_ = *other;
-  return other.has_value();
+  if (!at_once) link_->OnAttemptFailed();
 }
 
 void Rail::Reopen() {
-  if (state_ != State::kDown) return;
-  state_ = State::kWaiting;
-  failures_ = 0;
-  deadline_ = Now() + RailBackoff(0, was_up_);
-  link_->backend().TimersChanged();
+  if (life_.Reopen(Now())) link_->backend().TimersChanged();
 }
 
 void Rail::OnPortUp() {
-  if (state_ != State::kWaiting) return;
-  deadline_ = Now();
+  life_.Hurry(Now());
   link_->backend().TimersChanged();
 }
 
 void Rail::OnDeadline(Time now) {
-  if (!deadline_ || *deadline_ > now) return;
-  deadline_.reset();
-  switch (state_) {
+  using State = RailLife::State;
+  if (!life_.Due(now)) return;
+  const auto late = [this](const char* what, bool bad_pair) {
+    AttemptFailed(absl::UnavailableError(absl::StrCat(Where(), ": ", what)), bad_pair);
+  };
+  switch (life_.state()) {
     case State::kWaiting:
       return Attempt();
     case State::kMaking:
-      return AttemptFailed(absl::DeadlineExceededError(
-                               absl::StrCat(Where(), ": its queue pair was not made in time")),
-                           false);
-    case State::kConnecting:
-      return AttemptFailed(absl::UnavailableError(
-                               absl::StrCat(Where(), ": the peer's address was not found in time")),
-                           true);
+      return late("its queue pair was not made in time", false);
     case State::kOffered:
-      return AttemptFailed(absl::UnavailableError(absl::StrCat(
-                               Where(), ": the peer did not answer the offer of a queue pair")),
-                           true);
+      return late("the peer did not answer the offer of a queue pair", true);
+    case State::kConnecting:
+      return late("the peer's address was not found in time", true);
     case State::kProbing:
-      return AttemptFailed(
-          absl::UnavailableError(absl::StrCat(Where(), ": a probe did not arrive in time")), true);
+      return late("a probe did not arrive in time", true);
     case State::kUp:
       if (queue_.empty()) return;
       if (progress_ != progress_seen_) return WatchStall(now);

@@ -58,9 +58,9 @@ absl::Status CheckKeyBytes(const PieceTable& pieces, size_t devices) {
       kMaxKeyBytes, "; register it as several regions, or use fewer devices (verbs.devices)"));
 }
 
-std::string VerbsRegistration::Key() const {
+std::string VerbsRegistration::MakeKey(uint32_t rkey) const {
   std::vector<std::byte> out = memory_.pieces() == nullptr ? KeyOfOne() : KeyOfPieces();
-  wire::StoreLittle<uint32_t>(&out[1], rkey_);
+  wire::StoreLittle<uint32_t>(&out[1], rkey);
   return {reinterpret_cast<const char*>(out.data()), out.size()};
 }
 

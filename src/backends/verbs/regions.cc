@@ -136,9 +136,11 @@ void DeviceMemory::Miss(const absl::Status& why) {
                                     absl::StrCat(why_missing_.message(), "; ", why.message()));
 }
 
-VerbsRegistration::VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory,
-                                     RegionId id, const Penalties& penalties)
-    : backend_(backend), rkey_(rkey), id_(id), penalties_(penalties), memory_(std::move(memory)) {
+VerbsRegistration::VerbsRegistration(VerbsBackend* backend, const LocalRegion& region,
+                                     DeviceMemory memory, const Penalties& penalties)
+    : backend_(backend), span_(region.span), penalties_(penalties), memory_(std::move(memory)) {
+  // The devices are the same to the end, and so is the key.
+  key = MakeKey(region.rkey);
   for (const DeviceMemory::Hold& hold : memory_.holds()) {
     lkeys_[hold.device->ordinal()] = hold.mr->lkey;
     rkeys_[hold.device->ordinal()] = hold.mr->rkey;
@@ -153,6 +155,11 @@ VerbsRegistration::VerbsRegistration(VerbsBackend* backend, uint32_t rkey, Devic
 
 VerbsRegistration::~VerbsRegistration() {
   if (backend_ != nullptr) backend_->Forget(this);
+}
+
+std::string VerbsRegistration::What() const {
+  return absl::StrCat("the region of ", span_.bytes, " bytes at 0x",
+                      absl::Hex(reinterpret_cast<uintptr_t>(span_.data)));
 }
 
 void VerbsRegistration::Close() {

@@ -11,8 +11,8 @@
 // and for each device the rkey of each piece.
 //
 // Lifetime: a registration may outlive its backend; it then does nothing.
-// Thread-safety: DeviceMemory may be made and destroyed on any thread; everything else is called by
-// the agent's driver only.
+// Thread-safety: DeviceMemory and VerbsRegistration may be made on any thread; everything else is
+// called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_VERBS_REGIONS_H_
 #define KVXFER_BACKENDS_VERBS_REGIONS_H_
@@ -40,10 +40,10 @@ class VerbsBackend;
 
 // Memory that is registered with devices: pinned, with each device's keys. May be made and
 // destroyed on any thread while the devices exist.
-class DeviceMemory final : public Prepared {
+class DeviceMemory {
  public:
   DeviceMemory() = default;
-  ~DeviceMemory() override { Close(); }
+  ~DeviceMemory() { Close(); }
   DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
 
@@ -94,22 +94,24 @@ absl::Status CheckKeyBytes(const PieceTable& pieces, size_t devices);
 
 class VerbsRegistration final : public Registration {
  public:
-  VerbsRegistration(VerbsBackend* backend, uint32_t rkey, DeviceMemory memory, RegionId id = {},
+  // `backend` may be null: nobody is told of the end then.
+  VerbsRegistration(VerbsBackend* backend, const LocalRegion& region, DeviceMemory memory,
                     const Penalties& penalties = {});
   ~VerbsRegistration() override;
 
-  std::string Key() const override;
   // For a region in one piece.
   uint32_t lkey(size_t device) const { return lkeys_[device]; }
   // Null: it is in one piece.
   const PieceKeys* pieces() const { return pieces_.get(); }
   // Null: host memory, which the CPU can read; it cannot read GPU memory.
   const cuda::Device* gpu() const { return memory_.gpu(); }
+  const cuda::Driver* driver() const { return memory_.driver(); }
   uint32_t penalty(size_t device) const { return penalties_[device]; }
   bool has(size_t device) const { return (devices_ >> device & 1) != 0; }
   const absl::Status& why_missing() const { return memory_.why_missing(); }
-  RegionId id() const { return id_; }
-  // For keys that are passed to a peer other than by Key().
+  // For a person: "the region of 4096 bytes at 0x7f0000".
+  std::string What() const;
+  // For keys that are passed to a peer other than by `key`.
   uint32_t rkey_of(size_t device) const { return rkeys_[device]; }
   // The backend is being destroyed first.
   void Close();
@@ -117,12 +119,12 @@ class VerbsRegistration final : public Registration {
  private:
   // How a key encodes a device: its number and its penalty.
   std::byte DeviceByte(const Device& device) const;
+  std::string MakeKey(uint32_t rkey) const;
   std::vector<std::byte> KeyOfOne() const;
   std::vector<std::byte> KeyOfPieces() const;
 
   VerbsBackend* backend_;
-  const uint32_t rkey_;
-  const RegionId id_;
+  const MemorySpan span_;
   const Penalties penalties_;
   DeviceMemory memory_;
   uint64_t devices_ = 0;

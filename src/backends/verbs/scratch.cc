@@ -16,16 +16,16 @@ absl::Status Scratch::AddPage(std::span<const std::unique_ptr<Device>> devices) 
   Page page;
   page.memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, kPageBytes)));
   if (page.memory == nullptr) return absl::ResourceExhaustedError("verbs: no memory");
+  const LocalRegion region{.rkey = RandomNonZero32(),
+                           .span = {.data = page.memory.get(), .bytes = kPageBytes},
+                           .access = access_};
   DeviceMemory memory;
-  if (absl::Status status =
-          memory.Register({.data = page.memory.get(), .bytes = kPageBytes}, access_, devices);
-      !status.ok()) {
+  if (absl::Status status = memory.Register(region.span, access_, devices); !status.ok()) {
     // A page that some devices refused is used all the same: Take looks for a slot that every
     // device has.
     return status;
   }
-  page.registration =
-      std::make_unique<VerbsRegistration>(nullptr, RandomNonZero32(), std::move(memory));
+  page.registration = std::make_unique<VerbsRegistration>(nullptr, region, std::move(memory));
   for (size_t at = 0; at < kPageBytes; at += kSlotBytes) {
     free_.push_back({page.memory.get() + at, page.registration.get()});
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +25,9 @@ namespace kvxfer::cli {
 namespace {
 
 constexpr Duration kPatience = std::chrono::seconds(5);
+// How long rails that are not up with the connection may take. A slow host needs more than one
+// attempt.
+constexpr Duration kRailPatience = std::chrono::seconds(2);
 constexpr uint64_t kPingBytes = 64;
 constexpr int kPings = 20;
 constexpr uint64_t kSampleBlock = uint64_t{1} << 20;
@@ -76,6 +80,23 @@ absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, const MemoryChoic
   return absl::OkStatus();
 }
 
+bool EveryRailIsUp(const Explanation& explanation, const std::string& backend) {
+  return std::ranges::all_of(explanation.paths, [&](const PathExplanation& path) {
+    return path.backend != backend || std::ranges::all_of(path.each_rail, &RailExplanation::up);
+  });
+}
+
+// A connection is in use from its first rail on. What is measured and reported is all rails, unless
+// one stays down.
+void AwaitRails(const Agent& agent, const std::string& peer, const std::string& backend) {
+  const Time until = Now() + kRailPatience;
+  while (Now() < until) {
+    const auto explanation = agent.Explain(peer);
+    if (!explanation.ok() || EveryRailIsUp(*explanation, backend)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
 // The best rate of a few transfers of 32 MiB, each measured until the target has all bytes.
 absl::Status MeasureBandwidth(Channel& channel, Agent& agent, const MemoryChoice& memory,
                               KvCache& cache, PeerPath& path) {
@@ -88,6 +109,7 @@ absl::Status MeasureBandwidth(Channel& channel, Agent& agent, const MemoryChoice
   const absl::StatusOr<TargetSession> session =
       TargetSession::Open(channel, agent, {.shape = shape}, kPatience);
   if (!session.ok()) return session.status();
+  AwaitRails(agent, session->peer(), path.backend);
   std::vector<uint32_t> ids(kSampleBlocks);
   for (uint32_t i = 0; i < kSampleBlocks; ++i) ids[i] = i;
   TransferOptions options;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "src/core/base/strings.h"
-#include "src/core/kv/kv_range.h"
 #include "src/core/kv/kv_tensors.h"
 #include "src/core/kv/reshard.h"
 #include "src/core/plan/block_overlap.h"
@@ -27,31 +26,25 @@ Used UsedOf(const KvSide& side, uint64_t tokens) {
   return {first, (side.first_token + tokens - 1) / block_tokens - first + 1};
 }
 
-absl::Status CheckSide(std::string_view name, const KvSide& side, const KvWanted& wanted) {
+absl::Status CheckSide(std::string_view name, const KvSide& side, const KvRange& range,
+                       uint64_t tokens) {
   const KvLayout& layout = *side.layout;
   absl::Status status = CheckKvTensorCount(name, layout, side.tensors.size());
   if (!status.ok()) return status;
   const auto refuse = [&](const auto&... why) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(name), " KV cache: ", why...));
   };
-  const KvHeads has = layout.heads();
-  const KvHeads heads = wanted.heads;
-  if (!KvRangeWithin(heads.first, heads.count, has.first, has.count)) {
-    return refuse(heads.count, " heads from ", heads.first, " on are asked for, and it has ",
-                  has.count, " from ", has.first, " on");
-  }
-  const KvShard& shard = layout.shard();
-  if (!KvRangeWithin(wanted.first_layer, wanted.layers, shard.first_layer, shard.layers)) {
-    return refuse(wanted.layers, " layers from ", wanted.first_layer,
-                  " on are asked for, and it has ", shard.layers, " from ", shard.first_layer,
+  if (const auto misfit = MisfitOf(range, RangeOf(layout))) {
+    return refuse(misfit->count, " ", misfit->axis, " from ", misfit->first,
+                  " on are asked for, and it has ", misfit->has_count, " from ", misfit->has_first,
                   " on");
   }
   // The pieces of a list are at most as many as the ids of both sides; this bound lets a uint32_t
   // count them.
   if (side.ids.size() > UINT32_MAX / 2) return refuse("more than 2^31 - 1 ids");
   const uint64_t space = side.ids.size() * layout.block_tokens();
-  if (side.first_token > space || wanted.tokens > space - side.first_token) {
-    return refuse(wanted.tokens, " tokens from ", side.first_token, " on are asked for, and ",
+  if (side.first_token > space || tokens > space - side.first_token) {
+    return refuse(tokens, " tokens from ", side.first_token, " on are asked for, and ",
                   side.ids.size(), " blocks of ", layout.block_tokens(), " tokens are given");
   }
   const auto beyond =
@@ -68,20 +61,24 @@ absl::Status CheckSide(std::string_view name, const KvSide& side, const KvWanted
 
 class KvListBuilder {
  public:
-  KvListBuilder(const KvSide& local, const KvSide& remote, const KvWanted& wanted,
+  KvListBuilder(const KvSide& local, const KvSide& remote, const KvRange& range, uint64_t tokens,
                 Direction direction)
-      : local_(local), remote_(remote), wanted_(wanted), writes_(direction == Direction::kWrite) {}
+      : local_(local),
+        remote_(remote),
+        range_(range),
+        tokens_(tokens),
+        writes_(direction == Direction::kWrite) {}
 
   absl::Status Check() const {
-    if (wanted_.tokens == 0) return absl::InvalidArgumentError("KV cache: no tokens are asked for");
+    if (tokens_ == 0) return absl::InvalidArgumentError("KV cache: no tokens are asked for");
     absl::Status status =
         CheckSameModel(local_.layout->model(), remote_.layout->model(), "the remote side");
-    status.Update(CheckSide("local", local_, wanted_));
-    status.Update(CheckSide("remote", remote_, wanted_));
+    status.Update(CheckSide("local", local_, range_, tokens_));
+    status.Update(CheckSide("remote", remote_, range_, tokens_));
     if (!status.ok()) return status;
     // Only the target's used blocks must be distinct: a block of the source may be read several
     // times.
-    const Used used = UsedOf(dst(), wanted_.tokens);
+    const Used used = UsedOf(dst(), tokens_);
     const auto ids = dst().ids.subspan(used.first, used.count);
     return CheckIdsDistinct(writes_ ? "remote" : "local", ids, *std::ranges::max_element(ids),
                             used.first);
@@ -89,7 +86,7 @@ class KvListBuilder {
 
   absl::StatusOr<BlockList> Build(const RegionTable& local_table, const RegionTable& remote_table,
                                   IdPool& pool) {
-    absl::StatusOr<Reshard> reshard = Reshard::Between(*src().layout, *dst().layout, wanted_.heads);
+    absl::StatusOr<Reshard> reshard = Reshard::Between(*src().layout, *dst().layout, range_.heads);
     if (!reshard.ok()) return reshard.status();
     if (!SortIds(pool)) {
       return absl::InvalidArgumentError(
@@ -140,7 +137,7 @@ class KvListBuilder {
   template <typename Visit>
   bool ForEachPiece(Visit visit) {
     KvPieces pieces(src().layout->block_tokens(), src().first_token, dst().layout->block_tokens(),
-                    dst().first_token, wanted_.tokens);
+                    dst().first_token, tokens_);
     for (size_t at = 0; !pieces.done();) {
       const KvPiece piece = pieces.Next();
       at = FindMeeting(piece, at);
@@ -179,12 +176,12 @@ class KvListBuilder {
   // Adds the pairs of the first layer, or of all layers at once if each side has them in one
   // tensor. The pairs of every further layer are the same except for their base addresses.
   void AddPairs(const Reshard& reshard) {
-    const uint32_t layers = reshard.spans_layers() ? wanted_.layers : 1;
+    const uint32_t layers = reshard.spans_layers() ? range_.layers : 1;
     std::vector<StridedCopy> copies;
-    std::vector<BlockList::Pair> pairs;
+    std::vector<BlockPair> pairs;
     for (const Meeting& meeting : meetings_) {
       const size_t first = copies.size();
-      reshard.Copies(wanted_.first_layer, layers, meeting.tokens, copies);
+      reshard.Copies(range_.first_layer, layers, meeting.tokens, copies);
       for (size_t i = first; i < copies.size(); ++i) {
         // Ascending on the remote side in both directions: adjacent remote runs become one request
         // of a NIC, which gathers or scatters on the local side. Copies() returns them ascending at
@@ -193,23 +190,23 @@ class KvListBuilder {
         pairs.push_back(PairOf(copies[i], meeting));
       }
     }
-    list_.pairs_.reserve(pairs.size() * (wanted_.layers / layers));
-    for (uint32_t layer = 0; layer < wanted_.layers; layer += layers) {
+    list_.pairs_.reserve(pairs.size() * (range_.layers / layers));
+    for (uint32_t layer = 0; layer < range_.layers; layer += layers) {
       for (size_t i = 0; i < pairs.size(); ++i) AddPair(pairs[i], copies[i], layer);
     }
   }
 
   // Everything but the base addresses, which AddPair sets for each layer.
-  BlockList::Pair PairOf(const StridedCopy& copy, const Meeting& meeting) {
+  BlockPair PairOf(const StridedCopy& copy, const Meeting& meeting) {
     const uint64_t bytes = copy.bytes * copy.runs();
     const PagedRegion from{
         .block_bytes = bytes, .stride = copy.src_block_stride, .count = src().layout->blocks()};
     const PagedRegion to{
         .block_bytes = bytes, .stride = copy.dst_block_stride, .count = dst().layout->blocks()};
-    BlockList::Pair pair{.local = writes_ ? from : to,
-                         .remote = writes_ ? to : from,
-                         .first_id = meeting.first_id,
-                         .id_count = meeting.count};
+    BlockPair pair{.local = writes_ ? from : to,
+                   .remote = writes_ ? to : from,
+                   .first_id = meeting.first_id,
+                   .id_count = meeting.count};
     if (!copy.dims.empty()) {
       pair.runs = static_cast<uint32_t>(list_.block_runs_.size());
       list_.block_runs_.push_back(RunsOf(copy));
@@ -218,7 +215,7 @@ class KvListBuilder {
   }
 
   // `layer` counts from the first wanted layer.
-  void AddPair(BlockList::Pair pair, const StridedCopy& copy, uint32_t layer) {
+  void AddPair(BlockPair pair, const StridedCopy& copy, uint32_t layer) {
     const uint32_t from = TensorAt(src(), layer, copy.src_tensor);
     const uint32_t to = TensorAt(dst(), layer, copy.dst_tensor);
     (writes_ ? pair.local : pair.remote).base =
@@ -234,36 +231,36 @@ class KvListBuilder {
   BlockRuns RunsOf(const StridedCopy& copy) const {
     BlockRuns runs{.bytes = copy.bytes};
     for (const StridedCopy::Dim& dim : copy.dims) {
-      runs.dims.push_back({.count = dim.count,
-                           .local_stride = writes_ ? dim.src_stride : dim.dst_stride,
-                           .remote_stride = writes_ ? dim.dst_stride : dim.src_stride});
+      runs.dims[runs.dim_count++] = {.count = dim.count,
+                                     .local_stride = writes_ ? dim.src_stride : dim.dst_stride,
+                                     .remote_stride = writes_ ? dim.dst_stride : dim.src_stride};
     }
     return runs;
   }
 
   uint32_t TensorAt(const KvSide& side, uint32_t layer, uint32_t tensor) const {
     if (!side.layout->tensor_per_layer()) return tensor;
-    const uint32_t of_shard = wanted_.first_layer - side.layout->shard().first_layer + layer;
+    const uint32_t of_shard = range_.first_layer - side.layout->shard().first_layer + layer;
     return of_shard * side.layout->tensors() + tensor;
   }
 
   absl::Status PlacePairs(const RegionTable& local_table, const RegionTable& remote_table) {
     absl::Status status = Place("local", local_, Access::kNone, local_table,
-                                &BlockList::Pair::local_region, list_.local_regions_);
+                                &BlockPair::local_region, list_.local_regions_);
     status.Update(Place("remote", remote_, writes_ ? Access::kRemoteWrite : Access::kRemoteRead,
-                        remote_table, &BlockList::Pair::remote_region, list_.remote_regions_));
+                        remote_table, &BlockPair::remote_region, list_.remote_regions_));
     return status;
   }
 
   // Replaces the tensor index in each pair by the index of the region that contains the whole
   // tensor.
   absl::Status Place(std::string_view name, const KvSide& side, Access wanted,
-                     const RegionTable& table, uint32_t BlockList::Pair::*region,
+                     const RegionTable& table, uint32_t BlockPair::*region,
                      RegionIndices& touched) {
     // A tensor is looked up once, not once per pair.
     std::vector<uint32_t> found(side.tensors.size(), kNoRegion);
     RegionSet set(table);
-    for (BlockList::Pair& pair : list_.pairs_) {
+    for (BlockPair& pair : list_.pairs_) {
       const uint32_t tensor = pair.*region;
       if (found[tensor] == kNoRegion) {
         auto at = table.Find(side.tensors[tensor],
@@ -281,17 +278,18 @@ class KvListBuilder {
 
   const KvSide& local_;
   const KvSide& remote_;
-  const KvWanted& wanted_;
+  const KvRange& range_;
+  const uint64_t tokens_;
   const bool writes_;
   std::vector<Meeting> meetings_;
   BlockList list_;
 };
 
 absl::StatusOr<BlockList> ListKvBlocks(const KvSide& local, const KvSide& remote,
-                                       const KvWanted& wanted, Direction direction,
+                                       const KvRange& range, uint64_t tokens, Direction direction,
                                        const RegionTable& local_table,
                                        const RegionTable& remote_table, IdPool& pool) {
-  KvListBuilder builder(local, remote, wanted, direction);
+  KvListBuilder builder(local, remote, range, tokens, direction);
   if (absl::Status status = builder.Check(); !status.ok()) return status;
   return builder.Build(local_table, remote_table, pool);
 }

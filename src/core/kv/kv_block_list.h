@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/kv_layout.h"
+#include "src/core/kv/kv_range.h"
 #include "src/core/plan/block_list.h"
 
 namespace kvxfer {
@@ -31,23 +32,15 @@ struct KvSide {
   uint64_t first_token = 0;         // counted from the first token of the first of these blocks
 };
 
-// The layers, heads and tokens that move, numbered as in the model.
-struct KvWanted {
-  uint32_t first_layer = 0;  // of the model
-  uint32_t layers = 0;
-  KvHeads heads{};
-  uint64_t tokens = 0;
-};
-
-// Requires that the tensors of both sides have passed CheckKvTensors (kv_tensors.h). Layers are
-// listed one after the other in ascending order, unless each side has them in one tensor. The size
-// of the list is bounded by the ids of both sides, plus layers times the ways in which blocks
-// overlap.
-// InvalidArgument: layouts of different models; heads or layers that a side does not have; too few
-// ids for the tokens; an id out of range; the same target block twice; blocks that overlap in more
-// than 4,096 ways; a tensor in no region. PermissionDenied: as for Agent::Write.
+// Lists `tokens` tokens of `range`. Requires that the tensors of both sides have passed
+// CheckKvTensors (kv_tensors.h). Layers are listed one after the other in ascending order, unless
+// each side has them in one tensor. The size of the list is bounded by the ids of both sides, plus
+// layers times the ways in which blocks overlap. InvalidArgument: layouts of different models;
+// heads or layers that a side does not have; too few ids for the tokens; an id out of range; the
+// same target block twice; blocks that overlap in more than 4,096 ways; a tensor in no region.
+// PermissionDenied: as for Agent::Write.
 absl::StatusOr<BlockList> ListKvBlocks(const KvSide& local, const KvSide& remote,
-                                       const KvWanted& wanted, Direction direction,
+                                       const KvRange& range, uint64_t tokens, Direction direction,
                                        const RegionTable& local_table,
                                        const RegionTable& remote_table, IdPool& pool);
 

@@ -45,6 +45,16 @@ absl::Status CheckStage(std::span<const KvRank> ranks) {
   return ranks.size() == stage.tp_size ? absl::OkStatus() : missing(ranks.size());
 }
 
+// Whether `src` is the rank from which rank `dst_rank` of `dst_tp` takes its heads of `src`:
+// several ranks may have them.
+bool TakesFrom(const KvLayout& src, uint32_t dst_rank, uint32_t dst_tp) {
+  const auto sources = SourcesOf(src.model(), src.shard().tp_size, dst_rank, dst_tp);
+  // An error cannot happen with layouts of one model.
+  return sources.ok() && std::ranges::any_of(*sources, [&](const KvSource& source) {
+           return source.tp_rank == src.shard().tp_rank;
+         });
+}
+
 }  // namespace
 
 absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group) {
@@ -87,26 +97,15 @@ absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group) {
 }
 
 std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group,
-                              Direction direction, uint32_t first_layer, uint32_t layers) {
+                              Direction direction, const KvRange& asked) {
   std::vector<KvShare> shares;
   for (size_t i = 0; i < group.size(); ++i) {
     const KvLayout& src = direction == Direction::kWrite ? own : *group[i].layout;
     const KvLayout& dst = direction == Direction::kWrite ? *group[i].layout : own;
-    // The layers that were asked for, that the source has, and that the target has.
-    const uint32_t first =
-        std::max({first_layer, src.shard().first_layer, dst.shard().first_layer});
-    const uint32_t end = std::min({first_layer + std::min(layers, own.model().layers),
-                                   EndOf(src.shard()), EndOf(dst.shard())});
-    if (first >= end) continue;
-    const auto sources =
-        SourcesOf(own.model(), src.shard().tp_size, dst.shard().tp_rank, dst.shard().tp_size);
-    if (!sources.ok()) continue;  // cannot happen with layouts of one model
-    // SourcesOf names each head's source rank exactly once, so each pair of ranks gets at most one
-    // range.
-    for (const KvSource& source : *sources) {
-      if (source.tp_rank != src.shard().tp_rank) continue;
-      shares.push_back(
-          {.rank = i, .heads = source.heads, .first_layer = first, .layers = end - first});
+    const KvRange range = Intersection(asked, Intersection(RangeOf(src), RangeOf(dst)));
+    if (range.empty()) continue;
+    if (TakesFrom(src, dst.shard().tp_rank, dst.shard().tp_size)) {
+      shares.push_back({.rank = i, .range = range});
     }
   }
   return shares;
@@ -114,14 +113,9 @@ std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group
 
 uint32_t KvReaders(const KvLayout& own, const KvLayout& source) {
   // Counts over tensor parallelism alone: the caller handles pipeline stages.
-  const KvShard& shard = own.shard();
+  const uint32_t tp_size = own.shard().tp_size;
   uint32_t readers = 0;
-  for (uint32_t rank = 0; rank < shard.tp_size; ++rank) {
-    const auto sources = SourcesOf(own.model(), source.shard().tp_size, rank, shard.tp_size);
-    if (!sources.ok()) continue;  // cannot happen with layouts of one model
-    const auto takes = [&](const KvSource& one) { return one.tp_rank == source.shard().tp_rank; };
-    if (std::ranges::any_of(*sources, takes)) ++readers;
-  }
+  for (uint32_t rank = 0; rank < tp_size; ++rank) readers += TakesFrom(source, rank, tp_size);
   return readers;
 }
 

@@ -1,5 +1,4 @@
-// Decides which ranks of another instance a worker exchanges KV ranges (heads × layers) with, and
-// which ranges.
+// Decides which ranks of another instance a worker exchanges KV ranges with, and which ranges.
 //
 // Specification, checked exhaustively over small instances: the ranges that all source workers
 // share with one target rank cover each head of each layer of that rank exactly once.
@@ -17,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/kv_layout.h"
+#include "src/core/kv/kv_range.h"
 #include "src/core/plan/block_list.h"
 
 namespace kvxfer {
@@ -30,9 +30,7 @@ struct KvRank {
 // The KV range that moves between a worker and one rank.
 struct KvShare {
   size_t rank = 0;  // index in the group
-  KvHeads heads{};
-  uint32_t first_layer = 0;  // of the model
-  uint32_t layers = 0;
+  KvRange range{};
 
   bool operator==(const KvShare&) const = default;
 };
@@ -41,11 +39,11 @@ struct KvShare {
 // message names the rank that is missing, doubled or of another model, and the field that differs.
 absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group);
 
-// The KV ranges, within the given layers of the model, that the worker with layout `own` sends to
-// (kWrite) or takes from (kRead) the ranks of a group that has passed CheckKvGroup, in the order of
-// the group. Empty: other workers exchange all that is needed.
+// The KV ranges, within `asked`, that the worker with layout `own` sends to (kWrite) or takes from
+// (kRead) the ranks of a group that has passed CheckKvGroup, in the order of the group. Empty:
+// other workers exchange all that is needed.
 std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group,
-                              Direction direction, uint32_t first_layer, uint32_t layers);
+                              Direction direction, const KvRange& asked);
 
 // The number of ranks in the instance of `own` that take data from `source`, as if the instance had
 // no pipeline parallelism.

@@ -4,14 +4,9 @@
 #include <utility>
 
 #include "src/core/base/strings.h"
-#include "src/core/kv/kv_range.h"
 
 namespace kvxfer {
 namespace {
-
-std::string From(uint32_t first, uint32_t count, absl::string_view what) {
-  return absl::StrCat(count, " ", what, " from ", first, " on");
-}
 
 template <typename... Why>
 absl::Status Refuse(const KvPart& part, std::string_view peer, const Why&... why) {
@@ -46,7 +41,7 @@ absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer,
       return absl::ResourceExhaustedError(
           absl::StrCat("KV request ", part.request, ": ", kMaxRequests, " others are under way"));
     }
-    const uint32_t wanted = layers_ * heads_.count;
+    const uint32_t wanted = has_.layers * has_.heads.count;
     at = requests_
              .emplace(part.request, Request{.blocks_hash = part.blocks_hash,
                                             .there = std::vector<bool>(wanted),
@@ -63,12 +58,13 @@ absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer,
     End(at, false);
     return status;
   }
-  for (uint32_t layer = 0; layer < part.layers; ++layer) {
+  const KvRange& range = part.range;
+  for (uint32_t layer = 0; layer < range.layers; ++layer) {
     const size_t first =
-        At(part.first_layer - first_layer_ + layer, part.heads.first - heads_.first);
-    std::fill_n(request.there.begin() + static_cast<ptrdiff_t>(first), part.heads.count, true);
+        At(range.first_layer - has_.first_layer + layer, range.heads.first - has_.heads.first);
+    std::fill_n(request.there.begin() + static_cast<ptrdiff_t>(first), range.heads.count, true);
   }
-  request.missing -= part.layers * part.heads.count;
+  request.missing -= range.layers * range.heads.count;
   if (request.missing == 0) {
     Taken taken{.whole = true, .notification = request.notification};
     End(at, true);
@@ -85,15 +81,11 @@ absl::StatusOr<KvInbox::Taken> KvInbox::Take(KvPart part, std::string_view peer,
 
 // Whether this cache has the part's heads and layers.
 absl::Status KvInbox::CheckOfCache(const KvPart& part, std::string_view peer) const {
-  if (!KvRangeWithin(part.heads.first, part.heads.count, heads_.first, heads_.count)) {
-    return Refuse(part, peer, "it has ", From(part.heads.first, part.heads.count, "heads"),
-                  ", and this cache ", From(heads_.first, heads_.count, "heads"));
-  }
-  if (!KvRangeWithin(part.first_layer, part.layers, first_layer_, layers_)) {
-    return Refuse(part, peer, "it has ", From(part.first_layer, part.layers, "layers"),
-                  ", and this cache ", From(first_layer_, layers_, "layers"));
-  }
-  return absl::OkStatus();
+  const auto misfit = MisfitOf(part.range, has_);
+  if (!misfit) return absl::OkStatus();
+  return Refuse(part, peer, "it has ", misfit->count, " ", misfit->axis, " from ", misfit->first,
+                " on, and this cache ", misfit->has_count, " ", misfit->axis, " from ",
+                misfit->has_first, " on");
 }
 
 // Whether the part fits the parts that arrived before.
@@ -102,12 +94,13 @@ absl::Status KvInbox::CheckNew(const KvPart& part, std::string_view peer,
   if (part.blocks_hash != request.blocks_hash) {
     return Refuse(part, peer, "it went to other blocks or tokens than the parts before");
   }
-  for (uint32_t layer = 0; layer < part.layers; ++layer) {
-    for (uint32_t head = 0; head < part.heads.count; ++head) {
-      const uint32_t of_shard = part.first_layer - first_layer_ + layer;
-      if (!request.there[At(of_shard, part.heads.first - heads_.first + head)]) continue;
-      return Refuse(part, peer, "head ", part.heads.first + head, " of layer ",
-                    part.first_layer + layer, " was there already");
+  const KvRange& range = part.range;
+  for (uint32_t layer = 0; layer < range.layers; ++layer) {
+    for (uint32_t head = 0; head < range.heads.count; ++head) {
+      const uint32_t of_shard = range.first_layer - has_.first_layer + layer;
+      if (!request.there[At(of_shard, range.heads.first - has_.heads.first + head)]) continue;
+      return Refuse(part, peer, "head ", range.heads.first + head, " of layer ",
+                    range.first_layer + layer, " was there already");
     }
   }
   return absl::OkStatus();
@@ -132,9 +125,9 @@ absl::Status KvInbox::Keep(Request& request, KvPart& part, std::string_view peer
 // Layers are ready in order: `ready` stops at the first layer that lacks a head.
 void KvInbox::Advance(Request& request) const {
   const auto begin = request.there.begin();
-  while (request.ready < layers_) {
+  while (request.ready < has_.layers) {
     const auto layer = begin + static_cast<ptrdiff_t>(At(request.ready, 0));
-    if (!std::all_of(layer, layer + heads_.count, [](bool there) { return there; })) return;
+    if (!std::all_of(layer, layer + has_.heads.count, [](bool there) { return there; })) return;
     ++request.ready;
   }
 }
@@ -143,7 +136,7 @@ absl::StatusOr<uint32_t> KvInbox::LayersReady(std::string_view request) const {
   if (const auto at = requests_.find(request); at != requests_.end()) return at->second.ready;
   const auto told = reported_.find(request);
   if (told == reported_.end()) return 0;
-  if (told->second) return layers_;
+  if (told->second) return has_.layers;
   return absl::AbortedError(absl::StrCat("KV request ", ToAbsl(request), " was given up"));
 }
 
@@ -194,10 +187,10 @@ std::optional<Time> KvInbox::NextExpiry() const {
 std::string KvInbox::Missing(const Request& request) const {
   const auto gap = std::ranges::find(request.there, false);
   const auto index = static_cast<size_t>(gap - request.there.begin());
-  return absl::StrCat(request.missing, " of ", layers_ * heads_.count,
+  return absl::StrCat(request.missing, " of ", has_.layers * has_.heads.count,
                       " heads and layers are missing, the first of them head ",
-                      heads_.first + index % heads_.count, " of layer ",
-                      first_layer_ + index / heads_.count);
+                      has_.heads.first + index % has_.heads.count, " of layer ",
+                      has_.first_layer + index / has_.heads.count);
 }
 
 }  // namespace kvxfer

@@ -33,16 +33,15 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/kv_layout.h"
 #include "src/core/base/clock.h"
+#include "src/core/kv/kv_range.h"
 
 namespace kvxfer {
 
-// What one transfer brought of a request: a KV range of the cache.
+// What one transfer brought of a request.
 struct KvPart {
   std::string request{};
   uint64_t blocks_hash = 0;  // of the block ids and tokens that the request is written to
-  KvHeads heads{};           // heads and layers are numbered as in the model
-  uint32_t first_layer = 0;
-  uint32_t layers = 0;
+  KvRange range{};
   std::optional<std::string> notification{};
 };
 
@@ -53,10 +52,7 @@ class KvInbox {
   static constexpr size_t kMaxNotificationBytes = 64 << 20;  // all unfinished requests together
 
   // The inbox of the cache that has this layout.
-  explicit KvInbox(const KvLayout& layout)
-      : heads_(layout.heads()),
-        first_layer_(layout.shard().first_layer),
-        layers_(layout.shard().layers) {}
+  explicit KvInbox(const KvLayout& layout) : has_(RangeOf(layout)) {}
 
   struct Taken {
     bool whole = false;  // this part completed the request, which is now forgotten
@@ -88,7 +84,7 @@ class KvInbox {
   std::vector<Lost> Expire(Time now);
   std::optional<Time> NextExpiry() const;
 
-  uint32_t layers() const { return layers_; }  // of the cache
+  uint32_t layers() const { return has_.layers; }  // of the cache
   size_t under_way() const { return requests_.size(); }
 
  private:
@@ -108,16 +104,14 @@ class KvInbox {
 
   absl::Status CheckOfCache(const KvPart& part, std::string_view peer) const;
   absl::Status CheckNew(const KvPart& part, std::string_view peer, const Request& request) const;
-  size_t At(uint32_t layer, uint32_t head) const { return size_t{layer} * heads_.count + head; }
+  size_t At(uint32_t layer, uint32_t head) const { return size_t{layer} * has_.heads.count + head; }
   absl::Status Keep(Request& request, KvPart& part, std::string_view peer);
   void Advance(Request& request) const;
   void End(Requests::iterator at, bool whole);
   void Remember(const std::string& request, bool whole);
   std::string Missing(const Request& request) const;
 
-  const KvHeads heads_;
-  const uint32_t first_layer_;
-  const uint32_t layers_;
+  const KvRange has_;  // the cache
   Requests requests_;
   size_t notification_bytes_ = 0;
   std::set<std::pair<Time, std::string>> by_expiry_;

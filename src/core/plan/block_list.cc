@@ -145,7 +145,7 @@ absl::Status CheckPagedShape(const PagedBlocks& blocks) {
   }
   if (blocks.local.empty()) return NoBlocks("the list of paged regions");
   if (blocks.local_ids.empty()) return NoBlocks("the list of ids");
-  // Pair::id_count and Pair::first_id have 32 bits.
+  // BlockPair::id_count and BlockPair::first_id have 32 bits.
   if (blocks.local_ids.size() > UINT32_MAX) {
     return absl::InvalidArgumentError("more than 2^32 - 1 ids");
   }
@@ -163,9 +163,9 @@ absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direct
   RegionSet local_regions(local);
   RegionSet remote_regions(remote);
   for (size_t i = 0; i < blocks.local.size(); ++i) {
-    Pair pair{.local = blocks.local[i],
-              .remote = blocks.remote[i],
-              .id_count = static_cast<uint32_t>(blocks.local_ids.size())};
+    BlockPair pair{.local = blocks.local[i],
+                   .remote = blocks.remote[i],
+                   .id_count = static_cast<uint32_t>(blocks.local_ids.size())};
     if (pair.local.block_bytes != pair.remote.block_bytes) {
       return UnequalBytes(i, pair.local.block_bytes, pair.remote.block_bytes);
     }
@@ -204,6 +204,10 @@ absl::StatusOr<BlockList> BlockList::FromDescriptors(const DescriptorBlocks& blo
     return UnequalLengths(kLocal, blocks.local.size(), kRemote, blocks.remote.size());
   }
   if (blocks.local.empty()) return NoBlocks("the list of descriptors");
+  // BlockPosition::id has 32 bits.
+  if (blocks.local.size() > UINT32_MAX) {
+    return absl::InvalidArgumentError("more than 2^32 - 1 descriptors");
+  }
   BlockList list;
   list.descriptors_.reserve(blocks.local.size());
   RegionSet local_regions(local);
@@ -244,7 +248,7 @@ uint32_t* BlockList::TakeIds(size_t count, IdPool& pool) {
 absl::Status BlockList::SetTotals() {
   bool overflow = false;
   size_ = descriptors_.size();
-  for (const Pair& pair : pairs_) {
+  for (const BlockPair& pair : pairs_) {
     uint64_t bytes = 0;
     overflow |= __builtin_mul_overflow(pair.local.block_bytes, pair.id_count, &bytes);
     overflow |= __builtin_add_overflow(total_bytes_, bytes, &total_bytes_);

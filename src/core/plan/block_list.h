@@ -16,6 +16,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvxfer/block_range.h"
 #include "kvxfer/memory.h"
 #include "src/core/plan/id_pool.h"
 #include "src/core/plan/region_set.h"
@@ -23,50 +24,11 @@
 
 namespace kvxfer {
 
-struct Block {
-  uint64_t local = 0;
-  uint64_t remote = 0;
-  uint64_t bytes = 0;
-  uint32_t local_region = kNoRegion;   // index in the local RegionTable::regions()
-  uint32_t remote_region = kNoRegion;  // index in the peer's
-};
-
 // The direction of a transfer. It decides which side is written; the blocks there must not overlap.
 enum class Direction : uint8_t { kWrite, kRead };
 
-// The bytes of a block that move, if they are not one run: runs of equal length at regular strides.
-struct BlockRuns {
-  static constexpr size_t kMaxDims = 4;
-  struct Dim {
-    uint64_t count = 0;
-    uint64_t local_stride = 0;
-    uint64_t remote_stride = 0;
-
-    bool operator==(const Dim&) const = default;
-  };
-
-  uint64_t bytes = 0;  // of one run
-  // 1 to kMaxDims dims, with counts above 0; the last one is the innermost loop.
-  absl::InlinedVector<Dim, kMaxDims> dims{};
-
-  bool operator==(const BlockRuns&) const = default;
-};
-
 class BlockList {
  public:
-  // local[p] and remote[p] of the paged blocks, with the regions that contain them completely. Both
-  // have the same `block_bytes`: the bytes of a block that move.
-  struct Pair {
-    PagedRegion local;
-    PagedRegion remote;
-    uint32_t local_region = kNoRegion;
-    uint32_t remote_region = kNoRegion;
-    uint32_t first_id = 0;  // index in local_ids() and remote_ids()
-    uint32_t id_count = 0;
-    uint32_t runs = kOneRun;  // index in block_runs()
-  };
-  static constexpr uint32_t kOneRun = UINT32_MAX;
-
   // Checks the arguments (see Agent::Write for the errors) against both region tables.
   // Cost of FromPaged: O(ids + pairs log pairs); O(blocks log pairs) if destination regions
   // interleave with unequal strides. Cost of FromDescriptors: O(n), or O(n log n) if the
@@ -89,18 +51,30 @@ class BlockList {
   // region indices stay valid.
   void ReleaseIds(IdPool& pool) {
     id_count_ = 0;
-    pool.Give(std::exchange(ids_, {}));
+    if (ids_.ids != nullptr) pool.Give(std::exchange(ids_, {}));
   }
 
   // Indices of the regions that the transfer touches, ascending, each once.
   std::span<const uint32_t> remote_regions() const { return remote_regions_; }
   std::span<const uint32_t> local_regions() const { return local_regions_; }
 
-  // Blocks are ordered pair by pair, each with its ids; without pairs, by descriptor.
-  std::span<const Pair> pairs() const { return pairs_; }
-  std::span<const BlockRuns> block_runs() const { return block_runs_; }
+  // The blocks as backends see them. The two arrays are borrowed; they have one entry for each
+  // region of the tables that the list was checked against.
+  BlockView View(std::span<const Registration* const> registrations,
+                 std::span<const RemoteKey* const> keys) const {
+    return {.pairs = pairs_,
+            .block_runs = block_runs_,
+            .local_ids = ids_.ids.get(),
+            .remote_ids = ids_.ids.get() + id_count_,
+            .descriptors = descriptors_,
+            .registrations = registrations,
+            .keys = keys};
+  }
+
+  std::span<const BlockPair> pairs() const { return pairs_; }
   std::span<const uint32_t> local_ids() const { return {ids_.ids.get(), id_count_}; }
   std::span<const uint32_t> remote_ids() const { return {ids_.ids.get() + id_count_, id_count_}; }
+  std::span<const BlockRuns> block_runs() const { return block_runs_; }
   std::span<const Block> descriptors() const { return descriptors_; }
 
  private:
@@ -110,7 +84,7 @@ class BlockList {
   uint32_t* TakeIds(size_t count, IdPool& pool);
   absl::Status SetTotals();
 
-  absl::InlinedVector<Pair, 1> pairs_;  // inline: a small transfer allocates nothing
+  absl::InlinedVector<BlockPair, 1> pairs_;  // inline: a small transfer allocates nothing
   std::vector<BlockRuns> block_runs_;
   IdBuffer ids_;         // id_count_ local ids, then id_count_ remote ids
   size_t id_count_ = 0;  // per side

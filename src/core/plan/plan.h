@@ -1,10 +1,10 @@
-// Cuts a transfer into slices and expands one slice at a time into coalesced runs. Every block
-// passes through this loop, so per block it makes no look-up, no allocation and no call.
+// Cuts a transfer into slices: ranges of its block list, each of which one op moves. Cutting is
+// arithmetic: a slice costs O(pairs of regions that it touches), or O(descriptors), never O(ids).
+// The exception is a backend of few runs per op, SliceLimits::kFewRuns.
 //
-// Specification, checked by property tests. For every block list, max_bytes and max_runs: the runs
-// of all slices, in order, cover each byte of each block exactly once and pair the same bytes; no
-// slice exceeds max_bytes or max_runs; no run crosses a region; runs of one slice that are adjacent
-// on both sides, in the same pair of regions, are merged.
+// Specification, checked by property tests. For every block list, max_bytes and max_runs: the
+// slices, in order, cover each byte of each block exactly once; no slice exceeds max_bytes or
+// max_runs; equal limits give equal slices; a walk over a slice has at most BlockRange::runs runs.
 //
 // Thread-safety: pure.
 
@@ -12,62 +12,52 @@
 #define KVXFER_CORE_PLAN_PLAN_H_
 
 #include <cstdint>
-#include <span>
-#include <vector>
 
-#include "kvxfer/backend.h"
-#include "src/core/plan/block_list.h"
+#include "kvxfer/block_range.h"
 
 namespace kvxfer {
 
-// The backend's registration or key for each region of a transfer, indexed as in the region tables
-// that the block list was checked against. Only the regions that the list touches need an entry.
-struct RegionHolds {
-  std::span<const Registration* const> local{};
-  std::span<const RemoteKey* const> remote{};
-};
-
 struct SliceLimits {
   uint64_t max_bytes = 0;  // per slice, > 0
-  uint64_t max_runs = 0;   // per slice, > 0
+  uint64_t max_runs = 0;   // per slice, > 0; see BlockRange::runs
+  // Blocks that continue each other on both sides count as one run. The ids are read for that, so
+  // it is for backends of few runs per op: adjacent blocks shall be one op where a device takes one
+  // address per op. Where many runs fit, they seldom end a slice.
+  bool merged = false;
 };
 
-// The runs of one slice. They lie at the front of a vector that is reused; what follows them there
-// is left over from earlier slices.
-struct SliceRuns {
-  uint64_t bytes = 0;  // 0 only when no byte is left
-  std::span<const Run> runs{};
-};
+// Backends of at most so many runs per op get merged slices.
+inline constexpr uint64_t kFewRuns = 16;
 
 // Walks a block list once, from the front, one slice per call. It is a value: copy it to walk again
 // from the same point (a lane is sent again in this way). Blocks without bytes are skipped.
 class SliceCursor {
  public:
   SliceCursor() = default;
-  explicit SliceCursor(const BlockList* blocks);  // borrowed, must not change meanwhile
+  explicit SliceCursor(const BlockView* blocks);  // borrowed, must not change meanwhile
 
   // True if no byte is left.
-  bool done() const { return pair_ == pairs_; }
-  // Returns the next slice. The runs are written into `room` from the front; `room` grows if
-  // needed.
-  SliceRuns Next(const SliceLimits& limits, const RegionHolds& holds, std::vector<Run>& space);
+  bool done() const { return at_.pair == pairs_; }
+  BlockRange Next(const SliceLimits& limits);
 
  private:
-  class Slice;
-  class RunWalk;
+  struct Space;
 
   void Settle();
-  bool FillPaged(Slice& slice);
-  bool FillRuns(Slice& slice);
-  bool FillDescriptors(Slice& slice);
+  void Step(uint64_t runs);
+  bool Fill(Space& space);
+  bool FillPair(Space& space);
+  bool FillIds(Space& space);
+  bool FillDescriptors(Space& space);
+  bool Take(const Block& rest, Space& space);
 
-  const BlockList* blocks_ = nullptr;
-  uint64_t pairs_ = 0;   // a list of descriptors counts as one pair
-  uint64_t ids_ = 0;     // blocks in the pair
-  uint64_t pair_ = 0;    // the next block: its pair,
-  uint64_t id_ = 0;      // its index in the pair,
-  uint64_t run_ = 0;     // its run, if it has several,
-  uint64_t offset_ = 0;  // and the bytes of that run already taken
+  const BlockView* blocks_ = nullptr;
+  uint32_t pairs_ = 0;  // a list of descriptors counts as one pair
+  // Of the pair that `at_` is in.
+  uint64_t ids_ = 0;    // blocks
+  uint64_t each_ = 1;   // runs of a block
+  uint64_t bytes_ = 0;  // of a run
+  BlockPosition at_{};  // the next byte
 };
 
 // The slice size for a transfer of `bytes` over `rails`: small enough that every rail gets some

@@ -8,11 +8,10 @@ constexpr uint32_t kSlicesAStep = 16;
 
 }  // namespace
 
-bool SliceWalk::StepTo(uint32_t slice, const SliceLimits& limits, const RegionHolds& holds,
-                       std::vector<Run>& space, SliceRuns* runs) {
+bool SliceWalk::StepTo(uint32_t slice, const SliceLimits& limits, BlockRange* range) {
   if (slice < at_) *this = SliceWalk(blocks_);
   for (uint32_t steps = 0; steps < kSlicesAStep; ++steps) {
-    *runs = cursor_.Next(limits, holds, space);
+    *range = cursor_.Next(limits);
     if (at_++ == slice) return true;
   }
   return false;

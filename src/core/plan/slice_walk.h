@@ -6,7 +6,6 @@
 #define KVXFER_CORE_PLAN_SLICE_WALK_H_
 
 #include <cstdint>
-#include <vector>
 
 #include "src/core/plan/plan.h"
 
@@ -15,18 +14,17 @@ namespace kvxfer {
 class SliceWalk {
  public:
   SliceWalk() = default;
-  explicit SliceWalk(const BlockList* blocks) : blocks_(blocks), cursor_(blocks) {}
+  explicit SliceWalk(const BlockView* blocks) : blocks_(blocks), cursor_(blocks) {}
 
-  // Makes a step of bounded length towards slice number `slice`. True: the slice was cut into
-  // `runs`, with `room` as memory. Slices in ascending order cost one walk; a lower number starts
-  // again from the front. `limits` must be the same in every call.
-  bool StepTo(uint32_t slice, const SliceLimits& limits, const RegionHolds& holds,
-              std::vector<Run>& space, SliceRuns* runs);
+  // Makes a step of bounded length towards slice number `slice`. True: `*range` is that slice.
+  // Slices in ascending order cost one walk; a lower number starts again from the front. `limits`
+  // must be the same in every call.
+  bool StepTo(uint32_t slice, const SliceLimits& limits, BlockRange* range);
   // True if the slice that was cut last is the last one of the transfer.
   bool done() const { return cursor_.done(); }
 
  private:
-  const BlockList* blocks_ = nullptr;
+  const BlockView* blocks_ = nullptr;
   SliceCursor cursor_;
   uint32_t at_ = 0;  // number of the slice that the cursor cuts next
 };

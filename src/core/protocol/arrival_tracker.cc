@@ -355,7 +355,7 @@ ArrivalTracker::Lane* ArrivalTracker::FindLane(Inbound& transfer, SlotRef ref) {
 
 absl::StatusOr<SlotTable::Slot*> ArrivalTracker::Resolve(SlotRef ref) {
   SlotTable::Slot* const slot = slots_->Find(ref.slot);
-  if (slot == nullptr || slot->owner != owner_) {
+  if (slot == nullptr || slot->session_id != session_id_) {
     return ProtocolError("slot ", ref.slot, " is not granted to this session");
   }
   // Deliberately ignores the generation; the callers compare it.

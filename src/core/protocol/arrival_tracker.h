@@ -81,8 +81,9 @@ class ArrivalTracker {
     bool empty() const { return deliver.empty() && released.empty() && fence.empty(); }
   };
 
-  // `slots` must outlive the tracker; `owner` identifies this session in it.
-  ArrivalTracker(SlotTable* slots, SlotTable::Owner owner) : slots_(slots), owner_(owner) {}
+  // `slots` must outlive the tracker; `session_id` identifies this session in it.
+  ArrivalTracker(SlotTable* slots, SlotTable::SessionId session_id)
+      : slots_(slots), session_id_(session_id) {}
 
   // Each returns InvalidArgument for a protocol error. Then the session must fail, and the tracker
   // must not be used again.
@@ -163,7 +164,7 @@ class ArrivalTracker {
   absl::StatusOr<SlotTable::Slot*> ResolveInUse(SlotRef ref);
 
   SlotTable* const slots_;
-  const SlotTable::Owner owner_;
+  const SlotTable::SessionId session_id_;
   std::unordered_map<uint64_t, Inbound> transfers_;
   std::unordered_map<uint32_t, uint64_t> lane_of_slot_;  // slot → transfer, for known lanes
   std::map<uint64_t, Past> ahead_;

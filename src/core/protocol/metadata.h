@@ -34,7 +34,7 @@ struct AgentMetadata {
   std::vector<BackendAddress> backends{};
   struct Region {
     RemoteRegion region{};
-    std::map<std::string, std::string> keys{};  // backend → Registration::Key(), if not empty
+    std::map<std::string, std::string> keys{};  // backend → Registration::key, if not empty
     bool staging = false;  // holds the staging buffers that the agent lends (wire_format.h)
   };
   std::vector<Region> regions{};

@@ -21,10 +21,10 @@ inline constexpr uint32_t kRangeSlots = 64;
 class SlotTable {
  public:
   // Identifies the session that a slot is granted to; 0: none.
-  using Owner = uint64_t;
+  using SessionId = uint64_t;
 
   struct Slot {
-    Owner owner = 0;
+    SessionId session_id = 0;
     uint32_t generation = 0;  // of the lane that may use it now
     uint32_t arrivals = 0;    // immediates of that lane so far
   };
@@ -34,16 +34,17 @@ class SlotTable {
   explicit SlotTable(uint32_t ranges = (1u << kSlotBits) / kRangeSlots,
                      uint32_t first_generation = 0);
 
-  // A free range for `owner`, or nullopt if the table is full. All slots of a granted range start
-  // at the same generation, which the grant states. It is the highest that any slot of the range
-  // had, plus one; after a wrap, the next one that none of them had. So no slot starts at the
+  // A free range for `session_id`, or nullopt if the table is full. All slots of a granted range
+  // start at the same generation, which the grant states. It is the highest that any slot of the
+  // range had, plus one; after a wrap, the next one that none of them had. So no slot starts at the
   // generation at which it ended.
-  std::optional<SlotGrantFrame> Grant(Owner owner);
-  // Takes all ranges of `owner` back. Requires that no immediate of that session can arrive any
-  // more.
-  void Release(Owner owner);
+  std::optional<SlotGrantFrame> Grant(SessionId session_id);
+  // Takes all ranges of `session_id` back. Requires that no immediate of that session can arrive
+  // any more.
+  void Release(SessionId session_id);
 
-  // Null: no such slot, or not in a granted range. The pointer is valid until Release of the owner.
+  // Null: no such slot, or not in a granted range. The pointer is valid until Release of its
+  // session.
   Slot* Find(uint32_t slot);
   uint32_t ranges_in_use() const { return in_use_; }
 
@@ -51,7 +52,7 @@ class SlotTable {
   friend struct ProtocolModelAccess;  // the tests' search copies and compares states
 
   struct Range {
-    Owner owner = 0;
+    SessionId session_id = 0;
     uint32_t next_generation = 0;
     std::unique_ptr<Slot[]> slots{};  // allocated while granted
   };

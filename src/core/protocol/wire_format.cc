@@ -120,9 +120,15 @@ void Fields(Io& io, Ref<Io, RefuseFrame> frame) {
   io.Id("target", frame.target);
   io.Text("text", frame.text, 0, std::numeric_limits<uint32_t>::max());
 }
+// No transfer is 0, which means every transfer in a FenceScope.
+template <typename Io, typename Id>
+void TransferField(Io& io, Id& transfer) {
+  io.Int("transfer", transfer);
+  io.Check("transfer", transfer != 0, "must not be 0");
+}
 template <typename Io>
 void Fields(Io& io, Ref<Io, OpenFrame> frame) {
-  io.Int("transfer", frame.transfer);
+  TransferField(io, frame.transfer);
   io.Int("order", frame.order);
   EnumField(io, "notice", frame.notice, 0, static_cast<uint8_t>(Notice::kKvPart));
   io.List("lanes", frame.lanes);
@@ -133,19 +139,19 @@ void Fields(Io& io, Ref<Io, OpenFrame> frame) {
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, AmendFrame> frame) {
-  io.Int("transfer", frame.transfer);
+  TransferField(io, frame.transfer);
   io.List("lanes", frame.lanes);
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, AbortFrame> frame) {
-  io.Int("transfer", frame.transfer);
+  TransferField(io, frame.transfer);
   io.Int("order", frame.order);
   io.Bool("opened", frame.opened);
   io.List("slots", frame.slots);
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, DiscardFrame> frame) {
-  io.Int("transfer", frame.transfer);
+  TransferField(io, frame.transfer);
   io.List("slots", frame.slots);
 }
 template <typename Io>
@@ -194,15 +200,19 @@ void Fields(Io& io, Ref<Io, RailFrame> frame) {
   io.Int("rail", frame.rail);
 }
 template <typename Io>
+void Fields(Io& io, Ref<Io, KvRange> range) {
+  io.Int("first_head", range.heads.first);
+  io.Int("heads", range.heads.count);
+  io.Int("first_layer", range.first_layer);
+  io.Int("layers", range.layers);
+}
+template <typename Io>
 void Fields(Io& io, Ref<Io, KvPartFrame> frame) {
   io.Name("cache", frame.cache);
   io.Int("cache_id", frame.cache_id);
   io.Name("request", frame.request);
   io.Int("blocks_hash", frame.blocks_hash);
-  io.Int("first_head", frame.first_head);
-  io.Int("heads", frame.heads);
-  io.Int("first_layer", frame.first_layer);
-  io.Int("layers", frame.layers);
+  Fields(io, frame.range);
   io.Bool("has_notification", frame.has_notification);
   io.Text("notification", frame.notification, 0, kMaxKvNotificationBytes);
   io.Check("notification", frame.has_notification || frame.notification.empty(),
@@ -248,7 +258,7 @@ void Fields(Io& io, Ref<Io, StageAskFrame> frame) {
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, StageLendFrame> frame) {
-  io.List("slots", frame.slots);
+  io.List("buffers", frame.buffers);
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, StageRecallFrame> frame) {
@@ -257,13 +267,13 @@ void Fields(Io& io, Ref<Io, StageRecallFrame> frame) {
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, StageBackFrame> frame) {
-  io.List("slots", frame.slots);
+  io.List("buffers", frame.buffers);
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, StageFrame> frame) {
   io.Int("transfer", frame.transfer);
   EnumField(io, "when", frame.when, 0, static_cast<uint8_t>(StageWhen::kScatterLater));
-  io.Int("slot", frame.slot);
+  io.Int("buffer", frame.buffer);
   io.List("runs", frame.runs);
   // Bounds the work that one frame asks of the target.
   io.Check("runs", !frame.runs.empty() && frame.runs.size() <= kMaxStageRuns, "must be 1 to 4096");

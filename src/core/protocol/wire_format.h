@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/kv_cache.h"
 #include "kvxfer/types.h"
+#include "src/core/kv/kv_range.h"
 
 namespace kvxfer {
 
@@ -300,10 +301,7 @@ struct KvPartFrame {
   uint64_t cache_id = 0;  // see KvCacheInfo
   std::string request{};
   uint64_t blocks_hash = 0;  // see KvPart
-  uint32_t first_head = 0;   // heads and layers are numbered as in the model
-  uint32_t heads = 0;
-  uint32_t first_layer = 0;
-  uint32_t layers = 0;
+  KvRange range{};
   bool has_notification = false;
   std::string notification{};
   bool operator==(const KvPartFrame&) const = default;
@@ -356,7 +354,7 @@ struct LeaseAnswerFrame {
   bool operator==(const LeaseAnswerFrame&) const = default;
 };
 
-// Asks for staging buffers. A staging buffer ("slot" in these frames) is a fixed-size piece of the
+// Asks for staging buffers. A staging buffer is a fixed-size piece of the
 // target's staging region, numbered from the region's start (docs/architecture.md, "Staging").
 struct StageAskFrame {
   uint32_t count = 0;  // buffers asked for
@@ -364,7 +362,7 @@ struct StageAskFrame {
 };
 
 struct StageLendFrame {
-  std::vector<uint32_t> slots{};
+  std::vector<uint32_t> buffers{};
   bool operator==(const StageLendFrame&) const = default;
 };
 
@@ -374,7 +372,7 @@ struct StageRecallFrame {
 };
 
 struct StageBackFrame {
-  std::vector<uint32_t> slots{};
+  std::vector<uint32_t> buffers{};
   bool operator==(const StageBackFrame&) const = default;
 };
 
@@ -399,7 +397,7 @@ enum class StageWhen : uint8_t {
 struct StageFrame {
   uint64_t transfer = 0;  // the transfer that moves the bytes of the buffer
   StageWhen when = StageWhen::kGather;
-  uint32_t slot = 0;
+  uint32_t buffer = 0;
   std::vector<StageRun> runs{};
   bool operator==(const StageFrame&) const = default;
 };

@@ -1,6 +1,5 @@
 #include "src/transport/sockets/reactor.h"
 
-#include <sys/epoll.h>
 #include <sys/timerfd.h>
 
 #include <algorithm>
@@ -12,12 +11,9 @@
 namespace kvxfer::net {
 namespace {
 
-// RDHUP: a half-closed peer is noticed without a read.
-constexpr uint32_t kInterest = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-
-epoll_event EventFor(Watcher* watcher) {
+epoll_event EventFor(Watcher* watcher, uint32_t events) {
   epoll_event event{};
-  event.events = kInterest;
+  event.events = events;
   event.data.ptr = watcher;
   return event;
 }
@@ -30,28 +26,24 @@ absl::StatusOr<std::unique_ptr<Reactor>> Reactor::Create() {
   reactor->timer_ =
       Fd::Open([] { return ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK); });
   if (!reactor->epoll_.valid() || !reactor->timer_.valid()) {
-    return absl::ResourceExhaustedError(ErrnoText("tcp: epoll and timer descriptors", errno));
+    return absl::ResourceExhaustedError(ErrnoText("epoll and timer descriptors", errno));
   }
-  epoll_event event{};
-  // A null pointer marks the timer.
-  event.events = EPOLLIN | EPOLLET;
-  event.data.ptr = nullptr;
-  if (::epoll_ctl(reactor->epoll_.get(), EPOLL_CTL_ADD, reactor->timer_.get(), &event) != 0) {
-    return absl::ResourceExhaustedError(ErrnoText("tcp: epoll_ctl", errno));
-  }
+  // Edge-triggered, so nobody has to read it.
+  absl::Status added = reactor->Add(reactor->timer_.get(), nullptr, EPOLLIN | EPOLLET);
+  if (!added.ok()) return added;
   return reactor;
 }
 
-absl::Status Reactor::Add(int fd, Watcher* watcher) {
-  epoll_event event = EventFor(watcher);
+absl::Status Reactor::Add(int fd, Watcher* watcher, uint32_t events) {
+  epoll_event event = EventFor(watcher, events);
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     return absl::ResourceExhaustedError(ErrnoText("epoll_ctl", errno));
   }
   return absl::OkStatus();
 }
 
-void Reactor::Move(int fd, Watcher* watcher) {
-  epoll_event event = EventFor(watcher);
+void Reactor::Change(int fd, Watcher* watcher, uint32_t events) {
+  epoll_event event = EventFor(watcher, events);
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }
 

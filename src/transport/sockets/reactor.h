@@ -1,12 +1,15 @@
 // One epoll set with a timer in it: the wait_fd of a backend.
 //
-// Every descriptor is watched edge-triggered, once, for both directions. The watchers keep
-// readiness in flags, so no system call is needed to start or stop asking for "writable".
+// Unless it asks for other events, a descriptor is watched edge-triggered, once, for both
+// directions: its watcher keeps readiness in flags, so no system call is needed to start or stop
+// asking for "writable".
 //
 // Thread-safety: none; used by the agent's driving thread.
 
 #ifndef KVXFER_TRANSPORT_SOCKETS_REACTOR_H_
 #define KVXFER_TRANSPORT_SOCKETS_REACTOR_H_
+
+#include <sys/epoll.h>
 
 #include <cstdint>
 #include <memory>
@@ -19,8 +22,8 @@
 
 namespace kvxfer::net {
 
-// Receives readiness. OnReady must only record it: no watcher may be created or destroyed during
-// the call.
+// Receives readiness. OnReady may add and remove watchers, but must destroy none: one that is
+// removed during Collect may still be called until Collect has returned.
 class Watcher {
  public:
   virtual ~Watcher() = default;
@@ -29,13 +32,17 @@ class Watcher {
 
 class Reactor {
  public:
+  // RDHUP: a half-closed peer is noticed without a read.
+  static constexpr uint32_t kEdges = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+
   static absl::StatusOr<std::unique_ptr<Reactor>> Create();
 
-  // Watches `fd`; `watcher` must live until Remove. After Add, treat the descriptor as readable and
-  // writable until a call says otherwise.
-  absl::Status Add(int fd, Watcher* watcher);
-  // Hands a watched descriptor to another watcher.
-  void Move(int fd, Watcher* watcher);
+  // Watches `fd` for `events`, flags of epoll; `watcher` must live until Remove. If it is null, the
+  // descriptor makes fd() readable, and nothing is called. With kEdges, treat the descriptor as
+  // readable and writable from now on until a call says otherwise.
+  absl::Status Add(int fd, Watcher* watcher, uint32_t events = kEdges);
+  // Hands a watched descriptor to another watcher, or watches it for other events.
+  void Change(int fd, Watcher* watcher, uint32_t events = kEdges);
   // Call it before closing the descriptor. A forked child may keep the socket open, and then epoll
   // would still report it.
   void Remove(int fd);

@@ -30,7 +30,7 @@ absl::Status Stream::Attach(Fd fd) {
 }
 
 void Stream::Adopt(Fd fd) {
-  owner_->reactor().Move(fd.get(), this);
+  owner_->reactor().Change(fd.get(), this);
   fd_ = std::move(fd);
   readable_ = writable_ = true;
   hung_up_ = false;

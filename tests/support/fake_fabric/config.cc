@@ -150,7 +150,8 @@ bool Set(std::string_view name, std::string_view value, Config* config) {
   const std::pair<std::string_view, bool*> switches[] = {{"selective", &config->selective},
                                                          {"context2", &config->context2},
                                                          {"hmem", &config->hmem},
-                                                         {"p2p", &config->p2p}};
+                                                         {"p2p", &config->p2p},
+                                                         {"thread_safe", &config->thread_safe}};
   for (const auto& [key, place] : switches) {
     if (key == name) return Choose<bool>(value, {{"1", true}, {"0", false}}, place);
   }

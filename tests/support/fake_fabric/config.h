@@ -35,10 +35,11 @@ struct Config {
   Order order = Order::kNone;
   Progress progress = Progress::kManual;
   bool wait_fd = false;
-  bool selective = false;  // FI_SELECTIVE_COMPLETION
-  bool hmem = false;       // FI_HMEM: memory of GPUs, those of the stand-in CUDA driver
-  bool p2p = true;         // and the devices reach it; else the provider would copy it
-  bool context2 = false;   // FI_CONTEXT2: what is posted with is the provider's to write to
+  bool selective = false;   // FI_SELECTIVE_COMPLETION
+  bool hmem = false;        // FI_HMEM: memory of GPUs, those of the stand-in CUDA driver
+  bool p2p = true;          // and the devices reach it; else the provider would copy it
+  bool context2 = false;    // FI_CONTEXT2: what is posted with is the provider's to write to
+  bool thread_safe = true;  // else its level is FI_THREAD_DOMAIN
   size_t devices = 1;
   size_t cq_data_size = 4;
   size_t mr_key_size = 4;

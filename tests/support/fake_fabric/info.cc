@@ -128,7 +128,7 @@ void FillEndpoint(const Config& config, fi_info* info) {
 void FillDomain(const Config& config, const std::string& name, fi_info* info) {
   fi_domain_attr& domain = *info->domain_attr;
   domain.name = strdup(name.c_str());
-  domain.threading = FI_THREAD_SAFE;
+  domain.threading = config.thread_safe ? FI_THREAD_SAFE : FI_THREAD_DOMAIN;
   const fi_progress progress =
       config.progress == Progress::kAuto ? FI_PROGRESS_AUTO : FI_PROGRESS_MANUAL;
   domain.control_progress = domain.data_progress = progress;
@@ -175,6 +175,8 @@ bool Named(const char* wanted, const char* have) {
 bool DomainFits(const fi_domain_attr& want, const fi_domain_attr& have) {
   // All of the bits that the provider needs must be there; more do not matter.
   return Named(want.name, have.name) && (have.mr_mode & ~want.mr_mode) == 0 &&
+         (want.threading == FI_THREAD_UNSPEC || want.threading == have.threading ||
+          have.threading == FI_THREAD_SAFE) &&
          want.mr_key_size <= have.mr_key_size && want.cq_data_size <= have.cq_data_size &&
          (want.data_progress == FI_PROGRESS_UNSPEC || want.data_progress == have.data_progress ||
           have.data_progress == FI_PROGRESS_AUTO) &&

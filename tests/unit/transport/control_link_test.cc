@@ -34,11 +34,10 @@ class TestLink final : public ControlLink {
   TestLink(LinkHub* hub, Fd control, std::string from)
       : ControlLink(hub, std::move(control), std::move(from)) {}
 
-  uint32_t rails() const override { return 0; }
-  std::string Describe() const override { return Name(); }
+  EndpointInfo Describe() const override { return {.path = Name()}; }
   void Authorize() override {}
-  size_t Post(std::span<const Op>) override { return 0; }
-  void Fence(uint64_t) override {}
+  bool Post(const Op&) override { return false; }
+  void Fence(FenceScope) override {}
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion&,
                                                     std::string_view) override {
     return absl::UnimplementedError("no data");
@@ -156,7 +155,7 @@ TEST(NetControlLink, IsUpOnceTheHelloHasCome) {
   EXPECT_EQ(pair.initiator.kinds, std::vector{EventKind::kConnected});
   EXPECT_EQ(pair.target.kinds, std::vector{EventKind::kAccepted});
   EXPECT_EQ(pair.out->frames, std::vector<std::string>{"hello"});
-  EXPECT_EQ(pair.out->Describe(), pair.target.hub.ListenAddress());
+  EXPECT_EQ(pair.out->Describe().path, pair.target.hub.ListenAddress());
 }
 
 TEST(NetControlLink, CarriesMessagesAndFramesBothWaysInOrder) {

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "tests/support/status_macros.h"
@@ -83,7 +85,7 @@ TEST_F(Regions, WhatIsNoRegionIsRefused) {
 TEST_F(Regions, AnRkeyIsTakenOnce) {
   ASSERT_OK_AND_ASSIGN(auto first, map_->Register(Local(kRkey), "test"));
   EXPECT_TRUE(Fails(map_->Register(Local(kRkey), "test").status(), absl::StatusCode::kAlreadyExists,
-                    {"test", "rkey of region"}));
+                    {"test", "rkey of the region"}));
   EXPECT_TRUE(Granted(Run(0, 8)));
   EXPECT_TRUE(closed_.empty());
   first.reset();
@@ -111,6 +113,81 @@ TEST_F(Regions, OutliveTheirMap) {
   map_.reset();
   region.reset();
   EXPECT_TRUE(closed_.empty());
+}
+
+// While other threads register, the driver looks regions up and closes some.
+TEST_F(Regions, AreRegisteredOnAnyThread) {
+  constexpr uint32_t kThreads = 4;
+  constexpr uint32_t kEach = 500;
+  ASSERT_OK_AND_ASSIGN(const auto known, map_->Register(Local(kRkey), "test"));
+  std::vector<std::unique_ptr<Registration>> made(size_t{kThreads} * kEach);
+  std::atomic<uint32_t> running = kThreads;
+  std::vector<std::jthread> threads;
+  for (uint32_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint32_t i = 0; i < kEach; ++i) {
+        const uint32_t at = t * kEach + i;
+        auto region = map_->Register(Local(1000 + at), "test");
+        if (region.ok()) made[at] = *std::move(region);
+      }
+      --running;
+    });
+  }
+  while (running > 0) {
+    EXPECT_TRUE(Granted(Run(0, 8)));
+    EXPECT_FALSE(Granted(Run(0, 8, 5)));
+    ASSERT_OK_AND_ASSIGN(const auto brief, map_->Register(Local(6), "test"));
+    EXPECT_TRUE(Granted(Run(0, 8, 6)));
+  }
+  threads.clear();
+  for (size_t i = 0; i < made.size(); ++i) {
+    ASSERT_NE(made[i], nullptr) << i;
+    EXPECT_TRUE(Granted(Run(0, 8, 1000 + static_cast<uint32_t>(i))));
+  }
+}
+
+class Keys : public ::testing::Test {
+ protected:
+  bool Have(BlockPosition first, uint64_t bytes) const {
+    return HaveKeys({.view = &view_, .first = first, .bytes = bytes, .runs = 1});
+  }
+
+  const RkeyOnly key_{kRkey};
+  std::array<const RemoteKey*, 2> keys_{&key_, nullptr};
+  BlockView view_{.keys = keys_};
+};
+
+TEST_F(Keys, OfTheDescriptorsOfARangeCount) {
+  EXPECT_TRUE(HaveKeys({}));
+  const std::array<Block, 4> blocks{
+      Block{.bytes = 8, .remote_region = 0}, Block{.bytes = 0, .remote_region = 1},
+      Block{.bytes = 8, .remote_region = 0}, Block{.bytes = 8, .remote_region = 1}};
+  view_.descriptors = blocks;
+  EXPECT_TRUE(Have({}, 16));
+  EXPECT_FALSE(Have({}, 17));
+  EXPECT_TRUE(Have({.offset = 3}, 13));
+  EXPECT_FALSE(Have({.offset = 3}, 14));
+  EXPECT_FALSE(Have({.id = 3, .offset = 7}, 1));
+}
+
+TEST_F(Keys, OfThePairsOfARangeCount) {
+  const PagedRegion region{.base = 0, .block_bytes = 8, .stride = 16, .count = 10};
+  const auto pair = [&](uint32_t remote, uint32_t ids, uint32_t runs) {
+    return BlockPair{
+        .local = region, .remote = region, .remote_region = remote, .id_count = ids, .runs = runs};
+  };
+  const std::array<BlockRuns, 1> runs{BlockRuns{.bytes = 2, .dims = {{{4, 0, 0}}}, .dim_count = 1}};
+  const std::array<BlockPair, 4> pairs{pair(0, 2, BlockPair::kOneRun), pair(1, 0, 0), pair(0, 2, 0),
+                                       pair(1, 1, BlockPair::kOneRun)};
+  view_.pairs = pairs;
+  view_.block_runs = runs;
+  EXPECT_TRUE(Have({}, 32));
+  EXPECT_FALSE(Have({}, 33));
+  EXPECT_TRUE(Have({.id = 1, .offset = 5}, 19));
+  EXPECT_FALSE(Have({.id = 1, .offset = 5}, 20));
+  EXPECT_TRUE(Have({.pair = 2, .id = 1, .run = 2, .offset = 1}, 3));
+  EXPECT_FALSE(Have({.pair = 2, .id = 1, .run = 2, .offset = 1}, 4));
+  EXPECT_FALSE(Have({.pair = 3}, 1));
 }
 
 TEST(WireRun, SurvivesTheWire) {

@@ -45,22 +45,21 @@ SharePlan::SharePlan(const Case& one, const Share& share, const KvLayout& own, u
 absl::StatusOr<BlockList> SharePlan::List(uint32_t layers) {
   return ListKvBlocks({.layout = &own_, .tensors = own_tensors_, .ids = own_ids_},
                       {.layout = &theirs_, .tensors = their_tensors_, .ids = their_ids_},
-                      {.layers = layers, .heads = heads_, .tokens = one_.tokens}, Direction::kWrite,
+                      {.heads = heads_, .layers = layers}, one_.tokens, Direction::kWrite,
                       own_table_, their_table_, pool_);
 }
 
-// Calls visit(runs of a slice) for each slice. A slice ends with a complete run.
+// Calls visit(run) for each run. The list is one slice (up to 2^32 runs), so that no run is cut.
 template <typename Visit>
 void SharePlan::Walk(const BlockList& list, Visit visit) {
   const Registration registration{};
   const RemoteKey key{};
   const Registration* const here = &registration;
   const RemoteKey* const there = &key;
-  for (SliceCursor cursor(&list); !cursor.done();) {
-    visit(cursor
-              .Next({.max_bytes = uint64_t{1} << 32, .max_runs = 1024},
-                    {.local = {&here, 1}, .remote = {&there, 1}}, scratch_)
-              .runs);
+  const BlockView view = list.View({&here, 1}, {&there, 1});
+  for (SliceCursor cursor(&view); !cursor.done();) {
+    RunWalk walk(cursor.Next({.max_bytes = UINT64_MAX, .max_runs = UINT64_MAX}));
+    for (; !walk.done(); walk.Next()) visit(walk.run());
   }
 }
 
@@ -74,16 +73,14 @@ absl::StatusOr<PlanFigures> SharePlan::Measure() {
     const int64_t listed = MonotonicNanoseconds();
     if (!list.ok()) return list.status();
     uint64_t runs = 0;
-    Walk(*list, [&](std::span<const kvxfer::Run> slice) { runs += slice.size(); });
+    Walk(*list, [&](const kvxfer::Run&) { ++runs; });
     const int64_t planned = MonotonicNanoseconds();
     figures.runs = runs;
     figures.bytes = list->total_bytes();
     if (i < 0) {  // warm-up
-      Walk(*list, [&](std::span<const kvxfer::Run> slice) {
-        for (const kvxfer::Run& run : slice) {
-          figures.smallest = std::min(figures.smallest, run.bytes);
-          figures.largest = std::max(figures.largest, run.bytes);
-        }
+      Walk(*list, [&](const kvxfer::Run& run) {
+        figures.smallest = std::min(figures.smallest, run.bytes);
+        figures.largest = std::max(figures.largest, run.bytes);
       });
     } else {
       list_ns.push_back(static_cast<double>(listed - start) / static_cast<double>(runs));
@@ -100,9 +97,7 @@ absl::StatusOr<std::vector<kvxfer::Run>> SharePlan::RunsOfOneLayer() {
   auto list = List(1);
   if (!list.ok()) return list.status();
   std::vector<kvxfer::Run> runs;
-  Walk(*list, [&](std::span<const kvxfer::Run> slice) {
-    runs.insert(runs.end(), slice.begin(), slice.end());
-  });
+  Walk(*list, [&](const kvxfer::Run& run) { runs.push_back(run); });
   list->ReleaseIds(pool_);
   return runs;
 }

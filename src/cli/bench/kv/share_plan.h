@@ -21,8 +21,8 @@ struct PlanFigures {
   uint64_t bytes = 0;
   uint64_t smallest = 0;  // bytes in a run
   uint64_t largest = 0;
-  // Medians in nanoseconds per run: the time to list a request, and the time to list it and cut it
-  // into slices, which is all planning before the backend gets the runs.
+  // Medians in nanoseconds per run: the time to list a request, and the time to list it and walk
+  // its runs, which is all planning before bytes move.
   double list_ns = 0;
   double plan_ns = 0;
 };
@@ -68,7 +68,6 @@ class SharePlan {
   const RegionTable own_table_;
   const RegionTable their_table_;
   IdPool pool_;
-  std::vector<kvxfer::Run> scratch_;
 };
 
 }  // namespace kvxfer::cli::kv_bench

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #include "src/core/base/host_identity.h"
@@ -22,10 +23,9 @@ class DeregistrationsTest : public ::testing::Test {
     runtime_.backends.push_back(std::move(backend));
     for (std::byte& byte : memory_) {
       const MemorySpan span{.data = &byte, .bytes = 1};
-      const auto ahead = MemoryRegistry::Prepare(span, Access::kReadWrite, runtime_.backends);
-      ASSERT_OK_AND_ASSIGN(
-          const RegionId region,
-          runtime_.memory.Register(span, Access::kReadWrite, runtime_.backends, ahead, {}));
+      MemoryRegistry::Made made = runtime_.memory.Make(span, Access::kReadWrite, runtime_.backends);
+      ASSERT_OK_AND_ASSIGN(const RegionId region,
+                           runtime_.memory.Add(std::move(made), runtime_.backends, {}));
       regions_.push_back(region);
       indices_.push_back(static_cast<uint32_t>(indices_.size()));
     }

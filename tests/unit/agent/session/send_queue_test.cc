@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 TransferPtr Record(uint64_t id, int priority = 0, uint64_t stream = 0, bool numbered = false) {
   auto record = std::make_shared<internal::TransferRecord>();
   record->id = id;
-  record->stream = stream;
+  record->layer_stream = stream;
   record->options.priority = priority;
   if (numbered) record->options.notification = "n";
   return record;
@@ -31,7 +31,7 @@ std::vector<uint64_t> Drain(SendQueue& queue) {
   while (!queue.idle()) {
     const TransferPtr record = queue.Pop();
     ids.push_back(record->id);
-    if (record->stream != 0) queue.NextOf(record->stream);
+    if (record->layer_stream != 0) queue.NextOf(record->layer_stream);
   }
   return ids;
 }
@@ -85,7 +85,7 @@ class Oracle {
  public:
   void Push(const TransferPtr& record) {
     // Where a stream's place in the order is, is decided when its turn comes.
-    if (record->stream != 0 && Holds(record->stream)) {
+    if (record->layer_stream != 0 && Holds(record->layer_stream)) {
       behind_.push_back(record);
     } else {
       Insert(record);
@@ -95,7 +95,7 @@ class Oracle {
     if (list_.empty()) return std::nullopt;
     const TransferPtr record = list_.front().record;
     list_.erase(list_.begin());
-    if (record->stream != 0) held_.push_back(record->stream);
+    if (record->layer_stream != 0) held_.push_back(record->layer_stream);
     return record->id;
   }
   void NextOf(uint64_t stream) {
@@ -106,7 +106,7 @@ class Oracle {
     std::erase_if(behind_, [id](const TransferPtr& one) { return one->id == id; });
     const auto at = std::ranges::find(list_, id, [](const Entry& one) { return one.record->id; });
     if (at == list_.end()) return;
-    const uint64_t stream = at->record->stream;
+    const uint64_t stream = at->record->layer_stream;
     list_.erase(at);
     if (stream != 0) Follow(stream);
   }
@@ -120,11 +120,13 @@ class Oracle {
 
   bool Holds(uint64_t stream) const {
     return std::ranges::find(held_, stream) != held_.end() ||
-           std::ranges::find(list_, stream, [](const Entry& one) { return one.record->stream; }) !=
-               list_.end();
+           std::ranges::find(list_, stream, [](const Entry& one) {
+             return one.record->layer_stream;
+           }) != list_.end();
   }
   void Follow(uint64_t stream) {
-    const auto at = std::ranges::find(behind_, stream, [](const auto& one) { return one->stream; });
+    const auto at =
+        std::ranges::find(behind_, stream, [](const auto& one) { return one->layer_stream; });
     if (at == behind_.end()) return;
     const TransferPtr record = *at;
     behind_.erase(at);

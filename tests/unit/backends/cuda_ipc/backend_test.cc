@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "src/backends/cuda_ipc/copy_queue.h"
@@ -104,7 +106,7 @@ TEST(CudaIpcBackend, EveryKindOfMemoryOnEveryGpu) {
       Pattern(2).Fill(joined.to.bytes());
       ASSERT_OK(joined.Move(OpKind::kRead));
       EXPECT_EQ(Pattern(2).Mismatch(joined.from.bytes()), kNoMismatch) << from << " to " << to;
-      const std::string path = joined.out().endpoint->Describe();
+      const std::string path = joined.out().path();
       EXPECT_NE(path.find("GPU " + std::to_string(from % 2) + " -> GPU " + std::to_string(to % 2)),
                 std::string::npos)
           << path;
@@ -133,7 +135,7 @@ TEST(CudaIpcBackend, OneOpOfTwoGpus) {
                     .registration = local.registration.get(),
                     .key = joined.key.get()});
   }
-  ASSERT_OK(joined.Do(joined.out().Make(OpKind::kWrite, 1, std::move(runs))));
+  ASSERT_OK(joined.Do(joined.out().Make(OpKind::kWrite, 1, runs)));
   for (uint64_t i = 0; i < 8; ++i) {
     const uint64_t at = i * 4 * kKiB;
     EXPECT_EQ(Pattern(1 + i % 2).Mismatch(joined.to.bytes().subspan(at, 4 * kKiB), at),
@@ -183,12 +185,14 @@ TEST(CudaIpcBackend, FreedMemoryFailsItsOpsAlone) {
   freed.Free();
   freed_there.Free();
   for (uint64_t i = 0; i < 12; ++i) {
-    Op op = joined.Make(OpKind::kWrite, 1, i * 4 * kKiB, 4 * kKiB);
+    const uint64_t at = i * 4 * kKiB;
+    std::vector<Piece> runs = {
+        RunOf(joined.local, joined.remote.remote(), joined.key.get(), at, 4 * kKiB)};
     if (i % 4 == 3) {
-      Piece run = RunOf(gone, joined.remote.remote(), joined.key.get(), i * 4 * kKiB, 4 * kKiB);
-      if (i == 7) run = RunOf(joined.local, gone_there.remote(), key.get(), 0, 4 * kKiB);
-      op = joined.out().Make(OpKind::kWrite, 1, {op.runs[0], run});
+      runs.push_back(RunOf(gone, joined.remote.remote(), joined.key.get(), at, 4 * kKiB));
+      if (i == 7) runs.back() = RunOf(joined.local, gone_there.remote(), key.get(), 0, 4 * kKiB);
     }
+    const Op op = joined.out().Make(OpKind::kWrite, 1, runs);
     (i % 4 == 3 ? bad : good).push_back(op.id);
     ASSERT_EQ(joined.out().Post({&op, 1}), 1u);
   }
@@ -284,6 +288,43 @@ TEST(CudaIpcBackend, ADeregisteredRegionIsForgotten) {
                     {"deregistered"}));
 }
 
+// Expect that regions are registered, asked for and closed beside each other, and that the devices
+// are told once there is GPU memory.
+TEST(CudaIpcBackend, RegionsOfManyThreadsBesideTheDriver) {
+  Joined joined(64 * kKiB);
+  ASSERT_OK(joined.Open());
+  Backend& target = joined.pair->target().backend();
+  constexpr uint32_t kThreads = 4;
+  constexpr uint32_t kEach = 16;
+  std::vector<GpuMemory> memory;
+  for (uint32_t i = 0; i < kThreads * kEach; ++i) {
+    memory.push_back(GpuMemory::Plain(4 * kKiB, static_cast<int>(i % 2)));
+  }
+  std::vector<absl::StatusOr<GpuRegion>> regions(kThreads * kEach);
+  std::atomic<uint32_t> done = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (uint32_t t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        for (uint32_t i = t * kEach; i < (t + 1) * kEach; ++i) {
+          regions[i] = RegisterGpu(target, memory[i].span(), 2 + i);
+        }
+        ++done;
+      });
+    }
+    EXPECT_TRUE(joined.pair->Until([&] {
+      EXPECT_OK(joined.Move(OpKind::kWrite));
+      return done == kThreads;
+    }));
+  }
+  for (absl::StatusOr<GpuRegion>& region : regions) {
+    ASSERT_OK(region);
+    EXPECT_OK(joined.pair->TryImport(region->remote(), region->key()));
+    region->registration.reset();
+  }
+  EXPECT_FALSE(target.Describe().devices.empty());
+}
+
 // What lies there by now may be anybody's.
 TEST(CudaIpcBackend, MemoryThatWasFreedIsNotTold) {
   Joined joined(64 * kKiB);
@@ -304,7 +345,7 @@ TEST(CudaIpcBackend, OpsThatBreakTheRulesMoveNothing) {
   const auto ends = [&](std::vector<Piece> more) {
     std::vector<Piece> runs = {RunOf(joined.local, joined.remote.remote(), joined.key.get(), 0, 1)};
     runs.insert(runs.end(), more.begin(), more.end());
-    return joined.Do(joined.out().Make(OpKind::kWrite, 1, std::move(runs)));
+    return joined.Do(joined.out().Make(OpKind::kWrite, 1, runs));
   };
   Piece outside =
       RunOf(joined.local, joined.remote.remote(), joined.key.get(), 60 * kKiB, 8 * kKiB);
@@ -315,8 +356,10 @@ TEST(CudaIpcBackend, OpsThatBreakTheRulesMoveNothing) {
   Piece keyless = outside;
   keyless.key = nullptr;
   EXPECT_TRUE(Fails(ends({keyless}), absl::StatusCode::kInvalidArgument));
-  EXPECT_TRUE(
-      Fails(ends(std::vector<Piece>(cuda_ipc::kMaxOpRuns)), absl::StatusCode::kInvalidArgument));
+  Piece single = outside;
+  single.bytes = 1;
+  EXPECT_TRUE(Fails(ends(std::vector<Piece>(cuda_ipc::kMaxOpRuns, single)),
+                    absl::StatusCode::kInvalidArgument, {"8193 runs"}));
   EXPECT_EQ(FirstNonZero(joined.to.bytes()), kNoMismatch);
 }
 
@@ -368,7 +411,7 @@ KVXFER_CHILD(CudaIpcWithoutCuda) {
   CHILD_EXPECT(pair != nullptr);
   CHILD_EXPECT(pair->out().Send("a word"));
   CHILD_EXPECT(pair->Until([&] { return !pair->in().messages.empty(); }));
-  CHILD_EXPECT(pair->initiator().backend().Devices().empty());
+  CHILD_EXPECT(pair->initiator().backend().Describe().devices.empty());
   CHILD_EXPECT(cuda::Driver::IfInUse() == nullptr);
   CHILD_EXPECT(cuda_driver::FindHooks() == nullptr);
   return 0;

@@ -57,7 +57,7 @@ TEST_P(CudaIpcMemory, WritesAndReads) {
     ASSERT_OK(peer->Fill(2));
     ASSERT_OK(dialled.Move(OpKind::kRead, Scattered(dialled, region, key)));
     EXPECT_EQ(Pattern(2).Mismatch(memory.bytes()), kNoMismatch);
-    const std::string path = dialled.link().endpoint->Describe();
+    const std::string path = dialled.link().path();
     const bool other = std::string_view(GetParam()) == "other";
     EXPECT_NE(path.find(other ? "GPU 0 -> GPU 1 over" : "GPU 0 -> GPU 0 over the same GPU"),
               std::string::npos)

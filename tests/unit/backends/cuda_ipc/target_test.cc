@@ -26,14 +26,10 @@ using std::chrono::milliseconds;
 
 // Where a child finds the party that started it.
 std::vector<std::string> Invitation(Party& party, const GpuRegion& region) {
-  return {party.backend().Address(),
-          std::to_string(party.host().pid),
-          std::to_string(party.host().start_time),
-          std::to_string(static_cast<uint32_t>(region.local.id)),
-          std::to_string(region.local.rkey),
-          std::to_string(region.remote().base),
-          std::to_string(region.remote().bytes),
-          region.key()};
+  return {party.backend().Describe().address,      std::to_string(party.host().pid),
+          std::to_string(party.host().start_time), std::to_string(static_cast<uint32_t>(region.id)),
+          std::to_string(region.local.rkey),       std::to_string(region.remote().base),
+          std::to_string(region.remote().bytes),   region.key()};
 }
 HostIdentity InvitedBy(const std::vector<std::string>& arguments) {
   HostIdentity host = ReadHostIdentity();
@@ -215,7 +211,7 @@ bool Ended(int fd) {
   return got == 0 || (got < 0 && errno != EAGAIN);
 }
 std::string ListenerOf(Party& party) {
-  return cuda_ipc::DecodeMetadataAddress(party.backend().Address())->listener;
+  return cuda_ipc::DecodeMetadataAddress(party.backend().Describe().address)->listener;
 }
 
 TEST_F(CudaIpcTarget, StrangersAtTheListener) {

@@ -148,7 +148,7 @@ void GpuMemory::Free() {
 }
 
 RemoteRegion GpuRegion::remote() const {
-  return {.id = local.id,
+  return {.id = id,
           .rkey = local.rkey,
           .base = reinterpret_cast<uint64_t>(local.span.data),
           .bytes = local.span.bytes,
@@ -160,7 +160,8 @@ RemoteRegion GpuRegion::remote() const {
 absl::StatusOr<GpuRegion> RegisterGpu(Backend& backend, const MemorySpan& span, uint32_t id,
                                       Access access) {
   GpuRegion out;
-  out.local = {.id = RegionId{id}, .rkey = id * 0x9e3779b1u, .span = span, .access = access};
+  out.id = RegionId{id};
+  out.local = {.rkey = id * 0x9e3779b1u, .span = span, .access = access};
   auto registration = backend.Register(out.local);
   if (!registration.ok()) return registration.status();
   out.registration = *std::move(registration);
@@ -249,7 +250,7 @@ KVXFER_CHILD(CudaIpcPeer) {
   Served served;
   CHILD_EXPECT(served.Make().ok());
   Party& party = served.party();
-  CHILD_EXPECT(SendFields(fd, {party.backend().Address(), std::to_string(party.host().pid),
+  CHILD_EXPECT(SendFields(fd, {party.backend().Describe().address, std::to_string(party.host().pid),
                                std::to_string(party.host().start_time)})
                    .ok());
   while (true) {

@@ -74,11 +74,12 @@ inline uint64_t Number(const std::string& text) { return std::strtoull(text.c_st
 
 // One registered span.
 struct GpuRegion {
+  RegionId id = RegionId::kNone;
   LocalRegion local;
   std::unique_ptr<Registration> registration;
 
   RemoteRegion remote() const;
-  std::string key() const { return registration->Key(); }
+  std::string key() const { return registration->key; }
 };
 absl::StatusOr<GpuRegion> RegisterGpu(Backend& backend, const MemorySpan& span, uint32_t id,
                                       Access access = Access::kReadWrite);
@@ -201,8 +202,8 @@ class Dialled {
     return RunOf(local_, region, key, offset, bytes);
   }
   // In ops as large as may be.
-  absl::Status Move(OpKind kind, std::vector<Piece> runs) {
-    const Op op = link().Make(kind, 1, std::move(runs));
+  absl::Status Move(OpKind kind, const std::vector<Piece>& runs) {
+    const Op op = link().Make(kind, 1, runs);
     if (!Until([&] {
           return link().Post({&op, 1}) == 1 || link().down;
         }) ||

@@ -98,12 +98,12 @@ TEST_P(ShmBackendTest, LargeOpsAreQueuedWithBackPressureAndFenced) {
   ImportedPair pair(GetParam(), kMiB);
   ASSERT_NE(pair.key, nullptr);
   Fill(pair.local.data(), kMiB, 4);
-  const Piece run = pair.Whole();
+  const RunBlocks all({pair.Whole()});
   std::vector<Op> ops;
   for (uint64_t i = 1; i <= 200; ++i) {
-    ops.push_back({.kind = OpKind::kWrite, .id = i, .transfer = 1 + i % 2, .runs = {&run, 1}});
+    ops.push_back({.kind = OpKind::kWrite, .id = i, .transfer = 1 + i % 2, .blocks = all.range()});
   }
-  const size_t accepted = pair.out->Post(ops);
+  const size_t accepted = PostAll(pair.out, ops);
   EXPECT_GT(accepted, 1u);
   EXPECT_LT(accepted, 200u);
   // Expect that Post copied nothing of a large op, and that the backend asks to be polled.
@@ -112,7 +112,7 @@ TEST_P(ShmBackendTest, LargeOpsAreQueuedWithBackPressureAndFenced) {
   pair.initiator.Poll();
   const auto before = pair.initiator.completions;
   EXPECT_LT(before.size(), accepted);
-  pair.out->Fence(2);
+  pair.out->Fence({.transfer = 2});
   ASSERT_TRUE(Drive({&pair.initiator}, [&] { return !pair.initiator.fenced.empty(); }));
   EXPECT_EQ(pair.initiator.fenced, std::vector<uint64_t>{2});
   ASSERT_TRUE(
@@ -121,7 +121,7 @@ TEST_P(ShmBackendTest, LargeOpsAreQueuedWithBackPressureAndFenced) {
     const bool fenced = id % 2 == 1 && !before.contains(id);
     EXPECT_EQ(status.code(), fenced ? absl::StatusCode::kCancelled : absl::StatusCode::kOk);
   }
-  pair.in->Fence(2);
+  pair.in->Fence({.transfer = 2});
   ASSERT_TRUE(Drive({&pair.target}, [&] { return !pair.target.fenced.empty(); }));
   EXPECT_TRUE(pair.initiator.backend->Arm());
 }
@@ -137,11 +137,13 @@ TEST_P(ShmBackendTest, QueuedOpsFollowEachOther) {
   tail.local += head.bytes;
   tail.remote += head.bytes;
   tail.bytes -= head.bytes;
+  const RunBlocks first({head});
+  const RunBlocks last({tail});
   const std::array<Op, 3> ops = {
-      Op{.kind = OpKind::kWrite, .id = 1, .transfer = 1, .runs = {&head, 1}},
+      Op{.kind = OpKind::kWrite, .id = 1, .transfer = 1, .blocks = first.range()},
       Op{.kind = OpKind::kWrite, .id = 2, .transfer = 2},
-      Op{.kind = OpKind::kWrite, .id = 3, .transfer = 3, .runs = {&tail, 1}}};
-  ASSERT_EQ(pair.out->Post(ops), ops.size());
+      Op{.kind = OpKind::kWrite, .id = 3, .transfer = 3, .blocks = last.range()}};
+  ASSERT_EQ(PostAll(pair.out, ops), ops.size());
   ASSERT_TRUE(Drive({&pair.initiator}, [&] { return pair.initiator.completions.size() == 3; }));
   for (const auto& [id, status] : pair.initiator.completions) EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(FirstWrong(pair.remote.data(), kMiB, 4), kMiB);
@@ -151,16 +153,16 @@ TEST_P(ShmBackendTest, NothingIsStoredAfterFenced) {
   ImportedPair pair(GetParam(), kMiB);
   ASSERT_NE(pair.key, nullptr);
   Fill(pair.local.data(), kMiB, 4);
-  const Piece run = pair.Whole();
+  const RunBlocks all({pair.Whole()});
   std::vector<Op> ops;
   for (uint64_t i = 1; i <= 4; ++i) {
-    ops.push_back({.kind = OpKind::kWrite, .id = i, .transfer = 9, .runs = {&run, 1}});
+    ops.push_back({.kind = OpKind::kWrite, .id = i, .transfer = 9, .blocks = all.range()});
   }
-  ASSERT_EQ(pair.out->Post(ops), 4u);
+  ASSERT_EQ(PostAll(pair.out, ops), 4u);
   pair.initiator.Poll();  // some of it
   ASSERT_LT(std::count(pair.remote.data(), pair.remote.data() + kMiB, std::byte{0}), kMiB);
   ASSERT_LT(pair.initiator.completions.size(), 4u);
-  pair.out->Fence(9);
+  pair.out->Fence({.transfer = 9});
   std::memset(pair.remote.data(), 0x55, kMiB);
   ASSERT_TRUE(Drive({&pair.initiator}, [&] { return pair.initiator.fenced.size() == 1; }));
   EXPECT_EQ(pair.initiator.completions.at(4).code(), absl::StatusCode::kCancelled);
@@ -172,8 +174,9 @@ TEST_P(ShmBackendTest, ARegionRegisteredLateIsThereWhenItsKeyIs) {
   Connected pair;
   for (int i = 0; i < 300; ++i) {
     const Memory remote(GetParam(), 4096);
-    auto there = pair.target.Register(remote.span);
-    // Neither side has polled since.
+    auto there = pair.target.RegisterWithoutTurn(remote.span);
+    // Neither side has polled since, but a message that may have brought the key was sent.
+    ASSERT_TRUE(Send(pair.in, "metadata"));
     auto key = pair.out->Import(there.remote, there.key);
     ASSERT_TRUE(key.ok()) << key.status();
   }
@@ -199,9 +202,9 @@ TEST_P(ShmBackendTest, ShutdownOfEitherSideEndsBothAndLeaksNothing) {
     {
       ImportedPair pair(GetParam(), kMiB);
       ASSERT_NE(pair.key, nullptr);
-      const Piece run = pair.Whole();
-      const Op op{.kind = OpKind::kWrite, .id = 1, .transfer = 9, .runs = {&run, 1}};
-      ASSERT_EQ(pair.out->Post({&op, 1}), 1u);
+      const RunBlocks all({pair.Whole()});
+      const Op op{.kind = OpKind::kWrite, .id = 1, .transfer = 9, .blocks = all.range()};
+      ASSERT_TRUE(pair.out->Post(op));
       (by_target ? pair.in : pair.out)->Shutdown(absl::CancelledError("enough"));
       if (by_target) {
         // Expect no kDown at the target while the initiator has not said that it has stopped.
@@ -215,7 +218,7 @@ TEST_P(ShmBackendTest, ShutdownOfEitherSideEndsBothAndLeaksNothing) {
       const absl::Status heard =
           by_target ? pair.initiator.down.at(pair.out) : pair.target.down.at(pair.in);
       EXPECT_NE(heard.message().find("enough"), absl::string_view::npos) << heard;
-      EXPECT_EQ(pair.out->Post({&op, 1}), 0u);
+      EXPECT_FALSE(pair.out->Post(op));
       EXPECT_FALSE(Send(pair.out, "late"));
       EXPECT_EQ(pair.initiator.after_down + pair.target.after_down, 0u);
     }
@@ -255,7 +258,8 @@ TEST(ShmMessages, AllSizesInOrderWithBackPressure) {
 TEST(ShmMessages, EachConnectionIsReadFirstInItsTurn) {
   Connected pair;
   Side other;
-  auto dialled = other.backend->Connect(pair.target.backend->Address(), ReadHostIdentity());
+  auto dialled =
+      other.backend->Connect(pair.target.backend->Describe().address, ReadHostIdentity());
   ASSERT_TRUE(dialled.ok()) << dialled.status();
   ASSERT_TRUE(Drive({&other, &pair.target},
                     [&] { return other.connected == 1 && pair.target.endpoints.size() == 2; }));

@@ -32,7 +32,7 @@ TEST(ShmConnect, NobodyThereAndForeignAddresses) {
 
 TEST(ShmConnect, StrangersOnTheSocketHurtNobody) {
   Connected pair;
-  const auto address = shm::DecodeAddress(pair.target.backend->Address());
+  const auto address = shm::DecodeAddress(pair.target.backend->Describe().address);
   ASSERT_TRUE(address.ok());
   const SocketName name(address->socket);
   std::vector<shm::UniqueFd> strangers;
@@ -60,7 +60,7 @@ TEST(ShmConnect, OutOfDescriptorsIsAStatusAndPasses) {
   Side initiator;
   Side target;
   std::optional<testing::NoDescriptors> no_descriptors(std::in_place);
-  auto none = initiator.backend->Connect(target.backend->Address(), ReadHostIdentity());
+  auto none = initiator.backend->Connect(target.backend->Describe().address, ReadHostIdentity());
   const bool buffer_failed =
       HostBuffer::Allocate(4096).status().code() == absl::StatusCode::kResourceExhausted;
   no_descriptors.reset();
@@ -70,7 +70,8 @@ TEST(ShmConnect, OutOfDescriptorsIsAStatusAndPasses) {
   EXPECT_EQ(initiator.down.begin()->second.code(), absl::StatusCode::kResourceExhausted);
 
   // The dialler got its socket and pidfd, the acceptor gets none: it tries again by itself.
-  auto endpoint = initiator.backend->Connect(target.backend->Address(), ReadHostIdentity());
+  auto endpoint =
+      initiator.backend->Connect(target.backend->Describe().address, ReadHostIdentity());
   no_descriptors.emplace();
   for (int i = 0; i < 10; ++i) target.Poll();
   EXPECT_TRUE(target.backend->Arm());
@@ -91,7 +92,7 @@ TEST(ShmCapabilities, AreWhatTheInterfaceAsksFor) {
 
 TEST(ShmReachable, EachObstacleIsNamed) {
   Side side;
-  const std::string address = side.backend->Address();
+  const std::string address = side.backend->Describe().address;
   const HostIdentity here = ReadHostIdentity();
   EXPECT_TRUE(side.backend->Reachable(address, here).ok());
   auto why = [&](auto change) {

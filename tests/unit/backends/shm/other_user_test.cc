@@ -61,7 +61,7 @@ TEST(ShmOtherUser, ANotDumpablePeerIsMappedButNotAttached) {
     if (absl::Status status = pair.Do(OpKind::kWrite, {&all, 1}); !status.ok()) {
       return Text(status);
     }
-    return "mapped; " + Text(pair.Import(1)) + "; " + pair.out->Describe();
+    return "mapped; " + Text(pair.Import(1)) + "; " + pair.out->Describe().path;
   });
   EXPECT_EQ(said.find("mapped; PERMISSION_DENIED"), 0u) << said;
   EXPECT_NE(said.find("not dumpable"), std::string::npos) << said;
@@ -86,7 +86,7 @@ TEST(ShmOtherUser, IsRefusedByTheDialler) {
 TEST(ShmOtherUser, IsRefusedByTheAcceptor) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to start a process of another user";
   Side side;
-  const auto address = shm::DecodeAddress(side.backend->Address());
+  const auto address = shm::DecodeAddress(side.backend->Describe().address);
   ASSERT_TRUE(address.ok());
   const Child child([&address](int fd) {
     BecomeNobody();

@@ -20,7 +20,8 @@ struct Connected {
   Endpoint* in = nullptr;
 
   explicit Connected(bool authorise = true) {
-    auto endpoint = initiator.backend->Connect(target.backend->Address(), ReadHostIdentity());
+    auto endpoint =
+        initiator.backend->Connect(target.backend->Describe().address, ReadHostIdentity());
     EXPECT_TRUE(endpoint.ok()) << endpoint.status();
     initiator.endpoints.push_back(*std::move(endpoint));
     out = initiator.endpoints.front().get();

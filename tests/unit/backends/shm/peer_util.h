@@ -35,7 +35,7 @@ struct Served {
 inline std::string Describe(Side& side, const Side::Region regions[2]) {
   const HostIdentity host = ReadHostIdentity();
   std::ostringstream out;
-  out << side.backend->Address() << ' ' << host.boot_id << ' ' << host.net_namespace << ' '
+  out << side.backend->Describe().address << ' ' << host.boot_id << ' ' << host.net_namespace << ' '
       << host.pid_namespace << ' ' << host.uid << ' ' << host.pid;
   for (int i = 0; i < 2; ++i) {
     out << ' ' << regions[i].remote.base << ' ' << regions[i].remote.bytes << ' ' << regions[i].key;
@@ -100,7 +100,7 @@ inline void Serve(int commands, size_t bytes) {
       side.endpoints[greeted]->Authorize();
       Send(side.endpoints[greeted].get(), "hello");
     }
-    pollfd fds[2] = {{commands, POLLIN, 0}, {side.backend->wait_fd(), POLLIN, 0}};
+    pollfd fds[2] = {{commands, POLLIN, 0}, {side.backend->Describe().wait_fd, POLLIN, 0}};
     if (poll(fds, 2, side.backend->Arm() ? -1 : 0) < 0) continue;
     if (fds[0].revents == 0) continue;
     const std::string command = Child::HearFrom(commands);

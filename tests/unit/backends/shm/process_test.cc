@@ -38,14 +38,14 @@ TEST_P(ShmProcessTest, AKilledTargetEndsEveryOpAtOnceWithTheCause) {
   Dialled pair;
   ASSERT_TRUE(pair.Connect(child.Hear()).ok());
   ASSERT_TRUE(pair.Import(GetParam()).ok());
-  const Piece all = pair.All(GetParam());
+  const RunBlocks all({pair.All(GetParam())});
   uint64_t posted = 0;
   Time killed{};
   const Time end = Now() + kPatience;
   while (pair.side.down.empty()) {
     ASSERT_LT(Now(), end);
-    const Op op{.kind = OpKind::kWrite, .id = posted + 1, .transfer = 5, .runs = {&all, 1}};
-    posted += pair.out->Post({&op, 1});
+    const Op op{.kind = OpKind::kWrite, .id = posted + 1, .transfer = 5, .blocks = all.range()};
+    posted += pair.out->Post(op) ? 1 : 0;
     pair.side.Poll();
     if (posted >= 20 && killed == Time{}) {
       child.Kill(SIGKILL);
@@ -68,9 +68,10 @@ TEST_P(ShmProcessTest, AStoppedTargetIsStillWrittenAndFenced) {
   child.Kill(SIGSTOP);
   const Piece all = pair.All(GetParam());
   EXPECT_TRUE(pair.Do(OpKind::kWrite, {&all, 1}).ok());
-  const Op op{.kind = OpKind::kWrite, .id = 1, .transfer = 6, .runs = {&all, 1}};
-  ASSERT_EQ(pair.out->Post({&op, 1}), 1u);
-  pair.out->Fence(6);
+  const RunBlocks blocks({all});
+  const Op op{.kind = OpKind::kWrite, .id = 1, .transfer = 6, .blocks = blocks.range()};
+  ASSERT_TRUE(pair.out->Post(op));
+  pair.out->Fence({.transfer = 6});
   EXPECT_TRUE(Drive({&pair.side}, [&] { return pair.side.fenced.size() == 1; }));
   EXPECT_EQ(pair.side.completions.at(1).code(), absl::StatusCode::kCancelled);
   child.Kill(SIGCONT);
@@ -84,13 +85,13 @@ void WriteForEver(int commands) {
   const int way = description.back() == '1' ? 1 : 0;
   if (!pair.Connect(description.substr(0, description.size() - 2)).ok()) _exit(2);
   if (!pair.Import(way).ok()) _exit(3);
-  const Piece all = pair.All(way);
+  const RunBlocks all({pair.All(way)});
   Child::Tell(commands, "writing");
   uint64_t id = 1;
   while (pair.side.down.empty()) {
     std::memset(pair.buffer.data(), static_cast<int>(id), pair.buffer.size());
-    const Op op{.kind = OpKind::kWrite, .id = id, .transfer = 1, .runs = {&all, 1}};
-    id += pair.out->Post({&op, 1});
+    const Op op{.kind = OpKind::kWrite, .id = id, .transfer = 1, .blocks = all.range()};
+    id += pair.out->Post(op) ? 1 : 0;
     pair.side.Poll();
   }
   Child::Tell(commands, Text(pair.side.down.at(pair.out)));

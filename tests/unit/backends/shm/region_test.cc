@@ -1,8 +1,13 @@
 // The regions of the shm backend, with both sides in one process: how they are registered, imported
 // and reached.
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/unit/backends/shm/pair_util.h"
@@ -51,12 +56,65 @@ TEST(ShmRegister, AnUnsealedMemfdIsAttachedInstead) {
   region.registration.reset();
   munmap(data, 4096);
   close(fd);
-  const LocalRegion null{.id = RegionId{1},
-                         .rkey = 1,
-                         .span = {.data = nullptr, .bytes = 1},
-                         .access = Access::kReadWrite};
+  const LocalRegion null{
+      .rkey = 1, .span = {.data = nullptr, .bytes = 1}, .access = Access::kReadWrite};
   EXPECT_EQ(pair.target.backend->Register(null).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// Expect that a target that sleeps sends the memfd of a region that another thread registers.
+TEST(ShmRegister, AnyThreadWakesTheDriver) {
+  Connected pair;
+  ASSERT_TRUE(Drive({&pair.target}, [&] { return pair.target.backend->Arm(); }));
+  pollfd wait{.fd = pair.target.backend->Describe().wait_fd, .events = POLLIN, .revents = 0};
+  while (poll(&wait, 1, 0) > 0) pair.target.Poll();
+  ASSERT_TRUE(pair.target.backend->Arm());
+  const Memory remote(true, 4096);
+  Side::Region there;
+  std::thread other([&] { there = pair.target.RegisterWithoutTurn(remote.span); });
+  EXPECT_EQ(poll(&wait, 1, 30'000), 1);
+  other.join();
+  EXPECT_FALSE(pair.target.backend->Arm());
+  pair.target.Poll();
+  EXPECT_TRUE(pair.target.backend->Arm());
+  EXPECT_TRUE(pair.out->Import(there.remote, there.key).ok());
+}
+
+// Expect that each region of several threads can be imported once it is registered, and that
+// nothing of them stays, while the driver goes on.
+TEST(ShmRegister, ManyThreadsBesideTheDriver) {
+  Connected pair;
+  constexpr size_t kThreads = 4;
+  constexpr size_t kEach = 32;
+  const size_t before = OpenFiles();
+  {
+    const Memory common(true, 4096);
+    std::vector<Memory> own;
+    for (size_t i = 0; i < kThreads * kEach; ++i) own.emplace_back(i % 2 == 0, 4096);
+    std::vector<Side::Region> regions(2 * kThreads * kEach);
+    std::atomic<size_t> done = 0;
+    std::vector<std::jthread> threads;
+    for (size_t t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        for (size_t i = t * kEach; i < (t + 1) * kEach; ++i) {
+          regions[2 * i] = pair.target.RegisterWithoutTurn(own[i].span);
+          regions[2 * i + 1] = pair.target.RegisterWithoutTurn(common.span);
+        }
+        ++done;
+      });
+    }
+    size_t sent = 0;
+    ASSERT_TRUE(Drive({&pair.initiator, &pair.target}, [&] {
+      if (done < kThreads && Send(pair.in, "meanwhile")) ++sent;
+      return done == kThreads && pair.initiator.messages.size() == sent;
+    }));
+    threads.clear();
+    pair.target.Poll();
+    for (const Side::Region& region : regions) {
+      EXPECT_TRUE(pair.out->Import(region.remote, region.key).ok()) << region.key;
+    }
+  }
+  ASSERT_TRUE(Drive({&pair.initiator, &pair.target}, [&] { return OpenFiles() <= before; }));
 }
 
 TEST(ShmImport, AKeyThatReachesBeyondItsMemfdIsRefused) {

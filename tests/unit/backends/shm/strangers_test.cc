@@ -28,7 +28,7 @@ TEST(ShmStrangers, OfManySilentOnesTheOldestGo) {
   constexpr size_t kSilent = 200;
   constexpr size_t kKept = 64;
   Side target;
-  const SocketName name(shm::DecodeAddress(target.backend->Address())->socket);
+  const SocketName name(shm::DecodeAddress(target.backend->Describe().address)->socket);
   const size_t before = OpenFiles();
   std::vector<shm::UniqueFd> silent;
   for (size_t i = 0; i < kSilent; ++i) {
@@ -40,7 +40,8 @@ TEST(ShmStrangers, OfManySilentOnesTheOldestGo) {
   EXPECT_LE(OpenFiles(), before + kSilent + kKept);
   for (size_t i = 0; i < kSilent; ++i) EXPECT_EQ(HungUp(silent[i]), i < kSilent - kKept) << i;
   Side initiator;
-  auto endpoint = initiator.backend->Connect(target.backend->Address(), ReadHostIdentity());
+  auto endpoint =
+      initiator.backend->Connect(target.backend->Describe().address, ReadHostIdentity());
   ASSERT_TRUE(endpoint.ok()) << endpoint.status();
   EXPECT_TRUE(Drive({&initiator, &target}, [&] { return target.endpoints.size() == 1; }));
 }
@@ -56,7 +57,7 @@ TEST(ShmStrangers, AnotherUserIsWarnedOfOnce) {
     warnings += level == LogLevel::kWarning ? 1 : 0;
   });
   Side side;
-  const SocketName name(shm::DecodeAddress(side.backend->Address())->socket);
+  const SocketName name(shm::DecodeAddress(side.backend->Describe().address)->socket);
   const Child child([&name](int fd) {
     if (setgid(kNobody) != 0 || setuid(kNobody) != 0) _exit(8);
     std::vector<shm::UniqueFd> sockets;
@@ -106,7 +107,7 @@ struct LyingDialler {
     rings = static_cast<shm::RingMemory*>(
         mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0));
     EXPECT_NE(static_cast<void*>(rings), MAP_FAILED);
-    const SocketName name(shm::DecodeAddress(target.backend->Address())->socket);
+    const SocketName name(shm::DecodeAddress(target.backend->Describe().address)->socket);
     shm::UniqueFd socket = NewSocket();
     EXPECT_EQ(connect(socket.get(), name.get(), name.length), 0);
     channel.emplace(std::move(socket));

@@ -11,12 +11,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,10 +29,12 @@
 #include "src/core/base/clock.h"
 #include "src/core/base/host_identity.h"
 #include "tests/support/open_files.h"
+#include "tests/support/run_blocks.h"
 
 namespace kvxfer::shm_test {
 
 using kvxfer::testing::OpenFiles;
+using kvxfer::testing::RunBlocks;
 
 using Piece = Run;  // in a test, Run is a method of ::testing::Test
 
@@ -66,7 +71,7 @@ struct Side {
   std::map<const Endpoint*, absl::Status> down;
   size_t connected = 0;
   size_t after_down = 0;  // events of an endpoint after its last: must stay 0
-  uint32_t next_region = 1;
+  std::atomic<uint32_t> next_region = 1;
 
   Side() {
     absl::StatusOr<std::unique_ptr<Backend>> made = MakeShmBackend(
@@ -80,7 +85,7 @@ struct Side {
 
   size_t Poll() {
     std::array<Event, 64> events;
-    const size_t n = backend->Poll(events, true);
+    const size_t n = backend->Poll(events, Input::kAll);
     for (size_t i = 0; i < n; ++i) Take(events[i]);
     return n;
   }
@@ -106,13 +111,13 @@ struct Side {
         break;
       case EventKind::kFenced:
         fenced.push_back(event.id);
+        EXPECT_EQ(event.rail, FenceScope::kEveryRail);
         break;
       case EventKind::kImmediate:
         ADD_FAILURE() << "shm has no immediates";
         break;
       case EventKind::kRailDown:
       case EventKind::kRailUp:
-      case EventKind::kRailFenced:
         ADD_FAILURE() << "shm's rail does not fail alone";
         break;
     }
@@ -123,15 +128,21 @@ struct Side {
     RemoteRegion remote;  // as metadata tells it
     std::string key;
   };
+  // As in an agent, a turn follows, in which peers are sent what they need.
   Region Register(const MemorySpan& span, Access access = Access::kReadWrite) {
+    Region region = RegisterWithoutTurn(span, access);
+    Poll();
+    return region;
+  }
+  Region RegisterWithoutTurn(const MemorySpan& span, Access access = Access::kReadWrite) {
     const RegionId id{next_region++};
-    const LocalRegion local{.id = id, .rkey = 7, .span = span, .access = access};
+    const LocalRegion local{.rkey = 7, .span = span, .access = access};
     auto registration = backend->Register(local);
     EXPECT_TRUE(registration.ok()) << registration.status();
     if (!registration.ok()) return {};
     Region region;
     region.registration = *std::move(registration);
-    region.key = region.registration->Key();
+    region.key = region.registration->key;
     region.remote = {.id = id,
                      .rkey = 7,
                      .base = AddressOf(span.data),
@@ -169,19 +180,24 @@ inline bool Send(Endpoint* endpoint, std::string_view text) {
   return endpoint->Send(std::as_bytes(std::span(text)));
 }
 
+// Posts `ops` in order, until one is not accepted; returns how many were.
+inline size_t PostAll(Endpoint* endpoint, std::span<const Op> ops) {
+  size_t accepted = 0;
+  while (accepted < ops.size() && endpoint->Post(ops[accepted])) ++accepted;
+  return accepted;
+}
+
 // Moves all `runs` in ops within the limits of shm, and returns the first status that is not OK.
 inline absl::Status Move(std::initializer_list<Side*> sides, Side& initiator, Endpoint* endpoint,
                          OpKind kind, std::span<const Run> runs, uint64_t transfer = 1) {
   const Capabilities& limits = initiator.backend->capabilities();
-  std::vector<Run> cut;
-  std::vector<std::pair<size_t, size_t>> ops;  // first run, runs
-  size_t first = 0;
+  std::vector<Run> cut;       // of one op
+  std::deque<RunBlocks> ops;  // the blocks of each
   uint64_t bytes = 0;
   for (Run run : runs) {
     do {
-      if (bytes == limits.max_op_bytes || cut.size() - first == limits.max_op_runs) {
-        ops.emplace_back(first, cut.size() - first);
-        first = cut.size();
+      if (bytes == limits.max_op_bytes || cut.size() == limits.max_op_runs) {
+        ops.emplace_back(std::exchange(cut, {}));
         bytes = 0;
       }
       Run piece = run;
@@ -193,16 +209,13 @@ inline absl::Status Move(std::initializer_list<Side*> sides, Side& initiator, En
       run.bytes -= piece.bytes;
     } while (run.bytes > 0);
   }
-  if (cut.size() > first) ops.emplace_back(first, cut.size() - first);
+  if (!cut.empty()) ops.emplace_back(cut);
   static uint64_t next_id = 1000;
   const uint64_t begin = next_id;
   const Time end = Now() + kPatience;
-  for (const auto& [start, count] : ops) {
-    const Op op{.kind = kind,
-                .id = next_id++,
-                .transfer = transfer,
-                .runs = std::span(cut).subspan(start, count)};
-    while (endpoint->Post({&op, 1}) == 0) {
+  for (const RunBlocks& blocks : ops) {
+    const Op op{.kind = kind, .id = next_id++, .transfer = transfer, .blocks = blocks.range()};
+    while (!endpoint->Post(op)) {
       for (Side* side : sides) side->Poll();
       if (initiator.down.contains(endpoint)) return initiator.down.at(endpoint);
       if (Now() > end) return absl::DeadlineExceededError("no room for an op");

@@ -35,17 +35,17 @@ TEST(TcpAddress, TextsThatDoNot) {
 TEST(TcpAddress, LoopbackOfAnotherHostIsRefusedWithTheRemedy) {
   Node node;
   HostIdentity there{.hostname = "there", .boot_id = "boot-2", .net_namespace = 1};
-  const absl::Status status = node.backend->Reachable(node.backend->Address(), there);
+  const absl::Status status = node.backend->Reachable(node.backend->Describe().address, there);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   for (const char* word : {"there", "here", "KVXFER_ADVERTISE", "127.0.0.1"}) {
     EXPECT_NE(status.ToString().find(word), std::string::npos) << word << status;
   }
-  EXPECT_FALSE(node.backend->Connect(node.backend->Address(), there).ok());
+  EXPECT_FALSE(node.backend->Connect(node.backend->Describe().address, there).ok());
   // Of this host, but of another network namespace.
   HostIdentity container = ThisHost();
   container.net_namespace = 2;
-  EXPECT_FALSE(node.backend->Reachable(node.backend->Address(), container).ok());
-  EXPECT_TRUE(node.backend->Reachable(node.backend->Address(), ThisHost()).ok());
+  EXPECT_FALSE(node.backend->Reachable(node.backend->Describe().address, container).ok());
+  EXPECT_TRUE(node.backend->Reachable(node.backend->Describe().address, ThisHost()).ok());
 }
 
 TEST(TcpAddress, AdvertiseReplacesTheListeningAddress) {
@@ -53,19 +53,19 @@ TEST(TcpAddress, AdvertiseReplacesTheListeningAddress) {
   options.advertise = "10.9.8.7";
   Node node(options);
   HostIdentity there{.hostname = "there", .boot_id = "boot-2"};
-  EXPECT_TRUE(node.backend->Reachable(node.backend->Address(), there).ok());
-  EXPECT_NE(node.backend->Address().find(";10.9.8.7:"), std::string::npos);
-  EXPECT_EQ(node.backend->Address().find("10.9.8.7:0"), std::string::npos);
+  EXPECT_TRUE(node.backend->Reachable(node.backend->Describe().address, there).ok());
+  EXPECT_NE(node.backend->Describe().address.find(";10.9.8.7:"), std::string::npos);
+  EXPECT_EQ(node.backend->Describe().address.find("10.9.8.7:0"), std::string::npos);
   options.advertise = "10.9.8.7:1234";
-  EXPECT_NE(Node(options).backend->Address().find(";10.9.8.7:1234"), std::string::npos);
+  EXPECT_NE(Node(options).backend->Describe().address.find(";10.9.8.7:1234"), std::string::npos);
 }
 
 TEST(TcpAddress, AWildcardIsNotAdvertised) {
   AgentOptions options;
   options.listen = "0.0.0.0:0";
   Node node(options);
-  EXPECT_EQ(node.backend->Address().find(";0.0.0.0"), std::string::npos);
-  EXPECT_TRUE(node.backend->Reachable(node.backend->Address(), ThisHost()).ok());
+  EXPECT_EQ(node.backend->Describe().address.find(";0.0.0.0"), std::string::npos);
+  EXPECT_TRUE(node.backend->Reachable(node.backend->Describe().address, ThisHost()).ok());
   options.advertise = "0.0.0.0";
   auto made = MakeTcpBackend({options, Incarnation::Random(), ThisHost()});
   EXPECT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
@@ -73,7 +73,7 @@ TEST(TcpAddress, AWildcardIsNotAdvertised) {
 
 TEST(TcpAddress, DamagedAddressesAreRefused) {
   Node node;
-  const std::string good = node.backend->Address();
+  const std::string good = node.backend->Describe().address;
   std::vector<std::string> bad{"",
                                "1",
                                "2" + good.substr(1),

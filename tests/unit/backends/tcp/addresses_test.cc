@@ -186,13 +186,13 @@ class TcpTwoAddresses : public TcpPair {
   bool WriteOnEach() {
     const std::vector<OpRun> runs{RunAt(0, 0, 4096)};
     std::vector<Op> ops;
-    for (uint32_t rail = 0; rail < endpoint->rails(); ++rail) {
+    for (uint32_t rail = 0; rail < Rails(); ++rail) {
       ops.push_back({.has_immediate = true,
                      .rail = rail,
                      .immediate = rail,
                      .id = rail + 1,
                      .transfer = rail + 1,
-                     .runs = runs});
+                     .blocks = Blocks(runs)});
     }
     return PostAll(ops) &&
            Drive({a.get(), b.get()}, [&] { return b->immediates.size() == ops.size(); });
@@ -201,7 +201,7 @@ class TcpTwoAddresses : public TcpPair {
 
 TEST_F(TcpTwoAddresses, EachStreamGoesBetweenItsOwn) {
   Up(4096, Options());
-  EXPECT_EQ(endpoint->rails(), 2u);
+  EXPECT_EQ(Rails(), 2u);
   EXPECT_TRUE(WriteOnEach());
   std::set<std::string> hosts;
   for (const auto& end : DataStreams()) {
@@ -209,10 +209,10 @@ TEST_F(TcpTwoAddresses, EachStreamGoesBetweenItsOwn) {
     hosts.insert(end.local.substr(0, 9));
   }
   EXPECT_EQ(hosts, (std::set<std::string>{"127.0.0.1", "127.0.0.2"}));
-  EXPECT_THAT(endpoint->rail_info(1).name, HasSubstr("127.0.0.2 → 127.0.0.2:"));
-  EXPECT_THAT(endpoint->Describe(), HasSubstr("127.0.0.1 → 127.0.0.1:"));
+  EXPECT_THAT(endpoint->Describe().rails[1].name, HasSubstr("127.0.0.2 → 127.0.0.2:"));
+  EXPECT_THAT(endpoint->Describe().path, HasSubstr("127.0.0.1 → 127.0.0.1:"));
   // Nobody else's addresses are listened on.
-  const auto peer = net::DecodeAddress(b->backend->Address());
+  const auto peer = net::DecodeAddress(b->backend->Describe().address);
   ASSERT_OK(peer);
   ASSERT_EQ(peer->data.size(), 2u);
   net::SocketAddress beside = At("127.0.0.3");
@@ -229,16 +229,16 @@ TEST_F(TcpTwoAddresses, APairThatDoesNotAnswerIsLeftOutAndAnotherTried) {
   Up(4096, Options());
   endpoint.reset();
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->down.size() == 1; }));
-  auto peer = net::DecodeAddress(b->backend->Address());
+  auto peer = net::DecodeAddress(b->backend->Describe().address);
   ASSERT_OK(peer);
   peer->data[1].at = At("127.0.0.2:1");  // nobody listens there
   auto made = a->backend->Connect(net::EncodeAddress(*peer), ThisHost());
   ASSERT_TRUE(made.ok()) << made.status();
   endpoint = *std::move(made);
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return a->connected == 2; }));
-  EXPECT_TRUE(endpoint->rail_up(0));
-  ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return endpoint->rail_up(1); }));
-  const std::string told = endpoint->Describe();
+  EXPECT_TRUE(endpoint->Describe().rails[0].up);
+  ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return endpoint->Describe().rails[1].up; }));
+  const std::string told = endpoint->Describe().path;
   EXPECT_THAT(told, HasSubstr("127.0.0.2 → 127.0.0.1:"));
   EXPECT_THAT(told, HasSubstr("127.0.0.2 → 127.0.0.2:1 does not answer"));
   b->accepted.back()->Authorize();
@@ -251,7 +251,7 @@ TEST_F(TcpTwoAddresses, WithoutAnotherPairTheLinkIsUpWithThoseThatAnswer) {
   Up(4096, Options());
   endpoint.reset();
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->down.size() == 1; }));
-  auto peer = net::DecodeAddress(b->backend->Address());
+  auto peer = net::DecodeAddress(b->backend->Describe().address);
   ASSERT_OK(peer);
   peer->data = {peer->data[0], {At("127.0.0.2:1")}, {At("127.0.0.3:1")}};
   AgentOptions lone = Streams(1);
@@ -259,18 +259,18 @@ TEST_F(TcpTwoAddresses, WithoutAnotherPairTheLinkIsUpWithThoseThatAnswer) {
   auto made = c.backend->Connect(net::EncodeAddress(*peer), ThisHost());
   ASSERT_TRUE(made.ok()) << made.status();
   ASSERT_TRUE(Drive({&c, b.get()}, [&] { return c.connected == 1; }));
-  EXPECT_EQ((*made)->rails(), 3u);
-  EXPECT_TRUE((*made)->rail_up(0));
-  EXPECT_FALSE((*made)->rail_up(1));
-  EXPECT_THAT((*made)->Describe(), HasSubstr("any → 127.0.0.2:1 (not in use: "));
-  EXPECT_THAT((*made)->Describe(), HasSubstr("Connection refused"));
+  EXPECT_EQ((*made)->Describe().rails.size(), 3u);
+  EXPECT_TRUE((*made)->Describe().rails[0].up);
+  EXPECT_FALSE((*made)->Describe().rails[1].up);
+  EXPECT_THAT((*made)->Describe().path, HasSubstr("any → 127.0.0.2:1 (not in use: "));
+  EXPECT_THAT((*made)->Describe().path, HasSubstr("Connection refused"));
   EXPECT_TRUE(c.rails_down.empty());
 }
 
 TEST_F(TcpTwoAddresses, WithoutAnyPairTheLinkEndsAndNamesEach) {
   Node c(Streams(1));
   Node d(Options());
-  auto peer = net::DecodeAddress(d.backend->Address());
+  auto peer = net::DecodeAddress(d.backend->Describe().address);
   ASSERT_OK(peer);
   peer->data = {{At("127.0.0.2:1")}, {At("127.0.0.3:1")}};
   auto made = c.backend->Connect(net::EncodeAddress(*peer), ThisHost());
@@ -284,7 +284,7 @@ TEST_F(TcpTwoAddresses, WithoutAnyPairTheLinkEndsAndNamesEach) {
 
 TEST_F(TcpTwoAddresses, ThePeerIsReachedThoughOnlyItsDataAddressesAreOfTheNetwork) {
   Node d(Options());
-  auto own = net::DecodeAddress(d.backend->Address());
+  auto own = net::DecodeAddress(d.backend->Describe().address);
   ASSERT_OK(own);
   own->data = {{At("10.9.8.7:5")}};
   const HostIdentity there{.hostname = "there", .boot_id = "boot-2"};

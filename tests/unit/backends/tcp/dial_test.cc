@@ -75,7 +75,7 @@ TEST_F(TcpDial, ACandidateThatAnswersNonsenseDoesNotSpoilTheNext) {
   int connected = a->connected;
   for (const size_t bytes : {size_t{7}, size_t{40}}) {
     Babbler first(bytes);
-    const std::string second = b->backend->ListenAddress();
+    const std::string second = b->backend->Describe().listen_address;
     auto link =
         a->backend->Connect(Candidates(b->incarnation, {first.address(), second}), ThisHost());
     ASSERT_TRUE(link.ok()) << link.status();
@@ -86,7 +86,7 @@ TEST_F(TcpDial, ACandidateThatAnswersNonsenseDoesNotSpoilTheNext) {
     }));
     EXPECT_TRUE(first.done());
     ASSERT_TRUE(a->down.empty()) << bytes << " bytes: " << a->down[0].second;
-    EXPECT_EQ((*link)->Describe().substr(0, second.size()), second);
+    EXPECT_EQ((*link)->Describe().path.substr(0, second.size()), second);
   }
 }
 
@@ -94,7 +94,8 @@ TEST_F(TcpDial, ACandidateOfAnotherAgentIsPassedOver) {
   Up(16);
   Node other;
   auto link = a->backend->Connect(
-      Candidates(b->incarnation, {other.backend->ListenAddress(), b->backend->ListenAddress()}),
+      Candidates(b->incarnation,
+                 {other.backend->Describe().listen_address, b->backend->Describe().listen_address}),
       ThisHost());
   ASSERT_TRUE(link.ok()) << link.status();
   EXPECT_TRUE(
@@ -107,7 +108,8 @@ TEST_F(TcpDial, WhereNobodyElseJoinsTheRestartIsTheCause) {
   Up(16);
   // Port 1 of loopback: nobody listens there.
   auto link = a->backend->Connect(
-      Candidates(Incarnation::Random(), {b->backend->ListenAddress(), "127.0.0.1:1"}), ThisHost());
+      Candidates(Incarnation::Random(), {b->backend->Describe().listen_address, "127.0.0.1:1"}),
+      ThisHost());
   ASSERT_TRUE(link.ok()) << link.status();
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !a->down.empty(); }));
   EXPECT_EQ(a->down[0].second.code(), absl::StatusCode::kFailedPrecondition) << a->down[0].second;

@@ -1,5 +1,7 @@
 // Several initiators with more to move than the target takes: each has its share of the target's
 // turns, counted in bytes that landed and not in time.
+#include <optional>
+
 #include "tests/unit/backends/tcp/test_util.h"
 
 namespace kvxfer::tcp_test {
@@ -15,7 +17,7 @@ class Peer {
     source_registration_ = node_.Register(source_.data(), source_.size(), 1, Access::kNone);
     sink_registration_ =
         target.Register(sink_.data(), sink_.size(), 100 + number, Access::kRemoteWrite);
-    auto endpoint = node_.backend->Connect(target.backend->Address(), ThisHost());
+    auto endpoint = node_.backend->Connect(target.backend->Describe().address, ThisHost());
     EXPECT_TRUE(endpoint.ok()) << endpoint.status();
     endpoint_ = *std::move(endpoint);
   }
@@ -28,11 +30,12 @@ class Peer {
     }
     target_.accepted.back()->Authorize();
     key_ = *endpoint_->Import({.rkey = 100 + number_}, "");
-    runs_ = {{.local = reinterpret_cast<uint64_t>(source_.data()),
-              .remote = reinterpret_cast<uint64_t>(sink_.data()),
-              .bytes = kOpBytes,
-              .registration = source_registration_.get(),
-              .key = key_.get()}};
+    rails_ = endpoint_->Describe().rails.size();
+    blocks_.emplace(std::vector<OpRun>{{.local = reinterpret_cast<uint64_t>(source_.data()),
+                                        .remote = reinterpret_cast<uint64_t>(sink_.data()),
+                                        .bytes = kOpBytes,
+                                        .registration = source_registration_.get(),
+                                        .key = key_.get()}});
     return true;
   }
 
@@ -40,12 +43,12 @@ class Peer {
   void Post() {
     while (true) {
       const Op op{.has_immediate = true,
-                  .rail = static_cast<uint32_t>(ops_ % endpoint_->rails()),
+                  .rail = static_cast<uint32_t>(ops_ % rails_),
                   .immediate = number_,
                   .id = ops_ + 1,
                   .transfer = 1,
-                  .runs = runs_};
-      if (endpoint_->Post({&op, 1}) == 0) return;
+                  .blocks = blocks_->range()};
+      if (!endpoint_->Post(op)) return;
       ++ops_;
     }
   }
@@ -61,7 +64,8 @@ class Peer {
   std::unique_ptr<Registration> sink_registration_;
   std::unique_ptr<Endpoint> endpoint_;
   std::unique_ptr<RemoteKey> key_;
-  std::vector<OpRun> runs_;
+  std::optional<testing::RunBlocks> blocks_;
+  size_t rails_ = 0;
   uint64_t ops_ = 0;
 };
 

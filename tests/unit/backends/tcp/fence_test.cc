@@ -20,7 +20,7 @@ class TcpFence : public TcpPair {
                      .immediate = static_cast<uint32_t>(i),
                      .id = i + 1,
                      .transfer = 5,
-                     .runs = std::span(&runs[i], 1)});
+                     .blocks = Blocks({runs[i]})});
     }
   }
 
@@ -28,7 +28,7 @@ class TcpFence : public TcpPair {
   size_t FillTheKernel() {
     size_t posted = 0;
     for (int i = 0; i < 200; ++i) {
-      posted += endpoint->Post(std::span<const Op>(ops).subspan(posted));
+      posted += PostSome(std::span<const Op>(ops).subspan(posted));
       a->Poll();
     }
     return posted;
@@ -42,7 +42,7 @@ class TcpFence : public TcpPair {
 
   // Drains what is on the way; a small write of transfer 6 on each rail is the end of it.
   void DrainWithMarkers() {
-    const uint32_t rails = endpoint->rails();
+    const uint32_t rails = Rails();
     std::vector<Op> last;
     for (uint32_t r = 0; r < rails; ++r) {
       last.push_back(
@@ -61,8 +61,8 @@ class TcpFence : public TcpPair {
 
 TEST_F(TcpFence, BeforeAnythingWasPostedItAnswersOnBothSides) {
   UpAndFilled();
-  endpoint->Fence(5);
-  b->accepted[0]->Fence(5);
+  endpoint->Fence({.transfer = 5});
+  b->accepted[0]->Fence({.transfer = 5});
   ASSERT_TRUE(
       Drive({a.get(), b.get()}, [&] { return a->fenced.size() == 1 && b->fenced.size() == 1; }));
   EXPECT_EQ(a->fenced[0], 5u);
@@ -73,8 +73,8 @@ TEST_F(TcpFence, AfterAllHasLandedItAnswersAndTakesNothingBack) {
   UpAndFilled();
   ASSERT_TRUE(PostAll(ops));
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->immediates.size() == kOps; }));
-  endpoint->Fence(5);
-  b->accepted[0]->Fence(5);
+  endpoint->Fence({.transfer = 5});
+  b->accepted[0]->Fence({.transfer = 5});
   ASSERT_TRUE(
       Drive({a.get(), b.get()}, [&] { return a->fenced.size() == 1 && b->fenced.size() == 1; }));
   EXPECT_TRUE(sink == source);
@@ -85,7 +85,7 @@ TEST_F(TcpFence, InTheMiddleTheSourceIsNotReadAgainAndTheVoidFrameDoesNotCount) 
   UpAndFilled();
   const size_t posted = FillTheKernel();
   ASSERT_LT(posted, kOps) << "the kernel took everything: the test shows nothing";
-  endpoint->Fence(5);
+  endpoint->Fence({.transfer = 5});
   // Expect kFenced although the target has read nothing, each op complete before it.
   a->Poll();
   EXPECT_EQ(a->fenced.size(), 1u);
@@ -109,10 +109,10 @@ TEST_F(TcpFence, AtTheTargetNothingLandsFromTheCallOn) {
   b->Poll(4);
   ASSERT_NE(std::count(sink.begin(), sink.end(), std::byte{0}),
             static_cast<ptrdiff_t>(sink.size()));
-  b->accepted[0]->Fence(5);
+  b->accepted[0]->Fence({.transfer = 5});
   const std::vector<std::byte> received = sink;
   const size_t immediates = b->immediates.size();
-  endpoint->Fence(5);
+  endpoint->Fence({.transfer = 5});
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->fenced.size() == 1; }));
   EXPECT_TRUE(sink == received);
   EXPECT_EQ(b->immediates.size(), immediates);
@@ -127,20 +127,20 @@ TEST_F(TcpFence, AtTheTargetNothingLandsFromTheCallOn) {
 TEST_F(TcpFence, TheTargetWaitsForTheMarkersOfTheInitiator) {
   UpAndFilled();
   FillTheKernel();
-  b->accepted[0]->Fence(5);
+  b->accepted[0]->Fence({.transfer = 5});
   for (int i = 0; i < 100; ++i) b->Poll();
   EXPECT_TRUE(b->fenced.empty());
   EXPECT_TRUE(b->immediates.empty());
-  endpoint->Fence(5);
+  endpoint->Fence({.transfer = 5});
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->fenced.size() == 1; }));
 }
 
 TEST_F(TcpFence, MarkersThatCameBeforeTheTargetAsksAreRemembered) {
   UpAndFilled();
-  endpoint->Fence(5);
+  endpoint->Fence({.transfer = 5});
   DrainWithMarkers();
   EXPECT_TRUE(b->fenced.empty());
-  b->accepted[0]->Fence(5);
+  b->accepted[0]->Fence({.transfer = 5});
   b->Poll();
   EXPECT_EQ(b->fenced, std::vector<uint64_t>{5});
 }
@@ -149,8 +149,8 @@ TEST_F(TcpFence, OtherTransfersGoOn) {
   UpAndFilled();
   for (size_t i = 0; i < kOps; ++i) ops[i].transfer = 5 + (i / 2) % 2;
   const size_t posted = FillTheKernel();
-  endpoint->Fence(5);
-  b->accepted[0]->Fence(5);
+  endpoint->Fence({.transfer = 5});
+  b->accepted[0]->Fence({.transfer = 5});
   ASSERT_TRUE(PostAll(std::vector<Op>(ops.begin() + static_cast<ptrdiff_t>(posted), ops.end())));
   ASSERT_TRUE(Settle(kOps));
   const auto arrived = [&](const Op& op) {
@@ -172,15 +172,15 @@ TEST_F(TcpFence, AReadThatIsFencedLandsNothingMore) {
   std::fill(source.begin(), source.end(), std::byte{0});
   size_t posted = 0;
   for (int i = 0; i < 20; ++i) {
-    posted += endpoint->Post(std::span<const Op>(ops).subspan(posted));
+    posted += PostSome(std::span<const Op>(ops).subspan(posted));
     a->Poll(1);
     b->Poll();
   }
   ASSERT_GT(posted, a->completions.size());
-  endpoint->Fence(5);
+  endpoint->Fence({.transfer = 5});
   a->Poll(0);
   const std::vector<std::byte> received = source;
-  b->accepted[0]->Fence(5);
+  b->accepted[0]->Fence({.transfer = 5});
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] {
     return a->fenced.size() == 1 && b->fenced.size() == 1 && a->completions.size() == posted;
   }));
@@ -200,16 +200,18 @@ TEST_F(TcpFence, AtTheTargetAFencedReadIsServedNoMore) {
   sink = Pattern(sink.size(), 9);
   sink_registration.reset();
   sink_registration = b->Register(sink.data(), sink.size(), kRkey, Access::kReadWrite);
-  for (size_t i = 0; i < kOps; ++i)
+  for (size_t i = 0; i < kOps; ++i) {
     runs[i].remote = reinterpret_cast<uint64_t>(&sink[i * kOpBytes]);
+    ops[i].blocks = Blocks({runs[i]});
+  }
   std::fill(source.begin(), source.end(), std::byte{0});
   std::span<const Op> left(ops);
   for (int i = 0; i < 50; ++i) {
-    left = left.subspan(endpoint->Post(left));
+    left = left.subspan(PostSome(left));
     if (i == 0) a->Poll();
     b->Poll();
   }
-  b->accepted[0]->Fence(5);
+  b->accepted[0]->Fence({.transfer = 5});
   std::fill(sink.begin(), sink.end(), std::byte{0xEE});
   ASSERT_TRUE(Settle(1));
   for (int i = 0; i < 200; ++i) {
@@ -218,7 +220,7 @@ TEST_F(TcpFence, AtTheTargetAFencedReadIsServedNoMore) {
   }
   EXPECT_GE(Count(absl::StatusCode::kCancelled), 1u);
   EXPECT_EQ(std::count(source.begin(), source.end(), std::byte{0xEE}) > 1000000, false);
-  endpoint->Fence(5);
+  endpoint->Fence({.transfer = 5});
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->fenced.size() == 1; }));
 }
 

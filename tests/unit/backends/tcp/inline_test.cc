@@ -13,18 +13,18 @@ std::vector<std::byte> Bytes(std::string_view text) {
 
 class TcpInline : public TcpStranger {
  protected:
-  Op Sole(std::span<const OpRun> runs, uint64_t id = 1) {
+  Op Sole(const std::vector<OpRun>& runs, uint64_t id = 1) {
     return {.has_immediate = true,
             .sole = true,
             .rail = 1,
             .immediate = static_cast<uint32_t>(id),
             .id = id,
             .transfer = id,
-            .runs = runs};
+            .blocks = Blocks(runs)};
   }
 
   // Without a turn of either side.
-  size_t PostNow(const std::vector<Op>& ops) { return endpoint->Post(ops); }
+  size_t PostNow(const std::vector<Op>& ops) { return PostSome(ops); }
 
   // A link that is only sockets, one rail, accepted and authorised; b->accepted.back() is its end.
   void StrangerUp() {
@@ -94,7 +94,7 @@ TEST_F(TcpInline, TheSourceMayChangeOnceTheOpIsComplete) {
   const std::vector<std::byte> before = source;
   ASSERT_EQ(PostNow({Sole(runs)}), 1u);
   std::array<Event, 1> event;
-  ASSERT_EQ(a->backend->Poll(event, true), 1u);
+  ASSERT_EQ(a->backend->Poll(event, Input::kAll), 1u);
   ASSERT_EQ(event[0].kind, EventKind::kCompletion);
   std::fill(source.begin(), source.end(), std::byte{0xEE});
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !b->immediates.empty(); }));
@@ -137,7 +137,7 @@ TEST_F(TcpInline, TheTargetChecksRegionAndRights) {
   for (const bool writable : {true, false}) {
     SCOPED_TRACE(writable);
     Up(kBytes, {}, writable ? Access::kReadWrite : Access::kRemoteRead);
-    const std::vector<OpRun> runs{RunAt(0, 0, 8), RunAt(8, writable ? kBytes - 7 : 8, 8)};
+    const std::vector<OpRun> runs{RunAt(0, 0, 8), RunAt(8, writable ? kBytes - 7 : 16, 8)};
     ASSERT_TRUE(PostAll({Sole(runs)}));
     ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !a->down.empty() && !b->down.empty(); }));
     EXPECT_EQ(b->down[0].second.code(), absl::StatusCode::kPermissionDenied);
@@ -164,11 +164,11 @@ TEST_F(TcpInline, AFenceBehindItIsTheEndOfIt) {
   const std::vector<OpRun> others{RunAt(2048, 2048, 2048)};
   ASSERT_EQ(PostNow({Sole(runs, 5), Sole(others, 6)}), 2u);
   ASSERT_TRUE(endpoint->Send(Bytes("open")));
-  b->accepted[0]->Fence(5);
+  b->accepted[0]->Fence({.transfer = 5});
   // Expect no answer before the initiator's word that nothing follows.
   for (int i = 0; i < 100; ++i) b->Poll();
   EXPECT_TRUE(b->fenced.empty());
-  endpoint->Fence(5);
+  endpoint->Fence({.transfer = 5});
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->fenced.size() == 1; }));
   EXPECT_EQ(b->immediates, std::vector<uint32_t>{6});
   EXPECT_EQ(std::count(sink.begin(), sink.begin() + 2048, std::byte{0}), 2048);
@@ -178,7 +178,7 @@ TEST_F(TcpInline, AFenceBehindItIsTheEndOfIt) {
 TEST_F(TcpInline, TheFenceWaitsForTheMarkerOfTheControlStreamToo) {
   Up(kBytes);
   StrangerUp();
-  b->accepted.back()->Fence(5);
+  b->accepted.back()->Fence({.transfer = 5});
   const std::vector<std::byte> write =
       WriteFrame({.kind = tcp::FrameKind::kWrite, .runs = 1, .bytes = 64, .transfer = 5}, 64);
   std::array<std::byte, tcp::kFrameHeadBytes> marker;
@@ -314,7 +314,7 @@ TEST_F(TcpInline, MessagesWithoutEndDoNotHoldTheDataUp) {
                       .immediate = 7,
                       .id = 7,
                       .transfer = 7,
-                      .runs = bulk}}),
+                      .blocks = Blocks(bulk)}}),
             1u);
   const auto refill = [&] {
     while (endpoint->Send(Bytes(std::string(1000, 'm')))) {

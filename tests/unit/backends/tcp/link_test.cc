@@ -15,7 +15,7 @@ class TcpLink : public TcpPair {
   // hear of it.
   void ExpectRefused(OpKind kind, OpRun run, std::string_view text) {
     const std::vector<OpRun> runs{RunAt(0, 0, 8), run};
-    ASSERT_TRUE(PostAll({{.kind = kind, .id = 1, .transfer = 1, .runs = runs}}));
+    ASSERT_TRUE(PostAll({{.kind = kind, .id = 1, .transfer = 1, .blocks = Blocks(runs)}}));
     ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !a->down.empty() && !b->down.empty(); }));
     EXPECT_EQ(b->down[0].second.code(), absl::StatusCode::kPermissionDenied);
     EXPECT_NE(b->down[0].second.ToString().find(text), std::string::npos) << b->down[0].second;
@@ -70,9 +70,9 @@ TEST_F(TcpLink, AReadOfARegionForWritingIsRefused) {
 TEST_F(TcpLink, WithoutAuthorizeMessagesPassAndNoByteLands) {
   Up(4096, {}, Access::kReadWrite, /*authorize=*/false);
   const std::vector<OpRun> runs{RunAt(0, 0, 4096)};
-  ASSERT_TRUE(
-      PostAll({{.has_immediate = true, .immediate = 4, .id = 1, .transfer = 1, .runs = runs},
-               {.kind = OpKind::kRead, .rail = 1, .id = 2, .transfer = 1, .runs = runs}}));
+  ASSERT_TRUE(PostAll(
+      {{.has_immediate = true, .immediate = 4, .id = 1, .transfer = 1, .blocks = Blocks(runs)},
+       {.kind = OpKind::kRead, .rail = 1, .id = 2, .transfer = 1, .blocks = Blocks(runs)}}));
   ASSERT_TRUE(endpoint->Send(std::as_bytes(std::span("hello"))));
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->messages.size() == 1; }));
   for (int i = 0; i < 100; ++i) {
@@ -129,9 +129,10 @@ TEST(TcpSocket, AddressesOfThisHostAreKnown) {
 
 TEST_F(TcpLink, TheLinkNamesItsPath) {
   Up(16, Streams(4));
-  EXPECT_EQ(endpoint->rails(), 4u);
-  EXPECT_EQ(b->accepted[0]->rails(), 4u);
-  EXPECT_NE(endpoint->Describe().find(", 4 streams"), std::string::npos) << endpoint->Describe();
+  EXPECT_EQ(Rails(), 4u);
+  EXPECT_EQ(b->accepted[0]->Describe().rails.size(), 4u);
+  EXPECT_NE(endpoint->Describe().path.find(", 4 streams"), std::string::npos)
+      << endpoint->Describe().path;
 }
 
 TEST_F(TcpLink, OverIPv6) {
@@ -139,10 +140,10 @@ TEST_F(TcpLink, OverIPv6) {
   options.listen = "[::1]:0";
   Up(1 << 20, options);
   const std::vector<OpRun> runs{RunAt(0, 0, 1 << 20)};
-  ASSERT_TRUE(PostAll({{.has_immediate = true, .id = 1, .transfer = 1, .runs = runs}}));
+  ASSERT_TRUE(PostAll({{.has_immediate = true, .id = 1, .transfer = 1, .blocks = Blocks(runs)}}));
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->immediates.size() == 1; }));
   EXPECT_TRUE(sink == source);
-  EXPECT_EQ(endpoint->Describe().substr(0, 6), "[::1]:");
+  EXPECT_EQ(endpoint->Describe().path.substr(0, 6), "[::1]:");
 }
 
 TEST_F(TcpLink, APeerThatDiesTakesTheLinkDownOnceWithEveryOp) {
@@ -154,8 +155,8 @@ TEST_F(TcpLink, APeerThatDiesTakesTheLinkDownOnceWithEveryOp) {
                 .rail = static_cast<uint32_t>(id % 4 / 2),
                 .id = id,
                 .transfer = id,
-                .runs = runs};
-    posted += endpoint->Post({&op, 1});
+                .blocks = Blocks(runs)};
+    posted += endpoint->Post(op) ? 1 : 0;
     a->Poll();
   }
   b.reset();
@@ -164,9 +165,9 @@ TEST_F(TcpLink, APeerThatDiesTakesTheLinkDownOnceWithEveryOp) {
   EXPECT_EQ(a->down[0].second.code(), absl::StatusCode::kUnavailable) << a->down[0].second;
   // Nothing is accepted after the end.
   const Op late{.id = 99, .transfer = 1};
-  EXPECT_EQ(endpoint->Post({&late, 1}), 0u);
+  EXPECT_FALSE(endpoint->Post(late));
   EXPECT_FALSE(endpoint->Send({}));
-  endpoint->Fence(1);
+  endpoint->Fence({.transfer = 1});
   endpoint->Shutdown(absl::CancelledError("late"));
   for (int i = 0; i < 10; ++i) a->Poll();
   EXPECT_FALSE(a->completions.contains(99));
@@ -178,7 +179,7 @@ TEST_F(TcpLink, TheLastMessageAndTheReasonArriveBeforeDown) {
   Up(1 << 20);
   // Unread data at the target makes its close a reset.
   const std::vector<OpRun> runs{RunAt(0, 0, 1 << 20)};
-  ASSERT_TRUE(PostAll({{.id = 1, .transfer = 1, .runs = runs}}));
+  ASSERT_TRUE(PostAll({{.id = 1, .transfer = 1, .blocks = Blocks(runs)}}));
   for (int i = 0; i < 10; ++i) a->Poll();
   const std::string refuse(200 * 1024, 'r');
   ASSERT_TRUE(b->accepted[0]->Send(std::as_bytes(std::span(refuse))));
@@ -192,7 +193,7 @@ TEST_F(TcpLink, TheLastMessageAndTheReasonArriveBeforeDown) {
 
 TEST_F(TcpLink, NobodyListensThere) {
   Up(16);
-  const std::string address = b->backend->Address();
+  const std::string address = b->backend->Describe().address;
   endpoint.reset();
   b.reset();
   a->down.clear();
@@ -205,7 +206,7 @@ TEST_F(TcpLink, NobodyListensThere) {
 
 TEST_F(TcpLink, AnotherIncarnationIsNotTakenForTheOneMeant) {
   Up(16);
-  std::string address = b->backend->Address();
+  std::string address = b->backend->Describe().address;
   const std::string other = Incarnation::Random().ToString();
   address.replace(address.find(b->incarnation.ToString()), other.size(), other);
   auto link = a->backend->Connect(address, ThisHost());
@@ -230,7 +231,7 @@ TEST_F(TcpLink, ASilentListenerIsGivenUpAfterConnectTimeout) {
   const auto start = std::chrono::steady_clock::now();
   while (node.down.empty() && std::chrono::steady_clock::now() - start < std::chrono::seconds(5)) {
     if (node.backend->Arm()) {
-      pollfd fd{node.backend->wait_fd(), POLLIN, 0};
+      pollfd fd{node.backend->Describe().wait_fd, POLLIN, 0};
       ::poll(&fd, 1, 2000);  // the timer wakes it
     }
     node.Poll();
@@ -243,7 +244,7 @@ TEST_F(TcpLink, ASilentListenerIsGivenUpAfterConnectTimeout) {
 
 TEST_F(TcpLink, TheNextCandidateIsTriedWhenTheFirstRefuses) {
   Up(16);
-  std::string address = b->backend->Address();
+  std::string address = b->backend->Describe().address;
   // Port 1 of loopback: nobody listens there.
   address.insert(address.rfind(';'), ";127.0.0.1:1");
   auto link = a->backend->Connect(address, ThisHost());
@@ -254,7 +255,7 @@ TEST_F(TcpLink, TheNextCandidateIsTriedWhenTheFirstRefuses) {
 
 TEST_F(TcpLink, ShutdownWhileConnectingEndsIt) {
   Up(16);
-  auto link = a->backend->Connect(b->backend->Address(), ThisHost());
+  auto link = a->backend->Connect(b->backend->Describe().address, ThisHost());
   ASSERT_TRUE(link.ok());
   (*link)->Shutdown(absl::DeadlineExceededError("gave up"));
   ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return !a->down.empty(); }));
@@ -280,7 +281,7 @@ TEST_F(TcpLink, SixteenPeersWriteAtOnce) {
   for (size_t i = 0; i < kPeers; ++i) {
     peers[i].node = std::make_unique<Node>(Streams(2));
     nodes.push_back(peers[i].node.get());
-    auto link = peers[i].node->backend->Connect(target.backend->Address(), ThisHost());
+    auto link = peers[i].node->backend->Connect(target.backend->Describe().address, ThisHost());
     ASSERT_TRUE(link.ok());
     peers[i].endpoint = *std::move(link);
   }
@@ -298,8 +299,8 @@ TEST_F(TcpLink, SixteenPeersWriteAtOnce) {
                 .immediate = static_cast<uint32_t>(i),
                 .id = 1,
                 .transfer = 1,
-                .runs = std::span(&peer.run, 1)};
-    ASSERT_TRUE(Drive(nodes, [&] { return peer.endpoint->Post({&op, 1}) == 1; }));
+                .blocks = Blocks({peer.run})};
+    ASSERT_TRUE(Drive(nodes, [&] { return peer.endpoint->Post(op); }));
   }
   ASSERT_TRUE(Drive(nodes, [&] { return target.immediates.size() == kPeers; }));
   for (size_t i = 0; i < kPeers; ++i) {
@@ -311,7 +312,7 @@ TEST_F(TcpLink, TheBackendMayGoBeforeWhatItMade) {
   Up(4096);
   a->backend.reset();
   const Op op{.id = 1, .transfer = 1};
-  EXPECT_EQ(endpoint->Post({&op, 1}), 0u);
+  EXPECT_FALSE(endpoint->Post(op));
   EXPECT_FALSE(endpoint->Send({}));
   endpoint->Shutdown(absl::CancelledError("x"));
   endpoint.reset();

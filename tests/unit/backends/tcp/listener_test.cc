@@ -31,7 +31,7 @@ class TcpListener : public TcpStranger {
     b->immediates.clear();
     a->completions.clear();
     const std::vector<OpRun> runs{RunAt(0, 0, source.size())};
-    ASSERT_TRUE(PostAll({{.has_immediate = true, .id = 1, .transfer = 1, .runs = runs}}));
+    ASSERT_TRUE(PostAll({{.has_immediate = true, .id = 1, .transfer = 1, .blocks = Blocks(runs)}}));
     ASSERT_TRUE(Drive({a.get(), b.get()}, [&] { return b->immediates.size() == 1; }));
     EXPECT_TRUE(sink == source);
     EXPECT_TRUE(b->down.empty());

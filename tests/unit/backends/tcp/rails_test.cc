@@ -37,7 +37,7 @@ class TcpRails : public TcpStranger {
   // What agents do about the last rail that failed, up to its being fenced.
   void FenceLast() {
     ASSERT_TRUE(Both([&] { return !a->rails_down.empty(); }));
-    b->accepted[0]->FenceRail(a->rails_down.back().first);
+    b->accepted[0]->Fence({.rail = a->rails_down.back().first});
     const size_t before = b->rails_fenced.size();
     ASSERT_TRUE(Both([&] { return b->rails_fenced.size() == before + 1; }));
     EXPECT_EQ(b->rails_fenced.back(), a->rails_down.back().first);
@@ -58,7 +58,7 @@ class TcpRails : public TcpStranger {
     ASSERT_FALSE(HasFailure());
     const uint32_t rail = a->rails_down.back().first;
     EXPECT_EQ(a->rails_up.back(), rail);
-    EXPECT_TRUE(endpoint->rail_up(rail));
+    EXPECT_TRUE(endpoint->Describe().rails[rail].up);
   }
 
   // One write, which has to arrive.
@@ -67,8 +67,8 @@ class TcpRails : public TcpStranger {
     const std::vector<OpRun> runs{RunAt(0, 0, kRailOpBytes)};
     std::fill(sink.begin(), sink.end(), std::byte{0});
     const size_t before = b->immediates.size();
-    ASSERT_TRUE(
-        PostAll({{.has_immediate = true, .rail = rail, .id = id, .transfer = id, .runs = runs}}));
+    ASSERT_TRUE(PostAll(
+        {{.has_immediate = true, .rail = rail, .id = id, .transfer = id, .blocks = Blocks(runs)}}));
     ASSERT_TRUE(Both([&] { return b->immediates.size() == before + 1; }));
     EXPECT_EQ(std::memcmp(sink.data(), source.data(), kRailOpBytes), 0);
   }
@@ -82,15 +82,15 @@ TEST_F(TcpRails, ABrokenStreamTakesOnlyItsRailDownAndIsMadeAnew) {
   ASSERT_TRUE(Both([&] { return a->rails_down.size() == 1; }));
   const auto [rail, why] = a->rails_down[0];
   EXPECT_EQ(why.code(), absl::StatusCode::kUnavailable);
-  for (const std::string& part : {std::string("tcp peer " + b->backend->ListenAddress()),
+  for (const std::string& part : {std::string("tcp peer " + b->backend->Describe().listen_address),
                                   "data stream " + std::to_string(rail), std::string("127.0.0.1:"),
-                                  std::string(" → " + b->backend->ListenAddress())}) {
+                                  std::string(" → " + b->backend->Describe().listen_address)}) {
     EXPECT_THAT(std::string(why.message()), HasSubstr(part));
   }
-  EXPECT_THAT(endpoint->Describe(), HasSubstr("not in use"));
-  EXPECT_FALSE(endpoint->rail_up(rail));
+  EXPECT_THAT(endpoint->Describe().path, HasSubstr("not in use"));
+  EXPECT_FALSE(endpoint->Describe().rails[rail].up);
   const Op refused{.rail = rail, .id = 1, .transfer = 1};
-  EXPECT_EQ(endpoint->Post({&refused, 1}), 0u);
+  EXPECT_FALSE(endpoint->Post(refused));
   ASSERT_NO_FATAL_FAILURE(Write(1 - rail));
   // Expect it to stay down until it may be made anew.
   Drive(
@@ -113,8 +113,8 @@ TEST_F(TcpRails, EveryOpOfTheRailEndsBeforeItIsSaidToBeDown) {
                 .rail = rail,
                 .id = id,
                 .transfer = id,
-                .runs = std::span(&runs[id - 1], 1)};
-    if (endpoint->Post({&op, 1}) == 1) on_rail[rail].insert(id);
+                .blocks = Blocks({runs[id - 1]})};
+    if (endpoint->Post(op)) on_rail[rail].insert(id);
     a->Poll();
   }
   Break();
@@ -141,14 +141,14 @@ TEST_F(TcpRails, BehindTheFenceNothingLandsThatWasOnTheWay) {
   for (size_t i = 0; i < 4; ++i) runs.push_back(RunAt(i << 20, i << 20, 1 << 20));
   std::vector<Op> ops;
   for (size_t i = 0; i < 4; ++i) {
-    ops.push_back({.has_immediate = true, .id = i, .transfer = 5, .runs = std::span(&runs[i], 1)});
+    ops.push_back({.has_immediate = true, .id = i, .transfer = 5, .blocks = Blocks({runs[i]})});
   }
   for (int i = 0; i < 50; ++i) {
-    ops.erase(ops.begin(), ops.begin() + static_cast<ptrdiff_t>(endpoint->Post(ops)));
+    ops.erase(ops.begin(), ops.begin() + static_cast<ptrdiff_t>(PostSome(ops)));
     a->Poll();
   }
   b->Poll(1);  // in the middle of it
-  b->accepted[0]->FenceRail(0);
+  b->accepted[0]->Fence({.rail = 0});
   const std::vector<std::byte> received = sink;
   const size_t told = b->immediates.size();
   b->Poll();
@@ -167,8 +167,8 @@ TEST_F(TcpRails, AStreamThatNobodyAnswersIsGivenUpInTime) {
   Blackhole(OneDataStream());
   const auto start = std::chrono::steady_clock::now();
   const std::vector<OpRun> runs{RunAt(0, 0, kRailOpBytes)};
-  ASSERT_TRUE(PostAll({{.rail = 0, .id = 1, .transfer = 1, .runs = runs},
-                       {.rail = 1, .id = 2, .transfer = 2, .runs = runs}}));
+  ASSERT_TRUE(PostAll({{.rail = 0, .id = 1, .transfer = 1, .blocks = Blocks(runs)},
+                       {.rail = 1, .id = 2, .transfer = 2, .blocks = Blocks(runs)}}));
   // The kernel takes the bytes of both: neither op fails.
   ASSERT_TRUE(Settle(2));
   ASSERT_TRUE(Both([&] { return !a->rails_down.empty(); }));
@@ -187,8 +187,8 @@ TEST_F(TcpRails, AStreamThatNobodyAnswersIsGivenUpInTime) {
 TEST_F(TcpRails, AStreamThatServesReadsIsGivenUpByTheOtherSide) {
   Up(1 << 20, Streams(1));
   const std::vector<OpRun> runs{RunAt(0, 0, 1 << 20)};
-  const Op op{.kind = OpKind::kRead, .id = 1, .transfer = 1, .runs = runs};
-  ASSERT_EQ(endpoint->Post({&op, 1}), 1u);
+  const Op op{.kind = OpKind::kRead, .id = 1, .transfer = 1, .blocks = Blocks(runs)};
+  ASSERT_TRUE(endpoint->Post(op));
   a->Poll();
   // The request is there, and acknowledged; what answers it is lost.
   std::this_thread::sleep_for(milliseconds(200));
@@ -206,21 +206,20 @@ TEST_F(TcpRails, AStoppedPeerIsNotTakenForADeadPath) {
   for (size_t i = 0; i < 16; ++i) runs.push_back(RunAt(i << 20, i << 20, 1 << 20));
   std::vector<Op> ops;
   for (size_t i = 0; i < 16; ++i) {
-    ops.push_back(
-        {.has_immediate = i == 15, .id = i, .transfer = 5, .runs = std::span(&runs[i], 1)});
+    ops.push_back({.has_immediate = i == 15, .id = i, .transfer = 5, .blocks = Blocks({runs[i]})});
   }
   // b does nothing; its window closes.
   std::span<const Op> left(ops);
   EXPECT_FALSE(Drive(
       {a.get()},
       [&] {
-        left = left.subspan(endpoint->Post(left));
+        left = left.subspan(PostSome(left));
         return !a->rails_down.empty() || !a->down.empty();
       },
       milliseconds(4500)));
   ASSERT_FALSE(left.empty()) << "the kernel took everything: the test shows nothing";
   ASSERT_TRUE(Both([&] {
-    left = left.subspan(endpoint->Post(left));
+    left = left.subspan(PostSome(left));
     return left.empty();
   }));
   ASSERT_TRUE(Both([&] { return b->immediates.size() == 1; }));
@@ -231,34 +230,34 @@ TEST_F(TcpRails, AFenceIsAnsweredThoughAStreamBrokeBeforeItsMarker) {
   Up(kRailOpBytes);
   Break();
   ASSERT_TRUE(Both([&] { return !a->rails_down.empty(); }));
-  endpoint->Fence(5);
-  b->accepted[0]->Fence(5);
+  endpoint->Fence({.transfer = 5});
+  b->accepted[0]->Fence({.transfer = 5});
   ASSERT_TRUE(Both([&] { return a->fenced.size() == 1 && b->fenced.size() == 1; }));
 }
 
 TEST_F(TcpRails, AFenceIsAnsweredWhenTheStreamBreaksThatHasItsMarker) {
   Up(kRailOpBytes);
-  b->accepted[0]->Fence(5);
+  b->accepted[0]->Fence({.transfer = 5});
   // The initiator does not know yet; its marker is lost.
   Break();
-  endpoint->Fence(5);
+  endpoint->Fence({.transfer = 5});
   ASSERT_TRUE(Both([&] { return b->fenced.size() == 1; }));
 }
 
 TEST_F(TcpRails, AfterARailCameBackAFenceWaitsForItsMarkerToo) {
   Up(kRailOpBytes);
-  b->accepted[0]->Fence(5);
+  b->accepted[0]->Fence({.transfer = 5});
   Break();
   ASSERT_TRUE(Both([&] { return !a->rails_down.empty(); }));
   ASSERT_NO_FATAL_FAILURE(Heal());
   const uint32_t rail = a->rails_down[0].first;
   // Of the transfer that only the target has fenced so far.
   const std::vector<OpRun> runs{RunAt(0, 0, kRailOpBytes)};
-  ASSERT_TRUE(
-      PostAll({{.has_immediate = true, .rail = rail, .id = 1, .transfer = 5, .runs = runs}}));
+  ASSERT_TRUE(PostAll(
+      {{.has_immediate = true, .rail = rail, .id = 1, .transfer = 5, .blocks = Blocks(runs)}}));
   a->Poll();
   EXPECT_TRUE(b->fenced.empty());
-  endpoint->Fence(5);
+  endpoint->Fence({.transfer = 5});
   ASSERT_TRUE(Both([&] { return b->fenced.size() == 1; }));
   ASSERT_NO_FATAL_FAILURE(Write(rail));
   EXPECT_EQ(b->immediates.size(), 1u) << "of the fenced transfer";
@@ -285,7 +284,7 @@ TEST_F(TcpRails, AllRailsDownTheLinkLivesAndMessagesPass) {
   ASSERT_TRUE(endpoint->Send(std::as_bytes(std::span("still here"))));
   ASSERT_TRUE(Both([&] { return b->messages.size() == 1; }));
   for (const uint32_t rail : {0u, 1u}) {
-    b->accepted[0]->FenceRail(rail);
+    b->accepted[0]->Fence({.rail = rail});
     ASSERT_TRUE(Both([&] { return b->rails_fenced.size() == rail + 1; }));
     endpoint->ReopenRail(rail);
   }
@@ -304,7 +303,7 @@ TEST_F(TcpRails, WhereSmallOpsAreNotHeardEitherAPathIsTriedLessOften) {
   EXPECT_LT(pause, seconds(1));
   const std::vector<OpRun> runs{RunAt(0, 0, 4096)};
   for (uint64_t id = 1; id <= 3; ++id) {
-    ASSERT_TRUE(PostAll({{.id = id, .transfer = id, .runs = runs}}));
+    ASSERT_TRUE(PostAll({{.id = id, .transfer = id, .blocks = Blocks(runs)}}));
     ASSERT_TRUE(Both([&] { return a->rails_down.size() == id + 1; }));
     pause = Pause();
   }
@@ -320,7 +319,7 @@ TEST_F(TcpRails, APathThatTakesOnlySmallPacketsIsTriedLessOften) {
   const std::vector<OpRun> runs{RunAt(0, 0, 2 * kRailOpBytes)};
   Duration pause{};
   for (uint64_t id = 1; id <= 2; ++id) {
-    ASSERT_TRUE(PostAll({{.id = id, .transfer = id, .runs = runs}}));
+    ASSERT_TRUE(PostAll({{.id = id, .transfer = id, .blocks = Blocks(runs)}}));
     ASSERT_TRUE(Both([&] { return a->rails_down.size() == id + 1; }));
     EXPECT_THAT(std::string(a->rails_down.back().second.message()), HasSubstr("MTU"));
     if (id == 2) PassOnlySmall(ListenAddress().port(), UINT32_MAX);

@@ -20,6 +20,7 @@
 #include "src/backends/tcp/factory.h"
 #include "src/backends/tcp/frames.h"
 #include "src/transport/sockets/socket.h"
+#include "tests/support/run_blocks.h"
 
 namespace kvxfer::tcp_test {
 
@@ -48,7 +49,7 @@ struct Node {
   // One Poll; `max` events at most.
   size_t Poll(size_t max = 64) {
     std::vector<Event> events(max);
-    const size_t n = backend->Poll(events, true);
+    const size_t n = backend->Poll(events, Input::kAll);
     for (size_t i = 0; i < n; ++i) Take(events[i]);
     return n;
   }
@@ -76,16 +77,18 @@ struct Node {
         completions[event.id] = event.status;
         break;
       case EventKind::kFenced:
-        fenced.push_back(event.id);
+        if (event.id == FenceScope::kEveryTransfer) {
+          rails_fenced.push_back(event.rail);
+        } else {
+          EXPECT_EQ(event.rail, FenceScope::kEveryRail);
+          fenced.push_back(event.id);
+        }
         break;
       case EventKind::kRailDown:
         rails_down.emplace_back(event.rail, event.status);
         break;
       case EventKind::kRailUp:
         rails_up.push_back(event.rail);
-        break;
-      case EventKind::kRailFenced:
-        rails_fenced.push_back(event.rail);
         break;
     }
   }
@@ -148,7 +151,7 @@ class TcpPair : public ::testing::Test {
     sink.assign(bytes, std::byte{0});
     source_registration = a->Register(source.data(), bytes, 3, Access::kNone);
     sink_registration = b->Register(sink.data(), bytes, kRkey, access);
-    auto made = a->backend->Connect(b->backend->Address(), ThisHost());
+    auto made = a->backend->Connect(b->backend->Describe().address, ThisHost());
     ASSERT_TRUE(made.ok()) << made.status();
     endpoint = *std::move(made);
     ASSERT_TRUE(
@@ -171,11 +174,26 @@ class TcpPair : public ::testing::Test {
             .key = key.get()};
   }
 
+  // What an op moves; stays valid until the end of the test.
+  BlockRange Blocks(const std::vector<OpRun>& runs) {
+    blocks_.push_back(std::make_unique<testing::RunBlocks>(runs));
+    return blocks_.back()->range();
+  }
+
+  uint32_t Rails() const { return static_cast<uint32_t>(endpoint->Describe().rails.size()); }
+
+  // Posts from the front of `ops` while there is space; returns how many.
+  size_t PostSome(std::span<const Op> ops) {
+    size_t accepted = 0;
+    while (accepted < ops.size() && endpoint->Post(ops[accepted])) ++accepted;
+    return accepted;
+  }
+
   // Posts all of `ops`, polling while there is no room.
-  bool PostAll(std::vector<Op> ops) {
+  bool PostAll(const std::vector<Op>& ops) {
     std::span<const Op> left(ops);
     return Drive({a.get(), b.get()}, [&] {
-      left = left.subspan(endpoint->Post(left));
+      left = left.subspan(PostSome(left));
       return left.empty();
     });
   }
@@ -192,13 +210,16 @@ class TcpPair : public ::testing::Test {
   std::unique_ptr<Registration> sink_registration;
   std::unique_ptr<Endpoint> endpoint;
   std::unique_ptr<RemoteKey> key;
+
+ private:
+  std::vector<std::unique_ptr<testing::RunBlocks>> blocks_;
 };
 
 // A peer of b that is only sockets, and says what the test makes it say.
 class TcpStranger : public TcpPair {
  protected:
   net::SocketAddress ListenAddress() {
-    const std::string text = b->backend->Address();
+    const std::string text = b->backend->Describe().address;
     return net::Resolve(text.substr(text.rfind(';') + 1), 0, net::Names::kNumericOnly)->front();
   }
 

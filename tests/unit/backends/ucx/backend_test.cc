@@ -85,7 +85,7 @@ TEST(UcxSetup, AnAddressOfSomethingElseIsNotReachable) {
 TEST_P(UcxBackend, AnotherIncarnationIsRefusedAtOnce) {
   ASSERT_OK_AND_ASSIGN(const auto a, Party::Make(GetParam(), "a"));
   ASSERT_OK_AND_ASSIGN(const auto b, Party::Make(GetParam(), "b"));
-  ASSERT_OK_AND_ASSIGN(ucx::Address address, ucx::DecodeAddress(b->backend().Address()));
+  ASSERT_OK_AND_ASSIGN(ucx::Address address, ucx::DecodeAddress(b->backend().Describe().address));
   address.incarnation = Incarnation::Random();
   ASSERT_OK_AND_ASSIGN(auto endpoint, a->backend().Connect(Encode(address), b->host()));
   a->links.push_back(std::make_unique<TestLink>());
@@ -142,7 +142,8 @@ INSTANTIATE_TEST_SUITE_P(Over, UcxBackend,
 TEST(UcxListener, StrangersAreInNobodysWay) {
   ASSERT_OK_AND_ASSIGN(const auto a, Party::Make(UcxSocketFlavour(), "a"));
   ASSERT_OK_AND_ASSIGN(const auto b, Party::Make(UcxSocketFlavour(), "b"));
-  ASSERT_OK_AND_ASSIGN(const ucx::Address address, ucx::DecodeAddress(b->backend().Address()));
+  ASSERT_OK_AND_ASSIGN(const ucx::Address address,
+                       ucx::DecodeAddress(b->backend().Describe().address));
   ASSERT_OK_AND_ASSIGN(const auto at,
                        net::Resolve(address.place.substr(1), 0, net::Names::kNumericOnly));
   std::vector<net::Fd> strangers;

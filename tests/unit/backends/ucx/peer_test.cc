@@ -56,7 +56,7 @@ class PlayedPeer : private ucx::FrameSink {
   void ConnectTo(Party& party) {
     Close();
     party_ = &party;
-    auto address = ucx::DecodeAddress(party.backend().Address());
+    auto address = ucx::DecodeAddress(party.backend().Describe().address);
     ASSERT_OK(address.status());
     target_ = address->incarnation;
     by_socket_ = address->place.front() == ucx::kBySocket;
@@ -385,7 +385,7 @@ TEST(UcxSilentPeer, WhoTakesNothingIsNotSentEverMore) {
   constexpr int kMost = 20'000;
   int hellos = 0;
   for (; hellos < kMost; ++hellos) {
-    auto endpoint = party->backend().Connect(silent->backend().Address(), silent->host());
+    auto endpoint = party->backend().Connect(silent->backend().Describe().address, silent->host());
     if (!endpoint.ok()) {
       EXPECT_TRUE(Fails(endpoint.status(), absl::StatusCode::kUnavailable, {"takes nothing"}));
       break;

@@ -265,7 +265,7 @@ TEST(VerbsFactory, IsUsableOrSaysWhyNot) {
   options.name = "alone";
   const auto made = MakeBackend("verbs", {.options = options});
   if (made.ok()) {
-    EXPECT_THAT((*made)->ListenAddress(), HasSubstr("127.0.0.1:"));
+    EXPECT_THAT((*made)->Describe().listen_address, HasSubstr("127.0.0.1:"));
   } else {
     // Unimplemented: no device, which the engine does not warn of.
     EXPECT_TRUE(absl::IsUnimplemented(made.status()) || absl::IsUnavailable(made.status()) ||

@@ -122,7 +122,8 @@ class KvBlockListBad : public ::testing::Test {
     const RegionTable local_table = from.Table(Access::kNone);
     const RegionTable remote_table = to.Table(right_);
     IdPool pool;
-    return ListKvBlocks(local, to.side(), wanted_, direction_, local_table, remote_table, pool)
+    return ListKvBlocks(local, to.side(), range_, tokens_, direction_, local_table, remote_table,
+                        pool)
         .status();
   }
 
@@ -136,7 +137,8 @@ class KvBlockListBad : public ::testing::Test {
   size_t tensors_ = 2;
   Access right_ = Access::kRemoteWrite;
   Direction direction_ = Direction::kWrite;
-  KvWanted wanted_{.first_layer = 0, .layers = 2, .heads = {0, 4}, .tokens = 12};
+  KvRange range_{.heads = {0, 4}, .layers = 2};
+  uint64_t tokens_ = 12;
 };
 
 TEST_F(KvBlockListBad, NothingIsWrongWithThis) { EXPECT_OK(List()); }
@@ -145,26 +147,26 @@ TEST_F(KvBlockListBad, EachFieldIsNamed) {
   const auto refused = [&](std::initializer_list<const char*> texts) {
     return Fails(List(), absl::StatusCode::kInvalidArgument, texts);
   };
-  wanted_.tokens = 13;
+  tokens_ = 13;
   EXPECT_TRUE(refused({"local KV cache", "13 tokens from 0", "3 blocks of 4"}));
-  wanted_.tokens = UINT64_MAX;
+  tokens_ = UINT64_MAX;
   EXPECT_TRUE(refused({"local KV cache", "3 blocks of 4"}));
-  wanted_.tokens = 0;
+  tokens_ = 0;
   EXPECT_TRUE(refused({"no tokens"}));
-  wanted_.tokens = 12;
+  tokens_ = 12;
   src_first_ = 13;
   EXPECT_TRUE(refused({"local KV cache", "12 tokens from 13"}));
   src_first_ = 0;
-  wanted_.first_layer = 1;
+  range_.first_layer = 1;
   EXPECT_TRUE(refused({"local KV cache", "2 layers from 1 on", "has 2 from 0 on"}));
-  wanted_ = {.first_layer = 0, .layers = 0, .heads = {0, 4}, .tokens = 12};
+  range_ = {.heads = {0, 4}, .layers = 0};
   EXPECT_TRUE(refused({"0 layers from 0 on"}));
-  wanted_.layers = 2;
-  wanted_.heads = {3, 2};
+  range_.layers = 2;
+  range_.heads = {3, 2};
   EXPECT_TRUE(refused({"local KV cache", "2 heads from 3 on", "4 from 0 on"}));
-  wanted_.heads = {UINT32_MAX, 2};
+  range_.heads = {UINT32_MAX, 2};
   EXPECT_TRUE(refused({"2 heads from 4294967295 on"}));
-  wanted_.heads = {0, 4};
+  range_.heads = {0, 4};
   src_ids_[1] = 8;
   EXPECT_TRUE(refused({"local KV cache", "ids[1] is 8", "blocks 0 to 7"}));
   src_ids_[1] = 3;
@@ -223,8 +225,8 @@ TEST(KvBlockListMeetings, TooManyAreRefusedAtOnce) {
     IdPool pool;
     return ListKvBlocks({.layout = &src, .tensors = here, .ids = ids},
                         {.layout = &dst, .tensors = there, .ids = ids},
-                        {.layers = 1, .heads = {0, 1}, .tokens = tokens}, Direction::kWrite, local,
-                        remote, pool);
+                        {.heads = {0, 1}, .layers = 1}, tokens, Direction::kWrite, local, remote,
+                        pool);
   };
   ASSERT_OK_AND_ASSIGN(const BlockList most, list(1, 4096, 20'000));
   EXPECT_EQ(most.pairs().size(), 4096u);
@@ -233,7 +235,7 @@ TEST(KvBlockListMeetings, TooManyAreRefusedAtOnce) {
 }
 
 TEST_F(KvBlockListBad, ABlockThatTheTokensDoNotReachMayComeTwice) {
-  wanted_.tokens = 8;
+  tokens_ = 8;
   dst_ids_ = {7, 0, 7};
   EXPECT_OK(List());
 }
@@ -253,10 +255,9 @@ TEST(KvBlockListSize, IdsAndMeetingsAreAllThatGrows) {
   const RegionTable local_table = from.Table(Access::kNone);
   const RegionTable remote_table = to.Table(Access::kRemoteWrite);
   IdPool pool;
-  ASSERT_OK_AND_ASSIGN(
-      const BlockList list,
-      ListKvBlocks(from.side(), to.side(), {.layers = 4, .heads = {0, 2}, .tokens = 1000},
-                   Direction::kWrite, local_table, remote_table, pool));
+  ASSERT_OK_AND_ASSIGN(const BlockList list,
+                       ListKvBlocks(from.side(), to.side(), {.heads = {0, 2}, .layers = 4}, 1000,
+                                    Direction::kWrite, local_table, remote_table, pool));
   EXPECT_EQ(list.pairs().size(), 4u * 10);
   EXPECT_EQ(list.block_runs().size(), 10u);
   EXPECT_EQ(list.local_ids().size(), 63u);
@@ -280,14 +281,13 @@ TEST(KvBlockListOrder, RunsMeetAtTheRemoteSide) {
       const RegionTable remote_table =
           to.Table(direction == Direction::kWrite ? Access::kRemoteWrite : Access::kRemoteRead);
       IdPool pool;
-      ASSERT_OK_AND_ASSIGN(
-          const BlockList list,
-          ListKvBlocks(from.side(), to.side(), {.layers = 1, .heads = {0, 4}, .tokens = 16},
-                       direction, local_table, remote_table, pool));
+      ASSERT_OK_AND_ASSIGN(const BlockList list,
+                           ListKvBlocks(from.side(), to.side(), {.heads = {0, 4}, .layers = 1}, 16,
+                                        direction, local_table, remote_table, pool));
       ASSERT_FALSE(list.block_runs().empty());
       for (const BlockRuns& runs : list.block_runs()) {
-        EXPECT_EQ(runs.dims.back().remote_stride, runs.bytes);
-        EXPECT_NE(runs.dims.back().local_stride, runs.bytes);
+        EXPECT_EQ(runs.used_dims().back().remote_stride, runs.bytes);
+        EXPECT_NE(runs.used_dims().back().local_stride, runs.bytes);
       }
     }
   }

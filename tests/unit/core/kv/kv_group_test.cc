@@ -60,9 +60,10 @@ class Instance {
 using Counts = std::map<std::tuple<size_t, uint32_t, uint32_t>, int>;
 
 void Count(Counts& counts, size_t target, const KvShare& share) {
-  for (uint32_t layer = 0; layer < share.layers; ++layer) {
-    for (uint32_t head = 0; head < share.heads.count; ++head) {
-      ++counts[{target, share.first_layer + layer, share.heads.first + head}];
+  const KvRange& range = share.range;
+  for (uint32_t layer = 0; layer < range.layers; ++layer) {
+    for (uint32_t head = 0; head < range.heads.count; ++head) {
+      ++counts[{target, range.first_layer + layer, range.heads.first + head}];
     }
   }
 }
@@ -92,11 +93,12 @@ TEST(KvGroup, EveryHeadAndLayerHasOneSourceWhoeverAsks) {
             const Instance src(model, src_tp, src_stages);
             const Instance dst(model, dst_tp, dst_stages);
             for (const auto& [first, layers] : {std::pair{0u, 4u}, {1u, 2u}, {3u, 1u}}) {
+              const KvRange asked{{0, heads}, first, layers};
               Counts written;
               for (size_t s = 0; s < src.size(); ++s) {
                 ASSERT_OK(CheckKvGroup(src.layout(s), dst.ranks()));
                 for (const KvShare& share :
-                     KvShares(src.layout(s), dst.ranks(), Direction::kWrite, first, layers)) {
+                     KvShares(src.layout(s), dst.ranks(), Direction::kWrite, asked)) {
                   Count(written, share.rank, share);
                 }
               }
@@ -104,7 +106,7 @@ TEST(KvGroup, EveryHeadAndLayerHasOneSourceWhoeverAsks) {
               for (size_t d = 0; d < dst.size(); ++d) {
                 ASSERT_OK(CheckKvGroup(dst.layout(d), src.ranks()));
                 for (const KvShare& share :
-                     KvShares(dst.layout(d), src.ranks(), Direction::kRead, first, layers)) {
+                     KvShares(dst.layout(d), src.ranks(), Direction::kRead, asked)) {
                   Count(read, d, share);
                 }
               }
@@ -122,11 +124,29 @@ TEST(KvGroup, EveryHeadAndLayerHasOneSourceWhoeverAsks) {
 TEST(KvGroup, LayersThatThereAreNotAreNoShares) {
   const KvModel model{.layers = 4, .heads = 1, .k_size = 1, .v_size = 1};
   const Instance group(model, 1, {4});
-  EXPECT_TRUE(KvShares(group.layout(0), group.ranks(), Direction::kWrite, 0, 0).empty());
-  EXPECT_TRUE(KvShares(group.layout(0), group.ranks(), Direction::kWrite, 4, 1).empty());
-  const auto rest = KvShares(group.layout(0), group.ranks(), Direction::kRead, 1, UINT32_MAX);
-  ASSERT_EQ(rest.size(), 1u);
-  EXPECT_EQ(rest[0], (KvShare{.heads = {0, 1}, .first_layer = 1, .layers = 3}));
+  const auto shares = [&](Direction direction, uint32_t first, uint32_t layers) {
+    return KvShares(group.layout(0), group.ranks(), direction, {{0, 1}, first, layers});
+  };
+  for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
+    EXPECT_TRUE(shares(direction, 0, 0).empty());
+    EXPECT_TRUE(shares(direction, 4, 1).empty());
+    EXPECT_EQ(shares(direction, 1, UINT32_MAX),
+              std::vector<KvShare>({{.range = {.heads = {0, 1}, .first_layer = 1, .layers = 3}}}));
+  }
+}
+
+TEST(KvGroup, OnlyTheHeadsThatAreAskedFor) {
+  const KvModel model{.layers = 2, .heads = 4, .k_size = 1, .v_size = 1};
+  const Instance src(model, 2, {2});
+  const Instance dst(model, 1, {2});
+  for (uint32_t head = 0; head < 4; ++head) {
+    const KvRange asked{.heads = {head, 1}, .layers = 2};
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      const auto shares = KvShares(src.layout(rank), dst.ranks(), Direction::kWrite, asked);
+      EXPECT_EQ(shares, head / 2 == rank ? std::vector<KvShare>({{.range = asked}})
+                                         : std::vector<KvShare>());
+    }
+  }
 }
 
 class BadGroup : public ::testing::Test {

@@ -37,9 +37,7 @@ KvLayout InboxLayout(uint32_t heads, uint32_t tp, uint32_t rank, uint32_t first,
 KvPart Part(KvHeads heads, uint32_t first_layer, uint32_t layers, std::string request = "r") {
   return {.request = std::move(request),
           .blocks_hash = 1,
-          .heads = heads,
-          .first_layer = first_layer,
-          .layers = layers};
+          .range = {.heads = heads, .first_layer = first_layer, .layers = layers}};
 }
 
 // Heads and layers that are there, plainly.
@@ -48,8 +46,9 @@ class Oracle {
   Oracle(uint32_t first_head, uint32_t heads, uint32_t first_layer, uint32_t layers)
       : first_head_(first_head), heads_(heads), first_layer_(first_layer), layers_(layers) {}
   void Take(const KvPart& part) {
-    for (uint32_t l = part.first_layer; l < part.first_layer + part.layers; ++l) {
-      for (uint32_t h = part.heads.first; h < part.heads.first + part.heads.count; ++h) {
+    const KvRange& range = part.range;
+    for (uint32_t l = range.first_layer; l < range.first_layer + range.layers; ++l) {
+      for (uint32_t h = range.heads.first; h < range.heads.first + range.heads.count; ++h) {
         there_.insert({l, h});
       }
     }

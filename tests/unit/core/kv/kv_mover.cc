@@ -8,6 +8,7 @@
 #include <random>
 #include <utility>
 
+#include "kvxfer/backend.h"
 #include "src/core/kv/kv_tensors.h"
 #include "src/core/kv/reshard.h"
 #include "src/core/plan/plan.h"
@@ -32,7 +33,7 @@ class Holds {
     for (size_t i = 0; i < local_.regions().size(); ++i) here_.push_back(&registrations_[i]);
     for (size_t i = 0; i < remote_.regions().size(); ++i) there_.push_back(&keys_[i]);
   }
-  RegionHolds regions() const { return {.local = here_, .remote = there_}; }
+  BlockView ViewOf(const BlockList& list) const { return list.View(here_, there_); }
   const RegionView& LocalOf(const Run& run) const {
     return local_.regions()[static_cast<size_t>(run.registration - registrations_.data())];
   }
@@ -161,10 +162,10 @@ class Mover {
     // In as many transfers as may be.
     for (uint32_t layer = first; layer < end;) {
       const auto layers = static_cast<uint32_t>(1 + random_() % (end - layer));
-      const auto list = ListKvBlocks(
-          local.side(), remote.side(),
-          {.first_layer = layer, .layers = layers, .heads = heads, .tokens = move_.tokens},
-          writes ? Direction::kWrite : Direction::kRead, local_table, remote_table, pool);
+      const auto list = ListKvBlocks(local.side(), remote.side(),
+                                     {.heads = heads, .first_layer = layer, .layers = layers},
+                                     move_.tokens, writes ? Direction::kWrite : Direction::kRead,
+                                     local_table, remote_table, pool);
       EXPECT_OK(list);
       if (!list.ok()) return false;
       CopySlices(*list, local_table, remote_table, writes);
@@ -178,15 +179,18 @@ class Mover {
                   bool writes) {
     const SliceLimits limits{.max_bytes = 1 + random_() % 300, .max_runs = 1 + random_() % 20};
     const Holds holds(local, remote);
-    std::vector<Run> space;
+    const BlockView view = holds.ViewOf(list);
     uint64_t total = 0;
-    for (SliceCursor cursor(&list); !cursor.done();) {
-      const SliceRuns slice = cursor.Next(limits, holds.regions(), space);
-      ASSERT_LE(slice.runs.size(), limits.max_runs);
+    for (SliceCursor cursor(&view); !cursor.done();) {
+      const BlockRange slice = cursor.Next(limits);
+      ASSERT_LE(slice.runs, limits.max_runs);
       ASSERT_LE(slice.bytes, limits.max_bytes);
       uint64_t bytes = 0;
+      uint32_t runs = 0;
       Run before{};
-      for (const Run& run : slice.runs) {
+      for (RunWalk walk(slice); !walk.done(); walk.Next()) {
+        const Run& run = walk.run();
+        ASSERT_LE(++runs, slice.runs);
         const bool continues = before.local + before.bytes == run.local &&
                                before.remote + before.bytes == run.remote &&
                                before.registration == run.registration && before.key == run.key;

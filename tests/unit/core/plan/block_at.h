@@ -13,7 +13,7 @@ inline Block At(const BlockList& list, uint64_t index) {
   if (list.pairs().empty()) return list.descriptors()[index];
   size_t p = 0;
   while (index >= list.pairs()[p].id_count) index -= list.pairs()[p++].id_count;
-  const BlockList::Pair& pair = list.pairs()[p];
+  const BlockPair& pair = list.pairs()[p];
   index += pair.first_id;
   return {.local = pair.local.base + list.local_ids()[index] * pair.local.stride,
           .remote = pair.remote.base + list.remote_ids()[index] * pair.remote.stride,

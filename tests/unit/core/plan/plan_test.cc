@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <random>
 #include <span>
@@ -11,70 +10,12 @@
 
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
-#include "tests/unit/core/plan/block_at.h"
+#include "tests/unit/core/plan/run_oracle.h"
 
 namespace kvxfer {
 namespace {
 
-// A run with its regions by index, as the tables have them.
-struct PlannedRun {
-  uint64_t local = 0;
-  uint64_t remote = 0;
-  uint64_t bytes = 0;
-  uint32_t local_region = 0;
-  uint32_t remote_region = 0;
-  bool operator==(const PlannedRun&) const = default;
-};
-
 using Slices = std::vector<std::vector<PlannedRun>>;
-using Space = std::vector<Run>;
-
-// What a backend would call the regions: places in arrays, so that indices can be told from them.
-class Holds {
- public:
-  Holds() {
-    for (size_t i = 0; i < kRegions; ++i) {
-      local_[i] = &registrations_[i];
-      remote_[i] = &keys_[i];
-    }
-  }
-  RegionHolds regions() const { return {.local = local_, .remote = remote_}; }
-  std::vector<PlannedRun> Planned(std::span<const Run> runs) const {
-    std::vector<PlannedRun> planned;
-    for (const Run& run : runs) {
-      planned.push_back({.local = run.local,
-                         .remote = run.remote,
-                         .bytes = run.bytes,
-                         .local_region = Index(local_, run.registration),
-                         .remote_region = Index(remote_, run.key)});
-    }
-    return planned;
-  }
-
- private:
-  static constexpr size_t kRegions = 8;
-  template <typename Array, typename Hold>
-  static uint32_t Index(const Array& array, const Hold* hold) {
-    const auto at = std::ranges::find(array, hold);
-    EXPECT_NE(at, array.end()) << "a run of no region";
-    return static_cast<uint32_t>(at - array.begin());
-  }
-
-  std::array<Registration, kRegions> registrations_;
-  std::array<RemoteKey, kRegions> keys_;
-  std::array<const Registration*, kRegions> local_;
-  std::array<const RemoteKey*, kRegions> remote_;
-};
-
-// The next slice of `cursor`; its bytes are checked against its runs.
-std::vector<PlannedRun> NextSlice(SliceCursor& cursor, const SliceLimits& limits, Space& space) {
-  static const Holds holds;
-  const SliceRuns slice = cursor.Next(limits, holds.regions(), space);
-  uint64_t sum = 0;
-  for (const Run& run : slice.runs) sum += run.bytes;
-  EXPECT_EQ(slice.bytes, sum);
-  return holds.Planned(slice.runs);
-}
 
 absl::StatusOr<BlockList> FromPaged(const PagedBlocks& blocks, const RegionTable& local,
                                     const RegionTable& remote) {
@@ -95,78 +36,79 @@ RegionTable TableOf(const std::vector<std::pair<uint64_t, uint64_t>>& ranges) {
 
 Slices Walk(const BlockList& list, const SliceLimits& limits) {
   Slices slices;
-  Space space;
-  SliceCursor cursor(&list);
+  const BlockView view = ViewOf(list);
+  SliceCursor cursor(&view);
   while (!cursor.done()) {
-    slices.push_back(NextSlice(cursor, limits, space));
+    slices.push_back(RunsOf(cursor.Next(limits)));
     EXPECT_FALSE(slices.back().empty());
     if (slices.back().empty()) break;
   }
   return slices;
 }
 
-struct Byte {
-  uint64_t local = 0;
-  uint64_t remote = 0;
-  uint32_t local_region = 0;
-  uint32_t remote_region = 0;
-  bool operator==(const Byte&) const = default;
-};
-
-// The oracle: byte after byte of every block.
-std::vector<Byte> BytesOf(const BlockList& list) {
-  std::vector<Byte> bytes;
-  for (uint64_t i = 0; i < list.size(); ++i) {
-    const Block block = At(list, i);
-    for (uint64_t b = 0; b < block.bytes; ++b) {
-      bytes.push_back({block.local + b, block.remote + b, block.local_region, block.remote_region});
-    }
-  }
-  return bytes;
+bool Equal(const BlockRange& a, const BlockRange& b) {
+  return a.view == b.view && a.first == b.first && a.bytes == b.bytes && a.runs == b.runs;
 }
 
-std::vector<Byte> BytesOf(const Slices& slices) {
-  std::vector<Byte> bytes;
-  for (const auto& slice : slices) {
-    for (const PlannedRun& run : slice) {
-      for (uint64_t b = 0; b < run.bytes; ++b) {
-        bytes.push_back({run.local + b, run.remote + b, run.local_region, run.remote_region});
+// The runs that a slice says it has: all pieces of blocks; if merged, those of a walk, except that
+// the runs of blocks that have several are counted one by one.
+void ExpectCount(const BlockView& view, const RunOracle& oracle, const SliceLimits& limits,
+                 size_t at, const BlockRange& slice) {
+  const size_t walked = oracle.Runs(at, slice.bytes).size();
+  if (!limits.merged) {
+    ASSERT_EQ(slice.runs, oracle.Pieces(at, slice.bytes));
+  } else if (view.block_runs.empty()) {
+    ASSERT_EQ(slice.runs, walked);
+  } else {
+    ASSERT_GE(slice.runs, walked);
+    ASSERT_LE(slice.runs, oracle.Pieces(at, slice.bytes));
+  }
+}
+
+// The specification at the heads of plan.h and of RunWalk. A slice ends only because a limit was
+// reached.
+void ExpectSlices(const BlockView& view, const RunOracle& oracle, const SliceLimits& limits) {
+  size_t at = 0;  // byte
+  SliceCursor cursor(&view);
+  while (!cursor.done()) {
+    SliceCursor copy = cursor;
+    const BlockRange slice = cursor.Next(limits);
+    ASSERT_TRUE(Equal(copy.Next(limits), slice)) << "equal limits, another slice";
+    ASSERT_GT(slice.bytes, 0u);
+    ASSERT_LE(slice.bytes, limits.max_bytes);
+    ASSERT_LE(slice.runs, limits.max_runs);
+    ASSERT_LE(slice.bytes, oracle.bytes() - at);
+    ASSERT_NO_FATAL_FAILURE(ExpectCount(view, oracle, limits, at, slice));
+    ASSERT_EQ(RunsOf(slice), oracle.Runs(at, slice.bytes));
+    if (!cursor.done() && slice.bytes < limits.max_bytes) {
+      ASSERT_EQ(slice.runs, limits.max_runs);
+      if (limits.merged && view.block_runs.empty()) {
+        ASSERT_GT(oracle.Runs(at, slice.bytes + 1).size(), slice.runs) << "one more byte fits";
       }
     }
+    at += slice.bytes;
   }
-  return bytes;
+  ASSERT_EQ(at, oracle.bytes());
 }
 
-bool Continues(const PlannedRun& a, const PlannedRun& b) {
-  return a.local + a.bytes == b.local && a.remote + a.bytes == b.remote &&
-         a.local_region == b.local_region && a.remote_region == b.remote_region;
-}
-
-// The specification at the head of plan.h. A slice ends only because a limit was reached.
-void ExpectSpecification(const BlockList& list, const SliceLimits& limits) {
-  const Slices slices = Walk(list, limits);
-  ASSERT_EQ(BytesOf(slices), BytesOf(list));
-  for (size_t s = 0; s < slices.size(); ++s) {
-    const std::vector<PlannedRun>& runs = slices[s];
-    uint64_t bytes = 0;
-    for (const PlannedRun& run : runs) bytes += run.bytes;
-    ASSERT_LE(bytes, limits.max_bytes);
-    ASSERT_LE(runs.size(), limits.max_runs);
-    for (size_t r = 1; r < runs.size(); ++r) ASSERT_FALSE(Continues(runs[r - 1], runs[r]));
-    if (s + 1 < slices.size() && bytes < limits.max_bytes) {
-      ASSERT_EQ(runs.size(), limits.max_runs);
-      ASSERT_FALSE(Continues(runs.back(), slices[s + 1].front()));
-    }
+void ExpectSpecification(const BlockView& view, const RunOracle& oracle, SliceLimits limits) {
+  for (const bool merged : {false, true}) {
+    limits.merged = merged;
+    SCOPED_TRACE(merged ? "merged" : "one by one");
+    ASSERT_NO_FATAL_FAILURE(ExpectSlices(view, oracle, limits));
   }
 }
 
 TEST(SliceCursor, NothingIsDoneAtOnce) {
   EXPECT_TRUE(SliceCursor().done());
   const BlockList none;
-  SliceCursor cursor(&none);
+  const BlockView view = ViewOf(none);
+  SliceCursor cursor(&view);
   EXPECT_TRUE(cursor.done());
-  Space space;
-  EXPECT_TRUE(NextSlice(cursor, {.max_bytes = 10, .max_runs = 10}, space).empty());
+  const BlockRange slice = cursor.Next({.max_bytes = 10, .max_runs = 10});
+  EXPECT_EQ(slice.bytes, 0u);
+  EXPECT_EQ(slice.runs, 0u);
+  EXPECT_TRUE(RunsOf(slice).empty());
 }
 
 TEST(SliceCursor, BlocksWithoutBytesAreDoneAtOnce) {
@@ -174,23 +116,36 @@ TEST(SliceCursor, BlocksWithoutBytesAreDoneAtOnce) {
   const std::vector<uint32_t> ids{1, 2};
   const auto list = FromPaged({nothing, nothing, ids, ids}, RegionTable(), RegionTable());
   ASSERT_OK(list);
-  EXPECT_TRUE(SliceCursor(&*list).done());
+  const BlockView view = ViewOf(*list);
+  EXPECT_TRUE(SliceCursor(&view).done());
 }
 
-// The room is as large as one slice needed; a shorter slice after it ends where it ends.
-TEST(SliceCursor, RoomIsUsedAgain) {
+// Nor are there any before the first byte or behind the last: the last slice is known as such.
+TEST(SliceCursor, BlocksWithoutBytesAroundOthersAreSkipped) {
+  const RegionTable table = TableOf({{100, 1000}});
+  const std::vector<Descriptor> blocks{{100, 0}, {100, 10}, {110, 0}, {120, 10}, {130, 0}};
+  const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
+  ASSERT_OK(list);
+  const BlockView view = ViewOf(*list);
+  SliceCursor cursor(&view);
+  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 10, .max_runs = 8})),
+            (std::vector<PlannedRun>{{100, 100, 10}}));
+  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 10, .max_runs = 8})),
+            (std::vector<PlannedRun>{{120, 120, 10}}));
+  EXPECT_TRUE(cursor.done());
+}
+
+TEST(SliceCursor, ASliceMayEndWithinABlock) {
   const RegionTable table = TableOf({{100, 1000}});
   const std::vector<Descriptor> blocks{{100, 10}, {120, 10}, {140, 10}, {160, 10}};
   const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
   ASSERT_OK(list);
-  SliceCursor cursor(&*list);
-  Space space;
-  EXPECT_EQ(NextSlice(cursor, {.max_bytes = 25, .max_runs = 8}, space),
+  const BlockView view = ViewOf(*list);
+  SliceCursor cursor(&view);
+  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 25, .max_runs = 8})),
             (std::vector<PlannedRun>{{100, 100, 10}, {120, 120, 10}, {140, 140, 5}}));
-  const auto* const place = space.data();
-  EXPECT_EQ(NextSlice(cursor, {.max_bytes = 25, .max_runs = 8}, space),
+  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 25, .max_runs = 8})),
             (std::vector<PlannedRun>{{145, 145, 5}, {160, 160, 10}}));
-  EXPECT_EQ(space.data(), place);
   EXPECT_TRUE(cursor.done());
 }
 
@@ -199,14 +154,15 @@ TEST(SliceCursor, ACopyWalksAgainFromThere) {
   const std::vector<Descriptor> blocks{{100, 10}, {300, 10}, {200, 10}};
   const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
   ASSERT_OK(list);
-  SliceCursor cursor(&*list);
-  Space space;
-  NextSlice(cursor, {.max_bytes = 7, .max_runs = 8}, space);
+  const BlockView view = ViewOf(*list);
+  SliceCursor cursor(&view);
+  const SliceLimits limits{.max_bytes = 7, .max_runs = 8};
+  cursor.Next(limits);
   SliceCursor copy = cursor;
   Slices a;
   Slices b;
-  while (!cursor.done()) a.push_back(NextSlice(cursor, {.max_bytes = 7, .max_runs = 8}, space));
-  while (!copy.done()) b.push_back(NextSlice(copy, {.max_bytes = 7, .max_runs = 8}, space));
+  while (!cursor.done()) a.push_back(RunsOf(cursor.Next(limits)));
+  while (!copy.done()) b.push_back(RunsOf(copy.Next(limits)));
   EXPECT_EQ(a, b);
   EXPECT_FALSE(a.empty());
 }
@@ -216,7 +172,7 @@ TEST(SliceCursor, LimitsOfZeroStillAdvance) {
   const std::vector<Descriptor> blocks{{100, 3}};
   const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
   ASSERT_OK(list);
-  EXPECT_EQ(BytesOf(Walk(*list, {})), BytesOf(*list));
+  EXPECT_EQ(Walk(*list, {}), (Slices{{{100, 100, 1}}, {{101, 101, 1}}, {{102, 102, 1}}}));
 }
 
 // Adjacent in memory, but two registrations: a run never crosses from one to the other.
@@ -232,15 +188,73 @@ TEST(SliceCursor, RunsStayInTheirRegions) {
   EXPECT_EQ(slices[0].size(), 2u);
 }
 
+// What counts for max_runs are the runs before they are merged, here four.
 TEST(SliceCursor, RunsGrowAcrossPairs) {
   const RegionTable table = TableOf({{100, 1000}});
   const std::vector<PagedRegion> halves{{100, 10, 10, 2}, {120, 10, 10, 2}};
   const std::vector<uint32_t> ids{0, 1};
   const auto list = FromPaged({halves, halves, ids, ids}, table, table);
   ASSERT_OK(list);
-  const Slices slices = Walk(*list, {.max_bytes = 100, .max_runs = 1});
-  ASSERT_EQ(slices.size(), 1u);
-  EXPECT_EQ(slices[0], (std::vector<PlannedRun>{{100, 100, 40, 0, 0}}));
+  EXPECT_EQ(Walk(*list, {.max_bytes = 100, .max_runs = 4}), (Slices{{{100, 100, 40, 0, 0}}}));
+  EXPECT_EQ(Walk(*list, {.max_bytes = 100, .max_runs = 3}),
+            (Slices{{{100, 100, 30, 0, 0}}, {{130, 130, 10, 0, 0}}}));
+}
+
+// A device that takes one address per op gets one op for what lies together.
+TEST(SliceCursor, MergedSlicesHoldAdjacentBlocksWithOneRun) {
+  const RegionTable table = TableOf({{1000, 100'000}});
+  std::vector<uint32_t> ids(100);
+  std::iota(ids.begin(), ids.end(), 0u);
+  const std::vector<PagedRegion> cache{
+      {.base = 1000, .block_bytes = 16, .stride = 16, .count = ids.size()}};
+  const auto paged = FromPaged({cache, cache, ids, ids}, table, table);
+  ASSERT_OK(paged);
+  std::vector<Descriptor> adjacent;
+  for (const uint32_t id : ids) adjacent.push_back({1000 + 16 * id, 16});
+  const auto listed =
+      BlockList::FromDescriptors({adjacent, adjacent}, Direction::kWrite, table, table);
+  ASSERT_OK(listed);
+  for (const BlockList* list : {&*paged, &*listed}) {
+    EXPECT_EQ(Walk(*list, {.max_bytes = 1 << 20, .max_runs = 1, .merged = true}).size(), 1u);
+    EXPECT_EQ(Walk(*list, {.max_bytes = 400, .max_runs = 1, .merged = true}).size(), 4u);
+    EXPECT_EQ(Walk(*list, {.max_bytes = 1 << 20, .max_runs = 1}).size(), 100u);
+  }
+}
+
+// A slice is arithmetic: it touches no id, here of ten million blocks whose ids are nowhere, and
+// its position says which they are.
+TEST(SliceCursor, ASliceCostsNothingPerId) {
+  constexpr uint32_t kIds = 10'000'000;
+  constexpr uint64_t kBytes = 4096;
+  constexpr uint64_t kSlice = (uint64_t{1} << 40) + 1;  // most of one region, and not whole blocks
+  const PagedRegion region{.base = 4096, .block_bytes = kBytes, .stride = kBytes, .count = kIds};
+  const std::vector<BlockRuns> runs{
+      {.bytes = kBytes / 8, .dims = {{{2, 8, 8}, {4, 1, 1}}}, .dim_count = 2}};
+  for (const uint32_t shape : {BlockPair::kOneRun, 0u}) {
+    const uint64_t each = shape == BlockPair::kOneRun ? 1 : 8;  // runs of a block
+    const uint64_t run_bytes = kBytes / each;
+    const std::vector<BlockPair> pairs(100, {.local = region,
+                                             .remote = region,
+                                             .local_region = 0,
+                                             .remote_region = 0,
+                                             .id_count = kIds,
+                                             .runs = shape});
+    const BlockView view{.pairs = pairs, .block_runs = runs};
+    const uint64_t total = kBytes * kIds * pairs.size();
+    uint64_t at = 0;
+    for (SliceCursor cursor(&view); !cursor.done();) {
+      const BlockRange slice = cursor.Next({.max_bytes = kSlice, .max_runs = UINT64_MAX});
+      const uint64_t block = at / kBytes;
+      EXPECT_EQ(slice.first, (BlockPosition{.pair = static_cast<uint32_t>(block / kIds),
+                                            .id = static_cast<uint32_t>(block % kIds),
+                                            .run = at % kBytes / run_bytes,
+                                            .offset = at % run_bytes}));
+      EXPECT_EQ(slice.bytes, std::min(kSlice, total - at));
+      EXPECT_EQ(slice.runs, (at + slice.bytes - 1) / run_bytes - at / run_bytes + 1);
+      at += slice.bytes;
+    }
+    EXPECT_EQ(at, total);
+  }
 }
 
 // Every list of up to three blocks of up to two bytes at up to five places on either side, with
@@ -267,9 +281,11 @@ TEST(SliceCursor, ExhaustiveSmallDescriptors) {
       const auto list = BlockList::FromDescriptors({from, to}, Direction::kWrite, local, remote);
       if (!list.ok()) continue;  // overlaps, or crosses from one region to the other
       ++planned;
+      const BlockView view = ViewOf(*list);
+      const RunOracle oracle(view);
       for (uint64_t max_bytes = 1; max_bytes <= 2 * count; ++max_bytes) {
         for (uint64_t max_runs = 1; max_runs <= count; ++max_runs) {
-          ExpectSpecification(*list, {.max_bytes = max_bytes, .max_runs = max_runs});
+          ExpectSpecification(view, oracle, {.max_bytes = max_bytes, .max_runs = max_runs});
           if (HasFatalFailure()) FAIL() << "count " << count << " code " << code;
         }
       }
@@ -310,9 +326,11 @@ TEST(SliceCursor, ExhaustiveSmallPagedLists) {
                       local, remote);
         if (!list.ok()) continue;  // a destination twice
         ++planned;
+        const BlockView view = ViewOf(*list);
+        const RunOracle oracle(view);
         for (uint64_t max_bytes = 1; max_bytes <= list->total_bytes(); ++max_bytes) {
           for (uint64_t max_runs = 1; max_runs <= list->size(); ++max_runs) {
-            ExpectSpecification(*list, {.max_bytes = max_bytes, .max_runs = max_runs});
+            ExpectSpecification(view, oracle, {.max_bytes = max_bytes, .max_runs = max_runs});
             if (HasFatalFailure()) FAIL() << "shape " << shape << " code " << code;
           }
         }
@@ -358,7 +376,9 @@ TEST(SliceCursor, RandomPagedLists) {
     }
     const auto list = FromPaged({local, remote, local_ids, remote_ids}, table, table);
     ASSERT_OK(list);
-    ExpectSpecification(*list, {.max_bytes = below(60) + 1, .max_runs = below(9) + 1});
+    const BlockView view = ViewOf(*list);
+    ExpectSpecification(view, RunOracle(view),
+                        {.max_bytes = below(60) + 1, .max_runs = below(9) + 1});
     if (HasFatalFailure()) FAIL() << "round " << round;
   }
 }
@@ -381,7 +401,22 @@ TEST(SliceCursor, RandomDescriptorLists) {
     }
     const auto list = BlockList::FromDescriptors({from, to}, Direction::kWrite, table, table);
     ASSERT_OK(list);
-    ExpectSpecification(*list, {.max_bytes = below(50) + 1, .max_runs = below(9) + 1});
+    const BlockView view = ViewOf(*list);
+    ExpectSpecification(view, RunOracle(view),
+                        {.max_bytes = below(50) + 1, .max_runs = below(9) + 1});
+    if (HasFatalFailure()) FAIL() << "round " << round;
+  }
+}
+
+// Blocks of several runs, as between unlike KV caches, beside blocks of one; pairs without ids and
+// without bytes among them.
+TEST(SliceCursor, RandomListsOfBlocksOfRuns) {
+  std::mt19937_64 random(testing::TestSeed());
+  const auto below = [&](uint64_t n) { return random() % n; };
+  for (int round = 0; round < testing::Scaled(4000); ++round) {
+    const RandomRuns list(random);
+    ExpectSpecification(list.view(), RunOracle(list.view()),
+                        {.max_bytes = below(60) + 1, .max_runs = below(9) + 1});
     if (HasFatalFailure()) FAIL() << "round " << round;
   }
 }
@@ -395,7 +430,7 @@ TEST(SliceCursor, HugeBlock) {
   ASSERT_OK(list);
   const Slices slices = Walk(*list, {.max_bytes = uint64_t{1} << 62, .max_runs = 1});
   ASSERT_EQ(slices.size(), 3u);
-  EXPECT_EQ(slices[2][0], (PlannedRun{bytes - 4, bytes - 4, 5, 0, 0}));
+  EXPECT_EQ(slices[2], (std::vector<PlannedRun>{{bytes - 4, bytes - 4, 5, 0, 0}}));
 }
 
 constexpr uint64_t kKiB = 1024;

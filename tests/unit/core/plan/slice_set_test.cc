@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "src/core/plan/block_list.h"
 #include "src/core/plan/slice_walk.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
@@ -100,28 +101,27 @@ BlockList Blocks(uint64_t count) {
 }
 
 struct Cut {
-  uint64_t local = 0;
+  BlockPosition first{};
   uint64_t bytes = 0;
+  uint32_t runs = 0;
   bool operator==(const Cut&) const = default;
 };
+
+Cut CutOf(const BlockRange& slice) {
+  return {.first = slice.first, .bytes = slice.bytes, .runs = slice.runs};
+}
 
 TEST(SliceQueue, TakesAgainWhatTheFirstWalkCut) {
   const BlockList blocks = Blocks(50);
   const SliceLimits limits{.max_bytes = 64, .max_runs = 4};
-  const std::vector<const Registration*> registrations(1, nullptr);
-  const std::vector<const RemoteKey*> keys(1, nullptr);
-  const RegionHolds holds{.local = registrations, .remote = keys};
-  std::vector<kvxfer::Run> space;
+  const BlockView view = blocks.View({}, {});
   std::vector<Cut> first;
-  for (SliceCursor cursor(&blocks); !cursor.done();) {
-    const SliceRuns slice = cursor.Next(limits, holds, space);
-    first.push_back({slice.runs.front().local, slice.bytes});
-  }
+  for (SliceCursor cursor(&view); !cursor.done();) first.push_back(CutOf(cursor.Next(limits)));
   const auto total = static_cast<uint32_t>(first.size());
   ASSERT_EQ(total, 100u);
   std::mt19937 random(static_cast<uint32_t>(TestSeed()));
   for (int round = 0; round < 200; ++round) {
-    SliceWalk walk(&blocks);
+    SliceWalk walk(&view);
     SliceQueue queue;
     std::multiset<uint32_t> want;
     std::multiset<uint32_t> got;
@@ -137,9 +137,9 @@ TEST(SliceQueue, TakesAgainWhatTheFirstWalkCut) {
       for (auto steps = random() % 30; steps > 0 || batch == 2; --steps) {
         const uint32_t slice = queue.Front(total);
         if (slice == kNoSlice) break;
-        SliceRuns runs;
-        if (!walk.StepTo(slice, limits, holds, space, &runs)) continue;
-        EXPECT_EQ(first[slice], (Cut{runs.runs.front().local, runs.bytes}));
+        BlockRange range;
+        if (!walk.StepTo(slice, limits, &range)) continue;
+        EXPECT_EQ(first[slice], CutOf(range));
         EXPECT_EQ(walk.done(), slice + 1 == total);
         EXPECT_EQ(queue.IsLast(slice, total), queue.slices().Next(slice + 1) == kNoSlice);
         queue.Pop(slice);

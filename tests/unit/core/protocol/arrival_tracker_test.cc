@@ -11,7 +11,7 @@
 namespace kvxfer::testing {
 namespace {
 
-constexpr SlotTable::Owner kOwner = 1;
+constexpr SlotTable::SessionId kOwner = 1;
 
 class ArrivalTrackerTest : public ::testing::Test {
  protected:

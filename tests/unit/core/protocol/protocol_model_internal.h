@@ -23,7 +23,7 @@ namespace kvxfer {
 
 namespace testing {
 
-inline constexpr SlotTable::Owner kModelOwner = 7;
+inline constexpr SlotTable::SessionId kModelOwner = 7;
 
 inline std::span<const std::byte> AsBytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));

@@ -14,7 +14,7 @@ std::unique_ptr<SlotTable> ProtocolModelAccess::Copy(const SlotTable& from) {
   auto to = std::make_unique<SlotTable>(from.max_ranges_, from.first_generation_);
   for (const SlotTable::Range& range : from.ranges_) {
     auto& copy = to->ranges_.emplace_back();
-    copy.owner = range.owner;
+    copy.session_id = range.session_id;
     copy.next_generation = range.next_generation;
     if (range.slots == nullptr) continue;
     copy.slots = std::make_unique<SlotTable::Slot[]>(kRangeSlots);
@@ -27,7 +27,7 @@ std::unique_ptr<SlotTable> ProtocolModelAccess::Copy(const SlotTable& from) {
 
 std::unique_ptr<ArrivalTracker> ProtocolModelAccess::Copy(const ArrivalTracker& from,
                                                           SlotTable* slots) {
-  auto to = std::make_unique<ArrivalTracker>(slots, from.owner_);
+  auto to = std::make_unique<ArrivalTracker>(slots, from.session_id_);
   to->transfers_ = from.transfers_;
   to->lane_of_slot_ = from.lane_of_slot_;
   to->ahead_ = from.ahead_;

@@ -19,7 +19,7 @@ TEST(SlotTableTest, GrantsRangesUntilFullAndAgainAfterRelease) {
   table.Release(1);
   EXPECT_EQ(table.ranges_in_use(), 1u);
   EXPECT_EQ(table.Grant(3)->range.first, a->range.first);
-  EXPECT_EQ(table.Find(a->range.first)->owner, 3u);
+  EXPECT_EQ(table.Find(a->range.first)->session_id, 3u);
 }
 
 TEST(SlotTableTest, FindsGrantedSlotsOnly) {
@@ -78,7 +78,7 @@ TEST(SlotTableTest, ReleaseTakesEveryRangeOfThatOwnerAndNoOther) {
   table.Release(1);
   EXPECT_EQ(table.Find(a->range.first), nullptr);
   EXPECT_EQ(table.Find(b->range.first), nullptr);
-  EXPECT_EQ(table.Find(other->range.first)->owner, 2u);
+  EXPECT_EQ(table.Find(other->range.first)->session_id, 2u);
   // Expect counts to begin anew.
   while (const auto grant = table.Grant(3)) {
     EXPECT_EQ(table.Find(grant->range.first)->arrivals, 0u);

@@ -16,19 +16,19 @@ namespace kvxfer {
 namespace {
 
 using testing::Fails;
-using Slots = std::vector<uint32_t>;
+using Buffers = std::vector<uint32_t>;
 
 TEST(StageLender, LendsWhatIsAskedForUpToABound) {
   StageLender lender(16);
   ASSERT_TRUE(lender.Ask(1, 3).ok());
   auto lent = lender.TakeLent();
   ASSERT_EQ(lent.size(), 1u);
-  EXPECT_EQ(lent[0].owner, 1u);
-  EXPECT_EQ(lent[0].slots, (Slots{0, 1, 2}));
+  EXPECT_EQ(lent[0].session_id, 1u);
+  EXPECT_EQ(lent[0].buffers, (Buffers{0, 1, 2}));
   ASSERT_TRUE(lender.Ask(1, 100).ok());
   lent = lender.TakeLent();
   ASSERT_EQ(lent.size(), 1u);
-  EXPECT_EQ(lent[0].slots.size(), StageLender::kMaxHeld - 3);
+  EXPECT_EQ(lent[0].buffers.size(), StageLender::kMaxHeld - 3);
   EXPECT_TRUE(lender.TakeRecalled().empty());
   EXPECT_TRUE(lender.Holds(1, 7));
   EXPECT_FALSE(lender.Holds(2, 7));
@@ -43,30 +43,31 @@ TEST(StageLender, WhoWaitsIsServedInTurnWhenHoldersGiveBack) {
   ASSERT_TRUE(lender.Ask(3, 4).ok());
   EXPECT_TRUE(lender.TakeLent().empty());
   // Asked once, however many wait.
-  EXPECT_EQ(lender.TakeRecalled(), (std::vector<StageLender::Owner>{1}));
+  EXPECT_EQ(lender.TakeRecalled(), (std::vector<StageLender::SessionId>{1}));
   EXPECT_TRUE(Fails(lender.Ask(2, 1), absl::StatusCode::kFailedPrecondition, {"waits"}));
-  ASSERT_TRUE(lender.Back(1, Slots{2}).ok());
+  ASSERT_TRUE(lender.Back(1, Buffers{2}).ok());
   auto lent = lender.TakeLent();
   ASSERT_EQ(lent.size(), 1u);
-  EXPECT_EQ(lent[0].owner, 2u);
-  EXPECT_EQ(lent[0].slots, (Slots{2}));
+  EXPECT_EQ(lent[0].session_id, 2u);
+  EXPECT_EQ(lent[0].buffers, (Buffers{2}));
   // The one that has just got some is asked too, for another waits still.
-  EXPECT_EQ(lender.TakeRecalled(), (std::vector<StageLender::Owner>{2}));
-  ASSERT_TRUE(lender.Back(1, Slots{0, 1, 3}).ok());
+  EXPECT_EQ(lender.TakeRecalled(), (std::vector<StageLender::SessionId>{2}));
+  ASSERT_TRUE(lender.Back(1, Buffers{0, 1, 3}).ok());
   lent = lender.TakeLent();
   ASSERT_EQ(lent.size(), 1u);
-  EXPECT_EQ(lent[0].owner, 3u);
-  EXPECT_EQ(lent[0].slots.size(), 3u);
+  EXPECT_EQ(lent[0].session_id, 3u);
+  EXPECT_EQ(lent[0].buffers.size(), 3u);
 }
 
 TEST(StageLender, WhatOneHasNotGotItCannotGiveBack) {
   StageLender lender(4);
   ASSERT_TRUE(lender.Ask(1, 1).ok());
-  EXPECT_TRUE(Fails(lender.Back(2, Slots{0}), absl::StatusCode::kInvalidArgument, {"slot 0"}));
-  EXPECT_TRUE(Fails(lender.Back(1, Slots{0, 0}), absl::StatusCode::kInvalidArgument, {"slot 0"}));
+  EXPECT_TRUE(Fails(lender.Back(2, Buffers{0}), absl::StatusCode::kInvalidArgument, {"buffer 0"}));
+  EXPECT_TRUE(
+      Fails(lender.Back(1, Buffers{0, 0}), absl::StatusCode::kInvalidArgument, {"buffer 0"}));
 }
 
-TEST(StageLender, SlotsInUseOfOneThatIsGoneComeBackLater) {
+TEST(StageLender, BuffersInUseOfOneThatIsGoneComeBackLater) {
   StageLender lender(2);
   ASSERT_TRUE(lender.Ask(1, 2).ok());
   lender.TakeLent();
@@ -74,59 +75,59 @@ TEST(StageLender, SlotsInUseOfOneThatIsGoneComeBackLater) {
   lender.Release(1, {1});
   auto lent = lender.TakeLent();
   ASSERT_EQ(lent.size(), 1u);
-  EXPECT_EQ(lent[0].slots, (Slots{0}));
+  EXPECT_EQ(lent[0].buffers, (Buffers{0}));
   ASSERT_TRUE(lender.Ask(2, 1).ok());
   EXPECT_TRUE(lender.TakeLent().empty());
   lender.Free(1);
   lent = lender.TakeLent();
   ASSERT_EQ(lent.size(), 1u);
-  EXPECT_EQ(lent[0].slots, (Slots{1}));
+  EXPECT_EQ(lent[0].buffers, (Buffers{1}));
 }
 
-// Whatever the order: no slot is lent twice or lost, nobody holds more than its share, and whoever
-// waits gets something once the holders have given back what they were asked for.
+// Whatever the order: no buffer is lent twice or lost, nobody holds more than its share, and
+// whoever waits gets something once the holders have given back what they were asked for.
 TEST(StageLender, RandomSchedulesLoseNothing) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     std::mt19937_64 random(testing::TestSeed() * 1000 + seed);
-    const auto slots = static_cast<uint32_t>(1 + random() % 12);
-    StageLender lender(slots);
-    std::map<StageLender::Owner, std::set<uint32_t>> held;
-    std::set<StageLender::Owner> waiting;
-    std::set<uint32_t> busy;  // of owners that are gone
+    const auto buffers = static_cast<uint32_t>(1 + random() % 12);
+    StageLender lender(buffers);
+    std::map<StageLender::SessionId, std::set<uint32_t>> held;
+    std::set<StageLender::SessionId> waiting;
+    std::set<uint32_t> busy;  // of sessions that are gone
     const auto take = [&] {
       for (const auto& lent : lender.TakeLent()) {
-        waiting.erase(lent.owner);
-        for (const uint32_t slot : lent.slots) {
-          ASSERT_LT(slot, slots);
-          ASSERT_FALSE(busy.contains(slot));
-          for (const auto& [owner, has] : held) ASSERT_FALSE(has.contains(slot));
-          held[lent.owner].insert(slot);
+        waiting.erase(lent.session_id);
+        for (const uint32_t buffer : lent.buffers) {
+          ASSERT_LT(buffer, buffers);
+          ASSERT_FALSE(busy.contains(buffer));
+          for (const auto& [session_id, has] : held) ASSERT_FALSE(has.contains(buffer));
+          held[lent.session_id].insert(buffer);
         }
-        ASSERT_LE(held[lent.owner].size(), StageLender::kMaxHeld);
+        ASSERT_LE(held[lent.session_id].size(), StageLender::kMaxHeld);
       }
     };
     for (int step = 0; step < 200; ++step) {
-      const StageLender::Owner owner = 1 + random() % 5;
+      const StageLender::SessionId session_id = 1 + random() % 5;
       switch (random() % 4) {
         case 0:
-          if (!waiting.insert(owner).second) break;
-          ASSERT_TRUE(lender.Ask(owner, static_cast<uint32_t>(random() % 12)).ok());
+          if (!waiting.insert(session_id).second) break;
+          ASSERT_TRUE(lender.Ask(session_id, static_cast<uint32_t>(random() % 12)).ok());
           break;
         case 1:
-          if (held[owner].empty()) break;
-          ASSERT_TRUE(lender.Back(owner, Slots{*held[owner].begin()}).ok());
-          held[owner].erase(held[owner].begin());
+          if (held[session_id].empty()) break;
+          ASSERT_TRUE(lender.Back(session_id, Buffers{*held[session_id].begin()}).ok());
+          held[session_id].erase(held[session_id].begin());
           break;
         case 2: {
           std::set<uint32_t> kept;
-          for (const uint32_t slot : held[owner]) {
-            if (random() % 2 == 0) kept.insert(slot);
+          for (const uint32_t buffer : held[session_id]) {
+            if (random() % 2 == 0) kept.insert(buffer);
           }
           if (random() % 8 != 0) break;
-          lender.Release(owner, kept);
+          lender.Release(session_id, kept);
           busy.insert(kept.begin(), kept.end());
-          held.erase(owner);
-          waiting.erase(owner);
+          held.erase(session_id);
+          waiting.erase(session_id);
           break;
         }
         default:
@@ -136,24 +137,24 @@ TEST(StageLender, RandomSchedulesLoseNothing) {
       }
       take();
     }
-    for (const uint32_t slot : std::exchange(busy, {})) lender.Free(slot);
+    for (const uint32_t buffer : std::exchange(busy, {})) lender.Free(buffer);
     take();
     for (int round = 0; round < 100 && !waiting.empty(); ++round) {
-      for (const StageLender::Owner owner : lender.TakeRecalled()) {
-        const Slots all(held[owner].begin(), held[owner].end());
-        held[owner].clear();
-        ASSERT_TRUE(lender.Back(owner, all).ok());
+      for (const StageLender::SessionId session_id : lender.TakeRecalled()) {
+        const Buffers all(held[session_id].begin(), held[session_id].end());
+        held[session_id].clear();
+        ASSERT_TRUE(lender.Back(session_id, all).ok());
       }
       take();
     }
     EXPECT_TRUE(waiting.empty()) << "seed " << seed;
-    for (auto& [owner, has] : held) {
-      ASSERT_TRUE(lender.Back(owner, Slots(has.begin(), has.end())).ok());
+    for (auto& [session_id, has] : held) {
+      ASSERT_TRUE(lender.Back(session_id, Buffers(has.begin(), has.end())).ok());
     }
     ASSERT_TRUE(lender.Ask(99, 8).ok());
     const auto lent = lender.TakeLent();
     ASSERT_EQ(lent.size(), 1u);
-    EXPECT_EQ(lent[0].slots.size(), std::min<size_t>(slots, StageLender::kMaxHeld));
+    EXPECT_EQ(lent[0].buffers.size(), std::min<size_t>(buffers, StageLender::kMaxHeld));
   }
 }
 

@@ -98,10 +98,7 @@ const KvPartFrame kKvPart{.cache = "kv",
                           .cache_id = 0x1112131415161718,
                           .request = "r:7",
                           .blocks_hash = 0x0102030405060708,
-                          .first_head = 2,
-                          .heads = 4,
-                          .first_layer = 16,
-                          .layers = 8,
+                          .range = {.heads = {2, 4}, .first_layer = 16, .layers = 8},
                           .has_notification = true,
                           .notification = "hi"};
 const FetchBeginFrame kFetchBegin{.transfer = 7,
@@ -111,12 +108,12 @@ const FetchBeginFrame kFetchBegin{.transfer = 7,
 const FetchEndFrame kFetchEnd{.transfer = 7, .lease = "r:7", .readers = 2};
 const KvAnswerFrame kKvAnswer{.transfer = 7, .good = false, .why = "expired"};
 const StageAskFrame kStageAsk{.count = 8};
-const StageLendFrame kStageLend{.slots = {3, 7}};
+const StageLendFrame kStageLend{.buffers = {3, 7}};
 const StageRecallFrame kStageRecall{};
-const StageBackFrame kStageBack{.slots = {7}};
+const StageBackFrame kStageBack{.buffers = {7}};
 const StageFrame kStage{.transfer = 0x8000000000000001,
                         .when = StageWhen::kScatterLater,
-                        .slot = 7,
+                        .buffer = 7,
                         .runs = {{.address = 0x201000, .bytes = 512, .rkey = 0x12345678},
                                  {.address = 0x203000, .bytes = 1, .rkey = 0x12345678}}};
 const StagedFrame kStaged{.transfer = 0x8000000000000001, .good = false, .why = "bus"};
@@ -281,10 +278,21 @@ TEST(WireFormat, AStageHasOneTo4096Runs) {
 
 TEST(WireFormat, DefaultsOfListFramesSurvive) {
   EXPECT_EQ(*Decode<ReleasedFrame>(AsBytes(Encode(ReleasedFrame{}))), ReleasedFrame{});
-  EXPECT_EQ(*Decode<OpenFrame>(AsBytes(Encode(OpenFrame{}))), OpenFrame{});
+  const OpenFrame open{.transfer = 1};
+  EXPECT_EQ(*Decode<OpenFrame>(AsBytes(Encode(open))), open);
   HelloFrame without_auth = kHello;
   without_auth.auth = {};
   EXPECT_EQ(*Decode<HelloFrame>(AsBytes(Encode(without_auth))), without_auth);
+}
+
+TEST(WireFormat, NoTransferIs0) {
+  const auto refused = [](const absl::Status& status) {
+    return Fails(status, absl::StatusCode::kInvalidArgument, {"transfer: must not be 0"});
+  };
+  EXPECT_TRUE(refused(Decode<OpenFrame>(AsBytes(Encode(OpenFrame{}))).status()));
+  EXPECT_TRUE(refused(Decode<AmendFrame>(AsBytes(Encode(AmendFrame{}))).status()));
+  EXPECT_TRUE(refused(Decode<AbortFrame>(AsBytes(Encode(AbortFrame{}))).status()));
+  EXPECT_TRUE(refused(Decode<DiscardFrame>(AsBytes(Encode(DiscardFrame{}))).status()));
 }
 
 TEST(WireFormat, TypesHaveTheNumbersOfVersion1) {
