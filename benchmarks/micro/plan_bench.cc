@@ -88,7 +88,10 @@ void BM_BlockListFromDescriptors(benchmark::State& state) {
 }
 BENCHMARK(BM_BlockListFromDescriptors)->Arg(128)->Arg(1024);
 
-void BM_PlanWholeTransfer(benchmark::State& state) {
+// Cuts the paged blocks of a case into slices, again and again. visit(slice) returns the bytes that
+// it found in the slice.
+template <typename Visit>
+void CutSlices(benchmark::State& state, Visit visit) {
   const Case c(static_cast<uint32_t>(state.range(0)));
   IdPool pool;
   const auto list =
@@ -101,33 +104,24 @@ void BM_PlanWholeTransfer(benchmark::State& state) {
   const BlockView view = list->View(registrations, keys);
   for (auto _ : state) {
     uint64_t bytes = 0;
-    for (SliceCursor cursor(&view); !cursor.done();) {
-      for (RunWalk walk(cursor.Next(limits)); !walk.done(); walk.Next()) {
-        bytes += walk.run().bytes;
-      }
-    }
+    for (SliceCursor cursor(&view); !cursor.done();) bytes += visit(cursor.Next(limits));
     if (bytes != list->total_bytes()) return state.SkipWithError("bytes lost");
   }
   CountBlocks(state);
+}
+
+void BM_PlanWholeTransfer(benchmark::State& state) {
+  CutSlices(state, [](const BlockRange& slice) {
+    uint64_t bytes = 0;
+    for (RunWalk walk(slice); !walk.done(); walk.Next()) bytes += walk.run().bytes;
+    return bytes;
+  });
 }
 BENCHMARK(BM_PlanWholeTransfer)->Arg(128)->Arg(1024);
 
 // The agent's part of it alone: cutting, without the walk that the backend does.
 void BM_CutWholeTransfer(benchmark::State& state) {
-  const Case c(static_cast<uint32_t>(state.range(0)));
-  IdPool pool;
-  const auto list =
-      BlockList::FromPaged(c.paged_blocks(), Direction::kWrite, c.table, c.table, pool);
-  if (!list.ok()) return state.SkipWithError(std::string(list.status().message()).c_str());
-  const SliceLimits limits{.max_bytes = SliceBytes(list->total_bytes(), 2, 1 << 20),
-                           .max_runs = 1024};
-  const BlockView view = list->View({}, {});
-  for (auto _ : state) {
-    uint64_t bytes = 0;
-    for (SliceCursor cursor(&view); !cursor.done();) bytes += cursor.Next(limits).bytes;
-    if (bytes != list->total_bytes()) return state.SkipWithError("bytes lost");
-  }
-  CountBlocks(state);
+  CutSlices(state, [](const BlockRange& slice) { return slice.bytes; });
 }
 BENCHMARK(BM_CutWholeTransfer)->Arg(128)->Arg(1024);
 

@@ -131,8 +131,8 @@ struct BlockRange {
 // key, are merged; blocks without bytes are skipped. No run crosses a region.
 //
 // Every block passes through Next, so its usual way is compiled into the caller's loop and keeps
-// its state in registers. What is rare (another pair, a block of several runs, a descriptor) works
-// on a copy of the walk, for the compiler keeps nothing in registers whose address leaves a
+// its state in registers. What is rare (another pair, or another row of a block's runs) works on a
+// copy of the walk, because the compiler keeps nothing in registers whose address leaves a
 // function.
 class RunWalk {
  public:

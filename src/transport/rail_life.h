@@ -101,7 +101,7 @@ class RailLife {
   Time began() const { return began_; }
   // How long the peer last took to answer over the present pair; 0: it never did.
   Duration round_trip() const { return round_trip_; }
-  // Of the current step, or of the pause before the next attempt.
+  // When the current step, or the pause before the next attempt, is over.
   std::optional<Time> deadline() const { return deadline_; }
   // True: the deadline has passed. It is then over.
   bool Due(Time now);

@@ -57,7 +57,7 @@ struct TestLink {
   std::set<uint64_t> fenced;               // answered
   std::set<uint64_t> open;                 // ops accepted and not completed
   std::map<uint64_t, absl::Status> ended;  // op → how
-  // Of the ops made here that have not completed.
+  // The ops made here that have not completed.
   std::map<uint64_t, std::unique_ptr<RunBlocks>> blocks;
   size_t failures = 0;                   // ops that ended with an error
   std::map<uint64_t, uint32_t> rail_of;  // open ops

@@ -58,8 +58,7 @@ class MemoryRegistry {
   // How a region is reached over the backends that do not take its kind of memory.
   struct Staging {
     absl::Status possible{};  // OK, or why staging is not possible
-    bool is_staging =
-        false;  // the region is the staging memory itself, not the application's memory
+    bool is_staging = false;  // the region is the staging memory itself, not the application's
   };
   // Takes a region in, or destroys it: if no backend has taken it, and it cannot be staged either.
   // It is hidden until Publish: no transfer uses it and metadata does not list it.

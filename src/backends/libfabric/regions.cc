@@ -16,20 +16,8 @@ constexpr size_t kEntryBytes = 9;
 
 }  // namespace
 
-void Registrations::Add(LibfabricRegistration* registration) {
-  const std::lock_guard lock(added_mutex_);
-  added_.push_back(registration);
-  any_added_.store(true, std::memory_order_release);
-}
-
 void Registrations::TakeAllAdded() {
-  std::vector<LibfabricRegistration*> added;
-  {
-    const std::lock_guard lock(added_mutex_);
-    added.swap(added_);
-    any_added_.store(false, std::memory_order_relaxed);
-  }
-  for (LibfabricRegistration* registration : added) {
+  for (LibfabricRegistration* registration : added_.Take()) {
     open_.insert(registration);
     if (!registration->gpu()) continue;
     // Register has seen that this does not fail.
@@ -38,7 +26,8 @@ void Registrations::TakeAllAdded() {
 }
 
 void Registrations::Remove(LibfabricRegistration* registration) {
-  TakeAdded();
+  // Nothing was done for one that goes before it was taken over.
+  if (added_.Remove(registration)) return;
   open_.erase(registration);
   if (registration->gpu()) arrival_flusher_->RemoveRegion(*registration->gpu());
 }

@@ -11,11 +11,9 @@
 #ifndef KVXFER_BACKENDS_LIBFABRIC_REGIONS_H_
 #define KVXFER_BACKENDS_LIBFABRIC_REGIONS_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -28,6 +26,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/domain.h"
 #include "src/cuda/arrival_flusher.h"
+#include "src/transport/added_list.h"
 
 namespace kvxfer::libfabric {
 
@@ -41,12 +40,12 @@ class Registrations {
       : arrival_flusher_(arrival_flusher) {}
 
   // On any thread. The driver takes it over later.
-  void Add(LibfabricRegistration* registration);
+  void Add(LibfabricRegistration* registration) { added_.Add(registration); }
 
   // --- the driver ---
   // Takes over what was added. Cheap if nothing was.
   void TakeAdded() {
-    if (any_added_.load(std::memory_order_acquire)) TakeAllAdded();
+    if (added_.any()) TakeAllAdded();
   }
   void Remove(LibfabricRegistration* registration);
   // Closes all of them, which the backend does before their domains.
@@ -57,9 +56,7 @@ class Registrations {
 
   cuda::ArrivalFlusher* const arrival_flusher_;
   std::unordered_set<LibfabricRegistration*> open_;
-  std::mutex added_mutex_;
-  std::vector<LibfabricRegistration*> added_;
-  std::atomic<bool> any_added_{false};
+  net::AddedList<LibfabricRegistration> added_;
 };
 
 class LibfabricRegistration final : public Registration {

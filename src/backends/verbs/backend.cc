@@ -168,8 +168,7 @@ VerbsBackend::~VerbsBackend() {
   destroyer_.Close();
   dialled_scratch_.Close();
   accepted_scratch_.Close();
-  const std::lock_guard lock(added_mutex_);
-  for (VerbsRegistration* registration : added_) registration->Close();
+  for (VerbsRegistration* registration : added_.Take()) registration->Close();
   for (VerbsRegistration* registration : registrations_) registration->Close();
 }
 
@@ -257,21 +256,13 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
     Log(LogLevel::kWarning, "verbs: {} goes without some devices: {}", ToStd(registration->What()),
         ToStd(registration->why_missing().message()));
   }
-  const std::lock_guard lock(added_mutex_);
-  added_.push_back(registration.get());
-  any_added_.store(true, std::memory_order_release);
+  added_.Add(registration.get());
   return registration;
 }
 
 void VerbsBackend::TakeAllAdded() {
-  std::vector<VerbsRegistration*> added;
-  {
-    const std::lock_guard lock(added_mutex_);
-    added.swap(added_);
-    any_added_.store(false, std::memory_order_relaxed);
-  }
   bool missing = false;
-  for (VerbsRegistration* registration : added) {
+  for (VerbsRegistration* registration : added_.Take()) {
     registrations_.insert(registration);
     missing = missing || !registration->why_missing().ok();
     if (registration->gpu() == nullptr) continue;
@@ -288,11 +279,8 @@ void VerbsBackend::TakeAllAdded() {
 }
 
 void VerbsBackend::Forget(VerbsRegistration* registration) {
-  {
-    // Nothing was done for a region that goes before the driver has taken it over.
-    std::lock_guard lock(added_mutex_);
-    if (std::erase(added_, registration) > 0) return;
-  }
+  // Nothing was done for a region that goes before the driver has taken it over.
+  if (added_.Remove(registration)) return;
   registrations_.erase(registration);
   if (registration->gpu() != nullptr) arrival_flusher_.RemoveRegion(registration->gpu()->ordinal);
 }

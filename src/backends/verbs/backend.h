@@ -7,11 +7,9 @@
 #ifndef KVXFER_BACKENDS_VERBS_BACKEND_H_
 #define KVXFER_BACKENDS_VERBS_BACKEND_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -31,6 +29,7 @@
 #include "src/core/base/sysfs.h"
 #include "src/core/topology/topology.h"
 #include "src/cuda/arrival_flusher.h"
+#include "src/transport/added_list.h"
 #include "src/transport/link_hub.h"
 #include "src/transport/sockets/address.h"
 
@@ -91,7 +90,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   bool ordered() const { return ibv_->keeps_order(); }
   // Takes over what Register has added. Rails over a device that does not have it all go down.
   void TakeAdded() {
-    if (any_added_.load(std::memory_order_acquire)) TakeAllAdded();
+    if (added_.any()) TakeAllAdded();
   }
   void Forget(VerbsRegistration* registration);
   // Tracks what was written into GPU memory since the last Poll.
@@ -162,9 +161,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   Scratch accepted_scratch_{Access::kReadWrite};
   uint32_t queue_depth_ = 0;
   std::unordered_set<VerbsRegistration*> registrations_;  // those that were taken over
-  std::mutex added_mutex_;
-  std::vector<VerbsRegistration*> added_;  // and those that were not; guarded by added_mutex_
-  std::atomic<bool> any_added_{false};     // written under added_mutex_
+  net::AddedList<VerbsRegistration> added_;               // and those that were not
   cuda::ArrivalFlusher arrival_flusher_;
   size_t next_device_ = 0;  // the device that is polled first
 

@@ -53,7 +53,7 @@ class SliceCursor {
 
   const BlockView* blocks_ = nullptr;
   uint32_t pairs_ = 0;  // a list of descriptors counts as one pair
-  // Of the pair that `at_` is in.
+  // What the pair has that `at_` is in.
   uint64_t ids_ = 0;    // blocks
   uint64_t each_ = 1;   // runs of a block
   uint64_t bytes_ = 0;  // of a run
