@@ -111,7 +111,7 @@ TEST(CudaDeviceContract, ADeviceIsNoPeerOfItself) {
   EXPECT_CUDA(CUDA_ERROR_INVALID_DEVICE,
               cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 0));
   const Current current;
-  EXPECT_CUDA(CUDA_ERROR_INVALID_CONTEXT, cuCtxEnablePeerAccess(current.context(), 0));
+  EXPECT_CUDA(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, cuCtxEnablePeerAccess(current.context(), 0));
 }
 
 TEST(CudaDeviceContract, PeerAccessIsEnabledOnceAndOneWay) {

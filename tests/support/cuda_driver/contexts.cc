@@ -114,10 +114,10 @@ extern "C" CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   KVXFER_STANDIN_ENTER(cuCtxEnablePeerAccess, kContext);
   const Context* const found = call.state().FindContext(peer);
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (found == nullptr || found == &call.context() || found->retained == 0) {
-    return CUDA_ERROR_INVALID_CONTEXT;
-  }
-  if (!CanReach(call.device(), *call.state().FindDevice(found->device))) {
+  if (found == nullptr || found->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  // A device is no peer of itself.
+  if (found == &call.context() ||
+      !CanReach(call.device(), *call.state().FindDevice(found->device))) {
     return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   }
   return call.context().peers.insert(found->device).second ? CUDA_SUCCESS
