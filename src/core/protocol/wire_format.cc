@@ -443,7 +443,7 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
   }
   const auto type = static_cast<uint8_t>(message[0]);
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kLeaseAnswer)) {
+      type > static_cast<uint8_t>(FrameType::kLast)) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }

@@ -112,6 +112,7 @@ enum class FrameType : uint8_t {
   kRegions,  // target → initiator, unnumbered: a page of live regions, in place of kHelloAck's list
   kLeaseRead,    // initiator → target, numbered, like the next: asks to read under a lease
   kLeaseAnswer,  // target → initiator: answers kLeaseRead and kFetchEnd
+  kLast = kLeaseAnswer,  // no frame: the highest type that DecodeEnvelope takes
 };
 
 inline constexpr size_t kEnvelopeBytes = 24;
